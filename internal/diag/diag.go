@@ -1,0 +1,188 @@
+// Package diag knows what a diagnostic is: a severity, a stable code, one sentence,
+// where in the data it applies, and the way out.
+//
+// A Diagnostic is an error. Its Class decides the exit code of a command, so that
+// scripts can branch without reading text.
+package diag
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// Class groups failures by what the user has to do about them. The numeric value is
+// the exit code of hetc and hetrun; it never changes once released.
+type Class int
+
+const (
+	ClassInternal    Class = 1 // a defect of hetc, or an error nobody classified
+	ClassUsage       Class = 2 // wrong command line
+	ClassInput       Class = 3 // a file that is missing, malformed or inconsistent
+	ClassUnavailable Class = 4 // a library, device or feature this machine or build lacks
+	ClassVerify      Class = 5 // signature, digest or trust failure
+	ClassInfeasible  Class = 6 // no plan satisfies the limits
+	ClassIllegal     Class = 7 // a plan that breaks a rule
+	ClassRun         Class = 8 // execution failed, or its check against the reference did
+	ClassIO          Class = 9 // reading or writing failed (disk full, permissions)
+	ClassInterrupted Class = 130
+)
+
+// Severity tells whether a diagnostic stops the operation.
+type Severity int
+
+const (
+	Error Severity = iota
+	Warning
+	Note
+)
+
+func (s Severity) String() string {
+	switch s {
+	case Error:
+		return "error"
+	case Warning:
+		return "warning"
+	default:
+		return "note"
+	}
+}
+
+// Diagnostic is one finding. The zero Severity is Error, the zero Class counts as ClassInternal.
+type Diagnostic struct {
+	Severity Severity `json:"-"`
+	Class    Class    `json:"-"`
+	Code     string   `json:"code,omitempty"` // stable: "P003", "soc.unknown-key"
+	Summary  string   `json:"summary"`        // lower case, no full stop
+	Path     string   `json:"path,omitempty"` // "plan.yaml:12", "programs[2].lanes.npu[3]"
+	Hint     string   `json:"hint,omitempty"` // what to do
+	cause    error    // what New was given with %w; its text is already in Summary
+}
+
+// Error renders path, code and summary on one line; the hint is left to the caller.
+func (d *Diagnostic) Error() string {
+	var b strings.Builder
+	if d.Path != "" {
+		b.WriteString(d.Path)
+		b.WriteString(": ")
+	}
+	if d.Code != "" {
+		b.WriteString(d.Code)
+		b.WriteString(": ")
+	}
+	b.WriteString(d.Summary)
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (d *Diagnostic) Unwrap() error { return d.cause }
+
+// New returns an error of class c whose sentence is formatted as by fmt.Errorf; a cause
+// given with %w stays reachable for errors.Is and errors.As.
+func New(c Class, format string, args ...any) *Diagnostic {
+	err := fmt.Errorf(format, args...)
+	return &Diagnostic{Class: c, Summary: err.Error(), cause: errors.Unwrap(err)}
+}
+
+// WithHint sets the way out and returns d.
+func (d *Diagnostic) WithHint(format string, args ...any) *Diagnostic {
+	d.Hint = fmt.Sprintf(format, args...)
+	return d
+}
+
+// WithCode sets the stable code and returns d.
+func (d *Diagnostic) WithCode(code string) *Diagnostic { d.Code = code; return d }
+
+// At sets the data path and returns d.
+func (d *Diagnostic) At(format string, args ...any) *Diagnostic {
+	d.Path = fmt.Sprintf(format, args...)
+	return d
+}
+
+// List is several diagnostics; it is an error when it holds at least one of severity Error.
+type List []*Diagnostic
+
+// Err returns nil when no element is an Error, the element when there is exactly one, else the list.
+func (l List) Err() error {
+	var errs List
+	for _, d := range l {
+		if d.Severity == Error {
+			errs = append(errs, d)
+		}
+	}
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	return errs
+}
+
+// Error renders one diagnostic per line.
+func (l List) Error() string {
+	lines := make([]string, len(l))
+	for i, d := range l {
+		lines[i] = d.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap gives errors.Is and errors.As access to every element.
+func (l List) Unwrap() []error {
+	out := make([]error, len(l))
+	for i, d := range l {
+		out[i] = d
+	}
+	return out
+}
+
+// Sort orders by path, then code, then summary, so that output does not depend on the order of checks.
+func (l List) Sort() {
+	sort.SliceStable(l, func(i, j int) bool {
+		a, b := l[i], l[j]
+		if a.Path != b.Path {
+			return a.Path < b.Path
+		}
+		if a.Code != b.Code {
+			return a.Code < b.Code
+		}
+		return a.Summary < b.Summary
+	})
+}
+
+// ClassOf returns the class of the first diagnostic in err's chain, ClassInternal when there is none.
+func ClassOf(err error) Class {
+	var d *Diagnostic
+	if errors.As(err, &d) && d.Class != 0 {
+		return d.Class
+	}
+	return ClassInternal
+}
+
+// HintsOf returns every distinct hint in err's chain, outermost first.
+func HintsOf(err error) []string {
+	var out []string
+	seen := map[string]bool{}
+	var walk func(error)
+	walk = func(e error) {
+		if e == nil {
+			return
+		}
+		if d, ok := e.(*Diagnostic); ok && d.Hint != "" && !seen[d.Hint] {
+			seen[d.Hint] = true
+			out = append(out, d.Hint)
+		}
+		switch u := e.(type) {
+		case interface{ Unwrap() error }:
+			walk(u.Unwrap())
+		case interface{ Unwrap() []error }:
+			for _, c := range u.Unwrap() {
+				walk(c)
+			}
+		}
+	}
+	walk(err)
+	return out
+}

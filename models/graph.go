@@ -1,0 +1,64 @@
+package models
+
+import "github.com/hetc/hetc/planir/op"
+
+// Graph is what a model computes, independent of processors, schemes and sequence lengths. Sections
+// run in order; a section with Layers > 0 runs once per layer with that layer's weights.
+type Graph struct {
+	Sections []Section
+	Weights  []Weight // every weight a node names, in a fixed order
+}
+
+// Section is a sequence of nodes over named values ("x" [M,Hidden] carries the residual stream
+// between sections).
+type Section struct {
+	Name   string // "embed", "layers", "head"
+	Layers int    // 0: once
+	Values []Value
+	Nodes  []Node
+}
+
+// Value is an activation [M,Cols] of float32 ("ids" is int32). Rows1 marks values of the head, which
+// has one row whatever M is.
+type Value struct {
+	Name  string
+	Cols  int
+	Rows1 bool
+}
+
+// Node is the unit a plan decides about: operators that always run together on the same rows or heads.
+// Ops are templates whose M and Context are filled in by At. Except for the attention node
+// (rope, kv_append, attention over one fused QKV value) it holds one operator.
+type Node struct {
+	Name string // "qkv", "attention", "ffn_down"
+	Ops  []op.Op
+	In   []string // values
+	W    []string // weights
+	Out  []string // values
+}
+
+// At returns the node's operators for m rows and a context of ctx cached positions.
+func (n *Node) At(m, ctx int) []op.Op {
+	out := make([]op.Op, len(n.Ops))
+	for i, o := range n.Ops {
+		o.M = m
+		if o.Kind == op.Attention {
+			o.Context = ctx
+		}
+		out[i] = o
+	}
+	return out
+}
+
+// Weight is a matrix [K,N] (or a vector [1,N]) assembled from stored tensors. With several sources
+// the columns are interleaved in blocks: Interleave[i] columns of source i in turn, so that any
+// whole number of groups is a contiguous column range. Fused QKV interleaves one group of query heads,
+// one key head and one value head; gate-up interleaves 16 columns each.
+type Weight struct {
+	Name       string   // "layers.qkv", "head.lm_head"
+	From       []string // stored tensor names, with {layer}
+	Interleave []int    // columns taken from each source in turn; nil for a single source
+	K, N       int
+	Transposed bool      // stored as [N,K] (torch Linear) rather than [K,N]
+	Const      []float32 // a computed vector instead of stored tensors (rope frequencies)
+}

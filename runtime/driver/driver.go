@@ -1,0 +1,224 @@
+// Package driver knows the contract between the runtime and one processor: opening it,
+// loading artifacts onto it, running them on views of shared memory, and what it can do.
+//
+// A Driver is one library (or pure Go). A Processor is one CPU, GPU or NPU as that driver
+// exposes it, in one configuration. The executor drives each Processor from one lane: a
+// goroutine locked to its OS thread, which calls Attach once and Run many times.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Driver opens processors.
+type Driver interface {
+	// Name is the word used in SoC files and plans ("host", "sim", "ort").
+	Name() string
+	// Devices lists what Open accepts on this machine, in a stable order.
+	// A driver without its library returns an *Unavailable.
+	Devices(ctx context.Context) ([]Device, error)
+	// Open opens one processor. A driver without its library returns an *Unavailable;
+	// an unknown selector or option is an error that lists the valid ones. Open never panics.
+	Open(ctx context.Context, c Config) (Processor, error)
+}
+
+// Config selects and configures a processor.
+type Config struct {
+	Select  string            // driver-specific: "0", "0-1"
+	Options map[string]string // driver-specific; unknown keys are refused
+}
+
+// Device describes something Open accepts.
+type Device struct {
+	Select      string
+	Description string
+	Cores       []int // CPU cores it occupies, nil for devices that have their own
+}
+
+// Capabilities is what a processor can do. Plans are checked against it before anything is loaded.
+type Capabilities struct {
+	Kinds   []op.Kind
+	Schemes []op.Scheme
+	Layouts map[string]string // weight scheme ("q8c") -> packed layout it reads (see planir/pack)
+	KV      []op.Type         // cache element types
+
+	TileN int // columns of one weight tile; shards are multiples
+	TileK int // granularity of a split along K
+
+	DynamicRows   bool // a call may use fewer rows than the graph's
+	StridedOutput bool // outputs may be column ranges of wider buffers
+	StridedInput  bool // inputs may be column ranges of wider buffers
+	WeightRanges  bool // a shard may be a tile range of one shared packed copy
+	Virtual       bool // times are simulated, not measured
+
+	Cores []int // CPU cores it occupies while running
+}
+
+// Supports reports whether the processor executes o, with the reason if not.
+func (c *Capabilities) Supports(o op.Op) error {
+	ok := false
+	for _, k := range c.Kinds {
+		ok = ok || k == o.Kind
+	}
+	if !ok {
+		return fmt.Errorf("operator %q is not supported", o.Kind)
+	}
+	if o.Kind == op.MatMul {
+		for _, s := range c.Schemes {
+			if s == o.Scheme {
+				return nil
+			}
+		}
+		return fmt.Errorf("scheme %q is not supported", o.Scheme)
+	}
+	if o.Kind == op.KVAppend || o.Kind == op.Attention {
+		for _, t := range c.KV {
+			if t == o.KV {
+				return nil
+			}
+		}
+		return fmt.Errorf("cache type %q is not supported", o.KV)
+	}
+	return nil
+}
+
+// Tick is a time in nanoseconds on a processor's clock: monotonic for real processors, virtual
+// for simulated ones. Only differences mean anything.
+type Tick int64
+
+// Span is when a call ran.
+type Span struct{ Start, End Tick }
+
+// Processor is one open processor. All methods but Close are called from one goroutine at a time.
+type Processor interface {
+	Capabilities() *Capabilities
+	// Attach binds the calling OS thread (already locked) to the processor: pins it, starts helpers.
+	// It is called once, before the first Run, on the thread that will call Run.
+	Attach() error
+	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least.
+	Alloc(bytes int64) (Buffer, error)
+	// Import makes host memory (64-byte aligned) usable by this processor without a copy.
+	// The caller keeps it alive and unmoved until the Buffer is closed.
+	Import(b []byte) (Buffer, error)
+	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and
+	// unchanged until the Executable is closed. Artifacts are already verified; a driver still
+	// refuses one whose graph or weights it cannot execute, by name.
+	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
+	// Run executes synchronously. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
+	Run(exe Executable, b *Bindings) (Span, error)
+	// Now is the current time of the processor's clock.
+	Now() Tick
+	// WaitUntil moves a virtual clock forward to t (waiting for a flag takes the maximum of both
+	// lanes' times); on real processors it does nothing.
+	WaitUntil(t Tick)
+	Close() error
+}
+
+// Executable is a loaded artifact.
+type Executable interface{ Close() error }
+
+// Buffer is memory shared with a processor.
+type Buffer interface {
+	Bytes() []byte
+	Close() error
+}
+
+// View is a [Rows,Cols] window of a buffer; element [r,c] is at byte Offset + (r*Stride+c)*Type.Bytes().
+type View struct {
+	Buffer Buffer
+	Type   op.Type
+	Offset int64
+	Rows   int
+	Cols   int
+	Stride int // elements from one row to the next, >= Cols
+}
+
+// Bytes is the memory from the view's first to its last element.
+func (v View) Bytes() []byte {
+	size := int64(v.Type.Bytes())
+	n := (int64(v.Rows-1)*int64(v.Stride) + int64(v.Cols)) * size
+	return v.Buffer.Bytes()[v.Offset : v.Offset+n]
+}
+
+// Scalars are the values that change from call to call, shared by all steps of a program run.
+type Scalars struct {
+	Pos   int // position of row 0 in the context
+	Rows  int // rows in use, <= the graph's M
+	KVLen int // cached positions including the new rows: Pos + Rows
+	Row   int // SelectRow: the row to copy
+}
+
+// Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
+// K and V are the caches of this layer and head range, [KVHeads*MaxContext, HeadDim] each, dense:
+// head h, position p is row h*MaxContext+p. They are zero for graphs without state.
+type Bindings struct {
+	In, Out    []View
+	K, V       View
+	MaxContext int
+	Scalars    *Scalars
+}
+
+// Packed is one weight of a graph: its description and its packed bytes (64-byte aligned).
+type Packed struct {
+	Spec  op.WeightSpec
+	Bytes []byte
+}
+
+// Weights are the packed weights of a graph in the order of Graph.Weights.
+type Weights []Packed
+
+// Artifact is what a compiler made of a graph for one driver.
+type Artifact struct {
+	Driver string           // driver that loads it
+	Code   []byte           // driver-specific; canonical JSON of the graph for host and sim
+	Facts  map[string]int64 // what the compiler reported, e.g. "bytes"; never a time
+}
+
+// Target is the processor a compiler compiles for.
+type Target struct {
+	Proc    string            // processor name in the SoC
+	Options map[string]string // from the SoC file
+}
+
+// Compiler turns a graph into an artifact, possibly without the device. Compilers are linked by
+// cmd/hetc only.
+type Compiler interface {
+	// Name is the driver whose artifacts it makes.
+	Name() string
+	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
+}
+
+// Unavailable says that a driver cannot work here: what was tried, what was found, and the way out.
+type Unavailable struct {
+	Driver   string
+	Tried    []string // paths or names, in order
+	Found    string   // what was found and why it does not do, may be empty
+	Override string   // environment variable that names the library, may be empty
+}
+
+// Error names the driver and everything that was tried.
+func (e *Unavailable) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "driver %q is not available", e.Driver)
+	if len(e.Tried) > 0 {
+		fmt.Fprintf(&b, ": tried %s", strings.Join(e.Tried, ", "))
+	}
+	if e.Found != "" {
+		fmt.Fprintf(&b, ": found %s", e.Found)
+	}
+	if e.Override != "" {
+		fmt.Fprintf(&b, "; set %s to the library's path", e.Override)
+	}
+	return b.String()
+}
+
+// ErrUnavailable matches every *Unavailable with errors.Is.
+var ErrUnavailable = errors.New("driver is not available")
+
+// Is makes errors.Is(err, ErrUnavailable) true.
+func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
