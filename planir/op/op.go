@@ -108,7 +108,7 @@ func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" }
 
 // WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding:
 // w32 4 bytes a value; q8c 1 byte a value and 8 bytes a column (scale and column sum);
-// q4b32 half a byte a value and 4 bytes per block of 32.
+// q4b32 half a byte a value and a 2-byte scale per block of 32.
 func WeightBytes(scheme string, k, n int) int64 {
 	kk, nn := int64(k), int64(n)
 	switch scheme {
@@ -118,7 +118,7 @@ func WeightBytes(scheme string, k, n int) int64 {
 		return kk*nn + 8*nn
 	case "q4b32":
 		blocks := (kk + 31) / 32
-		return blocks*16*nn + 4*blocks*nn
+		return blocks*18*nn
 	}
 	return 0
 }
