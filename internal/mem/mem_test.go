@@ -1,0 +1,277 @@
+package mem
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+func TestAllocIsAlignedZeroedAndExact(t *testing.T) {
+	for _, n := range []int{0, 1, 63, 64, 4095, 4096, 4097, 1 << 20} {
+		for _, align := range []int{1, 2, 64, 4096, 1 << 16, 1 << 21} {
+			r, err := Alloc(n, align)
+			if err != nil {
+				t.Fatalf("Alloc(%d, %d): %v", n, align, err)
+			}
+			b := r.Bytes()
+			if len(b) != n || cap(b) != n {
+				t.Fatalf("Alloc(%d, %d): len %d cap %d", n, align, len(b), cap(b))
+			}
+			if !Aligned(b, align) {
+				t.Fatalf("Alloc(%d, %d): address %#x", n, align, Address(b))
+			}
+			for i := range b {
+				if b[i] != 0 {
+					t.Fatalf("Alloc(%d, %d): byte %d is %d", n, align, i, b[i])
+				}
+				b[i] = 0xff
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if r.Bytes() != nil {
+				t.Fatal("Bytes after Close is not nil")
+			}
+			if err := r.Close(); err != nil {
+				t.Fatalf("second Close: %v", err)
+			}
+		}
+	}
+}
+
+func TestBadArgumentsAreErrors(t *testing.T) {
+	cases := map[string]func() error{
+		"negative size":    func() error { _, err := Alloc(-1, 64); return err },
+		"huge size":        func() error { _, err := Alloc(math.MaxInt, 64); return err },
+		"align zero":       func() error { _, err := Alloc(8, 0); return err },
+		"align negative":   func() error { _, err := Alloc(8, -64); return err },
+		"align 3":          func() error { _, err := Alloc(8, 3); return err },
+		"align huge":       func() error { a := maxAlign; a *= 2; _, err := Alloc(8, a); return err },
+		"guarded negative": func() error { _, err := Guarded(-1); return err },
+		"guarded huge":     func() error { _, err := Guarded(math.MaxInt); return err },
+		"view length":      func() error { _, err := View[float32](make([]byte, 7)); return err },
+		"map a directory": func() error {
+			d, err := os.Open(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			_, err = Map(d)
+			return err
+		},
+	}
+	for name, f := range cases {
+		if err := f(); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %v, want an error of ClassInput", name, err)
+		}
+	}
+}
+
+func TestMapShowsTheFileAndOutlivesIt(t *testing.T) {
+	want := bytes.Repeat([]byte("hetc memory "), 10000)
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Map(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if !bytes.Equal(r.Bytes(), want) {
+		t.Fatal("mapping differs from the file")
+	}
+	if !Aligned(r.Bytes(), 4096) {
+		t.Fatalf("mapping at %#x is not page aligned", Address(r.Bytes()))
+	}
+	for a := Normal; a <= HugePages; a++ {
+		if err := r.Advise(1, len(want)-2, a); err != nil {
+			t.Errorf("advice %d: %v", a, err)
+		}
+	}
+	if !bytes.Equal(r.Bytes(), want) {
+		t.Fatal("contents lost by advice")
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMapEmptyFile(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "empty"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := Map(f)
+	if err != nil || len(r.Bytes()) != 0 {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAdviseChecksItsRange(t *testing.T) {
+	r, err := Alloc(1<<16, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for _, c := range [][2]int{{-1, 1}, {0, 1<<16 + 1}, {1 << 16, 1}, {1, math.MaxInt}, {0, -1}} {
+		if err := r.Advise(c[0], c[1], Normal); err == nil {
+			t.Errorf("Advise(%d, %d) accepted", c[0], c[1])
+		}
+	}
+	r.Bytes()[5] = 7
+	if err := r.Advise(0, 1<<16, DontNeed); err == nil {
+		t.Error("DontNeed on an allocation accepted")
+	}
+	if err := r.Advise(0, 1<<16, HugePages); err != nil {
+		t.Error(err)
+	}
+	if r.Bytes()[5] != 7 {
+		t.Error("contents lost")
+	}
+	if err := r.Advise(0, 1, Advice(99)); err == nil {
+		t.Error("unknown advice accepted")
+	}
+}
+
+func guardedOrSkip(t *testing.T, n int) *Region {
+	r, err := Guarded(n)
+	if diag.ClassOf(err) == diag.ClassUnavailable {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var sink byte
+
+func TestGuardedFaultsAtItsEnd(t *testing.T) {
+	for _, n := range []int{0, 1, 100, 4096, 4097} {
+		r := guardedOrSkip(t, n)
+		b := r.Bytes()
+		if len(b) != n {
+			t.Fatalf("len %d, want %d", len(b), n)
+		}
+		for i := range b {
+			b[i] = byte(i)
+		}
+		whole := r.whole
+		end := int(Address(whole[len(whole)-1:])) + 1 - os.Getpagesize() - int(Address(whole))
+		if n > 0 && &whole[end-1] != &b[n-1] {
+			t.Fatal("the memory does not end at the guard page")
+		}
+		err := CatchFault(func() { sink = whole[end] })
+		if diag.ClassOf(err) != diag.ClassIO {
+			t.Fatalf("read behind the end: got %v, want a fault", err)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCatchFaultOnTruncatedMapping(t *testing.T) {
+	guardedOrSkip(t, 1).Close() // only where Map really maps
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Map(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := CatchFault(func() { sink = r.Bytes()[1<<19] }); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := CatchFault(func() { sink = r.Bytes()[1<<19] }); diag.ClassOf(err) != diag.ClassIO {
+		t.Fatalf("got %v, want a fault", err)
+	}
+}
+
+func TestCatchFaultPassesOtherPanics(t *testing.T) {
+	cause := errors.New("other")
+	defer func() {
+		if p := recover(); p != cause {
+			t.Fatalf("recovered %v", p)
+		}
+	}()
+	_ = CatchFault(func() { panic(cause) })
+	t.Fatal("not reached")
+}
+
+// checkView compares View and Bytes with encoding/binary for one element type.
+func checkView[T Scalar](t *rapid.T, size int) {
+	n := rapid.IntRange(0, 100).Draw(t, "n")
+	raw, err := Alloc(n*size, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	copy(raw.Bytes(), rapid.SliceOfN(rapid.Byte(), n*size, n*size).Draw(t, "bytes"))
+	v, err := View[T](raw.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(v) != n {
+		t.Fatalf("%d elements, want %d", len(v), n)
+	}
+	var want bytes.Buffer
+	if err := binary.Write(&want, binary.NativeEndian, v); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(want.Bytes(), raw.Bytes()) {
+		t.Fatal("view reads other values than encoding/binary")
+	}
+	if back := Bytes(v); !bytes.Equal(back, raw.Bytes()) || Address(back) != Address(raw.Bytes()) {
+		t.Fatal("Bytes(View(b)) is not b")
+	}
+	if size > 1 && n > 1 {
+		if _, err := View[T](raw.Bytes()[1 : 1+size]); err == nil {
+			t.Fatal("misaligned view accepted")
+		}
+		if _, err := View[T](raw.Bytes()[:size+1]); err == nil {
+			t.Fatal("view of a broken length accepted")
+		}
+	}
+}
+
+func TestViews(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		checkView[int8](t, 1)
+		checkView[uint8](t, 1)
+		checkView[int16](t, 2)
+		checkView[uint16](t, 2)
+		checkView[int32](t, 4)
+		checkView[uint32](t, 4)
+		checkView[int64](t, 8)
+		checkView[uint64](t, 8)
+		checkView[float32](t, 4)
+		checkView[float64](t, 8)
+	})
+}

@@ -1,0 +1,72 @@
+//go:build linux || darwin || freebsd
+
+package mem
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+func alloc(bytes, align int) (*Region, error) {
+	extra := 0
+	if align > os.Getpagesize() {
+		extra = align
+	}
+	whole, err := unix.Mmap(-1, 0, bytes+extra, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, err
+	}
+	return &Region{data: alignUp(whole, bytes, align), whole: whole, release: func() error { return unix.Munmap(whole) }}, nil
+}
+
+func mapFile(file *os.File, bytes int) (*Region, error) {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var whole []byte
+	var mapErr error
+	if err := conn.Control(func(fd uintptr) {
+		whole, mapErr = unix.Mmap(int(fd), 0, bytes, unix.PROT_READ, unix.MAP_SHARED)
+	}); err != nil {
+		return nil, err
+	}
+	if mapErr != nil {
+		return nil, mapErr
+	}
+	return &Region{data: whole, whole: whole, file: true, release: func() error { return unix.Munmap(whole) }}, nil
+}
+
+func guarded(bytes int) (*Region, error) {
+	page := os.Getpagesize()
+	usable := (bytes + page - 1) / page * page
+	whole, err := unix.Mmap(-1, 0, usable+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "allocate %d guarded bytes: %w", bytes, err)
+	}
+	r := &Region{data: whole[usable-bytes : usable : usable], whole: whole, release: func() error { return unix.Munmap(whole) }}
+	if err := unix.Mprotect(whole[usable:], unix.PROT_NONE); err != nil {
+		return nil, errors.Join(diag.New(diag.ClassIO, "protect the guard page: %w", err), r.Close())
+	}
+	return r, nil
+}
+
+func (r *Region) advise(offset, bytes int, a Advice) error {
+	advice, known := adviceOf[a]
+	if !known {
+		return nil
+	}
+	// madvise wants whole pages: widen to the pages that hold the range, inside the mapping.
+	page := os.Getpagesize()
+	start := offset + int(Address(r.data)-Address(r.whole))
+	end := start + bytes
+	start = start / page * page
+	if err := unix.Madvise(r.whole[start:end], advice); err != nil && err != unix.EINVAL && err != unix.ENOSYS {
+		return diag.New(diag.ClassIO, "advise on memory: %w", err)
+	}
+	return nil
+}
