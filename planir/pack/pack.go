@@ -1,0 +1,508 @@
+// Package pack knows how a weight matrix becomes bytes that kernels read: tile layouts,
+// quantisation of stored values, and tile ranges of packed weights.
+//
+// A weight W is [K,N], y[m,n] = sum over k of x[m,k] W[k,n]. Everything is little endian. In the
+// layout N32 the N columns lie in tiles of TileN, the last one padded with zero weights of zero
+// scale; a packed weight is the sequence of its tiles, so that any tile range is a valid packed
+// weight of those columns. One tile is, by scheme:
+//
+//	w32    [K][32] float32
+//	q8c    [Kp/4][32][4] int8 (Kp: K rounded up to 4), 32 float32 column scales, 32 int32 column
+//	       sums. W = q*scale with scale = absmax/127 and q in -127..127.
+//	q4b32  [Kp/32] blocks (Kp: K rounded up to 32) of 512 nibble bytes and 32 float16 column
+//	       scales. Nibble bytes are [8][64]: byte j of row k4 belongs to k = 4*k4 + j%4 of the
+//	       block, its low nibble to column j/4, its high nibble to column 16 + j/4.
+//	       W = (nibble-8)*scale; the element of largest magnitude of a block maps to -8.
+//
+// The layout op.RowsLayout is the plain row-major matrix in f32, bf16 or f16.
+//
+// Packing is a pure function of the stored values: it does not depend on the number of cores nor
+// on the architecture (no fused multiply-add, no assembly).
+package pack
+
+import (
+	"encoding/binary"
+	"math"
+	"runtime"
+	"sync"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+const (
+	// N32 is the name of the tiled layout.
+	N32 = "n32"
+	// TileN is the number of columns of one tile.
+	TileN = 32
+	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K.
+	BlockK = 32
+
+	maxDim   = 1 << 24
+	maxRowsK = 1 << 14 // rows of a tile held as float32 at once: 2 MiB
+)
+
+// TileBytes is the packed size of one tile of K rows in layout N32.
+func TileBytes(scheme string, k int) (int64, error) {
+	if k < 1 || k > maxDim {
+		return 0, diag.New(diag.ClassInput, "tile size of scheme %q: got %d rows, want 1..%d", scheme, k, maxDim)
+	}
+	kk := int64(k)
+	switch scheme {
+	case "w32":
+		return 4 * TileN * kk, nil
+	case "q8c":
+		return TileN*((kk+3)&^3) + 8*TileN, nil
+	case "q4b32":
+		return (kk + BlockK - 1) / BlockK * q4BlockBytes, nil
+	}
+	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, q8c, q4b32", scheme)
+}
+
+// Bytes is the packed size of a weight in any layout.
+func Bytes(spec op.WeightSpec) (int64, error) {
+	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
+		return 0, diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K, spec.N, maxDim)
+	}
+	switch spec.Layout {
+	case N32:
+		tile, err := TileBytes(spec.Scheme, spec.K)
+		if err != nil {
+			return 0, diag.New(diag.ClassOf(err), "weight %q: %w", spec.Name, err)
+		}
+		return tile * int64(tiles(spec.N)), nil
+	case op.RowsLayout:
+		size, err := rowElement(spec)
+		if err != nil {
+			return 0, err
+		}
+		return int64(spec.K) * int64(spec.N) * int64(size), nil
+	}
+	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want %q or %q", spec.Name, spec.Layout, N32, op.RowsLayout)
+}
+
+// Columns is the part of a packed weight that holds columns [n0,n1): its own spec, and where its
+// bytes lie in the whole. n0 is a multiple of TileN, n1 too or N. Plain rows have no column parts
+// but the whole.
+func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error) {
+	total, err := Bytes(spec)
+	if err != nil {
+		return op.WeightSpec{}, 0, 0, err
+	}
+	if n0 < 0 || n1 > spec.N || n0 >= n1 {
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) outside 0..%d", spec.Name, n0, n1, spec.N)
+	}
+	part = spec
+	part.N = n1 - n0
+	if part.N == spec.N {
+		return part, 0, total, nil
+	}
+	if spec.Layout != N32 {
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no column ranges", spec.Name, spec.Layout)
+	}
+	if n0%TileN != 0 || (n1%TileN != 0 && n1 != spec.N) {
+		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: columns [%d,%d) of %d do not fall on tiles of %d", spec.Name, n0, n1, spec.N, TileN)
+	}
+	tile := total / int64(tiles(spec.N))
+	return part, int64(n0/TileN) * tile, int64(tiles(part.N)) * tile, nil
+}
+
+// Pack writes the packed form of src to dst, whose length is Bytes(spec). It refuses NaN and
+// infinite values, and values too large for a 16-bit format, naming weight, row and column.
+func Pack(dst []byte, spec op.WeightSpec, src Source) error {
+	total, err := Bytes(spec)
+	if err != nil {
+		return err
+	}
+	if int64(len(dst)) != total {
+		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst), total)
+	}
+	if k, n := src.Shape(); k != spec.K || n != spec.N {
+		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, k, n, spec.K, spec.N)
+	}
+	if spec.Layout == op.RowsLayout {
+		return packRows(dst, spec, src)
+	}
+	count := tiles(spec.N)
+	tile := int(total) / count
+	rows := min(spec.K, maxRowsK)
+	return parallel(count, func() func(int) error {
+		p := tilePacker{spec: spec, src: src, rows: rows, buf: make([]float32, rows*TileN)}
+		return func(t int) error { return p.pack(dst[t*tile:(t+1)*tile], t) }
+	})
+}
+
+// Unpack writes the values that a packed weight stands for to dst, row-major [K,N].
+func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
+	total, err := Bytes(spec)
+	if err != nil {
+		return err
+	}
+	if int64(len(packed)) != total {
+		return diag.New(diag.ClassInput, "unpack weight %q: got %d bytes, want %d", spec.Name, len(packed), total)
+	}
+	if int64(len(dst)) != int64(spec.K)*int64(spec.N) {
+		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst), int64(spec.K)*int64(spec.N))
+	}
+	if spec.Layout == op.RowsLayout {
+		decode(dst, packed, op.Type(spec.Scheme))
+		return nil
+	}
+	count := tiles(spec.N)
+	tile := int(total) / count
+	return parallel(count, func() func(int) error {
+		return func(t int) error {
+			unpackTile(dst, spec, packed[t*tile:(t+1)*tile], t*TileN)
+			return nil
+		}
+	})
+}
+
+func tiles(n int) int { return (n + TileN - 1) / TileN }
+
+func rowElement(spec op.WeightSpec) (int, error) {
+	switch t := op.Type(spec.Scheme); t {
+	case op.F32, op.F16, op.BF16:
+		return t.Bytes(), nil
+	}
+	return 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of f32, bf16, f16", spec.Name, spec.Scheme, op.RowsLayout)
+}
+
+// parallel calls work for 0..count-1 on several goroutines, each with its own worker, and returns
+// the error of the lowest index, so that the outcome does not depend on their number.
+func parallel(count int, worker func() func(int) error) error {
+	var (
+		mu     sync.Mutex
+		next   int
+		failed = count
+		first  error
+		wg     sync.WaitGroup
+	)
+	for range min(count, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			work := worker()
+			for {
+				mu.Lock()
+				i := next
+				next++
+				stop := i >= failed
+				mu.Unlock()
+				if stop {
+					return
+				}
+				if err := work(i); err != nil {
+					mu.Lock()
+					if i < failed {
+						failed, first = i, err
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+// tilePacker packs tiles one after another through one buffer of column-major values.
+type tilePacker struct {
+	spec op.WeightSpec
+	src  Source
+	rows int
+	buf  []float32
+}
+
+// read fills the buffer with rows [k0,k1) of tile t and returns its columns; missing ones are nil.
+func (p *tilePacker) read(t, k0, k1 int) (cols [TileN][]float32, err error) {
+	n0 := t * TileN
+	n1 := min(n0+TileN, p.spec.N)
+	b := p.buf[:(k1-k0)*(n1-n0)]
+	if err := p.src.Read(b, k0, k1, n0, n1); err != nil {
+		return cols, diag.New(diag.ClassOf(err), "pack weight %q: %w", p.spec.Name, err)
+	}
+	for c := range n1 - n0 {
+		cols[c] = b[c*(k1-k0) : (c+1)*(k1-k0)]
+	}
+	return cols, nil
+}
+
+func (p *tilePacker) refuse(v float32, k, n int, why string) error {
+	return diag.New(diag.ClassInput, "pack weight %q: value %v at row %d, column %d %s", p.spec.Name, v, k, n, why).
+		WithHint("the stored tensor is damaged or was exported from a diverged model")
+}
+
+// absmax returns the largest magnitude, or an error for a value that is not finite. k0 and n locate v.
+func (p *tilePacker) absmax(v []float32, k0, n int) (float32, error) {
+	var top uint32
+	for _, x := range v {
+		top = max(top, math.Float32bits(x)&^(1<<31))
+	}
+	if top < 0xff<<23 {
+		return math.Float32frombits(top), nil
+	}
+	for i, x := range v {
+		if !finite(x) {
+			return 0, p.refuse(x, k0+i, n, "is not finite")
+		}
+	}
+	panic("BUG: pack: magnitude and finite disagree")
+}
+
+func (p *tilePacker) pack(dst []byte, t int) error {
+	var scale [TileN]float32 // of q8c; complete only after all rows were seen
+	if p.spec.Scheme == "q8c" && p.rows < p.spec.K {
+		if err := p.columnScales(&scale, t); err != nil {
+			return err
+		}
+	}
+	var sum [TileN]int32
+	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
+		k1 := min(k0+p.rows, p.spec.K)
+		cols, err := p.read(t, k0, k1)
+		if err != nil {
+			return err
+		}
+		switch p.spec.Scheme {
+		case "w32":
+			err = p.packW32(dst[k0*4*TileN:k1*4*TileN], &cols, t, k0)
+		case "q8c":
+			if p.rows >= p.spec.K {
+				for c, col := range cols {
+					top, err := p.absmax(col, k0, t*TileN+c)
+					if err != nil {
+						return err
+					}
+					scale[c] = top / 127
+				}
+			}
+			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
+		case "q4b32":
+			err = p.packQ4B32(dst[k0/BlockK*q4BlockBytes:], &cols, k1-k0, t, k0)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if p.spec.Scheme == "q8c" {
+		tail := dst[len(dst)-8*TileN:]
+		for c := range TileN {
+			binary.LittleEndian.PutUint32(tail[4*c:], math.Float32bits(scale[c]))
+			binary.LittleEndian.PutUint32(tail[4*TileN+4*c:], uint32(sum[c]))
+		}
+	}
+	return nil
+}
+
+// columnScales is the extra pass over columns that are too long for the buffer.
+func (p *tilePacker) columnScales(scale *[TileN]float32, t int) error {
+	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
+		cols, err := p.read(t, k0, min(k0+p.rows, p.spec.K))
+		if err != nil {
+			return err
+		}
+		for c, col := range cols {
+			top, err := p.absmax(col, k0, t*TileN+c)
+			if err != nil {
+				return err
+			}
+			scale[c] = max(scale[c], top/127)
+		}
+	}
+	return nil
+}
+
+func (p *tilePacker) packW32(dst []byte, cols *[TileN][]float32, t, k0 int) error {
+	for c, col := range cols {
+		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+			return err
+		}
+	}
+	for k := range len(dst) / (4 * TileN) {
+		row := dst[k*4*TileN : (k+1)*4*TileN]
+		for c, col := range cols {
+			var v float32
+			if col != nil {
+				v = col[k]
+			}
+			binary.LittleEndian.PutUint32(row[4*c:], math.Float32bits(v))
+		}
+	}
+	return nil
+}
+
+// packQ8C quantises k rows of a tile with known column scales and adds to the column sums.
+func packQ8C(dst []byte, cols *[TileN][]float32, k int, scale *[TileN]float32, sum *[TileN]int32) {
+	const step = 256 // rows whose packed bytes stay in the first-level cache over all columns
+	for k0 := 0; k0 < k; k0 += step {
+		k1 := min(k0+step, k)
+		out := dst[k0*TileN : (k0+(k1-k0+3)&^3)*TileN]
+		for c, col := range cols {
+			s := scale[c]
+			if col == nil || s == 0 { // an all-zero column, or one whose scale underflows
+				for o := 4 * c; o < len(out); o += 4 * TileN {
+					binary.LittleEndian.PutUint32(out[o:], 0)
+				}
+				continue
+			}
+			part := col[k0:k1]
+			acc := int32(0)
+			o := 4 * c
+			for len(part) >= 4 {
+				q0, q1, q2, q3 := quant8(part[0], s), quant8(part[1], s), quant8(part[2], s), quant8(part[3], s)
+				acc += q0 + q1 + q2 + q3
+				binary.LittleEndian.PutUint32(out[o:], uint32(uint8(q0))|uint32(uint8(q1))<<8|uint32(uint8(q2))<<16|uint32(uint8(q3))<<24)
+				part = part[4:]
+				o += 4 * TileN
+			}
+			if len(part) > 0 {
+				var last uint32
+				for i, x := range part {
+					q := quant8(x, s)
+					acc += q
+					last |= uint32(uint8(q)) << (8 * i)
+				}
+				binary.LittleEndian.PutUint32(out[o:], last)
+			}
+			sum[c] += acc
+		}
+	}
+}
+
+// roundEven rounds |x| < 2^22 to the nearest integer, halves to even: adding 1.5*2^23 leaves the
+// integer in the low mantissa bits.
+func roundEven(x float32) int32 {
+	return int32(math.Float32bits(x+12582912)) - 0x4B400000
+}
+
+func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
+
+const q4BlockBytes = 16*BlockK + 2*TileN
+
+// packQ4B32 quantises k rows of a tile, block by block.
+func (p *tilePacker) packQ4B32(dst []byte, cols *[TileN][]float32, k, t, k0 int) error {
+	for c, col := range cols {
+		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+			return err
+		}
+	}
+	for b := 0; b*BlockK < k; b++ {
+		block := dst[b*q4BlockBytes : (b+1)*q4BlockBytes]
+		nibbles, scales := block[:16*BlockK], block[16*BlockK:]
+		for i := range nibbles {
+			nibbles[i] = 0x88
+		}
+		for c, col := range cols {
+			if col == nil {
+				binary.LittleEndian.PutUint16(scales[2*c:], 0)
+				continue
+			}
+			part := col[b*BlockK : min((b+1)*BlockK, k)]
+			at := 0 // of the largest magnitude, the first of equals
+			for i, x := range part {
+				if abs(x) > abs(part[at]) {
+					at = i
+				}
+			}
+			h := FloatToHalf(part[at] / -8)
+			if h&0x7c00 == 0x7c00 {
+				return p.refuse(part[at], k0+b*BlockK+at, t*TileN+c, "is too large for a 16-bit block scale")
+			}
+			d := HalfToFloat(h)
+			if d == 0 { // a zero block, or one whose scale underflows; never -0
+				binary.LittleEndian.PutUint16(scales[2*c:], 0)
+				continue
+			}
+			binary.LittleEndian.PutUint16(scales[2*c:], h)
+			shift := 4 * (c / 16)
+			mask := byte(0xf0 >> shift)
+			j := c % 16 * 4
+			for i, x := range part {
+				q := max(0, min(15, roundEven(x/d)+8))
+				o := i>>2<<6 + j + i&3
+				nibbles[o] = nibbles[o]&mask | byte(q)<<shift
+			}
+		}
+	}
+	return nil
+}
+
+func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
+	width := min(TileN, spec.N-n0)
+	at := func(k int) []float32 { return dst[k*spec.N+n0 : k*spec.N+n0+width] }
+	switch spec.Scheme {
+	case "w32":
+		for k := range spec.K {
+			decode(at(k), tile[k*4*TileN:], op.F32)
+		}
+	case "q8c":
+		var scale [TileN]float32
+		decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
+		for k := range spec.K {
+			row := at(k)
+			for c := range row {
+				row[c] = float32(int8(tile[k>>2<<7+c*4+k&3])) * scale[c]
+			}
+		}
+	case "q4b32":
+		var scale [TileN]float32
+		for k := range spec.K {
+			block := tile[k/BlockK*q4BlockBytes:]
+			if k%BlockK == 0 {
+				decode(scale[:], block[16*BlockK:], op.F16)
+			}
+			i := k % BlockK
+			row := at(k)
+			for c := range row {
+				q := block[i>>2<<6+c%16*4+i&3] >> (4 * (c / 16)) & 15
+				row[c] = float32(int32(q)-8) * scale[c]
+			}
+		}
+	}
+}
+
+// packRows converts to the plain row-major form, a few rows at a time.
+func packRows(dst []byte, spec op.WeightSpec, src Source) error {
+	const blockK, blockN = 16, 256
+	t := op.Type(spec.Scheme)
+	size := t.Bytes()
+	refuse := (&tilePacker{spec: spec}).refuse
+	return parallel((spec.K+blockK-1)/blockK, func() func(int) error {
+		buf := make([]float32, blockK*blockN)
+		return func(i int) error {
+			k0 := i * blockK
+			k1 := min(k0+blockK, spec.K)
+			for n0 := 0; n0 < spec.N; n0 += blockN {
+				n1 := min(n0+blockN, spec.N)
+				if err := src.Read(buf[:(k1-k0)*(n1-n0)], k0, k1, n0, n1); err != nil {
+					return diag.New(diag.ClassOf(err), "pack weight %q: %w", spec.Name, err)
+				}
+				for k := k0; k < k1; k++ {
+					row := dst[(k*spec.N+n0)*size:]
+					for n := n0; n < n1; n++ {
+						v := buf[(n-n0)*(k1-k0)+k-k0]
+						if !finite(v) {
+							return refuse(v, k, n, "is not finite")
+						}
+						switch t {
+						case op.F32:
+							binary.LittleEndian.PutUint32(row[(n-n0)*4:], math.Float32bits(v))
+						case op.BF16:
+							h := floatToBrain(v)
+							if h&0x7f80 == 0x7f80 {
+								return refuse(v, k, n, "is too large for bf16")
+							}
+							binary.LittleEndian.PutUint16(row[(n-n0)*2:], h)
+						case op.F16:
+							h := FloatToHalf(v)
+							if h&0x7c00 == 0x7c00 {
+								return refuse(v, k, n, "is too large for f16")
+							}
+							binary.LittleEndian.PutUint16(row[(n-n0)*2:], h)
+						}
+					}
+				}
+			}
+			return nil
+		}
+	})
+}

@@ -1,0 +1,681 @@
+package pack
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+func mustPack(t testing.TB, spec op.WeightSpec, src Source) []byte {
+	t.Helper()
+	n, err := Bytes(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = 0x5a // Pack must write every byte
+	}
+	if err := Pack(b, spec, src); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func mustUnpack(t testing.TB, spec op.WeightSpec, b []byte) []float32 {
+	t.Helper()
+	v := make([]float32, spec.K*spec.N)
+	if err := Unpack(v, spec, b); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func floats(t testing.TB, v []float32, k, n int) Source {
+	t.Helper()
+	s, err := Floats(v, k, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// expect checks that b is fill everywhere but at the given offsets.
+func expect(t *testing.T, b []byte, fill func(i int) byte, want map[int]byte) {
+	t.Helper()
+	for i, got := range b {
+		w, ok := want[i]
+		if !ok {
+			w = fill(i)
+		}
+		if got != w {
+			t.Errorf("byte %d: got %#02x, want %#02x", i, got, w)
+		}
+	}
+}
+
+func put32(m map[int]byte, at int, v uint32) {
+	for i := range 4 {
+		m[at+i] = byte(v >> (8 * i))
+	}
+}
+
+// The layouts are read by kernels written from the package comment alone: these bytes are the contract.
+func TestLayoutQ8C(t *testing.T) {
+	// W [5,2]: column 0 is 127, -63.5, 0.5, 1.5, 2; column 1 is 0,0,0,0,-254.
+	w := []float32{127, 0, -63.5, 0, 0.5, 0, 1.5, 0, 2, -254}
+	spec := op.WeightSpec{Name: "w", K: 5, N: 2, Scheme: "q8c", Layout: N32}
+	b := mustPack(t, spec, floats(t, w, 5, 2))
+	if len(b) != 32*8+256 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	want := map[int]byte{
+		0: 127, 1: 0xc0 /* -64: half to even */, 2: 0, 3: 2, // k 0..3 of column 0
+		128:     2,    // k 4 of column 0
+		128 + 4: 0x81, // k 4 of column 1: -127
+	}
+	put32(want, 256, math.Float32bits(1))
+	put32(want, 260, math.Float32bits(2))
+	put32(want, 256+128, uint32(127-64+0+2+2))
+	minus := int32(-127)
+	put32(want, 256+132, uint32(minus))
+	expect(t, b, func(int) byte { return 0 }, want)
+}
+
+func TestLayoutQ4B32(t *testing.T) {
+	// W [34,17]: column 0 and column 16 are set, the others zero.
+	const k, n = 34, 17
+	w := make([]float32, k*n)
+	w[0*n+0] = -8   // largest of block 0, column 0: scale 1, nibble 0
+	w[5*n+0] = 7    // nibble 15
+	w[33*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
+	w[32*n+0] = -2  // nibble 8+4
+	w[31*n+16] = 16 // scale -2, nibble 0
+	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b32", Layout: N32}
+	b := mustPack(t, spec, floats(t, w, k, n))
+	if len(b) != 2*576 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	fill := func(i int) byte {
+		if i%576 < 512 {
+			return 0x88
+		}
+		return 0
+	}
+	want := map[int]byte{
+		0:        0x80,                // k 0: k4 0, byte 0; low nibble is column 0, high column 16
+		64*1 + 1: 0x8f,                // k 5: k4 1, byte 1
+		64*7 + 3: 0x08,                // k 31 of column 16: k4 7, byte 3, high nibble
+		576 + 1:  0x80,                // k 33
+		576 + 0:  0x8c,                // k 32
+		512 + 0:  0x00, 512 + 1: 0x3c, // 1
+		512 + 32: 0x00, 512 + 33: 0xc0, // -2
+		1088: 0x00, 1088 + 1: 0xb8, // -0.5
+	}
+	expect(t, b, fill, want)
+}
+
+func TestLayoutW32AndRows(t *testing.T) {
+	w := []float32{1, 2, 3, 4, 5, 6}
+	b := mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "w32", Layout: N32}, floats(t, w, 2, 3))
+	want := map[int]byte{}
+	for k := range 2 {
+		for n := range 3 {
+			put32(want, 128*k+4*n, math.Float32bits(w[k*3+n]))
+		}
+	}
+	expect(t, b, func(int) byte { return 0 }, want)
+
+	b = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "bf16", Layout: op.RowsLayout}, floats(t, w, 2, 3))
+	if got := fmt.Sprintf("%x", b); got != "803f004040408040a040c040" {
+		t.Errorf("bf16 rows: got %s", got)
+	}
+	b = mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "f16", Layout: op.RowsLayout}, floats(t, w, 2, 3))
+	if got := fmt.Sprintf("%x", b); got != "003c00400042004400450046" {
+		t.Errorf("f16 rows: got %s", got)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for _, c := range []struct {
+		scheme string
+		k      int
+		want   int64
+	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}} {
+		if got, err := TileBytes(c.scheme, c.k); err != nil || got != c.want {
+			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", c.scheme, c.k, got, err, c.want)
+		}
+	}
+	for _, spec := range []op.WeightSpec{
+		{Name: "w", K: 0, N: 1, Scheme: "q8c", Layout: N32},
+		{Name: "w", K: 1, N: -1, Scheme: "q8c", Layout: N32},
+		{Name: "w", K: 1, N: math.MaxInt, Scheme: "q8c", Layout: N32},
+		{Name: "w", K: 1, N: 1, Scheme: "q3", Layout: N32},
+		{Name: "w", K: 1, N: 1, Scheme: "f32", Layout: N32},
+		{Name: "w", K: 1, N: 1, Scheme: "q8c", Layout: op.RowsLayout},
+		{Name: "w", K: 1, N: 1, Scheme: "q8c", Layout: "n64"},
+	} {
+		if n, err := Bytes(spec); err == nil || !strings.Contains(err.Error(), `"w"`) {
+			t.Errorf("Bytes(%+v) = %d, %v, want an error that names the weight", spec, n, err)
+		}
+	}
+	// The largest shape does not overflow.
+	if n, err := Bytes(op.WeightSpec{K: maxDim, N: maxDim, Scheme: "w32", Layout: N32}); err != nil || n != 1<<50 {
+		t.Errorf("largest: %d, %v", n, err)
+	}
+}
+
+var schemes = []string{"w32", "q8c", "q4b32"}
+
+// drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
+func drawMatrix(t *rapid.T) (w []float32, k, n int) {
+	k = rapid.IntRange(1, 140).Draw(t, "k")
+	n = rapid.IntRange(1, 100).Draw(t, "n")
+	seed := rapid.Uint64().Draw(t, "seed")
+	zeroColumn := rapid.IntRange(-1, n-1).Draw(t, "zero column")
+	scale := float32(math.Ldexp(1, rapid.IntRange(-12, 12).Draw(t, "exponent")))
+	w = make([]float32, k*n)
+	for i := range w {
+		seed = seed*6364136223846793005 + 1442695040888963407
+		v := float32(int32(seed>>33)-1<<30) / (1 << 30) * scale
+		if seed>>40&63 == 0 {
+			v *= 20
+		}
+		if i%n == zeroColumn {
+			v = 0
+		}
+		w[i] = v
+	}
+	return w, k, n
+}
+
+func TestQuantisationError(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, k, n := drawMatrix(t)
+		for _, scheme := range schemes {
+			spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+			b := make([]byte, must(Bytes(spec)))
+			if err := Pack(b, spec, must(Floats(w, k, n))); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]float32, k*n)
+			if err := Unpack(got, spec, b); err != nil {
+				t.Fatal(err)
+			}
+			for c := range n {
+				bound := func(k0, k1 int, steps float64) {
+					top := 0.0
+					for i := k0; i < k1; i++ {
+						top = max(top, math.Abs(float64(w[i*n+c])))
+					}
+					for i := k0; i < k1; i++ {
+						if d := math.Abs(float64(got[i*n+c] - w[i*n+c])); d > top*steps {
+							t.Fatalf("%s: W[%d,%d] = %v became %v, absmax %v", scheme, i, c, w[i*n+c], got[i*n+c], top)
+						}
+					}
+				}
+				switch scheme {
+				case "w32":
+					bound(0, k, 0)
+				case "q8c":
+					bound(0, k, 0.5/127+1e-6)
+				case "q4b32":
+					// Half a step of absmax/8, a whole one at the end without a code (+8), the
+					// rounding of the scale, and half the smallest half for tiny blocks.
+					for k0 := 0; k0 < k; k0 += BlockK {
+						bound(k0, min(k, k0+BlockK), 1.0/8+1.0/1024)
+					}
+				}
+			}
+			// Quantised values are a fixed point: packing what was unpacked changes no value.
+			if scheme == "q8c" {
+				again := make([]byte, len(b))
+				if err := Pack(again, spec, must(Floats(got, k, n))); err != nil {
+					t.Fatal(err)
+				}
+				twice := make([]float32, k*n)
+				if err := Unpack(twice, spec, again); err != nil {
+					t.Fatal(err)
+				}
+				for i := range got {
+					if d := math.Abs(float64(got[i] - twice[i])); d > 2e-7*math.Abs(float64(got[i])) {
+						t.Fatalf("value %d: %v, then %v", i, got[i], twice[i])
+					}
+				}
+			}
+			checkColumnSums(t, spec, b)
+		}
+	})
+}
+
+func checkColumnSums(t *rapid.T, spec op.WeightSpec, b []byte) {
+	if spec.Scheme != "q8c" {
+		return
+	}
+	tile := int(must(TileBytes(spec.Scheme, spec.K)))
+	for ; len(b) > 0; b = b[tile:] {
+		for c := range TileN {
+			sum := int32(0)
+			for k := range spec.K {
+				q := int8(b[k/4*128+c*4+k%4])
+				if q == -128 {
+					t.Fatalf("code -128 in column %d", c)
+				}
+				sum += int32(q)
+			}
+			if got := int32(binary.LittleEndian.Uint32(b[tile-128+4*c:])); got != sum {
+				t.Fatalf("column sum %d: got %d, want %d", c, got, sum)
+			}
+		}
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Packing a column range, a row range or an interleaving gives the same bytes as packing the whole
+// matrix that it describes, however the values are stored.
+func TestSourcesAgree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, k, n := drawMatrix(t)
+		scheme := rapid.SampledFrom(schemes).Draw(t, "scheme")
+		typ := rapid.SampledFrom([]op.Type{op.F32, op.F16, op.BF16}).Draw(t, "type")
+		pack := func(spec op.WeightSpec, src Source) []byte {
+			b := make([]byte, must(Bytes(spec)))
+			if err := Pack(b, spec, src); err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+		// The stored form in both orders; w becomes what is stored.
+		size := typ.Bytes()
+		plain, trans := make([]byte, size*k*n), make([]byte, size*k*n)
+		for i := range k {
+			for j := range n {
+				var e [4]byte
+				switch typ {
+				case op.F32:
+					binary.LittleEndian.PutUint32(e[:], math.Float32bits(w[i*n+j]))
+				case op.F16:
+					h := FloatToHalf(w[i*n+j])
+					if h&0x7c00 == 0x7c00 {
+						h = 0x3c00
+					}
+					binary.LittleEndian.PutUint16(e[:], h)
+				case op.BF16:
+					binary.LittleEndian.PutUint16(e[:], floatToBrain(w[i*n+j]))
+				}
+				copy(plain[(i*n+j)*size:], e[:size])
+				copy(trans[(j*k+i)*size:], e[:size])
+				decode(w[i*n+j:i*n+j+1], e[:], typ)
+			}
+		}
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+		whole := pack(spec, must(Floats(w, k, n)))
+		if !bytes.Equal(whole, pack(spec, must(Matrix(plain, typ, k, n, false)))) {
+			t.Fatal("stored [K,N] differs")
+		}
+		src := must(Matrix(trans, typ, k, n, true))
+		if !bytes.Equal(whole, pack(spec, src)) {
+			t.Fatal("stored [N,K] differs")
+		}
+		// A column range of tiles.
+		t0 := rapid.IntRange(0, tiles(n)-1).Draw(t, "tile0")
+		n0, n1 := t0*TileN, min(n, rapid.IntRange(t0+1, tiles(n)).Draw(t, "tile1")*TileN)
+		part, off, size64, err := Columns(spec, n0, n1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(whole[off:off+size64], pack(part, must(Slice(src, 0, k, n0, n1)))) {
+			t.Fatalf("columns [%d,%d) differ from the tile range", n0, n1)
+		}
+		// A row range at a block boundary, for schemes whose scales do not span it.
+		if k > BlockK && scheme != "q8c" {
+			rows := op.WeightSpec{Name: "w", K: k - BlockK, N: n, Scheme: scheme, Layout: N32}
+			b := pack(rows, must(Slice(src, BlockK, k, 0, n)))
+			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-BlockK)))
+			for i := range tiles(n) {
+				if !bytes.Equal(b[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
+					t.Fatalf("rows from %d differ in tile %d", BlockK, i)
+				}
+			}
+		}
+	})
+}
+
+func TestInterleave(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := rapid.IntRange(1, 20).Draw(t, "k")
+		groups := rapid.IntRange(1, 9).Draw(t, "groups")
+		columns := rapid.SliceOfN(rapid.IntRange(1, 17), 1, 4).Draw(t, "columns")
+		var srcs []Source
+		width := 0
+		for _, c := range columns {
+			width += c
+		}
+		// Column values say where they belong: source s, column j of it lands at a known place.
+		want := make([]float32, k*width*groups)
+		at := 0
+		for s, c := range columns {
+			v := make([]float32, k*c*groups)
+			for i := range k {
+				for j := range c * groups {
+					x := float32(s*1000000 + i*1000 + j)
+					v[i*c*groups+j] = x
+					want[i*width*groups+j/c*width+at+j%c] = x
+				}
+			}
+			at += c
+			srcs = append(srcs, must(Floats(v, k, c*groups)))
+		}
+		spec := op.WeightSpec{Name: "w", K: k, N: width * groups, Scheme: "f32", Layout: op.RowsLayout}
+		b := make([]byte, must(Bytes(spec)))
+		if err := Pack(b, spec, must(Interleave(srcs, columns))); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, len(want))
+		decode(got, b, op.F32)
+		for i := range want {
+			if got[i] != want[i] {
+				t.Fatalf("value %d: got %v, want %v", i, got[i], want[i])
+			}
+		}
+	})
+	a := must(Floats(make([]float32, 8), 2, 4))
+	b := must(Floats(make([]float32, 12), 3, 4))
+	c := must(Floats(make([]float32, 4), 2, 2))
+	for _, bad := range []struct {
+		srcs    []Source
+		columns []int
+	}{{nil, nil}, {[]Source{a}, []int{1, 2}}, {[]Source{a}, []int{3}}, {[]Source{a}, []int{0}}, {[]Source{a, b}, []int{2, 2}}, {[]Source{a, c}, []int{1, 1}}} {
+		if _, err := Interleave(bad.srcs, bad.columns); err == nil {
+			t.Errorf("interleave %v accepted", bad.columns)
+		}
+	}
+}
+
+// Columns longer than the buffer take the two-pass road; it must not show.
+func TestLongColumns(t *testing.T) {
+	const k, n = maxRowsK + 37, 3
+	w := make([]float32, k*n)
+	for i := range w {
+		w[i] = float32(i%257) - 128
+	}
+	w[(k-1)*n+1] = 1000 // the largest of column 1 comes last
+	for _, scheme := range schemes {
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
+		limit := map[string]float64{"w32": 0, "q8c": 0.51 * 1000 / 127, "q4b32": 1000.0 / 8}[scheme]
+		for i := range w {
+			if d := math.Abs(float64(got[i] - w[i])); d > limit {
+				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])
+			}
+		}
+		if scheme == "q8c" && got[(k-1)*n+1] != float32(float32(1000)/127)*127 {
+			t.Errorf("largest value became %v", got[(k-1)*n+1])
+		}
+	}
+	w[(k-1)*n+2] = float32(math.Inf(-1))
+	for _, scheme := range schemes {
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+		err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, w, k, n))
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("row %d, column 2", k-1)) {
+			t.Errorf("%s: got error %v", scheme, err)
+		}
+	}
+}
+
+func TestRefusesNonFinite(t *testing.T) {
+	const k, n = 70, 200
+	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
+		for _, spec := range []op.WeightSpec{
+			{Name: "layers.0.up", K: k, N: n, Scheme: "w32", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q8c", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b32", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "bf16", Layout: op.RowsLayout},
+		} {
+			w := make([]float32, k*n)
+			w[41*n+103] = bad
+			w[69*n+199] = bad // a later one must not be reported instead
+			err := Pack(make([]byte, must(Bytes(spec))), spec, floats(t, w, k, n))
+			if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), `"layers.0.up"`) || !strings.Contains(err.Error(), "row 41, column 103") {
+				t.Errorf("%s, %v: got error %v", spec.Scheme, bad, err)
+			}
+		}
+	}
+	for _, c := range []struct {
+		spec op.WeightSpec
+		v    float32
+	}{
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "q4b32", Layout: N32}, 8 * 65520},
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "f16", Layout: op.RowsLayout}, -65520},
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "bf16", Layout: op.RowsLayout}, math.MaxFloat32},
+	} {
+		err := Pack(make([]byte, must(Bytes(c.spec))), c.spec, floats(t, []float32{c.v}, 1, 1))
+		if err == nil || !strings.Contains(err.Error(), "too large") {
+			t.Errorf("%s %v: got error %v", c.spec.Scheme, c.v, err)
+		}
+	}
+}
+
+// Tiny values must give zeros or correct values, never NaN or a division by zero.
+func TestSubnormals(t *testing.T) {
+	for _, v := range []float32{1e-45, -1e-45, 1e-43, 1e-40, 3e-38, -1e-7} {
+		for _, scheme := range schemes {
+			spec := op.WeightSpec{Name: "w", K: 2, N: 1, Scheme: scheme, Layout: N32}
+			got := mustUnpack(t, spec, mustPack(t, spec, floats(t, []float32{v, -v / 3}, 2, 1)))
+			for i, g := range got {
+				if !finite(g) || abs(g) > 2*abs(v) {
+					t.Errorf("%s: %v, value %d became %v", scheme, v, i, g)
+				}
+			}
+		}
+	}
+}
+
+// The number of cores must not show in the bytes, nor in which error is reported.
+func TestDeterministicOverCores(t *testing.T) {
+	const k, n = 96, 500
+	w := make([]float32, k*n)
+	for i := range w {
+		w[i] = float32(math.Sin(float64(i) * 1.7))
+	}
+	for _, scheme := range schemes {
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+		var first []byte
+		for _, procs := range []int{1, 2, 7} {
+			old := runtime.GOMAXPROCS(procs)
+			b := mustPack(t, spec, floats(t, w, k, n))
+			runtime.GOMAXPROCS(old)
+			if first == nil {
+				first = b
+			}
+			if !bytes.Equal(b, first) {
+				t.Errorf("%s: bytes differ with %d cores", scheme, procs)
+			}
+		}
+	}
+}
+
+type failing struct{ Source }
+
+var errDisk = errors.New("disk on fire")
+
+func (failing) Read([]float32, int, int, int, int) error {
+	return diag.New(diag.ClassIO, "read tensor: %w", errDisk)
+}
+
+func TestErrors(t *testing.T) {
+	src := floats(t, make([]float32, 6), 2, 3)
+	spec := op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "q8c", Layout: N32}
+	if err := Pack(make([]byte, 100), spec, src); err == nil {
+		t.Error("short destination accepted")
+	}
+	size := must(Bytes(spec))
+	wrong := spec
+	wrong.K, wrong.N = 3, 2
+	if err := Pack(make([]byte, size), wrong, src); err == nil {
+		t.Error("wrong shape accepted")
+	}
+	for _, layout := range []string{N32, op.RowsLayout} {
+		s := spec
+		s.Layout = layout
+		if layout == op.RowsLayout {
+			s.Scheme = "f32"
+		}
+		err := Pack(make([]byte, must(Bytes(s))), s, failing{src})
+		if !errors.Is(err, errDisk) || diag.ClassOf(err) != diag.ClassIO {
+			t.Errorf("layout %s: got error %v", layout, err)
+		}
+	}
+	if err := Unpack(make([]float32, 6), spec, make([]byte, size-1)); err == nil {
+		t.Error("truncated weight accepted")
+	}
+	if err := Unpack(make([]float32, 5), spec, make([]byte, size)); err == nil {
+		t.Error("short destination of Unpack accepted")
+	}
+	big := op.WeightSpec{Name: "w", K: 8, N: 100, Scheme: "q8c", Layout: N32}
+	for _, c := range [][2]int{{-32, 32}, {0, 0}, {64, 32}, {0, 101}, {16, 64}, {0, 33}, {32, 99}} {
+		if _, _, _, err := Columns(big, c[0], c[1]); err == nil {
+			t.Errorf("columns [%d,%d) accepted", c[0], c[1])
+		}
+	}
+	if part, off, n, err := Columns(big, 96, 100); err != nil || part.N != 4 || off != 3*n || n != must(TileBytes("q8c", 8)) {
+		t.Errorf("last tile: %+v %d %d %v", part, off, n, err)
+	}
+	rows := op.WeightSpec{Name: "w", K: 8, N: 64, Scheme: "bf16", Layout: op.RowsLayout}
+	if _, _, _, err := Columns(rows, 0, 32); err == nil {
+		t.Error("column range of plain rows accepted")
+	}
+	if _, off, n, err := Columns(rows, 0, 64); err != nil || off != 0 || n != 1024 {
+		t.Errorf("whole of plain rows: %d %d %v", off, n, err)
+	}
+	for _, f := range []func() error{
+		func() error { _, err := Matrix(make([]byte, 5), op.F16, 1, 3, false); return err },
+		func() error { _, err := Matrix(make([]byte, 6), op.U8, 1, 6, false); return err },
+		func() error { _, err := Matrix(nil, op.F32, 0, 0, false); return err },
+		func() error { _, err := Floats(make([]float32, 5), 2, 3); return err },
+		func() error { _, err := Slice(src, 0, 3, 0, 3); return err },
+		func() error { _, err := Slice(src, 0, 2, -1, 3); return err },
+		func() error { _, err := Slice(src, 1, 1, 0, 3); return err },
+	} {
+		if f() == nil {
+			t.Error("bad source accepted")
+		}
+	}
+}
+
+// Every half goes to float32 and back unchanged; between two halves the nearer one is taken.
+func TestHalf(t *testing.T) {
+	for i := range 1 << 16 {
+		h := uint16(i)
+		f := HalfToFloat(h)
+		if h&0x7c00 == 0x7c00 && h&0x3ff != 0 {
+			if f == f || FloatToHalf(f)&0x7c00 != 0x7c00 {
+				t.Fatalf("NaN %#x became %v", h, f)
+			}
+			continue
+		}
+		want := math.Ldexp(float64(h&0x3ff), -24)
+		if e := h >> 10 & 31; e == 31 {
+			want = math.Inf(1)
+		} else if e != 0 {
+			want = math.Ldexp(float64(h&0x3ff|0x400), int(e)-25)
+		}
+		if h>>15 == 1 {
+			want = -want
+		}
+		if float64(f) != want || math.Signbit(float64(f)) != (h>>15 == 1) {
+			t.Fatalf("half %#x: got %v, want %v", h, f, want)
+		}
+		if back := FloatToHalf(f); back != h {
+			t.Fatalf("half %#x became %#x", h, back)
+		}
+		if h&0x7fff < 0x7c00 { // the next half up in magnitude, or where it would be
+			next := 65536.0
+			if h&0x7fff < 0x7bff {
+				next = math.Abs(float64(HalfToFloat(h + 1)))
+			}
+			mid := (math.Abs(want) + next) / 2
+			even := h + h&1
+			sign := math.Copysign(1, want)
+			below := math.Float32frombits(math.Float32bits(float32(mid)) - 1)
+			above := math.Float32frombits(math.Float32bits(float32(mid)) + 1)
+			for _, c := range []struct {
+				v    float32
+				want uint16
+			}{{below, h}, {float32(mid), even}, {above, h + 1}} {
+				if got := FloatToHalf(c.v * float32(sign)); got != c.want {
+					t.Fatalf("%v: got half %#x, want %#x", c.v, got, c.want)
+				}
+			}
+		}
+	}
+	if FloatToHalf(math.MaxFloat32) != 0x7c00 || FloatToHalf(float32(math.Inf(-1))) != 0xfc00 {
+		t.Error("overflow is not infinite")
+	}
+}
+
+// Unpack is given bytes and shapes from files.
+func FuzzUnpack(f *testing.F) {
+	f.Add("q8c", N32, 5, 2, 512)
+	f.Add("q4b32", N32, 34, 17, 1152)
+	f.Add("w32", N32, 1, 33, 256)
+	f.Add("bf16", op.RowsLayout, 3, 3, 18)
+	f.Add("q8c", N32, math.MaxInt64, 2, 512)
+	f.Add("f16", "n64", 1, 1, 2)
+	f.Fuzz(func(t *testing.T, scheme, layout string, k, n, size int) {
+		if size < 0 || size > 1<<20 {
+			return
+		}
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: layout}
+		b := make([]byte, size)
+		for i := range b {
+			b[i] = byte(i * 7)
+		}
+		want, err := Bytes(spec)
+		var dst []float32
+		if err == nil && want == int64(size) {
+			dst = make([]float32, k*n) // bounded: every element has at least half a byte
+		}
+		got := Unpack(dst, spec, b)
+		if (err == nil && want == int64(size)) != (got == nil) {
+			t.Fatalf("%+v with %d bytes: %v", spec, size, got)
+		}
+	})
+}
+
+func BenchmarkPack(b *testing.B) {
+	const k, n = 2048, 2048
+	raw := make([]byte, 2*k*n)
+	for i := range k * n {
+		binary.LittleEndian.PutUint16(raw[2*i:], floatToBrain(float32(math.Sin(float64(i)))))
+	}
+	src := must(Matrix(raw, op.BF16, k, n, true))
+	for _, scheme := range schemes {
+		b.Run(scheme, func(b *testing.B) {
+			spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+			dst := make([]byte, must(Bytes(spec)))
+			for b.Loop() {
+				if err := Pack(dst, spec, src); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(k*n)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mparam/s")
+		})
+	}
+}
