@@ -1,0 +1,294 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Portable returns plain Go loops in float32, blocked for registers and the first-level cache. Sums run
+// sequentially in k with one accumulator per result.
+func Portable() *Set {
+	return &Set{
+		Name: "portable", TileStep: 1,
+		MatMulF32: matMulF32, MatMulQ8C: matMulQ8C, BlockSums: blockSums, MatMulQ4B32: matMulQ4B32,
+		QuantRows: quantRows, Norm: norm, SiluMul: siluMul, Add: add, Rope: rope,
+		AttentionF32: attentionF32, AttentionF16: attentionF16,
+		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+	}
+}
+
+// panelK rows of a float32 tile are 16 KiB, so that they stay in the first-level cache while
+// the column groups of one row pair pass over them.
+const panelK = 128
+
+func matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+	for j := 0; j < n; j += TileN {
+		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
+		r := 0
+		for ; r+2 <= m; r += 2 {
+			var acc [2][TileN]float32
+			x0, x1 := x[r*ldx:r*ldx+k], x[(r+1)*ldx:(r+1)*ldx+k]
+			for p := 0; p < k; p += panelK {
+				end := min(p+panelK, k)
+				panelPair(&acc, x0[p:end], x1[p:end], tile[p*TileN:end*TileN])
+			}
+			copy(y[r*ldy+j:r*ldy+j+cols], acc[0][:])
+			copy(y[(r+1)*ldy+j:(r+1)*ldy+j+cols], acc[1][:])
+		}
+		if r < m {
+			var acc [TileN]float32
+			x0 := x[r*ldx : r*ldx+k]
+			for p := 0; p < k; p += panelK {
+				end := min(p+panelK, k)
+				panelRow(&acc, x0[p:end], tile[p*TileN:end*TileN])
+			}
+			copy(y[r*ldy+j:r*ldy+j+cols], acc[:])
+		}
+	}
+}
+
+// panelPair adds two rows times a panel [len(x0)][32] to acc, four columns at a time in registers.
+func panelPair(acc *[2][TileN]float32, x0, x1, panel []float32) {
+	x1 = x1[:len(x0)]
+	for j := 0; j < TileN; j += 4 {
+		a0, a1, a2, a3 := acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3]
+		b0, b1, b2, b3 := acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3]
+		for p, u := range x0 {
+			v := x1[p]
+			w := (*[4]float32)(panel[p*TileN+j:])
+			a0 += u * w[0]
+			b0 += v * w[0]
+			a1 += u * w[1]
+			b1 += v * w[1]
+			a2 += u * w[2]
+			b2 += v * w[2]
+			a3 += u * w[3]
+			b3 += v * w[3]
+		}
+		acc[0][j], acc[0][j+1], acc[0][j+2], acc[0][j+3] = a0, a1, a2, a3
+		acc[1][j], acc[1][j+1], acc[1][j+2], acc[1][j+3] = b0, b1, b2, b3
+	}
+}
+
+// panelRow is panelPair for one row, eight columns at a time.
+func panelRow(acc *[TileN]float32, x, panel []float32) {
+	for j := 0; j < TileN; j += 8 {
+		a0, a1, a2, a3 := acc[j], acc[j+1], acc[j+2], acc[j+3]
+		a4, a5, a6, a7 := acc[j+4], acc[j+5], acc[j+6], acc[j+7]
+		for p, u := range x {
+			w := (*[8]float32)(panel[p*TileN+j:])
+			a0 += u * w[0]
+			a1 += u * w[1]
+			a2 += u * w[2]
+			a3 += u * w[3]
+			a4 += u * w[4]
+			a5 += u * w[5]
+			a6 += u * w[6]
+			a7 += u * w[7]
+		}
+		acc[j], acc[j+1], acc[j+2], acc[j+3] = a0, a1, a2, a3
+		acc[j+4], acc[j+5], acc[j+6], acc[j+7] = a4, a5, a6, a7
+	}
+}
+
+func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	bytes, scales := q8cTileBytes(k)
+	for j := 0; j < n; j += TileN {
+		tile := w[j/TileN*bytes : (j/TileN+1)*bytes]
+		for r := range m {
+			var dot [TileN]int32
+			dotU8I8(&dot, x[r*ldx:r*ldx+k], tile)
+			out := y[r*ldy+j : r*ldy+min(n, j+TileN)]
+			for c := range out {
+				out[c] = float32(dot[c]) * (xscale[r] * f32at(tile[scales:], c))
+			}
+		}
+	}
+}
+
+// dotU8I8 sets dot[c] to sum_p (x[p]-128) q[p,c]; q is [ceil(len(x)/4)][32][4]. What q holds beyond
+// len(x) does not matter.
+func dotU8I8(dot *[TileN]int32, x []uint8, q []byte) {
+	full := len(x) / 4
+	for c := 0; c < TileN; c += 4 {
+		var d0, d1, d2, d3 int32
+		for p := range full {
+			a := (*[4]byte)(x[4*p:])
+			b := (*[16]byte)(q[p*4*TileN+4*c:])
+			x0, x1, x2, x3 := int32(a[0])-128, int32(a[1])-128, int32(a[2])-128, int32(a[3])-128
+			d0 += x0*int32(int8(b[0])) + x1*int32(int8(b[1])) + x2*int32(int8(b[2])) + x3*int32(int8(b[3]))
+			d1 += x0*int32(int8(b[4])) + x1*int32(int8(b[5])) + x2*int32(int8(b[6])) + x3*int32(int8(b[7]))
+			d2 += x0*int32(int8(b[8])) + x1*int32(int8(b[9])) + x2*int32(int8(b[10])) + x3*int32(int8(b[11]))
+			d3 += x0*int32(int8(b[12])) + x1*int32(int8(b[13])) + x2*int32(int8(b[14])) + x3*int32(int8(b[15]))
+		}
+		for p := full * 4; p < len(x); p++ {
+			b, xp := q[full*4*TileN+4*c+p%4:], int32(x[p])-128
+			d0 += xp * int32(int8(b[0]))
+			d1 += xp * int32(int8(b[4]))
+			d2 += xp * int32(int8(b[8]))
+			d3 += xp * int32(int8(b[12]))
+		}
+		dot[c], dot[c+1], dot[c+2], dot[c+3] = d0, d1, d2, d3
+	}
+}
+
+func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
+	for r := range m {
+		for b := 0; b*BlockK < k; b++ {
+			block := x[r*ldx+b*BlockK : r*ldx+min(k, (b+1)*BlockK)]
+			sum := int32(-128 * len(block))
+			for _, u := range block {
+				sum += int32(u)
+			}
+			sums[r*ldsums+b] = sum
+		}
+	}
+}
+
+func matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	const rows = 4 // rows that share one unpacked block
+	blocks := (k + BlockK - 1) / BlockK
+	for j := 0; j < n; j += TileN {
+		tile := w[j/TileN*blocks*q4BlockBytes : (j/TileN+1)*blocks*q4BlockBytes]
+		for r0 := 0; r0 < m; r0 += rows {
+			count := min(rows, m-r0)
+			var acc [rows][TileN]float32
+			for b := range blocks {
+				block := (*[q4BlockBytes]byte)(tile[b*q4BlockBytes:])
+				var nibbles [BlockK * TileN]byte // [8][32][4]: the q8c order
+				for i := range 8 {
+					src, lo, hi := block[i*64:i*64+64], nibbles[i*128:i*128+64], nibbles[i*128+64:i*128+128]
+					for c, v := range src {
+						lo[c], hi[c] = v&15, v>>4
+					}
+				}
+				var scales [TileN]float32
+				for c := range scales {
+					scales[c] = f16to32(binary.LittleEndian.Uint16(block[512+2*c:]))
+				}
+				for i := range count {
+					r := r0 + i
+					var dot [TileN]int32
+					dotU8I8(&dot, x[r*ldx+b*BlockK:r*ldx+min(k, (b+1)*BlockK)], nibbles[:])
+					rest := 8 * sums[r*ldsums+b]
+					for c := range dot {
+						acc[i][c] += float32(dot[c]-rest) * scales[c]
+					}
+				}
+			}
+			for i := range count {
+				out := y[(r0+i)*ldy+j : (r0+i)*ldy+min(n, j+TileN)]
+				for c := range out {
+					out[c] = xscale[r0+i] * acc[i][c]
+				}
+			}
+		}
+	}
+}
+
+func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		var top uint32 // magnitudes order like their bits, NaN and infinities last
+		for _, v := range row {
+			top = max(top, math.Float32bits(v)&0x7fffffff)
+		}
+		if top >= 0x7f800000 {
+			return r
+		}
+		s := math.Float32frombits(top) / 127
+		scale[r] = s
+		if s == 0 {
+			for c := range out {
+				out[c] = 128
+			}
+			continue
+		}
+		for c, v := range row {
+			// 1.5*2^23 leaves the integer, rounded to even, in the low mantissa bits.
+			i := int32(math.Float32bits(v/s+0x1.8p23)) - 0x4b400000
+			out[c] = uint8(128 + max(-127, min(127, i)))
+		}
+	}
+	return -1
+}
+
+func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		sum := 0.0 // float64: a float32 square may overflow
+		for _, v := range row {
+			sum += float64(v) * float64(v)
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		for c, v := range row {
+			out[c] = gain[c] * float32(float64(v)*inv)
+		}
+	}
+}
+
+func siluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
+		for c := 0; c < n; c += interleave {
+			gate, up := row[2*c:2*c+interleave], row[2*c+interleave:2*c+2*interleave]
+			for i, g := range gate {
+				out[c+i] = g / (1 + expf(-g)) * up[i]
+			}
+		}
+	}
+}
+
+func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
+	for r := range m {
+		out, p, q := y[r*ldy:r*ldy+n], a[r*lda:r*lda+n], b[r*ldb:r*ldb+n]
+		for c := range out {
+			out[c] = p[c] + q[c]
+		}
+	}
+}
+
+func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
+	half := headDim / 2
+	for r := range m {
+		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
+		for h := range heads {
+			a := x[r*ldx+h*headDim : r*ldx+h*headDim+half]
+			b := x[r*ldx+h*headDim+half : r*ldx+(h+1)*headDim]
+			for i := range a {
+				u, v := a[i], b[i]
+				a[i], b[i] = u*c[i]-v*s[i], v*c[i]+u*s[i]
+			}
+		}
+	}
+}
+
+// expf is e^x within 2 ULP: x = i ln2 + r with |r| <= ln2/2, a polynomial of degree 6 for e^r.
+// Results below the smallest normal number are 0.
+func expf(x float32) float32 {
+	const (
+		ln2Hi = 0x1.62e4p-1 // short, so that i*ln2Hi is exact
+		ln2Lo = 0x1.7f7d1cf79abcap-20
+	)
+	switch {
+	case x > 88.72283:
+		return float32(math.Inf(1))
+	case x < -87.33654:
+		return 0
+	case x != x:
+		return x
+	}
+	t := x*math.Log2E + 0x1.8p23
+	i := int32(math.Float32bits(t)) - 0x4b400000
+	f := t - 0x1.8p23
+	r := x - f*ln2Hi - f*ln2Lo
+	p := float32(1.0 / 720)
+	p = p*r + 1.0/120
+	p = p*r + 1.0/24
+	p = p*r + 1.0/6
+	p = p*r + 0.5
+	p = p*r + 1
+	p = p*r + 1
+	// Two steps, because 2^128 is not a float32.
+	return p * math.Float32frombits(uint32(i/2+127)<<23) * math.Float32frombits(uint32(i-i/2+127)<<23)
+}

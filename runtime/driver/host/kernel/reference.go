@@ -1,0 +1,190 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Reference returns the numeric reference: every sum in float64, every result rounded once, loops in
+// the order of the formulas.
+func Reference() *Set {
+	return &Set{
+		Name: "reference", TileStep: 1,
+		MatMulF32: refMatMulF32, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums, MatMulQ4B32: refMatMulQ4B32,
+		QuantRows: refQuantRows, Norm: refNorm, SiluMul: refSiluMul, Add: add, Rope: refRope,
+		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, m, heads, headDim, pos int) {
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, m, heads, headDim, pos)
+		},
+		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, m, heads, headDim, pos int) {
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(f16to32(k[i])) }, func(i int) float64 { return float64(f16to32(v[i])) }, m, heads, headDim, pos)
+		},
+		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+	}
+}
+
+func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+	for r := range m {
+		for j := range n {
+			tile := w[j/TileN*k*TileN+j%TileN:]
+			sum := 0.0
+			for p := range k {
+				sum += float64(x[r*ldx+p]) * float64(tile[p*TileN])
+			}
+			y[r*ldy+j] = float32(sum)
+		}
+	}
+}
+
+// q8cTileBytes is the size of one q8c tile of k rows, and the offset of its scales.
+func q8cTileBytes(k int) (bytes, scales int) {
+	scales = (k + 3) / 4 * 4 * TileN
+	return scales + 8*TileN, scales
+}
+
+// q4BlockBytes is the size of one q4b32 block of a tile: nibbles and float16 scales.
+const q4BlockBytes = 512 + 2*TileN
+
+func f32at(b []byte, i int) float32 {
+	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+}
+
+func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	bytes, scales := q8cTileBytes(k)
+	for r := range m {
+		for j := range n {
+			tile, c := w[j/TileN*bytes:], j%TileN
+			dot := int64(0)
+			for p := range k {
+				dot += (int64(x[r*ldx+p]) - 128) * int64(int8(tile[p/4*4*TileN+c*4+p%4]))
+			}
+			y[r*ldy+j] = float32(float64(dot) * (float64(xscale[r]) * float64(f32at(tile[scales:], c))))
+		}
+	}
+}
+
+func refMatMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+	blocks := (k + BlockK - 1) / BlockK
+	for r := range m {
+		for j := range n {
+			tile, c := w[j/TileN*blocks*q4BlockBytes:], j%TileN
+			sum := 0.0
+			for b := range blocks {
+				block := tile[b*q4BlockBytes : (b+1)*q4BlockBytes]
+				dot := 0
+				for p := b * BlockK; p < min(k, (b+1)*BlockK); p++ {
+					i := p % BlockK
+					q := block[i/4*64+c%16*4+i%4] >> (c / 16 * 4) & 15
+					dot += (int(x[r*ldx+p]) - 128) * (int(q) - 8)
+				}
+				sum += float64(dot) * float64(f16to32(binary.LittleEndian.Uint16(block[512+2*c:])))
+			}
+			y[r*ldy+j] = float32(float64(xscale[r]) * sum)
+		}
+	}
+}
+
+func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		absmax := 0.0
+		for _, v := range row {
+			a := math.Abs(float64(v))
+			if math.IsNaN(a) || math.IsInf(a, 0) {
+				return r
+			}
+			absmax = max(absmax, a)
+		}
+		s := float32(absmax) / 127
+		scale[r] = s
+		for c, v := range row {
+			out[c] = 128
+			if s != 0 { // the clamp matters only where s is subnormal
+				out[c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/s)))))
+			}
+		}
+	}
+	return -1
+}
+
+func refNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		sum := 0.0
+		for _, v := range row {
+			sum += float64(v) * float64(v)
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		for c, v := range row {
+			out[c] = float32(float64(gain[c]) * (float64(v) * inv))
+		}
+	}
+}
+
+// rootInverse is 1/sqrt(v), 0 for 0 so that a zero row stays zero.
+func rootInverse(v float64) float64 {
+	if v == 0 {
+		return 0
+	}
+	return 1 / math.Sqrt(v)
+}
+
+func refSiluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
+	for r := range m {
+		for c := range n {
+			g := x[r*ldx+c/interleave*2*interleave+c%interleave:]
+			gate := float64(g[0])
+			y[r*ldy+c] = float32(gate / (1 + math.Exp(-gate)) * float64(g[interleave]))
+		}
+	}
+}
+
+func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
+	half := headDim / 2
+	for r := range m {
+		for h := range heads {
+			head := x[r*ldx+h*headDim : r*ldx+(h+1)*headDim]
+			for i := range half {
+				a, b := float64(head[i]), float64(head[i+half])
+				c, s := float64(cos[r*half+i]), float64(sin[r*half+i])
+				head[i] = float32(a*c - b*s)
+				head[i+half] = float32(b*c + a*s)
+			}
+		}
+	}
+}
+
+// refAttention recomputes scores instead of storing them, so that it needs no scratch: once for the
+// maximum, then once for every 64 columns of the result.
+func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) float64, m, heads, headDim, pos int) {
+	scale := 1 / math.Sqrt(float64(headDim))
+	for r := range m {
+		for h := range heads {
+			query := q[r*ldq+h*headDim : r*ldq+(h+1)*headDim]
+			score := func(p int) float64 {
+				dot := 0.0
+				for d, a := range query {
+					dot += float64(a) * k(p*headDim+d)
+				}
+				return dot * scale
+			}
+			top := math.Inf(-1)
+			for p := range pos + r + 1 {
+				top = math.Max(top, score(p))
+			}
+			for d0 := 0; d0 < headDim; d0 += 64 {
+				var acc [64]float64
+				width, sum := min(64, headDim-d0), 0.0
+				for p := range pos + r + 1 {
+					e := math.Exp(score(p) - top)
+					sum += e
+					for d := range width {
+						acc[d] += e * v(p*headDim+d0+d)
+					}
+				}
+				for d := range width {
+					y[r*ldy+h*headDim+d0+d] = float32(acc[d] / sum)
+				}
+			}
+		}
+	}
+}

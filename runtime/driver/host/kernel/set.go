@@ -1,0 +1,136 @@
+// Package kernel knows the arithmetic of the host processor: one function per operator on slices of
+// numbers, in a reference form, a portable form and a form per vector instruction set.
+//
+// A Set holds one implementation of every function. Functions are pure: they allocate nothing, start
+// nothing, keep nothing, and may run at the same time on disjoint outputs. Callers guarantee the
+// lengths; a function reads and writes nothing outside the documented elements (not even the
+// padding between rows), because the memory beyond may belong to somebody else.
+//
+// Matrices are row-major with a leading dimension in elements: x[r*ldx+c]. Packed weights are
+// sequences of n32 tiles (see planir/pack): 32 columns each, the last one padded with zeros.
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// TileN is the number of columns of one tile of a packed weight.
+const TileN = 32
+
+// BlockK is the number of consecutive k that share one scale in q4b32.
+const BlockK = 32
+
+// EnvVar is the environment variable that forces a kernel set by name, e.g. "portable". It
+// overrules the best set, not an explicit choice of the caller.
+const EnvVar = "HETC_HOST_KERNELS"
+
+// Set is one implementation of every function. m, k, n are always rows, reduction length and
+// columns of the call; m may be 0, k and n are at least 1.
+type Set struct {
+	Name string
+
+	// TileStep is the number of tiles a matrix kernel handles best in one pass; callers that divide
+	// a weight among threads use multiples of it. At least 1.
+	TileStep int
+
+	// MatMulF32 computes y[r,j] = sum_p x[r,p] w[p,j] for r < m, j < n. w is ceil(n/32) tiles of
+	// [k][32] float32.
+	MatMulF32 func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int)
+
+	// MatMulQ8C computes y[r,j] = float32(dot) * (xscale[r] * scale[j]), dot = sum_p (x[r,p]-128) q[p,j]
+	// exact. w is ceil(n/32) tiles of [Kp/4][32][4] int8, 32 float32 scales, 32 int32 column sums,
+	// Kp = k rounded up to 4.
+	MatMulQ8C func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int)
+
+	// BlockSums computes sums[r*ldsums+b] = sum of (x[r,p]-128) over the p < k of block b
+	// (p/32 == b), the term of MatMulQ4B32 that does not depend on the weight. ldsums >= ceil(k/32).
+	BlockSums func(sums []int32, ldsums int, x []uint8, ldx, m, k int)
+
+	// MatMulQ4B32 computes y[r,j] = xscale[r] * sum_b float32(dot_b) * scale[b,j], where
+	// dot_b = sum_{p in b} nibble[p,j] (x[r,p]-128) - 8 sums[r,b] is exact and the sum over blocks is
+	// sequential. w is ceil(n/32) tiles of Kp/32 blocks of 576 bytes: nibbles [8][64], 32 float16 scales.
+	MatMulQ4B32 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
+
+	// QuantRows quantises each row: scale[r] = absmax/127 (0 for a zero row),
+	// y[r,c] = 128 + clamp(roundHalfEven(x[r,c]/scale[r]), -127, 127), 128 throughout when scale[r] is 0.
+	// It returns the first row that holds NaN or an infinity, which has no such form, or -1; rows from
+	// that one on are then undefined.
+	QuantRows func(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int
+
+	// Norm computes y[r,c] = gain[c] * (x[r,c] / sqrt(mean_c(x[r,c]^2) + eps)); a zero row gives zeros
+	// even when eps is 0. y may be x.
+	Norm func(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int)
+
+	// SiluMul computes y[r,c] = silu(gate) * up, silu(g) = g/(1+exp(-g)). A row of x is groups of
+	// interleave gate columns and then as many up columns; n (columns of y) is a multiple of interleave.
+	SiluMul func(y []float32, ldy int, x []float32, ldx, interleave, m, n int)
+
+	// Add computes y[r,c] = a[r,c] + b[r,c]. y may be a or b.
+	Add func(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
+
+	// Rope rotates heads consecutive heads of headDim columns in place, pairs (i, i+headDim/2), by the
+	// angle whose cosine and sine are cos[r*headDim/2+i] and sin[..].
+	Rope func(x []float32, ldx int, cos, sin []float32, m, heads, headDim int)
+
+	// AttentionF32 is causal attention of m rows of heads query heads that share one key/value head:
+	// head h of row r is at q[r*ldq+h*headDim] and y[r*ldy+h*headDim]; k and v are [pos+m, headDim]
+	// dense; row r attends to positions 0..pos+r with scale 1/sqrt(headDim). scratch has
+	// AttentionScratch(heads, headDim) elements of any content.
+	AttentionF32 func(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, m, heads, headDim, pos int)
+
+	// AttentionF16 is AttentionF32 over a float16 cache.
+	AttentionF16 func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, m, heads, headDim, pos int)
+
+	// FromF16 and FromBF16 widen src to dst, of equal length.
+	FromF16, FromBF16 func(dst []float32, src []uint16)
+
+	// ToF16 rounds src to float16 (nearest, ties to even) and reports whether all results are finite.
+	ToF16 func(dst []uint16, src []float32) bool
+}
+
+// Attention works on blocks of at most attentionRows rows and keyBlock positions.
+const (
+	attentionRows = 8
+	keyBlock      = 128
+)
+
+// AttentionScratch is the number of float32 of scratch that Attention needs for heads query heads:
+// room for an accumulator, keyBlock scores and two numbers for each of attentionRows rows and every head,
+// and for one widened block of keys and values.
+func AttentionScratch(heads, headDim int) int {
+	return attentionRows*heads*(headDim+keyBlock+2) + 2*keyBlock*headDim
+}
+
+// Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
+// then vector sets.
+func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
+
+// Best returns the fastest set this machine can run.
+func Best() *Set {
+	s := Sets()
+	return s[len(s)-1]
+}
+
+// ByName returns the named set; "" is the one in EnvVar, or Best. The error lists the valid names.
+func ByName(name string) (*Set, error) {
+	from := ""
+	if name == "" {
+		name, from = os.Getenv(EnvVar), " from "+EnvVar
+	}
+	if name == "" {
+		return Best(), nil
+	}
+	var names []string
+	for _, s := range Sets() {
+		if s.Name == name {
+			return s, nil
+		}
+		names = append(names, s.Name)
+	}
+	return nil, diag.New(diag.ClassUsage, "select host kernels: %q%s is not available on this machine", name, from).
+		WithHint("%s", fmt.Sprintf("available: %s", strings.Join(names, ", ")))
+}
