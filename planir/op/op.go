@@ -118,7 +118,7 @@ func WeightBytes(scheme string, k, n int) int64 {
 		return kk*nn + 8*nn
 	case "q4b32":
 		blocks := (kk + 31) / 32
-		return blocks*18*nn
+		return blocks * 18 * nn
 	}
 	return 0
 }

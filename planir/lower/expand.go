@@ -1,0 +1,108 @@
+// Package lower knows how decisions become a program: it makes quantisation steps explicit, cuts
+// operators into the decided shares, assigns buffers and packed weights, and orders the lanes with
+// the fewest flags that its analysis can show to be needed.
+package lower
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Node is one node of a model graph at a number of rows, with its scheme fixed. Solver and lowering
+// see the same nodes, so that what is priced is what is executed.
+type Node struct {
+	Name string // "layers.qkv"
+	Ops  []op.Op
+	In   []string
+	W    []string
+	Out  []string
+}
+
+// Op is the node's main operator: the last of its chain.
+func (n *Node) Op() op.Op { return n.Ops[len(n.Ops)-1] }
+
+// Section is a section of a model graph at a number of rows.
+type Section struct {
+	Name   string
+	Layers int
+	Logits bool
+	Values map[string]Value
+	Nodes  []Node
+}
+
+// Value is the type and shape of an activation.
+type Value struct {
+	Type op.Type
+	Rows int
+	Cols int
+}
+
+// Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
+// name, and where it quantises activations a node NAME_quant precedes the first matmul that reads
+// the value. Such a node is decided about like any other.
+func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
+	var out []Section
+	for _, ms := range g.Sections {
+		s := Section{Name: ms.Name, Layers: ms.Layers, Values: map[string]Value{}}
+		for _, v := range ms.Values {
+			r, t := rows, op.F32
+			if v.Rows1 {
+				r, s.Logits = 1, true
+			}
+			if v.Name == "ids" {
+				t = op.I32
+			}
+			s.Values[v.Name] = Value{t, r, v.Cols}
+		}
+		quantised := map[string]bool{}
+		for _, mn := range ms.Nodes {
+			name := ms.Name + "." + mn.Name
+			n := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
+			m := rows
+			if len(mn.Out) > 0 && mn.Ops[0].Kind != op.SelectRow {
+				m = s.Values[mn.Out[0]].Rows
+			}
+			n.Ops = mn.At(m, context)
+			for i := range n.Ops {
+				o := &n.Ops[i]
+				switch o.Kind {
+				case op.KVAppend, op.Attention:
+					o.KV = kv
+				case op.MatMul:
+					o.Scheme = schemeOf(name)
+					if _, err := op.ParseScheme(string(o.Scheme)); err != nil {
+						return nil, fmt.Errorf("node %q: %w", name, err)
+					}
+					if !o.Scheme.QuantisedRows() {
+						break
+					}
+					x := n.In[0]
+					q, sc := x+".q", x+".s"
+					if !quantised[x] {
+						v := s.Values[x]
+						s.Values[q] = Value{op.U8, v.Rows, v.Cols}
+						s.Values[sc] = Value{op.F32, v.Rows, 1}
+						s.Nodes = append(s.Nodes, Node{
+							Name: name + "_quant",
+							Ops:  []op.Op{{Kind: op.QuantRows, M: v.Rows, N: v.Cols}},
+							In:   []string{x}, Out: []string{q, sc},
+						})
+						quantised[x] = true
+					}
+					n.In = []string{q, sc}
+				}
+				if err := o.Validate(); err != nil {
+					return nil, fmt.Errorf("node %q: %w", name, err)
+				}
+			}
+			for _, v := range n.Out {
+				delete(quantised, v)
+			}
+			s.Nodes = append(s.Nodes, n)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}

@@ -1,0 +1,195 @@
+// Package planir knows what a deployment plan is: its types, its one canonical encoding,
+// its digest, and the numbered rules (P001...) that every plan obeys whatever anybody
+// believes about time. SPEC.md describes the same for readers without Go.
+package planir
+
+import "github.com/hetc/hetc/planir/op"
+
+// Schema identifies the plan format. A change that an older reader would misunderstand gets a new number.
+const Schema = "hetc.plan/1"
+
+// Plan is the output of solve: what was decided, why, and the program that carries it out.
+type Plan struct {
+	Schema string   `json:"schema" yaml:"schema"`
+	Model  ModelRef `json:"model" yaml:"model"`
+	SoC    SoCRef   `json:"soc" yaml:"soc"`
+	Inputs []Input  `json:"inputs,omitempty" yaml:"inputs,omitempty"` // digests of everything solve read
+
+	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
+	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type
+
+	Procs       []Proc       `json:"procs" yaml:"procs"` // ascending by name
+	Decisions   []Decision   `json:"decisions" yaml:"decisions"`
+	Predictions []Prediction `json:"predictions,omitempty" yaml:"predictions,omitempty"`
+	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
+	Program     Program      `json:"program" yaml:"program"`
+}
+
+// ModelRef names the model a plan is for. Digest covers the configuration and, for models with
+// weights, every tensor's bytes.
+type ModelRef struct {
+	Name   string `json:"name" yaml:"name"`
+	Digest string `json:"digest" yaml:"digest"`
+	EOS    []int  `json:"eos,omitempty" yaml:"eos,omitempty"` // token ids that end generation
+	BOS    int    `json:"bos" yaml:"bos"`                     // -1: none
+}
+
+// SoCRef names the machine a plan is for.
+type SoCRef struct {
+	Name        string `json:"name" yaml:"name"`
+	Digest      string `json:"digest" yaml:"digest"`
+	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
+	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
+	Control     string `json:"control" yaml:"control"`                         // processor that owns control steps
+}
+
+// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration".
+type Input struct {
+	Kind   string `json:"kind" yaml:"kind"`
+	Digest string `json:"digest" yaml:"digest"`
+}
+
+// Proc is a processor with everything legality needs to know of it, so that a plan can be checked
+// and executed without the SoC file.
+type Proc struct {
+	Name    string            `json:"name" yaml:"name"`
+	Kind    string            `json:"kind" yaml:"kind"` // cpu, gpu, npu
+	Driver  string            `json:"driver" yaml:"driver"`
+	Select  string            `json:"select,omitempty" yaml:"select,omitempty"`
+	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
+	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
+
+	Layouts []Layout    `json:"layouts" yaml:"layouts"`                 // ascending by weight scheme
+	Schemes []op.Scheme `json:"schemes" yaml:"schemes"`                 // what its matmuls execute
+	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty"` // empty: every kind
+	TileN   int         `json:"tile_n" yaml:"tile_n"`                   // column shards are multiples
+	TileK   int         `json:"tile_k" yaml:"tile_k"`                   // K shards are multiples
+
+	DynamicRows   bool  `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`
+	StridedOutput bool  `json:"strided_output,omitempty" yaml:"strided_output,omitempty"`
+	StridedInput  bool  `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`
+	WeightRanges  bool  `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`
+	GraphBytes    int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
+}
+
+// Layout is the packed layout a processor reads for a weight scheme.
+type Layout struct {
+	Scheme string `json:"scheme" yaml:"scheme"`
+	Layout string `json:"layout" yaml:"layout"`
+}
+
+// LayoutOf returns the layout for a weight scheme, "" when the processor has none.
+func (p *Proc) LayoutOf(scheme string) string {
+	for _, l := range p.Layouts {
+		if l.Scheme == scheme {
+			return l.Layout
+		}
+	}
+	return ""
+}
+
+// Strategy is how one operator is spread over processors (HeteroInfer sec. 4).
+type Strategy string
+
+const (
+	Single           Strategy = "single"             // one processor does all
+	WeightCentric    Strategy = "weight-centric"     // output columns (or heads) are divided
+	ActivationDivide Strategy = "activation-centric" // rows are divided
+	Hybrid           Strategy = "hybrid"             // rows padded to a standard size, columns divided
+	Padding          Strategy = "padding"            // one processor, rows padded to a standard size
+	Pipe             Strategy = "pipe"               // one processor, several standard sizes in sequence
+	Paired           Strategy = "paired"             // columns of the producer, then K of this operator: partial sums, one addition
+)
+
+// Axis is the dimension a decision divides.
+type Axis string
+
+const (
+	AxisNone  Axis = ""
+	AxisCols  Axis = "cols"  // output columns of a matmul or elementwise operator
+	AxisRows  Axis = "rows"  // rows (tokens)
+	AxisK     Axis = "k"     // reduction of a matmul
+	AxisHeads Axis = "heads" // key/value heads of an attention
+)
+
+// Decision says how one node is executed at one number of rows.
+type Decision struct {
+	Node     string    `json:"node" yaml:"node"` // "layers.qkv"
+	Rows     int       `json:"rows" yaml:"rows"` // bucket; 1 is decode
+	Strategy Strategy  `json:"strategy" yaml:"strategy"`
+	Scheme   op.Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // matmuls
+	Axis     Axis      `json:"axis,omitempty" yaml:"axis,omitempty"`
+	Shares   []Share   `json:"shares" yaml:"shares"`
+
+	PredictNS    int64         `json:"predict_ns" yaml:"predict_ns"` // of one execution, waiting for the slower share
+	Alternatives []Alternative `json:"alternatives,omitempty" yaml:"alternatives,omitempty"`
+}
+
+// Share is one processor's part: the half-open range [From,To) of the decision's axis, or everything
+// when the decision has no axis. PadRows > 0 executes with that many rows instead of the bucket's.
+type Share struct {
+	Proc      string `json:"proc" yaml:"proc"`
+	From      int    `json:"from,omitempty" yaml:"from,omitempty"`
+	To        int    `json:"to,omitempty" yaml:"to,omitempty"`
+	PadRows   int    `json:"pad_rows,omitempty" yaml:"pad_rows,omitempty"`
+	PredictNS int64  `json:"predict_ns,omitempty" yaml:"predict_ns,omitempty"`
+}
+
+// Alternative is a choice that was not taken and what it would have cost.
+type Alternative struct {
+	Strategy  Strategy `json:"strategy" yaml:"strategy"`
+	Shares    string   `json:"shares" yaml:"shares"` // "npu 0:3072, gpu 3072:5632"
+	PredictNS int64    `json:"predict_ns" yaml:"predict_ns"`
+}
+
+// Prediction is the expected time of one program, beside every single-processor placement.
+type Prediction struct {
+	Program  string        `json:"program" yaml:"program"` // "prefill@256", "decode"
+	PlanNS   int64         `json:"plan_ns" yaml:"plan_ns"`
+	LowNS    int64         `json:"low_ns" yaml:"low_ns"`
+	HighNS   int64         `json:"high_ns" yaml:"high_ns"`
+	Singles  []SingleTime  `json:"singles,omitempty" yaml:"singles,omitempty"`
+	Sections []SectionTime `json:"sections,omitempty" yaml:"sections,omitempty"`
+}
+
+// SingleTime is the predicted time of a program executed by one processor alone.
+type SingleTime struct {
+	Proc string `json:"proc" yaml:"proc"`
+	NS   int64  `json:"ns" yaml:"ns"`
+}
+
+// SectionTime is the predicted time of one execution of a section (one layer of a repeated one).
+type SectionTime struct {
+	Section string `json:"section" yaml:"section"`
+	NS      int64  `json:"ns" yaml:"ns"`
+}
+
+// Solve reports one optimisation: which engine, whether it is proved, and the gap.
+type Solve struct {
+	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
+	Engine      string `json:"engine" yaml:"engine"`
+	Status      string `json:"status" yaml:"status"` // optimal, feasible, limit
+	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
+	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
+	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
+}
+
+// DecisionFor returns the decision for a node at a number of rows, nil when there is none.
+func (p *Plan) DecisionFor(node string, rows int) *Decision {
+	for i := range p.Decisions {
+		if p.Decisions[i].Node == node && p.Decisions[i].Rows == rows {
+			return &p.Decisions[i]
+		}
+	}
+	return nil
+}
+
+// Proc returns the processor of that name, nil when there is none.
+func (p *Plan) Proc(name string) *Proc {
+	for i := range p.Procs {
+		if p.Procs[i].Name == name {
+			return &p.Procs[i]
+		}
+	}
+	return nil
+}

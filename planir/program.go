@@ -1,0 +1,293 @@
+package planir
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Buffers the executor reads and writes by name.
+const (
+	IDs    = "ids"    // i32 [rows,1]: token ids of the call
+	Logits = "logits" // f32 [1,vocabulary]
+)
+
+// Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and
+// bucket the steps of every lane. The executor knows operators, not models.
+type Program struct {
+	Buffers  []Buffer `json:"buffers" yaml:"buffers"`
+	Cache    Cache    `json:"cache" yaml:"cache"`
+	Weights  []Weight `json:"weights" yaml:"weights"`
+	Packs    []Pack   `json:"packs" yaml:"packs"`
+	Graphs   []Graph  `json:"graphs" yaml:"graphs"`
+	Programs []Phase  `json:"programs" yaml:"programs"`
+	Decider  []Decide `json:"decider" yaml:"decider"`
+}
+
+// Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
+type Buffer struct {
+	Name string  `json:"name" yaml:"name"`
+	Type op.Type `json:"type" yaml:"type"`
+	Rows int     `json:"rows" yaml:"rows"`
+	Cols int     `json:"cols" yaml:"cols"`
+}
+
+// Cache is the KV cache [layer][k|v][kv_head][max_context][head_dim].
+type Cache struct {
+	Type       op.Type `json:"type" yaml:"type"`
+	Layers     int     `json:"layers" yaml:"layers"`
+	KVHeads    int     `json:"kv_heads" yaml:"kv_heads"`
+	MaxContext int     `json:"max_context" yaml:"max_context"`
+	HeadDim    int     `json:"head_dim" yaml:"head_dim"`
+}
+
+// Bytes is the size of the whole cache.
+func (c Cache) Bytes() int64 {
+	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
+}
+
+// Weight is a matrix [K,N] of the model as its stored tensors make it up (see models.Weight).
+type Weight struct {
+	Name       string    `json:"name" yaml:"name"`
+	From       []string  `json:"from,omitempty" yaml:"from,omitempty"`             // stored tensors, {layer} replaced per layer
+	Interleave []int     `json:"interleave,omitempty" yaml:"interleave,omitempty"` // columns taken from each source in turn
+	K          int       `json:"k" yaml:"k"`
+	N          int       `json:"n" yaml:"n"`
+	Transposed bool      `json:"transposed,omitempty" yaml:"transposed,omitempty"`
+	Layers     int       `json:"layers,omitempty" yaml:"layers,omitempty"` // 0: one copy
+	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`   // a computed vector instead of tensors
+}
+
+// Pack is a stored, packed piece of a weight: rows [K0,K1) and columns [N0,N1), quantised and laid
+// out for the processors that read it. Of a weight with layers there is one packing per layer.
+type Pack struct {
+	Name   string `json:"name" yaml:"name"`
+	Weight string `json:"weight" yaml:"weight"`
+	K0     int    `json:"k0" yaml:"k0"`
+	K1     int    `json:"k1" yaml:"k1"`
+	N0     int    `json:"n0" yaml:"n0"`
+	N1     int    `json:"n1" yaml:"n1"`
+	Scheme string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
+	Layout string `json:"layout" yaml:"layout"`
+	Bytes  int64  `json:"bytes" yaml:"bytes"` // of one packing
+}
+
+// Spec describes the packing to drivers.
+func (p *Pack) Spec() op.WeightSpec {
+	return op.WeightSpec{Name: p.Name, K: p.K1 - p.K0, N: p.N1 - p.N0, Scheme: p.Scheme, Layout: p.Layout}
+}
+
+// Graph is a piece of the model compiled for one processor.
+type Graph struct {
+	Name     string   `json:"name" yaml:"name"`
+	Proc     string   `json:"proc" yaml:"proc"`
+	Graph    op.Graph `json:"graph" yaml:"graph"`
+	Artifact string   `json:"artifact" yaml:"artifact"` // blob that holds what the compiler made of it
+}
+
+// Phase is the program of one phase and bucket. Sections run one after another; all lanes meet
+// between them.
+type Phase struct {
+	Name     string    `json:"name" yaml:"name"`   // "prefill@256", "decode"
+	Phase    string    `json:"phase" yaml:"phase"` // prefill, decode
+	Rows     int       `json:"rows" yaml:"rows"`   // most rows of one call
+	Sections []Section `json:"sections" yaml:"sections"`
+}
+
+// Section is a sequence of steps per lane, repeated once per layer when Layers > 0. Flags are
+// numbered from 0 within the section; each is set by one step, once per iteration.
+type Section struct {
+	Name   string `json:"name" yaml:"name"` // "embed", "layers", "head"
+	Layers int    `json:"layers,omitempty" yaml:"layers,omitempty"`
+	Logits bool   `json:"logits,omitempty" yaml:"logits,omitempty"` // run only for rows whose logits are wanted, once per row
+	Flags  int    `json:"flags,omitempty" yaml:"flags,omitempty"`
+	Lanes  []Lane `json:"lanes" yaml:"lanes"` // ascending by processor
+}
+
+// Lane is one processor's sequence of steps.
+type Lane struct {
+	Proc  string `json:"proc" yaml:"proc"`
+	Steps []Step `json:"steps" yaml:"steps"`
+}
+
+// Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a
+// call with fewer rows runs it with the rest, or skips it.
+type Step struct {
+	Node     string      `json:"node" yaml:"node"` // for reports
+	Wait     []Wait      `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
+	Run      string      `json:"run" yaml:"run"` // graph
+	R0       int         `json:"r0,omitempty" yaml:"r0,omitempty"`
+	In       []View      `json:"in,omitempty" yaml:"in,omitempty,flow"`
+	W        []WeightRef `json:"w,omitempty" yaml:"w,omitempty,flow"`
+	Out      []View      `json:"out,omitempty" yaml:"out,omitempty,flow"`
+	Heads    *[2]int     `json:"heads,omitempty" yaml:"heads,omitempty,flow"` // cache heads [from,to) of a graph with state
+	Set      *int        `json:"set,omitempty" yaml:"set,omitempty"`
+	ExpectNS int64       `json:"expect_ns,omitempty" yaml:"expect_ns,omitempty"`
+}
+
+// Decide picks the program for a number of tokens still to process: the first entry with
+// Min <= n <= Max. The program takes min(n, its rows) of them.
+type Decide struct {
+	Min     int    `json:"min" yaml:"min"`
+	Max     int    `json:"max" yaml:"max"`
+	Program string `json:"program" yaml:"program"`
+}
+
+// View is a rectangle of a buffer, written "buffer[r0:r1,c0:c1]".
+type View struct {
+	Buffer         string
+	R0, R1, C0, C1 int
+}
+
+// Overlaps reports whether two views share an element.
+func (v View) Overlaps(w View) bool {
+	return v.Buffer == w.Buffer && v.R0 < w.R1 && w.R0 < v.R1 && v.C0 < w.C1 && w.C0 < v.C1
+}
+
+// String is the written form.
+func (v View) String() string {
+	return fmt.Sprintf("%s[%d:%d,%d:%d]", v.Buffer, v.R0, v.R1, v.C0, v.C1)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (v View) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText accepts the written form only.
+func (v *View) UnmarshalText(b []byte) error {
+	name, n, err := parseIndexed(string(b), 4)
+	if err != nil {
+		return fmt.Errorf("view %q: %w, want name[r0:r1,c0:c1]", b, err)
+	}
+	*v = View{name, n[0], n[1], n[2], n[3]}
+	if v.String() != string(b) {
+		return fmt.Errorf("view %q is not in canonical form %q", b, v)
+	}
+	return nil
+}
+
+// Wait names a flag of the section; Back waits for the setting of the iteration before
+// (nothing to wait for in the first one). Written "3" or "3-1".
+type Wait struct {
+	Flag int
+	Back bool
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (w Wait) MarshalText() ([]byte, error) {
+	s := strconv.Itoa(w.Flag)
+	if w.Back {
+		s += "-1"
+	}
+	return []byte(s), nil
+}
+
+// UnmarshalText accepts the written form only.
+func (w *Wait) UnmarshalText(b []byte) error {
+	s, back := strings.CutSuffix(string(b), "-1")
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 0 {
+		return fmt.Errorf("wait %q: want a flag number, with -1 for the iteration before", b)
+	}
+	*w = Wait{n, back}
+	if t, _ := w.MarshalText(); string(t) != string(b) {
+		return fmt.Errorf("wait %q is not in canonical form %q", b, t)
+	}
+	return nil
+}
+
+// WeightRef is a column range of a pack, relative to the pack, written "pack[c0:c1]".
+type WeightRef struct {
+	Pack   string
+	C0, C1 int
+}
+
+// String is the written form.
+func (w WeightRef) String() string { return fmt.Sprintf("%s[%d:%d]", w.Pack, w.C0, w.C1) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (w WeightRef) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
+
+// UnmarshalText accepts the written form only.
+func (w *WeightRef) UnmarshalText(b []byte) error {
+	name, n, err := parseIndexed(string(b), 2)
+	if err != nil {
+		return fmt.Errorf("weight reference %q: %w, want pack[c0:c1]", b, err)
+	}
+	*w = WeightRef{name, n[0], n[1]}
+	if w.String() != string(b) {
+		return fmt.Errorf("weight reference %q is not in canonical form %q", b, w)
+	}
+	return nil
+}
+
+// parseIndexed splits "name[a:b,c:d]" into its name and want numbers.
+func parseIndexed(s string, want int) (string, []int, error) {
+	open := strings.LastIndexByte(s, '[')
+	if open < 1 || !strings.HasSuffix(s, "]") {
+		return "", nil, fmt.Errorf("no [range]")
+	}
+	parts := strings.FieldsFunc(s[open+1:len(s)-1], func(r rune) bool { return r == ':' || r == ',' })
+	if len(parts) != want {
+		return "", nil, fmt.Errorf("%d numbers, want %d", len(parts), want)
+	}
+	n := make([]int, want)
+	for i, p := range parts {
+		v, err := strconv.Atoi(p)
+		if err != nil || v < 0 {
+			return "", nil, fmt.Errorf("bad number %q", p)
+		}
+		n[i] = v
+	}
+	return s[:open], n, nil
+}
+
+// Blob alignment of packed tensors: one page on machines with 16 KiB pages.
+const tensorAlign = 16 << 10
+
+// Placement is where a pack's bytes for one layer lie: offset within a weights blob.
+type Placement struct {
+	Pack   *Pack
+	Layer  int // -1 for a pack without layers
+	Offset int64
+}
+
+// WeightBlob is one weights blob of the bundle: packs in order, each at a multiple of 16 KiB.
+type WeightBlob struct {
+	Name  string
+	Size  int64
+	Packs []Placement
+}
+
+// WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one
+// "weights/layer.NNN" per layer. No offset is stored anywhere: it follows from the packs' sizes.
+func (p *Program) WeightBlobs() []WeightBlob {
+	layersOf := map[string]int{}
+	layers := 0
+	for _, w := range p.Weights {
+		layersOf[w.Name] = w.Layers
+		layers = max(layers, w.Layers)
+	}
+	fill := func(name string, layer int) WeightBlob {
+		b := WeightBlob{Name: name}
+		for i := range p.Packs {
+			k := &p.Packs[i]
+			n := layersOf[k.Weight]
+			if (layer < 0) != (n == 0) || layer >= n && layer >= 0 {
+				continue
+			}
+			b.Packs = append(b.Packs, Placement{Pack: k, Layer: layer, Offset: b.Size})
+			b.Size += (k.Bytes + tensorAlign - 1) / tensorAlign * tensorAlign
+		}
+		return b
+	}
+	blobs := []WeightBlob{fill("weights/shared", -1)}
+	for l := 0; l < layers; l++ {
+		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", l), l))
+	}
+	if blobs[0].Size == 0 {
+		blobs = blobs[1:]
+	}
+	return blobs
+}

@@ -1,0 +1,683 @@
+package planir
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Rule is one condition of legality. Rules look at the plan alone; whether it fits a model and a
+// SoC is planir/check's question.
+type Rule struct {
+	ID       string
+	Sentence string
+	check    func(*checker)
+}
+
+// Rules lists every rule in the order it is checked. Later rules rely on earlier ones: checking
+// stops after the first rule that is broken.
+var Rules = []Rule{
+	{"P001", "the schema is this version's, and every name is unique, ordered and well formed", (*checker).names},
+	{"P002", "every reference resolves: processors, graphs, buffers, packs, weights, flags, programs", (*checker).references},
+	{"P003", "every graph is valid, and its processor executes its operators and schemes", (*checker).graphs},
+	{"P004", "a step's views lie within their buffers and have the types and shapes of its graph's operands", (*checker).views},
+	{"P005", "a step's weight references lie within their packs and have the shapes of its graph's weights", (*checker).weights},
+	{"P006", "of every weight a program uses, its steps use each column and row of the matrix exactly once", (*checker).tiling},
+	{"P007", "each flag of a section is set by exactly one step", (*checker).flags},
+	{"P008", "lanes never wait for each other in a circle", (*checker).deadlock},
+	{"P009", "two steps that touch the same elements, one of them writing, are ordered by flags", (*checker).races},
+	{"P010", "every element that is read has been written before", (*checker).written},
+	{"P011", "processors that share a core never have steps in the same section", (*checker).cores},
+	{"P012", "the decider names a program for every number of tokens up to the context", (*checker).decider},
+	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
+}
+
+// Check applies every rule and returns all findings of the first rule that is broken.
+func Check(p *Plan) diag.List {
+	c := &checker{p: p}
+	for i := range Rules {
+		c.rule = &Rules[i]
+		c.rule.check(c)
+		if len(c.found) > 0 {
+			break
+		}
+	}
+	c.found.Sort()
+	return c.found
+}
+
+type checker struct {
+	p     *Plan
+	rule  *Rule
+	found diag.List
+
+	buffers map[string]*Buffer
+	graphsN map[string]*Graph
+	packs   map[string]*Pack
+	weightN map[string]*Weight
+	runs    map[*Section]*run // by deadlock, for races and written
+}
+
+func (c *checker) fail(path, format string, args ...any) {
+	if len(c.found) >= 100 {
+		return
+	}
+	d := diag.New(diag.ClassIllegal, format, args...).WithCode(c.rule.ID).WithHint("rule %s: %s", c.rule.ID, c.rule.Sentence)
+	d.Path = path
+	c.found = append(c.found, d)
+}
+
+// Limits of a plan: far above any real one, low enough that checking stays cheap.
+const (
+	maxSteps   = 4096 // of one section
+	maxItems   = 1 << 16
+	maxContext = 1 << 22
+	maxLayers  = 4096
+)
+
+func (c *checker) names() {
+	p := c.p
+	if p.Schema != Schema {
+		c.fail("schema", "schema is %q, want %q", p.Schema, Schema)
+	}
+	if p.MaxContext < 1 || p.MaxContext > maxContext {
+		c.fail("max_context", "context is %d, want 1..%d", p.MaxContext, maxContext)
+	}
+	if p.KV != op.F32 && p.KV != op.F16 {
+		c.fail("kv", "cache type is %q, want f32 or f16", p.KV)
+	}
+	unique := func(path string, n int, ordered bool, name func(int) string) {
+		if n > maxItems {
+			c.fail(path, "%d entries, want at most %d", n, maxItems)
+			return
+		}
+		seen := map[string]bool{}
+		for i := 0; i < n; i++ {
+			s := name(i)
+			at := fmt.Sprintf("%s[%d]", path, i)
+			switch {
+			case s == "" || len(s) > 200:
+				c.fail(at, "name is empty or longer than 200 bytes")
+			case seen[s]:
+				c.fail(at, "name %q appears twice", s)
+			case ordered && i > 0 && name(i-1) > s:
+				c.fail(at, "%q follows %q, want ascending order", s, name(i-1))
+			}
+			seen[s] = true
+		}
+	}
+	pr := &p.Program
+	unique("procs", len(p.Procs), true, func(i int) string { return p.Procs[i].Name })
+	unique("program.buffers", len(pr.Buffers), false, func(i int) string { return pr.Buffers[i].Name })
+	unique("program.weights", len(pr.Weights), false, func(i int) string { return pr.Weights[i].Name })
+	unique("program.packs", len(pr.Packs), false, func(i int) string { return pr.Packs[i].Name })
+	unique("program.graphs", len(pr.Graphs), false, func(i int) string { return pr.Graphs[i].Name })
+	unique("program.programs", len(pr.Programs), false, func(i int) string { return pr.Programs[i].Name })
+	unique("decisions", len(p.Decisions), false, func(i int) string {
+		return fmt.Sprintf("%s@%d", p.Decisions[i].Node, p.Decisions[i].Rows)
+	})
+	for i := range pr.Programs {
+		ph := &pr.Programs[i]
+		if ph.Rows < 1 || ph.Phase != "prefill" && ph.Phase != "decode" {
+			c.fail(fmt.Sprintf("program.programs[%d]", i), "phase %q with %d rows, want prefill or decode with at least 1", ph.Phase, ph.Rows)
+		}
+		unique(fmt.Sprintf("program.programs[%d].sections", i), len(ph.Sections), false, func(j int) string { return ph.Sections[j].Name })
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			at := fmt.Sprintf("program.programs[%d].sections[%d]", i, j)
+			unique(at+".lanes", len(s.Lanes), true, func(k int) string { return s.Lanes[k].Proc })
+			steps := 0
+			for _, l := range s.Lanes {
+				steps += len(l.Steps)
+			}
+			if steps > maxSteps || s.Layers < 0 || s.Layers > maxLayers || s.Flags < 0 || s.Flags > steps {
+				c.fail(at, "%d steps, %d layers, %d flags: out of range", steps, s.Layers, s.Flags)
+			}
+		}
+	}
+}
+
+// eachStep calls f for every step with its data path.
+func (c *checker) eachStep(f func(ph *Phase, s *Section, l *Lane, st *Step, path string)) {
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			for k := range s.Lanes {
+				l := &s.Lanes[k]
+				for m := range l.Steps {
+					f(ph, s, l, &l.Steps[m], fmt.Sprintf("program.programs[%d].sections[%d].lanes[%d].steps[%d]", i, j, k, m))
+				}
+			}
+		}
+	}
+}
+
+func (c *checker) references() {
+	pr := &c.p.Program
+	c.buffers, c.graphsN, c.packs, c.weightN = map[string]*Buffer{}, map[string]*Graph{}, map[string]*Pack{}, map[string]*Weight{}
+	for i := range pr.Buffers {
+		c.buffers[pr.Buffers[i].Name] = &pr.Buffers[i]
+	}
+	for i := range pr.Graphs {
+		g := &pr.Graphs[i]
+		c.graphsN[g.Name] = g
+		if c.p.Proc(g.Proc) == nil {
+			c.fail(fmt.Sprintf("program.graphs[%d].proc", i), "unknown processor %q", g.Proc)
+		}
+	}
+	for i := range pr.Weights {
+		c.weightN[pr.Weights[i].Name] = &pr.Weights[i]
+	}
+	for i := range pr.Packs {
+		k := &pr.Packs[i]
+		c.packs[k.Name] = k
+		if c.weightN[k.Weight] == nil {
+			c.fail(fmt.Sprintf("program.packs[%d].weight", i), "unknown weight %q", k.Weight)
+		}
+	}
+	if c.p.Proc(c.p.SoC.Control) == nil {
+		c.fail("soc.control", "unknown processor %q", c.p.SoC.Control)
+	}
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+		g := c.graphsN[st.Run]
+		switch {
+		case g == nil:
+			c.fail(path+".run", "unknown graph %q", st.Run)
+		case g.Proc != l.Proc:
+			c.fail(path+".run", "graph %q is for %q, and this is the lane of %q", st.Run, g.Proc, l.Proc)
+		}
+		for _, v := range slices.Concat(st.In, st.Out) {
+			if c.buffers[v.Buffer] == nil {
+				c.fail(path, "unknown buffer %q", v.Buffer)
+			}
+		}
+		for _, w := range st.W {
+			k := c.packs[w.Pack]
+			if k == nil {
+				c.fail(path+".w", "unknown pack %q", w.Pack)
+				continue
+			}
+			if n := c.weightN[k.Weight].Layers; n != 0 && n != s.Layers {
+				c.fail(path+".w", "pack %q has %d layers, and the section repeats %d times", w.Pack, n, s.Layers)
+			}
+		}
+		for _, w := range st.Wait {
+			if w.Flag >= s.Flags || w.Back && s.Layers == 0 {
+				c.fail(path+".wait", "flag %d of %d, back %v in a section of %d layers", w.Flag, s.Flags, w.Back, s.Layers)
+			}
+		}
+		if st.Set != nil && (*st.Set < 0 || *st.Set >= s.Flags) {
+			c.fail(path+".set", "flag %d, want 0..%d", *st.Set, s.Flags-1)
+		}
+	})
+	for i, d := range c.p.Decisions {
+		for _, sh := range d.Shares {
+			if c.p.Proc(sh.Proc) == nil {
+				c.fail(fmt.Sprintf("decisions[%d]", i), "unknown processor %q", sh.Proc)
+			}
+		}
+	}
+	for i, d := range pr.Decider {
+		if !slices.ContainsFunc(pr.Programs, func(ph Phase) bool { return ph.Name == d.Program }) {
+			c.fail(fmt.Sprintf("program.decider[%d]", i), "unknown program %q", d.Program)
+		}
+	}
+}
+
+func (c *checker) graphs() {
+	for i := range c.p.Program.Graphs {
+		g := &c.p.Program.Graphs[i]
+		path := fmt.Sprintf("program.graphs[%d]", i)
+		if err := g.Graph.Validate(); err != nil {
+			c.fail(path, "graph %q: %v", g.Name, err)
+			continue
+		}
+		proc := c.p.Proc(g.Proc)
+		for _, n := range g.Graph.Nodes {
+			if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, n.Op.Kind) {
+				c.fail(path, "graph %q: processor %q does not execute %q", g.Name, proc.Name, n.Op.Kind)
+			}
+			if n.Op.Kind == op.MatMul && !slices.Contains(proc.Schemes, n.Op.Scheme) {
+				c.fail(path, "graph %q: processor %q does not execute scheme %q", g.Name, proc.Name, n.Op.Scheme)
+			}
+		}
+		for _, w := range g.Graph.Weights {
+			if want := proc.LayoutOf(w.Scheme); w.Layout != op.RowsLayout && w.Layout != want {
+				c.fail(path, "graph %q: weight %q has layout %q, and processor %q reads %q", g.Name, w.Name, w.Layout, proc.Name, want)
+			}
+		}
+	}
+}
+
+func (c *checker) views() {
+	for i := range c.p.Program.Buffers {
+		b := &c.p.Program.Buffers[i]
+		if b.Type.Bytes() == 0 || b.Rows < 1 || b.Cols < 1 || int64(b.Rows)*int64(b.Cols) > 1<<33 {
+			c.fail(fmt.Sprintf("program.buffers[%d]", i), "buffer %q: bad type or shape %s [%d,%d]", b.Name, b.Type, b.Rows, b.Cols)
+			return
+		}
+	}
+	check := func(path string, views []View, values []op.Value, what string) {
+		if len(views) != len(values) {
+			c.fail(path, "%d %s, and its graph has %d", len(views), what, len(values))
+			return
+		}
+		for i, v := range views {
+			b, want := c.buffers[v.Buffer], values[i]
+			switch {
+			case v.R0 < 0 || v.C0 < 0 || v.R1 <= v.R0 || v.C1 <= v.C0 || v.R1 > b.Rows || v.C1 > b.Cols:
+				c.fail(path, "view %s is outside its buffer [%d,%d]", v, b.Rows, b.Cols)
+			case b.Type != want.Type || v.R1-v.R0 != want.Rows || v.C1-v.C0 != want.Cols:
+				c.fail(path, "view %s is %s [%d,%d], and operand %q of the graph is %s [%d,%d]", v, b.Type, v.R1-v.R0, v.C1-v.C0, want.Name, want.Type, want.Rows, want.Cols)
+			}
+		}
+	}
+	cache := c.p.Program.Cache
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+		g := c.graphsN[st.Run]
+		check(path+".in", st.In, g.Graph.Inputs, "inputs")
+		check(path+".out", st.Out, g.Graph.Outputs, "outputs")
+		if g.Graph.State() != (st.Heads != nil) {
+			c.fail(path+".heads", "graph %q uses the cache: %v, heads given: %v", g.Name, g.Graph.State(), st.Heads != nil)
+		} else if h := st.Heads; h != nil {
+			if h[0] < 0 || h[1] <= h[0] || h[1] > cache.KVHeads || s.Layers != cache.Layers || c.p.MaxContext != cache.MaxContext || c.p.KV != cache.Type {
+				c.fail(path+".heads", "heads %d..%d of layers %d, and the cache is %+v", h[0], h[1], s.Layers, cache)
+				return
+			}
+			for _, n := range g.Graph.Nodes {
+				if n.Op.Sig().State && (n.Op.KVHeads != h[1]-h[0] || n.Op.HeadDim != cache.HeadDim || n.Op.KV != cache.Type) {
+					c.fail(path+".heads", "graph %q works on %d heads of %d %s, and the step gives it %d of %d %s", g.Name, n.Op.KVHeads, n.Op.HeadDim, n.Op.KV, h[1]-h[0], cache.HeadDim, cache.Type)
+				}
+			}
+		}
+		if st.R0 < 0 || st.R0 >= ph.Rows || st.ExpectNS < 0 {
+			c.fail(path, "first row %d of %d, expected time %d ns: out of range", st.R0, ph.Rows, st.ExpectNS)
+		}
+	})
+}
+
+func (c *checker) weights() {
+	for i := range c.p.Program.Packs {
+		k := &c.p.Program.Packs[i]
+		w := c.weightN[k.Weight]
+		if k.K0 < 0 || k.N0 < 0 || k.K1 <= k.K0 || k.N1 <= k.N0 || k.K1 > w.K || k.N1 > w.N || k.Bytes < 1 || k.Bytes > 1<<40 {
+			c.fail(fmt.Sprintf("program.packs[%d]", i), "pack %q [%d:%d,%d:%d] of %d bytes is outside weight %q [%d,%d]", k.Name, k.K0, k.K1, k.N0, k.N1, k.Bytes, w.Name, w.K, w.N)
+		}
+	}
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+		specs := c.graphsN[st.Run].Graph.Weights
+		if len(st.W) != len(specs) {
+			c.fail(path+".w", "%d weights, and its graph has %d", len(st.W), len(specs))
+			return
+		}
+		proc := c.p.Proc(l.Proc)
+		for i, r := range st.W {
+			k, spec := c.packs[r.Pack], specs[i]
+			switch {
+			case r.C0 < 0 || r.C1 <= r.C0 || r.C1 > k.N1-k.N0:
+				c.fail(path+".w", "%s is outside its pack of %d columns", r, k.N1-k.N0)
+			case k.K1-k.K0 != spec.K || r.C1-r.C0 != spec.N || k.Scheme != spec.Scheme || k.Layout != spec.Layout:
+				c.fail(path+".w", "%s is %s %s [%d,%d], and weight %q of the graph is %s %s [%d,%d]", r, k.Scheme, k.Layout, k.K1-k.K0, r.C1-r.C0, spec.Name, spec.Scheme, spec.Layout, spec.K, spec.N)
+			case spec.Layout != op.RowsLayout && (r.C0 != 0 || r.C1 != k.N1-k.N0):
+				if !proc.WeightRanges {
+					c.fail(path+".w", "%s is part of a pack, and processor %q loads whole packs only", r, proc.Name)
+				} else if t := max(1, proc.TileN); r.C0%t != 0 || r.C1%t != 0 && r.C1 != k.N1-k.N0 {
+					c.fail(path+".w", "%s does not start and end on tiles of %d columns", r, t)
+				}
+			}
+		}
+	})
+}
+
+// tiling adds up the areas a node's steps use and compares with the weight: with disjointness, each
+// element is then used exactly once per row of activations.
+func (c *checker) tiling() {
+	type rect struct{ k0, k1, n0, n1, r0, r1 int }
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			used := map[string][]rect{}
+			var order []string
+			for _, l := range s.Lanes {
+				for _, st := range l.Steps {
+					g := c.graphsN[st.Run]
+					for wi, r := range st.W {
+						if g.Graph.Weights[wi].Layout == op.RowsLayout {
+							continue
+						}
+						k := c.packs[r.Pack]
+						key := st.Node + "\x00" + k.Weight
+						if used[key] == nil {
+							order = append(order, key)
+						}
+						rows := g.Graph.Nodes[0].Op.M
+						used[key] = append(used[key], rect{k.K0, k.K1, k.N0 + r.C0, k.N0 + r.C1, st.R0, min(st.R0+rows, ph.Rows)})
+					}
+				}
+			}
+			for _, key := range order {
+				rs := used[key]
+				node, weight, _ := cut(key)
+				w := c.weightN[weight]
+				rows := 0
+				area := int64(0)
+				for a, r := range rs {
+					rows = max(rows, r.r1)
+					area += int64(r.k1-r.k0) * int64(r.n1-r.n0) * int64(r.r1-r.r0)
+					for _, q := range rs[:a] {
+						if r.k0 < q.k1 && q.k0 < r.k1 && r.n0 < q.n1 && q.n0 < r.n1 && r.r0 < q.r1 && q.r0 < r.r1 {
+							c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "node %q uses rows %d:%d columns %d:%d of weight %q twice", node, max(r.k0, q.k0), min(r.k1, q.k1), max(r.n0, q.n0), min(r.n1, q.n1), weight)
+						}
+					}
+				}
+				if want := int64(w.K) * int64(w.N) * int64(rows); area != want {
+					c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "node %q uses %d multiplications of weight %q [%d,%d] for %d rows, want %d", node, area, weight, w.K, w.N, rows, want)
+				}
+			}
+		}
+	}
+}
+
+func cut(key string) (string, string, bool) {
+	for i := 0; i < len(key); i++ {
+		if key[i] == 0 {
+			return key[:i], key[i+1:], true
+		}
+	}
+	return key, "", false
+}
+
+func (c *checker) flags() {
+	for i := range c.p.Program.Programs {
+		for j := range c.p.Program.Programs[i].Sections {
+			s := &c.p.Program.Programs[i].Sections[j]
+			setters := make([]int, s.Flags)
+			for _, l := range s.Lanes {
+				for _, st := range l.Steps {
+					if st.Set != nil {
+						setters[*st.Set]++
+					}
+				}
+			}
+			for f, n := range setters {
+				if n != 1 {
+					c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "flag %d is set by %d steps, want 1", f, n)
+				}
+			}
+		}
+	}
+}
+
+// run is a section unrolled for a few iterations, with what is known to have happened before each event.
+type run struct {
+	events []event
+	before [][]int // per event: number of events per lane known to be finished when it starts
+}
+
+type event struct {
+	step *Step
+	lane int
+	iter int
+	seq  int // position in its lane
+}
+
+// unroll executes the section symbolically; nil when the lanes wait in a circle. Three iterations
+// show everything: waits reach back one iteration at most.
+func unroll(s *Section) *run {
+	iters := min(max(s.Layers, 1), 3)
+	r := &run{}
+	type instance struct{ flag, iter int }
+	set := map[instance][]int{}
+	clock := make([][]int, len(s.Lanes))
+	pos := make([]int, len(s.Lanes))
+	for l := range clock {
+		clock[l] = make([]int, len(s.Lanes))
+	}
+	for progress := true; progress; {
+		progress = false
+		for l := range s.Lanes {
+			steps := s.Lanes[l].Steps
+			for pos[l] < len(steps)*iters {
+				st, iter := &steps[pos[l]%len(steps)], pos[l]/len(steps)
+				ready := true
+				for _, w := range st.Wait {
+					k := instance{w.Flag, iter}
+					if w.Back {
+						k.iter--
+					}
+					if k.iter < 0 {
+						continue
+					}
+					known, ok := set[k]
+					if !ok {
+						ready = false
+						break
+					}
+					for m, v := range known {
+						clock[l][m] = max(clock[l][m], v)
+					}
+				}
+				if !ready {
+					break
+				}
+				r.events = append(r.events, event{st, l, iter, pos[l]})
+				r.before = append(r.before, append([]int(nil), clock[l]...))
+				pos[l]++
+				clock[l][l] = pos[l]
+				if st.Set != nil {
+					set[instance{*st.Set, iter}] = append([]int(nil), clock[l]...)
+				}
+				progress = true
+			}
+		}
+	}
+	for l := range s.Lanes {
+		if pos[l] < len(s.Lanes[l].Steps)*iters {
+			return nil
+		}
+	}
+	return r
+}
+
+func (c *checker) deadlock() {
+	c.runs = map[*Section]*run{}
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			r := unroll(s)
+			if r == nil {
+				c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "lanes of %q wait for each other and none can go on", s.Name)
+				continue
+			}
+			c.runs[s] = r
+		}
+	}
+}
+
+func touches(st *Step) (reads, writes []View) {
+	reads, writes = st.In, st.Out
+	if st.Heads != nil {
+		v := View{Buffer: "\x00cache", R1: 1, C0: st.Heads[0], C1: st.Heads[1]}
+		reads = append(slices.Clone(reads), v)
+		writes = append(slices.Clone(writes), v)
+	}
+	return reads, writes
+}
+
+func anyOverlap(a, b []View) (View, bool) {
+	for _, v := range a {
+		for _, w := range b {
+			if v.Overlaps(w) {
+				return v, true
+			}
+		}
+	}
+	return View{}, false
+}
+
+func (c *checker) races() {
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			if len(s.Lanes) < 2 {
+				continue
+			}
+			r := c.runs[s]
+			for b := range r.events {
+				eb := r.events[b]
+				rb, wb := touches(eb.step)
+				for a := 0; a < b; a++ {
+					ea := r.events[a]
+					if ea.lane == eb.lane || r.before[b][ea.lane] > ea.seq {
+						continue // same lane, or a is finished before b starts
+					}
+					// b cannot be known to a: a was symbolically executed first, so no flag of b reached it.
+					ra, wa := touches(ea.step)
+					v, hit := anyOverlap(wa, slices.Concat(rb, wb))
+					if !hit {
+						v, hit = anyOverlap(ra, wb)
+					}
+					if hit {
+						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "%q on %q (iteration %d) and %q on %q (iteration %d) touch %s without an order",
+							ea.step.Node, s.Lanes[ea.lane].Proc, ea.iter, eb.step.Node, s.Lanes[eb.lane].Proc, eb.iter, v)
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+func (c *checker) written() {
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		earlier := []View{{Buffer: IDs, R1: ph.Rows, C1: 1}}
+		for j := range ph.Sections {
+			s := &ph.Sections[j]
+			r := c.runs[s]
+			for b, eb := range r.events {
+				if eb.iter > 0 {
+					continue // has at least what iteration 0 had
+				}
+				have := slices.Clone(earlier)
+				for a := range r.events {
+					ea := r.events[a]
+					if ea.lane == eb.lane && ea.seq < eb.seq || ea.lane != eb.lane && r.before[b][ea.lane] > ea.seq {
+						have = append(have, ea.step.Out...)
+					}
+				}
+				for _, v := range eb.step.In {
+					v.R1 = min(v.R1, max(v.R0+1, ph.Rows)) // padding rows need not be written
+					if miss, ok := uncovered(v, have); ok {
+						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "%q on %q reads %s, which nothing wrote before", eb.step.Node, s.Lanes[eb.lane].Proc, miss)
+						return
+					}
+				}
+			}
+			for _, e := range r.events {
+				if e.iter == 0 {
+					earlier = append(earlier, e.step.Out...)
+				}
+			}
+		}
+	}
+}
+
+// uncovered returns a part of v that no view in have covers.
+func uncovered(v View, have []View) (View, bool) {
+	for _, h := range have {
+		if !h.Overlaps(v) {
+			continue
+		}
+		rest := []View{}
+		if v.R0 < h.R0 {
+			rest = append(rest, View{v.Buffer, v.R0, h.R0, v.C0, v.C1})
+		}
+		if h.R1 < v.R1 {
+			rest = append(rest, View{v.Buffer, h.R1, v.R1, v.C0, v.C1})
+		}
+		r0, r1 := max(v.R0, h.R0), min(v.R1, h.R1)
+		if v.C0 < h.C0 {
+			rest = append(rest, View{v.Buffer, r0, r1, v.C0, h.C0})
+		}
+		if h.C1 < v.C1 {
+			rest = append(rest, View{v.Buffer, r0, r1, h.C1, v.C1})
+		}
+		for _, p := range rest {
+			if miss, ok := uncovered(p, have); ok {
+				return miss, true
+			}
+		}
+		return View{}, false
+	}
+	return v, true
+}
+
+func (c *checker) cores() {
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		for j := range ph.Sections {
+			owner := map[int]string{}
+			for _, l := range ph.Sections[j].Lanes {
+				for _, core := range c.p.Proc(l.Proc).Cores {
+					if o, taken := owner[core]; taken {
+						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "processors %q and %q share core %d", o, l.Proc, core)
+					}
+					owner[core] = l.Proc
+				}
+			}
+		}
+	}
+}
+
+func (c *checker) decider() {
+	next := 1
+	for i, d := range c.p.Program.Decider {
+		if d.Min != next || d.Max < d.Min {
+			c.fail(fmt.Sprintf("program.decider[%d]", i), "covers %d..%d, want a start of %d", d.Min, d.Max, next)
+			return
+		}
+		next = d.Max + 1
+	}
+	if next != c.p.MaxContext+1 {
+		c.fail("program.decider", "ends at %d tokens, want %d", next-1, c.p.MaxContext)
+	}
+	hasLogits := false
+	for i := range c.p.Program.Programs {
+		for _, s := range c.p.Program.Programs[i].Sections {
+			hasLogits = hasLogits || s.Logits
+		}
+	}
+	for _, name := range []string{IDs, Logits} {
+		if b := c.buffers[name]; b == nil || name == IDs && (b.Type != op.I32 || b.Cols != 1) || name == Logits && b.Type != op.F32 || !hasLogits {
+			c.fail("program.buffers", "buffer %q is missing or has another type than the executor expects", name)
+		}
+	}
+}
+
+func (c *checker) schemes() {
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		seen := map[string]op.Scheme{}
+		c.eachStep(func(p2 *Phase, s *Section, l *Lane, st *Step, path string) {
+			if p2 != ph {
+				return
+			}
+			for _, n := range c.graphsN[st.Run].Graph.Nodes {
+				if n.Op.Kind != op.MatMul {
+					continue
+				}
+				if old, ok := seen[st.Node]; ok && old != n.Op.Scheme {
+					c.fail(path, "shares of %q use schemes %q and %q", st.Node, old, n.Op.Scheme)
+				}
+				seen[st.Node] = n.Op.Scheme
+			}
+		})
+	}
+}
