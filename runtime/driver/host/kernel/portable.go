@@ -3,6 +3,8 @@ package kernel
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/hetc/hetc/planir/pack"
 )
 
 // Portable returns plain Go loops in float32, blocked for registers and the first-level cache. Sums run
@@ -164,7 +166,7 @@ func matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sum
 				}
 				var scales [TileN]float32
 				for c := range scales {
-					scales[c] = f16to32(binary.LittleEndian.Uint16(block[512+2*c:]))
+					scales[c] = pack.HalfToFloat(binary.LittleEndian.Uint16(block[512+2*c:]))
 				}
 				for i := range count {
 					r := r0 + i

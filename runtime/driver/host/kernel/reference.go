@@ -3,6 +3,8 @@ package kernel
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/hetc/hetc/planir/pack"
 )
 
 // Reference returns the numeric reference: every sum in float64, every result rounded once, loops in
@@ -16,7 +18,7 @@ func Reference() *Set {
 			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, m, heads, headDim, pos)
 		},
 		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, m, heads, headDim, pos int) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(f16to32(k[i])) }, func(i int) float64 { return float64(f16to32(v[i])) }, m, heads, headDim, pos)
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(pack.HalfToFloat(k[i])) }, func(i int) float64 { return float64(pack.HalfToFloat(v[i])) }, m, heads, headDim, pos)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 	}
@@ -76,7 +78,7 @@ func refMatMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, 
 					q := block[i/4*64+c%16*4+i%4] >> (c / 16 * 4) & 15
 					dot += (int(x[r*ldx+p]) - 128) * (int(q) - 8)
 				}
-				sum += float64(dot) * float64(f16to32(binary.LittleEndian.Uint16(block[512+2*c:])))
+				sum += float64(dot) * float64(pack.HalfToFloat(binary.LittleEndian.Uint16(block[512+2*c:])))
 			}
 			y[r*ldy+j] = float32(float64(xscale[r]) * sum)
 		}

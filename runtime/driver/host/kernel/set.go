@@ -16,13 +16,14 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/pack"
 )
 
 // TileN is the number of columns of one tile of a packed weight.
-const TileN = 32
+const TileN = pack.TileN
 
 // BlockK is the number of consecutive k that share one scale in q4b32.
-const BlockK = 32
+const BlockK = pack.BlockK
 
 // EnvVar is the environment variable that forces a kernel set by name, e.g. "portable". It
 // overrules the best set, not an explicit choice of the caller.
