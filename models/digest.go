@@ -1,0 +1,137 @@
+package models
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// digestChunk is how many bytes of a tensor are hashed as one leaf; part of the digest's definition.
+const digestChunk = 4 << 20
+
+// description is what the digest covers besides the tensors' bytes.
+type description struct {
+	Schema       string       `json:"schema"`
+	Architecture string       `json:"architecture"`
+	Hidden       int          `json:"hidden"`
+	Layers       int          `json:"layers"`
+	Heads        int          `json:"heads"`
+	KVHeads      int          `json:"kv_heads"`
+	HeadDim      int          `json:"head_dim"`
+	FFN          int          `json:"ffn"`
+	Vocab        int          `json:"vocab"`
+	MaxContext   int          `json:"max_context"`
+	NormEps      float64      `json:"norm_eps"`
+	RopeTheta    float64      `json:"rope_theta"`
+	BOS          int          `json:"bos"`
+	EOS          []int        `json:"eos"`
+	Stored       op.Type      `json:"stored"`
+	Tied         bool         `json:"tied"`
+	Tensors      []tensorSeal `json:"tensors"` // what the graph uses, sorted by name; null without weights
+}
+
+// tensorSeal covers one tensor's bytes: the SHA-256 of the SHA-256s of its chunks.
+type tensorSeal struct {
+	Name   string  `json:"name"`
+	Type   op.Type `json:"type"`
+	Shape  []int   `json:"shape"`
+	SHA256 string  `json:"sha256"`
+}
+
+// Digest is the identity of the model: the hex SHA-256 of a canonical description of everything that
+// influences what it computes, including every byte of the tensors the graph uses. It does not depend
+// on the model's name, on how tensors are spread over files, or on stored tensors that are ignored.
+// Without weights it covers the description only. It reads all weights once (about 1 GB/s and core).
+func (m *Model) Digest() (string, error) {
+	m.digestOnce.Do(func() { m.digest, m.digestErr = m.computeDigest() })
+	return m.digest, m.digestErr
+}
+
+func (m *Model) computeDigest() (string, error) {
+	d := description{
+		Schema: "hetc.model-digest/1", Architecture: m.Architecture, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads,
+		KVHeads: m.KVHeads, HeadDim: m.HeadDim, FFN: m.FFN, Vocab: m.Vocab, MaxContext: m.MaxContext, NormEps: m.NormEps,
+		RopeTheta: m.RopeTheta, BOS: m.BOS, EOS: m.EOS, Stored: m.Stored, Tied: m.Tied,
+	}
+	if m.HasWeights() {
+		var err error
+		if d.Tensors, err = m.sealTensors(); err != nil {
+			return "", err
+		}
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		return "", fmt.Errorf("digest of model %q: %w", m.Name, err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+func (m *Model) sealTensors() ([]tensorSeal, error) {
+	type leaf struct {
+		data []byte
+		sum  *[sha256.Size]byte
+	}
+	var leaves []leaf
+	seals := make([]tensorSeal, 0, len(m.tensors))
+	sums := make([][][sha256.Size]byte, 0, len(m.tensors))
+	for _, name := range sortedKeys(m.tensors) {
+		t := m.tensors[name]
+		seals = append(seals, tensorSeal{Name: name, Type: t.Type, Shape: t.Shape})
+		own := make([][sha256.Size]byte, (len(t.Data)+digestChunk-1)/digestChunk)
+		for i := range own {
+			leaves = append(leaves, leaf{t.Data[i*digestChunk : min((i+1)*digestChunk, len(t.Data))], &own[i]})
+		}
+		sums = append(sums, own)
+	}
+	err := parallel(len(leaves), func(i int) error {
+		return mem.CatchFault(func() { *leaves[i].sum = sha256.Sum256(leaves[i].data) })
+	})
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "digest of model %q: %w", m.Name, err)
+	}
+	for i := range seals {
+		h := sha256.New()
+		for _, s := range sums[i] {
+			h.Write(s[:])
+		}
+		seals[i].SHA256 = hex.EncodeToString(h.Sum(nil))
+	}
+	return seals, nil
+}
+
+// parallel calls f(0..n-1) on all cores and returns the error of the lowest index that failed.
+func parallel(n int, f func(i int) error) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	failed, first := n, error(nil)
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if err := f(i); err != nil {
+					mu.Lock()
+					if i < failed {
+						failed, first = i, err
+					}
+					mu.Unlock()
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}

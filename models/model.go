@@ -1,0 +1,205 @@
+// Package models knows what a model is: it reads a Hugging Face directory (config.json and
+// safetensors) or a catalog entry and tells the graph of operators, the weights they use, the
+// tensors those weights are assembled from, and the digest of it all.
+//
+// An architecture is one value of type architecture (see llama.go): which config keys it reads and
+// which graph follows from them. Everything else (checking tensors, digests, synthesis) works from
+// the graph, so that a new architecture adds one file here and touches nothing else.
+package models
+
+import (
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Model is a model's configuration and, unless it comes from the catalog, its stored tensors.
+// The exported fields are fixed once it is opened.
+type Model struct {
+	Name         string // catalog name, or the base name of the directory
+	Architecture string // "LlamaForCausalLM"
+	Dir          string // where it was opened; empty for a catalog entry
+	Source       string // catalog: where the shapes are published
+
+	Hidden     int // columns of the residual stream
+	Layers     int
+	Heads      int // query heads
+	KVHeads    int // key and value heads
+	HeadDim    int
+	FFN        int // columns between ffn_gate_up and ffn_down
+	Vocab      int
+	MaxContext int // positions
+
+	NormEps   float64
+	RopeTheta float64
+	BOS       int     // token id, -1 for none
+	EOS       []int   // token ids that end a text, ascending; empty for none
+	Stored    op.Type // element type of the embedding table, and in practice of every matrix
+	Tied      bool    // the head is the embedding table
+	Synthetic bool    // random weights written by Synth
+
+	graph   Graph
+	config  map[string]any // catalog: the config.json it stands for
+	tensors map[string]Tensor
+	files   []*File
+	ignored []string
+	unread  []string
+
+	digestOnce sync.Once
+	digest     string
+	digestErr  error
+}
+
+// Graph is what the model computes. The result is shared; callers do not change it.
+func (m *Model) Graph() Graph { return m.graph }
+
+// HasWeights reports whether the model has stored tensors; a catalog entry has shapes only.
+func (m *Model) HasWeights() bool { return m.tensors != nil }
+
+// Parameters is the number of stored values the graph needs.
+func (m *Model) Parameters() int64 {
+	var n int64
+	for _, s := range m.required() {
+		n += elements(s.shape)
+	}
+	return n
+}
+
+// Tensor returns a stored tensor that the graph needs. Data is a read-only view of the mapped
+// file, dead after Close. The error is of class ClassInput, with a hint when the model has no weights.
+func (m *Model) Tensor(name string) (Tensor, error) {
+	if !m.HasWeights() {
+		return Tensor{}, m.noWeights("read tensor %q", name)
+	}
+	t, ok := m.tensors[name]
+	if !ok {
+		return Tensor{}, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
+	}
+	return t, nil
+}
+
+// Ignored lists stored tensors that the graph does not use, sorted.
+func (m *Model) Ignored() []string { return m.ignored }
+
+// UnreadKeys lists keys of config.json that mean nothing to the architecture, sorted.
+func (m *Model) UnreadKeys() []string { return m.unread }
+
+// Close unmaps the stored tensors. Calling it again does nothing.
+func (m *Model) Close() error {
+	var first error
+	for _, f := range m.files {
+		if err := f.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	m.files, m.tensors = nil, nil
+	return first
+}
+
+func (m *Model) noWeights(format string, args ...any) error {
+	d := diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", fmt.Sprintf(format, args...), m.Name)
+	if m.config != nil {
+		return d.WithHint("give a directory with config.json and *.safetensors, or write one with random weights: hetc models synth %s -o DIR", m.Name)
+	}
+	return d.WithHint("the model was closed")
+}
+
+// Sources returns the names of the tensors w is assembled from in a layer.
+func (w *Weight) Sources(layer int) []string {
+	out := make([]string, len(w.From))
+	for i, name := range w.From {
+		out[i] = strings.ReplaceAll(name, "{layer}", strconv.Itoa(layer))
+	}
+	return out
+}
+
+// PerLayer reports whether every layer has its own w.
+func (w *Weight) PerLayer() bool {
+	return len(w.From) > 0 && strings.Contains(w.From[0], "{layer}")
+}
+
+// Weight returns the graph's weight of that name, nil when there is none.
+func (g *Graph) Weight(name string) *Weight {
+	for i := range g.Weights {
+		if g.Weights[i].Name == name {
+			return &g.Weights[i]
+		}
+	}
+	return nil
+}
+
+// Section returns the graph's section of that name, nil when there is none.
+func (g *Graph) Section(name string) *Section {
+	for i := range g.Sections {
+		if g.Sections[i].Name == name {
+			return &g.Sections[i]
+		}
+	}
+	return nil
+}
+
+// columns returns how many columns of w source i holds and how wide one round over all sources is.
+func (w *Weight) columns(i int) (cols, round int) {
+	if w.Interleave == nil {
+		return w.N, w.N
+	}
+	for _, c := range w.Interleave {
+		round += c
+	}
+	return w.N / round * w.Interleave[i], round
+}
+
+// spec is a tensor the graph needs.
+type spec struct {
+	name  string
+	shape []int
+}
+
+// required lists the tensors the graph needs, sorted by name, each once.
+func (m *Model) required() []spec {
+	seen := map[string]bool{}
+	var out []spec
+	for i := range m.graph.Weights {
+		w := &m.graph.Weights[i]
+		layers := 1
+		if w.PerLayer() {
+			layers = m.Layers
+		}
+		for l := range layers {
+			for s, name := range w.Sources(l) {
+				if seen[name] {
+					continue
+				}
+				seen[name] = true
+				out = append(out, spec{name, w.sourceShape(s)})
+			}
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
+	return out
+}
+
+// sourceShape is the stored shape of source i.
+func (w *Weight) sourceShape(i int) []int {
+	cols, _ := w.columns(i)
+	switch {
+	case w.K == 1:
+		return []int{cols}
+	case w.Transposed:
+		return []int{cols, w.K}
+	}
+	return []int{w.K, cols}
+}
+
+func elements(shape []int) int64 {
+	n := int64(1)
+	for _, d := range shape {
+		n *= int64(d)
+	}
+	return n
+}
