@@ -1,0 +1,465 @@
+// Package executor knows how to walk a program over processors: one lane per processor, flags
+// between lanes, one pool of shared buffers, the KV cache, and the decider that picks a program for
+// the number of tokens at hand. It knows operators and steps, not models, and evaluates no cost model.
+//
+// The control lane is the lane of the plan's control processor. It starts sections, meets the other
+// lanes between them, and runs whatever a caller does between two program calls (sampling), so that
+// decoding needs no switch to another thread.
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Source yields the verified bytes of a plan's artifacts and weights blobs by name. The bytes stay
+// valid and unchanged while the Machine is open; weights are 64-byte aligned at least.
+type Source interface {
+	Blob(name string) ([]byte, error)
+}
+
+// Options configure a Machine.
+type Options struct {
+	Drivers  []driver.Driver
+	Deadline time.Duration // longest time without progress before a lane is given up; 0: two minutes
+}
+
+// Machine is a plan loaded onto its processors, with one KV cache. Its methods may be called from any
+// goroutine, one at a time.
+type Machine struct {
+	plan     *planir.Plan
+	deadline time.Duration
+	lanes    []*lane
+	control  *lane
+	programs map[string]*program
+	order    []*program
+
+	pool    *mem.Region
+	buffers map[string]*planir.Buffer
+	offset  map[string]int64
+	ids     []int32
+	logits  []float32
+
+	pos     int
+	jobs    chan job
+	poison  atomic.Pointer[error]
+	steps   atomic.Uint64 // finished steps of all lanes: the watchdog's heartbeat
+	flags   []flag
+	broken  atomic.Pointer[error] // a lane never came back: nothing can run any more
+	started bool
+	closers []func() error
+	close   sync.Once
+}
+
+type job struct {
+	run  func() error
+	done chan error
+}
+
+// flag is set once per iteration of its section. Padding keeps flags of different lanes apart.
+type flag struct {
+	epoch atomic.Int64
+	tick  atomic.Int64 // setter's clock
+	_     [48]byte
+}
+
+type program struct {
+	*planir.Phase
+	sections []*section
+}
+
+type section struct {
+	*planir.Section
+	iters int
+	lanes []*laneSection // of the lanes that have steps here
+}
+
+type laneSection struct {
+	lane  *lane
+	steps []*step
+}
+
+// step is one step with everything resolved: one executable and one set of bindings per iteration.
+type step struct {
+	*planir.Step
+	rows     int // of the graph's operands along the call's rows
+	scalars  driver.Scalars
+	calls    []call
+	runNS    int64
+	waitNS   int64
+	runCount int64
+}
+
+type call struct {
+	exe  driver.Executable
+	bind driver.Bindings
+}
+
+// lane is one processor's thread.
+type lane struct {
+	name string
+	proc driver.Processor
+	virt bool
+
+	start  atomic.Uint64 // incremented to start a section
+	work   laneWork
+	parked atomic.Bool
+	wake   chan struct{}
+	seen   uint64
+	done   atomic.Uint64 // sections finished
+	stop   atomic.Bool
+	exited chan struct{}
+}
+
+// laneWork is a section to run: the call's rows and position, and the row whose logits are wanted.
+type laneWork struct {
+	ls             *laneSection
+	iters          int
+	rows, pos, row int
+}
+
+// Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
+// loads every artifact with its weights. The plan must satisfy planir.Check.
+func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machine, err error) {
+	if l := planir.Check(p); l.Err() != nil {
+		return nil, fmt.Errorf("open plan: %w", l.Err())
+	}
+	m = &Machine{plan: p, deadline: o.Deadline, programs: map[string]*program{}, jobs: make(chan job)}
+	if m.deadline == 0 {
+		m.deadline = 2 * time.Minute
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+			m = nil
+		}
+	}()
+	if err := m.openLanes(ctx, o.Drivers); err != nil {
+		return m, err
+	}
+	if err := m.allocate(); err != nil {
+		return m, err
+	}
+	if err := m.load(ctx, src); err != nil {
+		return m, err
+	}
+	return m, m.startLanes()
+}
+
+func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
+	used := map[string]bool{m.plan.SoC.Control: true}
+	for _, ph := range m.plan.Program.Programs {
+		for _, s := range ph.Sections {
+			for _, l := range s.Lanes {
+				used[l.Proc] = true
+			}
+		}
+	}
+	for i := range m.plan.Procs {
+		pr := &m.plan.Procs[i]
+		if !used[pr.Name] {
+			continue
+		}
+		var d driver.Driver
+		names := make([]string, 0, len(drivers))
+		for _, c := range drivers {
+			names = append(names, c.Name())
+			if c.Name() == pr.Driver {
+				d = c
+			}
+		}
+		if d == nil {
+			return diag.New(diag.ClassUnavailable, "open processor %q: driver %q is not part of this program", pr.Name, pr.Driver).
+				WithHint("this program has the drivers %v; hetc run also has sim", names)
+		}
+		proc, err := d.Open(ctx, driver.Config{Select: pr.Select, Options: pr.Options})
+		if err != nil {
+			if errors.Is(err, driver.ErrUnavailable) {
+				return diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
+					WithHint("run hetc drivers to see what this machine has; a plan is for one kind of machine")
+			}
+			return diag.New(diag.ClassRun, "open processor %q: %w", pr.Name, err)
+		}
+		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, wake: make(chan struct{}, 1), exited: make(chan struct{})}
+		m.lanes = append(m.lanes, l)
+		m.closers = append(m.closers, proc.Close)
+		if pr.Name == m.plan.SoC.Control {
+			m.control = l
+		}
+	}
+	return nil
+}
+
+// allocate lays the buffers and the cache out in one pool, each on its own cache lines.
+func (m *Machine) allocate() error {
+	const align = 128
+	m.buffers, m.offset = map[string]*planir.Buffer{}, map[string]int64{}
+	var size int64
+	for i := range m.plan.Program.Buffers {
+		b := &m.plan.Program.Buffers[i]
+		m.buffers[b.Name], m.offset[b.Name] = b, size
+		size += (int64(b.Rows)*int64(b.Cols)*int64(b.Type.Bytes()) + align - 1) / align * align
+	}
+	m.offset[cacheName] = size
+	size += m.plan.Program.Cache.Bytes()
+	pool, err := mem.Alloc(int(size), 4096)
+	if err != nil {
+		return diag.New(diag.ClassRun, "allocate pool of %d bytes: %w", size, err).
+			WithHint("a smaller context (max_context) needs less memory")
+	}
+	m.pool = pool
+	m.closers = append(m.closers, pool.Close)
+	b := pool.Bytes()
+	ids := m.buffers[planir.IDs]
+	if m.ids, err = mem.View[int32](b[m.offset[planir.IDs]:][:4*ids.Rows]); err != nil {
+		return err
+	}
+	out := m.buffers[planir.Logits]
+	m.logits, err = mem.View[float32](b[m.offset[planir.Logits]:][:4*out.Cols])
+	return err
+}
+
+const cacheName = "\x00cache"
+
+func (m *Machine) load(ctx context.Context, src Source) error {
+	// Imported once per processor: views of the pool share the handle.
+	pool := map[*lane]driver.Buffer{}
+	byName := map[string]*lane{}
+	for _, l := range m.lanes {
+		buf, err := l.proc.Import(m.pool.Bytes())
+		if err != nil {
+			return diag.New(diag.ClassRun, "share the pool with processor %q: %w", l.name, err)
+		}
+		pool[l] = buf
+		byName[l.name] = l
+		m.closers = append(m.closers, buf.Close)
+	}
+	weights, err := newWeights(m.plan, src)
+	if err != nil {
+		return err
+	}
+	graphs := map[string]*planir.Graph{}
+	for i := range m.plan.Program.Graphs {
+		graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
+	}
+	codes := map[string][]byte{}
+	loaded := map[string]driver.Executable{}
+	flags := 0
+	for i := range m.plan.Program.Programs {
+		ph := &m.plan.Program.Programs[i]
+		pr := &program{Phase: ph}
+		for j := range ph.Sections {
+			s := &section{Section: &ph.Sections[j], iters: max(1, ph.Sections[j].Layers)}
+			flags = max(flags, s.Flags)
+			for k := range s.Lanes {
+				l := byName[s.Lanes[k].Proc]
+				ls := &laneSection{lane: l}
+				for n := range s.Lanes[k].Steps {
+					st := &step{Step: &s.Lanes[k].Steps[n]}
+					g := graphs[st.Run]
+					st.rows = g.Graph.Rows()
+					code, ok := codes[g.Artifact]
+					if !ok {
+						if code, err = src.Blob(g.Artifact); err != nil {
+							return fmt.Errorf("load graph %q: %w", g.Name, err)
+						}
+						codes[g.Artifact] = code
+					}
+					for it := 0; it < s.iters; it++ {
+						w, key, err := weights.resolve(st.W, it)
+						if err != nil {
+							return fmt.Errorf("load graph %q: %w", g.Name, err)
+						}
+						key = g.Name + "\x00" + key
+						exe := loaded[key]
+						if exe == nil {
+							exe, err = l.proc.Load(ctx, driver.Artifact{Driver: m.plan.Proc(l.name).Driver, Code: code}, w)
+							if err != nil {
+								return diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
+							}
+							loaded[key] = exe
+							m.closers = append(m.closers, exe.Close)
+						}
+						st.calls = append(st.calls, call{exe, m.bindings(st, it, pool[l])})
+					}
+					ls.steps = append(ls.steps, st)
+				}
+				s.lanes = append(s.lanes, ls)
+			}
+			pr.sections = append(pr.sections, s)
+		}
+		m.programs[ph.Name] = pr
+		m.order = append(m.order, pr)
+	}
+	m.flags = make([]flag, flags)
+	return nil
+}
+
+func (m *Machine) bindings(st *step, iter int, pool driver.Buffer) driver.Bindings {
+	view := func(v planir.View) driver.View {
+		b := m.buffers[v.Buffer]
+		size := int64(b.Type.Bytes())
+		return driver.View{
+			Buffer: pool, Type: b.Type,
+			Offset: m.offset[v.Buffer] + (int64(v.R0)*int64(b.Cols)+int64(v.C0))*size,
+			Rows:   v.R1 - v.R0, Cols: v.C1 - v.C0, Stride: b.Cols,
+		}
+	}
+	bind := driver.Bindings{Scalars: &st.scalars, MaxContext: m.plan.Program.Cache.MaxContext}
+	for _, v := range st.In {
+		bind.In = append(bind.In, view(v))
+	}
+	for _, v := range st.Out {
+		bind.Out = append(bind.Out, view(v))
+	}
+	if st.Heads != nil {
+		c := m.plan.Program.Cache
+		head := int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
+		half := int64(c.KVHeads) * head
+		at := func(which int) driver.View {
+			return driver.View{
+				Buffer: pool, Type: c.Type,
+				Offset: m.offset[cacheName] + (2*int64(iter)+int64(which))*half + int64(st.Heads[0])*head,
+				Rows:   (st.Heads[1] - st.Heads[0]) * c.MaxContext, Cols: c.HeadDim, Stride: c.HeadDim,
+			}
+		}
+		bind.K, bind.V = at(0), at(1)
+	}
+	return bind
+}
+
+// weights finds the packed bytes of weight references.
+type weights struct {
+	plan  *planir.Plan
+	bytes map[string]map[int][]byte // pack -> layer (-1: none) -> bytes
+	packs map[string]*planir.Pack
+}
+
+func newWeights(p *planir.Plan, src Source) (*weights, error) {
+	w := &weights{plan: p, bytes: map[string]map[int][]byte{}, packs: map[string]*planir.Pack{}}
+	for _, blob := range p.Program.WeightBlobs() {
+		b, err := src.Blob(blob.Name)
+		if err != nil {
+			return nil, fmt.Errorf("load weights: %w", err)
+		}
+		if int64(len(b)) != blob.Size {
+			return nil, diag.New(diag.ClassInput, "load weights: blob %q has %d bytes, and the plan's packs need %d", blob.Name, len(b), blob.Size)
+		}
+		for _, pl := range blob.Packs {
+			if w.bytes[pl.Pack.Name] == nil {
+				w.bytes[pl.Pack.Name] = map[int][]byte{}
+				w.packs[pl.Pack.Name] = pl.Pack
+			}
+			w.bytes[pl.Pack.Name][pl.Layer] = b[pl.Offset : pl.Offset+pl.Pack.Bytes : pl.Offset+pl.Pack.Bytes]
+		}
+	}
+	return w, nil
+}
+
+// resolve returns the weights of a step in one iteration and a key that equal weights share.
+func (w *weights) resolve(refs []planir.WeightRef, iter int) (driver.Weights, string, error) {
+	var out driver.Weights
+	key := ""
+	for _, r := range refs {
+		layers := w.bytes[r.Pack]
+		b, ok := layers[-1]
+		layer := -1
+		if !ok {
+			layer = iter
+			b = layers[iter]
+		}
+		spec := w.packs[r.Pack].Spec()
+		if r.C0 != 0 || r.C1 != spec.N {
+			sub, off, n, err := pack.Columns(spec, r.C0, r.C1)
+			if err != nil {
+				return nil, "", err
+			}
+			spec, b = sub, b[off:off+n]
+		}
+		out = append(out, driver.Packed{Spec: spec, Bytes: b})
+		key += fmt.Sprintf("%s@%d\x00", r, layer)
+	}
+	return out, key, nil
+}
+
+// startLanes starts one locked thread per lane. The control lane serves jobs, the others sections.
+func (m *Machine) startLanes() error {
+	m.started = true
+	ready := make(chan error, len(m.lanes))
+	for _, l := range m.lanes {
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread keeps its pinning and ends with the lane
+			defer close(l.exited)
+			err := l.proc.Attach()
+			if err != nil {
+				err = diag.New(diag.ClassRun, "attach to processor %q: %w", l.name, err)
+			}
+			ready <- err
+			if err != nil {
+				return
+			}
+			if l == m.control {
+				for j := range m.jobs {
+					j.done <- j.run()
+				}
+				return
+			}
+			m.serve(l)
+		}()
+	}
+	var err error
+	for range m.lanes {
+		err = errors.Join(err, <-ready)
+	}
+	return err
+}
+
+// Close stops the lanes and releases everything. A lane that does not come back within a second is
+// left behind and its memory with it.
+func (m *Machine) Close() error {
+	var err error
+	m.close.Do(func() {
+		for _, l := range m.lanes {
+			l.stop.Store(true)
+			l.start.Add(1)
+			l.unpark()
+		}
+		close(m.jobs)
+		timeout := time.After(time.Second)
+		for _, l := range m.lanes {
+			if !m.started {
+				break
+			}
+			select {
+			case <-l.exited:
+			case <-timeout:
+				err = diag.New(diag.ClassRun, "close: processor %q does not return from its last step; its resources are left behind", l.name)
+				return
+			}
+		}
+		for i := len(m.closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, m.closers[i]())
+		}
+	})
+	return err
+}
+
+// Plan is the plan being executed.
+func (m *Machine) Plan() *planir.Plan { return m.plan }
+
+// Pos is the number of positions in the cache.
+func (m *Machine) Pos() int { return m.pos }
+
+// Reset empties the cache.
+func (m *Machine) Reset() { m.pos = 0 }

@@ -1,0 +1,400 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Want says which rows of a call need logits.
+type Want int
+
+const (
+	WantNone Want = iota
+	WantLast
+	WantAll
+)
+
+// Control is what a job on the control lane may do. It is valid during the job only.
+type Control struct {
+	m   *Machine
+	ctx context.Context
+}
+
+// Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
+// next step. When no lane finishes a step for the machine's deadline, Do gives up: the Machine is
+// then unusable, and Close leaves the hanging processor behind.
+func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
+	if b := m.broken.Load(); b != nil {
+		return *b
+	}
+	j := job{done: make(chan error, 1)}
+	j.run = func() error { return fn(&Control{m, ctx}) }
+	select {
+	case m.jobs <- j:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	period := max(m.deadline/20, time.Millisecond)
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	last, quiet := m.steps.Load(), time.Duration(0)
+	cancelled := ctx.Done()
+	for {
+		select {
+		case err := <-j.done:
+			if p := m.poison.Swap(nil); p != nil && err != nil {
+				return *p // the first failure, not what it caused elsewhere
+			}
+			return err
+		case <-cancelled:
+			m.fail(ctx.Err())
+			cancelled = nil
+		case <-tick.C:
+			if n := m.steps.Load(); n != last {
+				last, quiet = n, 0
+				continue
+			}
+			// Lanes give up waiting at the deadline themselves; a lane that hangs inside its driver cannot.
+			if quiet += period; quiet > m.deadline+4*period {
+				m.fail(diag.New(diag.ClassRun, "no step finished for %v: a processor hangs", m.deadline))
+				err := *m.poison.Load()
+				m.broken.Store(&err)
+				return err
+			}
+		}
+	}
+}
+
+// fail poisons all flags with the first error.
+func (m *Machine) fail(err error) {
+	m.poison.CompareAndSwap(nil, &err)
+}
+
+// Timing is when a call ran on the control processor's clock: real or virtual nanoseconds.
+type Timing struct {
+	NS      int64
+	Virtual bool
+}
+
+// Forward processes tokens at the current position and hands the logits [vocabulary] of the wanted rows
+// to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
+func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
+	m := c.m
+	if len(tokens) == 0 {
+		return Timing{}, diag.New(diag.ClassUsage, "forward: no tokens")
+	}
+	if m.pos+len(tokens) > m.plan.MaxContext {
+		return Timing{}, diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), m.pos, m.plan.MaxContext).
+			WithHint("solve with a larger context in the workload")
+	}
+	vocab := int32(m.vocabulary())
+	for i, t := range tokens {
+		if t < 0 || t >= vocab {
+			return Timing{}, diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
+		}
+	}
+	start := m.meet()
+	for done := 0; done < len(tokens); {
+		pr := m.decide(len(tokens) - done)
+		n := min(len(tokens)-done, pr.Rows)
+		copy(m.ids, tokens[done:done+n])
+		for _, s := range pr.sections {
+			if err := c.ctx.Err(); err != nil {
+				return Timing{}, err
+			}
+			first, last := 0, 1
+			if s.Logits {
+				switch {
+				case want == WantAll:
+					last = n
+				case want == WantLast && done+n == len(tokens):
+					first, last = n-1, n
+				default:
+					continue
+				}
+			}
+			for row := first; row < last; row++ {
+				if err := m.section(s, n, row); err != nil {
+					return Timing{}, err
+				}
+				if s.Logits && sink != nil {
+					if err := sink(done+row, m.logits); err != nil {
+						return Timing{}, err
+					}
+				}
+			}
+		}
+		m.pos += n
+		done += n
+	}
+	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
+}
+
+func (m *Machine) vocabulary() int { return len(m.logits) }
+
+// decide picks the program for n tokens still to process.
+func (m *Machine) decide(n int) *program {
+	for _, d := range m.plan.Program.Decider {
+		if n >= d.Min && n <= d.Max {
+			return m.programs[d.Program]
+		}
+	}
+	panic("BUG: the decider has no program for a length that rule P012 covers")
+}
+
+// meet brings all virtual clocks to the latest one and returns the control clock.
+func (m *Machine) meet() driver.Tick {
+	if m.control.virt {
+		var latest driver.Tick
+		for _, l := range m.lanes {
+			latest = max(latest, l.proc.Now())
+		}
+		for _, l := range m.lanes {
+			l.proc.WaitUntil(latest)
+		}
+	}
+	return m.control.proc.Now()
+}
+
+// section runs one section on all its lanes and waits for them.
+func (m *Machine) section(s *section, rows, row int) error {
+	for i := range m.flags[:s.Flags] {
+		m.flags[i].epoch.Store(0)
+	}
+	var own *laneSection
+	for _, ls := range s.lanes {
+		ls.lane.work = laneWork{ls: ls, iters: s.iters, rows: rows, pos: m.pos, row: row}
+		if ls.lane == m.control {
+			own = ls
+			continue
+		}
+		ls.lane.start.Add(1)
+		ls.lane.unpark()
+	}
+	if own != nil {
+		if err := m.lane(&m.control.work); err != nil {
+			m.fail(err)
+		}
+	}
+	for _, ls := range s.lanes {
+		l := ls.lane
+		if l == m.control {
+			continue
+		}
+		// The other lanes come back: they fail on poison or at their own deadline. One that hangs
+		// inside its driver is found by the watchdog in Do.
+		target := l.start.Load()
+		if !spin(func() bool { return l.done.Load() == target }, func() bool { return m.broken.Load() != nil }) {
+			return *m.broken.Load()
+		}
+	}
+	m.meet()
+	if p := m.poison.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// serve runs the sections given to a lane until it is stopped.
+func (m *Machine) serve(l *lane) {
+	for {
+		l.await()
+		if l.stop.Load() {
+			return
+		}
+		if err := m.lane(&l.work); err != nil {
+			m.fail(err)
+		}
+		l.done.Store(l.seen)
+	}
+}
+
+// await returns when the lane's start count has moved: it spins for a while, then parks.
+func (l *lane) await() {
+	moved := func() bool { return l.start.Load() != l.seen }
+	deadline := time.Now().Add(idleSpin)
+	for !moved() {
+		for i := 0; i < 256 && !moved(); i++ {
+		}
+		if time.Now().After(deadline) {
+			l.parked.Store(true)
+			if !moved() {
+				<-l.wake
+			}
+			l.parked.Store(false)
+		}
+	}
+	l.seen++
+}
+
+func (l *lane) unpark() {
+	if l.parked.Load() {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+const (
+	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
+	spinFirst = 2 * time.Millisecond   // for a flag, before sleeping
+	napTime   = 20 * time.Microsecond
+)
+
+// spin waits until ok, first busily, then with short naps; it returns false when stop says so.
+func spin(ok func() bool, stop func() bool) bool {
+	for i := 0; i < 1024; i++ {
+		if ok() {
+			return true
+		}
+	}
+	deadline := time.Now().Add(spinFirst)
+	for n := 0; !ok(); n++ {
+		if n&63 == 0 && stop != nil && stop() {
+			return false
+		}
+		if n&63 == 63 && time.Now().After(deadline) {
+			time.Sleep(napTime)
+		}
+	}
+	return true
+}
+
+// lane executes the steps of one lane in one section.
+func (m *Machine) lane(w *laneWork) error {
+	l := w.ls.lane
+	for iter := 0; iter < w.iters; iter++ {
+		for _, st := range w.ls.steps {
+			if m.poison.Load() != nil {
+				return nil // another lane failed and has said why
+			}
+			if err := m.wait(l, st, iter); err != nil {
+				return err
+			}
+			if n := min(w.rows-st.R0, st.rows); n > 0 {
+				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Row: w.row}
+				c := &st.calls[iter]
+				span, err := l.proc.Run(c.exe, &c.bind)
+				if err != nil {
+					return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, iter, l.name, err)
+				}
+				st.runNS += int64(span.End - span.Start)
+				st.runCount++
+			}
+			if st.Set != nil {
+				f := &m.flags[*st.Set]
+				f.tick.Store(int64(l.proc.Now()))
+				f.epoch.Store(int64(iter) + 1)
+			}
+			m.steps.Add(1)
+		}
+	}
+	return nil
+}
+
+// wait blocks until every flag of a step has been set for this iteration.
+func (m *Machine) wait(l *lane, st *step, iter int) error {
+	if len(st.Wait) == 0 {
+		return nil
+	}
+	before := l.proc.Now()
+	for _, w := range st.Wait {
+		epoch := int64(iter) + 1
+		if w.Back {
+			epoch--
+		}
+		if epoch == 0 {
+			continue
+		}
+		f := &m.flags[w.Flag]
+		if f.epoch.Load() < epoch {
+			var since time.Time
+			ok := spin(func() bool { return f.epoch.Load() >= epoch }, func() bool {
+				if since.IsZero() {
+					since = time.Now()
+				}
+				return m.poison.Load() != nil || time.Since(since) > m.deadline
+			})
+			if !ok {
+				if m.poison.Load() != nil {
+					return nil
+				}
+				return diag.New(diag.ClassRun, "step %q on processor %q waited %v for %s", st.Node, l.name, m.deadline, m.setter(w.Flag))
+			}
+		}
+		l.proc.WaitUntil(driver.Tick(f.tick.Load()))
+	}
+	st.waitNS += int64(l.proc.Now() - before)
+	return nil
+}
+
+// setter names the step that sets a flag, for the error of a lane that waited in vain.
+func (m *Machine) setter(flag int) string {
+	for _, pr := range m.order {
+		for _, s := range pr.sections {
+			for _, ls := range s.lanes {
+				for _, st := range ls.steps {
+					if st.Set != nil && *st.Set == flag && m.flags[flag].epoch.Load() < int64(s.iters) {
+						return fmt.Sprintf("flag %d of step %q on processor %q", flag, st.Node, ls.lane.name)
+					}
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("flag %d", flag)
+}
+
+// StepStat is what one step has cost since the last ResetStats.
+type StepStat struct {
+	Program  string `json:"program"`
+	Section  string `json:"section"`
+	Proc     string `json:"proc"`
+	Node     string `json:"node"`
+	Runs     int64  `json:"runs"`
+	RunNS    int64  `json:"run_ns"`
+	WaitNS   int64  `json:"wait_ns"`
+	ExpectNS int64  `json:"expect_ns"` // of one run, from the plan
+}
+
+// Stats lists every step that has run, in program order.
+func (m *Machine) Stats() []StepStat {
+	var out []StepStat
+	m.eachStep(func(pr *program, s *section, ls *laneSection, st *step) {
+		if st.runCount > 0 {
+			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.runCount, st.runNS, st.waitNS, st.ExpectNS})
+		}
+	})
+	return out
+}
+
+// ResetStats forgets all step times.
+func (m *Machine) ResetStats() {
+	m.eachStep(func(_ *program, _ *section, _ *laneSection, st *step) { st.runCount, st.runNS, st.waitNS = 0, 0, 0 })
+}
+
+func (m *Machine) eachStep(f func(*program, *section, *laneSection, *step)) {
+	for _, pr := range m.order {
+		for _, s := range pr.sections {
+			for _, ls := range s.lanes {
+				for _, st := range ls.steps {
+					f(pr, s, ls, st)
+				}
+			}
+		}
+	}
+}
+
+// Threads is the number of operating system threads the lanes keep busy: the Go scheduler needs a few more.
+func Threads(p *planir.Plan) int {
+	n := 0
+	for i := range p.Procs {
+		n += max(1, len(p.Procs[i].Cores))
+	}
+	return n
+}

@@ -1,0 +1,156 @@
+package executor
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Sampler picks the next token from logits. Temperature 0 is greedy; ties go to the lower id. With a
+// temperature the choice is drawn from the TopK likeliest tokens (0: all) within the smallest set of
+// probability TopP (0: all), by a generator seeded with Seed: same seed, same text.
+type Sampler struct {
+	Temperature float64
+	TopK        int
+	TopP        float64
+	Seed        uint64
+
+	rng   *rand.Rand
+	order []int32
+	p     []float64
+}
+
+// Validate refuses settings that mean nothing.
+func (s *Sampler) Validate() error {
+	if math.IsNaN(s.Temperature) || s.Temperature < 0 || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 || s.TopP > 1 {
+		return diag.New(diag.ClassUsage, "sampling: temperature %v, top-k %d, top-p %v, want temperature >= 0, top-k >= 0, top-p in 0..1", s.Temperature, s.TopK, s.TopP)
+	}
+	return nil
+}
+
+// Next returns the id of the chosen token. Logits that are all NaN are an error.
+func (s *Sampler) Next(logits []float32) (int32, error) {
+	best := -1
+	for i, v := range logits {
+		if v == v && (best < 0 || v > logits[best]) {
+			best = i
+		}
+	}
+	if best < 0 || math.IsInf(float64(logits[best]), 1) {
+		return 0, diag.New(diag.ClassRun, "sample: logits hold no finite maximum").
+			WithHint("run hetrun --check against the reference, or verify the model's weights")
+	}
+	if s.Temperature == 0 {
+		return int32(best), nil
+	}
+	if s.rng == nil {
+		s.rng = rand.New(rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15))
+	}
+	s.order, s.p = s.order[:0], s.p[:0]
+	for i, v := range logits {
+		if v == v && !math.IsInf(float64(v), -1) {
+			s.order = append(s.order, int32(i))
+		}
+	}
+	slices.SortStableFunc(s.order, func(a, b int32) int {
+		switch {
+		case logits[a] > logits[b]:
+			return -1
+		case logits[a] < logits[b]:
+			return 1
+		}
+		return 0
+	})
+	if s.TopK > 0 && s.TopK < len(s.order) {
+		s.order = s.order[:s.TopK]
+	}
+	sum := 0.0
+	for _, i := range s.order {
+		e := math.Exp((float64(logits[i]) - float64(logits[best])) / s.Temperature)
+		s.p = append(s.p, e)
+		sum += e
+	}
+	if s.TopP > 0 && s.TopP < 1 {
+		acc := 0.0
+		for i, e := range s.p {
+			if acc += e; acc >= s.TopP*sum {
+				s.order, s.p, sum = s.order[:i+1], s.p[:i+1], acc
+				break
+			}
+		}
+	}
+	r := s.rng.Float64() * sum
+	for i, e := range s.p {
+		if r -= e; r < 0 {
+			return s.order[i], nil
+		}
+	}
+	return s.order[len(s.order)-1], nil
+}
+
+// Generation is the outcome of Generate. Times are on the control processor's clock.
+type Generation struct {
+	Tokens    []int32
+	PrefillNS int64
+	DecodeNS  []int64 // per generated token after the first
+	Virtual   bool    // times are simulated
+	Stopped   bool    // by an end token or by onToken, not by the limit
+}
+
+// Generate processes the prompt at the current position and samples up to maxTokens tokens, or fewer
+// when an end token appears (which is not part of the result), onToken returns false, or the context is
+// full. onToken may be nil.
+func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, s *Sampler, onToken func(int32) bool) (Generation, error) {
+	var g Generation
+	if err := s.Validate(); err != nil {
+		return g, err
+	}
+	g.Tokens = make([]int32, 0, min(maxTokens, m.plan.MaxContext))
+	g.DecodeNS = make([]int64, 0, cap(g.Tokens))
+	err := m.Do(ctx, func(c *Control) error {
+		var next int32
+		pick := func(_ int, logits []float32) (err error) {
+			next, err = s.Next(logits)
+			return err
+		}
+		input := prompt
+		one := make([]int32, 1)
+		for {
+			want := WantLast
+			if maxTokens == 0 {
+				want = WantNone
+			}
+			t, err := c.Forward(input, want, pick)
+			if err != nil {
+				return err
+			}
+			g.Virtual = t.Virtual
+			if len(g.Tokens) == 0 {
+				g.PrefillNS = t.NS
+			} else {
+				g.DecodeNS = append(g.DecodeNS, t.NS)
+			}
+			if maxTokens == 0 {
+				return nil
+			}
+			if slices.Contains(m.plan.Model.EOS, int(next)) {
+				g.Stopped = true
+				return nil
+			}
+			g.Tokens = append(g.Tokens, next)
+			if onToken != nil && !onToken(next) {
+				g.Stopped = true
+				return nil
+			}
+			if len(g.Tokens) >= maxTokens || m.pos >= m.plan.MaxContext {
+				return nil
+			}
+			one[0] = next
+			input = one
+		}
+	})
+	return g, err
+}
