@@ -1,0 +1,283 @@
+// Package socs knows what a SoC is: its processors, memory domains, links and limits, and
+// where each of those values comes from. The catalog of SoCs from published measurements is
+// embedded.
+//
+// A SoC is data. Nothing here opens a device; whether a plan is legal on a SoC and what a
+// driver can do are checked elsewhere against the same values.
+package socs
+
+import (
+	"sort"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Schema identifies the SoC format. A change that an older reader would misunderstand gets a new number.
+const Schema = "hetc.soc/1"
+
+// SimDriver is the driver of every catalog SoC: times come from a virtual clock.
+const SimDriver = "sim"
+
+// SoC is one machine: processors that share memory, and how work is handed between them.
+type SoC struct {
+	Schema      string `json:"schema" yaml:"schema"`
+	Name        string `json:"name" yaml:"name"` // lower case letters, digits, '-', ':', '_'
+	Description string `json:"description,omitempty" yaml:"description,omitempty"`
+	// Inherit names a catalog SoC or a file (relative to this one) whose values apply where this
+	// file has none. Processors, domains and caches merge by name, links by (from, to), joint
+	// bandwidths by their processors; other lists are replaced. Empty after loading.
+	Inherit     string `json:"inherit,omitempty" yaml:"inherit,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"` // of the probed machine
+	OS          string `json:"os,omitempty" yaml:"os,omitempty"`                   // as GOOS
+	Arch        string `json:"arch,omitempty" yaml:"arch,omitempty"`               // as GOARCH
+
+	Control string `json:"control" yaml:"control"` // processor that owns control steps
+	CPU     *CPU   `json:"cpu,omitempty" yaml:"cpu,omitempty"`
+
+	Processors []Processor `json:"processors" yaml:"processors"`
+	Memory     []Domain    `json:"memory,omitempty" yaml:"memory,omitempty"`
+	Links      []Link      `json:"links,omitempty" yaml:"links,omitempty"`
+	Joint      []Joint     `json:"joint,omitempty" yaml:"joint,omitempty"`
+
+	// Sources says where values come from: a data path ("processors.npu.launch_us") and a text that
+	// starts with its kind ("paper: HeteroInfer sec. 3.2"; see SourceKinds). A path covers everything
+	// below it that has no entry of its own.
+	Sources map[string]string `json:"sources,omitempty" yaml:"sources,omitempty"`
+}
+
+// CPU describes the host processor cores of a probed machine.
+type CPU struct {
+	Model    string   `json:"model,omitempty" yaml:"model,omitempty"`
+	Cores    int      `json:"cores,omitempty" yaml:"cores,omitempty"`
+	Features []string `json:"features,omitempty" yaml:"features,omitempty,flow"` // instruction sets, ascending
+	Caches   []Cache  `json:"caches,omitempty" yaml:"caches,omitempty"`
+}
+
+// Cache is one cache of the host cores.
+type Cache struct {
+	Name  string `json:"name" yaml:"name"` // "l1d", "l2", "l3"
+	Level int    `json:"level" yaml:"level"`
+	Bytes int64  `json:"bytes" yaml:"bytes"`                          // of one instance
+	Cores []int  `json:"cores,omitempty" yaml:"cores,omitempty,flow"` // cores that share one instance, of the first instance
+}
+
+// Processor kinds.
+const (
+	KindCPU = "cpu"
+	KindGPU = "gpu"
+	KindNPU = "npu"
+)
+
+// How the packed weights of several graphs over one weight count (see Processor.WeightBytes).
+const (
+	WeightsShared   = "shared"    // graphs of different M read one copy
+	WeightsPerGraph = "per_graph" // every graph owns its copy
+)
+
+// Processor is one CPU, GPU or NPU as one driver exposes it, in one configuration.
+type Processor struct {
+	Name        string            `json:"name" yaml:"name"` // "npu", "host:0-1"
+	Kind        string            `json:"kind" yaml:"kind"` // cpu, gpu, npu
+	Description string            `json:"description,omitempty" yaml:"description,omitempty"`
+	Driver      string            `json:"driver" yaml:"driver"`
+	Select      string            `json:"select,omitempty" yaml:"select,omitempty"`
+	Options     map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
+	Cores       []int             `json:"cores,omitempty" yaml:"cores,omitempty,flow"` // CPU cores it occupies while running
+
+	PeakGops      map[string]float64 `json:"peak_gops,omitempty" yaml:"peak_gops,omitempty"`           // 1e9 op/s (2 per multiply-add) by element type: "f32", "f16", "i8"
+	BandwidthGBps float64            `json:"bandwidth_gbps,omitempty" yaml:"bandwidth_gbps,omitempty"` // 1e9 byte/s it reads alone
+	LaunchUS      float64            `json:"launch_us,omitempty" yaml:"launch_us,omitempty"`           // of one graph, before any work
+	PowerW        float64            `json:"power_w,omitempty" yaml:"power_w,omitempty"`               // while busy
+
+	Tile    Tile              `json:"tile" yaml:"tile"`
+	Kinds   []op.Kind         `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"` // operators it executes; empty: every kind
+	Schemes []op.Scheme       `json:"schemes" yaml:"schemes,flow"`                 // what its matmuls execute
+	Layouts map[string]string `json:"layouts" yaml:"layouts"`                      // weight scheme ("q8c") -> packed layout
+	KV      []op.Type         `json:"kv,omitempty" yaml:"kv,omitempty,flow"`       // cache element types of its attention
+
+	StaticShapes  bool `json:"static_shapes,omitempty" yaml:"static_shapes,omitempty"`   // a graph exists for one M only
+	DynamicRows   bool `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`     // a call may use fewer rows than the graph's
+	StridedOutput bool `json:"strided_output,omitempty" yaml:"strided_output,omitempty"` // outputs may be column ranges of wider buffers
+	StridedInput  bool `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`   // inputs may be column ranges of wider buffers
+	WeightRanges  bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`   // a shard may be a tile range of one packed copy
+	SingleQueue   bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"`     // parallel submissions do not run concurrently
+
+	GraphBytes   int64  `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`     // limit of one graph, 0: none
+	AddressBytes int64  `json:"address_bytes,omitempty" yaml:"address_bytes,omitempty"` // limit of all its graphs and buffers, 0: none
+	MaxGraphs    int    `json:"max_graphs,omitempty" yaml:"max_graphs,omitempty"`       // graphs loaded at once, 0: no limit
+	WeightBytes  string `json:"weight_bytes,omitempty" yaml:"weight_bytes,omitempty"`   // shared (default) or per_graph
+
+	Sim *Sim `json:"sim,omitempty" yaml:"sim,omitempty"` // required by driver "sim"
+}
+
+// Tile is the granularity of a processor in each dimension of a matmul: column shards are multiples of
+// N, splits of the reduction multiples of K, standard row counts multiples of M. 0 counts as 1.
+type Tile struct {
+	M int `json:"m,omitempty" yaml:"m,omitempty"`
+	K int `json:"k,omitempty" yaml:"k,omitempty"`
+	N int `json:"n,omitempty" yaml:"n,omitempty"`
+}
+
+// Sim holds the simulation's truth about a processor. Every dimension of a matmul is rounded up to Step
+// before its work is counted; an operator then takes max(work/peak, bytes/bandwidth), a graph launch_us more.
+type Sim struct {
+	Schemes   map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
+	OtherGops float64                 `json:"other_gops" yaml:"other_gops"`              // 1e9 op/s of everything but matmuls
+	Step      Tile                    `json:"step,omitempty" yaml:"step,omitempty,flow"` // latency is flat within one step
+	// LongK slows a matmul whose K exceeds LongKOver*N (an NPU whose array holds the weights streams
+	// partial sums then): factor >= 1 on its time. 0: no such effect.
+	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
+	LongKOver float64 `json:"long_k_over,omitempty" yaml:"long_k_over,omitempty"`
+	// NoiseCV is the coefficient of variation of samples, e.g. 0.02.
+	NoiseCV float64 `json:"noise_cv,omitempty" yaml:"noise_cv,omitempty"`
+	// Infeasible lists matmul shapes the simulated compiler refuses, as closed ranges (0: unbounded).
+	Infeasible []ShapeRange `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
+}
+
+// SimScheme is how fast matmuls of one scheme run.
+type SimScheme struct {
+	PeakGops   float64 `json:"peak_gops" yaml:"peak_gops"`                         // 1e9 op/s reached by large shapes
+	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"` // memory traffic per weight when it differs from the stored size
+}
+
+// ShapeRange is a box of matmul shapes: each dimension within [Min, Max]; Max 0 is unbounded.
+type ShapeRange struct {
+	MinM int `json:"min_m,omitempty" yaml:"min_m,omitempty"`
+	MaxM int `json:"max_m,omitempty" yaml:"max_m,omitempty"`
+	MinK int `json:"min_k,omitempty" yaml:"min_k,omitempty"`
+	MaxK int `json:"max_k,omitempty" yaml:"max_k,omitempty"`
+	MinN int `json:"min_n,omitempty" yaml:"min_n,omitempty"`
+	MaxN int `json:"max_n,omitempty" yaml:"max_n,omitempty"`
+}
+
+// Contains reports whether a matmul of that shape lies in the box.
+func (r ShapeRange) Contains(m, k, n int) bool {
+	in := func(v, lo, hi int) bool { return v >= lo && (hi == 0 || v <= hi) }
+	return in(m, r.MinM, r.MaxM) && in(k, r.MinK, r.MaxK) && in(n, r.MinN, r.MaxN)
+}
+
+// Domain is a memory that some processors address.
+type Domain struct {
+	Name       string   `json:"name" yaml:"name"`
+	Bytes      int64    `json:"bytes" yaml:"bytes"`
+	Processors []string `json:"processors" yaml:"processors,flow"`
+}
+
+// Link is what it costs to continue on processor To what processor From has finished.
+type Link struct {
+	From         string  `json:"from" yaml:"from"`
+	To           string  `json:"to" yaml:"to"`
+	HandoverUS   float64 `json:"handover_us" yaml:"handover_us"`                           // flag or event, no data moved
+	CopyGBps     float64 `json:"copy_gbps,omitempty" yaml:"copy_gbps,omitempty"`           // 1e9 byte/s when data must move; 0: memory is shared, no copy needed
+	CopyLaunchUS float64 `json:"copy_launch_us,omitempty" yaml:"copy_launch_us,omitempty"` // of one copy, before any byte
+}
+
+// Joint is the memory bandwidth a set of processors reaches together.
+type Joint struct {
+	Processors    []string `json:"processors" yaml:"processors,flow"` // ascending
+	BandwidthGBps float64  `json:"bandwidth_gbps" yaml:"bandwidth_gbps"`
+}
+
+// Processor returns the processor of that name, nil when there is none.
+func (s *SoC) Processor(name string) *Processor {
+	for i := range s.Processors {
+		if s.Processors[i].Name == name {
+			return &s.Processors[i]
+		}
+	}
+	return nil
+}
+
+// Link returns the hand-over from one processor to another; false when the SoC does not state it.
+// Staying on one processor costs nothing.
+func (s *SoC) Link(from, to string) (Link, bool) {
+	if from == to {
+		return Link{From: from, To: to}, true
+	}
+	for _, l := range s.Links {
+		if l.From == from && l.To == to {
+			return l, true
+		}
+	}
+	return Link{}, false
+}
+
+// JointGBps returns the bandwidth a set of processors reaches together (1e9 byte/s); false when the SoC
+// does not state it. One processor's is its bandwidth alone. Order does not matter.
+func (s *SoC) JointGBps(names ...string) (float64, bool) {
+	want := append([]string(nil), names...)
+	sort.Strings(want)
+	if len(want) == 1 {
+		p := s.Processor(want[0])
+		if p == nil || p.BandwidthGBps == 0 {
+			return 0, false
+		}
+		return p.BandwidthGBps, true
+	}
+	for _, j := range s.Joint {
+		if equalSets(j.Processors, want) {
+			return j.BandwidthGBps, true
+		}
+	}
+	return 0, false
+}
+
+// Concurrent reports whether the processors may run at the same time: they exist, are distinct and
+// share no core. The error names what stands against it.
+func (s *SoC) Concurrent(names ...string) error { return concurrent(s, names) }
+
+// Simulated reports whether any processor's times come from a virtual clock.
+func (s *SoC) Simulated() bool {
+	for i := range s.Processors {
+		if s.Processors[i].Driver == SimDriver {
+			return true
+		}
+	}
+	return false
+}
+
+// LastCacheBytes is the size of the largest cache of the host cores, 0 when unknown.
+func (s *SoC) LastCacheBytes() int64 {
+	var n int64
+	if s.CPU != nil {
+		for _, c := range s.CPU.Caches {
+			n = max(n, c.Bytes)
+		}
+	}
+	return n
+}
+
+// Executes reports whether the processor's kinds include k.
+func (p *Processor) Executes(k op.Kind) bool {
+	if len(p.Kinds) == 0 {
+		return true
+	}
+	for _, have := range p.Kinds {
+		if have == k {
+			return true
+		}
+	}
+	return false
+}
+
+// Round rounds v up to a multiple of step; a step below 2 leaves it.
+func Round(v, step int) int {
+	if step < 2 {
+		return v
+	}
+	return (v + step - 1) / step * step
+}
+
+func equalSets(a, sorted []string) bool {
+	if len(a) != len(sorted) {
+		return false
+	}
+	b := append([]string(nil), a...)
+	sort.Strings(b)
+	for i := range b {
+		if b[i] != sorted[i] {
+			return false
+		}
+	}
+	return true
+}
