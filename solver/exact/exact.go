@@ -1,0 +1,189 @@
+// Package exact knows how to solve the instances of solver/problem to proved optimality in pure Go.
+package exact
+
+import (
+	"context"
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// Engine is dynamic programming over location classes (a shortest path, as Bokhari 1988 uses for
+// chains): it visits every combination of neighbouring classes, so what it returns is optimal.
+// Among equally cheap solutions it keeps the one with the first choices, from the last item back.
+type Engine struct{}
+
+// Name implements problem.Engine.
+func (Engine) Name() string { return "exact" }
+
+// maxSets bounds how many sets of processors without conflicts are tried.
+const maxSets = 4096
+
+// Solve implements problem.Engine. Processors that share a core exclude each other over the whole
+// chain, so the chain is solved once per largest set of processors without a conflict: every
+// solution uses processors of one such set.
+func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
+	if err := p.Validate(); err != nil {
+		return problem.Solution{}, err
+	}
+	sets, err := independentSets(p)
+	if err != nil {
+		return problem.Solution{}, err
+	}
+	best := problem.Solution{ObjectiveNS: math.MaxInt64}
+	blocked := "" // the item that no set so far could execute
+	for _, set := range sets {
+		s, stuck, err := solveChain(ctx, p, set)
+		if err != nil {
+			return problem.Solution{}, err
+		}
+		if s == nil {
+			blocked = stuck
+			continue
+		}
+		if s.ObjectiveNS < best.ObjectiveNS {
+			best = *s
+		}
+	}
+	if best.Choices == nil {
+		return problem.Solution{}, diag.New(diag.ClassInfeasible, "partition %q: no set of processors without shared cores executes every operator; %q is left over", p.Name, blocked)
+	}
+	best.BoundNS, best.Status = best.ObjectiveNS, problem.Optimal
+	return best, nil
+}
+
+// independentSets lists the maximal sets of processors without a conflict, as bit masks, in a
+// fixed order.
+func independentSets(p *problem.Partition) ([]uint64, error) {
+	n := len(p.Procs)
+	conflicts := make([]uint64, n)
+	for _, c := range p.Conflicts {
+		conflicts[c[0]] |= 1 << c[1]
+		conflicts[c[1]] |= 1 << c[0]
+	}
+	var out []uint64
+	var grow func(q int, set uint64) bool
+	grow = func(q int, set uint64) bool {
+		if q == n {
+			for r := range n {
+				if set&(1<<r) == 0 && conflicts[r]&set == 0 {
+					return true // not maximal
+				}
+			}
+			out = append(out, set)
+			return len(out) <= maxSets
+		}
+		if conflicts[q]&set == 0 && !grow(q+1, set|1<<q) {
+			return false
+		}
+		// Leaving q out is of use only if a processor that excludes it comes in.
+		return conflicts[q] == 0 || grow(q+1, set)
+	}
+	if !grow(0, 0) {
+		return nil, diag.New(diag.ClassInfeasible, "partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
+			WithHint("describe fewer processors that share cores in the SoC file")
+	}
+	return out, nil
+}
+
+const unreachable = math.MaxInt64
+
+// solveChain solves the chain with the processors of set; nil and the name of the item that
+// has no choice among them when there is none.
+func solveChain(ctx context.Context, p *problem.Partition, set uint64) (*problem.Solution, string, error) {
+	allowed := make([][]int, len(p.Items))
+	for i := range p.Items {
+		for j, c := range p.Items[i].Choices {
+			ok := true
+			for _, q := range c.Procs {
+				ok = ok && set&(1<<q) != 0
+			}
+			if ok {
+				allowed[i] = append(allowed[i], j)
+			}
+		}
+		if len(allowed[i]) == 0 {
+			return nil, p.Items[i].Name, nil
+		}
+	}
+	// A repeated chain ends where it begins: it is solved once per class its first item may read from.
+	starts := []int{-1}
+	if p.Repeat > 1 {
+		starts = starts[:0]
+		for b := range p.Items[0].Before {
+			for _, j := range allowed[0] {
+				if p.Items[0].Choices[j].Before == b {
+					starts = append(starts, b)
+					break
+				}
+			}
+		}
+	}
+	best := &problem.Solution{ObjectiveNS: unreachable}
+	for _, start := range starts {
+		if err := ctx.Err(); err != nil {
+			return nil, "", diag.New(diag.ClassInterrupted, "solve partition %q: %w", p.Name, err)
+		}
+		// cost[a] is the cheapest way to have executed the items so far and be in class a; from[i][a]
+		// is the choice of item i that got there, via[i][b] the class that its input in class b came from.
+		var cost []int64
+		from, via := make([][]int, len(p.Items)), make([][]int, len(p.Items))
+		for i := range p.Items {
+			it := &p.Items[i]
+			arrive := make([]int64, len(it.Before)) // the cheapest way to have the input in class b
+			via[i] = make([]int, len(it.Before))
+			if i > 0 {
+				for b := range arrive {
+					arrive[b] = unreachable
+					for a, c := range cost {
+						if c != unreachable && c+it.EdgeNS[a][b] < arrive[b] {
+							arrive[b], via[i][b] = c+it.EdgeNS[a][b], a
+						}
+					}
+				}
+			}
+			next := make([]int64, len(it.After))
+			from[i] = make([]int, len(it.After))
+			for a := range next {
+				next[a] = unreachable
+			}
+			for _, j := range allowed[i] {
+				c := it.Choices[j]
+				if arrive[c.Before] == unreachable || i == 0 && start >= 0 && c.Before != start {
+					continue
+				}
+				if v := arrive[c.Before] + c.CostNS; v < next[c.After] {
+					next[c.After], from[i][c.After] = v, j
+				}
+			}
+			cost = next
+		}
+		for a, c := range cost {
+			if c == unreachable {
+				continue
+			}
+			total := int64(p.Repeat) * c
+			if p.Repeat > 1 {
+				total += int64(p.Repeat-1) * p.Items[0].EdgeNS[a][start]
+			}
+			if total < best.ObjectiveNS {
+				best.ObjectiveNS = total
+				best.Choices = trace(p, from, via, a)
+			}
+		}
+	}
+	return best, "", nil
+}
+
+// trace walks back from class a of the last item.
+func trace(p *problem.Partition, from, via [][]int, a int) []int {
+	choices := make([]int, len(p.Items))
+	for i := len(choices) - 1; i >= 0; i-- {
+		choices[i] = from[i][a]
+		if i > 0 {
+			a = via[i][p.Items[i].Choices[choices[i]].Before]
+		}
+	}
+	return choices
+}

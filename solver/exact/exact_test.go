@@ -1,0 +1,317 @@
+package exact_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// draw makes a random instance small enough to enumerate. One of two instances has conflicts.
+func draw(t *rapid.T) *problem.Partition {
+	procs := rapid.IntRange(1, 4).Draw(t, "procs")
+	p := &problem.Partition{Name: "random", Repeat: rapid.SampledFrom([]int{1, 2, 7}).Draw(t, "repeat")}
+	for q := range procs {
+		p.Procs = append(p.Procs, fmt.Sprintf("p%d", q))
+	}
+	if rapid.Bool().Draw(t, "conflicts") {
+		for a := range procs {
+			for b := a + 1; b < procs; b++ {
+				if rapid.Bool().Draw(t, "conflict") {
+					p.Conflicts = append(p.Conflicts, [2]int{a, b})
+				}
+			}
+		}
+	}
+	classes := func(kind string) []string {
+		var out []string
+		for i := range rapid.IntRange(1, 3).Draw(t, kind) {
+			out = append(out, fmt.Sprintf("%s%d", kind, i))
+		}
+		return out
+	}
+	cost := rapid.Int64Range(0, 20)
+	for i := range rapid.IntRange(1, 5).Draw(t, "items") {
+		it := problem.Item{Name: fmt.Sprintf("item%d", i), Before: classes("before"), After: classes("after")}
+		for j := range rapid.IntRange(1, 4).Draw(t, "choices") {
+			c := problem.Choice{Label: fmt.Sprintf("choice%d", j), CostNS: cost.Draw(t, "cost")}
+			c.Before = rapid.IntRange(0, len(it.Before)-1).Draw(t, "from")
+			c.After = rapid.IntRange(0, len(it.After)-1).Draw(t, "to")
+			for q := range procs {
+				if rapid.IntRange(0, 2).Draw(t, "uses") == 0 {
+					c.Procs = append(c.Procs, q)
+				}
+			}
+			if c.Procs == nil {
+				c.Procs = []int{rapid.IntRange(0, procs-1).Draw(t, "uses")}
+			}
+			it.Choices = append(it.Choices, c)
+		}
+		p.Items = append(p.Items, it)
+	}
+	for i := range p.Items {
+		if i == 0 && p.Repeat == 1 {
+			continue
+		}
+		prev := p.Items[(i+len(p.Items)-1)%len(p.Items)]
+		for range prev.After {
+			row := make([]int64, len(p.Items[i].Before))
+			for b := range row {
+				row[b] = cost.Draw(t, "edge")
+			}
+			p.Items[i].EdgeNS = append(p.Items[i].EdgeNS, row)
+		}
+	}
+	return p
+}
+
+// bruteForce enumerates every combination; ok is false when each has a conflict. It shares no code
+// with the engine or the instance's own objective.
+func bruteForce(p *problem.Partition) (best int64, ok bool) {
+	best = math.MaxInt64
+	pick := make([]int, len(p.Items))
+	for {
+		used := map[int]bool{}
+		for i, c := range pick {
+			for _, q := range p.Items[i].Choices[c].Procs {
+				used[q] = true
+			}
+		}
+		legal := true
+		for _, c := range p.Conflicts {
+			legal = legal && !(used[c[0]] && used[c[1]])
+		}
+		if legal {
+			total := int64(0)
+			for rep := range p.Repeat { // walk the repetitions one by one
+				for i, c := range pick {
+					ch := p.Items[i].Choices[c]
+					total += ch.CostNS
+					if i == 0 && rep == 0 {
+						continue
+					}
+					prev := (i + len(pick) - 1) % len(pick)
+					total += p.Items[i].EdgeNS[p.Items[prev].Choices[pick[prev]].After][ch.Before]
+				}
+			}
+			best, ok = min(best, total), true
+		}
+		i := 0
+		for ; i < len(pick); i++ {
+			if pick[i]++; pick[i] < len(p.Items[i].Choices) {
+				break
+			}
+			pick[i] = 0
+		}
+		if i == len(pick) {
+			return best, ok
+		}
+	}
+}
+
+// solve returns the proved optimum, ok = false when the instance is infeasible.
+func solve(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (int64, bool) {
+	s, err := exact.Engine{}.Solve(context.Background(), p)
+	if err != nil {
+		if diag.ClassOf(err) != diag.ClassInfeasible {
+			t.Fatalf("solve: %v", err)
+		}
+		return 0, false
+	}
+	if err := p.Verify(s); err != nil {
+		t.Fatalf("%v", err)
+	}
+	if s.Status != problem.Optimal {
+		t.Fatalf("status %q, want optimal", s.Status)
+	}
+	return s.ObjectiveNS, true
+}
+
+func TestBruteForce(t *testing.T) {
+	feasible := 0
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		want, wantOK := bruteForce(p)
+		got, ok := solve(t, p)
+		if ok != wantOK || ok && got != want {
+			t.Fatalf("objective %d (feasible %v), enumeration finds %d (%v)", got, ok, want, wantOK)
+		}
+		if ok {
+			feasible++
+		}
+	})
+	if feasible == 0 {
+		t.Fatal("no feasible instance was drawn")
+	}
+}
+
+func TestAnotherChoiceNeverHurts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		before, ok := solve(t, p)
+		it := &p.Items[rapid.IntRange(0, len(p.Items)-1).Draw(t, "item")]
+		more := it.Choices[0]
+		more.Label, more.CostNS = "another", rapid.Int64Range(0, 20).Draw(t, "cost")
+		more.After = rapid.IntRange(0, len(it.After)-1).Draw(t, "to")
+		it.Choices = append(it.Choices, more)
+		after, okAfter := solve(t, p)
+		if ok && (!okAfter || after > before) {
+			t.Fatalf("objective %d became %d (feasible %v)", before, after, okAfter)
+		}
+	})
+}
+
+func TestScaledCostsScaleTheObjective(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		before, ok := solve(t, p)
+		factor := rapid.Int64Range(1, 1000).Draw(t, "factor")
+		for i := range p.Items {
+			for j := range p.Items[i].Choices {
+				p.Items[i].Choices[j].CostNS *= factor
+			}
+			for _, row := range p.Items[i].EdgeNS {
+				for b := range row {
+					row[b] *= factor
+				}
+			}
+		}
+		if after, _ := solve(t, p); ok && after != factor*before {
+			t.Fatalf("objective %d times %d became %d", before, factor, after)
+		}
+	})
+}
+
+// Reordering the choices of an item, or exchanging two equal neighbouring items whose hand-over
+// costs nothing, changes nothing.
+func TestPermutations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		before, ok := solve(t, p)
+		for i := range p.Items {
+			p.Items[i].Choices = rapid.Permutation(p.Items[i].Choices).Draw(t, "order")
+		}
+		if after, okAfter := solve(t, p); ok != okAfter || after != before {
+			t.Fatalf("reordered choices: objective %d became %d", before, after)
+		}
+		names := make([]string, len(p.Procs))
+		back := make([]int, len(p.Procs))
+		for to, from := range rapid.Permutation(indices(len(p.Procs))).Draw(t, "processors") {
+			names[to], back[from] = p.Procs[from], to
+		}
+		p.Procs = names
+		for i := range p.Conflicts {
+			p.Conflicts[i] = [2]int{back[p.Conflicts[i][0]], back[p.Conflicts[i][1]]}
+		}
+		for i := range p.Items {
+			for j := range p.Items[i].Choices {
+				c := &p.Items[i].Choices[j]
+				var procs []int
+				for _, q := range c.Procs {
+					procs = append(procs, back[q])
+				}
+				slices.Sort(procs)
+				c.Procs = procs
+			}
+		}
+		if after, okAfter := solve(t, p); ok != okAfter || after != before {
+			t.Fatalf("renumbered processors: objective %d became %d", before, after)
+		}
+	})
+}
+
+func indices(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i
+	}
+	return out
+}
+
+func TestEqualOperatorsCommute(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		if len(p.Items) < 2 {
+			t.Skip("needs two operators")
+		}
+		// Make all items alike but for their costs, with hand-overs that depend on the classes only.
+		shape := p.Items[0]
+		shape.Before, shape.After = []string{"a", "b"}, []string{"a", "b"}
+		hand := rapid.Int64Range(0, 9).Draw(t, "hand-over")
+		for i := range p.Items {
+			it := shape
+			it.Name = fmt.Sprintf("item%d", i)
+			it.Choices = slices.Clone(shape.Choices)
+			for j := range it.Choices {
+				it.Choices[j].Before, it.Choices[j].After = j%2, j%2
+			}
+			it.EdgeNS = [][]int64{{0, hand}, {hand, 0}}
+			if i == 0 && p.Repeat == 1 {
+				it.EdgeNS = nil
+			}
+			p.Items[i] = it
+		}
+		// Two of them differ from the rest in the same way: which two does not matter when
+		// everything stays in one class.
+		i := rapid.IntRange(0, len(p.Items)-1).Draw(t, "i")
+		k := rapid.IntRange(0, len(p.Items)-1).Draw(t, "k")
+		dear := func(at int) int64 {
+			q := *p
+			q.Items = slices.Clone(p.Items)
+			q.Items[at].Choices = slices.Clone(q.Items[at].Choices)
+			for j := range q.Items[at].Choices {
+				q.Items[at].Choices[j].CostNS += 5
+			}
+			v, _ := solve(t, &q)
+			return v
+		}
+		if a, b := dear(i), dear(k); a != b {
+			t.Fatalf("item %d dearer by 5: %d, item %d instead: %d", i, a, k, b)
+		}
+	})
+}
+
+func TestDearerChoiceNeverLowersTheObjective(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := draw(t)
+		before, ok := solve(t, p)
+		it := &p.Items[rapid.IntRange(0, len(p.Items)-1).Draw(t, "item")]
+		it.Choices[rapid.IntRange(0, len(it.Choices)-1).Draw(t, "choice")].CostNS += rapid.Int64Range(0, 50).Draw(t, "more")
+		if after, _ := solve(t, p); ok && after < before {
+			t.Fatalf("objective %d fell to %d", before, after)
+		}
+	})
+}
+
+func TestInfeasibleNamesTheOperator(t *testing.T) {
+	p := &problem.Partition{
+		Name: "layers@1", Repeat: 1, Procs: []string{"a", "b"}, Conflicts: [][2]int{{0, 1}},
+		Items: []problem.Item{
+			{Name: "qkv", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single a", Procs: []int{0}}}},
+			{Name: "norm", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single b", Procs: []int{1}}}, EdgeNS: [][]int64{{0}}},
+		},
+	}
+	_, err := exact.Engine{}.Solve(context.Background(), p)
+	if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), `"qkv" is left over`) {
+		t.Fatalf("got %v, want an error of class infeasible that names the operator", err)
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	p := &problem.Partition{Name: "x", Repeat: 1, Procs: []string{"a"}, Items: []problem.Item{
+		{Name: "i", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "a", Procs: []int{0}}}}}}
+	if _, err := (exact.Engine{}).Solve(ctx, p); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want the cancellation", err)
+	}
+}

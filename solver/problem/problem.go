@@ -1,0 +1,271 @@
+// Package problem knows the optimisation problems that solve poses, as plain data: engines see
+// nothing of models, processors or plans, and their answers can be recomputed from the data alone.
+package problem
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Limits of an instance: far above any real one, low enough that validation and sums stay safe.
+const (
+	MaxItems   = 4096
+	MaxChoices = 1 << 18 // of all items together
+	MaxClasses = 1 << 12 // of one item and side
+	MaxProcs   = 64
+	MaxRepeat  = 1 << 16
+	MaxNS      = 1 << 40 // 18 minutes: of one choice or hand-over
+)
+
+// Partition is the tensor-partition problem of one section (HeteroInfer sec. 4.4): items in
+// execution order, one choice each. It minimises
+//
+//	Repeat * (sum of the choices' costs + sum of the inner edges) + (Repeat-1) * (edge from the last item to the first)
+//
+// An edge is the hand-over between two neighbours. It is priced over location classes (which
+// processor holds which part of the activation), not over pairs of choices: many choices share a class.
+type Partition struct {
+	Name      string   // "layers@256"
+	Repeat    int      // executions of the chain, at least 1
+	Procs     []string // processors that choices refer to by index
+	Conflicts [][2]int // processors that no solution uses together: they share a core
+	Items     []Item
+}
+
+// Item is one operator: what it can be executed as, and what it costs to get its input there.
+type Item struct {
+	Name    string
+	Choices []Choice
+	Before  []string // location classes its choices read from
+	After   []string // location classes its choices leave their result in
+	// EdgeNS[a][b] is the hand-over from class a of the After of the item before to class b of
+	// Before. For the first item that is the last item of the repetition before; it is empty when
+	// nothing repeats.
+	EdgeNS [][]int64
+}
+
+// Choice is one way to execute an item.
+type Choice struct {
+	Label  string // "weight-centric cols npu 0:3072, gpu 3072:5632"; unique in its item
+	Procs  []int  // processors that take part, ascending
+	CostNS int64  // of one execution once its input is there
+	Before int    // index into Item.Before
+	After  int    // index into Item.After
+}
+
+// Status says what is known about a solution.
+type Status string
+
+const (
+	Optimal  Status = "optimal"  // proved: the bound equals the objective
+	Feasible Status = "feasible" // the bound is lower
+)
+
+// Solution is an engine's answer.
+type Solution struct {
+	Choices     []int // per item, index into its choices
+	ObjectiveNS int64
+	BoundNS     int64 // no solution is cheaper
+	Status      Status
+}
+
+// Engine solves instances. Solve returns an error of class ClassInfeasible when no combination of
+// choices is free of conflicts.
+type Engine interface {
+	Name() string
+	Solve(ctx context.Context, p *Partition) (Solution, error)
+}
+
+// Size is the number of choices of all items.
+func (p *Partition) Size() int {
+	n := 0
+	for i := range p.Items {
+		n += len(p.Items[i].Choices)
+	}
+	return n
+}
+
+// Validate reports the first thing that makes the instance meaningless: numbers out of range,
+// indices that point nowhere, duplicates, empty items. The error is of class ClassInternal: users
+// do not write instances.
+func (p *Partition) Validate() error {
+	fail := func(format string, args ...any) error {
+		return diag.New(diag.ClassInternal, "partition %q: %s", p.Name, fmt.Sprintf(format, args...))
+	}
+	if p.Repeat < 1 || p.Repeat > MaxRepeat {
+		return fail("repeat is %d, want 1..%d", p.Repeat, MaxRepeat)
+	}
+	if len(p.Items) == 0 || len(p.Items) > MaxItems {
+		return fail("%d items, want 1..%d", len(p.Items), MaxItems)
+	}
+	if len(p.Procs) == 0 || len(p.Procs) > MaxProcs {
+		return fail("%d processors, want 1..%d", len(p.Procs), MaxProcs)
+	}
+	names := map[string]bool{}
+	for _, name := range p.Procs {
+		if name == "" || names[name] {
+			return fail("processor name %q is empty or appears twice", name)
+		}
+		names[name] = true
+	}
+	for _, c := range p.Conflicts {
+		if c[0] < 0 || c[0] >= len(p.Procs) || c[1] < 0 || c[1] >= len(p.Procs) || c[0] == c[1] {
+			return fail("conflict between processors %d and %d of %d", c[0], c[1], len(p.Procs))
+		}
+	}
+	if n := p.Size(); n > MaxChoices {
+		return fail("%d choices, want at most %d", n, MaxChoices)
+	}
+	items := map[string]bool{}
+	for i := range p.Items {
+		it := &p.Items[i]
+		if it.Name == "" || items[it.Name] {
+			return fail("item name %q is empty or appears twice", it.Name)
+		}
+		items[it.Name] = true
+		if err := it.validate(len(p.Procs)); err != nil {
+			return fail("item %q: %v", it.Name, err)
+		}
+		prev := len(p.Items[(i+len(p.Items)-1)%len(p.Items)].After)
+		if i == 0 && p.Repeat == 1 {
+			if len(it.EdgeNS) != 0 {
+				return fail("item %q: edges into the first item of a chain that does not repeat", it.Name)
+			}
+			continue
+		}
+		if len(it.EdgeNS) != prev {
+			return fail("item %q: edges from %d classes, want %d", it.Name, len(it.EdgeNS), prev)
+		}
+		for a, row := range it.EdgeNS {
+			if len(row) != len(it.Before) {
+				return fail("item %q: edges from class %d to %d classes, want %d", it.Name, a, len(row), len(it.Before))
+			}
+			for b, ns := range row {
+				if ns < 0 || ns > MaxNS {
+					return fail("item %q: edge %d to %d costs %d ns, want 0..%d", it.Name, a, b, ns, int64(MaxNS))
+				}
+			}
+		}
+	}
+	// No sum can overflow: 2 * MaxItems * MaxNS * MaxRepeat would, so the worst case is added up.
+	var worst int64
+	for i := range p.Items {
+		var cost, edge int64
+		for _, c := range p.Items[i].Choices {
+			cost = max(cost, c.CostNS)
+		}
+		for _, row := range p.Items[i].EdgeNS {
+			for _, ns := range row {
+				edge = max(edge, ns)
+			}
+		}
+		worst += cost + edge
+	}
+	if worst > (1<<62)/int64(p.Repeat) {
+		return fail("costs of up to %d ns, %d times, are out of range", worst, p.Repeat)
+	}
+	return nil
+}
+
+func (it *Item) validate(procs int) error {
+	if len(it.Choices) == 0 {
+		return fmt.Errorf("no choices")
+	}
+	for _, classes := range [][]string{it.Before, it.After} {
+		if len(classes) == 0 || len(classes) > MaxClasses {
+			return fmt.Errorf("%d location classes, want 1..%d", len(classes), MaxClasses)
+		}
+		seen := map[string]bool{}
+		for _, c := range classes {
+			if seen[c] {
+				return fmt.Errorf("location class %q appears twice", c)
+			}
+			seen[c] = true
+		}
+	}
+	labels := map[string]bool{}
+	for j, c := range it.Choices {
+		switch {
+		case c.Label == "" || labels[c.Label]:
+			return fmt.Errorf("choice %d: label %q is empty or appears twice", j, c.Label)
+		case c.CostNS < 0 || c.CostNS > MaxNS:
+			return fmt.Errorf("choice %q costs %d ns, want 0..%d", c.Label, c.CostNS, int64(MaxNS))
+		case c.Before < 0 || c.Before >= len(it.Before) || c.After < 0 || c.After >= len(it.After):
+			return fmt.Errorf("choice %q: location classes %d and %d do not exist", c.Label, c.Before, c.After)
+		case len(c.Procs) == 0:
+			return fmt.Errorf("choice %q uses no processor", c.Label)
+		}
+		labels[c.Label] = true
+		for k, q := range c.Procs {
+			if q < 0 || q >= procs || k > 0 && c.Procs[k-1] >= q {
+				return fmt.Errorf("choice %q: processors %v, want ascending numbers below %d", c.Label, c.Procs, procs)
+			}
+		}
+	}
+	return nil
+}
+
+// Conflict returns two processors that choices uses together although they must not be, or ok = false.
+func (p *Partition) Conflict(choices []int) (a, b string, ok bool) {
+	used := make([]bool, len(p.Procs))
+	for i, c := range choices {
+		for _, q := range p.Items[i].Choices[c].Procs {
+			used[q] = true
+		}
+	}
+	for _, c := range p.Conflicts {
+		if used[c[0]] && used[c[1]] {
+			return p.Procs[c[0]], p.Procs[c[1]], true
+		}
+	}
+	return "", "", false
+}
+
+// ObjectiveNS recomputes the objective of one choice per item.
+func (p *Partition) ObjectiveNS(choices []int) int64 {
+	var once, wrap int64
+	for i := range p.Items {
+		it := &p.Items[i]
+		c := it.Choices[choices[i]]
+		once += c.CostNS
+		if len(it.EdgeNS) == 0 {
+			continue
+		}
+		prev := (i + len(p.Items) - 1) % len(p.Items)
+		edge := it.EdgeNS[p.Items[prev].Choices[choices[prev]].After][c.Before]
+		if i == 0 {
+			wrap = edge
+		} else {
+			once += edge
+		}
+	}
+	return int64(p.Repeat)*once + int64(p.Repeat-1)*wrap
+}
+
+// Verify recomputes a solution from the instance, whatever engine it came from: every choice exists,
+// no conflict, the objective is what the choices cost, and the bound does not exceed it.
+func (p *Partition) Verify(s Solution) error {
+	fail := func(format string, args ...any) error {
+		return diag.New(diag.ClassInternal, "verify solution of partition %q: %s", p.Name, fmt.Sprintf(format, args...))
+	}
+	if len(s.Choices) != len(p.Items) {
+		return fail("%d choices for %d items", len(s.Choices), len(p.Items))
+	}
+	for i, c := range s.Choices {
+		if c < 0 || c >= len(p.Items[i].Choices) {
+			return fail("item %q has no choice %d", p.Items[i].Name, c)
+		}
+	}
+	if a, b, ok := p.Conflict(s.Choices); ok {
+		return fail("uses %q and %q together", a, b)
+	}
+	if got := p.ObjectiveNS(s.Choices); got != s.ObjectiveNS {
+		return fail("objective is %d ns, and its choices cost %d ns", s.ObjectiveNS, got)
+	}
+	if s.BoundNS > s.ObjectiveNS || s.Status == Optimal && s.BoundNS != s.ObjectiveNS {
+		return fail("status %q with objective %d ns and bound %d ns", s.Status, s.ObjectiveNS, s.BoundNS)
+	}
+	return nil
+}

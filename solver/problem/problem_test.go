@@ -1,0 +1,113 @@
+package problem_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/solver/problem"
+)
+
+func valid() *problem.Partition {
+	item := func(name string) problem.Item {
+		return problem.Item{
+			Name: name, Before: []string{"whole a", "whole b"}, After: []string{"whole a", "whole b"},
+			Choices: []problem.Choice{
+				{Label: "single a", Procs: []int{0}, CostNS: 10},
+				{Label: "single b", Procs: []int{1}, CostNS: 7, Before: 1, After: 1},
+			},
+			EdgeNS: [][]int64{{0, 2}, {3, 0}},
+		}
+	}
+	return &problem.Partition{Name: "layers@1", Repeat: 3, Procs: []string{"a", "b"}, Items: []problem.Item{item("norm"), item("qkv")}}
+}
+
+func TestObjective(t *testing.T) {
+	p := valid()
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		choices []int
+		want    int64
+	}{
+		{[]int{0, 0}, 3 * 20},
+		{[]int{1, 1}, 3 * 14},
+		{[]int{0, 1}, 3*(10+2+7) + 2*3}, // b to a between repetitions
+		{[]int{1, 0}, 3*(7+3+10) + 2*2},
+	} {
+		if got := p.ObjectiveNS(c.choices); got != c.want {
+			t.Errorf("choices %v cost %d ns, want %d", c.choices, got, c.want)
+		}
+	}
+}
+
+func TestValidateRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*problem.Partition)
+		want   string
+	}{
+		"no repetition":       {func(p *problem.Partition) { p.Repeat = 0 }, "repeat is 0"},
+		"no items":            {func(p *problem.Partition) { p.Items = nil }, "0 items"},
+		"no processors":       {func(p *problem.Partition) { p.Procs = nil }, "0 processors"},
+		"processor twice":     {func(p *problem.Partition) { p.Procs[1] = "a" }, `"a" is empty or appears twice`},
+		"conflict with self":  {func(p *problem.Partition) { p.Conflicts = [][2]int{{1, 1}} }, "conflict between"},
+		"unknown conflict":    {func(p *problem.Partition) { p.Conflicts = [][2]int{{0, 2}} }, "conflict between"},
+		"item twice":          {func(p *problem.Partition) { p.Items[1].Name = "norm" }, `"norm" is empty or appears twice`},
+		"no choices":          {func(p *problem.Partition) { p.Items[1].Choices = nil }, "no choices"},
+		"choice twice":        {func(p *problem.Partition) { p.Items[1].Choices[1].Label = "single a" }, "appears twice"},
+		"negative cost":       {func(p *problem.Partition) { p.Items[0].Choices[0].CostNS = -1 }, "-1 ns"},
+		"huge cost":           {func(p *problem.Partition) { p.Items[0].Choices[0].CostNS = math.MaxInt64 }, "want 0.."},
+		"class out of range":  {func(p *problem.Partition) { p.Items[0].Choices[0].After = 2 }, "do not exist"},
+		"no processor":        {func(p *problem.Partition) { p.Items[0].Choices[0].Procs = nil }, "no processor"},
+		"processor order":     {func(p *problem.Partition) { p.Items[0].Choices[0].Procs = []int{1, 0} }, "ascending"},
+		"class twice":         {func(p *problem.Partition) { p.Items[0].After[1] = "whole a" }, "appears twice"},
+		"missing edges":       {func(p *problem.Partition) { p.Items[1].EdgeNS = p.Items[1].EdgeNS[:1] }, "edges from 1 classes"},
+		"short edges":         {func(p *problem.Partition) { p.Items[1].EdgeNS[0] = []int64{1} }, "to 1 classes"},
+		"negative edge":       {func(p *problem.Partition) { p.Items[1].EdgeNS[0][0] = -5 }, "-5 ns"},
+		"edges without wrap":  {func(p *problem.Partition) { p.Repeat = 1 }, "does not repeat"},
+		"repeat out of range": {func(p *problem.Partition) { p.Repeat = 1 << 20 }, "repeat is"},
+		"sum out of range": {func(p *problem.Partition) {
+			p.Repeat = problem.MaxRepeat
+			for len(p.Items) < 100 {
+				it := p.Items[1]
+				it.Name = strings.Repeat("x", len(p.Items))
+				it.Choices = []problem.Choice{{Label: "dear", Procs: []int{0}, CostNS: problem.MaxNS}}
+				p.Items = append(p.Items, it)
+			}
+		}, "out of range"},
+	} {
+		p := valid()
+		c.change(p)
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	good := problem.Solution{Choices: []int{1, 1}, ObjectiveNS: 42, BoundNS: 42, Status: problem.Optimal}
+	p := valid()
+	if err := p.Verify(good); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*problem.Partition, *problem.Solution)
+		want   string
+	}{
+		"too few choices": {func(_ *problem.Partition, s *problem.Solution) { s.Choices = []int{1} }, "1 choices for 2"},
+		"no such choice":  {func(_ *problem.Partition, s *problem.Solution) { s.Choices = []int{1, 2} }, "no choice 2"},
+		"wrong objective": {func(_ *problem.Partition, s *problem.Solution) { s.ObjectiveNS = 41 }, "choices cost 42"},
+		"conflict": {func(p *problem.Partition, s *problem.Solution) {
+			p.Conflicts, s.Choices = [][2]int{{0, 1}}, []int{0, 1}
+		}, `uses "a" and "b"`},
+		"bound above":   {func(_ *problem.Partition, s *problem.Solution) { s.BoundNS = 43; s.Status = problem.Feasible }, "bound 43"},
+		"claimed proof": {func(_ *problem.Partition, s *problem.Solution) { s.BoundNS = 41 }, `status "optimal"`},
+	} {
+		p, s := valid(), good
+		c.change(p, &s)
+		if err := p.Verify(s); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}
