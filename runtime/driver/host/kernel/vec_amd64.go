@@ -1,4 +1,183 @@
 package kernel
 
+import "golang.org/x/sys/cpu"
+
+//go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
+
 // vectorSets returns the sets of vector instructions that this CPU has, slowest first.
-func vectorSets() []*Set { return nil }
+func vectorSets() []*Set {
+	var sets []*Set
+	c := &cpu.X86
+	if c.HasAVX2 && c.HasFMA && c.HasF16C {
+		sets = append(sets, avx2.set())
+		if c.HasAVX512F && c.HasAVX512BW && c.HasAVX512VL && c.HasAVX512DQ && c.HasAVX512VNNI {
+			sets = append(sets, avx512vnni.set())
+		}
+	}
+	return sets
+}
+
+// tier is an instruction set. It is a number rather than a table of functions because a call of an
+// assembly function through a pointer would move its arguments to the heap.
+type tier int
+
+const (
+	avx2 tier = iota
+	avx512vnni
+)
+
+// set starts from the portable functions and replaces what the tier has.
+func (t tier) set() *Set {
+	s := Portable()
+	s.Name = map[tier]string{avx2: "avx2", avx512vnni: "avx512vnni"}[t]
+	s.MatMulF32, s.MatMulQ8C, s.MatMulQ4B32 = t.matMulF32, t.matMulQ8C, t.matMulQ4B32
+	return s
+}
+
+// The row counts of one call of a matrix kernel, limited by registers.
+const (
+	maxRows    = 12
+	mostF32    = 3
+	mostQ8C    = 2
+	mostQ4     = 2
+	most512    = 12
+	mostQ4x512 = 6
+)
+
+// share is how many of left rows the next call takes: as few calls as possible, of nearly equal size,
+// so that time grows evenly with the number of rows.
+func share(left, most int) int {
+	calls := (left + most - 1) / most
+	return (left + calls - 1) / calls
+}
+
+func (t tier) most(small, large int) int {
+	if t == avx512vnni {
+		return large
+	}
+	return small
+}
+
+// output is where a kernel writes one tile of rows [r,r+rows): y itself, or out if the tile's last columns
+// do not exist in y.
+func output(y []float32, ldy, r, j, cols int, out *[maxRows * TileN]float32) (dst *float32, ld int) {
+	if cols < TileN {
+		return &out[0], TileN
+	}
+	return &y[r*ldy+j], ldy
+}
+
+func copyColumns(y []float32, ldy, r, j, cols, rows int, out *[maxRows * TileN]float32) {
+	for i := range rows {
+		copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+	}
+}
+
+func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	// The assembly trusts its arguments: their ends must exist.
+	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
+	var out [maxRows * TileN]float32
+	most := t.most(mostF32, most512)
+	for j := 0; j < n; j += TileN {
+		cols := min(TileN, n-j)
+		for r := 0; r < m; {
+			rows := share(m-r, most)
+			dst, ld := output(y, ldy, r, j, cols, &out)
+			if t == avx512vnni {
+				f32Rows512(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k])
+			} else {
+				f32Rows256(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k])
+			}
+			if cols < TileN {
+				copyColumns(y, ldy, r, j, cols, rows, &out)
+			}
+			r += rows
+		}
+	}
+}
+
+// matMulQ8C of avx2 wants activations of 1..255, which is what QuantRows makes.
+func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	bytes, _ := q8cTileBytes(k)
+	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
+	var out [maxRows * TileN]float32
+	var last [maxRows * 4]uint8 // the k%4 last activations of each row
+	var tail *uint8
+	if k%4 != 0 {
+		tail = &last[0]
+		for i := range last {
+			last[i] = 128
+		}
+	}
+	most := t.most(mostQ8C, most512)
+	for j := 0; j < n; j += TileN {
+		cols := min(TileN, n-j)
+		tile := &w[j/TileN*bytes]
+		for r := 0; r < m; {
+			rows := share(m-r, most)
+			if tail != nil {
+				for i := range rows {
+					copy(last[4*i:4*i+4], x[(r+i)*ldx+k&^3:(r+i)*ldx+k])
+				}
+			}
+			dst, ld := output(y, ldy, r, j, cols, &out)
+			if t == avx512vnni {
+				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, &xscale[r])
+			} else {
+				q8cRows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, &xscale[r])
+			}
+			if cols < TileN {
+				copyColumns(y, ldy, r, j, cols, rows, &out)
+			}
+			r += rows
+		}
+	}
+}
+
+func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	blocks := (k + BlockK - 1) / BlockK
+	bytes := blocks * q4BlockBytes
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1], w[(n+TileN-1)/TileN*bytes-1]
+	var out [maxRows * TileN]float32
+	var last [mostQ4x512 * BlockK]uint8 // the k%32 last activations of each row
+	var tail *uint8
+	if k%BlockK != 0 {
+		tail = &last[0]
+		for i := range last {
+			last[i] = 128
+		}
+	}
+	most := t.most(mostQ4, mostQ4x512)
+	for j := 0; j < n; j += TileN {
+		cols := min(TileN, n-j)
+		tile := &w[j/TileN*bytes]
+		for r := 0; r < m; {
+			rows := share(m-r, most)
+			if tail != nil {
+				for i := range rows {
+					copy(last[BlockK*i:BlockK*(i+1)], x[(r+i)*ldx+k/BlockK*BlockK:(r+i)*ldx+k])
+				}
+			}
+			dst, ld := output(y, ldy, r, j, cols, &out)
+			if t == avx512vnni {
+				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, &xscale[r])
+			} else {
+				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, &xscale[r], &sums[r*ldsums], 4*ldsums)
+			}
+			if cols < TileN {
+				copyColumns(y, ldy, r, j, cols, rows, &out)
+			}
+			r += rows
+		}
+	}
+}

@@ -1,0 +1,53 @@
+// Package host knows how a graph becomes an artifact of the host driver: its canonical JSON.
+package host
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// New returns the compiler of the driver "host".
+func New() driver.Compiler { return compiler{} }
+
+type compiler struct{}
+
+func (compiler) Name() string { return "host" }
+
+// Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may
+// be nil; weights that are given must have the sizes of the graph's. Facts: "bytes" is the size
+// of the code, "weight_bytes" that of the packed weights it runs with.
+func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+	fail := func(err error) (driver.Artifact, error) {
+		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Artifact{}, err
+	}
+	if err := g.Validate(); err != nil {
+		return fail(err)
+	}
+	if w != nil && len(w) != len(g.Weights) {
+		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(w), len(g.Weights)))
+	}
+	total := int64(0)
+	for i, spec := range g.Weights {
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			return fail(err)
+		}
+		if w != nil && int64(len(w[i].Bytes)) != size {
+			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size))
+		}
+		total += size
+	}
+	code, err := json.Marshal(&g)
+	if err != nil { // a NaN
+		return fail(err)
+	}
+	return driver.Artifact{Driver: "host", Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
+}

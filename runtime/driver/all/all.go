@@ -1,0 +1,12 @@
+// Package all knows the list of drivers a program links.
+package all
+
+import (
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+// Drivers returns every driver but the simulator, in a fixed order.
+func Drivers() []driver.Driver {
+	return []driver.Driver{host.New()}
+}

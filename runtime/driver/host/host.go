@@ -1,0 +1,134 @@
+// Package host knows how to use cores of this CPU as a processor, in pure Go: it is always there, it is
+// the numeric reference (option kernels=reference), and with vector kernels a real processor.
+//
+// A processor is one core ("0") or a range of cores ("0-1") that share the tiles of every operator
+// dynamically, so that a momentarily slower core does less. Cores are the operating system's numbers.
+// On Linux the threads are pinned to their cores; elsewhere they are not, the operating system
+// places them, and cores are numbered 0..n-1 only to count them.
+package host
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
+)
+
+// Name is the driver's name in SoC files and plans.
+const Name = "host"
+
+// New returns the driver. It notes which cores the process may use now, before any thread is pinned.
+func New() driver.Driver { return &host{cores: allowedCores()} }
+
+type host struct{ cores []int }
+
+func (h *host) Name() string { return Name }
+
+func (h *host) Devices(context.Context) ([]driver.Device, error) {
+	var out []driver.Device
+	for _, c := range h.cores {
+		out = append(out, driver.Device{Select: strconv.Itoa(c), Description: fmt.Sprintf("CPU core %d", c), Cores: []int{c}})
+	}
+	if n := len(h.cores); n > 1 {
+		first, last := h.cores[0], h.cores[n-1]
+		out = append(out, driver.Device{Select: fmt.Sprintf("%d-%d", first, last), Description: fmt.Sprintf("%d CPU cores as one processor", n), Cores: append([]int(nil), h.cores...)})
+	}
+	return out, nil
+}
+
+// Open accepts the selectors of Devices and any other range of usable cores. Option kernels names a
+// kernel set ("reference", "portable", ...); without it the environment variable
+// HETC_HOST_KERNELS decides, then the CPU.
+func (h *host) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return nil, &driver.Unavailable{Driver: Name, Found: "a big-endian CPU, packed weights are little-endian"}
+	}
+	cores, err := h.parse(c.Select)
+	if err != nil {
+		return nil, err
+	}
+	set, err := kernel.ByName("")
+	for _, key := range sortedKeys(c.Options) {
+		if key != "kernels" {
+			return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: unknown option %q", c.Select, Name, key).WithHint("options: kernels")
+		}
+		set, err = kernel.ByName(c.Options[key])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open processor %q of driver %q: %w", c.Select, Name, err)
+	}
+	return newProcessor(cores, set), nil
+}
+
+// parse returns the cores of a selector, ascending.
+func (h *host) parse(sel string) ([]int, error) {
+	first, last, isRange := strings.Cut(sel, "-")
+	if !isRange {
+		last = first
+	}
+	from, to := h.index(first), h.index(last)
+	if from < 0 || to < from || isRange && to == from {
+		var valid []string
+		for _, c := range h.cores {
+			valid = append(valid, strconv.Itoa(c))
+		}
+		hint := strings.Join(valid, ", ")
+		if n := len(valid); n > 1 {
+			hint += fmt.Sprintf(", or a range such as %s-%s", valid[0], valid[n-1])
+		}
+		return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: no such core", sel, Name).WithHint("valid here: %s", hint)
+	}
+	return h.cores[from : to+1], nil
+}
+
+// index is the position of a core written canonically, -1 if the process may not use it.
+func (h *host) index(s string) int {
+	for i, c := range h.cores {
+		if strconv.Itoa(c) == s {
+			return i
+		}
+	}
+	return -1
+}
+
+func sortedKeys(m map[string]string) []string {
+	var keys []string
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}
+
+// layouts is the packed layout of every weight scheme.
+var layouts = map[string]string{
+	"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32,
+	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
+}
+
+func capabilities(cores []int) *driver.Capabilities {
+	c := &driver.Capabilities{
+		Kinds:   append([]op.Kind(nil), op.Kinds...),
+		Schemes: append([]op.Scheme(nil), op.Schemes...),
+		Layouts: map[string]string{},
+		KV:      []op.Type{op.F32, op.F16},
+		TileN:   pack.TileN, TileK: pack.BlockK,
+		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		Cores: append([]int(nil), cores...),
+	}
+	for scheme, layout := range layouts {
+		c.Layouts[scheme] = layout
+	}
+	return c
+}

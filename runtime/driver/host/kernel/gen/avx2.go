@@ -1,0 +1,266 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+var y = [16]reg.VecPhysical{
+	reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7,
+	reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
+}
+
+func zero256(v ...reg.VecPhysical) {
+	for _, r := range v {
+		VPXOR(r, r, r)
+	}
+}
+
+func avx2() {
+	q8cRows256()
+	q4Rows256()
+	f32Rows256()
+}
+
+// const32 is 32 bytes of memory repeating a 4-byte pattern.
+func const32(name string, v uint32) Mem {
+	m := GLOBL(name, 8|16) // RODATA|NOPTR
+	for i := range 8 {
+		DATA(4*i, U32(v))
+	}
+	return m
+}
+
+// q8cRows256: |w| (u8) times sign(w)*a (s8) pairwise to 16 bit, which cannot saturate because both
+// magnitudes are at most 127 (a = u-128, u >= 1), then to 32 bit. No column sums are needed.
+func q8cRows256() {
+	const most = 2
+	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, xscale *float32)")
+	Doc("q8cRows256 computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
+		"activations (1..255); tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("q8c", m)
+		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
+		a := []reg.VecPhysical{y[8], y[9]}
+		w, abs, t, ones, c80 := y[10], y[11], y[12], y[13], y[14]
+		x := newRows(m)
+		p, n, tail, wp := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("steps"), n)
+		Load(Param("tail"), tail)
+		Load(Param("w"), wp)
+		c := GP32()
+		MOVL(U32(0x00010001), c)
+		VMOVD(c, ones.AsX())
+		VPBROADCASTD(ones.AsX(), ones)
+		MOVL(U32(0x80808080), c)
+		VMOVD(c, c80.AsX())
+		VPBROADCASTD(c80.AsX(), c80)
+		zero256(y[:4*m]...)
+		Label(id + "_start")
+		x.set(p)
+		steps(id, n, 2, func(i int) {
+			for r := range m {
+				VPBROADCASTD(x.at(r, 4*i), a[r])
+				VPXOR(c80, a[r], a[r])
+			}
+			PREFETCHT0(Mem{Base: wp, Disp: 128*i + prefetch})
+			PREFETCHT0(Mem{Base: wp, Disp: 128*i + 64 + prefetch})
+			for q := range 4 {
+				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
+				VPABSB(w, abs)
+				for r := range m {
+					VPSIGNB(w, a[r], t)
+					VPMADDUBSW(t, abs, t)
+					VPMADDWD(ones, t, t)
+					VPADDD(t, acc(r, q), acc(r, q))
+				}
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(128*c), wp)
+		})
+		TESTQ(tail, tail)
+		JZ(LabelRef(id + "_sum"))
+		MOVQ(tail, p)
+		XORQ(tail, tail)
+		MOVQ(I32(1), n)
+		MOVQ(I32(4), x.ld)
+		JMP(LabelRef(id + "_start"))
+		Label(id + "_sum")
+		out, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		Load(Param("xscale"), scale)
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a[0])
+			for q := range 4 {
+				d := acc(r, q)
+				VCVTDQ2PS(d, d)
+				VMULPS(Mem{Base: wp, Disp: 32 * q}, a[0], t)
+				VMULPS(t, d, d)
+				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+			}
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// q4Rows256: nibbles (u8) times a = u-128 (s8) pairwise to 16 bit; the 8 steps of a block stay within
+// 16 bit (8*2*15*128 = 30720). One half of each 64-byte row at a time, which is columns 0-7 and 16-23,
+// then 8-15 and 24-31.
+func q4Rows256() {
+	const most = 2
+	f0 := const32("nibbles256", 0x0f0f0f0f)
+	c80 := const32("signs256", 0x80808080)
+	one := const32("ones256", 0x00010001)
+	TEXT("q4Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, xscale *float32, sums *int32, ldsums int)")
+	Doc("q4Rows256 computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
+		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("q4", m)
+		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
+		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
+		w, nib, a, t := y[12], y[13], y[14], y[15]
+		x := newRows(m)
+		p, n, tail, wp, sums, ldsums := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("blocks"), n)
+		Load(Param("tail"), tail)
+		Load(Param("w"), wp)
+		Load(Param("sums"), sums)
+		Load(Param("ldsums"), ldsums)
+		zero256(y[:4*m]...)
+		Label(id + "_start")
+		x.set(p)
+		steps(id, n, 1, func(int) {
+			PREFETCHT0(Mem{Base: wp, Disp: 512 + prefetch})
+			for half := range 2 {
+				for r := range m {
+					zero256(iacc(r, 0), iacc(r, 1))
+				}
+				for k4 := range 8 {
+					VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, w)
+					if half == 0 {
+						PREFETCHT0(Mem{Base: wp, Disp: 64*k4 + prefetch})
+					}
+					VPAND(f0, w, nib)
+					VPSRLW(I8(4), w, w)
+					VPAND(f0, w, w)
+					for r := range m {
+						VPBROADCASTD(x.at(r, 4*k4), a)
+						VPXOR(c80, a, a)
+						VPMADDUBSW(a, nib, t)
+						VPADDW(t, iacc(r, 0), iacc(r, 0))
+						VPMADDUBSW(a, w, t)
+						VPADDW(t, iacc(r, 1), iacc(r, 1))
+					}
+				}
+				// dot = sum - 8*sums[b]; scales of columns 8*half and 16+8*half
+				VCVTPH2PS(Mem{Base: wp, Disp: 512 + 16*half}, w)
+				VCVTPH2PS(Mem{Base: wp, Disp: 544 + 16*half}, nib)
+				for r := range m {
+					if r == 0 {
+						VPBROADCASTD(Mem{Base: sums}, a)
+					} else {
+						VPBROADCASTD(Mem{Base: sums, Index: ldsums, Scale: 1}, a)
+					}
+					VPSLLD(I8(3), a, a)
+					for h, s := range []reg.VecPhysical{w, nib} {
+						VPMADDWD(one, iacc(r, h), t)
+						VPSUBD(a, t, t)
+						VCVTDQ2PS(t, t)
+						VFMADD231PS(s, t, facc(r, 2*h+half))
+					}
+				}
+			}
+		}, func(c int) {
+			x.advance(32 * c)
+			ADDQ(I32(576*c), wp)
+			ADDQ(I32(4*c), sums)
+		})
+		TESTQ(tail, tail)
+		JZ(LabelRef(id + "_sum"))
+		MOVQ(tail, p)
+		XORQ(tail, tail)
+		MOVQ(I32(1), n)
+		MOVQ(I32(32), x.ld)
+		JMP(LabelRef(id + "_start"))
+		Label(id + "_sum")
+		out, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		Load(Param("xscale"), scale)
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a)
+			for q := range 4 {
+				d := facc(r, q)
+				VMULPS(a, d, d)
+				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+			}
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+func f32Rows256() {
+	const most = 3
+	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32)")
+	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("f32", m)
+		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
+		a, v := y[12:15], y[15]
+		x := newRows(m)
+		p, n, w := GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("k"), n)
+		Load(Param("w"), w)
+		zero256(y[:4*m]...)
+		x.set(p)
+		steps(id, n, 2, func(i int) {
+			for r := range m {
+				VBROADCASTSS(x.at(r, 4*i), a[r])
+			}
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			for q := range 4 {
+				VMOVUPS(Mem{Base: w, Disp: 128*i + 32*q}, v)
+				for r := range m {
+					VFMADD231PS(v, a[r], acc(r, q))
+				}
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(128*c), w)
+		})
+		out, ldy := GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			for q := range 4 {
+				VMOVUPS(acc(r, q), Mem{Base: out, Disp: 32 * q})
+			}
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+var z = [32]reg.VecPhysical{
+	reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
+	reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
+	reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23,
+	reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
+}
+
+func zero512(v ...reg.VecPhysical) {
+	for _, r := range v {
+		VPXORD(r, r, r)
+	}
+}
+
+func avx512() {
+	q8cRows512()
+	q4Rows512()
+	f32Rows512()
+}
+
+// q8cRows512: one tile of 32 columns for up to 12 rows, two registers of 16 columns per row. Products
+// go straight to 32 bit (VPDPBUSD does not saturate); sums of up to four rows are split so that the
+// instruction's latency does not show.
+func q8cRows512() {
+	const most = 12
+	TEXT("q8cRows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, xscale *float32)")
+	Doc("q8cRows512 computes rows (1..12) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
+		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("q8c", m)
+		sets := 1
+		switch {
+		case m <= 2:
+			sets = 4
+		case m <= 4:
+			sets = 2
+		}
+		unroll := max(sets, 2)
+		acc := func(set, r, half int) reg.VecPhysical { return z[(set*m+r)*2+half] }
+		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		x := newRows(m)
+		p, n, tail, w := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("steps"), n)
+		Load(Param("tail"), tail)
+		Load(Param("w"), w)
+		zero512(z[:2*m*sets]...)
+		Label(id + "_start")
+		x.set(p)
+		step := func(i int) {
+			VMOVDQU64(Mem{Base: w, Disp: 128 * i}, w0)
+			VMOVDQU64(Mem{Base: w, Disp: 128*i + 64}, w1)
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			for r := range m {
+				b := a[r%4]
+				VPBROADCASTD(x.at(r, 4*i), b)
+				VPDPBUSD(w0, b, acc(i%sets, r, 0))
+				VPDPBUSD(w1, b, acc(i%sets, r, 1))
+			}
+		}
+		steps(id, n, unroll, step, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(128*c), w)
+		})
+		// The tail is one more step over its own little matrix.
+		TESTQ(tail, tail)
+		JZ(LabelRef(id + "_sum"))
+		MOVQ(tail, p)
+		XORQ(tail, tail)
+		MOVQ(I32(1), n)
+		MOVQ(I32(4), x.ld)
+		JMP(LabelRef(id + "_start"))
+		Label(id + "_sum")
+		for s := 1; s < sets; s++ {
+			for r := range m {
+				VPADDD(acc(s, r, 0), acc(0, r, 0), acc(0, r, 0))
+				VPADDD(acc(s, r, 1), acc(0, r, 1), acc(0, r, 1))
+			}
+		}
+		// y = float32(acc - 128*colsum) * (xscale*scale)
+		s0, s1, c0, c1, t, xs := z[24], z[25], z[26], z[27], z[28], z[29]
+		VMOVUPS(Mem{Base: w}, s0)
+		VMOVUPS(Mem{Base: w, Disp: 64}, s1)
+		VPSLLD(I8(7), Mem{Base: w, Disp: 128}, c0)
+		VPSLLD(I8(7), Mem{Base: w, Disp: 192}, c1)
+		y, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), y)
+		Load(Param("ldy"), ldy)
+		Load(Param("xscale"), scale)
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, xs)
+			for h, v := range []struct{ s, c reg.VecPhysical }{{s0, c0}, {s1, c1}} {
+				d := acc(0, r, h)
+				VPSUBD(v.c, d, d)
+				VCVTDQ2PS(d, d)
+				VMULPS(v.s, xs, t)
+				VMULPS(t, d, d)
+				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+			}
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// q4Rows512: nibbles become 16*(nibble-8) as int8 with two or three instructions a register, the
+// activations stay u8, and the term 128*sum(nibble-8) is one more row of constant activations. So
+// each block costs the same few instructions whatever the number of rows, and block sums of the
+// activations are not needed. The factor 16 is taken out at the end, where it is exact.
+func q4Rows512() {
+	const most = 6
+	TEXT("q4Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, xscale *float32)")
+	Doc("q4Rows512 computes rows (1..6) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
+		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("q4", m)
+		facc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
+		iacc := func(r, half int) reg.VecPhysical { return z[12+2*r+half] }
+		n0, n1, lo, hi, b, c80, cF0 := z[24], z[25], z[26], z[27], z[28], z[30], z[31]
+		b2 := z[29]
+		x := newRows(m)
+		p, n, tail, w := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("blocks"), n)
+		Load(Param("tail"), tail)
+		Load(Param("w"), w)
+		t := GP32()
+		MOVL(U32(0x80808080), t)
+		VPBROADCASTD(t, c80)
+		MOVL(U32(0xf0f0f0f0), t)
+		VPBROADCASTD(t, cF0)
+		for r := range m {
+			zero512(facc(r, 0), facc(r, 1))
+		}
+		Label(id + "_start")
+		x.set(p)
+		steps(id, n, 1, func(int) {
+			zero512(n0, n1)
+			for r := range m {
+				zero512(iacc(r, 0), iacc(r, 1))
+			}
+			PREFETCHT0(Mem{Base: w, Disp: 512 + prefetch})
+			for k4 := range 8 {
+				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+				PREFETCHT0(Mem{Base: w, Disp: 64*k4 + prefetch})
+				VPSLLD(I8(4), hi, lo)
+				VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
+				VPTERNLOGD(U8(0x6a), c80, cF0, hi)
+				VPDPBUSD(lo, c80, n0)
+				VPDPBUSD(hi, c80, n1)
+				for r := range m {
+					v := b
+					if r%2 == 1 {
+						v = b2
+					}
+					VPBROADCASTD(x.at(r, 4*k4), v)
+					VPDPBUSD(lo, v, iacc(r, 0))
+					VPDPBUSD(hi, v, iacc(r, 1))
+				}
+			}
+			VCVTPH2PS(Mem{Base: w, Disp: 512}, lo)
+			VCVTPH2PS(Mem{Base: w, Disp: 544}, hi)
+			for r := range m {
+				VPSUBD(n0, iacc(r, 0), iacc(r, 0))
+				VPSUBD(n1, iacc(r, 1), iacc(r, 1))
+				VCVTDQ2PS(iacc(r, 0), iacc(r, 0))
+				VCVTDQ2PS(iacc(r, 1), iacc(r, 1))
+				VFMADD231PS(lo, iacc(r, 0), facc(r, 0))
+				VFMADD231PS(hi, iacc(r, 1), facc(r, 1))
+			}
+		}, func(c int) {
+			x.advance(32 * c)
+			ADDQ(I32(576*c), w)
+		})
+		TESTQ(tail, tail)
+		JZ(LabelRef(id + "_sum"))
+		MOVQ(tail, p)
+		XORQ(tail, tail)
+		MOVQ(I32(1), n)
+		MOVQ(I32(32), x.ld)
+		JMP(LabelRef(id + "_start"))
+		Label(id + "_sum")
+		y, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), y)
+		Load(Param("ldy"), ldy)
+		Load(Param("xscale"), scale)
+		MOVL(U32(0x3d800000), t) // 1/16
+		VPBROADCASTD(t, c80)
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, b)
+			for h := range 2 {
+				d := facc(r, h)
+				VMULPS(c80, d, d)
+				VMULPS(b, d, d)
+				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+			}
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// f32Rows512: one accumulator per result and k in order, so that a row's bits do not depend on the rows
+// beside it.
+func f32Rows512() {
+	const most = 12
+	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32)")
+	Doc("f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("f32", m)
+		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
+		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		x := newRows(m)
+		p, n, w := GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("k"), n)
+		Load(Param("w"), w)
+		zero512(z[:2*m]...)
+		x.set(p)
+		steps(id, n, 4, func(i int) {
+			VMOVUPS(Mem{Base: w, Disp: 128 * i}, w0)
+			VMOVUPS(Mem{Base: w, Disp: 128*i + 64}, w1)
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
+			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			for r := range m {
+				b := a[r%4]
+				VBROADCASTSS(x.at(r, 4*i), b)
+				VFMADD231PS(w0, b, acc(r, 0))
+				VFMADD231PS(w1, b, acc(r, 1))
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(128*c), w)
+		})
+		y, ldy := GP64(), GP64()
+		Load(Param("y"), y)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			VMOVUPS(acc(r, 0), Mem{Base: y})
+			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}

@@ -1,0 +1,121 @@
+// Command gen writes the vector kernels of the host processor as Go assembly.
+//
+//	go run . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
+//
+// It is a module of its own, so that the assembler generator is no dependency of hetc.
+package main
+
+import (
+	"flag"
+	"log"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	tier := flag.String("tier", "", "instruction set: avx512 or avx2")
+	flag.Parse()
+	ConstraintExpr("amd64")
+	switch *tier {
+	case "avx512":
+		avx512()
+	case "avx2":
+		avx2()
+	default:
+		log.Fatalf("unknown tier %q", *tier)
+	}
+	Generate()
+}
+
+// prefetch is how many bytes ahead of their use weights are asked for. The hardware prefetcher stops
+// at page ends; one core needs about this many lines in flight to reach the memory's speed.
+const prefetch = 4096
+
+// rows addresses up to 12 rows of a matrix: base registers four rows apart and the row stride in bytes.
+type rows struct {
+	base    []reg.GPVirtual
+	ld, ld3 reg.GPVirtual
+}
+
+// newRows makes registers for count rows; set fills them.
+func newRows(count int) rows {
+	r := rows{ld: GP64(), ld3: GP64()}
+	for i := 0; i < count; i += 4 {
+		r.base = append(r.base, GP64())
+	}
+	return r
+}
+
+// set points the rows at p with stride ld bytes (already in r.ld).
+func (r rows) set(p reg.Register) {
+	LEAQ(Mem{Base: r.ld, Index: r.ld, Scale: 2}, r.ld3)
+	MOVQ(p, r.base[0])
+	for i := 1; i < len(r.base); i++ {
+		LEAQ(Mem{Base: r.base[i-1], Index: r.ld, Scale: 4}, r.base[i])
+	}
+}
+
+func (r rows) at(i, disp int) Mem {
+	m := Mem{Base: r.base[i/4], Disp: disp}
+	switch i % 4 {
+	case 1:
+		m.Index, m.Scale = r.ld, 1
+	case 2:
+		m.Index, m.Scale = r.ld, 2
+	case 3:
+		m.Index, m.Scale = r.ld3, 1
+	}
+	return m
+}
+
+func (r rows) advance(bytes int) {
+	for _, b := range r.base {
+		ADDQ(I32(bytes), b)
+	}
+}
+
+// dispatch jumps to one body per row count 1..most; each body ends with a return.
+func dispatch(most int, body func(m int)) {
+	n := Load(Param("rows"), GP64())
+	for m := 1; m < most; m++ {
+		CMPQ(n, I8(m))
+		JEQ(LabelRef(label("rows", m)))
+	}
+	for m := most; m >= 1; m-- {
+		Label(label("rows", m))
+		body(m)
+	}
+}
+
+// steps emits a loop over n (a register, counted down) that does `unroll` steps per turn and then
+// single ones. step emits step i of a turn, advance moves the pointers by count steps.
+func steps(id string, n reg.GPVirtual, unroll int, step func(i int), advance func(count int)) {
+	if unroll > 1 {
+		SUBQ(I8(unroll), n)
+		JLT(LabelRef(id + "_few"))
+		Label(id + "_many")
+		for i := range unroll {
+			step(i)
+		}
+		advance(unroll)
+		SUBQ(I8(unroll), n)
+		JGE(LabelRef(id + "_many"))
+		Label(id + "_few")
+		ADDQ(I8(unroll), n)
+	} else {
+		TESTQ(n, n)
+	}
+	JZ(LabelRef(id + "_done"))
+	Label(id + "_one")
+	step(0)
+	advance(1)
+	DECQ(n)
+	JNZ(LabelRef(id + "_one"))
+	Label(id + "_done")
+}
+
+func label(s string, i int) string {
+	return s + string(rune('0'+i/10)) + string(rune('0'+i%10))
+}

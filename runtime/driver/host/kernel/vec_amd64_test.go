@@ -1,0 +1,344 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// vectors are the sets under test; where there are none the tests say so.
+func vectors(t testing.TB) []*Set {
+	sets := vectorSets()
+	if len(sets) == 0 {
+		t.Skip("this machine has none of the vector instruction sets")
+	}
+	return sets
+}
+
+// guarded is a copy of v that ends at a page that must not be touched.
+func guarded[T mem.Scalar](t testing.TB, v []T) []T {
+	t.Helper()
+	r, err := mem.Guarded(len(mem.Bytes(v)))
+	if err != nil {
+		t.Skipf("no guard pages here: %v", err)
+	}
+	t.Cleanup(func() { r.Close() })
+	copy(r.Bytes(), mem.Bytes(v))
+	g, err := mem.View[T](r.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func packed(t testing.TB, scheme string, w []float32, k, n int) []byte {
+	t.Helper()
+	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
+	size, err := pack.Bytes(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := pack.Floats(w, k, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, size)
+	if err := pack.Pack(b, spec, src); err != nil {
+		t.Fatal(err)
+	}
+	return guarded(t, b)
+}
+
+// matmul is one product with everything a kernel may read in guarded memory.
+type matmul struct {
+	m, k, n       int
+	ldx, ldy, lds int
+	f32           []float32 // activations
+	u8            []uint8
+	xscale        []float32
+	sums          []int32
+	w32           []float32
+	q8c, q4b32    []byte
+	mag32, magQ4  []float64 // sum of magnitudes of the terms of each result, what rounding errors scale with
+}
+
+type fill int
+
+const (
+	random fill = iota
+	extreme
+	zeros
+)
+
+func newMatmul(t testing.TB, m, k, n int, how fill, seed uint64) *matmul {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	c := &matmul{m: m, k: k, n: n, ldx: k + int(seed%3)*5, ldy: n + int(seed%4)*3}
+	blocks := (k + BlockK - 1) / BlockK
+	c.lds = blocks + int(seed%2)
+	// The last row ends where the memory ends.
+	nx := (m-1)*c.ldx + k
+	x, u := make([]float32, nx), make([]uint8, nx)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+		u[i] = uint8(1 + rng.IntN(255))
+		if how == extreme {
+			u[i] = 1 + uint8(rng.IntN(2))*254
+			x[i] = float32(int(u[i])-128) * 1e3
+		}
+	}
+	w := make([]float32, k*n)
+	for i := range w {
+		switch how {
+		case random:
+			w[i] = float32(rng.NormFloat64()) * 0.02
+			if rng.IntN(50) == 0 {
+				w[i] *= 30
+			}
+		case extreme: // all codes -127 or 127, or -8
+			w[i] = 127
+			if rng.IntN(2) == 0 {
+				w[i] = -127
+			}
+		}
+	}
+	scale := make([]float32, m)
+	for r := range scale {
+		scale[r] = float32(rng.Float64()) * 0.1
+		if r%5 == 3 { // a zero row
+			scale[r] = 0
+			for p := range k {
+				u[r*c.ldx+p], x[r*c.ldx+p] = 128, 0
+			}
+		}
+	}
+	c.f32, c.u8, c.xscale = guarded(t, x), guarded(t, u), guarded(t, scale)
+	sums := make([]int32, (m-1)*c.lds+blocks)
+	blockSums(sums, c.lds, u, c.ldx, m, k)
+	c.sums = guarded(t, sums)
+	var err error
+	if c.w32, err = mem.View[float32](packed(t, "w32", w, k, n)); err != nil {
+		t.Fatal(err)
+	}
+	c.q8c, c.q4b32 = packed(t, "q8c", w, k, n), packed(t, "q4b32", w, k, n)
+	// Magnitudes.
+	w4 := make([]float32, k*n)
+	if err := pack.Unpack(w4, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b32", Layout: pack.N32}, c.q4b32); err != nil {
+		t.Fatal(err)
+	}
+	c.mag32, c.magQ4 = make([]float64, m*n), make([]float64, m*n)
+	for r := range m {
+		for j := range n {
+			for p := range k {
+				c.mag32[r*n+j] += math.Abs(float64(x[r*c.ldx+p]) * float64(w[p*n+j]))
+				c.magQ4[r*n+j] += math.Abs(float64(int(u[r*c.ldx+p])-128) * float64(scale[r]) * float64(w4[p*n+j]))
+			}
+		}
+	}
+	return c
+}
+
+// run calls f on an output filled with a canary and checks that only the n columns were written.
+func (c *matmul) run(t testing.TB, f func(y []float32)) []float32 {
+	t.Helper()
+	const canary = 12345.678
+	y := make([]float32, (c.m-1)*c.ldy+c.n)
+	for i := range y {
+		y[i] = canary
+	}
+	y = guarded(t, y)
+	f(y)
+	for i, v := range y {
+		if i%c.ldy >= c.n && v != canary {
+			t.Fatalf("[%d,%d]x[%d,%d]: wrote beyond the columns at %d", c.m, c.k, c.k, c.n, i)
+		}
+	}
+	return y
+}
+
+// compare checks got against want within a multiple of eps times the magnitude of each result's terms.
+func (c *matmul) compare(t testing.TB, what string, got, want []float32, mag []float64, units float64) {
+	t.Helper()
+	for r := range c.m {
+		for j := range c.n {
+			g, w := got[r*c.ldy+j], want[r*c.ldy+j]
+			if mag == nil && g == w {
+				continue
+			}
+			if mag != nil && math.Abs(float64(g)-float64(w)) <= units*mag[r*c.n+j]*(1.0/(1<<24)) {
+				continue
+			}
+			t.Fatalf("%s [%d,%d]x[%d,%d]: y[%d,%d] = %v, want %v", what, c.m, c.k, c.k, c.n, r, j, g, w)
+		}
+	}
+}
+
+func (c *matmul) check(t testing.TB, sets []*Set) {
+	p := Portable()
+	call := func(s *Set, scheme string) []float32 {
+		return c.run(t, func(y []float32) {
+			switch scheme {
+			case "w32":
+				s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
+			case "q8c":
+				s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
+			case "q4b32":
+				s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
+			}
+		})
+	}
+	f32, q8c, q4 := call(p, "w32"), call(p, "q8c"), call(p, "q4b32")
+	// Rounding: k (or blocks) additions that either multiply with or without rounding, on both sides.
+	for _, s := range sets {
+		c.compare(t, s.Name+" w32", call(s, "w32"), f32, c.mag32, 4+2*math.Sqrt(float64(c.k)))
+		c.compare(t, s.Name+" q8c", call(s, "q8c"), q8c, nil, 0)
+		c.compare(t, s.Name+" q4b32", call(s, "q4b32"), q4, c.magQ4, 4)
+	}
+}
+
+func TestVecMatMul(t *testing.T) {
+	sets := vectors(t)
+	for m := 1; m <= 17; m++ {
+		for i, k := range []int{4, 31, 32, 96, 101} {
+			newMatmul(t, m, k, 32+m, fill(i%2), uint64(m*10+i)).check(t, sets)
+		}
+	}
+	for i, k := range []int{1, 2, 3, 5, 7, 8, 13, 30, 33, 63, 64, 65, 97, 127, 128, 131, 160, 199, 200, 513} {
+		for j, n := range []int{1, 5, 31, 32, 33, 64, 96, 127, 160} {
+			newMatmul(t, 1+(i+j)%7, k, n, fill((i+j)%3), uint64(i*100+j)).check(t, sets)
+		}
+	}
+	for _, m := range []int{24, 25, 37, 64, 97} {
+		newMatmul(t, m, 70, 70, random, uint64(m)).check(t, sets)
+	}
+	newMatmul(t, 3, 2048, 64, random, 5).check(t, sets)
+	newMatmul(t, 13, 2051, 40, extreme, 6).check(t, sets)
+}
+
+// A row's result has the same bits whatever rows and tiles are computed with it: plans may split either.
+func TestVecRowsIndependent(t *testing.T) {
+	for _, s := range vectors(t) {
+		c := newMatmul(t, 29, 200, 96, random, 12)
+		y := func(f func(y []float32)) []float32 { return c.run(t, f) }
+		f32 := y(func(y []float32) { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n) })
+		q4 := y(func(y []float32) {
+			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
+		})
+		one32, one4 := make([]float32, TileN), make([]float32, TileN)
+		tile4 := len(c.q4b32) / 3
+		for r := range c.m {
+			for tile := range 3 {
+				s.MatMulF32(one32, TileN, c.f32[r*c.ldx:], c.ldx, c.w32[tile*c.k*TileN:], 1, c.k, TileN)
+				s.MatMulQ4B32(one4, TileN, c.u8[r*c.ldx:], c.ldx, c.xscale[r:], c.sums[r*c.lds:], c.lds, c.q4b32[tile*tile4:], 1, c.k, TileN)
+				for j := range TileN {
+					if one32[j] != f32[r*c.ldy+tile*TileN+j] || one4[j] != q4[r*c.ldy+tile*TileN+j] {
+						t.Fatalf("%s: row %d, tile %d, column %d differs when computed alone", s.Name, r, tile, j)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestVecAllocates(t *testing.T) {
+	for _, s := range vectors(t) {
+		c := newMatmul(t, 5, 67, 70, random, 3)
+		y := make([]float32, c.m*c.ldy)
+		if n := testing.AllocsPerRun(10, func() {
+			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
+			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
+			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
+		}); n != 0 {
+			t.Errorf("%s: %v allocations", s.Name, n)
+		}
+	}
+}
+
+// Arguments that are too short are our own bug, but must not reach the assembly.
+func TestVecShortArguments(t *testing.T) {
+	for _, s := range vectors(t) {
+		c := newMatmul(t, 3, 64, 64, random, 4)
+		y := make([]float32, c.m*c.ldy)
+		for i, f := range []func(){
+			func() { s.MatMulF32(y[:2*c.ldy], c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n) },
+			func() { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32[1:], c.m, c.k, c.n) },
+			func() { s.MatMulQ8C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.q8c, c.m, c.k, c.n) },
+			func() { s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale[1:], c.q8c, c.m, c.k, c.n) },
+			func() { s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32[1:], c.m, c.k, c.n) },
+		} {
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%s: call %d accepted", s.Name, i)
+					}
+				}()
+				f()
+			}()
+		}
+	}
+}
+
+func BenchmarkVec(b *testing.B) {
+	const k, n = 2048, 2048
+	rng := rand.New(rand.NewPCG(1, 2))
+	w := make([]float32, k*n)
+	for i := range w {
+		w[i] = float32(rng.NormFloat64())
+	}
+	for _, scheme := range []string{"q8c", "q4b32", "w32"} {
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
+		one := packed(b, scheme, w, k, n)
+		_ = spec
+		for _, m := range []int{1, 2, 4, 8, 12, 13, 64, 256} {
+			copies := 1
+			if m == 1 {
+				copies = 512<<20/len(one) + 1 // cold: more than the last-level cache holds
+			}
+			region, err := mem.Alloc(copies*len(one), 1<<21)
+			if err != nil {
+				b.Fatal(err)
+			}
+			_ = region.Advise(0, len(region.Bytes()), mem.HugePages)
+			for i := range copies {
+				copy(region.Bytes()[i*len(one):], one)
+			}
+			x, u := make([]float32, m*k), make([]uint8, m*k)
+			for i := range x {
+				x[i], u[i] = float32(rng.NormFloat64()), uint8(1+rng.IntN(255))
+			}
+			xs, y := make([]float32, m), make([]float32, m*n)
+			sums := make([]int32, m*k/BlockK)
+			blockSums(sums, k/BlockK, u, k, m, k)
+			for _, s := range append([]*Set{}, vectorSets()...) {
+				b.Run(fmt.Sprintf("%s/m=%d/%s", scheme, m, s.Name), func(b *testing.B) {
+					i := 0
+					for b.Loop() {
+						p := region.Bytes()[i%copies*len(one):][:len(one)]
+						i++
+						switch scheme {
+						case "q8c":
+							s.MatMulQ8C(y, n, u, k, xs, p, m, k, n)
+						case "q4b32":
+							s.MatMulQ4B32(y, n, u, k, xs, sums, k/BlockK, p, m, k, n)
+						case "w32":
+							v, err := mem.View[float32](p)
+							if err != nil {
+								b.Fatal(err)
+							}
+							s.MatMulF32(y, n, x, k, v, m, k, n)
+						}
+					}
+					sec := b.Elapsed().Seconds() / float64(b.N)
+					b.ReportMetric(2*float64(m)*k*n/sec/1e9, "GOP/s")
+					b.ReportMetric(float64(len(one))/sec/1e9, "GB/s")
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+			region.Close()
+		}
+	}
+}

@@ -1,0 +1,413 @@
+package host
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
+)
+
+// Limits of an artifact. A graph is a handful of operators.
+const (
+	maxCode  = 1 << 20
+	maxNodes = 1 << 12
+)
+
+// ParseGraph decodes an artifact's code: the canonical JSON of a valid graph. Other spellings of the
+// same graph are refused, so that one graph has one artifact.
+func ParseGraph(code []byte) (op.Graph, error) {
+	var g op.Graph
+	if len(code) > maxCode {
+		return g, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxCode)
+	}
+	d := json.NewDecoder(bytes.NewReader(code))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&g); err != nil {
+		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+	}
+	if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
+		return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+	}
+	if len(g.Nodes) > maxNodes {
+		return g, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(g.Nodes), maxNodes)
+	}
+	if err := g.Validate(); err != nil {
+		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+	}
+	return g, nil
+}
+
+// operand is a value of a graph during one call. raw reaches from the first to the last element of
+// the rows in use; the typed slice of its type is a view of raw.
+type operand struct {
+	value op.Value
+	input int   // index of its binding, -1
+	out   int   // index of its binding, -1
+	temp  int64 // offset in the arena, -1
+
+	raw []byte
+	f32 []float32
+	i32 []int32
+	u16 []uint16
+	ld  int // elements from row to row
+}
+
+// set makes the operand an [rows, value.Cols] matrix of row pitch ld over raw.
+func (o *operand) set(raw []byte, ld int) (err error) {
+	o.raw, o.ld = raw, ld
+	switch o.value.Type {
+	case op.F32:
+		o.f32, err = mem.View[float32](raw)
+	case op.I32:
+		o.i32, err = mem.View[int32](raw)
+	case op.F16, op.BF16:
+		o.u16, err = mem.View[uint16](raw)
+	}
+	return err
+}
+
+// executable is a graph with its weights. Operands, scratch and the current call are kept here, where the
+// steps prepared by load find them.
+type executable struct {
+	p      *processor
+	graph  op.Graph
+	closed bool
+
+	operands []operand
+	steps    []step
+	need     scratch // sizes
+	have     scratch // of the arena numbered arena
+	arena    int
+
+	kv         op.Type // of the cache, "" for a graph without state
+	kvHeads    int
+	headDim    int
+	k, v       operand
+	maxContext int
+	scalars    driver.Scalars
+
+	bad atomic.Int64 // lowest row a kernel refused
+}
+
+// scratch is memory that only lives during one step; as sizes, the slices are empty.
+type scratch struct {
+	bytes     int64 // temporary values and all of the following
+	scales    int   // row scales, dense
+	sums      int   // block sums
+	attention int   // per worker
+
+	scale []float32
+	sum   []int32
+	att   []float32
+}
+
+func (e *executable) Close() error {
+	e.closed = true
+	return nil
+}
+
+// load checks everything that can be checked before a call.
+func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, fmt.Errorf("the processor is closed")
+	}
+	if a.Driver != Name {
+		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
+	}
+	g, err := ParseGraph(a.Code)
+	if err != nil {
+		return nil, err
+	}
+	e := &executable{p: p, graph: g, arena: -1}
+	weights, err := checkWeights(g.Weights, w)
+	if err != nil {
+		return nil, err
+	}
+	index, err := e.declare()
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range g.Nodes {
+		b := builder{e: e, op: n.Op}
+		for _, name := range n.In {
+			b.in = append(b.in, &e.operands[index[name]])
+		}
+		for _, name := range n.Out {
+			b.out = append(b.out, &e.operands[index[name]])
+		}
+		for _, name := range n.W {
+			b.w = append(b.w, weights[name])
+		}
+		s, err := b.build()
+		if err != nil {
+			return nil, fmt.Errorf("node %d (%s): %w", i, n.Op.Kind, err)
+		}
+		s.node = i
+		e.steps = append(e.steps, s)
+	}
+	// Every piece starts on a cache line.
+	e.need.bytes += roundUp(4*int64(e.need.scales)) + roundUp(4*int64(e.need.sums)) + roundUp(4*int64(e.need.attention))*int64(len(p.cores))
+	if err := p.reserve(e.need.bytes); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
+
+// checkWeights compares the weights given with those of the graph, by position; names may differ,
+// because one artifact serves every layer.
+func checkWeights(specs []op.WeightSpec, w driver.Weights) (map[string]driver.Packed, error) {
+	if len(w) != len(specs) {
+		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
+	}
+	out := map[string]driver.Packed{}
+	for i, spec := range specs {
+		got := w[i].Spec
+		got.Name = spec.Name
+		if got != spec {
+			return nil, fmt.Errorf("weight %q: got %s, want %s", spec.Name, describe(got), describe(spec))
+		}
+		if want := layouts[spec.Scheme]; spec.Layout != want {
+			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
+		}
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			return nil, err
+		}
+		if int64(len(w[i].Bytes)) != size {
+			return nil, fmt.Errorf("weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size)
+		}
+		if !mem.Aligned(w[i].Bytes, align) {
+			return nil, fmt.Errorf("weight %q: address is not a multiple of %d", spec.Name, align)
+		}
+		out[spec.Name] = driver.Packed{Spec: spec, Bytes: w[i].Bytes}
+	}
+	return out, nil
+}
+
+func describe(s op.WeightSpec) string {
+	return fmt.Sprintf("[%d,%d] %s %s", s.K, s.N, s.Scheme, s.Layout)
+}
+
+// declare lays out the operands; a value may be an input and an output (in place), nothing else twice.
+func (e *executable) declare() (map[string]int, error) {
+	index := map[string]int{}
+	add := func(v op.Value) (*operand, error) {
+		if _, ok := index[v.Name]; ok {
+			return nil, fmt.Errorf("value %q is listed twice", v.Name)
+		}
+		index[v.Name] = len(e.operands)
+		e.operands = append(e.operands, operand{value: v, input: -1, out: -1, temp: -1})
+		return &e.operands[len(e.operands)-1], nil
+	}
+	for i, v := range e.graph.Inputs {
+		o, err := add(v)
+		if err != nil {
+			return nil, err
+		}
+		o.input = i
+	}
+	for i, v := range e.graph.Outputs {
+		if at, ok := index[v.Name]; ok && e.operands[at].out < 0 {
+			e.operands[at].out = i
+			continue
+		}
+		o, err := add(v)
+		if err != nil {
+			return nil, err
+		}
+		o.out = i
+	}
+	for _, v := range e.graph.Temps {
+		o, err := add(v)
+		if err != nil {
+			return nil, err
+		}
+		o.temp = e.need.bytes
+		e.need.bytes += roundUp(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
+		if e.need.bytes > maxWork {
+			return nil, fmt.Errorf("value %q: temporary values need more than %d bytes", v.Name, int64(maxWork))
+		}
+	}
+	return index, nil
+}
+
+// bind checks one call's operands and makes them current.
+func (e *executable) bind(b *driver.Bindings) error {
+	if b == nil || b.Scalars == nil {
+		return fmt.Errorf("no bindings or no scalars")
+	}
+	e.scalars = *b.Scalars
+	s := &e.scalars
+	if s.Rows < 0 || s.Pos < 0 || s.Pos > math.MaxInt32 {
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", s.Rows, s.Pos)
+	}
+	if len(b.In) != len(e.graph.Inputs) || len(b.Out) != len(e.graph.Outputs) {
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(e.graph.Inputs), len(e.graph.Outputs))
+	}
+	if s.Rows == 0 {
+		return nil
+	}
+	if e.arena != e.p.arenas {
+		if err := e.place(); err != nil {
+			return err
+		}
+	}
+	for i := range e.operands {
+		o := &e.operands[i]
+		switch {
+		case o.input >= 0:
+			if err := e.view(o, &b.In[o.input], "input"); err != nil {
+				return err
+			}
+			if o.out < 0 {
+				break
+			}
+			address, ld := mem.Address(o.raw), o.ld
+			if err := e.view(o, &b.Out[o.out], "output"); err != nil {
+				return err
+			}
+			if mem.Address(o.raw) != address || o.ld != ld {
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", o.value.Name)
+			}
+		case o.out >= 0:
+			if err := e.view(o, &b.Out[o.out], "output"); err != nil {
+				return err
+			}
+		}
+	}
+	if e.kv != "" {
+		return e.bindCache(b)
+	}
+	return nil
+}
+
+// place finds temporary values and scratch in a new arena.
+func (e *executable) place() error {
+	arena := e.p.arena.Bytes()
+	at := int64(0)
+	for i := range e.operands {
+		o := &e.operands[i]
+		if o.temp < 0 {
+			continue
+		}
+		size := int64(o.value.Rows) * int64(o.value.Cols) * int64(o.value.Type.Bytes())
+		if err := o.set(arena[o.temp:o.temp+size], o.value.Cols); err != nil {
+			return err
+		}
+		at = o.temp + roundUp(size)
+	}
+	take := func(n int) []byte {
+		b := arena[at : at+4*int64(n)]
+		at += roundUp(4 * int64(n))
+		return b
+	}
+	var err error
+	if e.have.scale, err = mem.View[float32](take(e.need.scales)); err != nil {
+		return err
+	}
+	if e.have.sum, err = mem.View[int32](take(e.need.sums)); err != nil {
+		return err
+	}
+	e.have.attention = int(roundUp(4*int64(e.need.attention)) / 4)
+	if e.have.att, err = mem.View[float32](take(e.have.attention * len(e.p.cores))); err != nil {
+		return err
+	}
+	e.arena = e.p.arenas
+	return nil
+}
+
+// view checks a binding against the value of o and makes it current.
+func (e *executable) view(o *operand, v *driver.View, role string) error {
+	rows := min(o.value.Rows, e.scalars.Rows)
+	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
+		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols, o.value.Type, rows, o.value.Cols)
+	}
+	return o.window(v, rows, role)
+}
+
+// window makes the first rows of v current, which lie inside its buffer.
+func (o *operand) window(v *driver.View, rows int, role string) error {
+	if v.Buffer == nil {
+		return fmt.Errorf("%s %q: no buffer", role, o.value.Name)
+	}
+	b, size := v.Buffer.Bytes(), int64(v.Type.Bytes())
+	// Offsets and strides are compared with the buffer before they are multiplied.
+	have := int64(len(b))
+	if v.Stride < v.Cols || v.Offset < 0 || v.Offset > have || rows > 1 && int64(v.Stride) > have ||
+		(int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size > have-v.Offset {
+		return fmt.Errorf("%s %q: view [%d,%d] of stride %d at byte %d does not fit its buffer of %d bytes", role, o.value.Name, rows, v.Cols, v.Stride, v.Offset, have)
+	}
+	end := v.Offset + (int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size
+	if err := o.set(b[v.Offset:end], v.Stride); err != nil {
+		return fmt.Errorf("%s %q: %w", role, o.value.Name, err)
+	}
+	return nil
+}
+
+func (e *executable) bindCache(b *driver.Bindings) error {
+	rows := min(e.graph.Rows(), e.scalars.Rows)
+	if b.MaxContext < 1 || e.scalars.Pos+rows > b.MaxContext {
+		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, b.MaxContext)
+	}
+	e.maxContext = b.MaxContext
+	if err := e.cache(&e.k, &b.K, "k"); err != nil {
+		return err
+	}
+	return e.cache(&e.v, &b.V, "v")
+}
+
+func (e *executable) cache(o *operand, v *driver.View, name string) error {
+	o.value = op.Value{Name: name, Type: e.kv}
+	if v.Type != e.kv || v.Cols != e.headDim || v.Stride != e.headDim || int64(v.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
+		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, v.Type, v.Rows, v.Cols, v.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
+	}
+	return o.window(v, v.Rows, "cache")
+}
+
+// run executes the steps of the bound call.
+func (e *executable) run() error {
+	for i := range e.steps {
+		s := &e.steps[i]
+		rows := min(s.m, e.scalars.Rows)
+		if rows == 0 {
+			return nil
+		}
+		e.bad.Store(math.MaxInt64)
+		tasks := s.plan(rows)
+		e.p.team.run(tasks, s.task)
+		if row := e.bad.Load(); row != math.MaxInt64 {
+			return fmt.Errorf("node %d (%s), row %d: %w", s.node, e.graph.Nodes[s.node].Op.Kind, row, s.refused(int(row)))
+		}
+	}
+	return nil
+}
+
+// refuse notes that a row cannot be computed.
+func (e *executable) refuse(row int) {
+	for {
+		old := e.bad.Load()
+		if int64(row) >= old || e.bad.CompareAndSwap(old, int64(row)) {
+			return
+		}
+	}
+}
+
+func attentionScratch(heads, headDim int) (int, error) {
+	// heads*headDim is at most the columns of a valid value, 2^24.
+	if n := int64(heads)*int64(headDim) + 256*int64(headDim) + 256*int64(heads); 64*n > maxWork {
+		return 0, fmt.Errorf("%d heads of %d columns need more than %d bytes of scratch", heads, headDim, int64(maxWork))
+	}
+	return kernel.AttentionScratch(heads, headDim), nil
+}

@@ -1,0 +1,193 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
+)
+
+// align is the alignment of every buffer and weight: one cache line and one vector register.
+const align = 64
+
+// maxWork bounds the temporary memory of one graph, so that a hostile artifact cannot ask for more
+// than a machine has.
+const maxWork = 8 << 30
+
+// began is the origin of the clock of all host processors of this process.
+var began = time.Now()
+
+// processor runs graphs on one or more cores. Temporary values and scratch of all its graphs share one
+// arena, because it runs one at a time.
+type processor struct {
+	cores []int
+	set   *kernel.Set
+	caps  *driver.Capabilities
+	team  team
+	rope  ropeTable
+
+	mu       sync.Mutex // Close may come from another goroutine while a call runs
+	attached bool
+	closed   bool
+	arena    *mem.Region
+	arenas   int // counts arenas, so that executables notice a new one
+}
+
+func newProcessor(cores []int, set *kernel.Set) *processor {
+	return &processor{cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}}
+}
+
+func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
+
+// Attach pins the calling thread to the first core and starts a pinned helper on each other one.
+// The caller has locked its thread and never unlocks it: the pinned thread must end with its goroutine.
+func (p *processor) Attach() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.open("attach"); err != nil {
+		return err
+	}
+	if p.attached {
+		return diag.New(diag.ClassRun, "attach to %s: already attached", p)
+	}
+	if err := pin(p.cores[0]); err != nil {
+		return fmt.Errorf("attach to %s: %w", p, err)
+	}
+	if err := p.team.start(p.cores); err != nil {
+		p.team.close()
+		return fmt.Errorf("attach to %s: %w", p, err)
+	}
+	p.attached = true
+	return nil
+}
+
+func (p *processor) open(what string) error {
+	if p.closed {
+		return diag.New(diag.ClassRun, "%s: %s is closed", what, p)
+	}
+	return nil
+}
+
+// String names the processor in errors.
+func (p *processor) String() string {
+	if n := len(p.cores); n > 1 {
+		return fmt.Sprintf("host:%d-%d", p.cores[0], p.cores[n-1])
+	}
+	return fmt.Sprintf("host:%d", p.cores[0])
+}
+
+func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
+	if bytes < 0 || bytes > mem.MaxBytes {
+		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", p, bytes, int64(mem.MaxBytes))
+	}
+	r, err := mem.Alloc(int(bytes), align)
+	if err != nil {
+		return nil, fmt.Errorf("allocate on %s: %w", p, err)
+	}
+	return r, nil
+}
+
+// imported is memory of the caller.
+type imported struct{ b []byte }
+
+func (i *imported) Bytes() []byte { return i.b }
+func (i *imported) Close() error  { i.b = nil; return nil }
+
+func (p *processor) Import(b []byte) (driver.Buffer, error) {
+	if !mem.Aligned(b, align) {
+		return nil, diag.New(diag.ClassInput, "import %d bytes to %s: address is not a multiple of %d", len(b), p, align)
+	}
+	return &imported{b}, nil
+}
+
+func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	e, err := p.load(a, w)
+	if err != nil {
+		return nil, diag.New(classOf(err, diag.ClassInput), "load artifact on %s: %w", p, err)
+	}
+	return e, nil
+}
+
+// classOf is the class of err, or fallback for an error without one.
+func classOf(err error, fallback diag.Class) diag.Class {
+	if c := diag.ClassOf(err); c != diag.ClassInternal {
+		return c
+	}
+	return fallback
+}
+
+// reserve makes the arena at least bytes large.
+func (p *processor) reserve(bytes int64) error {
+	if bytes > maxWork {
+		return diag.New(diag.ClassInput, "graph needs %d bytes of temporary memory, want at most %d", bytes, int64(maxWork))
+	}
+	if bytes <= int64(len(p.arena.Bytes())) {
+		return nil
+	}
+	r, err := mem.Alloc(int(bytes), align)
+	if err != nil {
+		return err
+	}
+	if err := p.arena.Close(); err != nil {
+		return err
+	}
+	p.arena = r
+	p.arenas++
+	return nil
+}
+
+func (p *processor) Now() driver.Tick { return driver.Tick(time.Since(began)) }
+
+func (p *processor) WaitUntil(driver.Tick) {}
+
+// Run allocates nothing unless it fails.
+func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
+	start := p.Now()
+	err := p.run(exe, b)
+	if err != nil {
+		err = diag.New(classOf(err, diag.ClassRun), "run on %s: %w", p, err)
+	}
+	return driver.Span{Start: start, End: p.Now()}, err
+}
+
+func (p *processor) run(exe driver.Executable, b *driver.Bindings) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, ok := exe.(*executable)
+	switch {
+	case p.closed:
+		return fmt.Errorf("the processor is closed")
+	case !p.attached:
+		return fmt.Errorf("no thread is attached")
+	case !ok || e.p != p:
+		return fmt.Errorf("the executable was not loaded on this processor")
+	case e.closed:
+		return fmt.Errorf("the executable is closed")
+	}
+	if err := e.bind(b); err != nil {
+		return err
+	}
+	p.team.begin()
+	defer p.team.end()
+	return e.run()
+}
+
+// Close waits for a running call, ends the helpers and frees the arena. Buffers stay valid until they are closed.
+func (p *processor) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	p.team.close()
+	return p.arena.Close()
+}

@@ -1,0 +1,184 @@
+package host
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// numberedCores counts cores where their numbers are unknown.
+func numberedCores() []int {
+	cores := make([]int, runtime.NumCPU())
+	for i := range cores {
+		cores[i] = i
+	}
+	return cores
+}
+
+// idleSpin is how long a helper spins after the last call before it sleeps: longer than the
+// pause between two steps of one lane, short against anything a person notices.
+const idleSpin = 100 * time.Microsecond
+
+// yieldSpins is how many turns a thread spins, some 100 us, before it lets other goroutines have its
+// place: they may be what it waits for when the process has fewer places than threads.
+const yieldSpins = 1 << 16
+
+// closed is the gate value while no job accepts helpers.
+const closed = -1 << 32
+
+// team is the threads of one processor. The lane's own thread is worker 0; helpers 1.. take part in a job
+// while its gate is open. A helper that is late or not scheduled at all costs nothing: the lane
+// takes every task that nobody else has taken and waits only for helpers inside the job.
+type team struct {
+	helpers []*helper
+	running atomic.Bool   // a call is in progress: helpers spin without limit
+	stop    atomic.Bool   // helpers return
+	epoch   atomic.Uint64 // number of jobs opened
+	gate    atomic.Int64  // helpers inside the job, or closed
+	next    atomic.Int64  // next task
+	tasks   int
+	job     func(worker, task int)
+	done    sync.WaitGroup
+}
+
+type helper struct {
+	asleep atomic.Bool
+	wake   chan struct{} // one token, sent by whoever turns asleep off
+}
+
+// start runs one helper per core beyond the first and returns when all are pinned.
+func (t *team) start(cores []int) error {
+	t.gate.Store(closed)
+	ready := make(chan error)
+	for i, core := range cores[1:] {
+		h := &helper{wake: make(chan struct{}, 1)}
+		t.helpers = append(t.helpers, h)
+		t.done.Add(1)
+		go func() {
+			defer t.done.Done()
+			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
+			err := pin(core)
+			ready <- err
+			if err == nil {
+				t.serve(h, i+1)
+			}
+		}()
+	}
+	var first error
+	for range t.helpers {
+		if err := <-ready; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// close ends the helpers and waits for them.
+func (t *team) close() {
+	t.stop.Store(true)
+	t.wakeAll()
+	t.done.Wait()
+	t.helpers = nil
+}
+
+func (t *team) wakeAll() {
+	for _, h := range t.helpers {
+		if h.asleep.CompareAndSwap(true, false) {
+			h.wake <- struct{}{}
+		}
+	}
+}
+
+// begin and end enclose the jobs of one call.
+func (t *team) begin() { t.running.Store(true) }
+func (t *team) end()   { t.running.Store(false) }
+
+// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done.
+func (t *team) run(tasks int, job func(worker, task int)) {
+	if len(t.helpers) == 0 || tasks < 2 {
+		for i := range tasks {
+			job(0, i)
+		}
+		return
+	}
+	t.job, t.tasks = job, tasks
+	t.next.Store(0)
+	t.gate.Store(0)
+	t.epoch.Add(1)
+	t.wakeAll()
+	t.work(0)
+	for spin := 1; !t.gate.CompareAndSwap(0, closed); spin++ { // helpers are inside their last task
+		if spin%yieldSpins == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+func (t *team) work(worker int) {
+	for {
+		i := int(t.next.Add(1) - 1)
+		if i >= t.tasks {
+			return
+		}
+		t.job(worker, i)
+	}
+}
+
+// join enters the open job, if there is one.
+func (t *team) join() bool {
+	for {
+		n := t.gate.Load()
+		if n < 0 {
+			return false
+		}
+		if t.gate.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (t *team) serve(h *helper, worker int) {
+	last := uint64(0)
+	for !t.stop.Load() {
+		if !t.await(h, last) {
+			continue
+		}
+		last = t.epoch.Load() // before joining: a newer job is then seen as new
+		if t.join() {
+			t.work(worker)
+			t.gate.Add(-1)
+		}
+	}
+}
+
+// await spins and then sleeps until a job newer than last was opened; false asks to look at stop.
+func (t *team) await(h *helper, last uint64) bool {
+	var idle time.Time // when the spinning without a call began
+	for spin := 1; ; spin++ {
+		if t.epoch.Load() != last {
+			return true
+		}
+		if spin%yieldSpins == 0 {
+			runtime.Gosched()
+		}
+		if spin%256 != 0 {
+			continue
+		}
+		switch {
+		case t.stop.Load():
+			return false
+		case t.running.Load():
+			idle = time.Time{}
+		case idle.IsZero():
+			idle = time.Now()
+		case time.Since(idle) > idleSpin:
+			h.asleep.Store(true)
+			if (t.epoch.Load() != last || t.stop.Load()) && h.asleep.CompareAndSwap(true, false) {
+				return false
+			}
+			<-h.wake
+			return false
+		}
+	}
+}
