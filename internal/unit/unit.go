@@ -1,0 +1,354 @@
+// Package unit knows how sizes, times, work and rates are written: it parses "4GiB", "1.5 ms" and
+// "51.2 GB/s" and prints values the same way.
+//
+// Decimal prefixes (k, M, G, T, P) are powers of 1000, binary ones (Ki, Mi, Gi, Ti, Pi) powers of
+// 1024. A space between number and unit is optional; a number without a unit is refused, except
+// that 0 is 0 in every unit and a size may be a plain number of bytes.
+package unit
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bytes is a size.
+type Bytes int64
+
+// Seconds is a time span.
+type Seconds float64
+
+// Flops is an amount of arithmetic: multiplications and additions.
+type Flops float64
+
+// FlopRate is arithmetic per second.
+type FlopRate float64
+
+// ByteRate is bytes per second.
+type ByteRate float64
+
+var decimal = []prefix{{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}
+var binary = []prefix{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50}}
+
+type prefix struct {
+	name  string
+	scale float64
+}
+
+// ParseBytes reads a size such as "4GiB", "1.5 MB", "64KiB" or "4096". The result is a whole number of bytes.
+func ParseBytes(s string) (Bytes, error) {
+	num, word, err := split(s, "size")
+	if err != nil {
+		return 0, err
+	}
+	if word == "" {
+		word = "B"
+	}
+	scale, ok := scaleOf(word, "B", append(decimal, binary...))
+	if !ok {
+		return 0, fmt.Errorf("parse size %q: unknown unit %q, want B, kB, MB, GB, KiB, MiB or GiB", s, clip(word))
+	}
+	x := num * scale
+	if x != math.Trunc(x) || x < 0 || x >= math.MaxInt64 {
+		return 0, fmt.Errorf("parse size %q: want a whole number of bytes from 0", s)
+	}
+	return Bytes(x), nil
+}
+
+// ParseSeconds reads a time such as "60s", "1.5 ms", "250us", "10m" or "1h30m".
+func ParseSeconds(s string) (Seconds, error) {
+	if len(s) > maxText {
+		return 0, fmt.Errorf("parse time %q: too long", clip(s))
+	}
+	total, rest, last := 0.0, strings.TrimSpace(s), math.Inf(1)
+	if rest == "0" {
+		return 0, nil
+	}
+	if rest == "" {
+		return 0, fmt.Errorf("parse time %q: it is empty", s)
+	}
+	for rest != "" {
+		end := numberEnd(rest)
+		for end < len(rest) && rest[end] == ' ' {
+			end++
+		}
+		for end < len(rest) && rest[end] != ' ' && !isNumber(rest[end]) {
+			end++
+		}
+		num, word, err := split(rest[:end], "time")
+		if err != nil {
+			return 0, fmt.Errorf("parse time %q: want a number and a unit, like 60s or 1.5 ms", s)
+		}
+		u, ok := timeUnits[word]
+		if !ok {
+			return 0, fmt.Errorf("parse time %q: unknown unit %q, want ns, us, ms, s, m or h", s, clip(word))
+		}
+		if u.seconds/u.per >= last || num < 0 {
+			return 0, fmt.Errorf("parse time %q: want parts from large to small, like 1h30m", s)
+		}
+		last = u.seconds / u.per
+		total += num * u.seconds / u.per
+		rest = strings.TrimSpace(rest[end:])
+	}
+	return Seconds(total), nil
+}
+
+// timeUnits are kept as seconds/per, so that 250us is the float64 nearest to 0.00025.
+var timeUnits = map[string]struct{ seconds, per float64 }{
+	"ns": {1, 1e9}, "us": {1, 1e6}, "µs": {1, 1e6}, "μs": {1, 1e6}, "ms": {1, 1e3},
+	"s": {1, 1}, "m": {60, 1}, "min": {60, 1}, "h": {3600, 1},
+}
+
+// ParseFlops reads an amount of arithmetic such as "12 GFLOP".
+func ParseFlops(s string) (Flops, error) {
+	x, err := parse(s, "FLOP", "FLOP", "OP")
+	return Flops(x), err
+}
+
+// ParseFlopRate reads a rate of arithmetic such as "1.2 TFLOP/s", "10 TFLOPS" or "34 TOPS".
+func ParseFlopRate(s string) (FlopRate, error) {
+	x, err := parse(s, "FLOP/s", "FLOP/s", "FLOPS", "OP/s", "OPS")
+	return FlopRate(x), err
+}
+
+// ParseByteRate reads a rate such as "51.2 GB/s" or "40GiB/s".
+func ParseByteRate(s string) (ByteRate, error) {
+	num, word, err := split(s, "rate")
+	if err != nil {
+		return 0, err
+	}
+	scale, ok := scaleOf(word, "B/s", append(decimal, binary...))
+	if !ok || num < 0 {
+		return 0, fmt.Errorf("parse rate %q: want a number and a unit like GB/s or GiB/s", s)
+	}
+	return ByteRate(num * scale), nil
+}
+
+func parse(s, name string, units ...string) (float64, error) {
+	num, word, err := split(s, name)
+	if err != nil {
+		return 0, err
+	}
+	for _, u := range units {
+		if scale, ok := scaleOf(word, u, decimal); ok && num >= 0 {
+			return num * scale, nil
+		}
+	}
+	return 0, fmt.Errorf("parse %q: want a number and a unit like G%s", s, name)
+}
+
+func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
+	p, ok := strings.CutSuffix(word, unit)
+	if !ok {
+		return 0, word == ""
+	}
+	for _, q := range prefixes {
+		if p == q.name {
+			return q.scale, true
+		}
+	}
+	return 0, false
+}
+
+// maxText bounds what is parsed; no sensible value is longer.
+const maxText = 64
+
+func isNumber(c byte) bool { return c >= '0' && c <= '9' || c == '.' || c == '-' || c == '+' }
+
+// numberEnd is where the number at the start of s ends. An exponent counts only where digits
+// follow, so that a unit may start with 'e' or 'E'.
+func numberEnd(s string) int {
+	end := 0
+	for end < len(s) {
+		c := s[end]
+		if (c == 'e' || c == 'E') && end+1 < len(s) && isNumber(s[end+1]) && s[end+1] != '.' {
+			end += 2
+			continue
+		}
+		if !isNumber(c) {
+			break
+		}
+		end++
+	}
+	return end
+}
+
+// split separates the number from the unit. Without a unit only 0 and sizes are accepted.
+func split(s, what string) (float64, string, error) {
+	if len(s) > maxText {
+		return 0, "", fmt.Errorf("parse %s %q: too long", what, clip(s))
+	}
+	t := strings.TrimSpace(s)
+	end := numberEnd(t)
+	x, err := strconv.ParseFloat(t[:end], 64)
+	if err != nil || math.IsInf(x, 0) {
+		return 0, "", fmt.Errorf("parse %s %q: want a number and a unit", what, s)
+	}
+	word := strings.TrimSpace(t[end:])
+	if word == "" && x != 0 && what != "size" {
+		return 0, "", fmt.Errorf("parse %s %q: the unit is missing", what, s)
+	}
+	return x, word, nil
+}
+
+func clip(s string) string {
+	if len(s) > maxText {
+		return strings.ToValidUTF8(s[:maxText], "") + "..."
+	}
+	return s
+}
+
+// String prints whole binary units exactly ("64 KiB", "4 GiB"), others with three digits ("1.46 MiB").
+func (b Bytes) String() string {
+	x := float64(b)
+	for i := len(binary) - 1; i >= 0; i-- {
+		if math.Abs(x) >= binary[i].scale {
+			return digits(x/binary[i].scale) + " " + binary[i].name + "B"
+		}
+	}
+	return strconv.FormatInt(int64(b), 10) + " B"
+}
+
+// String prints with the unit that leaves one to three digits before the point ("1.5 ms", "2 m 5 s").
+func (s Seconds) String() string {
+	x := math.Abs(float64(s))
+	switch {
+	case x == 0:
+		return "0 s"
+	case math.IsNaN(x) || math.IsInf(x, 0):
+		return strconv.FormatFloat(float64(s), 'g', -1, 64) + " s"
+	case x < 0.9995e-6:
+		return digits(float64(s)*1e9) + " ns"
+	case x < 0.9995e-3:
+		return digits(float64(s)*1e6) + " us"
+	case x < 0.9995:
+		return digits(float64(s)*1e3) + " ms"
+	case x < 120:
+		return digits(float64(s)) + " s"
+	case x < 7200:
+		whole := int64(math.Round(float64(s)))
+		return fmt.Sprintf("%d m %d s", whole/60, abs(whole%60))
+	}
+	minutes := int64(math.Round(float64(s) / 60))
+	return fmt.Sprintf("%d h %d m", minutes/60, abs(minutes%60))
+}
+
+func abs(x int64) int64 { return max(x, -x) }
+
+// Duration converts to the standard type, saturating at its limits.
+func (s Seconds) Duration() time.Duration {
+	ns := float64(s) * 1e9
+	switch {
+	case ns >= math.MaxInt64:
+		return math.MaxInt64
+	case ns <= math.MinInt64:
+		return math.MinInt64
+	}
+	return time.Duration(math.Round(ns))
+}
+
+// String prints with a decimal prefix ("12.3 GFLOP").
+func (f Flops) String() string { return metric(float64(f)) + "FLOP" }
+
+// String prints with a decimal prefix ("1.2 TFLOP/s").
+func (f FlopRate) String() string { return metric(float64(f)) + "FLOP/s" }
+
+// String prints with a decimal prefix ("51.2 GB/s").
+func (b ByteRate) String() string { return metric(float64(b)) + "B/s" }
+
+func metric(x float64) string {
+	for _, p := range []prefix{{"P", 1e15}, {"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}} {
+		if math.Abs(x) >= 0.9995*p.scale {
+			return digits(x/p.scale) + " " + p.name
+		}
+	}
+	return digits(x) + " "
+}
+
+// digits prints three significant digits, more only before the point.
+func digits(x float64) string {
+	a := math.Abs(x)
+	prec := 2
+	switch {
+	case a >= 99.95 || a != a || math.IsInf(a, 0):
+		prec = 0
+	case a >= 9.995:
+		prec = 1
+	}
+	s := strconv.FormatFloat(x, 'f', prec, 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return s
+}
+
+// UnmarshalText reads a size in a file.
+func (b *Bytes) UnmarshalText(text []byte) (err error) { *b, err = ParseBytes(string(text)); return }
+
+// UnmarshalText reads a time in a file.
+func (s *Seconds) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSeconds(string(text))
+	return
+}
+
+// UnmarshalText reads an amount of arithmetic in a file.
+func (f *Flops) UnmarshalText(text []byte) (err error) { *f, err = ParseFlops(string(text)); return }
+
+// UnmarshalText reads a rate of arithmetic in a file.
+func (f *FlopRate) UnmarshalText(text []byte) (err error) {
+	*f, err = ParseFlopRate(string(text))
+	return
+}
+
+// UnmarshalText reads a byte rate in a file.
+func (b *ByteRate) UnmarshalText(text []byte) (err error) {
+	*b, err = ParseByteRate(string(text))
+	return
+}
+
+// MarshalText writes a size exactly: the largest binary unit that divides it.
+func (b Bytes) MarshalText() ([]byte, error) {
+	for i := len(binary) - 1; i >= 0; i-- {
+		if s := int64(binary[i].scale); b != 0 && int64(b)%s == 0 {
+			return fmt.Appendf(nil, "%d%sB", int64(b)/s, binary[i].name), nil
+		}
+	}
+	return strconv.AppendInt(nil, int64(b), 10), nil
+}
+
+// MarshalText writes a time exactly, in the largest unit up to seconds that keeps its digits few.
+func (s Seconds) MarshalText() ([]byte, error) {
+	best := exact(float64(s), "s")
+	for _, u := range []string{"ms", "us", "ns"} {
+		scaled := strconv.FormatFloat(float64(s)*timeUnits[u].per, 'f', -1, 64) + u
+		if back, err := ParseSeconds(scaled); err == nil && back == s && len(scaled) < len(best) {
+			best = scaled
+		}
+	}
+	return []byte(best), nil
+}
+
+// MarshalText writes an amount of arithmetic exactly.
+func (f Flops) MarshalText() ([]byte, error) { return []byte(shortest(float64(f), "FLOP")), nil }
+
+// MarshalText writes a rate of arithmetic exactly.
+func (f FlopRate) MarshalText() ([]byte, error) { return []byte(shortest(float64(f), "FLOP/s")), nil }
+
+// MarshalText writes a byte rate exactly.
+func (b ByteRate) MarshalText() ([]byte, error) { return []byte(shortest(float64(b), "B/s")), nil }
+
+func exact(x float64, unit string) string { return strconv.FormatFloat(x, 'g', -1, 64) + unit }
+
+// shortest writes x exactly with the decimal prefix that needs the fewest characters.
+func shortest(x float64, unit string) string {
+	best := exact(x, unit)
+	for _, p := range decimal[3:] {
+		s := strconv.FormatFloat(x/p.scale, 'f', -1, 64)
+		if back, err := strconv.ParseFloat(s, 64); err == nil && back*p.scale == x && len(s)+len(p.name+unit) < len(best) {
+			best = s + p.name + unit
+		}
+	}
+	return best
+}
