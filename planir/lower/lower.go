@@ -157,7 +157,7 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 		if d == nil {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows", n.Name, rows).WithCode("P010")
 		}
-		t, err := b.node(s, n, d, rows)
+		t, err := b.node(s, n, d)
 		if err != nil {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", n.Name, rows, err).WithCode("P010")
 		}
@@ -193,226 +193,64 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 	return out, nil
 }
 
-// node cuts one node into tasks.
-func (b *builder) node(s *Section, n *Node, d *planir.Decision, rows int) ([]*task, error) {
-	if len(d.Shares) == 0 {
-		return nil, fmt.Errorf("decision has no shares")
+// node makes the tasks of one node.
+func (b *builder) node(s *Section, n *Node, d *planir.Decision) ([]*task, error) {
+	for _, v := range slices.Concat(n.In, n.Out) {
+		b.buffer(v, s.Values[v])
 	}
-	main := n.Op()
-	full, err := axisLength(n, d.Axis)
+	pieces, err := Cut(s, n, d, b.plan.Proc)
 	if err != nil {
 		return nil, err
 	}
-	if d.Axis == planir.AxisNone && len(d.Shares) != 1 {
-		return nil, fmt.Errorf("%d shares without an axis, want 1", len(d.Shares))
-	}
-	if d.Axis != planir.AxisNone {
-		at := 0
-		for _, sh := range d.Shares {
-			if sh.From != at || sh.To <= sh.From {
-				return nil, fmt.Errorf("shares of axis %q do not tile 0..%d: share of %q is %d..%d, want a start of %d", d.Axis, full, sh.Proc, sh.From, sh.To, at)
-			}
-			at = sh.To
-		}
-		if at != full {
-			return nil, fmt.Errorf("shares of axis %q end at %d, want %d", d.Axis, at, full)
-		}
-	}
-	for _, v := range append(append([]string(nil), n.In...), n.Out...) {
-		b.buffer(v, s.Values[v])
-	}
 	var tasks []*task
-	for i, sh := range d.Shares {
-		proc := b.plan.Proc(sh.Proc)
-		if proc == nil {
-			return nil, fmt.Errorf("unknown processor %q", sh.Proc)
-		}
-		t, err := b.share(s, n, d, sh, proc, i, rows)
+	for i := range pieces {
+		t, err := b.task(s, n, d, &pieces[i])
 		if err != nil {
-			return nil, fmt.Errorf("share of %q: %w", sh.Proc, err)
+			return nil, err
 		}
 		tasks = append(tasks, t)
-	}
-	if d.Axis == planir.AxisK {
-		// Share 0 wrote the output; the other partial sums are added to it in order, by its processor.
-		out := n.Out[0]
-		v := s.Values[out]
-		full := planir.View{Buffer: out, R1: v.Rows, C1: v.Cols}
-		for i := 1; i < len(d.Shares); i++ {
-			part := planir.View{Buffer: partial(out, i), R1: v.Rows, C1: v.Cols}
-			add := op.Op{Kind: op.Add, M: v.Rows, N: v.Cols}
-			t := &task{proc: d.Shares[0].Proc, reads: []planir.View{full, part}, writes: []planir.View{full}}
-			t.step = planir.Step{Node: n.Name, In: []planir.View{full, part}, Out: []planir.View{full}}
-			t.step.Run = b.graph(t.proc, fmt.Sprintf("%s+%d@%d", n.Name, i, main.M), op.Single(add, ""))
-			tasks = append(tasks, t)
-		}
 	}
 	return tasks, nil
 }
 
-func partial(value string, share int) string { return fmt.Sprintf("%s.p%d", value, share) }
-
-// axisLength is the number of units an axis divides, or why the node cannot be divided along it.
-func axisLength(n *Node, a planir.Axis) (int, error) {
-	o := n.Op()
-	switch a {
-	case planir.AxisNone:
-		return 0, nil
-	case planir.AxisRows:
-		if o.Kind == op.Attention || o.Kind == op.SelectRow {
-			return 0, fmt.Errorf("%s cannot be divided by rows: the cache of earlier rows must be complete first", o.Kind)
+// task makes the step of one piece, with its graph and packed weights.
+func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task, error) {
+	for _, v := range slices.Concat(p.In, p.Out) {
+		if _, known := b.buffers[v.Buffer]; !known {
+			b.buffer(v.Buffer, s.Values[n.Out[0]]) // a partial sum
 		}
-		return o.M, nil
-	case planir.AxisCols:
-		if o.Kind == op.MatMul || o.Kind == op.SiluMul || o.Kind == op.Add {
-			return o.N, nil
-		}
-	case planir.AxisK:
-		if o.Kind == op.MatMul {
-			return o.K, nil
-		}
-	case planir.AxisHeads:
-		if o.Kind == op.Attention {
-			return o.KVHeads, nil
-		}
+		b.buffers[v.Buffer].Rows = max(b.buffers[v.Buffer].Rows, v.R1)
 	}
-	return 0, fmt.Errorf("%s cannot be divided along %q", o.Kind, a)
-}
-
-// Granularity is the unit that shares of a node along an axis must be multiples of on processor p
-// (the last share may end anywhere).
-func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
-	o := n.Op()
-	switch {
-	case a == planir.AxisCols && o.Kind == op.MatMul:
-		return max(1, p.TileN)
-	case a == planir.AxisCols && o.Kind == op.SiluMul:
-		return o.Interleave
-	case a == planir.AxisK:
-		return max(1, p.TileK)
+	t := &task{proc: p.Proc, reads: slices.Clone(p.In), writes: slices.Clone(p.Out)}
+	t.step = planir.Step{Node: n.Name, R0: p.R0, In: p.In, Out: p.Out, Heads: p.Heads}
+	if p.Heads != nil {
+		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: p.Heads[0], C1: p.Heads[1]}
+		t.reads = append(t.reads, cache)
+		t.writes = append(t.writes, cache)
 	}
-	return 1
-}
-
-// share makes the task of one share.
-func (b *builder) share(s *Section, n *Node, d *planir.Decision, sh planir.Share, proc *planir.Proc, index, rows int) (*task, error) {
-	ops := slices.Clone(n.Ops)
-	o := &ops[len(ops)-1]
-	whole := func(name string) planir.View {
-		v := s.Values[name]
-		return planir.View{Buffer: name, R1: v.Rows, C1: v.Cols}
+	o := p.Op()
+	if p.Sum {
+		t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s+%d@%d", n.Name, p.Share, o.M), op.Single(o, ""))
+		return t, nil
 	}
-	in := make([]planir.View, len(n.In))
-	for i, name := range n.In {
-		in[i] = whole(name)
-	}
-	out := make([]planir.View, len(n.Out))
-	for i, name := range n.Out {
-		out[i] = whole(name)
-	}
-	t := &task{proc: sh.Proc}
-	if d.Axis != planir.AxisNone && d.Axis != planir.AxisRows {
-		unit := Granularity(n, d.Axis, proc)
-		length, _ := axisLength(n, d.Axis)
-		if sh.From%unit != 0 || (sh.To%unit != 0 && sh.To != length) {
-			return nil, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", sh.From, sh.To, d.Axis, unit)
-		}
-	}
-	k0, k1, n0, n1 := 0, o.K, 0, o.N
-	switch d.Axis {
-	case planir.AxisRows:
-		for i := range in {
-			in[i].R0, in[i].R1 = sh.From, sh.To
-		}
-		for i := range out {
-			out[i].R0, out[i].R1 = sh.From, sh.To
-		}
-		t.step.R0 = sh.From
-		for i := range ops {
-			ops[i].M = sh.To - sh.From
-		}
-	case planir.AxisCols:
-		n0, n1 = sh.From, sh.To
-		out[0].C0, out[0].C1 = n0, n1
-		switch o.Kind {
-		case op.SiluMul:
-			in[0].C0, in[0].C1 = 2*n0, 2*n1
-		case op.Add:
-			in[0].C0, in[0].C1 = n0, n1
-			in[1].C0, in[1].C1 = n0, n1
-		}
-		o.N = n1 - n0
-	case planir.AxisK:
-		k0, k1 = sh.From, sh.To
-		in[0].C0, in[0].C1 = k0, k1
-		o.K = k1 - k0
-		if index > 0 {
-			v := s.Values[n.Out[0]]
-			name := partial(n.Out[0], index)
-			b.buffer(name, v)
-			out[0].Buffer = name
-		}
-	case planir.AxisHeads:
-		group := o.Heads / o.KVHeads
-		width := (group + 2) * o.HeadDim
-		in[0].C0, in[0].C1 = sh.From*width, sh.To*width
-		out[0].C0, out[0].C1 = sh.From*group*o.HeadDim, sh.To*group*o.HeadDim
-		for i := range ops {
-			ops[i].KVHeads = sh.To - sh.From
-			ops[i].Heads = group * (sh.To - sh.From)
-		}
-	}
-	if sh.PadRows > 0 {
-		if sh.PadRows < o.M {
-			return nil, fmt.Errorf("rows padded to %d, want at least %d", sh.PadRows, o.M)
-		}
-		for i := range ops {
-			ops[i].M = sh.PadRows
-		}
-		for _, views := range [][]planir.View{in, out} {
-			for i := range views {
-				views[i].R1 = views[i].R0 + sh.PadRows
-				b.buffers[views[i].Buffer].Rows = max(b.buffers[views[i].Buffer].Rows, views[i].R1)
-			}
-		}
-	}
-	for _, v := range append(slices.Clone(in), out...) {
-		whole := b.buffers[v.Buffer].Cols == v.C1-v.C0
-		if !whole && rows > 1 && !proc.StridedOutput && slices.Contains(out, v) {
-			return nil, fmt.Errorf("output %s is a column range of a wider buffer, and %q writes whole buffers only", v, sh.Proc)
-		}
-		if !whole && rows > 1 && !proc.StridedInput && slices.Contains(in, v) {
-			return nil, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", v, sh.Proc)
-		}
-	}
-	for i := range ops {
-		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, ops[i].Kind) {
-			return nil, fmt.Errorf("%q does not execute %q", sh.Proc, ops[i].Kind)
-		}
-		if ops[i].Kind == op.MatMul && !slices.Contains(proc.Schemes, ops[i].Scheme) {
-			return nil, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
-		}
-		if err := ops[i].Validate(); err != nil {
-			return nil, err
-		}
-	}
-
+	t.step.ExpectNS = d.Shares[p.Share].PredictNS
+	proc := b.plan.Proc(p.Proc)
 	layout := ""
 	if o.Kind == op.MatMul {
 		layout = proc.LayoutOf(o.Scheme.Weight())
 		if layout == "" {
-			return nil, fmt.Errorf("%q has no layout for weights %q", sh.Proc, o.Scheme.Weight())
+			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
 		}
 	}
 	for i, w := range n.W {
-		spec := weightOp(ops, i).WeightSpec(w, layout)
+		spec := weightOp(p.Ops, i).WeightSpec(w, layout)
 		key := packKey{weight: w, scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
 		if o.Kind == op.MatMul {
-			key.k0, key.k1 = k0, k1
-			c0, c1 = n0, n1
+			key.k0, key.k1 = p.K0, p.K1
+			c0, c1 = p.N0, p.N1
 			if !proc.WeightRanges {
-				key.owner, key.n0, key.n1 = sh.Proc, n0, n1
+				key.owner, key.n0, key.n1 = p.Proc, c0, c1
 			}
 		}
 		use := b.packs[key]
@@ -424,31 +262,12 @@ func (b *builder) share(s *Section, n *Node, d *planir.Decision, sh planir.Share
 		t.weights = append(t.weights, packRange{key, c0, c1})
 		t.step.W = append(t.step.W, planir.WeightRef{})
 	}
-
-	graph, inPlace := chain(ops, layout)
-	t.step.Node = n.Name
-	t.step.In, t.step.Out = in, out
-	if inPlace {
-		t.step.Out = append([]planir.View{in[0]}, out...)
-	}
-	if graph.State() {
-		h := [2]int{0, o.KVHeads}
-		if d.Axis == planir.AxisHeads {
-			h = [2]int{sh.From, sh.To}
-		}
-		t.step.Heads = &h
-		cache := planir.View{Buffer: "\x00cache", R1: 1, C0: h[0], C1: h[1]}
-		t.reads = append(t.reads, cache)
-		t.writes = append(t.writes, cache)
-	}
-	t.reads = append(t.reads, t.step.In...)
-	t.writes = append(t.writes, t.step.Out...)
-	t.step.ExpectNS = sh.PredictNS
 	suffix := ""
 	if len(d.Shares) > 1 {
+		sh := d.Shares[p.Share]
 		suffix = fmt.Sprintf("[%d:%d]", sh.From, sh.To)
 	}
-	t.step.Run = b.graph(sh.Proc, fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M), graph)
+	t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M), chain(p.Ops, layout))
 	return t, nil
 }
 
@@ -466,9 +285,9 @@ func weightOp(ops []op.Op, i int) op.Op {
 
 // chain builds the graph of a node: every operator reads the node's inputs; one whose output has the
 // name of its input works in place; the last one writes the outputs.
-func chain(ops []op.Op, layout string) (g op.Graph, inPlace bool) {
+func chain(ops []op.Op, layout string) (g op.Graph) {
 	if len(ops) == 1 {
-		return op.Single(ops[0], layout), false
+		return op.Single(ops[0], layout)
 	}
 	last := len(ops) - 1
 	g.Inputs = ops[0].Sig().In
@@ -486,13 +305,12 @@ func chain(ops []op.Op, layout string) (g op.Graph, inPlace bool) {
 			n.Out = append(n.Out, v.Name)
 			if i < last {
 				g.Outputs = append(g.Outputs, v)
-				inPlace = true
 			}
 		}
 		g.Nodes = append(g.Nodes, n)
 	}
 	g.Outputs = append(g.Outputs, ops[last].Sig().Out...)
-	return g, inPlace
+	return g
 }
 
 // graph registers a graph for a processor and returns its name; equal graphs share one.

@@ -1,0 +1,245 @@
+package lower
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Piece is what one processor executes of a node in one step: a share, or the addition of a share's
+// partial sum.
+type Piece struct {
+	Proc  string
+	Share int     // index into the decision's shares
+	Sum   bool    // adds the partial sum of the share to the output
+	Ops   []op.Op // the node's chain, with the shapes of this piece
+	R0    int     // first row it covers
+	Heads *[2]int // cache heads [from,to), nil without state
+
+	// In and Out are the views it reads and writes, Out beginning with what it changes in place.
+	In, Out []planir.View
+
+	// The region of the node's matrix it multiplies by.
+	K0, K1, N0, N1 int
+}
+
+// Op is the piece's main operator: the last of its chain.
+func (p *Piece) Op() op.Op { return p.Ops[len(p.Ops)-1] }
+
+// Cut returns the pieces of a node as decided, in an order that one processor alone could execute:
+// the shares, then for a split along K the additions, in the order of the shares, by the first
+// share's processor. Lower and the solver's prices both come from here.
+func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir.Proc) ([]Piece, error) {
+	if len(d.Shares) == 0 {
+		return nil, fmt.Errorf("decision has no shares")
+	}
+	full, err := AxisLength(n, d.Axis)
+	if err != nil {
+		return nil, err
+	}
+	if d.Axis == planir.AxisNone && len(d.Shares) != 1 {
+		return nil, fmt.Errorf("%d shares without an axis, want 1", len(d.Shares))
+	}
+	if d.Axis != planir.AxisNone {
+		at := 0
+		for _, sh := range d.Shares {
+			if sh.From != at || sh.To <= sh.From {
+				return nil, fmt.Errorf("shares of axis %q do not tile 0..%d: share of %q is %d..%d, want a start of %d", d.Axis, full, sh.Proc, sh.From, sh.To, at)
+			}
+			at = sh.To
+		}
+		if at != full {
+			return nil, fmt.Errorf("shares of axis %q end at %d, want %d", d.Axis, at, full)
+		}
+	}
+	var out []Piece
+	for i, sh := range d.Shares {
+		p := proc(sh.Proc)
+		if p == nil {
+			return nil, fmt.Errorf("unknown processor %q", sh.Proc)
+		}
+		piece, err := cutShare(s, n, d.Axis, sh, i, p)
+		if err != nil {
+			return nil, fmt.Errorf("share of %q: %w", sh.Proc, err)
+		}
+		out = append(out, piece)
+	}
+	if d.Axis == planir.AxisK {
+		if first := proc(d.Shares[0].Proc); len(d.Shares) > 1 && len(first.Kinds) > 0 && !slices.Contains(first.Kinds, op.Add) {
+			return nil, fmt.Errorf("%q does not execute %q, which sums what the shares computed", first.Name, op.Add)
+		}
+		// Share 0 wrote the output; the other partial sums are added to it in order, by its processor.
+		v := s.Values[n.Out[0]]
+		sum := planir.View{Buffer: n.Out[0], R1: v.Rows, C1: v.Cols}
+		for i := 1; i < len(d.Shares); i++ {
+			part := sum
+			part.Buffer = partial(n.Out[0], i)
+			out = append(out, Piece{
+				Proc: d.Shares[0].Proc, Share: i, Sum: true,
+				Ops: []op.Op{{Kind: op.Add, M: v.Rows, N: v.Cols}},
+				In:  []planir.View{sum, part}, Out: []planir.View{sum},
+			})
+		}
+	}
+	return out, nil
+}
+
+func partial(value string, share int) string { return fmt.Sprintf("%s.p%d", value, share) }
+
+// AxisLength is the number of units an axis divides, or why the node cannot be divided along it.
+func AxisLength(n *Node, a planir.Axis) (int, error) {
+	o := n.Op()
+	switch a {
+	case planir.AxisNone:
+		return 0, nil
+	case planir.AxisRows:
+		if o.Kind == op.Attention || o.Kind == op.SelectRow {
+			return 0, fmt.Errorf("%s cannot be divided by rows: the cache of earlier rows must be complete first", o.Kind)
+		}
+		return o.M, nil
+	case planir.AxisCols:
+		if o.Kind == op.MatMul || o.Kind == op.SiluMul || o.Kind == op.Add {
+			return o.N, nil
+		}
+	case planir.AxisK:
+		if o.Kind == op.MatMul {
+			return o.K, nil
+		}
+	case planir.AxisHeads:
+		if o.Kind == op.Attention {
+			return o.KVHeads, nil
+		}
+	}
+	return 0, fmt.Errorf("%s cannot be divided along %q", o.Kind, a)
+}
+
+// Granularity is the unit that shares of a node along an axis must be multiples of on processor p
+// (the last share may end anywhere).
+func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
+	o := n.Op()
+	switch {
+	case a == planir.AxisCols && o.Kind == op.MatMul:
+		return max(1, p.TileN)
+	case a == planir.AxisCols && o.Kind == op.SiluMul:
+		return o.Interleave
+	case a == planir.AxisK:
+		return max(1, p.TileK)
+	}
+	return 1
+}
+
+func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int, proc *planir.Proc) (Piece, error) {
+	ops := slices.Clone(n.Ops)
+	o := &ops[len(ops)-1]
+	whole := func(name string) planir.View {
+		v := s.Values[name]
+		return planir.View{Buffer: name, R1: v.Rows, C1: v.Cols}
+	}
+	in, out := make([]planir.View, len(n.In)), make([]planir.View, len(n.Out))
+	for i, name := range n.In {
+		in[i] = whole(name)
+	}
+	for i, name := range n.Out {
+		out[i] = whole(name)
+	}
+	p := Piece{Proc: sh.Proc, Share: index, K1: o.K, N1: o.N}
+	if axis != planir.AxisNone && axis != planir.AxisRows {
+		unit := Granularity(n, axis, proc)
+		length, _ := AxisLength(n, axis)
+		if sh.From%unit != 0 || (sh.To%unit != 0 && sh.To != length) {
+			return Piece{}, fmt.Errorf("range %d..%d of axis %q is not a multiple of %d", sh.From, sh.To, axis, unit)
+		}
+	}
+	switch axis {
+	case planir.AxisRows:
+		for _, views := range [][]planir.View{in, out} {
+			for i := range views {
+				views[i].R0, views[i].R1 = sh.From, sh.To
+			}
+		}
+		p.R0 = sh.From
+		for i := range ops {
+			ops[i].M = sh.To - sh.From
+		}
+	case planir.AxisCols:
+		p.N0, p.N1 = sh.From, sh.To
+		out[0].C0, out[0].C1 = sh.From, sh.To
+		switch o.Kind {
+		case op.SiluMul:
+			in[0].C0, in[0].C1 = 2*sh.From, 2*sh.To
+		case op.Add:
+			in[0].C0, in[0].C1 = sh.From, sh.To
+			in[1].C0, in[1].C1 = sh.From, sh.To
+		}
+		o.N = sh.To - sh.From
+	case planir.AxisK:
+		p.K0, p.K1 = sh.From, sh.To
+		in[0].C0, in[0].C1 = sh.From, sh.To
+		o.K = sh.To - sh.From
+		if index > 0 {
+			out[0].Buffer = partial(n.Out[0], index)
+		}
+	case planir.AxisHeads:
+		group := o.Heads / o.KVHeads
+		width := (group + 2) * o.HeadDim
+		in[0].C0, in[0].C1 = sh.From*width, sh.To*width
+		out[0].C0, out[0].C1 = sh.From*group*o.HeadDim, sh.To*group*o.HeadDim
+		for i := range ops {
+			ops[i].KVHeads = sh.To - sh.From
+			ops[i].Heads = group * (sh.To - sh.From)
+		}
+	}
+	if sh.PadRows > 0 {
+		if sh.PadRows < o.M {
+			return Piece{}, fmt.Errorf("rows padded to %d, want at least %d", sh.PadRows, o.M)
+		}
+		for i := range ops {
+			ops[i].M = sh.PadRows
+		}
+		for _, views := range [][]planir.View{in, out} {
+			for i := range views {
+				views[i].R1 = views[i].R0 + sh.PadRows
+			}
+		}
+	}
+	columns := func(v planir.View, name string) bool { // strided: a column range of several rows
+		return v.R1-v.R0 > 1 && v.C1-v.C0 != s.Values[name].Cols
+	}
+	for i, v := range out {
+		if columns(v, n.Out[i]) && !proc.StridedOutput {
+			return Piece{}, fmt.Errorf("output %s is a column range of a wider buffer, and %q writes whole buffers only", v, sh.Proc)
+		}
+	}
+	for i, v := range in {
+		if columns(v, n.In[i]) && !proc.StridedInput {
+			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", v, sh.Proc)
+		}
+	}
+	for i := range ops {
+		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, ops[i].Kind) {
+			return Piece{}, fmt.Errorf("%q does not execute %q", sh.Proc, ops[i].Kind)
+		}
+		if ops[i].Kind == op.MatMul && !slices.Contains(proc.Schemes, ops[i].Scheme) {
+			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
+		}
+		if err := ops[i].Validate(); err != nil {
+			return Piece{}, err
+		}
+	}
+	// What an operator before the last writes, it writes in place (see chain).
+	for _, earlier := range ops[:len(ops)-1] {
+		for range earlier.Sig().Out {
+			out = append([]planir.View{in[0]}, out...)
+		}
+	}
+	p.Ops, p.In, p.Out = ops, in, out
+	if slices.ContainsFunc(ops, func(o op.Op) bool { return o.Sig().State }) {
+		p.Heads = &[2]int{0, o.KVHeads}
+		if axis == planir.AxisHeads {
+			p.Heads = &[2]int{sh.From, sh.To}
+		}
+	}
+	return p, nil
+}
