@@ -265,7 +265,7 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
 	}
 }
 
-// expf is e^x within 2 ULP: x = i ln2 + r with |r| <= ln2/2, a polynomial of degree 6 for e^r.
+// expf is e^x within 2 ULP: x = i ln2 + r with |r| <= ln2/2, a polynomial of degree 7 for e^r.
 // Results below the smallest normal number are 0.
 func expf(x float32) float32 {
 	const (
@@ -284,7 +284,8 @@ func expf(x float32) float32 {
 	i := int32(math.Float32bits(t)) - 0x4b400000
 	f := t - 0x1.8p23
 	r := x - f*ln2Hi - f*ln2Lo
-	p := float32(1.0 / 720)
+	p := float32(1.0 / 5040)
+	p = p*r + 1.0/720
 	p = p*r + 1.0/120
 	p = p*r + 1.0/24
 	p = p*r + 1.0/6

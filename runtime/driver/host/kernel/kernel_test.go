@@ -1,0 +1,704 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// guard is the content of memory that no kernel may change.
+const guard = -7.25e11
+
+// strided is a [rows,cols] matrix whose last element touches an inaccessible page.
+type strided struct {
+	v              []float32
+	rows, cols, ld int
+}
+
+func guardedSlice[T mem.Scalar](t testing.TB, n int) []T {
+	t.Helper()
+	var zero T
+	size := 4
+	switch any(zero).(type) {
+	case uint8:
+		size = 1
+	case uint16:
+		size = 2
+	}
+	r, err := mem.Guarded(n * size)
+	if diag.ClassOf(err) == diag.ClassUnavailable {
+		return make([]T, n)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	v, err := mem.View[T](r.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// newStrided fills a matrix with gap columns of guard values between its rows.
+func newStrided(t testing.TB, rows, cols, gap int, fill func() float32) strided {
+	s := strided{rows: rows, cols: cols, ld: cols + gap}
+	s.v = guardedSlice[float32](t, max(0, (rows-1)*s.ld+cols))
+	for i := range s.v {
+		s.v[i] = guard
+	}
+	for r := range rows {
+		for c := range cols {
+			s.v[r*s.ld+c] = fill()
+		}
+	}
+	return s
+}
+
+// gapsIntact fails when a value between rows was changed.
+func (s strided) gapsIntact(t *testing.T) {
+	t.Helper()
+	for i, v := range s.v {
+		if i%s.ld >= s.cols && v != guard {
+			t.Fatalf("element %d of the padding between rows (columns %d, pitch %d) was changed to %v", i, s.cols, s.ld, v)
+		}
+	}
+}
+
+func (s strided) at(r, c int) float64 { return float64(s.v[r*s.ld+c]) }
+
+func normal(rng *rand.Rand) func() float32 {
+	return func() float32 { return float32(rng.NormFloat64()) }
+}
+
+func zero() float32 { return guard }
+
+// eachSet runs a subtest per set of this machine.
+func eachSet(t *testing.T, f func(t *testing.T, s *Set)) {
+	for _, s := range Sets() {
+		t.Run(s.Name, func(t *testing.T) { f(t, s) })
+	}
+}
+
+// near compares with an error bound relative to the sum of the magnitudes that went into want.
+func near(t *testing.T, what string, got, want, magnitude float64) {
+	t.Helper()
+	if !(math.Abs(got-want) <= 1e-5*magnitude+1e-37) {
+		t.Fatalf("%s: got %v, want %v (magnitude %v)", what, got, want, magnitude)
+	}
+}
+
+var shapes = []struct{ m, k, n int }{
+	{1, 1, 1}, {1, 32, 32}, {1, 64, 96}, {2, 7, 33}, {3, 5, 31}, {4, 128, 64}, {5, 129, 65}, {6, 31, 100}, {7, 256, 97}, {8, 33, 1},
+	{12, 96, 64}, {13, 100, 130}, {17, 67, 61}, {1, 1000, 257}, {24, 512, 64}, {0, 8, 8},
+}
+
+func (s strided) String() string { return fmt.Sprintf("[%d,%d]/%d", s.rows, s.cols, s.ld) }
+
+func packWeight(t testing.TB, scheme string, w []float32, k, n int) []byte {
+	t.Helper()
+	spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
+	size, err := pack.Bytes(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := mem.Alloc(int(size), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	src, err := pack.Floats(w, k, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pack.Pack(r.Bytes(), spec, src); err != nil {
+		t.Fatal(err)
+	}
+	return r.Bytes()
+}
+
+func TestMatMulF32(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		for _, sh := range shapes {
+			for _, gap := range []int{0, 3} {
+				w := make([]float32, sh.k*sh.n)
+				for i := range w {
+					w[i] = float32(rng.NormFloat64())
+				}
+				tiles, err := mem.View[float32](packWeight(t, "w32", w, sh.k, sh.n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				x := newStrided(t, sh.m, sh.k, gap, normal(rng))
+				y := newStrided(t, sh.m, sh.n, gap, zero)
+				s.MatMulF32(y.v, y.ld, x.v, x.ld, tiles, sh.m, sh.k, sh.n)
+				y.gapsIntact(t)
+				for r := range sh.m {
+					for j := range sh.n {
+						want, mag := 0.0, 0.0
+						for p := range sh.k {
+							v := x.at(r, p) * float64(w[p*sh.n+j])
+							want, mag = want+v, mag+math.Abs(v)
+						}
+						near(t, fmt.Sprintf("%v y[%d,%d]", sh, r, j), y.at(r, j), want, mag)
+					}
+				}
+			}
+		}
+	})
+}
+
+// quantised is u8 rows with scales.
+type quantised struct {
+	u     []uint8
+	ld    int
+	scale []float32
+}
+
+func (q quantised) at(r, c int) int { return int(q.u[r*q.ld+c]) - 128 }
+
+func newQuantised(t testing.TB, rng *rand.Rand, m, k, gap int) quantised {
+	q := quantised{ld: k + gap, u: guardedSlice[uint8](t, max(0, (m-1)*(k+gap)+k)), scale: guardedSlice[float32](t, m)}
+	for i := range q.u {
+		q.u[i] = uint8(1 + rng.IntN(255))
+		if rng.IntN(8) == 0 {
+			q.u[i] = []uint8{1, 128, 255}[rng.IntN(3)]
+		}
+	}
+	for i := range q.scale {
+		q.scale[i] = rng.Float32() / 16
+	}
+	return q
+}
+
+// The quantised products are checked against the stored numbers as pack's documentation describes them.
+func TestMatMulQ8C(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(3, 4))
+		for _, sh := range shapes {
+			for _, gap := range []int{0, 5} {
+				w := make([]float32, sh.k*sh.n)
+				for i := range w {
+					w[i] = float32(rng.NormFloat64())
+				}
+				tiles := packWeight(t, "q8c", w, sh.k, sh.n)
+				x := newQuantised(t, rng, sh.m, sh.k, gap)
+				y := newStrided(t, sh.m, sh.n, gap, zero)
+				s.MatMulQ8C(y.v, y.ld, x.u, x.ld, x.scale, tiles, sh.m, sh.k, sh.n)
+				y.gapsIntact(t)
+				kp := (sh.k + 3) / 4 * 4
+				for r := range sh.m {
+					for j := range sh.n {
+						tile, c := tiles[j/32*(32*kp+256):], j%32
+						dot := 0
+						for p := range sh.k {
+							dot += x.at(r, p) * int(int8(tile[p/4*128+c*4+p%4]))
+						}
+						want := float32(dot) * (x.scale[r] * f32at(tile[32*kp:], c))
+						if got := y.v[r*y.ld+j]; ulps(got, want) > 1 {
+							t.Fatalf("%v y[%d,%d]: got %v, want %v", sh, r, j, got, want)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestMatMulQ4B32(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(5, 6))
+		for _, sh := range shapes {
+			for _, gap := range []int{0, 5} {
+				w := make([]float32, sh.k*sh.n)
+				for i := range w {
+					w[i] = float32(rng.NormFloat64())
+				}
+				tiles := packWeight(t, "q4b32", w, sh.k, sh.n)
+				x := newQuantised(t, rng, sh.m, sh.k, gap)
+				y := newStrided(t, sh.m, sh.n, gap, zero)
+				blocks := (sh.k + 31) / 32
+				sums := guardedSlice[int32](t, sh.m*blocks)
+				s.BlockSums(sums, blocks, x.u, x.ld, sh.m, sh.k)
+				s.MatMulQ4B32(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
+				y.gapsIntact(t)
+				for r := range sh.m {
+					for b := range blocks {
+						want := int32(0)
+						for p := b * 32; p < min(sh.k, b*32+32); p++ {
+							want += int32(x.at(r, p))
+						}
+						if got := sums[r*blocks+b]; got != want {
+							t.Fatalf("%v sum of row %d, block %d: got %d, want %d", sh, r, b, got, want)
+						}
+					}
+					for j := range sh.n {
+						want, mag := 0.0, 0.0
+						for b := range blocks {
+							block, c := tiles[(j/32*blocks+b)*576:], j%32
+							dot := 0
+							for p := b * 32; p < min(sh.k, b*32+32); p++ {
+								i := p % 32
+								nibble := block[i/4*64+c%16*4+i%4]
+								if c >= 16 {
+									nibble >>= 4
+								}
+								dot += x.at(r, p) * (int(nibble&15) - 8)
+							}
+							d := pack.HalfToFloat(uint16(block[512+2*c]) | uint16(block[513+2*c])<<8)
+							v := float64(x.scale[r]) * float64(dot) * float64(d)
+							want, mag = want+v, mag+math.Abs(v)
+						}
+						near(t, fmt.Sprintf("%v y[%d,%d]", sh, r, j), y.at(r, j), want, mag)
+					}
+				}
+			}
+		}
+	})
+}
+
+// ulps is the distance of two finite numbers in units of the last place.
+func ulps(a, b float32) int {
+	order := func(f float32) int {
+		i := int(int32(math.Float32bits(f)))
+		if i < 0 {
+			return math.MinInt32 - i
+		}
+		return i
+	}
+	d := order(a) - order(b)
+	return max(d, -d)
+}
+
+// A row's result must not depend on the rows computed with it, nor a column's on its neighbours: processors divide
+// both among threads.
+func TestMatMulDivision(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		const m, k, n = 13, 160, 96
+		rng := rand.New(rand.NewPCG(7, 8))
+		w := make([]float32, k*n)
+		for i := range w {
+			w[i] = float32(rng.NormFloat64())
+		}
+		xf, xq := newStrided(t, m, k, 0, normal(rng)), newQuantised(t, rng, m, k, 0)
+		w32, err := mem.View[float32](packWeight(t, "w32", w, k, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q8, q4 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n)
+		sums := make([]int32, m*k/32)
+		s.BlockSums(sums, k/32, xq.u, k, m, k)
+		for name, f := range map[string]func(y []float32, tile, n, r0, r1 int){
+			"w32": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulF32(y, 96, xf.v[r0*k:], k, w32[tile*32*k:], r1-r0, k, n)
+			},
+			"q8c": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulQ8C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], q8[tile*(32*k+256):], r1-r0, k, n)
+			},
+			"q4b32": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulQ4B32(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*k/32:], k/32, q4[tile*576*k/32:], r1-r0, k, n)
+			},
+		} {
+			whole, parts := make([]float32, m*n), make([]float32, m*n)
+			f(whole, 0, n, 0, m)
+			for _, rows := range [][2]int{{0, 1}, {1, 7}, {7, 13}} {
+				for tile := range 3 {
+					f(parts[rows[0]*n+tile*32:], tile, 32, rows[0], rows[1])
+				}
+			}
+			if !slices.Equal(whole, parts) {
+				t.Errorf("%s: the result depends on how rows and tiles are divided", name)
+			}
+		}
+	})
+}
+
+func TestQuantRows(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(9, 10))
+		for _, n := range []int{1, 2, 7, 16, 31, 64, 65, 127, 1000} {
+			const m = 7
+			row := 0
+			count := 0
+			x := newStrided(t, m, n, 2, func() float32 {
+				v := float32(rng.NormFloat64())
+				if count++; count%n == 0 {
+					row++
+				}
+				switch row {
+				case 1:
+					return 0
+				case 2: // ties
+					return float32(rng.IntN(5)-2) * 0.5
+				case 3: // subnormal scale
+					return v * 1e-43
+				case 4:
+					return v * 1e37
+				case 5:
+					return float32(math.Copysign(0, -1))
+				}
+				return v
+			})
+			y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
+			scale := guardedSlice[float32](t, m)
+			if bad := s.QuantRows(y, n+3, scale, x.v, x.ld, m, n); bad != -1 {
+				t.Fatalf("n=%d: refused row %d", n, bad)
+			}
+			for r := range m {
+				absmax := float32(0)
+				for c := range n {
+					absmax = max(absmax, float32(math.Abs(x.at(r, c))))
+				}
+				if scale[r] != absmax/127 {
+					t.Fatalf("n=%d row %d: scale %v, want %v", n, r, scale[r], absmax/127)
+				}
+				for c := range n {
+					want := 128.0
+					if scale[r] != 0 {
+						want += max(-127, min(127, math.RoundToEven(float64(x.v[r*x.ld+c]/scale[r]))))
+					}
+					if got := y[r*(n+3)+c]; float64(got) != want {
+						t.Fatalf("n=%d: y[%d,%d] = %d, want %v (x %v, scale %v)", n, r, c, got, want, x.at(r, c), scale[r])
+					}
+				}
+			}
+			for i, v := range y {
+				if i%(n+3) >= n && v != 0 {
+					t.Fatalf("n=%d: padding between rows was changed", n)
+				}
+			}
+			for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+				r, c := rng.IntN(m), rng.IntN(n)
+				old := x.v[r*x.ld+c]
+				x.v[r*x.ld+c] = float32(bad)
+				if got := s.QuantRows(y, n+3, scale, x.v, x.ld, m, n); got != r {
+					t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
+				}
+				x.v[r*x.ld+c] = old
+			}
+		}
+	})
+}
+
+func TestNorm(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(11, 12))
+		for _, n := range []int{1, 3, 16, 33, 100, 257} {
+			for _, scale := range []float32{1, 1e-20, 1e25} {
+				const m = 3
+				count := 0
+				x := newStrided(t, m, n, 1, func() float32 {
+					if count++; count > 2*n {
+						return 0
+					}
+					return scale * float32(rng.NormFloat64())
+				})
+				gain := newStrided(t, 1, n, 0, normal(rng))
+				y := newStrided(t, m, n, 4, zero)
+				for _, eps := range []float64{0, 1e-5} {
+					s.Norm(y.v, y.ld, x.v, x.ld, gain.v, eps, m, n)
+					y.gapsIntact(t)
+					for r := range m {
+						sum := 0.0
+						for c := range n {
+							sum += x.at(r, c) * x.at(r, c)
+						}
+						for c := range n {
+							want := 0.0
+							if x.at(r, c) != 0 {
+								want = gain.at(0, c) * x.at(r, c) / math.Sqrt(sum/float64(n)+eps)
+							}
+							near(t, fmt.Sprintf("n=%d eps=%v y[%d,%d]", n, eps, r, c), y.at(r, c), want, math.Abs(want))
+						}
+					}
+				}
+				copy(y.v, x.v[:n])
+				s.Norm(y.v, n, y.v, n, gain.v, 1e-5, 1, n) // in place
+				z := newStrided(t, 1, n, 0, zero)
+				s.Norm(z.v, n, x.v, n, gain.v, 1e-5, 1, n)
+				if !slices.Equal(y.v[:n], z.v) {
+					t.Fatalf("n=%d: in place differs", n)
+				}
+			}
+		}
+	})
+}
+
+func TestElementwise(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(13, 14))
+		for _, n := range []int{1, 5, 16, 48, 63, 160} {
+			const m = 3
+			a, b := newStrided(t, m, n, 1, normal(rng)), newStrided(t, m, n, 2, normal(rng))
+			y := newStrided(t, m, n, 3, zero)
+			s.Add(y.v, y.ld, a.v, a.ld, b.v, b.ld, m, n)
+			y.gapsIntact(t)
+			for r := range m {
+				for c := range n {
+					if want := a.v[r*a.ld+c] + b.v[r*b.ld+c]; y.v[r*y.ld+c] != want {
+						t.Fatalf("add n=%d [%d,%d]: got %v, want %v", n, r, c, y.at(r, c), want)
+					}
+				}
+			}
+			s.Add(a.v, a.ld, a.v, a.ld, b.v, b.ld, m, n) // in place
+			for r := range m {
+				if !slices.Equal(a.v[r*a.ld:r*a.ld+n], y.v[r*y.ld:r*y.ld+n]) {
+					t.Fatalf("add in place n=%d differs", n)
+				}
+			}
+			for _, width := range []int{1, 3, 8, 16, n} {
+				if n%width != 0 {
+					continue
+				}
+				x := newStrided(t, m, 2*n, 1, func() float32 { return float32(rng.NormFloat64() * 20) })
+				special := []float32{0, -0, 100, -100, 1e30, -1e30, 88, -88, 1e-30}
+				for i := range min(width, len(special)) {
+					x.v[i] = special[i] // gates of the first group
+				}
+				s.SiluMul(y.v, y.ld, x.v, x.ld, width, m, n)
+				y.gapsIntact(t)
+				for r := range m {
+					for c := range n {
+						at := c/width*2*width + c%width
+						g := x.at(r, at)
+						want := g / (1 + math.Exp(-g)) * x.at(r, at+width)
+						near(t, fmt.Sprintf("silu_mul n=%d width=%d [%d,%d] of gate %v", n, width, r, c, g), y.at(r, c), want, math.Abs(want))
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestRope(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(15, 16))
+		for _, dim := range []int{2, 6, 16, 64, 128} {
+			const m, heads = 3, 5
+			x := newStrided(t, m, heads*dim, 7, normal(rng))
+			old := slices.Clone(x.v)
+			angle := newStrided(t, m, dim/2, 0, func() float32 { return float32(rng.NormFloat64() * 3) })
+			cos, sin := newStrided(t, m, dim/2, 0, zero), newStrided(t, m, dim/2, 0, zero)
+			for i, a := range angle.v {
+				cos.v[i], sin.v[i] = float32(math.Cos(float64(a))), float32(math.Sin(float64(a)))
+			}
+			s.Rope(x.v, x.ld, cos.v, sin.v, m, heads, dim)
+			x.gapsIntact(t)
+			for r := range m {
+				for h := range heads {
+					for i := range dim / 2 {
+						at := r*x.ld + h*dim + i
+						a, b := float64(old[at]), float64(old[at+dim/2])
+						c, z := math.Cos(float64(angle.v[r*dim/2+i])), math.Sin(float64(angle.v[r*dim/2+i]))
+						near(t, fmt.Sprintf("dim=%d [%d,%d] first", dim, r, h*dim+i), float64(x.v[at]), a*c-b*z, math.Abs(a)+math.Abs(b))
+						near(t, fmt.Sprintf("dim=%d [%d,%d] second", dim, r, h*dim+i), float64(x.v[at+dim/2]), b*c+a*z, math.Abs(a)+math.Abs(b))
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAttention(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(17, 18))
+		for _, c := range []struct{ m, heads, dim, pos int }{
+			{1, 1, 1, 0}, {1, 1, 64, 0}, {1, 8, 64, 300}, {3, 2, 5, 0}, {9, 3, 16, 7}, {17, 1, 128, 120}, {8, 4, 64, 128}, {11, 2, 80, 127}, {16, 1, 33, 255}, {40, 2, 48, 0},
+		} {
+			for _, sharp := range []float32{1, 30} { // 30: the softmax is almost a maximum
+				context := c.pos + c.m
+				q := newStrided(t, c.m, c.heads*c.dim, 2*c.dim, func() float32 { return sharp * float32(rng.NormFloat64()) })
+				k, v := newStrided(t, context, c.dim, 0, normal(rng)), newStrided(t, context, c.dim, 0, normal(rng))
+				k16, v16 := guardedSlice[uint16](t, context*c.dim), guardedSlice[uint16](t, context*c.dim)
+				for i := range k16 {
+					k16[i], v16[i] = pack.FloatToHalf(k.v[i]), pack.FloatToHalf(v.v[i])
+				}
+				scratch := guardedSlice[float32](t, AttentionScratch(c.heads, c.dim))
+				for i := range scratch {
+					scratch[i] = float32(math.NaN())
+				}
+				for _, half := range []bool{false, true} {
+					y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
+					get := func(wide []float32, narrow []uint16, i int) float64 {
+						if half {
+							return float64(pack.HalfToFloat(narrow[i]))
+						}
+						return float64(wide[i])
+					}
+					if half {
+						s.AttentionF16(y.v, y.ld, q.v, q.ld, k16, v16, scratch, c.m, c.heads, c.dim, c.pos)
+					} else {
+						s.AttentionF32(y.v, y.ld, q.v, q.ld, k.v, v.v, scratch, c.m, c.heads, c.dim, c.pos)
+					}
+					y.gapsIntact(t)
+					for r := range c.m {
+						for h := range c.heads {
+							scores, top := make([]float64, c.pos+r+1), math.Inf(-1)
+							for p := range scores {
+								for d := range c.dim {
+									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, p*c.dim+d) / math.Sqrt(float64(c.dim))
+								}
+								top = max(top, scores[p])
+							}
+							sum := 0.0
+							for p := range scores {
+								scores[p] = math.Exp(scores[p] - top)
+								sum += scores[p]
+							}
+							for d := range c.dim {
+								want, mag := 0.0, 0.0
+								for p, e := range scores {
+									term := e / sum * get(v.v, v16, p*c.dim+d)
+									want, mag = want+term, mag+math.Abs(term)
+								}
+								// An error of a score, relative to its size, is an error of its weight.
+								near(t, fmt.Sprintf("%v f16=%v y[%d,%d]", c, half, r, h*c.dim+d), y.at(r, h*c.dim+d), want, mag*float64(sharp)+0.1)
+							}
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestConversions(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		src, dst := guardedSlice[uint16](t, 1<<16), guardedSlice[float32](t, 1<<16)
+		for i := range src {
+			src[i] = uint16(i)
+		}
+		s.FromBF16(dst, src)
+		for i, v := range dst {
+			if want := uint32(i) << 16; math.Float32bits(v) != want && v == v {
+				t.Fatalf("bf16 %04x: got %v", i, v)
+			}
+		}
+		s.FromF16(dst, src)
+		for i, v := range dst {
+			if want := pack.HalfToFloat(uint16(i)); v != want && (v == v || want == want) {
+				t.Fatalf("f16 %04x: got %v, want %v", i, v, want)
+			}
+		}
+		for _, n := range []int{0, 1, 7, 8, 15, 16, 17, 33} {
+			in, out := guardedSlice[float32](t, n), guardedSlice[uint16](t, n)
+			rng := rand.New(rand.NewPCG(19, uint64(n)))
+			for range 200 {
+				for i := range in {
+					in[i] = float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(44)-28)))
+				}
+				finite := true
+				ok := s.ToF16(out, in)
+				for i, h := range out {
+					if want := pack.FloatToHalf(in[i]); h != want {
+						t.Fatalf("to f16 of %v: got %04x, want %04x", in[i], h, want)
+					}
+					finite = finite && h&0x7c00 != 0x7c00
+				}
+				if ok != finite {
+					t.Fatalf("to f16 of %v: reports %v, want %v", in, ok, finite)
+				}
+			}
+			for i := range in {
+				for _, bad := range []float64{65520, -1e30, math.NaN(), math.Inf(1)} {
+					clear(in)
+					in[i] = float32(bad)
+					if s.ToF16(out, in) {
+						t.Fatalf("to f16: %v at %d of %d was accepted", bad, i, n)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestExpf(t *testing.T) {
+	for x := float32(-87.3); x < 88.7; x += 0.00217 {
+		if got, want := expf(x), float32(math.Exp(float64(x))); ulps(got, want) > 2 {
+			t.Fatalf("expf(%v): got %v, want %v", x, got, want)
+		}
+	}
+	for _, c := range [][2]float64{{-200, 0}, {0, 1}, {math.Inf(1), math.Inf(1)}, {math.Inf(-1), 0}, {200, math.Inf(1)}, {88.7228, 3.4e38}} {
+		if got := float64(expf(float32(c[0]))); got != c[1] && math.Abs(got-c[1]) > 1e-2*c[1] {
+			t.Errorf("expf(%v): got %v, want %v", c[0], got, c[1])
+		}
+	}
+	if v := expf(float32(math.NaN())); v == v {
+		t.Errorf("expf(NaN): got %v", v)
+	}
+}
+
+func TestSelection(t *testing.T) {
+	names := map[string]bool{}
+	for _, s := range Sets() {
+		if names[s.Name] || s.TileStep < 1 {
+			t.Errorf("set %q is listed twice or has no tile step", s.Name)
+		}
+		names[s.Name] = true
+		if got, err := ByName(s.Name); err != nil || got.Name != s.Name {
+			t.Errorf("ByName(%q): %v, %v", s.Name, got, err)
+		}
+	}
+	t.Setenv(EnvVar, "reference")
+	if s, err := ByName(""); err != nil || s.Name != "reference" {
+		t.Errorf("%s=reference: got %v, %v", EnvVar, s, err)
+	}
+	if s, err := ByName("portable"); err != nil || s.Name != "portable" {
+		t.Errorf("an explicit name must win: got %v, %v", s, err)
+	}
+	t.Setenv(EnvVar, "mmx")
+	_, err := ByName("")
+	if err == nil || !strings.Contains(err.Error(), `"mmx" from HETC_HOST_KERNELS`) {
+		t.Errorf("unknown set: %v", err)
+	}
+	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "reference, portable") {
+		t.Errorf("unknown set: hints %q", hints)
+	}
+	t.Setenv(EnvVar, "")
+	if s, err := ByName(""); err != nil || s.Name != Best().Name {
+		t.Errorf("default: got %v, %v, want %s", s, err, Best().Name)
+	}
+}
+
+func BenchmarkPortable(b *testing.B) {
+	const k, n = 2048, 512
+	w := make([]float32, k*n)
+	for i := range w {
+		w[i] = float32(i%17) - 8
+	}
+	for _, m := range []int{1, 32} {
+		x, y := make([]float32, m*k), make([]float32, m*n)
+		s := Portable()
+		b.Run(fmt.Sprintf("w32/m=%d", m), func(b *testing.B) {
+			tiles, _ := mem.View[float32](packWeight(b, "w32", w, k, n))
+			for b.Loop() {
+				s.MatMulF32(y, n, x, k, tiles, m, k, n)
+			}
+			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		})
+		q, scale, sums := make([]uint8, m*k), make([]float32, m), make([]int32, m*k/32)
+		b.Run(fmt.Sprintf("q8c/m=%d", m), func(b *testing.B) {
+			tiles := packWeight(b, "q8c", w, k, n)
+			for b.Loop() {
+				s.MatMulQ8C(y, n, q, k, scale, tiles, m, k, n)
+			}
+			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
+		})
+		b.Run(fmt.Sprintf("q4b32/m=%d", m), func(b *testing.B) {
+			tiles := packWeight(b, "q4b32", w, k, n)
+			for b.Loop() {
+				s.MatMulQ4B32(y, n, q, k, scale, sums, k/32, tiles, m, k, n)
+			}
+			b.ReportMetric(2*float64(m*k*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
+		})
+	}
+}
