@@ -1,0 +1,156 @@
+package depcheck
+
+// room is one line of the import policy. path is relative to the module, its last element may
+// contain *. A room may import internal/diag, internal/unit, the rooms of may, and whatever
+// those may import in turn; other modules only as listed in third.
+type room struct {
+	path  string
+	may   []string
+	third []string // prefixes of import paths
+	later bool     // not built yet: the package may be missing
+}
+
+// everything in a row's may permits every room; only command lines have it.
+const everything = "..."
+
+const (
+	sysUnix = "golang.org/x/sys"
+	gonum   = "gonum.org/v1/gonum"
+)
+
+// helpers may be imported everywhere.
+var helpers = []string{"internal/diag", "internal/unit"}
+
+// table is section 3 of the design, bottom up. Where a row permits more, the reason stands beside it.
+var table = []room{
+	{path: "internal/diag"},
+	{path: "internal/unit"},
+	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
+	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
+	{path: "internal/mem", third: []string{sysUnix}},
+	{path: "internal/*api", may: []string{"internal/native"}, later: true},
+	{path: "internal/cas", third: []string{sysUnix}, later: true},
+	{path: "internal/onnx", may: []string{"planir/op"}, third: []string{"google.golang.org/protobuf/encoding/protowire"}, later: true},
+	{path: "internal/golden"},
+	{path: "internal/depcheck"},
+
+	{path: "planir/op"},
+	{path: "planir", may: []string{"planir/op"}},
+	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, later: true},
+	{path: "socs", may: []string{"planir/op", "internal/decode"}},
+	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
+	{path: "models", may: []string{"models/safetensors", "planir/op", "internal/decode", "internal/mem"}},
+	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models"}, later: true},
+	{path: "planir/pack", may: []string{"planir/op", "internal/mem"}},
+	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}}, // pack: the sizes of packs
+	{path: "planir/bundle", may: []string{"planir", "internal/mem"}},
+
+	{path: "profiler/stat", third: []string{gonum}},
+	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
+	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "internal/decode"}, third: []string{gonum}, later: true},
+
+	{path: "runtime/driver", may: []string{"planir/op", "internal/mem"}},
+	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}, later: true}, // pack: its weights are packed ones
+	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},          // writes the kernels, linked by nothing
+	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix}},
+	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi"}, later: true},
+	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
+	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
+	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}, later: true},
+	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/openvino"}},
+	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
+	{path: "runtime/tokenizer", third: []string{"github.com/sugarme/tokenizer"}, later: true},
+	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op"}, later: true},
+
+	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
+	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}, later: true},
+
+	{path: "solver/milp", later: true},
+	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
+	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
+	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}, later: true},
+	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}, later: true},
+
+	{path: "emit", may: []string{"planir", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
+	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/clapi", "internal/ovapi"}},
+
+	{path: "internal/papers", may: []string{"solver", "roofline", "models", "socs", "internal/decode", "profiler/stat"}, later: true},
+	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},
+
+	{path: "cmd/internal/*", may: []string{everything}, third: commandLine, later: true},
+	{path: "cmd/hetc", may: []string{everything}, third: commandLine, later: true},
+	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/executor", "runtime/tokenizer", "runtime/driver/all", "planir/bundle", "models/safetensors"}, third: commandLine, later: true},
+}
+
+// commandLine are the modules for talking to people; they stay out of every other room.
+var commandLine = []string{
+	"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/olekukonko/tablewriter",
+	"github.com/schollz/progressbar/v3", "golang.org/x/term", sysUnix,
+}
+
+// cmdOnly are rooms that only command lines import: they bind implementations to interfaces.
+var cmdOnly = []string{"runtime/driver/all", "runtime/driver/sim", "solver/highs", "solver/exact", "emit/compile/*"}
+
+// hetrunNever are packages that hetrun must not link, with the reason.
+var hetrunNever = map[string]string{
+	"go.yaml.in/yaml/v3": "a device executes canonical JSON only",
+	"gopkg.in/yaml.v2":   "a device executes canonical JSON only",
+	"gopkg.in/yaml.v3":   "a device executes canonical JSON only",
+	gonum:                "the runtime evaluates no cost model",
+	"testing":            "test code does not belong in a product",
+
+	"internal/decode":    "a device executes canonical JSON only",
+	"models":             "the executor knows operators, not models",
+	"socs":               "the plan carries what legality needs",
+	"profiler":           "the runtime evaluates no cost model",
+	"roofline":           "the runtime evaluates no cost model",
+	"solver":             "the runtime decides nothing it could have been told",
+	"emit":               "the runtime neither compiles nor signs",
+	"planir/lower":       "the bundle holds the finished program",
+	"planir/plantext":    "a device executes canonical JSON only",
+	"planir/check":       "emit has checked the plan",
+	"runtime/driver/sim": "simulated times never come from a device",
+	"runtime/quality":    "quality is judged by hetc",
+	"internal/onnx":      "the runtime neither compiles nor signs",
+	"internal/report":    "reports are made by hetc",
+	"internal/papers":    "papers are recomputed by hetc",
+}
+
+// call is a rule about functions of a standard package.
+type call struct {
+	pkg     string
+	names   []string // "*" for all but allowed
+	allowed []string // with "*": names that are always fine
+	rooms   []string // where the calls are fine; a trailing / permits the rooms below
+	reason  string
+}
+
+var calls = []call{
+	{pkg: "time", names: []string{"Now", "Since", "Until"},
+		rooms:  []string{"cmd/", "profiler", "runtime/", "solver/highs"},
+		reason: "no clock value reaches a stored byte; pass a context or a stopwatch in"},
+	{pkg: "math/rand", names: []string{"*"}, allowed: []string{"New", "NewSource", "NewZipf", "Rand", "Source", "Source64", "Zipf"},
+		reason: "randomness is seeded: rand.New(rand.NewSource(seed))"},
+	{pkg: "math/rand/v2", names: []string{"*"}, allowed: []string{"New", "NewPCG", "NewChaCha8", "NewZipf", "Rand", "Source", "PCG", "ChaCha8", "Zipf"},
+		reason: "randomness is seeded: rand.New(rand.NewPCG(seed, 0))"},
+	{pkg: "crypto/rand", names: []string{"*"}, rooms: []string{"cmd/hetc", "emit"},
+		reason: "only keys are random"},
+	{pkg: "crypto/ed25519", names: []string{"Sign", "GenerateKey", "NewKeyFromSeed", "PrivateKey"}, rooms: []string{"cmd/hetc", "emit"},
+		reason: "signing stays out of the runtime"},
+	{pkg: "crypto/ecdsa", names: []string{"Sign", "SignASN1", "GenerateKey", "PrivateKey"}, rooms: []string{"cmd/hetc", "emit"},
+		reason: "signing stays out of the runtime"},
+}
+
+// importers are packages that only some rooms may import.
+var importers = []struct {
+	pkg    string
+	rooms  []string
+	reason string
+}{
+	{"unsafe", []string{"internal/mem", "internal/native", "internal/*api"}, "memory and foreign calls have one home"},
+	{"C", nil, "no cgo"},
+}
+
+// badNames are package names that say nothing.
+var badNames = []string{"util", "utils", "common", "helpers", "helper", "misc", "shared", "base", "lib"}
