@@ -1,0 +1,198 @@
+package emit
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/bundle"
+)
+
+// The environment variables a signing key may come from, for CI systems. Setting both is an
+// error.
+const (
+	EnvSigningKey     = "HETC_SIGNING_KEY"      // the PEM text itself
+	EnvSigningKeyFile = "HETC_SIGNING_KEY_FILE" // a file that holds it
+)
+
+const (
+	pemPrivate    = "PRIVATE KEY"          // PKCS#8, as openssl writes it
+	pemDevPrivate = "HETC DEV PRIVATE KEY" // no other tool takes it for a key
+	maxKeyFile    = 64 << 10
+)
+
+// PrivateKey signs bundles.
+type PrivateKey struct {
+	Public bundle.Key
+	key    crypto.Signer // ed25519.PrivateKey or *ecdsa.PrivateKey on P-256
+}
+
+// GenerateKey makes a key. Bundles signed by a development key (dev) are refused unless the
+// host allows such keys.
+func GenerateKey(algorithm bundle.Algorithm, name string, dev bool) (*PrivateKey, error) {
+	switch algorithm {
+	case bundle.Ed25519:
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("generate key: %w", err)
+		}
+		return newPrivateKey(key, name, dev)
+	case bundle.P256:
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("generate key: %w", err)
+		}
+		return newPrivateKey(key, name, dev)
+	}
+	return nil, diag.New(diag.ClassUsage, "generate key: unknown algorithm %q", algorithm).
+		WithHint("choose %q or %q", bundle.Ed25519, bundle.P256)
+}
+
+func newPrivateKey(key crypto.Signer, name string, dev bool) (*PrivateKey, error) {
+	public, err := bundle.NewKey(name, key.Public(), dev)
+	if err != nil {
+		return nil, err
+	}
+	return &PrivateKey{Public: public, key: key}, nil
+}
+
+// PEM returns the contents of a `.key` file: PKCS#8, not encrypted.
+func (k *PrivateKey) PEM() ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(k.key)
+	if err != nil {
+		return nil, fmt.Errorf("encode private key: %w", err)
+	}
+	kind := pemPrivate
+	if k.Public.Dev {
+		kind = pemDevPrivate
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), nil
+}
+
+// Save writes base.key, which only its owner may read, and base.pub. Existing files are never
+// overwritten; on failure neither is left.
+func (k *PrivateKey) Save(base string) (err error) {
+	secret, err := k.PEM()
+	if err != nil {
+		return err
+	}
+	if err := createFile(base+".key", secret, 0o600); err != nil {
+		return err
+	}
+	if err := createFile(base+".pub", k.Public.PEM(), 0o644); err != nil {
+		return errors.Join(err, os.Remove(base+".key"))
+	}
+	return nil
+}
+
+func createFile(path string, data []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, os.ErrExist) {
+		return diag.New(diag.ClassInput, "write key: %w", err).WithHint("keys are never overwritten; choose another name")
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "write key: %w", err)
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(diag.New(diag.ClassIO, "write key %q: %w", path, err), os.Remove(path))
+	}
+	return nil
+}
+
+// LoadSigningKey reads the key at path, or, when path is empty, from the environment
+// (EnvSigningKey, EnvSigningKeyFile). EnvSigningKey is removed from the environment, so that
+// child processes do not inherit the secret. No key anywhere is an error: there is no
+// unsigned bundle.
+func LoadSigningKey(path string) (*PrivateKey, error) {
+	if path != "" {
+		return loadKey(path)
+	}
+	text, hasText := os.LookupEnv(EnvSigningKey)
+	file, hasFile := os.LookupEnv(EnvSigningKeyFile)
+	switch {
+	case hasText && hasFile:
+		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).WithHint("unset one of them")
+	case hasText:
+		if err := os.Unsetenv(EnvSigningKey); err != nil {
+			return nil, fmt.Errorf("remove %s from the environment: %w", EnvSigningKey, err)
+		}
+		return ParseKey([]byte(text), EnvSigningKey)
+	case hasFile:
+		return loadKey(file)
+	}
+	return nil, diag.New(diag.ClassUsage, "no signing key").
+		WithHint("pass --key NAME.key (made by `hetc keygen --out NAME`), or set %s or %s", EnvSigningKeyFile, EnvSigningKey)
+}
+
+func loadKey(path string) (*PrivateKey, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "read signing key: %w", err).WithHint("make one with `hetc keygen --out NAME`")
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, diag.New(diag.ClassInput, "read signing key %q: not a regular file", path)
+	}
+	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
+		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
+			WithHint("chmod 600 %s, and make a new key if somebody may have read this one", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
+	}
+	return ParseKey(data, strings.TrimSuffix(filepath.Base(path), ".key"))
+}
+
+// ParseKey reads one PEM block with a PKCS#8 private key, Ed25519 or P-256. Errors never show
+// what they were given.
+func ParseKey(data []byte, name string) (*PrivateKey, error) {
+	bad := func(format string, args ...any) error {
+		return diag.New(diag.ClassInput, "signing key %q: %w", name, fmt.Errorf(format, args...))
+	}
+	if len(data) > maxKeyFile {
+		return nil, bad("more than %d bytes", maxKeyFile)
+	}
+	block, rest := pem.Decode(data)
+	if block == nil {
+		return nil, bad("not a PEM file")
+	}
+	if len(bytes.TrimSpace(rest)) != 0 {
+		return nil, bad("text after the PEM block")
+	}
+	switch block.Type {
+	case pemPrivate, pemDevPrivate:
+	case "ENCRYPTED PRIVATE KEY":
+		return nil, diag.New(diag.ClassUnavailable, "signing key %q is encrypted, which hetc cannot read", name).
+			WithHint("decrypt it for this run: openssl pkcs8 -in %s.key", name)
+	default:
+		return nil, bad("PEM block %q, want %q (PKCS#8)", block.Type, pemPrivate)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, bad("not PKCS#8")
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, bad("a %T cannot sign", key)
+	}
+	return newPrivateKey(signer, name, block.Type == pemDevPrivate)
+}

@@ -1,0 +1,448 @@
+package bundle
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+)
+
+// Mode says how weights (RoleWeights, RoleReference) are held and when they are checked.
+type Mode int
+
+const (
+	// Lazy maps the file and checks a chunk when it is first asked for.
+	Lazy Mode = iota
+	// Eager maps the file and checks everything on opening.
+	Eager
+	// Copy reads everything into private memory and checks the copy on opening: for small
+	// models, and for storage that others may write to.
+	Copy
+)
+
+// Options is what Open needs beside the path.
+type Options struct {
+	Trust  *Keyring // required
+	Policy Policy
+	Host   *Host // nil: the target is not compared, for checking a bundle away from its device
+	Mode   Mode
+}
+
+// Bundle is an open bundle that passed every check. Its methods except Close may be called
+// concurrently; slices it returns must not be written to and die with Close. With Lazy and
+// Eager whoever may write to the file can still change weights after they were checked; all
+// other roles live in private memory.
+type Bundle struct {
+	manifest *Manifest
+	envelope []byte
+	digest   Digest
+	signers  []string
+	store    store
+	blobs    []*blob
+	copies   []*mem.Region
+}
+
+// blob is the memory of one blob and which of its chunks are known to be good.
+type blob struct {
+	*Blob
+	chunk  int64
+	data   []byte
+	step   Step            // that a wrong chunk fails
+	leaves []Digest        // nil: not known yet, the whole blob is checked against the root
+	good   []atomic.Uint64 // one bit per chunk
+	mu     sync.Mutex      // for a check without leaves
+	all    atomic.Bool     // every chunk is good
+}
+
+// Open opens the bundle at path, a `.hetb` or an exploded directory, and verifies it by the
+// algorithm of SPEC.md section 5. Nothing is released before all of it has passed. Failures
+// are *Error.
+func Open(path string, o Options) (*Bundle, error) {
+	b, err := open(path, o)
+	if err != nil {
+		return nil, at(path, err)
+	}
+	return b, nil
+}
+
+func open(path string, o Options) (_ *Bundle, err error) {
+	if o.Trust == nil {
+		return nil, refuse(StepKeyring, "no trusted keys").hint("pass --trust with a .pub or a keyring file that did not come with the bundle")
+	}
+	if err := o.Trust.check(); err != nil {
+		return nil, refuse(StepKeyring, "trusted keys: %w", err)
+	}
+	s, err := openStore(path)
+	if err != nil {
+		return nil, err
+	}
+	b := &Bundle{store: s}
+	defer func() {
+		if err != nil {
+			_ = b.Close() // only read
+		}
+	}()
+	if b.envelope, err = s.envelope(); err != nil {
+		return nil, err
+	}
+	env, err := decodeEnvelope(b.envelope)
+	if err != nil {
+		return nil, refuse(StepEnvelope, "envelope: %w", err)
+	}
+	payload, err := env.open()
+	if err != nil {
+		return nil, err
+	}
+	if b.signers, err = env.verify(o.Trust, o.Policy.AllowDev, payload); err != nil {
+		return nil, err
+	}
+	if b.manifest, err = decodeManifest(payload); err != nil {
+		return nil, refuse(StepManifest, "manifest: %w", err)
+	}
+	b.digest = sha256.Sum256(payload)
+	if err := o.Policy.checkCompat(b.manifest); err != nil {
+		return nil, err
+	}
+	if err := o.Policy.check(b.manifest, o.Trust, o.Host); err != nil {
+		return nil, err
+	}
+	if err := s.check(b.manifest, len(payload)); err != nil {
+		return nil, err
+	}
+	if err := b.load(o.Mode); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// load applies the steps table, code and weights.
+func (b *Bundle) load(mode Mode) error {
+	m := b.manifest
+	leaves, err := b.store.table(m)
+	if err != nil {
+		return err
+	}
+	var copied int64
+	first := int64(0)
+	for i := range m.Blobs {
+		x := &blob{Blob: &m.Blobs[i], chunk: m.ChunkBytes, step: StepCode}
+		n := chunks(x.Bytes, x.chunk)
+		if leaves != nil {
+			x.leaves = leaves[first : first+n]
+			if rootOf(x.Bytes, x.chunk, x.leaves) != x.Root {
+				return refuse(StepTable, "chunk digests of blob %q do not hash to its root", x.Name).hint("the file was damaged or changed; fetch it again")
+			}
+		}
+		first += n
+		x.good = make([]atomic.Uint64, (n+63)/64)
+		if x.Role.bulk() {
+			x.step = StepWeights
+		} else if copied += x.Bytes; copied > MaxCopyBytes {
+			return refuse(StepCode, "blobs to be copied have more than %d bytes together", int64(MaxCopyBytes))
+		}
+		b.blobs = append(b.blobs, x)
+	}
+	// Code-like blobs first, so that nothing large is touched for a bundle that is refused.
+	for _, bulk := range []bool{false, true} {
+		for i, x := range b.blobs {
+			if x.Role.bulk() != bulk {
+				continue
+			}
+			if err := b.fill(i, !bulk || mode == Copy); err != nil {
+				return err
+			}
+			if bulk && mode == Lazy {
+				continue
+			}
+			if err := x.verify(0, x.Bytes); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fill gives blob i its memory.
+func (b *Bundle) fill(i int, private bool) (err error) {
+	x := b.blobs[i]
+	if !private {
+		x.data, err = b.store.mapped(b.manifest, i)
+		return err
+	}
+	if x.Bytes > mem.MaxBytes {
+		return refuse(x.step, "blob %q of %d bytes is too large for this machine", x.Name, x.Bytes)
+	}
+	r, err := mem.Alloc(int(x.Bytes), int(x.Align))
+	if err != nil {
+		return refuseAs(diag.ClassIO, x.step, "copy blob %q: %w", x.Name, err)
+	}
+	b.copies = append(b.copies, r)
+	x.data = r.Bytes()
+	return b.store.copyBlob(b.manifest, i, x.data, x.step)
+}
+
+// verify checks the chunks that hold bytes [from, to), those that are not known to be good.
+// Large ranges are checked by several goroutines; the outcome does not depend on their order.
+func (x *blob) verify(from, to int64) error {
+	if x.all.Load() || from == to && x.Bytes > 0 {
+		return nil
+	}
+	if x.leaves == nil {
+		return x.verifyWhole()
+	}
+	first, end := from/x.chunk, chunks(to, x.chunk)
+	if end-first < 4 {
+		for c := first; c < end; c++ {
+			if err := x.verifyChunk(c); err != nil {
+				return err
+			}
+		}
+	} else if err := x.verifyParallel(first, end); err != nil {
+		return err
+	}
+	if first == 0 && to == x.Bytes {
+		x.all.Store(true)
+	}
+	return nil
+}
+
+func (x *blob) verifyParallel(first, end int64) error {
+	var next atomic.Int64
+	next.Store(first)
+	workers := min(int64(runtime.GOMAXPROCS(0)), end-first)
+	failed := make([]error, workers)
+	at := make([]int64, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for c := next.Add(1) - 1; c < end; c = next.Add(1) - 1 {
+				if err := x.verifyChunk(c); err != nil {
+					failed[w], at[w] = err, c
+					next.Store(end)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var worst error
+	lowest := end
+	for w, err := range failed {
+		if err != nil && at[w] < lowest {
+			worst, lowest = err, at[w]
+		}
+	}
+	return worst
+}
+
+func (x *blob) verifyChunk(c int64) error {
+	word, bit := &x.good[c/64], uint64(1)<<(c%64)
+	if word.Load()&bit != 0 {
+		return nil
+	}
+	from, to := c*x.chunk, min((c+1)*x.chunk, x.Bytes)
+	var sum Digest
+	if err := mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) }); err != nil {
+		return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
+	}
+	if sum != x.leaves[c] {
+		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, c, from, to, sum, x.leaves[c]).
+			hint("the file was damaged or changed; fetch it again")
+	}
+	word.Or(bit)
+	return nil
+}
+
+// verifyWhole checks a blob whose chunk digests did not come along.
+func (x *blob) verifyWhole() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.all.Load() {
+		return nil
+	}
+	whole, root, err := x.sums(context.Background(), nil)
+	if err != nil {
+		return err
+	}
+	return x.judge(whole, root)
+}
+
+// judge compares the digests of what was read with what was signed.
+func (x *blob) judge(whole, root Digest) error {
+	if root != x.Root {
+		return refuse(x.step, "blob %q has SHA-256 %s, want %s", x.Name, whole, x.SHA256).hint("the file was damaged or changed; fetch it again")
+	}
+	if whole != x.SHA256 {
+		return refuse(StepTable, "blob %q has SHA-256 %s, want %s: its two signed digests disagree", x.Name, whole, x.SHA256)
+	}
+	x.all.Store(true)
+	return nil
+}
+
+// sums reads all of the blob's memory; tick, which may be nil, learns of each piece.
+func (x *blob) sums(ctx context.Context, tick func(bytes int64)) (whole, root Digest, err error) {
+	d := newDigester(x.chunk)
+	for from := int64(0); from < x.Bytes; from = d.bytes {
+		if err := ctx.Err(); err != nil {
+			return whole, root, diag.New(diag.ClassInterrupted, "verify blob %q: %w", x.Name, err)
+		}
+		to := min(from+maxChunk, x.Bytes)
+		if err := mem.CatchFault(func() { _, _ = d.Write(x.data[from:to]) }); err != nil {
+			return whole, root, refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
+		}
+		if tick != nil {
+			tick(to - from)
+		}
+	}
+	whole, root = d.sums()
+	return whole, root, nil
+}
+
+// Manifest returns what was signed; it must not be written to.
+func (b *Bundle) Manifest() *Manifest { return b.manifest }
+
+// Digest returns the SHA-256 of the signed manifest: the identity of the bundle, whatever its
+// physical form and its signatures.
+func (b *Bundle) Digest() Digest { return b.digest }
+
+// Signers returns the IDs of the trusted keys whose signatures counted.
+func (b *Bundle) Signers() []string { return slices.Clone(b.signers) }
+
+// Ratchet returns what the host must store after the first successful run, never earlier.
+func (b *Bundle) Ratchet() Ratchet {
+	m := b.manifest
+	return Ratchet{Product: m.Product, Generation: m.KeyringGeneration, SecurityVersion: m.SecurityVersion}
+}
+
+// Bytes returns the whole of a blob, verified.
+func (b *Bundle) Bytes(name string) ([]byte, error) {
+	x, err := b.find(name)
+	if err != nil {
+		return nil, err
+	}
+	return b.Range(name, 0, x.Bytes)
+}
+
+// Range returns bytes [offset, offset+bytes) of a blob, verified: with Lazy, the chunks that
+// hold them are checked the first time.
+func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
+	x, err := b.find(name)
+	if err != nil {
+		return nil, err
+	}
+	if offset < 0 || bytes < 0 || offset > x.Bytes || bytes > x.Bytes-offset {
+		return nil, refuse(StepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes, name, x.Bytes)
+	}
+	if err := x.verify(offset, offset+bytes); err != nil {
+		return nil, err
+	}
+	return x.data[offset : offset+bytes : offset+bytes], nil
+}
+
+func (b *Bundle) find(name string) (*blob, error) {
+	i, ok := b.manifest.blob(name)
+	if !ok {
+		return nil, refuse(StepRelease, "no blob %q in the bundle", name)
+	}
+	if b.blobs == nil {
+		return nil, refuse(StepRelease, "blob %q asked of a closed bundle", name)
+	}
+	return b.blobs[i], nil
+}
+
+// Extract writes a blob, verified, to a new file that only its owner may read, for libraries
+// that accept nothing but a path. An existing file is an error; a failed one is removed. The
+// directory should be private to the caller.
+func (b *Bundle) Extract(ctx context.Context, name, path string) (err error) {
+	x, err := b.find(name)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return diag.New(diag.ClassIO, "extract blob %q: %w", name, err)
+	}
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}()
+	if err := x.writeTo(ctx, f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return diag.New(diag.ClassIO, "extract blob %q: %w", name, err)
+	}
+	return nil
+}
+
+// writeTo writes the blob piece by piece, each checked first.
+func (x *blob) writeTo(ctx context.Context, w io.Writer) error {
+	for from := int64(0); from < x.Bytes; {
+		if err := ctx.Err(); err != nil {
+			return diag.New(diag.ClassInterrupted, "write blob %q: %w", x.Name, err)
+		}
+		to := min(from+max(x.chunk, 1<<20), x.Bytes)
+		if err := x.verify(from, to); err != nil {
+			return err
+		}
+		var werr error
+		if err := mem.CatchFault(func() { _, werr = w.Write(x.data[from:to]) }); err != nil {
+			return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
+		}
+		if werr != nil {
+			return diag.New(diag.ClassIO, "write blob %q: %w", x.Name, werr)
+		}
+		from = to
+	}
+	return nil
+}
+
+// VerifyAll checks every byte: all blobs against their chunk and their plain digests, as they
+// are in memory or in the mapped file now, and the padding. progress, which may be nil, is called
+// with the bytes done so far.
+func (b *Bundle) VerifyAll(ctx context.Context, progress func(done, total int64)) error {
+	if b.store == nil {
+		return refuse(StepRelease, "verify a closed bundle")
+	}
+	var done, total int64
+	for _, x := range b.blobs {
+		total += x.Bytes
+	}
+	tick := func(bytes int64) {
+		if done += bytes; progress != nil {
+			progress(done, total)
+		}
+	}
+	for _, x := range b.blobs {
+		whole, root, err := x.sums(ctx, tick)
+		if err != nil {
+			return err
+		}
+		if err := x.judge(whole, root); err != nil {
+			return err
+		}
+	}
+	return b.store.gaps(b.manifest)
+}
+
+// Close releases all memory; slices handed out are dead afterwards.
+func (b *Bundle) Close() error {
+	if b.store == nil {
+		return nil
+	}
+	errs := []error{b.store.close()}
+	for _, r := range b.copies {
+		errs = append(errs, r.Close())
+	}
+	b.store, b.blobs, b.copies = nil, nil, nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,126 @@
+package bundle
+
+import (
+	"encoding/base64"
+	"fmt"
+	"strconv"
+)
+
+// envelope is a DSSE envelope whose payload is still base64.
+type envelope struct {
+	payload    string
+	kind       string
+	signatures []signature
+}
+
+type signature struct {
+	keyID Digest
+	sig   string // base64
+}
+
+func (e *envelope) walk(c *codec) {
+	c.object(func() {
+		c.member("payload")
+		c.str(&e.payload, MaxEnvelopeBytes)
+		c.member("payloadType")
+		c.str(&e.kind, maxName)
+		c.member("signatures")
+		list(c, &e.signatures, maxSignatures, func(s *signature) {
+			c.object(func() {
+				c.member("keyid")
+				c.digest(&s.keyID)
+				c.member("sig")
+				c.str(&s.sig, base64.StdEncoding.EncodedLen(maxSigBytes))
+			})
+		})
+	})
+}
+
+func decodeEnvelope(data []byte) (*envelope, error) {
+	e := new(envelope)
+	if err := decode(data, e.walk); err != nil {
+		return nil, err
+	}
+	return e, ascending("signatures", e.signatures, func(s signature) string { return s.keyID.String() })
+}
+
+// open applies the steps type and encoding.
+func (e *envelope) open() (payload []byte, err error) {
+	if e.kind != payloadType {
+		return nil, refuse(StepType, "payload type %q, want %q", e.kind, payloadType)
+	}
+	payload, err = base64.StdEncoding.Strict().DecodeString(e.payload)
+	if err != nil {
+		return nil, refuse(StepEncoding, "payload: %w", err)
+	}
+	for _, s := range e.signatures {
+		if _, err := base64.StdEncoding.Strict().DecodeString(s.sig); err != nil {
+			return nil, refuse(StepEncoding, "signature by %q: %w", s.keyID, err)
+		}
+	}
+	return payload, nil
+}
+
+// pae is DSSE's pre-authentication encoding: what is really signed.
+func pae(kind string, payload []byte) []byte {
+	b := make([]byte, 0, len(payload)+len(kind)+64)
+	b = append(b, "DSSEv1 "...)
+	b = strconv.AppendInt(b, int64(len(kind)), 10)
+	b = append(append(append(b, ' '), kind...), ' ')
+	b = strconv.AppendInt(b, int64(len(payload)), 10)
+	return append(append(b, ' '), payload...)
+}
+
+// verify applies the step signature and returns the IDs of the trusted keys that signed.
+func (e *envelope) verify(trust *Keyring, allowDev bool, payload []byte) ([]string, error) {
+	message := pae(payloadType, payload)
+	var good []string
+	dev := 0
+	for _, s := range e.signatures {
+		key := trust.key(s.keyID.String())
+		if key == nil {
+			continue // somebody else's; it counts for nothing
+		}
+		raw, err := base64.StdEncoding.Strict().DecodeString(s.sig)
+		if err != nil || !key.verifies(message, raw) {
+			return nil, refuse(StepSignature, "the signature by trusted key %s is wrong", describe(key)).
+				hint("the bundle was changed after signing; fetch it again")
+		}
+		if key.Dev && !allowDev {
+			dev++
+			continue
+		}
+		good = append(good, key.ID())
+	}
+	if int64(len(good)) >= trust.Threshold {
+		return good, nil
+	}
+	err := refuse(StepSignature, "%d valid signatures by trusted keys, want %d", len(good), trust.Threshold)
+	switch {
+	case dev > 0:
+		err.hint("%d of its signatures are by development keys, which count only where they are allowed explicitly", dev)
+	case len(e.signatures) == 0:
+		err.hint("the bundle is not signed")
+	default:
+		err.hint("it is signed by %s; trust that key only if it is the one you expect", signers(e))
+	}
+	return nil, err
+}
+
+func describe(k *Key) string {
+	if k.Name == "" {
+		return k.ID()[:16]
+	}
+	return fmt.Sprintf("%q (%s)", k.Name, k.ID()[:16])
+}
+
+func signers(e *envelope) string {
+	s := ""
+	for i, g := range e.signatures {
+		if i > 0 {
+			s += ", "
+		}
+		s += g.keyID.String()[:16]
+	}
+	return s
+}

@@ -1,0 +1,70 @@
+package bundle
+
+import (
+	"errors"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Step names the check that refused a bundle; the values are the `expect:` classes of the
+// test kit and appear in the code of the diagnostic ("bundle.signature").
+type Step string
+
+const (
+	StepKeyring   Step = "keyring"   // the trusted keys are unusable; before any bundle is read
+	StepOpen      Step = "open"      // not one regular file, too large, unreadable
+	StepHeader    Step = "header"    // magic, version, flags, zeros, envelope length
+	StepEnvelope  Step = "envelope"  // not the one canonical form of a DSSE envelope
+	StepType      Step = "type"      // the envelope holds something else than a bundle manifest
+	StepEncoding  Step = "encoding"  // base64 that is not strict
+	StepSignature Step = "signature" // too few valid signatures by trusted keys
+	StepManifest  Step = "manifest"  // not canonical, or a value outside its rule
+	StepCompat    Step = "compat"    // needs a feature or runtime version this host lacks
+	StepPolicy    Step = "policy"    // another product, another target, rolled back, expired
+	StepLayout    Step = "layout"    // sizes that do not add up to the file
+	StepTable     Step = "table"     // chunk digests that do not hash to the signed root
+	StepCode      Step = "code"      // a blob that is copied on opening differs from its digest
+	StepWeights   Step = "weights"   // a chunk of weights differs from its digest
+	StepRelease   Step = "release"   // something was asked for that the manifest does not grant
+)
+
+// Error is a refusal: the step that refused and a diagnostic, of class diag.ClassVerify unless
+// the file could not be read at all.
+type Error struct {
+	Step Step
+	*diag.Diagnostic
+}
+
+// Unwrap gives diag.ClassOf, diag.HintsOf and errors.As access to the diagnostic.
+func (e *Error) Unwrap() error { return e.Diagnostic }
+
+// StepOf returns the step that refused, "" when err holds no *Error.
+func StepOf(err error) Step {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Step
+	}
+	return ""
+}
+
+func refuse(s Step, format string, args ...any) *Error {
+	return refuseAs(diag.ClassVerify, s, format, args...)
+}
+
+func refuseAs(c diag.Class, s Step, format string, args ...any) *Error {
+	return &Error{s, diag.New(c, format, args...).WithCode("bundle." + string(s))}
+}
+
+func (e *Error) hint(format string, args ...any) *Error {
+	e.Diagnostic.WithHint(format, args...)
+	return e
+}
+
+// at returns err with path as the data path of its refusal, when that has none yet.
+func at(path string, err error) error {
+	var e *Error
+	if errors.As(err, &e) && e.Path == "" {
+		e.Path = path
+	}
+	return err
+}

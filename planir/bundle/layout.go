@@ -1,0 +1,146 @@
+package bundle
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"hash"
+)
+
+const (
+	magic       = "\x89HETB\r\n\x1a"
+	headerBytes = 64
+	tableFloor  = 256 << 10
+	// envelopeRoom is what an envelope may need beside its payload: eight signatures and the
+	// fixed text. The table's place depends on signed bytes only, so a signature added later
+	// moves nothing.
+	envelopeRoom = 4 << 10
+	leafBytes    = sha256.Size
+)
+
+// layout says where everything lies in a `.hetb`: a pure function of the signed manifest.
+type layout struct {
+	table   int64   // offset of the chunk table
+	blobs   int64   // first offset behind the table's padding
+	offsets []int64 // of each blob
+	leaves  []int64 // index of each blob's first leaf in the table, and their total at the end
+	size    int64   // of the file
+}
+
+// layOut computes the layout for a manifest that passed check and whose encoding has
+// payloadBytes bytes.
+func layOut(m *Manifest, payloadBytes int) layout {
+	l := layout{offsets: make([]int64, len(m.Blobs)), leaves: make([]int64, len(m.Blobs)+1)}
+	envelope := int64(base64.StdEncoding.EncodedLen(payloadBytes)) + envelopeRoom
+	l.table = max(tableFloor, alignTo(headerBytes+envelope, pageAlign))
+	for i := range m.Blobs {
+		l.leaves[i+1] = l.leaves[i] + chunks(m.Blobs[i].Bytes, m.ChunkBytes)
+	}
+	l.blobs = alignTo(l.table+leafBytes*l.leaves[len(m.Blobs)], pageAlign)
+	end := l.blobs
+	for i, b := range m.Blobs {
+		l.offsets[i] = alignTo(end, b.Align)
+		end = l.offsets[i] + b.Bytes
+	}
+	l.size = alignTo(end, pageAlign)
+	return l
+}
+
+func alignTo(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
+
+func chunks(bytes, chunk int64) int64 { return (bytes + chunk - 1) / chunk }
+
+// encodeHeader returns the first 64 bytes of a `.hetb`.
+func encodeHeader(envelopeBytes int) []byte {
+	h := make([]byte, headerBytes)
+	copy(h, magic)
+	binary.LittleEndian.PutUint32(h[8:], 1)
+	binary.LittleEndian.PutUint64(h[16:], uint64(envelopeBytes))
+	return h
+}
+
+// decodeHeader returns the length of the envelope.
+func decodeHeader(h []byte, fileBytes int64) (int, error) {
+	if string(h[:8]) != magic {
+		return 0, fmt.Errorf("magic %x, want %x: not a bundle, or one damaged in transfer", h[:8], magic)
+	}
+	if v := binary.LittleEndian.Uint32(h[8:]); v != 1 {
+		return 0, fmt.Errorf("container version %d, want 1", v)
+	}
+	if f := binary.LittleEndian.Uint32(h[12:]); f != 0 {
+		return 0, fmt.Errorf("flags %#x, want 0", f)
+	}
+	if !zeros(h[24:headerBytes]) {
+		return 0, fmt.Errorf("reserved bytes are not zero")
+	}
+	e, limit := binary.LittleEndian.Uint64(h[16:]), uint64(min(MaxEnvelopeBytes, fileBytes-headerBytes))
+	if e < 1 || e > limit {
+		return 0, fmt.Errorf("envelope of %d bytes, want 1 to %d", e, limit)
+	}
+	return int(e), nil
+}
+
+func zeros(b []byte) bool {
+	for _, x := range b {
+		if x != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// rootOf binds the chunk digests of a blob to its size and the chunk size.
+func rootOf(bytes, chunk int64, leaves []Digest) Digest {
+	h := sha256.New()
+	h.Write([]byte("hetc.chunks/1\x00"))
+	var n [16]byte
+	binary.LittleEndian.PutUint64(n[:], uint64(bytes))
+	binary.LittleEndian.PutUint64(n[8:], uint64(chunk))
+	h.Write(n[:])
+	for i := range leaves {
+		h.Write(leaves[i][:])
+	}
+	return Digest(h.Sum(nil))
+}
+
+// digester computes all digests of one blob as it passes by.
+type digester struct {
+	chunk  int64
+	bytes  int64 // so far
+	whole  hash.Hash
+	part   hash.Hash
+	leaves []Digest
+}
+
+func newDigester(chunk int64) *digester {
+	return &digester{chunk: chunk, whole: sha256.New(), part: sha256.New()}
+}
+
+func (d *digester) Write(p []byte) (int, error) {
+	n := len(p)
+	d.whole.Write(p)
+	for len(p) > 0 {
+		take := min(int64(len(p)), d.chunk-d.bytes%d.chunk)
+		d.part.Write(p[:take])
+		d.bytes += take
+		p = p[take:]
+		if d.bytes%d.chunk == 0 {
+			d.endChunk()
+		}
+	}
+	return n, nil
+}
+
+func (d *digester) endChunk() {
+	d.leaves = append(d.leaves, Digest(d.part.Sum(nil)))
+	d.part.Reset()
+}
+
+// sums ends the blob.
+func (d *digester) sums() (whole, root Digest) {
+	if d.bytes%d.chunk != 0 {
+		d.endChunk()
+	}
+	return Digest(d.whole.Sum(nil)), rootOf(d.bytes, d.chunk, d.leaves)
+}

@@ -1,0 +1,417 @@
+package bundle
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Digest is a SHA-256 value; it prints as hex.
+type Digest [32]byte
+
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// Role says what a blob is for.
+type Role string
+
+const (
+	RolePlan      Role = "plan"       // a program with its shapes, offsets and indices
+	RoleNPUGraph  Role = "npu-graph"  // what an NPU's driver compiled
+	RoleGPUKernel Role = "gpu-kernel" // what a GPU's driver compiled, or its source
+	RoleRuntime   Role = "runtime"    // an executable for the target
+	RoleWeights   Role = "weights"    // packed weights
+	RoleTokenizer Role = "tokenizer"
+	RoleConfig    Role = "config"
+	RoleReference Role = "reference" // values to test execution against; its program has RolePlan
+	RoleReport    Role = "report"
+)
+
+// bulk roles are read in place by Mode; all others are copied and checked on opening, because
+// parsers and vendors' loaders believe what is in them.
+func (r Role) bulk() bool { return r == RoleWeights || r == RoleReference }
+
+func (r Role) known() bool {
+	switch r {
+	case RolePlan, RoleNPUGraph, RoleGPUKernel, RoleRuntime, RoleWeights, RoleTokenizer, RoleConfig, RoleReference, RoleReport:
+		return true
+	}
+	return false
+}
+
+// Manifest is what is signed. Strings are printable ASCII without quote and backslash.
+type Manifest struct {
+	Product           string // the domain of trust and rollback, such as "com.example.assistant"
+	Version           string // for people; never compared
+	SecurityVersion   int64  // raised only when older bundles must be refused
+	KeyringGeneration int64  // the keyring this bundle was signed for, from 1
+	IssuedAt          int64  // Unix seconds, 0: not stated
+	NotAfter          int64  // Unix seconds, 0: does not expire
+	Toolchain         Toolchain
+	Requires          Requires
+	Target            Target
+	Budget            Budget
+	Entrypoint        string // the blob of RolePlan to start with
+	ChunkBytes        int64  // power of two, 4 KiB to 16 MiB
+	Blobs             []Blob // ascending by name
+	Licenses          []string
+	Annotations       map[string]string
+}
+
+// Toolchain says what made the bundle; for people.
+type Toolchain struct {
+	Hetc       string // version of hetc
+	Plan       string // schema of the plan
+	InputsLock Digest // digest over the inputs, zero: not stated
+}
+
+// Requires lists what the host must be able to do; an unknown feature is a refusal.
+type Requires struct {
+	Runtime  string   // least runtime version, dotted numbers, "": any
+	Features []string // ascending
+}
+
+// Target says where the bundle may run. Empty members accept anything.
+type Target struct {
+	SoC         []string    // names of SoCs, ascending; the host must answer to one of them
+	OS          string      // as runtime.GOOS
+	Arch        string      // as runtime.GOARCH
+	CPUFeatures []string    // ascending; all are needed
+	RAMBytes    int64       // least memory of the machine
+	Components  []Component // ascending by name; all are needed
+}
+
+// Component is a driver or library that the target must have.
+type Component struct {
+	Name  string // "driver/opencl", "library/onnxruntime"
+	Min   string // least version, dotted numbers
+	Below string // first version that is too new, dotted numbers
+	Exact string // the only version, compared as text
+	Token string // opaque; handed to the component's own compatibility check
+}
+
+// Budget states what execution needs at its peak, for admission before anything is mapped.
+type Budget struct {
+	HostBytes   int64
+	DeviceBytes int64
+}
+
+// Blob is one content-addressed piece. Name is a label and never becomes a path.
+type Blob struct {
+	Name   string // [a-z0-9._/-], at most 200 bytes, no empty, "." or ".." segment
+	Role   Role
+	Type   string // media type
+	Bytes  int64
+	Align  int64  // of its offset in the file; power of two, 64 bytes to 2 MiB, at least 64 KiB from that size on
+	SHA256 Digest // of the content
+	Root   Digest // over its chunk digests
+}
+
+// Encode returns the canonical bytes of m, or why they would not be a legal manifest.
+func (m *Manifest) Encode() ([]byte, error) {
+	if err := m.check(); err != nil {
+		return nil, err
+	}
+	return encode(m.walk)
+}
+
+// decodeManifest reads canonical bytes.
+func decodeManifest(data []byte) (*Manifest, error) {
+	m := new(Manifest)
+	if err := decode(data, m.walk); err != nil {
+		return nil, err
+	}
+	return m, m.check()
+}
+
+func (m *Manifest) walk(c *codec) {
+	c.object(func() {
+		c.member("schema")
+		c.constant(manifestSchema)
+		c.member("product")
+		c.str(&m.Product, maxName)
+		if c.optional("version", m.Version == "") {
+			c.str(&m.Version, maxName)
+		}
+		c.member("security_version")
+		c.integer(&m.SecurityVersion, 0, maxCounter)
+		c.member("keyring_generation")
+		c.integer(&m.KeyringGeneration, 1, maxCounter)
+		if c.optional("issued_at", m.IssuedAt == 0) {
+			c.integer(&m.IssuedAt, 0, maxInteger)
+		}
+		if c.optional("not_after", m.NotAfter == 0) {
+			c.integer(&m.NotAfter, 0, maxInteger)
+		}
+		if c.optional("toolchain", m.Toolchain == Toolchain{}) {
+			m.Toolchain.walk(c)
+		}
+		if c.optional("requires", m.Requires.Runtime == "" && len(m.Requires.Features) == 0) {
+			c.object(func() {
+				if c.optional("runtime", m.Requires.Runtime == "") {
+					c.str(&m.Requires.Runtime, maxName)
+				}
+				c.names("features", &m.Requires.Features, maxFeatures)
+			})
+		}
+		c.member("target")
+		m.Target.walk(c)
+		if c.optional("budget", m.Budget == Budget{}) {
+			c.object(func() {
+				c.member("host_peak")
+				c.integer(&m.Budget.HostBytes, 0, MaxBytes)
+				c.member("device_peak")
+				c.integer(&m.Budget.DeviceBytes, 0, MaxBytes)
+			})
+		}
+		c.member("entrypoint")
+		c.str(&m.Entrypoint, maxName)
+		c.member("chunk_size")
+		c.integer(&m.ChunkBytes, minChunk, maxChunk)
+		c.member("blobs")
+		list(c, &m.Blobs, MaxBlobs, func(b *Blob) { b.walk(c) })
+		c.names("licenses", &m.Licenses, maxLicenses)
+		if c.optional("annotations", len(m.Annotations) == 0) {
+			m.walkAnnotations(c)
+		}
+	})
+}
+
+func (t *Toolchain) walk(c *codec) {
+	c.object(func() {
+		if c.optional("hetc", t.Hetc == "") {
+			c.str(&t.Hetc, maxName)
+		}
+		if c.optional("plan", t.Plan == "") {
+			c.str(&t.Plan, maxName)
+		}
+		if c.optional("inputs_lock", t.InputsLock == Digest{}) {
+			c.digest(&t.InputsLock)
+		}
+	})
+}
+
+func (t *Target) walk(c *codec) {
+	c.object(func() {
+		c.names("soc", &t.SoC, maxComponents)
+		if c.optional("os", t.OS == "") {
+			c.str(&t.OS, maxName)
+		}
+		if c.optional("arch", t.Arch == "") {
+			c.str(&t.Arch, maxName)
+		}
+		c.names("cpu_features", &t.CPUFeatures, maxFeatures)
+		if c.optional("ram_min", t.RAMBytes == 0) {
+			c.integer(&t.RAMBytes, 0, MaxBytes)
+		}
+		if c.optional("components", len(t.Components) == 0) {
+			list(c, &t.Components, maxComponents, func(p *Component) {
+				c.object(func() {
+					c.member("name")
+					c.str(&p.Name, maxName)
+					for _, f := range []struct {
+						key   string
+						value *string
+						limit int
+					}{{"min", &p.Min, maxName}, {"below", &p.Below, maxName}, {"exact", &p.Exact, maxName}, {"token", &p.Token, maxString}} {
+						if c.optional(f.key, *f.value == "") {
+							c.str(f.value, f.limit)
+						}
+					}
+				})
+			})
+		}
+	})
+}
+
+func (b *Blob) walk(c *codec) {
+	c.object(func() {
+		c.member("name")
+		c.str(&b.Name, maxName)
+		c.member("role")
+		c.str((*string)(&b.Role), maxName)
+		c.member("type")
+		c.str(&b.Type, maxName)
+		c.member("size")
+		c.integer(&b.Bytes, 0, MaxBytes)
+		c.member("align")
+		c.integer(&b.Align, minAlign, maxAlign)
+		c.member("sha256")
+		c.digest(&b.SHA256)
+		c.member("root")
+		c.digest(&b.Root)
+	})
+}
+
+// names describes an optional list of short strings.
+func (c *codec) names(key string, s *[]string, limit int) {
+	if c.optional(key, len(*s) == 0) {
+		list(c, s, limit, func(v *string) { c.str(v, maxName) })
+	}
+}
+
+// walkAnnotations describes an object with free keys; the encoder sorts them, and the
+// comparison after decoding therefore demands them ascending and unique.
+func (m *Manifest) walkAnnotations(c *codec) {
+	c.object(func() {
+		if c.encoding {
+			if len(m.Annotations) > maxAnnotations {
+				c.fail("%d annotations, want at most %d", len(m.Annotations), maxAnnotations)
+			}
+			for _, k := range slices.Sorted(maps.Keys(m.Annotations)) {
+				v := m.Annotations[k]
+				c.separate()
+				c.str(&k, maxName)
+				c.token(":")
+				c.str(&v, maxString)
+			}
+			return
+		}
+		m.Annotations = map[string]string{}
+		for c.err == nil && !c.has("}") {
+			if len(m.Annotations) == maxAnnotations {
+				c.fail("more than %d annotations", maxAnnotations)
+				return
+			}
+			var k, v string
+			c.separate()
+			c.str(&k, maxName)
+			c.token(":")
+			c.str(&v, maxString)
+			m.Annotations[k] = v
+		}
+	})
+}
+
+// check applies the rules of SPEC.md section 4 that go beyond the form and range of one value.
+func (m *Manifest) check() error {
+	if err := checkLabel("product", m.Product); err != nil {
+		return err
+	}
+	if m.NotAfter != 0 && m.NotAfter < m.IssuedAt {
+		return fmt.Errorf("not_after %d lies before issued_at %d", m.NotAfter, m.IssuedAt)
+	}
+	if m.ChunkBytes&(m.ChunkBytes-1) != 0 {
+		return fmt.Errorf("chunk_size %d is not a power of two", m.ChunkBytes)
+	}
+	if v := m.Requires.Runtime; v != "" && !isVersion(v) {
+		return fmt.Errorf("requires.runtime %q is not dotted numbers", v)
+	}
+	for _, l := range []struct {
+		name  string
+		items []string
+	}{
+		{"requires.features", m.Requires.Features}, {"target.soc", m.Target.SoC},
+		{"target.cpu_features", m.Target.CPUFeatures}, {"licenses", m.Licenses},
+	} {
+		if err := ascending(l.name, l.items, func(s string) string { return s }); err != nil {
+			return err
+		}
+	}
+	if err := ascending("target.components", m.Target.Components, func(c Component) string { return c.Name }); err != nil {
+		return err
+	}
+	for _, c := range m.Target.Components {
+		if err := checkLabel("target.components", c.Name); err != nil {
+			return err
+		}
+		for _, v := range []string{c.Min, c.Below} {
+			if v != "" && !isVersion(v) {
+				return fmt.Errorf("target.components: version %q of %q is not dotted numbers", v, c.Name)
+			}
+		}
+	}
+	if _, empty := m.Annotations[""]; empty {
+		return errors.New("annotations: empty key")
+	}
+	return m.checkBlobs()
+}
+
+func (m *Manifest) checkBlobs() error {
+	if err := ascending("blobs", m.Blobs, func(b Blob) string { return b.Name }); err != nil {
+		return err
+	}
+	var total, leaves int64
+	entry := false
+	for i := range m.Blobs {
+		b := &m.Blobs[i]
+		if err := b.check(); err != nil {
+			return err
+		}
+		// No sum can wrap: at most 2^16 blobs of at most 2^46 bytes.
+		total += b.Bytes
+		leaves += chunks(b.Bytes, m.ChunkBytes)
+		if b.Name == m.Entrypoint {
+			if b.Role != RolePlan {
+				return fmt.Errorf("entrypoint %q has role %q, want %q", b.Name, b.Role, RolePlan)
+			}
+			entry = true
+		}
+	}
+	switch {
+	case !entry:
+		return fmt.Errorf("entrypoint %q is not among the blobs", m.Entrypoint)
+	case total > MaxBytes:
+		return fmt.Errorf("blobs of %d bytes together, want at most %d", total, int64(MaxBytes))
+	case leaves > MaxLeaves:
+		return fmt.Errorf("blobs of %d chunks together, want at most %d: choose a larger chunk_size than %d", leaves, MaxLeaves, m.ChunkBytes)
+	}
+	return nil
+}
+
+func (b *Blob) check() error {
+	if err := checkLabel("blob", b.Name); err != nil {
+		return err
+	}
+	switch {
+	case !b.Role.known():
+		return fmt.Errorf("blob %q: unknown role %q", b.Name, b.Role)
+	case b.Type == "":
+		return fmt.Errorf("blob %q: empty type", b.Name)
+	case b.Bytes < 0 || b.Bytes > MaxBytes:
+		return fmt.Errorf("blob %q: size %d bytes, want 0 to %d", b.Name, b.Bytes, int64(MaxBytes))
+	case b.Align < minAlign || b.Align > maxAlign || b.Align&(b.Align-1) != 0:
+		return fmt.Errorf("blob %q: alignment %d is not a power of two between %d and %d", b.Name, b.Align, minAlign, maxAlign)
+	case b.Bytes >= pageAlign && b.Align < pageAlign:
+		return fmt.Errorf("blob %q: alignment %d, want at least %d for a blob of %d bytes", b.Name, b.Align, pageAlign, b.Bytes)
+	}
+	return nil
+}
+
+func checkLabel(what, s string) error {
+	if s == "" || len(s) > maxName {
+		return fmt.Errorf("%s: name of %d bytes, want 1 to %d", what, len(s), maxName)
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '.', c == '_', c == '/', c == '-':
+		default:
+			return fmt.Errorf("%s: name %q holds %q, want only a-z 0-9 . _ / -", what, s, c)
+		}
+	}
+	for part := range strings.SplitSeq(s, "/") {
+		if part == "" || part == "." || part == ".." {
+			return fmt.Errorf("%s: name %q has an empty, \".\" or \"..\" segment", what, s)
+		}
+	}
+	return nil
+}
+
+func ascending[T any](what string, s []T, key func(T) string) error {
+	for i := range s {
+		if key(s[i]) == "" {
+			return fmt.Errorf("%s: empty element", what)
+		}
+		if i > 0 && key(s[i-1]) >= key(s[i]) {
+			return fmt.Errorf("%s: %q after %q, want strictly ascending", what, key(s[i]), key(s[i-1]))
+		}
+	}
+	return nil
+}
+
+// blob returns the blob called name.
+func (m *Manifest) blob(name string) (int, bool) {
+	return slices.BinarySearchFunc(m.Blobs, name, func(b Blob, n string) int { return strings.Compare(b.Name, n) })
+}

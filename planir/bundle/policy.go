@@ -1,0 +1,177 @@
+package bundle
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// DefaultMaxJump is how far a security version may lie above the floor: a stolen key cannot
+// then lock out every later bundle by signing the largest number.
+const DefaultMaxJump = 1000
+
+// Policy is what a host demands of a bundle beside a signature.
+type Policy struct {
+	Product       string   // the only product accepted; "": any, for tools
+	SecurityFloor int64    // least security version, compiled into the host
+	Stored        *Ratchet // what was stored after the last success for this product, nil: nothing
+	MaxJump       int64    // 0: DefaultMaxJump
+	Now           int64    // Unix seconds of a clock that can be trusted; 0: there is none, expiry is not checked
+	AllowDev      bool     // count signatures by development keys
+	Runtime       string   // this runtime's version, dotted numbers
+	Features      []string // manifest features the host implements beside FeatureChunks
+}
+
+// Ratchet is what a host stores after the first successful run of a bundle, one per product,
+// and passes in again as Policy.Stored.
+type Ratchet struct {
+	Product         string
+	Generation      int64
+	SecurityVersion int64
+}
+
+// Host describes the machine that is to run the bundle.
+type Host struct {
+	SoC         []string // every name this SoC answers to
+	OS          string   // runtime.GOOS
+	Arch        string   // runtime.GOARCH
+	CPUFeatures []string
+	RAMBytes    int64
+	Components  map[string]HostComponent // by name, "library/onnxruntime"
+}
+
+// HostComponent is a driver or library as found.
+type HostComponent struct {
+	Version string
+	// Accepts is the vendor's own compatibility check of an artifact token; nil refuses every token.
+	Accepts func(token string) error
+}
+
+// checkCompat applies the step compat.
+func (p *Policy) checkCompat(m *Manifest) error {
+	for _, f := range m.Requires.Features {
+		if f != FeatureChunks && !slices.Contains(p.Features, f) {
+			return refuse(StepCompat, "the bundle needs feature %q, which this program does not know", f).
+				hint("use a newer hetrun, or the one inside a newer bundle's release")
+		}
+	}
+	if want := m.Requires.Runtime; want != "" {
+		less, ok := versionLess(p.Runtime, want)
+		if !ok || less {
+			return refuse(StepCompat, "the bundle needs runtime version %q, this one has %q", want, p.Runtime).hint("update hetrun")
+		}
+	}
+	return nil
+}
+
+// check applies the step policy; host may be nil, which leaves the target out.
+func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
+	if p.Product != "" && m.Product != p.Product {
+		return refuse(StepPolicy, "product %q, want %q", m.Product, p.Product).
+			hint("this host accepts bundles of one product only; emit with that product name")
+	}
+	if m.KeyringGeneration != trust.Generation {
+		return refuse(StepPolicy, "signed for keyring generation %d, the trusted keyring has %d", m.KeyringGeneration, trust.Generation).
+			hint("use the keyring and the bundle of one generation")
+	}
+	if err := p.checkRollback(m); err != nil {
+		return err
+	}
+	if p.Now != 0 {
+		if m.NotAfter != 0 && p.Now > m.NotAfter {
+			return refuse(StepPolicy, "expired: not_after %d, the clock says %d", m.NotAfter, p.Now).hint("fetch a newer bundle")
+		}
+		if m.IssuedAt > p.Now {
+			return refuse(StepPolicy, "issued in the future: issued_at %d, the clock says %d", m.IssuedAt, p.Now).hint("check this machine's clock")
+		}
+	}
+	if host == nil {
+		return nil
+	}
+	if wrong := m.Target.mismatches(host); len(wrong) > 0 {
+		return refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
+			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
+	}
+	return nil
+}
+
+func (p *Policy) checkRollback(m *Manifest) error {
+	floor := p.SecurityFloor
+	if s := p.Stored; s != nil && s.Product == m.Product {
+		if m.KeyringGeneration < s.Generation {
+			return refuse(StepPolicy, "rolled back: keyring generation %d, this host has accepted %d", m.KeyringGeneration, s.Generation).hint("fetch a newer bundle")
+		}
+		// A new generation starts a new count: what a lost key signed does not bind its successor.
+		if m.KeyringGeneration == s.Generation {
+			floor = max(floor, s.SecurityVersion)
+		}
+	}
+	jump := p.MaxJump
+	if jump == 0 {
+		jump = DefaultMaxJump
+	}
+	switch {
+	case m.SecurityVersion < floor:
+		return refuse(StepPolicy, "rolled back: security version %d, want at least %d", m.SecurityVersion, floor).hint("fetch a newer bundle")
+	case m.SecurityVersion-floor > jump:
+		return refuse(StepPolicy, "security version %d lies more than %d above %d", m.SecurityVersion, jump, floor).
+			hint("a jump this large looks like a stolen key; if it is intended, allow it in the host's policy")
+	}
+	return nil
+}
+
+// mismatches lists, in words, what of the target the host does not fulfil.
+func (t *Target) mismatches(h *Host) []string {
+	var wrong []string
+	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	if len(t.SoC) > 0 && !slices.ContainsFunc(t.SoC, func(s string) bool { return slices.Contains(h.SoC, s) }) {
+		say("soc is %q, want one of %q", h.SoC, t.SoC)
+	}
+	if t.OS != "" && t.OS != h.OS {
+		say("os is %q, want %q", h.OS, t.OS)
+	}
+	if t.Arch != "" && t.Arch != h.Arch {
+		say("arch is %q, want %q", h.Arch, t.Arch)
+	}
+	for _, f := range t.CPUFeatures {
+		if !slices.Contains(h.CPUFeatures, f) {
+			say("cpu feature %q is missing", f)
+		}
+	}
+	if t.RAMBytes > h.RAMBytes {
+		say("memory is %d bytes, want at least %d", h.RAMBytes, t.RAMBytes)
+	}
+	for i := range t.Components {
+		want := &t.Components[i]
+		have, found := h.Components[want.Name]
+		if !found {
+			say("component %q is missing", want.Name)
+			continue
+		}
+		want.compare(have, say)
+	}
+	return wrong
+}
+
+func (c *Component) compare(have HostComponent, say func(string, ...any)) {
+	if c.Exact != "" && have.Version != c.Exact {
+		say("component %q has version %q, want exactly %q", c.Name, have.Version, c.Exact)
+	}
+	if c.Min != "" {
+		if less, ok := versionLess(have.Version, c.Min); !ok || less {
+			say("component %q has version %q, want at least %q", c.Name, have.Version, c.Min)
+		}
+	}
+	if c.Below != "" {
+		if less, ok := versionLess(have.Version, c.Below); !ok || !less {
+			say("component %q has version %q, want below %q", c.Name, have.Version, c.Below)
+		}
+	}
+	if c.Token != "" {
+		if have.Accepts == nil {
+			say("component %q cannot check the compatibility token of its artifacts", c.Name)
+		} else if err := have.Accepts(c.Token); err != nil {
+			say("component %q refuses its artifacts: %v", c.Name, err)
+		}
+	}
+}

@@ -1,0 +1,458 @@
+package bundle
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Source is one blob to be written. Exactly one of Content and Write is set; Write must
+// produce exactly Bytes bytes. Contents are produced one blob at a time, in ascending order
+// of names.
+type Source struct {
+	Name    string
+	Role    Role
+	Type    string // "": application/octet-stream
+	Bytes   int64
+	Align   int64 // 0: 64 bytes, 64 KiB for blobs of at least that size
+	Content io.ReaderAt
+	Write   func(io.Writer) error
+}
+
+// Signer makes signatures for one key. Sign gets DSSE's pre-authentication encoding and
+// returns the raw Ed25519 signature (64 bytes) or the ASN.1 ECDSA signature of its SHA-256.
+type Signer struct {
+	Key  Key
+	Sign func(pae []byte) ([]byte, error)
+}
+
+// Write writes a `.hetb`: the manifest template m, whose Blobs must be empty and are filled in
+// from sources, signed by all signers (at least one). It returns the bundle's identity. The
+// bytes depend on the arguments only, as long as the signers are deterministic. The file
+// appears under path complete and synced, or not at all.
+func Write(ctx context.Context, path string, m Manifest, sources []Source, signers ...Signer) (Digest, error) {
+	w := &writer{form: &fileForm{path: path}, manifest: m, signers: signers}
+	return w.create(ctx, path, sources)
+}
+
+// WriteDir is Write for the exploded form: path must not exist.
+func WriteDir(ctx context.Context, path string, m Manifest, sources []Source, signers ...Signer) (Digest, error) {
+	w := &writer{form: &dirForm{path: path}, manifest: m, signers: signers}
+	return w.create(ctx, path, sources)
+}
+
+// Save writes the bundle as a `.hetb`, with its signatures and those of more signers. Every
+// byte is verified on the way. A key that has signed already is an error.
+func (b *Bundle) Save(ctx context.Context, path string, more ...Signer) error {
+	return b.copyTo(ctx, path, &fileForm{path: path}, more)
+}
+
+// Explode is Save for the exploded form: path must not exist.
+func (b *Bundle) Explode(ctx context.Context, path string, more ...Signer) error {
+	return b.copyTo(ctx, path, &dirForm{path: path}, more)
+}
+
+func (b *Bundle) copyTo(ctx context.Context, path string, f form, more []Signer) error {
+	if b.store == nil {
+		return refuse(StepRelease, "save a closed bundle")
+	}
+	env, err := decodeEnvelope(b.envelope)
+	if err != nil {
+		return fmt.Errorf("BUG: an accepted envelope does not decode: %w", err)
+	}
+	w := &writer{form: f, manifest: *b.manifest, signatures: env.signatures, signers: more}
+	w.manifest.Blobs = nil
+	var sources []Source
+	for _, x := range b.blobs {
+		sources = append(sources, Source{Name: x.Name, Role: x.Role, Type: x.Type, Bytes: x.Bytes, Align: x.Align,
+			Write: func(w io.Writer) error { return x.writeTo(ctx, w) }})
+	}
+	_, err = w.create(ctx, path, sources)
+	return err
+}
+
+// form is a physical form being written: begin, then content of each blob in turn, then
+// finish, then commit; abort undoes all of it and does nothing after commit.
+type form interface {
+	begin(m *Manifest, payloadBytes int) error
+	// content returns where blob i goes; done is called with its digest afterwards.
+	content(i int) (w io.Writer, done func(sha256 Digest) error, err error)
+	finish(envelope []byte, leaves []Digest) error
+	commit() error
+	abort() error
+}
+
+type writer struct {
+	form       form
+	manifest   Manifest
+	signatures []signature // kept from an existing envelope
+	signers    []Signer
+}
+
+func (w *writer) create(ctx context.Context, path string, sources []Source) (Digest, error) {
+	done := false
+	defer func() {
+		if !done { // a source panicked: leave nothing behind
+			_ = w.form.abort()
+		}
+	}()
+	id, err := w.run(ctx, sources)
+	done = true
+	if err == nil {
+		return id, nil
+	}
+	err = fmt.Errorf("write bundle %q: %w", path, err)
+	if left := w.form.abort(); left != nil {
+		err = errors.Join(err, left)
+	}
+	return Digest{}, err
+}
+
+func (w *writer) run(ctx context.Context, sources []Source) (id Digest, err error) {
+	sources, err = w.prepare(sources)
+	if err != nil {
+		return id, diag.New(diag.ClassInput, "%w", err)
+	}
+	m := &w.manifest
+	template, err := m.Encode()
+	if err != nil {
+		return id, diag.New(diag.ClassInput, "manifest: %w", err)
+	}
+	if n := base64.StdEncoding.EncodedLen(len(template)) + envelopeRoom; n > MaxEnvelopeBytes {
+		return id, diag.New(diag.ClassInput, "envelope of %d bytes, want at most %d: use fewer blobs", n, MaxEnvelopeBytes)
+	}
+	// Digests have a fixed length, so the layout is known before the first byte of content.
+	if err := w.form.begin(m, len(template)); err != nil {
+		return id, ioError(err)
+	}
+	var leaves []Digest
+	for i := range sources {
+		d, err := w.blob(ctx, i, &sources[i])
+		if err != nil {
+			return id, err
+		}
+		leaves = append(leaves, d.leaves...)
+	}
+	payload, err := m.Encode()
+	if err != nil || len(payload) != len(template) {
+		panic(fmt.Sprintf("BUG: manifest changed its length from %d to %d bytes (%v)", len(template), len(payload), err))
+	}
+	envelope, err := w.sign(payload)
+	if err != nil {
+		return id, err
+	}
+	if err := w.form.finish(envelope, leaves); err != nil {
+		return id, ioError(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return id, diag.New(diag.ClassInterrupted, "%w", err)
+	}
+	return sha256.Sum256(payload), ioError(w.form.commit())
+}
+
+// prepare fills the manifest's blobs in from sources, sorted by name.
+func (w *writer) prepare(sources []Source) ([]Source, error) {
+	m := &w.manifest
+	if len(m.Blobs) != 0 {
+		return nil, errors.New("the manifest template lists blobs; they come from the sources")
+	}
+	if len(sources) > MaxBlobs {
+		return nil, fmt.Errorf("%d blobs, want at most %d", len(sources), MaxBlobs)
+	}
+	if n := len(w.signatures) + len(w.signers); n == 0 || n > maxSignatures {
+		return nil, fmt.Errorf("%d signers, want 1 to %d", n, maxSignatures)
+	}
+	for i := range w.signers {
+		if _, err := w.signers[i].Key.public(); err != nil {
+			return nil, fmt.Errorf("key of signer %d: %w", i, err)
+		}
+		if w.signers[i].Sign == nil {
+			return nil, fmt.Errorf("signer %d cannot sign", i)
+		}
+	}
+	if m.ChunkBytes == 0 {
+		m.ChunkBytes = DefaultChunkBytes
+	}
+	if m.KeyringGeneration == 0 {
+		m.KeyringGeneration = 1
+	}
+	sources = slices.Clone(sources)
+	slices.SortFunc(sources, func(a, b Source) int { return strings.Compare(a.Name, b.Name) })
+	for i := range sources {
+		s := &sources[i]
+		if (s.Content == nil) == (s.Write == nil) {
+			return nil, fmt.Errorf("blob %q: want exactly one of content and write function", s.Name)
+		}
+		if s.Type == "" {
+			s.Type = "application/octet-stream"
+		}
+		if s.Align == 0 {
+			s.Align = minAlign
+			if s.Bytes >= pageAlign {
+				s.Align = pageAlign
+			}
+		}
+		m.Blobs = append(m.Blobs, Blob{Name: s.Name, Role: s.Role, Type: s.Type, Bytes: s.Bytes, Align: s.Align})
+	}
+	return sources, nil
+}
+
+// blob produces one blob and records its digests.
+func (w *writer) blob(ctx context.Context, i int, s *Source) (*digester, error) {
+	out, done, err := w.form.content(i)
+	if err != nil {
+		return nil, ioError(err)
+	}
+	d := newDigester(w.manifest.ChunkBytes)
+	buffer := bufio.NewWriterSize(out, 1<<20)
+	sink := &exact{ctx: ctx, out: buffer, also: d, left: s.Bytes}
+	if s.Write != nil {
+		err = s.Write(sink)
+	} else {
+		_, err = io.Copy(sink, io.NewSectionReader(s.Content, 0, s.Bytes))
+	}
+	switch {
+	case sink.err != nil: // whatever the source made of it
+		return nil, fmt.Errorf("blob %q: %w", s.Name, sink.err)
+	case err != nil:
+		return nil, fmt.Errorf("blob %q: %w", s.Name, err)
+	case sink.left != 0:
+		return nil, diag.New(diag.ClassInput, "blob %q: its source gave %d bytes, want %d", s.Name, s.Bytes-sink.left, s.Bytes)
+	}
+	if err := buffer.Flush(); err != nil {
+		return nil, ioError(err)
+	}
+	b := &w.manifest.Blobs[i]
+	b.SHA256, b.Root = d.sums()
+	return d, ioError(done(b.SHA256))
+}
+
+// exact passes on at most left bytes.
+type exact struct {
+	ctx  context.Context
+	out  io.Writer
+	also io.Writer
+	left int64
+	err  error
+}
+
+func (e *exact) Write(p []byte) (int, error) {
+	if err := e.ctx.Err(); err != nil {
+		e.err = diag.New(diag.ClassInterrupted, "%w", err)
+	} else if int64(len(p)) > e.left {
+		e.err = diag.New(diag.ClassInput, "its source gives more bytes than it stated")
+	}
+	if e.err != nil {
+		return 0, e.err
+	}
+	e.also.Write(p) // a digester never fails
+	e.left -= int64(len(p))
+	n, err := e.out.Write(p)
+	if err != nil {
+		e.err = ioError(err)
+	}
+	return n, e.err
+}
+
+// sign returns the envelope. Each signature is checked at once: a signer whose key is another
+// one must not cost the user a device that refuses.
+func (w *writer) sign(payload []byte) ([]byte, error) {
+	message := pae(payloadType, payload)
+	env := &envelope{payload: base64.StdEncoding.EncodeToString(payload), kind: payloadType, signatures: slices.Clone(w.signatures)}
+	for i := range w.signers {
+		key := &w.signers[i].Key
+		sig, err := w.signers[i].Sign(message)
+		if err != nil {
+			return nil, fmt.Errorf("sign with key %s: %w", describe(key), err)
+		}
+		if len(sig) > maxSigBytes || !key.verifies(message, sig) {
+			return nil, diag.New(diag.ClassVerify, "sign with key %s: the signer's answer of %d bytes is not a signature by that key", describe(key), len(sig))
+		}
+		env.signatures = append(env.signatures, signature{keyID: sha256.Sum256(key.DER), sig: base64.StdEncoding.EncodeToString(sig)})
+	}
+	slices.SortFunc(env.signatures, func(a, b signature) int { return strings.Compare(a.keyID.String(), b.keyID.String()) })
+	data, err := encode(env.walk)
+	if err != nil {
+		panic("BUG: the envelope does not encode: " + err.Error())
+	}
+	if _, err := decodeEnvelope(data); err != nil {
+		return nil, diag.New(diag.ClassInput, "%w", err).WithHint("one key signs once")
+	}
+	return data, nil
+}
+
+func ioError(err error) error {
+	if err == nil || diag.ClassOf(err) != diag.ClassInternal {
+		return err
+	}
+	return diag.New(diag.ClassIO, "%w", err)
+}
+
+// fileForm writes a `.hetb` beside its target and renames it.
+type fileForm struct {
+	path   string
+	file   *os.File
+	layout layout
+}
+
+func (f *fileForm) begin(m *Manifest, payloadBytes int) (err error) {
+	f.layout = layOut(m, payloadBytes)
+	if f.file, err = createBeside(f.path); err != nil {
+		return err
+	}
+	return f.file.Truncate(f.layout.size) // gaps are zeros
+}
+
+func (f *fileForm) content(i int) (io.Writer, func(Digest) error, error) {
+	return io.NewOffsetWriter(f.file, f.layout.offsets[i]), func(Digest) error { return nil }, nil
+}
+
+func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
+	if int64(headerBytes+len(envelope)) > f.layout.table {
+		panic(fmt.Sprintf("BUG: envelope of %d bytes does not fit before the table at %d", len(envelope), f.layout.table))
+	}
+	if _, err := f.file.WriteAt(append(encodeHeader(len(envelope)), envelope...), 0); err != nil {
+		return err
+	}
+	table := make([]byte, 0, leafBytes*len(leaves))
+	for i := range leaves {
+		table = append(table, leaves[i][:]...)
+	}
+	_, err := f.file.WriteAt(table, f.layout.table)
+	return err
+}
+
+func (f *fileForm) commit() error {
+	temp := f.file.Name()
+	err := errors.Join(f.file.Sync(), f.file.Close())
+	f.file = nil
+	if err == nil {
+		err = os.Rename(temp, f.path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return syncDir(filepath.Dir(f.path))
+}
+
+func (f *fileForm) abort() error {
+	if f.file == nil {
+		return nil
+	}
+	return errors.Join(f.file.Close(), os.Remove(f.file.Name()))
+}
+
+// createBeside creates a file that nobody has yet in the directory of path, with the
+// permissions the user's umask leaves.
+func createBeside(path string) (*os.File, error) {
+	for try := 0; ; try++ {
+		f, err := os.OpenFile(besides(path), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if err == nil || !errors.Is(err, fs.ErrExist) || try == 100 {
+			return f, err
+		}
+	}
+}
+
+// besides returns a temporary name in the directory of path; it is never stored.
+func besides(path string) string {
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32()))
+}
+
+// syncDir makes a rename durable; systems that cannot sync a directory need not.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_ = d.Sync()
+	return d.Close()
+}
+
+// dirForm writes an exploded bundle beside its target and renames it.
+type dirForm struct {
+	path string
+	temp string
+	file *os.File // being written
+}
+
+func (f *dirForm) begin(*Manifest, int) error {
+	if _, err := os.Lstat(f.path); !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = diag.New(diag.ClassInput, "the target exists already").WithHint("remove it or choose another name")
+		}
+		return err
+	}
+	temp := besides(f.path)
+	if err := os.Mkdir(temp, 0o777); err != nil {
+		return err
+	}
+	f.temp = temp
+	return os.Mkdir(filepath.Join(temp, dirBlobs), 0o777)
+}
+
+func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
+	if err := f.open("part"); err != nil {
+		return nil, nil, err
+	}
+	return f.file, func(d Digest) error {
+		if err := f.close(); err != nil {
+			return err
+		}
+		// Equal contents share one file: renaming over it changes nothing.
+		return os.Rename(filepath.Join(f.temp, "part"), filepath.Join(f.temp, dirBlobs, d.String()))
+	}, nil
+}
+
+func (f *dirForm) open(name string) (err error) {
+	f.file, err = os.OpenFile(filepath.Join(f.temp, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	return err
+}
+
+func (f *dirForm) close() error {
+	err := errors.Join(f.file.Sync(), f.file.Close())
+	f.file = nil
+	return err
+}
+
+func (f *dirForm) finish(envelope []byte, _ []Digest) error {
+	if err := f.open(dirManifest); err != nil {
+		return err
+	}
+	if _, err := f.file.Write(envelope); err != nil {
+		return err
+	}
+	return f.close()
+}
+
+func (f *dirForm) commit() error {
+	if err := errors.Join(syncDir(filepath.Join(f.temp, dirBlobs)), syncDir(f.temp)); err != nil {
+		return err
+	}
+	if err := os.Rename(f.temp, f.path); err != nil {
+		return err
+	}
+	f.temp = ""
+	return syncDir(filepath.Dir(f.path))
+}
+
+func (f *dirForm) abort() error {
+	if f.file != nil {
+		_ = f.file.Close() // about to be removed
+	}
+	if f.temp == "" {
+		return nil
+	}
+	return os.RemoveAll(f.temp)
+}
