@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
@@ -25,8 +26,11 @@ import (
 // Name is the driver's name in SoC files and plans.
 const Name = "host"
 
-// New returns the driver. It notes which cores the process may use now, before any thread is pinned.
-func New() driver.Driver { return &host{cores: allowedCores()} }
+// New returns the driver. Which cores the process may use is noted by the first call: later even the
+// process's main thread may be pinned, because a lane may run on it.
+func New() driver.Driver { return &host{cores: usableCores()} }
+
+var usableCores = sync.OnceValue(allowedCores)
 
 type host struct{ cores []int }
 

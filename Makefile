@@ -1,0 +1,62 @@
+# Verbs: build, test, check, demo, static, race, fuzz, clean. Only Go and make are needed.
+# cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
+export CGO_ENABLED = 0
+GO      ?= go
+BIN     := bin
+GOFLAGS += -trimpath
+LDFLAGS := -s -w
+PKGS    := ./...
+
+.PHONY: build test check demo static race fuzz clean
+
+build:
+	$(GO) build $(GOFLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
+
+# Everything that must hold, in under five minutes, without a native library.
+test:
+	$(GO) vet $(PKGS)
+	$(GO) test $(GOFLAGS) $(PKGS)
+
+# What continuous integration adds to test: formatting, other platforms, the race detector.
+check: test
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
+	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
+	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
+	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
+	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
+	@if command -v cc >/dev/null 2>&1; then $(MAKE) race; else echo "race: skipped, no C compiler for cgo"; fi
+
+race:
+	CGO_ENABLED=1 $(GO) test -race ./runtime/... ./planir/bundle/... ./profiler/...
+
+# Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
+# the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.
+DEMO   := .demo
+MODEL  ?= testdata/models/tiny-llama-kjv
+PROMPT ?= In the beginning God created
+demo: build
+	@mkdir -p $(DEMO)
+	$(BIN)/hetc probe -o $(DEMO)/soc.yaml
+	$(BIN)/hetc profile --soc $(DEMO)/soc.yaml --model $(MODEL) -o $(DEMO)/rec.jsonl --budget 60s --resume
+	$(BIN)/hetc fit --soc $(DEMO)/soc.yaml --record $(DEMO)/rec.jsonl -o $(DEMO)/costs.yaml
+	$(BIN)/hetc solve --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --model $(MODEL) -o $(DEMO)/plan.yaml
+	$(BIN)/hetc keygen --out $(DEMO)/demo
+	$(BIN)/hetc emit --plan $(DEMO)/plan.yaml --model $(MODEL) --soc $(DEMO)/soc.yaml --key $(DEMO)/demo.key --with-reference -o $(DEMO)/app.hetb
+	$(BIN)/hetc verify $(DEMO)/app.hetb --trust $(DEMO)/demo.pub
+	$(BIN)/hetrun $(DEMO)/app.hetb --trust $(DEMO)/demo.pub --prompt "$(PROMPT)" --max-tokens 40 --check
+	$(BIN)/hetc bench processors --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --plan $(DEMO)/plan.yaml --model $(MODEL) --prompt-len 256 --gen 32
+
+# No library drivers, no dynamic linking: runs on an empty image.
+static:
+	$(GO) build $(GOFLAGS) -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun
+
+FUZZTIME ?= 60s
+fuzz:
+	@$(GO) list -f '{{$$p := .}}{{range .TestGoFiles}}{{$$p.Dir}}/{{.}} {{$$p.ImportPath}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$$p.Dir}}/{{.}} {{$$p.ImportPath}}{{"\n"}}{{end}}' $(PKGS) | \
+	while read f pkg; do test -n "$$f" || continue; \
+	  for t in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' "$$f"); do \
+	    echo "$$pkg $$t"; $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; done; done
+
+clean:
+	rm -rf $(BIN) .demo

@@ -1,0 +1,279 @@
+// Package cli knows how hetc and hetrun speak: results on standard output, everything else on
+// standard error as "TOOL: error:", "TOOL: warning:" and "TOOL: hint:" lines, lower case and without a
+// full stop; exit codes from the class of the error; one JSON document per command under --json.
+//
+// The functions of Streams are the only ones that print.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/olekukonko/tablewriter"
+	"github.com/olekukonko/tablewriter/tw"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Streams is where a command reads and speaks.
+type Streams struct {
+	Tool string // "hetc", "hetrun"
+	In   io.Reader
+	Out  io.Writer // results
+	Err  io.Writer // everything else
+	JSON bool      // results and errors as one JSON document on Out
+}
+
+// Printf writes a part of the human result; under --json it is silent.
+func (s *Streams) Printf(format string, args ...any) {
+	if !s.JSON {
+		fmt.Fprintf(s.Out, format, args...)
+	}
+}
+
+// Result writes v under --json and is silent otherwise.
+func (s *Streams) Result(v any) error {
+	if !s.JSON {
+		return nil
+	}
+	enc := json.NewEncoder(s.Out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// Warnf tells about something that did not stop the command.
+func (s *Streams) Warnf(format string, args ...any) {
+	fmt.Fprintf(s.Err, "%s: warning: %s\n", s.Tool, fmt.Sprintf(format, args...))
+}
+
+// Notef tells what is going on.
+func (s *Streams) Notef(format string, args ...any) {
+	fmt.Fprintf(s.Err, "%s: %s\n", s.Tool, fmt.Sprintf(format, args...))
+}
+
+// Terminal reports whether standard error is a terminal: progress is shown only there.
+func (s *Streams) Terminal() bool {
+	f, ok := s.Err.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Table writes rows under a header, silent under --json. Columns whose header starts with ">" are
+// aligned right.
+func (s *Streams) Table(header []string, rows [][]string) {
+	if s.JSON {
+		return
+	}
+	names := make([]string, len(header))
+	align := make([]tw.Align, len(header))
+	for i, h := range header {
+		names[i], align[i] = h, tw.AlignLeft
+		if right, ok := strings.CutPrefix(h, ">"); ok {
+			names[i], align[i] = right, tw.AlignRight
+		}
+	}
+	t := tablewriter.NewTable(s.Out,
+		tablewriter.WithRendition(tw.Rendition{
+			Borders:  tw.Border{Left: tw.Off, Right: tw.Off, Top: tw.Off, Bottom: tw.Off},
+			Settings: tw.Settings{Separators: tw.Separators{BetweenColumns: tw.Off, BetweenRows: tw.Off}},
+		}),
+		tablewriter.WithHeaderAutoFormat(tw.Off),
+		tablewriter.WithTrimSpace(tw.Off),
+		tablewriter.WithRowAutoWrap(tw.WrapNone),
+		tablewriter.WithHeaderAlignmentConfig(tw.CellAlignment{PerColumn: align}),
+		tablewriter.WithRowAlignmentConfig(tw.CellAlignment{PerColumn: align}),
+	)
+	t.Header(names)
+	_ = t.Bulk(rows)
+	_ = t.Render()
+}
+
+// errorDocument is what --json prints when a command fails.
+type errorDocument struct {
+	Error struct {
+		Message  string   `json:"message"`
+		Code     string   `json:"code,omitempty"`
+		Path     string   `json:"path,omitempty"`
+		ExitCode int      `json:"exit_code"`
+		Hints    []string `json:"hints,omitempty"`
+	} `json:"error"`
+}
+
+// report prints an error and returns the exit code.
+func (s *Streams) report(err error) int {
+	class := diag.ClassOf(err)
+	switch {
+	case errors.Is(err, context.Canceled):
+		class = diag.ClassInterrupted
+	case class == diag.ClassInternal && isIO(err):
+		class = diag.ClassIO
+	}
+	hints := diag.HintsOf(err)
+	if class == diag.ClassIO && len(hints) == 0 && errors.Is(err, syscall.ENOSPC) {
+		hints = append(hints, "free space on the device, or write elsewhere")
+	}
+	if s.JSON {
+		var doc errorDocument
+		doc.Error.Message, doc.Error.ExitCode, doc.Error.Hints = err.Error(), int(class), hints
+		var d *diag.Diagnostic
+		if errors.As(err, &d) {
+			doc.Error.Code, doc.Error.Path = d.Code, d.Path
+		}
+		_ = s.Result(doc)
+	}
+	for _, line := range strings.Split(err.Error(), "\n") {
+		fmt.Fprintf(s.Err, "%s: error: %s\n", s.Tool, line)
+	}
+	for _, h := range hints {
+		fmt.Fprintf(s.Err, "%s: hint: %s\n", s.Tool, h)
+	}
+	return int(class)
+}
+
+func isIO(err error) bool {
+	var path *os.PathError
+	var link *os.LinkError
+	var sys *os.SyscallError
+	var no syscall.Errno
+	return errors.As(err, &path) || errors.As(err, &link) || errors.As(err, &sys) || errors.As(err, &no)
+}
+
+// ExitCodes is the table shown in every help text.
+const ExitCodes = `Exit codes:
+  0    success
+  1    a defect of the tool, or an error nobody classified
+  2    wrong command line
+  3    an input file is missing, malformed or inconsistent
+  4    a library, device or feature is not available here
+  5    a signature, digest or trust check failed
+  6    no plan satisfies the limits
+  7    the plan is not legal
+  8    execution failed, or its check against the reference did
+  9    reading or writing failed (disk full, permissions)
+  130  interrupted`
+
+// Main runs a command line: it builds the root command, runs it under a context that SIGINT and SIGTERM
+// cancel, reports the error if any, and returns the exit code.
+func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) int {
+	s := &Streams{Tool: tool, In: in, Out: out, Err: errw}
+	cmd := root(s)
+	cmd.SetArgs(args)
+	cmd.SetIn(in)
+	cmd.SetOut(out)
+	cmd.SetErr(errw)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.PersistentFlags().BoolVar(&s.JSON, "json", false, "print the result, or the error, as one JSON document")
+	usage(cmd)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		var d *diag.Diagnostic
+		if !errors.As(err, &d) && strings.HasPrefix(err.Error(), "unknown command") {
+			err = diag.New(diag.ClassUsage, "%s", firstLine(err.Error())).WithHint("%s help lists the commands%s", tool, suggestions(err.Error()))
+		}
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = diag.New(diag.ClassInterrupted, "interrupted: %w", context.Canceled)
+		}
+		return s.report(err)
+	}
+	return 0
+}
+
+// usage makes flag and argument errors of a command and its children usage errors with a hint.
+func usage(cmd *cobra.Command) {
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("%s --help lists the flags", c.CommandPath())
+	})
+	if args := cmd.Args; args != nil {
+		cmd.Args = func(c *cobra.Command, a []string) error {
+			if err := args(c, a); err != nil {
+				var d *diag.Diagnostic
+				if errors.As(err, &d) {
+					return err
+				}
+				return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("usage: %s", c.UseLine())
+			}
+			return nil
+		}
+	}
+	for _, c := range cmd.Commands() {
+		usage(c)
+	}
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+func suggestions(s string) string {
+	_, list, ok := strings.Cut(s, "Did you mean this?")
+	if !ok {
+		return ""
+	}
+	return "; did you mean " + strings.Join(strings.Fields(list), " or ") + "?"
+}
+
+// Required refuses a command line that lacks one of the named flags.
+func Required(c *cobra.Command, names ...string) error {
+	var missing []string
+	for _, n := range names {
+		if f := c.Flags().Lookup(n); f == nil || !f.Changed {
+			missing = append(missing, "--"+n)
+		}
+	}
+	if len(missing) > 0 {
+		return diag.New(diag.ClassUsage, "%s: missing %s", c.CommandPath(), strings.Join(missing, ", ")).WithHint("usage: %s", c.UseLine())
+	}
+	return nil
+}
+
+// WriteFile writes a file atomically: a temporary file in the same directory, synced and renamed.
+func WriteFile(path string, data []byte) error {
+	return WriteStream(path, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// WriteStream is WriteFile for content that is produced piece by piece.
+func WriteStream(path string, write func(io.Writer) error) (err error) {
+	dir := "."
+	if i := strings.LastIndexByte(path, os.PathSeparator); i >= 0 {
+		dir = path[:i+1]
+	}
+	f, err := os.CreateTemp(dir, ".hetc-*")
+	if err != nil {
+		return diag.New(diag.ClassIO, "write %q: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+			err = diag.New(diag.ClassIO, "write %q: %w", path, err)
+		}
+	}()
+	if err = write(f); err != nil {
+		return err
+	}
+	if err = f.Chmod(0o644); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,442 @@
+// Package runcmd knows the command line of hetrun, which hetc run shares: it verifies a bundle for
+// this machine, loads its plan onto the processors, and generates text, logits or timings.
+package runcmd
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+type options struct {
+	trust       string
+	prompt      string
+	promptFile  string
+	tokens      string
+	maxTokens   int
+	sampler     executor.Sampler
+	check       bool
+	dumpLogits  string
+	bench       bool
+	promptLen   int
+	gen         int
+	rounds      int
+	steps       bool
+	allowDev    bool
+	anyMachine  bool
+	deadline    time.Duration
+	dumpSetting bool
+}
+
+// New returns the command. drivers are those it may open processors with.
+func New(s *cli.Streams, use string, drivers func() []driver.Driver) *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT | --tokens 1,5,7 | --bench)",
+		Short: "verify a bundle and execute it on this machine",
+		Long: `Verifies a bundle against a trusted key, checks that it was made for this machine, loads its plan
+onto the processors, and executes it. Nothing of the bundle is used before it is verified.
+
+With --prompt the text is continued and streamed to standard output. With --tokens the ids are used as
+they are. --dump-logits writes the logits of every prompt position as safetensors (tensor "logits",
+float32 [T,V]). --check executes the bundle's reference program (emit --with-reference) as well and fails
+unless both agree. --bench prints prefill and decode times, per lane and step.
+
+` + cli.ExitCodes,
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return diag.New(diag.ClassUsage, "%s: got %d arguments, want one bundle", c.CommandPath(), len(args)).WithHint("usage: %s", c.UseLine())
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := cli.Required(c, "trust"); err != nil {
+				return err
+			}
+			return run(c.Context(), s, args[0], &o, c.Flags().Changed, drivers())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.trust, "trust", "", "public key (.pub) or keyring file the bundle must be signed by")
+	f.StringVar(&o.prompt, "prompt", "", "text to continue")
+	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
+	f.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
+	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
+	f.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
+	f.IntVar(&o.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
+	f.Float64Var(&o.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
+	f.Uint64Var(&o.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
+	f.BoolVar(&o.check, "check", false, "also execute the reference program and fail unless both agree")
+	f.StringVar(&o.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
+	f.BoolVar(&o.bench, "bench", false, "measure prefill and decode")
+	f.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
+	f.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
+	f.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
+	f.BoolVar(&o.steps, "steps", false, "list every step with its time")
+	f.BoolVar(&o.allowDev, "allow-dev", false, "accept a signature by a development key")
+	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
+	return c
+}
+
+func (o *options) validate(changed func(string) bool) error {
+	inputs := 0
+	for _, f := range []string{"prompt", "prompt-file", "tokens"} {
+		if changed(f) {
+			inputs++
+		}
+	}
+	switch {
+	case o.bench && inputs > 0:
+		return diag.New(diag.ClassUsage, "--bench makes its own prompt").WithHint("use --prompt-len and --gen to set its sizes")
+	case o.bench && (o.check || o.dumpLogits != ""):
+		return diag.New(diag.ClassUsage, "--bench cannot be combined with --check or --dump-logits").WithHint("run them separately")
+	case !o.bench && inputs != 1:
+		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file and --tokens, want one", inputs).WithHint("or --bench")
+	case o.maxTokens < 0 || o.promptLen < 1 || o.gen < 0 || o.rounds < 1 || o.deadline <= 0:
+		return diag.New(diag.ClassUsage, "--max-tokens %d, --prompt-len %d, --gen %d, --rounds %d, --deadline %v: out of range", o.maxTokens, o.promptLen, o.gen, o.rounds, o.deadline)
+	}
+	return o.sampler.Validate()
+}
+
+func run(ctx context.Context, s *cli.Streams, path string, o *options, changed func(string) bool, drivers []driver.Driver) error {
+	if err := o.validate(changed); err != nil {
+		return err
+	}
+	b, err := openBundle(path, o)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	plan, err := b.plan("plan")
+	if err != nil {
+		return err
+	}
+	var tok tokenizer.Tokenizer
+	if b.Has("tokenizer") {
+		if tok, err = b.tokenizer(); err != nil {
+			return err
+		}
+	}
+	prompt, err := o.input(s, tok, plan)
+	if err != nil {
+		return err
+	}
+	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
+	m, err := executor.Open(ctx, plan, b, executor.Options{Drivers: drivers, Deadline: o.deadline})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if plan.SoC.Simulated {
+		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
+	}
+	switch {
+	case o.bench:
+		return o.runBench(ctx, s, m)
+	case o.dumpLogits != "":
+		return o.runDump(ctx, s, m, prompt)
+	}
+	if o.check {
+		if err := o.runCheck(ctx, s, b, m, prompt, drivers); err != nil {
+			return err
+		}
+		m.Reset()
+	}
+	return o.generate(ctx, s, m, tok, prompt)
+}
+
+// input turns the flags into token ids.
+func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer, p *planir.Plan) ([]int32, error) {
+	switch {
+	case o.bench:
+		return nil, nil
+	case o.tokens != "":
+		var ids []int32
+		for _, f := range strings.Split(o.tokens, ",") {
+			n, err := strconv.ParseInt(strings.TrimSpace(f), 10, 32)
+			if err != nil {
+				return nil, diag.New(diag.ClassUsage, "--tokens: %q is not a token id", f).WithHint("write ids separated by commas: --tokens 1,5,7")
+			}
+			ids = append(ids, int32(n))
+		}
+		return ids, nil
+	}
+	text := o.prompt
+	if o.promptFile != "" {
+		data, err := readAll(s, o.promptFile)
+		if err != nil {
+			return nil, err
+		}
+		text = data
+	}
+	if tok == nil {
+		return nil, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint("give token ids with --tokens")
+	}
+	ids, err := tok.Encode(text)
+	if err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 {
+		return nil, diag.New(diag.ClassInput, "the prompt is empty and the model has no token to begin with").WithHint("give some text")
+	}
+	return ids, nil
+}
+
+type generated struct {
+	Text      string  `json:"text,omitempty"`
+	Tokens    []int32 `json:"tokens"`
+	Prompt    []int32 `json:"prompt_tokens"`
+	PrefillUS float64 `json:"prefill_us"`
+	DecodeUS  float64 `json:"decode_us"` // median of one token
+	Simulated bool    `json:"simulated,omitempty"`
+	Stopped   bool    `json:"stopped"`
+
+	Steps []executor.StepStat `json:"steps,omitempty"`
+}
+
+func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32) error {
+	out := bufio.NewWriter(s.Out)
+	var text strings.Builder
+	emit := func(piece string) {
+		text.WriteString(piece)
+		if !s.JSON {
+			_, _ = out.WriteString(piece)
+			_ = out.Flush()
+		}
+	}
+	var stream *tokenizer.Stream
+	if tok != nil {
+		stream = tok.Stream()
+		if o.tokens == "" && !s.JSON {
+			fmt.Fprint(out, o.prompt)
+		}
+	}
+	first := true
+	g, err := m.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
+		if stream != nil {
+			emit(stream.Next(id))
+		} else if !s.JSON {
+			if !first {
+				fmt.Fprint(out, ",")
+			}
+			fmt.Fprint(out, id)
+			_ = out.Flush()
+		}
+		first = false
+		return true
+	})
+	if stream != nil {
+		emit(stream.Flush())
+	}
+	if !s.JSON {
+		fmt.Fprintln(out)
+		_ = out.Flush()
+	}
+	if err != nil {
+		return err
+	}
+	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Stopped: g.Stopped}
+	if o.steps {
+		r.Steps = m.Stats()
+		printSteps(s, r.Steps)
+	}
+	return s.Result(r)
+}
+
+func median(ns []int64) float64 {
+	if len(ns) == 0 {
+		return 0
+	}
+	v := slices.Clone(ns)
+	slices.Sort(v)
+	if n := len(v); n%2 == 0 {
+		return float64(v[n/2-1]+v[n/2]) / 2
+	}
+	return float64(v[len(v)/2])
+}
+
+func (o *options) runDump(ctx context.Context, s *cli.Streams, m *executor.Machine, prompt []int32) error {
+	all, vocab, err := logits(ctx, m, prompt)
+	if err != nil {
+		return err
+	}
+	if err := writeLogits(o.dumpLogits, all, len(prompt), vocab); err != nil {
+		return err
+	}
+	s.Printf("%s: logits [%d,%d]\n", o.dumpLogits, len(prompt), vocab)
+	return s.Result(map[string]any{"file": o.dumpLogits, "rows": len(prompt), "vocabulary": vocab})
+}
+
+// logits executes the prompt and returns the logits of every position, row-major.
+func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []float32, vocab int, err error) {
+	m.Reset()
+	err = m.Do(ctx, func(c *executor.Control) error {
+		_, err := c.Forward(prompt, executor.WantAll, func(_ int, row []float32) error {
+			vocab = len(row)
+			all = append(all, row...)
+			return nil
+		})
+		return err
+	})
+	return all, vocab, err
+}
+
+type checked struct {
+	Positions  int     `json:"positions"`
+	MaxAbsDiff float64 `json:"max_abs_diff"`
+	MeanKL     float64 `json:"mean_kl"`
+	SameTop    float64 `json:"same_top_token"`
+	LimitAbs   float64 `json:"limit_abs,omitempty"`
+	LimitKL    float64 `json:"limit_kl,omitempty"`
+}
+
+// Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised
+// activations a rounding difference may move an activation to the next of 255 steps, so logits are
+// compared as distributions; the limit is a tenth of what the quantisation itself costs.
+const (
+	checkAbs = 1e-3
+	checkKL  = 1e-3
+)
+
+func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *executor.Machine, prompt []int32, drivers []driver.Driver) error {
+	if !b.Has("reference/plan") {
+		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").WithHint("emit it with --with-reference")
+	}
+	plan, err := b.plan("reference/plan")
+	if err != nil {
+		return err
+	}
+	ref, err := executor.Open(ctx, plan, b.under("reference/"), executor.Options{Drivers: drivers, Deadline: o.deadline})
+	if err != nil {
+		return err
+	}
+	defer ref.Close()
+	got, vocab, err := logits(ctx, m, prompt)
+	if err != nil {
+		return err
+	}
+	want, _, err := logits(ctx, ref, prompt)
+	if err != nil {
+		return err
+	}
+	r := compare(got, want, vocab)
+	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme != "" && d.Scheme != op.A32W32 })
+	if quantised {
+		r.LimitKL = checkKL
+	} else {
+		r.LimitAbs = checkAbs
+	}
+	s.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f %%", r.Positions, r.MaxAbsDiff, r.MeanKL, 100*r.SameTop)
+	if quantised && !(r.MeanKL <= checkKL) || !quantised && !(r.MaxAbsDiff <= checkAbs) {
+		return diag.New(diag.ClassRun, "check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= %.3g or KL <= %.3g", r.MaxAbsDiff, r.MeanKL, checkAbs, checkKL).
+			WithHint("this is a defect of a driver or of the plan's execution, not of quantisation; hetrun --steps shows what ran where")
+	}
+	return nil
+}
+
+// compare measures how far two sets of logits [T,vocab] are apart.
+func compare(got, want []float32, vocab int) checked {
+	rows := len(want) / vocab
+	r := checked{Positions: rows}
+	if len(got) != len(want) {
+		r.MaxAbsDiff, r.MeanKL = math.Inf(1), math.Inf(1)
+		return r
+	}
+	same := 0
+	for t := 0; t < rows; t++ {
+		g, w := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
+		lg, lw := logSumExp(g), logSumExp(w)
+		kl := 0.0
+		for i := range w {
+			d := math.Abs(float64(g[i]) - float64(w[i]))
+			if !(d <= r.MaxAbsDiff) {
+				r.MaxAbsDiff = d // NaN sticks
+			}
+			lp := float64(w[i]) - lw
+			kl += math.Exp(lp) * (lp - (float64(g[i]) - lg))
+		}
+		r.MeanKL += kl / float64(rows)
+		if argmax(g) == argmax(w) {
+			same++
+		}
+	}
+	r.SameTop = float64(same) / float64(rows)
+	return r
+}
+
+func logSumExp(v []float32) float64 {
+	hi := float64(slices.Max(v))
+	sum := 0.0
+	for _, x := range v {
+		sum += math.Exp(float64(x) - hi)
+	}
+	return hi + math.Log(sum)
+}
+
+func argmax(v []float32) int {
+	best := 0
+	for i, x := range v {
+		if x > v[best] {
+			best = i
+		}
+	}
+	return best
+}
+
+func printSteps(s *cli.Streams, steps []executor.StepStat) {
+	rows := make([][]string, len(steps))
+	for i, st := range steps {
+		us := func(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3/float64(st.Runs)) }
+		rows[i] = []string{st.Program, st.Section, st.Proc, st.Node, strconv.FormatInt(st.Runs, 10), us(st.RunNS), us(st.WaitNS), fmt.Sprintf("%.1f", float64(st.ExpectNS)/1e3)}
+	}
+	s.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
+}
+
+func readAll(s *cli.Streams, path string) (string, error) {
+	const limit = 16 << 20
+	f := os.Stdin
+	if path != "-" {
+		var err error
+		if f, err = os.Open(path); err != nil {
+			return "", diag.New(diag.ClassInput, "read prompt: %w", err)
+		}
+		defer f.Close()
+	}
+	data := make([]byte, 0, 64<<10)
+	for {
+		if len(data) > limit {
+			return "", diag.New(diag.ClassInput, "read prompt %q: more than %d bytes", path, limit)
+		}
+		if len(data) == cap(data) {
+			data = append(data, 0)[:len(data)]
+		}
+		n, err := f.Read(data[len(data):cap(data)])
+		data = data[:len(data)+n]
+		if err != nil {
+			return string(data), nil
+		}
+	}
+}
+
+var _ = json.Marshal

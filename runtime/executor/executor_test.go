@@ -1,0 +1,389 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+const demo = "../../testdata/models/tiny-llama-kjv"
+
+func open(t *testing.T) *models.Model {
+	t.Helper()
+	m, err := models.Open(demo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// cores returns the selectors of two single-core host processors, or skips.
+func cores(t *testing.T) (string, string) {
+	t.Helper()
+	devices, err := host.New().Devices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var single []string
+	for _, d := range devices {
+		if len(d.Cores) == 1 {
+			single = append(single, d.Select)
+		}
+	}
+	if len(single) < 2 {
+		t.Skipf("needs two cores to run two lanes, this process may use %d", len(single))
+	}
+	return single[0], single[1]
+}
+
+func proc(name, sel, kernels string) planir.Proc {
+	p := planir.Proc{
+		Name: name, Kind: "cpu", Driver: "host", Select: sel,
+		Layouts: []planir.Layout{{Scheme: "q4b32", Layout: pack.N32}, {Scheme: "q8c", Layout: pack.N32}, {Scheme: "w32", Layout: pack.N32}},
+		Schemes: op.Schemes, TileN: pack.TileN, TileK: pack.BlockK,
+		DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+	}
+	for _, c := range sel {
+		if c >= '0' && c <= '9' {
+			p.Cores = append(p.Cores, int(c-'0'))
+		}
+	}
+	if kernels != "" {
+		p.Options = map[string]string{"kernels": kernels}
+	}
+	return p
+}
+
+// divide spreads a decision over processors a and b along an axis, at a granular middle.
+func divide(d *planir.Decision, axis planir.Axis, length, unit int) {
+	if length < 2*unit {
+		return
+	}
+	mid := length / 2 / unit * unit
+	d.Axis = axis
+	d.Strategy = map[planir.Axis]planir.Strategy{planir.AxisCols: planir.WeightCentric, planir.AxisHeads: planir.WeightCentric, planir.AxisRows: planir.ActivationDivide, planir.AxisK: planir.Paired}[axis]
+	d.Shares = []planir.Share{{Proc: "a", To: mid}, {Proc: "b", From: mid, To: length}}
+}
+
+type layoutOf func(d *planir.Decision, n *lower.Node)
+
+func bySingle(*planir.Decision, *lower.Node) {}
+
+func byColumns(d *planir.Decision, n *lower.Node) {
+	switch o := n.Op(); o.Kind {
+	case op.MatMul:
+		divide(d, planir.AxisCols, o.N, pack.TileN)
+	case op.SiluMul:
+		divide(d, planir.AxisCols, o.N, o.Interleave)
+	case op.Attention:
+		divide(d, planir.AxisHeads, o.KVHeads, 1)
+	}
+}
+
+func byRows(d *planir.Decision, n *lower.Node) {
+	switch o := n.Op(); o.Kind {
+	case op.Attention:
+		divide(d, planir.AxisHeads, o.KVHeads, 1)
+	case op.SelectRow:
+	default:
+		divide(d, planir.AxisRows, o.M, 1)
+	}
+}
+
+func byPairs(d *planir.Decision, n *lower.Node) {
+	switch o := n.Op(); {
+	case o.Kind == op.MatMul && (strings.HasSuffix(n.Name, "attn_out") || strings.HasSuffix(n.Name, "ffn_down")):
+		divide(d, planir.AxisK, o.K, pack.BlockK)
+	default:
+		byColumns(d, n)
+	}
+}
+
+// swapped gives the second processor the first part and control to the other lane.
+func swapped(d *planir.Decision, n *lower.Node) {
+	byPairs(d, n)
+	for i := range d.Shares {
+		d.Shares[i].Proc = map[string]string{"a": "b", "b": "a"}[d.Shares[i].Proc]
+	}
+}
+
+func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, context int, scheme op.Scheme, f layoutOf) *planir.Plan {
+	t.Helper()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := m.Graph()
+	p := &planir.Plan{Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: digest, BOS: m.BOS, EOS: m.EOS},
+		SoC: planir.SoCRef{Name: "test", Control: procs[0].Name}, MaxContext: context, KV: op.F32, Procs: procs}
+	schemeOf := func(string, int) op.Scheme { return scheme }
+	if p.Decisions, err = lower.Trivial(&g, procs[0].Name, rows, context, op.F32, schemeOf); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		sections, err := lower.Expand(&g, r, context, op.F32, func(string) op.Scheme { return scheme })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range sections {
+			for _, n := range s.Nodes {
+				if d := p.DecisionFor(n.Name, r); d != nil && len(procs) > 1 {
+					f(d, &n)
+				}
+			}
+		}
+	}
+	if err := lower.Lower(p, &g); err != nil {
+		t.Fatal(err)
+	}
+	if l := planir.Check(p); l.Err() != nil {
+		t.Fatal(l.Err())
+	}
+	return p
+}
+
+func machine(t testing.TB, m *models.Model, p *planir.Plan, o executor.Options) *executor.Machine {
+	t.Helper()
+	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Drivers == nil {
+		o.Drivers = []driver.Driver{host.New()}
+	}
+	x, err := executor.Open(context.Background(), p, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		x.Close()
+		c.Close()
+	})
+	return x
+}
+
+func ref[T mem.Scalar](t *testing.T, name string) ([]T, []int) {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join(demo, "reference.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	x, ok := f.Tensor(name)
+	if !ok {
+		t.Fatalf("reference has no tensor %q", name)
+	}
+	v, err := mem.View[T](x.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]T(nil), v...), x.Shape
+}
+
+func allLogits(t testing.TB, x *executor.Machine, ids []int32, pieces ...int) []float32 {
+	t.Helper()
+	x.Reset()
+	var got []float32
+	err := x.Do(context.Background(), func(c *executor.Control) error {
+		for at := 0; at < len(ids); {
+			n := len(ids) - at
+			if len(pieces) > 0 {
+				n, pieces = min(n, pieces[0]), pieces[1:]
+			}
+			if _, err := c.Forward(ids[at:at+n], executor.WantAll, func(_ int, l []float32) error {
+				got = append(got, l...)
+				return nil
+			}); err != nil {
+				return err
+			}
+			at += n
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func maxDiff(a, b []float32) float64 {
+	if len(a) != len(b) {
+		return math.Inf(1)
+	}
+	d := 0.0
+	for i := range a {
+		if v := math.Abs(float64(a[i]) - float64(b[i])); !(v <= d) {
+			d = v
+		}
+	}
+	return d
+}
+
+// The stored references were computed by another implementation; every plan must reproduce them.
+func TestReferenceLogits(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
+	for _, c := range []struct {
+		name  string
+		procs []planir.Proc
+		rows  []int
+		f     layoutOf
+		limit float64
+	}{
+		{"trivial plan on reference kernels", []planir.Proc{proc("ref", s0, "reference")}, []int{1, 64, 256}, bySingle, 1e-4},
+		{"fast kernels on one core", []planir.Proc{proc("a", s0, "")}, []int{1, 32, 256}, bySingle, 1e-3},
+		{"portable kernels on one core", []planir.Proc{proc("a", s0, "portable")}, []int{1, 48}, bySingle, 1e-3},
+		{"one processor of two cores", []planir.Proc{proc("a", s0+"-"+s1, "")}, []int{1, 256}, bySingle, 1e-3},
+		{"columns and heads", two, []int{1, 33, 256}, byColumns, 1e-3},
+		{"rows", two, []int{1, 16, 200}, byRows, 1e-3},
+		{"pairs: columns, then K", two, []int{1, 64, 256}, byPairs, 1e-3},
+		{"pairs, other order", two, []int{1, 7, 64}, swapped, 1e-3},
+		{"decode program only", two, []int{1}, byPairs, 1e-3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := makePlan(t, m, c.procs, c.rows, 256, op.A32W32, c.f)
+			x := machine(t, m, p, executor.Options{})
+			for i := 0; i < 4; i++ {
+				ids, _ := ref[int32](t, fmt.Sprintf("ids_%d", i))
+				want, _ := ref[float32](t, fmt.Sprintf("logits_%d", i))
+				if d := maxDiff(allLogits(t, x, ids), want); d > c.limit {
+					t.Errorf("logits_%d: differ by %.3g, want at most %g", i, d, c.limit)
+				} else {
+					t.Logf("logits_%d [%d tokens]: differ by %.2g", i, len(ids), d)
+				}
+				// The same tokens in uneven calls use other programs and the cache.
+				if d := maxDiff(allLogits(t, x, ids, 3, 1, 1, 40), want); d > c.limit {
+					t.Errorf("logits_%d in pieces: differ by %.3g, want at most %g", i, d, c.limit)
+				}
+				if i == 3 {
+					continue
+				}
+				x.Reset()
+				greedy, _ := ref[int32](t, fmt.Sprintf("greedy_%d", i))
+				g, err := x.Generate(context.Background(), ids, len(greedy), &executor.Sampler{}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if fmt.Sprint(g.Tokens) != fmt.Sprint(greedy) {
+					t.Errorf("greedy_%d: got %v, want %v", i, g.Tokens, greedy)
+				}
+			}
+		})
+	}
+}
+
+// Quantised weights and activations hold the same values however the work is divided.
+func TestSplitsOfQuantisedPlansAgree(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	ids, _ := ref[int32](t, "ids_3")
+	want, _ := ref[float32](t, "logits_3")
+	for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+		one := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "reference")}, []int{1, 256}, 256, scheme, bySingle), executor.Options{})
+		base := allLogits(t, one, ids)
+		limit := map[op.Scheme]float64{op.A8TQ8C: 0.003, op.A8TQ4B32: 0.04}[scheme]
+		if kl := meanKL(base, want); kl > limit {
+			t.Errorf("%s: mean KL against float32 is %.4f, want at most %g", scheme, kl, limit)
+		} else {
+			t.Logf("%s: mean KL against float32 %.5f", scheme, kl)
+		}
+		for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows, "pairs": byPairs} {
+			x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 64}, 256, scheme, f), executor.Options{})
+			if kl := meanKL(allLogits(t, x, ids), base); kl > 1e-3 {
+				t.Errorf("%s by %s: mean KL against the unsplit reference is %.5f, want at most 0.001", scheme, name, kl)
+			} else {
+				t.Logf("%s by %s: mean KL against the unsplit reference %.2g", scheme, name, kl)
+			}
+		}
+	}
+}
+
+func meanKL(got, want []float32) float64 {
+	const vocab = 2048
+	sum := 0.0
+	for t := 0; t < len(want); t += vocab {
+		g, w := got[t:t+vocab], want[t:t+vocab]
+		lse := func(v []float32) float64 {
+			s := 0.0
+			for _, x := range v {
+				s += math.Exp(float64(x))
+			}
+			return math.Log(s)
+		}
+		lg, lw := lse(g), lse(w)
+		for i := range w {
+			lp := float64(w[i]) - lw
+			sum += math.Exp(lp) * (lp - float64(g[i]) + lg)
+		}
+	}
+	return sum / float64(len(want)/vocab)
+}
+
+func TestForwardRefuses(t *testing.T) {
+	m := open(t)
+	s0, _ := cores(t)
+	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "")}, []int{1, 8}, 16, op.A32W32, bySingle), executor.Options{})
+	for _, c := range []struct {
+		ids  []int32
+		want string
+	}{
+		{nil, "no tokens"},
+		{make([]int32, 17), "exceed the plan's context of 16"},
+		{[]int32{1, -1}, "token 1 is id -1"},
+		{[]int32{2048}, "want 0..2047"},
+	} {
+		err := x.Do(context.Background(), func(k *executor.Control) error {
+			_, err := k.Forward(c.ids, executor.WantNone, nil)
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("forward %d tokens: got %v, want %q", len(c.ids), err, c.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := x.Generate(ctx, []int32{1, 2}, 4, &executor.Sampler{}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("generate with an ended context: got %v, want %v", err, context.Canceled)
+	}
+	// The machine still works afterwards.
+	x.Reset()
+	if _, err := x.Generate(context.Background(), []int32{1, 2}, 4, &executor.Sampler{}, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenWithoutDriver(t *testing.T) {
+	m := open(t)
+	p := makePlan(t, m, []planir.Proc{proc("a", "0", "")}, []int{1}, 16, op.A32W32, bySingle)
+	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p.Procs[0].Driver = "ort"
+	if _, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{host.New()}}); err == nil || !strings.Contains(err.Error(), `driver "ort" is not part of this program`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+var _ = time.Second
