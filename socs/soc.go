@@ -39,6 +39,11 @@ type SoC struct {
 	Links      []Link      `json:"links,omitempty" yaml:"links,omitempty"`
 	Joint      []Joint     `json:"joint,omitempty" yaml:"joint,omitempty"`
 
+	// Points are published latencies of matmuls, which the simulation is compared with.
+	Points []Point `json:"points,omitempty" yaml:"points,omitempty"`
+	// Facts are published numbers about this SoC that no other field holds.
+	Facts []Fact `json:"facts,omitempty" yaml:"facts,omitempty"`
+
 	// Sources says where values come from: a data path ("processors.npu.launch_us") and a text that
 	// starts with its kind ("paper: HeteroInfer sec. 3.2"; see SourceKinds). A path covers everything
 	// below it that has no entry of its own.
@@ -87,6 +92,7 @@ type Processor struct {
 	PeakGops      map[string]float64 `json:"peak_gops,omitempty" yaml:"peak_gops,omitempty"`           // 1e9 op/s (2 per multiply-add) by element type: "f32", "f16", "i8"
 	BandwidthGBps float64            `json:"bandwidth_gbps,omitempty" yaml:"bandwidth_gbps,omitempty"` // 1e9 byte/s it reads alone
 	LaunchUS      float64            `json:"launch_us,omitempty" yaml:"launch_us,omitempty"`           // of one graph, before any work
+	CompileMS     float64            `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`         // to build or open one graph on the device
 	PowerW        float64            `json:"power_w,omitempty" yaml:"power_w,omitempty"`               // while busy
 
 	Tile    Tile              `json:"tile" yaml:"tile"`
@@ -118,26 +124,25 @@ type Tile struct {
 	N int `json:"n,omitempty" yaml:"n,omitempty"`
 }
 
-// Sim holds the simulation's truth about a processor. Every dimension of a matmul is rounded up to Step
-// before its work is counted; an operator then takes max(work/peak, bytes/bandwidth), a graph launch_us more.
+// Sim holds the simulation's truth about a processor: a graph takes launch_us and the sum of its operators.
 type Sim struct {
 	Schemes   map[op.Scheme]SimScheme `json:"schemes" yaml:"schemes"`
-	OtherGops float64                 `json:"other_gops" yaml:"other_gops"`              // 1e9 op/s of everything but matmuls
-	Step      Tile                    `json:"step,omitempty" yaml:"step,omitempty,flow"` // latency is flat within one step
-	// LongK slows a matmul whose K exceeds LongKOver*N (an NPU whose array holds the weights streams
-	// partial sums then): factor >= 1 on its time. 0: no such effect.
-	LongK     float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`
-	LongKOver float64 `json:"long_k_over,omitempty" yaml:"long_k_over,omitempty"`
+	OtherGops float64                 `json:"other_gops" yaml:"other_gops"` // 1e9 op/s of everything but matmuls, which takes max(work/rate, bytes/bandwidth)
 	// NoiseCV is the coefficient of variation of samples, e.g. 0.02.
 	NoiseCV float64 `json:"noise_cv,omitempty" yaml:"noise_cv,omitempty"`
-	// Infeasible lists matmul shapes the simulated compiler refuses, as closed ranges (0: unbounded).
+	// Infeasible lists matmul shapes the simulated compiler refuses.
 	Infeasible []ShapeRange `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
 }
 
-// SimScheme is how fast matmuls of one scheme run.
+// SimScheme is how fast matmuls of one scheme run: M, K and N are rounded up to Step, then the time is
+// setup_us + long_k * max(work/peak, bytes/bandwidth).
 type SimScheme struct {
 	PeakGops   float64 `json:"peak_gops" yaml:"peak_gops"`                         // 1e9 op/s reached by large shapes
 	WeightBits float64 `json:"weight_bits,omitempty" yaml:"weight_bits,omitempty"` // memory traffic per weight when it differs from the stored size
+	SetupUS    float64 `json:"setup_us,omitempty" yaml:"setup_us,omitempty"`       // per matmul
+	Step       Tile    `json:"step,omitempty" yaml:"step,omitempty"`               // latency is flat within one step
+	LongK      float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`           // factor >= 1 when K >= long_k_from; 0: none
+	LongKFrom  int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
 }
 
 // ShapeRange is a box of matmul shapes: each dimension within [Min, Max]; Max 0 is unbounded.
@@ -176,6 +181,27 @@ type Link struct {
 type Joint struct {
 	Processors    []string `json:"processors" yaml:"processors,flow"` // ascending
 	BandwidthGBps float64  `json:"bandwidth_gbps" yaml:"bandwidth_gbps"`
+}
+
+// Point is the published latency of one matmul [M,K]x[K,N] on a processor.
+type Point struct {
+	Processor string    `json:"processor" yaml:"processor"`
+	Scheme    op.Scheme `json:"scheme" yaml:"scheme"`
+	M         int       `json:"m" yaml:"m"`
+	K         int       `json:"k" yaml:"k"`
+	N         int       `json:"n" yaml:"n"`
+	LatencyUS float64   `json:"latency_us" yaml:"latency_us"`
+	Source    string    `json:"source" yaml:"source"` // as the texts of SoC.Sources
+}
+
+// Op is the matmul the point was measured for.
+func (p *Point) Op() op.Op { return op.Op{Kind: op.MatMul, M: p.M, K: p.K, N: p.N, Scheme: p.Scheme} }
+
+// Fact is one published number.
+type Fact struct {
+	Name   string  `json:"name" yaml:"name"` // ends in its unit: "clfinish_us"
+	Value  float64 `json:"value" yaml:"value"`
+	Source string  `json:"source" yaml:"source"`
 }
 
 // Processor returns the processor of that name, nil when there is none.

@@ -39,6 +39,17 @@ func (s *SoC) Numbers() []Sourced {
 		}
 		out = append(out, x)
 	}
+	for i, p := range s.Points {
+		x := Sourced{Path: fmt.Sprintf("points.%d.latency_us", i), Value: fmt.Sprint(p.LatencyUS)}
+		x.Kind, x.Text, _ = strings.Cut(p.Source, ": ")
+		out = append(out, x)
+	}
+	for _, f := range s.Facts {
+		x := Sourced{Path: "facts." + f.Name, Value: fmt.Sprint(f.Value)}
+		x.Kind, x.Text, _ = strings.Cut(f.Source, ": ")
+		out = append(out, x)
+	}
+	sort.SliceStable(out, func(i, j int) bool { return out[i].Path < out[j].Path })
 	return out
 }
 
@@ -60,10 +71,10 @@ type leaf struct {
 }
 
 // valuePaths returns the data path of every value; elements of lists are named by their identity.
-// The sources themselves, the schema and what a machine is called are no values.
+// What states its own source is left out.
 func valuePaths(s *SoC) map[string]leaf {
 	bare := *s
-	bare.Sources = nil
+	bare.Sources, bare.Points, bare.Facts = nil, nil, nil
 	text, err := decode.YAML(&bare)
 	if err != nil {
 		return nil // not finite: reported where the number is

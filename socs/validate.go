@@ -205,6 +205,7 @@ func (v *validator) processor(path string, p *Processor) {
 	}
 	v.number(path+".bandwidth_gbps", p.BandwidthGBps)
 	v.number(path+".launch_us", p.LaunchUS)
+	v.number(path+".compile_ms", p.CompileMS)
 	v.number(path+".power_w", p.PowerW)
 	v.tile(path+".tile", p.Tile)
 	kinds := map[op.Kind]bool{}
@@ -253,6 +254,9 @@ func (v *validator) processor(path string, p *Processor) {
 	if p.Driver == SimDriver && p.Sim == nil {
 		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
 	}
+	if p.Driver == SimDriver && p.Select != p.Name {
+		v.add(path+".select", "%q, driver %q selects processors by name, want %q", p.Select, SimDriver, p.Name)
+	}
 	if p.Sim != nil {
 		v.sim(path+".sim", p)
 	}
@@ -285,6 +289,14 @@ func (v *validator) sim(path string, p *Processor) {
 		if math.IsNaN(r.WeightBits) || r.WeightBits < 0 || r.WeightBits > 64 {
 			v.add(at+".weight_bits", "%v, want 0..64", r.WeightBits)
 		}
+		v.number(at+".setup_us", r.SetupUS)
+		v.tile(at+".step", r.Step)
+		if r.LongK != 0 && !(r.LongK >= 1 && r.LongK <= 1e3) {
+			v.add(at+".long_k", "%v, want a factor in 1..1000", r.LongK)
+		}
+		if r.LongKFrom < 0 {
+			v.add(at+".long_k_from", "%d, want 0 or more", r.LongKFrom)
+		}
 	}
 	for _, k := range sortedKeys(s.Schemes) {
 		if !contains(p.Schemes, k) {
@@ -298,11 +310,6 @@ func (v *validator) sim(path string, p *Processor) {
 	if p.BandwidthGBps == 0 {
 		v.add(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", "0, a simulated processor needs a bandwidth")
 	}
-	v.tile(path+".step", s.Step)
-	if s.LongK != 0 && !(s.LongK >= 1 && s.LongK <= 1e3) {
-		v.add(path+".long_k", "%v, want a factor in 1..1000", s.LongK)
-	}
-	v.number(path+".long_k_over", s.LongKOver)
 	if math.IsNaN(s.NoiseCV) || s.NoiseCV < 0 || s.NoiseCV > 0.5 {
 		v.add(path+".noise_cv", "%v, want 0..0.5", s.NoiseCV)
 	}
@@ -317,9 +324,37 @@ func (v *validator) sources(s *SoC) {
 		if !covers(values, path) {
 			v.add("sources."+path, "no value at path %q", path)
 		}
-		if kind, text, ok := strings.Cut(s.Sources[path], ": "); !ok || strings.TrimSpace(text) == "" || !contains(SourceKinds, kind) {
-			v.add("sources."+path, "source %q, want one of %s, a colon and the place", s.Sources[path], strings.Join(SourceKinds, ", "))
+		v.source("sources."+path, s.Sources[path])
+	}
+	for i, p := range s.Points {
+		path := fmt.Sprintf("points.%d", i)
+		if s.Processor(p.Processor) == nil {
+			v.add(path+".processor", "processor %q does not exist, want one of %s", p.Processor, strings.Join(names(s), ", "))
 		}
+		if err := p.Op().Validate(); err != nil {
+			v.add(path, "%v", err)
+		}
+		v.number(path+".latency_us", p.LatencyUS)
+		v.source(path+".source", p.Source)
+	}
+	seen := map[string]bool{}
+	for _, f := range s.Facts {
+		path := "facts." + f.Name
+		v.name(path+".name", f.Name)
+		if seen[f.Name] {
+			v.add(path, "fact %q is stated twice", f.Name)
+		}
+		seen[f.Name] = true
+		if math.IsNaN(f.Value) || math.IsInf(f.Value, 0) {
+			v.add(path+".value", "%v, want a finite number", f.Value)
+		}
+		v.source(path+".source", f.Source)
+	}
+}
+
+func (v *validator) source(path, text string) {
+	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" || !contains(SourceKinds, kind) {
+		v.add(path, "source %q, want one of %s, a colon and the place", text, strings.Join(SourceKinds, ", "))
 	}
 }
 

@@ -1,0 +1,322 @@
+package socs
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+func TestCatalog(t *testing.T) {
+	names := Catalog()
+	if len(names) < 3 {
+		t.Fatalf("catalog has %v, want at least 3", names)
+	}
+	for _, name := range names {
+		s, err := Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Name != name {
+			t.Errorf("%s: named %q", name, s.Name)
+		}
+		if !s.Simulated() {
+			t.Errorf("%s: not simulated", name)
+		}
+		for _, x := range s.Numbers() {
+			if x.Kind == "" {
+				t.Errorf("%s: %s = %s has no source", name, x.Path, x.Value)
+			}
+		}
+		if len(s.Assumptions()) == 0 {
+			t.Errorf("%s: no assumption is marked", name)
+		}
+		for i := range s.Processors {
+			for j := range s.Processors {
+				a, b := s.Processors[i].Name, s.Processors[j].Name
+				if _, ok := s.Link(a, b); !ok {
+					t.Errorf("%s: no link from %s to %s", name, a, b)
+				}
+				if i < j {
+					if _, ok := s.JointGBps(b, a); !ok {
+						t.Errorf("%s: no joint bandwidth of %s and %s", name, a, b)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestOpenUnknown(t *testing.T) {
+	_, err := Open("snapdragon-8gen2")
+	if !errors.Is(err, fs.ErrNotExist) || diag.ClassOf(err) != diag.ClassInput {
+		t.Fatalf("got %v", err)
+	}
+	if h := diag.HintsOf(err); len(h) != 1 || !strings.Contains(h[0], `"snapdragon-8gen3"`) {
+		t.Errorf("hint %q", h)
+	}
+	if _, err := Open(t.TempDir()); err == nil {
+		t.Error("a directory was opened as a SoC")
+	}
+}
+
+func TestWriteRoundTrip(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range Catalog() {
+		s, err := Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, name+".yaml")
+		if err := Write(path, s); err != nil {
+			t.Fatal(err)
+		}
+		first, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d1, _ := s.Digest()
+		d2, _ := again.Digest()
+		if d1 != d2 || len(d1) != 64 {
+			t.Errorf("%s: digest %s after writing and reading %s", name, d2, d1)
+		}
+		if err := Write(path, again); err != nil {
+			t.Fatal(err)
+		}
+		second, _ := os.ReadFile(path)
+		if string(first) != string(second) {
+			t.Errorf("%s: written differently the second time", name)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
+		t.Errorf("temporary files left: %v", left)
+	}
+}
+
+func TestWriteRefuses(t *testing.T) {
+	s, _ := Open("snapdragon-8gen3")
+	path := filepath.Join(t.TempDir(), "soc.yaml")
+	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.Processors[0].LaunchUS = math.NaN()
+	if err := Write(path, s); err == nil {
+		t.Error("NaN was written")
+	}
+	if b, _ := os.ReadFile(path); string(b) != "old" {
+		t.Errorf("a refused write changed the file to %q", b)
+	}
+	s, _ = Open("snapdragon-8gen3")
+	if err := Write(filepath.Join(t.TempDir(), "no", "soc.yaml"), s); diag.ClassOf(err) != diag.ClassIO {
+		t.Errorf("missing directory: got %v", err)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	cases := []struct {
+		name   string
+		change func(*SoC)
+		want   string
+	}{
+		{"schema", func(s *SoC) { s.Schema = "hetc.soc/2" }, `schema "hetc.soc/2", want "hetc.soc/1"`},
+		{"name", func(s *SoC) { s.Name = "A b" }, `name "A b"`},
+		{"no processors", func(s *SoC) { s.Processors = nil }, "0 processors"},
+		{"twice", func(s *SoC) { s.Processors[1].Name = "cpu" }, `processor "cpu" is described twice`},
+		{"control", func(s *SoC) { s.Control = "dsp" }, `processor "dsp" does not exist, want one of cpu, gpu, npu`},
+		{"no control", func(s *SoC) { s.Control = "" }, "no processor owns control steps"},
+		{"kind", func(s *SoC) { s.Processors[0].Kind = "tpu" }, `kind "tpu"`},
+		{"negative", func(s *SoC) { s.Processors[0].BandwidthGBps = -1 }, "processors.cpu.bandwidth_gbps: soc.value: -1"},
+		{"nan", func(s *SoC) { s.Links[0].HandoverUS = math.NaN() }, "links.cpu>gpu.handover_us: soc.value: NaN"},
+		{"inf", func(s *SoC) { s.Joint[0].BandwidthGBps = math.Inf(1) }, "joint.gpu+npu.bandwidth_gbps"},
+		{"link", func(s *SoC) { s.Links[0].To = "dsp" }, `links.cpu>dsp.to: soc.value: processor "dsp" does not exist`},
+		{"link to itself", func(s *SoC) { s.Links[0].To = "cpu" }, "is linked to itself"},
+		{"link twice", func(s *SoC) { s.Links[1] = s.Links[0] }, "is described twice"},
+		{"joint of one", func(s *SoC) { s.Joint[0].Processors = []string{"npu"} }, "joint bandwidth of 1 processors"},
+		{"joint on one core", func(s *SoC) { s.Processors[2].Cores = []int{3} }, `processors "cpu" and "npu" share core 3`},
+		{"core twice", func(s *SoC) { s.Processors[0].Cores = []int{1, 1} }, "core 1 is listed twice"},
+		{"core", func(s *SoC) { s.Processors[0].Cores = []int{-1} }, "core -1"},
+		{"cpu without cores", func(s *SoC) { s.Processors[0].Driver, s.Processors[0].Cores = "host", nil }, "occupies cores, got none"},
+		{"scheme", func(s *SoC) { s.Processors[0].Schemes = []op.Scheme{"a9/w9"} }, `parse scheme "a9/w9"`},
+		{"layout", func(s *SoC) { delete(s.Processors[0].Layouts, "q8c") }, `no layout for weights "q8c"`},
+		{"operator", func(s *SoC) { s.Processors[2].Kinds = []op.Kind{"conv"} }, `unknown operator "conv"`},
+		{"cache type", func(s *SoC) { s.Processors[0].KV = []op.Type{"f8"} }, `cache type "f8"`},
+		{"static and dynamic", func(s *SoC) { s.Processors[2].DynamicRows = true }, "exclude each other"},
+		{"tile", func(s *SoC) { s.Processors[0].Tile.N = -32 }, "processors.cpu.tile.n: soc.value: -32"},
+		{"bytes", func(s *SoC) { s.Memory[0].Bytes = -5 }, "-5 bytes"},
+		{"domain", func(s *SoC) { s.Memory[0].Processors = []string{"x"} }, `processor "x" does not exist`},
+		{"sim missing", func(s *SoC) { s.Processors[0].Sim = nil }, "needs a sim block"},
+		{"sim peak", func(s *SoC) { s.Processors[0].Sim.Schemes["a32/w32"] = SimScheme{} }, "sim.schemes.a32/w32.peak_gops: soc.value: 0"},
+		{"noise", func(s *SoC) { s.Processors[0].Sim.NoiseCV = 3 }, "noise_cv"},
+		{"weight bytes", func(s *SoC) { s.Processors[0].WeightBytes = "half" }, "want shared or per_graph"},
+		{"source path", func(s *SoC) { s.Sources["processors.dsp"] = "assumed: x" }, `no value at path "processors.dsp"`},
+		{"source kind", func(s *SoC) { s.Sources["processors.npu.tile"] = "I think so" }, `source "I think so", want one of paper, vendor`},
+		{"fact", func(s *SoC) { s.Facts[0].Value = math.Inf(-1) }, "want a finite number"},
+		{"point", func(s *SoC) { s.Points[0].Processor = "x" }, `points.0.processor`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := Open("snapdragon-8gen3")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.change(s)
+			err = s.Validate()
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if err != nil && diag.ClassOf(err) != diag.ClassInput {
+				t.Errorf("class %d", diag.ClassOf(err))
+			}
+		})
+	}
+}
+
+func TestInherit(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	write("base.yaml", `schema: hetc.soc/1
+name: base
+inherit: snapdragon-8gen3
+processors:
+  - {name: npu, launch_us: 99, single_queue: false}
+`)
+	child := write("child.yaml", `schema: hetc.soc/1
+name: child
+inherit: base.yaml
+processors:
+  - name: npu
+    power_w: 3
+links:
+  - {from: npu, to: gpu, handover_us: 400}
+joint:
+  - {processors: [npu, gpu], bandwidth_gbps: 50}
+sources:
+  links.npu>gpu: "measured: with clFinish"
+`)
+	s, err := Open(child)
+	if err != nil {
+		t.Fatal(err)
+	}
+	npu := s.Processor("npu")
+	if s.Name != "child" || npu.LaunchUS != 99 || npu.PowerW != 3 || npu.SingleQueue || npu.BandwidthGBps != 42.5 || len(s.Processors) != 3 {
+		t.Errorf("got %s %+v", s.Name, npu)
+	}
+	if l, _ := s.Link("npu", "gpu"); l.HandoverUS != 400 || len(s.Links) != 6 {
+		t.Errorf("link %+v of %d", l, len(s.Links))
+	}
+	if bw, _ := s.JointGBps("gpu", "npu"); bw != 50 {
+		t.Errorf("joint bandwidth %v", bw)
+	}
+	if s.Inherit != "" {
+		t.Errorf("inherit %q is left", s.Inherit)
+	}
+
+	for _, c := range []struct{ text, want string }{
+		{"schema: hetc.soc/1\nname: x\ninherit: loop.yaml\n", "inherits through more than"},
+		{"schema: hetc.soc/1\nname: x\ninherit: snapdragon\n", "neither a file nor a catalog name"},
+		{"schema: hetc.soc/1\nname: x\ninherit: base.yaml\ncontrl: cpu\n", "loop.yaml:4"},
+		{"schema: hetc.soc/1\nname: x\ninherit: base.yaml\ncontrol: dsp\n", `processor "dsp" does not exist`},
+	} {
+		path := write("loop.yaml", c.text)
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: got %v, want %q", c.text, err, c.want)
+		}
+	}
+}
+
+func TestConcurrent(t *testing.T) {
+	s, _ := Open("snapdragon-8gen3")
+	if err := s.Concurrent("gpu", "npu", "cpu"); err != nil {
+		t.Error(err)
+	}
+	s.Processors[1].Cores = []int{5}
+	if err := s.Concurrent("gpu", "cpu"); err == nil || !strings.Contains(err.Error(), "share core 5") {
+		t.Errorf("got %v", err)
+	}
+	if err := s.Concurrent("gpu", "gpu"); err == nil {
+		t.Error("a processor runs beside itself")
+	}
+	if err := s.Concurrent("dsp"); err == nil {
+		t.Error("an unknown processor runs")
+	}
+}
+
+// A SoC that validates survives writing and reading, whatever numbers it holds.
+func TestRoundTripProperty(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s, err := Open("apple-m2-ultra")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		p := &s.Processors[rapid.IntRange(0, 2).Draw(rt, "processor")]
+		rate := rapid.Float64Range(1e-6, 1e6)
+		p.BandwidthGBps = rate.Draw(rt, "bandwidth")
+		p.LaunchUS = rate.Draw(rt, "launch")
+		p.GraphBytes = rapid.Int64Range(0, maxBytes).Draw(rt, "graph bytes")
+		p.Description = rapid.String().Draw(rt, "description")
+		s.Links[0].HandoverUS = rate.Draw(rt, "handover")
+		want, err := s.Digest()
+		if err != nil {
+			rt.Fatal(err)
+		}
+		f, err := os.CreateTemp("", "soc-*.yaml")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		f.Close()
+		defer os.Remove(f.Name())
+		if err := Write(f.Name(), s); err != nil {
+			rt.Skip("not a text YAML can hold")
+		}
+		again, err := Open(f.Name())
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if got, _ := again.Digest(); got != want {
+			rt.Fatalf("read back differently: %+v", again.Processors)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	files, err := fs.Glob(catalog, "catalog/*.yaml")
+	if err != nil || len(files) == 0 {
+		f.Fatal("no seeds")
+	}
+	for _, name := range files {
+		b, _ := catalog.ReadFile(name)
+		f.Add(b)
+	}
+	f.Add([]byte("schema: hetc.soc/1\nname: x\ninherit: apple-m2-ultra\n"))
+	f.Add([]byte("schema: hetc.soc/1\nprocessors: [{name: a, sim: {schemes: {a32/w32: {peak_gops: .nan}}}}]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := Parse("fuzz.yaml", data)
+		if err != nil {
+			return
+		}
+		if err := s.Validate(); err != nil {
+			t.Fatalf("accepted, then refused: %v", err)
+		}
+		if _, err := s.Digest(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
