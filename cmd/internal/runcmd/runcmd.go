@@ -5,8 +5,7 @@ package runcmd
 import (
 	"bufio"
 	"context"
-	"encoding/json"
-	"fmt"
+		"fmt"
 	"math"
 	"os"
 	"runtime"
@@ -312,11 +311,12 @@ type checked struct {
 }
 
 // Limits of --check. Float32 programs differ from the reference by rounding alone. With quantised
-// activations a rounding difference may move an activation to the next of 255 steps, so logits are
-// compared as distributions; the limit is a tenth of what the quantisation itself costs.
+// activations a rounding difference moves single activations to the next of 255 steps, which later
+// layers amplify to about the cost of the quantisation itself (mean KL 0.0003 to 0.0007 between equally
+// good executions of the small demo model); a wrong shard costs far more than the limit.
 const (
 	checkAbs = 1e-3
-	checkKL  = 1e-3
+	checkKL  = 0.01
 )
 
 func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *executor.Machine, prompt []int32, drivers []driver.Driver) error {
@@ -438,5 +438,3 @@ func readAll(s *cli.Streams, path string) (string, error) {
 		}
 	}
 }
-
-var _ = json.Marshal
