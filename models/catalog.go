@@ -1,16 +1,12 @@
 package models
 
 import (
-	"bytes"
 	"embed"
-	"encoding/json"
-	"fmt"
 	"io/fs"
 	"path"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
+	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 )
 
@@ -19,10 +15,9 @@ var catalogFiles embed.FS
 
 // entry is a catalog file: the config.json of a published model, and where it is published.
 type entry struct {
-	Schema string         `yaml:"schema"`
-	Name   string         `yaml:"name"`
-	Source string         `yaml:"source"`
-	Config map[string]any `yaml:"config"`
+	Name   string         `yaml:"name" decode:"required"`
+	Source string         `yaml:"source" decode:"required"`
+	Config map[string]any `yaml:"config" decode:"required"`
 }
 
 const entrySchema = "hetc.model/1"
@@ -55,22 +50,17 @@ func openCatalog(name string) (m *Model, ok bool, err error) {
 }
 
 func parseEntry(file string, data []byte) (*Model, error) {
+	doc, err := decode.Parse(file, data)
+	if err != nil {
+		return nil, err
+	}
 	var e entry
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
-	if err := dec.Decode(&e); err != nil {
-		return nil, diag.New(diag.ClassInput, "read model: %w", err).At("%s", file)
+	if err := doc.Into(entrySchema, &e); err != nil {
+		return nil, err
 	}
-	if e.Schema != entrySchema || e.Name == "" || e.Source == "" {
-		return nil, diag.New(diag.ClassInput, "read model: schema %q, name %q, source %q: want schema %q and the others not empty", e.Schema, e.Name, e.Source, entrySchema).At("%s", file)
-	}
-	config, err := json.Marshal(e.Config)
+	m, arch, err := newConfig(e.Config, func(key string) string { return doc.At("config", key) }).model()
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "read model: config: %w", err).At("%s", file)
-	}
-	m, arch, err := parseConfig(file+": config", config)
-	if err != nil {
-		return nil, fmt.Errorf("read model: %w", err)
+		return nil, err
 	}
 	m.Name, m.Source, m.config = e.Name, e.Source, e.Config
 	m.graph = arch.graph(m)

@@ -5,7 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -83,7 +85,7 @@ func (m *Model) sealTensors() ([]tensorSeal, error) {
 	var leaves []leaf
 	seals := make([]tensorSeal, 0, len(m.tensors))
 	sums := make([][][sha256.Size]byte, 0, len(m.tensors))
-	for _, name := range sortedKeys(m.tensors) {
+	for _, name := range slices.Sorted(maps.Keys(m.tensors)) {
 		t := m.tensors[name]
 		seals = append(seals, tensorSeal{Name: name, Type: t.Type, Shape: t.Shape})
 		own := make([][sha256.Size]byte, (len(t.Data)+digestChunk-1)/digestChunk)

@@ -4,13 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
 
+	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -20,9 +23,8 @@ const (
 	singleName     = "model.safetensors"
 	indexName      = "model.safetensors.index.json"
 
-	maxIndexBytes = 64 << 20
-	maxShards     = 4096
-	maxReported   = 10 // problems of one kind named in an error
+	maxShards   = 4096
+	maxReported = 10 // problems of one kind named in an error
 )
 
 // Open opens a model: a directory with config.json and safetensors, or the name of a catalog entry
@@ -39,31 +41,26 @@ func Open(nameOrDir string) (*Model, error) {
 		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory or a catalog name", nameOrDir).
 			WithHint("give the directory that holds config.json and *.safetensors")
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrPermission) {
 		return nil, diag.New(diag.ClassInput, "open model: %w", err)
 	}
 	names := CatalogNames()
-	d := diag.New(diag.ClassInput, "open model %q: no such directory and no such catalog entry", nameOrDir)
-	if near := nearest(nameOrDir, names); near != "" {
-		return nil, d.WithHint("did you mean %q? catalog: %s", near, strings.Join(names, ", "))
-	}
-	return nil, d.WithHint("give a directory with config.json and *.safetensors, or one of the catalog: %s", strings.Join(names, ", "))
+	return nil, diag.New(diag.ClassInput, "open model %q: no such directory and no such catalog entry", nameOrDir).
+		WithHint("%s (or give a directory with config.json and *.safetensors)", decode.DidYouMean(nameOrDir, names))
 }
 
 func openDir(dir string) (m *Model, err error) {
 	fail := func(err error) error { return fmt.Errorf("open model %q: %w", dir, err) }
-	path := filepath.Join(dir, configName)
-	data, err := readBounded(path, maxConfigBytes)
+	c, err := readJSONFile(filepath.Join(dir, configName))
 	if err != nil {
 		return nil, fail(err)
 	}
-	m, arch, err := parseConfig(path, data)
+	m, arch, err := c.model()
 	if err != nil {
 		return nil, fail(err)
 	}
-	path = filepath.Join(dir, generationName)
-	if data, err := readBounded(path, maxConfigBytes); err == nil {
-		if err := m.readGenerationConfig(path, data); err != nil {
+	if c, err := readJSONFile(filepath.Join(dir, generationName)); err == nil {
+		if err := c.generation(m); err != nil {
 			return nil, fail(err)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -75,9 +72,10 @@ func openDir(dir string) (m *Model, err error) {
 	}
 	m.Dir, m.Name = dir, filepath.Base(abs)
 	m.graph = arch.graph(m)
+	opened := m
 	defer func() {
 		if err != nil {
-			m.Close()
+			opened.Close()
 		}
 	}()
 	stored, err := m.openFiles()
@@ -97,85 +95,74 @@ func openDir(dir string) (m *Model, err error) {
 }
 
 // openFiles maps the model's files and returns their tensors by name.
-func (m *Model) openFiles() (map[string]Tensor, error) {
-	single := filepath.Join(m.Dir, singleName)
-	if _, err := os.Stat(single); err == nil {
-		f, err := OpenFile(single)
+func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
+	shards := map[string][]string{singleName: nil}
+	index := filepath.Join(m.Dir, indexName)
+	if _, err := os.Stat(filepath.Join(m.Dir, singleName)); err != nil {
+		c, err := readJSONFile(index)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
+				WithHint("only safetensors weights are read; convert others first (save_pretrained with safe_serialization)")
+		}
 		if err != nil {
 			return nil, err
 		}
-		m.files = append(m.files, f)
-		out := make(map[string]Tensor, len(f.tensors))
-		for _, t := range f.tensors {
-			out[t.Name] = t
+		if shards, err = c.shards(); err != nil {
+			return nil, err
 		}
-		return out, nil
 	}
-	path := filepath.Join(m.Dir, indexName)
-	data, err := readBounded(path, maxIndexBytes)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
-			WithHint("only safetensors weights are read; convert others first (save_pretrained with safe_serialization)")
-	}
-	if err != nil {
-		return nil, err
-	}
-	shards, err := parseIndex(data)
-	if err != nil {
-		return nil, diag.New(diag.ClassInput, "read weight index: %w", err).At("%s", path)
-	}
-	out := map[string]Tensor{}
-	for _, name := range sortedKeys(shards) {
-		f, err := OpenFile(filepath.Join(m.Dir, name))
+	out := map[string]safetensors.Tensor{}
+	for _, name := range slices.Sorted(maps.Keys(shards)) {
+		f, err := safetensors.Open(filepath.Join(m.Dir, name))
 		if err != nil {
 			return nil, err
 		}
 		m.files = append(m.files, f)
 		for _, want := range shards[name] {
 			if _, ok := f.Tensor(want); !ok {
-				return nil, diag.New(diag.ClassInput, "tensor %q: the index says it is in %q, which does not hold it", want, name).At("%s", path)
+				return nil, diag.New(diag.ClassInput, "tensor %q: the index says it is in %q, which does not hold it", want, name).At("%s", index)
 			}
 		}
-		for _, t := range f.tensors {
-			if _, dup := out[t.Name]; dup {
-				return nil, diag.New(diag.ClassInput, "tensor %q is in several shards, the last one %q", t.Name, name).At("%s", path)
+		for _, own := range f.Names() {
+			if _, dup := out[own]; dup {
+				return nil, diag.New(diag.ClassInput, "tensor %q is in several shards, the last one %q", own, name).At("%s", index)
 			}
-			out[t.Name] = t
+			out[own], _ = f.Tensor(own)
 		}
 	}
 	return out, nil
 }
 
-// parseIndex reads model.safetensors.index.json: shard file name -> tensor names, sorted. Shards
-// are plain names of files beside the index, so that an index cannot reach outside its directory.
-func parseIndex(data []byte) (map[string][]string, error) {
-	keys, err := parseObject(data, maxIndexBytes)
-	if err != nil {
-		return nil, err
-	}
-	raw, ok := keys["weight_map"]
+// shards reads model.safetensors.index.json: shard file name -> tensor names, sorted. Shards are
+// plain names of files beside the index, so that an index cannot reach outside its directory.
+func (c *config) shards() (map[string][]string, error) {
+	weights, ok := c.keys["weight_map"].(map[string]any)
 	if !ok {
-		return nil, fmt.Errorf("key \"weight_map\" is missing")
-	}
-	c := &config{keys: nil, read: map[string]bool{}}
-	if c.keys, err = parseObject(raw, maxIndexBytes); err != nil {
-		return nil, fmt.Errorf("weight_map: %w", err)
-	}
-	if len(c.keys) > maxTensors {
-		return nil, fmt.Errorf("weight_map: %d tensors, want at most %d", len(c.keys), maxTensors)
+		c.fail("weight_map", "got %s, want an object of tensor names and file names", brief(c.keys["weight_map"]))
+		return nil, c.errs.Err()
 	}
 	out := map[string][]string{}
-	for _, tensor := range sortedKeys(c.keys) {
-		var name string
-		if !c.value(tensor, &name, "a file name") || !plainShardName(name) {
-			return nil, fmt.Errorf("weight_map: tensor %q: got %s, want the plain name of a .safetensors file", tensor, brief(c.keys[tensor]))
+	for _, tensor := range slices.Sorted(maps.Keys(weights)) {
+		name, ok := weights[tensor].(string)
+		if !ok || !plainShardName(name) {
+			c.fail("weight_map", "tensor %q: got %s, want the plain name of a .safetensors file", tensor, brief(weights[tensor]))
+			return nil, c.errs.Err()
 		}
 		out[name] = append(out[name], tensor)
 	}
 	if len(out) == 0 || len(out) > maxShards {
-		return nil, fmt.Errorf("weight_map: %d shards, want 1 to %d", len(out), maxShards)
+		c.fail("weight_map", "%d shards, want 1 to %d", len(out), maxShards)
 	}
-	return out, nil
+	return out, c.errs.Err()
+}
+
+// readJSONFile reads a JSON file of keys; errors.Is(err, fs.ErrNotExist) when there is none.
+func readJSONFile(path string) (*config, error) {
+	doc, err := decode.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return newDocument(doc)
 }
 
 // plainShardName accepts names that mean the same file on every system: ASCII letters, digits, "-", "_", ".".
@@ -192,10 +179,10 @@ func plainShardName(name string) bool {
 }
 
 // adopt keeps the tensors the graph needs after checking type and shape, and lists the others.
-func (m *Model) adopt(stored map[string]Tensor) error {
+func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
 	var missing []string
 	var errs diag.List
-	m.tensors = make(map[string]Tensor, len(stored))
+	m.tensors = make(map[string]safetensors.Tensor, len(stored))
 	for _, want := range m.required() {
 		t, ok := stored[want.name]
 		switch {
@@ -233,37 +220,4 @@ func some(names []string) string {
 		return strings.Join(names, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxReported], ", "), len(names)-maxReported)
-}
-
-// nearest returns the name closest to got in edit distance, "" when none is near.
-func nearest(got string, names []string) string {
-	best, limit := "", 1+len(got)/3
-	for _, n := range names {
-		if len(got) >= 4 && strings.Contains(n, strings.ToLower(got)) {
-			return n
-		}
-		if d := editDistance(strings.ToLower(got), n); d <= limit {
-			best, limit = n, d-1
-		}
-	}
-	return best
-}
-
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -49,16 +50,54 @@ func (e *naive) weight(name string, layer int) (*Weight, []float64) {
 	if v, ok := e.weights[key]; ok {
 		return w, v
 	}
-	raw := make([]float32, w.K*w.N)
-	if err := e.m.Columns(w, layer, 0, w.K, 0, w.N, raw); err != nil {
-		e.t.Fatal(err)
-	}
-	v := make([]float64, len(raw))
-	for i, f := range raw {
-		v[i] = float64(f)
-	}
+	v := assemble(e.t, e.m, w, layer)
 	e.weights[key] = v
 	return w, v
+}
+
+// assemble gives a weight column by column [N,K], by the words of the type's comment: Interleave[i]
+// columns of source i in turn.
+func assemble(t *testing.T, m *Model, w *Weight, layer int) []float64 {
+	v := make([]float64, w.K*w.N)
+	if w.Const != nil {
+		for n, f := range w.Const {
+			v[n] = float64(f)
+		}
+		return v
+	}
+	var sources [][]float32
+	for _, name := range w.Sources(layer) {
+		tensor, err := m.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := make([]float32, elements(tensor.Shape))
+		if err := tensor.Floats(f, 0); err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, f)
+	}
+	turns := w.Interleave
+	if turns == nil {
+		turns = []int{w.N}
+	}
+	taken := make([]int, len(sources))
+	for n, source, left := 0, 0, turns[0]; n < w.N; n++ {
+		for left == 0 {
+			source = (source + 1) % len(turns)
+			left = turns[source]
+		}
+		for k := range w.K {
+			at := taken[source]*w.K + k // [N,K]
+			if !w.Transposed {
+				at = k*w.N + n // [K,N]
+			}
+			v[n*w.K+k] = float64(sources[source][at])
+		}
+		taken[source]++
+		left--
+	}
+	return v
 }
 
 // run returns the logits [T,Vocab] of the positions in ids.
@@ -226,7 +265,7 @@ func (e *naive) apply(o op.Op, layer int, in []matrix, w []string) (matrix, bool
 // logits another implementation computed, before any executor of ours exists.
 func TestGraphGivesTheReferenceLogits(t *testing.T) {
 	m := openTiny(t)
-	ref, err := OpenFile(filepath.Join(tinyDir, "reference.safetensors"))
+	ref, err := safetensors.Open(filepath.Join(tinyDir, "reference.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 
 // architecture is what has to be known of one family of models.
 type architecture struct {
-	name  string // config key "architectures"
-	model string // config key "model_type"
+	name      string // config key "architectures"
+	modelType string // config key "model_type"
 	// read fills the model from the config; refusals are collected in c.
 	read func(c *config, m *Model)
 	// graph builds what the model computes.
@@ -19,7 +19,7 @@ type architecture struct {
 
 // architectures lists what can be read, in the order error messages name it.
 var architectures = []architecture{
-	{name: "LlamaForCausalLM", model: "llama", read: readLlama, graph: decoderGraph},
+	{name: "LlamaForCausalLM", modelType: "llama", read: readLlama, graph: decoderGraph},
 }
 
 // readLlama reads a dense decoder with RMS norms, rotary positions in two halves, grouped-query

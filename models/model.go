@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -45,8 +46,8 @@ type Model struct {
 
 	graph   Graph
 	config  map[string]any // catalog: the config.json it stands for
-	tensors map[string]Tensor
-	files   []*File
+	tensors map[string]safetensors.Tensor
+	files   []*safetensors.File
 	ignored []string
 	unread  []string
 
@@ -72,13 +73,13 @@ func (m *Model) Parameters() int64 {
 
 // Tensor returns a stored tensor that the graph needs. Data is a read-only view of the mapped
 // file, dead after Close. The error is of class ClassInput, with a hint when the model has no weights.
-func (m *Model) Tensor(name string) (Tensor, error) {
+func (m *Model) Tensor(name string) (safetensors.Tensor, error) {
 	if !m.HasWeights() {
-		return Tensor{}, m.noWeights("read tensor %q", name)
+		return safetensors.Tensor{}, m.noWeights("read tensor %q", name)
 	}
 	t, ok := m.tensors[name]
 	if !ok {
-		return Tensor{}, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
+		return safetensors.Tensor{}, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
 	}
 	return t, nil
 }
@@ -143,17 +144,6 @@ func (g *Graph) Section(name string) *Section {
 	return nil
 }
 
-// columns returns how many columns of w source i holds and how wide one round over all sources is.
-func (w *Weight) columns(i int) (cols, round int) {
-	if w.Interleave == nil {
-		return w.N, w.N
-	}
-	for _, c := range w.Interleave {
-		round += c
-	}
-	return w.N / round * w.Interleave[i], round
-}
-
 // spec is a tensor the graph needs.
 type spec struct {
 	name  string
@@ -186,7 +176,14 @@ func (m *Model) required() []spec {
 
 // sourceShape is the stored shape of source i.
 func (w *Weight) sourceShape(i int) []int {
-	cols, _ := w.columns(i)
+	cols := w.N
+	if w.Interleave != nil {
+		round := 0
+		for _, c := range w.Interleave {
+			round += c
+		}
+		cols = w.N / round * w.Interleave[i]
+	}
 	switch {
 	case w.K == 1:
 		return []int{cols}

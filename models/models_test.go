@@ -1,0 +1,741 @@
+package models
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// small is a valid config.json that tests change key by key.
+func small() map[string]any {
+	return map[string]any{
+		"architectures": []any{"LlamaForCausalLM"}, "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2,
+		"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 40,
+		"max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+		"bos_token_id": 1, "eos_token_id": []any{3, 2, 3}, "torch_dtype": "bfloat16",
+	}
+}
+
+func readSmall(t testing.TB, config map[string]any) (*Model, error) {
+	t.Helper()
+	data, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return readBytes("config.json", data)
+}
+
+func readBytes(name string, data []byte) (*Model, error) {
+	doc, err := decode.Parse(name, data)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newDocument(doc)
+	if err != nil {
+		return nil, err
+	}
+	m, arch, err := c.model()
+	if err != nil {
+		return nil, err
+	}
+	m.graph = arch.graph(m)
+	return m, nil
+}
+
+func TestConfigIsRead(t *testing.T) {
+	config := small()
+	config["rope_parameters"] = map[string]any{"rope_theta": 10000.0, "rope_type": "default"}
+	config["something_new"] = 1
+	m, err := readSmall(t, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{m.Hidden, m.Layers, m.Heads, m.KVHeads, m.HeadDim, m.FFN, m.Vocab, m.MaxContext, m.NormEps, m.RopeTheta, m.BOS, m.EOS, m.Stored, m.Tied, m.Synthetic, m.unread}
+	want := []any{16, 2, 4, 2, 4, 24, 40, 64, 1e-5, 1e4, 1, []int{2, 3}, op.BF16, false, false, []string{"something_new"}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func TestRopeSpellings(t *testing.T) {
+	for name, c := range map[string]struct {
+		theta, params, scaling any
+		want                   float64
+	}{
+		"old":            {theta: 500000.0, want: 500000},
+		"new":            {params: map[string]any{"rope_type": "default", "rope_theta": 20000}, want: 20000},
+		"both":           {theta: 30000.0, params: map[string]any{"rope_theta": 30000.0}, want: 30000},
+		"neither":        {want: 10000},
+		"unscaled":       {theta: 5000.0, scaling: map[string]any{"type": "default"}, want: 5000},
+		"empty new form": {theta: 5000.0, params: map[string]any{}, want: 5000},
+	} {
+		config := small()
+		config["rope_theta"], config["rope_parameters"], config["rope_scaling"] = c.theta, c.params, c.scaling
+		m, err := readSmall(t, config)
+		if err != nil || m.RopeTheta != c.want {
+			t.Errorf("%s: got %v, want theta %v", name, err, c.want)
+		}
+	}
+}
+
+func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
+	for _, c := range []struct {
+		key   string
+		value any
+		want  string
+	}{
+		{"architectures", []any{"MistralForCausalLM"}, `key "architectures": ["MistralForCausalLM"] is not supported`},
+		{"architectures", []any{"LlamaForCausalLM", "X"}, `key "architectures"`},
+		{"architectures", "LlamaForCausalLM", `key "architectures": got "LlamaForCausalLM", want a list`},
+		{"architectures", []any{map[string]any{}}, `key "architectures": element 0`},
+		{"rope_scaling", map[string]any{"rope_type": "llama3", "factor": 8.0}, `key "rope_scaling.rope_type": "llama3" is not supported; supported: "default"`},
+		{"rope_scaling", map[string]any{"type": "linear", "factor": 2}, `key "rope_scaling.factor": 2 is not supported`},
+		{"rope_scaling", 3, `key "rope_scaling": got 3, want an object`},
+		{"rope_parameters", map[string]any{"rope_theta": 1e5}, `key "rope_parameters.rope_theta": 100000 differs from another rope_theta 10000`},
+		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention"`},
+		{"rope_theta", 0.0, `key "rope_theta": got 0, want a number`},
+		{"sliding_window", 4096, `key "sliding_window": 4096 is not supported; supported: attention over the whole context`},
+		{"layer_types", []any{"full_attention", "sliding_attention"}, `key "layer_types": "sliding_attention" is not supported`},
+		{"attention_bias", true, `key "attention_bias": true is not supported; supported: attention projections without bias`},
+		{"mlp_bias", true, `key "mlp_bias"`},
+		{"hidden_act", "gelu", `key "hidden_act": "gelu" is not supported; supported: "silu"`},
+		{"hidden_act", []any{"silu"}, `key "hidden_act"`},
+		{"quantization_config", map[string]any{"bits": 4}, `key "quantization_config": an object with the keys bits is not supported`},
+		{"num_local_experts", 8, `key "num_local_experts"`},
+		{"partial_rotary_factor", 0.5, `key "partial_rotary_factor"`},
+		{"torch_dtype", "float8_e4m3fn", `key "torch_dtype"`},
+		{"hidden_size", nil, `key "hidden_size": missing, want an integer in 1..16777216`},
+		{"hidden_size", -1, `key "hidden_size": got -1`},
+		{"hidden_size", 1 << 40, `key "hidden_size": got 1099511627776`},
+		{"hidden_size", "16", `key "hidden_size": got "16"`},
+		{"hidden_size", 16.5, `key "hidden_size": got 16.5`},
+		{"hidden_size", 18, `key "hidden_size": 18, want a multiple of num_attention_heads 4`},
+		{"num_hidden_layers", 1 << 20, `key "num_hidden_layers"`},
+		{"num_key_value_heads", 3, `key "num_key_value_heads": 3, want a divisor of num_attention_heads 4`},
+		{"head_dim", 5, `key "head_dim": 5, want an even number`},
+		{"head_dim", 1 << 23, `(num_attention_heads + 2*num_key_value_heads) * head_dim = 67108864, want at most 16777216`},
+		{"intermediate_size", 1 << 24, `2 * intermediate_size = 33554432`},
+		{"rms_norm_eps", "x", `key "rms_norm_eps"`},
+		{"rms_norm_eps", -1.0, `key "rms_norm_eps"`},
+		{"bos_token_id", 40, `key "bos_token_id": got 40, want token ids below vocab_size 40`},
+		{"bos_token_id", []any{1, 2}, `key "bos_token_id": got [1 2], want one token id`},
+		{"eos_token_id", []any{1, -2}, `key "eos_token_id"`},
+		{"tie_word_embeddings", 1, `key "tie_word_embeddings": got 1, want true or false`},
+	} {
+		config := small()
+		config[c.key] = c.value
+		_, err := readSmall(t, config)
+		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s = %v: got %v\nwant %q", c.key, c.value, err, c.want)
+		}
+	}
+}
+
+func TestConfigErrorsCarryLinesAndHints(t *testing.T) {
+	_, err := readBytes("config.json", []byte("{\n \"architectures\": [\"GPT2LMHeadModel\"]\n}"))
+	if err == nil || !strings.HasPrefix(err.Error(), "config.json:2: ") {
+		t.Errorf("got %v, want it at line 2", err)
+	}
+	if h := diag.HintsOf(err); len(h) != 1 || h[0] != "supported architectures: LlamaForCausalLM" {
+		t.Errorf("got hints %q", h)
+	}
+	for _, text := range []string{"", "[]", "null", "{", `{"a":1}{"b":2}`, `{"a":1,"a":2}`, "\xff", strings.Repeat(`{"a":`, 100), `{"hidden_size": NaN}`} {
+		if _, err := readBytes("config.json", []byte(text)); err == nil {
+			t.Errorf("%q: accepted", text)
+		}
+	}
+}
+
+func TestGraphIsConsistent(t *testing.T) {
+	models := []*Model{openTiny(t)}
+	for _, name := range CatalogNames() {
+		m, err := Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.UnreadKeys()) > 0 {
+			t.Errorf("%s: keys that mean nothing: %v", name, m.UnreadKeys())
+		}
+		models = append(models, m)
+	}
+	odd := small()
+	odd["intermediate_size"], odd["head_dim"], odd["tie_word_embeddings"] = 18, 6, true
+	m, err := readSmall(t, odd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range append(models, m) {
+		g := m.Graph()
+		used := map[string]bool{}
+		for _, s := range g.Sections {
+			cols := map[string]Value{}
+			for _, v := range s.Values {
+				cols[v.Name] = v
+			}
+			for _, n := range s.Nodes {
+				operands := 0
+				for _, o := range n.At(3, 7) {
+					if err := o.Validate(); err != nil {
+						t.Errorf("%s %s: %v", m.Name, n.Name, err)
+					}
+					for _, w := range o.Sig().W {
+						weight := g.Weight(n.W[operands])
+						spec := o.WeightSpec(w, "n32")
+						if weight == nil || weight.K != spec.K || weight.N != spec.N {
+							t.Errorf("%s %s: weight %v, want [%d,%d]", m.Name, n.Name, weight, spec.K, spec.N)
+						}
+						operands++
+					}
+				}
+				if operands != len(n.W) {
+					t.Errorf("%s %s: %d weights, operators take %d", m.Name, n.Name, len(n.W), operands)
+				}
+				for _, w := range n.W {
+					used[w] = true
+				}
+				for _, v := range append(n.In, n.Out...) {
+					if _, ok := cols[v]; !ok {
+						t.Errorf("%s %s: value %q is not declared", m.Name, n.Name, v)
+					}
+				}
+			}
+		}
+		for _, w := range g.Weights {
+			sum := 0
+			for i := range w.From {
+				sum += int(elements(w.sourceShape(i)))
+			}
+			if w.Const == nil && sum != w.K*w.N || w.Const != nil && len(w.Const) != w.N {
+				t.Errorf("%s %s: sources hold %d values, want [%d,%d]", m.Name, w.Name, sum, w.K, w.N)
+			}
+			if !used[w.Name] {
+				t.Errorf("%s: weight %s is listed but not used", m.Name, w.Name)
+			}
+			if w.Name != "layers.ffn_gate_up" && w.Name != "layers.qkv" && w.Interleave != nil {
+				t.Errorf("%s: %s is interleaved", m.Name, w.Name)
+			}
+		}
+	}
+	if g := m.Graph(); g.Weight("layers.ffn_gate_up").Interleave[0] != 2 || g.Section("layers").Nodes[7].Ops[0].Interleave != 2 {
+		t.Error("18 columns of gate and up: want them interleaved by 2")
+	}
+}
+
+// What is published about the models: their parameter counts.
+func TestCatalogParameterCounts(t *testing.T) {
+	for name, want := range map[string]int64{"tinyllama-1.1b": 1_100_048_384, "llama-3-8b": 8_030_261_248} {
+		m, err := Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Parameters() != want || m.Name != name || m.Source == "" || m.HasWeights() {
+			t.Errorf("%s: got %d parameters, want %d", name, m.Parameters(), want)
+		}
+		if _, err := m.Tensor("model.norm.weight"); diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) != 1 {
+			t.Errorf("%s: reading a tensor: got %v %q, want an error with a hint", name, err, diag.HintsOf(err))
+		}
+	}
+}
+
+func TestUnknownNamesGetASuggestion(t *testing.T) {
+	_, err := Open("tinylama-1.1b")
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(strings.Join(diag.HintsOf(err), " "), `did you mean "tinyllama-1.1b"?`) {
+		t.Errorf("got %v, hints %q", err, diag.HintsOf(err))
+	}
+	for _, name := range []string{"", "no/such/dir", "../catalog/llama-3-8b", filepath.Join(tinyDir, "config.json"), "a\x00b"} {
+		if _, err := Open(name); diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%q: got %v, hints %q", name, err, diag.HintsOf(err))
+		}
+	}
+}
+
+// The values PyPI torch 2.15.0 computes for 1.0 / (theta ** (arange(0, dim, 2) / dim)) in float32,
+// as bits; torch's own power is not exactly rounded, so one unit in the last place is allowed.
+func TestInverseFrequencies(t *testing.T) {
+	for _, c := range []struct {
+		theta float64
+		dim   int
+		want  map[int]uint32
+	}{
+		{10000, 64, map[int]uint32{0: 0x3f800000, 1: 0x3f3ff911, 2: 0x3f0ff59a, 8: 0x3dcccccd, 15: 0x3c5a7bf2, 30: 0x393a7753, 31: 0x390bd472}},
+		{500000, 128, map[int]uint32{1: 0x3f508ac1, 7: 0x3e73c461, 32: 0x3ab95d21, 63: 0x3624c2ff}},
+	} {
+		got := inverseFrequencies(c.theta, c.dim)
+		if len(got) != c.dim/2 {
+			t.Fatalf("got %d frequencies, want %d", len(got), c.dim/2)
+		}
+		for i, want := range c.want {
+			if d := int64(math.Float32bits(got[i])) - int64(want); d < -1 || d > 1 {
+				t.Errorf("theta %v dim %d: frequency %d is %08x, want %08x", c.theta, c.dim, i, math.Float32bits(got[i]), want)
+			}
+		}
+	}
+}
+
+// copyModel makes a directory of the demo model's files whose files a test may change.
+func copyModel(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{configName, generationName, singleName} {
+		data, err := os.ReadFile(filepath.Join(tinyDir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func storedTensors(t testing.TB) []safetensors.Tensor {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join(tinyDir, singleName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	var out []safetensors.Tensor
+	for _, name := range f.Names() {
+		tensor, _ := f.Tensor(name)
+		out = append(out, tensor)
+	}
+	return out
+}
+
+func TestBrokenDirectories(t *testing.T) {
+	const norm = "model.norm.weight"
+	all := storedTensors(t)
+	change := func(f func(x *safetensors.Tensor) bool) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			var out []safetensors.Tensor
+			for _, x := range all {
+				if f(&x) {
+					out = append(out, x)
+				}
+			}
+			if err := safetensors.Write(filepath.Join(dir, singleName), out, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	set := func(key string, value any) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			path := filepath.Join(dir, configName)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var config map[string]any
+			if err := json.Unmarshal(data, &config); err != nil {
+				t.Fatal(err)
+			}
+			config[key] = value
+			if err := writeJSON(path, config); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	remove := func(name string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	index := func(weightMap any) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			if err := os.Rename(filepath.Join(dir, singleName), filepath.Join(dir, "a.safetensors")); err != nil {
+				t.Fatal(err)
+			}
+			if err := writeJSON(filepath.Join(dir, indexName), map[string]any{"weight_map": weightMap}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		damage func(t *testing.T, dir string)
+		want   string
+	}{
+		"no config":            {remove(configName), "config.json"},
+		"no weights":           {remove(singleName), "found neither model.safetensors nor model.safetensors.index.json"},
+		"missing tensor":       {change(func(x *safetensors.Tensor) bool { return x.Name != norm }), `1 of the tensors its graph needs are missing: "model.norm.weight" [256]`},
+		"wrong shape":          {change(func(x *safetensors.Tensor) bool { x.Shape = reshape(x, norm, 16, 16); return true }), `tensor "model.norm.weight": got shape [16 16], want [256]`},
+		"wrong type":           {change(func(x *safetensors.Tensor) bool { retype(x, norm, "i16"); return true }), `tensor "model.norm.weight": got element type "i16", want f32, f16 or bf16`},
+		"other config":         {set("intermediate_size", 512), `tensor "model.layers.0.mlp.down_proj.weight": got shape [256 768], want [256 512]`},
+		"untied":               {set("tie_word_embeddings", false), `"lm_head.weight" [2048 256]`},
+		"more layers":          {set("num_hidden_layers", 100), "846 of the tensors its graph needs are missing"},
+		"huge layers":          {set("num_hidden_layers", 5000), `key "num_hidden_layers": got 5000`},
+		"index without shards": {index(map[string]string{}), "0 shards"},
+		"index to nowhere":     {index(map[string]string{norm: "b.safetensors"}), "b.safetensors"},
+		"index lies":           {index(map[string]string{"x": "a.safetensors"}), `tensor "x": the index says it is in "a.safetensors", which does not hold it`},
+		"index climbs":         {index(map[string]string{norm: "../a.safetensors"}), `got "../a.safetensors", want the plain name`},
+		"index is absolute":    {index(map[string]string{norm: "/a.safetensors"}), "want the plain name"},
+		"index with backslash": {index(map[string]string{norm: `..\a.safetensors`}), "want the plain name"},
+		"index hidden":         {index(map[string]string{norm: ".safetensors"}), "want the plain name"},
+		"index NUL":            {index(map[string]string{norm: "a\x00.safetensors"}), "want the plain name"},
+		"index other file":     {index(map[string]string{norm: "config.json"}), "want the plain name"},
+		"index number":         {index(map[string]int{norm: 1}), "got 1, want the plain name"},
+		"index list":           {index([]string{norm}), `key "weight_map"`},
+		"bad generation": {func(t *testing.T, dir string) {
+			writeText(t, filepath.Join(dir, generationName), `{"eos_token_id": "x"}`)
+		}, `generation_config.json:1: model.config: key "eos_token_id"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := copyModel(t)
+			c.damage(t, dir)
+			m, err := Open(dir)
+			if err == nil {
+				m.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
+				t.Errorf("got %v\nwant %q", err, c.want)
+			}
+			if err != nil && len(err.Error()) > 4000 {
+				t.Errorf("error has %d characters", len(err.Error()))
+			}
+		})
+	}
+}
+
+func reshape(x *safetensors.Tensor, name string, shape ...int) []int {
+	if x.Name == name {
+		return shape
+	}
+	return x.Shape
+}
+
+func retype(x *safetensors.Tensor, name string, to op.Type) {
+	if x.Name == name {
+		x.Type = to
+	}
+}
+
+func writeText(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Sharding, names and unused tensors do not change what a model is; one bit of a weight does.
+func TestDigest(t *testing.T) {
+	whole := openTiny(t)
+	want, err := whole.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, _ := whole.computeDigest(); again != want || len(want) != 64 {
+		t.Fatalf("got %q and %q", want, again)
+	}
+	all := storedTensors(t)
+	dir := copyModel(t)
+	if err := os.Remove(filepath.Join(dir, singleName)); err != nil {
+		t.Fatal(err)
+	}
+	shards := [2][]safetensors.Tensor{}
+	files := map[string]string{}
+	for i, x := range append(all, safetensors.Tensor{Name: "unused", Type: "i64", Shape: []int{1}, Data: make([]byte, 8)}) {
+		shards[i%2] = append(shards[i%2], x)
+		files[x.Name] = fmt.Sprintf("part-%d.safetensors", i%2)
+	}
+	for i, s := range shards {
+		if err := safetensors.Write(filepath.Join(dir, fmt.Sprintf("part-%d.safetensors", i)), s, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writeJSON(filepath.Join(dir, indexName), map[string]any{"weight_map": files}); err != nil {
+		t.Fatal(err)
+	}
+	sharded, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sharded.Close()
+	if got, err := sharded.Digest(); got != want || err != nil {
+		t.Errorf("sharded: got %s, %v, want %s", got, err, want)
+	}
+	if got := sharded.Ignored(); !reflect.DeepEqual(got, []string{"unused"}) {
+		t.Errorf("ignored tensors: got %v", got)
+	}
+
+	seen := map[string]string{want: "the model"}
+	differs := func(what string, m *Model) {
+		t.Helper()
+		d, err := m.computeDigest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, dup := seen[d]; dup {
+			t.Errorf("%s has the digest of %s", what, other)
+		}
+		seen[d] = what
+	}
+	for name, f := range map[string]func(*Model){
+		"another theta": func(m *Model) { m.RopeTheta = 20000 },
+		"another eps":   func(m *Model) { m.NormEps = 1e-6 },
+		"another end":   func(m *Model) { m.EOS = []int{3} },
+		"no weights":    func(m *Model) { m.tensors = nil },
+	} {
+		c := &Model{}
+		*c = Model{Architecture: whole.Architecture, Hidden: whole.Hidden, Layers: whole.Layers, Heads: whole.Heads, KVHeads: whole.KVHeads,
+			HeadDim: whole.HeadDim, FFN: whole.FFN, Vocab: whole.Vocab, MaxContext: whole.MaxContext, NormEps: whole.NormEps, RopeTheta: whole.RopeTheta,
+			BOS: whole.BOS, EOS: whole.EOS, Stored: whole.Stored, Tied: whole.Tied, tensors: whole.tensors}
+		if d, _ := c.computeDigest(); d != want {
+			t.Fatal("a copy has another digest")
+		}
+		f(c)
+		differs(name, c)
+	}
+	bent := &Model{Architecture: whole.Architecture, tensors: maps.Clone(whole.tensors)}
+	straight := &Model{Architecture: whole.Architecture, tensors: whole.tensors}
+	x := bent.tensors["model.embed_tokens.weight"]
+	x.Data = append([]byte(nil), x.Data...)
+	x.Data[len(x.Data)-1] ^= 1
+	bent.tensors[x.Name] = x
+	differs("a stub", straight)
+	differs("one bit", bent)
+}
+
+// pack reads weights from Tensor, Sources and Interleave; it has to agree with the words of Weight.
+func TestPackReadsTheSameWeights(t *testing.T) {
+	m := openTiny(t)
+	g := m.Graph()
+	for i := range g.Weights {
+		w := &g.Weights[i]
+		if w.Const != nil {
+			continue
+		}
+		const layer = 1
+		var sources []pack.Source
+		for s, name := range w.Sources(layer) {
+			tensor, err := m.Tensor(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			shape := w.sourceShape(s)
+			src, err := pack.Matrix(tensor.Data, tensor.Type, w.K, int(elements(shape))/w.K, w.Transposed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources = append(sources, src)
+		}
+		src := sources[0]
+		if w.Interleave != nil {
+			var err error
+			if src, err = pack.Interleave(sources, w.Interleave); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, want := make([]float32, w.K*w.N), assemble(t, m, w, layer)
+		if err := src.Read(got, 0, w.K, 0, w.N); err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if float64(got[i]) != want[i] {
+				t.Fatalf("%s: column %d, row %d: pack reads %v, want %v", w.Name, i/w.K, i%w.K, got[i], want[i])
+			}
+		}
+	}
+}
+
+const tinyEntry = `schema: hetc.model/1
+name: small
+source: made up for tests
+config: {architectures: [LlamaForCausalLM], hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
+  intermediate_size: 96, vocab_size: 300, max_position_embeddings: 128, rms_norm_eps: 1.0e-5, rope_theta: 10000.0, bos_token_id: 1}
+`
+
+func TestSynthIsDeterministicAndLoadable(t *testing.T) {
+	m, err := parseEntry("small.yaml", []byte(tinyEntry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	synth := func(seed uint64) *Model {
+		dir := filepath.Join(t.TempDir(), "new", "model")
+		if err := Synth(context.Background(), m, dir, seed); err != nil {
+			t.Fatal(err)
+		}
+		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
+			t.Fatalf("left beside the directory: %v, %v", entries, err)
+		}
+		out, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { out.Close() })
+		if !out.Synthetic || out.Stored != op.BF16 || len(out.Ignored()) > 0 || len(out.UnreadKeys()) > 0 {
+			t.Fatalf("got synthetic %v, %s, ignored %v, unread %v", out.Synthetic, out.Stored, out.Ignored(), out.UnreadKeys())
+		}
+		return out
+	}
+	digest := func(m *Model) string {
+		d, err := m.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	a := synth(7)
+	old := runtime.GOMAXPROCS(1)
+	b := synth(7)
+	runtime.GOMAXPROCS(old)
+	// The third is what an earlier build wrote: synthetic models keep their digests.
+	if digest(a) != digest(b) || digest(a) != "63dc45be444c52a69afe68e6cd95961057d7dbbda8bde1882f4186417348cdc3" {
+		t.Errorf("same seed: got %s and %s", digest(a), digest(b))
+	}
+	if digest(a) == digest(synth(8)) {
+		t.Error("another seed gives the same weights")
+	}
+
+	moments := func(name string) (mean, deviation float64, v []float32) {
+		x, err := a.Tensor(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v = make([]float32, elements(x.Shape))
+		if err := x.Floats(v, 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range v {
+			mean += float64(f) / float64(len(v))
+		}
+		for _, f := range v {
+			deviation += (float64(f) - mean) * (float64(f) - mean) / float64(len(v))
+		}
+		return mean, math.Sqrt(deviation), v
+	}
+	for name, want := range map[string]float64{
+		"model.layers.1.mlp.up_proj.weight": 0.8 / 8, "model.embed_tokens.weight": 0.02, "lm_head.weight": 0.8 / 8,
+		// 3 of 64 rows are 10 times as large.
+		"model.layers.0.mlp.down_proj.weight": 0.3 * 0.8 / math.Sqrt(96) * math.Sqrt((61+300)/64.0),
+	} {
+		if mean, deviation, _ := moments(name); math.Abs(mean) > want/20 || math.Abs(deviation/want-1) > 0.1 {
+			t.Errorf("%s: mean %g, deviation %g, want 0 and %g", name, mean, deviation, want)
+		}
+	}
+	_, _, gains := moments("model.norm.weight")
+	large := 0.0
+	for _, g := range gains {
+		large += float64(g) - 1
+	}
+	if large != 8+6+5+4+4+3-6 {
+		t.Errorf("norm gains %v", gains)
+	}
+
+	// Refused: a directory with something in it, a model that is no catalog entry, a cancelled run.
+	if err := Synth(context.Background(), m, a.Dir, 7); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("occupied directory: got %v", err)
+	}
+	if err := Synth(context.Background(), a, filepath.Join(t.TempDir(), "x"), 7); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("not an entry: got %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	parent := t.TempDir()
+	if err := Synth(ctx, m, filepath.Join(parent, "x"), 7); diag.ClassOf(err) != diag.ClassInterrupted {
+		t.Errorf("cancelled: got %v", err)
+	}
+	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
+		t.Errorf("cancelled run left %v", entries)
+	}
+}
+
+func TestTensorsOfAModel(t *testing.T) {
+	m, err := Open(tinyDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Name != "tiny-llama-kjv" || !m.Tied || m.Stored != op.BF16 || m.Parameters() != 5_246_208 || m.BOS != 1 || !reflect.DeepEqual(m.EOS, []int{2}) {
+		t.Errorf("got %s, tied %v, %s, %d parameters, begin %d, end %v", m.Name, m.Tied, m.Stored, m.Parameters(), m.BOS, m.EOS)
+	}
+	if _, err := m.Tensor("nope"); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("unknown tensor: got %v", err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Tensor("model.norm.weight"); err == nil {
+		t.Error("a closed model still gives tensors")
+	}
+	if _, err := Open(filepath.Join(tinyDir, "..")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no config.json: got %v", err)
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	data, err := os.ReadFile(filepath.Join(tinyDir, configName))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	for _, change := range []map[string]any{{}, {"rope_scaling": map[string]any{"rope_type": "default"}}, {"eos_token_id": []any{1, 2}}, {"head_dim": 6}, {"hidden_size": 1 << 24}} {
+		config := small()
+		maps.Copy(config, change)
+		data, err := json.Marshal(config)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, err := readBytes("config.json", data)
+		if err != nil {
+			return
+		}
+		g := m.Graph()
+		for _, s := range g.Sections {
+			for _, n := range s.Nodes {
+				for _, o := range n.At(1, 1) {
+					if err := o.Validate(); err != nil {
+						t.Errorf("an accepted config gives a bad operator: %v", err)
+					}
+				}
+			}
+		}
+	})
+}
+
+func FuzzIndex(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"total_size":1},"weight_map":{"a":"x.safetensors","b":"x.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"a":"../x.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":[]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		doc, err := decode.Parse(indexName, data)
+		if err != nil {
+			return
+		}
+		c, err := newDocument(doc)
+		if err != nil {
+			return
+		}
+		shards, err := c.shards()
+		if err != nil {
+			return
+		}
+		for name := range shards {
+			if filepath.Base(name) != name || strings.ContainsAny(name, "/\\:\x00") {
+				t.Errorf("accepted shard name %q", name)
+			}
+		}
+	})
+}

@@ -1,0 +1,351 @@
+// Package safetensors knows the safetensors file format: a JSON header that names arrays, then
+// their bytes. Files are mapped, and everything a header claims is checked before it is believed.
+package safetensors
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"sort"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Bounds of a safetensors file. The header limit is the one of the format.
+const (
+	maxHeaderBytes = 100_000_000
+	maxTensors     = 1 << 18
+	maxRank        = 16
+
+	metadataKey = "__metadata__"
+)
+
+// elementBytes lists the element types of the format, in lower case.
+var elementBytes = map[string]int64{
+	"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1,
+	"u64": 8, "u32": 4, "u16": 2, "u8": 1, "bool": 1, "f8_e4m3": 1, "f8_e5m2": 1,
+}
+
+// Tensor is a stored array: its element type, shape, and little-endian bytes in row-major order.
+// Type is the format's own name in lower case where hetc has no operator on it ("i64").
+type Tensor struct {
+	Name  string
+	Type  op.Type
+	Shape []int
+	Data  []byte
+}
+
+// Floats writes elements [from, from+len(dst)) as float32. It is exact for f32, f16 and bf16, the
+// only types it accepts.
+func (t *Tensor) Floats(dst []float32, from int) error {
+	size := t.Type.Bytes()
+	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 {
+		return diag.New(diag.ClassInput, "read tensor %q as float32: element type %q, want f32, f16 or bf16", t.Name, t.Type)
+	}
+	if from < 0 || len(dst) > len(t.Data)/size || from > len(t.Data)/size-len(dst) {
+		return diag.New(diag.ClassInput, "read tensor %q: elements [%d, %d+%d), want within its %d", t.Name, from, from, len(dst), len(t.Data)/size)
+	}
+	src := t.Data[from*size : (from+len(dst))*size]
+	switch t.Type {
+	case op.F32:
+		for i := range dst {
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+		}
+	case op.BF16:
+		for i := range dst {
+			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
+		}
+	case op.F16:
+		for i := range dst {
+			dst[i] = halfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
+		}
+	}
+	return nil
+}
+
+// halfToFloat converts an IEEE 754 half; exact.
+func halfToFloat(h uint16) float32 {
+	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
+	switch exp {
+	case 0: // zero and subnormals: frac * 2^-24
+		f := float32(frac) * (1.0 / (1 << 24))
+		return math.Float32frombits(math.Float32bits(f) | sign)
+	case 31:
+		return math.Float32frombits(sign | 0xff<<23 | frac<<13)
+	}
+	return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
+}
+
+// File is an open safetensors file, mapped into memory.
+type File struct {
+	region  *mem.Region
+	tensors []Tensor // in the order of their data
+	index   map[string]int
+}
+
+// Open maps the safetensors file at path and checks its header: every tensor has a known type,
+// exactly the bytes its shape asks for, and the tensors tile the data without holes or overlaps.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "open safetensors: %w", err)
+	}
+	defer f.Close()
+	region, err := mem.Map(f)
+	if err != nil {
+		return nil, fmt.Errorf("open safetensors: %w", err)
+	}
+	var tensors []Tensor
+	fault := mem.CatchFault(func() { tensors, err = parse(region.Bytes()) })
+	if fault != nil {
+		err = fault
+	}
+	if err != nil {
+		region.Close()
+		return nil, diag.New(diag.ClassInput, "open safetensors: %w", err).At("%s", path)
+	}
+	out := &File{region: region, tensors: tensors, index: make(map[string]int, len(tensors))}
+	for i := range tensors {
+		out.index[tensors[i].Name] = i
+	}
+	return out, nil
+}
+
+// Names lists the tensors in the order of their data.
+func (f *File) Names() []string {
+	out := make([]string, len(f.tensors))
+	for i := range f.tensors {
+		out[i] = f.tensors[i].Name
+	}
+	return out
+}
+
+// Tensor returns the tensor of that name; its Data is read-only and dead after Close.
+func (f *File) Tensor(name string) (Tensor, bool) {
+	i, ok := f.index[name]
+	if !ok {
+		return Tensor{}, false
+	}
+	return f.tensors[i], true
+}
+
+// Close unmaps the file. Calling it again does nothing.
+func (f *File) Close() error { return f.region.Close() }
+
+// parse checks a whole file: 8 bytes of header length, a JSON header, the data.
+func parse(b []byte) ([]Tensor, error) {
+	if len(b) < 8 {
+		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(b))
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > maxHeaderBytes {
+		return nil, fmt.Errorf("header length %d bytes, want at most %d", n, maxHeaderBytes)
+	}
+	if n > uint64(len(b)-8) {
+		return nil, fmt.Errorf("truncated: got %d bytes, want %d for the header alone", len(b), 8+n)
+	}
+	header, data := b[8:8+n], b[8+n:]
+	if n == 0 || header[0] != '{' {
+		return nil, fmt.Errorf("header does not begin with {")
+	}
+	var found []extent
+	size := int64(0) // of the data, as described
+	names := map[string]bool{}
+	err := eachMember(header, func(name string, value json.RawMessage) error {
+		if names[name] {
+			return fmt.Errorf("key %q twice", name)
+		}
+		names[name] = true
+		if name == metadataKey {
+			var m map[string]string
+			if err := json.Unmarshal(value, &m); err != nil {
+				return fmt.Errorf("key %q: want an object of strings", name)
+			}
+			return nil
+		}
+		if len(found) == maxTensors {
+			return fmt.Errorf("more than %d tensors", maxTensors)
+		}
+		e, err := parseTensor(name, value)
+		if err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		found, size = append(found, e), max(size, e.end)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("header: %w", err)
+	}
+	switch got := int64(len(data)); {
+	case got < size:
+		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(b), 8+int64(n)+size)
+	case got > size:
+		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes", len(b), 8+int64(n)+size)
+	}
+	// In the order of their data; empty tensors before the one that begins at the same byte.
+	sort.SliceStable(found, func(a, b int) bool {
+		if found[a].begin != found[b].begin {
+			return found[a].begin < found[b].begin
+		}
+		return found[a].end < found[b].end
+	})
+	at := int64(0)
+	tensors := make([]Tensor, len(found))
+	for i, e := range found {
+		switch {
+		case e.begin < at:
+			return nil, fmt.Errorf("header: tensor %q begins at byte %d, inside another one that ends at %d", e.Name, e.begin, at)
+		case e.begin > at:
+			return nil, fmt.Errorf("header: hole of %d bytes before tensor %q", e.begin-at, e.Name)
+		}
+		at = e.end
+		e.Data = data[e.begin:e.end:e.end]
+		tensors[i] = e.Tensor
+	}
+	return tensors, nil
+}
+
+// extent is a tensor and where the header says its bytes are.
+type extent struct {
+	Tensor
+	begin, end int64
+}
+
+// parseTensor reads one header entry and checks its length against type and shape.
+func parseTensor(name string, value json.RawMessage) (e extent, err error) {
+	var dtype string
+	var shape []int
+	var offsets []int64
+	seen := 0
+	err = eachMember(value, func(key string, v json.RawMessage) error {
+		var dst any
+		bit := 0
+		switch key {
+		case "dtype":
+			dst, bit = &dtype, 1
+		case "shape":
+			dst, bit = &shape, 2
+		case "data_offsets":
+			dst, bit = &offsets, 4
+		default:
+			return fmt.Errorf("unknown key %q", key)
+		}
+		if seen&bit != 0 {
+			return fmt.Errorf("key %q twice", key)
+		}
+		seen |= bit
+		// A null would count as 0.
+		if err := json.Unmarshal(v, dst); err != nil || bit != 1 && bytes.Contains(v, []byte("null")) {
+			return fmt.Errorf("key %q: got %s", key, brief(v))
+		}
+		return nil
+	})
+	if err != nil {
+		return e, err
+	}
+	if seen != 7 {
+		return e, fmt.Errorf("want the keys dtype, shape and data_offsets")
+	}
+	if elementBytes[strings.ToLower(dtype)] == 0 || strings.ToUpper(dtype) != dtype {
+		return e, fmt.Errorf("unknown dtype %q", dtype)
+	}
+	if len(offsets) != 2 || offsets[0] < 0 || offsets[1] < offsets[0] {
+		return e, fmt.Errorf("data_offsets %v, want [begin, end]", offsets)
+	}
+	e = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0], end: offsets[1]}
+	want, err := sizeOf(e.Type, shape)
+	if err != nil {
+		return e, err
+	}
+	if got := e.end - e.begin; got != want {
+		return e, fmt.Errorf("got %d bytes in data_offsets, want %d for %s %v", got, want, dtype, shape)
+	}
+	return e, nil
+}
+
+// sizeOf is the number of bytes of an array; a shape that cannot exist is an error.
+func sizeOf(t op.Type, shape []int) (int64, error) {
+	if len(shape) > maxRank {
+		return 0, fmt.Errorf("%d dimensions, want at most %d", len(shape), maxRank)
+	}
+	size := elementBytes[string(t)]
+	for _, d := range shape {
+		if d < 0 || d > 0 && size > mem.MaxBytes/int64(d) {
+			return 0, fmt.Errorf("shape %v is impossible", shape)
+		}
+		size *= int64(d)
+	}
+	return size, nil
+}
+
+func elements(shape []int) int64 {
+	n := int64(1)
+	for _, d := range shape {
+		n *= int64(d)
+	}
+	return n
+}
+
+// eachMember calls f for every member of the JSON object in data, in order.
+func eachMember(data []byte, f func(key string, value json.RawMessage) error) error {
+	if !utf8.Valid(data) {
+		return fmt.Errorf("not valid UTF-8")
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	t, err := dec.Token()
+	if err != nil {
+		return jsonError(dec, err)
+	}
+	if t != json.Delim('{') {
+		return fmt.Errorf("got %s, want a JSON object", brief(data))
+	}
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return jsonError(dec, err)
+		}
+		key, ok := t.(string)
+		if !ok {
+			return fmt.Errorf("at byte %d: got %v, want a key", dec.InputOffset(), t)
+		}
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return jsonError(dec, err)
+		}
+		if err := f(key, value); err != nil {
+			return err
+		}
+	}
+	if _, err := dec.Token(); err != nil {
+		return jsonError(dec, err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return fmt.Errorf("at byte %d: data after the object", dec.InputOffset())
+	}
+	return nil
+}
+
+func jsonError(dec *json.Decoder, err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return fmt.Errorf("ends in the middle of a JSON object")
+	}
+	return fmt.Errorf("at byte %d: %w", dec.InputOffset(), err)
+}
+
+// brief shows the beginning of a JSON value in an error message.
+func brief(raw []byte) string {
+	const most = 60
+	s := strings.Join(strings.Fields(string(raw[:min(len(raw), 4*most)])), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
+}

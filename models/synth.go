@@ -1,0 +1,346 @@
+package models
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Synthetic weights are bf16 and normally distributed: projections with a deviation of
+// 0.8/sqrt(fan-in), those that write the residual stream 0.3 of that, embeddings 0.02. Six residual
+// channels have large norm gains, and three of them large rows in the residual writers, because
+// trained models have such outliers and quantisation is decided by them.
+const (
+	projectionScale = 0.8
+	residualScale   = 0.3
+	embeddingScale  = 0.02
+	outlierRowScale = 10
+	outlierRows     = 3 // of the channels with outlier gains
+)
+
+var outlierGains = []float64{8, 6, 5, 4, 4, 3}
+
+// Shards are at most maxShardBytes; a chunk is what one goroutine generates at a time. The weights
+// do not depend on either.
+const (
+	maxShardBytes = 2_000_000_000
+	synthChunk    = 1 << 20 // values
+)
+
+// outlierChannels are spread over the residual stream, the strongest first.
+func outlierChannels(hidden int) []int {
+	out := make([]int, len(outlierGains))
+	for i := range out {
+		out[i] = (2*i + 1) * hidden / (2*len(out) + 1)
+	}
+	return out
+}
+
+// role is what a tensor does, for drawing its values.
+type role int
+
+const (
+	projection role = iota
+	residual        // a projection added to the residual stream
+	embedding
+	gain
+)
+
+// role finds out what a weight does from the nodes that use it.
+func (g *Graph) role(w *Weight) role {
+	for _, s := range g.Sections {
+		for _, n := range s.Nodes {
+			if !slices.Contains(n.W, w.Name) {
+				continue
+			}
+			switch n.Ops[0].Kind {
+			case op.Embed:
+				return embedding
+			case op.Norm:
+				return gain
+			}
+			for _, add := range s.Nodes {
+				if add.Ops[0].Kind == op.Add && slices.Contains(add.In, n.Out[0]) {
+					return residual
+				}
+			}
+		}
+	}
+	return projection
+}
+
+// synthTensor is a tensor to be written: how its values are drawn, and where they go.
+type synthTensor struct {
+	name   string
+	shape  []int
+	role   role
+	fanIn  int
+	file   int
+	offset int64
+}
+
+// Synth writes a Hugging Face directory with the shapes of a catalog entry and random weights that
+// depend on seed alone. It has no tokenizer, and config.json says that it is synthetic. The directory
+// appears complete or not at all; one that exists and is not empty is refused.
+func Synth(ctx context.Context, m *Model, dir string, seed uint64) (err error) {
+	if m.config == nil {
+		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", m.Name).WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
+	}
+	failed := func(err error) error {
+		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+			return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", m.Name, err)
+		}
+		return diag.New(diag.ClassIO, "synthesise model %q: %w", m.Name, err)
+	}
+	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
+		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", m.Name, dir).WithHint("remove it, or give another one")
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return failed(err)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return failed(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(abs), 0o755); err != nil {
+		return failed(err)
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(abs), "."+filepath.Base(abs)+".*")
+	if err != nil {
+		return failed(err)
+	}
+	defer os.RemoveAll(temp) // gone after the rename
+	if err := os.Chmod(temp, 0o755); err != nil {
+		return failed(err)
+	}
+	if err := m.synthFiles(ctx, temp, seed); err != nil {
+		return failed(err)
+	}
+	if err := os.Rename(temp, abs); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
+	config := maps.Clone(m.config)
+	delete(config, "dtype")
+	config["torch_dtype"] = "bfloat16"
+	config[syntheticKey] = map[string]any{"model": m.Name, "seed": seed}
+	if err := writeJSON(filepath.Join(dir, configName), config); err != nil {
+		return err
+	}
+	tensors, shards := m.synthTensors()
+	files := make([]*os.File, len(shards))
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				f.Close()
+			}
+		}
+	}()
+	index := map[string]string{}
+	total := int64(0)
+	for i, shard := range shards {
+		name := singleName
+		if len(shards) > 1 {
+			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
+		}
+		header, offsets, err := safetensors.Layout(shard, map[string]string{"format": "pt"})
+		if err != nil {
+			return err
+		}
+		if files[i], err = os.Create(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+		if _, err := files[i].WriteAt(header, 0); err != nil {
+			return err
+		}
+		at := map[string]int64{}
+		for j, t := range shard {
+			at[t.Name], index[t.Name] = offsets[j], name
+			total += 2 * elements(t.Shape)
+		}
+		for j := range tensors {
+			if t := &tensors[j]; t.file == i {
+				t.offset = at[t.name]
+			}
+		}
+	}
+	if len(shards) > 1 {
+		doc := map[string]any{"metadata": map[string]any{"total_size": total}, "weight_map": index}
+		if err := writeJSON(filepath.Join(dir, indexName), doc); err != nil {
+			return err
+		}
+	}
+	type job struct {
+		t    *synthTensor
+		from int64
+	}
+	var jobs []job
+	for i := range tensors {
+		for from := int64(0); from < elements(tensors[i].shape); from += synthChunk {
+			jobs = append(jobs, job{&tensors[i], from})
+		}
+	}
+	tables := newQuantiles()
+	channels := outlierChannels(m.Hidden)
+	err := parallel(len(jobs), func(i int) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		t, from := jobs[i].t, jobs[i].from
+		buf := make([]byte, 2*min(synthChunk, elements(t.shape)-from))
+		t.fill(buf, from, seed, tables, channels)
+		_, err := files[t.file].WriteAt(buf, t.offset+2*from)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for i, f := range files {
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+		files[i] = nil
+	}
+	return nil
+}
+
+// synthTensors lists the tensors and spreads them over shards in the order of their names.
+func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
+	roles, fanIn := map[string]role{}, map[string]int{}
+	for i := range m.graph.Weights {
+		w := &m.graph.Weights[i]
+		for l := range m.Layers {
+			for _, name := range w.Sources(l) {
+				if _, seen := roles[name]; !seen { // a tied head stays an embedding
+					roles[name], fanIn[name] = m.graph.role(w), w.K
+				}
+			}
+		}
+	}
+	var out []synthTensor
+	var shards [][]safetensors.Tensor
+	size := int64(maxShardBytes)
+	for _, s := range m.required() {
+		n := 2 * elements(s.shape)
+		if size+n > maxShardBytes {
+			shards, size = append(shards, nil), 0
+		}
+		size += n
+		last := len(shards) - 1
+		shards[last] = append(shards[last], safetensors.Tensor{Name: s.name, Type: op.BF16, Shape: s.shape})
+		out = append(out, synthTensor{name: s.name, shape: s.shape, role: roles[s.name], fanIn: fanIn[s.name], file: last})
+	}
+	return out, shards
+}
+
+// fill writes values [from, from+len(buf)/2) as bf16. Value i is drawn by 16 bits of the i/4-th word
+// of the tensor's own random sequence, so that chunks need no common state.
+func (t *synthTensor) fill(buf []byte, from int64, seed uint64, q *quantiles, channels []int) {
+	if t.role == gain {
+		for i := range len(buf) / 2 {
+			v := 1.0
+			if c := slices.Index(channels, int(from)+i); c >= 0 {
+				v = outlierGains[c]
+			}
+			binary.LittleEndian.PutUint16(buf[2*i:], toBF16(v))
+		}
+		return
+	}
+	scale := projectionScale / math.Sqrt(float64(t.fanIn))
+	switch t.role {
+	case embedding:
+		scale = embeddingScale
+	case residual:
+		scale *= residualScale
+	}
+	plain := q.scaled(scale)
+	outlier := plain
+	if t.role == residual {
+		outlier = q.scaled(scale * outlierRowScale)
+	}
+	key := sha256.Sum256(fmt.Appendf(nil, "hetc.synth/1 %d %s", seed, t.name))
+	state := binary.LittleEndian.Uint64(key[:])
+	cols := int64(t.shape[len(t.shape)-1])
+	end := from + int64(len(buf)/2)
+	for i := from; i < end; {
+		table := plain
+		if slices.Contains(channels[:outlierRows], int(i/cols)) {
+			table = outlier
+		}
+		rowEnd := min((i/cols+1)*cols, end)
+		for ; i < rowEnd; i++ {
+			word := mix(state + uint64(i/4)*0x9e3779b97f4a7c15)
+			binary.LittleEndian.PutUint16(buf[2*(i-from):], table[uint16(word>>(16*(i%4)))])
+		}
+	}
+}
+
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// quantiles turns 16 random bits into a normally distributed value: entry i is the (i+0.5)/65536
+// quantile of the standard normal distribution.
+type quantiles [1 << 16]float64
+
+func newQuantiles() *quantiles {
+	q := new(quantiles)
+	for i := range len(q) / 2 {
+		v := math.Sqrt2 * math.Erfinv((float64(i)+0.5)/float64(len(q)/2))
+		q[len(q)/2+i], q[len(q)/2-1-i] = v, -v
+	}
+	return q
+}
+
+// scaled returns the table times scale as bf16.
+func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
+	out := new([1 << 16]uint16)
+	for i, v := range q {
+		out[i] = toBF16(v * scale)
+	}
+	return out
+}
+
+// toBF16 rounds a finite value to nearest, ties to even.
+func toBF16(v float64) uint16 {
+	b := math.Float32bits(float32(v))
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+func writeJSON(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(append(data, '\n')); err != nil {
+		return err
+	}
+	return f.Sync()
+}
