@@ -3,6 +3,7 @@ package planir
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
@@ -19,9 +20,9 @@ type Rule struct {
 // Rules lists every rule in the order it is checked. Later rules rely on earlier ones: checking
 // stops after the first rule that is broken.
 var Rules = []Rule{
-	{"P001", "the schema is this version's, and every name is unique, ordered and well formed", (*checker).names},
+	{"P001", "the schema is this version's, every name is unique, ordered and well formed, every size within bounds", (*checker).names},
 	{"P002", "every reference resolves: processors, graphs, buffers, packs, weights, flags, programs", (*checker).references},
-	{"P003", "every graph is valid, and its processor executes its operators and schemes", (*checker).graphs},
+	{"P003", "every graph is valid, and its processor executes its operators and schemes and holds its weights", (*checker).graphs},
 	{"P004", "a step's views lie within their buffers and have the types and shapes of its graph's operands", (*checker).views},
 	{"P005", "a step's weight references lie within their packs and have the shapes of its graph's weights", (*checker).weights},
 	{"P006", "of every weight a program uses, its steps use each column and row of the matrix exactly once", (*checker).tiling},
@@ -30,7 +31,7 @@ var Rules = []Rule{
 	{"P009", "two steps that touch the same elements, one of them writing, are ordered by flags", (*checker).races},
 	{"P010", "every element that is read has been written before", (*checker).written},
 	{"P011", "processors that share a core never have steps in the same section", (*checker).cores},
-	{"P012", "the decider names a program for every number of tokens up to the context", (*checker).decider},
+	{"P012", "the decider names a program for every number of tokens up to the context; ids enter and logits leave", (*checker).decider},
 	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
 }
 
@@ -73,6 +74,7 @@ func (c *checker) fail(path, format string, args ...any) {
 const (
 	maxSteps   = 4096 // of one section
 	maxItems   = 1 << 16
+	maxProcs   = 64
 	maxContext = 1 << 22
 	maxLayers  = 4096
 )
@@ -100,6 +102,8 @@ func (c *checker) names() {
 			switch {
 			case s == "" || len(s) > 200:
 				c.fail(at, "name is empty or longer than 200 bytes")
+			case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
+				c.fail(at, "name %q has other than printable ASCII characters", s)
 			case seen[s]:
 				c.fail(at, "name %q appears twice", s)
 			case ordered && i > 0 && name(i-1) > s:
@@ -109,6 +113,9 @@ func (c *checker) names() {
 		}
 	}
 	pr := &p.Program
+	if len(p.Procs) > maxProcs {
+		c.fail("procs", "%d processors, want at most %d", len(p.Procs), maxProcs)
+	}
 	unique("procs", len(p.Procs), true, func(i int) string { return p.Procs[i].Name })
 	unique("program.buffers", len(pr.Buffers), false, func(i int) string { return pr.Buffers[i].Name })
 	unique("program.weights", len(pr.Weights), false, func(i int) string { return pr.Weights[i].Name })
@@ -132,8 +139,8 @@ func (c *checker) names() {
 			for _, l := range s.Lanes {
 				steps += len(l.Steps)
 			}
-			if steps > maxSteps || s.Layers < 0 || s.Layers > maxLayers || s.Flags < 0 || s.Flags > steps {
-				c.fail(at, "%d steps, %d layers, %d flags: out of range", steps, s.Layers, s.Flags)
+			if len(s.Lanes) > maxProcs || steps > maxSteps || s.Layers < 0 || s.Layers > maxLayers || s.Flags < 0 || s.Flags > steps {
+				c.fail(at, "%d lanes, %d steps, %d layers, %d flags: out of range", len(s.Lanes), steps, s.Layers, s.Flags)
 			}
 		}
 	}
@@ -181,6 +188,15 @@ func (c *checker) references() {
 	if c.p.Proc(c.p.SoC.Control) == nil {
 		c.fail("soc.control", "unknown processor %q", c.p.SoC.Control)
 	}
+	for i := range pr.Programs {
+		for j, s := range pr.Programs[i].Sections {
+			for k, l := range s.Lanes {
+				if c.p.Proc(l.Proc) == nil || len(l.Steps) == 0 {
+					c.fail(fmt.Sprintf("program.programs[%d].sections[%d].lanes[%d]", i, j, k), "lane of %q has %d steps, want a known processor with at least one", l.Proc, len(l.Steps))
+				}
+			}
+		}
+	}
 	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
 		g := c.graphsN[st.Run]
 		switch {
@@ -200,12 +216,16 @@ func (c *checker) references() {
 				c.fail(path+".w", "unknown pack %q", w.Pack)
 				continue
 			}
-			if n := c.weightN[k.Weight].Layers; n != 0 && n != s.Layers {
+			wt := c.weightN[k.Weight]
+			if wt == nil {
+				continue // said above
+			}
+			if n := wt.Layers; n != 0 && n != s.Layers {
 				c.fail(path+".w", "pack %q has %d layers, and the section repeats %d times", w.Pack, n, s.Layers)
 			}
 		}
 		for _, w := range st.Wait {
-			if w.Flag >= s.Flags || w.Back && s.Layers == 0 {
+			if w.Flag < 0 || w.Flag >= s.Flags || w.Back && s.Layers == 0 {
 				c.fail(path+".wait", "flag %d of %d, back %v in a section of %d layers", w.Flag, s.Flags, w.Back, s.Layers)
 			}
 		}
@@ -244,10 +264,17 @@ func (c *checker) graphs() {
 				c.fail(path, "graph %q: processor %q does not execute scheme %q", g.Name, proc.Name, n.Op.Scheme)
 			}
 		}
+		var bytes int64
 		for _, w := range g.Graph.Weights {
+			if w.Layout != op.RowsLayout {
+				bytes += op.WeightBytes(w.Scheme, w.K, w.N)
+			}
 			if want := proc.LayoutOf(w.Scheme); w.Layout != op.RowsLayout && w.Layout != want {
 				c.fail(path, "graph %q: weight %q has layout %q, and processor %q reads %q", g.Name, w.Name, w.Layout, proc.Name, want)
 			}
+		}
+		if proc.GraphBytes > 0 && bytes > proc.GraphBytes {
+			c.fail(path, "graph %q holds %d bytes of weights, and one graph of processor %q at most %d", g.Name, bytes, proc.Name, proc.GraphBytes)
 		}
 	}
 }
@@ -361,7 +388,7 @@ func (c *checker) tiling() {
 			}
 			for _, key := range order {
 				rs := used[key]
-				node, weight, _ := cut(key)
+				node, weight, _ := strings.Cut(key, "\x00")
 				w := c.weightN[weight]
 				rows := 0
 				area := int64(0)
@@ -380,15 +407,6 @@ func (c *checker) tiling() {
 			}
 		}
 	}
-}
-
-func cut(key string) (string, string, bool) {
-	for i := 0; i < len(key); i++ {
-		if key[i] == 0 {
-			return key[:i], key[i+1:], true
-		}
-	}
-	return key, "", false
 }
 
 func (c *checker) flags() {
@@ -572,8 +590,12 @@ func (c *checker) written() {
 						have = append(have, ea.step.Out...)
 					}
 				}
+				rows := ph.Rows
+				if s.Logits && c.graphsN[eb.step.Run].Graph.Nodes[0].Op.Kind != op.SelectRow {
+					rows = 1 // whatever the bucket is
+				}
 				for _, v := range eb.step.In {
-					v.R1 = min(v.R1, max(v.R0+1, ph.Rows)) // padding rows need not be written
+					v.R1 = min(v.R1, max(v.R0+1, rows)) // padding rows need not be written
 					if miss, ok := uncovered(v, have); ok {
 						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "%q on %q reads %s, which nothing wrote before", eb.step.Node, s.Lanes[eb.lane].Proc, miss)
 						return

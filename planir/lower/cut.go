@@ -192,15 +192,21 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		}
 	}
 	if sh.PadRows > 0 {
-		if sh.PadRows < o.M {
+		switch {
+		case sh.PadRows < o.M:
 			return Piece{}, fmt.Errorf("rows padded to %d, want at least %d", sh.PadRows, o.M)
+		case axis == planir.AxisRows && sh.To != n.Op().M:
+			return Piece{}, fmt.Errorf("rows %d..%d padded to %d would overwrite the next share's", sh.From, sh.To, sh.PadRows)
 		}
 		for i := range ops {
 			ops[i].M = sh.PadRows
 		}
-		for _, views := range [][]planir.View{in, out} {
-			for i := range views {
-				views[i].R1 = views[i].R0 + sh.PadRows
+		for i := range in {
+			in[i].R1 = in[i].R0 + sh.PadRows
+		}
+		for i := range out {
+			if o.Kind != op.SelectRow { // has one output row whatever M is
+				out[i].R1 = out[i].R0 + sh.PadRows
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 			if d := b.decision(node, r); d != nil {
 				return d.Scheme
 			}
-			return ""
+			return op.A32W32 // section reports the missing decision
 		})
 		if err != nil {
 			return diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", r, err)

@@ -1,0 +1,218 @@
+package lower_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+)
+
+func graph(t testing.TB) *models.Graph {
+	t.Helper()
+	m, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	g := m.Graph()
+	return &g
+}
+
+func proc(name string, tile int, cores ...int) planir.Proc {
+	return planir.Proc{
+		Name: name, Kind: "cpu", Driver: "host", Cores: cores,
+		Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
+		Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, TileN: tile, TileK: tile,
+		StridedOutput: true, StridedInput: true, WeightRanges: true,
+	}
+}
+
+func plan(t testing.TB, g *models.Graph, rows []int, scheme op.Scheme) *planir.Plan {
+	t.Helper()
+	p := &planir.Plan{
+		Schema: planir.Schema, Model: planir.ModelRef{Name: "m"}, SoC: planir.SoCRef{Name: "s", Control: "a"},
+		MaxContext: 64, KV: op.F32, Procs: []planir.Proc{proc("a", 32, 0), proc("b", 32, 1), proc("c", 64)},
+	}
+	var err error
+	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Whatever is decided, as long as shares respect the granularity, the lowered plan obeys every rule:
+// in particular every read follows its write and no two lanes race.
+func TestAnyDecisionsLowerLegally(t *testing.T) {
+	g := graph(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		scheme := rapid.SampledFrom([]op.Scheme{op.A32W32, op.A8TQ8C}).Draw(rt, "scheme")
+		rows := []int{1, rapid.IntRange(2, 33).Draw(rt, "rows")}
+		p := plan(t, g, rows, scheme)
+		nodes := map[string]*lower.Node{}
+		for _, r := range rows {
+			sections, err := lower.Expand(g, r, p.MaxContext, p.KV, func(string) op.Scheme { return scheme })
+			if err != nil {
+				rt.Fatal(err)
+			}
+			for _, s := range sections {
+				for i := range s.Nodes {
+					nodes[s.Nodes[i].Name+"@"+itoa(r)] = &s.Nodes[i]
+				}
+			}
+		}
+		for i := range p.Decisions {
+			d := &p.Decisions[i]
+			n := nodes[d.Node+"@"+itoa(d.Rows)]
+			axis := rapid.SampledFrom([]planir.Axis{planir.AxisNone, planir.AxisCols, planir.AxisRows, planir.AxisK, planir.AxisHeads}).Draw(rt, "axis")
+			length, err := lower.AxisLength(n, axis)
+			who := rapid.Permutation([]string{"a", "b", "c"}).Draw(rt, "processors")
+			d.Shares[0].Proc = who[0]
+			if rapid.IntRange(0, 3).Draw(rt, "pad") == 0 {
+				d.Shares[0].PadRows = n.Op().M + rapid.IntRange(0, 5).Draw(rt, "more")
+			}
+			if err != nil || axis == planir.AxisNone {
+				continue
+			}
+			unit := max(lower.Granularity(n, axis, &p.Procs[0]), lower.Granularity(n, axis, &p.Procs[2]))
+			parts := min(rapid.IntRange(1, 3).Draw(rt, "parts"), (length+unit-1)/unit)
+			d.Axis, d.Shares = axis, nil
+			at := 0
+			for k := range parts {
+				left := (length-at+unit-1)/unit - (parts - k - 1)
+				to := at + unit*rapid.IntRange(1, left).Draw(rt, "length")
+				if k == parts-1 || to > length {
+					to = length
+				}
+				d.Shares = append(d.Shares, planir.Share{Proc: who[k], From: at, To: to})
+				at = to
+			}
+		}
+		if err := lower.Lower(p, g); err != nil {
+			rt.Fatal(err)
+		}
+		if err := planir.Check(p).Err(); err != nil {
+			rt.Fatalf("%v\n%s", err, planir.Dump(p))
+		}
+	})
+}
+
+func itoa(n int) string {
+	if n == 1 {
+		return "1"
+	}
+	return "n"
+}
+
+// The steps of a node are exactly its pieces, with their operators: what is priced is executed.
+func TestStepsArePieces(t *testing.T) {
+	g := graph(t)
+	p := plan(t, g, []int{1, 16}, op.A32W32)
+	d := p.DecisionFor("layers.ffn_down", 16)
+	d.Axis, d.Strategy = planir.AxisK, planir.Paired
+	d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "a", From: 256, To: 512}, {Proc: "c", From: 512, To: 768}}
+	if err := lower.Lower(p, g); err != nil {
+		t.Fatal(err)
+	}
+	sections, err := lower.Expand(g, 16, p.MaxContext, p.KV, func(string) op.Scheme { return op.A32W32 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i, n := range sections[1].Nodes {
+		if n.Name == d.Node {
+			pieces, err := lower.Cut(&sections[1], &sections[1].Nodes[i], d, p.Proc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range pieces {
+				want = append(want, c.Proc+" "+c.Op().Key())
+			}
+		}
+	}
+	var got []string
+	for _, l := range p.Program.Programs[1].Sections[1].Lanes {
+		for _, st := range l.Steps {
+			if st.Node != d.Node {
+				continue
+			}
+			for _, gr := range p.Program.Graphs {
+				if gr.Name == st.Run {
+					got = append(got, l.Proc+" "+gr.Graph.Nodes[0].Op.Key())
+				}
+			}
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if len(want) != 5 || !slices.Equal(got, want) {
+		t.Fatalf("steps %v, pieces %v", got, want)
+	}
+}
+
+func TestLowerRefuses(t *testing.T) {
+	g := graph(t)
+	down := func(p *planir.Plan) *planir.Decision { return p.DecisionFor("layers.ffn_down", 16) }
+	for name, c := range map[string]struct {
+		change func(p *planir.Plan)
+		want   string
+	}{
+		"no decode": {func(p *planir.Plan) {
+			p.Decisions = slices.DeleteFunc(p.Decisions, func(d planir.Decision) bool { return d.Rows == 1 })
+		}, "no decisions for one row"},
+		"missing decision": {func(p *planir.Plan) { down(p).Node = "layers.other" }, `no decision for "layers.ffn_down" at 16 rows`},
+		"no shares":        {func(p *planir.Plan) { down(p).Shares = nil }, "no shares"},
+		"gap": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisCols
+			d.Shares = []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 96, To: 256}}
+		}, "want a start of 64"},
+		"short": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisCols
+			d.Shares = []planir.Share{{Proc: "a", To: 64}}
+		}, "end at 64, want 256"},
+		"off the tiles": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisCols
+			d.Shares = []planir.Share{{Proc: "a", To: 48}, {Proc: "b", From: 48, To: 256}}
+		}, "not a multiple of 32"},
+		"unknown processor": {func(p *planir.Plan) { down(p).Shares[0].Proc = "z" }, `unknown processor "z"`},
+		"heads of a matmul": {func(p *planir.Plan) { down(p).Axis = planir.AxisHeads }, `cannot be divided along "heads"`},
+		"attention by rows": {func(p *planir.Plan) { p.DecisionFor("layers.attention", 16).Axis = planir.AxisRows }, "cache of earlier rows"},
+		"pad too small":     {func(p *planir.Plan) { down(p).Shares[0].PadRows = 8 }, "padded to 8, want at least 16"},
+		"pad over the next share": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisRows
+			d.Shares = []planir.Share{{Proc: "a", To: 8, PadRows: 12}, {Proc: "b", From: 8, To: 16}}
+		}, "would overwrite the next share's"},
+		"unknown scheme": {func(p *planir.Plan) { down(p).Scheme = "a8t/q2" }, "a8t/q2"},
+		"scheme missing": {func(p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }, `does not execute scheme "a32/w32"`},
+		"kind missing":   {func(p *planir.Plan) { p.Procs[0].Kinds = []op.Kind{op.MatMul} }, "does not execute"},
+		"layout missing": {func(p *planir.Plan) { p.Procs[0].Layouts = nil }, "no layout"},
+		"no strides": {func(p *planir.Plan) {
+			p.Procs[0].StridedOutput = false
+			d := down(p)
+			d.Axis, d.Shares = planir.AxisCols, []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 64, To: 256}}
+		}, "writes whole buffers only"},
+		"sums on a processor without add": {func(p *planir.Plan) {
+			p.Procs[2].Kinds = []op.Kind{op.MatMul}
+			d := down(p)
+			d.Axis, d.Shares = planir.AxisK, []planir.Share{{Proc: "c", To: 64}, {Proc: "b", From: 64, To: 768}}
+		}, "sums what the shares computed"},
+	} {
+		p := plan(t, g, []int{1, 16}, op.A32W32)
+		c.change(p)
+		err := lower.Lower(p, g)
+		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassIllegal {
+			t.Errorf("%s: got %v, want an illegal plan: %q", name, err, c.want)
+		}
+	}
+}

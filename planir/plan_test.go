@@ -1,0 +1,491 @@
+package planir_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/golden"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+)
+
+func TestMain(m *testing.M) { os.Exit(golden.Main(m)) }
+
+// testProcs are two CPU cores, both together, and an NPU-like processor that reads and writes whole
+// buffers and owns a copy of every weight range.
+func testProcs() []planir.Proc {
+	host := func(name, sel string, cores ...int) planir.Proc {
+		return planir.Proc{
+			Name: name, Kind: "cpu", Driver: "host", Select: sel, Cores: cores,
+			Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
+			Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, TileN: 32, TileK: 32,
+			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		}
+	}
+	npu := host("npu", "")
+	npu.Kind, npu.Driver, npu.TileN, npu.TileK = "npu", "sim", 64, 64
+	npu.DynamicRows, npu.StridedOutput, npu.StridedInput, npu.WeightRanges = false, false, false, false
+	return []planir.Proc{host("a", "0", 0), host("ab", "0-1", 0, 1), host("b", "1", 1), npu}
+}
+
+// graph is the demo model's, cut down to two layers.
+func graph(t testing.TB) *models.Graph {
+	t.Helper()
+	m, err := models.Open("../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	g := m.Graph()
+	for i := range g.Sections {
+		g.Sections[i].Layers = min(g.Sections[i].Layers, 2)
+	}
+	return &g
+}
+
+// build lowers a plan for the given rows in which everything runs on "a" but for the decisions that
+// change replaces.
+func build(t testing.TB, scheme op.Scheme, rows []int, change func(d *planir.Decision)) *planir.Plan {
+	t.Helper()
+	g := graph(t)
+	p := &planir.Plan{
+		Schema: planir.Schema, Model: planir.ModelRef{Name: "tiny", Digest: "model", BOS: 1, EOS: []int{2}},
+		SoC:        planir.SoCRef{Name: "test", Digest: "soc", Control: "a"},
+		MaxContext: 64, KV: op.F32, Procs: testProcs(),
+	}
+	var err error
+	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Decisions {
+		if change != nil {
+			change(&p.Decisions[i])
+		}
+	}
+	if err := lower.Lower(p, g); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// split divides a decision between two processors at a boundary.
+func split(d *planir.Decision, s planir.Strategy, axis planir.Axis, p string, at int, q string, end int) {
+	d.Strategy, d.Axis = s, axis
+	d.Shares = []planir.Share{{Proc: p, To: at}, {Proc: q, From: at, To: end}}
+}
+
+// Ends of the axes of the demo model.
+var columns = map[string]int{
+	"layers.qkv": 512, "layers.attn_out": 256, "layers.ffn_gate_up": 1536, "layers.ffn_act": 768,
+	"layers.ffn_down": 256, "layers.attn_add": 256, "layers.ffn_add": 256, "head.lm_head": 2048,
+}
+
+// shapes are plans with every kind of split, by name.
+var shapes = map[string]struct {
+	scheme op.Scheme
+	rows   []int
+	change func(d *planir.Decision)
+}{
+	"trivial": {op.A32W32, []int{1, 16}, nil},
+	"columns": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if n, ok := columns[d.Node]; ok {
+			split(d, planir.WeightCentric, planir.AxisCols, "a", n/2, "b", n)
+		}
+	}},
+	"rows": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if d.Rows > 1 && d.Node != "layers.attention" && d.Node != "head.head_select" {
+			split(d, planir.ActivationDivide, planir.AxisRows, "b", 5, "a", 16)
+		}
+	}},
+	"heads": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if d.Node == "layers.attention" {
+			split(d, planir.WeightCentric, planir.AxisHeads, "a", 1, "b", 2)
+		}
+	}},
+	"paired": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		switch d.Node {
+		case "layers.qkv":
+			split(d, planir.WeightCentric, planir.AxisCols, "a", 256, "b", 512)
+		case "layers.attention":
+			split(d, planir.WeightCentric, planir.AxisHeads, "a", 1, "b", 2)
+		case "layers.attn_out":
+			split(d, planir.Paired, planir.AxisK, "a", 128, "b", 256)
+		case "layers.ffn_gate_up":
+			split(d, planir.WeightCentric, planir.AxisCols, "a", 512, "b", 1536)
+		case "layers.ffn_act":
+			split(d, planir.WeightCentric, planir.AxisCols, "a", 256, "b", 768)
+		case "layers.ffn_down":
+			split(d, planir.Paired, planir.AxisK, "a", 256, "b", 768)
+		}
+	}},
+	"quantised": {op.A8TQ8C, []int{1, 16}, func(d *planir.Decision) {
+		switch {
+		case d.Node == "layers.qkv_quant" && d.Rows > 1:
+			split(d, planir.ActivationDivide, planir.AxisRows, "a", 8, "b", 16)
+		case columns[d.Node] > 0:
+			split(d, planir.WeightCentric, planir.AxisCols, "b", 64, "a", columns[d.Node])
+		}
+	}},
+	"padded": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if d.Node == "layers.ffn_down" && d.Rows > 1 {
+			d.Strategy, d.Shares = planir.Padding, []planir.Share{{Proc: "npu", PadRows: 32}}
+		}
+		if d.Node == "head.lm_head" { // one row: columns are no stride
+			split(d, planir.WeightCentric, planir.AxisCols, "npu", 1024, "a", 2048)
+		}
+	}},
+	"hybrid": {op.A32W32, []int{1, 12}, func(d *planir.Decision) {
+		if d.Node == "layers.ffn_gate_up" && d.Rows > 1 {
+			split(d, planir.Hybrid, planir.AxisCols, "a", 512, "b", 1536)
+			d.Shares[1].PadRows = 16
+		}
+	}},
+	"three": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if d.Node == "layers.ffn_down" {
+			d.Strategy, d.Axis = planir.Paired, planir.AxisK
+			d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "npu", From: 256, To: 512}, {Proc: "a", From: 512, To: 768}}
+			if d.Rows > 1 { // the NPU reads whole buffers only
+				d.Shares = []planir.Share{{Proc: "b", To: 256}, {Proc: "a", From: 256, To: 768}}
+			}
+		}
+	}},
+}
+
+func TestEverySplitIsLegal(t *testing.T) {
+	for name, s := range shapes {
+		t.Run(name, func(t *testing.T) {
+			p := build(t, s.scheme, s.rows, s.change)
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatalf("%v\n%s", err, planir.Dump(p))
+			}
+			// Canonical JSON is read back as the same plan.
+			b, err := planir.Encode(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q, err := planir.Decode(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if planir.Dump(q) != planir.Dump(p) {
+				t.Fatal("decoded plan differs")
+			}
+			again := build(t, s.scheme, s.rows, s.change)
+			if c, _ := planir.Encode(again); !bytes.Equal(b, c) {
+				t.Fatal("the same decisions lowered twice differ")
+			}
+		})
+	}
+}
+
+func TestDump(t *testing.T) {
+	for _, name := range []string{"trivial", "paired", "quantised", "hybrid"} {
+		t.Run(name, func(t *testing.T) {
+			s := shapes[name]
+			golden.Equal(t, "txt", []byte(planir.Dump(build(t, s.scheme, s.rows, s.change))))
+		})
+	}
+}
+
+// step returns the first step of a node on a processor in the program for a number of rows.
+func step(t testing.TB, p *planir.Plan, rows int, node, proc string) *planir.Step {
+	t.Helper()
+	for i := range p.Program.Programs {
+		for j := range p.Program.Programs[i].Sections {
+			for _, l := range p.Program.Programs[i].Sections[j].Lanes {
+				for k := range l.Steps {
+					if p.Program.Programs[i].Rows == rows && l.Proc == proc && l.Steps[k].Node == node {
+						return &l.Steps[k]
+					}
+				}
+			}
+		}
+	}
+	t.Fatalf("no step of %s@%d on %s", node, rows, proc)
+	return nil
+}
+
+func section(p *planir.Plan, program, name string) *planir.Section {
+	for i := range p.Program.Programs {
+		for j := range p.Program.Programs[i].Sections {
+			if s := &p.Program.Programs[i].Sections[j]; p.Program.Programs[i].Name == program && s.Name == name {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// Every rule is broken by a plan that differs from a legal one in one place.
+func TestRules(t *testing.T) {
+	cases := []struct {
+		rule, name string
+		shape      string
+		mutate     func(t *testing.T, p *planir.Plan)
+	}{
+		{"P001", "schema of the future", "trivial", func(t *testing.T, p *planir.Plan) { p.Schema = "hetc.plan/2" }},
+		{"P001", "buffer twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Buffers[1].Name = p.Program.Buffers[0].Name }},
+		{"P001", "processors out of order", "trivial", func(t *testing.T, p *planir.Plan) { slices.Reverse(p.Procs) }},
+		{"P001", "control character in a name", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[0].Name = "a\x1b[2J" }},
+		{"P001", "decision twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[1] = p.Decisions[0] }},
+		{"P001", "no context", "trivial", func(t *testing.T, p *planir.Plan) { p.MaxContext = 0 }},
+		{"P001", "cache of integers", "trivial", func(t *testing.T, p *planir.Plan) { p.KV = op.I8 }},
+		{"P001", "flags beyond steps", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Flags = 1 << 20 }},
+		{"P001", "crowd of processors", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Procs = nil
+			for i := range 65 {
+				q := testProcs()[0]
+				q.Name = fmt.Sprintf("p%02d", i)
+				p.Procs = append(p.Procs, q)
+			}
+		}},
+		{"P002", "unknown graph", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").Run = "a/none" }},
+		{"P002", "graph of another processor", "columns", func(t *testing.T, p *planir.Plan) {
+			step(t, p, 1, "layers.qkv", "a").Run = step(t, p, 1, "layers.qkv", "b").Run
+		}},
+		{"P002", "unknown buffer", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").In[0].Buffer = "none" }},
+		{"P002", "unknown pack", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].Pack = "none" }},
+		{"P002", "pack of an unknown weight", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].Weight = "none" }},
+		{"P002", "layers differ", "trivial", func(t *testing.T, p *planir.Plan) { section(p, "decode", "layers").Layers = 3 }},
+		{"P002", "flag out of range", "columns", func(t *testing.T, p *planir.Plan) {
+			st := step(t, p, 1, "layers.qkv", "b")
+			st.Wait = []planir.Wait{{Flag: section(p, "decode", "layers").Flags}}
+		}},
+		{"P002", "wait back without repetition", "columns", func(t *testing.T, p *planir.Plan) {
+			st := step(t, p, 1, "head.lm_head", "b")
+			st.Wait = []planir.Wait{{Flag: 0, Back: true}}
+		}},
+		{"P002", "unknown control", "trivial", func(t *testing.T, p *planir.Plan) { p.SoC.Control = "none" }},
+		{"P002", "lane of nobody", "trivial", func(t *testing.T, p *planir.Plan) {
+			s := section(p, "decode", "layers")
+			s.Lanes = append(s.Lanes, planir.Lane{Proc: "z"})
+		}},
+		{"P002", "share of nobody", "trivial", func(t *testing.T, p *planir.Plan) { p.Decisions[0].Shares[0].Proc = "z" }},
+		{"P002", "decider names nothing", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Program = "prefill@7" }},
+		{"P003", "operator not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Kinds = []op.Kind{op.MatMul} }},
+		{"P003", "scheme not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }},
+		{"P003", "layout not read", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts[1].Layout = "n64" }},
+		{"P003", "graph contradicts itself", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[2].Graph.Inputs[0].Cols++ }},
+		{"P003", "graph over the limit", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].GraphBytes = 1 << 10 }},
+		{"P004", "view outside its buffer", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].R1 = 1 << 20 }},
+		{"P004", "view of another shape", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].C1 -= 8 }},
+		{"P004", "input left out", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attn_add", "a").In = nil }},
+		{"P004", "no cache heads", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads = nil }},
+		{"P004", "cache heads out of range", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.attention", "a").Heads[1] = 3 }},
+		{"P004", "cache of another size", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Cache.MaxContext++ }},
+		{"P004", "first row beyond the program", "rows", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").R0 = 16 }},
+		{"P005", "columns outside the pack", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W[0].C1 += 32 }},
+		{"P005", "pack outside its weight", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].K1++ }},
+		{"P005", "weight left out", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W = nil }},
+		{"P005", "range on a processor without ranges", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].WeightRanges = false }},
+		{"P005", "range off the tiles", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].TileN = 512 }},
+		{"P006", "column used twice", "columns", func(t *testing.T, p *planir.Plan) {
+			a, b := step(t, p, 1, "layers.qkv", "a"), step(t, p, 1, "layers.qkv", "b")
+			b.W[0] = a.W[0]
+		}},
+		{"P006", "share left out", "columns", func(t *testing.T, p *planir.Plan) {
+			dropStep(section(p, "decode", "head"), "head.lm_head", "b")
+		}},
+		{"P007", "flag set twice", "columns", func(t *testing.T, p *planir.Plan) {
+			zero := 0
+			step(t, p, 1, "layers.ffn_add", "b").Set = &zero
+		}},
+		{"P007", "flag never set", "columns", func(t *testing.T, p *planir.Plan) {
+			for _, l := range section(p, "decode", "layers").Lanes {
+				for i := range l.Steps {
+					if l.Steps[i].Set != nil && *l.Steps[i].Set == 0 {
+						l.Steps[i].Set = nil
+					}
+				}
+			}
+		}},
+		{"P008", "lanes wait for each other", "paired", func(t *testing.T, p *planir.Plan) {
+			// The step that feeds b now waits for what b does with it.
+			norm, down := step(t, p, 1, "layers.attn_norm", "a"), step(t, p, 1, "layers.attn_out", "b")
+			norm.Wait = append(norm.Wait, planir.Wait{Flag: *down.Set})
+		}},
+		{"P009", "wait left out", "columns", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "b").Wait = nil }},
+		{"P009", "wait for the repetition before left out", "columns", func(t *testing.T, p *planir.Plan) {
+			for _, l := range section(p, "decode", "layers").Lanes {
+				for i := range l.Steps {
+					l.Steps[i].Wait = slices.DeleteFunc(l.Steps[i].Wait, func(w planir.Wait) bool { return w.Back })
+				}
+			}
+		}},
+		{"P010", "read before it is written", "trivial", func(t *testing.T, p *planir.Plan) {
+			s := section(p, "decode", "layers").Lanes[0].Steps
+			s[0], s[1] = s[1], s[0]
+		}},
+		{"P010", "section left out", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Program.Programs[0].Sections = p.Program.Programs[0].Sections[1:]
+		}},
+		{"P011", "processors share a core", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{0} }},
+		{"P012", "a length without program", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Max--; p.Program.Decider[1].Max-- }},
+		{"P012", "lengths overlap", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[1].Min-- }},
+		{"P012", "no logits", "trivial", func(t *testing.T, p *planir.Plan) {
+			for i := range p.Program.Programs {
+				for j := range p.Program.Programs[i].Sections {
+					p.Program.Programs[i].Sections[j].Logits = false
+				}
+			}
+		}},
+		{"P013", "shares with different schemes", "columns", func(t *testing.T, p *planir.Plan) {
+			// The share of b becomes quantised, with its own pack; everything else about it is in order.
+			q := build(t, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
+			from, to := step(t, q, 1, "head.lm_head", "b"), step(t, p, 1, "head.lm_head", "b")
+			for _, g := range q.Program.Graphs {
+				if g.Name == from.Run {
+					g.Name += "/q"
+					p.Program.Graphs = append(p.Program.Graphs, g)
+					to.Run = g.Name
+				}
+			}
+			for _, k := range q.Program.Packs {
+				if k.Name == from.W[0].Pack {
+					p.Program.Packs = append(p.Program.Packs, k)
+				}
+			}
+			to.W = from.W
+			quant := step(t, q, 1, "head.lm_head_quant", "a")
+			for _, g := range q.Program.Graphs {
+				if g.Name == quant.Run {
+					p.Program.Graphs = append(p.Program.Graphs, g)
+				}
+			}
+			for _, v := range q.Program.Buffers {
+				if v.Name == "hl.q" || v.Name == "hl.s" {
+					p.Program.Buffers = append(p.Program.Buffers, v)
+				}
+			}
+			to.In = from.In
+			s := section(p, "decode", "head")
+			lane := &s.Lanes[0]
+			norm := slices.IndexFunc(lane.Steps, func(st planir.Step) bool { return st.Node == "head.head_norm" })
+			moved := *quant
+			moved.Wait, moved.Set = nil, lane.Steps[norm].Set
+			lane.Steps[norm].Set = nil
+			lane.Steps = slices.Insert(lane.Steps, norm+1, moved)
+		}},
+	}
+	broken := map[string]bool{}
+	for _, c := range cases {
+		t.Run(c.rule+" "+c.name, func(t *testing.T) {
+			s := shapes[c.shape]
+			p := build(t, s.scheme, s.rows, s.change)
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatalf("before the change: %v", err)
+			}
+			c.mutate(t, p)
+			found := planir.Check(p)
+			if len(found) == 0 {
+				t.Fatal("no rule is broken")
+			}
+			for _, d := range found {
+				if d.Code != c.rule {
+					t.Errorf("breaks %s: %v", d.Code, d)
+				}
+				if d.Hint == "" || d.Path == "" {
+					t.Errorf("%v: has no path or no hint", d)
+				}
+			}
+		})
+		broken[c.rule] = true
+	}
+	for _, r := range planir.Rules {
+		if !broken[r.ID] {
+			t.Errorf("rule %s has no plan that breaks it", r.ID)
+		}
+	}
+}
+
+func dropStep(s *planir.Section, node, proc string) {
+	for i := range s.Lanes {
+		if s.Lanes[i].Proc == proc {
+			s.Lanes[i].Steps = slices.DeleteFunc(s.Lanes[i].Steps, func(st planir.Step) bool { return st.Node == node })
+		}
+	}
+	s.Lanes = slices.DeleteFunc(s.Lanes, func(l planir.Lane) bool { return len(l.Steps) == 0 })
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	p := build(t, op.A32W32, []int{1}, nil)
+	good, err := planir.Encode(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string][]byte{
+		"empty":           nil,
+		"truncated":       good[:len(good)/2],
+		"white space":     append(slices.Clone(good), '\n'),
+		"data after":      append(slices.Clone(good), "{}"...),
+		"unknown key":     bytes.Replace(good, []byte(`{"schema"`), []byte(`{"x":1,"schema"`), 1),
+		"key twice":       bytes.Replace(good, []byte(`{"schema"`), []byte(`{"schema":"hetc.plan/1","schema"`), 1),
+		"other schema":    bytes.Replace(good, []byte("hetc.plan/1"), []byte("hetc.plan/9"), 1),
+		"view with space": bytes.Replace(good, []byte("x[0:1,"), []byte("x[0:1, "), 1),
+		"view with zeros": bytes.Replace(good, []byte("x[0:1,"), []byte("x[00:1,"), 1),
+	} {
+		if bytes.Equal(b, good) {
+			t.Errorf("%s: the test changed nothing", name)
+		}
+		if _, err := planir.Decode(b); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	p := build(f, op.A8TQ8C, []int{1, 16}, shapes["columns"].change)
+	b, err := planir.Encode(p)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"schema":"hetc.plan/1"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := planir.Decode(b)
+		if err != nil {
+			return
+		}
+		planir.Check(p) // whatever it is, it is judged
+		if again, err := planir.Encode(p); err != nil || !bytes.Equal(again, b) {
+			t.Fatalf("accepted bytes are not what the plan encodes to (%v)", err)
+		}
+	})
+}
+
+// The table of rules in SPEC.md is what Rules says; HETC_UPDATE=1 rewrites it.
+func TestSpecListsTheRules(t *testing.T) {
+	const begin, end = "<!-- rules: generated, see TestSpecListsTheRules -->\n", "<!-- end of rules -->\n"
+	var table strings.Builder
+	table.WriteString("| rule | a legal plan |\n| --- | --- |\n")
+	for _, r := range planir.Rules {
+		fmt.Fprintf(&table, "| %s | %s |\n", r.ID, r.Sentence)
+	}
+	spec, err := os.ReadFile("SPEC.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(spec), begin)
+	_, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("SPEC.md has no %q ... %q", begin, end)
+	}
+	want := before + begin + table.String() + end + after
+	if want == string(spec) {
+		return
+	}
+	if os.Getenv("HETC_UPDATE") == "1" {
+		if err := os.WriteFile("SPEC.md", []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatal("the table of rules in SPEC.md is stale; run the test with HETC_UPDATE=1")
+}
