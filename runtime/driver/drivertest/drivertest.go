@@ -1,0 +1,824 @@
+// Package drivertest knows what every driver must do: a conformance suite that compares each
+// operator a processor claims with the definitions in double precision, and checks that everything
+// else is refused by name. It also wraps a driver so that a chosen call fails or hangs.
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Packing packs weights; its functions are those of planir/pack.
+type Packing struct {
+	Bytes   func(op.WeightSpec) (int64, error)
+	Pack    func(dst []byte, spec op.WeightSpec, values []float32) error // values [K,N]
+	Unpack  func(dst []float32, spec op.WeightSpec, packed []byte) error
+	Columns func(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error)
+}
+
+// Factory is a driver under test.
+type Factory struct {
+	Driver   driver.Driver
+	Compiler driver.Compiler
+	Packing  Packing
+	Config   driver.Config   // the processor under test
+	Others   []driver.Config // processors that may run at the same time
+
+	// Tolerance is the permitted error of a float32 result relative to the sum of the magnitudes of its
+	// terms; 0 means 1e-5.
+	Tolerance float64
+}
+
+func (f *Factory) tolerance() float64 {
+	if f.Tolerance == 0 {
+		return 1e-5
+	}
+	return f.Tolerance
+}
+
+// Run runs the suite. An unavailable driver skips it, unless the environment variable HETC_REQUIRE (a
+// comma-separated list) names the driver.
+func Run(t *testing.T, f Factory) {
+	open(t, &f, f.Config).close()
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *Factory)
+	}{
+		{"Devices", testDevices},
+		{"Capabilities", testCapabilities},
+		{"Operators", testOperators},
+		{"Graphs", testGraphs},
+		{"WeightRanges", testWeightRanges},
+		{"ZeroRows", testZeroRows},
+		{"Determinism", testDeterminism},
+		{"RefusedAtOpen", testRefusedAtOpen},
+		{"RefusedAtLoad", testRefusedAtLoad},
+		{"RefusedAtRun", testRefusedAtRun},
+		{"RefusedValues", testRefusedValues},
+		{"Memory", testMemory},
+		{"Concurrent", testConcurrent},
+		{"Close", testClose},
+		{"Leaks", testLeaks},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, &f) })
+	}
+}
+
+func testDevices(t *testing.T, f *Factory) {
+	ctx := context.Background()
+	devices, err := f.Driver.Devices(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := f.Driver.Devices(ctx)
+	if err != nil || fmt.Sprint(devices) != fmt.Sprint(again) {
+		t.Errorf("devices differ from call to call: %v, %v (%v)", devices, again, err)
+	}
+	if len(devices) == 0 {
+		t.Fatal("no devices, though one was opened")
+	}
+	seen := map[string]bool{}
+	for _, d := range devices {
+		if seen[d.Select] || d.Description == "" {
+			t.Errorf("device %+v is listed twice or not described", d)
+		}
+		seen[d.Select] = true
+		s := open(t, f, driver.Config{Select: d.Select, Options: f.Config.Options})
+		if !slices.Equal(s.caps.Cores, d.Cores) {
+			t.Errorf("device %q occupies cores %v, its processor %v", d.Select, d.Cores, s.caps.Cores)
+		}
+		s.close()
+	}
+}
+
+func testCapabilities(t *testing.T, f *Factory) {
+	c := open(t, f, f.Config).caps
+	seen := map[string]bool{}
+	once := func(what string) {
+		if seen[what] {
+			t.Errorf("%s is listed twice", what)
+		}
+		seen[what] = true
+	}
+	for _, k := range c.Kinds {
+		once("kind " + string(k))
+		if !slices.Contains(op.Kinds, k) {
+			t.Errorf("unknown kind %q", k)
+		}
+	}
+	for _, s := range c.Schemes {
+		once("scheme " + string(s))
+		if c.Layouts[s.Weight()] == "" {
+			t.Errorf("scheme %q: no layout of weights %q", s, s.Weight())
+		}
+	}
+	for _, k := range c.KV {
+		once("cache type " + string(k))
+	}
+	if len(c.Kinds) == 0 || c.TileN < 1 || c.TileK < 1 {
+		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.TileN, c.TileK)
+	}
+	if slices.Contains(c.Kinds, op.MatMul) != (len(c.Schemes) > 0) {
+		t.Errorf("got kinds %v with schemes %v", c.Kinds, c.Schemes)
+	}
+}
+
+// operators is one of every kind and variant per shape; shapes are 1, primes, tails beside tiles, and
+// large enough to be divided among threads.
+func operators() []op.Op {
+	var out []op.Op
+	for _, n := range []int{1, 7, 32, 97, 256} {
+		for _, m := range []int{1, 3, 17} {
+			out = append(out,
+				op.Op{Kind: op.Norm, M: m, N: n, Eps: 1e-5},
+				op.Op{Kind: op.QuantRows, M: m, N: n},
+				op.Op{Kind: op.Add, M: m, N: n},
+				op.Op{Kind: op.Copy, M: m, N: n},
+				op.Op{Kind: op.SelectRow, M: m, N: n},
+				op.Op{Kind: op.SiluMul, M: m, N: n, Interleave: n},
+			)
+			for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
+				out = append(out, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t})
+			}
+		}
+	}
+	out = append(out, op.Op{Kind: op.SiluMul, M: 5, N: 96, Interleave: 16}, op.Op{Kind: op.SiluMul, M: 2, N: 6, Interleave: 1},
+		op.Op{Kind: op.Norm, M: 67, N: 1024}, op.Op{Kind: op.QuantRows, M: 67, N: 1024}, op.Op{Kind: op.Add, M: 67, N: 1024},
+		op.Op{Kind: op.SiluMul, M: 67, N: 1024, Interleave: 16}, op.Op{Kind: op.Copy, M: 67, N: 1024})
+	for _, s := range op.Schemes {
+		for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {37, 160, 288}, {64, 96, 32}} {
+			out = append(out, op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s})
+		}
+	}
+	for _, h := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
+		for _, m := range []int{1, 5, 19} {
+			o := op.Op{M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2]}
+			for _, k := range []op.Kind{op.Rope, op.KVAppend, op.Attention} {
+				o.Kind, o.KV, o.Context = k, "", 0
+				if k == op.Attention {
+					o.Context = 64
+				}
+				if k == op.Rope {
+					out = append(out, o)
+					continue
+				}
+				for _, o.KV = range []op.Type{op.F32, op.F16} {
+					out = append(out, o)
+				}
+			}
+		}
+	}
+	return append(out, op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
+}
+
+const testContext = 64
+
+// scalars of a call with rows rows.
+func scalars(pos, rows int) driver.Scalars {
+	return driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Row: rows / 2}
+}
+
+// single is the graph of one operator; copies are also made of other types.
+func single(c *driver.Capabilities, o op.Op) op.Graph {
+	return op.Single(o, c.Layouts[o.Scheme.Weight()])
+}
+
+// variants runs a trial dense, with fewer rows and in wider buffers, as far as the processor does those.
+func (s *session) variants(tr *trial, m int, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	type call struct {
+		place
+		scalars driver.Scalars
+	}
+	calls := []call{{place{}, scalars(0, m)}}
+	if s.caps.StridedInput && s.caps.StridedOutput {
+		calls = append(calls, call{place{gap: s.caps.TileN, below: 2}, scalars(21, m)}, call{place{gap: 3}, scalars(testContext-m, m)})
+	}
+	if s.caps.DynamicRows && m > 1 {
+		calls = append(calls, call{place{below: 1}, scalars(3, m-1)}, call{place{}, scalars(1, 1)})
+	}
+	for _, c := range calls {
+		tr.fill(rng)
+		if m > testContext {
+			c.scalars.Pos = 0
+		}
+		tr.check(c.place, c.scalars)
+	}
+}
+
+func testOperators(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	tried := map[op.Kind]int{}
+	for i, o := range operators() {
+		g := single(s.caps, o)
+		name := strings.ReplaceAll(o.Key(), "/", ":")
+		if o.Kind == op.SiluMul {
+			name += fmt.Sprintf(" by %d", o.Interleave)
+		}
+		if s.caps.Supports(o) != nil {
+			continue // refused: RefusedAtLoad
+		}
+		tried[o.Kind]++
+		types := []op.Type{""}
+		if o.Kind == op.Copy {
+			types = []op.Type{op.F32, op.U8, op.F16, op.BF16, op.I32, op.I8}
+		}
+		for _, typ := range types {
+			t.Run(name+string(typ), func(t *testing.T) {
+				sub := *s
+				sub.t = t
+				if typ != "" {
+					g.Inputs[0].Type, g.Outputs[0].Type = typ, typ
+				}
+				if o.Kind == op.Rope { // in place
+					g.Outputs[0] = g.Inputs[0]
+				}
+				sub.variants(sub.newTrial(g, max(testContext, o.M), uint64(i)), o.M, uint64(i))
+			})
+		}
+	}
+	for _, k := range s.caps.Kinds {
+		if tried[k] == 0 {
+			t.Errorf("kind %q is claimed, but none of its variants is supported", k)
+		}
+	}
+}
+
+// graph is built node by node.
+type graph struct {
+	op.Graph
+	layouts map[string]string
+}
+
+func (g *graph) node(o op.Op, in, w, out []string) {
+	for _, name := range w {
+		g.Weights = append(g.Weights, o.WeightSpec(name, g.layouts[o.Scheme.Weight()]))
+	}
+	g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w, Out: out})
+}
+
+func value(name string, t op.Type, rows, cols int) op.Value {
+	return op.Value{Name: name, Type: t, Rows: rows, Cols: cols}
+}
+
+func names(s ...string) []string { return s }
+
+// blocks are pieces of a transformer as plans contain them, for m rows.
+func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
+	const hidden, ffn, heads, kv, dim, vocabulary = 64, 96, 4, 2, 16, 41
+	qkv := op.QKVColumns(heads, kv, dim)
+	f32 := func(name string, cols int) op.Value { return value(name, op.F32, m, cols) }
+	out := map[string]op.Graph{}
+
+	add := func(name string, g graph) { out[name] = g.Graph }
+
+	g := graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{value("ids", op.I32, m, 1)}, Outputs: []op.Value{f32("x", hidden), f32("n", hidden)}}}
+	g.node(op.Op{Kind: op.Embed, M: m, K: vocabulary, N: hidden, Table: op.F32}, names("ids"), names("table"), names("x"))
+	g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+	add("embed", g)
+
+	g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{value("logits", op.F32, 1, vocabulary)},
+		Temps: []op.Value{value("last", op.F32, 1, hidden), value("n", op.F32, 1, hidden)}}}
+	g.node(op.Op{Kind: op.SelectRow, M: m, N: hidden}, names("x"), nil, names("last"))
+	g.node(op.Op{Kind: op.Norm, M: 1, N: hidden, Eps: 1e-5}, names("last"), names("gain"), names("n"))
+	g.node(op.Op{Kind: op.MatMul, M: 1, K: hidden, N: vocabulary, Scheme: op.A32W32}, names("n"), names("lm_head"), names("logits"))
+	add("head", g)
+
+	for _, kvType := range []op.Type{op.F32, op.F16} {
+		// The fused row is an input that rope changes and nobody reads afterwards.
+		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
+		o := op.Op{Kind: op.Rope, M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
+		g.node(o, names("qkv"), names("invfreq"), names("qkv"))
+		o.Kind, o.KV = op.KVAppend, kvType
+		g.node(o, names("qkv"), nil, nil)
+		o.Kind, o.Context = op.Attention, testContext
+		g.node(o, names("qkv"), nil, names("y"))
+		add("attention "+string(kvType), g)
+	}
+
+	for _, scheme := range op.Schemes {
+		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
+			Temps: []op.Value{f32("n", hidden), f32("h", 2*ffn), f32("a", ffn), f32("d", hidden)}}}
+		product := func(k, n int, in, w, y string) {
+			o := op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme}
+			if !scheme.QuantisedRows() {
+				g.node(o, names(in), names(w), names(y))
+				return
+			}
+			q, s := value(in+"8", op.U8, m, k), value(in+"s", op.F32, m, 1)
+			g.Temps = append(g.Temps, q, s)
+			g.node(op.Op{Kind: op.QuantRows, M: m, N: k}, names(in), nil, names(q.Name, s.Name))
+			g.node(o, names(q.Name, s.Name), names(w), names(y))
+		}
+		g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
+		product(hidden, 2*ffn, "n", "gate_up", "h")
+		g.node(op.Op{Kind: op.SiluMul, M: m, N: ffn, Interleave: 16}, names("h"), nil, names("a"))
+		product(ffn, hidden, "a", "down", "d")
+		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "d"), nil, names("y"))
+		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), g)
+	}
+	return out
+}
+
+// supported reports whether the processor does every node.
+func supported(c *driver.Capabilities, g *op.Graph) bool {
+	for _, n := range g.Nodes {
+		if c.Supports(n.Op) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func testGraphs(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	for _, m := range []int{1, 11} {
+		for name, g := range blocks(s.caps, m) {
+			if !supported(s.caps, &g) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s m=%d", name, m), func(t *testing.T) {
+				sub := *s
+				sub.t = t
+				if err := g.Validate(); err != nil {
+					t.Fatal(err)
+				}
+				tr := sub.newTrial(g, testContext, 77)
+				sub.variants(tr, m, 77)
+				if g.State() { // a prompt in two chunks, then more: each call sees what the ones before it stored
+					rng := rand.New(rand.NewPCG(5, 5))
+					for _, pos := range []int{0, m, 2 * m} {
+						tr.fill(rng)
+						tr.check(place{}, scalars(pos, m))
+					}
+				}
+			})
+		}
+	}
+}
+
+// A shard is a tile range of one packed weight and a column range of one output.
+func testWeightRanges(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	if !s.caps.WeightRanges {
+		t.Skip("the processor needs its own copy of a shard's weight")
+	}
+	n0 := s.caps.TileN
+	whole := 3*n0 + 5
+	for _, scheme := range s.caps.Schemes {
+		for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
+			o := op.Op{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme}
+			full := s.newTrial(single(s.caps, o), 0, 3)
+			spec, offset, bytes, err := f.Packing.Columns(full.graph.Weights[0], cols[0], cols[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.N = spec.N
+			part := s.newTrial(single(s.caps, o), 0, 4)
+			w := stored{spec.K, spec.N, make([]float32, spec.K*spec.N)}
+			for k := range spec.K {
+				copy(w.v[k*spec.N:(k+1)*spec.N], full.weights["weight"].v[k*whole+cols[0]:])
+			}
+			part.weights["weight"] = w
+			part.packed = driver.Weights{{Spec: spec, Bytes: full.packed[0].Bytes[offset : offset+bytes]}}
+			if err := part.load(); err != nil {
+				t.Fatalf("columns %v of %s: %v", cols, scheme, err)
+			}
+			part.check(place{}, scalars(0, o.M))
+		}
+	}
+}
+
+// Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
+func testZeroRows(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.SiluMul, M: 2, N: 32, Interleave: 16}}
+	for _, scheme := range op.Schemes {
+		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme})
+	}
+	for _, o := range ops {
+		if s.caps.Supports(o) != nil {
+			continue
+		}
+		tr := s.newTrial(single(s.caps, o), 0, 6)
+		for _, v := range tr.graph.Inputs {
+			a := tr.vals[v.Name]
+			clear(a.v)
+			for i := range a.v {
+				if v.Type == op.U8 {
+					a.v[i] = 128
+				}
+			}
+		}
+		tr.check(place{}, scalars(0, 2))
+		if s.caps.DynamicRows {
+			tr.check(place{}, scalars(0, 0))
+		}
+	}
+}
+
+func testDeterminism(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	for name, g := range blocks(s.caps, 11) {
+		if !supported(s.caps, &g) {
+			continue
+		}
+		tr := s.newTrial(g, testContext, 9)
+		var first string
+		for i := range 20 {
+			b := tr.bind(place{}, scalars(0, 11))
+			if _, err := s.run(tr.exe, &b.b); err != nil {
+				t.Fatal(err)
+			}
+			result := ""
+			for _, v := range b.b.Out {
+				result += string(v.Bytes())
+			}
+			if i == 0 {
+				first = result
+			}
+			if result != first {
+				t.Fatalf("%s: run %d differs from the first", name, i)
+			}
+		}
+	}
+}
+
+// mentions fails unless err names every word.
+func mentions(t *testing.T, what string, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s was accepted", what)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%s: error %q does not mention %q", what, err, w)
+		}
+	}
+}
+
+func testRefusedAtOpen(t *testing.T, f *Factory) {
+	ctx := context.Background()
+	for _, sel := range []string{"", "-", "no-such-processor", "-1", "0-", "999999", "1e9", "\x00"} {
+		p, err := f.Driver.Open(ctx, driver.Config{Select: sel, Options: f.Config.Options})
+		if sel == "" && err == nil { // a driver may have a default
+			p.Close()
+			continue
+		}
+		mentions(t, fmt.Sprintf("selector %q", sel), err, fmt.Sprintf("%q", sel))
+	}
+	_, err := f.Driver.Open(ctx, driver.Config{Select: f.Config.Select, Options: map[string]string{"no_such_option": "1"}})
+	mentions(t, "an unknown option", err, `"no_such_option"`)
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := f.Driver.Open(cancelled, f.Config); !errors.Is(err, context.Canceled) {
+		t.Errorf("open with a cancelled context: got %v", err)
+	}
+}
+
+func testRefusedAtLoad(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	refuse := func(what string, a driver.Artifact, w driver.Weights, words ...string) {
+		t.Helper()
+		exe, err := s.load(a, w)
+		if err == nil {
+			exe.Close()
+		}
+		mentions(t, what, err, words...)
+	}
+	for _, o := range operators() {
+		if s.caps.Supports(o) == nil {
+			continue
+		}
+		a, err := s.compile(single(s.caps, o), nil)
+		if err == nil {
+			_, err = s.load(a, nil)
+		}
+		word := string(o.Kind)
+		if slices.Contains(s.caps.Kinds, o.Kind) {
+			word = string(o.Scheme) + string(o.KV)
+		}
+		mentions(t, o.Key(), err, word)
+	}
+
+	// A graph with a weight, for everything that may be wrong around it.
+	o := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if len(s.caps.Schemes) > 0 {
+		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+	}
+	tr := s.newTrial(single(s.caps, o), 0, 8)
+	a, err := s.compile(tr.graph, tr.packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuse("an artifact of another driver", driver.Artifact{Driver: "no-such-driver", Code: a.Code}, tr.packed, `"no-such-driver"`)
+	for n := range len(a.Code) {
+		if n < 64 || n > len(a.Code)-64 || n%37 == 0 {
+			refuse(fmt.Sprintf("the first %d of %d bytes of an artifact", n, len(a.Code)), driver.Artifact{Driver: a.Driver, Code: a.Code[:n]}, tr.packed)
+		}
+	}
+	refuse("bytes after an artifact", driver.Artifact{Driver: a.Driver, Code: append(slices.Clone(a.Code), "{}"...)}, tr.packed)
+	noise := make([]byte, 4096)
+	rng := rand.New(rand.NewPCG(1, 9))
+	for i := range noise {
+		noise[i] = byte(rng.Uint32())
+	}
+	refuse("noise", driver.Artifact{Driver: a.Driver, Code: noise}, tr.packed)
+
+	name := tr.graph.Weights[0].Name
+	with := func(change func(p *driver.Packed)) driver.Weights {
+		w := slices.Clone(tr.packed)
+		change(&w[0])
+		return w
+	}
+	refuse("no weights", a, nil, "weight")
+	refuse("two weights for one", a, append(slices.Clone(tr.packed), tr.packed[0]), "weight")
+	refuse("a short weight", a, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:len(p.Bytes)-1] }), name, fmt.Sprint(len(tr.packed[0].Bytes)))
+	refuse("an empty weight", a, with(func(p *driver.Packed) { p.Bytes = nil }), name)
+	refuse("a long weight", a, with(func(p *driver.Packed) { p.Bytes = make([]byte, 2*len(p.Bytes)) }), name)
+	refuse("a weight of another shape", a, with(func(p *driver.Packed) { p.Spec.N++ }), name)
+	refuse("a weight of another scheme", a, with(func(p *driver.Packed) { p.Spec.Scheme = "q3k" }), name, "q3k")
+	refuse("a weight of another layout", a, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }), name, "swirl")
+	if len(s.caps.Schemes) > 0 {
+		other := tr.graph
+		other.Weights = slices.Clone(other.Weights)
+		other.Weights[0].Layout = "swirl"
+		b, err := s.compile(other, nil)
+		if err == nil {
+			_, err = s.load(b, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }))
+		}
+		mentions(t, "a graph with weights in an unknown layout", err, "swirl")
+	}
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := s.proc.Load(cancelled, a, tr.packed); !errors.Is(err, context.Canceled) {
+		t.Errorf("load with a cancelled context: got %v", err)
+	}
+	if err := tr.load(); err != nil {
+		t.Errorf("a good artifact after bad ones: %v", err)
+	}
+}
+
+func testRefusedAtRun(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	refuse := func(tr *trial, what string, change func(b *driver.Bindings), words ...string) {
+		t.Helper()
+		b := tr.bind(place{}, scalars(0, 2))
+		change(&b.b)
+		_, err := s.run(tr.exe, &b.b)
+		mentions(t, what, err, words...)
+	}
+	o := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if s.caps.Supports(o) != nil {
+		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+	}
+	tr := s.newTrial(single(s.caps, o), 0, 8)
+	refuse(tr, "a missing input", func(b *driver.Bindings) { b.In = b.In[:len(b.In)-1] })
+	refuse(tr, "a missing output", func(b *driver.Bindings) { b.Out = nil })
+	refuse(tr, "an input without a buffer", func(b *driver.Bindings) { b.In[0].Buffer = nil }, `"x"`)
+	refuse(tr, "an input of another type", func(b *driver.Bindings) { b.In[0].Type = op.BF16 }, `"x"`)
+	refuse(tr, "an output of other columns", func(b *driver.Bindings) { b.Out[0].Cols-- }, `"y"`)
+	refuse(tr, "an output of fewer rows", func(b *driver.Bindings) { b.Out[0].Rows = 1 }, `"y"`)
+	refuse(tr, "an output beyond its buffer", func(b *driver.Bindings) { b.Out[0].Offset = 64 }, `"y"`)
+	refuse(tr, "an input beyond its buffer", func(b *driver.Bindings) { b.In[0].Stride *= 2 }, `"x"`)
+	refuse(tr, "a negative offset", func(b *driver.Bindings) { b.In[0].Offset = -64 }, `"x"`)
+	refuse(tr, "an offset that overflows", func(b *driver.Bindings) { b.In[0].Offset = math.MaxInt64 - 3 }, `"x"`)
+	refuse(tr, "a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt64 / 4 }, `"x"`)
+	refuse(tr, "a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
+	refuse(tr, "negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
+	if !s.caps.StridedInput {
+		refuse(tr, "a strided input", func(b *driver.Bindings) { b.In[0].Rows, b.In[0].Stride = 1, 2*b.In[0].Stride }, `"x"`)
+	}
+	if !s.caps.DynamicRows {
+		refuse(tr, "fewer rows", func(b *driver.Bindings) { b.Scalars.Rows = 1 }, "row")
+	}
+	tr.check(place{}, scalars(0, 2)) // and still right afterwards
+
+	attention := op.Op{Kind: op.Attention, M: 2, Heads: 4, KVHeads: 2, HeadDim: 8, Context: 8, KV: op.F32}
+	if s.caps.Supports(attention) == nil {
+		tr := s.newTrial(single(s.caps, attention), 16, 8)
+		refuse(tr, "positions beyond the cache", func(b *driver.Bindings) { b.Scalars.Pos = 15 }, "16")
+		refuse(tr, "a negative position", func(b *driver.Bindings) { b.Scalars.Pos = -1 }, "-1")
+		refuse(tr, "a position that overflows", func(b *driver.Bindings) { b.Scalars.Pos = math.MaxInt64 })
+		refuse(tr, "no cache", func(b *driver.Bindings) { b.K, b.V, b.MaxContext = driver.View{}, driver.View{}, 0 })
+		refuse(tr, "a cache of another type", func(b *driver.Bindings) { b.K.Type = op.F16 }, `"k"`)
+		refuse(tr, "a cache of fewer rows", func(b *driver.Bindings) { b.V.Rows-- }, `"v"`)
+		refuse(tr, "a larger context than the cache has", func(b *driver.Bindings) { b.MaxContext *= 2 }, `"k"`)
+		tr.check(place{}, scalars(14, 2))
+	}
+
+	other := open(t, f, f.Config)
+	b := tr.bind(place{}, scalars(0, 2))
+	_, err := other.run(tr.exe, &b.b)
+	mentions(t, "an executable of another processor", err)
+	if err := s.lane.do(tr.exe.Close); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.run(tr.exe, &b.b)
+	mentions(t, "a closed executable", err)
+}
+
+// Values that have no answer are errors, not garbage.
+func testRefusedValues(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	for _, c := range []struct {
+		o     op.Op
+		value float64
+		rows  int
+		row   int
+		words []string
+	}{
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, 10, 3, 0, []string{"embed", "row 1", "10"}},
+		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, -1, 3, 0, []string{"embed", "row 1", "-1"}},
+		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, 1e6, 3, 0, []string{"kv_append", "row 1"}},
+		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, 0, 3, 3, []string{"select_row", "row 3"}},
+		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, 0, 3, -1, []string{"select_row", "row -1"}},
+	} {
+		if s.caps.Supports(c.o) != nil {
+			continue
+		}
+		tr := s.newTrial(single(s.caps, c.o), testContext, 12)
+		in := tr.vals[tr.graph.Inputs[0].Name]
+		in.v[in.value.Cols] = c.value // row 1
+		sc := scalars(0, c.rows)
+		sc.Row = c.row
+		b := tr.bind(place{}, sc)
+		_, err := s.run(tr.exe, &b.b)
+		mentions(t, fmt.Sprintf("%s with %v", c.o.Key(), c.value), err, c.words...)
+		if s.caps.DynamicRows && c.o.Kind != op.SelectRow { // a row that is not in use does not matter
+			b.b.Scalars.Rows = 1
+			if _, err := s.run(tr.exe, &b.b); err != nil {
+				t.Errorf("%s with %v in an unused row: %v", c.o.Key(), c.value, err)
+			}
+		}
+	}
+}
+
+func testMemory(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	for _, n := range []int64{1, 63, 4096, 1 << 20} {
+		b, err := s.proc.Alloc(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Bytes(); int64(len(got)) != n || slices.ContainsFunc(got, func(v byte) bool { return v != 0 }) {
+			t.Errorf("alloc of %d bytes: got %d, or not zeroed", n, len(got))
+		}
+		if err := errors.Join(b.Close(), b.Close()); err != nil {
+			t.Errorf("close a buffer twice: %v", err)
+		}
+	}
+	for _, n := range []int64{-1, math.MaxInt64} {
+		if _, err := s.proc.Alloc(n); err == nil {
+			t.Errorf("alloc of %d bytes was accepted", n)
+		}
+	}
+	m := s.memory(256)
+	if _, err := s.proc.Import(m[1:]); err == nil {
+		t.Error("import of unaligned memory was accepted")
+	}
+	b, err := s.proc.Import(m[64:128])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Bytes()[0] = 42
+	if m[64] != 42 || len(b.Bytes()) != 64 {
+		t.Error("imported memory is a copy")
+	}
+	if err := errors.Join(b.Close(), b.Close()); err != nil {
+		t.Errorf("close imported memory twice: %v", err)
+	}
+}
+
+// Processors run at the same time, each on its lane.
+func testConcurrent(t *testing.T, f *Factory) {
+	configs := append([]driver.Config{f.Config}, f.Others...)
+	if len(f.Others) == 0 {
+		configs = append(configs, f.Config)
+	}
+	var trials []*trial
+	for i, c := range configs {
+		s := open(t, f, c)
+		for name, g := range blocks(s.caps, 11) {
+			if strings.HasPrefix(name, "mlp") && supported(s.caps, &g) {
+				trials = append(trials, s.newTrial(g, 0, uint64(i)))
+				break
+			}
+		}
+	}
+	type outcome struct {
+		b   *bound
+		err error
+	}
+	results := make([][]outcome, len(trials))
+	for i, tr := range trials {
+		for range 50 {
+			results[i] = append(results[i], outcome{b: tr.bind(place{}, scalars(0, 11))})
+		}
+	}
+	var wg sync.WaitGroup
+	for i, tr := range trials {
+		wg.Go(func() {
+			for j := range results[i] {
+				_, results[i][j].err = tr.s.run(tr.exe, &results[i][j].b.b)
+			}
+		})
+	}
+	wg.Wait()
+	for i, tr := range trials {
+		evaluate(&tr.graph, tr.vals, tr.weights, nil, scalars(0, 11))
+		for _, r := range results[i] {
+			if r.err != nil {
+				t.Fatal(r.err)
+			}
+			v := r.b.b.Out[0]
+			tr.compare(tr.vals["y"], v, v.Buffer.Bytes(), 11)
+		}
+	}
+}
+
+func testClose(t *testing.T, f *Factory) {
+	s := open(t, f, f.Config)
+	o := op.Op{Kind: op.Norm, M: 2, N: 64}
+	if s.caps.Supports(o) != nil {
+		o = op.Op{Kind: op.MatMul, M: 2, K: 64, N: 64, Scheme: s.caps.Schemes[0]}
+	}
+	tr := s.newTrial(single(s.caps, o), 0, 8)
+	b := tr.bind(place{}, scalars(0, 2))
+	if err := errors.Join(s.proc.Close(), s.proc.Close()); err != nil {
+		t.Fatalf("close twice: %v", err)
+	}
+	_, err := s.run(tr.exe, &b.b)
+	mentions(t, "run on a closed processor", err)
+	a, err := s.compile(tr.graph, tr.packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.load(a, tr.packed)
+	mentions(t, "load on a closed processor", err)
+	if err := errors.Join(tr.exe.Close(), tr.exe.Close()); err != nil {
+		t.Errorf("close an executable twice, after its processor: %v", err)
+	}
+	// A processor that was never attached closes too.
+	p, err := f.Driver.Open(context.Background(), f.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func testLeaks(t *testing.T, f *Factory) {
+	cycle := func() {
+		s := open(t, f, f.Config)
+		for name, g := range blocks(s.caps, 11) {
+			if !strings.HasPrefix(name, "mlp") || !supported(s.caps, &g) {
+				continue
+			}
+			tr := s.newTrial(g, 0, 1)
+			tr.check(place{}, scalars(0, 11))
+		}
+		s.close()
+	}
+	cycle()
+	goroutines, threads := runtime.NumGoroutine(), countThreads()
+	const cycles = 10
+	for range cycles {
+		cycle()
+	}
+	// Threads end a little after their goroutines.
+	for range 100 {
+		if runtime.NumGoroutine() <= goroutines && countThreads() < threads+cycles/2 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("after opening and closing %d processors: %d goroutines, before %d; %d threads, before %d", cycles, runtime.NumGoroutine(), goroutines, countThreads(), threads)
+}
+
+// countThreads is the number of OS threads of this process, 0 where the system does not tell.
+func countThreads() int {
+	d, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return 0
+	}
+	return len(d)
+}

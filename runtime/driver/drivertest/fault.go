@@ -1,0 +1,107 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Point is where a fault strikes.
+type Point string
+
+const (
+	AtOpen Point = "open"
+	AtLoad Point = "load"
+	AtRun  Point = "run"
+)
+
+// Fault makes the K-th call (from 1) at a point fail or hang, and all later ones at that point fail. Calls are
+// counted over all processors of the driver, or over those of one selector. The zero K never strikes.
+type Fault struct {
+	At     Point
+	K      int
+	Hang   bool   // until the processor is closed or a context ends, then fail
+	Select string // only the processor opened with this selector; "" for any
+}
+
+// Error is what an injected fault returns.
+type Error struct{ Fault Fault }
+
+func (e *Error) Error() string { return fmt.Sprintf("injected fault: %s %d", e.Fault.At, e.Fault.K) }
+
+// Inject wraps d so that f strikes. ctx ends hangs, also those of Run, which has no context of its own.
+func Inject(ctx context.Context, d driver.Driver, f Fault) driver.Driver {
+	return &faulty{Driver: d, ctx: ctx, fault: f}
+}
+
+type faulty struct {
+	driver.Driver
+	ctx   context.Context
+	fault Fault
+
+	mu    sync.Mutex
+	calls int
+}
+
+// strike counts a call and is the error of a fault that is due, after its hang.
+func (d *faulty) strike(at Point, sel string, ctx context.Context, closed <-chan struct{}) error {
+	if at != d.fault.At || d.fault.K < 1 || d.fault.Select != "" && sel != d.fault.Select {
+		return nil
+	}
+	d.mu.Lock()
+	d.calls++
+	due, first := d.calls >= d.fault.K, d.calls == d.fault.K
+	d.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if first && d.fault.Hang {
+		select {
+		case <-ctx.Done():
+		case <-d.ctx.Done():
+		case <-closed:
+		}
+	}
+	return &Error{d.fault}
+}
+
+func (d *faulty) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+	if err := d.strike(AtOpen, c.Select, ctx, nil); err != nil {
+		return nil, err
+	}
+	p, err := d.Driver.Open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return &faultyProcessor{Processor: p, d: d, sel: c.Select, closed: make(chan struct{})}, nil
+}
+
+type faultyProcessor struct {
+	driver.Processor
+	d      *faulty
+	sel    string
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (p *faultyProcessor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
+	if err := p.d.strike(AtLoad, p.sel, ctx, p.closed); err != nil {
+		return nil, err
+	}
+	return p.Processor.Load(ctx, a, w)
+}
+
+func (p *faultyProcessor) Run(e driver.Executable, b *driver.Bindings) (driver.Span, error) {
+	if err := p.d.strike(AtRun, p.sel, context.Background(), p.closed); err != nil {
+		now := p.Now()
+		return driver.Span{Start: now, End: now}, err
+	}
+	return p.Processor.Run(e, b)
+}
+
+func (p *faultyProcessor) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return p.Processor.Close()
+}
