@@ -1,0 +1,49 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+)
+
+// NewCompiler returns the compiler of the simulated processors of s. It refuses what they could not
+// execute: operators, schemes and layouts they lack, graphs beyond their byte limit and shapes
+// described as infeasible (diag.ClassInfeasible).
+func NewCompiler(s *socs.SoC) driver.Compiler { return compiler{s} }
+
+type compiler struct{ soc *socs.SoC }
+
+func (compiler) Name() string { return socs.SimDriver }
+
+// Compile writes the graph as canonical JSON. Weights are not looked at and may be nil.
+func (c compiler) Compile(ctx context.Context, g op.Graph, _ driver.Weights, t driver.Target) (driver.Artifact, error) {
+	fail := func(err error) (driver.Artifact, error) {
+		class := diag.ClassInput
+		if x := diag.ClassOf(err); x != diag.ClassInternal {
+			class = x
+		}
+		return driver.Artifact{}, diag.New(class, "compile graph for processor %q: %w", t.Proc, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Artifact{}, err
+	}
+	if err := g.Validate(); err != nil {
+		return fail(err)
+	}
+	p := c.soc.Processor(t.Proc)
+	if p == nil || p.Sim == nil {
+		return fail(diag.New(diag.ClassInput, "SoC %q has no such simulated processor", c.soc.Name))
+	}
+	if err := executes(p, capabilities(p), &g); err != nil {
+		return fail(err)
+	}
+	code, err := json.Marshal(&g)
+	if err != nil {
+		return fail(err)
+	}
+	return driver.Artifact{Driver: socs.SimDriver, Code: code, Facts: map[string]int64{"bytes": int64(len(code))}}, nil
+}
