@@ -32,6 +32,10 @@ func (t tier) set() *Set {
 	s := Portable()
 	s.Name = map[tier]string{avx2: "avx2", avx512vnni: "avx512vnni"}[t]
 	s.MatMulF32, s.MatMulQ8C, s.MatMulQ4B32 = t.matMulF32, t.matMulQ8C, t.matMulQ4B32
+	s.BlockSums, s.QuantRows, s.Norm = vecBlockSums, vecQuantRows, vecNorm
+	s.SiluMul, s.Add, s.Rope = vecSiluMul, vecAdd, vecRope
+	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
+	s.FromF16, s.FromBF16, s.ToF16 = vecFromF16, vecFromBF16, vecToF16
 	return s
 }
 
@@ -87,11 +91,7 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 		for r := 0; r < m; {
 			rows := share(m-r, most)
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			if t == avx512vnni {
-				f32Rows512(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k])
-			} else {
-				f32Rows256(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k])
-			}
+			t.rowsF32(rows, dst, ld, &x[r*ldx], ldx, k, &w[j*k])
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)
 			}

@@ -248,12 +248,151 @@ func TestVecAllocates(t *testing.T) {
 	for _, s := range vectors(t) {
 		c := newMatmul(t, 5, 67, 70, random, 3)
 		y := make([]float32, c.m*c.ldy)
+		const heads, dim, pos = 4, 64, 130
+		att := make([]float32, 5*heads*dim)
+		kv, kv16 := make([]float32, (pos+5)*dim), make([]uint16, (pos+5)*dim)
+		scratch := make([]float32, AttentionScratch(heads, dim))
 		if n := testing.AllocsPerRun(10, func() {
 			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
 			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
 			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
+			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, 5, heads, dim, pos)
+			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, 5, heads, dim, pos)
+			s.QuantRows(c.u8, c.ldx, c.xscale, c.f32, c.ldx, c.m, c.k)
+			s.Norm(att, 64, att, 64, kv, 1e-5, 5, 64)
+			s.SiluMul(att, 64, att, 128, 16, 5, 64)
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", s.Name, n)
+		}
+	}
+}
+
+// Attention gives a row the same bits in one call for a whole prompt, in chunks, and token by token.
+func TestVecAttentionChunks(t *testing.T) {
+	const dim, rows = 64, 150
+	for _, heads := range []int{1, 3, 8, 13} {
+		rng := rand.New(rand.NewPCG(3, uint64(heads)))
+		fill := func(n int) []float32 {
+			v := make([]float32, n)
+			for i := range v {
+				v[i] = float32(rng.NormFloat64())
+			}
+			return v
+		}
+		q, k, v := fill(rows*heads*dim), fill(rows*dim), fill(rows*dim)
+		k16, v16 := make([]uint16, len(k)), make([]uint16, len(v))
+		toF16(k16, k)
+		toF16(v16, v)
+		scratch := make([]float32, AttentionScratch(heads, dim))
+		ld := heads * dim
+		for _, s := range vectors(t) {
+			for _, half := range []bool{false, true} {
+				run := func(chunk int) []float32 {
+					y := make([]float32, len(q))
+					for r := 0; r < rows; r += chunk {
+						m := min(chunk, rows-r)
+						if half {
+							s.AttentionF16(y[r*ld:], ld, q[r*ld:], ld, k16[:(r+m)*dim], v16[:(r+m)*dim], scratch, m, heads, dim, r)
+						} else {
+							s.AttentionF32(y[r*ld:], ld, q[r*ld:], ld, k[:(r+m)*dim], v[:(r+m)*dim], scratch, m, heads, dim, r)
+						}
+					}
+					return y
+				}
+				whole := run(rows)
+				for _, chunk := range []int{1, 5, 64} {
+					for i, got := range run(chunk) {
+						if got != whole[i] {
+							t.Fatalf("%s heads %d f16=%v: element %d differs in chunks of %d: %v, %v", s.Name, heads, half, i, chunk, got, whole[i])
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// What is exact in the portable set has the same bits in the vector sets.
+func TestVecExactTwins(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	p := Portable()
+	for _, s := range vectors(t) {
+		for _, n := range []int{16, 17, 32, 47, 64, 160, 1000} {
+			for _, size := range []float64{1, 1e-42, 1e-20, 1e30} {
+				x, b := make([]float32, n), make([]float32, n)
+				for i := range x {
+					x[i], b[i] = float32(rng.NormFloat64()*size), float32(rng.NormFloat64()*size)
+				}
+				x, b = guarded(t, x), guarded(t, b)
+				same := func(what string, f func(s *Set, y []float32)) {
+					t.Helper()
+					got, want := guarded(t, x), guarded(t, x)
+					f(s, got)
+					f(p, want)
+					for i := range got {
+						if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+							t.Fatalf("%s %s n=%d: [%d] = %v, want %v", s.Name, what, n, i, got[i], want[i])
+						}
+					}
+				}
+				same("add", func(s *Set, y []float32) { s.Add(y, n, x, n, b, n, 1, n) })
+				same("rope", func(s *Set, y []float32) { s.Rope(y, n, b, x, 1, 1, n&^1) })
+				same("quant", func(s *Set, y []float32) {
+					u, scale := guarded(t, make([]uint8, n)), make([]float32, 1)
+					if bad := s.QuantRows(u, n, scale, x, n, 1, n); bad != -1 {
+						t.Fatalf("%s: row %d refused", s.Name, bad)
+					}
+					for i, v := range u {
+						y[i] = float32(v) + scale[0]
+					}
+				})
+			}
+			u := make([]uint8, 3*n)
+			for i := range u {
+				u[i] = uint8(rng.IntN(256))
+			}
+			u = guarded(t, u)
+			blocks := (n + 31) / 32
+			got, want := guarded(t, make([]int32, 3*blocks)), make([]int32, 3*blocks)
+			s.BlockSums(got, blocks, u, n, 3, n)
+			p.BlockSums(want, blocks, u, n, 3, n)
+			for i := range want {
+				if got[i] != want[i] {
+					t.Fatalf("%s block sums n=%d: [%d] = %d, want %d", s.Name, n, i, got[i], want[i])
+				}
+			}
+		}
+	}
+}
+
+// The exponential inside SiluMul: with up = 1, y = g/(1+e^-g) over the whole range and at its ends.
+func TestVecSilu(t *testing.T) {
+	inf := float32(math.Inf(1))
+	var gates []float32
+	for g := float32(-110); g < 110; g += 0.0137 {
+		gates = append(gates, g)
+	}
+	gates = append(gates, -inf, inf, float32(math.NaN()), 0, 87.33654, 87.33655, -88.72283, -88.72284, 1e30, -1e30, 1e-40, -1e-40)
+	for len(gates)%16 != 0 {
+		gates = append(gates, 1)
+	}
+	n := len(gates)
+	x := make([]float32, 2*n)
+	for i, g := range gates {
+		at := i/16*32 + i%16
+		x[at], x[at+16] = g, 1
+	}
+	for _, s := range vectors(t) {
+		got, want := make([]float32, n), make([]float32, n)
+		s.SiluMul(got, n, x, 2*n, 16, 1, n)
+		Portable().SiluMul(want, n, x, 2*n, 16, 1, n)
+		for i, g := range gates {
+			if got[i] != got[i] && want[i] != want[i] {
+				continue
+			}
+			if d := math.Abs(float64(got[i]) - float64(want[i])); got[i] != want[i] && !(d <= 4*math.Abs(float64(want[i]))/(1<<23)) {
+				t.Fatalf("%s: silu(%v) = %v, want %v", s.Name, g, got[i], want[i])
+			}
 		}
 	}
 }
@@ -339,6 +478,66 @@ func BenchmarkVec(b *testing.B) {
 				})
 			}
 			region.Close()
+		}
+	}
+}
+
+func BenchmarkVecRows(b *testing.B) {
+	const m, n = 64, 2048
+	x, y, gain := make([]float32, m*2*n), make([]float32, m*n), make([]float32, n)
+	for i := range x {
+		x[i] = float32(i%1000)/500 - 1
+	}
+	u, scale, half := make([]uint8, m*n), make([]float32, m), make([]uint16, m*n)
+	sums := make([]int32, m*n/BlockK)
+	for _, s := range vectorSets()[:min(1, len(vectorSets()))] {
+		for _, c := range []struct {
+			name string
+			f    func()
+		}{
+			{"quant", func() { s.QuantRows(u, n, scale, x, n, m, n) }},
+			{"norm", func() { s.Norm(y, n, x, n, gain, 1e-5, m, n) }},
+			{"silu", func() { s.SiluMul(y, n, x, 2*n, 16, m, n) }},
+			{"add", func() { s.Add(y, n, x, n, x, n, m, n) }},
+			{"rope", func() { s.Rope(y, n, x, x, m, n/64, 64) }},
+			{"sums", func() { s.BlockSums(sums, n/BlockK, u, n, m, n) }},
+			{"tof16", func() { s.ToF16(half, y) }},
+			{"fromf16", func() { s.FromF16(y, half) }},
+		} {
+			b.Run(c.name, func(b *testing.B) {
+				for b.Loop() {
+					c.f()
+				}
+				b.ReportMetric(float64(m*n)*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gelem/s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+func BenchmarkVecAttention(b *testing.B) {
+	const context, dim = 1024, 64
+	kv, kv16 := make([]float32, context*dim), make([]uint16, context*dim)
+	for i := range kv {
+		kv[i] = float32(i%13) / 13
+	}
+	toF16(kv16, kv)
+	for _, s := range append([]*Set{Portable()}, vectorSets()...) {
+		for _, c := range []struct{ m, heads int }{{1, 1}, {1, 8}, {8, 1}, {8, 4}, {8, 8}} {
+			scratch := make([]float32, AttentionScratch(c.heads, dim))
+			q, y := make([]float32, c.m*c.heads*dim), make([]float32, c.m*c.heads*dim)
+			for _, half := range []bool{false, true} {
+				b.Run(fmt.Sprintf("m=%d/heads=%d/f16=%v/%s", c.m, c.heads, half, s.Name), func(b *testing.B) {
+					for b.Loop() {
+						if half {
+							s.AttentionF16(y, c.heads*dim, q, c.heads*dim, kv16, kv16, scratch, c.m, c.heads, dim, context-c.m)
+						} else {
+							s.AttentionF32(y, c.heads*dim, q, c.heads*dim, kv, kv, scratch, c.m, c.heads, dim, context-c.m)
+						}
+					}
+					b.ReportMetric(4*float64(c.m*c.heads*context*dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")
+				})
+			}
 		}
 	}
 }

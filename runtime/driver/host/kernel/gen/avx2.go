@@ -21,6 +21,9 @@ func avx2() {
 	q8cRows256()
 	q4Rows256()
 	f32Rows256()
+	f32Add256()
+	vectors256()
+	attention256()
 }
 
 // const32 is 32 bytes of memory repeating a 4-byte pattern.
@@ -260,6 +263,59 @@ func f32Rows256() {
 				ADDQ(ldy, out)
 			}
 		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// f32Add256 is f32Rows256 for 32 columns of a row-major matrix, added to y.
+func f32Add256() {
+	const most = 3
+	TEXT("f32Add256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)")
+	Doc("f32Add256 adds the product of rows (1..3) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("add", m)
+		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
+		a, v := y[12:15], y[15]
+		out, ldy := GP64(), GP64()
+		copyOut := func(move func(reg.VecPhysical, Mem)) {
+			Load(Param("y"), out)
+			Load(Param("ldy"), ldy)
+			for r := range m {
+				for q := range 4 {
+					move(acc(r, q), Mem{Base: out, Disp: 32 * q})
+				}
+				if r < m-1 {
+					ADDQ(ldy, out)
+				}
+			}
+		}
+		copyOut(func(v reg.VecPhysical, at Mem) { VMOVUPS(at, v) })
+		x, w := newRows(m), newRows(4)
+		p, n := GP64(), GP64()
+		Load(Param("w"), p)
+		Load(Param("ldw"), w.ld)
+		w.set(p)
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		x.set(p)
+		Load(Param("k"), n)
+		steps(id, n, 4, func(i int) {
+			for r := range m {
+				VBROADCASTSS(x.at(r, 4*i), a[r])
+			}
+			for q := range 4 {
+				VMOVUPS(w.at(i, 32*q), v)
+				for r := range m {
+					VFMADD231PS(v, a[r], acc(r, q))
+				}
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			w.down(c)
+		})
+		copyOut(func(v reg.VecPhysical, at Mem) { VMOVUPS(v, at) })
 		VZEROUPPER()
 		RET()
 	})

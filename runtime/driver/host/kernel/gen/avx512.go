@@ -23,6 +23,7 @@ func avx512() {
 	q8cRows512()
 	q4Rows512()
 	f32Rows512()
+	f32Add512()
 }
 
 // q8cRows512: one tile of 32 columns for up to 12 rows, two registers of 16 columns per row. Products
@@ -260,6 +261,62 @@ func f32Rows512() {
 			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
 			if r < m-1 {
 				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// f32Add512 is f32Rows512 for 32 columns of a row-major matrix, added to y.
+func f32Add512() {
+	const most = 12
+	TEXT("f32Add512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)")
+	Doc("f32Add512 adds the product of rows (1..12) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("add", m)
+		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
+		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		out, ldy := GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			VMOVUPS(Mem{Base: out}, acc(r, 0))
+			VMOVUPS(Mem{Base: out, Disp: 64}, acc(r, 1))
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		x, w := newRows(m), newRows(4)
+		p, n := GP64(), GP64()
+		Load(Param("w"), p)
+		Load(Param("ldw"), w.ld)
+		w.set(p)
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		x.set(p)
+		Load(Param("k"), n)
+		steps(id, n, 4, func(i int) {
+			VMOVUPS(w.at(i, 0), w0)
+			VMOVUPS(w.at(i, 64), w1)
+			for r := range m {
+				b := a[r%4]
+				VBROADCASTSS(x.at(r, 4*i), b)
+				VFMADD231PS(w0, b, acc(r, 0))
+				VFMADD231PS(w1, b, acc(r, 1))
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			w.down(c)
+		})
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			VMOVUPS(acc(r, 0), Mem{Base: out})
+			VMOVUPS(acc(r, 1), Mem{Base: out, Disp: 64})
+			if r < m-1 {
+				ADDQ(ldy, out)
 			}
 		}
 		VZEROUPPER()

@@ -76,6 +76,13 @@ func (r rows) advance(bytes int) {
 	}
 }
 
+// down moves to the next 1 or 4 rows.
+func (r rows) down(count int) {
+	for _, b := range r.base {
+		LEAQ(Mem{Base: b, Index: r.ld, Scale: uint8(count)}, b)
+	}
+}
+
 // dispatch jumps to one body per row count 1..most; each body ends with a return.
 func dispatch(most int, body func(m int)) {
 	n := Load(Param("rows"), GP64())

@@ -1,0 +1,471 @@
+package main
+
+import (
+	"math"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// f32 is a constant of eight equal numbers in memory.
+func f32(name string, v float32) Mem { return const32(name, math.Float32bits(v)) }
+
+// Constants of exponent, made once.
+var (
+	expLow, expHigh, expInf, expLog2e, expRound, expLn2Hi, expLn2Lo, expBias Mem
+	expPoly                                                                  [7]Mem
+	magnitude, bytes80, minus127                                             Mem
+)
+
+func vectors256() {
+	expLow, expHigh = f32("expLow256", -87.33654), f32("expHigh256", 88.72283)
+	expInf, expLog2e = const32("expInf256", 0x7f800000), f32("expLog2e256", math.Log2E)
+	expRound, expBias = f32("expRound256", 0x1.8p23), const32("expBias256", 127)
+	expLn2Hi, expLn2Lo = f32("expLn2Hi256", 0x1.62e4p-1), f32("expLn2Lo256", 0x1.7f7d1cf79abcap-20)
+	for i, c := range []float32{1, 1, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720} {
+		expPoly[i] = f32("expPoly256x"+string(rune('0'+i)), c)
+	}
+	magnitude = const32("magnitude256", 0x7fffffff)
+	bytes80, minus127 = const32("bytes256", 0x80808080), const32("minus256", 0x81818181)
+
+	maxAbs256()
+	quant256()
+	sumSquares256()
+	norm256()
+	add256()
+	scale256()
+	siluMul256()
+	rope256()
+	fromF16256()
+	fromBF16256()
+	toF16256()
+	blockSums256()
+}
+
+// function starts a TEXT whose loops count n in units of 16 elements.
+func function(name, params string, doc ...string) {
+	TEXT(name, NOSPLIT, "func"+params)
+	doc[0] = name + " " + doc[0]
+	Doc(doc...)
+	Pragma("noescape")
+}
+
+func param(name string) reg.GPVirtual {
+	r := GP64()
+	Load(Param(name), r)
+	return r
+}
+
+// loop16 runs body n/16 times (n a multiple of 16, at least 0) and then moves the pointers.
+func loop16(id string, n reg.GPVirtual, body func(), advance map[reg.GPVirtual]int, order ...reg.GPVirtual) {
+	SHRQ(U8(4), n)
+	JZ(LabelRef(id + "_done"))
+	Label(id + "_loop")
+	body()
+	for _, p := range order {
+		ADDQ(I32(advance[p]), p)
+	}
+	DECQ(n)
+	JNZ(LabelRef(id + "_loop"))
+	Label(id + "_done")
+}
+
+// along is loop16 for pointers that all move by bytes each.
+func along(id string, n reg.GPVirtual, bytes int, pointers []reg.GPVirtual, body func()) {
+	m := map[reg.GPVirtual]int{}
+	for _, p := range pointers {
+		m[p] = bytes
+	}
+	loop16(id, n, body, m, pointers...)
+}
+
+func maxAbs256() {
+	function("maxAbs256", "(x *float32, n int) uint32", "returns the largest magnitude of x as bits, by which NaN is larger than infinity. n is a multiple of 16.")
+	x, n := param("x"), param("n")
+	zero256(y[0], y[1])
+	VMOVDQU(magnitude, y[4])
+	along("max", n, 64, []reg.GPVirtual{x}, func() {
+		VPAND(Mem{Base: x}, y[4], y[2])
+		VPAND(Mem{Base: x, Disp: 32}, y[4], y[3])
+		VPMAXUD(y[2], y[0], y[0])
+		VPMAXUD(y[3], y[1], y[1])
+	})
+	VPMAXUD(y[1], y[0], y[0])
+	VEXTRACTI128(U8(1), y[0], reg.X1)
+	VPMAXUD(reg.X1, reg.X0, reg.X0)
+	VPSHUFD(U8(0x4e), reg.X0, reg.X1)
+	VPMAXUD(reg.X1, reg.X0, reg.X0)
+	VPSHUFD(U8(0xb1), reg.X0, reg.X1)
+	VPMAXUD(reg.X1, reg.X0, reg.X0)
+	r := GP32()
+	VMOVD(reg.X0, r)
+	Store(r, ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
+func quant256() {
+	function("quant256", "(y *uint8, x *float32, n int, scale float32)", "quantises x to u8 as Set.QuantRows does. n is a multiple of 16.")
+	out, x, n := param("y"), param("x"), param("n")
+	s, _ := Param("scale").Resolve()
+	VBROADCASTSS(s.Addr, y[4])
+	VMOVDQU(bytes80, y[5])
+	VMOVDQU(minus127, y[6])
+	loop16("quant", n, func() {
+		VMOVUPS(Mem{Base: x}, y[0])
+		VMOVUPS(Mem{Base: x, Disp: 32}, y[1])
+		VDIVPS(y[4], y[0], y[0])
+		VDIVPS(y[4], y[1], y[1])
+		VCVTPS2DQ(y[0], y[0])
+		VCVTPS2DQ(y[1], y[1])
+		VPACKSSDW(y[1], y[0], y[0])
+		VPERMQ(U8(0xd8), y[0], y[0])
+		VEXTRACTI128(U8(1), y[0], reg.X1)
+		VPACKSSWB(reg.X1, reg.X0, reg.X0)
+		VPMAXSB(reg.X6, reg.X0, reg.X0)
+		VPXOR(reg.X5, reg.X0, reg.X0)
+		VMOVDQU(reg.X0, Mem{Base: out})
+	}, map[reg.GPVirtual]int{x: 64, out: 16}, x, out)
+	VZEROUPPER()
+	RET()
+}
+
+func sumSquares256() {
+	function("sumSquares256", "(x *float32, n int) float64", "returns the sum of squares of x in float64. n is a multiple of 16.")
+	x, n := param("x"), param("n")
+	zero256(y[0:4]...)
+	along("sum", n, 64, []reg.GPVirtual{x}, func() {
+		for i := range 4 {
+			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[4+i])
+			VFMADD231PD(y[4+i], y[4+i], y[i])
+		}
+	})
+	VADDPD(y[1], y[0], y[0])
+	VADDPD(y[3], y[2], y[2])
+	VADDPD(y[2], y[0], y[0])
+	VEXTRACTF128(U8(1), y[0], reg.X1)
+	VADDPD(reg.X1, reg.X0, reg.X0)
+	VHADDPD(reg.X0, reg.X0, reg.X0)
+	VZEROUPPER()
+	Store(reg.X0, ReturnIndex(0))
+	RET()
+}
+
+func norm256() {
+	function("norm256", "(y *float32, x *float32, gain *float32, n int, inverse float64)", "computes gain*float32(float64(x)*inverse). n is a multiple of 16.")
+	out, x, gain, n := param("y"), param("x"), param("gain"), param("n")
+	s, _ := Param("inverse").Resolve()
+	VBROADCASTSD(s.Addr, y[4])
+	along("norm", n, 64, []reg.GPVirtual{out, x, gain}, func() {
+		for i := range 4 {
+			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[i])
+			VMULPD(y[4], y[i], y[i])
+		}
+		for i := range 4 {
+			v := y[i].AsX()
+			VCVTPD2PSY(y[i], v)
+			VMULPS(Mem{Base: gain, Disp: 16 * i}, v, v)
+			VMOVUPS(v, Mem{Base: out, Disp: 16 * i})
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+func add256() {
+	function("add256", "(y *float32, a *float32, b *float32, n int)", "computes a+b. n is a multiple of 16.")
+	out, a, b, n := param("y"), param("a"), param("b"), param("n")
+	along("add", n, 64, []reg.GPVirtual{out, a, b}, func() {
+		for i := range 2 {
+			VMOVUPS(Mem{Base: a, Disp: 32 * i}, y[i])
+			VADDPS(Mem{Base: b, Disp: 32 * i}, y[i], y[i])
+			VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+func scale256() {
+	function("scale256", "(y *float32, n int, s float32)", "multiplies y by s. n is a multiple of 16.")
+	out, n := param("y"), param("n")
+	s, _ := Param("s").Resolve()
+	VBROADCASTSS(s.Addr, y[2])
+	along("scale", n, 64, []reg.GPVirtual{out}, func() {
+		for i := range 2 {
+			VMULPS(Mem{Base: out, Disp: 32 * i}, y[2], y[i])
+			VMOVUPS(y[i], Mem{Base: out, Disp: 32 * i})
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// exponent replaces x by e^x, as expf does but with fused multiply-adds: zero below the smallest normal
+// number, infinity above the largest, NaN for NaN.
+func exponent(x, t, f, p, u reg.VecPhysical) {
+	VMOVUPS(expLow, t)
+	VMAXPS(x, t, f) // of NaN and a number, MAX and MIN give x
+	VMOVUPS(expHigh, t)
+	VMINPS(f, t, f)
+	VMOVUPS(expRound, t)
+	VMOVAPS(t, u)
+	VFMADD231PS(expLog2e, f, t) // the integer in the low bits
+	VSUBPS(u, t, p)             // and as a number
+	VFNMADD231PS(expLn2Hi, p, f)
+	VFNMADD231PS(expLn2Lo, p, f)
+	VPSUBD(u, t, t)
+	VMOVUPS(expPoly[6], p)
+	for i := 5; i >= 0; i-- {
+		VFMADD213PS(expPoly[i], f, p)
+	}
+	VPSRAD(U8(1), t, u)
+	VPSUBD(u, t, t)
+	for _, half := range []reg.VecPhysical{t, u} {
+		VPADDD(expBias, half, half)
+		VPSLLD(U8(23), half, half)
+		VMULPS(half, p, p)
+	}
+	VCMPPS(U8(1), expLow, x, t) // x < low: 0
+	VANDNPS(p, t, p)
+	VCMPPS(U8(14), expHigh, x, t) // x > high: infinity
+	VMOVUPS(expInf, u)
+	VBLENDVPS(t, u, p, p)
+	VCMPPS(U8(3), x, x, t) // NaN
+	VBLENDVPS(t, x, p, x)
+}
+
+func siluMul256() {
+	function("siluMul256", "(y *float32, x *float32, interleave int, groups int)", "computes Set.SiluMul for groups groups of interleave columns, a multiple of 16.")
+	out, x, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
+	one := y[15]
+	VMOVUPS(expPoly[0], one)
+	TESTQ(groups, groups)
+	JZ(LabelRef("silu_end"))
+	Label("silu_group")
+	n := GP64()
+	MOVQ(gap, n)
+	along("silu", n, 64, []reg.GPVirtual{out, x}, func() {
+		for i := range 2 {
+			g, e := y[6*i], y[6*i+1]
+			VMOVUPS(Mem{Base: x, Disp: 32 * i}, g)
+			VXORPS(e, e, e)
+			VSUBPS(g, e, e)
+			exponent(e, y[6*i+2], y[6*i+3], y[6*i+4], y[6*i+5])
+			VADDPS(one, e, e)
+			VDIVPS(e, g, g)
+			VMULPS(Mem{Base: x, Index: gap, Scale: 4, Disp: 32 * i}, g, g)
+			VMOVUPS(g, Mem{Base: out, Disp: 32 * i})
+		}
+	})
+	LEAQ(Mem{Base: x, Index: gap, Scale: 4}, x)
+	DECQ(groups)
+	JNZ(LabelRef("silu_group"))
+	Label("silu_end")
+	VZEROUPPER()
+	RET()
+}
+
+func rope256() {
+	function("rope256", "(a *float32, b *float32, cos *float32, sin *float32, n int)", "rotates the pairs (a,b) by the given angles. n is a multiple of 16.")
+	a, b, c, s, n := param("a"), param("b"), param("cos"), param("sin"), param("n")
+	along("rope", n, 64, []reg.GPVirtual{a, b, c, s}, func() {
+		for i := range 2 {
+			d := 32 * i
+			VMOVUPS(Mem{Base: a, Disp: d}, y[0])
+			VMOVUPS(Mem{Base: b, Disp: d}, y[1])
+			VMOVUPS(Mem{Base: c, Disp: d}, y[2])
+			VMOVUPS(Mem{Base: s, Disp: d}, y[3])
+			VMULPS(y[2], y[0], y[4])
+			VMULPS(y[3], y[1], y[5])
+			VSUBPS(y[5], y[4], y[4])
+			VMOVUPS(y[4], Mem{Base: a, Disp: d})
+			VMULPS(y[2], y[1], y[1])
+			VMULPS(y[3], y[0], y[0])
+			VADDPS(y[0], y[1], y[1])
+			VMOVUPS(y[1], Mem{Base: b, Disp: d})
+		}
+	})
+	VZEROUPPER()
+	RET()
+}
+
+func fromF16256() {
+	function("fromF16256", "(dst *float32, src *uint16, n int)", "widens float16. n is a multiple of 16.")
+	dst, src, n := param("dst"), param("src"), param("n")
+	loop16("half", n, func() {
+		for i := range 2 {
+			VCVTPH2PS(Mem{Base: src, Disp: 16 * i}, y[i])
+			VMOVUPS(y[i], Mem{Base: dst, Disp: 32 * i})
+		}
+	}, map[reg.GPVirtual]int{dst: 64, src: 32}, dst, src)
+	VZEROUPPER()
+	RET()
+}
+
+func fromBF16256() {
+	function("fromBF16256", "(dst *float32, src *uint16, n int)", "widens bfloat16. n is a multiple of 16.")
+	dst, src, n := param("dst"), param("src"), param("n")
+	loop16("brain", n, func() {
+		for i := range 2 {
+			VPMOVZXWD(Mem{Base: src, Disp: 16 * i}, y[i])
+			VPSLLD(U8(16), y[i], y[i])
+			VMOVDQU(y[i], Mem{Base: dst, Disp: 32 * i})
+		}
+	}, map[reg.GPVirtual]int{dst: 64, src: 32}, dst, src)
+	VZEROUPPER()
+	RET()
+}
+
+func toF16256() {
+	function("toF16256", "(dst *uint16, src *float32, n int) uint32", "rounds to float16 and returns 0 if all results are finite. n is a multiple of 16.")
+	dst, src, n := param("dst"), param("src"), param("n")
+	c := GP32()
+	MOVL(U32(0x7c007c00), c)
+	VMOVD(c, reg.X3)
+	VPBROADCASTD(reg.X3, reg.X3)
+	VPXOR(reg.X2, reg.X2, reg.X2)
+	loop16("half", n, func() {
+		for i := range 2 {
+			v := y[i].AsX()
+			VMOVUPS(Mem{Base: src, Disp: 32 * i}, y[i])
+			VCVTPS2PH(U8(0), y[i], v)
+			VMOVDQU(v, Mem{Base: dst, Disp: 16 * i})
+			VPAND(reg.X3, v, v)
+			VPCMPEQW(reg.X3, v, v)
+			VPOR(v, reg.X2, reg.X2)
+		}
+	}, map[reg.GPVirtual]int{dst: 32, src: 64}, dst, src)
+	r := GP32()
+	VPMOVMSKB(reg.X2, r)
+	Store(r, ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
+func blockSums256() {
+	function("blockSums256", "(sums *int32, x *uint8, blocks int)", "computes the sum of u-128 over each 32 bytes of x.")
+	sums, x, n := param("sums"), param("x"), param("blocks")
+	VPXOR(y[2], y[2], y[2])
+	TESTQ(n, n)
+	JZ(LabelRef("sums_done"))
+	Label("sums_loop")
+	VPSADBW(Mem{Base: x}, y[2], y[0])
+	VEXTRACTI128(U8(1), y[0], reg.X1)
+	VPADDQ(reg.X1, reg.X0, reg.X0)
+	VPSHUFD(U8(0x4e), reg.X0, reg.X1)
+	VPADDQ(reg.X1, reg.X0, reg.X0)
+	s := GP32()
+	VMOVD(reg.X0, s)
+	SUBL(I32(32*128), s)
+	MOVL(s, Mem{Base: sums})
+	ADDQ(I32(32), x)
+	ADDQ(I32(4), sums)
+	DECQ(n)
+	JNZ(LabelRef("sums_loop"))
+	Label("sums_done")
+	VZEROUPPER()
+	RET()
+}
+
+func attention256() {
+	transpose256("transposeF32", "*float32", func(src Mem, v reg.VecPhysical) { VMOVUPS(src, v) }, 4)
+	transpose256("transposeF16", "*uint16", func(src Mem, v reg.VecPhysical) { VCVTPH2PS(src, v) }, 2)
+	softmax256()
+}
+
+// transpose256 turns 8 rows into 8 columns of a tile.
+func transpose256(name, typ string, load func(Mem, reg.VecPhysical), size int) {
+	function(name, "(dst *float32, src "+typ+", ld int, n int)", "stores 8 rows of n numbers (a multiple of 8), ld bytes apart, as 8 columns of dst [n][32].")
+	dst, p, n := param("dst"), param("src"), param("n")
+	x := newRows(8)
+	Load(Param("ld"), x.ld)
+	x.set(p)
+	SHRQ(U8(3), n)
+	JZ(LabelRef("t_done"))
+	Label("t_loop")
+	for i := range 8 {
+		load(x.at(i, 0), y[i])
+	}
+	// pairs of rows, then fours, then halves
+	for i := 0; i < 8; i += 2 {
+		VUNPCKLPS(y[i+1], y[i], y[8+i])
+		VUNPCKHPS(y[i+1], y[i], y[9+i])
+	}
+	for i := 0; i < 8; i += 4 {
+		VUNPCKLPD(y[10+i], y[8+i], y[i])
+		VUNPCKHPD(y[10+i], y[8+i], y[i+1])
+		VUNPCKLPD(y[11+i], y[9+i], y[i+2])
+		VUNPCKHPD(y[11+i], y[9+i], y[i+3])
+	}
+	for i := range 4 {
+		VPERM2F128(U8(0x20), y[4+i], y[i], y[8+i])
+		VPERM2F128(U8(0x31), y[4+i], y[i], y[12+i])
+	}
+	for i := range 8 {
+		VMOVUPS(y[8+i], Mem{Base: dst, Disp: 128 * i})
+	}
+	x.advance(8 * size)
+	ADDQ(I32(8*128), dst)
+	DECQ(n)
+	JNZ(LabelRef("t_loop"))
+	Label("t_done")
+	VZEROUPPER()
+	RET()
+}
+
+// softmax256 is one step of a softmax over blocks.
+func softmax256() {
+	function("softmax256", "(s *float32, n int, scale float32, state *float32) float32", "replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,",
+		"scales the sum state[1] to the new top and adds them to it, and returns that factor. n is a multiple of 16, at least 16.")
+	s, n, state := param("s"), param("n"), param("state")
+	p, left := GP64(), GP64()
+	sc, _ := Param("scale").Resolve()
+	scale, top, sum, fade := y[15], y[14], y[13], y[12]
+	VBROADCASTSS(sc.Addr, scale)
+	VMOVUPS(Mem{Base: s}, y[0])
+	VMOVUPS(Mem{Base: s, Disp: 32}, y[1])
+	MOVQ(s, p)
+	MOVQ(n, left)
+	along("top", left, 64, []reg.GPVirtual{p}, func() {
+		VMAXPS(Mem{Base: p}, y[0], y[0])
+		VMAXPS(Mem{Base: p, Disp: 32}, y[1], y[1])
+	})
+	VMAXPS(y[1], y[0], y[0])
+	VPERM2F128(U8(1), y[0], y[0], y[1])
+	VMAXPS(y[1], y[0], y[0])
+	VPERMILPS(U8(0x4e), y[0], y[1])
+	VMAXPS(y[1], y[0], y[0])
+	VPERMILPS(U8(0xb1), y[0], y[1])
+	VMAXPS(y[1], y[0], y[0])
+	VMULPS(scale, y[0], y[0])
+	VBROADCASTSS(Mem{Base: state}, fade)
+	VMAXPS(fade, y[0], top)
+	VSUBPS(top, fade, fade)
+	exponent(fade, y[0], y[1], y[2], y[3])
+	VXORPS(sum, sum, sum)
+	MOVQ(s, p)
+	MOVQ(n, left)
+	along("exp", left, 64, []reg.GPVirtual{p}, func() {
+		for i := range 2 {
+			e := y[5*i]
+			VMULPS(Mem{Base: p, Disp: 32 * i}, scale, e)
+			VSUBPS(top, e, e)
+			exponent(e, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
+			VMOVUPS(e, Mem{Base: p, Disp: 32 * i})
+			VADDPS(e, sum, sum)
+		}
+	})
+	VEXTRACTF128(U8(1), sum, reg.X0)
+	VADDPS(reg.X0, sum.AsX(), reg.X0)
+	VHADDPS(reg.X0, reg.X0, reg.X0)
+	VHADDPS(reg.X0, reg.X0, reg.X0)
+	VMOVSS(Mem{Base: state, Disp: 4}, reg.X1)
+	VFMADD231SS(fade.AsX(), reg.X1, reg.X0)
+	VMOVSS(reg.X0, Mem{Base: state, Disp: 4})
+	VMOVSS(top.AsX(), Mem{Base: state})
+	VZEROUPPER()
+	Store(fade.AsX(), ReturnIndex(0))
+	RET()
+}

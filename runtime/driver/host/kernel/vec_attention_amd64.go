@@ -1,0 +1,175 @@
+package kernel
+
+import (
+	"math"
+
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// Attention of all rows and heads that share keys and values is two matrix products per block of
+// positions: scores = q k^T with the keys transposed into tiles, then y += e^(scores-top) v. Sums run in
+// the order of positions and blocks start at multiples of keyBlock, so that a row's bits depend neither
+// on the rows computed with it nor on how a prompt was cut into chunks.
+
+func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, m, heads, headDim, pos int) {
+	if headDim%TileN != 0 {
+		attentionF32(y, ldy, q, ldq, k, v, scratch, m, heads, headDim, pos)
+		return
+	}
+	t.attention(y, ldy, q, ldq, scratch, m, heads, headDim, pos, func(keys, wide []float32, from, to int) []float32 {
+		transpose(keys, k[from:to], headDim)
+		return v[from:to]
+	})
+}
+
+func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, m, heads, headDim, pos int) {
+	if headDim%TileN != 0 {
+		attentionF16(y, ldy, q, ldq, k, v, scratch, m, heads, headDim, pos)
+		return
+	}
+	t.attention(y, ldy, q, ldq, scratch, m, heads, headDim, pos, func(keys, wide []float32, from, to int) []float32 {
+		transpose16(keys, k[from:to], headDim)
+		wide = wide[:to-from]
+		vecFromF16(wide, v[from:to])
+		return wide
+	})
+}
+
+// attention gets the keys from*dim..to*dim as tiles [dim][32] and the values as rows from block.
+func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, m, heads, dim, pos int, block func(keys, wide []float32, from, to int) []float32) {
+	if m == 0 {
+		return
+	}
+	_, _ = y[(m-1)*ldy+heads*dim-1], q[(m-1)*ldq+heads*dim-1]
+	scratch = scratch[:AttentionScratch(heads, dim)]
+	keys, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
+	wide, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
+	scores, state := scratch[:attentionRows*heads*keyBlock], scratch[attentionRows*heads*keyBlock:]
+	scale := float32(1 / math.Sqrt(float64(dim)))
+	minusInf := float32(math.Inf(-1))
+	for r0 := 0; r0 < m; r0 += attentionRows {
+		rows := min(attentionRows, m-r0)
+		y, q := y[r0*ldy:], q[r0*ldq:]
+		for r := range rows {
+			clear(y[r*ldy : r*ldy+heads*dim])
+		}
+		for i := range rows * heads {
+			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
+		}
+		context := pos + r0 + rows
+		for p := 0; p < context; p += keyBlock {
+			count := min(keyBlock, context-p)
+			values := block(keys, wide, p*dim, (p+count)*dim)
+			// The scores of row r, head h are line r*heads+h.
+			for c := 0; c < count; c += TileN {
+				t.lines(rows, heads, func(n, r, h, nextRow, nextHead int) {
+					t.rowsF32(n, &scores[(r*heads+h)*keyBlock+c], (nextRow*heads+nextHead)*keyBlock,
+						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim])
+				})
+			}
+			whole := (count + vecN - 1) &^ (vecN - 1)
+			for r := range rows {
+				seen := min(count, pos+r0+r+1-p) // positions of this block that the row attends to
+				for h := range heads {
+					i := r*heads + h
+					s := scores[i*keyBlock : i*keyBlock+whole]
+					if seen <= 0 {
+						clear(s)
+						continue
+					}
+					for j := seen; j < whole; j++ {
+						s[j] = minusInf
+					}
+					if fade := softmax256(&s[0], whole, scale, &state[2*i]); fade != 1 {
+						scale256(&y[r*ldy+h*dim], dim, fade)
+					}
+				}
+			}
+			for d := 0; d < dim; d += TileN {
+				t.lines(rows, heads, func(n, r, h, nextRow, nextHead int) {
+					t.addF32(n, &y[r*ldy+h*dim+d], nextRow*ldy+nextHead*dim,
+						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[d], dim)
+				})
+			}
+		}
+		for r := range rows {
+			for h := range heads {
+				scale256(&y[r*ldy+h*dim], dim, 1/state[2*(r*heads+h)+1])
+			}
+		}
+	}
+}
+
+// lines calls f for all rows and heads in groups of n that are evenly spaced: along the heads of a row,
+// or along the rows where there are more of them. (nextRow, nextHead) is the way from one to the next.
+func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
+	most := t.most(mostF32, most512)
+	if heads >= rows {
+		for r := range rows {
+			for h := 0; h < heads; {
+				n := share(heads-h, most)
+				f(n, r, h, 0, 1)
+				h += n
+			}
+		}
+		return
+	}
+	for h := range heads {
+		for r := 0; r < rows; {
+			n := share(rows-r, most)
+			f(n, r, h, 1, 0)
+			r += n
+		}
+	}
+}
+
+// rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
+func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32) {
+	if t == avx512vnni {
+		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w)
+	} else {
+		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w)
+	}
+}
+
+// addF32 adds to n lines of y 32 columns of x w, w [k] rows ldw apart; strides are in elements.
+func (t tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ldw int) {
+	if t == avx512vnni {
+		f32Add512(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
+	} else {
+		f32Add256(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
+	}
+}
+
+// transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count
+// keep what they had.
+func transpose(tiles []float32, k []float32, dim int) {
+	count := len(k) / dim
+	for p := 0; p < count; p++ {
+		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
+		if p%8 == 0 && p+8 <= count {
+			transposeF32(&tile[p%TileN], &k[p*dim], 4*dim, dim)
+			p += 7
+			continue
+		}
+		for d, v := range k[p*dim : (p+1)*dim] {
+			tile[d*TileN+p%TileN] = v
+		}
+	}
+}
+
+// transpose16 is transpose of float16 keys.
+func transpose16(tiles []float32, k []uint16, dim int) {
+	count := len(k) / dim
+	for p := 0; p < count; p++ {
+		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
+		if p%8 == 0 && p+8 <= count {
+			transposeF16(&tile[p%TileN], &k[p*dim], 2*dim, dim)
+			p += 7
+			continue
+		}
+		for d, v := range k[p*dim : (p+1)*dim] {
+			tile[d*TileN+p%TileN] = pack.HalfToFloat(v)
+		}
+	}
+}

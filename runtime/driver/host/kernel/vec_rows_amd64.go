@@ -1,0 +1,138 @@
+package kernel
+
+import "math"
+
+// The functions on rows are the same for all tiers: AVX2 is enough to keep up with the caches. The
+// assembly takes multiples of vecN numbers; the portable functions do the rest.
+
+const vecN = 16
+
+func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
+	whole := n &^ (vecN - 1)
+	if whole == 0 {
+		return quantRows(y, ldy, scale, x, ldx, m, n)
+	}
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		top := maxAbs256(&row[0], whole)
+		for _, v := range row[whole:] {
+			top = max(top, math.Float32bits(v)&0x7fffffff)
+		}
+		if top >= 0x7f800000 {
+			return r
+		}
+		s := math.Float32frombits(top) / 127
+		scale[r] = s
+		if s == 0 {
+			for c := range out {
+				out[c] = 128
+			}
+			continue
+		}
+		quant256(&out[0], &row[0], whole, s)
+		for c, v := range row[whole:] {
+			i := int32(math.Float32bits(v/s+0x1.8p23)) - 0x4b400000
+			out[whole+c] = uint8(128 + max(-127, min(127, i)))
+		}
+	}
+	return -1
+}
+
+func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {
+	whole := n &^ (vecN - 1)
+	if whole == 0 {
+		norm(y, ldy, x, ldx, gain, eps, m, n)
+		return
+	}
+	gain = gain[:n]
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		sum := sumSquares256(&row[0], whole)
+		for _, v := range row[whole:] {
+			sum += float64(v) * float64(v)
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		norm256(&out[0], &row[0], &gain[0], whole, inv)
+		for c := whole; c < n; c++ {
+			out[c] = gain[c] * float32(float64(row[c])*inv)
+		}
+	}
+}
+
+func vecSiluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
+	if interleave%vecN != 0 {
+		siluMul(y, ldy, x, ldx, interleave, m, n)
+		return
+	}
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
+		siluMul256(&out[0], &row[0], interleave, n/interleave)
+	}
+}
+
+func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
+	whole := n &^ (vecN - 1)
+	for r := range m {
+		out, p, q := y[r*ldy:r*ldy+n], a[r*lda:r*lda+n], b[r*ldb:r*ldb+n]
+		add256(&out[0], &p[0], &q[0], whole)
+		for c := whole; c < n; c++ {
+			out[c] = p[c] + q[c]
+		}
+	}
+}
+
+func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
+	half := headDim / 2
+	if half%vecN != 0 || half == 0 {
+		rope(x, ldx, cos, sin, m, heads, headDim)
+		return
+	}
+	for r := range m {
+		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
+		for h := range heads {
+			head := x[r*ldx+h*headDim : r*ldx+(h+1)*headDim]
+			rope256(&head[0], &head[half], &c[0], &s[0], half)
+		}
+	}
+}
+
+func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
+	blocks := k / BlockK
+	for r := range m {
+		if blocks > 0 {
+			row, out := x[r*ldx:r*ldx+k], sums[r*ldsums:r*ldsums+blocks]
+			blockSums256(&out[0], &row[0], blocks)
+		}
+		if k%BlockK != 0 {
+			blockSums(sums[r*ldsums+blocks:], 1, x[r*ldx+blocks*BlockK:], k%BlockK, 1, k%BlockK)
+		}
+	}
+}
+
+func vecFromF16(dst []float32, src []uint16) {
+	src = src[:len(dst)]
+	whole := len(dst) &^ (vecN - 1)
+	if whole > 0 {
+		fromF16256(&dst[0], &src[0], whole)
+	}
+	fromF16(dst[whole:], src[whole:])
+}
+
+func vecFromBF16(dst []float32, src []uint16) {
+	src = src[:len(dst)]
+	whole := len(dst) &^ (vecN - 1)
+	if whole > 0 {
+		fromBF16256(&dst[0], &src[0], whole)
+	}
+	fromBF16(dst[whole:], src[whole:])
+}
+
+func vecToF16(dst []uint16, src []float32) bool {
+	dst = dst[:len(src)]
+	whole := len(src) &^ (vecN - 1)
+	finite := true
+	if whole > 0 {
+		finite = toF16256(&dst[0], &src[0], whole) == 0
+	}
+	return toF16(dst[whole:], src[whole:]) && finite
+}
