@@ -250,10 +250,13 @@ func TestAt(t *testing.T) {
 	}
 }
 
-func TestParseAtCountsFromTheGivenLine(t *testing.T) {
-	d, err := ParseAt("r.jsonl", 17, []byte(`{"zzz": 1}`))
+func TestParseJSONCountsFromTheGivenLine(t *testing.T) {
+	d, err := ParseJSON("r.jsonl", 17, []byte(`{"zzz": 1}`))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, err := ParseJSON("r", 3, []byte("a: 1")); err == nil {
+		t.Error("YAML is accepted as JSON")
 	}
 	if err := d.Into("", &common{}); err == nil || !strings.HasPrefix(err.Error(), "r.jsonl:17: ") {
 		t.Errorf("got %v", err)

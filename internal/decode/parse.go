@@ -70,11 +70,17 @@ func ReadFile(path string) (*Document, error) {
 
 // Parse parses YAML or JSON; name is shown in errors. A document that starts with '{' and is
 // valid JSON, or whose name ends in .json or .jsonl, is read as JSON.
-func Parse(name string, data []byte) (*Document, error) { return ParseAt(name, 1, data) }
+func Parse(name string, data []byte) (*Document, error) {
+	return parse(name, 1, data, isJSON(name, data))
+}
 
-// ParseAt is Parse for a piece of a file that starts at the given line, such as one line of a
-// JSON-lines file.
-func ParseAt(name string, line int, data []byte) (*Document, error) {
+// ParseJSON parses a piece of a file that starts at the given line, such as one line of a
+// JSON-lines file, as JSON.
+func ParseJSON(name string, line int, data []byte) (*Document, error) {
+	return parse(name, line, data, true)
+}
+
+func parse(name string, line int, data []byte, asJSON bool) (*Document, error) {
 	p := &parser{name: name, first: line}
 	if len(data) > MaxBytes {
 		return nil, p.fail(line, "document is larger than %d MiB", MaxBytes>>20)
@@ -85,7 +91,7 @@ func ParseAt(name string, line int, data []byte) (*Document, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	var root *Node
 	var err error
-	if isJSON(name, data) {
+	if asJSON {
 		root, err = p.json(data)
 	} else {
 		root, err = p.yaml(data)

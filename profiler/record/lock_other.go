@@ -1,0 +1,7 @@
+//go:build !unix || solaris || illumos || aix
+
+package record
+
+import "os"
+
+func lock(*os.File) error { return nil }

@@ -1,0 +1,352 @@
+// Package record knows the record format hetc.record/1: what one measurement is, how a file of
+// them grows by whole lines so that a killed profile resumes, and which records belong together.
+//
+// A record is JSON lines: a Header first, then one Measurement per line. Only the last line may
+// be cut off, by a kill while it was written; everything else that is odd is refused with its line.
+package record
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Schema names the format.
+const Schema = "hetc.record/1"
+
+// Kind is what was measured.
+type Kind string
+
+const (
+	Op        Kind = "op"        // one execution of an operator
+	Bandwidth Kind = "bandwidth" // one pass over Bytes of memory, reading
+	Sync      Kind = "sync"      // from setting a flag on Proc to seeing it on To
+	Copy      Kind = "copy"      // copying Bytes
+	Launch    Kind = "launch"    // one execution of an operator too small to take time itself
+	Load      Kind = "load"      // loading an operator with its weights (Bytes), once per model start
+)
+
+var kinds = []Kind{Op, Bandwidth, Sync, Copy, Launch, Load}
+
+// Warnings of a measurement.
+const (
+	Noisy      = "noisy"       // sampling stopped before the interval was narrow
+	FewSamples = "few-samples" // fewer than ten samples, for lack of budget
+	Drifted    = "drift"       // the samples, or the sentinel around them, moved while it ran
+)
+
+// Header is the first line of a record: which machine it is about.
+type Header struct {
+	Schema      string      `json:"schema"`
+	SoC         string      `json:"soc"`
+	SoCDigest   string      `json:"soc_digest"`            // of the SoC description
+	Fingerprint string      `json:"fingerprint,omitempty"` // of the machine; empty when simulated
+	Simulated   bool        `json:"simulated,omitempty"`   // times come from a model, not a clock
+	Hetc        string      `json:"hetc"`                  // version that measured
+	Seed        uint64      `json:"seed"`                  // order of requests and contents of buffers
+	Environment Environment `json:"environment"`
+}
+
+// Environment is what times depend on besides the SoC.
+type Environment struct {
+	OS           string            `json:"os"`
+	Arch         string            `json:"arch"`
+	CPU          string            `json:"cpu,omitempty"`           // model name
+	Features     []string          `json:"features,omitempty"`      // of the CPU, sorted
+	FrequencyMHz float64           `json:"frequency_mhz,omitempty"` // when the record was begun, where readable
+	Governor     string            `json:"governor,omitempty"`
+	Kernels      string            `json:"kernels,omitempty"` // kernel set of the host driver
+	Drivers      map[string]string `json:"drivers,omitempty"` // driver to library version
+}
+
+// Partner is a processor that was kept busy during a measurement, and with what.
+type Partner struct {
+	Proc   string `json:"proc"`
+	Op     *op.Op `json:"op,omitempty"` // nil: reading memory
+	Layout string `json:"layout,omitempty"`
+	Cold   bool   `json:"cold,omitempty"`
+}
+
+// Measurement is the samples of one thing.
+type Measurement struct {
+	Kind       Kind      `json:"kind"`
+	Proc       string    `json:"proc"`             // processor of the SoC
+	To         string    `json:"to,omitempty"`     // Sync, Copy: the other processor
+	Op         *op.Op    `json:"op,omitempty"`     // Op, Launch, Load
+	Layout     string    `json:"layout,omitempty"` // of the operator's weight
+	Bytes      int64     `json:"bytes,omitempty"`  // Bandwidth, Copy, Load: moved by one execution
+	Cold       bool      `json:"cold,omitempty"`   // weights were not in any cache
+	Concurrent []Partner `json:"concurrent,omitempty"`
+
+	Unit      string    `json:"unit"`                // "ns"
+	First     float64   `json:"first,omitempty"`     // first execution, kept apart
+	Loops     int       `json:"loops"`               // executions per sample; samples are per execution
+	Samples   []float64 `json:"samples"`             // ns per execution, in the order taken
+	Warnings  []string  `json:"warnings,omitempty"`  // Noisy, FewSamples, Drifted
+	Simulated bool      `json:"simulated,omitempty"` // as in the header
+}
+
+// Key identifies what was measured, apart from the result: two measurements with one key repeat
+// each other.
+func (m *Measurement) Key() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", m.Kind, m.Proc)
+	if m.To != "" {
+		fmt.Fprintf(&b, " to %s", m.To)
+	}
+	if m.Bytes != 0 {
+		fmt.Fprintf(&b, " %dB", m.Bytes)
+	}
+	what(&b, m.Op, m.Layout, m.Cold)
+	for i, p := range m.Concurrent {
+		sep := " with "
+		if i > 0 {
+			sep = ", "
+		}
+		b.WriteString(sep)
+		b.WriteString(p.Proc)
+		what(&b, p.Op, p.Layout, p.Cold)
+	}
+	return b.String()
+}
+
+func what(b *strings.Builder, o *op.Op, layout string, cold bool) {
+	if o != nil {
+		b.WriteString(" ")
+		b.WriteString(o.Key())
+	}
+	if layout != "" {
+		b.WriteString(" ")
+		b.WriteString(layout)
+	}
+	if cold {
+		b.WriteString(" cold")
+	}
+}
+
+// Bounds of a record.
+const (
+	maxLine         = 4 << 20
+	maxSamples      = 100_000
+	maxMeasurements = 1 << 20
+	maxName         = 200
+)
+
+// Validate reports the first thing that makes m no measurement.
+func (m *Measurement) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("measurement %q of %q: %s", m.Kind, clip(m.Proc), fmt.Sprintf(format, args...))
+	}
+	if !slices.Contains(kinds, m.Kind) {
+		return fmt.Errorf("unknown kind of measurement %q", clip(string(m.Kind)))
+	}
+	if m.Proc == "" || len(m.Proc) > maxName || len(m.To) > maxName || len(m.Layout) > maxName {
+		return bad("want a processor, and names of at most %d bytes", maxName)
+	}
+	withOp := m.Kind == Op || m.Kind == Launch || m.Kind == Load
+	if withOp != (m.Op != nil) {
+		return bad("an operator belongs to kinds op, launch and load, and to no other")
+	}
+	if m.Op != nil {
+		if err := m.Op.Validate(); err != nil {
+			return bad("%v", err)
+		}
+	}
+	if (m.Kind == Sync) != (m.To != "") && m.Kind != Copy {
+		return bad("key \"to\" belongs to kinds sync and copy")
+	}
+	if withBytes := m.Kind == Bandwidth || m.Kind == Copy; m.Bytes < 0 || withBytes && m.Bytes == 0 {
+		return bad("bytes = %d, want at least 1", m.Bytes)
+	}
+	busy := map[string]bool{m.Proc: true}
+	for _, p := range m.Concurrent {
+		if p.Proc == "" || len(p.Proc) > maxName || len(p.Layout) > maxName || busy[p.Proc] {
+			return bad("concurrent processor %q, want another one each", clip(p.Proc))
+		}
+		busy[p.Proc] = true
+		if p.Op != nil {
+			if err := p.Op.Validate(); err != nil {
+				return bad("concurrent: %v", err)
+			}
+		}
+	}
+	if m.Unit != "ns" {
+		return bad("unit %q, want \"ns\"", clip(m.Unit))
+	}
+	if m.Loops < 1 {
+		return bad("loops = %d, want at least 1", m.Loops)
+	}
+	if len(m.Samples) == 0 || len(m.Samples) > maxSamples {
+		return bad("%d samples, want 1..%d", len(m.Samples), maxSamples)
+	}
+	// A wait or a launch may be free; work and traffic never are.
+	zero := m.Kind == Sync || m.Kind == Launch || m.Kind == Copy
+	for i, x := range m.Samples {
+		if math.IsNaN(x) || math.IsInf(x, 0) || x < 0 || x == 0 && !zero {
+			return bad("sample %d is %g ns, want a positive finite time", i, x)
+		}
+	}
+	if math.IsNaN(m.First) || math.IsInf(m.First, 0) || m.First < 0 {
+		return bad("first is %g ns, want a finite time", m.First)
+	}
+	for _, w := range m.Warnings {
+		if w == "" || len(w) > maxName {
+			return bad("warning %q, want a short word", clip(w))
+		}
+	}
+	return nil
+}
+
+func (h *Header) validate() error {
+	for name, v := range map[string]string{"soc": h.SoC, "soc_digest": h.SoCDigest} {
+		if v == "" || len(v) > maxName {
+			return fmt.Errorf("header: key %q is missing or longer than %d bytes", name, maxName)
+		}
+	}
+	if h.Fingerprint == "" && !h.Simulated {
+		return fmt.Errorf("header: key \"fingerprint\" is missing; only a simulated record has none")
+	}
+	return nil
+}
+
+// Compatible reports whether measurements under both headers may stand in one set: the same SoC,
+// machine and kernels, and both simulated or both not.
+func (h *Header) Compatible(other *Header) error {
+	differ := func(what, a, b string) error {
+		return diag.New(diag.ClassInput, "records do not belong together: %s %q and %q", what, a, b).
+			WithCode("record.mixed").
+			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of its own")
+	}
+	switch {
+	case h.Simulated != other.Simulated:
+		word := map[bool]string{true: "simulated", false: "measured"}
+		return differ("times are", word[h.Simulated], word[other.Simulated])
+	case h.Fingerprint != other.Fingerprint:
+		return differ("machine fingerprints", h.Fingerprint, other.Fingerprint)
+	case h.SoCDigest != other.SoCDigest:
+		return differ("digests of SoC "+h.SoC, h.SoCDigest, other.SoCDigest)
+	case h.Environment.Kernels != other.Environment.Kernels:
+		return differ("kernel sets", h.Environment.Kernels, other.Environment.Kernels)
+	}
+	return nil
+}
+
+// Set is the measurements of one machine, each key once.
+type Set struct {
+	Header    Header
+	Truncated bool // the file's last line was cut off and is not in the set
+	all       []*Measurement
+	byKey     map[string]int
+}
+
+// NewSet returns an empty set.
+func NewSet(h Header) *Set { return &Set{Header: h, byKey: map[string]int{}} }
+
+// Add puts m into the set. A second measurement of one key is refused, and one whose simulated
+// flag differs from the header.
+func (s *Set) Add(m *Measurement) error {
+	if err := s.check(m); err != nil {
+		return err
+	}
+	s.byKey[m.Key()] = len(s.all)
+	s.all = append(s.all, m)
+	return nil
+}
+
+func (s *Set) check(m *Measurement) error {
+	if err := m.Validate(); err != nil {
+		return err
+	}
+	if m.Simulated != s.Header.Simulated {
+		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", m.Key(), m.Simulated, s.Header.Simulated)
+	}
+	if key := m.Key(); s.Has(key) {
+		return fmt.Errorf("measurement %q is there twice", key)
+	}
+	if len(s.all) >= maxMeasurements {
+		return fmt.Errorf("more than %d measurements", maxMeasurements)
+	}
+	return nil
+}
+
+// Merge adds the measurements of other, which must be Compatible; keys already present stay.
+func (s *Set) Merge(other *Set) error {
+	if err := s.Header.Compatible(&other.Header); err != nil {
+		return err
+	}
+	for _, m := range other.all {
+		if s.Has(m.Key()) {
+			continue
+		}
+		if err := s.Add(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Has reports whether the key was measured.
+func (s *Set) Has(key string) bool { _, ok := s.byKey[key]; return ok }
+
+// Lookup returns the measurement of a key, nil when there is none.
+func (s *Set) Lookup(key string) *Measurement {
+	if i, ok := s.byKey[key]; ok {
+		return s.all[i]
+	}
+	return nil
+}
+
+// Len is the number of measurements.
+func (s *Set) Len() int { return len(s.all) }
+
+// All returns the measurements ordered by key, whatever the order they were taken in.
+func (s *Set) All() []*Measurement {
+	out := slices.Clone(s.all)
+	sort.Slice(out, func(i, j int) bool { return out[i].Key() < out[j].Key() })
+	return out
+}
+
+// Digest identifies header and measurements: hex SHA-256 of their lines ordered by key. A profile
+// that was interrupted and resumed has the same digest as the file it wrote, not as another run.
+func (s *Set) Digest() (string, error) {
+	h := sha256.New()
+	line, err := encode(&s.Header)
+	if err != nil {
+		return "", err
+	}
+	h.Write(line)
+	for _, m := range s.All() {
+		if line, err = encode(m); err != nil {
+			return "", err
+		}
+		h.Write(line)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// encode returns v as one line of JSON.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode record: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+func clip(s string) string {
+	if len(s) > 80 {
+		return strings.ToValidUTF8(s[:80], "") + "..."
+	}
+	return s
+}
