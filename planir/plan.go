@@ -18,8 +18,8 @@ type Plan struct {
 	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
 	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type
 
-	Procs       []Proc       `json:"procs" yaml:"procs"` // ascending by name
-	Decisions   []Decision   `json:"decisions" yaml:"decisions"`
+	Procs       []Proc       `json:"procs,omitempty" yaml:"procs,omitempty"` // ascending by name
+	Decisions   []Decision   `json:"decisions,omitempty" yaml:"decisions,omitempty"`
 	Predictions []Prediction `json:"predictions,omitempty" yaml:"predictions,omitempty"`
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
 	Program     Program      `json:"program" yaml:"program"`
@@ -59,11 +59,11 @@ type Proc struct {
 	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
 	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
 
-	Layouts []Layout    `json:"layouts" yaml:"layouts"`                 // ascending by weight scheme
-	Schemes []op.Scheme `json:"schemes" yaml:"schemes"`                 // what its matmuls execute
-	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty"` // empty: every kind
-	TileN   int         `json:"tile_n" yaml:"tile_n"`                   // column shards are multiples
-	TileK   int         `json:"tile_k" yaml:"tile_k"`                   // K shards are multiples
+	Layouts []Layout    `json:"layouts,omitempty" yaml:"layouts,omitempty"` // ascending by weight scheme
+	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty"` // what its matmuls execute
+	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty"`     // empty: every kind
+	TileN   int         `json:"tile_n" yaml:"tile_n"`                       // column shards are multiples
+	TileK   int         `json:"tile_k" yaml:"tile_k"`                       // K shards are multiples
 
 	DynamicRows   bool  `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`
 	StridedOutput bool  `json:"strided_output,omitempty" yaml:"strided_output,omitempty"`
@@ -119,7 +119,7 @@ type Decision struct {
 	Strategy Strategy  `json:"strategy" yaml:"strategy"`
 	Scheme   op.Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // matmuls
 	Axis     Axis      `json:"axis,omitempty" yaml:"axis,omitempty"`
-	Shares   []Share   `json:"shares" yaml:"shares"`
+	Shares   []Share   `json:"shares,omitempty" yaml:"shares,omitempty"`
 
 	PredictNS    int64         `json:"predict_ns" yaml:"predict_ns"` // of one execution, waiting for the slower share
 	Alternatives []Alternative `json:"alternatives,omitempty" yaml:"alternatives,omitempty"`

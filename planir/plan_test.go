@@ -427,6 +427,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"data after":      append(slices.Clone(good), "{}"...),
 		"unknown key":     bytes.Replace(good, []byte(`{"schema"`), []byte(`{"x":1,"schema"`), 1),
 		"key twice":       bytes.Replace(good, []byte(`{"schema"`), []byte(`{"schema":"hetc.plan/1","schema"`), 1),
+		"list of nothing": bytes.Replace(good, []byte(`"kv":"f32"`), []byte(`"kv":"f32","predictions":[]`), 1),
 		"other schema":    bytes.Replace(good, []byte("hetc.plan/1"), []byte("hetc.plan/9"), 1),
 		"view with space": bytes.Replace(good, []byte("x[0:1,"), []byte("x[0:1, "), 1),
 		"view with zeros": bytes.Replace(good, []byte("x[0:1,"), []byte("x[00:1,"), 1),
@@ -437,6 +438,21 @@ func TestDecodeRefuses(t *testing.T) {
 		if _, err := planir.Decode(b); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+// A list that is empty and one that is missing are one value, with one encoding.
+func TestEmptyListsHaveOneEncoding(t *testing.T) {
+	a, err := planir.Encode(&planir.Plan{Schema: planir.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{}, Decisions: []planir.Decision{}, Program: planir.Program{Programs: []planir.Phase{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(a, b) {
+		t.Fatalf("%s and %s", a, b)
 	}
 }
 

@@ -17,13 +17,13 @@ const (
 // Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and
 // bucket the steps of every lane. The executor knows operators, not models.
 type Program struct {
-	Buffers  []Buffer `json:"buffers" yaml:"buffers"`
+	Buffers  []Buffer `json:"buffers,omitempty" yaml:"buffers,omitempty"`
 	Cache    Cache    `json:"cache" yaml:"cache"`
-	Weights  []Weight `json:"weights" yaml:"weights"`
-	Packs    []Pack   `json:"packs" yaml:"packs"`
-	Graphs   []Graph  `json:"graphs" yaml:"graphs"`
-	Programs []Phase  `json:"programs" yaml:"programs"`
-	Decider  []Decide `json:"decider" yaml:"decider"`
+	Weights  []Weight `json:"weights,omitempty" yaml:"weights,omitempty"`
+	Packs    []Pack   `json:"packs,omitempty" yaml:"packs,omitempty"`
+	Graphs   []Graph  `json:"graphs,omitempty" yaml:"graphs,omitempty"`
+	Programs []Phase  `json:"programs,omitempty" yaml:"programs,omitempty"`
+	Decider  []Decide `json:"decider,omitempty" yaml:"decider,omitempty"`
 }
 
 // Buffer is a slot of the pool: [Rows,Cols] of Type. Buffers never overlap.
@@ -93,7 +93,7 @@ type Phase struct {
 	Name     string    `json:"name" yaml:"name"`   // "prefill@256", "decode"
 	Phase    string    `json:"phase" yaml:"phase"` // prefill, decode
 	Rows     int       `json:"rows" yaml:"rows"`   // most rows of one call
-	Sections []Section `json:"sections" yaml:"sections"`
+	Sections []Section `json:"sections,omitempty" yaml:"sections,omitempty"`
 }
 
 // Section is a sequence of steps per lane, repeated once per layer when Layers > 0. Flags are
@@ -103,13 +103,13 @@ type Section struct {
 	Layers int    `json:"layers,omitempty" yaml:"layers,omitempty"`
 	Logits bool   `json:"logits,omitempty" yaml:"logits,omitempty"` // run only for rows whose logits are wanted, once per row
 	Flags  int    `json:"flags,omitempty" yaml:"flags,omitempty"`
-	Lanes  []Lane `json:"lanes" yaml:"lanes"` // ascending by processor
+	Lanes  []Lane `json:"lanes,omitempty" yaml:"lanes,omitempty"` // ascending by processor
 }
 
 // Lane is one processor's sequence of steps.
 type Lane struct {
 	Proc  string `json:"proc" yaml:"proc"`
-	Steps []Step `json:"steps" yaml:"steps"`
+	Steps []Step `json:"steps,omitempty" yaml:"steps,omitempty"`
 }
 
 // Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a

@@ -37,7 +37,7 @@ type Graph struct {
 	Weights []WeightSpec `json:"weights,omitempty" yaml:"weights,omitempty"`
 	Outputs []Value      `json:"outputs,omitempty" yaml:"outputs,omitempty"`
 	Temps   []Value      `json:"temps,omitempty" yaml:"temps,omitempty"` // internal to the graph
-	Nodes   []Node       `json:"nodes" yaml:"nodes"`
+	Nodes   []Node       `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 }
 
 // Signature describes the operands of one node in order: inputs, outputs as values (Name is the
