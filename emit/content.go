@@ -196,4 +196,3 @@ func (c *Content) source(pl planir.Placement) (pack.Source, error) {
 	}
 	return pack.Slice(whole, k.K0, k.K1, k.N0, k.N1)
 }
-

@@ -92,7 +92,7 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 		return Timing{}, diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), m.pos, m.plan.MaxContext).
 			WithHint("solve with a larger context in the workload")
 	}
-	vocab := int32(m.vocabulary())
+	vocab := int32(m.Vocabulary())
 	for i, t := range tokens {
 		if t < 0 || t >= vocab {
 			return Timing{}, diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
@@ -135,7 +135,8 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
 }
 
-func (m *Machine) vocabulary() int { return len(m.logits) }
+// Vocabulary is the number of token ids.
+func (m *Machine) Vocabulary() int { return len(m.logits) }
 
 // decide picks the program for n tokens still to process.
 func (m *Machine) decide(n int) *program {

@@ -277,3 +277,6 @@ func WriteStream(path string, write func(io.Writer) error) (err error) {
 	}
 	return os.Rename(f.Name(), path)
 }
+
+// Version is the version of hetc and hetrun.
+const Version = "0.1.0"

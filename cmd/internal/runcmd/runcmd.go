@@ -5,7 +5,7 @@ package runcmd
 import (
 	"bufio"
 	"context"
-		"fmt"
+	"fmt"
 	"math"
 	"os"
 	"runtime"

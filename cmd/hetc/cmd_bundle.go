@@ -1,0 +1,215 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"strconv"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/socs"
+)
+
+func newEmit(s *cli.Streams) *cobra.Command {
+	var plan, model, key, out, soc string
+	var o emit.Options
+	c := &cobra.Command{
+		Use:   "emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb",
+		Short: "pack the weights, compile the graphs, and sign a bundle",
+		Long: `Writes a signed bundle: the plan's program, compiled graphs, packed weights, tokenizer. The plan is
+checked against the model first, and against the SoC when --soc is given. The same inputs and key give
+the same bytes. The key comes from --key, or from the environment: ` + emit.EnvSigningKey + ` (PEM text) or
+` + emit.EnvSigningKeyFile + ` (a file).
+
+--with-reference adds a reference program, which hetrun --check compares the plan's execution with.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "plan", "model", "output"); err != nil {
+				return err
+			}
+			p, err := plantext.Read(plan)
+			if err != nil {
+				return err
+			}
+			m, err := models.Open(model)
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			var machine *socs.SoC
+			if soc != "" {
+				if machine, err = socs.Open(soc); err != nil {
+					return err
+				}
+			}
+			if err := check.Plan(p, m, machine).Err(); err != nil {
+				return err
+			}
+			private, err := emit.LoadSigningKey(key)
+			if err != nil {
+				return err
+			}
+			o.Plan, o.Model, o.Compilers = p, m, compilers()
+			o.Signers = []bundle.Signer{private.Signer()}
+			o.Toolchain, o.OS, o.Arch = cli.Version, runtime.GOOS, runtime.GOARCH
+			if machine != nil && machine.OS != "" {
+				o.OS, o.Arch = machine.OS, machine.Arch
+			}
+			if o.Files, err = tokenizerFiles(m); err != nil {
+				return err
+			}
+			id, err := emit.Emit(c.Context(), out, o)
+			if err != nil {
+				return err
+			}
+			u, err := bundle.Inspect(out)
+			if err != nil {
+				return fmt.Errorf("read back: %w", err)
+			}
+			wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.FormatBytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
+			return s.Result(map[string]any{"file": out, "bytes": u.Bytes, "blobs": len(u.Manifest.Blobs), "identity": id.String(), "keyid": private.Public.ID()})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&plan, "plan", "", "plan to emit")
+	f.StringVar(&model, "model", "", "model directory with weights")
+	f.StringVar(&soc, "soc", "", "check the plan against this SoC again")
+	f.StringVar(&key, "key", "", "private key that signs")
+	f.StringVarP(&out, "output", "o", "", "bundle to write")
+	f.BoolVar(&o.Reference, "with-reference", false, "add a reference program for hetrun --check")
+	f.StringVar(&o.Product, "product", "hetc", "domain of trust and rollback")
+	f.StringVar(&o.Version, "bundle-version", "0", "version of the bundle, for people")
+	f.Int64Var(&o.SecurityVersion, "security-version", 0, "raised when older bundles must be refused")
+	f.Int64Var(&o.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
+	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts with a trusted clock refuse it, 0: never")
+	return c
+}
+
+func newVerify(s *cli.Streams) *cobra.Command {
+	var trust string
+	var allowDev bool
+	c := &cobra.Command{
+		Use:   "verify app.hetb --trust NAME.pub",
+		Short: "verify every byte of a bundle",
+		Long: `Verifies header, envelope, signature, manifest, layout, chunk table and every byte of every blob.
+A refusal names the step that failed.
+
+` + cli.ExitCodes,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := cli.Required(c, "trust"); err != nil {
+				return err
+			}
+			keys, err := bundle.LoadTrust(trust)
+			if err != nil {
+				return err
+			}
+			b, err := bundle.Open(args[0], bundle.Options{Trust: keys, Policy: bundle.Policy{AllowDev: allowDev}})
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			var bar *progressbar.ProgressBar
+			if err := b.VerifyAll(c.Context(), func(done, total int64) {
+				if !s.Terminal() {
+					return
+				}
+				if bar == nil {
+					bar = progressbar.DefaultBytes(total, "verify")
+				}
+				_ = bar.Set64(done)
+			}); err != nil {
+				return err
+			}
+			s.Printf("%s: verified, identity %s, signed by %v\n", args[0], b.Digest(), b.Signers())
+			return s.Result(map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()})
+		},
+	}
+	c.Flags().StringVar(&trust, "trust", "", "public key (.pub) or keyring file")
+	c.Flags().BoolVar(&allowDev, "allow-dev", false, "accept a signature by a development key")
+	return c
+}
+
+func newInspect(s *cli.Streams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect app.hetb",
+		Short: "show what a bundle says about itself, without a key",
+		Long: `Shows a bundle's manifest. Nothing is verified: neither signature nor contents (hetc verify does that).
+
+` + cli.ExitCodes,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			u, err := bundle.Inspect(args[0])
+			if err != nil {
+				return err
+			}
+			m := u.Manifest
+			s.Printf("%s: not verified\n", args[0])
+			s.Printf("identity   %s\nclaims     signed by %v\nproduct    %s, version %s, security version %d\n", u.Digest, u.Signers, m.Product, m.Version, m.SecurityVersion)
+			s.Printf("target     soc %v, %s/%s\ntoolchain  hetc %s, %s\n\n", m.Target.SoC, m.Target.OS, m.Target.Arch, m.Toolchain.Hetc, m.Toolchain.Plan)
+			rows := make([][]string, len(m.Blobs))
+			for i, b := range m.Blobs {
+				rows[i] = []string{b.Name, string(b.Role), strconv.FormatInt(b.Bytes, 10), b.SHA256.String()[:16]}
+			}
+			s.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
+			return s.Result(map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m})
+		},
+	}
+}
+
+func newCheck(s *cli.Streams) *cobra.Command {
+	var soc, model string
+	c := &cobra.Command{
+		Use:   "check plan.yaml --soc soc.yaml --model DIR",
+		Short: "check that a plan is legal for a model on a machine",
+		Long: `Checks every numbered rule (planir/SPEC.md), then recomputes the program from the decisions and compares
+it, the digests, the shapes and the processors' capabilities with model and SoC. Legality is not cost: a
+slow plan is legal.
+
+` + cli.ExitCodes,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := cli.Required(c, "soc", "model"); err != nil {
+				return err
+			}
+			p, err := plantext.Read(args[0])
+			if err != nil {
+				return err
+			}
+			machine, err := socs.Open(soc)
+			if err != nil {
+				return err
+			}
+			m, err := models.Open(model)
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			found := check.Plan(p, m, machine)
+			for _, d := range found {
+				if d.Severity != diag.Error {
+					s.Warnf("%s", d)
+				}
+			}
+			if err := found.Err(); err != nil {
+				return err
+			}
+			s.Printf("%s: legal for %s on %s\n", args[0], p.Model.Name, p.SoC.Name)
+			return s.Result(map[string]any{"file": args[0], "legal": true})
+		},
+	}
+	c.Flags().StringVar(&soc, "soc", "", "SoC file or catalog name")
+	c.Flags().StringVar(&model, "model", "", "model directory or catalog name")
+	return c
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/planir/bundle"
+)
+
+func newKeygen(s *cli.Streams) *cobra.Command {
+	var out, kind string
+	var dev bool
+	c := &cobra.Command{
+		Use:   "keygen --out NAME",
+		Short: "make a signing key: NAME.key and NAME.pub",
+		Long: `Makes a key pair. NAME.key signs (hetc emit --key), only its owner may read it, and it is not
+encrypted; NAME.pub is what verifiers trust (--trust). Existing files are never overwritten.
+
+A development key (--dev) signs bundles that hetrun refuses without --allow-dev.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "out"); err != nil {
+				return err
+			}
+			key, err := emit.GenerateKey(bundle.Algorithm(kind), out, dev)
+			if err != nil {
+				return err
+			}
+			if err := key.Save(out); err != nil {
+				return err
+			}
+			s.Printf("%s.key, %s.pub: %s key %s\n", out, out, kind, key.Public.ID())
+			return s.Result(map[string]any{"key": out + ".key", "public": out + ".pub", "algorithm": kind, "keyid": key.Public.ID(), "dev": dev})
+		},
+	}
+	c.Flags().StringVar(&out, "out", "", "name of the two files, without extension")
+	c.Flags().StringVar(&kind, "type", string(bundle.Ed25519), "ed25519, or p256 for hardware keys")
+	c.Flags().BoolVar(&dev, "dev", false, "a key for development")
+	return c
+}

@@ -1,0 +1,72 @@
+// Command hetc compiles deployment plans for language models: it profiles processors, solves for the
+// best partition, and emits signed bundles that hetrun executes.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+func run(args []string, in io.Reader, out, errw io.Writer) int {
+	return cli.Main("hetc", args, in, out, errw, newRoot)
+}
+
+func newRoot(s *cli.Streams) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "hetc",
+		Short: "compile deployment plans for language models on CPU, GPU and NPU",
+		Long: `hetc compiles deployment plans for language models on machines whose CPU, GPU and NPU share one
+memory. The main job, in order:
+
+  hetc probe -o soc.yaml                                      what this machine has
+  hetc profile --soc soc.yaml --model DIR -o rec.jsonl        how fast it computes the model's shapes
+  hetc fit --soc soc.yaml --record rec.jsonl -o costs.yaml    latency models
+  hetc solve --soc soc.yaml --costs costs.yaml --model DIR -o plan.yaml
+  hetc keygen --out NAME                                      NAME.key, NAME.pub
+  hetc emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb
+  hetrun app.hetb --trust NAME.pub --prompt TEXT
+
+--soc and --model also take names of the catalogs (hetc socs list, hetc models list); a catalog SoC is
+simulated, and everything made from it says so.
+
+` + cli.ExitCodes,
+		RunE: func(c *cobra.Command, args []string) error { return c.Help() },
+		Args: cobra.NoArgs,
+	}
+	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"}, &cobra.Group{ID: "look", Title: "Looking at things:"})
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	runCmd := runcmd.New(s, "run", simDrivers)
+	add("main", newProbe(s), newProfile(s), newFit(s), newSolve(s), newKeygen(s), newEmit(s), newVerify(s), runCmd)
+	add("look", newCheck(s), newExplain(s), newInspect(s), newBench(s), newModels(s), newSocs(s), newDrivers(s))
+	root.AddCommand(&cobra.Command{
+		Use: "version", Short: "print the version", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			s.Printf("hetc %s\n", cli.Version)
+			return s.Result(map[string]string{"version": cli.Version})
+		},
+	})
+	return root
+}
+
+// kept tells that an output already is what the command would write.
+func kept(s *cli.Streams, path, why string) error {
+	s.Printf("%s: unchanged (%s)\n", path, why)
+	return s.Result(map[string]any{"file": path, "unchanged": true, "why": why})
+}
+
+func wrote(s *cli.Streams, path, format string, args ...any) {
+	s.Printf("%s: %s\n", path, fmt.Sprintf(format, args...))
+}

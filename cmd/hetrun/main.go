@@ -1,0 +1,22 @@
+// Command hetrun verifies a bundle and executes it. It decides nothing the plan could tell it, and links
+// neither solver nor compiler nor signing code.
+package main
+
+import (
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/runtime/driver/all"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+
+func run(args []string, in io.Reader, out, errw io.Writer) int {
+	return cli.Main("hetrun", args, in, out, errw, func(s *cli.Streams) *cobra.Command {
+		return runcmd.New(s, "hetrun", all.Drivers)
+	})
+}

@@ -1,0 +1,93 @@
+package runcmd
+
+import (
+	"encoding/binary"
+	"math"
+	"strings"
+
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// opened is a verified bundle as a source of blobs, optionally under a prefix.
+type opened struct {
+	*bundle.Bundle
+	prefix string
+}
+
+func openBundle(path string, o *options) (*opened, error) {
+	trust, err := bundle.LoadTrust(o.trust)
+	if err != nil {
+		return nil, err
+	}
+	b, err := bundle.Open(path, bundle.Options{
+		Trust:  trust,
+		Policy: bundle.Policy{AllowDev: o.allowDev},
+		Host:   thisHost(o.anyMachine),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &opened{Bundle: b}, nil
+}
+
+func (b *opened) under(prefix string) *opened { return &opened{b.Bundle, prefix} }
+
+// Blob returns a verified blob; it implements executor.Source.
+func (b *opened) Blob(name string) ([]byte, error) { return b.Bytes(b.prefix + name) }
+
+// Has reports whether the bundle has a blob of that name.
+func (b *opened) Has(name string) bool {
+	for i := range b.Manifest().Blobs {
+		if b.Manifest().Blobs[i].Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *opened) plan(name string) (*planir.Plan, error) {
+	data, err := b.Bytes(name)
+	if err != nil {
+		return nil, err
+	}
+	p, err := planir.Decode(data)
+	if err != nil {
+		return nil, err
+	}
+	return p, planir.Check(p).Err()
+}
+
+func (b *opened) tokenizer() (tokenizer.Tokenizer, error) {
+	data, err := b.Bytes("tokenizer")
+	if err != nil {
+		return nil, err
+	}
+	var config []byte
+	if b.Has("config") {
+		if config, err = b.Bytes("config"); err != nil {
+			return nil, err
+		}
+	}
+	return tokenizer.New(data, config)
+}
+
+// writeLogits writes float32 [rows,vocab] as tensor "logits".
+func writeLogits(path string, v []float32, rows, vocab int) error {
+	data := make([]byte, 4*len(v))
+	for i, x := range v {
+		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(x))
+	}
+	return safetensors.Write(path, []safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
+}
+
+// label shortens a fingerprint for people.
+func label(s string) string {
+	if i := strings.IndexByte(s, ':'); i > 0 && len(s) > i+13 {
+		return s[:i+13]
+	}
+	return s
+}
