@@ -163,6 +163,9 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	case e.closed:
 		return fail(fmt.Errorf("the executable is closed"))
 	}
+	if err := p.fits(e, b); err != nil {
+		return fail(err)
+	}
 	if p.host != nil {
 		if _, err := p.host.Run(e.host, b); err != nil {
 			return driver.Span{Start: start, End: start}, fmt.Errorf("run on %s: %w", p, err)
@@ -182,6 +185,36 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	end := start + driver.Tick(max(noisy(t, cv, p.seed, e.key, i), 0))
 	p.now.Store(int64(end))
 	return driver.Span{Start: start, End: end}, nil
+}
+
+// fits refuses calls that the host could serve and the described processor could not.
+func (p *processor) fits(e *executable, b *driver.Bindings) error {
+	if b == nil {
+		if p.host != nil {
+			return fmt.Errorf("no bindings")
+		}
+		return nil
+	}
+	if !p.caps.DynamicRows && b.Scalars != nil && b.Scalars.Rows != e.graph.Rows() {
+		return fmt.Errorf("got rows %d, the graph is compiled for exactly %d rows", b.Scalars.Rows, e.graph.Rows())
+	}
+	dense := func(what string, values []op.Value, views []driver.View) error {
+		for i, v := range views {
+			if i < len(values) && v.Rows > 1 && v.Stride > v.Cols {
+				return fmt.Errorf("%s %q has stride %d, want %d: the processor takes no column ranges of wider buffers", what, values[i].Name, v.Stride, v.Cols)
+			}
+		}
+		return nil
+	}
+	if !p.caps.StridedInput {
+		if err := dense("input", e.graph.Inputs, b.In); err != nil {
+			return err
+		}
+	}
+	if !p.caps.StridedOutput {
+		return dense("output", e.graph.Outputs, b.Out)
+	}
+	return nil
 }
 
 func (p *processor) Now() driver.Tick { return driver.Tick(p.now.Load()) }
