@@ -4,7 +4,8 @@ Tests only read what this writes; nothing here runs at build or test time.
 
     pip install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors numpy
     python reference.py logits  DIR [-o FILE]      # DIR/reference.safetensors
-    python reference.py vectors DIR [-o FILE]      # DIR/tokenizer_vectors.json; needs tokenizers only
+    python reference.py vectors DIR [-o FILE]      # DIR/tokenizer_vectors.json (texts, their ids; SHA-256 of
+                                                   # the int32 ids of valid.txt); needs tokenizers only
     python reference.py compare DIR                # largest difference between a fresh run and DIR/reference.safetensors
 
 logits: float32 arithmetic on the stored weights, eager attention, one thread. For each prompt i: ids_i
@@ -13,8 +14,10 @@ one window of 200 tokens from DIR/valid.txt, without greedy_i.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import struct
 
 PROMPTS = [
     "In the beginning God created",
@@ -131,7 +134,10 @@ def vectors(directory):
             "decoded": tokenizer.decode(ids, skip_special_tokens=False),
             "decoded_without_special": tokenizer.decode(ids, skip_special_tokens=True),
         })
-    return {"tokenizers": tokenizers.__version__, "vectors": out}
+    with open(os.path.join(directory, "valid.txt"), encoding="utf-8") as f:
+        ids = tokenizer.encode(f.read(), add_special_tokens=False).ids
+    digest = hashlib.sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()
+    return {"tokenizers": tokenizers.__version__, "valid.txt": {"ids": len(ids), "sha256": digest}, "vectors": out}
 
 
 def main():
@@ -147,7 +153,8 @@ def main():
         with open(args.output or os.path.join(args.directory, "tokenizer_vectors.json"), "w", encoding="ascii") as f:
             v = vectors(args.directory)
             lines = ",\n".join(json.dumps(x) for x in v["vectors"])
-            f.write('{"tokenizers": %s, "vectors": [\n%s\n]}\n' % (json.dumps(v["tokenizers"]), lines))
+            head = json.dumps({k: v[k] for k in v if k != "vectors"})
+            f.write('%s, "vectors": [\n%s\n]}\n' % (head[:-1], lines))
     else:
         import numpy as np
         from safetensors.numpy import load_file

@@ -1,0 +1,463 @@
+package tokenizer
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/safetensors"
+)
+
+const tinyDir = "../../testdata/models/tiny-llama-kjv"
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(tinyDir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func tiny(t testing.TB) Tokenizer {
+	t.Helper()
+	tok, err := New(read(t, "tokenizer.json"), read(t, "tokenizer_config.json"), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// vectors are what PyPI tokenizers makes of the same tokenizer.json.
+type vectors struct {
+	Valid struct {
+		IDs    int    `json:"ids"`
+		SHA256 string `json:"sha256"`
+	} `json:"valid.txt"`
+	Vectors []struct {
+		Text    string  `json:"text"`
+		IDs     []int32 `json:"ids"`
+		Decoded string  `json:"decoded"`
+		Plain   string  `json:"decoded_without_special"`
+	} `json:"vectors"`
+}
+
+func TestVectors(t *testing.T) {
+	tok := tiny(t)
+	var v vectors
+	if err := json.Unmarshal(read(t, "tokenizer_vectors.json"), &v); err != nil {
+		t.Fatal(err)
+	}
+	if len(v.Vectors) < 60 {
+		t.Fatalf("got %d vectors", len(v.Vectors))
+	}
+	for _, c := range v.Vectors {
+		ids, err := tok.Encode(c.Text)
+		if err != nil || !slices.Equal(ids, c.IDs) {
+			t.Errorf("%q:\n got %v, %v\nwant %v", c.Text, ids, err, c.IDs)
+		}
+		if got := tok.DecodeSpecial(c.IDs); got != c.Decoded {
+			t.Errorf("%v: got %q, want %q", c.IDs, got, c.Decoded)
+		}
+		if got := tok.Decode(c.IDs); got != c.Plain {
+			t.Errorf("%v without special tokens: got %q, want %q", c.IDs, got, c.Plain)
+		}
+	}
+	ids, err := tok.Encode(string(read(t, "valid.txt")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := sha256.New()
+	if err := binary.Write(h, binary.LittleEndian, ids); err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); len(ids) != v.Valid.IDs || got != v.Valid.SHA256 {
+		t.Errorf("valid.txt: got %d ids with digest %s, want %d with %s", len(ids), got, v.Valid.IDs, v.Valid.SHA256)
+	}
+	if tok.Decode(ids) != string(read(t, "valid.txt")) {
+		t.Error("valid.txt does not survive")
+	}
+}
+
+// The prompts of the stored logits, begin token included.
+func TestPromptsOfTheReference(t *testing.T) {
+	tok := tiny(t)
+	ref, err := safetensors.Open(filepath.Join(tinyDir, "reference.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ref.Close()
+	for i, text := range []string{"In the beginning God created", "And Moses said unto the children of Israel,", "Blessed are they that mourn: for they shall be", string(read(t, "valid.txt"))} {
+		x, ok := ref.Tensor(fmt.Sprintf("ids_%d", i))
+		if !ok {
+			t.Fatal("no ids")
+		}
+		want := make([]int32, len(x.Data)/4)
+		for j := range want {
+			want[j] = int32(binary.LittleEndian.Uint32(x.Data[4*j:]))
+		}
+		got, err := tok.Prompt(text)
+		if err != nil || !slices.Equal(got[:min(len(got), len(want))], want) {
+			t.Errorf("prompt %d: got %v, %v, want %v", i, got[:min(len(got), 20)], err, want)
+		}
+	}
+	if got := tok.Special(); !slices.Equal(got, []int32{0, 1, 2}) || tok.VocabSize() != 2048 {
+		t.Errorf("special %v, size %d", got, tok.VocabSize())
+	}
+}
+
+// edit changes one part of the demo tokenizer; path is the keys down to it.
+func edit(t testing.TB, value any, path ...string) []byte {
+	t.Helper()
+	var doc map[string]any
+	if err := json.Unmarshal(read(t, "tokenizer.json"), &doc); err != nil {
+		t.Fatal(err)
+	}
+	at := doc
+	for _, key := range path[:len(path)-1] {
+		at = at[key].(map[string]any)
+	}
+	at[path[len(path)-1]] = value
+	b, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func template(ids ...any) map[string]any {
+	return map[string]any{
+		"type":   "TemplateProcessing",
+		"single": []any{map[string]any{"SpecialToken": map[string]any{"id": "<s>", "type_id": 0}}, map[string]any{"Sequence": map[string]any{"id": "A", "type_id": 0}}},
+		"pair":   []any{}, "special_tokens": map[string]any{"<s>": map[string]any{"id": "<s>", "ids": ids, "tokens": []any{"<s>"}}},
+	}
+}
+
+func TestWhichTokensBeginAText(t *testing.T) {
+	plain := read(t, "tokenizer.json")
+	for name, c := range map[string]struct {
+		file   []byte
+		config string
+		bos    int
+		want   []int32
+	}{
+		"the model's":                  {plain, `{}`, 1, []int32{1}},
+		"no config":                    {plain, "", 2, []int32{2}},
+		"none":                         {plain, `{}`, -1, nil},
+		"config forbids":               {plain, `{"add_bos_token":false}`, 1, nil},
+		"config forbids a template":    {edit(t, template(1), "post_processor"), `{"add_bos_token":false}`, 1, nil},
+		"config demands":               {plain, `{"add_bos_token":true,"bos_token":{"content":"<s>"}}`, 1, []int32{1}},
+		"template once":                {edit(t, template(1), "post_processor"), `{}`, 1, []int32{1}},
+		"template over model":          {edit(t, template(2), "post_processor"), `{}`, 1, []int32{2}},
+		"template in a sequence":       {edit(t, map[string]any{"type": "Sequence", "processors": []any{map[string]any{"type": "ByteLevel"}, template(2)}}, "post_processor"), "", -1, []int32{2}},
+		"no post-processor whatsoever": {edit(t, nil, "post_processor"), "", 1, []int32{1}},
+	} {
+		var config []byte
+		if c.config != "" {
+			config = []byte(c.config)
+		}
+		tok, err := New(c.file, config, c.bos)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got, err := tok.Prompt("")
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %v, %v, want %v", name, got, err, c.want)
+		}
+	}
+}
+
+func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
+	added := func(change func(a map[string]any)) []byte {
+		a := map[string]any{"id": 2048, "content": "<x>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": false}
+		change(a)
+		return edit(t, []any{a}, "added_tokens")
+	}
+	typed := func(name string) map[string]any { return map[string]any{"type": name} }
+	vocab := func(change func(v map[string]any)) []byte {
+		var doc map[string]any
+		if err := json.Unmarshal(read(t, "tokenizer.json"), &doc); err != nil {
+			t.Fatal(err)
+		}
+		v := doc["model"].(map[string]any)["vocab"].(map[string]any)
+		change(v)
+		return edit(t, v, "model", "vocab")
+	}
+	for name, c := range map[string]struct {
+		file   []byte
+		config string
+		want   string
+	}{
+		"empty":              {nil, "", "tokenizer.json"},
+		"not JSON":           {[]byte("x"), "", "tokenizer.json"},
+		"null":               {[]byte("null"), "", "only byte-level BPE"},
+		"two documents":      {append(read(t, "tokenizer.json"), '{'), "", "data after the document"},
+		"not UTF-8":          {[]byte("{\"\xff\":1}"), "", "not valid UTF-8"},
+		"unknown key":        {edit(t, 1, "novelty"), "", `unknown field "novelty"`},
+		"huge id":            {vocab(func(v map[string]any) { v["!"] = 1 << 30 }), "", "id 1073741824, want 0 to"},
+		"negative id":        {vocab(func(v map[string]any) { v["!"] = -1 }), "", "id -1"},
+		"fraction":           {vocab(func(v map[string]any) { v["!"] = 0.5 }), "", "want a whole number"},
+		"same id":            {vocab(func(v map[string]any) { v["!"] = v["\""] }), "", "belongs to several tokens"},
+		"no byte":            {vocab(func(v map[string]any) { delete(v, "!") }), "", "no token for byte 0x21"},
+		"token twice":        {[]byte(`{"model":{"type":"BPE","vocab":{"a":1,"a":2}}}`), "", `token "a" twice`},
+		"unigram":            {edit(t, "Unigram", "model", "type"), "", "only byte-level BPE"},
+		"dropout":            {edit(t, 0.1, "model", "dropout"), "", "dropout"},
+		"byte fallback":      {edit(t, true, "model", "byte_fallback"), "", "byte_fallback"},
+		"suffix":             {edit(t, "</w>", "model", "end_of_word_suffix"), "", "end_of_word_suffix"},
+		"normalizer":         {edit(t, typed("NFC"), "normalizer"), "", "normalizer: NFC is not supported; supported: nothing"},
+		"pre-tokenizer":      {edit(t, typed("Metaspace"), "pre_tokenizer"), "", "pre_tokenizer: Metaspace"},
+		"no pre-tokenizer":   {edit(t, nil, "pre_tokenizer"), "", "pre_tokenizer: nothing"},
+		"no regex":           {edit(t, map[string]any{"type": "ByteLevel", "use_regex": false}, "pre_tokenizer"), "", "use_regex"},
+		"decoder":            {edit(t, typed("Fuse"), "decoder"), "", "decoder: Fuse"},
+		"truncation":         {edit(t, map[string]any{"max_length": 3}, "truncation"), "", "truncation"},
+		"post-processor":     {edit(t, typed("BertProcessing"), "post_processor"), "", "post_processor: BertProcessing"},
+		"template id":        {edit(t, template(5000), "post_processor"), "", "token 5000 begins a text"},
+		"template negative":  {edit(t, template(-1), "post_processor"), "", "token -1 begins a text"},
+		"template no ids":    {edit(t, template(), "post_processor"), "", "has no ids"},
+		"template no text":   {edit(t, map[string]any{"type": "TemplateProcessing", "single": []any{}}, "post_processor"), "", "template without the text"},
+		"nested sequences":   {edit(t, map[string]any{"type": "Sequence", "processors": []any{typed("Sequence")}}, "post_processor"), "", "a Sequence in a Sequence"},
+		"merge of strangers": {edit(t, []any{"a !?"}, "model", "merges"), "", "do not merge to tokens"},
+		"merge of three":     {edit(t, []any{"a b c"}, "model", "merges"), "", "got 3 parts"},
+		"merge of one":       {edit(t, []any{[]any{"a"}}, "model", "merges"), "", "got 1 parts"},
+		"merge of nothing":   {edit(t, []any{" a"}, "model", "merges"), "", "not empty"},
+		"added empty":        {added(func(a map[string]any) { a["content"] = "" }), "", "0 bytes, want 1 to 256"},
+		"added strips":       {added(func(a map[string]any) { a["lstrip"] = true }), "", "lstrip"},
+		"added huge id":      {added(func(a map[string]any) { a["id"] = 1 << 30 }), "", "id 1073741824"},
+		"added elsewhere":    {added(func(a map[string]any) { a["content"] = "!" }), "", "id 2048, but 3 in the vocabulary"},
+		"added on top":       {added(func(a map[string]any) { a["id"] = 3 }), "", "id 3 belongs to another token"},
+		"config broken":      {read(t, "tokenizer.json"), "{", "tokenizer_config.json"},
+		"config wants one":   {read(t, "tokenizer.json"), `{"add_bos_token":true}`, "no bos_token_id"},
+	} {
+		var config []byte
+		if c.config != "" {
+			config = []byte(c.config)
+		}
+		_, err := New(c.file, config, -1)
+		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%s: got %v\nwant %q", name, err, c.want)
+		}
+	}
+}
+
+// ladder has merges that tie: pairs of one letter.
+func ladder(t testing.TB, extra map[string]any) Tokenizer {
+	t.Helper()
+	vocab := map[string]int{}
+	for _, r := range alphabet {
+		vocab[string(r)] = len(vocab)
+	}
+	merges := []string{"a a", "aa a", "b c", "a b", "Ġ a", "Ċ Ċ", "Ġ Ġ"}
+	for _, m := range merges {
+		vocab[strings.ReplaceAll(m, " ", "")] = len(vocab)
+	}
+	model := map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}
+	for k, v := range extra {
+		model[k] = v
+	}
+	doc := map[string]any{
+		"model": model, "pre_tokenizer": map[string]any{"type": "ByteLevel", "use_regex": true}, "decoder": map[string]any{"type": "ByteLevel"},
+		"added_tokens": []any{
+			map[string]any{"id": 300, "content": "<|é|>", "special": true}, map[string]any{"id": 301, "content": "<|é|>!", "special": false},
+			map[string]any{"id": 302, "content": "|é", "special": true},
+		},
+	}
+	b, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := New(b, nil, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+func pieces(tok Tokenizer, ids []int32) string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i] = tok.DecodeSpecial([]int32{id})
+	}
+	return strings.Join(out, "/")
+}
+
+func TestMergesAndSplitting(t *testing.T) {
+	tok := ladder(t, nil)
+	for text, want := range map[string]string{
+		"a": "a", "aa": "aa", "aaa": "aaa", "aaaa": "aa/aa", "aaaaa": "aa/aaa", "aaaaaaa": "aa/aa/aaa",
+		"abc": "a/bc", "aab": "aa/b", "ab": "ab", "xaay": "x/aa/y",
+		"a\n\n\nb": "a/\n\n/\n/b", "a\n\n": "a/\n\n", "a   b": "a/  / /b", "a   a": "a/  / a", " a": " a", "\n a": "\n/ a",
+		"<|é|>!<|é|>a|é": "<|é|>!/<|é|>/a/|é",
+	} {
+		ids, err := tok.Encode(text)
+		if got := pieces(tok, ids); err != nil || got != want {
+			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
+		}
+	}
+	if got := tok.Decode([]int32{301, 300, 302, 9999, -1, 299}); got != "<|é|>!" {
+		t.Errorf("got %q", got)
+	}
+	whole := ladder(t, map[string]any{"ignore_merges": true, "merges": []string{}})
+	if ids, _ := whole.Encode("aaa aaaa"); pieces(whole, ids) != "aaa/ /a/a/a/a" {
+		t.Errorf("ignore_merges: got %q", pieces(whole, ids))
+	}
+}
+
+// The rule the merging follows, written down directly: merge the leftmost of the lowest rank until
+// there is none.
+func TestMergeIsTheRule(t *testing.T) {
+	tok := tiny(t).(*bpe)
+	slow := func(word string) []int32 {
+		var ids []int32
+		for i := range len(word) {
+			ids = append(ids, tok.bytes[word[i]])
+		}
+		for {
+			best := -1
+			var found merge
+			for i := range len(ids) - 1 {
+				if m, ok := tok.merges[[2]int32{ids[i], ids[i+1]}]; ok && (best < 0 || m.rank < found.rank) {
+					best, found = i, m
+				}
+			}
+			if best < 0 {
+				return ids
+			}
+			ids = slices.Replace(ids, best, best+2, found.id)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		word := rapid.StringOfN(rapid.RuneFrom([]rune("aeiosthn el. ,")), 1, 60, -1).Draw(t, "word")
+		if got, want := tok.merge(nil, word), slow(word); !slices.Equal(got, want) {
+			t.Fatalf("%q: got %v, want %v", word, got, want)
+		}
+	})
+}
+
+func TestStreamNeverTakesBack(t *testing.T) {
+	tok := tiny(t)
+	rapid.Check(t, func(t *rapid.T) {
+		ids := rapid.SliceOfN(rapid.Int32Range(-1, 2050), 0, 40).Draw(t, "ids")
+		if rapid.Bool().Draw(t, "text") {
+			var err error
+			if ids, err = tok.Encode(rapid.String().Draw(t, "string")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, got := tok.Stream(), ""
+		for _, id := range ids {
+			part := s.Push(id)
+			if !utf8.ValidString(part) {
+				t.Fatalf("%q is not valid UTF-8", part)
+			}
+			got += part
+		}
+		got += s.Flush()
+		if want := tok.Decode(ids); got != want {
+			t.Fatalf("%v: stream %q, whole %q", ids, got, want)
+		}
+	})
+	s := tok.Stream()
+	ids, err := tok.Encode("世")
+	if err != nil || len(ids) < 2 {
+		t.Fatalf("got %v, %v", ids, err)
+	}
+	for i, id := range ids {
+		if got := s.Push(id); (got == "世") != (i == len(ids)-1) || got != "" && got != "世" {
+			t.Errorf("after id %d: %q", i, got)
+		}
+	}
+}
+
+// One U+FFFD for each longest piece that cannot become a character.
+func TestInvalidBytes(t *testing.T) {
+	for in, want := range map[string]string{
+		"\xff": "\ufffd", "\xff\xfe": "\ufffd\ufffd", "a\xe4\xbdb": "a\ufffdb", "\xe4\xbd": "\ufffd", "\xf0\x9f\x98": "\ufffd",
+		"\xe4\xe4\xbd\xa0": "\ufffd你", "\xc0\x80": "\ufffd\ufffd", "\xed\xa0\x80": "\ufffd\ufffd\ufffd", "\ufffd": "\ufffd",
+	} {
+		out, rest := appendValid(nil, []byte(in), true)
+		if string(out) != want || len(rest) > 0 {
+			t.Errorf("%q: got %q, %q, want %q", in, out, rest, want)
+		}
+	}
+	tok := tiny(t)
+	ids, err := tok.Encode("a\xff\xe4\xbd")
+	if err != nil || tok.Decode(ids) != "a\ufffd\ufffd" {
+		t.Errorf("got %q, %v", tok.Decode(ids), err)
+	}
+}
+
+func TestLongAndConcurrentInput(t *testing.T) {
+	tok := tiny(t)
+	if _, err := tok.Encode(strings.Repeat("a", maxText+1)); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	// Quadratic work would take minutes here.
+	long := strings.Repeat("ab", 1<<17) + strings.Repeat(" ", 1<<17) + strings.Repeat("<s", 1<<16)
+	ids, err := tok.Encode(long)
+	if err != nil || tok.Decode(ids) != long {
+		t.Errorf("%d bytes do not survive: %v", len(long), err)
+	}
+	var wg sync.WaitGroup
+	want, _ := tok.Encode(string(read(t, "valid.txt")[:20000]))
+	for range 4 {
+		wg.Go(func() {
+			if got, err := tok.Encode(string(read(t, "valid.txt")[:20000])); err != nil || !slices.Equal(got, want) {
+				t.Error("concurrent use changes the result")
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func FuzzNew(f *testing.F) {
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"}}`), "ab")
+	f.Add(edit(f, template(1), "post_processor"), "In the <s> beginning")
+	f.Add(read(f, "tokenizer.json"), "a\xff\n\n b'll")
+	f.Fuzz(func(t *testing.T, file []byte, text string) {
+		tok, err := New(file, nil, 1)
+		if err != nil {
+			return
+		}
+		ids, err := tok.Prompt(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			if id < 0 || int(id) >= tok.VocabSize() {
+				t.Errorf("id %d of %d", id, tok.VocabSize())
+			}
+		}
+		if !utf8.ValidString(tok.DecodeSpecial(ids)) {
+			t.Error("decoded text is not UTF-8")
+		}
+	})
+}
+
+func FuzzEncode(f *testing.F) {
+	tok := tiny(f)
+	f.Add("In the beginning")
+	f.Add("  \n\n x\u00a0\u2003y' 's 12½ <s> \xf0\x9f")
+	f.Fuzz(func(t *testing.T, text string) {
+		ids, err := tok.Encode(text)
+		if err != nil {
+			return
+		}
+		want, _ := appendValid(nil, []byte(text), true)
+		if got := tok.DecodeSpecial(ids); got != string(want) {
+			t.Errorf("%q comes back as %q", text, got)
+		}
+	})
+}
