@@ -400,6 +400,7 @@ func (m *Machine) startLanes() error {
 	for _, l := range m.lanes {
 		go func() {
 			runtime.LockOSThread() // never unlocked: the thread keeps its pinning and ends with the lane
+			sharpen()
 			defer close(l.exited)
 			err := l.proc.Attach()
 			if err != nil {

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -244,8 +245,8 @@ func (l *lane) unpark() {
 
 const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
-	spinFirst = 2 * time.Millisecond   // for a flag, before sleeping
-	napTime   = 20 * time.Microsecond
+	spinFirst = 100 * time.Microsecond // for a flag, before napping: on a core that others use too, a
+	napTime   = 10 * time.Microsecond  // lane that spins is a lane the scheduler punishes when it has work
 )
 
 // spin waits until ok, first busily, then with short naps; it returns false when stop says so.
@@ -256,12 +257,16 @@ func spin(ok func() bool, stop func() bool) bool {
 		}
 	}
 	deadline := time.Now().Add(spinFirst)
+	napping := false
 	for n := 0; !ok(); n++ {
-		if n&63 == 0 && stop != nil && stop() {
+		if (napping || n&63 == 0) && stop != nil && stop() {
 			return false
 		}
-		if n&63 == 63 && time.Now().After(deadline) {
-			time.Sleep(napTime)
+		if napping {
+			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
+			nap()
+		} else if n&63 == 63 {
+			napping = time.Now().After(deadline)
 		}
 	}
 	return true
