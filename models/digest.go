@@ -63,7 +63,10 @@ func (m *Model) computeDigest() (string, error) {
 		KVHeads: m.KVHeads, HeadDim: m.HeadDim, FFN: m.FFN, Vocab: m.Vocab, MaxContext: m.MaxContext, NormEps: m.NormEps,
 		RopeTheta: m.RopeTheta, BOS: m.BOS, EOS: m.EOS, Stored: m.Stored, Tied: m.Tied,
 	}
-	if m.HasWeights() {
+	if m.Dir != "" { // a closed model must not pass for a catalog entry
+		if !m.HasWeights() {
+			return "", m.noWeights("digest")
+		}
 		var err error
 		if d.Tensors, err = m.sealTensors(); err != nil {
 			return "", err

@@ -56,7 +56,8 @@ type Model struct {
 	digestErr  error
 }
 
-// Graph is what the model computes. The result is shared; callers do not change it.
+// Graph is what the model computes, in the terms of package op (see decoderGraph for the order of
+// heads in a fused QKV row and the form of the rotary positions). The result is shared; callers do not change it.
 func (m *Model) Graph() Graph { return m.graph }
 
 // HasWeights reports whether the model has stored tensors; a catalog entry has shapes only.
@@ -72,7 +73,7 @@ func (m *Model) Parameters() int64 {
 }
 
 // Tensor returns a stored tensor that the graph needs. Data is a read-only view of the mapped
-// file, dead after Close. The error is of class ClassInput, with a hint when the model has no weights.
+// file, dead after Close. Without weights the error is of class ClassInput and has a hint.
 func (m *Model) Tensor(name string) (safetensors.Tensor, error) {
 	if !m.HasWeights() {
 		return safetensors.Tensor{}, m.noWeights("read tensor %q", name)
@@ -103,11 +104,11 @@ func (m *Model) Close() error {
 }
 
 func (m *Model) noWeights(format string, args ...any) error {
-	d := diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", fmt.Sprintf(format, args...), m.Name)
+	what := fmt.Sprintf(format, args...)
 	if m.config != nil {
-		return d.WithHint("give a directory with config.json and *.safetensors, or write one with random weights: hetc models synth %s -o DIR", m.Name)
+		return diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", what, m.Name).WithHint("give a directory with config.json and *.safetensors, or write one with random weights: hetc models synth %s -o DIR", m.Name)
 	}
-	return d.WithHint("the model was closed")
+	return diag.New(diag.ClassInternal, "%s: model %q is closed", what, m.Name)
 }
 
 // Sources returns the names of the tensors w is assembled from in a layer.
