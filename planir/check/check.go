@@ -1,0 +1,417 @@
+// Package check knows whether a plan is legal for a model on a SoC. It believes nothing the plan says
+// about them: everything is recomputed from the model, the SoC and the decisions.
+package check
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/socs"
+)
+
+// Rule is one condition that relates a plan to a model or a SoC.
+type Rule struct {
+	ID       string
+	Sentence string
+	check    func(*checker)
+}
+
+// Rules continues planir.Rules. Later rules rely on earlier ones: checking stops after the first
+// that is broken.
+var Rules = []Rule{
+	{"P020", "the plan was made for this model: same digest, tokens and context", (*checker).model},
+	{"P021", "the plan was made for this SoC: same name, machine and control processor", (*checker).soc},
+	{"P022", "the plan's processors are the SoC's and claim nothing that those cannot do", (*checker).procs},
+	{"P023", "every operator is decided once for every number of rows that has a program, and nothing else is", (*checker).decisions},
+	{"P024", "every weight is the model's, with its shape and tensors", (*checker).weights},
+	{"P025", "every pack has the size that its layout gives it", (*checker).packs},
+	{"P026", "the program is what its decisions lower to", (*checker).program},
+	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
+}
+
+// Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
+// out: what a plan carries of its processors is then taken as given. Findings of severity Warning do not
+// make a plan illegal.
+func Plan(p *planir.Plan, m *models.Model, soc *socs.SoC) diag.List {
+	if found := planir.Check(p); len(found) > 0 {
+		return found
+	}
+	g := m.Graph()
+	c := &checker{p: p, m: m, g: &g, s: soc}
+	for i := range Rules {
+		c.rule = &Rules[i]
+		c.rule.check(c)
+		if c.found.Err() != nil {
+			break
+		}
+	}
+	c.found.Sort()
+	return c.found
+}
+
+type checker struct {
+	p     *planir.Plan
+	m     *models.Model
+	g     *models.Graph
+	s     *socs.SoC
+	rule  *Rule
+	found diag.List
+}
+
+func (c *checker) fail(path, format string, args ...any) *diag.Diagnostic {
+	d := diag.New(diag.ClassIllegal, format, args...).WithCode(c.rule.ID).WithHint("rule %s: %s", c.rule.ID, c.rule.Sentence)
+	d.Path = path
+	c.found = append(c.found, d)
+	return d
+}
+
+func (c *checker) model() {
+	digest, err := c.m.Digest()
+	if err != nil {
+		c.fail("model.digest", "%v", err)
+		return
+	}
+	ref := c.p.Model
+	if ref.Digest != digest {
+		c.fail("model.digest", "plan is for model %q with digest %.12s, and model %q has %.12s", ref.Name, ref.Digest, c.m.Name, digest).
+			WithHint("solve again for this model")
+	}
+	if ref.BOS != c.m.BOS || !slices.Equal(ref.EOS, c.m.EOS) {
+		c.fail("model", "plan starts texts with token %d and ends them with %v, the model with %d and %v", ref.BOS, ref.EOS, c.m.BOS, c.m.EOS)
+	}
+	if c.p.MaxContext > c.m.MaxContext {
+		c.fail("max_context", "plan caches %d positions, and the model has %d", c.p.MaxContext, c.m.MaxContext)
+	}
+}
+
+func (c *checker) soc() {
+	if c.s == nil {
+		return
+	}
+	ref := c.p.SoC
+	if ref.Name != c.s.Name || ref.Fingerprint != c.s.Fingerprint {
+		c.fail("soc", "plan is for SoC %q (fingerprint %q), and this is %q (%q)", ref.Name, ref.Fingerprint, c.s.Name, c.s.Fingerprint).
+			WithHint("solve again for this SoC")
+	}
+	if ref.Control != c.s.Control {
+		c.fail("soc.control", "control processor is %q, and the SoC's is %q", ref.Control, c.s.Control)
+	}
+	if ref.Simulated != c.s.Simulated() {
+		c.fail("soc.simulated", "plan says simulated %v, and the SoC is simulated: %v", ref.Simulated, c.s.Simulated())
+	}
+	digest, err := c.s.Digest()
+	if err != nil {
+		c.fail("soc.digest", "%v", err)
+	} else if digest != ref.Digest {
+		// Rates may have been measured again: what counts for legality is compared one by one.
+		c.fail("soc.digest", "SoC %q has changed since the plan was made", c.s.Name).
+			WithHint("solve again if its speeds have changed").Severity = diag.Warning
+	}
+}
+
+// Proc is what a plan carries of a SoC's processor.
+func Proc(p *socs.Processor) planir.Proc {
+	out := planir.Proc{
+		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
+		Schemes: slices.Clone(p.Schemes), Kinds: slices.Clone(p.Kinds), TileN: max(1, p.Tile.N), TileK: max(1, p.Tile.K),
+		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
+		GraphBytes: p.GraphBytes,
+	}
+	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
+		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
+	}
+	return out
+}
+
+func (c *checker) procs() {
+	if c.s == nil {
+		return
+	}
+	for i := range c.p.Procs {
+		have := &c.p.Procs[i]
+		path := fmt.Sprintf("procs[%d]", i)
+		sp := c.s.Processor(have.Name)
+		if sp == nil {
+			c.fail(path, "SoC %q has no processor %q", c.s.Name, have.Name)
+			continue
+		}
+		can := Proc(sp)
+		differs := func(what string, got, want any) {
+			c.fail(path+"."+what, "processor %q: %s is %v, and the SoC says %v", have.Name, what, got, want)
+		}
+		if have.Kind != can.Kind {
+			differs("kind", have.Kind, can.Kind)
+		}
+		if have.Driver != can.Driver {
+			differs("driver", have.Driver, can.Driver)
+		}
+		if have.Select != can.Select {
+			differs("select", have.Select, can.Select)
+		}
+		if !maps.Equal(have.Options, can.Options) {
+			differs("options", have.Options, can.Options)
+		}
+		if !slices.Equal(have.Cores, can.Cores) {
+			differs("cores", have.Cores, can.Cores)
+		}
+		for _, l := range have.Layouts {
+			if can.LayoutOf(l.Scheme) != l.Layout {
+				differs("layouts", l, can.Layouts)
+			}
+		}
+		for _, s := range have.Schemes {
+			if !slices.Contains(can.Schemes, s) {
+				differs("schemes", s, can.Schemes)
+			}
+		}
+		for _, k := range c.kinds(have) {
+			if !sp.Executes(k) {
+				differs("kinds", k, can.Kinds)
+			}
+			if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.p.KV) {
+				differs("kv", c.p.KV, sp.KV)
+			}
+		}
+		if have.TileN%can.TileN != 0 || have.TileN < 1 {
+			differs("tile_n", have.TileN, can.TileN)
+		}
+		if have.TileK%can.TileK != 0 || have.TileK < 1 {
+			differs("tile_k", have.TileK, can.TileK)
+		}
+		for _, f := range []struct {
+			name      string
+			have, can bool
+		}{
+			{"dynamic_rows", have.DynamicRows, can.DynamicRows}, {"strided_output", have.StridedOutput, can.StridedOutput},
+			{"strided_input", have.StridedInput, can.StridedInput}, {"weight_ranges", have.WeightRanges, can.WeightRanges},
+		} {
+			if f.have && !f.can {
+				differs(f.name, f.have, f.can)
+			}
+		}
+		if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
+			differs("graph_bytes", have.GraphBytes, can.GraphBytes)
+		}
+	}
+}
+
+// kinds lists the operators that graphs on p execute.
+func (c *checker) kinds(p *planir.Proc) []op.Kind {
+	used := map[op.Kind]bool{}
+	for i := range c.p.Program.Graphs {
+		g := &c.p.Program.Graphs[i]
+		if g.Proc != p.Name {
+			continue
+		}
+		for _, n := range g.Graph.Nodes {
+			used[n.Op.Kind] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(used))
+}
+
+func (c *checker) decisions() {
+	rows := map[int]bool{}
+	for i := range c.p.Program.Programs {
+		rows[c.p.Program.Programs[i].Rows] = true
+	}
+	known := map[string]bool{} // node@rows
+	for _, r := range slices.Sorted(maps.Keys(rows)) {
+		sections, err := lower.Expand(c.g, r, c.p.MaxContext, c.p.KV, func(node string) op.Scheme { return c.scheme(node, r) })
+		if err != nil {
+			c.fail("decisions", "rows %d: %v", r, err)
+			return
+		}
+		for _, s := range sections {
+			for _, n := range s.Nodes {
+				known[key(n.Name, r)] = true
+				if s.Logits {
+					known[key(n.Name, 1)] = true
+				}
+				if c.p.DecisionFor(n.Name, r) == nil && !(s.Logits && c.p.DecisionFor(n.Name, 1) != nil) {
+					c.fail("decisions", "%q is not decided at %d rows", n.Name, r)
+				}
+			}
+		}
+	}
+	for i, d := range c.p.Decisions {
+		if !known[key(d.Node, d.Rows)] {
+			c.fail(fmt.Sprintf("decisions[%d]", i), "%q at %d rows is no operator of a program", d.Node, d.Rows)
+		}
+	}
+}
+
+func (c *checker) scheme(node string, rows int) op.Scheme {
+	for _, r := range []int{rows, 1} {
+		if d := c.p.DecisionFor(node, r); d != nil {
+			return d.Scheme
+		}
+	}
+	return op.A32W32 // reported as missing
+}
+
+func key(node string, rows int) string { return fmt.Sprintf("%s@%d", node, rows) }
+
+func (c *checker) weights() {
+	for i, w := range c.p.Program.Weights {
+		path := fmt.Sprintf("program.weights[%d]", i)
+		want := c.g.Weight(w.Name)
+		switch {
+		case want == nil:
+			c.fail(path, "model %q has no weight %q", c.m.Name, w.Name)
+		case w.K != want.K || w.N != want.N || w.Transposed != want.Transposed || !slices.Equal(w.From, want.From) ||
+			!slices.Equal(w.Interleave, want.Interleave) || !slices.Equal(w.Const, want.Const):
+			c.fail(path, "weight %q is [%d,%d] from %v, and the model's is [%d,%d] from %v", w.Name, w.K, w.N, w.From, want.K, want.N, want.From)
+		}
+	}
+}
+
+func (c *checker) packs() {
+	for i, k := range c.p.Program.Packs {
+		path := fmt.Sprintf("program.packs[%d]", i)
+		n, err := pack.Bytes(k.Spec())
+		if err != nil {
+			c.fail(path, "pack %q: %v", k.Name, err)
+		} else if n != k.Bytes {
+			c.fail(path, "pack %q has %d bytes, and layout %q gives %d", k.Name, k.Bytes, k.Layout, n)
+		}
+	}
+}
+
+// program lowers the decisions again and looks for the first difference.
+func (c *checker) program() {
+	again := *c.p
+	again.Program = planir.Program{}
+	if err := lower.Lower(&again, c.g); err != nil {
+		c.fail("decisions", "%v", err)
+		return
+	}
+	want, err := planir.Encode(&again)
+	if err != nil {
+		c.fail("program", "%v", err)
+		return
+	}
+	have, err := planir.Encode(c.p)
+	if err != nil {
+		c.fail("program", "%v", err)
+		return
+	}
+	if string(have) == string(want) {
+		return
+	}
+	a, b := strings.Split(planir.Dump(c.p), "\n"), strings.Split(planir.Dump(&again), "\n")
+	for i := range max(len(a), len(b)) {
+		x, y := "nothing", "nothing"
+		if i < len(a) {
+			x = a[i]
+		}
+		if i < len(b) {
+			y = b[i]
+		}
+		if x != y {
+			c.fail("program", "program has %q where its decisions give %q", x, y)
+			return
+		}
+	}
+	c.fail("program", "program differs from what its decisions give")
+}
+
+func (c *checker) capacity() {
+	if c.s == nil {
+		return
+	}
+	for i := range c.p.Procs {
+		p := &c.p.Procs[i]
+		sp := c.s.Processor(p.Name)
+		load := Load(c.p, sp)
+		if sp.AddressBytes > 0 && load.Bytes > sp.AddressBytes {
+			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d bytes of weights and buffers, and addresses at most %d", p.Name, load.Bytes, sp.AddressBytes)
+		}
+		if sp.MaxGraphs > 0 && load.Graphs > sp.MaxGraphs {
+			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d graphs, and holds at most %d", p.Name, load.Graphs, sp.MaxGraphs)
+		}
+	}
+}
+
+// Loaded is what a plan has one processor hold at once.
+type Loaded struct {
+	Bytes  int64 // weights of all layers, and the buffers its steps touch
+	Graphs int
+}
+
+// Load computes what a plan has a processor hold. Where its graphs own their weights, every graph
+// counts its own.
+func Load(p *planir.Plan, sp *socs.Processor) Loaded {
+	pr := &p.Program
+	packs, layers := map[string]*planir.Pack{}, map[string]int64{}
+	for i := range pr.Packs {
+		packs[pr.Packs[i].Name] = &pr.Packs[i]
+	}
+	for _, w := range pr.Weights {
+		layers[w.Name] = int64(max(1, w.Layers))
+	}
+	buffers := map[string]int64{}
+	for _, b := range pr.Buffers {
+		buffers[b.Name] = int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes())
+	}
+	type span struct{ from, to int }
+	spans := map[string][]span{} // columns of packs it reads
+	touched := map[string]bool{}
+	var out Loaded
+	for i := range pr.Graphs {
+		if pr.Graphs[i].Proc == sp.Name {
+			out.Graphs++
+		}
+	}
+	seen := map[string]bool{}
+	for i := range pr.Programs {
+		for j := range pr.Programs[i].Sections {
+			for _, l := range pr.Programs[i].Sections[j].Lanes {
+				if l.Proc != sp.Name {
+					continue
+				}
+				for _, st := range l.Steps {
+					for _, v := range slices.Concat(st.In, st.Out) {
+						touched[v.Buffer] = true
+					}
+					for _, r := range st.W {
+						owner := r.Pack
+						if sp.WeightBytes == socs.WeightsPerGraph {
+							owner = st.Run + "\x00" + r.Pack
+						}
+						if id := owner + "\x00" + r.String(); !seen[id] {
+							seen[id] = true
+							spans[owner] = append(spans[owner], span{r.C0, r.C1})
+							packs[owner] = packs[r.Pack]
+						}
+					}
+				}
+			}
+		}
+	}
+	for owner, list := range spans {
+		sort.Slice(list, func(a, b int) bool { return list[a].from < list[b].from })
+		cols, end := int64(0), 0
+		for _, s := range list {
+			if s.to > end {
+				cols += int64(s.to - max(s.from, end))
+				end = s.to
+			}
+		}
+		k := packs[owner]
+		out.Bytes += layers[k.Weight] * (k.Bytes * cols / int64(k.N1-k.N0))
+	}
+	for b := range touched {
+		out.Bytes += buffers[b]
+	}
+	return out
+}

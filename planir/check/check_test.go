@@ -1,0 +1,243 @@
+package check_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+const machine = `schema: hetc.soc/1
+name: machine
+fingerprint: one
+control: host:0
+processors:
+  - name: host:0
+    kind: cpu
+    driver: host
+    select: "0"
+    cores: [0]
+    tile: {k: 32, n: 32}
+    schemes: [a32/w32, a8t/q8c]
+    layouts: {w32: n32, q8c: n32}
+    kv: [f32]
+    dynamic_rows: true
+    strided_output: true
+    strided_input: true
+    weight_ranges: true
+    graph_bytes: 1073741824
+    address_bytes: 1073741824
+    max_graphs: 1000
+  - name: host:1
+    kind: cpu
+    driver: host
+    select: "1"
+    options: {kernel: reference}
+    cores: [1]
+    tile: {k: 32, n: 32}
+    schemes: [a32/w32, a8t/q8c]
+    layouts: {w32: n32, q8c: n32}
+    kv: [f32]
+    dynamic_rows: true
+    strided_output: true
+    strided_input: true
+    weight_ranges: true
+`
+
+func soc(t testing.TB) *socs.SoC {
+	t.Helper()
+	s, err := socs.Parse("machine.yaml", []byte(machine))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func model(t testing.TB) *models.Model {
+	t.Helper()
+	m, err := models.Open("../../testdata/models/tiny-llama-kjv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// plan is a legal plan with every matmul in two columns.
+func plan(t testing.TB, m *models.Model, s *socs.SoC) *planir.Plan {
+	t.Helper()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	socDigest, err := s.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := m.Graph()
+	p := &planir.Plan{
+		Schema:     planir.Schema,
+		Model:      planir.ModelRef{Name: m.Name, Digest: digest, BOS: m.BOS, EOS: m.EOS},
+		SoC:        planir.SoCRef{Name: s.Name, Digest: socDigest, Fingerprint: s.Fingerprint, Simulated: s.Simulated(), Control: s.Control},
+		MaxContext: 128, KV: op.F32,
+	}
+	for i := range s.Processors {
+		p.Procs = append(p.Procs, check.Proc(&s.Processors[i]))
+	}
+	p.Decisions, err = lower.Trivial(&g, "host:0", []int{1, 16}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A32W32 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Decisions {
+		d := &p.Decisions[i]
+		if w := g.Weight(d.Node); w != nil && d.Scheme != "" {
+			d.Strategy, d.Axis = planir.WeightCentric, planir.AxisCols
+			d.Shares = []planir.Share{{Proc: "host:0", To: w.N / 2}, {Proc: "host:1", From: w.N / 2, To: w.N}}
+		}
+	}
+	if err := lower.Lower(p, &g); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestLegalPlan(t *testing.T) {
+	m, s := model(t), soc(t)
+	p := plan(t, m, s)
+	if found := check.Plan(p, m, s); len(found) > 0 {
+		t.Fatal(found)
+	}
+	if found := check.Plan(p, m, nil); len(found) > 0 {
+		t.Fatalf("without a SoC: %v", found)
+	}
+	// Speeds measured again do not make the plan illegal, but are mentioned.
+	s.Processors[0].BandwidthGBps = 12
+	found := check.Plan(p, m, s)
+	if found.Err() != nil || len(found) != 1 || found[0].Severity != diag.Warning || found[0].Code != "P021" {
+		t.Fatalf("a changed speed gives %v, want one warning", found)
+	}
+}
+
+// Every rule is broken by a plan, model or SoC that differs from a legal combination in one place.
+func TestRules(t *testing.T) {
+	cases := []struct {
+		rule, name, want string
+		mutate           func(p *planir.Plan, s *socs.SoC)
+	}{
+		{"P001", "rules of plans come first", "schema", func(p *planir.Plan, s *socs.SoC) { p.Schema = "hetc.plan/9" }},
+		{"P020", "another model", "digest", func(p *planir.Plan, s *socs.SoC) { p.Model.Digest = strings.Repeat("0", 64) }},
+		{"P020", "another end", "ends them with", func(p *planir.Plan, s *socs.SoC) { p.Model.EOS = []int{5} }},
+		{"P021", "another name", `"machine"`, func(p *planir.Plan, s *socs.SoC) { p.SoC.Name = "phone" }},
+		{"P021", "another machine", "fingerprint", func(p *planir.Plan, s *socs.SoC) { s.Fingerprint = "two" }},
+		{"P021", "another control", "control", func(p *planir.Plan, s *socs.SoC) { p.SoC.Control = "host:1" }},
+		{"P021", "said to be simulated", "simulated", func(p *planir.Plan, s *socs.SoC) { p.SoC.Simulated = true }},
+		{"P022", "processor gone", "has no processor", func(p *planir.Plan, s *socs.SoC) { s.Processors = s.Processors[:1] }},
+		{"P022", "another driver", "driver is host", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Driver = "ort" }},
+		{"P022", "another kind", "kind is cpu", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Kind = "gpu" }},
+		{"P022", "another selection", "select is 1", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Select = "2" }},
+		{"P022", "another option", "options", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Options = nil }},
+		{"P022", "another core", "cores", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Cores = []int{3} }},
+		{"P022", "another layout", "layouts", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Layouts["w32"] = "n64" }},
+		{"P022", "a scheme too many", "schemes", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Schemes = []op.Scheme{op.A32W32} }},
+		{"P022", "an operator too many", "kinds is norm", func(p *planir.Plan, s *socs.SoC) {
+			s.Processors[0].Kinds = slices.DeleteFunc(slices.Clone(op.Kinds), func(k op.Kind) bool { return k == op.Norm })
+		}},
+		{"P022", "a cache it cannot read", "kv is f32", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].KV = []op.Type{op.F16} }},
+		{"P022", "coarser tiles", "tile_n is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.N = 64 }},
+		{"P022", "coarser tiles along K", "tile_k is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.K = 64 }},
+		{"P022", "no strides", "strided_output", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].StridedOutput = false }},
+		{"P022", "a smaller graph limit", "graph_bytes", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].GraphBytes = 1 << 20 }},
+		{"P023", "a decision too many", "no operator of a program", func(p *planir.Plan, s *socs.SoC) {
+			d := p.Decisions[0]
+			d.Node = "layers.extra"
+			p.Decisions = append(p.Decisions, d)
+		}},
+		{"P023", "a decision too few", "not decided at 16 rows", func(p *planir.Plan, s *socs.SoC) {
+			p.Decisions = slices.DeleteFunc(p.Decisions, func(d planir.Decision) bool { return d.Node == "layers.ffn_act" && d.Rows == 16 })
+		}},
+		{"P024", "a weight of nobody", "has no weight", func(p *planir.Plan, s *socs.SoC) {
+			p.Program.Weights = append(p.Program.Weights, planir.Weight{Name: "extra", K: 1, N: 1})
+		}},
+		{"P024", "another tensor", "from", func(p *planir.Plan, s *socs.SoC) { p.Program.Weights[0].From = []string{"model.norm.weight"} }},
+		{"P024", "not transposed", "layers.ffn_down", func(p *planir.Plan, s *socs.SoC) {
+			for i := range p.Program.Weights {
+				if w := &p.Program.Weights[i]; w.Name == "layers.ffn_down" {
+					w.Transposed = false
+				}
+			}
+		}},
+		{"P025", "a size too small", "bytes", func(p *planir.Plan, s *socs.SoC) { p.Program.Packs[0].Bytes -= 4 }},
+		{"P026", "another decision", "where its decisions give", func(p *planir.Plan, s *socs.SoC) {
+			p.DecisionFor("layers.ffn_norm", 16).Shares[0].Proc = "host:1"
+		}},
+		{"P026", "a wait too many", "where its decisions give", func(p *planir.Plan, s *socs.SoC) {
+			st := &p.Program.Programs[0].Sections[1].Lanes[1].Steps[0]
+			st.Wait = append(st.Wait, st.Wait...)
+		}},
+		{"P026", "another expected time", "expect", func(p *planir.Plan, s *socs.SoC) {
+			p.Program.Programs[0].Sections[1].Lanes[0].Steps[0].ExpectNS = 5
+		}},
+		{"P027", "too much for its memory", "addresses at most", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].AddressBytes = 1 << 20 }},
+		{"P027", "too many graphs", "holds at most 3", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].MaxGraphs = 3 }},
+	}
+	broken := map[string]bool{}
+	for _, c := range cases {
+		t.Run(c.rule+" "+c.name, func(t *testing.T) {
+			m, s := model(t), soc(t)
+			p := plan(t, m, s)
+			c.mutate(p, s)
+			found := check.Plan(p, m, s)
+			if found.Err() == nil {
+				t.Fatalf("no rule is broken: %v", found)
+			}
+			text := ""
+			for _, d := range found {
+				if d.Severity != diag.Error {
+					continue
+				}
+				text += d.Error() + "\n"
+				if d.Code != c.rule || d.Hint == "" || d.Path == "" || d.Class != diag.ClassIllegal {
+					t.Errorf("got %v (hint %q), want rule %s with path and hint", d, d.Hint, c.rule)
+				}
+			}
+			if !strings.Contains(text, c.want) {
+				t.Errorf("got %q, want %q", text, c.want)
+			}
+		})
+		broken[c.rule] = true
+	}
+	for _, r := range check.Rules {
+		if !broken[r.ID] {
+			t.Errorf("rule %s has no case that breaks it", r.ID)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	m, s := model(t), soc(t)
+	p := plan(t, m, s)
+	a, b := check.Load(p, s.Processor("host:0")), check.Load(p, s.Processor("host:1"))
+	// host:1 has the second half of every matrix: of qkv, attn_out, gate_up and down in six layers and of the head.
+	var weights int64
+	for _, w := range []struct{ n, layers int64 }{{256 * 512, 6}, {256 * 256, 6}, {256 * 1536, 6}, {768 * 256, 6}, {256 * 2048, 1}} {
+		weights += w.n * w.layers * 4 / 2
+	}
+	if b.Bytes < weights || b.Bytes > weights+1<<20 {
+		t.Errorf("host:1 holds %d bytes, want its weights (%d) and buffers of less than 1 MiB", b.Bytes, weights)
+	}
+	if a.Bytes <= b.Bytes || a.Graphs <= b.Graphs {
+		t.Errorf("host:0 holds %+v, host:1 %+v", a, b)
+	}
+	// When every graph owns its weights, each of the two row counts has its own.
+	s.Processor("host:1").WeightBytes = socs.WeightsPerGraph
+	if own := check.Load(p, s.Processor("host:1")); own.Bytes < 2*weights-256*2048*2 {
+		t.Errorf("with weights per graph host:1 holds %d bytes, want about twice %d", own.Bytes, weights)
+	}
+}
