@@ -63,6 +63,20 @@ func (t tier) most(small, large int) int {
 	return small
 }
 
+// prefetchBytes is how far ahead of its use a weight is asked for. The hardware prefetcher stops at page ends.
+const prefetchBytes = 4096
+
+// fetch tells call (of calls over the same tile) which weights to ask for while it computes: its share
+// of the next tile, so that memory works while the cores multiply; with a single call, what is a little
+// ahead. steps is how often the kernel asks for a tile.
+func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
+	if calls == 1 || last {
+		return prefetchBytes, (tileBytes + steps - 1) / steps
+	}
+	part := (tileBytes + calls - 1) / calls
+	return tileBytes + call*part, (part + steps - 1) / steps
+}
+
 // output is where a kernel writes one tile of rows [r,r+rows): y itself, or out if the tile's last columns
 // do not exist in y.
 func output(y []float32, ldy, r, j, cols int, out *[maxRows * TileN]float32) (dst *float32, ld int) {
@@ -86,12 +100,14 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
 	var out [maxRows * TileN]float32
 	most := t.most(mostF32, most512)
+	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
-		for r := 0; r < m; {
+		for r, call := 0, 0; r < m; call++ {
 			rows := share(m-r, most)
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			t.rowsF32(rows, dst, ld, &x[r*ldx], ldx, k, &w[j*k])
+			ahead, stride := fetch(4*k*TileN, k, call, calls, j+TileN >= n)
+			t.rowsF32(rows, dst, ld, &x[r*ldx], ldx, k, &w[j*k], ahead, stride)
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)
 			}
@@ -117,10 +133,11 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 		}
 	}
 	most := t.most(mostQ8C, most512)
+	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
-		for r := 0; r < m; {
+		for r, call := 0, 0; r < m; call++ {
 			rows := share(m-r, most)
 			if tail != nil {
 				for i := range rows {
@@ -128,10 +145,11 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 				}
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
+			ahead, stride := fetch(bytes, (k+3)/4, call, calls, j+TileN >= n)
 			if t == avx512vnni {
-				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, &xscale[r])
+				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
 			} else {
-				q8cRows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, &xscale[r])
+				q8cRows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
 			}
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)
@@ -158,10 +176,11 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 		}
 	}
 	most := t.most(mostQ4, mostQ4x512)
+	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
 		tile := &w[j/TileN*bytes]
-		for r := 0; r < m; {
+		for r, call := 0, 0; r < m; call++ {
 			rows := share(m-r, most)
 			if tail != nil {
 				for i := range rows {
@@ -169,10 +188,11 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 				}
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
+			ahead, stride := fetch(bytes, 8*blocks, call, calls, j+TileN >= n)
 			if t == avx512vnni {
-				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, &xscale[r])
+				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, ahead, stride, &xscale[r])
 			} else {
-				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, &xscale[r], &sums[r*ldsums], 4*ldsums)
+				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
 			}
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)

@@ -1,9 +1,15 @@
 package kernel
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
@@ -421,6 +427,47 @@ func TestVecShortArguments(t *testing.T) {
 	}
 }
 
+// The committed assembly is what the generator writes.
+func TestVecGenerated(t *testing.T) {
+	if testing.Short() {
+		t.Skip("building the generator takes a while")
+	}
+	dir := t.TempDir()
+	gen := filepath.Join(dir, "gen")
+	build := exec.Command("go", "build", "-o", gen, ".")
+	build.Dir = "gen"
+	build.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off", "GOPROXY=off", "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		if strings.Contains(string(out), "GOPROXY=off") || errors.Is(err, exec.ErrNotFound) {
+			t.Skipf("the generator's modules are not in this machine's module cache: %s", out)
+		}
+		t.Fatalf("build the generator: %v\n%s", err, out)
+	}
+	for _, tier := range []string{"avx2", "avx512"} {
+		name := "vec_" + tier + "_amd64"
+		asm, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")
+		if out, err := exec.Command(gen, "-tier", tier, "-out", asm, "-stubs", stubs, "-pkg", "kernel").CombinedOutput(); err != nil {
+			t.Fatalf("generate %s: %v\n%s", tier, err, out)
+		}
+		for _, made := range []string{asm, stubs} {
+			want, err := os.ReadFile(made)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Base(made))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The first line names the command with its paths.
+			_, want, _ = bytes.Cut(want, []byte("\n"))
+			_, got, _ = bytes.Cut(got, []byte("\n"))
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s is stale: run go generate", filepath.Base(made))
+			}
+		}
+	}
+}
+
 func BenchmarkVec(b *testing.B) {
 	const k, n = 2048, 2048
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -429,12 +476,10 @@ func BenchmarkVec(b *testing.B) {
 		w[i] = float32(rng.NormFloat64())
 	}
 	for _, scheme := range []string{"q8c", "q4b32", "w32"} {
-		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: pack.N32}
 		one := packed(b, scheme, w, k, n)
-		_ = spec
-		for _, m := range []int{1, 2, 4, 8, 12, 13, 64, 256} {
+		for _, m := range []int{1, 2, 4, 6, 8, 12, 13, 16, 24, 32, 64, 256} {
 			copies := 1
-			if m == 1 {
+			if m <= 32 {
 				copies = 512<<20/len(one) + 1 // cold: more than the last-level cache holds
 			}
 			region, err := mem.Alloc(copies*len(one), 1<<21)
@@ -488,6 +533,13 @@ func BenchmarkVecRows(b *testing.B) {
 	for i := range x {
 		x[i] = float32(i%1000)/500 - 1
 	}
+	var angles [2][]float32 // no rotation, so that repeating it stays among normal numbers
+	for i := range angles {
+		angles[i] = make([]float32, m*32)
+		for j := range angles[i] {
+			angles[i][j] = float32(1 - i)
+		}
+	}
 	u, scale, half := make([]uint8, m*n), make([]float32, m), make([]uint16, m*n)
 	sums := make([]int32, m*n/BlockK)
 	for _, s := range vectorSets()[:min(1, len(vectorSets()))] {
@@ -499,7 +551,7 @@ func BenchmarkVecRows(b *testing.B) {
 			{"norm", func() { s.Norm(y, n, x, n, gain, 1e-5, m, n) }},
 			{"silu", func() { s.SiluMul(y, n, x, 2*n, 16, m, n) }},
 			{"add", func() { s.Add(y, n, x, n, x, n, m, n) }},
-			{"rope", func() { s.Rope(y, n, x, x, m, n/64, 64) }},
+			{"rope", func() { s.Rope(y, n, angles[0], angles[1], m, n/64, 64) }},
 			{"sums", func() { s.BlockSums(sums, n/BlockK, u, n, m, n) }},
 			{"tof16", func() { s.ToF16(half, y) }},
 			{"fromf16", func() { s.FromF16(y, half) }},

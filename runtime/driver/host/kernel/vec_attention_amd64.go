@@ -64,7 +64,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 			for c := 0; c < count; c += TileN {
 				t.lines(rows, heads, func(n, r, h, nextRow, nextHead int) {
 					t.rowsF32(n, &scores[(r*heads+h)*keyBlock+c], (nextRow*heads+nextHead)*keyBlock,
-						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim])
+						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim], 0, 0)
 				})
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
@@ -124,11 +124,11 @@ func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
 }
 
 // rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
-func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32) {
+func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride int) {
 	if t == avx512vnni {
-		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w)
+		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
 	} else {
-		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w)
+		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
 	}
 }
 

@@ -39,7 +39,7 @@ func const32(name string, v uint32) Mem {
 // magnitudes are at most 127 (a = u-128, u >= 1), then to 32 bit. No column sums are needed.
 func q8cRows256() {
 	const most = 2
-	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, xscale *float32)")
+	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
 	Doc("q8cRows256 computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations (1..255); tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
 	Pragma("noescape")
@@ -55,6 +55,7 @@ func q8cRows256() {
 		Load(Param("steps"), n)
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
+		fetch := newFetcher(wp)
 		c := GP32()
 		MOVL(U32(0x00010001), c)
 		VMOVD(c, ones.AsX())
@@ -70,8 +71,7 @@ func q8cRows256() {
 				VPBROADCASTD(x.at(r, 4*i), a[r])
 				VPXOR(c80, a[r], a[r])
 			}
-			PREFETCHT0(Mem{Base: wp, Disp: 128*i + prefetch})
-			PREFETCHT0(Mem{Base: wp, Disp: 128*i + 64 + prefetch})
+			fetch.step(2)
 			for q := range 4 {
 				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
 				VPABSB(w, abs)
@@ -124,7 +124,7 @@ func q4Rows256() {
 	f0 := const32("nibbles256", 0x0f0f0f0f)
 	c80 := const32("signs256", 0x80808080)
 	one := const32("ones256", 0x00010001)
-	TEXT("q4Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, xscale *float32, sums *int32, ldsums int)")
+	TEXT("q4Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)")
 	Doc("q4Rows256 computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
 		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
 	Pragma("noescape")
@@ -140,13 +140,13 @@ func q4Rows256() {
 		Load(Param("blocks"), n)
 		Load(Param("tail"), tail)
 		Load(Param("w"), wp)
+		fetch := newFetcher(wp)
 		Load(Param("sums"), sums)
 		Load(Param("ldsums"), ldsums)
 		zero256(y[:4*m]...)
 		Label(id + "_start")
 		x.set(p)
 		steps(id, n, 1, func(int) {
-			PREFETCHT0(Mem{Base: wp, Disp: 512 + prefetch})
 			for half := range 2 {
 				for r := range m {
 					zero256(iacc(r, 0), iacc(r, 1))
@@ -154,7 +154,7 @@ func q4Rows256() {
 				for k4 := range 8 {
 					VMOVDQU(Mem{Base: wp, Disp: 64*k4 + 32*half}, w)
 					if half == 0 {
-						PREFETCHT0(Mem{Base: wp, Disp: 64*k4 + prefetch})
+						fetch.step(1)
 					}
 					VPAND(f0, w, nib)
 					VPSRLW(I8(4), w, w)
@@ -221,7 +221,7 @@ func q4Rows256() {
 
 func f32Rows256() {
 	const most = 3
-	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32)")
+	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)")
 	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
@@ -234,14 +234,14 @@ func f32Rows256() {
 		Load(Param("ldx"), x.ld)
 		Load(Param("k"), n)
 		Load(Param("w"), w)
+		fetch := newFetcher(w)
 		zero256(y[:4*m]...)
 		x.set(p)
 		steps(id, n, 2, func(i int) {
 			for r := range m {
 				VBROADCASTSS(x.at(r, 4*i), a[r])
 			}
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			fetch.step(2)
 			for q := range 4 {
 				VMOVUPS(Mem{Base: w, Disp: 128*i + 32*q}, v)
 				for r := range m {

@@ -31,7 +31,7 @@ func avx512() {
 // instruction's latency does not show.
 func q8cRows512() {
 	const most = 12
-	TEXT("q8cRows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, xscale *float32)")
+	TEXT("q8cRows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
 	Doc("q8cRows512 computes rows (1..12) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
 		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
 	Pragma("noescape")
@@ -54,14 +54,14 @@ func q8cRows512() {
 		Load(Param("steps"), n)
 		Load(Param("tail"), tail)
 		Load(Param("w"), w)
+		fetch := newFetcher(w)
 		zero512(z[:2*m*sets]...)
 		Label(id + "_start")
 		x.set(p)
 		step := func(i int) {
 			VMOVDQU64(Mem{Base: w, Disp: 128 * i}, w0)
 			VMOVDQU64(Mem{Base: w, Disp: 128*i + 64}, w1)
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			fetch.step(2)
 			for r := range m {
 				b := a[r%4]
 				VPBROADCASTD(x.at(r, 4*i), b)
@@ -123,7 +123,7 @@ func q8cRows512() {
 // activations are not needed. The factor 16 is taken out at the end, where it is exact.
 func q4Rows512() {
 	const most = 6
-	TEXT("q4Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, xscale *float32)")
+	TEXT("q4Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
 	Doc("q4Rows512 computes rows (1..6) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
 		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
 	Pragma("noescape")
@@ -140,6 +140,7 @@ func q4Rows512() {
 		Load(Param("blocks"), n)
 		Load(Param("tail"), tail)
 		Load(Param("w"), w)
+		fetch := newFetcher(w)
 		t := GP32()
 		MOVL(U32(0x80808080), t)
 		VPBROADCASTD(t, c80)
@@ -155,10 +156,9 @@ func q4Rows512() {
 			for r := range m {
 				zero512(iacc(r, 0), iacc(r, 1))
 			}
-			PREFETCHT0(Mem{Base: w, Disp: 512 + prefetch})
 			for k4 := range 8 {
 				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
-				PREFETCHT0(Mem{Base: w, Disp: 64*k4 + prefetch})
+				fetch.step(1)
 				VPSLLD(I8(4), hi, lo)
 				VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
 				VPTERNLOGD(U8(0x6a), c80, cF0, hi)
@@ -223,7 +223,7 @@ func q4Rows512() {
 // beside it.
 func f32Rows512() {
 	const most = 12
-	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32)")
+	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)")
 	Doc("f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
@@ -236,13 +236,13 @@ func f32Rows512() {
 		Load(Param("ldx"), x.ld)
 		Load(Param("k"), n)
 		Load(Param("w"), w)
+		fetch := newFetcher(w)
 		zero512(z[:2*m]...)
 		x.set(p)
 		steps(id, n, 4, func(i int) {
 			VMOVUPS(Mem{Base: w, Disp: 128 * i}, w0)
 			VMOVUPS(Mem{Base: w, Disp: 128*i + 64}, w1)
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + prefetch})
-			PREFETCHT0(Mem{Base: w, Disp: 128*i + 64 + prefetch})
+			fetch.step(2)
 			for r := range m {
 				b := a[r%4]
 				VBROADCASTSS(x.at(r, 4*i), b)

@@ -29,9 +29,24 @@ func main() {
 	Generate()
 }
 
-// prefetch is how many bytes ahead of their use weights are asked for. The hardware prefetcher stops
-// at page ends; one core needs about this many lines in flight to reach the memory's speed.
-const prefetch = 4096
+// fetcher asks for weights before they are needed: those of the next tile where this tile is used by
+// several calls, else those a little ahead. The caller says where and how fast to go.
+type fetcher struct{ at, stride reg.GPVirtual }
+
+func newFetcher(w reg.GPVirtual) fetcher {
+	f := fetcher{at: GP64(), stride: GP64()}
+	Load(Param("ahead"), f.at)
+	Load(Param("stride"), f.stride)
+	ADDQ(w, f.at)
+	return f
+}
+
+func (f fetcher) step(lines int) {
+	for i := range lines {
+		PREFETCHT0(Mem{Base: f.at, Disp: 64 * i})
+	}
+	ADDQ(f.stride, f.at)
+}
 
 // rows addresses up to 12 rows of a matrix: base registers four rows apart and the row stride in bytes.
 type rows struct {

@@ -203,37 +203,43 @@ func scale256() {
 }
 
 // exponent replaces x by e^x, as expf does but with fused multiply-adds: zero below the smallest normal
-// number, infinity above the largest, NaN for NaN.
-func exponent(x, t, f, p, u reg.VecPhysical) {
-	VMOVUPS(expLow, t)
-	VMAXPS(x, t, f) // of NaN and a number, MAX and MIN give x
-	VMOVUPS(expHigh, t)
-	VMINPS(f, t, f)
-	VMOVUPS(expRound, t)
-	VMOVAPS(t, u)
+// number, infinity above the largest, NaN for NaN. Where x is never positive it is shorter.
+func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
+	VMOVUPS(expLow, f)
+	VMAXPS(x, f, f) // MAX and MIN of NaN and a number give the operand named first here: x
+	if positive {
+		VMOVUPS(expHigh, t)
+		VMINPS(f, t, f)
+	}
+	VMOVUPS(expRound, u)
+	VMOVAPS(u, t)
 	VFMADD231PS(expLog2e, f, t) // the integer in the low bits
 	VSUBPS(u, t, p)             // and as a number
 	VFNMADD231PS(expLn2Hi, p, f)
 	VFNMADD231PS(expLn2Lo, p, f)
-	VPSUBD(u, t, t)
 	VMOVUPS(expPoly[6], p)
 	for i := 5; i >= 0; i-- {
 		VFMADD213PS(expPoly[i], f, p)
 	}
-	VPSRAD(U8(1), t, u)
 	VPSUBD(u, t, t)
-	for _, half := range []reg.VecPhysical{t, u} {
+	halves := []reg.VecPhysical{t}
+	if positive { // two steps, because 2^128 is not a float32
+		VPSRAD(U8(1), t, u)
+		VPSUBD(u, t, t)
+		halves = append(halves, u)
+	}
+	for _, half := range halves {
 		VPADDD(expBias, half, half)
 		VPSLLD(U8(23), half, half)
 		VMULPS(half, p, p)
 	}
-	VCMPPS(U8(1), expLow, x, t) // x < low: 0
-	VANDNPS(p, t, p)
-	VCMPPS(U8(14), expHigh, x, t) // x > high: infinity
-	VMOVUPS(expInf, u)
-	VBLENDVPS(t, u, p, p)
-	VCMPPS(U8(3), x, x, t) // NaN
-	VBLENDVPS(t, x, p, x)
+	VCMPPS(U8(1), expLow, x, t) // x < low
+	if positive {
+		VCMPPS(U8(14), expHigh, x, u) // x > high
+		VMOVUPS(expInf, x)
+		VBLENDVPS(u, x, p, p)
+	}
+	VANDNPS(p, t, x)
 }
 
 func siluMul256() {
@@ -252,7 +258,7 @@ func siluMul256() {
 			VMOVUPS(Mem{Base: x, Disp: 32 * i}, g)
 			VXORPS(e, e, e)
 			VSUBPS(g, e, e)
-			exponent(e, y[6*i+2], y[6*i+3], y[6*i+4], y[6*i+5])
+			exponent(e, true, y[6*i+2], y[6*i+3], y[6*i+4], y[6*i+5])
 			VADDPS(one, e, e)
 			VDIVPS(e, g, g)
 			VMULPS(Mem{Base: x, Index: gap, Scale: 4, Disp: 32 * i}, g, g)
@@ -443,7 +449,7 @@ func softmax256() {
 	VBROADCASTSS(Mem{Base: state}, fade)
 	VMAXPS(fade, y[0], top)
 	VSUBPS(top, fade, fade)
-	exponent(fade, y[0], y[1], y[2], y[3])
+	exponent(fade, false, y[0], y[1], y[2], y[3])
 	VXORPS(sum, sum, sum)
 	MOVQ(s, p)
 	MOVQ(n, left)
@@ -452,7 +458,7 @@ func softmax256() {
 			e := y[5*i]
 			VMULPS(Mem{Base: p, Disp: 32 * i}, scale, e)
 			VSUBPS(top, e, e)
-			exponent(e, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
+			exponent(e, false, y[5*i+1], y[5*i+2], y[5*i+3], y[5*i+4])
 			VMOVUPS(e, Mem{Base: p, Disp: 32 * i})
 			VADDPS(e, sum, sum)
 		}
