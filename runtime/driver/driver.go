@@ -98,7 +98,8 @@ type Span struct{ Start, End Tick }
 type Processor interface {
 	Capabilities() *Capabilities
 	// Attach binds the calling OS thread (already locked) to the processor: pins it, starts helpers.
-	// It is called once, before the first Run, on the thread that will call Run.
+	// It is called once, before the first Run, on the thread that will call Run. The caller never
+	// unlocks the thread, so that a pinned one ends with its goroutine.
 	Attach() error
 	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least.
 	Alloc(bytes int64) (Buffer, error)
@@ -106,16 +107,22 @@ type Processor interface {
 	// The caller keeps it alive and unmoved until the Buffer is closed.
 	Import(b []byte) (Buffer, error)
 	// Load prepares an artifact with its weights for Run. The weights' bytes stay valid and
-	// unchanged until the Executable is closed. Artifacts are already verified; a driver still
+	// unchanged until the Executable is closed. Weights match the graph's by position, shape, scheme and
+	// layout; their names may differ, because one artifact serves every layer. Artifacts are already verified; a driver still
 	// refuses one whose graph or weights it cannot execute, by name.
 	Load(ctx context.Context, a Artifact, w Weights) (Executable, error)
 	// Run executes synchronously. Rows beyond Scalars.Rows of outputs are written as zeros or left alone.
+	// Values without an answer are errors that name node and row: NaN or an infinity given to
+	// QuantRows, a token id outside the table, a key too large for the cache type. After an error the
+	// outputs are undefined and the processor stays usable.
 	Run(exe Executable, b *Bindings) (Span, error)
 	// Now is the current time of the processor's clock.
 	Now() Tick
 	// WaitUntil moves a virtual clock forward to t (waiting for a flag takes the maximum of both
 	// lanes' times); on real processors it does nothing.
 	WaitUntil(t Tick)
+	// Close may come from any goroutine; it waits for a running call, and later calls fail. Closing
+	// again does nothing, here as for executables and buffers.
 	Close() error
 }
 
@@ -148,7 +155,7 @@ func (v View) Bytes() []byte {
 // Scalars are the values that change from call to call, shared by all steps of a program run.
 type Scalars struct {
 	Pos   int // position of row 0 in the context
-	Rows  int // rows in use, <= the graph's M
+	Rows  int // rows in use: a node of M rows computes min(M, Rows) of them
 	KVLen int // cached positions including the new rows: Pos + Rows
 	Row   int // SelectRow: the row to copy
 }
@@ -156,6 +163,8 @@ type Scalars struct {
 // Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
 // K and V are the caches of this layer and head range, [KVHeads*MaxContext, HeadDim] each, dense:
 // head h, position p is row h*MaxContext+p. They are zero for graphs without state.
+// A value that is both input and output is bound to one view in both lists; an input that a node
+// updates in place without being an output is undefined afterwards.
 type Bindings struct {
 	In, Out    []View
 	K, V       View

@@ -597,7 +597,7 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 	refuse(tr, "an input beyond its buffer", func(b *driver.Bindings) { b.In[0].Stride *= 2 }, `"x"`)
 	refuse(tr, "a negative offset", func(b *driver.Bindings) { b.In[0].Offset = -64 }, `"x"`)
 	refuse(tr, "an offset that overflows", func(b *driver.Bindings) { b.In[0].Offset = math.MaxInt64 - 3 }, `"x"`)
-	refuse(tr, "a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt64 / 4 }, `"x"`)
+	refuse(tr, "a stride that overflows", func(b *driver.Bindings) { b.In[0].Stride = math.MaxInt / 2 }, `"x"`)
 	refuse(tr, "a stride below the columns", func(b *driver.Bindings) { b.In[0].Stride = 1 }, `"x"`)
 	refuse(tr, "negative rows", func(b *driver.Bindings) { b.Scalars.Rows = -1 }, "-1")
 	if !s.caps.StridedInput {
@@ -613,12 +613,20 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 		tr := s.newTrial(single(s.caps, attention), 16, 8)
 		refuse(tr, "positions beyond the cache", func(b *driver.Bindings) { b.Scalars.Pos = 15 }, "16")
 		refuse(tr, "a negative position", func(b *driver.Bindings) { b.Scalars.Pos = -1 }, "-1")
-		refuse(tr, "a position that overflows", func(b *driver.Bindings) { b.Scalars.Pos = math.MaxInt64 })
+		refuse(tr, "a position that overflows", func(b *driver.Bindings) { b.Scalars.Pos = math.MaxInt })
 		refuse(tr, "no cache", func(b *driver.Bindings) { b.K, b.V, b.MaxContext = driver.View{}, driver.View{}, 0 })
 		refuse(tr, "a cache of another type", func(b *driver.Bindings) { b.K.Type = op.F16 }, `"k"`)
 		refuse(tr, "a cache of fewer rows", func(b *driver.Bindings) { b.V.Rows-- }, `"v"`)
 		refuse(tr, "a larger context than the cache has", func(b *driver.Bindings) { b.MaxContext *= 2 }, `"k"`)
 		tr.check(place{}, scalars(14, 2))
+	}
+
+	rope := op.Op{Kind: op.Rope, M: 2, Heads: 2, KVHeads: 1, HeadDim: 8}
+	if s.caps.Supports(rope) == nil {
+		tr := s.newTrial(single(s.caps, rope), 0, 8)
+		refuse(tr, "an in-place value in two places", func(b *driver.Bindings) {
+			b.Out[0].Buffer = tr.bind(place{}, scalars(0, 2)).b.Out[0].Buffer
+		}, `"qkv"`)
 	}
 
 	other := open(t, f, f.Config)

@@ -1,11 +1,17 @@
 package host_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 
 	compile "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -62,6 +68,425 @@ func TestConformance(t *testing.T) {
 				}
 				drivertest.Run(t, f)
 			})
+		}
+	}
+}
+
+// processor opens a processor on a thread of its own and returns a function that runs others there.
+func processor(t testing.TB, c driver.Config) (driver.Processor, func(func())) {
+	t.Helper()
+	p, err := host.New().Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range calls {
+			f()
+		}
+	}()
+	do := func(f func()) {
+		done := make(chan struct{})
+		calls <- func() { defer close(done); f() }
+		<-done
+	}
+	do(func() { err = p.Attach() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		close(calls)
+	})
+	return p, do
+}
+
+// load compiles g and loads it with constant weights.
+func load(t testing.TB, p driver.Processor, g op.Graph) (driver.Executable, error) {
+	t.Helper()
+	var w driver.Weights
+	for _, spec := range g.Weights {
+		bytes, err := pack.Bytes(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := mem.Alloc(int(bytes), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Close() })
+		values := make([]float32, spec.K*spec.N)
+		for i := range values {
+			values[i] = float32(i%13)/6 - 1
+		}
+		if err := packing.Pack(r.Bytes(), spec, values); err != nil {
+			t.Fatal(err)
+		}
+		w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+	}
+	a, err := compile.New().Compile(t.Context(), g, w, driver.Target{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Load(t.Context(), a, w)
+}
+
+// bindings gives every value of g memory of its own.
+func bindings(t testing.TB, p driver.Processor, g op.Graph, maxContext int) *driver.Bindings {
+	t.Helper()
+	b := &driver.Bindings{Scalars: &driver.Scalars{Rows: g.Rows()}, MaxContext: maxContext}
+	view := func(v op.Value) driver.View {
+		buf, err := p.Alloc(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { buf.Close() })
+		return driver.View{Buffer: buf, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
+	}
+	for _, v := range g.Inputs {
+		b.In = append(b.In, view(v))
+	}
+	for _, v := range g.Outputs {
+		b.Out = append(b.Out, view(v))
+		for i, in := range g.Inputs {
+			if in.Name == v.Name {
+				b.Out[len(b.Out)-1] = b.In[i]
+			}
+		}
+	}
+	for _, n := range g.Nodes {
+		if o := n.Op; o.Kind == op.Attention || o.Kind == op.KVAppend {
+			c := op.Value{Type: o.KV, Rows: o.KVHeads * maxContext, Cols: o.HeadDim}
+			b.K, b.V = view(c), view(c)
+		}
+	}
+	return b
+}
+
+// everyOp is one graph per operator and scheme, large enough to be divided among threads.
+func everyOp() map[string]op.Graph {
+	const m = 48
+	heads := op.Op{M: m, Heads: 8, KVHeads: 2, HeadDim: 64}
+	out := map[string]op.Graph{}
+	for _, o := range []op.Op{
+		{Kind: op.Embed, M: m, K: 50, N: 512, Table: op.F32}, {Kind: op.Embed, M: m, K: 50, N: 512, Table: op.BF16},
+		{Kind: op.SelectRow, M: m, N: 512}, {Kind: op.Norm, M: m, N: 512, Eps: 1e-5}, {Kind: op.QuantRows, M: m, N: 512},
+		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A32W32}, {Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ8C},
+		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ4B32}, {Kind: op.SiluMul, M: m, N: 512, Interleave: 16},
+		{Kind: op.Add, M: m, N: 512}, {Kind: op.Copy, M: m, N: 512},
+	} {
+		out[o.Key()] = op.Single(o, pack.N32)
+	}
+	heads.Kind = op.Rope
+	out["rope"] = op.Single(heads, "")
+	for _, heads.KV = range []op.Type{op.F32, op.F16} {
+		heads.Kind, heads.Context = op.KVAppend, 0
+		out["kv_append "+string(heads.KV)] = op.Single(heads, "")
+		heads.Kind, heads.Context = op.Attention, 64
+		out["attention "+string(heads.KV)] = op.Single(heads, "")
+	}
+	return out
+}
+
+func TestRunAllocatesNothing(t *testing.T) {
+	for _, sel := range selectors(t) {
+		p, do := processor(t, driver.Config{Select: sel})
+		for name, g := range everyOp() {
+			exe, err := load(t, p, g)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := bindings(t, p, g, 256)
+			run := func() {
+				if _, err = p.Run(exe, b); err != nil {
+					panic(err)
+				}
+			}
+			do(run)
+			// AllocsPerRun leaves one place for goroutines, which the helpers need too: count here.
+			const runs = 20
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			do(func() {
+				for i := range runs {
+					b.Scalars.Pos = i // new angles every time
+					run()
+				}
+			})
+			runtime.ReadMemStats(&after)
+			if n := after.Mallocs - before.Mallocs; n >= runs {
+				t.Errorf("%s on %s: %d runs allocate %d objects", name, sel, runs, n)
+			}
+		}
+	}
+}
+
+func TestOpenSelects(t *testing.T) {
+	d := host.New()
+	devices, err := d.Devices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := devices[0].Select
+	_, err = d.Open(t.Context(), driver.Config{Select: "4711"})
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(strings.Join(diag.HintsOf(err), "\n"), first) {
+		t.Errorf("unknown core: %v, hints %q", err, diag.HintsOf(err))
+	}
+	for _, sel := range []string{first + "-" + first, "0" + first, " " + first, first + "-", first + "," + first, "-" + first} {
+		if _, err := d.Open(t.Context(), driver.Config{Select: sel}); err == nil {
+			t.Errorf("selector %q was accepted", sel)
+		}
+	}
+	_, err = d.Open(t.Context(), driver.Config{Select: first, Options: map[string]string{"kernels": "mmx"}})
+	if err == nil || !strings.Contains(strings.Join(diag.HintsOf(err), "\n"), "portable") {
+		t.Errorf("unknown kernels: %v, hints %q", err, diag.HintsOf(err))
+	}
+	t.Setenv(kernel.EnvVar, "mmx")
+	if _, err = d.Open(t.Context(), driver.Config{Select: first}); err == nil || !strings.Contains(err.Error(), kernel.EnvVar) {
+		t.Errorf("unknown kernels in the environment: %v", err)
+	}
+	if p, err := d.Open(t.Context(), driver.Config{Select: first, Options: map[string]string{"kernels": "portable"}}); err != nil {
+		t.Errorf("an explicit choice must win over the environment: %v", err)
+	} else {
+		p.Close()
+	}
+}
+
+// Close during a call waits for it.
+func TestCloseWhileRunning(t *testing.T) {
+	for _, sel := range selectors(t) {
+		g := op.Single(op.Op{Kind: op.MatMul, M: 64, K: 512, N: 512, Scheme: op.A32W32}, pack.N32)
+		p, do := processor(t, driver.Config{Select: sel, Options: map[string]string{"kernels": "portable"}})
+		exe, err := load(t, p, g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := bindings(t, p, g, 0)
+		started, closed := make(chan struct{}), make(chan error)
+		go func() { <-started; closed <- p.Close() }()
+		do(func() {
+			if _, err := p.Run(exe, b); err != nil {
+				t.Error(err)
+			}
+			close(started)
+			for range 10000 {
+				if _, err := p.Run(exe, b); err != nil {
+					return
+				}
+			}
+			t.Error("the processor was never closed")
+		})
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Views may cover just the rows in use.
+func TestShortViews(t *testing.T) {
+	g := op.Single(op.Op{Kind: op.Add, M: 8, N: 16}, "")
+	p, do := processor(t, driver.Config{Select: selectors(t)[0]})
+	exe, err := load(t, p, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bindings(t, p, g, 0)
+	for _, v := range []*driver.View{&b.In[0], &b.In[1], &b.Out[0]} {
+		v.Rows = 3
+	}
+	b.Scalars.Rows = 3
+	do(func() { _, err = p.Run(exe, b) })
+	if err != nil {
+		t.Error(err)
+	}
+	b.Scalars.Rows = 4
+	do(func() { _, err = p.Run(exe, b) })
+	if err == nil {
+		t.Error("a view of 3 rows was accepted for 4")
+	}
+}
+
+func TestAttachedAndRefused(t *testing.T) {
+	p, do := processor(t, driver.Config{Select: selectors(t)[0]})
+	var err error
+	do(func() { err = p.Attach() })
+	if err == nil {
+		t.Error("a second attach was accepted")
+	}
+	q, err := host.New().Open(t.Context(), driver.Config{Select: selectors(t)[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	g := op.Single(op.Op{Kind: op.Add, M: 1, N: 4}, "")
+	exe, err := load(t, q, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Run(exe, bindings(t, q, g, 0)); err == nil || !strings.Contains(err.Error(), "attached") {
+		t.Errorf("run before attach: %v", err)
+	}
+}
+
+// Artifacts are refused with the name of what is wrong, before anything large is allocated.
+func TestLoadRefuses(t *testing.T) {
+	p, _ := processor(t, driver.Config{Select: selectors(t)[0]})
+	norm := `{"inputs":[{"name":"x","type":"f32","rows":2,"cols":8}],"weights":[{"name":"gain","k":1,"n":8,"scheme":"f32","layout":"rows"}],` +
+		`"outputs":[{"name":"y","type":"f32","rows":2,"cols":8}],"nodes":[{"op":{"kind":"norm","m":2,"n":8},"in":["x"],"w":["gain"],"out":["y"]}]}`
+	r, err := mem.Alloc(64, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	gain := op.WeightSpec{Name: "gain", K: 1, N: 8, Scheme: "f32", Layout: op.RowsLayout}
+	weights := driver.Weights{{Spec: gain, Bytes: r.Bytes()[:32]}}
+	if _, err := p.Load(t.Context(), driver.Artifact{Driver: "host", Code: []byte(norm)}, weights); err != nil {
+		t.Fatal(err)
+	}
+	mixed := op.Single(op.Op{Kind: op.Copy, M: 1, N: 4}, "")
+	mixed.Outputs[0].Type = op.I32
+	twice := op.Single(op.Op{Kind: op.Add, M: 1, N: 4}, "")
+	twice.Temps = twice.Inputs[:1]
+	wide := op.Single(op.Op{Kind: op.MatMul, M: 1, K: 1 << 20, N: 1, Scheme: op.A8TQ8C}, pack.N32)
+	huge := op.Single(op.Op{Kind: op.Rope, M: 1 << 24, Heads: 1, KVHeads: 1, HeadDim: 1 << 20}, "")
+	large := op.Single(op.Op{Kind: op.Copy, M: 1 << 24, N: 1 << 24}, "")
+	large.Temps = []op.Value{{Name: "t", Type: op.F32, Rows: 1 << 24, Cols: 1 << 24}}
+	attention := op.Single(op.Op{Kind: op.Attention, M: 1, Heads: 1 << 22, KVHeads: 1, HeadDim: 1, Context: 1, KV: op.F32}, "")
+	gain2 := op.Single(op.Op{Kind: op.Norm, M: 1, N: 8, Eps: 1e300}, "")
+	mixedKV := op.Single(op.Op{Kind: op.KVAppend, M: 1, Heads: 2, KVHeads: 1, HeadDim: 4, KV: op.F32}, "")
+	second := op.Single(op.Op{Kind: op.KVAppend, M: 1, Heads: 2, KVHeads: 1, HeadDim: 4, KV: op.F16}, "")
+	mixedKV.Nodes = append(mixedKV.Nodes, second.Nodes...)
+	for what, c := range map[string]struct {
+		code string
+		want string
+	}{
+		"an unknown operator":      {strings.Replace(norm, "norm", "conv", 1), `"conv"`},
+		"an unknown key":           {strings.Replace(norm, `"m":2,`, `"m":2,"q":1,`, 1), `"q"`},
+		"spaces":                   {norm[:1] + " " + norm[1:], "canonical"},
+		"a doubled key":            {strings.Replace(norm, `"m":2,`, `"m":2,"m":2,`, 1), "canonical"},
+		"an unknown value":         {strings.Replace(norm, `"in":["x"]`, `"in":["z"]`, 1), `"z"`},
+		"an unknown type":          {strings.ReplaceAll(norm, `"type":"f32"`, `"type":"f99"`), "f99"},
+		"no nodes":                 {`{}`, "no nodes"},
+		"a copy between types":     {"", "one type"},
+		"a value listed twice":     {"", "twice"},
+		"a long 8-bit reduction":   {"", "k = 1048576"},
+		"many angles":              {"", "angles"},
+		"large temporary values":   {"", "temporary"},
+		"a wide attention":         {"", "scratch"},
+		"a hostile eps":            {"", "eps"},
+		"caches of two types":      {"", "cache"},
+		"an artifact of 2 MiB":     {strings.Repeat("[", 2<<20), "want at most"},
+		"deeply nested JSON":       {strings.Repeat("[", 1<<19), "parse graph"},
+		"a number that is no int":  {strings.Replace(norm, `"rows":2`, `"rows":2.5`, 1), "2.5"},
+		"a number beyond int":      {strings.Replace(norm, `"rows":2`, `"rows":99999999999999999999`, 1), "99999999999999999999"},
+		"a node without operators": {`{"nodes":[{"op":{"kind":"","m":1}}]}`, "unknown operator"},
+	} {
+		g := map[string]op.Graph{"a copy between types": mixed, "a value listed twice": twice, "a long 8-bit reduction": wide, "many angles": huge,
+			"large temporary values": large, "a wide attention": attention, "a hostile eps": gain2, "caches of two types": mixedKV}[what]
+		code := []byte(c.code)
+		w := weights
+		if len(g.Nodes) > 0 {
+			var err error
+			if code, err = json.Marshal(&g); err != nil {
+				t.Fatal(err)
+			}
+			w = nil
+			for _, spec := range g.Weights {
+				size, err := pack.Bytes(spec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, err := mem.Alloc(int(size), 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer m.Close()
+				w = append(w, driver.Packed{Spec: spec, Bytes: m.Bytes()})
+			}
+		}
+		_, err := p.Load(t.Context(), driver.Artifact{Driver: "host", Code: code}, w)
+		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %v (class %d), want it to mention %q", what, err, diag.ClassOf(err), c.want)
+		}
+	}
+	if _, err := p.Load(t.Context(), driver.Artifact{Driver: "host", Code: []byte(norm)}, driver.Weights{{Spec: gain, Bytes: r.Bytes()[4:36]}}); err == nil {
+		t.Error("an unaligned weight was accepted")
+	}
+}
+
+// FuzzParseGraph: what is accepted encodes to the same bytes, and is loaded or refused without a panic.
+func FuzzParseGraph(f *testing.F) {
+	seeds := 0
+	for _, g := range everyOp() {
+		code, err := json.Marshal(&g)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(code)
+		seeds++
+	}
+	if seeds == 0 {
+		f.Fatal("no seeds")
+	}
+	p, err := host.New().Open(f.Context(), driver.Config{Select: selectors(f)[0]})
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer p.Close()
+	f.Fuzz(func(t *testing.T, code []byte) {
+		g, err := host.ParseGraph(code)
+		if err != nil {
+			return
+		}
+		if again, err := json.Marshal(&g); err != nil || !bytes.Equal(again, code) {
+			t.Fatalf("accepted %q, which encodes as %q (%v)", code, again, err)
+		}
+		var w driver.Weights
+		for _, spec := range g.Weights {
+			size, err := pack.Bytes(spec)
+			if err != nil || size > 1<<20 {
+				return
+			}
+			r, err := mem.Alloc(int(size), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+		}
+		if exe, err := p.Load(t.Context(), driver.Artifact{Driver: "host", Code: code}, w); err == nil {
+			exe.Close()
+		}
+	})
+}
+
+// BenchmarkMatMul shows what a whole call reaches, on one core and on all.
+func BenchmarkMatMul(b *testing.B) {
+	for _, sel := range selectors(b) {
+		for _, scheme := range op.Schemes {
+			for _, m := range []int{1, 128} {
+				g := op.Single(op.Op{Kind: op.MatMul, M: m, K: 2048, N: 2048, Scheme: scheme}, pack.N32)
+				b.Run(fmt.Sprintf("cores=%s/%s/m=%d", sel, strings.ReplaceAll(string(scheme), "/", ":"), m), func(b *testing.B) {
+					p, do := processor(b, driver.Config{Select: sel})
+					exe, err := load(b, p, g)
+					if err != nil {
+						b.Fatal(err)
+					}
+					bind := bindings(b, p, g, 0)
+					do(func() {
+						for b.Loop() {
+							if _, err = p.Run(exe, bind); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+					b.ReportMetric(2*float64(m)*2048*2048*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
+				})
+			}
 		}
 	}
 }
