@@ -669,7 +669,9 @@ func layoutVectors() []vector {
 		edit: func(r *recipe) {
 			r.payload = replace(`"chunk_size":4096`, `"chunk_size":16777216`)
 			old := r.payload
-			r.payload = func(s string) string { return replace(`"size":8192,"align":64`, `"size":17592186044416,"align":65536`)(old(s)) }
+			r.payload = func(s string) string {
+				return replace(`"size":8192,"align":64`, `"size":17592186044416,"align":65536`)(old(s))
+			}
 		}})
 	return out
 }

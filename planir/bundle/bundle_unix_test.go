@@ -1,0 +1,76 @@
+//go:build unix
+
+package bundle
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
+	r := baseRecipe()
+	blob := func(dir, name string) string { return blobFile(r, dir, name) }
+	refuseExploded(t, r, map[string]damage{
+		"symlinked plan": {StepOpen, func(t *testing.T, d string) {
+			p := blob(d, "plan")
+			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "elsewhere")))
+			check(t, os.Symlink(filepath.Join(filepath.Dir(d), "elsewhere"), p))
+		}},
+		"symlink inside": {StepOpen, func(t *testing.T, d string) {
+			p := blob(d, "weights/000")
+			check(t, os.Remove(p))
+			check(t, os.Symlink(filepath.Base(blob(d, "weights/001")), p))
+		}},
+		"symlinked manifest": {StepOpen, func(t *testing.T, d string) {
+			p := filepath.Join(d, dirManifest)
+			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "m")))
+			check(t, os.Symlink("../m", p))
+		}},
+		"symlinked blob directory": {StepOpen, func(t *testing.T, d string) {
+			p := filepath.Join(d, dirBlobs)
+			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "blobs")))
+			check(t, os.Symlink("../blobs", p))
+		}},
+		"hard link": {StepOpen, func(t *testing.T, d string) {
+			check(t, os.Link(blob(d, "weights/000"), filepath.Join(filepath.Dir(d), "other-name")))
+		}},
+		"fifo": {StepOpen, func(t *testing.T, d string) {
+			p := blob(d, "plan")
+			check(t, os.Remove(p))
+			check(t, syscall.Mkfifo(p, 0o600))
+		}},
+	})
+}
+
+// A bundle path that is a link, a FIFO or a device.
+func TestOpenRefusesWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	real := filepath.Join(dir, "real.hetb")
+	if err := os.WriteFile(real, baseRecipe().build(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
+	if err := os.Symlink(real, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{link, fifo, "/dev/zero"} {
+		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != StepOpen || diag.ClassOf(err) != diag.ClassVerify {
+			t.Errorf("%q: %v", p, err)
+		}
+		if _, err := Inspect(p); StepOf(err) != StepOpen {
+			t.Errorf("inspect %q: %v", p, err)
+		}
+	}
+	if b, err := Open(real, Options{Trust: ring(1, keyA)}); err != nil {
+		t.Error(err)
+	} else {
+		b.Close()
+	}
+}
