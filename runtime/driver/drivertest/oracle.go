@@ -54,98 +54,105 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 		n := &g.Nodes[i]
 		o := n.Op
 		rows := min(o.M, s.Rows)
-		in := func(i int) *array { return vals[n.In[i]] }
-		out := func(i int) *array { return vals[n.Out[i]] }
-		weight := func() stored { return weights[n.W[0]] }
+		var in, out []*array
+		for _, name := range n.In {
+			in = append(in, vals[name])
+		}
+		for _, name := range n.Out {
+			out = append(out, vals[name])
+		}
+		var w stored
+		if len(n.W) > 0 {
+			w = weights[n.W[0]]
+		}
 		switch o.Kind {
 		case op.Embed:
 			for r := range rows {
-				id := int(in(0).at(r, 0))
+				id := int(in[0].at(r, 0))
 				for j := range o.N {
-					out(0).set(r, j, float64(weight().v[id*o.N+j]), 0)
+					out[0].set(r, j, float64(w.v[id*o.N+j]), 0)
 				}
 			}
 		case op.SelectRow:
 			for j := range o.N {
-				out(0).set(0, j, in(0).at(s.Row, j), 0)
+				out[0].set(0, j, in[0].at(s.Row, j), 0)
 			}
 		case op.Copy:
 			for r := range rows {
 				for j := range o.N {
-					y := out(0)
-					y.v[r*o.N+j], y.size[r*o.N+j] = in(0).at(r, j), 0
+					y := out[0]
+					y.v[r*o.N+j], y.size[r*o.N+j] = in[0].at(r, j), 0
 				}
 			}
 		case op.Norm:
 			for r := range rows {
 				sum := 0.0
 				for j := range o.N {
-					sum += in(0).at(r, j) * in(0).at(r, j)
+					sum += in[0].at(r, j) * in[0].at(r, j)
 				}
 				root := math.Sqrt(sum/float64(o.N) + o.Eps)
 				for j := range o.N {
 					v := 0.0
-					if x := in(0).at(r, j); x != 0 {
-						v = x / root * float64(weight().v[j])
+					if x := in[0].at(r, j); x != 0 {
+						v = x / root * float64(w.v[j])
 					}
-					out(0).set(r, j, v, 0)
+					out[0].set(r, j, v, 0)
 				}
 			}
 		case op.QuantRows:
 			for r := range rows {
 				top := 0.0
 				for j := range o.N {
-					top = math.Max(top, math.Abs(in(0).at(r, j)))
+					top = math.Max(top, math.Abs(in[0].at(r, j)))
 				}
 				scale := float64(float32(top / 127))
-				out(1).set(r, 0, scale, 0)
+				out[1].set(r, 0, scale, 0)
 				for j := range o.N {
 					q, doubt := 0.0, 0.0
 					if scale != 0 {
-						exact := in(0).at(r, j) / scale
+						exact := in[0].at(r, j) / scale
 						q = math.Max(-127, math.Min(127, math.RoundToEven(exact)))
 						if f := math.Abs(exact - math.Trunc(exact)); math.Abs(f-0.5) < 1e-3 {
 							doubt = 1
 						}
 					}
-					y := out(0)
+					y := out[0]
 					y.v[r*o.N+j], y.size[r*o.N+j] = 128+q, doubt
 				}
 			}
 		case op.MatMul:
-			w := weight()
 			for r := range rows {
 				scale, zero := 1.0, 0.0
 				if o.Scheme.QuantisedRows() {
-					scale, zero = in(1).at(r, 0), 128
+					scale, zero = in[1].at(r, 0), 128
 				}
 				for j := range o.N {
 					sum, size := 0.0, 0.0
 					for p := range o.K {
-						v := (in(0).at(r, p) - zero) * scale * float64(w.v[p*o.N+j])
+						v := (in[0].at(r, p) - zero) * scale * float64(w.v[p*o.N+j])
 						sum, size = sum+v, size+math.Abs(v)
 					}
-					out(0).set(r, j, sum, size)
+					out[0].set(r, j, sum, size)
 				}
 			}
 		case op.SiluMul:
 			for r := range rows {
 				for j := range o.N {
 					at := j/o.Interleave*2*o.Interleave + j%o.Interleave
-					gate, up := in(0).at(r, at), in(0).at(r, at+o.Interleave)
-					out(0).set(r, j, gate/(1+math.Exp(-gate))*up, 0)
+					gate, up := in[0].at(r, at), in[0].at(r, at+o.Interleave)
+					out[0].set(r, j, gate/(1+math.Exp(-gate))*up, 0)
 				}
 			}
 		case op.Add:
 			for r := range rows {
 				for j := range o.N {
-					a, b := in(0).at(r, j), in(1).at(r, j)
-					out(0).set(r, j, a+b, math.Abs(a)+math.Abs(b))
+					a, b := in[0].at(r, j), in[1].at(r, j)
+					out[0].set(r, j, a+b, math.Abs(a)+math.Abs(b))
 				}
 			}
 		case op.Rope:
 			group, half := o.Heads/o.KVHeads, o.HeadDim/2
-			x, y := in(0), out(0)
+			x, y := in[0], out[0]
 			for r := range rows {
 				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
 				for j, v := range row {
@@ -155,7 +162,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					// The group's queries, then its key; its value is not rotated.
 					from := (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim
 					for i := range half {
-						angle := float64(float32(s.Pos+r) * weight().v[i])
+						angle := float64(float32(s.Pos+r) * w.v[i])
 						sin, cos := math.Sincos(angle)
 						a, b := row[from+i], row[from+i+half]
 						y.set(r, from+i, a*cos-b*sin, math.Abs(a)+math.Abs(b))
@@ -170,8 +177,8 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					for d := range o.HeadDim {
 						at := (g*c.maxContext+s.Pos+r)*o.HeadDim + d
 						key := (g*(group+2)+group)*o.HeadDim + d
-						c.k[at] = round(o.KV, in(0).at(r, key))
-						c.v[at] = round(o.KV, in(0).at(r, key+o.HeadDim))
+						c.k[at] = round(o.KV, in[0].at(r, key))
+						c.v[at] = round(o.KV, in[0].at(r, key+o.HeadDim))
 					}
 				}
 			}
@@ -181,28 +188,28 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				for h := range o.Heads {
 					g := h / group
 					query := (g*(group+2) + h%group) * o.HeadDim
-					weights := make([]float64, s.Pos+r+1)
+					share := make([]float64, s.Pos+r+1)
 					top := math.Inf(-1)
-					for p := range weights {
+					for p := range share {
 						for d := range o.HeadDim {
-							weights[p] += in(0).at(r, query+d) * c.k[(g*c.maxContext+p)*o.HeadDim+d]
+							share[p] += in[0].at(r, query+d) * c.k[(g*c.maxContext+p)*o.HeadDim+d]
 						}
-						weights[p] /= math.Sqrt(float64(o.HeadDim))
-						top = math.Max(top, weights[p])
+						share[p] /= math.Sqrt(float64(o.HeadDim))
+						top = math.Max(top, share[p])
 					}
 					sum, steep := 0.0, 1.0
-					for p, w := range weights {
-						steep = math.Max(steep, math.Abs(w)) // an error of a score counts that often
-						weights[p] = math.Exp(w - top)
-						sum += weights[p]
+					for p, v := range share {
+						steep = math.Max(steep, math.Abs(v)) // an error of a score counts that often
+						share[p] = math.Exp(v - top)
+						sum += share[p]
 					}
 					for d := range o.HeadDim {
 						v, size := 0.0, 0.0
-						for p, w := range weights {
-							term := w / sum * c.v[(g*c.maxContext+p)*o.HeadDim+d]
+						for p, e := range share {
+							term := e / sum * c.v[(g*c.maxContext+p)*o.HeadDim+d]
 							v, size = v+term, size+math.Abs(term)
 						}
-						out(0).set(r, h*o.HeadDim+d, v, size*steep)
+						out[0].set(r, h*o.HeadDim+d, v, size*steep)
 					}
 				}
 			}
