@@ -37,11 +37,7 @@ func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers 
 	for i := range p.Program.Graphs {
 		g := &p.Program.Graphs[i]
 		proc := p.Proc(g.Proc)
-		target := proc.Driver
-		if target == "sim" {
-			target = "host" // a simulated processor computes its results with the host's kernels
-		}
-		k := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == target })
+		k := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
 		if k < 0 {
 			return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build", g.Name, proc.Driver)
 		}

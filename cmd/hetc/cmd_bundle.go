@@ -47,11 +47,9 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 				return err
 			}
 			defer m.Close()
-			var machine *socs.SoC
-			if soc != "" {
-				if machine, err = socs.Open(soc); err != nil {
-					return err
-				}
+			machine, err := socOf(p, soc)
+			if err != nil {
+				return err
 			}
 			if err := check.Plan(p, m, machine).Err(); err != nil {
 				return err
@@ -60,7 +58,7 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if err != nil {
 				return err
 			}
-			o.Plan, o.Model, o.Compilers = p, m, compilers()
+			o.Plan, o.Model, o.Compilers = p, m, compilers(machine)
 			o.Signers = []bundle.Signer{private.Signer()}
 			o.Toolchain, o.OS, o.Arch = cli.Version, runtime.GOOS, runtime.GOARCH
 			if machine != nil && machine.OS != "" {
@@ -77,7 +75,7 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if err != nil {
 				return fmt.Errorf("read back: %w", err)
 			}
-			wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.FormatBytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
+			wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.Bytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
 			return s.Result(map[string]any{"file": out, "bytes": u.Bytes, "blobs": len(u.Manifest.Blobs), "identity": id.String(), "keyid": private.Public.ID()})
 		},
 	}

@@ -10,23 +10,69 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
 )
 
-// compilers are the compilers this build has.
-func compilers() []driver.Compiler { return []driver.Compiler{host.New()} }
+// compilers are the compilers this build has, for a plan's processors on soc.
+func compilers(soc *socs.SoC) []driver.Compiler {
+	out := []driver.Compiler{host.New()}
+	if soc != nil && soc.Simulated() {
+		out = append(out, sim.NewCompiler(soc))
+	}
+	return out
+}
 
-// drivers are the drivers that execute for real.
-func drivers() []driver.Driver { return all.Drivers() }
+// drivers are those that execute for real, and the simulation of soc if it is simulated.
+func drivers(soc *socs.SoC) []driver.Driver {
+	out := all.Drivers()
+	if soc != nil && soc.Simulated() {
+		out = append(out, sim.New(soc))
+	}
+	return out
+}
 
-// simDrivers adds the simulation of catalog SoCs, which hetrun lacks.
-func simDrivers() []driver.Driver { return append(all.Drivers(), sim.New()) }
+// socOf returns the SoC a plan is for: the file or name given, or for a simulated plan the catalog's.
+// A SoC with another digest than the plan's is refused.
+func socOf(p *planir.Plan, given string) (*socs.SoC, error) {
+	if given == "" {
+		if !p.SoC.Simulated {
+			return nil, nil
+		}
+		given = p.SoC.Name
+	}
+	soc, err := socs.Open(given)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := soc.Digest()
+	if err != nil {
+		return nil, err
+	}
+	if digest != p.SoC.Digest {
+		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", given, digest, p.SoC.Name, p.SoC.Digest).
+			WithHint("give the SoC file the plan was solved with (--soc), or solve again")
+	}
+	return soc, nil
+}
+
+// newRun is hetrun with the simulation beside it.
+func newRun(s *cli.Streams) *cobra.Command {
+	var soc string
+	c := runcmd.New(s, "run", func(p *planir.Plan) ([]driver.Driver, error) {
+		x, err := socOf(p, soc)
+		return drivers(x), err
+	})
+	c.Flags().StringVar(&soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
+	return c
+}
 
 // tokenizerFiles are a model's tokenizer and its settings as blobs, none for a model without.
 func tokenizerFiles(m *models.Model) (map[string][]byte, error) {
@@ -66,7 +112,7 @@ func newDrivers(s *cli.Streams) *cobra.Command {
 			}
 			var list []entry
 			var rows [][]string
-			for _, d := range simDrivers() {
+			for _, d := range all.Drivers() {
 				e := entry{Driver: d.Name()}
 				devices, err := d.Devices(c.Context())
 				if err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/runcmd"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -48,8 +47,7 @@ simulated, and everything made from it says so.
 			root.AddCommand(c)
 		}
 	}
-	runCmd := runcmd.New(s, "run", simDrivers)
-	add("main", newProbe(s), newProfile(s), newFit(s), newSolve(s), newKeygen(s), newEmit(s), newVerify(s), runCmd)
+	add("main", newProbe(s), newProfile(s), newFit(s), newSolve(s), newKeygen(s), newEmit(s), newVerify(s), newRun(s))
 	add("look", newCheck(s), newExplain(s), newInspect(s), newBench(s), newModels(s), newSocs(s), newDrivers(s))
 	root.AddCommand(&cobra.Command{
 		Use: "version", Short: "print the version", Args: cobra.NoArgs,

@@ -3,12 +3,13 @@ package runcmd
 import (
 	"encoding/binary"
 	"math"
-	"strings"
+	"runtime"
 
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
@@ -61,7 +62,7 @@ func (b *opened) plan(name string) (*planir.Plan, error) {
 	return p, planir.Check(p).Err()
 }
 
-func (b *opened) tokenizer() (tokenizer.Tokenizer, error) {
+func (b *opened) tokenizer(bos int) (tokenizer.Tokenizer, error) {
 	data, err := b.Bytes("tokenizer")
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (b *opened) tokenizer() (tokenizer.Tokenizer, error) {
 			return nil, err
 		}
 	}
-	return tokenizer.New(data, config)
+	return tokenizer.New(data, config, bos)
 }
 
 // writeLogits writes float32 [rows,vocab] as tensor "logits".
@@ -84,10 +85,10 @@ func writeLogits(path string, v []float32, rows, vocab int) error {
 	return safetensors.Write(path, []safetensors.Tensor{{Name: "logits", Type: op.F32, Shape: []int{rows, vocab}, Data: data}}, nil)
 }
 
-// label shortens a fingerprint for people.
-func label(s string) string {
-	if i := strings.IndexByte(s, ':'); i > 0 && len(s) > i+13 {
-		return s[:i+13]
+// thisHost describes this machine to the bundle's target check; nil leaves that check out.
+func thisHost(any bool) *bundle.Host {
+	if any {
+		return nil
 	}
-	return s
+	return &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH}
 }

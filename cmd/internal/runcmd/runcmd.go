@@ -19,7 +19,6 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
@@ -27,27 +26,26 @@ import (
 )
 
 type options struct {
-	trust       string
-	prompt      string
-	promptFile  string
-	tokens      string
-	maxTokens   int
-	sampler     executor.Sampler
-	check       bool
-	dumpLogits  string
-	bench       bool
-	promptLen   int
-	gen         int
-	rounds      int
-	steps       bool
-	allowDev    bool
-	anyMachine  bool
-	deadline    time.Duration
-	dumpSetting bool
+	trust      string
+	prompt     string
+	promptFile string
+	tokens     string
+	maxTokens  int
+	sampler    executor.Sampler
+	check      bool
+	dumpLogits string
+	bench      bool
+	promptLen  int
+	gen        int
+	rounds     int
+	steps      bool
+	allowDev   bool
+	anyMachine bool
+	deadline   time.Duration
 }
 
-// New returns the command. drivers are those it may open processors with.
-func New(s *cli.Streams, use string, drivers func() []driver.Driver) *cobra.Command {
+// New returns the command. drivers yields what it may open a plan's processors with.
+func New(s *cli.Streams, use string, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
 	var o options
 	c := &cobra.Command{
 		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT | --tokens 1,5,7 | --bench)",
@@ -71,7 +69,7 @@ unless both agree. --bench prints prefill and decode times, per lane and step.
 			if err := cli.Required(c, "trust"); err != nil {
 				return err
 			}
-			return run(c.Context(), s, args[0], &o, c.Flags().Changed, drivers())
+			return run(c.Context(), s, args[0], &o, c.Flags().Changed, drivers)
 		},
 	}
 	f := c.Flags()
@@ -117,7 +115,7 @@ func (o *options) validate(changed func(string) bool) error {
 	return o.sampler.Validate()
 }
 
-func run(ctx context.Context, s *cli.Streams, path string, o *options, changed func(string) bool, drivers []driver.Driver) error {
+func run(ctx context.Context, s *cli.Streams, path string, o *options, changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error)) error {
 	if err := o.validate(changed); err != nil {
 		return err
 	}
@@ -132,11 +130,15 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	}
 	var tok tokenizer.Tokenizer
 	if b.Has("tokenizer") {
-		if tok, err = b.tokenizer(); err != nil {
+		if tok, err = b.tokenizer(plan.Model.BOS); err != nil {
 			return err
 		}
 	}
-	prompt, err := o.input(s, tok, plan)
+	prompt, err := o.input(s, tok)
+	if err != nil {
+		return err
+	}
+	drivers, err := list(plan)
 	if err != nil {
 		return err
 	}
@@ -166,7 +168,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 }
 
 // input turns the flags into token ids.
-func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer, p *planir.Plan) ([]int32, error) {
+func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error) {
 	switch {
 	case o.bench:
 		return nil, nil
@@ -192,7 +194,7 @@ func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer, p *planir.Plan)
 	if tok == nil {
 		return nil, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint("give token ids with --tokens")
 	}
-	ids, err := tok.Encode(text)
+	ids, err := tok.Prompt(text)
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +236,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	first := true
 	g, err := m.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
 		if stream != nil {
-			emit(stream.Next(id))
+			emit(stream.Push(id))
 		} else if !s.JSON {
 			if !first {
 				fmt.Fprint(out, ",")

@@ -1,0 +1,372 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+)
+
+func newBench(s *cli.Streams) *cobra.Command {
+	c := &cobra.Command{Use: "bench", Short: "measure plans against alternatives in the same run", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	c.AddCommand(newBenchProcessors(s))
+	return c
+}
+
+type benchOptions struct {
+	plan, model, soc       string
+	promptLen, gen, rounds int
+}
+
+func newBenchProcessors(s *cli.Streams) *cobra.Command {
+	var o benchOptions
+	c := &cobra.Command{
+		Use:   "processors --plan plan.yaml --model DIR",
+		Short: "measure a plan against every single processor of it, interleaved",
+		Long: `Loads the plan and, for every processor of it, the plan that uses this processor alone with the same
+schemes, and measures all of them in random order in rounds. Shows what the plan decided, what was
+predicted and measured, and the plan as a ratio to the best single processor. With --soc the decode
+bandwidth is compared with the joint bandwidth of the machine.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "plan", "model"); err != nil {
+				return err
+			}
+			if o.promptLen < 1 || o.gen < 1 || o.rounds < 1 {
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1", o.promptLen, o.gen, o.rounds)
+			}
+			return runBenchProcessors(c.Context(), s, &o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.plan, "plan", "", "plan to measure")
+	f.StringVar(&o.model, "model", "", "model directory with weights")
+	f.StringVar(&o.soc, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
+	f.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt")
+	f.IntVar(&o.gen, "gen", 32, "tokens to decode")
+	f.IntVar(&o.rounds, "rounds", 7, "measured rounds, after one that is not counted")
+	return c
+}
+
+// candidate is a plan being measured.
+type candidate struct {
+	Name      string       `json:"name"`
+	Prefill   stat.Summary `json:"prefill_ns"`
+	Decode    stat.Summary `json:"decode_ns"`
+	PrefillNS int64        `json:"predicted_prefill_ns"`
+	DecodeNS  int64        `json:"predicted_decode_ns"`
+
+	machine *executor.Machine
+	prefill []float64
+	decode  []float64
+}
+
+func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) error {
+	p, err := plantext.Read(o.plan)
+	if err != nil {
+		return err
+	}
+	m, err := models.Open(o.model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	soc, err := socOf(p, o.soc)
+	if err != nil {
+		return err
+	}
+	if err := check.Plan(p, m, soc).Err(); err != nil {
+		return err
+	}
+	if need := o.promptLen + o.gen; need > p.MaxContext {
+		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.promptLen, o.gen, need, p.MaxContext)
+	}
+	list, release, err := candidates(ctx, p, m, soc)
+	defer release()
+	if err != nil {
+		return err
+	}
+	predict(list, p, o)
+	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
+	virtual := false
+	for r := -1; r < o.rounds; r++ {
+		for _, i := range rng.Perm(len(list)) {
+			c := list[i]
+			t, err := runcmd.Round(ctx, c.machine, o.promptLen, o.gen)
+			if err != nil {
+				return fmt.Errorf("measure %q: %w", c.Name, err)
+			}
+			virtual = t.Virtual
+			if r < 0 {
+				continue
+			}
+			for _, ns := range t.PrefillNS {
+				c.prefill = append(c.prefill, float64(ns))
+			}
+			var sum float64
+			for _, ns := range t.DecodeNS {
+				sum += float64(ns)
+			}
+			c.decode = append(c.decode, sum/float64(len(t.DecodeNS)))
+		}
+	}
+	for _, c := range list {
+		if c.Prefill, err = stat.Summarise(c.prefill); err != nil {
+			return err
+		}
+		if c.Decode, err = stat.Summarise(c.decode); err != nil {
+			return err
+		}
+	}
+	return report(s, p, m, soc, list, o, virtual)
+}
+
+// candidates opens the plan and every single-processor plan with the same schemes and lengths.
+func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.SoC) (list []*candidate, release func(), err error) {
+	var closers []func() error
+	release = func() {
+		for _, f := range slices.Backward(closers) {
+			_ = f()
+		}
+	}
+	threads := 0
+	var first *emit.Content
+	open := func(name string, p *planir.Plan) error {
+		c, err := emit.NewContent(ctx, p, m, compilers(soc))
+		if err != nil {
+			return err
+		}
+		closers = append(closers, c.Close)
+		if first == nil {
+			first = c
+		} else {
+			c.ShareWith(first)
+		}
+		threads += executor.Threads(p)
+		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), threads+2))
+		x, err := executor.Open(ctx, p, c, executor.Options{Drivers: drivers(soc)})
+		if err != nil {
+			return fmt.Errorf("open %q: %w", name, err)
+		}
+		closers = append(closers, x.Close)
+		list = append(list, &candidate{Name: name, machine: x})
+		return nil
+	}
+	if err := open("plan", p); err != nil {
+		return nil, release, err
+	}
+	for i := range p.Procs {
+		single, err := singlePlan(p, m, &p.Procs[i])
+		if err != nil {
+			continue // it lacks an operator or a scheme: not an alternative
+		}
+		if err := open(p.Procs[i].Name, single); err != nil {
+			return nil, release, err
+		}
+	}
+	return list, release, nil
+}
+
+// singlePlan is p with everything on one processor.
+func singlePlan(p *planir.Plan, m *models.Model, proc *planir.Proc) (*planir.Plan, error) {
+	q := *p
+	q.Procs = []planir.Proc{*proc}
+	q.SoC.Control = proc.Name
+	var rows []int
+	for _, ph := range p.Program.Programs {
+		rows = append(rows, ph.Rows)
+	}
+	g := m.Graph()
+	var err error
+	q.Decisions, err = lower.Trivial(&g, proc.Name, rows, p.MaxContext, p.KV, func(node string, r int) op.Scheme {
+		for _, at := range []int{r, 1} {
+			if d := p.DecisionFor(node, at); d != nil {
+				return d.Scheme
+			}
+		}
+		return ""
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := lower.Lower(&q, &g); err != nil {
+		return nil, err
+	}
+	return &q, planir.Check(&q).Err()
+}
+
+// predict fills in what the plan predicts for a prompt and a token.
+func predict(list []*candidate, p *planir.Plan, o *benchOptions) {
+	time := func(program, proc string) int64 {
+		for _, pr := range p.Predictions {
+			if pr.Program != program {
+				continue
+			}
+			if proc == "" {
+				return pr.PlanNS
+			}
+			for _, x := range pr.Singles {
+				if x.Proc == proc {
+					return x.NS
+				}
+			}
+		}
+		return 0
+	}
+	for _, c := range list {
+		proc := c.Name
+		if c.machine.Plan() == p {
+			proc = ""
+		}
+		for n := o.promptLen; n > 0; {
+			for _, d := range p.Program.Decider {
+				if n >= d.Min && n <= d.Max {
+					c.PrefillNS += time(d.Program, proc)
+					for _, ph := range p.Program.Programs {
+						if ph.Name == d.Program {
+							n -= min(n, ph.Rows)
+						}
+					}
+					break
+				}
+			}
+		}
+		c.DecodeNS = time("decode", proc)
+	}
+}
+
+func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, o *benchOptions, virtual bool) error {
+	var rows [][]string
+	for _, d := range p.Decisions {
+		shares := ""
+		for i, sh := range d.Shares {
+			if i > 0 {
+				shares += ", "
+			}
+			shares += sh.Proc
+			if d.Axis != planir.AxisNone {
+				shares += fmt.Sprintf(" %s %d:%d", d.Axis, sh.From, sh.To)
+			}
+		}
+		rows = append(rows, []string{fmt.Sprintf("%s@%d", d.Node, d.Rows), string(d.Strategy), string(d.Scheme), shares, fmt.Sprintf("%.1f", float64(d.PredictNS)/1e3)})
+	}
+	s.Table([]string{"operator@rows", "strategy", "scheme", "shares", ">predicted us"}, rows)
+	s.Printf("\n")
+
+	measured := "measured"
+	if virtual {
+		measured = "simulated"
+	}
+	s.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, o.promptLen, o.gen, o.rounds)
+	rows = nil
+	cell := func(x stat.Summary, predicted int64) []string {
+		ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
+		out := []string{ms(x.Median), fmt.Sprintf("%s..%s", ms(x.Low), ms(x.High)), "-", "-"}
+		if predicted > 0 {
+			out[2] = ms(float64(predicted))
+			out[3] = fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/x.Median-1))
+		}
+		return out
+	}
+	best := func(get func(*candidate) float64) float64 {
+		b := 0.0
+		for _, c := range list[1:] {
+			if v := get(c); b == 0 || v < b {
+				b = v
+			}
+		}
+		return b
+	}
+	bp := best(func(c *candidate) float64 { return c.Prefill.Median })
+	bd := best(func(c *candidate) float64 { return c.Decode.Median })
+	for _, c := range list {
+		row := append([]string{c.Name, "prefill"}, cell(c.Prefill, c.PrefillNS)...)
+		row = append(row, ratio(bp, c.Prefill.Median))
+		rows = append(rows, row)
+	}
+	for _, c := range list {
+		row := append([]string{c.Name, "decode"}, cell(c.Decode, c.DecodeNS)...)
+		row = append(row, ratio(bd, c.Decode.Median))
+		rows = append(rows, row)
+	}
+	s.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best single / this"}, rows)
+
+	bytes := decodeBytes(p)
+	doc := map[string]any{"soc": p.SoC.Name, "simulated": virtual, "prompt_len": o.promptLen, "gen": o.gen, "rounds": o.rounds, "candidates": list, "weight_bytes_per_token": bytes}
+	plan := list[0]
+	rate := float64(bytes) / plan.Decode.Median
+	s.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
+	if soc != nil && !virtual {
+		var single []string
+		for i := range p.Procs {
+			if len(p.Procs[i].Cores) == 1 {
+				single = append(single, p.Procs[i].Name)
+			}
+		}
+		if joint, ok := soc.JointGBps(single...); ok {
+			sum := 0.0
+			for _, c := range list[1:] {
+				if slices.Contains(single, c.Name) {
+					sum += 1e9 / c.Decode.Median
+				}
+			}
+			bound := min(sum, joint*1e9/float64(bytes))
+			tps := 1e9 / plan.Decode.Median
+			s.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
+			doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
+		}
+	}
+	s.Printf("\n")
+	return s.Result(doc)
+}
+
+func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
+
+// decodeBytes is what one decoded token reads of the packed weights of matrices.
+func decodeBytes(p *planir.Plan) int64 {
+	packs := map[string]*planir.Pack{}
+	for i := range p.Program.Packs {
+		packs[p.Program.Packs[i].Name] = &p.Program.Packs[i]
+	}
+	var sum int64
+	for _, ph := range p.Program.Programs {
+		if ph.Phase != "decode" {
+			continue
+		}
+		for _, sec := range ph.Sections {
+			for _, l := range sec.Lanes {
+				for _, st := range l.Steps {
+					for _, w := range st.W {
+						k := packs[w.Pack]
+						if k.Layout == op.RowsLayout {
+							continue
+						}
+						sum += k.Bytes * int64(w.C1-w.C0) / int64(k.N1-k.N0) * int64(max(1, sec.Layers))
+					}
+				}
+			}
+		}
+	}
+	return sum
+}
+

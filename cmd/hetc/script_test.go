@@ -1,0 +1,95 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/all"
+)
+
+// The test binary plays hetc and hetrun, so that scripts need no build and count towards coverage.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"hetc":   func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"hetrun": func() { os.Exit(runHetrun()) },
+	})
+}
+
+func runHetrun() int {
+	return cli.Main("hetrun", os.Args[1:], os.Stdin, os.Stdout, os.Stderr, func(s *cli.Streams) *cobra.Command {
+		return runcmd.New(s, "hetrun", func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
+	})
+}
+
+// TestScripts runs every script of testdata/script. Scripts see the demo model as $MODEL and check exit
+// codes with "exit CODE COMMAND...".
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("found %d scripts in testdata/script (%v), want at least 5", len(files), err)
+	}
+	testdata, err := filepath.Abs("../../testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Files: files,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("MODEL", filepath.Join(testdata, "models", "tiny-llama-kjv"))
+			e.Setenv("TESTDATA", testdata)
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exit":  exitCode,
+			"patch": patch,
+		},
+		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
+	})
+}
+
+// exitCode runs a command and wants exactly this exit code: exit 3 hetc check x.yaml
+func exitCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exit CODE COMMAND [ARG...]")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	got := 0
+	if err != nil {
+		s := err.Error()
+		i := strings.LastIndex(s, "exit status ")
+		if i < 0 {
+			ts.Fatalf("%s: %v", args[1], err)
+		}
+		got, _ = strconv.Atoi(s[i+len("exit status "):])
+	}
+	if strconv.Itoa(got) != args[0] {
+		ts.Fatalf("%s exited with %d, want %s", strings.Join(args[1:], " "), got, args[0])
+	}
+}
+
+// patch flips the lowest bit of a byte of a file: patch FILE OFFSET
+func patch(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: patch FILE OFFSET")
+	}
+	name := ts.MkAbs(args[0])
+	data, err := os.ReadFile(name)
+	ts.Check(err)
+	at, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	if at < 0 {
+		at += len(data)
+	}
+	data[at] ^= 1
+	ts.Check(os.WriteFile(name, data, 0o644))
+}
