@@ -1,0 +1,430 @@
+// Package roofline knows the latency of an operator on a processor, with an interval: models fitted
+// from a record of measurements, kept as a costs file.
+//
+// One family of operators on one processor (same kind, scheme and head sizes, cold or warm) has one
+// calibrated roofline (Agent.xpu appendix A) with a constant term, over dimensions rounded up to the
+// processor's step (HeteroInfer sec. 3.2). What the roofline leaves over at the sampled shapes is
+// interpolated between them. So a sampled shape comes out as measured, a shape between samples
+// follows them, and one beyond them the roofline.
+package roofline
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Schema identifies the costs format.
+const Schema = "hetc.costs/1"
+
+// Source says how far a prediction rests on measurement.
+type Source string
+
+const (
+	Measured     Source = "measured"     // this very thing was measured
+	Interpolated Source = "interpolated" // between measured shapes
+	Bound        Source = "bound"        // beyond them: the fitted roofline, or what the SoC description says
+)
+
+// Prediction is an expected time in nanoseconds. Low and High enclose 95 % of the errors seen when
+// measured shapes were predicted from the others; of a measured shape they are the interval of its median.
+type Prediction struct {
+	NS     int64  `json:"ns"`
+	LowNS  int64  `json:"low_ns"`
+	HighNS int64  `json:"high_ns"`
+	Source Source `json:"source"`
+}
+
+// Costs are the fitted latency models of one SoC. They are read-only once made, apart from Exclude.
+type Costs struct {
+	Schema      string       `json:"schema" yaml:"schema"`
+	SoC         string       `json:"soc" yaml:"soc"`
+	SoCDigest   string       `json:"soc_digest" yaml:"soc_digest"`
+	Fingerprint string       `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
+	Simulated   bool         `json:"simulated,omitempty" yaml:"simulated,omitempty"` // no time in here comes from a device
+	Record      string       `json:"record" yaml:"record"`                           // digest of the record they were fitted from
+	Processors  []Processor  `json:"processors" yaml:"processors"`                   // ascending by name
+	Families    []Family     `json:"families" yaml:"families"`                       // ascending by key
+	Handovers   []Handover   `json:"handovers,omitempty" yaml:"handovers,omitempty"`
+	Copies      []Copy       `json:"copies,omitempty" yaml:"copies,omitempty"`
+	Sharing     []Sharing    `json:"sharing,omitempty" yaml:"sharing,omitempty"`
+	Infeasible  []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
+
+	once  sync.Once
+	index index
+}
+
+// Processor is what is known of a processor as a whole.
+type Processor struct {
+	Name         string  `json:"name" yaml:"name"`
+	LaunchNS     float64 `json:"launch_ns" yaml:"launch_ns"`                               // of one graph, before any work
+	BytesPerNS   float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"`                         // it reads alone: 1e9 byte/s
+	LaunchSource Source  `json:"launch_source" yaml:"launch_source"`                       // measured or bound
+	BytesSource  Source  `json:"bytes_source" yaml:"bytes_source"`                         // measured or bound
+	LoadNSPerMB  float64 `json:"load_ns_per_mb,omitempty" yaml:"load_ns_per_mb,omitempty"` // loading a graph, per 1e6 bytes of weights
+	LoadNS       float64 `json:"load_ns,omitempty" yaml:"load_ns,omitempty"`               // loading a graph, before any byte
+}
+
+// Family is the fitted model of operators that differ in size only.
+type Family struct {
+	Proc    string    `json:"proc" yaml:"proc"`
+	Kind    op.Kind   `json:"kind" yaml:"kind"`
+	Scheme  op.Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"`
+	Table   op.Type   `json:"table,omitempty" yaml:"table,omitempty"`
+	KV      op.Type   `json:"kv,omitempty" yaml:"kv,omitempty"`
+	Group   int       `json:"group,omitempty" yaml:"group,omitempty"` // query heads per key/value head
+	HeadDim int       `json:"head_dim,omitempty" yaml:"head_dim,omitempty"`
+	Cold    bool      `json:"cold,omitempty" yaml:"cold,omitempty"`
+
+	// T = SetupNS + ((W/OpsPerNS)^p + (Q/BytesPerNS)^p)^(1/p) for W operations and Q bytes of the operator
+	// with its dimensions rounded up to Step. p = 1 adds compute and memory time, a large p takes the larger
+	// (Agent.xpu Eq. 5).
+	SetupNS    float64 `json:"setup_ns" yaml:"setup_ns"`
+	OpsPerNS   float64 `json:"ops_per_ns" yaml:"ops_per_ns"`     // P_eff, Eq. 3
+	BytesPerNS float64 `json:"bytes_per_ns" yaml:"bytes_per_ns"` // B_eff, Eq. 2
+	Sharpness  float64 `json:"sharpness" yaml:"sharpness"`       // p
+	Step       [3]int  `json:"step" yaml:"step,flow"`            // of M and the two size axes (K, N of a matmul)
+
+	// ErrM and ErrShape are the 95 % quantiles of |log(predicted/measured)| over samples left out
+	// of their curve, and over whole curves left out.
+	ErrM     float64 `json:"err_m" yaml:"err_m"`
+	ErrShape float64 `json:"err_shape" yaml:"err_shape"`
+
+	Curves []Curve `json:"curves" yaml:"curves"` // ascending by (A, B)
+}
+
+// Curve is the samples of one weight shape (of one size of an operator without weights) over M.
+type Curve struct {
+	A int `json:"a" yaml:"a"` // K of a matmul or embedding, cached positions of an attention, else 0
+	B int `json:"b" yaml:"b"` // N; heads of rope, KV append and attention
+	// OpsPerNS and BytesPerNS are the family's rates as this shape reaches them.
+	OpsPerNS   float64    `json:"ops_per_ns" yaml:"ops_per_ns"`
+	BytesPerNS float64    `json:"bytes_per_ns" yaml:"bytes_per_ns"`
+	Points     [][4]int64 `json:"points" yaml:"points,flow"` // M, median, low and high in ns; ascending by M
+
+	ready []knot // of all points
+}
+
+// Handover is the time from setting a flag on one processor to seeing it on another.
+type Handover struct {
+	From   string `json:"from" yaml:"from"`
+	To     string `json:"to" yaml:"to"`
+	NS     int64  `json:"ns" yaml:"ns"`
+	LowNS  int64  `json:"low_ns" yaml:"low_ns"`
+	HighNS int64  `json:"high_ns" yaml:"high_ns"`
+	Source Source `json:"source" yaml:"source"` // measured or bound
+}
+
+// Copy is the time of copies between two processors at some sizes.
+type Copy struct {
+	From   string     `json:"from" yaml:"from"`
+	To     string     `json:"to" yaml:"to"`
+	Points [][2]int64 `json:"points" yaml:"points,flow"` // bytes, ns; ascending
+	Source Source     `json:"source" yaml:"source"`      // measured or bound
+}
+
+// Sharing is what a set of processors loses by running together.
+type Sharing struct {
+	Procs      []string  `json:"procs" yaml:"procs,flow"`                // ascending
+	BytesPerNS float64   `json:"bytes_per_ns" yaml:"bytes_per_ns"`       // most they read together
+	Source     Source    `json:"source" yaml:"source"`                   // measured or bound
+	Compute    []float64 `json:"compute" yaml:"compute,flow"`            // slowdown of compute of each, >= 1
+	Pairs      []Pair    `json:"pairs,omitempty" yaml:"pairs,omitempty"` // measured slowdowns
+}
+
+// Pair is one measured slowdown: operator Key on Proc while the others of the set ran Beside.
+type Pair struct {
+	Proc   string  `json:"proc" yaml:"proc"`
+	Key    string  `json:"key" yaml:"key"`
+	Beside string  `json:"beside" yaml:"beside"`
+	Factor float64 `json:"factor" yaml:"factor"`
+}
+
+// Infeasible is an operator that a processor's compiler refused. It is never predicted from others.
+type Infeasible struct {
+	Proc   string `json:"proc" yaml:"proc"`
+	Key    string `json:"key" yaml:"key"`
+	Reason string `json:"reason,omitempty" yaml:"reason,omitempty"`
+}
+
+// Key names the family in errors and sorts them.
+func (f *Family) Key() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", f.Proc, f.Kind)
+	for _, s := range []string{string(f.Scheme), string(f.Table), string(f.KV)} {
+		if s != "" {
+			b.WriteString(" " + s)
+		}
+	}
+	if f.HeadDim > 0 {
+		fmt.Fprintf(&b, " dim=%d", f.HeadDim)
+	}
+	if f.Group > 0 {
+		fmt.Fprintf(&b, " group=%d", f.Group)
+	}
+	if f.Cold {
+		b.WriteString(" cold")
+	}
+	return b.String()
+}
+
+// index finds things by key.
+type index struct {
+	families   map[string]*Family
+	processors map[string]*Processor
+	infeasible map[string]string
+}
+
+func (c *Costs) look() *index {
+	c.once.Do(func() {
+		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{}, infeasible: map[string]string{}}
+		for i := range c.Families {
+			c.Families[i].prepare()
+			c.index.families[c.Families[i].Key()] = &c.Families[i]
+		}
+		for i := range c.Processors {
+			c.index.processors[c.Processors[i].Name] = &c.Processors[i]
+		}
+		for _, x := range c.Infeasible {
+			c.index.infeasible[x.Proc+" "+x.Key] = x.Reason
+		}
+	})
+	return &c.index
+}
+
+// Open reads a costs file and checks every number in it.
+func Open(path string) (*Costs, error) {
+	var c Costs
+	if err := decode.File(path, Schema, &c); err != nil {
+		return nil, err
+	}
+	return c.checked(path)
+}
+
+// Parse reads costs from the bytes of a file; name is shown in errors.
+func Parse(name string, data []byte) (*Costs, error) {
+	var c Costs
+	if err := decode.Bytes(name, data, Schema, &c); err != nil {
+		return nil, err
+	}
+	return c.checked(name)
+}
+
+func (c *Costs) checked(name string) (*Costs, error) {
+	c.Schema = Schema
+	if err := c.validate(); err != nil {
+		return nil, diag.New(diag.ClassInput, "%w", err).WithCode("costs.value").At("%s", name).WithHint("make it again with `hetc fit`")
+	}
+	return c, nil
+}
+
+const (
+	maxNS   = 1 << 53 // 104 days
+	maxRate = 1e9     // per ns
+)
+
+func (c *Costs) validate() error {
+	rate := func(what string, x float64) error {
+		if math.IsNaN(x) || x <= 0 || x > maxRate {
+			return fmt.Errorf("%s is %v, want a number in 0..%g", what, x, float64(maxRate))
+		}
+		return nil
+	}
+	time := func(what string, x float64) error {
+		if math.IsNaN(x) || x < 0 || x > maxNS {
+			return fmt.Errorf("%s is %v ns, want 0..%d", what, x, int64(maxNS))
+		}
+		return nil
+	}
+	seen := map[string]bool{}
+	once := func(what string) error {
+		if seen[what] {
+			return fmt.Errorf("%s is there twice", what)
+		}
+		seen[what] = true
+		return nil
+	}
+	for i := range c.Processors {
+		p := &c.Processors[i]
+		at := fmt.Sprintf("processor %q", p.Name)
+		if err := first(once(at), time(at+": launch_ns", p.LaunchNS), time(at+": load_ns", p.LoadNS),
+			time(at+": load_ns_per_mb", p.LoadNSPerMB), time(at+": bytes_per_ns", p.BytesPerNS)); err != nil {
+			return err
+		}
+	}
+	for i := range c.Families {
+		if err := c.Families[i].validate(rate, time, once); err != nil {
+			return err
+		}
+	}
+	for _, h := range c.Handovers {
+		at := fmt.Sprintf("hand-over from %q to %q", h.From, h.To)
+		if err := first(once(at), time(at, float64(h.NS)), time(at, float64(h.LowNS)), time(at, float64(h.HighNS))); err != nil {
+			return err
+		}
+	}
+	for _, k := range c.Copies {
+		at := fmt.Sprintf("copy from %q to %q", k.From, k.To)
+		if len(k.Points) == 0 {
+			return fmt.Errorf("%s has no points", at)
+		}
+		for i, p := range k.Points {
+			if p[0] < 1 || i > 0 && p[0] <= k.Points[i-1][0] {
+				return fmt.Errorf("%s: sizes do not ascend from 1", at)
+			}
+			if err := time(at, float64(p[1])); err != nil {
+				return err
+			}
+		}
+		if err := once(at); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.Sharing {
+		at := "sharing of " + strings.Join(s.Procs, ", ")
+		if len(s.Procs) < 2 || !slices.IsSorted(s.Procs) || len(s.Compute) != len(s.Procs) {
+			return fmt.Errorf("%s: want at least 2 processors, ascending, and a compute factor each", at)
+		}
+		if err := first(once(at), rate(at+": bytes_per_ns", s.BytesPerNS)); err != nil {
+			return err
+		}
+		for _, f := range s.Compute {
+			if math.IsNaN(f) || f < 1 || f > 1e3 {
+				return fmt.Errorf("%s: compute factor %v, want 1..1000", at, f)
+			}
+		}
+		for _, p := range s.Pairs {
+			if math.IsNaN(p.Factor) || p.Factor <= 0 || p.Factor > 1e3 {
+				return fmt.Errorf("%s: factor %v of %s on %q, want 0..1000", at, p.Factor, p.Key, p.Proc)
+			}
+		}
+	}
+	return nil
+}
+
+func (f *Family) validate(rate, time func(string, float64) error, once func(string) error) error {
+	at := fmt.Sprintf("family %q", f.Key())
+	if !slices.Contains(op.Kinds, f.Kind) {
+		return fmt.Errorf("%s: unknown operator %q", at, f.Kind)
+	}
+	if err := first(once(at), time(at+": setup_ns", f.SetupNS), rate(at+": ops_per_ns", f.OpsPerNS), rate(at+": bytes_per_ns", f.BytesPerNS)); err != nil {
+		return err
+	}
+	if !(f.Sharpness >= 1 && f.Sharpness <= maxSharpness) {
+		return fmt.Errorf("%s: sharpness %v, want 1..%d", at, f.Sharpness, maxSharpness)
+	}
+	for _, e := range []float64{f.ErrM, f.ErrShape} {
+		if !(e >= 0 && e <= 10) {
+			return fmt.Errorf("%s: error %v, want 0..10", at, e)
+		}
+	}
+	for _, s := range f.Step {
+		if s < 1 || s > 1<<20 {
+			return fmt.Errorf("%s: step %d, want 1..%d", at, s, 1<<20)
+		}
+	}
+	if len(f.Curves) == 0 {
+		return fmt.Errorf("%s has no curves", at)
+	}
+	for i := range f.Curves {
+		k := &f.Curves[i]
+		at := fmt.Sprintf("%s, curve (%d, %d)", at, k.A, k.B)
+		if i > 0 && !less(f.Curves[i-1], *k) {
+			return fmt.Errorf("%s: curves do not ascend", at)
+		}
+		if err := first(rate(at+": ops_per_ns", k.OpsPerNS), rate(at+": bytes_per_ns", k.BytesPerNS)); err != nil {
+			return err
+		}
+		if len(k.Points) == 0 {
+			return fmt.Errorf("%s has no points", at)
+		}
+		for j, p := range k.Points {
+			if j > 0 && p[0] <= k.Points[j-1][0] {
+				return fmt.Errorf("%s: points do not ascend", at)
+			}
+			if err := f.operator(int(p[0]), k.A, k.B).Validate(); err != nil {
+				return fmt.Errorf("%s: %w", at, err)
+			}
+			if p[1] < 1 || p[1] > maxNS || p[2] < 0 || p[2] > p[1] || p[3] < p[1] || p[3] > maxNS {
+				return fmt.Errorf("%s: times %v ns at M=%d, want low <= median <= high", at, p[1:], p[0])
+			}
+		}
+	}
+	return nil
+}
+
+func less(a, b Curve) bool { return a.A < b.A || a.A == b.A && a.B < b.B }
+
+func first(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Digest is the identity of the costs: hex SHA-256 of their canonical JSON.
+func (c *Costs) Digest() (string, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(c); err != nil {
+		return "", fmt.Errorf("digest of costs: %w", err)
+	}
+	sum := sha256.Sum256(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Write stores the costs as YAML at path, replacing the file as a whole or not at all.
+func Write(path string, c *Costs) error {
+	if err := c.validate(); err != nil {
+		return fmt.Errorf("write costs: %w", err)
+	}
+	text, err := decode.YAML(c)
+	if err != nil {
+		return fmt.Errorf("write costs: %w", err)
+	}
+	if err := replaceFile(path, text); err != nil {
+		return diag.New(diag.ClassIO, "write costs: %w", err)
+	}
+	return nil
+}
+
+func replaceFile(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	if _, err = f.Write(data); err != nil {
+		return err
+	}
+	if err = f.Chmod(0o644); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,221 @@
+package roofline
+
+import (
+	"math"
+	"sort"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// maxSharpness is the p that counts as taking the larger of compute and memory time.
+const maxSharpness = 64
+
+// familyOf returns the family (without numbers) an operator belongs to and its position in it.
+func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
+	f = Family{Proc: proc, Kind: o.Kind, Cold: cold}
+	m = o.M
+	switch o.Kind {
+	case op.MatMul:
+		f.Scheme, a, b = o.Scheme, o.K, o.N
+	case op.Embed:
+		f.Table, a, b = o.Table, o.K, o.N
+	case op.Rope:
+		f.HeadDim, f.Group, b = o.HeadDim, o.Heads/o.KVHeads, o.KVHeads
+	case op.KVAppend:
+		f.HeadDim, f.KV, b = o.HeadDim, o.KV, o.KVHeads
+	case op.Attention:
+		f.HeadDim, f.KV, f.Group, a, b = o.HeadDim, o.KV, o.Heads/o.KVHeads, max(o.Context, o.M), o.KVHeads
+	default:
+		b = o.N
+	}
+	return f, m, a, b
+}
+
+// operator is the inverse of familyOf.
+func (f *Family) operator(m, a, b int) op.Op {
+	o := op.Op{Kind: f.Kind, M: m}
+	switch f.Kind {
+	case op.MatMul:
+		o.Scheme, o.K, o.N = f.Scheme, a, b
+	case op.Embed:
+		o.Table, o.K, o.N = f.Table, a, b
+	case op.Rope:
+		o.HeadDim, o.KVHeads, o.Heads = f.HeadDim, b, b*f.Group
+	case op.KVAppend:
+		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
+	case op.Attention:
+		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
+	case op.SiluMul:
+		o.N, o.Interleave = b, b
+	default:
+		o.N = b
+	}
+	return o
+}
+
+// size is work and traffic of the operator at (m, a, b) with its dimensions rounded up to step.
+func (f *Family) size(m, a, b int, step [3]int) (ops, bytes float64) {
+	o := f.operator(roundUp(m, step[0]), roundUp(a, step[1]), roundUp(b, step[2]))
+	return float64(o.Flops()), float64(o.Bytes())
+}
+
+func roundUp(v, step int) int {
+	if step < 2 || v == 0 {
+		return v
+	}
+	return (v + step - 1) / step * step
+}
+
+// norm is (x^p + y^p)^(1/p), without overflow.
+func norm(x, y, p float64) float64 {
+	hi, lo := max(x, y), min(x, y)
+	if hi == 0 || lo == 0 || p >= maxSharpness {
+		return hi
+	}
+	if p == 1 {
+		return hi + lo
+	}
+	r := lo / hi
+	if p == 2 {
+		return hi * math.Sqrt(1+r*r)
+	}
+	return hi * math.Pow(1+math.Pow(r, p), 1/p)
+}
+
+// roof is the family's roofline with the given rates, ns.
+func (f *Family) roof(m, a, b int, ops, bytes float64) float64 {
+	w, q := f.size(m, a, b, f.Step)
+	return f.SetupNS + norm(w/ops, q/bytes, f.Sharpness)
+}
+
+// knot is a sample on a curve: its position and what the roofline leaves over.
+type knot struct {
+	x    float64 // log of M rounded up
+	m    int     // M rounded up
+	r    float64 // log(measured/roofline)
+	ns   float64
+	from int // index of a point
+}
+
+// knots returns the samples of a curve at distinct rounded M, without the points where skip is true.
+func (f *Family) knots(c *Curve, skip func(i int) bool) []knot {
+	var out []knot
+	for i, p := range c.Points {
+		if skip != nil && skip(i) {
+			continue
+		}
+		m := roundUp(int(p[0]), f.Step[0])
+		ns := float64(p[1])
+		k := knot{x: math.Log(float64(m)), m: m, ns: ns, r: math.Log(ns / f.roof(int(p[0]), c.A, c.B, c.OpsPerNS, c.BytesPerNS)), from: i}
+		if n := len(out); n > 0 && out[n-1].m == m { // one step: their mean
+			out[n-1].r = (out[n-1].r + k.r) / 2
+			out[n-1].ns = math.Sqrt(out[n-1].ns * k.ns)
+			continue
+		}
+		out = append(out, k)
+	}
+	return out
+}
+
+// along predicts the curve at m from knots: the roofline times what it leaves over at the neighbours,
+// interpolated in log M and kept between the neighbours' times. inside is false beyond the knots.
+func (f *Family) along(c *Curve, knots []knot, m int) (ns float64, inside bool) {
+	roof := f.roof(m, c.A, c.B, c.OpsPerNS, c.BytesPerNS)
+	if len(knots) == 0 {
+		return roof, false
+	}
+	mm := roundUp(m, f.Step[0])
+	i := sort.Search(len(knots), func(i int) bool { return knots[i].m >= mm })
+	switch {
+	case i < len(knots) && knots[i].m == mm:
+		return knots[i].ns, true
+	case i == 0:
+		return roof * math.Exp(knots[0].r), false
+	case i == len(knots):
+		return roof * math.Exp(knots[i-1].r), false
+	}
+	l, h := knots[i-1], knots[i]
+	t := (math.Log(float64(mm)) - l.x) / (h.x - l.x)
+	ns = roof * math.Exp(l.r+(h.r-l.r)*t)
+	return min(max(ns, min(l.ns, h.ns)), max(l.ns, h.ns)), true
+}
+
+// curve returns the curve of (a, b), nil when there is none.
+func (f *Family) curve(a, b int) *Curve {
+	want := Curve{A: a, B: b}
+	i := sort.Search(len(f.Curves), func(i int) bool { return !less(f.Curves[i], want) })
+	if i < len(f.Curves) && f.Curves[i].A == a && f.Curves[i].B == b {
+		return &f.Curves[i]
+	}
+	return nil
+}
+
+// across predicts a shape that has no curve from the curves that skip does not hide: the family's roofline
+// times what it leaves over on neighbouring curves at the same M. Between two curves of one a (or
+// one b) that is interpolated in the logarithm of the other axis; else the nearest curves count by
+// their distance. inside is true in the first case.
+func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
+	type near struct {
+		c    *Curve
+		dist float64
+		over float64
+	}
+	over := func(c *Curve) float64 {
+		t, _ := f.along(c, c.ready, m)
+		return math.Log(t / f.roof(m, c.A, c.B, f.OpsPerNS, f.BytesPerNS))
+	}
+	dist := func(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
+	roof := f.roof(m, a, b, f.OpsPerNS, f.BytesPerNS)
+	between := func(on func(*Curve) bool, at func(*Curve) int, v int) (float64, bool) {
+		var lo, hi *Curve
+		for i := range f.Curves {
+			c := &f.Curves[i]
+			if c == skip || !on(c) {
+				continue
+			}
+			if at(c) <= v && (lo == nil || at(c) > at(lo)) {
+				lo = c
+			}
+			if at(c) >= v && (hi == nil || at(c) < at(hi)) {
+				hi = c
+			}
+		}
+		if lo == nil || hi == nil {
+			return 0, false
+		}
+		if lo == hi {
+			return over(lo), true
+		}
+		t := dist(v, at(lo)) / dist(at(hi), at(lo))
+		return over(lo)*(1-t) + over(hi)*t, true
+	}
+	if r, ok := between(func(c *Curve) bool { return c.A == a }, func(c *Curve) int { return c.B }, b); ok {
+		return roof * math.Exp(r), true
+	}
+	if r, ok := between(func(c *Curve) bool { return c.B == b }, func(c *Curve) int { return c.A }, a); ok {
+		return roof * math.Exp(r), true
+	}
+	var all []near
+	for i := range f.Curves {
+		if c := &f.Curves[i]; c != skip {
+			all = append(all, near{c: c, dist: dist(a, c.A) + dist(b, c.B)})
+		}
+	}
+	sort.SliceStable(all, func(i, j int) bool { return all[i].dist < all[j].dist })
+	sum, weight := 0.0, 0.0
+	for _, n := range all[:min(len(all), 4)] {
+		w := 1 / (n.dist*n.dist + 1e-6)
+		sum, weight = sum+w*over(n.c), weight+w
+	}
+	if weight == 0 {
+		return roof, false
+	}
+	return roof * math.Exp(sum/weight), false
+}
+
+// prepare computes the knots of all curves.
+func (f *Family) prepare() {
+	for i := range f.Curves {
+		f.Curves[i].ready = f.knots(&f.Curves[i], nil)
+	}
+}
