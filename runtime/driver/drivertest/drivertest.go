@@ -156,10 +156,10 @@ func operators() []op.Op {
 		}
 	}
 	out = append(out, op.Op{Kind: op.SiluMul, M: 5, N: 96, Interleave: 16}, op.Op{Kind: op.SiluMul, M: 2, N: 6, Interleave: 1},
-		op.Op{Kind: op.Norm, M: 67, N: 1024}, op.Op{Kind: op.QuantRows, M: 67, N: 1024}, op.Op{Kind: op.Add, M: 67, N: 1024},
-		op.Op{Kind: op.SiluMul, M: 67, N: 1024, Interleave: 16}, op.Op{Kind: op.Copy, M: 67, N: 1024})
+		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.Add, M: 19, N: 1024},
+		op.Op{Kind: op.SiluMul, M: 19, N: 1024, Interleave: 16}, op.Op{Kind: op.Copy, M: 19, N: 1024})
 	for _, s := range op.Schemes {
-		for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {37, 160, 288}, {64, 96, 32}} {
+		for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
 			out = append(out, op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s})
 		}
 	}
