@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
@@ -81,14 +82,10 @@ func decodeHeader(h []byte, fileBytes int64) (int, error) {
 	return int(e), nil
 }
 
-func zeros(b []byte) bool {
-	for _, x := range b {
-		if x != 0 {
-			return false
-		}
-	}
-	return true
-}
+var zeroPage [pageAlign]byte
+
+// zeros reports whether b, of at most pageAlign bytes, is all zero.
+func zeros(b []byte) bool { return bytes.Equal(b, zeroPage[:len(b)]) }
 
 // rootOf binds the chunk digests of a blob to its size and the chunk size.
 func rootOf(bytes, chunk int64, leaves []Digest) Digest {
