@@ -1,6 +1,10 @@
 package kernel
 
-import "golang.org/x/sys/cpu"
+import (
+	"golang.org/x/sys/cpu"
+
+	"github.com/hetc/hetc/internal/mem"
+)
 
 //go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
@@ -166,6 +170,12 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 	blocks := (k + BlockK - 1) / BlockK
 	bytes := blocks * q4BlockBytes
 	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1], w[(n+TileN-1)/TileN*bytes-1]
+	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
+		matMulQ4Panels(y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
+		if y, w, n = y[whole:], w[whole/TileN*bytes:], n-whole; n == 0 {
+			return
+		}
+	}
 	var out [maxRows * TileN]float32
 	var last [mostQ4x512 * BlockK]uint8 // the k%32 last activations of each row
 	var tail *uint8
@@ -198,6 +208,61 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 				copyColumns(y, ldy, r, j, cols, rows, &out)
 			}
 			r += rows
+		}
+	}
+}
+
+const (
+	panelRows   = 7 // rows from which unpacking a weight beforehand pays
+	panelBlocks = 16
+	panelBlock  = 1280 // bytes of an unpacked block
+	cacheLine   = 64
+)
+
+// matMulQ4Panels is matMulQ4B32 for n a multiple of TileN: a panel of each tile is unpacked once for all rows.
+func matMulQ4Panels(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	var space [panelBlocks*panelBlock + cacheLine]byte
+	panel := space[-mem.Address(space[:])&(cacheLine-1):] // crossing lines costs a third of the speed
+	var last [most512 * BlockK]uint8                      // the k%32 last activations of each row
+	for i := range last {
+		last[i] = 128
+	}
+	var around [(most512 + 1) * TileN]float32
+	sums := around[-mem.Address(mem.Bytes(around[:]))&(cacheLine-1)/4:]
+	blocks, full := (k+BlockK-1)/BlockK, k/BlockK
+	calls := (m + most512 - 1) / most512
+	at := 0
+	for j := 0; j < n; j += TileN {
+		for r := range m {
+			clear(y[r*ldy+j : r*ldy+j+TileN])
+		}
+		for b := 0; b < blocks; b += panelBlocks {
+			count := min(panelBlocks, blocks-b)
+			whole := min(count, full-b) // blocks with 32 activations: all, or all but the last
+			q4Unpack512(&panel[0], &w[at], count)
+			next := at + count*q4BlockBytes
+			for r, call := 0, 0; r < m; call++ {
+				rows := share(m-r, most512)
+				ahead, stride := fetch(count*q4BlockBytes, 8*count, call, calls, next == len(w))
+				var scale, wholeScale *float32
+				if b+count == blocks {
+					scale = &xscale[r]
+				}
+				if whole == count {
+					wholeScale = scale
+				}
+				if whole > 0 {
+					q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*BlockK], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+				}
+				if whole < count {
+					for i := range rows {
+						copy(last[BlockK*i:BlockK*(i+1)], x[(r+i)*ldx+full*BlockK:(r+i)*ldx+k])
+					}
+					q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], BlockK, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+				}
+				r += rows
+			}
+			at = next
 		}
 	}
 }

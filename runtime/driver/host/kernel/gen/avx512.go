@@ -22,6 +22,8 @@ func zero512(v ...reg.VecPhysical) {
 func avx512() {
 	q8cRows512()
 	q4Rows512()
+	q4Unpack512()
+	q4Panel512()
 	f32Rows512()
 	f32Add512()
 }
@@ -213,6 +215,142 @@ func q4Rows512() {
 			if r < m-1 {
 				ADDQ(ldy, y)
 			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// panelBlock is the size of an unpacked q4b32 block: [8][32][4] int8 of 16*(nibble-8), the first value of
+// each column's sum as int32 (it takes 128 off each activation), and the column scales over 16.
+const panelBlock = 1024 + 128 + 128
+
+// q4Unpack512 is worth its while from about 7 rows on.
+func q4Unpack512() {
+	TEXT("q4Unpack512", NOSPLIT, "func(panel *uint8, w *uint8, blocks int)")
+	Doc("q4Unpack512 unpacks blocks of a q4b32 tile for q4Panel512, 1280 bytes each.")
+	Pragma("noescape")
+	n0, n1, lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4], z[5], z[6]
+	panel, w, n := GP64(), GP64(), GP64()
+	Load(Param("panel"), panel)
+	Load(Param("w"), w)
+	Load(Param("blocks"), n)
+	t := GP32()
+	MOVL(U32(0x80808080), t)
+	VPBROADCASTD(t, c80)
+	MOVL(U32(0xf0f0f0f0), t)
+	VPBROADCASTD(t, cF0)
+	MOVL(U32(0x3d800000), t)
+	VPBROADCASTD(t, sixteenth)
+	steps("unpack", n, 1, func(int) {
+		zero512(n0, n1)
+		for k4 := range 8 {
+			VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+			VPSLLD(I8(4), hi, lo)
+			VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
+			VPTERNLOGD(U8(0x6a), c80, cF0, hi)
+			VPDPBUSD(lo, c80, n0)
+			VPDPBUSD(hi, c80, n1)
+			VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
+			VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
+		}
+		for i, v := range []reg.VecPhysical{n0, n1} {
+			zero512(lo)
+			VPSUBD(v, lo, v)
+			VMOVDQU64(v, Mem{Base: panel, Disp: 1024 + 64*i})
+			VCVTPH2PS(Mem{Base: w, Disp: 512 + 32*i}, lo)
+			VMULPS(sixteenth, lo, lo)
+			VMOVUPS(lo, Mem{Base: panel, Disp: 1152 + 64*i})
+		}
+	}, func(c int) {
+		ADDQ(I32(576*c), w)
+		ADDQ(I32(panelBlock*c), panel)
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// q4Panel512 keeps the float sums in memory, which leaves all registers to 12 rows of integer sums: in a
+// dense scratch, because rows of y are often a multiple of 4 KiB apart, where loads wait for unrelated stores.
+func q4Panel512() {
+	const most = 12
+	TEXT("q4Panel512", NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
+	Doc("q4Panel512 adds the product of rows (1..12) rows of x, 32*blocks activations each, with unpacked blocks to y",
+		"[rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides",
+		"are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("panel", m)
+		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
+		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		x := newRows(m)
+		p, n, panel, sums, out, ldy := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+		sum := func(r, half int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half} }
+		Load(Param("sums"), sums)
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			for h := range 2 {
+				VMOVUPS(Mem{Base: out, Disp: 64 * h}, w0)
+				VMOVUPS(w0, sum(r, h))
+			}
+			ADDQ(ldy, out)
+		}
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		x.set(p)
+		Load(Param("w"), p)
+		fetch := newFetcher(p)
+		Load(Param("blocks"), n)
+		Load(Param("panel"), panel)
+		steps(id, n, 1, func(int) {
+			VMOVDQU64(Mem{Base: panel, Disp: 1024}, w0)
+			VMOVDQU64(Mem{Base: panel, Disp: 1088}, w1)
+			for r := range m {
+				VMOVDQA64(w0, acc(r, 0))
+				VMOVDQA64(w1, acc(r, 1))
+			}
+			for k4 := range 8 {
+				VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
+				VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
+				fetch.step(1)
+				for r := range m {
+					b := a[r%4]
+					VPBROADCASTD(x.at(r, 4*k4), b)
+					VPDPBUSD(w0, b, acc(r, 0))
+					VPDPBUSD(w1, b, acc(r, 1))
+				}
+			}
+			VMOVUPS(Mem{Base: panel, Disp: 1152}, w0)
+			VMOVUPS(Mem{Base: panel, Disp: 1216}, w1)
+			for r := range m {
+				for h, s := range []reg.VecPhysical{w0, w1} {
+					d := acc(r, h)
+					VCVTDQ2PS(d, d)
+					VFMADD213PS(sum(r, h), s, d)
+					VMOVUPS(d, sum(r, h))
+				}
+			}
+		}, func(c int) {
+			x.advance(32 * c)
+			ADDQ(I32(panelBlock*c), panel)
+		})
+		Load(Param("xscale"), p)
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		one := GP32()
+		MOVL(U32(0x3f800000), one)
+		VPBROADCASTD(one, a[0])
+		for r := range m {
+			TESTQ(p, p)
+			JZ(LabelRef(label(id+"_plain", r)))
+			VBROADCASTSS(Mem{Base: p, Disp: 4 * r}, a[0])
+			Label(label(id+"_plain", r))
+			for h := range 2 {
+				VMULPS(sum(r, h), a[0], w0)
+				VMOVUPS(w0, Mem{Base: out, Disp: 64 * h})
+			}
+			ADDQ(ldy, out)
 		}
 		VZEROUPPER()
 		RET()
