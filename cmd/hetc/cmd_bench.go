@@ -369,4 +369,3 @@ func decodeBytes(p *planir.Plan) int64 {
 	}
 	return sum
 }
-
