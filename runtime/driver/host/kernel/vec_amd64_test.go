@@ -228,7 +228,7 @@ func TestVecMatMul(t *testing.T) {
 // A row's result has the same bits whatever rows and tiles are computed with it: plans may split either.
 func TestVecRowsIndependent(t *testing.T) {
 	for _, s := range vectors(t) {
-		c := newMatmul(t, 29, 200, 96, random, 12)
+		c := newMatmul(t, 29, 1100, 96, random, 12)
 		y := func(f func(y []float32)) []float32 { return c.run(t, f) }
 		f32 := y(func(y []float32) { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n) })
 		q4 := y(func(y []float32) {
@@ -244,6 +244,34 @@ func TestVecRowsIndependent(t *testing.T) {
 					if one32[j] != f32[r*c.ldy+tile*TileN+j] || one4[j] != q4[r*c.ldy+tile*TileN+j] {
 						t.Fatalf("%s: row %d, tile %d, column %d differs when computed alone", s.Name, r, tile, j)
 					}
+				}
+			}
+		}
+	}
+}
+
+// Sums of products that pass 2^31 on the way come out right, because they wrap and come back.
+func TestVecLongSums(t *testing.T) {
+	const k, n = 70000, 5
+	w, u := make([]float32, k*n), make([]uint8, 13*k)
+	for i := range w {
+		w[i] = 127
+	}
+	for i := range u {
+		u[i] = 255
+	}
+	b := packed(t, "q8c", w, k, n)
+	scale := make([]float32, 13)
+	for i := range scale {
+		scale[i] = 1
+	}
+	for _, s := range vectors(t) {
+		for _, m := range []int{1, 13} {
+			y := make([]float32, m*n)
+			s.MatMulQ8C(y, n, u, k, scale, b, m, k, n)
+			for i, v := range y {
+				if v != 127*127*k {
+					t.Fatalf("%s, %d rows: y[%d] = %v, want %d", s.Name, m, i, v, 127*127*k)
 				}
 			}
 		}
