@@ -490,3 +490,22 @@ func BenchmarkMatMul(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkCall is the cost of a call that computes almost nothing.
+func BenchmarkCall(b *testing.B) {
+	p, do := processor(b, driver.Config{Select: selectors(b)[0]})
+	g := op.Single(op.Op{Kind: op.Add, M: 1, N: 16}, "")
+	exe, err := load(b, p, g)
+	if err != nil {
+		b.Fatal(err)
+	}
+	bind := bindings(b, p, g, 0)
+	do(func() {
+		for b.Loop() {
+			if _, err = p.Run(exe, bind); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package host
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// startTeam runs helpers on the cores the process may use, at least one helper.
+func startTeam(t *testing.T) *team {
+	t.Helper()
+	cores := allowedCores()
+	if len(cores) == 1 {
+		cores = []int{cores[0], cores[0]}
+	}
+	tm := &team{}
+	if err := tm.start(cores); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tm.close)
+	return tm
+}
+
+// Every task of every job runs once, whatever the helpers are doing: working, spinning, falling asleep.
+func TestTeamRunsEveryTaskOnce(t *testing.T) {
+	tm := startTeam(t)
+	var count [64]atomic.Int32
+	shared := 0 // written between jobs, read in them: the race detector checks the ordering
+	job := func(_, task int) { count[task].Add(int32(shared)) }
+	for i := range 20000 {
+		tasks := i % 7
+		if i%5 == 0 {
+			tasks = len(count)
+		}
+		shared = i%3 + 1
+		tm.begin()
+		tm.run(tasks, job)
+		tm.end()
+		for task := range count {
+			want := int32(0)
+			if task < tasks {
+				want = int32(shared)
+			}
+			if got := count[task].Swap(0); got != want {
+				t.Fatalf("job %d of %d tasks: task %d counted %d, want %d", i, tasks, task, got, want)
+			}
+		}
+		if i%2000 == 0 {
+			time.Sleep(idleSpin) // about when helpers fall asleep
+		}
+	}
+}
+
+// Idle helpers sleep instead of spinning, and wake for the next job.
+func TestTeamSleeps(t *testing.T) {
+	tm := startTeam(t)
+	for range 20 {
+		for _, h := range tm.helpers {
+			for !h.asleep.Load() {
+				runtime.Gosched()
+			}
+		}
+		ran := make([]atomic.Bool, len(tm.helpers)+1)
+		tm.begin()
+		tm.run(len(ran), func(worker, _ int) {
+			ran[worker].Store(true)
+			for i := range ran { // a task ends when every worker has one
+				for !ran[i].Load() {
+					runtime.Gosched()
+				}
+			}
+		})
+		tm.end()
+	}
+}
+
+func TestTeamCloses(t *testing.T) {
+	for range 50 {
+		tm := startTeam(t)
+		tm.run(8, func(_, _ int) {})
+		tm.close()
+		tm.close()
+	}
+}
