@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -221,61 +219,6 @@ func TestRunAllocatesNothing(t *testing.T) {
 			runtime.ReadMemStats(&after)
 			if n := after.Mallocs - before.Mallocs; n >= runs {
 				t.Errorf("%s on %s: %d runs allocate %d objects", name, sel, runs, n)
-			}
-		}
-	}
-}
-
-// Graphs share temporary memory that grows with each load: those loaded before still find theirs.
-func TestGraphsShareMemory(t *testing.T) {
-	run := func(p driver.Processor, do func(func()), exe driver.Executable, b *driver.Bindings) string {
-		t.Helper()
-		for _, v := range b.In {
-			for i := range v.Bytes() {
-				v.Buffer.Bytes()[i] = byte(i % 50 * (1 - min(1, i%4))) // small numbers of every type
-			}
-		}
-		for _, v := range []driver.View{b.K, b.V} {
-			if v.Buffer != nil {
-				clear(v.Buffer.Bytes())
-			}
-		}
-		var err error
-		do(func() { _, err = p.Run(exe, b) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		result := ""
-		for _, v := range b.Out {
-			result += string(v.Bytes())
-		}
-		return result
-	}
-	sel := selectors(t)
-	c := driver.Config{Select: sel[len(sel)-1]}
-	graphs := everyOp()
-	names := slices.Sorted(maps.Keys(graphs))
-	slices.Reverse(names) // attention, which needs most, comes last
-	want := map[string]string{}
-	for _, name := range names {
-		p, do := processor(t, c)
-		exe, err := load(t, p, graphs[name])
-		if err != nil {
-			t.Fatal(err)
-		}
-		want[name] = run(p, do, exe, bindings(t, p, graphs[name], 64))
-	}
-	p, do := processor(t, c)
-	var loaded []driver.Executable
-	for i, name := range names {
-		exe, err := load(t, p, graphs[name])
-		if err != nil {
-			t.Fatal(err)
-		}
-		loaded = append(loaded, exe)
-		for j, exe := range loaded[:i+1] {
-			if run(p, do, exe, bindings(t, p, graphs[names[j]], 64)) != want[names[j]] {
-				t.Fatalf("%s differs after %s was loaded", names[j], name)
 			}
 		}
 	}
