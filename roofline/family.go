@@ -166,6 +166,9 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 	}
 	dist := func(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
 	roof := f.roof(m, a, b, f.OpsPerNS, f.BytesPerNS)
+	a, b = roundUp(a, f.Step[1]), roundUp(b, f.Step[2])
+	atA := func(c *Curve) int { return roundUp(c.A, f.Step[1]) }
+	atB := func(c *Curve) int { return roundUp(c.B, f.Step[2]) }
 	between := func(on func(*Curve) bool, at func(*Curve) int, v int) (float64, bool) {
 		var lo, hi *Curve
 		for i := range f.Curves {
@@ -183,22 +186,22 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 		if lo == nil || hi == nil {
 			return 0, false
 		}
-		if lo == hi {
+		if at(lo) == at(hi) {
 			return over(lo), true
 		}
 		t := dist(v, at(lo)) / dist(at(hi), at(lo))
 		return over(lo)*(1-t) + over(hi)*t, true
 	}
-	if r, ok := between(func(c *Curve) bool { return c.A == a }, func(c *Curve) int { return c.B }, b); ok {
+	if r, ok := between(func(c *Curve) bool { return atA(c) == a }, atB, b); ok {
 		return roof * math.Exp(r), true
 	}
-	if r, ok := between(func(c *Curve) bool { return c.B == b }, func(c *Curve) int { return c.A }, a); ok {
+	if r, ok := between(func(c *Curve) bool { return atB(c) == b }, atA, a); ok {
 		return roof * math.Exp(r), true
 	}
 	var all []near
 	for i := range f.Curves {
 		if c := &f.Curves[i]; c != skip {
-			all = append(all, near{c: c, dist: dist(a, c.A) + dist(b, c.B)})
+			all = append(all, near{c: c, dist: dist(a, atA(c)) + dist(b, atB(c))})
 		}
 	}
 	sort.SliceStable(all, func(i, j int) bool { return all[i].dist < all[j].dist })

@@ -187,6 +187,9 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 	try := func(step [3]int, sharp, factor, slack float64) {
 		g := *f
 		g.Curves = slices.Clone(f.Curves)
+		if sharp != f.Sharpness {
+			g.OpsPerNS = 0 // start anew
+		}
 		g.Step, g.Sharpness = step, sharp
 		g.solve(points)
 		if loss := g.left(points); loss < best*factor+slack {
@@ -215,11 +218,9 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 				}
 			}
 		}
-		for axis := range 3 {
-			for _, n := range candidates(points, axis) {
-				step := f.Step
-				step[axis] = n
-				try(step, f.Sharpness, 0.8, -1e-9)
+		for range 2 { // the axes influence each other
+			for _, step := range candidates(points, f.Step) {
+				try(step, f.Sharpness, 0.8, -1e-6)
 			}
 		}
 		sharper(0.98)
@@ -262,43 +263,61 @@ func (f *Family) group(points []point) {
 	}
 }
 
-// candidates are the step widths an axis's samples could show: powers of two and the distances between
-// neighbouring positions just after which the time may have jumped.
-func candidates(points []point, axis int) []int {
-	at := func(p point) int { return [3]int{p.m, p.a, p.b}[axis] }
-	seen := map[int]bool{}
-	lo, hi := math.MaxInt, 0
-	for _, p := range points {
-		v := at(p)
-		lo, hi = min(lo, v), max(hi, v)
-		seen[v] = true
+// candidates are the steps the samples could show beside the given one: on one axis or several, powers of
+// two and sizes just after which the time jumps. A step that rounds no sample is none.
+func candidates(points []point, base [3]int) [][3]int {
+	at := func(p point, axis int) int { return [3]int{p.m, p.a, p.b}[axis] }
+	rounds := func(axis, n int) bool {
+		return slices.ContainsFunc(points, func(p point) bool { return at(p, axis)%n != 0 })
 	}
-	if lo == hi {
-		return nil
+	var out [][3]int
+	seen := map[[3]int]bool{base: true}
+	propose := func(n int, axes ...int) {
+		step := base
+		for _, axis := range axes {
+			if !rounds(axis, n) {
+				return
+			}
+			step[axis] = n
+		}
+		if !seen[step] {
+			seen[step] = true
+			out = append(out, step)
+		}
 	}
-	steps := map[int]bool{}
-	for n := 2; n <= min(hi, 512); n *= 2 {
-		steps[n] = true
+	for n := 256; n >= 1; n /= 2 {
+		for _, axes := range [][]int{{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}} {
+			propose(n, axes...)
+		}
 	}
-	// A jump is sampled on both sides of a multiple: v and v+1.
-	for v := range seen {
-		if seen[v+1] && v <= 4096 {
-			for d := 1; d <= 16; d++ {
-				if v%d == 0 && v/d >= 2 && v/d <= 512 {
-					steps[v/d] = true
-				}
+	// Jumps along each axis, other things equal.
+	for axis := range 3 {
+		times := map[[3]int]float64{}
+		for _, p := range points {
+			times[[3]int{p.m, p.a, p.b}] = p.ns
+		}
+		common := 0
+		for _, p := range points {
+			pos := [3]int{p.m, p.a, p.b}
+			pos[axis]++
+			if next, ok := times[pos]; ok && next > 1.03*p.ns {
+				common = gcd(common, at(p, axis))
+			}
+		}
+		for d := 1; d <= 8 && common > 0; d++ {
+			if n := common / d; common%d == 0 && n >= 2 && n <= 1024 {
+				propose(n, axis)
 			}
 		}
 	}
-	out := make([]int, 0, len(steps))
-	for n := range steps {
-		out = append(out, n)
-	}
-	slices.Sort(out)
-	if len(out) > 48 {
-		out = out[:48]
-	}
 	return out
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // huber is the loss of a log residual: quadratic near 0, linear beyond 10 %.
@@ -330,28 +349,9 @@ func (f *Family) solve(points []point) {
 	for _, x := range all {
 		least = min(least, x.ns)
 	}
-	byIntensity := slices.Clone(all)
-	sort.SliceStable(byIntensity, func(i, j int) bool { return byIntensity[i].w*byIntensity[j].q < byIntensity[j].w*byIntensity[i].q })
-	rates := func(part []sized, setup float64, of func(sized) float64) float64 {
-		var r []float64
-		for _, x := range part {
-			if v := of(x) / (x.ns - setup); v > 0 {
-				r = append(r, v)
-			}
-		}
-		if len(r) == 0 {
-			return 1
-		}
-		return stat.Median(r)
-	}
-	third := max(len(all)/3, 1)
 	best := math.Inf(1)
-	for _, share := range []float64{0, 0.3, 0.7, 0.95} {
-		setup := share * least
-		v := [3]float64{share,
-			math.Log(rates(byIntensity[len(byIntensity)-third:], setup, func(x sized) float64 { return x.w })),
-			math.Log(rates(byIntensity[:third], setup, func(x sized) float64 { return x.q }))}
-		v, loss := descend(v, [3]float64{0.1, 0.3, 0.3}, func(v [3]float64) float64 {
+	from := func(v, step [3]float64) {
+		v, loss := descend(v, step, func(v [3]float64) float64 {
 			if v[0] < 0 || v[0] > 0.999 {
 				return math.Inf(1)
 			}
@@ -362,14 +362,37 @@ func (f *Family) solve(points []point) {
 			f.SetupNS, f.OpsPerNS, f.BytesPerNS = v[0]*least, clampRate(math.Exp(v[1])), clampRate(math.Exp(v[2]))
 		}
 	}
+	if f.OpsPerNS > 0 { // another form of a fitted family: its numbers are near
+		from([3]float64{f.SetupNS / least, math.Log(f.OpsPerNS), math.Log(f.BytesPerNS)}, [3]float64{0.1, 0.1, 0.1})
+	} else {
+		byIntensity := slices.Clone(all)
+		sort.SliceStable(byIntensity, func(i, j int) bool { return byIntensity[i].w*byIntensity[j].q < byIntensity[j].w*byIntensity[i].q })
+		third := max(len(all)/3, 1)
+		for _, share := range []float64{0, 0.3, 0.7, 0.95} {
+			rate := func(part []sized, of func(sized) float64) float64 {
+				var r []float64
+				for _, x := range part {
+					if v := of(x) / (x.ns - share*least); v > 0 {
+						r = append(r, v)
+					}
+				}
+				if len(r) == 0 {
+					return 0
+				}
+				return math.Log(stat.Median(r))
+			}
+			from([3]float64{share, rate(byIntensity[len(byIntensity)-third:], func(x sized) float64 { return x.w }),
+				rate(byIntensity[:third], func(x sized) float64 { return x.q })}, [3]float64{0.1, 0.3, 0.3})
+		}
+	}
 	at := 0
 	for i := range f.Curves {
 		c := &f.Curves[i]
-		from := at
+		first := at
 		for at < len(points) && points[at].a == c.A && points[at].b == c.B {
 			at++
 		}
-		f.rates(c, all[from:at])
+		f.rates(c, all[first:at])
 	}
 }
 
@@ -427,21 +450,43 @@ func descend(v, step [3]float64, loss func([3]float64) float64) ([3]float64, flo
 	return v, best
 }
 
-// left is the mean error over inner samples when each is left out of its curve; without any, that of the
-// roofline alone.
+// left is the mean loss over samples left out of their curve, plus that over curves left out between others;
+// without any, that of the roofline alone.
 func (f *Family) left(points []point) float64 {
-	sum, n := 0.0, 0
 	f.prepare()
+	var alongM, acrossShapes []float64
 	for i := range f.Curves {
-		for _, e := range f.leaveOut(&f.Curves[i]) {
-			sum += huber(e)
-			n++
+		c := &f.Curves[i]
+		for _, e := range f.leaveOut(c) {
+			alongM = append(alongM, huber(e))
+		}
+		for j, p := range c.Points {
+			if j > 0 && j < len(c.Points)-1 {
+				continue // its ends show what a shape is like
+			}
+			if t, inside := f.across(int(p[0]), c.A, c.B, c); inside {
+				acrossShapes = append(acrossShapes, huber(math.Log(t/float64(p[1]))))
+			}
 		}
 	}
-	if n >= 3 {
-		return sum / float64(n)
+	loss := 0.0
+	for _, part := range [][]float64{alongM, acrossShapes} {
+		if len(part) > 0 {
+			loss += mean(part)
+		}
+	}
+	if len(alongM)+len(acrossShapes) >= 3 {
+		return loss
 	}
 	return 1 + residual(f.sizes(points), f.SetupNS, f.OpsPerNS, f.BytesPerNS, f.Sharpness)
+}
+
+func mean(xs []float64) float64 {
+	sum := 0.0
+	for _, x := range xs {
+		sum += x
+	}
+	return sum / float64(len(xs))
 }
 
 // leaveOut predicts every sample between two others of its curve from the others: log residuals.
