@@ -79,12 +79,13 @@ type Partner struct {
 // Measurement is the samples of one thing.
 type Measurement struct {
 	Kind       Kind      `json:"kind"`
-	Proc       string    `json:"proc"`             // processor of the SoC
-	To         string    `json:"to,omitempty"`     // Sync, Copy: the other processor
-	Op         *op.Op    `json:"op,omitempty"`     // Op, Launch, Load
-	Layout     string    `json:"layout,omitempty"` // of the operator's weight
-	Bytes      int64     `json:"bytes,omitempty"`  // Bandwidth, Copy, Load: moved by one execution
-	Cold       bool      `json:"cold,omitempty"`   // weights were not in any cache
+	Proc       string    `json:"proc"`                // processor of the SoC
+	To         string    `json:"to,omitempty"`        // Sync, Copy: the other processor
+	Op         *op.Op    `json:"op,omitempty"`        // Op, Launch, Load
+	Layout     string    `json:"layout,omitempty"`    // of the operator's weight
+	Bytes      int64     `json:"bytes,omitempty"`     // Bandwidth, Copy, Load: moved by one execution
+	Cold       bool      `json:"cold,omitempty"`      // weights and caches are where a model finds them, not where the last execution left them
+	Footprint  int64     `json:"footprint,omitempty"` // cold: the bytes they were rotated through; 0: more than all caches hold
 	Concurrent []Partner `json:"concurrent,omitempty"`
 
 	Unit      string    `json:"unit"`                // "ns"
@@ -107,6 +108,9 @@ func (m *Measurement) Key() string {
 		fmt.Fprintf(&b, " %dB", m.Bytes)
 	}
 	what(&b, m.Op, m.Layout, m.Cold)
+	if m.Footprint != 0 {
+		fmt.Fprintf(&b, "/%d", m.Footprint)
+	}
 	for i, p := range m.Concurrent {
 		sep := " with "
 		if i > 0 {
@@ -178,6 +182,9 @@ func (m *Measurement) Validate() error {
 				return bad("concurrent: %v", err)
 			}
 		}
+	}
+	if m.Footprint < 0 || m.Footprint > 0 && !m.Cold {
+		return bad("footprint = %d of a measurement with cold = %v", m.Footprint, m.Cold)
 	}
 	if m.Unit != "ns" {
 		return bad("unit %q, want \"ns\"", clip(m.Unit))

@@ -76,6 +76,7 @@ func TestKey(t *testing.T) {
 		{*measurement(1), "op host:0 matmul[1,64]x[64,96] a8t/q8c n32 cold with host:1 matmul[1,64]x[64,96] a8t/q8c n32 cold"},
 		{Measurement{Kind: Bandwidth, Proc: "a", Bytes: 4096, Concurrent: []Partner{{Proc: "b"}, {Proc: "c", Op: &o}}}, "bandwidth a 4096B with b, c matmul[1,64]x[64,96] a8t/q8c"},
 		{Measurement{Kind: Sync, Proc: "a", To: "b"}, "sync a to b"},
+		{Measurement{Kind: Op, Proc: "a", Op: &o, Cold: true, Footprint: 123}, "op a matmul[1,64]x[64,96] a8t/q8c cold/123"},
 	} {
 		if got := tt.m.Key(); got != tt.want {
 			t.Errorf("got  %s\nwant %s", got, tt.want)
@@ -193,6 +194,7 @@ func TestRefused(t *testing.T) {
 		{"no loops", h + edit(func(m *Measurement) { m.Loops = 0 }), "loops = 0, want at least 1"},
 		{"no operator", h + edit(func(m *Measurement) { m.Op = nil }), "an operator belongs to kinds op, launch and load"},
 		{"bad operator", h + edit(func(m *Measurement) { m.Op.N = -5 }), "n = -5"},
+		{"warm with a footprint", h + edit(func(m *Measurement) { m.Cold, m.Footprint = false, 5 }), "footprint = 5 of a measurement with cold = false"},
 		{"bad partner", h + edit(func(m *Measurement) { m.Concurrent[0].Proc = "host:0" }), `concurrent processor "host:0", want another one each`},
 		{"bad partner operator", h + edit(func(m *Measurement) { m.Concurrent[0].Op.Scheme = "x" }), "concurrent: operator"},
 		{"sync to nobody", h + edit(func(m *Measurement) { m.Kind, m.Op = Sync, nil }), `key "to" belongs to kinds sync and copy`},

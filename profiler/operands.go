@@ -1,0 +1,260 @@
+package profiler
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// operands is the memory of one lane's measurements. Activations of all operators share it, because only
+// one runs at a time and in a model, too, they are warm from the operator before.
+type operands struct {
+	proc driver.Processor
+	seed uint64
+	bufs map[string]driver.Buffer
+	ids  int // embedding ids are below this
+}
+
+func (o *operands) close() {
+	for _, b := range o.bufs {
+		b.Close()
+	}
+	o.bufs = nil
+}
+
+// maxActivation bounds one value of a request: far above any layer, far below a typing error.
+const maxActivation = 8 << 30
+
+// buffer returns the lane's buffer of a name with at least bytes bytes, filled for reading as t.
+func (o *operands) buffer(name string, t op.Type, bytes int64) (driver.Buffer, error) {
+	if b := o.bufs[name]; b != nil && int64(len(b.Bytes())) >= bytes {
+		return b, nil
+	}
+	if bytes > maxActivation {
+		return nil, diag.New(diag.ClassInput, "an operand has %d bytes, want at most %d", bytes, int64(maxActivation))
+	}
+	// Growing in steps of a half keeps the number of buffers that earlier measurements still
+	// hold small; they are freed when those are done.
+	b, err := o.proc.Alloc((bytes + bytes/2 + 4095) &^ 4095)
+	if err != nil {
+		return nil, err
+	}
+	o.fill(b.Bytes(), t)
+	o.retire(name)
+	o.bufs[name] = b
+	return b, nil
+}
+
+// retire keeps a buffer that was outgrown until the lane closes: executables may be bound to it.
+func (o *operands) retire(name string) {
+	if b := o.bufs[name]; b != nil {
+		o.bufs[fmt.Sprintf("%s (outgrown %d)", name, len(o.bufs))] = b
+	}
+}
+
+// fill writes pseudo-random values that are valid in t: numbers of magnitude below 1, row-quantised
+// bytes, ids below o.ids.
+func (o *operands) fill(b []byte, t op.Type) {
+	rng := rand.New(rand.NewPCG(o.seed, 1))
+	fillValues(b, t, max(o.ids, 1), rng)
+}
+
+// fillValues repeats a few thousand random values over b.
+func fillValues(b []byte, t op.Type, ids int, rng *rand.Rand) {
+	const values = 4096
+	size := t.Bytes()
+	pattern := make([]byte, values*size)
+	for i := range values {
+		x := float32(rng.Float64()*2 - 1)
+		at := pattern[i*size:]
+		switch t {
+		case op.F32:
+			put32(at, floatBits(x))
+		case op.F16:
+			put16(at, pack.FloatToHalf(x))
+		case op.BF16:
+			put16(at, uint16(floatBits(x)>>16))
+		case op.I32:
+			put32(at, uint32(rng.IntN(ids)))
+		default:
+			at[0] = byte(1 + rng.IntN(255)) // 128 is zero
+		}
+	}
+	repeat(b, pattern)
+}
+
+// repeat fills b with copies of pattern.
+func repeat(b, pattern []byte) {
+	n := copy(b, pattern)
+	for n < len(b) {
+		n += copy(b[n:], b[:n])
+	}
+}
+
+// store is memory full of packed tiles of one kind, of which every tile range is a valid weight, or
+// of cache values. Cold operands are rotated through it.
+type store struct {
+	region *mem.Region
+	unit   int64 // offsets are multiples
+	refs   int
+	used   uint64 // when, for eviction
+}
+
+// stores holds the memory for cold operands of all lanes, within a limit.
+type stores struct {
+	seed  uint64
+	limit int64
+	all   map[string]*store
+	clock uint64
+}
+
+// get returns a store of a name with at least bytes bytes of which make wrote the first unit bytes.
+// Stores nobody uses make room for it. The caller releases it.
+func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, error)) (*store, error) {
+	s.clock++
+	if st := s.all[name]; st != nil {
+		if int64(len(st.region.Bytes())) >= bytes {
+			st.refs++
+			st.used = s.clock
+			return st, nil
+		}
+		if st.refs > 0 {
+			// Still in use at its smaller size: the larger one stands beside it.
+			s.all[fmt.Sprintf("%s (outgrown %d)", name, s.clock)] = st
+		} else {
+			st.region.Close()
+		}
+		delete(s.all, name)
+	}
+	for s.total()+bytes > s.limit && s.evict() {
+	}
+	p, err := pattern()
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(p))%unit != 0 {
+		panic(fmt.Sprintf("BUG: pattern of %d bytes, want a multiple of %d", len(p), unit))
+	}
+	r, err := mem.Alloc(int(bytes), 4096)
+	if err != nil {
+		return nil, err
+	}
+	repeat(r.Bytes(), p)
+	st := &store{region: r, unit: unit, refs: 1, used: s.clock}
+	s.all[name] = st
+	return st, nil
+}
+
+func (s *stores) total() (bytes int64) {
+	for _, st := range s.all {
+		bytes += int64(len(st.region.Bytes()))
+	}
+	return bytes
+}
+
+// evict frees the store that was unused longest.
+func (s *stores) evict() bool {
+	name := ""
+	for n, st := range s.all {
+		if st.refs == 0 && (name == "" || st.used < s.all[name].used) {
+			name = n
+		}
+	}
+	if name == "" {
+		return false
+	}
+	s.all[name].region.Close()
+	delete(s.all, name)
+	return true
+}
+
+func (s *stores) close() {
+	for _, st := range s.all {
+		st.region.Close()
+	}
+	s.all = nil
+}
+
+// weights returns a store of packed weights like spec, large enough for footprint bytes and for at
+// least one weight, and the size of one.
+func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, error) {
+	bytes, err := pack.Bytes(spec)
+	if err != nil {
+		return nil, 0, err
+	}
+	// A few tiles, or rows, are packed; the rest repeats them.
+	one := spec
+	var unit int64
+	if spec.Layout == op.RowsLayout {
+		one.K = min(spec.K, 64)
+		if unit, err = pack.Bytes(op.WeightSpec{Name: spec.Name, K: 1, N: spec.N, Scheme: spec.Scheme, Layout: spec.Layout}); err != nil {
+			return nil, 0, err
+		}
+	} else {
+		one.N = 4 * pack.TileN
+		if unit, err = pack.TileBytes(spec.Scheme, spec.K); err != nil {
+			return nil, 0, err
+		}
+	}
+	name := fmt.Sprintf("%s %s %d", spec.Layout, spec.Scheme, unit)
+	st, err := s.get(name, roundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
+		n, err := pack.Bytes(one)
+		if err != nil {
+			return nil, err
+		}
+		values := make([]float32, one.K*one.N)
+		rng := rand.New(rand.NewPCG(s.seed, uint64(unit)))
+		for i := range values {
+			values[i] = float32(rng.Float64()*2-1) / 16
+		}
+		src, err := pack.Floats(values, one.K, one.N)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]byte, n)
+		return out, pack.Pack(out, one, src)
+	})
+	return st, bytes, err
+}
+
+// cache returns a store of cache values.
+func (s *stores) cache(t op.Type, bytes int64) (*store, error) {
+	return s.get("cache "+string(t), roundUp(bytes, 4096), 64, func() ([]byte, error) {
+		out := make([]byte, 16384)
+		fillValues(out, t, 1, rand.New(rand.NewPCG(s.seed, 2)))
+		return out, nil
+	})
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// slots returns the offsets of copies of bytes bytes in a store of which no two overlap: as many as fit
+// and are allowed, spread over all of it.
+func (st *store) slots(bytes, footprint int64, most int) []int64 {
+	size := min(int64(len(st.region.Bytes())), max(footprint, bytes))
+	step := roundUp(max(bytes, 64), lcm64(st.unit))
+	n := int(min(size/step, int64(most)))
+	if n < 1 {
+		return []int64{0}
+	}
+	step = size / int64(n) / lcm64(st.unit) * lcm64(st.unit)
+	out := make([]int64, n)
+	for i := range out {
+		out[i] = int64(i) * step
+	}
+	return out
+}
+
+// lcm64 is the least common multiple of unit and the alignment of operands.
+func lcm64(unit int64) int64 {
+	a, b := unit, int64(64)
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return unit / a * 64
+}

@@ -1,0 +1,263 @@
+// Package profiler knows how a machine is measured: what processors it has, which operators on
+// which shapes are worth timing for a model, and how to time them so that the numbers can be
+// trusted.
+//
+// Requests makes the list, Run works through it on drivers and appends to a record. Probe
+// describes this machine as a SoC.
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+)
+
+// ProbeOptions controls Probe. The zero value suits a machine at rest.
+type ProbeOptions struct {
+	Name    string                        // of the SoC; default "host"
+	Read    func(b []byte) uint64         // reads b, 64-byte aligned and a multiple of 1 MiB; default portable Go
+	Options map[string]string             // driver options of every processor
+	Note    func(format string, a ...any) // told what is being measured; may be nil
+
+	memory int64         // tests: bytes to stream
+	window time.Duration // tests: of one bandwidth sample
+}
+
+const (
+	probeWindow  = 40 * time.Millisecond
+	probeSamples = 11
+	syncSamples  = 21
+	syncLoops    = 2000
+)
+
+// Probe describes this machine as the driver d offers it: cores, caches, memory, features, the
+// bandwidth of each processor alone and of processors together, and what handing a flag from one to
+// the other costs. It takes a few seconds, in which the machine should do nothing else.
+func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, error) {
+	devices, err := d.Devices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var cores []int
+	for _, dev := range devices {
+		if len(dev.Cores) == 1 {
+			cores = append(cores, dev.Cores[0])
+		}
+	}
+	slices.Sort(cores)
+	if len(cores) == 0 {
+		return nil, diag.New(diag.ClassUnavailable, "probe: driver %q offers no CPU core", d.Name())
+	}
+	m := readMachine("/", cores)
+	s := &socs.SoC{
+		Schema: socs.Schema, Name: o.Name, Fingerprint: m.fingerprint(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		CPU:     &socs.CPU{Model: m.model, Cores: len(cores), Features: m.features, Caches: m.caches},
+		Sources: map[string]string{},
+	}
+	if s.Name == "" {
+		s.Name = "host"
+	}
+	s.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", m.model, len(cores)))
+	for _, sel := range selections(&m) {
+		p, err := describe(ctx, d, sel, o.Options)
+		if err != nil {
+			return nil, err
+		}
+		s.Processors = append(s.Processors, p)
+	}
+	s.Control = s.Processors[0].Name
+	if m.memoryBytes > 0 {
+		s.Memory = []socs.Domain{{Name: "ram", Bytes: m.memoryBytes, Processors: processorNames(s)}}
+		s.Sources["memory"] = "measured: the operating system"
+	}
+	if err := measureBandwidth(ctx, s, o); err != nil {
+		return nil, err
+	}
+	if err := measureLinks(ctx, s, o); err != nil {
+		return nil, err
+	}
+	if s.Fingerprint != "" && len(m.caches) > 0 {
+		s.Sources["cpu"] = "measured: the operating system"
+	}
+	if err := s.Validate(); err != nil {
+		return nil, fmt.Errorf("BUG: probed SoC is not valid: %w", err)
+	}
+	return s, nil
+}
+
+func (o *ProbeOptions) note(format string, a ...any) {
+	if o.Note != nil {
+		o.Note(format, a...)
+	}
+}
+
+// selections chooses the processors to describe, each as a list of cores: every single core and all
+// together on small machines; on larger ones the first core, each cluster of like cores or else
+// each half, and all together. All of them would be too many to plan with.
+func selections(m *machine) [][]int {
+	n := len(m.cores)
+	var out [][]int
+	add := func(cores []int) {
+		if len(cores) > 0 && !slices.ContainsFunc(out, func(x []int) bool { return slices.Equal(x, cores) }) {
+			out = append(out, cores)
+		}
+	}
+	if n <= 4 {
+		for _, c := range m.cores {
+			add([]int{c})
+		}
+		add(m.cores)
+		return out
+	}
+	add(m.cores[:1])
+	clusters := [][]int{}
+	for i, c := range m.cores {
+		if i > 0 && m.capacity[c] == m.capacity[m.cores[i-1]] {
+			last := len(clusters) - 1
+			clusters[last] = append(clusters[last], c)
+			continue
+		}
+		clusters = append(clusters, []int{c})
+	}
+	const tooMany = 6
+	if len(clusters) == 1 || len(clusters) > tooMany {
+		clusters = [][]int{m.cores[:n/2], m.cores[n/2:]}
+	}
+	for _, c := range clusters {
+		add(c)
+	}
+	add(m.cores)
+	return out
+}
+
+// selector is how the driver is asked for consecutive cores: "2", "0-3".
+func selector(cores []int) string {
+	if len(cores) == 1 {
+		return fmt.Sprint(cores[0])
+	}
+	return fmt.Sprintf("%d-%d", cores[0], cores[len(cores)-1])
+}
+
+// describe opens a processor to ask what it can do.
+func describe(ctx context.Context, d driver.Driver, cores []int, options map[string]string) (socs.Processor, error) {
+	sel := selector(cores)
+	p, err := d.Open(ctx, driver.Config{Select: sel, Options: options})
+	if err != nil {
+		return socs.Processor{}, err
+	}
+	c := p.Capabilities()
+	if err := p.Close(); err != nil {
+		return socs.Processor{}, err
+	}
+	out := socs.Processor{
+		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
+		Tile: socs.Tile{M: 1, K: c.TileK, N: c.TileN}, Schemes: slices.Clone(c.Schemes), Layouts: map[string]string{}, KV: slices.Clone(c.KV),
+		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
+		WeightBytes: socs.WeightsShared,
+	}
+	for _, scheme := range c.Schemes {
+		out.Layouts[scheme.Weight()] = c.Layouts[scheme.Weight()]
+	}
+	for _, k := range op.Kinds {
+		if !slices.Contains(c.Kinds, k) { // it executes only some
+			out.Kinds = slices.Clone(c.Kinds)
+		}
+	}
+	return out, nil
+}
+
+func processorNames(s *socs.SoC) []string {
+	out := make([]string, len(s.Processors))
+	for i := range s.Processors {
+		out[i] = s.Processors[i].Name
+	}
+	return out
+}
+
+func measureBandwidth(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
+	read, window := o.Read, o.window
+	if read == nil {
+		read = sum
+	}
+	if window == 0 {
+		window = probeWindow
+	}
+	bytes := o.memory
+	if bytes == 0 {
+		bytes = streamBytes(s.LastCacheBytes())
+	}
+	memory, err := touched(bytes)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	measure := func(cores []int) (float64, error) {
+		o.note("memory bandwidth of cores %v", cores)
+		xs, err := rates(ctx, memory.Bytes(), cores, nil, read, probeSamples, window)
+		if err != nil {
+			return 0, err
+		}
+		return round(stat.Median(xs), 3), nil
+	}
+	const source = "measured: by hetc probe, reading memory beyond the last cache"
+	for i := range s.Processors {
+		p := &s.Processors[i]
+		if p.BandwidthGBps, err = measure(p.Cores); err != nil {
+			return err
+		}
+		s.Sources["processors."+p.Name+".bandwidth_gbps"] = source
+	}
+	for _, pair := range concurrentPairs(s) {
+		a, b := s.Processor(pair[0]), s.Processor(pair[1])
+		together := append(slices.Clone(a.Cores), b.Cores...)
+		j := socs.Joint{Processors: slices.Sorted(slices.Values(pair[:])), BandwidthGBps: 0}
+		if j.BandwidthGBps, err = measure(together); err != nil {
+			return err
+		}
+		s.Joint = append(s.Joint, j)
+	}
+	if len(s.Joint) > 0 {
+		s.Sources["joint"] = source
+	}
+	return nil
+}
+
+// measureLinks times the hand-over of a flag between the first cores of processors that can run at the same time.
+func measureLinks(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
+	for _, pair := range concurrentPairs(s) {
+		a, b := s.Processor(pair[0]), s.Processor(pair[1])
+		o.note("hand-over between %s and %s", a.Name, b.Name)
+		_, xs, err := handover(ctx, a.Cores[0], b.Cores[0], syncSamples, syncLoops)
+		if err != nil {
+			return err
+		}
+		us := round(stat.Median(xs)/1e3, 4)
+		s.Links = append(s.Links, socs.Link{From: a.Name, To: b.Name, HandoverUS: us}, socs.Link{From: b.Name, To: a.Name, HandoverUS: us})
+	}
+	if len(s.Links) > 0 {
+		s.Sources["links"] = "measured: by hetc probe, half of a flag's round trip"
+	}
+	return nil
+}
+
+// concurrentPairs lists the pairs of processors that share no core, in the order of the SoC.
+func concurrentPairs(s *socs.SoC) (out [][2]string) {
+	for i := range s.Processors {
+		for j := i + 1; j < len(s.Processors); j++ {
+			a, b := s.Processors[i].Name, s.Processors[j].Name
+			if s.Concurrent(a, b) == nil {
+				out = append(out, [2]string{a, b})
+			}
+		}
+	}
+	return out
+}
