@@ -147,6 +147,15 @@ var shapes = map[string]struct {
 			d.Shares[1].PadRows = 16
 		}
 	}},
+	"gathered": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if d.Node == "layers.ffn_gate_up" { // at 16 rows the NPU cannot write its columns in place
+			split(d, planir.WeightCentric, planir.AxisCols, "npu", 512, "a", 1536)
+		}
+		if d.Node == "layers.ffn_down" && d.Rows > 1 {
+			split(d, planir.Hybrid, planir.AxisCols, "a", 64, "npu", 256)
+			d.Shares[1].PadRows = 32
+		}
+	}},
 	"three": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
 		if d.Node == "layers.ffn_down" {
 			d.Strategy, d.Axis = planir.Paired, planir.AxisK
@@ -186,7 +195,7 @@ func TestEverySplitIsLegal(t *testing.T) {
 }
 
 func TestDump(t *testing.T) {
-	for _, name := range []string{"trivial", "paired", "quantised", "hybrid"} {
+	for _, name := range []string{"trivial", "paired", "quantised", "gathered"} {
 		t.Run(name, func(t *testing.T) {
 			s := shapes[name]
 			golden.Equal(t, "txt", []byte(planir.Dump(build(t, s.scheme, s.rows, s.change))))

@@ -8,12 +8,20 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Piece is what one processor executes of a node in one step: a share, or the addition of a share's
-// partial sum.
+// Role is what a piece does for its node.
+type Role int
+
+const (
+	Compute Role = iota // a share's part of the node
+	Gather              // moves the dense output of a share to its columns of the output
+	Sum                 // adds the partial sum of a share to the output
+)
+
+// Piece is what one processor executes of a node in one step.
 type Piece struct {
 	Proc  string
-	Share int     // index into the decision's shares
-	Sum   bool    // adds the partial sum of the share to the output
+	Share int // index into the decision's shares
+	Role  Role
 	Ops   []op.Op // the node's chain, with the shapes of this piece
 	R0    int     // first row it covers
 	Heads *[2]int // cache heads [from,to), nil without state
@@ -21,16 +29,18 @@ type Piece struct {
 	// In and Out are the views it reads and writes, Out beginning with what it changes in place.
 	In, Out []planir.View
 
-	// The region of the node's matrix it multiplies by.
+	// The region of the node's matrix a share multiplies by.
 	K0, K1, N0, N1 int
 }
 
 // Op is the piece's main operator: the last of its chain.
 func (p *Piece) Op() op.Op { return p.Ops[len(p.Ops)-1] }
 
-// Cut returns the pieces of a node as decided, in an order that one processor alone could execute:
-// the shares, then for a split along K the additions, in the order of the shares, by the first
-// share's processor. Lower and the solver's prices both come from here.
+// Cut returns the pieces of a node as decided, in an order that one processor alone could execute: the
+// shares; then a gather for every share that had to write a buffer of its own, because its processor
+// writes whole buffers only, by the first processor of the decision that can; then for a split along K
+// the additions, in the order of the shares, by the first share's processor. Lower and the solver's
+// prices both come from here.
 func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir.Proc) ([]Piece, error) {
 	if len(d.Shares) == 0 {
 		return nil, fmt.Errorf("decision has no shares")
@@ -54,7 +64,14 @@ func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir
 			return nil, fmt.Errorf("shares of axis %q end at %d, want %d", d.Axis, at, full)
 		}
 	}
-	var out []Piece
+	// The processor that gathers what others cannot write in place.
+	gatherer := ""
+	for _, sh := range d.Shares {
+		if p := proc(sh.Proc); gatherer == "" && p != nil && p.StridedOutput && (len(p.Kinds) == 0 || slices.Contains(p.Kinds, op.Copy)) {
+			gatherer = p.Name
+		}
+	}
+	var out, gathers []Piece
 	for i, sh := range d.Shares {
 		p := proc(sh.Proc)
 		if p == nil {
@@ -64,8 +81,25 @@ func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir
 		if err != nil {
 			return nil, fmt.Errorf("share of %q: %w", sh.Proc, err)
 		}
+		last := len(piece.Out) - 1
+		if v := piece.Out[last]; strided(s, v, n.Out[len(n.Out)-1]) && !p.StridedOutput {
+			if gatherer == "" || len(n.Out) != 1 {
+				return nil, fmt.Errorf("share of %q: output %s is a column range of a wider buffer, %q writes whole buffers only, and no processor of the decision could gather it", sh.Proc, v, sh.Proc)
+			}
+			dense := planir.View{Buffer: shareBuffer(n.Out[0], i, v), R1: v.R1 - v.R0, C1: v.C1 - v.C0}
+			piece.Out[last] = dense
+			// Padding rows are left behind.
+			dense.R1 = min(dense.R1, s.Values[n.Out[0]].Rows)
+			v.R1 = v.R0 + dense.R1
+			gathers = append(gathers, Piece{
+				Proc: gatherer, Share: i, Role: Gather,
+				Ops: []op.Op{{Kind: op.Copy, M: dense.R1, N: dense.C1}},
+				In:  []planir.View{dense}, Out: []planir.View{v},
+			})
+		}
 		out = append(out, piece)
 	}
+	out = append(out, gathers...)
 	if d.Axis == planir.AxisK {
 		if first := proc(d.Shares[0].Proc); len(d.Shares) > 1 && len(first.Kinds) > 0 && !slices.Contains(first.Kinds, op.Add) {
 			return nil, fmt.Errorf("%q does not execute %q, which sums what the shares computed", first.Name, op.Add)
@@ -77,7 +111,7 @@ func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir
 			part := sum
 			part.Buffer = partial(n.Out[0], i)
 			out = append(out, Piece{
-				Proc: d.Shares[0].Proc, Share: i, Sum: true,
+				Proc: d.Shares[0].Proc, Share: i, Role: Sum,
 				Ops: []op.Op{{Kind: op.Add, M: v.Rows, N: v.Cols}},
 				In:  []planir.View{sum, part}, Out: []planir.View{sum},
 			})
@@ -87,6 +121,17 @@ func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir
 }
 
 func partial(value string, share int) string { return fmt.Sprintf("%s.p%d", value, share) }
+
+// shareBuffer is the buffer of a share's dense output. Its width is part of the name: programs for
+// other numbers of rows may divide the value elsewhere.
+func shareBuffer(value string, share int, v planir.View) string {
+	return fmt.Sprintf("%s.d%d.%d", value, share, v.C1-v.C0)
+}
+
+// strided reports whether a view of a value has several rows with gaps between them.
+func strided(s *Section, v planir.View, value string) bool {
+	return v.R1-v.R0 > 1 && v.C1-v.C0 != s.Values[value].Cols
+}
 
 // AxisLength is the number of units an axis divides, or why the node cannot be divided along it.
 func AxisLength(n *Node, a planir.Axis) (int, error) {
@@ -210,16 +255,8 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 			}
 		}
 	}
-	columns := func(v planir.View, name string) bool { // strided: a column range of several rows
-		return v.R1-v.R0 > 1 && v.C1-v.C0 != s.Values[name].Cols
-	}
-	for i, v := range out {
-		if columns(v, n.Out[i]) && !proc.StridedOutput {
-			return Piece{}, fmt.Errorf("output %s is a column range of a wider buffer, and %q writes whole buffers only", v, sh.Proc)
-		}
-	}
 	for i, v := range in {
-		if columns(v, n.In[i]) && !proc.StridedInput {
+		if strided(s, v, n.In[i]) && !proc.StridedInput {
 			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", v, sh.Proc)
 		}
 	}
@@ -237,6 +274,9 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 	// What an operator before the last writes, it writes in place (see chain).
 	for _, earlier := range ops[:len(ops)-1] {
 		for range earlier.Sig().Out {
+			if strided(s, in[0], n.In[0]) && !proc.StridedOutput {
+				return Piece{}, fmt.Errorf("%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only", in[0], sh.Proc)
+			}
 			out = append([]planir.View{in[0]}, out...)
 		}
 	}

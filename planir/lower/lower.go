@@ -216,8 +216,8 @@ func (b *builder) node(s *Section, n *Node, d *planir.Decision) ([]*task, error)
 // task makes the step of one piece, with its graph and packed weights.
 func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task, error) {
 	for _, v := range slices.Concat(p.In, p.Out) {
-		if _, known := b.buffers[v.Buffer]; !known {
-			b.buffer(v.Buffer, s.Values[n.Out[0]]) // a partial sum
+		if _, known := b.buffers[v.Buffer]; !known { // a partial sum or a share's own output
+			b.buffer(v.Buffer, Value{s.Values[n.Out[0]].Type, v.R1, v.C1})
 		}
 		b.buffers[v.Buffer].Rows = max(b.buffers[v.Buffer].Rows, v.R1)
 	}
@@ -229,8 +229,8 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 		t.writes = append(t.writes, cache)
 	}
 	o := p.Op()
-	if p.Sum {
-		t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s+%d@%d", n.Name, p.Share, o.M), op.Single(o, ""))
+	if p.Role != Compute {
+		t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s%s%d@%d", n.Name, map[Role]string{Gather: "<", Sum: "+"}[p.Role], p.Share, o.M), op.Single(o, ""))
 		return t, nil
 	}
 	t.step.ExpectNS = d.Shares[p.Share].PredictNS

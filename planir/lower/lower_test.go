@@ -40,6 +40,7 @@ func plan(t testing.TB, g *models.Graph, rows []int, scheme op.Scheme) *planir.P
 		Schema: planir.Schema, Model: planir.ModelRef{Name: "m"}, SoC: planir.SoCRef{Name: "s", Control: "a"},
 		MaxContext: 64, KV: op.F32, Procs: []planir.Proc{proc("a", 32, 0), proc("b", 32, 1), proc("c", 64)},
 	}
+	p.Procs[2].StridedOutput, p.Procs[2].WeightRanges = false, false // its column shares are gathered
 	var err error
 	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
 	if err != nil {
@@ -200,8 +201,14 @@ func TestLowerRefuses(t *testing.T) {
 		"no strides": {func(p *planir.Plan) {
 			p.Procs[0].StridedOutput = false
 			d := down(p)
-			d.Axis, d.Shares = planir.AxisCols, []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 64, To: 256}}
-		}, "writes whole buffers only"},
+			d.Axis, d.Shares = planir.AxisCols, []planir.Share{{Proc: "a", To: 256}}
+			d.Shares = []planir.Share{{Proc: "a", To: 64}, {Proc: "a", From: 64, To: 256}}
+		}, "no processor of the decision could gather it"},
+		"no strided input": {func(p *planir.Plan) {
+			p.Procs[1].StridedInput = false
+			d := down(p)
+			d.Axis, d.Shares = planir.AxisK, []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 64, To: 768}}
+		}, "reads whole buffers only"},
 		"sums on a processor without add": {func(p *planir.Plan) {
 			p.Procs[2].Kinds = []op.Kind{op.MatMul}
 			d := down(p)
