@@ -82,8 +82,11 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 			if err != nil || axis == planir.AxisNone {
 				continue
 			}
+			if axis == planir.AxisHeads && d.Rows > 1 { // in place: not for a processor that writes whole buffers only
+				who = slices.DeleteFunc(who, func(p string) bool { return p == "c" })
+			}
 			unit := max(lower.Granularity(n, axis, &p.Procs[0]), lower.Granularity(n, axis, &p.Procs[2]))
-			parts := min(rapid.IntRange(1, 3).Draw(rt, "parts"), (length+unit-1)/unit)
+			parts := min(rapid.IntRange(1, len(who)).Draw(rt, "parts"), (length+unit-1)/unit)
 			d.Axis, d.Shares = axis, nil
 			at := 0
 			for k := range parts {
