@@ -12,26 +12,39 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// Fingerprint identifies the kind of CPU a plan was made for: architecture, model name, best kernel set
-// and the number of cores this process may use. Machines of one kind share it; it survives reboots
-// and holds nothing that identifies one machine.
+// Fingerprint identifies the kind of CPU a plan is made for: architecture, what the CPU calls itself,
+// the best kernel set, and the cores this process may use. Machines of one kind share it; it
+// survives reboots and holds nothing that identifies one machine.
 func Fingerprint() string {
-	id := fmt.Sprintf("%s\x00%s\x00%s\x00%d", runtime.GOARCH, CPUModel(), kernel.Best().Name, len(usableCores()))
+	id := fmt.Sprintf("%s\x00%s\x00%s\x00%v", runtime.GOARCH, cpuName(), Kernels(), usableCores())
 	sum := sha256.Sum256([]byte(id))
 	return "cpu-" + hex.EncodeToString(sum[:8])
 }
 
-// CPUModel is the name the CPU gives itself, "" where the system does not tell.
-func CPUModel() string {
+// Kernels names the kernel set that processors opened without the option get, "" when
+// the environment variable names one that this CPU lacks.
+func Kernels() string {
+	set, err := kernel.ByName("")
+	if err != nil {
+		return ""
+	}
+	return set.Name
+}
+
+// cpuName is vendor, family, model and stepping of the first core, "" where the system does not tell.
+func cpuName() string {
 	f, err := os.Open("/proc/cpuinfo")
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if key, value, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
-			return strings.TrimSpace(value)
+	var name []string
+	for s := bufio.NewScanner(f); s.Scan() && s.Text() != ""; {
+		key, value, _ := strings.Cut(s.Text(), ":")
+		switch strings.TrimSpace(key) {
+		case "vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part", "CPU variant":
+			name = append(name, strings.TrimSpace(value))
 		}
 	}
-	return ""
+	return strings.Join(name, " ")
 }
