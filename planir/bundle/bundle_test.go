@@ -296,6 +296,13 @@ func TestOpenWithoutTrustOrFile(t *testing.T) {
 	if _, err := Open(path, Options{Trust: twice}); StepOf(err) != StepKeyring {
 		t.Errorf("one key twice: %v", err)
 	}
+	for _, generation := range []int64{0, -1, maxCounter + 1} {
+		k := ring(1, keyA)
+		k.Generation = generation
+		if _, err := Open(path, Options{Trust: k}); StepOf(err) != StepKeyring {
+			t.Errorf("generation %d: %v", generation, err)
+		}
+	}
 	_, err := Open(path+"x", Options{Trust: ring(1, keyA)})
 	if StepOf(err) != StepOpen || diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("missing file: %v", err)
@@ -907,6 +914,17 @@ func refuseExploded(t *testing.T, r *recipe, cases map[string]damage) {
 				}
 			}
 		})
+	}
+}
+
+// A file that was exchanged between looking and opening.
+func TestOpenNoticesAReplacedFile(t *testing.T) {
+	one, two := writeTemp(t, []byte("1")), writeTemp(t, []byte("2"))
+	before := must(os.Lstat(one))
+	f := must(os.Open(two))
+	defer f.Close()
+	if _, err := regular(f, before); StepOf(err) != StepOpen {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -17,6 +17,7 @@ type codec struct {
 	buf      []byte // what was written, or the input
 	pos      int    // of the next byte to read
 	fresh    bool   // right behind an opening bracket
+	name     string // of the member being read or written, for messages
 	err      error
 }
 
@@ -56,6 +57,9 @@ func (c *codec) fail(format string, args ...any) {
 		return
 	}
 	c.err = fmt.Errorf(format, args...)
+	if c.name != "" {
+		c.err = fmt.Errorf("%s: %w", c.name, c.err)
+	}
 	if !c.encoding {
 		c.err = fmt.Errorf("at byte %d: %w", c.pos, c.err)
 	}
@@ -97,6 +101,7 @@ func (c *codec) separate() {
 // member starts a required member.
 func (c *codec) member(name string) {
 	c.separate()
+	c.name = name
 	c.token(`"` + name + `":`)
 }
 
@@ -112,6 +117,7 @@ func (c *codec) optional(name string, empty bool) bool {
 	if c.encoding && empty || !c.encoding && !c.has(key) {
 		return false
 	}
+	c.name = name
 	c.token(key)
 	c.fresh = false
 	return true

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -131,6 +132,13 @@ func TestKeyringRoundTrip(t *testing.T) {
 	})
 }
 
+func TestKeyringNamesAWrongID(t *testing.T) {
+	data := strings.Replace(string(must(ring(1, keyA).Encode())), keyA.ID(), keyC.ID(), 1)
+	if _, err := ParseTrust([]byte(data), "x"); err == nil || !strings.Contains(err.Error(), "listed as") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestLoadTrust(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "release.pub")
@@ -150,7 +158,7 @@ func TestLoadTrust(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, maxKeyringFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadTrust(path); StepOf(err) != StepKeyring || len(diag.HintsOf(err)) == 0 {
+	if _, err := LoadTrust(path); StepOf(err) != StepKeyring || len(diag.HintsOf(err)) == 0 || !strings.Contains(err.Error(), "65536") {
 		t.Errorf("huge: %v", err)
 	}
 	if _, err := LoadTrust(dir); StepOf(err) != StepKeyring {

@@ -14,8 +14,8 @@ const (
 	headerBytes = 64
 	tableFloor  = 256 << 10
 	// envelopeRoom is what an envelope may need beside its payload: eight signatures and the
-	// fixed text. The table's place depends on signed bytes only, so a signature added later
-	// moves nothing.
+	// fixed text, 2.2 KB at most. The table's place depends on signed bytes only, so a signature
+	// added later moves nothing.
 	envelopeRoom = 4 << 10
 	leafBytes    = sha256.Size
 )

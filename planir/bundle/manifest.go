@@ -111,10 +111,11 @@ type Blob struct {
 
 // Encode returns the canonical bytes of m, or why they would not be a legal manifest.
 func (m *Manifest) Encode() ([]byte, error) {
-	if err := m.check(); err != nil {
-		return nil, err
+	data, err := encode(m.walk)
+	if err == nil {
+		err = m.check()
 	}
-	return encode(m.walk)
+	return data, err
 }
 
 // decodeManifest reads canonical bytes.
@@ -285,7 +286,8 @@ func (m *Manifest) walkAnnotations(c *codec) {
 	})
 }
 
-// check applies the rules of SPEC.md section 4 that go beyond the form and range of one value.
+// check applies the rules of SPEC.md section 4 that go beyond the form and range of one value,
+// which walk has seen to.
 func (m *Manifest) check() error {
 	if err := checkLabel("product", m.Product); err != nil {
 		return err
@@ -333,15 +335,13 @@ func (m *Manifest) checkBlobs() error {
 	if err := ascending("blobs", m.Blobs, func(b Blob) string { return b.Name }); err != nil {
 		return err
 	}
-	var total, leaves int64
+	var leaves int64
 	entry := false
 	for i := range m.Blobs {
 		b := &m.Blobs[i]
 		if err := b.check(); err != nil {
 			return err
 		}
-		// No sum can wrap: at most 2^16 blobs of at most 2^46 bytes.
-		total += b.Bytes
 		leaves += chunks(b.Bytes, m.ChunkBytes)
 		if b.Name == m.Entrypoint {
 			if b.Role != RolePlan {
@@ -353,10 +353,8 @@ func (m *Manifest) checkBlobs() error {
 	switch {
 	case !entry:
 		return fmt.Errorf("entrypoint %q is not among the blobs", m.Entrypoint)
-	case total > MaxBytes:
-		return fmt.Errorf("blobs of %d bytes together, want at most %d", total, int64(MaxBytes))
-	case leaves > MaxLeaves:
-		return fmt.Errorf("blobs of %d chunks together, want at most %d: choose a larger chunk_size than %d", leaves, MaxLeaves, m.ChunkBytes)
+	case leaves > MaxLeaves: // bounds the bytes too: 2^22 chunks of at most 2^24 bytes are MaxBytes
+		return fmt.Errorf("blobs of %d chunks together, want at most %d: choose a larger chunk_size than %d, or fewer bytes", leaves, MaxLeaves, m.ChunkBytes)
 	}
 	return nil
 }
@@ -370,10 +368,8 @@ func (b *Blob) check() error {
 		return fmt.Errorf("blob %q: unknown role %q", b.Name, b.Role)
 	case b.Type == "":
 		return fmt.Errorf("blob %q: empty type", b.Name)
-	case b.Bytes < 0 || b.Bytes > MaxBytes:
-		return fmt.Errorf("blob %q: size %d bytes, want 0 to %d", b.Name, b.Bytes, int64(MaxBytes))
-	case b.Align < minAlign || b.Align > maxAlign || b.Align&(b.Align-1) != 0:
-		return fmt.Errorf("blob %q: alignment %d is not a power of two between %d and %d", b.Name, b.Align, minAlign, maxAlign)
+	case b.Align&(b.Align-1) != 0:
+		return fmt.Errorf("blob %q: alignment %d is not a power of two", b.Name, b.Align)
 	case b.Bytes >= pageAlign && b.Align < pageAlign:
 		return fmt.Errorf("blob %q: alignment %d, want at least %d for a blob of %d bytes", b.Name, b.Align, pageAlign, b.Bytes)
 	}
@@ -381,9 +377,6 @@ func (b *Blob) check() error {
 }
 
 func checkLabel(what, s string) error {
-	if s == "" || len(s) > maxName {
-		return fmt.Errorf("%s: name of %d bytes, want 1 to %d", what, len(s), maxName)
-	}
 	for i := range len(s) {
 		switch c := s[i]; {
 		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '.', c == '_', c == '/', c == '-':

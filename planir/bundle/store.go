@@ -71,8 +71,6 @@ func regular(f *os.File, before os.FileInfo) (os.FileInfo, error) {
 		return nil, refuse(StepOpen, "not a regular file but %s", now.Mode().Type())
 	case !os.SameFile(before, now):
 		return nil, refuse(StepOpen, "replaced while it was opened, or a link")
-	case now.Size() > mem.MaxBytes:
-		return nil, refuse(StepOpen, "file of %d bytes, want at most %d", now.Size(), mem.MaxBytes)
 	}
 	return now, nil
 }
@@ -117,11 +115,7 @@ func (s *fileStore) check(m *Manifest, payloadBytes int) error {
 		return refuse(StepLayout, "file of %d bytes, its manifest says %d", s.bytes, l.size).
 			hint("the file was cut off or added to; fetch it again")
 	}
-	end := int64(headerBytes + s.header)
-	if end > l.table {
-		return refuse(StepLayout, "envelope ends at %d, behind the chunk table at %d", end, l.table)
-	}
-	if err := s.padding(end, l.table); err != nil {
+	if err := s.padding(int64(headerBytes+s.header), l.table); err != nil {
 		return err
 	}
 	return s.padding(l.table+leafBytes*l.leaves[len(m.Blobs)], l.blobs)

@@ -449,6 +449,14 @@ func keyringVectors() []vector {
 	p384 := must(ecdsa.ParseRawPrivateKey(elliptic.P384(), append(make([]byte, 16), seed[:]...)))
 	hostile("p384", "", must(x509.MarshalPKIXPublicKey(&p384.PublicKey)), "p256")
 	hostile("trailing-der", "", append(bytes.Clone(keyA.DER), 0), "ed25519")
+	shifted := edKey("e", false).DER // one unused bit in its BIT STRING: another encoding of the same key
+	for i := 1; shifted[len(shifted)-32] >= 0x80; i++ {
+		shifted = edKey(fmt.Sprint("e", i), false).DER
+	}
+	bits := new(big.Int).SetBytes(shifted[len(shifted)-32:])
+	bits.Lsh(bits, 1).FillBytes(shifted[len(shifted)-32:])
+	shifted[len(shifted)-33] = 1
+	hostile("not-canonical-der", "a second encoding would be a second key ID", shifted, "ed25519")
 	hostile("not-der", "", []byte("x"), "ed25519")
 	add("pem-small-order", "", slices.Concat((&Key{DER: slices.Concat(prefix, smallOrder[1][:])}).PEM()))
 	add("pem-of-private-type", "", bytes.ReplaceAll(keyA.PEM(), []byte("PUBLIC"), []byte("PRIVATE")))
@@ -623,6 +631,9 @@ func policyVectors() []vector {
 	without("library-not-exact", "library/onnxruntime=1.22.0,tok", "library/onnxruntime=1.22.1,tok")
 	without("other-token", "1.22.0,tok", "1.22.0,token")
 	without("token-cannot-be-checked", "1.22.0,tok", "1.22.0")
+	add(StepPolicy, "missing-component-of-any-version", "", "soc=x1", func(r *recipe) {
+		r.manifest.Target.Components = []Component{{Name: "library/any"}}
+	})
 	add(StepPolicy, "other-product", "product=com.example.other", "", nothing)
 	add(StepPolicy, "below-floor", "floor=5", "", nothing)
 	add(StepPolicy, "below-stored", "stored=com.example.test,1,5", "", nothing)
