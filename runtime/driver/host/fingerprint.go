@@ -16,7 +16,7 @@ import (
 // the best kernel set, and the cores this process may use. Machines of one kind share it; it
 // survives reboots and holds nothing that identifies one machine.
 func Fingerprint() string {
-	id := fmt.Sprintf("%s\x00%s\x00%s\x00%v", runtime.GOARCH, cpuName(), Kernels(), usableCores())
+	id := fmt.Sprintf("%s\x00%s\x00%s\x00%v", runtime.GOARCH, cpuName(), kernel.Best().Name, usableCores())
 	sum := sha256.Sum256([]byte(id))
 	return "cpu-" + hex.EncodeToString(sum[:8])
 }
