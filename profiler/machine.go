@@ -215,26 +215,9 @@ func features() []string {
 	return out
 }
 
-// fingerprint identifies the machine: what makes two machines measure alike, and nothing that
-// changes with a reboot or names it. Memory counts in GiB, since firmware keeps a varying rest.
-func (m *machine) fingerprint() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s\n%s\n%s\n%s\n", runtime.GOOS, runtime.GOARCH, m.model, m.stepping, strings.Join(m.features, " "))
-	fmt.Fprintf(&b, "cores %v\n", m.cores)
-	for _, c := range m.cores {
-		fmt.Fprintf(&b, "capacity %d\n", m.capacity[c])
-	}
-	for _, c := range m.caches {
-		fmt.Fprintf(&b, "cache %s %d %v\n", c.Name, c.Bytes, c.Cores)
-	}
-	fmt.Fprintf(&b, "memory %d\n", (m.memoryBytes+1<<30-1)>>30)
-	sum := sha256.Sum256([]byte(b.String()))
-	return hex.EncodeToString(sum[:16])
-}
-
-// Header returns the first line of a record on s. For a SoC of real processors this machine must be
-// the one s was probed on: cores are those the host driver offers here. kernels is its kernel set.
-func Header(s *socs.SoC, cores []int, kernels, version string, seed uint64) (record.Header, error) {
+// Header returns the first line of a record on s. For a SoC of real processors this machine, whose
+// fingerprint is given, must be of the kind s was probed on. kernels is the host driver's kernel set.
+func Header(s *socs.SoC, fingerprint, kernels, version string, seed uint64) (record.Header, error) {
 	digest, err := s.Digest()
 	if err != nil {
 		return record.Header{}, err
@@ -248,8 +231,8 @@ func Header(s *socs.SoC, cores []int, kernels, version string, seed uint64) (rec
 		h.Environment.OS, h.Environment.Arch = s.OS, s.Arch
 		return h, nil
 	}
-	m := readMachine("/", cores)
-	h.Fingerprint = m.fingerprint()
+	m := readMachine("/", nil)
+	h.Fingerprint = fingerprint
 	if s.Fingerprint != h.Fingerprint {
 		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", s.Name, s.Fingerprint, h.Fingerprint).
 			WithHint("describe this machine: hetc probe -o soc.yaml")

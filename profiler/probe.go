@@ -23,10 +23,11 @@ import (
 
 // ProbeOptions controls Probe. The zero value suits a machine at rest.
 type ProbeOptions struct {
-	Name    string                        // of the SoC; default "host"
-	Read    func(b []byte) uint64         // reads b, 64-byte aligned and a multiple of 1 MiB; default portable Go
-	Options map[string]string             // driver options of every processor
-	Note    func(format string, a ...any) // told what is being measured; may be nil
+	Name        string                        // of the SoC; default "host"
+	Fingerprint string                        // of the kind of machine
+	Read        func(b []byte) uint64         // reads b, 64-byte aligned and a multiple of 1 MiB; default portable Go
+	Options     map[string]string             // driver options of every processor
+	Note        func(format string, a ...any) // told what is being measured; may be nil
 
 	memory int64         // tests: bytes to stream
 	window time.Duration // tests: of one bandwidth sample
@@ -59,7 +60,7 @@ func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, err
 	}
 	m := readMachine("/", cores)
 	s := &socs.SoC{
-		Schema: socs.Schema, Name: o.Name, Fingerprint: m.fingerprint(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Schema: socs.Schema, Name: o.Name, Fingerprint: o.Fingerprint, OS: runtime.GOOS, Arch: runtime.GOARCH,
 		CPU:     &socs.CPU{Model: m.model, Cores: len(cores), Features: m.features, Caches: m.caches},
 		Sources: map[string]string{},
 	}

@@ -87,6 +87,7 @@ type Measurement struct {
 	Cold       bool      `json:"cold,omitempty"`      // weights and caches are where a model finds them, not where the last execution left them
 	Footprint  int64     `json:"footprint,omitempty"` // cold: the bytes they were rotated through; 0: more than all caches hold
 	Concurrent []Partner `json:"concurrent,omitempty"`
+	HeldOut    bool      `json:"held_out,omitempty"` // for judging predictions: never fitted
 
 	Unit      string    `json:"unit"`                // "ns"
 	First     float64   `json:"first,omitempty"`     // first execution, kept apart
@@ -119,6 +120,9 @@ func (m *Measurement) Key() string {
 		b.WriteString(sep)
 		b.WriteString(p.Proc)
 		what(&b, p.Op, p.Layout, p.Cold)
+	}
+	if m.HeldOut {
+		b.WriteString(" held out")
 	}
 	return b.String()
 }
@@ -319,6 +323,24 @@ func (s *Set) Len() int { return len(s.all) }
 func (s *Set) All() []*Measurement {
 	out := slices.Clone(s.all)
 	sort.Slice(out, func(i, j int) bool { return out[i].Key() < out[j].Key() })
+	return out
+}
+
+// HeldOut is the part of the set that predictions are judged by, Training the part they are fitted to.
+func (s *Set) HeldOut() *Set { return s.part(true) }
+
+// Training is the set without what was held out.
+func (s *Set) Training() *Set { return s.part(false) }
+
+func (s *Set) part(held bool) *Set {
+	out := NewSet(s.Header)
+	for _, m := range s.all {
+		if m.HeldOut == held {
+			if err := out.Add(m); err != nil {
+				panic("BUG: a set holds a measurement it would refuse: " + err.Error())
+			}
+		}
+	}
 	return out
 }
 

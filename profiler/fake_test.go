@@ -1,0 +1,208 @@
+package profiler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+
+	"path/filepath"
+)
+
+// fake is a driver whose processors keep time by a cost function instead of computing. Its clock is
+// shared by all processors, so that it can also serve as the clock of the budget.
+type fake struct {
+	clock atomic.Int64 // ns
+	runs  atomic.Int64
+	// cost is the time of execution i (counted per graph) of an operator on a processor.
+	cost func(proc string, o op.Op, i int) float64
+	// fail may refuse or break a call: "load" or "run".
+	fail func(what, proc string, o op.Op) error
+	// busy is how long a run takes in real time; needed only where two run at the same time.
+	busy    time.Duration
+	running atomic.Int32
+}
+
+func (f *fake) Name() string { return "fake" }
+
+func (f *fake) Devices(context.Context) ([]driver.Device, error) {
+	return []driver.Device{{Select: "a", Cores: []int{0}}, {Select: "b", Cores: []int{1}}}, nil
+}
+
+func (f *fake) Open(_ context.Context, c driver.Config) (driver.Processor, error) {
+	return &fakeProcessor{f: f, name: c.Select, counts: map[string]*int{}}, nil
+}
+
+type fakeProcessor struct {
+	f        *fake
+	counts   map[string]*int // executions of each graph
+	name     string
+	attached bool
+	closed   bool
+}
+
+type fakeExecutable struct {
+	o    op.Op
+	runs *int
+	w    driver.Weights
+}
+
+func (fakeExecutable) Close() error { return nil }
+
+func (p *fakeProcessor) Capabilities() *driver.Capabilities {
+	return &driver.Capabilities{Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
+		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}
+}
+
+func (p *fakeProcessor) Attach() error {
+	if p.attached {
+		return errors.New("attached twice")
+	}
+	p.attached = true
+	return nil
+}
+
+type fakeBuffer []byte
+
+func (b fakeBuffer) Bytes() []byte { return b }
+func (b fakeBuffer) Close() error  { return nil }
+
+func (p *fakeProcessor) Alloc(n int64) (driver.Buffer, error) {
+	return fakeBuffer(make([]byte, n)), nil
+}
+func (p *fakeProcessor) Import(b []byte) (driver.Buffer, error) { return fakeBuffer(b), nil }
+
+// Load checks the weights as a real driver would, and counts executions per graph, not per copy.
+func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
+	var g op.Graph
+	if err := json.Unmarshal(a.Code, &g); err != nil {
+		return nil, err
+	}
+	if err := g.Validate(); err != nil {
+		return nil, err
+	}
+	if len(w) != len(g.Weights) {
+		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(g.Weights))
+	}
+	for i, spec := range g.Weights {
+		if n, err := pack.Bytes(spec); err != nil || int64(len(w[i].Bytes)) != n {
+			return nil, fmt.Errorf("weight %q: %d bytes, want %d, %v", spec.Name, len(w[i].Bytes), n, err)
+		}
+	}
+	o := g.Nodes[0].Op
+	if p.f.fail != nil {
+		if err := p.f.fail("load", p.name, o); err != nil {
+			return nil, err
+		}
+	}
+	if p.counts[o.Key()] == nil {
+		p.counts[o.Key()] = new(int)
+	}
+	return &fakeExecutable{o: o, runs: p.counts[o.Key()], w: w}, nil
+}
+
+func (p *fakeProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
+	e := exe.(*fakeExecutable)
+	if !p.attached || p.closed {
+		return driver.Span{}, errors.New("not attached, or closed")
+	}
+	sig := e.o.Sig()
+	for i, v := range append(append([]driver.View(nil), b.In...), b.Out...) {
+		want := append(append([]op.Value(nil), sig.In...), sig.Out...)[i]
+		if v.Rows != want.Rows || v.Cols != want.Cols || v.Type != want.Type || len(v.Bytes()) == 0 {
+			return driver.Span{}, fmt.Errorf("operand %d is %v, want %v", i, v, want)
+		}
+	}
+	if sig.State && (len(b.K.Bytes()) == 0 || b.K.Rows != e.o.KVHeads*b.MaxContext || b.Scalars.KVLen > b.MaxContext || b.V.Offset == b.K.Offset) {
+		return driver.Span{}, fmt.Errorf("caches %v %v do not fit %+v", b.K, b.V, b.Scalars)
+	}
+	if p.f.fail != nil {
+		if err := p.f.fail("run", p.name, e.o); err != nil {
+			return driver.Span{}, err
+		}
+	}
+	p.f.running.Add(1)
+	if p.f.busy > 0 {
+		time.Sleep(p.f.busy)
+	}
+	ns := p.f.cost(p.name, e.o, *e.runs)
+	p.f.running.Add(-1)
+	*e.runs++
+	p.f.runs.Add(1)
+	end := p.f.clock.Add(int64(ns))
+	return driver.Span{Start: driver.Tick(end - int64(ns)), End: driver.Tick(end)}, nil
+}
+
+func (p *fakeProcessor) Now() driver.Tick      { return driver.Tick(p.f.clock.Load()) }
+func (p *fakeProcessor) WaitUntil(driver.Tick) {}
+func (p *fakeProcessor) Close() error          { p.closed = true; return nil }
+
+// fakeCompiler writes graphs as JSON.
+type fakeCompiler struct{}
+
+func (fakeCompiler) Name() string { return "fake" }
+func (fakeCompiler) Compile(_ context.Context, g op.Graph, _ driver.Weights, t driver.Target) (driver.Artifact, error) {
+	code, err := json.Marshal(&g)
+	return driver.Artifact{Driver: "fake", Code: code}, err
+}
+
+// fakeSoC has processors a and b on cores 0 and 1, and c on both.
+func fakeSoC() *socs.SoC {
+	s := &socs.SoC{Schema: socs.Schema, Name: "fake", Control: "a", Fingerprint: "f",
+		CPU: &socs.CPU{Cores: 2, Caches: []socs.Cache{{Name: "l2", Level: 2, Bytes: 1 << 20}}}}
+	for name, cores := range map[string][]int{"a": {0}, "b": {1}, "c": {0, 1}} {
+		s.Processors = append(s.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake", Select: name, Cores: cores,
+			Tile: socs.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
+			Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}})
+	}
+	return s
+}
+
+func (f *fake) options() Options {
+	return Options{
+		Drivers: map[string]driver.Driver{"fake": f}, Compilers: map[string]driver.Compiler{"fake": fakeCompiler{}},
+		Seed: 1, window: 2 * time.Millisecond, memory: 8 << 20,
+		now: func() time.Time { return time.Unix(0, f.clock.Load()) },
+	}
+}
+
+// newRecord makes an empty record for s and returns its path, too.
+func newRecord(t testing.TB, s *socs.SoC) (*record.Writer, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "r.jsonl")
+	w, err := record.Create(path, fakeHeader(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w, path
+}
+
+func fakeHeader(t testing.TB, s *socs.SoC) record.Header {
+	t.Helper()
+	digest, err := s.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: s.Fingerprint, Simulated: s.Simulated(), Hetc: "test"}
+}
+
+func matmul(m int) *op.Op { return &op.Op{Kind: op.MatMul, M: m, K: 64, N: 96, Scheme: op.A8TQ8C} }
+
+// ask is a request for an operator on a processor.
+func ask(proc string, o *op.Op, priority int) Request {
+	m := record.Measurement{Kind: record.Op, Proc: proc, Op: o, Unit: "ns"}
+	if o.Kind == op.MatMul {
+		m.Layout, m.Cold = pack.N32, true
+	}
+	return Request{What: m, Priority: priority}
+}
