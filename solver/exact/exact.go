@@ -20,9 +20,9 @@ func (Engine) Name() string { return "exact" }
 // maxSets bounds how many sets of processors without conflicts are tried.
 const maxSets = 4096
 
-// Solve implements problem.Engine. Processors that share a core exclude each other over the whole
-// chain, so the chain is solved once per largest set of processors without a conflict: every
-// solution uses processors of one such set.
+// Solve implements problem.Engine. Processors that share a core exclude each other over all chains, so
+// the chains are solved once per largest set of processors without a conflict: every solution uses
+// processors of one such set.
 func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
 	if err := p.Validate(); err != nil {
 		return problem.Solution{}, err
@@ -34,16 +34,20 @@ func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution
 	best := problem.Solution{ObjectiveNS: math.MaxInt64}
 	blocked := "" // the item that no set so far could execute
 	for _, set := range sets {
-		s, stuck, err := solveChain(ctx, p, set)
-		if err != nil {
-			return problem.Solution{}, err
+		s := problem.Solution{}
+		for k := range p.Chains {
+			choices, ns, stuck, err := solveChain(ctx, &p.Chains[k], set)
+			if err != nil {
+				return problem.Solution{}, diag.New(diag.ClassInterrupted, "solve partition %q: %w", p.Name, err)
+			}
+			if choices == nil {
+				blocked = stuck
+				break
+			}
+			s.Choices, s.ObjectiveNS = append(s.Choices, choices), s.ObjectiveNS+ns
 		}
-		if s == nil {
-			blocked = stuck
-			continue
-		}
-		if s.ObjectiveNS < best.ObjectiveNS {
-			best = *s
+		if len(s.Choices) == len(p.Chains) && s.ObjectiveNS < best.ObjectiveNS {
+			best = s
 		}
 	}
 	if best.Choices == nil {
@@ -89,9 +93,9 @@ func independentSets(p *problem.Partition) ([]uint64, error) {
 
 const unreachable = math.MaxInt64
 
-// solveChain solves the chain with the processors of set; nil and the name of the item that
-// has no choice among them when there is none.
-func solveChain(ctx context.Context, p *problem.Partition, set uint64) (*problem.Solution, string, error) {
+// solveChain solves one chain with the processors of set: its choices and what they cost, or no
+// choices and the name of the item that has none among them.
+func solveChain(ctx context.Context, p *problem.Chain, set uint64) (choices []int, best int64, stuck string, err error) {
 	allowed := make([][]int, len(p.Items))
 	for i := range p.Items {
 		for j, c := range p.Items[i].Choices {
@@ -104,7 +108,7 @@ func solveChain(ctx context.Context, p *problem.Partition, set uint64) (*problem
 			}
 		}
 		if len(allowed[i]) == 0 {
-			return nil, p.Items[i].Name, nil
+			return nil, 0, p.Items[i].Name, nil
 		}
 	}
 	// A repeated chain ends where it begins: it is solved once per class its first item may read from.
@@ -120,10 +124,10 @@ func solveChain(ctx context.Context, p *problem.Partition, set uint64) (*problem
 			}
 		}
 	}
-	best := &problem.Solution{ObjectiveNS: unreachable}
+	best = unreachable
 	for _, start := range starts {
 		if err := ctx.Err(); err != nil {
-			return nil, "", diag.New(diag.ClassInterrupted, "solve partition %q: %w", p.Name, err)
+			return nil, 0, "", err
 		}
 		// cost[a] is the cheapest way to have executed the items so far and be in class a; from[i][a]
 		// is the choice of item i that got there, via[i][b] the class that its input in class b came from.
@@ -167,17 +171,16 @@ func solveChain(ctx context.Context, p *problem.Partition, set uint64) (*problem
 			if p.Repeat > 1 {
 				total += int64(p.Repeat-1) * p.Items[0].EdgeNS[a][start]
 			}
-			if total < best.ObjectiveNS {
-				best.ObjectiveNS = total
-				best.Choices = trace(p, from, via, a)
+			if total < best {
+				best, choices = total, trace(p, from, via, a)
 			}
 		}
 	}
-	return best, "", nil
+	return choices, best, "", nil
 }
 
 // trace walks back from class a of the last item.
-func trace(p *problem.Partition, from, via [][]int, a int) []int {
+func trace(p *problem.Chain, from, via [][]int, a int) []int {
 	choices := make([]int, len(p.Items))
 	for i := len(choices) - 1; i >= 0; i-- {
 		choices[i] = from[i][a]

@@ -19,7 +19,7 @@ import (
 // draw makes a random instance small enough to enumerate. One of two instances has conflicts.
 func draw(t *rapid.T) *problem.Partition {
 	procs := rapid.IntRange(1, 4).Draw(t, "procs")
-	p := &problem.Partition{Name: "random", Repeat: rapid.SampledFrom([]int{1, 2, 7}).Draw(t, "repeat")}
+	p := &problem.Partition{Name: "random"}
 	for q := range procs {
 		p.Procs = append(p.Procs, fmt.Sprintf("p%d", q))
 	}
@@ -32,6 +32,14 @@ func draw(t *rapid.T) *problem.Partition {
 			}
 		}
 	}
+	for k := range rapid.IntRange(1, 2).Draw(t, "chains") {
+		p.Chains = append(p.Chains, drawChain(t, k, procs))
+	}
+	return p
+}
+
+func drawChain(t *rapid.T, number, procs int) problem.Chain {
+	p := problem.Chain{Name: fmt.Sprintf("chain%d", number), Repeat: rapid.SampledFrom([]int{1, 2, 7}).Draw(t, "repeat")}
 	classes := func(kind string) []string {
 		var out []string
 		for i := range rapid.IntRange(1, 3).Draw(t, kind) {
@@ -40,9 +48,9 @@ func draw(t *rapid.T) *problem.Partition {
 		return out
 	}
 	cost := rapid.Int64Range(0, 20)
-	for i := range rapid.IntRange(1, 5).Draw(t, "items") {
+	for i := range rapid.IntRange(1, 4).Draw(t, "items") {
 		it := problem.Item{Name: fmt.Sprintf("item%d", i), Before: classes("before"), After: classes("after")}
-		for j := range rapid.IntRange(1, 4).Draw(t, "choices") {
+		for j := range rapid.IntRange(1, 3).Draw(t, "choices") {
 			c := problem.Choice{Label: fmt.Sprintf("choice%d", j), CostNS: cost.Draw(t, "cost")}
 			c.Before = rapid.IntRange(0, len(it.Before)-1).Draw(t, "from")
 			c.After = rapid.IntRange(0, len(it.After)-1).Draw(t, "to")
@@ -78,11 +86,21 @@ func draw(t *rapid.T) *problem.Partition {
 // with the engine or the instance's own objective.
 func bruteForce(p *problem.Partition) (best int64, ok bool) {
 	best = math.MaxInt64
-	pick := make([]int, len(p.Items))
+	type place struct{ chain, item int }
+	var places []place
+	for k := range p.Chains {
+		for i := range p.Chains[k].Items {
+			places = append(places, place{k, i})
+		}
+	}
+	pick := make([]int, len(places))
+	choice := func(n int) problem.Choice {
+		return p.Chains[places[n].chain].Items[places[n].item].Choices[pick[n]]
+	}
 	for {
 		used := map[int]bool{}
-		for i, c := range pick {
-			for _, q := range p.Items[i].Choices[c].Procs {
+		for n := range pick {
+			for _, q := range choice(n).Procs {
 				used[q] = true
 			}
 		}
@@ -92,30 +110,45 @@ func bruteForce(p *problem.Partition) (best int64, ok bool) {
 		}
 		if legal {
 			total := int64(0)
-			for rep := range p.Repeat { // walk the repetitions one by one
-				for i, c := range pick {
-					ch := p.Items[i].Choices[c]
-					total += ch.CostNS
-					if i == 0 && rep == 0 {
-						continue
+			first := 0
+			for _, c := range p.Chains {
+				before := -1         // class the step before left its result in
+				for range c.Repeat { // walk the repetitions one by one
+					for i := range c.Items {
+						ch := choice(first + i)
+						total += ch.CostNS
+						if before >= 0 {
+							total += c.Items[i].EdgeNS[before][ch.Before]
+						}
+						before = ch.After
 					}
-					prev := (i + len(pick) - 1) % len(pick)
-					total += p.Items[i].EdgeNS[p.Items[prev].Choices[pick[prev]].After][ch.Before]
 				}
+				first += len(c.Items)
 			}
 			best, ok = min(best, total), true
 		}
-		i := 0
-		for ; i < len(pick); i++ {
-			if pick[i]++; pick[i] < len(p.Items[i].Choices) {
+		n := 0
+		for ; n < len(pick); n++ {
+			if pick[n]++; pick[n] < len(p.Chains[places[n].chain].Items[places[n].item].Choices) {
 				break
 			}
-			pick[i] = 0
+			pick[n] = 0
 		}
-		if i == len(pick) {
+		if n == len(pick) {
 			return best, ok
 		}
 	}
+}
+
+// items lists the items of all chains.
+func items(p *problem.Partition) []*problem.Item {
+	var out []*problem.Item
+	for k := range p.Chains {
+		for i := range p.Chains[k].Items {
+			out = append(out, &p.Chains[k].Items[i])
+		}
+	}
+	return out
 }
 
 // solve returns the proved optimum, ok = false when the instance is infeasible.
@@ -158,7 +191,7 @@ func TestAnotherChoiceNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := draw(t)
 		before, ok := solve(t, p)
-		it := &p.Items[rapid.IntRange(0, len(p.Items)-1).Draw(t, "item")]
+		it := rapid.SampledFrom(items(p)).Draw(t, "item")
 		more := it.Choices[0]
 		more.Label, more.CostNS = "another", rapid.Int64Range(0, 20).Draw(t, "cost")
 		more.After = rapid.IntRange(0, len(it.After)-1).Draw(t, "to")
@@ -175,11 +208,11 @@ func TestScaledCostsScaleTheObjective(t *testing.T) {
 		p := draw(t)
 		before, ok := solve(t, p)
 		factor := rapid.Int64Range(1, 1000).Draw(t, "factor")
-		for i := range p.Items {
-			for j := range p.Items[i].Choices {
-				p.Items[i].Choices[j].CostNS *= factor
+		for _, it := range items(p) {
+			for j := range it.Choices {
+				it.Choices[j].CostNS *= factor
 			}
-			for _, row := range p.Items[i].EdgeNS {
+			for _, row := range it.EdgeNS {
 				for b := range row {
 					row[b] *= factor
 				}
@@ -197,8 +230,8 @@ func TestPermutations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := draw(t)
 		before, ok := solve(t, p)
-		for i := range p.Items {
-			p.Items[i].Choices = rapid.Permutation(p.Items[i].Choices).Draw(t, "order")
+		for _, it := range items(p) {
+			it.Choices = rapid.Permutation(it.Choices).Draw(t, "order")
 		}
 		if after, okAfter := solve(t, p); ok != okAfter || after != before {
 			t.Fatalf("reordered choices: objective %d became %d", before, after)
@@ -212,9 +245,9 @@ func TestPermutations(t *testing.T) {
 		for i := range p.Conflicts {
 			p.Conflicts[i] = [2]int{back[p.Conflicts[i][0]], back[p.Conflicts[i][1]]}
 		}
-		for i := range p.Items {
-			for j := range p.Items[i].Choices {
-				c := &p.Items[i].Choices[j]
+		for _, it := range items(p) {
+			for j := range it.Choices {
+				c := &it.Choices[j]
 				var procs []int
 				for _, q := range c.Procs {
 					procs = append(procs, back[q])
@@ -240,14 +273,13 @@ func indices(n int) []int {
 func TestEqualOperatorsCommute(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := draw(t)
-		if len(p.Items) < 2 {
-			t.Skip("needs two operators")
-		}
-		// Make all items alike but for their costs, with hand-overs that depend on the classes only.
-		shape := p.Items[0]
+		c := &p.Chains[0]
+		p.Chains = p.Chains[:1]
+		// Make all items alike, with hand-overs that depend on the classes only.
+		shape := c.Items[0]
 		shape.Before, shape.After = []string{"a", "b"}, []string{"a", "b"}
 		hand := rapid.Int64Range(0, 9).Draw(t, "hand-over")
-		for i := range p.Items {
+		for i := range c.Items {
 			it := shape
 			it.Name = fmt.Sprintf("item%d", i)
 			it.Choices = slices.Clone(shape.Choices)
@@ -255,25 +287,26 @@ func TestEqualOperatorsCommute(t *testing.T) {
 				it.Choices[j].Before, it.Choices[j].After = j%2, j%2
 			}
 			it.EdgeNS = [][]int64{{0, hand}, {hand, 0}}
-			if i == 0 && p.Repeat == 1 {
+			if i == 0 && c.Repeat == 1 {
 				it.EdgeNS = nil
 			}
-			p.Items[i] = it
+			c.Items[i] = it
 		}
-		// Two of them differ from the rest in the same way: which two does not matter when
-		// everything stays in one class.
-		i := rapid.IntRange(0, len(p.Items)-1).Draw(t, "i")
-		k := rapid.IntRange(0, len(p.Items)-1).Draw(t, "k")
+		// When one of them gets dearer it does not matter which.
 		dear := func(at int) int64 {
 			q := *p
-			q.Items = slices.Clone(p.Items)
-			q.Items[at].Choices = slices.Clone(q.Items[at].Choices)
-			for j := range q.Items[at].Choices {
-				q.Items[at].Choices[j].CostNS += 5
+			q.Chains = slices.Clone(p.Chains)
+			q.Chains[0].Items = slices.Clone(c.Items)
+			it := &q.Chains[0].Items[at]
+			it.Choices = slices.Clone(it.Choices)
+			for j := range it.Choices {
+				it.Choices[j].CostNS += 5
 			}
 			v, _ := solve(t, &q)
 			return v
 		}
+		i := rapid.IntRange(0, len(c.Items)-1).Draw(t, "i")
+		k := rapid.IntRange(0, len(c.Items)-1).Draw(t, "k")
 		if a, b := dear(i), dear(k); a != b {
 			t.Fatalf("item %d dearer by 5: %d, item %d instead: %d", i, a, k, b)
 		}
@@ -284,7 +317,7 @@ func TestDearerChoiceNeverLowersTheObjective(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := draw(t)
 		before, ok := solve(t, p)
-		it := &p.Items[rapid.IntRange(0, len(p.Items)-1).Draw(t, "item")]
+		it := rapid.SampledFrom(items(p)).Draw(t, "item")
 		it.Choices[rapid.IntRange(0, len(it.Choices)-1).Draw(t, "choice")].CostNS += rapid.Int64Range(0, 50).Draw(t, "more")
 		if after, _ := solve(t, p); ok && after < before {
 			t.Fatalf("objective %d fell to %d", before, after)
@@ -294,10 +327,10 @@ func TestDearerChoiceNeverLowersTheObjective(t *testing.T) {
 
 func TestInfeasibleNamesTheOperator(t *testing.T) {
 	p := &problem.Partition{
-		Name: "layers@1", Repeat: 1, Procs: []string{"a", "b"}, Conflicts: [][2]int{{0, 1}},
-		Items: []problem.Item{
-			{Name: "qkv", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single a", Procs: []int{0}}}},
-			{Name: "norm", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single b", Procs: []int{1}}}, EdgeNS: [][]int64{{0}}},
+		Name: "decode", Procs: []string{"a", "b"}, Conflicts: [][2]int{{0, 1}},
+		Chains: []problem.Chain{
+			{Name: "layers", Repeat: 1, Items: []problem.Item{{Name: "norm", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single b", Procs: []int{1}}}}}},
+			{Name: "head", Repeat: 1, Items: []problem.Item{{Name: "qkv", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single a", Procs: []int{0}}}}}},
 		},
 	}
 	_, err := exact.Engine{}.Solve(context.Background(), p)
@@ -309,8 +342,8 @@ func TestInfeasibleNamesTheOperator(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	p := &problem.Partition{Name: "x", Repeat: 1, Procs: []string{"a"}, Items: []problem.Item{
-		{Name: "i", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "a", Procs: []int{0}}}}}}
+	p := &problem.Partition{Name: "x", Procs: []string{"a"}, Chains: []problem.Chain{{Name: "c", Repeat: 1, Items: []problem.Item{
+		{Name: "i", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "a", Procs: []int{0}}}}}}}}
 	if _, err := (exact.Engine{}).Solve(ctx, p); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v, want the cancellation", err)
 	}

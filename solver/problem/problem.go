@@ -11,7 +11,8 @@ import (
 
 // Limits of an instance: far above any real one, low enough that validation and sums stay safe.
 const (
-	MaxItems   = 4096
+	MaxChains  = 256
+	MaxItems   = 4096    // of one chain
 	MaxChoices = 1 << 18 // of all items together
 	MaxClasses = 1 << 12 // of one item and side
 	MaxProcs   = 64
@@ -19,19 +20,25 @@ const (
 	MaxNS      = 1 << 40 // 18 minutes: of one choice or hand-over
 )
 
-// Partition is the tensor-partition problem of one section (HeteroInfer sec. 4.4): items in
-// execution order, one choice each. It minimises
+// Partition is the tensor-partition problem of one program (HeteroInfer sec. 4.4): chains, one after
+// another, of items in execution order, one choice each. It minimises the sum over the chains of
 //
 //	Repeat * (sum of the choices' costs + sum of the inner edges) + (Repeat-1) * (edge from the last item to the first)
 //
 // An edge is the hand-over between two neighbours. It is priced over location classes (which
 // processor holds which part of the activation), not over pairs of choices: many choices share a class.
 type Partition struct {
-	Name      string   // "layers@256"
-	Repeat    int      // executions of the chain, at least 1
+	Name      string   // "prefill@256"
 	Procs     []string // processors that choices refer to by index
-	Conflicts [][2]int // processors that no solution uses together: they share a core
-	Items     []Item
+	Conflicts [][2]int // processors that no solution uses together, in whatever chain: they share a core
+	Chains    []Chain
+}
+
+// Chain is one section of a program.
+type Chain struct {
+	Name   string // "layers"
+	Repeat int    // executions, at least 1
+	Items  []Item
 }
 
 // Item is one operator: what it can be executed as, and what it costs to get its input there.
@@ -65,7 +72,7 @@ const (
 
 // Solution is an engine's answer.
 type Solution struct {
-	Choices     []int // per item, index into its choices
+	Choices     [][]int // per chain and item, index into the item's choices
 	ObjectiveNS int64
 	BoundNS     int64 // no solution is cheaper
 	Status      Status
@@ -81,8 +88,10 @@ type Engine interface {
 // Size is the number of choices of all items.
 func (p *Partition) Size() int {
 	n := 0
-	for i := range p.Items {
-		n += len(p.Items[i].Choices)
+	for k := range p.Chains {
+		for i := range p.Chains[k].Items {
+			n += len(p.Chains[k].Items[i].Choices)
+		}
 	}
 	return n
 }
@@ -93,12 +102,6 @@ func (p *Partition) Size() int {
 func (p *Partition) Validate() error {
 	fail := func(format string, args ...any) error {
 		return diag.New(diag.ClassInternal, "partition %q: %s", p.Name, fmt.Sprintf(format, args...))
-	}
-	if p.Repeat < 1 || p.Repeat > MaxRepeat {
-		return fail("repeat is %d, want 1..%d", p.Repeat, MaxRepeat)
-	}
-	if len(p.Items) == 0 || len(p.Items) > MaxItems {
-		return fail("%d items, want 1..%d", len(p.Items), MaxItems)
 	}
 	if len(p.Procs) == 0 || len(p.Procs) > MaxProcs {
 		return fail("%d processors, want 1..%d", len(p.Procs), MaxProcs)
@@ -118,55 +121,74 @@ func (p *Partition) Validate() error {
 	if n := p.Size(); n > MaxChoices {
 		return fail("%d choices, want at most %d", n, MaxChoices)
 	}
-	items := map[string]bool{}
-	for i := range p.Items {
-		it := &p.Items[i]
-		if it.Name == "" || items[it.Name] {
-			return fail("item name %q is empty or appears twice", it.Name)
+	if len(p.Chains) == 0 || len(p.Chains) > MaxChains {
+		return fail("%d chains, want 1..%d", len(p.Chains), MaxChains)
+	}
+	// No sum can overflow: the worst case is added up.
+	var worst int64
+	chains := map[string]bool{}
+	for k := range p.Chains {
+		c := &p.Chains[k]
+		if c.Name == "" || chains[c.Name] {
+			return fail("chain name %q is empty or appears twice", c.Name)
 		}
-		items[it.Name] = true
-		if err := it.validate(len(p.Procs)); err != nil {
-			return fail("item %q: %v", it.Name, err)
+		chains[c.Name] = true
+		w, err := c.validate(len(p.Procs))
+		if err != nil {
+			return fail("chain %q: %v", c.Name, err)
 		}
-		prev := len(p.Items[(i+len(p.Items)-1)%len(p.Items)].After)
-		if i == 0 && p.Repeat == 1 {
+		if w > (1<<62-worst)/int64(c.Repeat) {
+			return fail("chain %q: costs of up to %d ns, %d times, are out of range", c.Name, w, c.Repeat)
+		}
+		worst += w * int64(c.Repeat)
+	}
+	return nil
+}
+
+// validate returns the most that one execution of the chain can cost.
+func (c *Chain) validate(procs int) (worst int64, err error) {
+	if c.Repeat < 1 || c.Repeat > MaxRepeat {
+		return 0, fmt.Errorf("repeat is %d, want 1..%d", c.Repeat, MaxRepeat)
+	}
+	if len(c.Items) == 0 || len(c.Items) > MaxItems {
+		return 0, fmt.Errorf("%d items, want 1..%d", len(c.Items), MaxItems)
+	}
+	names := map[string]bool{}
+	for i := range c.Items {
+		it := &c.Items[i]
+		if it.Name == "" || names[it.Name] {
+			return 0, fmt.Errorf("item name %q is empty or appears twice", it.Name)
+		}
+		names[it.Name] = true
+		if err := it.validate(procs); err != nil {
+			return 0, fmt.Errorf("item %q: %v", it.Name, err)
+		}
+		prev := len(c.Items[(i+len(c.Items)-1)%len(c.Items)].After)
+		if i == 0 && c.Repeat == 1 {
 			if len(it.EdgeNS) != 0 {
-				return fail("item %q: edges into the first item of a chain that does not repeat", it.Name)
+				return 0, fmt.Errorf("item %q: edges into the first item of a chain that does not repeat", it.Name)
 			}
-			continue
+		} else if len(it.EdgeNS) != prev {
+			return 0, fmt.Errorf("item %q: edges from %d classes, want %d", it.Name, len(it.EdgeNS), prev)
 		}
-		if len(it.EdgeNS) != prev {
-			return fail("item %q: edges from %d classes, want %d", it.Name, len(it.EdgeNS), prev)
-		}
+		var cost, edge int64
 		for a, row := range it.EdgeNS {
 			if len(row) != len(it.Before) {
-				return fail("item %q: edges from class %d to %d classes, want %d", it.Name, a, len(row), len(it.Before))
+				return 0, fmt.Errorf("item %q: edges from class %d to %d classes, want %d", it.Name, a, len(row), len(it.Before))
 			}
 			for b, ns := range row {
 				if ns < 0 || ns > MaxNS {
-					return fail("item %q: edge %d to %d costs %d ns, want 0..%d", it.Name, a, b, ns, int64(MaxNS))
+					return 0, fmt.Errorf("item %q: edge %d to %d costs %d ns, want 0..%d", it.Name, a, b, ns, int64(MaxNS))
 				}
-			}
-		}
-	}
-	// No sum can overflow: 2 * MaxItems * MaxNS * MaxRepeat would, so the worst case is added up.
-	var worst int64
-	for i := range p.Items {
-		var cost, edge int64
-		for _, c := range p.Items[i].Choices {
-			cost = max(cost, c.CostNS)
-		}
-		for _, row := range p.Items[i].EdgeNS {
-			for _, ns := range row {
 				edge = max(edge, ns)
 			}
 		}
+		for _, ch := range it.Choices {
+			cost = max(cost, ch.CostNS)
+		}
 		worst += cost + edge
 	}
-	if worst > (1<<62)/int64(p.Repeat) {
-		return fail("costs of up to %d ns, %d times, are out of range", worst, p.Repeat)
-	}
-	return nil
+	return worst, nil
 }
 
 func (it *Item) validate(procs int) error {
@@ -208,11 +230,13 @@ func (it *Item) validate(procs int) error {
 }
 
 // Conflict returns two processors that choices uses together although they must not be, or ok = false.
-func (p *Partition) Conflict(choices []int) (a, b string, ok bool) {
+func (p *Partition) Conflict(choices [][]int) (a, b string, ok bool) {
 	used := make([]bool, len(p.Procs))
-	for i, c := range choices {
-		for _, q := range p.Items[i].Choices[c].Procs {
-			used[q] = true
+	for k := range choices {
+		for i, c := range choices[k] {
+			for _, q := range p.Chains[k].Items[i].Choices[c].Procs {
+				used[q] = true
+			}
 		}
 	}
 	for _, c := range p.Conflicts {
@@ -224,24 +248,33 @@ func (p *Partition) Conflict(choices []int) (a, b string, ok bool) {
 }
 
 // ObjectiveNS recomputes the objective of one choice per item.
-func (p *Partition) ObjectiveNS(choices []int) int64 {
+func (p *Partition) ObjectiveNS(choices [][]int) int64 {
+	var total int64
+	for k := range p.Chains {
+		total += p.Chains[k].ObjectiveNS(choices[k])
+	}
+	return total
+}
+
+// ObjectiveNS is the chain's part of the objective.
+func (c *Chain) ObjectiveNS(choices []int) int64 {
 	var once, wrap int64
-	for i := range p.Items {
-		it := &p.Items[i]
-		c := it.Choices[choices[i]]
-		once += c.CostNS
+	for i := range c.Items {
+		it := &c.Items[i]
+		ch := it.Choices[choices[i]]
+		once += ch.CostNS
 		if len(it.EdgeNS) == 0 {
 			continue
 		}
-		prev := (i + len(p.Items) - 1) % len(p.Items)
-		edge := it.EdgeNS[p.Items[prev].Choices[choices[prev]].After][c.Before]
+		prev := (i + len(c.Items) - 1) % len(c.Items)
+		edge := it.EdgeNS[c.Items[prev].Choices[choices[prev]].After][ch.Before]
 		if i == 0 {
 			wrap = edge
 		} else {
 			once += edge
 		}
 	}
-	return int64(p.Repeat)*once + int64(p.Repeat-1)*wrap
+	return int64(c.Repeat)*once + int64(c.Repeat-1)*wrap
 }
 
 // Verify recomputes a solution from the instance, whatever engine it came from: every choice exists,
@@ -250,12 +283,18 @@ func (p *Partition) Verify(s Solution) error {
 	fail := func(format string, args ...any) error {
 		return diag.New(diag.ClassInternal, "verify solution of partition %q: %s", p.Name, fmt.Sprintf(format, args...))
 	}
-	if len(s.Choices) != len(p.Items) {
-		return fail("%d choices for %d items", len(s.Choices), len(p.Items))
+	if len(s.Choices) != len(p.Chains) {
+		return fail("choices for %d chains, want %d", len(s.Choices), len(p.Chains))
 	}
-	for i, c := range s.Choices {
-		if c < 0 || c >= len(p.Items[i].Choices) {
-			return fail("item %q has no choice %d", p.Items[i].Name, c)
+	for k, list := range s.Choices {
+		items := p.Chains[k].Items
+		if len(list) != len(items) {
+			return fail("%d choices for %d items of chain %q", len(list), len(items), p.Chains[k].Name)
+		}
+		for i, c := range list {
+			if c < 0 || c >= len(items[i].Choices) {
+				return fail("item %q has no choice %d", items[i].Name, c)
+			}
 		}
 	}
 	if a, b, ok := p.Conflict(s.Choices); ok {

@@ -19,7 +19,7 @@ func valid() *problem.Partition {
 			EdgeNS: [][]int64{{0, 2}, {3, 0}},
 		}
 	}
-	return &problem.Partition{Name: "layers@1", Repeat: 3, Procs: []string{"a", "b"}, Items: []problem.Item{item("norm"), item("qkv")}}
+	return &problem.Partition{Name: "decode", Procs: []string{"a", "b"}, Chains: []problem.Chain{{Name: "layers", Repeat: 3, Items: []problem.Item{item("norm"), item("qkv")}}}}
 }
 
 func TestObjective(t *testing.T) {
@@ -36,7 +36,7 @@ func TestObjective(t *testing.T) {
 		{[]int{0, 1}, 3*(10+2+7) + 2*3}, // b to a between repetitions
 		{[]int{1, 0}, 3*(7+3+10) + 2*2},
 	} {
-		if got := p.ObjectiveNS(c.choices); got != c.want {
+		if got := p.ObjectiveNS([][]int{c.choices}); got != c.want {
 			t.Errorf("choices %v cost %d ns, want %d", c.choices, got, c.want)
 		}
 	}
@@ -47,33 +47,35 @@ func TestValidateRefuses(t *testing.T) {
 		change func(*problem.Partition)
 		want   string
 	}{
-		"no repetition":       {func(p *problem.Partition) { p.Repeat = 0 }, "repeat is 0"},
-		"no items":            {func(p *problem.Partition) { p.Items = nil }, "0 items"},
+		"no chains":           {func(p *problem.Partition) { p.Chains = nil }, "0 chains"},
+		"chain twice":         {func(p *problem.Partition) { p.Chains = append(p.Chains, p.Chains[0]) }, `"layers" is empty or appears twice`},
+		"no repetition":       {func(p *problem.Partition) { p.Chains[0].Repeat = 0 }, "repeat is 0"},
+		"no items":            {func(p *problem.Partition) { p.Chains[0].Items = nil }, "0 items"},
 		"no processors":       {func(p *problem.Partition) { p.Procs = nil }, "0 processors"},
 		"processor twice":     {func(p *problem.Partition) { p.Procs[1] = "a" }, `"a" is empty or appears twice`},
 		"conflict with self":  {func(p *problem.Partition) { p.Conflicts = [][2]int{{1, 1}} }, "conflict between"},
 		"unknown conflict":    {func(p *problem.Partition) { p.Conflicts = [][2]int{{0, 2}} }, "conflict between"},
-		"item twice":          {func(p *problem.Partition) { p.Items[1].Name = "norm" }, `"norm" is empty or appears twice`},
-		"no choices":          {func(p *problem.Partition) { p.Items[1].Choices = nil }, "no choices"},
-		"choice twice":        {func(p *problem.Partition) { p.Items[1].Choices[1].Label = "single a" }, "appears twice"},
-		"negative cost":       {func(p *problem.Partition) { p.Items[0].Choices[0].CostNS = -1 }, "-1 ns"},
-		"huge cost":           {func(p *problem.Partition) { p.Items[0].Choices[0].CostNS = math.MaxInt64 }, "want 0.."},
-		"class out of range":  {func(p *problem.Partition) { p.Items[0].Choices[0].After = 2 }, "do not exist"},
-		"no processor":        {func(p *problem.Partition) { p.Items[0].Choices[0].Procs = nil }, "no processor"},
-		"processor order":     {func(p *problem.Partition) { p.Items[0].Choices[0].Procs = []int{1, 0} }, "ascending"},
-		"class twice":         {func(p *problem.Partition) { p.Items[0].After[1] = "whole a" }, "appears twice"},
-		"missing edges":       {func(p *problem.Partition) { p.Items[1].EdgeNS = p.Items[1].EdgeNS[:1] }, "edges from 1 classes"},
-		"short edges":         {func(p *problem.Partition) { p.Items[1].EdgeNS[0] = []int64{1} }, "to 1 classes"},
-		"negative edge":       {func(p *problem.Partition) { p.Items[1].EdgeNS[0][0] = -5 }, "-5 ns"},
-		"edges without wrap":  {func(p *problem.Partition) { p.Repeat = 1 }, "does not repeat"},
-		"repeat out of range": {func(p *problem.Partition) { p.Repeat = 1 << 20 }, "repeat is"},
+		"item twice":          {func(p *problem.Partition) { p.Chains[0].Items[1].Name = "norm" }, `"norm" is empty or appears twice`},
+		"no choices":          {func(p *problem.Partition) { p.Chains[0].Items[1].Choices = nil }, "no choices"},
+		"choice twice":        {func(p *problem.Partition) { p.Chains[0].Items[1].Choices[1].Label = "single a" }, "appears twice"},
+		"negative cost":       {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = -1 }, "-1 ns"},
+		"huge cost":           {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = math.MaxInt64 }, "want 0.."},
+		"class out of range":  {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].After = 2 }, "do not exist"},
+		"no processor":        {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = nil }, "no processor"},
+		"processor order":     {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = []int{1, 0} }, "ascending"},
+		"class twice":         {func(p *problem.Partition) { p.Chains[0].Items[0].After[1] = "whole a" }, "appears twice"},
+		"missing edges":       {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS = p.Chains[0].Items[1].EdgeNS[:1] }, "edges from 1 classes"},
+		"short edges":         {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0] = []int64{1} }, "to 1 classes"},
+		"negative edge":       {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0][0] = -5 }, "-5 ns"},
+		"edges without wrap":  {func(p *problem.Partition) { p.Chains[0].Repeat = 1 }, "does not repeat"},
+		"repeat out of range": {func(p *problem.Partition) { p.Chains[0].Repeat = 1 << 20 }, "repeat is"},
 		"sum out of range": {func(p *problem.Partition) {
-			p.Repeat = problem.MaxRepeat
-			for len(p.Items) < 100 {
-				it := p.Items[1]
-				it.Name = strings.Repeat("x", len(p.Items))
+			p.Chains[0].Repeat = problem.MaxRepeat
+			for len(p.Chains[0].Items) < 100 {
+				it := p.Chains[0].Items[1]
+				it.Name = strings.Repeat("x", len(p.Chains[0].Items))
 				it.Choices = []problem.Choice{{Label: "dear", Procs: []int{0}, CostNS: problem.MaxNS}}
-				p.Items = append(p.Items, it)
+				p.Chains[0].Items = append(p.Chains[0].Items, it)
 			}
 		}, "out of range"},
 	} {
@@ -86,7 +88,7 @@ func TestValidateRefuses(t *testing.T) {
 }
 
 func TestVerifyRefuses(t *testing.T) {
-	good := problem.Solution{Choices: []int{1, 1}, ObjectiveNS: 42, BoundNS: 42, Status: problem.Optimal}
+	good := problem.Solution{Choices: [][]int{{1, 1}}, ObjectiveNS: 42, BoundNS: 42, Status: problem.Optimal}
 	p := valid()
 	if err := p.Verify(good); err != nil {
 		t.Fatal(err)
@@ -95,11 +97,12 @@ func TestVerifyRefuses(t *testing.T) {
 		change func(*problem.Partition, *problem.Solution)
 		want   string
 	}{
-		"too few choices": {func(_ *problem.Partition, s *problem.Solution) { s.Choices = []int{1} }, "1 choices for 2"},
-		"no such choice":  {func(_ *problem.Partition, s *problem.Solution) { s.Choices = []int{1, 2} }, "no choice 2"},
+		"too few choices": {func(_ *problem.Partition, s *problem.Solution) { s.Choices = [][]int{{1}} }, "1 choices for 2"},
+		"too few chains":  {func(_ *problem.Partition, s *problem.Solution) { s.Choices = nil }, "choices for 0 chains"},
+		"no such choice":  {func(_ *problem.Partition, s *problem.Solution) { s.Choices = [][]int{{1, 2}} }, "no choice 2"},
 		"wrong objective": {func(_ *problem.Partition, s *problem.Solution) { s.ObjectiveNS = 41 }, "choices cost 42"},
 		"conflict": {func(p *problem.Partition, s *problem.Solution) {
-			p.Conflicts, s.Choices = [][2]int{{0, 1}}, []int{0, 1}
+			p.Conflicts, s.Choices = [][2]int{{0, 1}}, [][]int{{0, 1}}
 		}, `uses "a" and "b"`},
 		"bound above":   {func(_ *problem.Partition, s *problem.Solution) { s.BoundNS = 43; s.Status = problem.Feasible }, "bound 43"},
 		"claimed proof": {func(_ *problem.Partition, s *problem.Solution) { s.BoundNS = 41 }, `status "optimal"`},

@@ -1,0 +1,250 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// instance is a section's part of a partition problem with the candidates its choices stand for.
+type instance struct {
+	stage      *stage
+	candidates [][]candidate
+	prob       problem.Chain
+}
+
+// instance poses the problem of a section: its nodes in order, their candidates, and as
+// edges the hand-overs between neighbours. What a node reads of earlier ones than its neighbour (the
+// residual stream) has long been written and costs no wait. decided are decisions that are to be among
+// the candidates whatever the grid is.
+func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instance, error) {
+	candidates, err := st.candidates(tuples)
+	if err != nil {
+		return nil, err
+	}
+	for i := range decided {
+		d := &decided[i]
+		c, ok := st.candidate(i, base(d.Strategy), d.Axis, d.Shares)
+		if ok && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, d) }) {
+			candidates[i] = append(candidates[i], c)
+		}
+	}
+	in := &instance{stage: st, candidates: candidates}
+	in.prob = problem.Chain{Name: st.sec.Name, Repeat: max(1, st.sec.Layers)}
+	index := map[string]int{}
+	for i, p := range st.procs {
+		index[p.Name] = i
+	}
+	// For every node, the accesses that stand for its location classes.
+	type side struct{ before, after [][]access }
+	sides := make([]side, len(candidates))
+	for i, list := range candidates {
+		prev := (i + len(candidates) - 1) % len(candidates)
+		before := st.sec.Nodes[prev].Out // what of its input the node before wrote
+		it := problem.Item{Name: st.sec.Nodes[i].Name}
+		seenBefore, seenAfter := map[string]int{}, map[string]int{}
+		number := func(names *[]string, reps *[][]access, seen map[string]int, list []access, buffers []string) int {
+			name := class(list, buffers)
+			k, ok := seen[name]
+			if !ok {
+				k = len(*names)
+				seen[name] = k
+				*names = append(*names, name)
+				*reps = append(*reps, list)
+			}
+			return k
+		}
+		for _, c := range list {
+			ch := problem.Choice{Label: c.label(), CostNS: c.PredictNS}
+			for _, s := range c.Shares {
+				if k := index[s.Proc]; !slices.Contains(ch.Procs, k) {
+					ch.Procs = append(ch.Procs, k)
+				}
+			}
+			sort.Ints(ch.Procs)
+			ch.Before = number(&it.Before, &sides[i].before, seenBefore, c.reads, before)
+			ch.After = number(&it.After, &sides[i].after, seenAfter, c.writes, st.sec.Nodes[i].Out)
+			it.Choices = append(it.Choices, ch)
+		}
+		in.prob.Items = append(in.prob.Items, it)
+	}
+	for i := range in.prob.Items {
+		if i == 0 && in.prob.Repeat == 1 {
+			continue
+		}
+		prev := (i + len(candidates) - 1) % len(candidates)
+		for _, w := range sides[prev].after {
+			row := make([]int64, len(sides[i].before))
+			for b, r := range sides[i].before {
+				if row[b], err = st.handover(w, r); err != nil {
+					return nil, err
+				}
+			}
+			in.prob.Items[i].EdgeNS = append(in.prob.Items[i].EdgeNS, row)
+		}
+	}
+	return in, nil
+}
+
+// partition is the program's problem, with every choice dearer by penalty[processor] ns per byte of
+// weights it has that processor hold (a Lagrangian relaxation of the processors' address spaces).
+func (pr *program) partition(s *session, penalty map[string]float64) *problem.Partition {
+	p := &problem.Partition{Name: pr.name, Conflicts: s.conflicts}
+	for i := range s.procs {
+		p.Procs = append(p.Procs, s.procs[i].Name)
+	}
+	for _, in := range pr.instances {
+		c := in.prob
+		if len(penalty) > 0 {
+			c.Items = slices.Clone(c.Items)
+			for i := range c.Items {
+				c.Items[i].Choices = slices.Clone(c.Items[i].Choices)
+				for j := range c.Items[i].Choices {
+					extra := 0.0
+					for _, q := range p.Procs {
+						extra += float64(penalty[q] * float64(in.candidates[i][j].weights[q]))
+					}
+					ch := &c.Items[i].Choices[j]
+					ch.CostNS = ch.CostNS + int64(math.Round(min(extra, problem.MaxNS)))
+					ch.CostNS = min(ch.CostNS, problem.MaxNS)
+				}
+			}
+		}
+		p.Chains = append(p.Chains, c)
+	}
+	return p
+}
+
+// solve returns the choice for every node, with its price and the alternatives to it, and how it was found.
+func (pr *program) solve(ctx context.Context, s *session, penalty map[string]float64) ([]planir.Decision, planir.Solve, error) {
+	engine := s.in.Engine
+	p := pr.partition(s, penalty)
+	sol, err := engine.Solve(ctx, p)
+	if err != nil {
+		return nil, planir.Solve{}, err
+	}
+	if err := p.Verify(sol); err != nil {
+		return nil, planir.Solve{}, err
+	}
+	report := planir.Solve{
+		Problem: "partition " + pr.name, Engine: engine.Name(), Status: string(sol.Status),
+		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
+	}
+	if len(penalty) > 0 {
+		// The bound of the relaxation is the optimum without the limit.
+		unlimited := pr.partition(s, nil)
+		free, err := engine.Solve(ctx, unlimited)
+		if err != nil {
+			return nil, planir.Solve{}, err
+		}
+		report.ObjectiveNS, report.BoundNS = unlimited.ObjectiveNS(sol.Choices), free.BoundNS
+		if report.ObjectiveNS != report.BoundNS {
+			report.Status = string(problem.Feasible)
+		}
+	}
+	var out []planir.Decision
+	for k, in := range pr.instances {
+		out = append(out, in.decisions(sol.Choices[k])...)
+	}
+	return out, report, nil
+}
+
+// decisions turns choices into decisions. A decision's time is its hand-over and execution, so that the
+// times of a section's decisions add up to the section's; an alternative's is what the decision's would
+// become if this node alone changed.
+func (in *instance) decisions(choices []int) []planir.Decision {
+	out := make([]planir.Decision, len(choices))
+	for i, chosen := range choices {
+		d := in.candidates[i][chosen].Decision
+		d.PredictNS = in.entry(choices, i, chosen) + in.candidates[i][chosen].PredictNS
+		d.Alternatives = in.alternatives(choices, i)
+		out[i] = d
+	}
+	return out
+}
+
+// entry is the hand-over into node i when it is executed as choice c and the others as in choices.
+func (in *instance) entry(choices []int, i, c int) int64 {
+	it := &in.prob.Items[i]
+	if len(it.EdgeNS) == 0 {
+		return 0
+	}
+	prev := (i + len(choices) - 1) % len(choices)
+	return it.EdgeNS[in.prob.Items[prev].Choices[choices[prev]].After][it.Choices[c].Before]
+}
+
+// exit is the hand-over from node i to the next.
+func (in *instance) exit(choices []int, i, c int) int64 {
+	next := (i + 1) % len(choices)
+	it := &in.prob.Items[next]
+	if len(it.EdgeNS) == 0 {
+		return 0
+	}
+	to := choices[next]
+	return it.EdgeNS[in.prob.Items[i].Choices[c].After][it.Choices[to].Before]
+}
+
+// price is what a decision of node i would say if it were executed as choice c.
+func (in *instance) price(choices []int, i, c int) int64 {
+	return in.entry(choices, i, c) + in.prob.Items[i].Choices[c].CostNS + in.exit(choices, i, c) - in.exit(choices, i, choices[i])
+}
+
+// alternatives lists for every strategy and tuple of processors but the chosen one the cheapest
+// choice, cheapest first.
+func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
+	kind := func(c int) string {
+		d := &in.candidates[i][c]
+		key := string(d.Strategy) + "/" + string(d.Axis)
+		for _, s := range d.Shares {
+			key += " " + s.Proc
+		}
+		return key
+	}
+	best := map[string]int{}
+	var order []string
+	for c := range in.candidates[i] {
+		k := kind(c)
+		old, ok := best[k]
+		if !ok {
+			order = append(order, k)
+		}
+		if !ok || in.price(choices, i, c) < in.price(choices, i, old) {
+			best[k] = c
+		}
+	}
+	var out []planir.Alternative
+	for _, k := range order {
+		if k == kind(choices[i]) {
+			continue
+		}
+		c := best[k]
+		out = append(out, planir.Alternative{
+			Strategy: in.candidates[i][c].Strategy, Shares: in.candidates[i][c].ShareText(), PredictNS: in.price(choices, i, c),
+		})
+	}
+	sort.SliceStable(out, func(a, b int) bool { return out[a].PredictNS < out[b].PredictNS })
+	return out
+}
+
+// find is the candidate of node i that divides it as d does, -1 when there is none.
+func (in *instance) find(i int, d *planir.Decision) int {
+	return slices.IndexFunc(in.candidates[i], func(c candidate) bool { return sameShares(&c.Decision, d) })
+}
+
+// single is the section executed by one processor alone; false when it cannot.
+func (in *instance) single(proc string) (choices []int, ns int64, ok bool) {
+	for i := range in.candidates {
+		c := slices.IndexFunc(in.candidates[i], func(c candidate) bool {
+			return c.Axis == planir.AxisNone && c.Shares[0].Proc == proc
+		})
+		if c < 0 {
+			return nil, 0, false
+		}
+		choices = append(choices, c)
+	}
+	return choices, in.prob.ObjectiveNS(choices), true
+}

@@ -1,0 +1,636 @@
+package solver
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+// estimate is a predicted time in nanoseconds.
+type estimate struct{ ns, low, high int64 }
+
+// task is an operator on a processor, as prices are asked for it.
+type task struct {
+	proc string
+	op   op.Op
+	cold bool // its weight comes from memory, not from a cache
+}
+
+// prices is what the solver asks of a cost model. An error says that it has no answer: nothing was
+// measured, or the shape is infeasible.
+type prices interface {
+	// together predicts tasks that different processors execute at the same time, each slowed down
+	// by the others.
+	together(tasks []task) ([]estimate, error)
+	// handover is the time from one processor's setting of a flag to the other's noticing it.
+	handover(from, to string) (estimate, error)
+	// launch is the part of every operator's price that a graph of several pays once.
+	launch(proc string) (int64, error)
+	// copy is the time to move bytes from one processor to another, 0 where they share memory.
+	copy(from, to string, bytes int64) (int64, error)
+}
+
+// access is a processor and a view that it reads or has written.
+type access struct {
+	proc string
+	view planir.View
+}
+
+// candidate is one way to execute a node, priced.
+type candidate struct {
+	planir.Decision // PredictNS is the execution alone, without hand-overs from the node before
+	reads           []access
+	writes          []access         // who wrote the outputs last
+	shares          []estimate       // of each share
+	weights         map[string]int64 // packed weight bytes of one layer, by processor
+}
+
+func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareText() }
+
+// stage is a section at one number of rows with what its candidates are made of.
+type stage struct {
+	sec    *lower.Section
+	rows   int // of the program; the section's own nodes may have one
+	procs  []planir.Proc
+	static map[string]int // row granularity of processors with static shapes
+	cold   bool           // weights come from memory
+	prices prices
+	// context is the number of cached positions that attention is priced for.
+	context int
+
+	missing map[string]error // per processor, why a price was not to be had: the first one
+}
+
+func (st *stage) proc(name string) *planir.Proc {
+	for i := range st.procs {
+		if st.procs[i].Name == name {
+			return &st.procs[i]
+		}
+	}
+	return nil
+}
+
+// candidate prices a node executed as a decision says; false when that cannot be, because a processor
+// does not execute it or no price is known.
+func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, bool) {
+	n := &st.sec.Nodes[i]
+	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Axis: axis, Shares: slices.Clone(shares)}}
+	if n.Op().Kind == op.MatMul {
+		c.Scheme = n.Op().Scheme
+	}
+	if st.sec.Logits {
+		c.Rows = 1
+	}
+	for k := range c.Shares {
+		st.pad(n, axis, &c.Shares[k])
+	}
+	pieces, err := lower.Cut(st.sec, n, &c.Decision, st.proc)
+	if err != nil {
+		return c, false
+	}
+	tasks := make([][]task, len(pieces)) // per piece, its chain
+	longest := 0
+	for k := range pieces {
+		p := &pieces[k]
+		if p.Role != lower.Compute {
+			continue
+		}
+		for _, o := range p.Ops {
+			if o.Kind == op.Attention {
+				o.Context = st.context
+			}
+			tasks[k] = append(tasks[k], task{p.Proc, o, st.cold && (o.Kind == op.MatMul || o.Kind == op.Embed)})
+		}
+		longest = max(longest, len(tasks[k]))
+		if o := p.Op(); o.Kind == op.MatMul {
+			bytes := op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
+				return c, false
+			}
+			if c.weights == nil {
+				c.weights = map[string]int64{}
+			}
+			c.weights[p.Proc] += bytes
+		}
+	}
+	// Shares run at the same time, link by link of their chains.
+	c.shares = make([]estimate, len(c.Shares))
+	for link := range longest {
+		var now []task
+		var who []int
+		for k := range pieces {
+			if link < len(tasks[k]) {
+				now, who = append(now, tasks[k][link]), append(who, k)
+			}
+		}
+		est, err := st.prices.together(now)
+		if err != nil {
+			st.lacks(now, err)
+			return c, false
+		}
+		for j, k := range who {
+			var once int64 // a graph of several operators is launched once
+			if link > 0 {
+				if once, err = st.prices.launch(pieces[k].Proc); err != nil {
+					st.lacks(now, err)
+					return c, false
+				}
+			}
+			e := &c.shares[pieces[k].Share]
+			e.ns, e.low, e.high = e.ns+max(0, est[j].ns-once), e.low+max(0, est[j].low-once), e.high+max(0, est[j].high-once)
+		}
+	}
+	end, ok := st.execute(pieces, c.shares)
+	if !ok {
+		return c, false
+	}
+	for k := range c.Shares {
+		c.Shares[k].PredictNS = c.shares[k].ns
+	}
+	c.PredictNS = end
+	c.access(n, pieces)
+	c.name()
+	return c, true
+}
+
+func (st *stage) lacks(tasks []task, err error) {
+	for _, t := range tasks {
+		if st.missing[t.proc] == nil {
+			st.missing[t.proc] = err
+		}
+	}
+}
+
+// pad gives a share of a processor with static shapes the standard number of rows that is cheapest:
+// prices are not monotone in the rows.
+func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
+	unit := st.static[sh.Proc]
+	if unit == 0 || sh.PadRows > 0 || axis == planir.AxisK || axis == planir.AxisHeads {
+		return
+	}
+	o := n.Op()
+	rows := o.M
+	switch axis {
+	case planir.AxisRows:
+		if sh.To != o.M {
+			return // only the last rows may be padded
+		}
+		rows = sh.To - sh.From
+	case planir.AxisCols:
+		o.N = sh.To - sh.From
+	}
+	best := int64(math.MaxInt64)
+	options := []int{rows, socs.Round(rows, unit)}
+	power := unit
+	for power < rows {
+		power *= 2
+	}
+	for _, m := range append(options, power) {
+		o.M = m
+		if e, err := st.prices.together([]task{{sh.Proc, o, st.cold && o.Kind == op.MatMul}}); err == nil && e[0].ns < best {
+			best, sh.PadRows = e[0].ns, m
+		}
+	}
+	if sh.PadRows == rows {
+		sh.PadRows = 0
+	}
+}
+
+// execute is when the last piece of a node is done, all lanes starting at 0: shares at once, then what is
+// gathered or added, each after what the share computed has been handed over.
+func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, ok bool) {
+	lanes := map[string]int64{}
+	for k := range pieces {
+		p := &pieces[k]
+		if p.Role == lower.Compute {
+			lanes[p.Proc] = shares[p.Share].ns
+			end = max(end, lanes[p.Proc])
+			continue
+		}
+		from := pieces[p.Share].Proc
+		after := []task{{p.Proc, p.Op(), false}}
+		est, err := st.prices.together(after)
+		if err == nil && from != p.Proc {
+			var hand estimate
+			hand, err = st.prices.handover(from, p.Proc)
+			lanes[p.Proc] = max(lanes[p.Proc], shares[p.Share].ns+hand.ns)
+		}
+		if err != nil {
+			st.lacks(after, err)
+			return 0, false
+		}
+		lanes[p.Proc] += est[0].ns
+		end = max(end, lanes[p.Proc])
+	}
+	return end, true
+}
+
+// access notes who reads what, and who wrote each output last.
+func (c *candidate) access(n *lower.Node, pieces []lower.Piece) {
+	taken := map[string]bool{}
+	for k := len(pieces) - 1; k >= 0; k-- {
+		for _, v := range pieces[k].Out {
+			if slices.Contains(n.Out, v.Buffer) && !taken[v.String()] {
+				taken[v.String()] = true
+				c.writes = append(c.writes, access{pieces[k].Proc, v})
+			}
+		}
+		if pieces[k].Role == lower.Compute {
+			for _, v := range pieces[k].In {
+				c.reads = append(c.reads, access{pieces[k].Proc, v})
+			}
+		}
+	}
+	for _, list := range [][]access{c.reads, c.writes} {
+		slices.SortFunc(list, func(a, b access) int { return strings.Compare(a.String(), b.String()) })
+	}
+}
+
+func (a access) String() string { return a.proc + " " + a.view.String() }
+
+// name gives the candidate the strategy its shares amount to.
+func (c *candidate) name() {
+	padded := slices.ContainsFunc(c.Shares, func(s planir.Share) bool { return s.PadRows > 0 })
+	switch {
+	case padded && c.Strategy == planir.Single:
+		c.Strategy = planir.Padding
+	case padded && c.Strategy == planir.WeightCentric:
+		c.Strategy = planir.Hybrid
+	}
+}
+
+// base is the strategy without its padding.
+func base(s planir.Strategy) planir.Strategy {
+	switch s {
+	case planir.Padding:
+		return planir.Single
+	case planir.Hybrid:
+		return planir.WeightCentric
+	}
+	return s
+}
+
+// class is the location class of accesses: who holds (or reads) which part of the values in buffers.
+func class(list []access, buffers []string) string {
+	var parts []string
+	for _, a := range list {
+		if slices.Contains(buffers, a.view.Buffer) {
+			parts = append(parts, a.String())
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// handover is the time from the end of a node, whose outputs lie as writes say, to the start of the next.
+// A processor that reads only what it wrote itself waits for nobody.
+func (st *stage) handover(writes, reads []access) (int64, error) {
+	waits := map[string]map[string]int64{} // reader, writer: bytes
+	for _, r := range reads {
+		for _, w := range writes {
+			if r.proc != w.proc && r.view.Overlaps(w.view) {
+				if waits[r.proc] == nil {
+					waits[r.proc] = map[string]int64{}
+				}
+				rows := min(r.view.R1, w.view.R1) - max(r.view.R0, w.view.R0)
+				cols := min(r.view.C1, w.view.C1) - max(r.view.C0, w.view.C0)
+				waits[r.proc][w.proc] += int64(rows) * int64(cols) * int64(st.sec.Values[r.view.Buffer].Type.Bytes())
+			}
+		}
+	}
+	var worst int64
+	for reader, from := range waits {
+		var flag, move int64
+		for writer, bytes := range from {
+			h, err := st.prices.handover(writer, reader)
+			if err != nil {
+				return 0, err
+			}
+			c, err := st.prices.copy(writer, reader, bytes)
+			if err != nil {
+				return 0, err
+			}
+			flag, move = max(flag, h.ns), move+c
+		}
+		worst = max(worst, flag+move)
+	}
+	return worst, nil
+}
+
+// How many boundaries of a divided axis are tried, and processors in one tuple.
+const (
+	gridSteps = 32
+	maxTuple  = 3
+)
+
+// candidates lists the ways to execute each node of the section. Every processor that executes a
+// node alone is among them; the order is fixed. tuples are ordered lists of at least two processors
+// that may run together.
+func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
+	out := make([][]candidate, len(st.sec.Nodes))
+	seen := make([]map[string]bool, len(st.sec.Nodes))
+	add := func(i int, c candidate) {
+		if seen[i] == nil {
+			seen[i] = map[string]bool{}
+		}
+		if l := c.label(); !seen[i][l] {
+			seen[i][l] = true
+			out[i] = append(out[i], c)
+		}
+	}
+	for i := range st.sec.Nodes {
+		for _, p := range st.procs {
+			if c, ok := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p.Name}}); ok {
+				add(i, c)
+			}
+		}
+		if len(out[i]) == 0 {
+			return nil, st.impossible(i)
+		}
+	}
+	for _, run := range st.runs() {
+		for _, tuple := range tuples {
+			for _, c := range st.divide(run, tuple) {
+				add(c.node, c.candidate)
+			}
+		}
+	}
+	return out, nil
+}
+
+// impossible explains why no processor executes a node.
+func (st *stage) impossible(i int) error {
+	n := &st.sec.Nodes[i]
+	for _, p := range st.procs {
+		if err := st.missing[p.Name]; err != nil {
+			return diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, err).
+				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+		}
+	}
+	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s)", n.Name, st.rows, n.Op().Key())
+	if s := n.Op().Scheme; s != "" {
+		return d.WithHint("permit another scheme than %q in the workload, or add processors to the SoC", s)
+	}
+	return d
+}
+
+// link is a node and the axis along which a run divides it.
+type link struct {
+	node int
+	axis planir.Axis
+}
+
+// runs lists what may be divided: every node along each of its axes, and runs of nodes that, divided at
+// corresponding boundaries, hand nothing over: columns of a matmul, then of what works on columns,
+// then the reduction of the next matmul; and rows of everything but attention.
+func (st *stage) runs() [][]link {
+	var out [][]link
+	var rows []link
+	for i := range st.sec.Nodes {
+		n := &st.sec.Nodes[i]
+		for _, axis := range []planir.Axis{planir.AxisCols, planir.AxisHeads} {
+			if _, err := lower.AxisLength(n, axis); err == nil {
+				out = append(out, []link{{i, axis}})
+			}
+		}
+		if m, err := lower.AxisLength(n, planir.AxisRows); err == nil && m > 1 {
+			rows = append(rows, link{i, planir.AxisRows})
+		}
+		run := st.columnRun(i)
+		if len(run) > 1 {
+			out = append(out, run)
+			// The reduction's additions may outweigh what it saves: also without it.
+			if last := len(run) - 1; run[last].axis == planir.AxisK && last > 1 {
+				out = append(out, run[:last])
+			}
+		}
+	}
+	if len(rows) > 0 {
+		out = append(out, rows)
+	}
+	for _, l := range rows {
+		if len(rows) > 1 {
+			out = append(out, []link{l})
+		}
+	}
+	return out
+}
+
+// columnRun is the longest run that starts with the columns of node i.
+func (st *stage) columnRun(i int) []link {
+	if st.sec.Nodes[i].Op().Kind != op.MatMul {
+		return nil
+	}
+	run := []link{{i, planir.AxisCols}}
+	for j := i + 1; j < len(st.sec.Nodes); j++ {
+		n, before := &st.sec.Nodes[j], &st.sec.Nodes[j-1]
+		if !slices.Contains(n.In, before.Out[0]) {
+			break
+		}
+		switch o := n.Op(); {
+		case o.Kind == op.SiluMul || o.Kind == op.Add:
+			run = append(run, link{j, planir.AxisCols})
+			continue
+		case o.Kind == op.Attention:
+			run = append(run, link{j, planir.AxisHeads})
+			continue
+		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows():
+			run = append(run, link{j, planir.AxisK})
+		}
+		break
+	}
+	return run
+}
+
+// inColumns is where a boundary of a node along an axis lies in the columns of its input.
+func inColumns(o op.Op, b int) int {
+	switch o.Kind {
+	case op.SiluMul:
+		return 2 * b
+	case op.Attention:
+		return b * (o.Heads/o.KVHeads + 2) * o.HeadDim
+	}
+	return b
+}
+
+// atColumn is the boundary of a node that lies at a column of its output; false between two.
+func atColumn(o op.Op, col int) (int, bool) {
+	if o.Kind == op.Attention {
+		width := o.Heads / o.KVHeads * o.HeadDim
+		return col / width, col%width == 0
+	}
+	return col, true
+}
+
+// boundary is where a run is divided, in the units of each of its nodes.
+type boundary []int
+
+// boundaries lists where a run can be divided between two of the processors, ascending: where every
+// node has a boundary on the granularity of all of them.
+func (st *stage) boundaries(run []link, tuple []string) []boundary {
+	last := &st.sec.Nodes[run[len(run)-1].node]
+	length, err := lower.AxisLength(last, run[len(run)-1].axis)
+	if err != nil {
+		return nil
+	}
+	unit := func(l link) int {
+		u := 1
+		for _, name := range tuple {
+			g := lower.Granularity(&st.sec.Nodes[l.node], l.axis, st.proc(name))
+			if l.axis == planir.AxisRows {
+				g = max(1, st.static[name])
+			}
+			u = lcm(u, g)
+		}
+		return u
+	}
+	var out []boundary
+	step := unit(run[len(run)-1])
+next:
+	for b := step; b < length; b += step {
+		at := make(boundary, len(run))
+		at[len(run)-1] = b
+		for k := len(run) - 2; k >= 0; k-- {
+			if run[k].axis == planir.AxisRows {
+				at[k] = b
+				continue
+			}
+			var ok bool
+			if at[k], ok = atColumn(st.sec.Nodes[run[k].node].Op(), inColumns(st.sec.Nodes[run[k+1].node].Op(), at[k+1])); !ok || at[k]%unit(run[k]) != 0 {
+				continue next
+			}
+		}
+		out = append(out, at)
+	}
+	return out
+}
+
+func lcm(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
+}
+
+// divided is a candidate of a run's node.
+type divided struct {
+	node int
+	candidate
+}
+
+// divide lists the candidates of a run over a tuple: for two processors a grid of boundaries, for more
+// even parts, and for both the balance that a search from there finds.
+func (st *stage) divide(run []link, tuple []string) []divided {
+	at := st.boundaries(run, tuple)
+	if len(at) < len(tuple)-1 {
+		return nil
+	}
+	strategies := map[planir.Axis]planir.Strategy{
+		planir.AxisCols: planir.WeightCentric, planir.AxisHeads: planir.WeightCentric,
+		planir.AxisRows: planir.ActivationDivide, planir.AxisK: planir.Paired,
+	}
+	type result struct {
+		list []divided
+		ns   int64
+	}
+	tried := map[string]result{}
+	var order []string
+	// try prices the run with cuts at indices of at.
+	try := func(cuts []int) int64 {
+		key := fmt.Sprint(cuts)
+		if r, ok := tried[key]; ok {
+			return r.ns
+		}
+		r := result{}
+		for k, l := range run {
+			length, _ := lower.AxisLength(&st.sec.Nodes[l.node], l.axis)
+			shares := make([]planir.Share, len(tuple))
+			from := 0
+			for j, name := range tuple {
+				to := length
+				if j < len(cuts) {
+					to = at[cuts[j]][k]
+				}
+				shares[j] = planir.Share{Proc: name, From: from, To: to}
+				from = to
+			}
+			c, ok := st.candidate(l.node, strategies[l.axis], l.axis, shares)
+			if !ok {
+				r.ns = math.MaxInt64 // the others stay: a run may be divided in part
+				continue
+			}
+			r.list = append(r.list, divided{l.node, c})
+			if r.ns != math.MaxInt64 {
+				r.ns += c.PredictNS
+			}
+		}
+		tried[key] = r
+		order = append(order, key)
+		return r.ns
+	}
+	var best []int
+	bestNS := int64(math.MaxInt64)
+	consider := func(cuts []int) bool {
+		for j := range cuts {
+			if cuts[j] < 0 || cuts[j] >= len(at) || j > 0 && cuts[j] <= cuts[j-1] {
+				return false
+			}
+		}
+		if ns := try(cuts); ns < bestNS {
+			best, bestNS = slices.Clone(cuts), ns
+			return true
+		}
+		return false
+	}
+	stride := max(1, len(at)/gridSteps)
+	if len(tuple) == 2 {
+		for i := stride / 2; i < len(at); i += stride {
+			consider([]int{i})
+		}
+		consider([]int{(len(at) - 1) / 2}) // the middle, whatever the grid
+	} else {
+		even := make([]int, len(tuple)-1)
+		for j := range even {
+			even[j] = (j + 1) * len(at) / len(tuple)
+		}
+		if even[0] > 0 {
+			for j := range even {
+				even[j]--
+			}
+		}
+		consider(even)
+		stride = max(1, len(at)/4)
+	}
+	// Move one cut at a time by shorter and shorter steps.
+	for ; best != nil && stride > 0; stride /= 2 {
+		for moved := true; moved; {
+			moved = false
+			for j := range best {
+				for _, d := range []int{-stride, stride} {
+					cuts := slices.Clone(best)
+					cuts[j] += d
+					moved = consider(cuts) || moved
+				}
+			}
+		}
+	}
+	// Of a search over many processors only where it ended is kept.
+	if len(tuple) > 2 {
+		if best == nil {
+			return nil
+		}
+		return tried[fmt.Sprint(best)].list
+	}
+	var out []divided
+	for _, key := range order {
+		out = append(out, tried[key].list...)
+	}
+	return out
+}

@@ -1,0 +1,147 @@
+package solver
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+)
+
+// fitted answers prices from fitted costs. What was asked once is kept: candidates ask for the same
+// shapes over and over.
+type fitted struct {
+	costs *roofline.Costs
+	soc   *socs.SoC
+	ops   map[string]answer
+	sets  map[string]answers
+}
+
+type answer struct {
+	estimate
+	err error
+}
+
+type answers struct {
+	list []estimate
+	err  error
+}
+
+func newFitted(c *roofline.Costs, s *socs.SoC) *fitted {
+	return &fitted{costs: c, soc: s, ops: map[string]answer{}, sets: map[string]answers{}}
+}
+
+func (t task) key() string { return fmt.Sprintf("%s %v %s", t.proc, t.cold, t.op.Key()) }
+
+func (f *fitted) one(t task) (estimate, error) {
+	k := t.key()
+	a, ok := f.ops[k]
+	if !ok {
+		p, err := f.costs.Op(t.proc, t.op, t.cold)
+		a = answer{estimate{p.NS, p.LowNS, p.HighNS}, err}
+		f.ops[k] = a
+	}
+	return a.estimate, a.err
+}
+
+func (f *fitted) together(tasks []task) ([]estimate, error) {
+	if len(tasks) == 1 {
+		e, err := f.one(tasks[0])
+		return []estimate{e}, err
+	}
+	keys := make([]string, len(tasks))
+	for i, t := range tasks {
+		keys[i] = t.key()
+	}
+	k := strings.Join(keys, "\n")
+	a, ok := f.sets[k]
+	if !ok {
+		a.list, a.err = f.compute(tasks)
+		f.sets[k] = a
+	}
+	return a.list, a.err
+}
+
+func (f *fitted) compute(tasks []task) ([]estimate, error) {
+	loads := make([]roofline.Load, len(tasks))
+	out := make([]estimate, len(tasks))
+	for i, t := range tasks {
+		loads[i] = roofline.Load{Proc: t.proc, Op: t.op, Cold: t.cold}
+		var err error
+		if out[i], err = f.one(t); err != nil {
+			return nil, err
+		}
+	}
+	slower, err := f.costs.Concurrent(loads...)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		times := func(ns int64) int64 { return int64(math.Round(float64(ns) * slower[i])) }
+		out[i] = estimate{times(out[i].ns), times(out[i].low), times(out[i].high)}
+	}
+	return out, nil
+}
+
+func (f *fitted) launch(proc string) (int64, error) {
+	p, err := f.costs.Launch(proc)
+	return p.NS, err
+}
+
+func (f *fitted) handover(from, to string) (estimate, error) {
+	p, ok := f.costs.Sync(from, to)
+	if !ok {
+		return estimate{}, diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
+			WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+	}
+	return estimate{p.NS, p.LowNS, p.HighNS}, nil
+}
+
+// copy is 0 unless the SoC says that data must move between the two.
+func (f *fitted) copy(from, to string, bytes int64) (int64, error) {
+	if l, ok := f.soc.Link(from, to); !ok || l.CopyGBps == 0 {
+		return 0, nil
+	}
+	p, ok := f.costs.Copy(from, to, bytes)
+	if !ok {
+		return 0, diag.New(diag.ClassInput, "price a copy from %q to %q: never measured", from, to).
+			WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+	}
+	return p.NS, nil
+}
+
+// machine is what of a SoC takes part in solving.
+type machine struct {
+	procs     []planir.Proc // ascending by name
+	static    map[string]int
+	conflicts [][2]int
+	tuples    [][]string
+	notes     diag.List
+}
+
+// kvTypes lists the cache types a processor's attention works on; nil: any.
+func executes(p *socs.Processor, kv op.Type) []op.Kind {
+	if len(p.KV) == 0 {
+		return p.Kinds
+	}
+	for _, t := range p.KV {
+		if t == kv {
+			return p.Kinds
+		}
+	}
+	kinds := p.Kinds
+	if len(kinds) == 0 {
+		kinds = op.Kinds
+	}
+	var out []op.Kind
+	for _, k := range kinds {
+		if k != op.Attention && k != op.KVAppend {
+			out = append(out, k)
+		}
+	}
+	return out
+}

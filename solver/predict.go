@@ -1,0 +1,168 @@
+package solver
+
+import (
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// prediction goes through a lowered program three times: with the expected, the low and the high
+// time of every step and hand-over.
+func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
+	times, err := s.stepTimes(p, ph)
+	if err != nil {
+		return planir.Prediction{}, err
+	}
+	pred := planir.Prediction{Program: ph.Name}
+	var failed error
+	run := func(pick func(estimate) int64) (int64, []int64) {
+		return timeline(ph,
+			func(lane string, st *planir.Step) int64 { return pick(times[stepKey{lane, st.Node, st.Run}]) },
+			func(from, to string) int64 {
+				h, err := s.prices.handover(from, to)
+				if err != nil {
+					failed = err
+				}
+				return pick(h)
+			})
+	}
+	var sections []int64
+	pred.PlanNS, sections = run(func(e estimate) int64 { return e.ns })
+	pred.LowNS, _ = run(func(e estimate) int64 { return e.low })
+	pred.HighNS, _ = run(func(e estimate) int64 { return e.high })
+	if failed != nil {
+		return pred, failed
+	}
+	for i, ns := range sections {
+		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
+	}
+	for i := range s.procs {
+		name := s.procs[i].Name
+		ns, ok, err := s.alone(ph.Rows, name)
+		if err != nil {
+			return pred, err
+		}
+		if ok {
+			pred.Singles = append(pred.Singles, planir.SingleTime{Proc: name, NS: ns})
+		}
+	}
+	return pred, nil
+}
+
+// alone is the time of a program that one processor executes by itself, the head included.
+func (s *session) alone(rows int, proc string) (int64, bool, error) {
+	var total int64
+	for _, r := range slices.Compact([]int{1, rows}) {
+		pr, err := s.program(r, s.scheme(r))
+		if err != nil {
+			return 0, false, err
+		}
+		for _, in := range pr.instances {
+			if r != rows && !in.stage.sec.Logits {
+				continue
+			}
+			_, ns, ok := in.single(proc)
+			if !ok {
+				return 0, false, nil
+			}
+			total += ns
+		}
+	}
+	return total, true, nil
+}
+
+type stepKey struct{ lane, node, graph string }
+
+// stepTimes is the time of every step of a program: of a share as its candidate was priced, of a
+// gather or an addition of partial sums as such.
+func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estimate, error) {
+	shares := map[[2]string]estimate{} // by node and processor
+	for _, r := range slices.Compact([]int{1, ph.Rows}) {
+		pr, err := s.program(r, s.scheme(r))
+		if err != nil {
+			return nil, err
+		}
+		for _, in := range pr.instances {
+			for i := range in.candidates {
+				d := p.DecisionFor(in.stage.sec.Nodes[i].Name, in.candidates[i][0].Rows)
+				c := in.find(i, d)
+				if c < 0 {
+					panic("BUG: decision on " + d.Node + " is none of its candidates")
+				}
+				for k, sh := range d.Shares {
+					shares[[2]string{d.Node, sh.Proc}] = in.candidates[i][c].shares[k]
+				}
+			}
+		}
+	}
+	ops := map[string]op.Op{}
+	for i := range p.Program.Graphs {
+		g := &p.Program.Graphs[i]
+		ops[g.Name] = g.Graph.Nodes[len(g.Graph.Nodes)-1].Op
+	}
+	out := map[stepKey]estimate{}
+	for i := range ph.Sections {
+		for _, l := range ph.Sections[i].Lanes {
+			for _, st := range l.Steps {
+				k := stepKey{l.Proc, st.Node, st.Run}
+				d := p.DecisionFor(st.Node, ph.Rows)
+				if d == nil {
+					d = p.DecisionFor(st.Node, 1) // the head
+				}
+				if kind := ops[st.Run].Kind; d.Axis == planir.AxisK && kind == op.Add || kind == op.Copy { // no share
+					e, err := s.prices.together([]task{{l.Proc, ops[st.Run], false}})
+					if err != nil {
+						return nil, err
+					}
+					out[k] = e[0]
+					continue
+				}
+				out[k] = shares[[2]string{st.Node, l.Proc}]
+			}
+		}
+	}
+	return out, nil
+}
+
+// sameShares reports whether two decisions of one node divide it alike.
+func sameShares(a, b *planir.Decision) bool {
+	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
+}
+
+// expected is the workload's objective in nanoseconds.
+func (s *session) expected(p *planir.Plan) float64 {
+	total := 0.0
+	for _, pred := range p.Predictions {
+		if pred.Program == "decode" {
+			total += float64(s.want.weights.Decode * float64(float64(s.want.outputTokens)*float64(pred.PlanNS)))
+		}
+		for i := range p.Program.Programs {
+			ph := &p.Program.Programs[i]
+			if k := slices.Index(s.want.buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
+				total += float64(s.want.weights.Prefill * float64(s.want.share[k]*float64(pred.PlanNS)))
+			}
+		}
+	}
+	return total
+}
+
+// checkMemory warns when what the plan holds exceeds a memory of the SoC.
+func (s *session) checkMemory(p *planir.Plan) {
+	need := p.Program.Cache.Bytes()
+	for _, b := range p.Program.WeightBlobs() {
+		need += b.Size
+	}
+	for _, b := range p.Program.Buffers {
+		need += int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes())
+	}
+	for _, d := range s.in.SoC.Memory {
+		if slices.Contains(d.Processors, s.in.SoC.Control) && d.Bytes > 0 && need > d.Bytes {
+			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes of weights, cache and buffers, and memory %q of SoC %q has %d", need, d.Name, s.in.SoC.Name, d.Bytes).
+				WithHint("permit schemes with fewer bits in the workload, such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
+			w.Severity = diag.Warning
+			s.notes = append(s.notes, w)
+		}
+	}
+}

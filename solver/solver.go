@@ -1,0 +1,527 @@
+// Package solver knows which processor should execute which part of every operator: it prices the ways
+// to execute them, poses the partition problem of each section and number of rows, has an engine solve
+// it, and turns the answers into a plan that carries its alternatives, predictions and proofs.
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// Input is everything a plan depends on.
+type Input struct {
+	Model    *models.Model
+	SoC      *socs.SoC
+	Costs    *roofline.Costs
+	Workload *Workload // nil: DefaultWorkload
+	Engine   problem.Engine
+}
+
+// Result is a plan and what its user should know about it.
+type Result struct {
+	Plan     *planir.Plan
+	Warnings diag.List
+	// ExpectedNS is the workload's objective: the mean time of a prompt's prefill and of its answer's
+	// decoding, each times its weight.
+	ExpectedNS float64
+}
+
+// cacheType is the element type of the KV cache: stored precision, as nobody offered less.
+const cacheType = op.F32
+
+// Solve makes a plan. It depends on nothing but its input: equal inputs give equal plans.
+//
+// Errors are of class ClassInfeasible when no plan can satisfy the limits, of class ClassInput when
+// the costs lack something, each naming it.
+func Solve(ctx context.Context, in Input) (*Result, error) {
+	s, err := newSession(in)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.chooseSchemes(ctx); err != nil {
+		return nil, err
+	}
+	plan, err := s.fit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.predict(plan); err != nil {
+		return nil, err
+	}
+	found := check.Plan(plan, in.Model, in.SoC)
+	if err := found.Err(); err != nil {
+		for _, d := range found {
+			if d.Code == "P027" {
+				return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", d.Summary).
+					WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
+			}
+		}
+		return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
+	}
+	s.checkMemory(plan)
+	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan)}, nil
+}
+
+// session is one solve.
+type session struct {
+	in     Input
+	graph  models.Graph
+	want   *demand
+	prices prices
+	machine
+	cacheBytes int64 // of the last cache
+
+	programs map[programKey]*program // posed so far
+	prefill  op.Scheme               // chosen
+	decode   op.Scheme
+}
+
+type programKey struct {
+	rows   int
+	scheme op.Scheme
+}
+
+// program is the problems of one number of rows: a section each, without the head for more than one row.
+type program struct {
+	name      string
+	sections  []lower.Section
+	instances []*instance
+}
+
+func newSession(in Input) (*session, error) {
+	switch {
+	case in.Model == nil || in.SoC == nil || in.Costs == nil || in.Engine == nil:
+		panic("BUG: solve needs a model, a SoC, costs and an engine")
+	case in.Costs.SoC != in.SoC.Name || in.Costs.Fingerprint != in.SoC.Fingerprint:
+		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)", in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
+			WithHint("profile this SoC and fit its costs")
+	}
+	if in.Workload == nil {
+		in.Workload = DefaultWorkload()
+	}
+	if err := in.Workload.Validate(); err != nil {
+		return nil, err
+	}
+	want, err := in.Workload.apply(in.Model.MaxContext)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}}
+	s.cacheBytes = in.SoC.LastCacheBytes()
+	return s, s.enlist()
+}
+
+// enlist finds the processors that can work on one buffer pool with the control processor, which of
+// them exclude each other, and the tuples they form.
+func (s *session) enlist() error {
+	s.static = map[string]int{}
+	soc := s.in.SoC
+	names := make([]string, 0, len(soc.Processors))
+	for i := range soc.Processors {
+		names = append(names, soc.Processors[i].Name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		if !shareMemory(soc, name, soc.Control) {
+			s.note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
+			continue
+		}
+		sp := soc.Processor(name)
+		p := check.Proc(sp)
+		p.Kinds = executes(sp, cacheType)
+		s.procs = append(s.procs, p)
+		if sp.StaticShapes || sp.Tile.M > 1 {
+			s.static[name] = max(1, sp.Tile.M)
+		}
+	}
+	together := func(a, b string) bool {
+		if soc.Concurrent(a, b) != nil || !shareMemory(soc, a, b) {
+			return false
+		}
+		for _, d := range [][2]string{{a, b}, {b, a}} {
+			if _, err := s.prices.handover(d[0], d[1]); err != nil {
+				s.note("processors %q and %q are not combined: the hand-over from %q to %q was never measured", a, b, d[0], d[1])
+				return false
+			}
+		}
+		return true
+	}
+	n := len(s.procs)
+	compatible := make([][]bool, n)
+	for i := range compatible {
+		compatible[i] = make([]bool, n)
+	}
+	for i := range n {
+		for j := i + 1; j < n; j++ {
+			compatible[i][j] = together(s.procs[i].Name, s.procs[j].Name)
+			compatible[j][i] = compatible[i][j]
+			if !compatible[i][j] {
+				s.conflicts = append(s.conflicts, [2]int{i, j})
+			}
+		}
+	}
+	var grow func(tuple []int)
+	grow = func(tuple []int) {
+		if len(tuple) > 1 {
+			list := make([]string, len(tuple))
+			for k, i := range tuple {
+				list[k] = s.procs[i].Name
+			}
+			s.tuples = append(s.tuples, list)
+		}
+		if len(tuple) == maxTuple {
+			return
+		}
+		for i := range n {
+			// Of many processors only ascending tuples: the number of orders grows too fast.
+			if len(tuple) > 0 && n > 6 && i < tuple[len(tuple)-1] {
+				continue
+			}
+			if !slices.Contains(tuple, i) && !slices.ContainsFunc(tuple, func(j int) bool { return !compatible[i][j] }) {
+				grow(append(slices.Clone(tuple), i))
+			}
+		}
+	}
+	grow(nil)
+	sort.SliceStable(s.tuples, func(a, b int) bool { return len(s.tuples[a]) < len(s.tuples[b]) })
+	if n == 0 {
+		return diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q", soc.Name, soc.Control)
+	}
+	return nil
+}
+
+func shareMemory(s *socs.SoC, a, b string) bool {
+	if len(s.Memory) == 0 || a == b {
+		return true
+	}
+	return slices.ContainsFunc(s.Memory, func(d socs.Domain) bool {
+		return slices.Contains(d.Processors, a) && slices.Contains(d.Processors, b)
+	})
+}
+
+func (s *session) note(format string, args ...any) {
+	d := diag.New(diag.ClassInput, format, args...)
+	d.Severity = diag.Warning
+	s.notes = append(s.notes, d)
+}
+
+// program poses the problems of a number of rows in a scheme.
+func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
+	key := programKey{rows, scheme}
+	if p := s.programs[key]; p != nil {
+		return p, nil
+	}
+	p := &program{name: "decode"}
+	if rows > 1 {
+		p.name = fmt.Sprintf("prefill@%d", rows)
+	}
+	var err error
+	p.sections, err = lower.Expand(&s.graph, rows, s.want.context, cacheType, func(string) op.Scheme { return scheme })
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
+	}
+	for i := range p.sections {
+		if p.sections[i].Logits && rows > 1 {
+			continue // one row whatever the bucket: decided with decode
+		}
+		in, err := s.stage(&p.sections[i], rows).instance(s.tuples, nil)
+		if err != nil {
+			return nil, err
+		}
+		p.instances = append(p.instances, in)
+	}
+	s.programs[key] = p
+	return p, nil
+}
+
+func (s *session) stage(sec *lower.Section, rows int) *stage {
+	st := &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), missing: map[string]error{}}
+	// Weights of one pass that fit half the last cache are still there in the next one.
+	var bytes int64
+	for i := range sec.Nodes {
+		if o := sec.Nodes[i].Op(); o.Kind == op.MatMul {
+			bytes += op.WeightBytes(o.Scheme.Weight(), o.K, o.N) * int64(max(1, sec.Layers))
+		}
+	}
+	st.cold = s.cacheBytes == 0 || bytes > s.cacheBytes/2
+	return st
+}
+
+// chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the
+// costs know.
+func (s *session) chooseSchemes(ctx context.Context) error {
+	choose := func(phase string, schemes []op.Scheme, time func(op.Scheme) (float64, error)) (op.Scheme, error) {
+		best, bestNS := op.Scheme(""), math.Inf(1)
+		var first error
+		for _, scheme := range schemes {
+			ns, err := time(scheme)
+			if err != nil {
+				if ctx.Err() != nil {
+					return "", err
+				}
+				if first == nil {
+					first = err
+				}
+				if len(schemes) > 1 {
+					s.note("scheme %q is left out of %s: %v", scheme, phase, err)
+				}
+				continue
+			}
+			if ns < bestNS {
+				best, bestNS = scheme, ns
+			}
+		}
+		if best == "" {
+			return "", first
+		}
+		return best, nil
+	}
+	var err error
+	s.decode, err = choose("decode", s.want.decode, func(scheme op.Scheme) (float64, error) {
+		p, err := s.program(1, scheme)
+		if err != nil {
+			return 0, err
+		}
+		_, report, err := p.solve(ctx, s, nil)
+		return float64(report.ObjectiveNS), err
+	})
+	if err != nil || len(s.want.buckets) == 0 {
+		s.prefill = s.decode
+		return err
+	}
+	s.prefill, err = choose("prefill", s.want.prefill, func(scheme op.Scheme) (float64, error) {
+		total := 0.0
+		for i, rows := range s.want.buckets {
+			p, err := s.program(rows, scheme)
+			if err != nil {
+				return 0, err
+			}
+			_, report, err := p.solve(ctx, s, nil)
+			if err != nil {
+				return 0, err
+			}
+			total += float64(float64(report.ObjectiveNS) * s.want.share[i])
+		}
+		return total, nil
+	})
+	return err
+}
+
+// fit returns the best plan found whose processors hold what they are given: without a limit in the
+// way, each program's optimum; else every byte is charged as little as suffices.
+func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
+	plan, err := s.assemble(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	over := s.overfull(plan)
+	if len(over) == 0 {
+		return plan, nil
+	}
+	limited := over
+	at := func(rate float64) (*planir.Plan, bool, error) {
+		penalty := map[string]float64{}
+		for _, name := range limited {
+			penalty[name] = rate
+		}
+		p, err := s.assemble(ctx, penalty)
+		if err != nil {
+			return nil, false, err
+		}
+		rest := s.overfull(p)
+		for _, name := range rest {
+			if !slices.Contains(limited, name) {
+				limited = append(limited, name)
+			}
+		}
+		return p, len(rest) == 0, nil
+	}
+	// Reading a byte takes a fraction of a nanosecond; a charge far above that empties a processor.
+	low, high := 0.0, 1.0/1024
+	for range 32 {
+		p, ok, err := at(high)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			plan = p
+			break
+		}
+		low, high = high, high*2
+	}
+	if len(s.overfull(plan)) > 0 {
+		name := over[0]
+		return nil, diag.New(diag.ClassInfeasible, "what only processor %q can execute takes %d bytes, and it addresses at most %d", name,
+			check.Load(plan, s.in.SoC.Processor(name)).Bytes, s.in.SoC.Processor(name).AddressBytes).
+			WithHint("permit a scheme with fewer bits in the workload")
+	}
+	for range 12 {
+		mid := (low + high) / 2
+		p, ok, err := at(mid)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			plan, high = p, mid
+		} else {
+			low = mid
+		}
+	}
+	return plan, nil
+}
+
+func (s *session) overfull(p *planir.Plan) []string {
+	var out []string
+	for i := range p.Procs {
+		sp := s.in.SoC.Processor(p.Procs[i].Name)
+		if sp.AddressBytes > 0 && check.Load(p, sp).Bytes > sp.AddressBytes {
+			out = append(out, sp.Name)
+		}
+	}
+	return out
+}
+
+// assemble solves every program and lowers the plan.
+func (s *session) assemble(ctx context.Context, penalty map[string]float64) (*planir.Plan, error) {
+	p := &planir.Plan{
+		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType,
+		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
+		SoC: planir.SoCRef{
+			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Control: s.in.SoC.Control,
+		},
+	}
+	var err error
+	if p.Model.Digest, err = s.in.Model.Digest(); err != nil {
+		return nil, err
+	}
+	if p.SoC.Digest, err = s.in.SoC.Digest(); err != nil {
+		return nil, err
+	}
+	for _, x := range []struct {
+		kind   string
+		digest func() (string, error)
+	}{{"costs", s.in.Costs.Digest}, {"workload", s.in.Workload.Digest}} {
+		d, err := x.digest()
+		if err != nil {
+			return nil, err
+		}
+		p.Inputs = append(p.Inputs, planir.Input{Kind: x.kind, Digest: d})
+	}
+	for _, rows := range append([]int{1}, s.want.buckets...) {
+		pr, err := s.program(rows, s.scheme(rows))
+		if err != nil {
+			return nil, err
+		}
+		d, report, err := pr.solve(ctx, s, penalty)
+		if err != nil {
+			return nil, err
+		}
+		p.Decisions, p.Solver = append(p.Decisions, d...), append(p.Solver, report)
+	}
+	if err := s.lower(p); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (s *session) scheme(rows int) op.Scheme {
+	if rows == 1 {
+		return s.decode
+	}
+	return s.prefill
+}
+
+// lower completes the plan with the processors its decisions name and its program.
+func (s *session) lower(p *planir.Plan) error {
+	used := map[string]bool{s.in.SoC.Control: true}
+	for _, d := range p.Decisions {
+		for _, sh := range d.Shares {
+			used[sh.Proc] = true
+		}
+	}
+	p.Procs = nil
+	for i := range s.procs {
+		if used[s.procs[i].Name] {
+			p.Procs = append(p.Procs, s.procs[i])
+		}
+	}
+	if err := lower.Lower(p, &s.graph); err != nil {
+		return diag.New(diag.ClassInternal, "BUG: the solved decisions do not lower: %w", err)
+	}
+	return nil
+}
+
+// predict adds the predicted times. A program that comes out slower than its best single processor
+// (hand-overs that the problem's edges do not see) is given to that processor.
+func (s *session) predict(p *planir.Plan) error {
+	for {
+		p.Predictions = nil
+		changed := false
+		for i := range p.Program.Programs {
+			ph := &p.Program.Programs[i]
+			pred, err := s.prediction(p, ph)
+			if err != nil {
+				return err
+			}
+			best := -1
+			for k := range pred.Singles {
+				if pred.Singles[k].NS < pred.PlanNS && (best < 0 || pred.Singles[k].NS < pred.Singles[best].NS) {
+					best = k
+				}
+			}
+			if best >= 0 && !changed {
+				if changed, err = s.giveTo(p, ph.Rows, pred.Singles[best].Proc); err != nil {
+					return err
+				}
+			}
+			p.Predictions = append(p.Predictions, pred)
+		}
+		if !changed {
+			return nil
+		}
+		if err := s.lower(p); err != nil {
+			return err
+		}
+	}
+}
+
+// giveTo decides a program's own sections for one processor; false when they already are.
+func (s *session) giveTo(p *planir.Plan, rows int, proc string) (bool, error) {
+	pr, err := s.program(rows, s.scheme(rows))
+	if err != nil {
+		return false, err
+	}
+	changed := false
+	var total int64
+	for _, in := range pr.instances {
+		choices, ns, ok := in.single(proc)
+		if !ok {
+			panic("BUG: processor " + proc + " was said to execute everything")
+		}
+		total += ns
+		for _, d := range in.decisions(choices) {
+			old := p.DecisionFor(d.Node, d.Rows)
+			changed = changed || !sameShares(old, &d)
+			*old = d
+		}
+	}
+	for i := range p.Solver {
+		if x := &p.Solver[i]; changed && x.Problem == "partition "+pr.name {
+			x.ObjectiveNS, x.Status = total, string(problem.Feasible)
+		}
+	}
+	return changed, nil
+}

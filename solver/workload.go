@@ -1,0 +1,289 @@
+package solver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// WorkloadSchema identifies the workload format.
+const WorkloadSchema = "hetc.workload/1"
+
+// Workload is what a plan is optimised for: how long prompts and answers are, how many positions are
+// cached, which precisions are permitted, and how prefill and decode count against each other.
+type Workload struct {
+	Schema string `json:"schema" yaml:"schema"`
+	Name   string `json:"name,omitempty" yaml:"name,omitempty"`
+	// Prompts is the distribution of prompt lengths. Empty: every bucket counts the same.
+	Prompts []Prompt `json:"prompts,omitempty" yaml:"prompts,omitempty"`
+	// OutputTokens is the mean length of an answer.
+	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
+	// Context is the number of positions the cache holds; 0: the model's, at most DefaultContext.
+	Context int `json:"context,omitempty" yaml:"context,omitempty"`
+	// Schemes are the precisions each phase may use; empty: the stored precision only.
+	Schemes Schemes `json:"schemes,omitzero" yaml:"schemes,omitempty"`
+	// Buckets are the numbers of rows prefill gets programs for; empty: powers of two.
+	Buckets []int `json:"buckets,omitempty" yaml:"buckets,omitempty,flow"`
+	// Weights are the importance of a second of prefill and of a second of decode.
+	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
+}
+
+// Prompt is one length of a histogram.
+type Prompt struct {
+	Tokens int     `json:"tokens" yaml:"tokens"`
+	Share  float64 `json:"share" yaml:"share"` // relative frequency; shares need not add up to 1
+}
+
+// UnmarshalNode reads "{tokens: 256, share: 0.3}" or a plain length, which has share 1.
+func (p *Prompt) UnmarshalNode(n *decode.Node) error {
+	if n.IsMapping() {
+		type plain Prompt
+		q := plain{Share: 1}
+		if err := n.Decode(&q); err != nil {
+			return err
+		}
+		*p = Prompt(q)
+		return nil
+	}
+	p.Share = 1
+	return n.Decode(&p.Tokens)
+}
+
+// Schemes are the permitted precisions by phase. The model's last matrix and everything else with one
+// row use decode's.
+type Schemes struct {
+	Prefill []op.Scheme `json:"prefill,omitempty" yaml:"prefill,omitempty,flow"`
+	Decode  []op.Scheme `json:"decode,omitempty" yaml:"decode,omitempty,flow"`
+}
+
+// Weights weigh the phases.
+type Weights struct {
+	Prefill float64 `json:"prefill" yaml:"prefill"`
+	Decode  float64 `json:"decode" yaml:"decode"`
+}
+
+// Defaults of a workload that does not say otherwise.
+const (
+	DefaultContext      = 2048
+	DefaultOutputTokens = 128
+	defaultPrompt       = 256 // tokens cached when decoding starts
+	defaultMinBucket    = 16
+	defaultMaxBucket    = 512
+)
+
+// DefaultWorkload is what a plan is made for when nobody says: prompts of every bucket, stored
+// precision, prefill and decode of equal weight.
+func DefaultWorkload() *Workload { return &Workload{Schema: WorkloadSchema} }
+
+// ReadWorkload reads a workload from a YAML or JSON file. Mistakes are of class ClassInput, with
+// their line.
+func ReadWorkload(path string) (*Workload, error) {
+	d, err := decode.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return decodeWorkload(d)
+}
+
+// ParseWorkload is ReadWorkload of bytes; name is shown in errors.
+func ParseWorkload(name string, data []byte) (*Workload, error) {
+	d, err := decode.Parse(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return decodeWorkload(d)
+}
+
+func decodeWorkload(d *decode.Document) (*Workload, error) {
+	var w Workload
+	if err := d.Into(WorkloadSchema, &w); err != nil {
+		return nil, err
+	}
+	w.Schema = WorkloadSchema
+	if err := w.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Name(), err)
+	}
+	return &w, nil
+}
+
+// Limits of a workload.
+const (
+	maxPrompts = 1 << 16
+	maxBuckets = 64
+	maxLength  = 1 << 22
+)
+
+// Validate reports everything that makes no sense.
+func (w *Workload) Validate() error {
+	var list diag.List
+	fail := func(path, format string, args ...any) {
+		d := diag.New(diag.ClassInput, format, args...).WithCode("workload.value")
+		d.Path = path
+		list = append(list, d)
+	}
+	if w.Schema != WorkloadSchema {
+		fail("schema", "schema is %q, want %q", w.Schema, WorkloadSchema)
+	}
+	if len(w.Prompts) > maxPrompts {
+		fail("prompts", "%d lengths, want at most %d", len(w.Prompts), maxPrompts)
+	}
+	total := 0.0
+	for i, p := range w.Prompts {
+		if p.Tokens < 1 || p.Tokens > maxLength {
+			fail(fmt.Sprintf("prompts[%d]", i), "length is %d tokens, want 1..%d", p.Tokens, maxLength)
+		}
+		if !(p.Share >= 0 && p.Share <= 1e12) {
+			fail(fmt.Sprintf("prompts[%d].share", i), "share is %v, want 0..1e12", p.Share)
+		}
+		total += p.Share
+	}
+	if len(w.Prompts) > 0 && !(total > 0) {
+		fail("prompts", "no length has a share above 0")
+	}
+	if w.OutputTokens < 0 || w.OutputTokens > maxLength {
+		fail("output_tokens", "is %d, want 0..%d", w.OutputTokens, maxLength)
+	}
+	if w.Context < 0 || w.Context > maxLength {
+		fail("context", "is %d positions, want 0..%d", w.Context, maxLength)
+	}
+	for _, s := range []struct {
+		path string
+		list []op.Scheme
+	}{{"schemes.prefill", w.Schemes.Prefill}, {"schemes.decode", w.Schemes.Decode}} {
+		for i, x := range s.list {
+			if _, err := op.ParseScheme(string(x)); err != nil {
+				fail(fmt.Sprintf("%s[%d]", s.path, i), "%v", err)
+			}
+			if slices.Contains(s.list[:i], x) {
+				fail(fmt.Sprintf("%s[%d]", s.path, i), "scheme %q appears twice", x)
+			}
+		}
+	}
+	if len(w.Buckets) > maxBuckets {
+		fail("buckets", "%d buckets, want at most %d", len(w.Buckets), maxBuckets)
+	}
+	for i, b := range w.Buckets {
+		switch {
+		case b < 2 || b > maxLength:
+			fail(fmt.Sprintf("buckets[%d]", i), "bucket of %d rows, want 2..%d (one row is decode, which is always there)", b, maxLength)
+		case i > 0 && w.Buckets[i-1] >= b:
+			fail(fmt.Sprintf("buckets[%d]", i), "bucket %d follows %d, want ascending order", b, w.Buckets[i-1])
+		}
+	}
+	for _, x := range []struct {
+		path  string
+		value float64
+	}{{"weights.prefill", w.Weights.Prefill}, {"weights.decode", w.Weights.Decode}} {
+		if !(x.value >= 0 && x.value <= 1e12) {
+			fail(x.path, "weight is %v, want 0..1e12", x.value)
+		}
+	}
+	return list.Err()
+}
+
+// Digest is the identity of the workload: hex SHA-256 of its canonical JSON.
+func (w *Workload) Digest() (string, error) {
+	b, err := json.Marshal(w)
+	if err != nil {
+		return "", fmt.Errorf("digest of workload %q: %w", w.Name, err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// demand is a workload applied to a model: everything has a value.
+type demand struct {
+	context int
+	buckets []int // ascending, without decode
+	// share is each bucket's part of the expected prefill work, in calls per prompt; it includes the
+	// calls that full buckets of a longer prompt make.
+	share           []float64
+	prefill, decode []op.Scheme
+	outputTokens    int
+	weights         Weights
+	contexts        map[int]int // by rows: positions an attention works on, on average
+}
+
+// contextAt is the number of cached positions, the new rows included, that attention is priced for.
+func (d *demand) contextAt(rows int) int { return min(max(d.contexts[rows], rows), d.context) }
+
+// apply fills in what the workload leaves open, for a model with that many positions.
+func (w *Workload) apply(maxContext int) (*demand, error) {
+	d := &demand{
+		context: w.Context, outputTokens: w.OutputTokens, weights: w.Weights,
+		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode,
+	}
+	if d.context == 0 {
+		d.context = min(maxContext, DefaultContext)
+	}
+	if d.context > maxContext {
+		return nil, diag.New(diag.ClassInput, "workload %q: context is %d positions, and the model has %d", w.Name, d.context, maxContext).
+			WithHint("set context to at most %d", maxContext)
+	}
+	if d.outputTokens == 0 {
+		d.outputTokens = DefaultOutputTokens
+	}
+	if d.weights == (Weights{}) {
+		d.weights = Weights{1, 1}
+	}
+	stored := []op.Scheme{op.A32W32}
+	if len(d.prefill) == 0 {
+		d.prefill = stored
+	}
+	if len(d.decode) == 0 {
+		d.decode = stored
+	}
+	d.buckets = slices.Clone(w.Buckets)
+	if len(d.buckets) == 0 {
+		for b := defaultMinBucket; b <= min(defaultMaxBucket, d.context); b *= 2 {
+			d.buckets = append(d.buckets, b)
+		}
+		if len(d.buckets) == 0 && d.context > 1 {
+			d.buckets = []int{d.context}
+		}
+	}
+	if n := len(d.buckets); n > 0 && d.buckets[n-1] > d.context {
+		return nil, diag.New(diag.ClassInput, "workload %q: a bucket has %d rows, and the context %d positions", w.Name, d.buckets[n-1], d.context).
+			WithHint("raise context or leave the bucket out")
+	}
+	d.share = make([]float64, len(d.buckets))
+	d.contexts = map[int]int{1: defaultPrompt + d.outputTokens/2}
+	if len(w.Prompts) == 0 {
+		for i := range d.share {
+			d.share[i] = 1 / float64(len(d.share))
+		}
+		return d, nil
+	}
+	total, mean := 0.0, 0.0
+	for _, p := range w.Prompts {
+		if p.Tokens > d.context {
+			return nil, diag.New(diag.ClassInput, "workload %q: a prompt has %d tokens, and the context %d positions", w.Name, p.Tokens, d.context).
+				WithHint("raise context (the model has %d positions)", maxContext)
+		}
+		total += p.Share
+		mean += float64(p.Share * float64(p.Tokens))
+	}
+	d.contexts[1] = int(mean/total) + d.outputTokens/2
+	positions := make([]float64, len(d.buckets))
+	for _, p := range w.Prompts {
+		for done := 0; p.Tokens-done > 1 && len(d.buckets) > 0; {
+			i := min(sort.SearchInts(d.buckets, p.Tokens-done), len(d.buckets)-1)
+			done += min(p.Tokens-done, d.buckets[i])
+			d.share[i] += p.Share / total
+			positions[i] += float64(p.Share / total * float64(done))
+		}
+	}
+	for i, b := range d.buckets {
+		if d.share[i] > 0 {
+			d.contexts[b] = int(positions[i] / d.share[i])
+		}
+	}
+	return d, nil
+}
