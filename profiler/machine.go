@@ -1,8 +1,6 @@
 package profiler
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -231,7 +229,12 @@ func Header(s *socs.SoC, fingerprint, kernels, version string, seed uint64) (rec
 		h.Environment.OS, h.Environment.Arch = s.OS, s.Arch
 		return h, nil
 	}
-	m := readMachine("/", nil)
+	var cores []int
+	for _, p := range s.Processors {
+		cores = append(cores, p.Cores...)
+	}
+	slices.Sort(cores)
+	m := readMachine("/", slices.Compact(cores))
 	h.Fingerprint = fingerprint
 	if s.Fingerprint != h.Fingerprint {
 		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", s.Name, s.Fingerprint, h.Fingerprint).

@@ -1,0 +1,118 @@
+package profiler
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	compilehost "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/socs"
+)
+
+// TestHost measures one operator of each kind and scheme, a pair and everything around on this
+// machine's real processors. What they take is nobody's business here.
+func TestHost(t *testing.T) {
+	s := probeHost(t)
+	p := s.Processors[0].Name
+	requests := everyKind()
+	for i := range requests {
+		requests[i].What.Proc = p
+	}
+	last := s.Processors[len(s.Processors)-1].Name
+	requests = append(requests, ask(last, matmul(7), 0),
+		Request{What: record.Measurement{Kind: record.Bandwidth, Proc: p, Bytes: 1 << 20, Unit: "ns"}},
+		Request{What: record.Measurement{Kind: record.Load, Proc: p, Op: matmul(5), Layout: "n32", Unit: "ns"}})
+	for _, pair := range concurrentPairs(s) {
+		x := ask(pair[0], matmul(1), 0)
+		x.What.Concurrent = []record.Partner{{Proc: pair[1], Op: matmul(1), Layout: "n32", Cold: true}}
+		requests = append(requests, x, Request{What: record.Measurement{Kind: record.Sync, Proc: pair[0], To: pair[1], Unit: "ns"}},
+			Request{What: record.Measurement{Kind: record.Copy, Proc: pair[0], To: pair[1], Bytes: 4096, Unit: "ns"}})
+	}
+	h, err := Header(s, s.Fingerprint, "best", "test", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := record.Create(t.TempDir()+"/r.jsonl", h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	rep, err := Run(context.Background(), s, requests, w, Options{
+		Drivers: map[string]driver.Driver{"host": host.New()}, Compilers: map[string]driver.Compiler{"host": compilehost.New()},
+		Rule: stat.Rule{Min: 5, Max: 6, Within: 0.02}, window: time.Millisecond, memory: 8 << 20, Seed: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.Measured != len(requests) {
+		t.Errorf("measured %d of %d, refused %v, left %v", rep.Measured, len(requests), rep.Refused, rep.Left)
+	}
+}
+
+func simulate(t *testing.T, seed uint64) *record.Set {
+	t.Helper()
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := openModel(t, "llama-3-8b")
+	requests, err := Requests(s, m, Want{Buckets: []int{256}, Schemes: []op.Scheme{op.A8TQ4B32}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := Header(s, "", "", "test", seed)
+	if err != nil || !h.Simulated || h.Fingerprint != "" {
+		t.Fatalf("header %+v, %v", h, err)
+	}
+	w, err := record.Create(t.TempDir()+"/r.jsonl", h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	rep, err := Run(context.Background(), s, requests, w, Options{
+		Drivers: map[string]driver.Driver{"sim": sim.New(s)}, Compilers: map[string]driver.Compiler{"sim": sim.NewCompiler(s)}, Seed: seed,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rep.Measured+len(rep.Refused) != len(requests) || rep.Measured < len(requests)*3/4 {
+		t.Errorf("measured %d of %d, refused %v", rep.Measured, len(requests), rep.Refused)
+	}
+	for _, r := range rep.Refused {
+		if !strings.Contains(r.Err.Error(), "cannot be compiled") && !strings.Contains(r.Err.Error(), "it has not") {
+			t.Errorf("refused %s: %v", r.Key, r.Err)
+		}
+	}
+	return w.Set()
+}
+
+func TestSim(t *testing.T) {
+	set := simulate(t, 1)
+	slower := 0
+	for _, m := range set.All() {
+		if !m.Simulated || len(m.Samples) < 3 {
+			t.Fatalf("%s: simulated %v, %d samples", m.Key(), m.Simulated, len(m.Samples))
+		}
+		if m.Kind == record.Op && len(m.Concurrent) > 0 {
+			x := *m
+			x.Concurrent = nil
+			if alone := set.Lookup(x.Key()); alone != nil && stat.Median(m.Samples) > 1.05*stat.Median(alone.Samples) {
+				slower++
+			}
+		}
+	}
+	if slower == 0 {
+		t.Error("nobody is slower beside another processor, though they share the memory")
+	}
+	a, _ := set.Digest()
+	if b, _ := simulate(t, 1).Digest(); a != b {
+		t.Error("the same seed simulates another record")
+	}
+}

@@ -1,0 +1,135 @@
+package profiler
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// TestEveryCopyIsAWeight unpacks copies from all over a store: finite values, aligned, none overlapping.
+func TestEveryCopyIsAWeight(t *testing.T) {
+	s := &stores{seed: 1, limit: 1 << 30, all: map[string]*store{}}
+	defer s.close()
+	for _, spec := range []op.WeightSpec{
+		{K: 100, N: 70, Scheme: "w32", Layout: pack.N32},
+		{K: 100, N: 70, Scheme: "q8c", Layout: pack.N32},
+		{K: 96, N: 33, Scheme: "q8c", Layout: pack.N32},
+		{K: 100, N: 70, Scheme: "q4b32", Layout: pack.N32},
+		{K: 1, N: 50, Scheme: "f32", Layout: op.RowsLayout},
+		{K: 300, N: 50, Scheme: "bf16", Layout: op.RowsLayout},
+		{K: 300, N: 50, Scheme: "f16", Layout: op.RowsLayout},
+	} {
+		spec.Name = "w"
+		const footprint = 1 << 20
+		st, size, err := s.weights(spec, footprint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		offsets := st.slots(size, footprint, 1000)
+		if want := min(1000, int(footprint/(size+64*st.unit))); len(offsets) < want {
+			t.Errorf("%+v: %d copies, want at least %d", spec, len(offsets), want)
+		}
+		values := make([]float32, spec.K*spec.N)
+		for i, at := range offsets {
+			b := st.region.Bytes()[at : at+size]
+			if !mem.Aligned(b, 64) || i > 0 && at < offsets[i-1]+size {
+				t.Fatalf("%+v: copy %d at %d", spec, i, at)
+			}
+			if i%97 != 0 && i != len(offsets)-1 {
+				continue
+			}
+			if err := pack.Unpack(values, spec, b); err != nil {
+				t.Fatalf("%+v: copy %d: %v", spec, i, err)
+			}
+			nonzero := 0
+			for _, x := range values {
+				if math.IsNaN(float64(x)) || math.Abs(float64(x)) > 1 {
+					t.Fatalf("%+v: copy %d holds %g", spec, i, x)
+				}
+				if x != 0 {
+					nonzero++
+				}
+			}
+			if nonzero < len(values)/2 {
+				t.Errorf("%+v: copy %d is mostly zero", spec, i)
+			}
+		}
+		st.refs--
+	}
+}
+
+func TestStoresKeepTheirLimit(t *testing.T) {
+	s := &stores{limit: 3 << 20, all: map[string]*store{}}
+	defer s.close()
+	get := func(name string, n int64) *store {
+		t.Helper()
+		st, err := s.get(name, n, 64, func() ([]byte, error) { return make([]byte, 64), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	a := get("a", 1<<20)
+	b := get("b", 1<<20)
+	b.refs--
+	get("c", 1<<20)
+	if get("d", 1<<20); s.all["b"] != nil || s.all["a"] != a {
+		t.Error("the unused store is not the one that makes room")
+	}
+	if big := get("a", 2<<20); big == a || len(a.region.Bytes()) != 1<<20 || len(big.region.Bytes()) != 2<<20 {
+		t.Error("a store in use is replaced, not joined by a larger one")
+	}
+	if again := get("a", 1<<20); len(again.region.Bytes()) != 2<<20 {
+		t.Error("the larger store is not found again")
+	}
+}
+
+func TestFillIsValid(t *testing.T) {
+	o := &operands{seed: 1, ids: 10}
+	b := make([]byte, 40_000)
+	for _, typ := range []op.Type{op.F32, op.F16, op.BF16, op.I32, op.U8} {
+		o.fill(b, typ)
+		if bytes.Equal(b[:64], make([]byte, 64)) {
+			t.Errorf("%s: zeros", typ)
+		}
+		switch typ {
+		case op.F32:
+			xs, _ := mem.View[float32](b)
+			for _, x := range xs {
+				if !(x >= -1 && x <= 1) {
+					t.Fatalf("f32 %g", x)
+				}
+			}
+		case op.F16:
+			xs, _ := mem.View[uint16](b)
+			for _, x := range xs {
+				if f := pack.HalfToFloat(x); !(f >= -1 && f <= 1) {
+					t.Fatalf("f16 %g", f)
+				}
+			}
+		case op.I32:
+			xs, _ := mem.View[int32](b)
+			for _, x := range xs {
+				if x < 0 || x >= 10 {
+					t.Fatalf("id %d of 10", x)
+				}
+			}
+		case op.U8:
+			if bytes.IndexByte(b, 0) >= 0 {
+				t.Error("u8 0 is no quantised value")
+			}
+		}
+	}
+}
+
+func TestRound(t *testing.T) {
+	for x, want := range map[float64]float64{1234567.89: 1235000, 0: 0, 0.00012345: 0.0001235, -12345: -12350} {
+		if got := round(x, 4); got != want {
+			t.Errorf("round(%g) = %g, want %g", x, got, want)
+		}
+	}
+}

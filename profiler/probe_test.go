@@ -1,0 +1,255 @@
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+)
+
+// probeHost probes this machine with little memory and short windows.
+func probeHost(t *testing.T) *socs.SoC {
+	t.Helper()
+	s, err := Probe(context.Background(), host.New(), ProbeOptions{memory: 16 << 20, window: 2 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func hostCores(t *testing.T) (cores []int) {
+	t.Helper()
+	devices, err := host.New().Devices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		if len(d.Cores) == 1 {
+			cores = append(cores, d.Cores[0])
+		}
+	}
+	return cores
+}
+
+func TestProbe(t *testing.T) {
+	s := probeHost(t)
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	cores := hostCores(t)
+	if len(s.Processors) < min(len(cores)+1, 2) && len(cores) > 1 {
+		t.Errorf("%d processors for %d cores", len(s.Processors), len(cores))
+	}
+	for _, p := range s.Processors {
+		if p.BandwidthGBps <= 0 || p.Tile.N != 32 || len(p.Schemes) == 0 || p.Layouts["q8c"] == "" || s.Sources["processors."+p.Name+".bandwidth_gbps"] == "" {
+			t.Errorf("processor %+v", p)
+		}
+	}
+	for _, pair := range concurrentPairs(s) {
+		l, ok := s.Link(pair[0], pair[1])
+		if g, known := s.JointGBps(pair[0], pair[1]); !ok || l.HandoverUS <= 0 || !known || g <= 0 {
+			t.Errorf("%v: link %+v, joint %g", pair, l, g)
+		}
+	}
+	// Written, read again, and used for a record.
+	path := filepath.Join(t.TempDir(), "soc.yaml")
+	if err := socs.Write(path, s); err != nil {
+		t.Fatal(err)
+	}
+	again, err := socs.Open(path)
+	if err != nil || !reflect.DeepEqual(again, s) {
+		t.Errorf("read back %+v, %v\nwant %+v", again, err, s)
+	}
+	h, err := Header(s, cores, "set", "1.0", 3)
+	if err != nil || h.Fingerprint != s.Fingerprint || h.SoCDigest == "" || h.Environment.Kernels != "set" || h.Simulated {
+		t.Errorf("header %+v, %v", h, err)
+	}
+	s.Fingerprint = "another"
+	if _, err := Header(s, cores, "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+		t.Errorf("header on another machine: %v", err)
+	}
+}
+
+func TestProbeIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Probe(ctx, host.New(), ProbeOptions{memory: 16 << 20}); err == nil {
+		t.Error("no error")
+	}
+}
+
+// tree writes files below a new root.
+func tree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// phone is what the operating system says about a phone with cores of three kinds.
+func phone() map[string]string {
+	files := map[string]string{
+		"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\nprocessor\t: 7\nCPU part\t: 0xd44\n\nHardware\t: Some SoC",
+		"proc/meminfo": "MemTotal:       11861508 kB\nMemFree:   5 kB",
+	}
+	for c := range 8 {
+		dir := fmt.Sprintf("sys/devices/system/cpu/cpu%d/", c)
+		capacity, l2 := 325, "128K"
+		switch {
+		case c == 7:
+			capacity, l2 = 1024, "1024K"
+		case c >= 4:
+			capacity, l2 = 800, "512K"
+		}
+		files[dir+"cpu_capacity"] = fmt.Sprint(capacity)
+		for i, x := range []string{"1 Data 64K", "1 Instruction 64K", "2 Unified " + l2, "3 Unified 8M"} {
+			f := strings.Fields(x)
+			idx := fmt.Sprintf("%scache/index%d/", dir, i)
+			files[idx+"level"], files[idx+"type"], files[idx+"size"] = f[0], f[1], f[2]
+			files[idx+"shared_cpu_list"] = fmt.Sprint(c)
+			if i == 3 {
+				files[idx+"shared_cpu_list"] = "0-7"
+			}
+		}
+	}
+	files["sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"] = "2016000"
+	files["sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"] = "schedutil"
+	return files
+}
+
+func TestReadMachine(t *testing.T) {
+	cores := []int{7, 6, 5, 4, 3, 2, 1, 0}
+	files := phone()
+	m := readMachine(tree(t, files), cores)
+	if m.model != "Some SoC" || m.memoryBytes != 11861508<<10 || m.freqMHz != 2016 || m.governor != "schedutil" {
+		t.Errorf("got %+v", m)
+	}
+	want := []socs.Cache{
+		{Name: "l1d", Level: 1, Bytes: 64 << 10, Cores: []int{0}},
+		{Name: "l2", Level: 2, Bytes: 128 << 10, Cores: []int{0}},
+		{Name: "l3", Level: 3, Bytes: 8 << 20, Cores: []int{0, 1, 2, 3, 4, 5, 6, 7}},
+		{Name: "l2-4", Level: 2, Bytes: 512 << 10, Cores: []int{4}},
+		{Name: "l2-7", Level: 2, Bytes: 1 << 20, Cores: []int{7}},
+	}
+	if !reflect.DeepEqual(m.caches, want) {
+		t.Errorf("caches %+v\nwant %+v", m.caches, want)
+	}
+	// One processor for the first core, one per cluster, one for all.
+	if got, want := fmt.Sprint(selections(&m)), "[[0] [0 1 2 3] [4 5 6] [7] [0 1 2 3 4 5 6 7]]"; got != want {
+		t.Errorf("selections %s, want %s", got, want)
+	}
+}
+
+// TestReadMachineWithoutFiles checks systems that tell nothing, and files full of nonsense.
+func TestReadMachineWithoutFiles(t *testing.T) {
+	m := readMachine(t.TempDir(), []int{0, 1})
+	if len(m.caches) != 0 || m.memoryBytes != 0 {
+		t.Errorf("got %+v", m)
+	}
+	files := phone()
+	for name := range files {
+		files[name] = "-1 :: 99999999999999999999999 K ,-,\x00"
+	}
+	m = readMachine(tree(t, files), []int{0, 1, 2, 3, 4, 5, 6, 7})
+	if len(m.caches) != 0 || m.memoryBytes != 0 {
+		t.Errorf("got %+v", m)
+	}
+}
+
+func TestSelections(t *testing.T) {
+	for n, want := range map[int]string{
+		1: "[[0]]", 2: "[[0] [1] [0 1]]", 4: "[[0] [1] [2] [3] [0 1 2 3]]",
+		6: "[[0] [0 1 2] [3 4 5] [0 1 2 3 4 5]]",
+	} {
+		m := machine{capacity: map[int]int{}}
+		for c := range n {
+			m.cores = append(m.cores, c)
+		}
+		if got := fmt.Sprint(selections(&m)); got != want {
+			t.Errorf("%d cores: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestCoreList(t *testing.T) {
+	for s, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "0-1,4": {0, 1, 4}, "": nil, "a": nil, "3-1": nil, "-1": nil, "0-99999999": nil} {
+		if got := coreList(s); !slices.Equal(got, want) {
+			t.Errorf("coreList(%q) = %v, want %v", s, got, want)
+		}
+	}
+	for s, want := range map[string]int64{"48K": 48 << 10, "8M": 8 << 20, "512": 512, "": 0, "K": 0, "-1K": 0, "99999999999K": 0} {
+		if got, ok := cacheSize(s); ok != (want > 0) || ok && got != want {
+			t.Errorf("cacheSize(%q) = %d, %v, want %d", s, got, ok, want)
+		}
+	}
+}
+
+func FuzzCoreList(f *testing.F) {
+	for _, s := range []string{"0-3,8", "", "1", "4096-8192", "-,-"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, c := range coreList(s) {
+			if c < 0 {
+				t.Errorf("%q has core %d", s, c)
+			}
+		}
+		if n, ok := cacheSize(s); ok && n <= 0 {
+			t.Errorf("%q is %d bytes", s, n)
+		}
+	})
+}
+
+func TestSum(t *testing.T) {
+	m, err := touched(chunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	b := m.Bytes()
+	var want uint64
+	for i := 0; i < len(b); i += 8 {
+		var x uint64
+		for j := 7; j >= 0; j-- {
+			x = x<<8 | uint64(b[i+j])
+		}
+		want += x
+	}
+	if got := sum(b); got != want {
+		t.Errorf("sum %x, want %x", got, want)
+	}
+	if got := sum(b[:24]); got == 0 {
+		t.Error("a short piece sums to nothing")
+	}
+}
+
+func TestHandover(t *testing.T) {
+	cores := hostCores(t)
+	a, b := cores[0], cores[len(cores)-1]
+	first, xs, err := handover(context.Background(), a, b, 3, 50)
+	if err != nil || len(xs) != 3 || first <= 0 || slices.Min(xs) <= 0 {
+		t.Errorf("first %g, samples %v, %v", first, xs, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, _, err := handover(ctx, a, b, 1, 1<<30); err == nil {
+		t.Error("an interrupt does not end the game")
+	}
+}

@@ -1,0 +1,180 @@
+package profiler
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/socs"
+)
+
+func openModel(t *testing.T, name string) *models.Model {
+	t.Helper()
+	m, err := models.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func TestRequests(t *testing.T) {
+	m := openModel(t, "tinyllama-1.1b")
+	s := fakeSoC()
+	s.Processors[0].Kinds = []op.Kind{op.MatMul} // one processor can do little
+	poor := s.Processors[0].Name
+	want := Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}}
+	requests, err := Requests(s, m, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := map[string]int{}
+	for i := range requests {
+		r := &requests[i]
+		if _, dup := keys[r.Key()]; dup {
+			t.Errorf("%s is there twice", r.Key())
+		}
+		keys[r.Key()] = r.Priority
+		if i > 0 && r.Priority < requests[i-1].Priority {
+			t.Fatal("not in order of priority")
+		}
+		x := r.What
+		x.Samples, x.Loops = []float64{1}, 1
+		if err := x.Validate(); err != nil {
+			t.Errorf("%s: %v", r.Key(), err)
+		}
+		if r.What.Op != nil && r.What.Op.Kind != op.MatMul && r.What.Proc == poor && r.What.Kind == record.Op {
+			t.Errorf("%s: the processor executes matmuls only", r.Key())
+		}
+		if len(r.What.Concurrent) > 0 && (r.What.Proc == "c" || r.What.Concurrent[0].Proc == "c") {
+			t.Errorf("%s: the processors share a core", r.Key())
+		}
+		if o := r.What.Op; o != nil && o.M > 256 {
+			t.Errorf("%s: more rows than the largest bucket", r.Key())
+		}
+	}
+	for key, priority := range map[string]int{
+		"op a matmul[1,2048]x[2048,2560] a8t/q8c n32 cold":              PriorityBase, // qkv
+		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":            PriorityBase, // gate-up
+		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":             PriorityBase, // head
+		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":             PriorityShards,
+		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":              PriorityShards,
+		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":             PriorityBetween,
+		"op b quant_rows[256,5632]":                                     PriorityGlue,
+		"op b attention[1] heads=32/4 dim=64 context=512 kv=f32 cold":   PriorityGlue,
+		"op b attention[256] heads=16/2 dim=64 context=256 kv=f32 cold": PriorityShards,
+		"sync a to b":                  PriorityBase,
+		"bandwidth b 67108864B with a": PriorityShards,
+		"op a matmul[1,5632]x[5632,1024] a8t/q8c n32 cold with b matmul[1,5632]x[5632,1024] a8t/q8c n32 cold":     PriorityShards,
+		"op b matmul[256,2048]x[2048,5632] a32/w32 n32 cold with a matmul[256,2048]x[2048,5632] a32/w32 n32 cold": PriorityShards,
+	} {
+		if got, ok := keys[key]; !ok || got != priority {
+			t.Errorf("%s: there %v with priority %d, want %d", key, ok, got, priority)
+		}
+	}
+	for key := range keys {
+		if strings.Contains(key, "x[2048,32000]") && !strings.Contains(key, "matmul[1,") {
+			t.Errorf("%s: the head has one row", key)
+		}
+	}
+	again, err := Requests(s, m, want)
+	if err != nil || len(again) != len(requests) {
+		t.Fatal("the list changes")
+	}
+	for i := range again {
+		if again[i].Key() != requests[i].Key() {
+			t.Fatal("the order changes")
+		}
+	}
+}
+
+// TestFootprints checks that a model smaller than the caches is measured where it would lie in them.
+func TestFootprints(t *testing.T) {
+	m := openModel(t, "../testdata/models/tiny-llama-kjv")
+	s := fakeSoC()
+	s.CPU.Caches[0].Bytes = 256 << 20
+	requests, err := Requests(s, m, Want{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := 0
+	for _, r := range requests {
+		if !r.What.Cold {
+			continue
+		}
+		if f := r.What.Footprint; f < 1<<20 || f > 100<<20 {
+			t.Errorf("%s: footprint %d bytes of a model of some 20 MB", r.Key(), f)
+		}
+		small++
+	}
+	s.CPU.Caches[0].Bytes = 1 << 20
+	if requests, err = Requests(s, m, Want{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		if r.What.Footprint != 0 && r.What.Op.Kind != op.Embed {
+			t.Errorf("%s: a model beyond the caches", r.Key())
+		}
+	}
+	if small == 0 {
+		t.Error("nothing is cold")
+	}
+}
+
+func TestRequestsRefuse(t *testing.T) {
+	m := openModel(t, "tinyllama-1.1b")
+	s := fakeSoC()
+	for _, tt := range []struct {
+		want Want
+		text string
+	}{
+		{Want{Processors: []string{"gpu"}}, `no processor "gpu"`},
+		{Want{Buckets: []int{0}}, "buckets [0]"},
+		{Want{Buckets: []int{1 << 20}}, "buckets [1048576]"},
+		{Want{Schemes: []op.Scheme{"a8t/x"}}, `"a8t/x"`},
+		{Want{MaxContext: 1 << 30}, "context of 1073741824 positions"},
+	} {
+		_, err := Requests(s, m, tt.want)
+		if err == nil || !strings.Contains(err.Error(), tt.text) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%+v: %v, want %s", tt.want, err, tt.text)
+		}
+	}
+	for i := range s.Processors {
+		s.Processors[i].Schemes = []op.Scheme{op.A32W32}
+	}
+	if _, err := Requests(s, m, Want{Schemes: []op.Scheme{op.A8TQ8C}}); err == nil {
+		t.Error("a scheme that nobody executes is accepted")
+	}
+}
+
+func TestPart(t *testing.T) {
+	for _, tt := range []struct{ n, num, den, tile, want int }{
+		{2048, 1, 4, 32, 512}, {2560, 3, 4, 32, 1920}, {100, 1, 4, 32, 32}, {20, 1, 2, 32, 20}, {96, 1, 2, 32, 32}, {100, 1, 2, 0, 50},
+	} {
+		if got := part(tt.n, tt.num, tt.den, tt.tile); got != tt.want {
+			t.Errorf("part(%d, %d, %d, %d) = %d, want %d", tt.n, tt.num, tt.den, tt.tile, got, tt.want)
+		}
+	}
+}
+
+// TestEveryCatalogSoC makes lists for all published SoCs.
+func TestEveryCatalogSoC(t *testing.T) {
+	m := openModel(t, "llama-3-8b")
+	names := socs.Catalog()
+	if len(names) == 0 {
+		t.Fatal("the catalog is empty")
+	}
+	for _, name := range names {
+		s, err := socs.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests, err := Requests(s, m, Want{Buckets: []int{1, 64, 1024}, Schemes: []op.Scheme{op.A8TQ4B32}})
+		if err != nil || len(requests) < 100 {
+			t.Errorf("%s: %d requests, %v", name, len(requests), err)
+		}
+	}
+}
