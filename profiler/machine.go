@@ -21,7 +21,6 @@ import (
 // fields that need them are empty.
 type machine struct {
 	model       string
-	stepping    string // family, model and stepping numbers
 	features    []string
 	cores       []int // usable, ascending
 	capacity    map[int]int
@@ -84,11 +83,6 @@ func (m *machine) readCPUInfo(path string) {
 	for _, key := range []string{"model name", "Model", "Hardware"} {
 		if m.model == "" {
 			m.model = numbers[key]
-		}
-	}
-	for _, key := range []string{"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant", "CPU revision"} {
-		if v := numbers[key]; v != "" {
-			m.stepping += key + "=" + v + ";"
 		}
 	}
 	if mhz, err := strconv.ParseFloat(numbers["cpu MHz"], 64); err == nil && mhz > 0 {

@@ -19,7 +19,7 @@ import (
 // probeHost probes this machine with little memory and short windows.
 func probeHost(t *testing.T) *socs.SoC {
 	t.Helper()
-	s, err := Probe(context.Background(), host.New(), ProbeOptions{memory: 16 << 20, window: 2 * time.Millisecond})
+	s, err := Probe(context.Background(), host.New(), ProbeOptions{Fingerprint: host.Fingerprint(), memory: 16 << 20, window: 2 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,12 +69,11 @@ func TestProbe(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(again, s) {
 		t.Errorf("read back %+v, %v\nwant %+v", again, err, s)
 	}
-	h, err := Header(s, cores, "set", "1.0", 3)
+	h, err := Header(s, s.Fingerprint, "set", "1.0", 3)
 	if err != nil || h.Fingerprint != s.Fingerprint || h.SoCDigest == "" || h.Environment.Kernels != "set" || h.Simulated {
 		t.Errorf("header %+v, %v", h, err)
 	}
-	s.Fingerprint = "another"
-	if _, err := Header(s, cores, "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+	if _, err := Header(s, "another", "", "1.0", 3); err == nil || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
 		t.Errorf("header on another machine: %v", err)
 	}
 }

@@ -256,21 +256,7 @@ func predict(list []*candidate, p *planir.Plan, o *benchOptions) {
 }
 
 func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, o *benchOptions, virtual bool) error {
-	var rows [][]string
-	for _, d := range p.Decisions {
-		shares := ""
-		for i, sh := range d.Shares {
-			if i > 0 {
-				shares += ", "
-			}
-			shares += sh.Proc
-			if d.Axis != planir.AxisNone {
-				shares += fmt.Sprintf(" %s %d:%d", d.Axis, sh.From, sh.To)
-			}
-		}
-		rows = append(rows, []string{fmt.Sprintf("%s@%d", d.Node, d.Rows), string(d.Strategy), string(d.Scheme), shares, fmt.Sprintf("%.1f", float64(d.PredictNS)/1e3)})
-	}
-	s.Table([]string{"operator@rows", "strategy", "scheme", "shares", ">predicted us"}, rows)
+	showDecisions(s, p)
 	s.Printf("\n")
 
 	measured := "measured"
@@ -278,7 +264,7 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 		measured = "simulated"
 	}
 	s.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, o.promptLen, o.gen, o.rounds)
-	rows = nil
+	var rows [][]string
 	cell := func(x stat.Summary, predicted int64) []string {
 		ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
 		out := []string{ms(x.Median), fmt.Sprintf("%s..%s", ms(x.Low), ms(x.High)), "-", "-"}

@@ -1,0 +1,334 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+)
+
+func newProbe(s *cli.Streams) *cobra.Command {
+	var out, name string
+	var force bool
+	c := &cobra.Command{
+		Use:   "probe -o soc.yaml",
+		Short: "describe this machine as a SoC file",
+		Long: `Finds this machine's processors, caches and memory, and measures bandwidths and hand-overs (a few
+seconds; leave the machine alone meanwhile). A file that already describes this kind of machine is kept
+unless --force is given, because its measurements belong to it.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "output"); err != nil {
+				return err
+			}
+			if !force {
+				if old, err := socs.Open(out); err == nil && old.Fingerprint == host.Fingerprint() {
+					return kept(s, out, "it describes this machine; --force probes again")
+				} else if !errors.Is(err, os.ErrNotExist) && err == nil {
+					return diag.New(diag.ClassInput, "probe: %q describes another machine", out).WithHint("write elsewhere, or replace it with --force")
+				}
+			}
+			o := profiler.ProbeOptions{Name: name, Fingerprint: host.Fingerprint()}
+			if s.Terminal() {
+				o.Note = s.Notef
+			}
+			soc, err := profiler.Probe(c.Context(), host.New(), o)
+			if err != nil {
+				return err
+			}
+			if err := socs.Write(out, soc); err != nil {
+				return err
+			}
+			s.Printf("%s: %s\n", out, soc.Description)
+			var rows [][]string
+			for _, p := range soc.Processors {
+				rows = append(rows, []string{p.Name, p.Kind, fmt.Sprint(p.Cores), fmt.Sprintf("%.1f", p.BandwidthGBps)})
+			}
+			s.Table([]string{"processor", "kind", "cores", ">read GB/s"}, rows)
+			for _, j := range soc.Joint {
+				s.Printf("%s together: %.1f GB/s\n", strings.Join(j.Processors, " + "), j.BandwidthGBps)
+			}
+			return s.Result(soc)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&out, "output", "o", "", "SoC file to write")
+	f.StringVar(&name, "name", "host", "name of the SoC")
+	f.BoolVar(&force, "force", false, "replace an existing file")
+	return c
+}
+
+type profileOptions struct {
+	soc, model, workload, out string
+	budget                    string
+	resume, dryRun            bool
+	heldOut                   int
+	seed                      uint64
+}
+
+func newProfile(s *cli.Streams) *cobra.Command {
+	var o profileOptions
+	c := &cobra.Command{
+		Use:   "profile --soc soc.yaml --model DIR -o rec.jsonl",
+		Short: "measure the model's operator shapes on the real processors",
+		Long: `Measures every weight shape of the model at every number of rows a plan may need, alone and beside other
+processors, with the operators between, bandwidths and hand-overs. Every sample is kept. The record grows
+by whole lines: after a kill or an interruption --resume goes on, and at most the running measurements are
+lost. --budget measures what matters most first and says what was left. On a catalog SoC times are
+simulated, and the record says so.
+
+--held-out N also measures N operators at row counts that are not sampled, for hetc fit to judge its
+predictions by; they are never fitted.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "soc", "model"); err != nil {
+				return err
+			}
+			if !o.dryRun {
+				if err := cli.Required(c, "output"); err != nil {
+					return err
+				}
+			}
+			return runProfile(c.Context(), s, &o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.soc, "soc", "", "SoC file or catalog name")
+	f.StringVar(&o.model, "model", "", "model directory or catalog name")
+	f.StringVar(&o.workload, "workload", "", "workload: its buckets and schemes are measured")
+	f.StringVarP(&o.out, "output", "o", "", "record to write")
+	f.StringVar(&o.budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
+	f.BoolVar(&o.resume, "resume", false, "go on with an existing record")
+	f.BoolVar(&o.dryRun, "dry-run", false, "list what would be measured")
+	f.IntVar(&o.heldOut, "held-out", 0, "measure this many operators for judging predictions")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of the order of measurements and of the held-out operators")
+	return c
+}
+
+func readWorkload(path string) (*solver.Workload, error) {
+	if path == "" {
+		return solver.DefaultWorkload(), nil
+	}
+	return solver.ReadWorkload(path)
+}
+
+func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
+	var budget time.Duration
+	if o.budget != "" {
+		sec, err := unit.ParseSeconds(o.budget)
+		if err != nil || sec <= 0 {
+			return diag.New(diag.ClassUsage, "--budget %q: want a time such as 60s or 10m", o.budget)
+		}
+		budget = time.Duration(float64(sec) * float64(time.Second))
+	}
+	if o.heldOut < 0 {
+		return diag.New(diag.ClassUsage, "--held-out %d: want at least 0", o.heldOut)
+	}
+	soc, err := socs.Open(o.soc)
+	if err != nil {
+		return err
+	}
+	m, err := models.Open(o.model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	w, err := readWorkload(o.workload)
+	if err != nil {
+		return err
+	}
+	needs, err := w.Needs(m.MaxContext)
+	if err != nil {
+		return err
+	}
+	want := profiler.Want{Buckets: needs.Buckets, Schemes: needs.Schemes, MaxContext: needs.Context}
+	requests, err := profiler.Requests(soc, m, want)
+	if err != nil {
+		return err
+	}
+	if o.heldOut > 0 {
+		held, err := profiler.HeldOut(soc, m, want, requests, o.heldOut, o.seed)
+		if err != nil {
+			return err
+		}
+		requests = append(requests, held...)
+	}
+	if o.dryRun {
+		return listRequests(s, requests, o.seed)
+	}
+	open := record.Create
+	if o.resume {
+		open = record.Resume
+	}
+	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, o.seed)
+	if err != nil {
+		return err
+	}
+	rec, err := open(o.out, header)
+	if err != nil {
+		return err
+	}
+	defer rec.Close()
+	if len(profiler.Pending(requests, rec.Set(), o.seed)) == 0 {
+		return kept(s, o.out, fmt.Sprintf("all %d measurements are there", len(requests)))
+	}
+	po := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Budget: budget, Seed: o.seed}
+	for _, d := range drivers(soc) {
+		po.Drivers[d.Name()] = d
+	}
+	for _, c := range compilers(soc) {
+		po.Compilers[c.Name()] = c
+	}
+	if s.Terminal() {
+		bar := progressbar.NewOptions(len(requests), progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
+			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
+		po.Progress = func(p profiler.Progress) {
+			bar.Describe(fmt.Sprintf("profile (%s left) %s", p.Left.Round(time.Second), p.Key))
+			_ = bar.Set(p.Done)
+		}
+	}
+	rep, err := profiler.Run(ctx, soc, requests, rec, po)
+	if err != nil {
+		if errors.Is(err, context.Canceled) {
+			return diag.New(diag.ClassInterrupted, "profile: interrupted after %d measurements: %w", rep.Measured, err).WithHint("--resume goes on where it stopped")
+		}
+		return err
+	}
+	note := ""
+	if soc.Simulated() {
+		note = ", simulated"
+	}
+	s.Printf("%s: %d measured, %d there before, %d refused by a processor, %d left for lack of budget%s\n", o.out, rep.Measured, rep.Present, len(rep.Refused), len(rep.Left), note)
+	for _, w := range []string{record.Noisy, record.FewSamples, record.Drifted} {
+		if n := rep.Warnings[w]; n > 0 {
+			s.Warnf("%d measurements are flagged %q", n, w)
+		}
+	}
+	if len(rep.Left) > 0 {
+		s.Notef("a larger --budget with --resume measures the rest")
+	}
+	refused := make([]map[string]string, len(rep.Refused))
+	for i, r := range rep.Refused {
+		refused[i] = map[string]string{"key": r.Key, "reason": r.Err.Error()}
+	}
+	return s.Result(map[string]any{"file": o.out, "measured": rep.Measured, "present": rep.Present, "refused": refused, "left": len(rep.Left), "warnings": rep.Warnings, "simulated": soc.Simulated()})
+}
+
+func listRequests(s *cli.Streams, requests []profiler.Request, seed uint64) error {
+	pending := profiler.Pending(requests, record.NewSet(record.Header{}), seed)
+	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })
+	keys := make([]string, len(pending))
+	for i := range pending {
+		keys[i] = pending[i].Key()
+		s.Printf("%d %s\n", pending[i].Priority, keys[i])
+	}
+	return s.Result(map[string]any{"measurements": keys})
+}
+
+func newFit(s *cli.Streams) *cobra.Command {
+	var soc, rec, out string
+	c := &cobra.Command{
+		Use:   "fit --soc soc.yaml --record rec.jsonl -o costs.yaml",
+		Short: "fit latency models to a record",
+		Long: `Fits one latency model per processor and kind of operator and writes them as costs, so that solve needs no
+refit. Shows how well the models predict measurements they have not seen: those of profile --held-out where
+the record has them, and by five-fold cross-validation.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "soc", "record", "output"); err != nil {
+				return err
+			}
+			machine, set, costs, err := fit(soc, rec)
+			if err != nil {
+				return err
+			}
+			if set.Truncated {
+				s.Warnf("%s: the last line was cut off and is not used", rec)
+			}
+			doc := map[string]any{"file": out, "measurements": set.Len(), "families": len(costs.Families), "simulated": costs.Simulated}
+			var rows [][]string
+			say := func(what string, q roofline.Quality) {
+				rows = append(rows, []string{what, fmt.Sprint(q.N), fmt.Sprintf("%.1f %%", 100*q.MAPE), fmt.Sprintf("%.0f %%", 100*q.Within10), fmt.Sprintf("%.0f %%", 100*q.Within15), fmt.Sprintf("%.0f %%", 100*q.Covered)})
+				doc[what] = q
+			}
+			if q, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
+				say("held_out", q)
+			}
+			if q, err := roofline.CrossValidate(machine, set.Training(), 5); err == nil {
+				say("cross_validated", q)
+			}
+			same, err := writeCosts(out, costs)
+			if err != nil {
+				return err
+			}
+			if same {
+				s.Printf("%s: unchanged (same record)\n", out)
+				doc["unchanged"] = true
+			} else {
+				wrote(s, out, "%d models from %d measurements", len(costs.Families), set.Len())
+			}
+			s.Table([]string{"predictions", ">n", ">mean error", ">within 10 %", ">within 15 %", ">in interval"}, rows)
+			return s.Result(doc)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&soc, "soc", "", "SoC file or catalog name")
+	f.StringVar(&rec, "record", "", "record of hetc profile")
+	f.StringVarP(&out, "output", "o", "", "costs file to write")
+	return c
+}
+
+func fit(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error) {
+	machine, err := socs.Open(soc)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	set, err := record.Open(rec)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	costs, err := roofline.Fit(machine, set)
+	return machine, set, costs, err
+}
+
+// writeCosts writes a costs file unless it holds the same already.
+func writeCosts(path string, c *roofline.Costs) (same bool, err error) {
+	if old, err := roofline.Open(path); err == nil {
+		a, err := old.Digest()
+		if err != nil {
+			return false, err
+		}
+		b, err := c.Digest()
+		if err != nil {
+			return false, err
+		}
+		if a == b {
+			return true, nil
+		}
+	}
+	return false, roofline.Write(path, c)
+}
