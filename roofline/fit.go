@@ -30,7 +30,7 @@ func Fit(s *socs.SoC, set *record.Set) (*Costs, error) {
 	if c.Record, err = set.Digest(); err != nil {
 		return nil, err
 	}
-	all, err := summarise(set)
+	all, err := summarise(set.Training())
 	if err != nil {
 		return nil, err
 	}
@@ -183,16 +183,19 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 	declared := [3]int{max(p.Tile.M, 1), max(p.Tile.K, 1), max(p.Tile.N, 1)}
 	f.Step = [3]int{1, 1, 1}
 	best := math.Inf(1) // loss of the form kept so far
-	// try keeps another form when its loss is below factor*best + slack.
-	try := func(step [3]int, sharp, factor, slack float64) {
-		g := *f
+	with := func(step [3]int, sharp float64) (g Family, loss float64) {
+		g = *f
 		g.Curves = slices.Clone(f.Curves)
 		if sharp != f.Sharpness {
 			g.OpsPerNS = 0 // start anew
 		}
 		g.Step, g.Sharpness = step, sharp
 		g.solve(points)
-		if loss := g.left(points); loss < best*factor+slack {
+		return g, g.left(points)
+	}
+	// try keeps another form when its loss is below factor*best + slack.
+	try := func(step [3]int, sharp, factor, slack float64) {
+		if g, loss := with(step, sharp); loss < best*factor+slack {
 			best = loss
 			*f = g
 		}
@@ -205,9 +208,8 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 	sharper(1)
 	if f.Kind == op.MatMul {
 		// The step that the SoC states is believed unless the samples speak against it: a fit that is as good
-		// without it only means that no sample lies just behind a step. Any other step must explain the
-		// samples clearly better.
-		const agrees = 5e-4 // an error of 1 %
+		// without it only means that no sample lies just behind a step.
+		const agrees = 5e-4 // the loss of an error of 1 %
 		if declared != f.Step {
 			try(declared, f.Sharpness, 1.1, agrees)
 			for axis := range 3 {
@@ -218,10 +220,11 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 				}
 			}
 		}
-		for range 2 { // the axes influence each other
-			for _, step := range candidates(points, f.Step) {
-				try(step, f.Sharpness, 0.8, -1e-6)
+		for range 3 { // the axes influence each other
+			if !f.step(points, best, with) {
+				break
 			}
+			best = f.left(points)
 		}
 		sharper(0.98)
 	}
@@ -232,6 +235,35 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 	}
 	f.prepare()
 	f.errors()
+}
+
+// step takes the candidate step that explains the samples best, if one does so clearly better than the
+// present one: both the samples left out and the roofline itself, because samples that happen to
+// lie in one step predict each other well whether there is a step or not.
+func (f *Family) step(points []point, loss float64, with func([3]int, float64) (Family, float64)) bool {
+	c0, f0 := f.misfit(points)
+	best, found := math.Inf(1), Family{}
+	// Rounding off the knee is another way to explain steps: the sharp form is tried beside the present one.
+	for _, sharp := range slices.Compact([]float64{f.Sharpness, maxSharpness}) {
+		for _, step := range candidates(points, f.Step) {
+			g, l := with(step, sharp)
+			if l > 0.8*loss-1e-6 {
+				continue
+			}
+			c1, f1 := g.misfit(points)
+			if c1 > 0.8*c0-1e-6 && f1 > 0.8*f0-1e-6 {
+				continue
+			}
+			if score := l + c1 + 0.1*f1; score < best {
+				best, found = score, g
+			}
+		}
+	}
+	if math.IsInf(best, 1) {
+		return false
+	}
+	*f = found
+	return true
 }
 
 // group sorts the points into curves.
@@ -426,7 +458,7 @@ func (f *Family) rates(c *Curve, all []sized) {
 // descend is a pattern search: it moves along one coordinate while that helps, and halves the steps.
 func descend(v, step [3]float64, loss func([3]float64) float64) ([3]float64, float64) {
 	best := loss(v)
-	for range 14 {
+	for range 12 {
 		for moved, rounds := true, 0; moved && rounds < 12; rounds++ {
 			moved = false
 			for i := range v {
@@ -479,6 +511,28 @@ func (f *Family) left(points []point) float64 {
 		return loss
 	}
 	return 1 + residual(f.sizes(points), f.SetupNS, f.OpsPerNS, f.BytesPerNS, f.Sharpness)
+}
+
+// misfit is the loss of the roofline itself: with each well-sampled curve's own rates, and with the family's.
+// Unlike left it gains nothing from samples that happen to lie in one step.
+func (f *Family) misfit(points []point) (curves, family float64) {
+	all := f.sizes(points)
+	var own []float64
+	at := 0
+	for i := range f.Curves {
+		c := &f.Curves[i]
+		first := at
+		for at < len(points) && points[at].a == c.A && points[at].b == c.B {
+			at++
+		}
+		if at-first >= 4 {
+			own = append(own, residual(all[first:at], f.SetupNS, c.OpsPerNS, c.BytesPerNS, f.Sharpness))
+		}
+	}
+	if len(own) > 0 {
+		curves = mean(own)
+	}
+	return curves, residual(all, f.SetupNS, f.OpsPerNS, f.BytesPerNS, f.Sharpness)
 }
 
 func mean(xs []float64) float64 {

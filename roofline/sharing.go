@@ -122,10 +122,10 @@ func share(parts []part, compute []float64, joint float64) []float64 {
 	}
 	lo, hi := 1.0, 1.0
 	if rate(1) > joint {
-		for hi < 1e6 && rate(hi) > joint {
+		for hi < 1e15 && rate(hi) > joint {
 			hi *= 2
 		}
-		for range 60 {
+		for range 80 {
 			mid := (lo + hi) / 2
 			if rate(mid) > joint {
 				lo = mid
@@ -268,7 +268,7 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 				return sum
 			}
 			best, at := math.Inf(1), set.BytesPerNS
-			for i := -40; i <= 40; i++ { // half to twice, in steps of 1.75 %
+			for i := -80; i <= 40; i++ { // a quarter to twice, in steps of 1.75 %
 				joint := set.BytesPerNS * math.Pow(2, float64(i)/40)
 				if l := loss(joint); l < best-1e-9 {
 					best, at = l, joint
