@@ -24,6 +24,9 @@ func TestHost(t *testing.T) {
 	requests := everyKind()
 	for i := range requests {
 		requests[i].What.Proc = p
+		if requests[i].What.Cold {
+			requests[i].What.Footprint = 1 << 20
+		}
 	}
 	last := s.Processors[len(s.Processors)-1].Name
 	requests = append(requests, ask(last, matmul(7), 0),

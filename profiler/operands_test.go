@@ -127,7 +127,7 @@ func TestFillIsValid(t *testing.T) {
 }
 
 func TestRound(t *testing.T) {
-	for x, want := range map[float64]float64{1234567.89: 1235000, 0: 0, 0.00012345: 0.0001235, -12345: -12350} {
+	for x, want := range map[float64]float64{1234567.89: 1235000, 0: 0, 0.000123451: 0.0001235, -12346: -12350} {
 		if got := round(x, 4); got != want {
 			t.Errorf("round(%g) = %g, want %g", x, got, want)
 		}
