@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 )
 
 var ctx = context.Background()
@@ -925,6 +926,106 @@ func TestOpenNoticesAReplacedFile(t *testing.T) {
 	defer f.Close()
 	if _, err := regular(f, before); StepOf(err) != StepOpen {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestOpenNoticesAReplacedDirectory(t *testing.T) {
+	r := baseRecipe()
+	dir := filepath.Join(t.TempDir(), "d")
+	if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openDir(dir, must(os.Lstat(t.TempDir()))); StepOf(err) != StepOpen {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A file that shrinks between the layout step and the mapping is an error, not a panic.
+func TestMappingNoticesAnotherSize(t *testing.T) {
+	r := baseRecipe()
+	file := writeTemp(t, r.build())
+	dir := filepath.Join(t.TempDir(), "d")
+	if _, err := WriteDir(ctx, dir, template(r), sourcesOf(r), keyA.signer()); err != nil {
+		t.Fatal(err)
+	}
+	for path, cut := range map[string]string{file: file, dir: blobFile(r, dir, "weights/000")} {
+		s, err := openStore(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := must(decodeEnvelope(must(s.envelope())))
+		payload := must(env.open())
+		m := must(decodeManifest(payload))
+		if err := s.check(m, len(payload)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(cut, 100); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.mapped(m, 2); StepOf(err) == "" {
+			t.Errorf("%s: got %v", path, err)
+		}
+		if err := s.copyBlob(m, 2, make([]byte, m.Blobs[2].Bytes), StepWeights); StepOf(err) == "" {
+			t.Errorf("%s: got %v", path, err)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A blob of more than 8 GiB, all holes: as weights it opens at once and its last chunk can be
+// read; as a plan it is refused before anything is allocated for it.
+func TestVeryLargeBlobs(t *testing.T) {
+	const size, chunk = MaxCopyBytes + 1, maxChunk
+	if mem.MaxBytes < size {
+		t.Skip("the address space is too small")
+	}
+	full, last := Digest(sha256.Sum256(make([]byte, chunk))), Digest(sha256.Sum256([]byte{0}))
+	leaves := append(slices.Repeat([]Digest{full}, MaxCopyBytes/chunk), last)
+	for _, role := range []Role{RoleWeights, RolePlan} {
+		r := baseRecipe()
+		m := r.manifest
+		m.ChunkBytes = chunk
+		plan := sha256.Sum256(r.contents["plan"])
+		m.Blobs = []Blob{
+			{Name: "big", Role: role, Type: "t", Bytes: size, Align: pageAlign, Root: rootOf(size, chunk, leaves)},
+			{Name: "plan", Role: RolePlan, Type: "t", Bytes: 300, Align: 64, SHA256: plan, Root: rootOf(300, chunk, []Digest{plan})},
+		}
+		payload := must(m.Encode())
+		l := layOut(&m, len(payload))
+		w := &writer{signers: signersOf(keyA)}
+		envelope := must(w.sign(payload))
+		path := writeTemp(t, nil)
+		f := must(os.OpenFile(path, os.O_RDWR, 0))
+		if err := f.Truncate(l.size); err != nil {
+			t.Skip("no room for a file with holes here:", err)
+		}
+		form := &fileForm{file: f, layout: l}
+		if err := form.finish(envelope, append(slices.Clone(leaves), plan)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt(r.contents["plan"], l.offsets[1]); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		b, err := Open(path, Options{Trust: ring(1, keyA)})
+		if role == RolePlan {
+			if StepOf(err) != StepCode {
+				t.Errorf("plan: got %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.Range("big", size-1, 1); err != nil || got[0] != 0 {
+			t.Errorf("last byte: %v", err)
+		}
+		if got, err := b.Bytes("plan"); err != nil || !bytes.Equal(got, r.contents["plan"]) {
+			t.Errorf("plan: %v", err)
+		}
+		b.Close()
 	}
 }
 

@@ -35,6 +35,11 @@ func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
 			check(t, os.Rename(p, filepath.Join(filepath.Dir(d), "blobs")))
 			check(t, os.Symlink("../blobs", p))
 		}},
+		"blob directory linked inside": {StepOpen, func(t *testing.T, d string) {
+			p := filepath.Join(d, dirBlobs)
+			check(t, os.RemoveAll(p))
+			check(t, os.Symlink(".", p))
+		}},
 		"hard link": {StepOpen, func(t *testing.T, d string) {
 			check(t, os.Link(blob(d, "weights/000"), filepath.Join(filepath.Dir(d), "other-name")))
 		}},
