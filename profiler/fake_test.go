@@ -202,7 +202,7 @@ func matmul(m int) *op.Op { return &op.Op{Kind: op.MatMul, M: m, K: 64, N: 96, S
 func ask(proc string, o *op.Op, priority int) Request {
 	m := record.Measurement{Kind: record.Op, Proc: proc, Op: o, Unit: "ns"}
 	if o.Kind == op.MatMul {
-		m.Layout, m.Cold = pack.N32, true
+		m.Layout, m.Cold, m.Footprint = pack.N32, true, 1<<16 // few copies, which load fast
 	}
 	return Request{What: m, Priority: priority}
 }

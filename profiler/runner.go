@@ -93,6 +93,7 @@ const (
 	maxRequeues     = 2
 	quietTime       = 300 * time.Microsecond // for the threads of another processor to go to sleep
 	maxLoops        = 1 << 16
+	gcEvery         = 4096 // loaded executables, of a few kilobytes of garbage each
 )
 
 // Run measures the requests that the writer's record does not have yet and appends each when it is
@@ -133,7 +134,9 @@ func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer,
 	r.total = len(Pending(requests, nil, o.Seed))
 	r.report.Present = r.total - len(r.queue)
 	// A collection in the middle of a sample would be measured.
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if !s.Simulated() {
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
 	err := r.run(ctx)
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
@@ -162,6 +165,7 @@ type runner struct {
 
 	coldBytes int64 // through which operands are rotated that no cache shall hold
 	ids       int
+	loads     int // executables loaded since the last collection
 }
 
 // task is a request in progress.
@@ -262,7 +266,10 @@ func (r *runner) refuse(ctx context.Context, t *task, err error) error {
 // begin opens a task, runs it once, warms it up and decides how long and how many samples are.
 func (r *runner) begin(ctx context.Context, t *task) (err error) {
 	m := &t.req.What
-	runtime.GC() // here, because it is off while samples are taken
+	if r.loads > gcEvery {
+		r.loads = 0
+		runtime.GC() // here, because it is off while samples are taken
+	}
 	start := r.o.now()
 	if t.src, err = r.open(ctx, m); err != nil {
 		return err

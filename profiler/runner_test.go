@@ -123,7 +123,8 @@ func TestColdWeightsRotate(t *testing.T) {
 	s := fakeSoC()
 	// The cache has 1 MiB, so at least 64 MiB are rotated.
 	cold, warm := ask("a", matmul(1), 0), ask("a", matmul(2), 0)
-	warm.What.Cold = false
+	cold.What.Footprint = 0
+	warm.What.Cold, warm.What.Footprint = false, 0
 	small := ask("a", matmul(3), 0)
 	small.What.Footprint = 10 * (32*64 + 256) * 3
 	w, _ := newRecord(t, s)

@@ -108,6 +108,7 @@ func (r *runner) newLoad(ctx context.Context, l *lane, o op.Op, layout string, f
 		}
 	}
 	ok = true
+	r.loads += len(ld.exes)
 	return ld, nil
 }
 
@@ -526,7 +527,7 @@ func (r *runner) simulatedCompany(ctx context.Context, m *record.Measurement) (s
 
 // streamOp is what measures the bandwidth of processors without readable cores: an addition of
 // large matrices, which only moves memory.
-var streamOp = op.Op{Kind: op.Add, M: 4096, N: 4096}
+var streamOp = op.Op{Kind: op.Add, M: 2048, N: 4096}
 
 func (r *runner) openBandwidth(ctx context.Context, m *record.Measurement) (source, error) {
 	p := r.soc.Processor(m.Proc)

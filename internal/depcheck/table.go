@@ -36,41 +36,41 @@ var table = []room{
 
 	{path: "planir/op"},
 	{path: "planir", may: []string{"planir/op"}},
-	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, later: true},
+	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "socs", may: []string{"planir/op", "internal/decode"}},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models", may: []string{"models/safetensors", "planir/op", "internal/decode", "internal/mem"}},
-	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models"}, later: true},
 	{path: "planir/pack", may: []string{"planir/op", "internal/mem"}},
-	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}}, // pack: the sizes of packs
+	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}},                 // pack: the sizes of packs
+	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
 	{path: "planir/bundle", may: []string{"planir", "internal/mem"}},
 
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
-	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "internal/decode"}, third: []string{gonum}, later: true},
+	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "internal/decode"}, third: []string{gonum}},
 
 	{path: "runtime/driver", may: []string{"planir/op", "internal/mem"}},
-	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}, later: true}, // pack: its weights are packed ones
-	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},          // writes the kernels, linked by nothing
+	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}},     // pack: its weights are packed ones
+	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}}, // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi"}, later: true},
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
-	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}, later: true},
+	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/openvino"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
-	{path: "runtime/tokenizer", third: []string{"github.com/sugarme/tokenizer"}, later: true},
+	{path: "runtime/tokenizer", third: []string{"github.com/sugarme/tokenizer"}},
 	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op"}, later: true},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
-	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}, later: true},
+	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}},
 
 	{path: "solver/milp", later: true},
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}, later: true},
-	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}, later: true},
+	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/clapi", "internal/ovapi"}},
@@ -78,9 +78,9 @@ var table = []room{
 	{path: "internal/papers", may: []string{"solver", "roofline", "models", "socs", "internal/decode", "profiler/stat"}, later: true},
 	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},
 
-	{path: "cmd/internal/*", may: []string{everything}, third: commandLine, later: true},
-	{path: "cmd/hetc", may: []string{everything}, third: commandLine, later: true},
-	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/executor", "runtime/tokenizer", "runtime/driver/all", "planir/bundle", "models/safetensors"}, third: commandLine, later: true},
+	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
+	{path: "cmd/hetc", may: []string{everything}, third: commandLine},
+	{path: "cmd/hetrun", may: []string{"cmd/internal/*", "runtime/executor", "runtime/tokenizer", "runtime/driver/all", "planir/bundle", "models/safetensors"}, third: commandLine},
 }
 
 // commandLine are the modules for talking to people; they stay out of every other room.
