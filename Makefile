@@ -41,11 +41,11 @@ demo: build
 	$(BIN)/hetc profile --soc $(DEMO)/soc.yaml --model $(MODEL) -o $(DEMO)/rec.jsonl --budget 60s --resume
 	$(BIN)/hetc fit --soc $(DEMO)/soc.yaml --record $(DEMO)/rec.jsonl -o $(DEMO)/costs.yaml
 	$(BIN)/hetc solve --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --model $(MODEL) -o $(DEMO)/plan.yaml
-	$(BIN)/hetc keygen --out $(DEMO)/demo
+	@test -f $(DEMO)/demo.key || $(BIN)/hetc keygen --out $(DEMO)/demo
 	$(BIN)/hetc emit --plan $(DEMO)/plan.yaml --model $(MODEL) --soc $(DEMO)/soc.yaml --key $(DEMO)/demo.key --with-reference -o $(DEMO)/app.hetb
 	$(BIN)/hetc verify $(DEMO)/app.hetb --trust $(DEMO)/demo.pub
 	$(BIN)/hetrun $(DEMO)/app.hetb --trust $(DEMO)/demo.pub --prompt "$(PROMPT)" --max-tokens 40 --check
-	$(BIN)/hetc bench processors --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --plan $(DEMO)/plan.yaml --model $(MODEL) --prompt-len 256 --gen 32
+	$(BIN)/hetc bench processors --soc $(DEMO)/soc.yaml --plan $(DEMO)/plan.yaml --model $(MODEL) --prompt-len 256 --gen 32
 
 # No library drivers, no dynamic linking: runs on an empty image.
 static:
