@@ -2,6 +2,7 @@ package roofline
 
 import (
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/hetc/hetc/planir/op"
@@ -76,8 +77,11 @@ func norm(x, y, p float64) float64 {
 		return hi + lo
 	}
 	r := lo / hi
-	if p == 2 {
+	switch p { // the forms that are tried
+	case 2:
 		return hi * math.Sqrt(1+r*r)
+	case 4:
+		return hi * math.Sqrt(math.Sqrt(1+r*r*r*r))
 	}
 	return hi * math.Pow(1+math.Pow(r, p), 1/p)
 }
@@ -90,11 +94,11 @@ func (f *Family) roof(m, a, b int, ops, bytes float64) float64 {
 
 // knot is a sample on a curve: its position and what the roofline leaves over.
 type knot struct {
-	x    float64 // log of M rounded up
-	m    int     // M rounded up
-	r    float64 // log(measured/roofline)
-	ns   float64
-	from int // index of a point
+	x  float64 // log of M rounded up
+	m  int     // M rounded up
+	r  float64 // log(measured/roofline)
+	ns float64
+	sd float64 // uncertainty of r, from the interval of the median
 }
 
 // knots returns the samples of a curve at distinct rounded M, without the points where skip is true.
@@ -106,13 +110,42 @@ func (f *Family) knots(c *Curve, skip func(i int) bool) []knot {
 		}
 		m := roundUp(int(p[0]), f.Step[0])
 		ns := float64(p[1])
-		k := knot{x: math.Log(float64(m)), m: m, ns: ns, r: math.Log(ns / f.roof(int(p[0]), c.A, c.B, c.OpsPerNS, c.BytesPerNS)), from: i}
+		k := knot{x: math.Log(float64(m)), m: m, ns: ns, r: math.Log(ns / f.roof(int(p[0]), c.A, c.B, c.OpsPerNS, c.BytesPerNS))}
+		if p[2] > 0 {
+			k.sd = math.Log(float64(p[3])/float64(p[2])) / (2 * 1.96)
+		}
 		if n := len(out); n > 0 && out[n-1].m == m { // one step: their mean
 			out[n-1].r = (out[n-1].r + k.r) / 2
 			out[n-1].ns = math.Sqrt(out[n-1].ns * k.ns)
+			out[n-1].sd = math.Hypot(out[n-1].sd, k.sd) / 2
 			continue
 		}
 		out = append(out, k)
+	}
+	return f.calm(c, out)
+}
+
+// calm moves uncertain knots towards what their neighbours say, as far as their uncertainty exceeds what the
+// roofline usually leaves over. Precise knots stay where they are.
+func (f *Family) calm(c *Curve, knots []knot) []knot {
+	const usual = 0.05
+	out := slices.Clone(knots)
+	for i, k := range knots {
+		var r float64
+		switch {
+		case len(knots) == 1:
+			continue
+		case i == 0:
+			r = knots[1].r
+		case i == len(knots)-1:
+			r = knots[i-1].r
+		default:
+			l, h := knots[i-1], knots[i+1]
+			r = l.r + (h.r-l.r)*(k.x-l.x)/(h.x-l.x)
+		}
+		w := k.sd * k.sd / (k.sd*k.sd + usual*usual)
+		out[i].r = k.r + w*(r-k.r)
+		out[i].ns = k.ns * math.Exp(out[i].r-k.r)
 	}
 	return out
 }

@@ -16,7 +16,7 @@ import (
 
 // Fit makes the costs of a SoC from its measurements. What the record lacks of a processor as a whole
 // (launch, bandwidth, hand-over) is taken from the SoC description and marked bound; operators are only
-// ever predicted from measurements of their kind.
+// ever predicted from measurements of their kind. Held-out measurements are left alone.
 func Fit(s *socs.SoC, set *record.Set) (*Costs, error) {
 	digest, err := s.Digest()
 	if err != nil {

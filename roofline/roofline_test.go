@@ -582,6 +582,34 @@ func TestFitRefuses(t *testing.T) {
 	}
 }
 
+// What is held out changes nothing but the digest of the record.
+func TestHeldOutIsNotFitted(t *testing.T) {
+	s := openSoC(t, "core-ultra-5-125h")
+	set := full(t, s)
+	plain, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := matmul(100, 4096, 4096, op.A8TQ8C)
+	add(t, set, record.Measurement{Kind: record.Op, Proc: "gpu", Op: &o, Samples: []float64{1}, HeldOut: true})
+	again, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Record == plain.Record {
+		t.Error("the digest leaves out what was held out")
+	}
+	again.Record = plain.Record
+	a, _ := plain.Digest()
+	if b, _ := again.Digest(); a != b {
+		t.Error("a held-out measurement was fitted")
+	}
+	q, err := Evaluate(plain, set.HeldOut())
+	if err != nil || q.N != 1 {
+		t.Errorf("evaluated %d held-out operators: %v", q.N, err)
+	}
+}
+
 func TestCrossValidate(t *testing.T) {
 	s := openSoC(t, "core-ultra-5-125h")
 	q, err := CrossValidate(s, full(t, s), 5)
