@@ -132,6 +132,20 @@ func TestKeyringRoundTrip(t *testing.T) {
 	})
 }
 
+func TestEncodeRefusesWhatParseTrustWould(t *testing.T) {
+	for name, k := range map[string]*Keyring{
+		"one key twice": {Generation: 1, Threshold: 2, Keys: []Key{keyA.Key, keyA.Key}},
+		"no key":        {Generation: 1, Threshold: 1},
+		"threshold":     {Generation: 1, Threshold: 2, Keys: []Key{keyA.Key}},
+		"zero key":      {Generation: 1, Threshold: 1, Keys: []Key{{}}},
+		"quoted name":   {Generation: 1, Threshold: 1, Keys: []Key{{Name: `"`, Algorithm: Ed25519, DER: keyA.DER}}},
+	} {
+		if _, err := k.Encode(); StepOf(err) != StepKeyring {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
 func TestKeyringNamesAWrongID(t *testing.T) {
 	data := strings.Replace(string(must(ring(1, keyA).Encode())), keyA.ID(), keyC.ID(), 1)
 	if _, err := ParseTrust([]byte(data), "x"); err == nil || !strings.Contains(err.Error(), "listed as") {
