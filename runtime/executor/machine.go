@@ -108,9 +108,10 @@ type call struct {
 
 // lane is one processor's thread.
 type lane struct {
-	name string
-	proc driver.Processor
-	virt bool
+	name    string
+	proc    driver.Processor
+	virt    bool
+	dynamic bool // calls may use fewer rows than the graph's
 
 	start  atomic.Uint64 // incremented to start a section
 	work   laneWork
@@ -191,7 +192,7 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 			return diag.New(diag.ClassRun, "open processor %q: %w", pr.Name, err)
 		}
-		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, wake: make(chan struct{}, 1), exited: make(chan struct{})}
+		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows, wake: make(chan struct{}, 1), exited: make(chan struct{})}
 		m.lanes = append(m.lanes, l)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
@@ -269,6 +270,10 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 					st := &step{Step: &s.Lanes[k].Steps[n]}
 					g := graphs[st.Run]
 					st.rows = g.Graph.Rows()
+					if st.Heads != nil && !l.dynamic && st.rows > 1 {
+						return diag.New(diag.ClassIllegal, "load graph %q: processor %q executes %d rows whatever the call has, and the cache must not see rows beyond it", g.Name, l.name, st.rows).
+							WithHint("give attention to a processor with dynamic rows")
+					}
 					code, ok := codes[g.Artifact]
 					if !ok {
 						if code, err = src.Blob(g.Artifact); err != nil {

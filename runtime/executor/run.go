@@ -284,6 +284,9 @@ func (m *Machine) lane(w *laneWork) error {
 				return err
 			}
 			if n := min(w.rows-st.R0, st.rows); n > 0 {
+				if !l.dynamic {
+					n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
+				}
 				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Row: w.row}
 				c := &st.calls[iter]
 				span, err := l.proc.Run(c.exe, &c.bind)

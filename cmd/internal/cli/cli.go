@@ -177,10 +177,6 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		var d *diag.Diagnostic
-		if !errors.As(err, &d) && strings.HasPrefix(err.Error(), "unknown command") {
-			err = diag.New(diag.ClassUsage, "%s", firstLine(err.Error())).WithHint("%s help lists the commands%s", tool, suggestions(err.Error()))
-		}
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 			err = diag.New(diag.ClassInterrupted, "interrupted: %w", context.Canceled)
 		}
@@ -209,19 +205,6 @@ func usage(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		usage(c)
 	}
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
-}
-
-func suggestions(s string) string {
-	_, list, ok := strings.Cut(s, "Did you mean this?")
-	if !ok {
-		return ""
-	}
-	return "; did you mean " + strings.Join(strings.Fields(list), " or ") + "?"
 }
 
 // Required refuses a command line that lacks one of the named flags.
