@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -26,10 +27,13 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 	if err != nil {
 		return nil, err
 	}
-	for i := range decided {
-		d := &decided[i]
-		c, ok := st.candidate(i, base(d.Strategy), d.Axis, d.Shares)
-		if ok && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, d) }) {
+	for k := range decided {
+		i := slices.IndexFunc(st.sec.Nodes, func(n lower.Node) bool { return n.Name == decided[k].Node })
+		if i < 0 {
+			continue
+		}
+		c, ok := st.candidate(i, base(decided[k].Strategy), decided[k].Axis, decided[k].Shares)
+		if ok && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
 			candidates[i] = append(candidates[i], c)
 		}
 	}
@@ -90,27 +94,36 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 	return in, nil
 }
 
-// partition is the program's problem, with every choice dearer by penalty[processor] ns per byte of
-// weights it has that processor hold (a Lagrangian relaxation of the processors' address spaces).
-func (pr *program) partition(s *session, penalty map[string]float64) *problem.Partition {
+// charge makes choices dearer by rate[processor] ns per byte of weights that the processor would have to
+// hold in addition to what it holds for other programs (a Lagrangian relaxation of the processors'
+// address spaces).
+type charge struct {
+	rate map[string]float64
+	held map[string][]region // by node
+}
+
+// partition is the program's problem, with charges or without (nil).
+func (pr *program) partition(s *session, extra *charge) *problem.Partition {
 	p := &problem.Partition{Name: pr.name, Conflicts: s.conflicts}
 	for i := range s.procs {
 		p.Procs = append(p.Procs, s.procs[i].Name)
 	}
 	for _, in := range pr.instances {
 		c := in.prob
-		if len(penalty) > 0 {
+		if extra != nil {
 			c.Items = slices.Clone(c.Items)
 			for i := range c.Items {
 				c.Items[i].Choices = slices.Clone(c.Items[i].Choices)
+				held := extra.held[c.Items[i].Name]
 				for j := range c.Items[i].Choices {
-					extra := 0.0
-					for _, q := range p.Procs {
-						extra += float64(penalty[q] * float64(in.candidates[i][j].weights[q]))
+					more := 0.0
+					for _, r := range in.candidates[i][j].regions {
+						if rate := extra.rate[r.proc]; rate > 0 {
+							more += float64(rate * float64(r.bytes(held, in.stage.proc(r.proc).WeightRanges)))
+						}
 					}
 					ch := &c.Items[i].Choices[j]
-					ch.CostNS = ch.CostNS + int64(math.Round(min(extra, problem.MaxNS)))
-					ch.CostNS = min(ch.CostNS, problem.MaxNS)
+					ch.CostNS = min(ch.CostNS+int64(math.Round(min(more, problem.MaxNS))), problem.MaxNS)
 				}
 			}
 		}
@@ -119,10 +132,26 @@ func (pr *program) partition(s *session, penalty map[string]float64) *problem.Pa
 	return p
 }
 
+// hold adds what the program's processors have to hold as decided.
+func (pr *program) hold(decided []planir.Decision, held map[string][]region) {
+	k := 0
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			if c := in.find(i, &decided[k]); c >= 0 {
+				held[decided[k].Node] = append(held[decided[k].Node], in.candidates[i][c].regions...)
+			}
+			k++
+		}
+	}
+}
+
 // solve returns the choice for every node, with its price and the alternatives to it, and how it was found.
-func (pr *program) solve(ctx context.Context, s *session, penalty map[string]float64) ([]planir.Decision, planir.Solve, error) {
+func (pr *program) solve(ctx context.Context, s *session, extra *charge) ([]planir.Decision, planir.Solve, error) {
+	if extra == nil && pr.decided != nil {
+		return pr.decided, pr.report, nil
+	}
 	engine := s.in.Engine
-	p := pr.partition(s, penalty)
+	p := pr.partition(s, extra)
 	sol, err := engine.Solve(ctx, p)
 	if err != nil {
 		return nil, planir.Solve{}, err
@@ -134,14 +163,13 @@ func (pr *program) solve(ctx context.Context, s *session, penalty map[string]flo
 		Problem: "partition " + pr.name, Engine: engine.Name(), Status: string(sol.Status),
 		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
 	}
-	if len(penalty) > 0 {
+	if extra != nil {
 		// The bound of the relaxation is the optimum without the limit.
-		unlimited := pr.partition(s, nil)
-		free, err := engine.Solve(ctx, unlimited)
+		_, free, err := pr.solve(ctx, s, nil)
 		if err != nil {
 			return nil, planir.Solve{}, err
 		}
-		report.ObjectiveNS, report.BoundNS = unlimited.ObjectiveNS(sol.Choices), free.BoundNS
+		report.ObjectiveNS, report.BoundNS = pr.partition(s, nil).ObjectiveNS(sol.Choices), free.BoundNS
 		if report.ObjectiveNS != report.BoundNS {
 			report.Status = string(problem.Feasible)
 		}
@@ -149,6 +177,9 @@ func (pr *program) solve(ctx context.Context, s *session, penalty map[string]flo
 	var out []planir.Decision
 	for k, in := range pr.instances {
 		out = append(out, in.decisions(sol.Choices[k])...)
+	}
+	if extra == nil {
+		pr.decided, pr.report = out, report
 	}
 	return out, report, nil
 }

@@ -47,9 +47,33 @@ type access struct {
 type candidate struct {
 	planir.Decision // PredictNS is the execution alone, without hand-overs from the node before
 	reads           []access
-	writes          []access         // who wrote the outputs last
-	shares          []estimate       // of each share
-	weights         map[string]int64 // packed weight bytes of one layer, by processor
+	writes          []access   // who wrote the outputs last
+	shares          []estimate // of each share
+	regions         []region   // of the node's matrix, that its processors have to hold
+}
+
+// region is a part of a matrix, rows [0,1) and columns [2,3), on a processor.
+type region struct {
+	proc   string
+	at     [4]int
+	scheme op.Scheme
+}
+
+// bytes is what holding the region takes beside others of the same matrix that are held anyway. A
+// processor that cannot address a range of a larger packed copy shares equal regions only.
+func (r region) bytes(held []region, ranges bool) int64 {
+	area := func(a [4]int) int64 { return int64(max(0, a[1]-a[0])) * int64(max(0, a[3]-a[2])) }
+	all, shared := area(r.at), int64(0)
+	for _, h := range held {
+		switch {
+		case h.proc != r.proc || h.scheme != r.scheme:
+		case h.at == r.at:
+			shared = all
+		case ranges && h.at[0] == r.at[0] && h.at[1] == r.at[1]:
+			shared = max(shared, area([4]int{r.at[0], r.at[1], max(r.at[2], h.at[2]), min(r.at[3], h.at[3])}))
+		}
+	}
+	return op.WeightBytes(r.scheme.Weight(), r.at[1]-r.at[0], r.at[3]-r.at[2]) * (all - shared) / all
 }
 
 func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareText() }
@@ -85,9 +109,6 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 	if n.Op().Kind == op.MatMul {
 		c.Scheme = n.Op().Scheme
 	}
-	if st.sec.Logits {
-		c.Rows = 1
-	}
 	for k := range c.Shares {
 		st.pad(n, axis, &c.Shares[k])
 	}
@@ -114,10 +135,7 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
 				return c, false
 			}
-			if c.weights == nil {
-				c.weights = map[string]int64{}
-			}
-			c.weights[p.Proc] += bytes
+			c.regions = append(c.regions, region{p.Proc, [4]int{p.K0, p.K1, p.N0, p.N1}, o.Scheme})
 		}
 	}
 	// Shares run at the same time, link by link of their chains.
@@ -291,32 +309,33 @@ func class(list []access, buffers []string) string {
 // handover is the time from the end of a node, whose outputs lie as writes say, to the start of the next.
 // A processor that reads only what it wrote itself waits for nobody.
 func (st *stage) handover(writes, reads []access) (int64, error) {
-	waits := map[string]map[string]int64{} // reader, writer: bytes
-	for _, r := range reads {
-		for _, w := range writes {
-			if r.proc != w.proc && r.view.Overlaps(w.view) {
-				if waits[r.proc] == nil {
-					waits[r.proc] = map[string]int64{}
+	var worst int64
+	for i, first := range reads {
+		if i > 0 && reads[i-1].proc == first.proc {
+			continue // accesses are sorted: one round per reader
+		}
+		var flag, move int64
+		for _, r := range reads[i:] {
+			if r.proc != first.proc {
+				break
+			}
+			for _, w := range writes {
+				if r.proc == w.proc || !r.view.Overlaps(w.view) {
+					continue
 				}
 				rows := min(r.view.R1, w.view.R1) - max(r.view.R0, w.view.R0)
 				cols := min(r.view.C1, w.view.C1) - max(r.view.C0, w.view.C0)
-				waits[r.proc][w.proc] += int64(rows) * int64(cols) * int64(st.sec.Values[r.view.Buffer].Type.Bytes())
+				bytes := int64(rows) * int64(cols) * int64(st.sec.Values[r.view.Buffer].Type.Bytes())
+				h, err := st.prices.handover(w.proc, r.proc)
+				if err != nil {
+					return 0, err
+				}
+				c, err := st.prices.copy(w.proc, r.proc, bytes)
+				if err != nil {
+					return 0, err
+				}
+				flag, move = max(flag, h.ns), move+c
 			}
-		}
-	}
-	var worst int64
-	for reader, from := range waits {
-		var flag, move int64
-		for writer, bytes := range from {
-			h, err := st.prices.handover(writer, reader)
-			if err != nil {
-				return 0, err
-			}
-			c, err := st.prices.copy(writer, reader, bytes)
-			if err != nil {
-				return 0, err
-			}
-			flag, move = max(flag, h.ns), move+c
 		}
 		worst = max(worst, flag+move)
 	}
@@ -330,8 +349,8 @@ const (
 )
 
 // candidates lists the ways to execute each node of the section. Every processor that executes a
-// node alone is among them; the order is fixed. tuples are ordered lists of at least two processors
-// that may run together.
+// node alone is among them; the order is fixed. tuples are lists of at least two processors that may run
+// together.
 func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 	out := make([][]candidate, len(st.sec.Nodes))
 	seen := make([]map[string]bool, len(st.sec.Nodes))
@@ -358,6 +377,13 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 		for _, tuple := range tuples {
 			for _, c := range st.divide(run, tuple) {
 				add(c.node, c.candidate)
+			}
+			if run[len(run)-1].axis == planir.AxisK { // the first adds what all have computed
+				tuple = slices.Clone(tuple)
+				slices.Reverse(tuple)
+				for _, c := range st.divide(run, tuple) {
+					add(c.node, c.candidate)
+				}
 			}
 		}
 	}

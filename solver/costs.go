@@ -93,6 +93,9 @@ func (f *fitted) launch(proc string) (int64, error) {
 }
 
 func (f *fitted) handover(from, to string) (estimate, error) {
+	if from != to && f.soc.Concurrent(from, to) != nil {
+		return estimate{}, nil // one core: what the other did is finished, and nobody signals
+	}
 	p, ok := f.costs.Sync(from, to)
 	if !ok {
 		return estimate{}, diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).

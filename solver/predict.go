@@ -51,24 +51,19 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	return pred, nil
 }
 
-// alone is the time of a program that one processor executes by itself, the head included.
+// alone is the time of a program that one processor executes by itself; false when it cannot.
 func (s *session) alone(rows int, proc string) (int64, bool, error) {
+	pr, err := s.program(rows, s.scheme(rows))
+	if err != nil {
+		return 0, false, err
+	}
 	var total int64
-	for _, r := range slices.Compact([]int{1, rows}) {
-		pr, err := s.program(r, s.scheme(r))
-		if err != nil {
-			return 0, false, err
+	for _, in := range pr.instances {
+		_, ns, ok := in.single(proc)
+		if !ok {
+			return 0, false, nil
 		}
-		for _, in := range pr.instances {
-			if r != rows && !in.stage.sec.Logits {
-				continue
-			}
-			_, ns, ok := in.single(proc)
-			if !ok {
-				return 0, false, nil
-			}
-			total += ns
-		}
+		total += ns
 	}
 	return total, true, nil
 }
@@ -79,21 +74,19 @@ type stepKey struct{ lane, node, graph string }
 // gather or an addition of partial sums as such.
 func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estimate, error) {
 	shares := map[[2]string]estimate{} // by node and processor
-	for _, r := range slices.Compact([]int{1, ph.Rows}) {
-		pr, err := s.program(r, s.scheme(r))
-		if err != nil {
-			return nil, err
-		}
-		for _, in := range pr.instances {
-			for i := range in.candidates {
-				d := p.DecisionFor(in.stage.sec.Nodes[i].Name, in.candidates[i][0].Rows)
-				c := in.find(i, d)
-				if c < 0 {
-					panic("BUG: decision on " + d.Node + " is none of its candidates")
-				}
-				for k, sh := range d.Shares {
-					shares[[2]string{d.Node, sh.Proc}] = in.candidates[i][c].shares[k]
-				}
+	pr, err := s.program(ph.Rows, s.scheme(ph.Rows))
+	if err != nil {
+		return nil, err
+	}
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
+			c := in.find(i, d)
+			if c < 0 {
+				panic("BUG: decision on " + d.Node + " is none of its candidates")
+			}
+			for k, sh := range d.Shares {
+				shares[[2]string{d.Node, sh.Proc}] = in.candidates[i][c].shares[k]
 			}
 		}
 	}
@@ -107,10 +100,7 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 		for _, l := range ph.Sections[i].Lanes {
 			for _, st := range l.Steps {
 				k := stepKey{l.Proc, st.Node, st.Run}
-				d := p.DecisionFor(st.Node, ph.Rows)
-				if d == nil {
-					d = p.DecisionFor(st.Node, 1) // the head
-				}
+				d := decision(p, st.Node, ph.Rows)
 				if kind := ops[st.Run].Kind; d.Axis == planir.AxisK && kind == op.Add || kind == op.Copy { // no share
 					e, err := s.prices.together([]task{{l.Proc, ops[st.Run], false}})
 					if err != nil {
@@ -124,6 +114,14 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 		}
 	}
 	return out, nil
+}
+
+// decision is what a program with that many rows goes by: the head's may be decode's.
+func decision(p *planir.Plan, node string, rows int) *planir.Decision {
+	if d := p.DecisionFor(node, rows); d != nil {
+		return d
+	}
+	return p.DecisionFor(node, 1)
 }
 
 // sameShares reports whether two decisions of one node divide it alike.

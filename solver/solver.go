@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -85,8 +86,11 @@ type session struct {
 	cacheBytes int64 // of the last cache
 
 	programs map[programKey]*program // posed so far
-	prefill  op.Scheme               // chosen
-	decode   op.Scheme
+	// divisions are how programs divide columns, offered to each other: a processor then holds one
+	// region of a matrix rather than one for each.
+	divisions []planir.Decision
+	prefill   op.Scheme // chosen
+	decode    op.Scheme
 }
 
 type programKey struct {
@@ -94,11 +98,13 @@ type programKey struct {
 	scheme op.Scheme
 }
 
-// program is the problems of one number of rows: a section each, without the head for more than one row.
+// program is the problem of one number of rows.
 type program struct {
 	name      string
 	sections  []lower.Section
 	instances []*instance
+	decided   []planir.Decision // without penalties, once solved
+	report    planir.Solve
 }
 
 func newSession(in Input) (*session, error) {
@@ -186,13 +192,12 @@ func (s *session) enlist() error {
 			return
 		}
 		for i := range n {
-			// Of many processors only ascending tuples: the number of orders grows too fast.
-			if len(tuple) > 0 && n > 6 && i < tuple[len(tuple)-1] {
+			// In one order only: who has the first columns makes no difference to the time, but one
+			// processor's shares at different numbers of rows are to be of the same columns.
+			if len(tuple) > 0 && i <= tuple[len(tuple)-1] || slices.ContainsFunc(tuple, func(j int) bool { return !compatible[i][j] }) {
 				continue
 			}
-			if !slices.Contains(tuple, i) && !slices.ContainsFunc(tuple, func(j int) bool { return !compatible[i][j] }) {
-				grow(append(slices.Clone(tuple), i))
-			}
+			grow(append(slices.Clone(tuple), i))
 		}
 	}
 	grow(nil)
@@ -229,15 +234,17 @@ func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
 		p.name = fmt.Sprintf("prefill@%d", rows)
 	}
 	var err error
-	p.sections, err = lower.Expand(&s.graph, rows, s.want.context, cacheType, func(string) op.Scheme { return scheme })
+	p.sections, err = lower.Expand(&s.graph, rows, s.want.context, cacheType, func(node string) op.Scheme {
+		if rows > 1 && s.isHead(node) {
+			return s.decode // one row whatever the bucket, and the same weights
+		}
+		return scheme
+	})
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
 	for i := range p.sections {
-		if p.sections[i].Logits && rows > 1 {
-			continue // one row whatever the bucket: decided with decode
-		}
-		in, err := s.stage(&p.sections[i], rows).instance(s.tuples, nil)
+		in, err := s.stage(&p.sections[i], rows).instance(s.tuples, s.divisions)
 		if err != nil {
 			return nil, err
 		}
@@ -245,6 +252,13 @@ func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
 	}
 	s.programs[key] = p
 	return p, nil
+}
+
+// isHead reports whether a node belongs to a section with one row whatever the bucket is.
+func (s *session) isHead(node string) bool {
+	name, _, _ := strings.Cut(node, ".")
+	sec := s.graph.Section(name)
+	return sec != nil && slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 })
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
@@ -327,60 +341,127 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	over := s.overfull(plan)
-	if len(over) == 0 {
+	limited := s.overfull(plan)
+	if len(limited) == 0 {
 		return plan, nil
 	}
-	limited := over
-	at := func(rate float64) (*planir.Plan, bool, error) {
-		penalty := map[string]float64{}
-		for _, name := range limited {
-			penalty[name] = rate
+	var best *planir.Plan
+	bestNS := int64(math.MaxInt64)
+	for range chargeRounds {
+		if !s.offer(plan) {
+			break // nothing new to share
 		}
-		p, err := s.assemble(ctx, penalty)
+		fits, last, err := s.charged(ctx, &limited)
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
-		rest := s.overfull(p)
-		for _, name := range rest {
-			if !slices.Contains(limited, name) {
-				limited = append(limited, name)
+		if fits == nil {
+			for _, name := range s.overfull(last) {
+				sp := s.in.SoC.Processor(name)
+				return nil, diag.New(diag.ClassInfeasible, "what only processor %q can execute takes %d bytes, and it addresses at most %d", name, check.Load(last, sp).Bytes, sp.AddressBytes).
+					WithHint("permit a scheme with fewer bits in the workload")
 			}
 		}
-		return p, len(rest) == 0, nil
+		plan = fits
+		if ns := s.objective(fits); ns < bestNS {
+			best, bestNS = fits, ns
+		}
+	}
+	return best, nil
+}
+
+// How often programs are offered what others have come to hold, and steps of the search for a charge.
+const (
+	chargeRounds = 3
+	chargeSteps  = 8
+)
+
+// charged searches the least charge per byte under which a plan fits: nil when none does, and then the
+// last plan tried. Processors that get too full on the way join the limited ones.
+func (s *session) charged(ctx context.Context, limited *[]string) (fits, last *planir.Plan, err error) {
+	at := func(rate float64) (bool, error) {
+		rates := map[string]float64{}
+		for _, name := range *limited {
+			rates[name] = rate
+		}
+		if last, err = s.assemble(ctx, rates); err != nil {
+			return false, err
+		}
+		over := s.overfull(last)
+		for _, name := range over {
+			if !slices.Contains(*limited, name) {
+				*limited = append(*limited, name)
+			}
+		}
+		if len(over) == 0 {
+			fits = last
+		}
+		return len(over) == 0, nil
 	}
 	// Reading a byte takes a fraction of a nanosecond; a charge far above that empties a processor.
 	low, high := 0.0, 1.0/1024
 	for range 32 {
-		p, ok, err := at(high)
+		ok, err := at(high)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if ok {
-			plan = p
 			break
 		}
 		low, high = high, high*2
 	}
-	if len(s.overfull(plan)) > 0 {
-		name := over[0]
-		return nil, diag.New(diag.ClassInfeasible, "what only processor %q can execute takes %d bytes, and it addresses at most %d", name,
-			check.Load(plan, s.in.SoC.Processor(name)).Bytes, s.in.SoC.Processor(name).AddressBytes).
-			WithHint("permit a scheme with fewer bits in the workload")
-	}
-	for range 12 {
+	for range chargeSteps {
+		if fits == nil {
+			break
+		}
 		mid := (low + high) / 2
-		p, ok, err := at(mid)
+		ok, err := at(mid)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if ok {
-			plan, high = p, mid
+			high = mid
 		} else {
 			low = mid
 		}
 	}
-	return plan, nil
+	return fits, last, nil
+}
+
+// offer adds a plan's divisions of columns to the candidates of every program; false when all are
+// there already.
+func (s *session) offer(p *planir.Plan) bool {
+	more := false
+	for _, d := range p.Decisions {
+		if d.Axis != planir.AxisCols && d.Axis != planir.AxisK {
+			continue
+		}
+		d.Strategy, d.Shares = base(d.Strategy), slices.Clone(d.Shares)
+		for k := range d.Shares {
+			d.Shares[k].PadRows = 0
+		}
+		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == d.Node && sameShares(&x, &d) }) {
+			s.divisions = append(s.divisions, d)
+			more = true
+		}
+	}
+	if more {
+		s.programs = map[programKey]*program{}
+	}
+	return more
+}
+
+// objective is the workload's, of the programs' problems.
+func (s *session) objective(p *planir.Plan) int64 {
+	total := 0.0
+	for i, rows := range append([]int{1}, s.want.buckets...) {
+		weight := s.want.weights.Decode * float64(s.want.outputTokens)
+		if rows > 1 {
+			weight = s.want.weights.Prefill * s.want.share[i-1]
+		}
+		total += float64(weight * float64(p.Solver[i].ObjectiveNS))
+	}
+	return int64(min(total, math.MaxInt64/2))
 }
 
 func (s *session) overfull(p *planir.Plan) []string {
@@ -395,7 +476,7 @@ func (s *session) overfull(p *planir.Plan) []string {
 }
 
 // assemble solves every program and lowers the plan.
-func (s *session) assemble(ctx context.Context, penalty map[string]float64) (*planir.Plan, error) {
+func (s *session) assemble(ctx context.Context, rate map[string]float64) (*planir.Plan, error) {
 	p := &planir.Plan{
 		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
@@ -420,16 +501,35 @@ func (s *session) assemble(ctx context.Context, penalty map[string]float64) (*pl
 		}
 		p.Inputs = append(p.Inputs, planir.Input{Kind: x.kind, Digest: d})
 	}
-	for _, rows := range append([]int{1}, s.want.buckets...) {
-		pr, err := s.program(rows, s.scheme(rows))
+	rows := append([]int{1}, s.want.buckets...)
+	solved := make([][]planir.Decision, len(rows))
+	reports := make([]planir.Solve, len(rows))
+	var extra *charge
+	if rate != nil {
+		extra = &charge{rate: rate, held: map[string][]region{}}
+	}
+	// The programs with most rows gain most from what a processor holds: the others are offered it.
+	for i := len(rows) - 1; i >= 0; i-- {
+		pr, err := s.program(rows[i], s.scheme(rows[i]))
 		if err != nil {
 			return nil, err
 		}
-		d, report, err := pr.solve(ctx, s, penalty)
-		if err != nil {
+		if solved[i], reports[i], err = pr.solve(ctx, s, extra); err != nil {
 			return nil, err
 		}
-		p.Decisions, p.Solver = append(p.Decisions, d...), append(p.Solver, report)
+		if extra != nil {
+			pr.hold(solved[i], extra.held)
+		}
+	}
+	p.Solver = reports
+	for i, list := range solved {
+		for k := range list {
+			// The head is decided at one row, and again only where a bucket has other processors.
+			if i > 0 && s.isHead(list[k].Node) && sameShares(p.DecisionFor(list[k].Node, 1), &list[k]) {
+				continue
+			}
+			p.Decisions = append(p.Decisions, list[k])
+		}
 	}
 	if err := s.lower(p); err != nil {
 		return nil, err
@@ -514,6 +614,14 @@ func (s *session) giveTo(p *planir.Plan, rows int, proc string) (bool, error) {
 		total += ns
 		for _, d := range in.decisions(choices) {
 			old := p.DecisionFor(d.Node, d.Rows)
+			if old == nil { // the head, so far as in decode
+				if sameShares(p.DecisionFor(d.Node, 1), &d) {
+					continue
+				}
+				p.Decisions = append(p.Decisions, d)
+				changed = true
+				continue
+			}
 			changed = changed || !sameShares(old, &d)
 			*old = d
 		}

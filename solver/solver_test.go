@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/golden"
@@ -212,6 +213,60 @@ func TestTwoCores(t *testing.T) {
 					t.Errorf("%+v", x)
 				}
 				t.Logf("%+v", x)
+			}
+		})
+	}
+}
+
+func TestLarge(t *testing.T) {
+	for _, c := range []struct {
+		soc, model string
+		scheme     op.Scheme
+	}{{"two", "tinyllama-1.1b", op.A8TQ8C}, {"snapdragon-8gen3", "llama-3-8b", op.A8TQ4B32}, {"snapdragon-8gen3", "llama-3-8b", op.A32W32}} {
+		t.Run(c.soc+string(c.scheme), func(t *testing.T) {
+			m := open(t, c.model)
+			var s *socs.SoC
+			if c.soc == "two" {
+				s = twoCores(t, 1)
+			} else {
+				var err error
+				s, err = socs.Open(c.soc)
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := DefaultWorkload()
+			w.Schemes = Schemes{Prefill: []op.Scheme{c.scheme}, Decode: []op.Scheme{c.scheme}}
+			start := time.Now()
+			k := costs(t, s, m, c.scheme)
+			t.Log("fit", time.Since(start))
+			start = time.Now()
+			r := solve(t, Input{Model: m, SoC: s, Costs: k, Workload: w})
+			t.Log("solve", time.Since(start), r.Warnings)
+			for _, pred := range r.Plan.Predictions {
+				t.Logf("%s: %d (%d..%d) singles %v sections %v", pred.Program, pred.PlanNS, pred.LowNS, pred.HighNS, pred.Singles, pred.Sections)
+			}
+			for _, d := range r.Plan.Decisions {
+				if d.Rows == 1 || d.Rows == 256 {
+					t.Logf("%s@%d %s %s: %d", d.Node, d.Rows, d.Strategy, d.ShareText(), d.PredictNS)
+				}
+			}
+			for _, x := range r.Plan.Solver {
+				t.Logf("%+v", x)
+			}
+			rows, err := Explain(r.Plan, "layers.ffn_down", 256, nil)
+			for _, x := range rows {
+				t.Logf("%+v", x)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows, err = Explain(r.Plan, "layers.ffn_down", 256, &Input{Model: m, SoC: s, Costs: k, Workload: w, Engine: exact.Engine{}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range rows {
+				t.Logf("again %+v", x)
 			}
 		})
 	}

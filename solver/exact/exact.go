@@ -4,6 +4,7 @@ package exact
 import (
 	"context"
 	"math"
+	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/problem"
@@ -111,21 +112,18 @@ func solveChain(ctx context.Context, p *problem.Chain, set uint64) (choices []in
 			return nil, 0, p.Items[i].Name, nil
 		}
 	}
-	// A repeated chain ends where it begins: it is solved once per class its first item may read from.
-	starts := []int{-1}
+	// A repeated chain ends where it begins: it is solved once per class its first item may read from, the
+	// most promising first, until no other can be better.
+	starts := []start{{class: -1}}
 	if p.Repeat > 1 {
-		starts = starts[:0]
-		for b := range p.Items[0].Before {
-			for _, j := range allowed[0] {
-				if p.Items[0].Choices[j].Before == b {
-					starts = append(starts, b)
-					break
-				}
-			}
-		}
+		starts = rank(p, allowed)
 	}
 	best = unreachable
-	for _, start := range starts {
+	for _, first := range starts {
+		start := first.class
+		if first.bound >= best {
+			break
+		}
 		if err := ctx.Err(); err != nil {
 			return nil, 0, "", err
 		}
@@ -177,6 +175,62 @@ func solveChain(ctx context.Context, p *problem.Chain, set uint64) (choices []in
 		}
 	}
 	return choices, best, "", nil
+}
+
+// start is a class that the first item of a repeated chain may read from, with what the chain costs
+// at least when it does.
+type start struct {
+	class int
+	bound int64
+}
+
+// rank lists the starts, cheapest bound first. The bound is exact but for the edge from the last item to
+// the first, of which it takes the cheapest: one pass from the last item to the first gives all of them.
+func rank(p *problem.Chain, allowed [][]int) []start {
+	var after []int64 // of each class the item before leaves its result in: the cheapest rest of the chain
+	var arrive []int64
+	for i := len(p.Items) - 1; i >= 0; i-- {
+		it := &p.Items[i]
+		arrive = make([]int64, len(it.Before))
+		for b := range arrive {
+			arrive[b] = unreachable
+		}
+		for _, j := range allowed[i] {
+			c := it.Choices[j]
+			rest := int64(0)
+			if after != nil {
+				rest = after[c.After]
+			}
+			if rest != unreachable {
+				arrive[c.Before] = min(arrive[c.Before], c.CostNS+rest)
+			}
+		}
+		if i == 0 {
+			break
+		}
+		after = make([]int64, len(it.EdgeNS))
+		for a, row := range it.EdgeNS {
+			after[a] = unreachable
+			for b, ns := range row {
+				if arrive[b] != unreachable {
+					after[a] = min(after[a], ns+arrive[b])
+				}
+			}
+		}
+	}
+	var out []start
+	for b, ns := range arrive {
+		if ns == unreachable {
+			continue
+		}
+		wrap := int64(unreachable)
+		for _, row := range p.Items[0].EdgeNS {
+			wrap = min(wrap, row[b])
+		}
+		out = append(out, start{b, int64(p.Repeat)*ns + int64(p.Repeat-1)*wrap})
+	}
+	sort.SliceStable(out, func(i, j int) bool { return out[i].bound < out[j].bound })
+	return out
 }
 
 // trace walks back from class a of the last item.
