@@ -25,7 +25,6 @@ import (
 type ProbeOptions struct {
 	Name        string                        // of the SoC; default "host"
 	Fingerprint string                        // of the kind of machine
-	Read        func(b []byte) uint64         // reads b, 64-byte aligned and a multiple of 1 MiB; default portable Go
 	Options     map[string]string             // driver options of every processor
 	Note        func(format string, a ...any) // told what is being measured; may be nil
 
@@ -34,8 +33,8 @@ type ProbeOptions struct {
 }
 
 const (
-	probeWindow  = 40 * time.Millisecond
-	probeSamples = 11
+	probeWindow  = 15 * time.Millisecond
+	probeSamples = 31
 	syncSamples  = 21
 	syncLoops    = 2000
 )
@@ -185,10 +184,7 @@ func processorNames(s *socs.SoC) []string {
 }
 
 func measureBandwidth(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
-	read, window := o.Read, o.window
-	if read == nil {
-		read = sum
-	}
+	window := o.window
 	if window == 0 {
 		window = probeWindow
 	}
@@ -203,7 +199,7 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
 	defer memory.Close()
 	measure := func(cores []int) (float64, error) {
 		o.note("memory bandwidth of cores %v", cores)
-		xs, err := rates(ctx, memory.Bytes(), cores, nil, read, probeSamples, window)
+		xs, err := rates(ctx, memory.Bytes(), cores, nil, probeSamples, window)
 		if err != nil {
 			return 0, err
 		}

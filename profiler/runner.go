@@ -25,7 +25,6 @@ import (
 type Options struct {
 	Drivers   map[string]driver.Driver   // by name, for the processors of the SoC
 	Compilers map[string]driver.Compiler // by name of their driver
-	Read      func(b []byte) uint64      // reads memory for bandwidth; default portable Go
 	Budget    time.Duration              // 0: as long as it takes
 	Seed      uint64                     // order of measurements and contents of operands
 	Rule      stat.Rule                  // default stat.DefaultRule
@@ -107,9 +106,6 @@ const (
 func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer, o Options) (Report, error) {
 	if o.now == nil {
 		o.now = time.Now
-	}
-	if o.Read == nil {
-		o.Read = sum
 	}
 	if o.window == 0 {
 		o.window = probeWindow
@@ -319,14 +315,14 @@ func (r *runner) begin(ctx context.Context, t *task) (err error) {
 	return nil
 }
 
-// sampleCap divides what is left of the budget among what is left to do, generously, since most
-// operators are precise long before.
+// sampleCap divides what is left of the budget among what is left to do, less than half of it kept for
+// loading and warming up. Operators that are precise before leave their part to the others.
 func (r *runner) sampleCap() time.Duration {
 	if r.o.Budget == 0 {
 		return maxTime
 	}
 	left := r.o.Budget - r.o.now().Sub(r.began)
-	return min(max(2*left/time.Duration(len(r.queue)+len(r.active)+1), minTime), maxTime)
+	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+1), minTime), maxTime)
 }
 
 // loopsFor is how many executions of ns nanoseconds make a sample.

@@ -317,12 +317,11 @@ func (b *beside) close(ctx context.Context) {
 type streamPartner struct {
 	cores  []int
 	memory []byte
-	read   func([]byte) uint64
 	rs     *readers
 }
 
 func (s *streamPartner) start() (err error) {
-	s.rs, err = startReaders(s.memory, s.cores, s.read)
+	s.rs, err = startReaders(s.memory, s.cores)
 	return err
 }
 
@@ -383,12 +382,11 @@ type streaming struct {
 	memory        []byte
 	cores, beside []int
 	bytes         int64
-	read          func([]byte) uint64
 	window        time.Duration
 }
 
 func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
-	xs, err := rates(ctx, s.memory, s.cores, s.beside, s.read, 1, s.window)
+	xs, err := rates(ctx, s.memory, s.cores, s.beside, 1, s.window)
 	if err != nil {
 		return 0, err
 	}
@@ -473,7 +471,7 @@ func (r *runner) openOp(ctx context.Context, m *record.Measurement) (source, err
 				return nil, err
 			}
 			if b.stream == nil {
-				b.stream = &streamPartner{memory: memory, read: r.o.Read}
+				b.stream = &streamPartner{memory: memory}
 			}
 			b.stream.cores = append(b.stream.cores, r.soc.Processor(p.Proc).Cores...)
 			continue
@@ -548,7 +546,7 @@ func (r *runner) openBandwidth(ctx context.Context, m *record.Measurement) (sour
 	if err != nil {
 		return nil, err
 	}
-	s := &streaming{memory: memory, cores: p.Cores, bytes: m.Bytes, read: r.o.Read, window: r.o.window}
+	s := &streaming{memory: memory, cores: p.Cores, bytes: m.Bytes, window: r.o.window}
 	for _, c := range m.Concurrent {
 		if err := r.soc.Concurrent(m.Proc, c.Proc); err != nil {
 			return nil, err
