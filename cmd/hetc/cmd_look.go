@@ -66,7 +66,7 @@ func socOf(p *planir.Plan, given string) (*socs.SoC, error) {
 // newRun is hetrun with the simulation beside it.
 func newRun(s *cli.Streams) *cobra.Command {
 	var soc string
-	c := runcmd.New(s, "run", func(p *planir.Plan) ([]driver.Driver, error) {
+	c := runcmd.New(s, "run", true, func(p *planir.Plan) ([]driver.Driver, error) {
 		x, err := socOf(p, soc)
 		return drivers(x), err
 	})

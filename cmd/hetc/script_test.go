@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 func runHetrun() int {
 	return cli.Main("hetrun", os.Args[1:], os.Stdin, os.Stdout, os.Stderr, func(s *cli.Streams) *cobra.Command {
-		return runcmd.New(s, "hetrun", func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
+		return runcmd.New(s, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
 	})
 }
 

@@ -19,6 +19,6 @@ func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	return cli.Main("hetrun", args, in, out, errw, func(s *cli.Streams) *cobra.Command {
-		return runcmd.New(s, "hetrun", func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
+		return runcmd.New(s, "hetrun", false, func(*planir.Plan) ([]driver.Driver, error) { return all.Drivers(), nil })
 	})
 }

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"math"
 	"runtime"
+	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
@@ -27,7 +29,7 @@ func openBundle(path string, o *options) (*opened, error) {
 	b, err := bundle.Open(path, bundle.Options{
 		Trust:  trust,
 		Policy: bundle.Policy{AllowDev: o.allowDev},
-		Host:   thisHost(o.anyMachine),
+		Host:   thisHost(o.anyMachine || o.simulates),
 	})
 	if err != nil {
 		return nil, err
@@ -91,4 +93,17 @@ func thisHost(any bool) *bundle.Host {
 		return nil
 	}
 	return &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH}
+}
+
+// checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other
+// only on its own kind of machine.
+func (b *opened) checkTarget(p *planir.Plan, o *options) error {
+	if !o.simulates || o.anyMachine || p.SoC.Simulated {
+		return nil
+	}
+	if t := b.Manifest().Target; !slices.Contains(t.SoC, host.Fingerprint()) {
+		return diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), t.SoC).
+			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
+	}
+	return nil
 }

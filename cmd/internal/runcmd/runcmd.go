@@ -41,12 +41,14 @@ type options struct {
 	steps      bool
 	allowDev   bool
 	anyMachine bool
+	simulates  bool // hetc run: also what was made for a simulated SoC
 	deadline   time.Duration
 }
 
-// New returns the command. drivers yields what it may open a plan's processors with.
-func New(s *cli.Streams, use string, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
-	var o options
+// New returns the command. drivers yields what it may open a plan's processors with; with simulates it
+// also runs bundles that were made for a simulated SoC, on whatever machine this is.
+func New(s *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
+	o := options{simulates: simulates}
 	c := &cobra.Command{
 		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT | --tokens 1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
@@ -126,6 +128,9 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	defer b.Close()
 	plan, err := b.plan("plan")
 	if err != nil {
+		return err
+	}
+	if err := b.checkTarget(plan, o); err != nil {
 		return err
 	}
 	var tok tokenizer.Tokenizer
