@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
@@ -192,8 +193,8 @@ func Resume(path string, h Header) (*Writer, error) {
 }
 
 func resume(path string, f *os.File, h Header) (*Writer, error) {
-	if err := lock(f); err != nil {
-		return nil, diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", path, err).WithHint("wait for it, or name another file")
+	if err := own(f); err != nil {
+		return nil, err
 	}
 	set, good, err := read(path, f)
 	if err != nil {
@@ -237,13 +238,31 @@ func onlyHeaderPiece(f *os.File, path string) error {
 	return nil
 }
 
+const lockPause = 50 * time.Millisecond
+
+// lockTries times lockPause is how long a writer waits for the one before: a process that was killed
+// keeps its lock until its memory, which may be large, is taken down. Tests wait less.
+var lockTries = 60
+
+// own keeps other writers out until the file is closed or this process dies.
+func own(f *os.File) error {
+	var err error
+	for range lockTries {
+		if err = lock(f); err == nil {
+			return nil
+		}
+		time.Sleep(lockPause)
+	}
+	return diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", f.Name(), err).WithHint("wait for it, or name another file")
+}
+
 func begin(f *os.File, h Header) (*Writer, error) {
 	h.Schema = Schema
 	if err := h.validate(); err != nil {
 		return nil, diag.New(diag.ClassInput, "begin record %q: %w", f.Name(), err)
 	}
-	if err := lock(f); err != nil {
-		return nil, diag.New(diag.ClassIO, "open record %q: another hetc writes it: %w", f.Name(), err)
+	if err := own(f); err != nil {
+		return nil, err
 	}
 	w := &Writer{f: f, set: NewSet(h)}
 	line, err := encode(&h)

@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// lock keeps a second writer out until the file is closed, or its process dies.
+// lock fails when another open file of this path holds the lock.
 func lock(f *os.File) error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }

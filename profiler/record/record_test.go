@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -283,6 +284,15 @@ func TestSecondWriterIsKeptOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The one before may be on its way out: a writer waits for it.
+	time.AfterFunc(2*lockPause, func() { w.Close() })
+	second, err := Resume(path, header())
+	if err != nil {
+		t.Fatalf("while the first one closes: %v", err)
+	}
+	w = second
+	lockTries = 2
+	defer func() { lockTries = 60 }()
 	if _, err := Resume(path, header()); err == nil || !strings.Contains(err.Error(), "another hetc writes it") {
 		t.Errorf("second writer: %v", err)
 	}
