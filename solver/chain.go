@@ -63,7 +63,7 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 			return k
 		}
 		for _, c := range list {
-			ch := problem.Choice{Label: c.label(), CostNS: c.PredictNS}
+			ch := problem.Choice{Label: c.label(), CostNS: c.costNS}
 			for _, s := range c.Shares {
 				if k := index[s.Proc]; !slices.Contains(ch.Procs, k) {
 					ch.Procs = append(ch.Procs, k)
@@ -221,7 +221,7 @@ func (in *instance) exit(choices []int, i, c int) int64 {
 
 // price is what a decision of node i would say if it were executed as choice c.
 func (in *instance) price(choices []int, i, c int) int64 {
-	return in.entry(choices, i, c) + in.prob.Items[i].Choices[c].CostNS + in.exit(choices, i, c) - in.exit(choices, i, choices[i])
+	return in.entry(choices, i, c) + in.candidates[i][c].PredictNS + in.exit(choices, i, c) - in.exit(choices, i, choices[i])
 }
 
 // alternatives lists for every strategy and tuple of processors but the chosen one the cheapest

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // estimate is a predicted time in nanoseconds.
@@ -46,10 +47,12 @@ type access struct {
 // candidate is one way to execute a node, priced.
 type candidate struct {
 	planir.Decision // PredictNS is the execution alone, without hand-overs from the node before
-	reads           []access
-	writes          []access   // who wrote the outputs last
-	shares          []estimate // of each share
-	regions         []region   // of the node's matrix, that its processors have to hold
+	// costNS is PredictNS as it counts in the objective: more where shorter calls leave shares idle.
+	costNS  int64
+	reads   []access
+	writes  []access   // who wrote the outputs last
+	shares  []estimate // of each share
+	regions []region   // of the node's matrix, that its processors have to hold
 }
 
 // region is a part of a matrix, rows [0,1) and columns [2,3), on a processor.
@@ -88,8 +91,10 @@ type stage struct {
 	prices prices
 	// context is the number of cached positions that attention is priced for.
 	context int
+	lengths []Prompt // rows of the calls that the program is for
 
-	missing map[string]error // per processor, why a price was not to be had: the first one
+	missing  map[string]error // per processor, why a price was not to be had: the first one
+	tooLarge map[string]error // per node, the first share that no graph can hold
 }
 
 func (st *stage) proc(name string) *planir.Proc {
@@ -133,6 +138,10 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 		if o := p.Op(); o.Kind == op.MatMul {
 			bytes := op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
 			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
+				if st.tooLarge[n.Name] == nil {
+					st.tooLarge[n.Name] = diag.New(diag.ClassInfeasible, "%q at %d rows: its weights take %d bytes, and one graph of processor %q holds at most %d", n.Name, st.rows, bytes, p.Proc, limit).
+						WithHint("permit a scheme with fewer bits in the workload")
+				}
 				return c, false
 			}
 			c.regions = append(c.regions, region{p.Proc, [4]int{p.K0, p.K1, p.N0, p.N1}, o.Scheme})
@@ -173,6 +182,7 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 		c.Shares[k].PredictNS = c.shares[k].ns
 	}
 	c.PredictNS = end
+	c.costNS = int64(math.Round(min(float64(end)*st.idle(&c), problem.MaxNS)))
 	c.access(n, pieces)
 	c.name()
 	return c, true
@@ -186,8 +196,8 @@ func (st *stage) lacks(tasks []task, err error) {
 	}
 }
 
-// pad gives a share of a processor with static shapes the standard number of rows that is cheapest:
-// prices are not monotone in the rows.
+// pad gives a share of a processor with static shapes a standard number of rows, a multiple of its
+// tile: the cheapest of the next one and the next power of two, as prices are not monotone in the rows.
 func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 	unit := st.static[sh.Proc]
 	if unit == 0 || sh.PadRows > 0 || axis == planir.AxisK || axis == planir.AxisHeads {
@@ -205,12 +215,15 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 		o.N = sh.To - sh.From
 	}
 	best := int64(math.MaxInt64)
-	options := []int{rows, socs.Round(rows, unit)}
 	power := unit
 	for power < rows {
 		power *= 2
 	}
-	for _, m := range append(options, power) {
+	options := []int{socs.Round(rows, unit), power}
+	if rows == 1 { // decode: the compiler pads what it must
+		options = append([]int{1}, options...)
+	}
+	for _, m := range options {
 		o.M = m
 		if e, err := st.prices.together([]task{{sh.Proc, o, st.cold && o.Kind == op.MatMul}}); err == nil && e[0].ns < best {
 			best, sh.PadRows = e[0].ns, m
@@ -248,6 +261,34 @@ func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, ok
 		end = max(end, lanes[p.Proc])
 	}
 	return end, true
+}
+
+// idle is how much a division by rows loses over one by columns when calls have fewer rows than the
+// program: the first share keeps its rows, the last goes without. Time is taken to grow with the rows.
+func (st *stage) idle(c *candidate) float64 {
+	if c.Axis != planir.AxisRows || c.PredictNS == 0 {
+		return 1
+	}
+	with, without := 0.0, 0.0
+	for _, call := range st.lengths {
+		slowest := 0.0
+		for k, sh := range c.Shares {
+			rows := float64(max(0, min(call.Tokens, sh.To)-sh.From))
+			t := float64(c.shares[k].ns)
+			if st.static[sh.Proc] == 0 {
+				t *= rows / float64(sh.To-sh.From)
+			} else if rows == 0 {
+				t = 0
+			}
+			slowest = max(slowest, t)
+		}
+		with += float64(call.Share * slowest)
+		without += float64(call.Share * float64(c.PredictNS) * float64(call.Tokens) / float64(st.rows))
+	}
+	if without == 0 {
+		return 1
+	}
+	return max(1, with/without)
 }
 
 // access notes who reads what, and who wrote each output last.
@@ -398,6 +439,9 @@ func (st *stage) impossible(i int) error {
 			return diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, err).
 				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 		}
+	}
+	if err := st.tooLarge[n.Name]; err != nil {
+		return err
 	}
 	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s)", n.Name, st.rows, n.Op().Key())
 	if s := n.Op().Scheme; s != "" {
@@ -594,7 +638,7 @@ func (st *stage) divide(run []link, tuple []string) []divided {
 			}
 			r.list = append(r.list, divided{l.node, c})
 			if r.ns != math.MaxInt64 {
-				r.ns += c.PredictNS
+				r.ns += c.costNS
 			}
 		}
 		tried[key] = r

@@ -140,6 +140,9 @@ func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative) string {
 			}
 		}
 	}
+	if a.Strategy == planir.ActivationDivide {
+		return "leaves processors idle when a call has fewer rows"
+	}
 	return "does not fit with the rest of the plan"
 }
 

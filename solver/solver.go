@@ -262,7 +262,7 @@ func (s *session) isHead(node string) bool {
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
-	st := &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), missing: map[string]error{}}
+	st := &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], missing: map[string]error{}, tooLarge: map[string]error{}}
 	// Weights of one pass that fit half the last cache are still there in the next one.
 	var bytes int64
 	for i := range sec.Nodes {

@@ -208,7 +208,8 @@ type demand struct {
 	prefill, decode []op.Scheme
 	outputTokens    int
 	weights         Weights
-	contexts        map[int]int // by rows: positions an attention works on, on average
+	contexts        map[int]int      // by rows: positions an attention works on, on average
+	lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
 }
 
 // contextAt is the number of cached positions, the new rows included, that attention is priced for.
@@ -255,9 +256,13 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	}
 	d.share = make([]float64, len(d.buckets))
 	d.contexts = map[int]int{1: defaultPrompt + d.outputTokens/2}
+	d.lengths = map[int][]Prompt{}
 	if len(w.Prompts) == 0 {
-		for i := range d.share {
+		below := 1
+		for i, b := range d.buckets {
 			d.share[i] = 1 / float64(len(d.share))
+			d.lengths[b] = spread(below, b)
+			below = b
 		}
 		return d, nil
 	}
@@ -272,18 +277,53 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	}
 	d.contexts[1] = int(mean/total) + d.outputTokens/2
 	positions := make([]float64, len(d.buckets))
+	lengths := make([][lengthBins + 1]float64, len(d.buckets))
 	for _, p := range w.Prompts {
-		for done := 0; p.Tokens-done > 1 && len(d.buckets) > 0; {
-			i := min(sort.SearchInts(d.buckets, p.Tokens-done), len(d.buckets)-1)
-			done += min(p.Tokens-done, d.buckets[i])
-			d.share[i] += p.Share / total
-			positions[i] += float64(p.Share / total * float64(done))
+		if len(d.buckets) == 0 {
+			break
+		}
+		share := p.Share / total
+		call := func(i, rows int, times, done float64) { // done: positions after each of them, on average
+			d.share[i] += float64(share * times)
+			positions[i] += float64(share * times * done)
+			lengths[i][(rows*lengthBins+d.buckets[i]-1)/d.buckets[i]] += float64(share * times)
+		}
+		last := len(d.buckets) - 1
+		largest := d.buckets[last]
+		full := (p.Tokens - 1) / largest // pieces of the largest bucket; 1..largest tokens are left
+		if full > 0 {
+			call(last, largest, float64(full), float64(largest)*float64(full+1)/2)
+		}
+		if left := p.Tokens - full*largest; left > 1 {
+			call(sort.SearchInts(d.buckets, left), left, 1, float64(p.Tokens))
 		}
 	}
+	below := 1
 	for i, b := range d.buckets {
 		if d.share[i] > 0 {
 			d.contexts[b] = int(positions[i] / d.share[i])
+			for k, share := range lengths[i] {
+				if share > 0 {
+					d.lengths[b] = append(d.lengths[b], Prompt{max(1, k*b/lengthBins), share / d.share[i]})
+				}
+			}
+		} else {
+			d.lengths[b] = spread(below, b)
 		}
+		below = b
 	}
 	return d, nil
+}
+
+// lengthBins is how many lengths of calls are told apart within a bucket.
+const lengthBins = 32
+
+// spread is lengths spread evenly over what a bucket takes: more than the one below it, at most its own.
+func spread(below, bucket int) []Prompt {
+	const samples = 8
+	var out []Prompt
+	for k := 1; k <= samples; k++ {
+		out = append(out, Prompt{below + (bucket-below)*k/samples, 1.0 / samples})
+	}
+	return out
 }

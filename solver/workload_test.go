@@ -1,0 +1,160 @@
+package solver
+
+import (
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+func TestWorkloadDefaults(t *testing.T) {
+	d, err := DefaultWorkload().apply(1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(d.buckets) != 6 || d.buckets[0] != 16 || d.buckets[5] != 512 || d.context != 1024 || d.outputTokens != DefaultOutputTokens {
+		t.Errorf("%+v", d)
+	}
+	if len(d.prefill) != 1 || d.prefill[0] != "a32/w32" || len(d.decode) != 1 || d.decode[0] != "a32/w32" {
+		t.Errorf("schemes %v %v, want stored precision", d.prefill, d.decode)
+	}
+	if d, err := DefaultWorkload().apply(100_000); err != nil || d.context != DefaultContext {
+		t.Errorf("context %d, want %d (%v)", d.context, DefaultContext, err)
+	}
+	if d, err := DefaultWorkload().apply(8); err != nil || len(d.buckets) != 1 || d.buckets[0] != 8 {
+		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.buckets, err)
+	}
+	if d, err := DefaultWorkload().apply(1); err != nil || len(d.buckets) != 0 {
+		t.Errorf("buckets of a model with one position: %v (%v)", d.buckets, err)
+	}
+}
+
+// A prompt fills the largest bucket as often as it can and the rest goes to the smallest that holds it,
+// as the decider does.
+func TestWorkloadShares(t *testing.T) {
+	w := DefaultWorkload()
+	w.Buckets = []int{32, 128}
+	w.Prompts = []Prompt{{Tokens: 20, Share: 1}, {Tokens: 300, Share: 3}} // 300 = 128 + 128 + 44
+	d, err := w.apply(1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.share[0] != 0.25 || d.share[1] != 2.25 {
+		t.Errorf("calls per prompt %v, want 0.25 of 32 and 2.25 of 128", d.share)
+	}
+	if d.contexts[32] != 20 || d.contexts[128] != (128+256+300)/3 || // two full calls and the rest
+		d.contexts[1] != 230+64 {
+		t.Errorf("contexts %v", d.contexts)
+	}
+	sum := 0.0
+	for _, l := range d.lengths[128] {
+		sum += l.Share
+		if l.Tokens != 128 && l.Tokens != 44 {
+			t.Errorf("a call of %d rows", l.Tokens)
+		}
+	}
+	if math.Abs(sum-1) > 1e-12 {
+		t.Errorf("lengths add up to %v", sum)
+	}
+}
+
+func TestWorkloadFile(t *testing.T) {
+	w, err := ParseWorkload("w.yaml", []byte(`
+schema: hetc.workload/1
+name: chat
+prompts: [54, {tokens: 296, share: 0.5}]
+output_tokens: 374
+context: 1024
+schemes: {prefill: [a8t/q8c], decode: [a8t/q8c, a8t/q4b32]}
+buckets: [64, 256]
+weights: {prefill: 1, decode: 2}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Prompts) != 2 || w.Prompts[0] != (Prompt{54, 1}) || w.Prompts[1] != (Prompt{296, 0.5}) || len(w.Schemes.Decode) != 2 || w.Weights.Decode != 2 {
+		t.Errorf("%+v", w)
+	}
+	a, err := w.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Context++
+	if b, _ := w.Digest(); a == b {
+		t.Error("another context has the same digest")
+	}
+}
+
+func TestWorkloadRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"no schema":            {"name: x\n", "schema"},
+		"unknown key":          {"schema: hetc.workload/1\nprompt: [1]\n", `did you mean "prompts"`},
+		"unknown scheme":       {"schema: hetc.workload/1\nschemes: {decode: [a8t/q3]}\n", "a8t/q3"},
+		"scheme twice":         {"schema: hetc.workload/1\nschemes: {decode: [a8t/q8c, a8t/q8c]}\n", "twice"},
+		"negative share":       {"schema: hetc.workload/1\nprompts: [{tokens: 5, share: -1}]\n", "share is -1"},
+		"no share":             {"schema: hetc.workload/1\nprompts: [{tokens: 5, share: 0}]\n", "no length"},
+		"not a number":         {"schema: hetc.workload/1\nprompts: [{tokens: 5, share: .nan}]\n", "share"},
+		"no tokens":            {"schema: hetc.workload/1\nprompts: [0]\n", "0 tokens"},
+		"buckets out of order": {"schema: hetc.workload/1\nbuckets: [64, 32]\n", "ascending"},
+		"bucket of one":        {"schema: hetc.workload/1\nbuckets: [1]\n", "one row is decode"},
+		"huge context":         {"schema: hetc.workload/1\ncontext: 99999999\n", "99999999"},
+		"negative output":      {"schema: hetc.workload/1\noutput_tokens: -4\n", "-4"},
+		"negative weight":      {"schema: hetc.workload/1\nweights: {decode: -1}\n", "-1"},
+	} {
+		_, err := ParseWorkload("w.yaml", []byte(c.text))
+		if err == nil || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %v, want an input error", name, err)
+			continue
+		}
+		if text := err.Error() + strings.Join(diag.HintsOf(err), " "); !strings.Contains(text, c.want) {
+			t.Errorf("%s: %q, want %q", name, text, c.want)
+		}
+	}
+	w := DefaultWorkload()
+	w.Prompts = []Prompt{{Tokens: 5000, Share: 1}}
+	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
+		t.Errorf("a prompt beyond the context: %v", err)
+	}
+	w = DefaultWorkload()
+	w.Context, w.Buckets = 64, []int{128}
+	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
+		t.Errorf("a bucket beyond the context: %v", err)
+	}
+}
+
+// The example of the documentation is a workload.
+func TestWorkloadDocumentation(t *testing.T) {
+	text, err := os.ReadFile("../docs/workload.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(string(text), "```yaml\n")
+	if len(blocks) < 2 {
+		t.Fatal("docs/workload.md has no example")
+	}
+	for _, b := range blocks[1:] {
+		example, _, _ := strings.Cut(b, "```")
+		if _, err := ParseWorkload("docs/workload.md", []byte(example)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzWorkload(f *testing.F) {
+	f.Add([]byte("schema: hetc.workload/1\nprompts: [1, {tokens: 9, share: 2}]\nbuckets: [16]\n"))
+	f.Add([]byte(`{"schema":"hetc.workload/1","context":5,"schemes":{"decode":["a8t/q8c"]}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w, err := ParseWorkload("w.yaml", b)
+		if err != nil {
+			return
+		}
+		if d, err := w.apply(2048); err == nil && (d.context < 1 || d.context > 2048) {
+			t.Fatalf("context %d of a model with 2048 positions", d.context)
+		}
+		if _, err := w.Digest(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
