@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/golden"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -485,24 +486,41 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// The table of rules in SPEC.md is what Rules says; HETC_UPDATE=1 rewrites it.
+// The tables of rules in SPEC.md are what Rules and check.Rules say; HETC_UPDATE=1 rewrites them.
 func TestSpecListsTheRules(t *testing.T) {
-	const begin, end = "<!-- rules: generated, see TestSpecListsTheRules -->\n", "<!-- end of rules -->\n"
-	var table strings.Builder
-	table.WriteString("| rule | a legal plan |\n| --- | --- |\n")
+	type rule struct{ id, sentence string }
+	var plan, relation []rule
 	for _, r := range planir.Rules {
-		fmt.Fprintf(&table, "| %s | %s |\n", r.ID, r.Sentence)
+		plan = append(plan, rule{r.ID, r.Sentence})
+	}
+	for _, r := range check.Rules {
+		relation = append(relation, rule{r.ID, r.Sentence})
 	}
 	spec, err := os.ReadFile("SPEC.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, ok := strings.Cut(string(spec), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("SPEC.md has no %q ... %q", begin, end)
+	want := string(spec)
+	for begin, rules := range map[string][]rule{
+		"<!-- rules: generated, see TestSpecListsTheRules -->\n":          plan,
+		"<!-- rules of check: generated, see TestSpecListsTheRules -->\n": relation,
+	} {
+		const end = "<!-- end of rules -->\n"
+		before, rest, ok := strings.Cut(want, begin)
+		_, after, ok2 := strings.Cut(rest, end)
+		if !ok || !ok2 {
+			t.Fatalf("SPEC.md has no %q ... %q", begin, end)
+		}
+		var table strings.Builder
+		table.WriteString("| rule | a legal plan |\n| --- | --- |\n")
+		for i, r := range rules {
+			if i > 0 && rules[i-1].id >= r.id {
+				t.Errorf("rule %s follows %s", r.id, rules[i-1].id)
+			}
+			fmt.Fprintf(&table, "| %s | %s |\n", r.id, r.sentence)
+		}
+		want = before + begin + table.String() + end + after
 	}
-	want := before + begin + table.String() + end + after
 	if want == string(spec) {
 		return
 	}
@@ -512,5 +530,5 @@ func TestSpecListsTheRules(t *testing.T) {
 		}
 		return
 	}
-	t.Fatal("the table of rules in SPEC.md is stale; run the test with HETC_UPDATE=1")
+	t.Fatal("the tables of rules in SPEC.md are stale; run the test with HETC_UPDATE=1")
 }
