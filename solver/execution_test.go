@@ -1,0 +1,157 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+)
+
+// What a solved program takes on the simulated machine's clock is what was predicted: prices,
+// strategies, lowering and timeline against the executor and the driver, which share no code with them.
+func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
+	m := demo(t)
+	s := twoCores(t, 0.6)
+	s.Joint[0].BandwidthGBps = 16 // the cores together read what each reads alone:
+	for i := range s.Links {      // a simulated lane does not see the other's traffic,
+		s.Links[i].HandoverUS = 0 // and flags take no time on a virtual clock
+	}
+	s.Processors[0].BandwidthGBps, s.Processors[1].BandwidthGBps = 10, 6
+	w := DefaultWorkload()
+	w.Prompts, w.OutputTokens, w.Buckets = []Prompt{{Tokens: 256, Share: 1}}, 128, []int{64, 256}
+	for name, scheme := range map[string]op.Scheme{"stored": op.A32W32, "quantised": op.A8TQ8C} {
+		t.Run(name, func(t *testing.T) {
+			w.Schemes = Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}
+			p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, scheme), Workload: w}).Plan
+			split := 0
+			for _, d := range p.Decisions {
+				if len(d.Shares) > 1 {
+					split++
+				}
+			}
+			if split < 10 {
+				t.Fatalf("%d decisions divide their operator: nothing to wait for", split)
+			}
+			c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{sim.NewCompiler(s)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{sim.New(s)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			forward := func(tokens int) (ns int64) {
+				err := x.Do(context.Background(), func(c *executor.Control) error {
+					ids := make([]int32, tokens)
+					got, err := c.Forward(ids, executor.WantLast, func(int, []float32) error { return nil })
+					if ns = got.NS; !got.Virtual {
+						t.Error("the time is not virtual")
+					}
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return ns
+			}
+			compare := func(program string, got int64) {
+				want := prediction(t, p, program).PlanNS
+				if off := math.Abs(float64(got)/float64(want) - 1); off > 0.01 {
+					t.Errorf("%s: %d ns on the simulated machine, predicted %d", program, got, want)
+				}
+			}
+			compare("prefill@256", forward(256))
+			forward(63) // decode is predicted for the middle of the answer
+			compare("decode", forward(1))
+		})
+	}
+}
+
+// A static processor that writes whole buffers executes its gathered, padded and row shares, also when a
+// call has fewer rows than the program.
+func TestExecutionOnStaticProcessor(t *testing.T) {
+	m := demo(t)
+	s := twoCores(t, 1)
+	npu := s.Processor("c1")
+	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
+	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 32
+	npu.Kinds, npu.KV = []op.Kind{op.Norm, op.QuantRows, op.MatMul, op.SiluMul, op.Add, op.Copy}, nil
+	w := DefaultWorkload()
+	w.Buckets = []int{48, 256}
+	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
+	gathers, padded := 0, 0
+	for _, g := range p.Program.Graphs {
+		if g.Graph.Nodes[0].Op.Kind == op.Copy {
+			gathers++
+		}
+	}
+	for _, d := range p.Decisions {
+		for _, sh := range d.Shares {
+			if sh.PadRows > 0 {
+				padded++
+			}
+		}
+	}
+	if gathers == 0 || padded == 0 {
+		t.Fatalf("%d gathers and %d padded shares: nothing to execute", gathers, padded)
+	}
+	logits := func(p *planir.Plan, drivers []driver.Driver, compiler driver.Compiler, tokens []int32) []float32 {
+		c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{compiler})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: drivers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		var out []float32
+		err = x.Do(context.Background(), func(c *executor.Control) error {
+			_, err := c.Forward(tokens, executor.WantAll, func(_ int, l []float32) error {
+				out = append(out, l...)
+				return nil
+			})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	// The reference: everything on one core.
+	g := m.Graph()
+	single := *p
+	var err error
+	if single.Decisions, err = lower.Trivial(&g, "c0", []int{1, 48, 256}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A32W32 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := lower.Lower(&single, &g); err != nil {
+		t.Fatal(err)
+	}
+	tokens := make([]int32, 256+20)
+	for i := range tokens {
+		tokens[i] = int32(i * 7 % 2048)
+	}
+	for _, n := range []int{256, 48, 40, 100, len(tokens)} {
+		drivers := []driver.Driver{sim.New(s)}
+		got, want := logits(p, drivers, sim.NewCompiler(s), tokens[:n]), logits(&single, drivers, sim.NewCompiler(s), tokens[:n])
+		worst := 0.0
+		for i := range want {
+			worst = max(worst, math.Abs(float64(got[i]-want[i])))
+		}
+		if len(got) != len(want) || !(worst < 1e-3) {
+			t.Errorf("%d tokens: logits differ by %g", n, worst)
+		}
+	}
+}
