@@ -21,7 +21,12 @@ type estimate struct{ ns, low, high int64 }
 type task struct {
 	proc string
 	op   op.Op
-	cold bool // its weight comes from memory, not from a cache
+}
+
+// cold reports whether a task reads what lies as a model leaves it (weights, the cache) rather than
+// what the step before has just written.
+func (t *task) cold() bool {
+	return t.op.Kind == op.MatMul || t.op.Kind == op.Embed || t.op.Kind == op.Attention
 }
 
 // prices is what the solver asks of a cost model. An error says that it has no answer: nothing was
@@ -87,7 +92,6 @@ type stage struct {
 	rows   int // of the program; the section's own nodes may have one
 	procs  []planir.Proc
 	static map[string]int // row granularity of processors with static shapes
-	cold   bool           // weights come from memory
 	prices prices
 	// context is the number of cached positions that attention is priced for.
 	context int
@@ -132,7 +136,7 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 			if o.Kind == op.Attention {
 				o.Context = st.context
 			}
-			tasks[k] = append(tasks[k], task{p.Proc, o, st.cold && (o.Kind == op.MatMul || o.Kind == op.Embed)})
+			tasks[k] = append(tasks[k], task{p.Proc, o})
 		}
 		longest = max(longest, len(tasks[k]))
 		if o := p.Op(); o.Kind == op.MatMul {
@@ -225,7 +229,7 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 	}
 	for _, m := range options {
 		o.M = m
-		if e, err := st.prices.together([]task{{sh.Proc, o, st.cold && o.Kind == op.MatMul}}); err == nil && e[0].ns < best {
+		if e, err := st.prices.together([]task{{sh.Proc, o}}); err == nil && e[0].ns < best {
 			best, sh.PadRows = e[0].ns, m
 		}
 	}
@@ -246,7 +250,7 @@ func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, ok
 			continue
 		}
 		from := pieces[p.Share].Proc
-		after := []task{{p.Proc, p.Op(), false}}
+		after := []task{{p.Proc, p.Op()}}
 		est, err := st.prices.together(after)
 		if err == nil && from != p.Proc {
 			var hand estimate

@@ -1,7 +1,6 @@
 package solver
 
 import (
-	"fmt"
 	"math"
 	"strings"
 
@@ -35,13 +34,13 @@ func newFitted(c *roofline.Costs, s *socs.SoC) *fitted {
 	return &fitted{costs: c, soc: s, ops: map[string]answer{}, sets: map[string]answers{}}
 }
 
-func (t task) key() string { return fmt.Sprintf("%s %v %s", t.proc, t.cold, t.op.Key()) }
+func (t *task) key() string { return t.proc + " " + t.op.Key() }
 
 func (f *fitted) one(t task) (estimate, error) {
 	k := t.key()
 	a, ok := f.ops[k]
 	if !ok {
-		p, err := f.costs.Op(t.proc, t.op, t.cold)
+		p, err := f.costs.Op(t.proc, t.op, t.cold())
 		a = answer{estimate{p.NS, p.LowNS, p.HighNS}, err}
 		f.ops[k] = a
 	}
@@ -70,7 +69,7 @@ func (f *fitted) compute(tasks []task) ([]estimate, error) {
 	loads := make([]roofline.Load, len(tasks))
 	out := make([]estimate, len(tasks))
 	for i, t := range tasks {
-		loads[i] = roofline.Load{Proc: t.proc, Op: t.op, Cold: t.cold}
+		loads[i] = roofline.Load{Proc: t.proc, Op: t.op, Cold: t.cold()}
 		var err error
 		if out[i], err = f.one(t); err != nil {
 			return nil, err

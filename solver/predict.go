@@ -102,7 +102,7 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 				k := stepKey{l.Proc, st.Node, st.Run}
 				d := decision(p, st.Node, ph.Rows)
 				if kind := ops[st.Run].Kind; d.Axis == planir.AxisK && kind == op.Add || kind == op.Copy { // no share
-					e, err := s.prices.together([]task{{l.Proc, ops[st.Run], false}})
+					e, err := s.prices.together([]task{{l.Proc, ops[st.Run]}})
 					if err != nil {
 						return nil, err
 					}

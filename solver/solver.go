@@ -83,8 +83,6 @@ type session struct {
 	want   *demand
 	prices prices
 	machine
-	cacheBytes int64 // of the last cache
-
 	programs map[programKey]*program // posed so far
 	// divisions are how programs divide columns, offered to each other: a processor then holds one
 	// region of a matrix rather than one for each.
@@ -126,7 +124,6 @@ func newSession(in Input) (*session, error) {
 		return nil, err
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}}
-	s.cacheBytes = in.SoC.LastCacheBytes()
 	return s, s.enlist()
 }
 
@@ -262,16 +259,7 @@ func (s *session) isHead(node string) bool {
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
-	st := &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], missing: map[string]error{}, tooLarge: map[string]error{}}
-	// Weights of one pass that fit half the last cache are still there in the next one.
-	var bytes int64
-	for i := range sec.Nodes {
-		if o := sec.Nodes[i].Op(); o.Kind == op.MatMul {
-			bytes += op.WeightBytes(o.Scheme.Weight(), o.K, o.N) * int64(max(1, sec.Layers))
-		}
-	}
-	st.cold = s.cacheBytes == 0 || bytes > s.cacheBytes/2
-	return st
+	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], missing: map[string]error{}, tooLarge: map[string]error{}}
 }
 
 // chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the

@@ -100,7 +100,7 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 		if err != nil {
 			return // infeasible
 		}
-		x := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o, Layout: layout, Cold: o.Kind == op.MatMul, Unit: "ns", Loops: 1, Samples: []float64{float64(ns)}, Simulated: true}
+		x := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o, Layout: layout, Cold: (&task{op: o}).cold(), Unit: "ns", Loops: 1, Samples: []float64{float64(ns)}, Simulated: true}
 		if set.Has(x.Key()) {
 			return
 		}
@@ -111,7 +111,7 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 	for i := range s.Processors {
 		p := &s.Processors[i]
 		for _, scheme := range schemes {
-			for _, rows := range []int{1, 4, 16, 64, 128, 256, 512} {
+			for _, rows := range []int{1, 16, 64, 256, 512} {
 				sections, err := lower.Expand(&g, rows, 1024, op.F32, func(string) op.Scheme { return scheme })
 				if err != nil {
 					t.Fatal(err)
@@ -185,8 +185,15 @@ func best(p planir.Prediction) int64 {
 	return ns
 }
 
-func permit(schemes ...op.Scheme) *Workload {
+// quick is the default with two buckets.
+func quick() *Workload {
 	w := DefaultWorkload()
+	w.Buckets = []int{16, 256}
+	return w
+}
+
+func permit(schemes ...op.Scheme) *Workload {
+	w := quick()
 	w.Schemes = Schemes{Prefill: schemes, Decode: schemes}
 	return w
 }
@@ -197,15 +204,19 @@ func TestTwoCores(t *testing.T) {
 	for _, ratio := range []float64{1, 0.5, 0.1} {
 		t.Run(fmt.Sprint(ratio), func(t *testing.T) {
 			s := twoCores(t, ratio)
-			r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32)})
+			w, programs := quick(), 3
+			if ratio == 1 {
+				w, programs = nil, 7 // decode and 16..512
+			}
+			r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
 			if len(r.Warnings) > 0 {
 				t.Errorf("warnings %v", r.Warnings)
 			}
 			if found := check.Plan(r.Plan, m, s); len(found) > 0 {
 				t.Fatal(found)
 			}
-			if got := len(r.Plan.Predictions); got != 7 { // decode and 16..512
-				t.Errorf("%d predictions, want 7", got)
+			if got := len(r.Plan.Predictions); got != programs {
+				t.Errorf("%d predictions, want %d", got, programs)
 			}
 			for _, pred := range r.Plan.Predictions {
 				if len(pred.Singles) != 3 || pred.PlanNS > best(pred) {
@@ -242,7 +253,7 @@ func TestTwoCores(t *testing.T) {
 // Two equal cores halve the weights.
 func TestEqualCoresHalve(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32)}).Plan
+	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick()}).Plan
 	g := m.Graph()
 	for _, d := range p.Decisions {
 		w := g.Weight(d.Node)
@@ -259,7 +270,7 @@ func TestEqualCoresHalve(t *testing.T) {
 // (unless they are excluded by a core), and explain tells the same stored and recomputed.
 func TestPricesAddUp(t *testing.T) {
 	m, s := demo(t), twoCores(t, 0.5)
-	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Engine: exact.Engine{}}
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick(), Engine: exact.Engine{}}
 	p := solve(t, in).Plan
 	for _, x := range p.Solver {
 		rows := 1
@@ -327,8 +338,8 @@ func TestPricesAddUp(t *testing.T) {
 
 func TestExplainUnknown(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
-	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32)}).Plan
-	for node, want := range map[string]string{"layers.ffn_dwn": "layers.ffn_down", "layers.ffn_down": "[1 16 32 64 128 256 512]"} {
+	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick()}).Plan
+	for node, want := range map[string]string{"layers.ffn_dwn": "layers.ffn_down", "layers.ffn_down": "[1 16 256]"} {
 		_, err := Explain(p, node, 7, nil)
 		if err == nil || diag.ClassOf(err) != diag.ClassUsage || !strings.Contains(err.Error()+fmt.Sprint(diag.HintsOf(err)), want) {
 			t.Errorf("%s@7: got %v (%v), want %q", node, err, diag.HintsOf(err), want)
@@ -436,11 +447,11 @@ func TestSchemes(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	scheme := func(p *planir.Plan, rows int) op.Scheme { return p.DecisionFor("layers.ffn_down", rows).Scheme }
-	p := solve(t, Input{Model: m, SoC: s, Costs: both}).Plan
+	p := solve(t, Input{Model: m, SoC: s, Costs: both, Workload: quick()}).Plan
 	if scheme(p, 1) != op.A32W32 || scheme(p, 256) != op.A32W32 {
 		t.Errorf("nobody permitted %q, %q", scheme(p, 1), scheme(p, 256))
 	}
-	w := DefaultWorkload()
+	w := quick()
 	w.Schemes.Decode = []op.Scheme{op.A32W32, op.A8TQ8C}
 	p = solve(t, Input{Model: m, SoC: s, Costs: both, Workload: w}).Plan
 	if scheme(p, 1) != op.A8TQ8C || scheme(p, 256) != op.A32W32 || p.DecisionFor("head.lm_head", 1).Scheme != op.A8TQ8C {
@@ -515,6 +526,9 @@ func TestErrors(t *testing.T) {
 	} {
 		in := x.in()
 		in.Engine = exact.Engine{}
+		if in.Workload == nil {
+			in.Workload = quick()
+		}
 		_, err := Solve(context.Background(), in)
 		if err == nil || diag.ClassOf(err) != x.class {
 			t.Errorf("%s: got %v of class %d, want class %d", name, err, diag.ClassOf(err), x.class)
