@@ -95,6 +95,7 @@ type stage struct {
 	prices prices
 	// context is the number of cached positions that attention is priced for.
 	context int
+	grid    int      // boundaries tried of a divided axis
 	lengths []Prompt // rows of the calls that the program is for
 
 	missing  map[string]error // per processor, why a price was not to be had: the first one
@@ -387,11 +388,15 @@ func (st *stage) handover(writes, reads []access) (int64, error) {
 	return worst, nil
 }
 
-// How many boundaries of a divided axis are tried, and processors in one tuple.
+// How many boundaries of a divided axis are tried before the search for the balance, for few tuples and
+// for many; and processors in one tuple.
 const (
-	gridSteps = 32
-	maxTuple  = 3
+	gridSteps    = 32
+	gridStepsMin = 4
+	maxTuple     = 3
 )
+
+func gridOf(tuples int) int { return min(max(3*gridSteps/max(1, tuples), gridStepsMin), gridSteps) }
 
 // candidates lists the ways to execute each node of the section. Every processor that executes a
 // node alone is among them; the order is fixed. tuples are lists of at least two processors that may run
@@ -663,7 +668,7 @@ func (st *stage) divide(run []link, tuple []string) []divided {
 		}
 		return false
 	}
-	stride := max(1, len(at)/gridSteps)
+	stride := max(1, len(at)/st.grid)
 	if len(tuple) == 2 {
 		for i := stride / 2; i < len(at); i += stride {
 			consider([]int{i})

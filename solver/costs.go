@@ -18,6 +18,8 @@ type fitted struct {
 	soc   *socs.SoC
 	ops   map[string]answer
 	sets  map[string]answers
+	hands map[[2]string]answer
+	moves bool // some link of the SoC moves data
 }
 
 type answer struct {
@@ -31,7 +33,11 @@ type answers struct {
 }
 
 func newFitted(c *roofline.Costs, s *socs.SoC) *fitted {
-	return &fitted{costs: c, soc: s, ops: map[string]answer{}, sets: map[string]answers{}}
+	f := &fitted{costs: c, soc: s, ops: map[string]answer{}, sets: map[string]answers{}, hands: map[[2]string]answer{}}
+	for _, l := range s.Links {
+		f.moves = f.moves || l.CopyGBps > 0
+	}
+	return f
 }
 
 func (t *task) key() string { return t.proc + " " + t.op.Key() }
@@ -92,19 +98,24 @@ func (f *fitted) launch(proc string) (int64, error) {
 }
 
 func (f *fitted) handover(from, to string) (estimate, error) {
-	if from != to && f.soc.Concurrent(from, to) != nil {
-		return estimate{}, nil // one core: what the other did is finished, and nobody signals
-	}
-	p, ok := f.costs.Sync(from, to)
+	a, ok := f.hands[[2]string{from, to}]
 	if !ok {
-		return estimate{}, diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
-			WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+		p, known := f.costs.Sync(from, to)
+		a.estimate = estimate{p.NS, p.LowNS, p.HighNS}
+		if !known {
+			a.err = diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
+				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+		}
+		f.hands[[2]string{from, to}] = a
 	}
-	return estimate{p.NS, p.LowNS, p.HighNS}, nil
+	return a.estimate, a.err
 }
 
 // copy is 0 unless the SoC says that data must move between the two.
 func (f *fitted) copy(from, to string, bytes int64) (int64, error) {
+	if !f.moves {
+		return 0, nil
+	}
 	if l, ok := f.soc.Link(from, to); !ok || l.CopyGBps == 0 {
 		return 0, nil
 	}

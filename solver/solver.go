@@ -76,6 +76,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan)}, nil
 }
 
+// maxCombined is how many processors of a SoC are combined in one operator.
+const maxCombined = 6
+
 // session is one solve.
 type session struct {
 	in     Input
@@ -176,6 +179,18 @@ func (s *session) enlist() error {
 			}
 		}
 	}
+	// Of many processors those that read fastest are combined: tuples grow with the third power.
+	combined := make([]int, n)
+	for i := range combined {
+		combined[i] = i
+	}
+	if n > maxCombined {
+		rate := func(i int) float64 { return soc.Processor(s.procs[i].Name).BandwidthGBps }
+		sort.SliceStable(combined, func(a, b int) bool { return rate(combined[a]) > rate(combined[b]) })
+		combined = combined[:maxCombined]
+		sort.Ints(combined)
+		s.note("of %d processors the %d with most bandwidth are combined", n, maxCombined)
+	}
 	var grow func(tuple []int)
 	grow = func(tuple []int) {
 		if len(tuple) > 1 {
@@ -188,7 +203,7 @@ func (s *session) enlist() error {
 		if len(tuple) == maxTuple {
 			return
 		}
-		for i := range n {
+		for _, i := range combined {
 			// In one order only: who has the first columns makes no difference to the time, but one
 			// processor's shares at different numbers of rows are to be of the same columns.
 			if len(tuple) > 0 && i <= tuple[len(tuple)-1] || slices.ContainsFunc(tuple, func(j int) bool { return !compatible[i][j] }) {
@@ -199,6 +214,9 @@ func (s *session) enlist() error {
 	}
 	grow(nil)
 	sort.SliceStable(s.tuples, func(a, b int) bool { return len(s.tuples[a]) < len(s.tuples[b]) })
+	if n > problem.MaxProcs {
+		return diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d", soc.Name, n, problem.MaxProcs)
+	}
 	if n == 0 {
 		return diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q", soc.Name, soc.Control)
 	}
@@ -259,7 +277,7 @@ func (s *session) isHead(node string) bool {
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
-	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], missing: map[string]error{}, tooLarge: map[string]error{}}
+	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), missing: map[string]error{}, tooLarge: map[string]error{}}
 }
 
 // chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the

@@ -467,6 +467,44 @@ func TestSchemes(t *testing.T) {
 	}
 }
 
+// Many processors are all considered alone, and the fastest together.
+func TestManyProcessors(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	for i := range 8 {
+		p := s.Processors[1]
+		p.Name = fmt.Sprintf("x%d", i)
+		p.Select, p.Cores = p.Name, []int{2 + i}
+		p.BandwidthGBps = float64(1 + i)
+		s.Processors = append(s.Processors, p)
+	}
+	s.Links = nil
+	for _, a := range s.Processors {
+		for _, b := range s.Processors {
+			if a.Name != b.Name {
+				s.Links = append(s.Links, socs.Link{From: a.Name, To: b.Name, HandoverUS: 0.3})
+			}
+		}
+	}
+	w := quick()
+	w.Buckets = []int{64}
+	r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, "of 11 processors the 6") {
+		t.Errorf("warnings %v", r.Warnings)
+	}
+	if n := len(prediction(t, r.Plan, "decode").Singles); n != 11 {
+		t.Errorf("%d processors were tried alone, want 11", n)
+	}
+	used := map[string]bool{}
+	for _, d := range r.Plan.Decisions {
+		for _, sh := range d.Shares {
+			used[sh.Proc] = true
+		}
+	}
+	if len(used) < 3 || used["x0"] {
+		t.Errorf("used %v, want at least three, without the slowest", used)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	c := costs(t, s, m, op.A32W32)
