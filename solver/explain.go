@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"fmt"
 	"slices"
 	"sort"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
 )
 
 // Row is one way to execute an operator and what it costs in its place of the plan.
@@ -36,7 +38,7 @@ func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 	if in == nil {
 		out = append(out, Row{Strategy: d.Strategy, Shares: d.ShareText(), NS: d.PredictNS, Chosen: true})
 		for _, a := range d.Alternatives {
-			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a)})
+			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, nil)})
 		}
 	} else {
 		var err error
@@ -111,7 +113,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 		}
 		out := []Row{{Strategy: d.Strategy, Shares: d.ShareText(), NS: inst.price(choices, at, choices[at]), Chosen: true}}
 		for _, a := range inst.alternatives(choices, at) {
-			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a)})
+			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, in.SoC)})
 		}
 		return out, nil
 	}
@@ -119,7 +121,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 }
 
 // obstacle says why an alternative that costs less in its place was not chosen.
-func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative) string {
+func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative, soc *socs.SoC) string {
 	if a.PredictNS >= d.PredictNS {
 		return ""
 	}
@@ -140,10 +142,18 @@ func obstacle(p *planir.Plan, d *planir.Decision, a planir.Alternative) string {
 			}
 		}
 	}
+	for _, name := range processors(a.Shares) {
+		if soc == nil {
+			break
+		}
+		if q := soc.Processor(name); q != nil && q.AddressBytes > 0 {
+			return fmt.Sprintf("what %s would hold beside the rest exceeds its %d bytes", name, q.AddressBytes)
+		}
+	}
 	if a.Strategy == planir.ActivationDivide {
 		return "leaves processors idle when a call has fewer rows"
 	}
-	return "does not fit with the rest of the plan"
+	return "does not fit with the rest of the plan, in cores or memory"
 }
 
 // processors lists the names in a written form of shares.
