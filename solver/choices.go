@@ -91,7 +91,8 @@ type stage struct {
 	sec    *lower.Section
 	rows   int // of the program; the section's own nodes may have one
 	procs  []planir.Proc
-	static map[string]int // row granularity of processors with static shapes
+	static map[string]int     // row granularity of processors with static shapes
+	apart  map[[2]string]bool // pairs of processors that never appear together
 	prices prices
 	// context is the number of cached positions that attention is priced for.
 	context int
@@ -353,7 +354,8 @@ func class(list []access, buffers []string) string {
 }
 
 // handover is the time from the end of a node, whose outputs lie as writes say, to the start of the next.
-// A processor that reads only what it wrote itself waits for nobody.
+// A processor that reads only what it wrote itself waits for nobody. Between processors that never
+// appear together there is no price, and none is needed.
 func (st *stage) handover(writes, reads []access) (int64, error) {
 	var worst int64
 	for i, first := range reads {
@@ -366,7 +368,7 @@ func (st *stage) handover(writes, reads []access) (int64, error) {
 				break
 			}
 			for _, w := range writes {
-				if r.proc == w.proc || !r.view.Overlaps(w.view) {
+				if r.proc == w.proc || st.apart[[2]string{r.proc, w.proc}] || !r.view.Overlaps(w.view) {
 					continue
 				}
 				rows := min(r.view.R1, w.view.R1) - max(r.view.R0, w.view.R0)

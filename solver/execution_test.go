@@ -82,6 +82,7 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 func TestExecutionOnStaticProcessor(t *testing.T) {
 	m := demo(t)
 	s := twoCores(t, 1)
+	s.Processors = s.Processors[:2]
 	npu := s.Processor("c1")
 	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
 	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 32

@@ -133,7 +133,7 @@ func newSession(in Input) (*session, error) {
 // enlist finds the processors that can work on one buffer pool with the control processor, which of
 // them exclude each other, and the tuples they form.
 func (s *session) enlist() error {
-	s.static = map[string]int{}
+	s.static, s.apart = map[string]int{}, map[[2]string]bool{}
 	soc := s.in.SoC
 	names := make([]string, 0, len(soc.Processors))
 	for i := range soc.Processors {
@@ -176,6 +176,8 @@ func (s *session) enlist() error {
 			compatible[j][i] = compatible[i][j]
 			if !compatible[i][j] {
 				s.conflicts = append(s.conflicts, [2]int{i, j})
+				a, b := s.procs[i].Name, s.procs[j].Name
+				s.apart[[2]string{a, b}], s.apart[[2]string{b, a}] = true, true
 			}
 		}
 	}
@@ -277,7 +279,7 @@ func (s *session) isHead(node string) bool {
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
-	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), missing: map[string]error{}, tooLarge: map[string]error{}}
+	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), missing: map[string]error{}, tooLarge: map[string]error{}}
 }
 
 // chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the

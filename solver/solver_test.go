@@ -50,10 +50,6 @@ func twoCores(t testing.TB, ratio float64) *socs.SoC {
 links:
   - {from: c0, to: c1, handover_us: 0.3}
   - {from: c1, to: c0, handover_us: 0.3}
-  - {from: c0, to: c01, handover_us: 5}
-  - {from: c01, to: c0, handover_us: 5}
-  - {from: c1, to: c01, handover_us: 5}
-  - {from: c01, to: c1, handover_us: 5}
 joint:
   - {processors: [c0, c1], bandwidth_gbps: 16}
 `
