@@ -102,7 +102,8 @@ func (f *fitted) handover(from, to string) (estimate, error) {
 	if !ok {
 		p, known := f.costs.Sync(from, to)
 		a.estimate = estimate{p.NS, p.LowNS, p.HighNS}
-		if !known {
+		// Processors that share a core never wait for each other: one has finished before the other begins.
+		if !known && f.soc.Concurrent(from, to) == nil {
 			a.err = diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
 				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 		}
