@@ -194,8 +194,14 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 	return c, true
 }
 
+// lacks notes which processor had no price.
 func (st *stage) lacks(tasks []task, err error) {
 	for _, t := range tasks {
+		if _, own := st.prices.together([]task{t}); own != nil {
+			err = own
+		} else if len(tasks) > 1 {
+			continue
+		}
 		if st.missing[t.proc] == nil {
 			st.missing[t.proc] = err
 		}

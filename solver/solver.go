@@ -90,7 +90,8 @@ type session struct {
 	// divisions are how programs divide columns, offered to each other: a processor then holds one
 	// region of a matrix rather than one for each.
 	divisions []planir.Decision
-	prefill   op.Scheme // chosen
+	said      map[string]bool // processors whose lack of prices was mentioned
+	prefill   op.Scheme       // chosen
 	decode    op.Scheme
 }
 
@@ -126,7 +127,7 @@ func newSession(in Input) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}}
+	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{}}
 	return s, s.enlist()
 }
 
@@ -261,9 +262,17 @@ func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
 	for i := range p.sections {
-		in, err := s.stage(&p.sections[i], rows).instance(s.tuples, s.divisions)
+		st := s.stage(&p.sections[i], rows)
+		in, err := st.instance(s.tuples, s.divisions)
 		if err != nil {
 			return nil, err
+		}
+		for _, q := range s.procs {
+			// Said once for a processor: a plan that does without it is not to look like a choice.
+			if err := st.missing[q.Name]; err != nil && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
+				s.said[q.Name] = true
+				s.note("some choices with processor %q are left out: %v", q.Name, err)
+			}
 		}
 		p.instances = append(p.instances, in)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -463,6 +464,28 @@ func TestSchemes(t *testing.T) {
 	r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
 	if scheme(r.Plan, 1) != op.A32W32 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, "a8t/q8c") {
 		t.Errorf("scheme %q, warnings %v", scheme(r.Plan, 1), r.Warnings)
+	}
+}
+
+// A processor that was not measured completely is named.
+func TestIncompleteCosts(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	c := costs(t, s, m, op.A32W32)
+	c.Families = slices.DeleteFunc(c.Families, func(f roofline.Family) bool { return f.Proc == "c1" && f.Kind == op.Norm })
+	path := t.TempDir() + "/costs.yaml"
+	if err := roofline.Write(path, c); err != nil {
+		t.Fatal(err)
+	}
+	c, err := roofline.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: quick()})
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, `"c1"`) || !strings.Contains(r.Warnings[0].Summary, "norm") {
+		t.Errorf("warnings %v", r.Warnings)
+	}
+	if n := len(prediction(t, r.Plan, "decode").Singles); n != 2 {
+		t.Errorf("%d processors execute everything alone, want 2", n)
 	}
 }
 
