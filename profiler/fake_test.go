@@ -159,7 +159,8 @@ func (fakeCompiler) Compile(_ context.Context, g op.Graph, _ driver.Weights, t d
 func fakeSoC() *socs.SoC {
 	s := &socs.SoC{Schema: socs.Schema, Name: "fake", Control: "a", Fingerprint: "f",
 		CPU: &socs.CPU{Cores: 2, Caches: []socs.Cache{{Name: "l2", Level: 2, Bytes: 1 << 20}}}}
-	for name, cores := range map[string][]int{"a": {0}, "b": {1}, "c": {0, 1}} {
+	for i, cores := range [][]int{{0}, {1}, {0, 1}} {
+		name := string(rune('a' + i))
 		s.Processors = append(s.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake", Select: name, Cores: cores,
 			Tile: socs.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
 			Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}})

@@ -27,6 +27,7 @@ type Options struct {
 	Compilers map[string]driver.Compiler // by name of their driver
 	Budget    time.Duration              // 0: as long as it takes
 	Seed      uint64                     // order of measurements and contents of operands
+	Rounds    int                        // visits to every operator, spread over the run; 0: one
 	Rule      stat.Rule                  // default stat.DefaultRule
 	Progress  func(Progress)             // called when a measurement begins and when it ends; may be nil
 
@@ -61,9 +62,13 @@ type Refusal struct {
 	Err error
 }
 
-// Pending returns the requests whose keys are not in the set, in the order in which Run takes
-// them up: by priority, and within one priority shuffled by seed.
-func Pending(requests []Request, set *record.Set, seed uint64) []Request {
+// Rounds is how many visits to every operator suit a machine whose speed changes from one second to the next, as
+// that of most machines does: then all operators meet the same mixture of fast and slow moments.
+const Rounds = 8
+
+// Pending returns the requests that the set has fewer than rounds visits of, in the order in which Run
+// first takes them up: by priority, and within one priority shuffled by seed.
+func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Request {
 	out := slices.Clone(requests)
 	rng := rand.New(rand.NewPCG(seed, 3))
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -71,7 +76,11 @@ func Pending(requests []Request, set *record.Set, seed uint64) []Request {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(r Request) bool {
 		key := r.Key()
-		drop := seen[key] || set != nil && set.Has(key)
+		want := max(rounds, 1)
+		if set != nil && set.Header.Simulated {
+			want = 1 // a virtual clock knows no slow moments
+		}
+		drop := seen[key] || set != nil && set.Rounds(key) >= want
 		seen[key] = true
 		return drop
 	})
@@ -126,14 +135,18 @@ func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer,
 		stores: stores{seed: o.Seed, limit: limit, all: map[string]*store{}},
 		report: Report{Warnings: map[string]int{}}, ids: smallestTable(requests),
 	}
-	r.queue = Pending(requests, w.Set(), o.Seed)
-	r.total = len(Pending(requests, nil, o.Seed))
-	r.report.Present = r.total - len(r.queue)
+	if o.Rounds = max(o.Rounds, 1); s.Simulated() {
+		o.Rounds = 1
+	}
+	r.o = o
+	r.total = len(Pending(requests, nil, 1, o.Seed)) * o.Rounds
+	r.report.Present = len(requests) - len(Pending(requests, w.Set(), o.Rounds, o.Seed))
+	r.done = map[string]bool{}
 	// A collection in the middle of a sample would be measured.
 	if !s.Simulated() {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
-	err := r.run(ctx)
+	err := r.rounds(ctx, requests)
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
 	}
@@ -152,8 +165,11 @@ type runner struct {
 	free   func() error
 
 	queue  []Request
+	ahead  int // visits after those of the queue
 	active []*task
-	total  int
+	total  int             // visits
+	visits int             // of this run
+	done   map[string]bool // keys of this run
 	rng    *rand.Rand
 	began  time.Time
 	report Report
@@ -181,6 +197,41 @@ type task struct {
 	verdict  string        // warning that belongs to the samples so far
 	done     bool
 	ns       float64 // of one execution, from warming up
+}
+
+// rounds visits every request once a round. Without a budget a round goes over all of them; with one,
+// all rounds of what matters more come before the first of what matters less.
+func (r *runner) rounds(ctx context.Context, requests []Request) error {
+	classes := [][]Request{requests}
+	if r.o.Budget > 0 {
+		byPriority := map[int][]Request{}
+		for _, q := range requests {
+			byPriority[q.Priority] = append(byPriority[q.Priority], q)
+		}
+		var order []int
+		for p := range byPriority {
+			order = append(order, p)
+		}
+		sort.Ints(order)
+		classes = nil
+		for _, p := range order {
+			classes = append(classes, byPriority[p])
+		}
+	}
+	for c, class := range classes {
+		for round := range r.o.Rounds {
+			r.ahead = 0
+			for _, later := range classes[c+1:] {
+				r.ahead += len(later) * r.o.Rounds
+			}
+			r.ahead += len(class) * (r.o.Rounds - 1 - round)
+			r.queue = Pending(class, r.w.Set(), round+1, r.o.Seed+uint64(round))
+			if err := r.run(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (r *runner) run(ctx context.Context) error {
@@ -219,7 +270,9 @@ func (r *runner) fillWindow(ctx context.Context) error {
 		}
 		if r.over() {
 			for _, q := range r.queue {
-				r.report.Left = append(r.report.Left, q.Key())
+				if key := q.Key(); !r.w.Set().Has(key) {
+					r.report.Left = append(r.report.Left, key)
+				}
 			}
 			r.queue = nil
 			return nil
@@ -322,7 +375,7 @@ func (r *runner) sampleCap() time.Duration {
 		return maxTime
 	}
 	left := r.o.Budget - r.o.now().Sub(r.began)
-	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+1), minTime), maxTime)
+	return min(max(left*3/5/time.Duration(len(r.queue)+len(r.active)+r.ahead+1), minTime/time.Duration(r.o.Rounds)), maxTime)
 }
 
 // loopsFor is how many executions of ns nanoseconds make a sample.
@@ -346,6 +399,11 @@ func (r *runner) quiet(l *lane) {
 func (r *runner) sample(ctx context.Context, t *task) error {
 	r.quiet(t.lane)
 	start := r.o.now()
+	if a, ok := t.src.(alone); ok && t.req.What.Footprint > 0 && !r.virtual(t.req.What.Proc) {
+		if err := a.refresh(ctx, t.req.What.Footprint); err != nil {
+			return err
+		}
+	}
 	ns, err := t.src.sample(ctx, t.loops)
 	if err != nil {
 		return err
@@ -411,6 +469,9 @@ func (r *runner) judge(ctx context.Context) error {
 func (r *runner) enough(t *task, over bool) bool {
 	n := len(t.samples)
 	t.verdict = ""
+	if r.o.Rounds > 1 {
+		return r.visited(t, over)
+	}
 	if r.virtual(t.req.What.Proc) && n >= fewSamples && slices.Max(t.samples) == slices.Min(t.samples) {
 		return true // no noise: more samples say the same
 	}
@@ -433,11 +494,35 @@ func (r *runner) enough(t *task, over bool) bool {
 	return false
 }
 
+// visited is the stop rule of one visit among several: all take the same few samples, so that no moment of
+// the machine counts more than another. The last one judges all of them together.
+func (r *runner) visited(t *task, over bool) bool {
+	each := (r.o.Rule.Min+r.o.Rounds-1)/r.o.Rounds + 1
+	if t.dear {
+		each = 1
+	}
+	if len(t.samples) < each && !over {
+		return false
+	}
+	samples := t.samples
+	if old := r.w.Set().Lookup(t.req.Key()); old != nil {
+		samples = slices.Concat(old.Samples, samples)
+	}
+	switch {
+	case len(samples) < r.o.Rule.Min:
+		t.verdict = record.FewSamples
+	case r.w.Set().Rounds(t.req.Key())+1 >= r.o.Rounds && r.o.Rule.Judge(samples) != stat.Precise:
+		t.verdict = record.Noisy
+	}
+	return true
+}
+
 // finish writes a task's measurement.
 func (r *runner) finish(ctx context.Context, t *task) error {
 	m := t.req.What
 	m.First, m.Loops, m.Samples = round(t.first, 7), t.loops, t.samples
 	m.Simulated = r.virtual(m.Proc)
+	m.Round = r.w.Set().Rounds(m.Key())
 	if t.drifted || stat.Drift(m.Samples, sentinelDrift) {
 		m.Warnings = append(m.Warnings, record.Drifted)
 	}
@@ -449,9 +534,15 @@ func (r *runner) finish(ctx context.Context, t *task) error {
 	if err := r.w.Append(&m); err != nil {
 		return err
 	}
-	r.report.Measured++
-	for _, w := range m.Warnings {
-		r.report.Warnings[w]++
+	r.visits++
+	if key := m.Key(); !r.done[key] {
+		r.done[key] = true
+		r.report.Measured++
+	}
+	if m.Round+1 == r.o.Rounds {
+		for _, w := range r.w.Set().Lookup(m.Key()).Warnings {
+			r.report.Warnings[w]++
+		}
 	}
 	r.progress(t, true)
 	return nil
@@ -461,9 +552,9 @@ func (r *runner) progress(t *task, ended bool) {
 	if r.o.Progress == nil {
 		return
 	}
-	done := r.report.Present + r.report.Measured + len(r.report.Refused)
+	done := r.report.Present*r.o.Rounds + r.visits + len(r.report.Refused)
 	p := Progress{Key: t.req.Key(), Ended: ended, Done: done, Total: r.total, Elapsed: r.o.now().Sub(r.began)}
-	if n := r.report.Measured; n > 0 {
+	if n := r.visits; n > 0 {
 		p.Left = time.Duration(float64(p.Elapsed) / float64(n) * float64(r.total-done))
 	}
 	if r.o.Budget > 0 {

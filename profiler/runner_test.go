@@ -394,7 +394,7 @@ func TestPending(t *testing.T) {
 	for i := range requests {
 		requests[i].Priority = i % 3
 	}
-	a, b, c := Pending(requests, nil, 1), Pending(requests, nil, 1), Pending(requests, nil, 2)
+	a, b, c := Pending(requests, nil, 1, 1), Pending(requests, nil, 1, 1), Pending(requests, nil, 1, 2)
 	if !reflect.DeepEqual(a, b) || reflect.DeepEqual(a, c) {
 		t.Error("the order does not follow from the seed alone")
 	}

@@ -248,6 +248,18 @@ func (a alone) sample(ctx context.Context, n int) (ns float64, err error) {
 	return ns, err
 }
 
+// refresh reads the operands through which the operator rotates, so that they lie where a model in use
+// finds its own, whatever was measured meanwhile.
+func (a alone) refresh(ctx context.Context, footprint int64) error {
+	return a.lane.do(ctx, func() error {
+		for _, st := range a.stores {
+			b := st.region.Bytes()
+			sum(b[:min(int64(len(b)), footprint)/512*512])
+		}
+		return nil
+	})
+}
+
 // beside runs one operator while others keep other processors busy.
 type beside struct {
 	*load

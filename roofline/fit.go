@@ -65,7 +65,8 @@ func summarise(set *record.Set) ([]sample, error) {
 		if err != nil {
 			return nil, fmt.Errorf("measurement %q: %w", m.Key(), err)
 		}
-		out = append(out, sample{m: m, ns: x.Median, low: x.Low, high: x.High})
+		// A machine with two speeds has no typical moment, but a typical mixture.
+		out = append(out, sample{m: m, ns: x.Midmean, low: min(x.Low, x.Midmean), high: max(x.High, x.Midmean)})
 	}
 	return out, nil
 }

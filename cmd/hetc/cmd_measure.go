@@ -191,10 +191,10 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		return err
 	}
 	defer rec.Close()
-	if len(profiler.Pending(requests, rec.Set(), o.seed)) == 0 {
+	if len(profiler.Pending(requests, rec.Set(), profiler.Rounds, o.seed)) == 0 {
 		return kept(s, o.out, fmt.Sprintf("all %d measurements are there", len(requests)))
 	}
-	po := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Budget: budget, Seed: o.seed}
+	po := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Budget: budget, Seed: o.seed, Rounds: profiler.Rounds}
 	for _, d := range drivers(soc) {
 		po.Drivers[d.Name()] = d
 	}
@@ -202,7 +202,7 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		po.Compilers[c.Name()] = c
 	}
 	if s.Terminal() {
-		bar := progressbar.NewOptions(len(requests), progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
+		bar := progressbar.NewOptions(len(requests)*profiler.Rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
 			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
 		po.Progress = func(p profiler.Progress) {
 			bar.Describe(fmt.Sprintf("profile (%s left) %s", p.Left.Round(time.Second), p.Key))
@@ -237,7 +237,7 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 }
 
 func listRequests(s *cli.Streams, requests []profiler.Request, seed uint64) error {
-	pending := profiler.Pending(requests, record.NewSet(record.Header{}), seed)
+	pending := profiler.Pending(requests, record.NewSet(record.Header{}), 1, seed)
 	slices.SortStableFunc(pending, func(a, b profiler.Request) int { return a.Priority - b.Priority })
 	keys := make([]string, len(pending))
 	for i := range pending {

@@ -88,6 +88,7 @@ type Measurement struct {
 	Footprint  int64     `json:"footprint,omitempty"` // cold: the bytes they were rotated through; 0: more than all caches hold
 	Concurrent []Partner `json:"concurrent,omitempty"`
 	HeldOut    bool      `json:"held_out,omitempty"` // for judging predictions: never fitted
+	Round      int       `json:"round,omitempty"`    // visits before this one: a key may be sampled in several rounds, a line each
 
 	Unit      string    `json:"unit"`                // "ns"
 	First     float64   `json:"first,omitempty"`     // first execution, kept apart
@@ -262,15 +263,41 @@ type Set struct {
 // NewSet returns an empty set.
 func NewSet(h Header) *Set { return &Set{Header: h, byKey: map[string]int{}} }
 
-// Add puts m into the set. A second measurement of one key is refused, and one whose simulated
-// flag differs from the header.
+// Add puts m into the set. The samples of a key that was visited in several rounds become one
+// measurement. The same round twice is refused, and a simulated flag that differs from the header's.
 func (s *Set) Add(m *Measurement) error {
 	if err := s.check(m); err != nil {
 		return err
 	}
-	s.byKey[m.Key()] = len(s.all)
-	s.all = append(s.all, m)
+	i, again := s.byKey[m.Key()]
+	if !again {
+		s.byKey[m.Key()] = len(s.all)
+		s.all = append(s.all, m)
+		return nil
+	}
+	old := s.all[i]
+	all := *m
+	all.First = old.First
+	all.Samples = slices.Concat(old.Samples, m.Samples)
+	all.Warnings = nil
+	for _, w := range []string{Noisy, FewSamples, Drifted} {
+		if (slices.Contains(old.Warnings, w) || slices.Contains(m.Warnings, w)) && (w != FewSamples || len(all.Samples) < fewSamples) {
+			all.Warnings = append(all.Warnings, w)
+		}
+	}
+	s.all[i] = &all
 	return nil
+}
+
+// fewSamples is what FewSamples counts to.
+const fewSamples = 10
+
+// Rounds is how often the key was visited.
+func (s *Set) Rounds(key string) int {
+	if m := s.Lookup(key); m != nil {
+		return m.Round + 1
+	}
+	return 0
 }
 
 func (s *Set) check(m *Measurement) error {
@@ -280,8 +307,11 @@ func (s *Set) check(m *Measurement) error {
 	if m.Simulated != s.Header.Simulated {
 		return fmt.Errorf("measurement %q: simulated = %v, the header says %v", m.Key(), m.Simulated, s.Header.Simulated)
 	}
-	if key := m.Key(); s.Has(key) {
-		return fmt.Errorf("measurement %q is there twice", key)
+	switch n := s.Rounds(m.Key()); {
+	case m.Round < n:
+		return fmt.Errorf("measurement %q, round %d is there twice", m.Key(), m.Round)
+	case m.Round > n && n > 0: // the first one may already be several rounds together
+		return fmt.Errorf("measurement %q, round %d comes before round %d", m.Key(), m.Round, n)
 	}
 	if len(s.all) >= maxMeasurements {
 		return fmt.Errorf("more than %d measurements", maxMeasurements)

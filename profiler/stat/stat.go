@@ -27,6 +27,7 @@ type Summary struct {
 	MAD      float64 // median of absolute deviations from the median, not scaled
 	P90      float64
 	Mean     float64
+	Midmean  float64 // mean of the middle half: robust as the median, and fair where samples have two levels
 	Low      float64 // interval of the median: an order statistic
 	High     float64
 	Coverage float64 // of the interval; below Confidence for fewer than 6 samples
@@ -49,6 +50,8 @@ func Summarise(samples []float64) (Summary, error) {
 		P90: gonum.Quantile(0.9, gonum.Empirical, sorted, nil),
 	}
 	s.MAD = mad(sorted, s.Median)
+	quarter := len(sorted) / 4
+	s.Midmean = gonum.Mean(sorted[quarter:len(sorted)-quarter], nil)
 	var i int
 	i, s.Coverage = interval(len(sorted))
 	s.Low, s.High = sorted[i], sorted[len(sorted)-1-i]

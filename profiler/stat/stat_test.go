@@ -17,7 +17,7 @@ func TestSummarise(t *testing.T) {
 		t.Fatal(err)
 	}
 	// n = 10: x_2 and x_9 cover the median with 1 - 2*11/1024.
-	want := Summary{N: 10, Min: 1, Median: 5.5, MAD: 2.5, P90: 9, Mean: 14.5, Low: 2, High: 9, Coverage: 1 - 22.0/1024}
+	want := Summary{N: 10, Min: 1, Median: 5.5, MAD: 2.5, P90: 9, Mean: 14.5, Midmean: 5.5, Low: 2, High: 9, Coverage: 1 - 22.0/1024}
 	if s.Coverage = math.Round(s.Coverage*1e12) / 1e12; !near(s.Coverage, want.Coverage, 1e-9) {
 		t.Errorf("coverage %g, want %g", s.Coverage, want.Coverage)
 	}

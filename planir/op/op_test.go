@@ -1,0 +1,152 @@
+package op
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// examples holds one valid operator of every kind.
+var examples = map[Kind]Op{
+	Embed:     {Kind: Embed, M: 3, K: 100, N: 8, Table: BF16},
+	SelectRow: {Kind: SelectRow, M: 3, N: 8},
+	Norm:      {Kind: Norm, M: 3, N: 8, Eps: 1e-5},
+	QuantRows: {Kind: QuantRows, M: 3, N: 8},
+	MatMul:    {Kind: MatMul, M: 3, K: 8, N: 16, Scheme: A8TQ8C},
+	Rope:      {Kind: Rope, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8},
+	KVAppend:  {Kind: KVAppend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F32},
+	Attention: {Kind: Attention, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5},
+	SiluMul:   {Kind: SiluMul, M: 3, N: 32, Interleave: 16},
+	Add:       {Kind: Add, M: 3, N: 8},
+	Copy:      {Kind: Copy, M: 3, N: 8},
+}
+
+func TestEveryKindIsComplete(t *testing.T) {
+	keys := map[string]Kind{}
+	for _, k := range Kinds {
+		o, ok := examples[k]
+		if !ok {
+			t.Errorf("kind %q has no example", k)
+			continue
+		}
+		if err := o.Validate(); err != nil {
+			t.Errorf("%q: %v", k, err)
+		}
+		if o.Bytes() <= 0 {
+			t.Errorf("%q moves %d bytes", k, o.Bytes())
+		}
+		if old, dup := keys[o.Key()]; dup {
+			t.Errorf("%q and %q share the key %q", k, old, o.Key())
+		}
+		keys[o.Key()] = k
+		g := Single(o, "n32")
+		if err := g.Validate(); err != nil {
+			t.Errorf("graph of %q: %v", k, err)
+		}
+		if g.State() != (k == KVAppend || k == Attention) || g.Rows() != 3 {
+			t.Errorf("graph of %q: state %v, rows %d", k, g.State(), g.Rows())
+		}
+	}
+	if len(examples) != len(Kinds) {
+		t.Errorf("%d examples for %d kinds", len(examples), len(Kinds))
+	}
+}
+
+// Everything that can influence cost is part of the key; what cannot is not.
+func TestKey(t *testing.T) {
+	for k, o := range examples {
+		bigger := o
+		bigger.M++
+		if bigger.Key() == o.Key() {
+			t.Errorf("%q: the key does not depend on m", k)
+		}
+		e := o
+		e.Eps = 0.5
+		if e.Key() != o.Key() {
+			t.Errorf("%q: the key depends on eps", k)
+		}
+	}
+	if got, want := examples[MatMul].Key(), "matmul[3,8]x[8,16] a8t/q8c"; got != want {
+		t.Errorf("key %q, want %q", got, want)
+	}
+}
+
+func TestValidateRefuses(t *testing.T) {
+	for _, c := range []struct {
+		o    Op
+		want string
+	}{
+		{Op{Kind: MatMul, M: 0, K: 1, N: 1, Scheme: A32W32}, "m = 0"},
+		{Op{Kind: MatMul, M: 1, K: 1 << 25, N: 1, Scheme: A32W32}, "k = 33554432"},
+		{Op{Kind: MatMul, M: 1, K: 1, N: 1, Scheme: "a4/w4"}, `scheme "a4/w4"`},
+		{Op{Kind: SiluMul, M: 1, N: 20, Interleave: 16}, "multiple of interleave 16"},
+		{Op{Kind: Rope, M: 1, Heads: 3, KVHeads: 2, HeadDim: 8}, "multiple of kv_heads 2"},
+		{Op{Kind: Rope, M: 1, Heads: 2, KVHeads: 2, HeadDim: 7}, "want even"},
+		{Op{Kind: Attention, M: 1, Heads: 2, KVHeads: 2, HeadDim: 8, KV: U8, Context: 1}, `cache type "u8"`},
+		{Op{Kind: Embed, M: 1, K: 1, N: 1, Table: "q8"}, `table type "q8"`},
+		{Op{Kind: "conv", M: 1}, `unknown operator "conv"`},
+	} {
+		if err := c.o.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want %q", c.o, err, c.want)
+		}
+	}
+}
+
+// A causal attention of all rows at once does as much as the same rows one by one, and the work of a
+// matmul is that of its shards, along any axis.
+func TestWorkAddsUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := rapid.IntRange(1, 40).Draw(t, "m")
+		before := rapid.IntRange(0, 100).Draw(t, "cached")
+		at := examples[Attention]
+		at.M, at.Context = m, before+m
+		var sum int64
+		for i := 1; i <= m; i++ {
+			one := at
+			one.M, one.Context = 1, before+i
+			sum += one.Flops()
+		}
+		if at.Flops() != sum {
+			t.Fatalf("attention of %d rows after %d: %d flops, one by one %d", m, before, at.Flops(), sum)
+		}
+		mm := Op{Kind: MatMul, M: m, K: 64, N: 64, Scheme: rapid.SampledFrom(Schemes).Draw(t, "scheme")}
+		cut := 32
+		for _, half := range []func(*Op, int){func(o *Op, n int) { o.N = n }, func(o *Op, n int) { o.K = n }} {
+			a, b := mm, mm
+			half(&a, cut)
+			half(&b, 64-cut)
+			if a.Flops()+b.Flops() != mm.Flops() {
+				t.Fatalf("%s: halves do %d flops, the whole %d", mm.Key(), a.Flops()+b.Flops(), mm.Flops())
+			}
+		}
+	})
+}
+
+func TestGraphValidateRefuses(t *testing.T) {
+	base := func() Graph { return Single(examples[MatMul], "n32") }
+	for name, c := range map[string]struct {
+		change func(*Graph)
+		want   string
+	}{
+		"no nodes":        {func(g *Graph) { g.Nodes = nil }, "no nodes"},
+		"unknown value":   {func(g *Graph) { g.Nodes[0].In[0] = "z" }, `unknown value "z"`},
+		"wrong shape":     {func(g *Graph) { g.Inputs[0].Cols = 9 }, "operand x"},
+		"wrong type":      {func(g *Graph) { g.Inputs[0].Type = F32 }, "operand x"},
+		"missing operand": {func(g *Graph) { g.Nodes[0].In = g.Nodes[0].In[:1] }, "got 1 inputs"},
+		"unused input":    {func(g *Graph) { g.Inputs = append(g.Inputs, Value{Name: "w", Type: F32, Rows: 1, Cols: 1}) }, "never read"},
+		"unused weight":   {func(g *Graph) { g.Weights = append(g.Weights, WeightSpec{Name: "v"}) }, "never used"},
+		"weight twice":    {func(g *Graph) { g.Weights = append(g.Weights, g.Weights[0]) }, "declared twice"},
+		"huge value":      {func(g *Graph) { g.Outputs[0].Rows = 1 << 30 }, "bad type or shape"},
+		"read first": {func(g *Graph) {
+			g.Temps = append(g.Temps, Value{Name: "t", Type: U8, Rows: 3, Cols: 8})
+			g.Nodes[0].In[0] = "t"
+		}, "read before it is written"},
+	} {
+		g := base()
+		c.change(&g)
+		if err := g.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+}

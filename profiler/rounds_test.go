@@ -1,0 +1,117 @@
+package profiler
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hetc/hetc/profiler/record"
+)
+
+// TestRounds checks that every operator is visited once before any is visited again, that the visits add
+// up to whole measurements, and that an interrupted profile goes on in the round it was in.
+func TestRounds(t *testing.T) {
+	s := fakeSoC()
+	w, path := newRecord(t, s)
+	w.Close()
+	requests := everyKind()
+	const rounds = 4
+	stops := 0
+	for {
+		f := &fake{cost: work}
+		ctx, cancel := context.WithCancel(context.Background())
+		o := f.options()
+		o.Rounds = rounds
+		ended := 0
+		o.Progress = func(p Progress) {
+			if p.Ended {
+				if ended++; ended == len(requests)+len(requests)/2 {
+					cancel()
+				}
+			}
+		}
+		w, err := record.Resume(path, fakeHeader(t, s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Run(ctx, s, requests, w, o)
+		w.Close()
+		cancel()
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if stops++; stops > 10 {
+			t.Fatal("no end")
+		}
+	}
+	if stops == 0 {
+		t.Error("never interrupted")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")[1:]
+	if len(lines) != rounds*len(requests) {
+		t.Errorf("%d lines, want %d for %d requests in %d rounds", len(lines), rounds*len(requests), len(requests), rounds)
+	}
+	set, err := record.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range set.All() {
+		if m.Round != rounds-1 || len(m.Samples) < 10 {
+			t.Errorf("%s: %d rounds, %d samples, want %d and at least 10", m.Key(), m.Round+1, len(m.Samples), rounds)
+		}
+		for _, warning := range m.Warnings {
+			if warning == record.FewSamples {
+				t.Errorf("measurement %d: %s is flagged %q with %d samples", i, m.Key(), warning, len(m.Samples))
+			}
+		}
+	}
+	for i, line := range lines {
+		if later := strings.Contains(line, `"round":`); i < len(requests) && later {
+			t.Fatalf("line %d is a second visit, and %d operators have had none", i, len(requests)-i)
+		}
+	}
+}
+
+// TestRoundsUnderBudget checks that what matters more has had all its visits before the rest has its first.
+func TestRoundsUnderBudget(t *testing.T) {
+	s := fakeSoC()
+	w, _ := newRecord(t, s)
+	requests := everyKind()
+	for i := range requests {
+		requests[i].Priority = i % 2
+	}
+	f := &fake{cost: work}
+	o := f.options()
+	o.Rounds, o.Budget = 3, time.Hour
+	var order []string
+	o.Progress = func(p Progress) {
+		if p.Ended {
+			order = append(order, p.Key)
+		}
+	}
+	if _, err := Run(context.Background(), s, requests, w, o); err != nil {
+		t.Fatal(err)
+	}
+	priority := map[string]int{}
+	for i := range requests {
+		priority[requests[i].Key()] = requests[i].Priority
+	}
+	for i := 1; i < len(order); i++ {
+		if priority[order[i]] < priority[order[i-1]] {
+			t.Fatalf("visit %d of %q (priority %d) follows one of priority %d", i, order[i], priority[order[i]], priority[order[i-1]])
+		}
+	}
+	if len(order) != 3*len(requests) {
+		t.Errorf("%d visits, want %d", len(order), 3*len(requests))
+	}
+}
