@@ -38,7 +38,7 @@ PROMPT ?= In the beginning God created
 demo: build
 	@mkdir -p $(DEMO)
 	$(BIN)/hetc probe -o $(DEMO)/soc.yaml
-	$(BIN)/hetc profile --soc $(DEMO)/soc.yaml --model $(MODEL) -o $(DEMO)/rec.jsonl --budget 60s --resume
+	$(BIN)/hetc profile --soc $(DEMO)/soc.yaml --model $(MODEL) -o $(DEMO)/rec.jsonl --budget 100s --resume
 	$(BIN)/hetc fit --soc $(DEMO)/soc.yaml --record $(DEMO)/rec.jsonl -o $(DEMO)/costs.yaml
 	$(BIN)/hetc solve --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --model $(MODEL) -o $(DEMO)/plan.yaml
 	@test -f $(DEMO)/demo.key || $(BIN)/hetc keygen --out $(DEMO)/demo

@@ -231,6 +231,15 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 			}
 		}
 	}
+	refused := map[string]bool{}
+	for _, x := range r.report.Refused {
+		refused[x.Key] = true
+	}
+	for _, q := range Pending(requests, nil, 1, r.o.Seed) {
+		if key := q.Key(); !r.w.Set().Has(key) && !refused[key] {
+			r.report.Left = append(r.report.Left, key)
+		}
+	}
 	return nil
 }
 
@@ -269,12 +278,7 @@ func (r *runner) fillWindow(ctx context.Context) error {
 			return err
 		}
 		if r.over() {
-			for _, q := range r.queue {
-				if key := q.Key(); !r.w.Set().Has(key) {
-					r.report.Left = append(r.report.Left, key)
-				}
-			}
-			r.queue = nil
+			r.queue = nil // rounds lists what is left
 			return nil
 		}
 		t := &task{req: r.queue[0]}

@@ -175,12 +175,19 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.
 	if err := open("plan", p); err != nil {
 		return nil, release, err
 	}
-	for i := range p.Procs {
-		single, err := singlePlan(p, m, &p.Procs[i])
+	procs := p.Procs
+	if soc != nil { // with the SoC also those that the plan leaves idle
+		procs = nil
+		for i := range soc.Processors {
+			procs = append(procs, check.Proc(&soc.Processors[i]))
+		}
+	}
+	for i := range procs {
+		single, err := singlePlan(p, m, &procs[i])
 		if err != nil {
 			continue // it lacks an operator or a scheme: not an alternative
 		}
-		if err := open(p.Procs[i].Name, single); err != nil {
+		if err := open(procs[i].Name, single); err != nil {
 			return nil, release, err
 		}
 	}
@@ -303,10 +310,16 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 	rate := float64(bytes) / plan.Decode.Median
 	s.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
-		var single []string
-		for i := range p.Procs {
-			if len(p.Procs[i].Cores) == 1 {
-				single = append(single, p.Procs[i].Name)
+		var single []string // those that the plan runs side by side when decoding
+		for _, ph := range p.Program.Programs {
+			if ph.Phase == "decode" {
+				for _, sec := range ph.Sections {
+					for _, l := range sec.Lanes {
+						if !slices.Contains(single, l.Proc) {
+							single = append(single, l.Proc)
+						}
+					}
+				}
 			}
 		}
 		if joint, ok := soc.JointGBps(single...); ok {
