@@ -283,6 +283,7 @@ func TestRules(t *testing.T) {
 		{"P003", "scheme not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }},
 		{"P003", "layout not read", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts[1].Layout = "n64" }},
 		{"P003", "graph contradicts itself", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[2].Graph.Inputs[0].Cols++ }},
+		{"P003", "cache on static rows", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].DynamicRows = false }},
 		{"P003", "graph over the limit", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].GraphBytes = 1 << 10 }},
 		{"P004", "view outside its buffer", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].R1 = 1 << 20 }},
 		{"P004", "view of another shape", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 16, "layers.qkv", "a").In[0].C1 -= 8 }},

@@ -22,7 +22,7 @@ type Rule struct {
 var Rules = []Rule{
 	{"P001", "the schema is this version's, every name is unique, ordered and well formed, every size within bounds", (*checker).names},
 	{"P002", "every reference resolves: processors, graphs, buffers, packs, weights, flags, programs", (*checker).references},
-	{"P003", "every graph is valid, and its processor executes its operators and schemes and holds its weights", (*checker).graphs},
+	{"P003", "every graph is valid, and its processor executes its operators, schemes and rows, and holds its weights", (*checker).graphs},
 	{"P004", "a step's views lie within their buffers and have the types and shapes of its graph's operands", (*checker).views},
 	{"P005", "a step's weight references lie within their packs and have the shapes of its graph's weights", (*checker).weights},
 	{"P006", "of every weight a program uses, its steps use each column and row of the matrix exactly once", (*checker).tiling},
@@ -256,6 +256,9 @@ func (c *checker) graphs() {
 			continue
 		}
 		proc := c.p.Proc(g.Proc)
+		if g.Graph.State() && g.Graph.Rows() > 1 && !proc.DynamicRows {
+			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it", g.Name, proc.Name, g.Graph.Rows())
+		}
 		for _, n := range g.Graph.Nodes {
 			if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, n.Op.Kind) {
 				c.fail(path, "graph %q: processor %q does not execute %q", g.Name, proc.Name, n.Op.Kind)

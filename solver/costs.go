@@ -2,6 +2,7 @@ package solver
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -138,15 +139,11 @@ type machine struct {
 	notes     diag.List
 }
 
-// kvTypes lists the cache types a processor's attention works on; nil: any.
+// executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows and
+// dynamic rows.
 func executes(p *socs.Processor, kv op.Type) []op.Kind {
-	if len(p.KV) == 0 {
-		return p.Kinds
-	}
-	for _, t := range p.KV {
-		if t == kv {
-			return p.Kinds
-		}
+	if p.DynamicRows && (len(p.KV) == 0 || slices.Contains(p.KV, kv)) {
+		return p.Kinds // rule P003: the cache must not see rows beyond a call's
 	}
 	kinds := p.Kinds
 	if len(kinds) == 0 {

@@ -30,7 +30,7 @@ func proc(name string, tile int, cores ...int) planir.Proc {
 		Name: name, Kind: "cpu", Driver: "host", Cores: cores,
 		Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
 		Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, TileN: tile, TileK: tile,
-		StridedOutput: true, StridedInput: true, WeightRanges: true,
+		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 	}
 }
 

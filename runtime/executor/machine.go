@@ -270,10 +270,6 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 					st := &step{Step: &s.Lanes[k].Steps[n]}
 					g := graphs[st.Run]
 					st.rows = g.Graph.Rows()
-					if st.Heads != nil && !l.dynamic && st.rows > 1 {
-						return diag.New(diag.ClassIllegal, "load graph %q: processor %q executes %d rows whatever the call has, and the cache must not see rows beyond it", g.Name, l.name, st.rows).
-							WithHint("give attention to a processor with dynamic rows")
-					}
 					code, ok := codes[g.Artifact]
 					if !ok {
 						if code, err = src.Blob(g.Artifact); err != nil {
