@@ -186,10 +186,10 @@ func (w *Weight) sourceShape(i int) []int {
 		cols = w.N / round * w.Interleave[i]
 	}
 	switch {
-	case w.K == 1:
-		return []int{cols}
 	case w.Transposed:
 		return []int{cols, w.K}
+	case w.K == 1:
+		return []int{cols}
 	}
 	return []int{w.K, cols}
 }

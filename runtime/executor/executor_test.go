@@ -160,9 +160,9 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 	return p
 }
 
-func machine(t testing.TB, m *models.Model, p *planir.Plan, o executor.Options) *executor.Machine {
+func machine(t testing.TB, m *models.Model, p *planir.Plan, o executor.Options, more ...driver.Compiler) *executor.Machine {
 	t.Helper()
-	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{hostcompiler.New()})
+	c, err := emit.NewContent(context.Background(), p, m, append(more, hostcompiler.New()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,12 +304,12 @@ func TestSplitsOfQuantisedPlansAgree(t *testing.T) {
 			return allLogits(t, machine(t, m, makePlan(t, m, procs, []int{1, 64}, 256, scheme, f), executor.Options{}), ids)
 		}
 		base := run([]planir.Proc{proc("a", s0, "")}, bySingle)
-		kl := meanKL(base, want)
+		kl := meanKL(base, want, m.Vocab)
 		t.Logf("%s: mean KL against float32 %.5f", scheme, kl)
 		if kl > limit {
 			t.Errorf("%s: mean KL against float32 is %.5f, want at most %g", scheme, kl, limit)
 		}
-		if k := meanKL(run([]planir.Proc{proc("ref", s0, "reference")}, bySingle), want); k > 1.25*kl || kl > 1.25*k {
+		if k := meanKL(run([]planir.Proc{proc("ref", s0, "reference")}, bySingle), want, m.Vocab); k > 1.25*kl || kl > 1.25*k {
 			t.Errorf("%s: mean KL against float32 is %.5f on reference kernels and %.5f on fast ones", scheme, k, kl)
 		}
 		two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
@@ -318,14 +318,13 @@ func TestSplitsOfQuantisedPlansAgree(t *testing.T) {
 				t.Errorf("%s by %s: differs from the unsplit plan by %g, want equal bits", scheme, name, d)
 			}
 		}
-		if k := meanKL(run(two, byPairs), want); k > 1.25*kl {
+		if k := meanKL(run(two, byPairs), want, m.Vocab); k > 1.25*kl {
 			t.Errorf("%s by pairs: mean KL against float32 is %.5f, and %.5f unsplit", scheme, k, kl)
 		}
 	}
 }
 
-func meanKL(got, want []float32) float64 {
-	const vocab = 2048
+func meanKL(got, want []float32, vocab int) float64 {
 	sum := 0.0
 	for t := 0; t < len(want); t += vocab {
 		g, w := got[t:t+vocab], want[t:t+vocab]
