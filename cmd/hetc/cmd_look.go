@@ -42,13 +42,17 @@ func drivers(soc *socs.SoC) []driver.Driver {
 // socOf returns the SoC a plan is for: the file or name given, or for a simulated plan the catalog's.
 // A SoC with another digest than the plan's is refused.
 func socOf(p *planir.Plan, given string) (*socs.SoC, error) {
-	if given == "" {
+	name := given
+	if name == "" {
 		if !p.SoC.Simulated {
 			return nil, nil
 		}
-		given = p.SoC.Name
+		name = p.SoC.Name
 	}
-	soc, err := socs.Open(given)
+	soc, err := socs.Open(name)
+	if err != nil && given == "" {
+		return nil, diag.New(diag.ClassOf(err), "find the machine the plan was made for: %w", err).WithHint("give the SoC file the plan was solved with: --soc FILE")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +61,7 @@ func socOf(p *planir.Plan, given string) (*socs.SoC, error) {
 		return nil, err
 	}
 	if digest != p.SoC.Digest {
-		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", given, digest, p.SoC.Name, p.SoC.Digest).
+		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name, digest, p.SoC.Name, p.SoC.Digest).
 			WithHint("give the SoC file the plan was solved with (--soc), or solve again")
 	}
 	return soc, nil

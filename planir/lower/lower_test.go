@@ -178,6 +178,16 @@ func TestLowerRefuses(t *testing.T) {
 			d.Axis = planir.AxisCols
 			d.Shares = []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 96, To: 256}}
 		}, "want a start of 64"},
+		"empty share in front": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisCols
+			d.Shares = []planir.Share{{Proc: "a"}, {Proc: "b", To: 256}}
+		}, "share of \"a\" is 0..0"},
+		"empty share behind": {func(p *planir.Plan) {
+			d := down(p)
+			d.Axis = planir.AxisRows
+			d.Shares = []planir.Share{{Proc: "a", To: 16}, {Proc: "b", From: 16, To: 16}}
+		}, "share of \"b\" is 16..16"},
 		"short": {func(p *planir.Plan) {
 			d := down(p)
 			d.Axis = planir.AxisCols
