@@ -16,6 +16,7 @@ import (
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 //go:embed catalog/*.yaml
@@ -250,34 +251,5 @@ func Write(path string, s *SoC) error {
 	if err != nil {
 		return fmt.Errorf("write SoC: %w", err)
 	}
-	if err := replaceFile(path, text); err != nil {
-		return diag.New(diag.ClassIO, "write SoC: %w", err)
-	}
-	return nil
-}
-
-func replaceFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-		}
-	}()
-	if _, err = f.Write(data); err != nil {
-		return err
-	}
-	if err = f.Chmod(0o644); err != nil {
-		return err
-	}
-	if err = f.Sync(); err != nil {
-		return err
-	}
-	if err = f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return wholefile.Write(path, text)
 }

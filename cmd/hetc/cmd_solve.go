@@ -11,6 +11,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/plantext"
@@ -107,7 +108,7 @@ same bytes. Precision stays as stored unless the workload permits other schemes.
 			if same {
 				s.Printf("%s: unchanged (same inputs)\n", out)
 			} else {
-				if err := cli.WriteFile(out, text); err != nil {
+				if err := wholefile.Write(out, text); err != nil {
 					return err
 				}
 				wrote(s, out, "plan %.12s for %s on %s", digest, r.Plan.Model.Name, r.Plan.SoC.Name)

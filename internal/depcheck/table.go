@@ -19,12 +19,13 @@ const (
 )
 
 // helpers may be imported everywhere.
-var helpers = []string{"internal/diag", "internal/unit"}
+var helpers = []string{"internal/diag", "internal/unit", "internal/wholefile"}
 
 // table is section 3 of the design, bottom up. Where a row permits more, the reason stands beside it.
 var table = []room{
 	{path: "internal/diag"},
 	{path: "internal/unit"},
+	{path: "internal/wholefile"},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
 	{path: "internal/mem", third: []string{sysUnix}},

@@ -1,21 +1,19 @@
 package safetensors
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Write writes tensors and metadata (may be nil) as a safetensors file. Equal arguments give equal
@@ -36,7 +34,7 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 		order[i] = i
 	}
 	sort.SliceStable(order, func(a, b int) bool { return offsets[order[a]] < offsets[order[b]] })
-	return writeAtomic(path, func(w io.Writer) error {
+	return wholefile.Stream(path, func(w io.Writer) error {
 		if _, err := w.Write(header); err != nil {
 			return err
 		}
@@ -125,36 +123,4 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		offsets[i] += int64(len(header))
 	}
 	return header, offsets, nil
-}
-
-// writeAtomic writes a file beside path and renames it there when it is complete and on disk.
-func writeAtomic(path string, write func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return diag.New(diag.ClassIO, "write %q: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-			err = diag.New(diag.ClassIO, "write %q: %w", path, err)
-		}
-	}()
-	w := bufio.NewWriterSize(f, 1<<20)
-	if err := write(w); err != nil {
-		return err
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if err := f.Chmod(0o644); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -118,8 +118,10 @@ func (s *Streams) report(err error) int {
 		class = diag.ClassIO
 	}
 	hints := diag.HintsOf(err)
-	if class == diag.ClassIO && len(hints) == 0 && errors.Is(err, syscall.ENOSPC) {
-		hints = append(hints, "free space on the device, or write elsewhere")
+	if len(hints) == 0 {
+		if h := wayOut(class, err); h != "" {
+			hints = append(hints, h)
+		}
 	}
 	if s.JSON {
 		var doc errorDocument
@@ -137,6 +139,29 @@ func (s *Streams) report(err error) int {
 		fmt.Fprintf(s.Err, "%s: hint: %s\n", s.Tool, h)
 	}
 	return int(class)
+}
+
+// wayOut is the hint of an error that brings none.
+func wayOut(class diag.Class, err error) string {
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return "free space on the device, or write elsewhere"
+	case errors.Is(err, syscall.EROFS):
+		return "the file system is read-only: write elsewhere"
+	case errors.Is(err, syscall.EISDIR), class == diag.ClassIO && errors.Is(err, os.ErrExist):
+		return "a directory is there: give the name of a file"
+	case errors.Is(err, os.ErrPermission):
+		return "change the permissions, or use another file"
+	case errors.Is(err, os.ErrNotExist):
+		return "check the path: the file or its directory does not exist"
+	case class == diag.ClassInput:
+		return "correct what the error names, or make or fetch the file again"
+	case class == diag.ClassVerify:
+		return "do not use the file; fetch it again from whom you trust"
+	case class == diag.ClassUsage:
+		return "--help lists the flags and what they accept"
+	}
+	return ""
 }
 
 func isIO(err error) bool {
@@ -164,11 +189,12 @@ const ExitCodes = `Exit codes:
 // Main runs a command line: it builds the root command, runs it under a context that SIGINT and SIGTERM
 // cancel, reports the error if any, and returns the exit code.
 func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) int {
-	s := &Streams{Tool: tool, In: in, Out: out, Err: errw}
+	results := &stickyWriter{w: out}
+	s := &Streams{Tool: tool, In: in, Out: results, Err: errw}
 	cmd := root(s)
 	cmd.SetArgs(args)
 	cmd.SetIn(in)
-	cmd.SetOut(out)
+	cmd.SetOut(results)
 	cmd.SetErr(errw)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SuggestionsMinimumDistance = 2
@@ -182,7 +208,25 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 		}
 		return s.report(err)
 	}
+	if results.err != nil {
+		return s.report(diag.New(diag.ClassIO, "write results: %w", results.err))
+	}
 	return 0
+}
+
+// stickyWriter remembers the first failure, so that a result nobody received is not a success.
+type stickyWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (w *stickyWriter) Write(p []byte) (int, error) {
+	if w.err != nil {
+		return 0, w.err
+	}
+	n, err := w.w.Write(p)
+	w.err = err
+	return n, err
 }
 
 // usage makes flag and argument errors of a command and its children usage errors with a hint.
@@ -207,11 +251,11 @@ func usage(cmd *cobra.Command) {
 	}
 }
 
-// Required refuses a command line that lacks one of the named flags.
+// Required refuses a command line that lacks one of the named flags or leaves it empty.
 func Required(c *cobra.Command, names ...string) error {
 	var missing []string
 	for _, n := range names {
-		if f := c.Flags().Lookup(n); f == nil || !f.Changed {
+		if f := c.Flags().Lookup(n); f == nil || !f.Changed || f.Value.String() == "" {
 			missing = append(missing, "--"+n)
 		}
 	}
@@ -219,46 +263,6 @@ func Required(c *cobra.Command, names ...string) error {
 		return diag.New(diag.ClassUsage, "%s: missing %s", c.CommandPath(), strings.Join(missing, ", ")).WithHint("usage: %s", c.UseLine())
 	}
 	return nil
-}
-
-// WriteFile writes a file atomically: a temporary file in the same directory, synced and renamed.
-func WriteFile(path string, data []byte) error {
-	return WriteStream(path, func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	})
-}
-
-// WriteStream is WriteFile for content that is produced piece by piece.
-func WriteStream(path string, write func(io.Writer) error) (err error) {
-	dir := "."
-	if i := strings.LastIndexByte(path, os.PathSeparator); i >= 0 {
-		dir = path[:i+1]
-	}
-	f, err := os.CreateTemp(dir, ".hetc-*")
-	if err != nil {
-		return diag.New(diag.ClassIO, "write %q: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-			err = diag.New(diag.ClassIO, "write %q: %w", path, err)
-		}
-	}()
-	if err = write(f); err != nil {
-		return err
-	}
-	if err = f.Chmod(0o644); err != nil {
-		return err
-	}
-	if err = f.Sync(); err != nil {
-		return err
-	}
-	if err = f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
 
 // Version is the version of hetc and hetrun.
