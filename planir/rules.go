@@ -75,6 +75,7 @@ const (
 	maxSteps   = 4096 // of one section
 	maxItems   = 1 << 16
 	maxProcs   = 64
+	maxCore    = 4095
 	maxContext = 1 << 22
 	maxLayers  = 4096
 )
@@ -117,6 +118,13 @@ func (c *checker) names() {
 		c.fail("procs", "%d processors, want at most %d", len(p.Procs), maxProcs)
 	}
 	unique("procs", len(p.Procs), true, func(i int) string { return p.Procs[i].Name })
+	for i := range p.Procs {
+		for _, core := range p.Procs[i].Cores {
+			if core < 0 || core > maxCore {
+				c.fail(fmt.Sprintf("procs[%d].cores", i), "core %d, want 0..%d", core, maxCore)
+			}
+		}
+	}
 	unique("program.buffers", len(pr.Buffers), false, func(i int) string { return pr.Buffers[i].Name })
 	unique("program.weights", len(pr.Weights), false, func(i int) string { return pr.Weights[i].Name })
 	unique("program.packs", len(pr.Packs), false, func(i int) string { return pr.Packs[i].Name })
@@ -125,6 +133,13 @@ func (c *checker) names() {
 	unique("decisions", len(p.Decisions), false, func(i int) string {
 		return fmt.Sprintf("%s@%d", p.Decisions[i].Node, p.Decisions[i].Rows)
 	})
+	for i := range p.Decisions {
+		switch d := &p.Decisions[i]; d.Strategy {
+		case Single, WeightCentric, ActivationDivide, Hybrid, Padding, Pipe, Paired:
+		default:
+			c.fail(fmt.Sprintf("decisions[%d].strategy", i), "unknown strategy %q of %s at %d rows", d.Strategy, d.Node, d.Rows)
+		}
+	}
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
 		if ph.Rows < 1 || ph.Phase != "prefill" && ph.Phase != "decode" {

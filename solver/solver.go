@@ -117,6 +117,14 @@ func newSession(in Input) (*session, error) {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)", in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
 			WithHint("profile this SoC and fit its costs")
 	}
+	digest, err := in.SoC.Digest()
+	if err != nil {
+		return nil, err
+	}
+	if in.Costs.SoCDigest != digest {
+		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s", in.Costs.SoC, in.Costs.SoCDigest, digest).
+			WithHint("give the SoC file the costs were fitted with, or profile again")
+	}
 	if in.Workload == nil {
 		in.Workload = DefaultWorkload()
 	}

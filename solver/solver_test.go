@@ -542,6 +542,11 @@ func TestErrors(t *testing.T) {
 			other.Name = "other"
 			return Input{Model: m, SoC: other, Costs: c}
 		}, diag.ClassInput, []string{`"two-cores"`, `"other"`, "profile this SoC"}},
+		"costs of an edited SoC": {func() Input {
+			edited := twoCores(t, 1)
+			edited.Processors[0].BandwidthGBps *= 2
+			return Input{Model: m, SoC: edited, Costs: c}
+		}, diag.ClassInput, []string{"digest", "fitted with"}},
 		"context beyond the model": {func() Input {
 			w := DefaultWorkload()
 			w.Context = 1 << 20
@@ -560,7 +565,13 @@ func TestErrors(t *testing.T) {
 			for i := range lame.Processors {
 				lame.Processors[i].Schemes = []op.Scheme{op.A8TQ8C}
 			}
-			return Input{Model: m, SoC: lame, Costs: c}
+			digest, err := lame.Digest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			measured := *c
+			measured.SoCDigest = digest
+			return Input{Model: m, SoC: lame, Costs: &measured}
 		}, diag.ClassInfeasible, []string{"a32/w32", "another scheme"}},
 		"too little memory": {func() Input {
 			small := twoCores(t, 1)

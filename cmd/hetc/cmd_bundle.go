@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/tokenizer"
 	"github.com/hetc/hetc/socs"
 )
 
@@ -66,6 +67,11 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			}
 			if o.Files, err = tokenizerFiles(m); err != nil {
 				return err
+			}
+			if text, ok := o.Files["tokenizer"]; ok {
+				if _, err := tokenizer.New(text, o.Files["config"], p.Model.BOS); err != nil {
+					return fmt.Errorf("model %q: tokenizer.json: %w", model, err)
+				}
 			}
 			id, err := emit.Emit(c.Context(), out, o)
 			if err != nil {

@@ -190,7 +190,11 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 				return diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
 					WithHint("run hetc drivers to see what this machine has; a plan is for one kind of machine")
 			}
-			return diag.New(diag.ClassRun, "open processor %q: %w", pr.Name, err)
+			class := diag.ClassOf(err)
+			if class == diag.ClassInternal {
+				class = diag.ClassRun
+			}
+			return diag.New(class, "open processor %q: %w", pr.Name, err)
 		}
 		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows, wake: make(chan struct{}, 1), exited: make(chan struct{})}
 		m.lanes = append(m.lanes, l)

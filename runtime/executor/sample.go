@@ -25,8 +25,8 @@ type Sampler struct {
 
 // Validate refuses settings that mean nothing.
 func (s *Sampler) Validate() error {
-	if math.IsNaN(s.Temperature) || s.Temperature < 0 || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 || s.TopP > 1 {
-		return diag.New(diag.ClassUsage, "sampling: temperature %v, top-k %d, top-p %v, want temperature >= 0, top-k >= 0, top-p in 0..1", s.Temperature, s.TopK, s.TopP)
+	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || math.IsNaN(s.TopP) || s.TopP < 0 || s.TopP > 1 {
+		return diag.New(diag.ClassUsage, "sampling: temperature %v, top-k %d, top-p %v, want a finite temperature >= 0, top-k >= 0, top-p in 0..1", s.Temperature, s.TopK, s.TopP)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -127,6 +128,10 @@ const shortNS = 100_000_000
 // not depend on the text, only on its length.
 func Round(ctx context.Context, m *executor.Machine, promptLen, gen int) (Times, error) {
 	var t Times
+	if limit := m.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
+		return t, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
+			WithHint("measure fewer tokens, or solve with a larger context in the workload")
+	}
 	vocab := m.Vocabulary()
 	prompt := make([]int32, promptLen)
 	for i := range prompt {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"runtime"
@@ -111,6 +112,10 @@ func (o *options) validate(changed func(string) bool) error {
 		return diag.New(diag.ClassUsage, "--bench cannot be combined with --check or --dump-logits").WithHint("run them separately")
 	case !o.bench && inputs != 1:
 		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file and --tokens, want one", inputs).WithHint("or --bench")
+	case changed("tokens") && o.tokens == "":
+		return diag.New(diag.ClassUsage, "--tokens is empty").WithHint("write ids separated by commas: --tokens 1,5,7")
+	case changed("prompt-file") && o.promptFile == "", changed("dump-logits") && o.dumpLogits == "":
+		return diag.New(diag.ClassUsage, "--prompt-file or --dump-logits is empty").WithHint("give the name of a file")
 	case o.maxTokens < 0 || o.promptLen < 1 || o.gen < 0 || o.rounds < 1 || o.deadline <= 0:
 		return diag.New(diag.ClassUsage, "--max-tokens %d, --prompt-len %d, --gen %d, --rounds %d, --deadline %v: out of range", o.maxTokens, o.promptLen, o.gen, o.rounds, o.deadline)
 	}
@@ -139,7 +144,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 			return err
 		}
 	}
-	prompt, err := o.input(s, tok)
+	prompt, err := o.input(ctx, s, tok)
 	if err != nil {
 		return err
 	}
@@ -173,7 +178,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 }
 
 // input turns the flags into token ids.
-func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error) {
+func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error) {
 	switch {
 	case o.bench:
 		return nil, nil
@@ -190,7 +195,7 @@ func (o *options) input(s *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error
 	}
 	text := o.prompt
 	if o.promptFile != "" {
-		data, err := readAll(s, o.promptFile)
+		data, err := readAll(ctx, s, o.promptFile)
 		if err != nil {
 			return nil, err
 		}
@@ -377,9 +382,7 @@ func compare(got, want []float32, vocab int) checked {
 		kl := 0.0
 		for i := range w {
 			d := math.Abs(float64(g[i]) - float64(w[i]))
-			if !(d <= r.MaxAbsDiff) {
-				r.MaxAbsDiff = d // NaN sticks
-			}
+			r.MaxAbsDiff = max(r.MaxAbsDiff, d) // the builtin: NaN sticks
 			lp := float64(w[i]) - lw
 			kl += math.Exp(lp) * (lp - (float64(g[i]) - lg))
 		}
@@ -420,28 +423,38 @@ func printSteps(s *cli.Streams, steps []executor.StepStat) {
 	s.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
 }
 
-func readAll(s *cli.Streams, path string) (string, error) {
+// readAll reads a prompt from a file, or from standard input for "-". It returns when ctx ends even while
+// nobody writes to the input.
+func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 	const limit = 16 << 20
-	f := os.Stdin
+	in := s.In
 	if path != "-" {
-		var err error
-		if f, err = os.Open(path); err != nil {
+		f, err := os.Open(path)
+		if err != nil {
 			return "", diag.New(diag.ClassInput, "read prompt: %w", err)
 		}
 		defer f.Close()
+		in = f
 	}
-	data := make([]byte, 0, 64<<10)
-	for {
-		if len(data) > limit {
+	type result struct {
+		data []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		data, err := io.ReadAll(io.LimitReader(in, limit+1))
+		done <- result{data, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return "", ctx.Err()
+	case r := <-done:
+		switch {
+		case r.err != nil:
+			return "", diag.New(diag.ClassInput, "read prompt: %w", r.err)
+		case len(r.data) > limit:
 			return "", diag.New(diag.ClassInput, "read prompt %q: more than %d bytes", path, limit)
 		}
-		if len(data) == cap(data) {
-			data = append(data, 0)[:len(data)]
-		}
-		n, err := f.Read(data[len(data):cap(data)])
-		data = data[:len(data)+n]
-		if err != nil {
-			return string(data), nil
-		}
+		return string(r.data), nil
 	}
 }
