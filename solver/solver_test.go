@@ -569,9 +569,9 @@ func TestErrors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			measured := *c
-			measured.SoCDigest = digest
-			return Input{Model: m, SoC: lame, Costs: &measured}
+			measured := &roofline.Costs{Schema: c.Schema, SoC: c.SoC, SoCDigest: digest, Fingerprint: c.Fingerprint, Simulated: c.Simulated, Record: c.Record,
+				Processors: c.Processors, Families: c.Families, Handovers: c.Handovers, Copies: c.Copies, Sharing: c.Sharing, Infeasible: c.Infeasible}
+			return Input{Model: m, SoC: lame, Costs: measured}
 		}, diag.ClassInfeasible, []string{"a32/w32", "another scheme"}},
 		"too little memory": {func() Input {
 			small := twoCores(t, 1)
