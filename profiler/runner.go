@@ -273,7 +273,11 @@ func (r *runner) over() bool {
 
 // fillWindow takes up requests until enough are in progress or the budget has ended.
 func (r *runner) fillWindow(ctx context.Context) error {
-	for len(r.active) < window && len(r.queue) > 0 {
+	together := window
+	if r.o.Rounds > 1 {
+		together = 1 // rounds interleave already, and a kill then loses one visit
+	}
+	for len(r.active) < together && len(r.queue) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
