@@ -285,7 +285,8 @@ func TestSecondWriterIsKeptOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The one before may be on its way out: a writer waits for it.
-	time.AfterFunc(2*lockPause, func() { w.Close() })
+	first := w
+	time.AfterFunc(2*lockPause, func() { first.Close() })
 	second, err := Resume(path, header())
 	if err != nil {
 		t.Fatalf("while the first one closes: %v", err)
