@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -107,12 +108,8 @@ func sameWeights(a, b *Content, name string) bool {
 
 func (c *Content) fill(dst []byte, b planir.WeightBlob) error {
 	for _, pl := range b.Packs {
-		src, err := c.source(pl)
-		if err != nil {
+		if err := c.pack(dst[pl.Offset:pl.Offset+pl.Pack.Bytes], pl); err != nil {
 			return err
-		}
-		if err := pack.Pack(dst[pl.Offset:pl.Offset+pl.Pack.Bytes], pl.Pack.Spec(), src); err != nil {
-			return fmt.Errorf("pack %q, layer %d: %w", pl.Pack.Name, pl.Layer, err)
 		}
 	}
 	return nil
@@ -133,12 +130,8 @@ func (c *Content) write(w io.Writer, b planir.WeightBlob) error {
 		}
 		buf = buf[:n]
 		clear(buf[pl.Pack.Bytes:])
-		src, err := c.source(pl)
-		if err != nil {
+		if err := c.pack(buf[:pl.Pack.Bytes], pl); err != nil {
 			return err
-		}
-		if err := pack.Pack(buf[:pl.Pack.Bytes], pl.Pack.Spec(), src); err != nil {
-			return fmt.Errorf("pack %q, layer %d: %w", pl.Pack.Name, pl.Layer, err)
 		}
 		if _, err := w.Write(buf); err != nil {
 			return err
@@ -148,21 +141,39 @@ func (c *Content) write(w io.Writer, b planir.WeightBlob) error {
 	return nil
 }
 
-// source is the matrix that a placement packs.
-func (c *Content) source(pl planir.Placement) (pack.Source, error) {
+// pack writes what a placement holds: a matrix, or those of all experts.
+func (c *Content) pack(dst []byte, pl planir.Placement) error {
+	count := max(1, pl.Pack.Experts)
+	size := len(dst) / count
+	for e := range count {
+		src, names, err := c.source(pl, e)
+		if err != nil {
+			return err
+		}
+		if err := pack.Pack(dst[e*size:(e+1)*size], pack.Expert(pl.Pack.Spec()), src); err != nil {
+			return fmt.Errorf("pack %s: %w", strings.Join(names, ", "), err)
+		}
+	}
+	return nil
+}
+
+// source is the matrix that a placement packs of an expert, and the tensors it is made of.
+func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string, error) {
 	i := slices.IndexFunc(c.plan.Program.Weights, func(w planir.Weight) bool { return w.Name == pl.Pack.Weight })
 	w := &c.plan.Program.Weights[i]
 	var whole pack.Source
+	var names []string
 	var err error
 	if len(w.Const) > 0 {
 		whole, err = pack.Floats(w.Const, w.K, w.N)
 	} else {
 		mw := models.Weight{From: w.From}
+		names = mw.Sources(pl.Layer, expert)
 		var parts []pack.Source
-		for j, name := range mw.Sources(pl.Layer) {
+		for j, name := range names {
 			t, err := c.model.Tensor(name)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			n := w.N
 			if len(w.Interleave) > 0 {
@@ -174,7 +185,7 @@ func (c *Content) source(pl planir.Placement) (pack.Source, error) {
 			}
 			s, err := pack.Matrix(t.Data, t.Type, w.K, n, w.Transposed)
 			if err != nil {
-				return nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
+				return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
 			}
 			parts = append(parts, s)
 		}
@@ -184,11 +195,14 @@ func (c *Content) source(pl planir.Placement) (pack.Source, error) {
 		}
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if w.Plus != 0 {
+		whole = pack.Plus(whole, w.Plus)
 	}
 	k := pl.Pack
-	if k.K0 == 0 && k.N0 == 0 && k.K1 == w.K && k.N1 == w.N {
-		return whole, nil
+	if k.K0 != 0 || k.N0 != 0 || k.K1 != w.K || k.N1 != w.N {
+		whole, err = pack.Slice(whole, k.K0, k.K1, k.N0, k.N1)
 	}
-	return pack.Slice(whole, k.K0, k.K1, k.N0, k.N1)
+	return whole, names, err
 }

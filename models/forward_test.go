@@ -66,7 +66,7 @@ func assemble(t *testing.T, m *Model, w *Weight, layer int) []float64 {
 		return v
 	}
 	var sources [][]float32
-	for _, name := range w.Sources(layer) {
+	for _, name := range w.Sources(layer, 0) {
 		tensor, err := m.Tensor(name)
 		if err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func (e *naive) apply(o op.Op, layer int, in []matrix, w []string) (matrix, bool
 				}
 			}
 		}
-	case op.SiluMul:
+	case op.GLU:
 		for r := range x.rows {
 			for n := range o.N {
 				at := n/o.Interleave*2*o.Interleave + n%o.Interleave

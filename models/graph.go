@@ -3,7 +3,9 @@ package models
 import "github.com/hetc/hetc/planir/op"
 
 // Graph is what a model computes, independent of processors, schemes and sequence lengths. Sections
-// run in order; a section with Layers > 0 runs once per layer with that layer's weights.
+// run in order; a section with Layers > 0 runs once per layer with that layer's weights. Layers of one
+// class (dense or with experts, windowed or not) that do not follow one another are sections of one
+// name with the same nodes and other First.
 type Graph struct {
 	Sections []Section
 	Weights  []Weight // every weight a node names, in a fixed order
@@ -13,28 +15,31 @@ type Graph struct {
 // between sections).
 type Section struct {
 	Name   string // "embed", "layers", "head"
+	First  int    // its first layer
 	Layers int    // 0: once
 	Values []Value
 	Nodes  []Node
 }
 
-// Value is an activation [M,Cols] of float32 ("ids" is int32). Rows1 marks values of the head, which
-// has one row whatever M is.
+// Value is an activation [M*Fan,Cols]. Rows1 marks values of the head, which has one row whatever M is.
 type Value struct {
 	Name  string
+	Type  op.Type // "": f32
+	Fan   int     // rows per token; 0: 1
 	Cols  int
 	Rows1 bool
 }
 
 // Node is the unit a plan decides about: operators that always run together on the same rows or heads.
 // Ops are templates whose M and Context are filled in by At. Except for the attention node
-// (rope, kv_append, attention over one fused QKV value) it holds one operator.
+// (qk_norm, rope, kv_append, attention over one fused QKV value) it holds one operator.
 type Node struct {
-	Name string // "qkv", "attention", "ffn_down"
-	Ops  []op.Op
-	In   []string // values
-	W    []string // weights
-	Out  []string // values
+	Name  string // "qkv", "attention", "ffn_down"
+	Exact bool   // computed in float32 whatever precision is permitted: a rounded router chooses other experts
+	Ops   []op.Op
+	In    []string // values
+	W     []string // weights
+	Out   []string // values
 }
 
 // At returns the node's operators for m rows and a context of ctx cached positions.
@@ -60,5 +65,7 @@ type Weight struct {
 	Interleave []int    // columns taken from each source in turn; nil for a single source
 	K, N       int
 	Transposed bool      // stored as [N,K] (torch Linear) rather than [K,N]
+	Experts    int       // as many such matrices, from the tensors with {expert} in their names; 0: one
+	Plus       float32   // added to the stored values (gains stored as their distance from 1)
 	Const      []float32 // a computed vector instead of stored tensors (rope frequencies)
 }

@@ -110,7 +110,7 @@ func decoderGraph(m *Model) Graph {
 		Sections: []Section{
 			{
 				Name:   "embed",
-				Values: []Value{{Name: "ids", Cols: 1}, {Name: "x", Cols: m.Hidden}},
+				Values: []Value{{Name: "ids", Type: op.I32, Cols: 1}, {Name: "x", Cols: m.Hidden}},
 				Nodes: []Node{
 					node("embed", "ids", "embed.table", "x", op.Op{Kind: op.Embed, K: m.Vocab, N: m.Hidden, Table: m.Stored}),
 				},
@@ -131,7 +131,7 @@ func decoderGraph(m *Model) Graph {
 					node("attn_add", "x t", "", "x", op.Op{Kind: op.Add, N: m.Hidden}),
 					node("ffn_norm", "x", "layers.ffn_norm", "h", norm),
 					node("ffn_gate_up", "h", "layers.ffn_gate_up", "g", matmul(m.Hidden, 2*m.FFN)),
-					node("ffn_act", "g", "", "a", op.Op{Kind: op.SiluMul, N: m.FFN, Interleave: interleave}),
+					node("ffn_act", "g", "", "a", op.Op{Kind: op.GLU, N: m.FFN, Interleave: interleave, Act: op.SiLU}),
 					node("ffn_down", "a", "layers.ffn_down", "d", matmul(m.FFN, m.Hidden)),
 					node("ffn_add", "x d", "", "x", op.Op{Kind: op.Add, N: m.Hidden}),
 				},

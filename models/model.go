@@ -9,6 +9,7 @@ package models
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -111,11 +112,11 @@ func (m *Model) noWeights(format string, args ...any) error {
 	return diag.New(diag.ClassInternal, "%s: model %q is closed", what, m.Name)
 }
 
-// Sources returns the names of the tensors w is assembled from in a layer.
-func (w *Weight) Sources(layer int) []string {
+// Sources returns the names of the tensors w is assembled from in a layer, for an expert.
+func (w *Weight) Sources(layer, expert int) []string {
 	out := make([]string, len(w.From))
 	for i, name := range w.From {
-		out[i] = strings.ReplaceAll(name, "{layer}", strconv.Itoa(layer))
+		out[i] = strings.NewReplacer("{layer}", strconv.Itoa(layer), "{expert}", strconv.Itoa(expert)).Replace(name)
 	}
 	return out
 }
@@ -145,6 +146,39 @@ func (g *Graph) Section(name string) *Section {
 	return nil
 }
 
+// layers lists the layers that use a weight, none for one that belongs to no layer.
+func (g *Graph) layers(w *Weight) (out []int) {
+	if !w.PerLayer() {
+		return nil
+	}
+	for _, s := range g.Sections {
+		if slices.ContainsFunc(s.Nodes, func(n Node) bool { return slices.Contains(n.W, w.Name) }) {
+			for l := range s.Layers {
+				out = append(out, s.First+l)
+			}
+		}
+	}
+	return out
+}
+
+// eachSource calls f for every tensor that makes up a weight: its source s in a layer, for an expert.
+func (g *Graph) eachSource(f func(w *Weight, s int, name string)) {
+	for i := range g.Weights {
+		w := &g.Weights[i]
+		layers := g.layers(w)
+		if !w.PerLayer() {
+			layers = []int{0}
+		}
+		for _, l := range layers {
+			for e := range max(1, w.Experts) {
+				for s, name := range w.Sources(l, e) {
+					f(w, s, name)
+				}
+			}
+		}
+	}
+}
+
 // spec is a tensor the graph needs.
 type spec struct {
 	name  string
@@ -155,22 +189,12 @@ type spec struct {
 func (m *Model) required() []spec {
 	seen := map[string]bool{}
 	var out []spec
-	for i := range m.graph.Weights {
-		w := &m.graph.Weights[i]
-		layers := 1
-		if w.PerLayer() {
-			layers = m.Layers
+	m.graph.eachSource(func(w *Weight, s int, name string) {
+		if !seen[name] {
+			seen[name] = true
+			out = append(out, spec{name, w.sourceShape(s)})
 		}
-		for l := range layers {
-			for s, name := range w.Sources(l) {
-				if seen[name] {
-					continue
-				}
-				seen[name] = true
-				out = append(out, spec{name, w.sourceShape(s)})
-			}
-		}
-	}
+	})
 	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
 	return out
 }

@@ -524,7 +524,7 @@ func TestPackReadsTheSameWeights(t *testing.T) {
 		}
 		const layer = 1
 		var sources []pack.Source
-		for s, name := range w.Sources(layer) {
+		for s, name := range w.Sources(layer, 0) {
 			tensor, err := m.Tensor(name)
 			if err != nil {
 				t.Fatal(err)

@@ -226,16 +226,11 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 // synthTensors lists the tensors and spreads them over shards in the order of their names.
 func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 	roles, fanIn := map[string]role{}, map[string]int{}
-	for i := range m.graph.Weights {
-		w := &m.graph.Weights[i]
-		for l := range m.Layers {
-			for _, name := range w.Sources(l) {
-				if _, seen := roles[name]; !seen { // a tied head stays an embedding
-					roles[name], fanIn[name] = m.graph.role(w), w.K
-				}
-			}
+	m.graph.eachSource(func(w *Weight, _ int, name string) {
+		if _, seen := roles[name]; !seen { // a tied head stays an embedding
+			roles[name], fanIn[name] = m.graph.role(w), w.K
 		}
-	}
+	})
 	var out []synthTensor
 	var shards [][]safetensors.Tensor
 	size := int64(maxShardBytes)

@@ -25,7 +25,7 @@ func Dump(p *Plan) string {
 		line("buffer %s %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols)
 	}
 	for _, w := range pr.Weights {
-		line("weight %s [%d,%d] layers %d from %s", w.Name, w.K, w.N, w.Layers, orDash(strings.Join(w.From, " ")))
+		line("weight %s [%d,%d] layers %v from %s", w.Name, w.K, w.N, w.Layers, orDash(strings.Join(w.From, " ")))
 	}
 	for _, k := range pr.Packs {
 		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes)
@@ -42,7 +42,7 @@ func Dump(p *Plan) string {
 		line("program %s %s rows %d", ph.Name, ph.Phase, ph.Rows)
 		for j := range ph.Sections {
 			s := &ph.Sections[j]
-			line("  section %s layers %d flags %d logits %v", s.Name, s.Layers, s.Flags, s.Logits)
+			line("  section %s layers %d:%d flags %d logits %v", s.Name, s.First, s.First+s.Layers, s.Flags, s.Logits)
 			for _, l := range s.Lanes {
 				for k := range l.Steps {
 					line("    %s %d %s", l.Proc, k, l.Steps[k].dump())

@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -56,27 +57,71 @@ type Weight struct {
 	K          int       `json:"k" yaml:"k"`
 	N          int       `json:"n" yaml:"n"`
 	Transposed bool      `json:"transposed,omitempty" yaml:"transposed,omitempty"`
-	Layers     int       `json:"layers,omitempty" yaml:"layers,omitempty"` // 0: one copy
-	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`   // a computed vector instead of tensors
+	Experts    int       `json:"experts,omitempty" yaml:"experts,omitempty"` // as many matrices, {expert} replaced; 0: one
+	Plus       float32   `json:"plus,omitempty" yaml:"plus,omitempty"`       // added to the stored values
+	Layers     []Range   `json:"layers,omitempty" yaml:"layers,omitempty"`   // layers that have one, ascending; empty: one for all
+	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
+}
+
+// InLayer reports whether there is a weight for that layer.
+func (w *Weight) InLayer(layer int) bool {
+	for _, r := range w.Layers {
+		if layer >= r.From && layer < r.To {
+			return true
+		}
+	}
+	return false
+}
+
+// LayerCount is the number of layers that have one of the weight, 0 for one that belongs to no layer.
+func (w *Weight) LayerCount() int {
+	n := 0
+	for _, r := range w.Layers {
+		n += r.To - r.From
+	}
+	return n
+}
+
+// Range is the half-open range of integers From..To-1, written "from:to".
+type Range struct{ From, To int }
+
+// String is the written form.
+func (r Range) String() string { return fmt.Sprintf("%d:%d", r.From, r.To) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (r Range) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText accepts the written form only.
+func (r *Range) UnmarshalText(b []byte) error {
+	from, to, ok := strings.Cut(string(b), ":")
+	x, err1 := strconv.Atoi(from)
+	y, err2 := strconv.Atoi(to)
+	if !ok || err1 != nil || err2 != nil || (Range{x, y}).String() != string(b) {
+		return fmt.Errorf("range %q: want from:to", b)
+	}
+	*r = Range{x, y}
+	return nil
 }
 
 // Pack is a stored, packed piece of a weight: rows [K0,K1) and columns [N0,N1), quantised and laid
-// out for the processors that read it. Of a weight with layers there is one packing per layer.
+// out for the processors that read it. Of a weight with layers there is one packing per layer; one with
+// experts holds all of them, one behind the other.
 type Pack struct {
-	Name   string `json:"name" yaml:"name"`
-	Weight string `json:"weight" yaml:"weight"`
-	K0     int    `json:"k0" yaml:"k0"`
-	K1     int    `json:"k1" yaml:"k1"`
-	N0     int    `json:"n0" yaml:"n0"`
-	N1     int    `json:"n1" yaml:"n1"`
-	Scheme string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
-	Layout string `json:"layout" yaml:"layout"`
-	Bytes  int64  `json:"bytes" yaml:"bytes"` // of one packing
+	Name    string `json:"name" yaml:"name"`
+	Weight  string `json:"weight" yaml:"weight"`
+	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`
+	K0      int    `json:"k0" yaml:"k0"`
+	K1      int    `json:"k1" yaml:"k1"`
+	N0      int    `json:"n0" yaml:"n0"`
+	N1      int    `json:"n1" yaml:"n1"`
+	Scheme  string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
+	Layout  string `json:"layout" yaml:"layout"`
+	Bytes   int64  `json:"bytes" yaml:"bytes"` // of one packing
 }
 
 // Spec describes the packing to drivers.
 func (p *Pack) Spec() op.WeightSpec {
-	return op.WeightSpec{Name: p.Name, K: p.K1 - p.K0, N: p.N1 - p.N0, Scheme: p.Scheme, Layout: p.Layout}
+	return op.WeightSpec{Name: p.Name, Experts: p.Experts, K: p.K1 - p.K0, N: p.N1 - p.N0, Scheme: p.Scheme, Layout: p.Layout}
 }
 
 // Graph is a piece of the model compiled for one processor.
@@ -96,10 +141,12 @@ type Phase struct {
 	Sections []Section `json:"sections,omitempty" yaml:"sections,omitempty"`
 }
 
-// Section is a sequence of steps per lane, repeated once per layer when Layers > 0. Flags are
-// numbered from 0 within the section; each is set by one step, once per iteration.
+// Section is a sequence of steps per lane, repeated once per layer when Layers > 0, for the layers from
+// First. Flags are numbered from 0 within the section; each is set by one step, once per iteration.
+// Sections of one name are the same decisions for different layers.
 type Section struct {
 	Name   string `json:"name" yaml:"name"` // "embed", "layers", "head"
+	First  int    `json:"first,omitempty" yaml:"first,omitempty"`
 	Layers int    `json:"layers,omitempty" yaml:"layers,omitempty"`
 	Logits bool   `json:"logits,omitempty" yaml:"logits,omitempty"` // run only for rows whose logits are wanted, once per row
 	Flags  int    `json:"flags,omitempty" yaml:"flags,omitempty"`
@@ -263,18 +310,21 @@ type WeightBlob struct {
 // WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one
 // "weights/layer.NNN" per layer. No offset is stored anywhere: it follows from the packs' sizes.
 func (p *Program) WeightBlobs() []WeightBlob {
-	layersOf := map[string]int{}
+	weights := map[string]*Weight{}
 	layers := 0
-	for _, w := range p.Weights {
-		layersOf[w.Name] = w.Layers
-		layers = max(layers, w.Layers)
+	for i := range p.Weights {
+		w := &p.Weights[i]
+		weights[w.Name] = w
+		for _, r := range w.Layers {
+			layers = max(layers, r.To)
+		}
 	}
 	fill := func(name string, layer int) WeightBlob {
 		b := WeightBlob{Name: name}
 		for i := range p.Packs {
 			k := &p.Packs[i]
-			n := layersOf[k.Weight]
-			if (layer < 0) != (n == 0) || layer >= n && layer >= 0 {
+			w := weights[k.Weight]
+			if w == nil || (layer < 0) != (len(w.Layers) == 0) || layer >= 0 && !w.InLayer(layer) {
 				continue
 			}
 			b.Packs = append(b.Packs, Placement{Pack: k, Layer: layer, Offset: b.Size})
@@ -286,8 +336,5 @@ func (p *Program) WeightBlobs() []WeightBlob {
 	for l := 0; l < layers; l++ {
 		blobs = append(blobs, fill(fmt.Sprintf("weights/layer.%03d", l), l))
 	}
-	if blobs[0].Size == 0 {
-		blobs = blobs[1:]
-	}
-	return blobs
+	return slices.DeleteFunc(blobs, func(b WeightBlob) bool { return b.Size == 0 })
 }

@@ -78,6 +78,7 @@ const (
 	maxCore    = 4095
 	maxContext = 1 << 22
 	maxLayers  = 4096
+	maxExperts = 4096
 )
 
 func (c *checker) names() {
@@ -145,7 +146,9 @@ func (c *checker) names() {
 		if ph.Rows < 1 || ph.Phase != "prefill" && ph.Phase != "decode" {
 			c.fail(fmt.Sprintf("program.programs[%d]", i), "phase %q with %d rows, want prefill or decode with at least 1", ph.Phase, ph.Rows)
 		}
-		unique(fmt.Sprintf("program.programs[%d].sections", i), len(ph.Sections), false, func(j int) string { return ph.Sections[j].Name })
+		unique(fmt.Sprintf("program.programs[%d].sections", i), len(ph.Sections), false, func(j int) string {
+			return fmt.Sprintf("%s@%d", ph.Sections[j].Name, ph.Sections[j].First)
+		})
 		for j := range ph.Sections {
 			s := &ph.Sections[j]
 			at := fmt.Sprintf("program.programs[%d].sections[%d]", i, j)
@@ -154,7 +157,7 @@ func (c *checker) names() {
 			for _, l := range s.Lanes {
 				steps += len(l.Steps)
 			}
-			if len(s.Lanes) > maxProcs || steps > maxSteps || s.Layers < 0 || s.Layers > maxLayers || s.Flags < 0 || s.Flags > steps {
+			if len(s.Lanes) > maxProcs || steps > maxSteps || s.Layers < 0 || s.Layers > maxLayers || s.First < 0 || s.First > maxLayers-s.Layers || s.Layers == 0 && s.First != 0 || s.Flags < 0 || s.Flags > steps {
 				c.fail(at, "%d lanes, %d steps, %d layers, %d flags: out of range", len(s.Lanes), steps, s.Layers, s.Flags)
 			}
 		}
@@ -191,6 +194,17 @@ func (c *checker) references() {
 		}
 	}
 	for i := range pr.Weights {
+		w := &pr.Weights[i]
+		at := 0
+		for _, r := range w.Layers {
+			if r.From < at || r.To <= r.From || r.To > maxLayers {
+				c.fail(fmt.Sprintf("program.weights[%d].layers", i), "layers %v, want ascending ranges up to %d", w.Layers, maxLayers)
+			}
+			at = r.To + 1
+		}
+		if w.Experts < 0 || w.Experts > maxExperts {
+			c.fail(fmt.Sprintf("program.weights[%d].experts", i), "%d experts, want 0..%d", w.Experts, maxExperts)
+		}
 		c.weightN[pr.Weights[i].Name] = &pr.Weights[i]
 	}
 	for i := range pr.Packs {
@@ -235,8 +249,14 @@ func (c *checker) references() {
 			if wt == nil {
 				continue // said above
 			}
-			if n := wt.Layers; n != 0 && n != s.Layers {
-				c.fail(path+".w", "pack %q has %d layers, and the section repeats %d times", w.Pack, n, s.Layers)
+			if len(wt.Layers) > 0 && s.Layers == 0 {
+				c.fail(path+".w", "pack %q belongs to layers, and the section to none", w.Pack)
+			}
+			for l := s.First; len(wt.Layers) > 0 && l < s.First+s.Layers; l++ {
+				if !wt.InLayer(l) {
+					c.fail(path+".w", "pack %q has layers %v, and the section runs layer %d", w.Pack, wt.Layers, l)
+					break
+				}
 			}
 		}
 		for _, w := range st.Wait {
@@ -278,14 +298,14 @@ func (c *checker) graphs() {
 			if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, n.Op.Kind) {
 				c.fail(path, "graph %q: processor %q does not execute %q", g.Name, proc.Name, n.Op.Kind)
 			}
-			if n.Op.Kind == op.MatMul && !slices.Contains(proc.Schemes, n.Op.Scheme) {
+			if n.Op.HasScheme() && !slices.Contains(proc.Schemes, n.Op.Scheme) {
 				c.fail(path, "graph %q: processor %q does not execute scheme %q", g.Name, proc.Name, n.Op.Scheme)
 			}
 		}
 		var bytes int64
 		for _, w := range g.Graph.Weights {
 			if w.Layout != op.RowsLayout {
-				bytes += op.WeightBytes(w.Scheme, w.K, w.N)
+				bytes += int64(max(1, w.Experts)) * op.WeightBytes(w.Scheme, w.K, w.N)
 			}
 			if want := proc.LayoutOf(w.Scheme); w.Layout != op.RowsLayout && w.Layout != want {
 				c.fail(path, "graph %q: weight %q has layout %q, and processor %q reads %q", g.Name, w.Name, w.Layout, proc.Name, want)
@@ -328,8 +348,8 @@ func (c *checker) views() {
 		if g.Graph.State() != (st.Heads != nil) {
 			c.fail(path+".heads", "graph %q uses the cache: %v, heads given: %v", g.Name, g.Graph.State(), st.Heads != nil)
 		} else if h := st.Heads; h != nil {
-			if h[0] < 0 || h[1] <= h[0] || h[1] > cache.KVHeads || s.Layers != cache.Layers || c.p.MaxContext != cache.MaxContext || c.p.KV != cache.Type {
-				c.fail(path+".heads", "heads %d..%d of layers %d, and the cache is %+v", h[0], h[1], s.Layers, cache)
+			if h[0] < 0 || h[1] <= h[0] || h[1] > cache.KVHeads || s.Layers == 0 || s.First+s.Layers > cache.Layers || c.p.MaxContext != cache.MaxContext || c.p.KV != cache.Type {
+				c.fail(path+".heads", "heads %d..%d of layers %d..%d, and the cache is %+v", h[0], h[1], s.First, s.First+s.Layers, cache)
 				return
 			}
 			for _, n := range g.Graph.Nodes {
@@ -364,7 +384,7 @@ func (c *checker) weights() {
 			switch {
 			case r.C0 < 0 || r.C1 <= r.C0 || r.C1 > k.N1-k.N0:
 				c.fail(path+".w", "%s is outside its pack of %d columns", r, k.N1-k.N0)
-			case k.K1-k.K0 != spec.K || r.C1-r.C0 != spec.N || k.Scheme != spec.Scheme || k.Layout != spec.Layout:
+			case k.K1-k.K0 != spec.K || k.Experts != spec.Experts || r.C1-r.C0 != spec.N || k.Scheme != spec.Scheme || k.Layout != spec.Layout:
 				c.fail(path+".w", "%s is %s %s [%d,%d], and weight %q of the graph is %s %s [%d,%d]", r, k.Scheme, k.Layout, k.K1-k.K0, r.C1-r.C0, spec.Name, spec.Scheme, spec.Layout, spec.K, spec.N)
 			case spec.Layout != op.RowsLayout && (r.C0 != 0 || r.C1 != k.N1-k.N0):
 				if !proc.WeightRanges {

@@ -340,7 +340,7 @@ func (b *builder) glue(p *socs.Processor, o op.Op) {
 	b.op(PriorityGlue, p, o)
 	half := o
 	switch o.Kind {
-	case op.SiluMul:
+	case op.GLU:
 		half.N = part(o.N, 1, 2, o.Interleave)
 	case op.Rope, op.KVAppend:
 		if o.KVHeads < 2 {

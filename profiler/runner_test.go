@@ -35,7 +35,7 @@ func everyKind() (out []Request) {
 		{Kind: op.Rope, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32},
 		{Kind: op.KVAppend, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, KV: op.F32},
 		{Kind: op.Attention, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, Context: 50, KV: op.F32},
-		{Kind: op.SiluMul, M: 4, N: 64, Interleave: 16},
+		{Kind: op.GLU, M: 4, N: 64, Interleave: 16, Act: op.SiLU},
 		{Kind: op.Add, M: 4, N: 64},
 		{Kind: op.Copy, M: 4, N: 64},
 	} {

@@ -46,7 +46,7 @@ func (f *Family) operator(m, a, b int) op.Op {
 		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
 	case op.Attention:
 		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
-	case op.SiluMul:
+	case op.GLU:
 		o.N, o.Interleave = b, b
 	default:
 		o.N = b

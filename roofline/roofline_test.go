@@ -435,7 +435,7 @@ func TestMissingAndInfeasible(t *testing.T) {
 		want []string
 	}{
 		{"gpu", matmul(1, 4096, 4096, op.A8TQ4B32), []string{"matmul in scheme a8t/q4b32 was never measured", "hetc profile"}},
-		{"npu", op.Op{Kind: op.SiluMul, M: 1, N: 64, Interleave: 32}, []string{"operator silu_mul was never measured", "hetc profile"}},
+		{"npu", op.Op{Kind: op.GLU, M: 1, N: 64, Interleave: 32, Act: op.SiLU}, []string{"operator glu was never measured", "hetc profile"}},
 		{"dsp", matmul(1, 4096, 4096, op.A8TQ8C), []string{`no processor "dsp"`, "cpu, gpu, npu"}},
 		{"gpu", matmul(0, 4096, 4096, op.A8TQ8C), []string{"m = 0"}},
 	} {

@@ -521,7 +521,7 @@ func (st *stage) columnRun(i int) []link {
 			break
 		}
 		switch o := n.Op(); {
-		case o.Kind == op.SiluMul || o.Kind == op.Add:
+		case o.Kind == op.GLU || o.Kind == op.Add:
 			run = append(run, link{j, planir.AxisCols})
 			continue
 		case o.Kind == op.Attention:
@@ -538,7 +538,7 @@ func (st *stage) columnRun(i int) []link {
 // inColumns is where a boundary of a node along an axis lies in the columns of its input.
 func inColumns(o op.Op, b int) int {
 	switch o.Kind {
-	case op.SiluMul:
+	case op.GLU:
 		return 2 * b
 	case op.Attention:
 		return b * (o.Heads/o.KVHeads + 2) * o.HeadDim

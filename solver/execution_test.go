@@ -86,7 +86,7 @@ func TestExecutionOnStaticProcessor(t *testing.T) {
 	npu := s.Processor("c1")
 	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
 	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 32
-	npu.Kinds, npu.KV = []op.Kind{op.Norm, op.QuantRows, op.MatMul, op.SiluMul, op.Add, op.Copy}, nil
+	npu.Kinds, npu.KV = []op.Kind{op.Norm, op.QuantRows, op.MatMul, op.GLU, op.Add, op.Copy}, nil
 	w := DefaultWorkload()
 	w.Buckets = []int{48, 256}
 	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan

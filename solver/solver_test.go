@@ -132,7 +132,7 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 								add(p, op.Op{Kind: op.Add, M: o.M, N: o.N})
 								add(p, op.Op{Kind: op.Copy, M: o.M, N: o.N})
 							}
-							if o.Kind == op.SiluMul || o.Kind == op.Add {
+							if o.Kind == op.GLU || o.Kind == op.Add {
 								o.N /= 2
 								add(p, o)
 							}
@@ -555,7 +555,7 @@ func TestErrors(t *testing.T) {
 		"nobody attends": {func() Input {
 			lame := twoCores(t, 1)
 			for i := range lame.Processors {
-				lame.Processors[i].Kinds = []op.Kind{op.Embed, op.Norm, op.MatMul, op.Add, op.SiluMul, op.SelectRow}
+				lame.Processors[i].Kinds = []op.Kind{op.Embed, op.Norm, op.MatMul, op.Add, op.GLU, op.SelectRow}
 				lame.Processors[i].KV = nil
 			}
 			return Input{Model: m, SoC: lame, Costs: costs(t, lame, m, op.A32W32)}

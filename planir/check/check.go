@@ -269,7 +269,7 @@ func (c *checker) weights() {
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.m.Name, w.Name)
 		case w.K != want.K || w.N != want.N || w.Transposed != want.Transposed || !slices.Equal(w.From, want.From) ||
-			!slices.Equal(w.Interleave, want.Interleave) || !slices.Equal(w.Const, want.Const):
+			w.Experts != want.Experts || w.Plus != want.Plus || !slices.Equal(w.Interleave, want.Interleave) || !slices.Equal(w.Const, want.Const):
 			c.fail(path, "weight %q is [%d,%d] from %v, and the model's is [%d,%d] from %v", w.Name, w.K, w.N, w.From, want.K, want.N, want.From)
 		}
 	}
@@ -357,7 +357,7 @@ func Load(p *planir.Plan, sp *socs.Processor) Loaded {
 		packs[pr.Packs[i].Name] = &pr.Packs[i]
 	}
 	for _, w := range pr.Weights {
-		layers[w.Name] = int64(max(1, w.Layers))
+		layers[w.Name] = int64(max(1, w.LayerCount()))
 	}
 	buffers := map[string]int64{}
 	for _, b := range pr.Buffers {

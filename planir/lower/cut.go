@@ -89,11 +89,16 @@ func Cut(s *Section, n *Node, d *planir.Decision, proc func(name string) *planir
 			dense := planir.View{Buffer: shareBuffer(n.Out[0], i, v), R1: v.R1 - v.R0, C1: v.C1 - v.C0}
 			piece.Out[last] = dense
 			// Padding rows are left behind.
-			dense.R1 = min(dense.R1, s.Values[n.Out[0]].Rows)
+			value := s.Values[n.Out[0]]
+			dense.R1 = min(dense.R1, value.Rows)
 			v.R1 = v.R0 + dense.R1
+			move := op.Op{Kind: op.Copy, M: dense.R1 / value.Fan, N: dense.C1}
+			if value.Fan > 1 {
+				move.Fan = value.Fan
+			}
 			gathers = append(gathers, Piece{
 				Proc: gatherer, Share: i, Role: Gather,
-				Ops: []op.Op{{Kind: op.Copy, M: dense.R1, N: dense.C1}},
+				Ops: []op.Op{move},
 				In:  []planir.View{dense}, Out: []planir.View{v},
 			})
 		}
@@ -145,7 +150,8 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 		}
 		return o.M, nil
 	case planir.AxisCols:
-		if o.Kind == op.MatMul || o.Kind == op.SiluMul || o.Kind == op.Add {
+		switch o.Kind {
+		case op.MatMul, op.ExpertMatMul, op.Combine, op.GLU, op.Activate, op.Gate, op.Softcap, op.Add:
 			return o.N, nil
 		}
 	case planir.AxisK:
@@ -165,9 +171,9 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
 	o := n.Op()
 	switch {
-	case a == planir.AxisCols && o.Kind == op.MatMul:
+	case a == planir.AxisCols && o.HasScheme():
 		return max(1, p.TileN)
-	case a == planir.AxisCols && o.Kind == op.SiluMul:
+	case a == planir.AxisCols && o.Kind == op.GLU:
 		return o.Interleave
 	case a == planir.AxisK:
 		return max(1, p.TileK)
@@ -201,7 +207,8 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 	case planir.AxisRows:
 		for _, views := range [][]planir.View{in, out} {
 			for i := range views {
-				views[i].R0, views[i].R1 = sh.From, sh.To
+				fan := s.Values[views[i].Buffer].Fan
+				views[i].R0, views[i].R1 = sh.From*fan, sh.To*fan
 			}
 		}
 		p.R0 = sh.From
@@ -212,11 +219,13 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		p.N0, p.N1 = sh.From, sh.To
 		out[0].C0, out[0].C1 = sh.From, sh.To
 		switch o.Kind {
-		case op.SiluMul:
+		case op.GLU:
 			in[0].C0, in[0].C1 = 2*sh.From, 2*sh.To
 		case op.Add:
 			in[0].C0, in[0].C1 = sh.From, sh.To
 			in[1].C0, in[1].C1 = sh.From, sh.To
+		case op.Combine, op.Activate, op.Gate, op.Softcap:
+			in[0].C0, in[0].C1 = sh.From, sh.To
 		}
 		o.N = sh.To - sh.From
 	case planir.AxisK:
@@ -225,6 +234,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		o.K = sh.To - sh.From
 		if index > 0 {
 			out[0].Buffer = partial(n.Out[0], index)
+			o.Bias = false // the first share adds it
 		}
 	case planir.AxisHeads:
 		group := o.Heads / o.KVHeads
@@ -247,11 +257,11 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 			ops[i].M = sh.PadRows
 		}
 		for i := range in {
-			in[i].R1 = in[i].R0 + sh.PadRows
+			in[i].R1 = in[i].R0 + sh.PadRows*s.Values[n.In[i]].Fan
 		}
 		for i := range out {
 			if o.Kind != op.SelectRow { // has one output row whatever M is
-				out[i].R1 = out[i].R0 + sh.PadRows
+				out[i].R1 = out[i].R0 + sh.PadRows*s.Values[n.Out[i]].Fan
 			}
 		}
 	}
@@ -264,7 +274,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, ops[i].Kind) {
 			return Piece{}, fmt.Errorf("%q does not execute %q", sh.Proc, ops[i].Kind)
 		}
-		if ops[i].Kind == op.MatMul && !slices.Contains(proc.Schemes, ops[i].Scheme) {
+		if ops[i].HasScheme() && !slices.Contains(proc.Schemes, ops[i].Scheme) {
 			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
 		}
 		if err := ops[i].Validate(); err != nil {
@@ -273,7 +283,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 	}
 	// What an operator before the last writes, it writes in place (see chain).
 	for _, earlier := range ops[:len(ops)-1] {
-		for range earlier.Sig().Out {
+		if len(earlier.Sig().Out) > 0 && !slices.Contains(out, in[0]) {
 			if strided(s, in[0], n.In[0]) && !proc.StridedOutput {
 				return Piece{}, fmt.Errorf("%s is changed in place, is a column range of a wider buffer, and %q writes whole buffers only", in[0], sh.Proc)
 			}

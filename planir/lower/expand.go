@@ -26,35 +26,37 @@ func (n *Node) Op() op.Op { return n.Ops[len(n.Ops)-1] }
 // Section is a section of a model graph at a number of rows.
 type Section struct {
 	Name   string
+	First  int
 	Layers int
 	Logits bool
 	Values map[string]Value
 	Nodes  []Node
 }
 
-// Value is the type and shape of an activation.
+// Value is the type and shape of an activation: Rows rows, Fan of them per token.
 type Value struct {
 	Type op.Type
 	Rows int
 	Cols int
+	Fan  int
 }
 
 // Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
-// name, and where it quantises activations a node NAME_quant precedes the first matmul that reads
-// the value. Such a node is decided about like any other.
+// name (exact ones float32), and where it quantises activations a node NAME_quant precedes the first
+// matmul that reads the value. Such a node is decided about like any other.
 func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
 	var out []Section
 	for _, ms := range g.Sections {
-		s := Section{Name: ms.Name, Layers: ms.Layers, Values: map[string]Value{}}
+		s := Section{Name: ms.Name, First: ms.First, Layers: ms.Layers, Values: map[string]Value{}}
 		for _, v := range ms.Values {
-			r, t := rows, op.F32
+			x := Value{op.F32, rows * max(1, v.Fan), v.Cols, max(1, v.Fan)}
 			if v.Rows1 {
-				r, s.Logits = 1, true
+				x.Rows, s.Logits = 1, true
 			}
-			if v.Name == "ids" {
-				t = op.I32
+			if v.Type != "" {
+				x.Type = v.Type
 			}
-			s.Values[v.Name] = Value{t, r, v.Cols}
+			s.Values[v.Name] = x
 		}
 		quantised := map[string]bool{}
 		for _, mn := range ms.Nodes {
@@ -62,7 +64,8 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 			n := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
 			m := rows
 			if len(mn.Out) > 0 && mn.Ops[0].Kind != op.SelectRow {
-				m = s.Values[mn.Out[0]].Rows
+				out := s.Values[mn.Out[0]]
+				m = out.Rows / out.Fan
 			}
 			n.Ops = mn.At(m, context)
 			for i := range n.Ops {
@@ -70,8 +73,10 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 				switch o.Kind {
 				case op.KVAppend, op.Attention:
 					o.KV = kv
-				case op.MatMul:
-					o.Scheme = schemeOf(name)
+				case op.MatMul, op.ExpertMatMul:
+					if o.Scheme = op.A32W32; !mn.Exact {
+						o.Scheme = schemeOf(name)
+					}
 					if _, err := op.ParseScheme(string(o.Scheme)); err != nil {
 						return nil, fmt.Errorf("node %q: %w", name, err)
 					}
@@ -82,16 +87,20 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 					q, sc := x+".q", x+".s"
 					if !quantised[x] {
 						v := s.Values[x]
-						s.Values[q] = Value{op.U8, v.Rows, v.Cols}
-						s.Values[sc] = Value{op.F32, v.Rows, 1}
+						s.Values[q] = Value{op.U8, v.Rows, v.Cols, v.Fan}
+						s.Values[sc] = Value{op.F32, v.Rows, 1, v.Fan}
+						quant := op.Op{Kind: op.QuantRows, M: v.Rows / v.Fan, N: v.Cols}
+						if v.Fan > 1 {
+							quant.Fan = v.Fan
+						}
 						s.Nodes = append(s.Nodes, Node{
 							Name: name + "_quant",
-							Ops:  []op.Op{{Kind: op.QuantRows, M: v.Rows, N: v.Cols}},
+							Ops:  []op.Op{quant},
 							In:   []string{x}, Out: []string{q, sc},
 						})
 						quantised[x] = true
 					}
-					n.In = []string{q, sc}
+					n.In = append([]string{q, sc}, n.In[1:]...)
 				}
 				if err := o.Validate(); err != nil {
 					return nil, fmt.Errorf("node %q: %w", name, err)

@@ -157,13 +157,16 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 		if d == nil {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows", n.Name, rows).WithCode("P010")
 		}
+		if o := n.Op(); o.HasScheme() && d.Scheme != o.Scheme {
+			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32", n.Name, rows, d.Scheme, o.Scheme).WithCode("P010")
+		}
 		t, err := b.node(s, n, d)
 		if err != nil {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: %w", n.Name, rows, err).WithCode("P010")
 		}
 		tasks = append(tasks, t...)
 	}
-	out := planir.Section{Name: s.Name, Layers: s.Layers, Logits: s.Logits}
+	out := planir.Section{Name: s.Name, First: s.First, Layers: s.Layers, Logits: s.Logits}
 	out.Flags = synchronise(tasks, s.Layers > 1)
 	lanes := map[string][]planir.Step{}
 	for _, t := range tasks {
@@ -217,7 +220,7 @@ func (b *builder) node(s *Section, n *Node, d *planir.Decision) ([]*task, error)
 func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task, error) {
 	for _, v := range slices.Concat(p.In, p.Out) {
 		if _, known := b.buffers[v.Buffer]; !known { // a partial sum or a share's own output
-			b.buffer(v.Buffer, Value{s.Values[n.Out[0]].Type, v.R1, v.C1})
+			b.buffer(v.Buffer, Value{Type: s.Values[n.Out[0]].Type, Rows: v.R1, Cols: v.C1})
 		}
 		b.buffers[v.Buffer].Rows = max(b.buffers[v.Buffer].Rows, v.R1)
 	}
@@ -236,18 +239,21 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 	t.step.ExpectNS = d.Shares[p.Share].PredictNS
 	proc := b.plan.Proc(p.Proc)
 	layout := ""
-	if o.Kind == op.MatMul {
+	if o.HasScheme() {
 		layout = proc.LayoutOf(o.Scheme.Weight())
 		if layout == "" {
 			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
 		}
 	}
-	for i, w := range n.W {
-		spec := weightOp(p.Ops, i).WeightSpec(w, layout)
+	for i, wo := range weightOps(p.Ops) { // a share along K that adds no bias takes none
+		w := n.W[i]
+		spec := wo.op.WeightSpec(wo.role, layout)
 		key := packKey{weight: w, scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
 		c0, c1 := 0, spec.N
-		if o.Kind == op.MatMul {
-			key.k0, key.k1 = p.K0, p.K1
+		if o.HasScheme() {
+			if wo.role == "weight" {
+				key.k0, key.k1 = p.K0, p.K1
+			}
 			c0, c1 = p.N0, p.N1
 			if !proc.WeightRanges {
 				key.owner, key.n0, key.n1 = p.Proc, c0, c1
@@ -271,16 +277,20 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 	return t, nil
 }
 
-// weightOp is the operator of a chain that takes the chain's i-th weight.
-func weightOp(ops []op.Op, i int) op.Op {
+// weightOp is an operator of a chain and the role of a weight it takes.
+type weightOp struct {
+	op   op.Op
+	role string
+}
+
+// weightOps lists them in the order of a node's weights.
+func weightOps(ops []op.Op) (out []weightOp) {
 	for _, o := range ops {
-		w := len(o.Sig().W)
-		if i < w {
-			return o
+		for _, role := range o.Sig().W {
+			out = append(out, weightOp{o, role})
 		}
-		i -= w
 	}
-	panic("BUG: node has more weights than its operators take")
+	return out
 }
 
 // chain builds the graph of a node: every operator reads the node's inputs; one whose output has the
@@ -303,7 +313,7 @@ func chain(ops []op.Op, layout string) (g op.Graph) {
 		}
 		for _, v := range sig.Out {
 			n.Out = append(n.Out, v.Name)
-			if i < last {
+			if i < last && !slices.Contains(g.Outputs, v) { // several change it in place
 				g.Outputs = append(g.Outputs, v)
 			}
 		}
@@ -347,15 +357,17 @@ func (b *builder) finish(rows []int) error {
 		b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
 	}
 	b.out.Cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
-	layersOf := map[string]int{}
+	layersOf := map[string][]planir.Range{}
 	for _, s := range b.model.Sections {
 		for _, n := range s.Nodes {
 			for _, w := range n.W {
-				layersOf[w] = s.Layers
+				if s.Layers > 0 {
+					layersOf[w] = appendRange(layersOf[w], planir.Range{From: s.First, To: s.First + s.Layers})
+				}
 			}
 			for _, o := range n.Ops {
 				if o.Kind == op.KVAppend {
-					b.out.Cache.Layers, b.out.Cache.KVHeads, b.out.Cache.HeadDim = s.Layers, o.KVHeads, o.HeadDim
+					b.out.Cache.Layers, b.out.Cache.KVHeads, b.out.Cache.HeadDim = max(b.out.Cache.Layers, s.First+s.Layers), o.KVHeads, o.HeadDim
 				}
 			}
 		}
@@ -369,11 +381,11 @@ func (b *builder) finish(rows []int) error {
 		rank[w.Name] = i
 		layers := layersOf[w.Name]
 		if len(w.Const) > 0 {
-			layers = 0
+			layers = nil
 		}
 		b.out.Weights = append(b.out.Weights, planir.Weight{
 			Name: w.Name, From: w.From, Interleave: w.Interleave, K: w.K, N: w.N,
-			Transposed: w.Transposed, Layers: layers, Const: w.Const,
+			Transposed: w.Transposed, Experts: w.Experts, Plus: w.Plus, Layers: layers, Const: w.Const,
 		})
 	}
 	sort.Slice(keys, func(i, j int) bool {
@@ -390,7 +402,7 @@ func (b *builder) finish(rows []int) error {
 	})
 	for _, k := range keys {
 		use := b.packs[k]
-		p := planir.Pack{Weight: k.weight, K0: k.k0, K1: k.k1, N0: use.lo, N1: use.hi, Scheme: k.scheme, Layout: k.layout}
+		p := planir.Pack{Weight: k.weight, Experts: b.out.Weights[rank[k.weight]].Experts, K0: k.k0, K1: k.k1, N0: use.lo, N1: use.hi, Scheme: k.scheme, Layout: k.layout}
 		p.Name = fmt.Sprintf("%s/%s.%s", k.weight, k.scheme, k.layout)
 		w := &b.out.Weights[rank[k.weight]]
 		if k.k0 != 0 || k.k1 != w.K {
@@ -427,6 +439,15 @@ func (b *builder) finish(rows []int) error {
 		}
 	}
 	return nil
+}
+
+// appendRange adds a range behind the others, which it may continue or repeat.
+func appendRange(list []planir.Range, r planir.Range) []planir.Range {
+	if n := len(list); n > 0 && list[n-1].To >= r.From {
+		list[n-1].To = max(list[n-1].To, r.To)
+		return list
+	}
+	return append(list, r)
 }
 
 func compare(a, b string) int {

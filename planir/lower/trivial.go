@@ -27,7 +27,7 @@ func Trivial(g *models.Graph, proc string, rows []int, context int, kv op.Type, 
 					at = 1 // the head has one row in every bucket
 				}
 				d := planir.Decision{Node: n.Name, Rows: at, Strategy: planir.Single, Shares: []planir.Share{{Proc: proc}}}
-				if o := n.Op(); o.Kind == op.MatMul {
+				if o := n.Op(); o.HasScheme() {
 					d.Scheme = o.Scheme
 				}
 				if !seen[place{n.Name, at}] {

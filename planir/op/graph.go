@@ -13,12 +13,14 @@ type Value struct {
 
 // WeightSpec says what a packed weight holds: a [K,N] matrix (or a [1,N] vector) quantised as Scheme
 // ("w32", "q8c", "q4b32"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack).
+// Experts > 0 means as many of them, one behind the other.
 type WeightSpec struct {
-	Name   string `json:"name" yaml:"name"`
-	K      int    `json:"k" yaml:"k"`
-	N      int    `json:"n" yaml:"n"`
-	Scheme string `json:"scheme" yaml:"scheme"`
-	Layout string `json:"layout" yaml:"layout"`
+	Name    string `json:"name" yaml:"name"`
+	Experts int    `json:"experts,omitempty" yaml:"experts,omitempty"`
+	K       int    `json:"k" yaml:"k"`
+	N       int    `json:"n" yaml:"n"`
+	Scheme  string `json:"scheme" yaml:"scheme"`
+	Layout  string `json:"layout" yaml:"layout"`
 }
 
 // Node is one operator applied to named values of its graph. In, W and Out are in the order of the
@@ -50,52 +52,78 @@ type Signature struct {
 
 // Sig returns the operand signature of o.
 //
-//	Embed      in ids               w table   out y
-//	SelectRow  in x                           out y
-//	Norm       in x                 w gain    out y
-//	QuantRows  in x                           out y, scale
-//	MatMul     in x [, scale]       w weight  out y
-//	Rope       in qkv               w invfreq out qkv (in place)
-//	KVAppend   in qkv                                   state
-//	Attention  in qkv                         out y     state
-//	SiluMul    in x                           out y
-//	Add        in a, b                        out y (may alias a or b)
-//	Copy       in x                           out y
+//	Embed         in ids                        w table          out y
+//	SelectRow     in x                                           out y
+//	Norm          in x                          w gain           out y
+//	LayerNorm     in x                          w gain, bias     out y
+//	QuantRows     in x                                           out y, scale
+//	MatMul        in x [, scale]                w weight [, bias] out y
+//	ExpertMatMul  in x [, scale], ids           w weight         out y
+//	Route         in logits                                      out ids, weights
+//	Combine       in x, weights                                  out y
+//	QKNorm        in qkv                        w qgain, kgain   out qkv (in place)
+//	Rope          in qkv                        w invfreq        out qkv (in place)
+//	KVAppend      in qkv                                                  state
+//	Attention     in qkv                                         out y    state
+//	GLU           in x                                           out y
+//	Activate, Softcap  in x                                      out y (may alias x)
+//	Gate          in x, gate                                     out y (may alias x)
+//	Add           in a, b                                        out y (may alias a or b)
+//	Copy          in x                                           out y
 func (o Op) Sig() Signature {
 	v := func(name string, t Type, rows, cols int) Value {
 		return Value{Name: name, Type: t, Rows: rows, Cols: cols}
 	}
+	rows := o.Rows()
+	same := func(w ...string) Signature {
+		return Signature{In: []Value{v("x", F32, rows, o.N)}, W: w, Out: []Value{v("y", F32, rows, o.N)}}
+	}
+	activations := func(rows int) []Value {
+		if o.Scheme.QuantisedRows() {
+			return []Value{v("x", U8, rows, o.K), v("scale", F32, rows, 1)}
+		}
+		return []Value{v("x", F32, rows, o.K)}
+	}
+	qkv := v("qkv", F32, o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim))
 	switch o.Kind {
 	case Embed:
 		return Signature{In: []Value{v("ids", I32, o.M, 1)}, W: []string{"table"}, Out: []Value{v("y", F32, o.M, o.N)}}
 	case SelectRow:
 		return Signature{In: []Value{v("x", F32, o.M, o.N)}, Out: []Value{v("y", F32, 1, o.N)}}
 	case Norm:
-		return Signature{In: []Value{v("x", F32, o.M, o.N)}, W: []string{"gain"}, Out: []Value{v("y", F32, o.M, o.N)}}
+		return same("gain")
+	case LayerNorm:
+		return same("gain", "bias")
 	case QuantRows:
-		return Signature{In: []Value{v("x", F32, o.M, o.N)}, Out: []Value{v("y", U8, o.M, o.N), v("scale", F32, o.M, 1)}}
+		return Signature{In: []Value{v("x", F32, rows, o.N)}, Out: []Value{v("y", U8, rows, o.N), v("scale", F32, rows, 1)}}
 	case MatMul:
-		s := Signature{W: []string{"weight"}, Out: []Value{v("y", F32, o.M, o.N)}}
-		if o.Scheme.QuantisedRows() {
-			s.In = []Value{v("x", U8, o.M, o.K), v("scale", F32, o.M, 1)}
-		} else {
-			s.In = []Value{v("x", F32, o.M, o.K)}
+		s := Signature{In: activations(o.M), W: []string{"weight"}, Out: []Value{v("y", F32, o.M, o.N)}}
+		if o.Bias {
+			s.W = append(s.W, "bias")
 		}
 		return s
+	case ExpertMatMul:
+		return Signature{In: append(activations(o.inputRows()), v("ids", I32, o.M, o.Fan)), W: []string{"weight"}, Out: []Value{v("y", F32, rows, o.N)}}
+	case Route:
+		return Signature{In: []Value{v("logits", F32, o.M, o.Experts)}, Out: []Value{v("ids", I32, o.M, o.Fan), v("weights", F32, o.M, o.Fan)}}
+	case Combine:
+		return Signature{In: []Value{v("x", F32, rows, o.N), v("weights", F32, o.M, o.Fan)}, Out: []Value{v("y", F32, o.M, o.N)}}
+	case QKNorm:
+		return Signature{In: []Value{qkv}, W: []string{"qgain", "kgain"}, Out: []Value{qkv}}
 	case Rope:
-		q := v("qkv", F32, o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim))
-		return Signature{In: []Value{q}, W: []string{"invfreq"}, Out: []Value{q}}
+		return Signature{In: []Value{qkv}, W: []string{"invfreq"}, Out: []Value{qkv}}
 	case KVAppend:
-		return Signature{In: []Value{v("qkv", F32, o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim))}, State: true}
+		return Signature{In: []Value{qkv}, State: true}
 	case Attention:
-		return Signature{In: []Value{v("qkv", F32, o.M, QKVColumns(o.Heads, o.KVHeads, o.HeadDim))},
-			Out: []Value{v("y", F32, o.M, o.Heads*o.HeadDim)}, State: true}
-	case SiluMul:
-		return Signature{In: []Value{v("x", F32, o.M, 2*o.N)}, Out: []Value{v("y", F32, o.M, o.N)}}
+		return Signature{In: []Value{qkv}, Out: []Value{v("y", F32, o.M, o.Heads*o.HeadDim)}, State: true}
+	case GLU:
+		return Signature{In: []Value{v("x", F32, rows, 2*o.N)}, Out: []Value{v("y", F32, rows, o.N)}}
+	case Activate, Softcap, Copy:
+		return same()
+	case Gate:
+		return Signature{In: []Value{v("x", F32, o.M, o.N), v("gate", F32, o.M, 1)}, Out: []Value{v("y", F32, o.M, o.N)}}
 	case Add:
 		return Signature{In: []Value{v("a", F32, o.M, o.N), v("b", F32, o.M, o.N)}, Out: []Value{v("y", F32, o.M, o.N)}}
-	case Copy:
-		return Signature{In: []Value{v("x", F32, o.M, o.N)}, Out: []Value{v("y", F32, o.M, o.N)}}
 	}
 	return Signature{}
 }
@@ -110,7 +138,7 @@ func (g *Graph) State() bool {
 	return false
 }
 
-// Rows is the largest M of the graph's nodes.
+// Rows is the largest M (tokens) of the graph's nodes.
 func (g *Graph) Rows() int {
 	m := 0
 	for _, n := range g.Nodes {
@@ -245,17 +273,39 @@ func Single(o Op, layout string) Graph {
 	return g
 }
 
-// WeightSpec describes the weight operand of o; layout applies to MatMul, the others are plain rows.
-func (o Op) WeightSpec(name, layout string) WeightSpec {
+// WeightSpec describes the weight operand of o in a role ("weight", "gain", see Sig); layout applies to the
+// matrix of a MatMul or ExpertMatMul, the others are plain rows.
+func (o Op) WeightSpec(role, layout string) WeightSpec {
+	vector := func(k, n int) WeightSpec {
+		return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
+	}
 	switch o.Kind {
-	case MatMul:
-		return WeightSpec{Name: name, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
+	case MatMul, ExpertMatMul:
+		if role == "bias" {
+			return vector(1, o.N)
+		}
+		w := WeightSpec{Name: role, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
+		if o.Kind == ExpertMatMul {
+			w.Experts = o.Experts
+		}
+		return w
 	case Embed:
-		return WeightSpec{Name: name, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
-	case Norm:
-		return WeightSpec{Name: name, K: 1, N: o.N, Scheme: string(F32), Layout: RowsLayout}
+		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
+	case Norm, LayerNorm:
+		return vector(1, o.N)
+	case QKNorm:
+		switch {
+		case !o.Joint:
+			return vector(1, o.HeadDim)
+		case role == "qgain":
+			return vector(1, o.Heads*o.HeadDim)
+		}
+		return vector(1, o.KVHeads*o.HeadDim)
 	case Rope:
-		return WeightSpec{Name: name, K: 1, N: o.HeadDim / 2, Scheme: string(F32), Layout: RowsLayout}
+		if o.LongFrom > 0 && o.NTK == 0 {
+			return vector(2, o.Rotary()/2)
+		}
+		return vector(1, o.Rotary()/2)
 	}
 	return WeightSpec{}
 }

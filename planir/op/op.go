@@ -5,6 +5,7 @@ package op
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -33,7 +34,9 @@ func (t Type) Bytes() int {
 	return 0
 }
 
-// Kind names an operator. M is always the number of rows (tokens).
+// Kind names an operator. M is always the number of tokens. Operands have one row per token, or Fan
+// rows where each token is computed by several experts; the shapes below are those of Fan = 1 unless
+// they name it.
 type Kind string
 
 const (
@@ -43,19 +46,42 @@ const (
 	SelectRow Kind = "select_row"
 	// Norm is RMS normalisation: f32 [M,N], gain f32 [1,N] -> f32 [M,N].
 	Norm Kind = "norm"
+	// LayerNorm normalises mean and variance: f32 [M,N], gain f32 [1,N], bias f32 [1,N] -> f32 [M,N].
+	LayerNorm Kind = "layer_norm"
 	// QuantRows quantises rows to 8 bit with one scale each: f32 [M,N] -> u8 [M,N], f32 [M,1].
 	QuantRows Kind = "quant_rows"
-	// MatMul multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N].
+	// MatMul multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N],
+	// with Bias plus a row f32 [1,N].
 	MatMul Kind = "matmul"
+	// ExpertMatMul multiplies each token by the weights of the experts chosen for it: activations (f32, or u8 with
+	// scales), [M,K] with Spread, else [M*Fan,K], and ids i32 [M,Fan] x weight [Experts,K,N] -> f32 [M*Fan,N].
+	// Row r*Fan+j of the result belongs to token r and expert ids[r,j].
+	ExpertMatMul Kind = "expert_matmul"
+	// Route chooses experts: router logits f32 [M,Experts] -> ids i32 [M,Fan], weights f32 [M,Fan], by the rule Router.
+	Route Kind = "route"
+	// Combine sums what a token's experts computed: f32 [M*Fan,N], weights f32 [M,Fan] -> f32 [M,N].
+	Combine Kind = "combine"
+	// QKNorm is RMS normalisation of every query and key head of a fused QKV row in place, with gains
+	// [1,HeadDim]; with Joint of all query heads together and of all key heads together, with gains of
+	// their whole widths: f32 [M,(Heads+2*KVHeads)*HeadDim].
+	QKNorm Kind = "qk_norm"
 	// Rope rotates the query and key heads of a fused QKV row in place: f32 [M,(Heads+2*KVHeads)*HeadDim].
+	// The first RotaryDim elements of a head are rotated, in two halves. The frequencies [2,RotaryDim/2]
+	// or [1,RotaryDim/2] depend on the length of the sequence, see LongFrom.
 	Rope Kind = "rope"
 	// KVAppend stores the key and value heads of a fused QKV row at positions Pos..Pos+Rows-1 of the cache.
 	KVAppend Kind = "kv_append"
 	// Attention is causal attention over the cache: fused QKV [M,(Heads+2*KVHeads)*HeadDim] -> f32 [M,Heads*HeadDim].
 	// Context is the number of cached positions a cost is asked for.
 	Attention Kind = "attention"
-	// SiluMul is silu(gate)*up: f32 [M,2N], gate and up interleaved by Interleave columns -> f32 [M,N].
-	SiluMul Kind = "silu_mul"
+	// GLU is a gated linear unit, act(gate)*up: f32 [M,2N], gate and up interleaved by Interleave columns -> f32 [M,N].
+	GLU Kind = "glu"
+	// Activate applies Act to every element: f32 [M,N] -> f32 [M,N].
+	Activate Kind = "activate"
+	// Gate multiplies rows by the sigmoid of a number each: f32 [M,N], f32 [M,1] -> f32 [M,N].
+	Gate Kind = "gate"
+	// Softcap bounds elements smoothly, Cap*tanh(x/Cap): f32 [M,N] -> f32 [M,N].
+	Softcap Kind = "softcap"
 	// Add adds: f32 [M,N] + f32 [M,N] -> f32 [M,N].
 	Add Kind = "add"
 	// Copy moves a view: [M,N] -> [M,N] of the same type.
@@ -63,7 +89,31 @@ const (
 )
 
 // Kinds lists every kind in a fixed order.
-var Kinds = []Kind{Embed, SelectRow, Norm, QuantRows, MatMul, Rope, KVAppend, Attention, SiluMul, Add, Copy}
+var Kinds = []Kind{
+	Embed, SelectRow, Norm, LayerNorm, QuantRows, MatMul, ExpertMatMul, Route, Combine, QKNorm, Rope, KVAppend, Attention,
+	GLU, Activate, Gate, Softcap, Add, Copy,
+}
+
+// Activation functions of GLU and Activate.
+const (
+	SiLU     = "silu"      // x*sigmoid(x)
+	GELU     = "gelu"      // x*Phi(x), Phi the normal distribution
+	GELUTanh = "gelu_tanh" // its approximation with tanh
+	ReLU     = "relu"
+)
+
+// Acts lists them.
+var Acts = []string{SiLU, GELU, GELUTanh, ReLU}
+
+// Rules of Route.
+const (
+	RouteSoftmax     = "softmax"      // softmax over all experts, the Fan largest
+	RouteSoftmaxNorm = "softmax_norm" // the same, weights scaled to sum to 1
+	RouteSparseMixer = "sparsemixer"  // the largest, then the largest of the others; each weight is a softmax over the logits within 2*Jitter of it (PhiMoE)
+)
+
+// Routers lists them.
+var Routers = []string{RouteSoftmax, RouteSoftmaxNorm, RouteSparseMixer}
 
 // Scheme names activation and weight quantisation, written activation/weight ("a8t/q8c").
 type Scheme string
@@ -139,9 +189,54 @@ type Op struct {
 	Context int  `json:"context,omitempty" yaml:"context,omitempty"`   // Attention: cached positions including the new rows
 	KV      Type `json:"kv,omitempty" yaml:"kv,omitempty"`             // KVAppend, Attention: element type of the cache
 
-	Interleave int `json:"interleave,omitempty" yaml:"interleave,omitempty"` // SiluMul: columns of gate, then as many of up
+	Interleave int    `json:"interleave,omitempty" yaml:"interleave,omitempty"` // GLU: columns of gate, then as many of up
+	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
+	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`             // MatMul: a row is added
 
-	Eps float64 `json:"eps,omitempty" yaml:"eps,omitempty"` // Norm: added to the mean square; no influence on cost
+	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
+	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`         // rows of operands per token: experts chosen for it; 0 is 1
+	Spread  bool    `json:"spread,omitempty" yaml:"spread,omitempty"`   // ExpertMatMul: activations have one row per token
+	Router  string  `json:"router,omitempty" yaml:"router,omitempty"`   // Route
+	Jitter  float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"`   // Route by sparsemixer
+
+	Window    int     `json:"window,omitempty" yaml:"window,omitempty"`         // Attention: a row attends to this many positions, its own included; 0: all
+	Cap       float64 `json:"cap,omitempty" yaml:"cap,omitempty"`               // Softcap, Attention: scores are Cap*tanh(score/Cap); 0: not
+	Scale     float64 `json:"scale,omitempty" yaml:"scale,omitempty"`           // Attention: of scores, 0: 1/sqrt(HeadDim); Embed: of rows, 0: 1
+	Joint     bool    `json:"joint,omitempty" yaml:"joint,omitempty"`           // QKNorm
+	RotaryDim int     `json:"rotary_dim,omitempty" yaml:"rotary_dim,omitempty"` // Rope: 0: HeadDim
+	Amplitude float64 `json:"amplitude,omitempty" yaml:"amplitude,omitempty"`   // Rope: factor of cosines and sines, 0: 1
+
+	// Rope: sequences of more than LongFrom positions (the sequence's length when the call has finished,
+	// Scalars.Seq) are rotated by other frequencies: those of the second row of the table, with LongAmplitude
+	// (0: 1); or with NTK by those of the only row, f[i] * g^(-i/(RotaryDim/2-1)) for
+	// g = NTK*length/LongFrom - (NTK-1).
+	LongFrom      int     `json:"long_from,omitempty" yaml:"long_from,omitempty"`
+	LongAmplitude float64 `json:"long_amplitude,omitempty" yaml:"long_amplitude,omitempty"`
+	NTK           float64 `json:"ntk,omitempty" yaml:"ntk,omitempty"`
+
+	Eps float64 `json:"eps,omitempty" yaml:"eps,omitempty"` // norms: added to the mean square; no influence on cost
+}
+
+// HasScheme reports whether o multiplies by a quantised weight.
+func (o Op) HasScheme() bool { return o.Kind == MatMul || o.Kind == ExpertMatMul }
+
+// Rows is the number of rows of the operands that have Fan rows per token.
+func (o Op) Rows() int { return o.M * max(1, o.Fan) }
+
+// Rotary is the number of elements of a head that Rope rotates.
+func (o Op) Rotary() int {
+	if o.RotaryDim > 0 {
+		return o.RotaryDim
+	}
+	return o.HeadDim
+}
+
+// inputRows is the number of rows of an ExpertMatMul's activations.
+func (o Op) inputRows() int {
+	if o.Spread {
+		return o.M
+	}
+	return o.Rows()
 }
 
 // QKVColumns is the width of a fused QKV row of heads query and kvHeads key/value heads.
@@ -152,37 +247,63 @@ func QKVColumns(heads, kvHeads, headDim int) int { return (heads + 2*kvHeads) * 
 func (o Op) Key() string {
 	switch o.Kind {
 	case MatMul:
-		return fmt.Sprintf("matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme)
+		return fmt.Sprintf("matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme) + flag(o.Bias, " bias")
+	case ExpertMatMul:
+		return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme, o.Fan) + flag(o.Spread, " spread")
+	case Route:
+		return fmt.Sprintf("route[%d,%d] fan=%d %s", o.M, o.Experts, o.Fan, o.Router)
+	case Combine:
+		return fmt.Sprintf("combine[%d,%d] fan=%d", o.M, o.N, o.Fan)
+	case QKNorm:
+		return fmt.Sprintf("qk_norm[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + flag(o.Joint, " joint")
 	case Rope:
-		return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim)
+		return fmt.Sprintf("rope[%d] heads=%d/%d dim=%d", o.M, o.Heads, o.KVHeads, o.HeadDim) + flag(o.Rotary() != o.HeadDim, fmt.Sprintf(" rotary=%d", o.Rotary()))
 	case KVAppend:
 		return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 	case Attention:
-		return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads, o.HeadDim, o.Context, o.KV)
+		return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads, o.HeadDim, o.Context, o.KV) +
+			flag(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + flag(o.Cap > 0, " cap")
+	case GLU, Activate:
+		return fmt.Sprintf("%s[%d,%d] %s", o.Kind, o.Rows(), o.N, o.Act)
 	case Embed:
 		return fmt.Sprintf("embed[%d]x[%d,%d] %s", o.M, o.K, o.N, o.Table)
 	default:
-		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.M, o.N)
+		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N)
 	}
 }
 
+func flag(set bool, s string) string {
+	if set {
+		return s
+	}
+	return ""
+}
+
 // Flops counts multiplications and additions (2 per multiply-add). Attention counts the causal
-// half only: row i of M attends to Context-M+i+1 positions.
+// half only: row i of M attends to Context-M+i+1 positions, at most Window.
 func (o Op) Flops() int64 {
-	m, k, n := int64(o.M), int64(o.K), int64(o.N)
+	m, k, n := int64(o.Rows()), int64(o.K), int64(o.N)
 	switch o.Kind {
-	case MatMul:
+	case MatMul, ExpertMatMul:
 		return 2 * m * k * n
 	case Attention:
 		return 4 * o.attended() * int64(o.Heads) * int64(o.HeadDim)
 	case Norm:
 		return 4 * m * n
-	case QuantRows, SiluMul:
+	case LayerNorm, QuantRows, GLU:
 		return 6 * m * n
-	case Add:
+	case Activate, Softcap:
+		return 5 * m * n
+	case Add, Gate:
 		return m * n
+	case Combine:
+		return 2 * m * n
+	case Route:
+		return int64(o.M) * int64(o.Experts) * int64(3+o.Fan)
+	case QKNorm:
+		return 4 * m * int64(o.Heads+o.KVHeads) * int64(o.HeadDim)
 	case Rope:
-		return 3 * m * int64(o.Heads+o.KVHeads) * int64(o.HeadDim)
+		return 3 * m * int64(o.Heads+o.KVHeads) * int64(o.Rotary())
 	}
 	return 0
 }
@@ -193,36 +314,59 @@ func (o Op) attended() int64 {
 	if c < m {
 		c = m
 	}
-	return m*(c-m) + m*(m+1)/2
+	full := m*(c-m) + m*(m+1)/2
+	if w := int64(o.Window); w > 0 && c > w {
+		short := max(0, min(m, w-(c-m))) // rows that attend to fewer than Window positions
+		return short*(c-m) + short*(short+1)/2 + (m-short)*w
+	}
+	return full
 }
 
 // Bytes is the memory traffic of one execution with nothing cached: weights, inputs and outputs once.
+// An ExpertMatMul reads the weights of at most M*Fan experts.
 func (o Op) Bytes() int64 {
-	m, k, n := int64(o.M), int64(o.K), int64(o.N)
+	m, k, n := int64(o.Rows()), int64(o.K), int64(o.N)
 	switch o.Kind {
-	case MatMul:
-		in := 4 * m * k
-		if o.Scheme.QuantisedRows() {
-			in = m*k + 4*m
+	case MatMul, ExpertMatMul:
+		rows, experts := m, int64(1)
+		if o.Kind == ExpertMatMul {
+			rows, experts = int64(o.inputRows()), min(m, int64(o.Experts))
 		}
-		return WeightBytes(o.Scheme.Weight(), o.K, o.N) + in + 4*m*n
+		in := 4 * rows * k
+		if o.Scheme.QuantisedRows() {
+			in = rows*k + 4*rows
+		}
+		if o.Bias {
+			in += 4 * n
+		}
+		return experts*WeightBytes(o.Scheme.Weight(), o.K, o.N) + in + 4*m*n
 	case Attention:
 		row := int64(o.HeadDim) * int64(o.KV.Bytes())
-		return 2*int64(max(o.Context, o.M))*int64(o.KVHeads)*row + 8*m*int64(o.Heads)*int64(o.HeadDim)
+		cached := int64(max(o.Context, o.M))
+		if o.Window > 0 {
+			cached = min(cached, int64(o.Window)+m)
+		}
+		return 2*cached*int64(o.KVHeads)*row + 8*m*int64(o.Heads)*int64(o.HeadDim)
 	case KVAppend:
 		return 2 * m * int64(o.KVHeads) * int64(o.HeadDim) * int64(4+o.KV.Bytes())
-	case Rope:
+	case QKNorm:
 		return 8 * m * int64(o.Heads+o.KVHeads) * int64(o.HeadDim)
+	case Rope:
+		return 8 * m * int64(o.Heads+o.KVHeads) * int64(o.Rotary())
 	case Embed:
 		return m * n * int64(o.Table.Bytes()+4)
-	case Norm, Copy:
+	case Norm, LayerNorm, Copy, Activate, Softcap, Gate:
 		return 8 * m * n
 	case SelectRow:
 		return 8 * n
 	case QuantRows:
 		return 5*m*n + 4*m
-	case SiluMul, Add:
+	case GLU, Add:
 		return 12 * m * n
+	case Combine:
+		return 4*m*n + 4*int64(o.M)*n
+	case Route:
+		return int64(o.M) * int64(4*o.Experts+8*o.Fan)
 	}
 	return 0
 }
@@ -230,10 +374,10 @@ func (o Op) Bytes() int64 {
 // maxDim bounds every dimension, so that products of three fit in int64 comfortably.
 const maxDim = 1 << 24
 
-// Validate reports the first field that makes no sense for the kind.
+// Validate reports the first field that makes no sense for the kind, or that the kind does not use.
 func (o Op) Validate() error {
-	bad := func(field string, v int, want string) error {
-		return fmt.Errorf("operator %q: %s = %d, want %s", o.Kind, field, v, want)
+	bad := func(field string, v any, want string) error {
+		return fmt.Errorf("operator %q: %s = %v, want %s", o.Kind, field, v, want)
 	}
 	pos := func(fields ...any) error {
 		for i := 0; i < len(fields); i += 2 {
@@ -243,23 +387,78 @@ func (o Op) Validate() error {
 		}
 		return nil
 	}
+	number := func(field string, v, lo, hi float64) error {
+		if !(v >= lo && v <= hi) {
+			return bad(field, v, fmt.Sprintf("%v..%v", lo, hi))
+		}
+		return nil
+	}
 	if err := pos("m", o.M); err != nil {
 		return err
 	}
+	if err := o.unused(); err != nil {
+		return err
+	}
+	if o.Fan < 0 || o.Fan > maxFan || int64(o.M)*int64(max(1, o.Fan)) > maxDim {
+		return bad("fan", o.Fan, fmt.Sprintf("0..%d and at most %d rows", maxFan, maxDim))
+	}
 	switch o.Kind {
-	case MatMul:
+	case MatMul, ExpertMatMul:
 		if _, err := ParseScheme(string(o.Scheme)); err != nil {
 			return fmt.Errorf("operator %q: %w", o.Kind, err)
+		}
+		if o.Kind == ExpertMatMul {
+			if err := pos("experts", o.Experts, "fan", o.Fan); err != nil {
+				return err
+			}
+			if o.Experts > maxExperts {
+				return bad("experts", o.Experts, fmt.Sprintf("1..%d", maxExperts))
+			}
 		}
 		return pos("k", o.K, "n", o.N)
 	case Embed:
 		if o.Table.Bytes() == 0 {
 			return fmt.Errorf("operator %q: unknown table type %q", o.Kind, o.Table)
 		}
+		if err := number("scale", o.Scale, 0, 1<<20); err != nil {
+			return err
+		}
 		return pos("k", o.K, "n", o.N)
-	case Norm, QuantRows, Add, Copy, SelectRow:
+	case Norm, LayerNorm:
+		if err := number("eps", o.Eps, 0, 1); err != nil {
+			return err
+		}
 		return pos("n", o.N)
-	case SiluMul:
+	case QuantRows, Add, Copy, SelectRow, Gate:
+		return pos("n", o.N)
+	case Combine:
+		return pos("n", o.N, "fan", o.Fan)
+	case Softcap:
+		if err := number("cap", o.Cap, 1e-6, 1<<20); err != nil {
+			return err
+		}
+		return pos("n", o.N)
+	case Route:
+		if err := pos("experts", o.Experts, "fan", o.Fan); err != nil {
+			return err
+		}
+		if o.Experts > maxExperts || o.Fan > o.Experts {
+			return bad("experts", o.Experts, fmt.Sprintf("fan %d..%d", o.Fan, maxExperts))
+		}
+		if !slices.Contains(Routers, o.Router) {
+			return bad("router", o.Router, "one of "+strings.Join(Routers, ", "))
+		}
+		if o.Router == RouteSparseMixer && o.Fan > 2 {
+			return bad("fan", o.Fan, "1 or 2 for sparsemixer")
+		}
+		return number("jitter", o.Jitter, 0, 1)
+	case Activate, GLU:
+		if !slices.Contains(Acts, o.Act) {
+			return bad("act", o.Act, "one of "+strings.Join(Acts, ", "))
+		}
+		if o.Kind == Activate {
+			return pos("n", o.N)
+		}
 		if err := pos("n", o.N, "interleave", o.Interleave); err != nil {
 			return err
 		}
@@ -267,7 +466,7 @@ func (o Op) Validate() error {
 			return bad("n", o.N, fmt.Sprintf("a multiple of interleave %d", o.Interleave))
 		}
 		return nil
-	case Rope, KVAppend, Attention:
+	case QKNorm, Rope, KVAppend, Attention:
 		if err := pos("kv_heads", o.KVHeads, "head_dim", o.HeadDim); err != nil {
 			return err
 		}
@@ -279,9 +478,26 @@ func (o Op) Validate() error {
 				return bad("heads", o.Heads, fmt.Sprintf("a multiple of kv_heads %d", o.KVHeads))
 			}
 		}
-		if o.Kind == Rope {
-			if o.HeadDim%2 != 0 {
-				return bad("head_dim", o.HeadDim, "even")
+		switch o.Kind {
+		case QKNorm:
+			return number("eps", o.Eps, 0, 1)
+		case Rope:
+			if r := o.Rotary(); r%2 != 0 || r > o.HeadDim || o.RotaryDim < 0 {
+				return bad("rotary_dim", r, fmt.Sprintf("an even number up to head_dim %d", o.HeadDim))
+			}
+			if o.LongFrom < 0 || o.LongFrom > maxDim {
+				return bad("long_from", o.LongFrom, fmt.Sprintf("0..%d", maxDim))
+			}
+			if o.NTK != 0 && (o.LongFrom == 0 || o.Rotary() < 4) {
+				return bad("ntk", o.NTK, "0 without long_from, or for fewer than 4 rotated elements")
+			}
+			for _, f := range []struct {
+				name string
+				v    float64
+			}{{"amplitude", o.Amplitude}, {"long_amplitude", o.LongAmplitude}, {"ntk", o.NTK}} {
+				if err := number(f.name, f.v, 0, 1<<20); err != nil {
+					return err
+				}
 			}
 			return nil
 		}
@@ -289,9 +505,60 @@ func (o Op) Validate() error {
 			return fmt.Errorf("operator %q: cache type %q, want f32 or f16", o.Kind, o.KV)
 		}
 		if o.Kind == Attention {
+			if o.Window < 0 || o.Window > maxDim {
+				return bad("window", o.Window, fmt.Sprintf("0..%d", maxDim))
+			}
+			if err := number("cap", o.Cap, 0, 1<<20); err != nil {
+				return err
+			}
+			if err := number("scale", o.Scale, 0, 1<<20); err != nil {
+				return err
+			}
 			return pos("context", o.Context)
 		}
 		return nil
 	}
 	return fmt.Errorf("unknown operator %q", o.Kind)
+}
+
+// Bounds of mixtures of experts, far above any published model.
+const (
+	maxExperts = 4096
+	maxFan     = 256
+)
+
+// unused refuses fields that mean nothing to the kind, so that one operator has one description.
+func (o Op) unused() error {
+	k := o.Kind
+	in := func(kinds ...Kind) bool { return slices.Contains(kinds, k) }
+	for _, f := range []struct {
+		name string
+		set  bool
+		ok   bool
+	}{
+		{"scheme", o.Scheme != "", in(MatMul, ExpertMatMul)},
+		{"table", o.Table != "", in(Embed)},
+		{"bias", o.Bias, in(MatMul)},
+		{"act", o.Act != "", in(GLU, Activate)},
+		{"interleave", o.Interleave != 0, in(GLU)},
+		{"experts", o.Experts != 0, in(Route, ExpertMatMul)},
+		{"fan", o.Fan != 0, in(Route, ExpertMatMul, Combine, GLU, Activate, QuantRows, Copy)},
+		{"spread", o.Spread, in(ExpertMatMul)},
+		{"router", o.Router != "", in(Route)},
+		{"jitter", o.Jitter != 0, k == Route && o.Router == RouteSparseMixer},
+		{"window", o.Window != 0, in(Attention)},
+		{"cap", o.Cap != 0, in(Attention, Softcap)},
+		{"scale", o.Scale != 0, in(Attention, Embed)},
+		{"joint", o.Joint, in(QKNorm)},
+		{"rotary_dim", o.RotaryDim != 0, in(Rope)},
+		{"amplitude", o.Amplitude != 0, in(Rope)},
+		{"long_from", o.LongFrom != 0, in(Rope)},
+		{"long_amplitude", o.LongAmplitude != 0, k == Rope && o.LongFrom != 0 && o.NTK == 0},
+		{"ntk", o.NTK != 0, in(Rope)},
+	} {
+		if f.set && !f.ok {
+			return fmt.Errorf("operator %q: %s is set, and means nothing to it", k, f.name)
+		}
+	}
+	return nil
 }

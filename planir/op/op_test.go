@@ -17,7 +17,7 @@ var examples = map[Kind]Op{
 	Rope:      {Kind: Rope, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8},
 	KVAppend:  {Kind: KVAppend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F32},
 	Attention: {Kind: Attention, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5},
-	SiluMul:   {Kind: SiluMul, M: 3, N: 32, Interleave: 16},
+	GLU:       {Kind: GLU, M: 3, N: 32, Interleave: 16},
 	Add:       {Kind: Add, M: 3, N: 8},
 	Copy:      {Kind: Copy, M: 3, N: 8},
 }
@@ -80,7 +80,7 @@ func TestValidateRefuses(t *testing.T) {
 		{Op{Kind: MatMul, M: 0, K: 1, N: 1, Scheme: A32W32}, "m = 0"},
 		{Op{Kind: MatMul, M: 1, K: 1 << 25, N: 1, Scheme: A32W32}, "k = 33554432"},
 		{Op{Kind: MatMul, M: 1, K: 1, N: 1, Scheme: "a4/w4"}, `scheme "a4/w4"`},
-		{Op{Kind: SiluMul, M: 1, N: 20, Interleave: 16}, "multiple of interleave 16"},
+		{Op{Kind: GLU, M: 1, N: 20, Interleave: 16}, "multiple of interleave 16"},
 		{Op{Kind: Rope, M: 1, Heads: 3, KVHeads: 2, HeadDim: 8}, "multiple of kv_heads 2"},
 		{Op{Kind: Rope, M: 1, Heads: 2, KVHeads: 2, HeadDim: 7}, "want even"},
 		{Op{Kind: Attention, M: 1, Heads: 2, KVHeads: 2, HeadDim: 8, KV: U8, Context: 1}, `cache type "u8"`},

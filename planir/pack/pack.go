@@ -38,8 +38,9 @@ const (
 	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K.
 	BlockK = 32
 
-	maxDim   = 1 << 24
-	maxRowsK = 1 << 14 // rows of a tile held as float32 at once: 2 MiB
+	maxDim     = 1 << 24
+	maxExperts = 4096
+	maxRowsK   = 1 << 14 // rows of a tile held as float32 at once: 2 MiB
 )
 
 // TileBytes is the packed size of one tile of K rows in layout N32.
@@ -59,8 +60,15 @@ func TileBytes(scheme string, k int) (int64, error) {
 	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, q8c, q4b32", scheme)
 }
 
-// Bytes is the packed size of a weight in any layout.
+// Bytes is the packed size of a weight in any layout, of all its experts.
 func Bytes(spec op.WeightSpec) (int64, error) {
+	if spec.Experts != 0 {
+		if spec.Experts < 0 || spec.Experts > maxExperts {
+			return 0, diag.New(diag.ClassInput, "weight %q: got %d experts, want 0..%d", spec.Name, spec.Experts, maxExperts)
+		}
+		one, err := Bytes(Expert(spec))
+		return int64(spec.Experts) * one, err
+	}
 	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
 		return 0, diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K, spec.N, maxDim)
 	}
@@ -81,9 +89,15 @@ func Bytes(spec op.WeightSpec) (int64, error) {
 	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want %q or %q", spec.Name, spec.Layout, N32, op.RowsLayout)
 }
 
+// Expert is the spec of one expert's matrix.
+func Expert(spec op.WeightSpec) op.WeightSpec {
+	spec.Experts = 0
+	return spec
+}
+
 // Columns is the part of a packed weight that holds columns [n0,n1): its own spec, and where its
-// bytes lie in the whole. n0 is a multiple of TileN, n1 too or N. Plain rows have no column parts
-// but the whole.
+// bytes lie in the whole, from the first expert's first to the last expert's last. n0 is a multiple of
+// TileN, n1 too or N. Plain rows have no column parts but the whole and those of a single row.
 func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error) {
 	total, err := Bytes(spec)
 	if err != nil {
@@ -97,6 +111,14 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 	if part.N == spec.N {
 		return part, 0, total, nil
 	}
+	if spec.Experts > 0 {
+		stride := total / int64(spec.Experts)
+		_, offset, bytes, err = Columns(Expert(spec), n0, n1)
+		return part, offset, int64(spec.Experts-1)*stride + bytes, err
+	}
+	if size, err := rowElement(spec); spec.Layout == op.RowsLayout && spec.K == 1 && err == nil {
+		return part, int64(n0 * size), int64(part.N * size), nil
+	}
 	if spec.Layout != N32 {
 		return op.WeightSpec{}, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no column ranges", spec.Name, spec.Layout)
 	}
@@ -107,12 +129,15 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 	return part, int64(n0/TileN) * tile, int64(tiles(part.N)) * tile, nil
 }
 
-// Pack writes the packed form of src to dst, whose length is Bytes(spec). It refuses NaN and
+// Pack writes the packed form of src, a matrix (one expert's), to dst, whose length is Bytes(spec). It refuses NaN and
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
 func Pack(dst []byte, spec op.WeightSpec, src Source) error {
 	total, err := Bytes(spec)
 	if err != nil {
 		return err
+	}
+	if spec.Experts != 0 {
+		return diag.New(diag.ClassInternal, "pack weight %q: %d experts, want one at a time", spec.Name, spec.Experts)
 	}
 	if int64(len(dst)) != total {
 		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst), total)
@@ -141,7 +166,7 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 	if int64(len(packed)) != total {
 		return diag.New(diag.ClassInput, "unpack weight %q: got %d bytes, want %d", spec.Name, len(packed), total)
 	}
-	if int64(len(dst)) != int64(spec.K)*int64(spec.N) {
+	if spec.Experts != 0 || int64(len(dst)) != int64(spec.K)*int64(spec.N) {
 		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst), int64(spec.K)*int64(spec.N))
 	}
 	if spec.Layout == op.RowsLayout {

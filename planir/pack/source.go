@@ -157,3 +157,23 @@ func (s *slice) Shape() (int, int) { return s.k1 - s.k0, s.n1 - s.n0 }
 func (s *slice) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return s.src.Read(dst, s.k0+k0, s.k0+k1, s.n0+n0, s.n0+n1)
 }
+
+// Plus is the Source with v added to every element.
+func Plus(src Source, v float32) Source { return &plus{src, v} }
+
+type plus struct {
+	src Source
+	v   float32
+}
+
+func (s *plus) Shape() (int, int) { return s.src.Shape() }
+
+func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
+	if err := s.src.Read(dst, k0, k1, n0, n1); err != nil {
+		return err
+	}
+	for i := range dst[:(k1-k0)*(n1-n0)] {
+		dst[i] += s.v
+	}
+	return nil
+}

@@ -68,7 +68,7 @@ func (c *Capabilities) Supports(o op.Op) error {
 	if !ok {
 		return fmt.Errorf("operator %q is not supported", o.Kind)
 	}
-	if o.Kind == op.MatMul {
+	if o.HasScheme() {
 		for _, s := range c.Schemes {
 			if s == o.Scheme {
 				return nil
@@ -155,8 +155,9 @@ func (v View) Bytes() []byte {
 // Scalars are the values that change from call to call, shared by all steps of a program run.
 type Scalars struct {
 	Pos   int // position of row 0 in the context
-	Rows  int // rows in use: a node of M rows computes min(M, Rows) of them
+	Rows  int // tokens in use: a node of M tokens computes min(M, Rows) of them
 	KVLen int // cached positions including the new rows: Pos + Rows
+	Seq   int // positions once the whole prompt or token is processed that this call is part of; Rope depends on it
 	Row   int // SelectRow: the row to copy
 }
 
@@ -172,10 +173,12 @@ type Bindings struct {
 	Scalars    *Scalars
 }
 
-// Packed is one weight of a graph: its description and its packed bytes (64-byte aligned).
+// Packed is one weight of a graph: its description and its packed bytes (64-byte aligned). Of a weight
+// with experts Bytes reaches from the first one to the end of the last, Stride bytes apart.
 type Packed struct {
-	Spec  op.WeightSpec
-	Bytes []byte
+	Spec   op.WeightSpec
+	Bytes  []byte
+	Stride int64
 }
 
 // Weights are the packed weights of a graph in the order of Graph.Weights.

@@ -91,7 +91,7 @@ func byColumns(d *planir.Decision, n *lower.Node) {
 	switch o := n.Op(); o.Kind {
 	case op.MatMul:
 		divide(d, planir.AxisCols, o.N, pack.TileN)
-	case op.SiluMul:
+	case op.GLU:
 		divide(d, planir.AxisCols, o.N, o.Interleave)
 	case op.Attention:
 		divide(d, planir.AxisHeads, o.KVHeads, 1)

@@ -87,6 +87,7 @@ type section struct {
 
 type laneSection struct {
 	lane  *lane
+	first int // layer
 	steps []*step
 }
 
@@ -128,6 +129,7 @@ type laneWork struct {
 	ls             *laneSection
 	iters          int
 	rows, pos, row int
+	seq            int // positions when the whole call of Forward is done
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
@@ -269,7 +271,7 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 			flags = max(flags, s.Flags)
 			for k := range s.Lanes {
 				l := byName[s.Lanes[k].Proc]
-				ls := &laneSection{lane: l}
+				ls := &laneSection{lane: l, first: s.First}
 				for n := range s.Lanes[k].Steps {
 					st := &step{Step: &s.Lanes[k].Steps[n]}
 					g := graphs[st.Run]
@@ -282,7 +284,7 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 						codes[g.Artifact] = code
 					}
 					for it := 0; it < s.iters; it++ {
-						w, key, err := weights.resolve(st.W, it)
+						w, key, err := weights.resolve(st.W, s.First+it)
 						if err != nil {
 							return fmt.Errorf("load graph %q: %w", g.Name, err)
 						}
@@ -296,7 +298,7 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 							loaded[key] = exe
 							m.closers = append(m.closers, exe.Close)
 						}
-						st.calls = append(st.calls, call{exe, m.bindings(st, it, pool[l])})
+						st.calls = append(st.calls, call{exe, m.bindings(st, s.First+it, pool[l])})
 					}
 					ls.steps = append(ls.steps, st)
 				}
@@ -311,7 +313,7 @@ func (m *Machine) load(ctx context.Context, src Source) error {
 	return nil
 }
 
-func (m *Machine) bindings(st *step, iter int, pool driver.Buffer) driver.Bindings {
+func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {
 		b := m.buffers[v.Buffer]
 		size := int64(b.Type.Bytes())
@@ -335,7 +337,7 @@ func (m *Machine) bindings(st *step, iter int, pool driver.Buffer) driver.Bindin
 		at := func(which int) driver.View {
 			return driver.View{
 				Buffer: pool, Type: c.Type,
-				Offset: m.offset[cacheName] + (2*int64(iter)+int64(which))*half + int64(st.Heads[0])*head,
+				Offset: m.offset[cacheName] + (2*int64(layer)+int64(which))*half + int64(st.Heads[0])*head,
 				Rows:   (st.Heads[1] - st.Heads[0]) * c.MaxContext, Cols: c.HeadDim, Stride: c.HeadDim,
 			}
 		}
@@ -372,19 +374,23 @@ func newWeights(p *planir.Plan, src Source) (*weights, error) {
 	return w, nil
 }
 
-// resolve returns the weights of a step in one iteration and a key that equal weights share.
-func (w *weights) resolve(refs []planir.WeightRef, iter int) (driver.Weights, string, error) {
+// resolve returns the weights of a step in one layer and a key that equal weights share.
+func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, string, error) {
 	var out driver.Weights
 	key := ""
 	for _, r := range refs {
 		layers := w.bytes[r.Pack]
-		b, ok := layers[-1]
-		layer := -1
+		at := -1
+		b, ok := layers[at]
 		if !ok {
-			layer = iter
-			b = layers[iter]
+			at = layer
+			b = layers[at]
 		}
 		spec := w.packs[r.Pack].Spec()
+		var stride int64
+		if spec.Experts > 0 {
+			stride = int64(len(b)) / int64(spec.Experts)
+		}
 		if r.C0 != 0 || r.C1 != spec.N {
 			sub, off, n, err := pack.Columns(spec, r.C0, r.C1)
 			if err != nil {
@@ -392,8 +398,8 @@ func (w *weights) resolve(refs []planir.WeightRef, iter int) (driver.Weights, st
 			}
 			spec, b = sub, b[off:off+n]
 		}
-		out = append(out, driver.Packed{Spec: spec, Bytes: b})
-		key += fmt.Sprintf("%s@%d\x00", r, layer)
+		out = append(out, driver.Packed{Spec: spec, Bytes: b, Stride: stride})
+		key += fmt.Sprintf("%s@%d\x00", r, at)
 	}
 	return out, key, nil
 }

@@ -99,7 +99,7 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 			return Timing{}, diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
 		}
 	}
-	start := m.meet()
+	start, seq := m.meet(), m.pos+len(tokens)
 	for done := 0; done < len(tokens); {
 		pr := m.decide(len(tokens) - done)
 		n := min(len(tokens)-done, pr.Rows)
@@ -120,7 +120,7 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 				}
 			}
 			for row := first; row < last; row++ {
-				if err := m.section(s, n, row); err != nil {
+				if err := m.section(s, n, row, seq); err != nil {
 					return Timing{}, err
 				}
 				if s.Logits && sink != nil {
@@ -164,13 +164,13 @@ func (m *Machine) meet() driver.Tick {
 }
 
 // section runs one section on all its lanes and waits for them.
-func (m *Machine) section(s *section, rows, row int) error {
+func (m *Machine) section(s *section, rows, row, seq int) error {
 	for i := range m.flags[:s.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
 	var own *laneSection
 	for _, ls := range s.lanes {
-		ls.lane.work = laneWork{ls: ls, iters: s.iters, rows: rows, pos: m.pos, row: row}
+		ls.lane.work = laneWork{ls: ls, iters: s.iters, rows: rows, pos: m.pos, row: row, seq: seq}
 		if ls.lane == m.control {
 			own = ls
 			continue
@@ -287,11 +287,11 @@ func (m *Machine) lane(w *laneWork) error {
 				if !l.dynamic {
 					n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
 				}
-				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Row: w.row}
+				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Seq: w.seq, Row: w.row}
 				c := &st.calls[iter]
 				span, err := l.proc.Run(c.exe, &c.bind)
 				if err != nil {
-					return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, iter, l.name, err)
+					return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, w.ls.first+iter, l.name, err)
 				}
 				st.runNS += int64(span.End - span.Start)
 				st.runCount++

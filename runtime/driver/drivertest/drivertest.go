@@ -148,16 +148,16 @@ func operators() []op.Op {
 				op.Op{Kind: op.Add, M: m, N: n},
 				op.Op{Kind: op.Copy, M: m, N: n},
 				op.Op{Kind: op.SelectRow, M: m, N: n},
-				op.Op{Kind: op.SiluMul, M: m, N: n, Interleave: n},
+				op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: op.SiLU},
 			)
 			for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
 				out = append(out, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t})
 			}
 		}
 	}
-	out = append(out, op.Op{Kind: op.SiluMul, M: 5, N: 96, Interleave: 16}, op.Op{Kind: op.SiluMul, M: 2, N: 6, Interleave: 1},
+	out = append(out, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
 		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.Add, M: 19, N: 1024},
-		op.Op{Kind: op.SiluMul, M: 19, N: 1024, Interleave: 16}, op.Op{Kind: op.Copy, M: 19, N: 1024})
+		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024})
 	for _, s := range op.Schemes {
 		for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
 			out = append(out, op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s})
@@ -225,7 +225,7 @@ func testOperators(t *testing.T, f *Factory) {
 	for i, o := range operators() {
 		g := single(s.caps, o)
 		name := strings.ReplaceAll(o.Key(), "/", ":")
-		if o.Kind == op.SiluMul {
+		if o.Kind == op.GLU {
 			name += fmt.Sprintf(" by %d", o.Interleave)
 		}
 		if s.caps.Supports(o) != nil {
@@ -325,7 +325,7 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 		}
 		g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
 		product(hidden, 2*ffn, "n", "gate_up", "h")
-		g.node(op.Op{Kind: op.SiluMul, M: m, N: ffn, Interleave: 16}, names("h"), nil, names("a"))
+		g.node(op.Op{Kind: op.GLU, M: m, N: ffn, Interleave: 16, Act: op.SiLU}, names("h"), nil, names("a"))
 		product(ffn, hidden, "a", "down", "d")
 		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "d"), nil, names("y"))
 		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), g)
@@ -405,7 +405,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
-	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.SiluMul, M: 2, N: 32, Interleave: 16}}
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}}
 	for _, scheme := range op.Schemes {
 		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme})
 	}

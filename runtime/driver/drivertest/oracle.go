@@ -135,7 +135,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					out[0].set(r, j, sum, size)
 				}
 			}
-		case op.SiluMul:
+		case op.GLU:
 			for r := range rows {
 				for j := range o.N {
 					at := j/o.Interleave*2*o.Interleave + j%o.Interleave

@@ -175,7 +175,7 @@ func everyOp() map[string]op.Graph {
 		{Kind: op.Embed, M: m, K: 50, N: 512, Table: op.F32}, {Kind: op.Embed, M: m, K: 50, N: 512, Table: op.BF16},
 		{Kind: op.SelectRow, M: m, N: 512}, {Kind: op.Norm, M: m, N: 512, Eps: 1e-5}, {Kind: op.QuantRows, M: m, N: 512},
 		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A32W32}, {Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ8C},
-		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ4B32}, {Kind: op.SiluMul, M: m, N: 512, Interleave: 16},
+		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ4B32}, {Kind: op.GLU, M: m, N: 512, Interleave: 16, Act: op.SiLU},
 		{Kind: op.Add, M: m, N: 512}, {Kind: op.Copy, M: m, N: 512},
 	} {
 		out[o.Key()] = op.Single(o, pack.N32)

@@ -55,8 +55,9 @@ func (b *builder) byRows(perRow int, f func(r0, r1 int)) step {
 
 func (b *builder) build() (step, error) {
 	o := b.op
-	for i, spec := range b.w {
-		want := o.WeightSpec(spec.Spec.Name, layouts[o.Scheme.Weight()])
+	for i, role := range o.Sig().W {
+		spec, want := b.w[i], o.WeightSpec(role, layouts[o.Scheme.Weight()])
+		want.Name = spec.Spec.Name
 		if spec.Spec != want {
 			return step{}, fmt.Errorf("weight %d is %s, want %s", i, describe(spec.Spec), describe(want))
 		}
@@ -86,7 +87,7 @@ func (b *builder) build() (step, error) {
 		return b.kvAppend(), nil
 	case op.Attention:
 		return b.attention()
-	case op.SiluMul:
+	case op.GLU:
 		x, y, k := b.in[0], b.out[0], b.e.p.set.SiluMul
 		return b.byRows(6*o.N, func(r0, r1 int) {
 			k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Interleave, r1-r0, o.N)
