@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/bundle"
 )
 
@@ -139,17 +140,18 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 }
 
 func loadKey(path string) (*PrivateKey, error) {
-	f, err := os.Open(path)
+	f, err := wholefile.Open(path)
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "read signing key: %w", err).WithHint("make one with `hetc keygen --out NAME`")
+		d := diag.New(diag.ClassOf(err), "signing key: %w", err)
+		if len(diag.HintsOf(err)) == 0 {
+			d.Hint = "make one with `hetc keygen --out NAME`"
+		}
+		return nil, d
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return nil, diag.New(diag.ClassInput, "read signing key %q: not a regular file", path)
 	}
 	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
 		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).

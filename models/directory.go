@@ -46,7 +46,7 @@ func Open(nameOrDir string) (*Model, error) {
 	}
 	names := CatalogNames()
 	return nil, diag.New(diag.ClassInput, "open model %q: no such directory and no such catalog entry", nameOrDir).
-		WithHint("%s (or give a directory with config.json and *.safetensors)", decode.DidYouMean(nameOrDir, names))
+		WithHint("%s (or give a directory with config.json and *.safetensors)", diag.DidYouMean(nameOrDir, names))
 }
 
 func openDir(dir string) (m *Model, err error) {

@@ -6,7 +6,6 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -64,7 +63,7 @@ func unknown(p *planir.Plan, node string, rows int) error {
 	if have != nil {
 		return diag.New(diag.ClassUsage, "explain %q at %d rows: the plan decides it at %v", node, rows, have)
 	}
-	return diag.New(diag.ClassUsage, "explain %q: the plan has no such operator", node).WithHint("%s", decode.DidYouMean(node, nodes))
+	return diag.New(diag.ClassUsage, "explain %q: the plan has no such operator", node).WithHint("%s", diag.DidYouMean(node, nodes))
 }
 
 // reprice prices every candidate of a decision's node again, with the rest of its section as the plan has it.

@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
@@ -82,15 +83,12 @@ func newRun(s *cli.Streams) *cobra.Command {
 func tokenizerFiles(m *models.Model) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for blob, name := range map[string]string{"tokenizer": "tokenizer.json", "config": "tokenizer_config.json"} {
-		data, err := os.ReadFile(filepath.Join(m.Dir, name))
-		if errors.Is(err, os.ErrNotExist) {
+		data, err := wholefile.Read(filepath.Join(m.Dir, name), 64<<20)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, diag.New(diag.ClassIO, "read tokenizer: %w", err)
-		}
-		if len(data) > 64<<20 {
-			return nil, diag.New(diag.ClassInput, "read tokenizer %q: %d bytes, want at most 64 MiB", name, len(data))
+			return nil, fmt.Errorf("model %q: %w", m.Dir, err)
 		}
 		out[blob] = data
 	}

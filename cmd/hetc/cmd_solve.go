@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -102,7 +101,7 @@ same bytes. Precision stays as stored unless the workload permits other schemes.
 				return err
 			}
 			same := false
-			if old, err := os.ReadFile(out); err == nil {
+			if old, err := wholefile.Read(out, int64(len(text))); err == nil {
 				same = bytes.Equal(old, text)
 			}
 			if same {

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/internal/diag"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
@@ -39,17 +37,6 @@ memory. The main job, in order:
 simulated, and everything made from it says so.
 
 ` + cli.ExitCodes,
-		RunE: func(c *cobra.Command, args []string) error { return c.Help() },
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			d := diag.New(diag.ClassUsage, "unknown command %q", args[0])
-			if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-				return d.WithHint("did you mean %s?", strings.Join(near, " or "))
-			}
-			return d.WithHint("hetc help lists the commands")
-		},
 	}
 	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"}, &cobra.Group{ID: "look", Title: "Looking at things:"})
 	add := func(group string, cmds ...*cobra.Command) {

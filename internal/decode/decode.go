@@ -82,7 +82,7 @@ func (d *Document) checkSchema(want string) error {
 	kind, version, _ := strings.Cut(n.text, "/")
 	if kind != wantKind {
 		e := fail(n.line, "schema is %q, want %q", clip(n.text), want)
-		if strings.HasPrefix(kind, "hetc.") && Nearest(kind, []string{wantKind}) == "" {
+		if strings.HasPrefix(kind, "hetc.") && diag.Nearest(kind, []string{wantKind}) == "" {
 			return e.WithHint("this is a %s file, not a %s file", clip(strings.TrimPrefix(kind, "hetc.")), strings.TrimPrefix(wantKind, "hetc."))
 		}
 		return e.WithHint("did you mean %q?", want)
@@ -355,7 +355,7 @@ func (d *decoder) structure(n *Node, v reflect.Value, path string, top bool) {
 				continue
 			}
 			e := d.fail(k.line, "decode.unknown-key", "unknown key %q%s", clip(k.text), in(path))
-			e.Hint = DidYouMean(k.text, names)
+			e.Hint = diag.DidYouMean(k.text, names)
 			continue
 		}
 		d.value(n.vals[i], v.FieldByIndex(f.index), join(path, f.name), false)
@@ -489,3 +489,6 @@ func (n *Node) Decode(v any) error {
 func (n *Node) Errorf(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.value").At("%s", n.at())
 }
+
+// DidYouMean is diag.DidYouMean.
+func DidYouMean(word string, candidates []string) string { return diag.DidYouMean(word, candidates) }

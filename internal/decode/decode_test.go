@@ -270,7 +270,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("missing file: %v, class %d", err, diag.ClassOf(err))
 	}
 	err = File(dir, "", &common{})
-	if err == nil || diag.ClassOf(err) != diag.ClassIO {
+	if err == nil || diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("directory: %v, class %d", err, diag.ClassOf(err))
 	}
 	big := filepath.Join(dir, "big.yaml")
@@ -280,39 +280,6 @@ func TestFiles(t *testing.T) {
 	if err := File(big, "", &common{}); err == nil || !strings.Contains(err.Error(), "larger than 16 MiB") {
 		t.Errorf("large file: %v", err)
 	}
-}
-
-func TestNearest(t *testing.T) {
-	words := []string{"bandwidth_gbps", "cores", "kind", "name", "launch_us"}
-	for word, want := range map[string]string{
-		"bandwith_gbps": "bandwidth_gbps", "Bandwidth-GBps": "bandwidth_gbps", "core": "cores", "nmae": "name",
-		"kindd": "kind", "launch_ms": "launch_us", "x": "", "": "", "something_else": "", strings.Repeat("n", 1000): "",
-	} {
-		if got := Nearest(word, words); got != want {
-			t.Errorf("Nearest(%q) = %q, want %q", word, got, want)
-		}
-	}
-	if got := Nearest("ab", []string{"ac", "aa"}); got != "aa" {
-		t.Errorf("tie: %q, want the alphabetically first", got)
-	}
-	if got := DidYouMean("zz", nil); got != "" {
-		t.Errorf("no candidates: %q", got)
-	}
-}
-
-// TestNearestFindsOneEdit changes one letter of a word of four or more and expects it back.
-func TestNearestFindsOneEdit(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		word := rapid.StringMatching(`[a-z]{4,12}`).Draw(t, "word")
-		i := rapid.IntRange(0, len(word)-1).Draw(t, "at")
-		c := rapid.StringMatching(`[a-z]`).Draw(t, "letter")
-		edited := []string{word[:i] + word[i+1:], word[:i] + c + word[i:], word[:i] + c + word[i+1:]}
-		for _, e := range edited {
-			if got := Nearest(e, []string{word}); got != word {
-				t.Fatalf("Nearest(%q, %q) = %q", e, word, got)
-			}
-		}
-	})
 }
 
 type written struct {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Bounds of a document. They are far above anything hetc writes and keep hostile input cheap:
@@ -50,15 +50,12 @@ type Node struct {
 	vals []*Node
 }
 
-// ReadFile reads and parses a file; "-" is not special. A missing file is of class ClassInput,
+// ReadFile reads and parses a regular file; "-" is not special. A missing file is of class ClassInput,
 // a read that fails is of class ClassIO.
 func ReadFile(path string) (*Document, error) {
-	f, err := os.Open(path)
+	f, err := wholefile.Open(path)
 	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil, diag.New(diag.ClassInput, "read %q: %w", path, os.ErrNotExist)
-		}
-		return nil, diag.New(diag.ClassIO, "read %q: %w", path, err)
+		return nil, err
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, MaxBytes+1))

@@ -8,6 +8,7 @@ package diag
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -28,6 +29,31 @@ const (
 	ClassIO          Class = 9 // reading or writing failed (disk full, permissions)
 	ClassInterrupted Class = 130
 )
+
+// String is the word for the class in documents for programs.
+func (c Class) String() string {
+	switch c {
+	case ClassUsage:
+		return "usage"
+	case ClassInput:
+		return "input"
+	case ClassUnavailable:
+		return "unavailable"
+	case ClassVerify:
+		return "verify"
+	case ClassInfeasible:
+		return "infeasible"
+	case ClassIllegal:
+		return "illegal"
+	case ClassRun:
+		return "run"
+	case ClassIO:
+		return "io"
+	case ClassInterrupted:
+		return "interrupted"
+	}
+	return "internal"
+}
 
 // Severity tells whether a diagnostic stops the operation.
 type Severity int
@@ -164,15 +190,24 @@ func ClassOf(err error) Class {
 // HintsOf returns every distinct hint in err's chain, outermost first.
 func HintsOf(err error) []string {
 	var out []string
-	seen := map[string]bool{}
+	for _, d := range All(err) {
+		if d.Hint != "" && !slices.Contains(out, d.Hint) {
+			out = append(out, d.Hint)
+		}
+	}
+	return out
+}
+
+// All returns every diagnostic in err's chain, outermost first.
+func All(err error) List {
+	var out List
 	var walk func(error)
 	walk = func(e error) {
 		if e == nil {
 			return
 		}
-		if d, ok := e.(*Diagnostic); ok && d.Hint != "" && !seen[d.Hint] {
-			seen[d.Hint] = true
-			out = append(out, d.Hint)
+		if d, ok := e.(*Diagnostic); ok {
+			out = append(out, d)
 		}
 		switch u := e.(type) {
 		case interface{ Unwrap() error }:

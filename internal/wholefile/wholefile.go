@@ -1,9 +1,10 @@
-// Package wholefile knows how a file is replaced as a whole or not at all.
+// Package wholefile knows how a file is read or replaced: a regular one, as a whole or not at all.
 package wholefile
 
 import (
 	"bufio"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -20,7 +21,8 @@ func Write(path string, data []byte) error {
 
 // Stream replaces the file at path with what write produces: a temporary file in the same directory,
 // synced and renamed. On failure, also of write, path is untouched and nothing is left beside it; the
-// error is of class ClassIO unless write gave it another.
+// error is of class ClassIO unless write gave it another. Where path is a symbolic link, the file it
+// points to is replaced. A directory, device or pipe is refused and stays what it is.
 func Stream(path string, write func(io.Writer) error) (err error) {
 	fail := func(err error) error {
 		class := diag.ClassIO
@@ -29,10 +31,11 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 		}
 		return diag.New(class, "write %q: %w", path, err)
 	}
-	if st, serr := os.Stat(path); serr == nil && st.IsDir() {
-		return diag.New(diag.ClassIO, "write %q: it is a directory", path).WithHint("name a file")
+	target, err := Target(path)
+	if err != nil {
+		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := os.CreateTemp(filepath.Dir(target), "."+filepath.Base(target)+".*")
 	if err != nil {
 		return fail(err)
 	}
@@ -59,5 +62,20 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 	if err = f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), path)
+	return os.Rename(f.Name(), target)
+}
+
+// Target is the path at which a file is to be created or replaced when the user says path: path itself,
+// or what it links to. A path that leads to a directory, device or pipe is an error of class ClassIO.
+func Target(path string) (string, error) {
+	target := path
+	if st, err := os.Lstat(path); err == nil && st.Mode()&fs.ModeSymlink != 0 {
+		if target, err = filepath.EvalSymlinks(path); err != nil {
+			return "", diag.New(diag.ClassIO, "write %q: a link that leads nowhere: %w", path, err).WithHint("remove the link, or name another file")
+		}
+	}
+	if st, err := os.Stat(target); err == nil && !st.Mode().IsRegular() {
+		return "", diag.New(diag.ClassIO, "write %q: %s, want a file", path, kind(st.Mode())).WithHint("name a file")
+	}
+	return target, nil
 }

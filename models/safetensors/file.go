@@ -9,13 +9,13 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"sort"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -94,9 +94,9 @@ type File struct {
 // Open maps the safetensors file at path and checks its header: every tensor has a known type,
 // exactly the bytes its shape asks for, and the tensors tile the data without holes or overlaps.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := wholefile.Open(path)
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "open safetensors: %w", err)
+		return nil, fmt.Errorf("open safetensors: %w", err)
 	}
 	defer f.Close()
 	region, err := mem.Map(f)

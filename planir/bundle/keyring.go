@@ -13,13 +13,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Algorithm is a property of a trusted key, never of what it signed.
@@ -164,14 +163,9 @@ func (k *Key) PEM() []byte {
 // LoadTrust reads a keyring file or a `.pub`, which is a keyring of one key with threshold 1
 // and generation 1.
 func LoadTrust(path string) (*Keyring, error) {
-	f, err := os.Open(path)
+	data, err := wholefile.Read(path, maxKeyringFile)
 	if err != nil {
-		return nil, &Error{StepKeyring, diag.New(diag.ClassInput, "read trusted keys: %w", err).WithCode("bundle.keyring")}
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxKeyringFile+1))
-	if err != nil {
-		return nil, &Error{StepKeyring, diag.New(diag.ClassIO, "read trusted keys: %w", err).WithCode("bundle.keyring")}
+		return nil, &Error{StepKeyring, diag.New(diag.ClassOf(err), "trusted keys: %w", err).WithCode("bundle.keyring")}
 	}
 	k, err := ParseTrust(data, strings.TrimSuffix(filepath.Base(path), ".pub"))
 	return k, at(path, err)
@@ -183,7 +177,7 @@ func ParseTrust(data []byte, name string) (*Keyring, error) {
 	k, err := parseTrust(data, name)
 	if err != nil {
 		return nil, refuseAs(diag.ClassInput, StepKeyring, "trusted keys %q: %w", name, err).
-			hint("make one with `hetc keygen` or `hetc keyring new`")
+			hint("make one with `hetc keygen`")
 	}
 	return k, nil
 }

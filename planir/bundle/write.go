@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Source is one blob to be written. Exactly one of Content and Write is set; Write must
@@ -309,6 +310,9 @@ type fileForm struct {
 
 func (f *fileForm) begin(m *Manifest, payloadBytes int) (err error) {
 	f.layout = layOut(m, payloadBytes)
+	if f.path, err = wholefile.Target(f.path); err != nil {
+		return err
+	}
 	if f.file, err = createBeside(f.path); err != nil {
 		return err
 	}

@@ -11,23 +11,17 @@ import (
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Open reads a record file.
 func Open(path string) (*Set, error) {
-	f, err := os.Open(path)
+	f, err := wholefile.Open(path)
 	if err != nil {
-		return nil, openError(path, err)
+		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
 	}
 	defer f.Close()
 	return Read(path, f)
-}
-
-func openError(path string, err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return diag.New(diag.ClassInput, "read record %q: %w", path, os.ErrNotExist)
-	}
-	return diag.New(diag.ClassIO, "read record %q: %w", path, err)
 }
 
 // Read reads a record; name is shown in errors. A last line without its end is left out and
@@ -180,6 +174,10 @@ func Create(path string, h Header) (*Writer, error) {
 // Resume opens a record file to append to, or begins it when it is missing or has no whole header.
 // A last line that was cut off is removed. A record of another SoC, machine or kernel set is refused.
 func Resume(path string, h Header) (*Writer, error) {
+	path, err := wholefile.Target(path)
+	if err != nil {
+		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "open record %q: %w", path, err)

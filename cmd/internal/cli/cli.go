@@ -1,6 +1,7 @@
 // Package cli knows how hetc and hetrun speak: results on standard output, everything else on
 // standard error as "TOOL: error:", "TOOL: warning:" and "TOOL: hint:" lines, lower case and without a
-// full stop; exit codes from the class of the error; one JSON document per command under --json.
+// full stop; exit codes from the class of the error; one JSON document per command under --json, also
+// for every error; the way out for mistyped commands and flags; what a signal does.
 //
 // The functions of Streams are the only ones that print.
 package cli
@@ -13,6 +14,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -97,24 +99,34 @@ func (s *Streams) Table(header []string, rows [][]string) {
 	_ = t.Render()
 }
 
-// errorDocument is what --json prints when a command fails.
+// errorDocument is what --json prints when a command fails. Message, code and path are those of the
+// whole error; Diagnostics has every finding, outermost first.
 type errorDocument struct {
 	Error struct {
-		Message  string   `json:"message"`
-		Code     string   `json:"code,omitempty"`
-		Path     string   `json:"path,omitempty"`
-		ExitCode int      `json:"exit_code"`
-		Hints    []string `json:"hints,omitempty"`
+		Class       string    `json:"class"`
+		ExitCode    int       `json:"exit_code"`
+		Message     string    `json:"message"`
+		Code        string    `json:"code,omitempty"`
+		Path        string    `json:"path,omitempty"`
+		Hints       []string  `json:"hints,omitempty"`
+		Diagnostics []finding `json:"diagnostics,omitempty"`
 	} `json:"error"`
+}
+
+// finding is one diagnostic of an error.
+type finding struct {
+	Severity string `json:"severity"`
+	Class    string `json:"class"`
+	Code     string `json:"code,omitempty"`
+	Path     string `json:"path,omitempty"`
+	Message  string `json:"message"`
+	Hint     string `json:"hint,omitempty"`
 }
 
 // report prints an error and returns the exit code.
 func (s *Streams) report(err error) int {
 	class := diag.ClassOf(err)
-	switch {
-	case errors.Is(err, context.Canceled):
-		class = diag.ClassInterrupted
-	case class == diag.ClassInternal && isIO(err):
+	if class == diag.ClassInternal && isIO(err) {
 		class = diag.ClassIO
 	}
 	hints := diag.HintsOf(err)
@@ -125,10 +137,13 @@ func (s *Streams) report(err error) int {
 	}
 	if s.JSON {
 		var doc errorDocument
-		doc.Error.Message, doc.Error.ExitCode, doc.Error.Hints = err.Error(), int(class), hints
-		var d *diag.Diagnostic
-		if errors.As(err, &d) {
-			doc.Error.Code, doc.Error.Path = d.Code, d.Path
+		e := &doc.Error
+		e.Class, e.ExitCode, e.Message, e.Hints = class.String(), int(class), err.Error(), hints
+		for i, d := range diag.All(err) {
+			if i == 0 {
+				e.Code, e.Path = d.Code, d.Path
+			}
+			e.Diagnostics = append(e.Diagnostics, finding{d.Severity.String(), d.Class.String(), d.Code, d.Path, d.Summary, d.Hint})
 		}
 		_ = s.Result(doc)
 	}
@@ -148,6 +163,8 @@ func wayOut(class diag.Class, err error) string {
 		return "free space on the device, or write elsewhere"
 	case errors.Is(err, syscall.EROFS):
 		return "the file system is read-only: write elsewhere"
+	case errors.Is(err, syscall.EFBIG):
+		return "this process may not write files of that size: raise the limit (ulimit -f), or write to another file system"
 	case errors.Is(err, syscall.EISDIR), class == diag.ClassIO && errors.Is(err, os.ErrExist):
 		return "a directory is there: give the name of a file"
 	case errors.Is(err, os.ErrPermission):
@@ -160,6 +177,8 @@ func wayOut(class diag.Class, err error) string {
 		return "do not use the file; fetch it again from whom you trust"
 	case class == diag.ClassUsage:
 		return "--help lists the flags and what they accept"
+	case class == diag.ClassInterrupted:
+		return "no output was left behind; run the same command again"
 	}
 	return ""
 }
@@ -186,32 +205,64 @@ const ExitCodes = `Exit codes:
   9    reading or writing failed (disk full, permissions)
   130  interrupted`
 
-// Main runs a command line: it builds the root command, runs it under a context that SIGINT and SIGTERM
-// cancel, reports the error if any, and returns the exit code.
-func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) int {
+// Main runs a command line: it builds the root command, runs it under a context that SIGINT, SIGTERM
+// and SIGHUP cancel, reports the error if any, and returns the exit code. A second signal ends the
+// process at once.
+func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) (code int) {
 	results := &stickyWriter{w: out}
 	s := &Streams{Tool: tool, In: in, Out: results, Err: errw}
+	defer func() {
+		if p := recover(); p != nil {
+			code = s.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).WithHint("please report it with the command line and what follows"))
+			fmt.Fprintf(errw, "%s\n", debug.Stack())
+		}
+	}()
 	cmd := root(s)
 	cmd.SetArgs(args)
 	cmd.SetIn(in)
 	cmd.SetOut(results)
 	cmd.SetErr(errw)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SuggestionsMinimumDistance = 2
+	cmd.Version = Version
+	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	cmd.PersistentFlags().BoolVar(&s.JSON, "json", false, "print the result, or the error, as one JSON document")
-	usage(cmd)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	manners(cmd, args)
+	ctx, stop := signalContext()
 	defer stop()
+	context.AfterFunc(ctx, stop) // from now on a signal does what it does by default
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) && diag.ClassOf(err) != diag.ClassInterrupted {
 			err = diag.New(diag.ClassInterrupted, "interrupted: %w", context.Canceled)
 		}
+		s.JSON = s.JSON || wantsJSON(args)
 		return s.report(err)
 	}
 	if results.err != nil {
 		return s.report(diag.New(diag.ClassIO, "write results: %w", results.err))
 	}
 	return 0
+}
+
+// signalContext is cancelled by the first signal that asks the process to end.
+func signalContext() (context.Context, context.CancelFunc) {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signal.NotifyContext(context.Background(), signals...)
+}
+
+// wantsJSON finds --json on a command line that was not understood up to it.
+func wantsJSON(args []string) bool {
+	for _, a := range args {
+		switch a {
+		case "--":
+			return false
+		case "--json", "--json=true":
+			return true
+		}
+	}
+	return false
 }
 
 // stickyWriter remembers the first failure, so that a result nobody received is not a success.
@@ -227,28 +278,6 @@ func (w *stickyWriter) Write(p []byte) (int, error) {
 	n, err := w.w.Write(p)
 	w.err = err
 	return n, err
-}
-
-// usage makes flag and argument errors of a command and its children usage errors with a hint.
-func usage(cmd *cobra.Command) {
-	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("%s --help lists the flags", c.CommandPath())
-	})
-	if args := cmd.Args; args != nil {
-		cmd.Args = func(c *cobra.Command, a []string) error {
-			if err := args(c, a); err != nil {
-				var d *diag.Diagnostic
-				if errors.As(err, &d) {
-					return err
-				}
-				return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("usage: %s", c.UseLine())
-			}
-			return nil
-		}
-	}
-	for _, c := range cmd.Commands() {
-		usage(c)
-	}
 }
 
 // Required refuses a command line that lacks one of the named flags or leaves it empty.

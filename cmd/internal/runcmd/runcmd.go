@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -429,9 +429,9 @@ func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 	const limit = 16 << 20
 	in := s.In
 	if path != "-" {
-		f, err := os.Open(path)
+		f, err := wholefile.Open(path)
 		if err != nil {
-			return "", diag.New(diag.ClassInput, "read prompt: %w", err)
+			return "", fmt.Errorf("prompt: %w", err)
 		}
 		defer f.Close()
 		in = f

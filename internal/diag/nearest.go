@@ -1,4 +1,4 @@
-package decode
+package diag
 
 import (
 	"sort"
@@ -30,22 +30,49 @@ func Nearest(word string, candidates []string) string {
 	return best
 }
 
-// DidYouMean is the sentence of a hint: `did you mean "x"?` when a candidate is near, else the
-// list of them ("want one of ..."), or "" when there are none.
+// DidYouMean is the sentence of a hint: `did you mean "x"?` when candidates are near word or contain
+// it, else the list of them ("want one of ..."), or "" when there are none.
 func DidYouMean(word string, candidates []string) string {
 	if n := Nearest(word, candidates); n != "" {
 		return `did you mean "` + n + `"?`
 	}
-	if len(candidates) == 0 {
-		return ""
-	}
 	sorted := append([]string(nil), candidates...)
 	sort.Strings(sorted)
+	if near := containing(word, sorted); len(near) > 0 {
+		last := len(near) - 1
+		if last == 0 {
+			return `did you mean "` + near[0] + `"?`
+		}
+		return `did you mean "` + strings.Join(near[:last], `", "`) + `" or "` + near[last] + `"?`
+	}
+	if len(sorted) == 0 {
+		return ""
+	}
 	const most = 24
 	if len(sorted) > most {
 		sorted = append(sorted[:most:most], "...")
 	}
 	return "want one of " + strings.Join(sorted, ", ")
+}
+
+// containing returns the candidates that word is a part of, none when it is too short to tell or
+// when they are too many to help.
+func containing(word string, candidates []string) []string {
+	const shortest, most = 3, 4
+	w := fold(word)
+	if len(w) < shortest || len(w) > maxNearest {
+		return nil
+	}
+	var out []string
+	for _, c := range candidates {
+		if strings.Contains(fold(c), w) {
+			out = append(out, c)
+		}
+	}
+	if len(out) > most {
+		return nil
+	}
+	return out
 }
 
 func fold(s string) string {

@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// manners makes every mistake on the command line of root a usage error that says what was probably
+// meant. args is the command line.
+func manners(root *cobra.Command, args []string) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	root.SetFlagErrorFunc(flagError)
+	each(root, func(c *cobra.Command) {
+		c.DisableFlagsInUseLine = true
+		check, group := c.Args, c.HasSubCommands()
+		if group && c.Run == nil && c.RunE == nil {
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+		c.Args = func(c *cobra.Command, rest []string) error {
+			if group && len(rest) > 0 {
+				return unknownCommand(c, rest[0])
+			}
+			if err := swallowed(c); err != nil {
+				return err
+			}
+			if check == nil {
+				return nil
+			}
+			return argsError(c, rest, check(c, rest))
+		}
+		if c.Name() == "help" && c.Parent() == root {
+			c.Args = func(_ *cobra.Command, words []string) error {
+				if found, rest, err := root.Find(words); err == nil && len(rest) > 0 {
+					return unknownCommand(found, rest[0])
+				}
+				return nil
+			}
+		}
+	})
+}
+
+func each(c *cobra.Command, do func(*cobra.Command)) {
+	do(c)
+	for _, sub := range c.Commands() {
+		each(sub, do)
+	}
+}
+
+func unknownCommand(c *cobra.Command, word string) error {
+	var names []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	where := ""
+	if c.HasParent() {
+		where = c.CommandPath() + ": "
+	}
+	return diag.New(diag.ClassUsage, "%sunknown command %q", where, word).WithHint("%s", diag.DidYouMean(word, names))
+}
+
+// argsError rephrases what cobra's checks of positional arguments say.
+func argsError(c *cobra.Command, args []string, err error) error {
+	var d *diag.Diagnostic
+	if err == nil || errors.As(err, &d) {
+		return err
+	}
+	if long := oneDash(c); long != "" {
+		return diag.New(diag.ClassUsage, "%s: unexpected argument %q", c.CommandPath(), args[0]).WithHint("long flags begin with two dashes: --%s", long)
+	}
+	var low, high, got int
+	text := err.Error()
+	switch {
+	case strings.HasPrefix(text, "unknown command"): // cobra.NoArgs
+		err = fmt.Errorf("unexpected argument %q", args[0])
+	case scan(text, "accepts %d arg(s), received %d", &low, &got):
+		err = fmt.Errorf("got %d arguments, want %d", got, low)
+	case scan(text, "accepts between %d and %d arg(s), received %d", &low, &high, &got):
+		err = fmt.Errorf("got %d arguments, want %d to %d", got, low, high)
+	}
+	return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("usage: %s", c.UseLine())
+}
+
+func scan(text, format string, to ...any) bool {
+	n, err := fmt.Sscanf(text, format, to...)
+	return err == nil && n == len(to)
+}
+
+// oneDash finds a long flag written with one dash, which is read as a short flag and its value:
+// -output is -o utput.
+func oneDash(c *cobra.Command) (long string) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed && f.Shorthand != "" && c.Flags().Lookup(f.Shorthand+f.Value.String()) != nil {
+			long = f.Shorthand + f.Value.String()
+		}
+	})
+	return long
+}
+
+// swallowed refuses a flag whose value is another flag: --soc --model DIR.
+func swallowed(c *cobra.Command) (err error) {
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Changed || f.Value.Type() != "string" {
+			return
+		}
+		if name, ok := strings.CutPrefix(f.Value.String(), "--"); ok && c.Flags().Lookup(name) != nil {
+			err = diag.New(diag.ClassUsage, "%s: --%s has no value, --%s follows it", c.CommandPath(), f.Name, name).
+				WithHint("usage: %s", c.UseLine())
+		}
+	})
+	return err
+}
+
+// flagError is what a command line with a wrong flag gets.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var value *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown):
+		return unknownFlag(c, err, unknown)
+	case errors.As(err, &value):
+		f := value.GetFlag()
+		d := diag.New(diag.ClassUsage, "%s: --%s %q: want %s", c.CommandPath(), f.Name, value.GetValue(), wanted(f.Value.Type()))
+		return d.WithHint("--%s: %s", f.Name, f.Usage)
+	}
+	return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("%s --help lists the flags", c.CommandPath())
+}
+
+// wanted describes the values of a flag of a type of pflag.
+func wanted(kind string) string {
+	switch kind {
+	case "int", "int64":
+		return "a whole number"
+	case "uint", "uint64":
+		return "a whole number from 0"
+	case "float64":
+		return "a number"
+	case "bool":
+		return "true or false"
+	case "duration":
+		return "a time such as 30s or 2m"
+	}
+	return kind
+}
+
+func unknownFlag(c *cobra.Command, err error, unknown *pflag.NotExistError) error {
+	d := diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err)
+	name := unknown.GetSpecifiedName()
+	if letters := unknown.GetSpecifiedShortnames(); letters != "" {
+		name = letters
+	}
+	names := flagNames(c)
+	if slices.Contains(names, name) {
+		return d.WithHint("long flags begin with two dashes: --%s", name)
+	}
+	dashed := make([]string, len(names))
+	for i := range names {
+		dashed[i] = "--" + names[i]
+	}
+	if near := diag.Nearest("--"+name, dashed); near != "" {
+		return d.WithHint("did you mean %s?", near)
+	}
+	var others []string
+	each(c.Root(), func(o *cobra.Command) {
+		if o != c && o.IsAvailableCommand() && slices.Contains(flagNames(o), name) {
+			others = append(others, o.CommandPath())
+		}
+	})
+	const most = 4
+	if n := len(others); n > 0 && n <= most {
+		return d.WithHint("--%s is a flag of %s", name, strings.Join(others, ", "))
+	}
+	return d.WithHint("%s", diag.DidYouMean("--"+name, dashed))
+}
+
+// flagNames are the long names of the flags a command has of its own, and those of all commands.
+func flagNames(c *cobra.Command) []string {
+	var out []string
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			out = append(out, f.Name)
+		}
+	})
+	c.InheritedFlags().VisitAll(func(f *pflag.Flag) { out = append(out, f.Name) })
+	slices.Sort(out)
+	return slices.Compact(out) // once parsed, a flag of all commands is among its own
+}

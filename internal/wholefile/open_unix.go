@@ -1,0 +1,11 @@
+//go:build unix
+
+package wholefile
+
+import (
+	"os"
+	"syscall"
+)
+
+// openFlags keep an open from hanging on a pipe nobody writes to.
+const openFlags = os.O_RDONLY | syscall.O_NONBLOCK

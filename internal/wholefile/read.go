@@ -1,0 +1,110 @@
+package wholefile
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Open opens a regular file for reading. A file that is missing, or is a directory, a device or a pipe,
+// which might have no end or never begin, is of class ClassInput; one that cannot be read is of class
+// ClassIO. errors.Is finds fs.ErrNotExist.
+func Open(path string) (*os.File, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, cannotRead(path, err)
+	}
+	if err := regular(path, st); err != nil { // before opening: to open a device can mean to use it
+		return nil, err
+	}
+	f, err := os.OpenFile(path, openFlags, 0)
+	if err != nil {
+		return nil, cannotRead(path, err)
+	}
+	if st, err = f.Stat(); err == nil {
+		err = regular(path, st)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Read returns the contents of a regular file of at most limit bytes; errors as Open's.
+func Read(path string, limit int64) ([]byte, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1)) // a file may grow while it is read
+	if err != nil {
+		return nil, cannotRead(path, err)
+	}
+	if int64(len(data)) > limit {
+		return nil, diag.New(diag.ClassInput, "read %q: more than %d bytes", path, limit).WithHint("is this the right file?")
+	}
+	return data, nil
+}
+
+func cannotRead(path string, err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		err = p.Err // the path is in the message once
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return diag.New(diag.ClassIO, "read %q: %w", path, err)
+	}
+	d := diag.New(diag.ClassInput, "read %q: %w", path, fs.ErrNotExist)
+	if near := neighbour(path); near != "" {
+		return d.WithHint("did you mean %q?", near)
+	}
+	return d
+}
+
+// neighbour is a file beside path with nearly its name, "" when there is none.
+func neighbour(path string) string {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return ""
+	}
+	defer dir.Close()
+	const most = 1000 // names to look through
+	names, _ := dir.Readdirnames(most)
+	near := diag.Nearest(filepath.Base(path), names)
+	if near == "" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(path), near)
+}
+
+func regular(path string, st fs.FileInfo) error {
+	if st.Mode().IsRegular() {
+		return nil
+	}
+	d := diag.New(diag.ClassInput, "read %q: %s, want a file", path, kind(st.Mode()))
+	if st.IsDir() {
+		return d.WithHint("give the name of a file in it")
+	}
+	return d.WithHint("copy what it gives into a file first")
+}
+
+// kind says what a file that is no regular one is.
+func kind(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "it is a directory"
+	case m&fs.ModeNamedPipe != 0:
+		return "it is a pipe"
+	case m&fs.ModeSocket != 0:
+		return "it is a socket"
+	case m&fs.ModeDevice != 0:
+		return "it is a device"
+	}
+	return "it is no regular file"
+}
