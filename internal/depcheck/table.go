@@ -30,7 +30,7 @@ var table = []room{
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/*api", may: []string{"internal/native"}, later: true},
-	{path: "internal/cas", third: []string{sysUnix}, later: true},
+	{path: "internal/cas"},
 	{path: "internal/onnx", may: []string{"planir/op"}, third: []string{"google.golang.org/protobuf/encoding/protowire"}, later: true},
 	{path: "internal/golden"},
 	{path: "internal/depcheck"},

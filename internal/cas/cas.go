@@ -1,0 +1,414 @@
+// Package cas knows how results are kept on disk under a key of everything that influenced them:
+// content-addressed, whole or not at all, checked when read, and bounded.
+//
+// A key file says which digest the result of a key has; the content lies under its digest, and what
+// several keys share is there once. Processes may use one directory at the same time: files appear by
+// rename, and nothing waits for a lock. Nothing is synced: what a crash leaves half written fails its
+// check and is made again.
+package cas
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+)
+
+// ErrMissing is what Get returns, wrapped, for a key whose content is not there. ErrCorrupt says that it
+// was there and damaged, and comes together with ErrMissing: either way the content has to be made.
+var (
+	ErrMissing = errors.New("not in the cache")
+	ErrCorrupt = errors.New("damaged in the cache")
+)
+
+// Key identifies a result by everything that influences it.
+type Key [sha256.Size]byte
+
+// KeyOf makes a key of a kind of result and of what influences it. Different lists give different keys.
+func KeyOf(kind string, parts ...string) Key {
+	h := sha256.New()
+	for _, p := range append([]string{kind}, parts...) {
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(p))))
+		io.WriteString(h, p)
+	}
+	return Key(h.Sum(nil))
+}
+
+// String is the key in hex.
+func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// Digest is the SHA-256 of a content.
+type Digest [sha256.Size]byte
+
+// String is the digest in hex.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// Options say how a cache is opened.
+type Options struct {
+	// MaxBytes bounds the contents kept: those that were not used for longest are removed. A content
+	// larger than a quarter of it is not kept; its digest is.
+	MaxBytes int64
+	// Now orders uses by time, for eviction alone; nil: contents go in the order they came.
+	Now func() time.Time
+	// ReadOnly changes nothing, and takes a missing directory for an empty cache.
+	ReadOnly bool
+}
+
+const (
+	version      = "v1" // of the layout below the directory
+	keyHead      = "hetc.cas/1"
+	maxKeyFile   = 256
+	keptFraction = 4       // a content may take one in so many of MaxBytes
+	maxKeys      = 1 << 16 // keys outlive contents, and are bounded too
+	// touchAfter keeps repeated uses from writing to the disk.
+	touchAfter = 10 * time.Minute
+)
+
+// Cache is an open cache. Its methods may be called concurrently.
+type Cache struct {
+	root    string
+	o       Options
+	session session
+
+	mu    sync.Mutex
+	next  int   // name of the next content in the making
+	total int64 // bytes of contents, as far as known
+	fresh int64 // bytes added since they were counted; -1: never counted
+}
+
+// Open opens the cache in dir, and makes it where nothing is. What dead processes left in the making is
+// removed. A directory that everybody may write to is refused: whoever writes to it decides what is
+// built. Errors are of class ClassIO; the caller closes the cache.
+func Open(dir string, o Options) (*Cache, error) {
+	fail := func(err error) error { return diag.New(diag.ClassIO, "open cache %q: %w", dir, err) }
+	c := &Cache{root: filepath.Join(dir, version), o: o, fresh: -1}
+	if st, err := os.Stat(dir); err == nil {
+		if !st.IsDir() {
+			return nil, fail(errors.New("not a directory"))
+		}
+		if !private(dir, c.root) {
+			return nil, diag.New(diag.ClassIO, "open cache %q: everybody may write to it", dir).
+				WithHint("whoever writes to the cache decides what is built: chmod o-w, or name another directory")
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fail(err)
+	}
+	if o.ReadOnly {
+		return c, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fail(err)
+	}
+	for _, d := range []string{"keys", "data", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(c.root, d), 0o700); err != nil {
+			return nil, fail(err)
+		}
+	}
+	// Backup programs know this mark and leave the directory out.
+	tag := filepath.Join(dir, "CACHEDIR.TAG")
+	if _, err := os.Lstat(tag); errors.Is(err, fs.ErrNotExist) {
+		const text = "Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a cache of hetc. It may be removed at any time.\n"
+		if err := wholefile.Write(tag, []byte(text)); err != nil {
+			return nil, fail(err)
+		}
+	}
+	if err := c.session.begin(filepath.Join(c.root, "tmp"), o.Now); err != nil {
+		return nil, fail(err)
+	}
+	return c, nil
+}
+
+// Close removes what is in the making. Entries stay open.
+func (c *Cache) Close() error {
+	if err := c.session.end(); err != nil {
+		return diag.New(diag.ClassIO, "close cache: %w", err)
+	}
+	return nil
+}
+
+func (c *Cache) keyPath(k Key) string { return spread(c.root, "keys", k.String()) }
+func (c *Cache) dataPath(d Digest) string {
+	return spread(c.root, "data", d.String())
+}
+
+// spread keeps directories small.
+func spread(root, kind, name string) string { return filepath.Join(root, kind, name[:2], name[2:]) }
+
+// Sum returns the digest and the size that the content of a key has, whether it is still kept or not;
+// ok is false for a key never seen, or forgotten.
+func (c *Cache) Sum(k Key) (d Digest, bytes int64, ok bool, err error) {
+	path := c.keyPath(k)
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, 0, false, nil
+	}
+	if err != nil {
+		return d, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKeyFile))
+	if err != nil {
+		return d, 0, false, diag.New(diag.ClassIO, "look into the cache: %w", err)
+	}
+	d, bytes, ok = parseKeyFile(k, string(text))
+	if !ok {
+		if !c.o.ReadOnly {
+			os.Remove(path)
+		}
+		return Digest{}, 0, false, nil
+	}
+	c.touch(path)
+	c.touch(c.dataPath(d))
+	return d, bytes, true, nil
+}
+
+// A key file is one line that says which key it is for, and ends with a check of itself.
+func keyFile(k Key, d Digest, bytes int64) string {
+	line := fmt.Sprintf("%s %s %s %d", keyHead, k, d, bytes)
+	return fmt.Sprintf("%s %.16s\n", line, KeyOf("key file", line))
+}
+
+func parseKeyFile(k Key, text string) (d Digest, bytes int64, ok bool) {
+	words := strings.Split(text, " ")
+	if len(words) != 5 {
+		return d, 0, false
+	}
+	raw, err := hex.DecodeString(words[2])
+	if err != nil || len(raw) != len(d) {
+		return d, 0, false
+	}
+	bytes, err = strconv.ParseInt(words[3], 10, 64)
+	d = Digest(raw)
+	return d, bytes, err == nil && bytes >= 0 && text == keyFile(k, d, bytes)
+}
+
+// Note stores what Sum returns for a key without any content: a digest worth remembering.
+func (c *Cache) Note(k Key, d Digest, bytes int64) error {
+	if c.o.ReadOnly {
+		return nil
+	}
+	path := c.keyPath(k)
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		var tmp string
+		if tmp, err = c.place(); err == nil {
+			if err = os.WriteFile(tmp, []byte(keyFile(k, d, bytes)), 0o600); err == nil {
+				step("key-written")
+				err = os.Rename(tmp, path)
+			}
+			os.RemoveAll(filepath.Dir(tmp))
+		}
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "store in the cache: %w", err)
+	}
+	c.stamp(path)
+	return nil
+}
+
+// Get opens the content of a key after checking every byte. The error wraps ErrMissing when it has to be
+// made; other errors are of class ClassIO. The caller closes the entry.
+func (c *Cache) Get(k Key) (*Entry, error) {
+	d, bytes, ok, err := c.Sum(k)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, ErrMissing
+	}
+	path := c.dataPath(d)
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrMissing
+	}
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
+	}
+	got, n, err := sum(f)
+	if err != nil {
+		f.Close()
+		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
+	}
+	if got != d || n != bytes {
+		f.Close()
+		if !c.o.ReadOnly {
+			os.Remove(path)
+		}
+		return nil, fmt.Errorf("%w: %w", ErrMissing, ErrCorrupt)
+	}
+	return &Entry{Digest: d, Bytes: n, file: f}, nil
+}
+
+func sum(f *os.File) (d Digest, n int64, err error) {
+	h := sha256.New()
+	n, err = io.Copy(h, f)
+	return Digest(h.Sum(nil)), n, err
+}
+
+// Put stores what build writes to the path it is given, and opens it. An error of build is returned as
+// it is, and then nothing is stored; other errors are of class ClassIO. The caller closes the entry.
+func (c *Cache) Put(k Key, build func(path string) error) (*Entry, error) {
+	if c.o.ReadOnly {
+		return nil, diag.New(diag.ClassIO, "store in the cache: it was opened for reading")
+	}
+	fail := func(err error) (*Entry, error) { return nil, diag.New(diag.ClassIO, "store in the cache: %w", err) }
+	tmp, err := c.place()
+	if err != nil {
+		return fail(err)
+	}
+	kept := false
+	defer func() {
+		if !kept {
+			os.RemoveAll(filepath.Dir(tmp))
+		}
+	}()
+	if err := build(tmp); err != nil {
+		return nil, err
+	}
+	step("built")
+	f, err := os.Open(tmp)
+	if err != nil {
+		return fail(err)
+	}
+	e := &Entry{file: f}
+	if e.Digest, e.Bytes, err = sum(f); err != nil {
+		f.Close()
+		return fail(err)
+	}
+	if e.Bytes > c.o.MaxBytes/keptFraction {
+		if err := c.Note(k, e.Digest, e.Bytes); err != nil {
+			f.Close()
+			return nil, err
+		}
+		kept, e.own = true, tmp
+		return e, nil
+	}
+	f.Close() // some systems rename closed files only
+	path := c.dataPath(e.Digest)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fail(err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fail(err)
+	}
+	step("content-stored")
+	c.stamp(path)
+	if e.file, err = os.Open(path); err != nil {
+		return fail(err)
+	}
+	if err := c.Note(k, e.Digest, e.Bytes); err != nil {
+		e.Close()
+		return nil, err
+	}
+	step("stored")
+	if err := c.grown(path, e.Bytes); err != nil {
+		e.Close()
+		return fail(err)
+	}
+	return e, nil
+}
+
+// step is where tests let a process die.
+var step = func(string) {}
+
+// place returns a path in a directory of its own for something in the making.
+func (c *Cache) place() (string, error) {
+	c.mu.Lock()
+	c.next++
+	n := c.next
+	c.mu.Unlock()
+	dir := filepath.Join(c.session.dir, strconv.Itoa(n))
+	return filepath.Join(dir, "content"), os.Mkdir(dir, 0o700)
+}
+
+// touch marks a use. It fails silently: the order of eviction is worth no error.
+func (c *Cache) touch(path string) {
+	if c.o.Now == nil || c.o.ReadOnly {
+		return
+	}
+	if st, err := os.Stat(path); err == nil && c.o.Now().Sub(st.ModTime()).Abs() > touchAfter {
+		c.stamp(path)
+	}
+}
+
+func (c *Cache) stamp(path string) {
+	if c.o.Now != nil {
+		now := c.o.Now()
+		_ = os.Chtimes(path, now, now)
+	}
+}
+
+// Entry is an open content: it stays readable when it is evicted meanwhile.
+type Entry struct {
+	Digest Digest
+	Bytes  int64
+	file   *os.File
+	own    string // where it lies when the cache does not keep it
+}
+
+// Data returns the content, which must not be larger than limit bytes.
+func (e *Entry) Data(limit int64) ([]byte, error) {
+	if e.Bytes > limit {
+		return nil, diag.New(diag.ClassInput, "content of %d bytes in the cache, want at most %d", e.Bytes, limit)
+	}
+	data := make([]byte, e.Bytes)
+	if _, err := io.ReadFull(io.NewSectionReader(e.file, 0, e.Bytes), data); err != nil {
+		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
+	}
+	if Digest(sha256.Sum256(data)) != e.Digest {
+		return nil, diag.New(diag.ClassIO, "read from the cache: content changed while it was open")
+	}
+	return data, nil
+}
+
+// Save replaces the file at path with the content, as a whole or not at all.
+func (e *Entry) Save(path string) error {
+	if e.own != "" && e.move(path) {
+		return nil
+	}
+	return wholefile.Stream(path, func(w io.Writer) error {
+		h := sha256.New()
+		if _, err := io.Copy(io.MultiWriter(w, h), io.NewSectionReader(e.file, 0, e.Bytes)); err != nil {
+			return err
+		}
+		if Digest(h.Sum(nil)) != e.Digest {
+			return errors.New("content changed while it was open")
+		}
+		return nil
+	})
+}
+
+// move saves a copy of what nobody else needs, which may be large.
+func (e *Entry) move(path string) bool {
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		return false
+	}
+	if e.file.Chmod(0o644) != nil || e.file.Sync() != nil {
+		return false
+	}
+	return os.Rename(e.own, path) == nil
+}
+
+// Close releases the content.
+func (e *Entry) Close() error {
+	err := e.file.Close()
+	if e.own != "" {
+		os.RemoveAll(filepath.Dir(e.own))
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "close an entry of the cache: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package cas
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// session is the directory in which one process makes contents. Its lock dies with the process, so that
+// the next one sees what may be removed.
+type session struct {
+	dir  string
+	lock *os.File
+}
+
+const lockName = "lock"
+
+// staleAfter is how long a session is left alone where systems cannot tell whether its process lives.
+const staleAfter = 24 * time.Hour
+
+var errBusy = errors.New("locked")
+
+// begin removes dead sessions below tmp and begins one.
+func (s *session) begin(tmp string, now func() time.Time) (err error) {
+	// Nobody may look at a session that has no lock yet.
+	gate, err := os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer gate.Close()
+	locks := lockFile(gate, true) == nil
+	entries, err := os.ReadDir(tmp)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() && dead(filepath.Join(tmp, e.Name()), locks, now) {
+			os.RemoveAll(filepath.Join(tmp, e.Name()))
+		}
+	}
+	if s.dir, err = os.MkdirTemp(tmp, "p"); err != nil {
+		return err
+	}
+	s.lock, err = os.OpenFile(filepath.Join(s.dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil && locks {
+		err = lockFile(s.lock, false)
+	}
+	if err != nil {
+		os.RemoveAll(s.dir)
+	}
+	return err
+}
+
+func dead(dir string, locks bool, now func() time.Time) bool {
+	if !locks {
+		st, err := os.Stat(dir)
+		return err == nil && now != nil && now().Sub(st.ModTime()) > staleAfter
+	}
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return true // it died before it had one
+	}
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return lockFile(f, false) == nil
+}
+
+func (s *session) end() error {
+	if s.lock == nil {
+		return nil
+	}
+	err := os.RemoveAll(s.dir)
+	if cerr := s.lock.Close(); err == nil {
+		err = cerr
+	}
+	s.lock = nil
+	return err
+}
