@@ -58,11 +58,11 @@ func parseEntry(file string, data []byte) (*Model, error) {
 	if err := doc.Into(entrySchema, &e); err != nil {
 		return nil, err
 	}
-	m, arch, err := newConfig(e.Config, func(key string) string { return doc.At("config", key) }).model()
+	m, err := newConfig(e.Config, func(key string) string { return doc.At("config", key) }).model()
 	if err != nil {
 		return nil, err
 	}
 	m.Name, m.Source, m.config = e.Name, e.Source, e.Config
-	m.graph = arch.graph(m)
+	m.graph = decoderGraph(m)
 	return m, nil
 }

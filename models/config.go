@@ -3,7 +3,6 @@ package models
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,11 @@ import (
 const (
 	maxDim    = 1 << 24 // columns or rows of one operator (see op.Op.Validate)
 	maxLayers = 1 << 12
+
+	maxExperts  = 1 << 12
+	maxPerToken = 1 << 8
+
+	maxExpertsTotal = 1 << 16
 )
 
 // syntheticKey marks a config.json written by Synth.
@@ -29,7 +33,11 @@ type config struct {
 	at   func(key string) string // where a key is, for messages
 	read map[string]bool
 	errs diag.List
+
+	ignored []string // keys within others that mean nothing
 }
+
+func (c *config) ignore(key string) { c.ignored = append(c.ignored, key) }
 
 // neutral keys say nothing about what the model computes.
 var neutral = []string{
@@ -52,15 +60,15 @@ func newDocument(doc *decode.Document) (*config, error) {
 
 // model reads the configuration into a Model without graph and tensors. All problems are reported
 // at once, each with its key.
-func (c *config) model() (*Model, *architecture, error) {
+func (c *config) model() (*Model, error) {
 	for _, k := range neutral {
 		c.read[k] = true
 	}
 	arch := c.architecture()
 	if arch == nil {
-		return nil, nil, c.errs.Err()
+		return nil, c.errs.Err()
 	}
-	m := &Model{Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey)}
+	m := &Model{Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey), dec: &decoder{act: op.SiLU, names: layerNames()}}
 	c.refuseEverywhere()
 	arch.read(c, m)
 	for _, k := range slices.Sorted(maps.Keys(c.keys)) {
@@ -68,26 +76,20 @@ func (c *config) model() (*Model, *architecture, error) {
 			m.unread = append(m.unread, k)
 		}
 	}
+	m.unread = append(m.unread, c.ignored...)
+	slices.Sort(m.unread)
 	if err := c.errs.Err(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return m, arch, nil
+	return m, nil
 }
 
 // refuseEverywhere refuses keys that change the computation in ways no architecture here knows.
 func (c *config) refuseEverywhere() {
 	c.must("quantization_config", nil, "weights stored as f32, f16 or bf16")
-	c.must("num_local_experts", nil, "dense feed-forward blocks")
-	c.must("num_experts", nil, "dense feed-forward blocks")
-	c.must("attn_logit_softcapping", nil, "plain softmax attention")
-	c.must("final_logit_softcapping", nil, "plain logits")
 	c.must("is_encoder_decoder", false, "decoders")
-	for _, t := range c.list("layer_types") {
-		if t != "full_attention" {
-			c.fail("layer_types", "%s is not supported; supported: \"full_attention\" in every layer", brief(t))
-			break
-		}
-	}
+	c.must("add_cross_attention", false, "decoders")
+	c.must("pretraining_tp", 1.0, "1 (it only changes how training split the matrices)")
 }
 
 // architecture finds the entry named by "architectures", or by "model_type" where that is absent.
@@ -129,44 +131,6 @@ func (c *config) dtype() op.Type {
 		c.fail(key, "%s is not supported; supported: float32, float16, bfloat16", brief(name))
 	}
 	return ""
-}
-
-// rope reads the base of the rotary frequencies in both spellings and refuses scaled ones.
-func (c *config) rope() float64 {
-	theta := c.float("rope_theta", 0, 1, math.MaxFloat32)
-	for _, key := range []string{"rope_parameters", "rope_scaling"} {
-		c.read[key] = true
-		if !c.has(key) {
-			continue
-		}
-		inner, ok := c.keys[key].(map[string]any)
-		if !ok {
-			c.fail(key, "got %s, want an object", brief(c.keys[key]))
-			continue
-		}
-		sub := newConfig(inner, func(string) string { return c.at(key) })
-		sub.must("rope_type", "default", `"default" (unscaled)`)
-		sub.must("type", "default", `"default" (unscaled)`)
-		if t := sub.float("rope_theta", 0, 1, math.MaxFloat32); t != 0 {
-			if theta != 0 && t != theta {
-				sub.fail("rope_theta", "%v differs from another rope_theta %v", t, theta)
-			}
-			theta = t
-		}
-		for _, k := range slices.Sorted(maps.Keys(inner)) {
-			if !sub.read[k] {
-				sub.must(k, nil, `rope_type "default" with rope_theta only`)
-			}
-		}
-		for _, e := range sub.errs {
-			e.Summary = strings.Replace(e.Summary, `key "`, `key "`+key+".", 1)
-			c.errs = append(c.errs, e)
-		}
-	}
-	if theta == 0 {
-		return 10000
-	}
-	return theta
 }
 
 // has reports whether key is present and not null.
@@ -228,6 +192,33 @@ func (c *config) bool(key string, def bool) bool {
 		c.fail(key, "got %s, want true or false", brief(c.keys[key]))
 	}
 	return v
+}
+
+func (c *config) text(key, def string) string {
+	c.read[key] = true
+	if !c.has(key) {
+		return def
+	}
+	v, ok := c.keys[key].(string)
+	if !ok {
+		c.fail(key, "got %s, want a word", brief(c.keys[key]))
+		return def
+	}
+	return v
+}
+
+// integer reads an integer in lo..limit.
+func (c *config) integer(key string, def, lo, limit int) int {
+	c.read[key] = true
+	if !c.has(key) {
+		return def
+	}
+	n, ok := c.keys[key].(int64)
+	if !ok || n < int64(lo) || n > int64(limit) {
+		c.fail(key, "got %s, want an integer in %d..%d", brief(c.keys[key]), lo, limit)
+		return def
+	}
+	return int(n)
 }
 
 // bounded reads an integer in 1..limit; def 0 makes it required.

@@ -23,20 +23,10 @@ const digestChunk = 4 << 20
 type description struct {
 	Schema       string       `json:"schema"`
 	Architecture string       `json:"architecture"`
-	Hidden       int          `json:"hidden"`
-	Layers       int          `json:"layers"`
-	Heads        int          `json:"heads"`
-	KVHeads      int          `json:"kv_heads"`
-	HeadDim      int          `json:"head_dim"`
-	FFN          int          `json:"ffn"`
-	Vocab        int          `json:"vocab"`
 	MaxContext   int          `json:"max_context"`
-	NormEps      float64      `json:"norm_eps"`
-	RopeTheta    float64      `json:"rope_theta"`
 	BOS          int          `json:"bos"`
 	EOS          []int        `json:"eos"`
-	Stored       op.Type      `json:"stored"`
-	Tied         bool         `json:"tied"`
+	Graph        Graph        `json:"graph"`
 	Tensors      []tensorSeal `json:"tensors"` // what the graph uses, sorted by name; null without weights
 }
 
@@ -58,11 +48,7 @@ func (m *Model) Digest() (string, error) {
 }
 
 func (m *Model) computeDigest() (string, error) {
-	d := description{
-		Schema: "hetc.model-digest/1", Architecture: m.Architecture, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads,
-		KVHeads: m.KVHeads, HeadDim: m.HeadDim, FFN: m.FFN, Vocab: m.Vocab, MaxContext: m.MaxContext, NormEps: m.NormEps,
-		RopeTheta: m.RopeTheta, BOS: m.BOS, EOS: m.EOS, Stored: m.Stored, Tied: m.Tied,
-	}
+	d := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext, BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
 	if m.Dir != "" { // a closed model must not pass for a catalog entry
 		if !m.HasWeights() {
 			return "", m.noWeights("digest")

@@ -1,18 +1,22 @@
 package models
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -55,7 +59,7 @@ func openDir(dir string) (m *Model, err error) {
 	if err != nil {
 		return nil, fail(err)
 	}
-	m, arch, err := c.model()
+	m, err = c.model()
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -71,7 +75,7 @@ func openDir(dir string) (m *Model, err error) {
 		return nil, fail(err)
 	}
 	m.Dir, m.Name = dir, filepath.Base(abs)
-	m.graph = arch.graph(m)
+	m.graph = decoderGraph(m)
 	opened := m
 	defer func() {
 		if err != nil {
@@ -82,6 +86,9 @@ func openDir(dir string) (m *Model, err error) {
 	if err != nil {
 		return nil, fail(err)
 	}
+	if err := m.untie(stored); err != nil {
+		return nil, fail(err)
+	}
 	if err := m.adopt(stored); err != nil {
 		return nil, fail(err)
 	}
@@ -90,7 +97,7 @@ func openDir(dir string) (m *Model, err error) {
 		return nil, fail(err)
 	}
 	m.Stored = table.Type
-	m.graph = arch.graph(m)
+	m.graph = decoderGraph(m)
 	return m, nil
 }
 
@@ -183,8 +190,10 @@ func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
 	var missing []string
 	var errs diag.List
 	m.tensors = make(map[string]safetensors.Tensor, len(stored))
+	used := map[string]bool{}
 	for _, want := range m.required() {
-		t, ok := stored[want.name]
+		t, base, ok := find(stored, want.name)
+		used[base] = ok
 		switch {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
@@ -198,7 +207,7 @@ func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
 		}
 	}
 	for name := range stored {
-		if _, used := m.tensors[name]; !used {
+		if !used[name] && !(m.Tied && name == m.dec.names.head+".weight") { // of a tied head it repeats the table
 			m.ignored = append(m.ignored, name)
 		}
 	}
@@ -212,6 +221,92 @@ func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
 		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", n))
 	}
 	return errs.Err()
+}
+
+// untie gives the model a head of its own where the configuration calls it tied, but another one is stored:
+// the reference implementation uses what is stored.
+func (m *Model) untie(stored map[string]safetensors.Tensor) error {
+	head, ok1 := stored[m.dec.names.head+".weight"]
+	table, ok2 := stored[m.dec.names.embed+".weight"]
+	if !m.Tied || !ok1 || !ok2 {
+		return nil
+	}
+	same := false
+	if err := mem.CatchFault(func() { same = head.Type == table.Type && bytes.Equal(head.Data, table.Data) }); err != nil {
+		return diag.New(diag.ClassIO, "compare head and embedding: %w", err)
+	}
+	if !same {
+		m.Tied = false
+		m.graph = decoderGraph(m)
+	}
+	return nil
+}
+
+// rows names rows [from,to) of a stored tensor that holds several projections.
+func rows(tensor string, from, to int) string { return fmt.Sprintf("%s[%d:%d]", tensor, from, to) }
+
+// find returns a tensor the graph names: a stored one, rows of one, or a matrix of one that holds all
+// experts of a layer. base is the name of what is stored.
+func find(stored map[string]safetensors.Tensor, name string) (t safetensors.Tensor, base string, ok bool) {
+	base, ranges, part := strings.Cut(name, "[")
+	if t, ok = stored[base]; ok {
+		if part {
+			var from, to int
+			if n, err := fmt.Sscanf(ranges, "%d:%d]", &from, &to); n != 2 || err != nil {
+				panic("BUG: tensor name " + name)
+			}
+			t = rowRange(t, from, to)
+		}
+		return t, base, true
+	}
+	for _, f := range fusedNames {
+		m := f.name.FindStringSubmatch(name)
+		if m == nil {
+			continue
+		}
+		base = m[1] + f.stored
+		if t, ok = stored[base]; !ok {
+			continue
+		}
+		if len(m) > 2 { // one expert
+			e, _ := strconv.Atoi(m[2])
+			t = rowRange(t, e, e+1)
+			if len(t.Shape) != 3 || t.Shape[0] != 1 {
+				return t, base, true // another shape than wanted
+			}
+			t.Shape = t.Shape[1:]
+			if f.halves > 0 {
+				half := t.Shape[0] / 2
+				t = rowRange(t, f.half*half, (f.half+1)*half)
+			}
+		}
+		return t, base, true
+	}
+	return t, name, false
+}
+
+// fusedNames are the other form in which mixtures are stored: all experts of a layer in one tensor, gate
+// and up projection one behind the other.
+var fusedNames = []struct {
+	name         *regexp.Regexp
+	stored       string
+	half, halves int
+}{
+	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.gate.weight"},
+	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.router.weight"},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)\.weight$`), stored: "mlp.experts.gate_up_proj", half: 0, halves: 2},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)\.weight$`), stored: "mlp.experts.gate_up_proj", half: 1, halves: 2},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)\.weight$`), stored: "mlp.experts.down_proj"},
+}
+
+// rowRange is rows [from,to) of the first dimension, the whole tensor if it has fewer.
+func rowRange(t safetensors.Tensor, from, to int) safetensors.Tensor {
+	if len(t.Shape) == 0 || to > t.Shape[0] {
+		return t
+	}
+	row := len(t.Data) / t.Shape[0]
+	t.Data, t.Shape = t.Data[from*row:to*row], append([]int{to - from}, t.Shape[1:]...)
+	return t
 }
 
 // some joins the first names and counts the rest.

@@ -2,8 +2,8 @@
 // safetensors) or a catalog entry and tells the graph of operators, the weights they use, the
 // tensors those weights are assembled from, and the digest of it all.
 //
-// An architecture is one value of type architecture (see llama.go): which config keys it reads and
-// which graph follows from them. Everything else (checking tensors, digests, synthesis) works from
+// An architecture is one value of type architecture (see architectures.go): which config keys it reads
+// and what they mean to the one graph of decoders (decoder.go). Everything else (checking tensors, digests, synthesis) works from
 // the graph, so that a new architecture adds one file here and touches nothing else.
 package models
 
@@ -37,6 +37,11 @@ type Model struct {
 	Vocab      int
 	MaxContext int // positions
 
+	Experts         int // of a layer with experts; 0: none
+	ExpertsPerToken int // chosen by the router
+	ExpertFFN       int // columns of one expert's feed-forward block
+	SharedFFN       int // columns of the expert that every token uses; 0: none
+
 	NormEps   float64
 	RopeTheta float64
 	BOS       int     // token id, -1 for none
@@ -45,6 +50,7 @@ type Model struct {
 	Tied      bool    // the head is the embedding table
 	Synthetic bool    // random weights written by Synth
 
+	dec     *decoder
 	graph   Graph
 	config  map[string]any // catalog: the config.json it stands for
 	tensors map[string]safetensors.Tensor

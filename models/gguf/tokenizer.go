@@ -1,0 +1,620 @@
+package gguf
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Bounds of a vocabulary.
+const (
+	maxTokens       = 1 << 20
+	maxTokenBytes   = 1 << 12
+	maxMergeWork    = 1 << 31 // bytes looked at while merges are derived
+	maxSpecialBytes = 256     // of a token that is recognised in text
+)
+
+// Token types of tokenizer.ggml.token_type.
+const (
+	tokenNormal  = 1
+	tokenUnknown = 2
+	tokenControl = 3
+	tokenUser    = 4 // recognised in text, but visible
+	tokenUnused  = 5
+	tokenByte    = 6
+)
+
+// space is what stands for a blank in SentencePiece vocabularies.
+const space = "▁"
+
+// splitting is how a byte-level BPE cuts text before it merges; names are its values of
+// tokenizer.ggml.pre, the first of which is written.
+type splitting struct {
+	names        []string
+	pattern      string // regular expression of the pieces; "" where the byte-level step splits as GPT-2 does
+	nfc          bool   // text is normalised to NFC before
+	digits       bool   // digits are cut off one by one before
+	ignoreMerges bool   // a piece that is a token is taken whole
+	addBOS       bool   // texts begin with the begin token unless the file says otherwise
+}
+
+const (
+	patternGPT2   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+	patternLlama3 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	patternQwen2  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+	patternTekken = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+)
+
+var splittings = []splitting{
+	{names: []string{"gpt-2", "phi-2"}},
+	{names: []string{"olmo", "mpt"}, nfc: true},
+	{names: []string{"smollm", "starcoder", "refact", "command-r"}, digits: true},
+	{names: []string{"llama-bpe", "llama3", "llama-v3"}, pattern: patternLlama3, ignoreMerges: true, addBOS: true},
+	{names: []string{"smaug-bpe", "dbrx"}, pattern: patternLlama3},
+	{names: []string{"qwen2", "deepseek-r1-qwen", "megrez"}, pattern: patternQwen2, nfc: true},
+	{names: []string{"stablelm2", "grok-2"}, pattern: patternQwen2},
+	{names: []string{"tekken"}, pattern: patternTekken, ignoreMerges: true, addBOS: true},
+}
+
+func splittingNames() string {
+	var out []string
+	for _, s := range splittings {
+		out = append(out, s.names...)
+	}
+	return strings.Join(out, ", ")
+}
+
+// tokenizerJSON is a tokenizer.json as it is written.
+type tokenizerJSON struct {
+	Version       string       `json:"version"`
+	Truncation    any          `json:"truncation"`
+	Padding       any          `json:"padding"`
+	AddedTokens   []addedToken `json:"added_tokens"`
+	Normalizer    any          `json:"normalizer"`
+	PreTokenizer  any          `json:"pre_tokenizer"`
+	PostProcessor any          `json:"post_processor"`
+	Decoder       any          `json:"decoder"`
+	Model         modelJSON    `json:"model"`
+}
+
+type addedToken struct {
+	ID         int    `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+type modelJSON struct {
+	Type         string      `json:"type"`
+	Dropout      any         `json:"dropout"`
+	UnkToken     *string     `json:"unk_token"`
+	Prefix       any         `json:"continuing_subword_prefix"`
+	Suffix       any         `json:"end_of_word_suffix"`
+	FuseUnk      bool        `json:"fuse_unk"`
+	ByteFallback bool        `json:"byte_fallback"`
+	IgnoreMerges bool        `json:"ignore_merges"`
+	Vocab        vocabulary  `json:"vocab"`
+	Merges       [][2]string `json:"merges"`
+}
+
+// vocabulary is the tokens by id; JSON has their ids by token.
+type vocabulary []string
+
+// MarshalJSON writes the tokens in the order of their ids.
+func (v vocabulary) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for id, token := range v {
+		if id > 0 {
+			b.WriteByte(',')
+		}
+		text, err := json.Marshal(token)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "%s:%d", text, id)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// object is a JSON object of a tokenizer's part.
+type object = map[string]any
+
+// vocab is a tokenizer as the file's metadata describe it.
+type vocab struct {
+	tokens         []string
+	types          []int
+	scores         []float32 // SentencePiece; nil without
+	merges         [][2]string
+	bos, eos, unk  int // -1 for none
+	pad            int
+	addBOS, addEOS *bool // nil: the file does not say
+	prefix         bool  // a blank is put before the text
+	split          *splitting
+}
+
+// isSentencePiece reports whether the tokenizer merges by scores on text with visible blanks.
+func (f *File) isSentencePiece() bool {
+	v, _ := f.Value("tokenizer.ggml.model")
+	return v == "llama"
+}
+
+// Tokenizer translates the tokenizer to a tokenizer.json and the tokenizer_config.json beside it, with
+// the chat template; nil when the file has none. Kinds of tokenizers that have no such form here are
+// refused by their name.
+func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
+	v, err := f.vocab()
+	if v == nil || err != nil {
+		if err != nil {
+			err = fmt.Errorf("read gguf tokenizer: %w", err)
+		}
+		return nil, nil, err
+	}
+	doc, err := v.document()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
+	}
+	if tokenizer, err = marshal(doc); err != nil {
+		return nil, nil, err
+	}
+	c := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
+	for key, id := range map[string]int{"bos_token": v.bos, "eos_token": v.eos, "unk_token": v.unk, "pad_token": v.pad} {
+		if id >= 0 {
+			c[key] = v.tokens[id]
+		}
+	}
+	if v.addBOS != nil {
+		c["add_bos_token"] = *v.addBOS
+	}
+	if v.addEOS != nil {
+		c["add_eos_token"] = *v.addEOS
+	}
+	if t, err := f.chatTemplates(); err != nil {
+		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
+	} else if t != nil {
+		c["chat_template"] = t
+	}
+	if config, err = marshal(c); err != nil {
+		return nil, nil, err
+	}
+	return tokenizer, config, nil
+}
+
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, diag.New(diag.ClassInternal, "write tokenizer: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// chatTemplates is a string, or the list that Hugging Face has for several named templates.
+func (f *File) chatTemplates() (any, error) {
+	const key = "tokenizer.chat_template"
+	text := func(key string) (string, bool, error) {
+		v, ok := f.Value(key)
+		if !ok {
+			return "", false, nil
+		}
+		s, isText := v.(string)
+		if !isText || !utf8.ValidString(s) {
+			return "", false, diag.New(diag.ClassInput, "metadata key %q: want a text", key)
+		}
+		return s, true, nil
+	}
+	plain, has, err := text(key)
+	if err != nil {
+		return nil, err
+	}
+	var named []any
+	for _, k := range f.Keys() {
+		if name, ok := strings.CutPrefix(k, key+"."); ok {
+			s, _, err := text(k)
+			if err != nil {
+				return nil, err
+			}
+			named = append(named, object{"name": name, "template": s})
+		}
+	}
+	switch {
+	case len(named) > 0 && has:
+		return append([]any{object{"name": "default", "template": plain}}, named...), nil
+	case len(named) > 0:
+		return named, nil
+	case has:
+		return plain, nil
+	}
+	return nil, nil
+}
+
+// vocab reads the metadata of the tokenizer; nil when there is none.
+func (f *File) vocab() (*vocab, error) {
+	const p = "tokenizer.ggml."
+	refuse := func(key, format string, args ...any) error {
+		return diag.New(diag.ClassInput, "metadata key %q: %s", p+key, fmt.Sprintf(format, args...)).WithCode("model.gguf")
+	}
+	kind, ok := f.Value(p + "model")
+	if !ok || kind == "no_vocab" || kind == "none" {
+		return nil, nil
+	}
+	if kind != "gpt2" && kind != "llama" {
+		what := map[any]string{"t5": " (Unigram)", "bert": " (WordPiece)", "rwkv": " (RWKV)"}[kind]
+		d := refuse("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).(*diag.Diagnostic)
+		return nil, d.WithHint("a model without a supported tokenizer runs on token ids")
+	}
+	v := &vocab{}
+	tokens, _ := f.Value(p + "tokens")
+	if v.tokens, ok = tokens.([]string); !ok || len(v.tokens) == 0 || len(v.tokens) > maxTokens {
+		return nil, refuse("tokens", "got %s, want a list of 1 to %d strings", brief(tokens), maxTokens)
+	}
+	n := len(v.tokens)
+	types, err := f.integers(p+"token_type", n)
+	if err != nil {
+		return nil, err
+	}
+	if v.types = types; types == nil {
+		v.types = slices.Repeat([]int{tokenNormal}, n)
+	}
+	ids := map[string]int{}
+	for i, t := range v.tokens {
+		if t == "" {
+			t = fmt.Sprintf("[EMPTY_%d]", i)
+			v.tokens[i], v.types[i] = t, tokenUnused
+		}
+		if !utf8.ValidString(t) || len(t) > maxTokenBytes {
+			return nil, refuse("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(t), maxTokenBytes)
+		}
+		if v.types[i] < tokenNormal || v.types[i] > tokenByte {
+			v.types[i] = tokenNormal
+		}
+		if first, dup := ids[t]; dup {
+			return nil, refuse("tokens", "tokens %d and %d are both %s", first, i, brief(t))
+		}
+		ids[t] = i
+	}
+	id := func(key string, def int) int {
+		if i, ok := f.integer(p + key); ok {
+			def = i
+		}
+		if def < 0 || def >= n {
+			return -1
+		}
+		return def
+	}
+	flag := func(key string) *bool {
+		if b, ok := f.Value(p + key); ok {
+			if on, isBool := b.(bool); isBool {
+				return &on
+			}
+		}
+		return nil
+	}
+	yes := true
+	v.addBOS, v.addEOS = flag("add_bos_token"), flag("add_eos_token")
+	v.pad = id("padding_token_id", -1)
+	if prefix := flag("add_space_prefix"); prefix != nil {
+		v.prefix = *prefix
+	} else {
+		v.prefix = kind == "llama"
+	}
+	merges, hasMerges := f.Value(p + "merges")
+	if hasMerges {
+		list, ok := merges.([]string)
+		if !ok {
+			return nil, refuse("merges", "got %s, want a list of strings", brief(merges))
+		}
+		for i, m := range list {
+			at := -1
+			if len(m) > 1 {
+				at = strings.IndexByte(m[1:], ' ') + 1 // a token may begin with a blank
+			}
+			if at < 1 || at+1 == len(m) {
+				return nil, refuse("merges", "merge %d is %s, want two tokens with a blank between", i, brief(m))
+			}
+			pair := [2]string{m[:at], m[at+1:]}
+			for _, part := range []string{pair[0], pair[1], pair[0] + pair[1]} {
+				if _, ok := ids[part]; !ok {
+					return nil, refuse("merges", "merge %d: %s is no token", i, brief(part))
+				}
+			}
+			v.merges = append(v.merges, pair)
+		}
+	}
+	if kind == "llama" {
+		v.bos, v.eos, v.unk = id("bos_token_id", 1), id("eos_token_id", 2), id("unknown_token_id", 0)
+		if v.addBOS == nil {
+			v.addBOS = &yes
+		}
+		if err := v.sentencePiece(f, types == nil, hasMerges); err != nil {
+			return nil, err
+		}
+		return v, nil
+	}
+	v.bos, v.eos, v.unk = id("bos_token_id", -1), id("eos_token_id", -1), id("unknown_token_id", -1)
+	if !hasMerges {
+		return nil, refuse("merges", "missing, want the merges of the byte-level BPE")
+	}
+	pre, ok := f.Value(p + "pre")
+	for i := range splittings {
+		if s, isText := pre.(string); isText && slices.Contains(splittings[i].names, s) {
+			v.split = &splittings[i]
+		}
+	}
+	switch {
+	case !ok || pre == "default":
+		d := refuse("pre", "missing, so the file does not say how text is split").(*diag.Diagnostic)
+		return nil, d.WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
+	case v.split == nil:
+		return nil, refuse("pre", "%s is not supported; supported: %s", brief(pre), splittingNames())
+	}
+	if v.addBOS == nil && v.split.addBOS {
+		v.addBOS = &yes
+	}
+	return v, nil
+}
+
+// integers reads a list of n integers, nil when there is none.
+func (f *File) integers(key string, n int) ([]int, error) {
+	v, ok := f.Value(key)
+	if !ok {
+		return nil, nil
+	}
+	out := make([]int, 0, n)
+	switch list := v.(type) {
+	case []int32:
+		for _, x := range list {
+			out = append(out, int(x))
+		}
+	case []uint32:
+		for _, x := range list {
+			out = append(out, int(x))
+		}
+	}
+	if len(out) != n {
+		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), n).WithCode("model.gguf")
+	}
+	return out, nil
+}
+
+// sentencePiece completes a SentencePiece vocabulary: types where the file has none, and merges.
+func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
+	const key = "tokenizer.ggml.scores"
+	if untyped {
+		for i, t := range v.tokens {
+			if _, ok := byteOf(t); ok {
+				v.types[i] = tokenByte
+			}
+		}
+		for id, t := range map[int]int{v.bos: tokenControl, v.eos: tokenControl, v.unk: tokenUnknown} {
+			if id >= 0 {
+				v.types[id] = t
+			}
+		}
+	}
+	for i, t := range v.tokens {
+		if _, ok := byteOf(t); !ok && v.types[i] == tokenByte {
+			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(t)).WithCode("model.gguf")
+		}
+	}
+	switch s, ok := f.Value(key); list := s.(type) {
+	case []float32:
+		v.scores = list
+	case []int32:
+		for _, x := range list {
+			v.scores = append(v.scores, float32(x))
+		}
+	default:
+		if ok {
+			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(s)).WithCode("model.gguf")
+		}
+	}
+	if v.scores != nil && len(v.scores) != len(v.tokens) {
+		return diag.New(diag.ClassInput, "metadata key %q: got %d scores, want %d", key, len(v.scores), len(v.tokens)).WithCode("model.gguf")
+	}
+	for i, s := range v.scores {
+		if s != s {
+			return diag.New(diag.ClassInput, "metadata key %q: score %d is not a number", key, i).WithCode("model.gguf")
+		}
+	}
+	if hasMerges {
+		return nil
+	}
+	var err error
+	v.merges, err = derivedMerges(v.tokens, v.types, v.scores)
+	return err
+}
+
+// byteOf is the byte that a token "<0x0A>" stands for.
+func byteOf(token string) (byte, bool) {
+	var b byte
+	if len(token) != 6 {
+		return 0, false
+	}
+	if n, err := fmt.Sscanf(token, "<0x%02X>", &b); n != 1 || err != nil {
+		return 0, false
+	}
+	return b, token == fmt.Sprintf("<0x%02X>", b)
+}
+
+// derivedMerges lists every pair of tokens whose concatenation is a token, best first: by the score
+// of the result, then longer left parts, then longer right parts. Where all scores are alike they say
+// nothing, and the order of the ids counts with shorter parts first. Tokens that text cannot be merged
+// to take no part.
+func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string, error) {
+	ids := map[string]int{}
+	var order []int
+	alike, work := true, 0
+	for i, t := range tokens {
+		if types[i] != tokenNormal && types[i] != tokenByte {
+			continue
+		}
+		ids[t] = i
+		order = append(order, i)
+		work += len(t) * len(t)
+		if work > maxMergeWork {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: the tokens are too long to derive merges from", "tokenizer.ggml.tokens").WithCode("model.gguf")
+		}
+		alike = alike && (scores == nil || scores[i] == scores[order[0]] || types[i] == tokenByte)
+	}
+	type merge struct {
+		pair        [2]string
+		whole       int
+		left, right int // runes
+	}
+	var out []merge
+	for _, i := range order {
+		t := tokens[i]
+		from := len(out)
+		runes := utf8.RuneCountInString(t)
+		left := 0
+		for at := range t {
+			if at > 0 {
+				_, l := ids[t[:at]]
+				_, r := ids[t[at:]]
+				if l && r {
+					out = append(out, merge{[2]string{t[:at], t[at:]}, i, left, runes - left})
+				}
+			}
+			left++
+		}
+		slices.SortStableFunc(out[from:], func(a, b merge) int {
+			return cmp.Or(cmp.Compare(ids[a.pair[0]], ids[b.pair[0]]), cmp.Compare(ids[a.pair[1]], ids[b.pair[1]]))
+		})
+	}
+	slices.SortStableFunc(out, func(a, b merge) int {
+		if alike {
+			return cmp.Or(cmp.Compare(a.whole, b.whole), cmp.Compare(a.left, b.left), cmp.Compare(a.right, b.right))
+		}
+		return cmp.Or(cmp.Compare(scores[b.whole], scores[a.whole]), cmp.Compare(b.left, a.left), cmp.Compare(b.right, a.right))
+	})
+	pairs := make([][2]string, len(out))
+	for i := range out {
+		pairs[i] = out[i].pair
+	}
+	return pairs, nil
+}
+
+// document makes the tokenizer.json.
+func (v *vocab) document() (*tokenizerJSON, error) {
+	d := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
+	if d.Model.Merges == nil {
+		d.Model.Merges = [][2]string{}
+	}
+	recognised := func(i int) bool {
+		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
+	}
+	// Padding of the vocabulary is no tokens; tokens added behind it are listed once.
+	n := len(v.tokens)
+	for n > 0 && v.types[n-1] == tokenUnused {
+		n--
+	}
+	base := n
+	for base > 0 && recognised(base-1) {
+		base--
+	}
+	d.Model.Vocab = v.tokens[:base]
+	for i := range n {
+		if !recognised(i) {
+			continue
+		}
+		t := v.tokens[i]
+		if len(t) > maxSpecialBytes {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: token %d is recognised in text and has %d bytes, want at most %d", "tokenizer.ggml.tokens", i, len(t), maxSpecialBytes)
+		}
+		d.AddedTokens = append(d.AddedTokens, addedToken{ID: i, Content: t, Special: v.types[i] != tokenUser})
+	}
+	if v.split != nil {
+		v.byteLevelParts(d)
+	} else {
+		v.sentencePieceParts(d)
+	}
+	return d, nil
+}
+
+func byteLevel(prefixSpace, trim, regex bool) object {
+	return object{"type": "ByteLevel", "add_prefix_space": prefixSpace, "trim_offsets": trim, "use_regex": regex}
+}
+
+func sequence(key string, parts ...any) object { return object{"type": "Sequence", key: parts} }
+
+func (v *vocab) byteLevelParts(d *tokenizerJSON) {
+	d.Model.IgnoreMerges = v.split.ignoreMerges
+	if v.split.nfc {
+		d.Normalizer = object{"type": "NFC"}
+	}
+	switch {
+	case v.split.pattern != "":
+		d.PreTokenizer = sequence("pretokenizers",
+			object{"type": "Split", "pattern": object{"Regex": v.split.pattern}, "behavior": "Isolated", "invert": false},
+			byteLevel(v.prefix, true, false))
+	case v.split.digits:
+		d.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true}, byteLevel(v.prefix, true, true))
+	default:
+		d.PreTokenizer = byteLevel(v.prefix, true, true)
+	}
+	d.Decoder = byteLevel(true, true, true)
+	d.PostProcessor = byteLevel(true, false, true)
+	if t := v.template(); t != nil {
+		d.PostProcessor = sequence("processors", byteLevel(true, false, true), t)
+	}
+}
+
+func (v *vocab) sentencePieceParts(d *tokenizerJSON) {
+	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
+	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "}, object{"type": "ByteFallback"}, object{"type": "Fuse"}}
+	d.Normalizer = replace
+	if v.prefix {
+		d.Normalizer = sequence("normalizers", object{"type": "Prepend", "prepend": space}, replace)
+		back = append(back, object{"type": "Strip", "content": " ", "start": 1, "stop": 0})
+	}
+	d.Decoder = sequence("decoders", back...)
+	if v.unk >= 0 {
+		d.Model.UnkToken = &v.tokens[v.unk]
+	}
+	d.Model.FuseUnk = true
+	d.Model.ByteFallback = slices.Contains(v.types, tokenByte)
+	if t := v.template(); t != nil {
+		d.PostProcessor = t
+	}
+}
+
+// template puts the begin token before texts and the end token behind, as far as the file asks for it.
+func (v *vocab) template() object {
+	bos := v.addBOS != nil && *v.addBOS && v.bos >= 0
+	eos := v.addEOS != nil && *v.addEOS && v.eos >= 0
+	if !bos && !eos {
+		return nil
+	}
+	specials := object{}
+	text := func(id string, kind int) []any {
+		var out []any
+		special := func(id int) {
+			t := v.tokens[id]
+			specials[t] = object{"id": t, "ids": []int{id}, "tokens": []string{t}}
+			out = append(out, object{"SpecialToken": object{"id": t, "type_id": kind}})
+		}
+		if bos {
+			special(v.bos)
+		}
+		out = append(out, object{"Sequence": object{"id": id, "type_id": kind}})
+		if eos {
+			special(v.eos)
+		}
+		return out
+	}
+	a, b := text("A", 0), text("B", 1)
+	return object{"type": "TemplateProcessing", "single": a, "pair": slices.Concat(a, b), "special_tokens": maps.Clone(specials)}
+}

@@ -1,0 +1,158 @@
+package gguf
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Matrix is a tensor that can be read: what Export takes and what View is.
+type Matrix interface {
+	// Shape is the slowest dimension first: [rows, cols], or [n] for a vector, which is one row.
+	Shape() []int
+	// Read writes columns [col0, col1) of rows [row0, row1) to dst as float32, row by row.
+	Read(dst []float32, row0, row1, col0, col1 int) error
+}
+
+// View is a stored tensor as Hugging Face names, shapes and orders it: a whole tensor, one expert of
+// a stack or some rows of a fused one; rows and values may be stored in another form, which Read undoes.
+type View struct {
+	t     Tensor // its rows from first on are the view's
+	shape []int
+	first int
+	heads int     // > 0: the rows of each of so many heads are stored as rotary pairs
+	add   float32 // to every stored value
+}
+
+// Shape is the shape the tensor has in a Hugging Face directory: [rows, cols] or [n].
+func (v View) Shape() []int { return v.shape }
+
+// Type is the stored element type in lower case: "f32", "q4_k".
+func (v View) Type() op.Type { return v.t.Type }
+
+// Form names how stored bytes become the view's values, "" when they are its values in order. Data
+// and Form together determine what Read returns.
+func (v View) Form() string {
+	switch {
+	case v.heads > 0:
+		return fmt.Sprintf("rotary-pairs/%d", v.heads)
+	case v.add != 0:
+		return fmt.Sprintf("add/%v", v.add)
+	}
+	return ""
+}
+
+func (v View) rows() int {
+	if len(v.shape) == 1 {
+		return 1
+	}
+	return v.shape[0]
+}
+
+func (v View) cols() int { return v.shape[len(v.shape)-1] }
+
+// Data returns the stored bytes of the view, read-only and dead after File.Close.
+func (v View) Data() []byte {
+	if len(v.shape) == 1 && len(v.t.Shape) == 1 && v.t.Shape[0] != v.shape[0] { // a part of a vector
+		size := layouts[v.t.Type].bytes
+		return v.t.Data[v.first*size : (v.first+v.shape[0])*size]
+	}
+	stride := len(v.t.Data) / v.t.Rows()
+	return v.t.Data[v.first*stride : (v.first+v.rows())*stride]
+}
+
+// Plain returns the stored bytes when they are the view's values in order, as little-endian f32, f16
+// or bf16; false for all others.
+func (v View) Plain() ([]byte, bool) {
+	if v.Form() != "" || layouts[v.t.Type].block != 1 {
+		return nil, false
+	}
+	return v.Data(), true
+}
+
+// Read writes columns [col0, col1) of rows [row0, row1) to dst as float32, row by row; a vector is
+// one row. len(dst) is exactly their number.
+func (v View) Read(dst []float32, row0, row1, col0, col1 int) error {
+	if err := checkRange(v.t.Name, v.rows(), v.cols(), len(dst), row0, row1, col0, col1); err != nil {
+		return err
+	}
+	return mem.CatchFault(func() {
+		n := col1 - col0
+		for r := row0; r < row1; r++ {
+			v.row(dst[:n], r, col0)
+			dst = dst[n:]
+		}
+	})
+}
+
+// row decodes len(dst) values of row r from column col on; the range was checked.
+func (v View) row(dst []float32, r, col int) {
+	switch {
+	case len(v.shape) == 2:
+		if v.heads > 0 {
+			r = rotaryPair(r, v.shape[0]/v.heads)
+		}
+		v.t.row(dst, v.first+r, col)
+	case v.heads > 0: // of a bias the rows are its elements
+		dim := v.shape[0] / v.heads
+		for i := range dst {
+			v.t.row(dst[i:i+1], 0, v.first+rotaryPair(col+i, dim))
+		}
+	default:
+		v.t.row(dst, 0, v.first+col)
+	}
+	if v.add != 0 {
+		for i := range dst {
+			dst[i] += v.add
+		}
+	}
+}
+
+// rotaryPair is where row r of heads of dim rows is stored by converters that put the two halves of
+// a rotation beside each other: row i of the first half at 2i, of the second at 2i+1.
+func rotaryPair(r, dim int) int {
+	head, i := r/dim*dim, r%dim
+	if i < dim/2 {
+		return head + 2*i
+	}
+	return head + 2*(i-dim/2) + 1
+}
+
+// view makes the view of rows [first, first+rows) of t; vector and matrix shapes of one row differ
+// between the two worlds, so the shape wanted decides.
+func view(t Tensor, vector bool, first, rows int) (View, error) {
+	v := View{t: t, first: first}
+	switch {
+	case vector && t.Rows() == 1:
+		// A vector's elements count as rows here, because they are rows of the matrix beside it.
+		if rows < 0 {
+			rows = t.Cols() - first
+		}
+		if len(t.Shape) != 1 || first+rows > t.Cols() || rows != t.Cols() && layouts[t.Type].block != 1 {
+			return v, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d", t.Name, t.Shape, t.Type, first+rows)
+		}
+		v.shape = []int{rows}
+	case !vector && len(t.Shape) <= 2:
+		if rows < 0 {
+			rows = t.Rows() - first
+		}
+		if first+rows > t.Rows() {
+			return v, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows", t.Name, t.Shape, first+rows)
+		}
+		v.shape = []int{rows, t.Cols()}
+	default:
+		return v, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s", t.Name, t.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
+	}
+	return v, nil
+}
+
+// rotary returns v with its rows stored as rotary pairs of heads.
+func (v View) rotary(heads int) (View, error) {
+	if heads < 1 || v.shape[0]%(2*heads) != 0 {
+		return v, diag.New(diag.ClassInput, "tensor %q: %d rows, want an even number for each of %d heads", v.t.Name, v.shape[0], heads)
+	}
+	v.heads = heads
+	return v, nil
+}

@@ -1,0 +1,276 @@
+package models
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// rope is how positions turn query and key heads: the frequencies [rows,dim/2] as op.Rope takes them, and the
+// fields of that operator.
+type rope struct {
+	theta   float64
+	stretch float64 // the context is this many times max_position_embeddings
+	table   []float32
+	rows    int
+	op      op.Op // RotaryDim, Amplitude, LongFrom, LongAmplitude, NTK
+}
+
+// ropeOptions are what architectures differ in.
+type ropeOptions struct {
+	theta    float64 // default base
+	partial  float64 // default share of a head that is rotated; 0: the architecture rotates whole heads
+	original int     // default original context; 0: max_position_embeddings
+	mscale   bool    // PhiMoE: the amplitudes are given
+	su       bool    // Phi-3: scaling types "su" and "yarn" mean longrope
+}
+
+// scaling holds the keys of rope_scaling or rope_parameters, read with their names in messages.
+type scaling struct {
+	*config
+	outer *config
+	name  string
+}
+
+// close reports what was wrong. Keys that the type of scaling does not have are only listed as unread, as
+// the reference implementation does; parameters for each type of layer are refused.
+func (s *scaling) close() {
+	for _, k := range slices.Sorted(maps.Keys(s.keys)) {
+		if s.read[k] {
+			continue
+		}
+		if _, nested := s.keys[k].(map[string]any); nested {
+			s.fail(k, "%s is not supported; supported: one set of parameters for all layers", brief(s.keys[k]))
+		}
+		s.outer.ignore(s.name + "." + k)
+	}
+	for _, e := range s.errs {
+		e.Summary = strings.Replace(e.Summary, `key "`, `key "`+s.name+".", 1)
+	}
+	s.outer.errs = append(s.outer.errs, s.errs...)
+}
+
+// scaling finds the parameters in the spelling that the file uses; empty ones if in none.
+func (c *config) scaling() *scaling {
+	s := &scaling{config: newConfig(map[string]any{}, c.at), outer: c, name: "rope_parameters"}
+	for _, name := range []string{"rope_parameters", "rope_scaling"} { // the second wins, as in the reference implementation
+		c.read[name] = true
+		if !c.has(name) {
+			continue
+		}
+		inner, ok := c.keys[name].(map[string]any)
+		if !ok {
+			c.fail(name, "got %s, want an object", brief(c.keys[name]))
+			continue
+		}
+		if len(inner) > 0 {
+			s.config, s.name = newConfig(inner, func(string) string { return c.at(name) }), name
+		}
+	}
+	return s
+}
+
+// rope reads the rotary positions of heads of headDim in all spellings and scalings that the reference
+// implementation knows for language models.
+func (c *config) rope(headDim, maxContext int, o ropeOptions) rope {
+	const most = 1e9
+	theta := c.float("rope_theta", o.theta, 1, math.MaxFloat32)
+	s := c.scaling()
+	theta = s.float("rope_theta", theta, 1, math.MaxFloat32)
+	partial := c.float("partial_rotary_factor", 1, 0, 1)
+	if o.partial > 0 && !c.has("partial_rotary_factor") {
+		partial = o.partial
+	}
+	partial = s.float("partial_rotary_factor", partial, 0, 1)
+	dim := int(float64(headDim) * partial)
+	switch {
+	case o.partial == 0 && partial != 1:
+		c.fail("partial_rotary_factor", "%v is not supported; supported: rotary positions over the whole head", partial)
+		dim = headDim
+	case dim < 2 || dim%2 != 0:
+		c.fail("partial_rotary_factor", "rotates %d of %d elements of a head, want an even number", dim, headDim)
+		dim = 2
+	}
+	kind := s.text("rope_type", s.text("type", "default"))
+	s.read["type"] = true
+	if o.su && (kind == "su" || kind == "yarn") {
+		kind = "longrope"
+	}
+	r := rope{theta: theta, rows: 1}
+	if dim != headDim {
+		r.op.RotaryDim = dim
+	}
+	original := func() int {
+		n := maxContext
+		if c.has("original_max_position_embeddings") || o.original > 0 {
+			n = c.dim("original_max_position_embeddings", o.original)
+			s.read["original_max_position_embeddings"] = true
+			return n
+		}
+		return s.dim("original_max_position_embeddings", n)
+	}
+	required := func(key string) float64 {
+		if !s.has(key) {
+			s.fail(key, "missing, want a number")
+		}
+		return s.float(key, 1, 1e-6, most)
+	}
+	base := inverseFrequencies(theta, dim)
+	r.table = base
+	switch kind {
+	case "default":
+	case "linear":
+		r.stretch = required("factor")
+		f := float32(r.stretch)
+		for i := range base {
+			base[i] /= f
+		}
+	case "dynamic":
+		// Sequences longer than the context the model was trained for use a larger base.
+		r.op.NTK, r.op.LongFrom = required("factor"), maxContext
+		r.stretch = r.op.NTK
+		s.read["original_max_position_embeddings"] = true
+		if dim < 4 {
+			s.fail("rope_type", `"dynamic" rotates %d elements of a head, want at least 4`, dim)
+		}
+	case "llama3":
+		r.table = llama3Frequencies(base, required("factor"), required("low_freq_factor"), required("high_freq_factor"), float64(original()))
+	case "yarn":
+		r.table, r.op.Amplitude = s.yarn(base, theta, dim, maxContext, original())
+	case "longrope":
+		c.longrope(s, &r, dim, maxContext, original(), o)
+	default:
+		s.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
+	}
+	s.close()
+	for _, f := range r.table {
+		if !(f >= 0 && f <= math.MaxFloat32) {
+			c.fail(s.name, "gives the frequency %v, want finite numbers", f)
+			break
+		}
+	}
+	return r
+}
+
+// inverseFrequencies returns 1/theta^(2i/dim) for i < dim/2, rounded to float32 after the quotient
+// 2i/dim, after the power and after the reciprocal, as the reference implementation does.
+func inverseFrequencies(theta float64, dim int) []float32 {
+	out := make([]float32, dim/2)
+	for i := range out {
+		out[i] = 1 / power(theta, i, dim)
+	}
+	return out
+}
+
+// power is theta^(2i/dim).
+func power(theta float64, i, dim int) float32 {
+	return float32(math.Pow(float64(float32(theta)), float64(float32(2*i)/float32(dim))))
+}
+
+// llama3Frequencies slows down rotations with wavelengths beyond the original context by factor, and those
+// near it in part.
+func llama3Frequencies(base []float32, factor, low, high, original float64) []float32 {
+	out := slices.Clone(base)
+	for i, f := range base {
+		wave := 2 * math.Pi / float64(f)
+		switch {
+		case wave < original/high:
+		case wave > original/low:
+			out[i] = f / float32(factor)
+		default:
+			smooth := float32((original/wave - low) / (high - low))
+			out[i] = float32((1-smooth)*f/float32(factor)) + float32(smooth*f)
+		}
+	}
+	return out
+}
+
+// yarn interpolates the slow rotations, keeps the fast ones, and raises the amplitude.
+func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original int) ([]float32, float64) {
+	factor := s.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9)
+	mscale, all := s.float("mscale", 0, 0, 1e6), s.float("mscale_all_dim", 0, 0, 1e6)
+	grow := func(m float64) float64 {
+		if factor <= 1 {
+			return 1
+		}
+		return float64(0.1*m*math.Log(factor)) + 1
+	}
+	amplitude := grow(1)
+	if mscale != 0 && all != 0 {
+		amplitude = grow(mscale) / grow(all)
+	}
+	amplitude = s.float("attention_factor", amplitude, 1e-6, 1e6)
+	fast, slow := s.float("beta_fast", 32, 0, 1e9), s.float("beta_slow", 1, 0, 1e9)
+	if fast == 0 {
+		fast = 32
+	}
+	if slow == 0 {
+		slow = 1
+	}
+	// The element of a head that turns n times over the original context.
+	turns := func(n float64) float64 {
+		return float64(dim) * math.Log(float64(original)/(n*2*math.Pi)) / (2 * math.Log(theta))
+	}
+	lo, hi := turns(fast), turns(slow)
+	if s.bool("truncate", true) {
+		lo, hi = math.Floor(lo), math.Ceil(hi)
+	}
+	lo, hi = max(lo, 0), min(hi, float64(dim-1))
+	if lo == hi {
+		hi += 0.001
+	}
+	out := slices.Clone(base)
+	for i, f := range base {
+		keep := 1 - min(1, max(0, float32((float64(i)-lo)/(hi-lo))))
+		slowed := 1 / float32(float32(factor)*power(theta, i, dim))
+		out[i] = float32(slowed*(1-keep)) + float32(f*keep)
+	}
+	return out, amplitude
+}
+
+// longrope divides every frequency by a factor of its own, others for sequences beyond the original context.
+func (c *config) longrope(s *scaling, r *rope, dim, maxContext, original int, o ropeOptions) {
+	factors := func(key string) []float32 {
+		list := s.list(key)
+		out := make([]float32, dim/2)
+		if len(list) != len(out) {
+			s.fail(key, "got %d numbers, want %d, half the rotated elements of a head", len(list), len(out))
+			return out
+		}
+		for i, v := range list {
+			f, ok := v.(float64)
+			if n, isInt := v.(int64); isInt {
+				f, ok = float64(n), true
+			}
+			if !ok || !(f >= 1e-6 && f <= 1e9) {
+				s.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(v))
+			}
+			out[i] = float32(f)
+		}
+		return out
+	}
+	short, long := factors("short_factor"), factors("long_factor")
+	amplitude := 1.0
+	if factor := s.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9); factor > 1 && original > 1 {
+		amplitude = math.Sqrt(1 + math.Log(factor)/math.Log(float64(original)))
+	}
+	amplitude = s.float("attention_factor", amplitude, 1e-6, 1e6)
+	r.op.LongFrom, r.op.Amplitude, r.op.LongAmplitude = original, amplitude, amplitude
+	if o.mscale {
+		r.op.Amplitude, r.op.LongAmplitude = s.float("short_mscale", 1, 1e-6, 1e6), s.float("long_mscale", 1, 1e-6, 1e6)
+		for _, key := range []string{"short_mscale", "long_mscale"} {
+			if !s.has(key) {
+				s.fail(key, "missing, want a number")
+			}
+		}
+	}
+	r.rows, r.table = 2, nil
+	for _, list := range [][]float32{short, long} {
+		for i, f := range list {
+			r.table = append(r.table, 1/float32(f*power(r.theta, i, dim)))
+		}
+	}
+}
