@@ -1,6 +1,7 @@
 package op
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -17,9 +18,18 @@ var examples = map[Kind]Op{
 	Rope:      {Kind: Rope, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8},
 	KVAppend:  {Kind: KVAppend, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F32},
 	Attention: {Kind: Attention, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, KV: F16, Context: 5},
-	GLU:       {Kind: GLU, M: 3, N: 32, Interleave: 16},
-	Add:       {Kind: Add, M: 3, N: 8},
-	Copy:      {Kind: Copy, M: 3, N: 8},
+	GLU:       {Kind: GLU, M: 3, N: 32, Interleave: 16, Act: SiLU},
+
+	LayerNorm:    {Kind: LayerNorm, M: 3, N: 8, Eps: 1e-5},
+	ExpertMatMul: {Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: A8TQ8C},
+	Route:        {Kind: Route, M: 3, Experts: 4, Fan: 2, Router: RouteSoftmax},
+	Combine:      {Kind: Combine, M: 3, N: 8, Fan: 2},
+	QKNorm:       {Kind: QKNorm, M: 3, Heads: 4, KVHeads: 2, HeadDim: 8, Eps: 1e-5},
+	Activate:     {Kind: Activate, M: 3, N: 8, Act: GELU},
+	Gate:         {Kind: Gate, M: 3, N: 8},
+	Softcap:      {Kind: Softcap, M: 3, N: 8, Cap: 30},
+	Add:          {Kind: Add, M: 3, N: 8},
+	Copy:         {Kind: Copy, M: 3, N: 8},
 }
 
 func TestEveryKindIsComplete(t *testing.T) {
@@ -80,9 +90,23 @@ func TestValidateRefuses(t *testing.T) {
 		{Op{Kind: MatMul, M: 0, K: 1, N: 1, Scheme: A32W32}, "m = 0"},
 		{Op{Kind: MatMul, M: 1, K: 1 << 25, N: 1, Scheme: A32W32}, "k = 33554432"},
 		{Op{Kind: MatMul, M: 1, K: 1, N: 1, Scheme: "a4/w4"}, `scheme "a4/w4"`},
-		{Op{Kind: GLU, M: 1, N: 20, Interleave: 16}, "multiple of interleave 16"},
+		{Op{Kind: GLU, M: 1, N: 20, Interleave: 16, Act: SiLU}, "multiple of interleave 16"},
+		{Op{Kind: GLU, M: 1, N: 16, Interleave: 16}, "act = , want one of silu, gelu"},
+		{Op{Kind: MatMul, M: 1, K: 1, N: 1, Scheme: A32W32, Act: SiLU}, "act is set, and means nothing"},
+		{Op{Kind: Add, M: 1, N: 1, Fan: 2}, "fan is set"},
+		{Op{Kind: Route, M: 1, Experts: 4, Fan: 5, Router: RouteSoftmax}, "want fan 5..4096"},
+		{Op{Kind: Route, M: 1, Experts: 4, Fan: 3, Router: RouteSparseMixer}, "fan = 3, want 1 or 2"},
+		{Op{Kind: Route, M: 1, Experts: 4, Fan: 1, Router: "best"}, "router = best"},
+		{Op{Kind: ExpertMatMul, M: 1, K: 1, N: 1, Experts: 1 << 20, Fan: 1, Scheme: A32W32}, "experts = 1048576"},
+		{Op{Kind: ExpertMatMul, M: 1 << 23, K: 1, N: 1, Experts: 4, Fan: 4, Scheme: A32W32}, "at most 16777216 rows"},
+		{Op{Kind: Softcap, M: 1, N: 1}, "cap = 0"},
+		{Op{Kind: Norm, M: 1, N: 1, Eps: math.NaN()}, "eps = NaN"},
+		{Op{Kind: Rope, M: 1, Heads: 1, KVHeads: 1, HeadDim: 8, RotaryDim: 10}, "rotary_dim = 10"},
+		{Op{Kind: Rope, M: 1, Heads: 1, KVHeads: 1, HeadDim: 8, NTK: 2}, "ntk = 2, want 0 without long_from"},
+		{Op{Kind: Rope, M: 1, Heads: 1, KVHeads: 1, HeadDim: 8, LongAmplitude: 2}, "long_amplitude is set"},
+		{Op{Kind: Attention, M: 1, Heads: 1, KVHeads: 1, HeadDim: 8, KV: F32, Context: 1, Window: -1}, "window = -1"},
 		{Op{Kind: Rope, M: 1, Heads: 3, KVHeads: 2, HeadDim: 8}, "multiple of kv_heads 2"},
-		{Op{Kind: Rope, M: 1, Heads: 2, KVHeads: 2, HeadDim: 7}, "want even"},
+		{Op{Kind: Rope, M: 1, Heads: 2, KVHeads: 2, HeadDim: 7}, "rotary_dim = 7, want an even number"},
 		{Op{Kind: Attention, M: 1, Heads: 2, KVHeads: 2, HeadDim: 8, KV: U8, Context: 1}, `cache type "u8"`},
 		{Op{Kind: Embed, M: 1, K: 1, N: 1, Table: "q8"}, `table type "q8"`},
 		{Op{Kind: "conv", M: 1}, `unknown operator "conv"`},
@@ -99,8 +123,9 @@ func TestWorkAddsUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := rapid.IntRange(1, 40).Draw(t, "m")
 		before := rapid.IntRange(0, 100).Draw(t, "cached")
+		window := rapid.IntRange(0, 60).Draw(t, "window")
 		at := examples[Attention]
-		at.M, at.Context = m, before+m
+		at.M, at.Context, at.Window = m, before+m, window
 		var sum int64
 		for i := 1; i <= m; i++ {
 			one := at

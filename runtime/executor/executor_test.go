@@ -89,10 +89,12 @@ func bySingle(*planir.Decision, *lower.Node) {}
 
 func byColumns(d *planir.Decision, n *lower.Node) {
 	switch o := n.Op(); o.Kind {
-	case op.MatMul:
+	case op.MatMul, op.ExpertMatMul:
 		divide(d, planir.AxisCols, o.N, pack.TileN)
 	case op.GLU:
 		divide(d, planir.AxisCols, o.N, o.Interleave)
+	case op.Combine, op.Activate, op.Gate, op.Softcap, op.Add:
+		divide(d, planir.AxisCols, o.N, 1)
 	case op.Attention:
 		divide(d, planir.AxisHeads, o.KVHeads, 1)
 	}

@@ -1,0 +1,133 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// lengths are the numbers of tokens that testdata/arch has logits for.
+var lengths = []int{1, 7, 33, 130}
+
+// TestArchitectures compares every model of testdata/arch, made by another implementation
+// (testdata/arch/make.py), with the logits stored beside it: on one processor with the kernels of this CPU
+// and with the portable ones, divided over two processors in several ways, and in chunks.
+// HETC_ARCH_DIR adds a directory of such models.
+func TestArchitectures(t *testing.T) {
+	var dirs []string
+	for _, root := range []string{"../../testdata/arch", os.Getenv("HETC_ARCH_DIR")} {
+		if root == "" {
+			continue
+		}
+		found, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("found no models in %q (%v)", root, err)
+		}
+		dirs = append(dirs, found...)
+	}
+	a, b := cores(t)
+	type setup struct {
+		name   string
+		procs  []planir.Proc
+		layout layoutOf
+	}
+	pair := func() []planir.Proc { return []planir.Proc{proc("a", a, ""), proc("b", b, "")} }
+	setups := []setup{
+		{"one", []planir.Proc{proc("a", a, "")}, bySingle},
+		{"portable", []planir.Proc{proc("a", a, "portable")}, bySingle},
+		{"columns", pair(), byColumns},
+		{"rows", pair(), byRows},
+		{"pairs", pair(), swapped},
+	}
+	for _, config := range dirs {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			want := readLogits(t, filepath.Join(dir, "logits.safetensors"))
+			for _, s := range setups {
+				p := makePlan(t, m, s.procs, []int{1, 16, 64}, max(130, min(m.MaxContext, 160)), op.A32W32, s.layout)
+				x := machine(t, m, p, executor.Options{})
+				for _, n := range lengths {
+					r := want[n]
+					for _, chunks := range [][]int{nil, {5, 1, 20}} {
+						if chunks != nil && (n < 33 || dependsOnLength(m)) {
+							continue
+						}
+						got := allLogits(t, x, r.ids, chunks...)
+						worst := 0.0
+						for i, row := range r.rows {
+							worst = max(worst, maxDiff(got[int(row)*m.Vocab:][:m.Vocab], r.logits[i*m.Vocab:][:m.Vocab]))
+						}
+						if worst > 1e-3 {
+							t.Errorf("%s: %d tokens in chunks %v: logits differ by %.2g, want at most 0.001", s.name, n, chunks, worst)
+						}
+					}
+				}
+				x.Close()
+			}
+			runtime.GC() // unmaps nothing, but keeps the many small machines from piling up
+		})
+	}
+}
+
+// dependsOnLength reports whether the length of the whole prompt changes how earlier positions are rotated,
+// so that chunks are another computation.
+func dependsOnLength(m *models.Model) bool {
+	g := m.Graph()
+	return slices.ContainsFunc(g.Sections, func(s models.Section) bool {
+		return slices.ContainsFunc(s.Nodes, func(n models.Node) bool {
+			return slices.ContainsFunc(n.Ops, func(o op.Op) bool { return o.Kind == op.Rope && o.LongFrom > 0 })
+		})
+	})
+}
+
+type reference struct {
+	ids    []int32
+	rows   []int32 // positions whose logits are stored
+	logits []float32
+}
+
+func readLogits(t *testing.T, path string) map[int]reference {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[int]reference{}
+	for _, n := range lengths {
+		out[n] = reference{
+			ids:    tensor[int32](t, f, fmt.Sprintf("ids_%d", n)),
+			rows:   tensor[int32](t, f, fmt.Sprintf("positions_%d", n)),
+			logits: tensor[float32](t, f, fmt.Sprintf("logits_%d", n)),
+		}
+	}
+	return out
+}
+
+func tensor[T mem.Scalar](t *testing.T, f *safetensors.File, name string) []T {
+	t.Helper()
+	x, ok := f.Tensor(name)
+	if !ok {
+		t.Fatalf("no tensor %q", name)
+	}
+	v, err := mem.View[T](x.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Clone(v)
+}
