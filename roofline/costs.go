@@ -76,7 +76,7 @@ type Processor struct {
 	LoadNS       float64 `json:"load_ns,omitempty" yaml:"load_ns,omitempty"`               // loading a graph, before any byte
 }
 
-// Family is the fitted model of operators that differ in size only.
+// Family is the fitted model of operators that differ in size only. Fields mean what they mean to op.Op.
 type Family struct {
 	Proc    string    `json:"proc" yaml:"proc"`
 	Kind    op.Kind   `json:"kind" yaml:"kind"`
@@ -85,10 +85,20 @@ type Family struct {
 	KV      op.Type   `json:"kv,omitempty" yaml:"kv,omitempty"`
 	Group   int       `json:"group,omitempty" yaml:"group,omitempty"` // query heads per key/value head
 	HeadDim int       `json:"head_dim,omitempty" yaml:"head_dim,omitempty"`
+	Bias    bool      `json:"bias,omitempty" yaml:"bias,omitempty"`
+	Act     string    `json:"act,omitempty" yaml:"act,omitempty"`
+	Experts int       `json:"experts,omitempty" yaml:"experts,omitempty"`
+	Fan     int       `json:"fan,omitempty" yaml:"fan,omitempty"`
+	Spread  bool      `json:"spread,omitempty" yaml:"spread,omitempty"`
+	Router  string    `json:"router,omitempty" yaml:"router,omitempty"`
+	Window  int       `json:"window,omitempty" yaml:"window,omitempty"`
+	Capped  bool      `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
+	Joint   bool      `json:"joint,omitempty" yaml:"joint,omitempty"`
+	Rotary  int       `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
 	Cold    bool      `json:"cold,omitempty" yaml:"cold,omitempty"`
 
 	// T = SetupNS + ((W/OpsPerNS)^p + (Q/BytesPerNS)^p)^(1/p) for W operations and Q bytes of the operator
-	// with its dimensions rounded up to Step. p = 1 adds compute and memory time, a large p takes the larger
+	// with its dimensions rounded up to Step (of several experts each one's rows). p = 1 adds compute and memory time, a large p takes the larger
 	// (Agent.xpu Eq. 5).
 	SetupNS    float64 `json:"setup_ns" yaml:"setup_ns"`
 	OpsPerNS   float64 `json:"ops_per_ns" yaml:"ops_per_ns"`     // P_eff, Eq. 3
@@ -106,8 +116,8 @@ type Family struct {
 
 // Curve is the samples of one weight shape (of one size of an operator without weights) over M.
 type Curve struct {
-	A int `json:"a" yaml:"a"` // K of a matmul or embedding, cached positions of an attention, else 0
-	B int `json:"b" yaml:"b"` // N; heads of rope, KV append and attention
+	A int `json:"a" yaml:"a"` // K of a matrix or embedding, cached positions of an attention, else 0
+	B int `json:"b" yaml:"b"` // N; key/value heads of what works on heads; experts of a route
 	// OpsPerNS and BytesPerNS are the family's rates as this shape reaches them.
 	OpsPerNS   float64    `json:"ops_per_ns" yaml:"ops_per_ns"`
 	BytesPerNS float64    `json:"bytes_per_ns" yaml:"bytes_per_ns"`
@@ -162,19 +172,26 @@ type Infeasible struct {
 func (f *Family) Key() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", f.Proc, f.Kind)
-	for _, s := range []string{string(f.Scheme), string(f.Table), string(f.KV)} {
+	for _, s := range []string{string(f.Scheme), string(f.Table), string(f.KV), f.Act, f.Router} {
 		if s != "" {
 			b.WriteString(" " + s)
 		}
 	}
-	if f.HeadDim > 0 {
-		fmt.Fprintf(&b, " dim=%d", f.HeadDim)
+	for _, n := range []struct {
+		name  string
+		value int
+	}{{"dim", f.HeadDim}, {"group", f.Group}, {"rotary", f.Rotary}, {"window", f.Window}, {"experts", f.Experts}, {"fan", f.Fan}} {
+		if n.value > 0 {
+			fmt.Fprintf(&b, " %s=%d", n.name, n.value)
+		}
 	}
-	if f.Group > 0 {
-		fmt.Fprintf(&b, " group=%d", f.Group)
-	}
-	if f.Cold {
-		b.WriteString(" cold")
+	for _, s := range []struct {
+		name string
+		set  bool
+	}{{"bias", f.Bias}, {"spread", f.Spread}, {"capped", f.Capped}, {"joint", f.Joint}, {"cold", f.Cold}} {
+		if s.set {
+			b.WriteString(" " + s.name)
+		}
 	}
 	return b.String()
 }
@@ -353,8 +370,12 @@ func (f *Family) validate(rate, time func(string, float64) error, once func(stri
 			if j > 0 && p[0] <= k.Points[j-1][0] {
 				return fmt.Errorf("%s: points do not ascend", at)
 			}
-			if err := f.operator(int(p[0]), k.A, k.B).Validate(); err != nil {
+			o := f.operator(int(p[0]), k.A, k.B)
+			if err := o.Validate(); err != nil {
 				return fmt.Errorf("%s: %w", at, err)
+			}
+			if g, _, _, _ := familyOf(f.Proc, o, f.Cold); g.Key() != f.Key() {
+				return fmt.Errorf("%s: %s is of family %q", at, o.Key(), g.Key())
 			}
 			if p[1] < 1 || p[1] > maxNS || p[2] < 0 || p[2] > p[1] || p[3] < p[1] || p[3] > maxNS {
 				return fmt.Errorf("%s: times %v ns at M=%d, want low <= median <= high", at, p[1:], p[0])

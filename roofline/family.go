@@ -14,20 +14,32 @@ const maxSharpness = 64
 // familyOf returns the family (without numbers) an operator belongs to and its position in it.
 func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
 	f = Family{Proc: proc, Kind: o.Kind, Cold: cold}
-	m = o.M
+	m, b = o.M, o.N
 	switch o.Kind {
 	case op.MatMul:
-		f.Scheme, a, b = o.Scheme, o.K, o.N
+		f.Scheme, f.Bias, a = o.Scheme, o.Bias, o.K
+	case op.ExpertMatMul:
+		f.Scheme, f.Experts, f.Fan, f.Spread, a = o.Scheme, o.Experts, o.Fan, o.Spread, o.K
+	case op.Route:
+		f.Router, f.Fan, b = o.Router, o.Fan, o.Experts
+	case op.Combine:
+		f.Fan = o.Fan
 	case op.Embed:
-		f.Table, a, b = o.Table, o.K, o.N
+		f.Table, a = o.Table, o.K
+	case op.QKNorm:
+		f.HeadDim, f.Group, f.Joint, b = o.HeadDim, o.Heads/o.KVHeads, o.Joint, o.KVHeads
 	case op.Rope:
 		f.HeadDim, f.Group, b = o.HeadDim, o.Heads/o.KVHeads, o.KVHeads
+		if r := o.Rotary(); r != o.HeadDim {
+			f.Rotary = r
+		}
 	case op.KVAppend:
 		f.HeadDim, f.KV, b = o.HeadDim, o.KV, o.KVHeads
 	case op.Attention:
 		f.HeadDim, f.KV, f.Group, a, b = o.HeadDim, o.KV, o.Heads/o.KVHeads, max(o.Context, o.M), o.KVHeads
-	default:
-		b = o.N
+		f.Window, f.Capped = o.Window, o.Cap > 0
+	default: // row by row: those of a token's experts are rows like others
+		m, f.Act = o.Rows(), o.Act
 	}
 	return f, m, a, b
 }
@@ -37,27 +49,73 @@ func (f *Family) operator(m, a, b int) op.Op {
 	o := op.Op{Kind: f.Kind, M: m}
 	switch f.Kind {
 	case op.MatMul:
-		o.Scheme, o.K, o.N = f.Scheme, a, b
+		o.Scheme, o.Bias, o.K, o.N = f.Scheme, f.Bias, a, b
+	case op.ExpertMatMul:
+		o.Scheme, o.Experts, o.Fan, o.Spread, o.K, o.N = f.Scheme, f.Experts, f.Fan, f.Spread, a, b
+	case op.Route:
+		o.Router, o.Fan, o.Experts = f.Router, f.Fan, b
+	case op.Combine:
+		o.Fan, o.N = f.Fan, b
 	case op.Embed:
 		o.Table, o.K, o.N = f.Table, a, b
+	case op.QKNorm:
+		o.HeadDim, o.KVHeads, o.Heads, o.Joint = f.HeadDim, b, b*f.Group, f.Joint
 	case op.Rope:
-		o.HeadDim, o.KVHeads, o.Heads = f.HeadDim, b, b*f.Group
+		o.HeadDim, o.KVHeads, o.Heads, o.RotaryDim = f.HeadDim, b, b*f.Group, f.Rotary
 	case op.KVAppend:
 		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
 	case op.Attention:
 		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
+		o.Window, o.Cap = f.Window, f.cap()
 	case op.GLU:
-		o.N, o.Interleave = b, b
+		o.Act, o.N, o.Interleave = f.Act, b, b
+	case op.Activate:
+		o.Act, o.N = f.Act, b
+	case op.Softcap:
+		o.N, o.Cap = b, f.cap()
 	default:
 		o.N = b
 	}
 	return o
 }
 
+// cap stands for any bound: what it is does not change the time.
+func (f *Family) cap() float64 {
+	if f.Capped || f.Kind == op.Softcap {
+		return 1
+	}
+	return 0
+}
+
+// matrix reports whether the family multiplies by weights in a scheme.
+func (f *Family) matrix() bool { return op.Op{Kind: f.Kind}.HasScheme() }
+
 // size is work and traffic of the operator at (m, a, b) with its dimensions rounded up to step.
 func (f *Family) size(m, a, b int, step [3]int) (ops, bytes float64) {
-	o := f.operator(roundUp(m, step[0]), roundUp(a, step[1]), roundUp(b, step[2]))
-	return float64(o.Flops()), float64(o.Bytes())
+	a, b = roundUp(a, step[1]), roundUp(b, step[2])
+	if f.Kind != op.ExpertMatMul {
+		o := f.operator(roundUp(m, step[0]), a, b)
+		return float64(o.Flops()), float64(o.Bytes())
+	}
+	// Weights are read once per expert in use, however its rows are rounded up.
+	o := f.operator(m, a, b)
+	more := float64(f.rows(m, step[0])) / float64(o.Rows())
+	weights := float64(f.busy(m)) * float64(op.WeightBytes(f.Scheme.Weight(), a, b))
+	return float64(o.Flops()) * more, weights + (float64(o.Bytes())-weights)*more
+}
+
+// busy is the number of experts that compute something for m tokens.
+func (f *Family) busy(m int) int { return min(m*f.Fan, f.Experts) }
+
+// rows is how many rows are computed for m tokens on a processor that computes step of them at once. Rows
+// of several experts are spread over them evenly (as they are measured), and rounded up for each.
+func (f *Family) rows(m, step int) int {
+	if f.Kind != op.ExpertMatMul {
+		return roundUp(m, step)
+	}
+	n := f.busy(m)
+	each, more := m*f.Fan/n, m*f.Fan%n
+	return (n-more)*roundUp(each, step) + more*roundUp(each+1, step)
 }
 
 func roundUp(v, step int) int {
@@ -94,8 +152,8 @@ func (f *Family) roof(m, a, b int, ops, bytes float64) float64 {
 
 // knot is a sample on a curve: its position and what the roofline leaves over.
 type knot struct {
-	x  float64 // log of M rounded up
-	m  int     // M rounded up
+	x  float64 // log of m
+	m  int     // rows computed: M rounded up
 	r  float64 // log(measured/roofline)
 	ns float64
 	sd float64 // uncertainty of r, from the interval of the median
@@ -108,7 +166,7 @@ func (f *Family) knots(c *Curve, skip func(i int) bool) []knot {
 		if skip != nil && skip(i) {
 			continue
 		}
-		m := roundUp(int(p[0]), f.Step[0])
+		m := f.rows(int(p[0]), f.Step[0])
 		ns := float64(p[1])
 		k := knot{x: math.Log(float64(m)), m: m, ns: ns, r: math.Log(ns / f.roof(int(p[0]), c.A, c.B, c.OpsPerNS, c.BytesPerNS))}
 		if p[2] > 0 {
@@ -151,13 +209,13 @@ func (f *Family) calm(c *Curve, knots []knot) []knot {
 }
 
 // along predicts the curve at m from knots: the roofline times what it leaves over at the neighbours,
-// interpolated in log M and kept between the neighbours' times. inside is false beyond the knots.
+// interpolated in the log of the rows and kept between the neighbours' times. inside is false beyond the knots.
 func (f *Family) along(c *Curve, knots []knot, m int) (ns float64, inside bool) {
 	roof := f.roof(m, c.A, c.B, c.OpsPerNS, c.BytesPerNS)
 	if len(knots) == 0 {
 		return roof, false
 	}
-	mm := roundUp(m, f.Step[0])
+	mm := f.rows(m, f.Step[0])
 	i := sort.Search(len(knots), func(i int) bool { return knots[i].m >= mm })
 	switch {
 	case i < len(knots) && knots[i].m == mm:

@@ -171,7 +171,7 @@ func (c *Costs) fitFamilies(s *socs.SoC, all []sample) {
 
 // layoutFits leaves out measurements of layouts the processor does not use for that weight.
 func layoutFits(s *socs.SoC, m *record.Measurement) bool {
-	if m.Op.Kind != op.MatMul || m.Layout == "" {
+	if !m.Op.HasScheme() || m.Layout == "" {
 		return true
 	}
 	want := s.Processor(m.Proc).Layouts[m.Op.Scheme.Weight()]
@@ -207,7 +207,7 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 		}
 	}
 	sharper(1)
-	if f.Kind == op.MatMul {
+	if f.matrix() {
 		// The step that the SoC states is believed unless the samples speak against it: a fit that is as good
 		// without it only means that no sample lies just behind a step.
 		const agrees = 5e-4 // the loss of an error of 1 %
@@ -246,7 +246,7 @@ func (f *Family) step(points []point, loss float64, with func([3]int, float64) (
 	best, found := math.Inf(1), Family{}
 	// Rounding off the knee is another way to explain steps: the sharp form is tried beside the present one.
 	for _, sharp := range slices.Compact([]float64{f.Sharpness, maxSharpness}) {
-		for _, step := range candidates(points, f.Step) {
+		for _, step := range f.candidates(points, f.Step) {
 			g, l := with(step, sharp)
 			if l > 0.8*loss-1e-6 {
 				continue
@@ -298,10 +298,15 @@ func (f *Family) group(points []point) {
 
 // candidates are the steps the samples could show beside the given one: on one axis or several, powers of
 // two and sizes just after which the time jumps. A step that rounds no sample is none.
-func candidates(points []point, base [3]int) [][3]int {
+func (f *Family) candidates(points []point, base [3]int) [][3]int {
 	at := func(p point, axis int) int { return [3]int{p.m, p.a, p.b}[axis] }
 	rounds := func(axis, n int) bool {
-		return slices.ContainsFunc(points, func(p point) bool { return at(p, axis)%n != 0 })
+		return slices.ContainsFunc(points, func(p point) bool {
+			if axis == 0 {
+				return f.rows(p.m, n) != f.rows(p.m, 1)
+			}
+			return at(p, axis)%n != 0
+		})
 	}
 	var out [][3]int
 	seen := map[[3]int]bool{base: true}
@@ -323,8 +328,12 @@ func candidates(points []point, base [3]int) [][3]int {
 			propose(n, axes...)
 		}
 	}
-	// Jumps along each axis, other things equal.
-	for axis := range 3 {
+	// Jumps along each axis, other things equal. Those of experts' rows lie elsewhere than at multiples of M.
+	first := 0
+	if f.Kind == op.ExpertMatMul {
+		first = 1
+	}
+	for axis := first; axis < 3; axis++ {
 		times := map[[3]int]float64{}
 		for _, p := range points {
 			times[[3]int{p.m, p.a, p.b}] = p.ns

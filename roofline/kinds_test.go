@@ -1,0 +1,216 @@
+package roofline
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/runtime/driver/sim"
+)
+
+// everyKind is an operator of every kind, with every field that tells times apart set and not.
+func everyKind() []op.Op {
+	heads := func(o op.Op) op.Op {
+		o.M, o.Heads, o.KVHeads, o.HeadDim = 24, 8, 4, 64
+		return o
+	}
+	return []op.Op{
+		{Kind: op.Embed, M: 24, K: 1000, N: 256, Table: op.BF16, Scale: 16},
+		{Kind: op.SelectRow, M: 24, N: 256},
+		{Kind: op.Norm, M: 24, N: 256, Eps: 1e-6},
+		{Kind: op.LayerNorm, M: 24, N: 256, Eps: 1e-5},
+		{Kind: op.QuantRows, M: 24, N: 256},
+		{Kind: op.QuantRows, M: 24, N: 64, Fan: 2},
+		{Kind: op.MatMul, M: 24, K: 256, N: 512, Scheme: op.A32W32},
+		{Kind: op.MatMul, M: 24, K: 256, N: 512, Scheme: op.A8TQ4B32, Bias: true},
+		{Kind: op.ExpertMatMul, M: 24, K: 256, N: 128, Scheme: op.A8TQ8C, Experts: 16, Fan: 2, Spread: true},
+		{Kind: op.ExpertMatMul, M: 24, K: 64, N: 256, Scheme: op.A8TQ8C, Experts: 16, Fan: 2},
+		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSoftmax},
+		{Kind: op.Route, M: 24, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
+		{Kind: op.Combine, M: 24, N: 256, Fan: 2},
+		heads(op.Op{Kind: op.QKNorm, Eps: 1e-6}),
+		heads(op.Op{Kind: op.QKNorm, Eps: 1e-6, Joint: true}),
+		heads(op.Op{Kind: op.Rope}),
+		heads(op.Op{Kind: op.Rope, RotaryDim: 32, Amplitude: 1.2, LongFrom: 4096, LongAmplitude: 1.3}),
+		heads(op.Op{Kind: op.KVAppend, KV: op.F16}),
+		heads(op.Op{Kind: op.Attention, KV: op.F32, Context: 300}),
+		heads(op.Op{Kind: op.Attention, KV: op.F32, Context: 300, Window: 128, Cap: 50, Scale: 0.1}),
+		{Kind: op.GLU, M: 24, N: 256, Interleave: 16, Act: op.SiLU},
+		{Kind: op.GLU, M: 24, N: 256, Interleave: 16, Act: op.GELUTanh, Fan: 3},
+		{Kind: op.Activate, M: 24, N: 256, Act: op.GELU},
+		{Kind: op.Gate, M: 24, N: 256},
+		{Kind: op.Softcap, M: 24, N: 256, Cap: 30},
+		{Kind: op.Add, M: 24, N: 256},
+		{Kind: op.Copy, M: 24, N: 256, Fan: 2},
+	}
+}
+
+// An operator and what its family takes it for have the same key, work and traffic, so that nothing that
+// influences its time is lost.
+func TestFamilyKeepsOperators(t *testing.T) {
+	seen := map[op.Kind]bool{}
+	keys := map[string]string{}
+	for _, o := range everyKind() {
+		if err := o.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		seen[o.Kind] = true
+		f, m, a, b := familyOf("cpu", o, false)
+		back := f.operator(m, a, b)
+		if err := back.Validate(); err != nil || back.Key() != o.Key() || back.Flops() != o.Flops() || back.Bytes() != o.Bytes() {
+			t.Errorf("%s: its family has %s (%v), %d and %d operations, %d and %d bytes", o.Key(), back.Key(), err, o.Flops(), back.Flops(), o.Bytes(), back.Bytes())
+		}
+		ops, bytes := f.size(m, a, b, [3]int{1, 1, 1})
+		if int64(ops) != o.Flops() || int64(bytes) != o.Bytes() {
+			t.Errorf("%s: size %v operations, %v bytes, want %d and %d", o.Key(), ops, bytes, o.Flops(), o.Bytes())
+		}
+		if old, ok := keys[f.Key()]; ok && o.Fan == 0 {
+			t.Errorf("%s and %s are of one family %q", old, o.Key(), f.Key())
+		}
+		keys[f.Key()] = o.Key()
+	}
+	for _, k := range op.Kinds {
+		if !seen[k] {
+			t.Errorf("kind %q is not tested", k)
+		}
+	}
+}
+
+// Every kind is fitted, written, read and predicted; of what was not measured the error names the
+// operator and the way out.
+func TestEveryKind(t *testing.T) {
+	s := openSoC(t, "core-ultra-5-125h")
+	set := record.NewSet(header(t, s))
+	for _, o := range everyKind() {
+		for _, m := range []int{1, 8, 64, 256} {
+			o.M = m
+			x, err := sim.NS(s, "cpu", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if o.Kind == op.Attention {
+				o.Context = max(o.Context, m)
+			}
+			one := o
+			r := record.Measurement{Kind: record.Op, Proc: "cpu", Op: &one, Samples: []float64{float64(x)}, Unit: "ns", Loops: 1, Simulated: true}
+			if !set.Has(r.Key()) {
+				add(t, set, r)
+			}
+		}
+	}
+	c, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "costs.yaml")
+	if err := Write(path, c); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = Open(path); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range everyKind() {
+		want, err := sim.NS(s, "cpu", o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.Op("cpu", o, false)
+		if err != nil || math.Abs(float64(p.NS)/float64(want)-1) > 0.1 {
+			t.Errorf("%s: predicted %+v (%v), takes %d ns", o.Key(), p, err, want)
+		}
+		if _, err := c.Op("npu", o, false); err == nil || !strings.Contains(err.Error(), string(o.Kind)) || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "hetc profile") {
+			t.Errorf("%s on a processor where nothing was measured: %v (hints %q)", o.Key(), err, diag.HintsOf(err))
+		}
+	}
+	// A file whose fields belong to another kind is refused.
+	c.Families[0].Window = 7
+	if err := Write(path, c); err == nil || !strings.Contains(err.Error(), "is of family") {
+		t.Errorf("an embedding with a window: %v", err)
+	}
+}
+
+// mixture is how long a processor takes that executes the matrices of the experts in use one after another, each
+// for its own rows, step of them at once.
+type mixture struct {
+	launch, perExpert float64 // ns
+	opsPerNS, rate    float64
+	step              int
+}
+
+func (x mixture) ns(o op.Op) float64 {
+	rows := make([]int, o.Experts)
+	for r := range o.M * o.Fan {
+		rows[r%o.Experts]++
+	}
+	t := x.launch
+	for _, n := range rows {
+		if n == 0 {
+			continue
+		}
+		padded := float64(roundUp(n, x.step))
+		work := 2 * padded * float64(o.K) * float64(o.N) / x.opsPerNS
+		bytes := float64(op.WeightBytes(o.Scheme.Weight(), o.K, o.N)) + padded*float64(o.K+4*o.N)
+		t += x.perExpert + math.Max(work, bytes/x.rate)
+	}
+	return t
+}
+
+// Matrices of experts are predicted at numbers of rows and for parts of columns that were not measured: below
+// the number at which every expert is in use, above it, and where the rows of each begin to count.
+func TestExpertsTruth(t *testing.T) {
+	s := openSoC(t, "core-ultra-5-125h")
+	grid := []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
+	for name, x := range map[string]mixture{
+		"cpu":                    {launch: 1500, perExpert: 300, opsPerNS: 800, rate: 20, step: 1},
+		"cpu, blocks of 4 rows":  {launch: 1500, perExpert: 300, opsPerNS: 800, rate: 20, step: 4},
+		"npu, blocks of 32 rows": {launch: 100e3, perExpert: 5000, opsPerNS: 8000, rate: 50, step: 32},
+	} {
+		for _, shape := range []struct{ k, n, experts, fan int }{
+			{4096, 28672, 8, 2}, {2048, 1536, 128, 8}, {2048, 2048, 64, 8}, {4096, 12800, 16, 2},
+		} {
+			t.Run(fmt.Sprintf("%s, %d experts", name, shape.experts), func(t *testing.T) {
+				set, held := record.NewSet(header(t, s)), record.NewSet(header(t, s))
+				put := func(to *record.Set, m, n int) {
+					o := op.Op{Kind: op.ExpertMatMul, M: m, K: shape.k, N: n, Scheme: op.A8TQ8C, Experts: shape.experts, Fan: shape.fan, Spread: true}
+					r := record.Measurement{Kind: record.Op, Proc: "npu", Op: &o, Samples: []float64{x.ns(o)}}
+					if !set.Has(r.Key()) && !held.Has(r.Key()) {
+						add(t, to, r)
+					}
+				}
+				for _, m := range grid {
+					put(set, m, shape.n)
+				}
+				for _, m := range []int{1, 512} {
+					for q := 1; q < 4; q++ {
+						put(set, m, shape.n*q/4/32*32)
+					}
+				}
+				rng := rand.New(rand.NewPCG(5, 6))
+				for range 200 {
+					put(held, 1+rng.IntN(512), shape.n)
+				}
+				for range 100 {
+					put(held, []int{1, 512}[rng.IntN(2)], shape.n*(25+rng.IntN(75))/100/32*32)
+				}
+				c, err := Fit(s, set)
+				if err != nil {
+					t.Fatal(err)
+				}
+				q, err := Evaluate(c, held)
+				if err != nil {
+					t.Fatal(err)
+				}
+				report(t, t.Name(), q)
+				if q.MAPE > 0.03 || q.Within10 < 0.95 {
+					t.Errorf("step %v: MAPE %s, within 10 %%: %s", c.Families[0].Step, percent(q.MAPE), percent(q.Within10))
+				}
+			})
+		}
+	}
+}
