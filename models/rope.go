@@ -77,6 +77,7 @@ func (c *config) scaling() *scaling {
 // implementation knows for language models.
 func (c *config) rope(headDim, maxContext int, o ropeOptions) rope {
 	const most = 1e9
+	c.read["original_max_position_embeddings"] = true
 	theta := c.float("rope_theta", o.theta, 1, math.MaxFloat32)
 	s := c.scaling()
 	theta = s.float("rope_theta", theta, 1, math.MaxFloat32)

@@ -186,3 +186,119 @@ func peak(v []float32) float64 {
 	}
 	return shortest(most)
 }
+
+// rope writes the rotary positions of a configuration, in the older or the newer spelling.
+func (c *exportConfig) rope(a *architecture, headDim, context int) {
+	p := map[string]any{}
+	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
+		if c.keys[key] != nil {
+			p[key] = c.keys[key]
+		}
+	}
+	where := "rope_parameters"
+	for _, key := range []string{"rope_scaling", "rope_parameters"} {
+		inner, _ := c.keys[key].(map[string]any)
+		for k, v := range inner {
+			where = key
+			p[k] = v
+		}
+	}
+	fail := func(format string, args ...any) { c.fail(where, format, args...) }
+	num := func(key string, def, lo, hi float64) float64 {
+		x, ok := number(p[key])
+		if p[key] == nil && def >= 0 {
+			return def
+		}
+		if !ok || !(x >= lo && x <= hi) {
+			fail("%s is %s, want a number from %v to %v", key, brief(p[key]), lo, hi)
+			return lo
+		}
+		return x
+	}
+	base := 10000.0
+	if a.model == "mixtral" || a.model == "phimoe" { // what their configurations leave out
+		base = 1e6
+	}
+	theta := num("rope_theta", base, 1, math.MaxFloat32)
+	rotary := headDim
+	if f := num("partial_rotary_factor", 1, 1e-3, 1); f != 1 {
+		rotary = int(float64(headDim) * f)
+		if a.name != "phi2" {
+			fail("partial_rotary_factor %v has no form in GGUF for this architecture", f)
+		}
+	}
+	c.put("rope.freq_base", float32(theta))
+	c.put("rope.dimension_count", uint32(rotary))
+	kind, _ := p["rope_type"].(string)
+	if kind == "" {
+		kind, _ = p["type"].(string)
+	}
+	original := func() float64 { return num("original_max_position_embeddings", float64(context), 1, math.MaxInt32) }
+	switch kind {
+	case "", "default":
+	case "dynamic": // changes nothing within max_position_embeddings, which is the context of the file
+	case "linear":
+		c.put("rope.scaling.type", "linear")
+		c.put("rope.scaling.factor", float32(num("factor", -1, 1, 1e6)))
+	case "llama3":
+		c.freqs = llama3Factors(theta, num("factor", -1, 1, 1e6), num("low_freq_factor", -1, 0, 1e6), num("high_freq_factor", -1, 0, 1e6), original(), rotary)
+		if n := original(); n != llama3Original {
+			c.put("rope.scaling.original_context_length", uint32(n))
+		}
+	case "yarn":
+		factor := num("factor", float64(context)/original(), 1, 1e6)
+		c.put("rope.scaling.type", "yarn")
+		c.put("rope.scaling.factor", float32(factor))
+		c.put("rope.scaling.original_context_length", uint32(original()))
+		attention := yarnAttention(factor)
+		if m, all := num("mscale", 0, 0, 1e3), num("mscale_all_dim", 0, 0, 1e3); m != 0 && all != 0 && factor > 1 {
+			attention = (0.1*m*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
+		}
+		if total := num("attention_factor", attention, 1e-3, 1e3); total != yarnAttention(factor) {
+			c.put("rope.scaling.attn_factor", float32(total/yarnAttention(factor)))
+		}
+		for _, key := range []string{"beta_fast", "beta_slow"} {
+			if p[key] != nil {
+				c.put("rope.scaling.yarn_"+key, float32(num(key, -1, 1e-3, 1e6)))
+			}
+		}
+		if p["truncate"] == false {
+			fail("truncate false has no form in GGUF")
+		}
+	case "longrope", "su":
+		list := func(key string) []float32 {
+			values, _ := p[key].([]any)
+			out := make([]float32, len(values))
+			for i, v := range values {
+				x, ok := number(v)
+				if !ok || !(x > 0 && x <= math.MaxFloat32) {
+					fail("%s: element %d is %s, want a positive number", key, i, brief(v))
+					return nil
+				}
+				out[i] = float32(x)
+			}
+			if len(out) != rotary/2 {
+				fail("%s has %d elements, want %d", key, len(out), rotary/2)
+			}
+			return out
+		}
+		c.short, c.long = list("short_factor"), list("long_factor")
+		factor := num("factor", float64(context)/original(), 0, 1e6)
+		attention := 1.0
+		if factor > 1 {
+			attention = math.Sqrt(1 + math.Log(factor)/math.Log(original()))
+		}
+		attention = num("attention_factor", attention, 1e-3, 1e3)
+		if a.model == "phimoe" {
+			attention = num("short_mscale", attention, 1e-3, 1e3)
+			if long := num("long_mscale", attention, 1e-3, 1e3); long != attention {
+				fail("short_mscale %v and long_mscale %v differ, which has no form in GGUF", attention, long)
+			}
+		}
+		c.put("rope.scaling.type", "longrope")
+		c.put("rope.scaling.attn_factor", float32(attention))
+		c.put("rope.scaling.original_context_length", uint32(original()))
+	default:
+		fail("rope_type %q has no form in GGUF", kind)
+	}
+}

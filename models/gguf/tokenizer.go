@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -616,5 +615,5 @@ func (v *vocab) template() object {
 		return out
 	}
 	a, b := text("A", 0), text("B", 1)
-	return object{"type": "TemplateProcessing", "single": a, "pair": slices.Concat(a, b), "special_tokens": maps.Clone(specials)}
+	return object{"type": "TemplateProcessing", "single": a, "pair": slices.Concat(a, b), "special_tokens": specials}
 }

@@ -1,0 +1,239 @@
+package gguf
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// chunkValues is how many values are read and encoded at a time; what is written does not depend on it.
+const chunkValues = 1 << 18
+
+// KV is one metadata entry to be written. Value is a sized number, a bool, a string, or a slice of
+// numbers or strings.
+type KV struct {
+	Key   string
+	Value any
+}
+
+// Source is a tensor to be written. Row writes row r of the matrix [rows, cols] of Shape to dst; it is
+// called by several goroutines at once.
+type Source struct {
+	Name  string
+	Type  op.Type // f32, f16, bf16, q8_0 or q4_0
+	Shape []int   // slowest dimension first
+	Row   func(dst []float32, r int) error
+}
+
+// Write writes metadata and tensors, in this order, as a GGUF file. Equal arguments give equal bytes.
+// The file appears at path complete or not at all. Values are rounded to a tensor's type as by the
+// format's reference; values without an image in it are an error.
+func Write(ctx context.Context, path string, metadata []KV, tensors []Source) error {
+	header, err := head(metadata, tensors)
+	if err != nil {
+		return diag.New(diag.ClassInput, "write gguf: %w", err)
+	}
+	return wholefile.Stream(path, func(w io.Writer) error {
+		if _, err := w.Write(header); err != nil {
+			return err
+		}
+		for i := range tensors {
+			if err := tensors[i].stream(ctx, w); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// head is everything before the data, padded to the alignment.
+func head(metadata []KV, tensors []Source) ([]byte, error) {
+	le := binary.LittleEndian
+	b := le.AppendUint32([]byte(magic), version)
+	b = le.AppendUint64(b, uint64(len(tensors)))
+	b = le.AppendUint64(b, uint64(len(metadata)))
+	seen := map[string]bool{}
+	for _, kv := range metadata {
+		if !usable(kv.Key, seen) || kv.Key == "general.alignment" {
+			return nil, fmt.Errorf("metadata key %q: used twice, reserved or no text", kv.Key)
+		}
+		b = appendText(b, kv.Key)
+		var ok bool
+		if b, ok = appendValue(b, kv.Value); !ok {
+			return nil, fmt.Errorf("metadata key %q: a %T has no form in GGUF", kv.Key, kv.Value)
+		}
+	}
+	clear(seen)
+	at := int64(0)
+	for i := range tensors {
+		t := &tensors[i]
+		size, err := t.size()
+		if err == nil && !usable(t.Name, seen) {
+			err = fmt.Errorf("name is used twice or no text")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		b = appendText(b, t.Name)
+		b = le.AppendUint32(b, uint32(len(t.Shape)))
+		for d := len(t.Shape) - 1; d >= 0; d-- {
+			b = le.AppendUint64(b, uint64(t.Shape[d]))
+		}
+		b = le.AppendUint32(b, layouts[t.Type].id)
+		b = le.AppendUint64(b, uint64(at))
+		at += (size + defaultAlignment - 1) / defaultAlignment * defaultAlignment
+	}
+	return pad(b), nil
+}
+
+func usable(name string, seen map[string]bool) bool {
+	if seen[name] || name == "" || len(name) > maxNameBytes || !utf8.ValidString(name) {
+		return false
+	}
+	seen[name] = true
+	return true
+}
+
+func pad(b []byte) []byte {
+	for len(b)%defaultAlignment != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+}
+
+// appendValue appends the type and the value; false when it has none.
+func appendValue(b []byte, v any) ([]byte, bool) {
+	le := binary.LittleEndian
+	scalar := func(k kind) []byte { return le.AppendUint32(b, uint32(k)) }
+	list := func(k kind, n int) []byte {
+		return le.AppendUint64(le.AppendUint32(le.AppendUint32(b, uint32(kindArray)), uint32(k)), uint64(n))
+	}
+	switch v := v.(type) {
+	case uint32:
+		return le.AppendUint32(scalar(kindU32), v), true
+	case int32:
+		return le.AppendUint32(scalar(kindI32), uint32(v)), true
+	case uint64:
+		return le.AppendUint64(scalar(kindU64), v), true
+	case float32:
+		return le.AppendUint32(scalar(kindF32), math.Float32bits(v)), true
+	case bool:
+		return appendBool(scalar(kindBool), v), true
+	case string:
+		return appendText(scalar(kindString), v), true
+	case []bool:
+		b = list(kindBool, len(v))
+		for _, x := range v {
+			b = appendBool(b, x)
+		}
+		return b, true
+	case []int32:
+		b = list(kindI32, len(v))
+		for _, x := range v {
+			b = le.AppendUint32(b, uint32(x))
+		}
+		return b, true
+	case []float32:
+		b = list(kindF32, len(v))
+		for _, x := range v {
+			b = le.AppendUint32(b, math.Float32bits(x))
+		}
+		return b, true
+	case []string:
+		b = list(kindString, len(v))
+		for _, x := range v {
+			b = appendText(b, x)
+		}
+		return b, true
+	}
+	return b, false
+}
+
+func appendBool(b []byte, on bool) []byte {
+	if on {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+// size is the number of bytes of the tensor's data.
+func (t *Source) size() (int64, error) {
+	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 && t.Type != q8_0 && t.Type != q4_0 {
+		return 0, fmt.Errorf("type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t.Type)
+	}
+	l := layouts[t.Type]
+	if len(t.Shape) == 0 || len(t.Shape) > maxRank || t.Shape[len(t.Shape)-1]%l.block != 0 {
+		return 0, fmt.Errorf("shape %v, want 1 to %d dimensions, the last one a multiple of %d", t.Shape, maxRank, l.block)
+	}
+	size := int64(l.bytes)
+	for i, d := range t.Shape {
+		if i == len(t.Shape)-1 {
+			d /= l.block
+		}
+		if d <= 0 || size > mem.MaxBytes/int64(d) {
+			return 0, fmt.Errorf("shape %v is impossible", t.Shape)
+		}
+		size *= int64(d)
+	}
+	return size, nil
+}
+
+// stream writes the tensor's data and its padding, a few chunks of rows at a time on all cores.
+func (t *Source) stream(ctx context.Context, w io.Writer) error {
+	cols := t.Shape[len(t.Shape)-1]
+	rows, written := 1, 0
+	for _, d := range t.Shape[:len(t.Shape)-1] {
+		rows *= d
+	}
+	each := max(1, chunkValues/cols)
+	workers := runtime.GOMAXPROCS(0)
+	out, errs := make([][]byte, workers), make([]error, workers)
+	buf := make([]float32, workers*cols)
+	for r0 := 0; r0 < rows; r0 += workers * each {
+		if err := ctx.Err(); err != nil {
+			return diag.New(diag.ClassInterrupted, "tensor %q: %w", t.Name, err)
+		}
+		var wg sync.WaitGroup
+		for i := range workers {
+			out[i], errs[i] = out[i][:0], nil
+			wg.Go(func() {
+				row := buf[i*cols : (i+1)*cols]
+				for r := r0 + i*each; r < min(rows, r0+(i+1)*each) && errs[i] == nil; r++ {
+					if errs[i] = t.Row(row, r); errs[i] == nil {
+						var err error
+						if out[i], err = encode(out[i], row, t.Type); err != nil {
+							errs[i] = diag.New(diag.ClassInput, "tensor %q: row %d: %w", t.Name, r, err)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for i := range workers {
+			if errs[i] != nil {
+				return errs[i]
+			}
+			if _, err := w.Write(out[i]); err != nil {
+				return err
+			}
+			written += len(out[i])
+		}
+	}
+	var zeros [defaultAlignment]byte
+	_, err := w.Write(zeros[:(defaultAlignment-written%defaultAlignment)%defaultAlignment])
+	return err
+}
