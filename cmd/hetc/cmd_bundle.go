@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"strconv"
@@ -52,28 +53,15 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if err != nil {
 				return err
 			}
-			if err := check.Plan(p, m, machine).Err(); err != nil {
-				return err
-			}
 			private, err := emit.LoadSigningKey(key)
 			if err != nil {
 				return err
 			}
-			o.Plan, o.Model, o.Compilers = p, m, compilers(machine)
-			o.Signers = []bundle.Signer{private.Signer()}
-			o.Toolchain, o.OS, o.Arch = cli.Version, runtime.GOOS, runtime.GOARCH
-			if machine != nil && machine.OS != "" {
-				o.OS, o.Arch = machine.OS, machine.Arch
-			}
 			if o.Files, err = tokenizerFiles(m); err != nil {
 				return err
 			}
-			if text, ok := o.Files["tokenizer"]; ok {
-				if _, err := tokenizer.New(text, o.Files["config"], p.Model.BOS); err != nil {
-					return fmt.Errorf("model %q: tokenizer.json: %w", model, err)
-				}
-			}
-			id, err := emit.Emit(c.Context(), out, o)
+			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
+			id, err := emitPlan(c.Context(), out, o, machine)
 			if err != nil {
 				return err
 			}
@@ -98,6 +86,24 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 	f.Int64Var(&o.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
 	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts with a trusted clock refuse it, 0: never")
 	return c
+}
+
+// emitPlan checks the plan of o for its model, and for the machine where there is one, and writes a bundle
+// for that machine.
+func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (bundle.Digest, error) {
+	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
+		return bundle.Digest{}, err
+	}
+	o.Compilers, o.Toolchain, o.OS, o.Arch = compilers(machine), cli.Version, runtime.GOOS, runtime.GOARCH
+	if machine != nil && machine.OS != "" {
+		o.OS, o.Arch = machine.OS, machine.Arch
+	}
+	if text, ok := o.Files["tokenizer"]; ok {
+		if _, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS); err != nil {
+			return bundle.Digest{}, fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
+		}
+	}
+	return emit.Emit(ctx, path, o)
 }
 
 func newVerify(s *cli.Streams) *cobra.Command {

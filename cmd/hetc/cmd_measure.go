@@ -194,13 +194,8 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	if len(profiler.Pending(requests, rec.Set(), profiler.Rounds, o.seed)) == 0 {
 		return kept(s, o.out, fmt.Sprintf("all %d measurements are there", len(requests)))
 	}
-	po := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Budget: budget, Seed: o.seed, Rounds: profiler.Rounds}
-	for _, d := range drivers(soc) {
-		po.Drivers[d.Name()] = d
-	}
-	for _, c := range compilers(soc) {
-		po.Compilers[c.Name()] = c
-	}
+	po := profilerOptions(soc, o.seed)
+	po.Budget = budget
 	if s.Terminal() {
 		bar := progressbar.NewOptions(len(requests)*profiler.Rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
 			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
@@ -234,6 +229,18 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		refused[i] = map[string]string{"key": r.Key, "reason": r.Err.Error()}
 	}
 	return s.Result(map[string]any{"file": o.out, "measured": rep.Measured, "present": rep.Present, "refused": refused, "left": len(rep.Left), "warnings": rep.Warnings, "simulated": soc.Simulated()})
+}
+
+// profilerOptions bind what measures on soc.
+func profilerOptions(soc *socs.SoC, seed uint64) profiler.Options {
+	o := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Seed: seed, Rounds: profiler.Rounds}
+	for _, d := range drivers(soc) {
+		o.Drivers[d.Name()] = d
+	}
+	for _, c := range compilers(soc) {
+		o.Compilers[c.Name()] = c
+	}
+	return o
 }
 
 func listRequests(s *cli.Streams, requests []profiler.Request, seed uint64) error {

@@ -55,6 +55,15 @@ type Digest [sha256.Size]byte
 // String is the digest in hex.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
+// ParseDigest reads a digest in hex.
+func ParseDigest(text string) (d Digest, err error) {
+	raw, err := hex.DecodeString(text)
+	if err != nil || len(raw) != len(d) {
+		return d, diag.New(diag.ClassInput, "digest %q: want %d hex digits", text, 2*len(d))
+	}
+	return Digest(raw), nil
+}
+
 // Options say how a cache is opened.
 type Options struct {
 	// MaxBytes bounds the contents kept: those that were not used for longest are removed. A content
@@ -185,12 +194,11 @@ func parseKeyFile(k Key, text string) (d Digest, bytes int64, ok bool) {
 	if len(words) != 5 {
 		return d, 0, false
 	}
-	raw, err := hex.DecodeString(words[2])
-	if err != nil || len(raw) != len(d) {
+	d, err := ParseDigest(words[2])
+	if err != nil {
 		return d, 0, false
 	}
 	bytes, err = strconv.ParseInt(words[3], 10, 64)
-	d = Digest(raw)
 	return d, bytes, err == nil && bytes >= 0 && text == keyFile(k, d, bytes)
 }
 
@@ -392,13 +400,14 @@ func (e *Entry) Save(path string) error {
 
 // move saves a copy of what nobody else needs, which may be large.
 func (e *Entry) move(path string) bool {
-	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+	target, err := wholefile.Target(path)
+	if err != nil {
 		return false
 	}
 	if e.file.Chmod(0o644) != nil || e.file.Sync() != nil {
 		return false
 	}
-	return os.Rename(e.own, path) == nil
+	return os.Rename(e.own, target) == nil
 }
 
 // Close releases the content.

@@ -33,6 +33,8 @@ type Streams struct {
 	Out  io.Writer // results
 	Err  io.Writer // everything else
 	JSON bool      // results and errors as one JSON document on Out
+
+	answered bool // there was a result: an error that follows has no document of its own
 }
 
 // Printf writes a part of the human result; under --json it is silent.
@@ -47,6 +49,7 @@ func (s *Streams) Result(v any) error {
 	if !s.JSON {
 		return nil
 	}
+	s.answered = true
 	enc := json.NewEncoder(s.Out)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
@@ -135,7 +138,7 @@ func (s *Streams) report(err error) int {
 			hints = append(hints, h)
 		}
 	}
-	if s.JSON {
+	if s.JSON && !s.answered {
 		var doc errorDocument
 		e := &doc.Error
 		e.Class, e.ExitCode, e.Message, e.Hints = class.String(), int(class), err.Error(), hints

@@ -1,0 +1,427 @@
+package matrix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// Options are what Run needs.
+type Options struct {
+	Config *Config
+	Output string // directory, instead of the configuration's
+	Only   string // SOC/MODEL/WORKLOAD with *, or a beginning of it; "": all
+
+	Jobs      int   // at the same time
+	MaxMemory int64 // bytes for all jobs together
+	DryRun    bool  // change nothing; the cache is open for reading only
+
+	Cache   *cas.Cache
+	Program string           // digest of this program: what another one made is made again
+	Key     *emit.PrivateKey // nil: no bundles
+	Tools   Tools
+	Now     func() time.Time
+	Note    func(format string, args ...any) // progress; called by one goroutine at a time
+}
+
+// Tools are what the command line binds: engines, drivers and compilers.
+type Tools struct {
+	Engine problem.Engine
+	// Simulate measures requests on a simulated SoC, into a record.
+	Simulate func(ctx context.Context, soc *socs.SoC, requests []profiler.Request, record string) error
+	// TokenizerFiles are the blobs besides the plan's.
+	TokenizerFiles func(*models.Model) (map[string][]byte, error)
+	// Emit checks the plan and writes a bundle of it.
+	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC) (bundle.Digest, error)
+}
+
+// State is what became of a file.
+type State string
+
+const (
+	Built     State = "built"     // made in this run
+	Cached    State = "cached"    // taken from the cache
+	Unchanged State = "unchanged" // it was there
+	Failed    State = "failed"
+	Omitted   State = "-" // not asked for, or not possible
+	WillBuild State = "would build"
+	WillCopy  State = "would copy"
+)
+
+// Artifact is one file of the output.
+type Artifact struct {
+	File   string `json:"file,omitempty"`
+	State  State  `json:"state"`
+	Bytes  int64  `json:"bytes,omitempty"`
+	Digest string `json:"digest,omitempty"` // of a plan; of a bundle its identity
+	Why    string `json:"why,omitempty"`    // not made
+
+	content cas.Digest // of the file's bytes, where it is or could be there
+}
+
+// Cell is one combination and what became of it.
+type Cell struct {
+	SoC         string              `json:"soc"`
+	Model       string              `json:"model"`
+	Workload    string              `json:"workload"`
+	Simulated   bool                `json:"simulated"`
+	Plan        Artifact            `json:"plan"`
+	Bundle      Artifact            `json:"bundle"`
+	Predictions []planir.Prediction `json:"predictions,omitempty"`
+	Warnings    []string            `json:"warnings,omitempty"`
+	Error       *Failure            `json:"error,omitempty"`
+
+	model    *modelInput
+	soc      *socInput
+	workload *workloadInput
+}
+
+// Name is the cell's name in messages: SOC/MODEL/WORKLOAD.
+func (c *Cell) Name() string { return cellName(c.SoC, c.Model, c.Workload) }
+
+// Failure is why a cell failed.
+type Failure struct {
+	Class    string   `json:"class"`
+	ExitCode int      `json:"exit_code"`
+	Message  string   `json:"message"`
+	Hints    []string `json:"hints,omitempty"`
+	Err      error    `json:"-"`
+}
+
+// Report is what a run did.
+type Report struct {
+	Output string        `json:"output"`
+	DryRun bool          `json:"dry_run,omitempty"`
+	KeyID  string        `json:"keyid,omitempty"`
+	Counts map[State]int `json:"counts"` // of cells: one with a file that was built counts as built
+	Cells  []*Cell       `json:"cells"`
+}
+
+// Summary counts the cells by what became of them.
+func (r *Report) Summary() string {
+	var parts []string
+	for _, s := range []State{Built, Cached, Unchanged, WillBuild, WillCopy, Failed} {
+		if n := r.Counts[s]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// build is one Run.
+type build struct {
+	o      Options
+	out    string
+	memory *budget
+
+	mu     sync.Mutex
+	making map[cas.Key]chan struct{} // closed when it is made
+	done   int
+}
+
+// Run builds the matrix. A cell that fails does not stop the others: its reason is in the report. The
+// error is for what concerns all of them; when ctx ends it is of class ClassInterrupted.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if o.Note == nil {
+		o.Note = func(string, ...any) {}
+	}
+	b := &build{o: o, memory: newBudget(o.MaxMemory), making: map[cas.Key]chan struct{}{}}
+	b.out = o.Output
+	if b.out == "" {
+		b.out = o.Config.inside(o.Config.Output)
+	}
+	r := &Report{Output: b.out, DryRun: o.DryRun, Counts: map[State]int{}}
+	if o.Key != nil {
+		r.KeyID = o.Key.Public.ID()
+	}
+	var err error
+	if r.Cells, err = b.cells(); err != nil {
+		return nil, err
+	}
+	if !o.DryRun {
+		unlock, err := b.lock(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+	}
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(max(o.MaxMemory, 2*baseBytes)))
+	closeAll, err := b.openInputs(ctx, r.Cells)
+	defer closeAll()
+	if err != nil {
+		return nil, err
+	}
+	jobs := min(max(o.Jobs, 1), max(int(o.MaxMemory/baseBytes), 1))
+	next := make(chan *Cell)
+	var wg sync.WaitGroup
+	for range jobs {
+		wg.Go(func() {
+			for c := range next {
+				b.cell(ctx, c)
+				b.note(c, len(r.Cells))
+			}
+		})
+	}
+	for _, c := range r.Cells {
+		if ctx.Err() != nil {
+			break
+		}
+		next <- c
+	}
+	close(next)
+	wg.Wait()
+	if ctx.Err() != nil {
+		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(r.Cells), ctx.Err()).
+			WithHint("the same command goes on where it stopped: what is finished is kept")
+	}
+	for _, c := range r.Cells {
+		r.Counts[c.state()]++
+	}
+	return r, nil
+}
+
+// state sums a cell up: the most that happened to one of its files.
+func (c *Cell) state() State {
+	for _, s := range []State{Failed, WillBuild, Built, WillCopy, Cached} {
+		if c.Plan.State == s || c.Bundle.State == s {
+			return s
+		}
+	}
+	return Unchanged
+}
+
+// cells lists what is asked for.
+func (b *build) cells() ([]*Cell, error) {
+	c := b.o.Config
+	if err := checkPattern(b.o.Only); err != nil {
+		return nil, err
+	}
+	var out []*Cell
+	var all []string
+	models, workloads := make([]*modelInput, len(c.Models)), make([]*workloadInput, len(c.Workloads))
+	for i := range c.Models {
+		models[i] = &modelInput{entry: c.Models[i]}
+	}
+	for i := range c.Workloads {
+		workloads[i] = &workloadInput{entry: c.Workloads[i]}
+	}
+	for i := range c.SoCs {
+		s := &socInput{entry: c.SoCs[i]}
+		for _, m := range models {
+			for _, w := range workloads {
+				if c.excluded(m.entry.Name, s.entry.Name, w.entry.Name) {
+					continue
+				}
+				all = append(all, cellName(s.entry.Name, m.entry.Name, w.entry.Name))
+				if !selected(b.o.Only, s.entry.Name, m.entry.Name, w.entry.Name) {
+					continue
+				}
+				base := filepath.Join(b.out, s.entry.Name, m.entry.Name, w.entry.Name)
+				out = append(out, &Cell{SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
+					Plan: Artifact{File: base + ".plan.yaml"}, Bundle: Artifact{File: base + ".hetb"},
+					model: m, soc: s, workload: w})
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, diag.New(diag.ClassInput, "build: everything is excluded").WithHint("remove an exclusion")
+	}
+	if len(out) == 0 {
+		return nil, diag.New(diag.ClassUsage, "--only %q matches nothing", b.o.Only).
+			WithHint("%s (SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it)", diag.DidYouMean(b.o.Only, all))
+	}
+	return out, nil
+}
+
+// lock makes the output directory, keeps other builds out of it, and removes what a killed one left.
+func (b *build) lock(ctx context.Context) (unlock func(), err error) {
+	fail := func(err error) error { return diag.New(diag.ClassIO, "output %q: %w", b.out, err) }
+	if err := os.MkdirAll(b.out, 0o755); err != nil {
+		return nil, fail(err)
+	}
+	d, err := os.Open(b.out)
+	if err != nil {
+		return nil, fail(err)
+	}
+	for first := true; ; first = false {
+		ok, err := lockDir(d)
+		if ok {
+			break
+		}
+		if err != nil { // no locks here: files are replaced whole all the same
+			return func() { d.Close() }, nil
+		}
+		if first {
+			b.o.Note("waiting for another build into %q", b.out)
+		}
+		select {
+		case <-ctx.Done():
+			d.Close()
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	cells, err := b.cells()
+	for _, c := range cells {
+		for _, file := range []string{c.Plan.File, c.Bundle.File} {
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".*"))
+			for _, f := range left {
+				os.Remove(f)
+			}
+		}
+	}
+	return func() { d.Close() }, err
+}
+
+// note tells that a cell is finished.
+func (b *build) note(c *Cell, of int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.Error != nil && errors.Is(c.Error.Err, context.Canceled) {
+		return
+	}
+	b.done++
+	b.o.Note("%d of %d: %s: %s", b.done, of, c.Name(), c.state())
+}
+
+// cell makes the files of one cell.
+func (b *build) cell(ctx context.Context, c *Cell) {
+	err := firstOf(c.soc.err, c.model.err, c.workload.err)
+	if err == nil {
+		c.Simulated = c.soc.soc.Simulated()
+		err = b.plan(ctx, c)
+	}
+	failed := &c.Plan
+	if err == nil {
+		failed, err = &c.Bundle, b.bundle(ctx, c)
+	} else {
+		c.Bundle = Artifact{State: Omitted, Why: "there is no plan"}
+	}
+	if err != nil {
+		failed.State = Failed
+		if _, serr := os.Stat(failed.File); serr == nil {
+			failed.Why = "an older file is still there"
+		}
+		class := diag.ClassOf(err)
+		if errors.Is(err, context.Canceled) {
+			class = diag.ClassInterrupted
+		}
+		c.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Err: err}
+	}
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle makes a file what the content of a key is.
+func (b *build) settle(ctx context.Context, c *Cell, a *Artifact, key cas.Key, produce func(path string) error) error {
+	want, bytes, known, err := b.o.Cache.Sum(key)
+	if err != nil {
+		return err
+	}
+	if known {
+		same, err := b.holds(a.File, want, bytes)
+		if err != nil {
+			return err
+		}
+		if same {
+			a.State, a.Bytes, a.content = Unchanged, bytes, want
+			return nil
+		}
+	}
+	if b.o.DryRun {
+		e, err := b.o.Cache.Get(key)
+		switch {
+		case err == nil:
+			a.State, a.Bytes, a.content = WillCopy, e.Bytes, e.Digest
+			return e.Close()
+		case errors.Is(err, cas.ErrMissing):
+			a.State = WillBuild
+			return nil
+		}
+		return err
+	}
+	e, made, err := b.obtain(ctx, key, produce, c.warn)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	a.State, a.Bytes, a.content = Cached, e.Bytes, e.Digest
+	if made {
+		a.State = Built
+	}
+	// The cache may have forgotten what the file is.
+	same, err := b.holds(a.File, e.Digest, e.Bytes)
+	if err != nil || same {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(a.File), 0o755); err != nil {
+		return diag.New(diag.ClassIO, "output: %w", err)
+	}
+	return e.Save(a.File)
+}
+
+func (c *Cell) warn(format string, args ...any) {
+	c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...))
+}
+
+// obtain returns the content of a key, and makes it where the cache has none. Cells that need the same
+// wait for the one that makes it.
+func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any)) (e *cas.Entry, made bool, err error) {
+	for {
+		b.mu.Lock()
+		wait, busy := b.making[key]
+		if !busy {
+			wait = make(chan struct{})
+			b.making[key] = wait
+			b.mu.Unlock()
+			defer func() {
+				b.mu.Lock()
+				delete(b.making, key)
+				close(wait)
+				b.mu.Unlock()
+			}()
+			break
+		}
+		b.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		}
+	}
+	e, err = b.o.Cache.Get(key)
+	if !errors.Is(err, cas.ErrMissing) {
+		return e, false, err
+	}
+	if errors.Is(err, cas.ErrCorrupt) {
+		warn("a content was damaged in the cache and is made again")
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	e, err = b.o.Cache.Put(key, produce)
+	return e, true, err
+}

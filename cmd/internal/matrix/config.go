@@ -1,0 +1,330 @@
+// Package matrix knows how a matrix of models, SoCs and workloads becomes plans and bundles, each made at
+// most once.
+package matrix
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/socs"
+)
+
+// Schema identifies the format of the configuration.
+const Schema = "hetc.build/1"
+
+// maxCells bounds the matrix.
+const maxCells = 1 << 14
+
+// Config is what is to be built: every model on every SoC for every workload.
+type Config struct {
+	Models    []modelEntry    `yaml:"models" decode:"required"`
+	SoCs      []socEntry      `yaml:"socs" decode:"required"`
+	Workloads []workloadEntry `yaml:"workloads"` // none: the default one
+	Exclude   []exclusion     `yaml:"exclude"`
+	Key       string          `yaml:"key"`    // signs the bundles; none: plans only, unless the environment has a key
+	Output    string          `yaml:"output"` // directory; default "out"
+	Bundle    bundleOptions   `yaml:"bundle"`
+
+	dir string // paths are relative to it
+}
+
+type modelEntry struct {
+	Model string `yaml:"model" decode:"required"` // file, directory or catalog name
+	Name  string `yaml:"name"`
+}
+
+type socEntry struct {
+	SoC    string `yaml:"soc" decode:"required"` // file or catalog name
+	Record string `yaml:"record"`
+	Name   string `yaml:"name"`
+}
+
+type workloadEntry struct {
+	Workload string `yaml:"workload"` // file; none: the default workload
+	Name     string `yaml:"name"`
+}
+
+// exclusion leaves out cells by their names; a part that is left out matches all.
+type exclusion struct {
+	Model    string `yaml:"model"`
+	SoC      string `yaml:"soc"`
+	Workload string `yaml:"workload"`
+}
+
+// bundleOptions are those of hetc emit.
+type bundleOptions struct {
+	WithReference     bool   `yaml:"with_reference" json:"with_reference"`
+	Product           string `yaml:"product" json:"product"`
+	Version           string `yaml:"version" json:"version"`
+	SecurityVersion   int64  `yaml:"security_version" json:"security_version"`
+	KeyringGeneration int64  `yaml:"keyring_generation" json:"keyring_generation"`
+	NotAfter          int64  `yaml:"not_after" json:"not_after"`
+}
+
+// entry reads "- NAME" as "- {key: NAME}".
+func entry[T any](n *decode.Node, v *T, short *string) error {
+	if n.IsMapping() {
+		return n.Decode(v)
+	}
+	return n.Decode(short)
+}
+
+func (e *modelEntry) UnmarshalNode(n *decode.Node) error {
+	type plain modelEntry
+	return entry(n, (*plain)(e), &e.Model)
+}
+
+func (e *socEntry) UnmarshalNode(n *decode.Node) error {
+	type plain socEntry
+	return entry(n, (*plain)(e), &e.SoC)
+}
+
+func (e *workloadEntry) UnmarshalNode(n *decode.Node) error {
+	type plain workloadEntry
+	return entry(n, (*plain)(e), &e.Workload)
+}
+
+// ReadConfig reads a configuration; paths in it are relative to its directory. Mistakes are of class
+// ClassInput, with their line.
+func ReadConfig(file string) (*Config, error) {
+	d, err := decode.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	return parseConfig(d, filepath.Dir(file))
+}
+
+// ParseConfig is ReadConfig of bytes; name is shown in errors, and its directory is that of the paths.
+func ParseConfig(name string, data []byte) (*Config, error) {
+	d, err := decode.Parse(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return parseConfig(d, filepath.Dir(name))
+}
+
+func parseConfig(d *decode.Document, dir string) (*Config, error) {
+	c := &Config{dir: dir}
+	c.Bundle.Product, c.Bundle.Version, c.Bundle.KeyringGeneration = "hetc", "0", 1
+	if err := d.Into(Schema, c); err != nil {
+		return nil, err
+	}
+	if c.Workloads == nil {
+		c.Workloads = []workloadEntry{{}}
+	}
+	if c.Output == "" {
+		c.Output = "out"
+	}
+	if err := c.validate(d); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// validate gives every entry its name and reports everything that makes no sense.
+func (c *Config) validate(d *decode.Document) error {
+	var errs diag.List
+	fail := func(at []any, format string, args ...any) *diag.Diagnostic {
+		e := diag.New(diag.ClassInput, format, args...).WithCode("build.value")
+		e.Path = d.At(at...)
+		errs = append(errs, e)
+		return e
+	}
+	// Names become parts of paths, on file systems that ignore case too.
+	name := func(seen map[string]bool, list string, i int, name *string, from, key string) {
+		at := []any{list, i}
+		if from == "" && key != "" {
+			fail(at, "%s is empty", key)
+			return
+		}
+		if *name == "" {
+			*name = nameOf(from)
+			if !goodName.MatchString(*name) {
+				fail(at, "%q gives the name %q, want letters, digits, '.', '_' and '-'", from, *name).WithHint("give it one: {%s: %s, name: NAME}", key, from)
+				return
+			}
+		} else if !goodName.MatchString(*name) {
+			fail(at, "name %q, want at most 100 letters, digits, '.', '_' and '-', not beginning with a '.'", *name)
+			return
+		}
+		if fold := strings.ToLower(*name); seen[fold] {
+			fail(at, "name %q is there twice", *name).WithHint("results are named by it: give each entry a name of its own")
+		} else {
+			seen[fold] = true
+		}
+	}
+	seen := map[string]bool{}
+	for i := range c.Models {
+		name(seen, "models", i, &c.Models[i].Name, c.Models[i].Model, "model")
+	}
+	seen = map[string]bool{}
+	for i := range c.SoCs {
+		name(seen, "socs", i, &c.SoCs[i].Name, c.SoCs[i].SoC, "soc")
+	}
+	seen = map[string]bool{}
+	for i := range c.Workloads {
+		e := &c.Workloads[i]
+		if e.Workload == "" && e.Name == "" {
+			e.Name = "default"
+		}
+		name(seen, "workloads", i, &e.Name, e.Workload, "")
+	}
+	for what, n := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs), "workloads": len(c.Workloads)} {
+		if n == 0 {
+			fail([]any{what}, "%s is empty, so there is nothing to build", what)
+		}
+	}
+	if len(c.Models) > maxCells || len(c.SoCs) > maxCells || len(c.Workloads) > maxCells || len(c.Models)*len(c.SoCs) > maxCells || len(c.Models)*len(c.SoCs)*len(c.Workloads) > maxCells {
+		fail(nil, "%d models, %d SoCs and %d workloads make more than %d plans", len(c.Models), len(c.SoCs), len(c.Workloads), maxCells)
+	}
+	if len(errs) == 0 {
+		for i, x := range c.Exclude {
+			c.checkExclusion(x, func(format string, args ...any) *diag.Diagnostic { return fail([]any{"exclude", i}, format, args...) })
+		}
+	}
+	errs.Sort()
+	return errs.Err()
+}
+
+// checkExclusion refuses what excludes nothing: it is a mistake in a name.
+func (c *Config) checkExclusion(x exclusion, fail func(string, ...any) *diag.Diagnostic) {
+	if x == (exclusion{}) {
+		fail("an empty exclusion would exclude everything").WithHint("say which: {model: NAME, soc: NAME, workload: NAME}, each of them may be left out")
+		return
+	}
+	var models, socs, workloads []string
+	for _, e := range c.Models {
+		models = append(models, e.Name)
+	}
+	for _, e := range c.SoCs {
+		socs = append(socs, e.Name)
+	}
+	for _, e := range c.Workloads {
+		workloads = append(workloads, e.Name)
+	}
+	for _, part := range []struct {
+		key, pattern string
+		names        []string
+	}{{"model", x.Model, models}, {"soc", x.SoC, socs}, {"workload", x.Workload, workloads}} {
+		if _, err := path.Match(part.pattern, ""); err != nil {
+			fail("%s: pattern %q: %w", part.key, part.pattern, err)
+		} else if !slices.ContainsFunc(part.names, func(n string) bool { return match(part.pattern, n) }) {
+			fail("%s %q excludes nothing: no %s has that name", part.key, part.pattern, part.key).WithHint("%s", diag.DidYouMean(part.pattern, part.names))
+		}
+	}
+}
+
+var goodName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$`)
+
+// nameOf is the name of an entry that brings none: the last part of its path without the ending of a file.
+func nameOf(from string) string {
+	if from == "" {
+		return ""
+	}
+	base := filepath.Base(filepath.FromSlash(from))
+	switch ext := filepath.Ext(base); ext {
+	case ".yaml", ".yml", ".json", ".gguf":
+		base = strings.TrimSuffix(base, ext)
+	}
+	return base
+}
+
+// match matches a name with a pattern; an empty pattern matches all.
+func match(pattern, name string) bool {
+	if pattern == "" {
+		return true
+	}
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}
+
+// excluded reports whether a cell is left out.
+func (c *Config) excluded(model, soc, workload string) bool {
+	return slices.ContainsFunc(c.Exclude, func(x exclusion) bool {
+		return match(x.Model, model) && match(x.SoC, soc) && match(x.Workload, workload)
+	})
+}
+
+// inside is a path of the configuration, seen from here.
+func (c *Config) inside(p string) string {
+	if p == "" || filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(c.dir, filepath.FromSlash(p))
+}
+
+// find is what an entry refers to: a file beside the configuration, or a name of the catalog.
+func (c *Config) find(what, value string, catalog []string) (string, error) {
+	file := c.inside(value)
+	if _, err := os.Stat(file); err == nil || !slices.Contains(catalog, value) {
+		return file, nil
+	}
+	// What is called like the catalog's entry in the working directory is not meant.
+	if _, err := os.Stat(value); err == nil {
+		return "", diag.New(diag.ClassInput, "%s %q is a name of the catalog, and %q is in the way", what, value, value).
+			WithHint("run hetc in another directory")
+	}
+	return value, nil
+}
+
+// SigningKey is the key that signs the bundles: the file's, else the environment's; nil when there is none.
+func (c *Config) SigningKey() (*emit.PrivateKey, error) {
+	_, text := os.LookupEnv(emit.EnvSigningKey)
+	_, file := os.LookupEnv(emit.EnvSigningKeyFile)
+	if c.Key == "" && !text && !file {
+		return nil, nil
+	}
+	return emit.LoadSigningKey(c.inside(c.Key))
+}
+
+func (c *Config) openModel(e modelEntry) (*models.Model, error) {
+	p, err := c.find("model", e.Model, models.CatalogNames())
+	if err != nil {
+		return nil, err
+	}
+	return models.Open(p)
+}
+
+func (c *Config) openSoC(e socEntry) (*socs.SoC, error) {
+	p, err := c.find("soc", e.SoC, socs.Catalog())
+	if err != nil {
+		return nil, err
+	}
+	return socs.Open(p)
+}
+
+// selected reports whether a pattern SOC/MODEL/WORKLOAD, whose later parts may be left out, matches.
+func selected(pattern string, parts ...string) bool {
+	for i, p := range strings.Split(pattern, "/") {
+		if p != "" && (i >= len(parts) || !match(p, parts[i])) {
+			return false
+		}
+	}
+	return true
+}
+
+func checkPattern(pattern string) error {
+	for p := range strings.SplitSeq(pattern, "/") {
+		if _, err := path.Match(p, ""); err != nil {
+			return diag.New(diag.ClassUsage, "--only %q: %w", pattern, err).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it")
+		}
+	}
+	if strings.Count(pattern, "/") > 2 {
+		return diag.New(diag.ClassUsage, "--only %q: more than three parts", pattern).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it")
+	}
+	return nil
+}
+
+// cellName is how messages and --only name a cell: as its files lie in the output.
+func cellName(soc, model, workload string) string {
+	return fmt.Sprintf("%s/%s/%s", soc, model, workload)
+}

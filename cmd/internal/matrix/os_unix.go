@@ -1,0 +1,34 @@
+//go:build unix && !solaris && !illumos && !aix
+
+package matrix
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// inode identifies a state of a file and tells when that state began.
+func inode(path string) (id string, changed time.Time, ok bool) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", changed, false
+	}
+	changed = time.Unix(st.Ctim.Unix())
+	if m := time.Unix(st.Mtim.Unix()); m.After(changed) {
+		changed = m
+	}
+	return fmt.Sprint(st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim), changed, true
+}
+
+// lockDir locks a directory until it is closed or this process dies; false: another process has it.
+func lockDir(d *os.File) (bool, error) {
+	err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == syscall.EWOULDBLOCK || err == syscall.EINTR {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,391 @@
+package matrix
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+)
+
+const (
+	maxRecord = 1 << 30
+	maxText   = 256 << 20 // plans, costs
+	// parsedRecord is how much larger a record is in memory than in its file.
+	parsedRecord = 8
+)
+
+// modelInput is a model of the configuration, once opened.
+type modelInput struct {
+	entry  modelEntry
+	err    error
+	model  *models.Model
+	digest cas.Digest
+	files  map[string][]byte // of the tokenizer
+}
+
+// socInput is a SoC and its record.
+type socInput struct {
+	entry  socEntry
+	err    error
+	soc    *socs.SoC
+	digest string
+	record cas.Digest // of the record's bytes
+	bytes  int64      // of the record
+	cut    bool       // its last line was cut off
+}
+
+// workloadInput is a workload.
+type workloadInput struct {
+	entry    workloadEntry
+	err      error
+	workload *solver.Workload
+	digest   string
+}
+
+// openInputs reads what the cells need, each once. What cannot be read fails the cells that need it; the
+// error is for what concerns all.
+func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(), err error) {
+	seen := map[any]bool{}
+	once := func(x any) bool { old := seen[x]; seen[x] = true; return !old }
+	var opened []*models.Model
+	closeAll = func() {
+		for _, m := range opened {
+			m.Close()
+		}
+	}
+	for _, c := range cells {
+		if err := ctx.Err(); err != nil {
+			return closeAll, err
+		}
+		if once(c.soc) {
+			c.soc.err = b.openSoC(c.soc)
+		}
+		if w := c.workload; once(w) {
+			if w.entry.Workload == "" {
+				w.workload = solver.DefaultWorkload()
+			} else {
+				w.workload, w.err = solver.ReadWorkload(b.o.Config.inside(w.entry.Workload))
+			}
+			if w.err == nil {
+				w.digest, w.err = w.workload.Digest()
+			}
+		}
+		if m := c.model; once(m) {
+			if m.err = b.openModel(m); m.model != nil {
+				opened = append(opened, m.model)
+			}
+		}
+	}
+	return closeAll, nil
+}
+
+func (b *build) openModel(m *modelInput) (err error) {
+	if m.model, err = b.o.Config.openModel(m.entry); err != nil {
+		return err
+	}
+	if m.digest, err = b.modelDigest(m.model); err != nil {
+		return err
+	}
+	if b.o.Key != nil && m.model.HasWeights() {
+		m.files, err = b.o.Tools.TokenizerFiles(m.model)
+	}
+	return err
+}
+
+func (b *build) openSoC(s *socInput) (err error) {
+	if s.soc, err = b.o.Config.openSoC(s.entry); err != nil {
+		return err
+	}
+	if s.digest, err = s.soc.Digest(); err != nil {
+		return err
+	}
+	if s.entry.Record == "" {
+		if !s.soc.Simulated() {
+			return diag.New(diag.ClassInput, "soc %q: a real machine needs a record, and none is given", s.entry.Name).
+				WithHint("measure it there: hetc profile --soc %s --model DIR -o rec.jsonl; then {soc: %s, record: rec.jsonl}", s.entry.SoC, s.entry.SoC)
+		}
+		return nil
+	}
+	data, err := b.readRecord(s)
+	if err != nil {
+		return err
+	}
+	s.record, s.bytes = sha256.Sum256(data), int64(len(data))
+	s.cut = len(data) > 0 && data[len(data)-1] != '\n'
+	return nil
+}
+
+func (b *build) readRecord(s *socInput) ([]byte, error) {
+	return wholefile.Read(b.o.Config.inside(s.entry.Record), maxRecord)
+}
+
+// errChanged is for an input that is not what it was when the run began.
+func errChanged(what, name string) error {
+	return diag.New(diag.ClassInput, "%s %q changed while it was built from", what, name).WithHint("build again when nobody writes to it")
+}
+
+// costs returns the key of a cell's costs, and how they are made or found.
+func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs, error), error) {
+	s := c.soc
+	var key cas.Key
+	var read func(ctx context.Context) ([]byte, error)
+	if s.entry.Record != "" {
+		key = cas.KeyOf("costs", b.o.Program, s.digest, s.record.String())
+		read = func(context.Context) ([]byte, error) {
+			data, err := b.readRecord(s)
+			if err == nil && sha256.Sum256(data) != s.record {
+				err = errChanged("record", s.entry.Record)
+			}
+			return data, err
+		}
+	} else {
+		needs, err := c.workload.workload.Needs(c.model.model.MaxContext)
+		if err != nil {
+			return key, nil, err
+		}
+		want := profiler.Want{Buckets: needs.Buckets, Schemes: needs.Schemes, MaxContext: needs.Context}
+		requests, err := profiler.Requests(s.soc, c.model.model, want)
+		if err != nil {
+			return key, nil, err
+		}
+		// What is measured follows from SoC and requests, whatever model they come from.
+		list, err := json.Marshal(requests)
+		if err != nil {
+			return key, nil, fmt.Errorf("requests: %w", err)
+		}
+		measured := cas.KeyOf("record", b.o.Program, s.digest, string(list))
+		key = cas.KeyOf("costs", b.o.Program, s.digest, measured.String())
+		read = func(ctx context.Context) ([]byte, error) {
+			e, _, err := b.obtain(ctx, measured, func(path string) error {
+				return b.o.Tools.Simulate(ctx, s.soc, requests, path)
+			}, c.warn)
+			if err != nil {
+				return nil, err
+			}
+			defer e.Close()
+			return e.Data(maxRecord)
+		}
+	}
+	name := s.entry.Record
+	if name == "" {
+		name = "simulated record of " + s.entry.Name
+	}
+	return key, func(ctx context.Context) (*roofline.Costs, error) {
+		e, _, err := b.obtain(ctx, key, func(path string) error {
+			data, err := read(ctx)
+			if err != nil {
+				return err
+			}
+			give, err := b.memory.take(ctx, baseBytes+parsedRecord*int64(len(data)))
+			if err != nil {
+				return fmt.Errorf("fit: %w", err)
+			}
+			defer give()
+			set, err := record.Read(name, bytes.NewReader(data))
+			if err != nil {
+				return err
+			}
+			costs, err := roofline.Fit(s.soc, set)
+			if err != nil {
+				return err
+			}
+			return roofline.Write(path, costs)
+		}, c.warn)
+		if err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		text, err := e.Data(maxText)
+		if err != nil {
+			return nil, err
+		}
+		return roofline.Parse("costs of "+s.entry.Name, text)
+	}, nil
+}
+
+// plan makes the plan of a cell.
+func (b *build) plan(ctx context.Context, c *Cell) error {
+	costsKey, costs, err := b.costs(c)
+	if err != nil {
+		return err
+	}
+	if c.soc.cut {
+		c.warn("%s: the last line was cut off and is not used", c.soc.entry.Record)
+	}
+	m := c.model
+	key := cas.KeyOf("plan", b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest)
+	warnings := cas.KeyOf("warnings", key.String())
+	err = b.settle(ctx, c, &c.Plan, key, func(path string) error {
+		prices, err := costs(ctx)
+		if err != nil {
+			return err
+		}
+		give, err := b.memory.take(ctx, solveBytes)
+		if err != nil {
+			return fmt.Errorf("solve: %w", err)
+		}
+		defer give()
+		r, err := solver.Solve(ctx, solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Engine: b.o.Tools.Engine})
+		if err != nil {
+			return err
+		}
+		if r.Plan.Model.Digest != m.digest.String() {
+			return errChanged("model", m.entry.Model)
+		}
+		if err := b.keepWarnings(warnings, r.Warnings); err != nil {
+			return err
+		}
+		text, err := plantext.Encode(r.Plan)
+		if err != nil {
+			return err
+		}
+		return wholefile.Write(path, text)
+	})
+	if err != nil || c.Plan.State == WillBuild || c.Plan.State == WillCopy {
+		return err
+	}
+	p, err := plantext.Read(c.Plan.File)
+	if err != nil {
+		return err
+	}
+	c.Predictions = p.Predictions
+	if c.Plan.Digest, err = planir.Digest(p); err != nil {
+		return err
+	}
+	return b.showWarnings(c, warnings)
+}
+
+// keepWarnings stores what solve had to say, so that it is said in every run.
+func (b *build) keepWarnings(key cas.Key, list diag.List) error {
+	if len(list) == 0 {
+		return nil
+	}
+	var lines []string
+	for _, w := range list {
+		lines = append(lines, w.Error())
+	}
+	text, err := json.Marshal(lines)
+	if err != nil {
+		return fmt.Errorf("warnings: %w", err)
+	}
+	e, err := b.o.Cache.Put(key, func(path string) error { return wholefile.Write(path, text) })
+	if err != nil {
+		return err
+	}
+	return e.Close()
+}
+
+func (b *build) showWarnings(c *Cell, key cas.Key) error {
+	e, err := b.o.Cache.Get(key)
+	if err != nil {
+		return nil // there were none, or the cache has lost them
+	}
+	defer e.Close()
+	text, err := e.Data(maxText)
+	if err != nil {
+		return err
+	}
+	var lines []string
+	if err := json.Unmarshal(text, &lines); err != nil {
+		return fmt.Errorf("warnings: %w", err)
+	}
+	c.Warnings = append(c.Warnings, lines...)
+	return nil
+}
+
+// bundle makes the bundle of a cell, whose plan is there.
+func (b *build) bundle(ctx context.Context, c *Cell) error {
+	m := c.model
+	switch {
+	case b.o.Key == nil:
+		c.Bundle = Artifact{State: Omitted, Why: "no key"}
+		return nil
+	case !m.model.HasWeights():
+		c.Bundle = Artifact{State: Omitted, Why: "the model has no weights"}
+		return nil
+	case c.Plan.State == WillBuild:
+		c.Bundle.State = WillBuild
+		return nil
+	}
+	options, err := json.Marshal(b.o.Config.Bundle)
+	if err != nil {
+		return fmt.Errorf("bundle options: %w", err)
+	}
+	parts := []string{b.o.Program, c.Plan.content.String(), m.digest.String(), c.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
+	for _, name := range slices.Sorted(maps.Keys(m.files)) {
+		parts = append(parts, name, string(m.files[name]))
+	}
+	err = b.settle(ctx, c, &c.Bundle, cas.KeyOf("bundle", parts...), func(path string) error {
+		text, err := wholefile.Read(c.Plan.File, maxText)
+		if err != nil {
+			return err
+		}
+		if sha256.Sum256(text) != c.Plan.content {
+			return errChanged("plan", c.Plan.File)
+		}
+		p, err := plantext.Decode(c.Plan.File, text)
+		if err != nil {
+			return err
+		}
+		give, err := b.memory.take(ctx, emitBytes(p))
+		if err != nil {
+			return fmt.Errorf("emit: %w", err)
+		}
+		defer give()
+		x := b.o.Config.Bundle
+		_, err = b.o.Tools.Emit(ctx, path, emit.Options{
+			Plan: p, Model: m.model, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
+			Product: x.Product, Version: x.Version, SecurityVersion: x.SecurityVersion, Generation: x.KeyringGeneration, NotAfter: x.NotAfter,
+		}, c.soc.soc)
+		return err
+	})
+	if err != nil || c.Bundle.State == WillBuild || c.Bundle.State == WillCopy {
+		return err
+	}
+	u, err := bundle.Inspect(c.Bundle.File)
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	c.Bundle.Digest = u.Digest.String()
+	return nil
+}
+
+// Program is the digest of the running program, which stands for the version of every algorithm and format.
+func Program() (string, error) {
+	path := "/proc/self/exe" // what runs, even when its file was replaced
+	if _, err := os.Stat(path); err != nil {
+		if path, err = os.Executable(); err != nil {
+			return "", diag.New(diag.ClassIO, "find this program's file: %w", err)
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", diag.New(diag.ClassIO, "read this program's file: %w", err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := f.WriteTo(h); err != nil {
+		return "", diag.New(diag.ClassIO, "read this program's file: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
