@@ -316,6 +316,7 @@ func readMixtral(c *config, m *Model) {
 	c.everyWindow(m, c.window(0))
 	c.experts(m, "num_local_experts", 8, 2, m.FFN)
 	m.dec.router = op.RouteSoftmaxNorm
+	c.read["router_jitter_noise"] = true // training only
 	const e = "model.layers.{layer}.block_sparse_moe."
 	n := &m.dec.names
 	n.router, n.expertGate, n.expertUp, n.expertDown = e+"gate", e+"experts.{expert}.w1", e+"experts.{expert}.w3", e+"experts.{expert}.w2"

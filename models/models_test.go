@@ -769,3 +769,89 @@ func FuzzIndex(f *testing.F) {
 		}
 	})
 }
+
+// What a synthetic tensor is drawn from follows from the graph, for every architecture.
+func TestRolesOfWeights(t *testing.T) {
+	writers := map[string]role{
+		"embed.table": embedding, "layers.attn_norm": gain, "layers.attn_norm_bias": bias, "layers.q_norm": headGain, "layers.qkv_bias": bias,
+		"layers.attn_out": residual, "layers.ffn_down": residual, "layers.expert_down": residual, "layers.shared_down": residual, "layers.shared_switch": projection,
+		"layers.router": projection, "layers.expert_gate_up": projection, "layers.ffn_gate_up": projection, "layers.ffn_up": projection, "layers.qkv": projection,
+		"head.lm_head": projection, "layers.ffn_post_norm": gain,
+	}
+	seen := map[string]bool{}
+	dirs, err := filepath.Glob("../testdata/arch/*/config.json")
+	if err != nil || len(dirs) < 20 {
+		t.Fatalf("found %d models (%v)", len(dirs), err)
+	}
+	for _, d := range dirs {
+		m, err := Open(filepath.Dir(d))
+		if err != nil {
+			continue // refused by a key, see TestReferenceModelsOpen
+		}
+		g := m.Graph()
+		for i := range g.Weights {
+			w := &g.Weights[i]
+			if want, ok := writers[w.Name]; ok {
+				seen[w.Name] = true
+				if got := g.role(w); got != want && !(m.Tied && w.Name == "head.lm_head") {
+					t.Errorf("%s: %s has role %d, want %d", m.Name, w.Name, got, want)
+				}
+			}
+		}
+		m.Close()
+	}
+	for name := range writers {
+		if !seen[name] {
+			t.Errorf("no model has %s", name)
+		}
+	}
+}
+
+// refused are the models of testdata/arch with a feature that is refused by its key.
+var refused = map[string]string{
+	"olmoe-clip-fused": `key "clip_qkv"`,
+	"phi-qk-layernorm": `key "qk_layernorm"`,
+}
+
+// Every model of testdata/arch opens, with nothing left unread or unused; so do other spellings of its
+// configuration beside it, and they mean the same graph.
+func TestReferenceModelsOpen(t *testing.T) {
+	dirs, err := filepath.Glob("../testdata/arch/*/config.json")
+	if err != nil || len(dirs) < 20 {
+		t.Fatalf("found %d models (%v)", len(dirs), err)
+	}
+	for _, d := range dirs {
+		dir := filepath.Dir(d)
+		m, err := Open(dir)
+		if want, no := refused[filepath.Base(dir)]; no {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %s", dir, err, want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if len(m.UnreadKeys()) > 0 || len(m.Ignored()) > 0 {
+			t.Errorf("%s: keys that mean nothing %v, tensors that nobody uses %v", dir, m.UnreadKeys(), m.Ignored())
+		}
+		others, _ := filepath.Glob(filepath.Join(dir, "config.*.json"))
+		for _, other := range others {
+			data, err := os.ReadFile(other)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := readBytes(other, data)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			o.Stored = m.Stored
+			if !reflect.DeepEqual(decoderGraph(o), m.Graph()) {
+				t.Errorf("%s: another graph than config.json", other)
+			}
+		}
+		m.Close()
+	}
+}

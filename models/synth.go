@@ -21,7 +21,7 @@ import (
 )
 
 // Synthetic weights are bf16 and normally distributed: projections with a deviation of
-// 0.8/sqrt(fan-in), those that write the residual stream 0.3 of that, embeddings 0.02. Six residual
+// 0.8/sqrt(fan-in), those that write the residual stream 0.3 of that, embeddings and biases 0.02. Six residual
 // channels have large norm gains, and three of them large rows in the residual writers, because
 // trained models have such outliers and quantisation is decided by them.
 const (
@@ -57,30 +57,63 @@ const (
 	projection role = iota
 	residual        // a projection added to the residual stream
 	embedding
-	gain
+	gain     // of a norm over the residual stream
+	headGain // of a norm over heads
+	bias
 )
 
 // role finds out what a weight does from the nodes that use it.
 func (g *Graph) role(w *Weight) role {
 	for _, s := range g.Sections {
 		for _, n := range s.Nodes {
-			if !slices.Contains(n.W, w.Name) {
+			at := slices.Index(n.W, w.Name)
+			if at < 0 {
 				continue
 			}
-			switch n.Ops[0].Kind {
-			case op.Embed:
-				return embedding
-			case op.Norm:
-				return gain
-			}
-			for _, add := range s.Nodes {
-				if add.Ops[0].Kind == op.Add && slices.Contains(add.In, n.Out[0]) {
-					return residual
+			var kind op.Kind
+			var name string
+			for _, o := range n.Ops {
+				for _, r := range o.Sig().W {
+					if at == 0 {
+						kind, name = o.Kind, r
+					}
+					at--
 				}
 			}
+			switch {
+			case kind == op.Embed:
+				return embedding
+			case kind == op.QKNorm:
+				return headGain
+			case name == "gain":
+				return gain
+			case name == "bias":
+				return bias
+			case s.addsToResidual(n.Out[0]):
+				return residual
+			}
+			return projection
 		}
 	}
 	return projection
+}
+
+// addsToResidual reports whether a value reaches an addition with nothing but sums, gates and norms between.
+func (s *Section) addsToResidual(value string) bool {
+	for _, n := range s.Nodes {
+		if !slices.Contains(n.In, value) || slices.Contains(n.Out, value) {
+			continue
+		}
+		switch n.Ops[0].Kind {
+		case op.Add:
+			return true
+		case op.Combine, op.Gate, op.Norm, op.LayerNorm:
+			if n.In[0] == value && s.addsToResidual(n.Out[0]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // synthTensor is a tensor to be written: how its values are drawn, and where they go.
@@ -88,6 +121,7 @@ type synthTensor struct {
 	name   string
 	shape  []int
 	role   role
+	plus   float32
 	fanIn  int
 	file   int
 	offset int64
@@ -225,10 +259,10 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 
 // synthTensors lists the tensors and spreads them over shards in the order of their names.
 func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
-	roles, fanIn := map[string]role{}, map[string]int{}
+	roles, fanIn, plus := map[string]role{}, map[string]int{}, map[string]float32{}
 	m.graph.eachSource(func(w *Weight, _ int, name string) {
 		if _, seen := roles[name]; !seen { // a tied head stays an embedding
-			roles[name], fanIn[name] = m.graph.role(w), w.K
+			roles[name], fanIn[name], plus[name] = m.graph.role(w), w.K, w.Plus
 		}
 	})
 	var out []synthTensor
@@ -242,7 +276,7 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 		size += n
 		last := len(shards) - 1
 		shards[last] = append(shards[last], safetensors.Tensor{Name: s.name, Type: op.BF16, Shape: s.shape})
-		out = append(out, synthTensor{name: s.name, shape: s.shape, role: roles[s.name], fanIn: fanIn[s.name], file: last})
+		out = append(out, synthTensor{name: s.name, shape: s.shape, role: roles[s.name], plus: plus[s.name], fanIn: fanIn[s.name], file: last})
 	}
 	return out, shards
 }
@@ -250,19 +284,20 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 // fill writes values [from, from+len(buf)/2) as bf16. Value i is drawn by 16 bits of the i/4-th word
 // of the tensor's own random sequence, so that chunks need no common state.
 func (t *synthTensor) fill(buf []byte, from int64, seed uint64, q *quantiles, channels []int) {
-	if t.role == gain {
+	if t.role == gain || t.role == headGain {
 		for i := range len(buf) / 2 {
 			v := 1.0
-			if c := slices.Index(channels, int(from)+i); c >= 0 {
+			if c := slices.Index(channels, int(from)+i); c >= 0 && t.role == gain {
 				v = outlierGains[c]
 			}
+			v -= float64(t.plus)
 			binary.LittleEndian.PutUint16(buf[2*i:], toBF16(v))
 		}
 		return
 	}
 	scale := projectionScale / math.Sqrt(float64(t.fanIn))
 	switch t.role {
-	case embedding:
+	case embedding, bias:
 		scale = embeddingScale
 	case residual:
 		scale *= residualScale
