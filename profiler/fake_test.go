@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/profiler/record"
@@ -30,6 +32,7 @@ type fake struct {
 	// busy is how long a run takes in real time; needed only where two run at the same time.
 	busy    time.Duration
 	running atomic.Int32
+	used    map[string]map[string]bool // by operator: the experts it has used
 }
 
 func (f *fake) Name() string { return "fake" }
@@ -54,6 +57,7 @@ type fakeExecutable struct {
 	o    op.Op
 	runs *int
 	w    driver.Weights
+	used map[string]bool // experts, by copy of the weights and number
 }
 
 func (fakeExecutable) Close() error { return nil }
@@ -96,6 +100,8 @@ func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weig
 	for i, spec := range g.Weights {
 		if n, err := pack.Bytes(spec); err != nil || int64(len(w[i].Bytes)) != n {
 			return nil, fmt.Errorf("weight %q: %d bytes, want %d, %v", spec.Name, len(w[i].Bytes), n, err)
+		} else if want := n / int64(max(1, spec.Experts)); spec.Experts > 0 && w[i].Stride != want {
+			return nil, fmt.Errorf("weight %q: experts are %d bytes apart, want %d", spec.Name, w[i].Stride, want)
 		}
 	}
 	o := g.Nodes[0].Op
@@ -107,7 +113,37 @@ func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weig
 	if p.counts[o.Key()] == nil {
 		p.counts[o.Key()] = new(int)
 	}
-	return &fakeExecutable{o: o, runs: p.counts[o.Key()], w: w}, nil
+	e := &fakeExecutable{o: o, runs: p.counts[o.Key()], w: w}
+	if o.Kind == op.ExpertMatMul {
+		if p.f.used == nil {
+			p.f.used = map[string]map[string]bool{}
+		}
+		if p.f.used[o.Key()] == nil {
+			p.f.used[o.Key()] = map[string]bool{}
+		}
+		e.used = p.f.used[o.Key()]
+	}
+	return e, nil
+}
+
+// choose checks ids of experts: of each token different ones, all used alike. It notes who was used.
+func (e *fakeExecutable) choose(v driver.View) error {
+	counts := make([]int, e.o.Experts)
+	ids, err := mem.View[int32](v.Bytes())
+	if err != nil {
+		return err
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= e.o.Experts || slices.Contains(ids[i/e.o.Fan*e.o.Fan:i], id) {
+			return fmt.Errorf("ids %v of %d experts", ids[i/e.o.Fan*e.o.Fan:i+1], e.o.Experts)
+		}
+		counts[id]++
+		e.used[fmt.Sprintf("%p %d", &e.w[0].Bytes[0], id)] = true
+	}
+	if slices.Max(counts)-slices.Min(counts) > 1 {
+		return fmt.Errorf("experts are used %v times", counts)
+	}
+	return nil
 }
 
 func (p *fakeProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span, error) {
@@ -124,6 +160,11 @@ func (p *fakeProcessor) Run(exe driver.Executable, b *driver.Bindings) (driver.S
 	}
 	if sig.State && (len(b.K.Bytes()) == 0 || b.K.Rows != e.o.KVHeads*b.MaxContext || b.Scalars.KVLen > b.MaxContext || b.V.Offset == b.K.Offset) {
 		return driver.Span{}, fmt.Errorf("caches %v %v do not fit %+v", b.K, b.V, b.Scalars)
+	}
+	if e.o.Kind == op.ExpertMatMul {
+		if err := e.choose(b.In[len(b.In)-1]); err != nil {
+			return driver.Span{}, err
+		}
 	}
 	if p.f.fail != nil {
 		if err := p.f.fail("run", p.name, e.o); err != nil {
@@ -202,7 +243,7 @@ func matmul(m int) *op.Op { return &op.Op{Kind: op.MatMul, M: m, K: 64, N: 96, S
 // ask is a request for an operator on a processor.
 func ask(proc string, o *op.Op, priority int) Request {
 	m := record.Measurement{Kind: record.Op, Proc: proc, Op: o, Unit: "ns"}
-	if o.Kind == op.MatMul {
+	if o.HasScheme() {
 		m.Layout, m.Cold, m.Footprint = pack.N32, true, 1<<16 // few copies, which load fast
 	}
 	return Request{What: m, Priority: priority}

@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 )
 
@@ -22,28 +23,30 @@ func HeldOut(s *socs.SoC, m *models.Model, w Want, requests []Request, n int, se
 		return nil, err
 	}
 	type shape struct {
-		proc   string
-		scheme op.Scheme
-		k, n   int
+		proc string
+		op   op.Op // of no rows
+	}
+	of := func(r *Request) shape {
+		x := shape{r.What.Proc, *r.What.Op}
+		x.op.M = 0
+		return x
 	}
 	sampled := map[shape][]int{}
 	var shapes []Request
 	for _, r := range requests {
-		o := r.What.Op
-		if r.What.Kind != "op" || o.Kind != op.MatMul || len(r.What.Concurrent) > 0 {
+		if r.What.Kind != record.Op || !r.What.Op.HasScheme() || len(r.What.Concurrent) > 0 {
 			continue
 		}
-		k := shape{r.What.Proc, o.Scheme, o.K, o.N}
+		k := of(&r)
 		if sampled[k] == nil {
 			shapes = append(shapes, r)
 		}
-		sampled[k] = append(sampled[k], o.M)
+		sampled[k] = append(sampled[k], r.What.Op.M)
 	}
 	// Only whole weights that are sampled over rows: parts and the head are measured at one or two.
 	var whole []Request
 	for _, r := range shapes {
-		o := r.What.Op
-		if len(sampled[shape{r.What.Proc, o.Scheme, o.K, o.N}]) > 3 {
+		if len(sampled[of(&r)]) > 3 {
 			whole = append(whole, r)
 		}
 	}
@@ -59,7 +62,7 @@ func HeldOut(s *socs.SoC, m *models.Model, w Want, requests []Request, n int, se
 		o := *r.What.Op
 		near := false
 		rows := 1 + rng.IntN(min(512, b.largest()))
-		for _, m := range sampled[shape{r.What.Proc, o.Scheme, o.K, o.N}] {
+		for _, m := range sampled[of(&r)] {
 			near = near || math.Abs(float64(rows-m)) <= heldOutMargin*float64(m)
 		}
 		if near {

@@ -57,6 +57,38 @@ func (o *operands) retire(name string) {
 	}
 }
 
+// choices is how many choices of experts use all experts between them.
+func choices(x op.Op) int {
+	if x.Kind != op.ExpertMatMul {
+		return 1
+	}
+	return (x.Experts + x.Rows() - 1) / x.Rows()
+}
+
+// experts returns a view of ids [tokens,fan] per choice. Every choice spreads the rows evenly, a token's over
+// different experts.
+func (o *operands) experts(x op.Op) ([]driver.View, error) {
+	rows := x.Rows()
+	step := roundUp(4*int64(rows), 64)
+	name := fmt.Sprintf("%d of %d experts", rows, x.Experts)
+	fresh := o.bufs[name] == nil
+	b, err := o.buffer(name, op.I32, step*int64(choices(x)))
+	if err != nil {
+		return nil, err
+	}
+	var out []driver.View
+	for c := range choices(x) {
+		at := step * int64(c)
+		for i := range rows {
+			if fresh {
+				put32(b.Bytes()[at+4*int64(i):], uint32((c*rows+i)%x.Experts))
+			}
+		}
+		out = append(out, driver.View{Buffer: b, Type: op.I32, Offset: at, Rows: x.M, Cols: x.Fan, Stride: x.Fan})
+	}
+	return out, nil
+}
+
 // fill writes pseudo-random values that are valid in t: numbers of magnitude below 1, row-quantised
 // bytes, ids below o.ids.
 func (o *operands) fill(b []byte, t op.Type) {
@@ -133,6 +165,9 @@ func (s *stores) get(name string, bytes, unit int64, pattern func() ([]byte, err
 	}
 	for s.total()+bytes > s.limit && s.evict() {
 	}
+	if most := 2*s.limit - s.total(); bytes > most {
+		return nil, diag.New(diag.ClassInfeasible, "an operand needs %d bytes of memory, and measuring has %d left", bytes, most)
+	}
 	p, err := pattern()
 	if err != nil {
 		return nil, err
@@ -181,14 +216,14 @@ func (s *stores) close() {
 }
 
 // weights returns a store of packed weights like spec, large enough for footprint bytes and for at
-// least one weight, and the size of one.
+// least one weight, and the size of one, of all its experts.
 func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, error) {
 	bytes, err := pack.Bytes(spec)
 	if err != nil {
 		return nil, 0, err
 	}
 	// A few tiles, or rows, are packed; the rest repeats them.
-	one := spec
+	one := pack.Expert(spec)
 	var unit int64
 	if spec.Layout == op.RowsLayout {
 		one.K = min(spec.K, 64)

@@ -175,7 +175,7 @@ func (b *builder) measurement(p *socs.Processor, o op.Op) (record.Measurement, b
 		return m, false
 	}
 	switch o.Kind {
-	case op.MatMul:
+	case op.MatMul, op.ExpertMatMul:
 		if !slices.Contains(p.Schemes, o.Scheme) {
 			return m, false
 		}
@@ -227,14 +227,23 @@ func (b *builder) model(g *models.Graph) {
 			n := &s.Nodes[j]
 			single := slices.ContainsFunc(s.Values, func(v models.Value) bool { return v.Rows1 && slices.Contains(n.Out, v.Name) })
 			for _, o := range n.Ops {
-				b.template(o, single)
+				b.template(o, b.schemesOf(n), single)
 			}
 		}
 	}
 }
 
-// template asks for an operator at every row count; single operators have one row only (the head).
-func (b *builder) template(o op.Op, single bool) {
+// schemesOf are those a node's matrix is asked for in.
+func (b *builder) schemesOf(n *models.Node) []op.Scheme {
+	if n.Exact {
+		return []op.Scheme{op.A32W32}
+	}
+	return b.schemes
+}
+
+// template asks for an operator at every row count, a matrix in all schemes; single operators have one row
+// only (the head).
+func (b *builder) template(o op.Op, schemes []op.Scheme, single bool) {
 	rows, between := b.rows(), b.between()
 	if single {
 		rows, between = []int{1}, nil
@@ -245,10 +254,10 @@ func (b *builder) template(o op.Op, single bool) {
 	for _, p := range b.procs {
 		for _, m := range rows {
 			o.M = m
-			switch o.Kind {
-			case op.MatMul:
-				b.matmul(p, o, PriorityBase)
-			case op.Attention:
+			switch {
+			case o.HasScheme():
+				b.matrix(p, o, schemes)
+			case o.Kind == op.Attention:
 				b.attention(p, o)
 			default:
 				b.glue(p, o)
@@ -256,9 +265,9 @@ func (b *builder) template(o op.Op, single bool) {
 		}
 		for _, m := range between {
 			o.M = m
-			switch o.Kind {
-			case op.MatMul:
-				b.eachScheme(o, func(o op.Op) { b.op(PriorityBetween, p, o) })
+			switch {
+			case o.HasScheme():
+				eachScheme(o, schemes, func(o op.Op) { b.op(PriorityBetween, p, o) })
 			default:
 				// Linear in M, or nearly: two points between say where the line bends.
 				if m == 16 || m == 96 {
@@ -271,28 +280,36 @@ func (b *builder) template(o op.Op, single bool) {
 			}
 		}
 	}
-	if o.Kind == op.MatMul {
-		b.beside(o, rows)
+	if o.HasScheme() {
+		b.beside(o, schemes, rows)
 	}
 }
 
-func (b *builder) eachScheme(o op.Op, f func(op.Op)) {
-	for _, scheme := range b.schemes {
+func eachScheme(o op.Op, schemes []op.Scheme, f func(op.Op)) {
+	for _, scheme := range schemes {
 		o.Scheme = scheme
 		f(o)
 	}
 }
 
-// matmul asks for a weight at one row count a plan uses, whole and, at M = 1 and the largest bucket, in
-// parts along N and along K.
-func (b *builder) matmul(p *socs.Processor, o op.Op, priority int) {
-	b.eachScheme(o, func(o op.Op) {
-		b.op(priority, p, o)
+// matrix asks for a weight at one row count a plan uses, whole and, at M = 1 and the largest bucket, in
+// parts along N and, if it is one matrix, along K.
+func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
+	eachScheme(o, schemes, func(o op.Op) {
+		b.op(PriorityBase, p, o)
+		fan := 0 // rows per token of what it computes
+		if o.Fan > 1 {
+			fan = o.Fan
+		}
 		if o.Scheme.QuantisedRows() {
-			b.op(PriorityGlue, p, op.Op{Kind: op.QuantRows, M: o.M, N: o.K})
+			quant := op.Op{Kind: op.QuantRows, M: o.M, N: o.K, Fan: fan}
+			if o.Spread {
+				quant.Fan = 0
+			}
+			b.op(PriorityGlue, p, quant)
 		}
 		// Parts are gathered by a copy where outputs cannot be strided.
-		b.op(PriorityGlue, p, op.Op{Kind: op.Copy, M: o.M, N: part(o.N, 1, 2, p.Tile.N)})
+		b.op(PriorityGlue, p, op.Op{Kind: op.Copy, M: o.M, N: part(o.N, 1, 2, p.Tile.N), Fan: fan})
 		if o.M != 1 && o.M != b.largest() {
 			return
 		}
@@ -301,9 +318,17 @@ func (b *builder) matmul(p *socs.Processor, o op.Op, priority int) {
 			q.N = part(o.N, quarter, 4, p.Tile.N)
 			b.op(PriorityShards, p, q)
 		}
+		if o.Kind != op.MatMul {
+			return
+		}
 		half := o
 		half.K = part(o.K, 1, 2, p.Tile.K)
 		b.op(PriorityShards, p, half)
+		if o.Bias { // the first part adds it, the others do not
+			o.Bias, half.Bias = false, false
+			b.op(PriorityShards, p, o)
+			b.op(PriorityShards, p, half)
+		}
 	})
 }
 
@@ -317,10 +342,14 @@ func part(n, num, den, tile int) int {
 // attention asks for M rows over several contexts, with all heads and with half of the key/value heads.
 func (b *builder) attention(p *socs.Processor, o op.Op) {
 	contexts := []int{o.M}
-	for c := 64; c < b.context; c *= 4 {
+	most := b.context
+	if o.Window > 0 && o.Window < most {
+		most = o.Window // beyond it, only whether the time stays the same is asked
+	}
+	for c := 64; c < most; c *= 4 {
 		contexts = append(contexts, c)
 	}
-	contexts = append(contexts, b.context)
+	contexts = append(contexts, most, b.context)
 	for _, c := range contexts {
 		if c < o.M {
 			continue
@@ -342,8 +371,10 @@ func (b *builder) glue(p *socs.Processor, o op.Op) {
 	switch o.Kind {
 	case op.GLU:
 		half.N = part(o.N, 1, 2, o.Interleave)
-	case op.Rope, op.KVAppend:
-		if o.KVHeads < 2 {
+	case op.Combine, op.Activate, op.Gate, op.Softcap:
+		half.N = part(o.N, 1, 2, p.Tile.N)
+	case op.QKNorm, op.Rope, op.KVAppend:
+		if o.KVHeads < 2 || o.Joint {
 			return
 		}
 		half.KVHeads = o.KVHeads / 2
@@ -356,7 +387,7 @@ func (b *builder) glue(p *socs.Processor, o op.Op) {
 
 // beside asks for both halves of a weight on two processors at the same time: at M = 1, where they compete
 // for memory, and at the largest row count.
-func (b *builder) beside(o op.Op, rows []int) {
+func (b *builder) beside(o op.Op, schemes []op.Scheme, rows []int) {
 	at := []int{1}
 	if last := rows[len(rows)-1]; last != 1 {
 		at = append(at, last)
@@ -366,7 +397,7 @@ func (b *builder) beside(o op.Op, rows []int) {
 			if p == q || b.soc.Concurrent(p.Name, q.Name) != nil {
 				continue
 			}
-			b.eachScheme(o, func(o op.Op) {
+			eachScheme(o, schemes, func(o op.Op) {
 				for _, m := range at {
 					o.M = m
 					mine, theirs := o, o
@@ -386,16 +417,24 @@ func (b *builder) beside(o op.Op, rows []int) {
 // footprints says through how many bytes cold operands are rotated: the model's own, where these
 // are fewer than a cache may hold.
 func (b *builder) footprints(m *models.Model, g *models.Graph) {
-	perScheme := map[op.Scheme]int64{}
+	// Bytes of matrices by scheme: those that one token reads, and those of all experts.
+	read, held := map[op.Scheme]int64{}, map[op.Scheme]int64{}
 	cache := map[op.Type]int64{}
 	for i := range g.Sections {
 		times := int64(max(g.Sections[i].Layers, 1))
 		for j := range g.Sections[i].Nodes {
-			for _, o := range g.Sections[i].Nodes[j].Ops {
+			n := &g.Sections[i].Nodes[j]
+			for _, o := range n.Ops {
 				switch o.Kind {
-				case op.MatMul:
+				case op.MatMul, op.ExpertMatMul:
 					for _, scheme := range b.schemes {
-						perScheme[scheme] += times * op.WeightBytes(scheme.Weight(), o.K, o.N)
+						one := scheme
+						if n.Exact {
+							one = op.A32W32
+						}
+						bytes := times * op.WeightBytes(one.Weight(), o.K, o.N)
+						read[scheme] += bytes * int64(max(1, min(o.Fan, o.Experts)))
+						held[scheme] += bytes * int64(max(1, o.Experts))
 					}
 				case op.Attention:
 					cache[o.KV] += times * 2 * int64(b.context) * int64(o.KVHeads*o.HeadDim*o.KV.Bytes())
@@ -415,12 +454,19 @@ func (b *builder) footprints(m *models.Model, g *models.Graph) {
 		if w.Op == nil || !w.Cold || b.soc.Simulated() {
 			continue
 		}
-		// The whole decode step passes between two uses of a weight or of a layer's cache.
+		scheme := w.Op.Scheme
+		if !slices.Contains(b.schemes, scheme) { // of a matrix that is always exact, or none
+			scheme = b.schemes[0]
+		}
+		// The whole decode step passes between two uses of a weight or of a layer's cache; between two uses
+		// of an expert the others do, too.
 		switch w.Op.Kind {
 		case op.MatMul:
-			w.Footprint = bound(perScheme[w.Op.Scheme] + cache[op.F32] + cache[op.F16])
+			w.Footprint = bound(read[scheme] + cache[op.F32] + cache[op.F16])
+		case op.ExpertMatMul:
+			w.Footprint = bound(held[scheme] + cache[op.F32] + cache[op.F16])
 		case op.Attention:
-			w.Footprint = bound(perScheme[b.schemes[0]] + cache[w.Op.KV])
+			w.Footprint = bound(read[scheme] + cache[w.Op.KV])
 		case op.Embed:
 			w.Footprint = bound(int64(w.Op.K) * int64(w.Op.N) * int64(w.Op.Table.Bytes()))
 		}

@@ -1,11 +1,13 @@
 package profiler
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
@@ -121,6 +123,139 @@ func TestFootprints(t *testing.T) {
 	}
 	if small == 0 {
 		t.Error("nothing is cold")
+	}
+}
+
+// Whatever a model computes is asked for at every number of rows a plan has, in the schemes its matrices may have.
+func TestRequestsEveryArchitecture(t *testing.T) {
+	dirs, err := filepath.Glob("../testdata/arch/*/config.json")
+	if err != nil || len(dirs) == 0 {
+		t.Fatalf("no models: %v", err)
+	}
+	kinds := map[op.Kind]bool{}
+	for _, config := range dirs {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil && strings.Contains(err.Error(), "is not supported") {
+				t.Skipf("this build reads no such model: %v", err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			s := fakeSoC()
+			want := Want{Buckets: []int{16, 64}, Schemes: []op.Scheme{op.A8TQ8C}}
+			requests, err := Requests(s, m, want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys := map[string]bool{}
+			for _, r := range requests {
+				if o := r.What.Op; o != nil && r.What.Kind == record.Op && r.What.Proc == "b" && len(r.What.Concurrent) == 0 {
+					keys[o.Key()] = true
+					kinds[o.Kind] = true
+				}
+				x := r.What
+				x.Samples, x.Loops = []float64{1}, 1
+				if err := x.Validate(); err != nil {
+					t.Errorf("%s: %v", r.Key(), err)
+				}
+			}
+			g := m.Graph()
+			exact := map[[2]int]bool{} // by K and N
+			for _, sec := range g.Sections {
+				for _, n := range sec.Nodes {
+					if o := n.Ops[0]; n.Exact {
+						exact[[2]int{o.K, o.N}] = true
+					}
+				}
+			}
+			for _, rows := range []int{1, 16, 64} {
+				sections, err := lower.Expand(&g, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C })
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, sec := range sections {
+					for _, n := range sec.Nodes {
+						for _, o := range n.Ops {
+							if o.Kind == op.Attention {
+								o.Context = max(rows, 64) // one of several
+								if o.Window > 0 && o.Window < 64 {
+									o.Context = max(rows, o.Window)
+								}
+							}
+							if !keys[o.Key()] {
+								t.Errorf("%s@%d: %s is not asked for", n.Name, rows, o.Key())
+							}
+							if o.Kind != op.MatMul {
+								continue
+							}
+							// The additions of a division along K, and its parts.
+							half := o
+							half.K, half.Bias = part(o.K, 1, 2, 32), false
+							if rows != 16 && !keys[half.Key()] {
+								t.Errorf("%s@%d: %s is not asked for", n.Name, rows, half.Key())
+							}
+							if half.Bias = o.Bias; rows != 16 && !keys[half.Key()] {
+								t.Errorf("%s@%d: %s is not asked for", n.Name, rows, half.Key())
+							}
+						}
+					}
+				}
+			}
+			for _, r := range requests {
+				o := r.What.Op
+				if o == nil || o.Kind != op.MatMul || o.Scheme != op.A32W32 {
+					continue
+				}
+				ok := false
+				for x := range exact { // the whole, or a part of it
+					ok = ok || o.K <= x[0] && o.N <= x[1]
+				}
+				if !ok {
+					t.Errorf("%s: nobody permits this scheme", r.Key())
+				}
+			}
+		})
+	}
+	for _, k := range op.Kinds {
+		if !kinds[k] {
+			t.Errorf("no model asks for %q", k)
+		}
+	}
+}
+
+// Of a mixture of experts a token reads the matrices of a few: dense ones come back sooner than its experts.
+func TestFootprintsOfExperts(t *testing.T) {
+	m := openModel(t, "../testdata/arch/olmoe-plain")
+	s := fakeSoC()
+	s.CPU.Caches[0].Bytes = 1 << 30
+	requests, err := Requests(s, m, Want{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dense, experts := int64(0), int64(0)
+	for _, r := range requests {
+		switch o := r.What.Op; {
+		case o == nil:
+		case o.Kind == op.MatMul:
+			dense = r.What.Footprint
+		case o.Kind == op.ExpertMatMul:
+			experts = r.What.Footprint
+		}
+	}
+	g := m.Graph()
+	var differ int64
+	for _, sec := range g.Sections {
+		for _, n := range sec.Nodes {
+			if o := n.Ops[0]; o.Kind == op.ExpertMatMul {
+				differ += int64(sec.Layers) * int64(o.Experts-o.Fan) * op.WeightBytes("w32", o.K, o.N)
+			}
+		}
+	}
+	if dense == 0 || experts-dense != differ {
+		t.Errorf("footprints %d and, of experts, %d: want a difference of %d", dense, experts, differ)
 	}
 }
 

@@ -24,18 +24,32 @@ import (
 // everyKind asks for one operator of each kind, in three schemes.
 func everyKind() (out []Request) {
 	for _, scheme := range op.Schemes {
-		out = append(out, ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme}, 0))
+		out = append(out, ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme}, 0),
+			ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme, Bias: true}, 0),
+			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 1, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2, Spread: true}, 0),
+			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 9, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2}, 0))
 	}
 	for _, o := range []op.Op{
 		{Kind: op.Embed, M: 4, K: 300, N: 64, Table: op.BF16},
 		{Kind: op.Embed, M: 4, K: 200, N: 64, Table: op.F32},
 		{Kind: op.SelectRow, M: 4, N: 64},
 		{Kind: op.Norm, M: 4, N: 100},
+		{Kind: op.LayerNorm, M: 4, N: 100},
 		{Kind: op.QuantRows, M: 4, N: 100},
+		{Kind: op.Route, M: 4, Experts: 7, Fan: 2, Router: op.RouteSoftmaxNorm},
+		{Kind: op.Route, M: 4, Experts: 7, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
+		{Kind: op.Combine, M: 4, N: 100, Fan: 2},
+		{Kind: op.QKNorm, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32},
+		{Kind: op.QKNorm, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, Joint: true},
 		{Kind: op.Rope, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32},
+		{Kind: op.Rope, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, RotaryDim: 16, LongFrom: 2},
 		{Kind: op.KVAppend, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, KV: op.F32},
 		{Kind: op.Attention, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, Context: 50, KV: op.F32},
+		{Kind: op.Attention, M: 4, Heads: 4, KVHeads: 2, HeadDim: 32, Context: 50, KV: op.F32, Window: 16, Cap: 20},
 		{Kind: op.GLU, M: 4, N: 64, Interleave: 16, Act: op.SiLU},
+		{Kind: op.Activate, M: 4, N: 64, Act: op.GELUTanh},
+		{Kind: op.Gate, M: 4, N: 64},
+		{Kind: op.Softcap, M: 4, N: 64, Cap: 30},
 		{Kind: op.Add, M: 4, N: 64},
 		{Kind: op.Copy, M: 4, N: 64},
 	} {
@@ -51,6 +65,27 @@ func work(_ string, o op.Op, i int) float64 {
 		ns *= 7
 	}
 	return ns
+}
+
+// Cold matrices of experts are used in turn, in every copy.
+func TestColdExperts(t *testing.T) {
+	f := &fake{cost: work}
+	s := fakeSoC()
+	w, _ := newRecord(t, s)
+	few := ask("a", &op.Op{Kind: op.ExpertMatMul, M: 2, K: 64, N: 64, Scheme: op.A32W32, Experts: 10, Fan: 2}, 0)
+	few.What.Footprint = 3 * 10 * 64 * 64 * 4
+	warm := ask("a", &op.Op{Kind: op.ExpertMatMul, M: 2, K: 64, N: 96, Scheme: op.A32W32, Experts: 10, Fan: 2}, 0)
+	warm.What.Cold, warm.What.Footprint = false, 0
+	rep, err := Run(context.Background(), s, []Request{few, warm}, w, f.options())
+	if err != nil || rep.Measured != 2 {
+		t.Fatalf("measured %d of 2 (%v), refused %v", rep.Measured, err, rep.Refused)
+	}
+	if got := len(f.used[few.What.Op.Key()]); got != 3*10 {
+		t.Errorf("%d experts were used, want 10 in each of 3 copies", got)
+	}
+	if got := len(f.used[warm.What.Op.Key()]); got != 4 {
+		t.Errorf("%d experts were used of a warm weight, want 4", got)
+	}
 }
 
 func TestRunMeasuresWhatThereIs(t *testing.T) {

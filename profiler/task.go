@@ -14,7 +14,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// maxCopies bounds how many executables rotate through cold operands.
+// maxCopies bounds how many sets of bindings rotate through cold operands.
 const maxCopies = 1024
 
 // load is an operator ready to run on a lane: one executable per copy of its weights.
@@ -46,46 +46,44 @@ func (r *runner) newLoad(ctx context.Context, l *lane, o op.Op, layout string, f
 	if compiler == nil {
 		return nil, diag.New(diag.ClassUnavailable, "measure on processor %q: no compiler for driver %q in this build", l.name, l.soc.Driver)
 	}
-	offsets := []int64{0}
-	var bytes int64
-	var weights []byte // copies of the one weight an operator has
-	if len(g.Weights) > 1 {
-		panic("BUG: an operator with several weights")
-	}
-	if len(g.Weights) == 1 && !l.caps.Virtual {
-		cold := int64(0)
-		if o.Kind == op.MatMul {
-			cold = footprint
-		}
-		st, n, err := r.stores.weights(g.Weights[0], cold)
-		if err != nil {
-			return nil, err
-		}
-		ld.stores = append(ld.stores, st)
-		weights, bytes = st.region.Bytes(), n
-		if cold > 0 {
-			offsets = st.slots(bytes, cold, maxCopies)
-		}
+	weights, copies, err := r.weights(ld, &g, footprint)
+	if err != nil {
+		return nil, err
 	}
 	views, caches, err := r.bindings(ld, &g, footprint)
 	if err != nil {
 		return nil, err
 	}
-	for i := range max(len(offsets), len(caches)) {
-		var w driver.Weights
-		if weights != nil {
-			at := offsets[i%len(offsets)]
-			w = driver.Weights{{Spec: g.Weights[0], Bytes: weights[at : at+bytes : at+bytes]}}
+	var experts []driver.View // by choice
+	if o.Kind == op.ExpertMatMul && !l.caps.Virtual {
+		if experts, err = l.ops.experts(o); err != nil {
+			return nil, err
 		}
+		if footprint == 0 {
+			experts = experts[:1] // as warm as can be
+		}
+	}
+	// Every copy of the weights runs with every choice of experts, and with a cache in turn.
+	each := max(len(experts), 1)
+	for i := range max(len(copies)*each, len(caches)) {
 		b := views
 		if len(caches) > 0 {
 			c := caches[i%len(caches)]
 			b.K, b.V = c[0], c[1]
 		}
+		if experts != nil {
+			b.In = slices.Clone(b.In)
+			b.In[len(b.In)-1] = experts[i%each]
+		}
 		ld.binds = append(ld.binds, b)
-		if i > 0 && len(offsets) == 1 {
-			ld.exes = append(ld.exes, ld.exes[0])
+		if i > 0 && (i%each > 0 || len(copies) == 1) {
+			ld.exes = append(ld.exes, ld.exes[i-1])
 			continue
+		}
+		w := slices.Clone(weights)
+		if len(w) > 0 {
+			at, bytes := copies[i/each], int64(len(w[0].Bytes))
+			w[0].Bytes = ld.stores[0].region.Bytes()[at : at+bytes : at+bytes]
 		}
 		err := l.do(ctx, func() error {
 			a, err := compiler.Compile(ctx, g, w, driver.Target{Proc: l.name, Options: l.soc.Options})
@@ -112,6 +110,36 @@ func (r *runner) newLoad(ctx context.Context, l *lane, o op.Op, layout string, f
 	return ld, nil
 }
 
+// weights finds the weights of g, and where in the first one's store its copies lie, through which the
+// operator rotates: only matrices have several.
+func (r *runner) weights(ld *load, g *op.Graph, footprint int64) (driver.Weights, []int64, error) {
+	copies := []int64{0}
+	if ld.lane.caps.Virtual {
+		return nil, copies, nil
+	}
+	var out driver.Weights
+	for i, spec := range g.Weights {
+		cold := int64(0)
+		if ld.op.HasScheme() && i == 0 {
+			cold = footprint
+		}
+		st, bytes, err := r.stores.weights(spec, cold)
+		if err != nil {
+			return nil, nil, err
+		}
+		ld.stores = append(ld.stores, st)
+		w := driver.Packed{Spec: spec, Bytes: st.region.Bytes()[:bytes:bytes]}
+		if spec.Experts > 0 {
+			w.Stride = bytes / int64(spec.Experts)
+		}
+		out = append(out, w)
+		if cold > 0 {
+			copies = st.slots(bytes, cold, max(1, maxCopies/choices(ld.op)))
+		}
+	}
+	return out, copies, nil
+}
+
 // bindings lays the operands of g into the lane's buffers and the caches, one pair per copy.
 func (r *runner) bindings(ld *load, g *op.Graph, footprint int64) (driver.Bindings, [][2]driver.View, error) {
 	o, l := ld.op, ld.lane
@@ -119,7 +147,7 @@ func (r *runner) bindings(ld *load, g *op.Graph, footprint int64) (driver.Bindin
 	if o.Kind == op.Attention {
 		pos = max(o.Context-o.M, 0)
 	}
-	b := driver.Bindings{Scalars: &driver.Scalars{Pos: pos, Rows: o.M, KVLen: pos + o.M}, MaxContext: max(o.Context, o.M)}
+	b := driver.Bindings{Scalars: &driver.Scalars{Pos: pos, Rows: o.M, KVLen: pos + o.M, Seq: pos + o.M}, MaxContext: max(o.Context, o.M)}
 	if l.caps.Virtual {
 		return b, nil, nil // nothing is computed
 	}
