@@ -183,7 +183,7 @@ func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string
 				}
 				n = w.N / total * w.Interleave[j]
 			}
-			s, err := pack.Matrix(t.Data, t.Type, w.K, n, w.Transposed)
+			s, err := pack.Tensor(t, w.K, n, w.Transposed)
 			if err != nil {
 				return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
 			}

@@ -34,6 +34,7 @@ type description struct {
 type tensorSeal struct {
 	Name   string  `json:"name"`
 	Type   op.Type `json:"type"`
+	Form   string  `json:"form,omitempty"` // how the bytes become values
 	Shape  []int   `json:"shape"`
 	SHA256 string  `json:"sha256"`
 }
@@ -76,10 +77,11 @@ func (m *Model) sealTensors() ([]tensorSeal, error) {
 	sums := make([][][sha256.Size]byte, 0, len(m.tensors))
 	for _, name := range slices.Sorted(maps.Keys(m.tensors)) {
 		t := m.tensors[name]
-		seals = append(seals, tensorSeal{Name: name, Type: t.Type, Shape: t.Shape})
-		own := make([][sha256.Size]byte, (len(t.Data)+digestChunk-1)/digestChunk)
+		seals = append(seals, tensorSeal{Name: name, Type: t.Type(), Form: t.Form(), Shape: t.Shape()})
+		data := t.Data()
+		own := make([][sha256.Size]byte, (len(data)+digestChunk-1)/digestChunk)
 		for i := range own {
-			leaves = append(leaves, leaf{t.Data[i*digestChunk : min((i+1)*digestChunk, len(t.Data))], &own[i]})
+			leaves = append(leaves, leaf{data[i*digestChunk : min((i+1)*digestChunk, len(data))], &own[i]})
 		}
 		sums = append(sums, own)
 	}

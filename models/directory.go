@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -17,6 +18,8 @@ import (
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models/gguf"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -31,18 +34,21 @@ const (
 	maxReported = 10 // problems of one kind named in an error
 )
 
-// Open opens a model: a directory with config.json and safetensors, or the name of a catalog entry
-// (shapes only). A directory of that name wins. The caller closes the model.
+// Open opens a model: a directory with config.json and safetensors, a GGUF file, or the name of a catalog
+// entry (shapes only). A directory or file of that name wins. The caller closes the model.
 func Open(nameOrDir string) (*Model, error) {
 	st, err := os.Stat(nameOrDir)
 	if err == nil && st.IsDir() {
 		return openDir(nameOrDir)
 	}
+	if err == nil && strings.HasSuffix(nameOrDir, ".gguf") {
+		return openGGUF(nameOrDir)
+	}
 	if m, ok, err := openCatalog(nameOrDir); ok || err != nil {
 		return m, err
 	}
 	if err == nil {
-		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory or a catalog name", nameOrDir).
+		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory, a .gguf file or a catalog name", nameOrDir).
 			WithHint("give the directory that holds config.json and *.safetensors")
 	}
 	if errors.Is(err, fs.ErrPermission) {
@@ -89,15 +95,47 @@ func openDir(dir string) (m *Model, err error) {
 	if err := m.untie(stored); err != nil {
 		return nil, fail(err)
 	}
-	if err := m.adopt(stored); err != nil {
-		return nil, fail(err)
-	}
-	table, err := m.Tensor(m.graph.Weight("embed.table").From[0])
+	err = m.adopt(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
+		t, base, ok := find(stored, name)
+		return plain{t}, base, ok
+	})
 	if err != nil {
 		return nil, fail(err)
 	}
-	m.Stored = table.Type
+	return m, nil
+}
+
+// openGGUF opens a GGUF file, which says and holds what a directory does.
+func openGGUF(path string) (m *Model, err error) {
+	fail := func(err error) error { return fmt.Errorf("open model %q: %w", path, err) }
+	f, err := gguf.Open(path)
+	if err != nil {
+		return nil, fail(err)
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	stored, err := f.Model()
+	if err != nil {
+		return nil, fail(err)
+	}
+	c := newConfig(stored.Config, func(string) string { return path })
+	if m, err = c.model(); err != nil {
+		return nil, fail(err)
+	}
+	m.unread = append(m.unread, stored.Unread...)
+	m.Dir, m.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
+	m.files, m.gguf = []io.Closer{f}, f
 	m.graph = decoderGraph(m)
+	err = m.adopt(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {
+		t, ok := stored.Tensors[name]
+		return t, name, ok
+	})
+	if err != nil {
+		return nil, fail(err)
+	}
 	return m, nil
 }
 
@@ -185,28 +223,30 @@ func plainShardName(name string) bool {
 	return true
 }
 
-// adopt keeps the tensors the graph needs after checking type and shape, and lists the others.
-func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
+// adopt keeps the tensors the graph needs after checking type and shape, and lists the others of those stored.
+// The graph is built again for the type of the embedding table.
+func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
 	var missing []string
 	var errs diag.List
-	m.tensors = make(map[string]safetensors.Tensor, len(stored))
+	m.tensors = make(map[string]Tensor, len(stored))
 	used := map[string]bool{}
 	for _, want := range m.required() {
-		t, base, ok := find(stored, want.name)
+		t, base, ok := find(want.name)
 		used[base] = ok
+		_, plain := t.(plain)
 		switch {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
-		case !slices.Equal(t.Shape, want.shape):
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, t.Shape, want.shape).
+		case !slices.Equal(t.Shape(), want.shape):
+			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, t.Shape(), want.shape).
 				WithHint("config.json and the weights do not belong together"))
-		case t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16:
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16", want.name, t.Type))
+		case plain && t.Type() != op.F32 && t.Type() != op.F16 && t.Type() != op.BF16:
+			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16", want.name, t.Type()))
 		default:
 			m.tensors[want.name] = t
 		}
 	}
-	for name := range stored {
+	for _, name := range stored {
 		if !used[name] && !(m.Tied && name == m.dec.names.head+".weight") { // of a tied head it repeats the table
 			m.ignored = append(m.ignored, name)
 		}
@@ -220,7 +260,16 @@ func (m *Model) adopt(stored map[string]safetensors.Tensor) error {
 		n := len(errs) - maxReported
 		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", n))
 	}
-	return errs.Err()
+	if err := errs.Err(); err != nil {
+		return err
+	}
+	table := m.tensors[m.dec.names.embed+".weight"]
+	m.Stored = table.Type()
+	if _, ok := table.Plain(); !ok {
+		m.Stored = op.F32 // rows are dequantised
+	}
+	m.graph = decoderGraph(m)
+	return nil
 }
 
 // untie gives the model a head of its own where the configuration calls it tied, but another one is stored:
@@ -315,4 +364,43 @@ func some(names []string) string {
 		return strings.Join(names, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxReported], ", "), len(names)-maxReported)
+}
+
+// Files of a tokenizer: what they are called in a directory, and in what TokenizerFiles returns.
+var tokenizerNames = map[string]string{
+	"tokenizer":     "tokenizer.json",
+	"config":        "tokenizer_config.json",
+	"chat_template": "chat_template.jinja",
+}
+
+const maxTokenizerBytes = 64 << 20
+
+// TokenizerFiles returns the model's tokenizer as the bytes of Hugging Face files, by "tokenizer", "config"
+// and "chat_template"; those it does not have are missing. A GGUF file's is translated.
+func (m *Model) TokenizerFiles() (map[string][]byte, error) {
+	out := map[string][]byte{}
+	if m.gguf != nil {
+		tokenizer, config, err := m.gguf.Tokenizer()
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer of model %q: %w", m.Dir, err)
+		}
+		if tokenizer != nil {
+			out["tokenizer"], out["config"] = tokenizer, config
+		}
+		return out, nil
+	}
+	if m.Dir == "" {
+		return out, nil
+	}
+	for key, name := range tokenizerNames {
+		data, err := wholefile.Read(filepath.Join(m.Dir, name), maxTokenizerBytes)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer of model %q: %w", m.Dir, err)
+		}
+		out[key] = data
+	}
+	return out, nil
 }

@@ -57,7 +57,7 @@ func (e *naive) weight(name string, layer int) (*Weight, []float64) {
 
 // assemble gives a weight column by column [N,K], by the words of the type's comment: Interleave[i]
 // columns of source i in turn.
-func assemble(t *testing.T, m *Model, w *Weight, layer int) []float64 {
+func assemble(t testing.TB, m *Model, w *Weight, layer int) []float64 {
 	v := make([]float64, w.K*w.N)
 	if w.Const != nil {
 		for n, f := range w.Const {
@@ -71,11 +71,7 @@ func assemble(t *testing.T, m *Model, w *Weight, layer int) []float64 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := make([]float32, elements(tensor.Shape))
-		if err := tensor.Floats(f, 0); err != nil {
-			t.Fatal(err)
-		}
-		sources = append(sources, f)
+		sources = append(sources, allValues(t, tensor))
 	}
 	turns := w.Interleave
 	if turns == nil {
@@ -313,4 +309,14 @@ func TestGraphGivesTheReferenceLogits(t *testing.T) {
 			ids = append(ids, best)
 		}
 	}
+}
+
+func allValues(t testing.TB, x Tensor) []float32 {
+	t.Helper()
+	rows, cols := matrixShape(x.Shape())
+	v := make([]float32, rows*cols)
+	if err := x.Read(v, 0, rows, 0, cols); err != nil {
+		t.Fatal(err)
+	}
+	return v
 }

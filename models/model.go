@@ -1,5 +1,5 @@
 // Package models knows what a model is: it reads a Hugging Face directory (config.json and
-// safetensors) or a catalog entry and tells the graph of operators, the weights they use, the
+// safetensors), a GGUF file or a catalog entry and tells the graph of operators, the weights they use, the
 // tensors those weights are assembled from, and the digest of it all.
 //
 // An architecture is one value of type architecture (see architectures.go): which config keys it reads
@@ -9,6 +9,7 @@ package models
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"sort"
 	"strconv"
@@ -16,7 +17,7 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/models/gguf"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -25,7 +26,7 @@ import (
 type Model struct {
 	Name         string // catalog name, or the base name of the directory
 	Architecture string // "LlamaForCausalLM"
-	Dir          string // where it was opened; empty for a catalog entry
+	Dir          string // directory or GGUF file it was opened from; empty for a catalog entry
 	Source       string // catalog: where the shapes are published
 
 	Hidden     int // columns of the residual stream
@@ -53,8 +54,9 @@ type Model struct {
 	dec     *decoder
 	graph   Graph
 	config  map[string]any // catalog: the config.json it stands for
-	tensors map[string]safetensors.Tensor
-	files   []*safetensors.File
+	tensors map[string]Tensor
+	files   []io.Closer
+	gguf    *gguf.File // what was opened, nil for a directory
 	ignored []string
 	unread  []string
 
@@ -79,15 +81,15 @@ func (m *Model) Parameters() int64 {
 	return n
 }
 
-// Tensor returns a stored tensor that the graph needs. Data is a read-only view of the mapped
-// file, dead after Close. Without weights the error is of class ClassInput and has a hint.
-func (m *Model) Tensor(name string) (safetensors.Tensor, error) {
+// Tensor returns a stored tensor that the graph needs. Without weights the error is of class ClassInput
+// and has a hint.
+func (m *Model) Tensor(name string) (Tensor, error) {
 	if !m.HasWeights() {
-		return safetensors.Tensor{}, m.noWeights("read tensor %q", name)
+		return nil, m.noWeights("read tensor %q", name)
 	}
 	t, ok := m.tensors[name]
 	if !ok {
-		return safetensors.Tensor{}, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
+		return nil, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
 	}
 	return t, nil
 }
@@ -106,7 +108,7 @@ func (m *Model) Close() error {
 			first = err
 		}
 	}
-	m.files, m.tensors = nil, nil
+	m.files, m.tensors, m.gguf = nil, nil, nil
 	return first
 }
 

@@ -532,10 +532,10 @@ func TestDigest(t *testing.T) {
 	}
 	bent := &Model{Dir: whole.Dir, Architecture: whole.Architecture, tensors: maps.Clone(whole.tensors)}
 	straight := &Model{Dir: whole.Dir, Architecture: whole.Architecture, tensors: whole.tensors}
-	x := bent.tensors["model.embed_tokens.weight"]
-	x.Data = append([]byte(nil), x.Data...)
-	x.Data[len(x.Data)-1] ^= 1
-	bent.tensors[x.Name] = x
+	x := bent.tensors["model.embed_tokens.weight"].(plain)
+	x.t.Data = append([]byte(nil), x.t.Data...)
+	x.t.Data[len(x.t.Data)-1] ^= 1
+	bent.tensors[x.t.Name] = x
 	differs("a stub", straight)
 	differs("one bit", bent)
 }
@@ -557,7 +557,7 @@ func TestPackReadsTheSameWeights(t *testing.T) {
 				t.Fatal(err)
 			}
 			shape := w.sourceShape(s)
-			src, err := pack.Matrix(tensor.Data, tensor.Type, w.K, int(elements(shape))/w.K, w.Transposed)
+			src, err := pack.Tensor(tensor, w.K, int(elements(shape))/w.K, w.Transposed)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -636,10 +636,7 @@ func TestSynthIsDeterministicAndLoadable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v = make([]float32, elements(x.Shape))
-		if err := x.Floats(v, 0); err != nil {
-			t.Fatal(err)
-		}
+		v = allValues(t, x)
 		for _, f := range v {
 			mean += float64(f) / float64(len(v))
 		}

@@ -177,3 +177,47 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 	}
 	return nil
 }
+
+// Stored is a stored tensor in whatever form: [rows,cols], or a vector as one row.
+type Stored interface {
+	Type() op.Type
+	// Plain returns the stored bytes when they are little-endian f32, f16 or bf16 in order.
+	Plain() ([]byte, bool)
+	// Read writes columns [col0,col1) of rows [row0,row1) to dst, row by row.
+	Read(dst []float32, row0, row1, col0, col1 int) error
+}
+
+// Tensor is a Source over a stored tensor: row-major [K,N], or with transposed row-major [N,K].
+func Tensor(t Stored, k, n int, transposed bool) (Source, error) {
+	if b, ok := t.Plain(); ok {
+		return Matrix(b, t.Type(), k, n, transposed)
+	}
+	if k < 1 || k > maxDim || n < 1 || n > maxDim {
+		return nil, diag.New(diag.ClassInput, "read matrix: got shape [%d,%d], want dimensions 1..%d", k, n, maxDim)
+	}
+	return &tensor{t, k, n, transposed}, nil
+}
+
+type tensor struct {
+	t          Stored
+	k, n       int
+	transposed bool
+}
+
+func (s *tensor) Shape() (int, int) { return s.k, s.n }
+
+func (s *tensor) Read(dst []float32, k0, k1, n0, n1 int) error {
+	if s.transposed {
+		return s.t.Read(dst[:(k1-k0)*(n1-n0)], n0, n1, k0, k1)
+	}
+	row := make([]float32, n1-n0)
+	for k := k0; k < k1; k++ {
+		if err := s.t.Read(row, k, k+1, n0, n1); err != nil {
+			return err
+		}
+		for i, v := range row {
+			dst[i*(k1-k0)+k-k0] = v
+		}
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+package models
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models/gguf"
+	"github.com/hetc/hetc/models/safetensors"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Tensor is a stored tensor as Hugging Face names and shapes it, whatever file it lies in. Its memory
+// is a read-only view of the mapped file, dead after Model.Close.
+type Tensor interface {
+	// Shape is the slowest dimension first: [rows, cols], or [n] for a vector, which is one row.
+	Shape() []int
+	// Type is the stored element type: "bf16", "q4_k".
+	Type() op.Type
+	// Data is the stored bytes. Form names how they become the tensor's values, "" when they are its values
+	// in order; both together determine what Read returns.
+	Data() []byte
+	Form() string
+	// Plain returns the stored bytes when they are the values in order, as little-endian f32, f16 or bf16.
+	Plain() ([]byte, bool)
+	// Read writes columns [col0,col1) of rows [row0,row1) to dst as float32, row by row. It is safe for
+	// concurrent use.
+	Read(dst []float32, row0, row1, col0, col1 int) error
+}
+
+// plain is a tensor of a safetensors file.
+type plain struct{ t safetensors.Tensor }
+
+func (p plain) Shape() []int          { return p.t.Shape }
+func (p plain) Type() op.Type         { return p.t.Type }
+func (p plain) Data() []byte          { return p.t.Data }
+func (p plain) Form() string          { return "" }
+func (p plain) Plain() ([]byte, bool) { return p.t.Data, true }
+
+func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
+	rows, cols := matrixShape(p.t.Shape)
+	if row0 < 0 || row1 > rows || col0 < 0 || col1 > cols || row0 > row1 || col0 > col1 || len(dst) != (row1-row0)*(col1-col0) {
+		return diag.New(diag.ClassInternal, "read tensor %q: rows %d:%d, columns %d:%d of [%d,%d] to %d values", p.t.Name, row0, row1, col0, col1, rows, cols, len(dst))
+	}
+	n := col1 - col0
+	for r := row0; r < row1; r++ {
+		if err := p.t.Floats(dst[:n], r*cols+col0); err != nil {
+			return fmt.Errorf("tensor %q: %w", p.t.Name, err)
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// matrixShape is the number of rows and columns of a stored tensor.
+func matrixShape(shape []int) (rows, cols int) {
+	rows, cols = 1, 1
+	for i, d := range shape {
+		if i == len(shape)-1 {
+			cols = d
+		} else {
+			rows *= d
+		}
+	}
+	return rows, cols
+}
+
+var _ Tensor = gguf.View{}
