@@ -8,10 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/hetc/hetc/internal/decode"
@@ -22,8 +26,11 @@ import (
 //go:embed catalog/*.yaml
 var catalog embed.FS
 
-// maxInherit bounds a chain of inherit entries.
-const maxInherit = 8
+// Bounds of a file, far above any real one and checked before anything is built from it.
+const (
+	maxFile    = 1 << 19 // bytes
+	maxInherit = 8       // files a SoC inherits from, one through the other
+)
 
 // Catalog lists the names of the embedded SoCs, ascending.
 func Catalog() []string {
@@ -40,33 +47,72 @@ func Catalog() []string {
 }
 
 // Open reads a SoC from the catalog by name, else from a file, and validates it. A word that is
-// neither is an error that names the nearest catalog entry.
+// neither is an error that names the nearest catalog entries and lists all.
 func Open(nameOrFile string) (*SoC, error) {
-	if data, err := catalog.ReadFile("catalog/" + nameOrFile + ".yaml"); err == nil {
-		return Parse(nameOrFile, data)
-	}
-	if _, err := os.Stat(nameOrFile); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, diag.New(diag.ClassInput, "open SoC %q: neither a file nor a catalog name: %w", nameOrFile, fs.ErrNotExist).
-				WithHint("%s", decode.DidYouMean(nameOrFile, Catalog()))
+	if data, ok := entry(nameOrFile); ok {
+		d, err := decode.Parse(nameOrFile, data)
+		if err != nil {
+			return nil, err
 		}
-		return nil, diag.New(diag.ClassIO, "open SoC: %w", err)
+		return load(d, "")
 	}
-	d, err := decode.ReadFile(nameOrFile)
+	data, err := wholefile.Read(nameOrFile, maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, diag.New(diag.ClassInput, "open SoC %q: neither a file nor a catalog name: %w", nameOrFile, fs.ErrNotExist).
+			WithHint("%s", suggest(nameOrFile, diag.HintsOf(err)...))
+	}
+	if err != nil {
+		return nil, err
+	}
+	d, err := decode.Parse(nameOrFile, data)
 	if err != nil {
 		return nil, err
 	}
 	return load(d, filepath.Dir(nameOrFile))
 }
 
-// Parse reads and validates a SoC from the bytes of a file; name is shown in errors and a relative
-// inherit entry is resolved against its directory.
+// Parse reads and validates a SoC from the bytes of a file of at most 512 KiB; name is shown in errors
+// and a relative inherit entry is resolved against its directory.
 func Parse(name string, data []byte) (*SoC, error) {
+	if len(data) > maxFile {
+		return nil, tooLarge(name)
+	}
 	d, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
 	return load(d, filepath.Dir(name))
+}
+
+// entry is the text of a catalog entry.
+func entry(name string) ([]byte, bool) {
+	data, err := catalog.ReadFile("catalog/" + name + ".yaml")
+	return data, err == nil
+}
+
+func tooLarge(name string) error {
+	return diag.New(diag.ClassInput, "read %q: more than %d bytes, no SoC is that large", name, maxFile)
+}
+
+// suggest is the hint for a name that the catalog does not have: the entries that contain the word,
+// later generations first, or the nearest one, or what others suggest; then the whole catalog.
+func suggest(word string, others ...string) string {
+	names := Catalog()
+	var near []string
+	if len(word) >= 2 {
+		for _, n := range names {
+			if strings.Contains(n, strings.ToLower(word)) {
+				near = append([]string{strconv.Quote(n)}, near...)
+			}
+		}
+	}
+	if n := diag.Nearest(word, names); n != "" && len(near) == 0 {
+		near = []string{strconv.Quote(n)}
+	}
+	if len(near) > 0 {
+		others = []string{"did you mean " + strings.Join(near, " or ") + "?"}
+	}
+	return strings.Join(append(others, "the catalog has "+strings.Join(names, ", ")), " ")
 }
 
 func load(d *decode.Document, dir string) (*SoC, error) {
@@ -92,6 +138,7 @@ func load(d *decode.Document, dir string) (*SoC, error) {
 func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 	var chain []map[string]any
 	name, from := d.Name(), s.Inherit
+	trail := []string{filepath.Clean(name)}
 	for {
 		var m map[string]any
 		if err := d.Into("", &m); err != nil {
@@ -102,12 +149,16 @@ func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 		if from == "" {
 			break
 		}
-		if len(chain) > maxInherit {
-			return nil, diag.New(diag.ClassInput, "SoC %q inherits through more than %d files", name, maxInherit).WithHint("does the chain return to itself?")
-		}
 		next, nextDir, err := openParent(from, dir)
 		if err != nil {
-			return nil, fmt.Errorf("%s inherits %q: %w", name, from, err)
+			return nil, fmt.Errorf("%s inherits %q: %w", d.Name(), clip(from), err)
+		}
+		trail = append(trail, filepath.Clean(next.Name()))
+		if slices.Contains(trail[:len(trail)-1], trail[len(trail)-1]) {
+			return nil, diag.New(diag.ClassInput, "SoC %q inherits from itself: %s", name, strings.Join(trail, " > "))
+		}
+		if len(chain) > maxInherit { // also what a circle of links to one file comes to
+			return nil, diag.New(diag.ClassInput, "SoC %q inherits through more than %d files", name, maxInherit).WithHint("does the chain return to itself?")
 		}
 		var parent SoC
 		if err := next.Into(Schema, &parent); err != nil {
@@ -117,7 +168,7 @@ func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 	}
 	merged := chain[len(chain)-1]
 	for i := len(chain) - 2; i >= 0; i-- {
-		merged = merge(merged, chain[i]).(map[string]any)
+		merged = overlay(merged, chain[i])
 	}
 	text, err := decode.YAML(merged)
 	if err != nil {
@@ -130,24 +181,107 @@ func inherit(d *decode.Document, dir string, s *SoC) (*SoC, error) {
 	return &out, nil
 }
 
+// openParent opens what an inherit entry of a file in dir names: a catalog entry, else a regular file
+// in dir or below it. dir is "" for a catalog entry, which inherits from the catalog only.
 func openParent(from, dir string) (*decode.Document, string, error) {
-	if data, err := catalog.ReadFile("catalog/" + from + ".yaml"); err == nil {
+	if len(from) > maxText {
+		return nil, "", diag.New(diag.ClassInput, "a name of %d bytes, want at most %d", len(from), maxText)
+	}
+	if data, ok := entry(from); ok {
 		d, err := decode.Parse(from, data)
 		return d, "", err
 	}
-	path := from
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
+	unknown := func() error {
+		return diag.New(diag.ClassInput, "neither a file nor a catalog name: %w", fs.ErrNotExist).WithHint("%s", suggest(from))
 	}
-	d, err := decode.ReadFile(path)
-	if err != nil && errors.Is(err, fs.ErrNotExist) {
-		return nil, "", diag.New(diag.ClassInput, "neither a file nor a catalog name").WithHint("%s", decode.DidYouMean(from, Catalog()))
+	if dir == "" {
+		return nil, "", unknown()
 	}
+	if !filepath.IsLocal(from) {
+		return nil, "", diag.New(diag.ClassInput, "the path leaves the directory of the file").
+			WithHint("name a catalog entry, or a file in the same directory or below it")
+	}
+	root, err := os.OpenRoot(dir) // follows no symbolic link out of dir
+	if err != nil {
+		return nil, "", diag.New(diag.ClassIO, "%w", err)
+	}
+	defer root.Close()
+	info, err := root.Stat(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", unknown()
+	}
+	if err != nil {
+		return nil, "", diag.New(diag.ClassIO, "%w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, "", diag.New(diag.ClassInput, "not a regular file")
+	}
+	f, err := root.Open(from)
+	if err != nil {
+		return nil, "", diag.New(diag.ClassIO, "%w", err)
+	}
+	defer f.Close()
+	path := filepath.Join(dir, from)
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, "", diag.New(diag.ClassIO, "%w", err)
+	}
+	if len(data) > maxFile {
+		return nil, "", tooLarge(path)
+	}
+	d, err := decode.Parse(path, data)
 	return d, filepath.Dir(path), err
 }
 
+// unsourced is the source of a value that replaces an inherited one without saying where it comes from.
+const unsourced = "assumed: replaces an inherited value without a source"
+
+// overlay lays over upon base, sources included: a value that over states has over's source or
+// none, whatever base said about the value it replaces; any other keeps base's, however broad
+// the paths are that over's sources name.
+func overlay(base, over map[string]any) map[string]any {
+	before, stated := leaves(base), leaves(over)
+	from, own := texts(base["sources"]), texts(over["sources"])
+	all := maps.Clone(from)
+	maps.Copy(all, own)
+	merged := merge(base, over).(map[string]any)
+	for path, value := range leaves(merged) {
+		text, _ := source(from, path)
+		if _, ok := stated[path]; ok {
+			if mine, ok := source(own, path); ok {
+				text = mine
+			} else if text != "" && before[path] != value {
+				text = unsourced
+			}
+		} else if mine, ok := own[path]; ok {
+			text = mine
+		}
+		if have, _ := source(all, path); text != "" && have != text {
+			all[path] = text
+		}
+	}
+	if len(all) > 0 {
+		merged["sources"] = all
+	}
+	return merged
+}
+
+// texts is a decoded mapping of texts.
+func texts(m any) map[string]string {
+	out := map[string]string{}
+	switch x := m.(type) {
+	case map[string]string:
+		maps.Copy(out, x)
+	case map[string]any:
+		for k, v := range x {
+			out[k] = fmt.Sprint(v)
+		}
+	}
+	return out
+}
+
 // merge lays over upon base: mappings key by key, lists of identified mappings by identity, anything
-// else is replaced.
+// else is replaced. An element with a source of its own is replaced too: the source speaks of its value.
 func merge(base, over any) any {
 	switch o := over.(type) {
 	case map[string]any:
@@ -182,8 +316,10 @@ func merge(base, over any) any {
 			if id == "" {
 				return over
 			}
-			if i, ok := at[id]; ok {
+			if i, ok := at[id]; ok && !statesSource(out[i]) {
 				out[i] = merge(out[i], e)
+			} else if ok {
+				out[i] = e
 			} else {
 				out = append(out, e)
 			}
@@ -193,27 +329,36 @@ func merge(base, over any) any {
 	return over
 }
 
-// identity is what tells an element of a list from the others: its name, its ends, its processors.
+func statesSource(e any) bool {
+	m, _ := e.(map[string]any)
+	_, ok := m["source"]
+	return ok
+}
+
+// identity is what tells an element of a list from the others: its name, its ends, its processors. What
+// is longer than names can be has none, so that paths stay short.
 func identity(e any) string {
 	m, ok := e.(map[string]any)
 	if !ok {
 		return ""
 	}
+	id, most := "", maxName
 	if n, ok := m["name"].(string); ok {
-		return n
-	}
-	if from, ok := m["from"].(string); ok {
-		return fmt.Sprintf("%s>%v", from, m["to"])
-	}
-	if list, ok := m["processors"].([]any); ok {
+		id = n
+	} else if from, ok := m["from"].(string); ok {
+		id, most = fmt.Sprintf("%s>%v", from, m["to"]), 2*maxName+1
+	} else if list, ok := m["processors"].([]any); ok {
 		set := make([]string, len(list))
 		for i, p := range list {
 			set[i] = fmt.Sprint(p)
 		}
 		sort.Strings(set)
-		return strings.Join(set, "+")
+		id, most = strings.Join(set, "+"), maxProcessors*(maxName+1)
 	}
-	return ""
+	if len(id) > most {
+		return ""
+	}
+	return id
 }
 
 // located prefixes data paths with the file.

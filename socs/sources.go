@@ -26,17 +26,8 @@ func (s *SoC) Numbers() []Sourced {
 			continue
 		}
 		x := Sourced{Path: path, Value: v.text}
-		for at := path; ; {
-			if src, ok := s.Sources[at]; ok {
-				x.Kind, x.Text, _ = strings.Cut(src, ": ")
-				break
-			}
-			i := strings.LastIndexByte(at, '.')
-			if i < 0 {
-				break
-			}
-			at = at[:i]
-		}
+		text, _ := source(s.Sources, path)
+		x.Kind, x.Text, _ = strings.Cut(text, ": ")
 		out = append(out, x)
 	}
 	for i, p := range s.Points {
@@ -65,13 +56,26 @@ func (s *SoC) Assumptions() []Sourced {
 	return out
 }
 
+// source is the entry that covers path: its own, else that of the nearest path above it.
+func source(sources map[string]string, path string) (string, bool) {
+	for at := path; ; {
+		if text, ok := sources[at]; ok {
+			return text, true
+		}
+		i := strings.LastIndexByte(at, '.')
+		if i < 0 {
+			return "", false
+		}
+		at = at[:i]
+	}
+}
+
 type leaf struct {
 	text   string
 	number bool
 }
 
-// valuePaths returns the data path of every value; elements of lists are named by their identity.
-// What states its own source is left out.
+// valuePaths returns the data path of every value; see leaves.
 func valuePaths(s *SoC) map[string]leaf {
 	bare := *s
 	bare.Sources, bare.Points, bare.Facts = nil, nil, nil
@@ -83,17 +87,19 @@ func valuePaths(s *SoC) map[string]leaf {
 	if err := decode.Bytes(s.Name, text, "", &m); err != nil {
 		return nil
 	}
+	return leaves(m)
+}
+
+// leaves returns the data path of every value of a decoded SoC; elements of lists are named by their
+// identity. What states its own source is left out, and so are the sources.
+func leaves(soc map[string]any) map[string]leaf {
 	out := map[string]leaf{}
 	var walk func(path string, v any)
 	walk = func(path string, v any) {
 		switch x := v.(type) {
 		case map[string]any:
 			for k, e := range x {
-				if path == "" {
-					walk(k, e)
-				} else {
-					walk(path+"."+k, e)
-				}
+				walk(path+"."+k, e)
 			}
 		case []any:
 			plain := []string{}
@@ -116,16 +122,20 @@ func valuePaths(s *SoC) map[string]leaf {
 			out[path] = leaf{text: fmt.Sprint(x)}
 		}
 	}
-	walk("", m)
+	for k, e := range soc {
+		if k != "sources" && k != "points" && k != "facts" {
+			walk(k, e)
+		}
+	}
 	return out
 }
 
-// covers reports whether some value lies at path or below it.
-func covers(values map[string]leaf, path string) bool {
-	if _, ok := values[path]; ok {
+// covers reports whether one of the sorted paths is path or lies below it.
+func covers(paths []string, path string) bool {
+	at := func(p string) int { return sort.SearchStrings(paths, p) }
+	if i := at(path); i < len(paths) && paths[i] == path {
 		return true
 	}
-	keys := sortedKeys(values)
-	i := sort.SearchStrings(keys, path+".")
-	return i < len(keys) && strings.HasPrefix(keys[i], path+".")
+	i := at(path + ".")
+	return i < len(paths) && strings.HasPrefix(paths[i], path+".")
 }

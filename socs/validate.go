@@ -5,40 +5,68 @@ import (
 	"math"
 	"sort"
 	"strings"
+	"unicode"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
-// Bounds that no real machine exceeds; they keep sums and loops finite on hostile files.
+// Bounds that no real machine exceeds; they keep sums, loops and messages finite on hostile files.
 const (
 	maxProcessors = 64
 	maxCores      = 4096
+	maxDomains    = 64
+	maxJoint      = 1024
+	maxRanges     = 1024
+	maxName       = 64      // bytes
+	maxText       = 4096    // bytes
 	maxValue      = 1e9     // of any rate or time in its unit
+	minSimRate    = 1e-3    // of what a simulated time is divided by, so that it fits 63 bits of nanoseconds
 	maxBytes      = 1 << 50 // 1 PiB
 	maxTile       = 1 << 16
+	maxCount      = 1 << 20
+	maxReported   = 20 // mistakes
 )
 
 // SourceKinds are the words a source text starts with, followed by a colon.
 var SourceKinds = []string{"paper", "vendor", "measured", "derived", "assumed"}
 
-// Validate reports everything that makes no sense, as a diag.List sorted by data path.
+// Validate reports what makes no sense, the first 20 mistakes as a diag.List sorted by data path.
 func (s *SoC) Validate() error {
 	v := &validator{}
-	v.soc(s)
+	if v.names(s); len(v.list) == 0 { // paths and messages below hold names
+		v.soc(s)
+	}
 	v.list.Sort()
 	return v.list.Err()
 }
 
 type validator struct{ list diag.List }
 
+func (v *validator) full() bool { return len(v.list) >= maxReported }
+
 func (v *validator) add(path, format string, args ...any) {
-	v.list = append(v.list, diag.New(diag.ClassInput, format, args...).At("%s", path).WithCode("soc.value"))
+	if !v.full() {
+		v.list = append(v.list, diag.New(diag.ClassInput, format, args...).At("%s", path).WithCode("soc.value"))
+	}
 }
 
 func (v *validator) number(path string, x float64) {
 	if math.IsNaN(x) || x < 0 || x > maxValue {
 		v.add(path, "%v, want a number in 0..%g", x, float64(maxValue))
+	}
+}
+
+// rate checks what a simulated time is divided by.
+func (v *validator) rate(path string, x float64) {
+	if !(x >= minSimRate && x <= maxValue) {
+		v.add(path, "%v, want a number in %g..%g", x, minSimRate, float64(maxValue))
+	}
+}
+
+func (v *validator) whole(path string, n, most int) {
+	if n < 0 || n > most {
+		v.add(path, "%d, want 0..%d", n, most)
 	}
 }
 
@@ -48,27 +76,68 @@ func (v *validator) bytes(path string, n int64) {
 	}
 }
 
+func (v *validator) few(path, what string, n, most int) bool {
+	if n > most {
+		v.add(path, "%d %s, want at most %d", n, what, most)
+	}
+	return n <= most
+}
+
 func (v *validator) name(path, s string) {
-	if s == "" || len(s) > 64 {
-		v.add(path, "name %q, want 1..64 characters", s)
+	ok := s != "" && len(s) <= maxName
+	for i := 0; ok && i < len(s); i++ {
+		c := s[i]
+		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == ':' || c == '_'
+	}
+	if !ok {
+		v.add(path, "name %q, want 1..%d lower case letters, digits and -:_", clip(s), maxName)
+	}
+}
+
+// text checks what is shown as it is: a terminal obeys control characters.
+func (v *validator) text(path, s string) {
+	if len(s) > maxText {
+		v.add(path, "%d bytes, want at most %d", len(s), maxText)
 		return
 	}
 	for _, r := range s {
-		if !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == ':' || r == '_') {
-			v.add(path, "name %q, want lower case letters, digits and -:_", s)
+		if r != '\n' && !unicode.IsPrint(r) {
+			v.add(path, "character %U, want a text that can be printed", r)
 			return
+		}
+	}
+}
+
+// names checks every name of the SoC.
+func (v *validator) names(s *SoC) {
+	v.name("name", s.Name)
+	for i := range s.Processors {
+		v.name(fmt.Sprintf("processors.%d.name", i), s.Processors[i].Name)
+	}
+	for i := range s.Memory {
+		v.name(fmt.Sprintf("memory.%d.name", i), s.Memory[i].Name)
+	}
+	for i := range s.Facts {
+		v.name(fmt.Sprintf("facts.%d.name", i), s.Facts[i].Name)
+	}
+	if s.CPU != nil {
+		for i := range s.CPU.Caches {
+			v.name(fmt.Sprintf("cpu.caches.%d.name", i), s.CPU.Caches[i].Name)
 		}
 	}
 }
 
 func (v *validator) soc(s *SoC) {
 	if s.Schema != Schema {
-		v.add("schema", "schema %q, want %q", s.Schema, Schema)
+		v.add("schema", "schema %q, want %q", clip(s.Schema), Schema)
 	}
-	v.name("name", s.Name)
 	if s.Inherit != "" {
-		v.add("inherit", "%q is not resolved", s.Inherit)
+		v.add("inherit", "%q is not resolved", clip(s.Inherit))
 	}
+	v.text("description", s.Description)
+	v.text("fingerprint", s.Fingerprint)
+	v.text("os", s.OS)
+	v.text("arch", s.Arch)
 	if len(s.Processors) == 0 || len(s.Processors) > maxProcessors {
 		v.add("processors", "%d processors, want 1..%d", len(s.Processors), maxProcessors)
 		return
@@ -77,42 +146,50 @@ func (v *validator) soc(s *SoC) {
 	for i := range s.Processors {
 		p := &s.Processors[i]
 		path := "processors." + p.Name
-		v.name(path+".name", p.Name)
 		if seen[p.Name] {
 			v.add(path, "processor %q is described twice", p.Name)
 		}
 		seen[p.Name] = true
 		v.processor(path, p)
 	}
-	known := func(path, name string) {
+	all := strings.Join(names(s), ", ")
+	known := func(path, name string) bool {
 		if !seen[name] {
-			v.add(path, "processor %q does not exist, want one of %s", name, strings.Join(names(s), ", "))
+			v.add(path, "processor %q does not exist, want one of %s", clip(name), all)
 		}
+		return seen[name]
 	}
 	if s.Control == "" {
-		v.add("control", "no processor owns control steps, want one of %s", strings.Join(names(s), ", "))
+		v.add("control", "no processor owns control steps, want one of %s", all)
 	} else {
 		known("control", s.Control)
 	}
 	v.cpu(s.CPU)
+	if !v.few("memory", "memory domains", len(s.Memory), maxDomains) || !v.few("joint", "joint bandwidths", len(s.Joint), maxJoint) {
+		return
+	}
 	domains := map[string]bool{}
 	for _, d := range s.Memory {
 		path := "memory." + d.Name
-		v.name(path+".name", d.Name)
 		if domains[d.Name] {
 			v.add(path, "memory domain %q is described twice", d.Name)
 		}
 		domains[d.Name] = true
 		v.bytes(path+".bytes", d.Bytes)
+		in := map[string]bool{}
 		for _, p := range d.Processors {
-			known(path+".processors", p)
+			if known(path+".processors", p) && in[p] {
+				v.add(path+".processors", "processor %q is named twice", p)
+			}
+			in[p] = true
 		}
 	}
 	links := map[[2]string]bool{}
 	for _, l := range s.Links {
-		path := linkPath(l)
-		known(path+".from", l.From)
-		known(path+".to", l.To)
+		path := linkPath(Link{From: clip(l.From), To: clip(l.To)})
+		if f, t := known(path+".from", l.From), known(path+".to", l.To); !f || !t {
+			continue
+		}
 		if l.From == l.To {
 			v.add(path, "processor %q is linked to itself", l.From)
 		}
@@ -124,15 +201,28 @@ func (v *validator) soc(s *SoC) {
 		v.number(path+".copy_gbps", l.CopyGBps)
 		v.number(path+".copy_launch_us", l.CopyLaunchUS)
 	}
+	v.joint(s, known)
+	if !v.full() {
+		v.sources(s)
+	}
+}
+
+func (v *validator) joint(s *SoC, known func(path, name string) bool) {
 	sets := map[string]bool{}
-	for _, j := range s.Joint {
-		path := jointPath(j)
+	for i, j := range s.Joint {
+		at := fmt.Sprintf("joint.%d", i)
+		if n := len(j.Processors); n < 2 || n > len(s.Processors) {
+			v.add(at, "joint bandwidth of %d processors, want 2..%d of them", n, len(s.Processors))
+			continue
+		}
+		ok := true
 		for _, p := range j.Processors {
-			known(path+".processors", p)
+			ok = known(at+".processors", p) && ok
 		}
-		if len(j.Processors) < 2 {
-			v.add(path, "joint bandwidth of %d processors, want at least 2", len(j.Processors))
+		if !ok {
+			continue
 		}
+		path := jointPath(j)
 		if sets[path] {
 			v.add(path, "joint bandwidth is described twice")
 		}
@@ -141,24 +231,24 @@ func (v *validator) soc(s *SoC) {
 		if j.BandwidthGBps == 0 {
 			v.add(path+".bandwidth_gbps", "0, want more")
 		}
-		if err := concurrent(s, j.Processors); err != nil && allKnown(seen, j.Processors) {
+		if err := concurrent(s, j.Processors); err != nil {
 			v.add(path, "%v", err)
 		}
 	}
-	v.sources(s)
 }
 
 func (v *validator) cpu(c *CPU) {
 	if c == nil {
 		return
 	}
-	if c.Cores < 0 || c.Cores > maxCores {
-		v.add("cpu.cores", "%d cores, want 0..%d", c.Cores, maxCores)
+	v.text("cpu.model", c.Model)
+	for _, f := range c.Features {
+		v.text("cpu.features", f)
 	}
+	v.whole("cpu.cores", c.Cores, maxCores)
 	seen := map[string]bool{}
 	for _, k := range c.Caches {
 		path := "cpu.caches." + k.Name
-		v.name(path+".name", k.Name)
 		if seen[k.Name] {
 			v.add(path, "cache %q is described twice", k.Name)
 		}
@@ -188,10 +278,22 @@ func (v *validator) processor(path string, p *Processor) {
 	switch p.Kind {
 	case KindCPU, KindGPU, KindNPU:
 	default:
-		v.add(path+".kind", "kind %q, want cpu, gpu or npu", p.Kind)
+		v.add(path+".kind", "kind %q, want cpu, gpu or npu", clip(p.Kind))
 	}
 	if p.Driver == "" {
 		v.add(path+".driver", "no driver")
+	}
+	v.text(path+".description", p.Description)
+	v.text(path+".driver", p.Driver)
+	v.text(path+".select", p.Select)
+	for _, m := range []struct {
+		key    string
+		values map[string]string
+	}{{"options", p.Options}, {"layouts", p.Layouts}} {
+		for _, k := range sortedKeys(m.values) {
+			v.text(path+"."+m.key, k)
+			v.text(path+"."+m.key, m.values[k])
+		}
 	}
 	if p.Kind == KindCPU && p.Driver != SimDriver && len(p.Cores) == 0 {
 		v.add(path+".cores", "a cpu processor occupies cores, got none")
@@ -199,7 +301,8 @@ func (v *validator) processor(path string, p *Processor) {
 	v.cores(path+".cores", p.Cores)
 	for _, t := range sortedKeys(p.PeakGops) {
 		if op.Type(t).Bytes() == 0 {
-			v.add(path+".peak_gops."+t, "unknown element type %q", t)
+			v.add(path+".peak_gops", "unknown element type %q", clip(t))
+			continue
 		}
 		v.number(path+".peak_gops."+t, p.PeakGops[t])
 	}
@@ -211,7 +314,8 @@ func (v *validator) processor(path string, p *Processor) {
 	kinds := map[op.Kind]bool{}
 	for _, k := range p.Kinds {
 		if !contains(op.Kinds, k) {
-			v.add(path+".kinds", "unknown operator %q", k)
+			v.add(path+".kinds", "unknown operator %q", clip(string(k)))
+			continue
 		}
 		if kinds[k] {
 			v.add(path+".kinds", "operator %q is listed twice", k)
@@ -221,19 +325,30 @@ func (v *validator) processor(path string, p *Processor) {
 	if len(p.Schemes) == 0 && p.Executes(op.MatMul) {
 		v.add(path+".schemes", "it executes matmuls in no scheme")
 	}
+	schemes := map[op.Scheme]bool{}
 	for _, s := range p.Schemes {
-		if _, err := op.ParseScheme(string(s)); err != nil {
+		if _, err := op.ParseScheme(clip(string(s))); err != nil {
 			v.add(path+".schemes", "%v", err)
 			continue
 		}
+		if schemes[s] {
+			v.add(path+".schemes", "scheme %q is listed twice", s)
+		}
+		schemes[s] = true
 		if p.Layouts[s.Weight()] == "" {
 			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", s.Weight(), s)
 		}
 	}
+	types := map[op.Type]bool{}
 	for _, t := range p.KV {
 		if t != op.F32 && t != op.F16 {
-			v.add(path+".kv", "cache type %q, want f32 or f16", t)
+			v.add(path+".kv", "cache type %q, want f32 or f16", clip(string(t)))
+			continue
 		}
+		if types[t] {
+			v.add(path+".kv", "cache type %q is listed twice", t)
+		}
+		types[t] = true
 	}
 	if len(p.KV) == 0 && p.Executes(op.Attention) {
 		v.add(path+".kv", "it executes attention on no cache type")
@@ -243,19 +358,17 @@ func (v *validator) processor(path string, p *Processor) {
 	}
 	v.bytes(path+".graph_bytes", p.GraphBytes)
 	v.bytes(path+".address_bytes", p.AddressBytes)
-	if p.MaxGraphs < 0 {
-		v.add(path+".max_graphs", "%d, want 0 or more", p.MaxGraphs)
-	}
+	v.whole(path+".max_graphs", p.MaxGraphs, maxCount)
 	switch p.WeightBytes {
 	case "", WeightsShared, WeightsPerGraph:
 	default:
-		v.add(path+".weight_bytes", "%q, want %s or %s", p.WeightBytes, WeightsShared, WeightsPerGraph)
+		v.add(path+".weight_bytes", "%q, want %s or %s", clip(p.WeightBytes), WeightsShared, WeightsPerGraph)
 	}
 	if p.Driver == SimDriver && p.Sim == nil {
 		v.add(path+".sim", "driver %q needs a sim block", SimDriver)
 	}
 	if p.Driver == SimDriver && p.Select != p.Name {
-		v.add(path+".select", "%q, driver %q selects processors by name, want %q", p.Select, SimDriver, p.Name)
+		v.add(path+".select", "%q, driver %q selects processors by name, want %q", clip(p.Select), SimDriver, p.Name)
 	}
 	if p.Sim != nil {
 		v.sim(path+".sim", p)
@@ -278,14 +391,11 @@ func (v *validator) sim(path string, p *Processor) {
 	for _, k := range p.Schemes {
 		r, ok := s.Schemes[k]
 		if !ok {
-			v.add(path+".schemes", "no entry for scheme %q", k)
+			v.add(path+".schemes", "no entry for scheme %q", clip(string(k)))
 			continue
 		}
 		at := path + ".schemes." + string(k)
-		v.number(at+".peak_gops", r.PeakGops)
-		if r.PeakGops == 0 {
-			v.add(at+".peak_gops", "0, want more")
-		}
+		v.rate(at+".peak_gops", r.PeakGops)
 		if math.IsNaN(r.WeightBits) || r.WeightBits < 0 || r.WeightBits > 64 {
 			v.add(at+".weight_bits", "%v, want 0..64", r.WeightBits)
 		}
@@ -294,53 +404,60 @@ func (v *validator) sim(path string, p *Processor) {
 		if r.LongK != 0 && !(r.LongK >= 1 && r.LongK <= 1e3) {
 			v.add(at+".long_k", "%v, want a factor in 1..1000", r.LongK)
 		}
-		if r.LongKFrom < 0 {
-			v.add(at+".long_k_from", "%d, want 0 or more", r.LongKFrom)
-		}
+		v.whole(at+".long_k_from", r.LongKFrom, math.MaxInt32)
 	}
 	for _, k := range sortedKeys(s.Schemes) {
 		if !contains(p.Schemes, k) {
-			v.add(path+".schemes."+string(k), "scheme %q is not among the processor's schemes", k)
+			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(k)))
 		}
 	}
-	v.number(path+".other_gops", s.OtherGops)
-	if s.OtherGops == 0 {
-		v.add(path+".other_gops", "0, want more")
-	}
-	if p.BandwidthGBps == 0 {
-		v.add(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", "0, a simulated processor needs a bandwidth")
-	}
+	v.rate(path+".other_gops", s.OtherGops)
+	v.rate(strings.TrimSuffix(path, ".sim")+".bandwidth_gbps", p.BandwidthGBps)
 	if math.IsNaN(s.NoiseCV) || s.NoiseCV < 0 || s.NoiseCV > 0.5 {
 		v.add(path+".noise_cv", "%v, want 0..0.5", s.NoiseCV)
 	}
-	if len(s.Infeasible) > 1024 {
-		v.add(path+".infeasible", "%d ranges, want at most 1024", len(s.Infeasible))
+	if v.few(path+".infeasible", "ranges", len(s.Infeasible), maxRanges) {
+		for i, r := range s.Infeasible {
+			for _, n := range []int{r.MinM, r.MaxM, r.MinK, r.MaxK, r.MinN, r.MaxN} {
+				v.whole(fmt.Sprintf("%s.infeasible.%d", path, i), n, math.MaxInt32)
+			}
+		}
 	}
 }
 
 func (v *validator) sources(s *SoC) {
-	values := valuePaths(s)
+	values := sortedKeys(valuePaths(s))
 	for _, path := range sortedKeys(s.Sources) {
-		if !covers(values, path) {
-			v.add("sources."+path, "no value at path %q", path)
+		if v.full() {
+			return
 		}
-		v.source("sources."+path, s.Sources[path])
+		at := "sources." + clip(path)
+		if !covers(values, path) {
+			v.add(at, "no value at path %q", clip(path))
+		}
+		v.source(at, s.Sources[path])
 	}
 	for i, p := range s.Points {
 		path := fmt.Sprintf("points.%d", i)
 		if s.Processor(p.Processor) == nil {
-			v.add(path+".processor", "processor %q does not exist, want one of %s", p.Processor, strings.Join(names(s), ", "))
+			v.add(path+".processor", "processor %q does not exist, want one of %s", clip(p.Processor), strings.Join(names(s), ", "))
 		}
+		p.Scheme = op.Scheme(clip(string(p.Scheme)))
 		if err := p.Op().Validate(); err != nil {
 			v.add(path, "%v", err)
 		}
 		v.number(path+".latency_us", p.LatencyUS)
+		if p.LatencyUS == 0 {
+			v.add(path+".latency_us", "0, want more")
+		}
 		v.source(path+".source", p.Source)
+		if v.full() {
+			return
+		}
 	}
 	seen := map[string]bool{}
 	for _, f := range s.Facts {
 		path := "facts." + f.Name
-		v.name(path+".name", f.Name)
 		if seen[f.Name] {
 			v.add(path, "fact %q is stated twice", f.Name)
 		}
@@ -354,37 +471,40 @@ func (v *validator) sources(s *SoC) {
 
 func (v *validator) source(path, text string) {
 	if kind, place, ok := strings.Cut(text, ": "); !ok || strings.TrimSpace(place) == "" || !contains(SourceKinds, kind) {
-		v.add(path, "source %q, want one of %s, a colon and the place", text, strings.Join(SourceKinds, ", "))
+		v.add(path, "source %q, want one of %s, a colon and the place", clip(text), strings.Join(SourceKinds, ", "))
+		return
 	}
+	v.text(path, text)
 }
 
+// concurrent is Concurrent; it looks at every core once.
 func concurrent(s *SoC, list []string) error {
-	for i, a := range list {
+	owner, seen := map[int]string{}, map[string]bool{}
+	for _, a := range list {
 		p := s.Processor(a)
 		if p == nil {
 			return diag.New(diag.ClassInput, "processor %q does not exist", a).WithHint("SoC %q has %s", s.Name, strings.Join(names(s), ", "))
 		}
-		for _, b := range list[:i] {
-			if a == b {
-				return diag.New(diag.ClassInput, "processor %q is named twice", a)
+		if seen[a] {
+			return diag.New(diag.ClassInput, "processor %q is named twice", a)
+		}
+		seen[a] = true
+		for _, core := range p.Cores {
+			if b, ok := owner[core]; ok && b != a {
+				return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently", b, a, core)
 			}
-			for _, core := range s.Processor(b).Cores {
-				if contains(p.Cores, core) {
-					return diag.New(diag.ClassInput, "processors %q and %q share core %d and never run concurrently", b, a, core)
-				}
-			}
+			owner[core] = a
 		}
 	}
 	return nil
 }
 
-func allKnown(seen map[string]bool, list []string) bool {
-	for _, n := range list {
-		if !seen[n] {
-			return false
-		}
+// clip shortens a word of a hostile file for a message.
+func clip(s string) string {
+	if len(s) <= maxName {
+		return s
 	}
-	return true
+	return strings.ToValidUTF8(s[:maxName], "") + "..."
 }
 
 func names(s *SoC) []string {
