@@ -363,7 +363,7 @@ def old_spelling(keys, type_key):
     derived = config_of(keys["model_type"], {k: v for k, v in keys.items() if k not in ("layer_types", "torch_dtype")})
     if "layer_types" in keys and derived.layer_types == keys["layer_types"]:
         del keys["layer_types"]
-    if keys["model_type"] == "gemma":
+    if keys["model_type"] == "gemma" and derived.hidden_act == "gelu_pytorch_tanh":
         keys["hidden_act"], keys["hidden_activation"] = "gelu", None  # as published; it means the tanh form
     return keys
 
