@@ -141,6 +141,15 @@ func TestCatalogDerived(t *testing.T) {
 				t.Errorf("%s: %s executes %v, on %s %v", c.name, name, p.Kinds, c.from, q.Kinds)
 			}
 		}
+		kinds := map[string]string{}
+		for _, x := range from.Numbers() {
+			kinds[x.Path] = x.Kind
+		}
+		for _, x := range s.Numbers() {
+			if x.Kind == "derived" && kinds[x.Path] == "assumed" {
+				t.Errorf("%s: %s is derived from what is assumed in %s", c.name, x.Path, c.from)
+			}
+		}
 		for _, j := range from.Joint {
 			got, _ := s.JointGBps(j.Processors...)
 			near("joint bandwidth", got, c.bandwidth*j.BandwidthGBps)
