@@ -87,7 +87,7 @@ func (c *config) decoder(m *Model, d defaults) {
 	if d.actKey != "" {
 		actKey = d.actKey
 	}
-	m.NormEps = c.float(epsKey, d.eps, 0, 1)
+	m.NormEps, m.dec.epsKey = c.float(epsKey, d.eps, 0, 1), epsKey
 	if d.act == "" {
 		d.act = "silu"
 	}

@@ -14,9 +14,10 @@ type decoder struct {
 	ungated   bool   // act(up(x)) instead of act(gate(x))*up(x)
 	layerNorm bool   // mean and variance, with biases, instead of RMS
 	gainPlus  float32
-	noPre     bool // no norms in front of the blocks (OLMo 2)
-	post      bool // norms behind them
-	parallel  bool // both blocks read the same norm of x (Phi)
+	epsKey    string // where config.json has the norms' eps
+	noPre     bool   // no norms in front of the blocks (OLMo 2)
+	post      bool   // norms behind them
+	parallel  bool   // both blocks read the same norm of x (Phi)
 
 	qkvBias, outBias, ffnBias, headBias bool
 	qkNorm                              string // "", "head": every head, "joint": all query and all key heads together

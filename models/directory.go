@@ -41,7 +41,7 @@ func Open(nameOrDir string) (*Model, error) {
 	if err == nil && st.IsDir() {
 		return openDir(nameOrDir)
 	}
-	if err == nil && strings.HasSuffix(nameOrDir, ".gguf") {
+	if err == nil && isGGUF(nameOrDir) {
 		return openGGUF(nameOrDir)
 	}
 	if m, ok, err := openCatalog(nameOrDir); ok || err != nil {
@@ -80,7 +80,7 @@ func openDir(dir string) (m *Model, err error) {
 	if err != nil {
 		return nil, fail(err)
 	}
-	m.Dir, m.Name = dir, filepath.Base(abs)
+	m.Dir, m.Name, m.config = dir, filepath.Base(abs), c.keys
 	m.graph = decoderGraph(m)
 	opened := m
 	defer func() {
@@ -125,7 +125,7 @@ func openGGUF(path string) (m *Model, err error) {
 	if m, err = c.model(); err != nil {
 		return nil, fail(err)
 	}
-	m.unread = append(m.unread, stored.Unread...)
+	m.unread, m.config = append(m.unread, stored.Unread...), stored.Config
 	m.Dir, m.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
 	m.files, m.gguf = []io.Closer{f}, f
 	m.graph = decoderGraph(m)

@@ -53,7 +53,7 @@ type Model struct {
 
 	dec     *decoder
 	graph   Graph
-	config  map[string]any // catalog: the config.json it stands for
+	config  map[string]any // config.json, or what a catalog entry or a GGUF file says instead
 	tensors map[string]Tensor
 	files   []io.Closer
 	gguf    *gguf.File // what was opened, nil for a directory
@@ -114,7 +114,7 @@ func (m *Model) Close() error {
 
 func (m *Model) noWeights(format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
-	if m.config != nil {
+	if m.Dir == "" {
 		return diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", what, m.Name).WithHint("give a directory with config.json and *.safetensors, or write one with random weights: hetc models synth %s -o DIR", m.Name)
 	}
 	return diag.New(diag.ClassInternal, "%s: model %q is closed", what, m.Name)

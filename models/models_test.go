@@ -596,7 +596,7 @@ func TestSynthIsDeterministicAndLoadable(t *testing.T) {
 	}
 	synth := func(seed uint64) *Model {
 		dir := filepath.Join(t.TempDir(), "new", "model")
-		if err := Synth(context.Background(), m, dir, seed); err != nil {
+		if err := Synth(context.Background(), m, dir, seed, ""); err != nil {
 			t.Fatal(err)
 		}
 		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
@@ -664,16 +664,16 @@ func TestSynthIsDeterministicAndLoadable(t *testing.T) {
 	}
 
 	// Refused: a directory with something in it, a model that is no catalog entry, a cancelled run.
-	if err := Synth(context.Background(), m, a.Dir, 7); diag.ClassOf(err) != diag.ClassInput {
+	if err := Synth(context.Background(), m, a.Dir, 7, ""); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("occupied directory: got %v", err)
 	}
-	if err := Synth(context.Background(), a, filepath.Join(t.TempDir(), "x"), 7); diag.ClassOf(err) != diag.ClassInput {
+	if err := Synth(context.Background(), a, filepath.Join(t.TempDir(), "x"), 7, ""); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("not an entry: got %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	parent := t.TempDir()
-	if err := Synth(ctx, m, filepath.Join(parent, "x"), 7); diag.ClassOf(err) != diag.ClassInterrupted {
+	if err := Synth(ctx, m, filepath.Join(parent, "x"), 7, ""); diag.ClassOf(err) != diag.ClassInterrupted {
 		t.Errorf("cancelled: got %v", err)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 0 {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
@@ -129,9 +130,10 @@ type synthTensor struct {
 
 // Synth writes a Hugging Face directory with the shapes of a catalog entry and random weights that
 // depend on seed alone. It has no tokenizer, and config.json says that it is synthetic. The directory
-// appears complete or not at all; one that exists and is not empty is refused.
-func Synth(ctx context.Context, m *Model, dir string, seed uint64) (err error) {
-	if m.config == nil {
+// appears complete or not at all; one that exists and is not empty is refused. A name that ends in .gguf
+// is written as a GGUF file with matrices of type t instead.
+func Synth(ctx context.Context, m *Model, dir string, seed uint64, t op.Type) (err error) {
+	if m.Dir != "" {
 		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", m.Name).WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
 	}
 	failed := func(err error) error {
@@ -139,6 +141,9 @@ func Synth(ctx context.Context, m *Model, dir string, seed uint64) (err error) {
 			return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", m.Name, err)
 		}
 		return diag.New(diag.ClassIO, "synthesise model %q: %w", m.Name, err)
+	}
+	if isGGUF(dir) {
+		return m.synthGGUF(ctx, dir, seed, t)
 	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", m.Name, dir).WithHint("remove it, or give another one")
@@ -170,11 +175,7 @@ func Synth(ctx context.Context, m *Model, dir string, seed uint64) (err error) {
 }
 
 func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
-	config := maps.Clone(m.config)
-	delete(config, "dtype")
-	config["torch_dtype"] = "bfloat16"
-	config[syntheticKey] = map[string]any{"model": m.Name, "seed": seed}
-	if err := writeJSON(filepath.Join(dir, configName), config); err != nil {
+	if err := writeJSON(filepath.Join(dir, configName), m.synthConfig(seed)); err != nil {
 		return err
 	}
 	tensors, shards := m.synthTensors()
@@ -257,6 +258,15 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 	return nil
 }
 
+// synthConfig is the config.json of a synthetic model.
+func (m *Model) synthConfig(seed uint64) map[string]any {
+	config := maps.Clone(m.config)
+	delete(config, "dtype")
+	config["torch_dtype"] = "bfloat16"
+	config[syntheticKey] = map[string]any{"model": m.Name, "seed": seed}
+	return config
+}
+
 // synthTensors lists the tensors and spreads them over shards in the order of their names.
 func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 	roles, fanIn, plus := map[string]role{}, map[string]int{}, map[string]float32{}
@@ -333,22 +343,34 @@ func mix(z uint64) uint64 {
 
 // quantiles turns 16 random bits into a normally distributed value: entry i is the (i+0.5)/65536
 // quantile of the standard normal distribution.
-type quantiles [1 << 16]float64
+type quantiles struct {
+	values [1 << 16]float64
+
+	mu      sync.Mutex
+	byScale map[float64]*[1 << 16]uint16
+}
 
 func newQuantiles() *quantiles {
-	q := new(quantiles)
-	for i := range len(q) / 2 {
-		v := math.Sqrt2 * math.Erfinv((float64(i)+0.5)/float64(len(q)/2))
-		q[len(q)/2+i], q[len(q)/2-1-i] = v, -v
+	q := &quantiles{byScale: map[float64]*[1 << 16]uint16{}}
+	half := len(q.values) / 2
+	for i := range half {
+		v := math.Sqrt2 * math.Erfinv((float64(i)+0.5)/float64(half))
+		q.values[half+i], q.values[half-1-i] = v, -v
 	}
 	return q
 }
 
 // scaled returns the table times scale as bf16.
 func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
-	out := new([1 << 16]uint16)
-	for i, v := range q {
-		out[i] = toBF16(v * scale)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := q.byScale[scale]
+	if out == nil {
+		out = new([1 << 16]uint16)
+		for i, v := range q.values {
+			out[i] = toBF16(v * scale)
+		}
+		q.byScale[scale] = out
 	}
 	return out
 }
@@ -373,4 +395,8 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	return f.Sync()
+}
+
+func fromBF16(b []byte) float32 {
+	return math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16)
 }

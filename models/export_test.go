@@ -1,0 +1,76 @@
+package models
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// A model exported to GGUF and opened again has the same graph and, stored as f32, the same values; one
+// with a feature that the format does not know is refused.
+func TestExportedModelsAreTheSame(t *testing.T) {
+	dirs, err := filepath.Glob("../testdata/arch/*/config.json")
+	if err != nil || len(dirs) < 20 {
+		t.Fatalf("found %d models (%v)", len(dirs), err)
+	}
+	exported := 0
+	for _, d := range append(dirs, tinyDir+"/config.json") {
+		dir := filepath.Dir(d)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := Open(dir)
+			if err != nil {
+				if refused[filepath.Base(dir)] == "" {
+					t.Fatal(err)
+				}
+				return
+			}
+			defer m.Close()
+			path := filepath.Join(t.TempDir(), "m.gguf")
+			err = Export(context.Background(), m, path, op.F32)
+			if err != nil {
+				if !strings.Contains(err.Error(), "GGUF") {
+					t.Error(err)
+				}
+				if _, err := os.Stat(path); err == nil {
+					t.Error("refused, and a file is left")
+				}
+				return
+			}
+			exported++
+			again, err := Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			if again.MaxContext != m.MaxContext || again.BOS != m.BOS || !reflect.DeepEqual(again.EOS, m.EOS) || again.Tied != m.Tied {
+				t.Errorf("got context %d, begin %d, end %v, tied %v, want %d, %d, %v, %v", again.MaxContext, again.BOS, again.EOS, again.Tied, m.MaxContext, m.BOS, m.EOS, m.Tied)
+			}
+			if what := difference(again, m); what != "" {
+				t.Errorf("%s differs", what)
+			}
+			for name := range m.tensors {
+				a, err := m.Tensor(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := again.Tensor(name)
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				if !slices.Equal(allValues(t, a), allValues(t, b)) {
+					t.Errorf("%s: other values", name)
+				}
+			}
+		})
+	}
+	if exported < 25 {
+		t.Errorf("%d models have a form in GGUF, want at least 25", exported)
+	}
+}
