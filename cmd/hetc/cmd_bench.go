@@ -341,11 +341,17 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 
 func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
 
-// decodeBytes is what one decoded token reads of the packed weights of matrices.
+// decodeBytes is what one decoded token reads of the packed weights of matrices, of those of experts as many
+// as a token is given to.
 func decodeBytes(p *planir.Plan) int64 {
 	packs := map[string]*planir.Pack{}
 	for i := range p.Program.Packs {
 		packs[p.Program.Packs[i].Name] = &p.Program.Packs[i]
+	}
+	fan := map[string]int{} // by graph
+	for i := range p.Program.Graphs {
+		g := &p.Program.Graphs[i]
+		fan[g.Name] = g.Graph.Nodes[0].Op.Fan
 	}
 	var sum int64
 	for _, ph := range p.Program.Programs {
@@ -360,7 +366,11 @@ func decodeBytes(p *planir.Plan) int64 {
 						if k.Layout == op.RowsLayout {
 							continue
 						}
-						sum += k.Bytes * int64(w.C1-w.C0) / int64(k.N1-k.N0) * int64(max(1, sec.Layers))
+						bytes := k.Bytes * int64(w.C1-w.C0) / int64(k.N1-k.N0)
+						if k.Experts > 0 {
+							bytes = bytes / int64(k.Experts) * int64(min(fan[st.Run], k.Experts))
+						}
+						sum += bytes * int64(max(1, sec.Layers))
 					}
 				}
 			}

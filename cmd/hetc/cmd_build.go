@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -98,7 +99,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 	}
 	mo := matrix.Options{
 		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, Now: time.Now,
-		Tools: matrix.Tools{Engine: exact.Engine{}, Simulate: simulate, TokenizerFiles: tokenizerFiles, Emit: emitPlan},
+		Tools: matrix.Tools{Engine: exact.Engine{}, Simulate: simulate, TokenizerFiles: (*models.Model).TokenizerFiles, Emit: emitPlan},
 	}
 	if o.memory != "" {
 		if mo.MaxMemory, err = size("max-memory", o.memory); err != nil {

@@ -57,7 +57,7 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if err != nil {
 				return err
 			}
-			if o.Files, err = tokenizerFiles(m); err != nil {
+			if o.Files, err = m.TokenizerFiles(); err != nil {
 				return err
 			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}

@@ -79,22 +79,6 @@ func newRun(s *cli.Streams) *cobra.Command {
 	return c
 }
 
-// tokenizerFiles are a model's tokenizer and its settings as blobs, none for a model without.
-func tokenizerFiles(m *models.Model) (map[string][]byte, error) {
-	out := map[string][]byte{}
-	for blob, name := range map[string]string{"tokenizer": "tokenizer.json", "config": "tokenizer_config.json"} {
-		data, err := wholefile.Read(filepath.Join(m.Dir, name), 64<<20)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("model %q: %w", m.Dir, err)
-		}
-		out[blob] = data
-	}
-	return out, nil
-}
-
 func newDrivers(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drivers",
@@ -133,70 +117,6 @@ func newDrivers(s *cli.Streams) *cobra.Command {
 			return s.Result(list)
 		},
 	}
-}
-
-func newModels(s *cli.Streams) *cobra.Command {
-	c := &cobra.Command{Use: "models", Short: "list, show and synthesise models", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	list := &cobra.Command{Use: "list", Short: "list the catalog (shapes without weights)", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			var rows [][]string
-			var docs []any
-			for _, name := range models.CatalogNames() {
-				m, err := models.Open(name)
-				if err != nil {
-					return err
-				}
-				rows = append(rows, []string{name, m.Architecture, fmt.Sprintf("%.2f", float64(m.Parameters())/1e9), m.Source})
-				docs = append(docs, map[string]any{"name": name, "architecture": m.Architecture, "parameters": m.Parameters(), "source": m.Source})
-			}
-			s.Table([]string{"model", "architecture", ">parameters 1e9", "source"}, rows)
-			return s.Result(docs)
-		}}
-	show := &cobra.Command{Use: "show MODEL", Short: "show a model's dimensions and weights", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			m, err := models.Open(args[0])
-			if err != nil {
-				return err
-			}
-			defer m.Close()
-			s.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d, vocabulary %d, context %d, stored %s, weights: %v\n",
-				m.Name, m.Architecture, m.Layers, m.Hidden, m.Heads, m.KVHeads, m.HeadDim, m.FFN, m.Vocab, m.MaxContext, m.Stored, m.HasWeights())
-			for _, k := range m.UnreadKeys() {
-				s.Warnf("config key %q is not used", k)
-			}
-			var rows [][]string
-			g := m.Graph()
-			for _, w := range g.Weights {
-				rows = append(rows, []string{w.Name, fmt.Sprintf("[%d,%d]", w.K, w.N), strings.Join(w.From, " ")})
-			}
-			s.Table([]string{"weight", "[K,N]", "from"}, rows)
-			return s.Result(map[string]any{"name": m.Name, "architecture": m.Architecture, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads,
-				"kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocabulary": m.Vocab, "max_context": m.MaxContext, "weights": m.HasWeights(), "parameters": m.Parameters()})
-		}}
-	var out string
-	var seed uint64
-	synth := &cobra.Command{Use: "synth SHAPE -o DIR", Short: "write a model with seeded random weights", Args: cobra.ExactArgs(1),
-		Long: "Writes a Hugging Face directory with the shapes of a catalog model and seeded random weights with outlier\nchannels, for measuring speed and memory. The same seed gives the same bytes.\n\n" + cli.ExitCodes,
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := cli.Required(c, "output"); err != nil {
-				return err
-			}
-			m, err := models.Open(args[0])
-			if err != nil {
-				return err
-			}
-			defer m.Close()
-			if err := models.Synth(c.Context(), m, out, seed); err != nil {
-				return err
-			}
-			s.Printf("%s: random weights of %s, seed %d\n", out, m.Name, seed)
-			return s.Result(map[string]any{"dir": out, "model": m.Name, "seed": seed, "parameters": m.Parameters()})
-		}}
-	synth.Flags().StringVarP(&out, "output", "o", "", "directory to write")
-	synth.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
-	c.AddCommand(list, show, synth)
-	return c
 }
 
 func newSocs(s *cli.Streams) *cobra.Command {

@@ -211,7 +211,11 @@ shown, and it says so.
 				if r.Note != "" {
 					mark = strings.TrimSpace(mark + " " + r.Note)
 				}
-				table = append(table, []string{string(r.Strategy), r.Shares, fmt.Sprintf("%.1f", float64(r.NS)/1e3), mark})
+				us := "-" // it cannot be executed so
+				if r.NS > 0 {
+					us = fmt.Sprintf("%.1f", float64(r.NS)/1e3)
+				}
+				table = append(table, []string{string(r.Strategy), r.Shares, us, mark})
 			}
 			s.Table([]string{"strategy", "shares", ">us", ""}, table)
 			return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": input == nil, "choices": list})
