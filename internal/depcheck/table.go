@@ -40,6 +40,7 @@ var table = []room{
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "socs", may: []string{"planir/op", "internal/decode"}},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
+	{path: "models/gguf", may: []string{"planir/op", "internal/mem"}},
 	{path: "models", may: []string{"models/safetensors", "models/gguf", "planir/op", "internal/decode", "internal/mem"}},
 	{path: "planir/pack", may: []string{"planir/op", "internal/mem"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}},                 // pack: the sizes of packs

@@ -51,10 +51,7 @@ func plan(d *Directory, t op.Type) ([]KV, []Source, error) {
 	if d.Name != "" {
 		metadata = append(metadata, KV{"general.name", d.Name})
 	}
-	if layouts[t].block > 1 {
-		metadata = append(metadata, KV{"general.quantization_version", uint32(2)})
-	}
-	metadata = append(metadata, KV{"general.file_type", fileType})
+	metadata = append(metadata, KV{"general.quantization_version", uint32(2)}, KV{"general.file_type", fileType})
 	c.metadata(a)
 	if err := c.errs.Err(); err != nil {
 		return nil, nil, err
