@@ -451,7 +451,6 @@ func readPhi(c *config, m *Model) {
 	d.names.norm, d.names.o = "model.final_layernorm", l+"self_attn.dense"
 	d.names.up, d.names.down = l+"mlp.fc1", l+"mlp.fc2"
 	c.must("qk_layernorm", false, "heads without norms")
-	c.must("tie_word_embeddings", false, "a head of its own")
 	c.fullAttention()
 	c.plainLogits()
 	c.noExperts()

@@ -199,6 +199,9 @@ func decoderGraph(m *Model) Graph {
 		head = d.names.embed
 	}
 	b.matmul("lm_head", "hl", "logits", linear("head.lm_head", m.Hidden, m.Vocab, head), d.headBias)
+	if d.headBias { // a tied head has a bias of its own
+		b.weights[len(b.weights)-1].From = []string{d.names.head + ".bias"}
+	}
 	if d.logitCap > 0 {
 		b.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: m.Vocab, Cap: d.logitCap})
 	}
