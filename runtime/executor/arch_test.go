@@ -1,11 +1,13 @@
 package executor_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
@@ -24,17 +26,7 @@ var lengths = []int{1, 7, 33, 130}
 // and with the portable ones, divided over two processors in several ways, and in chunks.
 // HETC_ARCH_DIR adds a directory of such models.
 func TestArchitectures(t *testing.T) {
-	var dirs []string
-	for _, root := range []string{"../../testdata/arch", os.Getenv("HETC_ARCH_DIR")} {
-		if root == "" {
-			continue
-		}
-		found, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
-		if err != nil || len(found) == 0 {
-			t.Fatalf("found no models in %q (%v)", root, err)
-		}
-		dirs = append(dirs, found...)
-	}
+	dirs := archDirs(t)
 	a, b := cores(t)
 	type setup struct {
 		name   string
@@ -81,6 +73,92 @@ func TestArchitectures(t *testing.T) {
 			}
 			runtime.GC() // unmaps nothing, but keeps the many small machines from piling up
 		})
+	}
+}
+
+// archDirs lists the models of testdata/arch, and of HETC_ARCH_DIR, that are not refused.
+func archDirs(t *testing.T) []string {
+	t.Helper()
+	var dirs []string
+	for _, root := range []string{"../../testdata/arch", os.Getenv("HETC_ARCH_DIR")} {
+		if root == "" {
+			continue
+		}
+		found, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("found no models in %q (%v)", root, err)
+		}
+		dirs = append(dirs, found...)
+	}
+	return dirs
+}
+
+// Quantised plans divided by columns, by rows and over experts' columns give the very bits of the undivided
+// plan, for every operator that any architecture has.
+func TestQuantisedArchitectures(t *testing.T) {
+	a, b := cores(t)
+	for _, config := range archDirs(t) {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
+			for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+				run := func(procs []planir.Proc, f layoutOf) []float32 {
+					x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme, f), executor.Options{})
+					defer x.Close()
+					return allLogits(t, x, ids)
+				}
+				base := run([]planir.Proc{proc("a", a, "")}, bySingle)
+				for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
+					if d := maxDiff(run([]planir.Proc{proc("a", a, ""), proc("b", b, "")}, f), base); d != 0 {
+						t.Errorf("%s by %s: differs from the undivided plan by %g, want equal bits", scheme, name, d)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A GGUF file with the weights of a model gives its logits.
+func TestGGUFGivesTheSameLogits(t *testing.T) {
+	a, _ := cores(t)
+	tried := 0
+	for _, config := range archDirs(t) {
+		dir := filepath.Dir(config)
+		m, err := models.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		if m.Stored == op.F32 {
+			continue // f16 would round the weights
+		}
+		path := filepath.Join(t.TempDir(), "m.gguf")
+		if err := models.Export(context.Background(), m, path, op.F16); err != nil {
+			if !strings.Contains(err.Error(), "GGUF") {
+				t.Error(err)
+			}
+			continue
+		}
+		g, err := models.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		x := machine(t, g, makePlan(t, g, []planir.Proc{proc("a", a, "")}, []int{1, 64}, 64, op.A32W32, bySingle), executor.Options{})
+		want := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33]
+		if d := maxDiff(allLogits(t, x, want.ids), want.logits); d > 1e-3 {
+			t.Errorf("%s: logits of the GGUF file differ by %.2g, want at most 0.001", m.Name, d)
+		}
+		x.Close()
+		tried++
+	}
+	if tried < 10 {
+		t.Errorf("%d models tried, want at least 10", tried)
 	}
 }
 
