@@ -20,7 +20,7 @@ func (compiler) Name() string { return "host" }
 
 // Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may
 // be nil; weights that are given must have the sizes of the graph's. Facts: "bytes" is the size
-// of the code, "weight_bytes" that of the packed weights it runs with.
+// of the code, "weight_bytes" that of the packed weights it runs with, of all their experts.
 func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
 		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
@@ -40,8 +40,17 @@ func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t dri
 		if err != nil {
 			return fail(err)
 		}
-		if w != nil && int64(len(w[i].Bytes)) != size {
-			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size))
+		if w != nil {
+			want := size
+			if spec.Experts > 1 { // a part of the columns of each lies wider apart
+				one := size / int64(spec.Experts)
+				if stride := w[i].Stride; stride >= one && stride <= int64(len(w[i].Bytes)) {
+					want = int64(spec.Experts-1)*stride + one
+				}
+			}
+			if int64(len(w[i].Bytes)) != want {
+				return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), want))
+			}
 		}
 		total += size
 	}

@@ -140,45 +140,107 @@ func testCapabilities(t *testing.T, f *Factory) {
 // large enough to be divided among threads.
 func operators() []op.Op {
 	var out []op.Op
+	add := func(ops ...op.Op) { out = append(out, ops...) }
 	for _, n := range []int{1, 7, 32, 97, 256} {
-		for _, m := range []int{1, 3, 17} {
-			out = append(out,
+		for i, m := range []int{1, 3, 17} {
+			add(
 				op.Op{Kind: op.Norm, M: m, N: n, Eps: 1e-5},
+				op.Op{Kind: op.LayerNorm, M: m, N: n, Eps: 1e-5},
 				op.Op{Kind: op.QuantRows, M: m, N: n},
 				op.Op{Kind: op.Add, M: m, N: n},
 				op.Op{Kind: op.Copy, M: m, N: n},
 				op.Op{Kind: op.SelectRow, M: m, N: n},
 				op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: op.SiLU},
+				op.Op{Kind: op.GLU, M: m, N: n, Interleave: n, Act: op.Acts[1+i], Fan: 3 * i},
+				op.Op{Kind: op.Activate, M: m, N: n, Act: op.Acts[i]},
+				op.Op{Kind: op.Activate, M: m, N: n, Act: op.Acts[3-i], Fan: 1 + i},
+				op.Op{Kind: op.Gate, M: m, N: n},
+				op.Op{Kind: op.Softcap, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 1 + 3*i},
+				op.Op{Kind: op.Copy, M: m, N: n, Fan: 8 - i},
+				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{1, 2, 8}[i]},
+				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{5, 4, 3}[i]},
 			)
 			for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
-				out = append(out, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t})
+				add(op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t}, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t, Scale: 11.3})
 			}
 		}
 	}
-	out = append(out, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
-		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.Add, M: 19, N: 1024},
-		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024})
+	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
+		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.Add, M: 19, N: 1024},
+		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024}, op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
+		op.Op{Kind: op.Softcap, M: 19, N: 1024, Cap: 50}, op.Op{Kind: op.Gate, M: 19, N: 1024})
+	for _, act := range op.Acts {
+		add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 32, Act: act}, op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 3, Act: act, Fan: 2},
+			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
+	}
 	for _, s := range op.Schemes {
-		for _, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
-			out = append(out, op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s})
+		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
+			o := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s}
+			add(o)
+			if o.Bias = true; i%2 == 1 || i == 0 {
+				add(o)
+			}
+		}
+		for _, sh := range []struct {
+			m, fan, experts, k, n int
+		}{
+			{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {70, 8, 7, 64, 32}, {19, 6, 8, 96, 672},
+		} {
+			o := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: s}
+			add(o)
+			o.Spread = true
+			add(o)
+		}
+	}
+	for _, router := range op.Routers {
+		for _, sh := range [][3]int{{1, 1, 1}, {1, 16, 2}, {3, 7, 1}, {17, 16, 8}, {5, 60, 4}, {19, 128, 8}} {
+			o := op.Op{Kind: op.Route, M: sh[0], Experts: sh[1], Fan: sh[2], Router: router}
+			if router == op.RouteSparseMixer {
+				o.Fan, o.Jitter = min(2, o.Fan), 0.01*float64(sh[0])
+			}
+			add(o)
 		}
 	}
 	for _, h := range [][3]int{{1, 1, 2}, {4, 2, 16}, {6, 2, 10}, {3, 3, 64}, {8, 1, 80}} {
 		for _, m := range []int{1, 5, 19} {
 			o := op.Op{M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2]}
-			for _, k := range []op.Kind{op.Rope, op.KVAppend, op.Attention} {
-				o.Kind, o.KV, o.Context = k, "", 0
-				if k == op.Attention {
-					o.Context = 64
-				}
-				if k == op.Rope {
-					out = append(out, o)
-					continue
-				}
-				for _, o.KV = range []op.Type{op.F32, op.F16} {
-					out = append(out, o)
-				}
+			o.Kind = op.Rope
+			add(o)
+			o.Amplitude, o.LongFrom, o.LongAmplitude = 0.8, 40, 1.2
+			add(o)
+			if o.HeadDim > 4 {
+				o.RotaryDim = o.HeadDim / 4 * 2
+				add(o)
+				o.LongAmplitude, o.NTK = 0, 4
+				add(o)
+				o.RotaryDim, o.LongFrom, o.NTK = 4, 0, 0
+				add(o)
 			}
+			o = op.Op{Kind: op.QKNorm, M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2], Eps: 1e-6}
+			add(o)
+			o.Joint = true
+			add(o)
+			for _, kv := range []op.Type{op.F32, op.F16} {
+				o := op.Op{Kind: op.KVAppend, M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2], KV: kv}
+				add(o)
+				o.Kind, o.Context = op.Attention, testContext
+				add(o)
+				// Windows of one position, within the context, of its size and beyond it.
+				o.Window = map[int]int{1: 1, 5: testContext, 19: 23}[m]
+				add(o)
+				o.Window, o.Cap, o.Scale = o.Window+testContext/2, 5, 0.11
+				add(o)
+			}
+		}
+	}
+	// Contexts of several blocks of keys, longer and shorter than the window.
+	for _, dim := range []int{20, 64} {
+		for _, window := range []int{30, 130, 500} {
+			o := op.Op{Kind: op.Attention, M: 18, Heads: 4, KVHeads: 2, HeadDim: dim, KV: op.F16, Context: 420, Window: window}
+			add(o)
+			o.KV, o.Cap = op.F32, 20
+			add(o)
 		}
 	}
 	return append(out, op.Op{Kind: op.KVAppend, M: 3, KVHeads: 2, HeadDim: 8, KV: op.F32})
@@ -186,9 +248,12 @@ func operators() []op.Op {
 
 const testContext = 64
 
-// scalars of a call with rows rows.
+// contextOf is the size of the cache that o is tried with.
+func contextOf(o op.Op) int { return max(testContext, o.M, o.Context) }
+
+// scalars of a call with rows rows at the end of its sequence.
 func scalars(pos, rows int) driver.Scalars {
-	return driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Row: rows / 2}
+	return driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2}
 }
 
 // single is the graph of one operator; copies are also made of other types.
@@ -196,24 +261,31 @@ func single(c *driver.Capabilities, o op.Op) op.Graph {
 	return op.Single(o, c.Layouts[o.Scheme.Weight()])
 }
 
-// variants runs a trial dense, with fewer rows and in wider buffers, as far as the processor does those.
-func (s *session) variants(tr *trial, m int, seed uint64) {
+// variants runs a trial dense, with fewer rows and in wider buffers, as far as the processor does those, up to the
+// end of a cache of maxContext.
+func (s *session) variants(tr *trial, m, maxContext int, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	type call struct {
 		place
 		scalars driver.Scalars
 	}
 	calls := []call{{place{}, scalars(0, m)}}
+	end := scalars(maxContext-m, m)
 	if s.caps.StridedInput && s.caps.StridedOutput {
-		calls = append(calls, call{place{gap: s.caps.TileN, below: 2}, scalars(21, m)}, call{place{gap: 3}, scalars(testContext-m, m)})
+		calls = append(calls, call{place{gap: s.caps.TileN, below: 2}, scalars(21, m)}, call{place{gap: 3}, end})
+	} else {
+		calls = append(calls, call{place{}, end})
 	}
+	early := scalars(2, m) // a chunk of a longer prompt
+	early.Seq = 200
+	calls = append(calls, call{place{}, early})
 	if s.caps.DynamicRows && m > 1 {
 		calls = append(calls, call{place{below: 1}, scalars(3, m-1)}, call{place{}, scalars(1, 1)})
 	}
 	for _, c := range calls {
 		tr.fill(rng)
-		if m > testContext {
-			c.scalars.Pos = 0
+		if c.scalars.Pos+m > maxContext {
+			c.scalars.Pos, c.scalars.KVLen = 0, c.scalars.Rows
 		}
 		tr.check(c.place, c.scalars)
 	}
@@ -227,6 +299,9 @@ func testOperators(t *testing.T, f *Factory) {
 		name := strings.ReplaceAll(o.Key(), "/", ":")
 		if o.Kind == op.GLU {
 			name += fmt.Sprintf(" by %d", o.Interleave)
+		}
+		if o.Kind == op.Rope && o.LongFrom > 0 {
+			name += fmt.Sprintf(" long ntk=%v", o.NTK)
 		}
 		if s.caps.Supports(o) != nil {
 			continue // refused: RefusedAtLoad
@@ -243,10 +318,10 @@ func testOperators(t *testing.T, f *Factory) {
 				if typ != "" {
 					g.Inputs[0].Type, g.Outputs[0].Type = typ, typ
 				}
-				if o.Kind == op.Rope { // in place
+				if o.Kind == op.Rope || o.Kind == op.QKNorm { // in place
 					g.Outputs[0] = g.Inputs[0]
 				}
-				sub.variants(sub.newTrial(g, max(testContext, o.M), uint64(i)), o.M, uint64(i))
+				sub.variants(sub.newTrial(g, contextOf(o), uint64(i)), o.M, contextOf(o), uint64(i))
 			})
 		}
 	}
@@ -264,8 +339,10 @@ type graph struct {
 }
 
 func (g *graph) node(o op.Op, in, w, out []string) {
-	for _, name := range w {
-		g.Weights = append(g.Weights, o.WeightSpec(name, g.layouts[o.Scheme.Weight()]))
+	for i, role := range o.Sig().W {
+		spec := o.WeightSpec(role, g.layouts[o.Scheme.Weight()])
+		spec.Name = w[i]
+		g.Weights = append(g.Weights, spec)
 	}
 	g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w, Out: out})
 }
@@ -307,6 +384,24 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 		o.Kind, o.Context = op.Attention, testContext
 		g.node(o, names("qkv"), nil, names("y"))
 		add("attention "+string(kvType), g)
+
+		// The same with everything in front of it and around it, in a sliding window.
+		shape := op.Op{M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
+		with := func(k op.Kind) op.Op { o := shape; o.Kind = k; return o }
+		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
+		o = with(op.QKNorm)
+		o.Eps = 1e-6
+		g.node(o, names("qkv"), names("qgain", "kgain"), names("qkv"))
+		o = with(op.Rope)
+		o.RotaryDim, o.LongFrom, o.LongAmplitude = 8, 20, 1.1
+		g.node(o, names("qkv"), names("invfreq"), names("qkv"))
+		o = with(op.KVAppend)
+		o.KV = kvType
+		g.node(o, names("qkv"), nil, nil)
+		o = with(op.Attention)
+		o.KV, o.Context, o.Window, o.Cap, o.Scale = kvType, testContext, 15, 10, 0.3
+		g.node(o, names("qkv"), nil, names("y"))
+		add("window "+string(kvType), g)
 	}
 
 	for _, scheme := range op.Schemes {
@@ -329,6 +424,40 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 		product(ffn, hidden, "a", "down", "d")
 		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "d"), nil, names("y"))
 		add("mlp "+strings.ReplaceAll(string(scheme), "/", ":"), g)
+	}
+	const experts, fan = 6, 3
+	for _, scheme := range op.Schemes {
+		wide := func(name string, t op.Type, cols int) op.Value { return value(name, t, m*fan, cols) }
+		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
+			Temps: []op.Value{f32("n", hidden), f32("logits", experts), value("ids", op.I32, m, fan), f32("weights", fan),
+				wide("h", op.F32, 2*ffn), wide("a", op.F32, ffn), wide("d", op.F32, hidden), f32("s", hidden), f32("g", 1), f32("shared", hidden)}}}
+		product := func(k, n int, spread bool, in, w, y string) {
+			o := op.Op{Kind: op.ExpertMatMul, M: m, K: k, N: n, Scheme: scheme, Experts: experts, Fan: fan, Spread: spread}
+			if !scheme.QuantisedRows() {
+				g.node(o, names(in, "ids"), names(w), names(y))
+				return
+			}
+			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Fan: fan}
+			if spread {
+				quant.Fan = 0
+			}
+			q, s := value(in+"8", op.U8, quant.Rows(), k), value(in+"s", op.F32, quant.Rows(), 1)
+			g.Temps = append(g.Temps, q, s)
+			g.node(quant, names(in), nil, names(q.Name, s.Name))
+			g.node(o, names(q.Name, s.Name, "ids"), names(w), names(y))
+		}
+		g.node(op.Op{Kind: op.LayerNorm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
+		g.node(op.Op{Kind: op.MatMul, M: m, K: hidden, N: experts, Scheme: op.A32W32}, names("n"), names("router"), names("logits"))
+		g.node(op.Op{Kind: op.Route, M: m, Experts: experts, Fan: fan, Router: op.RouteSoftmaxNorm}, names("logits"), nil, names("ids", "weights"))
+		product(hidden, 2*ffn, true, "n", "gate_up", "h")
+		g.node(op.Op{Kind: op.GLU, M: m, N: ffn, Interleave: 32, Act: op.GELUTanh, Fan: fan}, names("h"), nil, names("a"))
+		product(ffn, hidden, false, "a", "down", "d")
+		g.node(op.Op{Kind: op.Combine, M: m, N: hidden, Fan: fan}, names("d", "weights"), nil, names("s"))
+		g.node(op.Op{Kind: op.MatMul, M: m, K: hidden, N: 1, Scheme: op.A32W32, Bias: true}, names("n"), names("gate", "gate_bias"), names("g"))
+		g.node(op.Op{Kind: op.Gate, M: m, N: hidden}, names("n", "g"), nil, names("shared"))
+		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("s", "shared"), nil, names("s"))
+		g.node(op.Op{Kind: op.Add, M: m, N: hidden}, names("x", "s"), nil, names("y"))
+		add("moe "+strings.ReplaceAll(string(scheme), "/", ":"), g)
 	}
 	return out
 }
@@ -357,7 +486,7 @@ func testGraphs(t *testing.T, f *Factory) {
 					t.Fatal(err)
 				}
 				tr := sub.newTrial(g, testContext, 77)
-				sub.variants(tr, m, 77)
+				sub.variants(tr, m, testContext, 77)
 				if g.State() { // a prompt in two chunks, then more: each call sees what the ones before it stored
 					rng := rand.New(rand.NewPCG(5, 5))
 					for _, pos := range []int{0, m, 2 * m} {
@@ -370,7 +499,8 @@ func testGraphs(t *testing.T, f *Factory) {
 	}
 }
 
-// A shard is a tile range of one packed weight and a column range of one output.
+// A shard is a tile range of one packed weight, of all its experts, with the same columns of the bias, and a
+// column range of one output.
 func testWeightRanges(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
 	if !s.caps.WeightRanges {
@@ -379,25 +509,38 @@ func testWeightRanges(t *testing.T, f *Factory) {
 	n0 := s.caps.TileN
 	whole := 3*n0 + 5
 	for _, scheme := range s.caps.Schemes {
-		for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
-			o := op.Op{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme}
+		for _, o := range []op.Op{
+			{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme},
+			{Kind: op.MatMul, M: 3, K: 96, N: whole, Scheme: scheme, Bias: true},
+			{Kind: op.ExpertMatMul, M: 5, Fan: 2, Experts: 4, K: 96, N: whole, Scheme: scheme, Spread: true},
+			{Kind: op.ExpertMatMul, M: 1, Fan: 3, Experts: 3, K: 40, N: whole, Scheme: scheme},
+		} {
+			if s.caps.Supports(o) != nil {
+				continue
+			}
 			full := s.newTrial(single(s.caps, o), 0, 3)
-			spec, offset, bytes, err := f.Packing.Columns(full.graph.Weights[0], cols[0], cols[1])
-			if err != nil {
-				t.Fatal(err)
+			for _, cols := range [][2]int{{0, n0}, {n0, 3 * n0}, {2 * n0, whole}} {
+				o.N = cols[1] - cols[0]
+				part := s.newTrial(single(s.caps, o), 0, 4)
+				for i, spec := range full.graph.Weights {
+					p := &full.packed[i]
+					columns, offset, bytes, err := f.Packing.Columns(spec, cols[0], cols[1])
+					if err != nil {
+						t.Fatal(err)
+					}
+					part.packed[i] = driver.Packed{Spec: columns, Bytes: p.Bytes[offset : offset+bytes], Stride: p.Stride}
+					rows, old := max(1, spec.Experts)*spec.K, full.weights[spec.Name]
+					w := stored{spec.K, o.N, make([]float32, rows*o.N)}
+					for r := range rows {
+						copy(w.v[r*o.N:(r+1)*o.N], old.v[r*whole+cols[0]:])
+					}
+					part.weights[spec.Name] = w
+				}
+				if err := part.load(); err != nil {
+					t.Fatalf("columns %v of %s: %v", cols, o.Key(), err)
+				}
+				part.check(place{}, scalars(0, o.M))
 			}
-			o.N = spec.N
-			part := s.newTrial(single(s.caps, o), 0, 4)
-			w := stored{spec.K, spec.N, make([]float32, spec.K*spec.N)}
-			for k := range spec.K {
-				copy(w.v[k*spec.N:(k+1)*spec.N], full.weights["weight"].v[k*whole+cols[0]:])
-			}
-			part.weights["weight"] = w
-			part.packed = driver.Weights{{Spec: spec, Bytes: full.packed[0].Bytes[offset : offset+bytes]}}
-			if err := part.load(); err != nil {
-				t.Fatalf("columns %v of %s: %v", cols, scheme, err)
-			}
-			part.check(place{}, scalars(0, o.M))
 		}
 	}
 }
@@ -405,15 +548,27 @@ func testWeightRanges(t *testing.T, f *Factory) {
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
-	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}}
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33},
+		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2}, {Kind: op.Softcap, M: 2, N: 33, Cap: 3},
+		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16}, {Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
 	for _, scheme := range op.Schemes {
-		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme})
+		ops = append(ops, op.Op{Kind: op.MatMul, M: 2, K: 33, N: 40, Scheme: scheme}, op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 33, N: 40, Scheme: scheme, Spread: true})
+	}
+	for _, router := range op.Routers { // of equal logits the first experts
+		ops = append(ops, op.Op{Kind: op.Route, M: 2, Experts: 5, Fan: 2, Router: router})
+	}
+	for _, act := range op.Acts {
+		ops = append(ops, op.Op{Kind: op.Activate, M: 2, N: 33, Act: act})
 	}
 	for _, o := range ops {
 		if s.caps.Supports(o) != nil {
 			continue
 		}
-		tr := s.newTrial(single(s.caps, o), 0, 6)
+		g := single(s.caps, o)
+		if o.Kind == op.QKNorm { // in place
+			g.Outputs[0] = g.Inputs[0]
+		}
+		tr := s.newTrial(g, 0, 6)
 		for _, v := range tr.graph.Inputs {
 			a := tr.vals[v.Name]
 			clear(a.v)
@@ -553,6 +708,33 @@ func testRefusedAtLoad(t *testing.T, f *Factory) {
 	refuse("a weight of another shape", a, with(func(p *driver.Packed) { p.Spec.N++ }), name)
 	refuse("a weight of another scheme", a, with(func(p *driver.Packed) { p.Spec.Scheme = "q3k" }), name, "q3k")
 	refuse("a weight of another layout", a, with(func(p *driver.Packed) { p.Spec.Layout = "swirl" }), name, "swirl")
+	for _, scheme := range s.caps.Schemes {
+		o := op.Op{Kind: op.ExpertMatMul, M: 2, Fan: 2, Experts: 3, K: 64, N: 64, Scheme: scheme}
+		if s.caps.Supports(o) != nil {
+			continue
+		}
+		tr := s.newTrial(single(s.caps, o), 0, 8)
+		a, err := s.compile(tr.graph, tr.packed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := tr.graph.Weights[0].Name
+		with := func(change func(p *driver.Packed)) driver.Weights {
+			w := slices.Clone(tr.packed)
+			change(&w[0])
+			return w
+		}
+		one := tr.packed[0].Stride
+		refuse("experts without a stride", a, with(func(p *driver.Packed) { p.Stride = 0 }), name, fmt.Sprint(one))
+		refuse("experts that overlap", a, with(func(p *driver.Packed) { p.Stride -= 64 }), name, fmt.Sprint(one))
+		refuse("experts beyond the end", a, with(func(p *driver.Packed) { p.Stride += 64 }), name, fmt.Sprint(one+64))
+		refuse("experts at odd places", a, with(func(p *driver.Packed) { p.Bytes, p.Stride = s.memory(3*one+2), one+1 }), name, fmt.Sprint(one+1))
+		refuse("a negative stride", a, with(func(p *driver.Packed) { p.Stride = -one }), name, fmt.Sprint(-one))
+		refuse("a stride that overflows", a, with(func(p *driver.Packed) { p.Stride = math.MaxInt64 &^ 63 }), name)
+		refuse("an expert too few", a, with(func(p *driver.Packed) { p.Bytes = p.Bytes[:2*one] }), name)
+		refuse("weights of other experts", a, with(func(p *driver.Packed) { p.Spec.Experts = 2 }), name, "2", "3")
+		refuse("a weight without experts", a, with(func(p *driver.Packed) { p.Spec.Experts, p.Bytes = 0, p.Bytes[:one] }), name, "3")
+	}
 	if len(s.caps.Schemes) > 0 {
 		other := tr.graph
 		other.Weights = slices.Clone(other.Weights)
@@ -643,27 +825,41 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 // Values that have no answer are errors, not garbage.
 func testRefusedValues(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
+	route := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSoftmax}
+	mixer := op.Op{Kind: op.Route, M: 3, Experts: 5, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01}
+	expert := func(scheme op.Scheme) op.Op {
+		return op.Op{Kind: op.ExpertMatMul, M: 3, Fan: 2, Experts: 4, K: 16, N: 16, Scheme: scheme}
+	}
 	for _, c := range []struct {
 		o     op.Op
+		input string
 		value float64
 		rows  int
 		row   int
 		words []string
 	}{
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, 10, 3, 0, []string{"embed", "row 1", "10"}},
-		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, -1, 3, 0, []string{"embed", "row 1", "-1"}},
-		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, 1e6, 3, 0, []string{"kv_append", "row 1"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, 0, 3, 3, []string{"select_row", "row 3"}},
-		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, 0, 3, -1, []string{"select_row", "row -1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 3, 0, []string{"embed", "row 1", "10"}},
+		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
+		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0, []string{"kv_append", "row 1"}},
+		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, 3, []string{"select_row", "row 3"}},
+		{op.Op{Kind: op.SelectRow, M: 3, N: 8}, "x", 0, 3, -1, []string{"select_row", "row -1"}},
+		{route, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},
+		{route, "logits", math.Inf(1), 3, 0, []string{"route", "row 1"}},
+		{route, "logits", math.Inf(-1), 3, 0, []string{"route", "row 1"}},
+		{mixer, "logits", math.NaN(), 3, 0, []string{"route", "row 1"}},
+		{expert(op.A32W32), "ids", 4, 3, 0, []string{"expert_matmul", "row 1", "4"}},
+		{expert(op.A32W32), "ids", -1, 3, 0, []string{"expert_matmul", "row 1", "-1"}},
+		{expert(op.A8TQ8C), "ids", math.MaxInt32, 3, 0, []string{"expert_matmul", "row 1"}},
+		{expert(op.A8TQ4B32), "ids", math.MinInt32, 3, 0, []string{"expert_matmul", "row 1"}},
 	} {
 		if s.caps.Supports(c.o) != nil {
 			continue
 		}
 		tr := s.newTrial(single(s.caps, c.o), testContext, 12)
-		in := tr.vals[tr.graph.Inputs[0].Name]
+		in := tr.vals[c.input]
 		in.v[in.value.Cols] = c.value // row 1
 		sc := scalars(0, c.rows)
 		sc.Row = c.row
@@ -676,6 +872,8 @@ func testRefusedValues(t *testing.T, f *Factory) {
 				t.Errorf("%s with %v in an unused row: %v", c.o.Key(), c.value, err)
 			}
 		}
+		tr.fill(rand.New(rand.NewPCG(3, 3))) // and still right afterwards
+		tr.check(place{}, scalars(0, c.rows))
 	}
 }
 

@@ -1,9 +1,11 @@
 package drivertest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -31,10 +33,30 @@ func (a *array) set(r, c int, v, size float64) {
 	a.v[i], a.size[i] = float64(float32(v)), math.Max(math.Abs(v), size)
 }
 
-// stored is a weight as its packed bytes stand for it, [K,N].
+// stored is a weight as its packed bytes stand for it: [K,N], or as many of them one behind the other as it has
+// experts.
 type stored struct {
 	k, n int
 	v    []float32
+}
+
+// rowsInUse is the number of rows of a value that a call of that many tokens uses: nodes compute tokens, and
+// have one row or fan rows for each.
+func rowsInUse(g *op.Graph, name string, tokens int) int {
+	rows := 0
+	note := func(names []string, values []op.Value, m int) {
+		for i, v := range values {
+			if names[i] == name {
+				rows = max(rows, min(m, v.Rows, tokens)*max(1, v.Rows/m))
+			}
+		}
+	}
+	for _, n := range g.Nodes {
+		sig := n.Op.Sig()
+		note(n.In, sig.In, n.Op.M)
+		note(n.Out, sig.Out, n.Op.M)
+	}
+	return rows
 }
 
 // cache is one layer's keys and values, [kvHeads*maxContext, headDim] each.
@@ -53,7 +75,8 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 	for i := range g.Nodes {
 		n := &g.Nodes[i]
 		o := n.Op
-		rows := min(o.M, s.Rows)
+		tokens := min(o.M, s.Rows)
+		rows := tokens * max(1, o.Fan)
 		var in, out []*array
 		for _, name := range n.In {
 			in = append(in, vals[name])
@@ -61,16 +84,20 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 		for _, name := range n.Out {
 			out = append(out, vals[name])
 		}
-		var w stored
+		var w, w1 stored
 		if len(n.W) > 0 {
-			w = weights[n.W[0]]
+			w, w1 = weights[n.W[0]], weights[n.W[len(n.W)-1]]
 		}
 		switch o.Kind {
 		case op.Embed:
 			for r := range rows {
 				id := int(in[0].at(r, 0))
 				for j := range o.N {
-					out[0].set(r, j, float64(w.v[id*o.N+j]), 0)
+					v := float64(w.v[id*o.N+j])
+					if o.Scale != 0 {
+						v *= o.Scale
+					}
+					out[0].set(r, j, v, 0)
 				}
 			}
 		case op.SelectRow:
@@ -97,6 +124,65 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 						v = x / root * float64(w.v[j])
 					}
 					out[0].set(r, j, v, 0)
+				}
+			}
+		case op.LayerNorm:
+			for r := range rows {
+				mean, sum := 0.0, 0.0
+				for j := range o.N {
+					mean += in[0].at(r, j) / float64(o.N)
+				}
+				for j := range o.N {
+					sum += (in[0].at(r, j) - mean) * (in[0].at(r, j) - mean)
+				}
+				root := math.Sqrt(sum/float64(o.N) + o.Eps)
+				for j := range o.N {
+					x, gain, bias := in[0].at(r, j), float64(w.v[j]), float64(w1.v[j])
+					v, size := 0.0, 0.0
+					if x != mean {
+						v, size = (x-mean)/root*gain, (math.Abs(x)+math.Abs(mean))/root*math.Abs(gain)
+					}
+					out[0].set(r, j, v+bias, size+math.Abs(bias))
+				}
+			}
+		case op.QKNorm:
+			group := o.Heads / o.KVHeads
+			head := func(h int) int { return (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim } // queries, then a key, of each group
+			x, y := in[0], out[0]
+			for r := range rows {
+				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
+				for j, v := range row {
+					y.set(r, j, v, 0)
+				}
+				squares := make([]float64, o.Heads+o.KVHeads)
+				queries, keys := 0.0, 0.0
+				for h := range squares {
+					for _, v := range row[head(h) : head(h)+o.HeadDim] {
+						squares[h] += v * v
+					}
+					if h%(group+1) == group {
+						keys += squares[h]
+					} else {
+						queries += squares[h]
+					}
+				}
+				for h := range squares {
+					g, i := h/(group+1), h%(group+1)
+					mean, gain := squares[h]/float64(o.HeadDim), w.v
+					if i == group {
+						gain = w1.v
+					}
+					switch {
+					case o.Joint && i < group:
+						mean, gain = queries/float64(o.Heads*o.HeadDim), gain[(g*group+i)*o.HeadDim:]
+					case o.Joint:
+						mean, gain = keys/float64(o.KVHeads*o.HeadDim), gain[g*o.HeadDim:]
+					}
+					for d := range o.HeadDim {
+						if v := row[head(h)+d]; v != 0 {
+							y.set(r, head(h)+d, v/math.Sqrt(mean+o.Eps)*float64(gain[d]), 0)
+						}
+					}
 				}
 			}
 		case op.QuantRows:
@@ -132,6 +218,50 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 						v := (in[0].at(r, p) - zero) * scale * float64(w.v[p*o.N+j])
 						sum, size = sum+v, size+math.Abs(v)
 					}
+					if o.Bias {
+						bias := float64(w1.v[j])
+						sum, size = sum+bias, size+math.Abs(bias)
+					}
+					out[0].set(r, j, sum, size)
+				}
+			}
+		case op.ExpertMatMul:
+			ids := in[len(in)-1]
+			for r := range rows {
+				from := r
+				if o.Spread {
+					from = r / o.Fan
+				}
+				scale, zero := 1.0, 0.0
+				if o.Scheme.QuantisedRows() {
+					scale, zero = in[1].at(from, 0), 128
+				}
+				expert := w.v[int(ids.at(r/o.Fan, r%o.Fan))*o.K*o.N:]
+				for j := range o.N {
+					sum, size := 0.0, 0.0
+					for p := range o.K {
+						v := (in[0].at(from, p) - zero) * scale * float64(expert[p*o.N+j])
+						sum, size = sum+v, size+math.Abs(v)
+					}
+					out[0].set(r, j, sum, size)
+				}
+			}
+		case op.Route:
+			for r := range tokens {
+				logits := in[0].v[r*o.Experts : (r+1)*o.Experts]
+				for j, c := range chooseExperts(o, logits) {
+					out[0].set(r, j, float64(c.expert), 0)
+					out[1].set(r, j, c.weight, c.size)
+				}
+			}
+		case op.Combine:
+			for r := range tokens {
+				for j := range o.N {
+					sum, size := 0.0, 0.0
+					for i := range o.Fan {
+						v := in[0].at(r*o.Fan+i, j) * in[1].at(r, i)
+						sum, size = sum+v, size+math.Abs(v)
+					}
 					out[0].set(r, j, sum, size)
 				}
 			}
@@ -139,8 +269,30 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 			for r := range rows {
 				for j := range o.N {
 					at := j/o.Interleave*2*o.Interleave + j%o.Interleave
-					gate, up := in[0].at(r, at), in[0].at(r, at+o.Interleave)
-					out[0].set(r, j, gate/(1+math.Exp(-gate))*up, 0)
+					y, size := activation(o.Act, in[0].at(r, at))
+					up := in[0].at(r, at+o.Interleave)
+					out[0].set(r, j, y*up, size*math.Abs(up))
+				}
+			}
+		case op.Activate:
+			for r := range rows {
+				for j := range o.N {
+					y, size := activation(o.Act, in[0].at(r, j))
+					out[0].set(r, j, y, size)
+				}
+			}
+		case op.Softcap:
+			for r := range rows {
+				for j := range o.N {
+					out[0].set(r, j, o.Cap*math.Tanh(in[0].at(r, j)/o.Cap), 0)
+				}
+			}
+		case op.Gate:
+			for r := range rows {
+				gate := in[1].at(r, 0)
+				for j := range o.N {
+					v := in[0].at(r, j) / (1 + math.Exp(-gate))
+					out[0].set(r, j, v, math.Abs(v*gate)) // the exponential's error grows with its argument
 				}
 			}
 		case op.Add:
@@ -151,8 +303,9 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				}
 			}
 		case op.Rope:
-			group, half := o.Heads/o.KVHeads, o.HeadDim/2
+			group, half := o.Heads/o.KVHeads, o.Rotary()/2
 			x, y := in[0], out[0]
+			freq, amplitude := rotation(o, w.v, s.Seq)
 			for r := range rows {
 				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
 				for j, v := range row {
@@ -162,9 +315,9 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					// The group's queries, then its key; its value is not rotated.
 					from := (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim
 					for i := range half {
-						angle := float64(float32(s.Pos+r) * w.v[i])
+						angle := float64(float32(s.Pos+r) * freq[i])
 						sin, cos := math.Sincos(angle)
-						a, b := row[from+i], row[from+i+half]
+						a, b := row[from+i]*amplitude, row[from+i+half]*amplitude
 						y.set(r, from+i, a*cos-b*sin, math.Abs(a)+math.Abs(b))
 						y.set(r, from+i+half, b*cos+a*sin, math.Abs(a)+math.Abs(b))
 					}
@@ -189,16 +342,34 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					g := h / group
 					query := (g*(group+2) + h%group) * o.HeadDim
 					share := make([]float64, s.Pos+r+1)
-					top := math.Inf(-1)
+					top, scale := math.Inf(-1), o.Scale
+					if scale == 0 {
+						scale = 1 / math.Sqrt(float64(o.HeadDim))
+					}
+					first := 0
+					if o.Window > 0 {
+						first = max(0, len(share)-o.Window)
+					}
 					for p := range share {
 						for d := range o.HeadDim {
 							share[p] += in[0].at(r, query+d) * c.k[(g*c.maxContext+p)*o.HeadDim+d]
 						}
-						share[p] /= math.Sqrt(float64(o.HeadDim))
+						share[p] *= scale
+						if o.Cap > 0 {
+							share[p] = o.Cap * math.Tanh(share[p]/o.Cap)
+						}
+						if p < first {
+							share[p] = math.Inf(-1)
+							continue
+						}
 						top = math.Max(top, share[p])
 					}
 					sum, steep := 0.0, 1.0
 					for p, v := range share {
+						if p < first {
+							share[p] = 0
+							continue
+						}
 						steep = math.Max(steep, math.Abs(v)) // an error of a score counts that often
 						share[p] = math.Exp(v - top)
 						sum += share[p]
@@ -217,6 +388,86 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 			panic(fmt.Sprintf("BUG: no oracle for operator %q", o.Kind))
 		}
 	}
+}
+
+// activation is act(x), and the magnitude of its terms: exponentials have the errors of their arguments.
+func activation(act string, x float64) (y, size float64) {
+	sigmoid := func(u float64) (y, size float64) {
+		y = x / (1 + math.Exp(-u))
+		return y, math.Abs(y) * math.Max(1, math.Abs(u))
+	}
+	switch act {
+	case op.SiLU:
+		return sigmoid(x)
+	case op.GELU:
+		y = x * (1 + math.Erf(x/math.Sqrt2)) / 2
+		return y, math.Abs(x)
+	case op.GELUTanh:
+		return sigmoid(2 * math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x))
+	case op.ReLU:
+		return math.Max(x, 0), 0
+	}
+	panic("BUG: no oracle for activation function " + act)
+}
+
+// rotation is the frequencies and the amplitude of a Rope for a sequence of seq positions.
+func rotation(o op.Op, table []float32, seq int) (freq []float32, amplitude float64) {
+	half := o.Rotary() / 2
+	freq, amplitude = table[:half], o.Amplitude
+	if o.LongFrom > 0 && seq > o.LongFrom {
+		if o.NTK == 0 {
+			freq, amplitude = table[half:], o.LongAmplitude
+		} else {
+			g := o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
+			freq = make([]float32, half)
+			for i := range freq {
+				freq[i] = float32(float64(table[i]) * math.Pow(g, -float64(i)/float64(half-1)))
+			}
+		}
+	}
+	if amplitude == 0 {
+		amplitude = 1
+	}
+	return freq, amplitude
+}
+
+type choice struct {
+	expert       int
+	weight, size float64
+}
+
+// chooseExperts sorts the experts of one token by logit, of equal ones the lower index first, and weighs the
+// first ones.
+func chooseExperts(o op.Op, logits []float64) []choice {
+	order := make([]int, len(logits))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(logits[b], logits[a]) })
+	out := make([]choice, o.Fan)
+	for j := range out {
+		among := order // the experts of the softmax
+		switch o.Router {
+		case op.RouteSoftmaxNorm:
+			among = order[:o.Fan]
+		case op.RouteSparseMixer:
+			among = nil
+			top := float32(logits[order[j]])
+			for _, i := range order[j:] {
+				x := float32(logits[i])
+				if !((top-x)/max(float32(math.Abs(logits[i])), top) > float32(2*o.Jitter)) {
+					among = append(among, i)
+				}
+			}
+		}
+		own, sum, steep := logits[order[j]], 0.0, 1.0
+		for _, i := range among {
+			sum += math.Exp(logits[i] - own)
+			steep = math.Max(steep, math.Abs(logits[i]-own))
+		}
+		out[j] = choice{order[j], 1 / sum, steep / sum}
+	}
+	return out
 }
 
 // round is v as stored in type t.

@@ -133,7 +133,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	if len(g.Nodes) > 1 {
 		tr.loose = 1e-4
 	}
-	invfreq := map[string]int{}
+	invfreq := map[string]int{} // of a rotation: angles in a row of the table
 	for _, n := range g.Nodes {
 		switch n.Op.Kind {
 		case op.QuantRows:
@@ -141,7 +141,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 				tr.loose = 1e-2 // a value between two codes may take either
 			}
 		case op.Rope:
-			invfreq[n.W[0]] = n.Op.HeadDim
+			invfreq[n.W[0]] = n.Op.Rotary() / 2
 		case op.KVAppend, op.Attention:
 			size := n.Op.KVHeads * maxContext * n.Op.HeadDim
 			if tr.cache == nil {
@@ -154,28 +154,10 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range g.Weights {
-		values := make([]float32, spec.K*spec.N)
-		for j := range values {
-			values[j] = float32(rng.NormFloat64())
-			if invfreq[spec.Name] > 0 {
-				values[j] = float32(math.Pow(10000, -2*float64(j)/float64(invfreq[spec.Name])))
-			}
-		}
-		bytes, err := s.f.Packing.Bytes(spec)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		b := s.memory(bytes)
-		if err := s.f.Packing.Pack(b, spec, values); err != nil {
-			s.t.Fatal(err)
-		}
-		w := stored{spec.K, spec.N, make([]float32, len(values))}
-		if err := s.f.Packing.Unpack(w.v, spec, b); err != nil {
-			s.t.Fatal(err)
-		}
+		p, w := s.pack(rng, spec, invfreq[spec.Name])
 		tr.weights[spec.Name] = w
-		spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
-		tr.packed = append(tr.packed, driver.Packed{Spec: spec, Bytes: b})
+		p.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
+		tr.packed = append(tr.packed, p)
 	}
 	if err := tr.load(); err != nil {
 		s.t.Fatal(err)
@@ -183,26 +165,74 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	return tr
 }
 
+// pack packs random numbers, or a table of frequencies with that many in a row.
+func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int) (driver.Packed, stored) {
+	s.t.Helper()
+	one := spec
+	one.Experts = 0
+	bytes, err := s.f.Packing.Bytes(one)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	count, size := max(1, spec.Experts), spec.K*spec.N
+	p := driver.Packed{Spec: spec, Bytes: s.memory(bytes * int64(count))}
+	if spec.Experts > 0 {
+		p.Stride = bytes
+	}
+	w := stored{spec.K, spec.N, make([]float32, count*size)}
+	for e := range count {
+		values, packed := make([]float32, size), p.Bytes[int64(e)*bytes:][:bytes]
+		for j := range values {
+			values[j] = float32(rng.NormFloat64())
+			if angles > 0 {
+				values[j] = float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
+			}
+		}
+		if err := s.f.Packing.Pack(packed, one, values); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := s.f.Packing.Unpack(w.v[e*size:(e+1)*size], one, packed); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return p, w
+}
+
 // fill gives every input new numbers.
 func (tr *trial) fill(rng *rand.Rand) {
 	role := map[string]string{}
-	vocabulary := 0
+	indices := map[string]int{} // number of rows or experts that ids choose from
 	for _, n := range tr.graph.Nodes {
 		for i, v := range n.Op.Sig().In {
 			role[n.In[i]] = v.Name
-		}
-		if n.Op.Kind == op.Embed {
-			vocabulary = n.Op.K
+			if v.Name == "ids" {
+				indices[n.In[i]] = n.Op.K
+				if n.Op.Kind == op.ExpertMatMul {
+					indices[n.In[i]] = n.Op.Experts
+				}
+			}
 		}
 	}
 	for _, v := range tr.graph.Inputs {
 		a := tr.vals[v.Name]
+		// Of ids: all rows, every other one, or a single one.
+		choices, step := indices[v.Name], 1
+		switch rng.IntN(4) {
+		case 0:
+			choices, step = (choices+1)/2, 2
+		case 1:
+			choices, step = 1, max(1, choices-1)
+		}
+		offset := rng.IntN(max(1, indices[v.Name]-(choices-1)*step))
+		role := role[v.Name]
 		for i := range a.v {
 			switch {
-			case role[v.Name] == "ids":
-				a.v[i] = float64(rng.IntN(vocabulary))
-			case role[v.Name] == "scale":
+			case role == "ids":
+				a.v[i] = float64(offset + step*rng.IntN(choices))
+			case role == "scale":
 				a.v[i] = float64(rng.Float32()) / 64
+			case role == "logits" && i/v.Cols%2 == 1: // ties, and logits near to each other
+				a.v[i] = 1 + float64(rng.IntN(5))/16
 			case v.Type == op.F32:
 				a.v[i] = float64(float32(rng.NormFloat64()))
 			case v.Type == op.U8:
@@ -360,7 +390,7 @@ func (tr *trial) check(p place, sc driver.Scalars) {
 	outputs := map[string]bool{}
 	for _, v := range tr.graph.Outputs {
 		outputs[v.Name] = true
-		tr.compare(tr.vals[v.Name], b.views[v.Name], before[v.Name], min(v.Rows, sc.Rows))
+		tr.compare(tr.vals[v.Name], b.views[v.Name], before[v.Name], rowsInUse(&tr.graph, v.Name, sc.Rows))
 	}
 	updated := map[string]bool{} // in place, and not an output: undefined afterwards
 	for _, n := range tr.graph.Nodes {

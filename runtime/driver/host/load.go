@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -52,12 +53,33 @@ type operand struct {
 	input int   // index of its binding, -1
 	out   int   // index of its binding, -1
 	temp  int64 // offset in the arena, -1
+	uses  []use
 
 	raw []byte
 	f32 []float32
 	i32 []int32
 	u16 []uint16
 	ld  int // elements from row to row
+}
+
+// use is how a node uses an operand: perToken rows for each of at most tokens tokens.
+type use struct{ tokens, perToken int }
+
+// rows is the number of rows in use in a call of that many tokens.
+func (o *operand) rows(tokens int) int {
+	rows := 0
+	for _, u := range o.uses {
+		rows = max(rows, min(u.tokens, tokens)*u.perToken)
+	}
+	return rows
+}
+
+// usedBy notes a use by a node of m tokens that sees the operand with rows rows.
+func (o *operand) usedBy(m, rows int) {
+	u := use{tokens: min(m, rows), perToken: max(1, rows/m)}
+	if !slices.Contains(o.uses, u) {
+		o.uses = append(o.uses, u)
+	}
 }
 
 // set makes the operand an [rows, value.Cols] matrix of row pitch ld over raw.
@@ -93,21 +115,29 @@ type executable struct {
 	k, v       operand
 	maxContext int
 	scalars    driver.Scalars
+	needsSeq   bool // a rotation depends on the length of the sequence
 
 	bad atomic.Int64 // lowest row a kernel refused
 }
 
 // scratch is memory that only lives during one step; as sizes, the slices are empty.
 type scratch struct {
-	bytes     int64 // temporary values and all of the following
-	scales    int   // row scales, dense
-	sums      int   // block sums
-	attention int   // per worker
+	bytes  int64 // temporary values and all of the following
+	scales int   // row scales, dense
+	sums   int   // block sums
+	rows   int   // rows by expert, in units of 4 bytes
+	order  int   // which rows they are
+	local  int   // per worker
 
 	scale []float32
 	sum   []int32
-	att   []float32
+	row   []float32
+	rank  []int32
+	own   []float32
 }
+
+// mine is the scratch of one worker.
+func (s *scratch) mine(worker int) []float32 { return s.own[worker*s.local:][:s.local] }
 
 func (e *executable) Close() error {
 	e.closed = true
@@ -139,11 +169,16 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 	}
 	for i, n := range g.Nodes {
 		b := builder{e: e, op: n.Op}
-		for _, name := range n.In {
-			b.in = append(b.in, &e.operands[index[name]])
+		sig := n.Op.Sig()
+		for j, name := range n.In {
+			o := &e.operands[index[name]]
+			o.usedBy(n.Op.M, sig.In[j].Rows)
+			b.in = append(b.in, o)
 		}
-		for _, name := range n.Out {
-			b.out = append(b.out, &e.operands[index[name]])
+		for j, name := range n.Out {
+			o := &e.operands[index[name]]
+			o.usedBy(n.Op.M, sig.Out[j].Rows)
+			b.out = append(b.out, o)
 		}
 		for _, name := range n.W {
 			b.w = append(b.w, weights[name])
@@ -152,11 +187,16 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		if err != nil {
 			return nil, fmt.Errorf("node %d (%s): %w", i, n.Op.Kind, err)
 		}
-		s.node = i
-		e.steps = append(e.steps, s)
+		for _, s := range append(b.before, s) {
+			s.node = i
+			e.steps = append(e.steps, s)
+		}
 	}
 	// Every piece starts on a cache line.
-	e.need.bytes += roundUp(4*int64(e.need.scales)) + roundUp(4*int64(e.need.sums)) + roundUp(4*int64(e.need.attention))*int64(len(p.cores))
+	for _, n := range []int{e.need.scales, e.need.sums, e.need.rows, e.need.order} {
+		e.need.bytes += roundUp(4 * int64(n))
+	}
+	e.need.bytes += roundUp(4*int64(e.need.local)) * int64(len(p.cores))
 	if err := p.reserve(e.need.bytes); err != nil {
 		return nil, err
 	}
@@ -181,23 +221,39 @@ func checkWeights(specs []op.WeightSpec, w driver.Weights) (map[string]driver.Pa
 		if want := layouts[spec.Scheme]; spec.Layout != want {
 			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
 		}
-		size, err := pack.Bytes(spec)
+		size, err := pack.Bytes(pack.Expert(spec))
 		if err != nil {
 			return nil, err
 		}
-		if int64(len(w[i].Bytes)) != size {
-			return nil, fmt.Errorf("weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size)
+		stride, have := w[i].Stride, int64(len(w[i].Bytes))
+		if spec.Experts > 0 {
+			// The stride is compared with the bytes before it is multiplied.
+			if stride < size || stride%align != 0 || spec.Experts > 1 && stride > have {
+				return nil, fmt.Errorf("weight %q: got a stride of %d bytes from expert to expert, want a multiple of %d in %d..%d", spec.Name, stride, align, size, have)
+			}
+			size += int64(spec.Experts-1) * stride
+		}
+		if have != size {
+			apart := ""
+			if spec.Experts > 1 {
+				apart = fmt.Sprintf(" of %d experts, %d bytes from one to the next", spec.Experts, stride)
+			}
+			return nil, fmt.Errorf("weight %q: got %d bytes%s, want %d", spec.Name, have, apart, size)
 		}
 		if !mem.Aligned(w[i].Bytes, align) {
 			return nil, fmt.Errorf("weight %q: address is not a multiple of %d", spec.Name, align)
 		}
-		out[spec.Name] = driver.Packed{Spec: spec, Bytes: w[i].Bytes}
+		out[spec.Name] = driver.Packed{Spec: spec, Bytes: w[i].Bytes, Stride: stride}
 	}
 	return out, nil
 }
 
 func describe(s op.WeightSpec) string {
-	return fmt.Sprintf("[%d,%d] %s %s", s.K, s.N, s.Scheme, s.Layout)
+	shape := fmt.Sprintf("[%d,%d]", s.K, s.N)
+	if s.Experts > 0 {
+		shape = fmt.Sprintf("%d experts [%d,%d]", s.Experts, s.K, s.N)
+	}
+	return fmt.Sprintf("%s %s %s", shape, s.Scheme, s.Layout)
 }
 
 // declare lays out the operands; a value may be an input and an output (in place), nothing else twice.
@@ -258,6 +314,9 @@ func (e *executable) bind(b *driver.Bindings) error {
 	}
 	if s.Rows == 0 {
 		return nil
+	}
+	if e.needsSeq && s.Seq <= s.Pos {
+		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", s.Seq, s.Pos)
 	}
 	if e.arena != e.p.arenas {
 		if err := e.place(); err != nil {
@@ -320,8 +379,14 @@ func (e *executable) place() error {
 	if e.have.sum, err = mem.View[int32](take(e.need.sums)); err != nil {
 		return err
 	}
-	e.have.attention = int(roundUp(4*int64(e.need.attention)) / 4)
-	if e.have.att, err = mem.View[float32](take(e.have.attention * len(e.p.cores))); err != nil {
+	if e.have.row, err = mem.View[float32](take(e.need.rows)); err != nil {
+		return err
+	}
+	if e.have.rank, err = mem.View[int32](take(e.need.order)); err != nil {
+		return err
+	}
+	e.have.local = int(roundUp(4*int64(e.need.local)) / 4)
+	if e.have.own, err = mem.View[float32](take(e.have.local * len(e.p.cores))); err != nil {
 		return err
 	}
 	e.arena = e.p.arenas
@@ -330,7 +395,7 @@ func (e *executable) place() error {
 
 // view checks a binding against the value of o and makes it current.
 func (e *executable) view(o *operand, v *driver.View, role string) error {
-	rows := min(o.value.Rows, e.scalars.Rows)
+	rows := o.rows(e.scalars.Rows)
 	if v.Type != o.value.Type || v.Cols != o.value.Cols || v.Rows < rows {
 		return fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, o.value.Name, v.Type, v.Rows, v.Cols, o.value.Type, rows, o.value.Cols)
 	}
@@ -385,8 +450,7 @@ func (e *executable) run() error {
 			return nil
 		}
 		e.bad.Store(math.MaxInt64)
-		tasks := s.plan(rows)
-		e.p.team.run(tasks, s.task)
+		e.p.team.run(s.plan(rows), s.task)
 		if row := e.bad.Load(); row != math.MaxInt64 {
 			return fmt.Errorf("node %d (%s), row %d: %w", s.node, e.graph.Nodes[s.node].Op.Kind, row, s.refused(int(row)))
 		}

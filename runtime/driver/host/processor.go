@@ -29,7 +29,7 @@ type processor struct {
 	set   *kernel.Set
 	caps  *driver.Capabilities
 	team  team
-	rope  ropeTable
+	rope  ropeTables
 
 	mu       sync.Mutex // Close may come from another goroutine while a call runs
 	attached bool

@@ -9,14 +9,16 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// step is one node, prepared: plan divides the rows in use into tasks, task computes one of them on
-// one worker, refused words the error for a row the node cannot compute. None of them allocates.
+// step is one node, or a part of it, prepared: plan divides the work for that many tokens into tasks, task computes
+// one of them on one worker, refused words the error for a row the node cannot compute. None of them
+// allocates. plan may refuse rows itself.
 type step struct {
 	node    int
-	m       int // most rows
-	plan    func(rows int) (tasks int)
+	m       int // most tokens
+	plan    func(tokens int) (tasks int)
 	task    func(worker, task int)
 	refused func(row int) error
 }
@@ -27,6 +29,7 @@ type builder struct {
 	op      op.Op
 	in, out []*operand
 	w       []driver.Packed
+	before  []step // to run before the one that is built
 }
 
 // Work is divided so that a task is worth handing over (about 10 us of portable kernels) and
@@ -36,20 +39,26 @@ const (
 	tasksPerWorker = 8
 )
 
-// byRows divides a node by rows; f computes rows [r0,r1) of perRow element operations each.
-func (b *builder) byRows(perRow int, f func(r0, r1 int)) step {
+// byRows divides a node by tokens; f computes rows [r0,r1) of perRow element operations each.
+func (b *builder) byRows(perRow int, f func(worker, r0, r1 int)) step {
+	return b.byBlocks(1, perRow, f)
+}
+
+// byBlocks is byRows for a node with fan rows for each token.
+func (b *builder) byBlocks(fan, perRow int, f func(worker, r0, r1 int)) step {
 	workers := len(b.e.p.cores)
 	var rows, block int
 	return step{
 		m: b.op.M,
-		plan: func(n int) int {
+		plan: func(tokens int) int {
+			n := tokens * fan
 			rows, block = n, n
 			if workers > 1 {
 				block = max(1, (n+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
 			}
 			return (n + block - 1) / block
 		},
-		task: func(_, t int) { f(t*block, min(rows, (t+1)*block)) },
+		task: func(worker, t int) { f(worker, t*block, min(rows, (t+1)*block)) },
 	}
 }
 
@@ -70,6 +79,7 @@ func (b *builder) build() (step, error) {
 		}
 		e.kv, e.kvHeads, e.headDim = o.KV, o.KVHeads, o.HeadDim
 	}
+	set, fan := b.e.p.set, max(1, o.Fan)
 	switch o.Kind {
 	case op.Embed:
 		return b.embed()
@@ -77,10 +87,23 @@ func (b *builder) build() (step, error) {
 		return b.selectRow(), nil
 	case op.Norm:
 		return b.norm()
+	case op.LayerNorm:
+		return b.layerNorm()
+	case op.QKNorm:
+		return b.qkNorm()
 	case op.QuantRows:
 		return b.quantRows(), nil
 	case op.MatMul:
 		return b.matMul()
+	case op.ExpertMatMul:
+		return b.expertMatMul()
+	case op.Route:
+		return b.route(), nil
+	case op.Combine:
+		x, w, y := b.in[0], b.in[1], b.out[0]
+		return b.byRows(2*fan*o.N, func(_, r0, r1 int) {
+			set.Combine(y.f32[r0*y.ld:], y.ld, x.f32[r0*fan*x.ld:], x.ld, w.f32[r0*w.ld:], w.ld, r1-r0, fan, o.N)
+		}), nil
 	case op.Rope:
 		return b.rope()
 	case op.KVAppend:
@@ -88,21 +111,36 @@ func (b *builder) build() (step, error) {
 	case op.Attention:
 		return b.attention()
 	case op.GLU:
-		x, y, k := b.in[0], b.out[0], b.e.p.set.SiluMul
-		return b.byRows(6*o.N, func(r0, r1 int) {
-			k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Interleave, r1-r0, o.N)
+		x, y := b.in[0], b.out[0]
+		return b.byBlocks(fan, 6*o.N, func(_, r0, r1 int) {
+			set.GLU(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Act, o.Interleave, r1-r0, o.N)
+		}), nil
+	case op.Activate:
+		x, y := b.in[0], b.out[0]
+		return b.byBlocks(fan, 5*o.N, func(_, r0, r1 int) {
+			set.Activate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Act, r1-r0, o.N)
+		}), nil
+	case op.Softcap:
+		x, y := b.in[0], b.out[0]
+		return b.byRows(5*o.N, func(_, r0, r1 int) {
+			set.Softcap(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Cap, r1-r0, o.N)
+		}), nil
+	case op.Gate:
+		x, gate, y := b.in[0], b.in[1], b.out[0]
+		return b.byRows(o.N, func(_, r0, r1 int) {
+			set.Gate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, gate.f32[r0*gate.ld:], gate.ld, r1-r0, o.N)
 		}), nil
 	case op.Add:
-		x, z, y, k := b.in[0], b.in[1], b.out[0], b.e.p.set.Add
-		return b.byRows(o.N, func(r0, r1 int) {
-			k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, z.f32[r0*z.ld:], z.ld, r1-r0, o.N)
+		x, z, y := b.in[0], b.in[1], b.out[0]
+		return b.byRows(o.N, func(_, r0, r1 int) {
+			set.Add(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, z.f32[r0*z.ld:], z.ld, r1-r0, o.N)
 		}), nil
 	case op.Copy:
 		x, y := b.in[0], b.out[0]
 		if x.value.Type != y.value.Type {
 			return step{}, fmt.Errorf("copies %s to %s, want one type", x.value.Type, y.value.Type)
 		}
-		return b.byRows(o.N, func(r0, r1 int) { copyRows(y, x, r0, r1) }), nil
+		return b.byBlocks(fan, o.N, func(_, r0, r1 int) { copyRows(y, x, r0, r1) }), nil
 	}
 	return step{}, fmt.Errorf("operator %q is not supported", o.Kind)
 }
@@ -136,14 +174,18 @@ func (b *builder) embed() (step, error) {
 		}
 		row = func(out []float32, id int) { widen(out, table[id*o.N:(id+1)*o.N]) }
 	}
-	s := b.byRows(o.N, func(r0, r1 int) {
+	s := b.byRows(o.N, func(_, r0, r1 int) {
 		for r := r0; r < r1; r++ {
 			id := int(ids.i32[r*ids.ld])
 			if id < 0 || id >= o.K {
 				e.refuse(r)
 				return
 			}
-			row(y.f32[r*y.ld:r*y.ld+o.N], id)
+			out := y.f32[r*y.ld : r*y.ld+o.N]
+			row(out, id)
+			if o.Scale != 0 {
+				e.p.set.Scale(out, o.Scale)
+			}
 		}
 	})
 	s.refused = func(r int) error {
@@ -170,17 +212,103 @@ func (b *builder) selectRow() step {
 	}
 }
 
+// eps refuses what no norm can add.
+func (b *builder) eps() error {
+	if !(b.op.Eps >= 0 && b.op.Eps <= math.MaxFloat32) {
+		return fmt.Errorf("eps = %v, want a number of at least 0", b.op.Eps)
+	}
+	return nil
+}
+
+// vectors are the weights as plain numbers.
+func (b *builder) vectors() (v [][]float32, err error) {
+	for _, w := range b.w {
+		f, err := mem.View[float32](w.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		v = append(v, f)
+	}
+	return v, nil
+}
+
 func (b *builder) norm() (step, error) {
 	o, x, y, k := b.op, b.in[0], b.out[0], b.e.p.set.Norm
-	gain, err := mem.View[float32](b.w[0].Bytes)
+	w, err := b.vectors()
+	if err == nil {
+		err = b.eps()
+	}
 	if err != nil {
 		return step{}, err
 	}
-	if !(o.Eps >= 0 && o.Eps <= math.MaxFloat32) {
-		return step{}, fmt.Errorf("eps = %v, want a number of at least 0", o.Eps)
+	return b.byRows(4*o.N, func(_, r0, r1 int) {
+		k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, w[0], o.Eps, r1-r0, o.N)
+	}), nil
+}
+
+func (b *builder) layerNorm() (step, error) {
+	o, x, y, k := b.op, b.in[0], b.out[0], b.e.p.set.LayerNorm
+	w, err := b.vectors()
+	if err == nil {
+		err = b.eps()
 	}
-	return b.byRows(4*o.N, func(r0, r1 int) {
-		k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, gain, o.Eps, r1-r0, o.N)
+	if err != nil {
+		return step{}, err
+	}
+	return b.byRows(6*o.N, func(_, r0, r1 int) {
+		k(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, w[0], w[1], o.Eps, r1-r0, o.N)
+	}), nil
+}
+
+// qkNorm normalises head by head, or jointly heads that it copies together and back: in a fused row those of
+// a group lie together, its queries, its key and its value.
+func (b *builder) qkNorm() (step, error) {
+	e, o, x, y, k := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Norm
+	w, err := b.vectors()
+	if err == nil {
+		err = b.eps()
+	}
+	if err != nil {
+		return step{}, err
+	}
+	qgain, kgain, dim, group := w[0], w[1], o.HeadDim, o.Heads/o.KVHeads
+	width := (group + 2) * dim // of a group in a row
+	if !o.Joint {
+		return b.byRows(4*(o.Heads+o.KVHeads)*dim, func(_, r0, r1 int) {
+			if x != y {
+				copyRows(y, x, r0, r1)
+			}
+			for h := range o.Heads + o.KVHeads {
+				g, i := h/(group+1), h%(group+1)
+				gain := qgain
+				if i == group {
+					gain = kgain
+				}
+				head := y.f32[r0*y.ld+g*width+i*dim:]
+				k(head, y.ld, head, y.ld, gain, o.Eps, r1-r0, dim)
+			}
+		}), nil
+	}
+	e.need.local = max(e.need.local, o.Heads*dim)
+	joint := func(together, row []float32, gain []float32, columns int) {
+		for g := range o.KVHeads {
+			copy(together[g*columns:(g+1)*columns], row[g*width:])
+		}
+		n := o.KVHeads * columns
+		k(together, n, together, n, gain, o.Eps, 1, n)
+		for g := range o.KVHeads {
+			copy(row[g*width:], together[g*columns:(g+1)*columns])
+		}
+	}
+	return b.byRows(4*(o.Heads+o.KVHeads)*dim, func(worker, r0, r1 int) {
+		if x != y {
+			copyRows(y, x, r0, r1)
+		}
+		for r := r0; r < r1; r++ {
+			row := y.f32[r*y.ld : r*y.ld+o.KVHeads*width]
+			joint(e.have.mine(worker), row, qgain, group*dim)
+			joint(e.have.mine(worker), row[group*dim:], kgain, dim)
+		}
 	}), nil
 }
 
@@ -188,8 +316,8 @@ var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot
 
 func (b *builder) quantRows() step {
 	e, o, x, y, scale, k := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
-	e.need.scales = max(e.need.scales, o.M)
-	s := b.byRows(6*o.N, func(r0, r1 int) {
+	e.need.scales = max(e.need.scales, o.Rows())
+	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
 		dense := e.have.scale[r0:r1]
 		if bad := k(y.raw[r0*y.ld:], y.ld, dense, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
 			e.refuse(r0 + bad)
@@ -206,41 +334,74 @@ func (b *builder) quantRows() step {
 // maxDotK bounds K of 8-bit products, whose sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
-func (b *builder) matMul() (step, error) {
-	e, o, x, y, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
-	packed := b.w[0].Bytes
+// activations are rows that a weight is multiplied with, f32 or u8 with scales and (q4b32) block sums.
+type activations struct {
+	f32   []float32
+	u8    []byte
+	ld    int
+	scale []float32
+	sum   []int32
+}
+
+// product multiplies m rows by the n columns that start with the tile at byte at of the weight.
+type product func(y []float32, ldy int, x activations, at, m, n int)
+
+// product also returns the bytes of a tile and the number of block sums of a row, 0 for other schemes.
+func (b *builder) product() (f product, tileBytes, sums int, err error) {
+	o, set, packed := b.op, b.e.p.set, b.w[0].Bytes
 	size, err := pack.TileBytes(o.Scheme.Weight(), o.K)
 	if err != nil {
-		return step{}, err
+		return nil, 0, 0, err
 	}
-	tileBytes, blocks := int(size), (o.K+pack.BlockK-1)/pack.BlockK
-
-	// kernel computes rows [r0,r1) of the n columns that start with a tile.
-	var kernel func(tile, n, r0, r1 int)
+	blocks := (o.K + pack.BlockK - 1) / pack.BlockK
 	switch o.Scheme {
 	case op.A32W32:
 		w, err := mem.View[float32](packed)
 		if err != nil {
-			return step{}, err
+			return nil, 0, 0, err
 		}
-		kernel = func(tile, n, r0, r1 int) {
-			set.MatMulF32(y.f32[r0*y.ld+tile*pack.TileN:], y.ld, x.f32[r0*x.ld:], x.ld, w[tile*tileBytes/4:], r1-r0, o.K, n)
-		}
+		return func(y []float32, ldy int, x activations, at, m, n int) {
+			set.MatMulF32(y, ldy, x.f32, x.ld, w[at/4:], m, o.K, n)
+		}, int(size), 0, nil
 	case op.A8TQ8C:
 		if o.K > maxDotK {
-			return step{}, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
+			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
 		}
-		kernel = func(tile, n, r0, r1 int) {
-			set.MatMulQ8C(y.f32[r0*y.ld+tile*pack.TileN:], y.ld, x.raw[r0*x.ld:], x.ld, e.have.scale[r0:], packed[tile*tileBytes:], r1-r0, o.K, n)
-		}
+		return func(y []float32, ldy int, x activations, at, m, n int) {
+			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, o.K, n)
+		}, int(size), 0, nil
 	case op.A8TQ4B32:
-		e.need.sums = max(e.need.sums, o.M*blocks)
-		kernel = func(tile, n, r0, r1 int) {
-			set.MatMulQ4B32(y.f32[r0*y.ld+tile*pack.TileN:], y.ld, x.raw[r0*x.ld:], x.ld, e.have.scale[r0:], e.have.sum[r0*blocks:], blocks, packed[tile*tileBytes:], r1-r0, o.K, n)
-		}
-	default:
-		return step{}, fmt.Errorf("scheme %q is not supported", o.Scheme)
+		return func(y []float32, ldy int, x activations, at, m, n int) {
+			set.MatMulQ4B32(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, o.K, n)
+		}, int(size), blocks, nil
 	}
+	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", o.Scheme)
+}
+
+// rows are the rows of x from r, with their scales and sums from place p of the scratch.
+func (b *builder) rows(x *operand, r, p, sums int) activations {
+	a, have := activations{ld: x.ld}, &b.e.have
+	if !b.op.Scheme.QuantisedRows() {
+		a.f32 = x.f32[r*x.ld:]
+		return a
+	}
+	a.u8, a.scale, a.sum = x.raw[r*x.ld:], have.scale[p:], have.sum[p*sums:]
+	return a
+}
+
+func (b *builder) matMul() (step, error) {
+	e, o, x, y, set := b.e, b.op, b.in[0], b.out[0], b.e.p.set
+	multiply, tileBytes, sums, err := b.product()
+	if err != nil {
+		return step{}, err
+	}
+	var bias []float32
+	if o.Bias {
+		if bias, err = mem.View[float32](b.w[1].Bytes); err != nil {
+			return step{}, err
+		}
+	}
+	e.need.sums = max(e.need.sums, o.M*sums)
 	if o.Scheme.QuantisedRows() {
 		e.need.scales = max(e.need.scales, o.M)
 	}
@@ -257,8 +418,8 @@ func (b *builder) matMul() (step, error) {
 					e.have.scale[r] = scale.f32[r*scale.ld]
 				}
 			}
-			if o.Scheme == op.A8TQ4B32 {
-				set.BlockSums(e.have.sum, blocks, x.raw, x.ld, n, o.K)
+			if sums > 0 {
+				set.BlockSums(e.have.sum, sums, x.raw, x.ld, n, o.K)
 			}
 			if workers > 1 && int64(n)*int64(o.K)*int64(o.N) >= 2*minTask {
 				tileBlock = max(1, tiles/(workers*tasksPerWorker), minTask/(n*o.K*pack.TileN))
@@ -272,83 +433,21 @@ func (b *builder) matMul() (step, error) {
 		},
 		task: func(_, t int) {
 			tile, r0 := t%tileTasks*tileBlock, t/tileTasks*rowBlock
-			kernel(tile, min(o.N-tile*pack.TileN, tileBlock*pack.TileN), r0, min(rows, r0+rowBlock))
+			column, m := tile*pack.TileN, min(rows, r0+rowBlock)-r0
+			n := min(o.N-column, tileBlock*pack.TileN)
+			out := y.f32[r0*y.ld+column:]
+			multiply(out, y.ld, b.rows(x, r0, r0, sums), tile*tileBytes, m, n)
+			if bias != nil {
+				set.Add(out, y.ld, out, y.ld, bias[column:], 0, m, n)
+			}
 		},
 	}, nil
-}
-
-// maxAngles bounds the bytes of a ropeTable.
-const maxAngles = 1 << 28
-
-// ropeTable holds the cosines and sines of the rows of one call, [rows, half] each; the layers of
-// a model ask for the same ones.
-type ropeTable struct {
-	freq      []float32
-	pos, rows int
-	cos, sin  []float32
-}
-
-// fill computes the table unless it is there already.
-func (t *ropeTable) fill(freq []float32, pos, rows int) {
-	same := len(freq) == len(t.freq) && pos == t.pos && rows <= t.rows
-	for i := 0; same && i < len(freq); i++ {
-		same = freq[i] == t.freq[i]
-	}
-	if same {
-		return
-	}
-	t.freq = append(t.freq[:0], freq...)
-	t.pos, t.rows = pos, rows
-	for r := range rows {
-		at := float32(pos + r)
-		for i, f := range freq {
-			sin, cos := math.Sincos(float64(at * f))
-			t.sin[r*len(freq)+i], t.cos[r*len(freq)+i] = float32(sin), float32(cos)
-		}
-	}
-}
-
-// grow makes room for rows of half angles.
-func (t *ropeTable) grow(rows, half int) {
-	if n := rows * half; n > len(t.cos) {
-		t.cos, t.sin, t.rows = make([]float32, n), make([]float32, n), 0
-	}
-	if half > cap(t.freq) {
-		t.freq, t.rows = make([]float32, 0, half), 0
-	}
-}
-
-func (b *builder) rope() (step, error) {
-	e, o, x, y, k := b.e, b.op, b.in[0], b.out[0], b.e.p.set.Rope
-	freq, err := mem.View[float32](b.w[0].Bytes)
-	if err != nil {
-		return step{}, err
-	}
-	table, half, group := &e.p.rope, o.HeadDim/2, o.Heads/o.KVHeads
-	if int64(o.M)*int64(half)*8 > maxAngles {
-		return step{}, fmt.Errorf("%d rows of %d angles need more than %d bytes", o.M, half, int64(maxAngles))
-	}
-	table.grow(o.M, half)
-	s := b.byRows(8*(o.Heads+o.KVHeads)*o.HeadDim, func(r0, r1 int) {
-		if x != y {
-			copyRows(y, x, r0, r1)
-		}
-		for g := range o.KVHeads { // the group's queries and its key lie together
-			k(y.f32[r0*y.ld+g*(group+2)*o.HeadDim:], y.ld, table.cos[r0*half:], table.sin[r0*half:], r1-r0, group+1, o.HeadDim)
-		}
-	})
-	plan := s.plan
-	s.plan = func(rows int) int {
-		table.fill(freq, e.scalars.Pos, rows)
-		return plan(rows)
-	}
-	return s, nil
 }
 
 func (b *builder) kvAppend() step {
 	e, o, x := b.e, b.op, b.in[0]
 	group, dim, narrow := o.Heads/o.KVHeads, o.HeadDim, b.e.p.set.ToF16
-	s := b.byRows(2*o.KVHeads*dim, func(r0, r1 int) {
+	s := b.byRows(2*o.KVHeads*dim, func(_, r0, r1 int) {
 		for r := r0; r < r1; r++ {
 			for g := range o.KVHeads {
 				key := r*x.ld + (g*(group+2)+group)*dim
@@ -379,22 +478,27 @@ func (b *builder) attention() (step, error) {
 	if err != nil {
 		return step{}, err
 	}
-	e.need.attention = max(e.need.attention, size)
+	e.need.local = max(e.need.local, size)
+	call := kernel.Attention{Heads: group, Dim: dim, Window: o.Window, Scale: o.Scale, Cap: o.Cap}
+	if call.Scale == 0 {
+		call.Scale = 1 / math.Sqrt(float64(dim))
+	}
 	var rows, blocks int
 	return step{
 		m:    o.M,
 		plan: func(n int) int { rows, blocks = n, (n+attentionRows-1)/attentionRows; return blocks * o.KVHeads },
 		task: func(worker, t int) {
 			g, r0 := t%o.KVHeads, (blocks-1-t/o.KVHeads)*attentionRows // the longest rows first
-			m := min(attentionRows, rows-r0)
+			call := call
+			call.M, call.Pos = min(attentionRows, rows-r0), e.scalars.Pos+r0
 			q := x.f32[r0*x.ld+g*(group+2)*dim:]
 			out := y.f32[r0*y.ld+g*group*dim:]
-			scratch := e.have.att[worker*e.have.attention:][:size]
-			from, to := g*e.maxContext*dim, (g*e.maxContext+e.scalars.Pos+r0+m)*dim
+			scratch := e.have.mine(worker)[:size]
+			from, to := g*e.maxContext*dim, (g*e.maxContext+call.Pos+call.M)*dim
 			if o.KV == op.F32 {
-				set.AttentionF32(out, y.ld, q, x.ld, e.k.f32[from:to], e.v.f32[from:to], scratch, m, group, dim, e.scalars.Pos+r0)
+				set.AttentionF32(out, y.ld, q, x.ld, e.k.f32[from:to], e.v.f32[from:to], scratch, call)
 			} else {
-				set.AttentionF16(out, y.ld, q, x.ld, e.k.u16[from:to], e.v.u16[from:to], scratch, m, group, dim, e.scalars.Pos+r0)
+				set.AttentionF16(out, y.ld, q, x.ld, e.k.u16[from:to], e.v.u16[from:to], scratch, call)
 			}
 		},
 	}, nil

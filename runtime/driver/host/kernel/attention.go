@@ -2,47 +2,49 @@ package kernel
 
 import "math"
 
-func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, m, heads, headDim, pos int) {
-	for r := 0; r < m; r += attentionRows {
-		a := newAttention(y[r*ldy:], ldy, q[r*ldq:], ldq, scratch, min(attentionRows, m-r), heads, headDim, pos+r)
-		for p := 0; p < a.context(); p += keyBlock {
+func attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, s Attention) {
+	for r := 0; r < s.M; r += attentionRows {
+		a := newAttention(y[r*ldy:], ldy, q[r*ldq:], ldq, scratch, s, r)
+		for p := a.start(); p < a.context(); p += keyBlock {
 			end := min(p+keyBlock, a.context())
-			a.block(k[p*headDim:end*headDim], v[p*headDim:end*headDim], p, end)
+			a.block(k[p*s.Dim:end*s.Dim], v[p*s.Dim:end*s.Dim], p, end)
 		}
 		a.finish()
 	}
 }
 
-func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, m, heads, headDim, pos int) {
-	wide := scratch[len(scratch)-2*keyBlock*headDim:]
-	for r := 0; r < m; r += attentionRows {
-		a := newAttention(y[r*ldy:], ldy, q[r*ldq:], ldq, scratch, min(attentionRows, m-r), heads, headDim, pos+r)
-		for p := 0; p < a.context(); p += keyBlock {
+func attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, s Attention) {
+	wide := scratch[len(scratch)-2*keyBlock*s.Dim:]
+	for r := 0; r < s.M; r += attentionRows {
+		a := newAttention(y[r*ldy:], ldy, q[r*ldq:], ldq, scratch, s, r)
+		for p := a.start(); p < a.context(); p += keyBlock {
 			end := min(p+keyBlock, a.context())
-			size := (end - p) * headDim
+			size := (end - p) * s.Dim
 			kw, vw := wide[:size], wide[size:2*size]
-			fromF16(kw, k[p*headDim:end*headDim])
-			fromF16(vw, v[p*headDim:end*headDim])
+			fromF16(kw, k[p*s.Dim:end*s.Dim])
+			fromF16(vw, v[p*s.Dim:end*s.Dim])
 			a.block(kw, vw, p, end)
 		}
 		a.finish()
 	}
 }
 
-// attention is softmax(q k) v of at most attentionRows rows, computed over blocks of positions with a
+// blockwise is attention of at most attentionRows rows, computed over blocks of positions with a
 // running maximum and sum.
-type attention struct {
+type blockwise struct {
+	Attention
 	y, q                    []float32
 	ldy, ldq                int
-	rows, heads, dim, pos   int
-	scale                   float32
-	acc, top, total, scores []float32 // acc [rows*heads][dim], top and total [rows*heads], scores [keyBlock]
+	scale, cap              float32
+	acc, top, total, scores []float32 // acc [M*Heads][Dim], top and total [M*Heads], scores [keyBlock]
 }
 
-func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32, rows, heads, dim, pos int) attention {
-	n := rows * heads
-	a := attention{y: y, q: q, ldy: ldy, ldq: ldq, rows: rows, heads: heads, dim: dim, pos: pos, scale: float32(1 / math.Sqrt(float64(dim)))}
-	a.acc, scratch = scratch[:n*dim], scratch[n*dim:]
+// newAttention begins with the rows from r of s, which are the first of y and q.
+func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32, s Attention, r int) blockwise {
+	s.M, s.Pos = min(attentionRows, s.M-r), s.Pos+r
+	n := s.M * s.Heads
+	a := blockwise{Attention: s, y: y, q: q, ldy: ldy, ldq: ldq, scale: float32(s.Scale), cap: float32(s.Cap)}
+	a.acc, scratch = scratch[:n*s.Dim], scratch[n*s.Dim:]
 	a.top, scratch = scratch[:n], scratch[n:]
 	a.total, scratch = scratch[:n], scratch[n:]
 	a.scores = scratch[:keyBlock]
@@ -54,25 +56,36 @@ func newAttention(y []float32, ldy int, q []float32, ldq int, scratch []float32,
 	return a
 }
 
-// context is the number of positions the last row attends to.
-func (a *attention) context() int { return a.pos + a.rows }
+// start is the beginning of the block of the first position that any row attends to. Blocks begin at multiples
+// of keyBlock, so that a row's bits do not depend on the rows computed with it.
+func (a *Attention) start() int { return a.first(0) / keyBlock * keyBlock }
+
+// context is the number of positions the last row attends to, were it not for a window.
+func (a *Attention) context() int { return a.Pos + a.M }
 
 // block takes positions p..end-1 into account, whose keys and values are k and v.
-func (a *attention) block(k, v []float32, p, end int) {
-	for r := range a.rows {
-		count := min(end, a.pos+r+1) - p
-		if count <= 0 {
+func (a *blockwise) block(k, v []float32, p, end int) {
+	dim := a.Dim
+	for r := range a.M {
+		from, to := max(a.first(r), p), min(end, a.Pos+r+1)
+		if from >= to {
 			continue
 		}
-		for h := range a.heads {
-			i := r*a.heads + h
-			acc := a.acc[i*a.dim : (i+1)*a.dim]
-			query := a.q[r*a.ldq+h*a.dim : r*a.ldq+(h+1)*a.dim]
-			scores := a.scores[:count]
-			top := a.top[i]
+		k, v := k[(from-p)*dim:(to-p)*dim], v[(from-p)*dim:(to-p)*dim]
+		scores := a.scores[:to-from]
+		for h := range a.Heads {
+			i := r*a.Heads + h
+			acc := a.acc[i*dim : (i+1)*dim]
+			query := a.q[r*a.ldq+h*dim : r*a.ldq+(h+1)*dim]
 			for j := range scores {
-				scores[j] = a.scale * dot(query, k[j*a.dim:(j+1)*a.dim])
-				top = max(top, scores[j])
+				scores[j] = a.scale * dot(query, k[j*dim:(j+1)*dim])
+			}
+			if a.cap > 0 {
+				softcapRow(scores, scores, a.cap)
+			}
+			top := a.top[i]
+			for _, s := range scores {
+				top = max(top, s)
 			}
 			if top != a.top[i] {
 				fade := expf(a.top[i] - top)
@@ -85,18 +98,18 @@ func (a *attention) block(k, v []float32, p, end int) {
 			for j, s := range scores {
 				e := expf(s - top)
 				a.total[i] += e
-				addScaled(acc, v[j*a.dim:(j+1)*a.dim], e)
+				addScaled(acc, v[j*dim:(j+1)*dim], e)
 			}
 		}
 	}
 }
 
-func (a *attention) finish() {
-	for r := range a.rows {
-		for h := range a.heads {
-			i := r*a.heads + h
-			out := a.y[r*a.ldy+h*a.dim : r*a.ldy+(h+1)*a.dim]
-			for d, s := range a.acc[i*a.dim : (i+1)*a.dim] {
+func (a *blockwise) finish() {
+	for r := range a.M {
+		for h := range a.Heads {
+			i := r*a.Heads + h
+			out := a.y[r*a.ldy+h*a.Dim : r*a.ldy+(h+1)*a.Dim]
+			for d, s := range a.acc[i*a.Dim : (i+1)*a.Dim] {
 				out[d] = s / a.total[i]
 			}
 		}

@@ -464,14 +464,197 @@ func TestElementwise(t *testing.T) {
 				for i := range min(width, len(special)) {
 					x.v[i] = special[i] // gates of the first group
 				}
-				s.SiluMul(y.v, y.ld, x.v, x.ld, width, m, n)
+				for _, act := range op.Acts {
+					s.GLU(y.v, y.ld, x.v, x.ld, act, width, m, n)
+					y.gapsIntact(t)
+					for r := range m {
+						for c := range n {
+							at := c/width*2*width + c%width
+							g := x.at(r, at)
+							want := refAct(act, g) * x.at(r, at+width)
+							near(t, fmt.Sprintf("glu %s n=%d width=%d [%d,%d] of gate %v", act, n, width, r, c, g), y.at(r, c), want, math.Abs(want)+tails(act, g))
+						}
+					}
+				}
+			}
+			x := newStrided(t, m, n, 1, func() float32 { return float32(rng.NormFloat64() * 4) })
+			for _, act := range op.Acts {
+				s.Activate(y.v, y.ld, x.v, x.ld, act, m, n)
 				y.gapsIntact(t)
 				for r := range m {
 					for c := range n {
-						at := c/width*2*width + c%width
-						g := x.at(r, at)
-						want := g / (1 + math.Exp(-g)) * x.at(r, at+width)
-						near(t, fmt.Sprintf("silu_mul n=%d width=%d [%d,%d] of gate %v", n, width, r, c, g), y.at(r, c), want, math.Abs(want))
+						want := refAct(act, x.at(r, c))
+						near(t, fmt.Sprintf("%s n=%d of %v", act, n, x.at(r, c)), y.at(r, c), want, math.Abs(want)+tails(act, x.at(r, c)))
+					}
+				}
+				z := strided{v: slices.Clone(x.v), rows: m, cols: n, ld: x.ld}
+				s.Activate(z.v, z.ld, z.v, z.ld, act, m, n) // in place
+				for r := range m {
+					if !slices.Equal(z.v[r*z.ld:r*z.ld+n], y.v[r*y.ld:r*y.ld+n]) {
+						t.Fatalf("%s n=%d in place differs", act, n)
+					}
+				}
+			}
+			for _, limit := range []float64{1, 30, 1e-3} {
+				s.Softcap(y.v, y.ld, x.v, x.ld, limit, m, n)
+				y.gapsIntact(t)
+				for r := range m {
+					for c := range n {
+						want := limit * math.Tanh(x.at(r, c)/limit)
+						near(t, fmt.Sprintf("softcap %v n=%d of %v", limit, n, x.at(r, c)), y.at(r, c), want, math.Abs(want))
+					}
+				}
+			}
+			g := newStrided(t, m, 1, 2, normal(rng))
+			s.Gate(y.v, y.ld, x.v, x.ld, g.v, g.ld, m, n)
+			y.gapsIntact(t)
+			for r := range m {
+				for c := range n {
+					want := x.at(r, c) * sigmoid(g.at(r, 0))
+					near(t, fmt.Sprintf("gate n=%d [%d,%d]", n, r, c), y.at(r, c), want, math.Abs(want))
+				}
+			}
+			s.Scale(y.v[:n], 0.3)
+			for c := range n {
+				want := x.at(0, c) * sigmoid(g.at(0, 0)) * 0.3
+				near(t, fmt.Sprintf("scale n=%d [%d]", n, c), y.at(0, c), want, math.Abs(want))
+			}
+		}
+	})
+}
+
+// tails is the magnitude beside its result that an activation function is accurate to: those of the normal distribution
+// are rounded in their argument, which grows with the square.
+func tails(act string, x float64) float64 {
+	switch act {
+	case op.GELU:
+		return math.Min(x*x, 200)*math.Abs(refAct(act, x)) + 1e-30 // an exponential may underflow
+	case op.GELUTanh:
+		return math.Min(math.Abs(x*x*x), 200)*math.Abs(refAct(act, x)) + 1e-30
+	}
+	return 0
+}
+
+// Whole ranges of the functions against double precision, absolutely: within 1e-6 of the identity's size.
+func TestActivationRanges(t *testing.T) {
+	var x []float32
+	for v := -20.0; v < 20; v += 0.00137 {
+		x = append(x, float32(v))
+	}
+	special := []float32{0, float32(math.Copysign(0, -1)), 1e-30, -1e-30, 1e-42, 100, -100, 1e10, -1e10, 1e30, -1e30, math.MaxFloat32, -math.MaxFloat32}
+	x = append(x, special...)
+	eachSet(t, func(t *testing.T, s *Set) {
+		y := make([]float32, len(x))
+		for _, act := range op.Acts {
+			s.Activate(y, len(x), x, len(x), act, 1, len(x))
+			for i, v := range x {
+				if want := refAct(act, float64(v)); !(math.Abs(float64(y[i])-want) <= 1e-6*max(1, math.Abs(want))) {
+					t.Fatalf("%s(%v): got %v, want %v", act, v, y[i], want)
+				}
+			}
+		}
+		s.Softcap(y, len(x), x, len(x), 2.5, 1, len(x))
+		for i, v := range x {
+			if want := 2.5 * math.Tanh(float64(v)/2.5); !(math.Abs(float64(y[i])-want) <= 1e-6*math.Abs(want)+1e-44) {
+				t.Fatalf("softcap(%v): got %v, want %v", v, y[i], want)
+			}
+		}
+		for _, act := range op.Acts {
+			nan := slices.Repeat([]float32{float32(math.NaN())}, 33)
+			s.Activate(nan, 33, nan, 33, act, 1, 33)
+			for i, v := range nan {
+				if v == v {
+					t.Fatalf("%s of NaN at %d: got %v", act, i, v)
+				}
+			}
+		}
+	})
+}
+
+func TestLayerNorm(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(31, 32))
+		for _, n := range []int{1, 3, 16, 33, 100, 257} {
+			for _, offset := range []float32{0, 3, -1e3} {
+				const m = 3
+				count := 0
+				x := newStrided(t, m, n, 1, func() float32 {
+					if count++; count > 2*n {
+						return offset // a constant row
+					}
+					return offset + float32(rng.NormFloat64())
+				})
+				gain, bias := newStrided(t, 1, n, 0, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
+				y := newStrided(t, m, n, 4, zero)
+				for _, eps := range []float64{0, 1e-5} {
+					s.LayerNorm(y.v, y.ld, x.v, x.ld, gain.v, bias.v, eps, m, n)
+					y.gapsIntact(t)
+					for r := range m {
+						mean, sum := 0.0, 0.0
+						for c := range n {
+							mean += x.at(r, c) / float64(n)
+						}
+						for c := range n {
+							sum += (x.at(r, c) - mean) * (x.at(r, c) - mean)
+						}
+						for c := range n {
+							v := 0.0
+							if r < 2 && n > 1 {
+								v = gain.at(0, c) * (x.at(r, c) - mean) / math.Sqrt(sum/float64(n)+eps)
+							}
+							near(t, fmt.Sprintf("n=%d eps=%v y[%d,%d]", n, eps, r, c), y.at(r, c), v+bias.at(0, c), math.Abs(v)+math.Abs(bias.at(0, c)))
+						}
+					}
+				}
+				copy(y.v, x.v[:n])
+				s.LayerNorm(y.v, n, y.v, n, gain.v, bias.v, 1e-5, 1, n) // in place
+				z := newStrided(t, 1, n, 0, zero)
+				s.LayerNorm(z.v, n, x.v, n, gain.v, bias.v, 1e-5, 1, n)
+				if !slices.Equal(y.v[:n], z.v) {
+					t.Fatalf("n=%d: in place differs", n)
+				}
+			}
+		}
+	})
+}
+
+func TestCombine(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(33, 34))
+		for _, n := range []int{1, 31, 32, 70, 256} {
+			for _, fan := range []int{1, 2, 5, 8} {
+				const m = 3
+				x, w := newStrided(t, m*fan, n, 3, normal(rng)), newStrided(t, m, fan, 1, normal(rng))
+				y := newStrided(t, m, n, 2, zero)
+				s.Combine(y.v, y.ld, x.v, x.ld, w.v, w.ld, m, fan, n)
+				y.gapsIntact(t)
+				for r := range m {
+					for c := range n {
+						want, mag := 0.0, 0.0
+						for j := range fan {
+							v := w.at(r, j) * x.at(r*fan+j, c)
+							want, mag = want+v, mag+math.Abs(v)
+						}
+						near(t, fmt.Sprintf("n=%d fan=%d y[%d,%d]", n, fan, r, c), y.at(r, c), want, mag)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAddRow(t *testing.T) {
+	eachSet(t, func(t *testing.T, s *Set) {
+		rng := rand.New(rand.NewPCG(35, 36))
+		for _, n := range []int{1, 16, 37} {
+			x, row := newStrided(t, 3, n, 2, normal(rng)), newStrided(t, 1, n, 0, normal(rng))
+			old := slices.Clone(x.v)
+			s.Add(x.v, x.ld, x.v, x.ld, row.v, 0, 3, n)
+			x.gapsIntact(t)
+			for r := range 3 {
+				for c := range n {
+					if got, want := x.v[r*x.ld+c], old[r*x.ld+c]+row.v[c]; got != want {
+						t.Fatalf("n=%d [%d,%d]: got %v, want %v", n, r, c, got, want)
 					}
 				}
 			}
@@ -482,25 +665,31 @@ func TestElementwise(t *testing.T) {
 func TestRope(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(15, 16))
-		for _, dim := range []int{2, 6, 16, 64, 128} {
+		for _, c := range [][2]int{{2, 2}, {6, 6}, {16, 16}, {64, 64}, {128, 128}, {80, 32}, {6, 2}, {96, 72}} {
 			const m, heads = 3, 5
+			dim, half := c[0], c[1]/2
 			x := newStrided(t, m, heads*dim, 7, normal(rng))
 			old := slices.Clone(x.v)
-			angle := newStrided(t, m, dim/2, 0, func() float32 { return float32(rng.NormFloat64() * 3) })
-			cos, sin := newStrided(t, m, dim/2, 0, zero), newStrided(t, m, dim/2, 0, zero)
+			angle := newStrided(t, m, half, 0, func() float32 { return float32(rng.NormFloat64() * 3) })
+			cos, sin := newStrided(t, m, half, 0, zero), newStrided(t, m, half, 0, zero)
 			for i, a := range angle.v {
 				cos.v[i], sin.v[i] = float32(math.Cos(float64(a))), float32(math.Sin(float64(a)))
 			}
-			s.Rope(x.v, x.ld, cos.v, sin.v, m, heads, dim)
+			s.Rope(x.v, x.ld, cos.v, sin.v, m, heads, dim, 2*half)
 			x.gapsIntact(t)
 			for r := range m {
 				for h := range heads {
-					for i := range dim / 2 {
+					for i := range half {
 						at := r*x.ld + h*dim + i
-						a, b := float64(old[at]), float64(old[at+dim/2])
-						c, z := math.Cos(float64(angle.v[r*dim/2+i])), math.Sin(float64(angle.v[r*dim/2+i]))
+						a, b := float64(old[at]), float64(old[at+half])
+						c, z := math.Cos(float64(angle.v[r*half+i])), math.Sin(float64(angle.v[r*half+i]))
 						near(t, fmt.Sprintf("dim=%d [%d,%d] first", dim, r, h*dim+i), float64(x.v[at]), a*c-b*z, math.Abs(a)+math.Abs(b))
-						near(t, fmt.Sprintf("dim=%d [%d,%d] second", dim, r, h*dim+i), float64(x.v[at+dim/2]), b*c+a*z, math.Abs(a)+math.Abs(b))
+						near(t, fmt.Sprintf("dim=%d [%d,%d] second", dim, r, h*dim+i), float64(x.v[at+half]), b*c+a*z, math.Abs(a)+math.Abs(b))
+					}
+					for i := r*x.ld + h*dim + 2*half; i < r*x.ld+(h+1)*dim; i++ {
+						if x.v[i] != old[i] {
+							t.Fatalf("dim=%d rotary=%d: element %d was rotated", dim, 2*half, i)
+						}
 					}
 				}
 			}
@@ -511,9 +700,19 @@ func TestRope(t *testing.T) {
 func TestAttention(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(17, 18))
-		for _, c := range []struct{ m, heads, dim, pos int }{
-			{1, 1, 1, 0}, {1, 1, 64, 0}, {1, 8, 64, 300}, {3, 2, 5, 0}, {9, 3, 16, 7}, {17, 1, 128, 120}, {8, 4, 64, 128}, {11, 2, 80, 127}, {16, 1, 33, 255}, {40, 2, 48, 0},
+		for _, c := range []struct {
+			m, heads, dim, pos, window int
+			scale, limit               float64
+		}{
+			{1, 1, 1, 0, 0, 0, 0}, {1, 1, 64, 0, 0, 0, 0}, {1, 8, 64, 300, 0, 0, 0}, {3, 2, 5, 0, 0, 0, 0}, {9, 3, 16, 7, 0, 0, 0}, {17, 1, 128, 120, 0, 0, 0},
+			{8, 4, 64, 128, 0, 0, 0}, {11, 2, 80, 127, 0, 0, 0}, {16, 1, 33, 255, 0, 0, 0}, {40, 2, 48, 0, 0, 0, 0},
+			{1, 2, 64, 300, 1, 0, 0}, {17, 2, 64, 250, 1, 0, 0}, {9, 2, 64, 250, 100, 0, 0}, {40, 1, 32, 100, 130, 0, 0}, {40, 2, 5, 100, 130, 0, 0}, {9, 1, 64, 20, 500, 0, 0}, {5, 1, 96, 123, 128, 0, 0},
+			{9, 3, 64, 140, 0, 0, 5}, {9, 3, 20, 140, 0, 0, 5}, {9, 3, 32, 140, 70, 0.02, 50}, {9, 1, 16, 140, 200, 1.5, 30}, {3, 2, 256, 5, 0, 0.07, 0},
 		} {
+			a := Attention{M: c.m, Heads: c.heads, Dim: c.dim, Pos: c.pos, Window: c.window, Scale: c.scale, Cap: c.limit}
+			if c.scale == 0 {
+				a.Scale = 1 / math.Sqrt(float64(c.dim))
+			}
 			for _, sharp := range []float32{1, 30} { // 30: the softmax is almost a maximum
 				context := c.pos + c.m
 				q := newStrided(t, c.m, c.heads*c.dim, 2*c.dim, func() float32 { return sharp * float32(rng.NormFloat64()) })
@@ -535,9 +734,9 @@ func TestAttention(t *testing.T) {
 						return float64(wide[i])
 					}
 					if half {
-						s.AttentionF16(y.v, y.ld, q.v, q.ld, k16, v16, scratch, c.m, c.heads, c.dim, c.pos)
+						s.AttentionF16(y.v, y.ld, q.v, q.ld, k16, v16, scratch, a)
 					} else {
-						s.AttentionF32(y.v, y.ld, q.v, q.ld, k.v, v.v, scratch, c.m, c.heads, c.dim, c.pos)
+						s.AttentionF32(y.v, y.ld, q.v, q.ld, k.v, v.v, scratch, a)
 					}
 					y.gapsIntact(t)
 					for r := range c.m {
@@ -545,7 +744,13 @@ func TestAttention(t *testing.T) {
 							scores, top := make([]float64, c.pos+r+1), math.Inf(-1)
 							for p := range scores {
 								for d := range c.dim {
-									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, p*c.dim+d) / math.Sqrt(float64(c.dim))
+									scores[p] += q.at(r, h*c.dim+d) * get(k.v, k16, p*c.dim+d) * a.Scale
+								}
+								if c.limit > 0 {
+									scores[p] = c.limit * math.Tanh(scores[p]/c.limit)
+								}
+								if c.window > 0 && p <= c.pos+r-c.window {
+									scores[p] = math.Inf(-1)
 								}
 								top = max(top, scores[p])
 							}

@@ -13,7 +13,9 @@ func Portable() *Set {
 	return &Set{
 		Name: "portable", TileStep: 1,
 		MatMulF32: matMulF32, MatMulQ8C: matMulQ8C, BlockSums: blockSums, MatMulQ4B32: matMulQ4B32,
-		QuantRows: quantRows, Norm: norm, SiluMul: siluMul, Add: add, Rope: rope,
+		QuantRows: quantRows, Norm: norm, LayerNorm: layerNorm,
+		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
+		Add: add, Combine: combine, Rope: rope,
 		AttentionF32: attentionF32, AttentionF16: attentionF16,
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 	}
@@ -229,16 +231,37 @@ func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float6
 	}
 }
 
-func siluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
+// layerNorm has its sums in float64, as norm.
+func layerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
 	for r := range m {
-		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
-		for c := 0; c < n; c += interleave {
-			gate, up := row[2*c:2*c+interleave], row[2*c+interleave:2*c+2*interleave]
-			for i, g := range gate {
-				out[c+i] = g / (1 + expf(-g)) * up[i]
-			}
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		mean := mean(row)
+		sum := 0.0
+		for _, v := range row {
+			d := float64(v) - mean
+			sum += d * d
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		for c, v := range row {
+			out[c] = gain[c]*float32((float64(v)-mean)*inv) + bias[c]
 		}
 	}
+}
+
+func mean(x []float32) float64 {
+	var s0, s1, s2, s3 float64
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		v := (*[4]float32)(x[i:])
+		s0 += float64(v[0])
+		s1 += float64(v[1])
+		s2 += float64(v[2])
+		s3 += float64(v[3])
+	}
+	for ; i < len(x); i++ {
+		s0 += float64(x[i])
+	}
+	return (s0 + s1 + (s2 + s3)) / float64(len(x))
 }
 
 func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
@@ -250,48 +273,34 @@ func add(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
 	}
 }
 
-func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
-	half := headDim / 2
+func combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+	for r := range m {
+		out := y[r*ldy : r*ldy+n]
+		clear(out)
+		for j := range fan {
+			addScaled(out, x[(r*fan+j)*ldx:(r*fan+j)*ldx+n], weight[r*ldw+j])
+		}
+	}
+}
+
+func scale(x []float32, s float64) {
+	f := float32(s)
+	for i := range x {
+		x[i] *= f
+	}
+}
+
+func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+	half := rotary / 2
 	for r := range m {
 		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
 		for h := range heads {
 			a := x[r*ldx+h*headDim : r*ldx+h*headDim+half]
-			b := x[r*ldx+h*headDim+half : r*ldx+(h+1)*headDim]
+			b := x[r*ldx+h*headDim+half : r*ldx+h*headDim+rotary]
 			for i := range a {
 				u, v := a[i], b[i]
 				a[i], b[i] = u*c[i]-v*s[i], v*c[i]+u*s[i]
 			}
 		}
 	}
-}
-
-// expf is e^x within 2 ULP: x = i ln2 + r with |r| <= ln2/2, a polynomial of degree 7 for e^r.
-// Results below the smallest normal number are 0.
-func expf(x float32) float32 {
-	const (
-		ln2Hi = 0x1.62e4p-1 // short, so that i*ln2Hi is exact
-		ln2Lo = 0x1.7f7d1cf79abcap-20
-	)
-	switch {
-	case x > 88.72283:
-		return float32(math.Inf(1))
-	case x < -87.33654:
-		return 0
-	case x != x:
-		return x
-	}
-	t := x*math.Log2E + 0x1.8p23
-	i := int32(math.Float32bits(t)) - 0x4b400000
-	f := t - 0x1.8p23
-	r := x - f*ln2Hi - f*ln2Lo
-	p := float32(1.0 / 5040)
-	p = p*r + 1.0/720
-	p = p*r + 1.0/120
-	p = p*r + 1.0/24
-	p = p*r + 1.0/6
-	p = p*r + 0.5
-	p = p*r + 1
-	p = p*r + 1
-	// Two steps, because 2^128 is not a float32.
-	return p * math.Float32frombits(uint32(i/2+127)<<23) * math.Float32frombits(uint32(i-i/2+127)<<23)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
 
@@ -13,12 +14,14 @@ func Reference() *Set {
 	return &Set{
 		Name: "reference", TileStep: 1,
 		MatMulF32: refMatMulF32, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums, MatMulQ4B32: refMatMulQ4B32,
-		QuantRows: refQuantRows, Norm: refNorm, SiluMul: refSiluMul, Add: add, Rope: refRope,
-		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, m, heads, headDim, pos int) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, m, heads, headDim, pos)
+		QuantRows: refQuantRows, Norm: refNorm, LayerNorm: refLayerNorm,
+		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
+		Add: add, Combine: refCombine, Rope: refRope,
+		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, a Attention) {
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, a)
 		},
-		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, m, heads, headDim, pos int) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(pack.HalfToFloat(k[i])) }, func(i int) float64 { return float64(pack.HalfToFloat(v[i])) }, m, heads, headDim, pos)
+		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, a Attention) {
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(pack.HalfToFloat(k[i])) }, func(i int) float64 { return float64(pack.HalfToFloat(v[i])) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 	}
@@ -130,18 +133,91 @@ func rootInverse(v float64) float64 {
 	return 1 / math.Sqrt(v)
 }
 
-func refSiluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
+func refLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
 	for r := range m {
-		for c := range n {
-			g := x[r*ldx+c/interleave*2*interleave+c%interleave:]
-			gate := float64(g[0])
-			y[r*ldy+c] = float32(gate / (1 + math.Exp(-gate)) * float64(g[interleave]))
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		mean := mean(row)
+		sum := 0.0
+		for _, v := range row {
+			sum += (float64(v) - mean) * (float64(v) - mean)
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		for c, v := range row {
+			out[c] = float32(float64(gain[c])*((float64(v)-mean)*inv) + float64(bias[c]))
 		}
 	}
 }
 
-func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
-	half := headDim / 2
+func refAct(act string, x float64) float64 {
+	switch act {
+	case op.SiLU:
+		return x * sigmoid(x)
+	case op.GELU:
+		return x * math.Erfc(-x/math.Sqrt2) / 2
+	case op.GELUTanh: // 0.5 + 0.5*tanh(u) is the sigmoid of 2u
+		return x * sigmoid(2*math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))
+	case op.ReLU:
+		return math.Max(x, 0)
+	}
+	panic("BUG: activation function " + act)
+}
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+func refGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
+	for r := range m {
+		for c := range n {
+			g := x[r*ldx+c/interleave*2*interleave+c%interleave:]
+			y[r*ldy+c] = float32(refAct(act, float64(g[0])) * float64(g[interleave]))
+		}
+	}
+}
+
+func refActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
+	for r := range m {
+		for c := range n {
+			y[r*ldy+c] = float32(refAct(act, float64(x[r*ldx+c])))
+		}
+	}
+}
+
+func refSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
+	for r := range m {
+		for c := range n {
+			y[r*ldy+c] = float32(limit * math.Tanh(float64(x[r*ldx+c])/limit))
+		}
+	}
+}
+
+func refGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
+	for r := range m {
+		g := sigmoid(float64(gate[r*ldgate]))
+		for c := range n {
+			y[r*ldy+c] = float32(float64(x[r*ldx+c]) * g)
+		}
+	}
+}
+
+func refScale(x []float32, s float64) {
+	for i, v := range x {
+		x[i] = float32(float64(v) * s)
+	}
+}
+
+func refCombine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+	for r := range m {
+		for c := range n {
+			sum := 0.0
+			for j := range fan {
+				sum += float64(weight[r*ldw+j]) * float64(x[(r*fan+j)*ldx+c])
+			}
+			y[r*ldy+c] = float32(sum)
+		}
+	}
+}
+
+func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+	half := rotary / 2
 	for r := range m {
 		for h := range heads {
 			head := x[r*ldx+h*headDim : r*ldx+(h+1)*headDim]
@@ -157,26 +233,31 @@ func refRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
 
 // refAttention recomputes scores instead of storing them, so that it needs no scratch: once for the
 // maximum, then once for every 64 columns of the result.
-func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) float64, m, heads, headDim, pos int) {
-	scale := 1 / math.Sqrt(float64(headDim))
-	for r := range m {
-		for h := range heads {
+func refAttention(y []float32, ldy int, q []float32, ldq int, k, v func(i int) float64, a Attention) {
+	headDim := a.Dim
+	for r := range a.M {
+		from, to := a.first(r), a.Pos+r+1
+		for h := range a.Heads {
 			query := q[r*ldq+h*headDim : r*ldq+(h+1)*headDim]
 			score := func(p int) float64 {
 				dot := 0.0
-				for d, a := range query {
-					dot += float64(a) * k(p*headDim+d)
+				for d, x := range query {
+					dot += float64(x) * k(p*headDim+d)
 				}
-				return dot * scale
+				dot *= a.Scale
+				if a.Cap > 0 {
+					dot = a.Cap * math.Tanh(dot/a.Cap)
+				}
+				return dot
 			}
 			top := math.Inf(-1)
-			for p := range pos + r + 1 {
+			for p := from; p < to; p++ {
 				top = math.Max(top, score(p))
 			}
 			for d0 := 0; d0 < headDim; d0 += 64 {
 				var acc [64]float64
 				width, sum := min(64, headDim-d0), 0.0
-				for p := range pos + r + 1 {
+				for p := from; p < to; p++ {
 					e := math.Exp(score(p) - top)
 					sum += e
 					for d := range width {

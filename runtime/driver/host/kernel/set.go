@@ -66,31 +66,66 @@ type Set struct {
 	// even when eps is 0. y may be x.
 	Norm func(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int)
 
-	// SiluMul computes y[r,c] = silu(gate) * up, silu(g) = g/(1+exp(-g)). A row of x is groups of
-	// interleave gate columns and then as many up columns; n (columns of y) is a multiple of interleave.
-	SiluMul func(y []float32, ldy int, x []float32, ldx, interleave, m, n int)
+	// LayerNorm computes y[r,c] = gain[c] * (d[c] / sqrt(mean_c(d[c]^2) + eps)) + bias[c] for d[c] = x[r,c] - mean_c(x[r,c]);
+	// a constant row gives bias even when eps is 0. y may be x.
+	LayerNorm func(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int)
 
-	// Add computes y[r,c] = a[r,c] + b[r,c]. y may be a or b.
+	// GLU computes y[r,c] = act(gate) * up for one of op.Acts. A row of x is groups of interleave gate
+	// columns and then as many up columns; n (columns of y) is a multiple of interleave.
+	GLU func(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int)
+
+	// Activate computes y[r,c] = act(x[r,c]) for one of op.Acts. y may be x.
+	Activate func(y []float32, ldy int, x []float32, ldx int, act string, m, n int)
+
+	// Softcap computes y[r,c] = limit*tanh(x[r,c]/limit). y may be x.
+	Softcap func(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int)
+
+	// Gate computes y[r,c] = x[r,c] * 1/(1+exp(-gate[r*ldgate])). y may be x.
+	Gate func(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int)
+
+	// Scale multiplies x by s in place.
+	Scale func(x []float32, s float64)
+
+	// Add computes y[r,c] = a[r,c] + b[r,c]. y may be a or b; a pitch of 0 adds one row to all.
 	Add func(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int)
 
-	// Rope rotates heads consecutive heads of headDim columns in place, pairs (i, i+headDim/2), by the
-	// angle whose cosine and sine are cos[r*headDim/2+i] and sin[..].
-	Rope func(x []float32, ldx int, cos, sin []float32, m, heads, headDim int)
+	// Combine computes y[r,c] = sum_j weight[r*ldw+j] * x[(r*fan+j)*ldx+c] over j < fan, in the order of j.
+	Combine func(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int)
 
-	// AttentionF32 is causal attention of m rows of heads query heads that share one key/value head:
-	// head h of row r is at q[r*ldq+h*headDim] and y[r*ldy+h*headDim]; k and v are [pos+m, headDim]
-	// dense; row r attends to positions 0..pos+r with scale 1/sqrt(headDim). scratch has
-	// AttentionScratch(heads, headDim) elements of any content.
-	AttentionF32 func(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, m, heads, headDim, pos int)
+	// Rope rotates heads consecutive heads of headDim columns in place, in each the pairs (i, i+rotary/2) of
+	// the first rotary columns, by the angle whose cosine and sine are cos[r*rotary/2+i] and sin[..].
+	Rope func(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int)
+
+	// AttentionF32 is causal attention of the rows of all query heads that share one key/value head: head h of
+	// row r is at q[r*ldq+h*Dim] and y[r*ldy+h*Dim]; k and v are [Pos+M, Dim] dense. scratch has
+	// AttentionScratch(Heads, Dim) elements of any content.
+	AttentionF32 func(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention)
 
 	// AttentionF16 is AttentionF32 over a float16 cache.
-	AttentionF16 func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, m, heads, headDim, pos int)
+	AttentionF16 func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention)
 
 	// FromF16 and FromBF16 widen src to dst, of equal length.
 	FromF16, FromBF16 func(dst []float32, src []uint16)
 
 	// ToF16 rounds src to float16 (nearest, ties to even) and reports whether all results are finite.
 	ToF16 func(dst []uint16, src []float32) bool
+}
+
+// Attention describes a call of the function of that name.
+type Attention struct {
+	M, Heads, Dim int     // rows, query heads, columns of a head
+	Pos           int     // position of row 0
+	Window        int     // row r attends to positions Pos+r-Window+1..Pos+r, 0: to all up to Pos+r
+	Scale         float64 // of scores; positive
+	Cap           float64 // a score s becomes Cap*tanh(s/Cap), 0: stays
+}
+
+// first is the first position that row r attends to.
+func (a *Attention) first(r int) int {
+	if a.Window == 0 {
+		return 0
+	}
+	return max(0, a.Pos+r+1-a.Window)
 }
 
 // Attention works on blocks of at most attentionRows rows and keyBlock positions.

@@ -36,8 +36,9 @@ func (t tier) set() *Set {
 	s := Portable()
 	s.Name = map[tier]string{avx2: "avx2", avx512vnni: "avx512vnni"}[t]
 	s.MatMulF32, s.MatMulQ8C, s.MatMulQ4B32 = t.matMulF32, t.matMulQ8C, t.matMulQ4B32
-	s.BlockSums, s.QuantRows, s.Norm = vecBlockSums, vecQuantRows, vecNorm
-	s.SiluMul, s.Add, s.Rope = vecSiluMul, vecAdd, vecRope
+	s.BlockSums, s.QuantRows, s.Norm, s.LayerNorm = vecBlockSums, vecQuantRows, vecNorm, vecLayerNorm
+	s.GLU, s.Activate, s.Softcap, s.Gate, s.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
+	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
 	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
 	s.FromF16, s.FromBF16, s.ToF16 = vecFromF16, vecFromBF16, vecToF16
 	return s

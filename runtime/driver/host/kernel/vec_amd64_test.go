@@ -290,11 +290,16 @@ func TestVecAllocates(t *testing.T) {
 			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
 			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
 			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
-			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, 5, heads, dim, pos)
-			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, 5, heads, dim, pos)
+			a := Attention{M: 5, Heads: heads, Dim: dim, Pos: pos, Window: 40, Scale: 0.1, Cap: 20}
+			s.AttentionF32(att, heads*dim, att, heads*dim, kv, kv, scratch, a)
+			s.AttentionF16(att, heads*dim, att, heads*dim, kv16, kv16, scratch, a)
 			s.QuantRows(c.u8, c.ldx, c.xscale, c.f32, c.ldx, c.m, c.k)
 			s.Norm(att, 64, att, 64, kv, 1e-5, 5, 64)
-			s.SiluMul(att, 64, att, 128, 16, 5, 64)
+			s.LayerNorm(att, 64, att, 64, kv, kv, 1e-5, 5, 64)
+			s.GLU(att, 64, att, 128, op.SiLU, 16, 5, 64)
+			s.GLU(att, 64, att, 128, op.GELUTanh, 16, 5, 64)
+			s.Activate(att, 64, att, 64, op.GELU, 5, 64)
+			s.Combine(att[:64], 64, kv, 64, kv, 4, 1, 4, 64)
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", s.Name, n)
 		}
@@ -319,16 +324,19 @@ func TestVecAttentionChunks(t *testing.T) {
 		toF16(v16, v)
 		scratch := make([]float32, AttentionScratch(heads, dim))
 		ld := heads * dim
-		for _, s := range vectors(t) {
+		for i, s := range append(vectors(t), Portable(), Reference(), vectors(t)[0]) {
+			shape := []Attention{{}, {Window: 20}, {Window: 135, Cap: 3}}[i%3]
 			for _, half := range []bool{false, true} {
 				run := func(chunk int) []float32 {
 					y := make([]float32, len(q))
 					for r := 0; r < rows; r += chunk {
 						m := min(chunk, rows-r)
+						a := shape
+						a.M, a.Heads, a.Dim, a.Pos, a.Scale = m, heads, dim, r, 0.125
 						if half {
-							s.AttentionF16(y[r*ld:], ld, q[r*ld:], ld, k16[:(r+m)*dim], v16[:(r+m)*dim], scratch, m, heads, dim, r)
+							s.AttentionF16(y[r*ld:], ld, q[r*ld:], ld, k16[:(r+m)*dim], v16[:(r+m)*dim], scratch, a)
 						} else {
-							s.AttentionF32(y[r*ld:], ld, q[r*ld:], ld, k[:(r+m)*dim], v[:(r+m)*dim], scratch, m, heads, dim, r)
+							s.AttentionF32(y[r*ld:], ld, q[r*ld:], ld, k[:(r+m)*dim], v[:(r+m)*dim], scratch, a)
 						}
 					}
 					return y
@@ -370,7 +378,7 @@ func TestVecExactTwins(t *testing.T) {
 					}
 				}
 				same("add", func(s *Set, y []float32) { s.Add(y, n, x, n, b, n, 1, n) })
-				same("rope", func(s *Set, y []float32) { s.Rope(y, n, b, x, 1, 1, n&^1) })
+				same("rope", func(s *Set, y []float32) { s.Rope(y, n, b, x, 1, 1, n&^1, n&^1) })
 				same("quant", func(s *Set, y []float32) {
 					u, scale := guarded(t, make([]uint8, n)), make([]float32, 1)
 					if bad := s.QuantRows(u, n, scale, x, n, 1, n); bad != -1 {
@@ -399,7 +407,7 @@ func TestVecExactTwins(t *testing.T) {
 	}
 }
 
-// The exponential inside SiluMul: with up = 1, y = g/(1+e^-g) over the whole range and at its ends.
+// The exponential inside GLU: with up = 1, y = g/(1+e^-g) over the whole range and at its ends.
 func TestVecSilu(t *testing.T) {
 	inf := float32(math.Inf(1))
 	var gates []float32
@@ -418,8 +426,8 @@ func TestVecSilu(t *testing.T) {
 	}
 	for _, s := range vectors(t) {
 		got, want := make([]float32, n), make([]float32, n)
-		s.SiluMul(got, n, x, 2*n, 16, 1, n)
-		Portable().SiluMul(want, n, x, 2*n, 16, 1, n)
+		s.GLU(got, n, x, 2*n, op.SiLU, 16, 1, n)
+		Portable().GLU(want, n, x, 2*n, op.SiLU, 16, 1, n)
 		for i, g := range gates {
 			if got[i] != got[i] && want[i] != want[i] {
 				continue
@@ -577,9 +585,15 @@ func BenchmarkVecRows(b *testing.B) {
 		}{
 			{"quant", func() { s.QuantRows(u, n, scale, x, n, m, n) }},
 			{"norm", func() { s.Norm(y, n, x, n, gain, 1e-5, m, n) }},
-			{"silu", func() { s.SiluMul(y, n, x, 2*n, 16, m, n) }},
+			{"silu", func() { s.GLU(y, n, x, 2*n, op.SiLU, 16, m, n) }},
+			{"gelu_tanh", func() { s.GLU(y, n, x, 2*n, op.GELUTanh, 16, m, n) }},
+			{"gelu_tanh wide", func() { s.GLU(y, n, x, 2*n, op.GELUTanh, n, m, n) }},
+			{"gelu", func() { s.Activate(y, n, x, n, op.GELU, m, n) }},
+			{"softcap", func() { s.Softcap(y, n, x, n, 30, m, n) }},
+			{"layer_norm", func() { s.LayerNorm(y, n, x, n, gain, gain, 1e-5, m, n) }},
+			{"combine 8", func() { s.Combine(y, n, x, n, x, 8, m/8, 8, n) }},
 			{"add", func() { s.Add(y, n, x, n, x, n, m, n) }},
-			{"rope", func() { s.Rope(y, n, angles[0], angles[1], m, n/64, 64) }},
+			{"rope", func() { s.Rope(y, n, angles[0], angles[1], m, n/64, 64, 64) }},
 			{"sums", func() { s.BlockSums(sums, n/BlockK, u, n, m, n) }},
 			{"tof16", func() { s.ToF16(half, y) }},
 			{"fromf16", func() { s.FromF16(y, half) }},
@@ -607,12 +621,13 @@ func BenchmarkVecAttention(b *testing.B) {
 			scratch := make([]float32, AttentionScratch(c.heads, dim))
 			q, y := make([]float32, c.m*c.heads*dim), make([]float32, c.m*c.heads*dim)
 			for _, half := range []bool{false, true} {
+				a := Attention{M: c.m, Heads: c.heads, Dim: dim, Pos: context - c.m, Scale: 0.125}
 				b.Run(fmt.Sprintf("m=%d/heads=%d/f16=%v/%s", c.m, c.heads, half, s.Name), func(b *testing.B) {
 					for b.Loop() {
 						if half {
-							s.AttentionF16(y, c.heads*dim, q, c.heads*dim, kv16, kv16, scratch, c.m, c.heads, dim, context-c.m)
+							s.AttentionF16(y, c.heads*dim, q, c.heads*dim, kv16, kv16, scratch, a)
 						} else {
-							s.AttentionF32(y, c.heads*dim, q, c.heads*dim, kv, kv, scratch, c.m, c.heads, dim, context-c.m)
+							s.AttentionF32(y, c.heads*dim, q, c.heads*dim, kv, kv, scratch, a)
 						}
 					}
 					b.ReportMetric(4*float64(c.m*c.heads*context*dim)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GF/s")

@@ -11,73 +11,83 @@ import (
 // the order of positions and blocks start at multiples of keyBlock, so that a row's bits depend neither
 // on the rows computed with it nor on how a prompt was cut into chunks.
 
-func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, m, heads, headDim, pos int) {
-	if headDim%TileN != 0 {
-		attentionF32(y, ldy, q, ldq, k, v, scratch, m, heads, headDim, pos)
+func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
+	if a.Dim%TileN != 0 {
+		attentionF32(y, ldy, q, ldq, k, v, scratch, a)
 		return
 	}
-	t.attention(y, ldy, q, ldq, scratch, m, heads, headDim, pos, func(keys, wide []float32, from, to int) []float32 {
-		transpose(keys, k[from:to], headDim)
+	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
+		transpose(keys, k[from:to], a.Dim)
 		return v[from:to]
 	})
 }
 
-func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, m, heads, headDim, pos int) {
-	if headDim%TileN != 0 {
-		attentionF16(y, ldy, q, ldq, k, v, scratch, m, heads, headDim, pos)
+func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
+	if a.Dim%TileN != 0 {
+		attentionF16(y, ldy, q, ldq, k, v, scratch, a)
 		return
 	}
-	t.attention(y, ldy, q, ldq, scratch, m, heads, headDim, pos, func(keys, wide []float32, from, to int) []float32 {
-		transpose16(keys, k[from:to], headDim)
+	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
+		transpose16(keys, k[from:to], a.Dim)
 		wide = wide[:to-from]
 		vecFromF16(wide, v[from:to])
 		return wide
 	})
 }
 
-// attention gets the keys from*dim..to*dim as tiles [dim][32] and the values as rows from block.
-func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, m, heads, dim, pos int, block func(keys, wide []float32, from, to int) []float32) {
-	if m == 0 {
+// attention gets the keys from*Dim..to*Dim as tiles [Dim][32] and the values as rows from block.
+func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention, block func(keys, wide []float32, from, to int) []float32) {
+	if all.M == 0 {
 		return
 	}
-	_, _ = y[(m-1)*ldy+heads*dim-1], q[(m-1)*ldq+heads*dim-1]
+	heads, dim := all.Heads, all.Dim
+	_, _ = y[(all.M-1)*ldy+heads*dim-1], q[(all.M-1)*ldq+heads*dim-1]
 	scratch = scratch[:AttentionScratch(heads, dim)]
 	keys, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
 	wide, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
 	scores, state := scratch[:attentionRows*heads*keyBlock], scratch[attentionRows*heads*keyBlock:]
-	scale := float32(1 / math.Sqrt(float64(dim)))
+	scale, limit := float32(all.Scale), float32(all.Cap)
+	if limit > 0 {
+		scale = 1 // softcap scales the scores
+	}
 	minusInf := float32(math.Inf(-1))
-	for r0 := 0; r0 < m; r0 += attentionRows {
-		rows := min(attentionRows, m-r0)
+	for r0 := 0; r0 < all.M; r0 += attentionRows {
+		a := all
+		a.M, a.Pos = min(attentionRows, all.M-r0), all.Pos+r0
 		y, q := y[r0*ldy:], q[r0*ldq:]
-		for r := range rows {
+		for r := range a.M {
 			clear(y[r*ldy : r*ldy+heads*dim])
 		}
-		for i := range rows * heads {
+		for i := range a.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
 		}
-		context := pos + r0 + rows
-		for p := 0; p < context; p += keyBlock {
-			count := min(keyBlock, context-p)
+		for p := a.start(); p < a.context(); p += keyBlock {
+			count := min(keyBlock, a.context()-p)
 			values := block(keys, wide, p*dim, (p+count)*dim)
 			// The scores of row r, head h are line r*heads+h.
 			for c := 0; c < count; c += TileN {
-				t.lines(rows, heads, func(n, r, h, nextRow, nextHead int) {
+				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.rowsF32(n, &scores[(r*heads+h)*keyBlock+c], (nextRow*heads+nextHead)*keyBlock,
 						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim], 0, 0)
 				})
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
-			for r := range rows {
-				seen := min(count, pos+r0+r+1-p) // positions of this block that the row attends to
+			for r := range a.M {
+				from, to := max(a.first(r)-p, 0), min(count, a.Pos+r+1-p) // positions of this block that the row attends to
 				for h := range heads {
 					i := r*heads + h
 					s := scores[i*keyBlock : i*keyBlock+whole]
-					if seen <= 0 {
+					if from >= to {
 						clear(s)
 						continue
 					}
-					for j := seen; j < whole; j++ {
+					if limit > 0 {
+						softcap256(&s[0], &s[0], whole, float32(all.Scale/all.Cap), limit)
+					}
+					for j := range from {
+						s[j] = minusInf
+					}
+					for j := to; j < whole; j++ {
 						s[j] = minusInf
 					}
 					if fade := softmax256(&s[0], whole, scale, &state[2*i]); fade != 1 {
@@ -86,13 +96,13 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 				}
 			}
 			for d := 0; d < dim; d += TileN {
-				t.lines(rows, heads, func(n, r, h, nextRow, nextHead int) {
+				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.addF32(n, &y[r*ldy+h*dim+d], nextRow*ldy+nextHead*dim,
 						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[d], dim)
 				})
 			}
 		}
-		for r := range rows {
+		for r := range a.M {
 			for h := range heads {
 				scale256(&y[r*ldy+h*dim], dim, 1/state[2*(r*heads+h)+1])
 			}

@@ -56,10 +56,20 @@ func add256(y *float32, a *float32, b *float32, n int)
 //go:noescape
 func scale256(y *float32, n int, s float32)
 
-// siluMul256 computes Set.SiluMul for groups groups of interleave columns, a multiple of 16.
+// siluMul256 computes Set.GLU with op.SiLU for groups groups of interleave columns, a multiple of 16.
 //
 //go:noescape
 func siluMul256(y *float32, x *float32, interleave int, groups int)
+
+// geluMul256 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, a multiple of 16.
+//
+//go:noescape
+func geluMul256(y *float32, x *float32, interleave int, groups int)
+
+// softcap256 computes limit*tanh(x*scale). n is a multiple of 16.
+//
+//go:noescape
+func softcap256(y *float32, x *float32, n int, scale float32, limit float32)
 
 // rope256 rotates the pairs (a,b) by the given angles. n is a multiple of 16.
 //

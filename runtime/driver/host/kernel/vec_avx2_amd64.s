@@ -2274,6 +2274,326 @@ silu_end:
 	VZEROUPPER
 	RET
 
+DATA geluLinear256<>+0(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+4(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+8(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+12(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+16(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+20(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+24(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+28(SB)/4, $0xbfcc422a
+GLOBL geluLinear256<>(SB), RODATA|NOPTR, $32
+
+DATA geluCubic256<>+0(SB)/4, $0xbd922279
+DATA geluCubic256<>+4(SB)/4, $0xbd922279
+DATA geluCubic256<>+8(SB)/4, $0xbd922279
+DATA geluCubic256<>+12(SB)/4, $0xbd922279
+DATA geluCubic256<>+16(SB)/4, $0xbd922279
+DATA geluCubic256<>+20(SB)/4, $0xbd922279
+DATA geluCubic256<>+24(SB)/4, $0xbd922279
+DATA geluCubic256<>+28(SB)/4, $0xbd922279
+GLOBL geluCubic256<>(SB), RODATA|NOPTR, $32
+
+// func geluMul256(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluMul256(SB), NOSPLIT, $0-32
+	MOVQ    y+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    interleave+16(FP), DX
+	MOVQ    groups+24(FP), BX
+	VMOVUPS expPoly256x0<>+0(SB), Y15
+	TESTQ   BX, BX
+	JZ      gelu_end
+
+gelu_group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   gelu_done
+
+gelu_loop:
+	VMOVUPS      (CX), Y0
+	VMULPS       Y0, Y0, Y2
+	VMOVUPS      geluCubic256<>+0(SB), Y1
+	VFMADD213PS  geluLinear256<>+0(SB), Y2, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      expLow256<>+0(SB), Y3
+	VMAXPS       Y1, Y3, Y3
+	VMOVUPS      expHigh256<>+0(SB), Y2
+	VMINPS       Y3, Y2, Y3
+	VMOVUPS      expRound256<>+0(SB), Y5
+	VMOVAPS      Y5, Y2
+	VFMADD231PS  expLog2e256<>+0(SB), Y3, Y2
+	VSUBPS       Y5, Y2, Y4
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y4, Y3
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y4, Y3
+	VMOVUPS      expPoly256x6<>+0(SB), Y4
+	VFMADD213PS  expPoly256x5<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x4<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x3<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x2<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x1<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x0<>+0(SB), Y3, Y4
+	VPSUBD       Y5, Y2, Y2
+	VPSRAD       $0x01, Y2, Y5
+	VPSUBD       Y5, Y2, Y2
+	VPADDD       expBias256<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VPADDD       expBias256<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VCMPPS       $0x01, expLow256<>+0(SB), Y1, Y2
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y1, Y5
+	VMOVUPS      expInf256<>+0(SB), Y1
+	VBLENDVPS    Y5, Y1, Y4, Y4
+	VANDNPS      Y4, Y2, Y1
+	VADDPS       Y15, Y1, Y1
+	VDIVPS       Y1, Y0, Y0
+	VMULPS       (CX)(DX*4), Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      32(CX), Y6
+	VMULPS       Y6, Y6, Y8
+	VMOVUPS      geluCubic256<>+0(SB), Y7
+	VFMADD213PS  geluLinear256<>+0(SB), Y8, Y7
+	VMULPS       Y6, Y7, Y7
+	VMOVUPS      expLow256<>+0(SB), Y9
+	VMAXPS       Y7, Y9, Y9
+	VMOVUPS      expHigh256<>+0(SB), Y8
+	VMINPS       Y9, Y8, Y9
+	VMOVUPS      expRound256<>+0(SB), Y11
+	VMOVAPS      Y11, Y8
+	VFMADD231PS  expLog2e256<>+0(SB), Y9, Y8
+	VSUBPS       Y11, Y8, Y10
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y10, Y9
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y10, Y9
+	VMOVUPS      expPoly256x6<>+0(SB), Y10
+	VFMADD213PS  expPoly256x5<>+0(SB), Y9, Y10
+	VFMADD213PS  expPoly256x4<>+0(SB), Y9, Y10
+	VFMADD213PS  expPoly256x3<>+0(SB), Y9, Y10
+	VFMADD213PS  expPoly256x2<>+0(SB), Y9, Y10
+	VFMADD213PS  expPoly256x1<>+0(SB), Y9, Y10
+	VFMADD213PS  expPoly256x0<>+0(SB), Y9, Y10
+	VPSUBD       Y11, Y8, Y8
+	VPSRAD       $0x01, Y8, Y11
+	VPSUBD       Y11, Y8, Y8
+	VPADDD       expBias256<>+0(SB), Y8, Y8
+	VPSLLD       $0x17, Y8, Y8
+	VMULPS       Y8, Y10, Y10
+	VPADDD       expBias256<>+0(SB), Y11, Y11
+	VPSLLD       $0x17, Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VCMPPS       $0x01, expLow256<>+0(SB), Y7, Y8
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y7, Y11
+	VMOVUPS      expInf256<>+0(SB), Y7
+	VBLENDVPS    Y11, Y7, Y10, Y10
+	VANDNPS      Y10, Y8, Y7
+	VADDPS       Y15, Y7, Y7
+	VDIVPS       Y7, Y6, Y6
+	VMULPS       32(CX)(DX*4), Y6, Y6
+	VMOVUPS      Y6, 32(AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         SI
+	JNZ          gelu_loop
+
+gelu_done:
+	LEAQ (CX)(DX*4), CX
+	DECQ BX
+	JNZ  gelu_group
+
+gelu_end:
+	VZEROUPPER
+	RET
+
+DATA tanhBound256<>+0(SB)/4, $0x41100000
+DATA tanhBound256<>+4(SB)/4, $0x41100000
+DATA tanhBound256<>+8(SB)/4, $0x41100000
+DATA tanhBound256<>+12(SB)/4, $0x41100000
+DATA tanhBound256<>+16(SB)/4, $0x41100000
+DATA tanhBound256<>+20(SB)/4, $0x41100000
+DATA tanhBound256<>+24(SB)/4, $0x41100000
+DATA tanhBound256<>+28(SB)/4, $0x41100000
+GLOBL tanhBound256<>(SB), RODATA|NOPTR, $32
+
+DATA tanhSigns256<>+0(SB)/4, $0x80000000
+DATA tanhSigns256<>+4(SB)/4, $0x80000000
+DATA tanhSigns256<>+8(SB)/4, $0x80000000
+DATA tanhSigns256<>+12(SB)/4, $0x80000000
+DATA tanhSigns256<>+16(SB)/4, $0x80000000
+DATA tanhSigns256<>+20(SB)/4, $0x80000000
+DATA tanhSigns256<>+24(SB)/4, $0x80000000
+DATA tanhSigns256<>+28(SB)/4, $0x80000000
+GLOBL tanhSigns256<>(SB), RODATA|NOPTR, $32
+
+DATA tanhP256x0<>+0(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+4(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+8(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+12(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+16(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+20(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+24(SB)/4, $0x32656bc5
+DATA tanhP256x0<>+28(SB)/4, $0x32656bc5
+GLOBL tanhP256x0<>(SB), RODATA|NOPTR, $32
+
+DATA tanhP256x1<>+0(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+4(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+8(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+12(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+16(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+20(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+24(SB)/4, $0x37ace0c1
+DATA tanhP256x1<>+28(SB)/4, $0x37ace0c1
+GLOBL tanhP256x1<>(SB), RODATA|NOPTR, $32
+
+DATA tanhP256x2<>+0(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+4(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+8(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+12(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+16(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+20(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+24(SB)/4, $0x3b6515d1
+DATA tanhP256x2<>+28(SB)/4, $0x3b6515d1
+GLOBL tanhP256x2<>(SB), RODATA|NOPTR, $32
+
+DATA tanhP256x3<>+0(SB)/4, $0x3e090580
+DATA tanhP256x3<>+4(SB)/4, $0x3e090580
+DATA tanhP256x3<>+8(SB)/4, $0x3e090580
+DATA tanhP256x3<>+12(SB)/4, $0x3e090580
+DATA tanhP256x3<>+16(SB)/4, $0x3e090580
+DATA tanhP256x3<>+20(SB)/4, $0x3e090580
+DATA tanhP256x3<>+24(SB)/4, $0x3e090580
+DATA tanhP256x3<>+28(SB)/4, $0x3e090580
+GLOBL tanhP256x3<>(SB), RODATA|NOPTR, $32
+
+DATA tanhP256x4<>+0(SB)/4, $0x3f800000
+DATA tanhP256x4<>+4(SB)/4, $0x3f800000
+DATA tanhP256x4<>+8(SB)/4, $0x3f800000
+DATA tanhP256x4<>+12(SB)/4, $0x3f800000
+DATA tanhP256x4<>+16(SB)/4, $0x3f800000
+DATA tanhP256x4<>+20(SB)/4, $0x3f800000
+DATA tanhP256x4<>+24(SB)/4, $0x3f800000
+DATA tanhP256x4<>+28(SB)/4, $0x3f800000
+GLOBL tanhP256x4<>(SB), RODATA|NOPTR, $32
+
+DATA tanhQ256x0<>+0(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+4(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+8(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+12(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+16(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+20(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+24(SB)/4, $0x3550be6c
+DATA tanhQ256x0<>+28(SB)/4, $0x3550be6c
+GLOBL tanhQ256x0<>(SB), RODATA|NOPTR, $32
+
+DATA tanhQ256x1<>+0(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+4(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+8(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+12(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+16(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+20(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+24(SB)/4, $0x39ac427c
+DATA tanhQ256x1<>+28(SB)/4, $0x39ac427c
+GLOBL tanhQ256x1<>(SB), RODATA|NOPTR, $32
+
+DATA tanhQ256x2<>+0(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+4(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+8(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+12(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+16(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+20(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+24(SB)/4, $0x3cd3fbc4
+DATA tanhQ256x2<>+28(SB)/4, $0x3cd3fbc4
+GLOBL tanhQ256x2<>(SB), RODATA|NOPTR, $32
+
+DATA tanhQ256x3<>+0(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+4(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+8(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+12(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+16(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+20(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+24(SB)/4, $0x3eef2d65
+DATA tanhQ256x3<>+28(SB)/4, $0x3eef2d65
+GLOBL tanhQ256x3<>(SB), RODATA|NOPTR, $32
+
+DATA tanhQ256x4<>+0(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+4(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+8(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+12(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+16(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+20(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+24(SB)/4, $0x3f800000
+DATA tanhQ256x4<>+28(SB)/4, $0x3f800000
+GLOBL tanhQ256x4<>(SB), RODATA|NOPTR, $32
+
+// func softcap256(y *float32, x *float32, n int, scale float32, limit float32)
+// Requires: AVX, FMA3
+TEXT ·softcap256(SB), NOSPLIT, $0-32
+	MOVQ         y+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         n+16(FP), DX
+	VBROADCASTSS scale+24(FP), Y15
+	VBROADCASTSS limit+28(FP), Y14
+	SHRQ         $0x04, DX
+	JZ           cap_done
+
+cap_loop:
+	VMULPS      (CX), Y15, Y0
+	VMOVUPS     tanhSigns256<>+0(SB), Y1
+	VANDPS      Y1, Y0, Y1
+	VXORPS      Y1, Y0, Y0
+	VMOVUPS     tanhBound256<>+0(SB), Y2
+	VMINPS      Y0, Y2, Y0
+	VMULPS      Y0, Y0, Y4
+	VMOVUPS     tanhP256x0<>+0(SB), Y2
+	VMOVUPS     tanhQ256x0<>+0(SB), Y3
+	VFMADD213PS tanhP256x1<>+0(SB), Y4, Y2
+	VFMADD213PS tanhQ256x1<>+0(SB), Y4, Y3
+	VFMADD213PS tanhP256x2<>+0(SB), Y4, Y2
+	VFMADD213PS tanhQ256x2<>+0(SB), Y4, Y3
+	VFMADD213PS tanhP256x3<>+0(SB), Y4, Y2
+	VFMADD213PS tanhQ256x3<>+0(SB), Y4, Y3
+	VFMADD213PS tanhP256x4<>+0(SB), Y4, Y2
+	VFMADD213PS tanhQ256x4<>+0(SB), Y4, Y3
+	VDIVPS      Y3, Y2, Y2
+	VMULPS      Y0, Y2, Y0
+	VMOVUPS     expPoly256x0<>+0(SB), Y2
+	VMINPS      Y0, Y2, Y0
+	VMULPS      Y14, Y0, Y0
+	VORPS       Y1, Y0, Y0
+	VMOVUPS     Y0, (AX)
+	VMULPS      32(CX), Y15, Y5
+	VMOVUPS     tanhSigns256<>+0(SB), Y6
+	VANDPS      Y6, Y5, Y6
+	VXORPS      Y6, Y5, Y5
+	VMOVUPS     tanhBound256<>+0(SB), Y7
+	VMINPS      Y5, Y7, Y5
+	VMULPS      Y5, Y5, Y9
+	VMOVUPS     tanhP256x0<>+0(SB), Y7
+	VMOVUPS     tanhQ256x0<>+0(SB), Y8
+	VFMADD213PS tanhP256x1<>+0(SB), Y9, Y7
+	VFMADD213PS tanhQ256x1<>+0(SB), Y9, Y8
+	VFMADD213PS tanhP256x2<>+0(SB), Y9, Y7
+	VFMADD213PS tanhQ256x2<>+0(SB), Y9, Y8
+	VFMADD213PS tanhP256x3<>+0(SB), Y9, Y7
+	VFMADD213PS tanhQ256x3<>+0(SB), Y9, Y8
+	VFMADD213PS tanhP256x4<>+0(SB), Y9, Y7
+	VFMADD213PS tanhQ256x4<>+0(SB), Y9, Y8
+	VDIVPS      Y8, Y7, Y7
+	VMULPS      Y5, Y7, Y5
+	VMOVUPS     expPoly256x0<>+0(SB), Y7
+	VMINPS      Y5, Y7, Y5
+	VMULPS      Y14, Y5, Y5
+	VORPS       Y6, Y5, Y5
+	VMOVUPS     Y5, 32(AX)
+	ADDQ        $+64, AX
+	ADDQ        $+64, CX
+	DECQ        DX
+	JNZ         cap_loop
+
+cap_done:
+	VZEROUPPER
+	RET
+
 // func rope256(a *float32, b *float32, cos *float32, sin *float32, n int)
 // Requires: AVX
 TEXT ·rope256(SB), NOSPLIT, $0-40

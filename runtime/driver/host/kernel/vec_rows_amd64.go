@@ -1,6 +1,10 @@
 package kernel
 
-import "math"
+import (
+	"math"
+
+	"github.com/hetc/hetc/planir/op"
+)
 
 // The functions on rows are the same for all tiers: AVX2 is enough to keep up with the caches. The
 // assembly takes multiples of vecN numbers; the portable functions do the rest.
@@ -59,14 +63,112 @@ func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps flo
 	}
 }
 
-func vecSiluMul(y []float32, ldy int, x []float32, ldx, interleave, m, n int) {
-	if interleave%vecN != 0 {
-		siluMul(y, ldy, x, ldx, interleave, m, n)
+func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float32, eps float64, m, n int) {
+	whole := n &^ (vecN - 1)
+	if whole == 0 {
+		layerNorm(y, ldy, x, ldx, gain, bias, eps, m, n)
+		return
+	}
+	gain, bias = gain[:n], bias[:n]
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		mean := mean(row)
+		for c, v := range row {
+			out[c] = float32(float64(v) - mean)
+		}
+		sum := sumSquares256(&out[0], whole)
+		for _, v := range out[whole:] {
+			sum += float64(v) * float64(v)
+		}
+		inv := rootInverse(sum/float64(n) + eps)
+		norm256(&out[0], &out[0], &gain[0], whole, inv)
+		add256(&out[0], &out[0], &bias[0], whole)
+		for c := whole; c < n; c++ {
+			out[c] = gain[c]*float32(float64(out[c])*inv) + bias[c]
+		}
+	}
+}
+
+func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
+	if interleave%vecN != 0 || act != op.SiLU && act != op.GELUTanh {
+		glu(y, ldy, x, ldx, act, interleave, m, n)
 		return
 	}
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
-		siluMul256(&out[0], &row[0], interleave, n/interleave)
+		gatedUnit(&out[0], &row[0], act, interleave, n/interleave)
+	}
+}
+
+func gatedUnit(y, x *float32, act string, interleave, groups int) {
+	if act == op.SiLU {
+		siluMul256(y, x, interleave, groups)
+	} else {
+		geluMul256(y, x, interleave, groups)
+	}
+}
+
+// vecActivate is a gated unit whose other half is ones.
+func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
+	whole := n &^ (vecN - 1)
+	if whole == 0 || act != op.SiLU && act != op.GELUTanh {
+		activate(y, ldy, x, ldx, act, m, n)
+		return
+	}
+	const chunk = 256
+	var pairs [2 * chunk]float32
+	width := min(chunk, whole)
+	for i := range width {
+		pairs[width+i] = 1
+	}
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		c := 0
+		for ; c+width <= whole; c += width {
+			copy(pairs[:width], row[c:])
+			gatedUnit(&out[c], &pairs[0], act, width, 1)
+		}
+		activateRow(out[c:], row[c:], act)
+	}
+}
+
+func vecSoftcap(y []float32, ldy int, x []float32, ldx int, limit float64, m, n int) {
+	whole := n &^ (vecN - 1)
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		softcap256(&out[0], &row[0], whole, float32(1/limit), float32(limit))
+		softcapRow(out[whole:], row[whole:], float32(limit))
+	}
+}
+
+func vecGate(y []float32, ldy int, x []float32, ldx int, gate []float32, ldgate, m, n int) {
+	for r := range m {
+		out := y[r*ldy : r*ldy+n]
+		copy(out, x[r*ldx:r*ldx+n])
+		vecScale(out, float64(1/(1+expf(-gate[r*ldgate]))))
+	}
+}
+
+func vecScale(x []float32, s float64) {
+	whole := len(x) &^ (vecN - 1)
+	if whole > 0 {
+		scale256(&x[0], whole, float32(s))
+	}
+	scale(x[whole:], s)
+}
+
+// combine is a product of one row of weights with the fan rows of a token.
+func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float32, ldw, m, fan, n int) {
+	whole := n &^ (TileN - 1)
+	for r := range m {
+		out, w, rows := y[r*ldy:r*ldy+n], weight[r*ldw:r*ldw+fan], x[r*fan*ldx:((r+1)*fan-1)*ldx+n]
+		clear(out)
+		for c := 0; c < whole; c += TileN {
+			t.addF32(1, &out[c], ldy, &w[0], ldw, fan, &rows[c], ldx)
+		}
+		for j, v := range w {
+			addScaled(out[whole:], rows[j*ldx+whole:j*ldx+n], v)
+		}
 	}
 }
 
@@ -81,16 +183,16 @@ func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n i
 	}
 }
 
-func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim int) {
-	half := headDim / 2
+func vecRope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary int) {
+	half := rotary / 2
 	if half%vecN != 0 || half == 0 {
-		rope(x, ldx, cos, sin, m, heads, headDim)
+		rope(x, ldx, cos, sin, m, heads, headDim, rotary)
 		return
 	}
 	for r := range m {
 		c, s := cos[r*half:(r+1)*half], sin[r*half:(r+1)*half]
 		for h := range heads {
-			head := x[r*ldx+h*headDim : r*ldx+(h+1)*headDim]
+			head := x[r*ldx+h*headDim : r*ldx+h*headDim+rotary]
 			rope256(&head[0], &head[half], &c[0], &s[0], half)
 		}
 	}

@@ -36,6 +36,8 @@ func vectors256() {
 	add256()
 	scale256()
 	siluMul256()
+	geluMul256()
+	softcap256()
 	rope256()
 	fromF16256()
 	fromBF16256()
@@ -242,22 +244,22 @@ func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
 	VANDNPS(p, t, x)
 }
 
-func siluMul256() {
-	function("siluMul256", "(y *float32, x *float32, interleave int, groups int)", "computes Set.SiluMul for groups groups of interleave columns, a multiple of 16.")
+// gatedUnit256 makes gate*sigmoid(argument)*up, where argument changes e, which begins as the gate, to minus the argument.
+func gatedUnit256(name, id, what string, argument func(g, e, t reg.VecPhysical)) {
+	function(name, "(y *float32, x *float32, interleave int, groups int)", "computes Set.GLU with "+what+" for groups groups of interleave columns, a multiple of 16.")
 	out, x, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
 	one := y[15]
 	VMOVUPS(expPoly[0], one)
 	TESTQ(groups, groups)
-	JZ(LabelRef("silu_end"))
-	Label("silu_group")
+	JZ(LabelRef(id + "_end"))
+	Label(id + "_group")
 	n := GP64()
 	MOVQ(gap, n)
-	along("silu", n, 64, []reg.GPVirtual{out, x}, func() {
+	along(id, n, 64, []reg.GPVirtual{out, x}, func() {
 		for i := range 2 {
 			g, e := y[6*i], y[6*i+1]
 			VMOVUPS(Mem{Base: x, Disp: 32 * i}, g)
-			VXORPS(e, e, e)
-			VSUBPS(g, e, e)
+			argument(g, e, y[6*i+2])
 			exponent(e, true, y[6*i+2], y[6*i+3], y[6*i+4], y[6*i+5])
 			VADDPS(one, e, e)
 			VDIVPS(e, g, g)
@@ -267,8 +269,73 @@ func siluMul256() {
 	})
 	LEAQ(Mem{Base: x, Index: gap, Scale: 4}, x)
 	DECQ(groups)
-	JNZ(LabelRef("silu_group"))
-	Label("silu_end")
+	JNZ(LabelRef(id + "_group"))
+	Label(id + "_end")
+	VZEROUPPER()
+	RET()
+}
+
+func siluMul256() {
+	gatedUnit256("siluMul256", "silu", "op.SiLU", func(g, e, _ reg.VecPhysical) {
+		VXORPS(e, e, e)
+		VSUBPS(g, e, e)
+	})
+}
+
+// geluMul256: 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(g+0.044715*g^3).
+func geluMul256() {
+	linear, cubic := f32("geluLinear256", -2*0.7978845608028654), f32("geluCubic256", -2*0.7978845608028654*0.044715)
+	gatedUnit256("geluMul256", "gelu", "op.GELUTanh", func(g, e, t reg.VecPhysical) {
+		VMULPS(g, g, t)
+		VMOVUPS(cubic, e)
+		VFMADD213PS(linear, t, e)
+		VMULPS(g, e, e)
+	})
+}
+
+// softcap256 is the rational function of tanhf.
+func softcap256() {
+	bound, one := f32("tanhBound256", 9), expPoly[0]
+	signs := const32("tanhSigns256", 0x80000000)
+	var p, q []Mem
+	for i, c := range []float32{1.3354058e-08, 2.0608657e-05, 0.003495563, 0.13381004, 1} {
+		p = append(p, f32("tanhP256x"+string(rune('0'+i)), c))
+	}
+	for i, c := range []float32{7.776314e-07, 0.00032855931, 0.025876887, 0.4671432, 1} {
+		q = append(q, f32("tanhQ256x"+string(rune('0'+i)), c))
+	}
+	function("softcap256", "(y *float32, x *float32, n int, scale float32, limit float32)", "computes limit*tanh(x*scale). n is a multiple of 16.")
+	out, x, n := param("y"), param("x"), param("n")
+	s, _ := Param("scale").Resolve()
+	l, _ := Param("limit").Resolve()
+	scale, limit := y[15], y[14]
+	VBROADCASTSS(s.Addr, scale)
+	VBROADCASTSS(l.Addr, limit)
+	along("cap", n, 64, []reg.GPVirtual{out, x}, func() {
+		for i := range 2 {
+			v, sign, top, bottom := y[5*i], y[5*i+1], y[5*i+2], y[5*i+3]
+			VMULPS(Mem{Base: x, Disp: 32 * i}, scale, v)
+			VMOVUPS(signs, sign)
+			VANDPS(sign, v, sign)
+			VXORPS(sign, v, v) // the magnitude
+			VMOVUPS(bound, top)
+			VMINPS(v, top, v) // MIN of NaN and a number gives the operand named first here
+			VMULPS(v, v, y[5*i+4])
+			VMOVUPS(p[0], top)
+			VMOVUPS(q[0], bottom)
+			for k := 1; k < len(p); k++ {
+				VFMADD213PS(p[k], y[5*i+4], top)
+				VFMADD213PS(q[k], y[5*i+4], bottom)
+			}
+			VDIVPS(bottom, top, top)
+			VMULPS(v, top, v)
+			VMOVUPS(one, top)
+			VMINPS(v, top, v)
+			VMULPS(limit, v, v)
+			VORPS(sign, v, v)
+			VMOVUPS(v, Mem{Base: out, Disp: 32 * i})
+		}
+	})
 	VZEROUPPER()
 	RET()
 }

@@ -1,0 +1,72 @@
+package kernel
+
+import (
+	"math"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Route chooses len(ids) experts for one token by its router logits, with their weights in the order in
+// which they were chosen: the largest logits first, of equal ones the lower index. It is the same in all
+// sets, so that the choice does not depend on the set: experts are compared by logits, which order like
+// their probabilities, and the softmax is in float64. It reports false for logits that are not all finite.
+func Route(ids []int32, weights, logits []float32, router string, jitter float64) bool {
+	for _, v := range logits {
+		if math.Float32bits(v)&0x7f800000 == 0x7f800000 {
+			return false
+		}
+	}
+	last := -1
+	for j := range ids {
+		last = next(logits, last)
+		ids[j] = int32(last)
+		if router == op.RouteSparseMixer {
+			weights[j] = nearShare(logits, ids[:j], last, jitter)
+		}
+	}
+	if router == op.RouteSparseMixer {
+		return true
+	}
+	top, sum := float64(logits[ids[0]]), 0.0
+	if router == op.RouteSoftmaxNorm {
+		for _, id := range ids {
+			sum += math.Exp(float64(logits[id]) - top)
+		}
+	} else {
+		for _, v := range logits {
+			sum += math.Exp(float64(v) - top)
+		}
+	}
+	for j, id := range ids {
+		weights[j] = float32(math.Exp(float64(logits[id])-top) / sum)
+	}
+	return true
+}
+
+// next is the expert that follows last in descending order, the first one after -1.
+func next(logits []float32, last int) int {
+	best := -1
+	for i, v := range logits {
+		after := last < 0 || v < logits[last] || v == logits[last] && i > last
+		if after && (best < 0 || v > logits[best]) {
+			best = i
+		}
+	}
+	return best
+}
+
+// nearShare is the probability of an expert among those whose logits are within 2*jitter of its own,
+// relative to the larger magnitude, without those already chosen. The comparison is in float32.
+func nearShare(logits []float32, chosen []int32, expert int, jitter float64) float32 {
+	top, sum := logits[expert], 0.0
+	for i, v := range logits {
+		far := (top-v)/max(float32(math.Abs(float64(v))), top) > float32(2*jitter)
+		for _, id := range chosen {
+			far = far || int(id) == i
+		}
+		if !far {
+			sum += math.Exp(float64(v) - float64(top))
+		}
+	}
+	return float32(1 / sum)
+}
