@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -127,8 +128,16 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 		return
 	}
 	header := []string{"program", ">plan ms", ">interval"}
-	for _, x := range p.Predictions[0].Singles {
-		header = append(header, ">"+x.Proc+" ms")
+	var procs []string // that execute some program alone
+	for _, pr := range p.Predictions {
+		for _, x := range pr.Singles {
+			procs = append(procs, x.Proc)
+		}
+	}
+	slices.Sort(procs)
+	procs = slices.Compact(procs)
+	for _, name := range procs {
+		header = append(header, ">"+name+" ms")
 	}
 	header = append(header, ">best single / plan")
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
@@ -136,10 +145,16 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 	for _, pr := range p.Predictions {
 		row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
 		best := int64(0)
-		for _, x := range pr.Singles {
-			row = append(row, ms(x.NS))
-			if best == 0 || x.NS < best {
-				best = x.NS
+		for _, name := range procs {
+			k := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })
+			if k < 0 {
+				row = append(row, "-")
+				continue
+			}
+			ns := pr.Singles[k].NS
+			row = append(row, ms(ns))
+			if best == 0 || ns < best {
+				best = ns
 			}
 		}
 		gain := "-"
@@ -163,8 +178,8 @@ func newExplain(s *cli.Streams) *cobra.Command {
 		Short: "show what was decided and what every alternative would have cost",
 		Long: `Without OP: every decision with its shares. With OP, such as layers.ffn_down@256: every strategy for that
 operator and what it would have cost, cheapest first. With the inputs of solve (--soc, --record or --costs,
---model, --workload) everything is priced again; without them only the alternatives stored in the plan are
-shown, and it says so.
+--model, --workload) everything is priced again, and processors that cannot execute the operator are listed
+with the reason; without them only the alternatives stored in the plan are shown, and it says so.
 
 ` + cli.ExitCodes,
 		Args: cobra.RangeArgs(1, 2),
