@@ -164,7 +164,7 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.
 		}
 		threads += executor.Threads(p)
 		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), threads+2))
-		x, err := executor.Open(ctx, p, c, executor.Options{Drivers: drivers(soc)})
+		x, err := executor.Open(ctx, p, runcmd.UntilDone(ctx, c), executor.Options{Drivers: drivers(soc)})
 		if err != nil {
 			return fmt.Errorf("open %q: %w", name, err)
 		}

@@ -206,8 +206,11 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	}
 	rep, err := profiler.Run(ctx, soc, requests, rec, po)
 	if err != nil {
-		if errors.Is(err, context.Canceled) {
-			return diag.New(diag.ClassInterrupted, "profile: interrupted after %d measurements: %w", rep.Measured, err).WithHint("--resume goes on where it stopped")
+		if rec.Set().Len() == 0 { // there is nothing to resume
+			err = errors.Join(err, rec.Close(), os.Remove(o.out))
+		} else if errors.Is(err, context.Canceled) {
+			err = diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", rep.Measured, o.out, err).
+				WithHint("the same command with --resume goes on where it stopped")
 		}
 		return err
 	}
@@ -285,8 +288,14 @@ the record has them, and by five-fold cross-validation.
 			if q, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
 				say("held_out", q)
 			}
+			if err := c.Context().Err(); err != nil {
+				return fmt.Errorf("fit: %w", err)
+			}
 			if q, err := roofline.CrossValidate(machine, set.Training(), 5); err == nil {
 				say("cross_validated", q)
+			}
+			if err := c.Context().Err(); err != nil {
+				return fmt.Errorf("fit: %w", err)
 			}
 			same, err := writeCosts(out, costs)
 			if err != nil {

@@ -234,8 +234,8 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 	defer stop()
 	context.AfterFunc(ctx, stop) // from now on a signal does what it does by default
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) && diag.ClassOf(err) != diag.ClassInterrupted {
-			err = diag.New(diag.ClassInterrupted, "interrupted: %w", context.Canceled)
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = interrupted(err)
 		}
 		s.JSON = s.JSON || wantsJSON(args)
 		return s.report(err)
@@ -253,6 +253,19 @@ func signalContext() (context.Context, context.CancelFunc) {
 		signals = append(signals, syscall.SIGHUP)
 	}
 	return signal.NotifyContext(context.Background(), signals...)
+}
+
+// interrupted says what a signal ended, where the command can tell, and how to go on.
+func interrupted(err error) error {
+	what := strings.TrimSuffix(strings.TrimSuffix(err.Error(), context.Canceled.Error()), ": ")
+	d := diag.New(diag.ClassInterrupted, "interrupted")
+	if what != "" {
+		d = diag.New(diag.ClassInterrupted, "interrupted: %s", what)
+	}
+	if hints := diag.HintsOf(err); len(hints) > 0 {
+		return d.WithHint("%s", hints[0])
+	}
+	return d
 }
 
 // wantsJSON finds --json on a command line that was not understood up to it.

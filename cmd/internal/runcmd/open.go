@@ -1,7 +1,9 @@
 package runcmd
 
 import (
+	"context"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
@@ -41,6 +44,21 @@ func (b *opened) under(prefix string) *opened { return &opened{b.Bundle, prefix}
 
 // Blob returns a verified blob; it implements executor.Source.
 func (b *opened) Blob(name string) ([]byte, error) { return b.Bytes(b.prefix + name) }
+
+// UntilDone is src until ctx ends, so that loading gigabytes of weights can be interrupted.
+func UntilDone(ctx context.Context, src executor.Source) executor.Source { return &untilDone{ctx, src} }
+
+type untilDone struct {
+	ctx context.Context
+	src executor.Source
+}
+
+func (u *untilDone) Blob(name string) ([]byte, error) {
+	if err := u.ctx.Err(); err != nil {
+		return nil, fmt.Errorf("load %q: %w", name, err)
+	}
+	return u.src.Blob(name)
+}
 
 // Has reports whether the bundle has a blob of that name.
 func (b *opened) Has(name string) bool {

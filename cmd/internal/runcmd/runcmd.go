@@ -154,7 +154,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	}
 	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
-	m, err := executor.Open(ctx, plan, b, executor.Options{Drivers: drivers, Deadline: o.deadline})
+	m, err := executor.Open(ctx, plan, UntilDone(ctx, b), executor.Options{Drivers: drivers, Deadline: o.deadline})
 	if err != nil {
 		return err
 	}
@@ -339,7 +339,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 	if err != nil {
 		return err
 	}
-	ref, err := executor.Open(ctx, plan, b.under("reference/"), executor.Options{Drivers: drivers, Deadline: o.deadline})
+	ref, err := executor.Open(ctx, plan, UntilDone(ctx, b.under("reference/")), executor.Options{Drivers: drivers, Deadline: o.deadline})
 	if err != nil {
 		return err
 	}
