@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
@@ -40,6 +41,9 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if err := cli.Required(c, "plan", "model", "output"); err != nil {
 				return err
 			}
+			if err := wholefile.Writable(out); err != nil {
+				return err
+			}
 			p, err := plantext.Read(plan)
 			if err != nil {
 				return err
@@ -59,6 +63,9 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			}
 			if o.Files, err = m.TokenizerFiles(); err != nil {
 				return err
+			}
+			if len(o.Files["tokenizer"]) == 0 {
+				s.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", model)
 			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
 			id, err := emitPlan(c.Context(), out, o, machine)

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
@@ -39,6 +40,9 @@ unless --force is given, because its measurements belong to it.
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "output"); err != nil {
+				return err
+			}
+			if err := wholefile.Writable(out); err != nil {
 				return err
 			}
 			if !force {
@@ -270,6 +274,9 @@ the record has them, and by five-fold cross-validation.
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "soc", "record", "output"); err != nil {
+				return err
+			}
+			if err := wholefile.Writable(out); err != nil {
 				return err
 			}
 			machine, set, costs, err := fit(soc, rec)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -65,6 +67,9 @@ gives the same bytes.
 			if err := cli.Required(c, "output"); err != nil {
 				return err
 			}
+			if err := newModelAt(out); err != nil {
+				return err
+			}
 			m, err := models.Open(args[0])
 			if err != nil {
 				return err
@@ -85,6 +90,18 @@ gives the same bytes.
 	synth.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
 	c.AddCommand(list, show, synth, newExport(s))
 	return c
+}
+
+// newModelAt reports why no model can be written as the directory or .gguf file out, before minutes are
+// spent on it.
+func newModelAt(out string) error {
+	if strings.HasSuffix(out, ".gguf") {
+		return wholefile.Writable(out)
+	}
+	if st, err := os.Lstat(out); err == nil && !st.IsDir() {
+		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).WithHint("remove it, or give another name")
+	}
+	return nil
 }
 
 // elementTypes are those that matrices can be exported as.
@@ -111,6 +128,9 @@ what was written is read back and compared.
 			}
 			element, err := elementType(stored)
 			if err != nil {
+				return err
+			}
+			if err := wholefile.Writable(out); err != nil {
 				return err
 			}
 			m, err := models.Open(args[0])

@@ -81,6 +81,9 @@ same bytes. Precision stays as stored unless the workload permits other schemes.
 			if err := cli.Required(c, "output"); err != nil {
 				return err
 			}
+			if err := wholefile.Writable(out); err != nil {
+				return err
+			}
 			input, err := in.open(c)
 			if err != nil {
 				return err

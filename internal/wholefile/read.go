@@ -11,8 +11,8 @@ import (
 )
 
 // Open opens a regular file for reading. A file that is missing, or is a directory, a device or a pipe,
-// which might have no end or never begin, is of class ClassInput; one that cannot be read is of class
-// ClassIO. errors.Is finds fs.ErrNotExist.
+// which might have no end or never begin, or a link that leads nowhere, is of class ClassInput; one
+// that cannot be read is of class ClassIO. errors.Is finds fs.ErrNotExist for a missing one.
 func Open(path string) (*os.File, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -53,9 +53,10 @@ func Read(path string, limit int64) ([]byte, error) {
 }
 
 func cannotRead(path string, err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		err = p.Err // the path is in the message once
+	err = bare(err)
+	if st, lerr := os.Lstat(path); lerr == nil && st.Mode()&fs.ModeSymlink != 0 && !errors.Is(err, fs.ErrPermission) {
+		to, _ := os.Readlink(path)
+		return diag.New(diag.ClassInput, "read %q: a link to %q, which leads nowhere", path, to).WithHint("fetch the file again, or make the link anew")
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return diag.New(diag.ClassIO, "read %q: %w", path, err)

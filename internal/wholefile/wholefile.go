@@ -3,6 +3,7 @@ package wholefile
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -35,9 +36,9 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(target), "."+filepath.Base(target)+".*")
+	f, err := os.CreateTemp(filepath.Dir(target), temporary(target))
 	if err != nil {
-		return fail(err)
+		return fail(bare(err))
 	}
 	defer func() {
 		if err != nil {
@@ -63,6 +64,42 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), target)
+}
+
+// Writable reports why Stream could not replace the file at path, nil if it could: a command asks before
+// it works for minutes. Errors are of class ClassIO.
+func Writable(path string) error {
+	target, err := Target(path)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(target)
+	switch st, err := os.Stat(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return diag.New(diag.ClassIO, "write %q: directory %q does not exist", path, dir).WithHint("make it: mkdir -p %q", dir)
+	case err != nil:
+		return diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
+	case !st.IsDir():
+		return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", path, dir).WithHint("name another path")
+	}
+	f, err := os.CreateTemp(dir, temporary(target))
+	if err != nil {
+		return diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
+	}
+	f.Close()
+	return os.Remove(f.Name())
+}
+
+// temporary is the pattern of a temporary file's name that stands for target until it is whole.
+func temporary(target string) string { return "." + filepath.Base(target) + ".*" }
+
+// bare is err without the path it repeats.
+func bare(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
 }
 
 // Target is the path at which a file is to be created or replaced when the user says path: path itself,

@@ -155,6 +155,10 @@ type Writer struct {
 
 // Create begins a new record file. It refuses to touch an existing one.
 func Create(path string, h Header) (*Writer, error) {
+	path, err := wholefile.Target(path)
+	if err != nil {
+		return nil, diag.New(diag.ClassOf(err), "record: %w", err)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		if errors.Is(err, os.ErrExist) {

@@ -17,6 +17,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/olekukonko/tablewriter"
 	"github.com/olekukonko/tablewriter/tw"
@@ -151,12 +152,29 @@ func (s *Streams) report(err error) int {
 		_ = s.Result(doc)
 	}
 	for _, line := range strings.Split(err.Error(), "\n") {
-		fmt.Fprintf(s.Err, "%s: error: %s\n", s.Tool, line)
+		fmt.Fprintf(s.Err, "%s: error: %s\n", s.Tool, visible(line))
 	}
 	for _, h := range hints {
-		fmt.Fprintf(s.Err, "%s: hint: %s\n", s.Tool, h)
+		fmt.Fprintf(s.Err, "%s: hint: %s\n", s.Tool, visible(h))
 	}
 	return int(class)
+}
+
+// visible spells out control characters, which names of files may hold, so that they do not reach the
+// terminal.
+func visible(text string) string {
+	if strings.IndexFunc(text, unicode.IsControl) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if unicode.IsControl(r) {
+			fmt.Fprintf(&b, "\\x%02x", r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }
 
 // wayOut is the hint of an error that brings none.
@@ -182,6 +200,14 @@ func wayOut(class diag.Class, err error) string {
 		return "--help lists the flags and what they accept"
 	case class == diag.ClassInterrupted:
 		return "no output was left behind; run the same command again"
+	case class == diag.ClassIO:
+		return "check the path and its permissions; hetc doctor looks at disk space and limits"
+	case class == diag.ClassUnavailable:
+		return "hetc drivers lists what this build and this machine have, hetc doctor what is missing"
+	case class == diag.ClassIllegal:
+		return "make the plan again with hetc solve"
+	case class == diag.ClassInternal:
+		return "this should not happen: please report it with the command line"
 	}
 	return ""
 }

@@ -3,6 +3,9 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -28,7 +31,7 @@ func manners(root *cobra.Command, args []string) {
 			if group && len(rest) > 0 {
 				return unknownCommand(c, rest[0])
 			}
-			if err := swallowed(c); err != nil {
+			if err := errors.Join(swallowed(c), clobbers(c, rest)); err != nil {
 				return err
 			}
 			if check == nil {
@@ -118,6 +121,52 @@ func swallowed(c *cobra.Command) (err error) {
 		}
 	})
 	return err
+}
+
+// outputs are the flags that name files to be written.
+var outputs = []string{"output", "dump-logits"}
+
+// modelFiles are the extensions of the files a model directory is read from.
+var modelFiles = []string{".safetensors", ".json", ".gguf"}
+
+// clobbers refuses an output that would replace an input of the same command line: a file that is named
+// twice, or one of a model's in a directory that is read.
+func clobbers(c *cobra.Command, args []string) error {
+	inputs := map[string]string{} // what it is called -> path
+	for i, a := range args {
+		inputs[fmt.Sprintf("argument %d", i+1)] = a
+	}
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Changed && f.Value.Type() == "string" && !slices.Contains(outputs, f.Name) {
+			inputs["--"+f.Name] = f.Value.String()
+		}
+	})
+	for _, name := range outputs {
+		f := c.Flags().Lookup(name)
+		if f == nil || !f.Changed {
+			continue
+		}
+		path := f.Value.String()
+		out, err := os.Stat(path)
+		if err != nil || !out.Mode().IsRegular() {
+			continue
+		}
+		for _, what := range slices.Sorted(maps.Keys(inputs)) {
+			in, err := os.Stat(inputs[what])
+			if err != nil {
+				continue
+			}
+			same := os.SameFile(in, out)
+			if parent, err := os.Stat(filepath.Dir(path)); err == nil && slices.Contains(modelFiles, filepath.Ext(path)) {
+				same = same || os.SameFile(in, parent)
+			}
+			if same {
+				return diag.New(diag.ClassUsage, "%s: --%s %q would replace what %s reads", c.CommandPath(), name, path, what).
+					WithHint("write to another file")
+			}
+		}
+	}
+	return nil
 }
 
 // flagError is what a command line with a wrong flag gets.

@@ -126,6 +126,11 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err := o.validate(changed); err != nil {
 		return err
 	}
+	if o.dumpLogits != "" {
+		if err := wholefile.Writable(o.dumpLogits); err != nil {
+			return err
+		}
+	}
 	b, err := openBundle(path, o)
 	if err != nil {
 		return err
