@@ -17,7 +17,6 @@ import (
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
-	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -99,7 +98,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 	}
 	mo := matrix.Options{
 		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, Now: time.Now,
-		Tools: matrix.Tools{Engine: exact.Engine{}, Simulate: simulate, TokenizerFiles: (*models.Model).TokenizerFiles, Emit: emitPlan},
+		Tools: matrix.Tools{Engine: exact.Engine{}, Simulate: simulate, Emit: emitPlan},
 	}
 	if o.memory != "" {
 		if mo.MaxMemory, err = size("max-memory", o.memory); err != nil {
@@ -190,7 +189,9 @@ func showBuild(s *cli.Streams, r *matrix.Report) error {
 			s.Warnf("%s: %s", c.Name(), w)
 		}
 		if c.Error != nil {
-			failures.add(c)
+			if failures.add(c) && c.Error.Stack != "" {
+				s.Notef("%s: %s", c.Name(), c.Error.Stack)
+			}
 			notes = append(notes, brief(c.Error.Message))
 		}
 		for _, a := range []matrix.Artifact{c.Plan, c.Bundle} {
@@ -234,15 +235,17 @@ type failedCells struct {
 	cells map[string][]string // by message
 }
 
-func (f *failedCells) add(c *matrix.Cell) {
+// add reports whether the reason is new.
+func (f *failedCells) add(c *matrix.Cell) (new bool) {
 	if f.cells == nil {
 		f.cells = map[string][]string{}
 	}
 	f.all++
-	if f.cells[c.Error.Message] == nil {
+	if new = f.cells[c.Error.Message] == nil; new {
 		f.order = append(f.order, c.Error)
 	}
 	f.cells[c.Error.Message] = append(f.cells[c.Error.Message], c.Name())
+	return new
 }
 
 // err is nil when nothing failed; its class is that of the first failure.
@@ -257,9 +260,7 @@ func (f *failedCells) err(of int) error {
 		if n := len(names) - 1; n > 0 {
 			where += fmt.Sprintf(" and %d more", n)
 		}
-		class := diag.ClassOf(x.Err)
-		d := diag.New(class, "%s: %w", where, x.Err)
-		list = append(list, d)
+		list = append(list, diag.New(diag.ClassOf(x.Err), "%s: %w", where, x.Err))
 	}
 	list = append(list, diag.New(list[0].Class, "build: %d of %d failed", f.all, of))
 	return list.Err()

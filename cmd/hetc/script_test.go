@@ -1,6 +1,9 @@
 package main
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -47,11 +50,14 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("MODEL", filepath.Join(testdata, "models", "tiny-llama-kjv"))
 			e.Setenv("TESTDATA", testdata)
+			e.Setenv("ARCH", filepath.Join(testdata, "arch"))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exit":  exitCode,
-			"patch": patch,
+			"exit":    exitCode,
+			"patch":   patch,
+			"tree":    tree,
+			"cutline": cutline,
 		},
 		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
 	})
@@ -92,4 +98,42 @@ func patch(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	data[at] ^= 1
 	ts.Check(os.WriteFile(name, data, 0o644))
+}
+
+// tree lists the files of a directory with size, time of modification and digest: tree DIR LISTING
+func tree(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: tree DIR LISTING")
+	}
+	dir, files := ts.MkAbs(args[0]), 0
+	var list strings.Builder
+	ts.Check(filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		files++
+		fmt.Fprintf(&list, "%s %d %d %x\n", path, st.Size(), st.ModTime().UnixNano(), sha256.Sum256(data))
+		return err
+	}))
+	if files == 0 {
+		ts.Fatalf("no files in %s", args[0])
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(list.String()), 0o644))
+}
+
+// cutline removes the last line of a file: cutline FILE
+func cutline(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: cutline FILE")
+	}
+	name := ts.MkAbs(args[0])
+	data, err := os.ReadFile(name)
+	ts.Check(err)
+	at := strings.LastIndexByte(strings.TrimSuffix(string(data), "\n"), '\n')
+	ts.Check(os.WriteFile(name, data[:at+1], 0o644))
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +15,6 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/profiler"
@@ -45,8 +45,6 @@ type Tools struct {
 	Engine problem.Engine
 	// Simulate measures requests on a simulated SoC, into a record.
 	Simulate func(ctx context.Context, soc *socs.SoC, requests []profiler.Request, record string) error
-	// TokenizerFiles are the blobs besides the plan's.
-	TokenizerFiles func(*models.Model) (map[string][]byte, error)
 	// Emit checks the plan and writes a bundle of it.
 	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC) (bundle.Digest, error)
 }
@@ -101,6 +99,7 @@ type Failure struct {
 	ExitCode int      `json:"exit_code"`
 	Message  string   `json:"message"`
 	Hints    []string `json:"hints,omitempty"`
+	Stack    string   `json:"stack,omitempty"` // of a defect
 	Err      error    `json:"-"`
 }
 
@@ -116,7 +115,7 @@ type Report struct {
 // Summary counts the cells by what became of them.
 func (r *Report) Summary() string {
 	var parts []string
-	for _, s := range []State{Built, Cached, Unchanged, WillBuild, WillCopy, Failed} {
+	for _, s := range []State{Built, WillBuild, Cached, WillCopy, Unchanged, Failed} {
 		if n := r.Counts[s]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, s))
 		}
@@ -244,9 +243,29 @@ func (b *build) cells() ([]*Cell, error) {
 	}
 	if len(out) == 0 {
 		return nil, diag.New(diag.ClassUsage, "--only %q matches nothing", b.o.Only).
-			WithHint("%s (SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it)", diag.DidYouMean(b.o.Only, all))
+			WithHint("%s (SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it)", nearest(b.o.Only, all))
 	}
 	return out, nil
+}
+
+// nearest is a hint at what the part of a pattern that matches nothing may have meant.
+func nearest(pattern string, cells []string) string {
+	parts := strings.Split(pattern, "/")
+	for i, part := range parts {
+		var names []string
+		matches := false
+		for _, c := range cells {
+			name := strings.Split(c, "/")
+			matches = matches || selected(strings.Join(parts[:i+1], "/"), name...)
+			if !slices.Contains(names, name[i]) {
+				names = append(names, name[i])
+			}
+		}
+		if !matches {
+			return diag.DidYouMean(part, names)
+		}
+	}
+	return ""
 }
 
 // lock makes the output directory, keeps other builds out of it, and removes what a killed one left.
@@ -302,14 +321,24 @@ func (b *build) note(c *Cell, of int) {
 
 // cell makes the files of one cell.
 func (b *build) cell(ctx context.Context, c *Cell) {
+	var stack string
+	guarded := func(make func(context.Context, *Cell) error) (err error) {
+		defer func() {
+			if p := recover(); p != nil { // one defect stops one cell
+				stack = string(debug.Stack())
+				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", p).WithHint("please report it with the configuration and what is printed")
+			}
+		}()
+		return make(ctx, c)
+	}
 	err := firstOf(c.soc.err, c.model.err, c.workload.err)
 	if err == nil {
 		c.Simulated = c.soc.soc.Simulated()
-		err = b.plan(ctx, c)
+		err = guarded(b.plan)
 	}
 	failed := &c.Plan
 	if err == nil {
-		failed, err = &c.Bundle, b.bundle(ctx, c)
+		failed, err = &c.Bundle, guarded(b.bundle)
 	} else {
 		c.Bundle = Artifact{State: Omitted, Why: "there is no plan"}
 	}
@@ -322,7 +351,7 @@ func (b *build) cell(ctx context.Context, c *Cell) {
 		if errors.Is(err, context.Canceled) {
 			class = diag.ClassInterrupted
 		}
-		c.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Err: err}
+		c.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack, Err: err}
 	}
 }
 

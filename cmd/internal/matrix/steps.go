@@ -107,7 +107,7 @@ func (b *build) openModel(m *modelInput) (err error) {
 		return err
 	}
 	if b.o.Key != nil && m.model.HasWeights() {
-		m.files, err = b.o.Tools.TokenizerFiles(m.model)
+		m.files, err = m.model.TokenizerFiles()
 	}
 	return err
 }
