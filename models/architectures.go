@@ -364,7 +364,7 @@ func readOlmoe(c *config, m *Model) {
 	bias := c.bool("attention_bias", false)
 	m.dec.qkvBias, m.dec.outBias = bias, bias
 	m.dec.qkNorm = "joint"
-	c.must("clip_qkv", nil, "projections that are not clipped")
+	m.dec.clip = c.float("clip_qkv", 0, 1e-6, 1e6) // q and k behind their norms, and v
 	c.fullAttention()
 	c.experts(m, "num_experts", 64, 8, m.FFN)
 	m.dec.router = c.router("norm_topk_prob", false)

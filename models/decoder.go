@@ -14,10 +14,11 @@ type decoder struct {
 	ungated   bool   // act(up(x)) instead of act(gate(x))*up(x)
 	layerNorm bool   // mean and variance, with biases, instead of RMS
 	gainPlus  float32
-	epsKey    string // where config.json has the norms' eps
-	noPre     bool   // no norms in front of the blocks (OLMo 2)
-	post      bool   // norms behind them
-	parallel  bool   // both blocks read the same norm of x (Phi)
+	epsKey    string  // where config.json has the norms' eps
+	noPre     bool    // no norms in front of the blocks (OLMo 2)
+	post      bool    // norms behind them
+	clip      float64 // > 0: bound of what qkv computes
+	parallel  bool    // both blocks read the same norm of x (Phi)
 
 	qkvBias, outBias, ffnBias, headBias bool
 	qkNorm                              string // "", "head": every head, "joint": all query and all key heads together
@@ -274,6 +275,9 @@ func (b *graphBuilder) attention(windowed bool) {
 		} else {
 			weights, chain = gains, []op.Op{qk}
 		}
+	}
+	if d.clip > 0 {
+		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: qkv, Cap: d.clip})
 	}
 	rotate := heads(d.rope.op)
 	rotate.Kind = op.Rope

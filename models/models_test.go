@@ -806,7 +806,6 @@ func TestRolesOfWeights(t *testing.T) {
 
 // refused are the models of testdata/arch with a feature that is refused by its key.
 var refused = map[string]string{
-	"olmoe-clip-fused": `key "clip_qkv"`,
 	"phi-qk-layernorm": `key "qk_layernorm"`,
 }
 

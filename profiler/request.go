@@ -371,7 +371,7 @@ func (b *builder) glue(p *socs.Processor, o op.Op) {
 	switch o.Kind {
 	case op.GLU:
 		half.N = part(o.N, 1, 2, o.Interleave)
-	case op.Combine, op.Activate, op.Gate, op.Softcap:
+	case op.Combine, op.Activate, op.Gate, op.Softcap, op.Clip:
 		half.N = part(o.N, 1, 2, p.Tile.N)
 	case op.QKNorm, op.Rope, op.KVAppend:
 		if o.KVHeads < 2 || o.Joint {

@@ -66,25 +66,19 @@ func (f *Family) operator(m, a, b int) op.Op {
 		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
 	case op.Attention:
 		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
-		o.Window, o.Cap = f.Window, f.cap()
+		if o.Window = f.Window; f.Capped {
+			o.Cap = 1
+		}
 	case op.GLU:
 		o.Act, o.N, o.Interleave = f.Act, b, b
 	case op.Activate:
 		o.Act, o.N = f.Act, b
-	case op.Softcap:
-		o.N, o.Cap = b, f.cap()
+	case op.Softcap, op.Clip:
+		o.N, o.Cap = b, 1 // what the bound is does not change the time
 	default:
 		o.N = b
 	}
 	return o
-}
-
-// cap stands for any bound: what it is does not change the time.
-func (f *Family) cap() float64 {
-	if f.Capped || f.Kind == op.Softcap {
-		return 1
-	}
-	return 0
 }
 
 // matrix reports whether the family multiplies by weights in a scheme.

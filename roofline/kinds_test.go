@@ -46,6 +46,7 @@ func everyKind() []op.Op {
 		{Kind: op.Activate, M: 24, N: 256, Act: op.GELU},
 		{Kind: op.Gate, M: 24, N: 256},
 		{Kind: op.Softcap, M: 24, N: 256, Cap: 30},
+		{Kind: op.Clip, M: 24, N: 256, Cap: 8},
 		{Kind: op.Add, M: 24, N: 256},
 		{Kind: op.Copy, M: 24, N: 256, Fan: 2},
 	}

@@ -151,7 +151,7 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 		return o.M, nil
 	case planir.AxisCols:
 		switch o.Kind {
-		case op.MatMul, op.ExpertMatMul, op.Combine, op.GLU, op.Activate, op.Gate, op.Softcap, op.Add:
+		case op.MatMul, op.ExpertMatMul, op.Combine, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add:
 			return o.N, nil
 		}
 	case planir.AxisK:
@@ -224,7 +224,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		case op.Add:
 			in[0].C0, in[0].C1 = sh.From, sh.To
 			in[1].C0, in[1].C1 = sh.From, sh.To
-		case op.Combine, op.Activate, op.Gate, op.Softcap:
+		case op.Combine, op.Activate, op.Gate, op.Softcap, op.Clip:
 			in[0].C0, in[0].C1 = sh.From, sh.To
 		}
 		o.N = sh.To - sh.From

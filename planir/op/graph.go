@@ -66,7 +66,7 @@ type Signature struct {
 //	KVAppend      in qkv                                                  state
 //	Attention     in qkv                                         out y    state
 //	GLU           in x                                           out y
-//	Activate, Softcap  in x                                      out y (may alias x)
+//	Activate, Softcap, Clip  in x                                out y (may alias x)
 //	Gate          in x, gate                                     out y (may alias x)
 //	Add           in a, b                                        out y (may alias a or b)
 //	Copy          in x                                           out y
@@ -118,7 +118,7 @@ func (o Op) Sig() Signature {
 		return Signature{In: []Value{qkv}, Out: []Value{v("y", F32, o.M, o.Heads*o.HeadDim)}, State: true}
 	case GLU:
 		return Signature{In: []Value{v("x", F32, rows, 2*o.N)}, Out: []Value{v("y", F32, rows, o.N)}}
-	case Activate, Softcap, Copy:
+	case Activate, Softcap, Clip, Copy:
 		return same()
 	case Gate:
 		return Signature{In: []Value{v("x", F32, o.M, o.N), v("gate", F32, o.M, 1)}, Out: []Value{v("y", F32, o.M, o.N)}}

@@ -82,6 +82,8 @@ const (
 	Gate Kind = "gate"
 	// Softcap bounds elements smoothly, Cap*tanh(x/Cap): f32 [M,N] -> f32 [M,N].
 	Softcap Kind = "softcap"
+	// Clip bounds elements, min(max(x,-Cap),Cap): f32 [M,N] -> f32 [M,N].
+	Clip Kind = "clip"
 	// Add adds: f32 [M,N] + f32 [M,N] -> f32 [M,N].
 	Add Kind = "add"
 	// Copy moves a view: [M,N] -> [M,N] of the same type.
@@ -91,7 +93,7 @@ const (
 // Kinds lists every kind in a fixed order.
 var Kinds = []Kind{
 	Embed, SelectRow, Norm, LayerNorm, QuantRows, MatMul, ExpertMatMul, Route, Combine, QKNorm, Rope, KVAppend, Attention,
-	GLU, Activate, Gate, Softcap, Add, Copy,
+	GLU, Activate, Gate, Softcap, Clip, Add, Copy,
 }
 
 // Activation functions of GLU and Activate.
@@ -200,7 +202,7 @@ type Op struct {
 	Jitter  float64 `json:"jitter,omitempty" yaml:"jitter,omitempty"`   // Route by sparsemixer
 
 	Window    int     `json:"window,omitempty" yaml:"window,omitempty"`         // Attention: a row attends to this many positions, its own included; 0: all
-	Cap       float64 `json:"cap,omitempty" yaml:"cap,omitempty"`               // Softcap, Attention: scores are Cap*tanh(score/Cap); 0: not
+	Cap       float64 `json:"cap,omitempty" yaml:"cap,omitempty"`               // Softcap, Clip, Attention: scores are Cap*tanh(score/Cap); 0: not
 	Scale     float64 `json:"scale,omitempty" yaml:"scale,omitempty"`           // Attention: of scores, 0: 1/sqrt(HeadDim); Embed: of rows, 0: 1
 	Joint     bool    `json:"joint,omitempty" yaml:"joint,omitempty"`           // QKNorm
 	RotaryDim int     `json:"rotary_dim,omitempty" yaml:"rotary_dim,omitempty"` // Rope: 0: HeadDim
@@ -294,7 +296,7 @@ func (o Op) Flops() int64 {
 		return 6 * m * n
 	case Activate, Softcap:
 		return 5 * m * n
-	case Add, Gate:
+	case Add, Gate, Clip:
 		return m * n
 	case Combine:
 		return 2 * m * n
@@ -355,7 +357,7 @@ func (o Op) Bytes() int64 {
 		return 8 * m * int64(o.Heads+o.KVHeads) * int64(o.Rotary())
 	case Embed:
 		return m * n * int64(o.Table.Bytes()+4)
-	case Norm, LayerNorm, Copy, Activate, Softcap, Gate:
+	case Norm, LayerNorm, Copy, Activate, Softcap, Clip, Gate:
 		return 8 * m * n
 	case SelectRow:
 		return 8 * n
@@ -433,7 +435,7 @@ func (o Op) Validate() error {
 		return pos("n", o.N)
 	case Combine:
 		return pos("n", o.N, "fan", o.Fan)
-	case Softcap:
+	case Softcap, Clip:
 		if err := number("cap", o.Cap, 1e-6, 1<<20); err != nil {
 			return err
 		}
@@ -547,7 +549,7 @@ func (o Op) unused() error {
 		{"router", o.Router != "", in(Route)},
 		{"jitter", o.Jitter != 0, k == Route && o.Router == RouteSparseMixer},
 		{"window", o.Window != 0, in(Attention)},
-		{"cap", o.Cap != 0, in(Attention, Softcap)},
+		{"cap", o.Cap != 0, in(Attention, Softcap, Clip)},
 		{"scale", o.Scale != 0, in(Attention, Embed)},
 		{"joint", o.Joint, in(QKNorm)},
 		{"rotary_dim", o.RotaryDim != 0, in(Rope)},

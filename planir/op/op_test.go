@@ -28,6 +28,7 @@ var examples = map[Kind]Op{
 	Activate:     {Kind: Activate, M: 3, N: 8, Act: GELU},
 	Gate:         {Kind: Gate, M: 3, N: 8},
 	Softcap:      {Kind: Softcap, M: 3, N: 8, Cap: 30},
+	Clip:         {Kind: Clip, M: 3, N: 8, Cap: 8},
 	Add:          {Kind: Add, M: 3, N: 8},
 	Copy:         {Kind: Copy, M: 3, N: 8},
 }

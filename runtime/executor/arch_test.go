@@ -88,7 +88,14 @@ func archDirs(t *testing.T) []string {
 		if err != nil || len(found) == 0 {
 			t.Fatalf("found no models in %q (%v)", root, err)
 		}
-		dirs = append(dirs, found...)
+		for _, f := range found {
+			if m, err := models.Open(filepath.Dir(f)); err == nil {
+				m.Close()
+			} else if strings.Contains(err.Error(), "qk_layernorm") { // refused, see models
+				continue
+			}
+			dirs = append(dirs, f)
+		}
 	}
 	return dirs
 }

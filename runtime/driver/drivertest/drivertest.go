@@ -156,6 +156,7 @@ func operators() []op.Op {
 				op.Op{Kind: op.Activate, M: m, N: n, Act: op.Acts[3-i], Fan: 1 + i},
 				op.Op{Kind: op.Gate, M: m, N: n},
 				op.Op{Kind: op.Softcap, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
+				op.Op{Kind: op.Clip, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
 				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 1 + 3*i},
 				op.Op{Kind: op.Copy, M: m, N: n, Fan: 8 - i},
 				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{1, 2, 8}[i]},

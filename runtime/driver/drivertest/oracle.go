@@ -287,6 +287,12 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					out[0].set(r, j, o.Cap*math.Tanh(in[0].at(r, j)/o.Cap), 0)
 				}
 			}
+		case op.Clip:
+			for r := range rows {
+				for j := range o.N {
+					out[0].set(r, j, min(max(in[0].at(r, j), -o.Cap), o.Cap), 0)
+				}
+			}
 		case op.Gate:
 			for r := range rows {
 				gate := in[1].at(r, 0)

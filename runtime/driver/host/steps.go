@@ -120,6 +120,16 @@ func (b *builder) build() (step, error) {
 		return b.byBlocks(fan, 5*o.N, func(_, r0, r1 int) {
 			set.Activate(y.f32[r0*y.ld:], y.ld, x.f32[r0*x.ld:], x.ld, o.Act, r1-r0, o.N)
 		}), nil
+	case op.Clip:
+		x, y, limit := b.in[0], b.out[0], float32(o.Cap)
+		return b.byRows(o.N, func(_, r0, r1 int) {
+			for r := r0; r < r1; r++ {
+				to := y.f32[r*y.ld:][:o.N]
+				for i, v := range x.f32[r*x.ld:][:o.N] {
+					to[i] = min(max(v, -limit), limit) // NaN stays NaN
+				}
+			}
+		}), nil
 	case op.Softcap:
 		x, y := b.in[0], b.out[0]
 		return b.byRows(5*o.N, func(_, r0, r1 int) {

@@ -166,10 +166,32 @@ func (t tier) combine(y []float32, ldy int, x []float32, ldx int, weight []float
 		for c := 0; c < whole; c += TileN {
 			t.addF32(1, &out[c], ldy, &w[0], ldw, fan, &rows[c], ldx)
 		}
-		for j, v := range w {
-			addScaled(out[whole:], rows[j*ldx+whole:j*ldx+n], v)
+		for j, v := range w { // rounded like the columns before, so that shares give equal bits wherever they end
+			tail := out[whole:]
+			for c, x := range rows[j*ldx+whole : j*ldx+n] {
+				tail[c] = fma32(v, x, tail[c])
+			}
 		}
 	}
+}
+
+// fma32 is a*b + c rounded once. The product is exact in float64; the sum is rounded to odd there, so that
+// rounding it again to float32 is as if it were exact.
+func fma32(a, b, c float32) float32 {
+	p, q := float64(a)*float64(b), float64(c)
+	s := p + q
+	back := s - p
+	if e := (p - (s - back)) + (q - back); e != 0 && !math.IsInf(s, 0) && !math.IsNaN(s) {
+		if bits := math.Float64bits(s); bits&1 == 0 {
+			if (e > 0) == (s > 0) {
+				bits++
+			} else {
+				bits--
+			}
+			s = math.Float64frombits(bits)
+		}
+	}
+	return float32(s)
 }
 
 func vecAdd(y []float32, ldy int, a []float32, lda int, b []float32, ldb, m, n int) {
