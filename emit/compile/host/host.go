@@ -41,15 +41,16 @@ func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t dri
 			return fail(err)
 		}
 		if w != nil {
-			want := size
+			want, have := size, int64(len(w[i].Bytes))
 			if spec.Experts > 1 { // a part of the columns of each lies wider apart
-				one := size / int64(spec.Experts)
-				if stride := w[i].Stride; stride >= one && stride <= int64(len(w[i].Bytes)) {
-					want = int64(spec.Experts-1)*stride + one
+				one, stride := size/int64(spec.Experts), w[i].Stride
+				if stride < one || stride > have {
+					return fail(diag.New(diag.ClassInput, "weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name, stride, one, have))
 				}
+				want = int64(spec.Experts-1)*stride + one
 			}
-			if int64(len(w[i].Bytes)) != want {
-				return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), want))
+			if have != want {
+				return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, have, want))
 			}
 		}
 		total += size

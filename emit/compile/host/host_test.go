@@ -35,6 +35,25 @@ func TestCompile(t *testing.T) {
 	}
 }
 
+// Weights of experts are complete, or the same columns of each at the distance of whole ones.
+func TestCompileExperts(t *testing.T) {
+	g := op.Single(op.Op{Kind: op.ExpertMatMul, M: 4, Fan: 2, Experts: 3, K: 40, N: 33, Scheme: op.A8TQ8C, Spread: true}, pack.N32)
+	const one = 2 * (32*40 + 256)
+	for _, c := range []struct {
+		stride, bytes int64
+		want          string
+	}{
+		{one, 3 * one, ""}, {5 * one, 11 * one, ""},
+		{one, 2 * one, "got 6144 bytes, want 9216"}, {5 * one, 3 * one, "stride of 15360 bytes"}, {0, one, "stride of 0"},
+		{-one, 3 * one, "stride of -3072"}, {math.MaxInt64, one, "stride"}, {one, 0, "stride"},
+	} {
+		a, err := compile.New().Compile(t.Context(), g, driver.Weights{{Bytes: make([]byte, c.bytes), Stride: c.stride}}, driver.Target{})
+		if c.want == "" && (err != nil || a.Facts["weight_bytes"] != 3*one) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%d bytes with stride %d: got %v (%v), want %q", c.bytes, c.stride, err, a.Facts, c.want)
+		}
+	}
+}
+
 func TestCompileRefuses(t *testing.T) {
 	good := op.Single(op.Op{Kind: op.MatMul, M: 4, K: 40, N: 33, Scheme: op.A8TQ8C}, pack.N32)
 	for what, c := range map[string]struct {

@@ -2,12 +2,17 @@ package host_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	compile "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
@@ -109,23 +114,27 @@ func load(t testing.TB, p driver.Processor, g op.Graph) (driver.Executable, erro
 	t.Helper()
 	var w driver.Weights
 	for _, spec := range g.Weights {
-		bytes, err := pack.Bytes(spec)
+		one := pack.Expert(spec)
+		bytes, err := pack.Bytes(one)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := mem.Alloc(int(bytes), 64)
+		count := max(1, spec.Experts)
+		r, err := mem.Alloc(int(bytes)*count, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { r.Close() })
 		values := make([]float32, spec.K*spec.N)
-		for i := range values {
-			values[i] = float32(i%13)/6 - 1
+		for e := range count {
+			for i := range values {
+				values[i] = float32((i+5*e)%13)/6 - 1
+			}
+			if err := packing.Pack(r.Bytes()[e*int(bytes):(e+1)*int(bytes)], one, values); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := packing.Pack(r.Bytes(), spec, values); err != nil {
-			t.Fatal(err)
-		}
-		w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+		w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes(), Stride: bytes})
 	}
 	a, err := compile.New().Compile(t.Context(), g, w, driver.Target{})
 	if err != nil {
@@ -134,10 +143,39 @@ func load(t testing.TB, p driver.Processor, g op.Graph) (driver.Executable, erro
 	return p.Load(t.Context(), a, w)
 }
 
+// fill gives the inputs of g numbers, ids among the rows or experts of the nodes that read them.
+func fill(g op.Graph, b *driver.Bindings, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	choices := map[string]int{}
+	for _, n := range g.Nodes {
+		for i, v := range n.Op.Sig().In {
+			if v.Name == "ids" {
+				choices[n.In[i]] = n.Op.K
+				if n.Op.Kind == op.ExpertMatMul {
+					choices[n.In[i]] = n.Op.Experts
+				}
+			}
+		}
+	}
+	for i, v := range g.Inputs {
+		raw := b.In[i].Bytes()
+		for at := 0; at < len(raw); at += v.Type.Bytes() {
+			switch v.Type {
+			case op.I32:
+				binary.LittleEndian.PutUint32(raw[at:], uint32(rng.IntN(choices[v.Name])))
+			case op.F32:
+				binary.LittleEndian.PutUint32(raw[at:], math.Float32bits(float32(rng.NormFloat64())))
+			case op.U8:
+				raw[at] = uint8(1 + rng.IntN(255))
+			}
+		}
+	}
+}
+
 // bindings gives every value of g memory of its own.
 func bindings(t testing.TB, p driver.Processor, g op.Graph, maxContext int) *driver.Bindings {
 	t.Helper()
-	b := &driver.Bindings{Scalars: &driver.Scalars{Rows: g.Rows()}, MaxContext: maxContext}
+	b := &driver.Bindings{Scalars: &driver.Scalars{Rows: g.Rows(), Seq: maxContext}, MaxContext: maxContext}
 	view := func(v op.Value) driver.View {
 		buf, err := p.Alloc(int64(v.Rows) * int64(v.Cols) * int64(v.Type.Bytes()))
 		if err != nil {
@@ -177,16 +215,34 @@ func everyOp() map[string]op.Graph {
 		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A32W32}, {Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ8C},
 		{Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ4B32}, {Kind: op.GLU, M: m, N: 512, Interleave: 16, Act: op.SiLU},
 		{Kind: op.Add, M: m, N: 512}, {Kind: op.Copy, M: m, N: 512},
+		{Kind: op.LayerNorm, M: m, N: 512, Eps: 1e-5}, {Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ8C, Bias: true},
+		{Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 6, K: 512, N: 544, Scheme: op.A32W32}, {Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 6, K: 512, N: 544, Scheme: op.A8TQ8C, Spread: true},
+		{Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 300, K: 512, N: 544, Scheme: op.A8TQ4B32, Spread: true}, {Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 1, K: 512, N: 20, Scheme: op.A8TQ4B32},
+		{Kind: op.Route, M: m, Experts: 60, Fan: 6, Router: op.RouteSoftmax}, {Kind: op.Route, M: m, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
+		{Kind: op.Combine, M: m, N: 512, Fan: 4}, {Kind: op.QuantRows, M: m, N: 512, Fan: 3}, {Kind: op.GLU, M: m, N: 512, Interleave: 32, Act: op.GELUTanh, Fan: 2},
+		{Kind: op.Activate, M: m, N: 512, Act: op.GELU}, {Kind: op.Activate, M: m, N: 512, Act: op.GELUTanh, Fan: 2}, {Kind: op.Gate, M: m, N: 512},
+		{Kind: op.Softcap, M: m, N: 512, Cap: 30}, {Kind: op.Embed, M: m, K: 50, N: 512, Table: op.F16, Scale: 22.6},
 	} {
 		out[o.Key()] = op.Single(o, pack.N32)
 	}
 	heads.Kind = op.Rope
 	out["rope"] = op.Single(heads, "")
+	long := heads
+	long.RotaryDim, long.LongFrom, long.NTK = 32, 100, 4
+	out["rope ntk"] = op.Single(long, "")
+	heads.Kind = op.QKNorm
+	out["qk_norm"] = op.Single(heads, "")
+	joint := heads
+	joint.Joint = true
+	out["qk_norm joint"] = op.Single(joint, "")
 	for _, heads.KV = range []op.Type{op.F32, op.F16} {
 		heads.Kind, heads.Context = op.KVAppend, 0
 		out["kv_append "+string(heads.KV)] = op.Single(heads, "")
 		heads.Kind, heads.Context = op.Attention, 64
 		out["attention "+string(heads.KV)] = op.Single(heads, "")
+		window := heads
+		window.Window, window.Cap, window.Scale = 30, 20, 0.2
+		out["attention window "+string(heads.KV)] = op.Single(window, "")
 	}
 	return out
 }
@@ -200,6 +256,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			b := bindings(t, p, g, 256)
+			fill(g, b, 1)
 			run := func() {
 				if _, err = p.Run(exe, b); err != nil {
 					panic(err)
@@ -221,6 +278,207 @@ func TestRunAllocatesNothing(t *testing.T) {
 				t.Errorf("%s on %s: %d runs allocate %d objects", name, sel, runs, n)
 			}
 		}
+	}
+}
+
+// Several workers compute the same bits as one, however the work is divided among them.
+func TestWorkersAgree(t *testing.T) {
+	all := selectors(t)
+	if len(all) == 1 {
+		t.Skip("one core")
+	}
+	for _, set := range []string{"portable", kernel.Best().Name} {
+		results := map[string][]string{}
+		for _, sel := range all {
+			p, do := processor(t, driver.Config{Select: sel, Options: map[string]string{"kernels": set}})
+			for name, g := range everyOp() {
+				exe, err := load(t, p, g)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b := bindings(t, p, g, 256)
+				fill(g, b, 2)
+				b.Scalars.Pos = 90
+				do(func() { _, err = p.Run(exe, b) })
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				out := ""
+				for _, v := range b.Out {
+					out += string(v.Bytes())
+				}
+				results[name] = append(results[name], out)
+			}
+		}
+		for name, r := range results {
+			if r[0] != r[1] {
+				t.Errorf("%s with kernels %s: one worker and several differ", name, set)
+			}
+		}
+	}
+}
+
+// An ExpertMatMul is as many products as there are experts, of the same packed bytes, each row taken from the one of its
+// expert: the same bits, in every scheme and set.
+func TestExpertMatMulIsMatMuls(t *testing.T) {
+	type machine struct {
+		p  driver.Processor
+		do func(func())
+	}
+	var machines []machine
+	for _, sel := range selectors(t) {
+		for _, set := range kernel.Sets() {
+			p, do := processor(t, driver.Config{Select: sel, Options: map[string]string{"kernels": set.Name}})
+			machines = append(machines, machine{p, do})
+		}
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		m := machines[rapid.IntRange(0, len(machines)-1).Draw(rt, "machine")]
+		o := op.Op{Kind: op.ExpertMatMul, Scheme: rapid.SampledFrom(op.Schemes).Draw(rt, "scheme"), M: rapid.IntRange(1, 40).Draw(rt, "m"),
+			Fan: rapid.IntRange(1, 8).Draw(rt, "fan"), Experts: rapid.IntRange(1, 16).Draw(rt, "experts"),
+			K: rapid.IntRange(1, 100).Draw(rt, "k"), N: rapid.IntRange(1, 140).Draw(rt, "n"), Spread: rapid.Bool().Draw(rt, "spread")}
+		g := op.Single(o, pack.N32)
+		spec := g.Weights[0]
+		one := pack.Expert(spec)
+		size, err := pack.Bytes(one)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		stride := size + 64*int64(rapid.IntRange(0, 3).Draw(rt, "gap"))
+		region, err := mem.Alloc(int(stride)*o.Experts, 64)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		defer region.Close()
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
+		values := make([]float32, o.K*o.N)
+		weights := make(driver.Weights, o.Experts)
+		for e := range weights {
+			for i := range values {
+				values[i] = float32(rng.NormFloat64())
+			}
+			weights[e] = driver.Packed{Spec: one, Bytes: region.Bytes()[int64(e)*stride:][:size]}
+			if err := packing.Pack(weights[e].Bytes, one, values); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		run := func(g op.Graph, w driver.Weights, b *driver.Bindings) {
+			a, err := compile.New().Compile(t.Context(), g, w, driver.Target{})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			var exe driver.Executable
+			m.do(func() {
+				if exe, err = m.p.Load(t.Context(), a, w); err == nil {
+					_, err = m.p.Run(exe, b)
+				}
+			})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			exe.Close()
+		}
+		b := bindings(t, m.p, g, 0)
+		fill(g, b, rng.Uint64())
+		whole := driver.Packed{Spec: spec, Bytes: region.Bytes()[:int64(o.Experts-1)*stride+size], Stride: stride}
+		run(g, driver.Weights{whole}, b)
+		ids := b.In[len(b.In)-1].Bytes()
+		chosen := func(row int) int { return int(binary.LittleEndian.Uint32(ids[4*row:])) }
+
+		// The products of all rows of the activations with every expert.
+		dense := op.Single(op.Op{Kind: op.MatMul, Scheme: o.Scheme, M: g.Inputs[0].Rows, K: o.K, N: o.N}, pack.N32)
+		for e := range weights {
+			d := bindings(t, m.p, dense, 0)
+			for i := range d.In {
+				copy(d.In[i].Bytes(), b.In[i].Bytes())
+			}
+			run(dense, weights[e:e+1], d)
+			for row := range o.Rows() {
+				from := row
+				if o.Spread {
+					from = row / o.Fan
+				}
+				if chosen(row) != e {
+					continue
+				}
+				got, want := b.Out[0].Bytes()[4*row*o.N:][:4*o.N], d.Out[0].Bytes()[4*from*o.N:][:4*o.N]
+				if !bytes.Equal(got, want) {
+					rt.Fatalf("%s: row %d differs from its product with expert %d", o.Key(), row, e)
+				}
+			}
+		}
+	})
+}
+
+// Layers of two classes rotate in turn, and the length of the sequence changes the angles of one position:
+// a table kept from an earlier call must not answer for another rotation.
+func TestRotationsInTurn(t *testing.T) {
+	p, do := processor(t, driver.Config{Select: selectors(t)[0]})
+	base := op.Op{Kind: op.Rope, M: 4, Heads: 2, KVHeads: 1, HeadDim: 8}
+	with := func(change func(o *op.Op)) op.Op { o := base; change(&o); return o }
+	var exes []driver.Executable
+	var graphs []op.Graph
+	for _, o := range []op.Op{
+		base, with(func(o *op.Op) { o.Amplitude = 1.5 }), with(func(o *op.Op) { o.RotaryDim = 4 }), with(func(o *op.Op) { o.LongFrom, o.LongAmplitude = 20, 0.5 }), with(func(o *op.Op) { o.LongFrom, o.NTK = 20, 3 }),
+	} {
+		g := op.Single(o, "")
+		exe, err := load(t, p, g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		exes, graphs = append(exes, exe), append(graphs, g)
+	}
+	run := func(i, pos, seq int) string {
+		b := bindings(t, p, graphs[i], 0)
+		fill(graphs[i], b, 7)
+		b.Scalars.Pos, b.Scalars.Seq = pos, seq
+		var err error
+		do(func() { _, err = p.Run(exes[i], b) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b.Out[0].Bytes())
+	}
+	first := map[string]string{}
+	seen := map[string]string{}
+	for round := range 3 {
+		for _, seq := range []int{20, 21, 50} {
+			for _, pos := range []int{3, 9} {
+				for i := range exes {
+					name := fmt.Sprintf("rotation %d at %d of %d", i, pos, seq)
+					got := run(i, pos, seq)
+					if round == 0 {
+						first[name] = got
+						if i < 3 { // they do not depend on the length
+							name = fmt.Sprintf("rotation %d at %d", i, pos)
+						} else if seq > 20 && i == 3 || seq <= 20 && i >= 3 {
+							name = fmt.Sprintf("rotation %d at %d long %v", i, pos, seq > 20)
+						}
+						if old, ok := seen[name]; ok && old != got {
+							t.Errorf("%s depends on what ran before", name)
+						}
+						seen[name] = got
+					} else if first[name] != got {
+						t.Errorf("%s differs in round %d", name, round)
+					}
+				}
+			}
+		}
+	}
+	distinct := map[string]bool{}
+	for _, got := range seen {
+		distinct[got] = true
+	}
+	// All differ, but those for short sequences of rotations 3 and 4 are rotation 0.
+	if len(distinct) != len(seen)-4 {
+		t.Errorf("%d different results of %d rotations", len(distinct), len(seen))
+	}
+	b := bindings(t, p, graphs[3], 0)
+	b.Scalars.Pos, b.Scalars.Seq = 5, 5
+	var err error
+	do(func() { _, err = p.Run(exes[3], b) })
+	if err == nil || !strings.Contains(err.Error(), "sequence of 5 positions") {
+		t.Errorf("a call beyond its sequence: %v", err)
 	}
 }
 
@@ -455,7 +713,7 @@ func FuzzParseGraph(f *testing.F) {
 				t.Fatal(err)
 			}
 			defer r.Close()
-			w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+			w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes(), Stride: size / int64(max(1, spec.Experts))})
 		}
 		if exe, err := p.Load(t.Context(), driver.Artifact{Driver: "host", Code: code}, w); err == nil {
 			exe.Close()
@@ -485,6 +743,39 @@ func BenchmarkMatMul(b *testing.B) {
 						}
 					})
 					b.ReportMetric(2*float64(m)*2048*2048*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkExpertMatMul compares with a product of as many multiplications.
+func BenchmarkExpertMatMul(b *testing.B) {
+	const k, n, experts, fan = 2048, 1408, 16, 2
+	for _, sel := range selectors(b) {
+		for _, m := range []int{1, 256} {
+			for _, o := range []op.Op{
+				{Kind: op.ExpertMatMul, M: m, Fan: fan, Experts: experts, K: k, N: n, Scheme: op.A8TQ8C, Spread: true},
+				{Kind: op.MatMul, M: m * fan, K: k, N: n, Scheme: op.A8TQ8C},
+			} {
+				b.Run(fmt.Sprintf("cores=%s/m=%d/%s", sel, m, o.Kind), func(b *testing.B) {
+					g := op.Single(o, pack.N32)
+					p, do := processor(b, driver.Config{Select: sel})
+					exe, err := load(b, p, g)
+					if err != nil {
+						b.Fatal(err)
+					}
+					bind := bindings(b, p, g, 0)
+					fill(g, bind, 5)
+					do(func() {
+						for b.Loop() {
+							if _, err = p.Run(exe, bind); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+					b.ReportMetric(2*float64(m)*fan*k*n*float64(b.N)/b.Elapsed().Seconds()/1e9, "GOP/s")
 				})
 			}
 		}

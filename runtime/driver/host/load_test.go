@@ -2,10 +2,14 @@ package host
 
 import (
 	"encoding/json"
+	"math/rand/v2"
+	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
@@ -63,4 +67,98 @@ func TestArenaIsReplaced(t *testing.T) {
 	run(small)
 	run(large)
 	run(small)
+}
+
+// More workers than cores, as on larger machines: results do not depend on their number.
+func TestManyWorkers(t *testing.T) {
+	const m, fan, k, n = 37, 3, 64, 1000
+	core := allowedCores()[0]
+	graphs := []op.Graph{
+		op.Single(op.Op{Kind: op.ExpertMatMul, M: m, Fan: fan, Experts: 5, K: k, N: n, Scheme: op.A8TQ4B32, Spread: true}, pack.N32),
+		op.Single(op.Op{Kind: op.ExpertMatMul, M: m, Fan: fan, Experts: 90, K: k, N: n, Scheme: op.A32W32}, pack.N32),
+		op.Single(op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: op.A8TQ8C, Bias: true}, pack.N32),
+		op.Single(op.Op{Kind: op.QKNorm, M: 300, Heads: 8, KVHeads: 2, HeadDim: 32, Joint: true}, ""),
+	}
+	var first []string
+	for _, workers := range []int{1, 3, 7} {
+		p := newProcessor(slices.Repeat([]int{core}, workers), kernel.Best())
+		var results []string
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			runtime.LockOSThread() // ends pinned
+			if err := p.Attach(); err != nil {
+				t.Error(err)
+				return
+			}
+			for _, g := range graphs {
+				rng := rand.New(rand.NewPCG(1, 2))
+				region := func(bytes int64) []byte {
+					r, err := mem.Alloc(int(bytes), align)
+					if err != nil {
+						panic(err)
+					}
+					for i := range r.Bytes() { // small numbers in every format
+						r.Bytes()[i] = byte(rng.IntN(2)) << rng.IntN(6)
+					}
+					t.Cleanup(func() { r.Close() })
+					return r.Bytes()
+				}
+				var w driver.Weights
+				for _, spec := range g.Weights {
+					size, err := pack.Bytes(spec)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					w = append(w, driver.Packed{Spec: spec, Bytes: region(size), Stride: size / int64(max(1, spec.Experts))})
+				}
+				code, err := json.Marshal(&g)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				e, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, w)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				b := &driver.Bindings{Scalars: &driver.Scalars{Rows: g.Rows()}}
+				view := func(v op.Value) driver.View {
+					raw := region(int64(v.Rows * v.Cols * v.Type.Bytes()))
+					if v.Name == "ids" {
+						ids, _ := mem.View[int32](raw)
+						for i := range ids {
+							ids[i] = int32(rng.IntN(g.Weights[0].Experts))
+						}
+					}
+					return driver.View{Buffer: &imported{raw}, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
+				}
+				for _, v := range g.Inputs {
+					b.In = append(b.In, view(v))
+				}
+				for i, v := range g.Outputs {
+					b.Out = append(b.Out, view(v))
+					if v.Name == g.Inputs[0].Name {
+						b.Out[i] = b.In[0]
+					}
+				}
+				if _, err := p.Run(e, b); err != nil {
+					t.Error(err)
+					return
+				}
+				results = append(results, string(b.Out[0].Bytes()))
+			}
+		}()
+		<-ended
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if first == nil {
+			first = results
+		}
+		if !slices.Equal(results, first) {
+			t.Errorf("%d workers compute something else than one", workers)
+		}
+	}
 }

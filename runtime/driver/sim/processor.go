@@ -125,8 +125,8 @@ func executes(desc *socs.Processor, caps *driver.Capabilities, g *op.Graph) erro
 		if err := m.feasible(n.Op); err != nil {
 			return fmt.Errorf("node %d: %w", i, err)
 		}
-		if n.Op.Kind == op.MatMul {
-			bytes += op.WeightBytes(n.Op.Scheme.Weight(), n.Op.K, n.Op.N)
+		if n.Op.HasScheme() {
+			bytes += int64(max(1, n.Op.Experts)) * op.WeightBytes(n.Op.Scheme.Weight(), n.Op.K, n.Op.N)
 		}
 	}
 	for _, w := range g.Weights {

@@ -105,6 +105,24 @@ func TestContention(t *testing.T) {
 	}
 }
 
+// A product by experts takes as long as the products of the experts that were chosen at most.
+func TestExperts(t *testing.T) {
+	s := phone(t)
+	for _, proc := range []string{"cpu", "gpu"} {
+		p := s.Processor(proc)
+		for _, scheme := range op.Schemes {
+			for _, c := range []struct{ m, fan, experts, count, each int }{{1, 2, 16, 2, 1}, {256, 2, 16, 16, 32}, {3, 3, 4, 4, 3}, {5, 1, 1, 1, 5}} {
+				o := op.Op{Kind: op.ExpertMatMul, M: c.m, Fan: c.fan, Experts: c.experts, K: 1024, N: 768, Scheme: scheme, Spread: true}
+				fixed := 1e3 * (p.LaunchUS + p.Sim.Schemes[scheme].SetupUS)
+				one := float64(ns(t, s, proc, matmul(c.each, 1024, 768, scheme))) - fixed
+				if got, want := float64(ns(t, s, proc, o)), fixed+float64(c.count)*one; math.Abs(got-want) > float64(c.count)+1 {
+					t.Errorf("%s on %s: got %.0f ns, want %.0f", o.Key(), proc, got, want)
+				}
+			}
+		}
+	}
+}
+
 func open(t testing.TB, s *socs.SoC, sel string, options map[string]string) driver.Processor {
 	t.Helper()
 	p, err := sim.New(s).Open(context.Background(), driver.Config{Select: sel, Options: options})
@@ -281,6 +299,7 @@ func TestRefuses(t *testing.T) {
 	s := phone(t)
 	s.Processor("npu").Sim.Infeasible = []socs.ShapeRange{{MinM: 512, MinK: 8192}}
 	s.Processor("npu").GraphBytes = 1 << 20
+	s.Processor("gpu").GraphBytes = 1 << 20
 	ctx := context.Background()
 	c := sim.NewCompiler(s)
 	compile := func(proc string, o op.Op) error {
@@ -294,6 +313,7 @@ func TestRefuses(t *testing.T) {
 	}{
 		{compile("npu", matmul(512, 14336, 32, op.A8TQ4B32)), diag.ClassInfeasible, "cannot be compiled"},
 		{compile("npu", matmul(1, 4096, 4096, op.A8TQ4B32)), diag.ClassInfeasible, "graphs of at most 1048576"},
+		{compile("gpu", op.Op{Kind: op.ExpertMatMul, M: 1, Fan: 2, Experts: 16, K: 1024, N: 128, Scheme: op.A8TQ8C}), diag.ClassInfeasible, "have 2113536 bytes"},
 		{compile("npu", op.Op{Kind: op.Attention, M: 1, Heads: 4, KVHeads: 2, HeadDim: 64, Context: 8, KV: op.F16}), diag.ClassInput, `operator "attention" is not supported`},
 		{compile("dsp", matmul(1, 32, 32, op.A8TQ4B32)), diag.ClassInput, "no such simulated processor"},
 	} {

@@ -72,11 +72,22 @@ func contended(s *socs.SoC, p *socs.Processor, beside string) (float64, error) {
 	return p.BandwidthGBps * joint / sum, nil
 }
 
+// products is the matmuls that o stands for, as many as count of one shape: those of an ExpertMatMul are as if
+// its rows were evenly divided among as many experts as possible.
+func products(o op.Op) (count int, each op.Op) {
+	if o.Kind != op.ExpertMatMul {
+		return 1, o
+	}
+	count = min(o.Rows(), o.Experts)
+	return count, op.Op{Kind: op.MatMul, M: (o.Rows() + count - 1) / count, K: o.K, N: o.N, Scheme: o.Scheme}
+}
+
 // feasible refuses the matmuls that the simulated compiler cannot build.
 func (m *model) feasible(o op.Op) error {
-	if o.Kind == op.MatMul {
+	if o.HasScheme() {
+		_, each := products(o)
 		for _, r := range m.desc.Sim.Infeasible {
-			if r.Contains(o.M, o.K, o.N) {
+			if r.Contains(each.M, each.K, each.N) {
 				return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", o.Key(), m.desc.Name).WithCode("sim.infeasible")
 			}
 		}
@@ -88,9 +99,10 @@ func (m *model) feasible(o op.Op) error {
 // are added, so that no machine fuses them.
 func (m *model) op(o op.Op) float64 {
 	s := m.desc.Sim
-	if o.Kind != op.MatMul {
+	if !o.HasScheme() {
 		return max(float64(o.Flops())/s.OtherGops, float64(o.Bytes())/m.rate)
 	}
+	count, o := products(o)
 	r := s.Schemes[o.Scheme]
 	o.M, o.K, o.N = socs.Round(o.M, r.Step.M), socs.Round(o.K, r.Step.K), socs.Round(o.N, r.Step.N)
 	bytes := float64(o.Bytes())
@@ -102,7 +114,7 @@ func (m *model) op(o op.Op) float64 {
 	if r.LongK > 1 && o.K >= r.LongKFrom {
 		t *= r.LongK
 	}
-	return float64(1e3*r.SetupUS) + t
+	return float64(1e3*r.SetupUS) + float64(float64(count)*t)
 }
 
 // graph is the time of a graph in nanoseconds for a call with the given scalars (nil: as described).
