@@ -171,10 +171,10 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
 	o := n.Op()
 	switch {
-	case a == planir.AxisCols && o.HasScheme():
-		return max(1, p.TileN)
 	case a == planir.AxisCols && o.Kind == op.GLU:
 		return o.Interleave
+	case a == planir.AxisCols && o.Kind != op.Add: // also of operators behind a matmul: vectors then end where they do undivided
+		return max(1, p.TileN)
 	case a == planir.AxisK:
 		return max(1, p.TileK)
 	}

@@ -93,7 +93,9 @@ func byColumns(d *planir.Decision, n *lower.Node) {
 		divide(d, planir.AxisCols, o.N, pack.TileN)
 	case op.GLU:
 		divide(d, planir.AxisCols, o.N, o.Interleave)
-	case op.Combine, op.Activate, op.Gate, op.Softcap, op.Add:
+	case op.Combine, op.Activate, op.Gate, op.Softcap, op.Clip:
+		divide(d, planir.AxisCols, o.N, pack.TileN)
+	case op.Add:
 		divide(d, planir.AxisCols, o.N, 1)
 	case op.Attention:
 		divide(d, planir.AxisHeads, o.KVHeads, 1)
