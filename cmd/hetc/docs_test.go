@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/cmd/internal/matrix"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -32,6 +33,8 @@ func TestDocExamples(t *testing.T) {
 			switch {
 			case strings.Contains(body, "hetc.workload/1"):
 				_, err = solver.ParseWorkload(name, []byte(body))
+			case strings.Contains(body, "hetc.build/1"):
+				_, err = matrix.ParseConfig(name, []byte(body))
 			case strings.Contains(body, "hetc.soc/1"):
 				_, err = socs.Parse(name, []byte(body))
 			case strings.Contains(body, "hetc.record/1"):
