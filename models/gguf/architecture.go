@@ -10,12 +10,13 @@ type architecture struct {
 	model   string   // model_type of the first class
 	pairs   []pair
 
-	rotaryPairs bool // rows of q and k are stored as rotary pairs (see rotaryPair)
-	plusOne     bool // norm weights are stored plus one
-	layerNorm   bool // norms subtract the mean and have biases
-	ownHead     bool // readers want an output matrix also where the head is tied
-	experts     bool
-	gelu        bool // feed-forward activation, otherwise SiLU
+	rotaryPairs bool   // rows of q and k are stored as rotary pairs (see rotaryPair)
+	plusOne     bool   // norm weights are stored plus one
+	ownHead     bool   // readers want an output matrix also where the head is tied
+	experts     bool   // the feed-forward block is a mixture
+	partial     bool   // only a part of each head may be rotated
+	eps         string // configuration key of the norms' epsilon, "" for rms_norm_eps
+	activation  string // hidden_act, "" for silu
 }
 
 // pair is one tensor in both worlds. Those ending in .bias and norms are vectors.
@@ -123,19 +124,19 @@ var architectures = []architecture{
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
 	{name: "olmoe", classes: []string{"OlmoeForCausalLM"}, model: "olmoe", ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
-	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", layerNorm: true, ownHead: true, experts: true,
+	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, sparsePairs, `
 			output_norm.bias    model.norm.bias
 			output.bias?        lm_head.bias
 			.attn_norm.bias     .input_layernorm.bias
 			.ffn_norm.bias      .post_attention_layernorm.bias`)},
-	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", plusOne: true, gelu: true,
+	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", plusOne: true, activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, attentionPairs, densePairs)},
-	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", plusOne: true, gelu: true,
+	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", plusOne: true, activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, strings.Replace(attentionPairs, ".ffn_norm.weight        .post_attention_layernorm", ".ffn_norm.weight .pre_feedforward_layernorm", 1), densePairs, `
 			.post_attention_norm.weight .post_attention_layernorm.weight
 			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
-	{name: "phi2", classes: []string{"PhiForCausalLM"}, model: "phi", layerNorm: true, ownHead: true, gelu: true,
+	{name: "phi2", classes: []string{"PhiForCausalLM"}, model: "phi", ownHead: true, partial: true, eps: "layer_norm_eps", activation: "gelu_new",
 		pairs: pairs(strings.Replace(outerPairs, "model.norm", "model.final_layernorm", 1), qkvBiasPairs, `
 			output_norm.bias    model.final_layernorm.bias
 			output.bias         lm_head.bias
@@ -150,6 +151,40 @@ var architectures = []architecture{
 			.ffn_up.bias        .mlp.fc1.bias
 			.ffn_down.weight    .mlp.fc2.weight
 			.ffn_down.bias      .mlp.fc2.bias`)},
+	{name: "phi3", classes: []string{"Phi3ForCausalLM"}, model: "phi3", partial: true,
+		pairs: pairs(outerPairs, `
+			.attn_norm.weight   .input_layernorm.weight
+			.attn_qkv.weight    .self_attn.qkv_proj.weight
+			.attn_output.weight .self_attn.o_proj.weight
+			.ffn_norm.weight    .post_attention_layernorm.weight
+			.ffn_up.weight      .mlp.gate_up_proj.weight
+			.ffn_down.weight    .mlp.down_proj.weight`)},
+	{name: "olmo2", classes: []string{"Olmo2ForCausalLM"}, model: "olmo2", ownHead: true,
+		pairs: pairs(outerPairs, qkNormPairs, densePairs, `
+			.attn_q.weight      .self_attn.q_proj.weight
+			.attn_k.weight      .self_attn.k_proj.weight
+			.attn_v.weight      .self_attn.v_proj.weight
+			.attn_output.weight .self_attn.o_proj.weight
+			.post_attention_norm.weight .post_attention_layernorm.weight
+			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
+	{name: "starcoder2", classes: []string{"Starcoder2ForCausalLM"}, model: "starcoder2", eps: "norm_epsilon", activation: "gelu_pytorch_tanh",
+		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, `
+			output_norm.bias    model.norm.bias
+			.attn_norm.bias     .input_layernorm.bias
+			.attn_output.bias   .self_attn.o_proj.bias
+			.ffn_norm.bias      .post_attention_layernorm.bias
+			.ffn_up.weight      .mlp.c_fc.weight
+			.ffn_up.bias        .mlp.c_fc.bias
+			.ffn_down.weight    .mlp.c_proj.weight
+			.ffn_down.bias      .mlp.c_proj.bias`)},
+}
+
+// epsKeys are the keys of the norms' epsilon in a config.json and in the metadata.
+func (a *architecture) epsKeys() (hf, stored string) {
+	if a.eps == "" {
+		return "rms_norm_eps", "attention.layer_norm_rms_epsilon"
+	}
+	return a.eps, "attention.layer_norm_epsilon"
 }
 
 // architectureNames lists the names of GGUF architectures, each once.

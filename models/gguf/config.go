@@ -1,6 +1,7 @@
 package gguf
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -25,15 +26,15 @@ func (k *keys) config(a *architecture) map[string]any {
 	if v := k.int("attention.value_length", k.headDim, 1, maxDim); v != k.headDim {
 		k.fail("attention.value_length", "%d is not supported; supported: attention.key_length %d", v, k.headDim)
 	}
-	ffn := k.int("feed_forward_length", -1, 1, maxDim)
+	k.ffn = k.int("feed_forward_length", -1, 1, maxDim)
 	context := k.int("context_length", -1, 1, math.MaxInt32)
 
 	c := map[string]any{
 		"architectures": []any{a.classes[0]}, "model_type": a.model,
 		"hidden_size": int64(hidden), "num_hidden_layers": int64(k.layers),
 		"num_attention_heads": int64(k.heads), "num_key_value_heads": int64(k.kvHeads), "head_dim": int64(k.headDim),
-		"intermediate_size": int64(ffn), "max_position_embeddings": int64(context),
-		"hidden_act": "silu",
+		"intermediate_size": int64(k.ffn), "max_position_embeddings": int64(context),
+		"hidden_act": cmp.Or(a.activation, "silu"),
 	}
 	embedding, _ := k.f.Tensor("token_embd.weight")
 	if len(embedding.Shape) == 2 {
@@ -48,19 +49,20 @@ func (k *keys) config(a *architecture) map[string]any {
 	c["tie_word_embeddings"] = !head
 	k.specialTokens(c)
 
-	if a.layerNorm && !a.experts {
-		c["layer_norm_eps"] = k.float("attention.layer_norm_epsilon", -1, 0, 1)
-	} else {
-		c["rms_norm_eps"] = k.float("attention.layer_norm_rms_epsilon", -1, 0, 1)
-	}
+	eps, storedEps := a.epsKeys()
+	c[eps] = k.float(storedEps, -1, 0, 1)
 	rotary := k.int("rope.dimension_count", k.headDim, 2, maxDim)
 	switch {
-	case a.name == "phi2":
+	case a.partial && rotary <= k.headDim:
 		c["partial_rotary_factor"] = float64(rotary) / float64(k.headDim)
 	case rotary != k.headDim:
 		k.fail("rope.dimension_count", "%d is not supported; supported: the whole head of %d", rotary, k.headDim)
 	}
-	c["rope_parameters"] = k.rope(a, rotary, context)
+	rope := k.rope(a, rotary, context)
+	c["rope_parameters"] = rope
+	if rope["rope_type"] == "longrope" {
+		c["original_max_position_embeddings"] = rope["original_max_position_embeddings"] // where Phi 3 has it
+	}
 	window := k.window(a, c)
 
 	if a.experts {
@@ -70,7 +72,7 @@ func (k *keys) config(a *architecture) map[string]any {
 		k.must("expert_weights_scale", 0, 1)
 		k.must("expert_shared_count", 0, 1)
 		k.must("leading_dense_block_count", 0)
-		k.expertFFN = ffn
+		k.expertFFN = k.ffn
 		c["num_experts_per_tok"] = int64(used)
 		c[a.countKey()] = int64(k.experts)
 	}
@@ -87,7 +89,6 @@ func (k *keys) config(a *architecture) map[string]any {
 		if window > 0 {
 			c["architectures"], c["model_type"] = []any{"MistralForCausalLM"}, "mistral"
 		}
-	case "qwen2":
 	case "mixtral":
 		if saysNorm && !norm {
 			k.fail("expert_weights_norm", "false is not supported in this architecture")
@@ -103,23 +104,27 @@ func (k *keys) config(a *architecture) map[string]any {
 			}
 			break
 		}
-		k.expertFFN = k.int("expert_feed_forward_length", k.rowsOf("ffn_up_exps.weight", 1, ffn), 1, maxDim)
+		k.expertFFN = k.int("expert_feed_forward_length", k.rowsOf("ffn_up_exps.weight", 1, k.ffn), 1, maxDim)
 		c["moe_intermediate_size"] = int64(k.expertFFN)
 		if a.model == "qwen2_moe" {
-			c["shared_expert_intermediate_size"] = int64(k.int("expert_shared_feed_forward_length", k.rowsOf("ffn_up_shexp.weight", 0, ffn), 1, maxDim))
+			c["shared_expert_intermediate_size"] = int64(k.int("expert_shared_feed_forward_length", k.rowsOf("ffn_up_shexp.weight", 0, k.ffn), 1, maxDim))
 		}
 	case "phimoe":
 		_, c["attention_bias"] = k.anyLayer("attn_q.bias", "attn_qkv.bias")
 		_, c["lm_head_bias"] = k.f.Tensor("output.bias")
+	case "olmo2":
+		if window > 0 {
+			k.fail("attention.sliding_window", "%d is not supported in this architecture (Olmo 3)", window)
+		}
+	case "starcoder2":
+		_, c["use_bias"] = k.anyLayer("attn_output.bias")
 	case "gemma", "gemma2":
-		c["hidden_act"], c["hidden_activation"] = "gelu_pytorch_tanh", "gelu_pytorch_tanh"
+		c["hidden_activation"] = a.activation
 		if a.model == "gemma2" {
 			c["attn_logit_softcapping"] = k.float("attn_logit_softcapping", 50, 1e-3, math.MaxFloat32)
 			c["final_logit_softcapping"] = k.float("final_logit_softcapping", 30, 1e-3, math.MaxFloat32)
 			c["query_pre_attn_scalar"] = int64(k.queryScalar(hidden))
 		}
-	case "phi":
-		c["hidden_act"] = "gelu_new"
 	}
 	if a.model != "gemma2" {
 		k.must("attn_logit_softcapping", 0)

@@ -20,7 +20,7 @@ type Directory struct {
 	Tokenizer       []byte         // tokenizer.json, nil without
 	TokenizerConfig []byte         // tokenizer_config.json, nil without
 	ChatTemplate    string         // chat_template.jinja, "" where tokenizer_config.json has it or there is none
-	Names           []string       // of the tensors
+	Names           []string       // of the tensors; NAME[0:a], NAME[a:b] where rows of one are given apart
 	Tensor          func(name string) (Matrix, error)
 }
 
@@ -42,7 +42,7 @@ func plan(d *Directory, t op.Type) ([]KV, []Source, error) {
 	if !ok {
 		return nil, nil, diag.New(diag.ClassUsage, "type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t)
 	}
-	c := &exportConfig{keys: d.Config, read: map[string]bool{}}
+	c := &exportConfig{keys: d.Config}
 	a, err := c.architecture()
 	if err != nil {
 		return nil, nil, err
@@ -68,11 +68,10 @@ func plan(d *Directory, t op.Type) ([]KV, []Source, error) {
 
 // exportConfig reads a config.json into metadata.
 type exportConfig struct {
-	keys map[string]any
-	read map[string]bool
-	errs diag.List
-	out  []KV // of the architecture
-	arch string
+	keys        map[string]any
+	errs        diag.List
+	out         []KV   // of the architecture
+	arch, class string // what GGUF and Hugging Face call the architecture
 
 	layers, heads, kvHeads, experts, vocab int
 	tied                                   bool
@@ -112,6 +111,19 @@ func (c *exportConfig) int(key string, def, lo, hi int) int {
 	return int(x)
 }
 
+// float reads a number in [lo, hi].
+func (c *exportConfig) float(key string, def, lo, hi float64) float64 {
+	if c.keys[key] == nil {
+		return def
+	}
+	x, ok := c.number(key)
+	if !ok || !(x >= lo && x <= hi) {
+		c.fail(key, "got %s, want a number from %v to %v", brief(c.keys[key]), lo, hi)
+		return lo
+	}
+	return x
+}
+
 func (c *exportConfig) flag(key string) bool { b, _ := c.keys[key].(bool); return b }
 
 // architecture finds the GGUF architecture of the configuration's class.
@@ -125,7 +137,7 @@ func (c *exportConfig) architecture() (*architecture, error) {
 		}
 		for _, class := range a.classes {
 			if len(list) == 1 && list[0] == class {
-				c.arch = a.name
+				c.arch, c.class = a.name, class
 				return a, nil
 			}
 			classes = append(classes, class)
@@ -161,21 +173,8 @@ func (c *exportConfig) metadata(a *architecture) {
 	c.put("attention.key_length", uint32(headDim))
 	c.put("attention.value_length", uint32(headDim))
 	c.put("vocab_size", uint32(c.vocab))
-	eps := func(from, to string, def float64) {
-		x, ok := c.number(from)
-		if c.keys[from] == nil {
-			x, ok = def, true
-		}
-		if !ok || !(x >= 0 && x <= 1) {
-			c.fail(from, "got %s, want a number from 0 to 1", brief(c.keys[from]))
-		}
-		c.put(to, float32(x))
-	}
-	if a.layerNorm && !a.experts {
-		eps("layer_norm_eps", "attention.layer_norm_epsilon", 1e-5)
-	} else {
-		eps("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6)
-	}
+	from, to := a.epsKeys()
+	c.put(to, float32(c.float(from, 1e-6, 0, 1)))
 	c.rope(a, headDim, context)
 	c.activation(a)
 	c.window(a)
@@ -183,8 +182,8 @@ func (c *exportConfig) metadata(a *architecture) {
 		c.moe(a)
 	}
 	if a.model == "gemma2" {
-		c.cap("attn_logit_softcapping")
-		c.cap("final_logit_softcapping")
+		c.cap("attn_logit_softcapping", 50)
+		c.cap("final_logit_softcapping", 30)
 		implied := headDim
 		if c.layers == 46 {
 			implied = hidden / c.heads
@@ -205,9 +204,12 @@ func (c *exportConfig) metadata(a *architecture) {
 	c.ends()
 }
 
-// cap writes a soft cap; readers assume one, so that none has to be said otherwise.
-func (c *exportConfig) cap(key string) {
+// cap writes a soft cap; readers assume one, and a null, which means none, has no form.
+func (c *exportConfig) cap(key string, def float64) {
 	x, ok := c.number(key)
+	if _, said := c.keys[key]; !said {
+		x, ok = def, true
+	}
 	if !ok || x <= 0 {
 		c.fail(key, "got %s, want a positive number: readers of GGUF always cap in this architecture", brief(c.keys[key]))
 		return
@@ -217,8 +219,11 @@ func (c *exportConfig) cap(key string) {
 
 func (c *exportConfig) activation(a *architecture) {
 	want := []string{"silu"}
-	if a.gelu {
-		want = []string{"gelu_pytorch_tanh", "gelu_new", "gelu"}
+	if a.activation != "" {
+		want = []string{"gelu_pytorch_tanh", "gelu_new"}
+	}
+	if a.plusOne { // what Gemma's first configurations called it
+		want = append(want, "gelu")
 	}
 	for _, key := range []string{"hidden_activation", "hidden_act"} {
 		if v, ok := c.keys[key].(string); ok {
@@ -267,7 +272,11 @@ func (c *exportConfig) moe(a *architecture) {
 
 // window writes the sliding window; a list of layer types says which layers have it.
 func (c *exportConfig) window(a *architecture) {
-	size := c.int("sliding_window", 0, 0, math.MaxInt32)
+	def := 0
+	if _, said := c.keys["sliding_window"]; !said && (a.model == "gemma2" || c.class == "MistralForCausalLM") {
+		def = 4096
+	}
+	size := c.int("sliding_window", def, 0, math.MaxInt32)
 	types, _ := c.keys["layer_types"].([]any)
 	sliding := make([]bool, len(types))
 	some, all := false, true
@@ -436,21 +445,81 @@ func (x *exporter) fail(name, format string, args ...any) {
 	x.errs = append(x.errs, diag.New(diag.ClassInput, "tensor %q: %s", name, fmt.Sprintf(format, args...)))
 }
 
-// matrix takes the tensor of that name; nil with an error collected, or when it is not there and optional.
+// matrix takes the tensor of that name, or its parts; nil with an error collected, or when it is not
+// there and optional.
 func (x *exporter) matrix(name string, optional bool) Matrix {
-	if !x.left[name] {
+	names := x.partNames(name)
+	if len(names) == 0 {
 		if !optional {
-			x.fail(name, "missing")
+			x.fail(name, "missing, but a GGUF file of architecture %s has it", x.a.name)
 		}
 		return nil
 	}
-	delete(x.left, name)
-	m, err := x.d.Tensor(name)
-	if err != nil {
-		x.fail(name, "%v", err)
-		return nil
+	parts := make(joined, len(names))
+	for i, n := range names {
+		delete(x.left, n)
+		m, err := x.d.Tensor(n)
+		if err != nil {
+			x.fail(n, "%v", err)
+			return nil
+		}
+		if len(names) == 1 {
+			return m
+		}
+		parts[i] = m
+		if shape := m.Shape(); len(shape) != 2 || shape[1] != parts[0].Shape()[1] {
+			x.fail(n, "shape %v, want rows like those of the other parts", shape)
+			return nil
+		}
 	}
-	return m
+	return parts
+}
+
+// partNames is the name itself, or NAME[0:a], NAME[a:b], ... where the rows are given in parts.
+func (x *exporter) partNames(name string) []string {
+	if x.left[name] {
+		return []string{name}
+	}
+	next := map[int]string{}
+	for n := range x.left {
+		rest, ok := strings.CutPrefix(n, name+"[")
+		var from, to int
+		if _, err := fmt.Sscanf(rest, "%d:%d]", &from, &to); ok && err == nil && from < to {
+			next[from] = n
+		}
+	}
+	var out []string
+	for at := 0; next[at] != ""; {
+		out = append(out, next[at])
+		fmt.Sscanf(next[at][len(name):], "[%d:%d]", new(int), &at)
+	}
+	return out
+}
+
+// joined is a matrix whose rows are those of its parts.
+type joined []Matrix
+
+func (j joined) Shape() []int {
+	rows := 0
+	for _, m := range j {
+		rows += m.Shape()[0]
+	}
+	return []int{rows, j[0].Shape()[1]}
+}
+
+func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
+	for _, m := range j {
+		rows := m.Shape()[0]
+		if a, b := max(row0, 0), min(row1, rows); a < b {
+			n := (b - a) * (col1 - col0)
+			if err := m.Read(dst[:n], a, b, col0, col1); err != nil {
+				return err
+			}
+			dst = dst[n:]
+		}
+		row0, row1 = row0-rows, row1-rows
+	}
+	return nil
 }
 
 // add collects the stored tensor of p in layer l.

@@ -16,7 +16,7 @@ const maxViews = 1 << 18
 type Model struct {
 	Name    string          // general.name, "" when it does not say
 	Config  map[string]any  // what config.json would hold: strings, bools, int64, float64, []any, map[string]any
-	Tensors map[string]View // by Hugging Face name
+	Tensors map[string]View // by Hugging Face name; NAME[0:a], NAME[a:b] where one of those holds several projections
 	Unread  []string        // metadata keys of the architecture without a meaning here, sorted
 }
 
@@ -105,6 +105,17 @@ func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
 				case a.plusOne && p.norm():
 					v.add = -1
 				}
+				from := 0
+				for _, to := range k.projections(hf) {
+					part, err := v.Rows(from, to)
+					if err := put(fmt.Sprintf("%s[%d:%d]", hf, from, to), part, err); err != nil {
+						return nil, err
+					}
+					from = to
+				}
+				if from > 0 {
+					continue
+				}
 				if err := put(hf, v, err); err != nil {
 					return nil, err
 				}
@@ -138,6 +149,18 @@ func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
 		return nil, d
 	}
 	return out, nil
+}
+
+// projections is where the projections end that share a tensor of that Hugging Face name; nil for others.
+func (k *keys) projections(hf string) []int {
+	q, kv := k.headDim*k.heads, k.headDim*k.kvHeads
+	switch {
+	case strings.Contains(hf, ".qkv_proj."):
+		return []int{q, q + kv, q + 2*kv}
+	case strings.Contains(hf, ".mlp.gate_up_proj."):
+		return []int{k.ffn, 2 * k.ffn}
+	}
+	return nil
 }
 
 // find returns the tensor of that name, or the rows of a fused one that hold it (all rows: rows < 0).
@@ -177,7 +200,7 @@ type keys struct {
 	errs diag.List
 
 	// What the tensors' forms depend on.
-	layers, heads, kvHeads, headDim, experts, expertFFN int
+	layers, heads, kvHeads, headDim, ffn, experts, expertFFN int
 }
 
 func (k *keys) fail(key, format string, args ...any) {

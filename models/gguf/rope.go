@@ -1,6 +1,7 @@
 package gguf
 
 import (
+	"maps"
 	"math"
 	"slices"
 
@@ -28,6 +29,9 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 	theta := k.float("rope.freq_base", 10000, 1, math.MaxFloat32)
 	k.must("rope.freq_base_swa", theta)
 	kind := k.string("rope.scaling.type", "linear")
+	if !slices.Contains([]string{"none", "linear", "yarn", "longrope"}, kind) {
+		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope", kind)
+	}
 	factor := k.float("rope.scaling.factor", 0, 0, math.MaxFloat32)
 	if old := k.float("rope.scale_linear", 0, 0, math.MaxFloat32); factor == 0 {
 		factor = old
@@ -86,7 +90,7 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 		total := k.float("rope.scaling.yarn_attn_factor", 0, 0, 1e3)
 		switch {
 		case attention != 1:
-			out["attention_factor"] = attention * yarnAttention(factor)
+			out["attention_factor"] = shortest(float32(attention * yarnAttention(factor)))
 		case total != 0:
 			out["attention_factor"] = total
 		}
@@ -98,8 +102,8 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 		}
 		k.must("rope.scaling.yarn_ext_factor", 1)
 		k.must("rope.scaling.yarn_log_multiplier", 0)
-	default:
-		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope with its factors", kind)
+	case "longrope":
+		k.fail("rope.scaling.type", "longrope without the tensors %q and %q", ropeLong, ropeShort)
 	}
 	return out
 }
@@ -189,18 +193,17 @@ func peak(v []float32) float64 {
 
 // rope writes the rotary positions of a configuration, in the older or the newer spelling.
 func (c *exportConfig) rope(a *architecture, headDim, context int) {
-	p := map[string]any{}
-	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
-		if c.keys[key] != nil {
-			p[key] = c.keys[key]
-		}
+	where := "rope_scaling" // wins, as in the reference implementation
+	inner, _ := c.keys[where].(map[string]any)
+	if len(inner) == 0 {
+		where = "rope_parameters"
+		inner, _ = c.keys[where].(map[string]any)
 	}
-	where := "rope_parameters"
-	for _, key := range []string{"rope_scaling", "rope_parameters"} {
-		inner, _ := c.keys[key].(map[string]any)
-		for k, v := range inner {
-			where = key
-			p[k] = v
+	p := map[string]any{}
+	maps.Copy(p, inner)
+	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
+		if c.keys[key] != nil && (p[key] == nil || key == "original_max_position_embeddings") {
+			p[key] = c.keys[key]
 		}
 	}
 	fail := func(format string, args ...any) { c.fail(where, format, args...) }
@@ -221,9 +224,13 @@ func (c *exportConfig) rope(a *architecture, headDim, context int) {
 	}
 	theta := num("rope_theta", base, 1, math.MaxFloat32)
 	rotary := headDim
-	if f := num("partial_rotary_factor", 1, 1e-3, 1); f != 1 {
+	part := 1.0
+	if a.model == "phi" {
+		part = 0.5
+	}
+	if f := num("partial_rotary_factor", part, 1e-3, 1); f != 1 {
 		rotary = int(float64(headDim) * f)
-		if a.name != "phi2" {
+		if !a.partial {
 			fail("partial_rotary_factor %v has no form in GGUF for this architecture", f)
 		}
 	}
@@ -236,7 +243,6 @@ func (c *exportConfig) rope(a *architecture, headDim, context int) {
 	original := func() float64 { return num("original_max_position_embeddings", float64(context), 1, math.MaxInt32) }
 	switch kind {
 	case "", "default":
-	case "dynamic": // changes nothing within max_position_embeddings, which is the context of the file
 	case "linear":
 		c.put("rope.scaling.type", "linear")
 		c.put("rope.scaling.factor", float32(num("factor", -1, 1, 1e6)))

@@ -174,10 +174,10 @@ func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
 		}
 	}
 	if v.addBOS != nil {
-		c["add_bos_token"] = *v.addBOS
+		c["add_bos_token"] = *v.addBOS && v.bos >= 0
 	}
 	if v.addEOS != nil {
-		c["add_eos_token"] = *v.addEOS
+		c["add_eos_token"] = *v.addEOS && v.eos >= 0
 	}
 	if t, err := f.chatTemplates(); err != nil {
 		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)

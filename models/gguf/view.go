@@ -148,6 +148,15 @@ func view(t Tensor, vector bool, first, rows int) (View, error) {
 	return v, nil
 }
 
+// Rows returns rows [from, to) of a matrix, without copying; not of one with rows in another form.
+func (v View) Rows(from, to int) (View, error) {
+	if len(v.shape) != 2 || v.heads > 0 || from < 0 || to <= from || to > v.shape[0] {
+		return v, diag.New(diag.ClassInput, "tensor %q: rows [%d, %d) of shape %v", v.t.Name, from, to, v.shape)
+	}
+	v.first, v.shape = v.first+from, []int{to - from, v.shape[1]}
+	return v, nil
+}
+
 // rotary returns v with its rows stored as rotary pairs of heads.
 func (v View) rotary(heads int) (View, error) {
 	if heads < 1 || v.shape[0]%(2*heads) != 0 {
