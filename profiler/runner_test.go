@@ -50,6 +50,7 @@ func everyKind() (out []Request) {
 		{Kind: op.Activate, M: 4, N: 64, Act: op.GELUTanh},
 		{Kind: op.Gate, M: 4, N: 64},
 		{Kind: op.Softcap, M: 4, N: 64, Cap: 30},
+		{Kind: op.Clip, M: 4, N: 64, Cap: 8},
 		{Kind: op.Add, M: 4, N: 64},
 		{Kind: op.Copy, M: 4, N: 64},
 	} {

@@ -32,13 +32,13 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 		if i < 0 {
 			continue
 		}
-		c, ok := st.candidate(i, base(decided[k].Strategy), decided[k].Axis, decided[k].Shares)
-		if ok && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
+		c, err := st.candidate(i, base(decided[k].Strategy), decided[k].Axis, decided[k].Shares)
+		if err == nil && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
 			candidates[i] = append(candidates[i], c)
 		}
 	}
 	in := &instance{stage: st, candidates: candidates}
-	in.prob = problem.Chain{Name: st.sec.Name, Repeat: max(1, st.sec.Layers)}
+	in.prob = problem.Chain{Name: st.sec.Name, Repeat: st.repeat, Breaks: st.breaks}
 	index := map[string]int{}
 	for i, p := range st.procs {
 		index[p.Name] = i
@@ -77,7 +77,7 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 		in.prob.Items = append(in.prob.Items, it)
 	}
 	for i := range in.prob.Items {
-		if i == 0 && in.prob.Repeat == 1 {
+		if i == 0 && in.prob.Wraps() == 0 {
 			continue
 		}
 		prev := (i + len(candidates) - 1) % len(candidates)

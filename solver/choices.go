@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -26,7 +27,7 @@ type task struct {
 // cold reports whether a task reads what lies as a model leaves it (weights, the cache) rather than
 // what the step before has just written.
 func (t *task) cold() bool {
-	return t.op.Kind == op.MatMul || t.op.Kind == op.Embed || t.op.Kind == op.Attention
+	return t.op.HasScheme() || t.op.Kind == op.Embed || t.op.Kind == op.Attention
 }
 
 // prices is what the solver asks of a cost model. An error says that it has no answer: nothing was
@@ -60,11 +61,12 @@ type candidate struct {
 	regions []region   // of the node's matrix, that its processors have to hold
 }
 
-// region is a part of a matrix, rows [0,1) and columns [2,3), on a processor.
+// region is a part of a matrix (or of those of all experts), rows [0,1) and columns [2,3), on a processor.
 type region struct {
-	proc   string
-	at     [4]int
-	scheme op.Scheme
+	proc    string
+	at      [4]int
+	scheme  op.Scheme
+	experts int
 }
 
 // bytes is what holding the region takes beside others of the same matrix that are held anyway. A
@@ -81,7 +83,8 @@ func (r region) bytes(held []region, ranges bool) int64 {
 			shared = max(shared, area([4]int{r.at[0], r.at[1], max(r.at[2], h.at[2]), min(r.at[3], h.at[3])}))
 		}
 	}
-	return op.WeightBytes(r.scheme.Weight(), r.at[1]-r.at[0], r.at[3]-r.at[2]) * (all - shared) / all
+	one := op.WeightBytes(r.scheme.Weight(), r.at[1]-r.at[0], r.at[3]-r.at[2])
+	return int64(max(1, r.experts)) * (one * (all - shared) / all)
 }
 
 func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareText() }
@@ -89,6 +92,8 @@ func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareTe
 // stage is a section at one number of rows with what its candidates are made of.
 type stage struct {
 	sec    *lower.Section
+	repeat int // executions of the section, over all sections of its name
+	breaks int // how often another section comes between two of them
 	rows   int // of the program; the section's own nodes may have one
 	procs  []planir.Proc
 	static map[string]int     // row granularity of processors with static shapes
@@ -99,8 +104,15 @@ type stage struct {
 	grid    int      // boundaries tried of a divided axis
 	lengths []Prompt // rows of the calls that the program is for
 
-	missing  map[string]error // per processor, why a price was not to be had: the first one
-	tooLarge map[string]error // per node, the first share that no graph can hold
+	exact   map[string]bool            // nodes that are computed in float32 whatever is permitted
+	missing map[string]error           // per processor, why a price was not to be had: the first one
+	refused map[string][]refusedByProc // per node, the processors that cannot execute it alone
+}
+
+// refusedByProc is why a processor does not execute a node.
+type refusedByProc struct {
+	proc string
+	err  error
 }
 
 func (st *stage) proc(name string) *planir.Proc {
@@ -112,12 +124,12 @@ func (st *stage) proc(name string) *planir.Proc {
 	return nil
 }
 
-// candidate prices a node executed as a decision says; false when that cannot be, because a processor
-// does not execute it or no price is known.
-func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, bool) {
+// candidate prices a node executed as a decision says, or tells why that cannot be: a processor does not
+// execute it, or no price is known.
+func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, error) {
 	n := &st.sec.Nodes[i]
 	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Axis: axis, Shares: slices.Clone(shares)}}
-	if n.Op().Kind == op.MatMul {
+	if n.Op().HasScheme() {
 		c.Scheme = n.Op().Scheme
 	}
 	for k := range c.Shares {
@@ -125,7 +137,7 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 	}
 	pieces, err := lower.Cut(st.sec, n, &c.Decision, st.proc)
 	if err != nil {
-		return c, false
+		return c, err
 	}
 	tasks := make([][]task, len(pieces)) // per piece, its chain
 	longest := 0
@@ -141,16 +153,12 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 			tasks[k] = append(tasks[k], task{p.Proc, o})
 		}
 		longest = max(longest, len(tasks[k]))
-		if o := p.Op(); o.Kind == op.MatMul {
-			bytes := op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+		if o := p.Op(); o.HasScheme() {
+			bytes := int64(max(1, o.Experts)) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
 			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
-				if st.tooLarge[n.Name] == nil {
-					st.tooLarge[n.Name] = diag.New(diag.ClassInfeasible, "%q at %d rows: its weights take %d bytes, and one graph of processor %q holds at most %d", n.Name, st.rows, bytes, p.Proc, limit).
-						WithHint("permit a scheme with fewer bits in the workload")
-				}
-				return c, false
+				return c, diag.New(diag.ClassInfeasible, "its weights take %d bytes, and one graph of processor %q holds at most %d", bytes, p.Proc, limit)
 			}
-			c.regions = append(c.regions, region{p.Proc, [4]int{p.K0, p.K1, p.N0, p.N1}, o.Scheme})
+			c.regions = append(c.regions, region{p.Proc, [4]int{p.K0, p.K1, p.N0, p.N1}, o.Scheme, o.Experts})
 		}
 	}
 	// Shares run at the same time, link by link of their chains.
@@ -165,24 +173,22 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 		}
 		est, err := st.prices.together(now)
 		if err != nil {
-			st.lacks(now, err)
-			return c, false
+			return c, st.lacks(now, err)
 		}
 		for j, k := range who {
 			var once int64 // a graph of several operators is launched once
 			if link > 0 {
 				if once, err = st.prices.launch(pieces[k].Proc); err != nil {
-					st.lacks(now, err)
-					return c, false
+					return c, st.lacks(now, err)
 				}
 			}
 			e := &c.shares[pieces[k].Share]
 			e.ns, e.low, e.high = e.ns+max(0, est[j].ns-once), e.low+max(0, est[j].low-once), e.high+max(0, est[j].high-once)
 		}
 	}
-	end, ok := st.execute(pieces, c.shares)
-	if !ok {
-		return c, false
+	end, err := st.execute(pieces, c.shares)
+	if err != nil {
+		return c, err
 	}
 	for k := range c.Shares {
 		c.Shares[k].PredictNS = c.shares[k].ns
@@ -191,11 +197,11 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 	c.costNS = int64(math.Round(min(float64(end)*st.idle(&c), problem.MaxNS)))
 	c.access(n, pieces)
 	c.name()
-	return c, true
+	return c, nil
 }
 
-// lacks notes which processor had no price.
-func (st *stage) lacks(tasks []task, err error) {
+// lacks notes which processor had no price, and returns the error.
+func (st *stage) lacks(tasks []task, err error) error {
 	for _, t := range tasks {
 		if _, own := st.prices.together([]task{t}); own != nil {
 			err = own
@@ -206,6 +212,7 @@ func (st *stage) lacks(tasks []task, err error) {
 			st.missing[t.proc] = err
 		}
 	}
+	return err
 }
 
 // pad gives a share of a processor with static shapes a standard number of rows, a multiple of its
@@ -248,7 +255,7 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 
 // execute is when the last piece of a node is done, all lanes starting at 0: shares at once, then what is
 // gathered or added, each after what the share computed has been handed over.
-func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, ok bool) {
+func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, err error) {
 	lanes := map[string]int64{}
 	for k := range pieces {
 		p := &pieces[k]
@@ -266,13 +273,12 @@ func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, ok
 			lanes[p.Proc] = max(lanes[p.Proc], shares[p.Share].ns+hand.ns)
 		}
 		if err != nil {
-			st.lacks(after, err)
-			return 0, false
+			return 0, st.lacks(after, err)
 		}
 		lanes[p.Proc] += est[0].ns
 		end = max(end, lanes[p.Proc])
 	}
-	return end, true
+	return end, nil
 }
 
 // idle is how much a division by rows loses over one by columns when calls have fewer rows than the
@@ -423,9 +429,13 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 	}
 	for i := range st.sec.Nodes {
 		for _, p := range st.procs {
-			if c, ok := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p.Name}}); ok {
-				add(i, c)
+			c, err := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p.Name}})
+			if err != nil {
+				name := st.sec.Nodes[i].Name
+				st.refused[name] = append(st.refused[name], refusedByProc{p.Name, err})
+				continue
 			}
+			add(i, c)
 		}
 		if len(out[i]) == 0 {
 			return nil, st.impossible(i)
@@ -451,20 +461,30 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 // impossible explains why no processor executes a node.
 func (st *stage) impossible(i int) error {
 	n := &st.sec.Nodes[i]
-	for _, p := range st.procs {
-		if err := st.missing[p.Name]; err != nil {
-			return diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, err).
+	var reasons []string
+	for _, r := range st.refused[n.Name] {
+		if diag.ClassOf(r.err) == diag.ClassInput {
+			return diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, r.err).
 				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 		}
+		reasons = append(reasons, r.reason())
 	}
-	if err := st.tooLarge[n.Name]; err != nil {
-		return err
-	}
-	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s)", n.Name, st.rows, n.Op().Key())
-	if s := n.Op().Scheme; s != "" {
-		return d.WithHint("permit another scheme than %q in the workload, or add processors to the SoC", s)
+	d := diag.New(diag.ClassInfeasible, "no processor executes %q at %d rows (%s): %s", n.Name, st.rows, n.Op().Key(), strings.Join(reasons, "; "))
+	switch s := n.Op().Scheme; {
+	case st.exact[n.Name]:
+		return d.WithHint("it is computed in %q whatever the workload permits, because rounding would choose other experts: a processor has to list that scheme in the SoC", s)
+	case s != "":
+		return d.WithHint("permit another scheme than %q (with fewer bits, if it is too large) in the workload, or add processors to the SoC", s)
 	}
 	return d
+}
+
+// reason is what to tell of it.
+func (r *refusedByProc) reason() string {
+	if inner := errors.Unwrap(r.err); inner != nil && diag.ClassOf(r.err) == diag.ClassInternal {
+		return inner.Error() // of lower.Cut: without whose share it was
+	}
+	return r.err.Error()
 }
 
 // link is a node and the axis along which a run divides it.
@@ -474,11 +494,12 @@ type link struct {
 }
 
 // runs lists what may be divided: every node along each of its axes, and runs of nodes that, divided at
-// corresponding boundaries, hand nothing over: columns of a matmul, then of what works on columns,
-// then the reduction of the next matmul; and rows of everything but attention.
+// corresponding boundaries, hand nothing over: columns of a matrix or heads, then of what works on columns,
+// then the reduction of the next matrix; and rows of everything but attention.
 func (st *stage) runs() [][]link {
 	var out [][]link
 	var rows []link
+	end := -1 // last node of the runs so far
 	for i := range st.sec.Nodes {
 		n := &st.sec.Nodes[i]
 		for _, axis := range []planir.Axis{planir.AxisCols, planir.AxisHeads} {
@@ -490,7 +511,8 @@ func (st *stage) runs() [][]link {
 			rows = append(rows, link{i, planir.AxisRows})
 		}
 		run := st.columnRun(i)
-		if len(run) > 1 {
+		if len(run) > 1 && (n.Op().HasScheme() || i > end) {
+			end = max(end, run[len(run)-1].node)
 			out = append(out, run)
 			// The reduction's additions may outweigh what it saves: also without it.
 			if last := len(run) - 1; run[last].axis == planir.AxisK && last > 1 {
@@ -509,19 +531,26 @@ func (st *stage) runs() [][]link {
 	return out
 }
 
-// columnRun is the longest run that starts with the columns of node i.
+// columnRun is the longest run that starts with the columns (or heads) of node i. It ends where a node reads
+// whole rows of what the one before computed (norms, row quantisation, routing, matrices of experts).
 func (st *stage) columnRun(i int) []link {
-	if st.sec.Nodes[i].Op().Kind != op.MatMul {
+	var run []link
+	switch o := st.sec.Nodes[i].Op(); {
+	case o.HasScheme():
+		run = []link{{i, planir.AxisCols}}
+	case o.Kind == op.Attention:
+		run = []link{{i, planir.AxisHeads}}
+	default:
 		return nil
 	}
-	run := []link{{i, planir.AxisCols}}
 	for j := i + 1; j < len(st.sec.Nodes); j++ {
 		n, before := &st.sec.Nodes[j], &st.sec.Nodes[j-1]
-		if !slices.Contains(n.In, before.Out[0]) {
+		operand := slices.Index(n.In, before.Out[0])
+		if operand < 0 {
 			break
 		}
 		switch o := n.Op(); {
-		case o.Kind == op.GLU || o.Kind == op.Add:
+		case o.Kind == op.Add || operand == 0 && columnwise(o.Kind):
 			run = append(run, link{j, planir.AxisCols})
 			continue
 		case o.Kind == op.Attention:
@@ -533,6 +562,16 @@ func (st *stage) columnRun(i int) []link {
 		break
 	}
 	return run
+}
+
+// columnwise reports whether a column of the result depends on columns of the first operand that a processor
+// has computed itself, when both are divided alike.
+func columnwise(k op.Kind) bool {
+	switch k {
+	case op.GLU, op.Activate, op.Softcap, op.Clip, op.Combine, op.Gate:
+		return true
+	}
+	return false
 }
 
 // inColumns is where a boundary of a node along an axis lies in the columns of its input.
@@ -648,8 +687,8 @@ func (st *stage) divide(run []link, tuple []string) []divided {
 				shares[j] = planir.Share{Proc: name, From: from, To: to}
 				from = to
 			}
-			c, ok := st.candidate(l.node, strategies[l.axis], l.axis, shares)
-			if !ok {
+			c, err := st.candidate(l.node, strategies[l.axis], l.axis, shares)
+			if err != nil {
 				r.ns = math.MaxInt64 // the others stay: a run may be divided in part
 				continue
 			}

@@ -17,14 +17,15 @@ import (
 type Row struct {
 	Strategy planir.Strategy `json:"strategy"`
 	Shares   string          `json:"shares"` // "cols npu 0:3072, gpu 3072:5632"
-	NS       int64           `json:"ns"`     // hand-over and execution, with everything else of the plan as it is
+	NS       int64           `json:"ns"`     // hand-over and execution, with everything else of the plan as it is; 0: it cannot be
 	Chosen   bool            `json:"chosen,omitempty"`
-	Note     string          `json:"note,omitempty"` // why it could not be chosen although it costs less
+	Note     string          `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
 }
 
 // Explain tells what every strategy for an operator ("layers.ffn_down") at a number of rows would have
 // cost, cheapest first. With an input everything is priced again by its costs, the chosen way
-// included; without one (nil) the plan's own alternatives are told.
+// included, and processors that cannot execute it follow, with the reason; without one (nil) the plan's own
+// alternatives are told.
 //
 // The last matrix is decided at one row whatever the bucket is. An operator or number of rows that the
 // plan does not decide is an error of class ClassUsage that names the nearest.
@@ -45,7 +46,12 @@ func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 			return nil, err
 		}
 	}
-	sort.SliceStable(out, func(a, b int) bool { return out[a].NS < out[b].NS })
+	sort.SliceStable(out, func(a, b int) bool {
+		if (out[a].NS == 0) != (out[b].NS == 0) {
+			return out[b].NS == 0
+		}
+		return out[a].NS < out[b].NS
+	})
 	return out, nil
 }
 
@@ -113,6 +119,9 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 		out := []Row{{Strategy: d.Strategy, Shares: d.ShareText(), NS: inst.price(choices, at, choices[at]), Chosen: true}}
 		for _, a := range inst.alternatives(choices, at) {
 			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, in.SoC)})
+		}
+		for _, r := range inst.stage.refused[d.Node] {
+			out = append(out, Row{Strategy: planir.Single, Shares: r.proc, Note: r.reason()})
 		}
 		return out, nil
 	}

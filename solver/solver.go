@@ -270,6 +270,9 @@ func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
 	for i := range p.sections {
+		if slices.ContainsFunc(p.sections[:i], func(x lower.Section) bool { return x.Name == p.sections[i].Name }) {
+			continue // the same decisions for other layers
+		}
 		st := s.stage(&p.sections[i], rows)
 		in, err := st.instance(s.tuples, s.divisions)
 		if err != nil {
@@ -296,7 +299,27 @@ func (s *session) isHead(node string) bool {
 }
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
-	return &stage{sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows), lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), missing: map[string]error{}, tooLarge: map[string]error{}}
+	st := &stage{
+		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
+		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)),
+		exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
+	}
+	for i := range s.graph.Sections {
+		x := &s.graph.Sections[i]
+		if x.Name != sec.Name {
+			continue
+		}
+		if st.repeat > 0 {
+			st.breaks++
+		}
+		st.repeat += max(1, x.Layers)
+		for _, n := range x.Nodes {
+			if n.Exact {
+				st.exact[x.Name+"."+n.Name] = true
+			}
+		}
+	}
+	return st
 }
 
 // chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the

@@ -115,7 +115,7 @@ func solveChain(ctx context.Context, p *problem.Chain, set uint64) (choices []in
 	// A repeated chain ends where it begins: it is solved once per class its first item may read from, the
 	// most promising first, until no other can be better.
 	starts := []start{{class: -1}}
-	if p.Repeat > 1 {
+	if p.Wraps() > 0 {
 		starts = rank(p, allowed)
 	}
 	best = unreachable
@@ -166,8 +166,8 @@ func solveChain(ctx context.Context, p *problem.Chain, set uint64) (choices []in
 				continue
 			}
 			total := int64(p.Repeat) * c
-			if p.Repeat > 1 {
-				total += int64(p.Repeat-1) * p.Items[0].EdgeNS[a][start]
+			if p.Wraps() > 0 {
+				total += int64(p.Wraps()) * p.Items[0].EdgeNS[a][start]
 			}
 			if total < best {
 				best, choices = total, trace(p, from, via, a)
@@ -227,7 +227,7 @@ func rank(p *problem.Chain, allowed [][]int) []start {
 		for _, row := range p.Items[0].EdgeNS {
 			wrap = min(wrap, row[b])
 		}
-		out = append(out, start{b, int64(p.Repeat)*ns + int64(p.Repeat-1)*wrap})
+		out = append(out, start{b, int64(p.Repeat)*ns + int64(p.Wraps())*wrap})
 	}
 	sort.SliceStable(out, func(i, j int) bool { return out[i].bound < out[j].bound })
 	return out

@@ -40,6 +40,7 @@ func draw(t *rapid.T) *problem.Partition {
 
 func drawChain(t *rapid.T, number, procs int) problem.Chain {
 	p := problem.Chain{Name: fmt.Sprintf("chain%d", number), Repeat: rapid.SampledFrom([]int{1, 2, 7}).Draw(t, "repeat")}
+	p.Breaks = rapid.IntRange(0, p.Repeat-1).Draw(t, "breaks")
 	classes := func(kind string) []string {
 		var out []string
 		for i := range rapid.IntRange(1, 3).Draw(t, kind) {
@@ -67,7 +68,7 @@ func drawChain(t *rapid.T, number, procs int) problem.Chain {
 		p.Items = append(p.Items, it)
 	}
 	for i := range p.Items {
-		if i == 0 && p.Repeat == 1 {
+		if i == 0 && p.Wraps() == 0 {
 			continue
 		}
 		prev := p.Items[(i+len(p.Items)-1)%len(p.Items)]
@@ -112,8 +113,11 @@ func bruteForce(p *problem.Partition) (best int64, ok bool) {
 			total := int64(0)
 			first := 0
 			for _, c := range p.Chains {
-				before := -1         // class the step before left its result in
-				for range c.Repeat { // walk the repetitions one by one
+				before := -1              // class the step before left its result in
+				for r := range c.Repeat { // walk the repetitions one by one
+					if r <= c.Breaks {
+						before = -1
+					}
 					for i := range c.Items {
 						ch := choice(first + i)
 						total += ch.CostNS
@@ -287,7 +291,7 @@ func TestEqualOperatorsCommute(t *testing.T) {
 				it.Choices[j].Before, it.Choices[j].After = j%2, j%2
 			}
 			it.EdgeNS = [][]int64{{0, hand}, {hand, 0}}
-			if i == 0 && c.Repeat == 1 {
+			if i == 0 && c.Wraps() == 0 {
 				it.EdgeNS = nil
 			}
 			c.Items[i] = it

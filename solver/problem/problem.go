@@ -23,7 +23,7 @@ const (
 // Partition is the tensor-partition problem of one program (HeteroInfer sec. 4.4): chains, one after
 // another, of items in execution order, one choice each. It minimises the sum over the chains of
 //
-//	Repeat * (sum of the choices' costs + sum of the inner edges) + (Repeat-1) * (edge from the last item to the first)
+//	Repeat * (sum of the choices' costs + sum of the inner edges) + Wraps * (edge from the last item to the first)
 //
 // An edge is the hand-over between two neighbours. It is priced over location classes (which
 // processor holds which part of the activation), not over pairs of choices: many choices share a class.
@@ -38,8 +38,12 @@ type Partition struct {
 type Chain struct {
 	Name   string // "layers"
 	Repeat int    // executions, at least 1
+	Breaks int    // how often another chain comes between two of them, where all processors meet
 	Items  []Item
 }
+
+// Wraps is how often the first item follows the last one.
+func (c *Chain) Wraps() int { return c.Repeat - 1 - c.Breaks }
 
 // Item is one operator: what it can be executed as, and what it costs to get its input there.
 type Item struct {
@@ -49,7 +53,7 @@ type Item struct {
 	After   []string // location classes its choices leave their result in
 	// EdgeNS[a][b] is the hand-over from class a of the After of the item before to class b of
 	// Before. For the first item that is the last item of the repetition before; it is empty when
-	// nothing repeats.
+	// no repetition follows another.
 	EdgeNS [][]int64
 }
 
@@ -150,6 +154,9 @@ func (c *Chain) validate(procs int) (worst int64, err error) {
 	if c.Repeat < 1 || c.Repeat > MaxRepeat {
 		return 0, fmt.Errorf("repeat is %d, want 1..%d", c.Repeat, MaxRepeat)
 	}
+	if c.Breaks < 0 || c.Breaks >= c.Repeat {
+		return 0, fmt.Errorf("%d breaks between %d executions", c.Breaks, c.Repeat)
+	}
 	if len(c.Items) == 0 || len(c.Items) > MaxItems {
 		return 0, fmt.Errorf("%d items, want 1..%d", len(c.Items), MaxItems)
 	}
@@ -164,9 +171,9 @@ func (c *Chain) validate(procs int) (worst int64, err error) {
 			return 0, fmt.Errorf("item %q: %v", it.Name, err)
 		}
 		prev := len(c.Items[(i+len(c.Items)-1)%len(c.Items)].After)
-		if i == 0 && c.Repeat == 1 {
+		if i == 0 && c.Wraps() == 0 {
 			if len(it.EdgeNS) != 0 {
-				return 0, fmt.Errorf("item %q: edges into the first item of a chain that does not repeat", it.Name)
+				return 0, fmt.Errorf("item %q: edges into the first item of a chain that never follows itself", it.Name)
 			}
 		} else if len(it.EdgeNS) != prev {
 			return 0, fmt.Errorf("item %q: edges from %d classes, want %d", it.Name, len(it.EdgeNS), prev)
@@ -274,7 +281,7 @@ func (c *Chain) ObjectiveNS(choices []int) int64 {
 			once += edge
 		}
 	}
-	return int64(c.Repeat)*once + int64(c.Repeat-1)*wrap
+	return int64(c.Repeat)*once + int64(c.Wraps())*wrap
 }
 
 // Verify recomputes a solution from the instance, whatever engine it came from: every choice exists,

@@ -40,6 +40,10 @@ func TestObjective(t *testing.T) {
 			t.Errorf("choices %v cost %d ns, want %d", c.choices, got, c.want)
 		}
 	}
+	p.Chains[0].Breaks = 1 // of two hand-overs from b to a between repetitions one is left
+	if got, want := p.ObjectiveNS([][]int{{0, 1}}), int64(3*(10+2+7)+3); got != want {
+		t.Errorf("with a break: %d ns, want %d", got, want)
+	}
 }
 
 func TestValidateRefuses(t *testing.T) {
@@ -47,28 +51,31 @@ func TestValidateRefuses(t *testing.T) {
 		change func(*problem.Partition)
 		want   string
 	}{
-		"no chains":           {func(p *problem.Partition) { p.Chains = nil }, "0 chains"},
-		"chain twice":         {func(p *problem.Partition) { p.Chains = append(p.Chains, p.Chains[0]) }, `"layers" is empty or appears twice`},
-		"no repetition":       {func(p *problem.Partition) { p.Chains[0].Repeat = 0 }, "repeat is 0"},
-		"no items":            {func(p *problem.Partition) { p.Chains[0].Items = nil }, "0 items"},
-		"no processors":       {func(p *problem.Partition) { p.Procs = nil }, "0 processors"},
-		"processor twice":     {func(p *problem.Partition) { p.Procs[1] = "a" }, `"a" is empty or appears twice`},
-		"conflict with self":  {func(p *problem.Partition) { p.Conflicts = [][2]int{{1, 1}} }, "conflict between"},
-		"unknown conflict":    {func(p *problem.Partition) { p.Conflicts = [][2]int{{0, 2}} }, "conflict between"},
-		"item twice":          {func(p *problem.Partition) { p.Chains[0].Items[1].Name = "norm" }, `"norm" is empty or appears twice`},
-		"no choices":          {func(p *problem.Partition) { p.Chains[0].Items[1].Choices = nil }, "no choices"},
-		"choice twice":        {func(p *problem.Partition) { p.Chains[0].Items[1].Choices[1].Label = "single a" }, "appears twice"},
-		"negative cost":       {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = -1 }, "-1 ns"},
-		"huge cost":           {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = math.MaxInt64 }, "want 0.."},
-		"class out of range":  {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].After = 2 }, "do not exist"},
-		"no processor":        {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = nil }, "no processor"},
-		"processor order":     {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = []int{1, 0} }, "ascending"},
-		"class twice":         {func(p *problem.Partition) { p.Chains[0].Items[0].After[1] = "whole a" }, "appears twice"},
-		"missing edges":       {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS = p.Chains[0].Items[1].EdgeNS[:1] }, "edges from 1 classes"},
-		"short edges":         {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0] = []int64{1} }, "to 1 classes"},
-		"negative edge":       {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0][0] = -5 }, "-5 ns"},
-		"edges without wrap":  {func(p *problem.Partition) { p.Chains[0].Repeat = 1 }, "does not repeat"},
-		"repeat out of range": {func(p *problem.Partition) { p.Chains[0].Repeat = 1 << 20 }, "repeat is"},
+		"no chains":            {func(p *problem.Partition) { p.Chains = nil }, "0 chains"},
+		"chain twice":          {func(p *problem.Partition) { p.Chains = append(p.Chains, p.Chains[0]) }, `"layers" is empty or appears twice`},
+		"no repetition":        {func(p *problem.Partition) { p.Chains[0].Repeat = 0 }, "repeat is 0"},
+		"no items":             {func(p *problem.Partition) { p.Chains[0].Items = nil }, "0 items"},
+		"no processors":        {func(p *problem.Partition) { p.Procs = nil }, "0 processors"},
+		"processor twice":      {func(p *problem.Partition) { p.Procs[1] = "a" }, `"a" is empty or appears twice`},
+		"conflict with self":   {func(p *problem.Partition) { p.Conflicts = [][2]int{{1, 1}} }, "conflict between"},
+		"unknown conflict":     {func(p *problem.Partition) { p.Conflicts = [][2]int{{0, 2}} }, "conflict between"},
+		"item twice":           {func(p *problem.Partition) { p.Chains[0].Items[1].Name = "norm" }, `"norm" is empty or appears twice`},
+		"no choices":           {func(p *problem.Partition) { p.Chains[0].Items[1].Choices = nil }, "no choices"},
+		"choice twice":         {func(p *problem.Partition) { p.Chains[0].Items[1].Choices[1].Label = "single a" }, "appears twice"},
+		"negative cost":        {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = -1 }, "-1 ns"},
+		"huge cost":            {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].CostNS = math.MaxInt64 }, "want 0.."},
+		"class out of range":   {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].After = 2 }, "do not exist"},
+		"no processor":         {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = nil }, "no processor"},
+		"processor order":      {func(p *problem.Partition) { p.Chains[0].Items[0].Choices[0].Procs = []int{1, 0} }, "ascending"},
+		"class twice":          {func(p *problem.Partition) { p.Chains[0].Items[0].After[1] = "whole a" }, "appears twice"},
+		"missing edges":        {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS = p.Chains[0].Items[1].EdgeNS[:1] }, "edges from 1 classes"},
+		"short edges":          {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0] = []int64{1} }, "to 1 classes"},
+		"negative edge":        {func(p *problem.Partition) { p.Chains[0].Items[1].EdgeNS[0][0] = -5 }, "-5 ns"},
+		"edges without wrap":   {func(p *problem.Partition) { p.Chains[0].Repeat = 1 }, "never follows itself"},
+		"edges without follow": {func(p *problem.Partition) { p.Chains[0].Breaks = 2 }, "never follows itself"},
+		"breaks everywhere":    {func(p *problem.Partition) { p.Chains[0].Breaks = 3 }, "3 breaks between 3"},
+		"breaks out of range":  {func(p *problem.Partition) { p.Chains[0].Breaks = -1 }, "-1 breaks"},
+		"repeat out of range":  {func(p *problem.Partition) { p.Chains[0].Repeat = 1 << 20 }, "repeat is"},
 		"sum out of range": {func(p *problem.Partition) {
 			p.Chains[0].Repeat = problem.MaxRepeat
 			for len(p.Chains[0].Items) < 100 {
