@@ -133,9 +133,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 			err = cerr
 		}
 	}()
-	if s.Terminal() {
-		mo.Note = s.Notef
-	}
+	mo.Note, mo.Progress = s.Notef, s.Terminal()
 	r, err := matrix.Run(ctx, mo)
 	if err != nil {
 		return err
@@ -166,7 +164,7 @@ func showBuild(s *cli.Streams, r *matrix.Report) error {
 	failures := &failedCells{}
 	simulated := false
 	for _, c := range r.Cells {
-		row := []string{c.SoC, c.Model, c.Workload, string(c.Plan.State), string(c.Bundle.State), "-", "-", "-"}
+		row := []string{c.SoC, c.Model, c.Workload, string(c.Plan.State), strings.Replace(string(c.Bundle.State), string(matrix.Omitted), "-", 1), "-", "-", "-"}
 		largest := 0
 		for _, p := range c.Predictions {
 			rows := 0

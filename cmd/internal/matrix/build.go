@@ -37,7 +37,9 @@ type Options struct {
 	Key     *emit.PrivateKey // nil: no bundles
 	Tools   Tools
 	Now     func() time.Time
-	Note    func(format string, args ...any) // progress; called by one goroutine at a time
+
+	Note     func(format string, args ...any) // tells what is going on; called by one goroutine at a time
+	Progress bool                             // tell about every cell that is finished
 }
 
 // Tools are what the command line binds: engines, drivers and compilers.
@@ -57,7 +59,7 @@ const (
 	Cached    State = "cached"    // taken from the cache
 	Unchanged State = "unchanged" // it was there
 	Failed    State = "failed"
-	Omitted   State = "-" // not asked for, or not possible
+	Omitted   State = "omitted" // not asked for, or not possible
 	WillBuild State = "would build"
 	WillCopy  State = "would copy"
 )
@@ -185,7 +187,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	close(next)
 	wg.Wait()
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && b.done < len(r.Cells) {
 		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(r.Cells), ctx.Err()).
 			WithHint("the same command goes on where it stopped: what is finished is kept")
 	}
@@ -299,9 +301,11 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 	cells, err := b.cells()
 	for _, c := range cells {
 		for _, file := range []string{c.Plan.File, c.Bundle.File} {
-			left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".*"))
+			left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".[0-9]*"))
 			for _, f := range left {
-				os.Remove(f)
+				if strings.Trim(filepath.Ext(f), ".0123456789") == "" {
+					os.Remove(f)
+				}
 			}
 		}
 	}
@@ -315,8 +319,9 @@ func (b *build) note(c *Cell, of int) {
 	if c.Error != nil && errors.Is(c.Error.Err, context.Canceled) {
 		return
 	}
-	b.done++
-	b.o.Note("%d of %d: %s: %s", b.done, of, c.Name(), c.state())
+	if b.done++; b.o.Progress {
+		b.o.Note("%d of %d: %s: %s", b.done, of, c.Name(), c.state())
+	}
 }
 
 // cell makes the files of one cell.

@@ -725,6 +725,25 @@ func TestChangingInputs(t *testing.T) {
 	}
 }
 
+// What a killed build left in the making goes, what else is there stays.
+func TestLeftovers(t *testing.T) {
+	w := newWork(t, twoByTwo)
+	only := func(o *Options) { o.Only = "apple-m2-ultra/a/chat" }
+	w.ok(t, "cache", &counter{}, only)
+	want := w.tree(t, "out")
+	for _, name := range []string{".chat.plan.yaml.swp", ".chat.plan.yaml.1.swp", "notes", ".other.hetb.123"} {
+		w.write(t, "out/apple-m2-ultra/a/"+name, "mine")
+		want["apple-m2-ultra/a/"+name] = "mine"
+	}
+	for _, name := range []string{".chat.plan.yaml.123", ".chat.hetb.4567890"} {
+		w.write(t, "out/apple-m2-ultra/a/"+name, "half")
+	}
+	w.ok(t, "cache", &counter{}, only)
+	if a, b := slices.Sorted(maps.Keys(w.tree(t, "out"))), slices.Sorted(maps.Keys(want)); !slices.Equal(a, b) {
+		t.Errorf("the output holds %q, want %q", a, b)
+	}
+}
+
 // An interruption ends a build at once, and what is finished is kept.
 func TestInterrupted(t *testing.T) {
 	w := newWork(t, twoByTwo)
@@ -737,7 +756,7 @@ func TestInterrupted(t *testing.T) {
 	defer cache.Close()
 	c := &counter{}
 	finished := 0
-	o := Options{Config: w.config, Jobs: 2, MaxMemory: 4 << 30, Program: "test", Key: w.key, Tools: c.tools(), Now: time.Now, Cache: cache,
+	o := Options{Config: w.config, Jobs: 2, MaxMemory: 4 << 30, Program: "test", Key: w.key, Tools: c.tools(), Now: time.Now, Cache: cache, Progress: true,
 		Note: func(string, ...any) {
 			if finished++; finished == 2 {
 				cancel()

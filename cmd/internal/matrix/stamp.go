@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 )
@@ -113,8 +114,10 @@ func (b *build) holds(path string, want cas.Digest, bytes int64) (bool, error) {
 		}
 		defer f.Close()
 		h := sha256.New()
-		_, err = io.Copy(h, f)
-		return cas.Digest(h.Sum(nil)), err
+		if _, err = io.Copy(h, f); err != nil {
+			return d, diag.New(diag.ClassIO, "read %q: %w", path, err)
+		}
+		return cas.Digest(h.Sum(nil)), nil
 	}
 	var have cas.Digest
 	if bytes < smallFile {
