@@ -67,9 +67,12 @@ func (c *config) decoder(m *Model, d defaults) {
 			c.fail("hidden_size", "%d, want a multiple of num_attention_heads %d (or a head_dim)", m.Hidden, m.Heads)
 		}
 	}
-	m.HeadDim = c.dim("head_dim", d.headDim)
-	if m.HeadDim < 1 {
-		m.HeadDim = 1 // said above
+	m.HeadDim = c.bounded("head_dim", d.headDim, maxHeadDim)
+	if m.HeadDim < 1 || m.HeadDim > maxHeadDim {
+		if m.HeadDim > maxHeadDim {
+			c.fail("hidden_size", "gives heads of %d columns, want at most %d", m.HeadDim, maxHeadDim)
+		}
+		m.HeadDim = 2 // the rest is still read
 	}
 	if m.KVHeads > 0 && m.Heads%m.KVHeads != 0 {
 		c.fail("num_key_value_heads", "%d, want a divisor of num_attention_heads %d", m.KVHeads, m.Heads)

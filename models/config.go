@@ -17,6 +17,7 @@ const (
 	maxDim    = 1 << 24 // columns or rows of one operator (see op.Op.Validate)
 	maxLayers = 1 << 12
 
+	maxHeadDim  = 1 << 13
 	maxExperts  = 1 << 12
 	maxPerToken = 1 << 8
 

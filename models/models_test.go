@@ -132,7 +132,7 @@ func TestUnsupportedConfigIsRefusedByKey(t *testing.T) {
 		{"num_hidden_layers", 1 << 20, `key "num_hidden_layers"`},
 		{"num_key_value_heads", 3, `key "num_key_value_heads": 3, want a divisor of num_attention_heads 4`},
 		{"head_dim", 5, `key "head_dim": 5, want an even number`},
-		{"head_dim", 1 << 23, `(num_attention_heads + 2*num_key_value_heads) * head_dim = 67108864, want at most 16777216`},
+		{"head_dim", 1 << 23, `key "head_dim": got 8388608, want an integer in 1..8192`},
 		{"intermediate_size", 1 << 24, `2 * intermediate_size = 33554432`},
 		{"rms_norm_eps", "x", `key "rms_norm_eps"`},
 		{"rms_norm_eps", -1.0, `key "rms_norm_eps"`},
@@ -719,6 +719,17 @@ func FuzzConfig(f *testing.F) {
 		config := small()
 		maps.Copy(config, change)
 		data, err := json.Marshal(config)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	more, err := filepath.Glob("../testdata/arch/*/config*.json")
+	if err != nil || len(more) < 20 {
+		f.Fatalf("found %d configurations (%v)", len(more), err)
+	}
+	for _, name := range more {
+		data, err := os.ReadFile(name)
 		if err != nil {
 			f.Fatal(err)
 		}
