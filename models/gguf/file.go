@@ -25,8 +25,8 @@ const (
 	maxKeys       = 1 << 14
 	maxTensors    = 1 << 16
 	maxNameBytes  = 1 << 10
-	maxStringByte = 16 << 20
-	maxElements   = 1 << 22 // of one metadata array
+	maxValueBytes = 32 << 20 // of one metadata value
+	maxElements   = 1 << 21  // of one metadata array
 	maxRank       = 4
 	maxAlignment  = 1 << 20
 
@@ -217,7 +217,10 @@ func (r *reader) value() value {
 	start := r.at
 	if v.kind == kindString {
 		for i := 0; i < v.n && r.err == nil; i++ {
-			r.take(r.count(maxStringByte, "length of a string"), "a string")
+			r.take(r.count(maxValueBytes, "length of a string"), "a string")
+			if r.at-start > maxValueBytes {
+				r.fail("strings of more than %d bytes", maxValueBytes)
+			}
 		}
 	} else {
 		b := r.take(v.n*kindBytes[v.kind], "the value")

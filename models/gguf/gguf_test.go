@@ -290,13 +290,14 @@ func TestBrokenFilesAreRefused(t *testing.T) {
 		"unknown value":      {head().u32(13).b, "unknown value type 13"},
 		"value cut":          {head().u32(4).raw(1, 2).b, "want 4 for the value"},
 		"bool of 2":          {head().u32(7).raw(2).b, "a bool is 2"},
-		"string of 2 EB":     {head().u32(8).u64(1 << 61).b, "length of a string is 2305843009213693952, want at most 16777216"},
+		"string of 2 EB":     {head().u32(8).u64(1 << 61).b, "length of a string is 2305843009213693952, want at most 33554432"},
 		"string cut":         {head().u32(8).u64(100).raw('a').b, "want 100 for a string"},
 		"array of arrays":    {head().u32(9).u32(9).u64(1).u32(4).u64(0).b, "an array of arrays is not supported"},
 		"array of nothing":   {head().u32(9).u32(99).u64(1).b, "unknown value type 99"},
-		"array too long":     {head().u32(9).u32(0).u64(1 << 50).b, "number of elements is 1125899906842624, want at most 4194304"},
+		"array too long":     {head().u32(9).u32(0).u64(1 << 50).b, "number of elements is 1125899906842624, want at most 2097152"},
 		"array cut":          {head().u32(9).u32(12).u64(1 << 20).u64(0).b, "want 8388608 for the value"},
-		"strings cut":        {head().u32(9).u32(8).u64(1 << 22).u64(0).b, "truncated"},
+		"many strings":       {head().u32(9).u32(8).u64(2).u64(20 << 20).raw(make([]byte, 20<<20)...).u64(20 << 20).raw(make([]byte, 20<<20)...).b, "strings of more than 33554432 bytes"},
+		"strings cut":        {head().u32(9).u32(8).u64(1 << 21).u64(0).b, "truncated"},
 		"string in an array": {head().u32(9).u32(8).u64(1).u64(math.MaxUint64).b, "length of a string"},
 		"alignment 0":        {start(3, 0, 1).kv("general.alignment", uint32(0)).b, "want a power of two"},
 		"alignment 48":       {start(3, 0, 1).kv("general.alignment", uint32(48)).b, "want a power of two"},
@@ -537,7 +538,9 @@ func FuzzOpen(f *testing.F) {
 		f.Add(b)
 	}
 	for _, a := range architectures {
-		f.Add(exported(f, &a, op.F16))
+		if a.name != "internlm2" {
+			f.Add(exported(f, &a, q4_0))
+		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := parse(b)

@@ -19,8 +19,8 @@ import (
 
 // Dimensions of the models made here.
 const (
-	tHidden, tLayers, tHeads, tKV, tDim, tFFN, tVocab = 64, 2, 4, 2, 16, 96, 40
-	tExperts, tExpertFFN, tSharedFFN                  = 3, 32, 64
+	tHidden, tLayers, tHeads, tKV, tDim, tFFN, tVocab = 32, 2, 2, 1, 16, 64, 40
+	tExperts, tExpertFFN, tSharedFFN                  = 3, 32, 96
 )
 
 // configs are the configurations of the models made here, beside what they share.
@@ -450,7 +450,7 @@ func TestMetadataInOtherForms(t *testing.T) {
 		"layer rounds":     {"gemma2", set("gemma2.attention.sliding_window_pattern", uint32(1)), "layer_types", "[full_attention full_attention]"},
 		"own scalar":       {"gemma2", unset("gemma2.attention.scale"), "query_pre_attn_scalar", tDim},
 		"qwen window":      {"qwen2", set("qwen2.attention.sliding_window", uint32(16)), "use_sliding_window", true},
-		"heads by layer":   {llama, set("llama.attention.head_count_kv", []int32{2, 2}), "num_key_value_heads", 2},
+		"heads by layer":   {llama, set("llama.attention.head_count_kv", []int32{1, 1}), "num_key_value_heads", 1},
 		"norm of weights":  {qwen, unset("qwen2moe.expert_weights_norm"), "norm_topk_prob", false},
 		"qwen3 norm":       {"qwen3_moe", set("qwen3moe.expert_weights_norm", false), "norm_topk_prob", false},
 		"expert width":     {qwen, unset("qwen2moe.expert_feed_forward_length"), "moe_intermediate_size", tExpertFFN},
@@ -492,7 +492,7 @@ func TestMetadataInOtherForms(t *testing.T) {
 		}
 		*tensors = slices.DeleteFunc(*tensors, func(s Source) bool { return strings.HasSuffix(s.Name, "bias") })
 	})
-	if m, err := f.Model(); err != nil || fmt.Sprint(m.Config["architectures"]) != "[LlamaForCausalLM]" || m.Tensors["model.layers.1.self_attn.k_proj.weight"].Form() != "rotary-pairs/2" {
+	if m, err := f.Model(); err != nil || fmt.Sprint(m.Config["architectures"]) != "[LlamaForCausalLM]" || m.Tensors["model.layers.1.self_attn.k_proj.weight"].Form() != "rotary-pairs/1" {
 		t.Errorf("internlm2: %v, %v", m, err)
 	}
 }
@@ -555,12 +555,12 @@ func TestModelsThatCannotBeRepresentedAreRefused(t *testing.T) {
 		"old experts":       {"mixtral", add("blk.0.ffn_gate.0.weight", tFFN, tHidden), "has no meaning"},
 		"expert count":      {"mixtral", replace("blk.0.ffn_gate_exps.weight", tExperts+1, tFFN, tHidden), "want one matrix for each of 3 experts"},
 		"experts flat":      {"mixtral", replace("blk.0.ffn_gate_exps.weight", tFFN, tHidden), "want one matrix for each of 3 experts"},
-		"odd heads":         {"llama", replace("blk.0.attn_q.weight", 6, tHidden), "want an even number for each of 4 heads"},
+		"odd heads":         {"llama", replace("blk.0.attn_q.weight", 6, tHidden), "want an even number for each of 2 heads"},
 		"a norm as matrix":  {"llama", replace("output_norm.weight", 2, tHidden), "want a vector"},
 		"a matrix as stack": {"llama", replace("output.weight", 2, tVocab, tHidden), "want a matrix"},
 		"fused too short": {"llama", func(m *[]KV, s *[]Source) {
 			fuse("blk.0.attn_qkv.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")(m, s)
-			replace("blk.0.attn_qkv.weight", 70, tHidden)(m, s)
+			replace("blk.0.attn_qkv.weight", (tHeads+tKV)*tDim+1, tHidden)(m, s)
 		}, "want at least"},
 	} {
 		_, err := rewritten(t, c.model, c.change).Model()
@@ -664,7 +664,7 @@ func TestSpellingsOfAConfiguration(t *testing.T) {
 		"rows apart": {metadata("phi3"), metadata("phi3", func(d *Directory) {
 			whole := "model.layers.1.self_attn.qkv_proj.weight"
 			without(whole)(d)
-			d.Names = append(d.Names, whole+"[64:128]", whole+"[0:64]")
+			d.Names = append(d.Names, whole+"[32:64]", whole+"[0:32]")
 			inner := d.Tensor
 			d.Tensor = func(name string) (Matrix, error) {
 				base, r, some := strings.Cut(name, "[")
@@ -673,8 +673,8 @@ func TestSpellingsOfAConfiguration(t *testing.T) {
 					return m, err
 				}
 				x := m.(rows)
-				from := map[string]int{"0:64]": 0, "64:128]": 64}[r]
-				return rows{[]int{64, tHidden}, x.data[from*tHidden : (from+64)*tHidden]}, nil
+				from := map[string]int{"0:32]": 0, "32:64]": 32}[r]
+				return rows{[]int{32, tHidden}, x.data[from*tHidden : (from+32)*tHidden]}, nil
 			}
 		})},
 	} {

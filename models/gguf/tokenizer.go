@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -16,8 +17,10 @@ import (
 const (
 	maxTokens       = 1 << 20
 	maxTokenBytes   = 1 << 12
-	maxMergeWork    = 1 << 31 // bytes looked at while merges are derived
-	maxSpecialBytes = 256     // of a token that is recognised in text
+	maxMerges       = 1 << 20
+	maxMergeWork    = 1 << 31  // bytes looked at while merges are derived
+	maxQuotedBytes  = 48 << 20 // of tokens and merges in a tokenizer.json
+	maxSpecialBytes = 256      // of a token that is recognised in text
 )
 
 // Token types of tokenizer.ggml.token_type.
@@ -94,16 +97,16 @@ type addedToken struct {
 }
 
 type modelJSON struct {
-	Type         string      `json:"type"`
-	Dropout      any         `json:"dropout"`
-	UnkToken     *string     `json:"unk_token"`
-	Prefix       any         `json:"continuing_subword_prefix"`
-	Suffix       any         `json:"end_of_word_suffix"`
-	FuseUnk      bool        `json:"fuse_unk"`
-	ByteFallback bool        `json:"byte_fallback"`
-	IgnoreMerges bool        `json:"ignore_merges"`
-	Vocab        vocabulary  `json:"vocab"`
-	Merges       [][2]string `json:"merges"`
+	Type         string     `json:"type"`
+	Dropout      any        `json:"dropout"`
+	UnkToken     *string    `json:"unk_token"`
+	Prefix       any        `json:"continuing_subword_prefix"`
+	Suffix       any        `json:"end_of_word_suffix"`
+	FuseUnk      bool       `json:"fuse_unk"`
+	ByteFallback bool       `json:"byte_fallback"`
+	IgnoreMerges bool       `json:"ignore_merges"`
+	Vocab        vocabulary `json:"vocab"`
+	Merges       mergeList  `json:"merges"`
 }
 
 // vocabulary is the tokens by id; JSON has their ids by token.
@@ -111,20 +114,56 @@ type vocabulary []string
 
 // MarshalJSON writes the tokens in the order of their ids.
 func (v vocabulary) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
+	b := []byte{'{'}
 	for id, token := range v {
 		if id > 0 {
-			b.WriteByte(',')
+			b = append(b, ',')
 		}
-		text, err := json.Marshal(token)
-		if err != nil {
-			return nil, err
-		}
-		fmt.Fprintf(&b, "%s:%d", text, id)
+		b = strconv.AppendInt(append(appendQuoted(b, token), ':'), int64(id), 10)
 	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return append(b, '}'), nil
+}
+
+// mergeList is the merges, best first.
+type mergeList [][2]string
+
+// MarshalJSON writes each as a list of two.
+func (l mergeList) MarshalJSON() ([]byte, error) {
+	b := []byte{'['}
+	for i, m := range l {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendQuoted(append(appendQuoted(append(b, '['), m[0]), ','), m[1]), ']')
+	}
+	return append(b, ']'), nil
+}
+
+// quotedBytes bounds what appendQuoted appends.
+func quotedBytes(s string) int {
+	n := len(s) + 16
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' {
+			n += 5
+		}
+	}
+	return n
+}
+
+// appendQuoted appends valid UTF-8 as a JSON string; the general encoder is several times slower.
+func appendQuoted(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < ' ':
+			b = fmt.Appendf(b, `\u%04x`, c)
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
 }
 
 // object is a JSON object of a tokenizer's part.
@@ -312,9 +351,11 @@ func (f *File) vocab() (*vocab, error) {
 	merges, hasMerges := f.Value(p + "merges")
 	if hasMerges {
 		list, ok := merges.([]string)
-		if !ok {
-			return nil, refuse("merges", "got %s, want a list of strings", brief(merges))
+		if !ok || len(list) > maxMerges {
+			return nil, refuse("merges", "got %s, want a list of at most %d strings", brief(merges), maxMerges)
 		}
+		v.merges = make([][2]string, 0, len(list))
+		var whole []byte
 		for i, m := range list {
 			at := -1
 			if len(m) > 1 {
@@ -324,10 +365,11 @@ func (f *File) vocab() (*vocab, error) {
 				return nil, refuse("merges", "merge %d is %s, want two tokens with a blank between", i, brief(m))
 			}
 			pair := [2]string{m[:at], m[at+1:]}
-			for _, part := range []string{pair[0], pair[1], pair[0] + pair[1]} {
-				if _, ok := ids[part]; !ok {
-					return nil, refuse("merges", "merge %d: %s is no token", i, brief(part))
-				}
+			whole = append(append(whole[:0], pair[0]...), pair[1]...)
+			_, left := ids[pair[0]]
+			_, right := ids[pair[1]]
+			if _, both := ids[string(whole)]; !left || !right || !both {
+				return nil, refuse("merges", "merge %d: %s, %s or both together are no token", i, brief(pair[0]), brief(pair[1]))
 			}
 			v.merges = append(v.merges, pair)
 		}
@@ -484,6 +526,9 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 				_, l := ids[t[:at]]
 				_, r := ids[t[at:]]
 				if l && r {
+					if len(out) == maxMerges {
+						return nil, diag.New(diag.ClassInput, "metadata key %q: more than %d pairs of tokens make a token", "tokenizer.ggml.tokens", maxMerges).WithCode("model.gguf")
+					}
 					out = append(out, merge{[2]string{t[:at], t[at:]}, i, left, runes - left})
 				}
 			}
@@ -509,8 +554,15 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 // document makes the tokenizer.json.
 func (v *vocab) document() (*tokenizerJSON, error) {
 	d := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
-	if d.Model.Merges == nil {
-		d.Model.Merges = [][2]string{}
+	quoted := 0
+	for _, t := range v.tokens {
+		quoted += quotedBytes(t)
+	}
+	for _, m := range v.merges {
+		quoted += quotedBytes(m[0]) + quotedBytes(m[1])
+	}
+	if quoted > maxQuotedBytes {
+		return nil, diag.New(diag.ClassInput, "metadata key %q: tokens and merges have %d bytes in a tokenizer.json, want at most %d", "tokenizer.ggml.tokens", quoted, maxQuotedBytes).WithCode("model.gguf")
 	}
 	recognised := func(i int) bool {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown

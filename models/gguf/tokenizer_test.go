@@ -236,6 +236,13 @@ func TestDerivedMerges(t *testing.T) {
 	}
 	long := strings.Repeat("x", maxTokenBytes)
 	many := slices.Repeat([]string{long}, 1+maxMergeWork/maxTokenBytes/maxTokenBytes)
+	var ladder []string // every prefix of a run is a token, so every cut of every one is a merge
+	for n := range 1500 {
+		ladder = append(ladder, strings.Repeat("x", n+1))
+	}
+	if _, err := derivedMerges(ladder, slices.Repeat([]int{tokenNormal}, len(ladder)), nil); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("a million merges of %d tokens: got %v", len(ladder), err)
+	}
 	if _, err := derivedMerges(many, slices.Repeat([]int{tokenNormal}, len(many)), nil); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("%d tokens of %d bytes: got %v", len(many), len(long), err)
 	}
@@ -286,9 +293,9 @@ func TestTokenizersThatAreNotSupportedAreRefused(t *testing.T) {
 		"no merges":       {"gpt2", set("merges", nil), `"tokenizer.ggml.merges": missing`},
 		"a merge":         {"gpt2", set("merges", []string{"ab"}), `merge 0 is "ab", want two tokens`},
 		"half a merge":    {"gpt2", set("merges", []string{"a "}), `merge 0 is "a "`},
-		"foreign merge":   {"gpt2", set("merges", []string{"a 東京"}), `merge 0: "東京" is no token`},
-		"merged to none":  {"gpt2", set("merges", []string{"q z"}), `merge 0: "qz" is no token`},
-		"merges":          {"gpt2", set("merges", []int32{1}), "want a list of strings"},
+		"foreign merge":   {"gpt2", set("merges", []string{"a 東京"}), `merge 0: "a", "東京" or both together are no token`},
+		"merged to none":  {"gpt2", set("merges", []string{"q z"}), `merge 0: "q", "z" or both together are no token`},
+		"merges":          {"gpt2", set("merges", []int32{1}), "want a list of at most 1048576 strings"},
 		"no tokens":       {"gpt2", set("tokens", nil), `"tokenizer.ggml.tokens": got <nil>`},
 		"token numbers":   {"gpt2", set("tokens", []int32{1}), `"tokenizer.ggml.tokens": got [1]`},
 		"no token":        {"gpt2", set("tokens", []string{}), "want a list of 1 to"},
@@ -299,10 +306,16 @@ func TestTokenizersThatAreNotSupportedAreRefused(t *testing.T) {
 		"long token":      {"gpt2", func(m map[string]any) { m[p+"tokens"].([]string)[5] = strings.Repeat("x", maxTokenBytes+1) }, "token 5: 4097 bytes"},
 		"long special":    {"gpt2", func(m map[string]any) { m[p+"tokens"].([]string)[300] = strings.Repeat("x", 300) }, "recognised in text and has 300 bytes"},
 		"template":        {"gpt2", func(m map[string]any) { m["tokenizer.chat_template"] = "\xff" }, `"tokenizer.chat_template": want a text`},
-		"scores":          {"sentencepiece", set("scores", []float32{1}), "got 1 scores, want 420"},
-		"text scores":     {"sentencepiece", set("scores", []string{"a"}), "want a list of numbers"},
-		"NaN scores":      {"sentencepiece", func(m map[string]any) { l := m[p+"scores"].([]float32); l[9] = l[9] / 0 * 0 }, "score 9 is not a number"},
-		"byte's name":     {"sentencepiece", func(m map[string]any) { m[p+"token_type"].([]int32)[300] = tokenByte }, "token 300 is a byte, but named"},
+		"control codes": {"gpt2", func(m map[string]any) {
+			for i := range 2500 {
+				m[p+"tokens"] = append(m[p+"tokens"].([]string), fmt.Sprint(i)+strings.Repeat("\x01", maxTokenBytes-8))
+			}
+			m[p+"token_type"] = slices.Repeat([]int32{1}, 306+2500)
+		}, "bytes in a tokenizer.json, want at most"},
+		"scores":      {"sentencepiece", set("scores", []float32{1}), "got 1 scores, want 420"},
+		"text scores": {"sentencepiece", set("scores", []string{"a"}), "want a list of numbers"},
+		"NaN scores":  {"sentencepiece", func(m map[string]any) { l := m[p+"scores"].([]float32); l[9] = l[9] / 0 * 0 }, "score 9 is not a number"},
+		"byte's name": {"sentencepiece", func(m map[string]any) { m[p+"token_type"].([]int32)[300] = tokenByte }, "token 300 is a byte, but named"},
 	} {
 		f, _ := write(c.from, c.change)
 		_, _, err := f.Tokenizer()
