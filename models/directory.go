@@ -18,7 +18,6 @@ import (
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models/gguf"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
@@ -364,43 +363,4 @@ func some(names []string) string {
 		return strings.Join(names, ", ")
 	}
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxReported], ", "), len(names)-maxReported)
-}
-
-// Files of a tokenizer: what they are called in a directory, and in what TokenizerFiles returns.
-var tokenizerNames = map[string]string{
-	"tokenizer":     "tokenizer.json",
-	"config":        "tokenizer_config.json",
-	"chat_template": "chat_template.jinja",
-}
-
-const maxTokenizerBytes = 64 << 20
-
-// TokenizerFiles returns the model's tokenizer as the bytes of Hugging Face files, by "tokenizer", "config"
-// and "chat_template"; those it does not have are missing. A GGUF file's is translated.
-func (m *Model) TokenizerFiles() (map[string][]byte, error) {
-	out := map[string][]byte{}
-	if m.gguf != nil {
-		tokenizer, config, err := m.gguf.Tokenizer()
-		if err != nil {
-			return nil, fmt.Errorf("tokenizer of model %q: %w", m.Dir, err)
-		}
-		if tokenizer != nil {
-			out["tokenizer"], out["config"] = tokenizer, config
-		}
-		return out, nil
-	}
-	if m.Dir == "" {
-		return out, nil
-	}
-	for key, name := range tokenizerNames {
-		data, err := wholefile.Read(filepath.Join(m.Dir, name), maxTokenizerBytes)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("tokenizer of model %q: %w", m.Dir, err)
-		}
-		out[key] = data
-	}
-	return out, nil
 }

@@ -29,7 +29,7 @@ func Export(ctx context.Context, m *Model, path string, t op.Type) error {
 	}
 	d := gguf.Directory{
 		Name: m.Name, Config: m.exportConfig(),
-		Tokenizer: files["tokenizer"], TokenizerConfig: files["config"], ChatTemplate: string(files["chat_template"]),
+		Tokenizer: files["tokenizer"], TokenizerConfig: files["config"],
 		Names:  slices.Sorted(maps.Keys(m.tensors)),
 		Tensor: func(name string) (gguf.Matrix, error) { return m.Tensor(name) },
 	}

@@ -862,3 +862,36 @@ func TestReferenceModelsOpen(t *testing.T) {
 		m.Close()
 	}
 }
+
+// A chat template in a file of its own takes the place of the one in tokenizer_config.json.
+func TestTokenizerFiles(t *testing.T) {
+	m := openTiny(t)
+	files, err := m.TokenizerFiles()
+	if err != nil || len(files) != 2 {
+		t.Fatalf("got %d files, %v", len(files), err)
+	}
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func() (string, error) {
+		files, err := (&Model{Dir: dir}).TokenizerFiles()
+		return string(files["config"]), err
+	}
+	write(tokenizerName, "{}")
+	write(templateName, "{{ \"a\" }}\n")
+	if got, err := open(); err != nil || got != `{"chat_template":"{{ \"a\" }}\n"}` {
+		t.Errorf("no configuration: got %s, %v", got, err)
+	}
+	write(tokenizerConfigName, `{"chat_template": "old", "bos_token": {"content": "<s>"}}`)
+	if got, err := open(); err != nil || got != `{"bos_token":{"content":"<s>"},"chat_template":"{{ \"a\" }}\n"}` {
+		t.Errorf("both: got %s, %v", got, err)
+	}
+	write(tokenizerConfigName, `[]`)
+	if _, err := open(); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("bad configuration: got %v", err)
+	}
+}
