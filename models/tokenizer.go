@@ -74,6 +74,9 @@ func withTemplate(config, template []byte) ([]byte, error) {
 		if err := json.Unmarshal(config, &keys); err != nil {
 			return nil, diag.New(diag.ClassInput, "parse %s: %w", tokenizerConfigName, err)
 		}
+		if keys == nil { // null
+			return nil, diag.New(diag.ClassInput, "parse %s: got null, want an object", tokenizerConfigName)
+		}
 	}
 	text, err := json.Marshal(string(template))
 	if err != nil {
