@@ -58,9 +58,22 @@ func Open(nameOrDir string) (*Model, error) {
 		WithHint("%s (or give a directory with config.json and *.safetensors)", diag.DidYouMean(nameOrDir, names))
 }
 
+// noConfig is the error of a directory without config.json: perhaps a GGUF file in it was meant.
+func noConfig(dir string) error {
+	d := diag.New(diag.ClassInput, "open model %q: no %s in the directory", dir, configName).
+		WithHint("give the directory that holds config.json and *.safetensors, or a .gguf file")
+	if files, err := filepath.Glob(filepath.Join(dir, "*.gguf")); err == nil && len(files) > 0 {
+		d.WithHint("did you mean the file %q?", files[0])
+	}
+	return d
+}
+
 func openDir(dir string) (m *Model, err error) {
 	fail := func(err error) error { return fmt.Errorf("open model %q: %w", dir, err) }
 	c, err := readJSONFile(filepath.Join(dir, configName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, noConfig(dir)
+	}
 	if err != nil {
 		return nil, fail(err)
 	}

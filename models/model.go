@@ -94,6 +94,15 @@ func (m *Model) Tensor(name string) (Tensor, error) {
 	return t, nil
 }
 
+// Required lists the names of the stored tensors that the graph needs, sorted.
+func (m *Model) Required() []string {
+	var out []string
+	for _, s := range m.required() {
+		out = append(out, s.name)
+	}
+	return out
+}
+
 // Ignored lists stored tensors that the graph does not use, sorted.
 func (m *Model) Ignored() []string { return m.ignored }
 

@@ -228,14 +228,19 @@ func Header(s *socs.SoC, fingerprint, kernels, version string, seed uint64) (rec
 		cores = append(cores, p.Cores...)
 	}
 	slices.Sort(cores)
-	m := readMachine("/", slices.Compact(cores))
 	h.Fingerprint = fingerprint
 	if s.Fingerprint != h.Fingerprint {
 		return record.Header{}, diag.New(diag.ClassInput, "profile SoC %q: it was probed on another machine, fingerprint %q, this one has %q", s.Name, s.Fingerprint, h.Fingerprint).
 			WithHint("describe this machine: hetc probe -o soc.yaml")
 	}
-	h.Environment.CPU, h.Environment.Features = m.model, m.features
-	h.Environment.FrequencyMHz, h.Environment.Governor = m.freqMHz, m.governor
-	h.Environment.Kernels = kernels
+	h.Environment = ThisMachine(slices.Compact(cores), kernels)
 	return h, nil
+}
+
+// ThisMachine tells what times on the given cores depend on besides the SoC. kernels is the host driver's
+// kernel set.
+func ThisMachine(cores []int, kernels string) record.Environment {
+	m := readMachine("/", cores)
+	return record.Environment{OS: runtime.GOOS, Arch: runtime.GOARCH, CPU: m.model, Features: m.features,
+		FrequencyMHz: m.freqMHz, Governor: m.governor, Kernels: kernels}
 }

@@ -130,7 +130,10 @@ type finding struct {
 // report prints an error and returns the exit code.
 func (s *Streams) report(err error) int {
 	class := diag.ClassOf(err)
-	if class == diag.ClassInternal && isIO(err) {
+	switch {
+	case errors.Is(err, syscall.ENOMEM) && (class == diag.ClassInternal || class == diag.ClassIO || class == diag.ClassRun):
+		class = diag.ClassUnavailable
+	case class == diag.ClassInternal && isIO(err):
 		class = diag.ClassIO
 	}
 	hints := diag.HintsOf(err)
@@ -184,6 +187,8 @@ func wayOut(class diag.Class, err error) string {
 		return "free space on the device, or write elsewhere"
 	case errors.Is(err, syscall.EROFS):
 		return "the file system is read-only: write elsewhere"
+	case errors.Is(err, syscall.ENOMEM):
+		return "free memory, raise the limits of this process (ulimit -v), or use a machine with more; hetc doctor shows what there is"
 	case errors.Is(err, syscall.EFBIG):
 		return "this process may not write files of that size: raise the limit (ulimit -f), or write to another file system"
 	case errors.Is(err, syscall.EISDIR), class == diag.ClassIO && errors.Is(err, os.ErrExist):

@@ -20,7 +20,18 @@ import (
 func manners(root *cobra.Command, args []string) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if found, rest, ferr := root.Find(args); ferr == nil && found.HasSubCommands() {
+			known := func(word string) bool {
+				return slices.ContainsFunc(found.Commands(), func(c *cobra.Command) bool { return c.Name() == word })
+			}
+			i := slices.IndexFunc(rest, func(word string) bool { return !strings.HasPrefix(word, "-") })
+			if i >= 0 && !known(rest[i]) { // a flag of a command that does not exist
+				return unknownCommand(found, rest[i])
+			}
+		}
+		return flagError(c, err)
+	})
 	each(root, func(c *cobra.Command) {
 		c.DisableFlagsInUseLine = true
 		check, group := c.Args, c.HasSubCommands()

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/doctor"
+	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+func newDoctor(s *cli.Streams) *cobra.Command {
+	var model string
+	c := &cobra.Command{
+		Use:   "doctor [--model DIR]",
+		Short: "check this machine, this build and a model, and say what works",
+		Long: `Checks what hetc needs of this machine: build, CPU and kernels, cores, memory, drivers with their devices,
+catalogs, directories and disk space, limits, timer and clock, and whether the machine is idle enough to be
+measured. With --model it checks a model instead: whether it is read, which config keys and tensors mean
+nothing here, whether every weight is a number, and whether its tokenizer is understood.
+
+Each line is ok, a note (it works, but not as well as it could) or a problem, with the way out. The exit code
+is that of the first problem, 0 when there is none.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("model") {
+				if err := cli.Required(c, "model"); err != nil {
+					return err
+				}
+			}
+			return runDoctor(c.Context(), s, model)
+		},
+	}
+	c.Flags().StringVar(&model, "model", "", "check this model directory or file instead of the machine")
+	return c
+}
+
+func runDoctor(ctx context.Context, s *cli.Streams, model string) error {
+	var list []doctor.Finding
+	if model != "" {
+		var err error
+		if list, err = doctor.CheckModel(ctx, model); err != nil {
+			return err
+		}
+	} else {
+		dir, err := cacheDir("")
+		if err != nil {
+			dir = ""
+		} else if dir, err = filepath.Abs(dir); err != nil {
+			return err
+		}
+		list = doctor.Machine{Version: cli.Version, Drivers: all.Drivers(), Kernels: host.Kernels(), CacheDir: dir}.Check(ctx)
+	}
+	rows := make([][]string, 0, len(list))
+	for _, f := range list {
+		rows = append(rows, []string{string(f.Status), f.Check, f.Found})
+		if f.Hint != "" {
+			rows = append(rows, []string{"", "", "-> " + f.Hint})
+		}
+	}
+	s.Table([]string{"", "check", "found"}, rows)
+	err := doctor.Err(list)
+	if rerr := s.Result(map[string]any{"ok": err == nil, "checks": list}); rerr != nil {
+		return rerr
+	}
+	return err
+}

@@ -1,0 +1,382 @@
+// Package doctor knows whether this machine, this build and a model's directory are fit for hetc, and
+// what to do where they are not.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+)
+
+// Status is the verdict of one check.
+type Status string
+
+const (
+	OK      Status = "ok"
+	Note    Status = "note"    // works, but not as well as it could
+	Problem Status = "problem" // something will not work
+)
+
+// Finding is the result of one check.
+type Finding struct {
+	Check  string `json:"check"`
+	Status Status `json:"status"`
+	Found  string `json:"found"`
+	Hint   string `json:"hint,omitempty"` // the way out, unless all is well
+
+	class diag.Class // of a problem
+}
+
+func ok(check, format string, args ...any) Finding {
+	return Finding{Check: check, Status: OK, Found: fmt.Sprintf(format, args...)}
+}
+
+// but makes an ok finding worse.
+func (f Finding) but(s Status, hint string, args ...any) Finding {
+	f.Status, f.Hint = s, fmt.Sprintf(hint, args...)
+	f.class = diag.ClassUnavailable
+	return f
+}
+
+// failed is the finding that err is.
+func failed(check string, err error) Finding {
+	f := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names", class: diag.ClassOf(err)}
+	if h := diag.HintsOf(err); len(h) > 0 {
+		f.Hint = h[0]
+	}
+	return f
+}
+
+// Err is nil unless there are problems; its class is the first one's.
+func Err(list []Finding) error {
+	var names []string
+	var class diag.Class
+	for _, f := range list {
+		if f.Status == Problem {
+			if len(names) == 0 {
+				class = f.class
+			}
+			names = append(names, f.Check)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return diag.New(class, "%d of %d checks found a problem: %s", len(names), len(list), strings.Join(names, ", ")).
+		WithHint("the way out stands beside each of them")
+}
+
+// Machine is what the checks of this machine and build need to know.
+type Machine struct {
+	Version  string
+	Drivers  []driver.Driver
+	Kernels  string // of the host driver, "" when none can be used
+	CacheDir string // of hetc build, "" when there is none
+}
+
+// Check runs every check that needs no model. It takes about half a second.
+func (m Machine) Check(ctx context.Context) []Finding {
+	cores := m.cores(ctx)
+	out := []Finding{m.build(), m.cpu(cores), coresOf(cores), memory(), pages()}
+	out = append(out, m.drivers(ctx)...)
+	out = append(out, catalogs()...)
+	out = append(out, directory("current directory", "."), directory("temporary directory", os.TempDir()), m.cache())
+	out = append(out, limits()...)
+	return append(out, timer(), busy(len(cores)), governor(cores, m.Kernels), clock(time.Now()), signingKey())
+}
+
+// cores are those that the first driver with CPU cores may use.
+func (m Machine) cores(ctx context.Context) []int {
+	var out []int
+	for _, d := range m.Drivers {
+		devices, err := d.Devices(ctx)
+		if err != nil {
+			continue
+		}
+		for _, x := range devices {
+			out = append(out, x.Cores...)
+		}
+		if len(out) > 0 {
+			break
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// build tells what this program is.
+func (m Machine) build() Finding {
+	kind, cgo, revision := "default build", "", ""
+	if info, have := debug.ReadBuildInfo(); have {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "-tags" && strings.Contains(s.Value, "hetc_static"):
+				kind = "static build"
+			case s.Key == "CGO_ENABLED":
+				cgo = s.Value
+			case s.Key == "vcs.revision" && len(s.Value) >= 12:
+				revision = ", revision " + s.Value[:12]
+			case s.Key == "vcs.modified" && s.Value == "true":
+				revision += " with changes"
+			}
+		}
+	}
+	f := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision)
+	if cgo == "1" {
+		return f.but(Note, "built with cgo, which hetc does not need: CGO_ENABLED=0 (make build sets it)")
+	}
+	return f
+}
+
+func (m Machine) cpu(cores []int) Finding {
+	env := profiler.ThisMachine(cores, m.Kernels)
+	name := env.CPU
+	if name == "" {
+		name = runtime.GOARCH
+	}
+	f := ok("cpu", "%s; kernels %s; features %s", name, m.Kernels, strings.Join(env.Features, " "))
+	switch m.Kernels {
+	case "":
+		f.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name, os.Getenv("HETC_HOST_KERNELS"))
+		return f.but(Problem, "unset HETC_HOST_KERNELS")
+	case "portable", "reference":
+		hint := "this CPU has no vector kernels here: it works, several times slower"
+		if os.Getenv("HETC_HOST_KERNELS") != "" {
+			hint = "unset HETC_HOST_KERNELS for the fastest kernels"
+		}
+		return f.but(Note, "%s", hint)
+	}
+	return f
+}
+
+func coresOf(cores []int) Finding {
+	f := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
+	switch {
+	case len(cores) == 0:
+		return f.but(Problem, "no driver offers a core: allow this process one (taskset, the container's cpuset)")
+	case len(cores) == 1:
+		return f.but(Note, "plans over several processors need a second core (taskset, the container's cpuset)")
+	}
+	return f
+}
+
+func memory() Finding {
+	total, free := machine.TotalMemory(), machine.FreeMemory()
+	if total == 0 {
+		return ok("memory", "unknown on this system")
+	}
+	f := ok("memory", "%v, %v free for this process", unit.Bytes(total), unit.Bytes(free))
+	const little, least = 2 << 30, 256 << 20
+	switch {
+	case free < least:
+		return f.but(Problem, "end other programs, or raise the container's limit")
+	case free < little:
+		return f.but(Note, "enough for small models only; hetc probe alone uses 1 GiB")
+	}
+	return f
+}
+
+func pages() Finding { return ok("page size", "%v", unit.Bytes(os.Getpagesize())) }
+
+func (m Machine) drivers(ctx context.Context) []Finding {
+	var out []Finding
+	for _, d := range m.Drivers {
+		name := "driver " + d.Name()
+		devices, err := d.Devices(ctx)
+		if err != nil {
+			f := failed(name, err)
+			f.Status = Note // a plan for other processors does without it
+			out = append(out, f)
+			continue
+		}
+		var what []string
+		for _, x := range devices {
+			what = append(what, x.Select)
+		}
+		f := ok(name, "%d processors: %s", len(devices), strings.Join(what, ", "))
+		if len(devices) == 0 {
+			f = f.but(Note, "the driver found no device; hetc drivers says more")
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// catalogs opens every model and SoC that this program carries.
+func catalogs() []Finding {
+	names := models.CatalogNames()
+	out := []Finding{ok("catalog of models", "%d models", len(names))}
+	for _, name := range names {
+		m, err := models.Open(name)
+		if err != nil {
+			out = append(out, failed("catalog model "+name, err))
+			continue
+		}
+		_ = m.Close() // shapes only
+	}
+	out = append(out, ok("catalog of SoCs", "%d SoCs", len(socs.Catalog())))
+	for _, name := range socs.Catalog() {
+		if _, err := socs.Open(name); err != nil {
+			out = append(out, failed("catalog SoC "+name, err))
+		}
+	}
+	return out
+}
+
+// directory checks that files can be written there, and how many bytes.
+func directory(check, dir string) Finding {
+	if err := wholefile.Writable(filepath.Join(dir, "hetc-doctor")); err != nil {
+		return failed(check, err)
+	}
+	space, known := machine.DiskSpace(dir)
+	if !known {
+		return ok(check, "%s: writable", dir)
+	}
+	f := ok(check, "%s: writable, %v free", dir, unit.Bytes(space))
+	const little, least = 2 << 30, 16 << 20
+	switch {
+	case space < least:
+		return f.but(Problem, "free space there, or work elsewhere")
+	case space < little:
+		return f.but(Note, "a bundle needs about as much space as the model's weights")
+	}
+	return f
+}
+
+func (m Machine) cache() Finding {
+	const name = "cache directory"
+	if m.CacheDir == "" {
+		return ok(name, "none").but(Note, "hetc build needs one: --cache DIR, or $HETC_CACHE")
+	}
+	for dir := m.CacheDir; ; dir = filepath.Dir(dir) { // it is made when it is needed
+		if st, err := os.Stat(dir); err == nil && st.IsDir() || dir == filepath.Dir(dir) {
+			f := directory(name, dir)
+			if dir != m.CacheDir && f.Status == OK {
+				f.Found = strings.Replace(f.Found, dir, m.CacheDir+" (not there yet)", 1)
+			}
+			return f
+		}
+	}
+}
+
+// limits are those of this process that stand against big models.
+func limits() []Finding {
+	var out []Finding
+	check := func(name string, have, want int64, flag string, print func(int64) string) {
+		if have >= want {
+			return
+		}
+		out = append(out, ok(name, "%s", print(have)).but(Note, "models of some size need more: %s", flag))
+	}
+	bytes := func(n int64) string { return unit.Bytes(n).String() }
+	check("address space limit", machine.AddressSpace(), 64<<30, "ulimit -v unlimited", bytes)
+	check("file size limit", machine.FileSize(), 64<<30, "ulimit -f unlimited", bytes)
+	check("open files limit", machine.OpenFiles(), 256, "ulimit -n 1024", func(n int64) string { return fmt.Sprint(n) })
+	if len(out) == 0 {
+		out = append(out, ok("limits", "none on address space and file size that matter"))
+	}
+	return out
+}
+
+// timer looks at the clock that measurements use, and at how late a sleeping thread wakes up.
+func timer() Finding {
+	const tries, nap = 31, 100 * time.Microsecond
+	var steps, late []float64
+	for range tries {
+		start := time.Now()
+		step := time.Since(start)
+		for step == 0 {
+			step = time.Since(start)
+		}
+		steps = append(steps, float64(step.Nanoseconds()))
+		start = time.Now()
+		time.Sleep(nap)
+		late = append(late, float64((time.Since(start) - nap).Nanoseconds()))
+	}
+	step, lateNS := stat.Median(steps), stat.Median(late)
+	f := ok("timer", "steps of %.0f ns, sleeps end %.0f us late", step, lateNS/1e3)
+	if step > 1000 {
+		return f.but(Note, "the clock is coarse: short operators are measured in loops, with wider intervals")
+	}
+	if lateNS > 2e6 {
+		return f.but(Note, "threads wake up late: hand-overs between processors cost more than they should")
+	}
+	return f
+}
+
+// busy tells whether the machine is idle enough to be measured.
+func busy(cores int) Finding {
+	const name = "idle enough to measure"
+	share, stolen, known := machine.Busy(300 * time.Millisecond)
+	load, _ := machine.Load()
+	if !known {
+		return ok(name, "unknown on this system")
+	}
+	f := ok(name, "%.0f %% of all cores busy, load %.1f on %d cores", 100*share, load, max(cores, 1))
+	if stolen >= 0.02 {
+		f.Found += fmt.Sprintf(", %.0f %% taken by other virtual machines", 100*stolen)
+	}
+	if share > 0.2 || stolen >= 0.02 {
+		return f.but(Note, "end other programs before hetc probe, profile and bench: what they take is measured too")
+	}
+	return f
+}
+
+func governor(cores []int, kernels string) Finding {
+	env := profiler.ThisMachine(cores, kernels)
+	if env.Governor == "" {
+		return ok("clock speed", "not in the hands of this system")
+	}
+	f := ok("clock speed", "governor %s", env.Governor)
+	if env.Governor != "performance" && env.Governor != "schedutil" {
+		return f.but(Note, "measurements vary less with the governor performance (cpupower frequency-set -g performance)")
+	}
+	return f
+}
+
+// released is before any build of this version: a clock that shows less is wrong.
+var released = time.Date(2025, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+func clock(now time.Time) Finding {
+	f := ok("clock", "%s", now.UTC().Format("2006-01-02 15:04 UTC"))
+	if now.Before(released) || now.Year() > 2100 {
+		return f.but(Problem, "set the clock: a bundle's last day (--not-after) is judged by it")
+	}
+	return f
+}
+
+// signingKey checks what the environment says about the key, without reading its contents.
+func signingKey() Finding {
+	const name = "signing key"
+	_, text := os.LookupEnv(emit.EnvSigningKey)
+	file, hasFile := os.LookupEnv(emit.EnvSigningKeyFile)
+	switch {
+	case text && hasFile:
+		return ok(name, "both %s and %s are set", emit.EnvSigningKey, emit.EnvSigningKeyFile).but(Problem, "unset one of them")
+	case text:
+		return ok(name, "from %s", emit.EnvSigningKey)
+	case hasFile:
+		if _, err := os.Stat(file); err != nil {
+			return ok(name, "%s: %v", emit.EnvSigningKeyFile, err).but(Problem, "correct the variable, or unset it")
+		}
+		return ok(name, "from %s", file)
+	}
+	return ok(name, "none in the environment; hetc emit takes --key (hetc keygen makes one)")
+}

@@ -1,0 +1,180 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// CheckModel checks a model's directory or file: whether it is read, which keys and tensors mean nothing
+// here, whether every weight is a number, and whether its tokenizer is understood. It reads all weights.
+func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
+	m, err := models.Open(dir)
+	if err != nil {
+		var list diag.List
+		if !errors.As(err, &list) {
+			return []Finding{failed("model", err)}, nil
+		}
+		var out []Finding
+		for _, d := range list {
+			out = append(out, failed("model", d))
+		}
+		return out, nil
+	}
+	defer m.Close()
+	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", m.Name, m.Architecture, float64(m.Parameters())/1e9, m.Stored, m.MaxContext)}
+	if m.Dir == "" {
+		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note, "enough for planning; hetc models synth %s -o DIR writes random ones", m.Name)), nil
+	}
+	out = append(out, unread(m), ignored(m))
+	weights, err := weights(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return append(out, weights, readTokenizer(m)), nil
+}
+
+func unread(m *models.Model) Finding {
+	const name = "config keys"
+	if keys := m.UnreadKeys(); len(keys) > 0 {
+		return ok(name, "%d mean nothing to %s: %s", len(keys), m.Architecture, some(keys)).
+			but(Note, "they are not used; make sure that none of them changes what the model computes")
+	}
+	return ok(name, "all understood")
+}
+
+func ignored(m *models.Model) Finding {
+	const name = "tensors"
+	need := len(m.Required())
+	if more := m.Ignored(); len(more) > 0 {
+		return ok(name, "%d used, %d not: %s", need, len(more), some(more)).
+			but(Note, "they are not used; make sure that the model computes without them")
+	}
+	return ok(name, "%d, all used", need)
+}
+
+// some joins the first few names and counts the rest.
+func some(names []string) string {
+	const most = 6
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// weights reads every tensor and looks for values that are no numbers.
+func weights(ctx context.Context, m *models.Model) (Finding, error) {
+	names := m.Required()
+	bad := make([]string, len(names))
+	errs := make([]error, len(names))
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := range next {
+				bad[i], errs[i] = notFinite(ctx, m, names[i])
+			}
+		})
+	}
+	for i := range names {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		if ctx.Err() != nil {
+			return Finding{}, ctx.Err()
+		}
+		return failed("weights", err), nil
+	}
+	var found []string
+	for _, b := range bad {
+		if b != "" {
+			found = append(found, b)
+		}
+	}
+	if len(found) > 0 {
+		f := ok("weights", "%d tensors hold values that are no numbers: %s", len(found), some(found)).
+			but(Problem, "fetch the model again; hetc emit refuses such weights")
+		f.class = diag.ClassInput
+		return f, nil
+	}
+	bytes := int64(0)
+	for _, name := range names {
+		if t, err := m.Tensor(name); err == nil {
+			bytes += int64(len(t.Data()))
+		}
+	}
+	f := ok("weights", "%v, all finite", unit.Bytes(bytes))
+	if free := machine.FreeMemory(); free > 0 && bytes > free {
+		f.Found += fmt.Sprintf(", more than the %v of memory that are free", unit.Bytes(free))
+		return f.but(Note, "permit 8 or 4 bit weights in the workload (schemes:), or use a machine with more memory"), nil
+	}
+	return f, nil
+}
+
+// notFinite names the first value of a tensor that is NaN or infinite, "" when there is none.
+func notFinite(ctx context.Context, m *models.Model, name string) (string, error) {
+	t, err := m.Tensor(name)
+	if err != nil {
+		return "", err
+	}
+	rows, cols := 1, 1
+	for i, d := range t.Shape() {
+		if i < len(t.Shape())-1 {
+			rows *= d
+		} else {
+			cols = d
+		}
+	}
+	const chunk = 1 << 18 // values
+	step := max(1, chunk/max(1, cols))
+	buf := make([]float32, min(step, rows)*cols)
+	for r := 0; r < rows; r += step {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		n := min(step, rows-r)
+		part := buf[:n*cols]
+		if err := t.Read(part, r, r+n, 0, cols); err != nil {
+			return "", fmt.Errorf("tensor %q: %w", name, err)
+		}
+		for i, v := range part {
+			if x := float64(v); math.IsNaN(x) || math.IsInf(x, 0) {
+				return fmt.Sprintf("%q (row %d, column %d: %v)", name, r+i/cols, i%cols, v), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+func readTokenizer(m *models.Model) Finding {
+	const name = "tokenizer"
+	files, err := m.TokenizerFiles()
+	if err != nil {
+		return failed(name, err)
+	}
+	text, have := files["tokenizer"]
+	if !have {
+		return ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
+	}
+	t, err := tokenizer.New(text, files["config"], m.BOS)
+	if err != nil {
+		return failed(name, err)
+	}
+	f := ok(name, "%d tokens", t.VocabSize())
+	if t.VocabSize() > m.Vocab {
+		return f.but(Note, "the model has rows for %d tokens only", m.Vocab)
+	}
+	return f
+}

@@ -1,0 +1,15 @@
+//go:build !linux && !darwin
+
+package machine
+
+// AddressSpace is the most virtual memory the process may have, in bytes.
+func AddressSpace() int64 { return Unlimited }
+
+// FileSize is the size a file may reach that the process writes, in bytes.
+func FileSize() int64 { return Unlimited }
+
+// OpenFiles is how many files the process may have open.
+func OpenFiles() int64 { return Unlimited }
+
+// DiskSpace is not known on this system.
+func DiskSpace(string) (bytes int64, ok bool) { return 0, false }

@@ -1,0 +1,36 @@
+//go:build linux || darwin
+
+package machine
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// AddressSpace is the most virtual memory the process may have, in bytes (ulimit -v).
+func AddressSpace() int64 { return limit(unix.RLIMIT_AS) }
+
+// FileSize is the size a file may reach that the process writes, in bytes (ulimit -f).
+func FileSize() int64 { return limit(unix.RLIMIT_FSIZE) }
+
+// OpenFiles is how many files the process may have open (ulimit -n).
+func OpenFiles() int64 { return limit(unix.RLIMIT_NOFILE) }
+
+func limit(which int) int64 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(which, &l); err != nil || l.Cur > math.MaxInt64 {
+		return Unlimited
+	}
+	return int64(l.Cur)
+}
+
+// DiskSpace is how many bytes this user can still write in the file system of path; ok is false where
+// the system does not say.
+func DiskSpace(path string) (bytes int64, ok bool) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, false
+	}
+	return int64(st.Bavail) * int64(st.Bsize), true
+}

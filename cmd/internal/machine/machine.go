@@ -1,0 +1,139 @@
+// Package machine knows what this machine lends a process: memory, address space, file sizes, disk
+// space, and how busy it is with others.
+package machine
+
+import (
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Unlimited is the value of a limit that does not exist.
+const Unlimited = math.MaxInt64
+
+// TotalMemory is the machine's memory in bytes, 0 where the system does not say.
+func TotalMemory() int64 { return meminfo("MemTotal:") }
+
+// FreeMemory is how many bytes this process can still use without swapping or being refused: what the
+// system has available, what is left of a container's limit, and what is left of the process's address
+// space. It is 0 where the system does not say.
+func FreeMemory() int64 {
+	free := meminfo("MemAvailable:")
+	if left := containerMemory(); left > 0 && (free == 0 || left < free) {
+		free = left
+	}
+	if limit := AddressSpace(); limit != Unlimited {
+		if left := max(1, limit-addressSpaceUsed()); free == 0 || left < free {
+			free = left
+		}
+	}
+	return free
+}
+
+func meminfo(key string) int64 { return memoryField("/proc/meminfo", key) }
+
+// memoryField reads a line such as "MemTotal: 123 kB" of a file of the proc file system.
+func memoryField(path, key string) int64 {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	for line := range strings.SplitSeq(string(text), "\n") {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == key {
+			if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil && 0 < kib && kib < 1<<40 {
+				return kib << 10
+			}
+		}
+	}
+	return 0
+}
+
+// addressSpaceUsed is what an address space limit counts.
+func addressSpaceUsed() int64 { return memoryField("/proc/self/status", "VmSize:") }
+
+// containerMemory is what is left of the control group's limit, 0 where there is none.
+func containerMemory() int64 {
+	for _, x := range []struct{ limit, used string }{
+		{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+		{"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
+	} {
+		if limit := number(x.limit); limit > 0 && limit < 1<<50 {
+			return max(1, limit-number(x.used))
+		}
+	}
+	return 0
+}
+
+// number reads a file that holds one whole number, 0 when it does not.
+func number(path string) int64 {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Load is the mean number of processes that wanted a core in the last minute; ok is false where the
+// system does not say.
+func Load() (load float64, ok bool) {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, false
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	load, err = strconv.ParseFloat(first, 64)
+	return load, err == nil
+}
+
+// Busy is the share of all cores' time, 0 to 1, that went to anybody while this process slept for the
+// given time, and the share that the host of a virtual machine took away.
+func Busy(during time.Duration) (busy, stolen float64, ok bool) {
+	before, ok := cpuTimes()
+	if !ok {
+		return 0, 0, false
+	}
+	time.Sleep(during)
+	after, ok := cpuTimes()
+	if !ok || after.total <= before.total {
+		return 0, 0, false
+	}
+	total := float64(after.total - before.total)
+	return 1 - float64(after.idle-before.idle)/total, float64(after.stolen-before.stolen) / total, true
+}
+
+// ticks are clock ticks of all cores since the machine started.
+type ticks struct{ total, idle, stolen int64 }
+
+func cpuTimes() (ticks, bool) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return ticks{}, false
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal guest guest_nice
+	const steal = 8
+	if len(f) <= steal || f[0] != "cpu" {
+		return ticks{}, false
+	}
+	var t ticks
+	for i := 1; i <= steal; i++ { // guest times are part of user and nice
+		n, err := strconv.ParseInt(f[i], 10, 64)
+		if err != nil {
+			return ticks{}, false
+		}
+		t.total += n
+		switch i {
+		case 4, 5:
+			t.idle += n
+		case steal:
+			t.stolen = n
+		}
+	}
+	return t, true
+}
