@@ -154,6 +154,10 @@ func loadKey(path string) (*PrivateKey, error) {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}
 	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
+		if strings.HasSuffix(path, ".pub") {
+			return nil, diag.New(diag.ClassInput, "signing key %q is a public key, which verifies and cannot sign", path).
+				WithHint("give the .key file that was made with it")
+		}
 		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
 			WithHint("chmod 600 %s, and make a new key if somebody may have read this one", path)
 	}

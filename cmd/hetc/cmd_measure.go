@@ -147,8 +147,9 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		}
 		budget = time.Duration(float64(sec) * float64(time.Second))
 	}
-	if o.heldOut < 0 {
-		return diag.New(diag.ClassUsage, "--held-out %d: want at least 0", o.heldOut)
+	const mostHeldOut = 1000
+	if o.heldOut < 0 || o.heldOut > mostHeldOut {
+		return diag.New(diag.ClassUsage, "--held-out %d: want 0 to %d", o.heldOut, mostHeldOut)
 	}
 	soc, err := socs.Open(o.soc)
 	if err != nil {
@@ -211,10 +212,13 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	rep, err := profiler.Run(ctx, soc, requests, rec, po)
 	if err != nil {
 		if rec.Set().Len() == 0 { // there is nothing to resume
-			err = errors.Join(err, rec.Close(), os.Remove(o.out))
-		} else if errors.Is(err, context.Canceled) {
+			return errors.Join(err, rec.Close(), os.Remove(o.out))
+		}
+		if errors.Is(err, context.Canceled) {
 			err = diag.New(diag.ClassInterrupted, "profile: %d measurements of this run are in %q: %w", rep.Measured, o.out, err).
 				WithHint("the same command with --resume goes on where it stopped")
+		} else {
+			s.Notef("%d measurements are in %q: the same command with --resume goes on", rec.Set().Len(), o.out)
 		}
 		return err
 	}

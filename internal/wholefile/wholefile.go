@@ -44,6 +44,10 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 		if err != nil {
 			f.Close()
 			os.Remove(f.Name())
+			var p *fs.PathError
+			if errors.As(err, &p) && p.Path == f.Name() {
+				err = p.Err // the user knows nothing of a temporary file
+			}
 			err = fail(err)
 		}
 	}()

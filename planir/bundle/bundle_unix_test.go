@@ -51,7 +51,7 @@ func TestExplodedRefusesLinksAndSpecialFiles(t *testing.T) {
 	})
 }
 
-// A bundle path that is a link, a FIFO or a device.
+// A bundle path that is a link, a FIFO, a device or some directory.
 func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	dir := t.TempDir()
 	real := filepath.Join(dir, "real.hetb")
@@ -65,8 +65,8 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{link, fifo, "/dev/zero"} {
-		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != StepOpen || diag.ClassOf(err) != diag.ClassVerify {
+	for p, class := range map[string]diag.Class{link: diag.ClassVerify, fifo: diag.ClassInput, "/dev/zero": diag.ClassInput, dir: diag.ClassInput} {
+		if _, err := Open(p, Options{Trust: ring(1, keyA)}); StepOf(err) != StepOpen || diag.ClassOf(err) != class {
 			t.Errorf("%q: %v", p, err)
 		}
 		if _, err := Inspect(p); StepOf(err) != StepOpen {

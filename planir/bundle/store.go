@@ -38,11 +38,14 @@ func openStore(path string) (store, error) {
 	if st.IsDir() {
 		return openDir(path, st)
 	}
+	if st.Mode()&fs.ModeSymlink != 0 {
+		return nil, refuse(StepOpen, "a symbolic link").hint("give the path of the file itself")
+	}
+	if err := onlyFile(st); err != nil { // before opening: to open a device can mean to use it
+		return nil, err
+	}
 	f, err := os.OpenFile(path, openFlags, 0)
 	if err != nil {
-		if st.Mode()&fs.ModeSymlink != 0 {
-			return nil, refuse(StepOpen, "a symbolic link").hint("give the path of the file itself")
-		}
 		return nil, cannotRead(err)
 	}
 	now, err := regular(f, st)
@@ -67,12 +70,18 @@ func regular(f *os.File, before os.FileInfo) (os.FileInfo, error) {
 	switch {
 	case err != nil:
 		return nil, cannotRead(err)
-	case !now.Mode().IsRegular():
-		return nil, refuse(StepOpen, "not a regular file but %s", now.Mode().Type())
 	case !os.SameFile(before, now):
 		return nil, refuse(StepOpen, "replaced while it was opened, or a link")
 	}
-	return now, nil
+	return now, onlyFile(now)
+}
+
+// onlyFile refuses devices and pipes, which may have no end or never begin.
+func onlyFile(st os.FileInfo) error {
+	if !st.Mode().IsRegular() {
+		return refuseAs(diag.ClassInput, StepOpen, "it is no file but a device, a pipe or a socket (%s)", st.Mode().Type()).hint("give the path of a bundle")
+	}
+	return nil
 }
 
 func readAt(s Step, r io.ReaderAt, buf []byte, offset int64) error {
@@ -219,6 +228,9 @@ func (s *dirStore) openBlobs(before os.FileInfo) error {
 		return refuse(StepOpen, "replaced while it was opened")
 	}
 	st, err := s.root.Lstat(dirBlobs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return refuseAs(diag.ClassInput, StepOpen, "a directory that holds no bundle").hint("give the .hetb file")
+	}
 	if err != nil {
 		return cannotRead(err)
 	}

@@ -116,8 +116,29 @@ func (o *options) validate(changed func(string) bool) error {
 		return diag.New(diag.ClassUsage, "--tokens is empty").WithHint("write ids separated by commas: --tokens 1,5,7")
 	case changed("prompt-file") && o.promptFile == "", changed("dump-logits") && o.dumpLogits == "":
 		return diag.New(diag.ClassUsage, "--prompt-file or --dump-logits is empty").WithHint("give the name of a file")
-	case o.maxTokens < 0 || o.promptLen < 1 || o.gen < 0 || o.rounds < 1 || o.deadline <= 0:
-		return diag.New(diag.ClassUsage, "--max-tokens %d, --prompt-len %d, --gen %d, --rounds %d, --deadline %v: out of range", o.maxTokens, o.promptLen, o.gen, o.rounds, o.deadline)
+	case o.dumpLogits != "" && o.check:
+		return diag.New(diag.ClassUsage, "--dump-logits cannot be combined with --check").WithHint("run them separately")
+	case o.deadline <= 0:
+		return diag.New(diag.ClassUsage, "--deadline %v: want more than nothing", o.deadline).WithHint("give a time such as 30s or 2m")
+	}
+	for _, f := range []struct {
+		name      string
+		got, want int
+	}{{"max-tokens", o.maxTokens, 0}, {"prompt-len", o.promptLen, 1}, {"gen", o.gen, 0}, {"rounds", o.rounds, 1}} {
+		if f.got < f.want {
+			return diag.New(diag.ClassUsage, "--%s %d: want at least %d", f.name, f.got, f.want)
+		}
+	}
+	// A flag that would change nothing is a misunderstanding.
+	for _, f := range []string{"prompt-len", "gen", "rounds"} {
+		if changed(f) && !o.bench {
+			return diag.New(diag.ClassUsage, "--%s is for --bench, which is not there", f).WithHint("add --bench, or leave it out")
+		}
+	}
+	for _, f := range []string{"max-tokens", "temperature", "top-k", "top-p", "seed"} {
+		if changed(f) && (o.bench || o.dumpLogits != "") {
+			return diag.New(diag.ClassUsage, "--%s is for generating, which --bench and --dump-logits do not do", f).WithHint("leave it out, or run them separately")
+		}
 	}
 	return o.sampler.Validate()
 }
