@@ -303,19 +303,12 @@ func (c *Cache) Put(k Key, build func(path string) error) (*Entry, error) {
 		kept, e.own = true, tmp
 		return e, nil
 	}
-	f.Close() // some systems rename closed files only
 	path := c.dataPath(e.Digest)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fail(err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := e.store(tmp, path); err != nil {
 		return fail(err)
 	}
 	step("content-stored")
 	c.stamp(path)
-	if e.file, err = os.Open(path); err != nil {
-		return fail(err)
-	}
 	if err := c.Note(k, e.Digest, e.Bytes); err != nil {
 		e.Close()
 		return nil, err
@@ -326,6 +319,23 @@ func (c *Cache) Put(k Key, build func(path string) error) (*Entry, error) {
 		return fail(err)
 	}
 	return e, nil
+}
+
+// store moves the content to path and keeps it open: another process may remove it at any time.
+func (e *Entry) store(tmp, path string) error {
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		return nil
+	}
+	e.file.Close() // some systems rename closed files only
+	if os.Rename(tmp, path) != nil {
+		return err
+	}
+	e.file, err = os.Open(path)
+	return err
 }
 
 // step is where tests let a process die.
