@@ -10,6 +10,7 @@ package models
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sort"
 	"strconv"
@@ -101,6 +102,24 @@ func (m *Model) Required() []string {
 		out = append(out, s.name)
 	}
 	return out
+}
+
+// StoredTypes lists the element types of the tensors the graph uses, the one of most bytes first; Stored
+// alone for a catalog entry.
+func (m *Model) StoredTypes() []op.Type {
+	if !m.HasWeights() {
+		return []op.Type{m.Stored}
+	}
+	bytes := map[op.Type]int{}
+	for _, t := range m.tensors {
+		bytes[t.Type()] += len(t.Data())
+	}
+	return slices.SortedFunc(maps.Keys(bytes), func(a, b op.Type) int {
+		if bytes[a] != bytes[b] {
+			return bytes[b] - bytes[a]
+		}
+		return strings.Compare(string(a), string(b))
+	})
 }
 
 // Ignored lists stored tensors that the graph does not use, sorted.

@@ -41,19 +41,37 @@ func newModels(s *cli.Streams) *cobra.Command {
 				return err
 			}
 			defer m.Close()
-			s.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d, vocabulary %d, context %d, stored %s, weights: %v\n",
-				m.Name, m.Architecture, m.Layers, m.Hidden, m.Heads, m.KVHeads, m.HeadDim, m.FFN, m.Vocab, m.MaxContext, m.Stored, m.HasWeights())
+			experts := ""
+			if m.Experts > 0 {
+				experts = fmt.Sprintf(", %d experts of %d, %d per token", m.Experts, m.ExpertFFN, m.ExpertsPerToken)
+			}
+			var types []string
+			for _, t := range m.StoredTypes() {
+				types = append(types, string(t))
+			}
+			s.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d%s, vocabulary %d, context %d, stored %s, weights: %v\n",
+				m.Name, m.Architecture, m.Layers, m.Hidden, m.Heads, m.KVHeads, m.HeadDim, m.FFN, experts, m.Vocab, m.MaxContext, strings.Join(types, " "), m.HasWeights())
 			for _, k := range m.UnreadKeys() {
 				s.Warnf("config key %q is not used", k)
+			}
+			for _, t := range m.Ignored() {
+				s.Warnf("tensor %q is not used", t)
 			}
 			var rows [][]string
 			g := m.Graph()
 			for _, w := range g.Weights {
-				rows = append(rows, []string{w.Name, fmt.Sprintf("[%d,%d]", w.K, w.N), strings.Join(w.From, " ")})
+				shape := fmt.Sprintf("[%d,%d]", w.K, w.N)
+				if w.Experts > 0 {
+					shape = fmt.Sprintf("%d x %s", w.Experts, shape)
+				}
+				rows = append(rows, []string{w.Name, shape, strings.Join(w.From, " ")})
 			}
 			s.Table([]string{"weight", "[K,N]", "from"}, rows)
 			return s.Result(map[string]any{"name": m.Name, "architecture": m.Architecture, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads,
-				"kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocabulary": m.Vocab, "max_context": m.MaxContext, "weights": m.HasWeights(), "parameters": m.Parameters()})
+				"kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocabulary": m.Vocab, "max_context": m.MaxContext,
+				"experts": m.Experts, "experts_per_token": m.ExpertsPerToken, "expert_ffn": m.ExpertFFN, "shared_ffn": m.SharedFFN, "stored": m.StoredTypes(),
+				"unread_keys": m.UnreadKeys(), "ignored_tensors": m.Ignored(),
+				"weights": m.HasWeights(), "parameters": m.Parameters()})
 		}}
 	var out, stored string
 	var seed uint64
