@@ -186,7 +186,7 @@ func operators() []op.Op {
 		for _, sh := range []struct {
 			m, fan, experts, k, n int
 		}{
-			{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {70, 8, 7, 64, 32}, {19, 6, 8, 96, 672},
+			{1, 1, 1, 1, 1}, {1, 2, 16, 64, 96}, {1, 8, 16, 33, 131}, {3, 1, 4, 100, 31}, {5, 8, 16, 32, 64}, {17, 2, 3, 97, 33}, {9, 3, 1, 40, 160}, {50, 8, 3, 64, 32}, {11, 6, 8, 96, 300},
 		} {
 			o := op.Op{Kind: op.ExpertMatMul, M: sh.m, Fan: sh.fan, Experts: sh.experts, K: sh.k, N: sh.n, Scheme: s}
 			add(o)
@@ -277,9 +277,14 @@ func (s *session) variants(tr *trial, m, maxContext int, seed uint64) {
 	} else {
 		calls = append(calls, call{place{}, end})
 	}
-	early := scalars(2, m) // a chunk of a longer prompt
-	early.Seq = 200
-	calls = append(calls, call{place{}, early})
+	for _, n := range tr.graph.Nodes {
+		if n.Op.LongFrom > 0 { // a chunk of a longer prompt
+			early := scalars(2, m)
+			early.Seq = 200
+			calls = append(calls, call{place{}, early})
+			break
+		}
+	}
 	if s.caps.DynamicRows && m > 1 {
 		calls = append(calls, call{place{below: 1}, scalars(3, m-1)}, call{place{}, scalars(1, 1)})
 	}

@@ -217,7 +217,7 @@ func everyOp() map[string]op.Graph {
 		{Kind: op.Add, M: m, N: 512}, {Kind: op.Copy, M: m, N: 512},
 		{Kind: op.LayerNorm, M: m, N: 512, Eps: 1e-5}, {Kind: op.MatMul, M: m, K: 512, N: 512, Scheme: op.A8TQ8C, Bias: true},
 		{Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 6, K: 512, N: 544, Scheme: op.A32W32}, {Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 6, K: 512, N: 544, Scheme: op.A8TQ8C, Spread: true},
-		{Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 300, K: 512, N: 544, Scheme: op.A8TQ4B32, Spread: true}, {Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 1, K: 512, N: 20, Scheme: op.A8TQ4B32},
+		{Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 100, K: 64, N: 544, Scheme: op.A8TQ4B32, Spread: true}, {Kind: op.ExpertMatMul, M: m, Fan: 4, Experts: 1, K: 512, N: 20, Scheme: op.A8TQ4B32},
 		{Kind: op.Route, M: m, Experts: 60, Fan: 6, Router: op.RouteSoftmax}, {Kind: op.Route, M: m, Experts: 16, Fan: 2, Router: op.RouteSparseMixer, Jitter: 0.01},
 		{Kind: op.Combine, M: m, N: 512, Fan: 4}, {Kind: op.QuantRows, M: m, N: 512, Fan: 3}, {Kind: op.GLU, M: m, N: 512, Interleave: 32, Act: op.GELUTanh, Fan: 2},
 		{Kind: op.Activate, M: m, N: 512, Act: op.GELU}, {Kind: op.Activate, M: m, N: 512, Act: op.GELUTanh, Fan: 2}, {Kind: op.Gate, M: m, N: 512},
@@ -420,6 +420,7 @@ func TestRotationsInTurn(t *testing.T) {
 	var graphs []op.Graph
 	for _, o := range []op.Op{
 		base, with(func(o *op.Op) { o.Amplitude = 1.5 }), with(func(o *op.Op) { o.RotaryDim = 4 }), with(func(o *op.Op) { o.LongFrom, o.LongAmplitude = 20, 0.5 }), with(func(o *op.Op) { o.LongFrom, o.NTK = 20, 3 }),
+		with(func(o *op.Op) { o.LongFrom = 20 }),
 	} {
 		g := op.Single(o, "")
 		exe, err := load(t, p, g)
@@ -428,8 +429,8 @@ func TestRotationsInTurn(t *testing.T) {
 		}
 		exes, graphs = append(exes, exe), append(graphs, g)
 	}
+	b := bindings(t, p, graphs[0], 0) // of all of them
 	run := func(i, pos, seq int) string {
-		b := bindings(t, p, graphs[i], 0)
 		fill(graphs[i], b, 7)
 		b.Scalars.Pos, b.Scalars.Seq = pos, seq
 		var err error
@@ -439,41 +440,52 @@ func TestRotationsInTurn(t *testing.T) {
 		}
 		return string(b.Out[0].Bytes())
 	}
-	first := map[string]string{}
-	seen := map[string]string{}
-	for round := range 3 {
-		for _, seq := range []int{20, 21, 50} {
-			for _, pos := range []int{3, 9} {
-				for i := range exes {
-					name := fmt.Sprintf("rotation %d at %d of %d", i, pos, seq)
-					got := run(i, pos, seq)
-					if round == 0 {
-						first[name] = got
-						if i < 3 { // they do not depend on the length
-							name = fmt.Sprintf("rotation %d at %d", i, pos)
-						} else if seq > 20 && i == 3 || seq <= 20 && i >= 3 {
-							name = fmt.Sprintf("rotation %d at %d long %v", i, pos, seq > 20)
-						}
-						if old, ok := seen[name]; ok && old != got {
-							t.Errorf("%s depends on what ran before", name)
-						}
-						seen[name] = got
-					} else if first[name] != got {
-						t.Errorf("%s differs in round %d", name, round)
-					}
+	first, seen := map[string]string{}, map[string]string{}
+	for _, seq := range []int{20, 21, 50} {
+		for _, pos := range []int{3, 9} {
+			for i := range exes {
+				got := run(i, pos, seq)
+				first[fmt.Sprint(i, pos, seq)] = got
+				name := fmt.Sprintf("rotation %d at %d of %d", i, pos, seq)
+				if i < 3 { // they do not depend on the length
+					name = fmt.Sprintf("rotation %d at %d", i, pos)
+				} else if seq <= 20 || i != 4 {
+					name = fmt.Sprintf("rotation %d at %d long %v", i, pos, seq > 20)
 				}
+				if old, ok := seen[name]; ok && old != got {
+					t.Errorf("%s depends on what ran before", name)
+				}
+				seen[name] = got
 			}
+		}
+	}
+	// In every order: the same rotation at other positions and lengths, another one in between.
+	rng := rand.New(rand.NewPCG(1, 1))
+	i, pos, seq := 0, 3, 20
+	for range 2000 {
+		switch rng.IntN(4) {
+		case 0:
+			i = rng.IntN(len(exes))
+		case 1:
+			pos = 3 + 6*rng.IntN(2)
+		case 2:
+			seq = []int{20, 21, 50}[rng.IntN(3)]
+		case 3:
+			b.Scalars.Rows = 1 + rng.IntN(4)
+		}
+		used := b.Scalars.Rows * b.Out[0].Cols * 4
+		if run(i, pos, seq)[:used] != first[fmt.Sprint(i, pos, seq)][:used] {
+			t.Fatalf("rotation %d at %d of %d depends on what ran before", i, pos, seq)
 		}
 	}
 	distinct := map[string]bool{}
 	for _, got := range seen {
 		distinct[got] = true
 	}
-	// All differ, but those for short sequences of rotations 3 and 4 are rotation 0.
-	if len(distinct) != len(seen)-4 {
+	// All differ, but those for short sequences of rotations 3 to 5 are rotation 0.
+	if len(distinct) != len(seen)-6 {
 		t.Errorf("%d different results of %d rotations", len(distinct), len(seen))
 	}
-	b := bindings(t, p, graphs[3], 0)
 	b.Scalars.Pos, b.Scalars.Seq = 5, 5
 	var err error
 	do(func() { _, err = p.Run(exes[3], b) })
