@@ -25,7 +25,7 @@ func (r *Request) Key() string { return r.What.Key() }
 // comes first.
 const (
 	PriorityBase    = iota // bandwidth, hand-over, launch; whole weights at M = 1 and at the buckets
-	PriorityGlue           // everything between the matrices, and attention
+	PriorityGlue           // everything between the matrices, and attention; no plan can do without
 	PriorityShards         // parts of weights, and processors beside each other
 	PriorityBetween        // row counts between the buckets, for interpolation
 )

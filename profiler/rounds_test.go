@@ -82,13 +82,14 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestRoundsUnderBudget checks that what matters more has had all its visits before the rest has its first.
+// TestRoundsUnderBudget checks that what every plan needs is visited once before anything is visited again,
+// and that then what matters more has all its visits before the rest has its first.
 func TestRoundsUnderBudget(t *testing.T) {
 	s := fakeSoC()
 	w, _ := newRecord(t, s)
 	requests := everyKind()
 	for i := range requests {
-		requests[i].Priority = i % 2
+		requests[i].Priority = []int{PriorityBase, PriorityGlue, PriorityShards}[i%3]
 	}
 	f := &fake{cost: work}
 	o := f.options()
@@ -106,7 +107,20 @@ func TestRoundsUnderBudget(t *testing.T) {
 	for i := range requests {
 		priority[requests[i].Key()] = requests[i].Priority
 	}
-	for i := 1; i < len(order); i++ {
+	needed := 0
+	for _, q := range requests {
+		if q.Priority <= PriorityGlue {
+			needed++
+		}
+	}
+	first := map[string]bool{}
+	for i, key := range order[:needed] {
+		if first[key] || priority[key] > PriorityGlue {
+			t.Fatalf("visit %d is of %q (priority %d), and not everything that is needed has had one", i, key, priority[key])
+		}
+		first[key] = true
+	}
+	for i := needed + 1; i < len(order); i++ {
 		if priority[order[i]] < priority[order[i-1]] {
 			t.Fatalf("visit %d of %q (priority %d) follows one of priority %d", i, order[i], priority[order[i]], priority[order[i-1]])
 		}

@@ -200,7 +200,8 @@ type task struct {
 }
 
 // rounds visits every request once a round. Without a budget a round goes over all of them; with one,
-// all rounds of what matters more come before the first of what matters less.
+// everything that no plan can do without is visited once, and then all rounds of what matters more come
+// before the first of what matters less.
 func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.o.Budget > 0 {
@@ -218,15 +219,25 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 			classes = append(classes, byPriority[p])
 		}
 	}
+	visit := func(c, round int) error {
+		r.ahead = 0
+		for _, later := range classes[c+1:] {
+			r.ahead += len(later) * r.o.Rounds
+		}
+		r.ahead += len(classes[c]) * (r.o.Rounds - 1 - round)
+		r.queue = Pending(classes[c], r.w.Set(), round+1, r.o.Seed+uint64(round))
+		return r.run(ctx)
+	}
 	for c, class := range classes {
-		for round := range r.o.Rounds {
-			r.ahead = 0
-			for _, later := range classes[c+1:] {
-				r.ahead += len(later) * r.o.Rounds
+		if len(classes) > 1 && class[0].Priority <= PriorityGlue {
+			if err := visit(c, 0); err != nil {
+				return err
 			}
-			r.ahead += len(class) * (r.o.Rounds - 1 - round)
-			r.queue = Pending(class, r.w.Set(), round+1, r.o.Seed+uint64(round))
-			if err := r.run(ctx); err != nil {
+		}
+	}
+	for c := range classes {
+		for round := range r.o.Rounds {
+			if err := visit(c, round); err != nil {
 				return err
 			}
 		}
