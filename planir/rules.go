@@ -730,7 +730,7 @@ func (c *checker) schemes() {
 				return
 			}
 			for _, n := range c.graphsN[st.Run].Graph.Nodes {
-				if n.Op.Kind != op.MatMul {
+				if !n.Op.HasScheme() {
 					continue
 				}
 				if old, ok := seen[st.Node]; ok && old != n.Op.Scheme {
