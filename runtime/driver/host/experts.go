@@ -29,7 +29,7 @@ func (b *builder) route() step {
 // results, which are then put into their rows, stay in the second-level cache.
 const (
 	groupRows  = 256
-	groupCells = 1 << 15
+	groupCells = 1 << 16
 )
 
 // group is the rows of one expert in a call: places [from,to) of the order by expert.
