@@ -62,7 +62,8 @@ var table = []room{
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/openvino"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
-	{path: "runtime/tokenizer", third: []string{"github.com/sugarme/tokenizer"}},
+	{path: "runtime/tokenizer/jinja"},
+	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
 	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op"}, later: true},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.

@@ -1,19 +1,21 @@
 package tokenizer
 
 import (
-	"container/heap"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"unicode"
 	"unicode/utf8"
-
-	"github.com/hetc/hetc/internal/diag"
 )
 
-// maxText bounds what Encode accepts; far more than any context holds.
-const maxText = 8 << 20
+// Bounds of a model; the largest published ones have 260,000 tokens and 600,000 merges.
+const (
+	maxVocab      = 1 << 20
+	maxMerges     = 1 << 21
+	maxTokenBytes = 1 << 12
+)
 
 // Words up to cacheWord bytes keep their ids, at most cacheSize of them.
 const (
@@ -21,26 +23,35 @@ const (
 	cacheSize = 1 << 15
 )
 
-// bpe is byte-level byte-pair encoding: text is cut into words, a word's bytes are tokens, and
-// the pair of neighbours that was learned first is merged (leftmost first) until none is left.
+// bpe is byte-pair encoding: the characters of a word are tokens, and the pair of neighbours that was
+// learned first is merged (leftmost first) until none is left.
 type bpe struct {
-	vocab        map[string]int32 // in the byte alphabet, as in the file
-	text         [][]byte         // by id; nil for ids without a token
-	bytes        [256]int32       // the token of each byte
-	merges       map[[2]int32]merge
-	ignoreMerges bool // a word that is a token is that token
-	prefixSpace  bool
+	vocab   map[string]int32
+	tokens  []string // by id, "" for ids without one
+	special []int32
+	merges  map[uint64]merge // by the ids of the pair
 
-	added        map[string]int32
-	addedLengths [256][]int // by first byte, longest first
-	special      []int32
-	front        []int32
+	unk          int32 // -1: characters without a token are left out
+	unkMissing   string
+	fuseUnk      bool        // neighbours that are unknown are one token
+	byteFallback *[256]int32 // instead of unk, the token of each byte, -1 where there is none; else nil
+	ignoreMerges bool        // a word that is a token is that token
+
+	raw   bool // words are bytes, each a character of the byte alphabet
+	bytes [256]int32
+	// Where no merge joins what does not end in a metaspace and what begins with one, a text can be cut there.
+	cuts bool
 
 	mu    sync.Mutex
 	cache map[string][]int32
 }
 
 type merge struct{ rank, id int32 }
+
+func pairKey(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
+
+// metaspace stands for a space in vocabularies that come from SentencePiece.
+const metaspace = "▁"
 
 // alphabet maps bytes to the characters that stand for them in a vocabulary: printable Latin-1
 // characters for themselves, the others in order from U+0100.
@@ -66,178 +77,237 @@ var byteOf = func() map[rune]byte {
 	return out
 }()
 
-// bytesOf translates a token from the alphabet; one with other characters stands for itself.
-func bytesOf(token string) []byte {
-	out := make([]byte, 0, len(token))
+// inAlphabet writes the bytes of text in the alphabet.
+func inAlphabet(text string) string {
+	var b strings.Builder
+	for i := range len(text) {
+		b.WriteRune(alphabet[text[i]])
+	}
+	return b.String()
+}
+
+// appendBytes appends the bytes that a token in the alphabet stands for; one with other characters stands
+// for itself.
+func appendBytes(out []byte, token string) []byte {
+	start := len(out)
 	for _, r := range token {
 		b, ok := byteOf[r]
 		if !ok {
-			return []byte(token)
+			return append(out[:start], token...)
 		}
 		out = append(out, b)
 	}
 	return out
 }
 
-func newBPE(m *bpeModel) (*bpe, error) {
-	t := &bpe{
-		vocab: m.Vocab, merges: make(map[[2]int32]merge, len(m.Merges)), ignoreMerges: m.IgnoreMerges,
-		added: map[string]int32{}, cache: map[string][]int32{},
+// readBPE reads the model part of a tokenizer.json.
+func readBPE(raw []byte) (*bpe, error) {
+	var vocab, merges []byte
+	var m struct {
+		Dropout      *float64 `json:"dropout"`
+		UnkToken     *string  `json:"unk_token"`
+		Prefix       string   `json:"continuing_subword_prefix"`
+		Suffix       string   `json:"end_of_word_suffix"`
+		FuseUnk      bool     `json:"fuse_unk"`
+		ByteFallback bool     `json:"byte_fallback"`
+		IgnoreMerges bool     `json:"ignore_merges"`
 	}
-	fail := func(format string, args ...any) (*bpe, error) {
-		return nil, fmt.Errorf("tokenizer.json: model: %s", fmt.Sprintf(format, args...))
+	kind := ""
+	fields := map[string]any{
+		"type": &kind, "dropout": &m.Dropout, "unk_token": &m.UnkToken, "continuing_subword_prefix": &m.Prefix,
+		"end_of_word_suffix": &m.Suffix, "fuse_unk": &m.FuseUnk, "byte_fallback": &m.ByteFallback, "ignore_merges": &m.IgnoreMerges,
 	}
-	size := 0
-	for _, id := range m.Vocab {
-		if id < 0 || id >= maxVocab {
-			return fail("vocab: id %d, want 0 to %d", id, maxVocab-1)
+	var unknown error // reported last, so that another kind of model is refused as such
+	err := members(raw, func(key string, value []byte) error {
+		switch {
+		case key == "vocab":
+			vocab = value
+		case key == "merges":
+			merges = value
+		case fields[key] == nil || len(value) > maxPart:
+			unknown = fmt.Errorf("unknown field %q", key)
+		default:
+			if err := json.Unmarshal(value, fields[key]); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
 		}
-		size = max(size, int(id)+1)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case kind != "BPE" && (kind != "" || merges == nil):
+		return nil, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
+	case unknown != nil:
+		return nil, unknown
+	case m.Dropout != nil && *m.Dropout != 0:
+		return nil, errors.New("dropout is not supported")
+	case m.Prefix != "" || m.Suffix != "":
+		return nil, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
+	case vocab == nil:
+		return nil, errors.New("no vocab")
 	}
-	t.text = make([][]byte, size)
-	for token, id := range m.Vocab {
-		if token == "" || len(token) > maxTokenBytes {
-			return fail("vocab: token %d has %d bytes, want 1 to %d", id, len(token), maxTokenBytes)
-		}
-		if t.text[id] != nil {
-			return fail("vocab: id %d belongs to several tokens", id)
-		}
-		t.text[id] = bytesOf(token)
+	t := &bpe{unk: -1, fuseUnk: m.FuseUnk, ignoreMerges: m.IgnoreMerges, cache: map[string][]int32{}}
+	if err := t.readVocab(vocab); err != nil {
+		return nil, fmt.Errorf("vocab: %w", err)
 	}
+	if merges == nil {
+		merges = []byte("[]")
+	}
+	if t.cuts, err = t.readMerges(merges); err != nil {
+		return nil, fmt.Errorf("merges: %w", err)
+	}
+	if m.UnkToken != nil {
+		id, ok := t.vocab[*m.UnkToken]
+		if t.unk = id; !ok {
+			t.unk, t.unkMissing = -1, *m.UnkToken
+		}
+		t.cuts = t.cuts && ok && !strings.HasPrefix(*m.UnkToken, metaspace) && !strings.HasSuffix(*m.UnkToken, metaspace)
+	}
+	complete := m.ByteFallback
+	if m.ByteFallback {
+		t.byteFallback = new([256]int32)
+		for b := range t.byteFallback {
+			id, ok := t.vocab[fmt.Sprintf("<0x%02X>", b)]
+			if !ok {
+				id, complete = -1, false
+			}
+			t.byteFallback[b] = id
+		}
+	}
+	_, ok := t.vocab[metaspace]
+	t.cuts = t.cuts && ok && !t.ignoreMerges && (complete || t.unk >= 0)
 	for b, r := range alphabet {
-		id, ok := m.Vocab[string(r)]
-		if !ok {
-			return fail("vocab: no token for byte %#02x (%q); only byte-level BPE is supported", b, string(r))
-		}
-		t.bytes[b] = id
-	}
-	for rank, p := range m.Merges {
-		a, okA := m.Vocab[p[0]]
-		b, okB := m.Vocab[p[1]]
-		id, ok := m.Vocab[p[0]+p[1]]
-		if !okA || !okB || !ok {
-			return fail("merges: %q and %q do not merge to tokens of the vocabulary", p[0], p[1])
-		}
-		if _, dup := t.merges[[2]int32{a, b}]; !dup {
-			t.merges[[2]int32{a, b}] = merge{int32(rank), id}
+		id, ok := t.vocab[string(r)]
+		if t.bytes[b] = id; !ok {
+			t.bytes[b] = -1
 		}
 	}
 	return t, nil
 }
 
-func (t *bpe) VocabSize() int   { return len(t.text) }
-func (t *bpe) Special() []int32 { return slices.Clone(t.special) }
-
-func (t *bpe) Prompt(text string) ([]int32, error) {
-	ids, err := t.Encode(text)
-	if err != nil {
-		return nil, err
-	}
-	return append(slices.Clone(t.front), ids...), nil
+func (t *bpe) readVocab(raw []byte) error {
+	t.vocab = map[string]int32{}
+	err := entries(raw, func(token string, value []byte) error {
+		id, err := strconv.ParseInt(string(value[:min(len(value), 20)]), 10, 32)
+		if err != nil {
+			return fmt.Errorf("token %q: want a whole number, got %.20q", clip(token), value)
+		}
+		if id < 0 || id >= maxVocab {
+			return fmt.Errorf("token %q: id %d, want 0 to %d", clip(token), id, maxVocab-1)
+		}
+		if token == "" || len(token) > maxTokenBytes {
+			return fmt.Errorf("token %d has %d bytes, want 1 to %d", id, len(token), maxTokenBytes)
+		}
+		if len(t.vocab) == maxVocab {
+			return fmt.Errorf("more than %d tokens", maxVocab)
+		}
+		if _, dup := t.vocab[token]; dup {
+			return fmt.Errorf("token %q twice", clip(token))
+		}
+		for int(id) >= len(t.tokens) {
+			t.tokens = append(t.tokens, "")
+		}
+		if t.tokens[id] != "" {
+			return fmt.Errorf("id %d belongs to several tokens", id)
+		}
+		t.vocab[token], t.tokens[id] = int32(id), token
+		return nil
+	})
+	return err
 }
 
-func (t *bpe) Encode(text string) ([]int32, error) {
-	if len(text) > maxText {
-		return nil, diag.New(diag.ClassInput, "encode text: %d bytes, want at most %d", len(text), maxText)
+// clip shortens a text for a message.
+func clip(s string) string {
+	if len(s) > 80 {
+		return strings.ToValidUTF8(s[:80], "") + "..."
 	}
-	if !utf8.ValidString(text) {
-		valid, _ := appendValid(nil, []byte(text), true)
-		text = string(valid)
-	}
-	var out []int32
-	for len(text) > 0 {
-		at, end, id := t.nextAdded(text)
-		if at > 0 {
-			out = t.encodePlain(out, text[:at])
-		}
-		if end > at {
-			out = append(out, id)
-		}
-		text = text[end:]
-	}
-	return out, nil
+	return s
 }
 
-// nextAdded finds the first added token in text, the longest where several begin: text[at:end].
-// Without one both are len(text).
-func (t *bpe) nextAdded(text string) (at, end int, id int32) {
-	for i := range len(text) {
-		for _, n := range t.addedLengths[text[i]] {
-			if n > len(text)-i {
-				continue
+// readMerges reads pairs written "a b" or ["a","b"]; cuts says that none joins across the beginning of a word.
+func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
+	t.merges = map[uint64]merge{}
+	cuts = true
+	rank := int32(0)
+	err = elements(raw, func(value []byte) error {
+		if rank == maxMerges {
+			return fmt.Errorf("more than %d", maxMerges)
+		}
+		var left, right string
+		if value[0] == '[' {
+			parts := make([]string, 0, 2)
+			if err := elements(value, func(v []byte) error {
+				s, err := unquote(v)
+				if len(parts) == 2 {
+					return fmt.Errorf("more than 2 parts in merge %d", rank)
+				}
+				parts = append(parts, s)
+				return err
+			}); err != nil {
+				return err
 			}
-			if id, ok := t.added[text[i:i+n]]; ok {
-				return i, i + n, id
+			if len(parts) == 2 {
+				left, right = parts[0], parts[1]
 			}
+		} else {
+			s, err := unquote(value)
+			if err != nil {
+				return err
+			}
+			left, right, _ = strings.Cut(s, " ")
 		}
-	}
-	return len(text), len(text), 0
+		if left == "" || right == "" || value[0] == '"' && strings.Contains(right, " ") {
+			return fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
+		}
+		if len(left)+len(right) > 2*maxTokenBytes {
+			return fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
+		}
+		a, okA := t.vocab[left]
+		b, okB := t.vocab[right]
+		id, ok := t.vocab[left+right]
+		if !okA || !okB || !ok {
+			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(left), clip(right))
+		}
+		t.merges[pairKey(a, b)] = merge{rank, id} // of two equal pairs the later counts
+		cuts = cuts && (strings.HasSuffix(left, metaspace) || !strings.HasPrefix(right, metaspace))
+		rank++
+		return nil
+	})
+	return cuts, err
 }
 
-// encodePlain appends the ids of text that holds no added token.
-func (t *bpe) encodePlain(out []int32, text string) []int32 {
-	if t.prefixSpace && text[0] != ' ' {
-		text = " " + text
-	}
-	for len(text) > 0 {
-		n := wordLength(text)
-		out = t.encodeWord(out, text[:n])
-		text = text[n:]
-	}
-	return out
-}
-
-var contractions = []string{"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
-
-// wordLength is the length in bytes of the first word of text, not empty, by the rule of GPT-2: the
-// first alternative that matches of
-//
-//	's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-func wordLength(text string) int {
-	for _, c := range contractions {
-		if strings.HasPrefix(text, c) {
-			return len(c)
+// encode appends the ids of a word.
+func (t *bpe) encode(out []int32, word string) ([]int32, error) {
+	if t.cuts {
+		for len(word) > cacheWord {
+			n := nextMetaspace(word)
+			if n == len(word) {
+				break
+			}
+			var err error
+			if out, err = t.encodeWord(out, word[:n]); err != nil {
+				return nil, err
+			}
+			word = word[n:]
 		}
 	}
-	start := 0
-	if text[0] == ' ' {
-		start = 1
-	}
-	for _, class := range []func(rune) bool{unicode.IsLetter, isNumber, isOther} {
-		if n := run(text[start:], class); n > 0 {
-			return start + n
-		}
-	}
-	// White space: all of it at the end of the text, else all but the last character, which belongs to
-	// what follows; a single one stands alone.
-	n := run(text, isSpace)
-	if n == len(text) {
-		return n
-	}
-	_, last := utf8.DecodeLastRuneInString(text[:n])
-	if n > last {
-		return n - last
-	}
-	return n
+	return t.encodeWord(out, word)
 }
 
-// run is the length in bytes of the longest beginning of text whose characters are all in class.
-func run(text string, class func(rune) bool) int {
-	for i, r := range text {
-		if !class(r) {
-			return i
-		}
+// nextMetaspace is where, after its beginning, a metaspace follows something else, or the end.
+func nextMetaspace(word string) int {
+	i := 0
+	for strings.HasPrefix(word[i:], metaspace) {
+		i += len(metaspace)
 	}
-	return len(text)
+	if n := strings.Index(word[i:], metaspace); n >= 0 {
+		return i + n
+	}
+	return len(word)
 }
 
-func isNumber(r rune) bool { return unicode.Is(unicode.N, r) }
-func isOther(r rune) bool  { return !isSpace(r) && !unicode.IsLetter(r) && !isNumber(r) }
-
-// isSpace is \s of Unicode regular expressions: the property White_Space.
-func isSpace(r rune) bool { return unicode.Is(unicode.White_Space, r) }
-
-func (t *bpe) encodeWord(out []int32, word string) []int32 {
+func (t *bpe) encodeWord(out []int32, word string) ([]int32, error) {
 	if len(word) > cacheWord {
 		return t.merge(out, word)
 	}
@@ -245,14 +315,17 @@ func (t *bpe) encodeWord(out []int32, word string) []int32 {
 	ids, ok := t.cache[word]
 	t.mu.Unlock()
 	if !ok {
-		ids = t.merge(nil, word)
+		var err error
+		if ids, err = t.merge(nil, word); err != nil {
+			return nil, err
+		}
 		t.mu.Lock()
 		if len(t.cache) < cacheSize {
 			t.cache[strings.Clone(word)] = ids
 		}
 		t.mu.Unlock()
 	}
-	return append(out, ids...)
+	return append(out, ids...), nil
 }
 
 // symbol is a token in a word, linked to its neighbours; one that was merged away has id -1.
@@ -261,65 +334,121 @@ type symbol struct {
 	prev, next int32 // positions, -1 at the ends
 }
 
-// candidate is a pair that can be merged, if the symbols at pos and after it are still left and right.
-type candidate struct {
-	rank, pos   int32
-	left, right int32
-}
-
-// queue is a heap of candidates: lowest rank first, leftmost among equals.
-type queue []candidate
-
-func (q queue) Len() int      { return len(q) }
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q queue) Less(i, j int) bool {
-	return q[i].rank < q[j].rank || q[i].rank == q[j].rank && q[i].pos < q[j].pos
-}
-func (q *queue) Push(x any) { *q = append(*q, x.(candidate)) }
-func (q *queue) Pop() any {
-	last := len(*q) - 1
-	c := (*q)[last]
-	*q = (*q)[:last]
-	return c
+// symbols are the tokens a word begins with: its characters.
+func (t *bpe) symbols(word string) ([]symbol, error) {
+	if word == "" {
+		return nil, nil
+	}
+	out := make([]symbol, 0, len(word))
+	add := func(id int32) { out = append(out, symbol{id, int32(len(out)) - 1, int32(len(out)) + 1}) }
+	// An unknown character waits for the next one that is known, since others may join it. Bytes do not end
+	// its wait, which puts them before it; that is how the reference does it.
+	waits := false
+	unknown := func(char string) error {
+		if t.byteFallback != nil {
+			n := len(out)
+			for i := range len(char) {
+				if t.byteFallback[char[i]] < 0 {
+					break
+				}
+				add(t.byteFallback[char[i]])
+			}
+			if len(out) == n+len(char) {
+				return nil
+			}
+			out = out[:n]
+		}
+		if t.unkMissing != "" {
+			return fmt.Errorf("the text needs the token for what is unknown, %q, which is not in the vocabulary", t.unkMissing)
+		}
+		if t.unk >= 0 {
+			if waits && !t.fuseUnk {
+				add(t.unk)
+			}
+			waits = true
+		}
+		return nil
+	}
+	known := func(id int32) {
+		if waits {
+			add(t.unk)
+			waits = false
+		}
+		add(id)
+	}
+	for i := 0; i < len(word); {
+		id, n := int32(-1), 1
+		if t.raw {
+			id = t.bytes[word[i]]
+		} else {
+			_, n = utf8.DecodeRuneInString(word[i:])
+			if v, ok := t.vocab[word[i:i+n]]; ok {
+				id = v
+			}
+		}
+		char := word[i : i+n]
+		i += n
+		if id >= 0 {
+			known(id)
+			continue
+		}
+		if t.raw {
+			char = string(alphabet[char[0]])
+		}
+		if err := unknown(char); err != nil {
+			return nil, err
+		}
+	}
+	if waits {
+		add(t.unk)
+	}
+	if len(out) > 0 {
+		out[len(out)-1].next = -1
+	}
+	return out, nil
 }
 
 // merge appends the ids of one word, in time n log n.
-func (t *bpe) merge(out []int32, word string) []int32 {
+func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	if t.ignoreMerges {
-		var b strings.Builder
-		for i := range len(word) {
-			b.WriteRune(alphabet[word[i]])
+		whole := word
+		if t.raw {
+			whole = inAlphabet(word)
 		}
-		if id, ok := t.vocab[b.String()]; ok {
-			return append(out, id)
+		if id, ok := t.vocab[whole]; ok {
+			return append(out, id), nil
 		}
 	}
-	symbols := make([]symbol, len(word))
-	for i := range symbols {
-		symbols[i] = symbol{t.bytes[word[i]], int32(i) - 1, int32(i) + 1}
+	symbols, err := t.symbols(word)
+	if err != nil || len(symbols) == 0 {
+		return out, err
 	}
-	symbols[len(symbols)-1].next = -1
-	var q queue
+	q := make(queue, 0, len(symbols))
+	for i := range symbols[:len(symbols)-1] {
+		if m, ok := t.merges[pairKey(symbols[i].id, symbols[i+1].id)]; ok {
+			q = append(q, candidate{m.rank, int32(i), m.id})
+		}
+	}
+	q.build()
 	offer := func(pos int32) {
 		if pos < 0 || symbols[pos].next < 0 {
 			return
 		}
-		left, right := symbols[pos].id, symbols[symbols[pos].next].id
-		if m, ok := t.merges[[2]int32{left, right}]; ok {
-			heap.Push(&q, candidate{m.rank, pos, left, right})
+		if m, ok := t.merges[pairKey(symbols[pos].id, symbols[symbols[pos].next].id)]; ok {
+			q.push(candidate{m.rank, pos, m.id})
 		}
-	}
-	for i := range symbols {
-		offer(int32(i))
 	}
 	for len(q) > 0 {
-		c := heap.Pop(&q).(candidate)
+		c := q.pop()
 		s := &symbols[c.pos]
-		if s.id != c.left || s.next < 0 || symbols[s.next].id != c.right {
-			continue // one of them was merged meanwhile
+		if s.id < 0 || s.next < 0 {
+			continue
 		}
 		gone := &symbols[s.next]
-		s.id, s.next, gone.id = t.merges[[2]int32{c.left, c.right}].id, gone.next, -1
+		if m, ok := t.merges[pairKey(s.id, gone.id)]; !ok || m.id != c.id {
+			continue // one of them was merged meanwhile
+		}
+		s.id, s.next, gone.id = c.id, gone.next, -1
 		if s.next >= 0 {
 			symbols[s.next].prev = c.pos
 		}
@@ -329,34 +458,59 @@ func (t *bpe) merge(out []int32, word string) []int32 {
 	for i := int32(0); i >= 0; i = symbols[i].next {
 		out = append(out, symbols[i].id)
 	}
-	return out
+	return out, nil
 }
 
-func (t *bpe) Decode(ids []int32) string        { return t.decode(ids, t.plain) }
-func (t *bpe) DecodeSpecial(ids []int32) string { return t.decode(ids, t.token) }
-func (t *bpe) Stream() *Stream                  { return &Stream{token: t.plain} }
+// candidate is a pair that can be merged to id, if the symbols at pos and after it still can.
+type candidate struct{ rank, pos, id int32 }
 
-func (t *bpe) decode(ids []int32, token func(int32) []byte) string {
-	var b []byte
-	for _, id := range ids {
-		b = append(b, token(id)...)
-	}
-	out, _ := appendValid(nil, b, true)
-	return string(out)
+func (c candidate) before(o candidate) bool {
+	return c.rank < o.rank || c.rank == o.rank && c.pos < o.pos
 }
 
-// token is the text of an id, nil outside the vocabulary.
-func (t *bpe) token(id int32) []byte {
-	if id < 0 || int(id) >= len(t.text) {
-		return nil
+// queue is a heap of candidates: lowest rank first, leftmost among equals. (container/heap would put
+// each on the heap of the program as well.)
+type queue []candidate
+
+func (q queue) build() {
+	for i := len(q)/2 - 1; i >= 0; i-- {
+		q.down(i)
 	}
-	return t.text[id]
 }
 
-// plain is token without the special ones.
-func (t *bpe) plain(id int32) []byte {
-	if _, special := slices.BinarySearch(t.special, id); special {
-		return nil
+func (q queue) down(i int) {
+	for {
+		child := 2*i + 1
+		if child >= len(q) {
+			return
+		}
+		if child+1 < len(q) && q[child+1].before(q[child]) {
+			child++
+		}
+		if !q[child].before(q[i]) {
+			return
+		}
+		q[i], q[child] = q[child], q[i]
+		i = child
 	}
-	return t.token(id)
+}
+
+func (q *queue) push(c candidate) {
+	*q = append(*q, c)
+	for i := len(*q) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !(*q)[i].before((*q)[parent]) {
+			return
+		}
+		(*q)[i], (*q)[parent] = (*q)[parent], (*q)[i]
+		i = parent
+	}
+}
+
+func (q *queue) pop() candidate {
+	top, last := (*q)[0], len(*q)-1
+	(*q)[0] = (*q)[last]
+	*q = (*q)[:last]
+	q.down(0)
+	return top
 }

@@ -1,8 +1,8 @@
 package tokenizer
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"unicode/utf8"
@@ -10,356 +10,340 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Bounds of a tokenizer.json; the largest published ones have 20 MB and 260,000 entries.
+// Bounds of the files; the largest published tokenizer.json has 34 MB.
 const (
-	maxFileBytes  = 64 << 20
-	maxVocab      = 1 << 20
-	maxAdded      = 1 << 16
-	maxAddedBytes = 256
-	maxTokenBytes = 1 << 12
+	maxFileBytes   = 64 << 20
+	maxConfigBytes = 8 << 20
 )
 
-// file is what is read of a tokenizer.json. Parts that can have many forms stay raw.
-type file struct {
-	Version       string          `json:"version"`
-	Truncation    json.RawMessage `json:"truncation"`
-	Padding       json.RawMessage `json:"padding"`
-	AddedTokens   []addedToken    `json:"added_tokens"`
-	Normalizer    json.RawMessage `json:"normalizer"`
-	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
-	PostProcessor json.RawMessage `json:"post_processor"`
-	Decoder       json.RawMessage `json:"decoder"`
-	Model         *bpeModel       `json:"model"`
-}
+// Option adds to what New is given.
+type Option func(*options)
 
-type addedToken struct {
-	ID         int32  `json:"id"`
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
-}
+type options struct{ chatTemplate *string }
 
-type bpeModel struct {
-	Type         string          `json:"type"`
-	Dropout      json.RawMessage `json:"dropout"`
-	UnkToken     *string         `json:"unk_token"` // unused: every byte has a token
-	Prefix       string          `json:"continuing_subword_prefix"`
-	Suffix       string          `json:"end_of_word_suffix"`
-	FuseUnk      bool            `json:"fuse_unk"`
-	ByteFallback bool            `json:"byte_fallback"`
-	IgnoreMerges bool            `json:"ignore_merges"`
-	Vocab        vocabulary      `json:"vocab"`
-	Merges       []mergePair     `json:"merges"`
-}
-
-// byteLevel is a pre-tokenizer, post-processor or decoder of type ByteLevel.
-type byteLevel struct {
-	Type           string `json:"type"`
-	AddPrefixSpace bool   `json:"add_prefix_space"`
-	TrimOffsets    bool   `json:"trim_offsets"`
-	UseRegex       *bool  `json:"use_regex"`
-}
-
-// vocabulary maps tokens to ids; a token twice is an error.
-type vocabulary map[string]int32
-
-func (v *vocabulary) UnmarshalJSON(b []byte) error {
-	dec := json.NewDecoder(bytes.NewReader(b))
-	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		return fmt.Errorf("vocab: want an object of tokens and ids")
-	}
-	*v = vocabulary{}
-	for dec.More() {
-		t, err := dec.Token()
-		if err != nil {
-			return err
-		}
-		token, ok := t.(string)
-		var id int32
-		if err := dec.Decode(&id); err != nil || !ok {
-			return fmt.Errorf("vocab: token %q: want a whole number", t)
-		}
-		if _, dup := (*v)[token]; dup {
-			return fmt.Errorf("vocab: token %q twice", token)
-		}
-		if len(*v) == maxVocab {
-			return fmt.Errorf("vocab: more than %d tokens", maxVocab)
-		}
-		(*v)[token] = id
-	}
-	return nil
-}
-
-// mergePair is written "a b" or ["a","b"].
-type mergePair [2]string
-
-func (p *mergePair) UnmarshalJSON(b []byte) error {
-	var list []string
-	if err := json.Unmarshal(b, &list); err != nil {
-		var s string
-		if err := json.Unmarshal(b, &s); err != nil {
-			return fmt.Errorf("merges: want \"a b\" or [\"a\",\"b\"]")
-		}
-		for part := range bytes.SplitSeq([]byte(s), []byte(" ")) {
-			list = append(list, string(part))
-		}
-	}
-	if len(list) != 2 || list[0] == "" || list[1] == "" {
-		return fmt.Errorf("merges: got %d parts, want 2 that are not empty", len(list))
-	}
-	*p = mergePair{list[0], list[1]}
-	return nil
-}
-
-func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
-
-// typeOf is the "type" of a part, "nothing" for null.
-func typeOf(raw json.RawMessage) string {
-	var t struct {
-		Type string `json:"type"`
-	}
-	if isNull(raw) {
-		return "nothing"
-	}
-	if err := json.Unmarshal(raw, &t); err != nil || t.Type == "" {
-		return "something without a type"
-	}
-	return t.Type
+// WithChatTemplate gives the bytes of the chat_template.jinja beside tokenizer.json. It counts before the
+// chat_template of tokenizer_config.json.
+func WithChatTemplate(jinja []byte) Option {
+	return func(o *options) { s := string(jinja); o.chatTemplate = &s }
 }
 
 // New reads the bytes of a tokenizer.json. config is the tokenizer_config.json beside it, nil when
 // there is none; bos is the id that begins a text according to the model, -1 for none.
 //
-// Which tokens Prompt puts in front follows the first of these that says something: add_bos_token of
-// config; the template of the post-processor; bos. So a model with a begin token gets it unless its
-// tokenizer says otherwise.
+// Which tokens Prompt adds is said by the post-processor, and by add_bos_token and add_eos_token of config, which
+// count more. The token itself is bos_token or eos_token of config, or bos. When neither says anything of
+// it, nothing is added: most models without such a statement were trained without.
 //
-// Errors are of class ClassInput and name the part that is malformed or not supported.
-func New(tokenizer, config []byte, bos int) (Tokenizer, error) {
-	t, err := load(tokenizer, config, bos)
+// Truncation and padding in the file are ignored: they are settings of a call.
+//
+// Errors are of class ClassInput and name the part that is malformed or not supported. A chat template that
+// is malformed is no error until Chat is called.
+func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	t, err := load(tokenizer, config, bos, &o)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read tokenizer: %w", err).WithHint("a model without a supported tokenizer runs on token ids (--tokens)")
 	}
 	return t, nil
 }
 
-func load(data, config []byte, bos int) (*bpe, error) {
-	if len(data) > maxFileBytes || len(config) > maxFileBytes {
-		return nil, fmt.Errorf("%d bytes, want at most %d", max(len(data), len(config)), maxFileBytes)
+func load(data, configData []byte, bos int, o *options) (*pipeline, error) {
+	if len(data) > maxFileBytes {
+		return nil, fmt.Errorf("tokenizer.json: %d bytes, want at most %d", len(data), maxFileBytes)
 	}
-	if !utf8.Valid(data) {
-		return nil, fmt.Errorf("tokenizer.json: not valid UTF-8")
+	if !utf8.Valid(data) || !json.Valid(data) {
+		return nil, errors.New("tokenizer.json: not valid JSON in UTF-8")
 	}
-	var f file
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&f); err != nil {
+	t, after, err := readFile(trim(data))
+	if err != nil {
 		return nil, fmt.Errorf("tokenizer.json: %w", err)
 	}
-	if dec.More() {
-		return nil, fmt.Errorf("tokenizer.json: data after the document")
-	}
-	split, err := f.splitting()
+	c, err := readConfig(configData)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	t, err := newBPE(f.Model)
-	if err != nil {
-		return nil, err
+	if t.front, err = c.edge(t, after.front, c.AddBOS, c.BOS, "bos_token", bos); err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	t.prefixSpace = split.AddPrefixSpace
-	if err := t.add(f.AddedTokens); err != nil {
-		return nil, err
+	if t.back, err = c.edge(t, after.back, c.AddEOS, c.EOS, "eos_token", -1); err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	front, err := front(f.PostProcessor)
-	if err != nil {
-		return nil, err
-	}
-	want, err := addsBOS(config)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case want != nil && !*want:
-		front = nil
-	case want != nil && *want && bos < 0 && len(front) == 0:
-		return nil, fmt.Errorf("tokenizer_config.json: add_bos_token is true, but the model has no bos_token_id")
-	case len(front) == 0 && bos >= 0:
-		front = []int32{int32(bos)}
-	}
-	for _, id := range front {
+	for _, id := range slices.Concat(t.front, t.back) {
 		if id < 0 || int(id) >= t.VocabSize() {
-			return nil, fmt.Errorf("token %d begins a text, but the vocabulary ends at %d", id, t.VocabSize()-1)
+			return nil, fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, t.VocabSize()-1)
 		}
 	}
-	t.front = front
+	t.chat = c.chat(o.chatTemplate)
 	return t, nil
 }
 
-// splitting checks everything around the model and returns how text is split.
-func (f *file) splitting() (*byteLevel, error) {
-	unsupported := func(part string, raw json.RawMessage, supported string) error {
-		return fmt.Errorf("tokenizer.json: %s: %s is not supported; supported: %s", part, typeOf(raw), supported)
+// readFile reads a tokenizer.json that is valid JSON.
+func readFile(data []byte) (*pipeline, edges, error) {
+	var parts struct{ added, model, normalizer, pre, post, decoder []byte }
+	fields := map[string]*[]byte{
+		"added_tokens": &parts.added, "model": &parts.model, "normalizer": &parts.normalizer,
+		"pre_tokenizer": &parts.pre, "post_processor": &parts.post, "decoder": &parts.decoder,
+		"version": new([]byte), "truncation": new([]byte), "padding": new([]byte),
 	}
-	switch {
-	case f.Model == nil || f.Model.Type != "BPE":
-		return nil, fmt.Errorf("tokenizer.json: model: only byte-level BPE is supported")
-	case !isNull(f.Normalizer):
-		return nil, unsupported("normalizer", f.Normalizer, "nothing")
-	case !isNull(f.Truncation):
-		return nil, unsupported("truncation", f.Truncation, "nothing")
-	case !isNull(f.Padding):
-		return nil, unsupported("padding", f.Padding, "nothing")
-	case typeOf(f.PreTokenizer) != "ByteLevel":
-		return nil, unsupported("pre_tokenizer", f.PreTokenizer, "ByteLevel")
-	case typeOf(f.Decoder) != "ByteLevel":
-		return nil, unsupported("decoder", f.Decoder, "ByteLevel")
-	case !isNull(f.Model.Dropout):
-		return nil, fmt.Errorf("tokenizer.json: model: dropout is not supported")
-	case f.Model.Prefix != "" || f.Model.Suffix != "":
-		return nil, fmt.Errorf("tokenizer.json: model: continuing_subword_prefix and end_of_word_suffix are not supported")
-	case f.Model.ByteFallback:
-		return nil, fmt.Errorf("tokenizer.json: model: byte_fallback is not supported")
+	fail := func(err error) (*pipeline, edges, error) { return nil, edges{}, err }
+	if err := members(data, func(key string, value []byte) error {
+		if fields[key] == nil {
+			return fmt.Errorf("unknown field %q", key)
+		}
+		if key != "added_tokens" && key != "model" && len(value) > maxPart {
+			return fmt.Errorf("%s: %d bytes, want at most %d", key, len(value), maxPart)
+		}
+		*fields[key] = value
+		return nil
+	}); err != nil {
+		return fail(err)
 	}
-	var b byteLevel
-	if err := json.Unmarshal(f.PreTokenizer, &b); err != nil {
-		return nil, fmt.Errorf("tokenizer.json: pre_tokenizer: %w", err)
+	if part(parts.model).isNull() {
+		return fail(errors.New("no model"))
 	}
-	if b.UseRegex != nil && !*b.UseRegex {
-		return nil, fmt.Errorf("tokenizer.json: pre_tokenizer: ByteLevel without use_regex is not supported")
+	t := &pipeline{}
+	var err error
+	if t.model, err = readBPE(parts.model); err != nil {
+		return fail(fmt.Errorf("model: %w", err))
 	}
-	return &b, nil
+	if t.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
+		return fail(fmt.Errorf("normalizer: %w", err))
+	}
+	if t.splitters, t.model.raw, err = newSplitters(parts.pre); err != nil {
+		return fail(fmt.Errorf("pre_tokenizer: %w", err))
+	}
+	if t.decoder, err = newDecoder(parts.decoder); err != nil {
+		return fail(fmt.Errorf("decoder: %w", err))
+	}
+	added, err := readAdded(parts.added)
+	if err == nil {
+		err = t.model.addTokens(added)
+	}
+	if err == nil {
+		err = t.addFinders(added)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	after, err := readPostProcessor(parts.post, 0)
+	if err != nil {
+		return fail(fmt.Errorf("post_processor: %w", err))
+	}
+	return t, after, nil
 }
 
-// front returns the ids a post-processor puts before a text.
-func front(raw json.RawMessage) ([]int32, error) {
-	switch t := typeOf(raw); t {
-	case "nothing", "ByteLevel":
-		return nil, nil
-	case "TemplateProcessing":
-	case "Sequence":
-		var s struct {
-			Processors []json.RawMessage `json:"processors"`
-		}
-		if err := json.Unmarshal(raw, &s); err != nil {
-			return nil, fmt.Errorf("tokenizer.json: post_processor: %w", err)
-		}
-		var out []int32
-		for _, p := range s.Processors {
-			if typeOf(p) == "Sequence" {
-				return nil, fmt.Errorf("tokenizer.json: post_processor: a Sequence in a Sequence is not supported")
+// addFinders says where added tokens are looked for: normalized ones, normalised themselves, after
+// normalisation, the others before. Special tokens count first. Decoding gives the text that was looked
+// for, and the reference knows special tokens by their text.
+func (t *pipeline) addFinders(added []addedToken) error {
+	var tokens [2][]addedToken
+	var texts [2][]string
+	special := map[string]bool{}
+	for _, a := range added {
+		special[a.Content] = special[a.Content] || a.Special
+	}
+	total := 0
+	for _, first := range []bool{true, false} {
+		for _, a := range added {
+			if a.Special != first {
+				continue
 			}
-			ids, err := front(p)
-			if err != nil {
-				return nil, err
+			text, k := a.Content, 0
+			if a.Normalized {
+				k = 1
+				for _, n := range t.normalizers {
+					var err error
+					if text, err = n(text); err != nil {
+						return fmt.Errorf("added token %q: %w", a.Content, err)
+					}
+				}
+				if text == "" {
+					return fmt.Errorf("added token %q: nothing is left of it after normalisation", a.Content)
+				}
 			}
-			out = append(ids, out...) // a later processor adds outside
+			if total += len(text); total > 4*maxAddedTotal {
+				return errors.New("added tokens are too long after normalisation")
+			}
+			tokens[k] = append(tokens[k], a)
+			texts[k] = append(texts[k], text)
+			t.model.tokens[a.ID] = text
+			if special[text] {
+				t.model.special = append(t.model.special, a.ID)
+			}
 		}
-		return out, nil
-	default:
-		return nil, fmt.Errorf("tokenizer.json: post_processor: %s is not supported; supported: nothing, ByteLevel, TemplateProcessing, Sequence", t)
+	}
+	slices.Sort(t.model.special)
+	t.before, t.after = newFinder(tokens[0], texts[0]), newFinder(tokens[1], texts[1])
+	return nil
+}
+
+// edges are ids around a text.
+type edges struct{ front, back []int32 }
+
+const (
+	knownProcessors = "ByteLevel, Sequence, TemplateProcessing"
+	maxEdge         = 64
+)
+
+// readPostProcessor returns the ids a post-processor puts around a text.
+func readPostProcessor(raw part, depth int) (edges, error) {
+	if raw.isNull() {
+		return edges{}, nil
+	}
+	type piece struct {
+		Sequence, SpecialToken *struct {
+			ID     string `json:"id"`
+			TypeID int    `json:"type_id"`
+		}
 	}
 	var p struct {
-		Single []struct {
-			Sequence *struct {
-				ID string `json:"id"`
-			} `json:"Sequence"`
-			SpecialToken *struct {
-				ID string `json:"id"`
-			} `json:"SpecialToken"`
-		} `json:"single"`
-		SpecialTokens map[string]struct {
-			IDs []int32 `json:"ids"`
+		Type           string  `json:"type"`
+		Processors     []part  `json:"processors"`
+		AddPrefixSpace bool    `json:"add_prefix_space"`
+		TrimOffsets    bool    `json:"trim_offsets"`
+		UseRegex       bool    `json:"use_regex"`
+		Single         []piece `json:"single"`
+		Pair           []piece `json:"pair"`
+		SpecialTokens  map[string]struct {
+			ID     string   `json:"id"`
+			IDs    []int32  `json:"ids"`
+			Tokens []string `json:"tokens"`
 		} `json:"special_tokens"`
 	}
-	if err := json.Unmarshal(raw, &p); err != nil {
-		return nil, fmt.Errorf("tokenizer.json: post_processor: %w", err)
+	switch raw.kind() {
+	case "ByteLevel", "Sequence", "TemplateProcessing":
+	default:
+		return edges{}, raw.unsupported(knownProcessors)
 	}
-	var out []int32
-	for i, part := range p.Single {
-		if part.Sequence != nil {
-			if i != len(p.Single)-1 {
-				return nil, fmt.Errorf("tokenizer.json: post_processor: tokens after the text are not supported")
+	if err := raw.strict(&p); err != nil {
+		return edges{}, err
+	}
+	var out edges
+	if p.Type == "Sequence" {
+		all, err := flatten(p.Processors, depth, func(p part, depth int) ([]edges, error) {
+			e, err := readPostProcessor(p, depth)
+			return []edges{e}, err
+		})
+		for _, e := range all { // a later one adds outside
+			out.front = append(e.front, out.front...)
+			out.back = append(out.back, e.back...)
+		}
+		return out, err
+	}
+	if p.Type == "ByteLevel" {
+		return out, nil
+	}
+	text := false
+	for _, s := range p.Single {
+		switch {
+		case s.SpecialToken != nil && s.Sequence == nil:
+			tok, ok := p.SpecialTokens[s.SpecialToken.ID]
+			if !ok || len(tok.IDs) == 0 || len(tok.IDs) > maxEdge || len(out.front)+len(out.back) > maxEdge {
+				return out, fmt.Errorf("special token %q has no ids, or too many", s.SpecialToken.ID)
 			}
-			return out, nil
+			if text {
+				out.back = append(out.back, tok.IDs...)
+			} else {
+				out.front = append(out.front, tok.IDs...)
+			}
+		case s.Sequence != nil && s.SpecialToken == nil && s.Sequence.ID == "A" && !text:
+			text = true
+		default:
+			return out, errors.New("a template that is not special tokens around one text is not supported")
 		}
-		if part.SpecialToken == nil {
-			break
-		}
-		tok, ok := p.SpecialTokens[part.SpecialToken.ID]
-		if !ok || len(tok.IDs) == 0 || len(tok.IDs) > 16 || len(out) > 16 {
-			return nil, fmt.Errorf("tokenizer.json: post_processor: special token %q has no ids", part.SpecialToken.ID)
-		}
-		out = append(out, tok.IDs...)
 	}
-	return nil, fmt.Errorf("tokenizer.json: post_processor: template without the text")
+	if !text {
+		return out, errors.New("template without the text")
+	}
+	return out, nil
 }
 
-// addsBOS is add_bos_token of a tokenizer_config.json, nil when it does not say.
-func addsBOS(config []byte) (*bool, error) {
-	if config == nil {
+// config is what is read of a tokenizer_config.json.
+type config struct {
+	AddBOS       *bool           `json:"add_bos_token"`
+	AddEOS       *bool           `json:"add_eos_token"`
+	BOS          namedToken      `json:"bos_token"`
+	EOS          namedToken      `json:"eos_token"`
+	UNK          namedToken      `json:"unk_token"`
+	SEP          namedToken      `json:"sep_token"`
+	PAD          namedToken      `json:"pad_token"`
+	CLS          namedToken      `json:"cls_token"`
+	MASK         namedToken      `json:"mask_token"`
+	ChatTemplate json.RawMessage `json:"chat_template"`
+}
+
+// namedToken is written "text" or {"content":"text", ..}; "" for null or none.
+type namedToken string
+
+func (n *namedToken) UnmarshalJSON(b []byte) error {
+	var t struct {
+		Content string `json:"content"`
+	}
+	if len(b) > 0 && b[0] == '{' {
+		err := json.Unmarshal(b, &t)
+		*n = namedToken(t.Content)
+		return err
+	}
+	if string(b) == "null" || string(b) == "false" {
+		return nil
+	}
+	return json.Unmarshal(b, (*string)(n))
+}
+
+func readConfig(data []byte) (*config, error) {
+	c := &config{}
+	if data == nil {
+		return c, nil
+	}
+	if len(data) > maxConfigBytes {
+		return nil, fmt.Errorf("%d bytes, want at most %d", len(data), maxConfigBytes)
+	}
+	return c, json.Unmarshal(data, c)
+}
+
+// edge returns the ids before or after a text: those of the post-processor, unless config says
+// whether there are any.
+func (c *config) edge(t *pipeline, processor []int32, add *bool, token namedToken, name string, id int) ([]int32, error) {
+	switch {
+	case add == nil:
+		return processor, nil
+	case !*add:
 		return nil, nil
+	case len(processor) > 0:
+		return processor, nil
 	}
-	var c struct {
-		AddBOS *bool `json:"add_bos_token"`
+	if token != "" {
+		known, ok := t.id(string(token))
+		if !ok {
+			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, token)
+		}
+		return []int32{known}, nil
 	}
-	if err := json.Unmarshal(config, &c); err != nil {
-		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+	if id < 0 {
+		return nil, fmt.Errorf("add_%s is true, but there is no %s", name, name)
 	}
-	return c.AddBOS, nil
+	return []int32{int32(id)}, nil
 }
 
-// add registers the tokens that are recognised in text before it is split.
-func (t *bpe) add(tokens []addedToken) error {
-	if len(tokens) > maxAdded {
-		return fmt.Errorf("tokenizer.json: %d added tokens, want at most %d", len(tokens), maxAdded)
-	}
-	lengths := map[byte]map[int]bool{}
-	for _, a := range tokens {
-		fail := func(format string, args ...any) error {
-			return fmt.Errorf("tokenizer.json: added token %q: %s", a.Content, fmt.Sprintf(format, args...))
-		}
-		if a.Content == "" || len(a.Content) > maxAddedBytes {
-			return fail("%d bytes, want 1 to %d", len(a.Content), maxAddedBytes)
-		}
-		if a.SingleWord || a.LStrip || a.RStrip {
-			return fail("single_word, lstrip and rstrip are not supported")
-		}
-		if a.ID < 0 || a.ID >= maxVocab {
-			return fail("id %d, want 0 to %d", a.ID, maxVocab-1)
-		}
-		if _, dup := t.added[a.Content]; dup {
-			return fail("twice")
-		}
-		if id, ok := t.vocab[a.Content]; ok && id != a.ID {
-			return fail("id %d, but %d in the vocabulary", a.ID, id)
-		}
-		if int(a.ID) < len(t.text) && t.text[a.ID] != nil && t.vocab[a.Content] != a.ID {
-			return fail("id %d belongs to another token", a.ID)
-		}
-		for int(a.ID) >= len(t.text) {
-			t.text = append(t.text, nil)
-		}
-		t.text[a.ID] = []byte(a.Content)
-		t.added[a.Content] = a.ID
-		if a.Special {
-			t.special = append(t.special, a.ID)
-		}
-		first := a.Content[0]
-		if lengths[first] == nil {
-			lengths[first] = map[int]bool{}
-		}
-		if !lengths[first][len(a.Content)] {
-			lengths[first][len(a.Content)] = true
-			t.addedLengths[first] = append(t.addedLengths[first], len(a.Content))
+// id is the id of a token by its text.
+func (t *pipeline) id(token string) (int32, bool) {
+	for _, f := range []*finder{t.before, t.after} {
+		for i := range f.tokens {
+			if f.tokens[i].Content == token {
+				return f.tokens[i].ID, true
+			}
 		}
 	}
-	slices.Sort(t.special)
-	for i := range t.addedLengths {
-		slices.SortFunc(t.addedLengths[i], func(a, b int) int { return b - a })
+	id, ok := t.model.vocab[token]
+	return id, ok
+}
+
+func trim(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t' || b[0] == '\r' || b[0] == '\n') {
+		b = b[1:]
 	}
-	return nil
+	return b
 }

@@ -1,21 +1,32 @@
-// Package tokenizer knows how text becomes token ids and ids become text: it reads the bytes of a
-// Hugging Face tokenizer.json and gives the same ids as the implementation that wrote it, or refuses
-// the file by the name of what it does not know.
+// Package tokenizer knows how text becomes token ids, ids become text, and a conversation becomes a prompt:
+// it reads the bytes of a Hugging Face tokenizer.json and tokenizer_config.json and gives what the
+// implementations that wrote them give (PyPI tokenizers and transformers), or refuses a file by the name of
+// what it does not know.
 //
-// Read so far: byte-level BPE with GPT-2 splitting, and added tokens.
+// It reads byte-pair encoding in both its forms, byte-level and SentencePiece-like with byte fallback, the
+// splitting patterns in use, the Unicode normalisation forms, and added tokens of every kind.
 package tokenizer
 
 import (
+	"slices"
 	"unicode/utf8"
+
+	"github.com/hetc/hetc/internal/diag"
 )
+
+// maxText bounds what Encode accepts, in bytes; far more than any context holds.
+const maxText = 8 << 20
 
 // Tokenizer turns text into token ids and back. Implementations are safe for concurrent use.
 type Tokenizer interface {
 	// Encode returns the ids of text, nothing added. Added tokens written in the text ("<s>") become
 	// their ids. Bytes that are not valid UTF-8 are read as U+FFFD. The error is of class ClassInput.
 	Encode(text string) ([]int32, error)
-	// Prompt is Encode with the tokens in front that begin a text; see New for which.
+	// Prompt is Encode with the tokens that begin and end a text; see New for which.
 	Prompt(text string) ([]int32, error)
+	// Chat returns the text of a conversation by the model's chat template. Encode, not Prompt, gives
+	// its ids, because templates write the tokens that begin a text themselves. Errors are of class ClassInput.
+	Chat(messages []Message, o ChatOptions) (string, error)
 	// Decode returns the text of ids without special tokens. Incomplete characters become U+FFFD, ids
 	// outside the vocabulary nothing.
 	Decode(ids []int32) string
@@ -29,44 +40,122 @@ type Tokenizer interface {
 	VocabSize() int
 }
 
-// Stream decodes ids one by one and holds back the beginning of a character until it is complete,
-// so that what it returned never changes. Special tokens give no text.
-type Stream struct {
-	token   func(id int32) []byte
-	pending []byte
+// pipeline is what a tokenizer.json describes: text is searched for added tokens, normalised, searched
+// again, split into words, and the words are encoded.
+type pipeline struct {
+	before, after *finder // added tokens that are looked for before and after normalisation
+	normalizers   []normalizer
+	splitters     []splitter
+	model         *bpe
+	decoder       []decoderStep
+	front, back   []int32
+	chat          chat
 }
 
-// Push returns the text that id completes, possibly "".
-func (s *Stream) Push(id int32) string {
-	s.pending = append(s.pending, s.token(id)...)
-	var out []byte
-	out, s.pending = appendValid(nil, s.pending, false)
-	return string(out)
-}
+func (t *pipeline) VocabSize() int   { return len(t.model.tokens) }
+func (t *pipeline) Special() []int32 { return slices.Clone(t.model.special) }
 
-// Flush returns what is left when no more ids come: U+FFFD for an incomplete character.
-func (s *Stream) Flush() string {
-	out, _ := appendValid(nil, s.pending, true)
-	s.pending = nil
-	return string(out)
-}
-
-// appendValid appends src to dst as UTF-8: each longest piece that cannot become a character is
-// replaced by U+FFFD. The beginning of a character at the end of src is returned as rest unless end is set.
-func appendValid(dst, src []byte, end bool) (out, rest []byte) {
-	for len(src) > 0 {
-		if r, n := utf8.DecodeRune(src); r != utf8.RuneError || n > 1 {
-			dst, src = append(dst, src[:n]...), src[n:]
-			continue
-		}
-		if !utf8.FullRune(src) && !end {
-			return dst, src
-		}
-		n := 1
-		for n < len(src) && !utf8.FullRune(src[:n+1]) {
-			n++
-		}
-		dst, src = utf8.AppendRune(dst, utf8.RuneError), src[n:]
+func (t *pipeline) Prompt(text string) ([]int32, error) {
+	ids, err := t.Encode(text)
+	if err != nil {
+		return nil, err
 	}
-	return dst, nil
+	return slices.Concat(t.front, ids, t.back), nil
+}
+
+func (t *pipeline) Encode(text string) ([]int32, error) {
+	if len(text) > maxText {
+		return nil, diag.New(diag.ClassInput, "encode text: %d bytes, want at most %d", len(text), maxText)
+	}
+	if !utf8.ValidString(text) {
+		valid, _ := appendValid(nil, []byte(text), true)
+		text = string(valid)
+	}
+	e := encoder{pipeline: t}
+	e.words = func(word string, _ bool) {
+		if e.err == nil {
+			e.ids, e.err = t.model.encode(e.ids, word)
+		}
+	}
+	for i := len(t.splitters) - 1; i >= 0; i-- {
+		split, next := t.splitters[i], e.words
+		e.words = func(piece string, first bool) {
+			if e.err == nil {
+				if err := split(piece, first, next); err != nil && e.err == nil {
+					e.err = err
+				}
+			}
+		}
+	}
+	t.before.find(text, func(piece string, from, token int) {
+		if token >= 0 {
+			e.ids = append(e.ids, t.before.tokens[token].ID)
+		} else {
+			e.plain(piece, from == 0)
+		}
+	})
+	if e.err != nil {
+		return nil, diag.New(diag.ClassInput, "encode text: %w", e.err)
+	}
+	return e.ids, nil
+}
+
+// encoder is one call of Encode.
+type encoder struct {
+	*pipeline
+	ids        []int32
+	normalized int // bytes
+	err        error
+	words      func(piece string, first bool)
+}
+
+// plain encodes text between added tokens that are looked for before normalisation.
+func (e *encoder) plain(text string, first bool) {
+	for _, n := range e.normalizers {
+		if e.err != nil {
+			return
+		}
+		text, e.err = n(text)
+	}
+	if e.normalized += len(text); e.normalized > maxNormalized && e.err == nil {
+		e.err = errGrows
+	}
+	if e.err != nil {
+		return
+	}
+	e.after.find(text, func(piece string, from, token int) {
+		if token >= 0 {
+			e.ids = append(e.ids, e.after.tokens[token].ID)
+		} else {
+			e.words(piece, first && from == 0)
+		}
+	})
+}
+
+func (t *pipeline) Decode(ids []int32) string        { return t.decode(ids, t.plainToken) }
+func (t *pipeline) DecodeSpecial(ids []int32) string { return t.decode(ids, t.token) }
+func (t *pipeline) Stream() *Stream                  { return newStream(t.decoder, t.plainToken) }
+
+func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string {
+	s := newStream(t.decoder, token)
+	for _, id := range ids {
+		s.push(id)
+	}
+	return s.Flush()
+}
+
+// token is the token of an id, false outside the vocabulary.
+func (t *pipeline) token(id int32) (string, bool) {
+	if id < 0 || int(id) >= len(t.model.tokens) || t.model.tokens[id] == "" {
+		return "", false
+	}
+	return t.model.tokens[id], true
+}
+
+// plainToken is token without the special ones.
+func (t *pipeline) plainToken(id int32) (string, bool) {
+	if _, special := slices.BinarySearch(t.model.special, id); special {
+		return "", false
+	}
+	return t.token(id)
 }

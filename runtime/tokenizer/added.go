@@ -1,0 +1,226 @@
+package tokenizer
+
+import (
+	"fmt"
+	"slices"
+	"unicode/utf8"
+)
+
+// Bounds of the tokens that are recognised before text is split.
+const (
+	maxAdded      = 1 << 16
+	maxAddedBytes = 256
+	maxAddedTotal = 1 << 20 // bytes of all together
+)
+
+type addedToken struct {
+	ID         int32  `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+// readAdded reads the list of added tokens.
+func readAdded(raw []byte) ([]addedToken, error) {
+	if part(raw).isNull() {
+		return nil, nil
+	}
+	var out []addedToken
+	seen := map[string]bool{}
+	total := 0
+	return out, elements(raw, func(value []byte) error {
+		if len(out) == maxAdded {
+			return fmt.Errorf("more than %d added tokens", maxAdded)
+		}
+		var a addedToken
+		if err := part(value).strict(&a); err != nil {
+			return fmt.Errorf("added token: %w", err)
+		}
+		if a.Content == "" || len(a.Content) > maxAddedBytes {
+			return fmt.Errorf("added token %q: %d bytes, want 1 to %d", a.Content, len(a.Content), maxAddedBytes)
+		}
+		if seen[a.Content] {
+			return fmt.Errorf("added token %q twice", a.Content)
+		}
+		if total += len(a.Content); total > maxAddedTotal {
+			return fmt.Errorf("added tokens: more than %d bytes", maxAddedTotal)
+		}
+		seen[a.Content] = true
+		out = append(out, a)
+		return nil
+	})
+}
+
+// finder finds added tokens: of those that begin first, the longest (the automaton of Aho and Corasick).
+type finder struct {
+	tokens []addedToken
+	edges  map[uint64]int32 // node*256 + byte
+	root   [256]int32
+	nodes  []finderNode
+}
+
+type finderNode struct {
+	depth int32
+	fail  int32 // the longest proper suffix that is a node
+	token int32 // the longest token that ends here, -1: none
+	size  int32 // its length
+}
+
+// newFinder looks for tokens by the texts beside them. Of two with one text, the first counts.
+func newFinder(tokens []addedToken, texts []string) *finder {
+	f := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
+	type edge struct {
+		from int32
+		b    byte
+		to   int32
+	}
+	var inOrder []edge
+	for i, text := range texts {
+		at := int32(0)
+		for _, b := range []byte(text) {
+			to, ok := f.edges[uint64(at)<<8|uint64(b)]
+			if !ok {
+				to = int32(len(f.nodes))
+				f.nodes = append(f.nodes, finderNode{depth: f.nodes[at].depth + 1, token: -1})
+				f.edges[uint64(at)<<8|uint64(b)] = to
+				inOrder = append(inOrder, edge{at, b, to})
+			}
+			at = to
+		}
+		if n := &f.nodes[at]; at > 0 && n.token < 0 {
+			n.token, n.size = int32(i), int32(len(text))
+		}
+	}
+	slices.SortStableFunc(inOrder, func(a, b edge) int { return int(f.nodes[a.to].depth - f.nodes[b.to].depth) })
+	for _, e := range inOrder {
+		n := &f.nodes[e.to]
+		if e.from == 0 {
+			f.root[e.b] = e.to
+		} else {
+			n.fail = f.step(f.nodes[e.from].fail, e.b)
+		}
+		if short := f.nodes[n.fail]; n.token < 0 {
+			n.token, n.size = short.token, short.size
+		}
+	}
+	return f
+}
+
+func (f *finder) step(at int32, b byte) int32 {
+	for at != 0 {
+		if to, ok := f.edges[uint64(at)<<8|uint64(b)]; ok {
+			return to
+		}
+		at = f.nodes[at].fail
+	}
+	return f.root[b]
+}
+
+// next finds the first token in text[from:]: text[at:end] is token number i, or i is -1.
+func (f *finder) next(text string, from int) (at, end, i int) {
+	node, best := int32(0), -1
+	for p := from; p < len(text); p++ {
+		if node == 0 {
+			for p < len(text) && f.root[text[p]] == 0 {
+				p++
+			}
+			if p == len(text) {
+				break
+			}
+		}
+		node = f.step(node, text[p])
+		n := &f.nodes[node]
+		if best >= 0 && p+1-int(n.depth) > at {
+			break // nothing that begins earlier, or there and is longer, can come
+		}
+		if n.token >= 0 {
+			if start := p + 1 - int(n.size); best < 0 || start <= at {
+				best, at, end = int(n.token), start, p+1
+			}
+		}
+	}
+	return at, end, best
+}
+
+// find divides text into added tokens, yielded with their number, and what is between them, yielded
+// with -1. A token may take white space around it along, and not be one inside a word.
+func (f *finder) find(text string, yield func(piece string, from int, token int)) {
+	boundary := unicodeTables().sets["boundary"]
+	start := 0
+	for from := 0; from < len(text); {
+		at, end, i := f.next(text, from)
+		if i < 0 {
+			break
+		}
+		from = end
+		token := &f.tokens[i]
+		if token.SingleWord {
+			before, n := utf8.DecodeLastRuneInString(text[:at])
+			after, m := utf8.DecodeRuneInString(text[end:])
+			if n > 0 && boundary.has(before) || m > 0 && boundary.has(after) {
+				continue
+			}
+		}
+		if token.LStrip {
+			for at > start {
+				r, n := utf8.DecodeLastRuneInString(text[start:at])
+				if !isSpace(r) {
+					break
+				}
+				at -= n
+			}
+		}
+		if token.RStrip {
+			end += spaces(text[end:])
+		}
+		if start < at {
+			yield(text[start:at], start, -1)
+		}
+		yield("", at, i)
+		start = end // a token that begins in white space taken along is found all the same
+	}
+	if start != len(text) {
+		yield(text[start:], start, -1)
+	}
+}
+
+// spaces is the length in bytes of the white space that text begins with.
+func spaces(text string) int {
+	for i, r := range text {
+		if !isSpace(r) {
+			return i
+		}
+	}
+	return len(text)
+}
+
+// addTokens gives added tokens their ids: that of the vocabulary, or the next free one, which is also what
+// the file must say.
+func (t *bpe) addTokens(tokens []addedToken) error {
+	next := int32(len(t.vocab))
+	for _, a := range tokens {
+		fail := func(format string, args ...any) error {
+			return fmt.Errorf("added token %q: %s", a.Content, fmt.Sprintf(format, args...))
+		}
+		want, known := t.vocab[a.Content]
+		switch {
+		case known && a.ID != want:
+			return fail("id %d, but %d in the vocabulary", a.ID, want)
+		case !known && a.ID != next:
+			return fail("id %d, but %d is the first that is free", a.ID, next)
+		case !known && int(a.ID) < len(t.tokens) && t.tokens[a.ID] != "":
+			return fail("id %d belongs to another token", a.ID)
+		}
+		if !known {
+			next++
+		}
+		for int(a.ID) >= len(t.tokens) {
+			t.tokens = append(t.tokens, "")
+		}
+		t.tokens[a.ID] = a.Content
+	}
+	return nil
+}

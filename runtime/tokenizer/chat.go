@@ -1,0 +1,236 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/tokenizer/jinja"
+)
+
+// maxMessages bounds a conversation.
+const maxMessages = 1 << 16
+
+// Message is one message of a conversation.
+type Message struct {
+	Role    string // "system", "user", "assistant", "tool", or what else the template knows
+	Content string
+	// JSON, unless nil, is the whole message as a JSON object, with fields such as tool_calls; Role and
+	// Content are ignored then.
+	JSON []byte
+}
+
+// ParseMessages reads a JSON list of messages: objects with at least a role. The error is of class ClassInput.
+func ParseMessages(data []byte) ([]Message, error) {
+	fail := func(format string, args ...any) ([]Message, error) {
+		return nil, diag.New(diag.ClassInput, "read messages: "+format, args...).WithHint(`write [{"role":"user","content":"Hello"}]`)
+	}
+	if len(data) > maxText {
+		return fail("%d bytes, want at most %d", len(data), maxText)
+	}
+	if !json.Valid(data) {
+		return fail("not valid JSON")
+	}
+	var out []Message
+	err := elements(trim(data), func(value []byte) error {
+		var m struct {
+			Role    string `json:"role"`
+			Content any    `json:"content"`
+		}
+		if len(out) == maxMessages {
+			return fmt.Errorf("more than %d messages", maxMessages)
+		}
+		if err := json.Unmarshal(value, &m); err != nil {
+			return fmt.Errorf("message %d: %w", len(out)+1, err)
+		}
+		if m.Role == "" {
+			return fmt.Errorf("message %d has no role", len(out)+1)
+		}
+		content, _ := m.Content.(string)
+		out = append(out, Message{m.Role, content, slices.Clone(value)})
+		return nil
+	})
+	if err != nil {
+		return fail("%w", err)
+	}
+	return out, nil
+}
+
+// ChatOptions are what a chat template is given beside the messages.
+type ChatOptions struct {
+	AddGenerationPrompt bool      // end with what begins the model's answer
+	Tools               []byte    // JSON list of the tools the model may call, nil for none
+	Variables           []byte    // JSON object of further variables of the template ({"enable_thinking":false}), nil for none
+	Now                 time.Time // the date, for templates that write it; zero makes those fail
+}
+
+// chat is how conversations are written: templates by name, and the variables every one is given.
+type chat struct {
+	templates map[string]string
+	err       error // why there are none
+	tokens    []namedVariable
+}
+
+type namedVariable struct{ name, value string }
+
+// chat reads chat_template: a template, or a list of them with names. file counts more.
+func (c *config) chat(file *string) chat {
+	out := chat{templates: map[string]string{}}
+	for _, t := range []namedVariable{
+		{"bos_token", string(c.BOS)}, {"eos_token", string(c.EOS)}, {"unk_token", string(c.UNK)}, {"sep_token", string(c.SEP)},
+		{"pad_token", string(c.PAD)}, {"cls_token", string(c.CLS)}, {"mask_token", string(c.MASK)},
+	} {
+		if t.value != "" {
+			out.tokens = append(out.tokens, t)
+		}
+	}
+	if file != nil {
+		out.templates["default"] = *file
+		return out
+	}
+	var one string
+	var several []struct{ Name, Template string }
+	switch raw := part(c.ChatTemplate); {
+	case raw.isNull():
+	case json.Unmarshal(raw, &one) == nil:
+		out.templates["default"] = one
+	case json.Unmarshal(raw, &several) == nil:
+		for _, t := range several {
+			out.templates[t.Name] = t.Template
+		}
+	default:
+		out.err = errors.New("chat_template of tokenizer_config.json is neither a text nor a list of templates with names")
+	}
+	return out
+}
+
+// pick is the template for a conversation.
+func (c *chat) pick(tools bool) (string, error) {
+	names := []string{"default"}
+	if tools {
+		names = []string{"tool_use", "default"}
+	}
+	for _, name := range names {
+		if t, ok := c.templates[name]; ok {
+			return t, nil
+		}
+	}
+	if c.err != nil {
+		return "", c.err
+	}
+	if len(c.templates) == 0 {
+		return "", errors.New("the model has no chat template")
+	}
+	var known []string
+	for name := range c.templates {
+		known = append(known, name)
+	}
+	slices.Sort(known)
+	return "", fmt.Errorf("the model has no default chat template, only %s", strings.Join(known, ", "))
+}
+
+func (t *pipeline) Chat(messages []Message, o ChatOptions) (string, error) {
+	text, err := t.chat.write(messages, o)
+	if err != nil {
+		return "", diag.New(diag.ClassInput, "apply chat template: %w", err).WithHint("a prompt that is written as the model expects it needs no template (--prompt)")
+	}
+	return text, nil
+}
+
+func (c *chat) write(messages []Message, o ChatOptions) (string, error) {
+	source, err := c.pick(o.Tools != nil)
+	if err != nil {
+		return "", err
+	}
+	template, err := jinja.Parse(source)
+	if err != nil {
+		return "", err
+	}
+	variables := map[string]jinja.Value{"tools": nil, "documents": nil, "add_generation_prompt": o.AddGenerationPrompt}
+	for _, t := range c.tokens {
+		variables[t.name] = t.value
+	}
+	if o.Variables != nil {
+		v, err := readJSON("variables", o.Variables)
+		if err != nil {
+			return "", err
+		}
+		d, ok := v.(*jinja.Dict)
+		if !ok {
+			return "", errors.New("variables: want a JSON object")
+		}
+		for name, v := range d.All() {
+			variables[name] = v
+		}
+	}
+	if o.Tools != nil {
+		if variables["tools"], err = readJSON("tools", o.Tools); err != nil {
+			return "", err
+		}
+	}
+	if variables["messages"], err = messageList(messages); err != nil {
+		return "", err
+	}
+	return template.Execute(variables, jinja.Options{Now: o.Now})
+}
+
+func readJSON(what string, data []byte) (jinja.Value, error) {
+	if len(data) > maxText {
+		return nil, fmt.Errorf("%s: %d bytes, want at most %d", what, len(data), maxText)
+	}
+	v, err := jinja.FromJSON(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return v, nil
+}
+
+// reasoning are the names under which what a model thought is kept; templates read the first, or the second.
+var reasoning = []string{"reasoning_content", "thinking", "reasoning"}
+
+// messageList makes the variable messages.
+func messageList(messages []Message) (*jinja.List, error) {
+	if len(messages) > maxMessages {
+		return nil, fmt.Errorf("%d messages, want at most %d", len(messages), maxMessages)
+	}
+	total := 0
+	out := &jinja.List{Items: make([]jinja.Value, 0, len(messages))}
+	for i, m := range messages {
+		if total += len(m.Role) + len(m.Content) + len(m.JSON); total > maxText {
+			return nil, fmt.Errorf("the messages have more than %d bytes", maxText)
+		}
+		d := &jinja.Dict{}
+		if m.JSON == nil {
+			d.Set("role", strings.ToValidUTF8(m.Role, "\ufffd"))
+			d.Set("content", strings.ToValidUTF8(m.Content, "\ufffd"))
+		} else {
+			v, err := readJSON(fmt.Sprintf("message %d", i+1), m.JSON)
+			if err != nil {
+				return nil, err
+			}
+			var ok bool
+			if d, ok = v.(*jinja.Dict); !ok {
+				return nil, fmt.Errorf("message %d: want a JSON object", i+1)
+			}
+		}
+		for _, name := range reasoning {
+			if v, _ := d.Get(name); v != nil {
+				// In the order of the reference, which templates that write whole messages show.
+				aliased := &jinja.Dict{}
+				aliased.Set("thinking", v)
+				for k, x := range d.All() {
+					aliased.Set(k, x)
+				}
+				aliased.Set("reasoning_content", v)
+				d = aliased
+				break
+			}
+		}
+		out.Items = append(out.Items, d)
+	}
+	return out, nil
+}

@@ -1,0 +1,324 @@
+package tokenizer
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const knownDecoders = "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip"
+
+// A decoder turns tokens into text in steps. Each is given tokens one after the other and hands on what it
+// makes of them, so a stream and a whole text are decoded by the same code.
+type decoderStep interface {
+	// begin returns the step for one text, which hands tokens on to next.
+	begin(next receiver) receiver
+}
+
+// receiver takes tokens. more says that text continues the token before.
+type receiver interface {
+	take(text []byte, more bool)
+	flush() // nothing more comes
+}
+
+// newDecoder reads a decoder part as its steps.
+func newDecoder(raw part) ([]decoderStep, error) {
+	if raw.isNull() {
+		return nil, raw.unsupported(knownDecoders)
+	}
+	steps, err := readDecoders(raw, 0)
+	if err != nil {
+		return nil, err
+	}
+	fused := false // what comes next is given all text as one token
+	for i := range steps {
+		switch s := steps[i].(type) {
+		case byteLevelStep, fuseStep:
+			fused = true
+		case byteFallbackStep:
+			if fused {
+				return nil, fmt.Errorf("ByteFallback after ByteLevel or Fuse is not supported")
+			}
+		case replaceStep:
+			if fused && (s.pattern != nil || utf8.RuneCountInString(s.text) != 1) {
+				return nil, fmt.Errorf("Replace of more than a character after ByteLevel or Fuse is not supported")
+			}
+		}
+	}
+	return steps, nil
+}
+
+func readDecoders(raw part, depth int) ([]decoderStep, error) {
+	var p struct {
+		Type           string  `json:"type"`
+		Decoders       []part  `json:"decoders"`
+		AddPrefixSpace *bool   `json:"add_prefix_space"`
+		TrimOffsets    bool    `json:"trim_offsets"`
+		UseRegex       bool    `json:"use_regex"`
+		Pattern        part    `json:"pattern"`
+		Content        string  `json:"content"`
+		Start          int     `json:"start"`
+		Stop           int     `json:"stop"`
+		Replacement    string  `json:"replacement"`
+		PrependScheme  *string `json:"prepend_scheme"`
+		Split          bool    `json:"split"`
+		StrRep         *string `json:"str_rep"`
+	}
+	if err := raw.strict(&p); err != nil {
+		return nil, err
+	}
+	switch p.Type {
+	case "Sequence":
+		return flatten(p.Decoders, depth, readDecoders)
+	case "ByteLevel":
+		return []decoderStep{byteLevelStep{}}, nil
+	case "ByteFallback":
+		return []decoderStep{byteFallbackStep{}}, nil
+	case "Fuse":
+		return []decoderStep{fuseStep{}}, nil
+	case "Replace":
+		r, err := newReplacer(p.Pattern, p.Content)
+		if err != nil {
+			return nil, err
+		}
+		return []decoderStep{replaceStep{r}}, nil
+	case "Strip":
+		switch {
+		case utf8.RuneCountInString(p.Content) != 1:
+			return nil, fmt.Errorf("Strip: content %q, want one character", p.Content)
+		case p.Start < 0 || p.Stop != 0:
+			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", p.Stop)
+		}
+		return []decoderStep{stripStep{p.Content, p.Start}}, nil
+	case "Metaspace":
+		if utf8.RuneCountInString(p.Replacement) != 1 {
+			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", p.Replacement)
+		}
+		never := p.PrependScheme != nil && *p.PrependScheme == "never"
+		if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && !never {
+			return nil, fmt.Errorf("Metaspace: add_prefix_space is false, but prepend_scheme is not never")
+		}
+		return []decoderStep{metaspaceStep{p.Replacement, !never}}, nil
+	}
+	return nil, raw.unsupported(knownDecoders)
+}
+
+// byteLevelStep reads tokens in the byte alphabet. What is not UTF-8 becomes U+FFFD.
+type byteLevelStep struct{}
+
+func (byteLevelStep) begin(next receiver) receiver { return &byteLevelDecoder{next: next} }
+
+type byteLevelDecoder struct {
+	next    receiver
+	pending []byte // the beginning of a character
+	more    bool
+}
+
+func (d *byteLevelDecoder) take(text []byte, _ bool) { d.hand(text, false) }
+func (d *byteLevelDecoder) flush()                   { d.hand(nil, true); d.next.flush() }
+
+func (d *byteLevelDecoder) hand(text []byte, end bool) {
+	// Complete text goes on at once, so that what waits stays short.
+	d.pending = appendBytes(d.pending, string(text))
+	out, rest := appendValid(nil, d.pending, end)
+	d.pending = append(d.pending[:0], rest...)
+	if len(out) > 0 {
+		d.next.take(out, d.more)
+		d.more = true
+	}
+}
+
+// byteFallbackStep turns runs of tokens like <0x0A> into text. A run that is not UTF-8 becomes a U+FFFD for
+// each byte, so nothing of it can be handed on before its end.
+type byteFallbackStep struct{}
+
+func (byteFallbackStep) begin(next receiver) receiver { return &byteFallbackDecoder{next: next} }
+
+type byteFallbackDecoder struct {
+	next receiver
+	run  []byte
+}
+
+func (d *byteFallbackDecoder) take(text []byte, more bool) {
+	if len(text) == 6 && string(text[:3]) == "<0x" && text[5] == '>' {
+		digits, _ := strings.CutPrefix(string(text[3:5]), "+") // "+A" is a number to the reference
+		if v, err := strconv.ParseUint(digits, 16, 8); err == nil {
+			d.run = append(d.run, byte(v))
+			return
+		}
+	}
+	d.end()
+	d.next.take(text, more)
+}
+
+func (d *byteFallbackDecoder) end() {
+	if len(d.run) == 0 {
+		return
+	}
+	if utf8.Valid(d.run) {
+		d.next.take(d.run, false)
+	} else {
+		for range d.run {
+			d.next.take([]byte("\ufffd"), false)
+		}
+	}
+	d.run = d.run[:0]
+}
+
+func (d *byteFallbackDecoder) flush() { d.end(); d.next.flush() }
+
+// fuseStep makes one token of all.
+type fuseStep struct{}
+
+func (fuseStep) begin(next receiver) receiver { return &fuseDecoder{next: next} }
+
+type fuseDecoder struct {
+	next receiver
+	more bool
+}
+
+func (d *fuseDecoder) take(text []byte, _ bool) { d.next.take(text, d.more); d.more = true }
+func (d *fuseDecoder) flush()                   { d.next.flush() }
+
+// replaceStep replaces in each token.
+type replaceStep struct{ *replacer }
+
+func (s replaceStep) begin(next receiver) receiver { return &replaceDecoder{s.replacer, next} }
+
+type replaceDecoder struct {
+	*replacer
+	next receiver
+}
+
+func (d *replaceDecoder) take(text []byte, more bool) {
+	out, err := d.replace(string(text))
+	if err != nil {
+		out = string(text) // tokens are too short for that
+	}
+	d.next.take([]byte(out), more)
+}
+func (d *replaceDecoder) flush() { d.next.flush() }
+
+// stripStep removes up to start characters char from the beginning of each token.
+type stripStep struct {
+	char  string
+	start int
+}
+
+func (s stripStep) begin(next receiver) receiver { return &stripDecoder{s, next, 0} }
+
+type stripDecoder struct {
+	stripStep
+	next receiver
+	left int
+}
+
+func (d *stripDecoder) take(text []byte, more bool) {
+	if !more {
+		d.left = d.start
+	}
+	for d.left > 0 && len(text) > 0 {
+		rest, ok := strings.CutPrefix(string(text), d.char)
+		if !ok {
+			d.left = 0
+			break
+		}
+		text = []byte(rest)
+		d.left--
+	}
+	d.next.take(text, more)
+}
+func (d *stripDecoder) flush() { d.next.flush() }
+
+// metaspaceStep turns char into spaces; in the first token into nothing, if one was prepended.
+type metaspaceStep struct {
+	char      string
+	prepended bool
+}
+
+func (s metaspaceStep) begin(next receiver) receiver { return &metaspaceDecoder{s, next, false, false} }
+
+type metaspaceDecoder struct {
+	metaspaceStep
+	next         receiver
+	began, later bool
+}
+
+func (d *metaspaceDecoder) take(text []byte, more bool) {
+	if d.later = d.later || d.began && !more; d.later || !d.prepended {
+		text = []byte(strings.ReplaceAll(string(text), d.char, " "))
+	} else {
+		text = []byte(strings.ReplaceAll(string(text), d.char, ""))
+	}
+	d.began = true
+	d.next.take(text, more)
+}
+func (d *metaspaceDecoder) flush() { d.next.flush() }
+
+// collector is the end of the steps.
+type collector struct{ text []byte }
+
+func (c *collector) take(text []byte, _ bool) { c.text = append(c.text, text...) }
+func (c *collector) flush()                   {}
+
+// Stream decodes ids one by one and holds back what later ids could still change, so that what it
+// returned never changes. Special tokens give no text.
+type Stream struct {
+	token func(id int32) (text string, ok bool)
+	in    receiver
+	out   *collector
+}
+
+func newStream(steps []decoderStep, token func(id int32) (string, bool)) *Stream {
+	s := &Stream{token: token, out: &collector{}}
+	s.in = s.out
+	for i := len(steps) - 1; i >= 0; i-- {
+		s.in = steps[i].begin(s.in)
+	}
+	return s
+}
+
+// Push returns the text that id completes, possibly "".
+func (s *Stream) Push(id int32) string {
+	s.push(id)
+	return s.taken()
+}
+
+func (s *Stream) push(id int32) {
+	if text, ok := s.token(id); ok {
+		s.in.take([]byte(text), false)
+	}
+}
+
+// Flush returns what is left when no more ids come: U+FFFD for what is no character.
+func (s *Stream) Flush() string {
+	s.in.flush()
+	return s.taken()
+}
+
+func (s *Stream) taken() string {
+	out := string(s.out.text)
+	s.out.text = s.out.text[:0]
+	return out
+}
+
+// appendValid appends src to dst as UTF-8: each longest piece that cannot become a character is
+// replaced by U+FFFD. The beginning of a character at the end of src is returned as rest unless end is set.
+func appendValid(dst, src []byte, end bool) (out, rest []byte) {
+	for len(src) > 0 {
+		if r, n := utf8.DecodeRune(src); r != utf8.RuneError || n > 1 {
+			dst, src = append(dst, src[:n]...), src[n:]
+			continue
+		}
+		if !utf8.FullRune(src) && !end {
+			return dst, src
+		}
+		n := 1
+		for n < len(src) && !utf8.FullRune(src[:n+1]) {
+			n++
+		}
+		dst, src = utf8.AppendRune(dst, utf8.RuneError), src[n:]
+	}
+	return dst, nil
+}

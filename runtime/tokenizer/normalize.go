@@ -1,0 +1,318 @@
+package tokenizer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// maxNormalized bounds what a text may grow to.
+const maxNormalized = 8 * maxText
+
+// normalizer changes text before it is split; nil leaves it alone.
+type normalizer func(text string) (string, error)
+
+var errGrows = errors.New("the normalised text is too long")
+
+const knownNormalizers = "NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence"
+
+// newNormalizers reads a normalizer part as the steps it takes.
+func newNormalizers(raw part, depth int) ([]normalizer, error) {
+	var p struct {
+		Type        string `json:"type"`
+		Normalizers []part `json:"normalizers"`
+		Prepend     string `json:"prepend"`
+		Pattern     part   `json:"pattern"`
+		Content     string `json:"content"`
+	}
+	if raw.isNull() {
+		return nil, nil
+	}
+	if err := raw.strict(&p); err != nil {
+		return nil, err
+	}
+	switch p.Type {
+	case "Sequence":
+		return flatten(p.Normalizers, depth, newNormalizers)
+	case "NFC", "NFD", "NFKC", "NFKD":
+		form := forms()[p.Type]
+		return []normalizer{func(text string) (string, error) { return form.apply(text), nil }}, nil
+	case "Prepend":
+		if len(p.Prepend) > maxAddedBytes {
+			return nil, fmt.Errorf("prepend: %d bytes, want at most %d", len(p.Prepend), maxAddedBytes)
+		}
+		return []normalizer{func(text string) (string, error) {
+			if text == "" {
+				return text, nil
+			}
+			return p.Prepend + text, nil
+		}}, nil
+	case "Replace":
+		r, err := newReplacer(p.Pattern, p.Content)
+		if err != nil {
+			return nil, err
+		}
+		return []normalizer{r.replace}, nil
+	}
+	return nil, raw.unsupported(knownNormalizers)
+}
+
+// replacer puts content in place of each match of a pattern.
+type replacer struct {
+	text    string     // the pattern, if automaton is nil
+	pattern *automaton // else
+	content string
+}
+
+// newReplacer reads {"String": ..} or {"Regex": ..}.
+func newReplacer(raw part, content string) (*replacer, error) {
+	text, pattern, err := readPattern(raw)
+	if err != nil {
+		return nil, err
+	}
+	if len(content) > maxAddedBytes {
+		return nil, fmt.Errorf("content: %d bytes, want at most %d", len(content), maxAddedBytes)
+	}
+	return &replacer{text, pattern, content}, nil
+}
+
+// readPattern reads {"String": ..} as text or {"Regex": ..} as pattern.
+func readPattern(raw part) (text string, pattern *automaton, err error) {
+	var p struct {
+		String *string `json:"String"`
+		Regex  *string `json:"Regex"`
+	}
+	if err := raw.strict(&p); err != nil {
+		return "", nil, err
+	}
+	switch {
+	case p.Regex != nil && p.String == nil:
+		pattern, err = compile(*p.Regex)
+		return "", pattern, err
+	case p.String != nil && p.Regex == nil:
+		if n := len(*p.String); n == 0 || n > maxPattern {
+			return "", nil, fmt.Errorf("pattern of %d bytes, want 1 to %d", n, maxPattern)
+		}
+		return *p.String, nil, nil
+	}
+	return "", nil, errors.New("want a pattern of type String or Regex")
+}
+
+func (r *replacer) replace(text string) (string, error) {
+	if r.pattern == nil {
+		n := strings.Count(text, r.text)
+		if n == 0 {
+			return text, nil
+		}
+		if len(text)+n*(len(r.content)-len(r.text)) > maxNormalized {
+			return "", errGrows
+		}
+		return strings.ReplaceAll(text, r.text, r.content), nil
+	}
+	var b strings.Builder
+	last := 0
+	err := r.pattern.matches(text, func(from, to int) {
+		if b.Len() <= maxNormalized {
+			b.WriteString(text[last:from])
+			b.WriteString(r.content)
+		}
+		last = to
+	})
+	b.WriteString(text[last:])
+	if err == nil && b.Len() > maxNormalized {
+		err = errGrows
+	}
+	return b.String(), err
+}
+
+// form is a normalisation form of Unicode. (golang.org/x/text/unicode/norm is of another version of Unicode
+// than the reference, and breaks runs of more than 30 marks.)
+type form struct {
+	compat, compose bool
+	suspects        set // characters without which a text is in this form
+}
+
+// Hangul syllables are computed: https://www.unicode.org/versions/latest/core-spec/chapter-3/, section 3.12.
+const (
+	hangulS, hangulL, hangulV, hangulT = 0xac00, 0x1100, 0x1161, 0x11a7
+	hangulNL, hangulNV, hangulNT       = 19, 21, 28
+	hangulNS                           = hangulNL * hangulNV * hangulNT
+)
+
+// combining are the characters that do not begin one of their own, with their class; pairs are what composes.
+var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]rune) {
+	class, pairs = map[rune]uint8{}, map[[2]rune]rune{}
+	t := unicodeTables()
+	for name, s := range t.sets {
+		var k uint8
+		if _, err := fmt.Sscanf(name, "ccc%d", &k); err != nil {
+			continue
+		}
+		for _, x := range s {
+			for r := x.lo; r <= x.hi; r++ {
+				class[r] = k
+			}
+		}
+	}
+	// A composite is a shorter composite and a mark, or two characters; so the shorter come first.
+	var composites []rune
+	for _, x := range t.sets["compose"] {
+		for r := x.lo; r <= x.hi; r++ {
+			composites = append(composites, r)
+		}
+	}
+	slices.SortStableFunc(composites, func(a, b rune) int {
+		return utf8.RuneCountInString(t.nfd[a]) - utf8.RuneCountInString(t.nfd[b])
+	})
+	for _, c := range composites {
+		all := []rune(t.nfd[c])
+		first := all[0]
+		for _, r := range all[1 : len(all)-1] {
+			first = pairs[[2]rune{first, r}]
+		}
+		pairs[[2]rune{first, all[len(all)-1]}] = c
+	}
+	return class, pairs
+})
+
+var forms = sync.OnceValue(func() map[string]*form {
+	t := unicodeTables()
+	class, pairs := combining()
+	out := map[string]*form{"NFC": {false, true, nil}, "NFD": {false, false, nil}, "NFKC": {true, true, nil}, "NFKD": {true, false, nil}}
+	for _, f := range out {
+		add := func(r rune) { f.suspects = append(f.suspects, span{r, r}) }
+		for r := range class {
+			add(r)
+		}
+		for r := range t.nfd {
+			if !f.compose || !t.sets["compose"].has(r) {
+				add(r)
+			}
+		}
+		if f.compat {
+			for r := range t.nfkd {
+				add(r)
+			}
+		}
+		if f.compose {
+			for p := range pairs {
+				add(p[1])
+			}
+			f.suspects = append(f.suspects, span{hangulV, hangulV + hangulNV - 1}, span{hangulT + 1, hangulT + hangulNT - 1})
+		} else {
+			f.suspects = append(f.suspects, span{hangulS, hangulS + hangulNS - 1})
+		}
+		f.suspects = f.suspects.normal()
+	}
+	return out
+})
+
+func (f *form) apply(text string) string {
+	if !f.touches(text) {
+		return text
+	}
+	out := f.decompose(text)
+	if f.compose {
+		out = compose(out)
+	}
+	return string(out)
+}
+
+func (f *form) touches(text string) bool {
+	low := f.suspects[0].lo
+	for _, r := range text {
+		if r >= low && f.suspects.has(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// decompose takes characters apart and sorts each run of marks by class.
+func (f *form) decompose(text string) []rune {
+	t := unicodeTables()
+	class, _ := combining()
+	out := make([]rune, 0, len(text))
+	marks := 0 // at the end of out
+	sortMarks := func() {
+		slices.SortStableFunc(out[len(out)-marks:], func(a, b rune) int { return int(class[a]) - int(class[b]) })
+		marks = 0
+	}
+	add := func(r rune) {
+		if r < 0x300 || class[r] == 0 {
+			sortMarks()
+			out = append(out, r)
+			return
+		}
+		out = append(out, r)
+		marks++
+	}
+	for _, r := range text {
+		var d string
+		ok := false
+		switch {
+		case r < 0x80:
+		case r >= hangulS && r < hangulS+hangulNS:
+			i := r - hangulS
+			add(hangulL + i/(hangulNV*hangulNT))
+			add(hangulV + i%(hangulNV*hangulNT)/hangulNT)
+			if i%hangulNT > 0 {
+				add(hangulT + i%hangulNT)
+			}
+			continue
+		case f.compat:
+			if d, ok = t.nfkd[r]; !ok {
+				d, ok = t.nfd[r]
+			}
+		default:
+			d, ok = t.nfd[r]
+		}
+		if !ok {
+			add(r)
+			continue
+		}
+		for _, r := range d {
+			add(r)
+		}
+	}
+	sortMarks()
+	return out
+}
+
+// compose joins each character that begins with the marks after it that nothing separates from it.
+func compose(in []rune) []rune {
+	class, pairs := combining()
+	out := in[:0]
+	starter := -1 // position in out
+	last := 0     // class of the last character in out after the starter, -1: none
+	for _, r := range in {
+		k := int(class[r])
+		if starter >= 0 && last < k || starter >= 0 && last == -1 {
+			if c, ok := pair(pairs, out[starter], r); ok {
+				out[starter] = c
+				continue
+			}
+		}
+		if k == 0 {
+			starter, last = len(out), -1
+		} else {
+			last = k
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func pair(pairs map[[2]rune]rune, a, b rune) (rune, bool) {
+	if l, v := a-hangulL, b-hangulV; l >= 0 && l < hangulNL && v >= 0 && v < hangulNV {
+		return hangulS + (l*hangulNV+v)*hangulNT, true
+	}
+	if s, t := a-hangulS, b-hangulT; s >= 0 && s < hangulNS && s%hangulNT == 0 && t > 0 && t < hangulNT {
+		return a + t, true
+	}
+	c, ok := pairs[[2]rune{a, b}]
+	return c, ok
+}

@@ -1,0 +1,164 @@
+package tokenizer
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// What the reference holds every character to be. It comes from the reference itself, not from package
+// unicode, because the two follow different versions of Unicode, and the reference several at once: see
+// testdata/unicode.py for the format and for how it is made.
+//
+//go:embed unicode.bin
+var unicodeData string
+
+// span is the characters lo to hi, both included.
+type span struct{ lo, hi rune }
+
+// set is characters as spans in order, with a gap between neighbours.
+type set []span
+
+// tables are the contents of unicodeData.
+type tables struct {
+	sets      map[string]set
+	nfd, nfkd map[rune]string // full decompositions without Hangul syllables; nfkd only where it differs
+}
+
+var unicodeTables = sync.OnceValue(func() *tables {
+	t := &tables{sets: map[string]set{}}
+	data := []byte(unicodeData)
+	number := func() int {
+		v, n := binary.Uvarint(data)
+		data = data[n:]
+		return int(v)
+	}
+	for len(data) > 0 {
+		name := string(data[1 : 1+data[0]])
+		data = data[1+data[0]:]
+		entries, next := number(), 0
+		if name == "NFD" || name == "NFKD" {
+			m := make(map[rune]string, entries)
+			for range entries {
+				c := next + number()
+				n := number()
+				m[rune(c)] = string(data[:n])
+				data, next = data[n:], c+1
+			}
+			if name == "NFD" {
+				t.nfd = m
+			} else {
+				t.nfkd = m
+			}
+			continue
+		}
+		s := make(set, entries)
+		for i := range s {
+			lo := next + number()
+			hi := lo + number()
+			s[i], next = span{rune(lo), rune(hi)}, hi+1
+		}
+		t.sets[name] = s
+	}
+	for _, group := range []string{"L", "M", "N", "P", "S", "Z", "C"} {
+		var all set
+		for name, s := range t.sets {
+			if len(name) == 2 && name[:1] == group {
+				all = append(all, s...)
+			}
+		}
+		t.sets[group] = all.normal()
+	}
+	// Neither surrogates nor what is not assigned occurs in a table.
+	var assigned set
+	for _, group := range []string{"L", "M", "N", "P", "S", "Z", "C"} {
+		assigned = append(assigned, t.sets[group]...)
+	}
+	t.sets["Cn"] = assigned.normal().negate()
+	t.sets["C"] = append(slices.Clone(t.sets["C"]), t.sets["Cn"]...).normal()
+	t.sets["space"] = set{{'\t', '\r'}, {' ', ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}}
+	return t
+})
+
+// propertyNames are the long names of general categories.
+var propertyNames = map[string]string{
+	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
+	"mark": "M", "nonspacingmark": "Mn", "spacingmark": "Mc", "enclosingmark": "Me", "number": "N", "decimalnumber": "Nd", "letternumber": "Nl", "othernumber": "No",
+	"punctuation": "P", "connectorpunctuation": "Pc", "dashpunctuation": "Pd", "openpunctuation": "Ps", "closepunctuation": "Pe", "initialpunctuation": "Pi",
+	"finalpunctuation": "Pf", "otherpunctuation": "Po", "symbol": "S", "mathsymbol": "Sm", "currencysymbol": "Sc", "modifiersymbol": "Sk", "othersymbol": "So",
+	"separator": "Z", "spaceseparator": "Zs", "lineseparator": "Zl", "paragraphseparator": "Zp", "other": "C", "control": "Cc", "format": "Cf", "privateuse": "Co", "unassigned": "Cn",
+}
+
+// property is the set of \p{name}: a general category or a script.
+func property(name string) (set, bool) {
+	key := strings.ToLower(strings.NewReplacer(" ", "", "_", "", "-", "").Replace(name))
+	if short, ok := propertyNames[key]; ok {
+		key = short
+	}
+	if key != "" {
+		key = strings.ToUpper(key[:1]) + key[1:]
+	}
+	s, ok := unicodeTables().sets[key]
+	return s, ok
+}
+
+func (s set) has(r rune) bool {
+	i := sort.Search(len(s), func(i int) bool { return s[i].hi >= r })
+	return i < len(s) && s[i].lo <= r
+}
+
+// normal sorts s and joins spans that touch.
+func (s set) normal() set {
+	slices.SortFunc(s, func(a, b span) int { return int(a.lo - b.lo) })
+	out := s[:0]
+	for _, x := range s {
+		if n := len(out); n > 0 && x.lo <= out[n-1].hi+1 {
+			out[n-1].hi = max(out[n-1].hi, x.hi)
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+func (s set) negate() set {
+	out := set{}
+	next := rune(0)
+	for _, x := range s {
+		if x.lo > next {
+			out = append(out, span{next, x.lo - 1})
+		}
+		next = x.hi + 1
+	}
+	if next <= utf8.MaxRune {
+		out = append(out, span{next, utf8.MaxRune})
+	}
+	return out
+}
+
+func (s set) and(o set) set {
+	out := set{}
+	for i, j := 0, 0; i < len(s) && j < len(o); {
+		if lo, hi := max(s[i].lo, o[j].lo), min(s[i].hi, o[j].hi); lo <= hi {
+			out = append(out, span{lo, hi})
+		}
+		if s[i].hi < o[j].hi {
+			i++
+		} else {
+			j++
+		}
+	}
+	return out
+}
+
+// isSpace is the property White_Space.
+func isSpace(r rune) bool {
+	if r < 0x80 {
+		return r == ' ' || '\t' <= r && r <= '\r'
+	}
+	return unicodeTables().sets["space"].has(r)
+}
