@@ -125,10 +125,10 @@ func readBPE(raw []byte) (*bpe, error) {
 		case key == "merges":
 			merges = value
 		case fields[key] == nil || len(value) > maxPart:
-			unknown = fmt.Errorf("unknown field %q", key)
+			unknown = fmt.Errorf("unknown field %q", clip(key))
 		default:
 			if err := json.Unmarshal(value, fields[key]); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
+				return fmt.Errorf("%s: %s", key, clip(err.Error()))
 			}
 		}
 		return nil
@@ -215,14 +215,6 @@ func (t *bpe) readVocab(raw []byte) error {
 		return nil
 	})
 	return err
-}
-
-// clip shortens a text for a message.
-func clip(s string) string {
-	if len(s) > 80 {
-		return strings.ToValidUTF8(s[:80], "") + "..."
-	}
-	return s
 }
 
 // readMerges reads pairs written "a b" or ["a","b"]; cuts says that none joins across the beginning of a word.

@@ -45,7 +45,7 @@ func ParseMessages(data []byte) ([]Message, error) {
 			return fmt.Errorf("more than %d messages", maxMessages)
 		}
 		if err := json.Unmarshal(value, &m); err != nil {
-			return fmt.Errorf("message %d: %w", len(out)+1, err)
+			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
 		}
 		if m.Role == "" {
 			return fmt.Errorf("message %d has no role", len(out)+1)
@@ -130,7 +130,7 @@ func (c *chat) pick(tools bool) (string, error) {
 		known = append(known, name)
 	}
 	slices.Sort(known)
-	return "", fmt.Errorf("the model has no default chat template, only %s", strings.Join(known, ", "))
+	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
 func (t *pipeline) Chat(messages []Message, o ChatOptions) (string, error) {

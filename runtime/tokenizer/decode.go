@@ -86,14 +86,14 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	case "Strip":
 		switch {
 		case utf8.RuneCountInString(p.Content) != 1:
-			return nil, fmt.Errorf("Strip: content %q, want one character", p.Content)
+			return nil, fmt.Errorf("Strip: content %q, want one character", clip(p.Content))
 		case p.Start < 0 || p.Stop != 0:
 			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", p.Stop)
 		}
 		return []decoderStep{stripStep{p.Content, p.Start}}, nil
 	case "Metaspace":
 		if utf8.RuneCountInString(p.Replacement) != 1 {
-			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", p.Replacement)
+			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(p.Replacement))
 		}
 		never := p.PrependScheme != nil && *p.PrependScheme == "never"
 		if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && !never {

@@ -30,9 +30,10 @@ func WithChatTemplate(jinja []byte) Option {
 // New reads the bytes of a tokenizer.json. config is the tokenizer_config.json beside it, nil when
 // there is none; bos is the id that begins a text according to the model, -1 for none.
 //
-// Which tokens Prompt adds is said by the post-processor, and by add_bos_token and add_eos_token of config, which
-// count more. The token itself is bos_token or eos_token of config, or bos. When neither says anything of
-// it, nothing is added: most models without such a statement were trained without.
+// Which tokens Prompt adds is said by the post-processor's template, and by add_bos_token and add_eos_token of
+// config, which count more. The token itself is bos_token or eos_token of config, or bos. Where neither says
+// anything, a text begins with bos if config has it as bos_token and not as eos_token too: a begin token
+// of its own was trained with, one that also ends texts was not.
 //
 // Truncation and padding in the file are ignored: they are settings of a call.
 //
@@ -68,6 +69,9 @@ func load(data, configData []byte, bos int, o *options) (*pipeline, error) {
 	if t.front, err = c.edge(t, after.front, c.AddBOS, c.BOS, "bos_token", bos); err != nil {
 		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
+	if id, ok := t.id(string(c.BOS)); ok && c.AddBOS == nil && len(after.front)+len(after.back) == 0 && c.BOS != c.EOS && int(id) == bos {
+		t.front = []int32{id}
+	}
 	if t.back, err = c.edge(t, after.back, c.AddEOS, c.EOS, "eos_token", -1); err != nil {
 		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
@@ -91,7 +95,7 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	fail := func(err error) (*pipeline, edges, error) { return nil, edges{}, err }
 	if err := members(data, func(key string, value []byte) error {
 		if fields[key] == nil {
-			return fmt.Errorf("unknown field %q", key)
+			return fmt.Errorf("unknown field %q", clip(key))
 		}
 		if key != "added_tokens" && key != "model" && len(value) > maxPart {
 			return fmt.Errorf("%s: %d bytes, want at most %d", key, len(value), maxPart)
@@ -242,7 +246,7 @@ func readPostProcessor(raw part, depth int) (edges, error) {
 		case s.SpecialToken != nil && s.Sequence == nil:
 			tok, ok := p.SpecialTokens[s.SpecialToken.ID]
 			if !ok || len(tok.IDs) == 0 || len(tok.IDs) > maxEdge || len(out.front)+len(out.back) > maxEdge {
-				return out, fmt.Errorf("special token %q has no ids, or too many", s.SpecialToken.ID)
+				return out, fmt.Errorf("special token %q has no ids, or too many", clip(s.SpecialToken.ID))
 			}
 			if text {
 				out.back = append(out.back, tok.IDs...)
@@ -301,7 +305,10 @@ func readConfig(data []byte) (*config, error) {
 	if len(data) > maxConfigBytes {
 		return nil, fmt.Errorf("%d bytes, want at most %d", len(data), maxConfigBytes)
 	}
-	return c, json.Unmarshal(data, c)
+	if err := json.Unmarshal(data, c); err != nil {
+		return nil, errors.New(clip(err.Error()))
+	}
+	return c, nil
 }
 
 // edge returns the ids before or after a text: those of the post-processor, unless config says
@@ -318,7 +325,7 @@ func (c *config) edge(t *pipeline, processor []int32, add *bool, token namedToke
 	if token != "" {
 		known, ok := t.id(string(token))
 		if !ok {
-			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, token)
+			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, clip(string(token)))
 		}
 		return []int32{known}, nil
 	}

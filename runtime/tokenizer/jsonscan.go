@@ -3,7 +3,10 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
+	"unicode"
 )
 
 // A tokenizer.json can be large, and most of it is one object and one list. These functions walk a
@@ -14,7 +17,7 @@ func members(object []byte, f func(key string, value []byte) error) error {
 	seen := map[string]bool{}
 	return entries(object, func(key string, value []byte) error {
 		if seen[key] {
-			return fmt.Errorf("key %q twice", key)
+			return fmt.Errorf("key %q twice", clip(key))
 		}
 		if len(seen) == 1000 {
 			return fmt.Errorf("more than 1000 keys")
@@ -130,13 +133,29 @@ func (p *part) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// clip shortens a text for a message, and keeps it on one line.
+func clip(s string) string {
+	if len(s) > 80 {
+		s = strings.ToValidUTF8(s[:80], "") + "..."
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
+}
+
 func (p part) isNull() bool { return len(p) == 0 || string(p) == "null" }
 
 // strict decodes p into v; a key that v does not have is an error.
 func (p part) strict(v any) error {
 	d := json.NewDecoder(bytes.NewReader(p))
 	d.DisallowUnknownFields()
-	return d.Decode(v)
+	if err := d.Decode(v); err != nil {
+		return errors.New(clip(err.Error()))
+	}
+	return nil
 }
 
 // kind is the "type" of a part, for messages.
@@ -150,7 +169,7 @@ func (p part) kind() string {
 	if err := json.Unmarshal(p, &t); err != nil || t.Type == "" {
 		return "something without a type"
 	}
-	return t.Type
+	return clip(t.Type)
 }
 
 func (p part) unsupported(supported string) error {

@@ -142,7 +142,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 			scheme = *p.PrependScheme
 		}
 		if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && scheme != "never" {
-			return nil, fmt.Errorf("add_prefix_space is false, but prepend_scheme is %q", scheme)
+			return nil, fmt.Errorf("add_prefix_space is false, but prepend_scheme is %q", clip(scheme))
 		}
 		s, err := metaspaceSplitter(p.Replacement, scheme, p.Split == nil || *p.Split)
 		return []readSplitter{{s, false}}, err
@@ -175,10 +175,10 @@ func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
 // metaspaceSplitter puts replacement in place of spaces, and in front as scheme says.
 func metaspaceSplitter(replacement, scheme string, split bool) (splitter, error) {
 	if utf8.RuneCountInString(replacement) != 1 {
-		return nil, fmt.Errorf("replacement %q, want one character", replacement)
+		return nil, fmt.Errorf("replacement %q, want one character", clip(replacement))
 	}
 	if !slices.Contains([]string{"always", "first", "never"}, scheme) {
-		return nil, fmt.Errorf("prepend_scheme %q, want always, first or never", scheme)
+		return nil, fmt.Errorf("prepend_scheme %q, want always, first or never", clip(scheme))
 	}
 	a, err := literal(replacement)
 	if err != nil {
@@ -213,7 +213,7 @@ func readBehavior(name string) (behavior, error) {
 	names := []string{"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 	i := slices.Index(names, name)
 	if i < 0 {
-		return 0, fmt.Errorf("behavior %q, want one of %s", name, strings.Join(names, ", "))
+		return 0, fmt.Errorf("behavior %q, want one of %s", clip(name), strings.Join(names, ", "))
 	}
 	return behavior(i), nil
 }

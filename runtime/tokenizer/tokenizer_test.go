@@ -161,7 +161,11 @@ func TestWhichTokensBeginAndEndAText(t *testing.T) {
 		bos    int
 		want   []int32
 	}{
-		"nobody says anything":           {plain, `{"bos_token":"<s>","eos_token":"</s>"}`, 1, nil},
+		"nobody says whether":            {plain, `{"bos_token":"<s>","eos_token":"</s>"}`, 1, []int32{1}},
+		"nobody says anything":           {plain, `{}`, 1, nil},
+		"one token begins and ends":      {plain, `{"bos_token":"<s>","eos_token":"<s>"}`, 1, nil},
+		"the model begins otherwise":     {plain, `{"bos_token":"<s>","eos_token":"</s>"}`, 2, nil},
+		"the model has no begin":         {plain, `{"bos_token":"<s>","eos_token":"</s>"}`, -1, nil},
 		"no config":                      {plain, "", 2, nil},
 		"config forbids":                 {plain, `{"add_bos_token":false}`, 1, nil},
 		"config forbids a template":      {edit(t, template(1), "post_processor"), `{"add_bos_token":false}`, 1, nil},
