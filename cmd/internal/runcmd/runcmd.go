@@ -31,6 +31,9 @@ type options struct {
 	prompt     string
 	promptFile string
 	tokens     string
+	chat       bool
+	system     string
+	messages   string
 	maxTokens  int
 	sampler    executor.Sampler
 	check      bool
@@ -51,15 +54,18 @@ type options struct {
 func New(s *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
 	o := options{simulates: simulates}
 	c := &cobra.Command{
-		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT | --tokens 1,5,7 | --bench)",
+		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --tokens 1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
 		Long: `Verifies a bundle against a trusted key, checks that it was made for this machine, loads its plan
 onto the processors, and executes it. Nothing of the bundle is used before it is verified.
 
-With --prompt the text is continued and streamed to standard output. With --tokens the ids are used as
-they are. --dump-logits writes the logits of every prompt position as safetensors (tensor "logits",
-float32 [T,V]). --check executes the bundle's reference program (emit --with-reference) as well and fails
-unless both agree. --bench prints prefill and decode times, per lane and step.
+With --prompt the text is continued and streamed to standard output; with --chat it is a message that the
+model answers, written by the model's chat template. --messages takes a whole conversation as JSON,
+[{"role":"user","content":"Hello"}]. With --tokens the ids are used as they are.
+
+--dump-logits writes the logits of every prompt position as safetensors (tensor "logits", float32 [T,V]).
+--check executes the bundle's reference program (emit --with-reference) as well and fails unless both
+agree. --bench prints prefill and decode times, per lane and step.
 
 ` + cli.ExitCodes,
 		Args: func(c *cobra.Command, args []string) error {
@@ -79,6 +85,9 @@ unless both agree. --bench prints prefill and decode times, per lane and step.
 	f.StringVar(&o.trust, "trust", "", "public key (.pub) or keyring file the bundle must be signed by")
 	f.StringVar(&o.prompt, "prompt", "", "text to continue")
 	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
+	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	f.StringVar(&o.system, "system", "", "system message in front, under --chat")
+	f.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
 	f.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
 	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
 	f.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
@@ -100,7 +109,7 @@ unless both agree. --bench prints prefill and decode times, per lane and step.
 
 func (o *options) validate(changed func(string) bool) error {
 	inputs := 0
-	for _, f := range []string{"prompt", "prompt-file", "tokens"} {
+	for _, f := range []string{"prompt", "prompt-file", "messages", "tokens"} {
 		if changed(f) {
 			inputs++
 		}
@@ -111,11 +120,15 @@ func (o *options) validate(changed func(string) bool) error {
 	case o.bench && (o.check || o.dumpLogits != ""):
 		return diag.New(diag.ClassUsage, "--bench cannot be combined with --check or --dump-logits").WithHint("run them separately")
 	case !o.bench && inputs != 1:
-		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file and --tokens, want one", inputs).WithHint("or --bench")
+		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file, --messages and --tokens, want one", inputs).WithHint("or --bench")
+	case o.chat && !changed("prompt") && !changed("prompt-file"):
+		return diag.New(diag.ClassUsage, "--chat needs --prompt or --prompt-file").WithHint("--messages is a conversation already")
+	case changed("system") && !o.chat:
+		return diag.New(diag.ClassUsage, "--system needs --chat").WithHint("a conversation of --messages has its own system message")
 	case changed("tokens") && o.tokens == "":
 		return diag.New(diag.ClassUsage, "--tokens is empty").WithHint("write ids separated by commas: --tokens 1,5,7")
-	case changed("prompt-file") && o.promptFile == "", changed("dump-logits") && o.dumpLogits == "":
-		return diag.New(diag.ClassUsage, "--prompt-file or --dump-logits is empty").WithHint("give the name of a file")
+	case changed("prompt-file") && o.promptFile == "", changed("messages") && o.messages == "", changed("dump-logits") && o.dumpLogits == "":
+		return diag.New(diag.ClassUsage, "--prompt-file, --messages or --dump-logits is empty").WithHint("give the name of a file")
 	case o.dumpLogits != "" && o.check:
 		return diag.New(diag.ClassUsage, "--dump-logits cannot be combined with --check").WithHint("run them separately")
 	case o.deadline <= 0:
@@ -220,8 +233,8 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 		return ids, nil
 	}
 	text := o.prompt
-	if o.promptFile != "" {
-		data, err := readAll(ctx, s, o.promptFile)
+	if file := o.promptFile + o.messages; file != "" {
+		data, err := readAll(ctx, s, file)
 		if err != nil {
 			return nil, err
 		}
@@ -230,7 +243,15 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 	if tok == nil {
 		return nil, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint("give token ids with --tokens")
 	}
-	ids, err := tok.Prompt(text)
+	encode := tok.Prompt
+	if o.answers() {
+		var err error
+		if text, err = o.conversation(tok, text); err != nil {
+			return nil, err
+		}
+		encode = tok.Encode // templates write the token that begins a text
+	}
+	ids, err := encode(text)
 	if err != nil {
 		return nil, err
 	}
@@ -238,6 +259,26 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 		return nil, diag.New(diag.ClassInput, "the prompt is empty and the model has no token to begin with").WithHint("give some text")
 	}
 	return ids, nil
+}
+
+// answers reports whether the input is a conversation.
+func (o *options) answers() bool { return o.chat || o.messages != "" }
+
+// conversation writes the text of one message, or of a list of them as JSON, by the model's template.
+func (o *options) conversation(tok tokenizer.Tokenizer, text string) (string, error) {
+	var messages []tokenizer.Message
+	if o.messages != "" {
+		var err error
+		if messages, err = tokenizer.ParseMessages([]byte(text)); err != nil {
+			return "", err
+		}
+	} else {
+		if o.system != "" {
+			messages = append(messages, tokenizer.Message{Role: "system", Content: o.system})
+		}
+		messages = append(messages, tokenizer.Message{Role: "user", Content: text})
+	}
+	return tok.Chat(messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
 }
 
 type generated struct {
@@ -265,7 +306,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	var stream *tokenizer.Stream
 	if tok != nil {
 		stream = tok.Stream()
-		if o.tokens == "" && !s.JSON {
+		if o.tokens == "" && !o.answers() && !s.JSON {
 			fmt.Fprint(out, o.prompt)
 		}
 	}
