@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
@@ -149,6 +150,25 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.
 			_ = f()
 		}
 	}
+	names, plans := []string{"plan"}, []*planir.Plan{p}
+	procs := p.Procs
+	if soc != nil { // with the SoC also those that the plan leaves idle
+		procs = nil
+		for i := range soc.Processors {
+			procs = append(procs, check.Proc(&soc.Processors[i]))
+		}
+	}
+	for i := range procs {
+		single, err := singlePlan(p, m, &procs[i])
+		if err != nil {
+			continue // it lacks an operator or a scheme: not an alternative
+		}
+		names, plans = append(names, procs[i].Name), append(plans, single)
+	}
+	// Packed weights that are equal are held once; those of the plan stand for all.
+	if err := runcmd.EnoughMemory(plans, runcmd.WeightBytes(p), machine.FreeMemory()); err != nil {
+		return nil, release, fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
 	threads := 0
 	var first *emit.Content
 	open := func(name string, p *planir.Plan) error {
@@ -172,22 +192,8 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.
 		list = append(list, &candidate{Name: name, machine: x})
 		return nil
 	}
-	if err := open("plan", p); err != nil {
-		return nil, release, err
-	}
-	procs := p.Procs
-	if soc != nil { // with the SoC also those that the plan leaves idle
-		procs = nil
-		for i := range soc.Processors {
-			procs = append(procs, check.Proc(&soc.Processors[i]))
-		}
-	}
-	for i := range procs {
-		single, err := singlePlan(p, m, &procs[i])
-		if err != nil {
-			continue // it lacks an operator or a scheme: not an alternative
-		}
-		if err := open(procs[i].Name, single); err != nil {
+	for i := range plans {
+		if err := open(names[i], plans[i]); err != nil {
 			return nil, release, err
 		}
 	}

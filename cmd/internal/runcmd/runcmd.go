@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
@@ -190,6 +191,9 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	drivers, err := list(plan)
 	if err != nil {
 		return err
+	}
+	if err := EnoughMemory([]*planir.Plan{plan}, 0, machine.FreeMemory()); err != nil {
+		return fmt.Errorf("run plan: %w", err)
 	}
 	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
@@ -368,6 +372,10 @@ func (o *options) runDump(ctx context.Context, s *cli.Streams, m *executor.Machi
 
 // logits executes the prompt and returns the logits of every position, row-major.
 func logits(ctx context.Context, m *executor.Machine, prompt []int32) (all []float32, vocab int, err error) {
+	const copies, value = 2, 4 // what is compared with, or written; bytes
+	if err := EnoughMemory(nil, copies*value*int64(len(prompt))*int64(m.Vocabulary()), machine.FreeMemory()); err != nil {
+		return nil, 0, fmt.Errorf("logits of %d tokens: %w", len(prompt), err)
+	}
 	m.Reset()
 	err = m.Do(ctx, func(c *executor.Control) error {
 		_, err := c.Forward(prompt, executor.WantAll, func(_ int, row []float32) error {
