@@ -107,7 +107,8 @@ const (
 // Run measures the requests that the writer's record does not have yet and appends each when it is
 // done, so that a kill loses only those in progress. It takes them by priority, in random order
 // within one, a few at a time with their samples interleaved in random rounds; drift is watched by a
-// sentinel operator. When the budget ends it says what is left; that is no error. A request that a
+// sentinel operator. When the budget ends, what no plan can do without is still measured, with few samples,
+// and the rest is reported as left; that is no error. A request that a
 // processor refuses is reported, any other failure ends the run with what was measured in the record.
 //
 // s describes the processors, and must be the SoC of the record. A driver that is not there is
@@ -167,6 +168,7 @@ type runner struct {
 	queue  []Request
 	ahead  int // visits after those of the queue
 	active []*task
+	must   bool            // what no plan can do without is measured although the budget has ended
 	total  int             // visits
 	visits int             // of this run
 	done   map[string]bool // keys of this run
@@ -229,8 +231,11 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 		return r.run(ctx)
 	}
 	for c, class := range classes {
-		if len(classes) > 1 && class[0].Priority <= PriorityGlue {
-			if err := visit(c, 0); err != nil {
+		if r.o.Budget > 0 && class[0].Priority <= PriorityGlue {
+			r.must = true
+			err := visit(c, 0)
+			r.must = false
+			if err != nil {
 				return err
 			}
 		}
@@ -292,7 +297,7 @@ func (r *runner) fillWindow(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if r.over() {
+		if r.over() && !r.must {
 			r.queue = nil // rounds lists what is left
 			return nil
 		}

@@ -325,9 +325,9 @@ func TestBudget(t *testing.T) {
 	w, _ := newRecord(t, s)
 	var requests []Request
 	for m := 1; m <= 40; m++ {
-		requests = append(requests, ask("a", matmul(m), m%2))
+		requests = append(requests, ask("a", matmul(m), PriorityShards+m%2))
 	}
-	dear := ask("b", matmul(100), -1)
+	dear := ask("b", matmul(100), PriorityBase)
 	requests = append(requests, dear)
 	o := f.options()
 	o.Budget = 3 * time.Second
@@ -361,7 +361,7 @@ func TestBudget(t *testing.T) {
 			}
 		}
 	}
-	if left[0] > 0 && left[1] < 20 {
+	if left[PriorityShards] > 0 && left[PriorityBetween] < 20 {
 		t.Errorf("left by priority: %v, want the less urgent first", left)
 	}
 	// Nothing that was cut short hides it.
@@ -376,6 +376,37 @@ func TestBudget(t *testing.T) {
 	rep, err = Run(context.Background(), s, requests, w, o)
 	if err != nil || rep.Present != before || rep.Measured != 41-before || w.Set().Len() != 41 {
 		t.Errorf("second run: %+v, %v", rep, err)
+	}
+}
+
+// A budget never leaves out what no plan can do without.
+func TestBudgetMeasuresTheIndispensable(t *testing.T) {
+	for _, rounds := range []int{1, Rounds} {
+		f := &fake{cost: func(p string, o op.Op, i int) float64 { return 1e6 * float64(o.M) }}
+		s := fakeSoC()
+		w, _ := newRecord(t, s)
+		var requests []Request
+		for m := 1; m <= 40; m++ {
+			requests = append(requests, ask("a", matmul(m), m%4))
+		}
+		o := f.options()
+		o.Budget, o.Rounds = time.Nanosecond, rounds
+		rep, err := Run(context.Background(), s, requests, w, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Measured != 20 || len(rep.Left) != 20 {
+			t.Errorf("%d rounds: measured %d, left %d, want 20 and 20", rounds, rep.Measured, len(rep.Left))
+		}
+		for _, q := range requests {
+			m := w.Set().Lookup(q.Key())
+			if (m != nil) != (q.Priority <= PriorityGlue) {
+				t.Errorf("%d rounds: %s of priority %d: measured %v", rounds, q.Key(), q.Priority, m != nil)
+			}
+			if m != nil && !slices.Contains(m.Warnings, record.FewSamples) {
+				t.Errorf("%d rounds: %s has %d samples and warnings %v", rounds, m.Key(), len(m.Samples), m.Warnings)
+			}
+		}
 	}
 }
 

@@ -86,7 +86,7 @@ type profileOptions struct {
 	soc, model, workload, out string
 	budget                    string
 	resume, dryRun            bool
-	heldOut                   int
+	heldOut, rounds           int
 	seed                      uint64
 }
 
@@ -98,8 +98,10 @@ func newProfile(s *cli.Streams) *cobra.Command {
 		Long: `Measures every weight shape of the model at every number of rows a plan may need, alone and beside other
 processors, with the operators between, bandwidths and hand-overs. Every sample is kept. The record grows
 by whole lines: after a kill or an interruption --resume goes on, and at most the running measurements are
-lost. --budget measures what matters most first and says what was left. On a catalog SoC times are
-simulated, and the record says so.
+lost. --budget measures what matters most first and says what was left; what no plan can do without is
+measured although the time is over. Every operator is visited in each of
+--rounds, so that all meet the same moments of a machine whose speed changes; more rounds can be added with
+--resume. On a catalog SoC times are simulated, and the record says so.
 
 --held-out N also measures N operators at row counts that are not sampled, for hetc fit to judge its
 predictions by; they are never fitted.
@@ -126,6 +128,7 @@ predictions by; they are never fitted.
 	f.StringVar(&o.budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
 	f.BoolVar(&o.resume, "resume", false, "go on with an existing record")
 	f.BoolVar(&o.dryRun, "dry-run", false, "list what would be measured")
+	f.IntVar(&o.rounds, "rounds", profiler.Rounds, "visits to every operator: fewer are faster and less certain")
 	f.IntVar(&o.heldOut, "held-out", 0, "measure this many operators for judging predictions")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the order of measurements and of the held-out operators")
 	return c
@@ -150,6 +153,10 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	const mostHeldOut = 1000
 	if o.heldOut < 0 || o.heldOut > mostHeldOut {
 		return diag.New(diag.ClassUsage, "--held-out %d: want 0 to %d", o.heldOut, mostHeldOut)
+	}
+	const mostRounds = 100
+	if o.rounds < 1 || o.rounds > mostRounds {
+		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", o.rounds, mostRounds)
 	}
 	soc, err := socs.Open(o.soc)
 	if err != nil {
@@ -196,13 +203,13 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		return err
 	}
 	defer rec.Close()
-	if len(profiler.Pending(requests, rec.Set(), profiler.Rounds, o.seed)) == 0 {
+	if len(profiler.Pending(requests, rec.Set(), o.rounds, o.seed)) == 0 {
 		return kept(s, o.out, fmt.Sprintf("all %d measurements are there", len(requests)))
 	}
 	po := profilerOptions(soc, o.seed)
-	po.Budget = budget
+	po.Budget, po.Rounds = budget, o.rounds
 	if s.Terminal() {
-		bar := progressbar.NewOptions(len(requests)*profiler.Rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
+		bar := progressbar.NewOptions(len(requests)*o.rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
 			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
 		po.Progress = func(p profiler.Progress) {
 			bar.Describe(fmt.Sprintf("profile (%s left) %s", p.Left.Round(time.Second), p.Key))
