@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -141,14 +142,22 @@ func readWorkload(path string) (*solver.Workload, error) {
 	return solver.ReadWorkload(path)
 }
 
+// parseBudget reads the value of --budget; "" is none.
+func parseBudget(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	sec, err := unit.ParseSeconds(text)
+	if err != nil || sec <= 0 {
+		return 0, diag.New(diag.ClassUsage, "--budget %q: want a time such as 60s or 10m", text)
+	}
+	return time.Duration(min(float64(sec)*float64(time.Second), math.MaxInt64/2)), nil
+}
+
 func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
-	var budget time.Duration
-	if o.budget != "" {
-		sec, err := unit.ParseSeconds(o.budget)
-		if err != nil || sec <= 0 {
-			return diag.New(diag.ClassUsage, "--budget %q: want a time such as 60s or 10m", o.budget)
-		}
-		budget = time.Duration(float64(sec) * float64(time.Second))
+	budget, err := parseBudget(o.budget)
+	if err != nil {
+		return err
 	}
 	const mostHeldOut = 1000
 	if o.heldOut < 0 || o.heldOut > mostHeldOut {

@@ -45,7 +45,7 @@ simulated, and everything made from it says so.
 			root.AddCommand(c)
 		}
 	}
-	add("main", newProbe(s), newProfile(s), newFit(s), newSolve(s), newKeygen(s), newEmit(s), newVerify(s), newRun(s), newBuild(s))
+	add("main", newQuick(s), newProbe(s), newProfile(s), newFit(s), newSolve(s), newKeygen(s), newEmit(s), newVerify(s), newRun(s), newBuild(s))
 	add("look", newCheck(s), newExplain(s), newInspect(s), newBench(s), newModels(s), newSocs(s), newDrivers(s), newDoctor(s))
 	root.AddCommand(&cobra.Command{
 		Use: "version", Short: "print the version", Args: cobra.NoArgs,

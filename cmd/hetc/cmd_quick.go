@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/solver"
+)
+
+type quickOptions struct {
+	model, out, prompt, budget string
+	schemes                    []string
+	maxTokens                  int
+	again                      bool
+}
+
+func newQuick(s *cli.Streams) *cobra.Command {
+	var o quickOptions
+	c := &cobra.Command{
+		Use:   "quick MODEL [--prompt TEXT] [-o DIR]",
+		Short: "from a model to a running bundle in one command",
+		Long: `Does the main job for a model of yours on this machine, with short measurements: probe, profile, solve, a
+signing key where there is none yet, emit, and with --prompt run. Every step is an ordinary command, shown
+before it runs; its files stay in DIR (default hetc-MODEL), and each can be repeated by hand, with more time
+for measuring or another workload. The model is computed in its stored precision unless --schemes permits
+others.
+
+A bundle that is there already and still belongs to model and machine is used as it is; --again measures
+further (what was measured stays) and makes plan and bundle anew. DIR/local.key signs for this machine's own
+use; --trust DIR/local.pub is what hetrun wants.
+
+` + cli.ExitCodes,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			o.model = args[0]
+			for _, name := range []string{"prompt", "output"} {
+				if c.Flags().Changed(name) {
+					if err := cli.Required(c, name); err != nil {
+						return err
+					}
+				}
+			}
+			if c.Flags().Changed("max-tokens") && o.prompt == "" {
+				return diag.New(diag.ClassUsage, "--max-tokens is for --prompt, which is not there").WithHint("add --prompt TEXT, or leave it out")
+			}
+			if _, err := parseBudget(o.budget); err != nil {
+				return err
+			}
+			q := &quick{s: s, o: &o}
+			return q.run(c.Context())
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
+	f.StringVar(&o.prompt, "prompt", "", "text to continue once the bundle is there")
+	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
+	f.StringVar(&o.budget, "budget", "20s", "time to measure; more makes a better plan")
+	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
+	f.BoolVar(&o.again, "again", false, "measure further, and make plan and bundle anew")
+	return c
+}
+
+// quick is one run of the command.
+type quick struct {
+	s     *cli.Streams
+	o     *quickOptions
+	steps []quickStep
+}
+
+// quickStep is a command that was run, and under --json its result.
+type quickStep struct {
+	Command []string        `json:"command"`
+	Result  json.RawMessage `json:"result"`
+}
+
+// Buckets of a quick plan: a few programs, so that there is little to measure.
+var quickBuckets = []int{64, 256}
+
+func (q *quick) run(ctx context.Context) error {
+	m, err := models.Open(q.o.model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if !m.HasWeights() {
+		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.model).
+			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.model)
+	}
+	dir := q.o.out
+	if dir == "" {
+		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
+	}
+	schemes, err := permitted(q.o.schemes)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return diag.New(diag.ClassIO, "quick: %w", err)
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	key, app := file("local"), file("app.hetb")
+	changed, err := q.workload(file("workload.yaml"), schemes)
+	if err != nil {
+		return err
+	}
+	if !q.o.again && !changed && q.current(file("plan.yaml"), app, m) {
+		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
+	} else {
+		with := []string{"--soc", file("soc.yaml"), "--model", q.o.model, "--workload", file("workload.yaml")}
+		steps := [][]string{
+			{"probe", "-o", file("soc.yaml")},
+			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.budget}, with...),
+			append([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml")}, with...),
+			{"keygen", "--out", key},
+			{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app},
+		}
+		if _, err := os.Stat(key + ".key"); err == nil {
+			steps = slices.Delete(steps, 3, 4)
+		}
+		for _, args := range steps {
+			if err := q.step(ctx, args...); err != nil {
+				return err
+			}
+		}
+	}
+	if q.o.prompt != "" {
+		if err := q.step(ctx, "run", app, "--trust", key+".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)); err != nil {
+			return err
+		}
+	}
+	q.s.Printf("\n%s runs on this kind of machine:\n  hetrun %s --trust %s --prompt TEXT\n", app, quote(app), quote(key+".pub"))
+	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+}
+
+// step shows a command and runs it in this process.
+func (q *quick) step(ctx context.Context, args ...string) error {
+	words := make([]string, len(args))
+	for i, a := range args {
+		words[i] = quote(a)
+	}
+	q.s.Printf("$ hetc %s\n", strings.Join(words, " "))
+	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
+	var result bytes.Buffer
+	if sub.JSON {
+		sub.Out = &result
+	}
+	root := newRoot(sub)
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetArgs(args)
+	root.SetOut(sub.Out)
+	root.SetErr(sub.Err)
+	if err := root.ExecuteContext(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
+		}
+		return err
+	}
+	q.steps = append(q.steps, quickStep{append([]string{"hetc"}, args...), result.Bytes()})
+	return nil
+}
+
+// permitted are the schemes a workload permits when these are offered besides the stored precision.
+func permitted(offered []string) ([]op.Scheme, error) {
+	if len(offered) == 0 {
+		return nil, nil
+	}
+	out := []op.Scheme{op.A32W32}
+	for _, text := range offered {
+		x, err := op.ParseScheme(text)
+		if err != nil {
+			var names []string
+			for _, s := range op.Schemes {
+				names = append(names, string(s))
+			}
+			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).WithHint("%s", diag.DidYouMean(text, names))
+		}
+		if !slices.Contains(out, x) {
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+// workload writes what the plan is for, unless it is there.
+func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
+	w := solver.Workload{Schema: solver.WorkloadSchema, Buckets: quickBuckets, Schemes: solver.Schemes{Prefill: schemes, Decode: schemes}}
+	text, err := decode.YAML(w)
+	if err != nil {
+		return false, err
+	}
+	old, err := wholefile.Read(path, 1<<20)
+	if err == nil && (bytes.Equal(old, text) || len(q.o.schemes) == 0) {
+		return false, nil // also one that was edited by hand
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return true, wholefile.Write(path, text)
+}
+
+// current reports whether the bundle holds the plan, and both belong to the model and to this machine.
+func (q *quick) current(plan, app string, m *models.Model) bool {
+	p, err := plantext.Read(plan)
+	if err != nil || p.SoC.Fingerprint != host.Fingerprint() {
+		return false
+	}
+	if digest, err := m.Digest(); err != nil || digest != p.Model.Digest {
+		return false
+	}
+	code, err := planir.Encode(p)
+	if err != nil {
+		return false
+	}
+	u, err := bundle.Inspect(app)
+	if err != nil || u.Manifest.Toolchain.Hetc != cli.Version {
+		return false
+	}
+	want := map[string][]byte{"plan": code}
+	files, err := m.TokenizerFiles()
+	if err != nil {
+		return false
+	}
+	for name, data := range files {
+		want[name] = data
+	}
+	for _, b := range u.Manifest.Blobs {
+		if data, ok := want[b.Name]; ok && sha256.Sum256(data) == b.SHA256 {
+			delete(want, b.Name)
+		}
+	}
+	return len(want) == 0
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
+
+// quote writes a word so that a shell reads it back.
+func quote(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
