@@ -33,13 +33,13 @@ type quickOptions struct {
 	model, out, prompt, budget string
 	schemes                    []string
 	maxTokens                  int
-	again                      bool
+	again, chat                bool
 }
 
 func newQuick(s *cli.Streams) *cobra.Command {
 	var o quickOptions
 	c := &cobra.Command{
-		Use:   "quick MODEL [--prompt TEXT] [-o DIR]",
+		Use:   "quick MODEL [--prompt TEXT [--chat]] [-o DIR]",
 		Short: "from a model to a running bundle in one command",
 		Long: `Does the main job for a model of yours on this machine, with short measurements: probe, profile, solve, a
 signing key where there is none yet, emit, and with --prompt run. Every step is an ordinary command, shown
@@ -62,8 +62,10 @@ use; --trust DIR/local.pub is what hetrun wants.
 					}
 				}
 			}
-			if c.Flags().Changed("max-tokens") && o.prompt == "" {
-				return diag.New(diag.ClassUsage, "--max-tokens is for --prompt, which is not there").WithHint("add --prompt TEXT, or leave it out")
+			for _, name := range []string{"max-tokens", "chat"} {
+				if c.Flags().Changed(name) && o.prompt == "" {
+					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).WithHint("add --prompt TEXT, or leave it out")
+				}
 			}
 			if _, err := parseBudget(o.budget); err != nil {
 				return err
@@ -75,6 +77,7 @@ use; --trust DIR/local.pub is what hetrun wants.
 	f := c.Flags()
 	f.StringVarP(&o.out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
 	f.StringVar(&o.prompt, "prompt", "", "text to continue once the bundle is there")
+	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
 	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
 	f.StringVar(&o.budget, "budget", "20s", "time to measure; more makes a better plan")
 	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
@@ -146,7 +149,11 @@ func (q *quick) run(ctx context.Context) error {
 		}
 	}
 	if q.o.prompt != "" {
-		if err := q.step(ctx, "run", app, "--trust", key+".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)); err != nil {
+		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)}
+		if q.o.chat {
+			args = append(args, "--chat")
+		}
+		if err := q.step(ctx, args...); err != nil {
 			return err
 		}
 	}
