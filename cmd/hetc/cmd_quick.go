@@ -173,12 +173,7 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 	if sub.JSON {
 		sub.Out = &result
 	}
-	root := newRoot(sub)
-	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetArgs(args)
-	root.SetOut(sub.Out)
-	root.SetErr(sub.Err)
-	if err := root.ExecuteContext(ctx); err != nil {
+	if err := cli.Prepare(sub, newRoot, args...).ExecuteContext(ctx); err != nil {
 		if errors.Is(err, context.Canceled) {
 			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
 		}

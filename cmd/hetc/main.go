@@ -23,7 +23,13 @@ func newRoot(s *cli.Streams) *cobra.Command {
 		Use:   "hetc",
 		Short: "compile deployment plans for language models on CPU, GPU and NPU",
 		Long: `hetc compiles deployment plans for language models on machines whose CPU, GPU and NPU share one
-memory. The main job, in order:
+memory. From a clone to a model of yours (a directory with config.json and safetensors, or a GGUF file):
+
+  git clone URL hetc && cd hetc
+  make build
+  bin/hetc quick MODEL --prompt "Once upon a time"
+
+hetc quick shows every step it takes. The same by hand, with time to measure well:
 
   hetc probe -o soc.yaml                                      what this machine has
   hetc profile --soc soc.yaml --model DIR -o rec.jsonl        how fast it computes the model's shapes
@@ -34,7 +40,7 @@ memory. The main job, in order:
   hetrun app.hetb --trust NAME.pub --prompt TEXT
 
 --soc and --model also take names of the catalogs (hetc socs list, hetc models list); a catalog SoC is
-simulated, and everything made from it says so.
+simulated, and everything made from it says so. hetc doctor checks whether all is well.
 
 ` + cli.ExitCodes,
 	}

@@ -251,16 +251,7 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 			fmt.Fprintf(errw, "%s\n", debug.Stack())
 		}
 	}()
-	cmd := root(s)
-	cmd.SetArgs(args)
-	cmd.SetIn(in)
-	cmd.SetOut(results)
-	cmd.SetErr(errw)
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.Version = Version
-	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	cmd.PersistentFlags().BoolVar(&s.JSON, "json", false, "print the result, or the error, as one JSON document")
-	manners(cmd, args)
+	cmd := Prepare(s, root, args...)
 	ctx, stop := signalContext()
 	defer stop()
 	context.AfterFunc(ctx, stop) // from now on a signal does what it does by default
@@ -275,6 +266,22 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 		return s.report(diag.New(diag.ClassIO, "write results: %w", results.err))
 	}
 	return 0
+}
+
+// Prepare builds the root command of a program for a command line, with the flags and manners that all
+// commands have.
+func Prepare(s *Streams, root func(*Streams) *cobra.Command, args ...string) *cobra.Command {
+	cmd := root(s)
+	cmd.SetArgs(append([]string{}, args...)) // never those of the process
+	cmd.SetIn(s.In)
+	cmd.SetOut(s.Out)
+	cmd.SetErr(s.Err)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.Version = Version
+	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	cmd.PersistentFlags().BoolVar(&s.JSON, "json", s.JSON, "print the result, or the error, as one JSON document")
+	manners(cmd, args)
+	return cmd
 }
 
 // signalContext is cancelled by the first signal that asks the process to end.

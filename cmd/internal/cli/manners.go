@@ -34,6 +34,12 @@ func manners(root *cobra.Command, args []string) {
 	})
 	each(root, func(c *cobra.Command) {
 		c.DisableFlagsInUseLine = true
+		if !strings.Contains(c.Long, ExitCodes) {
+			if c.Long == "" {
+				c.Long = c.Short
+			}
+			c.Long += "\n\n" + ExitCodes
+		}
 		check, group := c.Args, c.HasSubCommands()
 		if group && c.Run == nil && c.RunE == nil {
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
