@@ -51,12 +51,11 @@ demo: build
 static:
 	$(GO) build $(GOFLAGS) -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun
 
+# Every fuzz target for FUZZTIME on every core; a crash, a hang or a process above FUZZMEM MiB fails. FUZZ names some.
 FUZZTIME ?= 60s
+FUZZMEM  ?= 512
 fuzz:
-	@$(GO) list -f '{{$$p := .}}{{range .TestGoFiles}}{{$$p.Dir}}/{{.}} {{$$p.ImportPath}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$$p.Dir}}/{{.}} {{$$p.ImportPath}}{{"\n"}}{{end}}' $(PKGS) | \
-	while read f pkg; do test -n "$$f" || continue; \
-	  for t in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' "$$f"); do \
-	    echo "$$pkg $$t"; $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) "$$pkg" || exit 1; done; done
+	$(GO) run ./cmd/internal/fuzz -time $(FUZZTIME) -memory $(FUZZMEM) -run '$(FUZZ)' $(PKGS)
 
 clean:
 	rm -rf $(BIN) .demo
