@@ -89,7 +89,7 @@ func (c *config) chat(file *string) chat {
 		}
 	}
 	if file != nil {
-		out.templates["default"] = *file
+		out.templates["default"] = strings.ToValidUTF8(*file, "\ufffd")
 		return out
 	}
 	var one string

@@ -3,8 +3,10 @@ package tokenizer
 import (
 	"encoding/json"
 	"os"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 )
@@ -98,4 +100,110 @@ func TestChatTemplates(t *testing.T) {
 			t.Errorf("%s: no text", name)
 		}
 	}
+}
+
+func TestWhichChatTemplate(t *testing.T) {
+	named := []any{map[string]any{"name": "default", "template": "D"}, map[string]any{"name": "tool_use", "template": "T"}, map[string]any{"name": "rag", "template": "R"}}
+	for name, c := range map[string]struct {
+		template any
+		options  []Option
+		tools    string
+		want     string // "!" and part of the error
+	}{
+		"text":             {"X{{ bos_token }}", nil, "", "X<s>"},
+		"default of list":  {named, nil, "", "D"},
+		"for tools":        {named, nil, "[]", "T"},
+		"none for tools":   {named[:1], nil, "[]", "D"},
+		"no default":       {named[1:], nil, "", "!no default chat template, only rag, tool_use"},
+		"none":             {nil, nil, "", "!the model has no chat template"},
+		"a number":         {5, nil, "", "!neither a text nor a list"},
+		"file":             {named, []Option{WithChatTemplate([]byte("F\n"))}, "[]", "F"},
+		"malformed":        {"{% if %}", nil, "", "!line 1: unexpected %}, want an expression"},
+		"tools no list":    {"{{ tools }}", nil, "{", "!tools: "},
+		"hostile":          {"{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}", nil, "", "!more than"},
+		"refuses":          {"{{ raise_exception('not today') }}", nil, "", "!not today"},
+		"no clock":         {"{{ strftime_now('%Y') }}", nil, "", "!no clock"},
+		"what there is of": {"{{ tools }}{{ documents }}{{ pad_token }}|{{ eos_token }}{{ add_generation_prompt }}", nil, "", "NoneNone|</s>False"},
+	} {
+		tok := withConfig(t, map[string]any{"chat_template": c.template, "bos_token": map[string]any{"content": "<s>"}, "eos_token": "</s>", "pad_token": nil}, c.options...)
+		var o ChatOptions
+		if c.tools != "" {
+			o.Tools = []byte(c.tools)
+		}
+		got, err := tok.Chat(nil, o)
+		if want, isError := strings.CutPrefix(c.want, "!"); isError {
+			if err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+				t.Errorf("%s: got %q, %v, want error %q", name, got, err, want)
+			}
+		} else if err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestMessages(t *testing.T) {
+	m, err := ParseMessages([]byte(` [ {"role":"user","content":"a\u00e9"}, {"role":"assistant","content":[{"type":"text"}],"n":1} ] `))
+	if err != nil || len(m) != 2 || m[0].Role != "user" || m[0].Content != "aé" || m[1].Content != "" || string(m[1].JSON) != `{"role":"assistant","content":[{"type":"text"}],"n":1}` {
+		t.Errorf("got %+v, %v", m, err)
+	}
+	for in, want := range map[string]string{
+		"": "not valid JSON", "{}": "want a list", "[1]": "message 1: ", `[{"role":"user"},{"content":"x"}]`: "message 2 has no role", `[{"role":5}]`: "message 1: ",
+		strings.Repeat(" ", maxText+1): "want at most", "[" + strings.Repeat(`{"role":"u"},`, maxMessages) + `{"role":"u"}]`: "more than 65536",
+	} {
+		if _, err := ParseMessages([]byte(in)); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%.40q: got %v, want %q", in, err, want)
+		}
+	}
+	tok := withConfig(t, map[string]any{"chat_template": "{{ messages }}"})
+	got, err := tok.Chat([]Message{{Role: "user", Content: "a\xffb"}, {JSON: []byte(`{"role":"x","y":[1.5,null]}`)}}, ChatOptions{Variables: []byte(`{"z":1}`)})
+	if want := "[{'role': 'user', 'content': 'a\ufffdb'}, {'role': 'x', 'y': [1.5, None]}]"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	for name, c := range map[string]struct {
+		messages []Message
+		o        ChatOptions
+	}{
+		"a message that is no object": {[]Message{{JSON: []byte(`[]`)}}, ChatOptions{}},
+		"a message that is no JSON":   {[]Message{{JSON: []byte(`{`)}}, ChatOptions{}},
+		"variables that are a list":   {nil, ChatOptions{Variables: []byte(`[]`)}},
+		"too much text":               {[]Message{{Content: strings.Repeat("x", maxText+1)}}, ChatOptions{}},
+		"too many messages":           {make([]Message, maxMessages+1), ChatOptions{}},
+	} {
+		if got, err := tok.Chat(c.messages, c.o); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+}
+
+func FuzzChatTemplate(f *testing.F) {
+	file := chats(f)
+	for _, template := range file.Templates {
+		for i, c := range file.Conversations {
+			if i%5 == 1 {
+				f.Add(template.Template, []byte(c.Messages), []byte(c.Tools), true)
+			}
+		}
+	}
+	f.Add("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", []byte(`[]`), []byte(nil), false)
+	f.Add("{% for a in range(99999) recursive %}{{ loop([a]) }}{% endfor %}{{ '%5s' % 'x' }}", []byte(`[{"role":"user","content":null}]`), []byte(`{}`), false)
+	f.Fuzz(func(t *testing.T, template string, messages, tools []byte, prompt bool) {
+		tok := &pipeline{chat: (&config{BOS: "<s>"}).chat(&template)}
+		m, err := ParseMessages(messages)
+		if err != nil {
+			m = []Message{{Role: "user", Content: string(messages)}}
+		}
+		text, err := tok.Chat(m, ChatOptions{AddGenerationPrompt: prompt, Tools: tools, Now: clock})
+		if err != nil {
+			if diag.ClassOf(err) != diag.ClassInput {
+				t.Error(err)
+			}
+			return
+		}
+		if again, err := tok.Chat(m, ChatOptions{AddGenerationPrompt: prompt, Tools: tools, Now: clock}); err != nil || again != text {
+			t.Errorf("%q, the second time %q, %v", text, again, err)
+		}
+		if !utf8.ValidString(text) {
+			t.Errorf("%q is not UTF-8", text)
+		}
+	})
 }

@@ -360,7 +360,7 @@ func (p *patternParser) atom(fold bool) (node, error) {
 		if p.take(`\z`) {
 			return nodeNext{look{nil, true}}, nil
 		}
-		s, single, err := p.escape()
+		s, single, err := p.escape("word")
 		if err == nil && fold && single {
 			s, err = p.bothCases(s)
 		}
@@ -452,8 +452,8 @@ func single(n node) (set, bool) {
 	return nil, false
 }
 
-// escape reads what \ begins: a class, or a single character.
-func (p *patternParser) escape() (s set, single bool, err error) {
+// escape reads what \ begins: a class, or a single character. word is the name of the set of \w.
+func (p *patternParser) escape(word string) (s set, single bool, err error) {
 	p.at++
 	if p.at == len(p.in) {
 		return nil, false, p.fail("nothing after \\")
@@ -474,7 +474,7 @@ func (p *patternParser) escape() (s set, single bool, err error) {
 	case 'd', 'D':
 		return class(sets["Nd"], r == 'D')
 	case 'w', 'W':
-		return class(sets["word"], r == 'W')
+		return class(sets[word], r == 'W')
 	case 'h', 'H':
 		return class(set{{'0', '9'}, {'A', 'F'}, {'a', 'f'}}, r == 'H')
 	case 'p', 'P':
@@ -621,7 +621,7 @@ func (p *patternParser) classItem(fold bool) (s set, single bool, err error) {
 		s, err = p.class(fold)
 		return s, false, err
 	case p.in[p.at] == '\\':
-		return p.escape()
+		return p.escape("word in class")
 	}
 	r, n := utf8.DecodeRuneInString(p.in[p.at:])
 	p.at += n

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -486,6 +487,11 @@ func TestLongAndConcurrentInput(t *testing.T) {
 	if err != nil || tok.Decode(ids) != long {
 		t.Errorf("%d bytes do not survive: %v", len(long), err)
 	}
+	pieces, _ := kind(t, "llama2-legacy")
+	word := strings.Repeat("abcdefgh", 1<<16)
+	if ids, err := pieces.Encode(word); err != nil || pieces.Decode(ids) != word {
+		t.Errorf("a word of %d bytes does not survive: %v", len(word), err)
+	}
 	var wg sync.WaitGroup
 	want, _ := tok.Encode(string(read(t, "valid.txt")[:20000]))
 	for range 4 {
@@ -498,18 +504,46 @@ func TestLongAndConcurrentInput(t *testing.T) {
 	wg.Wait()
 }
 
-func FuzzNew(f *testing.F) {
-	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"}}`), "ab")
-	f.Add(edit(f, template(1), "post_processor"), "In the <s> beginning")
-	f.Add(read(f, "tokenizer.json"), "a\xff\n\n b'll")
-	f.Fuzz(func(t *testing.T, file []byte, text string) {
-		tok, err := New(file, nil, 1)
+func FuzzTokenizerJSON(f *testing.F) {
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"}}`), []byte(`{"add_bos_token":true,"bos_token":"a"}`), "ab")
+	f.Add([]byte(`{"model":{"vocab":{"<unk>":0,"\u2581":1,"a":2,"\u2581a":3},"merges":[["\u2581","a"]],"unk_token":"<unk>","fuse_unk":true,"byte_fallback":true},"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"\u2581"},{"type":"Replace","pattern":{"Regex":"\\s+"},"content":"\u2581"}]},"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"\u2581"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}}`), []byte(`{}`), " a b\u2581")
+	// Every kind of part, around a vocabulary that is small enough to be worth changing.
+	for field, parts := range map[string][]string{
+		"normalizer": {`{"type":"NFC"}`, `{"type":"Sequence","normalizers":[{"type":"NFKD"},{"type":"Prepend","prepend":"b"}]}`, `{"type":"Replace","pattern":{"String":"a"},"content":"bb"}`},
+		"pre_tokenizer": {`{"type":"Metaspace","replacement":"_","prepend_scheme":"first","split":true}`, `{"type":"Split","pattern":{"Regex":"\\s*a+(?!b)|[^a]{1,2}"},"behavior":"MergedWithNext","invert":true}`, `{"type":"Digits","individual_digits":false}`,
+			`{"type":"Punctuation","behavior":"Contiguous"}`, `{"type":"WhitespaceSplit"}`, `{"type":"Whitespace"}`, `{"type":"Sequence","pretokenizers":[{"type":"ByteLevel","add_prefix_space":true,"use_regex":false},{"type":"Split","pattern":{"String":"b"},"behavior":"Removed","invert":false}]}`},
+		"decoder":        {`{"type":"Metaspace","replacement":"a","prepend_scheme":"always"}`, `{"type":"Sequence","decoders":[{"type":"ByteFallback"},{"type":"Strip","content":"a","start":2,"stop":0}]}`},
+		"post_processor": {`{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x","type_id":0}},{"Sequence":{"id":"A","type_id":0}},{"SpecialToken":{"id":"x","type_id":0}}],"pair":[],"special_tokens":{"x":{"id":"x","ids":[1,2],"tokens":["b"]}}}`},
+		"added_tokens":   {`[{"id":5,"content":"<x>","single_word":true,"lstrip":true,"rstrip":true,"normalized":true,"special":true},{"id":6,"content":"a b","single_word":false,"lstrip":true,"rstrip":true,"normalized":false,"special":false}]`},
+	} {
+		for _, p := range parts {
+			doc := `{"model":{"vocab":{"a":0,"b":1,"ab":2,"<0x61>":3,"_":4},"merges":["a b"],"byte_fallback":true},"` + field + `":` + p
+			if field != "decoder" {
+				doc += `,"decoder":{"type":"Fuse"}`
+			}
+			f.Add([]byte(doc+"}"), []byte(`{"add_eos_token":true,"eos_token":{"content":"b"}}`), "a b <x>  ab12,._")
+		}
+	}
+	f.Add(edit(f, template(1), "post_processor"), []byte(`null`), "In the <s> beginning")
+	f.Add(read(f, "tokenizer.json"), read(f, "tokenizer_config.json"), "a\xff\n\n b'll")
+	for _, name := range kindNames(f) {
+		_, k := kind(f, name)
+		f.Add([]byte(k.Tokenizer), []byte(nil), "The river [tok] was\u00a0wide \u0301\U0001f600 123")
+	}
+	f.Fuzz(func(t *testing.T, file, config []byte, text string) {
+		tok, err := New(file, config, 1)
 		if err != nil {
+			if diag.ClassOf(err) != diag.ClassInput || len(err.Error()) > 20000 {
+				t.Errorf("error of class %d and %d bytes", diag.ClassOf(err), len(err.Error()))
+			}
 			return
 		}
 		ids, err := tok.Prompt(text)
 		if err != nil {
-			t.Fatal(err)
+			if diag.ClassOf(err) != diag.ClassInput {
+				t.Error(err)
+			}
+			return
 		}
 		for _, id := range ids {
 			if id < 0 || int(id) >= tok.VocabSize() {
@@ -519,21 +553,128 @@ func FuzzNew(f *testing.F) {
 		if !utf8.ValidString(tok.DecodeSpecial(ids)) {
 			t.Error("decoded text is not UTF-8")
 		}
+		if got, want := streamed(tok, ids), tok.Decode(ids); got != want {
+			t.Errorf("%v: one by one %q, at once %q", ids, got, want)
+		}
 	})
 }
 
-func FuzzEncode(f *testing.F) {
-	tok := tiny(f)
-	f.Add("In the beginning")
-	f.Add("  \n\n x\u00a0\u2003y' 's 12½ <s> \xf0\x9f")
-	f.Fuzz(func(t *testing.T, text string) {
-		ids, err := tok.Encode(text)
+func FuzzPattern(f *testing.F) {
+	var file [][2]json.RawMessage
+	readJSONFile(f, "testdata/patterns.json", &file)
+	for _, entry := range file[:100] {
+		var pattern string
+		if err := json.Unmarshal(entry[0], &pattern); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(pattern, "aab bc\n1é.AKſ's  ")
+	}
+	f.Fuzz(func(t *testing.T, pattern, text string) {
+		if !utf8.ValidString(text) || !utf8.ValidString(pattern) {
+			return
+		}
+		a, err := compile(pattern)
 		if err != nil {
 			return
 		}
-		want, _ := appendValid(nil, []byte(text), true)
-		if got := tok.DecodeSpecial(ids); got != string(want) {
-			t.Errorf("%q comes back as %q", text, got)
+		at := 0
+		if err := a.regions(text, func(from, to int, match bool) {
+			if from != at || to <= from || match && a.mustMatch(text, from) != to {
+				t.Errorf("%q on %q: piece %d to %d after %d", pattern, text, from, to, at)
+			}
+			at = to
+		}); err == nil && at != len(text) {
+			t.Errorf("%q on %q: the pieces end at %d", pattern, text, at)
 		}
 	})
+}
+
+// mustMatch is the end of the match at from.
+func (a *automaton) mustMatch(text string, from int) int {
+	end, _ := a.match(text, from)
+	return end
+}
+
+func FuzzEncode(f *testing.F) {
+	var toks []Tokenizer
+	names := kindNames(f)
+	for i, name := range names {
+		tok, _ := kind(f, name)
+		toks = append(toks, tok)
+		f.Add(uint8(i), "In the beginning  \n\n x\u00a0\u2003y' 's 12½ <s> \xf0\x9f [left] é")
+	}
+	f.Fuzz(func(t *testing.T, which uint8, text string) {
+		i := int(which) % len(toks)
+		tok := toks[i]
+		ids, err := tok.Encode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			if id < 0 || int(id) >= tok.VocabSize() {
+				t.Errorf("id %d of %d", id, tok.VocabSize())
+			}
+		}
+		if got, want := streamed(tok, ids), tok.Decode(ids); got != want {
+			t.Errorf("%v: one by one %q, at once %q", ids, got, want)
+		}
+		// Byte-level encoding without normalisation loses nothing.
+		switch names[i] {
+		case "gpt2", "gpt2-split", "llama3", "cl100k", "o200k", "kimi", "deepseek-coder", "deepseek-v3", "starcoder", "bloom":
+			want, _ := appendValid(nil, []byte(text), true)
+			if got := tok.DecodeSpecial(ids); got != string(want) {
+				t.Errorf("%q comes back as %q", text, got)
+			}
+		}
+	})
+}
+
+// Files as large as is permitted that try to fill memory. What the garbage collector did not see at once
+// counts too, so the true peak is lower.
+func TestHostileFiles(t *testing.T) {
+	fill := func(begin, repeat, end string) []byte {
+		var b bytes.Buffer
+		b.Grow(maxFileBytes)
+		b.WriteString(begin)
+		b.Write(bytes.Repeat([]byte(repeat), (maxFileBytes-len(begin)-len(end))/len(repeat)))
+		b.WriteString(end)
+		return b.Bytes()
+	}
+	vocab := func() []byte {
+		var b bytes.Buffer
+		b.WriteString(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2`)
+		for i := 3; i < maxVocab; i++ {
+			fmt.Fprintf(&b, `,"%030d":%d`, i, i)
+		}
+		b.WriteString(`},"merges":[]}}`)
+		return b.Bytes()
+	}
+	for name, c := range map[string]struct {
+		file func() []byte
+		want string
+	}{
+		"many merges": {func() []byte {
+			return fill(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"`, `,"a b"`, `]}}`)
+		}, "merges: more than 2097152"},
+		"many tokens": {vocab, "decoder: nothing is not supported"},
+		"many added tokens": {func() []byte {
+			return fill(`{"model":{"vocab":{},"merges":[]},"decoder":{"type":"Fuse"},"added_tokens":[{}`, `,{}`, `]}`)
+		}, "added token"},
+		"long key":   {func() []byte { return fill(`{"`, `\n`, `":1}`) }, "unknown field"},
+		"long token": {func() []byte { return fill(`{"model":{"type":"BPE","vocab":{"`, `\n`, `":1}}}`) }, "bytes, want 1 to 4096"},
+		"long part":  {func() []byte { return fill(`{"normalizer":{"type":"Sequence","normalizers":[{}`, `,{}`, `]}}`) }, "want at most 1048576"},
+		"nesting":    {func() []byte { return fill(`{"normalizer":`, `[`, ``) }, "not valid JSON"},
+	} {
+		file := c.file()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := New(file, nil, -1)
+		runtime.ReadMemStats(&after)
+		if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 1000 {
+			t.Errorf("%s: got %.300v, want %q", name, err, c.want)
+		}
+		if filled := (after.TotalAlloc - before.TotalAlloc) >> 20; filled > 448 {
+			t.Errorf("%s: %d MiB were filled beside the file", name, filled)
+		}
+	}
 }

@@ -80,6 +80,8 @@ var unicodeTables = sync.OnceValue(func() *tables {
 	}
 	t.sets["Cn"] = assigned.normal().negate()
 	t.sets["C"] = append(slices.Clone(t.sets["C"]), t.sets["Cn"]...).normal()
+	// In brackets, \w has no superscripts and fractions of Latin-1, to the reference.
+	t.sets["word in class"] = t.sets["word"].and(set{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}.negate())
 	t.sets["space"] = set{{'\t', '\r'}, {' ', ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}}
 	return t
 })

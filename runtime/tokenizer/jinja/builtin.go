@@ -794,8 +794,12 @@ func (e *env) percent(format string, v Value) string {
 		e.grow(len(text))
 		b.WriteString(text)
 	}
-	if _, isDict := v.(*Dict); used < len(values) && (isTuple || !isDict) {
-		e.fail("not all arguments converted during string formatting")
+	switch v.(type) { // what has items may be left unused
+	case *Dict, *List, *span, *undefined:
+	default:
+		if used < len(values) {
+			e.fail("not all arguments converted during string formatting")
+		}
 	}
 	return b.String()
 }

@@ -309,7 +309,7 @@ func (e *env) items(v Value) []Value {
 	case *undefined:
 		return nil
 	case *iterator:
-		items := v.items
+		items := v.all()
 		v.items = nil
 		return items
 	case string:
@@ -333,6 +333,15 @@ func (e *env) items(v Value) []Value {
 	}
 	e.fail("'%s' object is not iterable", typeName(v))
 	return nil
+}
+
+func (i *iterator) all() []Value {
+	if i.fill != nil {
+		fill := i.fill
+		i.fill = nil
+		i.items = fill()
+	}
+	return i.items
 }
 
 // loop is the variable of that name in a for loop.
@@ -675,6 +684,12 @@ func (x *exItem) eval(e *env) Value {
 	v, i := e.eval(x.x), e.eval(x.i)
 	e.line = x.line
 	e.defined(v)
+	if _, ok := i.(slice); ok {
+		if item, ok := e.item(v, i); ok {
+			return item
+		}
+		e.fail("'%s' object cannot be sliced", typeName(v))
+	}
 	return e.getItem(v, i)
 }
 

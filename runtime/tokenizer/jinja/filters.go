@@ -21,7 +21,7 @@ func init() {
 		}
 	}
 	pick := func(keep, byAttribute bool) func(e *env, v Value, a *args) Value {
-		return func(e *env, v Value, a *args) Value {
+		return lazy(func(e *env, v Value, a *args) []Value {
 			var key Value
 			if byAttribute {
 				key = a.next("attribute", required)
@@ -47,8 +47,8 @@ func init() {
 				}
 			}
 			e.grow(16 * len(out))
-			return &iterator{out}
-		}
+			return out
+		})
 	}
 	extreme := func(sign int) func(e *env, v Value, a *args) Value {
 		return func(e *env, v Value, a *args) Value {
@@ -143,7 +143,7 @@ func init() {
 		"rejectattr": pick(false, true),
 		"max":        extreme(1),
 		"min":        extreme(-1),
-		"map":        mapFilter,
+		"map":        lazy(mapFilter),
 		"join": func(e *env, v Value, a *args) Value {
 			sep, attr := e.text(a.next("d", "")), a.next("attribute", nil)
 			a.end()
@@ -158,14 +158,16 @@ func init() {
 		},
 		"items": func(e *env, v Value, a *args) Value {
 			a.end()
-			switch v := v.(type) {
-			case *undefined:
-				return &iterator{}
-			case *Dict:
-				return &iterator{e.pairs(v)}
-			}
-			e.fail("items: want a mapping, got %s", typeName(v))
-			return nil
+			return &iterator{fill: func() []Value {
+				switch v := v.(type) {
+				case *undefined:
+					return nil
+				case *Dict:
+					return e.pairs(v)
+				}
+				e.fail("items: want a mapping, got %s", typeName(v))
+				return nil
+			}}
 		},
 		"reverse": func(e *env, v Value, a *args) Value {
 			a.end()
@@ -178,7 +180,7 @@ func init() {
 			out := slices.Clone(e.items(v))
 			e.grow(16 * len(out))
 			slices.Reverse(out)
-			return &iterator{out}
+			return &iterator{items: out}
 		},
 		"sort": func(e *env, v Value, a *args) Value {
 			reverse, sensitive, attr := truth(a.next("reverse", false)), truth(a.next("case_sensitive", false)), a.next("attribute", nil)
@@ -195,7 +197,7 @@ func init() {
 			}
 			return &List{e.sorted(e.pairs(d), reverse, func(x Value) Value { return e.fold(x.(tuple)[i], sensitive) })}
 		},
-		"unique": func(e *env, v Value, a *args) Value {
+		"unique": lazy(func(e *env, v Value, a *args) []Value {
 			sensitive, attr := truth(a.next("case_sensitive", false)), a.next("attribute", nil)
 			a.end()
 			seen := map[any]bool{}
@@ -208,8 +210,8 @@ func init() {
 				}
 			}
 			e.grow(64 * len(out))
-			return &iterator{out}
-		},
+			return out
+		}),
 		"sum": func(e *env, v Value, a *args) Value {
 			attr, sum := a.next("attribute", nil), a.next("start", int64(0))
 			a.end()
@@ -222,7 +224,7 @@ func init() {
 			}
 			return sum
 		},
-		"batch": func(e *env, v Value, a *args) Value {
+		"batch": lazy(func(e *env, v Value, a *args) []Value {
 			n, fill := a.int("linecount", required), a.next("fill_with", nil)
 			a.end()
 			items := e.items(v)
@@ -238,8 +240,8 @@ func init() {
 				}
 				out = append(out, e.list(row))
 			}
-			return &iterator{out}
-		},
+			return out
+		}),
 		"abs": func(e *env, v Value, a *args) Value {
 			a.end()
 			i, f, isInt, ok := number(v)
@@ -338,6 +340,18 @@ func init() {
 	}
 }
 
+// lazy makes a filter that does nothing, not even look at its arguments, before its items are asked for.
+func lazy(f func(e *env, v Value, a *args) []Value) func(e *env, v Value, a *args) Value {
+	return func(e *env, v Value, a *args) Value {
+		return &iterator{fill: func() []Value {
+			if !truth(v) {
+				return nil
+			}
+			return f(e, v, a.clone())
+		}}
+	}
+}
+
 // path is the attribute of v that a filter names: "a.b.0".
 func (e *env) path(v, attribute, none Value) Value {
 	parts := []Value{attribute}
@@ -376,11 +390,12 @@ func (e *env) sortKey(v, attribute Value, sensitive bool) Value {
 	return e.fold(v, sensitive)
 }
 
-// sortKeys is sortKey for several attributes with commas.
+// sortKeys are the keys for several attributes with commas. Even a single one is compared as a list of
+// one, in which equal items are not ordered.
 func (e *env) sortKeys(v, attribute Value, sensitive bool) Value {
 	s, ok := attribute.(string)
-	if !ok || !strings.Contains(s, ",") {
-		return e.sortKey(v, attribute, sensitive)
+	if !ok {
+		return tuple{e.sortKey(v, attribute, sensitive)}
 	}
 	var out tuple
 	for p := range strings.SplitSeq(s, ",") {
@@ -413,10 +428,9 @@ func (e *env) sorted(items []Value, reverse bool, key func(Value) Value) []Value
 func (e *env) first(v Value) Value {
 	switch v := v.(type) {
 	case *iterator:
-		if len(v.items) > 0 {
-			first := v.items[0]
-			v.items = v.items[1:]
-			return first
+		if items := v.all(); len(items) > 0 {
+			v.items = items[1:]
+			return items[0]
 		}
 	case string:
 		if r, n := utf8.DecodeRuneInString(v); n > 0 {
@@ -479,7 +493,7 @@ func orDefault(e *env, v Value, a *args) Value {
 	return v
 }
 
-func mapFilter(e *env, v Value, a *args) Value {
+func mapFilter(e *env, v Value, a *args) []Value {
 	var each func(x Value) Value
 	if i := slices.Index(a.names, "attribute"); len(a.positional) == 0 && i >= 0 {
 		attr := a.next("attribute", required)
@@ -496,7 +510,7 @@ func mapFilter(e *env, v Value, a *args) Value {
 	for i, x := range items {
 		out[i] = each(x)
 	}
-	return &iterator{out}
+	return out
 }
 
 func indent(e *env, v Value, a *args) Value {
@@ -532,8 +546,7 @@ func truncate(e *env, v Value, a *args) Value {
 	n, kill, end, leeway := a.int("length", int64(255)), truth(a.next("killwords", false)), a.str("end", "..."), a.int("leeway", int64(5))
 	a.end()
 	s, ok := v.(string)
-	if !ok {
-		e.defined(v)
+	if _, u := v.(*undefined); !ok && !u {
 		e.fail("truncate: want str, got %s", typeName(v))
 	}
 	e.grow(4 * len(s))
@@ -543,7 +556,7 @@ func truncate(e *env, v Value, a *args) Value {
 		e.fail("truncate: length %d, leeway %d", n, leeway)
 	}
 	if int64(len(runes)) <= n+leeway {
-		return s
+		return v
 	}
 	out := string(runes[:keep])
 	if i := strings.LastIndexByte(out, ' '); !kill && i >= 0 {

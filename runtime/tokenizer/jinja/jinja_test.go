@@ -146,3 +146,21 @@ func TestHostileTemplates(t *testing.T) {
 		})
 	}
 }
+
+func FuzzTemplate(f *testing.F) {
+	variables, cases := language(f)
+	for _, c := range cases {
+		f.Add(*c[0])
+	}
+	f.Fuzz(func(t *testing.T, template string) {
+		tmpl, err := Parse(template)
+		if err != nil {
+			return
+		}
+		text, err := tmpl.Execute(variables, Options{Now: clock})
+		again, errAgain := tmpl.Execute(variables, Options{Now: clock})
+		if text != again || (err == nil) != (errAgain == nil) {
+			t.Errorf("%q, %v, the second time %q, %v", text, err, again, errAgain)
+		}
+	})
+}

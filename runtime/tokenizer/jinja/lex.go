@@ -54,6 +54,7 @@ type lexer struct {
 
 // lex reads a template. Line breaks of all kinds count as \n, and one at the end is dropped.
 func lex(source string) (tokens []token, err error) {
+	source = strings.ToValidUTF8(source, "\ufffd")
 	source = strings.ReplaceAll(strings.ReplaceAll(source, "\r\n", "\n"), "\r", "\n")
 	l := &lexer{in: strings.TrimSuffix(source, "\n"), line: 1, starts: true}
 	defer catch(&err)
@@ -130,6 +131,9 @@ func (l *lexer) text() {
 	switch tag {
 	case "{#":
 		n := strings.Index(l.in[l.at:], "#}")
+		if l.at == len(l.in) {
+			return // the reference sees no comment that has no end here
+		}
 		if n < 0 {
 			l.fail("a comment has no end")
 		}
@@ -183,6 +187,9 @@ func (l *lexer) raw() bool {
 		l.skip(len(l.in) - len(rest) + 2)
 	default:
 		return false
+	}
+	if l.at == len(l.in) {
+		return true // as with a comment
 	}
 	from, starts := l.at, l.starts
 	for at := from; ; at++ {

@@ -32,8 +32,11 @@ type (
 	tuple     []Value
 	undefined struct{ message string } // an error once it is used for more than printing or asking
 	namespace struct{ attrs *Dict }
-	iterator  struct{ items []Value } // gives each item once
-	view      struct {
+	iterator  struct { // gives each item once
+		items []Value
+		fill  func() []Value // makes the items when the first is asked for, nil if they are there
+	}
+	view struct {
 		name  string
 		items []Value
 	}
@@ -86,6 +89,8 @@ func hash(v Value) (any, bool) {
 	switch v := v.(type) {
 	case nil:
 		return struct{}{}, true
+	case *undefined:
+		return [0]int{}, true
 	case string:
 		return v, true
 	case bool:

@@ -1,9 +1,11 @@
 """Write ../unicode.bin: what PyPI tokenizers holds every code point to be, asked code point by code point.
+Or write normal.json: random texts and their normalisation forms.
 
     pip install tokenizers==0.23.3
-    python unicode.py ../unicode.bin
+    python unicode.py tables ../unicode.bin
+    python unicode.py texts normal.json
 
-The file is a list of tables. Each begins with a byte of length and its name; then, as unsigned varints,
+The tables file is a list of tables. Each begins with a byte of length and its name; then, as unsigned varints,
 the number of entries and the entries, in order of code points:
 
   a set              gap to the range from the end of the last one, length of the range - 1
@@ -15,6 +17,8 @@ characters around single_word tokens (boundary); composites that NFC composes (c
 combining class (ccc1 .. ccc240). NFD and NFKD are full decompositions without Hangul syllables, NFKD only where it differs.
 """
 
+import json
+import random
 import sys
 import unicodedata
 
@@ -109,7 +113,22 @@ def decompositions(name, form, than=None):
     return table(name, entries)
 
 
-def main(path):
+def texts(path):
+    r = random.Random(3)
+    forms = [getattr(normalizers, f)().normalize_str for f in ("NFC", "NFD", "NFKC", "NFKD")]
+    # What composes, what orders, Hangul, compatibility; and whatever else decomposes.
+    near = "aeoAEy\u0301\u0327\u0328\u0323\u0307\u0345\u0334\u3099\u093c\u05bc\u0f72\u1100\u1161\u1175\u11a8\u11c2\uac00\uac01\ud788\u212b\u1e9b\ufb01\uff76\uff9e\u0344\u0958\ufdfa\u2126\U0001d15e\U00011131\U00011127 "
+    all = [chr(c) for c in POINTS if forms[3](chr(c)) != chr(c) or unicodedata.combining(chr(c))]
+    out = []
+    for i in range(500):
+        pick = near if i % 2 else r.sample(all, 12) + list("ae ")
+        text = "".join(r.choice(pick) for _ in range(r.randrange(1, 40)))
+        out.append([text] + [f(text) for f in forms])
+    with open(path, "w") as f:
+        f.write("[" + ",\n".join(json.dumps(x, separators=(",", ":")) for x in out) + "]\n")
+
+
+def tables(path):
     nfc, nfd, nfkd = (getattr(normalizers, f)().normalize_str for f in ("NFC", "NFD", "NFKD"))
     out = [points(c, regex(r"\p{%s}+" % c)) for c in CATEGORIES + SCRIPTS]
     out.append(points("word", regex(r"\w+")))
@@ -126,4 +145,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"tables": tables, "texts": texts}[sys.argv[1]](sys.argv[2])

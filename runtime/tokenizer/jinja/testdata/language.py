@@ -204,6 +204,18 @@ end
 
 # Templates of several lines, or with something in them that a line of CASES cannot have.
 MORE = [
+    "{{ '' | sort(attribute='x') }} {{ ['b', 'a'] | sort(attribute='x') }} {{ nothing | truncate(5) }}|",
+    "{{ n[1:] }}",
+    "{{ 'x' % [1] }}{{ 'x' % d }}{{ 'x' % nothing }}{{ 'x' % () }}",
+    "{{ 'x' % n }}",
+    "{{ 'x' % 'y' }}",
+    "{{ d[1:] }}",
+    "{{ (n | select) == 1 }} {{ nothing | map('x') | list }} {{ (words | map('x'))[0] }}| {{ [nothing, nowhere] | unique | list | length }}",
+    "{{ words | map('x') | list }}",
+    "{{ nothing[1:] }}",
+    " {% raw %}",
+    "a {#",
+    "{% for x in words",
     "",
     "\n",
     "\n\n",
