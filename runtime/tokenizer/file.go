@@ -119,6 +119,7 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	if t.splitters, t.model.raw, err = newSplitters(parts.pre); err != nil {
 		return fail(fmt.Errorf("pre_tokenizer: %w", err))
 	}
+	t.model.cuts = t.model.cuts && !t.model.raw
 	if t.decoder, err = newDecoder(parts.decoder); err != nil {
 		return fail(fmt.Errorf("decoder: %w", err))
 	}

@@ -26,7 +26,7 @@ const (
 )
 
 // node is a piece of a pattern.
-type node interface{}
+type node any
 
 type (
 	nodeSet  struct{ set set }   // one character

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -632,38 +633,39 @@ func FuzzEncode(f *testing.F) {
 // Files as large as is permitted that try to fill memory. What the garbage collector did not see at once
 // counts too, so the true peak is lower.
 func TestHostileFiles(t *testing.T) {
-	fill := func(begin, repeat, end string) []byte {
+	fill := func(size int, begin, repeat, end string) []byte {
 		var b bytes.Buffer
-		b.Grow(maxFileBytes)
+		b.Grow(size)
 		b.WriteString(begin)
-		b.Write(bytes.Repeat([]byte(repeat), (maxFileBytes-len(begin)-len(end))/len(repeat)))
+		b.Write(bytes.Repeat([]byte(repeat), (size-len(begin)-len(end))/len(repeat)))
 		b.WriteString(end)
 		return b.Bytes()
 	}
 	vocab := func() []byte {
-		var b bytes.Buffer
-		b.WriteString(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2`)
-		for i := 3; i < maxVocab; i++ {
-			fmt.Fprintf(&b, `,"%030d":%d`, i, i)
+		b := []byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2`)
+		for i := int64(3); i < maxVocab; i++ {
+			b = append(append(b, `,"a longer token than in use `...), strconv.AppendInt(nil, i, 10)...)
+			b = strconv.AppendInt(append(b, `":`...), i, 10)
 		}
-		b.WriteString(`},"merges":[]}}`)
-		return b.Bytes()
+		return append(b, `},"merges":[]}}`...)
 	}
 	for name, c := range map[string]struct {
 		file func() []byte
 		want string
 	}{
 		"many merges": {func() []byte {
-			return fill(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"`, `,"a b"`, `]}}`)
+			return fill(maxFileBytes, `{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"`, `,"a b"`, `]}}`)
 		}, "merges: more than 2097152"},
 		"many tokens": {vocab, "decoder: nothing is not supported"},
 		"many added tokens": {func() []byte {
-			return fill(`{"model":{"vocab":{},"merges":[]},"decoder":{"type":"Fuse"},"added_tokens":[{}`, `,{}`, `]}`)
+			return fill(maxFileBytes/8, `{"model":{"vocab":{},"merges":[]},"decoder":{"type":"Fuse"},"added_tokens":[{}`, `,{}`, `]}`)
 		}, "added token"},
-		"long key":   {func() []byte { return fill(`{"`, `\n`, `":1}`) }, "unknown field"},
-		"long token": {func() []byte { return fill(`{"model":{"type":"BPE","vocab":{"`, `\n`, `":1}}}`) }, "bytes, want 1 to 4096"},
-		"long part":  {func() []byte { return fill(`{"normalizer":{"type":"Sequence","normalizers":[{}`, `,{}`, `]}}`) }, "want at most 1048576"},
-		"nesting":    {func() []byte { return fill(`{"normalizer":`, `[`, ``) }, "not valid JSON"},
+		"long key":   {func() []byte { return fill(maxFileBytes/8, `{"`, `\n`, `":1}`) }, "unknown field"},
+		"long token": {func() []byte { return fill(maxFileBytes/8, `{"model":{"type":"BPE","vocab":{"`, `\n`, `":1}}}`) }, "bytes, want 1 to 4096"},
+		"long part": {func() []byte {
+			return fill(maxFileBytes/8, `{"normalizer":{"type":"Sequence","normalizers":[{}`, `,{}`, `]}}`)
+		}, "want at most 1048576"},
+		"nesting": {func() []byte { return fill(maxFileBytes/8, `{"normalizer":`, `[`, ``) }, "not valid JSON"},
 	} {
 		file := c.file()
 		var before, after runtime.MemStats
