@@ -24,7 +24,7 @@ import (
 )
 
 func main() {
-	o := options{grace: time.Minute, stall: 6 * time.Second}
+	o := options{grace: time.Minute, stall: 15 * time.Second}
 	flag.DurationVar(&o.time, "time", time.Minute, "how long each target runs")
 	flag.StringVar(&o.only, "run", "", "only targets of which PACKAGE.TARGET contains this")
 	flag.Int64Var(&o.memoryMiB, "memory", 512, "MiB that no process of a target may exceed")
@@ -184,7 +184,8 @@ type result struct {
 func (o *options) worker(ctx context.Context, t target, cache string) result {
 	limited, cancel := context.WithTimeout(ctx, o.time+o.grace)
 	defer cancel()
-	c := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime", o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1")
+	c := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime", o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1",
+		"-test.fuzzminimizetime", "10x") // by default an interesting input is shortened for up to a minute, in which nothing is tried
 	c.Dir = t.dir // where crashes are kept
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
