@@ -692,7 +692,7 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	}
 	d := r.o.Drivers[p.Driver]
 	if d == nil {
-		return nil, &driver.Unavailable{Driver: p.Driver, Found: "this build does not have it"}
+		return nil, &driver.Unavailable{Driver: p.Driver, Found: "no such driver in this build"}
 	}
 	if r.virtual(name) {
 		all := map[string]string{"compute": "false"}

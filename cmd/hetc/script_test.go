@@ -22,10 +22,25 @@ import (
 
 // The test binary plays hetc and hetrun, so that scripts need no build and count towards coverage.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
+	testscript.Main(cleaning{m}, map[string]func(){
 		"hetc":   func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 		"hetrun": func() { os.Exit(runHetrun()) },
 	})
+}
+
+// shared is a directory for what several tests use.
+var shared string
+
+// cleaning removes shared when all tests are done.
+type cleaning struct{ m *testing.M }
+
+func (c cleaning) Run() int {
+	var err error
+	if shared, err = os.MkdirTemp("", "hetc-test"); err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(shared)
+	return c.m.Run()
 }
 
 func runHetrun() int {

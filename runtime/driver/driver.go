@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -234,3 +235,12 @@ var ErrUnavailable = errors.New("driver is not available")
 
 // Is makes errors.Is(err, ErrUnavailable) true.
 func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
+
+// As makes the error one of class diag.ClassUnavailable wherever it is wrapped.
+func (e *Unavailable) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(diag.ClassUnavailable, "%s", e.Error())
+	}
+	return ok
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Commands that write, each to a path.
+var writers = map[string]string{
+	"fit":    "hetc fit --soc snapdragon-8gen3 --record $A/rec.jsonl -o ",
+	"solve":  "hetc solve --soc snapdragon-8gen3 --costs $A/costs.yaml --model $A/model -o ",
+	"keygen": "hetc keygen --out ",
+	"emit":   "hetc emit --plan $A/plan.yaml --model $A/model --key $A/k.key -o ",
+	"synth":  "hetc models synth qwen2-0.5b -o ",
+	"gguf":   "hetc models synth qwen2-0.5b -o $D/x.gguf --type ",
+	"export": "hetc models export $A/model -o $D/y.gguf --type ",
+}
+
+// A full disk and a read-only file system end every command that writes with exit code 9, the reason and a
+// hint, and leave no file, whole or not.
+func TestFullAndReadOnlyDisk(t *testing.T) {
+	disk := t.TempDir()
+	if err := syscall.Mount("none", disk, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("no file system of 1 MiB can be mounted here (%v); TestBrokenInputs tries ulimit -f instead", err)
+	}
+	defer func() {
+		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	whole := artifacts(t)
+	try := func(reason string) {
+		for name, args := range writers {
+			last := "x"
+			if name == "gguf" || name == "export" {
+				last = "f16"
+			}
+			line := strings.NewReplacer("$A", whole.path, "$D", disk).Replace(args)
+			if last == "x" {
+				line += filepath.Join(disk, last)
+			} else {
+				line += last
+			}
+			code, _, stderr := refused(t, &broken{}, t.TempDir(), strings.Fields(line))
+			if code != 9 || !strings.Contains(stderr, reason) || !strings.Contains(stderr, "hetc: hint: ") {
+				t.Errorf("%s: exit code %d, want 9 and %q\n%s", line, code, reason, stderr)
+			}
+			left, err := os.ReadDir(disk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range left {
+				if f.Name() != "fill" {
+					t.Errorf("%s: left %s", line, f.Name())
+				}
+			}
+		}
+	}
+	fill, err := os.Create(filepath.Join(disk, "fill"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = fill.Write(make([]byte, 4096))
+	}
+	fill.Close()
+	try("no space left on device")
+	if err := syscall.Mount("none", disk, "tmpfs", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	try("read-only file system")
+}

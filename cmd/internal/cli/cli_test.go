@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// The test binary plays a program whose command does not listen to signals.
+func TestMain(m *testing.M) {
+	if os.Getenv("CLI_TEST_STUBBORN") != "" {
+		os.Exit(Main("tool", []string{"stubborn"}, os.Stdin, os.Stdout, os.Stderr, func(s *Streams) *cobra.Command {
+			root := &cobra.Command{Use: "tool"}
+			root.AddCommand(&cobra.Command{Use: "stubborn", RunE: func(c *cobra.Command, _ []string) error {
+				s.Printf("ready\n")
+				<-c.Context().Done()
+				s.Printf("asked\n")
+				time.Sleep(time.Minute)
+				return c.Context().Err()
+			}})
+			return root
+		}))
+	}
+	os.Exit(m.Run())
+}
+
+// A second signal ends a command that does not heed the first one.
+func TestSecondSignal(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("sends signals")
+	}
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), "CLI_TEST_STUBBORN=1")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hung := time.AfterFunc(30*time.Second, func() { _ = c.Process.Kill() })
+	defer hung.Stop()
+	wait := func(word string) {
+		line := make([]byte, len(word)+1)
+		if _, err := io.ReadFull(out, line); err != nil || string(line) != word+"\n" {
+			t.Fatalf("got %q, %v, want %q", line, err, word)
+		}
+	}
+	wait("ready")
+	_ = c.Process.Signal(os.Interrupt)
+	wait("asked")
+	// The first signal restores what a signal does by default, a moment after the command has been told.
+	for range 100 {
+		if err := c.Process.Signal(os.Interrupt); err != nil {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	_ = c.Wait()
+	if s, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGINT {
+		t.Errorf("ended with %v, want by the second SIGINT", c.ProcessState)
+	}
+}
+
+// run executes Main with one command "do" that returns err.
+func run(err error, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = Main("tool", args, strings.NewReader(""), &out, &errs, func(s *Streams) *cobra.Command {
+		root := &cobra.Command{Use: "tool"}
+		var text, output string
+		do := &cobra.Command{Use: "do", Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+			if err == nil {
+				panic("BUG: on purpose")
+			}
+			return err
+		}}
+		do.Flags().StringVar(&text, "text", "", "some text")
+		do.Flags().StringVarP(&output, "output", "o", "", "some file")
+		root.AddCommand(do)
+		return root
+	})
+	return code, out.String(), errs.String()
+}
+
+func TestReport(t *testing.T) {
+	list := diag.List{
+		diag.New(diag.ClassInput, "first").WithCode("x.first").At("a:1").WithHint("mend it"),
+		diag.New(diag.ClassInput, "second").At("a:2"),
+	}
+	for name, c := range map[string]struct {
+		err    error
+		code   int
+		class  string
+		errs   string // lines
+		hint   string
+		finds  int
+		toPath string
+	}{
+		"one":          {list[0], 3, "input", "a:1: x.first: first", "mend it", 1, "a:1"},
+		"wrapped":      {fmt.Errorf("read: %w", list[0]), 3, "input", "read: a:1: x.first: first", "mend it", 1, "a:1"},
+		"several":      {list.Err(), 3, "input", "a:1: x.first: first|a:2: second", "mend it", 2, "a:1"},
+		"no class":     {errors.New("oops"), 1, "internal", "oops", "please report it", 0, ""},
+		"disk full":    {&fs.PathError{Op: "write", Path: "x", Err: syscall.ENOSPC}, 9, "io", "write x: no space left on device", "free space", 0, ""},
+		"too large":    {&fs.PathError{Op: "write", Path: "x", Err: syscall.EFBIG}, 9, "io", "write x: file too large", "ulimit -f", 0, ""},
+		"read only":    {&fs.PathError{Op: "open", Path: "x", Err: syscall.EROFS}, 9, "io", "open x: read-only file system", "write elsewhere", 0, ""},
+		"no memory":    {fmt.Errorf("allocate: %w", syscall.ENOMEM), 4, "unavailable", "allocate: cannot allocate memory", "ulimit -v", 0, ""},
+		"not ours":     {diag.New(diag.ClassUnavailable, "driver"), 4, "unavailable", "driver", "hetc drivers", 1, ""},
+		"control":      {diag.New(diag.ClassInput, "file %s", "\x1b[2Jx\ttab\u009b"), 3, "input", `file \x1b[2Jx\x09tab\x9b`, "correct", 1, ""},
+		"not a signal": {context.Canceled, 1, "internal", "context canceled", "report", 0, ""},
+		"a panic":      {nil, 1, "internal", "a defect of tool: BUG: on purpose", "please report it", 1, ""},
+	} {
+		code, stdout, stderr := run(c.err, "do")
+		if code != c.code || stdout != "" {
+			t.Errorf("%s: exit code %d, want %d; printed %q", name, code, c.code, stdout)
+		}
+		for _, l := range strings.Split(c.errs, "|") {
+			if !strings.Contains(stderr, "tool: error: "+l+"\n") {
+				t.Errorf("%s: got\n%s\nwant the error %s", name, stderr, l)
+			}
+		}
+		if !strings.Contains(stderr, "tool: hint: ") || !strings.Contains(stderr, c.hint) {
+			t.Errorf("%s: got\n%s\nwant the hint %q", name, stderr, c.hint)
+		}
+		// The same as a document, wherever the flag stands.
+		for _, args := range [][]string{{"do", "--json"}, {"--json", "do"}} {
+			code, stdout, _ = run(c.err, args...)
+			var doc errorDocument
+			if err := json.Unmarshal([]byte(stdout), &doc); err != nil {
+				t.Errorf("%s %v: %v\n%s", name, args, err, stdout)
+				continue
+			}
+			e := doc.Error
+			if code != c.code || e.ExitCode != c.code || e.Class != c.class || len(e.Hints) == 0 || len(e.Diagnostics) != c.finds || e.Path != c.toPath {
+				t.Errorf("%s %v: exit code %d, got %+v", name, args, code, e)
+			}
+		}
+	}
+}
+
+// Errors of the command line are documents, too, also when --json stands behind what was not understood.
+func TestUsageErrorsAsDocuments(t *testing.T) {
+	for _, args := range [][]string{
+		{"dont", "--json"}, {"do", "--texd", "x", "--json"}, {"--what", "--json"}, {"do", "more", "--json"}, {"--json", "do", "-x"}, {"do", "-output", "x", "--json=true"},
+	} {
+		code, stdout, stderr := run(errors.New("not reached"), args...)
+		var doc errorDocument
+		if err := json.Unmarshal([]byte(stdout), &doc); err != nil || code != 2 || doc.Error.Class != "usage" || len(doc.Error.Hints) == 0 {
+			t.Errorf("%v: exit code %d, %v\n%s%s", args, code, err, stdout, stderr)
+		}
+	}
+	if _, stdout, _ := run(errors.New("not reached"), "do", "--texd", "x", "--", "--json"); stdout != "" {
+		t.Errorf("--json behind -- is no flag, got %q", stdout)
+	}
+}
+
+// The files a command reads are not those it writes.
+func TestClobbers(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for _, name := range []string{"in", "out", "m/model.safetensors", "m/notes"} {
+		if err := os.MkdirAll("m", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("in", "link"); err != nil {
+		t.Skipf("this system makes no symbolic links: %v", err)
+	}
+	reached := errors.New("reached")
+	for args, refused := range map[string]bool{
+		"do --text in -o in": true, "do --text in -o ./in": true, "do --text link -o in": true, "do --text in -o out": false,
+		"do --text m -o m/model.safetensors": true, "do --text m -o m/notes": false, "do --text m -o m/new.json": false,
+	} {
+		code, _, stderr := run(reached, strings.Fields(args)...)
+		if refused != (code == 2) || refused != strings.Contains(stderr, "would replace what --text reads") {
+			t.Errorf("%s: exit code %d, %s, want refused %v", args, code, stderr, refused)
+		}
+	}
+}
