@@ -40,7 +40,7 @@ func Open(nameOrDir string) (*Model, error) {
 	if err == nil && st.IsDir() {
 		return openDir(nameOrDir)
 	}
-	if err == nil && isGGUF(nameOrDir) {
+	if isGGUF(nameOrDir) {
 		return openGGUF(nameOrDir)
 	}
 	if m, ok, err := openCatalog(nameOrDir); ok || err != nil {
@@ -60,7 +60,7 @@ func Open(nameOrDir string) (*Model, error) {
 
 // noConfig is the error of a directory without config.json: perhaps a GGUF file in it was meant.
 func noConfig(dir string) error {
-	d := diag.New(diag.ClassInput, "open model %q: no %s in the directory", dir, configName).
+	d := diag.New(diag.ClassInput, "open model %q: no %s in the directory: %w", dir, configName, fs.ErrNotExist).
 		WithHint("give the directory that holds config.json and *.safetensors, or a .gguf file")
 	if files, err := filepath.Glob(filepath.Join(dir, "*.gguf")); err == nil && len(files) > 0 {
 		d.WithHint("did you mean the file %q?", files[0])

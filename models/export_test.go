@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -72,5 +73,20 @@ func TestExportedModelsAreTheSame(t *testing.T) {
 	}
 	if exported < 25 {
 		t.Errorf("%d models have a form in GGUF, want at least 25", exported)
+	}
+}
+
+// A file that is not there is no misspelt catalog entry.
+func TestMissingFileIsNotACatalogName(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "model-q8.gguf"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(filepath.Join(dir, "model-q9.gguf"))
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "not exist") || strings.Contains(err.Error(), "catalog") {
+		t.Errorf("got %v, want an input error that says that the file does not exist", err)
+	}
+	if hints := diag.HintsOf(err); len(hints) != 1 || !strings.Contains(hints[0], "model-q8.gguf") {
+		t.Errorf("hints: got %q, want the file that is there", hints)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"sort"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 // Bounds of a file; the largest published ones have 1500 tensors and 260,000 tokens.
@@ -77,9 +77,9 @@ type File struct {
 // Open maps the GGUF file at path (version 2 or 3, little endian) and checks its metadata and its
 // tensor table: sizes, names, types, and that every tensor lies in the file and overlaps no other.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := wholefile.Open(path) // a pipe named .gguf must not hang
 	if err != nil {
-		return nil, diag.New(diag.ClassInput, "open gguf: %w", err)
+		return nil, fmt.Errorf("open gguf: %w", err)
 	}
 	defer f.Close()
 	region, err := mem.Map(f)
