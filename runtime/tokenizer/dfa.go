@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of an automaton: states, and work to build it. Patterns in use need up to 100 states.
+// Bounds of an automaton: states, and work to build it. Patterns in use need 40 states and 10,000 steps.
 const (
 	maxStates = 1 << 12
-	maxWork   = 1 << 25
+	maxWork   = 1 << 21
 )
 
 // maxScan bounds how often a character is read while all matches in a text are found.
@@ -49,8 +49,8 @@ func newAutomaton(program []instruction, start int32) (*automaton, error) {
 		return string(b)
 	}
 	states[key(lists[1])] = 1
-	seen := make([]int, len(program))
-	a.next = make([]int32, a.stride) // dead stays dead
+	seen, listed := make([]int, len(program)), make([]int, len(program)) // in which round
+	a.next = make([]int32, a.stride)                                     // dead stays dead
 	for s := 1; s < len(lists); s++ {
 		for class := range a.stride {
 			var list []int32
@@ -79,7 +79,8 @@ func newAutomaton(program []instruction, start int32) (*automaton, error) {
 						stack = append(stack, i.x)
 					}
 				case opChar:
-					if fits(i.set) && !slices.Contains(list, i.x) {
+					if listed[i.x] != round && fits(i.set) {
+						listed[i.x] = round
 						list = append(list, i.x)
 					}
 				}
@@ -110,9 +111,13 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 	// Where a span begins or ends, membership may change.
 	cuts := []rune{0, utf8.MaxRune + 1}
 	var sets []set
+	known := map[*span]bool{} // a loop that was written out has the same set many times
 	for _, i := range program {
 		for _, s := range []set{i.set, i.look.set} {
-			if len(s) == 0 || slices.ContainsFunc(sets, func(o set) bool { return slices.Equal(o, s) }) {
+			if len(s) == 0 || known[&s[0]] {
+				continue
+			}
+			if known[&s[0]] = true; slices.ContainsFunc(sets, func(o set) bool { return slices.Equal(o, s) }) {
 				continue
 			}
 			if len(sets) == 1024 {
@@ -130,7 +135,7 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 		return nil, errors.New("it is too complex")
 	}
 	classes := map[string]uint8{}
-	all := make([]uint8, 0, utf8.MaxRune+1)
+	of := make([]uint8, len(cuts)-1)
 	at := make([]int, len(sets)) // the first span of each set that does not end before the cut
 	for i, lo := range cuts[:len(cuts)-1] {
 		signature := make([]byte, (len(sets)+7)/8)
@@ -151,21 +156,46 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 			classes[string(signature)] = class
 			sample = append(sample, lo)
 		}
-		for range cuts[i+1] - lo {
-			all = append(all, class)
-		}
+		of[i] = class
 	}
-	copy(a.ascii[:], all)
-	known := map[[256]uint8]uint16{}
-	for ; len(all) > 0; all = all[256:] {
-		block := [256]uint8(all)
-		page, ok := known[block]
+	blocks := map[[256]uint8]uint16{}
+	uniform := map[uint8]uint16{} // blocks of one class, which most are
+	i := 0                        // the cut before r
+	for page := rune(0); page <= utf8.MaxRune; page += 256 {
+		if cuts[i+1] >= page+256 {
+			if block, ok := uniform[of[i]]; ok {
+				a.pages = append(a.pages, block)
+				if cuts[i+1] == page+256 {
+					i++
+				}
+				continue
+			}
+		}
+		var block [256]uint8
+		same := true
+		for r := page; r < page+256; r++ {
+			if cuts[i+1] == r {
+				i++
+			}
+			block[r-page] = of[i]
+			same = same && of[i] == block[0]
+		}
+		number, ok := blocks[block]
 		if !ok {
-			page = uint16(len(a.blocks))
-			known[block] = page
+			number = uint16(len(a.blocks))
+			blocks[block] = number
 			a.blocks = append(a.blocks, block)
 		}
-		a.pages = append(a.pages, page)
+		if same {
+			uniform[block[0]] = number
+		}
+		a.pages = append(a.pages, number)
+		if i+1 < len(cuts)-1 && cuts[i+1] == page+256 {
+			i++
+		}
+	}
+	for r := range rune(utf8.RuneSelf) {
+		a.ascii[r] = a.blocks[a.pages[0]][r]
 	}
 	a.end = len(sample)
 	a.stride = len(sample) + 1

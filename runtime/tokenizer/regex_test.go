@@ -137,3 +137,24 @@ func TestPatternsTakeLinearTime(t *testing.T) {
 		}
 	})
 }
+
+// What an automaton takes for a character of a class is one, for all characters.
+func TestClassesOfCharacters(t *testing.T) {
+	for _, name := range []string{"L", "Lu", "N", "P", "Han", "word", "space", "Cn"} {
+		s := unicodeTables().sets[name]
+		c := &compiler{}
+		start, err := c.add(nodeAlt{nodeSet{s}, nodeSeq{nodeSet{set{{'a', 'a'}, {0x10ffff, 0x10ffff}}}, nodeSet{s}}}, c.emit(instruction{op: opMatch}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := newAutomaton(c.program, start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := rune(0); r <= utf8.MaxRune; r++ {
+			if text := string(r); utf8.ValidRune(r) && (a.mustMatch(text, 0) == len(text)) != s.has(r) {
+				t.Fatalf("%s: %U: got %t", name, r, !s.has(r))
+			}
+		}
+	}
+}

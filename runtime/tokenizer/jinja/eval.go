@@ -18,10 +18,10 @@ import (
 // Bounds of one execution. A long conversation takes some 10,000 steps.
 const (
 	maxSteps     = 2_000_000
-	bytesPerStep = 64        // a step also stands for this many bytes looked at
-	maxMemory    = 128 << 20 // of all values made, in bytes
-	maxOutput    = 16 << 20  // of the whole and of values written out, in bytes
-	maxDepth     = 200       // calls of macros, and values in each other
+	bytesPerStep = 64       // a step also stands for this many bytes looked at
+	maxMemory    = 64 << 20 // of all values made, in bytes
+	maxOutput    = 16 << 20 // of the whole and of values written out, in bytes
+	maxDepth     = 200      // calls of macros, and values in each other
 	maxRange     = 100_000
 )
 

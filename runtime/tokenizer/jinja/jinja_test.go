@@ -158,9 +158,12 @@ func FuzzTemplate(f *testing.F) {
 			return
 		}
 		text, err := tmpl.Execute(variables, Options{Now: clock})
+		if err != nil {
+			return
+		}
 		again, errAgain := tmpl.Execute(variables, Options{Now: clock})
-		if text != again || (err == nil) != (errAgain == nil) {
-			t.Errorf("%q, %v, the second time %q, %v", text, err, again, errAgain)
+		if text != again || errAgain != nil {
+			t.Errorf("%q, the second time %q, %v", text, again, errAgain)
 		}
 	})
 }
