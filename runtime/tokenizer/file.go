@@ -32,8 +32,8 @@ func WithChatTemplate(jinja []byte) Option {
 //
 // Which tokens Prompt adds is said by the post-processor's template, and by add_bos_token and add_eos_token of
 // config, which count more. The token itself is bos_token or eos_token of config, or bos. Where neither says
-// anything, a text begins with bos if config has it as bos_token and not as eos_token too: a begin token
-// of its own was trained with, one that also ends texts was not.
+// anything, a text begins with bos if config has it as bos_token under a name that means the begin of a
+// text ("<s>"), and not as eos_token too. Under other names, as "<|im_start|>", it begins something else.
 //
 // Truncation and padding in the file are ignored: they are settings of a call.
 //
@@ -50,6 +50,9 @@ func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
 	}
 	return t, nil
 }
+
+// beginNames are names of tokens that begin texts and nothing else.
+var beginNames = []string{"<s>", "<bos>", "<BOS>", "[BOS]", "<|begin_of_text|>"}
 
 func load(data, configData []byte, bos int, o *options) (*pipeline, error) {
 	if len(data) > maxFileBytes {
@@ -69,7 +72,8 @@ func load(data, configData []byte, bos int, o *options) (*pipeline, error) {
 	if t.front, err = c.edge(t, after.front, c.AddBOS, c.BOS, "bos_token", bos); err != nil {
 		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	if id, ok := t.id(string(c.BOS)); ok && c.AddBOS == nil && len(after.front)+len(after.back) == 0 && c.BOS != c.EOS && int(id) == bos {
+	if id, ok := t.id(string(c.BOS)); ok && c.AddBOS == nil && len(after.front)+len(after.back) == 0 &&
+		slices.Contains(beginNames, string(c.BOS)) && c.BOS != c.EOS && int(id) == bos {
 		t.front = []int32{id}
 	}
 	if t.back, err = c.edge(t, after.back, c.AddEOS, c.EOS, "eos_token", -1); err != nil {
