@@ -332,12 +332,34 @@ var brokenInputs = []broken{
 	{name: "existing key", make: func(d *dir) { d.write("k.key", "mine") }, args: "hetc keygen --out k", code: 3, want: `k.key`, hint: `never overwritten`},
 	{name: "existing model", make: func(d *dir) { d.write("m/x", "") }, args: "hetc models synth tinyllama-1.1b -o m", code: 3, want: `not empty`, hint: `remove it`},
 
+	// GGUF
+	{name: "truncated GGUF", make: gguf(func(b []byte) []byte { return b[:len(b)/2] }), args: "hetc models show m.gguf", code: 3, want: `tensor ".*": truncated: its data ends at byte`, hint: `fetch the file again`},
+	{name: "GGUF of the future", make: gguf(func(b []byte) []byte { b[4] = 99; return b }), args: "hetc models show m.gguf", code: 3, want: `GGUF version 99 is not supported`, hint: `current converter`},
+	{name: "GGUF of 2^60 tensors", make: gguf(func(b []byte) []byte { b[15] = 0x10; return b }), args: "hetc models show m.gguf", code: 3, want: `number of tensors is \d+, want at most`, hint: `fetch the file again`},
+	{name: "GGUF that is a pipe", make: func(d *dir) { d.pipe("m.gguf") }, args: "hetc models show m.gguf", code: 3, want: `it is a pipe`, hint: `into a file first`},
+	{name: "export over itself", make: gguf(func(b []byte) []byte { return b }), args: "hetc models export m.gguf -o m.gguf", code: 2, want: `would replace what argument 1 reads`, hint: `another file`},
+
+	// Build and quick
+	{name: "unknown key of a matrix", make: func(d *dir) { d.write("hetc.yaml", "schema: hetc.build/1\nmodels: [{model: x}]\nsocs: []\nworkload: []\n") }, args: "hetc build", code: 3, want: `unknown key "workload"`, hint: `did you mean "workloads"`},
+	{name: "matrix that is a pipe", make: func(d *dir) { d.pipe("hetc.yaml") }, args: "hetc build", code: 3, want: `it is a pipe`, hint: `into a file first`},
+	{name: "quick without weights", args: "hetc quick tinyllama-1.1b", code: 3, want: `it has shapes and no weights`, hint: `hetc models synth tinyllama-1.1b`},
+	{name: "quick with an unknown scheme", args: "hetc quick $M --schemes a8t/q9c", code: 2, want: `--schemes "a8t/q9c": no such scheme`, hint: `did you mean "a8t/q8c"`},
+	{name: "quick into a file", make: func(d *dir) { d.write("x", "") }, args: "hetc quick $M -o x", code: 9, want: `not a directory`, hint: `.`},
+
 	// Limits
 	{name: "plan above the file size limit", limit: "ulimit -f 8", args: solveA + "x.yaml", code: 9, want: `write "x.yaml": file too large`, hint: `ulimit -f`},
 	{name: "bundle above the file size limit", limit: "ulimit -f 64", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.key -o x.hetb", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "model above the file size limit", limit: "ulimit -f 64", args: "hetc models synth qwen2-0.5b -o m", code: 9, want: `file too large`, hint: `ulimit -f`},
 	{name: "cache larger than the address space", limit: "ulimit -v 4000000", args: "hetc run $A/long.hetb --trust $A/k.pub --tokens 1", code: 4, want: `needs 24 GiB of memory, and .* are free`, hint: `smaller context`},
 	{name: "output that nobody takes", limit: "exec >/dev/full", args: "hetc models list", code: 9, want: `no space left on device`, hint: `free space`},
+}
+
+// gguf makes m.gguf, the demo model, changed.
+func gguf(change func([]byte) []byte) func(d *dir) {
+	return func(d *dir) {
+		d.hetc("models export " + d.model + " -o m.gguf")
+		d.must(os.WriteFile(d.at("m.gguf"), change([]byte(d.read(d.at("m.gguf")))), 0o644))
+	}
 }
 
 // nanPlan makes model m with damaged weights and a plan for it: planning does not look at weights.

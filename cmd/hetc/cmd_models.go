@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
@@ -127,7 +126,7 @@ var elementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
 
 func elementType(name string) (op.Type, error) {
 	if !slices.Contains(elementTypes, name) {
-		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", decode.DidYouMean(name, elementTypes))
+		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", diag.DidYouMean(name, elementTypes))
 	}
 	return op.Type(name), nil
 }

@@ -157,7 +157,7 @@ func (q *quick) run(ctx context.Context) error {
 			return err
 		}
 	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  hetrun %s --trust %s --prompt TEXT\n", app, quote(app), quote(key+".pub"))
+	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s --prompt TEXT\n", app, program("hetrun"), quote(app), quote(key+".pub"))
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
@@ -167,7 +167,7 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 	for i, a := range args {
 		words[i] = quote(a)
 	}
-	q.s.Printf("$ hetc %s\n", strings.Join(words, " "))
+	q.s.Printf("$ %s %s\n", program("hetc"), strings.Join(words, " "))
 	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
 	var result bytes.Buffer
 	if sub.JSON {
@@ -253,6 +253,14 @@ func (q *quick) current(plan, app string, m *models.Model) bool {
 		}
 	}
 	return len(want) == 0
+}
+
+// program is how the user calls a program that lies beside this one.
+func program(name string) string {
+	if dir, _ := filepath.Split(os.Args[0]); dir != "" {
+		return quote(filepath.Join(dir, name))
+	}
+	return name
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)

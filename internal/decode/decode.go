@@ -489,6 +489,3 @@ func (n *Node) Decode(v any) error {
 func (n *Node) Errorf(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.value").At("%s", n.at())
 }
-
-// DidYouMean is diag.DidYouMean.
-func DidYouMean(word string, candidates []string) string { return diag.DidYouMean(word, candidates) }
