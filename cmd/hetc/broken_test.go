@@ -340,7 +340,9 @@ var brokenInputs = []broken{
 	{name: "export over itself", make: gguf(func(b []byte) []byte { return b }), args: "hetc models export m.gguf -o m.gguf", code: 2, want: `would replace what argument 1 reads`, hint: `another file`},
 
 	// Build and quick
-	{name: "unknown key of a matrix", make: func(d *dir) { d.write("hetc.yaml", "schema: hetc.build/1\nmodels: [{model: x}]\nsocs: []\nworkload: []\n") }, args: "hetc build", code: 3, want: `unknown key "workload"`, hint: `did you mean "workloads"`},
+	{name: "unknown key of a matrix", make: func(d *dir) {
+		d.write("hetc.yaml", "schema: hetc.build/1\nmodels: [{model: x}]\nsocs: []\nworkload: []\n")
+	}, args: "hetc build", code: 3, want: `unknown key "workload"`, hint: `did you mean "workloads"`},
 	{name: "matrix that is a pipe", make: func(d *dir) { d.pipe("hetc.yaml") }, args: "hetc build", code: 3, want: `it is a pipe`, hint: `into a file first`},
 	{name: "quick without weights", args: "hetc quick tinyllama-1.1b", code: 3, want: `it has shapes and no weights`, hint: `hetc models synth tinyllama-1.1b`},
 	{name: "quick with an unknown scheme", args: "hetc quick $M --schemes a8t/q9c", code: 2, want: `--schemes "a8t/q9c": no such scheme`, hint: `did you mean "a8t/q8c"`},
