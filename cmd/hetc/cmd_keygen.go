@@ -1,10 +1,14 @@
 package main
 
 import (
+	"path/filepath"
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/bundle"
 )
 
@@ -24,6 +28,9 @@ A development key (--dev) signs bundles that hetrun refuses without --allow-dev.
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "out"); err != nil {
 				return err
+			}
+			if base := filepath.Base(out); strings.HasSuffix(out, "/") || base == "." || base == ".." {
+				return diag.New(diag.ClassUsage, "hetc keygen: --out %q names no file", out).WithHint("give a name without extension: --out %s", filepath.Join(out, "release"))
 			}
 			key, err := emit.GenerateKey(bundle.Algorithm(kind), out, dev)
 			if err != nil {

@@ -59,12 +59,19 @@ func (s *Streams) Result(v any) error {
 
 // Warnf tells about something that did not stop the command.
 func (s *Streams) Warnf(format string, args ...any) {
-	fmt.Fprintf(s.Err, "%s: warning: %s\n", s.Tool, fmt.Sprintf(format, args...))
+	s.say("warning: ", fmt.Sprintf(format, args...))
 }
 
 // Notef tells what is going on.
 func (s *Streams) Notef(format string, args ...any) {
-	fmt.Fprintf(s.Err, "%s: %s\n", s.Tool, fmt.Sprintf(format, args...))
+	s.say("", fmt.Sprintf(format, args...))
+}
+
+// say writes each line of a text to standard error after the program's name and what it is.
+func (s *Streams) say(kind, text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		fmt.Fprintf(s.Err, "%s: %s%s\n", s.Tool, kind, visible(line))
+	}
 }
 
 // Terminal reports whether standard error is a terminal: progress is shown only there.
@@ -99,7 +106,13 @@ func (s *Streams) Table(header []string, rows [][]string) {
 		tablewriter.WithRowAlignmentConfig(tw.CellAlignment{PerColumn: align}),
 	)
 	t.Header(names)
-	_ = t.Bulk(rows)
+	for _, row := range rows {
+		shown := make([]string, len(row)) // names of keys and tensors come from files
+		for i := range row {
+			shown[i] = visible(row[i])
+		}
+		_ = t.Append(shown)
+	}
 	_ = t.Render()
 }
 
@@ -154,11 +167,9 @@ func (s *Streams) report(err error) int {
 		}
 		_ = s.Result(doc)
 	}
-	for _, line := range strings.Split(err.Error(), "\n") {
-		fmt.Fprintf(s.Err, "%s: error: %s\n", s.Tool, visible(line))
-	}
+	s.say("error: ", err.Error())
 	for _, h := range hints {
-		fmt.Fprintf(s.Err, "%s: hint: %s\n", s.Tool, visible(h))
+		s.say("hint: ", h)
 	}
 	return int(class)
 }
