@@ -125,6 +125,10 @@ func newSession(in Input) (*session, error) {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s", in.Costs.SoC, in.Costs.SoCDigest, digest).
 			WithHint("give the SoC file the costs were fitted with, or profile again")
 	}
+	if in.Costs.Simulated != in.SoC.Simulated() { // a plan says whether its times were measured: this decides it
+		return nil, diag.New(diag.ClassInput, "solve: costs say simulated: %v, and SoC %q says %v", in.Costs.Simulated, in.SoC.Name, in.SoC.Simulated()).
+			WithHint("fit the costs again from their record")
+	}
 	if in.Workload == nil {
 		in.Workload = DefaultWorkload()
 	}

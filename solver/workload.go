@@ -188,6 +188,14 @@ func (w *Workload) Validate() error {
 	return list.Err()
 }
 
+// title names the workload in messages.
+func (w *Workload) title() string {
+	if w.Name == "" {
+		return "workload"
+	}
+	return fmt.Sprintf("workload %q", w.Name)
+}
+
 // Digest is the identity of the workload: hex SHA-256 of its canonical JSON.
 func (w *Workload) Digest() (string, error) {
 	b, err := json.Marshal(w)
@@ -225,7 +233,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		d.context = min(maxContext, DefaultContext)
 	}
 	if d.context > maxContext {
-		return nil, diag.New(diag.ClassInput, "workload %q: context is %d positions, and the model has %d", w.Name, d.context, maxContext).
+		return nil, diag.New(diag.ClassInput, "%s: context is %d positions, and the model has %d", w.title(), d.context, maxContext).
 			WithHint("set context to at most %d", maxContext)
 	}
 	if d.outputTokens == 0 {
@@ -251,7 +259,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		}
 	}
 	if n := len(d.buckets); n > 0 && d.buckets[n-1] > d.context {
-		return nil, diag.New(diag.ClassInput, "workload %q: a bucket has %d rows, and the context %d positions", w.Name, d.buckets[n-1], d.context).
+		return nil, diag.New(diag.ClassInput, "%s: a bucket has %d rows, and the context %d positions", w.title(), d.buckets[n-1], d.context).
 			WithHint("raise context or leave the bucket out")
 	}
 	d.share = make([]float64, len(d.buckets))
@@ -269,7 +277,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	total, mean := 0.0, 0.0
 	for _, p := range w.Prompts {
 		if p.Tokens > d.context {
-			return nil, diag.New(diag.ClassInput, "workload %q: a prompt has %d tokens, and the context %d positions", w.Name, p.Tokens, d.context).
+			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, and the context %d positions", w.title(), p.Tokens, d.context).
 				WithHint("raise context (the model has %d positions)", maxContext)
 		}
 		total += p.Share

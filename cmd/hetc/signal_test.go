@@ -38,6 +38,7 @@ func TestSignals(t *testing.T) {
 		name, _, _ := strings.Cut(c.args, " -")
 		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			t.Run(strings.ReplaceAll(name, "/", "_")+" "+s.String(), func(t *testing.T) {
+				t.Parallel()
 				d := t.TempDir()
 				p := exec.Command("hetc", strings.Fields(strings.NewReplacer("$A", whole.path, "$B", more.path).Replace(c.args))...)
 				p.Dir = d
