@@ -2,11 +2,9 @@ package matrix
 
 import (
 	"context"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 
+	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
@@ -23,23 +21,9 @@ const (
 
 // DefaultMemory is three quarters of the memory that is free for this process.
 func DefaultMemory() int64 {
-	free := int64(unknownMemory)
-	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
-		for line := range strings.SplitSeq(string(text), "\n") {
-			if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
-				if kib, err := strconv.ParseInt(f[1], 10, 64); err == nil && 0 < kib && kib < 1<<40 {
-					free = kib << 10
-				}
-			}
-		}
-	}
-	// A container may have less than its machine.
-	for _, file := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if text, err := os.ReadFile(file); err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {
-				free = min(free, n)
-			}
-		}
+	free := machine.FreeMemory()
+	if free == 0 {
+		free = unknownMemory
 	}
 	return free / 4 * 3
 }
