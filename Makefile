@@ -28,7 +28,7 @@ check: test
 	@if command -v cc >/dev/null 2>&1; then $(MAKE) race; else echo "race: skipped, no C compiler for cgo"; fi
 
 race:
-	CGO_ENABLED=1 $(GO) test -race ./runtime/... ./planir/bundle/... ./profiler/...
+	CGO_ENABLED=1 $(GO) test -race -timeout 30m ./runtime/... ./planir/bundle/... ./profiler/...
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
 # the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.

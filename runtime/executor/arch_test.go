@@ -88,7 +88,10 @@ func archDirs(t *testing.T) []string {
 		if err != nil || len(found) == 0 {
 			t.Fatalf("found no models in %q (%v)", root, err)
 		}
-		for _, f := range found {
+		for i, f := range found {
+			if raceEnabled && i%9 != 0 {
+				continue
+			}
 			if m, err := models.Open(filepath.Dir(f)); err == nil {
 				m.Close()
 			} else if strings.Contains(err.Error(), "qk_layernorm") { // refused, see models
@@ -164,7 +167,7 @@ func TestGGUFGivesTheSameLogits(t *testing.T) {
 		x.Close()
 		tried++
 	}
-	if tried < 10 {
+	if tried < 10 && !raceEnabled {
 		t.Errorf("%d models tried, want at least 10", tried)
 	}
 }
