@@ -203,13 +203,17 @@ func (o *options) worker(ctx context.Context, t target, cache string) result {
 		r.err = ctx.Err()
 	case errors.Is(limited.Err(), context.DeadlineExceeded):
 		r.err = fmt.Errorf("hangs: not done after %v\n%s", o.time+o.grace, tail(out.String()))
-	case err != nil:
+	case err != nil && !endOfTime.MatchString(out.String()):
 		r.err = fmt.Errorf("%w\n%s", err, tail(out.String()))
 	case stalled:
 		r.err = fmt.Errorf("hangs: an input took longer than %v\n%s", o.stall, tail(out.String()))
 	}
 	return r
 }
+
+// endOfTime is how package testing sometimes reports that the time is over and nothing was found: the
+// deadline met a worker between two inputs.
+var endOfTime = regexp.MustCompile(`(?m)^--- FAIL: \w+ \(\S+\)\n\s+context deadline exceeded\nFAIL\n*\z`)
 
 var report = regexp.MustCompile(`fuzz: elapsed: (\S+), (?:execs: (\d+))?`)
 

@@ -122,3 +122,12 @@ func TestProgress(t *testing.T) {
 		}
 	}
 }
+
+// A deadline that is met is told from a crash.
+func TestEndOfTime(t *testing.T) {
+	const met = "fuzz: elapsed: 1m0s, execs: 234553 (0/sec), new interesting: 5 (total: 305)\n--- FAIL: FuzzX (61.41s)\n    context deadline exceeded\nFAIL\n"
+	const crash = "--- FAIL: FuzzX (1.41s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:3: context deadline exceeded\n\n    Failing input written to testdata/fuzz/FuzzX/1\nFAIL\n"
+	if !endOfTime.MatchString(met) || endOfTime.MatchString(crash) {
+		t.Errorf("got %v and %v, want true and false", endOfTime.MatchString(met), endOfTime.MatchString(crash))
+	}
+}
