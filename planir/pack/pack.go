@@ -13,6 +13,10 @@
 //	       scales. Nibble bytes are [8][64]: byte j of row k4 belongs to k = 4*k4 + j%4 of the
 //	       block, its low nibble to column j/4, its high nibble to column 16 + j/4.
 //	       W = (nibble-8)*scale; the element of largest magnitude of a block maps to -8.
+//	q4b128 the same with blocks of 128: [Kp/128] blocks (Kp: K rounded up to 128) of nibble bytes
+//	       [32][64] and 32 float16 column scales.
+//	w16    [K][32] bfloat16, columns c and 16+c side by side: element 2*c + h of a row is column
+//	       16*h + c, so that a 32-bit word is two columns. Values are rounded to nearest, ties to even.
 //
 // The layout op.RowsLayout is the plain row-major matrix in f32, bf16 or f16.
 //
@@ -35,8 +39,11 @@ const (
 	N32 = "n32"
 	// TileN is the number of columns of one tile.
 	TileN = 32
-	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K.
+	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K
+	// in all schemes but q4b128, where it is Block128.
 	BlockK = 32
+	// Block128 is the number of rows that share one scale in scheme q4b128.
+	Block128 = 128
 
 	maxDim     = 1 << 24
 	maxExperts = 4096
@@ -54,10 +61,13 @@ func TileBytes(scheme string, k int) (int64, error) {
 		return 4 * TileN * kk, nil
 	case "q8c":
 		return TileN*((kk+3)&^3) + 8*TileN, nil
-	case "q4b32":
-		return (kk + BlockK - 1) / BlockK * q4BlockBytes, nil
+	case "q4b32", "q4b128":
+		block := q4Block(scheme)
+		return int64((k+block-1)/block) * int64(q4Bytes(block)), nil
+	case "w16":
+		return 2 * TileN * kk, nil
 	}
-	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, q8c, q4b32", scheme)
+	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q4b32, q4b128", scheme)
 }
 
 // Bytes is the packed size of a weight in any layout, of all its experts.
@@ -301,8 +311,11 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 				}
 			}
 			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
-		case "q4b32":
-			err = p.packQ4B32(dst[k0/BlockK*q4BlockBytes:], &cols, k1-k0, t, k0)
+		case "q4b32", "q4b128":
+			block := q4Block(p.spec.Scheme)
+			err = p.packQ4(dst[k0/block*q4Bytes(block):], &cols, block, k1-k0, t, k0)
+		case "w16":
+			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, t, k0)
 		}
 		if err != nil {
 			return err
@@ -401,18 +414,46 @@ func roundEven(x float32) int32 {
 
 func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
 
-const q4BlockBytes = 16*BlockK + 2*TileN
+// q4Block is the number of rows that share a scale, q4Bytes the size of their block of a tile.
+func q4Block(scheme string) int {
+	if scheme == "q4b128" {
+		return Block128
+	}
+	return BlockK
+}
 
-// packQ4B32 quantises k rows of a tile, block by block.
-func (p *tilePacker) packQ4B32(dst []byte, cols *[TileN][]float32, k, t, k0 int) error {
+func q4Bytes(block int) int { return 16*block + 2*TileN }
+
+// packW16 rounds k rows of a tile to bfloat16.
+func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, t, k0 int) error {
+	for c, col := range cols {
+		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
+			return err
+		}
+		at := c%16*4 + c/16*2
+		for k := range len(dst) / (2 * TileN) {
+			var h uint16
+			if col != nil {
+				if h = floatToBrain(col[k]); h&0x7f80 == 0x7f80 {
+					return p.refuse(col[k], k0+k, t*TileN+c, "is too large for bf16")
+				}
+			}
+			binary.LittleEndian.PutUint16(dst[2*TileN*k+at:], h)
+		}
+	}
+	return nil
+}
+
+// packQ4 quantises k rows of a tile in blocks of block rows.
+func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 int) error {
+	size := q4Bytes(block)
 	for c, col := range cols {
 		if _, err := p.absmax(col, k0, t*TileN+c); err != nil {
 			return err
 		}
 	}
-	for b := 0; b*BlockK < k; b++ {
-		block := dst[b*q4BlockBytes : (b+1)*q4BlockBytes]
-		nibbles, scales := block[:16*BlockK], block[16*BlockK:]
+	for b := 0; b*block < k; b++ {
+		nibbles, scales := dst[b*size:b*size+16*block], dst[b*size+16*block:(b+1)*size]
 		for i := range nibbles {
 			nibbles[i] = 0x88
 		}
@@ -421,7 +462,7 @@ func (p *tilePacker) packQ4B32(dst []byte, cols *[TileN][]float32, k, t, k0 int)
 				binary.LittleEndian.PutUint16(scales[2*c:], 0)
 				continue
 			}
-			part := col[b*BlockK : min((b+1)*BlockK, k)]
+			part := col[b*block : min((b+1)*block, k)]
 			at := 0 // of the largest magnitude, the first of equals
 			for i, x := range part {
 				if abs(x) > abs(part[at]) {
@@ -430,7 +471,7 @@ func (p *tilePacker) packQ4B32(dst []byte, cols *[TileN][]float32, k, t, k0 int)
 			}
 			h := FloatToHalf(part[at] / -8)
 			if h&0x7c00 == 0x7c00 {
-				return p.refuse(part[at], k0+b*BlockK+at, t*TileN+c, "is too large for a 16-bit block scale")
+				return p.refuse(part[at], k0+b*block+at, t*TileN+c, "is too large for a 16-bit block scale")
 			}
 			d := HalfToFloat(h)
 			if d == 0 { // a zero block, or one whose scale underflows; never -0
@@ -468,14 +509,22 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 				row[c] = float32(int8(tile[k>>2<<7+c*4+k&3])) * scale[c]
 			}
 		}
-	case "q4b32":
-		var scale [TileN]float32
+	case "w16":
 		for k := range spec.K {
-			block := tile[k/BlockK*q4BlockBytes:]
-			if k%BlockK == 0 {
-				decode(scale[:], block[16*BlockK:], op.F16)
+			row := at(k)
+			for c := range row {
+				decode(row[c:c+1], tile[2*TileN*k+c%16*4+c/16*2:], op.BF16)
 			}
-			i := k % BlockK
+		}
+	case "q4b32", "q4b128":
+		var scale [TileN]float32
+		size := q4Block(spec.Scheme)
+		for k := range spec.K {
+			block := tile[k/size*q4Bytes(size):]
+			if k%size == 0 {
+				decode(scale[:], block[16*size:], op.F16)
+			}
+			i := k % size
 			row := at(k)
 			for c := range row {
 				q := block[i>>2<<6+c%16*4+i&3] >> (4 * (c / 16)) & 15

@@ -125,6 +125,50 @@ func TestLayoutQ4B32(t *testing.T) {
 	expect(t, b, fill, want)
 }
 
+// q4b128 is q4b32 with longer blocks.
+func TestLayoutQ4B128(t *testing.T) {
+	const k, n = 130, 17
+	w := make([]float32, k*n)
+	w[0*n+0] = -8    // largest of block 0, column 0: scale 1, nibble 0
+	w[101*n+0] = 7   // nibble 15
+	w[129*n+0] = 4   // largest of block 1: scale -0.5, nibble 0
+	w[127*n+16] = 16 // scale -2, nibble 0
+	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4b128", Layout: N32}, floats(t, w, k, n))
+	if len(b) != 2*2112 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	fill := func(i int) byte {
+		if i%2112 < 2048 {
+			return 0x88
+		}
+		return 0
+	}
+	expect(t, b, fill, map[int]byte{
+		0:         0x80,                 // k 0
+		64*25 + 1: 0x8f,                 // k 101: k4 25, byte 1
+		64*31 + 3: 0x08,                 // k 127 of column 16: k4 31, byte 3, high nibble
+		2112 + 1:  0x80,                 // k 129
+		2048 + 0:  0x00, 2048 + 1: 0x3c, // 1
+		2048 + 32: 0x00, 2048 + 33: 0xc0, // -2
+		4160: 0x00, 4160 + 1: 0xb8, // -0.5
+	})
+}
+
+func TestLayoutW16(t *testing.T) {
+	const k, n = 2, 18
+	w := make([]float32, k*n)
+	w[0*n+0], w[0*n+17], w[1*n+1] = 1, -2, 0x1.01002p0 // rounds up
+	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "w16", Layout: N32}, floats(t, w, k, n))
+	if len(b) != 128 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	expect(t, b, func(int) byte { return 0 }, map[int]byte{
+		0: 0x80, 1: 0x3f, // column 0
+		4*1 + 2: 0x00, 4*1 + 3: 0xc0, // column 17
+		64 + 4: 0x81, 64 + 5: 0x3f, // column 1 of row 1
+	})
+}
+
 func TestLayoutW32AndRows(t *testing.T) {
 	w := []float32{1, 2, 3, 4, 5, 6}
 	b := mustPack(t, op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "w32", Layout: N32}, floats(t, w, 2, 3))
@@ -151,7 +195,7 @@ func TestSizes(t *testing.T) {
 		scheme string
 		k      int
 		want   int64
-	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}} {
+	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}} {
 		if got, err := TileBytes(c.scheme, c.k); err != nil || got != c.want {
 			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", c.scheme, c.k, got, err, c.want)
 		}
@@ -175,12 +219,12 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-var schemes = []string{"w32", "q8c", "q4b32"}
+var schemes = []string{"w32", "w16", "q8c", "q4b32", "q4b128"}
 
 // drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
 func drawMatrix(t *rapid.T) (w []float32, k, n int) {
-	k = rapid.IntRange(1, 140).Draw(t, "k")
-	n = rapid.IntRange(1, 100).Draw(t, "n")
+	k = rapid.IntRange(1, 300).Draw(t, "k")
+	n = rapid.IntRange(1, 70).Draw(t, "n")
 	seed := rapid.Uint64().Draw(t, "seed")
 	zeroColumn := rapid.IntRange(-1, n-1).Draw(t, "zero column")
 	scale := float32(math.Ldexp(1, rapid.IntRange(-12, 12).Draw(t, "exponent")))
@@ -229,11 +273,16 @@ func TestQuantisationError(t *testing.T) {
 					bound(0, k, 0)
 				case "q8c":
 					bound(0, k, 0.5/127+1e-6)
-				case "q4b32":
+				case "w16":
+					for i := range k {
+						bound(i, i+1, 1.0/256)
+					}
+				case "q4b32", "q4b128":
 					// Half a step of absmax/8, a whole one at the end without a code (+8), the
 					// rounding of the scale, and half the smallest half for tiny blocks.
-					for k0 := 0; k0 < k; k0 += BlockK {
-						bound(k0, min(k, k0+BlockK), 1.0/8+1.0/1024)
+					block := q4Block(scheme)
+					for k0 := 0; k0 < k; k0 += block {
+						bound(k0, min(k, k0+block), 1.0/8+1.0/1024)
 					}
 				}
 			}
@@ -344,13 +393,13 @@ func TestSourcesAgree(t *testing.T) {
 			t.Fatalf("columns [%d,%d) differ from the tile range", n0, n1)
 		}
 		// A row range at a block boundary, for schemes whose scales do not span it.
-		if k > BlockK && scheme != "q8c" {
-			rows := op.WeightSpec{Name: "w", K: k - BlockK, N: n, Scheme: scheme, Layout: N32}
-			b := pack(rows, must(Slice(src, BlockK, k, 0, n)))
-			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-BlockK)))
+		if block := q4Block(scheme); k > block && scheme != "q8c" {
+			rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
+			b := pack(rows, must(Slice(src, block, k, 0, n)))
+			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
 			for i := range tiles(n) {
 				if !bytes.Equal(b[i*rest:(i+1)*rest], whole[(i+1)*tile-rest:(i+1)*tile]) {
-					t.Fatalf("rows from %d differ in tile %d", BlockK, i)
+					t.Fatalf("rows from %d differ in tile %d", block, i)
 				}
 			}
 		}
@@ -419,7 +468,7 @@ func TestLongColumns(t *testing.T) {
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
-		limit := map[string]float64{"w32": 0, "q8c": 0.51 * 1000 / 127, "q4b32": 1000.0 / 8}[scheme]
+		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q4b32": 1000.0 / 8, "q4b128": 1000.0 / 8}[scheme]
 		for i := range w {
 			if d := math.Abs(float64(got[i] - w[i])); d > limit {
 				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])
@@ -446,6 +495,8 @@ func TestRefusesNonFinite(t *testing.T) {
 			{Name: "layers.0.up", K: k, N: n, Scheme: "w32", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q8c", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b32", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b128", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "w16", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "bf16", Layout: op.RowsLayout},
 		} {
 			w := make([]float32, k*n)
@@ -462,6 +513,8 @@ func TestRefusesNonFinite(t *testing.T) {
 		v    float32
 	}{
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "q4b32", Layout: N32}, 8 * 65520},
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "q4b128", Layout: N32}, 8 * 65520},
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "w16", Layout: N32}, math.MaxFloat32},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "f16", Layout: op.RowsLayout}, -65520},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "bf16", Layout: op.RowsLayout}, math.MaxFloat32},
 	} {
@@ -634,6 +687,8 @@ func TestHalf(t *testing.T) {
 func FuzzUnpack(f *testing.F) {
 	f.Add("q8c", N32, 5, 2, 512)
 	f.Add("q4b32", N32, 34, 17, 1152)
+	f.Add("q4b128", N32, 130, 17, 4224)
+	f.Add("w16", N32, 3, 33, 384)
 	f.Add("w32", N32, 1, 33, 256)
 	f.Add("bf16", op.RowsLayout, 3, 3, 18)
 	f.Add("q8c", N32, math.MaxInt64, 2, 512)

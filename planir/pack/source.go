@@ -137,8 +137,8 @@ func (s *interleaved) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return nil
 }
 
-// Slice is the Source of rows [k0,k1) and columns [n0,n1) of src. A packed q4b32 weight agrees with
-// the packing of the whole only if k0 is a multiple of BlockK.
+// Slice is the Source of rows [k0,k1) and columns [n0,n1) of src. A packed weight in
+// blocks agrees with the packing of the whole only if k0 is a multiple of their length (BlockK, Block128).
 func Slice(src Source, k0, k1, n0, n1 int) (Source, error) {
 	k, n := src.Shape()
 	if k0 < 0 || k0 >= k1 || k1 > k || n0 < 0 || n0 >= n1 || n1 > n {
