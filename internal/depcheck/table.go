@@ -38,6 +38,7 @@ var table = []room{
 	{path: "planir/op"},
 	{path: "planir", may: []string{"planir/op"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
+	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "internal/decode"}},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models/gguf", may: []string{"planir/op", "internal/mem"}},
@@ -64,7 +65,7 @@ var table = []room{
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
-	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op"}, later: true},
+	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op", "planir/calibration"}, later: true},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
 	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}},
@@ -73,9 +74,9 @@ var table = []room{
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}, later: true},
-	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/lower", "planir/check", "planir/op", "planir/calibration", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
-	{path: "emit", may: []string{"planir", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
+	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/clapi", "internal/ovapi"}},
 
 	{path: "internal/papers", may: []string{"solver", "roofline", "models", "socs", "internal/decode", "profiler/stat"}, later: true},
@@ -112,6 +113,7 @@ var hetrunNever = map[string]string{
 	"emit":               "the runtime neither compiles nor signs",
 	"planir/lower":       "the bundle holds the finished program",
 	"planir/plantext":    "a device executes canonical JSON only",
+	"planir/calibration": "a device executes canonical JSON only",
 	"planir/check":       "emit has checked the plan",
 	"runtime/driver/sim": "simulated times never come from a device",
 	"runtime/quality":    "quality is judged by hetc",

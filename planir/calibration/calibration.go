@@ -1,0 +1,226 @@
+// Package calibration knows the calibration format: what was measured about a model's activations and
+// about what each precision costs.
+package calibration
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Schema identifies the calibration format. A change that an older reader would misunderstand gets a new number.
+const Schema = "hetc.calibration/1"
+
+// All is the class of a loss that was measured with every class in the scheme at once.
+const All = "all"
+
+// OutlierRatio is the rule for outlier channels: those whose largest magnitude exceeds this many times
+// the median over the channels of the same tensor.
+const OutlierRatio = 6
+
+// Calibration is what hetc calibrate measured about one model with one text.
+type Calibration struct {
+	Schema string `json:"schema" yaml:"schema"`
+	Model  Model  `json:"model" yaml:"model" decode:"required"`
+	Text   Text   `json:"text" yaml:"text" decode:"required"`
+
+	Activations []Activation `json:"activations,omitempty" yaml:"activations" decode:"required"` // one per class and layer
+	Losses      []Loss       `json:"losses,omitempty" yaml:"losses" decode:"required"`           // one per class, scheme and folding
+	Folds       []Fold       `json:"folds,omitempty" yaml:"folds" decode:"required"`             // only where they help; at most one per group and layer
+}
+
+// Model is the model that was observed; Digest is models.Model.Digest.
+type Model struct {
+	Name   string `json:"name" yaml:"name"`
+	Digest string `json:"digest" yaml:"digest" decode:"required"`
+}
+
+// Text is what the model read: Windows windows of WindowTokens tokens each, every one from an empty
+// cache. SHA256 is that of the whole file.
+type Text struct {
+	SHA256       string `json:"sha256" yaml:"sha256" decode:"required"`
+	Tokens       int    `json:"tokens" yaml:"tokens"` // of all windows together
+	Windows      int    `json:"windows" yaml:"windows"`
+	WindowTokens int    `json:"window_tokens" yaml:"window_tokens"`
+}
+
+// Activation is what enters the matrix products of one class in one layer, an input f32 [rows,K] in float32
+// arithmetic; with experts, of all of them together. AbsMax and MeanSquare are [K]: the largest magnitude and
+// the mean square of every channel. Max, Median and Outliers are computed from AbsMax so that people can read them.
+type Activation struct {
+	Class    string    `json:"class" yaml:"class" decode:"required"` // node as decisions name it: "layers.qkv"
+	Layer    int       `json:"layer" yaml:"layer"`                   // 0 for a class that belongs to no layer
+	K        int       `json:"k" yaml:"k" decode:"required"`
+	Rows     int64     `json:"rows" yaml:"rows" decode:"required"` // observed
+	Max      float32   `json:"max" yaml:"max"`                     // of AbsMax
+	Median   float32   `json:"median" yaml:"median"`               // of AbsMax: what is typical
+	Outliers []Outlier `json:"outliers,omitempty" yaml:"outliers,omitempty"`
+
+	AbsMax     Vector `json:"absmax" yaml:"absmax" decode:"required"`
+	MeanSquare Vector `json:"mean_square" yaml:"mean_square" decode:"required"`
+}
+
+// Outlier is a channel whose magnitude exceeds OutlierRatio times the median, and the share of rows in which it does.
+type Outlier struct {
+	Channel int     `json:"channel" yaml:"channel"`
+	Max     float32 `json:"max" yaml:"max"`
+	Share   float64 `json:"share" yaml:"share"`
+}
+
+// Loss is what Scheme costs when only the weights of Class have it and everything else is a32/w32: the mean
+// Kullback-Leibler divergence from float32 in nats a token with its 95 % interval, and the share of
+// positions where both find the same token most likely. Folded says whether the calibration's folds were applied.
+type Loss struct {
+	Class        string    `json:"class" yaml:"class" decode:"required"` // or All
+	Scheme       op.Scheme `json:"scheme" yaml:"scheme" decode:"required"`
+	Folded       bool      `json:"folded" yaml:"folded"`
+	KL           float64   `json:"mean_kl" yaml:"mean_kl" decode:"required"`
+	Low          float64   `json:"low" yaml:"low"`
+	High         float64   `json:"high" yaml:"high" decode:"required"`
+	TopAgreement float64   `json:"top_agreement" yaml:"top_agreement" decode:"required"`
+}
+
+// Fold divides the inputs of a group of matrix products by factors [K] per channel and multiplies the rows
+// of their weights by them, which changes nothing but what quantisation loses (SmoothQuant sec. 4). Groups are those of models.Graph.
+type Fold struct {
+	Group   string `json:"group" yaml:"group" decode:"required"`
+	Layer   int    `json:"layer" yaml:"layer"` // 0 for a group that belongs to no layer
+	Factors Vector `json:"factors" yaml:"factors" decode:"required"`
+}
+
+// Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
+func Read(path string) (*Calibration, error) {
+	d, err := decode.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return read(d)
+}
+
+// Decode is Read of bytes; name is shown in errors.
+func Decode(name string, data []byte) (*Calibration, error) {
+	d, err := decode.Parse(name, data)
+	if err != nil {
+		return nil, err
+	}
+	return read(d)
+}
+
+func read(d *decode.Document) (*Calibration, error) {
+	var c Calibration
+	if err := d.Into(Schema, &c); err != nil {
+		return nil, err
+	}
+	return &c, c.validate(d.At)
+}
+
+// Encode returns the calibration as YAML that Decode reads back exactly. One that is not valid, or larger
+// than any reader accepts, is refused.
+func Encode(c *Calibration) ([]byte, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	b, err := decode.YAML(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode calibration: %w", err)
+	}
+	if len(b) > decode.MaxBytes {
+		return nil, diag.New(diag.ClassInput, "encode calibration: %d bytes, want at most %d", len(b), decode.MaxBytes)
+	}
+	return b, nil
+}
+
+// Write replaces the file at path with the calibration.
+func Write(path string, c *Calibration) error {
+	b, err := Encode(c)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(path, b)
+}
+
+// Digest is the identity of a calibration: hex SHA-256 of its canonical JSON (fixed key order, no white space).
+func (c *Calibration) Digest() (string, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(c); err != nil {
+		return "", fmt.Errorf("digest calibration: %w", err)
+	}
+	sum := sha256.Sum256(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// CheckModel refuses a calibration that was made for another model than the one of that name and digest.
+func (c *Calibration) CheckModel(name, digest string) error {
+	if c.Model.Digest == digest {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "calibration is for model %q with digest %.12s, want %q with %.12s", c.Model.Name, c.Model.Digest, name, digest).
+		WithHint("measure this model: hetc calibrate --model DIR --text FILE -o cal.yaml")
+}
+
+// Activation returns what enters a class in a layer, nil when it was not observed.
+func (c *Calibration) Activation(class string, layer int) *Activation {
+	for i := range c.Activations {
+		if a := &c.Activations[i]; a.Class == class && a.Layer == layer {
+			return a
+		}
+	}
+	return nil
+}
+
+// Loss returns what a scheme costs in a class (or All), nil when it was not measured.
+func (c *Calibration) Loss(class string, scheme op.Scheme, folded bool) *Loss {
+	for i := range c.Losses {
+		if l := &c.Losses[i]; l.Class == class && l.Scheme == scheme && l.Folded == folded {
+			return l
+		}
+	}
+	return nil
+}
+
+// Fold returns the factors of a group in a layer, nil where there is nothing to fold.
+func (c *Calibration) Fold(group string, layer int) *Fold {
+	for i := range c.Folds {
+		if f := &c.Folds[i]; f.Group == group && f.Layer == layer {
+			return f
+		}
+	}
+	return nil
+}
+
+// maxOutliers is how many outlier channels are listed, the largest ones.
+const maxOutliers = 32
+
+// Summarise computes Max, Median (the lower one) and Outliers from AbsMax; the shares are 0. It returns
+// the magnitude that makes an outlier.
+func (a *Activation) Summarise() (threshold float32) {
+	a.Max, a.Median, a.Outliers = 0, 0, nil
+	if len(a.AbsMax) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(a.AbsMax))
+	a.Max, a.Median = sorted[len(sorted)-1], sorted[(len(sorted)-1)/2]
+	threshold = OutlierRatio * a.Median
+	for i, m := range a.AbsMax {
+		if m > threshold {
+			a.Outliers = append(a.Outliers, Outlier{Channel: i, Max: m})
+		}
+	}
+	slices.SortStableFunc(a.Outliers, func(x, y Outlier) int { return cmp.Compare(y.Max, x.Max) })
+	a.Outliers = a.Outliers[:min(len(a.Outliers), maxOutliers):min(len(a.Outliers), maxOutliers)]
+	if len(a.Outliers) == 0 {
+		a.Outliers = nil
+	}
+	return threshold
+}

@@ -1,0 +1,271 @@
+package calibration
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// sample is a calibration with something of everything.
+func sample() *Calibration {
+	a := Activation{Class: "layers.qkv", Layer: 1, K: 4, Rows: 512, AbsMax: Vector{1, 9, 0.5, 1.25}, MeanSquare: Vector{0.25, 3, 0.01, 0.5}}
+	a.Summarise()
+	a.Outliers[0].Share = 0.25
+	return &Calibration{
+		Schema:      Schema,
+		Model:       Model{Name: "tiny", Digest: digest},
+		Text:        Text{SHA256: digest, Tokens: 512, Windows: 2, WindowTokens: 256},
+		Activations: []Activation{a},
+		Losses: []Loss{
+			{Class: "layers.qkv", Scheme: op.A8TQ8C, KL: 0.0005, Low: 0.0004, High: 0.0006, TopAgreement: 0.99},
+			{Class: "layers.qkv", Scheme: op.A8TQ8C, Folded: true, KL: 0.0002, Low: 0.0001, High: 0.0003, TopAgreement: 0.995},
+			{Class: All, Scheme: op.A8TQ4B32, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9},
+		},
+		Folds: []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	c := sample()
+	path := filepath.Join(t.TempDir(), "cal.yaml")
+	if err := Write(path, c); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, c) {
+		t.Fatalf("got %+v, want %+v", got, c)
+	}
+	want, _ := c.Digest()
+	if d, err := got.Digest(); err != nil || d != want || len(d) != 64 {
+		t.Errorf("digest %q, %v, want %q", d, err, want)
+	}
+	got.Losses[0].KL = 0.00051
+	if d, _ := got.Digest(); d == want {
+		t.Error("another loss has the same digest")
+	}
+	if a := c.Activation("layers.qkv", 1); a == nil || a.Outliers[0].Channel != 1 || a.Median != 1 || a.Max != 9 {
+		t.Errorf("activation %+v", a)
+	}
+	if c.Activation("layers.qkv", 0) != nil || c.Loss(All, op.A8TQ8C, false) != nil || c.Fold("layers.attn_norm", 0) != nil {
+		t.Error("something was found that is not there")
+	}
+	if l := c.Loss("layers.qkv", op.A8TQ8C, true); l == nil || l.KL != 0.0002 {
+		t.Errorf("loss %+v", l)
+	}
+	if f := c.Fold("layers.attn_norm", 1); f == nil || len(f.Factors) != 4 {
+		t.Errorf("fold %+v", f)
+	}
+	if err := c.CheckModel("tiny", digest); err != nil {
+		t.Error(err)
+	}
+	if err := c.CheckModel("other", strings.Repeat("1", 64)); diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
+		t.Errorf("another model: %v", err)
+	}
+}
+
+func TestSummarise(t *testing.T) {
+	for _, c := range []struct {
+		absmax    Vector
+		max, med  float32
+		threshold float32
+		channels  []int
+	}{
+		{Vector{0, 0, 0}, 0, 0, 0, nil},
+		{Vector{2}, 2, 2, 12, nil},
+		{Vector{1, 1, 6, 1}, 6, 1, 6, nil}, // not above it
+		{Vector{1, 1, 6.5, 1, 100}, 100, 1, 6, []int{4, 2}},
+		{Vector{7, 1, 7, 1, 1}, 7, 1, 6, []int{0, 2}},
+		{Vector{0, 0, 1}, 1, 0, 0, []int{2}},
+	} {
+		a := Activation{AbsMax: c.absmax}
+		threshold := a.Summarise()
+		var channels []int
+		for _, o := range a.Outliers {
+			channels = append(channels, o.Channel)
+		}
+		if a.Max != c.max || a.Median != c.med || threshold != c.threshold || !reflect.DeepEqual(channels, c.channels) {
+			t.Errorf("%v: max %v, median %v, threshold %v, outliers %v, want %v, %v, %v, %v", c.absmax, a.Max, a.Median, threshold, channels, c.max, c.med, c.threshold, c.channels)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	nan := float32(math.NaN())
+	for _, c := range []struct {
+		name   string
+		break_ func(*Calibration)
+		want   string
+	}{
+		{"schema", func(c *Calibration) { c.Schema = "hetc.calibration/2" }, "schema"},
+		{"model name", func(c *Calibration) { c.Model.Name = "a\nb" }, "model.name"},
+		{"model digest", func(c *Calibration) { c.Model.Digest = "abc" }, "model.digest"},
+		{"upper case digest", func(c *Calibration) { c.Text.SHA256 = strings.ToUpper(digest) }, "text.sha256"},
+		{"windows", func(c *Calibration) { c.Text.Windows = 0 }, "text.windows"},
+		{"layer", func(c *Calibration) { c.Activations[0].Layer = -1 }, "activations[0].layer"},
+		{"rows", func(c *Calibration) { c.Activations[0].Rows = 0 }, "activations[0].rows"},
+		{"k", func(c *Calibration) { c.Activations[0].K = 5 }, "activations[0].k"},
+		{"absmax NaN", func(c *Calibration) { c.Activations[0].AbsMax[2] = nan }, "activations[0].absmax"},
+		{"absmax negative", func(c *Calibration) { c.Activations[0].AbsMax[2] = -1 }, "absmax[2] is -1"},
+		{"mean square infinite", func(c *Calibration) { c.Activations[0].MeanSquare[1] = float32(math.Inf(1)) }, "mean_square[1]"},
+		{"mean square above", func(c *Calibration) { c.Activations[0].MeanSquare[0] = 1.5 }, "more than the square"},
+		{"summary", func(c *Calibration) { c.Activations[0].Median = 2 }, "do not belong"},
+		{"outlier", func(c *Calibration) { c.Activations[0].Outliers[0].Channel = 0 }, "activations[0].outliers[0]"},
+		{"share", func(c *Calibration) { c.Activations[0].Outliers[0].Share = 1.5 }, "outliers[0].share"},
+		{"activation twice", func(c *Calibration) { c.Activations = append(c.Activations, c.Activations[0]) }, "twice"},
+		{"scheme", func(c *Calibration) { c.Losses[0].Scheme = "a1/q1" }, "losses[0].scheme"},
+		{"float32", func(c *Calibration) { c.Losses[0].Scheme = op.A32W32 }, "loses nothing"},
+		{"kl NaN", func(c *Calibration) { c.Losses[0].KL = math.NaN() }, "losses[0].mean_kl"},
+		{"interval", func(c *Calibration) { c.Losses[0].High = 0.0001 }, "losses[0].mean_kl"},
+		{"high infinite", func(c *Calibration) { c.Losses[0].High = math.Inf(1) }, "losses[0].mean_kl"},
+		{"top", func(c *Calibration) { c.Losses[0].TopAgreement = math.NaN() }, "top_agreement"},
+		{"loss twice", func(c *Calibration) { c.Losses[1].Folded = false }, "twice"},
+		{"folded without folds", func(c *Calibration) { c.Folds = nil }, "there are no folds"},
+		{"factor", func(c *Calibration) { c.Folds[0].Factors[0] = 0 }, "folds[0].factors"},
+		{"factor huge", func(c *Calibration) { c.Folds[0].Factors[0] = 2000 }, "folds[0].factors"},
+		{"factors empty", func(c *Calibration) { c.Folds[0].Factors = nil }, "0 values"},
+		{"fold twice", func(c *Calibration) { c.Folds = append(c.Folds, c.Folds[0]) }, "twice"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := sample()
+			c.break_(s)
+			err := s.Validate()
+			if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
+				t.Fatalf("got %v, want an error with %q", err, c.want)
+			}
+			if _, err := Encode(s); err == nil {
+				t.Error("it can be written all the same")
+			}
+		})
+	}
+}
+
+// Mistakes in a file are reported with their line.
+func TestHostile(t *testing.T) {
+	good, err := Encode(sample())
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := func(old, by string) string {
+		if !bytes.Contains(good, []byte(old)) {
+			t.Fatalf("%q is not in\n%s", old, good)
+		}
+		return strings.Replace(string(good), old, by, 1)
+	}
+	for _, c := range []struct{ text, want string }{
+		{"", "empty"},
+		{"schema: hetc.soc/1\n", "hetc.calibration/1"},
+		{"schema: hetc.calibration/1\n", `"model" is missing`},
+		{replace("mean_square:", "meansquare:"), `did you mean "mean_square"`},
+		{replace("absmax: ", "absmax: A"), "calibration.yaml:"},
+		{replace("mean_kl: 0.0005", "mean_kl: .inf"), "calibration.yaml:"},
+		{replace("layer: 1", "layer: 9999999"), "layer is 9999999"},
+		{replace("scheme: a8t/q8c", "scheme: a8t/q9c"), "a8t/q9c"},
+		{replace("AACAPwAAQEAAAAA/AACAPw==", `"AACAPwAAQEAAAAA/\nAACAPw=="`), "canonical"},
+		{replace("AACAPwAAQEAAAAA/AACAPw==", "AACAPwAAQEAAAAA/AACAPx=="), "vector"},
+		{replace("AACAPwAAQEAAAAA/AACAPw==", "AACAPwA="), "5 bytes"},
+		{string(good) + string(good), "calibration.yaml:"},
+		{string(good[:len(good)/2]), "calibration.yaml:"},
+	} {
+		_, err := Decode("calibration.yaml", []byte(c.text))
+		if err == nil || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%q: got %v", c.text, err)
+			continue
+		}
+		text := err.Error()
+		for _, d := range diag.All(err) {
+			text += fmt.Sprintf("\n%s: %s %s", d.Path, d.Summary, d.Hint)
+		}
+		if !strings.Contains(text, c.want) {
+			t.Errorf("%.200q: got %s, want %q", c.text, text, c.want)
+		}
+	}
+}
+
+// Whatever calibrate may measure is written and read back exactly.
+func TestRoundTripAny(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := sample()
+		vector := rapid.SliceOfN(rapid.Float32Range(0, 1e6), 1, 80)
+		a := Activation{Class: "head.lm_head", AbsMax: vector.Draw(t, "absmax"), Rows: rapid.Int64Range(1, 1<<30).Draw(t, "rows")}
+		a.K = len(a.AbsMax)
+		for _, m := range a.AbsMax {
+			a.MeanSquare = append(a.MeanSquare, float32(rapid.Float64Range(0, 1).Draw(t, "share"))*m*m)
+		}
+		a.Summarise()
+		for i := range a.Outliers {
+			a.Outliers[i].Share = rapid.Float64Range(1e-9, 1).Draw(t, "share")
+		}
+		c.Activations = append(c.Activations, a)
+		c.Folds[0].Factors = rapid.SliceOfN(rapid.Float32Range(MinFactor, MaxFactor), 1, 80).Draw(t, "factors")
+		low := rapid.Float64Range(0, 10).Draw(t, "kl")
+		c.Losses[0] = Loss{Class: All, Scheme: op.A8TQ8C, Low: low, KL: low * 1.5, High: low * 2, TopAgreement: rapid.Float64Range(0, 1).Draw(t, "top")}
+		b, err := Encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Decode("x.yaml", b)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, b)
+		}
+		if !reflect.DeepEqual(got, c) {
+			t.Fatalf("got %+v, want %+v", got, c)
+		}
+	})
+}
+
+func FuzzDecode(f *testing.F) {
+	good, err := Encode(sample())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	doc, err := os.ReadFile("../../docs/calibration.md")
+	if err != nil {
+		f.Fatal(err)
+	}
+	_, doc, _ = bytes.Cut(doc, []byte("```yaml\n"))
+	doc, _, ok := bytes.Cut(doc, []byte("```"))
+	if _, err := Decode("docs/calibration.md", doc); err != nil || !ok {
+		f.Fatalf("the example: %v", err)
+	}
+	f.Add(doc)
+	f.Add([]byte("schema: hetc.calibration/1\nmodel: {digest: x}\ntext: {sha256: y}\nactivations: [{class: a, k: 1000000000, rows: 1, absmax: AAAA, mean_square: AAAAAA==}]\nlosses: []\nfolds: []\n"))
+	f.Add([]byte(`{"schema": "hetc.calibration/1", "folds": [{"group": "g", "factors": "AADAfw=="}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Decode("fuzz.yaml", data)
+		if err != nil {
+			if diag.ClassOf(err) != diag.ClassInput {
+				t.Fatalf("class %d of %v", diag.ClassOf(err), err)
+			}
+			return
+		}
+		b, err := Encode(c)
+		if err != nil {
+			t.Fatalf("accepted, then refused: %v", err)
+		}
+		again, err := Decode("again.yaml", b)
+		if err != nil {
+			t.Fatalf("written, then refused: %v\n%s", err, b)
+		}
+		one, _ := c.Digest()
+		two, _ := again.Digest()
+		if one != two {
+			t.Fatalf("digest %s before, %s after writing", one, two)
+		}
+	})
+}

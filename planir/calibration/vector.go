@@ -1,0 +1,41 @@
+package calibration
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// Vector is written as the base64 of its little-endian float32 values: files hold them by the thousand.
+type Vector []float32
+
+// MarshalText implements encoding.TextMarshaler.
+func (v Vector) MarshalText() ([]byte, error) {
+	b := make([]byte, 0, 4*len(v))
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+	}
+	return base64.StdEncoding.AppendEncode(nil, b), nil
+}
+
+// UnmarshalText accepts the written form only.
+func (v *Vector) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
+	if err != nil {
+		return fmt.Errorf("vector: %w", err)
+	}
+	if len(b) == 0 || len(b)%4 != 0 {
+		return fmt.Errorf("vector of %d bytes, want a multiple of 4 above 0", len(b))
+	}
+	out := make(Vector, len(b)/4)
+	for i := range out {
+		out[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	}
+	*v = out
+	// Line breaks are ignored by the decoder; one value has one spelling.
+	if again, _ := out.MarshalText(); string(again) != string(text) {
+		return fmt.Errorf("vector is not in canonical base64")
+	}
+	return nil
+}
