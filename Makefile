@@ -1,4 +1,4 @@
-# Verbs: build, test, check, demo, static, race, fuzz, clean. Only Go and make are needed.
+# Verbs: build, test, check, demo, static, race, fuzz, deps-bench, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -7,7 +7,7 @@ GOFLAGS += -trimpath
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test check demo static race fuzz clean
+.PHONY: build test check demo static race fuzz deps-bench clean
 
 build:
 	$(GO) build $(GOFLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -56,6 +56,10 @@ FUZZTIME ?= 60s
 FUZZMEM  ?= 512
 fuzz:
 	$(GO) run ./cmd/internal/fuzz -time $(FUZZTIME) -memory $(FUZZMEM) -run '$(FUZZ)' $(PKGS)
+
+# What hetc bench engines compares with, pinned and checked, into .deps/ (npm, git, g++; 45 MB, half a minute).
+deps-bench:
+	$(GO) run ./cmd/internal/deps
 
 clean:
 	rm -rf $(BIN) .demo
