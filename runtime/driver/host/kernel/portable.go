@@ -18,6 +18,7 @@ func Portable() *Set {
 		Add: add, Combine: combine, Rope: rope,
 		AttentionF32: attentionF32, AttentionF16: attentionF16,
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
 }
 

@@ -24,6 +24,7 @@ func Reference() *Set {
 			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(pack.HalfToFloat(k[i])) }, func(i int) float64 { return float64(pack.HalfToFloat(v[i])) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
+		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
 	}
 }
 

@@ -109,6 +109,14 @@ type Set struct {
 
 	// ToF16 rounds src to float16 (nearest, ties to even) and reports whether all results are finite.
 	ToF16 func(dst []uint16, src []float32) bool
+
+	// PeakI8 and PeakF32 do at least ops operations as the matrix kernels do theirs, two per multiply-add, but on
+	// registers alone, and return how many they did. ops is at most 1<<40.
+	PeakI8, PeakF32 func(ops int64) (done int64)
+
+	// Stream fetches b, whole lines of 64 bytes, as fast as this set's instructions can, and returns the sum of the
+	// first 8-byte words of all lines, modulo 1<<64.
+	Stream func(b []byte) uint64
 }
 
 // Attention describes a call of the function of that name.

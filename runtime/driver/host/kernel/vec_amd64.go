@@ -8,6 +8,7 @@ import (
 
 //go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
 // vectorSets returns the sets of vector instructions that this CPU has, slowest first.
 func vectorSets() []*Set {
@@ -41,6 +42,7 @@ func (t tier) set() *Set {
 	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
 	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
 	s.FromF16, s.FromBF16, s.ToF16 = vecFromF16, vecFromBF16, vecToF16
+	s.PeakI8, s.PeakF32, s.Stream = t.peakI8, t.peakF32, t.stream
 	return s
 }
 

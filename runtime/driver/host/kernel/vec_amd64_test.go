@@ -479,7 +479,7 @@ func TestVecGenerated(t *testing.T) {
 		}
 		t.Fatalf("build the generator: %v\n%s", err, out)
 	}
-	for _, tier := range []string{"avx2", "avx512"} {
+	for _, tier := range []string{"avx2", "avx512", "peak"} {
 		name := "vec_" + tier + "_amd64"
 		asm, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")
 		if out, err := exec.Command(gen, "-tier", tier, "-out", asm, "-stubs", stubs, "-pkg", "kernel").CombinedOutput(); err != nil {

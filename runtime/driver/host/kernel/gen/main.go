@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	tier := flag.String("tier", "", "instruction set: avx512 or avx2")
+	tier := flag.String("tier", "", "instruction set: avx512 or avx2; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -23,6 +23,8 @@ func main() {
 		avx512()
 	case "avx2":
 		avx2()
+	case "peak":
+		peak()
 	default:
 		log.Fatalf("unknown tier %q", *tier)
 	}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// peak writes the loops that say what a kernel could reach: multiply-adds on registers alone, one loop per
+// instruction that the matrix kernels use, and reading memory. All operands of the multiply-adds are 1,
+// so that the sum of the accumulators is the number of multiply-adds done.
+func peak() {
+	peakLoop("peakI8x512", "VPDPBUSD on 64-byte registers", 24, func(i int) { VPDPBUSD(z[30], z[31], z[i]) }, bytes512, sumI32x512)
+	peakLoop("peakF32x512", "VFMADD on 64-byte registers", 24, func(i int) { VFMADD231PS(z[30], z[31], z[i]) }, floats512, sumF32x512)
+	peakLoop("peakI8x256", "VPMADDUBSW, VPMADDWD and VPADDD on 32-byte registers", 8, func(i int) {
+		t := y[8+i%5]
+		VPMADDUBSW(y[14], y[15], t)
+		VPMADDWD(y[13], t, t)
+		VPADDD(t, y[i], y[i])
+	}, bytes256, sumI32x256)
+	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) }, floats256, sumF32x256)
+	stream512()
+	stream256()
+}
+
+func peakLoop(name, what string, count int, step func(i int), ones, sum func(count int)) {
+	TEXT(name, NOSPLIT, "func(turns int, sum *byte)")
+	Doc(name+" does turns (at least 1) times as many multiply-adds by "+what+" as it has accumulators,",
+		"and stores at sum a register whose elements add up to the number done.")
+	Pragma("noescape")
+	ones(count)
+	n := GP64()
+	Load(Param("turns"), n)
+	Label("turn")
+	for i := range count {
+		step(i)
+	}
+	DECQ(n)
+	JNZ(LabelRef("turn"))
+	sum(count)
+	VZEROUPPER()
+	RET()
+}
+
+// broadcast32 fills a register with a 4-byte pattern.
+func broadcast32(v uint32, to reg.VecPhysical) {
+	c := GP32()
+	MOVL(U32(v), c)
+	if to.Size() == 64 {
+		VPBROADCASTD(c, to)
+		return
+	}
+	VMOVD(c, to.AsX())
+	VPBROADCASTD(to.AsX(), to)
+}
+
+func bytes512(count int) {
+	zero512(z[:count]...)
+	broadcast32(0x01010101, z[30])
+	VMOVDQA64(z[30], z[31])
+}
+
+func floats512(count int) {
+	zero512(z[:count]...)
+	broadcast32(0x3f800000, z[30])
+	VMOVDQA64(z[30], z[31])
+}
+
+func bytes256(count int) {
+	zero256(y[:count]...)
+	broadcast32(0x01010101, y[14])
+	VMOVDQA(y[14], y[15])
+	broadcast32(0x00010001, y[13])
+}
+
+func floats256(count int) {
+	zero256(y[:count]...)
+	broadcast32(0x3f800000, y[14])
+	VMOVDQA(y[14], y[15])
+}
+
+func sumI32x512(count int) {
+	reduce(z[:count], func(a, b reg.VecPhysical) { VPADDD(a, b, b) })
+	VMOVDQU64(z[0], Mem{Base: param("sum")})
+}
+
+func sumF32x512(count int) {
+	reduce(z[:count], func(a, b reg.VecPhysical) { VADDPS(a, b, b) })
+	VMOVUPS(z[0], Mem{Base: param("sum")})
+}
+
+func sumI32x256(count int) {
+	reduce(y[:count], func(a, b reg.VecPhysical) { VPADDD(a, b, b) })
+	VMOVDQU(y[0], Mem{Base: param("sum")})
+}
+
+func sumF32x256(count int) {
+	reduce(y[:count], func(a, b reg.VecPhysical) { VADDPS(a, b, b) })
+	VMOVUPS(y[0], Mem{Base: param("sum")})
+}
+
+func reduce(v []reg.VecPhysical, add func(a, b reg.VecPhysical)) {
+	for _, r := range v[1:] {
+		add(r, v[0])
+	}
+}
+
+// stream512 and stream256 read eight ascending streams, each asked for a little ahead of its use: measured, one
+// stream reaches a few percent less, and other ways of asking for it no more.
+func stream512() {
+	streamLoop("stream512", "64-byte", func(m Mem, i int) { VPADDQ(m, z[i], z[i]) }, func() {
+		zero512(z[:8]...)
+	}, func() {
+		reduce(z[:8], func(a, b reg.VecPhysical) { VPADDQ(a, b, b) })
+	})
+}
+
+func stream256() {
+	streamLoop("stream256", "32-byte", func(m Mem, i int) {
+		VPADDQ(m, y[i], y[i])
+		m.Disp += 32
+		VPADDQ(m, y[8+i], y[8+i])
+	}, func() {
+		zero256(y[:16]...)
+	}, func() {
+		reduce(y[:8], func(a, b reg.VecPhysical) { VPADDQ(a, b, b) })
+	})
+}
+
+// streamAhead is how many bytes ahead of their use lines are asked for.
+const streamAhead = 512
+
+func streamLoop(name, width string, line func(m Mem, i int), zero, reduce func()) {
+	TEXT(name, NOSPLIT, "func(p *byte, turns int, pitch int) uint64")
+	Doc(name+" reads turns (at least 1) lines of 64 bytes from each of eight streams, pitch bytes apart, in "+width,
+		"registers, and returns the sum of the first words of all lines.")
+	Pragma("noescape")
+	x := newRows(8)
+	Load(Param("pitch"), x.ld)
+	x.set(param("p"))
+	n := param("turns")
+	zero()
+	Label("turn")
+	for i := range 8 {
+		PREFETCHT0(x.at(i, streamAhead))
+		line(x.at(i, 0), i)
+	}
+	x.advance(64)
+	DECQ(n)
+	JNZ(LabelRef("turn"))
+	reduce()
+	sum := GP64()
+	VMOVQ(reg.X0, sum)
+	Store(sum, ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}

@@ -1,0 +1,93 @@
+package kernel
+
+import "encoding/binary"
+
+// The portable limits: chains of multiply-adds a = a*b + c on scalar registers. With b = c = 1 the chains
+// count what they do.
+
+const peakTurns = 1 << 18 // of one count: sums of float32 ones are exact up to 1<<24
+
+// counted calls count(turns) until at least ops operations are done. perTurn is the operations of a turn; what was
+// done is the sum of count's results, which are multiply-adds.
+func counted(ops, perTurn int64, count func(turns int) int64) (done int64) {
+	for done < ops {
+		done += 2 * count(int(min(peakTurns, (ops-done+perTurn-1)/perTurn)))
+	}
+	return done
+}
+
+func peakI8(ops int64) int64 {
+	return counted(ops, 2*8, func(turns int) (sum int64) {
+		var a [8]int32
+		chainsI32(turns, &a, 1, 1)
+		for _, v := range a {
+			sum += int64(v)
+		}
+		return sum
+	})
+}
+
+func peakF32(ops int64) int64 {
+	return counted(ops, 2*12, func(turns int) (sum int64) {
+		var a [12]float32
+		chainsF32(turns, &a, 1, 1)
+		for _, v := range a {
+			sum += int64(v)
+		}
+		return sum
+	})
+}
+
+// chainsI32 is what the portable kernels make of 8-bit numbers: products of int32. It is not inlined, so
+// that the chains are not known to be equal.
+//
+//go:noinline
+func chainsI32(turns int, a *[8]int32, b, c int32) {
+	a0, a1, a2, a3, a4, a5, a6, a7 := a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+	for range turns {
+		a0, a1, a2, a3 = a0*b+c, a1*b+c, a2*b+c, a3*b+c
+		a4, a5, a6, a7 = a4*b+c, a5*b+c, a6*b+c, a7*b+c
+	}
+	*a = [8]int32{a0, a1, a2, a3, a4, a5, a6, a7}
+}
+
+//go:noinline
+func chainsF32(turns int, a *[12]float32, b, c float32) {
+	a0, a1, a2, a3, a4, a5 := a[0], a[1], a[2], a[3], a[4], a[5]
+	a6, a7, a8, a9, a10, a11 := a[6], a[7], a[8], a[9], a[10], a[11]
+	for range turns {
+		a0, a1, a2, a3, a4, a5 = a0*b+c, a1*b+c, a2*b+c, a3*b+c, a4*b+c, a5*b+c
+		a6, a7, a8, a9, a10, a11 = a6*b+c, a7*b+c, a8*b+c, a9*b+c, a10*b+c, a11*b+c
+	}
+	*a = [12]float32{a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11}
+}
+
+const (
+	line    = 64 // bytes of a cache line, on most CPUs
+	streams = 8
+)
+
+// stream fetches every cache line and adds up one word of each: arithmetic on all of them would measure the
+// arithmetic. One stream does not keep enough fetches in flight to saturate a core's path to memory on
+// every CPU.
+func stream(b []byte) uint64 {
+	n := len(b) / (line * streams) * line
+	p0, p1, p2, p3, p4, p5, p6, p7 := b[:n], b[n:2*n], b[2*n:3*n], b[3*n:4*n], b[4*n:5*n], b[5*n:6*n], b[6*n:7*n], b[7*n:8*n]
+	var s0, s1, s2, s3, s4, s5, s6, s7 uint64
+	word := binary.NativeEndian.Uint64
+	for i := 0; i < n; i += line {
+		s0 += word(p0[i:])
+		s1 += word(p1[i:])
+		s2 += word(p2[i:])
+		s3 += word(p3[i:])
+		s4 += word(p4[i:])
+		s5 += word(p5[i:])
+		s6 += word(p6[i:])
+		s7 += word(p7[i:])
+	}
+	sum := s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7
+	for rest := b[8*n:]; len(rest) > 0; rest = rest[line:] {
+		sum += word(rest)
+	}
+	return sum
+}

@@ -1,0 +1,65 @@
+package kernel
+
+import "encoding/binary"
+
+// Multiply-adds of one turn of the loops: accumulators times elements.
+const (
+	peakI8Turn512, peakF32Turn512 = 24 * 64, 24 * 16
+	peakI8Turn256, peakF32Turn256 = 8 * 32, 12 * 8
+)
+
+func (t tier) peakI8(ops int64) int64 {
+	if t == avx512vnni {
+		return counted(ops, 2*peakI8Turn512, func(turns int) int64 {
+			var sum [64]byte
+			peakI8x512(turns, &sum[0])
+			return integers(sum[:])
+		})
+	}
+	return counted(ops, 2*peakI8Turn256, func(turns int) int64 {
+		var sum [32]byte
+		peakI8x256(turns, &sum[0])
+		return integers(sum[:])
+	})
+}
+
+func (t tier) peakF32(ops int64) int64 {
+	if t == avx512vnni {
+		return counted(ops, 2*peakF32Turn512, func(turns int) int64 {
+			var sum [64]byte
+			peakF32x512(turns, &sum[0])
+			return floats(sum[:])
+		})
+	}
+	return counted(ops, 2*peakF32Turn256, func(turns int) int64 {
+		var sum [32]byte
+		peakF32x256(turns, &sum[0])
+		return floats(sum[:])
+	})
+}
+
+func (t tier) stream(b []byte) uint64 {
+	turns := len(b) / (streams * line)
+	if turns == 0 {
+		return stream(b)
+	}
+	rest := stream(b[turns*streams*line:])
+	if t == avx512vnni {
+		return rest + stream512(&b[0], turns, turns*line)
+	}
+	return rest + stream256(&b[0], turns, turns*line)
+}
+
+func integers(b []byte) (sum int64) {
+	for ; len(b) > 0; b = b[4:] {
+		sum += int64(binary.LittleEndian.Uint32(b))
+	}
+	return sum
+}
+
+func floats(b []byte) (sum int64) {
+	for ; len(b) > 0; b = b[4:] {
+		sum += int64(f32at(b, 0))
+	}
+	return sum
+}
