@@ -10,7 +10,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
-// chunk is how much a reader reads between two looks at the stop flag.
+// chunk is how much memory a worker reads between two looks at the stop flag.
 const chunk = 1 << 20
 
 // sum fetches every cache line of b, aligned and a multiple of 512 bytes long, and adds up one word of
@@ -39,101 +39,117 @@ func sum(b []byte) uint64 {
 	return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7]
 }
 
-// reader reads its part of a memory over and over on one core.
-type reader struct {
-	core  int
-	part  []byte
-	bytes atomic.Int64
-	_     [64]byte // the counters of two readers share no cache line
-}
-
-// readers are threads that read memory at the same time, one per core.
-type readers struct {
-	all  []*reader
-	stop atomic.Bool
-	done sync.WaitGroup
-	sink atomic.Uint64
-}
-
-// startReaders divides memory, aligned, among the cores and reads it until close.
-func startReaders(memory []byte, cores []int) (*readers, error) {
-	rs := &readers{}
-	each := len(memory) / max(len(cores), 1) &^ (chunk - 1)
+// reading is what worker i of n does to read its part of memory, aligned, over and over, with read, a chunk at a time.
+func reading(memory []byte, n int, read func([]byte) uint64) func(i int) func() int64 {
+	each := len(memory) / max(n, 1) &^ (chunk - 1)
 	if each < chunk {
 		panic("BUG: too little memory for the readers")
 	}
+	return func(i int) func() int64 {
+		part, at := memory[i*each:(i+1)*each], 0
+		return func() int64 {
+			sink.Add(read(part[at : at+chunk]))
+			if at += chunk; at == len(part) {
+				at = 0
+			}
+			return chunk
+		}
+	}
+}
+
+// sink keeps results from being optimised away.
+var sink atomic.Uint64
+
+// computing is what every worker does to reach a peak.
+func computing(peak func(ops int64) int64) func(i int) func() int64 {
+	const ops = 1 << 20 // milliseconds of scalar instructions, microseconds of the widest
+	return func(int) func() int64 { return func() int64 { return peak(ops) } }
+}
+
+// worker works on one core until it is stopped.
+type worker struct {
+	core int
+	do   func() int64 // a piece of work; returns its size
+	done atomic.Int64
+	_    [64]byte // the counters of two workers share no cache line
+}
+
+// workers are threads that work at the same time, one per core.
+type workers struct {
+	all  []*worker
+	stop atomic.Bool
+	done sync.WaitGroup
+}
+
+// startWorkers has worker i of the cores do work(i) over and over until close.
+func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) {
+	ws := &workers{}
 	errs := make(chan error, len(cores))
 	for i, core := range cores {
-		r := &reader{core: core, part: memory[i*each : (i+1)*each]}
-		rs.all = append(rs.all, r)
-		rs.done.Add(1)
+		w := &worker{core: core, do: work(i)}
+		ws.all = append(ws.all, w)
+		ws.done.Add(1)
 		go func() {
-			defer rs.done.Done()
+			defer ws.done.Done()
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
-			if err := pin(r.core); err != nil {
+			if err := pin(w.core); err != nil {
 				errs <- err
 				return
 			}
 			errs <- nil
-			var s uint64
-			for at := 0; !rs.stop.Load(); at += chunk {
-				if at == len(r.part) {
-					at = 0
-				}
-				s += sum(r.part[at : at+chunk])
-				r.bytes.Add(chunk)
+			for !ws.stop.Load() {
+				w.done.Add(w.do())
 			}
-			rs.sink.Add(s)
 		}()
 	}
 	for range cores {
 		if err := <-errs; err != nil {
-			rs.close()
+			ws.close()
 			return nil, err
 		}
 	}
-	return rs, nil
+	return ws, nil
 }
 
-func (rs *readers) close() {
-	rs.stop.Store(true)
-	rs.done.Wait()
+func (ws *workers) close() {
+	ws.stop.Store(true)
+	ws.done.Wait()
 }
 
-// read is how many bytes the first n readers have read.
-func (rs *readers) read(n int) (bytes int64) {
-	for _, r := range rs.all[:n] {
-		bytes += r.bytes.Load()
+// size is how much the first n workers have done.
+func (ws *workers) size(n int) (sum int64) {
+	for _, w := range ws.all[:n] {
+		sum += w.done.Load()
 	}
-	return bytes
+	return sum
 }
 
-// rates returns count samples of the bytes per nanosecond that the readers of cores reach while
-// those of beside read too.
-func rates(ctx context.Context, memory []byte, cores, beside []int, count int, window time.Duration) ([]float64, error) {
-	rs, err := startReaders(memory, append(append([]int(nil), cores...), beside...))
+// rates returns count samples of the work per nanosecond that the cores do while those of beside, the last workers,
+// work too.
+func rates(ctx context.Context, cores, beside []int, count int, window time.Duration, work func(i int) func() int64) ([]float64, error) {
+	ws, err := startWorkers(append(append([]int(nil), cores...), beside...), work)
 	if err != nil {
 		return nil, err
 	}
-	defer rs.close()
+	defer ws.close()
 	out := make([]float64, 0, count)
-	last, lastBytes := time.Now(), int64(-1)
+	last, lastSize := time.Now(), int64(-1)
 	for len(out) < count {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-time.After(window):
 		}
-		now, bytes := time.Now(), rs.read(len(cores))
+		now, size := time.Now(), ws.size(len(cores))
 		// The first window warms up.
-		if lastBytes >= 0 {
-			if bytes == lastBytes {
-				window *= 2 // slower than a chunk per window
+		if lastSize >= 0 {
+			if size == lastSize {
+				window *= 2 // slower than a piece per window
 				continue
 			}
-			out = append(out, float64(bytes-lastBytes)/float64(now.Sub(last).Nanoseconds()))
+			out = append(out, float64(size-lastSize)/float64(now.Sub(last).Nanoseconds()))
 		}
-		last, lastBytes = now, bytes
+		last, lastSize = now, size
 	}
 	return out, nil
 }

@@ -35,13 +35,16 @@ type ProbeOptions struct {
 const (
 	probeWindow  = 15 * time.Millisecond
 	probeSamples = 31
+	peakWindow   = 5 * time.Millisecond
+	peakSamples  = 3 // a round
+	peakRounds   = 9
 	syncSamples  = 21
 	syncLoops    = 2000
 )
 
-// Probe describes this machine as the driver d offers it: cores, caches, memory, features, the
-// bandwidth of each processor alone and of processors together, and what handing a flag from one to
-// the other costs. It takes a few seconds, in which the machine should do nothing else.
+// Probe describes this machine as the driver d offers it: cores, caches, memory, features, the peak rates of
+// each processor's kernels, the bandwidth of each processor alone and of processors together, and what handing a
+// flag from one to the other costs. It takes a few seconds, in which the machine should do nothing else.
 func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, error) {
 	devices, err := d.Devices(ctx)
 	if err != nil {
@@ -67,19 +70,23 @@ func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, err
 		s.Name = "host"
 	}
 	s.Description = strings.TrimSpace(fmt.Sprintf("%s, %d cores", m.model, len(cores)))
+	var bounds []driver.Bounds // of the processors
 	for _, sel := range selections(&m) {
-		p, err := describe(ctx, d, sel, o.Options)
+		p, b, err := describe(ctx, d, sel, o.Options)
 		if err != nil {
 			return nil, err
 		}
-		s.Processors = append(s.Processors, p)
+		s.Processors, bounds = append(s.Processors, p), append(bounds, b)
 	}
 	s.Control = s.Processors[0].Name
 	if m.memoryBytes > 0 {
 		s.Memory = []socs.Domain{{Name: "ram", Bytes: m.memoryBytes, Processors: processorNames(s)}}
 		s.Sources["memory"] = "measured: the operating system"
 	}
-	if err := measureBandwidth(ctx, s, o); err != nil {
+	if err := measurePeaks(ctx, s, bounds, o); err != nil {
+		return nil, err
+	}
+	if err := measureBandwidth(ctx, s, bounds[0].Stream, o); err != nil {
 		return nil, err
 	}
 	if err := measureLinks(ctx, s, o); err != nil {
@@ -148,15 +155,18 @@ func selector(cores []int) string {
 }
 
 // describe opens a processor to ask what it can do.
-func describe(ctx context.Context, d driver.Driver, cores []int, options map[string]string) (socs.Processor, error) {
-	sel := selector(cores)
+func describe(ctx context.Context, d driver.Driver, cores []int, options map[string]string) (socs.Processor, driver.Bounds, error) {
+	sel, bounds := selector(cores), driver.Bounds{}
 	p, err := d.Open(ctx, driver.Config{Select: sel, Options: options})
 	if err != nil {
-		return socs.Processor{}, err
+		return socs.Processor{}, bounds, err
 	}
 	c := p.Capabilities()
+	if b, ok := p.(driver.Bounded); ok {
+		bounds = b.Bounds()
+	}
 	if err := p.Close(); err != nil {
-		return socs.Processor{}, err
+		return socs.Processor{}, bounds, err
 	}
 	out := socs.Processor{
 		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
@@ -172,7 +182,7 @@ func describe(ctx context.Context, d driver.Driver, cores []int, options map[str
 			out.Kinds = slices.Clone(c.Kinds)
 		}
 	}
-	return out, nil
+	return out, bounds, nil
 }
 
 func processorNames(s *socs.SoC) []string {
@@ -183,7 +193,55 @@ func processorNames(s *socs.SoC) []string {
 	return out
 }
 
-func measureBandwidth(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
+// measurePeaks measures what the processors' kernels could reach at most, one after the other in every round, so
+// that all meet the same moments of a machine whose speed changes.
+func measurePeaks(ctx context.Context, s *socs.SoC, bounds []driver.Bounds, o ProbeOptions) error {
+	window := o.window
+	if window == 0 {
+		window = peakWindow
+	}
+	samples := map[string]map[op.Type][]float64{}
+	for round := range peakRounds {
+		for i := range s.Processors {
+			p, b := &s.Processors[i], &bounds[i]
+			for _, x := range []struct {
+				t    op.Type
+				peak func(int64) int64
+			}{{op.I8, b.PeakI8}, {op.F32, b.PeakF32}} {
+				if x.peak == nil {
+					continue
+				}
+				if round == 0 {
+					o.note("%s peak of cores %v (%s)", x.t, p.Cores, b.Kernels)
+				}
+				xs, err := rates(ctx, p.Cores, nil, peakSamples, window, computing(x.peak))
+				if err != nil {
+					return err
+				}
+				if samples[p.Name] == nil {
+					samples[p.Name] = map[op.Type][]float64{}
+				}
+				samples[p.Name][x.t] = append(samples[p.Name][x.t], xs...)
+			}
+		}
+	}
+	for i := range s.Processors {
+		p := &s.Processors[i]
+		for t, xs := range samples[p.Name] {
+			if p.PeakGops == nil {
+				p.PeakGops = map[string]float64{}
+			}
+			p.PeakGops[string(t)] = round(stat.Median(xs), 3)
+			s.Sources["processors."+p.Name+".peak_gops"] = fmt.Sprintf("measured: by hetc probe, multiply-adds of %s on registers alone", bounds[i].Kernels)
+		}
+	}
+	return nil
+}
+
+func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64, o ProbeOptions) error {
+	if read == nil {
+		read = sum
+	}
 	window := o.window
 	if window == 0 {
 		window = probeWindow
@@ -199,7 +257,7 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
 	defer memory.Close()
 	measure := func(cores []int) (float64, error) {
 		o.note("memory bandwidth of cores %v", cores)
-		xs, err := rates(ctx, memory.Bytes(), cores, nil, probeSamples, window)
+		xs, err := rates(ctx, cores, nil, probeSamples, window, reading(memory.Bytes(), len(cores), read))
 		if err != nil {
 			return 0, err
 		}

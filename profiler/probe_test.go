@@ -54,6 +54,9 @@ func TestProbe(t *testing.T) {
 		if p.BandwidthGBps <= 0 || p.Tile.N != 32 || len(p.Schemes) == 0 || p.Layouts["q8c"] == "" || s.Sources["processors."+p.Name+".bandwidth_gbps"] == "" {
 			t.Errorf("processor %+v", p)
 		}
+		if p.PeakGops["i8"] <= 0 || p.PeakGops["f32"] <= 0 || !strings.HasPrefix(s.Sources["processors."+p.Name+".peak_gops"], "measured: ") {
+			t.Errorf("processor %s: peaks %v of source %q", p.Name, p.PeakGops, s.Sources["processors."+p.Name+".peak_gops"])
+		}
 	}
 	for _, pair := range concurrentPairs(s) {
 		l, ok := s.Link(pair[0], pair[1])

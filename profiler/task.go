@@ -357,15 +357,15 @@ func (b *beside) close(ctx context.Context) {
 type streamPartner struct {
 	cores  []int
 	memory []byte
-	rs     *readers
+	ws     *workers
 }
 
 func (s *streamPartner) start() (err error) {
-	s.rs, err = startReaders(s.memory, s.cores)
+	s.ws, err = startWorkers(s.cores, reading(s.memory, len(s.cores), sum))
 	return err
 }
 
-func (s *streamPartner) stop() { s.rs.close() }
+func (s *streamPartner) stop() { s.ws.close() }
 
 // loading times Load itself.
 type loading struct {
@@ -426,7 +426,7 @@ type streaming struct {
 }
 
 func (s *streaming) sample(ctx context.Context, _ int) (float64, error) {
-	xs, err := rates(ctx, s.memory, s.cores, s.beside, 1, s.window)
+	xs, err := rates(ctx, s.cores, s.beside, 1, s.window, reading(s.memory, len(s.cores)+len(s.beside), sum))
 	if err != nil {
 		return 0, err
 	}

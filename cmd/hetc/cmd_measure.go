@@ -33,7 +33,7 @@ func newProbe(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "probe -o soc.yaml",
 		Short: "describe this machine as a SoC file",
-		Long: `Finds this machine's processors, caches and memory, and measures bandwidths and hand-overs (a few
+		Long: `Finds this machine's processors, caches and memory, and measures peak rates, bandwidths and hand-overs (a few
 seconds; leave the machine alone meanwhile). A file that already describes this kind of machine is kept
 unless --force is given, because its measurements belong to it.
 
@@ -67,9 +67,9 @@ unless --force is given, because its measurements belong to it.
 			s.Printf("%s: %s\n", out, soc.Description)
 			var rows [][]string
 			for _, p := range soc.Processors {
-				rows = append(rows, []string{p.Name, p.Kind, fmt.Sprint(p.Cores), fmt.Sprintf("%.1f", p.BandwidthGBps)})
+				rows = append(rows, []string{p.Name, p.Kind, fmt.Sprint(p.Cores), peakText(p.PeakGops["i8"]), peakText(p.PeakGops["f32"]), fmt.Sprintf("%.1f", p.BandwidthGBps)})
 			}
-			s.Table([]string{"processor", "kind", "cores", ">read GB/s"}, rows)
+			s.Table([]string{"processor", "kind", "cores", ">int8 Gop/s", ">f32 Gop/s", ">read GB/s"}, rows)
 			for _, j := range soc.Joint {
 				s.Printf("%s together: %.1f GB/s\n", strings.Join(j.Processors, " + "), j.BandwidthGBps)
 			}
@@ -81,6 +81,13 @@ unless --force is given, because its measurements belong to it.
 	f.StringVar(&name, "name", "host", "name of the SoC")
 	f.BoolVar(&force, "force", false, "replace an existing file")
 	return c
+}
+
+func peakText(gops float64) string {
+	if gops == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f", gops)
 }
 
 type profileOptions struct {

@@ -127,6 +127,20 @@ type Processor interface {
 	Close() error
 }
 
+// Bounded is implemented by processors made of CPU cores: what bounds their kernels can be measured.
+type Bounded interface{ Bounds() Bounds }
+
+// Bounds are loops in the instructions of a processor's kernels, for one core each. They use no processor: any
+// thread may call them, several at a time.
+type Bounds struct {
+	Kernels string // instruction set
+	// PeakI8 and PeakF32 do at least ops operations, two per multiply-add, on registers alone, and
+	// return how many they did.
+	PeakI8, PeakF32 func(ops int64) (done int64)
+	// Stream fetches memory, whole lines of 64 bytes, and returns the sum of their first 8-byte words.
+	Stream func(b []byte) uint64
+}
+
 // Executable is a loaded artifact.
 type Executable interface{ Close() error }
 

@@ -44,6 +44,11 @@ func newProcessor(cores []int, set *kernel.Set) *processor {
 
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
+// Bounds are those of the processor's kernel set.
+func (p *processor) Bounds() driver.Bounds {
+	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream}
+}
+
 // Attach pins the calling thread to the first core and starts a pinned helper on each other one.
 // The caller has locked its thread and never unlocks it: the pinned thread must end with its goroutine.
 func (p *processor) Attach() error {
