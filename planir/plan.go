@@ -22,6 +22,8 @@ type Plan struct {
 	Decisions   []Decision   `json:"decisions,omitempty" yaml:"decisions,omitempty"`
 	Predictions []Prediction `json:"predictions,omitempty" yaml:"predictions,omitempty"`
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
+	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
+	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
 	Program     Program      `json:"program" yaml:"program"`
 }
 
@@ -162,6 +164,15 @@ type SingleTime struct {
 type SectionTime struct {
 	Section string `json:"section" yaml:"section"`
 	NS      int64  `json:"ns" yaml:"ns"`
+}
+
+// Quality is what the schemes of a phase cost by the calibration: the sum of what each class of weights was
+// measured to cost alone, as mean Kullback-Leibler divergence from float32 in nats a token. MaxKL is the
+// limit of the workload, 0 where there is none. Only an execution tells what all of them cost together.
+type Quality struct {
+	Phase string  `json:"phase" yaml:"phase"` // prefill, decode
+	KL    float64 `json:"mean_kl" yaml:"mean_kl"`
+	MaxKL float64 `json:"max_kl,omitempty" yaml:"max_kl,omitempty"`
 }
 
 // Solve reports one optimisation: which engine, whether it is proved, and the gap.

@@ -2,6 +2,7 @@ package planir
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -139,6 +140,21 @@ func (c *checker) names() {
 		case Single, WeightCentric, ActivationDivide, Hybrid, Padding, Pipe, Paired:
 		default:
 			c.fail(fmt.Sprintf("decisions[%d].strategy", i), "unknown strategy %q of %s at %d rows", d.Strategy, d.Node, d.Rows)
+		}
+	}
+	for i, q := range p.Quality {
+		if q.Phase != "prefill" && q.Phase != "decode" || i > 0 && p.Quality[i-1].Phase >= q.Phase {
+			c.fail(fmt.Sprintf("quality[%d].phase", i), "phase %q, want decode, then prefill", q.Phase)
+		}
+		if !(q.KL >= 0 && q.KL <= math.MaxFloat32 && q.MaxKL >= 0 && q.MaxKL <= math.MaxFloat32) {
+			c.fail(fmt.Sprintf("quality[%d]", i), "mean KL %v of at most %v, want numbers of at least 0", q.KL, q.MaxKL)
+		}
+	}
+	if m := p.Memory; m != nil {
+		for _, n := range []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Tables, m.Cache, m.Pool, m.Work, m.Fixed, m.Total, m.Max} {
+			if n < 0 || n > 1<<60 {
+				c.fail("memory", "%d bytes, want 0..2^60", n)
+			}
 		}
 	}
 	for i := range pr.Programs {

@@ -148,16 +148,10 @@ func (s *session) expected(p *planir.Plan) float64 {
 
 // checkMemory warns when what the plan holds exceeds a memory of the SoC.
 func (s *session) checkMemory(p *planir.Plan) {
-	need := p.Program.Cache.Bytes()
-	for _, b := range p.Program.WeightBlobs() {
-		need += b.Size
-	}
-	for _, b := range p.Program.Buffers {
-		need += int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes())
-	}
+	need := p.Memory.Total
 	for _, d := range s.in.SoC.Memory {
 		if slices.Contains(d.Processors, s.in.SoC.Control) && d.Bytes > 0 && need > d.Bytes {
-			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes of weights, cache and buffers, and memory %q of SoC %q has %d", need, d.Name, s.in.SoC.Name, d.Bytes).
+			w := diag.New(diag.ClassInfeasible, "the plan holds %d bytes, and memory %q of SoC %q has %d", need, d.Name, s.in.SoC.Name, d.Bytes).
 				WithHint("permit schemes with fewer bits in the workload, such as schemes: {prefill: [a8t/q8c], decode: [a8t/q8c]}")
 			w.Severity = diag.Warning
 			s.notes = append(s.notes, w)

@@ -62,6 +62,8 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err := s.predict(plan); err != nil {
 		return nil, err
 	}
+	memory := planir.MemoryOf(plan)
+	plan.Memory = &memory
 	found := check.Plan(plan, in.Model, in.SoC)
 	if err := found.Err(); err != nil {
 		for _, d := range found {

@@ -36,6 +36,7 @@ var Rules = []Rule{
 	{"P025", "every pack has the size that its layout gives it", (*checker).packs},
 	{"P026", "the program is what its decisions lower to", (*checker).program},
 	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
+	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound", (*checker).memory},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
@@ -339,6 +340,32 @@ func (c *checker) capacity() {
 		if sp.MaxGraphs > 0 && load.Graphs > sp.MaxGraphs {
 			c.fail(fmt.Sprintf("procs[%d]", i), "processor %q loads %d graphs, and holds at most %d", p.Name, load.Graphs, sp.MaxGraphs)
 		}
+	}
+}
+
+// memory compares what follows from the program alone; the rest is measured, and may be measured again.
+func (c *checker) memory() {
+	have := c.p.Memory
+	if have == nil {
+		return
+	}
+	want := planir.MemoryOf(c.p)
+	for _, x := range []struct {
+		name       string
+		have, want int64
+	}{
+		{"weights_bytes", have.Weights, want.Weights}, {"prefill_weights_bytes", have.PrefillWeights, want.PrefillWeights},
+		{"decode_weights_bytes", have.DecodeWeights, want.DecodeWeights}, {"cache_bytes", have.Cache, want.Cache}, {"pool_bytes", have.Pool, want.Pool},
+	} {
+		if x.have != x.want {
+			c.fail("memory."+x.name, "plan says %d, and its program gives %d", x.have, x.want)
+		}
+	}
+	if sum := have.Weights + have.Tables + have.Cache + have.Pool + have.Work + have.Fixed; sum != have.Total {
+		c.fail("memory.total_bytes", "plan says %d, and the parts add up to %d", have.Total, sum)
+	}
+	if have.Max > 0 && have.Total > have.Max {
+		c.fail("memory.max_bytes", "plan holds %d bytes, and its bound is %d", have.Total, have.Max)
 	}
 }
 

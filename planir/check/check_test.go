@@ -105,6 +105,8 @@ func plan(t testing.TB, m *models.Model, s *socs.SoC) *planir.Plan {
 	if err := lower.Lower(p, &g); err != nil {
 		t.Fatal(err)
 	}
+	memory := planir.MemoryOf(p)
+	p.Memory = &memory
 	return p
 }
 
@@ -186,6 +188,10 @@ func TestRules(t *testing.T) {
 		}},
 		{"P027", "too much for its memory", "addresses at most", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].AddressBytes = 1 << 20 }},
 		{"P027", "too many graphs", "holds at most 3", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].MaxGraphs = 3 }},
+		{"P028", "fewer weights", "weights_bytes", func(p *planir.Plan, s *socs.SoC) { p.Memory.Weights--; p.Memory.Total-- }},
+		{"P028", "a smaller cache", "cache_bytes", func(p *planir.Plan, s *socs.SoC) { p.Memory.Cache /= 2; p.Memory.Total -= p.Memory.Cache }},
+		{"P028", "another sum", "add up to", func(p *planir.Plan, s *socs.SoC) { p.Memory.Total++ }},
+		{"P028", "above its bound", "its bound is", func(p *planir.Plan, s *socs.SoC) { p.Memory.Max = p.Memory.Total - 1 }},
 	}
 	broken := map[string]bool{}
 	for _, c := range cases {

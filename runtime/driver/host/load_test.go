@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -159,6 +160,61 @@ func TestManyWorkers(t *testing.T) {
 		}
 		if !slices.Equal(results, first) {
 			t.Errorf("%d workers compute something else than one", workers)
+		}
+	}
+}
+
+// A plan's prediction of memory counts on this bound of what graphs need beside their operands.
+func TestScratchIsPredicted(t *testing.T) {
+	ops := []op.Op{
+		{Kind: op.QuantRows, M: 512, N: 2048},
+		{Kind: op.QuantRows, M: 16, N: 64, Fan: 4},
+		{Kind: op.QKNorm, M: 3, Heads: 8, KVHeads: 2, HeadDim: 64, Joint: true},
+		{Kind: op.Attention, M: 256, Heads: 32, KVHeads: 4, HeadDim: 64, Context: 512, KV: op.F32},
+		{Kind: op.Attention, M: 1, Heads: 8, KVHeads: 8, HeadDim: 128, Context: 512, KV: op.F16},
+	}
+	for _, s := range op.Schemes {
+		ops = append(ops,
+			op.Op{Kind: op.MatMul, M: 1, K: 256, N: 512, Scheme: s},
+			op.Op{Kind: op.MatMul, M: 512, K: 2048, N: 256, Scheme: s},
+			op.Op{Kind: op.ExpertMatMul, M: 64, K: 128, N: 96, Fan: 2, Experts: 4, Scheme: s},
+			op.Op{Kind: op.ExpertMatMul, M: 512, K: 64, N: 256, Fan: 4, Experts: 8, Scheme: s, Spread: true})
+	}
+	for _, o := range ops {
+		for _, cores := range [][]int{{0}, {0, 1, 2}} {
+			p := newProcessor(cores, kernel.Best())
+			g := op.Single(o, layouts[o.Scheme.Weight()])
+			code, err := json.Marshal(&g)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var weights driver.Weights
+			for _, w := range g.Weights {
+				one, err := pack.Bytes(pack.Expert(w))
+				if err != nil {
+					t.Fatal(err)
+				}
+				stride := (one + align - 1) / align * align
+				r, err := mem.Alloc(int(stride*int64(max(1, w.Experts)-1)+one), align)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer r.Close()
+				packed := driver.Packed{Spec: w, Bytes: r.Bytes()}
+				if w.Experts > 0 {
+					packed.Stride = stride
+				}
+				weights = append(weights, packed)
+			}
+			exe, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, weights)
+			if err != nil {
+				t.Fatalf("%s: %v", o.Key(), err)
+			}
+			need, bound := exe.(*executable).need.bytes, planir.Scratch(&g, len(cores))
+			if need > bound || bound > 2*need+256<<10 {
+				t.Errorf("%s on %d cores needs %d bytes, predicted %d", o.Key(), len(cores), need, bound)
+			}
+			p.Close()
 		}
 	}
 }

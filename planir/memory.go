@@ -1,0 +1,172 @@
+package planir
+
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Memory is what a process that executes a plan comes to hold in memory at most, by what it holds: every
+// program has run, and the cache is full. All of it is counted in bytes.
+type Memory struct {
+	// Weights are the packed weights that steps read, each once; of these PrefillWeights are read by prefill
+	// only and DecodeWeights by decode only.
+	Weights        int64 `json:"weights_bytes" yaml:"weights_bytes"`
+	PrefillWeights int64 `json:"prefill_weights_bytes,omitempty" yaml:"prefill_weights_bytes,omitempty"`
+	DecodeWeights  int64 `json:"decode_weights_bytes,omitempty" yaml:"decode_weights_bytes,omitempty"`
+	// Tables are the rows of embedding tables that a full context reads: TableStep bytes for each position,
+	// at most the whole table. Other rows stay in the file.
+	Tables int64 `json:"tables_bytes" yaml:"tables_bytes"`
+	Cache  int64 `json:"cache_bytes" yaml:"cache_bytes"`
+	Pool   int64 `json:"pool_bytes" yaml:"pool_bytes"` // buffers
+	Work   int64 `json:"work_bytes" yaml:"work_bytes"` // temporary values and scratch of the processors
+	// Fixed is the program itself: code and collected memory, the loaded steps, the vocabulary.
+	Fixed int64 `json:"fixed_bytes" yaml:"fixed_bytes"`
+	Total int64 `json:"total_bytes" yaml:"total_bytes"`
+	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
+}
+
+// TableStep is what reading one row of a mapped table makes resident: the pages around it come along.
+const TableStep = 64 << 10
+
+// Parts of Memory.Fixed, measured (see RATIONALE.md).
+const (
+	fixedBytes      = 17 << 20 // of a process that has verified a bundle and loaded nothing
+	loadedStepBytes = 4 << 10  // of one step in one layer
+	vocabularyBytes = 256      // of one token of the vocabulary
+)
+
+// MemoryOf computes the memory of a plan whose program is complete.
+func MemoryOf(p *Plan) Memory {
+	pr := &p.Program
+	var m Memory
+	layers := map[string]int64{}
+	for i := range pr.Weights {
+		layers[pr.Weights[i].Name] = int64(max(1, pr.Weights[i].LayerCount()))
+	}
+	graphs := map[string]*Graph{}
+	for i := range pr.Graphs {
+		graphs[pr.Graphs[i].Name] = &pr.Graphs[i]
+	}
+	const prefill, decode, table = 1, 2, 4
+	uses := map[string]int{}
+	var steps int64 // loaded, once for each layer
+	for i := range pr.Programs {
+		ph := &pr.Programs[i]
+		phase := prefill
+		if ph.Phase == "decode" {
+			phase = decode
+		}
+		for j := range ph.Sections {
+			for _, l := range ph.Sections[j].Lanes {
+				for k := range l.Steps {
+					st := &l.Steps[k]
+					steps += int64(max(1, ph.Sections[j].Layers))
+					for _, w := range st.W {
+						uses[w.Pack] |= phase
+						if g := graphs[st.Run]; g != nil && g.Graph.Nodes[0].Op.Kind == op.Embed {
+							uses[w.Pack] |= table
+						}
+					}
+				}
+			}
+		}
+	}
+	for i := range pr.Packs {
+		k := &pr.Packs[i]
+		bytes := roundUp(k.Bytes, memoryPage) * layers[k.Weight]
+		switch use := uses[k.Name]; {
+		case use&table != 0:
+			m.Tables += min(bytes, int64(p.MaxContext)*TableStep)
+		case use == prefill:
+			m.PrefillWeights += bytes
+			m.Weights += bytes
+		case use == decode:
+			m.DecodeWeights += bytes
+			m.Weights += bytes
+		case use != 0:
+			m.Weights += bytes
+		}
+	}
+	m.Cache = pr.Cache.Bytes()
+	for _, b := range pr.Buffers {
+		m.Pool += roundUp(int64(b.Rows)*int64(b.Cols)*int64(b.Type.Bytes()), 128)
+	}
+	work := map[string]int64{}
+	for i := range pr.Graphs {
+		g := &pr.Graphs[i]
+		if q := p.Proc(g.Proc); q != nil {
+			work[g.Proc] = max(work[g.Proc], Scratch(&g.Graph, max(1, len(q.Cores))))
+		}
+	}
+	for _, n := range work {
+		m.Work += n
+	}
+	vocabulary := int64(0)
+	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 {
+		vocabulary = int64(pr.Buffers[i].Cols)
+	}
+	m.Fixed = fixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
+	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	return m
+}
+
+// At is the memory of a process that has only positions positions in its cache: rows of the cache and
+// of tables that nobody has touched are not resident.
+func (m Memory) At(positions, maxContext int) Memory {
+	if positions >= maxContext || maxContext < 1 {
+		return m
+	}
+	positions = max(0, positions)
+	m.Tables = min(m.Tables, int64(positions)*TableStep)
+	m.Cache = int64(float64(m.Cache) * float64(positions) / float64(maxContext))
+	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	return m
+}
+
+const memoryPage = 4 << 10
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// Scratch is the temporary memory that a processor of that many cores of this CPU needs for a graph: its
+// temporary values, and what its operators keep for their rows and cores. Drivers hold the largest of
+// their graphs' once. It is an upper bound, which the host driver's tests compare with the driver.
+func Scratch(g *op.Graph, cores int) int64 {
+	const line, block = 64, 32
+	var n int64
+	for _, v := range g.Temps {
+		n += roundUp(int64(v.Rows)*int64(v.Cols)*int64(v.Type.Bytes()), line)
+	}
+	var sums, scales, gathered, order, own int64
+	for i := range g.Nodes {
+		o := &g.Nodes[i].Op
+		rows := int64(o.Rows())
+		switch o.Kind {
+		case op.QuantRows:
+			scales = max(scales, rows)
+		case op.MatMul, op.ExpertMatMul:
+			size := int64(4)
+			if o.Scheme.QuantisedRows() {
+				size = 1
+				scales = max(scales, rows)
+				sums = max(sums, rows*int64(o.K/block+1))
+			}
+			if o.Kind == op.ExpertMatMul {
+				order = max(order, rows)
+				gathered = max(gathered, (rows*int64(o.K)*size+3)/4)
+				own = max(own, min(1<<16, min(rows, 256)*roundUp(int64(o.N), block)))
+			}
+		case op.QKNorm:
+			if o.Joint {
+				own = max(own, int64(o.Heads)*int64(o.HeadDim))
+			}
+		case op.Attention:
+			group := int64(o.Heads / max(1, o.KVHeads))
+			own = max(own, 8*group*int64(o.HeadDim+128+2)+2*128*int64(o.HeadDim))
+		}
+	}
+	for _, x := range []int64{sums, scales, gathered, order} {
+		n += roundUp(4*x, line)
+	}
+	return n + roundUp(4*own, line)*int64(cores)
+}

@@ -1,0 +1,46 @@
+package planir
+
+import (
+	"testing"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// The parts of a plan's memory are counted from its program: packs once, by who reads them; positions that
+// nobody reaches are not counted.
+func TestMemoryOf(t *testing.T) {
+	p := &Plan{MaxContext: 100, Program: Program{
+		Cache:   Cache{Type: op.F32, Layers: 2, KVHeads: 1, MaxContext: 100, HeadDim: 8},
+		Buffers: []Buffer{{Name: IDs, Type: op.I32, Rows: 16, Cols: 1}, {Name: Logits, Type: op.F32, Rows: 1, Cols: 1000}},
+		Weights: []Weight{{Name: "t"}, {Name: "w", Layers: []Range{{0, 2}}}},
+		Packs: []Pack{
+			{Name: "t/f32", Weight: "t", Bytes: 100 << 20}, {Name: "w/a", Weight: "w", Bytes: 5000},
+			{Name: "w/b", Weight: "w", Bytes: 4096}, {Name: "w/c", Weight: "w", Bytes: 1}, {Name: "w/unused", Weight: "w", Bytes: 1 << 20},
+		},
+		Graphs: []Graph{{Name: "e", Graph: op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.Embed}}}}}, {Name: "m", Graph: op.Graph{Nodes: []op.Node{{Op: op.Op{Kind: op.MatMul}}}}}},
+	}}
+	phase := func(name string, packs ...string) Phase {
+		steps := []Step{{Run: "e", W: []WeightRef{{Pack: "t/f32"}}}}
+		for _, k := range packs {
+			steps = append(steps, Step{Run: "m", W: []WeightRef{{Pack: k}}})
+		}
+		return Phase{Name: name, Phase: name, Sections: []Section{{Layers: 2, Lanes: []Lane{{Steps: steps}}}}}
+	}
+	p.Program.Programs = []Phase{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
+	m := MemoryOf(p)
+	want := Memory{
+		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: 100 * TableStep,
+		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: fixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
+	}
+	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
+	if m != want {
+		t.Errorf("got  %+v\nwant %+v", m, want)
+	}
+	if m.At(100, 100) != m || m.At(200, 100) != m {
+		t.Error("a full cache changes the memory")
+	}
+	half := m.At(50, 100)
+	if half.Cache*2 != m.Cache || half.Tables*2 != m.Tables || half.Total != m.Total-half.Cache-half.Tables {
+		t.Errorf("half a context: %+v", half)
+	}
+}
