@@ -1,6 +1,10 @@
 package executor
 
-import "golang.org/x/sys/unix"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // sharpen lets the calling thread's naps end on time: the kernel otherwise adds up to 50 us.
 func sharpen() {
@@ -8,7 +12,7 @@ func sharpen() {
 }
 
 // nap sleeps on the calling thread itself: Go's timers would first hand the processor over.
-func nap() {
-	t := unix.Timespec{Nsec: napTime.Nanoseconds()}
+func nap(d time.Duration) {
+	t := unix.Timespec{Nsec: d.Nanoseconds()}
 	_ = unix.Nanosleep(&t, nil)
 }

@@ -6,4 +6,4 @@ import "time"
 
 func sharpen() {}
 
-func nap() { time.Sleep(napTime) }
+func nap(d time.Duration) { time.Sleep(d) }

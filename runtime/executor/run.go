@@ -246,17 +246,22 @@ func (l *lane) unpark() {
 const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
 	spinFirst = 100 * time.Microsecond // for a flag, before napping: on a core that others use too, a
-	napTime   = 10 * time.Microsecond  // lane that spins is a lane the scheduler punishes when it has work
+	shortNap  = 10 * time.Microsecond  // lane that spins is a lane the scheduler punishes when it has work
+	longNap   = time.Millisecond
 )
 
-// spin waits until ok, first busily, then with short naps; it returns false when stop says so.
+// napTime is how long a lane that has waited for a while sleeps before it looks again: a small part of the
+// wait so far. Every nap's end takes the core from whoever works there, which may be the very thread waited for.
+func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }
+
+// spin waits until ok, first busily, then with naps; it returns false when stop says so.
 func spin(ok func() bool, stop func() bool) bool {
 	for i := 0; i < 1024; i++ {
 		if ok() {
 			return true
 		}
 	}
-	deadline := time.Now().Add(spinFirst)
+	began := time.Now()
 	napping := false
 	for n := 0; !ok(); n++ {
 		if (napping || n&63 == 0) && stop != nil && stop() {
@@ -264,9 +269,9 @@ func spin(ok func() bool, stop func() bool) bool {
 		}
 		if napping {
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
-			nap()
+			nap(napTime(time.Since(began)))
 		} else if n&63 == 63 {
-			napping = time.Now().After(deadline)
+			napping = time.Since(began) > spinFirst
 		}
 	}
 	return true
