@@ -84,6 +84,18 @@ func (c *Content) Blob(name string) ([]byte, error) {
 	return r.Bytes(), nil
 }
 
+// Range returns a part of a blob, of which the whole is then in memory. It implements executor.Source.
+func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
+	b, err := c.Blob(name)
+	if err != nil {
+		return nil, err
+	}
+	if size := int64(len(b)); offset < 0 || bytes < 0 || offset > size || bytes > size-offset {
+		return nil, diag.New(diag.ClassInput, "plan content: blob %q has %d bytes, want [%d, %d+%d)", name, size, offset, offset, bytes)
+	}
+	return b[offset : offset+bytes : offset+bytes], nil
+}
+
 // Close releases packed weights held in memory.
 func (c *Content) Close() error {
 	c.mu.Lock()

@@ -55,6 +55,7 @@ type blob struct {
 	*Blob
 	chunk  int64
 	data   []byte
+	file   io.ReaderAt     // the same bytes, where chunks can be checked without making all of data resident
 	step   Step            // that a wrong chunk fails
 	leaves []Digest        // nil: not known yet, the whole blob is checked against the root
 	good   []atomic.Uint64 // one bit per chunk
@@ -174,7 +175,7 @@ func (b *Bundle) load(mode Mode) error {
 func (b *Bundle) fill(i int, private bool) (err error) {
 	x := b.blobs[i]
 	if !private {
-		x.data, err = b.store.mapped(b.manifest, i)
+		x.data, x.file, err = b.store.mapped(b.manifest, i)
 		return err
 	}
 	if x.Bytes > mem.MaxBytes {
@@ -249,8 +250,8 @@ func (x *blob) verifyChunk(c int64) error {
 		return nil
 	}
 	from, to := c*x.chunk, min((c+1)*x.chunk, x.Bytes)
-	var sum Digest
-	if err := mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) }); err != nil {
+	sum, err := x.sum(from, to)
+	if err != nil {
 		return refuseAs(diag.ClassIO, x.step, "read blob %q: %w", x.Name, err)
 	}
 	if sum != x.leaves[c] {
@@ -260,6 +261,30 @@ func (x *blob) verifyChunk(c int64) error {
 	word.Or(bit)
 	return nil
 }
+
+// sum is the digest of bytes [from, to).
+func (x *blob) sum(from, to int64) (sum Digest, err error) {
+	if x.file == nil {
+		err = mem.CatchFault(func() { sum = sha256.Sum256(x.data[from:to]) })
+		return sum, err
+	}
+	d := sha256.New()
+	buf := buffers.Get().(*[sumBytes]byte)
+	defer buffers.Put(buf)
+	for ; from < to; from += sumBytes {
+		part := buf[:min(to-from, sumBytes)]
+		if n, err := x.file.ReadAt(part, from); n < len(part) {
+			return sum, err
+		}
+		_, _ = d.Write(part)
+	}
+	return Digest(d.Sum(nil)), nil
+}
+
+// sumBytes is read and hashed at a time, so that it stays in a core's own cache.
+const sumBytes = 128 << 10
+
+var buffers = sync.Pool{New: func() any { return new([sumBytes]byte) }}
 
 // verifyWhole checks a blob whose chunk digests did not come along.
 func (x *blob) verifyWhole() error {

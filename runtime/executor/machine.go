@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -26,13 +27,17 @@ import (
 // Source yields the verified bytes of a plan's artifacts and weights blobs by name. The bytes stay
 // valid and unchanged while the Machine is open; weights are 64-byte aligned at least.
 type Source interface {
-	Blob(name string) ([]byte, error)
+	Blob(name string) ([]byte, error)                       // an artifact
+	Range(name string, offset, bytes int64) ([]byte, error) // a part of a weights blob
 }
 
 // Options configure a Machine.
 type Options struct {
 	Drivers  []driver.Driver
 	Deadline time.Duration // longest time without progress before a lane is given up; 0: two minutes
+	// OnDemand loads a program with its weights when a call first needs it, instead of all of them on opening: the
+	// first token then waits for nothing that only later ones need.
+	OnDemand bool
 }
 
 // Machine is a plan loaded onto its processors, with one KV cache. Its methods may be called from any
@@ -45,6 +50,7 @@ type Machine struct {
 	programs map[string]*program
 	order    []*program
 
+	loader  loader
 	pool    *mem.Region
 	buffers map[string]*planir.Buffer
 	offset  map[string]int64
@@ -76,7 +82,7 @@ type flag struct {
 
 type program struct {
 	*planir.Phase
-	sections []*section
+	sections []*section // once loaded
 }
 
 type section struct {
@@ -95,6 +101,7 @@ type laneSection struct {
 type step struct {
 	*planir.Step
 	rows     int // of the graph's operands along the call's rows
+	kind     op.Kind
 	scalars  driver.Scalars
 	calls    []call
 	runNS    int64
@@ -154,8 +161,16 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 	if err := m.allocate(); err != nil {
 		return m, err
 	}
-	if err := m.load(ctx, src); err != nil {
+	if err := m.prepare(src); err != nil {
 		return m, err
+	}
+	for _, pr := range m.order {
+		if o.OnDemand {
+			break
+		}
+		if err := m.load(ctx, pr); err != nil {
+			return m, err
+		}
 	}
 	return m, m.startLanes()
 }
@@ -239,79 +254,117 @@ func (m *Machine) allocate() error {
 
 const cacheName = "\x00cache"
 
-func (m *Machine) load(ctx context.Context, src Source) error {
-	// Imported once per processor: views of the pool share the handle.
-	pool := map[*lane]driver.Buffer{}
-	byName := map[string]*lane{}
+// loader is what loading a program needs, and what the programs share.
+type loader struct {
+	src     Source
+	weights *weights
+	pool    map[*lane]driver.Buffer // imported once per processor: views of the pool share the handle
+	lanes   map[string]*lane
+	graphs  map[string]*planir.Graph
+	codes   map[string][]byte
+	loaded  map[string]driver.Executable // by graph and weights
+	took    time.Duration
+}
+
+// prepare makes everything of loading that does not read weights.
+func (m *Machine) prepare(src Source) error {
+	x := &m.loader
+	*x = loader{
+		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
+		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{},
+	}
 	for _, l := range m.lanes {
 		buf, err := l.proc.Import(m.pool.Bytes())
 		if err != nil {
 			return diag.New(diag.ClassRun, "share the pool with processor %q: %w", l.name, err)
 		}
-		pool[l] = buf
-		byName[l.name] = l
+		x.pool[l], x.lanes[l.name] = buf, l
 		m.closers = append(m.closers, buf.Close)
 	}
-	weights, err := newWeights(m.plan, src)
-	if err != nil {
-		return err
-	}
-	graphs := map[string]*planir.Graph{}
 	for i := range m.plan.Program.Graphs {
-		graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
+		x.graphs[m.plan.Program.Graphs[i].Name] = &m.plan.Program.Graphs[i]
 	}
-	codes := map[string][]byte{}
-	loaded := map[string]driver.Executable{}
 	flags := 0
 	for i := range m.plan.Program.Programs {
-		ph := &m.plan.Program.Programs[i]
-		pr := &program{Phase: ph}
-		for j := range ph.Sections {
-			s := &section{Section: &ph.Sections[j], iters: max(1, ph.Sections[j].Layers)}
-			flags = max(flags, s.Flags)
-			for k := range s.Lanes {
-				l := byName[s.Lanes[k].Proc]
-				ls := &laneSection{lane: l, first: s.First}
-				for n := range s.Lanes[k].Steps {
-					st := &step{Step: &s.Lanes[k].Steps[n]}
-					g := graphs[st.Run]
-					st.rows = g.Graph.Rows()
-					code, ok := codes[g.Artifact]
-					if !ok {
-						if code, err = src.Blob(g.Artifact); err != nil {
-							return fmt.Errorf("load graph %q: %w", g.Name, err)
-						}
-						codes[g.Artifact] = code
-					}
-					for it := 0; it < s.iters; it++ {
-						w, key, err := weights.resolve(st.W, s.First+it)
-						if err != nil {
-							return fmt.Errorf("load graph %q: %w", g.Name, err)
-						}
-						key = g.Name + "\x00" + key
-						exe := loaded[key]
-						if exe == nil {
-							exe, err = l.proc.Load(ctx, driver.Artifact{Driver: m.plan.Proc(l.name).Driver, Code: code}, w)
-							if err != nil {
-								return diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
-							}
-							loaded[key] = exe
-							m.closers = append(m.closers, exe.Close)
-						}
-						st.calls = append(st.calls, call{exe, m.bindings(st, s.First+it, pool[l])})
-					}
-					ls.steps = append(ls.steps, st)
-				}
-				s.lanes = append(s.lanes, ls)
-			}
-			pr.sections = append(pr.sections, s)
-		}
-		m.programs[ph.Name] = pr
+		pr := &program{Phase: &m.plan.Program.Programs[i]}
+		m.programs[pr.Name] = pr
 		m.order = append(m.order, pr)
+		for _, s := range pr.Sections {
+			flags = max(flags, s.Flags)
+		}
 	}
 	m.flags = make([]flag, flags)
 	return nil
 }
+
+// load makes a program executable. No lane may be running.
+func (m *Machine) load(ctx context.Context, pr *program) error {
+	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
+	var sections []*section
+	for j := range pr.Phase.Sections {
+		s := &section{Section: &pr.Phase.Sections[j], iters: max(1, pr.Phase.Sections[j].Layers)}
+		for k := range s.Lanes {
+			ls := &laneSection{lane: m.loader.lanes[s.Lanes[k].Proc], first: s.First}
+			for n := range s.Lanes[k].Steps {
+				st, err := m.loadStep(ctx, ls, &s.Lanes[k].Steps[n], s.iters)
+				if err != nil {
+					return err
+				}
+				ls.steps = append(ls.steps, st)
+			}
+			s.lanes = append(s.lanes, ls)
+		}
+		sections = append(sections, s)
+	}
+	pr.sections = sections
+	return nil
+}
+
+func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
+	x, l := &m.loader, ls.lane
+	g := x.graphs[from.Run]
+	st := &step{Step: from, rows: g.Graph.Rows(), kind: mainKind(&g.Graph)}
+	code, ok := x.codes[g.Artifact]
+	if !ok {
+		var err error
+		if code, err = x.src.Blob(g.Artifact); err != nil {
+			return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
+		}
+		x.codes[g.Artifact] = code
+	}
+	for it := range iters {
+		w, key, err := x.weights.resolve(st.W, ls.first+it)
+		if err != nil {
+			return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
+		}
+		key = g.Name + "\x00" + key
+		exe := x.loaded[key]
+		if exe == nil {
+			exe, err = l.proc.Load(ctx, driver.Artifact{Driver: m.plan.Proc(l.name).Driver, Code: code}, w)
+			if err != nil {
+				return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
+			}
+			x.loaded[key] = exe
+			m.steps.Add(1) // the watchdog sees progress
+			m.closers = append(m.closers, exe.Close)
+		}
+		st.calls = append(st.calls, call{exe, m.bindings(st, ls.first+it, x.pool[l])})
+	}
+	return st, nil
+}
+
+// mainKind is the kind of a graph's matrix product, or of its first operator.
+func mainKind(g *op.Graph) op.Kind {
+	for _, n := range g.Nodes {
+		if n.Op.HasScheme() {
+			return n.Op.Kind
+		}
+	}
+	return g.Nodes[0].Op.Kind
+}
+
+// LoadTime is how long loading programs and checking their weights has taken so far.
+func (m *Machine) LoadTime() time.Duration { return m.loader.took }
 
 func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindings {
 	view := func(v planir.View) driver.View {
@@ -346,32 +399,50 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 	return bind
 }
 
-// weights finds the packed bytes of weight references.
+// weights finds the packed bytes of weight references. A pack is asked of the source when it is first needed.
 type weights struct {
-	plan  *planir.Plan
-	bytes map[string]map[int][]byte // pack -> layer (-1: none) -> bytes
-	packs map[string]*planir.Pack
+	src    Source
+	places map[placeKey]place
+	bytes  map[placeKey][]byte
 }
 
-func newWeights(p *planir.Plan, src Source) (*weights, error) {
-	w := &weights{plan: p, bytes: map[string]map[int][]byte{}, packs: map[string]*planir.Pack{}}
+type placeKey struct {
+	pack  string
+	layer int // -1: none
+}
+
+type place struct {
+	planir.Placement
+	blob string
+}
+
+func newWeights(p *planir.Plan, src Source) *weights {
+	w := &weights{src: src, places: map[placeKey]place{}, bytes: map[placeKey][]byte{}}
 	for _, blob := range p.Program.WeightBlobs() {
-		b, err := src.Blob(blob.Name)
-		if err != nil {
-			return nil, fmt.Errorf("load weights: %w", err)
-		}
-		if int64(len(b)) != blob.Size {
-			return nil, diag.New(diag.ClassInput, "load weights: blob %q has %d bytes, and the plan's packs need %d", blob.Name, len(b), blob.Size)
-		}
 		for _, pl := range blob.Packs {
-			if w.bytes[pl.Pack.Name] == nil {
-				w.bytes[pl.Pack.Name] = map[int][]byte{}
-				w.packs[pl.Pack.Name] = pl.Pack
-			}
-			w.bytes[pl.Pack.Name][pl.Layer] = b[pl.Offset : pl.Offset+pl.Pack.Bytes : pl.Offset+pl.Pack.Bytes]
+			w.places[placeKey{pl.Pack.Name, pl.Layer}] = place{pl, blob.Name}
 		}
 	}
-	return w, nil
+	return w
+}
+
+// pack returns the packing of a layer, or that of all layers.
+func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
+	key := placeKey{name, -1}
+	at, ok := w.places[key]
+	if !ok {
+		key.layer = layer
+		at = w.places[key]
+	}
+	b, ok := w.bytes[key]
+	if !ok {
+		var err error
+		if b, err = w.src.Range(at.blob, at.Offset, at.Pack.Bytes); err != nil {
+			return nil, nil, key, err
+		}
+		w.bytes[key] = b
+	}
+	return at.Pack, b, key, nil
 }
 
 // resolve returns the weights of a step in one layer and a key that equal weights share.
@@ -379,14 +450,11 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 	var out driver.Weights
 	key := ""
 	for _, r := range refs {
-		layers := w.bytes[r.Pack]
-		at := -1
-		b, ok := layers[at]
-		if !ok {
-			at = layer
-			b = layers[at]
+		p, b, at, err := w.pack(r.Pack, layer)
+		if err != nil {
+			return nil, "", err
 		}
-		spec := w.packs[r.Pack].Spec()
+		spec := p.Spec()
 		var stride int64
 		if spec.Experts > 0 {
 			stride = int64(len(b)) / int64(spec.Experts)
@@ -399,7 +467,7 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 			spec, b = sub, b[off:off+n]
 		}
 		out = append(out, driver.Packed{Spec: spec, Bytes: b, Stride: stride})
-		key += fmt.Sprintf("%s@%d\x00", r, at)
+		key += fmt.Sprintf("%s@%d\x00", r, at.layer)
 	}
 	return out, key, nil
 }

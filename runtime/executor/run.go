@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -99,6 +100,9 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 			return Timing{}, diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
 		}
 	}
+	if err := m.ready(c.ctx, len(tokens)); err != nil {
+		return Timing{}, err
+	}
 	start, seq := m.meet(), m.pos+len(tokens)
 	for done := 0; done < len(tokens); {
 		pr := m.decide(len(tokens) - done)
@@ -147,6 +151,20 @@ func (m *Machine) decide(n int) *program {
 		}
 	}
 	panic("BUG: the decider has no program for a length that rule P012 covers")
+}
+
+// ready loads the programs that n tokens need, if they are not yet.
+func (m *Machine) ready(ctx context.Context, n int) error {
+	for n > 0 {
+		pr := m.decide(n)
+		if pr.sections == nil {
+			if err := m.load(ctx, pr); err != nil {
+				return err
+			}
+		}
+		n -= min(n, pr.Rows)
+	}
+	return nil
 }
 
 // meet brings all virtual clocks to the latest one and returns the control clock.
@@ -366,14 +384,15 @@ func (m *Machine) setter(flag int) string {
 
 // StepStat is what one step has cost since the last ResetStats.
 type StepStat struct {
-	Program  string `json:"program"`
-	Section  string `json:"section"`
-	Proc     string `json:"proc"`
-	Node     string `json:"node"`
-	Runs     int64  `json:"runs"`
-	RunNS    int64  `json:"run_ns"`
-	WaitNS   int64  `json:"wait_ns"`
-	ExpectNS int64  `json:"expect_ns"` // of one run, from the plan
+	Program  string  `json:"program"`
+	Section  string  `json:"section"`
+	Proc     string  `json:"proc"`
+	Node     string  `json:"node"`
+	Kind     op.Kind `json:"kind"`
+	Runs     int64   `json:"runs"`
+	RunNS    int64   `json:"run_ns"`
+	WaitNS   int64   `json:"wait_ns"`
+	ExpectNS int64   `json:"expect_ns"` // of one run, from the plan
 }
 
 // Stats lists every step that has run, in program order.
@@ -381,7 +400,7 @@ func (m *Machine) Stats() []StepStat {
 	var out []StepStat
 	m.eachStep(func(pr *program, s *section, ls *laneSection, st *step) {
 		if st.runCount > 0 {
-			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.runCount, st.runNS, st.waitNS, st.ExpectNS})
+			out = append(out, StepStat{pr.Name, s.Name, ls.lane.name, st.Node, st.kind, st.runCount, st.runNS, st.waitNS, st.ExpectNS})
 		}
 	})
 	return out

@@ -45,6 +45,11 @@ func (b *opened) under(prefix string) *opened { return &opened{b.Bundle, prefix}
 // Blob returns a verified blob; it implements executor.Source.
 func (b *opened) Blob(name string) ([]byte, error) { return b.Bytes(b.prefix + name) }
 
+// Range returns a part of a blob, verified; it implements executor.Source.
+func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
+	return b.Bundle.Range(b.prefix+name, offset, bytes)
+}
+
 // UntilDone is src until ctx ends, so that loading gigabytes of weights can be interrupted.
 func UntilDone(ctx context.Context, src executor.Source) executor.Source { return &untilDone{ctx, src} }
 
@@ -58,6 +63,13 @@ func (u *untilDone) Blob(name string) ([]byte, error) {
 		return nil, fmt.Errorf("load %q: %w", name, err)
 	}
 	return u.src.Blob(name)
+}
+
+func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
+	if err := u.ctx.Err(); err != nil {
+		return nil, fmt.Errorf("load %q: %w", name, err)
+	}
+	return u.src.Range(name, offset, bytes)
 }
 
 // Has reports whether the bundle has a blob of that name.

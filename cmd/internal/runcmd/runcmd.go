@@ -197,7 +197,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	}
 	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
-	m, err := executor.Open(ctx, plan, UntilDone(ctx, b), executor.Options{Drivers: drivers, Deadline: o.deadline})
+	m, err := executor.Open(ctx, plan, UntilDone(ctx, b), executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench})
 	if err != nil {
 		return err
 	}
