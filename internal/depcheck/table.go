@@ -56,7 +56,7 @@ var table = []room{
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}},     // pack: its weights are packed ones
 	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}}, // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
-	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix}},
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi"}, later: true},
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},

@@ -353,14 +353,18 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 	return st, nil
 }
 
-// mainKind is the kind of a graph's matrix product, or of its first operator.
+// mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the first.
 func mainKind(g *op.Graph) op.Kind {
+	kind := g.Nodes[0].Op.Kind
 	for _, n := range g.Nodes {
 		if n.Op.HasScheme() {
 			return n.Op.Kind
 		}
+		if n.Op.Kind == op.Attention {
+			kind = op.Attention
+		}
 	}
-	return g.Nodes[0].Op.Kind
+	return kind
 }
 
 // LoadTime is how long loading programs and checking their weights has taken so far.

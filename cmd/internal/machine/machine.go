@@ -53,6 +53,10 @@ func memoryField(path, key string) int64 {
 // addressSpaceUsed is what an address space limit counts.
 func addressSpaceUsed() int64 { return memoryField("/proc/self/status", "VmSize:") }
 
+// PeakMemory is the most memory the process has had resident so far, mapped files included, in bytes; 0 where the
+// system does not say.
+func PeakMemory() int64 { return memoryField("/proc/self/status", "VmHWM:") }
+
 // containerMemory is what is left of the control group's limit, 0 where there is none.
 func containerMemory() int64 {
 	for _, x := range []struct{ limit, used string }{

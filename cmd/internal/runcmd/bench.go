@@ -1,8 +1,11 @@
 package runcmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -22,6 +25,7 @@ type timing struct {
 	DecodeTPS  float64             `json:"decode_tokens_per_s"`
 	PredictUS  map[string]float64  `json:"predicted_us,omitempty"`
 	Lanes      []laneTime          `json:"lanes"`
+	Account    []kindTime          `json:"account"`
 	Steps      []executor.StepStat `json:"steps"`
 }
 
@@ -31,6 +35,14 @@ type laneTime struct {
 	Proc    string  `json:"proc"`
 	RunUS   float64 `json:"run_us"`  // in steps, per execution of the program
 	WaitUS  float64 `json:"wait_us"` // for other lanes' flags
+}
+
+// kindTime is what all steps of a kind take of a program's lanes, or waiting does.
+type kindTime struct {
+	Program string  `json:"program"`
+	Kind    string  `json:"kind"`
+	US      float64 `json:"us"` // of all lanes together, per execution of the program
+	Share   float64 `json:"share"`
 }
 
 func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Machine) error {
@@ -49,6 +61,7 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 		out.PredictUS[pr.Program] = float64(pr.PlanNS) / 1e3
 	}
 	out.Lanes = lanes(out.Steps)
+	out.Account = account(out.Steps)
 	note := ""
 	if r.Virtual {
 		note = " (simulated)"
@@ -62,6 +75,11 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 		rows[i] = []string{l.Program, l.Proc, fmt.Sprintf("%.1f", l.RunUS), fmt.Sprintf("%.1f", l.WaitUS)}
 	}
 	s.Table([]string{"program", "lane", ">in steps us", ">waiting us"}, rows)
+	rows = nil
+	for _, k := range out.Account {
+		rows = append(rows, []string{k.Program, k.Kind, fmt.Sprintf("%.1f", k.US), fmt.Sprintf("%.1f %%", 100*k.Share)})
+	}
+	s.Table([]string{"program", "operators", ">us", ">share"}, rows)
 	if o.steps {
 		printSteps(s, out.Steps)
 	}
@@ -73,12 +91,7 @@ func lanes(steps []executor.StepStat) []laneTime {
 	type key struct{ program, proc string }
 	var out []laneTime
 	index := map[key]int{}
-	runs := map[string]int64{} // executions of a program: those of its rarest step
-	for _, st := range steps {
-		if n, ok := runs[st.Program]; !ok || st.Runs < n {
-			runs[st.Program] = st.Runs
-		}
-	}
+	runs := executions(steps)
 	for _, st := range steps {
 		k := key{st.Program, st.Proc}
 		i, ok := index[k]
@@ -89,6 +102,43 @@ func lanes(steps []executor.StepStat) []laneTime {
 		}
 		out[i].RunUS += float64(st.RunNS) / 1e3 / float64(runs[st.Program])
 		out[i].WaitUS += float64(st.WaitNS) / 1e3 / float64(runs[st.Program])
+	}
+	return out
+}
+
+// executions of each program: those of its rarest step.
+func executions(steps []executor.StepStat) map[string]int64 {
+	runs := map[string]int64{}
+	for _, st := range steps {
+		if n, ok := runs[st.Program]; !ok || st.Runs < n {
+			runs[st.Program] = st.Runs
+		}
+	}
+	return runs
+}
+
+// account adds up steps per program and kind of operator, the largest first, and then waiting.
+func account(steps []executor.StepStat) []kindTime {
+	runs := executions(steps)
+	var out []kindTime
+	for i := 0; i < len(steps); {
+		program := steps[i].Program
+		ns, wait, total := map[string]int64{}, int64(0), int64(0)
+		for ; i < len(steps) && steps[i].Program == program; i++ {
+			ns[string(steps[i].Kind)] += steps[i].RunNS
+			wait += steps[i].WaitNS
+			total += steps[i].RunNS + steps[i].WaitNS
+		}
+		entry := func(kind string, ns int64) kindTime {
+			return kindTime{program, kind, float64(ns) / 1e3 / float64(runs[program]), float64(ns) / float64(max(total, 1))}
+		}
+		kinds := slices.SortedFunc(maps.Keys(ns), func(a, b string) int { return cmp.Or(cmp.Compare(ns[b], ns[a]), cmp.Compare(a, b)) })
+		for _, k := range kinds {
+			out = append(out, entry(k, ns[k]))
+		}
+		if wait > 0 {
+			out = append(out, entry("waiting", wait))
+		}
 	}
 	return out
 }

@@ -44,6 +44,7 @@ type options struct {
 	gen        int
 	rounds     int
 	steps      bool
+	stats      bool
 	allowDev   bool
 	anyMachine bool
 	simulates  bool // hetc run: also what was made for a simulated SoC
@@ -102,6 +103,7 @@ agree. --bench prints prefill and decode times, per lane and step.
 	f.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
 	f.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
 	f.BoolVar(&o.steps, "steps", false, "list every step with its time")
+	f.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
 	f.BoolVar(&o.allowDev, "allow-dev", false, "accept a signature by a development key")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
@@ -149,6 +151,9 @@ func (o *options) validate(changed func(string) bool) error {
 			return diag.New(diag.ClassUsage, "--%s is for --bench, which is not there", f).WithHint("add --bench, or leave it out")
 		}
 	}
+	if o.stats && (o.bench || o.dumpLogits != "" || o.check || o.maxTokens == 0) {
+		return diag.New(diag.ClassUsage, "--stats is for generating text alone").WithHint("leave --bench, --check, --dump-logits out, and generate a token at least")
+	}
 	for _, f := range []string{"max-tokens", "temperature", "top-k", "top-p", "seed"} {
 		if changed(f) && (o.bench || o.dumpLogits != "") {
 			return diag.New(diag.ClassUsage, "--%s is for generating, which --bench and --dump-logits do not do", f).WithHint("leave it out, or run them separately")
@@ -166,11 +171,13 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 			return err
 		}
 	}
+	t := newStopwatch()
 	b, err := openBundle(path, o)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
+	t.mark("open and verify the bundle")
 	plan, err := b.plan("plan")
 	if err != nil {
 		return err
@@ -178,6 +185,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err := b.checkTarget(plan, o); err != nil {
 		return err
 	}
+	t.mark("read the plan")
 	var tok tokenizer.Tokenizer
 	if b.Has("tokenizer") {
 		if tok, err = b.tokenizer(plan.Model.BOS); err != nil {
@@ -188,6 +196,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err != nil {
 		return err
 	}
+	t.mark("tokenizer and prompt")
 	drivers, err := list(plan)
 	if err != nil {
 		return err
@@ -217,7 +226,8 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		}
 		m.Reset()
 	}
-	return o.generate(ctx, s, m, tok, prompt)
+	t.mark("open processors")
+	return o.generate(ctx, s, m, tok, prompt, t)
 }
 
 // input turns the flags into token ids.
@@ -295,9 +305,10 @@ type generated struct {
 	Stopped   bool    `json:"stopped"`
 
 	Steps []executor.StepStat `json:"steps,omitempty"`
+	Stats *stats              `json:"stats,omitempty"`
 }
 
-func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32) error {
+func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch) error {
 	out := bufio.NewWriter(s.Out)
 	var text strings.Builder
 	emit := func(piece string) {
@@ -316,6 +327,9 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	}
 	first := true
 	g, err := m.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
+		if first {
+			t.split("load and verify weights", m.LoadTime(), "prefill and first token")
+		}
 		if stream != nil {
 			emit(stream.Push(id))
 		} else if !s.JSON {
@@ -342,6 +356,10 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	if o.steps {
 		r.Steps = m.Stats()
 		printSteps(s, r.Steps)
+	}
+	if o.stats {
+		r.Stats = t.stats(m)
+		r.Stats.print(s)
 	}
 	return s.Result(r)
 }

@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/klauspost/cpuid/v2"
+
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -31,8 +33,17 @@ func Kernels() string {
 	return set.Name
 }
 
-// cpuName is vendor, family, model and stepping of the first core, "" where the system does not tell.
+// cpuName is vendor, family, model, name and stepping: on x86 the CPU says so itself, elsewhere the system does, "" where
+// nobody tells. Both forms are the same, so that a machine keeps its fingerprint when it runs an image without /proc.
 func cpuName() string {
+	if c := &cpuid.CPU; runtime.GOARCH == "amd64" && c.VendorString != "" {
+		return fmt.Sprintf("%s %d %d %s %d", c.VendorString, c.Family, c.Model, strings.TrimSpace(c.BrandName), c.Stepping)
+	}
+	return systemCPUName()
+}
+
+// systemCPUName is the first core in /proc/cpuinfo.
+func systemCPUName() string {
 	f, err := os.Open("/proc/cpuinfo")
 	if err != nil {
 		return ""

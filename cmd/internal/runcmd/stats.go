@@ -1,0 +1,76 @@
+package runcmd
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// began is as early as the program's own code can look at the clock.
+var began = time.Now()
+
+// stopwatch notes how long the parts of a start take, one after another.
+type stopwatch struct {
+	last  time.Time
+	parts []part
+}
+
+// part is a piece of the time from the start of the process to its first token.
+type part struct {
+	Name string  `json:"part"`
+	MS   float64 `json:"ms"`
+}
+
+func newStopwatch() *stopwatch {
+	t := &stopwatch{last: began}
+	t.mark("command line")
+	return t
+}
+
+// mark ends a part.
+func (t *stopwatch) mark(name string) { t.split("", 0, name) }
+
+// split ends a part of which another took some.
+func (t *stopwatch) split(inner string, took time.Duration, name string) {
+	now := time.Now()
+	all := now.Sub(t.last)
+	t.last = now
+	if inner != "" {
+		t.parts = append(t.parts, part{inner, ms(took)})
+	}
+	t.parts = append(t.parts, part{name, ms(all - took)})
+}
+
+func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
+
+// stats is the document of --stats.
+type stats struct {
+	Start        []part  `json:"start"` // up to the first token
+	FirstTokenMS float64 `json:"first_token_ms"`
+	LoadMS       float64 `json:"load_ms"` // all loading, that for later tokens included
+	PeakBytes    int64   `json:"peak_bytes,omitempty"`
+}
+
+func (t *stopwatch) stats(m *executor.Machine) *stats {
+	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory()}
+	for _, p := range t.parts {
+		s.FirstTokenMS += p.MS
+	}
+	return s
+}
+
+func (x *stats) print(s *cli.Streams) {
+	rows := make([][]string, 0, len(x.Start)+1)
+	for _, p := range x.Start {
+		rows = append(rows, []string{p.Name, fmt.Sprintf("%.1f", p.MS)})
+	}
+	rows = append(rows, []string{"first token", fmt.Sprintf("%.1f", x.FirstTokenMS)})
+	s.Table([]string{"start", ">ms"}, rows)
+	if x.PeakBytes > 0 {
+		s.Printf("peak memory: %v\n", unit.Bytes(x.PeakBytes))
+	}
+}
