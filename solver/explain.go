@@ -18,6 +18,7 @@ type Row struct {
 	Strategy planir.Strategy `json:"strategy"`
 	Shares   string          `json:"shares"` // "cols npu 0:3072, gpu 3072:5632"
 	NS       int64           `json:"ns"`     // hand-over and execution, with everything else of the plan as it is; 0: it cannot be
+	Procs    []string        `json:"-"`
 	Chosen   bool            `json:"chosen,omitempty"`
 	Note     string          `json:"note,omitempty"` // why it could not be chosen although it costs less, or at all
 }
@@ -45,6 +46,9 @@ func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 		if out, err = reprice(p, d, *in); err != nil {
 			return nil, err
 		}
+	}
+	for i := range out {
+		out[i].Procs = processors(out[i].Shares)
 	}
 	sort.SliceStable(out, func(a, b int) bool {
 		if (out[a].NS == 0) != (out[b].NS == 0) {

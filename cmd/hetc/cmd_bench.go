@@ -269,7 +269,7 @@ func predict(list []*candidate, p *planir.Plan, o *benchOptions) {
 }
 
 func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, o *benchOptions, virtual bool) error {
-	showDecisions(s, p)
+	showDecisions(s, p, soc)
 	s.Printf("\n")
 
 	measured := "measured"

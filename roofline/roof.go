@@ -1,0 +1,70 @@
+package roofline
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+// Roof is how much of what the hardware allows an execution reaches: of the processors' peak rates or of their memory
+// bandwidth, whichever bounds it more.
+type Roof struct {
+	Bound string  `json:"bound"` // "int8 peak", "f32 peak", "stream bandwidth"
+	Share float64 `json:"share"` // time at the bound over time taken; above 1 where operands lay in a cache
+}
+
+// String is "61 % of int8 peak".
+func (r Roof) String() string { return fmt.Sprintf("%.0f %% of %s", 100*r.Share, r.Bound) }
+
+// RoofOf compares ns nanoseconds, in which procs execute ops between them, side by side, with the peaks and the joint
+// bandwidth that the SoC states for these processors. What counts is the arithmetic of matrix products and attentions,
+// and reading weights and caches: activations and the other operators' operands lie in caches. It is false when nothing
+// counts, or when the SoC does not state the numbers.
+func RoofOf(s *socs.SoC, procs []string, ops []op.Op, ns int64) (Roof, bool) {
+	joint, ok := s.JointGBps(procs...)
+	if !ok || ns <= 0 {
+		return Roof{}, false
+	}
+	names := map[op.Type]string{op.I8: "int8 peak", op.F32: "f32 peak"}
+	times := map[op.Type]float64{} // at the peak of the type
+	bytes := int64(0)
+	for _, o := range ops {
+		t := op.F32
+		switch {
+		case o.HasScheme():
+			if o.Scheme.QuantisedRows() {
+				t = op.I8
+			}
+			experts := 1
+			if o.Experts > 0 {
+				experts = min(o.Rows(), o.Experts)
+			}
+			bytes += int64(experts) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+		case o.Kind == op.Attention:
+			bytes += o.Bytes()
+		default:
+			continue
+		}
+		peak := 0.0
+		for _, name := range procs {
+			p := s.Processor(name)
+			if p == nil || p.PeakGops[string(t)] == 0 {
+				return Roof{}, false
+			}
+			peak += p.PeakGops[string(t)]
+		}
+		times[t] += float64(o.Flops()) / peak
+	}
+	if bytes == 0 {
+		return Roof{}, false
+	}
+	compute, of := times[op.I8]+times[op.F32], op.I8
+	if times[op.F32] > times[op.I8] {
+		of = op.F32
+	}
+	if memory := float64(bytes) / joint; memory > compute {
+		return Roof{Bound: "stream bandwidth", Share: memory / float64(ns)}, true
+	}
+	return Roof{Bound: names[of], Share: compute / float64(ns)}, true
+}
