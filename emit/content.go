@@ -2,8 +2,10 @@ package emit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -25,13 +27,13 @@ type Content struct {
 	blobs     map[string]planir.WeightBlob
 
 	mu     sync.Mutex
-	loaded map[string]*mem.Region
+	loaded map[place]*mem.Region
 	shared *Content // packed weights are taken from there where they are equal
 }
 
 // NewContent compiles the plan's graphs. The plan's program must belong to the model (planir/check).
 func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers []driver.Compiler) (*Content, error) {
-	c := &Content{plan: p, model: m, artifacts: map[string]driver.Artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[string]*mem.Region{}}
+	c := &Content{plan: p, model: m, artifacts: map[string]driver.Artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{}}
 	for _, b := range p.Program.WeightBlobs() {
 		c.blobs[b.Name] = b
 	}
@@ -51,80 +53,89 @@ func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers 
 	return c, nil
 }
 
-// ShareWith makes c take packed weights that o has in memory too, where both pack the same.
-// Plans of one model on one machine usually do.
+// ShareWith makes c take packed weights from o where both pack the same; o is closed after c.
 func (c *Content) ShareWith(o *Content) { c.shared = o }
 
-// Blob returns the bytes of an artifact or weights blob in memory, 64-byte aligned. It implements
-// executor.Source.
+// Blob returns an artifact. It implements executor.Source.
 func (c *Content) Blob(name string) ([]byte, error) {
-	if a, ok := c.artifacts[name]; ok {
-		return a.Code, nil
-	}
-	b, ok := c.blobs[name]
+	a, ok := c.artifacts[name]
 	if !ok {
-		return nil, diag.New(diag.ClassInput, "plan content: unknown blob %q", name)
+		return nil, diag.New(diag.ClassInput, "plan content: unknown artifact %q", name)
+	}
+	return a.Code, nil
+}
+
+// Range returns the packed weight that lies there in a weights blob, in memory and 64-byte aligned. It
+// implements executor.Source.
+func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
+	b := c.blobs[name]
+	i := slices.IndexFunc(b.Packs, func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
+	if i < 0 {
+		return nil, diag.New(diag.ClassInput, "plan content: blob %q has no packed weight of %d bytes at %d", name, bytes, offset)
+	}
+	return c.packed(b.Packs[i])
+}
+
+// packed packs a weight, unless it is in memory here or where c shares.
+func (c *Content) packed(pl planir.Placement) ([]byte, error) {
+	if c.shared != nil && c.shared.model == c.model {
+		if same, ok := c.shared.equal(pl, c.weight(pl)); ok {
+			return c.shared.packed(same)
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r, ok := c.loaded[name]; ok {
+	at := place{pl.Pack.Name, pl.Layer}
+	if r, ok := c.loaded[at]; ok {
 		return r.Bytes(), nil
 	}
-	if c.shared != nil && sameWeights(c.shared, c, name) {
-		return c.shared.Blob(name)
-	}
-	r, err := mem.Alloc(int(b.Size), 4096)
+	r, err := mem.Alloc(int(pl.Pack.Bytes), 4096)
 	if err != nil {
 		return nil, diag.New(diag.ClassRun, "plan content: %w", err)
 	}
-	if err := c.fill(r.Bytes(), b); err != nil {
-		return nil, err
+	if err := c.pack(r.Bytes(), pl); err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
-	c.loaded[name] = r
+	c.loaded[at] = r
 	return r.Bytes(), nil
 }
 
-// Range returns a part of a blob, of which the whole is then in memory. It implements executor.Source.
-func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
-	b, err := c.Blob(name)
-	if err != nil {
-		return nil, err
+// place is a pack in a layer.
+type place struct {
+	pack  string
+	layer int
+}
+
+// equal finds the placement of c that packs what pl, of weight w in another plan of the same model, does.
+func (c *Content) equal(pl planir.Placement, w *planir.Weight) (planir.Placement, bool) {
+	for _, b := range c.blobs {
+		for _, own := range b.Packs {
+			k := *own.Pack
+			k.Name = pl.Pack.Name
+			if own.Layer == pl.Layer && k == *pl.Pack && reflect.DeepEqual(c.weight(own), w) {
+				return own, true
+			}
+		}
 	}
-	if size := int64(len(b)); offset < 0 || bytes < 0 || offset > size || bytes > size-offset {
-		return nil, diag.New(diag.ClassInput, "plan content: blob %q has %d bytes, want [%d, %d+%d)", name, size, offset, offset, bytes)
-	}
-	return b[offset : offset+bytes : offset+bytes], nil
+	return planir.Placement{}, false
+}
+
+// weight is the weight that a placement packs.
+func (c *Content) weight(pl planir.Placement) *planir.Weight {
+	i := slices.IndexFunc(c.plan.Program.Weights, func(w planir.Weight) bool { return w.Name == pl.Pack.Weight })
+	return &c.plan.Program.Weights[i]
 }
 
 // Close releases packed weights held in memory.
 func (c *Content) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var err error
 	for _, r := range c.loaded {
-		if err := r.Close(); err != nil {
-			return err
-		}
+		err = errors.Join(err, r.Close())
 	}
-	c.loaded = map[string]*mem.Region{}
-	return nil
-}
-
-// sameWeights reports whether two contents of one model have an equal blob of that name.
-func sameWeights(a, b *Content, name string) bool {
-	x, ok := a.blobs[name]
-	y := b.blobs[name]
-	return ok && a.model == b.model && x.Size == y.Size && slices.EqualFunc(x.Packs, y.Packs, func(p, q planir.Placement) bool {
-		return *p.Pack == *q.Pack && p.Layer == q.Layer && p.Offset == q.Offset
-	})
-}
-
-func (c *Content) fill(dst []byte, b planir.WeightBlob) error {
-	for _, pl := range b.Packs {
-		if err := c.pack(dst[pl.Offset:pl.Offset+pl.Pack.Bytes], pl); err != nil {
-			return err
-		}
-	}
-	return nil
+	clear(c.loaded)
+	return err
 }
 
 // write streams a weights blob, one packed matrix in memory at a time.
@@ -171,8 +182,7 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 
 // source is the matrix that a placement packs of an expert, and the tensors it is made of.
 func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string, error) {
-	i := slices.IndexFunc(c.plan.Program.Weights, func(w planir.Weight) bool { return w.Name == pl.Pack.Weight })
-	w := &c.plan.Program.Weights[i]
+	w := c.weight(pl)
 	var whole pack.Source
 	var names []string
 	var err error

@@ -65,7 +65,7 @@ var table = []room{
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},
-	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op", "planir/calibration"}, later: true},
+	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
 	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}},

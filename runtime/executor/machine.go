@@ -38,6 +38,19 @@ type Options struct {
 	// OnDemand loads a program with its weights when a call first needs it, instead of all of them on opening: the
 	// first token then waits for nothing that only later ones need.
 	OnDemand bool
+	// Observe is called before every step, on the thread of the step's lane, with what it is about to read. It
+	// slows execution down and is for measuring, not for serving.
+	Observe func(Observed)
+}
+
+// Observed is a step that is about to run: a node of a layer, in the rows of this call. In are the inputs
+// of Graph, valid during the call of Observe only.
+type Observed struct {
+	Node  string
+	Layer int
+	Graph *op.Graph
+	Rows  int
+	In    []driver.View
 }
 
 // Machine is a plan loaded onto its processors, with one KV cache. Its methods may be called from any
@@ -45,6 +58,7 @@ type Options struct {
 type Machine struct {
 	plan     *planir.Plan
 	deadline time.Duration
+	observe  func(Observed)
 	lanes    []*lane
 	control  *lane
 	programs map[string]*program
@@ -100,6 +114,7 @@ type laneSection struct {
 // step is one step with everything resolved: one executable and one set of bindings per iteration.
 type step struct {
 	*planir.Step
+	graph    *op.Graph
 	rows     int // of the graph's operands along the call's rows
 	kind     op.Kind
 	scalars  driver.Scalars
@@ -145,7 +160,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 	if l := planir.Check(p); l.Err() != nil {
 		return nil, fmt.Errorf("open plan: %w", l.Err())
 	}
-	m = &Machine{plan: p, deadline: o.Deadline, programs: map[string]*program{}, jobs: make(chan job)}
+	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, programs: map[string]*program{}, jobs: make(chan job)}
 	if m.deadline == 0 {
 		m.deadline = 2 * time.Minute
 	}
@@ -323,7 +338,7 @@ func (m *Machine) load(ctx context.Context, pr *program) error {
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
 	x, l := &m.loader, ls.lane
 	g := x.graphs[from.Run]
-	st := &step{Step: from, rows: g.Graph.Rows(), kind: mainKind(&g.Graph)}
+	st := &step{Step: from, graph: &g.Graph, rows: g.Graph.Rows(), kind: mainKind(&g.Graph)}
 	code, ok := x.codes[g.Artifact]
 	if !ok {
 		var err error

@@ -312,6 +312,9 @@ func (m *Machine) lane(w *laneWork) error {
 				}
 				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Seq: w.seq, Row: w.row}
 				c := &st.calls[iter]
+				if m.observe != nil {
+					m.observe(Observed{Node: st.Node, Layer: w.ls.first + iter, Graph: st.graph, Rows: n, In: c.bind.In})
+				}
 				span, err := l.proc.Run(c.exe, &c.bind)
 				if err != nil {
 					return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, w.ls.first+iter, l.name, err)

@@ -1,0 +1,136 @@
+package quality
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// Ranges collects what enters the matrix products of executions in float32 on one lane: pass Observe to the
+// executor, execute, and after Again the same once more, which counts how often outlier channels exceed.
+type Ranges struct {
+	index  map[place]*channels
+	places []*channels // in the order of execution
+	again  bool
+	err    error
+}
+
+type place struct {
+	node  string
+	layer int
+}
+
+// channels is what entered one node in one layer.
+type channels struct {
+	place
+	rows   int64
+	absmax []float32
+	square []float64 // sum
+
+	threshold float32 // of an outlier
+	outliers  []calibration.Outlier
+	count     []int64 // rows in which each outlier exceeds
+}
+
+// Observe adds what a step reads, if it is a matrix product. Executions are observed one after another.
+func (r *Ranges) Observe(o executor.Observed) {
+	k := slices.IndexFunc(o.Graph.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
+	if k < 0 || r.err != nil {
+		return
+	}
+	n := &o.Graph.Nodes[k]
+	i := slices.IndexFunc(o.Graph.Inputs, func(v op.Value) bool { return v.Name == n.In[0] })
+	if i < 0 || o.In[i].Type != op.F32 {
+		r.err = diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", o.Node)
+		return
+	}
+	v := o.In[i]
+	x, err := mem.View[float32](v.Bytes())
+	if err != nil {
+		r.err = fmt.Errorf("observe %q: %w", o.Node, err)
+		return
+	}
+	if r.index == nil {
+		r.index = map[place]*channels{}
+	}
+	p := place{o.Node, o.Layer}
+	c := r.index[p]
+	if c == nil {
+		c = &channels{place: p, absmax: make([]float32, v.Cols), square: make([]float64, v.Cols)}
+		r.index[p] = c
+		r.places = append(r.places, c)
+	}
+	rows := o.Rows * (v.Rows / n.Op.M) // with experts several a token
+	for m := range rows {
+		row := x[m*v.Stride : m*v.Stride+v.Cols]
+		if r.again {
+			c.exceed(row)
+		} else if err := c.add(row); err != nil {
+			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %w", o.Node, o.Layer, err)
+			return
+		}
+	}
+}
+
+func (c *channels) add(row []float32) error {
+	c.rows++
+	for i, v := range row {
+		a := float32(math.Abs(float64(v)))
+		if a > c.absmax[i] {
+			c.absmax[i] = a
+		}
+		c.square[i] += float64(v) * float64(v)
+		if v-v != 0 {
+			return fmt.Errorf("channel %d is %v", i, v)
+		}
+	}
+	return nil
+}
+
+func (c *channels) exceed(row []float32) {
+	for j := range c.outliers {
+		if v := row[c.outliers[j].Channel]; v > c.threshold || -v > c.threshold {
+			c.count[j]++
+		}
+	}
+}
+
+// Again ends the first pass and reports whether there are outlier channels, for which the same windows are to
+// be executed once more.
+func (r *Ranges) Again() bool {
+	any := false
+	r.again = true
+	for _, c := range r.places {
+		a := calibration.Activation{AbsMax: c.absmax}
+		c.threshold = a.Summarise()
+		c.outliers, c.count = a.Outliers, make([]int64, len(a.Outliers))
+		any = any || len(a.Outliers) > 0
+	}
+	return any
+}
+
+// Activations is what was observed, in the order of execution.
+func (r *Ranges) Activations() ([]calibration.Activation, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	var out []calibration.Activation
+	for _, c := range r.places {
+		a := calibration.Activation{Class: c.node, Layer: c.layer, K: len(c.absmax), Rows: c.rows, AbsMax: c.absmax}
+		for _, s := range c.square {
+			a.MeanSquare = append(a.MeanSquare, float32(s/float64(c.rows)))
+		}
+		a.Summarise()
+		for j := range a.Outliers {
+			a.Outliers[j].Share = float64(c.count[j]) / float64(c.rows)
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
