@@ -1,0 +1,76 @@
+package profiler
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+
+	compiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+// Every kernel set is measured against its own bounds, on one core and on all, through the real driver.
+func TestKernels(t *testing.T) {
+	cores := hostCores(t)
+	cores = cores[:min(2, len(cores))]
+	sets := []string{"portable", host.Kernels()}
+	rounds := 0
+	list, err := Kernels(context.Background(), KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: sets, Marked: sets[1], Cores: cores, Rounds: 3, Seed: 1,
+		Progress: func(round int) { rounds = round + 1 }, small: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rounds != 3 {
+		t.Errorf("%d rounds told, want 3", rounds)
+	}
+	seen := map[string]bool{}
+	for i, k := range list {
+		seen[fmt.Sprintf("%s %d %s %s %s", k.Set, k.Cores, k.What, k.Shape, k.Unit)] = true
+		if !(k.Rate > 0) || math.IsInf(k.Rate, 0) {
+			t.Errorf("rate of %+v", k)
+		}
+		if bounded := k.Of != ""; bounded != (k.Share > 0) || k.Low > k.Share || k.High < k.Share {
+			t.Errorf("share of %+v", k)
+		}
+		if k.Mark > 0 && k.Set != sets[1] || k.Reached() != (k.Mark == 0 || k.Share >= k.Mark) {
+			t.Errorf("mark of %+v", k)
+		}
+		if i > 0 && list[i-1].Set == k.Set && list[i-1].Cores > k.Cores {
+			t.Errorf("%+v after %+v", k, list[i-1])
+		}
+	}
+	for _, set := range sets {
+		for _, want := range []string{
+			"1 int8 peak  Gop/s", "1 f32 peak  Gop/s", "1 stream  GB/s", "1 a8t/q8c matmul 5x64x96 Gop/s", "1 a32/w32 matmul 5x64x96 Gop/s",
+			"1 a8t/q8c matmul 1x64x96 GB/s", "1 a8t/q4b32 matmul 1x64x96 GB/s", "1 attention 5 of 5 Gop/s", "1 attention 1 of 20 GB/s",
+		} {
+			if !seen[set+" "+want] {
+				t.Errorf("no line %q", set+" "+want)
+			}
+		}
+		for _, want := range []string{"2 int8 peak  Gop/s", "2 a8t/q8c matmul 5x64x96 Gop/s", "2 a32/w32 matmul 5x64x96 Gop/s", "2 a8t/q8c matmul 1x64x96 GB/s"} {
+			if len(cores) > 1 && !seen[set+" "+want] {
+				t.Errorf("no line %q", set+" "+want)
+			}
+		}
+	}
+}
+
+// An interruption ends the comparison, and so does a set that this CPU lacks.
+func TestKernelsFails(t *testing.T) {
+	o := KernelOptions{Driver: host.New(), Compiler: compiler.New(), Sets: []string{"portable"}, Cores: hostCores(t)[:1], Rounds: 1000000, small: true}
+	ctx, cancel := context.WithCancel(context.Background())
+	o.Progress = func(round int) {
+		if round == 1 {
+			cancel()
+		}
+	}
+	if _, err := Kernels(ctx, o); err == nil {
+		t.Error("not interrupted")
+	}
+	o.Sets = []string{"vliw"}
+	if _, err := Kernels(context.Background(), o); err == nil {
+		t.Error("no error for an unknown set")
+	}
+}
