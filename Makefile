@@ -17,7 +17,7 @@ test:
 	$(GO) vet $(PKGS)
 	$(GO) test $(GOFLAGS) $(PKGS)
 
-# What continuous integration adds to test: formatting, other platforms, the race detector.
+# What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector.
 check: test
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
@@ -25,6 +25,10 @@ check: test
 	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
 	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
 	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
+	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
+		echo "$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/..."; \
+		$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/...; \
+	fi
 	@if command -v cc >/dev/null 2>&1; then $(MAKE) race; else echo "race: skipped, no C compiler for cgo"; fi
 
 race:

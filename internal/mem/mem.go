@@ -97,11 +97,16 @@ func Map(file *os.File) (*Region, error) {
 // Guarded returns zeroed memory of exactly bytes bytes whose end touches an inaccessible page,
 // so that a kernel that reads or writes past it faults at once. It is meant for tests. The
 // error has class ClassUnavailable where the operating system's interface is not built in.
-func Guarded(bytes int) (*Region, error) {
+func Guarded(bytes int) (*Region, error) { return fenced(bytes, false) }
+
+// GuardedBefore is Guarded for memory whose start touches an inaccessible page; it is page-aligned.
+func GuardedBefore(bytes int) (*Region, error) { return fenced(bytes, true) }
+
+func fenced(bytes int, before bool) (*Region, error) {
 	if err := checkSize("allocate guarded", int64(bytes)); err != nil {
 		return nil, err
 	}
-	return guarded(bytes)
+	return guarded(bytes, before)
 }
 
 func checkSize(what string, bytes int64) error {

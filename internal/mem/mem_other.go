@@ -27,7 +27,7 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	return r, nil
 }
 
-func guarded(int) (*Region, error) {
+func guarded(int, bool) (*Region, error) {
 	return nil, diag.New(diag.ClassUnavailable, "allocate guarded memory: not built in for this operating system")
 }
 

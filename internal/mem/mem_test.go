@@ -188,6 +188,32 @@ func TestGuardedFaultsAtItsEnd(t *testing.T) {
 	}
 }
 
+func TestGuardedFaultsBeforeItsStart(t *testing.T) {
+	guardedOrSkip(t, 1).Close()
+	for _, n := range []int{0, 1, 4096, 4097} {
+		r, err := GuardedBefore(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Bytes()) != n {
+			t.Fatalf("len %d, want %d", len(r.Bytes()), n)
+		}
+		for i := range r.Bytes() {
+			r.Bytes()[i] = byte(i)
+		}
+		page := os.Getpagesize()
+		if n > 0 && &r.Bytes()[0] != &r.whole[page] {
+			t.Fatal("the memory does not start behind the guard page")
+		}
+		if err := CatchFault(func() { sink = r.whole[page-1] }); diag.ClassOf(err) != diag.ClassIO {
+			t.Fatalf("read before the start: got %v, want a fault", err)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestCatchFaultOnTruncatedMapping(t *testing.T) {
 	guardedOrSkip(t, 1).Close() // only where Map really maps
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))

@@ -41,15 +41,19 @@ func mapFile(file *os.File, bytes int) (*Region, error) {
 	return &Region{data: whole, whole: whole, file: true, release: func() error { return unix.Munmap(whole) }}, nil
 }
 
-func guarded(bytes int) (*Region, error) {
+func guarded(bytes int, before bool) (*Region, error) {
 	page := os.Getpagesize()
 	usable := (bytes + page - 1) / page * page
 	whole, err := unix.Mmap(-1, 0, usable+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "allocate %d guarded bytes: %w", bytes, err)
 	}
-	r := &Region{data: whole[usable-bytes : usable : usable], whole: whole, release: func() error { return unix.Munmap(whole) }}
-	if err := unix.Mprotect(whole[usable:], unix.PROT_NONE); err != nil {
+	data, fence := whole[usable-bytes:usable:usable], whole[usable:]
+	if before {
+		data, fence = whole[page:page+bytes:page+bytes], whole[:page]
+	}
+	r := &Region{data: data, whole: whole, release: func() error { return unix.Munmap(whole) }}
+	if err := unix.Mprotect(fence, unix.PROT_NONE); err != nil {
 		return nil, errors.Join(diag.New(diag.ClassIO, "protect the guard page: %w", err), r.Close())
 	}
 	return r, nil

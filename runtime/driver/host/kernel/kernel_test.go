@@ -98,7 +98,7 @@ func near(t *testing.T, what string, got, want, magnitude float64) {
 
 var shapes = []struct{ m, k, n int }{
 	{1, 1, 1}, {1, 32, 32}, {1, 64, 96}, {2, 7, 33}, {3, 5, 31}, {4, 128, 64}, {5, 129, 65}, {6, 31, 100}, {7, 256, 97}, {8, 33, 1},
-	{12, 96, 64}, {13, 100, 130}, {17, 67, 61}, {1, 1000, 257}, {24, 512, 64}, {0, 8, 8},
+	{12, 96, 64}, {9, 300, 40}, {13, 100, 130}, {17, 67, 61}, {1, 1000, 257}, {24, 512, 64}, {0, 8, 8},
 }
 
 func (s strided) String() string { return fmt.Sprintf("[%d,%d]/%d", s.rows, s.cols, s.ld) }
@@ -126,6 +126,12 @@ func packWeight(t testing.TB, scheme string, w []float32, k, n int) []byte {
 }
 
 func TestMatMulF32(t *testing.T) {
+	for _, scheme := range []string{"w32", "w16"} {
+		t.Run(scheme, func(t *testing.T) { testMatMulF32(t, scheme) })
+	}
+}
+
+func testMatMulF32(t *testing.T, scheme string) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		for _, sh := range shapes {
@@ -133,14 +139,26 @@ func TestMatMulF32(t *testing.T) {
 				w := make([]float32, sh.k*sh.n)
 				for i := range w {
 					w[i] = float32(rng.NormFloat64())
+					if scheme == "w16" { // values that bfloat16 holds
+						w[i] = math.Float32frombits(math.Float32bits(w[i]) &^ 0xffff)
+					}
 				}
-				tiles, err := mem.View[float32](packWeight(t, "w32", w, sh.k, sh.n))
-				if err != nil {
-					t.Fatal(err)
-				}
+				tiles := packWeight(t, scheme, w, sh.k, sh.n)
 				x := newStrided(t, sh.m, sh.k, gap, normal(rng))
 				y := newStrided(t, sh.m, sh.n, gap, zero)
-				s.MatMulF32(y.v, y.ld, x.v, x.ld, tiles, sh.m, sh.k, sh.n)
+				if scheme == "w16" {
+					w16, err := mem.View[uint16](tiles)
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.MatMulBF16(y.v, y.ld, x.v, x.ld, w16, sh.m, sh.k, sh.n)
+				} else {
+					w32, err := mem.View[float32](tiles)
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.MatMulF32(y.v, y.ld, x.v, x.ld, w32, sh.m, sh.k, sh.n)
+				}
 				y.gapsIntact(t)
 				for r := range sh.m {
 					for j := range sh.n {
@@ -169,9 +187,9 @@ func (q quantised) at(r, c int) int { return int(q.u[r*q.ld+c]) - 128 }
 func newQuantised(t testing.TB, rng *rand.Rand, m, k, gap int) quantised {
 	q := quantised{ld: k + gap, u: guardedSlice[uint8](t, max(0, (m-1)*(k+gap)+k)), scale: guardedSlice[float32](t, m)}
 	for i := range q.u {
-		q.u[i] = uint8(1 + rng.IntN(255))
+		q.u[i] = uint8(rng.IntN(256))
 		if rng.IntN(8) == 0 {
-			q.u[i] = []uint8{1, 128, 255}[rng.IntN(3)]
+			q.u[i] = []uint8{0, 1, 128, 255}[rng.IntN(4)]
 		}
 	}
 	for i := range q.scale {
@@ -214,7 +232,13 @@ func TestMatMulQ8C(t *testing.T) {
 	})
 }
 
-func TestMatMulQ4B32(t *testing.T) {
+func TestMatMulQ4(t *testing.T) {
+	for _, block := range []int{32, 128} {
+		t.Run(fmt.Sprintf("q4b%d", block), func(t *testing.T) { testMatMulQ4(t, block) })
+	}
+}
+
+func testMatMulQ4(t *testing.T, size int) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(5, 6))
 		for _, sh := range shapes {
@@ -223,13 +247,17 @@ func TestMatMulQ4B32(t *testing.T) {
 				for i := range w {
 					w[i] = float32(rng.NormFloat64())
 				}
-				tiles := packWeight(t, "q4b32", w, sh.k, sh.n)
+				tiles := packWeight(t, fmt.Sprintf("q4b%d", size), w, sh.k, sh.n)
 				x := newQuantised(t, rng, sh.m, sh.k, gap)
 				y := newStrided(t, sh.m, sh.n, gap, zero)
 				blocks := (sh.k + 31) / 32
 				sums := guardedSlice[int32](t, sh.m*blocks)
 				s.BlockSums(sums, blocks, x.u, x.ld, sh.m, sh.k)
-				s.MatMulQ4B32(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
+				multiply := s.MatMulQ4B32
+				if size == 128 {
+					multiply = s.MatMulQ4B128
+				}
+				multiply(y.v, y.ld, x.u, x.ld, x.scale, sums, blocks, tiles, sh.m, sh.k, sh.n)
 				y.gapsIntact(t)
 				for r := range sh.m {
 					for b := range blocks {
@@ -243,18 +271,19 @@ func TestMatMulQ4B32(t *testing.T) {
 					}
 					for j := range sh.n {
 						want, mag := 0.0, 0.0
-						for b := range blocks {
-							block, c := tiles[(j/32*blocks+b)*576:], j%32
+						long := (sh.k + size - 1) / size
+						for b := range long {
+							block, c := tiles[(j/32*long+b)*(16*size+64):], j%32
 							dot := 0
-							for p := b * 32; p < min(sh.k, b*32+32); p++ {
-								i := p % 32
+							for p := b * size; p < min(sh.k, b*size+size); p++ {
+								i := p % size
 								nibble := block[i/4*64+c%16*4+i%4]
 								if c >= 16 {
 									nibble >>= 4
 								}
 								dot += x.at(r, p) * (int(nibble&15) - 8)
 							}
-							d := pack.HalfToFloat(uint16(block[512+2*c]) | uint16(block[513+2*c])<<8)
+							d := pack.HalfToFloat(uint16(block[16*size+2*c]) | uint16(block[16*size+2*c+1])<<8)
 							v := float64(x.scale[r]) * float64(dot) * float64(d)
 							want, mag = want+v, mag+math.Abs(v)
 						}
@@ -283,7 +312,7 @@ func ulps(a, b float32) int {
 // both among threads.
 func TestMatMulDivision(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
-		const m, k, n = 13, 160, 96
+		const m, k, n, blocks = 29, 1100, 96, (1100 + 31) / 32
 		rng := rand.New(rand.NewPCG(7, 8))
 		w := make([]float32, k*n)
 		for i := range w {
@@ -294,23 +323,33 @@ func TestMatMulDivision(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q8, q4 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n)
-		sums := make([]int32, m*k/32)
-		s.BlockSums(sums, k/32, xq.u, k, m, k)
+		w16, err := mem.View[uint16](packWeight(t, "w16", w, k, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q8, q4, q128 := packWeight(t, "q8c", w, k, n), packWeight(t, "q4b32", w, k, n), packWeight(t, "q4b128", w, k, n)
+		sums := make([]int32, m*blocks)
+		s.BlockSums(sums, blocks, xq.u, k, m, k)
 		for name, f := range map[string]func(y []float32, tile, n, r0, r1 int){
 			"w32": func(y []float32, tile, n, r0, r1 int) {
 				s.MatMulF32(y, 96, xf.v[r0*k:], k, w32[tile*32*k:], r1-r0, k, n)
+			},
+			"w16": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulBF16(y, 96, xf.v[r0*k:], k, w16[tile*32*k:], r1-r0, k, n)
 			},
 			"q8c": func(y []float32, tile, n, r0, r1 int) {
 				s.MatMulQ8C(y, 96, xq.u[r0*k:], k, xq.scale[r0:], q8[tile*(32*k+256):], r1-r0, k, n)
 			},
 			"q4b32": func(y []float32, tile, n, r0, r1 int) {
-				s.MatMulQ4B32(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*k/32:], k/32, q4[tile*576*k/32:], r1-r0, k, n)
+				s.MatMulQ4B32(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q4[tile*len(q4)/3:], r1-r0, k, n)
+			},
+			"q4b128": func(y []float32, tile, n, r0, r1 int) {
+				s.MatMulQ4B128(y, 96, xq.u[r0*k:], k, xq.scale[r0:], sums[r0*blocks:], blocks, q128[tile*len(q128)/3:], r1-r0, k, n)
 			},
 		} {
 			whole, parts := make([]float32, m*n), make([]float32, m*n)
 			f(whole, 0, n, 0, m)
-			for _, rows := range [][2]int{{0, 1}, {1, 7}, {7, 13}} {
+			for _, rows := range [][2]int{{0, 1}, {1, 2}, {2, 4}, {4, 11}, {11, 29}} {
 				for tile := range 3 {
 					f(parts[rows[0]*n+tile*32:], tile, 32, rows[0], rows[1])
 				}

@@ -12,7 +12,13 @@ import (
 func Portable() *Set {
 	return &Set{
 		Name: "portable", TileStep: 1,
-		MatMulF32: matMulF32, MatMulQ8C: matMulQ8C, BlockSums: blockSums, MatMulQ4B32: matMulQ4B32,
+		MatMulF32: matMulF32, MatMulBF16: matMulBF16, MatMulQ8C: matMulQ8C, BlockSums: blockSums,
+		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+			matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		},
+		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+			matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+		},
 		QuantRows: quantRows, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,
@@ -96,6 +102,33 @@ func panelRow(acc *[TileN]float32, x, panel []float32) {
 	}
 }
 
+// matMulBF16 widens panels of a tile for all rows.
+func matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+	var panel [panelK * TileN]float32
+	for j := 0; j < n; j += TileN {
+		tile, cols := w[j*k:(j+TileN)*k], min(TileN, n-j)
+		for p := 0; p < k; p += panelK {
+			end := min(p+panelK, k)
+			for i := range end - p {
+				row, out := (*[TileN]uint16)(tile[(p+i)*TileN:]), (*[TileN]float32)(panel[i*TileN:])
+				for c := range 16 {
+					out[c] = math.Float32frombits(uint32(row[2*c]) << 16)
+					out[16+c] = math.Float32frombits(uint32(row[2*c+1]) << 16)
+				}
+			}
+			for r := range m {
+				var acc [TileN]float32
+				out := y[r*ldy+j : r*ldy+j+cols]
+				if p > 0 {
+					copy(acc[:], out)
+				}
+				panelRow(&acc, x[r*ldx+p:r*ldx+end], panel[:(end-p)*TileN])
+				copy(out, acc[:])
+			}
+		}
+	}
+}
+
 func matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	bytes, scales := q8cTileBytes(k)
 	for j := 0; j < n; j += TileN {
@@ -150,34 +183,41 @@ func blockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 	}
 }
 
-func matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
-	const rows = 4 // rows that share one unpacked block
-	blocks := (k + BlockK - 1) / BlockK
+// matMulQ4 takes blocks of size rows in pieces of BlockK.
+func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+	const rows = 4 // rows that share one unpacked piece
+	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for j := 0; j < n; j += TileN {
-		tile := w[j/TileN*blocks*q4BlockBytes : (j/TileN+1)*blocks*q4BlockBytes]
+		tile := w[j/TileN*blocks*bytes : (j/TileN+1)*blocks*bytes]
 		for r0 := 0; r0 < m; r0 += rows {
 			count := min(rows, m-r0)
 			var acc [rows][TileN]float32
 			for b := range blocks {
-				block := (*[q4BlockBytes]byte)(tile[b*q4BlockBytes:])
-				var nibbles [BlockK * TileN]byte // [8][32][4]: the q8c order
-				for i := range 8 {
-					src, lo, hi := block[i*64:i*64+64], nibbles[i*128:i*128+64], nibbles[i*128+64:i*128+128]
-					for c, v := range src {
-						lo[c], hi[c] = v&15, v>>4
+				block := tile[b*bytes : (b+1)*bytes]
+				var dots [rows][TileN]int32
+				for p := b * size; p < min(k, (b+1)*size); p += BlockK {
+					from := p % size * 16
+					var nibbles [BlockK * TileN]byte // [8][32][4]: the q8c order
+					for i := range 8 {
+						src, lo, hi := block[from+i*64:from+i*64+64], nibbles[i*128:i*128+64], nibbles[i*128+64:i*128+128]
+						for c, v := range src {
+							lo[c], hi[c] = v&15, v>>4
+						}
+					}
+					for i := range count {
+						r := r0 + i
+						var dot [TileN]int32
+						dotU8I8(&dot, x[r*ldx+p:r*ldx+min(k, p+BlockK)], nibbles[:])
+						rest := 8 * sums[r*ldsums+p/BlockK]
+						for c, d := range dot {
+							dots[i][c] += d - rest
+						}
 					}
 				}
-				var scales [TileN]float32
-				for c := range scales {
-					scales[c] = pack.HalfToFloat(binary.LittleEndian.Uint16(block[512+2*c:]))
-				}
-				for i := range count {
-					r := r0 + i
-					var dot [TileN]int32
-					dotU8I8(&dot, x[r*ldx+b*BlockK:r*ldx+min(k, (b+1)*BlockK)], nibbles[:])
-					rest := 8 * sums[r*ldsums+b]
-					for c := range dot {
-						acc[i][c] += float32(dot[c]-rest) * scales[c]
+				for c := range TileN {
+					scale := pack.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:]))
+					for i := range count {
+						acc[i][c] += float32(dots[i][c]) * scale
 					}
 				}
 			}

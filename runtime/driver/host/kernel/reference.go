@@ -13,7 +13,13 @@ import (
 func Reference() *Set {
 	return &Set{
 		Name: "reference", TileStep: 1,
-		MatMulF32: refMatMulF32, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums, MatMulQ4B32: refMatMulQ4B32,
+		MatMulF32: refMatMulF32, MatMulBF16: refMatMulBF16, MatMulQ8C: refMatMulQ8C, BlockSums: blockSums,
+		MatMulQ4B32: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+			refMatMulQ4(BlockK, y, ldy, x, ldx, xscale, w, m, k, n)
+		},
+		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+			refMatMulQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
+		},
 		QuantRows: refQuantRows, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,
@@ -41,14 +47,29 @@ func refMatMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k,
 	}
 }
 
+// brainAt is the place of element p of column j in a w16 weight of k rows.
+func brainAt(p, j, k int) int { return (j/TileN*k+p)*TileN + j%16*2 + j%TileN/16 }
+
+func refMatMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+	for r := range m {
+		for j := range n {
+			sum := 0.0
+			for p := range k {
+				sum += float64(x[r*ldx+p]) * float64(math.Float32frombits(uint32(w[brainAt(p, j, k)])<<16))
+			}
+			y[r*ldy+j] = float32(sum)
+		}
+	}
+}
+
 // q8cTileBytes is the size of one q8c tile of k rows, and the offset of its scales.
 func q8cTileBytes(k int) (bytes, scales int) {
 	scales = (k + 3) / 4 * 4 * TileN
 	return scales + 8*TileN, scales
 }
 
-// q4BlockBytes is the size of one q4b32 block of a tile: nibbles and float16 scales.
-const q4BlockBytes = 512 + 2*TileN
+// q4BlockBytes is the size of a block of a tile of 4-bit weights: nibbles and float16 scales.
+func q4BlockBytes(block int) int { return 16*block + 2*TileN }
 
 func f32at(b []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
@@ -68,21 +89,21 @@ func refMatMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w 
 	}
 }
 
-func refMatMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
-	blocks := (k + BlockK - 1) / BlockK
+func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	blocks, bytes := (k+size-1)/size, q4BlockBytes(size)
 	for r := range m {
 		for j := range n {
-			tile, c := w[j/TileN*blocks*q4BlockBytes:], j%TileN
+			tile, c := w[j/TileN*blocks*bytes:], j%TileN
 			sum := 0.0
 			for b := range blocks {
-				block := tile[b*q4BlockBytes : (b+1)*q4BlockBytes]
+				block := tile[b*bytes : (b+1)*bytes]
 				dot := 0
-				for p := b * BlockK; p < min(k, (b+1)*BlockK); p++ {
-					i := p % BlockK
+				for p := b * size; p < min(k, (b+1)*size); p++ {
+					i := p % size
 					q := block[i/4*64+c%16*4+i%4] >> (c / 16 * 4) & 15
 					dot += (int(x[r*ldx+p]) - 128) * (int(q) - 8)
 				}
-				sum += float64(dot) * float64(pack.HalfToFloat(binary.LittleEndian.Uint16(block[512+2*c:])))
+				sum += float64(dot) * float64(pack.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:])))
 			}
 			y[r*ldy+j] = float32(float64(xscale[r]) * sum)
 		}

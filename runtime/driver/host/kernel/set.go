@@ -22,14 +22,23 @@ import (
 // TileN is the number of columns of one tile of a packed weight.
 const TileN = pack.TileN
 
-// BlockK is the number of consecutive k that share one scale in q4b32.
+// BlockK is the number of consecutive k that share one scale in q4b32, and one of BlockSums.
 const BlockK = pack.BlockK
 
 // EnvVar is the environment variable that forces a kernel set by name, e.g. "portable". It
 // overrules the best set, not an explicit choice of the caller.
 const EnvVar = "HETC_HOST_KERNELS"
 
-// Set is one implementation of every function. m, k, n are always rows, reduction length and
+// Set is one implementation of every function.
+//
+// The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
+// QuantRows, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of 2^-24 of the sum
+// of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32 and MatMulBF16,
+// 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU, Activate and
+// Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
+// a set a result's bits depend neither on the rows nor on the columns computed with it.
+//
+// m, k, n are always rows, reduction length and
 // columns of the call; m may be 0, k and n are at least 1.
 type Set struct {
 	Name string
@@ -55,6 +64,13 @@ type Set struct {
 	// dot_b = sum_{p in b} nibble[p,j] (x[r,p]-128) - 8 sums[r,b] is exact and the sum over blocks is
 	// sequential. w is ceil(n/32) tiles of Kp/32 blocks of 576 bytes: nibbles [8][64], 32 float16 scales.
 	MatMulQ4B32 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
+
+	// MatMulQ4B128 is MatMulQ4B32 for tiles of ceil(k/128) blocks of 2112 bytes: nibbles [32][64], 32 float16
+	// scales. sums are the same, one for each 32.
+	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
+
+	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
+	MatMulBF16 func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int)
 
 	// QuantRows quantises each row: scale[r] = absmax/127 (0 for a zero row),
 	// y[r,c] = 128 + clamp(roundHalfEven(x[r,c]/scale[r]), -127, 127), 128 throughout when scale[r] is 0.
@@ -150,7 +166,10 @@ func AttentionScratch(heads, headDim int) int {
 }
 
 // Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
-// then vector sets.
+// then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
+// avx2), "avxvnni" (8-bit and 4-bit products with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
+// with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
+// because quantised weights are what machines are short of time for.
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
 // Best returns the fastest set this machine can run.

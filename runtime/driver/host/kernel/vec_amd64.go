@@ -1,23 +1,33 @@
 package kernel
 
 import (
+	"encoding/binary"
+
 	"golang.org/x/sys/cpu"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/pack"
 )
 
 //go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
+//go:generate go run -C gen . -tier avxvnni -out ../vec_avxvnni_amd64.s -stubs ../vec_avxvnni_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
 // vectorSets returns the sets of vector instructions that this CPU has, slowest first.
 func vectorSets() []*Set {
-	var sets []*Set
 	c := &cpu.X86
-	if c.HasAVX2 && c.HasFMA && c.HasF16C {
-		sets = append(sets, avx2.set())
-		if c.HasAVX512F && c.HasAVX512BW && c.HasAVX512VL && c.HasAVX512DQ && c.HasAVX512VNNI {
-			sets = append(sets, avx512vnni.set())
+	if !c.HasAVX2 || !c.HasFMA || !c.HasF16C {
+		return nil
+	}
+	wide := c.HasAVX512F && c.HasAVX512BW && c.HasAVX512VL && c.HasAVX512DQ
+	var sets []*Set
+	for _, t := range []struct {
+		tier tier
+		has  bool
+	}{{avx2, true}, {avx512, wide}, {avxvnni, c.HasAVXVNNI}, {avx512vnni, wide && c.HasAVX512VNNI}} {
+		if t.has {
+			sets = append(sets, t.tier.set())
 		}
 	}
 	return sets
@@ -28,15 +38,26 @@ func vectorSets() []*Set {
 type tier int
 
 const (
-	avx2 tier = iota
-	avx512vnni
+	avx2       tier = iota // with FMA and F16C
+	avx512                 // float32 products twice as wide, the others as avx2
+	avxvnni                // AVX-VNNI: 8-bit and 4-bit products without detours, the others as avx2
+	avx512vnni             // all products twice as wide
 )
+
+// wide tells whether float32 products use 512-bit registers.
+func (t tier) wide() bool { return t == avx512 || t == avx512vnni }
 
 // set starts from the portable functions and replaces what the tier has.
 func (t tier) set() *Set {
 	s := Portable()
-	s.Name = map[tier]string{avx2: "avx2", avx512vnni: "avx512vnni"}[t]
-	s.MatMulF32, s.MatMulQ8C, s.MatMulQ4B32 = t.matMulF32, t.matMulQ8C, t.matMulQ4B32
+	s.Name = [...]string{avx2: "avx2", avx512: "avx512", avxvnni: "avxvnni", avx512vnni: "avx512vnni"}[t]
+	s.MatMulF32, s.MatMulBF16, s.MatMulQ8C = t.matMulF32, t.matMulBF16, t.matMulQ8C
+	s.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+		t.matMulQ4(BlockK, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	}
+	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
+	}
 	s.BlockSums, s.QuantRows, s.Norm, s.LayerNorm = vecBlockSums, vecQuantRows, vecNorm, vecLayerNorm
 	s.GLU, s.Activate, s.Softcap, s.Gate, s.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
 	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
@@ -48,12 +69,13 @@ func (t tier) set() *Set {
 
 // The row counts of one call of a matrix kernel, limited by registers.
 const (
-	maxRows    = 12
-	mostF32    = 3
-	mostQ8C    = 2
-	mostQ4     = 2
-	most512    = 12
-	mostQ4x512 = 6
+	maxRows     = 12
+	mostF32     = 3
+	mostQ8C     = 2
+	mostQ8CVNNI = 3
+	mostQ4      = 2
+	most512     = 12
+	mostQ4x512  = 6
 )
 
 // share is how many of left rows the next call takes: as few calls as possible, of nearly equal size,
@@ -63,11 +85,12 @@ func share(left, most int) int {
 	return (left + calls - 1) / calls
 }
 
-func (t tier) most(small, large int) int {
-	if t == avx512vnni {
-		return large
+// mostF32 is the number of rows of a float32 product.
+func (t tier) mostF32() int {
+	if t.wide() {
+		return most512
 	}
-	return small
+	return mostF32
 }
 
 // prefetchBytes is how far ahead of its use a weight is asked for. The hardware prefetcher stops at page ends.
@@ -106,7 +129,7 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	// The assembly trusts its arguments: their ends must exist.
 	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
 	var out [maxRows * TileN]float32
-	most := t.most(mostF32, most512)
+	most := t.mostF32()
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
@@ -123,7 +146,33 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	}
 }
 
-// matMulQ8C of avx2 wants activations of 1..255, which is what QuantRows makes.
+func (t tier) matMulBF16(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
+	var out [maxRows * TileN]float32
+	most := t.mostF32()
+	calls := (m + most - 1) / most
+	for j := 0; j < n; j += TileN {
+		cols := min(TileN, n-j)
+		for r, call := 0, 0; r < m; call++ {
+			rows := share(m-r, most)
+			dst, ld := output(y, ldy, r, j, cols, &out)
+			ahead, stride := fetch(2*k*TileN, k, call, calls, j+TileN >= n)
+			if t.wide() {
+				bf16Rows512(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+			} else {
+				bf16Rows256(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w[j*k], ahead, stride)
+			}
+			if cols < TileN {
+				copyColumns(y, ldy, r, j, cols, rows, &out)
+			}
+			r += rows
+		}
+	}
+}
+
 func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
 	if m == 0 {
 		return
@@ -139,7 +188,7 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 			last[i] = 128
 		}
 	}
-	most := t.most(mostQ8C, most512)
+	most := [...]int{avx2: mostQ8C, avx512: mostQ8C, avxvnni: mostQ8CVNNI, avx512vnni: most512}[t]
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
@@ -153,9 +202,12 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
 			ahead, stride := fetch(bytes, (k+3)/4, call, calls, j+TileN >= n)
-			if t == avx512vnni {
+			switch t {
+			case avx512vnni:
 				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
-			} else {
+			case avxvnni:
+				q8cRowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
+			default:
 				q8cRows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
 			}
 			if cols < TileN {
@@ -166,29 +218,37 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 	}
 }
 
-func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
+// matMulQ4 is the product of 4-bit weights in blocks of block rows, BlockK or pack.Block128.
+func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
 	if m == 0 {
 		return
 	}
-	blocks := (k + BlockK - 1) / BlockK
-	bytes := blocks * q4BlockBytes
-	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+blocks-1], w[(n+TileN-1)/TileN*bytes-1]
+	blocks, full := (k+block-1)/block, k/block
+	bytes := blocks * q4BlockBytes(block)
+	_, _, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], sums[(m-1)*ldsums+(k+BlockK-1)/BlockK-1], w[(n+TileN-1)/TileN*bytes-1]
 	if whole := n &^ (TileN - 1); t == avx512vnni && m >= panelRows && whole > 0 {
-		matMulQ4Panels(y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
+		matMulQ4Panels(block, y, ldy, x, ldx, xscale, w[:whole/TileN*bytes], m, k, whole)
 		if y, w, n = y[whole:], w[whole/TileN*bytes:], n-whole; n == 0 {
 			return
 		}
 	}
 	var out [maxRows * TileN]float32
-	var last [mostQ4x512 * BlockK]uint8 // the k%32 last activations of each row
+	var last [mostQ4x512 * pack.Block128]uint8 // the k%block last activations of each row
 	var tail *uint8
-	if k%BlockK != 0 {
+	pitch := block
+	if k%block != 0 {
 		tail = &last[0]
 		for i := range last {
 			last[i] = 128
 		}
+		if t != avx512vnni && block != BlockK {
+			pitch += 4 * block / BlockK // their sums follow
+		}
 	}
-	most := t.most(mostQ4, mostQ4x512)
+	most := mostQ4
+	if t == avx512vnni {
+		most = mostQ4x512
+	}
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
@@ -197,15 +257,32 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 			rows := share(m-r, most)
 			if tail != nil {
 				for i := range rows {
-					copy(last[BlockK*i:BlockK*(i+1)], x[(r+i)*ldx+k/BlockK*BlockK:(r+i)*ldx+k])
+					row := last[pitch*i : pitch*(i+1)]
+					copy(row[:block], x[(r+i)*ldx+full*block:(r+i)*ldx+k])
+					for b := range (pitch - block) / 4 {
+						sum := int32(0)
+						if p := full*block/BlockK + b; p*BlockK < k {
+							sum = sums[(r+i)*ldsums+p]
+						}
+						binary.LittleEndian.PutUint32(row[block+4*b:], uint32(sum))
+					}
 				}
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			ahead, stride := fetch(bytes, 8*blocks, call, calls, j+TileN >= n)
-			if t == avx512vnni {
-				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, ahead, stride, &xscale[r])
-			} else {
-				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, k/BlockK, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+			ahead, stride := fetch(bytes, block/4*blocks, call, calls, j+TileN >= n)
+			switch long := block != BlockK; {
+			case t == avx512vnni && long:
+				q4x128Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r])
+			case t == avx512vnni:
+				q4Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r])
+			case t == avxvnni && long:
+				q4x128RowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+			case t == avxvnni:
+				q4RowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+			case long:
+				q4x128Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
+			default:
+				q4Rows256(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r], &sums[r*ldsums], 4*ldsums)
 			}
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)
@@ -216,37 +293,42 @@ func (t tier) matMulQ4B32(y []float32, ldy int, x []uint8, ldx int, xscale []flo
 }
 
 const (
-	panelRows   = 7 // rows from which unpacking a weight beforehand pays
-	panelBlocks = 16
-	panelBlock  = 1280 // bytes of an unpacked block
-	cacheLine   = 64
+	panelRows  = 7         // rows from which unpacking a weight beforehand pays
+	panelBytes = 16 * 1280 // of unpacked blocks
+	cacheLine  = 64
 )
 
-// matMulQ4Panels is matMulQ4B32 for n a multiple of TileN: a panel of each tile is unpacked once for all rows.
-func matMulQ4Panels(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
-	var space [panelBlocks*panelBlock + cacheLine]byte
+// matMulQ4Panels is matMulQ4 for n a multiple of TileN: a panel of each tile is unpacked once for all rows.
+func matMulQ4Panels(block int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	long := block != BlockK
+	panelBlock := TileN*block + 8*TileN // bytes of an unpacked block
+	var space [panelBytes + cacheLine]byte
 	panel := space[-mem.Address(space[:])&(cacheLine-1):] // crossing lines costs a third of the speed
-	var last [most512 * BlockK]uint8                      // the k%32 last activations of each row
+	var last [most512 * pack.Block128]uint8               // the k%block last activations of each row
 	for i := range last {
 		last[i] = 128
 	}
 	var around [(most512 + 1) * TileN]float32
 	sums := around[-mem.Address(mem.Bytes(around[:]))&(cacheLine-1)/4:]
-	blocks, full := (k+BlockK-1)/BlockK, k/BlockK
+	blocks, full, step := (k+block-1)/block, k/block, panelBytes/panelBlock
 	calls := (m + most512 - 1) / most512
 	at := 0
 	for j := 0; j < n; j += TileN {
 		for r := range m {
 			clear(y[r*ldy+j : r*ldy+j+TileN])
 		}
-		for b := 0; b < blocks; b += panelBlocks {
-			count := min(panelBlocks, blocks-b)
-			whole := min(count, full-b) // blocks with 32 activations: all, or all but the last
-			q4Unpack512(&panel[0], &w[at], count)
-			next := at + count*q4BlockBytes
+		for b := 0; b < blocks; b += step {
+			count := min(step, blocks-b)
+			whole := min(count, full-b) // blocks with all activations: all, or all but the last
+			if long {
+				q4x128Unpack512(&panel[0], &w[at], count)
+			} else {
+				q4Unpack512(&panel[0], &w[at], count)
+			}
+			next := at + count*q4BlockBytes(block)
 			for r, call := 0, 0; r < m; call++ {
 				rows := share(m-r, most512)
-				ahead, stride := fetch(count*q4BlockBytes, 8*count, call, calls, next == len(w))
+				ahead, stride := fetch(count*q4BlockBytes(block), block/4*count, call, calls, next == len(w))
 				var scale, wholeScale *float32
 				if b+count == blocks {
 					scale = &xscale[r]
@@ -255,13 +337,21 @@ func matMulQ4Panels(y []float32, ldy int, x []uint8, ldx int, xscale []float32, 
 					wholeScale = scale
 				}
 				if whole > 0 {
-					q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*BlockK], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+					if long {
+						q4x128Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+					} else {
+						q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &x[r*ldx+b*block], ldx, whole, &panel[0], &w[at], ahead, stride, wholeScale)
+					}
 				}
 				if whole < count {
 					for i := range rows {
-						copy(last[BlockK*i:BlockK*(i+1)], x[(r+i)*ldx+full*BlockK:(r+i)*ldx+k])
+						copy(last[block*i:block*(i+1)], x[(r+i)*ldx+full*block:(r+i)*ldx+k])
 					}
-					q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], BlockK, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+					if long {
+						q4x128Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+					} else {
+						q4Panel512(rows, &y[r*ldy+j], 4*ldy, &sums[0], &last[0], block, 1, &panel[whole*panelBlock], &w[at], 0, 0, scale)
+					}
 				}
 				r += rows
 			}

@@ -113,7 +113,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 // lines calls f for all rows and heads in groups of n that are evenly spaced: along the heads of a row,
 // or along the rows where there are more of them. (nextRow, nextHead) is the way from one to the next.
 func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
-	most := t.most(mostF32, most512)
+	most := t.mostF32()
 	if heads >= rows {
 		for r := range rows {
 			for h := 0; h < heads; {
@@ -135,7 +135,7 @@ func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
 
 // rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
 func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride int) {
-	if t == avx512vnni {
+	if t.wide() {
 		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
 	} else {
 		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
@@ -144,7 +144,7 @@ func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *flo
 
 // addF32 adds to n lines of y 32 columns of x w, w [k] rows ldw apart; strides are in elements.
 func (t tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ldw int) {
-	if t == avx512vnni {
+	if t.wide() {
 		f32Add512(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
 	} else {
 		f32Add256(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)

@@ -5,21 +5,34 @@
 package kernel
 
 // q8cRows256 computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's
-// activations (1..255); tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.
+// activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.
 //
 //go:noescape
 func q8cRows256(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
 // q4Rows256 computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's
-// activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.
+// activations, sums their sums over each 32; tail is nil or [rows][32] more activations, padded with 128.
+// Strides are in bytes.
 //
 //go:noescape
 func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
+
+// q4x128Rows256 computes rows (1..2) rows of one q4b128 tile into y [rows][32]. x holds 128*blocks of each row's
+// activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations
+// padded with 128 and four int32 sums. Strides are in bytes.
+//
+//go:noescape
+func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
 
 // f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.
 //
 //go:noescape
 func f32Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
+
+// bf16Rows256 computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.
+//
+//go:noescape
+func bf16Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)
 
 // f32Add256 adds the product of rows (1..3) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.
 //
@@ -36,15 +49,15 @@ func maxAbs256(x *float32, n int) uint32
 //go:noescape
 func quant256(y *uint8, x *float32, n int, scale float32)
 
-// sumSquares256 returns the sum of squares of x in float64. n is a multiple of 16.
+// sumSquares256 returns the sum of squares of x-mean in float64. n is a multiple of 16.
 //
 //go:noescape
-func sumSquares256(x *float32, n int) float64
+func sumSquares256(x *float32, n int, mean float64) float64
 
-// norm256 computes gain*float32(float64(x)*inverse). n is a multiple of 16.
+// norm256 computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.
 //
 //go:noescape
-func norm256(y *float32, x *float32, gain *float32, n int, inverse float64)
+func norm256(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)
 
 // add256 computes a+b. n is a multiple of 16.
 //

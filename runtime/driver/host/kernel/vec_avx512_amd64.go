@@ -16,10 +16,21 @@ func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tai
 //go:noescape
 func q4Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
-// q4Unpack512 unpacks blocks of a q4b32 tile for q4Panel512, 1280 bytes each.
+// q4x128Rows512 computes rows (1..6) rows of one q4b128 tile into y [rows][32]. x holds 128*blocks of each row's
+// activations; tail is nil or [rows][128] more of them, padded with 128. Strides are in bytes.
+//
+//go:noescape
+func q4x128Rows512(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
+
+// q4Unpack512 unpacks blocks of a q4b32 tile for the kernel of panels, 1280 bytes each.
 //
 //go:noescape
 func q4Unpack512(panel *uint8, w *uint8, blocks int)
+
+// q4x128Unpack512 unpacks blocks of a q4b128 tile for the kernel of panels, 4352 bytes each.
+//
+//go:noescape
+func q4x128Unpack512(panel *uint8, w *uint8, blocks int)
 
 // q4Panel512 adds the product of rows (1..12) rows of x, 32*blocks activations each, with unpacked blocks to y
 // [rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides
@@ -28,10 +39,22 @@ func q4Unpack512(panel *uint8, w *uint8, blocks int)
 //go:noescape
 func q4Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
+// q4x128Panel512 adds the product of rows (1..12) rows of x, 128*blocks activations each, with unpacked blocks to y
+// [rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides
+// are in bytes.
+//
+//go:noescape
+func q4x128Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
+
 // f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.
 //
 //go:noescape
 func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
+
+// bf16Rows512 computes rows (1..12) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.
+//
+//go:noescape
+func bf16Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)
 
 // f32Add512 adds the product of rows (1..12) rows of x [rows][k] with w [k][32] to y [rows][32]. Strides are in bytes.
 //

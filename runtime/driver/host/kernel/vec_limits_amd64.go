@@ -6,13 +6,21 @@ import "encoding/binary"
 const (
 	peakI8Turn512, peakF32Turn512 = 24 * 64, 24 * 16
 	peakI8Turn256, peakF32Turn256 = 8 * 32, 12 * 8
+	peakI8TurnVNNI                = 12 * 32
 )
 
 func (t tier) peakI8(ops int64) int64 {
-	if t == avx512vnni {
+	switch t {
+	case avx512vnni:
 		return counted(ops, 2*peakI8Turn512, func(turns int) int64 {
 			var sum [64]byte
 			peakI8x512(turns, &sum[0])
+			return integers(sum[:])
+		})
+	case avxvnni:
+		return counted(ops, 2*peakI8TurnVNNI, func(turns int) int64 {
+			var sum [32]byte
+			peakI8xVNNI(turns, &sum[0])
 			return integers(sum[:])
 		})
 	}
@@ -24,7 +32,7 @@ func (t tier) peakI8(ops int64) int64 {
 }
 
 func (t tier) peakF32(ops int64) int64 {
-	if t == avx512vnni {
+	if t.wide() {
 		return counted(ops, 2*peakF32Turn512, func(turns int) int64 {
 			var sum [64]byte
 			peakF32x512(turns, &sum[0])
@@ -44,7 +52,7 @@ func (t tier) stream(b []byte) uint64 {
 		return stream(b)
 	}
 	rest := stream(b[turns*streams*line:])
-	if t == avx512vnni {
+	if t.wide() {
 		return rest + stream512(&b[0], turns, turns*line)
 	}
 	return rest + stream256(&b[0], turns, turns*line)

@@ -22,6 +22,12 @@ func peakF32x512(turns int, sum *byte)
 //go:noescape
 func peakI8x256(turns int, sum *byte)
 
+// peakI8xVNNI does turns (at least 1) times as many multiply-adds by VPDPBUSD on 32-byte registers as it has accumulators,
+// and stores at sum a register whose elements add up to the number done.
+//
+//go:noescape
+func peakI8xVNNI(turns int, sum *byte)
+
 // peakF32x256 does turns (at least 1) times as many multiply-adds by VFMADD on 32-byte registers as it has accumulators,
 // and stores at sum a register whose elements add up to the number done.
 //

@@ -237,6 +237,96 @@ turn:
 	VZEROUPPER
 	RET
 
+// func peakI8xVNNI(turns int, sum *byte)
+// Requires: AVX, AVX2
+TEXT ·peakI8xVNNI(SB), NOSPLIT, $0-16
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y9, Y9, Y9
+	VPXOR        Y10, Y10, Y10
+	VPXOR        Y11, Y11, Y11
+	MOVL         $0x01010101, AX
+	VMOVD        AX, X14
+	VPBROADCASTD X14, Y14
+	VMOVDQA      Y14, Y15
+	MOVL         $0x00010001, AX
+	VMOVD        AX, X13
+	VPBROADCASTD X13, Y13
+	MOVQ         turns+0(FP), AX
+
+turn:
+	// VPDPBUSD Y14, Y15, Y0
+	BYTE $0xc4
+	LONG $0xc65005c2
+
+	// VPDPBUSD Y14, Y15, Y1
+	BYTE $0xc4
+	LONG $0xce5005c2
+
+	// VPDPBUSD Y14, Y15, Y2
+	BYTE $0xc4
+	LONG $0xd65005c2
+
+	// VPDPBUSD Y14, Y15, Y3
+	BYTE $0xc4
+	LONG $0xde5005c2
+
+	// VPDPBUSD Y14, Y15, Y4
+	BYTE $0xc4
+	LONG $0xe65005c2
+
+	// VPDPBUSD Y14, Y15, Y5
+	BYTE $0xc4
+	LONG $0xee5005c2
+
+	// VPDPBUSD Y14, Y15, Y6
+	BYTE $0xc4
+	LONG $0xf65005c2
+
+	// VPDPBUSD Y14, Y15, Y7
+	BYTE $0xc4
+	LONG $0xfe5005c2
+
+	// VPDPBUSD Y14, Y15, Y8
+	BYTE $0xc4
+	LONG $0xc6500542
+
+	// VPDPBUSD Y14, Y15, Y9
+	BYTE $0xc4
+	LONG $0xce500542
+
+	// VPDPBUSD Y14, Y15, Y10
+	BYTE $0xc4
+	LONG $0xd6500542
+
+	// VPDPBUSD Y14, Y15, Y11
+	BYTE    $0xc4
+	LONG    $0xde500542
+	DECQ    AX
+	JNZ     turn
+	VPADDD  Y1, Y0, Y0
+	VPADDD  Y2, Y0, Y0
+	VPADDD  Y3, Y0, Y0
+	VPADDD  Y4, Y0, Y0
+	VPADDD  Y5, Y0, Y0
+	VPADDD  Y6, Y0, Y0
+	VPADDD  Y7, Y0, Y0
+	VPADDD  Y8, Y0, Y0
+	VPADDD  Y9, Y0, Y0
+	VPADDD  Y10, Y0, Y0
+	VPADDD  Y11, Y0, Y0
+	MOVQ    sum+8(FP), AX
+	VMOVDQU Y0, (AX)
+	VZEROUPPER
+	RET
+
 // func peakF32x256(turns int, sum *byte)
 // Requires: AVX, AVX2, FMA3
 TEXT ·peakF32x256(SB), NOSPLIT, $0-16

@@ -51,12 +51,12 @@ func vecNorm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps flo
 	gain = gain[:n]
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		sum := sumSquares256(&row[0], whole)
+		sum := sumSquares256(&row[0], whole, 0)
 		for _, v := range row[whole:] {
 			sum += float64(v) * float64(v)
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		norm256(&out[0], &row[0], &gain[0], whole, inv)
+		norm256(&out[0], &row[0], &gain[0], whole, 0, inv)
 		for c := whole; c < n; c++ {
 			out[c] = gain[c] * float32(float64(row[c])*inv)
 		}
@@ -73,18 +73,16 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
 		mean := mean(row)
-		for c, v := range row {
-			out[c] = float32(float64(v) - mean)
-		}
-		sum := sumSquares256(&out[0], whole)
-		for _, v := range out[whole:] {
-			sum += float64(v) * float64(v)
+		sum := sumSquares256(&row[0], whole, mean)
+		for _, v := range row[whole:] {
+			d := float64(v) - mean
+			sum += d * d
 		}
 		inv := rootInverse(sum/float64(n) + eps)
-		norm256(&out[0], &out[0], &gain[0], whole, inv)
+		norm256(&out[0], &row[0], &gain[0], whole, mean, inv)
 		add256(&out[0], &out[0], &bias[0], whole)
 		for c := whole; c < n; c++ {
-			out[c] = gain[c]*float32(float64(out[c])*inv) + bias[c]
+			out[c] = gain[c]*float32((float64(row[c])-mean)*inv) + bias[c]
 		}
 	}
 }

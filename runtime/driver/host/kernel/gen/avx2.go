@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -19,8 +21,10 @@ func zero256(v ...reg.VecPhysical) {
 
 func avx2() {
 	q8cRows256()
-	q4Rows256()
+	q4Rows256("q4Rows256", 32, false)
+	q4Rows256("q4x128Rows256", 128, false)
 	f32Rows256()
+	bf16Rows256()
 	f32Add256()
 	vectors256()
 	attention256()
@@ -35,19 +39,20 @@ func const32(name string, v uint32) Mem {
 	return m
 }
 
-// q8cRows256: |w| (u8) times sign(w)*a (s8) pairwise to 16 bit, which cannot saturate because both
-// magnitudes are at most 127 (a = u-128, u >= 1), then to 32 bit. No column sums are needed.
+// q8cRows256: |a| (u8) times sign(a)*w (s8) pairwise to 16 bit, then to 32 bit. a = u-128 may be -128, whose
+// magnitude is 128 as u8; w is at most 127 in magnitude, so that neither its negative nor a sum of two
+// products (2*128*127) leaves its type. No column sums are needed.
 func q8cRows256() {
 	const most = 2
 	TEXT("q8cRows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
 	Doc("q8cRows256 computes rows (1..2) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
-		"activations (1..255); tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
+		"activations; tail is nil or [rows][4] more of them, padded with 128. Strides are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label("q8c", m)
 		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
-		a := []reg.VecPhysical{y[8], y[9]}
-		w, abs, t, ones, c80 := y[10], y[11], y[12], y[13], y[14]
+		a, abs := []reg.VecPhysical{y[8], y[9]}, []reg.VecPhysical{y[10], y[15]}
+		w, t, ones, c80 := y[11], y[12], y[13], y[14]
 		x := newRows(m)
 		p, n, tail, wp := GP64(), GP64(), GP64(), GP64()
 		Load(Param("x"), p)
@@ -70,14 +75,14 @@ func q8cRows256() {
 			for r := range m {
 				VPBROADCASTD(x.at(r, 4*i), a[r])
 				VPXOR(c80, a[r], a[r])
+				VPABSB(a[r], abs[r])
 			}
 			fetch.step(2)
 			for q := range 4 {
 				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
-				VPABSB(w, abs)
 				for r := range m {
-					VPSIGNB(w, a[r], t)
-					VPMADDUBSW(t, abs, t)
+					VPSIGNB(a[r], w, t)
+					VPMADDUBSW(t, abs[r], t)
 					VPMADDWD(ones, t, t)
 					VPADDD(t, acc(r, q), acc(r, q))
 				}
@@ -86,14 +91,7 @@ func q8cRows256() {
 			x.advance(4 * c)
 			ADDQ(I32(128*c), wp)
 		})
-		TESTQ(tail, tail)
-		JZ(LabelRef(id + "_sum"))
-		MOVQ(tail, p)
-		XORQ(tail, tail)
-		MOVQ(I32(1), n)
-		MOVQ(I32(4), x.ld)
-		JMP(LabelRef(id + "_start"))
-		Label(id + "_sum")
+		again(id, tail, p, n, x, 4)
 		out, ldy, scale := GP64(), GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
@@ -116,20 +114,50 @@ func q8cRows256() {
 	})
 }
 
-// q4Rows256: nibbles (u8) times a = u-128 (s8) pairwise to 16 bit; the 8 steps of a block stay within
-// 16 bit (8*2*15*128 = 30720). One half of each 64-byte row at a time, which is columns 0-7 and 16-23,
-// then 8-15 and 24-31.
-func q4Rows256() {
+// again runs a kernel's loop, which began at id_start, once more for one step over the little matrix tail, rows of
+// pitch bytes, unless tail is nil.
+func again(id string, tail, p, n reg.GPVirtual, x rows, pitch int, more ...func()) {
+	TESTQ(tail, tail)
+	JZ(LabelRef(id + "_sum"))
+	MOVQ(tail, p)
+	XORQ(tail, tail)
+	MOVQ(I32(1), n)
+	MOVQ(I32(pitch), x.ld)
+	for _, f := range more {
+		f()
+	}
+	JMP(LabelRef(id + "_start"))
+	Label(id + "_sum")
+}
+
+// q4Rows256: nibbles (u8) times a = u-128 (s8), in steps of 32 rows of the weight: pairwise to 16 bit, where the 8
+// quarters of a step stay within 16 bit (8*2*15*128 = 30720), or with VNNI straight to 32 bit. One half of each
+// 64-byte row at a time, which is columns 0-7 and 16-23, then 8-15 and 24-31. block is the number of rows
+// that share a scale.
+func q4Rows256(name string, block int, vnni bool) {
 	const most = 2
-	f0 := const32("nibbles256", 0x0f0f0f0f)
-	c80 := const32("signs256", 0x80808080)
-	one := const32("ones256", 0x00010001)
-	TEXT("q4Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)")
-	Doc("q4Rows256 computes rows (1..2) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
-		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
+	f0 := const32(name+"F0", 0x0f0f0f0f)
+	c80 := const32(name+"C80", 0x80808080)
+	var one Mem
+	if !vnni {
+		one = const32(name+"One", 0x00010001)
+	}
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)")
+	doc := []string{
+		fmt.Sprintf("%s computes rows (1..2) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
+		fmt.Sprintf("activations, sums their sums over each 32; tail is nil or [rows][%d] more activations, padded with 128.", block),
+		"Strides are in bytes.",
+	}
+	pitch := block
+	if block == 128 {
+		doc[1] = "activations, sums their sums over each 32; tail is nil or the rows of one more block, each 128 activations"
+		doc[2] = "padded with 128 and four int32 sums. Strides are in bytes."
+		pitch = 144
+	}
+	Doc(doc...)
 	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("q4", m)
+		id := label(name, m)
 		facc := func(r, q int) reg.VecPhysical { return y[4*r+q] } // 8 columns each
 		iacc := func(r, h int) reg.VecPhysical { return y[8+2*r+h] }
 		w, nib, a, t := y[12], y[13], y[14], y[15]
@@ -146,7 +174,7 @@ func q4Rows256() {
 		zero256(y[:4*m]...)
 		Label(id + "_start")
 		x.set(p)
-		steps(id, n, 1, func(int) {
+		step := func(scales Mem) {
 			for half := range 2 {
 				for r := range m {
 					zero256(iacc(r, 0), iacc(r, 1))
@@ -162,15 +190,21 @@ func q4Rows256() {
 					for r := range m {
 						VPBROADCASTD(x.at(r, 4*k4), a)
 						VPXOR(c80, a, a)
-						VPMADDUBSW(a, nib, t)
-						VPADDW(t, iacc(r, 0), iacc(r, 0))
-						VPMADDUBSW(a, w, t)
-						VPADDW(t, iacc(r, 1), iacc(r, 1))
+						for h, v := range []reg.VecPhysical{nib, w} {
+							if vnni {
+								dotVEX(a, v, iacc(r, h))
+								continue
+							}
+							VPMADDUBSW(a, v, t)
+							VPADDW(t, iacc(r, h), iacc(r, h))
+						}
 					}
 				}
 				// dot = sum - 8*sums[b]; scales of columns 8*half and 16+8*half
-				VCVTPH2PS(Mem{Base: wp, Disp: 512 + 16*half}, w)
-				VCVTPH2PS(Mem{Base: wp, Disp: 544 + 16*half}, nib)
+				low, high := scales, scales
+				low.Disp, high.Disp = scales.Disp+16*half, scales.Disp+32+16*half
+				VCVTPH2PS(low, w)
+				VCVTPH2PS(high, nib)
 				for r := range m {
 					if r == 0 {
 						VPBROADCASTD(Mem{Base: sums}, a)
@@ -179,26 +213,42 @@ func q4Rows256() {
 					}
 					VPSLLD(I8(3), a, a)
 					for h, s := range []reg.VecPhysical{w, nib} {
-						VPMADDWD(one, iacc(r, h), t)
-						VPSUBD(a, t, t)
+						if vnni {
+							VPSUBD(a, iacc(r, h), t)
+						} else {
+							VPMADDWD(one, iacc(r, h), t)
+							VPSUBD(a, t, t)
+						}
 						VCVTDQ2PS(t, t)
 						VFMADD231PS(s, t, facc(r, 2*h+half))
 					}
 				}
 			}
-		}, func(c int) {
-			x.advance(32 * c)
-			ADDQ(I32(576*c), wp)
-			ADDQ(I32(4*c), sums)
-		})
-		TESTQ(tail, tail)
-		JZ(LabelRef(id + "_sum"))
-		MOVQ(tail, p)
-		XORQ(tail, tail)
-		MOVQ(I32(1), n)
-		MOVQ(I32(32), x.ld)
-		JMP(LabelRef(id + "_start"))
-		Label(id + "_sum")
+		}
+		if block == 32 {
+			steps(id, n, 1, func(int) { step(Mem{Base: wp, Disp: 512}) }, func(c int) {
+				x.advance(32 * c)
+				ADDQ(I32(576*c), wp)
+				ADDQ(I32(4*c), sums)
+			})
+			again(id, tail, p, n, x, pitch)
+		} else {
+			scales := GP64()
+			steps(id, n, 1, func(int) {
+				LEAQ(Mem{Base: wp, Disp: 2048}, scales)
+				Label(id + "_quarter")
+				step(Mem{Base: scales})
+				x.advance(32)
+				ADDQ(I32(512), wp)
+				ADDQ(I32(4), sums)
+				CMPQ(wp, scales)
+				JNE(LabelRef(id + "_quarter"))
+			}, func(int) { ADDQ(I32(64), wp) })
+			again(id, tail, p, n, x, pitch, func() {
+				LEAQ(Mem{Base: p, Disp: 128}, sums)
+				MOVQ(x.ld, ldsums)
+			})
+		}
 		out, ldy, scale := GP64(), GP64(), GP64()
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
@@ -251,6 +301,63 @@ func f32Rows256() {
 		}, func(c int) {
 			x.advance(4 * c)
 			ADDQ(I32(128*c), w)
+		})
+		out, ldy := GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			for q := range 4 {
+				VMOVUPS(acc(r, q), Mem{Base: out, Disp: 32 * q})
+			}
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// bf16Rows256 is f32Rows256 for a w16 tile: a 32-bit word holds a column in its upper half and the column 16
+// before it in its lower one, either of which becomes float32 with one instruction.
+func bf16Rows256() {
+	const most = 3
+	upper := const32("brainUpper256", 0xffff0000)
+	TEXT("bf16Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
+	Doc("bf16Rows256 computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("bf16", m)
+		acc := func(r, q int) reg.VecPhysical { return y[4*r+q] }
+		a, v := y[12:15], y[15]
+		x := newRows(m)
+		p, n, w := GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("k"), n)
+		Load(Param("w"), w)
+		fetch := newFetcher(w)
+		zero256(y[:4*m]...)
+		x.set(p)
+		steps(id, n, 2, func(i int) {
+			for r := range m {
+				VBROADCASTSS(x.at(r, 4*i), a[r])
+			}
+			fetch.step(1)
+			for q := range 4 { // columns from 8*q
+				VMOVDQU(Mem{Base: w, Disp: 64*i + q%2*32}, v)
+				if q < 2 {
+					VPSLLD(I8(16), v, v)
+				} else {
+					VPAND(upper, v, v)
+				}
+				for r := range m {
+					VFMADD231PS(v, a[r], acc(r, q))
+				}
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(64*c), w)
 		})
 		out, ldy := GP64(), GP64()
 		Load(Param("y"), out)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -21,10 +23,14 @@ func zero512(v ...reg.VecPhysical) {
 
 func avx512() {
 	q8cRows512()
-	q4Rows512()
-	q4Unpack512()
-	q4Panel512()
+	q4Rows512("q4Rows512", 32)
+	q4Rows512("q4x128Rows512", 128)
+	q4Unpack512("q4Unpack512", 32)
+	q4Unpack512("q4x128Unpack512", 128)
+	q4Panel512("q4Panel512", 32)
+	q4Panel512("q4x128Panel512", 128)
 	f32Rows512()
+	bf16Rows512()
 	f32Add512()
 }
 
@@ -76,14 +82,7 @@ func q8cRows512() {
 			ADDQ(I32(128*c), w)
 		})
 		// The tail is one more step over its own little matrix.
-		TESTQ(tail, tail)
-		JZ(LabelRef(id + "_sum"))
-		MOVQ(tail, p)
-		XORQ(tail, tail)
-		MOVQ(I32(1), n)
-		MOVQ(I32(4), x.ld)
-		JMP(LabelRef(id + "_start"))
-		Label(id + "_sum")
+		again(id, tail, p, n, x, 4)
 		for s := 1; s < sets; s++ {
 			for r := range m {
 				VPADDD(acc(s, r, 0), acc(0, r, 0), acc(0, r, 0))
@@ -122,15 +121,16 @@ func q8cRows512() {
 // q4Rows512: nibbles become 16*(nibble-8) as int8 with two or three instructions a register, the
 // activations stay u8, and the term 128*sum(nibble-8) is one more row of constant activations. So
 // each block costs the same few instructions whatever the number of rows, and block sums of the
-// activations are not needed. The factor 16 is taken out at the end, where it is exact.
-func q4Rows512() {
+// activations are not needed. The factor 16 is taken out at the end, where it is exact. block is the number of rows of the
+// weight that share a scale.
+func q4Rows512(name string, block int) {
 	const most = 6
-	TEXT("q4Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
-	Doc("q4Rows512 computes rows (1..6) rows of one q4b32 tile into y [rows][32]. x holds 32*blocks of each row's",
-		"activations; tail is nil or [rows][32] more of them, padded with 128. Strides are in bytes.")
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
+	Doc(fmt.Sprintf("%s computes rows (1..6) rows of one q4b%d tile into y [rows][32]. x holds %d*blocks of each row's", name, block, block),
+		fmt.Sprintf("activations; tail is nil or [rows][%d] more of them, padded with 128. Strides are in bytes.", block))
 	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("q4", m)
+		id := label(name, m)
 		facc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		iacc := func(r, half int) reg.VecPhysical { return z[12+2*r+half] }
 		n0, n1, lo, hi, b, c80, cF0 := z[24], z[25], z[26], z[27], z[28], z[30], z[31]
@@ -158,26 +158,30 @@ func q4Rows512() {
 			for r := range m {
 				zero512(iacc(r, 0), iacc(r, 1))
 			}
-			for k4 := range 8 {
-				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
-				fetch.step(1)
-				VPSLLD(I8(4), hi, lo)
-				VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
-				VPTERNLOGD(U8(0x6a), c80, cF0, hi)
-				VPDPBUSD(lo, c80, n0)
-				VPDPBUSD(hi, c80, n1)
-				for r := range m {
-					v := b
-					if r%2 == 1 {
-						v = b2
+			inSteps(id, block, func() {
+				for k4 := range 8 {
+					VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+					fetch.step(1)
+					VPSLLD(I8(4), hi, lo)
+					VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
+					VPTERNLOGD(U8(0x6a), c80, cF0, hi)
+					VPDPBUSD(lo, c80, n0)
+					VPDPBUSD(hi, c80, n1)
+					for r := range m {
+						v := b
+						if r%2 == 1 {
+							v = b2
+						}
+						VPBROADCASTD(x.at(r, 4*k4), v)
+						VPDPBUSD(lo, v, iacc(r, 0))
+						VPDPBUSD(hi, v, iacc(r, 1))
 					}
-					VPBROADCASTD(x.at(r, 4*k4), v)
-					VPDPBUSD(lo, v, iacc(r, 0))
-					VPDPBUSD(hi, v, iacc(r, 1))
 				}
-			}
-			VCVTPH2PS(Mem{Base: w, Disp: 512}, lo)
-			VCVTPH2PS(Mem{Base: w, Disp: 544}, hi)
+				x.advance(32)
+				ADDQ(I32(512), w)
+			})
+			VCVTPH2PS(Mem{Base: w}, lo)
+			VCVTPH2PS(Mem{Base: w, Disp: 32}, hi)
 			for r := range m {
 				VPSUBD(n0, iacc(r, 0), iacc(r, 0))
 				VPSUBD(n1, iacc(r, 1), iacc(r, 1))
@@ -186,18 +190,8 @@ func q4Rows512() {
 				VFMADD231PS(lo, iacc(r, 0), facc(r, 0))
 				VFMADD231PS(hi, iacc(r, 1), facc(r, 1))
 			}
-		}, func(c int) {
-			x.advance(32 * c)
-			ADDQ(I32(576*c), w)
-		})
-		TESTQ(tail, tail)
-		JZ(LabelRef(id + "_sum"))
-		MOVQ(tail, p)
-		XORQ(tail, tail)
-		MOVQ(I32(1), n)
-		MOVQ(I32(32), x.ld)
-		JMP(LabelRef(id + "_start"))
-		Label(id + "_sum")
+		}, func(int) { ADDQ(I32(64), w) })
+		again(id, tail, p, n, x, block)
 		y, ldy, scale := GP64(), GP64(), GP64()
 		Load(Param("y"), y)
 		Load(Param("ldy"), ldy)
@@ -221,14 +215,26 @@ func q4Rows512() {
 	})
 }
 
-// panelBlock is the size of an unpacked q4b32 block: [8][32][4] int8 of 16*(nibble-8), the first value of
-// each column's sum as int32 (it takes 128 off each activation), and the column scales over 16.
-const panelBlock = 1024 + 128 + 128
+// inSteps emits a loop that runs body for each 32 of block rows.
+func inSteps(id string, block int, body func()) {
+	if block == 32 {
+		body()
+		return
+	}
+	left := GP64()
+	MOVQ(I32(block/32), left)
+	Label(id + "_step")
+	body()
+	DECQ(left)
+	JNZ(LabelRef(id + "_step"))
+}
 
-// q4Unpack512 is worth its while from about 7 rows on.
-func q4Unpack512() {
-	TEXT("q4Unpack512", NOSPLIT, "func(panel *uint8, w *uint8, blocks int)")
-	Doc("q4Unpack512 unpacks blocks of a q4b32 tile for q4Panel512, 1280 bytes each.")
+// q4Unpack512 is worth its while from about 7 rows on. An unpacked block is [block/4][32][4] int8 of
+// 16*(nibble-8), the first value of each column's sum as int32 (it takes 128 off each activation), and the
+// column scales over 16.
+func q4Unpack512(name string, block int) {
+	TEXT(name, NOSPLIT, "func(panel *uint8, w *uint8, blocks int)")
+	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for the kernel of panels, %d bytes each.", name, block, 32*block+256))
 	Pragma("noescape")
 	n0, n1, lo, hi, c80, cF0, sixteenth := z[0], z[1], z[2], z[3], z[4], z[5], z[6]
 	panel, w, n := GP64(), GP64(), GP64()
@@ -244,27 +250,31 @@ func q4Unpack512() {
 	VPBROADCASTD(t, sixteenth)
 	steps("unpack", n, 1, func(int) {
 		zero512(n0, n1)
-		for k4 := range 8 {
-			VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
-			VPSLLD(I8(4), hi, lo)
-			VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
-			VPTERNLOGD(U8(0x6a), c80, cF0, hi)
-			VPDPBUSD(lo, c80, n0)
-			VPDPBUSD(hi, c80, n1)
-			VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
-			VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
-		}
+		inSteps("unpack", block, func() {
+			for k4 := range 8 {
+				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+				VPSLLD(I8(4), hi, lo)
+				VPTERNLOGD(U8(0x6a), c80, cF0, lo) // (lo & f0) ^ 80
+				VPTERNLOGD(U8(0x6a), c80, cF0, hi)
+				VPDPBUSD(lo, c80, n0)
+				VPDPBUSD(hi, c80, n1)
+				VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
+				VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
+			}
+			ADDQ(I32(512), w)
+			ADDQ(I32(1024), panel)
+		})
 		for i, v := range []reg.VecPhysical{n0, n1} {
 			zero512(lo)
 			VPSUBD(v, lo, v)
-			VMOVDQU64(v, Mem{Base: panel, Disp: 1024 + 64*i})
-			VCVTPH2PS(Mem{Base: w, Disp: 512 + 32*i}, lo)
+			VMOVDQU64(v, Mem{Base: panel, Disp: 64 * i})
+			VCVTPH2PS(Mem{Base: w, Disp: 32 * i}, lo)
 			VMULPS(sixteenth, lo, lo)
-			VMOVUPS(lo, Mem{Base: panel, Disp: 1152 + 64*i})
+			VMOVUPS(lo, Mem{Base: panel, Disp: 128 + 64*i})
 		}
-	}, func(c int) {
-		ADDQ(I32(576*c), w)
-		ADDQ(I32(panelBlock*c), panel)
+	}, func(int) {
+		ADDQ(I32(64), w)
+		ADDQ(I32(256), panel)
 	})
 	VZEROUPPER()
 	RET()
@@ -272,15 +282,15 @@ func q4Unpack512() {
 
 // q4Panel512 keeps the float sums in memory, which leaves all registers to 12 rows of integer sums: in a
 // dense scratch, because rows of y are often a multiple of 4 KiB apart, where loads wait for unrelated stores.
-func q4Panel512() {
+func q4Panel512(name string, block int) {
 	const most = 12
-	TEXT("q4Panel512", NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
-	Doc("q4Panel512 adds the product of rows (1..12) rows of x, 32*blocks activations each, with unpacked blocks to y",
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)")
+	Doc(fmt.Sprintf("%s adds the product of rows (1..12) rows of x, %d*blocks activations each, with unpacked blocks to y", name, block),
 		"[rows][32], and multiplies y by xscale unless that is nil. sums is scratch [rows][32]. w is the base of ahead. Strides",
 		"are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
-		id := label("panel", m)
+		id := label(name, m)
 		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
 		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
 		x := newRows(m)
@@ -304,25 +314,29 @@ func q4Panel512() {
 		Load(Param("blocks"), n)
 		Load(Param("panel"), panel)
 		steps(id, n, 1, func(int) {
-			VMOVDQU64(Mem{Base: panel, Disp: 1024}, w0)
-			VMOVDQU64(Mem{Base: panel, Disp: 1088}, w1)
+			VMOVDQU64(Mem{Base: panel, Disp: 32 * block}, w0)
+			VMOVDQU64(Mem{Base: panel, Disp: 32*block + 64}, w1)
 			for r := range m {
 				VMOVDQA64(w0, acc(r, 0))
 				VMOVDQA64(w1, acc(r, 1))
 			}
-			for k4 := range 8 {
-				VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
-				VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
-				fetch.step(1)
-				for r := range m {
-					b := a[r%4]
-					VPBROADCASTD(x.at(r, 4*k4), b)
-					VPDPBUSD(w0, b, acc(r, 0))
-					VPDPBUSD(w1, b, acc(r, 1))
+			inSteps(id, block, func() {
+				for k4 := range 8 {
+					VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
+					VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
+					fetch.step(1)
+					for r := range m {
+						b := a[r%4]
+						VPBROADCASTD(x.at(r, 4*k4), b)
+						VPDPBUSD(w0, b, acc(r, 0))
+						VPDPBUSD(w1, b, acc(r, 1))
+					}
 				}
-			}
-			VMOVUPS(Mem{Base: panel, Disp: 1152}, w0)
-			VMOVUPS(Mem{Base: panel, Disp: 1216}, w1)
+				x.advance(32)
+				ADDQ(I32(1024), panel)
+			})
+			VMOVUPS(Mem{Base: panel, Disp: 128}, w0)
+			VMOVUPS(Mem{Base: panel, Disp: 192}, w1)
 			for r := range m {
 				for h, s := range []reg.VecPhysical{w0, w1} {
 					d := acc(r, h)
@@ -331,10 +345,7 @@ func q4Panel512() {
 					VMOVUPS(d, sum(r, h))
 				}
 			}
-		}, func(c int) {
-			x.advance(32 * c)
-			ADDQ(I32(panelBlock*c), panel)
-		})
+		}, func(int) { ADDQ(I32(256), panel) })
 		Load(Param("xscale"), p)
 		Load(Param("y"), out)
 		Load(Param("ldy"), ldy)
@@ -390,6 +401,59 @@ func f32Rows512() {
 		}, func(c int) {
 			x.advance(4 * c)
 			ADDQ(I32(128*c), w)
+		})
+		y, ldy := GP64(), GP64()
+		Load(Param("y"), y)
+		Load(Param("ldy"), ldy)
+		for r := range m {
+			VMOVUPS(acc(r, 0), Mem{Base: y})
+			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// bf16Rows512 is f32Rows512 for a w16 tile: a 32-bit word holds a column in its upper half and the column 16
+// before it in its lower one, either of which becomes float32 with one instruction.
+func bf16Rows512() {
+	const most = 12
+	TEXT("bf16Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16, ahead int, stride int)")
+	Doc("bf16Rows512 computes rows (1..12) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("bf16", m)
+		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
+		upper, w0, w1, a := z[25], z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
+		x := newRows(m)
+		p, n, w := GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("k"), n)
+		Load(Param("w"), w)
+		fetch := newFetcher(w)
+		t := GP32()
+		MOVL(U32(0xffff0000), t)
+		VPBROADCASTD(t, upper)
+		zero512(z[:2*m]...)
+		x.set(p)
+		steps(id, n, 4, func(i int) {
+			VMOVDQU64(Mem{Base: w, Disp: 64 * i}, w1)
+			VPSLLD(I8(16), w1, w0)
+			VPANDD(upper, w1, w1)
+			fetch.step(1)
+			for r := range m {
+				b := a[r%4]
+				VBROADCASTSS(x.at(r, 4*i), b)
+				VFMADD231PS(w0, b, acc(r, 0))
+				VFMADD231PS(w1, b, acc(r, 1))
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(64*c), w)
 		})
 		y, ldy := GP64(), GP64()
 		Load(Param("y"), y)

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	tier := flag.String("tier", "", "instruction set: avx512 or avx2; or peak, the loops they are measured against")
+	tier := flag.String("tier", "", "instruction set: avx2, avxvnni or avx512; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -25,6 +25,8 @@ func main() {
 		avx2()
 	case "peak":
 		peak()
+	case "avxvnni":
+		avxvnni()
 	default:
 		log.Fatalf("unknown tier %q", *tier)
 	}

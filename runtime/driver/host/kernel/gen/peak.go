@@ -18,6 +18,7 @@ func peak() {
 		VPMADDWD(y[13], t, t)
 		VPADDD(t, y[i], y[i])
 	}, bytes256, sumI32x256)
+	peakLoop("peakI8xVNNI", "VPDPBUSD on 32-byte registers", 12, func(i int) { dotVEX(y[14], y[15], y[i]) }, bytes256, sumI32x256)
 	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) }, floats256, sumF32x256)
 	stream512()
 	stream256()

@@ -134,12 +134,16 @@ func quant256() {
 }
 
 func sumSquares256() {
-	function("sumSquares256", "(x *float32, n int) float64", "returns the sum of squares of x in float64. n is a multiple of 16.")
+	function("sumSquares256", "(x *float32, n int, mean float64) float64", "returns the sum of squares of x-mean in float64. n is a multiple of 16.")
 	x, n := param("x"), param("n")
+	s, _ := Param("mean").Resolve()
+	mean := y[8]
+	VBROADCASTSD(s.Addr, mean)
 	zero256(y[0:4]...)
 	along("sum", n, 64, []reg.GPVirtual{x}, func() {
 		for i := range 4 {
 			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[4+i])
+			VSUBPD(mean, y[4+i], y[4+i])
 			VFMADD231PD(y[4+i], y[4+i], y[i])
 		}
 	})
@@ -155,14 +159,18 @@ func sumSquares256() {
 }
 
 func norm256() {
-	function("norm256", "(y *float32, x *float32, gain *float32, n int, inverse float64)", "computes gain*float32(float64(x)*inverse). n is a multiple of 16.")
+	function("norm256", "(y *float32, x *float32, gain *float32, n int, mean float64, inverse float64)", "computes gain*float32((x-mean)*inverse), the parentheses in float64. n is a multiple of 16.")
 	out, x, gain, n := param("y"), param("x"), param("gain"), param("n")
 	s, _ := Param("inverse").Resolve()
-	VBROADCASTSD(s.Addr, y[4])
+	c, _ := Param("mean").Resolve()
+	inverse, mean := y[4], y[5]
+	VBROADCASTSD(s.Addr, inverse)
+	VBROADCASTSD(c.Addr, mean)
 	along("norm", n, 64, []reg.GPVirtual{out, x, gain}, func() {
 		for i := range 4 {
 			VCVTPS2PD(Mem{Base: x, Disp: 16 * i}, y[i])
-			VMULPD(y[4], y[i], y[i])
+			VSUBPD(mean, y[i], y[i])
+			VMULPD(inverse, y[i], y[i])
 		}
 		for i := range 4 {
 			v := y[i].AsX()

@@ -1,0 +1,112 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func avxvnni() {
+	q8cRowsVNNI()
+	q4Rows256("q4RowsVNNI", 32, true)
+	q4Rows256("q4x128RowsVNNI", 128, true)
+}
+
+// dotVEX is VPDPBUSD with 256-bit registers in the encoding of AVX-VNNI, which Go's assembler lacks: it adds to acc
+// the products of the bytes of u8, unsigned, and s8, in fours.
+func dotVEX(s8, u8, acc reg.VecPhysical) {
+	number := func(v reg.VecPhysical) uint32 {
+		for i, w := range y {
+			if v == w {
+				return uint32(i)
+			}
+		}
+		panic("not a register of AVX")
+	}
+	s, u, d := number(s8), number(u8), number(acc)
+	Comment("VPDPBUSD " + s8.Asm() + ", " + u8.Asm() + ", " + acc.Asm())
+	emit := func(opcode string, v Op) {
+		Instruction(&ir.Instruction{Opcode: opcode, Operands: []Op{v}})
+	}
+	emit("BYTE", U8(0xc4))
+	emit("LONG", U32(
+		^d>>3<<7&0x80|0x40|^s>>3<<5&0x20|2| // no extension of the fields, map 0F38
+			(^u<<3&0x78|4|1)<<8| // 256 bits, prefix 66
+			0x50<<16|
+			(0xc0|d&7<<3|s&7)<<24))
+}
+
+// q8cRowsVNNI is q8cRows512 in half the register width: the activations stay u8, and 128 times the column sums
+// is taken off at the end.
+func q8cRowsVNNI() {
+	const most = 3
+	TEXT("q8cRowsVNNI", NOSPLIT, "func(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)")
+	Doc("q8cRowsVNNI computes rows (1..3) rows of one q8c tile into y [rows][32]. x holds 4*steps of each row's",
+		"activations; tail is nil or [rows][4] more of them. Strides are in bytes.")
+	Pragma("noescape")
+	dispatch(most, func(m int) {
+		id := label("q8c", m)
+		sets := 1
+		if m == 1 {
+			sets = 3 // so that the instruction's latency does not show
+		}
+		acc := func(set, r, q int) reg.VecPhysical { return y[(set*m+r)*4+q] }
+		a, w := y[12:15], y[15]
+		x := newRows(m)
+		p, n, tail, wp := GP64(), GP64(), GP64(), GP64()
+		Load(Param("x"), p)
+		Load(Param("ldx"), x.ld)
+		Load(Param("steps"), n)
+		Load(Param("tail"), tail)
+		Load(Param("w"), wp)
+		fetch := newFetcher(wp)
+		zero256(y[:4*m*sets]...)
+		Label(id + "_start")
+		x.set(p)
+		steps(id, n, max(sets, 2), func(i int) {
+			for r := range m {
+				VPBROADCASTD(x.at(r, 4*i), a[r])
+			}
+			fetch.step(2)
+			for q := range 4 {
+				VMOVDQU(Mem{Base: wp, Disp: 128*i + 32*q}, w)
+				for r := range m {
+					dotVEX(w, a[r], acc(i%sets, r, q))
+				}
+			}
+		}, func(c int) {
+			x.advance(4 * c)
+			ADDQ(I32(128*c), wp)
+		})
+		again(id, tail, p, n, x, 4)
+		for s := 1; s < sets; s++ {
+			for q := range 4 {
+				VPADDD(acc(s, 0, q), acc(0, 0, q), acc(0, 0, q))
+			}
+		}
+		// y = float32(acc - 128*colsum) * (xscale*scale)
+		out, ldy, scale := GP64(), GP64(), GP64()
+		Load(Param("y"), out)
+		Load(Param("ldy"), ldy)
+		Load(Param("xscale"), scale)
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, a[0])
+			for q := range 4 {
+				d := acc(0, r, q)
+				VMOVDQU(Mem{Base: wp, Disp: 128 + 32*q}, w)
+				VPSLLD(I8(7), w, w)
+				VPSUBD(w, d, d)
+				VCVTDQ2PS(d, d)
+				VMULPS(Mem{Base: wp, Disp: 32 * q}, a[0], w)
+				VMULPS(w, d, d)
+				VMOVUPS(d, Mem{Base: out, Disp: 32 * q})
+			}
+			if r < m-1 {
+				ADDQ(ldy, out)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
