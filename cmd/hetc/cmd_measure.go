@@ -149,20 +149,20 @@ func readWorkload(path string) (*solver.Workload, error) {
 	return solver.ReadWorkload(path)
 }
 
-// parseBudget reads the value of --budget; "" is none.
-func parseBudget(text string) (time.Duration, error) {
+// parseTime reads the value of a flag; "" is none.
+func parseTime(flag, text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil
 	}
 	sec, err := unit.ParseSeconds(text)
 	if err != nil || sec <= 0 {
-		return 0, diag.New(diag.ClassUsage, "--budget %q: want a time such as 60s or 10m", text)
+		return 0, diag.New(diag.ClassUsage, "--%s %q: want a time such as 60s or 10m", flag, text)
 	}
 	return time.Duration(min(float64(sec)*float64(time.Second), math.MaxInt64/2)), nil
 }
 
 func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
-	budget, err := parseBudget(o.budget)
+	budget, err := parseTime("budget", o.budget)
 	if err != nil {
 		return err
 	}

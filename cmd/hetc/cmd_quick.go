@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,7 +66,7 @@ use; --trust DIR/local.pub is what hetrun wants.
 					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).WithHint("add --prompt TEXT, or leave it out")
 				}
 			}
-			if _, err := parseBudget(o.budget); err != nil {
+			if _, err := parseTime("budget", o.budget); err != nil {
 				return err
 			}
 			q := &quick{s: s, o: &o}
@@ -157,17 +156,13 @@ func (q *quick) run(ctx context.Context) error {
 			return err
 		}
 	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s --prompt TEXT\n", app, program("hetrun"), quote(app), quote(key+".pub"))
+	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s --prompt TEXT\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"))
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
 // step shows a command and runs it in this process.
 func (q *quick) step(ctx context.Context, args ...string) error {
-	words := make([]string, len(args))
-	for i, a := range args {
-		words[i] = quote(a)
-	}
-	q.s.Printf("$ %s %s\n", program("hetc"), strings.Join(words, " "))
+	q.s.Printf("$ %s %s\n", program("hetc"), cli.Quote(args...))
 	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
 	var result bytes.Buffer
 	if sub.JSON {
@@ -258,17 +253,7 @@ func (q *quick) current(plan, app string, m *models.Model) bool {
 // program is how the user calls a program that lies beside this one.
 func program(name string) string {
 	if dir, _ := filepath.Split(os.Args[0]); dir != "" {
-		return quote(filepath.Join(dir, name))
+		return cli.Quote(filepath.Join(dir, name))
 	}
 	return name
-}
-
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
-
-// quote writes a word so that a shell reads it back.
-func quote(word string) string {
-	if plainWord.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

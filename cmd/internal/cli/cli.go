@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -189,6 +190,19 @@ func visible(text string) string {
 		b.WriteRune(r)
 	}
 	return b.String()
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
+
+// Quote writes the words of a command line so that a shell reads them back.
+func Quote(words ...string) string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		if out[i] = w; !plainWord.MatchString(w) {
+			out[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(out, " ")
 }
 
 // wayOut is the hint of an error that brings none.

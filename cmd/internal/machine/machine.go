@@ -32,10 +32,10 @@ func FreeMemory() int64 {
 	return free
 }
 
-func meminfo(key string) int64 { return memoryField("/proc/meminfo", key) }
+func meminfo(key string) int64 { return MemoryField("/proc/meminfo", key) }
 
-// memoryField reads a line such as "MemTotal: 123 kB" of a file of the proc file system.
-func memoryField(path, key string) int64 {
+// MemoryField reads a line such as "MemTotal: 123 kB" of a file of the proc file system.
+func MemoryField(path, key string) int64 {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0
@@ -51,11 +51,11 @@ func memoryField(path, key string) int64 {
 }
 
 // addressSpaceUsed is what an address space limit counts.
-func addressSpaceUsed() int64 { return memoryField("/proc/self/status", "VmSize:") }
+func addressSpaceUsed() int64 { return MemoryField("/proc/self/status", "VmSize:") }
 
 // PeakMemory is the most memory the process has had resident so far, mapped files included, in bytes; 0 where the
 // system does not say.
-func PeakMemory() int64 { return memoryField("/proc/self/status", "VmHWM:") }
+func PeakMemory() int64 { return MemoryField("/proc/self/status", "VmHWM:") }
 
 // containerMemory is what is left of the control group's limit, 0 where there is none.
 func containerMemory() int64 {
@@ -109,6 +109,14 @@ func Busy(during time.Duration) (busy, stolen float64, ok bool) {
 	}
 	total := float64(after.total - before.total)
 	return 1 - float64(after.idle-before.idle)/total, float64(after.stolen-before.stolen) / total, true
+}
+
+// Used is the processor time that all processes together, and the host of a virtual machine, have used on all
+// cores since the machine started; ok is false where the system does not say.
+func Used() (used time.Duration, ok bool) {
+	t, ok := cpuTimes()
+	const tick = 10 * time.Millisecond // of every Linux that tells user space
+	return time.Duration(t.total-t.idle) * tick, ok
 }
 
 // ticks are clock ticks of all cores since the machine started.

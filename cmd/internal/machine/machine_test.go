@@ -23,6 +23,12 @@ func TestThisMachine(t *testing.T) {
 	if busy, stolen, ok := Busy(50 * time.Millisecond); ok && (busy < 0 || busy > 1 || stolen < 0 || stolen > 1) {
 		t.Errorf("busy %v, stolen %v", busy, stolen)
 	}
+	before, ok := Used()
+	for began := time.Now(); time.Since(began) < 100*time.Millisecond; { // this is use
+	}
+	if after, known := Used(); ok && (!known || after-before < 20*time.Millisecond) {
+		t.Errorf("busy for 100 ms: used %v, %v", after-before, known)
+	}
 	if n, ok := DiskSpace(t.TempDir()); !ok || n < 0 {
 		t.Errorf("disk space %d, %v", n, ok)
 	}
@@ -45,7 +51,7 @@ func TestFields(t *testing.T) {
 	}
 	info := write("meminfo", "MemTotal:       24 kB\nMemAvailable: 7 kB\nBroken: x kB\nHuge: 99999999999999 kB\nCut:\n")
 	for key, want := range map[string]int64{"MemTotal:": 24 << 10, "MemAvailable:": 7 << 10, "Broken:": 0, "Huge:": 0, "Cut:": 0, "None:": 0} {
-		if got := memoryField(info, key); got != want {
+		if got := MemoryField(info, key); got != want {
 			t.Errorf("%s %d, want %d", key, got, want)
 		}
 	}

@@ -24,6 +24,8 @@ type timing struct {
 	PrefillTPS float64             `json:"prefill_tokens_per_s"`
 	DecodeTPS  float64             `json:"decode_tokens_per_s"`
 	PredictUS  map[string]float64  `json:"predicted_us,omitempty"`
+	Prefills   []float64           `json:"prefill_samples_us"` // of every round
+	Decodes    []float64           `json:"decode_samples_us"`  // of a token, mean of every round
 	Lanes      []laneTime          `json:"lanes"`
 	Account    []kindTime          `json:"account"`
 	Steps      []executor.StepStat `json:"steps"`
@@ -59,6 +61,16 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 	}
 	for _, pr := range p.Predictions {
 		out.PredictUS[pr.Program] = float64(pr.PlanNS) / 1e3
+	}
+	for _, ns := range r.PrefillNS {
+		out.Prefills = append(out.Prefills, float64(ns)/1e3)
+	}
+	for round := range slices.Chunk(r.DecodeNS, max(1, o.gen)) {
+		sum := int64(0)
+		for _, ns := range round {
+			sum += ns
+		}
+		out.Decodes = append(out.Decodes, float64(sum)/1e3/float64(len(round)))
 	}
 	out.Lanes = lanes(out.Steps)
 	out.Account = account(out.Steps)

@@ -1,0 +1,595 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/solver"
+)
+
+type enginesOptions struct {
+	models, formats          []string
+	prompts, cores           []int
+	gen, depth               int
+	rounds, reps             int
+	workload, plan, soc      string
+	memory, work             string
+	text, qualityModel       string
+	out, markdown            string
+	budget, measuring, limit string
+	seed                     uint64
+}
+
+func newBenchEngines(s *cli.Streams) *cobra.Command {
+	var o enginesOptions
+	c := &cobra.Command{
+		Use:   "engines --model DIR [--workload w.yaml | --plan plan.yaml --soc soc.yaml]",
+		Short: "measure hetc against llama.cpp: same weights, same cores, taking turns",
+		Long: `Measures prefill and decode of hetc and of llama.cpp (llama-bench) with the same weights on the same cores. In
+every round each engine measures each task in a fresh process, in random order; shown are medians over
+the processes with 95 % intervals, hetc's ratio to llama.cpp's fastest format in the same rounds, and the
+memory that the processes came to hold. docs/bench.md says how to read it.
+
+Without --plan one is made by the ordinary commands, each shown: probe, profile, solve, emit. The workload
+permits the schemes, all else is the solver's choice; without --workload it permits a8t/q8c, and a8t/q4b32
+for decoding. With --max-memory a second plan is measured that solve was given this bound for: a size, or the
+name of a format, for what llama.cpp needs with it.
+
+With --text the quality of both is measured: mean KL divergence from the same weights in float32, and how
+often the likeliest token is the same. It needs a model with a tokenizer: where --model has none,
+--quality-model names one, for which the same schemes are measured.
+
+llama.cpp is looked for in $HETC_NATIVE_DIR, in .deps/llama.cpp (make deps-bench makes it) and in PATH. --work
+keeps plans, bundles and the other engine's files, and uses those that are there.
+
+` + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "model"); err != nil {
+				return err
+			}
+			b, err := o.validate()
+			if err != nil {
+				return err
+			}
+			b.s = s
+			return b.run(c.Context())
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&o.models, "model", nil, "model directory with weights; several are measured one after the other")
+	f.IntSliceVar(&o.prompts, "prompt-len", []int{256, 1024}, "tokens of the prompts")
+	f.IntVar(&o.gen, "gen", 32, "tokens to decode")
+	f.IntVar(&o.depth, "depth", 256, "tokens in the cache before decoding")
+	f.IntSliceVar(&o.cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
+	f.IntVar(&o.rounds, "rounds", 6, "processes for each engine and task")
+	f.IntVar(&o.reps, "reps", 3, "repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
+	f.StringSliceVar(&o.formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")
+	f.StringVar(&o.workload, "workload", "", "workload that hetc's plan is made for")
+	f.StringVar(&o.plan, "plan", "", "plan to measure instead of making one")
+	f.StringVar(&o.soc, "soc", "", "SoC of the plan")
+	f.StringVar(&o.memory, "max-memory", "", "also measure a plan within this memory: a size such as 700MiB, or a format: what llama.cpp needs with it")
+	f.StringVar(&o.text, "text", "", "text to measure quality on")
+	f.StringVar(&o.qualityModel, "quality-model", "", "model with a tokenizer to measure the schemes' quality with")
+	f.StringVar(&o.work, "work", "", "directory that keeps the files of all steps (default: a temporary one)")
+	f.StringVarP(&o.out, "output", "o", "", "JSON file for everything that was measured")
+	f.StringVar(&o.markdown, "markdown", "", "file for the tables as Markdown")
+	f.StringVar(&o.budget, "budget", "", "time for the rounds of one model; what does not fit is left out, and it says so")
+	f.StringVar(&o.measuring, "profile-budget", "60s", "time to measure operators for a plan")
+	f.StringVar(&o.limit, "timeout", "5m", "time for one process")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of the order of measurements")
+	return c
+}
+
+// enginesBench is one run of the command.
+type enginesBench struct {
+	*enginesOptions
+	s                       *cli.Streams
+	peer                    *engines.LlamaCpp
+	self, dir               string
+	maxBytes                int64  // of --max-memory, where it is a size
+	maxFormat               string // of --max-memory, where it is a format
+	match, profile, timeout time.Duration
+}
+
+func (o *enginesOptions) validate() (*enginesBench, error) {
+	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
+	b := &enginesBench{enginesOptions: o}
+	for _, x := range []struct {
+		name      string
+		got, most int
+	}{{"gen", o.gen, 1 << 20}, {"depth", o.depth, 1 << 20}, {"rounds", o.rounds, 1000}, {"reps", o.reps, 1000}} {
+		if x.got < 1 || x.got > x.most {
+			return nil, usage("--%s %d: want 1 to %d", x.name, x.got, x.most)
+		}
+	}
+	for _, p := range o.prompts {
+		if p < 1 || p > 1<<20 {
+			return nil, usage("--prompt-len %d: want 1 to %d", p, 1<<20)
+		}
+	}
+	if len(o.prompts) == 0 || len(o.formats) == 0 {
+		return nil, usage("--prompt-len or --formats is empty").WithHint("leave it out for the default")
+	}
+	var err error
+	if o.formats, err = noRepeats("formats", o.formats); err != nil {
+		return nil, err
+	}
+	for _, f := range o.formats {
+		if strings.ContainsAny(f, "/\\.- ") || f == "" {
+			return nil, usage("--formats %q: not a format of llama.cpp", f).WithHint("such as Q4_0, Q8_0 or Q4_K_M")
+		}
+	}
+	if o.prompts, err = noRepeats("prompt-len", o.prompts); err != nil {
+		return nil, err
+	}
+	if o.cores, err = noRepeats("cores", o.cores); err != nil {
+		return nil, err
+	}
+	usable, err := engines.Cores()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range o.cores {
+		if !slices.Contains(usable, c) {
+			return nil, usage("--cores %d: this process may use %v", c, usable).WithHint("name some of those")
+		}
+	}
+	if len(o.cores) == 0 {
+		o.cores = usable
+	}
+	switch {
+	case o.plan != "" && o.workload != "":
+		return nil, usage("--plan and --workload exclude each other").WithHint("a plan has been made for a workload")
+	case (o.plan == "") != (o.soc == ""):
+		return nil, usage("--plan and --soc belong together").WithHint("without both a plan is made")
+	case o.plan != "" && len(o.models) != 1:
+		return nil, usage("--plan is for one model, got %d", len(o.models))
+	case o.plan != "" && o.memory != "":
+		return nil, usage("--max-memory makes a second plan, which --plan cannot").WithHint("leave --plan out, or measure the plan of hetc solve --max-memory in a run of its own")
+	case o.qualityModel != "" && o.text == "":
+		return nil, usage("--quality-model needs --text")
+	}
+	if o.memory != "" {
+		if slices.Contains(o.formats, o.memory) {
+			b.maxFormat = o.memory
+		} else if n, err := unit.ParseBytes(o.memory); err == nil && n > 0 {
+			b.maxBytes = int64(n)
+		} else {
+			return nil, usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", o.memory, strings.Join(o.formats, ", "))
+		}
+	}
+	for _, x := range []struct {
+		name, text string
+		to         *time.Duration
+	}{{"budget", o.budget, &b.match}, {"profile-budget", o.measuring, &b.profile}, {"timeout", o.limit, &b.timeout}} {
+		if *x.to, err = parseTime(x.name, x.text); err != nil {
+			return nil, err
+		}
+	}
+	if b.profile == 0 || b.timeout == 0 {
+		return nil, usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
+	}
+	for _, path := range []string{o.out, o.markdown} {
+		if path != "" {
+			if err := wholefile.Writable(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if b.peer, err = engines.FindLlamaCpp(o.text != ""); err != nil {
+		return nil, err
+	}
+	if b.self, err = os.Executable(); err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "bench engines: where is this program: %w", err)
+	}
+	return b, nil
+}
+
+func noRepeats[T comparable](flag string, list []T) ([]T, error) {
+	seen := map[T]bool{}
+	for _, x := range list {
+		if seen[x] {
+			return nil, diag.New(diag.ClassUsage, "--%s names %v twice", flag, x)
+		}
+		seen[x] = true
+	}
+	return list, nil
+}
+
+// tasks are what is measured, in the order of the tables.
+func (b *enginesBench) tasks() []engines.Task {
+	const long = 512 // a process with a long prompt has repetitions within it
+	var out []engines.Task
+	for _, n := range b.prompts {
+		t := engines.Task{Prompt: n, Reps: b.reps}
+		if n > long {
+			t.Reps = 1
+		}
+		out = append(out, t)
+	}
+	return append(out, engines.Task{Depth: b.depth, Gen: b.gen, Reps: b.reps})
+}
+
+// enginesPlan is a plan of hetc that is measured.
+type enginesPlan struct {
+	Form      string                 `json:"form"`
+	Digest    string                 `json:"digest"`
+	Schemes   map[string][]op.Scheme `json:"schemes"` // of matrices, by phase
+	Bytes     int64                  `json:"weight_bytes"`
+	Predicted int64                  `json:"predicted_memory_bytes,omitempty"`
+	MaxMemory int64                  `json:"max_memory_bytes,omitempty"`
+
+	bundle string
+}
+
+// enginesModel is what was found out about one model.
+type enginesModel struct {
+	Name       string            `json:"name"`
+	Parameters int64             `json:"parameters"`
+	Digest     string            `json:"digest"`
+	Stored     string            `json:"stored"` // type of the weights both engines start from
+	Plans      []enginesPlan     `json:"plans"`
+	Match      *engines.Result   `json:"match"`
+	Quality    []engines.Quality `json:"quality,omitempty"`
+	QualityOf  string            `json:"quality_model,omitempty"`
+}
+
+func (b *enginesBench) run(ctx context.Context) error {
+	b.dir = b.work
+	if b.dir == "" {
+		dir, err := os.MkdirTemp("", "hetc-engines")
+		if err != nil {
+			return diag.New(diag.ClassIO, "bench engines: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		b.dir = dir
+	}
+	var list []enginesModel
+	taken := map[string]bool{}
+	for _, path := range b.models {
+		m, err := b.model(ctx, path, taken)
+		if err != nil {
+			return fmt.Errorf("model %q: %w", path, err)
+		}
+		list = append(list, m)
+	}
+	return b.report(list)
+}
+
+// model measures one model.
+func (b *enginesBench) model(ctx context.Context, path string, taken map[string]bool) (r enginesModel, err error) {
+	m, err := models.Open(path)
+	if err != nil {
+		return r, err
+	}
+	defer m.Close()
+	if !m.HasWeights() {
+		return r, diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
+			WithHint("make random ones: hetc models synth %s -o DIR", path)
+	}
+	r.Name, r.Parameters = strings.TrimSuffix(m.Name, ".gguf"), m.Parameters()
+	for n := 2; taken[r.Name]; n++ {
+		r.Name = fmt.Sprintf("%s-%d", strings.TrimSuffix(m.Name, ".gguf"), n)
+	}
+	taken[r.Name] = true
+	dir := filepath.Join(b.dir, r.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return r, diag.New(diag.ClassIO, "bench engines: %w", err)
+	}
+	p, err := b.firstPlan(ctx, dir, path)
+	if err != nil {
+		return r, err
+	}
+	first, err := b.bundle(ctx, dir, path, "plan", p)
+	if err != nil {
+		return r, err
+	}
+	r.Plans, r.Digest = []enginesPlan{first}, p.Model.Digest
+	if r.Stored = string(floatType(m)); r.Stored == "" {
+		return r, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", m.StoredTypes())
+	}
+	peers, err := b.peers(ctx, dir, path, r)
+	if err != nil {
+		return r, err
+	}
+	if b.memory != "" {
+		limited, err := b.limitedPlan(ctx, dir, path, peers)
+		if err != nil {
+			return r, err
+		}
+		r.Plans = append(r.Plans, limited)
+	}
+	var all []engines.Engine
+	for i := range r.Plans {
+		all = append(all, &engines.Hetc{Program: b.self, Bundle: r.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: r.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
+	}
+	const patience = time.Minute
+	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.cores, Rounds: b.rounds, Seed: b.seed, Timeout: b.timeout, Budget: b.match, Patience: patience, Note: b.s.Notef}
+	r.Match, err = match.Play(ctx)
+	return r, err
+}
+
+// floatType is the float type a model's matrices are stored in, "" if they are quantised.
+func floatType(m *models.Model) op.Type {
+	best := op.Type("")
+	for _, t := range m.StoredTypes() {
+		switch t {
+		case op.F32:
+			if len(m.StoredTypes()) == 1 { // else those are its vectors
+				best = t
+			}
+		case op.F16, op.BF16:
+			best = t
+		default:
+			return ""
+		}
+	}
+	return best
+}
+
+// step shows a command of hetc and runs it as a process of its own, so that what it uses is not counted as
+// memory of the processes that are measured.
+func (b *enginesBench) step(ctx context.Context, args ...string) error {
+	b.s.Notef("$ %s %s", program("hetc"), cli.Quote(args...))
+	const most = time.Hour
+	_, err := engines.Run(ctx, engines.Limits{Cores: b.cores, Time: most}, b.self, args...)
+	return err
+}
+
+// firstPlan is the plan that was given, or one that is made.
+func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*planir.Plan, error) {
+	if b.plan != "" {
+		if err := b.step(ctx, "check", b.plan, "--soc", b.soc, "--model", model); err != nil {
+			return nil, err
+		}
+		return plantext.Read(b.plan)
+	}
+	w := filepath.Join(dir, "workload.yaml")
+	if err := b.writeWorkload(w, false); err != nil {
+		return nil, err
+	}
+	if err := b.measure(ctx, dir, model); err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, "plan.yaml")
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "-o", out)...); err != nil {
+		return nil, err
+	}
+	return plantext.Read(out)
+}
+
+func (b *enginesBench) solve(dir, model string) []string {
+	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"), "--model", model}
+}
+
+// writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
+// phases in each, so that one copy of the weights can serve both.
+func (b *enginesBench) writeWorkload(path string, bounded bool) error {
+	w := &solver.Workload{Schema: solver.WorkloadSchema, OutputTokens: b.gen, Context: max(slices.Max(b.prompts), b.depth+b.gen),
+		Schemes: solver.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}}}
+	const largest = 512 // rows of a program: longer prompts come in pieces
+	for n := 64; n <= largest && n <= slices.Max(b.prompts); n *= 2 {
+		w.Buckets = append(w.Buckets, n)
+	}
+	if len(w.Buckets) == 0 {
+		w.Buckets = []int{max(2, slices.Max(b.prompts))}
+	}
+	for _, n := range b.prompts {
+		w.Prompts = append(w.Prompts, solver.Prompt{Tokens: n, Share: 1})
+	}
+	if b.workload != "" {
+		var err error
+		if w, err = solver.ReadWorkload(b.workload); err != nil {
+			return err
+		}
+	}
+	if bounded {
+		both := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode)
+		slices.Sort(both)
+		both = slices.Compact(both)
+		w.Schemes.Prefill, w.Schemes.Decode = both, both
+	}
+	text, err := decode.YAML(*w)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(path, text)
+}
+
+// measure describes the machine and measures the model's operators on it, unless that was done in this folder
+// for the same workloads, by the same program.
+func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
+	soc, rec, both := filepath.Join(dir, "soc.yaml"), filepath.Join(dir, "rec.jsonl"), filepath.Join(dir, "measured.yaml")
+	if err := b.writeWorkload(both, b.memory != ""); err != nil { // all schemes that some plan may use
+		return err
+	}
+	stamp, err := b.stamp(model, both)
+	if err != nil {
+		return err
+	}
+	done := filepath.Join(dir, "measured")
+	if old, err := wholefile.Read(done, 1<<16); err == nil && bytes.Equal(old, stamp) {
+		b.s.Notef("%s: used as it is: the same program has measured the same", rec)
+		return nil
+	}
+	for _, path := range []string{done, rec} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return diag.New(diag.ClassIO, "bench engines: %w", err)
+		}
+	}
+	if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
+		return err
+	}
+	if err := b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", both, "--budget", b.profile.String(), "-o", rec); err != nil {
+		return err
+	}
+	return wholefile.Write(done, stamp)
+}
+
+// stamp says what a record belongs to.
+func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
+	program, err := os.ReadFile(b.self)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "bench engines: %w", err)
+	}
+	text, err := wholefile.Read(workload, 1<<20)
+	if err != nil {
+		return nil, err
+	}
+	model, err = filepath.Abs(model)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "program %x\nmodel %s\nworkload %x\ncores %v\nkernels %s\nbudget %v\n", sha256.Sum256(program), model, sha256.Sum256(text), b.cores, host.Kernels(), b.profile), nil
+}
+
+// limitedPlan makes the plan that has to do with the memory of --max-memory.
+func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers []engines.Engine) (enginesPlan, error) {
+	bytes := b.maxBytes
+	if b.maxFormat != "" {
+		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
+		trial := engines.Match{Engines: peers[i : i+1], Cores: b.cores, Rounds: 1, Seed: b.seed, Timeout: b.timeout, Note: func(string, ...any) {}}
+		for _, t := range b.tasks() {
+			t.Reps = 1
+			trial.Tasks = append(trial.Tasks, t)
+		}
+		r, err := trial.Play(ctx)
+		if err != nil {
+			return enginesPlan{}, err
+		}
+		bytes = r.Peak(peers[i].Name(), b.maxFormat)
+		b.s.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
+	}
+	w, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
+	if err := b.writeWorkload(w, true); err != nil {
+		return enginesPlan{}, err
+	}
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
+		return enginesPlan{}, err
+	}
+	p, err := plantext.Read(out)
+	if err != nil {
+		return enginesPlan{}, err
+	}
+	x, err := b.bundle(ctx, dir, model, "bounded", p)
+	x.Form, x.MaxMemory = fmt.Sprintf("within %v", unit.Bytes(bytes)), bytes
+	return x, err
+}
+
+// bundle emits a plan, unless the bundle with it is there.
+func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *planir.Plan) (enginesPlan, error) {
+	x := enginesPlan{Form: name, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	code, err := planir.Encode(p)
+	if err != nil {
+		return x, err
+	}
+	if x.Digest, err = planir.Digest(p); err != nil {
+		return x, err
+	}
+	for _, d := range p.Decisions {
+		phase := "prefill"
+		if d.Rows == 1 {
+			phase = "decode"
+		}
+		if d.Scheme != "" && !slices.Contains(x.Schemes[phase], d.Scheme) {
+			x.Schemes[phase] = append(x.Schemes[phase], d.Scheme)
+		}
+	}
+	for _, w := range p.Program.WeightBlobs() {
+		x.Bytes += w.Size
+	}
+	if p.Memory != nil {
+		x.Predicted = p.Memory.Total
+	}
+	key := filepath.Join(dir, "local")
+	if _, err := os.Stat(key + ".key"); err != nil {
+		if err := b.step(ctx, "keygen", "--out", key); err != nil {
+			return x, err
+		}
+	}
+	if u, err := bundle.Inspect(x.bundle); err == nil && u.Manifest.Toolchain.Hetc == cli.Version {
+		for _, blob := range u.Manifest.Blobs {
+			if blob.Name == "plan" && blob.SHA256 == sha256.Sum256(code) {
+				return x, nil
+			}
+		}
+	}
+	plan, soc := filepath.Join(dir, name+".yaml"), filepath.Join(dir, "soc.yaml")
+	if b.plan != "" {
+		plan, soc = b.plan, b.soc
+	}
+	return x, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o", x.bundle)
+}
+
+// peers makes llama.cpp's files from the weights as they are stored.
+func (b *enginesBench) peers(ctx context.Context, dir, model string, r enginesModel) ([]engines.Engine, error) {
+	const digits = 12 // of the digest, in names of files
+	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, r.Stored))
+	var out []engines.Engine
+	for _, format := range b.formats {
+		file := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, format))
+		if _, err := os.Stat(file); err != nil {
+			if _, err := os.Stat(float); err != nil {
+				if err := b.step(ctx, "models", "export", model, "--type", r.Stored, "-o", float); err != nil {
+					return nil, err
+				}
+			}
+			b.s.Notef("%s: made by llama-quantize", file)
+			const most = time.Hour
+			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.cores, Time: most}, float, file, format, len(b.cores)); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, b.peer.Engine(file, format))
+	}
+	return out, nil
+}
+
+func (b *enginesBench) report(list []enginesModel) error {
+	env := measuredOn(b.cores)
+	doc := map[string]any{"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.cores, "hetc": cli.Version, "models": list}
+	p := &page{s: b.s}
+	for i := range list {
+		b.show(p, env, &list[i])
+	}
+	if b.markdown != "" {
+		if err := wholefile.Write(b.markdown, []byte(p.md.String())); err != nil {
+			return err
+		}
+	}
+	if b.out != "" {
+		text, err := json.MarshalIndent(doc, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := wholefile.Write(b.out, append(text, '\n')); err != nil {
+			return err
+		}
+	}
+	return b.s.Result(doc)
+}

@@ -1,0 +1,50 @@
+// Package engines knows how hetc and other inference engines are measured against each other: the same
+// weights, the same cores, a fresh process for every measurement, and engines taking turns.
+package engines
+
+import "fmt"
+
+// Task is what one process measures.
+type Task struct {
+	Prompt int `json:"prompt,omitempty"` // tokens of a prefill; 0: decoding is measured
+	Depth  int `json:"depth,omitempty"`  // tokens in the cache before decoding
+	Gen    int `json:"gen,omitempty"`    // tokens decoded one by one
+	Reps   int `json:"reps"`             // repetitions in the process, after one that is not counted
+}
+
+// Phase is "prefill" or "decode".
+func (t Task) Phase() string {
+	if t.Prompt > 0 {
+		return "prefill"
+	}
+	return "decode"
+}
+
+// Tokens is the number of tokens that a repetition computes within its time.
+func (t Task) Tokens() int { return t.Prompt + t.Gen }
+
+func (t Task) String() string {
+	if t.Prompt > 0 {
+		return fmt.Sprintf("prefill %d", t.Prompt)
+	}
+	return fmt.Sprintf("decode %d after %d", t.Gen, t.Depth)
+}
+
+// Engine is one way to execute a model: a program, with the model in one form.
+type Engine interface {
+	// Name is the engine's, "hetc" for this one.
+	Name() string
+	// Form is the model's, such as "Q4_0".
+	Form() string
+	// Command is what measures a task once, on as many threads as given.
+	Command(t Task, threads int) (program string, args []string)
+	// Parse reads what the command printed on its two outputs. Its errors speak of the output only.
+	Parse(t Task, threads int, out, complaints []byte) (Reading, error)
+}
+
+// Reading is what an engine says about its execution of a task.
+type Reading struct {
+	SecondsPerRep []float64 // one for each repetition
+	Version       string
+	Backend       string // the code that computes, such as a kernel set or a library
+}

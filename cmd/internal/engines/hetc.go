@@ -1,0 +1,57 @@
+package engines
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Hetc is this engine: a program that runs bundles, and a bundle.
+type Hetc struct {
+	Program, Bundle, Trust string
+	Of                     string // the form's name
+	Kernels, Release       string // what it says of itself when it runs
+}
+
+func (h *Hetc) Name() string { return "hetc" }
+func (h *Hetc) Form() string { return h.Of }
+
+// Command is hetc run --bench. A decoding process prefills as many tokens as are to be in the cache.
+func (h *Hetc) Command(t Task, _ int) (string, []string) {
+	prompt := t.Prompt
+	if prompt == 0 {
+		prompt = t.Depth
+	}
+	return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--bench", "--json",
+		"--prompt-len", strconv.Itoa(prompt), "--gen", strconv.Itoa(t.Gen), "--rounds", strconv.Itoa(t.Reps)}
+}
+
+func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
+	var doc struct {
+		Simulated bool      `json:"simulated"`
+		PrefillUS []float64 `json:"prefill_samples_us"`
+		DecodeUS  []float64 `json:"decode_samples_us"` // of one token
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: %w%s", err, excerpt(out))
+	}
+	if doc.Simulated {
+		return Reading{}, diag.New(diag.ClassInput, "the plan is for a simulated SoC: its times cannot be compared with measured ones").WithHint("make one for this machine: hetc probe, profile, solve")
+	}
+	samples, tokens := doc.PrefillUS, 1
+	if t.Prompt == 0 {
+		samples, tokens = doc.DecodeUS, t.Gen
+	}
+	if len(samples) != t.Reps {
+		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: got %d samples, want %d", len(samples), t.Reps)
+	}
+	r := Reading{Version: h.Release, Backend: h.Kernels}
+	for i, us := range samples {
+		if !(us > 0) {
+			return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: sample %d is %g us, want a time", i, us)
+		}
+		r.SecondsPerRep = append(r.SecondsPerRep, us*float64(tokens)/1e6)
+	}
+	return r, nil
+}

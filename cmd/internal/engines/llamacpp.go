@@ -1,0 +1,257 @@
+package engines
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// LlamaCpp are the programs of one build of llama.cpp.
+type LlamaCpp struct {
+	Dir string
+}
+
+// Programs of llama.cpp.
+const (
+	llamaBench      = "llama-bench"
+	llamaQuantize   = "llama-quantize"
+	llamaPerplexity = "llama-perplexity"
+)
+
+// EnvDir names a folder that is searched before all others.
+const EnvDir = "HETC_NATIVE_DIR"
+
+// FindLlamaCpp looks for llama-bench in $HETC_NATIVE_DIR, in .deps/llama.cpp of the current folder and
+// beside this executable and its folder, and in PATH. What it needs of the other programs must lie beside it.
+func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
+	var dirs []string
+	if dir := os.Getenv(EnvDir); dir != "" {
+		dirs = append(dirs, dir)
+	}
+	const made = ".deps/llama.cpp"
+	dirs = append(dirs, made)
+	if self, err := os.Executable(); err == nil {
+		at := filepath.Dir(self)
+		dirs = append(dirs, filepath.Join(at, made), filepath.Join(filepath.Dir(at), made))
+	}
+	for _, dir := range dirs {
+		if st, err := os.Stat(filepath.Join(dir, llamaBench)); err == nil && st.Mode().IsRegular() {
+			return complete(dir, perplexity)
+		}
+	}
+	if path, err := exec.LookPath(llamaBench); err == nil {
+		return complete(filepath.Dir(path), perplexity)
+	}
+	return nil, diag.New(diag.ClassUnavailable, "llama.cpp: no %s in %s, nor in PATH", llamaBench, strings.Join(dirs, ", ")).
+		WithHint("make deps-bench fetches and builds it; or set %s to the folder of one that you have", EnvDir)
+}
+
+func complete(dir string, perplexity bool) (*LlamaCpp, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "llama.cpp: %w", err)
+	}
+	need := []string{llamaQuantize}
+	if perplexity {
+		need = append(need, llamaPerplexity)
+	}
+	for _, name := range need {
+		if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
+			return nil, diag.New(diag.ClassUnavailable, "llama.cpp: %s lies in %q without %s", llamaBench, dir, name).
+				WithHint("make deps-bench builds all of them; or set %s to a folder that has them", EnvDir)
+		}
+	}
+	return &LlamaCpp{Dir: dir}, nil
+}
+
+// Quantize makes the file to, in one of llama.cpp's formats, from a GGUF file with float weights, unless it is
+// there. The file appears complete or not at all.
+func (l *LlamaCpp) Quantize(ctx context.Context, lim Limits, from, to, format string, threads int) error {
+	if _, err := os.Stat(to); err == nil {
+		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return diag.New(diag.ClassIO, "quantize: %w", err)
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(to), "."+filepath.Base(to)+".*")
+	if err != nil {
+		return diag.New(diag.ClassIO, "quantize: %w", err)
+	}
+	defer os.RemoveAll(temp)
+	part := filepath.Join(temp, "x.gguf")
+	if _, err := Run(ctx, lim, filepath.Join(l.Dir, llamaQuantize), from, part, format, strconv.Itoa(threads)); err != nil {
+		return fmt.Errorf("make %s of %q: %w", format, filepath.Base(from), err)
+	}
+	if err := os.Rename(part, to); err != nil {
+		return diag.New(diag.ClassIO, "make %s of %q: %w", format, filepath.Base(from), err)
+	}
+	return nil
+}
+
+// Engine is llama.cpp with one file, whose format is given.
+func (l *LlamaCpp) Engine(file, format string) Engine { return &llamaEngine{l, file, format} }
+
+type llamaEngine struct {
+	*LlamaCpp
+	file, format string
+}
+
+func (e *llamaEngine) Name() string { return "llama.cpp" }
+func (e *llamaEngine) Form() string { return e.format }
+
+func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
+	args := []string{"-m", e.file, "-t", strconv.Itoa(threads), "-ngl", "0", "-r", strconv.Itoa(t.Reps), "-o", "json"}
+	if t.Prompt > 0 {
+		args = append(args, "-p", strconv.Itoa(t.Prompt), "-n", "0")
+	} else {
+		args = append(args, "-p", "0", "-n", strconv.Itoa(t.Gen), "-d", strconv.Itoa(t.Depth))
+	}
+	return filepath.Join(e.Dir, llamaBench), args
+}
+
+func (e *llamaEngine) Parse(t Task, threads int, out, complaints []byte) (Reading, error) {
+	return parseLlamaBench(t, threads, out, complaints)
+}
+
+// benchTest is what is read of one test of llama-bench -o json.
+type benchTest struct {
+	Commit    string  `json:"build_commit"`
+	Build     int64   `json:"build_number"`
+	Backends  string  `json:"backends"`
+	Threads   int     `json:"n_threads"`
+	Prompt    int     `json:"n_prompt"`
+	Gen       int     `json:"n_gen"`
+	Depth     int     `json:"n_depth"`
+	SamplesNS []int64 `json:"samples_ns"`
+}
+
+var loadedBackend = regexp.MustCompile(`(?m)^load_backend: loaded CPU backend from (.+)$`)
+
+// parseLlamaBench reads the one test that was asked for. What it does not read may change; what it reads must
+// be what was asked for.
+func parseLlamaBench(t Task, threads int, out, complaints []byte) (Reading, error) {
+	fail := func(format string, args ...any) (Reading, error) {
+		return Reading{}, diag.New(diag.ClassRun, "llama-bench: "+format, args...).WithHint("this version of llama.cpp prints what hetc does not read: make deps-bench fetches one that it does")
+	}
+	var tests []benchTest
+	if err := json.Unmarshal(out, &tests); err != nil {
+		return fail("its output is no list of tests: %w%s", err, excerpt(out))
+	}
+	if len(tests) != 1 {
+		return fail("got %d tests, want 1", len(tests))
+	}
+	b := &tests[0]
+	if b.Prompt != t.Prompt || b.Gen != t.Gen || t.Prompt == 0 && b.Depth != t.Depth || b.Threads != threads {
+		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", b.Prompt, b.Gen, b.Depth, b.Threads, t.Prompt, t.Gen, t.Depth, threads)
+	}
+	if len(b.SamplesNS) != t.Reps {
+		return fail("got %d samples, want %d", len(b.SamplesNS), t.Reps)
+	}
+	r := Reading{Version: label(b.Commit), Backend: label(b.Backends)}
+	if b.Build > 0 {
+		r.Version = strings.TrimSpace(fmt.Sprintf("%s build %d", r.Version, b.Build))
+	}
+	for i, ns := range b.SamplesNS {
+		if ns < 1 {
+			return fail("sample %d is %d ns, want a time", i, ns)
+		}
+		r.SecondsPerRep = append(r.SecondsPerRep, float64(ns)/1e9)
+	}
+	if m := loadedBackend.FindSubmatch(complaints); m != nil {
+		r.Backend = label(filepath.Base(string(m[1])))
+	}
+	return r, nil
+}
+
+// label is a short word of a program's output, fit to be shown.
+func label(text string) string {
+	const most = 80 // bytes
+	text = strings.ToValidUTF8(strings.TrimSpace(text), "?")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}
+
+// excerpt shows the beginning of an output that cannot be read.
+func excerpt(out []byte) string {
+	const first = 200 // bytes
+	out = bytes.TrimSpace(out)
+	if len(out) == 0 {
+		return ": it is empty"
+	}
+	if len(out) > first {
+		out = append(bytes.Clone(out[:first]), "..."...)
+	}
+	return fmt.Sprintf(": it begins with %q", out)
+}
+
+// Quality is how far a form is from the same weights in float32, over the positions of a text.
+type Quality struct {
+	Engine     string  `json:"engine"`
+	Form       string  `json:"form"`
+	Phase      string  `json:"phase,omitempty"` // "" for both
+	MeanKL     float64 `json:"mean_kl"`
+	KLError    float64 `json:"mean_kl_error"` // half of a 95 % interval
+	SameTop    float64 `json:"same_top_token"`
+	Perplexity float64 `json:"perplexity"`
+}
+
+// window is the context of a quality measurement, tokens.
+const window = 256
+
+// Reference writes the logits of a float model over a text, which Compare compares others with.
+func (l *LlamaCpp) Reference(ctx context.Context, lim Limits, file, text, base string, threads int) error {
+	_, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-f", text, "-c", strconv.Itoa(window), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence-base", base)
+	return err
+}
+
+// Compare measures a file against a reference.
+func (l *LlamaCpp) Compare(ctx context.Context, lim Limits, file, format, base string, threads int) (Quality, error) {
+	d, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(window), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
+	if err != nil {
+		return Quality{}, err
+	}
+	return parsePerplexity(format, d.Out)
+}
+
+var perplexityLines = map[string]*regexp.Regexp{
+	"perplexity": regexp.MustCompile(`(?m)^Mean PPL\(Q\)\s*:\s*([0-9.]+)`),
+	"KL":         regexp.MustCompile(`(?m)^Mean\s+KLD:\s*(-?[0-9.]+)\s*±\s*([0-9.]+)`),
+	"top token":  regexp.MustCompile(`(?m)^Same top p:\s*([0-9.]+)`),
+}
+
+func parsePerplexity(format string, out []byte) (Quality, error) {
+	q := Quality{Engine: "llama.cpp", Form: format}
+	read := func(what string, to ...*float64) error {
+		m := perplexityLines[what].FindSubmatch(out)
+		if m == nil {
+			return diag.New(diag.ClassRun, "llama-perplexity: no %s in its output%s", what, excerpt(out))
+		}
+		for i, p := range to {
+			v, err := strconv.ParseFloat(string(m[i+1]), 64)
+			if err != nil {
+				return diag.New(diag.ClassRun, "llama-perplexity: %s is %q, want a number", what, m[i+1])
+			}
+			*p = v
+		}
+		return nil
+	}
+	if err := errors.Join(read("KL", &q.MeanKL, &q.KLError), read("top token", &q.SameTop), read("perplexity", &q.Perplexity)); err != nil {
+		return Quality{}, err
+	}
+	const sigmas = 1.96 // it prints standard errors
+	q.KLError *= sigmas
+	q.SameTop /= 100
+	return q, nil
+}

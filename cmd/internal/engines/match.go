@@ -1,0 +1,273 @@
+package engines
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/hetc/hetc/profiler/stat"
+)
+
+// Match is a comparison of engines on tasks.
+type Match struct {
+	Engines  []Engine
+	Tasks    []Task
+	Cores    []int // as many threads run
+	Rounds   int   // each with a process for every engine and task
+	Seed     uint64
+	Timeout  time.Duration // of one process
+	Budget   time.Duration // no round begins that would end after it; 0: none
+	Patience time.Duration // for which all processes together wait for a quiet machine
+
+	Note func(format string, args ...any) // progress; not nil
+}
+
+// Quiet is how many cores others may use while something is measured.
+const Quiet = 0.15
+
+// Sample is what one process measured.
+type Sample struct {
+	Round     int       `json:"round"`
+	TPS       []float64 `json:"tokens_per_s"` // of every repetition
+	Median    float64   `json:"median_tokens_per_s"`
+	PeakBytes int64     `json:"peak_bytes"`
+	Others    float64   `json:"others_cores"`      // used meanwhile by other processes; negative where unknown
+	Repeats   int       `json:"repeats,omitempty"` // because others were at work
+}
+
+// Disturbed reports whether others were at work while it was measured.
+func (s *Sample) Disturbed() bool { return s.Others > Quiet }
+
+// Series is what an engine did on a task.
+type Series struct {
+	Engine  string       `json:"engine"`
+	Form    string       `json:"form"`
+	Task    Task         `json:"task"`
+	Version string       `json:"version"`
+	Backend string       `json:"backend"`
+	Samples []Sample     `json:"samples"`
+	Summary stat.Summary `json:"tokens_per_s"`      // over processes, of their medians
+	Dropped bool         `json:"dropped,omitempty"` // after the first rounds, as slower than another form throughout
+	Peak    int64        `json:"peak_bytes"`        // the largest of all processes
+}
+
+// Ratio compares hetc with the fastest form of another engine on a task.
+type Ratio struct {
+	Form    string       `json:"form"` // hetc's
+	Task    Task         `json:"task"`
+	Peer    string       `json:"peer"`
+	Best    string       `json:"peer_form"`
+	Summary stat.Summary `json:"ratio"` // over rounds, of tokens per second
+}
+
+// Result is a match that was played.
+type Result struct {
+	Rounds    int      `json:"rounds"`
+	Cores     []int    `json:"cores"`
+	Seed      uint64   `json:"seed"`
+	Series    []Series `json:"series"`
+	Ratios    []Ratio  `json:"ratios"`
+	Repeated  int      `json:"repeated"`  // processes, because others were at work
+	Disturbed int      `json:"disturbed"` // of those that count
+	Seconds   float64  `json:"seconds"`
+	Stopped   bool     `json:"stopped,omitempty"` // before all rounds, for lack of time
+}
+
+// Play runs all rounds. In each, tasks and, within a task, engines come in a random order; every process is
+// fresh. A process that others disturbed is repeated twice at most.
+func (m *Match) Play(ctx context.Context) (*Result, error) {
+	began := time.Now()
+	r := &Result{Cores: m.Cores, Seed: m.Seed}
+	for _, t := range m.Tasks {
+		for _, e := range m.Engines {
+			r.Series = append(r.Series, Series{Engine: e.Name(), Form: e.Form(), Task: t})
+		}
+	}
+	rng := rand.New(rand.NewPCG(m.Seed, 0))
+	var last time.Duration
+	waits, repeats := m.Patience, len(m.Engines)*len(m.Tasks)
+	for round := range m.Rounds {
+		start := time.Now()
+		if m.Budget > 0 && round > 0 && start.Sub(began)+last > m.Budget {
+			r.Stopped = true
+			break
+		}
+		for _, ti := range rng.Perm(len(m.Tasks)) {
+			for _, ei := range rng.Perm(len(m.Engines)) {
+				s := &r.Series[ti*len(m.Engines)+ei]
+				if s.Dropped {
+					continue
+				}
+				if err := m.measure(ctx, r, s, m.Engines[ei], &waits, &repeats); err != nil {
+					return nil, fmt.Errorf("measure %s %s, %v: %w", s.Engine, s.Form, s.Task, err)
+				}
+			}
+		}
+		r.Rounds++
+		last = time.Since(start)
+		m.Note("round %d of %d: %v", round+1, m.Rounds, last.Round(time.Second))
+		if r.Rounds == trialRounds {
+			drop(r.Series)
+		}
+	}
+	r.Seconds = time.Since(began).Seconds()
+	return r, r.summarise()
+}
+
+// trialRounds is after how many rounds forms that cannot win any more are dropped.
+const trialRounds = 2
+
+// drop leaves out forms of an engine whose every process was slower on a task than every process of another
+// form of the same engine: a ratio is to the fastest form alone. hetc's forms all stay.
+func drop(all []Series) {
+	for i := range all {
+		s := &all[i]
+		for j := range all {
+			o := &all[j]
+			if s.Engine != "hetc" && o.Engine == s.Engine && o.Task == s.Task && fastest(s) < slowest(o) {
+				s.Dropped = true
+			}
+		}
+	}
+}
+
+func fastest(s *Series) (tps float64) {
+	for _, x := range s.Samples {
+		tps = max(tps, x.Median)
+	}
+	return tps
+}
+
+func slowest(s *Series) float64 {
+	tps := s.Samples[0].Median
+	for _, x := range s.Samples {
+		tps = min(tps, x.Median)
+	}
+	return tps
+}
+
+// measure runs one process, or up to three while others are at work and there are repeats left; the least
+// disturbed one counts.
+func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, waits *time.Duration, repeats *int) error {
+	const most = 3
+	var best Sample
+	for try := range most {
+		if err := awaitQuiet(ctx, waits); err != nil {
+			return err
+		}
+		program, args := e.Command(s.Task, len(m.Cores))
+		d, err := Run(ctx, Limits{Cores: m.Cores, Time: m.Timeout}, program, args...)
+		if err != nil {
+			return err
+		}
+		reading, err := e.Parse(s.Task, len(m.Cores), d.Out, d.Complaints)
+		if err != nil {
+			return fmt.Errorf("%w%s", err, tail(d.Complaints))
+		}
+		x := Sample{Round: r.Rounds, PeakBytes: d.PeakBytes, Others: d.OthersCores}
+		for _, sec := range reading.SecondsPerRep {
+			x.TPS = append(x.TPS, float64(s.Task.Tokens())/sec)
+		}
+		x.Median = stat.Median(x.TPS)
+		s.Version, s.Backend, s.Peak = reading.Version, reading.Backend, max(s.Peak, x.PeakBytes)
+		if try == 0 || x.Others < best.Others {
+			best = x
+		}
+		if best.Repeats = try; !x.Disturbed() || *repeats == 0 {
+			break
+		}
+		*repeats--
+	}
+	r.Repeated += best.Repeats
+	if best.Disturbed() {
+		r.Disturbed++
+	}
+	s.Samples = append(s.Samples, best)
+	return nil
+}
+
+// awaitQuiet returns when others leave the machine alone, or when the time for waiting is over; what others do
+// then is told with the measurement.
+func awaitQuiet(ctx context.Context, left *time.Duration) error {
+	const look = 300 * time.Millisecond
+	for {
+		before, known := usage()
+		start := time.Now()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(look):
+		}
+		after, ok := usage()
+		spent := time.Since(start)
+		if !ok || !known || float64(after-before) <= Quiet*float64(spent) || *left <= 0 {
+			return nil
+		}
+		*left -= spent
+	}
+}
+
+// summarise computes medians, intervals and ratios.
+func (r *Result) summarise() error {
+	for i := range r.Series {
+		s := &r.Series[i]
+		var medians []float64
+		for _, x := range s.Samples {
+			medians = append(medians, x.Median)
+		}
+		var err error
+		if s.Summary, err = stat.Summarise(medians); err != nil {
+			return err
+		}
+	}
+	for i := range r.Series {
+		s := &r.Series[i]
+		if s.Engine != "hetc" {
+			continue
+		}
+		for _, p := range r.best(s.Task) {
+			var ratios []float64
+			for k := range min(len(s.Samples), len(p.Samples)) {
+				ratios = append(ratios, s.Samples[k].Median/p.Samples[k].Median)
+			}
+			sum, err := stat.Summarise(ratios)
+			if err != nil {
+				return err
+			}
+			r.Ratios = append(r.Ratios, Ratio{Form: s.Form, Task: s.Task, Peer: p.Engine, Best: p.Form, Summary: sum})
+		}
+	}
+	return nil
+}
+
+// best are the fastest forms of the other engines on a task, one for each.
+func (r *Result) best(t Task) []*Series {
+	var out []*Series
+	for i := range r.Series {
+		s := &r.Series[i]
+		if s.Engine == "hetc" || s.Task != t || s.Dropped {
+			continue
+		}
+		k := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == s.Engine })
+		switch {
+		case k < 0:
+			out = append(out, s)
+		case s.Summary.Median > out[k].Summary.Median:
+			out[k] = s
+		}
+	}
+	return out
+}
+
+// Peak is the largest memory of an engine's form over all tasks, bytes.
+func (r *Result) Peak(engine, form string) int64 {
+	var peak int64
+	for _, s := range r.Series {
+		if s.Engine == engine && s.Form == form {
+			peak = max(peak, s.Peak)
+		}
+	}
+	return peak
+}

@@ -1,0 +1,203 @@
+package engines
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Limits are what a process gets.
+type Limits struct {
+	Cores []int         // it runs on these alone; none: on all
+	Time  time.Duration // after which it is ended
+}
+
+// Done is what a process did.
+type Done struct {
+	Out, Complaints []byte
+	PeakBytes       int64   // largest resident size, 0 where the system does not say
+	OthersCores     float64 // cores that other processes, and the host of a virtual machine, used meanwhile; negative where unknown
+}
+
+const (
+	mostOutput     = 8 << 20  // bytes that a program may print before it is ended
+	keptComplaints = 64 << 10 // bytes of the beginning and of the end of what it prints beside its result
+)
+
+var errTooMuchOutput = errors.New("printed too much")
+
+// Run executes a program to its end in a process group of its own, which ends with the context, with the
+// time limit and with this process. An error says what the program was complaining about last.
+func Run(ctx context.Context, l Limits, program string, args ...string) (Done, error) {
+	limited, cancel := context.WithTimeout(ctx, l.Time)
+	defer cancel()
+	c := exec.CommandContext(limited, program, args...)
+	out := &bounded{most: mostOutput, full: cancel}
+	complaints := &ends{keep: keptComplaints}
+	c.Stdout, c.Stderr = out, complaints
+	c.WaitDelay = 5 * time.Second // for those that do not end when asked
+	group(c)
+	before, known := usage()
+	began := time.Now()
+	var small func() int64
+	done := make(chan error, 1)
+	go func() {
+		// The thread that starts a process lends it its cores, and takes it along when it ends.
+		runtime.LockOSThread()
+		undo, err := restrict(l.Cores)
+		if err != nil {
+			done <- err
+			return
+		}
+		if err = c.Start(); err == nil {
+			small = watchSmall(c.Process.Pid)
+		}
+		if undo() {
+			defer runtime.UnlockOSThread()
+		}
+		if err == nil {
+			err = c.Wait()
+			endGroup(c)
+		}
+		done <- err
+	}()
+	err := <-done
+	d := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), OthersCores: -1}
+	if small != nil {
+		d.PeakBytes = peakBytes(c.ProcessState, small())
+	}
+	if after, ok := usage(); ok && known {
+		wall := time.Since(began)
+		d.OthersCores = max(0, float64(after-before-cpuTime(c.ProcessState))/float64(max(wall, 1)))
+	}
+	name := filepath.Base(program)
+	switch {
+	case ctx.Err() != nil:
+		return d, fmt.Errorf("%s: %w", name, ctx.Err())
+	case out.overflown():
+		return d, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).WithHint("is this the right program? it is %q", program)
+	case limited.Err() != nil:
+		return d, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, l.Time, tail(d.Complaints)).WithHint("give it more time with --timeout")
+	case err != nil:
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			return d, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
+		}
+		return d, diag.New(diag.ClassRun, "%s failed: %v%s", name, exit, tail(d.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
+	}
+	return d, nil
+}
+
+// usage is the processor time since the machine started that was not used by this process.
+func usage() (time.Duration, bool) {
+	used, ok := machine.Used()
+	own, known := ownTime()
+	return used - own, ok && known
+}
+
+// watchSmall follows the largest resident size of a process until it exceeds this process's own, below which the
+// system tells nothing about a process that has ended. It returns the last that was seen.
+func watchSmall(pid int) func() int64 {
+	const every = 20 * time.Millisecond
+	stop, last := make(chan struct{}), make(chan int64)
+	go func() {
+		var peak int64
+		t := time.NewTicker(every)
+		defer t.Stop()
+		for limit := floor(); peak <= limit; {
+			peak = max(peak, residentPeak(pid))
+			select {
+			case <-t.C:
+			case <-stop:
+				limit = -1
+			}
+		}
+		<-stop
+		last <- peak
+	}()
+	return func() int64 {
+		close(stop)
+		return <-last
+	}
+}
+
+// tail is the last of what a program complained about, to end a message with.
+func tail(text []byte) string {
+	const last = 1500 // bytes
+	text = bytes.TrimSpace(text)
+	if len(text) == 0 {
+		return ", without a word"
+	}
+	if len(text) > last {
+		text = text[len(text)-last:]
+		if _, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+			text = rest
+		}
+	}
+	return "; its last words:\n" + strings.ToValidUTF8(string(text), "?")
+}
+
+// bounded keeps everything up to a size; what exceeds it ends the program.
+type bounded struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	most int
+	over bool
+	full func()
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over || b.buf.Len()+len(p) > b.most {
+		b.over = true
+		b.full()
+		return len(p), nil // until it has ended
+	}
+	return b.buf.Write(p)
+}
+
+func (b *bounded) overflown() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.over
+}
+
+// ends keeps the beginning and the end of a text.
+type ends struct {
+	keep        int
+	first, last []byte
+	cut         bool
+}
+
+func (e *ends) Write(p []byte) (int, error) {
+	n := len(p)
+	if room := e.keep - len(e.first); room > 0 {
+		k := min(room, len(p))
+		e.first = append(e.first, p[:k]...)
+		p = p[k:]
+	}
+	e.last = append(e.last, p...)
+	if over := len(e.last) - e.keep; over > 0 {
+		e.last, e.cut = append(e.last[:0], e.last[over:]...), true
+	}
+	return n, nil
+}
+
+func (e *ends) bytes() []byte {
+	if !e.cut {
+		return append(bytes.Clone(e.first), e.last...)
+	}
+	return append(append(bytes.Clone(e.first), "\n...\n"...), e.last...)
+}
