@@ -66,7 +66,7 @@ func (b *builder) expertMatMul() (step, error) {
 	groups := make([]group, 0, min(o.Experts, most))
 	var tasks int
 
-	gather := b.byBlocks(o.Fan, o.K, func(_, p0, p1 int) {
+	gather := e.chain([]step{b.byBlocks(o.Fan, o.K, func(_, p0, p1 int) {
 		for p := p0; p < p1; p++ {
 			row := int(e.have.rank[p])
 			from := row / perToken
@@ -82,7 +82,8 @@ func (b *builder) expertMatMul() (step, error) {
 				copy(mem.Bytes(e.have.row)[p*o.K*size:], source)
 			}
 		}
-	})
+	})})
+	gather.rows = nil // it reads other rows than it writes
 	plan := gather.plan
 	gather.plan = func(tokens int) int {
 		rows := tokens * o.Fan

@@ -117,7 +117,8 @@ type executable struct {
 	scalars    driver.Scalars
 	needsSeq   bool // a rotation depends on the length of the sequence
 
-	bad atomic.Int64 // lowest row a kernel refused
+	bad   atomic.Int64 // lowest row a kernel refused
+	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
 }
 
 // scratch is memory that only lives during one step; as sizes, the slices are empty.
@@ -192,6 +193,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 			e.steps = append(e.steps, s)
 		}
 	}
+	e.steps = e.chained()
 	// Every piece starts on a cache line.
 	for _, n := range []int{e.need.scales, e.need.sums, e.need.rows, e.need.order} {
 		e.need.bytes += roundUp(4 * int64(n))
@@ -201,6 +203,24 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		return nil, err
 	}
 	return e, nil
+}
+
+// chained joins neighbouring steps on the same rows.
+func (e *executable) chained() (out []step) {
+	for i := 0; i < len(e.steps); {
+		s, end := &e.steps[i], i+1
+		if s.rows == nil {
+			out = append(out, *s)
+			i++
+			continue
+		}
+		for end < len(e.steps) && e.steps[end].rows != nil && e.steps[end].m == s.m && e.steps[end].rows.fan == s.rows.fan {
+			end++
+		}
+		out = append(out, e.chain(e.steps[i:end]))
+		i = end
+	}
+	return out
 }
 
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
@@ -450,6 +470,9 @@ func (e *executable) run() error {
 			return nil
 		}
 		e.bad.Store(math.MaxInt64)
+		if s.prepare != nil {
+			s.prepare(rows)
+		}
 		e.p.team.run(s.plan(rows), s.task)
 		if row := e.bad.Load(); row != math.MaxInt64 {
 			return fmt.Errorf("node %d (%s), row %d: %w", s.node, e.graph.Nodes[s.node].Op.Kind, row, s.refused(int(row)))
@@ -459,10 +482,13 @@ func (e *executable) run() error {
 }
 
 // refuse notes that a row cannot be computed.
-func (e *executable) refuse(row int) {
+func (e *executable) refuse(row int) { lower(&e.bad, int64(row)) }
+
+// lower makes x the lower one of itself and v.
+func lower(x *atomic.Int64, v int64) {
 	for {
-		old := e.bad.Load()
-		if int64(row) >= old || e.bad.CompareAndSwap(old, int64(row)) {
+		old := x.Load()
+		if v >= old || x.CompareAndSwap(old, v) {
 			return
 		}
 	}

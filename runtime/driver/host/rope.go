@@ -103,8 +103,7 @@ func (b *builder) rope() (step, error) {
 			k(y.f32[r0*y.ld+g*(group+2)*o.HeadDim:], y.ld, t.cos[r0*half:], t.sin[r0*half:], r1-r0, group+1, o.HeadDim, rotary)
 		}
 	})
-	plan := s.plan
-	s.plan = func(rows int) int {
+	s.prepare = func(rows int) {
 		r := rotation{freq: table[:half], growth: 1, amplitude: o.Amplitude, pos: e.scalars.Pos}
 		if seq := e.scalars.Seq; o.LongFrom > 0 && seq > o.LongFrom {
 			if o.NTK != 0 {
@@ -117,7 +116,6 @@ func (b *builder) rope() (step, error) {
 			r.amplitude = 1
 		}
 		t = angles.get(r, rows)
-		return plan(rows)
 	}
 	return s, nil
 }

@@ -12,15 +12,24 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// step is one node, or a part of it, prepared: plan divides the work for that many tokens into tasks, task computes
-// one of them on one worker, refused words the error for a row the node cannot compute. None of them
+// step is one node, a part of it, or a chain of nodes, prepared: plan divides the work for that many tokens into tasks,
+// task computes one of them on one worker, refused words the error for a row the node cannot compute. None of them
 // allocates. plan may refuse rows itself.
 type step struct {
 	node    int
 	m       int // most tokens
+	prepare func(tokens int)
+	rows    *rowwise // instead of plan and task, which load then makes
 	plan    func(tokens int) (tasks int)
 	task    func(worker, task int)
 	refused func(row int) error
+}
+
+// rowwise is work on rows that needs nothing but the same rows of what comes before: fan rows for each token, of
+// perRow element operations each.
+type rowwise struct {
+	fan, perRow int
+	compute     func(worker, r0, r1 int)
 }
 
 // builder turns one node into a step.
@@ -46,20 +55,55 @@ func (b *builder) byRows(perRow int, f func(worker, r0, r1 int)) step {
 
 // byBlocks is byRows for a node with fan rows for each token.
 func (b *builder) byBlocks(fan, perRow int, f func(worker, r0, r1 int)) step {
-	workers := len(b.e.p.cores)
-	var rows, block int
-	return step{
-		m: b.op.M,
-		plan: func(tokens int) int {
-			n := tokens * fan
-			rows, block = n, n
-			if workers > 1 {
-				block = max(1, (n+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
-			}
-			return (n + block - 1) / block
-		},
-		task: func(worker, t int) { f(worker, t*block, min(rows, (t+1)*block)) },
+	return step{m: b.op.M, rows: &rowwise{fan, perRow, f}}
+}
+
+// chain makes one step of those that work on the same rows one after another: a worker takes a block of rows through
+// all of them while it is in its cache, and there is one hand-out of work instead of several.
+func (e *executable) chain(steps []step) step {
+	workers, first := len(e.p.cores), steps[0]
+	perRow, fan := 0, first.rows.fan
+	for _, s := range steps {
+		perRow += s.rows.perRow
 	}
+	var rows, block int
+	plan := func(tokens int) int {
+		n := tokens * fan
+		rows, block = n, n
+		if workers > 1 {
+			block = max(1, (n+workers*tasksPerWorker-1)/(workers*tasksPerWorker), (minTask+perRow-1)/perRow)
+		}
+		return (n + block - 1) / block
+	}
+	if len(steps) == 1 {
+		first.plan, first.task = plan, func(worker, t int) { first.rows.compute(worker, t*block, min(rows, (t+1)*block)) }
+		return first
+	}
+	first.prepare = func(tokens int) {
+		e.blame.Store(math.MaxInt64)
+		for i := range steps {
+			if steps[i].prepare != nil {
+				steps[i].prepare(tokens)
+			}
+		}
+	}
+	first.plan = plan
+	first.task = func(worker, t int) {
+		r0, r1 := t*block, min(rows, (t+1)*block)
+		for i := range steps {
+			steps[i].rows.compute(worker, r0, r1)
+			// Rows of this block are refused by nobody else; if it is the lowest one so far, it was this step.
+			if bad := e.bad.Load(); int64(r0) <= bad && bad < int64(r1) {
+				lower(&e.blame, bad*int64(len(steps))+int64(i))
+				return
+			}
+		}
+	}
+	first.refused = func(row int) error {
+		s := &steps[e.blame.Load()%int64(len(steps))]
+		return fmt.Errorf("in its %s: %w", e.graph.Nodes[s.node].Op.Kind, s.refused(row))
+	}
+	return first
 }
 
 func (b *builder) build() (step, error) {
