@@ -211,7 +211,7 @@ func step(t testing.TB, p *planir.Plan, rows int, node, proc string) *planir.Ste
 		for j := range p.Program.Programs[i].Sections {
 			for _, l := range p.Program.Programs[i].Sections[j].Lanes {
 				for k := range l.Steps {
-					if p.Program.Programs[i].Rows == rows && l.Proc == proc && l.Steps[k].Node == node {
+					if p.Program.Programs[i].Rows == rows && l.Proc == proc && slices.Contains(lower.Nodes(&l.Steps[k]), node) {
 						return &l.Steps[k]
 					}
 				}
@@ -379,10 +379,9 @@ func TestRules(t *testing.T) {
 			s := section(p, "decode", "head")
 			lane := &s.Lanes[0]
 			norm := slices.IndexFunc(lane.Steps, func(st planir.Step) bool { return st.Node == "head.head_norm" })
-			moved := *quant
-			moved.Wait, moved.Set = nil, lane.Steps[norm].Set
-			lane.Steps[norm].Set = nil
-			lane.Steps = slices.Insert(lane.Steps, norm+1, moved)
+			moved := *quant // with the norm
+			moved.Wait, moved.Set = lane.Steps[norm].Wait, lane.Steps[norm].Set
+			lane.Steps[norm] = moved
 		}},
 	}
 	broken := map[string]bool{}

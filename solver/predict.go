@@ -5,6 +5,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -90,26 +91,35 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 			}
 		}
 	}
-	ops := map[string]op.Op{}
+	graphs := map[string]*op.Graph{}
 	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		ops[g.Name] = g.Graph.Nodes[len(g.Graph.Nodes)-1].Op
+		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i].Graph
 	}
 	out := map[stepKey]estimate{}
 	for i := range ph.Sections {
 		for _, l := range ph.Sections[i].Lanes {
-			for _, st := range l.Steps {
-				k := stepKey{l.Proc, st.Node, st.Run}
-				d := decision(p, st.Node, ph.Rows)
-				if kind := ops[st.Run].Kind; d.Axis == planir.AxisK && kind == op.Add || kind == op.Copy { // no share
-					e, err := s.prices.together([]task{{l.Proc, ops[st.Run]}})
-					if err != nil {
-						return nil, err
+			for k := range l.Steps {
+				st := &l.Steps[k]
+				nodes := graphs[st.Run].Nodes
+				var sum estimate
+				names := lower.Nodes(st)
+				for k, name := range names {
+					d := decision(p, name, ph.Rows)
+					o := nodes[len(nodes)-1].Op // of a chain the last one counts
+					if len(names) == len(nodes) {
+						o = nodes[k].Op
 					}
-					out[k] = e[0]
-					continue
+					x := shares[[2]string{name, l.Proc}]
+					if d.Axis == planir.AxisK && o.Kind == op.Add || o.Kind == op.Copy { // no share
+						e, err := s.prices.together([]task{{l.Proc, o}})
+						if err != nil {
+							return nil, err
+						}
+						x = e[0]
+					}
+					sum.ns, sum.low, sum.high = sum.ns+x.ns, sum.low+x.low, sum.high+x.high
 				}
-				out[k] = shares[[2]string{st.Node, l.Proc}]
+				out[stepKey{l.Proc, st.Node, st.Run}] = sum
 			}
 		}
 	}

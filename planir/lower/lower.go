@@ -85,6 +85,8 @@ type packUse struct {
 type task struct {
 	proc    string
 	step    planir.Step
+	graph   op.Graph
+	label   string      // of the graph
 	weights []packRange // in the order of step.W
 	reads   []planir.View
 	writes  []planir.View
@@ -166,6 +168,10 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 		}
 		tasks = append(tasks, t...)
 	}
+	tasks = fuse(tasks, b.plan.Proc)
+	for _, t := range tasks {
+		t.step.Run = b.graph(t.proc, t.label, t.graph)
+	}
 	out := planir.Section{Name: s.Name, First: s.First, Layers: s.Layers, Logits: s.Logits}
 	out.Flags = synchronise(tasks, s.Layers > 1)
 	lanes := map[string][]planir.Step{}
@@ -233,7 +239,7 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 	}
 	o := p.Op()
 	if p.Role != Compute {
-		t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s%s%d@%d", n.Name, map[Role]string{Gather: "<", Sum: "+"}[p.Role], p.Share, o.M), op.Single(o, ""))
+		t.graph, t.label = op.Single(o, ""), fmt.Sprintf("%s%s%d@%d", n.Name, map[Role]string{Gather: "<", Sum: "+"}[p.Role], p.Share, o.M)
 		return t, nil
 	}
 	t.step.ExpectNS = d.Shares[p.Share].PredictNS
@@ -273,7 +279,7 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 		sh := d.Shares[p.Share]
 		suffix = fmt.Sprintf("[%d:%d]", sh.From, sh.To)
 	}
-	t.step.Run = b.graph(p.Proc, fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M), chain(p.Ops, layout))
+	t.graph, t.label = chain(p.Ops, layout), fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M)
 	return t, nil
 }
 

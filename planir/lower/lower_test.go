@@ -159,12 +159,14 @@ func TestStepsArePieces(t *testing.T) {
 	var got []string
 	for _, l := range p.Program.Programs[1].Sections[1].Lanes {
 		for _, st := range l.Steps {
-			if st.Node != d.Node {
-				continue
-			}
-			for _, gr := range p.Program.Graphs {
-				if gr.Name == st.Run {
-					got = append(got, l.Proc+" "+gr.Graph.Nodes[0].Op.Key())
+			for i, name := range lower.Nodes(&st) {
+				if name != d.Node {
+					continue
+				}
+				for _, gr := range p.Program.Graphs {
+					if gr.Name == st.Run {
+						got = append(got, l.Proc+" "+gr.Graph.Nodes[i].Op.Key())
+					}
 				}
 			}
 		}
@@ -249,5 +251,74 @@ func TestLowerRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassIllegal {
 			t.Errorf("%s: got %v, want an illegal plan: %q", name, err, c.want)
 		}
+	}
+}
+
+// Neighbours on the same rows of one processor are one step; nothing is lost, and a lane that waits for a value of
+// theirs waits for their step.
+func TestFuse(t *testing.T) {
+	g := graph(t)
+	for name, change := range map[string]func(d *planir.Decision){
+		"single": func(*planir.Decision) {},
+		"pairs": func(d *planir.Decision) {
+			if d.Node == "layers.attn_out" {
+				d.Axis, d.Strategy = planir.AxisK, planir.Paired
+				d.Shares = []planir.Share{{Proc: "a", To: 128}, {Proc: "c", From: 128, To: 256}}
+			}
+		},
+		"norm elsewhere": func(d *planir.Decision) {
+			if d.Node == "layers.ffn_norm" {
+				d.Shares[0].Proc = "c"
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(t, g, []int{1, 16}, op.A8TQ8C)
+			for i := range p.Decisions {
+				change(&p.Decisions[i])
+			}
+			if err := lower.Lower(p, g); err != nil {
+				t.Fatal(err)
+			}
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]string{}
+			count := map[string]int{}
+			for _, l := range p.Program.Programs[0].Sections[1].Lanes {
+				for _, st := range l.Steps {
+					for _, n := range lower.Nodes(&st) {
+						got[n] = l.Proc + " " + st.Node
+						count[n]++
+					}
+				}
+			}
+			sections, err := lower.Expand(g, 1, p.MaxContext, p.KV, func(string) op.Scheme { return op.A8TQ8C })
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range sections[1].Nodes {
+				if count[n.Name] == 0 {
+					t.Errorf("no step executes %s", n.Name)
+				}
+			}
+			want := map[string]string{
+				"layers.attn_norm": "a layers.attn_norm+layers.qkv_quant",
+				"layers.ffn_act":   "a layers.ffn_act+layers.ffn_down_quant",
+				"layers.ffn_norm":  "a layers.attn_add+layers.ffn_norm+layers.ffn_gate_up_quant",
+			}
+			switch name {
+			case "pairs":
+				want["layers.ffn_norm"] = "a layers.attn_out+layers.attn_add+layers.ffn_norm+layers.ffn_gate_up_quant"
+			case "norm elsewhere":
+				want["layers.ffn_norm"] = "c layers.ffn_norm"
+				want["layers.attn_add"] = "a layers.attn_add"
+			}
+			for n, step := range want {
+				if got[n] != step {
+					t.Errorf("%s is executed by %q, want %q", n, got[n], step)
+				}
+			}
+		})
 	}
 }
