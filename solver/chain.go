@@ -7,7 +7,6 @@ import (
 	"sort"
 
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -18,25 +17,20 @@ type instance struct {
 	prob       problem.Chain
 }
 
-// instance poses the problem of a section: its nodes in order, their candidates, and as
+// with adds a decision to the candidates of a node, unless they have it or it cannot be.
+func (st *stage) with(list []candidate, node int, d *planir.Decision) []candidate {
+	c, err := st.candidate(node, base(d.Strategy), d.Axis, d.Shares)
+	if err != nil || slices.ContainsFunc(list, func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
+		return list
+	}
+	return append(list, c)
+}
+
+// pose poses the problem of a section: its nodes in order, their candidates, and as
 // edges the hand-overs between neighbours. What a node reads of earlier ones than its neighbour (the
-// residual stream) has long been written and costs no wait. decided are decisions that are to be among
-// the candidates whatever the grid is.
-func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instance, error) {
-	candidates, err := st.candidates(tuples)
-	if err != nil {
-		return nil, err
-	}
-	for k := range decided {
-		i := slices.IndexFunc(st.sec.Nodes, func(n lower.Node) bool { return n.Name == decided[k].Node })
-		if i < 0 {
-			continue
-		}
-		c, err := st.candidate(i, base(decided[k].Strategy), decided[k].Axis, decided[k].Shares)
-		if err == nil && !slices.ContainsFunc(candidates[i], func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
-			candidates[i] = append(candidates[i], c)
-		}
-	}
+// residual stream) has long been written and costs no wait.
+func (st *stage) pose(candidates [][]candidate) (*instance, error) {
+	var err error
 	in := &instance{stage: st, candidates: candidates}
 	in.prob = problem.Chain{Name: st.sec.Name, Repeat: st.repeat, Breaks: st.breaks}
 	index := map[string]int{}
@@ -52,7 +46,7 @@ func (st *stage) instance(tuples [][]string, decided []planir.Decision) (*instan
 		it := problem.Item{Name: st.sec.Nodes[i].Name}
 		seenBefore, seenAfter := map[string]int{}, map[string]int{}
 		number := func(names *[]string, reps *[][]access, seen map[string]int, list []access, buffers []string) int {
-			name := class(list, buffers)
+			name := locations(list, buffers)
 			k, ok := seen[name]
 			if !ok {
 				k = len(*names)

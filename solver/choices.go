@@ -354,8 +354,8 @@ func base(s planir.Strategy) planir.Strategy {
 	return s
 }
 
-// class is the location class of accesses: who holds (or reads) which part of the values in buffers.
-func class(list []access, buffers []string) string {
+// locations is the location class of accesses: who holds (or reads) which part of the values in buffers.
+func locations(list []access, buffers []string) string {
 	var parts []string
 	for _, a := range list {
 		if slices.Contains(buffers, a.view.Buffer) {
@@ -412,11 +412,11 @@ const (
 
 func gridOf(tuples int) int { return min(max(3*gridSteps/max(1, tuples), gridStepsMin), gridSteps) }
 
-// candidates lists the ways to execute each node of the section. Every processor that executes a
-// node alone is among them; the order is fixed. tuples are lists of at least two processors that may run
-// together.
-func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
-	out := make([][]candidate, len(st.sec.Nodes))
+// candidates lists the ways to execute each node of the section, or why there are none. Every processor that
+// executes a node alone is among them; the order is fixed. tuples are lists of at least two processors
+// that may run together.
+func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
+	out, errs := make([][]candidate, len(st.sec.Nodes)), make([]error, len(st.sec.Nodes))
 	seen := make([]map[string]bool, len(st.sec.Nodes))
 	add := func(i int, c candidate) {
 		if seen[i] == nil {
@@ -438,7 +438,7 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 			add(i, c)
 		}
 		if len(out[i]) == 0 {
-			return nil, st.impossible(i)
+			errs[i] = st.impossible(i)
 		}
 	}
 	for _, run := range st.runs() {
@@ -455,7 +455,7 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, error) {
 			}
 		}
 	}
-	return out, nil
+	return out, errs
 }
 
 // impossible explains why no processor executes a node.

@@ -109,7 +109,15 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 			}
 			decided = append(decided, *x)
 		}
-		inst, err := s.stage(sec, d.Rows).instance(s.tuples, decided)
+		st := s.stage(sec, d.Rows)
+		lists, errs := st.candidates(s.tuples)
+		for k := range decided {
+			if errs[k] != nil {
+				return nil, errs[k]
+			}
+			lists[k] = st.with(lists[k], k, &decided[k])
+		}
+		inst, err := st.pose(lists)
 		if err != nil {
 			return nil, err
 		}

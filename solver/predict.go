@@ -54,7 +54,7 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 
 // alone is the time of a program that one processor executes by itself; false when it cannot.
 func (s *session) alone(rows int, proc string) (int64, bool, error) {
-	pr, err := s.program(rows, s.scheme(rows))
+	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
 		return 0, false, err
 	}
@@ -75,7 +75,7 @@ type stepKey struct{ lane, node, graph string }
 // gather or an addition of partial sums as such.
 func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estimate, error) {
 	shares := map[[2]string]estimate{} // by node and processor
-	pr, err := s.program(ph.Rows, s.scheme(ph.Rows))
+	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -29,6 +30,8 @@ type Input struct {
 	Costs    *roofline.Costs
 	Workload *Workload // nil: DefaultWorkload
 	Engine   problem.Engine
+	// Calibration says what each scheme costs; nil where the workload bounds no quality.
+	Calibration *calibration.Calibration
 }
 
 // Result is a plan and what its user should know about it.
@@ -88,18 +91,26 @@ type session struct {
 	want   *demand
 	prices prices
 	machine
-	programs map[programKey]*program // posed so far
+	classes   []class
+	classOf   map[string]int // by node
+	phases    [2]*phase      // prefill, decode
+	priced    map[string]bool
+	listed    bool // bounds on assignments rely on the pools
+	pools     map[poolKey]*pool
+	instances map[string]*instance    // by sectionKey
+	programs  map[programKey]*program // posed so far
 	// divisions are how programs divide columns, offered to each other: a processor then holds one
 	// region of a matrix rather than one for each.
 	divisions []planir.Decision
 	said      map[string]bool // processors whose lack of prices was mentioned
-	prefill   op.Scheme       // chosen
-	decode    op.Scheme
+	prefill   assignment      // chosen
+	decode    assignment
+	chosen    *planir.Solve // how, nil when there was no choice
 }
 
 type programKey struct {
-	rows   int
-	scheme op.Scheme
+	rows    int
+	schemes string
 }
 
 // program is the problem of one number of rows.
@@ -141,7 +152,9 @@ func newSession(in Input) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{}}
+	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
+		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
+	s.findClasses()
 	return s, s.enlist()
 }
 
@@ -255,9 +268,9 @@ func (s *session) note(format string, args ...any) {
 	s.notes = append(s.notes, d)
 }
 
-// program poses the problems of a number of rows in a scheme.
-func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
-	key := programKey{rows, scheme}
+// program poses the problems of a number of rows under an assignment.
+func (s *session) program(rows int, a assignment) (*program, error) {
+	key := programKey{rows, a.key()}
 	if p := s.programs[key]; p != nil {
 		return p, nil
 	}
@@ -266,30 +279,16 @@ func (s *session) program(rows int, scheme op.Scheme) (*program, error) {
 		p.name = fmt.Sprintf("prefill@%d", rows)
 	}
 	var err error
-	p.sections, err = lower.Expand(&s.graph, rows, s.want.context, cacheType, func(node string) op.Scheme {
-		if rows > 1 && s.isHead(node) {
-			return s.decode // one row whatever the bucket, and the same weights
-		}
-		return scheme
-	})
-	if err != nil {
-		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
+	if p.sections, err = s.expand(rows, a); err != nil {
+		return nil, err
 	}
 	for i := range p.sections {
 		if slices.ContainsFunc(p.sections[:i], func(x lower.Section) bool { return x.Name == p.sections[i].Name }) {
 			continue // the same decisions for other layers
 		}
-		st := s.stage(&p.sections[i], rows)
-		in, err := st.instance(s.tuples, s.divisions)
+		in, err := s.instance(&p.sections[i], rows)
 		if err != nil {
 			return nil, err
-		}
-		for _, q := range s.procs {
-			// Said once for a processor: a plan that does without it is not to look like a choice.
-			if err := st.missing[q.Name]; err != nil && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
-				s.said[q.Name] = true
-				s.note("some choices with processor %q are left out: %v", q.Name, err)
-			}
 		}
 		p.instances = append(p.instances, in)
 	}
@@ -326,66 +325,6 @@ func (s *session) stage(sec *lower.Section, rows int) *stage {
 		}
 	}
 	return st
-}
-
-// chooseSchemes picks for each phase the permitted scheme with the least expected time, among those the
-// costs know.
-func (s *session) chooseSchemes(ctx context.Context) error {
-	choose := func(phase string, schemes []op.Scheme, time func(op.Scheme) (float64, error)) (op.Scheme, error) {
-		best, bestNS := op.Scheme(""), math.Inf(1)
-		var first error
-		for _, scheme := range schemes {
-			ns, err := time(scheme)
-			if err != nil {
-				if ctx.Err() != nil {
-					return "", err
-				}
-				if first == nil {
-					first = err
-				}
-				if len(schemes) > 1 {
-					s.note("scheme %q is left out of %s: %v", scheme, phase, err)
-				}
-				continue
-			}
-			if ns < bestNS {
-				best, bestNS = scheme, ns
-			}
-		}
-		if best == "" {
-			return "", first
-		}
-		return best, nil
-	}
-	var err error
-	s.decode, err = choose("decode", s.want.decode, func(scheme op.Scheme) (float64, error) {
-		p, err := s.program(1, scheme)
-		if err != nil {
-			return 0, err
-		}
-		_, report, err := p.solve(ctx, s, nil)
-		return float64(report.ObjectiveNS), err
-	})
-	if err != nil || len(s.want.buckets) == 0 {
-		s.prefill = s.decode
-		return err
-	}
-	s.prefill, err = choose("prefill", s.want.prefill, func(scheme op.Scheme) (float64, error) {
-		total := 0.0
-		for i, rows := range s.want.buckets {
-			p, err := s.program(rows, scheme)
-			if err != nil {
-				return 0, err
-			}
-			_, report, err := p.solve(ctx, s, nil)
-			if err != nil {
-				return 0, err
-			}
-			total += float64(float64(report.ObjectiveNS) * s.want.share[i])
-		}
-		return total, nil
-	})
-	return err
 }
 
 // fit returns the best plan found whose processors hold what they are given: without a limit in the
@@ -500,7 +439,17 @@ func (s *session) offer(p *planir.Plan) bool {
 		}
 	}
 	if more {
-		s.programs = map[programKey]*program{}
+		for _, x := range s.pools {
+			if x.err != nil {
+				continue
+			}
+			for k := range s.divisions {
+				if s.divisions[k].Node == x.st.sec.Nodes[x.node].Name {
+					x.list = x.st.with(x.list, x.node, &s.divisions[k])
+				}
+			}
+		}
+		s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
 	}
 	return more
 }
@@ -555,6 +504,13 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 		}
 		p.Inputs = append(p.Inputs, planir.Input{Kind: x.kind, Digest: d})
 	}
+	if s.in.Calibration != nil {
+		d, err := s.in.Calibration.Digest()
+		if err != nil {
+			return nil, err
+		}
+		p.Inputs = append(p.Inputs, planir.Input{Kind: "calibration", Digest: d})
+	}
 	rows := append([]int{1}, s.want.buckets...)
 	solved := make([][]planir.Decision, len(rows))
 	reports := make([]planir.Solve, len(rows))
@@ -564,7 +520,7 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 	}
 	// The programs with most rows gain most from what a processor holds: the others are offered it.
 	for i := len(rows) - 1; i >= 0; i-- {
-		pr, err := s.program(rows[i], s.scheme(rows[i]))
+		pr, err := s.program(rows[i], s.assigned(rows[i]))
 		if err != nil {
 			return nil, err
 		}
@@ -576,6 +532,9 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 		}
 	}
 	p.Solver = reports
+	if s.chosen != nil {
+		p.Solver = append(p.Solver, *s.chosen)
+	}
 	for i, list := range solved {
 		for k := range list {
 			// The head is decided at one row, and again only where a bucket has other processors.
@@ -591,7 +550,7 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 	return p, nil
 }
 
-func (s *session) scheme(rows int) op.Scheme {
+func (s *session) assigned(rows int) assignment {
 	if rows == 1 {
 		return s.decode
 	}
@@ -654,7 +613,7 @@ func (s *session) predict(p *planir.Plan) error {
 
 // giveTo decides a program's own sections for one processor; false when they already are.
 func (s *session) giveTo(p *planir.Plan, rows int, proc string) (bool, error) {
-	pr, err := s.program(rows, s.scheme(rows))
+	pr, err := s.program(rows, s.assigned(rows))
 	if err != nil {
 		return false, err
 	}

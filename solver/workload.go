@@ -5,11 +5,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -27,7 +29,11 @@ type Workload struct {
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most DefaultContext.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
-	// Schemes are the precisions each phase may use; empty: the stored precision only.
+	// Quality permits every precision whose measured loss stays within a limit; it needs a calibration.
+	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
+	// Memory bounds what a process that executes the plan holds; 0: no bound.
+	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
+	// Schemes are the precisions each phase may use; empty: those that Quality permits, else the stored one.
 	Schemes Schemes `json:"schemes,omitzero" yaml:"schemes,omitempty"`
 	// Buckets are the numbers of rows prefill gets programs for; empty: powers of two.
 	Buckets []int `json:"buckets,omitempty" yaml:"buckets,omitempty,flow"`
@@ -61,6 +67,34 @@ func (p *Prompt) UnmarshalNode(n *decode.Node) error {
 type Schemes struct {
 	Prefill []op.Scheme `json:"prefill,omitempty" yaml:"prefill,omitempty,flow"`
 	Decode  []op.Scheme `json:"decode,omitempty" yaml:"decode,omitempty,flow"`
+}
+
+// Quality bounds what a plan may lose.
+type Quality struct {
+	MaxKL KLLimit `json:"max_kl,omitzero" yaml:"max_kl,omitempty" decode:"required"`
+}
+
+// KLLimit is the most that the schemes of a phase may cost by the calibration: the mean Kullback-Leibler
+// divergence from float32 in nats a token. 0 is no limit, and then no permission either.
+type KLLimit struct {
+	Prefill float64 `json:"prefill,omitempty" yaml:"prefill,omitempty"`
+	Decode  float64 `json:"decode,omitempty" yaml:"decode,omitempty"`
+}
+
+// UnmarshalNode reads "{prefill: 0.001, decode: 0.02}" or a plain number, which limits both phases.
+func (k *KLLimit) UnmarshalNode(n *decode.Node) error {
+	if n.IsMapping() {
+		type plain KLLimit
+		return n.Decode((*plain)(k))
+	}
+	if err := n.Decode(&k.Prefill); err != nil {
+		return err
+	}
+	k.Decode = k.Prefill
+	if k.Prefill == 0 { // Validate refuses it; without a number it would not be seen
+		k.Prefill = math.NaN()
+	}
+	return nil
 }
 
 // Weights weigh the phases.
@@ -118,6 +152,7 @@ const (
 	maxPrompts = 1 << 16
 	maxBuckets = 64
 	maxLength  = 1 << 22
+	maxMemory  = 1 << 50
 )
 
 // Validate reports everything that makes no sense.
@@ -165,6 +200,17 @@ func (w *Workload) Validate() error {
 				fail(fmt.Sprintf("%s[%d]", s.path, i), "scheme %q appears twice", x)
 			}
 		}
+	}
+	for _, x := range []struct {
+		path string
+		max  float64
+	}{{"quality.max_kl.prefill", w.Quality.MaxKL.Prefill}, {"quality.max_kl.decode", w.Quality.MaxKL.Decode}} {
+		if !(x.max >= 0 && x.max <= 1e6) {
+			fail(x.path, "limit is %v nats a token, want more than 0, at most 1e6 (without a limit precision stays as stored)", x.max)
+		}
+	}
+	if w.Memory < 0 || w.Memory > maxMemory {
+		fail("memory", "bound is %v, want 0..%v", w.Memory, unit.Bytes(maxMemory))
 	}
 	if len(w.Buckets) > maxBuckets {
 		fail("buckets", "%d buckets, want at most %d", len(w.Buckets), maxBuckets)
@@ -214,6 +260,7 @@ type demand struct {
 	// calls that full buckets of a longer prompt make.
 	share           []float64
 	prefill, decode []op.Scheme
+	limit           KLLimit
 	outputTokens    int
 	weights         Weights
 	contexts        map[int]int      // by rows: positions an attention works on, on average
@@ -242,12 +289,18 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	if d.weights == (Weights{}) {
 		d.weights = Weights{1, 1}
 	}
-	stored := []op.Scheme{op.A32W32}
-	if len(d.prefill) == 0 {
-		d.prefill = stored
-	}
-	if len(d.decode) == 0 {
-		d.decode = stored
+	d.limit = w.Quality.MaxKL
+	for _, x := range []struct {
+		list *[]op.Scheme
+		max  float64
+	}{{&d.prefill, d.limit.Prefill}, {&d.decode, d.limit.Decode}} {
+		switch {
+		case len(*x.list) > 0:
+		case x.max > 0:
+			*x.list = op.Schemes
+		default:
+			*x.list = []op.Scheme{op.A32W32}
+		}
 	}
 	d.buckets = slices.Clone(w.Buckets)
 	if len(d.buckets) == 0 {

@@ -28,9 +28,10 @@ func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution
 	if err := p.Validate(); err != nil {
 		return problem.Solution{}, err
 	}
-	sets, err := independentSets(p)
-	if err != nil {
-		return problem.Solution{}, err
+	sets, ok := problem.IndependentSets(len(p.Procs), p.Conflicts, maxSets)
+	if !ok {
+		return problem.Solution{}, diag.New(diag.ClassInfeasible, "partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
+			WithHint("describe fewer processors that share cores in the SoC file")
 	}
 	best := problem.Solution{ObjectiveNS: math.MaxInt64}
 	blocked := "" // the item that no set so far could execute
@@ -56,40 +57,6 @@ func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution
 	}
 	best.BoundNS, best.Status = best.ObjectiveNS, problem.Optimal
 	return best, nil
-}
-
-// independentSets lists the maximal sets of processors without a conflict, as bit masks, in a
-// fixed order.
-func independentSets(p *problem.Partition) ([]uint64, error) {
-	n := len(p.Procs)
-	conflicts := make([]uint64, n)
-	for _, c := range p.Conflicts {
-		conflicts[c[0]] |= 1 << c[1]
-		conflicts[c[1]] |= 1 << c[0]
-	}
-	var out []uint64
-	var grow func(q int, set uint64) bool
-	grow = func(q int, set uint64) bool {
-		if q == n {
-			for r := range n {
-				if set&(1<<r) == 0 && conflicts[r]&set == 0 {
-					return true // not maximal
-				}
-			}
-			out = append(out, set)
-			return len(out) <= maxSets
-		}
-		if conflicts[q]&set == 0 && !grow(q+1, set|1<<q) {
-			return false
-		}
-		// Leaving q out is of use only if a processor that excludes it comes in.
-		return conflicts[q] == 0 || grow(q+1, set)
-	}
-	if !grow(0, 0) {
-		return nil, diag.New(diag.ClassInfeasible, "partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
-			WithHint("describe fewer processors that share cores in the SoC file")
-	}
-	return out, nil
 }
 
 const unreachable = math.MaxInt64

@@ -315,3 +315,34 @@ func (p *Partition) Verify(s Solution) error {
 	}
 	return nil
 }
+
+// IndependentSets lists the maximal sets of n processors without a conflict, as bit masks, in a fixed
+// order; false when there are more than limit.
+func IndependentSets(n int, pairs [][2]int, limit int) (out []uint64, ok bool) {
+	conflicts := make([]uint64, n)
+	for _, c := range pairs {
+		conflicts[c[0]] |= 1 << c[1]
+		conflicts[c[1]] |= 1 << c[0]
+	}
+	var grow func(q int, set uint64) bool
+	grow = func(q int, set uint64) bool {
+		if q == n {
+			for r := range n {
+				if set&(1<<r) == 0 && conflicts[r]&set == 0 {
+					return true // not maximal
+				}
+			}
+			out = append(out, set)
+			return len(out) <= limit
+		}
+		if conflicts[q]&set == 0 && !grow(q+1, set|1<<q) {
+			return false
+		}
+		// Leaving q out is of use only if a processor that excludes it comes in.
+		return conflicts[q] == 0 || grow(q+1, set)
+	}
+	if !grow(0, 0) {
+		return nil, false
+	}
+	return out, true
+}

@@ -1,0 +1,759 @@
+package solver
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// class is a weight whose scheme is a choice: every node that multiplies by it has the same, so that
+// its packed copies are shared.
+type class struct {
+	weight string
+	nodes  []string // as decisions name them
+	head   bool     // one row whatever the bucket is: decode's scheme counts
+	k, n   int
+	copies int // matrices of that size: layers and experts
+}
+
+// bytes is what the class takes in a weight format, without padding.
+func (c *class) bytes(format string) int64 {
+	return int64(c.copies) * op.WeightBytes(format, c.k, c.n)
+}
+
+// assignment is a scheme for every class.
+type assignment []op.Scheme
+
+func (a assignment) key() string {
+	var b strings.Builder
+	for _, s := range a {
+		b.WriteString(string(s))
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// findClasses lists the classes in the order of the graph.
+func (s *session) findClasses() {
+	s.classOf = map[string]int{}
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, n := range sec.Nodes {
+			o := n.Ops[len(n.Ops)-1]
+			if !o.HasScheme() || n.Exact {
+				continue
+			}
+			k := slices.IndexFunc(s.classes, func(c class) bool { return c.weight == n.W[0] })
+			if k < 0 {
+				k = len(s.classes)
+				s.classes = append(s.classes, class{weight: n.W[0], k: o.K, n: o.N, head: s.isHead(sec.Name)})
+			}
+			c, name := &s.classes[k], sec.Name+"."+n.Name
+			c.copies += max(1, sec.Layers) * max(1, o.Experts)
+			if !slices.Contains(c.nodes, name) {
+				c.nodes = append(c.nodes, name)
+			}
+			s.classOf[name] = k
+		}
+	}
+}
+
+// schemeOf is the scheme of a node under an assignment; exact nodes ignore it.
+func (s *session) schemeOf(a assignment) func(node string) op.Scheme {
+	return func(node string) op.Scheme {
+		if k, ok := s.classOf[node]; ok {
+			return a[k]
+		}
+		return op.A32W32
+	}
+}
+
+// phase is a part of the workload whose programs share one assignment.
+type phase struct {
+	name    string
+	rows    []int
+	weights []float64 // of each program in the objective
+	permits []op.Scheme
+	asked   bool    // the workload lists the schemes
+	max     float64 // KL, 0: no limit
+	options [][]op.Scheme
+	points  []point
+	worth   map[string]float64 // objective by assignment, solved
+}
+
+// point is an assignment as indices into a phase's options, with what is known without solving.
+type point struct {
+	pick  []uint8
+	bound float64 // the objective is at least that, in ns
+	kl    float64
+}
+
+// Limits of the choice of schemes.
+const (
+	maxAssignments = 1 << 19 // of a phase
+	maxPairs       = 1 << 22 // of assignments that are looked at
+	maxTried       = 4096    // pairs that are solved
+)
+
+// loss is what a scheme costs in a class by the calibration; false when that was not measured.
+func (s *session) loss(c *class, scheme op.Scheme) (float64, bool) {
+	if scheme == op.A32W32 {
+		return 0, true
+	}
+	cal := s.in.Calibration
+	if cal == nil {
+		return 0, false
+	}
+	total := 0.0
+	for _, node := range c.nodes {
+		l := cal.Loss(node, scheme, len(cal.Folds) > 0)
+		if l == nil && len(cal.Folds) > 0 {
+			l = cal.Loss(node, scheme, false) // of a class that no fold touches
+		}
+		if l == nil {
+			return 0, false
+		}
+		total += max(0, l.KL)
+	}
+	return total, true
+}
+
+// permit fills in a phase's options: for every class the schemes that are permitted, supported, measured and
+// priced. A scheme that falls out is mentioned, with the classes it falls out of.
+func (s *session) permit(ctx context.Context, ph *phase) error {
+	ph.options = make([][]op.Scheme, len(s.classes))
+	var first error
+	for _, scheme := range ph.permits {
+		if !ph.asked && !slices.ContainsFunc(s.procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
+			continue // nobody asked for it, and nobody executes it
+		}
+		var unmeasured, failing []string
+		var why error
+		for k := range s.classes {
+			c := &s.classes[k]
+			if c.head && ph.name == "prefill" {
+				continue
+			}
+			if _, ok := s.loss(c, scheme); !ok && ph.max > 0 {
+				unmeasured = append(unmeasured, c.nodes...)
+				continue
+			}
+			err := s.usable(ph, k, scheme)
+			if err == nil && c.head { // runs in prefill's programs too
+				err = s.usable(s.phases[0], k, scheme)
+			}
+			if err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				failing = append(failing, c.nodes...)
+				if why == nil {
+					why = err
+				}
+				if first == nil {
+					first = err
+				}
+				continue
+			}
+			ph.options[k] = append(ph.options[k], scheme)
+		}
+		all := len(s.classes)
+		if ph.name == "prefill" {
+			all -= s.heads()
+		}
+		of := func(nodes []string) string {
+			if len(nodes) >= all {
+				return ph.name
+			}
+			return ph.name + " for " + strings.Join(nodes, ", ")
+		}
+		if unmeasured != nil {
+			s.note("scheme %q is left out of %s: the calibration says nothing about what it costs", scheme, of(unmeasured))
+		}
+		if failing != nil && len(ph.permits) > 1 {
+			s.note("scheme %q is left out of %s: %v", scheme, of(failing), why)
+		}
+	}
+	for k, list := range ph.options {
+		if len(list) > 0 || s.classes[k].head && ph.name == "prefill" {
+			continue
+		}
+		if first != nil {
+			return first
+		}
+		return diag.New(diag.ClassInfeasible, "solve: no scheme is left for %s of %s", s.classes[k].nodes[0], ph.name).
+			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: hetc calibrate --model DIR --text FILE -o cal.yaml")
+	}
+	return nil
+}
+
+// heads is the number of classes with one row whatever the bucket is.
+func (s *session) heads() (n int) {
+	for i := range s.classes {
+		if s.classes[i].head {
+			n++
+		}
+	}
+	return n
+}
+
+// uniform is one scheme for every class.
+func (s *session) uniform(scheme op.Scheme) assignment {
+	a := make(assignment, len(s.classes))
+	for i := range a {
+		a[i] = scheme
+	}
+	return a
+}
+
+// usable prices a class in a scheme in all programs of a phase.
+func (s *session) usable(ph *phase, k int, scheme op.Scheme) error {
+	for _, rows := range ph.rows {
+		sections, err := s.expand(rows, s.uniform(scheme))
+		if err != nil {
+			return err
+		}
+		for i := range sections {
+			sec := &sections[i]
+			if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) {
+				continue
+			}
+			if !slices.ContainsFunc(sec.Nodes, func(n lower.Node) bool { return slices.Contains(s.classes[k].nodes, n.Name) }) {
+				continue
+			}
+			s.price(sec, rows)
+			for j := range sec.Nodes {
+				n := &sec.Nodes[j]
+				if x := s.pools[poolOf(rows, n)]; x.err != nil && (slices.Contains(s.classes[k].nodes, n.Name) || !n.Op().HasScheme()) {
+					return x.err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// expand is the graph at a number of rows under an assignment.
+func (s *session) expand(rows int, a assignment) ([]lower.Section, error) {
+	out, err := lower.Expand(&s.graph, rows, s.want.context, cacheType, s.schemeOf(a))
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
+	}
+	return out, nil
+}
+
+// poolKey names the candidates of a node: they depend on nothing else.
+type poolKey struct {
+	rows   int
+	node   string
+	scheme op.Scheme
+}
+
+func poolOf(rows int, n *lower.Node) poolKey { return poolKey{rows, n.Name, n.Op().Scheme} }
+
+// pool is the ways to execute a node, or why there are none.
+type pool struct {
+	list []candidate
+	err  error
+	st   *stage // that made them
+	node int
+}
+
+// price makes the candidates of a section's nodes at a number of rows. Those of nodes without a scheme grow with
+// every scheme around them, whose boundaries they may follow.
+func (s *session) price(sec *lower.Section, rows int) {
+	key := sectionKey(sec, rows)
+	if s.priced[key] {
+		return
+	}
+	s.priced[key] = true
+	st := s.stage(sec, rows)
+	lists, errs := st.candidates(s.tuples)
+	for i := range sec.Nodes {
+		k := poolOf(rows, &sec.Nodes[i])
+		old := s.pools[k]
+		switch {
+		case old == nil:
+			s.pools[k] = &pool{lists[i], errs[i], st, i}
+		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
+			seen := map[string]bool{}
+			for j := range old.list {
+				seen[old.list[j].label()] = true
+			}
+			for _, c := range lists[i] {
+				if !seen[c.label()] {
+					old.list = append(old.list, c)
+				}
+			}
+		}
+	}
+	for _, q := range s.procs {
+		// Said once for a processor: a plan that does without it is not to look like a choice.
+		if err := st.missing[q.Name]; err != nil && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
+			s.said[q.Name] = true
+			s.note("some choices with processor %q are left out: %v", q.Name, err)
+		}
+	}
+}
+
+// sectionKey names a section with the schemes of its nodes.
+func sectionKey(sec *lower.Section, rows int) string {
+	key := fmt.Sprintf("%d %s", rows, sec.Name)
+	for i := range sec.Nodes {
+		if n := &sec.Nodes[i]; n.Op().HasScheme() {
+			key += " " + string(n.Op().Scheme)
+		}
+	}
+	return key
+}
+
+// instance poses the problem of a section whose schemes are fixed.
+func (s *session) instance(sec *lower.Section, rows int) (*instance, error) {
+	key := sectionKey(sec, rows)
+	if in := s.instances[key]; in != nil {
+		return in, nil
+	}
+	lists := make([][]candidate, len(sec.Nodes))
+	for i := range sec.Nodes {
+		x := s.pools[poolOf(rows, &sec.Nodes[i])]
+		if x == nil {
+			s.price(sec, rows)
+			x = s.pools[poolOf(rows, &sec.Nodes[i])]
+		}
+		if x.err != nil {
+			return nil, x.err
+		}
+		lists[i] = x.list
+	}
+	in, err := s.stage(sec, rows).pose(lists)
+	if err == nil {
+		s.instances[key] = in
+	}
+	return in, err
+}
+
+// chooseSchemes decides the scheme of every class in either phase: of the permitted assignments that stay
+// within the limits of quality the one with the least expected time.
+func (s *session) chooseSchemes(ctx context.Context) error {
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	found, err := s.search(ctx, math.Inf(1), nil, func(p, d assignment) (float64, bool, error) {
+		ns, err := s.value(ctx, p, d)
+		return ns, err == nil, err
+	})
+	if err != nil {
+		return err
+	}
+	if found.decode == nil {
+		return s.tooLossy()
+	}
+	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
+	return nil
+}
+
+// prepare lists the assignments of both phases with what bounds them.
+func (s *session) prepare(ctx context.Context) error {
+	d := &phase{name: "decode", rows: []int{1}, weights: []float64{s.want.weights.Decode * float64(s.want.outputTokens)},
+		permits: s.want.decode, asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.limit.Decode}
+	p := &phase{name: "prefill", rows: s.want.buckets, permits: s.want.prefill, asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.limit.Prefill}
+	for _, share := range s.want.share {
+		p.weights = append(p.weights, s.want.weights.Prefill*share)
+	}
+	s.phases = [2]*phase{p, d}
+	for _, ph := range []*phase{d, p} {
+		if len(ph.rows) == 0 {
+			continue
+		}
+		if err := s.permit(ctx, ph); err != nil {
+			return err
+		}
+	}
+	s.listed = true // bounds hold for the candidates there are
+	for _, ph := range []*phase{d, p} {
+		if len(ph.rows) == 0 {
+			continue
+		}
+		if err := s.list(ph); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes
+// cost at least, each executed as it is cheapest: hand-overs are left out. Prefill's leave out the head.
+func (s *session) list(ph *phase) error {
+	total := 1
+	var vary []int
+	for k, list := range ph.options {
+		if len(list) == 0 {
+			continue
+		}
+		vary = append(vary, k)
+		if total *= len(list); total > maxAssignments {
+			return diag.New(diag.ClassInput, "solve: more than %d combinations of schemes and weights in %s", maxAssignments, ph.name).
+				WithHint("permit fewer schemes in the workload")
+		}
+	}
+	sets := s.sets()
+	type costs [][]float64 // by program and set of processors
+	zero := func() costs {
+		c := make(costs, len(ph.rows))
+		for r := range c {
+			c[r] = make([]float64, len(sets))
+		}
+		return c
+	}
+	base, low := zero(), make([][]costs, len(s.classes))
+	for _, k := range vary {
+		low[k] = make([]costs, len(ph.options[k]))
+		for j := range low[k] {
+			low[k][j] = zero()
+		}
+	}
+	kl := make([][]float64, len(s.classes))
+	for _, k := range vary {
+		for _, scheme := range ph.options[k] {
+			x, _ := s.loss(&s.classes[k], scheme)
+			kl[k] = append(kl[k], x)
+		}
+	}
+	for r, rows := range ph.rows {
+		for i := range s.graph.Sections {
+			sec := &s.graph.Sections[i]
+			times := float64(max(1, sec.Layers))
+			for _, n := range sec.Nodes {
+				name := sec.Name + "." + n.Name
+				k, classed := s.classOf[name]
+				if !classed {
+					scheme := n.Ops[len(n.Ops)-1].Scheme
+					if n.Exact {
+						scheme = op.A32W32
+					}
+					for x, set := range sets {
+						base[r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
+					}
+					continue
+				}
+				for j, scheme := range ph.options[k] {
+					for x, set := range sets {
+						low[k][j][r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
+					}
+				}
+			}
+		}
+	}
+	ph.points = ph.points[:0]
+	ph.worth = map[string]float64{}
+	pick := make([]uint8, len(vary))
+	sums := make([]costs, len(vary)+1)
+	sums[0] = base
+	for i := range vary {
+		sums[i+1] = zero()
+	}
+	losses := make([]float64, len(vary)+1)
+	var walk func(i int)
+	walk = func(i int) {
+		if i == len(vary) {
+			if ph.max > 0 && losses[i] > ph.max {
+				return
+			}
+			bound := 0.0
+			for r := range ph.rows {
+				bound += float64(ph.weights[r] * slices.Min(sums[i][r]))
+			}
+			ph.points = append(ph.points, point{slices.Clone(pick), bound, losses[i]})
+			return
+		}
+		k := vary[i]
+		for j := range ph.options[k] {
+			pick[i] = uint8(j)
+			losses[i+1] = losses[i] + kl[k][j]
+			for r := range sums[i] {
+				for x := range sums[i][r] {
+					sums[i+1][r][x] = sums[i][r][x] + low[k][j][r][x]
+				}
+			}
+			walk(i + 1)
+		}
+	}
+	walk(0)
+	slices.SortStableFunc(ph.points, func(a, b point) int {
+		switch {
+		case a.bound < b.bound:
+			return -1
+		case a.bound > b.bound:
+			return 1
+		}
+		return 0
+	})
+	return nil
+}
+
+// cheapest is the least cost of a node's candidates that only use processors of a set; infinite when
+// there are none.
+func (s *session) cheapest(k poolKey, set uint64) float64 {
+	x := s.pools[k]
+	if x == nil {
+		return 0 // not priced in that form: no bound
+	}
+	best := math.Inf(1)
+	for i := range x.list {
+		c := &x.list[i]
+		if s.mask(c.Shares)&^set == 0 {
+			best = min(best, float64(c.costNS))
+		}
+	}
+	return best
+}
+
+func (s *session) mask(shares []planir.Share) (m uint64) {
+	for _, sh := range shares {
+		m |= 1 << slices.IndexFunc(s.procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
+	}
+	return m
+}
+
+// sets are the sets of processors that may work in one program; a single set of all when there are many.
+func (s *session) sets() []uint64 {
+	if sets, ok := problem.IndependentSets(len(s.procs), s.conflicts, 64); ok {
+		return sets
+	}
+	return []uint64{1<<len(s.procs) - 1}
+}
+
+// assignments turns a pair of points into schemes. Prefill's has decode's for the head.
+func (s *session) assignments(p, d *point) (prefill, decode assignment) {
+	fill := func(ph *phase, x *point, a assignment) {
+		i := 0
+		for k, list := range ph.options {
+			if len(list) > 0 {
+				a[k] = list[x.pick[i]]
+				i++
+			}
+		}
+	}
+	decode = make(assignment, len(s.classes))
+	fill(s.phases[1], d, decode)
+	prefill = slices.Clone(decode)
+	if p != nil {
+		fill(s.phases[0], p, prefill)
+	}
+	return prefill, decode
+}
+
+// headKL is what the head costs in an assignment of decode: it counts in prefill too.
+func (s *session) headKL(decode assignment) float64 {
+	total := 0.0
+	for k := range s.classes {
+		if s.classes[k].head {
+			x, _ := s.loss(&s.classes[k], decode[k])
+			total += x
+		}
+	}
+	return total
+}
+
+// value is the objective of a pair of assignments, solved.
+func (s *session) value(ctx context.Context, prefill, decode assignment) (float64, error) {
+	total := 0.0
+	for i, a := range []assignment{prefill, decode} {
+		ph := s.phases[i]
+		key := a.key()
+		ns, ok := ph.worth[key]
+		if !ok {
+			for r, rows := range ph.rows {
+				pr, err := s.program(rows, a)
+				if err != nil {
+					return 0, err
+				}
+				_, report, err := pr.solve(ctx, s, nil)
+				if err != nil {
+					return 0, err
+				}
+				ns += float64(ph.weights[r] * float64(report.ObjectiveNS))
+			}
+			ph.worth[key] = ns
+		}
+		total += ns
+	}
+	return total, nil
+}
+
+// found is the outcome of a search: no decode when nothing is within the limits.
+type found struct {
+	prefill, decode assignment
+	ns              float64
+	report          *planir.Solve // nil when there was nothing to choose
+}
+
+// pair is a combination of assignments that waits to be looked at.
+type pair struct {
+	p, d  int
+	bound float64
+}
+
+type pairs []pair
+
+func (h pairs) Len() int { return len(h) }
+func (h pairs) Less(i, j int) bool {
+	if h[i].bound != h[j].bound {
+		return h[i].bound < h[j].bound
+	}
+	return h[i].d < h[j].d || h[i].d == h[j].d && h[i].p < h[j].p
+}
+func (h pairs) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *pairs) Push(x any)   { *h = append(*h, x.(pair)) }
+func (h *pairs) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+// search finds the pair of assignments with the least objective below `below`, within the limits of
+// quality, that admits and try accept: it goes through the pairs in the order of their bounds, has those solved that
+// may still be the best, and ends where no bound is below the best. The first of equally good ones wins.
+// admits (nil: all) says whether a pair is worth trying.
+func (s *session) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool, try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
+	prefills, decodes := s.phases[0].points, s.phases[1].points
+	none := len(s.phases[0].rows) == 0
+	if none {
+		prefills = []point{{}}
+	}
+	best := found{ns: below}
+	queue := &pairs{}
+	push := func(p, d int) {
+		if p < len(prefills) && d < len(decodes) {
+			if b := prefills[p].bound + decodes[d].bound; b < best.ns {
+				heap.Push(queue, pair{p, d, b})
+			}
+		}
+	}
+	push(0, 0)
+	status, bound := problem.Optimal, 0.0
+	seen, tried := 0, 0
+	for queue.Len() > 0 {
+		x := heap.Pop(queue).(pair)
+		if x.bound >= best.ns {
+			break
+		}
+		if seen++; seen > maxPairs || tried > maxTried {
+			status, bound = problem.Feasible, x.bound
+			break
+		}
+		if err := ctx.Err(); err != nil {
+			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
+		}
+		push(x.p+1, x.d)
+		if x.p == 0 {
+			push(0, x.d+1)
+		}
+		pp := &prefills[x.p]
+		if none {
+			pp = nil
+		}
+		prefill, decode := s.assignments(pp, &decodes[x.d])
+		if limit := s.phases[0].max; !none && limit > 0 && pp.kl+s.headKL(decode) > limit {
+			continue
+		}
+		if admits != nil && !admits(prefill, decode) {
+			continue
+		}
+		tried++
+		ns, ok, err := try(prefill, decode)
+		if err != nil {
+			return found{}, err
+		}
+		if ok && ns < best.ns {
+			best.prefill, best.decode, best.ns = prefill, decode, ns
+		}
+	}
+	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
+		return best, nil
+	}
+	r := &planir.Solve{Problem: "schemes", Engine: "exact", Status: string(status), ObjectiveNS: whole(best.ns), BoundNS: whole(best.ns)}
+	if status != problem.Optimal {
+		r.BoundNS = min(r.BoundNS, whole(bound))
+	}
+	for _, ph := range s.phases {
+		for _, list := range ph.options {
+			r.Choices += len(list)
+		}
+	}
+	best.report = r
+	return best, nil
+}
+
+func whole(ns float64) int64 { return int64(min(ns, math.MaxInt64/2)) }
+
+// tooLossy explains that no assignment is within the limits: what the least lossy one costs.
+func (s *session) tooLossy() error {
+	for i, ph := range s.phases {
+		if ph.max == 0 || len(ph.rows) == 0 {
+			continue
+		}
+		least := 0.0
+		for k := range s.classes {
+			list := ph.options[k]
+			if i == 0 && s.classes[k].head {
+				list = s.phases[1].options[k]
+			}
+			best := math.Inf(1)
+			for _, scheme := range list {
+				if x, ok := s.loss(&s.classes[k], scheme); ok {
+					best = min(best, x)
+				}
+			}
+			if len(list) > 0 {
+				least += best
+			}
+		}
+		if least > ph.max {
+			return diag.New(diag.ClassInfeasible, "solve: %s is to lose at most %.3g nats a token, and the permitted schemes lose at least %.3g by the calibration", ph.name, ph.max, least).
+				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload", ph.name)
+		}
+	}
+	return diag.New(diag.ClassInfeasible, "solve: no combination of the permitted schemes stays within the limits of quality in both phases").
+		WithHint("raise quality.max_kl in the workload, or permit more exact schemes")
+}
+
+// quality is what the chosen schemes cost by the calibration: nothing without one, or where it says
+// nothing about one of them.
+func (s *session) quality() []planir.Quality {
+	if s.in.Calibration == nil {
+		return nil
+	}
+	var out []planir.Quality
+	for i, a := range []assignment{s.prefill, s.decode} {
+		ph := s.phases[i]
+		if len(ph.rows) == 0 {
+			continue
+		}
+		q := planir.Quality{Phase: ph.name, MaxKL: ph.max}
+		var missing []string
+		for k := range s.classes {
+			x, ok := s.loss(&s.classes[k], a[k])
+			if !ok {
+				missing = append(missing, fmt.Sprintf("%s in %s", a[k], s.classes[k].nodes[0]))
+			}
+			q.KL += x
+		}
+		if missing != nil {
+			s.note("what %s loses is not known: the calibration says nothing about %s", ph.name, strings.Join(missing, ", "))
+			continue
+		}
+		out = append([]planir.Quality{q}, out...)
+	}
+	return out
+}
