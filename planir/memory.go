@@ -1,8 +1,10 @@
 package planir
 
 import (
+	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -29,11 +31,13 @@ type Memory struct {
 // TableStep is what reading one row of a mapped table makes resident: the pages around it come along.
 const TableStep = 64 << 10
 
-// Parts of Memory.Fixed, measured (see RATIONALE.md).
+// FixedBytes is the least of Memory.Fixed: what a process holds that has verified a bundle and loaded nothing.
+const FixedBytes = 17 << 20
+
+// Further parts of Memory.Fixed, measured (see RATIONALE.md).
 const (
-	fixedBytes      = 17 << 20 // of a process that has verified a bundle and loaded nothing
-	loadedStepBytes = 4 << 10  // of one step in one layer
-	vocabularyBytes = 256      // of one token of the vocabulary
+	loadedStepBytes = 4 << 10 // of one step in one layer
+	vocabularyBytes = 256     // of one token of the vocabulary
 )
 
 // MemoryOf computes the memory of a plan whose program is complete.
@@ -106,9 +110,15 @@ func MemoryOf(p *Plan) Memory {
 	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 {
 		vocabulary = int64(pr.Buffers[i].Cols)
 	}
-	m.Fixed = fixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
+	m.Fixed = FixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
 	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
+}
+
+// String lists the parts: "1.1GiB of weights, 66MiB of cache, ...".
+func (m Memory) String() string {
+	return fmt.Sprintf("%v of weights, %v of embeddings, %v of cache, %v of buffers, %v of scratch, %v of program",
+		unit.Bytes(m.Weights), unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
 // At is the memory of a process that has only positions positions in its cache: rows of the cache and

@@ -30,7 +30,7 @@ func TestMemoryOf(t *testing.T) {
 	m := MemoryOf(p)
 	want := Memory{
 		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: 100 * TableStep,
-		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: fixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
+		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
 	if m != want {

@@ -133,7 +133,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 	ph.options = make([][]op.Scheme, len(s.classes))
 	var first error
 	for _, scheme := range ph.permits {
-		if !ph.asked && !slices.ContainsFunc(s.procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
+		if !ph.asked && ph.max > 0 && !slices.ContainsFunc(s.procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
 			continue // nobody asked for it, and nobody executes it
 		}
 		var unmeasured, failing []string
@@ -296,9 +296,10 @@ func (s *session) price(sec *lower.Section, rows int) {
 			}
 		}
 	}
+	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil }) // told by whoever needs the section
 	for _, q := range s.procs {
 		// Said once for a processor: a plan that does without it is not to look like a choice.
-		if err := st.missing[q.Name]; err != nil && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
+		if err := st.missing[q.Name]; err != nil && !failed && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
 			s.said[q.Name] = true
 			s.note("some choices with processor %q are left out: %v", q.Name, err)
 		}
@@ -439,6 +440,9 @@ func (s *session) list(ph *phase) error {
 					scheme := n.Ops[len(n.Ops)-1].Scheme
 					if n.Exact {
 						scheme = op.A32W32
+					}
+					if x := s.pools[poolKey{rows, name, scheme}]; x != nil && x.err != nil {
+						return x.err
 					}
 					for x, set := range sets {
 						base[r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)

@@ -32,6 +32,8 @@ type Input struct {
 	Engine   problem.Engine
 	// Calibration says what each scheme costs; nil where the workload bounds no quality.
 	Calibration *calibration.Calibration
+	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
+	MaxMemory int64
 }
 
 // Result is a plan and what its user should know about it.
@@ -55,18 +57,26 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.calibrated(); err != nil {
+		return nil, err
+	}
 	if err := s.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
-	plan, err := s.fit(ctx)
+	plan, err := s.complete(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.predict(plan); err != nil {
-		return nil, err
+	bound := in.MaxMemory
+	if bound == 0 {
+		bound = int64(s.in.Workload.Memory)
 	}
-	memory := planir.MemoryOf(plan)
-	plan.Memory = &memory
+	if bound > 0 && plan.Memory.Total > bound {
+		if s, plan, err = s.within(ctx, bound, plan); err != nil {
+			return nil, err
+		}
+	}
+	plan.Memory.Max, plan.Quality = bound, s.quality()
 	found := check.Plan(plan, in.Model, in.SoC)
 	if err := found.Err(); err != nil {
 		for _, d := range found {
@@ -106,6 +116,7 @@ type session struct {
 	prefill   assignment      // chosen
 	decode    assignment
 	chosen    *planir.Solve // how, nil when there was no choice
+	bound     int64         // of memory, 0: none
 }
 
 type programKey struct {
@@ -120,6 +131,22 @@ type program struct {
 	instances []*instance
 	decided   []planir.Decision // without penalties, once solved
 	report    planir.Solve
+}
+
+// calibrated checks that limits of quality come with a calibration of this model.
+func (s *session) calibrated() error {
+	if s.in.Calibration == nil {
+		if s.want.limit == (KLLimit{}) {
+			return nil
+		}
+		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost", s.in.Workload.title()).
+			WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
+	}
+	digest, err := s.in.Model.Digest()
+	if err != nil {
+		return err
+	}
+	return s.in.Calibration.CheckModel(s.in.Model.Name, digest)
 }
 
 func newSession(in Input) (*session, error) {
@@ -338,8 +365,8 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 	if len(limited) == 0 {
 		return plan, nil
 	}
-	var best *planir.Plan
-	bestNS := int64(math.MaxInt64)
+	best := plan
+	bestNS := math.Inf(1)
 	for range chargeRounds {
 		if !s.offer(plan) {
 			break // nothing new to share
@@ -351,9 +378,15 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 		if fits == nil {
 			for _, name := range s.overfull(last) {
 				sp := s.in.SoC.Processor(name)
+				if !s.crowded(last, name) {
+					continue // all processors together hold too much, as the caller will find
+				}
 				return nil, diag.New(diag.ClassInfeasible, "what only processor %q can execute takes %d bytes, and it addresses at most %d", name, check.Load(last, sp).Bytes, sp.AddressBytes).
 					WithHint("permit a scheme with fewer bits in the workload")
 			}
+		}
+		if fits == nil {
+			break
 		}
 		plan = fits
 		if ns := s.objective(fits); ns < bestNS {
@@ -455,7 +488,7 @@ func (s *session) offer(p *planir.Plan) bool {
 }
 
 // objective is the workload's, of the programs' problems.
-func (s *session) objective(p *planir.Plan) int64 {
+func (s *session) objective(p *planir.Plan) float64 {
 	total := 0.0
 	for i, rows := range append([]int{1}, s.want.buckets...) {
 		weight := s.want.weights.Decode * float64(s.want.outputTokens)
@@ -464,18 +497,39 @@ func (s *session) objective(p *planir.Plan) int64 {
 		}
 		total += float64(weight * float64(p.Solver[i].ObjectiveNS))
 	}
-	return int64(min(total, math.MaxInt64/2))
+	return total
 }
 
+// overfull lists the processors that a plan gives more than they address; all of them where copies of the same
+// weights make the process hold more than its bound.
 func (s *session) overfull(p *planir.Plan) []string {
+	above := s.bound > 0 && copies(p) && planir.MemoryOf(p).Total > s.bound
 	var out []string
 	for i := range p.Procs {
-		sp := s.in.SoC.Processor(p.Procs[i].Name)
-		if sp.AddressBytes > 0 && check.Load(p, sp).Bytes > sp.AddressBytes {
-			out = append(out, sp.Name)
+		if above || s.crowded(p, p.Procs[i].Name) {
+			out = append(out, p.Procs[i].Name)
 		}
 	}
 	return out
+}
+
+func (s *session) crowded(p *planir.Plan, name string) bool {
+	sp := s.in.SoC.Processor(name)
+	return sp.AddressBytes > 0 && check.Load(p, sp).Bytes > sp.AddressBytes
+}
+
+// copies reports whether some elements of a weight are packed twice in one format.
+func copies(p *planir.Plan) bool {
+	packs := p.Program.Packs
+	for i := range packs {
+		for j := range packs[:i] {
+			a, b := &packs[i], &packs[j]
+			if a.Weight == b.Weight && a.Scheme == b.Scheme && a.K0 < b.K1 && b.K0 < a.K1 && a.N0 < b.N1 && b.N0 < a.N1 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // assemble solves every program and lowers the plan.

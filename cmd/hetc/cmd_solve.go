@@ -11,10 +11,12 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
@@ -67,14 +69,20 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
-	var out string
+	var out, cal, most string
 	c := &cobra.Command{
 		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
 		Short: "decide which processor computes which part of every operator",
 		Long: `Solves the tensor partition of every section and number of rows to proved optimality under the cost model
 and writes the plan: decisions with their alternatives and costs, predictions with intervals, and the
 program. The plan is never predicted to be slower than the best single processor. The same inputs give the
-same bytes. Precision stays as stored unless the workload permits other schemes.
+same bytes.
+
+Precision stays as stored unless the workload permits other schemes, by name or by a limit of what they may
+lose (quality.max_kl), which needs the calibration of hetc calibrate. Every class of weights gets its own scheme in
+prefill and in decode. What the calibration predicts is verified with hetc quality once a bundle is written.
+
+--max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -90,6 +98,18 @@ same bytes. Precision stays as stored unless the workload permits other schemes.
 				return err
 			}
 			defer input.Model.Close()
+			if cal != "" {
+				if input.Calibration, err = calibration.Read(cal); err != nil {
+					return err
+				}
+			}
+			if most != "" {
+				b, err := unit.ParseBytes(most)
+				if err != nil || b <= 0 {
+					return diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", most).WithHint("write it with a unit: 1.5GiB, 900MiB")
+				}
+				input.MaxMemory = int64(b)
+			}
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
 				return err
@@ -118,13 +138,35 @@ same bytes. Precision stays as stored unless the workload permits other schemes.
 				wrote(s, out, "plan %.12s for %s on %s", digest, r.Plan.Model.Name, r.Plan.SoC.Name)
 			}
 			showPredictions(s, r.Plan)
+			showLimits(s, r.Plan)
 			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
+				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
 				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "expected_ns": r.ExpectedNS})
 		},
 	}
 	in.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
+	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
+	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return c
+}
+
+// showLimits tells what a plan is predicted to lose and to hold.
+func showLimits(s *cli.Streams, p *planir.Plan) {
+	for _, q := range p.Quality {
+		limit := ""
+		if q.MaxKL > 0 {
+			limit = fmt.Sprintf(" of at most %.3g", q.MaxKL)
+		}
+		s.Printf("%s: predicted KL %.3g%s nats a token, from calibration\n", q.Phase, q.KL, limit)
+	}
+	if m := p.Memory; m != nil {
+		limit := ""
+		if m.Max > 0 {
+			limit = fmt.Sprintf(" of at most %v", unit.Bytes(m.Max))
+		}
+		s.Printf("memory: predicted %v%s: %s\n", unit.Bytes(m.Total), limit, m)
+	}
 }
 
 func showPredictions(s *cli.Streams, p *planir.Plan) {
