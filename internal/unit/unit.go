@@ -37,7 +37,8 @@ type prefix struct {
 	scale float64
 }
 
-// ParseBytes reads a size such as "4GiB", "1.5 MB", "64KiB" or "4096". The result is a whole number of bytes.
+// ParseBytes reads a size such as "4GiB", "1.5 MB", "64KiB" or "4096". What is not a
+// whole number of bytes, as 1.2GiB, is rounded down; fractions of a byte without a larger unit are refused.
 func ParseBytes(s string) (Bytes, error) {
 	num, word, err := split(s, "size")
 	if err != nil {
@@ -51,6 +52,9 @@ func ParseBytes(s string) (Bytes, error) {
 		return 0, fmt.Errorf("parse size %q: unknown unit %q, want B, kB, MB, GB, KiB, MiB or GiB", s, clip(word))
 	}
 	x := num * scale
+	if scale > 1 {
+		x = math.Floor(x)
+	}
 	if x != math.Trunc(x) || x < 0 || x >= math.MaxInt64 {
 		return 0, fmt.Errorf("parse size %q: want a whole number of bytes from 0", s)
 	}

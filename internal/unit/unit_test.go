@@ -10,7 +10,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	sizes := map[string]Bytes{"4GiB": 4 << 30, "4 GB": 4e9, "1.5MiB": 3 << 19, "4096": 4096, "0": 0, " 2 kB ": 2000, "2KB": 2000, "1B": 1, "1e3B": 1000, "2E": -1,
+	sizes := map[string]Bytes{"4GiB": 4 << 30, "4 GB": 4e9, "1.5MiB": 3 << 19, "1.2GiB": 1288490188, "0.0001kB": 0, "4096": 4096, "0": 0, " 2 kB ": 2000, "2KB": 2000, "1B": 1, "1e3B": 1000, "2E": -1,
 		"": -1, "GiB": -1, "-1": -1, "1.5": -1, "4 GiBs": -1, "9e18": 9e18, "1e19": -1, "nan": -1, "inf": -1, "1 gib": -1, strings.Repeat("1", 100): -1}
 	for s, want := range sizes {
 		if got, err := ParseBytes(s); (err != nil) != (want < 0) || err == nil && got != want {
