@@ -1,0 +1,423 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+)
+
+// skewed are true prices, but matrices of each shape and scheme take a random factor more.
+type skewed struct {
+	truth
+	factor map[string]float64
+	rand   *rand.Rand
+}
+
+func (x skewed) together(tasks []task) ([]estimate, error) {
+	out, err := x.truth.together(tasks)
+	for i := range out {
+		o := tasks[i].op
+		if !o.HasScheme() {
+			continue
+		}
+		k := fmt.Sprintf("%d %d %s", o.M, o.K, o.Scheme)
+		if x.factor[k] == 0 {
+			x.factor[k] = 0.2 + 3*x.rand.Float64()
+		}
+		ns := int64(float64(out[i].ns) * x.factor[k])
+		out[i] = estimate{ns, ns, ns}
+	}
+	return out, err
+}
+
+// invented is a calibration with random losses of every class in a scheme.
+func invented(t testing.TB, m *models.Model, r *rand.Rand, schemes ...op.Scheme) *calibration.Calibration {
+	t.Helper()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &calibration.Calibration{Schema: calibration.Schema, Model: calibration.Model{Name: m.Name, Digest: digest}}
+	for _, sec := range m.Graph().Sections {
+		for _, n := range sec.Nodes {
+			if o := n.Ops[len(n.Ops)-1]; !o.HasScheme() || n.Exact {
+				continue
+			}
+			for _, s := range schemes {
+				c.Losses = append(c.Losses, calibration.Loss{Class: sec.Name + "." + n.Name, Scheme: s, KL: r.Float64() / 100})
+			}
+		}
+	}
+	return c
+}
+
+// randomSession is one with random prices by class and scheme.
+func randomSession(t testing.TB, s *socs.SoC, m *models.Model, w *Workload, seed uint64) *session {
+	t.Helper()
+	digest, err := s.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &roofline.Costs{Schema: roofline.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true}
+	for _, l := range s.Links {
+		c.Handovers = append(c.Handovers, roofline.Handover{From: l.From, To: l.To})
+	}
+	out, err := newSession(Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.prices = skewed{truth{s}, map[string]float64{}, rand.New(rand.NewPCG(seed, 2))}
+	return out
+}
+
+// everyPair calls f with every pair of assignments of what is permitted: the head's in prefill is decode's.
+func everyPair(s *session, f func(prefill, decode assignment)) {
+	combos := func(permits []op.Scheme, head bool) (out []assignment) {
+		out = []assignment{s.uniform(op.A32W32)}
+		for k := range s.classes {
+			if s.classes[k].head && !head {
+				continue
+			}
+			var more []assignment
+			for _, a := range out {
+				for _, scheme := range permits {
+					b := slices.Clone(a)
+					b[k] = scheme
+					more = append(more, b)
+				}
+			}
+			out = more
+		}
+		return out
+	}
+	for _, d := range combos(s.want.decode, true) {
+		for _, p := range combos(s.want.prefill, false) {
+			for k := range p {
+				if s.classes[k].head {
+					p[k] = d[k]
+				}
+			}
+			f(slices.Clone(p), d)
+		}
+	}
+}
+
+// kl adds up what the calibration says of an assignment.
+func kl(s *session, a assignment) float64 {
+	total := 0.0
+	for k := range a {
+		if a[k] == op.A32W32 {
+			continue
+		}
+		for _, node := range s.classes[k].nodes {
+			total += s.in.Calibration.Loss(node, a[k], false).KL
+		}
+	}
+	return total
+}
+
+// The chosen schemes are those that trying every combination finds, with limits of quality and without.
+func TestSchemesAreTheBest(t *testing.T) {
+	m, s := demo(t), twoCores(t, 0.7)
+	both := []op.Scheme{op.A32W32, op.A8TQ8C}
+	mixes, limited := 0, 0
+	for seed := range uint64(8) {
+		w := DefaultWorkload()
+		w.Buckets, w.Context, w.OutputTokens = []int{16}, 128, 8
+		w.Schemes = Schemes{Prefill: both, Decode: both}
+		ses := randomSession(t, s, m, w, seed)
+		r := rand.New(rand.NewPCG(seed, 1))
+		ses.in.Calibration = invented(t, m, r, op.A8TQ8C)
+		if seed%2 == 1 {
+			ses.want.limit = KLLimit{Prefill: 0.002 + 0.01*r.Float64(), Decode: 0.002 + 0.01*r.Float64()}
+		}
+		if err := ses.chooseSchemes(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ses.value(context.Background(), ses.prefill, ses.decode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		best, free := math.Inf(1), math.Inf(1)
+		everyPair(ses, func(p, d assignment) {
+			ns, err := ses.value(context.Background(), p, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			free = min(free, ns)
+			if limit := ses.want.limit; limit == (KLLimit{}) || kl(ses, p) <= limit.Prefill && kl(ses, d) <= limit.Decode {
+				best = min(best, ns)
+			}
+		})
+		if got != best {
+			t.Errorf("seed %d: prefill %v and decode %v take %v ns, the best %v", seed, ses.prefill, ses.decode, got, best)
+		}
+		if best > free {
+			limited++
+		}
+		if len(slices.Compact(slices.Sorted(slices.Values(ses.decode)))) > 1 {
+			mixes++
+		}
+		if ses.chosen == nil || ses.chosen.Status != "optimal" || ses.chosen.ObjectiveNS != whole(best) {
+			t.Errorf("seed %d: %+v", seed, ses.chosen)
+		}
+		plan, err := ses.complete(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := check.Plan(plan, m, s); len(found) > 0 {
+			t.Fatalf("seed %d: %v", seed, found)
+		}
+	}
+	if mixes == 0 || limited == 0 {
+		t.Errorf("%d cases mix schemes, %d are limited by quality", mixes, limited)
+	}
+}
+
+// A limit of predicted KL is held by the sum over the classes as decided, a tighter one costs time, and the plan says
+// what it relied on.
+func TestQuality(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	cal := invented(t, m, rand.New(rand.NewPCG(7, 7)), op.A8TQ8C)
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C), Engine: exact.Engine{}, Calibration: cal}
+	last := 0.0
+	var used []int
+	for _, limit := range []float64{1, 0.02, 0.01, 0.005, 1e-9} {
+		in.Workload = quick()
+		in.Workload.Quality.MaxKL = KLLimit{limit, limit / 2}
+		r := solve(t, in)
+		if r.ExpectedNS < last {
+			t.Errorf("limit %v: %v ns, and %v with a looser one", limit, r.ExpectedNS, last)
+		}
+		last = r.ExpectedNS
+		sum := map[int]float64{} // by rows
+		quantised := 0
+		for _, rows := range []int{1, 16, 256} {
+			for _, d := range r.Plan.Decisions {
+				// The head is decided once, for decode.
+				if d.Scheme == op.A8TQ8C && (d.Rows == rows || d.Node == "head.lm_head" && d.Rows == 1) {
+					sum[rows] += cal.Loss(d.Node, d.Scheme, false).KL
+					quantised++
+				}
+			}
+		}
+		used = append(used, quantised)
+		q := r.Plan.Quality
+		if len(q) != 2 || q[0].Phase != "decode" || q[1].Phase != "prefill" || q[0].MaxKL != limit/2 || q[1].MaxKL != limit {
+			t.Fatalf("limit %v: quality %+v", limit, q)
+		}
+		for i, rows := range []int{1, 16} {
+			if math.Abs(q[i].KL-sum[rows]) > 1e-12 || q[i].KL > q[i].MaxKL || sum[16] != sum[256] {
+				t.Errorf("limit %v: %+v, and the decisions add up to %v", limit, q[i], sum)
+			}
+		}
+		if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+			t.Fatal(found)
+		}
+		digest, err := cal.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(r.Plan.Inputs, planir.Input{Kind: "calibration", Digest: digest}) {
+			t.Errorf("inputs %v", r.Plan.Inputs)
+		}
+	}
+	if used[0] != 15 || used[len(used)-1] != 0 || used[1] <= used[3] {
+		t.Errorf("8-bit decisions by limit: %v, want fewer and fewer of 15", used)
+	}
+}
+
+// What a calibration lacks is left out and said; what it cannot give is refused with a way out.
+func TestQualityRefusals(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	cal := invented(t, m, rand.New(rand.NewPCG(3, 3)), op.A8TQ8C)
+	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	bounded := func(change func(w *Workload)) *Workload {
+		w := quick()
+		w.Quality.MaxKL = KLLimit{1, 1}
+		if change != nil {
+			change(w)
+		}
+		return w
+	}
+	partial := *cal
+	partial.Losses = slices.DeleteFunc(slices.Clone(cal.Losses), func(l calibration.Loss) bool { return l.Class == "layers.ffn_down" })
+	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: bounded(nil), Calibration: &partial})
+	for _, d := range r.Plan.Decisions {
+		if want := map[bool]op.Scheme{true: op.A32W32, false: op.A8TQ8C}[d.Node == "layers.ffn_down"]; d.Scheme != "" && d.Scheme != want {
+			t.Errorf("%s@%d in %q, want %q", d.Node, d.Rows, d.Scheme, want)
+		}
+	}
+	text := fmt.Sprint(r.Warnings)
+	if !strings.Contains(text, `"a8t/q8c" is left out of decode for layers.ffn_down`) || !strings.Contains(text, `"a8t/q8c" is left out of prefill for layers.ffn_down`) {
+		t.Errorf("warnings %v", r.Warnings)
+	}
+	// Folded losses count where the calibration folds.
+	folded := *cal
+	folded.Folds = []calibration.Fold{{Group: "layers.attn", Layer: 0}}
+	for _, l := range cal.Losses {
+		l.Folded, l.KL = true, l.KL/2
+		folded.Losses = append(folded.Losses, l)
+	}
+	full, half := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: bounded(nil), Calibration: cal}).Plan, solve(t, Input{Model: m, SoC: s, Costs: c, Workload: bounded(nil), Calibration: &folded}).Plan
+	if math.Abs(full.Quality[0].KL-2*half.Quality[0].KL) > 1e-12 {
+		t.Errorf("folded losses: %+v, unfolded %+v", half.Quality, full.Quality)
+	}
+	other := *cal
+	other.Model.Digest = strings.Repeat("0", 64)
+	for name, x := range map[string]struct {
+		in    Input
+		class diag.Class
+		want  []string
+	}{
+		"none":             {Input{Workload: bounded(nil)}, diag.ClassInput, []string{"hetc calibrate", "--calibration"}},
+		"of another model": {Input{Workload: bounded(nil), Calibration: &other}, diag.ClassInput, []string{"000000000000", "hetc calibrate"}},
+		"too tight": {Input{Workload: bounded(func(w *Workload) {
+			w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+			w.Quality.MaxKL = KLLimit{1, 1e-9}
+		}), Calibration: cal}, diag.ClassInfeasible, []string{"decode", "at most 1e-09", "quality.max_kl.decode"}},
+		"too tight for prefill": {Input{Workload: bounded(func(w *Workload) {
+			w.Schemes.Prefill = []op.Scheme{op.A8TQ8C}
+			w.Quality.MaxKL = KLLimit{1e-9, 1}
+		}), Calibration: cal}, diag.ClassInfeasible, []string{"prefill", "quality.max_kl.prefill"}},
+		"nothing measured": {Input{Workload: bounded(func(w *Workload) {
+			w.Schemes.Decode = []op.Scheme{op.A8TQ8C}
+		}), Calibration: &calibration.Calibration{Schema: cal.Schema, Model: cal.Model}}, diag.ClassInfeasible, []string{"no scheme is left", "hetc calibrate"}},
+	} {
+		x.in.Model, x.in.SoC, x.in.Costs, x.in.Engine = m, s, c, exact.Engine{}
+		_, err := Solve(context.Background(), x.in)
+		if err == nil || diag.ClassOf(err) != x.class {
+			t.Errorf("%s: got %v of class %d, want class %d", name, err, diag.ClassOf(err), x.class)
+			continue
+		}
+		if hints := diag.HintsOf(err); len(hints) != 1 {
+			t.Errorf("%s: hints %q, want one", name, hints)
+		}
+		for _, want := range x.want {
+			if text := err.Error() + fmt.Sprint(diag.HintsOf(err)); !strings.Contains(text, want) {
+				t.Errorf("%s: %q, want %q", name, text, want)
+			}
+		}
+	}
+}
+
+// With a bound of memory the plan is the best of every combination of schemes and buckets that fits; more memory
+// is never slower, and as much as the unbounded plan takes changes nothing.
+func TestMemoryBound(t *testing.T) {
+	ctx := context.Background()
+	m, s := demo(t), twoCores(t, 0.7)
+	w := DefaultWorkload()
+	w.Buckets, w.Context, w.OutputTokens = []int{16, 128}, 256, 8
+	w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A32W32, op.A8TQ8C}}
+	ses := randomSession(t, s, m, w, 5)
+	// Stored precision is what decode prefers, so that two formats of some weights are held.
+	x := ses.prices.(skewed)
+	for _, k := range []int{256, 768} {
+		x.factor[fmt.Sprintf("1 %d %s", k, op.A32W32)], x.factor[fmt.Sprintf("1 %d %s", k, op.A8TQ8C)] = 0.2, 4
+	}
+	if err := ses.chooseSchemes(ctx); err != nil {
+		t.Fatal(err)
+	}
+	free, err := ses.complete(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type point struct {
+		bytes int64
+		ns    float64
+	}
+	var all []point
+	for n := 2; n >= 1; n-- {
+		y := ses
+		if n == 1 {
+			if y, err = ses.fewer(ctx, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		keep := [2]assignment{y.prefill, y.decode}
+		everyPair(y, func(p, d assignment) {
+			y.prefill, y.decode, y.chosen = p, d, nil
+			plan, err := y.complete(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, point{plan.Memory.Total, y.objective(plan)})
+		})
+		y.prefill, y.decode = keep[0], keep[1]
+	}
+	least := slices.MinFunc(all, func(a, b point) int { return int(a.bytes - b.bytes) }).bytes
+	last := 0.0
+	steps := map[float64]bool{}
+	for i := range 9 {
+		bound := free.Memory.Total - int64(i)*(free.Memory.Total-least)/8
+		best := math.Inf(1)
+		for _, p := range all {
+			if p.bytes <= bound {
+				best = min(best, p.ns)
+			}
+		}
+		by, plan, err := ses.within(ctx, bound, free)
+		if err != nil {
+			t.Fatalf("bound %d of %d..%d: %v", bound, least, free.Memory.Total, err)
+		}
+		got := by.objective(plan)
+		if math.Abs(got-best) > 1e-9*best || plan.Memory.Total > bound {
+			t.Errorf("bound %v: %v ns in %v, trying everything finds %v", unit.Bytes(bound), got, unit.Bytes(plan.Memory.Total), best)
+		}
+		if got < last {
+			t.Errorf("bound %v: %v ns, and %v with more memory", unit.Bytes(bound), got, last)
+		}
+		last, steps[got] = got, true
+		if found := check.Plan(plan, m, s); len(found) > 0 {
+			t.Fatal(found)
+		}
+	}
+	if len(steps) < 3 {
+		t.Errorf("%d different objectives: the case tests little", len(steps))
+	}
+	_, _, err = ses.within(ctx, least-1, free)
+	if text := fmt.Sprint(err, diag.HintsOf(err)); diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(text, "of weights") || !strings.Contains(text, fmt.Sprintf("at least %d bytes", least)) {
+		t.Errorf("one byte less than the least (%d): %v", least, text)
+	}
+}
+
+// The bound of the flag comes before the workload's, is stored, and changes nothing where it is met anyway.
+func TestMaxMemory(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C), Workload: permit(op.A32W32, op.A8TQ8C)}
+	free := solve(t, in).Plan
+	in.Workload.Memory = 1
+	in.MaxMemory = free.Memory.Total
+	same := solve(t, in).Plan
+	if same.Memory.Max != free.Memory.Total {
+		t.Errorf("bound %d, want %d", same.Memory.Max, free.Memory.Total)
+	}
+	same.Memory.Max, same.Inputs = 0, free.Inputs
+	a, err := planir.Digest(free)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := planir.Digest(same); err != nil || a != b {
+		t.Errorf("the memory of the unbounded plan as a bound gives another plan (%v)", err)
+	}
+	in.MaxMemory = 0
+	in.Engine = exact.Engine{}
+	if _, err := Solve(context.Background(), in); diag.ClassOf(err) != diag.ClassInfeasible {
+		t.Errorf("a bound of one byte: %v", err)
+	}
+}
