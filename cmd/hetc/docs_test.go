@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -39,6 +40,8 @@ func TestDocExamples(t *testing.T) {
 				_, err = socs.Parse(name, []byte(body))
 			case strings.Contains(body, "hetc.record/1"):
 				_, err = record.Read(name, strings.NewReader(body))
+			case strings.Contains(body, "hetc.calibration/1"):
+				_, err = calibration.Decode(name, []byte(body))
 			default:
 				t.Errorf("%s: an example of no known schema", name)
 			}

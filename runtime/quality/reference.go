@@ -118,13 +118,18 @@ func (r *Reference) Compare(ctx context.Context, m *executor.Machine, i, step in
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("window %d: %w", i, err)
+		return err
 	}
 	n := float64(len(w.Tokens))
 	t.positions += len(w.Tokens)
 	t.kl, t.top = append(t.kl, kl/n), append(t.top, top/n)
 	t.nll, t.ref = append(t.nll, nll/followed), append(t.ref, ref/followed)
 	return nil
+}
+
+// Execute executes a window for those who observe m.
+func Execute(ctx context.Context, m *executor.Machine, w Window) error {
+	return forward(ctx, m, w.Tokens, len(w.Tokens), func(int, row) error { return nil })
 }
 
 // forward executes tokens on an empty cache, step of them a call, and hands over every position's row.

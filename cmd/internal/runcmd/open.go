@@ -3,6 +3,7 @@ package runcmd
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -38,6 +39,30 @@ func openBundle(path string, o *options) (*opened, error) {
 		return nil, err
 	}
 	return &opened{Bundle: b}, nil
+}
+
+// Source is where the blobs of an open bundle come from.
+type Source interface {
+	executor.Source
+	Close() error
+}
+
+// OpenPlan verifies a bundle with the keys of the file trust and returns its plan and the source of what the plan
+// needs. A bundle for another machine is refused, unless its times are simulated or anyMachine is set.
+func OpenPlan(path, trust string, allowDev, anyMachine bool) (*planir.Plan, Source, error) {
+	o := &options{trust: trust, allowDev: allowDev, anyMachine: anyMachine, simulates: true}
+	b, err := openBundle(path, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := b.plan("plan")
+	if err == nil {
+		err = b.checkTarget(p, o)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, b.Close())
+	}
+	return p, b, nil
 }
 
 func (b *opened) under(prefix string) *opened { return &opened{b.Bundle, prefix} }

@@ -4,8 +4,10 @@ package trial
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -21,18 +24,25 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
 // Model is a model with weights and the processor that executes it: all cores of this machine.
 type Model struct {
 	*models.Model
-	digest string
-	proc   planir.Proc
-	first  *emit.Content // other contents take the packed weights from it that they share with it
+	Digest string
+
+	proc  planir.Proc
+	first *emit.Content // other contents take the packed weights from it that they share with it
 }
 
 // Open finds the processor for a model with weights, which stays the caller's to close after this one.
 func Open(ctx context.Context, m *models.Model) (*Model, error) {
+	if !m.HasWeights() {
+		return nil, diag.New(diag.ClassInput, "model %q has shapes only, no weights", m.Name).
+			WithHint("give the directory of a model with weights and a tokenizer")
+	}
 	digest, err := m.Digest()
 	if err != nil {
 		return nil, err
@@ -59,14 +69,14 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 		}
 	}
 	slices.SortFunc(proc.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
-	return &Model{Model: m, digest: digest, proc: proc}, nil
+	return &Model{Model: m, Digest: digest, proc: proc}, nil
 }
 
 // Plan is the trivial plan for windows of tokens at once and one by one.
 func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme) (*planir.Plan, error) {
 	g := m.Graph()
 	p := &planir.Plan{
-		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.digest, EOS: m.EOS, BOS: m.BOS},
+		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
 		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32, Procs: []planir.Proc{m.proc},
 	}
 	var err error
@@ -91,24 +101,33 @@ type Machine struct {
 
 // Open loads a plan of the model. Weights that the first plan opened packs equally are taken from it: it is
 // closed last.
-func (m *Model) Open(ctx context.Context, p *planir.Plan, drivers []driver.Driver, compilers []driver.Compiler, observe func(executor.Observed)) (*Machine, error) {
-	c, err := emit.NewContent(ctx, p, m.Model, append(compilers, hostcompiler.New()))
+func (m *Model) Open(ctx context.Context, p *planir.Plan, observe func(executor.Observed)) (*Machine, error) {
+	c, err := emit.NewContent(ctx, p, m.Model, []driver.Compiler{hostcompiler.New()})
 	if err != nil {
 		return nil, err
 	}
+	need := runcmd.WeightBytes(p)
 	if m.first == nil {
 		m.first = c
 	} else {
 		c.ShareWith(m.first)
+		need = 0 // at most what the first one needs for a class
 	}
-	if err := runcmd.EnoughMemory([]*planir.Plan{p}, runcmd.WeightBytes(p), machine.FreeMemory()); err != nil {
-		return nil, fmt.Errorf("execute plan: %w", err)
-	}
-	x, err := executor.Open(ctx, p, runcmd.UntilDone(ctx, c), executor.Options{Drivers: append(drivers, host.New()), Observe: observe})
+	x, err := Execute(ctx, p, c, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return &Machine{x, c}, nil
+}
+
+// Execute opens a plan, of whose weights held bytes are to be allocated.
+func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options) (*executor.Machine, error) {
+	if err := runcmd.EnoughMemory([]*planir.Plan{p}, held, machine.FreeMemory()); err != nil {
+		return nil, fmt.Errorf("execute plan: %w", err)
+	}
+	// Lanes spin on their own threads; signals and the collector need threads beside them.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(p)+2))
+	return executor.Open(ctx, p, runcmd.UntilDone(ctx, src), o)
 }
 
 // Close releases lanes and weights.
@@ -129,4 +148,50 @@ func (m *Model) Classes() []string {
 	return out
 }
 
-var errNoTokenizer = diag.New(diag.ClassInput, "model has no tokenizer")
+// Text is what a model reads.
+type Text struct {
+	SHA256  string // of the whole file
+	Windows []quality.Window
+}
+
+// maxText is what the tokenizer encodes at once, in bytes.
+const maxText = 8 << 20
+
+// ReadText reads a text file and cuts it into at most the given number of windows (0: all) of size tokens.
+func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
+	fail := func(err error) (*Text, error) { return nil, fmt.Errorf("text %q: %w", path, err) }
+	files, err := m.TokenizerFiles()
+	if err != nil {
+		return nil, err
+	}
+	if len(files["tokenizer"]) == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has no tokenizer, and a text is to be read", m.Dir).
+			WithHint("put the model's tokenizer.json beside its weights")
+	}
+	tok, err := tokenizer.New(files["tokenizer"], files["config"], m.BOS)
+	if err != nil {
+		return nil, fmt.Errorf("model %q: tokenizer.json: %w", m.Dir, err)
+	}
+	data, err := wholefile.Read(path, maxText)
+	if err != nil {
+		return nil, err
+	}
+	if len(data) == 0 {
+		return fail(diag.New(diag.ClassInput, "the file is empty").WithHint("give a few thousand words of what the model will read"))
+	}
+	ids, err := tok.Encode(string(data))
+	if err != nil {
+		return fail(err)
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= m.Vocab {
+			return fail(diag.New(diag.ClassInput, "token %d is id %d of the tokenizer, and the model has ids 0..%d", i, id, m.Vocab-1).
+				WithHint("the tokenizer belongs to another model, or the model was converted without its added tokens"))
+		}
+	}
+	t := &Text{SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}
+	if t.Windows, err = quality.Windows(ids, size, windows); err != nil {
+		return fail(err)
+	}
+	return t, nil
+}

@@ -1,0 +1,242 @@
+package trial
+
+import (
+	"context"
+	"math"
+	"math/rand"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+const demo = "../../../testdata/models/tiny-llama-kjv"
+
+func open(t *testing.T, dir string) *Model {
+	t.Helper()
+	m, err := models.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	x, err := Open(context.Background(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func text(t *testing.T, m *Model, windows int) *Text {
+	t.Helper()
+	x, err := m.ReadText(filepath.Join(demo, "valid.txt"), windows, quality.WindowTokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// measure compares plans with the reference, step tokens a call.
+func measure(t *testing.T, m *Model, x *Text, step int, schemes ...func(node string) op.Scheme) []quality.Result {
+	t.Helper()
+	ctx := context.Background()
+	machine := func(schemeOf func(string) op.Scheme) *Machine {
+		p, err := m.Plan(quality.WindowTokens, schemeOf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := m.Open(ctx, p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y
+	}
+	ref := machine(Float32)
+	defer ref.Close()
+	r, err := quality.NewReference()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for _, w := range x.Windows {
+		if err := r.Add(ctx, ref.Machine, w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out []quality.Result
+	for _, schemeOf := range schemes {
+		y := machine(schemeOf)
+		var tally quality.Tally
+		for i := range x.Windows {
+			if err := r.Compare(ctx, y.Machine, i, step, &tally); err != nil {
+				t.Fatal(err)
+			}
+		}
+		res, err := tally.Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, res)
+		if err := y.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// What another implementation measured on the same 60 windows of the same text, with plain rounding: mean KL and top-token
+// agreement of a8t/q8c, of a8t/q4b32 with an 8-bit head, and the perplexity of float32 over the whole text. Twelve
+// windows here: their values lie within the spread of such samples.
+func TestAgreesWithAnotherImplementation(t *testing.T) {
+	m := open(t, demo)
+	x := text(t, m, 12)
+	same := func(s op.Scheme) func(string) op.Scheme { return func(string) op.Scheme { return s } }
+	r := measure(t, m, x, quality.WindowTokens, Float32, same(op.A8TQ8C), func(node string) op.Scheme {
+		if node == "head.lm_head" {
+			return op.A8TQ8C
+		}
+		return op.A8TQ4B32
+	})
+	if r[0].KL.Mean != 0 || r[0].TopAgreement.Mean != 1 || r[0].PerplexityRatio.Mean != 1 {
+		t.Errorf("the reference differs from itself: %+v", r[0])
+	}
+	for _, c := range []struct {
+		got       quality.Result
+		kl, top   float64
+		tolerance float64
+	}{{r[1], 0.00086, 0.982, 0.1}, {r[2], 0.0186, 0.923, 0.15}} {
+		if math.Abs(c.got.KL.Mean/c.kl-1) > c.tolerance || math.Abs(c.got.TopAgreement.Mean-c.top) > 0.01 {
+			t.Errorf("mean KL %v, same top token %v, want about %v and %v", c.got.KL, c.got.TopAgreement, c.kl, c.top)
+		}
+		if !(c.got.KL.Low < c.got.KL.Mean && c.got.KL.Mean < c.got.KL.High) {
+			t.Errorf("interval %+v", c.got.KL)
+		}
+	}
+}
+
+// Decode and prefill of one plan compute the same.
+func TestDecodeEqualsPrefill(t *testing.T) {
+	m := open(t, demo)
+	x := text(t, m, 2)
+	q8 := func(string) op.Scheme { return op.A8TQ8C }
+	a := measure(t, m, x, quality.WindowTokens, q8)[0]
+	b := measure(t, m, x, 1, q8)[0]
+	if math.Abs(a.KL.Mean-b.KL.Mean) > 0.1*a.KL.Mean || a.Positions != 512 || b.Positions != 512 {
+		t.Errorf("prefill %+v, decode %+v", a, b)
+	}
+}
+
+func TestCalibrate(t *testing.T) {
+	m := open(t, demo)
+	run := func() *calibration.Calibration {
+		last := 0
+		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 3), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, all int, _ string) {
+			if last++; done != last || done > all {
+				t.Errorf("%d of %d done, want %d", done, all, last)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	c := run()
+	if len(c.Activations) != 4*m.Layers+1 || len(c.Losses) != 6 {
+		t.Fatalf("%d activations and %d losses, want %d and 6", len(c.Activations), len(c.Losses), 4*m.Layers+1)
+	}
+	sum := 0.0
+	for _, class := range m.Classes() {
+		l := c.Loss(class, op.A8TQ8C, false)
+		if l == nil || !(l.KL > 0) || l.TopAgreement < 0.95 {
+			t.Fatalf("loss of %q is %+v", class, l)
+		}
+		sum += l.KL
+	}
+	// Small losses of classes add up to that of all of them.
+	if all := c.Loss(calibration.All, op.A8TQ8C, false).KL; math.Abs(sum/all-1) > 0.15 {
+		t.Errorf("losses of classes add up to %v, all together cost %v", sum, all)
+	}
+	for _, a := range c.Activations {
+		if a.Rows != 3*quality.WindowTokens || len(a.AbsMax) != a.K {
+			t.Errorf("class %q in layer %d: %d rows, %d channels", a.Class, a.Layer, a.Rows, a.K)
+		}
+	}
+	one, err := c.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if two, err := run().Digest(); err != nil || one != two {
+		t.Errorf("digests %s and %s (%v) of two runs", one, two, err)
+	}
+}
+
+// Every kind of layer: experts, shared ones, layers of several classes, caps.
+func TestCalibrateArchitectures(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	for _, name := range []string{"gemma2-caps", "qwen2-moe-dense-layers-fused", "qwen2-moe-shared", "phi-partial", "olmoe-clip-fused"} {
+		t.Run(name, func(t *testing.T) {
+			m := open(t, filepath.Join("../../../testdata/arch", name))
+			x := &Text{SHA256: strings.Repeat("0", 64)}
+			for range 2 {
+				w := quality.Window{Next: -1}
+				for range 16 {
+					w.Tokens = append(w.Tokens, int32(rng.Intn(m.Vocab)))
+				}
+				x.Windows = append(x.Windows, w)
+			}
+			c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: x, Schemes: []op.Scheme{op.A8TQ8C}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := m.Graph()
+			for _, class := range m.Classes() {
+				if l := c.Loss(class, op.A8TQ8C, false); l == nil || !(l.KL > 0) {
+					t.Errorf("loss of %q is %+v", class, l)
+				}
+				section, _, _ := strings.Cut(class, ".")
+				for i := range g.Sections {
+					s := &g.Sections[i]
+					if s.Name != section {
+						continue
+					}
+					for l := range max(1, s.Layers) {
+						a := c.Activation(class, s.First+l)
+						rows := int64(32)
+						if strings.Contains(class, "expert_down") {
+							rows *= int64(m.ExpertsPerToken)
+						}
+						if a == nil || a.Rows != rows || a.Max <= 0 {
+							t.Errorf("class %q in layer %d: %+v, want %d rows", class, s.First+l, a, rows)
+						}
+					}
+				}
+			}
+			if b, err := calibration.Encode(c); err != nil || int64(len(b)) > m.CalibrationBytes()+4000 {
+				t.Errorf("%d bytes, %v, at most about %d expected", len(b), err, m.CalibrationBytes())
+			}
+		})
+	}
+}
+
+// Nothing is left behind, also when a run is interrupted.
+func TestInterrupted(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	m := open(t, demo)
+	ctx, cancel := context.WithCancel(context.Background())
+	_, err := Calibrate(ctx, m, CalibrateOptions{Text: text(t, m, 3), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, _ int, _ string) {
+		if done == 5 {
+			cancel()
+		}
+	}})
+	if err == nil || ctx.Err() == nil {
+		t.Fatalf("got %v", err)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+		t.Errorf("%d files are left, %v", len(left), err)
+	}
+}
