@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -53,10 +54,15 @@ type stats struct {
 	FirstTokenMS float64 `json:"first_token_ms"`
 	LoadMS       float64 `json:"load_ms"` // all loading, that for later tokens included
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
+	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
 }
 
-func (t *stopwatch) stats(m *executor.Machine) *stats {
+func (t *stopwatch) stats(m *executor.Machine, decoded bool) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory()}
+	memory := planir.MemoryOf(m.Plan()).At(m.Pos(), m.Plan().MaxContext)
+	if s.PredictBytes = memory.Total; !decoded { // nothing asked for those weights
+		s.PredictBytes -= memory.DecodeWeights
+	}
 	for _, p := range t.parts {
 		s.FirstTokenMS += p.MS
 	}
@@ -71,6 +77,7 @@ func (x *stats) print(s *cli.Streams) {
 	rows = append(rows, []string{"first token", fmt.Sprintf("%.1f", x.FirstTokenMS)})
 	s.Table([]string{"start", ">ms"}, rows)
 	if x.PeakBytes > 0 {
-		s.Printf("peak memory: %v\n", unit.Bytes(x.PeakBytes))
+		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
+		s.Printf("peak memory: %v, %+.1f %% of the %v the plan predicts\n", unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes))
 	}
 }
