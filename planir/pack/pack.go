@@ -12,7 +12,7 @@
 //	q4b32  [Kp/32] blocks (Kp: K rounded up to 32) of 512 nibble bytes and 32 float16 column
 //	       scales. Nibble bytes are [8][64]: byte j of row k4 belongs to k = 4*k4 + j%4 of the
 //	       block, its low nibble to column j/4, its high nibble to column 16 + j/4.
-//	       W = (nibble-8)*scale; the element of largest magnitude of a block maps to -8.
+//	       W = (nibble-8)*scale, with the scale of either sign that is found best (search.go).
 //	q4b128 the same with blocks of 128: [Kp/128] blocks (Kp: K rounded up to 128) of nibble bytes
 //	       [32][64] and 32 float16 column scales.
 //	w16    [K][32] bfloat16, columns c and 16+c side by side: element 2*c + h of a row is column
@@ -141,7 +141,12 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 
 // Pack writes the packed form of src, a matrix (one expert's), to dst, whose length is Bytes(spec). It refuses NaN and
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
-func Pack(dst []byte, spec op.WeightSpec, src Source) error {
+func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst, spec, src, nil) }
+
+// PackFor is Pack where imp says which errors matter (nil: all alike); it has as many rows as src. When src has more
+// rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple of
+// the block's length is in front of them.
+func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
 	total, err := Bytes(spec)
 	if err != nil {
 		return err
@@ -152,17 +157,32 @@ func Pack(dst []byte, spec op.WeightSpec, src Source) error {
 	if int64(len(dst)) != total {
 		return diag.New(diag.ClassInput, "pack weight %q: destination has %d bytes, want %d", spec.Name, len(dst), total)
 	}
-	if k, n := src.Shape(); k != spec.K || n != spec.N {
+	k, n := src.Shape()
+	if k != spec.K && (imp == nil || k < spec.K || (k-spec.K)%q4Block(spec.Scheme) != 0) || n != spec.N {
 		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, k, n, spec.K, spec.N)
+	}
+	if imp != nil && imp.k != k {
+		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, k)
+	}
+	q4 := spec.Layout == N32 && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
+	front := k - spec.K // rows that are not packed
+	if front > 0 && (!q4 || imp.rank == 0) {
+		if src, err = Slice(src, front, k, 0, n); err != nil {
+			return err
+		}
+		imp, front = imp.rows(front), 0
 	}
 	if spec.Layout == op.RowsLayout {
 		return packRows(dst, spec, src)
 	}
 	count := tiles(spec.N)
 	tile := int(total) / count
-	rows := min(spec.K, maxRowsK)
+	rows := min(k, maxRowsK)
 	return parallel(count, func() func(int) error {
-		p := tilePacker{spec: spec, src: src, rows: rows, buf: make([]float32, rows*TileN)}
+		p := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
+		if q4 {
+			p.imp, p.feed = imp, newFeedback(imp, q4Block(spec.Scheme))
+		}
 		return func(t int) error { return p.pack(dst[t*tile:(t+1)*tile], t) }
 	})
 }
@@ -241,10 +261,15 @@ func parallel(count int, worker func() func(int) error) error {
 
 // tilePacker packs tiles one after another through one buffer of column-major values.
 type tilePacker struct {
-	spec op.WeightSpec
-	src  Source
-	rows int
-	buf  []float32
+	spec  op.WeightSpec
+	src   Source
+	front int // rows of src in front of those that are packed
+	rows  int
+	buf   []float32
+
+	imp    *Importance // of 4-bit blocks
+	feed   *feedback
+	search blockSearch
 }
 
 // read fills the buffer with rows [k0,k1) of tile t and returns its columns; missing ones are nil.
@@ -291,8 +316,14 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 		}
 	}
 	var sum [TileN]int32
-	for k0 := 0; k0 < p.spec.K; k0 += p.rows {
-		k1 := min(k0+p.rows, p.spec.K)
+	if p.feed != nil {
+		clear(p.feed.state)
+	}
+	k1 := 0
+	for k0 := 0; k0 < p.front+p.spec.K; k0 = k1 {
+		if k1 = min(k0+p.rows, p.front+p.spec.K); k0 < p.front {
+			k1 = min(k1, p.front)
+		}
 		cols, err := p.read(t, k0, k1)
 		if err != nil {
 			return err
@@ -313,7 +344,11 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
 		case "q4b32", "q4b128":
 			block := q4Block(p.spec.Scheme)
-			err = p.packQ4(dst[k0/block*q4Bytes(block):], &cols, block, k1-k0, t, k0)
+			var out []byte
+			if k0 >= p.front {
+				out = dst[(k0-p.front)/block*q4Bytes(block):]
+			}
+			err = p.packQ4(out, &cols, block, k1-k0, t, k0)
 		case "w16":
 			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, t, k0)
 		}
@@ -444,7 +479,8 @@ func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, t, k0 int) erro
 	return nil
 }
 
-// packQ4 quantises k rows of a tile in blocks of block rows.
+// packQ4 quantises k rows of a tile in blocks of block rows. With feedback dst may be empty: the errors of
+// the rows count all the same.
 func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 int) error {
 	size := q4Bytes(block)
 	for c, col := range cols {
@@ -452,40 +488,54 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 
 			return err
 		}
 	}
+	var w []float32
+	var codes [Block128]int32
 	for b := 0; b*block < k; b++ {
-		nibbles, scales := dst[b*size:b*size+16*block], dst[b*size+16*block:(b+1)*size]
-		for i := range nibbles {
-			nibbles[i] = 0x88
+		var nibbles, scales []byte
+		if len(dst) > 0 {
+			nibbles, scales = dst[b*size:b*size+16*block], dst[b*size+16*block:(b+1)*size]
+			for i := range nibbles {
+				nibbles[i] = 0x88
+			}
+		}
+		k1 := min((b+1)*block, k)
+		if p.imp != nil {
+			w = p.imp.weight[k0+b*block : k0+k1]
 		}
 		for c, col := range cols {
-			if col == nil {
-				binary.LittleEndian.PutUint16(scales[2*c:], 0)
-				continue
-			}
-			part := col[b*block : min((b+1)*block, k)]
-			at := 0 // of the largest magnitude, the first of equals
-			for i, x := range part {
-				if abs(x) > abs(part[at]) {
-					at = i
+			var h uint16
+			if col != nil {
+				part := col[b*block : k1]
+				want, q := part, codes[:len(part)]
+				if p.feed != nil {
+					want = p.feed.targets(part, k0+b*block, c)
+				}
+				h = p.search.scale(want, w)
+				if h&0x7c00 == 0x7c00 {
+					at := largest(want)
+					return p.refuse(want[at], k0+b*block+at, t*TileN+c, "is too large for a 16-bit block scale")
+				}
+				d := HalfToFloat(h)
+				switch {
+				case p.feed != nil:
+					p.feed.codes(q, part, want, k0+b*block, c, d)
+				case d != 0:
+					for i, x := range part {
+						q[i] = quant4(x / d)
+					}
+				}
+				if d != 0 && nibbles != nil {
+					shift := 4 * (c / 16)
+					mask := byte(0xf0 >> shift)
+					j := c % 16 * 4
+					for i, v := range q {
+						o := i>>2<<6 + j + i&3
+						nibbles[o] = nibbles[o]&mask | byte(v+8)<<shift
+					}
 				}
 			}
-			h := FloatToHalf(part[at] / -8)
-			if h&0x7c00 == 0x7c00 {
-				return p.refuse(part[at], k0+b*block+at, t*TileN+c, "is too large for a 16-bit block scale")
-			}
-			d := HalfToFloat(h)
-			if d == 0 { // a zero block, or one whose scale underflows; never -0
-				binary.LittleEndian.PutUint16(scales[2*c:], 0)
-				continue
-			}
-			binary.LittleEndian.PutUint16(scales[2*c:], h)
-			shift := 4 * (c / 16)
-			mask := byte(0xf0 >> shift)
-			j := c % 16 * 4
-			for i, x := range part {
-				q := max(0, min(15, roundEven(x/d)+8))
-				o := i>>2<<6 + j + i&3
-				nibbles[o] = nibbles[o]&mask | byte(q)<<shift
+			if scales != nil {
+				binary.LittleEndian.PutUint16(scales[2*c:], h)
 			}
 		}
 	}

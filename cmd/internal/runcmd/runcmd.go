@@ -21,6 +21,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -445,7 +446,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 		return err
 	}
 	r := compare(got, want, vocab)
-	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.QuantisedRows() })
+	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme != "" && d.Scheme != op.A32W32 })
 	if quantised {
 		r.LimitKL = checkKL
 	} else {
