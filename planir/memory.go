@@ -28,16 +28,17 @@ type Memory struct {
 	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
 }
 
-// TableStep is what reading one row of a mapped table makes resident: the pages around it come along.
-const TableStep = 64 << 10
+// TableStep is what reading one row of a mapped table makes resident at most: systems map the pages
+// around it with it, up to the largest page they have in their cache of the file.
+const TableStep = 2 << 20
 
 // FixedBytes is the least of Memory.Fixed: what a process holds that has verified a bundle and loaded nothing.
-const FixedBytes = 17 << 20
+const FixedBytes = 33 << 19
 
 // Further parts of Memory.Fixed, measured (see RATIONALE.md).
 const (
 	loadedStepBytes = 4 << 10 // of one step in one layer
-	vocabularyBytes = 256     // of one token of the vocabulary
+	vocabularyBytes = 352     // of one token of the vocabulary
 )
 
 // MemoryOf computes the memory of a plan whose program is complete.
@@ -121,15 +122,26 @@ func (m Memory) String() string {
 		unit.Bytes(m.Weights), unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
-// At is the memory of a process that has only positions positions in its cache: rows of the cache and
-// of tables that nobody has touched are not resident.
-func (m Memory) At(positions, maxContext int) Memory {
-	if positions >= maxContext || maxContext < 1 {
-		return m
+// MemoryAt is the memory of an execution that does not go as far: with that many positions in the cache, reached
+// by calls of at most rows rows. What nobody has touched of cache, tables and buffers is not resident.
+func MemoryAt(p *Plan, positions, rows int) Memory {
+	m := MemoryOf(p)
+	if p.Memory != nil {
+		m = *p.Memory
 	}
-	positions = max(0, positions)
-	m.Tables = min(m.Tables, int64(positions)*TableStep)
-	m.Cache = int64(float64(m.Cache) * float64(positions) / float64(maxContext))
+	share := func(bytes int64, part, all int) int64 {
+		if part >= all || all < 1 {
+			return bytes
+		}
+		return int64(float64(bytes) * float64(max(0, part)) / float64(all))
+	}
+	most := 1
+	for i := range p.Program.Programs {
+		most = max(most, p.Program.Programs[i].Rows)
+	}
+	m.Tables = min(m.Tables, int64(max(0, positions))*TableStep)
+	m.Cache = share(m.Cache, positions, p.MaxContext)
+	m.Pool = share(m.Pool, rows, most)
 	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
 }

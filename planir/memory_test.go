@@ -29,18 +29,19 @@ func TestMemoryOf(t *testing.T) {
 	p.Program.Programs = []Phase{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
 	m := MemoryOf(p)
 	want := Memory{
-		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: 100 * TableStep,
+		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: 100 << 20,
 		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
 	if m != want {
 		t.Errorf("got  %+v\nwant %+v", m, want)
 	}
-	if m.At(100, 100) != m || m.At(200, 100) != m {
+	if MemoryAt(p, 100, 1) != m || MemoryAt(p, 200, 16) != m {
 		t.Error("a full cache changes the memory")
 	}
-	half := m.At(50, 100)
-	if half.Cache*2 != m.Cache || half.Tables*2 != m.Tables || half.Total != m.Total-half.Cache-half.Tables {
-		t.Errorf("half a context: %+v", half)
+	p.Program.Programs[1].Rows, p.Memory = 16, &m
+	half := MemoryAt(p, 25, 8)
+	if half.Cache*4 != m.Cache || half.Tables != 25*TableStep || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
+		t.Errorf("a part of the context: %+v of %+v", half, m)
 	}
 }
