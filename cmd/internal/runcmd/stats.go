@@ -57,9 +57,9 @@ type stats struct {
 	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
 }
 
-func (t *stopwatch) stats(m *executor.Machine, decoded bool) *stats {
+func (t *stopwatch) stats(m *executor.Machine, prompt int, decoded bool) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory()}
-	memory := planir.MemoryOf(m.Plan()).At(m.Pos(), m.Plan().MaxContext)
+	memory := planir.MemoryAt(m.Plan(), m.Pos(), prompt)
 	if s.PredictBytes = memory.Total; !decoded { // nothing asked for those weights
 		s.PredictBytes -= memory.DecodeWeights
 	}
