@@ -162,8 +162,12 @@ const (
 // room for an accumulator, keyBlock scores and two numbers for each of attentionRows rows and every head,
 // and for one widened block of keys and values.
 func AttentionScratch(heads, headDim int) int {
-	return attentionRows*heads*(headDim+keyBlock+2) + 2*keyBlock*headDim
+	d := paddedDim(headDim)
+	return attentionRows*heads*(d+keyBlock+2) + 2*keyBlock*d
 }
+
+// paddedDim is the columns of a head rounded up to whole tiles.
+func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 
 // Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
 // then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as

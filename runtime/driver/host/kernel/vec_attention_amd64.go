@@ -12,40 +12,49 @@ import (
 // on the rows computed with it nor on how a prompt was cut into chunks.
 
 func (t tier) attentionF32(y []float32, ldy int, q []float32, ldq int, k, v []float32, scratch []float32, a Attention) {
-	if a.Dim%TileN != 0 {
-		attentionF32(y, ldy, q, ldq, k, v, scratch, a)
-		return
-	}
+	dim, padded := a.Dim, paddedDim(a.Dim)
 	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
-		transpose(keys, k[from:to], a.Dim)
-		return v[from:to]
-	})
-}
-
-func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
-	if a.Dim%TileN != 0 {
-		attentionF16(y, ldy, q, ldq, k, v, scratch, a)
-		return
-	}
-	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
-		transpose16(keys, k[from:to], a.Dim)
-		wide = wide[:to-from]
-		vecFromF16(wide, v[from:to])
+		transpose(keys, k[from*dim:to*dim], dim)
+		if dim == padded {
+			return v[from*dim : to*dim]
+		}
+		for p := from; p < to; p++ {
+			row := wide[(p-from)*padded : (p-from+1)*padded]
+			clear(row[copy(row, v[p*dim:(p+1)*dim]):])
+		}
 		return wide
 	})
 }
 
-// attention gets the keys from*Dim..to*Dim as tiles [Dim][32] and the values as rows from block.
+func (t tier) attentionF16(y []float32, ldy int, q []float32, ldq int, k, v []uint16, scratch []float32, a Attention) {
+	dim, padded := a.Dim, paddedDim(a.Dim)
+	t.attention(y, ldy, q, ldq, scratch, a, func(keys, wide []float32, from, to int) []float32 {
+		transpose16(keys, k[from*dim:to*dim], dim)
+		if dim == padded {
+			vecFromF16(wide[:(to-from)*dim], v[from*dim:to*dim])
+			return wide
+		}
+		for p := from; p < to; p++ {
+			row := wide[(p-from)*padded : (p-from+1)*padded]
+			vecFromF16(row[:dim], v[p*dim:(p+1)*dim])
+			clear(row[dim:])
+		}
+		return wide
+	})
+}
+
+// attention gets the keys of positions from..to as tiles [Dim][32] and their values as rows of paddedDim from block.
 func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []float32, all Attention, block func(keys, wide []float32, from, to int) []float32) {
 	if all.M == 0 {
 		return
 	}
-	heads, dim := all.Heads, all.Dim
+	heads, dim, padded := all.Heads, all.Dim, paddedDim(all.Dim)
 	_, _ = y[(all.M-1)*ldy+heads*dim-1], q[(all.M-1)*ldq+heads*dim-1]
 	scratch = scratch[:AttentionScratch(heads, dim)]
 	keys, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
-	wide, scratch := scratch[:keyBlock*dim], scratch[keyBlock*dim:]
-	scores, state := scratch[:attentionRows*heads*keyBlock], scratch[attentionRows*heads*keyBlock:]
+	wide, scratch := scratch[:keyBlock*padded], scratch[keyBlock*padded:]
+	scores, scratch := scratch[:attentionRows*heads*keyBlock], scratch[attentionRows*heads*keyBlock:]
+	state, sums := scratch[:attentionRows*heads*2], scratch[attentionRows*heads*2:]
 	scale, limit := float32(all.Scale), float32(all.Cap)
 	if limit > 0 {
 		scale = 1 // softcap scales the scores
@@ -55,15 +64,20 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 		a := all
 		a.M, a.Pos = min(attentionRows, all.M-r0), all.Pos+r0
 		y, q := y[r0*ldy:], q[r0*ldq:]
+		// Head h of row r is summed up at acc[r*ld+h*padded]: in its place, unless its columns are no whole tiles.
+		acc, ld := y, ldy
+		if dim != padded {
+			acc, ld = sums, heads*padded
+		}
 		for r := range a.M {
-			clear(y[r*ldy : r*ldy+heads*dim])
+			clear(acc[r*ld : r*ld+heads*padded])
 		}
 		for i := range a.M * heads {
 			state[2*i], state[2*i+1] = minusInf, 0 // maximum and sum
 		}
 		for p := a.start(); p < a.context(); p += keyBlock {
 			count := min(keyBlock, a.context()-p)
-			values := block(keys, wide, p*dim, (p+count)*dim)
+			values := block(keys, wide, p, p+count)
 			// The scores of row r, head h are line r*heads+h.
 			for c := 0; c < count; c += TileN {
 				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
@@ -91,20 +105,24 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 						s[j] = minusInf
 					}
 					if fade := softmax256(&s[0], whole, scale, &state[2*i]); fade != 1 {
-						scale256(&y[r*ldy+h*dim], dim, fade)
+						scale256(&acc[r*ld+h*padded], padded, fade)
 					}
 				}
 			}
-			for d := 0; d < dim; d += TileN {
+			for d := 0; d < padded; d += TileN {
 				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
-					t.addF32(n, &y[r*ldy+h*dim+d], nextRow*ldy+nextHead*dim,
-						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[d], dim)
+					t.addF32(n, &acc[r*ld+h*padded+d], nextRow*ld+nextHead*padded,
+						&scores[(r*heads+h)*keyBlock], (nextRow*heads+nextHead)*keyBlock, count, &values[d], padded)
 				})
 			}
 		}
 		for r := range a.M {
 			for h := range heads {
-				scale256(&y[r*ldy+h*dim], dim, 1/state[2*(r*heads+h)+1])
+				sum := acc[r*ld+h*padded : r*ld+(h+1)*padded]
+				scale256(&sum[0], padded, 1/state[2*(r*heads+h)+1])
+				if dim != padded {
+					copy(y[r*ldy+h*dim:r*ldy+(h+1)*dim], sum)
+				}
 			}
 		}
 	}
@@ -157,7 +175,7 @@ func transpose(tiles []float32, k []float32, dim int) {
 	count := len(k) / dim
 	for p := 0; p < count; p++ {
 		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
-		if p%8 == 0 && p+8 <= count {
+		if p%8 == 0 && p+8 <= count && dim%8 == 0 {
 			transposeF32(&tile[p%TileN], &k[p*dim], 4*dim, dim)
 			p += 7
 			continue
@@ -173,7 +191,7 @@ func transpose16(tiles []float32, k []uint16, dim int) {
 	count := len(k) / dim
 	for p := 0; p < count; p++ {
 		tile := tiles[p/TileN*dim*TileN : (p/TileN+1)*dim*TileN]
-		if p%8 == 0 && p+8 <= count {
+		if p%8 == 0 && p+8 <= count && dim%8 == 0 {
 			transposeF16(&tile[p%TileN], &k[p*dim], 2*dim, dim)
 			p += 7
 			continue

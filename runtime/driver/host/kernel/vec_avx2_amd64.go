@@ -69,15 +69,35 @@ func add256(y *float32, a *float32, b *float32, n int)
 //go:noescape
 func scale256(y *float32, n int, s float32)
 
+// silu256 applies op.SiLU. n is a multiple of 16.
+//
+//go:noescape
+func silu256(y *float32, x *float32, n int)
+
+// gelu256 applies op.GELU. n is a multiple of 16.
+//
+//go:noescape
+func gelu256(y *float32, x *float32, n int)
+
+// geluTanh256 applies op.GELUTanh. n is a multiple of 16.
+//
+//go:noescape
+func geluTanh256(y *float32, x *float32, n int)
+
 // siluMul256 computes Set.GLU with op.SiLU for groups groups of interleave columns, a multiple of 16.
 //
 //go:noescape
 func siluMul256(y *float32, x *float32, interleave int, groups int)
 
-// geluMul256 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, a multiple of 16.
+// geluMul256 computes Set.GLU with op.GELU for groups groups of interleave columns, a multiple of 16.
 //
 //go:noescape
 func geluMul256(y *float32, x *float32, interleave int, groups int)
+
+// geluTanhMul256 computes Set.GLU with op.GELUTanh for groups groups of interleave columns, a multiple of 16.
+//
+//go:noescape
+func geluTanhMul256(y *float32, x *float32, interleave int, groups int)
 
 // softcap256 computes limit*tanh(x*scale). n is a multiple of 16.
 //
@@ -89,7 +109,7 @@ func softcap256(y *float32, x *float32, n int, scale float32, limit float32)
 //go:noescape
 func rope256(a *float32, b *float32, cos *float32, sin *float32, n int)
 
-// fromF16256 widens float16. n is a multiple of 16.
+// fromF16256 widens float16. n is a multiple of 8.
 //
 //go:noescape
 func fromF16256(dst *float32, src *uint16, n int)

@@ -3216,23 +3216,137 @@ scale_done:
 	VZEROUPPER
 	RET
 
-// func siluMul256(y *float32, x *float32, interleave int, groups int)
+DATA geluLinear256<>+0(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+4(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+8(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+12(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+16(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+20(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+24(SB)/4, $0xbfcc422a
+DATA geluLinear256<>+28(SB)/4, $0xbfcc422a
+GLOBL geluLinear256<>(SB), RODATA|NOPTR, $32
+
+DATA geluCubic256<>+0(SB)/4, $0xbd922279
+DATA geluCubic256<>+4(SB)/4, $0xbd922279
+DATA geluCubic256<>+8(SB)/4, $0xbd922279
+DATA geluCubic256<>+12(SB)/4, $0xbd922279
+DATA geluCubic256<>+16(SB)/4, $0xbd922279
+DATA geluCubic256<>+20(SB)/4, $0xbd922279
+DATA geluCubic256<>+24(SB)/4, $0xbd922279
+DATA geluCubic256<>+28(SB)/4, $0xbd922279
+GLOBL geluCubic256<>(SB), RODATA|NOPTR, $32
+
+DATA geluSlope256<>+0(SB)/4, $0x3e99999a
+DATA geluSlope256<>+4(SB)/4, $0x3e99999a
+DATA geluSlope256<>+8(SB)/4, $0x3e99999a
+DATA geluSlope256<>+12(SB)/4, $0x3e99999a
+DATA geluSlope256<>+16(SB)/4, $0x3e99999a
+DATA geluSlope256<>+20(SB)/4, $0x3e99999a
+DATA geluSlope256<>+24(SB)/4, $0x3e99999a
+DATA geluSlope256<>+28(SB)/4, $0x3e99999a
+GLOBL geluSlope256<>(SB), RODATA|NOPTR, $32
+
+DATA geluHalf256<>+0(SB)/4, $0xbf000000
+DATA geluHalf256<>+4(SB)/4, $0xbf000000
+DATA geluHalf256<>+8(SB)/4, $0xbf000000
+DATA geluHalf256<>+12(SB)/4, $0xbf000000
+DATA geluHalf256<>+16(SB)/4, $0xbf000000
+DATA geluHalf256<>+20(SB)/4, $0xbf000000
+DATA geluHalf256<>+24(SB)/4, $0xbf000000
+DATA geluHalf256<>+28(SB)/4, $0xbf000000
+GLOBL geluHalf256<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x0<>+0(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+4(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+8(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+12(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+16(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+20(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+24(SB)/4, $0x3d121ff4
+DATA geluPoly256x0<>+28(SB)/4, $0x3d121ff4
+GLOBL geluPoly256x0<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x1<>+0(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+4(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+8(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+12(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+16(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+20(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+24(SB)/4, $0xbe20fa11
+DATA geluPoly256x1<>+28(SB)/4, $0xbe20fa11
+GLOBL geluPoly256x1<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x2<>+0(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+4(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+8(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+12(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+16(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+20(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+24(SB)/4, $0x3e534eab
+DATA geluPoly256x2<>+28(SB)/4, $0x3e534eab
+GLOBL geluPoly256x2<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x3<>+0(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+4(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+8(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+12(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+16(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+20(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+24(SB)/4, $0xbd5be475
+DATA geluPoly256x3<>+28(SB)/4, $0xbd5be475
+GLOBL geluPoly256x3<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x4<>+0(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+4(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+8(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+12(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+16(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+20(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+24(SB)/4, $0x3e03a5c9
+DATA geluPoly256x4<>+28(SB)/4, $0x3e03a5c9
+GLOBL geluPoly256x4<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x5<>+0(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+4(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+8(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+12(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+16(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+20(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+24(SB)/4, $0x3dcc9f61
+DATA geluPoly256x5<>+28(SB)/4, $0x3dcc9f61
+GLOBL geluPoly256x5<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x6<>+0(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+4(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+8(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+12(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+16(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+20(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+24(SB)/4, $0x3df74ddc
+DATA geluPoly256x6<>+28(SB)/4, $0x3df74ddc
+GLOBL geluPoly256x6<>(SB), RODATA|NOPTR, $32
+
+DATA geluPoly256x7<>+0(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+4(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+8(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+12(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+16(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+20(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+24(SB)/4, $0x3df50035
+DATA geluPoly256x7<>+28(SB)/4, $0x3df50035
+GLOBL geluPoly256x7<>(SB), RODATA|NOPTR, $32
+
+// func silu256(y *float32, x *float32, n int)
 // Requires: AVX, AVX2, FMA3
-TEXT ·siluMul256(SB), NOSPLIT, $0-32
+TEXT ·silu256(SB), NOSPLIT, $0-24
 	MOVQ    y+0(FP), AX
 	MOVQ    x+8(FP), CX
-	MOVQ    interleave+16(FP), DX
-	MOVQ    groups+24(FP), BX
-	VMOVUPS expPoly256x0<>+0(SB), Y15
-	TESTQ   BX, BX
-	JZ      silu_end
+	MOVQ    n+16(FP), DX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	SHRQ    $0x04, DX
+	JZ      silu256_done
 
-silu_group:
-	MOVQ DX, SI
-	SHRQ $0x04, SI
-	JZ   silu_done
-
-silu_loop:
+silu256_loop:
 	VMOVUPS      (CX), Y0
 	VXORPS       Y1, Y1, Y1
 	VSUBPS       Y0, Y1, Y1
@@ -3267,99 +3381,170 @@ silu_loop:
 	VMOVUPS      expInf256<>+0(SB), Y1
 	VBLENDVPS    Y5, Y1, Y4, Y4
 	VANDNPS      Y4, Y2, Y1
-	VADDPS       Y15, Y1, Y1
+	VADDPS       Y14, Y1, Y1
 	VDIVPS       Y1, Y0, Y0
-	VMULPS       (CX)(DX*4), Y0, Y0
 	VMOVUPS      Y0, (AX)
-	VMOVUPS      32(CX), Y6
-	VXORPS       Y7, Y7, Y7
-	VSUBPS       Y6, Y7, Y7
-	VMOVUPS      expLow256<>+0(SB), Y9
-	VMAXPS       Y7, Y9, Y9
-	VMOVUPS      expHigh256<>+0(SB), Y8
-	VMINPS       Y9, Y8, Y9
-	VMOVUPS      expRound256<>+0(SB), Y11
-	VMOVAPS      Y11, Y8
-	VFMADD231PS  expLog2e256<>+0(SB), Y9, Y8
-	VSUBPS       Y11, Y8, Y10
-	VFNMADD231PS expLn2Hi256<>+0(SB), Y10, Y9
-	VFNMADD231PS expLn2Lo256<>+0(SB), Y10, Y9
-	VMOVUPS      expPoly256x6<>+0(SB), Y10
-	VFMADD213PS  expPoly256x5<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x4<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x3<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x2<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x1<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x0<>+0(SB), Y9, Y10
-	VPSUBD       Y11, Y8, Y8
-	VPSRAD       $0x01, Y8, Y11
-	VPSUBD       Y11, Y8, Y8
-	VPADDD       expBias256<>+0(SB), Y8, Y8
-	VPSLLD       $0x17, Y8, Y8
-	VMULPS       Y8, Y10, Y10
-	VPADDD       expBias256<>+0(SB), Y11, Y11
-	VPSLLD       $0x17, Y11, Y11
-	VMULPS       Y11, Y10, Y10
-	VCMPPS       $0x01, expLow256<>+0(SB), Y7, Y8
-	VCMPPS       $0x0e, expHigh256<>+0(SB), Y7, Y11
-	VMOVUPS      expInf256<>+0(SB), Y7
-	VBLENDVPS    Y11, Y7, Y10, Y10
-	VANDNPS      Y10, Y8, Y7
-	VADDPS       Y15, Y7, Y7
-	VDIVPS       Y7, Y6, Y6
-	VMULPS       32(CX)(DX*4), Y6, Y6
-	VMOVUPS      Y6, 32(AX)
+	VMOVUPS      32(CX), Y7
+	VXORPS       Y8, Y8, Y8
+	VSUBPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expHigh256<>+0(SB), Y9
+	VMINPS       Y10, Y9, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPSRAD       $0x01, Y9, Y12
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VPADDD       expBias256<>+0(SB), Y12, Y12
+	VPSLLD       $0x17, Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y8, Y12
+	VMOVUPS      expInf256<>+0(SB), Y8
+	VBLENDVPS    Y12, Y8, Y11, Y11
+	VANDNPS      Y11, Y9, Y8
+	VADDPS       Y14, Y8, Y8
+	VDIVPS       Y8, Y7, Y7
+	VMOVUPS      Y7, 32(AX)
 	ADDQ         $+64, AX
 	ADDQ         $+64, CX
-	DECQ         SI
-	JNZ          silu_loop
+	DECQ         DX
+	JNZ          silu256_loop
 
-silu_done:
-	LEAQ (CX)(DX*4), CX
-	DECQ BX
-	JNZ  silu_group
-
-silu_end:
+silu256_done:
 	VZEROUPPER
 	RET
 
-DATA geluLinear256<>+0(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+4(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+8(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+12(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+16(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+20(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+24(SB)/4, $0xbfcc422a
-DATA geluLinear256<>+28(SB)/4, $0xbfcc422a
-GLOBL geluLinear256<>(SB), RODATA|NOPTR, $32
-
-DATA geluCubic256<>+0(SB)/4, $0xbd922279
-DATA geluCubic256<>+4(SB)/4, $0xbd922279
-DATA geluCubic256<>+8(SB)/4, $0xbd922279
-DATA geluCubic256<>+12(SB)/4, $0xbd922279
-DATA geluCubic256<>+16(SB)/4, $0xbd922279
-DATA geluCubic256<>+20(SB)/4, $0xbd922279
-DATA geluCubic256<>+24(SB)/4, $0xbd922279
-DATA geluCubic256<>+28(SB)/4, $0xbd922279
-GLOBL geluCubic256<>(SB), RODATA|NOPTR, $32
-
-// func geluMul256(y *float32, x *float32, interleave int, groups int)
+// func gelu256(y *float32, x *float32, n int)
 // Requires: AVX, AVX2, FMA3
-TEXT ·geluMul256(SB), NOSPLIT, $0-32
+TEXT ·gelu256(SB), NOSPLIT, $0-24
 	MOVQ    y+0(FP), AX
 	MOVQ    x+8(FP), CX
-	MOVQ    interleave+16(FP), DX
-	MOVQ    groups+24(FP), BX
-	VMOVUPS expPoly256x0<>+0(SB), Y15
-	TESTQ   BX, BX
-	JZ      gelu_end
+	MOVQ    n+16(FP), DX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	SHRQ    $0x04, DX
+	JZ      gelu256_done
 
-gelu_group:
-	MOVQ DX, SI
-	SHRQ $0x04, SI
-	JZ   gelu_done
+gelu256_loop:
+	VMOVUPS      (CX), Y0
+	VMULPS       geluHalf256<>+0(SB), Y0, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      expLow256<>+0(SB), Y3
+	VMAXPS       Y1, Y3, Y3
+	VMOVUPS      expRound256<>+0(SB), Y5
+	VMOVAPS      Y5, Y2
+	VFMADD231PS  expLog2e256<>+0(SB), Y3, Y2
+	VSUBPS       Y5, Y2, Y4
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y4, Y3
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y4, Y3
+	VMOVUPS      expPoly256x6<>+0(SB), Y4
+	VFMADD213PS  expPoly256x5<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x4<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x3<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x2<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x1<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x0<>+0(SB), Y3, Y4
+	VPSUBD       Y5, Y2, Y2
+	VPADDD       expBias256<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VCMPPS       $0x01, expLow256<>+0(SB), Y1, Y2
+	VANDNPS      Y4, Y2, Y1
+	VANDPS       magnitude256<>+0(SB), Y0, Y6
+	VMOVUPS      geluSlope256<>+0(SB), Y2
+	VFMADD213PS  Y14, Y2, Y6
+	VDIVPS       Y6, Y14, Y6
+	VMOVUPS      geluPoly256x0<>+0(SB), Y2
+	VFMADD213PS  geluPoly256x1<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x2<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x3<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x4<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x5<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x6<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x7<>+0(SB), Y6, Y2
+	VMULPS       Y6, Y2, Y2
+	VMULPS       Y1, Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VSUBPS       Y2, Y0, Y6
+	VBLENDVPS    Y0, Y2, Y6, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      32(CX), Y7
+	VMULPS       geluHalf256<>+0(SB), Y7, Y8
+	VMULPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VANDNPS      Y11, Y9, Y8
+	VANDPS       magnitude256<>+0(SB), Y7, Y13
+	VMOVUPS      geluSlope256<>+0(SB), Y9
+	VFMADD213PS  Y14, Y9, Y13
+	VDIVPS       Y13, Y14, Y13
+	VMOVUPS      geluPoly256x0<>+0(SB), Y9
+	VFMADD213PS  geluPoly256x1<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x2<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x3<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x4<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x5<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x6<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x7<>+0(SB), Y13, Y9
+	VMULPS       Y13, Y9, Y9
+	VMULPS       Y8, Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VSUBPS       Y9, Y7, Y13
+	VBLENDVPS    Y7, Y9, Y13, Y7
+	VMOVUPS      Y7, 32(AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         DX
+	JNZ          gelu256_loop
 
-gelu_loop:
+gelu256_done:
+	VZEROUPPER
+	RET
+
+// func geluTanh256(y *float32, x *float32, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluTanh256(SB), NOSPLIT, $0-24
+	MOVQ    y+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    n+16(FP), DX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	SHRQ    $0x04, DX
+	JZ      geluTanh256_done
+
+geluTanh256_loop:
 	VMOVUPS      (CX), Y0
 	VMULPS       Y0, Y0, Y2
 	VMOVUPS      geluCubic256<>+0(SB), Y1
@@ -3396,61 +3581,389 @@ gelu_loop:
 	VMOVUPS      expInf256<>+0(SB), Y1
 	VBLENDVPS    Y5, Y1, Y4, Y4
 	VANDNPS      Y4, Y2, Y1
-	VADDPS       Y15, Y1, Y1
+	VADDPS       Y14, Y1, Y1
+	VDIVPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      32(CX), Y7
+	VMULPS       Y7, Y7, Y9
+	VMOVUPS      geluCubic256<>+0(SB), Y8
+	VFMADD213PS  geluLinear256<>+0(SB), Y9, Y8
+	VMULPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expHigh256<>+0(SB), Y9
+	VMINPS       Y10, Y9, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPSRAD       $0x01, Y9, Y12
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VPADDD       expBias256<>+0(SB), Y12, Y12
+	VPSLLD       $0x17, Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y8, Y12
+	VMOVUPS      expInf256<>+0(SB), Y8
+	VBLENDVPS    Y12, Y8, Y11, Y11
+	VANDNPS      Y11, Y9, Y8
+	VADDPS       Y14, Y8, Y8
+	VDIVPS       Y8, Y7, Y7
+	VMOVUPS      Y7, 32(AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         DX
+	JNZ          geluTanh256_loop
+
+geluTanh256_done:
+	VZEROUPPER
+	RET
+
+// func siluMul256(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·siluMul256(SB), NOSPLIT, $0-32
+	MOVQ    y+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    interleave+16(FP), DX
+	MOVQ    groups+24(FP), BX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	TESTQ   BX, BX
+	JZ      siluMul256_end
+
+siluMul256_group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   siluMul256_done
+
+siluMul256_loop:
+	VMOVUPS      (CX), Y0
+	VXORPS       Y1, Y1, Y1
+	VSUBPS       Y0, Y1, Y1
+	VMOVUPS      expLow256<>+0(SB), Y3
+	VMAXPS       Y1, Y3, Y3
+	VMOVUPS      expHigh256<>+0(SB), Y2
+	VMINPS       Y3, Y2, Y3
+	VMOVUPS      expRound256<>+0(SB), Y5
+	VMOVAPS      Y5, Y2
+	VFMADD231PS  expLog2e256<>+0(SB), Y3, Y2
+	VSUBPS       Y5, Y2, Y4
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y4, Y3
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y4, Y3
+	VMOVUPS      expPoly256x6<>+0(SB), Y4
+	VFMADD213PS  expPoly256x5<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x4<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x3<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x2<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x1<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x0<>+0(SB), Y3, Y4
+	VPSUBD       Y5, Y2, Y2
+	VPSRAD       $0x01, Y2, Y5
+	VPSUBD       Y5, Y2, Y2
+	VPADDD       expBias256<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VPADDD       expBias256<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VCMPPS       $0x01, expLow256<>+0(SB), Y1, Y2
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y1, Y5
+	VMOVUPS      expInf256<>+0(SB), Y1
+	VBLENDVPS    Y5, Y1, Y4, Y4
+	VANDNPS      Y4, Y2, Y1
+	VADDPS       Y14, Y1, Y1
 	VDIVPS       Y1, Y0, Y0
 	VMULPS       (CX)(DX*4), Y0, Y0
 	VMOVUPS      Y0, (AX)
-	VMOVUPS      32(CX), Y6
-	VMULPS       Y6, Y6, Y8
-	VMOVUPS      geluCubic256<>+0(SB), Y7
-	VFMADD213PS  geluLinear256<>+0(SB), Y8, Y7
-	VMULPS       Y6, Y7, Y7
-	VMOVUPS      expLow256<>+0(SB), Y9
-	VMAXPS       Y7, Y9, Y9
-	VMOVUPS      expHigh256<>+0(SB), Y8
-	VMINPS       Y9, Y8, Y9
-	VMOVUPS      expRound256<>+0(SB), Y11
-	VMOVAPS      Y11, Y8
-	VFMADD231PS  expLog2e256<>+0(SB), Y9, Y8
-	VSUBPS       Y11, Y8, Y10
-	VFNMADD231PS expLn2Hi256<>+0(SB), Y10, Y9
-	VFNMADD231PS expLn2Lo256<>+0(SB), Y10, Y9
-	VMOVUPS      expPoly256x6<>+0(SB), Y10
-	VFMADD213PS  expPoly256x5<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x4<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x3<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x2<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x1<>+0(SB), Y9, Y10
-	VFMADD213PS  expPoly256x0<>+0(SB), Y9, Y10
-	VPSUBD       Y11, Y8, Y8
-	VPSRAD       $0x01, Y8, Y11
-	VPSUBD       Y11, Y8, Y8
-	VPADDD       expBias256<>+0(SB), Y8, Y8
-	VPSLLD       $0x17, Y8, Y8
-	VMULPS       Y8, Y10, Y10
-	VPADDD       expBias256<>+0(SB), Y11, Y11
-	VPSLLD       $0x17, Y11, Y11
-	VMULPS       Y11, Y10, Y10
-	VCMPPS       $0x01, expLow256<>+0(SB), Y7, Y8
-	VCMPPS       $0x0e, expHigh256<>+0(SB), Y7, Y11
-	VMOVUPS      expInf256<>+0(SB), Y7
-	VBLENDVPS    Y11, Y7, Y10, Y10
-	VANDNPS      Y10, Y8, Y7
-	VADDPS       Y15, Y7, Y7
-	VDIVPS       Y7, Y6, Y6
-	VMULPS       32(CX)(DX*4), Y6, Y6
-	VMOVUPS      Y6, 32(AX)
+	VMOVUPS      32(CX), Y7
+	VXORPS       Y8, Y8, Y8
+	VSUBPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expHigh256<>+0(SB), Y9
+	VMINPS       Y10, Y9, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPSRAD       $0x01, Y9, Y12
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VPADDD       expBias256<>+0(SB), Y12, Y12
+	VPSLLD       $0x17, Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y8, Y12
+	VMOVUPS      expInf256<>+0(SB), Y8
+	VBLENDVPS    Y12, Y8, Y11, Y11
+	VANDNPS      Y11, Y9, Y8
+	VADDPS       Y14, Y8, Y8
+	VDIVPS       Y8, Y7, Y7
+	VMULPS       32(CX)(DX*4), Y7, Y7
+	VMOVUPS      Y7, 32(AX)
 	ADDQ         $+64, AX
 	ADDQ         $+64, CX
 	DECQ         SI
-	JNZ          gelu_loop
+	JNZ          siluMul256_loop
 
-gelu_done:
+siluMul256_done:
 	LEAQ (CX)(DX*4), CX
 	DECQ BX
-	JNZ  gelu_group
+	JNZ  siluMul256_group
 
-gelu_end:
+siluMul256_end:
+	VZEROUPPER
+	RET
+
+// func geluMul256(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluMul256(SB), NOSPLIT, $0-32
+	MOVQ    y+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    interleave+16(FP), DX
+	MOVQ    groups+24(FP), BX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	TESTQ   BX, BX
+	JZ      geluMul256_end
+
+geluMul256_group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   geluMul256_done
+
+geluMul256_loop:
+	VMOVUPS      (CX), Y0
+	VMULPS       geluHalf256<>+0(SB), Y0, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      expLow256<>+0(SB), Y3
+	VMAXPS       Y1, Y3, Y3
+	VMOVUPS      expRound256<>+0(SB), Y5
+	VMOVAPS      Y5, Y2
+	VFMADD231PS  expLog2e256<>+0(SB), Y3, Y2
+	VSUBPS       Y5, Y2, Y4
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y4, Y3
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y4, Y3
+	VMOVUPS      expPoly256x6<>+0(SB), Y4
+	VFMADD213PS  expPoly256x5<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x4<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x3<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x2<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x1<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x0<>+0(SB), Y3, Y4
+	VPSUBD       Y5, Y2, Y2
+	VPADDD       expBias256<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VCMPPS       $0x01, expLow256<>+0(SB), Y1, Y2
+	VANDNPS      Y4, Y2, Y1
+	VANDPS       magnitude256<>+0(SB), Y0, Y6
+	VMOVUPS      geluSlope256<>+0(SB), Y2
+	VFMADD213PS  Y14, Y2, Y6
+	VDIVPS       Y6, Y14, Y6
+	VMOVUPS      geluPoly256x0<>+0(SB), Y2
+	VFMADD213PS  geluPoly256x1<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x2<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x3<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x4<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x5<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x6<>+0(SB), Y6, Y2
+	VFMADD213PS  geluPoly256x7<>+0(SB), Y6, Y2
+	VMULPS       Y6, Y2, Y2
+	VMULPS       Y1, Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VSUBPS       Y2, Y0, Y6
+	VBLENDVPS    Y0, Y2, Y6, Y0
+	VMULPS       (CX)(DX*4), Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      32(CX), Y7
+	VMULPS       geluHalf256<>+0(SB), Y7, Y8
+	VMULPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VANDNPS      Y11, Y9, Y8
+	VANDPS       magnitude256<>+0(SB), Y7, Y13
+	VMOVUPS      geluSlope256<>+0(SB), Y9
+	VFMADD213PS  Y14, Y9, Y13
+	VDIVPS       Y13, Y14, Y13
+	VMOVUPS      geluPoly256x0<>+0(SB), Y9
+	VFMADD213PS  geluPoly256x1<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x2<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x3<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x4<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x5<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x6<>+0(SB), Y13, Y9
+	VFMADD213PS  geluPoly256x7<>+0(SB), Y13, Y9
+	VMULPS       Y13, Y9, Y9
+	VMULPS       Y8, Y9, Y9
+	VMULPS       Y7, Y9, Y9
+	VSUBPS       Y9, Y7, Y13
+	VBLENDVPS    Y7, Y9, Y13, Y7
+	VMULPS       32(CX)(DX*4), Y7, Y7
+	VMOVUPS      Y7, 32(AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         SI
+	JNZ          geluMul256_loop
+
+geluMul256_done:
+	LEAQ (CX)(DX*4), CX
+	DECQ BX
+	JNZ  geluMul256_group
+
+geluMul256_end:
+	VZEROUPPER
+	RET
+
+// func geluTanhMul256(y *float32, x *float32, interleave int, groups int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·geluTanhMul256(SB), NOSPLIT, $0-32
+	MOVQ    y+0(FP), AX
+	MOVQ    x+8(FP), CX
+	MOVQ    interleave+16(FP), DX
+	MOVQ    groups+24(FP), BX
+	VMOVUPS expPoly256x0<>+0(SB), Y14
+	TESTQ   BX, BX
+	JZ      geluTanhMul256_end
+
+geluTanhMul256_group:
+	MOVQ DX, SI
+	SHRQ $0x04, SI
+	JZ   geluTanhMul256_done
+
+geluTanhMul256_loop:
+	VMOVUPS      (CX), Y0
+	VMULPS       Y0, Y0, Y2
+	VMOVUPS      geluCubic256<>+0(SB), Y1
+	VFMADD213PS  geluLinear256<>+0(SB), Y2, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      expLow256<>+0(SB), Y3
+	VMAXPS       Y1, Y3, Y3
+	VMOVUPS      expHigh256<>+0(SB), Y2
+	VMINPS       Y3, Y2, Y3
+	VMOVUPS      expRound256<>+0(SB), Y5
+	VMOVAPS      Y5, Y2
+	VFMADD231PS  expLog2e256<>+0(SB), Y3, Y2
+	VSUBPS       Y5, Y2, Y4
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y4, Y3
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y4, Y3
+	VMOVUPS      expPoly256x6<>+0(SB), Y4
+	VFMADD213PS  expPoly256x5<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x4<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x3<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x2<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x1<>+0(SB), Y3, Y4
+	VFMADD213PS  expPoly256x0<>+0(SB), Y3, Y4
+	VPSUBD       Y5, Y2, Y2
+	VPSRAD       $0x01, Y2, Y5
+	VPSUBD       Y5, Y2, Y2
+	VPADDD       expBias256<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VPADDD       expBias256<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VCMPPS       $0x01, expLow256<>+0(SB), Y1, Y2
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y1, Y5
+	VMOVUPS      expInf256<>+0(SB), Y1
+	VBLENDVPS    Y5, Y1, Y4, Y4
+	VANDNPS      Y4, Y2, Y1
+	VADDPS       Y14, Y1, Y1
+	VDIVPS       Y1, Y0, Y0
+	VMULPS       (CX)(DX*4), Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VMOVUPS      32(CX), Y7
+	VMULPS       Y7, Y7, Y9
+	VMOVUPS      geluCubic256<>+0(SB), Y8
+	VFMADD213PS  geluLinear256<>+0(SB), Y9, Y8
+	VMULPS       Y7, Y8, Y8
+	VMOVUPS      expLow256<>+0(SB), Y10
+	VMAXPS       Y8, Y10, Y10
+	VMOVUPS      expHigh256<>+0(SB), Y9
+	VMINPS       Y10, Y9, Y10
+	VMOVUPS      expRound256<>+0(SB), Y12
+	VMOVAPS      Y12, Y9
+	VFMADD231PS  expLog2e256<>+0(SB), Y10, Y9
+	VSUBPS       Y12, Y9, Y11
+	VFNMADD231PS expLn2Hi256<>+0(SB), Y11, Y10
+	VFNMADD231PS expLn2Lo256<>+0(SB), Y11, Y10
+	VMOVUPS      expPoly256x6<>+0(SB), Y11
+	VFMADD213PS  expPoly256x5<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x4<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x3<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x2<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x1<>+0(SB), Y10, Y11
+	VFMADD213PS  expPoly256x0<>+0(SB), Y10, Y11
+	VPSUBD       Y12, Y9, Y9
+	VPSRAD       $0x01, Y9, Y12
+	VPSUBD       Y12, Y9, Y9
+	VPADDD       expBias256<>+0(SB), Y9, Y9
+	VPSLLD       $0x17, Y9, Y9
+	VMULPS       Y9, Y11, Y11
+	VPADDD       expBias256<>+0(SB), Y12, Y12
+	VPSLLD       $0x17, Y12, Y12
+	VMULPS       Y12, Y11, Y11
+	VCMPPS       $0x01, expLow256<>+0(SB), Y8, Y9
+	VCMPPS       $0x0e, expHigh256<>+0(SB), Y8, Y12
+	VMOVUPS      expInf256<>+0(SB), Y8
+	VBLENDVPS    Y12, Y8, Y11, Y11
+	VANDNPS      Y11, Y9, Y8
+	VADDPS       Y14, Y8, Y8
+	VDIVPS       Y8, Y7, Y7
+	VMULPS       32(CX)(DX*4), Y7, Y7
+	VMOVUPS      Y7, 32(AX)
+	ADDQ         $+64, AX
+	ADDQ         $+64, CX
+	DECQ         SI
+	JNZ          geluTanhMul256_loop
+
+geluTanhMul256_done:
+	LEAQ (CX)(DX*4), CX
+	DECQ BX
+	JNZ  geluTanhMul256_group
+
+geluTanhMul256_end:
 	VZEROUPPER
 	RET
 
@@ -3696,6 +4209,7 @@ TEXT ·fromF16256(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
 	MOVQ n+16(FP), DX
+	MOVQ DX, BX
 	SHRQ $0x04, DX
 	JZ   half_done
 
@@ -3710,6 +4224,12 @@ half_loop:
 	JNZ       half_loop
 
 half_done:
+	TESTQ     $+8, BX
+	JZ        half_end
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, (AX)
+
+half_end:
 	VZEROUPPER
 	RET
 

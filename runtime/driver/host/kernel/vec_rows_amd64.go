@@ -88,45 +88,39 @@ func vecLayerNorm(y []float32, ldy int, x []float32, ldx int, gain, bias []float
 }
 
 func vecGLU(y []float32, ldy int, x []float32, ldx int, act string, interleave, m, n int) {
-	if interleave%vecN != 0 || act != op.SiLU && act != op.GELUTanh {
+	if interleave%vecN != 0 || act == op.ReLU {
 		glu(y, ldy, x, ldx, act, interleave, m, n)
 		return
 	}
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+2*n], y[r*ldy:r*ldy+n]
-		gatedUnit(&out[0], &row[0], act, interleave, n/interleave)
+		switch groups := n / interleave; act {
+		case op.SiLU:
+			siluMul256(&out[0], &row[0], interleave, groups)
+		case op.GELU:
+			geluMul256(&out[0], &row[0], interleave, groups)
+		case op.GELUTanh:
+			geluTanhMul256(&out[0], &row[0], interleave, groups)
+		}
 	}
 }
 
-func gatedUnit(y, x *float32, act string, interleave, groups int) {
-	if act == op.SiLU {
-		siluMul256(y, x, interleave, groups)
-	} else {
-		geluMul256(y, x, interleave, groups)
-	}
-}
-
-// vecActivate is a gated unit whose other half is ones.
 func vecActivate(y []float32, ldy int, x []float32, ldx int, act string, m, n int) {
 	whole := n &^ (vecN - 1)
-	if whole == 0 || act != op.SiLU && act != op.GELUTanh {
-		activate(y, ldy, x, ldx, act, m, n)
-		return
-	}
-	const chunk = 256
-	var pairs [2 * chunk]float32
-	width := min(chunk, whole)
-	for i := range width {
-		pairs[width+i] = 1
+	if act == op.ReLU {
+		whole = 0
 	}
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		c := 0
-		for ; c+width <= whole; c += width {
-			copy(pairs[:width], row[c:])
-			gatedUnit(&out[c], &pairs[0], act, width, 1)
+		switch act {
+		case op.SiLU:
+			silu256(&out[0], &row[0], whole)
+		case op.GELU:
+			gelu256(&out[0], &row[0], whole)
+		case op.GELUTanh:
+			geluTanh256(&out[0], &row[0], whole)
 		}
-		activateRow(out[c:], row[c:], act)
+		activateRow(out[whole:], row[whole:], act)
 	}
 }
 
@@ -233,7 +227,7 @@ func vecBlockSums(sums []int32, ldsums int, x []uint8, ldx, m, k int) {
 
 func vecFromF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
-	whole := len(dst) &^ (vecN - 1)
+	whole := len(dst) &^ 7
 	if whole > 0 {
 		fromF16256(&dst[0], &src[0], whole)
 	}

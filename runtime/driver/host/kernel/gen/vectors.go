@@ -35,8 +35,7 @@ func vectors256() {
 	norm256()
 	add256()
 	scale256()
-	siluMul256()
-	geluMul256()
+	activations256()
 	softcap256()
 	rope256()
 	fromF16256()
@@ -252,53 +251,100 @@ func exponent(x reg.VecPhysical, positive bool, t, f, p, u reg.VecPhysical) {
 	VANDNPS(p, t, x)
 }
 
-// gatedUnit256 makes gate*sigmoid(argument)*up, where argument changes e, which begins as the gate, to minus the argument.
-func gatedUnit256(name, id, what string, argument func(g, e, t reg.VecPhysical)) {
-	function(name, "(y *float32, x *float32, interleave int, groups int)", "computes Set.GLU with "+what+" for groups groups of interleave columns, a multiple of 16.")
+// unit256 makes y = unit(x), and with gated Set.GLU of it. unit replaces y[at] with 6 registers to use after it.
+func unit256(name, act string, gated bool, unit func(at int)) {
+	loop := func(out, x, n reg.GPVirtual, gap *reg.GPVirtual) {
+		along(name, n, 64, []reg.GPVirtual{out, x}, func() {
+			for i := range 2 {
+				VMOVUPS(Mem{Base: x, Disp: 32 * i}, y[7*i])
+				unit(7 * i)
+				if gap != nil {
+					VMULPS(Mem{Base: x, Index: *gap, Scale: 4, Disp: 32 * i}, y[7*i], y[7*i])
+				}
+				VMOVUPS(y[7*i], Mem{Base: out, Disp: 32 * i})
+			}
+		})
+	}
+	if !gated {
+		function(name, "(y *float32, x *float32, n int)", "applies "+act+". n is a multiple of 16.")
+		out, x, n := param("y"), param("x"), param("n")
+		VMOVUPS(expPoly[0], y[14])
+		loop(out, x, n, nil)
+		VZEROUPPER()
+		RET()
+		return
+	}
+	function(name, "(y *float32, x *float32, interleave int, groups int)", "computes Set.GLU with "+act+" for groups groups of interleave columns, a multiple of 16.")
 	out, x, gap, groups := param("y"), param("x"), param("interleave"), param("groups")
-	one := y[15]
-	VMOVUPS(expPoly[0], one)
+	VMOVUPS(expPoly[0], y[14])
 	TESTQ(groups, groups)
-	JZ(LabelRef(id + "_end"))
-	Label(id + "_group")
+	JZ(LabelRef(name + "_end"))
+	Label(name + "_group")
 	n := GP64()
 	MOVQ(gap, n)
-	along(id, n, 64, []reg.GPVirtual{out, x}, func() {
-		for i := range 2 {
-			g, e := y[6*i], y[6*i+1]
-			VMOVUPS(Mem{Base: x, Disp: 32 * i}, g)
-			argument(g, e, y[6*i+2])
-			exponent(e, true, y[6*i+2], y[6*i+3], y[6*i+4], y[6*i+5])
-			VADDPS(one, e, e)
-			VDIVPS(e, g, g)
-			VMULPS(Mem{Base: x, Index: gap, Scale: 4, Disp: 32 * i}, g, g)
-			VMOVUPS(g, Mem{Base: out, Disp: 32 * i})
-		}
-	})
+	loop(out, x, n, &gap)
 	LEAQ(Mem{Base: x, Index: gap, Scale: 4}, x)
 	DECQ(groups)
-	JNZ(LabelRef(id + "_group"))
-	Label(id + "_end")
+	JNZ(LabelRef(name + "_group"))
+	Label(name + "_end")
 	VZEROUPPER()
 	RET()
 }
 
-func siluMul256() {
-	gatedUnit256("siluMul256", "silu", "op.SiLU", func(g, e, _ reg.VecPhysical) {
-		VXORPS(e, e, e)
-		VSUBPS(g, e, e)
-	})
-}
-
-// geluMul256: 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(g+0.044715*g^3).
-func geluMul256() {
+// activations256 writes the activation functions. y[14] is 1.
+func activations256() {
+	one := y[14]
+	// sigmoid divides y[at] by 1+e^y[at+1].
+	sigmoid := func(at int) {
+		exponent(y[at+1], true, y[at+2], y[at+3], y[at+4], y[at+5])
+		VADDPS(one, y[at+1], y[at+1])
+		VDIVPS(y[at+1], y[at], y[at])
+	}
+	silu := func(at int) {
+		VXORPS(y[at+1], y[at+1], y[at+1])
+		VSUBPS(y[at], y[at+1], y[at+1])
+		sigmoid(at)
+	}
+	// 0.5 + 0.5*tanh(u) is the sigmoid of 2u, u = sqrt(2/pi)*(x+0.044715*x^3).
 	linear, cubic := f32("geluLinear256", -2*0.7978845608028654), f32("geluCubic256", -2*0.7978845608028654*0.044715)
-	gatedUnit256("geluMul256", "gelu", "op.GELUTanh", func(g, e, t reg.VecPhysical) {
-		VMULPS(g, g, t)
-		VMOVUPS(cubic, e)
-		VFMADD213PS(linear, t, e)
-		VMULPS(g, e, e)
-	})
+	geluTanh := func(at int) {
+		VMULPS(y[at], y[at], y[at+2])
+		VMOVUPS(cubic, y[at+1])
+		VFMADD213PS(linear, y[at+2], y[at+1])
+		VMULPS(y[at], y[at+1], y[at+1])
+		sigmoid(at)
+	}
+	// As gelu of the portable set: Phi(-|x|) is e^(-x^2/2) times a polynomial in t = 1/(1+0.3*|x|).
+	slope, half := f32("geluSlope256", 0.3), f32("geluHalf256", -0.5)
+	var poly []Mem
+	for i, c := range []float32{0.035675004, -0.15720393, 0.20635478, -0.05368467, 0.12856211, 0.099913366, 0.12075397, 0.1196293} {
+		poly = append(poly, f32("geluPoly256x"+string(rune('0'+i)), c))
+	}
+	gelu := func(at int) {
+		x, e, t, p := y[at], y[at+1], y[at+6], y[at+2]
+		VMULPS(half, x, e)
+		VMULPS(x, e, e)
+		exponent(e, false, y[at+2], y[at+3], y[at+4], y[at+5])
+		VANDPS(magnitude, x, t)
+		VMOVUPS(slope, p)
+		VFMADD213PS(one, p, t)
+		VDIVPS(t, one, t)
+		VMOVUPS(poly[0], p)
+		for _, c := range poly[1:] {
+			VFMADD213PS(c, t, p)
+		}
+		VMULPS(t, p, p)
+		VMULPS(e, p, p)
+		VMULPS(x, p, p)       // x*Phi(-|x|)
+		VSUBPS(p, x, t)       // x*(1-Phi(-|x|))
+		VBLENDVPS(x, p, t, x) // by the sign of x
+	}
+	for _, gated := range []bool{false, true} {
+		suffix := map[bool]string{true: "Mul256", false: "256"}[gated]
+		unit256("silu"+suffix, "op.SiLU", gated, silu)
+		unit256("gelu"+suffix, "op.GELU", gated, gelu)
+		unit256("geluTanh"+suffix, "op.GELUTanh", gated, geluTanh)
+	}
 }
 
 // softcap256 is the rational function of tanhf.
@@ -373,14 +419,21 @@ func rope256() {
 }
 
 func fromF16256() {
-	function("fromF16256", "(dst *float32, src *uint16, n int)", "widens float16. n is a multiple of 16.")
+	function("fromF16256", "(dst *float32, src *uint16, n int)", "widens float16. n is a multiple of 8.")
 	dst, src, n := param("dst"), param("src"), param("n")
+	eight := GP64()
+	MOVQ(n, eight)
 	loop16("half", n, func() {
 		for i := range 2 {
 			VCVTPH2PS(Mem{Base: src, Disp: 16 * i}, y[i])
 			VMOVUPS(y[i], Mem{Base: dst, Disp: 32 * i})
 		}
 	}, map[reg.GPVirtual]int{dst: 64, src: 32}, dst, src)
+	TESTQ(I32(8), eight)
+	JZ(LabelRef("half_end"))
+	VCVTPH2PS(Mem{Base: src}, y[0])
+	VMOVUPS(y[0], Mem{Base: dst})
+	Label("half_end")
 	VZEROUPPER()
 	RET()
 }
