@@ -41,6 +41,7 @@ type enginesOptions struct {
 	text, qualityModel       string
 	out, markdown            string
 	budget, measuring, limit string
+	others                   float64
 	seed                     uint64
 }
 
@@ -101,6 +102,7 @@ keeps plans, bundles and the other engine's files, and uses those that are there
 	f.StringVar(&o.budget, "budget", "", "time for the rounds of one model; what does not fit is left out, and it says so")
 	f.StringVar(&o.measuring, "profile-budget", "60s", "time to measure operators for a plan")
 	f.StringVar(&o.limit, "timeout", "5m", "time for one process")
+	f.Float64Var(&o.others, "max-others", 0.15, "cores that other processes may use meanwhile; else a process is repeated, and it says so; 0: do not look")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the order of measurements")
 	return c
 }
@@ -126,6 +128,9 @@ func (o *enginesOptions) validate() (*enginesBench, error) {
 		if x.got < 1 || x.got > x.most {
 			return nil, usage("--%s %d: want 1 to %d", x.name, x.got, x.most)
 		}
+	}
+	if !(o.others >= 0) {
+		return nil, usage("--max-others %v: want 0 or more", o.others)
 	}
 	for _, p := range o.prompts {
 		if p < 1 || p > 1<<20 {
@@ -329,7 +334,7 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 		all = append(all, &engines.Hetc{Program: b.self, Bundle: r.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: r.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
 	}
 	const patience = time.Minute
-	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.cores, Rounds: b.rounds, Seed: b.seed, Timeout: b.timeout, Budget: b.match, Patience: patience, Note: b.s.Notef}
+	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.cores, Rounds: b.rounds, Seed: b.seed, Timeout: b.timeout, Budget: b.match, Quiet: b.others, Patience: patience, Note: b.s.Notef}
 	r.Match, err = match.Play(ctx)
 	return r, err
 }

@@ -77,8 +77,15 @@ func (b *enginesBench) show(p *page, env record.Environment, m *enginesModel) {
 	for _, s := range r.Series {
 		processes += len(s.Samples)
 	}
-	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s. Others used more than %.2f of a core during %d of them, after %d had been repeated for that reason.",
-		r.Rounds, r.Seed, processes, r.Seconds, engines.Quiet, r.Disturbed, r.Repeated)
+	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", r.Rounds, r.Seed, processes, r.Seconds)
+	if r.Stopped {
+		p.text("The time did not suffice for %d rounds.", b.rounds)
+	}
+	if b.others > 0 {
+		p.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.others, r.Disturbed, r.Repeated)
+	} else {
+		p.text("Nobody looked whether others were at work meanwhile.")
+	}
 	for _, x := range m.Plans {
 		note := ""
 		if x.MaxMemory > 0 {

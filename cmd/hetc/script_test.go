@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -65,6 +66,9 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("MODEL", filepath.Join(testdata, "models", "tiny-llama-kjv"))
 			e.Setenv("TESTDATA", testdata)
+			if hetc, err := exec.LookPath("hetc"); err == nil {
+				e.Setenv("HETCDIR", filepath.Dir(hetc)) // a PATH with nothing else
+			}
 			e.Setenv("ARCH", filepath.Join(testdata, "arch"))
 			return nil
 		},

@@ -19,13 +19,11 @@ type Match struct {
 	Seed     uint64
 	Timeout  time.Duration // of one process
 	Budget   time.Duration // no round begins that would end after it; 0: none
+	Quiet    float64       // cores that others may use meanwhile, or the process is repeated; 0: nobody looks
 	Patience time.Duration // for which all processes together wait for a quiet machine
 
 	Note func(format string, args ...any) // progress; not nil
 }
-
-// Quiet is how many cores others may use while something is measured.
-const Quiet = 0.15
 
 // Sample is what one process measured.
 type Sample struct {
@@ -36,9 +34,6 @@ type Sample struct {
 	Others    float64   `json:"others_cores"`      // used meanwhile by other processes; negative where unknown
 	Repeats   int       `json:"repeats,omitempty"` // because others were at work
 }
-
-// Disturbed reports whether others were at work while it was measured.
-func (s *Sample) Disturbed() bool { return s.Others > Quiet }
 
 // Series is what an engine did on a task.
 type Series struct {
@@ -154,8 +149,10 @@ func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, wai
 	const most = 3
 	var best Sample
 	for try := range most {
-		if err := awaitQuiet(ctx, waits); err != nil {
-			return err
+		if m.Quiet > 0 {
+			if err := m.awaitQuiet(ctx, waits); err != nil {
+				return err
+			}
 		}
 		program, args := e.Command(s.Task, len(m.Cores))
 		d, err := Run(ctx, Limits{Cores: m.Cores, Time: m.Timeout}, program, args...)
@@ -175,22 +172,25 @@ func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, wai
 		if try == 0 || x.Others < best.Others {
 			best = x
 		}
-		if best.Repeats = try; !x.Disturbed() || *repeats == 0 {
+		if best.Repeats = try; !m.disturbed(&x) || *repeats == 0 {
 			break
 		}
 		*repeats--
 	}
 	r.Repeated += best.Repeats
-	if best.Disturbed() {
+	if m.disturbed(&best) {
 		r.Disturbed++
 	}
 	s.Samples = append(s.Samples, best)
 	return nil
 }
 
+// disturbed reports whether others were at work while something was measured.
+func (m *Match) disturbed(s *Sample) bool { return m.Quiet > 0 && s.Others > m.Quiet }
+
 // awaitQuiet returns when others leave the machine alone, or when the time for waiting is over; what others do
 // then is told with the measurement.
-func awaitQuiet(ctx context.Context, left *time.Duration) error {
+func (m *Match) awaitQuiet(ctx context.Context, left *time.Duration) error {
 	const look = 300 * time.Millisecond
 	for {
 		before, known := usage()
@@ -202,7 +202,7 @@ func awaitQuiet(ctx context.Context, left *time.Duration) error {
 		}
 		after, ok := usage()
 		spent := time.Since(start)
-		if !ok || !known || float64(after-before) <= Quiet*float64(spent) || *left <= 0 {
+		if !ok || !known || float64(after-before) <= m.Quiet*float64(spent) || *left <= 0 {
 			return nil
 		}
 		*left -= spent

@@ -1,0 +1,155 @@
+//go:build linux
+
+package engines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// scripted is an engine whose times are given: it tests the order and the arithmetic of a match, nothing else.
+type scripted struct {
+	name, form string
+	log        string                     // file that every process adds a line to
+	seconds    func(t Task, n int) string // of the n-th process for a task, as it prints it
+	ran        map[Task]int
+}
+
+func (s *scripted) Name() string { return s.name }
+func (s *scripted) Form() string { return s.form }
+
+func (s *scripted) Command(t Task, _ int) (string, []string) {
+	if s.ran == nil {
+		s.ran = map[Task]int{}
+	}
+	s.ran[t]++
+	return "sh", []string{"-c", fmt.Sprintf("echo %s %s %s >> %s; echo %s", s.name, s.form, t.Phase(), s.log, s.seconds(t, s.ran[t]))}
+}
+
+func (s *scripted) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
+	sec, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+	if err != nil {
+		return Reading{}, fmt.Errorf("no number: %q", out)
+	}
+	return Reading{SecondsPerRep: []float64{sec, sec, 100 * sec}[:t.Reps], Version: "1", Backend: "sh"}, nil
+}
+
+func fixed(prefill, decode string) func(Task, int) string {
+	return func(t Task, _ int) string {
+		if t.Prompt > 0 {
+			return prefill
+		}
+		return decode
+	}
+}
+
+func play(t *testing.T, m *Match) (*Result, []string) {
+	t.Helper()
+	log := filepath.Join(t.TempDir(), "log")
+	for _, e := range m.Engines {
+		e.(*scripted).log = log
+	}
+	m.Tasks, m.Cores, m.Timeout, m.Note = []Task{{Prompt: 100, Reps: 3}, {Depth: 7, Gen: 10, Reps: 1}}, []int{0}, time.Minute, t.Logf
+	r, err := m.Play(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// The fastest form of each task is compared with, round by round; forms that were slower throughout are measured
+// no further.
+func TestMatch(t *testing.T) {
+	m := &Match{Rounds: 6, Seed: 3, Engines: []Engine{
+		&scripted{name: "hetc", form: "a", seconds: fixed("0.5", "0.5")},
+		&scripted{name: "hetc", form: "b", seconds: fixed("4", "4")},
+		&scripted{name: "peer", form: "Q4", seconds: fixed("2", "2")},
+		&scripted{name: "peer", form: "Q8", seconds: func(task Task, n int) string { // better at prefill from the second process on
+			if task.Prompt > 0 {
+				return []string{"3", "1", "1", "1", "1", "1", "1", "1"}[n-1]
+			}
+			return "2.5"
+		}},
+	}}
+	r, log := play(t, m)
+	if r.Rounds != 6 || r.Stopped || len(r.Series) != 8 {
+		t.Fatalf("%d rounds, stopped %v, %d series", r.Rounds, r.Stopped, len(r.Series))
+	}
+	for i, want := range []struct {
+		n       int
+		tps     float64
+		dropped bool
+	}{{6, 200, false}, {6, 25, false}, {6, 50, false}, {6, 100, false}, {6, 20, false}, {6, 2.5, false}, {6, 5, false}, {2, 4, true}} {
+		s := r.Series[i]
+		if len(s.Samples) != want.n || s.Summary.Median != want.tps || s.Dropped != want.dropped || s.Version != "1" || s.Backend != "sh" {
+			t.Errorf("%s %s %v: %d processes, %v tokens/s, dropped %v; want %+v", s.Engine, s.Form, s.Task, len(s.Samples), s.Summary.Median, s.Dropped, want)
+		}
+	}
+	for i, want := range []struct {
+		form, best string
+		ratio      float64
+	}{{"a", "Q8", 2}, {"b", "Q8", 0.25}, {"a", "Q4", 4}, {"b", "Q4", 0.5}} {
+		x := r.Ratios[i]
+		if x.Form != want.form || x.Peer != "peer" || x.Best != want.best || x.Summary.Median != want.ratio {
+			t.Errorf("ratio %d: %+v, want %+v", i, x, want)
+		}
+	}
+	if low := r.Ratios[0].Summary; low.Low != 2 || low.High != 6 || low.Coverage < 0.95 { // in one of six rounds it was 6
+		t.Errorf("interval %v..%v covers %v", low.Low, low.High, low.Coverage)
+	}
+	// All forms of a task in a row, once each in every round, and not always in the same order.
+	orders := map[string]bool{}
+	decodes := 0
+	for len(log) > 0 {
+		phase, n := strings.Fields(log[0])[2], 4
+		if phase == "decode" {
+			if decodes++; decodes > trialRounds {
+				n = 3 // without Q8
+			}
+		}
+		var forms []string
+		for _, l := range log[:n] {
+			if f := strings.Fields(l); f[2] == phase {
+				forms = append(forms, f[1])
+			}
+		}
+		orders[strings.Join(forms, " ")] = true
+		slices.Sort(forms)
+		if len(slices.Compact(forms)) != n {
+			t.Fatalf("got %q for one task of one round", log[:n])
+		}
+		log = log[n:]
+	}
+	if len(orders) < 4 {
+		t.Errorf("engines came in %d orders", len(orders))
+	}
+}
+
+// A budget ends a match between rounds; the first is always played.
+func TestMatchBudget(t *testing.T) {
+	m := &Match{Rounds: 50, Seed: 1, Budget: time.Millisecond, Engines: []Engine{
+		&scripted{name: "hetc", form: "a", seconds: fixed("1", "1")}, &scripted{name: "peer", form: "Q4", seconds: fixed("2", "2")}}}
+	if r, _ := play(t, m); r.Rounds != 1 || !r.Stopped || r.Ratios[0].Summary.Median != 2 {
+		t.Errorf("%d rounds, stopped %v, ratios %+v", r.Rounds, r.Stopped, r.Ratios)
+	}
+}
+
+// An engine whose output cannot be read ends the match, and it is said which and at what.
+func TestMatchGarbage(t *testing.T) {
+	m := &Match{Rounds: 3, Seed: 1, Engines: []Engine{&scripted{name: "peer", form: "Q4", log: "/dev/null", seconds: fixed("fast", "fast; echo sorry >&2")}},
+		Tasks: []Task{{Depth: 1, Gen: 1, Reps: 1}}, Cores: []int{0}, Timeout: time.Minute, Note: t.Logf}
+	_, err := m.Play(t.Context())
+	if err == nil || !strings.Contains(err.Error(), `measure peer Q4, decode 1 after 1: no number: "fast\n"; its last words:`+"\nsorry") {
+		t.Error(err)
+	}
+}
