@@ -2,14 +2,17 @@ package trial
 
 import (
 	"context"
+	"encoding/binary"
 	"math"
 	"math/rand"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
@@ -219,6 +222,95 @@ func TestCalibrateArchitectures(t *testing.T) {
 				t.Errorf("%d bytes, %v, at most about %d expected", len(b), err, m.CalibrationBytes())
 			}
 		})
+	}
+}
+
+// withOutliers writes the demo model with some channels of what enters qkv and gate-up 32 times as large, and the
+// weights that read them as much smaller: in exact arithmetic the same model.
+func withOutliers(t *testing.T) string {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join(demo, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	channels := []int{3, 17, 60, 61, 130, 255}
+	// scale changes the exponent of a bf16 value by 5.
+	scale := func(b []byte, i int, up bool) {
+		v := binary.LittleEndian.Uint16(b[2*i:])
+		if e := v >> 7 & 0xff; e < 6 || e > 249 {
+			v = 0
+		} else if up {
+			v += 5 << 7
+		} else {
+			v -= 5 << 7
+		}
+		binary.LittleEndian.PutUint16(b[2*i:], v)
+	}
+	var out []safetensors.Tensor
+	for _, name := range f.Names() {
+		x, _ := f.Tensor(name)
+		x.Data = slices.Clone(x.Data)
+		for _, c := range channels {
+			switch {
+			case strings.HasSuffix(name, "input_layernorm.weight"), strings.HasSuffix(name, "post_attention_layernorm.weight"):
+				scale(x.Data, c, true)
+			case strings.HasSuffix(name, "q_proj.weight"), strings.HasSuffix(name, "k_proj.weight"), strings.HasSuffix(name, "v_proj.weight"),
+				strings.HasSuffix(name, "gate_proj.weight"), strings.HasSuffix(name, "up_proj.weight"):
+				for n := range x.Shape[0] {
+					scale(x.Data, n*x.Shape[1]+c, false)
+				}
+			}
+		}
+		out = append(out, x)
+	}
+	dir := t.TempDir()
+	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), out, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"config.json", "tokenizer.json", "tokenizer_config.json"} {
+		b, err := os.ReadFile(filepath.Join(demo, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), b, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Outlier channels are found, and cost what they are known to cost.
+func TestOutliers(t *testing.T) {
+	m, plain := open(t, withOutliers(t)), open(t, demo)
+	run := func(m *Model) *calibration.Calibration {
+		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 2), Schemes: []op.Scheme{op.A8TQ8C}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	c, want := run(m), run(plain)
+	for _, class := range []string{"layers.qkv", "layers.ffn_gate_up"} {
+		for l := range m.Layers {
+			a := c.Activation(class, l)
+			var found []int
+			for _, o := range a.Outliers {
+				found = append(found, o.Channel)
+				if o.Share < 0.3 {
+					t.Errorf("%s in layer %d: channel %d exceeds in %.2f of all rows", class, l, o.Channel, o.Share)
+				}
+			}
+			slices.Sort(found)
+			if !slices.Equal(found, []int{3, 17, 60, 61, 130, 255}) {
+				t.Errorf("%s in layer %d: outliers in channels %v", class, l, found)
+			}
+		}
+		got, before := c.Loss(class, op.A8TQ8C, false).KL, want.Loss(class, op.A8TQ8C, false).KL
+		t.Logf("%s: mean KL %.6f, without outliers %.6f", class, got, before)
+		if !(got > 8*before) {
+			t.Errorf("%s: mean KL %v, without outliers %v: they cost nothing", class, got, before)
+		}
 	}
 }
 
