@@ -9,7 +9,6 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/trial"
-	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
@@ -93,8 +92,8 @@ func (o *calibrateOptions) run(ctx context.Context, s *cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	if n := x.CalibrationBytes(); n > decode.MaxBytes {
-		return diag.New(diag.ClassInput, "calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.model, n, decode.MaxBytes).
+	if n := x.CalibrationBytes(); n > calibration.MaxBytes {
+		return diag.New(diag.ClassInput, "calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.model, n, calibration.MaxBytes).
 			WithHint("models of this size cannot be calibrated yet")
 	}
 	step := progress(s, "calibrate")

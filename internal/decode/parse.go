@@ -68,19 +68,24 @@ func ReadFile(path string) (*Document, error) {
 // Parse parses YAML or JSON; name is shown in errors. A document that starts with '{' and is
 // valid JSON, or whose name ends in .json or .jsonl, is read as JSON.
 func Parse(name string, data []byte) (*Document, error) {
-	return parse(name, 1, data, isJSON(name, data))
+	return parse(name, 1, data, isJSON(name, data), MaxBytes)
+}
+
+// ParseLarge is Parse of a document of at most most bytes, for formats that hold vectors as text.
+func ParseLarge(name string, data []byte, most int) (*Document, error) {
+	return parse(name, 1, data, isJSON(name, data), most)
 }
 
 // ParseJSON parses a piece of a file that starts at the given line, such as one line of a
 // JSON-lines file, as JSON.
 func ParseJSON(name string, line int, data []byte) (*Document, error) {
-	return parse(name, line, data, true)
+	return parse(name, line, data, true, MaxBytes)
 }
 
-func parse(name string, line int, data []byte, asJSON bool) (*Document, error) {
+func parse(name string, line int, data []byte, asJSON bool, most int) (*Document, error) {
 	p := &parser{name: name, first: line}
-	if len(data) > MaxBytes {
-		return nil, p.fail(line, "document is larger than %d MiB", MaxBytes>>20)
+	if len(data) > most {
+		return nil, p.fail(line, "document is larger than %d MiB", most>>20)
 	}
 	if !utf8.Valid(data) {
 		return nil, p.fail(line+invalidLine(data), "not valid UTF-8")

@@ -17,6 +17,9 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// MaxBytes is how large a file may be: directions fill most of it.
+const MaxBytes = 64 << 20
+
 // Schema identifies the calibration format. A change that an older reader would misunderstand gets a new number.
 const Schema = "hetc.calibration/1"
 
@@ -67,6 +70,9 @@ type Activation struct {
 
 	AbsMax     Vector `json:"absmax" yaml:"absmax" decode:"required"`
 	MeanSquare Vector `json:"mean_square" yaml:"mean_square" decode:"required"`
+	// Directions is [K,R], R whole: sum over r of Directions[i,r]*Directions[j,r] is about the mean product of
+	// channels i and j, and less than MeanSquare for i = j. Empty: correlations were not measured.
+	Directions Coarse `json:"directions,omitempty" yaml:"directions,omitempty"`
 }
 
 // Outlier is a channel whose magnitude exceeds OutlierRatio times the median, and the share of rows in which it does.
@@ -99,16 +105,16 @@ type Fold struct {
 
 // Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
 func Read(path string) (*Calibration, error) {
-	d, err := decode.ReadFile(path)
+	data, err := wholefile.Read(path, MaxBytes)
 	if err != nil {
 		return nil, err
 	}
-	return read(d)
+	return Decode(path, data)
 }
 
 // Decode is Read of bytes; name is shown in errors.
 func Decode(name string, data []byte) (*Calibration, error) {
-	d, err := decode.Parse(name, data)
+	d, err := decode.ParseLarge(name, data, MaxBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -133,8 +139,8 @@ func Encode(c *Calibration) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode calibration: %w", err)
 	}
-	if len(b) > decode.MaxBytes {
-		return nil, diag.New(diag.ClassInput, "encode calibration: %d bytes, want at most %d", len(b), decode.MaxBytes)
+	if len(b) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "encode calibration: %d bytes, want at most %d", len(b), MaxBytes)
 	}
 	return b, nil
 }

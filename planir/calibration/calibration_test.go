@@ -20,7 +20,8 @@ const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 
 // sample is a calibration with something of everything.
 func sample() *Calibration {
-	a := Activation{Class: "layers.qkv", Layer: 1, K: 4, Rows: 512, AbsMax: Vector{1, 9, 0.5, 1.25}, MeanSquare: Vector{0.25, 3, 0.01, 0.5}}
+	a := Activation{Class: "layers.qkv", Layer: 1, K: 4, Rows: 512, AbsMax: Vector{1, 9, 0.5, 1.25}, MeanSquare: Vector{0.25, 3, 0.01, 0.5},
+		Directions: Coarse{0.5, 0, 1, 1.25, 0, 0, -0.5, 0.25}}
 	a.Summarise()
 	a.Outliers[0].Share = 0.25
 	return &Calibration{
@@ -123,6 +124,9 @@ func TestValidate(t *testing.T) {
 		{"absmax negative", func(c *Calibration) { c.Activations[0].AbsMax[2] = -1 }, "absmax[2] is -1"},
 		{"mean square infinite", func(c *Calibration) { c.Activations[0].MeanSquare[1] = float32(math.Inf(1)) }, "mean_square[1]"},
 		{"mean square above", func(c *Calibration) { c.Activations[0].MeanSquare[0] = 1.5 }, "more than the square"},
+		{"directions", func(c *Calibration) { c.Activations[0].Directions = c.Activations[0].Directions[:7] }, "directions has 7 values for 4 channels"},
+		{"directions above", func(c *Calibration) { c.Activations[0].Directions[2] = 2 }, "more than mean_square"},
+		{"directions NaN", func(c *Calibration) { c.Activations[0].Directions[2] = nan }, "activations[0].directions"},
 		{"summary", func(c *Calibration) { c.Activations[0].Median = 2 }, "do not belong"},
 		{"outlier", func(c *Calibration) { c.Activations[0].Outliers[0].Channel = 0 }, "activations[0].outliers[0]"},
 		{"share", func(c *Calibration) { c.Activations[0].Outliers[0].Share = 1.5 }, "outliers[0].share"},
@@ -196,6 +200,22 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+func TestRound(t *testing.T) {
+	v := Coarse{1, 1 + 1./256, 1 + 3./256, 1.0001, -1 - 1./128 - 1./1024, 0, 1e-40}
+	v.Round()
+	want := Coarse{1, 1, 1 + 4./256, 1, -1 - 1./128, 0, 1e-40}
+	for i := range v[:6] {
+		if v[i] != want[i] {
+			t.Errorf("value %d is %v, want %v", i, v[i], want[i])
+		}
+	}
+	text, _ := v.MarshalText()
+	var back Coarse
+	if err := back.UnmarshalText(text); err != nil || !reflect.DeepEqual(back, v) {
+		t.Errorf("%v, %v, want %v", back, err, v)
+	}
+}
+
 // Whatever calibrate may measure is written and read back exactly.
 func TestRoundTripAny(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -206,6 +226,11 @@ func TestRoundTripAny(t *testing.T) {
 		for _, m := range a.AbsMax {
 			a.MeanSquare = append(a.MeanSquare, float32(rapid.Float64Range(0, 1).Draw(t, "share"))*m*m)
 		}
+		for _, m := range a.MeanSquare {
+			x := float32(math.Sqrt(float64(m) / 2))
+			a.Directions = append(a.Directions, x, -x)
+		}
+		a.Directions.Round()
 		a.Summarise()
 		for i := range a.Outliers {
 			a.Outliers[i].Share = rapid.Float64Range(1e-9, 1).Draw(t, "share")

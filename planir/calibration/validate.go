@@ -183,6 +183,7 @@ func (v *validator) activation(i int, a *Activation) {
 			return
 		}
 	}
+	v.directions(i, a)
 	want := Activation{AbsMax: a.AbsMax}
 	want.Summarise()
 	if a.Max != want.Max || a.Median != want.Median || len(a.Outliers) != len(want.Outliers) {
@@ -195,6 +196,29 @@ func (v *validator) activation(i int, a *Activation) {
 		}
 		if !(o.Share > 0 && o.Share <= 1) {
 			v.fail([]any{"activations", i, "outliers", j, "share"}, "share is %v, want above 0, up to 1", o.Share)
+		}
+	}
+}
+
+// maxRank bounds the number of directions.
+const maxRank = 256
+
+func (v *validator) directions(i int, a *Activation) {
+	p := []any{"activations", i, "directions"}
+	if len(a.Directions)%a.K != 0 || len(a.Directions) > maxRank*a.K {
+		v.fail(p, "directions has %d values for %d channels, want a multiple of their number, at most %d times", len(a.Directions), a.K, maxRank)
+		return
+	}
+	r := len(a.Directions) / a.K
+	for c, m := range a.MeanSquare {
+		sum := 0.0
+		for _, x := range a.Directions[c*r : (c+1)*r] {
+			sum += float64(x) * float64(x)
+		}
+		// Rounding to bfloat16 may add nearly a hundredth.
+		if !(sum <= 1.01*float64(m)+math.SmallestNonzeroFloat32) {
+			v.fail(p, "directions of channel %d have a square of %v, more than mean_square %v", c, sum, m)
+			return
 		}
 	}
 }

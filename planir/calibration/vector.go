@@ -39,3 +39,44 @@ func (v *Vector) UnmarshalText(text []byte) error {
 	}
 	return nil
 }
+
+// Coarse is written as the base64 of its values as little-endian bfloat16, which is what it holds after Round.
+type Coarse []float32
+
+// Round rounds every value to the nearest bfloat16, ties to even.
+func (v Coarse) Round() {
+	for i, x := range v {
+		b := math.Float32bits(x)
+		b += 0x7fff + b>>16&1
+		v[i] = math.Float32frombits(b &^ 0xffff)
+	}
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (v Coarse) MarshalText() ([]byte, error) {
+	b := make([]byte, 0, 2*len(v))
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint16(b, uint16(math.Float32bits(x)>>16))
+	}
+	return base64.StdEncoding.AppendEncode(nil, b), nil
+}
+
+// UnmarshalText accepts the written form only.
+func (v *Coarse) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
+	if err != nil {
+		return fmt.Errorf("vector: %w", err)
+	}
+	if len(b) == 0 || len(b)%2 != 0 {
+		return fmt.Errorf("vector of %d bytes, want a multiple of 2 above 0", len(b))
+	}
+	out := make(Coarse, len(b)/2)
+	for i := range out {
+		out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
+	}
+	*v = out
+	if again, _ := out.MarshalText(); string(again) != string(text) {
+		return fmt.Errorf("vector is not in canonical base64")
+	}
+	return nil
+}
