@@ -6,25 +6,37 @@ import "fmt"
 
 // Task is what one process measures.
 type Task struct {
+	Start  int `json:"start,omitempty"`  // tokens of a prompt whose first answer a process that has just begun gives: its whole time counts
 	Prompt int `json:"prompt,omitempty"` // tokens of a prefill; 0: decoding is measured
 	Depth  int `json:"depth,omitempty"`  // tokens in the cache before decoding
 	Gen    int `json:"gen,omitempty"`    // tokens decoded one by one
 	Reps   int `json:"reps"`             // repetitions in the process, after one that is not counted
 }
 
-// Phase is "prefill" or "decode".
+// Phase is "start", "prefill" or "decode".
 func (t Task) Phase() string {
-	if t.Prompt > 0 {
+	switch {
+	case t.Start > 0:
+		return "start"
+	case t.Prompt > 0:
 		return "prefill"
 	}
 	return "decode"
 }
 
-// Tokens is the number of tokens that a repetition computes within its time.
-func (t Task) Tokens() int { return t.Prompt + t.Gen }
+// Tokens is the number of tokens that a repetition computes within its time; of a start the first one counts.
+func (t Task) Tokens() int {
+	if t.Start > 0 {
+		return 1
+	}
+	return t.Prompt + t.Gen
+}
 
 func (t Task) String() string {
-	if t.Prompt > 0 {
+	switch {
+	case t.Start > 0:
+		return fmt.Sprintf("start, first token after %d", t.Start)
+	case t.Prompt > 0:
 		return fmt.Sprintf("prefill %d", t.Prompt)
 	}
 	return fmt.Sprintf("decode %d after %d", t.Gen, t.Depth)
@@ -44,7 +56,7 @@ type Engine interface {
 
 // Reading is what an engine says about its execution of a task.
 type Reading struct {
-	SecondsPerRep []float64 // one for each repetition
+	SecondsPerRep []float64 // one for each repetition; none of a start
 	Version       string
 	Backend       string // the code that computes, such as a kernel set or a library
 }

@@ -129,6 +129,35 @@ func TestParsePerplexity(t *testing.T) {
 	}
 }
 
+// Of a start the process's own time counts: a reading has none, but says that it was what was asked for.
+func TestParseStart(t *testing.T) {
+	start := Task{Start: 8, Reps: 1}
+	if start.Phase() != "start" || start.Tokens() != 1 {
+		t.Errorf("%v: phase %q, %d tokens", start, start.Phase(), start.Tokens())
+	}
+	h := &Hetc{Bundle: "b", Trust: "k"}
+	if _, args := h.Command(start, 2); !strings.Contains(strings.Join(args, " "), "--tokens 0,1,2,3,4,5,6,7 --max-tokens 1") {
+		t.Errorf("hetc: %q", args)
+	}
+	if r, err := h.Parse(start, 2, []byte(`{"prompt_tokens": [0,1,2,3,4,5,6,7]}`), nil); err != nil || len(r.SecondsPerRep) != 0 {
+		t.Errorf("hetc: %+v, %v", r, err)
+	}
+	if _, err := h.Parse(start, 2, []byte(`{"prompt_tokens": [0]}`), nil); err == nil || !strings.Contains(err.Error(), "a prompt of 1 tokens, want 8") {
+		t.Errorf("hetc with another prompt: %v", err)
+	}
+	peer := (&LlamaCpp{}).Engine("f", "Q8_0")
+	if _, args := peer.Command(start, 2); !strings.Contains(strings.Join(args, " "), "-p 8 -n 0 --no-warmup") {
+		t.Errorf("llama.cpp: %q", args)
+	}
+	out := `[{"build_commit": "c", "n_threads": 2, "n_prompt": 8, "n_gen": 0, "samples_ns": [5]}]`
+	if r, err := peer.Parse(start, 2, []byte(out), nil); err != nil || len(r.SecondsPerRep) != 0 {
+		t.Errorf("llama.cpp: %+v, %v", r, err)
+	}
+	if _, err := peer.Parse(start, 2, []byte(strings.Replace(out, `"n_prompt": 8`, `"n_prompt": 9`, 1)), nil); err == nil {
+		t.Error("llama.cpp with another prompt was read")
+	}
+}
+
 func TestParseHetc(t *testing.T) {
 	h := &Hetc{}
 	r, err := h.Parse(Task{Prompt: 8, Reps: 2}, 2, []byte(`{"prefill_samples_us": [2000, 4000], "decode_samples_us": []}`), nil)

@@ -3,6 +3,7 @@ package engines
 import (
 	"encoding/json"
 	"strconv"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 )
@@ -19,6 +20,13 @@ func (h *Hetc) Form() string { return h.Of }
 
 // Command is hetc run --bench. A decoding process prefills as many tokens as are to be in the cache.
 func (h *Hetc) Command(t Task, _ int) (string, []string) {
+	if t.Start > 0 {
+		ids := make([]string, t.Start)
+		for i := range ids {
+			ids[i] = strconv.Itoa(i)
+		}
+		return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--json", "--tokens", strings.Join(ids, ","), "--max-tokens", "1"}
+	}
 	prompt := t.Prompt
 	if prompt == 0 {
 		prompt = t.Depth
@@ -30,6 +38,7 @@ func (h *Hetc) Command(t Task, _ int) (string, []string) {
 func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
 	var doc struct {
 		Simulated bool      `json:"simulated"`
+		Tokens    []int     `json:"prompt_tokens"`
 		PrefillUS []float64 `json:"prefill_samples_us"`
 		DecodeUS  []float64 `json:"decode_samples_us"` // of one token
 	}
@@ -39,6 +48,13 @@ func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
 	if doc.Simulated {
 		return Reading{}, diag.New(diag.ClassInput, "the plan is for a simulated SoC: its times cannot be compared with measured ones").WithHint("make one for this machine: hetc probe, profile, solve")
 	}
+	r := Reading{Version: h.Release, Backend: h.Kernels}
+	if t.Start > 0 {
+		if len(doc.Tokens) != t.Start {
+			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens), t.Start)
+		}
+		return r, nil
+	}
 	samples, tokens := doc.PrefillUS, 1
 	if t.Prompt == 0 {
 		samples, tokens = doc.DecodeUS, t.Gen
@@ -46,7 +62,6 @@ func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
 	if len(samples) != t.Reps {
 		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: got %d samples, want %d", len(samples), t.Reps)
 	}
-	r := Reading{Version: h.Release, Backend: h.Kernels}
 	for i, us := range samples {
 		if !(us > 0) {
 			return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: sample %d is %g us, want a time", i, us)

@@ -111,9 +111,12 @@ func (e *llamaEngine) Form() string { return e.format }
 
 func (e *llamaEngine) Command(t Task, threads int) (string, []string) {
 	args := []string{"-m", e.file, "-t", strconv.Itoa(threads), "-ngl", "0", "-r", strconv.Itoa(t.Reps), "-o", "json"}
-	if t.Prompt > 0 {
+	switch {
+	case t.Start > 0:
+		args = append(args, "-p", strconv.Itoa(t.Start), "-n", "0", "--no-warmup")
+	case t.Prompt > 0:
 		args = append(args, "-p", strconv.Itoa(t.Prompt), "-n", "0")
-	} else {
+	default:
 		args = append(args, "-p", "0", "-n", strconv.Itoa(t.Gen), "-d", strconv.Itoa(t.Depth))
 	}
 	return filepath.Join(e.Dir, llamaBench), args
@@ -151,8 +154,9 @@ func parseLlamaBench(t Task, threads int, out, complaints []byte) (Reading, erro
 		return fail("got %d tests, want 1", len(tests))
 	}
 	b := &tests[0]
-	if b.Prompt != t.Prompt || b.Gen != t.Gen || t.Prompt == 0 && b.Depth != t.Depth || b.Threads != threads {
-		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", b.Prompt, b.Gen, b.Depth, b.Threads, t.Prompt, t.Gen, t.Depth, threads)
+	prompt := t.Start + t.Prompt
+	if b.Prompt != prompt || b.Gen != t.Gen || prompt == 0 && b.Depth != t.Depth || b.Threads != threads {
+		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", b.Prompt, b.Gen, b.Depth, b.Threads, prompt, t.Gen, t.Depth, threads)
 	}
 	if len(b.SamplesNS) != t.Reps {
 		return fail("got %d samples, want %d", len(b.SamplesNS), t.Reps)
@@ -164,6 +168,9 @@ func parseLlamaBench(t Task, threads int, out, complaints []byte) (Reading, erro
 	for i, ns := range b.SamplesNS {
 		if ns < 1 {
 			return fail("sample %d is %d ns, want a time", i, ns)
+		}
+		if t.Start > 0 {
+			continue // it counts without the loading
 		}
 		r.SecondsPerRep = append(r.SecondsPerRep, float64(ns)/1e9)
 	}

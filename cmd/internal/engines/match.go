@@ -164,6 +164,9 @@ func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, wai
 			return fmt.Errorf("%w%s", err, tail(d.Complaints))
 		}
 		x := Sample{Round: r.Rounds, PeakBytes: d.PeakBytes, Others: d.OthersCores}
+		if s.Task.Start > 0 {
+			reading.SecondsPerRep = []float64{d.Wall.Seconds()}
+		}
 		for _, sec := range reading.SecondsPerRep {
 			x.TPS = append(x.TPS, float64(s.Task.Tokens())/sec)
 		}

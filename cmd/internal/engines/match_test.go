@@ -55,7 +55,10 @@ func play(t *testing.T, m *Match) (*Result, []string) {
 	for _, e := range m.Engines {
 		e.(*scripted).log = log
 	}
-	m.Tasks, m.Cores, m.Timeout, m.Note = []Task{{Prompt: 100, Reps: 3}, {Depth: 7, Gen: 10, Reps: 1}}, []int{0}, time.Minute, t.Logf
+	m.Cores, m.Timeout, m.Note = []int{0}, time.Minute, t.Logf
+	if m.Tasks == nil {
+		m.Tasks = []Task{{Prompt: 100, Reps: 3}, {Depth: 7, Gen: 10, Reps: 1}}
+	}
 	r, err := m.Play(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -151,5 +154,14 @@ func TestMatchGarbage(t *testing.T) {
 	_, err := m.Play(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `measure peer Q4, decode 1 after 1: no number: "fast\n"; its last words:`+"\nsorry") {
 		t.Error(err)
+	}
+}
+
+// The whole time of a process that starts counts, whatever it says.
+func TestMatchStart(t *testing.T) {
+	e := &scripted{name: "hetc", form: "a", seconds: func(Task, int) string { return "0.000001" }}
+	r, _ := play(t, &Match{Rounds: 2, Tasks: []Task{{Start: 8, Reps: 1}}, Engines: []Engine{e}})
+	if s := r.Series[0]; len(s.Samples) != 2 || !(s.Summary.Median > 0 && s.Summary.Median < 10_000) {
+		t.Errorf("%+v", s)
 	}
 }

@@ -26,6 +26,7 @@ type Limits struct {
 // Done is what a process did.
 type Done struct {
 	Out, Complaints []byte
+	Wall            time.Duration
 	PeakBytes       int64   // largest resident size, 0 where the system does not say
 	OthersCores     float64 // cores that other processes, and the host of a virtual machine, used meanwhile; negative where unknown
 }
@@ -73,13 +74,12 @@ func Run(ctx context.Context, l Limits, program string, args ...string) (Done, e
 		done <- err
 	}()
 	err := <-done
-	d := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), OthersCores: -1}
+	d := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), Wall: time.Since(began), OthersCores: -1}
 	if small != nil {
 		d.PeakBytes = peakBytes(c.ProcessState, small())
 	}
 	if after, ok := usage(); ok && known {
-		wall := time.Since(began)
-		d.OthersCores = max(0, float64(after-before-cpuTime(c.ProcessState))/float64(max(wall, 1)))
+		d.OthersCores = max(0, float64(after-before-cpuTime(c.ProcessState))/float64(max(d.Wall, 1)))
 	}
 	name := filepath.Base(program)
 	switch {
