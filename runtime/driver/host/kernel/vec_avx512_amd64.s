@@ -7,61 +7,98 @@
 // func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+
 TEXT ·q8cRows512(SB), NOSPLIT, $0-88
-	MOVQ   rows+0(FP), AX
-	CMPQ   AX, $+1
-	JEQ    rows01
-	CMPQ   AX, $+2
-	JEQ    rows02
-	CMPQ   AX, $+3
-	JEQ    rows03
-	CMPQ   AX, $+4
-	JEQ    rows04
-	CMPQ   AX, $+5
-	JEQ    rows05
-	CMPQ   AX, $+6
-	JEQ    rows06
-	CMPQ   AX, $+7
-	JEQ    rows07
-	CMPQ   AX, $+8
-	JEQ    rows08
-	CMPQ   AX, $+9
-	JEQ    rows09
-	CMPQ   AX, $+10
-	JEQ    rows10
-	CMPQ   AX, $+11
-	JEQ    rows11
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
+	MOVQ       rows+0(FP), AX
+	CMPQ       AX, $+1
+	JEQ        rows01
+	CMPQ       AX, $+2
+	JEQ        rows02
+	CMPQ       AX, $+3
+	JEQ        rows03
+	CMPQ       AX, $+4
+	JEQ        rows04
+	CMPQ       AX, $+5
+	JEQ        rows05
+	CMPQ       AX, $+6
+	JEQ        rows06
+	CMPQ       AX, $+7
+	JEQ        rows07
+	CMPQ       AX, $+8
+	JEQ        rows08
+	CMPQ       AX, $+9
+	JEQ        rows09
+	CMPQ       AX, $+10
+	JEQ        rows10
+	CMPQ       AX, $+11
+	JEQ        rows11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
 
 q8c12_start:
 	LEAQ (AX)(AX*2), CX
@@ -377,36 +414,70 @@ q8c12_sum:
 	RET
 
 rows11:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
 
 q8c11_start:
 	LEAQ (AX)(AX*2), CX
@@ -701,34 +772,65 @@ q8c11_sum:
 	RET
 
 rows10:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
 
 q8c10_start:
 	LEAQ (AX)(AX*2), CX
@@ -1002,32 +1104,60 @@ q8c10_sum:
 	RET
 
 rows09:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
 
 q8c09_start:
 	LEAQ (AX)(AX*2), CX
@@ -1280,30 +1410,55 @@ q8c09_sum:
 	RET
 
 rows08:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c08_start:
 	LEAQ (AX)(AX*2), CX
@@ -1532,28 +1687,50 @@ q8c08_sum:
 	RET
 
 rows07:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
 
 q8c07_start:
 	LEAQ (AX)(AX*2), CX
@@ -1761,26 +1938,45 @@ q8c07_sum:
 	RET
 
 rows06:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
 
 q8c06_start:
 	LEAQ (AX)(AX*2), CX
@@ -1967,24 +2163,40 @@ q8c06_sum:
 	RET
 
 rows05:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
 
 q8c05_start:
 	LEAQ (AX)(AX*2), CX
@@ -2150,30 +2362,43 @@ q8c05_sum:
 	RET
 
 rows04:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c04_start:
 	LEAQ (AX)(AX*2), CX
@@ -2323,26 +2548,36 @@ q8c04_sum:
 	RET
 
 rows03:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
 
 q8c03_start:
 	LEAQ (AX)(AX*2), CX
@@ -2470,30 +2705,37 @@ q8c03_sum:
 	RET
 
 rows02:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c02_start:
 	LEAQ (AX)(AX*2), CX
@@ -2628,22 +2870,26 @@ q8c02_sum:
 	RET
 
 rows01:
-	MOVQ   x+24(FP), CX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DX
-	MOVQ   tail+48(FP), BX
-	MOVQ   w+56(FP), SI
-	MOVQ   ahead+64(FP), DI
-	MOVQ   stride+72(FP), R8
-	ADDQ   SI, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
+	MOVQ       x+24(FP), CX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DX
+	MOVQ       tail+48(FP), BX
+	MOVQ       w+56(FP), SI
+	MOVQ       ahead+64(FP), DI
+	MOVQ       stride+72(FP), R8
+	ADDQ       SI, DI
+	MOVQ       y+8(FP), R9
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
 
 q8c01_start:
 	LEAQ (AX)(AX*2), AX
@@ -15274,65 +15520,102 @@ q4x128Panel51201_plain00:
 // func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·f32Rows512(SB), NOSPLIT, $0-72
-	MOVQ   rows+0(FP), AX
-	CMPQ   AX, $+1
-	JEQ    rows01
-	CMPQ   AX, $+2
-	JEQ    rows02
-	CMPQ   AX, $+3
-	JEQ    rows03
-	CMPQ   AX, $+4
-	JEQ    rows04
-	CMPQ   AX, $+5
-	JEQ    rows05
-	CMPQ   AX, $+6
-	JEQ    rows06
-	CMPQ   AX, $+7
-	JEQ    rows07
-	CMPQ   AX, $+8
-	JEQ    rows08
-	CMPQ   AX, $+9
-	JEQ    rows09
-	CMPQ   AX, $+10
-	JEQ    rows10
-	CMPQ   AX, $+11
-	JEQ    rows11
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	LEAQ   (BX)(AX*4), SI
-	SUBQ   $+4, DI
-	JLT    f3212_few
+	MOVQ       rows+0(FP), AX
+	CMPQ       AX, $+1
+	JEQ        rows01
+	CMPQ       AX, $+2
+	JEQ        rows02
+	CMPQ       AX, $+3
+	JEQ        rows03
+	CMPQ       AX, $+4
+	JEQ        rows04
+	CMPQ       AX, $+5
+	JEQ        rows05
+	CMPQ       AX, $+6
+	JEQ        rows06
+	CMPQ       AX, $+7
+	JEQ        rows07
+	CMPQ       AX, $+8
+	JEQ        rows08
+	CMPQ       AX, $+9
+	JEQ        rows09
+	CMPQ       AX, $+10
+	JEQ        rows10
+	CMPQ       AX, $+11
+	JEQ        rows11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	LEAQ       (BX)(AX*4), SI
+	SUBQ       $+4, DI
+	JLT        f3212_few
 
 f3212_many:
 	VMOVUPS      (R8), Z30
@@ -15601,40 +15884,74 @@ f3212_done:
 	RET
 
 rows11:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	LEAQ   (BX)(AX*4), SI
-	SUBQ   $+4, DI
-	JLT    f3211_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	LEAQ       (BX)(AX*4), SI
+	SUBQ       $+4, DI
+	JLT        f3211_few
 
 f3211_many:
 	VMOVUPS      (R8), Z30
@@ -15885,38 +16202,69 @@ f3211_done:
 	RET
 
 rows10:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	LEAQ   (BX)(AX*4), SI
-	SUBQ   $+4, DI
-	JLT    f3210_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	LEAQ       (BX)(AX*4), SI
+	SUBQ       $+4, DI
+	JLT        f3210_few
 
 f3210_many:
 	VMOVUPS      (R8), Z30
@@ -16149,36 +16497,64 @@ f3210_done:
 	RET
 
 rows09:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	LEAQ   (BX)(AX*4), SI
-	SUBQ   $+4, DI
-	JLT    f3209_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	LEAQ       (BX)(AX*4), SI
+	SUBQ       $+4, DI
+	JLT        f3209_few
 
 f3209_many:
 	VMOVUPS      (R8), Z30
@@ -16393,33 +16769,58 @@ f3209_done:
 	RET
 
 rows08:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	SUBQ   $+4, SI
-	JLT    f3208_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	SUBQ       $+4, SI
+	JLT        f3208_few
 
 f3208_many:
 	VMOVUPS      (DI), Z30
@@ -16614,31 +17015,53 @@ f3208_done:
 	RET
 
 rows07:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	SUBQ   $+4, SI
-	JLT    f3207_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	SUBQ       $+4, SI
+	JLT        f3207_few
 
 f3207_many:
 	VMOVUPS      (DI), Z30
@@ -16815,29 +17238,48 @@ f3207_done:
 	RET
 
 rows06:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	SUBQ   $+4, SI
-	JLT    f3206_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	SUBQ       $+4, SI
+	JLT        f3206_few
 
 f3206_many:
 	VMOVUPS      (DI), Z30
@@ -16996,27 +17438,43 @@ f3206_done:
 	RET
 
 rows05:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	LEAQ   (AX)(AX*2), CX
-	LEAQ   (DX)(AX*4), BX
-	SUBQ   $+4, SI
-	JLT    f3205_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	LEAQ       (AX)(AX*2), CX
+	LEAQ       (DX)(AX*4), BX
+	SUBQ       $+4, SI
+	JLT        f3205_few
 
 f3205_many:
 	VMOVUPS      (DI), Z30
@@ -17157,24 +17615,37 @@ f3205_done:
 	RET
 
 rows04:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	LEAQ   (AX)(AX*2), CX
-	SUBQ   $+4, BX
-	JLT    f3204_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	LEAQ       (AX)(AX*2), CX
+	SUBQ       $+4, BX
+	JLT        f3204_few
 
 f3204_many:
 	VMOVUPS      (SI), Z30
@@ -17295,23 +17766,33 @@ f3204_done:
 	RET
 
 rows03:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	LEAQ   (AX)(AX*2), CX
-	MOVQ   DX, CX
-	SUBQ   $+4, BX
-	JLT    f3203_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	LEAQ       (AX)(AX*2), CX
+	MOVQ       DX, CX
+	SUBQ       $+4, BX
+	JLT        f3203_few
 
 f3203_many:
 	VMOVUPS      (SI), Z30
@@ -17414,21 +17895,28 @@ f3203_done:
 	RET
 
 rows02:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	LEAQ   (AX)(AX*2), CX
-	MOVQ   DX, CX
-	SUBQ   $+4, BX
-	JLT    f3202_few
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	LEAQ       (AX)(AX*2), CX
+	MOVQ       DX, CX
+	SUBQ       $+4, BX
+	JLT        f3202_few
 
 f3202_many:
 	VMOVUPS      (SI), Z30
@@ -17513,19 +18001,23 @@ f3202_done:
 	RET
 
 rows01:
-	MOVQ   x+24(FP), CX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DX
-	MOVQ   w+48(FP), BX
-	MOVQ   ahead+56(FP), SI
-	MOVQ   stride+64(FP), DI
-	ADDQ   BX, SI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	LEAQ   (AX)(AX*2), AX
-	MOVQ   CX, AX
-	SUBQ   $+4, DX
-	JLT    f3201_few
+	MOVQ       x+24(FP), CX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DX
+	MOVQ       w+48(FP), BX
+	MOVQ       ahead+56(FP), SI
+	MOVQ       stride+64(FP), DI
+	ADDQ       BX, SI
+	MOVQ       y+8(FP), R8
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	LEAQ       (AX)(AX*2), AX
+	MOVQ       CX, AX
+	SUBQ       $+4, DX
+	JLT        f3201_few
 
 f3201_many:
 	VMOVUPS      (BX), Z30

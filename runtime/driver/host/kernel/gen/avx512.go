@@ -63,6 +63,7 @@ func q8cRows512() {
 		Load(Param("tail"), tail)
 		Load(Param("w"), w)
 		fetch := newFetcher(w)
+		fetchOutput(m, 2)
 		zero512(z[:2*m*sets]...)
 		Label(id + "_start")
 		x.set(p)
@@ -386,6 +387,7 @@ func f32Rows512() {
 		Load(Param("k"), n)
 		Load(Param("w"), w)
 		fetch := newFetcher(w)
+		fetchOutput(m, 2)
 		zero512(z[:2*m]...)
 		x.set(p)
 		steps(id, n, 4, func(i int) {

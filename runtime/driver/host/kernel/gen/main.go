@@ -52,6 +52,22 @@ func (f fetcher) step(lines int) {
 	ADDQ(f.stride, f.at)
 }
 
+// fetchOutput asks for the lines of each of m rows of y, so that the stores at the end do not wait for memory: while
+// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB apart.
+func fetchOutput(m, lines int) {
+	y, ldy := GP64(), GP64()
+	Load(Param("y"), y)
+	Load(Param("ldy"), ldy)
+	for r := range m {
+		for i := range lines {
+			PREFETCHT0(Mem{Base: y, Disp: 64 * i})
+		}
+		if r < m-1 {
+			ADDQ(ldy, y)
+		}
+	}
+}
+
 // rows addresses up to 12 rows of a matrix: base registers four rows apart and the row stride in bytes.
 type rows struct {
 	base    []reg.GPVirtual
