@@ -122,13 +122,35 @@ func copyColumns(y []float32, ldy, r, j, cols, rows int, out *[maxRows * TileN]f
 	}
 }
 
+// A pass takes some rows and some k of the activations over all tiles of a weight, so that they and the tiles' part
+// stay in the second-level cache meanwhile.
+const (
+	passRows  = 132 // at most, a multiple of every row count of one call
+	passBytes = 1 << 20
+)
+
 func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	if m == 0 {
 		return
 	}
 	// The assembly trusts its arguments: their ends must exist.
 	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
+	for r := 0; r < m; {
+		rows, count := min(m-r, (share(m-r, passRows)+maxRows-1)/maxRows*maxRows), k
+		if rows > t.mostF32() { // else every weight is used only once
+			count = share(k, passBytes/(4*(rows+2*TileN))) // two tiles: this one and the next
+		}
+		for p := 0; p < k; p += count {
+			t.passF32(y[r*ldy:], ldy, x[r*ldx:], ldx, w, rows, k, n, p, min(count, k-p))
+		}
+		r += rows
+	}
+}
+
+// passF32 is matMulF32 over count k from p on, added to y unless p is 0. Sums are the same as in one pass.
+func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n, p, count int) {
 	var out [maxRows * TileN]float32
+	more := min(p, 1)
 	most := t.mostF32()
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
@@ -136,8 +158,16 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 		for r, call := 0, 0; r < m; call++ {
 			rows := share(m-r, most)
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			ahead, stride := fetch(4*k*TileN, k, call, calls, j+TileN >= n)
-			t.rowsF32(rows, dst, ld, &x[r*ldx], ldx, k, &w[j*k], ahead, stride)
+			if cols < TileN && more != 0 {
+				for i := range rows {
+					copy(out[i*TileN:], y[(r+i)*ldy+j:(r+i)*ldy+j+cols])
+				}
+			}
+			ahead, stride := fetch(4*count*TileN, count, call, calls, j+TileN >= n)
+			if calls > 1 {
+				ahead += 4 * (k - count) * TileN
+			}
+			t.rowsF32(rows, dst, ld, &x[r*ldx+p], ldx, count, &w[j*k+p*TileN], ahead, stride, more)
 			if cols < TileN {
 				copyColumns(y, ldy, r, j, cols, rows, &out)
 			}

@@ -82,7 +82,7 @@ func (t tier) attention(y []float32, ldy int, q []float32, ldq int, scratch []fl
 			for c := 0; c < count; c += TileN {
 				t.lines(a.M, heads, func(n, r, h, nextRow, nextHead int) {
 					t.rowsF32(n, &scores[(r*heads+h)*keyBlock+c], (nextRow*heads+nextHead)*keyBlock,
-						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim], 0, 0)
+						&q[r*ldq+h*dim], nextRow*ldq+nextHead*dim, dim, &keys[c*dim], 0, 0, 0)
 				})
 			}
 			whole := (count + vecN - 1) &^ (vecN - 1)
@@ -151,12 +151,13 @@ func (t tier) lines(rows, heads int, f func(n, r, h, nextRow, nextHead int)) {
 	}
 }
 
-// rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
-func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride int) {
+// rowsF32 computes n lines of y [n][32] = x w for a tile w [k][32], or adds them unless more is 0; strides are in
+// elements, but ahead and stride in bytes.
+func (t tier) rowsF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ahead, stride, more int) {
 	if t.wide() {
-		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
+		f32Rows512(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride, more)
 	} else {
-		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride)
+		f32Rows256(n, y, 4*ldy, x, 4*ldx, k, w, ahead, stride, more)
 	}
 }
 

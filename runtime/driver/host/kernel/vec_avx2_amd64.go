@@ -24,10 +24,11 @@ func q4Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tai
 //go:noescape
 func q4x128Rows256(rows int, y *float32, ldy int, x *uint8, ldx int, blocks int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32, sums *int32, ldsums int)
 
-// f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.
+// f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides
+// are in bytes.
 //
 //go:noescape
-func f32Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
+func f32Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
 
 // bf16Rows256 computes rows (1..3) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.
 //

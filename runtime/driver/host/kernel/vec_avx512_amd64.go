@@ -46,10 +46,11 @@ func q4Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int,
 //go:noescape
 func q4x128Panel512(rows int, y *float32, ldy int, sums *float32, x *uint8, ldx int, blocks int, panel *uint8, w *uint8, ahead int, stride int, xscale *float32)
 
-// f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.
+// f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides
+// are in bytes.
 //
 //go:noescape
-func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
+func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
 
 // bf16Rows512 computes rows (1..12) rows of one w16 tile of k rows into y [rows][32]. Strides are in bytes.
 //

@@ -15517,9 +15517,9 @@ q4x128Panel51201_plain00:
 	VZEROUPPER
 	RET
 
-// func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)
+// func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·f32Rows512(SB), NOSPLIT, $0-72
+TEXT ·f32Rows512(SB), NOSPLIT, $0-80
 	MOVQ       rows+0(FP), AX
 	CMPQ       AX, $+1
 	JEQ        rows01
@@ -15550,6 +15550,9 @@ TEXT ·f32Rows512(SB), NOSPLIT, $0-72
 	MOVQ       ahead+56(FP), R9
 	MOVQ       stride+64(FP), R10
 	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3212_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -15611,11 +15614,53 @@ TEXT ·f32Rows512(SB), NOSPLIT, $0-72
 	VPXORD     Z21, Z21, Z21
 	VPXORD     Z22, Z22, Z22
 	VPXORD     Z23, Z23, Z23
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	LEAQ       (BX)(AX*4), SI
-	SUBQ       $+4, DI
-	JLT        f3212_few
+	JMP        f3212_begin
+
+f3212_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z14
+	VMOVUPS 64(CX), Z15
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z16
+	VMOVUPS 64(CX), Z17
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z18
+	VMOVUPS 64(CX), Z19
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z20
+	VMOVUPS 64(CX), Z21
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z22
+	VMOVUPS 64(CX), Z23
+
+f3212_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	LEAQ (BX)(AX*4), SI
+	SUBQ $+4, DI
+	JLT  f3212_few
 
 f3212_many:
 	VMOVUPS      (R8), Z30
@@ -15891,6 +15936,9 @@ rows11:
 	MOVQ       ahead+56(FP), R9
 	MOVQ       stride+64(FP), R10
 	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3211_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -15947,11 +15995,50 @@ rows11:
 	VPXORD     Z19, Z19, Z19
 	VPXORD     Z20, Z20, Z20
 	VPXORD     Z21, Z21, Z21
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	LEAQ       (BX)(AX*4), SI
-	SUBQ       $+4, DI
-	JLT        f3211_few
+	JMP        f3211_begin
+
+f3211_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z14
+	VMOVUPS 64(CX), Z15
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z16
+	VMOVUPS 64(CX), Z17
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z18
+	VMOVUPS 64(CX), Z19
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z20
+	VMOVUPS 64(CX), Z21
+
+f3211_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	LEAQ (BX)(AX*4), SI
+	SUBQ $+4, DI
+	JLT  f3211_few
 
 f3211_many:
 	VMOVUPS      (R8), Z30
@@ -16209,6 +16296,9 @@ rows10:
 	MOVQ       ahead+56(FP), R9
 	MOVQ       stride+64(FP), R10
 	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3210_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -16260,11 +16350,47 @@ rows10:
 	VPXORD     Z17, Z17, Z17
 	VPXORD     Z18, Z18, Z18
 	VPXORD     Z19, Z19, Z19
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	LEAQ       (BX)(AX*4), SI
-	SUBQ       $+4, DI
-	JLT        f3210_few
+	JMP        f3210_begin
+
+f3210_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z14
+	VMOVUPS 64(CX), Z15
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z16
+	VMOVUPS 64(CX), Z17
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z18
+	VMOVUPS 64(CX), Z19
+
+f3210_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	LEAQ (BX)(AX*4), SI
+	SUBQ $+4, DI
+	JLT  f3210_few
 
 f3210_many:
 	VMOVUPS      (R8), Z30
@@ -16504,6 +16630,9 @@ rows09:
 	MOVQ       ahead+56(FP), R9
 	MOVQ       stride+64(FP), R10
 	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3209_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -16550,11 +16679,44 @@ rows09:
 	VPXORD     Z15, Z15, Z15
 	VPXORD     Z16, Z16, Z16
 	VPXORD     Z17, Z17, Z17
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	LEAQ       (BX)(AX*4), SI
-	SUBQ       $+4, DI
-	JLT        f3209_few
+	JMP        f3209_begin
+
+f3209_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z14
+	VMOVUPS 64(CX), Z15
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z16
+	VMOVUPS 64(CX), Z17
+
+f3209_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	LEAQ (BX)(AX*4), SI
+	SUBQ $+4, DI
+	JLT  f3209_few
 
 f3209_many:
 	VMOVUPS      (R8), Z30
@@ -16776,6 +16938,9 @@ rows08:
 	MOVQ       ahead+56(FP), R8
 	MOVQ       stride+64(FP), R9
 	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3208_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -16817,10 +16982,40 @@ rows08:
 	VPXORD     Z13, Z13, Z13
 	VPXORD     Z14, Z14, Z14
 	VPXORD     Z15, Z15, Z15
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	SUBQ       $+4, SI
-	JLT        f3208_few
+	JMP        f3208_begin
+
+f3208_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z14
+	VMOVUPS 64(CX), Z15
+
+f3208_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	SUBQ $+4, SI
+	JLT  f3208_few
 
 f3208_many:
 	VMOVUPS      (DI), Z30
@@ -17022,6 +17217,9 @@ rows07:
 	MOVQ       ahead+56(FP), R8
 	MOVQ       stride+64(FP), R9
 	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3207_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -17058,10 +17256,37 @@ rows07:
 	VPXORD     Z11, Z11, Z11
 	VPXORD     Z12, Z12, Z12
 	VPXORD     Z13, Z13, Z13
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	SUBQ       $+4, SI
-	JLT        f3207_few
+	JMP        f3207_begin
+
+f3207_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z12
+	VMOVUPS 64(CX), Z13
+
+f3207_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	SUBQ $+4, SI
+	JLT  f3207_few
 
 f3207_many:
 	VMOVUPS      (DI), Z30
@@ -17245,6 +17470,9 @@ rows06:
 	MOVQ       ahead+56(FP), R8
 	MOVQ       stride+64(FP), R9
 	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3206_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -17276,10 +17504,34 @@ rows06:
 	VPXORD     Z9, Z9, Z9
 	VPXORD     Z10, Z10, Z10
 	VPXORD     Z11, Z11, Z11
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	SUBQ       $+4, SI
-	JLT        f3206_few
+	JMP        f3206_begin
+
+f3206_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z10
+	VMOVUPS 64(CX), Z11
+
+f3206_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	SUBQ $+4, SI
+	JLT  f3206_few
 
 f3206_many:
 	VMOVUPS      (DI), Z30
@@ -17445,6 +17697,9 @@ rows05:
 	MOVQ       ahead+56(FP), R8
 	MOVQ       stride+64(FP), R9
 	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3205_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), BX
 	PREFETCHT0 (CX)
@@ -17471,10 +17726,31 @@ rows05:
 	VPXORD     Z7, Z7, Z7
 	VPXORD     Z8, Z8, Z8
 	VPXORD     Z9, Z9, Z9
-	LEAQ       (AX)(AX*2), CX
-	LEAQ       (DX)(AX*4), BX
-	SUBQ       $+4, SI
-	JLT        f3205_few
+	JMP        f3205_begin
+
+f3205_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+	ADDQ    BX, CX
+	VMOVUPS (CX), Z8
+	VMOVUPS 64(CX), Z9
+
+f3205_begin:
+	LEAQ (AX)(AX*2), CX
+	LEAQ (DX)(AX*4), BX
+	SUBQ $+4, SI
+	JLT  f3205_few
 
 f3205_many:
 	VMOVUPS      (DI), Z30
@@ -17622,6 +17898,9 @@ rows04:
 	MOVQ       ahead+56(FP), DI
 	MOVQ       stride+64(FP), R8
 	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3204_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), R9
 	PREFETCHT0 (CX)
@@ -17643,9 +17922,27 @@ rows04:
 	VPXORD     Z5, Z5, Z5
 	VPXORD     Z6, Z6, Z6
 	VPXORD     Z7, Z7, Z7
-	LEAQ       (AX)(AX*2), CX
-	SUBQ       $+4, BX
-	JLT        f3204_few
+	JMP        f3204_begin
+
+f3204_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), R9
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z6
+	VMOVUPS 64(CX), Z7
+
+f3204_begin:
+	LEAQ (AX)(AX*2), CX
+	SUBQ $+4, BX
+	JLT  f3204_few
 
 f3204_many:
 	VMOVUPS      (SI), Z30
@@ -17773,6 +18070,9 @@ rows03:
 	MOVQ       ahead+56(FP), DI
 	MOVQ       stride+64(FP), R8
 	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3203_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), R9
 	PREFETCHT0 (CX)
@@ -17789,10 +18089,25 @@ rows03:
 	VPXORD     Z3, Z3, Z3
 	VPXORD     Z4, Z4, Z4
 	VPXORD     Z5, Z5, Z5
-	LEAQ       (AX)(AX*2), CX
-	MOVQ       DX, CX
-	SUBQ       $+4, BX
-	JLT        f3203_few
+	JMP        f3203_begin
+
+f3203_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), R9
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z4
+	VMOVUPS 64(CX), Z5
+
+f3203_begin:
+	LEAQ (AX)(AX*2), CX
+	MOVQ DX, CX
+	SUBQ $+4, BX
+	JLT  f3203_few
 
 f3203_many:
 	VMOVUPS      (SI), Z30
@@ -17902,6 +18217,9 @@ rows02:
 	MOVQ       ahead+56(FP), DI
 	MOVQ       stride+64(FP), R8
 	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3202_more
 	MOVQ       y+8(FP), CX
 	MOVQ       ldy+16(FP), R9
 	PREFETCHT0 (CX)
@@ -17913,10 +18231,22 @@ rows02:
 	VPXORD     Z1, Z1, Z1
 	VPXORD     Z2, Z2, Z2
 	VPXORD     Z3, Z3, Z3
-	LEAQ       (AX)(AX*2), CX
-	MOVQ       DX, CX
-	SUBQ       $+4, BX
-	JLT        f3202_few
+	JMP        f3202_begin
+
+f3202_more:
+	MOVQ    y+8(FP), CX
+	MOVQ    ldy+16(FP), R9
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	ADDQ    R9, CX
+	VMOVUPS (CX), Z2
+	VMOVUPS 64(CX), Z3
+
+f3202_begin:
+	LEAQ (AX)(AX*2), CX
+	MOVQ DX, CX
+	SUBQ $+4, BX
+	JLT  f3202_few
 
 f3202_many:
 	VMOVUPS      (SI), Z30
@@ -18008,16 +18338,28 @@ rows01:
 	MOVQ       ahead+56(FP), SI
 	MOVQ       stride+64(FP), DI
 	ADDQ       BX, SI
+	MOVQ       more+72(FP), R8
+	TESTQ      R8, R8
+	JNZ        f3201_more
 	MOVQ       y+8(FP), R8
 	MOVQ       ldy+16(FP), R9
 	PREFETCHT0 (R8)
 	PREFETCHT0 64(R8)
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
-	LEAQ       (AX)(AX*2), AX
-	MOVQ       CX, AX
-	SUBQ       $+4, DX
-	JLT        f3201_few
+	JMP        f3201_begin
+
+f3201_more:
+	MOVQ    y+8(FP), R8
+	MOVQ    ldy+16(FP), R9
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
+
+f3201_begin:
+	LEAQ (AX)(AX*2), AX
+	MOVQ CX, AX
+	SUBQ $+4, DX
+	JLT  f3201_few
 
 f3201_many:
 	VMOVUPS      (BX), Z30

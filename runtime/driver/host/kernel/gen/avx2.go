@@ -271,8 +271,9 @@ func q4Rows256(name string, block int, vnni bool) {
 
 func f32Rows256() {
 	const most = 3
-	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)")
-	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
+	TEXT("f32Rows256", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
+	Doc("f32Rows256 computes rows (1..3) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides",
+		"are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label("f32", m)
@@ -285,7 +286,7 @@ func f32Rows256() {
 		Load(Param("k"), n)
 		Load(Param("w"), w)
 		fetch := newFetcher(w)
-		zero256(y[:4*m]...)
+		begin(id, m, 32, y[:4*m], zero256)
 		x.set(p)
 		steps(id, n, 2, func(i int) {
 			for r := range m {

@@ -373,8 +373,9 @@ func q4Panel512(name string, block int) {
 // beside it.
 func f32Rows512() {
 	const most = 12
-	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int)")
-	Doc("f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32]. Strides are in bytes.")
+	TEXT("f32Rows512", NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)")
+	Doc("f32Rows512 computes rows (1..12) rows of one w32 tile of k rows into y [rows][32], or adds them to y unless more is 0. Strides",
+		"are in bytes.")
 	Pragma("noescape")
 	dispatch(most, func(m int) {
 		id := label("f32", m)
@@ -387,8 +388,7 @@ func f32Rows512() {
 		Load(Param("k"), n)
 		Load(Param("w"), w)
 		fetch := newFetcher(w)
-		fetchOutput(m, 2)
-		zero512(z[:2*m]...)
+		begin(id, m, 64, z[:2*m], zero512)
 		x.set(p)
 		steps(id, n, 4, func(i int) {
 			VMOVUPS(Mem{Base: w, Disp: 128 * i}, w0)

@@ -68,6 +68,29 @@ func fetchOutput(m, lines int) {
 	}
 }
 
+// begin zeroes accumulators of bytes each for m rows, or fills them from y where the caller wants more added.
+func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecPhysical)) {
+	more := GP64()
+	Load(Param("more"), more)
+	TESTQ(more, more)
+	JNZ(LabelRef(id + "_more"))
+	fetchOutput(m, 2)
+	zero(acc...)
+	JMP(LabelRef(id + "_begin"))
+	Label(id + "_more")
+	y, ldy := GP64(), GP64()
+	Load(Param("y"), y)
+	Load(Param("ldy"), ldy)
+	for i, v := range acc {
+		each := len(acc) / m
+		if i > 0 && i%each == 0 {
+			ADDQ(ldy, y)
+		}
+		VMOVUPS(Mem{Base: y, Disp: i % each * bytes}, v)
+	}
+	Label(id + "_begin")
+}
+
 // rows addresses up to 12 rows of a matrix: base registers four rows apart and the row stride in bytes.
 type rows struct {
 	base    []reg.GPVirtual
