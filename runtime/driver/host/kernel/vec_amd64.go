@@ -129,6 +129,9 @@ const (
 	passBytes = 1 << 20
 )
 
+// passOf is how many of left rows the next pass takes.
+func passOf(left int) int { return min(left, (share(left, passRows)+maxRows-1)/maxRows*maxRows) }
+
 func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
 	if m == 0 {
 		return
@@ -136,7 +139,7 @@ func (t tier) matMulF32(y []float32, ldy int, x []float32, ldx int, w []float32,
 	// The assembly trusts its arguments: their ends must exist.
 	_, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], w[(n+TileN-1)/TileN*TileN*k-1]
 	for r := 0; r < m; {
-		rows, count := min(m-r, (share(m-r, passRows)+maxRows-1)/maxRows*maxRows), k
+		rows, count := passOf(m-r), k
 		if rows > t.mostF32() { // else every weight is used only once
 			count = share(k, passBytes/(4*(rows+2*TileN))) // two tiles: this one and the next
 		}
@@ -209,6 +212,16 @@ func (t tier) matMulQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float
 	}
 	bytes, _ := q8cTileBytes(k)
 	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*bytes-1]
+	for r := 0; r < m; {
+		rows := passOf(m - r)
+		t.passQ8C(y[r*ldy:], ldy, x[r*ldx:], ldx, xscale[r:], w, rows, k, n)
+		r += rows
+	}
+}
+
+// passQ8C is matMulQ8C for rows that stay in the second-level cache.
+func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+	bytes, _ := q8cTileBytes(k)
 	var out [maxRows * TileN]float32
 	var last [maxRows * 4]uint8 // the k%4 last activations of each row
 	var tail *uint8
