@@ -28,7 +28,7 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// Model is a model with weights and the processor that executes it: all cores of this machine.
+// Model is a model with weights and the processor that executes it: all cores of this machine, or one.
 type Model struct {
 	*models.Model
 	Digest string
@@ -36,6 +36,10 @@ type Model struct {
 	proc  planir.Proc
 	first *emit.Content // other contents take the packed weights from it that they share with it
 }
+
+// oneCore is the number of parameters below which the matrices of a model are too small to share: cores that wait
+// for each other after every one of them gain little, and lose much where others want them too.
+const oneCore = 50e6
 
 // Open finds the processor for a model with weights, which stays the caller's to close after this one.
 func Open(ctx context.Context, m *models.Model) (*Model, error) {
@@ -52,15 +56,18 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := devices[len(devices)-1] // the widest range
-	p, err := d.Open(ctx, driver.Config{Select: all.Select})
+	device := devices[len(devices)-1] // the widest range
+	if m.Parameters() < oneCore {
+		device = devices[0]
+	}
+	p, err := d.Open(ctx, driver.Config{Select: device.Select})
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
 	c := p.Capabilities()
 	proc := planir.Proc{
-		Name: "host", Kind: "cpu", Driver: d.Name(), Select: all.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.TileN, TileK: c.TileK,
+		Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.TileN, TileK: c.TileK,
 		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
 	}
 	for scheme, layout := range c.Layouts {
