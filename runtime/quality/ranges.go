@@ -13,7 +13,8 @@ import (
 )
 
 // Ranges collects what enters the matrix products of executions in float32 on one lane: pass Observe to the
-// executor, execute, and after Again the same once more, which counts how often outlier channels exceed.
+// executor, execute, and after Again the same once more, which counts how often outlier channels exceed and finds which
+// channels move together.
 type Ranges struct {
 	index  map[place]*channels
 	places []*channels // in the order of execution
@@ -26,6 +27,9 @@ type place struct {
 	layer int
 }
 
+// MaxRank is the most directions that can be told apart well.
+const MaxRank = sketchWidth * 2 / 3
+
 // channels is what entered one node in one layer.
 type channels struct {
 	place
@@ -36,6 +40,7 @@ type channels struct {
 	threshold float32 // of an outlier
 	outliers  []calibration.Outlier
 	count     []int64 // rows in which each outlier exceeds
+	sketch    *sketch
 }
 
 // Observe adds what a step reads, if it is a matrix product. Executions are observed one after another.
@@ -71,6 +76,7 @@ func (r *Ranges) Observe(o executor.Observed) {
 		row := x[m*v.Stride : m*v.Stride+v.Cols]
 		if r.again {
 			c.exceed(row)
+			c.sketch.add(row)
 		} else if err := c.add(row); err != nil {
 			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %w", o.Node, o.Layer, err)
 			return
@@ -101,31 +107,36 @@ func (c *channels) exceed(row []float32) {
 	}
 }
 
-// Again ends the first pass and reports whether there are outlier channels, for which the same windows are to
-// be executed once more.
-func (r *Ranges) Again() bool {
-	any := false
+// Again ends the first pass: the same windows are to be executed once more.
+func (r *Ranges) Again() {
 	r.again = true
 	for _, c := range r.places {
 		a := calibration.Activation{AbsMax: c.absmax}
 		c.threshold = a.Summarise()
 		c.outliers, c.count = a.Outliers, make([]int64, len(a.Outliers))
-		any = any || len(a.Outliers) > 0
+		c.sketch = newSketch(c.meanSquare())
 	}
-	return any
 }
 
-// Activations is what was observed, in the order of execution.
-func (r *Ranges) Activations() ([]calibration.Activation, error) {
+func (c *channels) meanSquare() []float32 {
+	out := make([]float32, len(c.square))
+	for i, s := range c.square {
+		out[i] = float32(s / float64(c.rows))
+	}
+	return out
+}
+
+// Activations is what was observed, in the order of execution, with at most MaxRank directions.
+func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
 	var out []calibration.Activation
 	for _, c := range r.places {
 		a := calibration.Activation{Class: c.node, Layer: c.layer, K: len(c.absmax), Rows: c.rows, AbsMax: c.absmax}
-		for _, s := range c.square {
-			a.MeanSquare = append(a.MeanSquare, float32(s/float64(c.rows)))
-		}
+		a.MeanSquare = c.meanSquare()
+		a.Directions = c.sketch.directions(min(rank, MaxRank))
+		a.Directions.Round()
 		a.Summarise()
 		for j := range a.Outliers {
 			a.Outliers[j].Share = float64(c.count[j]) / float64(c.rows)

@@ -104,17 +104,14 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 		}
 		c.step("activations")
 	}
-	if ranges.Again() {
-		for i, w := range c.o.Text.Windows {
-			if err := quality.Execute(ctx, m.Machine, w); err != nil {
-				return fail(fmt.Errorf("window %d: %w", i, err))
-			}
-			c.step("outliers")
+	ranges.Again()
+	for i, w := range c.o.Text.Windows {
+		if err := quality.Execute(ctx, m.Machine, w); err != nil {
+			return fail(fmt.Errorf("window %d: %w", i, err))
 		}
-	} else {
-		c.all -= len(c.o.Text.Windows)
+		c.step("correlations")
 	}
-	if c.out.Activations, err = ranges.Activations(); err != nil {
+	if c.out.Activations, err = ranges.Activations(c.rank()); err != nil {
 		return fail(err)
 	}
 	return m, nil
@@ -148,19 +145,32 @@ func (c *calibrating) loss(ctx context.Context, x candidate) (_ calibration.Loss
 	return calibration.Loss{Class: x.class, Scheme: x.scheme, KL: r.KL.Mean, Low: r.KL.Low, High: r.KL.High, TopAgreement: r.TopAgreement.Mean}, nil
 }
 
-// CalibrationBytes is about how large the file of a calibration is.
+// CalibrationBytes is about how large the file of a calibration is, without directions.
 func (m *Model) CalibrationBytes() int64 {
-	const perEntry, perChannel = 400, 11 // two float32 in base64
-	var n int64
+	const perEntry, perChannel = 400, 16 // absmax, mean square and fold factor in base64
+	entries, channels := m.channels()
+	return perEntry*entries + perChannel*channels
+}
+
+// channels are those of all activations together, and how many activations there are.
+func (m *Model) channels() (entries, channels int64) {
 	g := m.Graph()
 	for _, s := range g.Sections {
-		for _, node := range s.Nodes {
-			for _, o := range node.Ops {
+		for _, n := range s.Nodes {
+			for _, o := range n.Ops {
 				if o.HasScheme() {
-					n += int64(max(1, s.Layers)) * (perEntry + perChannel*int64(o.K))
+					entries += int64(max(1, s.Layers))
+					channels += int64(max(1, s.Layers)) * int64(o.K)
 				}
 			}
 		}
 	}
-	return n
+	return entries, channels
+}
+
+// rank is how many directions the file has room for.
+func (m *Model) rank() int {
+	const perValue = 8. / 3 // a bfloat16 in base64
+	_, channels := m.channels()
+	return max(0, int(float64(calibration.MaxBytes-m.CalibrationBytes())/2/perValue/float64(channels)))
 }
