@@ -29,6 +29,10 @@ check: test
 		echo "$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/..."; \
 		$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/...; \
 	fi
+	@if command -v qemu-aarch64 >/dev/null 2>&1; then \
+		echo "GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel"; \
+		GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel; \
+	else echo "arm64 kernels: skipped, no qemu-aarch64"; fi
 	@if command -v cc >/dev/null 2>&1; then $(MAKE) race; else echo "race: skipped, no C compiler for cgo"; fi
 
 race:

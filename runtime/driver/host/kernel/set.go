@@ -19,6 +19,9 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
+// On amd64 too, where the generator runs:
+//go:generate go run -C gen . -tier neon -out ../vec_neon_arm64.s -stubs ../vec_neon_arm64.go -pkg kernel
+
 // TileN is the number of columns of one tile of a packed weight.
 const TileN = pack.TileN
 
@@ -173,7 +176,8 @@ func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 // then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
 // avx2), "avxvnni" (8-bit and 4-bit products with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
 // with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
-// because quantised weights are what machines are short of time for.
+// because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product
+// instructions; functions on rows as portable).
 func Sets() []*Set { return append([]*Set{Reference(), Portable()}, vectorSets()...) }
 
 // Best returns the fastest set this machine can run.

@@ -289,8 +289,11 @@ func TestVecGenerated(t *testing.T) {
 		}
 		t.Fatalf("build the generator: %v\n%s", err, out)
 	}
-	for _, tier := range []string{"avx2", "avxvnni", "avx512", "peak"} {
+	for _, tier := range []string{"avx2", "avxvnni", "avx512", "peak", "neon"} {
 		name := "vec_" + tier + "_amd64"
+		if tier == "neon" {
+			name = "vec_neon_arm64"
+		}
 		asm, stubs := filepath.Join(dir, name+".s"), filepath.Join(dir, name+".go")
 		if out, err := exec.Command(gen, "-tier", tier, "-out", asm, "-stubs", stubs, "-pkg", "kernel").CombinedOutput(); err != nil {
 			t.Fatalf("generate %s: %v\n%s", tier, err, out)

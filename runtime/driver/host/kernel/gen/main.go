@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	tier := flag.String("tier", "", "instruction set: avx2, avxvnni or avx512; or peak, the loops they are measured against")
+	tier := flag.String("tier", "", "instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -23,10 +23,13 @@ func main() {
 		avx512()
 	case "avx2":
 		avx2()
-	case "peak":
-		peak()
 	case "avxvnni":
 		avxvnni()
+	case "peak":
+		peak()
+	case "neon":
+		neon()
+		return
 	default:
 		log.Fatalf("unknown tier %q", *tier)
 	}

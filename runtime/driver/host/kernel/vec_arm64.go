@@ -1,0 +1,196 @@
+package kernel
+
+import (
+	"golang.org/x/sys/cpu"
+
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// vectorSets returns the set "neon" where the CPU has the dot product instructions: those of ARMv8.4, and of most
+// ARMv8.2 cores.
+func vectorSets() []*Set {
+	if !cpu.ARM64.HasASIMD || !cpu.ARM64.HasASIMDDP {
+		return nil
+	}
+	s := Portable()
+	s.Name = "neon"
+	s.MatMulF32 = func(y []float32, ldy int, x []float32, ldx int, w []float32, m, k, n int) {
+		floatProduct(y, ldy, x, ldx, w, nil, m, k, n)
+	}
+	s.MatMulBF16 = func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int) {
+		floatProduct(y, ldy, x, ldx, nil, w, m, k, n)
+	}
+	s.MatMulQ8C = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, m, k, n int) {
+		bytes, _ := q8cTileBytes(k)
+		byteProduct(4, y, ldy, x, ldx, xscale, w, bytes, m, k, n)
+	}
+	s.MatMulQ4B32 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+		byteProduct(BlockK, y, ldy, x, ldx, xscale, w, (k+BlockK-1)/BlockK*q4BlockBytes(BlockK), m, k, n)
+	}
+	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
+		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w, (k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
+	}
+	var t tier
+	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
+	return []*Set{s}
+}
+
+// mostRows is the number of rows of one call of a matrix kernel, limited by registers.
+const mostRows = 3
+
+// share is how many of left rows the next call takes: as few calls as possible, of nearly equal size.
+func share(left, most int) int {
+	calls := (left + most - 1) / most
+	return (left + calls - 1) / calls
+}
+
+// floatProduct is MatMulF32 of w32, or MatMulBF16 of w16 where w32 is nil.
+func floatProduct(y []float32, ldy int, x []float32, ldx int, w32 []float32, w16 []uint16, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	// The assembly trusts its arguments: their ends must exist.
+	_, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1]
+	if size := (n + TileN - 1) / TileN * TileN * k; w32 != nil {
+		_ = w32[size-1]
+	} else {
+		_ = w16[size-1]
+	}
+	var out [mostRows * TileN]float32
+	for j := 0; j < n; j += TileN {
+		cols := min(TileN, n-j)
+		for r := 0; r < m; {
+			rows := share(m-r, mostRows)
+			dst, ld := &y[r*ldy+j], ldy
+			if cols < TileN {
+				dst, ld = &out[0], TileN
+			}
+			if w32 != nil {
+				f32RowsNEON(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w32[j*k])
+			} else {
+				bf16RowsNEON(rows, dst, 4*ld, &x[r*ldx], 4*ldx, k, &w16[j*k])
+			}
+			if cols < TileN {
+				for i := range rows {
+					copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+				}
+			}
+			r += rows
+		}
+	}
+}
+
+// byteProduct is the product of 8-bit rows with weights whose rows come in steps: 4 in q8c, blocks of 4-bit weights else.
+func byteProduct(step int, y []float32, ldy int, x []uint8, ldx int, xscale []float32, w []byte, tileBytes, m, k, n int) {
+	if m == 0 {
+		return
+	}
+	_, _, _, _ = y[(m-1)*ldy+n-1], x[(m-1)*ldx+k-1], xscale[m-1], w[(n+TileN-1)/TileN*tileBytes-1]
+	var out [mostRows * TileN]float32
+	var last [mostRows * pack.Block128]uint8 // the k%step last activations of each row
+	var tail *uint8
+	if k%step != 0 {
+		tail = &last[0]
+		for i := range last {
+			last[i] = 128
+		}
+	}
+	for j := 0; j < n; j += TileN {
+		cols, tile := min(TileN, n-j), &w[j/TileN*tileBytes]
+		for r := 0; r < m; {
+			rows := share(m-r, mostRows)
+			if tail != nil {
+				for i := range rows {
+					copy(last[step*i:step*(i+1)], x[(r+i)*ldx+k/step*step:(r+i)*ldx+k])
+				}
+			}
+			dst, ld := &y[r*ldy+j], ldy
+			if cols < TileN {
+				dst, ld = &out[0], TileN
+			}
+			if step == 4 {
+				q8cRowsNEON(rows, dst, 4*ld, &x[r*ldx], ldx, k/step, tail, tile, &xscale[r])
+			} else {
+				q4RowsNEON(rows, dst, 4*ld, &x[r*ldx], ldx, k/step, tail, tile, &xscale[r], step/BlockK)
+			}
+			if cols < TileN {
+				for i := range rows {
+					copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+				}
+			}
+			r += rows
+		}
+	}
+}
+
+// tier is what attention is built on: products of float32 from the assembly, the rest in Go.
+type tier struct{}
+
+func (tier) mostF32() int { return mostRows }
+
+// dots computes n lines of y [n][32] = x w for a tile w [k][32]; strides are in elements.
+func (tier) dots(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32) {
+	f32RowsNEON(n, y, 4*ldy, x, 4*ldx, k, w)
+}
+
+// addF32 adds to n lines of y 32 columns of x w, w [k] rows ldw apart; strides are in elements.
+func (tier) addF32(n int, y *float32, ldy int, x *float32, ldx, k int, w *float32, ldw int) {
+	f32AddNEON(n, y, 4*ldy, x, 4*ldx, k, w, 4*ldw)
+}
+
+const vecN = 16 // scores are taken in multiples of it
+
+// capScores computes limit*tanh(s*scale) in place.
+func capScores(s []float32, scale, limit float32) {
+	for i, v := range s {
+		s[i] = limit * tanhf(v*scale)
+	}
+}
+
+// softmaxScores replaces scores s by e^(s*scale-top) where top, state[0], becomes at least their maximum,
+// scales the sum state[1] to the new top and adds them to it, and returns that factor.
+func softmaxScores(s []float32, scale float32, state []float32) float32 {
+	top := state[0]
+	for i, v := range s {
+		s[i] = v * scale
+		top = max(top, s[i])
+	}
+	fade := expf(state[0] - top)
+	sum := state[1] * fade
+	for i, v := range s {
+		e := expf(v - top)
+		s[i] = e
+		sum += e
+	}
+	state[0], state[1] = top, sum
+	return fade
+}
+
+func scaleRow(x []float32, f float32) {
+	for i := range x {
+		x[i] *= f
+	}
+}
+
+func widen(dst []float32, src []uint16) { fromF16(dst, src) }
+
+// transpose stores keys [count][dim] as tiles [dim][32] of 32 positions each; columns beyond count
+// keep what they had.
+func transpose(tiles []float32, k []float32, dim int) {
+	for p := range len(k) / dim {
+		tile := tiles[p/TileN*dim*TileN+p%TileN:]
+		for d, v := range k[p*dim : (p+1)*dim] {
+			tile[d*TileN] = v
+		}
+	}
+}
+
+// transpose16 is transpose of float16 keys.
+func transpose16(tiles []float32, k []uint16, dim int) {
+	for p := range len(k) / dim {
+		tile := tiles[p/TileN*dim*TileN+p%TileN:]
+		for d, v := range k[p*dim : (p+1)*dim] {
+			tile[d*TileN] = pack.HalfToFloat(v)
+		}
+	}
+}
