@@ -104,7 +104,7 @@ func (c *Costs) missing(proc string, o op.Op) error {
 	}
 	return diag.New(diag.ClassInput, "predict %s on processor %q: %s was never measured there", o.Key(), proc, what).
 		WithCode("costs.missing").
-		WithHint("measure it: `hetc profile --soc %s --model MODEL -o RECORD --resume`, with a workload that permits the scheme, then `hetc fit`", c.SoC)
+		WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume, with a workload that permits the scheme; then hetc fit, or solve with --record rec.jsonl")
 }
 
 // Exclude declares that a processor cannot execute an operator, for the reason its compiler gave. Only this

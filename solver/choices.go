@@ -464,8 +464,11 @@ func (st *stage) impossible(i int) error {
 	var reasons []string
 	for _, r := range st.refused[n.Name] {
 		if diag.ClassOf(r.err) == diag.ClassInput {
-			return diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, r.err).
-				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
+			d := diag.New(diag.ClassInput, "price %q at %d rows: %w", n.Name, st.rows, r.err)
+			if len(diag.HintsOf(r.err)) == 0 {
+				d = d.WithHint("measure it: hetc profile --soc SOC --model MODEL --workload WORKLOAD -o rec.jsonl --resume")
+			}
+			return d
 		}
 		reasons = append(reasons, r.reason())
 	}

@@ -467,6 +467,15 @@ func TestSchemes(t *testing.T) {
 	}
 }
 
+// Where the only permitted scheme was never measured, one hint says with which command to measure it.
+func TestUnmeasuredScheme(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	_, err := Solve(context.Background(), Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: permit(op.A8TQ8C), Engine: exact.Engine{}})
+	if hints := diag.HintsOf(err); diag.ClassOf(err) != diag.ClassInput || len(hints) != 1 || !strings.Contains(hints[0], "hetc profile --soc SOC --model MODEL --workload") || !strings.Contains(err.Error(), "never measured") {
+		t.Errorf("%v (hints %q)", err, hints)
+	}
+}
+
 // A processor that was not measured completely is named.
 func TestIncompleteCosts(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
