@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/plantext"
@@ -180,10 +182,42 @@ func newInspect(s *cli.Streams) *cobra.Command {
 				rows[i] = []string{b.Name, string(b.Role), strconv.FormatInt(b.Bytes, 10), b.SHA256.String()[:16]}
 			}
 			s.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
-			return s.Result(map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m})
+			doc := map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m}
+			if p := claimedPlan(args[0], u); p != nil {
+				s.Printf("\n")
+				showLimits(s, p)
+				doc["quality"], doc["memory"] = p.Quality, p.Memory
+			}
+			return s.Result(doc)
 		},
 	}
 }
+
+// claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
+func claimedPlan(path string, u *bundle.Unverified) *planir.Plan {
+	for i, b := range u.Manifest.Blobs {
+		if b.Name != "plan" || u.Exploded || b.Bytes > maxClaimedPlan {
+			continue
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer f.Close()
+		text := make([]byte, b.Bytes)
+		if _, err := f.ReadAt(text, u.Offsets[i]); err != nil {
+			return nil
+		}
+		p, err := planir.Decode(text)
+		if err != nil || planir.Check(p).Err() != nil {
+			return nil
+		}
+		return p
+	}
+	return nil
+}
+
+const maxClaimedPlan = 64 << 20
 
 func newCheck(s *cli.Streams) *cobra.Command {
 	var soc, model string

@@ -386,6 +386,7 @@ func operators(p *planir.Plan, d *planir.Decision) (ops []op.Op) {
 
 func explainPlan(s *cli.Streams, p *planir.Plan, soc *socs.SoC) error {
 	showPredictions(s, p)
+	showLimits(s, p)
 	s.Printf("\n")
 	shown := showDecisions(s, p, soc)
 	var rows [][]string
@@ -394,7 +395,7 @@ func explainPlan(s *cli.Streams, p *planir.Plan, soc *socs.SoC) error {
 	}
 	s.Printf("\n")
 	s.Table([]string{"problem", "engine", "status", ">objective us", ">bound us", ">choices"}, rows)
-	doc := map[string]any{"predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "simulated": p.SoC.Simulated}
+	doc := map[string]any{"predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated}
 	if soc != nil {
 		doc["roofs"] = shown
 	}
