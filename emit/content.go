@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -29,11 +30,28 @@ type Content struct {
 	mu     sync.Mutex
 	loaded map[place]*mem.Region
 	shared *Content // packed weights are taken from there where they are equal
+
+	cal       *calibration.Calibration // nil: none
+	graph     models.Graph
+	weigh     sync.Mutex
+	important map[place]*pack.Importance // of the weight that was packed last
 }
 
-// NewContent compiles the plan's graphs. The plan's program must belong to the model (planir/check).
+// NewContent is NewCalibrated of a plan that was made without a calibration.
 func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers []driver.Compiler) (*Content, error) {
-	c := &Content{plan: p, model: m, artifacts: map[string]driver.Artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{}}
+	return NewCalibrated(ctx, p, m, nil, compilers)
+}
+
+// NewCalibrated compiles the plan's graphs. The plan's program must belong to the model (planir/check), and cal be
+// the calibration that the plan was made with, nil for none: its folds and its activations decide what is packed.
+func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, compilers []driver.Compiler) (*Content, error) {
+	if err := checkCalibration(p, cal); err != nil {
+		return nil, err
+	}
+	c := &Content{
+		plan: p, model: m, artifacts: map[string]driver.Artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{},
+		cal: cal, graph: m.Graph(), important: map[place]*pack.Importance{},
+	}
 	for _, b := range p.Program.WeightBlobs() {
 		c.blobs[b.Name] = b
 	}
@@ -79,7 +97,7 @@ func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
 // packed packs a weight, unless it is in memory here or where c shares.
 func (c *Content) packed(pl planir.Placement) ([]byte, error) {
 	if c.shared != nil && c.shared.model == c.model {
-		if same, ok := c.shared.equal(pl, c.weight(pl)); ok {
+		if same, ok := c.shared.equal(pl, c); ok {
 			return c.shared.packed(same)
 		}
 	}
@@ -106,8 +124,12 @@ type place struct {
 	layer int
 }
 
-// equal finds the placement of c that packs what pl, of weight w in another plan of the same model, does.
-func (c *Content) equal(pl planir.Placement, w *planir.Weight) (planir.Placement, bool) {
+// equal finds the placement of c that packs what pl of another content of the same model does.
+func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
+	w := o.weight(pl)
+	if c.plan.Calibration() != o.plan.Calibration() && (w.FoldRows != "" || w.FoldCols != "" || inBlocks(pl.Pack.Scheme)) {
+		return planir.Placement{}, false
+	}
 	for _, b := range c.blobs {
 		for _, own := range b.Packs {
 			k := *own.Pack
@@ -168,20 +190,25 @@ func (c *Content) write(w io.Writer, b planir.WeightBlob) error {
 func (c *Content) pack(dst []byte, pl planir.Placement) error {
 	count := max(1, pl.Pack.Experts)
 	size := len(dst) / count
+	imp, err := c.importance(pl)
+	if err != nil {
+		return err
+	}
 	for e := range count {
-		src, names, err := c.source(pl, e)
+		src, names, err := c.source(pl, e, imp != nil)
 		if err != nil {
 			return err
 		}
-		if err := pack.Pack(dst[e*size:(e+1)*size], pack.Expert(pl.Pack.Spec()), src); err != nil {
+		if err := pack.PackFor(dst[e*size:(e+1)*size], pack.Expert(pl.Pack.Spec()), src, imp); err != nil {
 			return fmt.Errorf("pack %s: %w", strings.Join(names, ", "), err)
 		}
 	}
 	return nil
 }
 
-// source is the matrix that a placement packs of an expert, and the tensors it is made of.
-func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string, error) {
+// source is the matrix that a placement packs of an expert, and the tensors it is made of. With front, the rows in
+// front of the placement's come with it.
+func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Source, []string, error) {
 	w := c.weight(pl)
 	var whole pack.Source
 	var names []string
@@ -189,6 +216,10 @@ func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string
 	if len(w.Const) > 0 {
 		whole, err = pack.Floats(w.Const, w.K, w.N)
 	} else {
+		divide, err := c.factors(w.FoldCols, pl.Layer, w.N/max(1, len(w.Interleave)))
+		if err != nil {
+			return nil, nil, err
+		}
 		mw := models.Weight{From: w.From}
 		names = mw.Sources(pl.Layer, expert)
 		var parts []pack.Source
@@ -209,6 +240,14 @@ func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string
 			if err != nil {
 				return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
 			}
+			if w.Plus != 0 {
+				s = pack.Plus(s, w.Plus)
+			}
+			if divide != nil && j == w.FoldSource {
+				if s, err = pack.DivideColumns(s, divide); err != nil {
+					return nil, nil, fmt.Errorf("tensor %q: %w", name, err)
+				}
+			}
 			parts = append(parts, s)
 		}
 		whole = parts[0]
@@ -219,12 +258,20 @@ func (c *Content) source(pl planir.Placement, expert int) (pack.Source, []string
 	if err != nil {
 		return nil, nil, err
 	}
-	if w.Plus != 0 {
-		whole = pack.Plus(whole, w.Plus)
+	multiply, err := c.factors(w.FoldRows, pl.Layer, w.K)
+	if err == nil && multiply != nil {
+		whole, err = pack.ScaleRows(whole, multiply)
+	}
+	if err != nil {
+		return nil, nil, err
 	}
 	k := pl.Pack
-	if k.K0 != 0 || k.N0 != 0 || k.K1 != w.K || k.N1 != w.N {
-		whole, err = pack.Slice(whole, k.K0, k.K1, k.N0, k.N1)
+	k0 := k.K0
+	if front {
+		k0 = 0
+	}
+	if k0 != 0 || k.N0 != 0 || k.K1 != w.K || k.N1 != w.N {
+		whole, err = pack.Slice(whole, k0, k.K1, k.N0, k.N1)
 	}
 	return whole, names, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -20,10 +21,11 @@ import (
 
 // Options say what Emit writes. The plan must be legal for the model (planir/check).
 type Options struct {
-	Plan      *planir.Plan
-	Model     *models.Model
-	Compilers []driver.Compiler
-	Signers   []bundle.Signer // at least one
+	Plan        *planir.Plan
+	Model       *models.Model
+	Calibration *calibration.Calibration // the one that the plan was made with, nil for none
+	Compilers   []driver.Compiler
+	Signers     []bundle.Signer // at least one
 
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
@@ -92,7 +94,7 @@ func blob(name string, role bundle.Role, media string, data []byte) bundle.Sourc
 
 // contentSources lists a plan, its artifacts and its weights as blobs.
 func contentSources(ctx context.Context, prefix string, weights bundle.Role, p *planir.Plan, o Options) ([]bundle.Source, error) {
-	c, err := NewContent(ctx, p, o.Model, o.Compilers)
+	c, err := NewCalibrated(ctx, p, o.Model, o.Calibration, o.Compilers)
 	if err != nil {
 		return nil, err
 	}
@@ -138,8 +140,13 @@ func roleOf(p *planir.Proc) bundle.Role {
 func referencePlan(p *planir.Plan, m *models.Model) (*planir.Plan, error) {
 	const name = "reference"
 	ref := &planir.Plan{
-		Schema: planir.Schema, Model: p.Model, MaxContext: p.MaxContext, KV: op.F32,
+		Schema: planir.Schema, Model: p.Model, Folds: p.Folds, MaxContext: p.MaxContext, KV: op.F32,
 		SoC: planir.SoCRef{Name: p.SoC.Name, Digest: p.SoC.Digest, Fingerprint: p.SoC.Fingerprint, Control: name},
+	}
+	for _, in := range p.Inputs {
+		if in.Kind == planir.CalibrationInput {
+			ref.Inputs = append(ref.Inputs, in) // its weights are folded and rounded as the plan's are
+		}
 	}
 	proc := planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name}, Cores: []int{0},

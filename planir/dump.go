@@ -25,7 +25,14 @@ func Dump(p *Plan) string {
 		line("buffer %s %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols)
 	}
 	for _, w := range pr.Weights {
-		line("weight %s [%d,%d] layers %v from %s", w.Name, w.K, w.N, w.Layers, orDash(strings.Join(w.From, " ")))
+		folds := ""
+		if w.FoldRows != "" {
+			folds += " rows times " + w.FoldRows
+		}
+		if w.FoldCols != "" {
+			folds += fmt.Sprintf(" columns of source %d by %s", w.FoldSource, w.FoldCols)
+		}
+		line("weight %s [%d,%d] layers %v from %s%s", w.Name, w.K, w.N, w.Layers, orDash(strings.Join(w.From, " ")), folds)
 	}
 	for _, k := range pr.Packs {
 		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes)

@@ -15,6 +15,8 @@ type Plan struct {
 	SoC    SoCRef   `json:"soc" yaml:"soc"`
 	Inputs []Input  `json:"inputs,omitempty" yaml:"inputs,omitempty"` // digests of everything solve read
 
+	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"` // ascending: groups (models.FoldGroup) whose weights are folded by the factors of the calibration
+
 	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
 	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type
 
@@ -193,6 +195,19 @@ func (p *Plan) DecisionFor(node string, rows int) *Decision {
 		}
 	}
 	return nil
+}
+
+// CalibrationInput is the kind of an input that packing needs again.
+const CalibrationInput = "calibration"
+
+// Calibration is the digest of the calibration that the plan was made with, "" for none.
+func (p *Plan) Calibration() string {
+	for _, in := range p.Inputs {
+		if in.Kind == CalibrationInput {
+			return in.Digest
+		}
+	}
+	return ""
 }
 
 // Proc returns the processor of that name, nil when there is none.

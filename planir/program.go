@@ -61,6 +61,11 @@ type Weight struct {
 	Plus       float32   `json:"plus,omitempty" yaml:"plus,omitempty"`       // added to the stored values
 	Layers     []Range   `json:"layers,omitempty" yaml:"layers,omitempty"`   // layers that have one, ascending; empty: one for all
 	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
+
+	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
+	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`
+	FoldCols   string `json:"fold_cols,omitempty" yaml:"fold_cols,omitempty"`
+	FoldSource int    `json:"fold_source,omitempty" yaml:"fold_source,omitempty"`
 }
 
 // InLayer reports whether there is a weight for that layer.

@@ -127,6 +127,7 @@ func (c *checker) names() {
 			}
 		}
 	}
+	unique("folds", len(p.Folds), true, func(i int) string { return p.Folds[i] })
 	unique("program.buffers", len(pr.Buffers), false, func(i int) string { return pr.Buffers[i].Name })
 	unique("program.weights", len(pr.Weights), false, func(i int) string { return pr.Weights[i].Name })
 	unique("program.packs", len(pr.Packs), false, func(i int) string { return pr.Packs[i].Name })
@@ -198,6 +199,9 @@ func (c *checker) eachStep(f func(ph *Phase, s *Section, l *Lane, st *Step, path
 
 func (c *checker) references() {
 	pr := &c.p.Program
+	if len(c.p.Folds) > 0 && c.p.Calibration() == "" {
+		c.fail("folds", "groups %q are folded, and no calibration is among the inputs", c.p.Folds)
+	}
 	c.buffers, c.graphsN, c.packs, c.weightN = map[string]*Buffer{}, map[string]*Graph{}, map[string]*Pack{}, map[string]*Weight{}
 	for i := range pr.Buffers {
 		c.buffers[pr.Buffers[i].Name] = &pr.Buffers[i]
@@ -217,6 +221,14 @@ func (c *checker) references() {
 				c.fail(fmt.Sprintf("program.weights[%d].layers", i), "layers %v, want ascending ranges up to %d", w.Layers, maxLayers)
 			}
 			at = r.To + 1
+		}
+		for _, f := range []string{w.FoldRows, w.FoldCols} {
+			if f != "" && !slices.Contains(c.p.Folds, f) {
+				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is folded with group %q, and the plan folds %q", w.Name, f, c.p.Folds)
+			}
+		}
+		if w.FoldSource < 0 || w.FoldSource >= max(1, len(w.From)) || w.FoldSource != 0 && w.FoldCols == "" {
+			c.fail(fmt.Sprintf("program.weights[%d].fold_source", i), "source %d of %d is folded by %q", w.FoldSource, len(w.From), w.FoldCols)
 		}
 		if w.Experts < 0 || w.Experts > maxExperts {
 			c.fail(fmt.Sprintf("program.weights[%d].experts", i), "%d experts, want 0..%d", w.Experts, maxExperts)

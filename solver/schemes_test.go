@@ -269,7 +269,7 @@ func TestQualityRefusals(t *testing.T) {
 	}
 	// Folded losses count where the calibration folds.
 	folded := *cal
-	folded.Folds = []calibration.Fold{{Group: "layers.attn", Layer: 0}}
+	folded.Folds = []calibration.Fold{{Group: "layers.attn_norm", Layer: 0}}
 	for _, l := range cal.Losses {
 		l.Folded, l.KL = true, l.KL/2
 		folded.Losses = append(folded.Losses, l)

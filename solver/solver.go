@@ -563,7 +563,8 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 		if err != nil {
 			return nil, err
 		}
-		p.Inputs = append(p.Inputs, planir.Input{Kind: "calibration", Digest: d})
+		p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: d})
+		p.Folds = s.in.Calibration.Groups()
 	}
 	rows := append([]int{1}, s.want.buckets...)
 	solved := make([][]planir.Decision, len(rows))

@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/pack"
 )
 
-// Lower computes p.Program from p's decisions, processors, cache type and context for the model
+// Lower computes p.Program from p's decisions, folds, processors, cache type and context for the model
 // graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
 func Lower(p *planir.Plan, g *models.Graph) error {
 	b := &builder{plan: p, model: g, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{}, packs: map[packKey]*packUse{}}
@@ -394,6 +394,9 @@ func (b *builder) finish(rows []int) error {
 			Transposed: w.Transposed, Experts: w.Experts, Plus: w.Plus, Layers: layers, Const: w.Const,
 		})
 	}
+	if err := b.fold(rank); err != nil {
+		return err
+	}
 	sort.Slice(keys, func(i, j int) bool {
 		a, c := keys[i], keys[j]
 		if rank[a.weight] != rank[c.weight] {
@@ -442,6 +445,25 @@ func (b *builder) finish(rows []int) error {
 		}
 		if lo <= hi {
 			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: name})
+		}
+	}
+	return nil
+}
+
+// fold marks the weights that the plan's folds change; rank is their place.
+func (b *builder) fold(rank map[string]int) error {
+	groups := b.model.Folds()
+	for _, name := range b.plan.Folds {
+		i := slices.IndexFunc(groups, func(f models.FoldGroup) bool { return f.Name == name })
+		if i < 0 {
+			return diag.New(diag.ClassIllegal, "lower plan: the model has no weights that are folded as %q", name)
+		}
+		for _, p := range groups[i].Divide {
+			w := &b.out.Weights[rank[p.Weight]]
+			w.FoldCols, w.FoldSource = name, p.Source
+		}
+		for _, m := range groups[i].Multiply {
+			b.out.Weights[rank[m]].FoldRows = name
 		}
 	}
 	return nil

@@ -143,7 +143,7 @@ func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes 
 // infinite values, and values too large for a 16-bit format, naming weight, row and column.
 func Pack(dst []byte, spec op.WeightSpec, src Source) error { return PackFor(dst, spec, src, nil) }
 
-// PackFor is Pack where imp says which errors matter (nil: all alike); it has as many rows as src. When src has more
+// PackFor is Pack where imp says which errors matter (nil: all alike); its first rows are those of src. When src has more
 // rows than spec, the last spec.K are packed, with the values that packing all of them would give them: a multiple of
 // the block's length is in front of them.
 func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
@@ -161,7 +161,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	if k != spec.K && (imp == nil || k < spec.K || (k-spec.K)%q4Block(spec.Scheme) != 0) || n != spec.N {
 		return diag.New(diag.ClassInput, "pack weight %q: source is [%d,%d], want [%d,%d]", spec.Name, k, n, spec.K, spec.N)
 	}
-	if imp != nil && imp.k != k {
+	if imp != nil && imp.k < k {
 		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, k)
 	}
 	q4 := spec.Layout == N32 && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")

@@ -191,7 +191,11 @@ func TestRowsBehindOthers(t *testing.T) {
 					t.Errorf("%s, %d directions: rows from %d differ", scheme, imp.rank, k0)
 				}
 			}
-			part := spec
+			part := spec // the first rows alone
+			part.K = 128
+			if got := mustUnpack(t, part, packFor(t, part, floats(t, w[:128*n], 128, n), imp)); fmt.Sprint(got) != fmt.Sprint(whole[:128*n]) {
+				t.Errorf("%s, %d directions: the first rows differ", scheme, imp.rank)
+			}
 			part.K = k - 1
 			if err := PackFor(make([]byte, must(Bytes(part))), part, floats(t, w, k, n), imp); err == nil {
 				t.Errorf("%s: rows from 1 are accepted", scheme)
@@ -278,7 +282,7 @@ func TestImportanceRefuses(t *testing.T) {
 			t.Errorf("%v %v: got %v, want %q", c.ms, c.dir, err, c.want)
 		}
 	}
-	imp := must(NewImportance([]float32{1, 2, 3}, nil))
+	imp := must(NewImportance([]float32{1}, nil))
 	spec := op.WeightSpec{Name: "w", K: 2, N: 3, Scheme: "q4b32", Layout: N32}
 	if err := PackFor(make([]byte, must(Bytes(spec))), spec, floats(t, make([]float32, 6), 2, 3), imp); err == nil || !strings.Contains(err.Error(), "want 2") {
 		t.Errorf("importance of other rows: %v", err)

@@ -178,6 +178,56 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 	return nil
 }
 
+// ScaleRows is the Source with row k multiplied by factors[k]; DivideColumns the one with column n divided by
+// factors[n]. Factors are finite and positive, and as many as src has rows or columns.
+func ScaleRows(src Source, factors []float32) (Source, error) {
+	k, _ := src.Shape()
+	return &scaled{src, factors, true}, checkFactors(factors, k, "rows")
+}
+
+// DivideColumns: see ScaleRows.
+func DivideColumns(src Source, factors []float32) (Source, error) {
+	_, n := src.Shape()
+	return &scaled{src, factors, false}, checkFactors(factors, n, "columns")
+}
+
+func checkFactors(factors []float32, want int, what string) error {
+	if len(factors) != want {
+		return diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s", len(factors), want, what)
+	}
+	for i, f := range factors {
+		if !finite(f) || f <= 0 {
+			return diag.New(diag.ClassInput, "scale matrix: factor %d is %v, want a finite number above 0", i, f)
+		}
+	}
+	return nil
+}
+
+type scaled struct {
+	Source
+	factors []float32
+	rows    bool
+}
+
+func (s *scaled) Read(dst []float32, k0, k1, n0, n1 int) error {
+	if err := s.Source.Read(dst, k0, k1, n0, n1); err != nil {
+		return err
+	}
+	for n := n0; n < n1; n++ {
+		col := dst[(n-n0)*(k1-k0) : (n-n0+1)*(k1-k0)]
+		if s.rows {
+			for i, f := range s.factors[k0:k1] {
+				col[i] *= f
+			}
+			continue
+		}
+		for i := range col {
+			col[i] /= s.factors[n]
+		}
+	}
+	return nil
+}
+
 // Stored is a stored tensor in whatever form: [rows,cols], or a vector as one row.
 type Stored interface {
 	Type() op.Type

@@ -1,0 +1,114 @@
+package emit
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// checkCalibration refuses a calibration (nil: none) other than the one that the plan was made with.
+func checkCalibration(p *planir.Plan, cal *calibration.Calibration) error {
+	want := p.Calibration()
+	if cal == nil {
+		if want == "" {
+			return nil
+		}
+		return diag.New(diag.ClassInput, "pack weights: the plan was made with calibration %.12s, and none is given", want).
+			WithHint("give the same file: --calibration cal.yaml")
+	}
+	got, err := cal.Digest()
+	if err != nil {
+		return err
+	}
+	switch want {
+	case got:
+		return cal.CheckModel(p.Model.Name, p.Model.Digest)
+	case "":
+		return diag.New(diag.ClassInput, "pack weights: calibration %.12s is given, and the plan was made without one", got).
+			WithHint("solve again with --calibration, or leave it out here")
+	}
+	return diag.New(diag.ClassInput, "pack weights: calibration has digest %.12s, want %.12s, with which the plan was made", got, want).
+		WithHint("give the file that hetc solve read, or solve again with this one")
+}
+
+// factors are those of a fold group in a layer (-1: of none), nil where nothing is folded.
+func (c *Content) factors(group string, layer, want int) ([]float32, error) {
+	if group == "" {
+		return nil, nil
+	}
+	f := c.cal.Fold(group, max(0, layer))
+	if f == nil {
+		return nil, nil
+	}
+	if len(f.Factors) != want {
+		return nil, diag.New(diag.ClassInput, "calibration: fold %q has %d factors in layer %d, want %d", group, len(f.Factors), f.Layer, want)
+	}
+	return f.Factors, nil
+}
+
+// importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after
+// folding; nil where it says nothing.
+func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
+	if c.cal == nil || !inBlocks(pl.Pack.Scheme) {
+		return nil, nil
+	}
+	w := c.weight(pl)
+	at := place{w.Name, pl.Layer}
+	c.weigh.Lock()
+	defer c.weigh.Unlock()
+	if imp, ok := c.important[at]; ok {
+		return imp, nil
+	}
+	a := c.cal.Activation(className(&c.graph, w.Name, pl.Layer), max(0, pl.Layer))
+	if a == nil {
+		return nil, nil
+	}
+	if a.K != w.K {
+		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d", a.Class, a.K, a.Layer, w.K)
+	}
+	factors, err := c.factors(w.FoldRows, pl.Layer, w.K)
+	if err != nil {
+		return nil, err
+	}
+	square := slices.Clone(a.MeanSquare)
+	directions := a.DirectionValues()
+	for i, f := range factors {
+		square[i] /= f * f
+		for j := range len(directions) / a.K {
+			directions[i*len(directions)/a.K+j] /= f
+		}
+	}
+	imp, err := pack.NewImportance(square, directions)
+	if err != nil {
+		return nil, err
+	}
+	clear(c.important) // placements of one weight and layer follow one another
+	c.important[at] = imp
+	return imp, nil
+}
+
+// inBlocks reports whether the calibration decides how a scheme's values are rounded.
+func inBlocks(scheme string) bool {
+	return strings.HasPrefix(scheme, "q4b")
+}
+
+// className is the node that multiplies by a weight in a layer, as the calibration names classes.
+func className(g *models.Graph, weight string, layer int) string {
+	for i := range g.Sections {
+		s := &g.Sections[i]
+		if s.Layers > 0 && (layer < s.First || layer >= s.First+s.Layers) {
+			continue
+		}
+		for _, n := range s.Nodes {
+			if len(n.W) > 0 && n.W[0] == weight {
+				return s.Name + "." + n.Name
+			}
+		}
+	}
+	return ""
+}

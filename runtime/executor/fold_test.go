@@ -1,0 +1,154 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/emit"
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// folds is a calibration whose factors come from draw: of every group and layer of the model.
+func folds(t *testing.T, m *models.Model, draw func() float32) *calibration.Calibration {
+	t.Helper()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cal := &calibration.Calibration{
+		Schema: calibration.Schema, Model: calibration.Model{Name: m.Name, Digest: digest},
+		Text: calibration.Text{SHA256: digest, Tokens: 16, Windows: 2, WindowTokens: 8},
+	}
+	g := m.Graph()
+	for _, f := range g.Folds() {
+		for l := range m.Layers {
+			x := calibration.Fold{Group: f.Name, Layer: l}
+			for range f.K {
+				x.Factors = append(x.Factors, draw())
+			}
+			cal.Folds = append(cal.Folds, x)
+			if f.Name == "head.norm" {
+				break
+			}
+		}
+	}
+	if err := cal.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return cal
+}
+
+// folded is p with the calibration's folds.
+func folded(t *testing.T, p *planir.Plan, m *models.Model, cal *calibration.Calibration) *planir.Plan {
+	t.Helper()
+	q := *p
+	digest, err := cal.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+	q.Folds = cal.Groups()
+	g := m.Graph()
+	if err := lower.Lower(&q, &g); err != nil {
+		t.Fatal(err)
+	}
+	if err := check.Plan(&q, m, nil).Err(); err != nil {
+		t.Fatal(err)
+	}
+	return &q
+}
+
+func calibrated(t *testing.T, m *models.Model, p *planir.Plan, cal *calibration.Calibration) *executor.Machine {
+	t.Helper()
+	c, err := emit.NewCalibrated(context.Background(), p, m, cal, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{host.New()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		x.Close()
+		c.Close()
+	})
+	return x
+}
+
+// Folding changes no float32 result: with powers of two not a bit, with any other factors no more than
+// rounding does. On every architecture; of some divided over two processors.
+func TestFoldsChangeNothing(t *testing.T) {
+	a, b := cores(t)
+	groups := 0
+	for i, config := range archDirs(t) {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			rng := rand.New(rand.NewPCG(1, 2))
+			two := folds(t, m, func() float32 { return float32(math.Ldexp(1, rng.IntN(13)-6)) })
+			any := folds(t, m, func() float32 { return float32(math.Pow(10, 2*rng.Float64()-1)) })
+			groups += len(two.Groups())
+			ids := make([]int32, 33)
+			for i := range ids {
+				ids[i] = int32(rng.IntN(m.Vocab))
+			}
+			type setup struct {
+				procs []planir.Proc
+				f     layoutOf
+			}
+			setups := []setup{{[]planir.Proc{proc("ref", a, "reference")}, bySingle}}
+			if i%4 == 0 {
+				setups = append(setups, setup{[]planir.Proc{proc("a", a, ""), proc("b", b, "")}, byPairs})
+			}
+			for _, c := range setups {
+				p := makePlan(t, m, c.procs, []int{1, 16}, 64, op.A32W32, c.f)
+				want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+				if got := allLogits(t, calibrated(t, m, folded(t, p, m, two), two), ids); !slices.Equal(got, want) {
+					t.Errorf("%s: powers of two change logits by %g", c.procs[0].Name, maxDiff(got, want))
+				}
+				if d := maxDiff(allLogits(t, calibrated(t, m, folded(t, p, m, any), any), ids), want); !(d <= 1e-4) {
+					t.Errorf("%s: factors of 0.1 to 10 change logits by %g, want at most 1e-4", c.procs[0].Name, d)
+				}
+			}
+		})
+	}
+	if groups < 100 {
+		t.Errorf("%d groups in all architectures", groups)
+	}
+}
+
+// A layer without factors is not folded, and neither are the others' factors used for it.
+func TestFoldsOfSomeLayers(t *testing.T) {
+	m := open(t)
+	s0, _ := cores(t)
+	cal := folds(t, m, func() float32 { return 3 })
+	cal.Folds = slices.DeleteFunc(cal.Folds, func(f calibration.Fold) bool { return f.Layer%2 == 1 || f.Group == "head.norm" })
+	p := makePlan(t, m, []planir.Proc{proc("ref", s0, "reference")}, []int{1, 16}, 32, op.A32W32, bySingle)
+	ids := []int32{1, 20, 300, 4, 5, 6, 7, 8}
+	want := allLogits(t, machine(t, m, p, executor.Options{}), ids)
+	q := folded(t, p, m, cal)
+	if fmt.Sprint(q.Folds) != "[layers.attn_norm layers.ffn_gate_up layers.ffn_norm]" {
+		t.Errorf("folds %v", q.Folds)
+	}
+	if d := maxDiff(allLogits(t, calibrated(t, m, q, cal), ids), want); !(d <= 1e-4) || d == 0 {
+		t.Errorf("logits differ by %g, want a little", d)
+	}
+}
