@@ -76,7 +76,7 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 		return nil, err
 	}
 	square := slices.Clone(a.MeanSquare)
-	directions := a.DirectionValues()
+	directions := slices.Clone(a.Directions)
 	for i, f := range factors {
 		square[i] /= f * f
 		for j := range len(directions) / a.K {

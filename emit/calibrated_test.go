@@ -62,7 +62,8 @@ func calibrate(t *testing.T, m *models.Model, rank int) *calibration.Calibration
 				for i := range a.Outliers {
 					a.Outliers[i].Share = 0.5
 				}
-				a.SetDirections(values)
+				a.Directions = values
+				a.Directions.Round()
 				cal.Activations = append(cal.Activations, a)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -34,6 +35,7 @@ func newBench(s *cli.Streams) *cobra.Command {
 
 type benchOptions struct {
 	plan, model, soc       string
+	calibration            string
 	promptLen, gen, rounds int
 }
 
@@ -63,6 +65,7 @@ bandwidth is compared with the joint bandwidth of the machine.
 	f.StringVar(&o.plan, "plan", "", "plan to measure")
 	f.StringVar(&o.model, "model", "", "model directory with weights")
 	f.StringVar(&o.soc, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
+	f.StringVar(&o.calibration, "calibration", "", "calibration that the plan was made with")
 	f.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt")
 	f.IntVar(&o.gen, "gen", 32, "tokens to decode")
 	f.IntVar(&o.rounds, "rounds", 7, "measured rounds, after one that is not counted")
@@ -102,7 +105,11 @@ func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) er
 	if need := o.promptLen + o.gen; need > p.MaxContext {
 		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.promptLen, o.gen, need, p.MaxContext)
 	}
-	list, release, err := candidates(ctx, p, m, soc)
+	cal, err := readCalibration(o.calibration)
+	if err != nil {
+		return err
+	}
+	list, release, err := candidates(ctx, p, m, cal, soc)
 	defer release()
 	if err != nil {
 		return err
@@ -143,7 +150,7 @@ func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) er
 }
 
 // candidates opens the plan and every single-processor plan with the same schemes and lengths.
-func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.SoC) (list []*candidate, release func(), err error) {
+func candidates(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
 	var closers []func() error
 	release = func() {
 		for _, f := range slices.Backward(closers) {
@@ -172,7 +179,7 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, soc *socs.
 	threads := 0
 	var first *emit.Content
 	open := func(name string, p *planir.Plan) error {
-		c, err := emit.NewContent(ctx, p, m, compilers(soc))
+		c, err := emit.NewCalibrated(ctx, p, m, cal, compilers(soc))
 		if err != nil {
 			return err
 		}

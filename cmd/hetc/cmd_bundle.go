@@ -18,6 +18,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -25,7 +26,7 @@ import (
 )
 
 func newEmit(s *cli.Streams) *cobra.Command {
-	var plan, model, key, out, soc string
+	var plan, model, key, out, soc, cal string
 	var o emit.Options
 	c := &cobra.Command{
 		Use:   "emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb",
@@ -34,6 +35,9 @@ func newEmit(s *cli.Streams) *cobra.Command {
 checked against the model first, and against the SoC when --soc is given. The same inputs and key give
 the same bytes. The key comes from --key, or from the environment: ` + emit.EnvSigningKey + ` (PEM text) or
 ` + emit.EnvSigningKeyFile + ` (a file).
+
+A plan that was made with a calibration needs the same file again (--calibration): its folds change the
+weights, and what it knows about activations decides how 4-bit weights are rounded.
 
 --with-reference adds a reference program, which hetrun --check compares the plan's execution with.
 
@@ -69,6 +73,9 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 			if len(o.Files["tokenizer"]) == 0 {
 				s.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", model)
 			}
+			if o.Calibration, err = readCalibration(cal); err != nil {
+				return err
+			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
 			id, err := emitPlan(c.Context(), out, o, machine)
 			if err != nil {
@@ -86,6 +93,7 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 	f.StringVar(&plan, "plan", "", "plan to emit")
 	f.StringVar(&model, "model", "", "model directory with weights")
 	f.StringVar(&soc, "soc", "", "check the plan against this SoC again")
+	f.StringVar(&cal, "calibration", "", "calibration that the plan was made with")
 	f.StringVar(&key, "key", "", "private key that signs")
 	f.StringVarP(&out, "output", "o", "", "bundle to write")
 	f.BoolVar(&o.Reference, "with-reference", false, "add a reference program for hetrun --check")
@@ -95,6 +103,14 @@ the same bytes. The key comes from --key, or from the environment: ` + emit.EnvS
 	f.Int64Var(&o.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
 	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts with a trusted clock refuse it, 0: never")
 	return c
+}
+
+// readCalibration reads a calibration; without a path there is none.
+func readCalibration(path string) (*calibration.Calibration, error) {
+	if path == "" {
+		return nil, nil
+	}
+	return calibration.Read(path)
 }
 
 // emitPlan checks the plan of o for its model, and for the machine where there is one, and writes a bundle

@@ -23,7 +23,7 @@ import (
 )
 
 type qualityOptions struct {
-	bundle, trust, plan, model, text, soc string
+	bundle, trust, plan, model, text, soc, calibration string
 
 	windows              int
 	decode               bool
@@ -59,6 +59,9 @@ the table is printed all the same.
 					return err
 				}
 			}
+			if o.bundle != "" && o.calibration != "" {
+				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").WithHint("a bundle's weights are packed already: leave it out")
+			}
 			for _, f := range []string{"trust", "allow-dev", "any-machine"} {
 				if o.plan != "" && c.Flags().Changed(f) {
 					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).WithHint("leave it out")
@@ -77,6 +80,7 @@ the table is printed all the same.
 	f.StringVar(&o.bundle, "bundle", "", "bundle to measure")
 	f.StringVar(&o.trust, "trust", "", "public key or keyring that signed the bundle")
 	f.StringVar(&o.plan, "plan", "", "plan to measure instead, with weights packed in memory")
+	f.StringVar(&o.calibration, "calibration", "", "calibration that the plan was made with")
 	f.StringVar(&o.model, "model", "", "directory of the model it was made from: the reference")
 	f.StringVar(&o.text, "text", "", "text to read, of the kind the model will see")
 	f.StringVar(&o.soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
@@ -193,7 +197,11 @@ func (o *qualityOptions) candidate(ctx context.Context, m *models.Model) (string
 	if err := check.Plan(p, m, soc).Err(); err != nil {
 		return "", nil, nil, 0, err
 	}
-	c, err := emit.NewContent(ctx, p, m, compilers(soc))
+	cal, err := readCalibration(o.calibration)
+	if err != nil {
+		return "", nil, nil, 0, err
+	}
+	c, err := emit.NewCalibrated(ctx, p, m, cal, compilers(soc))
 	return o.plan, p, c, runcmd.WeightBytes(p), err
 }
 

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/decode"
@@ -68,10 +67,6 @@ type Activation struct {
 	Max      float32   `json:"max" yaml:"max"`                     // of AbsMax
 	Median   float32   `json:"median" yaml:"median"`               // of AbsMax: what is typical
 	Outliers []Outlier `json:"outliers,omitempty" yaml:"outliers,omitempty"`
-
-	// Directions is [K,R], for each channel its products with R directions over 127ths of its root mean square: the
-	// activations of two channels correlate about as the sum of their products says (principal components).
-	Directions Codes `json:"directions,omitempty" yaml:"directions,omitempty"`
 
 	AbsMax     Vector `json:"absmax" yaml:"absmax" decode:"required"`
 	MeanSquare Vector `json:"mean_square" yaml:"mean_square" decode:"required"`
@@ -218,31 +213,6 @@ func (c *Calibration) Groups() []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// DirectionValues is Directions in units of the activations: f32 [K,R] with E[x_i x_j] about the sum of products
-// of rows i and j; nil where there are none.
-func (a *Activation) DirectionValues() []float32 {
-	if len(a.Directions) == 0 {
-		return nil
-	}
-	out := make([]float32, len(a.Directions))
-	r := len(out) / a.K
-	for i, c := range a.Directions {
-		out[i] = float32(float64(c) / 127 * math.Sqrt(float64(a.MeanSquare[i/r])))
-	}
-	return out
-}
-
-// SetDirections rounds values [K,R], R at most MaxDirections. MeanSquare is known.
-func (a *Activation) SetDirections(values []float32) {
-	a.Directions = make(Codes, len(values))
-	r := len(values) / a.K
-	for i, v := range values {
-		if rms := math.Sqrt(float64(a.MeanSquare[i/r])); rms > 0 {
-			a.Directions[i] = int8(max(-127, min(127, math.RoundToEven(float64(v)/rms*127))))
-		}
-	}
 }
 
 // maxOutliers is how many outlier channels are listed, the largest ones.

@@ -25,9 +25,6 @@ const (
 	MaxFactor = 1024
 )
 
-// MaxDirections is the most directions that an activation has.
-const MaxDirections = 64
-
 // Validate reports everything that makes no sense; the error is of class ClassInput.
 func (c *Calibration) Validate() error {
 	return c.validate(func(path ...any) string {
@@ -179,9 +176,6 @@ func (v *validator) activation(i int, a *Activation) {
 	}
 	if len(v.list) > before {
 		return
-	}
-	if n := len(a.Directions); n > 0 && (n%a.K != 0 || n/a.K > MaxDirections) {
-		v.fail(p("directions"), "directions has %d values, want 1..%d for each of %d channels", n, MaxDirections, a.K)
 	}
 	for c, m := range a.MeanSquare {
 		if float64(m) > float64(a.AbsMax[c])*float64(a.AbsMax[c])*(1+1e-6)+math.SmallestNonzeroFloat32 {

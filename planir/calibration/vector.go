@@ -19,37 +19,6 @@ func (v Vector) MarshalText() ([]byte, error) {
 	return base64.StdEncoding.AppendEncode(nil, b), nil
 }
 
-// Codes is written as the base64 of its bytes.
-type Codes []int8
-
-// MarshalText implements encoding.TextMarshaler.
-func (c Codes) MarshalText() ([]byte, error) {
-	b := make([]byte, len(c))
-	for i, x := range c {
-		b[i] = byte(x)
-	}
-	return base64.StdEncoding.AppendEncode(nil, b), nil
-}
-
-// UnmarshalText accepts the written form only.
-func (c *Codes) UnmarshalText(text []byte) error {
-	b, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
-	if err != nil {
-		return fmt.Errorf("codes: %w", err)
-	}
-	if len(b) == 0 {
-		return fmt.Errorf("codes are empty")
-	}
-	*c = make(Codes, len(b))
-	for i, x := range b {
-		(*c)[i] = int8(x)
-	}
-	if again, _ := c.MarshalText(); string(again) != string(text) {
-		return fmt.Errorf("codes are not in canonical base64")
-	}
-	return nil
-}
-
 // UnmarshalText accepts the written form only.
 func (v *Vector) UnmarshalText(text []byte) error {
 	b, err := base64.StdEncoding.Strict().AppendDecode(nil, text)
