@@ -144,8 +144,7 @@ func rates(ctx context.Context, cores, beside []int, count int, window time.Dura
 		// The first window warms up.
 		if lastSize >= 0 {
 			if size == lastSize {
-				window *= 2 // slower than a piece per window
-				continue
+				continue // slower than a piece per window: it ends with the next one that sees some
 			}
 			out = append(out, float64(size-lastSize)/float64(now.Sub(last).Nanoseconds()))
 		}
