@@ -62,6 +62,21 @@ func chainsF32(turns int, a *[12]float32, b, c float32) {
 	*a = [12]float32{a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11}
 }
 
+// integers and floats are the sums of the elements of a register that a loop has counted in.
+func integers(b []byte) (sum int64) {
+	for ; len(b) > 0; b = b[4:] {
+		sum += int64(binary.LittleEndian.Uint32(b))
+	}
+	return sum
+}
+
+func floats(b []byte) (sum int64) {
+	for ; len(b) > 0; b = b[4:] {
+		sum += int64(f32at(b, 0))
+	}
+	return sum
+}
+
 const (
 	line    = 64 // bytes of a cache line, on most CPUs
 	streams = 8

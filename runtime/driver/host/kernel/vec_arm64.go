@@ -30,6 +30,20 @@ func vectorSets() []*Set {
 	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
 		byteProduct(pack.Block128, y, ldy, x, ldx, xscale, w, (k+pack.Block128-1)/pack.Block128*q4BlockBytes(pack.Block128), m, k, n)
 	}
+	s.PeakI8 = func(ops int64) int64 {
+		return counted(ops, 2*24*16, func(turns int) int64 {
+			var sum [16]byte
+			peakI8NEON(turns, &sum[0])
+			return integers(sum[:])
+		})
+	}
+	s.PeakF32 = func(ops int64) int64 {
+		return counted(ops, 2*24*4, func(turns int) int64 {
+			var sum [16]byte
+			peakF32NEON(turns, &sum[0])
+			return floats(sum[:])
+		})
+	}
 	var t tier
 	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
 	return []*Set{s}

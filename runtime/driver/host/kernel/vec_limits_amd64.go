@@ -1,7 +1,5 @@
 package kernel
 
-import "encoding/binary"
-
 // Multiply-adds of one turn of the loops: accumulators times elements.
 const (
 	peakI8Turn512, peakF32Turn512 = 24 * 64, 24 * 16
@@ -56,18 +54,4 @@ func (t tier) stream(b []byte) uint64 {
 		return rest + stream512(&b[0], turns, turns*line)
 	}
 	return rest + stream256(&b[0], turns, turns*line)
-}
-
-func integers(b []byte) (sum int64) {
-	for ; len(b) > 0; b = b[4:] {
-		sum += int64(binary.LittleEndian.Uint32(b))
-	}
-	return sum
-}
-
-func floats(b []byte) (sum int64) {
-	for ; len(b) > 0; b = b[4:] {
-		sum += int64(f32at(b, 0))
-	}
-	return sum
 }

@@ -31,3 +31,15 @@ func f32AddNEON(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *fl
 //
 //go:noescape
 func bf16RowsNEON(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *uint16)
+
+// peakI8NEON does turns (at least 1) times as many multiply-adds by SDOT as 24 registers have elements, and stores at
+// sum a register whose elements add up to the number done.
+//
+//go:noescape
+func peakI8NEON(turns int, sum *uint8)
+
+// peakF32NEON does turns (at least 1) times as many multiply-adds by FMLA as 24 registers have elements, and stores at
+// sum a register whose elements add up to the number done.
+//
+//go:noescape
+func peakF32NEON(turns int, sum *uint8)

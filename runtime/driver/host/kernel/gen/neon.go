@@ -19,6 +19,8 @@ func neon() {
 	a.f32Rows()
 	a.f32Add()
 	a.bf16Rows()
+	a.peak("peakI8NEON", "SDOT", 0x01, 0x4e809400, 0x4ea08400)
+	a.peak("peakF32NEON", "FMLA", 0x3f800000, 0x4e20cc00, 0x4e20d400)
 	a.write()
 }
 
@@ -343,4 +345,29 @@ func (a *arm) bf16Rows() {
 		})
 		a.store(m)
 	})
+}
+
+// peak is a loop of multiply-adds on 24 registers of ones, which counts them; add adds two registers.
+func (a *arm) peak(name, what string, one, multiply, add uint32) {
+	a.function(name, []string{"turns int", "sum *uint8"},
+		"does turns (at least 1) times as many multiply-adds by "+what+" as 24 registers have elements, and stores at",
+		"sum a register whose elements add up to the number done.")
+	a.zero(24)
+	a.f("MOVD $0x%x, R15", one)
+	if one < 0x100 {
+		a.f("VDUP R15, V24.B16")
+	} else {
+		a.f("VDUP R15, V24.S4")
+	}
+	a.label("turn")
+	for i := range 24 {
+		a.word(multiply|uint32(24<<16|24<<5|i), "%s V24, V24, V%d", what, i)
+	}
+	a.f("SUBS $1, R0, R0")
+	a.f("BNE turn")
+	for i := 1; i < 24; i++ {
+		a.word(add|uint32(i<<16), "ADD V%d.S4, V0.S4, V0.S4", i)
+	}
+	a.f("VST1 [V0.B16], (R1)")
+	a.f("RET")
 }
