@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -199,6 +200,13 @@ func (o *enginesOptions) validate() (*enginesBench, error) {
 	if b.profile == 0 || b.timeout == 0 {
 		return nil, usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
 	}
+	if o.text != "" { // not found out after an hour
+		f, err := wholefile.Open(o.text)
+		if err != nil {
+			return nil, err
+		}
+		f.Close()
+	}
 	for _, path := range []string{o.out, o.markdown} {
 		if path != "" {
 			if err := wholefile.Writable(path); err != nil {
@@ -250,7 +258,8 @@ type enginesPlan struct {
 	Predicted int64                  `json:"predicted_memory_bytes,omitempty"`
 	MaxMemory int64                  `json:"max_memory_bytes,omitempty"`
 
-	bundle string
+	name, bundle string // of files
+	plan         *planir.Plan
 }
 
 // enginesModel is what was found out about one model.
@@ -275,6 +284,15 @@ func (b *enginesBench) run(ctx context.Context) error {
 		defer os.RemoveAll(dir)
 		b.dir = dir
 	}
+	if b.text != "" {
+		for _, path := range b.models { // not found out after an hour
+			m, err := b.openQuality(path)
+			if err != nil {
+				return err
+			}
+			m.Close()
+		}
+	}
 	var list []enginesModel
 	taken := map[string]bool{}
 	for _, path := range b.models {
@@ -283,6 +301,14 @@ func (b *enginesBench) run(ctx context.Context) error {
 			return fmt.Errorf("model %q: %w", path, err)
 		}
 		list = append(list, m)
+	}
+	if b.text != "" { // last: it may take more memory than what is measured
+		peers := map[string][]engines.Quality{}
+		for i, path := range b.models {
+			if err := b.quality(ctx, path, &list[i], peers); err != nil {
+				return fmt.Errorf("model %q: %w", path, err)
+			}
+		}
 	}
 	return b.report(list)
 }
@@ -361,10 +387,20 @@ func floatType(m *models.Model) op.Type {
 // step shows a command of hetc and runs it as a process of its own, so that what it uses is not counted as
 // memory of the processes that are measured.
 func (b *enginesBench) step(ctx context.Context, args ...string) error {
+	_, err := b.output(ctx, args...)
+	return err
+}
+
+// output is step, and returns what the command prints.
+func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, error) {
 	b.s.Notef("$ %s %s", program("hetc"), cli.Quote(args...))
 	const most = time.Hour
-	_, err := engines.Run(ctx, engines.Limits{Cores: b.cores, Time: most}, b.self, args...)
-	return err
+	d, err := engines.Run(ctx, engines.Limits{Cores: b.cores, Time: most}, b.self, args...)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
+		return nil, diag.New(diag.Class(exit.ExitCode()), "%w", err)
+	}
+	return d.Out, err
 }
 
 // firstPlan is the plan that was given, or one that is made.
@@ -509,7 +545,7 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 
 // bundle emits a plan, unless the bundle with it is there.
 func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *planir.Plan) (enginesPlan, error) {
-	x := enginesPlan{Form: name, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	x := enginesPlan{Form: name, name: name, plan: p, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
 	code, err := planir.Encode(p)
 	if err != nil {
 		return x, err

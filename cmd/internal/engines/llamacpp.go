@@ -214,18 +214,21 @@ type Quality struct {
 	Perplexity float64 `json:"perplexity"`
 }
 
-// window is the context of a quality measurement, tokens.
-const window = 256
+// A quality measurement reads at most Windows pieces of a text, of Window tokens each.
+const (
+	Windows = 60
+	Window  = 256
+)
 
 // Reference writes the logits of a float model over a text, which Compare compares others with.
 func (l *LlamaCpp) Reference(ctx context.Context, lim Limits, file, text, base string, threads int) error {
-	_, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-f", text, "-c", strconv.Itoa(window), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence-base", base)
+	_, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-f", text, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence-base", base)
 	return err
 }
 
 // Compare measures a file against a reference.
 func (l *LlamaCpp) Compare(ctx context.Context, lim Limits, file, format, base string, threads int) (Quality, error) {
-	d, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(window), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
+	d, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
 	if err != nil {
 		return Quality{}, err
 	}

@@ -94,7 +94,7 @@ func Run(ctx context.Context, l Limits, program string, args ...string) (Done, e
 		if !errors.As(err, &exit) {
 			return d, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
 		}
-		return d, diag.New(diag.ClassRun, "%s failed: %v%s", name, exit, tail(d.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
+		return d, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(d.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
 	}
 	return d, nil
 }
