@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -101,6 +102,10 @@ func (b *enginesBench) show(p *page, env record.Environment, m *enginesModel) {
 				continue
 			}
 			row := []string{t.String(), s.Engine, s.Form, fmt.Sprint(s.Summary.N), fmt.Sprintf("%.1f", s.Summary.Median), interval(s.Summary, "%.1f"), "", "", mib(s.Peak)}
+			if t.Start > 0 {
+				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
+				row[4], row[5] = ms(s.Summary.Median), ms(s.Summary.High)+".."+ms(s.Summary.Low)
+			}
 			for _, x := range r.Ratios {
 				if s.Engine == "hetc" && x.Form == s.Form && x.Task == t {
 					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", x.Summary.Median, x.Peer, x.Best), interval(x.Summary, "%.2f")
@@ -139,7 +144,7 @@ func (b *enginesBench) show(p *page, env record.Environment, m *enginesModel) {
 	if len(m.Quality) == 0 {
 		return
 	}
-	p.text("Quality on %q with %s, against the same weights in float32:", b.text, m.QualityOf)
+	p.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.text), m.QualityOf)
 	rows = nil
 	for _, q := range m.Quality {
 		rows = append(rows, []string{q.Engine, q.Form, q.Phase, fmt.Sprintf("%.5f ± %.5f", q.MeanKL, q.KLError), fmt.Sprintf("%.2f %%", 100*q.SameTop), fmt.Sprintf("%.3f", q.Perplexity)})
