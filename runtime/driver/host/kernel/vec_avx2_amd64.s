@@ -1783,34 +1783,44 @@ q4x128Rows25601_sum:
 // func f32Rows256(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·f32Rows256(SB), NOSPLIT, $0-80
-	MOVQ  rows+0(FP), AX
-	CMPQ  AX, $+1
-	JEQ   rows01
-	CMPQ  AX, $+2
-	JEQ   rows02
-	MOVQ  x+24(FP), DX
-	MOVQ  ldx+32(FP), AX
-	MOVQ  k+40(FP), BX
-	MOVQ  w+48(FP), SI
-	MOVQ  ahead+56(FP), DI
-	MOVQ  stride+64(FP), R8
-	ADDQ  SI, DI
-	MOVQ  more+72(FP), CX
-	TESTQ CX, CX
-	JNZ   f3203_more
-	VPXOR Y0, Y0, Y0
-	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
-	VPXOR Y4, Y4, Y4
-	VPXOR Y5, Y5, Y5
-	VPXOR Y6, Y6, Y6
-	VPXOR Y7, Y7, Y7
-	VPXOR Y8, Y8, Y8
-	VPXOR Y9, Y9, Y9
-	VPXOR Y10, Y10, Y10
-	VPXOR Y11, Y11, Y11
-	JMP   f3203_begin
+	MOVQ       rows+0(FP), AX
+	CMPQ       AX, $+1
+	JEQ        rows01
+	CMPQ       AX, $+2
+	JEQ        rows02
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3203_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXOR      Y0, Y0, Y0
+	VPXOR      Y1, Y1, Y1
+	VPXOR      Y2, Y2, Y2
+	VPXOR      Y3, Y3, Y3
+	VPXOR      Y4, Y4, Y4
+	VPXOR      Y5, Y5, Y5
+	VPXOR      Y6, Y6, Y6
+	VPXOR      Y7, Y7, Y7
+	VPXOR      Y8, Y8, Y8
+	VPXOR      Y9, Y9, Y9
+	VPXOR      Y10, Y10, Y10
+	VPXOR      Y11, Y11, Y11
+	JMP        f3203_begin
 
 f3203_more:
 	MOVQ    y+8(FP), CX
@@ -1939,25 +1949,32 @@ f3203_done:
 	RET
 
 rows02:
-	MOVQ  x+24(FP), DX
-	MOVQ  ldx+32(FP), AX
-	MOVQ  k+40(FP), BX
-	MOVQ  w+48(FP), SI
-	MOVQ  ahead+56(FP), DI
-	MOVQ  stride+64(FP), R8
-	ADDQ  SI, DI
-	MOVQ  more+72(FP), CX
-	TESTQ CX, CX
-	JNZ   f3202_more
-	VPXOR Y0, Y0, Y0
-	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
-	VPXOR Y4, Y4, Y4
-	VPXOR Y5, Y5, Y5
-	VPXOR Y6, Y6, Y6
-	VPXOR Y7, Y7, Y7
-	JMP   f3202_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3202_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXOR      Y0, Y0, Y0
+	VPXOR      Y1, Y1, Y1
+	VPXOR      Y2, Y2, Y2
+	VPXOR      Y3, Y3, Y3
+	VPXOR      Y4, Y4, Y4
+	VPXOR      Y5, Y5, Y5
+	VPXOR      Y6, Y6, Y6
+	VPXOR      Y7, Y7, Y7
+	JMP        f3202_begin
 
 f3202_more:
 	MOVQ    y+8(FP), CX
@@ -2061,21 +2078,25 @@ f3202_done:
 	RET
 
 rows01:
-	MOVQ  x+24(FP), CX
-	MOVQ  ldx+32(FP), AX
-	MOVQ  k+40(FP), DX
-	MOVQ  w+48(FP), BX
-	MOVQ  ahead+56(FP), SI
-	MOVQ  stride+64(FP), DI
-	ADDQ  BX, SI
-	MOVQ  more+72(FP), R8
-	TESTQ R8, R8
-	JNZ   f3201_more
-	VPXOR Y0, Y0, Y0
-	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
-	JMP   f3201_begin
+	MOVQ       x+24(FP), CX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DX
+	MOVQ       w+48(FP), BX
+	MOVQ       ahead+56(FP), SI
+	MOVQ       stride+64(FP), DI
+	ADDQ       BX, SI
+	MOVQ       more+72(FP), R8
+	TESTQ      R8, R8
+	JNZ        f3201_more
+	MOVQ       y+8(FP), R8
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXOR      Y0, Y0, Y0
+	VPXOR      Y1, Y1, Y1
+	VPXOR      Y2, Y2, Y2
+	VPXOR      Y3, Y3, Y3
+	JMP        f3201_begin
 
 f3201_more:
 	MOVQ    y+8(FP), R8

@@ -5,68 +5,100 @@
 #include "textflag.h"
 
 // func q8cRows512(rows int, y *float32, ldy int, x *uint8, ldx int, steps int, tail *uint8, w *uint8, ahead int, stride int, xscale *float32)
-// Requires: AVX, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
 TEXT ·q8cRows512(SB), NOSPLIT, $0-88
-	MOVQ   rows+0(FP), AX
-	CMPQ   AX, $+1
-	JEQ    rows01
-	CMPQ   AX, $+2
-	JEQ    rows02
-	CMPQ   AX, $+3
-	JEQ    rows03
-	CMPQ   AX, $+4
-	JEQ    rows04
-	CMPQ   AX, $+5
-	JEQ    rows05
-	CMPQ   AX, $+6
-	JEQ    rows06
-	CMPQ   AX, $+7
-	JEQ    rows07
-	CMPQ   AX, $+8
-	JEQ    rows08
-	CMPQ   AX, $+9
-	JEQ    rows09
-	CMPQ   AX, $+10
-	JEQ    rows10
-	CMPQ   AX, $+11
-	JEQ    rows11
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	MOVQ   y+8(FP), R12
-	MOVQ   ldy+16(FP), R13
-	MOVQ   R13, R14
-	IMUL3Q $+11, R14, R14
-	ADDQ   R12, R14
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
+	MOVQ       rows+0(FP), AX
+	CMPQ       AX, $+1
+	JEQ        rows01
+	CMPQ       AX, $+2
+	JEQ        rows02
+	CMPQ       AX, $+3
+	JEQ        rows03
+	CMPQ       AX, $+4
+	JEQ        rows04
+	CMPQ       AX, $+5
+	JEQ        rows05
+	CMPQ       AX, $+6
+	JEQ        rows06
+	CMPQ       AX, $+7
+	JEQ        rows07
+	CMPQ       AX, $+8
+	JEQ        rows08
+	CMPQ       AX, $+9
+	JEQ        rows09
+	CMPQ       AX, $+10
+	JEQ        rows10
+	CMPQ       AX, $+11
+	JEQ        rows11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
 
 q8c12_start:
 	LEAQ (AX)(AX*2), CX
@@ -162,11 +194,6 @@ q8c12_many:
 	ADDQ         $+8, BX
 	ADDQ         $+8, SI
 	ADDQ         $+256, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	SUBQ         $+2, DI
 	JGE          q8c12_many
 
@@ -220,11 +247,6 @@ q8c12_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	DECQ         DI
 	JNZ          q8c12_one
 
@@ -392,41 +414,70 @@ q8c12_sum:
 	RET
 
 rows11:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	MOVQ   y+8(FP), R12
-	MOVQ   ldy+16(FP), R13
-	MOVQ   R13, R14
-	IMUL3Q $+10, R14, R14
-	ADDQ   R12, R14
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
 
 q8c11_start:
 	LEAQ (AX)(AX*2), CX
@@ -516,11 +567,6 @@ q8c11_many:
 	ADDQ         $+8, BX
 	ADDQ         $+8, SI
 	ADDQ         $+256, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	SUBQ         $+2, DI
 	JGE          q8c11_many
 
@@ -571,11 +617,6 @@ q8c11_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	DECQ         DI
 	JNZ          q8c11_one
 
@@ -731,39 +772,65 @@ q8c11_sum:
 	RET
 
 rows10:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	MOVQ   y+8(FP), R12
-	MOVQ   ldy+16(FP), R13
-	MOVQ   R13, R14
-	IMUL3Q $+9, R14, R14
-	ADDQ   R12, R14
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
 
 q8c10_start:
 	LEAQ (AX)(AX*2), CX
@@ -847,11 +914,6 @@ q8c10_many:
 	ADDQ         $+8, BX
 	ADDQ         $+8, SI
 	ADDQ         $+256, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	SUBQ         $+2, DI
 	JGE          q8c10_many
 
@@ -899,11 +961,6 @@ q8c10_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	DECQ         DI
 	JNZ          q8c10_one
 
@@ -1047,37 +1104,60 @@ q8c10_sum:
 	RET
 
 rows09:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DI
-	MOVQ   tail+48(FP), R8
-	MOVQ   w+56(FP), R9
-	MOVQ   ahead+64(FP), R10
-	MOVQ   stride+72(FP), R11
-	ADDQ   R9, R10
-	MOVQ   y+8(FP), R12
-	MOVQ   ldy+16(FP), R13
-	MOVQ   R13, R14
-	IMUL3Q $+8, R14, R14
-	ADDQ   R12, R14
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DI
+	MOVQ       tail+48(FP), R8
+	MOVQ       w+56(FP), R9
+	MOVQ       ahead+64(FP), R10
+	MOVQ       stride+72(FP), R11
+	ADDQ       R9, R10
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
 
 q8c09_start:
 	LEAQ (AX)(AX*2), CX
@@ -1155,11 +1235,6 @@ q8c09_many:
 	ADDQ         $+8, BX
 	ADDQ         $+8, SI
 	ADDQ         $+256, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	SUBQ         $+2, DI
 	JGE          q8c09_many
 
@@ -1204,11 +1279,6 @@ q8c09_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R9
-	PREFETCHT0   (R12)
-	PREFETCHT0   64(R12)
-	ADDQ         R13, R12
-	CMPQ         R12, R14
-	CMOVQHI      R14, R12
 	DECQ         DI
 	JNZ          q8c09_one
 
@@ -1340,35 +1410,55 @@ q8c09_sum:
 	RET
 
 rows08:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+7, R13, R13
-	ADDQ   R11, R13
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c08_start:
 	LEAQ (AX)(AX*2), CX
@@ -1438,11 +1528,6 @@ q8c08_many:
 	ADDQ         $+8, DX
 	ADDQ         $+8, BX
 	ADDQ         $+256, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+2, SI
 	JGE          q8c08_many
 
@@ -1483,11 +1568,6 @@ q8c08_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         SI
 	JNZ          q8c08_one
 
@@ -1607,33 +1687,50 @@ q8c08_sum:
 	RET
 
 rows07:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+6, R13, R13
-	ADDQ   R11, R13
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
 
 q8c07_start:
 	LEAQ (AX)(AX*2), CX
@@ -1697,11 +1794,6 @@ q8c07_many:
 	ADDQ         $+8, DX
 	ADDQ         $+8, BX
 	ADDQ         $+256, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+2, SI
 	JGE          q8c07_many
 
@@ -1739,11 +1831,6 @@ q8c07_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         SI
 	JNZ          q8c07_one
 
@@ -1851,31 +1938,45 @@ q8c07_sum:
 	RET
 
 rows06:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+5, R13, R13
-	ADDQ   R11, R13
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
 
 q8c06_start:
 	LEAQ (AX)(AX*2), CX
@@ -1933,11 +2034,6 @@ q8c06_many:
 	ADDQ         $+8, DX
 	ADDQ         $+8, BX
 	ADDQ         $+256, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+2, SI
 	JGE          q8c06_many
 
@@ -1972,11 +2068,6 @@ q8c06_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         SI
 	JNZ          q8c06_one
 
@@ -2072,29 +2163,40 @@ q8c06_sum:
 	RET
 
 rows05:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), SI
-	MOVQ   tail+48(FP), DI
-	MOVQ   w+56(FP), R8
-	MOVQ   ahead+64(FP), R9
-	MOVQ   stride+72(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+4, R13, R13
-	ADDQ   R11, R13
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), SI
+	MOVQ       tail+48(FP), DI
+	MOVQ       w+56(FP), R8
+	MOVQ       ahead+64(FP), R9
+	MOVQ       stride+72(FP), R10
+	ADDQ       R8, R9
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
 
 q8c05_start:
 	LEAQ (AX)(AX*2), CX
@@ -2146,11 +2248,6 @@ q8c05_many:
 	ADDQ         $+8, DX
 	ADDQ         $+8, BX
 	ADDQ         $+256, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+2, SI
 	JGE          q8c05_many
 
@@ -2182,11 +2279,6 @@ q8c05_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         SI
 	JNZ          q8c05_one
 
@@ -2270,35 +2362,43 @@ q8c05_sum:
 	RET
 
 rows04:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+3, R12, R12
-	ADDQ   R10, R12
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c04_start:
 	LEAQ (AX)(AX*2), CX
@@ -2342,11 +2442,6 @@ q8c04_many:
 	VPDPBUSD     Z31, Z29, Z15
 	ADDQ         $+8, DX
 	ADDQ         $+256, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+2, BX
 	JGE          q8c04_many
 
@@ -2374,11 +2469,6 @@ q8c04_one:
 	VPDPBUSD     Z31, Z29, Z7
 	ADDQ         $+4, DX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         BX
 	JNZ          q8c04_one
 
@@ -2458,31 +2548,36 @@ q8c04_sum:
 	RET
 
 rows03:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+2, R12, R12
-	ADDQ   R10, R12
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
 
 q8c03_start:
 	LEAQ (AX)(AX*2), CX
@@ -2521,11 +2616,6 @@ q8c03_many:
 	VPDPBUSD     Z31, Z28, Z11
 	ADDQ         $+8, CX
 	ADDQ         $+256, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+2, BX
 	JGE          q8c03_many
 
@@ -2550,11 +2640,6 @@ q8c03_one:
 	VPDPBUSD     Z31, Z28, Z5
 	ADDQ         $+4, CX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         BX
 	JNZ          q8c03_one
 
@@ -2620,35 +2705,37 @@ q8c03_sum:
 	RET
 
 rows02:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), BX
-	MOVQ   tail+48(FP), SI
-	MOVQ   w+56(FP), DI
-	MOVQ   ahead+64(FP), R8
-	MOVQ   stride+72(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+1, R12, R12
-	ADDQ   R10, R12
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), BX
+	MOVQ       tail+48(FP), SI
+	MOVQ       w+56(FP), DI
+	MOVQ       ahead+64(FP), R8
+	MOVQ       stride+72(FP), R9
+	ADDQ       DI, R8
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R10, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
 
 q8c02_start:
 	LEAQ (AX)(AX*2), CX
@@ -2703,11 +2790,6 @@ q8c02_many:
 	VPDPBUSD     Z31, Z27, Z15
 	ADDQ         $+16, CX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+4, BX
 	JGE          q8c02_many
 
@@ -2729,11 +2811,6 @@ q8c02_one:
 	VPDPBUSD     Z31, Z27, Z3
 	ADDQ         $+4, CX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         BX
 	JNZ          q8c02_one
 
@@ -2793,27 +2870,26 @@ q8c02_sum:
 	RET
 
 rows01:
-	MOVQ   x+24(FP), CX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   steps+40(FP), DX
-	MOVQ   tail+48(FP), BX
-	MOVQ   w+56(FP), SI
-	MOVQ   ahead+64(FP), DI
-	MOVQ   stride+72(FP), R8
-	ADDQ   SI, DI
-	MOVQ   y+8(FP), R9
-	MOVQ   ldy+16(FP), R10
-	MOVQ   R10, R11
-	IMUL3Q $+0, R11, R11
-	ADDQ   R9, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
+	MOVQ       x+24(FP), CX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       steps+40(FP), DX
+	MOVQ       tail+48(FP), BX
+	MOVQ       w+56(FP), SI
+	MOVQ       ahead+64(FP), DI
+	MOVQ       stride+72(FP), R8
+	ADDQ       SI, DI
+	MOVQ       y+8(FP), R9
+	MOVQ       ldy+16(FP), R10
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
 
 q8c01_start:
 	LEAQ (AX)(AX*2), AX
@@ -2856,11 +2932,6 @@ q8c01_many:
 	VPDPBUSD     Z31, Z26, Z7
 	ADDQ         $+16, AX
 	ADDQ         $+512, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	SUBQ         $+4, DX
 	JGE          q8c01_many
 
@@ -2879,11 +2950,6 @@ q8c01_one:
 	VPDPBUSD     Z31, Z26, Z1
 	ADDQ         $+4, AX
 	ADDQ         $+128, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	DECQ         DX
 	JNZ          q8c01_one
 
@@ -15452,71 +15518,103 @@ q4x128Panel51201_plain00:
 	RET
 
 // func f32Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ahead int, stride int, more int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·f32Rows512(SB), NOSPLIT, $0-80
-	MOVQ   rows+0(FP), AX
-	CMPQ   AX, $+1
-	JEQ    rows01
-	CMPQ   AX, $+2
-	JEQ    rows02
-	CMPQ   AX, $+3
-	JEQ    rows03
-	CMPQ   AX, $+4
-	JEQ    rows04
-	CMPQ   AX, $+5
-	JEQ    rows05
-	CMPQ   AX, $+6
-	JEQ    rows06
-	CMPQ   AX, $+7
-	JEQ    rows07
-	CMPQ   AX, $+8
-	JEQ    rows08
-	CMPQ   AX, $+9
-	JEQ    rows09
-	CMPQ   AX, $+10
-	JEQ    rows10
-	CMPQ   AX, $+11
-	JEQ    rows11
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+11, R13, R13
-	ADDQ   R11, R13
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3212_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
-	JMP    f3212_begin
+	MOVQ       rows+0(FP), AX
+	CMPQ       AX, $+1
+	JEQ        rows01
+	CMPQ       AX, $+2
+	JEQ        rows02
+	CMPQ       AX, $+3
+	JEQ        rows03
+	CMPQ       AX, $+4
+	JEQ        rows04
+	CMPQ       AX, $+5
+	JEQ        rows05
+	CMPQ       AX, $+6
+	JEQ        rows06
+	CMPQ       AX, $+7
+	JEQ        rows07
+	CMPQ       AX, $+8
+	JEQ        rows08
+	CMPQ       AX, $+9
+	JEQ        rows09
+	CMPQ       AX, $+10
+	JEQ        rows10
+	CMPQ       AX, $+11
+	JEQ        rows11
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3212_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	JMP        f3212_begin
 
 f3212_more:
 	MOVQ    y+8(FP), CX
@@ -15733,11 +15831,6 @@ f3212_many:
 	ADDQ         $+16, BX
 	ADDQ         $+16, SI
 	ADDQ         $+512, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+4, DI
 	JGE          f3212_many
 
@@ -15791,11 +15884,6 @@ f3212_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         DI
 	JNZ          f3212_one
 
@@ -15841,44 +15929,73 @@ f3212_done:
 	RET
 
 rows11:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+10, R13, R13
-	ADDQ   R11, R13
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3211_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	JMP    f3211_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3211_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	JMP        f3211_begin
 
 f3211_more:
 	MOVQ    y+8(FP), CX
@@ -16080,11 +16197,6 @@ f3211_many:
 	ADDQ         $+16, BX
 	ADDQ         $+16, SI
 	ADDQ         $+512, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+4, DI
 	JGE          f3211_many
 
@@ -16135,11 +16247,6 @@ f3211_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         DI
 	JNZ          f3211_one
 
@@ -16182,42 +16289,68 @@ f3211_done:
 	RET
 
 rows10:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+9, R13, R13
-	ADDQ   R11, R13
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3210_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	JMP    f3210_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3210_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	JMP        f3210_begin
 
 f3210_more:
 	MOVQ    y+8(FP), CX
@@ -16404,11 +16537,6 @@ f3210_many:
 	ADDQ         $+16, BX
 	ADDQ         $+16, SI
 	ADDQ         $+512, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+4, DI
 	JGE          f3210_many
 
@@ -16456,11 +16584,6 @@ f3210_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         DI
 	JNZ          f3210_one
 
@@ -16500,40 +16623,63 @@ f3210_done:
 	RET
 
 rows09:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DI
-	MOVQ   w+48(FP), R8
-	MOVQ   ahead+56(FP), R9
-	MOVQ   stride+64(FP), R10
-	ADDQ   R8, R9
-	MOVQ   y+8(FP), R11
-	MOVQ   ldy+16(FP), R12
-	MOVQ   R12, R13
-	IMUL3Q $+8, R13, R13
-	ADDQ   R11, R13
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3209_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	JMP    f3209_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DI
+	MOVQ       w+48(FP), R8
+	MOVQ       ahead+56(FP), R9
+	MOVQ       stride+64(FP), R10
+	ADDQ       R8, R9
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3209_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	JMP        f3209_begin
 
 f3209_more:
 	MOVQ    y+8(FP), CX
@@ -16705,11 +16851,6 @@ f3209_many:
 	ADDQ         $+16, BX
 	ADDQ         $+16, SI
 	ADDQ         $+512, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	SUBQ         $+4, DI
 	JGE          f3209_many
 
@@ -16754,11 +16895,6 @@ f3209_one:
 	ADDQ         $+4, BX
 	ADDQ         $+4, SI
 	ADDQ         $+128, R8
-	PREFETCHT0   (R11)
-	PREFETCHT0   64(R11)
-	ADDQ         R12, R11
-	CMPQ         R11, R13
-	CMOVQHI      R13, R11
 	DECQ         DI
 	JNZ          f3209_one
 
@@ -16795,38 +16931,58 @@ f3209_done:
 	RET
 
 rows08:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+7, R12, R12
-	ADDQ   R10, R12
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3208_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	JMP    f3208_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3208_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	JMP        f3208_begin
 
 f3208_more:
 	MOVQ    y+8(FP), CX
@@ -16981,11 +17137,6 @@ f3208_many:
 	ADDQ         $+16, DX
 	ADDQ         $+16, BX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+4, SI
 	JGE          f3208_many
 
@@ -17026,11 +17177,6 @@ f3208_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         SI
 	JNZ          f3208_one
 
@@ -17064,36 +17210,53 @@ f3208_done:
 	RET
 
 rows07:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+6, R12, R12
-	ADDQ   R10, R12
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3207_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	JMP    f3207_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3207_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	JMP        f3207_begin
 
 f3207_more:
 	MOVQ    y+8(FP), CX
@@ -17233,11 +17396,6 @@ f3207_many:
 	ADDQ         $+16, DX
 	ADDQ         $+16, BX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+4, SI
 	JGE          f3207_many
 
@@ -17275,11 +17433,6 @@ f3207_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         SI
 	JNZ          f3207_one
 
@@ -17310,34 +17463,48 @@ f3207_done:
 	RET
 
 rows06:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+5, R12, R12
-	ADDQ   R10, R12
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3206_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	JMP    f3206_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3206_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	JMP        f3206_begin
 
 f3206_more:
 	MOVQ    y+8(FP), CX
@@ -17462,11 +17629,6 @@ f3206_many:
 	ADDQ         $+16, DX
 	ADDQ         $+16, BX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+4, SI
 	JGE          f3206_many
 
@@ -17501,11 +17663,6 @@ f3206_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         SI
 	JNZ          f3206_one
 
@@ -17533,32 +17690,43 @@ f3206_done:
 	RET
 
 rows05:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), SI
-	MOVQ   w+48(FP), DI
-	MOVQ   ahead+56(FP), R8
-	MOVQ   stride+64(FP), R9
-	ADDQ   DI, R8
-	MOVQ   y+8(FP), R10
-	MOVQ   ldy+16(FP), R11
-	MOVQ   R11, R12
-	IMUL3Q $+4, R12, R12
-	ADDQ   R10, R12
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3205_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	JMP    f3205_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), SI
+	MOVQ       w+48(FP), DI
+	MOVQ       ahead+56(FP), R8
+	MOVQ       stride+64(FP), R9
+	ADDQ       DI, R8
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3205_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       BX, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	JMP        f3205_begin
 
 f3205_more:
 	MOVQ    y+8(FP), CX
@@ -17668,11 +17836,6 @@ f3205_many:
 	ADDQ         $+16, DX
 	ADDQ         $+16, BX
 	ADDQ         $+512, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	SUBQ         $+4, SI
 	JGE          f3205_many
 
@@ -17704,11 +17867,6 @@ f3205_one:
 	ADDQ         $+4, DX
 	ADDQ         $+4, BX
 	ADDQ         $+128, DI
-	PREFETCHT0   (R10)
-	PREFETCHT0   64(R10)
-	ADDQ         R11, R10
-	CMPQ         R10, R12
-	CMOVQHI      R12, R10
 	DECQ         SI
 	JNZ          f3205_one
 
@@ -17733,43 +17891,51 @@ f3205_done:
 	RET
 
 rows04:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	MOVQ   y+8(FP), R9
-	MOVQ   ldy+16(FP), R10
-	MOVQ   R10, R11
-	IMUL3Q $+3, R11, R11
-	ADDQ   R9, R11
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3204_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	JMP    f3204_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3204_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	JMP        f3204_begin
 
 f3204_more:
 	MOVQ    y+8(FP), CX
-	MOVQ    ldy+16(FP), R12
+	MOVQ    ldy+16(FP), R9
 	VMOVUPS (CX), Z0
 	VMOVUPS 64(CX), Z1
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z2
 	VMOVUPS 64(CX), Z3
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z4
 	VMOVUPS 64(CX), Z5
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z6
 	VMOVUPS 64(CX), Z7
 
@@ -17849,11 +18015,6 @@ f3204_many:
 	VFMADD231PS  Z31, Z29, Z7
 	ADDQ         $+16, DX
 	ADDQ         $+512, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	SUBQ         $+4, BX
 	JGE          f3204_many
 
@@ -17881,11 +18042,6 @@ f3204_one:
 	VFMADD231PS  Z31, Z29, Z7
 	ADDQ         $+4, DX
 	ADDQ         $+128, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	DECQ         BX
 	JNZ          f3204_one
 
@@ -17907,38 +18063,43 @@ f3204_done:
 	RET
 
 rows03:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	MOVQ   y+8(FP), R9
-	MOVQ   ldy+16(FP), R10
-	MOVQ   R10, R11
-	IMUL3Q $+2, R11, R11
-	ADDQ   R9, R11
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3203_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	JMP    f3203_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3203_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	JMP        f3203_begin
 
 f3203_more:
 	MOVQ    y+8(FP), CX
-	MOVQ    ldy+16(FP), R12
+	MOVQ    ldy+16(FP), R9
 	VMOVUPS (CX), Z0
 	VMOVUPS 64(CX), Z1
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z2
 	VMOVUPS 64(CX), Z3
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z4
 	VMOVUPS 64(CX), Z5
 
@@ -18007,11 +18168,6 @@ f3203_many:
 	VFMADD231PS  Z31, Z28, Z5
 	ADDQ         $+16, CX
 	ADDQ         $+512, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	SUBQ         $+4, BX
 	JGE          f3203_many
 
@@ -18036,11 +18192,6 @@ f3203_one:
 	VFMADD231PS  Z31, Z28, Z5
 	ADDQ         $+4, CX
 	ADDQ         $+128, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	DECQ         BX
 	JNZ          f3203_one
 
@@ -18059,33 +18210,35 @@ f3203_done:
 	RET
 
 rows02:
-	MOVQ   x+24(FP), DX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), BX
-	MOVQ   w+48(FP), SI
-	MOVQ   ahead+56(FP), DI
-	MOVQ   stride+64(FP), R8
-	ADDQ   SI, DI
-	MOVQ   y+8(FP), R9
-	MOVQ   ldy+16(FP), R10
-	MOVQ   R10, R11
-	IMUL3Q $+1, R11, R11
-	ADDQ   R9, R11
-	MOVQ   more+72(FP), CX
-	TESTQ  CX, CX
-	JNZ    f3202_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	JMP    f3202_begin
+	MOVQ       x+24(FP), DX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), BX
+	MOVQ       w+48(FP), SI
+	MOVQ       ahead+56(FP), DI
+	MOVQ       stride+64(FP), R8
+	ADDQ       SI, DI
+	MOVQ       more+72(FP), CX
+	TESTQ      CX, CX
+	JNZ        f3202_more
+	MOVQ       y+8(FP), CX
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	ADDQ       R9, CX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	JMP        f3202_begin
 
 f3202_more:
 	MOVQ    y+8(FP), CX
-	MOVQ    ldy+16(FP), R12
+	MOVQ    ldy+16(FP), R9
 	VMOVUPS (CX), Z0
 	VMOVUPS 64(CX), Z1
-	ADDQ    R12, CX
+	ADDQ    R9, CX
 	VMOVUPS (CX), Z2
 	VMOVUPS 64(CX), Z3
 
@@ -18142,11 +18295,6 @@ f3202_many:
 	VFMADD231PS  Z31, Z27, Z3
 	ADDQ         $+16, CX
 	ADDQ         $+512, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	SUBQ         $+4, BX
 	JGE          f3202_many
 
@@ -18168,11 +18316,6 @@ f3202_one:
 	VFMADD231PS  Z31, Z27, Z3
 	ADDQ         $+4, CX
 	ADDQ         $+128, SI
-	PREFETCHT0   (R9)
-	PREFETCHT0   64(R9)
-	ADDQ         R10, R9
-	CMPQ         R9, R11
-	CMOVQHI      R11, R9
 	DECQ         BX
 	JNZ          f3202_one
 
@@ -18188,30 +18331,29 @@ f3202_done:
 	RET
 
 rows01:
-	MOVQ   x+24(FP), CX
-	MOVQ   ldx+32(FP), AX
-	MOVQ   k+40(FP), DX
-	MOVQ   w+48(FP), BX
-	MOVQ   ahead+56(FP), SI
-	MOVQ   stride+64(FP), DI
-	ADDQ   BX, SI
-	MOVQ   y+8(FP), R8
-	MOVQ   ldy+16(FP), R9
-	MOVQ   R9, R10
-	IMUL3Q $+0, R10, R10
-	ADDQ   R8, R10
-	MOVQ   more+72(FP), R11
-	TESTQ  R11, R11
-	JNZ    f3201_more
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	JMP    f3201_begin
+	MOVQ       x+24(FP), CX
+	MOVQ       ldx+32(FP), AX
+	MOVQ       k+40(FP), DX
+	MOVQ       w+48(FP), BX
+	MOVQ       ahead+56(FP), SI
+	MOVQ       stride+64(FP), DI
+	ADDQ       BX, SI
+	MOVQ       more+72(FP), R8
+	TESTQ      R8, R8
+	JNZ        f3201_more
+	MOVQ       y+8(FP), R8
+	MOVQ       ldy+16(FP), R9
+	PREFETCHT0 (R8)
+	PREFETCHT0 64(R8)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	JMP        f3201_begin
 
 f3201_more:
-	MOVQ    y+8(FP), R11
-	MOVQ    ldy+16(FP), R12
-	VMOVUPS (R11), Z0
-	VMOVUPS 64(R11), Z1
+	MOVQ    y+8(FP), R8
+	MOVQ    ldy+16(FP), R9
+	VMOVUPS (R8), Z0
+	VMOVUPS 64(R8), Z1
 
 f3201_begin:
 	LEAQ (AX)(AX*2), AX
@@ -18254,11 +18396,6 @@ f3201_many:
 	VFMADD231PS  Z31, Z26, Z1
 	ADDQ         $+16, AX
 	ADDQ         $+512, BX
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
-	CMPQ         R8, R10
-	CMOVQHI      R10, R8
 	SUBQ         $+4, DX
 	JGE          f3201_many
 
@@ -18277,11 +18414,6 @@ f3201_one:
 	VFMADD231PS  Z31, Z26, Z1
 	ADDQ         $+4, AX
 	ADDQ         $+128, BX
-	PREFETCHT0   (R8)
-	PREFETCHT0   64(R8)
-	ADDQ         R9, R8
-	CMPQ         R8, R10
-	CMOVQHI      R10, R8
 	DECQ         DX
 	JNZ          f3201_one
 

@@ -62,7 +62,8 @@ func q8cRows512() {
 		Load(Param("steps"), n)
 		Load(Param("tail"), tail)
 		Load(Param("w"), w)
-		fetch, out := newFetcher(w), newOutputs(m)
+		fetch := newFetcher(w)
+		fetchOutput(m, 2)
 		zero512(z[:2*m*sets]...)
 		Label(id + "_start")
 		x.set(p)
@@ -80,7 +81,6 @@ func q8cRows512() {
 		steps(id, n, unroll, step, func(c int) {
 			x.advance(4 * c)
 			ADDQ(I32(128*c), w)
-			out.step()
 		})
 		// The tail is one more step over its own little matrix.
 		again(id, tail, p, n, x, 4)
@@ -387,7 +387,7 @@ func f32Rows512() {
 		Load(Param("ldx"), x.ld)
 		Load(Param("k"), n)
 		Load(Param("w"), w)
-		fetch, out := newFetcher(w), newOutputs(m)
+		fetch := newFetcher(w)
 		begin(id, m, 64, z[:2*m], zero512)
 		x.set(p)
 		steps(id, n, 4, func(i int) {
@@ -403,7 +403,6 @@ func f32Rows512() {
 		}, func(c int) {
 			x.advance(4 * c)
 			ADDQ(I32(128*c), w)
-			out.step()
 		})
 		y, ldy := GP64(), GP64()
 		Load(Param("y"), y)

@@ -55,27 +55,20 @@ func (f fetcher) step(lines int) {
 	ADDQ(f.stride, f.at)
 }
 
-// outputs asks for the lines of y while the sums are computed, so that the stores at the end do not wait for memory: while
-// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB
-// apart. One row at a time, because asking for all at once leaves the loads no place in the queue.
-type outputs struct{ at, ld, last reg.GPVirtual }
-
-func newOutputs(m int) outputs {
-	o := outputs{GP64(), GP64(), GP64()}
-	Load(Param("y"), o.at)
-	Load(Param("ldy"), o.ld)
-	MOVQ(o.ld, o.last)
-	IMUL3Q(I32(m-1), o.last, o.last)
-	ADDQ(o.at, o.last)
-	return o
-}
-
-func (o outputs) step() {
-	PREFETCHT0(Mem{Base: o.at})
-	PREFETCHT0(Mem{Base: o.at, Disp: 64})
-	ADDQ(o.ld, o.at)
-	CMPQ(o.at, o.last)
-	CMOVQHI(o.last, o.at)
+// fetchOutput asks for the lines of each of m rows of y, so that the stores at the end do not wait for memory: while
+// they wait, every load whose address ends in the same 12 bits does too, and rows of y often lie a multiple of 4 KiB apart.
+func fetchOutput(m, lines int) {
+	y, ldy := GP64(), GP64()
+	Load(Param("y"), y)
+	Load(Param("ldy"), ldy)
+	for r := range m {
+		for i := range lines {
+			PREFETCHT0(Mem{Base: y, Disp: 64 * i})
+		}
+		if r < m-1 {
+			ADDQ(ldy, y)
+		}
+	}
 }
 
 // begin zeroes accumulators of bytes each for m rows, or fills them from y where the caller wants more added.
@@ -84,6 +77,7 @@ func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecP
 	Load(Param("more"), more)
 	TESTQ(more, more)
 	JNZ(LabelRef(id + "_more"))
+	fetchOutput(m, 2)
 	zero(acc...)
 	JMP(LabelRef(id + "_begin"))
 	Label(id + "_more")
