@@ -192,7 +192,7 @@ func TestUnknownSteps(t *testing.T) {
 func TestNoise(t *testing.T) {
 	s := openSoC(t, "snapdragon-8gen3")
 	for _, proc := range []string{"cpu", "gpu", "npu"} {
-		for _, scheme := range op.Schemes {
+		for _, scheme := range s.Processor(proc).Schemes {
 			n := noise{rng: rand.New(rand.NewPCG(3, 4)), cv: 0.02, n: 10}
 			c, err := Fit(s, simulated(t, s, proc, scheme, powers, n))
 			if err != nil {

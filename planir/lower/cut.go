@@ -176,9 +176,17 @@ func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
 	case a == planir.AxisCols && o.Kind != op.Add: // also of operators behind a matmul: vectors then end where they do undivided
 		return max(1, p.TileN)
 	case a == planir.AxisK:
-		return max(1, p.TileK)
+		return lcm(max(1, p.TileK), o.Scheme.BlockK())
 	}
 	return 1
+}
+
+func lcm(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
 }
 
 func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int, proc *planir.Proc) (Piece, error) {

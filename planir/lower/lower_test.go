@@ -322,3 +322,17 @@ func TestFuse(t *testing.T) {
 		})
 	}
 }
+
+// A share along K never cuts a block of weights that have one scale.
+func TestGranularityOfBlocks(t *testing.T) {
+	for _, c := range []struct {
+		scheme op.Scheme
+		tile   int
+		want   int
+	}{{op.A32W32, 32, 32}, {op.A32W16, 0, 1}, {op.A8TQ4B32, 48, 96}, {op.A8TQ4B128, 32, 128}, {op.A8TQ4B128, 48, 384}, {op.A8TQ4B128, 256, 256}} {
+		n := &lower.Node{Ops: []op.Op{{Kind: op.MatMul, M: 1, K: 1024, N: 64, Scheme: c.scheme}}}
+		if got := lower.Granularity(n, planir.AxisK, &planir.Proc{TileN: 32, TileK: c.tile}); got != c.want {
+			t.Errorf("%s, tiles of %d rows: shares of multiples of %d, want %d", c.scheme, c.tile, got, c.want)
+		}
+	}
+}

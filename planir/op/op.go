@@ -121,13 +121,15 @@ var Routers = []string{RouteSoftmax, RouteSoftmaxNorm, RouteSparseMixer}
 type Scheme string
 
 const (
-	A32W32   Scheme = "a32/w32"
-	A8TQ8C   Scheme = "a8t/q8c"
-	A8TQ4B32 Scheme = "a8t/q4b32"
+	A32W32    Scheme = "a32/w32"    // float32
+	A32W16    Scheme = "a32/w16"    // float32 with weights in bfloat16: the stored values of a model stored so
+	A8TQ8C    Scheme = "a8t/q8c"    // 8-bit rows, 8-bit weights with a scale per column
+	A8TQ4B32  Scheme = "a8t/q4b32"  // 8-bit rows, 4-bit weights with a scale per 32 of a column
+	A8TQ4B128 Scheme = "a8t/q4b128" // and per 128
 )
 
 // Schemes lists the schemes hetc can pack and execute.
-var Schemes = []Scheme{A32W32, A8TQ8C, A8TQ4B32}
+var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8TQ4B32, A8TQ4B128}
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
 func ParseScheme(s string) (Scheme, error) {
@@ -159,8 +161,8 @@ func (s Scheme) Activation() string {
 func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" }
 
 // WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding:
-// w32 4 bytes a value; q8c 1 byte a value and 8 bytes a column (scale and column sum);
-// q4b32 half a byte a value and a 2-byte scale per block of 32.
+// w32 4 bytes a value, w16 2; q8c 1 byte a value and 8 bytes a column (scale and column sum);
+// q4b32 and q4b128 half a byte a value and a 2-byte scale per block.
 func WeightBytes(scheme string, k, n int) int64 {
 	kk, nn := int64(k), int64(n)
 	switch scheme {
@@ -168,12 +170,29 @@ func WeightBytes(scheme string, k, n int) int64 {
 		return 4 * kk * nn
 	case "q8c":
 		return kk*nn + 8*nn
-	case "q4b32":
-		blocks := (kk + 31) / 32
-		return blocks * 18 * nn
+	case "w16":
+		return 2 * kk * nn
+	case "q4b32", "q4b128":
+		block := int64(blockRows(scheme))
+		return (kk + block - 1) / block * (block/2 + 2) * nn
 	}
 	return 0
 }
+
+// blockRows is the number of rows of a weight that share one scale, 1 for schemes without blocks.
+func blockRows(weight string) int {
+	switch weight {
+	case "q4b32":
+		return 32
+	case "q4b128":
+		return 128
+	}
+	return 1
+}
+
+// BlockK is the number of rows of a weight that share one scale: parts of it along K are multiples of it. It is 1
+// for schemes without blocks.
+func (s Scheme) BlockK() int { return blockRows(s.Weight()) }
 
 // Op is one operator with its shape. Fields a kind does not use are zero.
 type Op struct {

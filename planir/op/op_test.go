@@ -176,3 +176,23 @@ func TestGraphValidateRefuses(t *testing.T) {
 		}
 	}
 }
+
+// What a scheme is said to store is what packing stores, without the padding of blocks and tiles.
+func TestWeightBytes(t *testing.T) {
+	for _, c := range []struct {
+		weight string
+		k, n   int
+		want   int64
+	}{
+		{"w32", 3, 5, 60}, {"w16", 3, 5, 30}, {"q8c", 3, 5, 55}, {"q4b32", 32, 5, 90}, {"q4b32", 33, 5, 180}, {"q4b128", 128, 5, 330}, {"q4b128", 129, 5, 660}, {"q3", 1, 1, 0},
+	} {
+		if got := WeightBytes(c.weight, c.k, c.n); got != c.want {
+			t.Errorf("%s [%d,%d]: %d bytes, want %d", c.weight, c.k, c.n, got, c.want)
+		}
+	}
+	for scheme, want := range map[Scheme]int{A32W32: 1, A32W16: 1, A8TQ8C: 1, A8TQ4B32: 32, A8TQ4B128: 128} {
+		if got := scheme.BlockK(); got != want {
+			t.Errorf("%s: parts along K are multiples of %d, want %d", scheme, got, want)
+		}
+	}
+}

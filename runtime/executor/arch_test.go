@@ -116,7 +116,7 @@ func TestQuantisedArchitectures(t *testing.T) {
 			}
 			defer m.Close()
 			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
-			for _, scheme := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+			for _, scheme := range []op.Scheme{op.A32W16, op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128} {
 				run := func(procs []planir.Proc, f layoutOf) []float32 {
 					x := machine(t, m, makePlan(t, m, procs, []int{1, 16}, 64, scheme, f), executor.Options{})
 					defer x.Close()

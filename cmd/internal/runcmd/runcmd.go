@@ -21,7 +21,6 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -446,7 +445,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 		return err
 	}
 	r := compare(got, want, vocab)
-	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme != "" && d.Scheme != op.A32W32 })
+	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.QuantisedRows() })
 	if quantised {
 		r.LimitKL = checkKL
 	} else {

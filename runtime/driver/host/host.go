@@ -117,7 +117,7 @@ func sortedKeys(m map[string]string) []string {
 
 // layouts is the packed layout of every weight scheme.
 var layouts = map[string]string{
-	"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32,
+	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 

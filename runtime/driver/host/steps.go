@@ -388,7 +388,7 @@ func (b *builder) quantRows() step {
 // maxDotK bounds K of 8-bit products, whose sums are exact in int32.
 const maxDotK = math.MaxInt32 / (127 * 128)
 
-// activations are rows that a weight is multiplied with, f32 or u8 with scales and (q4b32) block sums.
+// activations are rows that a weight is multiplied with, f32 or u8 with scales and (4-bit weights) block sums.
 type activations struct {
 	f32   []float32
 	u8    []byte
@@ -417,6 +417,14 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y []float32, ldy int, x activations, at, m, n int) {
 			set.MatMulF32(y, ldy, x.f32, x.ld, w[at/4:], m, o.K, n)
 		}, int(size), 0, nil
+	case op.A32W16:
+		w, err := mem.View[uint16](packed)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		return func(y []float32, ldy int, x activations, at, m, n int) {
+			set.MatMulBF16(y, ldy, x.f32, x.ld, w[at/2:], m, o.K, n)
+		}, int(size), 0, nil
 	case op.A8TQ8C:
 		if o.K > maxDotK {
 			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
@@ -424,9 +432,13 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y []float32, ldy int, x activations, at, m, n int) {
 			set.MatMulQ8C(y, ldy, x.u8, x.ld, x.scale, packed[at:], m, o.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ4B32:
+	case op.A8TQ4B32, op.A8TQ4B128:
+		multiply := set.MatMulQ4B32
+		if o.Scheme == op.A8TQ4B128 {
+			multiply = set.MatMulQ4B128
+		}
 		return func(y []float32, ldy int, x activations, at, m, n int) {
-			set.MatMulQ4B32(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, o.K, n)
+			multiply(y, ldy, x.u8, x.ld, x.scale, x.sum, blocks, packed[at:], m, o.K, n)
 		}, int(size), blocks, nil
 	}
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", o.Scheme)

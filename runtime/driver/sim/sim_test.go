@@ -110,7 +110,7 @@ func TestExperts(t *testing.T) {
 	s := phone(t)
 	for _, proc := range []string{"cpu", "gpu"} {
 		p := s.Processor(proc)
-		for _, scheme := range op.Schemes {
+		for _, scheme := range p.Schemes {
 			for _, c := range []struct{ m, fan, experts, count, each int }{{1, 2, 16, 2, 1}, {256, 2, 16, 16, 32}, {3, 3, 4, 4, 3}, {5, 1, 1, 1, 5}} {
 				o := op.Op{Kind: op.ExpertMatMul, M: c.m, Fan: c.fan, Experts: c.experts, K: 1024, N: 768, Scheme: scheme, Spread: true}
 				fixed := 1e3 * (p.LaunchUS + p.Sim.Schemes[scheme].SetupUS)
@@ -369,7 +369,7 @@ func TestMonotone(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dim := rapid.IntRange(1, 20000)
 		proc := rapid.SampledFrom([]string{"cpu", "gpu", "npu"}).Draw(rt, "processor")
-		scheme := rapid.SampledFrom(op.Schemes).Draw(rt, "scheme")
+		scheme := rapid.SampledFrom(s.Processor(proc).Schemes).Draw(rt, "scheme")
 		a := matmul(rapid.IntRange(1, 4096).Draw(rt, "m"), dim.Draw(rt, "k"), dim.Draw(rt, "n"), scheme)
 		b := a
 		b.M += rapid.IntRange(0, 64).Draw(rt, "dm")

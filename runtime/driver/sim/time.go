@@ -82,9 +82,12 @@ func products(o op.Op) (count int, each op.Op) {
 	return count, op.Op{Kind: op.MatMul, M: (o.Rows() + count - 1) / count, K: o.K, N: o.N, Scheme: o.Scheme}
 }
 
-// feasible refuses the matmuls that the simulated compiler cannot build.
+// feasible refuses the matmuls that the simulated compiler cannot build, and schemes without a description.
 func (m *model) feasible(o op.Op) error {
 	if o.HasScheme() {
+		if _, ok := m.desc.Sim.Schemes[o.Scheme]; !ok {
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name, o.Scheme).WithCode("sim.infeasible")
+		}
 		_, each := products(o)
 		for _, r := range m.desc.Sim.Infeasible {
 			if r.Contains(each.M, each.K, each.N) {

@@ -523,8 +523,8 @@ func TestTwinNonFinite(t *testing.T) {
 	}
 }
 
-// twinRows compares the functions on rows.
-func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool) {
+// twinRows compares the functions on rows whose numbers are in which.
+func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which func(number int) bool) {
 	t.Helper()
 	m, n, ldx, ldy := s.m, s.n, s.n+s.gapX, s.n+s.gapY
 	type result struct {
@@ -536,8 +536,12 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool) {
 		scale float64
 	}
 	// f draws what it needs and returns the call of a set, and the size of what a result may be wrong by.
+	number := -1
 	check := func(name string, terms int, call func(set *Set, m *memory) result, size func(r, c int) float64) {
 		t.Helper()
+		if number++; !which(number) {
+			return
+		}
 		run := func(set *Set) result {
 			mm := &memory{t: t, before: before}
 			r := call(set, mm)
@@ -752,7 +756,7 @@ func TestTwinRows(t *testing.T) {
 			}
 			seed++
 			s := shape{m: []int{0, 1, 3}[seed%3], n: n, gapX: int(seed % 5), gapY: int(seed % 4 * 3), gapS: int(seed % 2)}
-			twinRows(t, sets, s, newValues(kind, seed, nil), seed%2 == 0)
+			twinRows(t, sets, s, newValues(kind, seed, nil), seed%2 == 0, func(int) bool { return true })
 		}
 	}
 }
@@ -872,12 +876,12 @@ func FuzzMatMul(f *testing.F) {
 
 func FuzzRows(f *testing.F) {
 	sets := fuzzSets(f)
-	f.Add(uint8(3), uint16(33), uint8(3), uint8(plain), uint64(1), []byte(nil))
-	f.Add(uint8(1), uint16(64), uint8(0), uint8(edges), uint64(2), []byte(nil))
-	f.Add(uint8(2), uint16(96), uint8(77), uint8(rawBits), uint64(3), []byte{0, 0, 0x80, 0x7f, 1, 0, 0, 0x80, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0xc0, 0x7f})
-	f.Fuzz(func(t *testing.T, m uint8, n uint16, gaps, kind uint8, seed uint64, raw []byte) {
+	f.Add(uint8(0), uint8(3), uint16(33), uint8(3), uint8(plain), uint64(1), []byte(nil))
+	f.Add(uint8(5), uint8(1), uint16(64), uint8(0), uint8(edges), uint64(2), []byte(nil))
+	f.Add(uint8(11), uint8(2), uint16(96), uint8(77), uint8(rawBits), uint64(3), []byte{0, 0, 0x80, 0x7f, 1, 0, 0, 0x80, 0xff, 0xff, 0x7f, 0x7f, 0, 0, 0xc0, 0x7f})
+	f.Fuzz(func(t *testing.T, which, m uint8, n uint16, gaps, kind uint8, seed uint64, raw []byte) {
 		s := shape{m: int(m % 5), n: 1 + int(n%400), gapX: int(gaps % 8), gapY: int(gaps / 8 % 8), gapS: int(gaps / 64)}
-		twinRows(t, sets, s, newValues(kind%(rawBits+1), seed, raw), seed%2 == 1)
+		twinRows(t, sets, s, newValues(kind%(rawBits+1), seed, raw), seed%2 == 1, func(number int) bool { return number%8 == int(which%8) })
 	})
 }
 
