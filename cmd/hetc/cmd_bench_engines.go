@@ -237,7 +237,7 @@ func noRepeats[T comparable](flag string, list []T) ([]T, error) {
 // tasks are what is measured, in the order of the tables.
 func (b *enginesBench) tasks() []engines.Task {
 	const long = 512 // a process with a long prompt has repetitions within it
-	const start = 8 // tokens
+	const start = 8  // tokens
 	out := []engines.Task{{Start: start, Reps: 1}}
 	for _, n := range b.prompts {
 		t := engines.Task{Prompt: n, Reps: b.reps}
