@@ -9,7 +9,7 @@ import (
 // Needs is what has to be measured before a plan for the workload can be made.
 type Needs struct {
 	Buckets []int       // rows of prefill, ascending
-	Schemes []op.Scheme // of either phase, ascending
+	Schemes []op.Scheme // of either phase and the head, ascending
 	Context int         // cached positions
 }
 
@@ -22,7 +22,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	if err != nil {
 		return Needs{}, err
 	}
-	schemes := slices.Concat(d.prefill, d.decode)
+	schemes := slices.Concat(d.prefill, d.decode, d.head)
 	slices.Sort(schemes)
 	return Needs{Buckets: d.buckets, Schemes: slices.Compact(schemes), Context: d.context}, nil
 }

@@ -140,7 +140,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 		var why error
 		for k := range s.classes {
 			c := &s.classes[k]
-			if c.head && ph.name == "prefill" {
+			if c.head && ph.name == "prefill" || ph.name == "decode" && !slices.Contains(s.permitted(c), scheme) {
 				continue
 			}
 			if _, ok := s.loss(c, scheme); !ok && ph.max > 0 {
@@ -194,6 +194,14 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	return nil
+}
+
+// permitted are the schemes that the workload permits a class when decoding.
+func (s *session) permitted(c *class) []op.Scheme {
+	if c.head && len(s.want.head) > 0 {
+		return s.want.head
+	}
+	return s.want.decode
 }
 
 // heads is the number of classes with one row whatever the bucket is.
@@ -365,7 +373,12 @@ func (s *session) chooseSchemes(ctx context.Context) error {
 // prepare lists the assignments of both phases with what bounds them.
 func (s *session) prepare(ctx context.Context) error {
 	d := &phase{name: "decode", rows: []int{1}, weights: []float64{s.want.weights.Decode * float64(s.want.outputTokens)},
-		permits: s.want.decode, asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.limit.Decode}
+		permits: slices.Clone(s.want.decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.limit.Decode}
+	for _, x := range s.want.head {
+		if !slices.Contains(d.permits, x) {
+			d.permits = append(d.permits, x)
+		}
+	}
 	p := &phase{name: "prefill", rows: s.want.buckets, permits: s.want.prefill, asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.limit.Prefill}
 	for _, share := range s.want.share {
 		p.weights = append(p.weights, s.want.weights.Prefill*share)

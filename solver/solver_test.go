@@ -460,6 +460,18 @@ func TestSchemes(t *testing.T) {
 	if found := check.Plan(p, m, s); len(found) > 0 {
 		t.Fatal(found)
 	}
+	// The head alone may be more precise, or less, than decode is.
+	for _, x := range []struct{ decode, head op.Scheme }{{op.A8TQ8C, op.A32W32}, {op.A32W32, op.A8TQ8C}} {
+		h := quick()
+		h.Schemes.Decode, h.Schemes.Head = []op.Scheme{x.decode}, []op.Scheme{x.head}
+		p = solve(t, Input{Model: m, SoC: s, Costs: both, Workload: h}).Plan
+		if got := p.DecisionFor("head.lm_head", 1).Scheme; scheme(p, 1) != x.decode || got != x.head || scheme(p, 256) != op.A32W32 {
+			t.Errorf("decode in %q, head in %q, prefill in %q; want %+v", scheme(p, 1), got, scheme(p, 256), x)
+		}
+		if n, err := h.Needs(512); err != nil || len(n.Schemes) != 2 {
+			t.Errorf("to measure: %v, %v", n.Schemes, err)
+		}
+	}
 	// What was never measured is left out, and said.
 	r := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
 	if scheme(r.Plan, 1) != op.A32W32 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0].Summary, "a8t/q8c") {

@@ -62,11 +62,12 @@ func (p *Prompt) UnmarshalNode(n *decode.Node) error {
 	return n.Decode(&p.Tokens)
 }
 
-// Schemes are the permitted precisions by phase. The model's last matrix and everything else with one
-// row use decode's.
+// Schemes are the permitted precisions by phase. The model's last matrix, which has one row in both phases,
+// may use Head's instead; empty: decode's.
 type Schemes struct {
 	Prefill []op.Scheme `json:"prefill,omitempty" yaml:"prefill,omitempty,flow"`
 	Decode  []op.Scheme `json:"decode,omitempty" yaml:"decode,omitempty,flow"`
+	Head    []op.Scheme `json:"head,omitempty" yaml:"head,omitempty,flow"`
 }
 
 // Quality bounds what a plan may lose.
@@ -191,7 +192,7 @@ func (w *Workload) Validate() error {
 	for _, s := range []struct {
 		path string
 		list []op.Scheme
-	}{{"schemes.prefill", w.Schemes.Prefill}, {"schemes.decode", w.Schemes.Decode}} {
+	}{{"schemes.prefill", w.Schemes.Prefill}, {"schemes.decode", w.Schemes.Decode}, {"schemes.head", w.Schemes.Head}} {
 		for i, x := range s.list {
 			if _, err := op.ParseScheme(string(x)); err != nil {
 				fail(fmt.Sprintf("%s[%d]", s.path, i), "%v", err)
@@ -260,6 +261,7 @@ type demand struct {
 	// calls that full buckets of a longer prompt make.
 	share           []float64
 	prefill, decode []op.Scheme
+	head            []op.Scheme // instead of decode's, none: those
 	limit           KLLimit
 	outputTokens    int
 	weights         Weights
@@ -274,7 +276,7 @@ func (d *demand) contextAt(rows int) int { return min(max(d.contexts[rows], rows
 func (w *Workload) apply(maxContext int) (*demand, error) {
 	d := &demand{
 		context: w.Context, outputTokens: w.OutputTokens, weights: w.Weights,
-		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode,
+		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode, head: w.Schemes.Head,
 	}
 	if d.context == 0 {
 		d.context = min(maxContext, DefaultContext)

@@ -58,7 +58,7 @@ memory that the processes came to hold. docs/bench.md says how to read it.
 
 Without --plan one is made by the ordinary commands, each shown: probe, profile, solve, emit. The workload
 permits the schemes, all else is the solver's choice; without --workload it permits a8t/q8c, and a8t/q4b32
-for decoding. With --max-memory a second plan is measured that solve was given this bound for: a size, or the
+for decoding but for the last matrix. With --max-memory a second plan is measured that solve was given this bound for: a size, or the
 name of a format, for what llama.cpp needs with it.
 
 With --text the quality of both is measured: mean KL divergence from the same weights in float32, and how
@@ -433,7 +433,7 @@ func (b *enginesBench) solve(dir, model string) []string {
 // phases in each, so that one copy of the weights can serve both.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 	w := &solver.Workload{Schema: solver.WorkloadSchema, OutputTokens: b.gen, Context: max(slices.Max(b.prompts), b.depth+b.gen),
-		Schemes: solver.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}}}
+		Schemes: solver.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
 	for n := 64; n <= largest && n <= slices.Max(b.prompts); n *= 2 {
 		w.Buckets = append(w.Buckets, n)
