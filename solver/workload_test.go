@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
 )
 
 func TestWorkloadDefaults(t *testing.T) {
@@ -101,6 +102,14 @@ func TestWorkloadRefuses(t *testing.T) {
 		"bucket of one":        {"schema: hetc.workload/1\nbuckets: [1]\n", "one row is decode"},
 		"huge context":         {"schema: hetc.workload/1\ncontext: 99999999\n", "99999999"},
 		"negative output":      {"schema: hetc.workload/1\noutput_tokens: -4\n", "-4"},
+		"no loss at all":       {"schema: hetc.workload/1\nquality: {max_kl: 0}\n", "more than 0"},
+		"a negative loss":      {"schema: hetc.workload/1\nquality: {max_kl: {decode: -0.1}}\n", "limit is -0.1"},
+		"an infinite loss":     {"schema: hetc.workload/1\nquality: {max_kl: .inf}\n", "finite number"},
+		"quality of what":      {"schema: hetc.workload/1\nquality: {}\n", "max_kl"},
+		"another phase":        {"schema: hetc.workload/1\nquality: {max_kl: {prefil: 1}}\n", `did you mean "prefill"`},
+		"negative memory":      {"schema: hetc.workload/1\nmemory: -1GiB\n", "from 0"},
+		"memory of no unit":    {"schema: hetc.workload/1\nmemory: 3 Gb\n", "unknown unit"},
+		"too much memory":      {"schema: hetc.workload/1\nmemory: 9000000GiB\n", "bound is"},
 		"negative weight":      {"schema: hetc.workload/1\nweights: {decode: -1}\n", "-1"},
 	} {
 		_, err := ParseWorkload("w.yaml", []byte(c.text))
@@ -121,6 +130,37 @@ func TestWorkloadRefuses(t *testing.T) {
 	w.Context, w.Buckets = 64, []int{128}
 	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
 		t.Errorf("a bucket beyond the context: %v", err)
+	}
+}
+
+// A limit of quality permits what is measured, for the phases it names; schemes narrow it down.
+func TestWorkloadQuality(t *testing.T) {
+	parse := func(text string) *demand {
+		t.Helper()
+		w, err := ParseWorkload("w.yaml", []byte("schema: hetc.workload/1\n"+text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := w.apply(1024)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	if d := parse("quality: {max_kl: 0.01}\nmemory: 1.2GiB\n"); d.limit != (KLLimit{0.01, 0.01}) || len(d.prefill) != len(op.Schemes) || len(d.decode) != len(op.Schemes) {
+		t.Errorf("%+v", d)
+	}
+	if d := parse("quality: {max_kl: {decode: 0.01}}\n"); d.limit != (KLLimit{Decode: 0.01}) || len(d.prefill) != 1 || len(d.decode) != len(op.Schemes) {
+		t.Errorf("%+v", d)
+	}
+	d := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
+	if len(d.decode) != 1 || d.limit.Decode != 0.01 {
+		t.Errorf("%+v", d)
+	}
+	w := DefaultWorkload()
+	w.Quality.MaxKL.Decode = 1
+	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {
+		t.Errorf("needs %v (%v), want every scheme", n.Schemes, err)
 	}
 }
 
@@ -145,6 +185,7 @@ func TestWorkloadDocumentation(t *testing.T) {
 func FuzzWorkload(f *testing.F) {
 	f.Add([]byte("schema: hetc.workload/1\nprompts: [1, {tokens: 9, share: 2}]\nbuckets: [16]\n"))
 	f.Add([]byte(`{"schema":"hetc.workload/1","context":5,"schemes":{"decode":["a8t/q8c"]}}`))
+	f.Add([]byte("schema: hetc.workload/1\nquality: {max_kl: {prefill: 0.1, decode: 1e-3}}\nmemory: 1.5GiB\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		w, err := ParseWorkload("w.yaml", b)
 		if err != nil {

@@ -279,6 +279,16 @@ var brokenInputs = []broken{
 	{name: "costs that deny the simulation", make: func(d *dir) { d.edited("costs.yaml", "simulated: true\n", "simulated: false\n") }, args: solveIt, code: 3, want: `costs say simulated: false`, hint: `fit the costs again`},
 	{name: "costs cut off", make: func(d *dir) { text := d.read(d.artifacts + "/costs.yaml"); d.write("costs.yaml", text[:len(text)/2]) }, args: solveIt, code: 3, want: `costs.yaml`, hint: `.`},
 
+	// Limits
+	{name: "quality without a calibration", make: func(d *dir) { d.write("w.yaml", header+"buckets: [64]\ncontext: 64\nquality: {max_kl: 0.1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `no calibration says what the schemes cost`, hint: `hetc calibrate .* --calibration`},
+	{name: "a loss of nothing", make: func(d *dir) { d.write("w.yaml", header+"quality: {max_kl: 0}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `quality.max_kl.prefill: .*want more than 0`, hint: `correct what`},
+	{name: "a calibration that is a plan", args: solveA + "x.yaml --calibration $A/plan.yaml", code: 3, want: `schema is "hetc.plan/1"`, hint: `.`},
+	{name: "no calibration of that name", args: solveA + "x.yaml --calibration cal.yaml", code: 3, want: `cal.yaml`, hint: `.`},
+	{name: "no number of bytes", args: solveA + "x.yaml --max-memory lots", code: 2, want: `--max-memory "lots" is no number of bytes`, hint: `1.5GiB`},
+	{name: "no memory at all", args: solveA + "x.yaml --max-memory 0", code: 2, want: `--max-memory "0" is no number of bytes above 0`, hint: `1.5GiB`},
+	{name: "too little memory for any plan", args: solveA + "x.yaml --max-memory 1MiB", code: 6, want: `the smallest plan found holds .* at most 1 MiB are permitted: .* of weights`, hint: `permit at least \d+ bytes`},
+	{name: "memory of a plan edited", make: func(d *dir) { d.edited("plan.yaml", "  weights_bytes: ", "  weights_bytes: 1") }, args: emitIt, code: 7, want: `memory.weights_bytes: P028`, hint: `rule P028`},
+
 	// Plans
 	{name: "edited share", make: func(d *dir) { d.edited("plan.yaml", ", to: ", ", to: 1") }, args: emitIt, code: 7, want: `P0\d\d`, hint: `rule P0`},
 	{name: "edited scheme", make: func(d *dir) { d.edited("plan.yaml", "scheme: a32/w32\n", "scheme: a32/w33\n") }, args: emitIt, code: 7, want: `P0\d\d: .*"a32/w33"`, hint: `rule P0`},
@@ -553,7 +563,7 @@ func checkDocument(t *testing.T, b *broken, stdout string) {
 	if doc.OK != nil {
 		return
 	}
-	classes := map[int]string{2: "usage", 3: "input", 4: "unavailable", 5: "verify", 7: "illegal", 9: "io"}
+	classes := map[int]string{2: "usage", 3: "input", 4: "unavailable", 5: "verify", 6: "infeasible", 7: "illegal", 9: "io"}
 	e := doc.Error
 	if e.ExitCode != b.code || e.Class != classes[b.code] || len(e.Hints) == 0 || !regexp.MustCompile(b.want).MatchString(e.Message) {
 		t.Errorf("--json: got %+v, want exit code %d and %s", e, b.code, b.want)
