@@ -173,7 +173,7 @@ func AttentionScratch(heads, headDim int) int {
 func paddedDim(dim int) int { return (dim + TileN - 1) / TileN * TileN }
 
 // Sets returns the sets this machine can run, slowest first: "reference" (float64 accumulation), "portable",
-// then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 and 8-bit products of 512 bit, the others as
+// then vector sets: on amd64 "avx2" (with FMA and F16C), "avx512" (float32 products of 512 bit, the others as
 // avx2), "avxvnni" (8-bit and 4-bit products with AVX-VNNI, the others as avx2), "avx512vnni" (all of them
 // with 512 bit). Where a CPU has avx512 and avxvnni alone, which no known one does, the latter counts as faster,
 // because quantised weights are what machines are short of time for. On arm64 "neon" (with the dot product

@@ -12,7 +12,6 @@ import (
 //go:generate go run -C gen . -tier avx2 -out ../vec_avx2_amd64.s -stubs ../vec_avx2_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avxvnni -out ../vec_avxvnni_amd64.s -stubs ../vec_avxvnni_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier avx512 -out ../vec_avx512_amd64.s -stubs ../vec_avx512_amd64.go -pkg kernel
-//go:generate go run -C gen . -tier avx512bw -out ../vec_avx512bw_amd64.s -stubs ../vec_avx512bw_amd64.go -pkg kernel
 //go:generate go run -C gen . -tier peak -out ../vec_peak_amd64.s -stubs ../vec_peak_amd64.go -pkg kernel
 
 // vectorSets returns the sets of vector instructions that this CPU has, slowest first.
@@ -40,7 +39,7 @@ type tier int
 
 const (
 	avx2       tier = iota // with FMA and F16C
-	avx512                 // float32 and 8-bit products twice as wide, 4-bit ones as avx2
+	avx512                 // float32 products twice as wide, the others as avx2
 	avxvnni                // AVX-VNNI: 8-bit and 4-bit products without detours, the others as avx2
 	avx512vnni             // all products twice as wide
 )
@@ -74,7 +73,6 @@ const (
 	mostF32     = 3
 	mostQ8C     = 2
 	mostQ8CVNNI = 3
-	mostQ8CBW   = 6
 	mostQ4      = 2
 	most512     = 12
 	mostQ4x512  = 6
@@ -233,7 +231,7 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 			last[i] = 128
 		}
 	}
-	most := [...]int{avx2: mostQ8C, avx512: mostQ8CBW, avxvnni: mostQ8CVNNI, avx512vnni: most512}[t]
+	most := [...]int{avx2: mostQ8C, avx512: mostQ8C, avxvnni: mostQ8CVNNI, avx512vnni: most512}[t]
 	calls := (m + most - 1) / most
 	for j := 0; j < n; j += TileN {
 		cols := min(TileN, n-j)
@@ -250,8 +248,6 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 			switch t {
 			case avx512vnni:
 				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
-			case avx512:
-				q8cRowsBW(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
 			case avxvnni:
 				q8cRowsVNNI(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])
 			default:

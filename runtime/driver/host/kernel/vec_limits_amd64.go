@@ -4,7 +4,7 @@ package kernel
 const (
 	peakI8Turn512, peakF32Turn512 = 24 * 64, 24 * 16
 	peakI8Turn256, peakF32Turn256 = 8 * 32, 12 * 8
-	peakI8TurnVNNI, peakI8TurnBW  = 12 * 32, 16 * 64
+	peakI8TurnVNNI                = 12 * 32
 )
 
 func (t tier) peakI8(ops int64) int64 {
@@ -13,12 +13,6 @@ func (t tier) peakI8(ops int64) int64 {
 		return counted(ops, 2*peakI8Turn512, func(turns int) int64 {
 			var sum [64]byte
 			peakI8x512(turns, &sum[0])
-			return integers(sum[:])
-		})
-	case avx512:
-		return counted(ops, 2*peakI8TurnBW, func(turns int) int64 {
-			var sum [64]byte
-			peakI8xBW(turns, &sum[0])
 			return integers(sum[:])
 		})
 	case avxvnni:

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	tier := flag.String("tier", "", "instruction set: avx2, avxvnni, avx512, avx512bw or neon; or peak, the loops they are measured against")
+	tier := flag.String("tier", "", "instruction set: avx2, avxvnni, avx512 or neon; or peak, the loops they are measured against")
 	flag.Parse()
 	ConstraintExpr("amd64")
 	switch *tier {
@@ -23,8 +23,6 @@ func main() {
 		avx512()
 	case "avx2":
 		avx2()
-	case "avx512bw":
-		avx512bw()
 	case "avxvnni":
 		avxvnni()
 	case "peak":
