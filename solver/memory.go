@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
@@ -107,17 +108,24 @@ func (s *session) fewer(ctx context.Context, n int) (*session, error) {
 	return t, t.prepare(ctx)
 }
 
-// fewer applies the workload again with the first n buckets only, to the same prompts.
+// fewer applies the workload again with the first n buckets only, to the same prompts. A call counts as much as its
+// bucket has rows, so prompts are taken to fill the buckets they have now: else smaller ones would gain what
+// is only padding of the larger.
 func (d *demand) fewer(w *Workload, n, maxContext int) (*demand, error) {
 	x := *w
-	x.Buckets, x.Context = d.buckets[:n], d.context
+	x.Buckets, x.Context, x.Prompts = d.buckets[:n], d.context, nil
 	if len(w.Prompts) == 0 { // what the buckets stand for
-		x.Prompts = nil
 		for i, b := range d.buckets {
-			for _, l := range d.lengths[b] {
-				x.Prompts = append(x.Prompts, Prompt{l.Tokens, float64(d.share[i] * l.Share)})
-			}
+			x.Prompts = append(x.Prompts, Prompt{b, d.share[i]})
 		}
+	}
+	for _, p := range w.Prompts {
+		largest := d.buckets[len(d.buckets)-1]
+		full := (p.Tokens - 1) / largest * largest
+		if left := p.Tokens - full; left > 1 {
+			p.Tokens = min(full+d.buckets[sort.SearchInts(d.buckets, left)], d.context)
+		}
+		x.Prompts = append(x.Prompts, p)
 	}
 	out, err := x.apply(maxContext)
 	if err != nil {

@@ -361,7 +361,7 @@ func TestMemoryBound(t *testing.T) {
 		y.prefill, y.decode = keep[0], keep[1]
 	}
 	least := slices.MinFunc(all, func(a, b point) int { return int(a.bytes - b.bytes) }).bytes
-	last := 0.0
+	last := ses.objective(free)
 	steps := map[float64]bool{}
 	for i := range 9 {
 		bound := free.Memory.Total - int64(i)*(free.Memory.Total-least)/8
@@ -420,4 +420,39 @@ func TestMaxMemory(t *testing.T) {
 	if _, err := Solve(context.Background(), in); diag.ClassOf(err) != diag.ClassInfeasible {
 		t.Errorf("a bound of one byte: %v", err)
 	}
+}
+
+// Where a processor holds own copies of its shares, a bound of memory makes programs share equal regions.
+func TestMemoryBoundOfCopies(t *testing.T) {
+	m, s := demo(t), coresAndNPU(t)
+	w := quick()
+	w.Buckets = []int{64} // no bucket to go without
+	in := Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w}
+	free := solve(t, in)
+	if !copies(free.Plan) {
+		t.Fatal("nothing is held twice: the case tests nothing")
+	}
+	once := int64(0)
+	for _, x := range newClasses(t, in) {
+		once += x.bytes("w32")
+	}
+	// As much as two thirds of the way to one copy of everything.
+	in.MaxMemory = free.Plan.Memory.Total - 2*(free.Plan.Memory.Weights-once)/3
+	r := solve(t, in)
+	if r.Plan.Memory.Total > in.MaxMemory || r.ExpectedNS < free.ExpectedNS {
+		t.Errorf("bound %d: %d bytes in %v ns, without one %d in %v", in.MaxMemory, r.Plan.Memory.Total, r.ExpectedNS, free.Plan.Memory.Total, free.ExpectedNS)
+	}
+	if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+		t.Fatal(found)
+	}
+}
+
+func newClasses(t *testing.T, in Input) []class {
+	t.Helper()
+	in.Engine = exact.Engine{}
+	s, err := newSession(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.classes
 }
