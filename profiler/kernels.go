@@ -38,6 +38,8 @@ type Kernel struct {
 	Cores int     `json:"cores"`
 	Rate  float64 `json:"rate"` // median over rounds
 	Unit  string  `json:"unit"` // Gop/s, GB/s
+	// Spread is the larger side of the interval of Rate over Rate. That of a register-only loop is small on a machine at rest.
+	Spread float64 `json:"rate_spread"`
 
 	Of    string  `json:"of,omitempty"`         // what bounds it
 	Share float64 `json:"share,omitempty"`      // median of the rounds' shares
@@ -466,6 +468,7 @@ func (c *comparison) lines() ([]Kernel, error) {
 			return nil, err
 		}
 		k.Rate = round(rate.Median, 4)
+		k.Spread = round(max(rate.High-rate.Median, rate.Median-rate.Low)/rate.Median, 3)
 		if len(x.shares) > 0 {
 			share, err := stat.Summarise(x.shares)
 			if err != nil {
