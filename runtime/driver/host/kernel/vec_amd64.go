@@ -107,6 +107,16 @@ func fetch(tileBytes, steps, call, calls int, last bool) (ahead, stride int) {
 	return tileBytes + call*part, (part + steps - 1) / steps
 }
 
+// fetches is how often a kernel of steps steps asks for weights; with many rows the widest ones do so every other step.
+func (t tier) fetches(steps, rows int) int {
+	if rows >= manyRows && t.wide() {
+		return (steps + 1) / 2
+	}
+	return steps
+}
+
+const manyRows = 7
+
 // output is where a kernel writes one tile of rows [r,r+rows): y itself, or out if the tile's last columns
 // do not exist in y.
 func output(y []float32, ldy, r, j, cols int, out *[maxRows * TileN]float32) (dst *float32, ld int) {
@@ -166,7 +176,7 @@ func (t tier) passF32(y []float32, ldy int, x []float32, ldx int, w []float32, m
 					copy(out[i*TileN:], y[(r+i)*ldy+j:(r+i)*ldy+j+cols])
 				}
 			}
-			ahead, stride := fetch(4*count*TileN, count, call, calls, j+TileN >= n)
+			ahead, stride := fetch(4*count*TileN, t.fetches(count, rows), call, calls, j+TileN >= n)
 			if calls > 1 {
 				ahead += 4 * (k - count) * TileN
 			}
@@ -244,7 +254,7 @@ func (t tier) passQ8C(y []float32, ldy int, x []uint8, ldx int, xscale []float32
 				}
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			ahead, stride := fetch(bytes, (k+3)/4, call, calls, j+TileN >= n)
+			ahead, stride := fetch(bytes, t.fetches((k+3)/4, rows), call, calls, j+TileN >= n)
 			switch t {
 			case avx512vnni:
 				q8cRows512(rows, dst, 4*ld, &x[r*ldx], ldx, k/4, tail, tile, ahead, stride, &xscale[r])

@@ -52,7 +52,7 @@ func q8cRows512() {
 		case m <= 4:
 			sets = 2
 		}
-		unroll := max(sets, 2)
+		unroll := 4
 		acc := func(set, r, half int) reg.VecPhysical { return z[(set*m+r)*2+half] }
 		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
 		x := newRows(m)
@@ -70,7 +70,9 @@ func q8cRows512() {
 		step := func(i int) {
 			VMOVDQU64(Mem{Base: w, Disp: 128 * i}, w0)
 			VMOVDQU64(Mem{Base: w, Disp: 128*i + 64}, w1)
-			fetch.step(2)
+			if fetches(m, i) {
+				fetch.step(2)
+			}
 			for r := range m {
 				b := a[r%4]
 				VPBROADCASTD(x.at(r, 4*i), b)
@@ -393,8 +395,15 @@ func f32Rows512() {
 		steps(id, n, 4, func(i int) {
 			VMOVUPS(Mem{Base: w, Disp: 128 * i}, w0)
 			VMOVUPS(Mem{Base: w, Disp: 128*i + 64}, w1)
-			fetch.step(2)
+			if fetches(m, i) {
+				fetch.step(2)
+			}
 			for r := range m {
+				if r%4 == 0 { // without an index register the load is part of the instruction
+					VFMADD231PS_BCST(x.at(r, 4*i), w0, acc(r, 0))
+					VFMADD231PS_BCST(x.at(r, 4*i), w1, acc(r, 1))
+					continue
+				}
 				b := a[r%4]
 				VBROADCASTSS(x.at(r, 4*i), b)
 				VFMADD231PS(w0, b, acc(r, 0))
