@@ -288,3 +288,37 @@ func TestImportanceRefuses(t *testing.T) {
 		t.Errorf("importance of other rows: %v", err)
 	}
 }
+
+func BenchmarkFeedback(b *testing.B) {
+	const k, n = 2048, 512
+	for _, rank := range []int{0, 32} {
+		w, ms, dir, _ := random(64, 1, max(1, rank))
+		_ = w
+		w = make([]float32, k*n)
+		rng := rand.New(rand.NewPCG(3, 4))
+		for i := range w {
+			w[i] = float32(rng.NormFloat64())
+		}
+		full, d := make([]float32, 0, k), make([]float32, 0, k*rank)
+		for range k / 64 {
+			full = append(full, ms...)
+			if rank > 0 {
+				d = append(d, dir...)
+			}
+		}
+		imp := must(NewImportance(full, d))
+		src := must(Floats(w, k, n))
+		for _, scheme := range []string{"q4b32", "q4b128"} {
+			b.Run(fmt.Sprintf("%s/rank%d", scheme, rank), func(b *testing.B) {
+				spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
+				dst := make([]byte, must(Bytes(spec)))
+				for b.Loop() {
+					if err := PackFor(dst, spec, src, imp); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(k*n)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mparam/s")
+			})
+		}
+	}
+}
