@@ -256,6 +256,12 @@ func TestRules(t *testing.T) {
 				p.Procs = append(p.Procs, q)
 			}
 		}},
+		{"P001", "folds out of order", "trivial", func(t *testing.T, p *planir.Plan) {
+			p.Folds, p.Inputs = []string{"b", "a"}, []planir.Input{{Kind: planir.CalibrationInput, Digest: "x"}}
+		}},
+		{"P002", "folds without a calibration", "trivial", func(t *testing.T, p *planir.Plan) { p.Folds = []string{"layers.attn_norm"} }},
+		{"P002", "weight folded by an unknown group", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldRows = "none" }},
+		{"P002", "fold of a source that is not there", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Weights[1].FoldSource = 7 }},
 		{"P002", "unknown graph", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").Run = "a/none" }},
 		{"P002", "graph of another processor", "columns", func(t *testing.T, p *planir.Plan) {
 			step(t, p, 1, "layers.qkv", "a").Run = step(t, p, 1, "layers.qkv", "b").Run

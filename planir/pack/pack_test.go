@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -536,6 +537,37 @@ func TestSubnormals(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestScaledSources(t *testing.T) {
+	src := floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3)
+	read := func(s Source) []float32 {
+		out := make([]float32, 4)
+		if err := s.Read(out, 0, 2, 1, 3); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if got := read(must(ScaleRows(src, []float32{2, 0.5}))); !slices.Equal(got, []float32{4, 2.5, 6, 3}) {
+		t.Errorf("rows scaled: %v", got)
+	}
+	if got := read(must(DivideColumns(src, []float32{9, 2, 4}))); !slices.Equal(got, []float32{1, 2.5, 0.75, 1.5}) {
+		t.Errorf("columns divided: %v", got)
+	}
+	for _, f := range [][]float32{nil, {1}, {1, 0}, {1, -2}, {float32(math.NaN()), 1}, {1, float32(math.Inf(1))}} {
+		if _, err := ScaleRows(src, f); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("row factors %v: %v", f, err)
+		}
+		if _, err := DivideColumns(src, append(f, 1)); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("column factors %v: %v", append(f, 1), err)
+		}
+	}
+	// A factor that takes a value out of range is told by the packer.
+	huge := must(ScaleRows(must(Floats([]float32{1e38}, 1, 1)), []float32{1000}))
+	spec := op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "w32", Layout: N32}
+	if err := Pack(make([]byte, must(Bytes(spec))), spec, huge); err == nil || !strings.Contains(err.Error(), "not finite") {
+		t.Errorf("overflow: %v", err)
 	}
 }
 

@@ -182,25 +182,25 @@ func (s *plus) Read(dst []float32, k0, k1, n0, n1 int) error {
 // factors[n]. Factors are finite and positive, and as many as src has rows or columns.
 func ScaleRows(src Source, factors []float32) (Source, error) {
 	k, _ := src.Shape()
-	return &scaled{src, factors, true}, checkFactors(factors, k, "rows")
+	return scale(src, factors, true, k, "rows")
 }
 
 // DivideColumns: see ScaleRows.
 func DivideColumns(src Source, factors []float32) (Source, error) {
 	_, n := src.Shape()
-	return &scaled{src, factors, false}, checkFactors(factors, n, "columns")
+	return scale(src, factors, false, n, "columns")
 }
 
-func checkFactors(factors []float32, want int, what string) error {
+func scale(src Source, factors []float32, rows bool, want int, what string) (Source, error) {
 	if len(factors) != want {
-		return diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s", len(factors), want, what)
+		return nil, diag.New(diag.ClassInput, "scale matrix: got %d factors, want one for each of %d %s", len(factors), want, what)
 	}
 	for i, f := range factors {
 		if !finite(f) || f <= 0 {
-			return diag.New(diag.ClassInput, "scale matrix: factor %d is %v, want a finite number above 0", i, f)
+			return nil, diag.New(diag.ClassInput, "scale matrix: factor %d is %v, want a finite number above 0", i, f)
 		}
 	}
-	return nil
+	return &scaled{src, factors, rows}, nil
 }
 
 type scaled struct {

@@ -7,7 +7,7 @@ import (
 
 // sketchWidth is the number of random vectors that correlations are seen through; the principal directions among
 // so many are known well.
-const sketchWidth = 48
+const sketchWidth = 96
 
 // sketch collects the products of a matrix C = E[x x'] [K,K] with random vectors of signs, C*W [K,S], from which
 // the Nystrom approximation C = (C W) (W' C W)^-1 (C W)' follows without ever holding C.
