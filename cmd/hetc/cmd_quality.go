@@ -124,7 +124,7 @@ func (o *qualityOptions) run(ctx context.Context, s *cli.Streams, limited bool) 
 		return err
 	}
 	size := len(text.Windows[0].Tokens)
-	plan, err := ref.Plan(size, trial.Float32)
+	plan, err := ref.Plan(size, trial.Float32, nil)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (o *qualityOptions) run(ctx context.Context, s *cli.Streams, limited bool) 
 	if err != nil {
 		return err
 	}
-	x, err := ref.Open(ctx, plan, nil)
+	x, err := ref.Open(ctx, plan, nil, nil)
 	if err != nil {
 		return err
 	}

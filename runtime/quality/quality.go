@@ -105,6 +105,26 @@ func (t *Tally) Result() (Result, error) {
 	return r, nil
 }
 
+// KL is the mean divergence so far.
+func (t *Tally) KL() float64 {
+	sum := 0.0
+	for _, x := range t.kl {
+		sum += x
+	}
+	return sum / float64(len(t.kl))
+}
+
+// Ratio is the divergence of a over that of b, from the ratios within the same windows (their geometric mean), of
+// which there are two at least. Divergences below rounding count as equal.
+func Ratio(a, b *Tally) Estimate {
+	const rounding = 1e-12
+	d := make([]float64, len(a.kl))
+	for i := range d {
+		d[i] = math.Log(max(a.kl[i], rounding)) - math.Log(max(b.kl[i], rounding))
+	}
+	return exp(estimate(d))
+}
+
 func exp(e Estimate) Estimate {
 	return Estimate{math.Exp(e.Mean), math.Exp(e.Low), math.Exp(e.High)}
 }

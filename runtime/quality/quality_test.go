@@ -155,6 +155,24 @@ func TestTally(t *testing.T) {
 	}
 }
 
+func TestRatio(t *testing.T) {
+	a, b := &Tally{kl: []float64{0.01, 0.03, 0.08}}, &Tally{kl: []float64{0.02, 0.03, 0.04}}
+	if r := Ratio(a, b); math.Abs(r.Mean-1) > 1e-12 || !(r.Low < 1 && 1 < r.High) {
+		t.Errorf("ratio %+v, want a mean of 1", r)
+	}
+	half := &Tally{kl: []float64{0.005, 0.015, 0.04}}
+	if r := Ratio(half, a); math.Abs(r.Mean-0.5) > 1e-12 || math.Abs(r.High-0.5) > 1e-12 {
+		t.Errorf("ratio %+v, want 0.5 in every window", r)
+	}
+	zero := &Tally{kl: []float64{0, 0, 1e-15}}
+	if r := Ratio(zero, zero); r.Mean != 1 || r.High != 1 {
+		t.Errorf("ratio of nothing and nothing is %+v", r)
+	}
+	if a.KL() != 0.04 {
+		t.Errorf("mean %v, want 0.04", a.KL())
+	}
+}
+
 // bytes is host memory as a buffer.
 type buffer []byte
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
@@ -24,11 +26,12 @@ type candidate struct {
 	scheme op.Scheme
 }
 
-func (c *candidate) schemeOf(node string) op.Scheme {
-	if c.class == calibration.All || c.class == node {
-		return c.scheme
+// classes are those that have the scheme, none for all.
+func (c *candidate) classes() []string {
+	if c.class == calibration.All {
+		return nil
 	}
-	return op.A32W32
+	return []string{c.class}
 }
 
 // calibrating is one run of Calibrate.
@@ -37,15 +40,18 @@ type calibrating struct {
 	o         *CalibrateOptions
 	size      int // of windows
 	ref       *quality.Reference
+	groups    []models.FoldGroup
 	done, all int
 	out       calibration.Calibration
 }
 
-// Calibrate measures what enters the matrix products of the model in float32, and what each scheme costs in each
-// class of weights. The same model, text and machine give the same result.
+// Calibrate measures what enters the matrix products of the model in float32, what each scheme costs in each class of
+// weights, and which folds make that less. The same model and text give the same result on the same kind of
+// machine.
 func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibration.Calibration, err error) {
 	windows := o.Text.Windows
-	c := &calibrating{Model: m, o: &o, size: len(windows[0].Tokens), out: calibration.Calibration{
+	g := m.Graph()
+	c := &calibrating{Model: m, o: &o, size: len(windows[0].Tokens), groups: g.Folds(), out: calibration.Calibration{
 		Schema: calibration.Schema,
 		Model:  calibration.Model{Name: m.Name, Digest: m.Digest},
 		Text:   calibration.Text{SHA256: o.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
@@ -56,23 +62,61 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	defer func() { err = errors.Join(err, c.ref.Close()) }()
 
 	var candidates []candidate
+	var rounded []op.Scheme // that round activations, which folds are for
 	for _, scheme := range o.Schemes {
 		for _, class := range append(m.Classes(), calibration.All) {
 			candidates = append(candidates, candidate{class, scheme})
 		}
+		if scheme.QuantisedRows() {
+			rounded = append(rounded, scheme)
+		}
 	}
-	c.all = len(windows) * (2 + len(candidates))
+	c.groups = slices.DeleteFunc(c.groups, func(g models.FoldGroup) bool {
+		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(m.Classes(), class) })
+	})
+	runs := 2 + 2*len(candidates) + len(c.groups)*(len(strengths)+len(rounded)-1)
+	for _, g := range c.groups {
+		if len(g.Readers) > 1 {
+			runs += len(rounded)
+		}
+	}
+	c.all = len(windows) * runs
+
 	first, err := c.observe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, first.Close()) }()
+	unfolded := map[candidate]*quality.Tally{}
 	for _, x := range candidates {
-		l, err := c.loss(ctx, x)
-		if err != nil {
+		if unfolded[x], err = c.measure(ctx, nil, x.scheme, x.classes(), x.class); err != nil {
 			return nil, err
 		}
-		c.out.Losses = append(c.out.Losses, l)
+		if err := c.lose(x, unfolded[x], false); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.fold(ctx, rounded, unfolded); err != nil {
+		return nil, err
+	}
+	if len(c.out.Folds) == 0 {
+		return &c.out, c.out.Validate()
+	}
+	folded := c.out.Groups()
+	for _, x := range candidates {
+		t := unfolded[x] // nothing changes for classes that no fold reaches
+		if x.class == calibration.All || slices.ContainsFunc(c.groups, func(g models.FoldGroup) bool {
+			return slices.Contains(folded, g.Name) && slices.Contains(g.Readers, x.class)
+		}) {
+			if t, err = c.measure(ctx, c.out.Folds, x.scheme, x.classes(), x.class+" folded"); err != nil {
+				return nil, err
+			}
+		} else {
+			c.all -= len(windows)
+		}
+		if err := c.lose(x, t, true); err != nil {
+			return nil, err
+		}
 	}
 	return &c.out, c.out.Validate()
 }
@@ -88,12 +132,12 @@ func (c *calibrating) step(what string) {
 // observe executes the reference and fills in the activations. The machine holds the float32 weights that all
 // others share.
 func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
-	p, err := c.Plan(c.size, Float32)
+	p, err := c.Plan(c.size, Float32, nil)
 	if err != nil {
 		return nil, err
 	}
 	var ranges quality.Ranges
-	m, err := c.Open(ctx, p, ranges.Observe)
+	m, err := c.Open(ctx, p, nil, ranges.Observe)
 	if err != nil {
 		return nil, err
 	}
@@ -117,32 +161,46 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 	return m, nil
 }
 
-// loss measures one candidate.
-func (c *calibrating) loss(ctx context.Context, x candidate) (_ calibration.Loss, err error) {
-	fail := func(err error) (calibration.Loss, error) {
-		return calibration.Loss{}, fmt.Errorf("%s with %s: %w", x.class, x.scheme, err)
-	}
-	p, err := c.Plan(c.size, x.schemeOf)
+// measure executes all windows with classes (none: all) in a scheme, everything else in float32, with the folds given.
+func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string) (_ *quality.Tally, err error) {
+	what = fmt.Sprintf("%s with %s", what, scheme)
+	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
+	cal := c.out
+	cal.Losses, cal.Folds = nil, folds
+	p, err := c.Plan(c.size, func(node string) op.Scheme {
+		if len(classes) == 0 || slices.Contains(classes, node) {
+			return scheme
+		}
+		return op.A32W32
+	}, &cal)
 	if err != nil {
 		return fail(err)
 	}
-	m, err := c.Open(ctx, p, nil)
+	m, err := c.Open(ctx, p, &cal, nil)
 	if err != nil {
 		return fail(err)
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	var tally quality.Tally
+	t := new(quality.Tally)
 	for i := range c.ref.Windows() {
-		if err := c.ref.Compare(ctx, m.Machine, i, c.size, &tally); err != nil {
+		if err := c.ref.Compare(ctx, m.Machine, i, c.size, t); err != nil {
 			return fail(fmt.Errorf("window %d: %w", i, err))
 		}
-		c.step(fmt.Sprintf("%s with %s", x.class, x.scheme))
+		c.step(what)
 	}
-	r, err := tally.Result()
+	return t, nil
+}
+
+// lose notes what a candidate costs.
+func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {
+	r, err := t.Result()
 	if err != nil {
-		return fail(err)
+		return err
 	}
-	return calibration.Loss{Class: x.class, Scheme: x.scheme, KL: r.KL.Mean, Low: r.KL.Low, High: r.KL.High, TopAgreement: r.TopAgreement.Mean}, nil
+	c.out.Losses = append(c.out.Losses, calibration.Loss{
+		Class: x.class, Scheme: x.scheme, Folded: folded, KL: r.KL.Mean, Low: r.KL.Low, High: r.KL.High, TopAgreement: r.TopAgreement.Mean,
+	})
+	return nil
 }
 
 // CalibrationBytes is about how large the file of a calibration is, without directions.

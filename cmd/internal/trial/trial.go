@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -79,14 +80,22 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 	return &Model{Model: m, Digest: digest, proc: proc}, nil
 }
 
-// Plan is the trivial plan for windows of tokens at once and one by one.
-func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme) (*planir.Plan, error) {
+// Plan is the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil: none).
+func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration) (*planir.Plan, error) {
 	g := m.Graph()
 	p := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
 		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32, Procs: []planir.Proc{m.proc},
 	}
 	var err error
+	if cal != nil {
+		digest, err := cal.Digest()
+		if err != nil {
+			return nil, err
+		}
+		p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+		p.Folds = cal.Groups()
+	}
 	p.Decisions, err = lower.Trivial(&g, m.proc.Name, []int{1, window}, window, p.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
 	if err != nil {
 		return nil, err
@@ -103,13 +112,14 @@ func Float32(string) op.Scheme { return op.A32W32 }
 // Machine is a plan with its weights in memory.
 type Machine struct {
 	*executor.Machine
+	model   *Model
 	content *emit.Content
 }
 
-// Open loads a plan of the model. Weights that the first plan opened packs equally are taken from it: it is
-// closed last.
-func (m *Model) Open(ctx context.Context, p *planir.Plan, observe func(executor.Observed)) (*Machine, error) {
-	c, err := emit.NewContent(ctx, p, m.Model, []driver.Compiler{hostcompiler.New()})
+// Open loads a plan of the model, made with the calibration. Weights that the first plan opened packs equally are
+// taken from it: it is closed last.
+func (m *Model) Open(ctx context.Context, p *planir.Plan, cal *calibration.Calibration, observe func(executor.Observed)) (*Machine, error) {
+	c, err := emit.NewCalibrated(ctx, p, m.Model, cal, []driver.Compiler{hostcompiler.New()})
 	if err != nil {
 		return nil, err
 	}
@@ -122,9 +132,9 @@ func (m *Model) Open(ctx context.Context, p *planir.Plan, observe func(executor.
 	}
 	x, err := Execute(ctx, p, c, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, errors.Join(err, (&Machine{nil, m, c}).Close())
 	}
-	return &Machine{x, c}, nil
+	return &Machine{x, m, c}, nil
 }
 
 // Execute opens a plan, of whose weights held bytes are to be allocated.
@@ -138,7 +148,16 @@ func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int6
 }
 
 // Close releases lanes and weights.
-func (m *Machine) Close() error { return errors.Join(m.Machine.Close(), m.content.Close()) }
+func (m *Machine) Close() error {
+	if m.model.first == m.content {
+		m.model.first = nil
+	}
+	var err error
+	if m.Machine != nil {
+		err = m.Machine.Close()
+	}
+	return errors.Join(err, m.content.Close())
+}
 
 // Classes are the nodes whose precision is a choice, in the order of execution.
 func (m *Model) Classes() []string {

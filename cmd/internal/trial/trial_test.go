@@ -48,11 +48,11 @@ func measure(t *testing.T, m *Model, x *Text, step int, schemes ...func(node str
 	t.Helper()
 	ctx := context.Background()
 	machine := func(schemeOf func(string) op.Scheme) *Machine {
-		p, err := m.Plan(quality.WindowTokens, schemeOf)
+		p, err := m.Plan(quality.WindowTokens, schemeOf, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		y, err := m.Open(ctx, p, nil)
+		y, err := m.Open(ctx, p, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,8 +148,8 @@ func TestCalibrate(t *testing.T) {
 		return c
 	}
 	c := run()
-	if len(c.Activations) != 4*m.Layers+1 || len(c.Losses) != 6 {
-		t.Fatalf("%d activations and %d losses, want %d and 6", len(c.Activations), len(c.Losses), 4*m.Layers+1)
+	if len(c.Activations) != 4*m.Layers+1 || len(c.Losses) != 6 && len(c.Losses) != 12 {
+		t.Fatalf("%d activations and %d losses, want %d and 6, or 12 with folds", len(c.Activations), len(c.Losses), 4*m.Layers+1)
 	}
 	sum := 0.0
 	for _, class := range m.Classes() {
@@ -281,7 +281,7 @@ func withOutliers(t *testing.T) string {
 	return dir
 }
 
-// Outlier channels are found, and cost what they are known to cost.
+// Outlier channels are found, cost what they are known to cost, and cost nothing once they are folded.
 func TestOutliers(t *testing.T) {
 	m, plain := open(t, withOutliers(t)), open(t, demo)
 	run := func(m *Model) *calibration.Calibration {
@@ -312,6 +312,17 @@ func TestOutliers(t *testing.T) {
 		if !(got > 8*before) {
 			t.Errorf("%s: mean KL %v, without outliers %v: they cost nothing", class, got, before)
 		}
+		if f := c.Loss(class, op.A8TQ8C, true); f == nil || !(f.KL < 1.3*before) {
+			t.Errorf("%s: mean KL %+v when folded, without outliers %v", class, f, before)
+		}
+	}
+	if groups := c.Groups(); !slices.Contains(groups, "layers.attn_norm") || !slices.Contains(groups, "layers.ffn_norm") {
+		t.Errorf("folded groups %v", groups)
+	}
+	all, before := c.Loss(calibration.All, op.A8TQ8C, true), want.Loss(calibration.All, op.A8TQ8C, false)
+	t.Logf("all: mean KL %.6f, folded %.6f, without outliers %.6f", c.Loss(calibration.All, op.A8TQ8C, false).KL, all.KL, before.KL)
+	if !(all.KL < 1.2*before.KL) {
+		t.Errorf("all: mean KL %v when folded, without outliers %v", all.KL, before.KL)
 	}
 }
 

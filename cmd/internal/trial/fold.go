@@ -1,0 +1,180 @@
+package trial
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+// strengths are tried for every group: how much of what sticks out moves from the activations to the weights, 0 to 1
+// (alpha of SmoothQuant sec. 4.1).
+var strengths = []float64{0.35, 0.5, 0.65}
+
+// leastGain is the share of a loss that a fold must save to be kept.
+const leastGain = 0.05
+
+// fold tries to fold every group and keeps what helps: what saves a share of the first scheme's loss, beyond
+// noise, and makes no other scheme lose more, beyond noise. unfolded are the losses of single classes.
+func (c *calibrating) fold(ctx context.Context, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
+	for _, g := range c.groups {
+		var before []*quality.Tally // by scheme
+		for _, s := range schemes {
+			t := unfolded[candidate{g.Readers[0], s}]
+			if len(g.Readers) > 1 {
+				var err error
+				if t, err = c.measure(ctx, nil, s, g.Readers, g.Name); err != nil {
+					return err
+				}
+			}
+			before = append(before, t)
+		}
+		top, err := c.rowMax(&g)
+		if err != nil {
+			return err
+		}
+		var best []calibration.Fold
+		loss := before[0].KL() * (1 - leastGain)
+		for _, strength := range strengths {
+			folds, err := c.factors(&g, top, strength)
+			if err != nil {
+				return err
+			}
+			t, err := c.measure(ctx, folds, schemes[0], g.Readers, g.Name+" folded")
+			if err != nil {
+				return err
+			}
+			if t.KL() < loss && quality.Ratio(t, before[0]).High < 1 {
+				best, loss = folds, t.KL()
+			}
+		}
+		for i, s := range schemes[1:] {
+			if best == nil {
+				c.all -= len(c.o.Text.Windows)
+				continue
+			}
+			t, err := c.measure(ctx, best, s, g.Readers, g.Name+" folded")
+			if err != nil {
+				return err
+			}
+			if quality.Ratio(t, before[i+1]).Low > 1 {
+				best = nil
+			}
+		}
+		c.out.Folds = append(c.out.Folds, best...)
+	}
+	return nil
+}
+
+// layers are those in which a group has readers.
+func (c *calibrating) layers(group *models.FoldGroup) []int {
+	var out []int
+	g := c.Graph()
+	for _, class := range group.Readers {
+		section, _, _ := strings.Cut(class, ".")
+		for _, s := range g.Sections {
+			if s.Name != section {
+				continue
+			}
+			for l := range max(1, s.Layers) {
+				if !slices.Contains(out, s.First+l) {
+					out = append(out, s.First+l)
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// rowMax is the largest magnitude in every row of the weights that a group multiplies, by layer.
+func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error) {
+	g := c.Graph()
+	out := map[int][]float32{}
+	for _, layer := range c.layers(group) {
+		top := make([]float32, group.K)
+		for _, name := range group.Multiply {
+			w := g.Weight(name)
+			for e := range max(1, w.Experts) {
+				for _, source := range w.Sources(layer, e) {
+					t, err := c.Tensor(source)
+					if err != nil { // weights of other layers
+						continue
+					}
+					if err := addRowMax(top, t, w.Transposed); err != nil {
+						return nil, err
+					}
+				}
+			}
+		}
+		out[layer] = top
+	}
+	return out, nil
+}
+
+// addRowMax raises top [K] to the largest magnitudes of a stored matrix [K,N], or [N,K] if transposed.
+func addRowMax(top []float32, t models.Tensor, transposed bool) error {
+	rows, cols := t.Shape()[0], t.Shape()[len(t.Shape())-1]
+	k := rows
+	if transposed {
+		k = cols
+	}
+	if k != len(top) || len(t.Shape()) != 2 {
+		return fmt.Errorf("weight of shape %v is read by a group of %d channels", t.Shape(), len(top))
+	}
+	buf := make([]float32, cols)
+	for r := range rows {
+		if err := t.Read(buf, r, r+1, 0, cols); err != nil {
+			return err
+		}
+		for i, v := range buf {
+			at := r
+			if transposed {
+				at = i
+			}
+			top[at] = max(top[at], float32(math.Abs(float64(v))))
+		}
+	}
+	return nil
+}
+
+// factors are those of a group at a strength: the largest activation of a channel to its power, over the largest
+// weight to the rest of it (SmoothQuant eq. 4), in units of their geometric mean. Channels that are silent or
+// read by nothing have factor 1.
+func (c *calibrating) factors(group *models.FoldGroup, top map[int][]float32, strength float64) ([]calibration.Fold, error) {
+	var out []calibration.Fold
+	for _, layer := range c.layers(group) {
+		var a *calibration.Activation
+		for _, class := range group.Readers {
+			if a == nil {
+				a = c.out.Activation(class, layer)
+			}
+		}
+		if a == nil || a.K != group.K {
+			return nil, fmt.Errorf("group %q in layer %d was not observed", group.Name, layer)
+		}
+		logs, mean, live := make([]float64, a.K), 0.0, 0
+		for i, x := range a.AbsMax {
+			if x > 0 && top[layer][i] > 0 {
+				logs[i] = strength*math.Log(float64(x)) - (1-strength)*math.Log(float64(top[layer][i]))
+				mean += logs[i]
+				live++
+			}
+		}
+		f := calibration.Fold{Group: group.Name, Layer: layer, Factors: make([]float32, a.K)}
+		for i, x := range a.AbsMax {
+			f.Factors[i] = 1
+			if x > 0 && top[layer][i] > 0 {
+				f.Factors[i] = float32(min(calibration.MaxFactor, max(calibration.MinFactor, math.Exp(logs[i]-mean/float64(live)))))
+			}
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
