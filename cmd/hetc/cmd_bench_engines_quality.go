@@ -119,7 +119,7 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 				missing = append(missing, node)
 			}
 			return s
-		})
+		}, nil)
 		if len(missing) > 0 {
 			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them", path, strings.Join(missing, ", ")).
 				WithHint("name a --quality-model of the same architecture")

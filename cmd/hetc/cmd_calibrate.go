@@ -30,16 +30,17 @@ func newCalibrate(s *cli.Streams) *cobra.Command {
 		Use:   "calibrate --model DIR --text FILE -o cal.yaml",
 		Short: "measure a model's activations, and what each precision costs in each class of weights",
 		Long: `Executes the model in float32 on windows of a text and notes what enters every matrix product: the range and
-the mean square of every channel, outlier channels and how often they exceed. Then executes it with every
-class of weights in every scheme, everything else in float32, and notes what that costs: the mean
+the mean square of every channel, outlier channels and how often they exceed, and which channels move together.
+Every other window is observed. On the remaining ones it executes the model with every class of weights in every scheme, everything else in float32, and notes what that costs: the mean
 Kullback-Leibler divergence with its 95 % interval. Where channels stick out it tries to fold them: to divide them
 in front, in the gain of a norm or in the columns of a weight, and to multiply the rows that read them. Folds are
-kept where they save a twentieth of the loss at least, beyond noise. docs/calibration.md describes the file.
-The same inputs on the same kind of machine give the same bytes.
+kept where they save a twentieth of the first scheme's loss at least and make no other lose more, beyond noise:
+name the --schemes that plans will use. docs/calibration.md describes the file. The same inputs on the same kind of
+machine give the same bytes.
 
-Every window of 256 tokens is executed once for each class and scheme. Without --windows there are 16 of them
-for models up to 100 million parameters, and fewer for larger ones, 4 at least: a model of 5 million parameters
-takes well below a minute, one of a billion some tens of minutes. The time left is shown on a terminal.
+Half of the windows of 256 tokens are executed for each class and scheme. Without --windows there are 32 of them
+for models up to 100 million parameters, and fewer for larger ones, 8 at least: a model of 5 million parameters
+takes about half a minute, one of a billion some tens of minutes. The time left is shown on a terminal.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -47,8 +48,8 @@ takes well below a minute, one of a billion some tens of minutes. The time left 
 			if err := cli.Required(c, "model", "text", "output"); err != nil {
 				return err
 			}
-			if c.Flags().Changed("windows") && o.windows < 2 {
-				return diag.New(diag.ClassUsage, "--windows %d: want at least 2", o.windows).WithHint("an interval needs two windows")
+			if c.Flags().Changed("windows") && o.windows < trial.LeastWindows {
+				return diag.New(diag.ClassUsage, "--windows %d: want at least %d", o.windows, trial.LeastWindows).WithHint("losses are measured on half of them, and an interval needs two")
 			}
 			if c.Flags().Changed("schemes") && len(o.schemes) == 0 {
 				return diag.New(diag.ClassUsage, "--schemes is empty").WithHint("leave it out to measure all, or name some: --schemes a8t/q8c")
@@ -61,13 +62,13 @@ takes well below a minute, one of a billion some tens of minutes. The time left 
 	f.StringVar(&o.text, "text", "", "text to read, of the kind the model will see")
 	f.StringVarP(&o.out, "output", "o", "", "calibration to write")
 	f.IntVar(&o.windows, "windows", 0, "windows of 256 tokens to read from the text's beginning (default by the model's size)")
-	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to measure (default all)")
+	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to measure, the one that folds are for first (default all)")
 	return c
 }
 
 // defaultWindows is how many windows a model of that many parameters reads: as many as take about as long.
 func defaultWindows(parameters int64) int {
-	const most, least, usual = 16, 4, 100e6
+	const most, least, usual = 32, 8, 100e6
 	return int(min(most, max(least, most*usual/float64(max(1, parameters)))))
 }
 

@@ -202,6 +202,8 @@ func TestRanges(t *testing.T) {
 		}
 	}
 	twice()
+	r.Stop()
+	see(&r, 0, [][]float32{{1000, 1000, 1000, 1000}, {}, {}, {}})
 	a, err := r.Activations(2)
 	if err != nil || len(a) != 2 {
 		t.Fatal(a, err)

@@ -19,7 +19,9 @@ type Ranges struct {
 	index  map[place]*channels
 	places []*channels // in the order of execution
 	again  bool
-	err    error
+
+	stopped bool
+	err     error
 }
 
 type place struct {
@@ -46,7 +48,7 @@ type channels struct {
 // Observe adds what a step reads, if it is a matrix product. Executions are observed one after another.
 func (r *Ranges) Observe(o executor.Observed) {
 	k := slices.IndexFunc(o.Graph.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
-	if k < 0 || r.err != nil {
+	if k < 0 || r.err != nil || r.stopped {
 		return
 	}
 	n := &o.Graph.Nodes[k]
@@ -117,6 +119,9 @@ func (r *Ranges) Again() {
 		c.sketch = newSketch(c.meanSquare())
 	}
 }
+
+// Stop ends observing: what is executed from now on does not count.
+func (r *Ranges) Stop() { r.stopped = true }
 
 func (c *channels) meanSquare() []float32 {
 	out := make([]float32, len(c.square))

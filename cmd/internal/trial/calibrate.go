@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/quality"
 )
+
+// LeastWindows is how many windows a calibration reads at least: losses have intervals.
+const LeastWindows = 4
 
 // CalibrateOptions say what Calibrate measures.
 type CalibrateOptions struct {
@@ -38,15 +42,17 @@ func (c *candidate) classes() []string {
 type calibrating struct {
 	*Model
 	o         *CalibrateOptions
-	size      int // of windows
+	observed  []quality.Window // every other window: what is packed depends on what was seen there
+	compared  []quality.Window // the others
+	size      int              // of windows
 	ref       *quality.Reference
 	groups    []models.FoldGroup
 	done, all int
 	out       calibration.Calibration
 }
 
-// Calibrate measures what enters the matrix products of the model in float32, what each scheme costs in each class of
-// weights, and which folds make that less. The same model and text give the same result on the same kind of
+// Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
+// others what each scheme costs in each class of weights, and which folds make that less. The same model and text give the same result on the same kind of
 // machine.
 func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibration.Calibration, err error) {
 	windows := o.Text.Windows
@@ -56,6 +62,16 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		Model:  calibration.Model{Name: m.Name, Digest: m.Digest},
 		Text:   calibration.Text{SHA256: o.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
 	}}
+	for i, w := range windows {
+		if i%2 == 0 {
+			c.compared = append(c.compared, w)
+		} else {
+			c.observed = append(c.observed, w)
+		}
+	}
+	if len(c.observed) < 2 {
+		return nil, diag.New(diag.ClassInput, "calibrate: %d windows, want at least %d", len(windows), LeastWindows)
+	}
 	if c.ref, err = quality.NewReference(); err != nil {
 		return nil, err
 	}
@@ -74,13 +90,12 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	c.groups = slices.DeleteFunc(c.groups, func(g models.FoldGroup) bool {
 		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(m.Classes(), class) })
 	})
-	runs := 2 + 2*len(candidates) + len(c.groups)*(len(strengths)+len(rounded)-1)
-	for _, g := range c.groups {
-		if len(g.Readers) > 1 {
-			runs += len(rounded)
-		}
+	// As many as there can be: what turns out not to be needed is taken off.
+	runs := 1 + 2*len(candidates)
+	for i := range c.groups {
+		runs += c.groupRuns(i, len(rounded))
 	}
-	c.all = len(windows) * runs
+	c.all = 2*len(c.observed) + len(c.compared)*runs
 
 	first, err := c.observe(ctx)
 	if err != nil {
@@ -96,8 +111,12 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 			return nil, err
 		}
 	}
-	if err := c.fold(ctx, rounded, unfolded); err != nil {
-		return nil, err
+	for i := range c.groups {
+		before := c.done
+		if err := c.fold(ctx, &c.groups[i], rounded, unfolded); err != nil {
+			return nil, err
+		}
+		c.all -= len(c.compared)*c.groupRuns(i, len(rounded)) - (c.done - before)
 	}
 	if len(c.out.Folds) == 0 {
 		return &c.out, c.out.Validate()
@@ -112,13 +131,22 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 				return nil, err
 			}
 		} else {
-			c.all -= len(windows)
+			c.all -= len(c.compared)
 		}
 		if err := c.lose(x, t, true); err != nil {
 			return nil, err
 		}
 	}
 	return &c.out, c.out.Validate()
+}
+
+// groupRuns is how often all windows are executed for a group at most.
+func (c *calibrating) groupRuns(group, schemes int) int {
+	n := len(strengths) * schemes
+	if len(c.groups[group].Readers) > 1 {
+		n += schemes
+	}
+	return n
 }
 
 // step tells that a window was executed.
@@ -142,21 +170,26 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 		return nil, err
 	}
 	fail := func(err error) (*Machine, error) { return nil, errors.Join(err, m.Close()) }
-	for i, w := range c.o.Text.Windows {
-		if err := c.ref.Add(ctx, m.Machine, w); err != nil {
-			return fail(fmt.Errorf("window %d: %w", i, err))
+	for pass := range 2 {
+		for i, w := range c.observed {
+			if err := quality.Execute(ctx, m.Machine, w); err != nil {
+				return fail(fmt.Errorf("window %d: %w", 2*i+1, err))
+			}
+			c.step("activations")
 		}
-		c.step("activations")
-	}
-	ranges.Again()
-	for i, w := range c.o.Text.Windows {
-		if err := quality.Execute(ctx, m.Machine, w); err != nil {
-			return fail(fmt.Errorf("window %d: %w", i, err))
+		if pass == 0 {
+			ranges.Again()
 		}
-		c.step("correlations")
 	}
 	if c.out.Activations, err = ranges.Activations(c.rank()); err != nil {
 		return fail(err)
+	}
+	ranges.Stop()
+	for i, w := range c.compared {
+		if err := c.ref.Add(ctx, m.Machine, w); err != nil {
+			return fail(fmt.Errorf("window %d: %w", 2*i, err))
+		}
+		c.step("reference")
 	}
 	return m, nil
 }
@@ -184,7 +217,7 @@ func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, sch
 	t := new(quality.Tally)
 	for i := range c.ref.Windows() {
 		if err := c.ref.Compare(ctx, m.Machine, i, c.size, t); err != nil {
-			return fail(fmt.Errorf("window %d: %w", i, err))
+			return fail(fmt.Errorf("window %d: %w", 2*i, err))
 		}
 		c.step(what)
 	}

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -20,54 +21,57 @@ var strengths = []float64{0.35, 0.5, 0.65}
 // leastGain is the share of a loss that a fold must save to be kept.
 const leastGain = 0.05
 
-// fold tries to fold every group and keeps what helps: what saves a share of the first scheme's loss, beyond
-// noise, and makes no other scheme lose more, beyond noise. unfolded are the losses of single classes.
-func (c *calibrating) fold(ctx context.Context, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
-	for _, g := range c.groups {
-		var before []*quality.Tally // by scheme
-		for _, s := range schemes {
-			t := unfolded[candidate{g.Readers[0], s}]
-			if len(g.Readers) > 1 {
-				var err error
-				if t, err = c.measure(ctx, nil, s, g.Readers, g.Name); err != nil {
-					return err
-				}
+// fold tries to fold a group and keeps what helps: the strength that saves most of the first scheme's loss, a
+// share of it at least and beyond noise, among those with which no other scheme loses more, beyond noise. unfolded
+// are the losses of single classes.
+func (c *calibrating) fold(ctx context.Context, g *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
+	var before []*quality.Tally // by scheme
+	for _, s := range schemes {
+		t := unfolded[candidate{g.Readers[0], s}]
+		if len(g.Readers) > 1 {
+			var err error
+			if t, err = c.measure(ctx, nil, s, g.Readers, g.Name); err != nil {
+				return err
 			}
-			before = append(before, t)
 		}
-		top, err := c.rowMax(&g)
+		before = append(before, t)
+	}
+	top, err := c.rowMax(g)
+	if err != nil {
+		return err
+	}
+	type try struct {
+		folds []calibration.Fold
+		kl    float64
+	}
+	var tries []try
+	for _, strength := range strengths {
+		folds, err := c.factors(g, top, strength)
 		if err != nil {
 			return err
 		}
-		var best []calibration.Fold
-		loss := before[0].KL() * (1 - leastGain)
-		for _, strength := range strengths {
-			folds, err := c.factors(&g, top, strength)
-			if err != nil {
-				return err
-			}
-			t, err := c.measure(ctx, folds, schemes[0], g.Readers, g.Name+" folded")
-			if err != nil {
-				return err
-			}
-			if t.KL() < loss && quality.Ratio(t, before[0]).High < 1 {
-				best, loss = folds, t.KL()
-			}
+		t, err := c.measure(ctx, folds, schemes[0], g.Readers, g.Name+" folded")
+		if err != nil {
+			return err
 		}
-		for i, s := range schemes[1:] {
-			if best == nil {
-				c.all -= len(c.o.Text.Windows)
-				continue
-			}
-			t, err := c.measure(ctx, best, s, g.Readers, g.Name+" folded")
+		if t.KL() <= before[0].KL()*(1-leastGain) && quality.Ratio(t, before[0]).High < 1 {
+			tries = append(tries, try{folds, t.KL()})
+		}
+	}
+	slices.SortStableFunc(tries, func(a, b try) int { return cmp.Compare(a.kl, b.kl) })
+	for _, x := range tries {
+		ok := true
+		for i := 1; ok && i < len(schemes); i++ {
+			t, err := c.measure(ctx, x.folds, schemes[i], g.Readers, g.Name+" folded")
 			if err != nil {
 				return err
 			}
-			if quality.Ratio(t, before[i+1]).Low > 1 {
-				best = nil
-			}
+			ok = quality.Ratio(t, before[i]).Low <= 1
 		}
-		c.out.Folds = append(c.out.Folds, best...)
+		if ok {
+			c.out.Folds = append(c.out.Folds, x.folds...)
+			break
+		}
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func TestCalibrate(t *testing.T) {
 	m := open(t, demo)
 	run := func() *calibration.Calibration {
 		last := 0
-		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 3), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, all int, _ string) {
+		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 4), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, all int, _ string) {
 			if last++; done != last || done > all {
 				t.Errorf("%d of %d done, want %d", done, all, last)
 			}
@@ -164,7 +164,7 @@ func TestCalibrate(t *testing.T) {
 		t.Errorf("losses of classes add up to %v, all together cost %v", sum, all)
 	}
 	for _, a := range c.Activations {
-		if a.Rows != 3*quality.WindowTokens || len(a.AbsMax) != a.K || len(a.Directions) != a.K*quality.MaxRank {
+		if a.Rows != 2*quality.WindowTokens || len(a.AbsMax) != a.K || len(a.Directions) != a.K*quality.MaxRank {
 			t.Errorf("class %q in layer %d: %d rows, %d channels", a.Class, a.Layer, a.Rows, a.K)
 		}
 	}
@@ -184,7 +184,7 @@ func TestCalibrateArchitectures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := open(t, filepath.Join("../../../testdata/arch", name))
 			x := &Text{SHA256: strings.Repeat("0", 64)}
-			for range 2 {
+			for range 4 {
 				w := quality.Window{Next: -1}
 				for range 16 {
 					w.Tokens = append(w.Tokens, int32(rng.Intn(m.Vocab)))
@@ -285,7 +285,7 @@ func withOutliers(t *testing.T) string {
 func TestOutliers(t *testing.T) {
 	m, plain := open(t, withOutliers(t)), open(t, demo)
 	run := func(m *Model) *calibration.Calibration {
-		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 2), Schemes: []op.Scheme{op.A8TQ8C}})
+		c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: text(t, m, 4), Schemes: []op.Scheme{op.A8TQ8C}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -332,7 +332,7 @@ func TestInterrupted(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	m := open(t, demo)
 	ctx, cancel := context.WithCancel(context.Background())
-	_, err := Calibrate(ctx, m, CalibrateOptions{Text: text(t, m, 3), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, _ int, _ string) {
+	_, err := Calibrate(ctx, m, CalibrateOptions{Text: text(t, m, 4), Schemes: []op.Scheme{op.A8TQ8C}, Progress: func(done, _ int, _ string) {
 		if done == 5 {
 			cancel()
 		}
