@@ -322,7 +322,7 @@ func (t tier) matMulQ4(block int, y []float32, ldy int, x []uint8, ldx int, xsca
 				}
 			}
 			dst, ld := output(y, ldy, r, j, cols, &out)
-			ahead, stride := fetch(bytes, block/4*blocks, call, calls, j+TileN >= n)
+			ahead, stride := fetch(bytes, (block/4+1)*blocks, call, calls, j+TileN >= n)
 			switch long := block != BlockK; {
 			case t == avx512vnni && long:
 				q4x128Rows512(rows, dst, 4*ld, &x[r*ldx], ldx, full, tail, tile, ahead, stride, &xscale[r])

@@ -783,6 +783,8 @@ q4Rows25602_one:
 	ADDQ         $+32, CX
 	ADDQ         $+576, DI
 	ADDQ         $+4, R8
+	PREFETCHT0   (R10)
+	ADDQ         R11, R10
 	DECQ         BX
 	JNZ          q4Rows25602_one
 
@@ -1051,6 +1053,8 @@ q4Rows25601_one:
 	ADDQ         $+32, AX
 	ADDQ         $+576, SI
 	ADDQ         $+4, DI
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	DECQ         DX
 	JNZ          q4Rows25601_one
 
@@ -1474,6 +1478,8 @@ q4x128Rows25602_quarter:
 	CMPQ         DI, DX
 	JNE          q4x128Rows25602_quarter
 	ADDQ         $+64, DI
+	PREFETCHT0   (R10)
+	ADDQ         R11, R10
 	DECQ         BX
 	JNZ          q4x128Rows25602_one
 
@@ -1750,6 +1756,8 @@ q4x128Rows25601_quarter:
 	CMPQ         SI, CX
 	JNE          q4x128Rows25601_quarter
 	ADDQ         $+64, SI
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	DECQ         DX
 	JNZ          q4x128Rows25601_one
 

@@ -3775,6 +3775,8 @@ q4Rows51206_one:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	VCVTPH2PS    (R8), Z26
 	VCVTPH2PS    32(R8), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -4112,6 +4114,8 @@ q4Rows51205_one:
 	ADDQ         $+32, DX
 	ADDQ         $+32, BX
 	ADDQ         $+512, R8
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	VCVTPH2PS    (R8), Z26
 	VCVTPH2PS    32(R8), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -4405,6 +4409,8 @@ q4Rows51204_one:
 	VPDPBUSD     Z27, Z29, Z19
 	ADDQ         $+32, DX
 	ADDQ         $+512, DI
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -4657,6 +4663,8 @@ q4Rows51203_one:
 	VPDPBUSD     Z27, Z28, Z17
 	ADDQ         $+32, CX
 	ADDQ         $+512, DI
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -4867,6 +4875,8 @@ q4Rows51202_one:
 	VPDPBUSD     Z27, Z29, Z15
 	ADDQ         $+32, CX
 	ADDQ         $+512, DI
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -5035,6 +5045,8 @@ q4Rows51201_one:
 	VPDPBUSD     Z27, Z28, Z13
 	ADDQ         $+32, AX
 	ADDQ         $+512, SI
+	PREFETCHT0   (DI)
+	ADDQ         R8, DI
 	VCVTPH2PS    (SI), Z26
 	VCVTPH2PS    32(SI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -5348,6 +5360,8 @@ q4x128Rows51206_step:
 	ADDQ         $+512, R8
 	DECQ         R11
 	JNZ          q4x128Rows51206_step
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	VCVTPH2PS    (R8), Z26
 	VCVTPH2PS    32(R8), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -5690,6 +5704,8 @@ q4x128Rows51205_step:
 	ADDQ         $+512, R8
 	DECQ         R11
 	JNZ          q4x128Rows51205_step
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	VCVTPH2PS    (R8), Z26
 	VCVTPH2PS    32(R8), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -5988,6 +6004,8 @@ q4x128Rows51204_step:
 	ADDQ         $+512, DI
 	DECQ         R10
 	JNZ          q4x128Rows51204_step
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -6245,6 +6263,8 @@ q4x128Rows51203_step:
 	ADDQ         $+512, DI
 	DECQ         DX
 	JNZ          q4x128Rows51203_step
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -6460,6 +6480,8 @@ q4x128Rows51202_step:
 	ADDQ         $+512, DI
 	DECQ         DX
 	JNZ          q4x128Rows51202_step
+	PREFETCHT0   (R8)
+	ADDQ         R9, R8
 	VCVTPH2PS    (DI), Z26
 	VCVTPH2PS    32(DI), Z27
 	VPSUBD       Z24, Z12, Z12
@@ -6633,6 +6655,8 @@ q4x128Rows51201_step:
 	ADDQ         $+512, SI
 	DECQ         CX
 	JNZ          q4x128Rows51201_step
+	PREFETCHT0   (DI)
+	ADDQ         R8, DI
 	VCVTPH2PS    (SI), Z26
 	VCVTPH2PS    32(SI), Z27
 	VPSUBD       Z24, Z12, Z12

@@ -1264,6 +1264,8 @@ q4RowsVNNI02_one:
 	ADDQ         $+32, CX
 	ADDQ         $+576, DI
 	ADDQ         $+4, R8
+	PREFETCHT0   (R10)
+	ADDQ         R11, R10
 	DECQ         BX
 	JNZ          q4RowsVNNI02_one
 
@@ -1592,6 +1594,8 @@ q4RowsVNNI01_one:
 	ADDQ         $+32, AX
 	ADDQ         $+576, SI
 	ADDQ         $+4, DI
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	DECQ         DX
 	JNZ          q4RowsVNNI01_one
 
@@ -2125,6 +2129,8 @@ q4x128RowsVNNI02_quarter:
 	CMPQ         DI, DX
 	JNE          q4x128RowsVNNI02_quarter
 	ADDQ         $+64, DI
+	PREFETCHT0   (R10)
+	ADDQ         R11, R10
 	DECQ         BX
 	JNZ          q4x128RowsVNNI02_one
 
@@ -2461,6 +2467,8 @@ q4x128RowsVNNI01_quarter:
 	CMPQ         SI, CX
 	JNE          q4x128RowsVNNI01_quarter
 	ADDQ         $+64, SI
+	PREFETCHT0   (R9)
+	ADDQ         R10, R9
 	DECQ         DX
 	JNZ          q4x128RowsVNNI01_one
 

@@ -230,6 +230,7 @@ func q4Rows256(name string, block int, vnni bool) {
 				x.advance(32 * c)
 				ADDQ(I32(576*c), wp)
 				ADDQ(I32(4*c), sums)
+				fetch.step(1) // the line of scales
 			})
 			again(id, tail, p, n, x, pitch)
 		} else {
@@ -243,7 +244,10 @@ func q4Rows256(name string, block int, vnni bool) {
 				ADDQ(I32(4), sums)
 				CMPQ(wp, scales)
 				JNE(LabelRef(id + "_quarter"))
-			}, func(int) { ADDQ(I32(64), wp) })
+			}, func(int) {
+				ADDQ(I32(64), wp)
+				fetch.step(1) // the line of scales
+			})
 			again(id, tail, p, n, x, pitch, func() {
 				LEAQ(Mem{Base: p, Disp: 128}, sums)
 				MOVQ(x.ld, ldsums)

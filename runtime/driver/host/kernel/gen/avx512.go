@@ -183,6 +183,7 @@ func q4Rows512(name string, block int) {
 				x.advance(32)
 				ADDQ(I32(512), w)
 			})
+			fetch.step(1) // the line of scales
 			VCVTPH2PS(Mem{Base: w}, lo)
 			VCVTPH2PS(Mem{Base: w, Disp: 32}, hi)
 			for r := range m {
