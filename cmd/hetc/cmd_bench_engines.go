@@ -89,7 +89,7 @@ keeps plans, bundles and the other engine's files, and uses those that are there
 	f.IntVar(&o.depth, "depth", 256, "tokens in the cache before decoding")
 	f.IntSliceVar(&o.cores, "cores", nil, "cores to run on, one thread each (default all this process may use)")
 	f.IntVar(&o.rounds, "rounds", 6, "processes for each engine and task")
-	f.IntVar(&o.reps, "reps", 3, "repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
+	f.IntVar(&o.reps, "reps", 2, "repetitions in each process, after one that is not counted; prompts above 512 tokens get one")
 	f.StringSliceVar(&o.formats, "formats", []string{"Q4_0", "Q8_0"}, "llama.cpp's formats to measure")
 	f.StringVar(&o.workload, "workload", "", "workload that hetc's plan is made for")
 	f.StringVar(&o.plan, "plan", "", "plan to measure instead of making one")
