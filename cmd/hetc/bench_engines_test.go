@@ -59,7 +59,7 @@ func TestBenchEnginesReal(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := exec.Command("hetc", "--json", "bench", "engines", "--model", model, "--prompt-len", "32", "--gen", "4", "--depth", "8", "--rounds", "1", "--reps", "1", "--formats", "Q4_0",
-		"--max-memory", "Q4_0", "--text", "text", "--max-others", "0", "--profile-budget", "1s", "--work", "w")
+		"--max-memory", "40MiB", "--text", "text", "--max-others", "0", "--profile-budget", "1s", "--work", "w")
 	c.Dir = dir
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs

@@ -269,6 +269,7 @@ type enginesModel struct {
 	Digest     string            `json:"digest"`
 	Stored     string            `json:"stored"` // type of the weights both engines start from
 	Plans      []enginesPlan     `json:"plans"`
+	NoBounded  string            `json:"no_bounded_plan,omitempty"` // why there is none
 	Match      *engines.Result   `json:"match"`
 	Quality    []engines.Quality `json:"quality,omitempty"`
 	QualityOf  string            `json:"quality_model,omitempty"`
@@ -351,10 +352,15 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 	}
 	if b.memory != "" {
 		limited, err := b.limitedPlan(ctx, dir, path, peers)
-		if err != nil {
+		switch {
+		case diag.ClassOf(err) == diag.ClassInfeasible: // the rest is worth measuring all the same
+			r.NoBounded = err.Error()
+			b.s.Warnf("%v", err)
+		case err != nil:
 			return r, err
+		default:
+			r.Plans = append(r.Plans, limited)
 		}
-		r.Plans = append(r.Plans, limited)
 	}
 	var all []engines.Engine
 	for i := range r.Plans {
@@ -398,7 +404,15 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 	d, err := engines.Run(ctx, engines.Limits{Cores: b.cores, Time: most}, b.self, args...)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
-		return nil, diag.New(diag.Class(exit.ExitCode()), "%w", err)
+		said, hint := []string{}, "run it by hand: "+program("hetc")+" "+cli.Quote(args...)
+		for line := range strings.SplitSeq(string(d.Complaints), "\n") {
+			if text, ok := strings.CutPrefix(line, b.s.Tool+": error: "); ok {
+				said = append(said, text)
+			} else if text, ok := strings.CutPrefix(line, b.s.Tool+": hint: "); ok {
+				hint = text
+			}
+		}
+		return nil, diag.New(diag.Class(exit.ExitCode()), "hetc %s: %s", args[0], strings.Join(said, "\n")).WithHint("%s", hint)
 	}
 	return d.Out, err
 }

@@ -94,6 +94,9 @@ func (b *enginesBench) show(p *page, env record.Environment, m *enginesModel) {
 		}
 		p.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", x.Form, x.Digest, note, joined(x.Schemes["prefill"]), joined(x.Schemes["decode"]))
 	}
+	if m.NoBounded != "" {
+		p.text("No plan within --max-memory: %s.", m.NoBounded)
+	}
 
 	var rows [][]string
 	for _, t := range tasksOf(r) {
