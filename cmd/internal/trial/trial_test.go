@@ -91,9 +91,9 @@ func measure(t *testing.T, m *Model, x *Text, step int, schemes ...func(node str
 	return out
 }
 
-// What another implementation measured on the same 60 windows of the same text, with plain rounding: mean KL and top-token
-// agreement of a8t/q8c, of a8t/q4b32 with an 8-bit head, and the perplexity of float32 over the whole text. Twelve
-// windows here: their values lie within the spread of such samples.
+// What another implementation measured on 60 windows of the same text, with plain rounding: mean KL and top-token
+// agreement of a8t/q8c, and of a8t/q4b32 with an 8-bit head, for which scales are searched here. Twelve windows
+// here: their values lie within the spread of such samples.
 func TestAgreesWithAnotherImplementation(t *testing.T) {
 	m := open(t, demo)
 	x := text(t, m, 12)
@@ -108,12 +108,11 @@ func TestAgreesWithAnotherImplementation(t *testing.T) {
 		t.Errorf("the reference differs from itself: %+v", r[0])
 	}
 	for _, c := range []struct {
-		got       quality.Result
-		kl, top   float64
-		tolerance float64
-	}{{r[1], 0.00086, 0.982, 0.1}, {r[2], 0.0186, 0.923, 0.15}} {
-		if math.Abs(c.got.KL.Mean/c.kl-1) > c.tolerance || math.Abs(c.got.TopAgreement.Mean-c.top) > 0.01 {
-			t.Errorf("mean KL %v, same top token %v, want about %v and %v", c.got.KL, c.got.TopAgreement, c.kl, c.top)
+		got            quality.Result
+		low, high, top float64
+	}{{r[1], 0.00077, 0.00095, 0.982}, {r[2], 0.0135, 0.0186, 0.923}} {
+		if !(c.got.KL.Mean > c.low && c.got.KL.Mean < c.high) || math.Abs(c.got.TopAgreement.Mean-c.top) > 0.012 {
+			t.Errorf("mean KL %v, same top token %v, want %v..%v and about %v", c.got.KL, c.got.TopAgreement, c.low, c.high, c.top)
 		}
 		if !(c.got.KL.Low < c.got.KL.Mean && c.got.KL.Mean < c.got.KL.High) {
 			t.Errorf("interval %+v", c.got.KL)
