@@ -16,8 +16,8 @@ type Memory struct {
 	Weights        int64 `json:"weights_bytes" yaml:"weights_bytes"`
 	PrefillWeights int64 `json:"prefill_weights_bytes,omitempty" yaml:"prefill_weights_bytes,omitempty"`
 	DecodeWeights  int64 `json:"decode_weights_bytes,omitempty" yaml:"decode_weights_bytes,omitempty"`
-	// Tables are the rows of embedding tables that a full context reads: TableStep bytes for each position,
-	// at most the whole table. Other rows stay in the file.
+	// Tables are the rows of embedding tables that a full context reads, each with the TableStep bytes around
+	// it. Other rows stay in the file.
 	Tables int64 `json:"tables_bytes" yaml:"tables_bytes"`
 	Cache  int64 `json:"cache_bytes" yaml:"cache_bytes"`
 	Pool   int64 `json:"pool_bytes" yaml:"pool_bytes"` // buffers
@@ -49,11 +49,7 @@ func MemoryOf(p *Plan) Memory {
 	for i := range pr.Weights {
 		layers[pr.Weights[i].Name] = int64(max(1, pr.Weights[i].LayerCount()))
 	}
-	graphs := map[string]*Graph{}
-	for i := range pr.Graphs {
-		graphs[pr.Graphs[i].Name] = &pr.Graphs[i]
-	}
-	const prefill, decode, table = 1, 2, 4
+	const prefill, decode = 1, 2
 	uses := map[string]int{}
 	var steps int64 // loaded, once for each layer
 	for i := range pr.Programs {
@@ -69,20 +65,18 @@ func MemoryOf(p *Plan) Memory {
 					steps += int64(max(1, ph.Sections[j].Layers))
 					for _, w := range st.W {
 						uses[w.Pack] |= phase
-						if g := graphs[st.Run]; g != nil && g.Graph.Nodes[0].Op.Kind == op.Embed {
-							uses[w.Pack] |= table
-						}
 					}
 				}
 			}
 		}
 	}
+	rows := tables(p)
 	for i := range pr.Packs {
 		k := &pr.Packs[i]
 		bytes := roundUp(k.Bytes, memoryPage) * layers[k.Weight]
 		switch use := uses[k.Name]; {
-		case use&table != 0:
-			m.Tables += min(bytes, int64(p.MaxContext)*TableStep)
+		case rows[k.Name] > 0:
+			m.Tables += touched(bytes, p.MaxContext)
 		case use == prefill:
 			m.PrefillWeights += bytes
 			m.Weights += bytes
@@ -139,11 +133,63 @@ func MemoryAt(p *Plan, positions, rows int) Memory {
 	for i := range p.Program.Programs {
 		most = max(most, p.Program.Programs[i].Rows)
 	}
-	m.Tables = min(m.Tables, int64(max(0, positions))*TableStep)
+	if positions < p.MaxContext {
+		m.Tables = 0
+		for _, bytes := range tables(p) {
+			m.Tables += touched(bytes, positions)
+		}
+	}
 	m.Cache = share(m.Cache, positions, p.MaxContext)
 	m.Pool = share(m.Pool, rows, most)
 	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
+}
+
+// tables are the packs that embeddings read, with their sizes.
+func tables(p *Plan) map[string]int64 {
+	embeds := map[string]bool{}
+	for i := range p.Program.Graphs {
+		if g := &p.Program.Graphs[i]; g.Graph.Nodes[0].Op.Kind == op.Embed {
+			embeds[g.Name] = true
+		}
+	}
+	read := map[string]bool{}
+	for i := range p.Program.Programs {
+		for _, s := range p.Program.Programs[i].Sections {
+			for _, l := range s.Lanes {
+				for _, st := range l.Steps {
+					for _, w := range st.W {
+						if embeds[st.Run] {
+							read[w.Pack] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	out := map[string]int64{}
+	for i := range p.Program.Packs {
+		if k := &p.Program.Packs[i]; read[k.Name] {
+			out[k.Name] = roundUp(k.Bytes, memoryPage)
+		}
+	}
+	return out
+}
+
+// touched is what reading rows of a table, anywhere in it, makes resident of it on average. Only products
+// and differences: the same number on every machine.
+func touched(bytes int64, rows int) int64 {
+	if bytes <= TableStep {
+		return bytes
+	}
+	left := 1.0 // the share that no row has touched
+	for power := 1 - TableStep/float64(bytes); rows > 0; rows >>= 1 {
+		if rows&1 != 0 {
+			left *= power
+		}
+		power *= power
+	}
+	return bytes - int64(left*float64(bytes))
 }
 
 const memoryPage = 4 << 10

@@ -1,6 +1,7 @@
 package planir
 
 import (
+	"math"
 	"testing"
 
 	"github.com/hetc/hetc/planir/op"
@@ -29,7 +30,7 @@ func TestMemoryOf(t *testing.T) {
 	p.Program.Programs = []Phase{phase("decode", "w/a", "w/b"), phase("prefill", "w/b", "w/c", "w/c")}
 	m := MemoryOf(p)
 	want := Memory{
-		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: 100 << 20,
+		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: touched(100<<20, 100),
 		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
@@ -41,7 +42,23 @@ func TestMemoryOf(t *testing.T) {
 	}
 	p.Program.Programs[1].Rows, p.Memory = 16, &m
 	half := MemoryAt(p, 25, 8)
-	if half.Cache*4 != m.Cache || half.Tables != 25*TableStep || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
+	if half.Cache*4 != m.Cache || half.Tables != touched(100<<20, 25) || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
 		t.Errorf("a part of the context: %+v of %+v", half, m)
+	}
+}
+
+// Rows of a table share the pages around them: few rows touch one each, many touch everything, and never more.
+func TestTouched(t *testing.T) {
+	const table = 100 * TableStep
+	last := int64(0)
+	for rows := range 2000 {
+		n := touched(table, rows)
+		if n < last || n > table || n > int64(rows)*TableStep {
+			t.Fatalf("%d rows touch %d bytes, one fewer %d", rows, n, last)
+		}
+		last = n
+	}
+	if touched(table, 1) != TableStep || last < table-1<<10 || touched(TableStep, 0) != TableStep || touched(table, 100) != table-int64(math.Pow(0.99, 100)*table) {
+		t.Errorf("one row touches %d, 2000 touch %d of %d", touched(table, 1), last, table)
 	}
 }

@@ -4,13 +4,16 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
 )
 
 // Needs is what has to be measured before a plan for the workload can be made.
 type Needs struct {
 	Buckets []int       // rows of prefill, ascending
 	Schemes []op.Scheme // of either phase and the head, ascending
-	Context int         // cached positions
+	// Optional are those of Schemes that only a limit of quality permits: nothing is lost where no processor executes them.
+	Optional []op.Scheme
+	Context  int // cached positions
 }
 
 // Needs applies the workload to a model of that many positions; nil is DefaultWorkload.
@@ -24,5 +27,18 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	}
 	schemes := slices.Concat(d.prefill, d.decode, d.head)
 	slices.Sort(schemes)
-	return Needs{Buckets: d.buckets, Schemes: slices.Compact(schemes), Context: d.context}, nil
+	out := Needs{Buckets: d.buckets, Schemes: slices.Compact(schemes), Context: d.context}
+	for _, x := range out.Schemes {
+		if asked := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head); w.Quality.MaxKL != (KLLimit{}) && x != op.A32W32 && !slices.Contains(asked, x) {
+			out.Optional = append(out.Optional, x)
+		}
+	}
+	return out, nil
+}
+
+// On are the schemes to measure on a SoC.
+func (n *Needs) On(soc *socs.SoC) []op.Scheme {
+	return slices.DeleteFunc(slices.Clone(n.Schemes), func(x op.Scheme) bool {
+		return slices.Contains(n.Optional, x) && !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return slices.Contains(p.Schemes, x) })
+	})
 }

@@ -3,6 +3,7 @@ package solver
 import (
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,6 +162,12 @@ func TestWorkloadQuality(t *testing.T) {
 	w.Quality.MaxKL.Decode = 1
 	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {
 		t.Errorf("needs %v (%v), want every scheme", n.Schemes, err)
+	} else if on := n.On(twoCores(t, 1)); len(on) != 2 { // whose cores execute two
+		t.Errorf("to measure on two cores: %v", on)
+	}
+	w.Schemes.Decode = []op.Scheme{op.A8TQ4B32}
+	if n, err := w.Needs(1024); err != nil || len(n.On(twoCores(t, 1))) != 2 || !slices.Contains(n.On(twoCores(t, 1)), op.A8TQ4B32) {
+		t.Errorf("asked for by name: %v (%v)", n, err)
 	}
 }
 
