@@ -151,7 +151,7 @@ var brokenInputs = []broken{
 	{name: "unknown subcommand", args: "hetc models lst", code: 2, want: `hetc models: unknown command "lst"`, hint: `did you mean "list"`},
 	{name: "unknown help topic", args: "hetc help models shw", code: 2, want: `unknown command "shw"`, hint: `did you mean "show"`},
 	{name: "unknown flag", args: "hetc solve --sock x", code: 2, want: `unknown flag: --sock`, hint: `did you mean --soc\?`},
-	{name: "flag of another command", args: "hetc emit --trust x", code: 2, want: `unknown flag: --trust`, hint: `--trust is a flag of hetc run, hetc verify`},
+	{name: "flag of another command", args: "hetc emit --trust x", code: 2, want: `unknown flag: --trust`, hint: `--trust is a flag of hetc quality, hetc run, hetc verify`},
 	{name: "flag of an unknown command", args: "hetc docter --model x", code: 2, want: `unknown command "docter"`, hint: `did you mean "doctor"`},
 	{name: "one dash", args: "hetc solve -output x.yaml", code: 2, want: `unexpected argument "x.yaml"`, hint: `two dashes: --output`},
 	{name: "flag without its value", args: "hetc solve --soc --model $M -o x.yaml", code: 2, want: `--soc has no value`, hint: `usage: hetc solve`},
