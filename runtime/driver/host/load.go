@@ -155,9 +155,13 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 	if a.Driver != Name {
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
 	}
-	g, err := ParseGraph(a.Code)
-	if err != nil {
-		return nil, err
+	g, known := p.graphs[string(a.Code)] // one artifact serves every layer
+	if !known {
+		var err error
+		if g, err = ParseGraph(a.Code); err != nil {
+			return nil, err
+		}
+		p.graphs[string(a.Code)] = g
 	}
 	e := &executable{p: p, graph: g, arena: -1}
 	weights, err := checkWeights(g.Weights, w)

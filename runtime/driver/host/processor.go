@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
@@ -31,6 +32,8 @@ type processor struct {
 	team  team
 	rope  ropeTables
 
+	graphs map[string]op.Graph // parsed and valid, by their code; nobody writes to them
+
 	mu       sync.Mutex // Close may come from another goroutine while a call runs
 	attached bool
 	closed   bool
@@ -39,7 +42,7 @@ type processor struct {
 }
 
 func newProcessor(cores []int, set *kernel.Set) *processor {
-	return &processor{cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}}
+	return &processor{cores: cores, set: set, caps: capabilities(cores), arena: &mem.Region{}, graphs: map[string]op.Graph{}}
 }
 
 func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
