@@ -130,7 +130,7 @@ func TestFoldsChangeNothing(t *testing.T) {
 			}
 		})
 	}
-	if groups < 100 {
+	if groups < 100 && !raceEnabled {
 		t.Errorf("%d groups in all architectures", groups)
 	}
 }
