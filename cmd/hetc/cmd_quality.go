@@ -137,7 +137,7 @@ func (o *qualityOptions) run(ctx context.Context, s *cli.Streams, limited bool) 
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Close()) }()
-	y, err := trial.Execute(ctx, p, src, held, executor.Options{Drivers: drivers(soc)})
+	y, err := runcmd.Execute(ctx, p, src, held, executor.Options{Drivers: drivers(soc)})
 	if err != nil {
 		return err
 	}

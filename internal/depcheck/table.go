@@ -74,7 +74,7 @@ var table = []room{
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}, later: true},
-	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "planir/calibration", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/clapi", "internal/ovapi"}},

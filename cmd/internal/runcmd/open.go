@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
@@ -73,6 +74,17 @@ func (b *opened) Blob(name string) ([]byte, error) { return b.Bytes(b.prefix + n
 // Range returns a part of a blob, verified; it implements executor.Source.
 func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
 	return b.Bundle.Range(b.prefix+name, offset, bytes)
+}
+
+// Execute opens a plan on this machine, of whose weights held bytes are to be allocated, and refuses one that needs
+// more memory than is free.
+func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options) (*executor.Machine, error) {
+	if err := EnoughMemory([]*planir.Plan{p}, held, machine.FreeMemory()); err != nil {
+		return nil, fmt.Errorf("run plan: %w", err)
+	}
+	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(p)+2))
+	return executor.Open(ctx, p, UntilDone(ctx, src), o)
 }
 
 // UntilDone is src until ctx ends, so that loading gigabytes of weights can be interrupted.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -200,12 +199,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err != nil {
 		return err
 	}
-	if err := EnoughMemory([]*planir.Plan{plan}, 0, machine.FreeMemory()); err != nil {
-		return fmt.Errorf("run plan: %w", err)
-	}
-	// Lanes spin on their own threads; streaming, signals and the collector need threads beside them.
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(plan)+2))
-	m, err := executor.Open(ctx, plan, UntilDone(ctx, b), executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench})
+	m, err := Execute(ctx, plan, b, 0, executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench})
 	if err != nil {
 		return err
 	}
@@ -431,7 +425,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 	if err != nil {
 		return err
 	}
-	ref, err := executor.Open(ctx, plan, UntilDone(ctx, b.under("reference/")), executor.Options{Drivers: drivers, Deadline: o.deadline})
+	ref, err := Execute(ctx, plan, b.under("reference/"), 0, executor.Options{Drivers: drivers, Deadline: o.deadline})
 	if err != nil {
 		return err
 	}

@@ -7,11 +7,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 
-	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
@@ -130,21 +128,11 @@ func (m *Model) Open(ctx context.Context, p *planir.Plan, cal *calibration.Calib
 		c.ShareWith(m.first)
 		need = 0 // at most what the first one needs for a class
 	}
-	x, err := Execute(ctx, p, c, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
+	x, err := runcmd.Execute(ctx, p, c, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
 	if err != nil {
 		return nil, errors.Join(err, (&Machine{nil, m, c}).Close())
 	}
 	return &Machine{x, m, c}, nil
-}
-
-// Execute opens a plan, of whose weights held bytes are to be allocated.
-func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options) (*executor.Machine, error) {
-	if err := runcmd.EnoughMemory([]*planir.Plan{p}, held, machine.FreeMemory()); err != nil {
-		return nil, fmt.Errorf("execute plan: %w", err)
-	}
-	// Lanes spin on their own threads; signals and the collector need threads beside them.
-	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), executor.Threads(p)+2))
-	return executor.Open(ctx, p, runcmd.UntilDone(ctx, src), o)
 }
 
 // Close releases lanes and weights.
