@@ -314,7 +314,10 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	var stream *tokenizer.Stream
 	if tok != nil {
 		stream = tok.Stream()
-		if o.tokens == "" && !o.answers() && !s.JSON {
+	}
+	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints nothing.
+	repeat := func() {
+		if tok != nil && o.tokens == "" && !o.answers() && !s.JSON {
 			fmt.Fprint(out, o.prompt)
 		}
 	}
@@ -322,6 +325,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	g, err := m.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
 		if first {
 			t.split("load and verify weights", m.LoadTime(), "prefill and first token")
+			repeat()
 		}
 		if stream != nil {
 			emit(stream.Push(id))
@@ -335,6 +339,12 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 		first = false
 		return true
 	})
+	if first {
+		if err != nil {
+			return err
+		}
+		repeat()
+	}
 	if stream != nil {
 		emit(stream.Flush())
 	}
