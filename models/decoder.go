@@ -137,6 +137,9 @@ func (b *graphBuilder) norm(name, x, y, weight, from string) {
 	b.node(name, x, w, y, o)
 }
 
+// headWeight is the name of the matrix of the head.
+const headWeight = "head.lm_head"
+
 // decoderGraph is the graph of a decoder:
 //
 //	x = embed[ids]
@@ -162,7 +165,10 @@ func decoderGraph(m *Model) Graph {
 	b.value(Value{Name: "ids", Type: op.I32, Cols: 1})
 	b.values(m.Hidden, "x")
 	table := b.weight(Weight{Name: "embed.table", From: []string{d.names.embed + ".weight"}, K: m.Vocab, N: m.Hidden})
-	b.node("embed", "ids", table, "x", op.Op{Kind: op.Embed, K: m.Vocab, N: m.Hidden, Table: m.Stored, Scale: d.embedScale})
+	embed := b.node("embed", "ids", table, "x", op.Op{Kind: op.Embed, K: m.Vocab, N: m.Hidden, Table: m.Stored, Scale: d.embedScale})
+	if m.Tied {
+		embed.Packed = headWeight
+	}
 
 	name := d.classes(m.Layers)
 	for first := 0; first < m.Layers; {
@@ -199,7 +205,7 @@ func decoderGraph(m *Model) Graph {
 	if m.Tied {
 		head = d.names.embed
 	}
-	b.matmul("lm_head", "hl", "logits", linear("head.lm_head", m.Hidden, m.Vocab, head), d.headBias)
+	b.matmul("lm_head", "hl", "logits", linear(headWeight, m.Hidden, m.Vocab, head), d.headBias)
 	if d.headBias { // a tied head has a bias of its own
 		b.weights[len(b.weights)-1].From = []string{d.names.head + ".bias"}
 	}

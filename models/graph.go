@@ -39,7 +39,10 @@ type Node struct {
 	Ops   []op.Op
 	In    []string // values
 	W     []string // weights
-	Out   []string // values
+	// Packed, of an embedding, is the weight of a product that holds the same matrix transposed: that of a tied head. It
+	// follows from the rest, and is no part of a digest.
+	Packed string   `json:"-"`
+	Out    []string // values
 }
 
 // At returns the node's operators for m rows and a context of ctx cached positions.

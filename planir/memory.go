@@ -17,7 +17,7 @@ type Memory struct {
 	PrefillWeights int64 `json:"prefill_weights_bytes,omitempty" yaml:"prefill_weights_bytes,omitempty"`
 	DecodeWeights  int64 `json:"decode_weights_bytes,omitempty" yaml:"decode_weights_bytes,omitempty"`
 	// Tables are the rows of embedding tables that a full context reads, each with the TableStep bytes around
-	// it. Other rows stay in the file.
+	// it. Other rows stay in the file. A table that is a product's weight too is one of Weights.
 	Tables int64 `json:"tables_bytes" yaml:"tables_bytes"`
 	Cache  int64 `json:"cache_bytes" yaml:"cache_bytes"`
 	Pool   int64 `json:"pool_bytes" yaml:"pool_bytes"` // buffers
@@ -145,7 +145,7 @@ func MemoryAt(p *Plan, positions, rows int) Memory {
 	return m
 }
 
-// tables are the packs that embeddings read, with their sizes.
+// tables are the packs that nothing but embeddings reads, with their sizes.
 func tables(p *Plan) map[string]int64 {
 	embeds := map[string]bool{}
 	for i := range p.Program.Graphs {
@@ -153,7 +153,7 @@ func tables(p *Plan) map[string]int64 {
 			embeds[g.Name] = true
 		}
 	}
-	read := map[string]bool{}
+	read, product := map[string]bool{}, map[string]bool{}
 	for i := range p.Program.Programs {
 		for _, s := range p.Program.Programs[i].Sections {
 			for _, l := range s.Lanes {
@@ -161,6 +161,8 @@ func tables(p *Plan) map[string]int64 {
 					for _, w := range st.W {
 						if embeds[st.Run] {
 							read[w.Pack] = true
+						} else {
+							product[w.Pack] = true
 						}
 					}
 				}
@@ -169,7 +171,7 @@ func tables(p *Plan) map[string]int64 {
 	}
 	out := map[string]int64{}
 	for i := range p.Program.Packs {
-		if k := &p.Program.Packs[i]; read[k.Name] {
+		if k := &p.Program.Packs[i]; read[k.Name] && !product[k.Name] {
 			out[k.Name] = roundUp(k.Bytes, memoryPage)
 		}
 	}

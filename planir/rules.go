@@ -329,6 +329,9 @@ func (c *checker) graphs() {
 			if n.Op.HasScheme() && !slices.Contains(proc.Schemes, n.Op.Scheme) {
 				c.fail(path, "graph %q: processor %q does not execute scheme %q", g.Name, proc.Name, n.Op.Scheme)
 			}
+			if x := n.Op.Scheme; n.Op.Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
+				c.fail(path, "graph %q: processor %q does not read weights %q in layout %q, in which rows are looked up", g.Name, proc.Name, x.Weight(), op.TilesLayout)
+			}
 		}
 		var bytes int64
 		for _, w := range g.Graph.Weights {

@@ -187,6 +187,11 @@ func (b *builder) measurement(p *socs.Processor, o op.Op) (record.Measurement, b
 		m.Cold = o.Kind == op.Attention
 	case op.Embed:
 		m.Cold = true
+		if w := o.Scheme.Weight(); w != "" {
+			if m.Layout = p.Layouts[w]; m.Layout != op.TilesLayout {
+				return m, false
+			}
+		}
 	}
 	return m, true
 }
@@ -228,6 +233,10 @@ func (b *builder) model(g *models.Graph) {
 			single := slices.ContainsFunc(s.Values, func(v models.Value) bool { return v.Rows1 && slices.Contains(n.Out, v.Name) })
 			for _, o := range n.Ops {
 				b.template(o, b.schemesOf(n), single)
+				if n.Packed != "" && slices.ContainsFunc(b.schemes, func(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }) {
+					o.Scheme, o.Table = op.I32Q8C, ""
+					b.template(o, nil, single)
+				}
 			}
 		}
 	}
@@ -468,7 +477,7 @@ func (b *builder) footprints(m *models.Model, g *models.Graph) {
 		case op.Attention:
 			w.Footprint = bound(read[scheme] + cache[w.Op.KV])
 		case op.Embed:
-			w.Footprint = bound(int64(w.Op.K) * int64(w.Op.N) * int64(w.Op.Table.Bytes()))
+			w.Footprint = bound(int64(w.Op.K) * int64(w.Op.N) * int64(max(1, w.Op.Table.Bytes())))
 		}
 	}
 }

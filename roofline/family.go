@@ -25,7 +25,7 @@ func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
 	case op.Combine:
 		f.Fan = o.Fan
 	case op.Embed:
-		f.Table, a = o.Table, o.K
+		f.Table, f.Scheme, a = o.Table, o.Scheme, o.K
 	case op.QKNorm:
 		f.HeadDim, f.Group, f.Joint, b = o.HeadDim, o.Heads/o.KVHeads, o.Joint, o.KVHeads
 	case op.Rope:
@@ -57,7 +57,7 @@ func (f *Family) operator(m, a, b int) op.Op {
 	case op.Combine:
 		o.Fan, o.N = f.Fan, b
 	case op.Embed:
-		o.Table, o.K, o.N = f.Table, a, b
+		o.Table, o.Scheme, o.K, o.N = f.Table, f.Scheme, a, b
 	case op.QKNorm:
 		o.HeadDim, o.KVHeads, o.Heads, o.Joint = f.HeadDim, b, b*f.Group, f.Joint
 	case op.Rope:

@@ -171,7 +171,7 @@ func (c *Costs) fitFamilies(s *socs.SoC, all []sample) {
 
 // layoutFits leaves out measurements of layouts the processor does not use for that weight.
 func layoutFits(s *socs.SoC, m *record.Measurement) bool {
-	if !m.Op.HasScheme() || m.Layout == "" {
+	if m.Op.Scheme == "" || m.Layout == "" {
 		return true
 	}
 	want := s.Processor(m.Proc).Layouts[m.Op.Scheme.Weight()]

@@ -99,7 +99,7 @@ func (c *Costs) missing(proc string, o op.Op) error {
 			WithCode("costs.processor").WithHint("they know %s", strings.Join(have, ", "))
 	}
 	what := "operator " + string(o.Kind)
-	if o.HasScheme() {
+	if o.Scheme != "" {
 		what += " in scheme " + string(o.Scheme)
 	}
 	return diag.New(diag.ClassInput, "predict %s on processor %q: %s was never measured there", o.Key(), proc, what).

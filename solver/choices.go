@@ -128,10 +128,7 @@ func (st *stage) proc(name string) *planir.Proc {
 // execute it, or no price is known.
 func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, error) {
 	n := &st.sec.Nodes[i]
-	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Axis: axis, Shares: slices.Clone(shares)}}
-	if n.Op().HasScheme() {
-		c.Scheme = n.Op().Scheme
-	}
+	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Scheme: n.Op().Scheme, Axis: axis, Shares: slices.Clone(shares)}}
 	for k := range c.Shares {
 		st.pad(n, axis, &c.Shares[k])
 	}

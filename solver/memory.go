@@ -60,7 +60,10 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			last = plan
 			return t.objective(plan), plan.Memory.Total <= bound, nil
 		}
-		rest := free.Memory.Cache + free.Memory.Tables + t.leastPool() + planir.FixedBytes
+		rest := free.Memory.Cache + t.leastPool() + planir.FixedBytes
+		if t.packed == nil || t.packed.not != nil { // else the embedding may be the head's
+			rest += free.Memory.Tables
+		}
 		found, err := t.search(ctx, bestNS, func(prefill, decode assignment) bool {
 			return t.weightBytes(prefill, decode)+rest <= bound
 		}, func(prefill, decode assignment) (float64, bool, error) {

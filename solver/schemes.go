@@ -3,13 +3,16 @@ package solver
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
@@ -67,9 +70,85 @@ func (s *session) findClasses() {
 	}
 }
 
+// packed is an embedding that looks rows up in the matrix of a tied head where that is packed in 8 bit: one copy serves
+// both.
+type packed struct {
+	node string // "embed.embed"
+	head int    // class
+	not  error  // why the embedding reads rows as they are stored all the same, though a processor could
+}
+
+// under reports whether rows are looked up in the head under an assignment.
+func (p *packed) under(a assignment) bool { return p != nil && p.not == nil && eightBit(a[p.head]) }
+
+// findPacked decides whether the embedding follows the head: one processor at least has to be able to, for a
+// price that is known, and if quality is bounded, for a loss that is known.
+func (s *session) findPacked() {
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, n := range sec.Nodes {
+			k := slices.IndexFunc(s.classes, func(c class) bool { return c.weight == n.Packed })
+			if n.Packed == "" || k < 0 || !slices.ContainsFunc(s.permitted(&s.classes[k]), eightBit) {
+				continue
+			}
+			p := &packed{node: sec.Name + "." + n.Name, head: k}
+			if cal := s.in.Calibration; cal != nil {
+				if slices.ContainsFunc(s.graph.Folds(), func(f models.FoldGroup) bool {
+					return slices.Contains(f.Multiply, n.Packed) && slices.Contains(cal.Groups(), f.Name)
+				}) {
+					continue
+				}
+				if s.want.limit != (KLLimit{}) && s.tableLoss(p.node) == nil {
+					p.not = errors.New("the calibration does not say what that loses")
+				}
+			}
+			ok, err := s.looksUp(&n)
+			if !ok && err != nil && p.not == nil {
+				p.not = err
+			}
+			if ok || p.not != nil {
+				s.packed = p
+			}
+		}
+	}
+}
+
+func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
+
+// looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
+// is not known.
+func (s *session) looksUp(n *models.Node) (ok bool, err error) {
+	for _, p := range s.procs {
+		if len(p.Kinds) > 0 && !slices.Contains(p.Kinds, op.Embed) || p.LayoutOf(op.I32Q8C.Weight()) != op.TilesLayout {
+			continue
+		}
+		var unknown error
+		for _, rows := range append([]int{1}, s.want.buckets...) {
+			o := n.Ops[0]
+			o.M, o.Scheme, o.Table = rows, op.I32Q8C, ""
+			if _, unknown = s.prices.together([]task{{p.Name, o}}); unknown != nil {
+				break
+			}
+		}
+		if unknown == nil {
+			return true, nil
+		}
+		err = unknown
+	}
+	return false, err
+}
+
+// tableLoss is what looking rows up in the 8-bit head loses by the calibration, nil when that was not measured.
+func (s *session) tableLoss(node string) *calibration.Loss {
+	return s.in.Calibration.Loss(node, op.I32Q8C, false)
+}
+
 // schemeOf is the scheme of a node under an assignment; exact nodes ignore it.
 func (s *session) schemeOf(a assignment) func(node string) op.Scheme {
 	return func(node string) op.Scheme {
+		if p := s.packed; p.under(a) && node == p.node {
+			return op.I32Q8C
+		}
 		if k, ok := s.classOf[node]; ok {
 			return a[k]
 		}
@@ -119,6 +198,13 @@ func (s *session) loss(c *class, scheme op.Scheme) (float64, bool) {
 		if l == nil && len(cal.Folds) > 0 {
 			l = cal.Loss(node, scheme, false) // of a class that no fold touches
 		}
+		if l == nil {
+			return 0, false
+		}
+		total += max(0, l.KL)
+	}
+	if p := s.packed; p != nil && p.not == nil && c == &s.classes[p.head] && eightBit(scheme) {
+		l := s.tableLoss(p.node)
 		if l == nil {
 			return 0, false
 		}
@@ -318,8 +404,8 @@ func (s *session) price(sec *lower.Section, rows int) {
 func sectionKey(sec *lower.Section, rows int) string {
 	key := fmt.Sprintf("%d %s", rows, sec.Name)
 	for i := range sec.Nodes {
-		if n := &sec.Nodes[i]; n.Op().HasScheme() {
-			key += " " + string(n.Op().Scheme)
+		if x := sec.Nodes[i].Op().Scheme; x != "" {
+			key += " " + string(x)
 		}
 	}
 	return key
@@ -761,7 +847,9 @@ func (s *session) quality() []planir.Quality {
 		var missing []string
 		for k := range s.classes {
 			x, ok := s.loss(&s.classes[k], a[k])
-			if !ok {
+			if p := s.packed; !ok && p.under(a) && p.head == k && s.tableLoss(p.node) == nil {
+				missing = append(missing, fmt.Sprintf("%s in %s", op.I32Q8C, p.node))
+			} else if !ok {
 				missing = append(missing, fmt.Sprintf("%s in %s", a[k], s.classes[k].nodes[0]))
 			}
 			q.KL += x

@@ -456,3 +456,68 @@ func newClasses(t *testing.T, in Input) []class {
 	}
 	return s.classes
 }
+
+// A tied model keeps one copy of its table where the head has 8 bit: when the price of looking rows up in it is known,
+// and within limits of quality only when the loss is.
+func TestPackedEmbedding(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	w := quick()
+	w.Schemes = Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A8TQ8C}}
+	wide := *w
+	wide.Schemes.Head = []op.Scheme{op.A32W32}
+	bounded := *w
+	bounded.Quality.MaxKL = KLLimit{1, 1}
+	without := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	without.Families = slices.DeleteFunc(without.Families, func(f roofline.Family) bool { return f.Scheme == op.I32Q8C })
+	cal := invented(t, m, rand.New(rand.NewPCG(5, 5)), op.A8TQ8C)
+	folded := *cal
+	folded.Folds = []calibration.Fold{{Group: "head.norm"}}
+	for _, l := range cal.Losses {
+		l.Folded = true
+		folded.Losses = append(folded.Losses, l)
+	}
+	known := *cal
+	known.Losses = append(slices.Clone(cal.Losses), calibration.Loss{Class: "embed.embed", Scheme: op.I32Q8C, KL: 0.125})
+	for name, c := range map[string]struct {
+		in      Input
+		packed  bool
+		warning string
+	}{
+		"plain":         {Input{Costs: both, Workload: w}, true, ""},
+		"float head":    {Input{Costs: both, Workload: &wide}, false, ""},
+		"no price":      {Input{Costs: without, Workload: w}, false, "never measured"},
+		"calibrated":    {Input{Costs: both, Workload: w, Calibration: &known}, true, ""},
+		"folded head":   {Input{Costs: both, Workload: w, Calibration: &folded}, false, ""},
+		"bounded":       {Input{Costs: both, Workload: &bounded, Calibration: &known}, true, ""},
+		"loss unknown":  {Input{Costs: both, Workload: &bounded, Calibration: cal}, false, "the calibration does not say"},
+		"no bound, too": {Input{Costs: both, Workload: w, Calibration: cal}, true, "i32/q8c in embed.embed"},
+	} {
+		c.in.Model, c.in.SoC = m, s
+		r := solve(t, c.in)
+		if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+			t.Fatalf("%s: %v", name, found)
+		}
+		for _, rows := range []int{1, 16, 256} {
+			want := op.Scheme("")
+			if c.packed {
+				want = op.I32Q8C
+			}
+			if d := r.Plan.DecisionFor("embed.embed", rows); d.Scheme != want {
+				t.Errorf("%s: embedding at %d rows in %q, want %q", name, rows, d.Scheme, want)
+			}
+		}
+		if (r.Plan.Memory.Tables == 0) != c.packed {
+			t.Errorf("%s: %d bytes of tables", name, r.Plan.Memory.Tables)
+		}
+		if text := fmt.Sprint(r.Warnings); !strings.Contains(text, c.warning) || c.warning == "" && len(r.Warnings) > 0 {
+			t.Errorf("%s: warnings %q, want %q", name, text, c.warning)
+		}
+		if q := r.Plan.Quality; name == "bounded" || name == "calibrated" {
+			head := known.Loss("head.lm_head", op.A8TQ8C, false).KL
+			if len(q) != 2 || math.Abs(q[1].KL-0.125-head) > 1e-12 {
+				t.Errorf("%s: quality %+v, want %v for prefill", name, q, 0.125+head)
+			}
+		}
+	}
+}

@@ -77,6 +77,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 		}
 	}
 	plan.Memory.Max, plan.Quality = bound, s.quality()
+	if p := s.packed; p != nil && p.not != nil && eightBit(s.decode[p.head]) {
+		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", p.not)
+	}
 	found := check.Plan(plan, in.Model, in.SoC)
 	if err := found.Err(); err != nil {
 		for _, d := range found {
@@ -103,6 +106,7 @@ type session struct {
 	machine
 	classes   []class
 	classOf   map[string]int // by node
+	packed    *packed        // nil: the embedding reads rows as they are stored
 	phases    [2]*phase      // prefill, decode
 	priced    map[string]bool
 	listed    bool // bounds on assignments rely on the pools
@@ -182,7 +186,11 @@ func newSession(in Input) (*session, error) {
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
 	s.findClasses()
-	return s, s.enlist()
+	if err := s.enlist(); err != nil {
+		return nil, err
+	}
+	s.findPacked()
+	return s, nil
 }
 
 // enlist finds the processors that can work on one buffer pool with the control processor, which of

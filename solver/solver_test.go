@@ -88,7 +88,7 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 			return
 		}
 		layout := op.RowsLayout
-		if o.Kind == op.MatMul {
+		if o.Scheme != "" {
 			layout = p.Layouts[o.Scheme.Weight()]
 		} else if len(o.Sig().W) == 0 {
 			layout = ""
@@ -116,6 +116,11 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 				for _, sec := range sections {
 					for _, n := range sec.Nodes {
 						for _, o := range n.Ops {
+							if o.Kind == op.Embed && scheme == op.A8TQ8C {
+								packed := o
+								packed.Scheme, packed.Table = op.I32Q8C, ""
+								add(p, packed)
+							}
 							for _, c := range []int{64, 320, 1024} {
 								if o.Kind == op.Attention {
 									o.Context = max(c, rows)

@@ -180,10 +180,12 @@ func showCalibration(s *cli.Streams, c *calibration.Calibration) {
 			row = []string{class, fmt.Sprintf("%.1f", largest), fmt.Sprintf("%.1f", ratio), fmt.Sprint(outliers)}
 		}
 		for _, x := range schemes {
-			l := c.Loss(class, x, false)
-			row = append(row, fmt.Sprintf("%.6f", l.KL))
-			if f := c.Loss(class, x, true); f != nil {
-				row = append(row, fmt.Sprintf("%.6f", f.KL))
+			for _, folded := range []bool{false, true} {
+				if l := c.Loss(class, x, folded); l != nil {
+					row = append(row, fmt.Sprintf("%.6f", l.KL))
+				} else if !folded || len(c.Folds) > 0 { // an embedding has a scheme of its own
+					row = append(row, "")
+				}
 			}
 		}
 		rows = append(rows, row)

@@ -226,7 +226,7 @@ func (v *validator) directions(i int, a *Activation) {
 func (v *validator) loss(i int, l *Loss, folds bool) {
 	p := func(key string) []any { return []any{"losses", i, key} }
 	v.name(p("class"), l.Class)
-	if _, err := op.ParseScheme(string(l.Scheme)); err != nil {
+	if _, err := op.ParseScheme(string(l.Scheme)); err != nil && l.Scheme != op.I32Q8C {
 		v.fail(p("scheme"), "%w", err)
 	} else if l.Scheme == op.A32W32 {
 		v.fail(p("scheme"), "scheme %q loses nothing", l.Scheme)

@@ -285,6 +285,9 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		if ops[i].HasScheme() && !slices.Contains(proc.Schemes, ops[i].Scheme) {
 			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
 		}
+		if x := ops[i].Scheme; ops[i].Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
+			return Piece{}, fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up", sh.Proc, x.Weight(), op.TilesLayout)
+		}
 		if err := ops[i].Validate(); err != nil {
 			return Piece{}, err
 		}

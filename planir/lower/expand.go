@@ -42,7 +42,7 @@ type Value struct {
 }
 
 // Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
-// name (exact ones float32), and where it quantises activations a node NAME_quant precedes the first
+// name (exact ones float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant precedes the first
 // matmul that reads the value. Such a node is decided about like any other.
 func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
 	var out []Section
@@ -73,6 +73,14 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 				switch o.Kind {
 				case op.KVAppend, op.Attention:
 					o.KV = kv
+				case op.Embed:
+					if schemeOf(name) != op.I32Q8C {
+						break
+					}
+					if mn.Packed == "" {
+						return nil, fmt.Errorf("node %q: scheme %q, and no weight of a product holds the same matrix", name, op.I32Q8C)
+					}
+					o.Scheme, o.Table, n.W = op.I32Q8C, "", []string{mn.Packed}
 				case op.MatMul, op.ExpertMatMul:
 					if o.Scheme = op.A32W32; !mn.Exact {
 						o.Scheme = schemeOf(name)

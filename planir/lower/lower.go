@@ -159,7 +159,9 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 		if d == nil {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: no decision for %q at %d rows", n.Name, rows).WithCode("P010")
 		}
-		if o := n.Op(); o.HasScheme() && d.Scheme != o.Scheme {
+		if o := n.Op(); !o.HasScheme() && d.Scheme != o.Scheme {
+			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, and %q takes none", n.Name, rows, d.Scheme, o.Kind).WithCode("P010")
+		} else if d.Scheme != o.Scheme {
 			return planir.Section{}, diag.New(diag.ClassIllegal, "lower plan: %s@%d: scheme %q, want %q: its result selects experts, and is computed in float32", n.Name, rows, d.Scheme, o.Scheme).WithCode("P010")
 		}
 		t, err := b.node(s, n, d)
@@ -243,9 +245,16 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 		return t, nil
 	}
 	t.step.ExpectNS = d.Shares[p.Share].PredictNS
+	if o.Kind == op.Embed && o.Scheme != "" {
+		for _, f := range b.model.Folds() {
+			if slices.Contains(b.plan.Folds, f.Name) && slices.Contains(f.Multiply, n.W[0]) {
+				return nil, fmt.Errorf("scheme %q, and the rows of %q are changed by the fold %q", o.Scheme, n.W[0], f.Name)
+			}
+		}
+	}
 	proc := b.plan.Proc(p.Proc)
 	layout := ""
-	if o.HasScheme() {
+	if o.Scheme != "" {
 		layout = proc.LayoutOf(o.Scheme.Weight())
 		if layout == "" {
 			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
@@ -261,6 +270,8 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 				key.k0, key.k1 = p.K0, p.K1
 			}
 			c0, c1 = p.N0, p.N1
+		}
+		if o.Scheme != "" {
 			if !proc.WeightRanges {
 				key.owner, key.n0, key.n1 = p.Proc, c0, c1
 			}

@@ -118,6 +118,73 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 	})
 }
 
+// The embedding of a tied model can read the packed matrix of the head: one copy serves both, whoever executes them.
+func TestPackedTable(t *testing.T) {
+	g := graph(t)
+	packed := func(change func(p *planir.Plan)) (*planir.Plan, error) {
+		p := plan(t, g, []int{1, 16}, op.A8TQ8C)
+		for i := range p.Decisions {
+			if d := &p.Decisions[i]; d.Node == "embed.embed" {
+				d.Scheme, d.Shares[0].Proc = op.I32Q8C, "b"
+			}
+		}
+		change(p)
+		if err := lower.Lower(p, g); err != nil {
+			return nil, err
+		}
+		return p, planir.Check(p).Err()
+	}
+	packs := func(p *planir.Plan) (names []string) {
+		for _, k := range p.Program.Packs {
+			if strings.HasPrefix(k.Name, "head.lm_head") || strings.HasPrefix(k.Name, "embed") {
+				names = append(names, k.Name)
+			}
+		}
+		return names
+	}
+	p, err := packed(func(p *planir.Plan) {
+		d := p.DecisionFor("head.lm_head", 1)
+		d.Axis, d.Shares = planir.AxisCols, []planir.Share{{Proc: "a", To: 64}, {Proc: "b", From: 64, To: 2048}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := packs(p); !slices.Equal(got, []string{"head.lm_head/q8c.n32"}) {
+		t.Errorf("packed as %q, want one copy", got)
+	}
+	if m := planir.MemoryOf(p); m.Tables != 0 {
+		t.Errorf("%d bytes of tables beside the weights", m.Tables)
+	}
+	// A processor that owns its copies has one more.
+	p, err = packed(func(p *planir.Plan) {
+		p.DecisionFor("embed.embed", 1).Shares[0].Proc = "c"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := packs(p); len(got) != 2 || planir.MemoryOf(p).Tables == 0 {
+		t.Errorf("packed as %q, want a copy of the other processor's", got)
+	}
+	for name, c := range map[string]struct {
+		change func(p *planir.Plan)
+		want   string
+	}{
+		"no tiles":         {func(p *planir.Plan) { p.Procs[1].Layouts = []planir.Layout{{Scheme: "q8c", Layout: "rows"}} }, `does not read weights "q8c" in layout "n32"`},
+		"folded":           {func(p *planir.Plan) { p.Folds = []string{"head.norm"} }, `changed by the fold "head.norm"`},
+		"a matmul's":       {func(p *planir.Plan) { p.DecisionFor("embed.embed", 1).Scheme = op.A8TQ8C }, `scheme "a8t/q8c", and "embed" takes none`},
+		"of a matmul":      {func(p *planir.Plan) { p.DecisionFor("layers.qkv", 1).Scheme = op.I32Q8C }, "i32/q8c"},
+		"one that has one": {func(p *planir.Plan) { p.DecisionFor("layers.attn_norm", 1).Scheme = op.A8TQ8C }, `and "norm" takes none`},
+	} {
+		if _, err := packed(c.change); err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassIllegal {
+			t.Errorf("%s: got %v, want an illegal plan: %q", name, err, c.want)
+		}
+	}
+	g = graphOf(t, "../../testdata/arch/olmoe-plain")
+	if _, err := packed(func(*planir.Plan) {}); err == nil || !strings.Contains(err.Error(), "no weight of a product holds the same matrix") {
+		t.Errorf("a model with two matrices: %v", err)
+	}
+}
+
 // inPlace reports whether a node writes a value that it reads.
 func inPlace(n *lower.Node) bool {
 	return slices.ContainsFunc(n.Out, func(v string) bool { return slices.Contains(n.In, v) })

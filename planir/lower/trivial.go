@@ -26,10 +26,7 @@ func Trivial(g *models.Graph, proc string, rows []int, context int, kv op.Type, 
 				if s.Logits && n.Op().Kind != op.SelectRow {
 					at = 1 // the head has one row in every bucket
 				}
-				d := planir.Decision{Node: n.Name, Rows: at, Strategy: planir.Single, Shares: []planir.Share{{Proc: proc}}}
-				if o := n.Op(); o.HasScheme() {
-					d.Scheme = o.Scheme
-				}
+				d := planir.Decision{Node: n.Name, Rows: at, Strategy: planir.Single, Scheme: n.Op().Scheme, Shares: []planir.Share{{Proc: proc}}}
 				if !seen[place{n.Name, at}] {
 					seen[place{n.Name, at}] = true
 					out = append(out, d)

@@ -274,7 +274,7 @@ func Single(o Op, layout string) Graph {
 }
 
 // WeightSpec describes the weight operand of o in a role ("weight", "gain", see Sig); layout applies to the
-// matrix of a MatMul or ExpertMatMul, the others are plain rows.
+// matrix of an operator with a Scheme, the others are plain rows.
 func (o Op) WeightSpec(role, layout string) WeightSpec {
 	vector := func(k, n int) WeightSpec {
 		return WeightSpec{Name: role, K: k, N: n, Scheme: string(F32), Layout: RowsLayout}
@@ -290,6 +290,9 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 		}
 		return w
 	case Embed:
+		if o.Scheme != "" {
+			return WeightSpec{Name: role, K: o.N, N: o.K, Scheme: o.Scheme.Weight(), Layout: layout}
+		}
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
 	case Norm, LayerNorm:
 		return vector(1, o.N)
@@ -310,5 +313,8 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 	return WeightSpec{}
 }
 
-// RowsLayout is the plain row-major layout [K,N] of embeddings, gains and frequency tables.
-const RowsLayout = "rows"
+// Layouts of packed weights.
+const (
+	RowsLayout  = "rows" // plain row-major [K,N]: embeddings, gains, frequency tables
+	TilesLayout = "n32"  // hetc's own tiles of 32 columns (see planir/pack)
+)

@@ -40,7 +40,8 @@ func (t Type) Bytes() int {
 type Kind string
 
 const (
-	// Embed looks rows up: ids i32 [M,1], table [V=K,N] -> f32 [M,N].
+	// Embed looks rows up: ids i32 [M,1], table [V=K,N] -> f32 [M,N]. With Scheme the table is the packed weight
+	// [N,V] of a tied head, whose columns are the rows.
 	Embed Kind = "embed"
 	// SelectRow copies one row: f32 [M,N] -> f32 [1,N]; the row index is the scalar Row of the call.
 	SelectRow Kind = "select_row"
@@ -128,7 +129,11 @@ const (
 	A8TQ4B128 Scheme = "a8t/q4b128" // and per 128
 )
 
-// Schemes lists the schemes hetc can pack and execute.
+// I32Q8C is the scheme of an Embed (ids are i32) that looks rows up in the 8-bit weight of a tied head. It is none of
+// Schemes: a processor that executes Embed and reads 8-bit weights in hetc's own tiles can do it.
+const I32Q8C Scheme = "i32/q8c"
+
+// Schemes lists the schemes of matrix products that hetc can pack and execute.
 var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8TQ4B32, A8TQ4B128}
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
@@ -201,8 +206,8 @@ type Op struct {
 	K    int  `json:"k,omitempty" yaml:"k,omitempty"` // reduction length (MatMul), vocabulary (Embed)
 	N    int  `json:"n,omitempty" yaml:"n,omitempty"` // output columns
 
-	Scheme Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // MatMul
-	Table  Type   `json:"table,omitempty" yaml:"table,omitempty"`   // Embed: element type of the table
+	Scheme Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // MatMul; Embed: I32Q8C, or empty
+	Table  Type   `json:"table,omitempty" yaml:"table,omitempty"`   // Embed without Scheme: element type of the table
 
 	Heads   int  `json:"heads,omitempty" yaml:"heads,omitempty"`       // query heads
 	KVHeads int  `json:"kv_heads,omitempty" yaml:"kv_heads,omitempty"` // key/value heads
@@ -287,7 +292,7 @@ func (o Op) Key() string {
 	case GLU, Activate:
 		return fmt.Sprintf("%s[%d,%d] %s", o.Kind, o.Rows(), o.N, o.Act)
 	case Embed:
-		return fmt.Sprintf("embed[%d]x[%d,%d] %s", o.M, o.K, o.N, o.Table)
+		return fmt.Sprintf("embed[%d]x[%d,%d] %s%s", o.M, o.K, o.N, o.Table, o.Scheme)
 	default:
 		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N)
 	}
@@ -375,6 +380,9 @@ func (o Op) Bytes() int64 {
 	case Rope:
 		return 8 * m * int64(o.Heads+o.KVHeads) * int64(o.Rotary())
 	case Embed:
+		if o.Scheme != "" { // four values of a column, then those of the tile's other columns: a line of 64 bytes for each four
+			return m * n * (64/4 + 4)
+		}
 		return m * n * int64(o.Table.Bytes()+4)
 	case Norm, LayerNorm, Copy, Activate, Softcap, Clip, Gate:
 		return 8 * m * n
@@ -438,7 +446,12 @@ func (o Op) Validate() error {
 		}
 		return pos("k", o.K, "n", o.N)
 	case Embed:
-		if o.Table.Bytes() == 0 {
+		switch {
+		case o.Scheme != "" && o.Scheme != I32Q8C:
+			return bad("scheme", o.Scheme, fmt.Sprintf("%s, or none", I32Q8C))
+		case o.Scheme != "" && o.Table != "":
+			return bad("table", o.Table, "none beside a scheme")
+		case o.Scheme == "" && o.Table.Bytes() == 0:
 			return fmt.Errorf("operator %q: unknown table type %q", o.Kind, o.Table)
 		}
 		if err := number("scale", o.Scale, 0, 1<<20); err != nil {
@@ -557,7 +570,7 @@ func (o Op) unused() error {
 		set  bool
 		ok   bool
 	}{
-		{"scheme", o.Scheme != "", in(MatMul, ExpertMatMul)},
+		{"scheme", o.Scheme != "", in(MatMul, ExpertMatMul, Embed)},
 		{"table", o.Table != "", in(Embed)},
 		{"bias", o.Bias, in(MatMul)},
 		{"act", o.Act != "", in(GLU, Activate)},

@@ -36,7 +36,7 @@ import (
 
 const (
 	// N32 is the name of the tiled layout.
-	N32 = "n32"
+	N32 = op.TilesLayout
 	// TileN is the number of columns of one tile.
 	TileN = 32
 	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K

@@ -77,6 +77,9 @@ func (c *Capabilities) Supports(o op.Op) error {
 		}
 		return fmt.Errorf("scheme %q is not supported", o.Scheme)
 	}
+	if w := o.Scheme.Weight(); o.Kind == op.Embed && w != "" && c.Layouts[w] != op.TilesLayout {
+		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", w, op.TilesLayout)
+	}
 	if o.Kind == op.KVAppend || o.Kind == op.Attention {
 		for _, t := range c.KV {
 			if t == o.KV {

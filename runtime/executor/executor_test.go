@@ -138,12 +138,17 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 	g := m.Graph()
 	p := &planir.Plan{Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: digest, BOS: m.BOS, EOS: m.EOS},
 		SoC: planir.SoCRef{Name: "test", Control: procs[0].Name}, MaxContext: context, KV: op.F32, Procs: procs}
-	schemeOf := func(string, int) op.Scheme { return scheme }
-	if p.Decisions, err = lower.Trivial(&g, procs[0].Name, rows, context, op.F32, schemeOf); err != nil {
+	schemeOf := func(node string) op.Scheme {
+		if scheme == op.A8TQ8C && m.Tied && node == "embed.embed" { // the head's matrix serves both
+			return op.I32Q8C
+		}
+		return scheme
+	}
+	if p.Decisions, err = lower.Trivial(&g, procs[0].Name, rows, context, op.F32, func(node string, _ int) op.Scheme { return schemeOf(node) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range rows {
-		sections, err := lower.Expand(&g, r, context, op.F32, func(string) op.Scheme { return scheme })
+		sections, err := lower.Expand(&g, r, context, op.F32, schemeOf)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -86,6 +86,9 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		if scheme.QuantisedRows() {
 			rounded = append(rounded, scheme)
 		}
+		if table := (candidate{m.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() {
+			candidates = append(candidates, table)
+		}
 	}
 	c.groups = slices.DeleteFunc(c.groups, func(g models.FoldGroup) bool {
 		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(m.Classes(), class) })

@@ -162,6 +162,19 @@ func (m *Model) Classes() []string {
 	return out
 }
 
+// PackedTable is the embedding that can look rows up in the packed matrix of a tied head, "" where there is none.
+func (m *Model) PackedTable() string {
+	g := m.Graph()
+	for _, s := range g.Sections {
+		for _, n := range s.Nodes {
+			if n.Packed != "" {
+				return s.Name + "." + n.Name
+			}
+		}
+	}
+	return ""
+}
+
 // Text is what a model reads.
 type Text struct {
 	SHA256  string // of the whole file

@@ -147,8 +147,8 @@ func TestCalibrate(t *testing.T) {
 		return c
 	}
 	c := run()
-	if len(c.Activations) != 4*m.Layers+1 || len(c.Losses) != 6 && len(c.Losses) != 12 {
-		t.Fatalf("%d activations and %d losses, want %d and 6, or 12 with folds", len(c.Activations), len(c.Losses), 4*m.Layers+1)
+	if len(c.Activations) != 4*m.Layers+1 || len(c.Losses) != 7 && len(c.Losses) != 14 {
+		t.Fatalf("%d activations and %d losses, want %d and 7, or 14 with folds", len(c.Activations), len(c.Losses), 4*m.Layers+1)
 	}
 	sum := 0.0
 	for _, class := range m.Classes() {
@@ -157,6 +157,9 @@ func TestCalibrate(t *testing.T) {
 			t.Fatalf("loss of %q is %+v", class, l)
 		}
 		sum += l.KL
+	}
+	if l := c.Loss("embed.embed", op.I32Q8C, false); l == nil || !(l.KL > 0) || l.KL > c.Loss("head.lm_head", op.A8TQ8C, false).KL {
+		t.Errorf("loss of the embedding is %+v", l)
 	}
 	// Small losses of classes add up to that of all of them.
 	if all := c.Loss(calibration.All, op.A8TQ8C, false).KL; math.Abs(sum/all-1) > 0.15 {

@@ -165,6 +165,7 @@ func operators() []op.Op {
 			for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
 				add(op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t}, op.Op{Kind: op.Embed, M: m, K: 53, N: n, Table: t, Scale: 11.3})
 			}
+			add(op.Op{Kind: op.Embed, M: m, K: 53, N: n, Scheme: op.I32Q8C}, op.Op{Kind: op.Embed, M: m, K: 32, N: n, Scheme: op.I32Q8C, Scale: 11.3})
 		}
 	}
 	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},

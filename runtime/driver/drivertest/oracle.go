@@ -93,7 +93,11 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 			for r := range rows {
 				id := int(in[0].at(r, 0))
 				for j := range o.N {
-					v := float64(w.v[id*o.N+j])
+					at := id*o.N + j
+					if o.Scheme != "" {
+						at = j*o.K + id
+					}
+					v := float64(w.v[at])
 					if o.Scale != 0 {
 						v *= o.Scale
 					}

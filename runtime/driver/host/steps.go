@@ -211,7 +211,10 @@ func copyRows(y, x *operand, r0, r1 int) {
 func (b *builder) embed() (step, error) {
 	e, o, ids, y := b.e, b.op, b.in[0], b.out[0]
 	var row func(out []float32, id int)
-	if o.Table == op.F32 {
+	if o.Scheme != "" {
+		table := b.w[0].Bytes
+		row = func(out []float32, id int) { kernel.ColumnQ8C(out, table, id) }
+	} else if o.Table == op.F32 {
 		table, err := mem.View[float32](b.w[0].Bytes)
 		if err != nil {
 			return step{}, err

@@ -345,3 +345,15 @@ func rope(x []float32, ldx int, cos, sin []float32, m, heads, headDim, rotary in
 		}
 	}
 }
+
+// ColumnQ8C writes column j of a q8c weight of len(out) rows, values times the column's scale: row j of the table
+// that a tied head holds.
+func ColumnQ8C(out []float32, w []byte, j int) {
+	body := TileN * ((len(out) + 3) &^ 3)
+	size := body + 8*TileN
+	tile, c := w[j/TileN*size:][:size], j%TileN
+	scale := math.Float32frombits(binary.LittleEndian.Uint32(tile[body+4*c:]))
+	for k := range out {
+		out[k] = float32(int8(tile[k>>2*4*TileN+4*c+k&3])) * scale
+	}
+}
