@@ -29,6 +29,7 @@ var table = []room{
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
 	{path: "internal/mem", third: []string{sysUnix}},
+	{path: "internal/shalanes", third: []string{sysUnix}}, // sys: the features of the CPU
 	{path: "internal/*api", may: []string{"internal/native"}, later: true},
 	{path: "internal/cas"},
 	{path: "internal/onnx", may: []string{"planir/op"}, third: []string{"google.golang.org/protobuf/encoding/protowire"}, later: true},
@@ -46,7 +47,7 @@ var table = []room{
 	{path: "planir/pack", may: []string{"planir/op", "internal/mem"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}},                 // pack: the sizes of packs
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
-	{path: "planir/bundle", may: []string{"planir", "internal/mem"}},
+	{path: "planir/bundle", may: []string{"planir", "internal/mem", "internal/shalanes"}},
 
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},

@@ -9,4 +9,5 @@ var adviceOf = map[Advice]int{
 	WillNeed:   unix.MADV_WILLNEED,
 	DontNeed:   unix.MADV_DONTNEED,
 	HugePages:  unix.MADV_HUGEPAGE,
+	Populate:   unix.MADV_POPULATE_READ,
 }

@@ -126,6 +126,7 @@ const (
 	WillNeed          // start reading now
 	DontNeed          // drop from a mapping; it is read again on the next access
 	HugePages         // back an allocation with large pages
+	Populate          // map all pages now, readable; of a file those that are not in memory are read in order
 )
 
 // Advise gives a hint about bytes [offset, offset+bytes) of the region. Its absence changes
@@ -135,7 +136,7 @@ func (r *Region) Advise(offset, bytes int, a Advice) error {
 	if offset < 0 || bytes < 0 || offset > len(r.data) || bytes > len(r.data)-offset {
 		return diag.New(diag.ClassInput, "advise on memory: range [%d, %d+%d) outside the region's %d bytes", offset, offset, bytes, len(r.data))
 	}
-	if a < Normal || a > HugePages {
+	if a < Normal || a > Populate {
 		return diag.New(diag.ClassInput, "advise on memory: unknown advice %d", int(a))
 	}
 	if a == DontNeed && !r.file {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -55,7 +54,9 @@ type blob struct {
 	*Blob
 	chunk  int64
 	data   []byte
-	file   io.ReaderAt     // the same bytes, where chunks can be checked without making all of data resident
+	file   io.ReaderAt // the same bytes, where chunks can be checked without making all of data resident
+	region *mem.Region // that data lies in, from byte at on; nil for memory of its own
+	at     int64
 	step   Step            // that a wrong chunk fails
 	leaves []Digest        // nil: not known yet, the whole blob is checked against the root
 	good   []atomic.Uint64 // one bit per chunk
@@ -175,7 +176,9 @@ func (b *Bundle) load(mode Mode) error {
 func (b *Bundle) fill(i int, private bool) (err error) {
 	x := b.blobs[i]
 	if !private {
-		x.data, x.file, err = b.store.mapped(b.manifest, i)
+		if x.region, x.at, x.file, err = b.store.mapped(b.manifest, i); err == nil {
+			x.data = x.region.Bytes()[x.at:][:x.Bytes:x.Bytes]
+		}
 		return err
 	}
 	if x.Bytes > mem.MaxBytes {
@@ -191,7 +194,7 @@ func (b *Bundle) fill(i int, private bool) (err error) {
 }
 
 // verify checks the chunks that hold bytes [from, to), those that are not known to be good.
-// Large ranges are checked by several goroutines; the outcome does not depend on their order.
+// Large ranges are checked by several goroutines; of several wrong chunks the first is reported.
 func (x *blob) verify(from, to int64) error {
 	if x.all.Load() || from == to && x.Bytes > 0 {
 		return nil
@@ -200,14 +203,20 @@ func (x *blob) verify(from, to int64) error {
 		return x.verifyWhole()
 	}
 	first, end := from/x.chunk, chunks(to, x.chunk)
-	if end-first < 4 {
+	const few = 4
+	if end-first >= few {
+		var unknown []piece
 		for c := first; c < end; c++ {
-			if err := x.verifyChunk(c); err != nil {
-				return err
+			if !x.known(c) {
+				unknown = append(unknown, piece{blob: x, chunk: c, mapped: x.file == nil})
 			}
 		}
-	} else if err := x.verifyParallel(first, end); err != nil {
-		return err
+		verifyPieces(context.Background(), unknown)
+	}
+	for c := first; c < end; c++ {
+		if err := x.verifyChunk(c); err != nil {
+			return err
+		}
 	}
 	if first == 0 && to == x.Bytes {
 		x.all.Store(true)
@@ -215,38 +224,11 @@ func (x *blob) verify(from, to int64) error {
 	return nil
 }
 
-func (x *blob) verifyParallel(first, end int64) error {
-	var next atomic.Int64
-	next.Store(first)
-	workers := min(int64(runtime.GOMAXPROCS(0)), end-first)
-	failed := make([]error, workers)
-	at := make([]int64, workers)
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			for c := next.Add(1) - 1; c < end; c = next.Add(1) - 1 {
-				if err := x.verifyChunk(c); err != nil {
-					failed[w], at[w] = err, c
-					next.Store(end)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	var worst error
-	lowest := end
-	for w, err := range failed {
-		if err != nil && at[w] < lowest {
-			worst, lowest = err, at[w]
-		}
-	}
-	return worst
-}
+// known reports whether a chunk was checked and is good.
+func (x *blob) known(c int64) bool { return x.good[c/64].Load()&(1<<(c%64)) != 0 }
 
 func (x *blob) verifyChunk(c int64) error {
-	word, bit := &x.good[c/64], uint64(1)<<(c%64)
-	if word.Load()&bit != 0 {
+	if x.known(c) {
 		return nil
 	}
 	from, to := c*x.chunk, min((c+1)*x.chunk, x.Bytes)
@@ -258,7 +240,7 @@ func (x *blob) verifyChunk(c int64) error {
 		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, c, from, to, sum, x.leaves[c]).
 			hint("the file was damaged or changed; fetch it again")
 	}
-	word.Or(bit)
+	x.good[c/64].Or(1 << (c % 64))
 	return nil
 }
 

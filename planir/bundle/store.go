@@ -22,9 +22,9 @@ type store interface {
 	table(m *Manifest) ([]Digest, error)
 	// copyBlob reads blob i into buf, which has its size.
 	copyBlob(m *Manifest, i int, buf []byte, s Step) error
-	// mapped returns blob i as memory shared with the page cache, which the store owns, and a way to read the
-	// same bytes without making them resident, nil when there is none.
-	mapped(m *Manifest, i int) ([]byte, io.ReaderAt, error)
+	// mapped returns memory shared with the page cache, which the store owns, where blob i lies in it, and a way to
+	// read the same bytes without making them resident, nil when there is none.
+	mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error)
 	// gaps checks that what lies between the blobs is zero.
 	gaps(m *Manifest) error
 	close() error
@@ -174,20 +174,19 @@ func (s *fileStore) copyBlob(_ *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, s.file, buf, s.layout.offsets[i])
 }
 
-func (s *fileStore) mapped(m *Manifest, i int) ([]byte, io.ReaderAt, error) {
+func (s *fileStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
 	if s.region == nil {
 		r, err := mem.Map(s.file)
 		if err != nil {
-			return nil, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
+			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
 		}
 		s.region = r
 		if int64(len(r.Bytes())) != s.bytes {
-			return nil, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(r.Bytes()), s.bytes)
+			return nil, 0, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(r.Bytes()), s.bytes)
 		}
 	}
 	from := s.layout.offsets[i]
-	to := from + m.Blobs[i].Bytes
-	return s.region.Bytes()[from:to:to], io.NewSectionReader(s.file, from, to-from), nil
+	return s.region, from, io.NewSectionReader(s.file, from, m.Blobs[i].Bytes), nil
 }
 
 func (s *fileStore) close() error {
@@ -347,24 +346,24 @@ func (s *dirStore) copyBlob(m *Manifest, i int, buf []byte, step Step) error {
 	return readAt(step, f, buf, 0)
 }
 
-func (s *dirStore) mapped(m *Manifest, i int) ([]byte, io.ReaderAt, error) {
+func (s *dirStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error) {
 	b := &m.Blobs[i]
 	r := s.regions[b.SHA256]
 	if r == nil {
 		f, err := s.openBlob(m, i)
 		if err != nil {
-			return nil, nil, err
+			return nil, 0, nil, err
 		}
 		defer f.Close()
 		if r, err = mem.Map(f); err != nil {
-			return nil, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
+			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
 		}
 		s.regions[b.SHA256] = r
 	}
 	if int64(len(r.Bytes())) != b.Bytes {
-		return nil, nil, refuse(StepWeights, "blob %q of %d bytes had %d when it was opened", b.Name, len(r.Bytes()), b.Bytes)
+		return nil, 0, nil, refuse(StepWeights, "blob %q of %d bytes had %d when it was opened", b.Name, len(r.Bytes()), b.Bytes)
 	}
-	return r.Bytes(), nil, nil
+	return r, 0, nil, nil
 }
 
 func (s *dirStore) close() error {

@@ -31,6 +31,19 @@ type Source interface {
 	Range(name string, offset, bytes int64) ([]byte, error) // a part of a weights blob
 }
 
+// Part is a piece of a weights blob that Range is going to be asked for. Few says that little of it will be read.
+type Part struct {
+	Blob          string
+	Offset, Bytes int64
+	Few           bool
+}
+
+// Ahead is what a Source may have beside its methods: it makes ready what it is going to be asked for, many parts
+// at a time. It has no error: what cannot be made ready is refused when it is asked for.
+type Ahead interface {
+	Ahead(ctx context.Context, parts []Part)
+}
+
 // Options configure a Machine.
 type Options struct {
 	Drivers  []driver.Driver
@@ -315,6 +328,9 @@ func (m *Machine) prepare(src Source) error {
 // load makes a program executable. No lane may be running.
 func (m *Machine) load(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
+	if a, ok := m.loader.src.(Ahead); ok {
+		m.ahead(ctx, a, pr)
+	}
 	var sections []*section
 	for j := range pr.Phase.Sections {
 		s := &section{Section: &pr.Phase.Sections[j], iters: max(1, pr.Phase.Sections[j].Layers)}
@@ -333,6 +349,39 @@ func (m *Machine) load(ctx context.Context, pr *program) error {
 	}
 	pr.sections = sections
 	return nil
+}
+
+// ahead makes ready what a program reads, in the order of its steps.
+func (m *Machine) ahead(ctx context.Context, a Ahead, pr *program) {
+	const batch = 128 << 20 // so that the watchdog sees progress, and all cores have something to do
+	var parts []Part
+	var bytes int64
+	w := m.loader.weights
+	seen := map[placeKey]bool{}
+	for i := range pr.Phase.Sections {
+		s := &pr.Phase.Sections[i]
+		for it := range max(1, s.Layers) {
+			for j := range s.Lanes {
+				for k := range s.Lanes[j].Steps {
+					for _, r := range s.Lanes[j].Steps[k].W {
+						at, key := w.place(r.Pack, s.First+it)
+						if seen[key] || w.bytes[key] != nil {
+							continue
+						}
+						seen[key] = true
+						few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
+						parts = append(parts, Part{at.blob, at.Offset, at.Pack.Bytes, few})
+						if bytes += at.Pack.Bytes; bytes >= batch {
+							a.Ahead(ctx, parts)
+							m.steps.Add(1)
+							parts, bytes = parts[:0], 0
+						}
+					}
+				}
+			}
+		}
+	}
+	a.Ahead(ctx, parts)
 }
 
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
@@ -445,14 +494,20 @@ func newWeights(p *planir.Plan, src Source) *weights {
 	return w
 }
 
-// pack returns the packing of a layer, or that of all layers.
-func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
+// place is where the packing of a layer lies, or that of all layers.
+func (w *weights) place(name string, layer int) (place, placeKey) {
 	key := placeKey{name, -1}
 	at, ok := w.places[key]
 	if !ok {
 		key.layer = layer
 		at = w.places[key]
 	}
+	return at, key
+}
+
+// pack returns the packing of a layer, or that of all layers.
+func (w *weights) pack(name string, layer int) (*planir.Pack, []byte, placeKey, error) {
+	at, key := w.place(name, layer)
 	b, ok := w.bytes[key]
 	if !ok {
 		var err error

@@ -76,6 +76,15 @@ func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
 	return b.Bundle.Range(b.prefix+name, offset, bytes)
 }
 
+// Ahead verifies parts of blobs that Range is going to be asked for; it implements executor.Ahead.
+func (b *opened) Ahead(ctx context.Context, parts []executor.Part) {
+	of := make([]bundle.Part, len(parts))
+	for i, p := range parts {
+		of[i] = bundle.Part{Blob: b.prefix + p.Blob, Offset: p.Offset, Bytes: p.Bytes, Few: p.Few}
+	}
+	b.Bundle.Ahead(ctx, of)
+}
+
 // Execute opens a plan on this machine, of whose weights held bytes are to be allocated, and refuses one that needs
 // more memory than is free.
 func Execute(ctx context.Context, p *planir.Plan, src executor.Source, held int64, o executor.Options) (*executor.Machine, error) {
@@ -107,6 +116,12 @@ func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 		return nil, fmt.Errorf("load %q: %w", name, err)
 	}
 	return u.src.Range(name, offset, bytes)
+}
+
+func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part) {
+	if a, ok := u.src.(executor.Ahead); ok {
+		a.Ahead(ctx, parts)
+	}
 }
 
 // Has reports whether the bundle has a blob of that name.

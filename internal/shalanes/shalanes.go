@@ -1,0 +1,71 @@
+// Package shalanes knows how to compute the SHA-256 digests of sixteen pieces of equal length at once.
+//
+// One digest is a chain of dependent steps: the instructions for SHA-256 that processors have wait for each
+// other most of the time. Sixteen digests side by side, one in each 32-bit lane of a 512-bit register, take less
+// than half the time of sixteen one after another.
+package shalanes
+
+import (
+	"encoding/binary"
+)
+
+const (
+	// Width is the number of pieces.
+	Width = 16
+	// Block is what the length of a write is a multiple of, in bytes.
+	Block = 64
+)
+
+// Hash is the state of Width digests; Reset makes it ready.
+type Hash struct {
+	state [8][Width]uint32
+	bytes uint64 // so far, of each piece
+}
+
+var initial = [8]uint32{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}
+
+// Reset begins Width digests of nothing.
+func (h *Hash) Reset() {
+	h.bytes = 0
+	for i, v := range initial {
+		for l := range h.state[i] {
+			h.state[i][l] = v
+		}
+	}
+}
+
+// Write appends a part to each piece. The parts are of one length, a multiple of Block. It may be called where
+// Available says so.
+func (h *Hash) Write(parts *[Width][]byte) {
+	n := len(parts[0])
+	for _, p := range parts {
+		if len(p) != n {
+			panic("BUG: parts of different lengths")
+		}
+	}
+	if n%Block != 0 {
+		panic("BUG: a part that is no whole number of blocks")
+	}
+	if n > 0 {
+		blocks16(&h.state, parts, n/Block)
+		h.bytes += uint64(n)
+	}
+}
+
+// Sum ends the pieces and returns their digests.
+func (h *Hash) Sum() (out [Width][32]byte) {
+	var end [Block]byte
+	end[0] = 0x80
+	binary.BigEndian.PutUint64(end[Block-8:], 8*h.bytes)
+	var parts [Width][]byte
+	for l := range parts {
+		parts[l] = end[:]
+	}
+	blocks16(&h.state, &parts, 1)
+	for l := range out {
+		for i := range h.state {
+			binary.BigEndian.PutUint32(out[l][4*i:], h.state[i][l])
+		}
+	}
+	return out
+}

@@ -1,0 +1,10 @@
+//go:build !amd64
+
+package shalanes
+
+// Available reports whether this processor computes Width digests at once.
+func Available() bool { return false }
+
+func blocks16(*[8][Width]uint32, *[Width][]byte, int) {
+	panic("BUG: digests side by side on a processor without them")
+}

@@ -1,0 +1,317 @@
+package shalanes
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/hetc/hetc/internal/mem"
+)
+
+const assembly = "shalanes_amd64.s"
+
+// The assembly is what the generator below writes; HETC_UPDATE=1 writes it.
+func TestAssemblyIsFresh(t *testing.T) {
+	want := generate()
+	if os.Getenv("HETC_UPDATE") == "1" {
+		if err := os.WriteFile(assembly, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(assembly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not what its generator writes: run the test with HETC_UPDATE=1", assembly)
+	}
+}
+
+func need(t testing.TB) {
+	if !Available() {
+		t.Skipf("this processor (%s) has no AVX-512", runtime.GOARCH)
+	}
+}
+
+// sums are the digests of pieces written in parts of the given lengths.
+func sums(pieces *[Width][]byte, parts []int) [Width][32]byte {
+	var h Hash
+	h.Reset()
+	at := 0
+	for _, n := range parts {
+		var p [Width][]byte
+		for l := range p {
+			p[l] = pieces[l][at : at+n]
+		}
+		h.Write(&p)
+		at += n
+	}
+	return h.Sum()
+}
+
+func TestDigestsEqualThoseOfOnePiece(t *testing.T) {
+	need(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, parts := range [][]int{{}, {0}, {64}, {128}, {64, 64}, {4096}, {192, 0, 64, 1024}, {1 << 16, 1 << 16, 64}} {
+		n := 0
+		for _, p := range parts {
+			n += p
+		}
+		var pieces [Width][]byte
+		for l := range pieces {
+			whole := make([]byte, n+l) // at every alignment
+			for i := range whole {
+				whole[i] = byte(r.Uint32())
+			}
+			pieces[l] = whole[l:]
+		}
+		got := sums(&pieces, parts)
+		for l := range got {
+			if want := sha256.Sum256(pieces[l]); got[l] != want {
+				t.Errorf("parts %v, lane %d: got %x, want %x", parts, l, got[l], want)
+			}
+		}
+	}
+}
+
+// Every bit of every lane counts, and only for its own lane.
+func TestEveryByteCounts(t *testing.T) {
+	need(t)
+	const n = 3 * Block
+	var pieces [Width][]byte
+	for l := range pieces {
+		pieces[l] = make([]byte, n)
+	}
+	before := sums(&pieces, []int{n})
+	for l := range pieces {
+		for i := range n {
+			pieces[l][i] ^= 1 << (i % 8)
+			got := sums(&pieces, []int{n})
+			for k := range got {
+				if same := got[k] == before[k]; same != (k != l) {
+					t.Fatalf("byte %d of lane %d changed: digest of lane %d changed: %v", i, l, k, !same)
+				}
+			}
+			if got[l] != sha256.Sum256(pieces[l]) {
+				t.Fatalf("byte %d of lane %d changed: got another digest than of it alone", i, l)
+			}
+			pieces[l][i] ^= 1 << (i % 8)
+		}
+	}
+}
+
+// Nothing is read behind the parts, nor before them.
+func TestReadsStayInside(t *testing.T) {
+	need(t)
+	for name, alloc := range map[string]func(int) (*mem.Region, error){"behind": mem.Guarded, "before": mem.GuardedBefore} {
+		r, err := alloc(5 * Block)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pieces [Width][]byte
+		for l := range pieces {
+			pieces[l] = r.Bytes()
+		}
+		want := sha256.Sum256(r.Bytes())
+		for l, got := range sums(&pieces, []int{5 * Block}) {
+			if got != want {
+				t.Errorf("guard %s, lane %d: got %x, want %x", name, l, got, want)
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWrongPartsArePanics(t *testing.T) {
+	odd, short := [Width][]byte{}, [Width][]byte{}
+	for l := range odd {
+		odd[l], short[l] = make([]byte, Block+1), make([]byte, Block)
+	}
+	short[Width-1] = nil
+	for name, parts := range map[string]*[Width][]byte{"no whole block": &odd, "different lengths": &short} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: accepted", name)
+				}
+			}()
+			var h Hash
+			h.Reset()
+			h.Write(parts)
+		}()
+	}
+}
+
+func FuzzSums(f *testing.F) {
+	need(f)
+	f.Add([]byte("abc"), uint8(1))
+	f.Add(bytes.Repeat([]byte{0xff}, 1000), uint8(3))
+	f.Fuzz(func(t *testing.T, data []byte, split uint8) {
+		n := len(data) / Block / 2 * Block // lanes begin at different places
+		var pieces [Width][]byte
+		for l := range pieces {
+			at := l * (len(data) - n) / Width
+			pieces[l] = data[at : at+n]
+		}
+		first := min(n, int(split)*Block)
+		for l, got := range sums(&pieces, []int{first, n - first}) {
+			if want := sha256.Sum256(pieces[l]); got != want {
+				t.Errorf("lane %d of %d bytes: got %x, want %x", l, n, got, want)
+			}
+		}
+	})
+}
+
+func BenchmarkSums(b *testing.B) {
+	need(b)
+	for _, n := range []int{64 << 10, 256 << 10, 1 << 20} {
+		whole := make([]byte, Width*n)
+		var pieces [Width][]byte
+		for l := range pieces {
+			pieces[l] = whole[l*n:][:n]
+		}
+		b.Run(fmt.Sprintf("lanes/%dKiB", n>>10), func(b *testing.B) {
+			b.SetBytes(int64(len(whole)))
+			for range b.N {
+				sums(&pieces, []int{n})
+			}
+		})
+		b.Run(fmt.Sprintf("alone/%dKiB", n>>10), func(b *testing.B) {
+			b.SetBytes(int64(len(whole)))
+			for range b.N {
+				for l := range pieces {
+					sha256.Sum256(pieces[l])
+				}
+			}
+		})
+	}
+}
+
+// generate writes the assembly. Registers: Z0-Z7 hold a to h, Z16-Z31 the message schedule, Z8-Z15 are temporary.
+func generate() []byte {
+	var b bytes.Buffer
+	p := func(format string, args ...any) { fmt.Fprintf(&b, "\t"+format+"\n", args...) }
+	fmt.Fprint(&b, "// Code generated by the test of this package. DO NOT EDIT.\n\n#include \"textflag.h\"\n\n")
+	for i, k := range constants() {
+		fmt.Fprintf(&b, "DATA k256<>+%d(SB)/4, $%#08x\n", 4*i, k)
+	}
+	fmt.Fprint(&b, "GLOBL k256<>(SB), RODATA|NOPTR, $256\n\n")
+	fmt.Fprint(&b, "DATA swap<>+0(SB)/8, $0x0405060700010203\nDATA swap<>+8(SB)/8, $0x0c0d0e0f08090a0b\nGLOBL swap<>(SB), RODATA|NOPTR, $16\n\n")
+	fmt.Fprint(&b, "// func blocks16(state *[8][16]uint32, parts *[16][]byte, blocks int)\n// Requires: AVX512F, AVX512BW\nTEXT ·blocks16(SB), NOSPLIT, $0-24\n")
+	p("MOVQ state+0(FP), SI")
+	p("MOVQ parts+8(FP), DI")
+	p("MOVQ blocks+16(FP), CX")
+	p("LEAQ k256<>(SB), DX")
+	p("XORQ R8, R8")
+	fmt.Fprint(&b, "\nblock:\n")
+	p("VBROADCASTI32X4 swap<>(SB), Z31")
+	for l := range Width { // row l: 16 words of lane l
+		p("MOVQ %d(DI), AX", 24*l)
+		p("VMOVDQU32 (AX)(R8*1), Z%d", l)
+		p("VPSHUFB Z31, Z%d, Z%d", l, l)
+	}
+	// Transpose in three steps: pairs of rows, fours of rows, 128-bit pieces.
+	for i := 0; i < 16; i += 2 {
+		p("VPUNPCKLDQ Z%d, Z%d, Z%d", i+1, i, 16+i)
+		p("VPUNPCKHDQ Z%d, Z%d, Z%d", i+1, i, 17+i)
+	}
+	for g := 0; g < 16; g += 4 {
+		p("VPUNPCKLQDQ Z%d, Z%d, Z%d", 18+g, 16+g, g)
+		p("VPUNPCKHQDQ Z%d, Z%d, Z%d", 18+g, 16+g, g+1)
+		p("VPUNPCKLQDQ Z%d, Z%d, Z%d", 19+g, 17+g, g+2)
+		p("VPUNPCKHQDQ Z%d, Z%d, Z%d", 19+g, 17+g, g+3)
+	}
+	const even, odd = 0x88, 0xdd // of the 128-bit pieces
+	for k := range 4 {
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", even, k+4, k, 20+k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", odd, k+4, k, k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", even, k+12, k+8, 28+k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", odd, k+12, k+8, k+8)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", even, 28+k, 20+k, 16+k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", odd, 28+k, 20+k, 24+k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", even, k+8, k, 20+k)
+		p("VSHUFI32X4 $%#x, Z%d, Z%d, Z%d", odd, k+8, k, 28+k)
+	}
+	for i := range 8 {
+		p("VMOVDQU32 %d(SI), Z%d", 64*i, i)
+	}
+	rotations := func(from, x, y int, last string, z int) { // Z8 = three views of from, xored
+		p("VPRORD $%d, Z%d, Z8", x, from)
+		p("VPRORD $%d, Z%d, Z9", y, from)
+		p("%s $%d, Z%d, Z10", last, z, from)
+		p("VPTERNLOGD $0x96, Z10, Z9, Z8")
+	}
+	for t := range 64 {
+		at := func(i int) int { return (i - t%8 + 8) % 8 }
+		a, bb, c, d, e, f, g, h := at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)
+		w := 16 + t%16
+		if t >= 16 {
+			word := func(back int) int { return 16 + (t-back)%16 }
+			rotations(word(15), 7, 18, "VPSRLD", 3)
+			p("VPADDD Z8, Z%d, Z%d", w, w)
+			p("VPADDD Z%d, Z%d, Z%d", word(7), w, w)
+			rotations(word(2), 17, 19, "VPSRLD", 10)
+			p("VPADDD Z8, Z%d, Z%d", w, w)
+		}
+		p("VPADDD.BCST %d(DX), Z%d, Z11", 4*t, w)
+		p("VPADDD Z11, Z%d, Z%d", h, h)
+		p("VMOVDQA32 Z%d, Z12", e)
+		p("VPTERNLOGD $0xca, Z%d, Z%d, Z12", g, f) // e ? f : g
+		p("VPADDD Z12, Z%d, Z%d", h, h)
+		rotations(e, 6, 11, "VPRORD", 25)
+		p("VPADDD Z8, Z%d, Z%d", h, h)
+		p("VPADDD Z%d, Z%d, Z%d", h, d, d)
+		p("VMOVDQA32 Z%d, Z13", a)
+		p("VPTERNLOGD $0xe8, Z%d, Z%d, Z13", c, bb) // of two equal ones
+		p("VPADDD Z13, Z%d, Z%d", h, h)
+		rotations(a, 2, 13, "VPRORD", 22)
+		p("VPADDD Z8, Z%d, Z%d", h, h)
+	}
+	for i := range 8 {
+		p("VPADDD %d(SI), Z%d, Z%d", 64*i, i, i)
+		p("VMOVDQU32 Z%d, %d(SI)", i, 64*i)
+	}
+	p("ADDQ $64, R8")
+	p("DECQ CX")
+	p("JNZ block")
+	p("VZEROUPPER")
+	p("RET")
+	return b.Bytes()
+}
+
+// constants are the first 32 bits of the fractions of the cube roots of the first 64 primes.
+func constants() (out []uint32) {
+	for n := uint64(2); len(out) < 64; n++ {
+		prime := true
+		for d := uint64(2); d*d <= n; d++ {
+			prime = prime && n%d != 0
+		}
+		if prime {
+			out = append(out, cubeRootFraction(n))
+		}
+	}
+	return out
+}
+
+// cubeRootFraction is floor(2^32 * cbrt(n)) modulo 2^32, by bisection in whole numbers.
+func cubeRootFraction(n uint64) uint32 {
+	want := new(big.Int).Lsh(new(big.Int).SetUint64(n), 96)
+	low, high := new(big.Int), new(big.Int).Lsh(big.NewInt(1), 40)
+	one := big.NewInt(1)
+	for new(big.Int).Sub(high, low).Cmp(one) > 0 {
+		mid := new(big.Int).Rsh(new(big.Int).Add(low, high), 1)
+		if new(big.Int).Exp(mid, big.NewInt(3), nil).Cmp(want) > 0 {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return uint32(low.Uint64())
+}

@@ -1,0 +1,169 @@
+package bundle
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/shalanes"
+)
+
+// Part is a piece of a blob.
+type Part struct {
+	Blob          string
+	Offset, Bytes int64
+	// Few says that little of it will be read: checking it does not make it resident.
+	Few bool
+}
+
+// Ahead checks parts that Range will be asked for, in about this order, with everything this machine has, until ctx
+// ends. It reports nothing: what is not good, or not in the bundle, is refused by Range.
+func (b *Bundle) Ahead(ctx context.Context, parts []Part) {
+	var wanted []piece
+	taken := map[*blob][]uint64{} // one bit per chunk
+	for _, p := range parts {
+		x, err := b.find(p.Blob)
+		if err != nil || x.leaves == nil || p.Offset < 0 || p.Bytes < 1 || p.Offset > x.Bytes || p.Bytes > x.Bytes-p.Offset {
+			continue
+		}
+		if taken[x] == nil {
+			taken[x] = make([]uint64, len(x.good))
+		}
+		for c := p.Offset / x.chunk; c < chunks(p.Offset+p.Bytes, x.chunk); c++ {
+			bit := uint64(1) << (c % 64)
+			if (taken[x][c/64]|x.good[c/64].Load())&bit != 0 {
+				continue
+			}
+			taken[x][c/64] |= bit
+			n := piece{blob: x, chunk: c}
+			from, to := n.bounds()
+			n.mapped = x.file == nil || !p.Few && from >= p.Offset && to <= p.Offset+p.Bytes
+			wanted = append(wanted, n)
+		}
+	}
+	verifyPieces(ctx, wanted)
+}
+
+// piece is a chunk to be checked, in its mapping or, so that it does not become resident, in a copy.
+type piece struct {
+	*blob
+	chunk  int64
+	mapped bool
+}
+
+func (p *piece) bounds() (from, to int64) {
+	return p.chunk * p.blob.chunk, min((p.chunk+1)*p.blob.chunk, p.Bytes)
+}
+
+// leastLanes is how many chunks are checked in the time of shalanes.Width of them.
+const leastLanes = 7
+
+// verifyPieces marks those of the chunks that are good, which does not depend on their order.
+func verifyPieces(ctx context.Context, wanted []piece) {
+	work := split(wanted)
+	var next atomic.Int64
+	one := func() {
+		for ctx.Err() == nil {
+			i := int(next.Add(1)) - 1
+			if i >= len(work) {
+				return
+			}
+			if group := work[i]; len(group) < leastLanes {
+				for k := range group {
+					_ = group[k].verifyChunk(group[k].chunk) // said by who asks for it
+				}
+			} else {
+				verifyLanes(group)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(work)) - 1 {
+		wg.Go(one)
+	}
+	one()
+	wg.Wait()
+}
+
+// split makes groups of chunks that are checked together: up to shalanes.Width of one size, else one alone.
+func split(wanted []piece) (work [][]piece) {
+	if !shalanes.Available() {
+		for i := range wanted {
+			work = append(work, wanted[i:i+1])
+		}
+		return work
+	}
+	sizes := map[int64][]piece{}
+	var order []int64
+	for _, p := range wanted {
+		from, to := p.bounds()
+		if sizes[to-from] == nil {
+			order = append(order, to-from)
+		}
+		sizes[to-from] = append(sizes[to-from], p)
+	}
+	for _, size := range order {
+		of := sizes[size]
+		for len(of) >= leastLanes && size%shalanes.Block == 0 {
+			n := min(len(of), shalanes.Width)
+			work = append(work, of[:n])
+			of = of[n:]
+		}
+		for i := range of {
+			work = append(work, of[i:i+1])
+		}
+	}
+	return work
+}
+
+// verifyLanes checks chunks of one size at once.
+func verifyLanes(group []piece) {
+	const slice = sumBytes / shalanes.Width // of each chunk at a time
+	buf := buffers.Get().(*[sumBytes]byte)
+	defer buffers.Put(buf)
+	var h shalanes.Hash
+	h.Reset()
+	first, end := group[0].bounds()
+	for i := range group {
+		group[i].populate()
+	}
+	for at := int64(0); at < end-first; at += slice {
+		n := min(slice, end-first-at)
+		var parts [shalanes.Width][]byte
+		for i := range parts {
+			if i >= len(group) {
+				parts[i] = parts[0] // nobody asks for its digest
+				continue
+			}
+			p := &group[i]
+			from, _ := p.bounds()
+			if from += at; p.mapped {
+				parts[i] = p.data[from : from+n]
+				continue
+			}
+			parts[i] = buf[i*slice:][:n]
+			if got, _ := p.file.ReadAt(parts[i], from); int64(got) < n {
+				return // each of the group is looked at again, alone
+			}
+		}
+		if mem.CatchFault(func() { h.Write(&parts) }) != nil {
+			return
+		}
+	}
+	sums := h.Sum()
+	for i := range group {
+		if p := &group[i]; Digest(sums[i]) == p.leaves[p.chunk] {
+			p.good[p.chunk/64].Or(1 << (p.chunk % 64))
+		}
+	}
+}
+
+// populate maps the pages of a chunk at once, and has them read from the disk in order.
+func (p *piece) populate() {
+	if p.mapped && p.region != nil {
+		from, to := p.bounds()
+		_ = p.region.Advise(int(p.at+from), int(to-from), mem.Populate) // advice
+	}
+}
