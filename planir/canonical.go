@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/hetc/hetc/internal/canon"
 	"github.com/hetc/hetc/internal/diag"
 )
 
@@ -32,7 +33,11 @@ func Decode(b []byte) (*Plan, error) {
 	if len(b) > maxJSON {
 		return nil, diag.New(diag.ClassInput, "decode plan: %d bytes, want at most %d", len(b), maxJSON)
 	}
-	dec := json.NewDecoder(bytes.NewReader(b))
+	var quick Plan
+	if canon.Read(b, &quick) && quick.Schema == Schema {
+		return &quick, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(b)) // for what is wrong, or written with escapes
 	dec.DisallowUnknownFields()
 	var p Plan
 	if err := dec.Decode(&p); err != nil {

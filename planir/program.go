@@ -200,7 +200,10 @@ func (v View) Overlaps(w View) bool {
 
 // String is the written form.
 func (v View) String() string {
-	return fmt.Sprintf("%s[%d:%d,%d:%d]", v.Buffer, v.R0, v.R1, v.C0, v.C1)
+	b := make([]byte, 0, len(v.Buffer)+24)
+	b = appendRange(append(append(b, v.Buffer...), '['), v.R0, v.R1)
+	b = appendRange(append(b, ','), v.C0, v.C1)
+	return string(append(b, ']'))
 }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -256,7 +259,14 @@ type WeightRef struct {
 }
 
 // String is the written form.
-func (w WeightRef) String() string { return fmt.Sprintf("%s[%d:%d]", w.Pack, w.C0, w.C1) }
+func (w WeightRef) String() string {
+	b := append(make([]byte, 0, len(w.Pack)+16), w.Pack...)
+	return string(append(appendRange(append(b, '['), w.C0, w.C1), ']'))
+}
+
+func appendRange(b []byte, from, to int) []byte {
+	return strconv.AppendInt(append(strconv.AppendInt(b, int64(from), 10), ':'), int64(to), 10)
+}
 
 // MarshalText implements encoding.TextMarshaler.
 func (w WeightRef) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
@@ -280,7 +290,11 @@ func parseIndexed(s string, want int) (string, []int, error) {
 	if open < 1 || !strings.HasSuffix(s, "]") {
 		return "", nil, fmt.Errorf("no [range]")
 	}
-	parts := strings.FieldsFunc(s[open+1:len(s)-1], func(r rune) bool { return r == ':' || r == ',' })
+	const numbers = 4
+	parts := make([]string, 0, numbers)
+	for p := range strings.FieldsFuncSeq(s[open+1:len(s)-1], func(r rune) bool { return r == ':' || r == ',' }) {
+		parts = append(parts, p)
+	}
 	if len(parts) != want {
 		return "", nil, fmt.Errorf("%d numbers, want %d", len(parts), want)
 	}

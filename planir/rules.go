@@ -98,19 +98,19 @@ func (c *checker) names() {
 			c.fail(path, "%d entries, want at most %d", n, maxItems)
 			return
 		}
-		seen := map[string]bool{}
+		seen := make(map[string]bool, n)
 		for i := 0; i < n; i++ {
 			s := name(i)
-			at := fmt.Sprintf("%s[%d]", path, i)
+			wrong := func(format string, args ...any) { c.fail(fmt.Sprintf("%s[%d]", path, i), format, args...) }
 			switch {
 			case s == "" || len(s) > 200:
-				c.fail(at, "name is empty or longer than 200 bytes")
+				wrong("name is empty or longer than 200 bytes")
 			case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
-				c.fail(at, "name %q has other than printable ASCII characters", s)
+				wrong("name %q has other than printable ASCII characters", s)
 			case seen[s]:
-				c.fail(at, "name %q appears twice", s)
+				wrong("name %q appears twice", s)
 			case ordered && i > 0 && name(i-1) > s:
-				c.fail(at, "%q follows %q, want ascending order", s, name(i-1))
+				wrong("%q follows %q, want ascending order", s, name(i-1))
 			}
 			seen[s] = true
 		}
@@ -181,8 +181,15 @@ func (c *checker) names() {
 	}
 }
 
+// stepPath is the data path of a step, written when something is wrong there.
+type stepPath struct{ program, section, lane, step int }
+
+func (p stepPath) in(part string) string {
+	return fmt.Sprintf("program.programs[%d].sections[%d].lanes[%d].steps[%d]%s", p.program, p.section, p.lane, p.step, part)
+}
+
 // eachStep calls f for every step with its data path.
-func (c *checker) eachStep(f func(ph *Phase, s *Section, l *Lane, st *Step, path string)) {
+func (c *checker) eachStep(f func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath)) {
 	for i := range c.p.Program.Programs {
 		ph := &c.p.Program.Programs[i]
 		for j := range ph.Sections {
@@ -190,7 +197,7 @@ func (c *checker) eachStep(f func(ph *Phase, s *Section, l *Lane, st *Step, path
 			for k := range s.Lanes {
 				l := &s.Lanes[k]
 				for m := range l.Steps {
-					f(ph, s, l, &l.Steps[m], fmt.Sprintf("program.programs[%d].sections[%d].lanes[%d].steps[%d]", i, j, k, m))
+					f(ph, s, l, &l.Steps[m], stepPath{i, j, k, m})
 				}
 			}
 		}
@@ -254,23 +261,25 @@ func (c *checker) references() {
 			}
 		}
 	}
-	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 		g := c.graphsN[st.Run]
 		switch {
 		case g == nil:
-			c.fail(path+".run", "unknown graph %q", st.Run)
+			c.fail(path.in(".run"), "unknown graph %q", st.Run)
 		case g.Proc != l.Proc:
-			c.fail(path+".run", "graph %q is for %q, and this is the lane of %q", st.Run, g.Proc, l.Proc)
+			c.fail(path.in(".run"), "graph %q is for %q, and this is the lane of %q", st.Run, g.Proc, l.Proc)
 		}
-		for _, v := range slices.Concat(st.In, st.Out) {
-			if c.buffers[v.Buffer] == nil {
-				c.fail(path, "unknown buffer %q", v.Buffer)
+		for _, views := range [][]View{st.In, st.Out} {
+			for _, v := range views {
+				if c.buffers[v.Buffer] == nil {
+					c.fail(path.in(""), "unknown buffer %q", v.Buffer)
+				}
 			}
 		}
 		for _, w := range st.W {
 			k := c.packs[w.Pack]
 			if k == nil {
-				c.fail(path+".w", "unknown pack %q", w.Pack)
+				c.fail(path.in(".w"), "unknown pack %q", w.Pack)
 				continue
 			}
 			wt := c.weightN[k.Weight]
@@ -278,22 +287,22 @@ func (c *checker) references() {
 				continue // said above
 			}
 			if len(wt.Layers) > 0 && s.Layers == 0 {
-				c.fail(path+".w", "pack %q belongs to layers, and the section to none", w.Pack)
+				c.fail(path.in(".w"), "pack %q belongs to layers, and the section to none", w.Pack)
 			}
 			for l := s.First; len(wt.Layers) > 0 && l < s.First+s.Layers; l++ {
 				if !wt.InLayer(l) {
-					c.fail(path+".w", "pack %q has layers %v, and the section runs layer %d", w.Pack, wt.Layers, l)
+					c.fail(path.in(".w"), "pack %q has layers %v, and the section runs layer %d", w.Pack, wt.Layers, l)
 					break
 				}
 			}
 		}
 		for _, w := range st.Wait {
 			if w.Flag < 0 || w.Flag >= s.Flags || w.Back && s.Layers == 0 {
-				c.fail(path+".wait", "flag %d of %d, back %v in a section of %d layers", w.Flag, s.Flags, w.Back, s.Layers)
+				c.fail(path.in(".wait"), "flag %d of %d, back %v in a section of %d layers", w.Flag, s.Flags, w.Back, s.Layers)
 			}
 		}
 		if st.Set != nil && (*st.Set < 0 || *st.Set >= s.Flags) {
-			c.fail(path+".set", "flag %d, want 0..%d", *st.Set, s.Flags-1)
+			c.fail(path.in(".set"), "flag %d, want 0..%d", *st.Set, s.Flags-1)
 		}
 	})
 	for i, d := range c.p.Decisions {
@@ -356,41 +365,41 @@ func (c *checker) views() {
 			return
 		}
 	}
-	check := func(path string, views []View, values []op.Value, what string) {
+	check := func(path stepPath, part string, views []View, values []op.Value, what string) {
 		if len(views) != len(values) {
-			c.fail(path, "%d %s, and its graph has %d", len(views), what, len(values))
+			c.fail(path.in(part), "%d %s, and its graph has %d", len(views), what, len(values))
 			return
 		}
 		for i, v := range views {
 			b, want := c.buffers[v.Buffer], values[i]
 			switch {
 			case v.R0 < 0 || v.C0 < 0 || v.R1 <= v.R0 || v.C1 <= v.C0 || v.R1 > b.Rows || v.C1 > b.Cols:
-				c.fail(path, "view %s is outside its buffer [%d,%d]", v, b.Rows, b.Cols)
+				c.fail(path.in(part), "view %s is outside its buffer [%d,%d]", v, b.Rows, b.Cols)
 			case b.Type != want.Type || v.R1-v.R0 != want.Rows || v.C1-v.C0 != want.Cols:
-				c.fail(path, "view %s is %s [%d,%d], and operand %q of the graph is %s [%d,%d]", v, b.Type, v.R1-v.R0, v.C1-v.C0, want.Name, want.Type, want.Rows, want.Cols)
+				c.fail(path.in(part), "view %s is %s [%d,%d], and operand %q of the graph is %s [%d,%d]", v, b.Type, v.R1-v.R0, v.C1-v.C0, want.Name, want.Type, want.Rows, want.Cols)
 			}
 		}
 	}
 	cache := c.p.Program.Cache
-	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 		g := c.graphsN[st.Run]
-		check(path+".in", st.In, g.Graph.Inputs, "inputs")
-		check(path+".out", st.Out, g.Graph.Outputs, "outputs")
+		check(path, ".in", st.In, g.Graph.Inputs, "inputs")
+		check(path, ".out", st.Out, g.Graph.Outputs, "outputs")
 		if g.Graph.State() != (st.Heads != nil) {
-			c.fail(path+".heads", "graph %q uses the cache: %v, heads given: %v", g.Name, g.Graph.State(), st.Heads != nil)
+			c.fail(path.in(".heads"), "graph %q uses the cache: %v, heads given: %v", g.Name, g.Graph.State(), st.Heads != nil)
 		} else if h := st.Heads; h != nil {
 			if h[0] < 0 || h[1] <= h[0] || h[1] > cache.KVHeads || s.Layers == 0 || s.First+s.Layers > cache.Layers || c.p.MaxContext != cache.MaxContext || c.p.KV != cache.Type {
-				c.fail(path+".heads", "heads %d..%d of layers %d..%d, and the cache is %+v", h[0], h[1], s.First, s.First+s.Layers, cache)
+				c.fail(path.in(".heads"), "heads %d..%d of layers %d..%d, and the cache is %+v", h[0], h[1], s.First, s.First+s.Layers, cache)
 				return
 			}
 			for _, n := range g.Graph.Nodes {
 				if n.Op.Sig().State && (n.Op.KVHeads != h[1]-h[0] || n.Op.HeadDim != cache.HeadDim || n.Op.KV != cache.Type) {
-					c.fail(path+".heads", "graph %q works on %d heads of %d %s, and the step gives it %d of %d %s", g.Name, n.Op.KVHeads, n.Op.HeadDim, n.Op.KV, h[1]-h[0], cache.HeadDim, cache.Type)
+					c.fail(path.in(".heads"), "graph %q works on %d heads of %d %s, and the step gives it %d of %d %s", g.Name, n.Op.KVHeads, n.Op.HeadDim, n.Op.KV, h[1]-h[0], cache.HeadDim, cache.Type)
 				}
 			}
 		}
 		if st.R0 < 0 || st.R0 >= ph.Rows || st.ExpectNS < 0 {
-			c.fail(path, "first row %d of %d, expected time %d ns: out of range", st.R0, ph.Rows, st.ExpectNS)
+			c.fail(path.in(""), "first row %d of %d, expected time %d ns: out of range", st.R0, ph.Rows, st.ExpectNS)
 		}
 	})
 }
@@ -403,10 +412,10 @@ func (c *checker) weights() {
 			c.fail(fmt.Sprintf("program.packs[%d]", i), "pack %q [%d:%d,%d:%d] of %d bytes is outside weight %q [%d,%d]", k.Name, k.K0, k.K1, k.N0, k.N1, k.Bytes, w.Name, w.K, w.N)
 		}
 	}
-	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 		specs := c.graphsN[st.Run].Graph.Weights
 		if len(st.W) != len(specs) {
-			c.fail(path+".w", "%d weights, and its graph has %d", len(st.W), len(specs))
+			c.fail(path.in(".w"), "%d weights, and its graph has %d", len(st.W), len(specs))
 			return
 		}
 		proc := c.p.Proc(l.Proc)
@@ -414,14 +423,14 @@ func (c *checker) weights() {
 			k, spec := c.packs[r.Pack], specs[i]
 			switch {
 			case r.C0 < 0 || r.C1 <= r.C0 || r.C1 > k.N1-k.N0:
-				c.fail(path+".w", "%s is outside its pack of %d columns", r, k.N1-k.N0)
+				c.fail(path.in(".w"), "%s is outside its pack of %d columns", r, k.N1-k.N0)
 			case k.K1-k.K0 != spec.K || k.Experts != spec.Experts || r.C1-r.C0 != spec.N || k.Scheme != spec.Scheme || k.Layout != spec.Layout:
-				c.fail(path+".w", "%s is %s %s [%d,%d], and weight %q of the graph is %s %s [%d,%d]", r, k.Scheme, k.Layout, k.K1-k.K0, r.C1-r.C0, spec.Name, spec.Scheme, spec.Layout, spec.K, spec.N)
+				c.fail(path.in(".w"), "%s is %s %s [%d,%d], and weight %q of the graph is %s %s [%d,%d]", r, k.Scheme, k.Layout, k.K1-k.K0, r.C1-r.C0, spec.Name, spec.Scheme, spec.Layout, spec.K, spec.N)
 			case spec.Layout != op.RowsLayout && (r.C0 != 0 || r.C1 != k.N1-k.N0):
 				if !proc.WeightRanges {
-					c.fail(path+".w", "%s is part of a pack, and processor %q loads whole packs only", r, proc.Name)
+					c.fail(path.in(".w"), "%s is part of a pack, and processor %q loads whole packs only", r, proc.Name)
 				} else if t := max(1, proc.TileN); r.C0%t != 0 || r.C1%t != 0 && r.C1 != k.N1-k.N0 {
-					c.fail(path+".w", "%s does not start and end on tiles of %d columns", r, t)
+					c.fail(path.in(".w"), "%s does not start and end on tiles of %d columns", r, t)
 				}
 			}
 		}
@@ -648,11 +657,12 @@ func (c *checker) written() {
 		for j := range ph.Sections {
 			s := &ph.Sections[j]
 			r := c.runs[s]
+			var have []View
 			for b, eb := range r.events {
 				if eb.iter > 0 {
 					continue // has at least what iteration 0 had
 				}
-				have := slices.Clone(earlier)
+				have = append(have[:0], earlier...)
 				for a := range r.events {
 					ea := r.events[a]
 					if ea.lane == eb.lane && ea.seq < eb.seq || ea.lane != eb.lane && r.before[b][ea.lane] > ea.seq {
@@ -686,7 +696,7 @@ func uncovered(v View, have []View) (View, bool) {
 		if !h.Overlaps(v) {
 			continue
 		}
-		rest := []View{}
+		var rest []View
 		if v.R0 < h.R0 {
 			rest = append(rest, View{v.Buffer, v.R0, h.R0, v.C0, v.C1})
 		}
@@ -756,7 +766,7 @@ func (c *checker) schemes() {
 	for i := range c.p.Program.Programs {
 		ph := &c.p.Program.Programs[i]
 		seen := map[string]op.Scheme{}
-		c.eachStep(func(p2 *Phase, s *Section, l *Lane, st *Step, path string) {
+		c.eachStep(func(p2 *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 			if p2 != ph {
 				return
 			}
@@ -765,7 +775,7 @@ func (c *checker) schemes() {
 					continue
 				}
 				if old, ok := seen[st.Node]; ok && old != n.Op.Scheme {
-					c.fail(path, "shares of %q use schemes %q and %q", st.Node, old, n.Op.Scheme)
+					c.fail(path.in(""), "shares of %q use schemes %q and %q", st.Node, old, n.Op.Scheme)
 				}
 				seen[st.Node] = n.Op.Scheme
 			}

@@ -27,6 +27,7 @@ var table = []room{
 	{path: "internal/unit"},
 	{path: "internal/wholefile"},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
+	{path: "internal/canon"},
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/shalanes", third: []string{sysUnix}}, // sys: the features of the CPU
@@ -37,7 +38,7 @@ var table = []room{
 	{path: "internal/depcheck"},
 
 	{path: "planir/op"},
-	{path: "planir", may: []string{"planir/op"}},
+	{path: "planir", may: []string{"planir/op", "internal/canon"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "internal/decode"}},
@@ -57,7 +58,7 @@ var table = []room{
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}},     // pack: its weights are packed ones
 	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}}, // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
-	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/canon"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi"}, later: true},
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},

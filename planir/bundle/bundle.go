@@ -47,6 +47,7 @@ type Bundle struct {
 	store    store
 	blobs    []*blob
 	copies   []*mem.Region
+	room     []byte // what is left of the last copy that small blobs share
 }
 
 // blob is the memory of one blob and which of its chunks are known to be good.
@@ -184,13 +185,36 @@ func (b *Bundle) fill(i int, private bool) (err error) {
 	if x.Bytes > mem.MaxBytes {
 		return refuse(x.step, "blob %q of %d bytes is too large for this machine", x.Name, x.Bytes)
 	}
-	r, err := mem.Alloc(int(x.Bytes), int(x.Align))
-	if err != nil {
+	if x.data, err = b.alloc(int(x.Bytes), int(x.Align)); err != nil {
 		return refuseAs(diag.ClassIO, x.step, "copy blob %q: %w", x.Name, err)
 	}
-	b.copies = append(b.copies, r)
-	x.data = r.Bytes()
 	return b.store.copyBlob(b.manifest, i, x.data, x.step)
+}
+
+// alloc returns private memory. Small blobs, of which there are hundreds, share allocations.
+func (b *Bundle) alloc(bytes, align int) ([]byte, error) {
+	const shared, small = 1 << 20, 64 << 10
+	if bytes > small || align > small {
+		r, err := mem.Alloc(bytes, align)
+		if err != nil {
+			return nil, err
+		}
+		b.copies = append(b.copies, r)
+		return r.Bytes(), nil
+	}
+	skip := -int(mem.Address(b.room)) & (align - 1)
+	if skip+bytes > len(b.room) {
+		r, err := mem.Alloc(shared, small)
+		if err != nil {
+			return nil, err
+		}
+		b.copies = append(b.copies, r)
+		b.room, skip = r.Bytes(), 0
+	}
+	end := skip + bytes
+	data := b.room[skip:end:end]
+	b.room = b.room[end:]
+	return data, nil
 }
 
 // verify checks the chunks that hold bytes [from, to), those that are not known to be good.
@@ -450,6 +474,6 @@ func (b *Bundle) Close() error {
 	for _, r := range b.copies {
 		errs = append(errs, r.Close())
 	}
-	b.store, b.blobs, b.copies = nil, nil, nil
+	b.store, b.blobs, b.copies, b.room = nil, nil, nil, nil
 	return errors.Join(errs...)
 }

@@ -43,6 +43,8 @@ const (
 	maxAlign       = 2 << 20
 	pageAlign      = 64 << 10 // of tables, of blobs of at least this size, and of the file's end
 
-	// DefaultChunkBytes is the chunk size Write uses when the manifest template has none.
-	DefaultChunkBytes = 1 << 20
+	// Write, when the manifest template has no chunk size, uses the smallest from leastChunk on with which a bundle
+	// has at most usualLeaves chunks: small ones are checked side by side, and less is checked beside what is read.
+	leastChunk  = 64 << 10
+	usualLeaves = 1 << 14 // half a MiB of digests
 )

@@ -351,7 +351,7 @@ func TestKit(t *testing.T) {
 // bundles in the field are no longer read.
 func TestFormatIsFrozen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.hetb")
-	m := Manifest{Product: "frozen", Entrypoint: "plan", SecurityVersion: 1}
+	m := Manifest{Product: "frozen", Entrypoint: "plan", SecurityVersion: 1, ChunkBytes: 1 << 20}
 	_, err := Write(context.Background(), path, m, []Source{
 		{Name: "plan", Role: RolePlan, Bytes: 11, Content: strings.NewReader("hello world")},
 		{Name: "weights", Role: RoleWeights, Bytes: 3 << 20, Content: bytes.NewReader(pattern(9, 3<<20))},

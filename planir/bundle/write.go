@@ -184,7 +184,7 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 		}
 	}
 	if m.ChunkBytes == 0 {
-		m.ChunkBytes = DefaultChunkBytes
+		m.ChunkBytes = chunkFor(sources)
 	}
 	if m.KeyringGeneration == 0 {
 		m.KeyringGeneration = 1
@@ -208,6 +208,19 @@ func (w *writer) prepare(sources []Source) ([]Source, error) {
 		m.Blobs = append(m.Blobs, Blob{Name: s.Name, Role: s.Role, Type: s.Type, Bytes: s.Bytes, Align: s.Align})
 	}
 	return sources, nil
+}
+
+// chunkFor is the chunk size of a bundle with these blobs.
+func chunkFor(sources []Source) int64 {
+	bytes := int64(0)
+	for i := range sources {
+		bytes += max(0, min(sources[i].Bytes, MaxBytes)) // others are refused later
+	}
+	chunk := int64(leastChunk)
+	for chunk < maxChunk && bytes/chunk > usualLeaves {
+		chunk *= 2
+	}
+	return chunk
 }
 
 // blob produces one blob and records its digests.

@@ -40,52 +40,84 @@ func WithChatTemplate(jinja []byte) Option {
 // Errors are of class ClassInput and name the part that is malformed or not supported. A chat template that
 // is malformed is no error until Chat is called.
 func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
+	u, err := Read(tokenizer, config, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return u.Begin(bos)
+}
+
+// Unbound is a tokenizer that has not been told yet which token begins a text.
+type Unbound struct {
+	t      *pipeline
+	after  edges
+	config *config
+	chat   *string // instead of config's template
+}
+
+// Read is New up to the point where bos counts: most of it.
+func Read(tokenizer, config []byte, opts ...Option) (*Unbound, error) {
 	var o options
 	for _, opt := range opts {
 		opt(&o)
 	}
-	t, err := load(tokenizer, config, bos, &o)
-	if err != nil {
-		return nil, diag.New(diag.ClassInput, "read tokenizer: %w", err).WithHint("a model without a supported tokenizer runs on token ids (--tokens)")
+	u := &Unbound{chat: o.chatTemplate}
+	return u, refused(u.read(tokenizer, config))
+}
+
+// Begin is the rest of New. It may be called once.
+func (u *Unbound) Begin(bos int) (Tokenizer, error) {
+	if err := refused(u.bind(bos)); err != nil {
+		return nil, err
 	}
-	return t, nil
+	return u.t, nil
+}
+
+func refused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "read tokenizer: %w", err).WithHint("a model without a supported tokenizer runs on token ids (--tokens)")
 }
 
 // beginNames are names of tokens that begin texts and nothing else.
 var beginNames = []string{"<s>", "<bos>", "<BOS>", "[BOS]", "<|begin_of_text|>"}
 
-func load(data, configData []byte, bos int, o *options) (*pipeline, error) {
+func (u *Unbound) read(data, configData []byte) (err error) {
 	if len(data) > maxFileBytes {
-		return nil, fmt.Errorf("tokenizer.json: %d bytes, want at most %d", len(data), maxFileBytes)
+		return fmt.Errorf("tokenizer.json: %d bytes, want at most %d", len(data), maxFileBytes)
 	}
 	if !utf8.Valid(data) || !json.Valid(data) {
-		return nil, errors.New("tokenizer.json: not valid JSON in UTF-8")
+		return errors.New("tokenizer.json: not valid JSON in UTF-8")
 	}
-	t, after, err := readFile(trim(data))
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	if u.t, u.after, err = readFile(trim(data)); err != nil {
+		return fmt.Errorf("tokenizer.json: %w", err)
 	}
-	c, err := readConfig(configData)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+	if u.config, err = readConfig(configData); err != nil {
+		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
+	return nil
+}
+
+func (u *Unbound) bind(bos int) (err error) {
+	t, c, after := u.t, u.config, u.after
 	if t.front, err = c.edge(t, after.front, c.AddBOS, c.BOS, "bos_token", bos); err != nil {
-		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
 	if id, ok := t.id(string(c.BOS)); ok && c.AddBOS == nil && len(after.front)+len(after.back) == 0 &&
 		slices.Contains(beginNames, string(c.BOS)) && c.BOS != c.EOS && int(id) == bos {
 		t.front = []int32{id}
 	}
 	if t.back, err = c.edge(t, after.back, c.AddEOS, c.EOS, "eos_token", -1); err != nil {
-		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
 	for _, id := range slices.Concat(t.front, t.back) {
 		if id < 0 || int(id) >= t.VocabSize() {
-			return nil, fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, t.VocabSize()-1)
+			return fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, t.VocabSize()-1)
 		}
 	}
-	t.chat = c.chat(o.chatTemplate)
-	return t, nil
+	t.chat = c.chat(u.chat)
+	return nil
 }
 
 // readFile reads a tokenizer.json that is valid JSON.

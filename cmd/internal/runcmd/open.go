@@ -8,6 +8,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"sync"
 
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
@@ -146,7 +147,11 @@ func (b *opened) plan(name string) (*planir.Plan, error) {
 	return p, planir.Check(p).Err()
 }
 
-func (b *opened) tokenizer(bos int) (tokenizer.Tokenizer, error) {
+// tokenizer reads the tokenizer, if there is one.
+func (b *opened) tokenizer() (*tokenizer.Unbound, error) {
+	if !b.Has("tokenizer") {
+		return nil, nil
+	}
 	data, err := b.Bytes("tokenizer")
 	if err != nil {
 		return nil, err
@@ -157,7 +162,33 @@ func (b *opened) tokenizer(bos int) (tokenizer.Tokenizer, error) {
 			return nil, err
 		}
 	}
-	return tokenizer.New(data, config, bos)
+	return tokenizer.Read(data, config)
+}
+
+// beside runs f beside the caller. The function returned waits for what f returns; a panic of f comes out there.
+func beside[T any](f func() (T, error)) func() (T, error) {
+	type outcome struct {
+		v     T
+		err   error
+		panic any
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		defer func() {
+			o.panic = recover()
+			done <- o
+		}()
+		o.v, o.err = f()
+	}()
+	wait := sync.OnceValue(func() outcome { return <-done })
+	return func() (T, error) {
+		o := wait()
+		if o.panic != nil {
+			panic(o.panic)
+		}
+		return o.v, o.err
+	}
 }
 
 // writeLogits writes float32 [rows,vocab] as tensor "logits".

@@ -175,6 +175,8 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		return err
 	}
 	defer b.Close()
+	vocabulary := beside(b.tokenizer)
+	defer vocabulary() // it reads the bundle
 	t.mark("open and verify the bundle")
 	plan, err := b.plan("plan")
 	if err != nil {
@@ -184,9 +186,20 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		return err
 	}
 	t.mark("read the plan")
+	drivers, err := list(plan)
+	if err != nil {
+		return err
+	}
+	m, refusal := Execute(ctx, plan, b, 0, executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench, Checked: true})
+	if refusal == nil {
+		defer m.Close()
+	}
+	t.mark("open processors")
 	var tok tokenizer.Tokenizer
-	if b.Has("tokenizer") {
-		if tok, err = b.tokenizer(plan.Model.BOS); err != nil {
+	if unbound, err := vocabulary(); err != nil {
+		return err
+	} else if unbound != nil {
+		if tok, err = unbound.Begin(plan.Model.BOS); err != nil {
 			return err
 		}
 	}
@@ -195,15 +208,9 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		return err
 	}
 	t.mark("tokenizer and prompt")
-	drivers, err := list(plan)
-	if err != nil {
-		return err
+	if refusal != nil {
+		return refusal
 	}
-	m, err := Execute(ctx, plan, b, 0, executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
 	if plan.SoC.Simulated {
 		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
 	}
@@ -219,7 +226,6 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		}
 		m.Reset()
 	}
-	t.mark("open processors")
 	return o.generate(ctx, s, m, tok, prompt, t)
 }
 
@@ -435,7 +441,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 	if err != nil {
 		return err
 	}
-	ref, err := Execute(ctx, plan, b.under("reference/"), 0, executor.Options{Drivers: drivers, Deadline: o.deadline})
+	ref, err := Execute(ctx, plan, b.under("reference/"), 0, executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
 	if err != nil {
 		return err
 	}

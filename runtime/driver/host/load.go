@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/hetc/hetc/internal/canon"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
@@ -29,13 +30,16 @@ func ParseGraph(code []byte) (op.Graph, error) {
 	if len(code) > maxCode {
 		return g, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxCode)
 	}
-	d := json.NewDecoder(bytes.NewReader(code))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&g); err != nil {
-		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
-	}
-	if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
-		return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+	if !canon.Read(code, &g) {
+		g = op.Graph{}
+		d := json.NewDecoder(bytes.NewReader(code)) // for what is wrong, or written with escapes
+		d.DisallowUnknownFields()
+		if err := d.Decode(&g); err != nil {
+			return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+		}
+		if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
+			return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+		}
 	}
 	if len(g.Nodes) > maxNodes {
 		return g, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(g.Nodes), maxNodes)

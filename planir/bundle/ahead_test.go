@@ -1,0 +1,181 @@
+package bundle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+const aheadChunk = 4096
+
+// aheadSizes are the sizes of the weights: enough chunks of one size for several groups, rests of different sizes.
+var aheadSizes = []int64{40*aheadChunk + 100, 9 * aheadChunk, 100, 3*aheadChunk + 64}
+
+// aheadBundle writes a bundle with such weights; place says where a blob's bytes lie in the file.
+func aheadBundle(t testing.TB) (path string, place func(blob int) int64) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "x.hetb")
+	m := Manifest{Product: "p", Entrypoint: "plan", ChunkBytes: aheadChunk}
+	sources := []Source{{Name: "plan", Role: RolePlan, Bytes: 11, Content: strings.NewReader("hello world")}}
+	for i, n := range aheadSizes {
+		sources = append(sources, Source{Name: fmt.Sprintf("weights/%d", i), Role: RoleWeights, Bytes: n, Content: bytes.NewReader(pattern(byte(i), int(n)))})
+	}
+	if _, err := Write(ctx, path, m, sources, keyA.signer()); err != nil {
+		t.Fatal(err)
+	}
+	b := openAhead(t, path)
+	offsets := b.store.(*fileStore).layout.offsets
+	return path, func(blob int) int64 { return offsets[1+blob] }
+}
+
+func openAhead(t testing.TB, path string) *Bundle {
+	t.Helper()
+	b, err := Open(path, Options{Trust: ring(1, keyA)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// Ahead marks the chunks that hold the parts, those that are good, and no other.
+func TestAheadMarksWhatIsGood(t *testing.T) {
+	path, place := aheadBundle(t)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		damaged := bytes.Clone(data)
+		for range rapid.IntRange(0, 3).Draw(t, "damages") {
+			i := rapid.IntRange(0, len(aheadSizes)-1).Draw(t, "blob")
+			at := rapid.Int64Range(0, aheadSizes[i]-1).Draw(t, "byte")
+			damaged[place(i)+at] ^= 4
+		}
+		file := path + ".damaged"
+		if err := os.WriteFile(file, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b, err := Open(file, Options{Trust: ring(1, keyA)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		want := map[[2]int64]bool{}
+		var parts []Part
+		for range rapid.IntRange(1, 5).Draw(t, "parts") {
+			i := rapid.IntRange(0, len(aheadSizes)-1).Draw(t, "of")
+			from := rapid.Int64Range(0, aheadSizes[i]).Draw(t, "from")
+			n := rapid.Int64Range(0, aheadSizes[i]-from).Draw(t, "n")
+			parts = append(parts, Part{fmt.Sprintf("weights/%d", i), from, n, rapid.Bool().Draw(t, "few")})
+			for c := from / aheadChunk; n > 0 && c*aheadChunk < from+n; c++ {
+				want[[2]int64{int64(i), c}] = true
+			}
+		}
+		b.Ahead(ctx, parts)
+		for i := range aheadSizes {
+			x, err := b.find(fmt.Sprintf("weights/%d", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for c := range chunks(x.Bytes, x.chunk) {
+				key := [2]int64{int64(i), c}
+				if got, want := x.known(c), want[key] && !changed(data, damaged, place(i), c, x.Bytes); got != want {
+					t.Fatalf("blob %d chunk %d: known %v, want %v", i, c, got, want)
+				}
+			}
+		}
+		// Whatever was checked ahead, a part is refused or released as ever.
+		for _, p := range parts {
+			got, err := b.Range(p.Blob, p.Offset, p.Bytes)
+			c := openAheadRange(t, file, p)
+			if (err == nil) != (c == nil) || err != nil && err.Error() != c.Error() {
+				t.Fatalf("part %+v: %v; without looking ahead: %v", p, err, c)
+			}
+			if err == nil && int64(len(got)) != p.Bytes {
+				t.Fatalf("part %+v: %d bytes", p, len(got))
+			}
+		}
+	})
+}
+
+// changed compares a chunk of two files.
+func changed(a, b []byte, place, c, blobBytes int64) bool {
+	from, to := place+c*aheadChunk, place+min((c+1)*aheadChunk, blobBytes)
+	return !bytes.Equal(a[from:to], b[from:to])
+}
+
+// openAheadRange is the error of Range of a bundle that was just opened.
+func openAheadRange(t *rapid.T, path string, p Part) error {
+	b, err := Open(path, Options{Trust: ring(1, keyA)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	_, err = b.Range(p.Blob, p.Offset, p.Bytes)
+	return err
+}
+
+func TestAheadOfNonsense(t *testing.T) {
+	path, _ := aheadBundle(t)
+	b := openAhead(t, path)
+	stopped, stop := context.WithCancel(ctx)
+	stop()
+	b.Ahead(stopped, []Part{{Blob: "weights/0", Bytes: aheadSizes[0]}})
+	b.Ahead(ctx, []Part{
+		{Blob: "nothing", Bytes: 1}, {Blob: "weights/0", Offset: -1, Bytes: 5}, {Blob: "weights/0", Offset: 0, Bytes: -1},
+		{Blob: "weights/0", Offset: 1, Bytes: aheadSizes[0]}, {Blob: "weights/0", Offset: 1 << 62, Bytes: 1 << 62}, {Blob: "weights/0", Offset: 5},
+	})
+	for _, x := range b.blobs {
+		if x.Role == RoleWeights {
+			for c := range chunks(x.Bytes, x.chunk) {
+				if x.known(c) {
+					t.Errorf("blob %q: chunk %d is known to be good", x.Name, c)
+				}
+			}
+		}
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: 1}})
+}
+
+// A file that ends while it is read is refused, and does not end the process.
+func TestAheadOfATruncatedFile(t *testing.T) {
+	path, place := aheadBundle(t)
+	b := openAhead(t, path)
+	if err := os.Truncate(path, place(0)+8*aheadChunk); err != nil {
+		t.Skip("this system keeps mapped files from being truncated:", err)
+	}
+	for _, few := range []bool{false, true} {
+		b.Ahead(ctx, []Part{{Blob: "weights/0", Bytes: aheadSizes[0], Few: few}, {Blob: "weights/1", Bytes: aheadSizes[1], Few: few}})
+	}
+	_, err := b.Bytes("weights/1")
+	if StepOf(err) != StepWeights || diag.ClassOf(err) != diag.ClassIO {
+		t.Errorf("got %v, want an error of reading", err)
+	}
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Errorf("got %T, want *Error", err)
+	}
+}
+
+func TestChunkSizeFollowsTheSize(t *testing.T) {
+	for _, c := range []struct{ bytes, want int64 }{
+		{0, 64 << 10}, {10 << 20, 64 << 10}, {1 << 30, 64 << 10}, {1<<30 + 64<<10, 128 << 10}, {5 << 30, 512 << 10}, {MaxBytes, maxChunk}, {-1, 64 << 10},
+	} {
+		if got := chunkFor([]Source{{Bytes: c.bytes}, {Bytes: 0}}); got != c.want {
+			t.Errorf("%d bytes: got chunks of %d, want %d", c.bytes, got, c.want)
+		}
+	}
+}
