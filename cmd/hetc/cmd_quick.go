@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -30,6 +31,7 @@ import (
 
 type quickOptions struct {
 	model, out, prompt, budget string
+	calibration                string
 	schemes                    []string
 	maxTokens                  int
 	again, chat                bool
@@ -80,6 +82,7 @@ use; --trust DIR/local.pub is what hetrun wants.
 	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
 	f.StringVar(&o.budget, "budget", "20s", "time to measure; more makes a better plan")
 	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
+	f.StringVar(&o.calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
 	f.BoolVar(&o.again, "again", false, "measure further, and make plan and bundle anew")
 	return c
 }
@@ -121,22 +124,34 @@ func (q *quick) run(ctx context.Context) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return diag.New(diag.ClassIO, "quick: %w", err)
 	}
+	var cal []string
+	calDigest := ""
+	if q.o.calibration != "" {
+		c, err := calibration.Read(q.o.calibration)
+		if err != nil {
+			return err
+		}
+		if calDigest, err = c.Digest(); err != nil {
+			return err
+		}
+		cal = []string{"--calibration", q.o.calibration}
+	}
 	file := func(name string) string { return filepath.Join(dir, name) }
 	key, app := file("local"), file("app.hetb")
 	changed, err := q.workload(file("workload.yaml"), schemes)
 	if err != nil {
 		return err
 	}
-	if !q.o.again && !changed && q.current(file("plan.yaml"), app, m) {
+	if !q.o.again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
 		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
 	} else {
 		with := []string{"--soc", file("soc.yaml"), "--model", q.o.model, "--workload", file("workload.yaml")}
 		steps := [][]string{
 			{"probe", "-o", file("soc.yaml")},
 			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.budget}, with...),
-			append([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml")}, with...),
+			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml")}, with, cal),
 			{"keygen", "--out", key},
-			{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app},
+			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
 		}
 		if _, err := os.Stat(key + ".key"); err == nil {
 			steps = slices.Delete(steps, 3, 4)
@@ -217,10 +232,11 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 	return true, wholefile.Write(path, text)
 }
 
-// current reports whether the bundle holds the plan, and both belong to the model and to this machine.
-func (q *quick) current(plan, app string, m *models.Model) bool {
+// current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
+// to this machine.
+func (q *quick) current(plan, app string, m *models.Model, calibration string) bool {
 	p, err := plantext.Read(plan)
-	if err != nil || p.SoC.Fingerprint != host.Fingerprint() {
+	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
 		return false
 	}
 	if digest, err := m.Digest(); err != nil || digest != p.Model.Digest {

@@ -38,8 +38,9 @@ type Config struct {
 }
 
 type modelEntry struct {
-	Model string `yaml:"model" decode:"required"` // file, directory or catalog name
-	Name  string `yaml:"name"`
+	Model       string `yaml:"model" decode:"required"` // file, directory or catalog name
+	Calibration string `yaml:"calibration"`             // of hetc calibrate
+	Name        string `yaml:"name"`
 }
 
 type socEntry struct {

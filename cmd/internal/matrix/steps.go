@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
@@ -41,6 +42,9 @@ type modelInput struct {
 	model  *models.Model
 	digest cas.Digest
 	files  map[string][]byte // of the tokenizer
+
+	calibration       *calibration.Calibration // nil: none
+	calibrationDigest string                   // "" for none
 }
 
 // socInput is a SoC and its record.
@@ -105,6 +109,17 @@ func (b *build) openModel(m *modelInput) (err error) {
 	}
 	if m.digest, err = b.modelDigest(m.model); err != nil {
 		return err
+	}
+	if m.entry.Calibration != "" {
+		if m.calibration, err = calibration.Read(b.o.Config.inside(m.entry.Calibration)); err != nil {
+			return err
+		}
+		if err = m.calibration.CheckModel(m.model.Name, m.digest.String()); err != nil {
+			return err
+		}
+		if m.calibrationDigest, err = m.calibration.Digest(); err != nil {
+			return err
+		}
 	}
 	if b.o.Key != nil && m.model.HasWeights() {
 		m.files, err = m.model.TokenizerFiles()
@@ -233,7 +248,7 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 		c.warn("%s: the last line was cut off and is not used", c.soc.entry.Record)
 	}
 	m := c.model
-	key := cas.KeyOf("plan", b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest)
+	key := cas.KeyOf("plan", b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest, m.calibrationDigest)
 	warnings := cas.KeyOf("warnings", key.String())
 	err = b.settle(ctx, c, &c.Plan, key, func(path string) error {
 		prices, err := costs(ctx)
@@ -245,7 +260,7 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 			return fmt.Errorf("solve: %w", err)
 		}
 		defer give()
-		r, err := solver.Solve(ctx, solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Engine: b.o.Tools.Engine})
+		r, err := solver.Solve(ctx, solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Calibration: m.calibration, Engine: b.o.Tools.Engine})
 		if err != nil {
 			return err
 		}
@@ -354,7 +369,7 @@ func (b *build) bundle(ctx context.Context, c *Cell) error {
 		defer give()
 		x := b.o.Config.Bundle
 		_, err = b.o.Tools.Emit(ctx, path, emit.Options{
-			Plan: p, Model: m.model, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
+			Plan: p, Model: m.model, Calibration: m.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
 			Product: x.Product, Version: x.Version, SecurityVersion: x.SecurityVersion, Generation: x.KeyringGeneration, NotAfter: x.NotAfter,
 		}, c.soc.soc)
 		return err
