@@ -214,6 +214,9 @@ type Op struct {
 	HeadDim int  `json:"head_dim,omitempty" yaml:"head_dim,omitempty"` // even for Rope
 	Context int  `json:"context,omitempty" yaml:"context,omitempty"`   // Attention: cached positions including the new rows
 	KV      Type `json:"kv,omitempty" yaml:"kv,omitempty"`             // KVAppend, Attention: element type of the cache
+	// Batch: every row is of a sequence of its own, at that one's position and on its cache (Rope, KVAppend, Attention,
+	// whose Context is then that of every row); else the rows follow one another in one sequence.
+	Batch bool `json:"batch,omitempty" yaml:"batch,omitempty"`
 
 	Interleave int    `json:"interleave,omitempty" yaml:"interleave,omitempty"` // GLU: columns of gate, then as many of up
 	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
@@ -288,7 +291,7 @@ func (o Op) Key() string {
 		return fmt.Sprintf("kv_append[%d] heads=%d dim=%d kv=%s", o.M, o.KVHeads, o.HeadDim, o.KV)
 	case Attention:
 		return fmt.Sprintf("attention[%d] heads=%d/%d dim=%d context=%d kv=%s", o.M, o.Heads, o.KVHeads, o.HeadDim, o.Context, o.KV) +
-			flag(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + flag(o.Cap > 0, " cap")
+			flag(o.Window > 0, fmt.Sprintf(" window=%d", o.Window)) + flag(o.Cap > 0, " cap") + flag(o.Batch, " batch")
 	case GLU, Activate:
 		return fmt.Sprintf("%s[%d,%d] %s", o.Kind, o.Rows(), o.N, o.Act)
 	case Embed:
@@ -306,7 +309,7 @@ func flag(set bool, s string) string {
 }
 
 // Flops counts multiplications and additions (2 per multiply-add). Attention counts the causal
-// half only: row i of M attends to Context-M+i+1 positions, at most Window.
+// half only: row i of M attends to Context-M+i+1 positions, at most Window. In a batch every row attends to Context.
 func (o Op) Flops() int64 {
 	m, k, n := int64(o.Rows()), int64(o.K), int64(o.N)
 	switch o.Kind {
@@ -337,6 +340,12 @@ func (o Op) Flops() int64 {
 // attended is the number of (query row, cached position) pairs of a causal attention.
 func (o Op) attended() int64 {
 	m, c := int64(o.M), int64(o.Context)
+	if o.Batch {
+		if w := int64(o.Window); w > 0 {
+			c = min(c, w)
+		}
+		return m * c
+	}
 	if c < m {
 		c = m
 	}
@@ -369,7 +378,10 @@ func (o Op) Bytes() int64 {
 	case Attention:
 		row := int64(o.HeadDim) * int64(o.KV.Bytes())
 		cached := int64(max(o.Context, o.M))
-		if o.Window > 0 {
+		switch {
+		case o.Batch:
+			cached = o.attended()
+		case o.Window > 0:
 			cached = min(cached, int64(o.Window)+m)
 		}
 		return 2*cached*int64(o.KVHeads)*row + 8*m*int64(o.Heads)*int64(o.HeadDim)
@@ -583,6 +595,7 @@ func (o Op) unused() error {
 		{"window", o.Window != 0, in(Attention)},
 		{"cap", o.Cap != 0, in(Attention, Softcap, Clip)},
 		{"scale", o.Scale != 0, in(Attention, Embed)},
+		{"batch", o.Batch, in(Rope, KVAppend, Attention)},
 		{"joint", o.Joint, in(QKNorm)},
 		{"rotary_dim", o.RotaryDim != 0, in(Rope)},
 		{"amplitude", o.Amplitude != 0, in(Rope)},

@@ -177,11 +177,21 @@ type Scalars struct {
 	KVLen int // cached positions including the new rows: Pos + Rows
 	Seq   int // positions once the whole prompt or token is processed that this call is part of; Rope depends on it
 	Row   int // SelectRow: the row to copy
+	// Sequence is which of the cached sequences the rows are of.
+	Sequence int
+	// Batch says so for each row of operators with Batch (see op.Op), which know a sequence of their own for each: at
+	// least as many as such a node computes rows, no sequence twice. Pos, KVLen, Seq and Sequence mean nothing to them.
+	Batch []Place
 }
+
+// Place is where a row of a batch lies: the position Pos of one of the cached sequences, which has Pos+1 of
+// them once the call is done.
+type Place struct{ Sequence, Pos int }
 
 // Bindings are the operands of one call, in the order of the graph's Inputs and Outputs.
 // K and V are the caches of this layer and head range, [KVHeads*MaxContext, HeadDim] each, dense:
-// head h, position p is row h*MaxContext+p. They are zero for graphs without state.
+// head h, position p is row h*MaxContext+p. They are those of sequence 0; those of sequence s lie s*SequenceBytes
+// further in the same buffers, for s up to Sequences-1 (0: one sequence). They are zero for graphs without state.
 // A value that is both input and output is bound to one view in both lists; an input that a node
 // updates in place without being an output is undefined afterwards.
 type Bindings struct {
@@ -189,6 +199,9 @@ type Bindings struct {
 	K, V       View
 	MaxContext int
 	Scalars    *Scalars
+
+	Sequences     int
+	SequenceBytes int64
 }
 
 // Packed is one weight of a graph: its description and its packed bytes (64-byte aligned). Of a weight

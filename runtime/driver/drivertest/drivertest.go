@@ -208,16 +208,23 @@ func operators() []op.Op {
 		for _, m := range []int{1, 5, 19} {
 			o := op.Op{M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2]}
 			o.Kind = op.Rope
-			add(o)
+			turn := func() {
+				add(o)
+				if batch := o; m > 1 {
+					batch.Batch = true
+					add(batch)
+				}
+			}
+			turn()
 			o.Amplitude, o.LongFrom, o.LongAmplitude = 0.8, 40, 1.2
-			add(o)
+			turn()
 			if o.HeadDim > 4 {
 				o.RotaryDim = o.HeadDim / 4 * 2
-				add(o)
+				turn()
 				o.LongAmplitude, o.NTK = 0, 4
-				add(o)
+				turn()
 				o.RotaryDim, o.LongFrom, o.NTK = 4, 0, 0
-				add(o)
+				turn()
 			}
 			o = op.Op{Kind: op.QKNorm, M: m, Heads: h[0], KVHeads: h[1], HeadDim: h[2], Eps: 1e-6}
 			add(o)
@@ -233,6 +240,14 @@ func operators() []op.Op {
 				add(o)
 				o.Window, o.Cap, o.Scale = o.Window+testContext/2, 5, 0.11
 				add(o)
+				if m > 1 {
+					o.Batch = true
+					add(o)
+					o.Window, o.Cap, o.Scale = 0, 0, 0
+					add(o)
+					o.Kind, o.Context = op.KVAppend, 0
+					add(o)
+				}
 			}
 		}
 	}
@@ -253,9 +268,14 @@ const testContext = 64
 // contextOf is the size of the cache that o is tried with.
 func contextOf(o op.Op) int { return max(testContext, o.M, o.Context) }
 
-// scalars of a call with rows rows at the end of its sequence.
+// scalars of a call with rows rows at the end of its sequence, or, where they are of a sequence each, at positions
+// before that.
 func scalars(pos, rows int) driver.Scalars {
-	return driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2}
+	s := driver.Scalars{Pos: pos, Rows: rows, KVLen: pos + rows, Seq: pos + rows, Row: rows / 2, Sequence: 1}
+	for i := range rows {
+		s.Batch = append(s.Batch, driver.Place{Sequence: rows - 1 - i, Pos: pos/(1+i%3) + i})
+	}
+	return s
 }
 
 // single is the graph of one operator; copies are also made of other types.
@@ -292,7 +312,9 @@ func (s *session) variants(tr *trial, m, maxContext int, seed uint64) {
 	for _, c := range calls {
 		tr.fill(rng)
 		if c.scalars.Pos+m > maxContext {
-			c.scalars.Pos, c.scalars.KVLen = 0, c.scalars.Rows
+			seq := c.scalars.Seq
+			c.scalars = scalars(0, c.scalars.Rows)
+			c.scalars.Seq = seq
 		}
 		tr.check(c.place, c.scalars)
 	}
@@ -807,6 +829,23 @@ func testRefusedAtRun(t *testing.T, f *Factory) {
 		refuse(tr, "a cache of another type", func(b *driver.Bindings) { b.K.Type = op.F16 }, `"k"`)
 		refuse(tr, "a cache of fewer rows", func(b *driver.Bindings) { b.V.Rows-- }, `"v"`)
 		refuse(tr, "a larger context than the cache has", func(b *driver.Bindings) { b.MaxContext *= 2 }, `"k"`)
+		refuse(tr, "a sequence beyond those cached", func(b *driver.Bindings) { b.Scalars.Sequence = b.Sequences }, "3")
+		refuse(tr, "a negative sequence", func(b *driver.Bindings) { b.Scalars.Sequence = -1 }, "-1")
+		refuse(tr, "more sequences than the cache holds", func(b *driver.Bindings) { b.Sequences++ }, `"k"`)
+		refuse(tr, "sequences farther apart than the cache is long", func(b *driver.Bindings) { b.SequenceBytes *= 2 }, `"k"`)
+		refuse(tr, "sequences so far apart that it overflows", func(b *driver.Bindings) { b.SequenceBytes = math.MaxInt64 - 7 }, `"k"`)
+		refuse(tr, "sequences that overlap", func(b *driver.Bindings) { b.SequenceBytes -= 4 }, `"k"`)
+		tr.check(place{}, scalars(14, 2))
+	}
+	attention.Batch = true
+	if s.caps.Supports(attention) == nil {
+		tr := s.newTrial(single(s.caps, attention), 16, 8)
+		refuse(tr, "a batch without places", func(b *driver.Bindings) { b.Scalars.Batch = nil }, "places")
+		refuse(tr, "a batch of fewer places than rows", func(b *driver.Bindings) { b.Scalars.Batch = b.Scalars.Batch[:1] }, "places")
+		refuse(tr, "a position beyond the cache", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = 16 }, "row 1", "16")
+		refuse(tr, "a negative position of a row", func(b *driver.Bindings) { b.Scalars.Batch[1].Pos = -1 }, "row 1", "-1")
+		refuse(tr, "a row of no cached sequence", func(b *driver.Bindings) { b.Scalars.Batch[0].Sequence = 2 }, "row 0", "2")
+		refuse(tr, "two rows of one sequence", func(b *driver.Bindings) { b.Scalars.Batch[1].Sequence = 1 }, "1")
 		tr.check(place{}, scalars(14, 2))
 	}
 

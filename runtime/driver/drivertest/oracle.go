@@ -59,14 +59,28 @@ func rowsInUse(g *op.Graph, name string, tokens int) int {
 	return rows
 }
 
-// cache is one layer's keys and values, [kvHeads*maxContext, headDim] each.
+// cache is one layer's keys and values of some sequences, [sequences*kvHeads*maxContext, headDim] each.
 type cache struct {
 	typ          op.Type
 	heads, dim   int
 	maxContext   int
+	sequences    int
 	k, v         []float64
 	kbuf, vbuf   driver.Buffer
 	kview, vview driver.View
+}
+
+// row is the row of a position and head in the caches of all sequences.
+func (c *cache) row(at driver.Place, head int) int {
+	return (at.Sequence*c.heads+head)*c.maxContext + at.Pos
+}
+
+// placeOf is where row r of a node lies.
+func placeOf(o op.Op, s *driver.Scalars, r int) driver.Place {
+	if o.Batch {
+		return s.Batch[r]
+	}
+	return driver.Place{Sequence: s.Sequence, Pos: s.Pos + r}
 }
 
 // evaluate computes every node of g in double precision, straight from the definitions, for the rows
@@ -315,8 +329,12 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 		case op.Rope:
 			group, half := o.Heads/o.KVHeads, o.Rotary()/2
 			x, y := in[0], out[0]
-			freq, amplitude := rotation(o, w.v, s.Seq)
 			for r := range rows {
+				at, seq := placeOf(o, &s, r), s.Seq
+				if o.Batch {
+					seq = at.Pos + 1
+				}
+				freq, amplitude := rotation(o, w.v, seq)
 				row := append([]float64(nil), x.v[r*x.value.Cols:(r+1)*x.value.Cols]...)
 				for j, v := range row {
 					y.set(r, j, v, 0)
@@ -325,7 +343,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					// The group's queries, then its key; its value is not rotated.
 					from := (h/(group+1)*(group+2) + h%(group+1)) * o.HeadDim
 					for i := range half {
-						angle := float64(float32(s.Pos+r) * freq[i])
+						angle := float64(float32(at.Pos) * freq[i])
 						sin, cos := math.Sincos(angle)
 						a, b := row[from+i]*amplitude, row[from+i+half]*amplitude
 						y.set(r, from+i, a*cos-b*sin, math.Abs(a)+math.Abs(b))
@@ -338,7 +356,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 			for r := range rows {
 				for g := range o.KVHeads {
 					for d := range o.HeadDim {
-						at := (g*c.maxContext+s.Pos+r)*o.HeadDim + d
+						at := c.row(placeOf(o, &s, r), g)*o.HeadDim + d
 						key := (g*(group+2)+group)*o.HeadDim + d
 						c.k[at] = round(o.KV, in[0].at(r, key))
 						c.v[at] = round(o.KV, in[0].at(r, key+o.HeadDim))
@@ -348,10 +366,12 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 		case op.Attention:
 			group := o.Heads / o.KVHeads
 			for r := range rows {
+				end := placeOf(o, &s, r)
 				for h := range o.Heads {
 					g := h / group
+					begin := c.row(driver.Place{Sequence: end.Sequence}, g)
 					query := (g*(group+2) + h%group) * o.HeadDim
-					share := make([]float64, s.Pos+r+1)
+					share := make([]float64, end.Pos+1)
 					top, scale := math.Inf(-1), o.Scale
 					if scale == 0 {
 						scale = 1 / math.Sqrt(float64(o.HeadDim))
@@ -362,7 +382,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					}
 					for p := range share {
 						for d := range o.HeadDim {
-							share[p] += in[0].at(r, query+d) * c.k[(g*c.maxContext+p)*o.HeadDim+d]
+							share[p] += in[0].at(r, query+d) * c.k[(begin+p)*o.HeadDim+d]
 						}
 						share[p] *= scale
 						if o.Cap > 0 {
@@ -387,7 +407,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					for d := range o.HeadDim {
 						v, size := 0.0, 0.0
 						for p, e := range share {
-							term := e / sum * c.v[(g*c.maxContext+p)*o.HeadDim+d]
+							term := e / sum * c.v[(begin+p)*o.HeadDim+d]
 							v, size = v+term, size+math.Abs(term)
 						}
 						out[0].set(r, h*o.HeadDim+d, v, size*steep)

@@ -143,9 +143,13 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 		case op.Rope:
 			invfreq[n.W[0]] = n.Op.Rotary() / 2
 		case op.KVAppend, op.Attention:
-			size := n.Op.KVHeads * maxContext * n.Op.HeadDim
+			sequences := 3
+			if n.Op.Batch {
+				sequences = n.Op.M
+			}
+			size := sequences * n.Op.KVHeads * maxContext * n.Op.HeadDim
 			if tr.cache == nil {
-				tr.cache = &cache{typ: n.Op.KV, heads: n.Op.KVHeads, dim: n.Op.HeadDim, maxContext: maxContext, k: make([]float64, size), v: make([]float64, size)}
+				tr.cache = &cache{typ: n.Op.KV, heads: n.Op.KVHeads, dim: n.Op.HeadDim, maxContext: maxContext, sequences: sequences, k: make([]float64, size), v: make([]float64, size)}
 				for i := range size {
 					tr.cache.k[i], tr.cache.v[i] = round(n.Op.KV, rng.NormFloat64()), round(n.Op.KV, rng.NormFloat64())
 				}
@@ -330,7 +334,7 @@ func (tr *trial) bind(p place, sc driver.Scalars) *bound {
 	}
 	if c := tr.cache; c != nil {
 		if c.kbuf == nil {
-			rows := c.heads * c.maxContext
+			rows := c.sequences * c.heads * c.maxContext
 			bytes := int64(rows*c.dim) * int64(c.typ.Bytes())
 			c.kbuf, c.vbuf = buffer(bytes), buffer(bytes)
 			c.kview = driver.View{Buffer: c.kbuf, Type: c.typ, Rows: rows, Cols: c.dim, Stride: c.dim}
@@ -340,6 +344,8 @@ func (tr *trial) bind(p place, sc driver.Scalars) *bound {
 			store(c.vview, c.v)
 		}
 		out.b.K, out.b.V, out.b.MaxContext = c.kview, c.vview, c.maxContext
+		out.b.K.Rows, out.b.V.Rows = c.heads*c.maxContext, c.heads*c.maxContext
+		out.b.Sequences, out.b.SequenceBytes = c.sequences, int64(c.heads*c.maxContext*c.dim*c.typ.Bytes())
 	}
 	return out
 }

@@ -120,6 +120,9 @@ type executable struct {
 	maxContext int
 	scalars    driver.Scalars
 	needsSeq   bool // a rotation depends on the length of the sequence
+	placed     bool // nodes ask for the place of rows
+	batch      bool // and find it in scalars.Batch
+	perSeq     int  // elements of the caches from one sequence to the next
 
 	bad   atomic.Int64 // lowest row a kernel refused
 	blame atomic.Int64 // of a chain of n steps: that row times n, plus the number of the step
@@ -343,7 +346,11 @@ func (e *executable) bind(b *driver.Bindings) error {
 	if s.Rows == 0 {
 		return nil
 	}
-	if e.needsSeq && s.Seq <= s.Pos {
+	if e.batch {
+		if err := e.checkBatch(b); err != nil {
+			return err
+		}
+	} else if e.needsSeq && s.Seq <= s.Pos {
 		return fmt.Errorf("a sequence of %d positions does not reach position %d, and the rotation depends on its length", s.Seq, s.Pos)
 	}
 	if e.arena != e.p.arenas {
@@ -449,24 +456,71 @@ func (o *operand) window(v *driver.View, rows int, role string) error {
 	return nil
 }
 
-func (e *executable) bindCache(b *driver.Bindings) error {
+// checkBatch checks the places of the rows in use.
+func (e *executable) checkBatch(b *driver.Bindings) error {
+	places := e.scalars.Batch
 	rows := min(e.graph.Rows(), e.scalars.Rows)
-	if b.MaxContext < 1 || e.scalars.Pos+rows > b.MaxContext {
-		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, b.MaxContext)
+	if len(places) < rows {
+		return fmt.Errorf("got places of %d rows, want those of %d sequences", len(places), rows)
 	}
-	e.maxContext = b.MaxContext
-	if err := e.cache(&e.k, &b.K, "k"); err != nil {
-		return err
+	for i, p := range places[:rows] {
+		if p.Pos < 0 || p.Pos > math.MaxInt32 || e.kv != "" && p.Pos >= b.MaxContext {
+			return fmt.Errorf("row %d lies at position %d, want one in a cache of %d", i, p.Pos, b.MaxContext)
+		}
+		if e.kv == "" {
+			continue
+		}
+		if p.Sequence < 0 || p.Sequence >= max(1, b.Sequences) {
+			return fmt.Errorf("row %d is of sequence %d, want 0..%d", i, p.Sequence, max(1, b.Sequences)-1)
+		}
+		for j, q := range places[:i] {
+			if p.Sequence == q.Sequence {
+				return fmt.Errorf("rows %d and %d are both of sequence %d", j, i, p.Sequence)
+			}
+		}
 	}
-	return e.cache(&e.v, &b.V, "v")
+	return nil
 }
 
-func (e *executable) cache(o *operand, v *driver.View, name string) error {
+// at is where a row in use lies.
+func (e *executable) at(row int) driver.Place {
+	if e.batch {
+		return e.scalars.Batch[row]
+	}
+	return driver.Place{Sequence: e.scalars.Sequence, Pos: e.scalars.Pos + row}
+}
+
+func (e *executable) bindCache(b *driver.Bindings) error {
+	rows := min(e.graph.Rows(), e.scalars.Rows)
+	if b.MaxContext < 1 || !e.batch && e.scalars.Pos+rows > b.MaxContext {
+		return fmt.Errorf("positions %d..%d do not fit a cache of %d", e.scalars.Pos, e.scalars.Pos+rows-1, b.MaxContext)
+	}
+	if n := max(1, b.Sequences); !e.batch && (e.scalars.Sequence < 0 || e.scalars.Sequence >= n) {
+		return fmt.Errorf("sequence %d, want 0..%d", e.scalars.Sequence, n-1)
+	}
+	e.maxContext = b.MaxContext
+	if err := e.cache(&e.k, &b.K, b, "k"); err != nil {
+		return err
+	}
+	return e.cache(&e.v, &b.V, b, "v")
+}
+
+// cache makes the caches of all sequences current, perSeq elements apart.
+func (e *executable) cache(o *operand, v *driver.View, b *driver.Bindings, name string) error {
 	o.value = op.Value{Name: name, Type: e.kv}
 	if v.Type != e.kv || v.Cols != e.headDim || v.Stride != e.headDim || int64(v.Rows) != int64(e.kvHeads)*int64(e.maxContext) {
 		return fmt.Errorf("cache %q: got view %s [%d,%d] of stride %d, want dense %s [%d*%d,%d]", name, v.Type, v.Rows, v.Cols, v.Stride, e.kv, e.kvHeads, e.maxContext, e.headDim)
 	}
-	return o.window(v, v.Rows, "cache")
+	if err := o.window(v, v.Rows, "cache"); err != nil || b.Sequences < 2 {
+		return err
+	}
+	all, size, others := v.Buffer.Bytes(), int64(v.Type.Bytes()), int64(b.Sequences-1)
+	have := int64(len(all)) - v.Offset // holds the first one
+	if need := int64(len(o.raw)); b.SequenceBytes < need || b.SequenceBytes%size != 0 || b.SequenceBytes > (have-need)/others {
+		return fmt.Errorf("cache %q: %d sequences of %d bytes, %d bytes apart, do not fit the %d bytes from its offset", name, b.Sequences, need, b.SequenceBytes, have)
+	}
+	e.perSeq = int(b.SequenceBytes / size)
+	return o.set(all[v.Offset:v.Offset+others*b.SequenceBytes+int64(len(o.raw))], v.Stride)
 }
 
 // run executes the steps of the bound call.

@@ -32,6 +32,8 @@ type processor struct {
 	team  team
 	rope  ropeTables
 
+	ropeBatch ropeTables
+
 	graphs map[string]op.Graph // parsed and valid, by their code; nobody writes to them
 
 	mu       sync.Mutex // Close may come from another goroutine while a call runs

@@ -11,11 +11,11 @@ import (
 // maxAngles bounds the bytes of a ropeTable.
 const maxAngles = 1 << 27
 
-// ropeTables are the angles of the two rotations that were asked for last: the layers of a model ask for the
-// same one, or in turn for two.
+// ropeTables are the angles of the rotations that were asked for last: the layers of a model ask for the
+// same ones.
 type ropeTables struct {
-	table  [2]ropeTable
-	recent int
+	table []ropeTable
+	clock uint64
 }
 
 // rotation is everything that angles depend on besides the rows.
@@ -31,6 +31,7 @@ type ropeTable struct {
 	rotation
 	rows     int
 	cos, sin []float32
+	used     uint64 // when
 }
 
 func (t *ropeTable) holds(r rotation, rows int) bool {
@@ -39,16 +40,21 @@ func (t *ropeTable) holds(r rotation, rows int) bool {
 
 // get computes the angles unless they are there already.
 func (s *ropeTables) get(r rotation, rows int) *ropeTable {
+	s.clock++
+	oldest := &s.table[0]
 	for i := range s.table {
-		if s.table[i].holds(r, rows) {
-			s.recent = i
-			return &s.table[i]
+		t := &s.table[i]
+		if t.holds(r, rows) {
+			t.used = s.clock
+			return t
+		}
+		if t.used < oldest.used {
+			oldest = t
 		}
 	}
-	s.recent = 1 - s.recent
-	t := &s.table[s.recent]
-	t.fill(r, rows)
-	return t
+	oldest.fill(r, rows)
+	oldest.used = s.clock
+	return oldest
 }
 
 func (t *ropeTable) fill(r rotation, rows int) {
@@ -68,8 +74,11 @@ func (t *ropeTable) fill(r rotation, rows int) {
 	}
 }
 
-// grow makes room for rows of half angles.
-func (s *ropeTables) grow(rows, half int) {
+// grow makes room for that many tables of rows of half angles.
+func (s *ropeTables) grow(tables, rows, half int) {
+	for len(s.table) < tables {
+		s.table = append(s.table, ropeTable{})
+	}
 	for i := range s.table {
 		t := &s.table[i]
 		if n := rows * half; n > len(t.cos) {
@@ -87,25 +96,41 @@ func (b *builder) rope() (step, error) {
 	if err != nil {
 		return step{}, err
 	}
-	angles, rotary, group := &e.p.rope, o.Rotary(), o.Heads/o.KVHeads
+	rotary, group := o.Rotary(), o.Heads/o.KVHeads
 	half := rotary / 2
 	if int64(o.M)*int64(half)*8 > maxAngles {
 		return step{}, fmt.Errorf("%d rows of %d angles need more than %d bytes", o.M, half, int64(maxAngles))
 	}
-	angles.grow(o.M, half)
+	// Layers turn rows by one table, or in turn by two; those of a batch by tables of one row, each its own.
+	angles, most := &e.p.rope, 1
+	if o.Batch {
+		angles, most = &e.p.ropeBatch, o.M
+		angles.grow(2*o.M, 1, half)
+	} else {
+		angles.grow(2, o.M, half)
+	}
 	e.needsSeq = e.needsSeq || o.LongFrom > 0
-	var t *ropeTable
+	tables := make([]*ropeTable, most)
+	turn := func(t *ropeTable, from, r0, r1 int) { // from: its first row
+		for g := range o.KVHeads { // the group's queries and its key lie together
+			k(y.f32[r0*y.ld+g*(group+2)*o.HeadDim:], y.ld, t.cos[(r0-from)*half:], t.sin[(r0-from)*half:], r1-r0, group+1, o.HeadDim, rotary)
+		}
+	}
 	s := b.byRows(8*(o.Heads+o.KVHeads)*rotary, func(_, r0, r1 int) {
 		if x != y {
 			copyRows(y, x, r0, r1)
 		}
-		for g := range o.KVHeads { // the group's queries and its key lie together
-			k(y.f32[r0*y.ld+g*(group+2)*o.HeadDim:], y.ld, t.cos[r0*half:], t.sin[r0*half:], r1-r0, group+1, o.HeadDim, rotary)
+		if !o.Batch {
+			turn(tables[0], 0, r0, r1)
+			return
+		}
+		for r := r0; r < r1; r++ {
+			turn(tables[r], r, r, r+1)
 		}
 	})
-	s.prepare = func(rows int) {
-		r := rotation{freq: table[:half], growth: 1, amplitude: o.Amplitude, pos: e.scalars.Pos}
-		if seq := e.scalars.Seq; o.LongFrom > 0 && seq > o.LongFrom {
+	rotate := func(pos, seq int) rotation {
+		r := rotation{freq: table[:half], growth: 1, amplitude: o.Amplitude, pos: pos}
+		if o.LongFrom > 0 && seq > o.LongFrom {
 			if o.NTK != 0 {
 				r.growth = o.NTK*float64(seq)/float64(o.LongFrom) - (o.NTK - 1)
 			} else {
@@ -115,7 +140,16 @@ func (b *builder) rope() (step, error) {
 		if r.amplitude == 0 {
 			r.amplitude = 1
 		}
-		t = angles.get(r, rows)
+		return r
+	}
+	s.prepare = func(rows int) {
+		if !o.Batch {
+			tables[0] = angles.get(rotate(e.scalars.Pos, e.scalars.Seq), rows)
+			return
+		}
+		for i, p := range e.scalars.Batch[:rows] {
+			tables[i] = angles.get(rotate(p.Pos, p.Pos+1), 1)
+		}
 	}
 	return s, nil
 }

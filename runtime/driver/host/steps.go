@@ -115,6 +115,12 @@ func (b *builder) build() (step, error) {
 			return step{}, fmt.Errorf("weight %d is %s, want %s", i, describe(spec.Spec), describe(want))
 		}
 	}
+	if e := b.e; o.Kind == op.Rope || o.Kind == op.KVAppend || o.Kind == op.Attention {
+		if e.placed && e.batch != o.Batch {
+			return step{}, errors.New("rows are of one sequence for some nodes, and of one each for others")
+		}
+		e.placed, e.batch = true, o.Batch
+	}
 	if o.Kind == op.KVAppend || o.Kind == op.Attention {
 		e := b.e
 		if e.kv != "" && (e.kv != o.KV || e.kvHeads != o.KVHeads || e.headDim != o.HeadDim) {
@@ -518,9 +524,10 @@ func (b *builder) kvAppend() step {
 	group, dim, narrow := o.Heads/o.KVHeads, o.HeadDim, b.e.p.set.ToF16
 	s := b.byRows(2*o.KVHeads*dim, func(_, r0, r1 int) {
 		for r := r0; r < r1; r++ {
+			at := e.at(r)
 			for g := range o.KVHeads {
 				key := r*x.ld + (g*(group+2)+group)*dim
-				to := (g*e.maxContext + e.scalars.Pos + r) * dim
+				to := at.Sequence*e.perSeq + (g*e.maxContext+at.Pos)*dim
 				if o.KV == op.F32 {
 					copy(e.k.f32[to:to+dim], x.f32[key:])
 					copy(e.v.f32[to:to+dim], x.f32[key+dim:])
@@ -552,18 +559,23 @@ func (b *builder) attention() (step, error) {
 	if call.Scale == 0 {
 		call.Scale = 1 / math.Sqrt(float64(dim))
 	}
+	block := attentionRows
+	if o.Batch {
+		block = 1 // rows have no keys in common
+	}
 	var rows, blocks int
 	return step{
 		m:    o.M,
-		plan: func(n int) int { rows, blocks = n, (n+attentionRows-1)/attentionRows; return blocks * o.KVHeads },
+		plan: func(n int) int { rows, blocks = n, (n+block-1)/block; return blocks * o.KVHeads },
 		task: func(worker, t int) {
-			g, r0 := t%o.KVHeads, (blocks-1-t/o.KVHeads)*attentionRows // the longest rows first
-			call := call
-			call.M, call.Pos = min(attentionRows, rows-r0), e.scalars.Pos+r0
+			g, r0 := t%o.KVHeads, (blocks-1-t/o.KVHeads)*block // the longest rows first
+			at, call := e.at(r0), call
+			call.M, call.Pos = min(block, rows-r0), at.Pos
 			q := x.f32[r0*x.ld+g*(group+2)*dim:]
 			out := y.f32[r0*y.ld+g*group*dim:]
 			scratch := e.have.mine(worker)[:size]
-			from, to := g*e.maxContext*dim, (g*e.maxContext+call.Pos+call.M)*dim
+			from := at.Sequence*e.perSeq + g*e.maxContext*dim
+			to := from + (call.Pos+call.M)*dim
 			if o.KV == op.F32 {
 				set.AttentionF32(out, y.ld, q, x.ld, e.k.f32[from:to], e.v.f32[from:to], scratch, call)
 			} else {

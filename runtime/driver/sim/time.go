@@ -129,6 +129,15 @@ func (m *model) graph(g *op.Graph, s *driver.Scalars) float64 {
 			if m.desc.DynamicRows {
 				o.M = min(o.M, s.Rows)
 			}
+			if o.Kind == op.Attention && o.Batch && len(s.Batch) >= o.M {
+				rows := s.Batch[:o.M]
+				o.M = 1
+				for _, p := range rows {
+					o.Context = p.Pos + 1
+					t += m.op(o)
+				}
+				continue
+			}
 			if o.Kind == op.Attention {
 				o.Context = max(s.KVLen, o.M)
 			}
