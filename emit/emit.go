@@ -164,7 +164,9 @@ func referencePlan(p *planir.Plan, m *models.Model) (*planir.Plan, error) {
 	g := m.Graph()
 	var rows []int
 	for _, ph := range p.Program.Programs {
-		rows = append(rows, ph.Rows)
+		if !ph.Batch() { // it executes one sequence
+			rows = append(rows, ph.Rows)
+		}
 	}
 	var err error
 	ref.Decisions, err = lower.Trivial(&g, name, rows, p.MaxContext, ref.KV, func(node string, r int) op.Scheme {

@@ -1,6 +1,10 @@
 package models
 
-import "github.com/hetc/hetc/planir/op"
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir/op"
+)
 
 // Graph is what a model computes, independent of processors, schemes and sequence lengths. Sections
 // run in order; a section with Layers > 0 runs once per layer with that layer's weights. Layers of one
@@ -43,6 +47,45 @@ type Node struct {
 	// follows from the rest, and is no part of a digest.
 	Packed string   `json:"-"`
 	Out    []string // values
+}
+
+// Batch is the graph as sequences are decoded together, one row of each: every row lies at a position of its own on a
+// cache of its own, and all rows have logits, so that the head selects none.
+func (g *Graph) Batch() Graph {
+	out := Graph{Weights: g.Weights}
+	for _, s := range g.Sections {
+		s.Values, s.Nodes = slices.Clone(s.Values), slices.Clone(s.Nodes)
+		for i := range s.Values {
+			s.Values[i].Rows1 = false
+		}
+		selected := map[string]string{}
+		s.Nodes = slices.DeleteFunc(s.Nodes, func(n Node) bool {
+			if n.Ops[0].Kind != op.SelectRow {
+				return false
+			}
+			selected[n.Out[0]] = n.In[0]
+			return true
+		})
+		for i := range s.Nodes {
+			n := &s.Nodes[i]
+			n.In, n.Out, n.Ops = slices.Clone(n.In), slices.Clone(n.Out), slices.Clone(n.Ops)
+			for _, names := range [][]string{n.In, n.Out} {
+				for k, v := range names {
+					if all, ok := selected[v]; ok {
+						names[k] = all
+					}
+				}
+			}
+			for k := range n.Ops {
+				switch o := &n.Ops[k]; o.Kind {
+				case op.Rope, op.KVAppend, op.Attention:
+					o.Batch = true
+				}
+			}
+		}
+		out.Sections = append(out.Sections, s)
+	}
+	return out
 }
 
 // At returns the node's operators for m rows and a context of ctx cached positions.

@@ -20,7 +20,7 @@ func Dump(p *Plan) string {
 		line("decide %s@%d %s %s %s", d.Node, d.Rows, d.Strategy, orDash(string(d.Scheme)), d.ShareText())
 	}
 	pr := &p.Program
-	line("cache %s layers %d heads %d context %d dim %d", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads, pr.Cache.MaxContext, pr.Cache.HeadDim)
+	line("cache %s layers %d heads %d context %d dim %d%s", pr.Cache.Type, pr.Cache.Layers, pr.Cache.KVHeads, pr.Cache.MaxContext, pr.Cache.HeadDim, sequences(pr.Cache.Sequences))
 	for _, v := range pr.Buffers {
 		line("buffer %s %s [%d,%d]", v.Name, v.Type, v.Rows, v.Cols)
 	}
@@ -61,6 +61,13 @@ func Dump(p *Plan) string {
 		line("tokens %d..%d: %s", d.Min, d.Max, d.Program)
 	}
 	return b.String()
+}
+
+func sequences(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" sequences %d", n)
 }
 
 // ShareText is the written form of the shares: "cols npu 0:3072, gpu 3072:5632".

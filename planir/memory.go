@@ -76,7 +76,7 @@ func MemoryOf(p *Plan) Memory {
 		bytes := roundUp(k.Bytes, memoryPage) * layers[k.Weight]
 		switch use := uses[k.Name]; {
 		case rows[k.Name] > 0:
-			m.Tables += touched(bytes, p.MaxContext)
+			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
 		case use == prefill:
 			m.PrefillWeights += bytes
 			m.Weights += bytes
@@ -116,7 +116,7 @@ func (m Memory) String() string {
 		unit.Bytes(m.Weights), unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
-// MemoryAt is the memory of an execution that does not go as far: with that many positions in the cache, reached
+// MemoryAt is the memory of an execution that does not go as far: with that many positions in the caches, reached
 // by calls of at most rows rows. What nobody has touched of cache, tables and buffers is not resident.
 func MemoryAt(p *Plan, positions, rows int) Memory {
 	m := MemoryOf(p)
@@ -133,13 +133,13 @@ func MemoryAt(p *Plan, positions, rows int) Memory {
 	for i := range p.Program.Programs {
 		most = max(most, p.Program.Programs[i].Rows)
 	}
-	if positions < p.MaxContext {
+	if positions < p.MaxContext*p.Sequences() {
 		m.Tables = 0
 		for _, bytes := range tables(p) {
 			m.Tables += touched(bytes, positions)
 		}
 	}
-	m.Cache = share(m.Cache, positions, p.MaxContext)
+	m.Cache = share(m.Cache, positions, p.MaxContext*p.Sequences())
 	m.Pool = share(m.Pool, rows, most)
 	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m

@@ -3,7 +3,11 @@
 // believes about time. SPEC.md describes the same for readers without Go.
 package planir
 
-import "github.com/hetc/hetc/planir/op"
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir/op"
+)
 
 // Schema identifies the plan format. A change that an older reader would misunderstand gets a new number.
 const Schema = "hetc.plan/1"
@@ -17,8 +21,9 @@ type Plan struct {
 
 	Folds []string `json:"folds,omitempty" yaml:"folds,omitempty"` // ascending: groups (models.FoldGroup) whose weights are folded by the factors of the calibration
 
-	MaxContext int     `json:"max_context" yaml:"max_context"` // cached positions
-	KV         op.Type `json:"kv" yaml:"kv"`                   // cache element type
+	MaxContext int     `json:"max_context" yaml:"max_context"`                  // cached positions
+	KV         op.Type `json:"kv" yaml:"kv"`                                    // cache element type
+	Batches    []int   `json:"batches,omitempty" yaml:"batches,omitempty,flow"` // ascending: numbers of sequences that are decoded together, besides one
 
 	Procs       []Proc       `json:"procs,omitempty" yaml:"procs,omitempty"` // ascending by name
 	Decisions   []Decision   `json:"decisions,omitempty" yaml:"decisions,omitempty"`
@@ -119,7 +124,7 @@ const (
 // Decision says how one node is executed at one number of rows.
 type Decision struct {
 	Node     string    `json:"node" yaml:"node"` // "layers.qkv"
-	Rows     int       `json:"rows" yaml:"rows"` // bucket; 1 is decode
+	Rows     int       `json:"rows" yaml:"rows"` // bucket; 1 and the batches are decode
 	Strategy Strategy  `json:"strategy" yaml:"strategy"`
 	Scheme   op.Scheme `json:"scheme,omitempty" yaml:"scheme,omitempty"` // matmuls
 	Axis     Axis      `json:"axis,omitempty" yaml:"axis,omitempty"`
@@ -186,6 +191,18 @@ type Solve struct {
 	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
 	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
 }
+
+// Sequences is how many sequences the cache holds: the most that are decoded together.
+func (p *Plan) Sequences() int {
+	if n := len(p.Batches); n > 0 {
+		return max(1, p.Batches[n-1])
+	}
+	return 1
+}
+
+// Decodes reports whether a program of that many rows decodes, a row of each sequence, rather than
+// being a bucket of prefill.
+func (p *Plan) Decodes(rows int) bool { return rows == 1 || slices.Contains(p.Batches, rows) }
 
 // DecisionFor returns the decision for a node at a number of rows, nil when there is none.
 func (p *Plan) DecisionFor(node string, rows int) *Decision {

@@ -50,7 +50,7 @@ func graph(t testing.TB) *models.Graph {
 	return &g
 }
 
-// build lowers a plan for the given rows in which everything runs on "a" but for the decisions that
+// build lowers a plan for the given rows, negative ones a batch, in which everything runs on "a" but for the decisions that
 // change replaces.
 func build(t testing.TB, scheme op.Scheme, rows []int, change func(d *planir.Decision)) *planir.Plan {
 	t.Helper()
@@ -60,10 +60,22 @@ func build(t testing.TB, scheme op.Scheme, rows []int, change func(d *planir.Dec
 		SoC:        planir.SoCRef{Name: "test", Digest: "soc", Control: "a"},
 		MaxContext: 64, KV: op.F32, Procs: testProcs(),
 	}
-	var err error
-	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
-	if err != nil {
-		t.Fatal(err)
+	batch := g.Batch()
+	for _, r := range rows {
+		of := g
+		if r < 0 {
+			r, of = -r, &batch
+			p.Batches = append(p.Batches, r)
+		}
+		d, err := lower.Trivial(of, "a", []int{r}, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range d {
+			if p.DecisionFor(d.Node, d.Rows) == nil { // the head is decided at one row
+				p.Decisions = append(p.Decisions, d)
+			}
+		}
 	}
 	for i := range p.Decisions {
 		if change != nil {
@@ -96,6 +108,11 @@ var shapes = map[string]struct {
 }{
 	"trivial": {op.A32W32, []int{1, 16}, nil},
 	"columns": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
+		if n, ok := columns[d.Node]; ok {
+			split(d, planir.WeightCentric, planir.AxisCols, "a", n/2, "b", n)
+		}
+	}},
+	"batch": {op.A8TQ8C, []int{1, 16, -4}, func(d *planir.Decision) {
 		if n, ok := columns[d.Node]; ok {
 			split(d, planir.WeightCentric, planir.AxisCols, "a", n/2, "b", n)
 		}
@@ -389,6 +406,47 @@ func TestRules(t *testing.T) {
 			moved.Wait, moved.Set = lane.Steps[norm].Wait, lane.Steps[norm].Set
 			lane.Steps[norm] = moved
 		}},
+	}
+	batchGraph := func(p *planir.Plan, kind op.Kind) *op.Op {
+		for i := range p.Program.Graphs {
+			for j := range p.Program.Graphs[i].Graph.Nodes {
+				if o := &p.Program.Graphs[i].Graph.Nodes[j].Op; o.Kind == kind && o.Batch {
+					return o
+				}
+			}
+		}
+		t.Fatalf("no %s of a batch", kind)
+		return nil
+	}
+	program := func(p *planir.Plan, name string) *planir.Phase {
+		i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == name })
+		return &p.Program.Programs[i]
+	}
+	for _, c := range []struct {
+		rule, name string
+		mutate     func(p *planir.Plan)
+	}{
+		{"P001", "batch of one", func(p *planir.Plan) { p.Batches = []int{1, 4} }},
+		{"P001", "batches out of order", func(p *planir.Plan) { p.Batches = []int{4, 4} }},
+		{"P001", "a batch too large", func(p *planir.Plan) { p.Batches[0] = 1 << 30 }},
+		{"P014", "cache of fewer sequences", func(p *planir.Plan) { p.Program.Cache.Sequences = 3 }},
+		{"P014", "cache of one sequence", func(p *planir.Plan) { p.Program.Cache.Sequences = 0 }},
+		{"P014", "batch without a program", func(p *planir.Plan) { p.Batches = []int{3, 4} }},
+		{"P014", "program of no batch", func(p *planir.Plan) { p.Batches, p.Program.Cache.Sequences = nil, 0 }},
+		{"P014", "batch decoded as prefill", func(p *planir.Plan) { program(p, "decode@4").Phase = "prefill" }},
+		{"P014", "prefill decoded as a batch", func(p *planir.Plan) { program(p, "prefill@16").Phase = "decode" }},
+		{"P014", "rows of one sequence in a batch", func(p *planir.Plan) { batchGraph(p, op.Attention).Batch = false }},
+		{"P014", "batch in the decider", func(p *planir.Plan) { p.Program.Decider[1].Program = "decode@4" }},
+		{"P014", "logits of selected rows", func(p *planir.Plan) { section(p, "decode@4", "head").Logits = true }},
+		{"P014", "no logits", func(p *planir.Plan) {
+			ph := program(p, "decode@4")
+			ph.Sections = ph.Sections[:len(ph.Sections)-1]
+		}},
+	} {
+		cases = append(cases, struct {
+			rule, name, shape string
+			mutate            func(t *testing.T, p *planir.Plan)
+		}{c.rule, c.name, "batch", func(_ *testing.T, p *planir.Plan) { c.mutate(p) }})
 	}
 	broken := map[string]bool{}
 	for _, c := range cases {

@@ -12,7 +12,7 @@ import (
 // Buffers the executor reads and writes by name.
 const (
 	IDs    = "ids"    // i32 [rows,1]: token ids of the call
-	Logits = "logits" // f32 [1,vocabulary]
+	Logits = "logits" // f32 [1,vocabulary], of a batch [sequences,vocabulary]
 )
 
 // Program is what the executor walks: buffers in one pool, packed weights, graphs, and per phase and
@@ -35,17 +35,21 @@ type Buffer struct {
 	Cols int     `json:"cols" yaml:"cols"`
 }
 
-// Cache is the KV cache [layer][k|v][kv_head][max_context][head_dim].
+// Cache is the KV cache [sequence][layer][k|v][kv_head][max_context][head_dim].
 type Cache struct {
 	Type       op.Type `json:"type" yaml:"type"`
 	Layers     int     `json:"layers" yaml:"layers"`
 	KVHeads    int     `json:"kv_heads" yaml:"kv_heads"`
 	MaxContext int     `json:"max_context" yaml:"max_context"`
 	HeadDim    int     `json:"head_dim" yaml:"head_dim"`
+	Sequences  int     `json:"sequences,omitempty" yaml:"sequences,omitempty"` // 0: one
 }
 
 // Bytes is the size of the whole cache.
-func (c Cache) Bytes() int64 {
+func (c Cache) Bytes() int64 { return int64(max(1, c.Sequences)) * c.SequenceBytes() }
+
+// SequenceBytes is the size of the cache of one sequence.
+func (c Cache) SequenceBytes() int64 {
 	return 2 * int64(c.Layers) * int64(c.KVHeads) * int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
 }
 
@@ -138,13 +142,16 @@ type Graph struct {
 }
 
 // Phase is the program of one phase and bucket. Sections run one after another; all lanes meet
-// between them.
+// between them. The rows of a call are tokens of one sequence, or, where decode has several, of a sequence each.
 type Phase struct {
-	Name     string    `json:"name" yaml:"name"`   // "prefill@256", "decode"
+	Name     string    `json:"name" yaml:"name"`   // "prefill@256", "decode", "decode@4"
 	Phase    string    `json:"phase" yaml:"phase"` // prefill, decode
 	Rows     int       `json:"rows" yaml:"rows"`   // most rows of one call
 	Sections []Section `json:"sections,omitempty" yaml:"sections,omitempty"`
 }
+
+// Batch reports whether the rows are of a sequence each.
+func (p *Phase) Batch() bool { return p.Phase == "decode" && p.Rows > 1 }
 
 // Section is a sequence of steps per lane, repeated once per layer when Layers > 0, for the layers from
 // First. Flags are numbered from 0 within the section; each is set by one step, once per iteration.

@@ -34,6 +34,7 @@ var Rules = []Rule{
 	{"P011", "processors that share a core never have steps in the same section", (*checker).cores},
 	{"P012", "the decider names a program for every number of tokens up to the context; ids enter and logits leave", (*checker).decider},
 	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
+	{"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.
@@ -78,6 +79,7 @@ const (
 	maxProcs   = 64
 	maxCore    = 4095
 	maxContext = 1 << 22
+	maxBatch   = 256
 	maxLayers  = 4096
 	maxExperts = 4096
 )
@@ -89,6 +91,11 @@ func (c *checker) names() {
 	}
 	if p.MaxContext < 1 || p.MaxContext > maxContext {
 		c.fail("max_context", "context is %d, want 1..%d", p.MaxContext, maxContext)
+	}
+	for i, b := range p.Batches {
+		if b < 2 || b > maxBatch || i > 0 && p.Batches[i-1] >= b {
+			c.fail(fmt.Sprintf("batches[%d]", i), "batches %v, want ascending numbers of 2..%d sequences", p.Batches, maxBatch)
+		}
 	}
 	if p.KV != op.F32 && p.KV != op.F16 {
 		c.fail("kv", "cache type is %q, want f32 or f16", p.KV)
@@ -781,4 +788,76 @@ func (c *checker) schemes() {
 			}
 		})
 	}
+}
+
+func (c *checker) batches() {
+	want := c.p.Sequences()
+	if want == 1 {
+		want = 0
+	}
+	if n := c.p.Program.Cache.Sequences; n != want {
+		c.fail("program.cache.sequences", "the cache holds %d sequences, and the largest of the batches %v takes %d", n, c.p.Batches, want)
+	}
+	if b := c.buffers[Logits]; b.Rows < c.p.Sequences() {
+		c.fail("program.buffers", "buffer %q has %d rows, want one for each of %d sequences", Logits, b.Rows, c.p.Sequences())
+	}
+	programs := map[int]int{}
+	batched := map[string]bool{}
+	for i := range c.p.Program.Programs {
+		ph := &c.p.Program.Programs[i]
+		if !ph.Batch() {
+			continue
+		}
+		programs[ph.Rows]++
+		batched[ph.Name] = true
+		if !slices.Contains(c.p.Batches, ph.Rows) {
+			c.fail(fmt.Sprintf("program.programs[%d]", i), "program %q decodes %d sequences, and the plan has batches of %v", ph.Name, ph.Rows, c.p.Batches)
+		}
+		for j, s := range ph.Sections {
+			if s.Logits { // it would run once per row
+				c.fail(fmt.Sprintf("program.programs[%d].sections[%d].logits", i, j), "section %q selects rows, and every row of a batch has logits", s.Name)
+			}
+		}
+		if v, ok := c.logits(ph); !ok {
+			c.fail(fmt.Sprintf("program.programs[%d]", i), "no step writes %s", v)
+		}
+	}
+	for i, b := range c.p.Batches {
+		if programs[b] != 1 {
+			c.fail(fmt.Sprintf("batches[%d]", i), "%d programs decode %d sequences, want 1", programs[b], b)
+		}
+	}
+	for i, d := range c.p.Program.Decider {
+		if batched[d.Program] {
+			c.fail(fmt.Sprintf("program.decider[%d]", i), "program %q is for several sequences, and tokens of one are processed", d.Program)
+		}
+	}
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+		for _, n := range c.graphsN[st.Run].Graph.Nodes {
+			switch n.Op.Kind {
+			case op.SelectRow:
+				if ph.Batch() {
+					c.fail(path, "%q selects a row of a batch", st.Node)
+				}
+			case op.Rope, op.KVAppend, op.Attention:
+				if n.Op.Batch != ph.Batch() {
+					c.fail(path, "graph %q: %s of rows of a sequence each: %v, and program %q is for such rows: %v", st.Run, n.Op.Kind, n.Op.Batch, ph.Name, ph.Batch())
+				}
+			}
+		}
+	})
+}
+
+// logits reports whether a batch's program writes the logits of every row, or what it leaves out.
+func (c *checker) logits(ph *Phase) (View, bool) {
+	var have []View
+	for i := range ph.Sections {
+		for _, l := range ph.Sections[i].Lanes {
+			for k := range l.Steps {
+				have = append(have, l.Steps[k].Out...)
+			}
+		}
+	}
+	miss, bad := uncovered(View{Buffer: Logits, R1: ph.Rows, C1: c.buffers[Logits].Cols}, have)
+	return miss, !bad
 }

@@ -213,8 +213,11 @@ func singlePlan(p *planir.Plan, m *models.Model, proc *planir.Proc) (*planir.Pla
 	q.Procs = []planir.Proc{*proc}
 	q.SoC.Control = proc.Name
 	var rows []int
+	q.Batches = nil // one sequence is measured
 	for _, ph := range p.Program.Programs {
-		rows = append(rows, ph.Rows)
+		if !ph.Batch() {
+			rows = append(rows, ph.Rows)
+		}
 	}
 	g := m.Graph()
 	var err error
@@ -325,7 +328,7 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 	if soc != nil && !virtual {
 		var single []string // those that the plan runs side by side when decoding
 		for _, ph := range p.Program.Programs {
-			if ph.Phase == "decode" {
+			if ph.Rows == 1 {
 				for _, sec := range ph.Sections {
 					for _, l := range sec.Lanes {
 						if !slices.Contains(single, l.Proc) {
@@ -368,7 +371,7 @@ func decodeBytes(p *planir.Plan) int64 {
 	}
 	var sum int64
 	for _, ph := range p.Program.Programs {
-		if ph.Phase != "decode" {
+		if ph.Rows != 1 {
 			continue
 		}
 		for _, sec := range ph.Sections {

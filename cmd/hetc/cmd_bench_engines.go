@@ -569,7 +569,7 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *p
 	}
 	for _, d := range p.Decisions {
 		phase := "prefill"
-		if d.Rows == 1 {
+		if p.Decodes(d.Rows) {
 			phase = "decode"
 		}
 		if d.Scheme != "" && !slices.Contains(x.Schemes[phase], d.Scheme) {

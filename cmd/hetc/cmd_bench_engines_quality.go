@@ -154,7 +154,7 @@ func schemeIn(p *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
 	for i := range p.Decisions {
 		d := &p.Decisions[i]
-		if d.Node != node || phase == "decode" && d.Rows != 1 {
+		if d.Node != node || phase == "decode" && d.Rows != 1 || d.Rows != 1 && p.Decodes(d.Rows) {
 			continue
 		}
 		if best < 0 || d.Rows > p.Decisions[best].Rows {

@@ -209,7 +209,7 @@ func (o *qualityOptions) candidate(ctx context.Context, m *models.Model) (string
 func decodesOtherwise(p *planir.Plan) bool {
 	for i := range p.Decisions {
 		d := &p.Decisions[i]
-		if one := p.DecisionFor(d.Node, 1); one != nil && one.Scheme != d.Scheme {
+		if one := p.DecisionFor(d.Node, 1); one != nil && one.Scheme != d.Scheme && !p.Decodes(d.Rows) {
 			return true
 		}
 	}

@@ -226,8 +226,13 @@ func (c *checker) decisions() {
 		rows[c.p.Program.Programs[i].Rows] = true
 	}
 	known := map[string]bool{} // node@rows
+	batch := c.g.Batch()
 	for _, r := range slices.Sorted(maps.Keys(rows)) {
-		sections, err := lower.Expand(c.g, r, c.p.MaxContext, c.p.KV, func(node string) op.Scheme { return c.scheme(node, r) })
+		g := c.g
+		if slices.Contains(c.p.Batches, r) {
+			g = &batch
+		}
+		sections, err := lower.Expand(g, r, c.p.MaxContext, c.p.KV, func(node string) op.Scheme { return c.scheme(node, r) })
 		if err != nil {
 			c.fail("decisions", "rows %d: %v", r, err)
 			return

@@ -24,7 +24,7 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 	// Head nodes have one row whatever the bucket is; a bucket exists where its layers are decided.
 	var rows []int
 	for r := range buckets {
-		if r == 1 || b.decidesLayers(r) {
+		if p.Decodes(r) || b.decidesLayers(r) {
 			rows = append(rows, r)
 		}
 	}
@@ -32,12 +32,17 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 	if len(rows) == 0 || rows[0] != 1 {
 		return diag.New(diag.ClassIllegal, "lower plan: no decisions for one row, so nothing could decode").WithCode("P010")
 	}
+	batch := g.Batch()
 	for _, r := range rows {
-		ph := planir.Phase{Name: fmt.Sprintf("prefill@%d", r), Phase: "prefill", Rows: r}
-		if r == 1 {
-			ph.Name, ph.Phase = "decode", "decode"
+		ph := planir.Phase{Name: ProgramName(p, r), Phase: "prefill", Rows: r}
+		of := g
+		if p.Decodes(r) {
+			ph.Phase = "decode"
 		}
-		sections, err := Expand(g, r, p.MaxContext, p.KV, func(node string) op.Scheme {
+		if ph.Batch() {
+			of = &batch
+		}
+		sections, err := Expand(of, r, p.MaxContext, p.KV, func(node string) op.Scheme {
 			if d := b.decision(node, r); d != nil {
 				return d.Scheme
 			}
@@ -60,6 +65,17 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 	}
 	p.Program = b.out
 	return nil
+}
+
+// ProgramName is the name of the program of that many rows: "decode", "decode@4", "prefill@256".
+func ProgramName(p *planir.Plan, rows int) string {
+	switch {
+	case rows == 1:
+		return "decode"
+	case p.Decodes(rows):
+		return fmt.Sprintf("decode@%d", rows)
+	}
+	return fmt.Sprintf("prefill@%d", rows)
 }
 
 // decidesLayers reports whether a bucket of r rows has decisions for a repeated section.
@@ -374,6 +390,9 @@ func (b *builder) finish(rows []int) error {
 		b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
 	}
 	b.out.Cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
+	if n := b.plan.Sequences(); n > 1 {
+		b.out.Cache.Sequences = n
+	}
 	layersOf := map[string][]planir.Range{}
 	for _, s := range b.model.Sections {
 		for _, n := range s.Nodes {
@@ -443,19 +462,17 @@ func (b *builder) finish(rows []int) error {
 		use := b.packs[f.from.key]
 		*f.ref = planir.WeightRef{Pack: use.name, C0: f.from.n0 - use.lo, C1: f.from.n1 - use.lo}
 	}
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r int) bool { return slices.Contains(b.plan.Batches, r) })
 	for i, r := range rows {
-		lo, hi, name := 1, r, fmt.Sprintf("prefill@%d", r)
+		lo, hi := 1, r
 		if i > 0 {
 			lo = rows[i-1] + 1
-		}
-		if r == 1 {
-			name = "decode"
 		}
 		if i == len(rows)-1 {
 			hi = b.plan.MaxContext
 		}
 		if lo <= hi {
-			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: name})
+			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: ProgramName(b.plan, r)})
 		}
 	}
 	return nil

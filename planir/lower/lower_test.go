@@ -2,6 +2,7 @@ package lower_test
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -68,20 +69,33 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 		rows := []int{1, rapid.IntRange(2, 33).Draw(rt, "rows")}
 		p := plan(t, g, rows, scheme)
 		nodes := map[string]*lower.Node{}
-		for _, r := range rows {
-			sections, err := lower.Expand(g, r, p.MaxContext, p.KV, func(string) op.Scheme { return scheme })
+		batch := g.Batch()
+		if b := rapid.IntRange(1, 6).Draw(rt, "batch"); b > 1 && b != rows[1] {
+			p.Batches, rows = []int{b}, append(rows, b)
+			more, err := lower.Trivial(&batch, "a", p.Batches, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+			if err != nil {
+				rt.Fatal(err)
+			}
+			p.Decisions = append(p.Decisions, more...)
+		}
+		for i, r := range rows {
+			of := g
+			if i == 2 {
+				of = &batch
+			}
+			sections, err := lower.Expand(of, r, p.MaxContext, p.KV, func(string) op.Scheme { return scheme })
 			if err != nil {
 				rt.Fatal(err)
 			}
 			for _, s := range sections {
 				for i := range s.Nodes {
-					nodes[s.Nodes[i].Name+"@"+itoa(r)] = &s.Nodes[i]
+					nodes[s.Nodes[i].Name+"@"+strconv.Itoa(r)] = &s.Nodes[i]
 				}
 			}
 		}
 		for i := range p.Decisions {
 			d := &p.Decisions[i]
-			n := nodes[d.Node+"@"+itoa(d.Rows)]
+			n := nodes[d.Node+"@"+strconv.Itoa(d.Rows)]
 			axis := rapid.SampledFrom([]planir.Axis{planir.AxisNone, planir.AxisCols, planir.AxisRows, planir.AxisK, planir.AxisHeads}).Draw(rt, "axis")
 			length, err := lower.AxisLength(n, axis)
 			who := rapid.Permutation([]string{"a", "b", "c"}).Draw(rt, "processors")
@@ -188,13 +202,6 @@ func TestPackedTable(t *testing.T) {
 // inPlace reports whether a node writes a value that it reads.
 func inPlace(n *lower.Node) bool {
 	return slices.ContainsFunc(n.Out, func(v string) bool { return slices.Contains(n.In, v) })
-}
-
-func itoa(n int) string {
-	if n == 1 {
-		return "1"
-	}
-	return "n"
 }
 
 // The steps of a node are exactly its pieces, with their operators: what is priced is executed.
