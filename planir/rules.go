@@ -335,7 +335,8 @@ func (c *checker) graphs() {
 			continue
 		}
 		proc := c.p.Proc(g.Proc)
-		if g.Graph.State() && g.Graph.Rows() > 1 && !proc.DynamicRows {
+		places := g.Graph.State() || slices.ContainsFunc(g.Graph.Nodes, func(n op.Node) bool { return n.Op.Batch })
+		if places && g.Graph.Rows() > 1 && !proc.DynamicRows {
 			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it", g.Name, proc.Name, g.Graph.Rows())
 		}
 		for _, n := range g.Graph.Nodes {

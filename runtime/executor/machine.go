@@ -68,7 +68,7 @@ type Observed struct {
 	In    []driver.View
 }
 
-// Machine is a plan loaded onto its processors, with one KV cache. Its methods may be called from any
+// Machine is a plan loaded onto its processors, with a KV cache for each of its sequences. Its methods may be called from any
 // goroutine, one at a time.
 type Machine struct {
 	plan     *planir.Plan
@@ -84,9 +84,11 @@ type Machine struct {
 	buffers map[string]*planir.Buffer
 	offset  map[string]int64
 	ids     []int32
-	logits  []float32
+	logits  []float32 // [sequences,vocabulary]
 
-	pos     int
+	pos     []int          // of each sequence
+	places  []driver.Place // of the rows of a batch
+	one     [1]int32       // token of a sequence that is decoded alone
 	jobs    chan job
 	poison  atomic.Pointer[error]
 	steps   atomic.Uint64 // finished steps of all lanes: the watchdog's heartbeat
@@ -161,12 +163,11 @@ type lane struct {
 	exited chan struct{}
 }
 
-// laneWork is a section to run: the call's rows and position, and the row whose logits are wanted.
+// laneWork is a section to run in a call.
 type laneWork struct {
-	ls             *laneSection
-	iters          int
-	rows, pos, row int
-	seq            int // positions when the whole call of Forward is done
+	ls    *laneSection
+	iters int
+	call  driver.Scalars // of all rows of the call
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
@@ -280,7 +281,9 @@ func (m *Machine) allocate() error {
 		return err
 	}
 	out := m.buffers[planir.Logits]
-	m.logits, err = mem.View[float32](b[m.offset[planir.Logits]:][:4*out.Cols])
+	n := m.Sequences()
+	m.logits, err = mem.View[float32](b[m.offset[planir.Logits]:][:4*n*out.Cols])
+	m.pos, m.places = make([]int, n), make([]driver.Place, 0, n)
 	return err
 }
 
@@ -448,7 +451,8 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 			Rows:   v.R1 - v.R0, Cols: v.C1 - v.C0, Stride: b.Cols,
 		}
 	}
-	bind := driver.Bindings{Scalars: &st.scalars, MaxContext: m.plan.Program.Cache.MaxContext}
+	cache := &m.plan.Program.Cache
+	bind := driver.Bindings{Scalars: &st.scalars, MaxContext: cache.MaxContext}
 	for _, v := range st.In {
 		bind.In = append(bind.In, view(v))
 	}
@@ -456,7 +460,8 @@ func (m *Machine) bindings(st *step, layer int, pool driver.Buffer) driver.Bindi
 		bind.Out = append(bind.Out, view(v))
 	}
 	if st.Heads != nil {
-		c := m.plan.Program.Cache
+		c := cache
+		bind.Sequences, bind.SequenceBytes = m.Sequences(), c.SequenceBytes()
 		head := int64(c.MaxContext) * int64(c.HeadDim) * int64(c.Type.Bytes())
 		half := int64(c.KVHeads) * head
 		at := func(which int) driver.View {
@@ -616,8 +621,17 @@ func (m *Machine) Close() error {
 // Plan is the plan being executed.
 func (m *Machine) Plan() *planir.Plan { return m.plan }
 
-// Pos is the number of positions in the cache.
-func (m *Machine) Pos() int { return m.pos }
+// Sequences is how many sequences are cached: the most that can be decoded together.
+func (m *Machine) Sequences() int { return m.plan.Sequences() }
 
-// Reset empties the cache.
-func (m *Machine) Reset() { m.pos = 0 }
+// Pos is the number of positions in the caches of all sequences.
+func (m *Machine) Pos() int {
+	n := 0
+	for _, p := range m.pos {
+		n += p
+	}
+	return n
+}
+
+// Reset empties the caches.
+func (m *Machine) Reset() { clear(m.pos) }

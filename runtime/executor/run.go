@@ -83,27 +83,23 @@ type Timing struct {
 	Virtual bool
 }
 
-// Forward processes tokens at the current position and hands the logits [vocabulary] of the wanted rows
-// to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
+// Forward is Extend of the first sequence.
 func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
+	return c.Extend(0, tokens, want, sink)
+}
+
+// Extend processes tokens at the end of a sequence and hands the logits [vocabulary] of the wanted rows
+// to sink, row by row (row counts from 0 over tokens); the slice is valid during the call of sink.
+func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row int, logits []float32) error) (Timing, error) {
 	m := c.m
-	if len(tokens) == 0 {
-		return Timing{}, diag.New(diag.ClassUsage, "forward: no tokens")
-	}
-	if m.pos+len(tokens) > m.plan.MaxContext {
-		return Timing{}, diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), m.pos, m.plan.MaxContext).
-			WithHint("solve with a larger context in the workload")
-	}
-	vocab := int32(m.Vocabulary())
-	for i, t := range tokens {
-		if t < 0 || t >= vocab {
-			return Timing{}, diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
-		}
+	if err := m.admits(sequence, tokens); err != nil {
+		return Timing{}, err
 	}
 	if err := m.ready(c.ctx, len(tokens)); err != nil {
 		return Timing{}, err
 	}
-	start, seq := m.meet(), m.pos+len(tokens)
+	start, pos := m.meet(), &m.pos[sequence]
+	call := driver.Scalars{Sequence: sequence, Seq: *pos + len(tokens)}
 	for done := 0; done < len(tokens); {
 		pr := m.decide(len(tokens) - done)
 		n := min(len(tokens)-done, pr.Rows)
@@ -124,24 +120,121 @@ func (c *Control) Forward(tokens []int32, want Want, sink func(row int, logits [
 				}
 			}
 			for row := first; row < last; row++ {
-				if err := m.section(s, n, row, seq); err != nil {
+				call.Pos, call.Rows, call.Row = *pos, n, row
+				if err := m.section(s, call); err != nil {
 					return Timing{}, err
 				}
 				if s.Logits && sink != nil {
-					if err := sink(done+row, m.logits); err != nil {
+					if err := sink(done+row, m.logits[:m.Vocabulary()]); err != nil {
 						return Timing{}, err
 					}
 				}
 			}
 		}
-		m.pos += n
+		*pos += n
 		done += n
 	}
 	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
 }
 
+// admits says why tokens cannot follow a sequence, if they cannot.
+func (m *Machine) admits(sequence int, tokens []int32) error {
+	if sequence < 0 || sequence >= m.Sequences() {
+		return diag.New(diag.ClassUsage, "forward: sequence %d, want 0..%d", sequence, m.Sequences()-1)
+	}
+	if len(tokens) == 0 {
+		return diag.New(diag.ClassUsage, "forward: no tokens")
+	}
+	if pos := m.pos[sequence]; pos+len(tokens) > m.plan.MaxContext {
+		return diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), pos, m.plan.MaxContext).
+			WithHint("solve with a larger context in the workload")
+	}
+	vocab := int32(m.Vocabulary())
+	for i, t := range tokens {
+		if t < 0 || t >= vocab {
+			return diag.New(diag.ClassInput, "forward: token %d is id %d, want 0..%d", i, t, vocab-1)
+		}
+	}
+	return nil
+}
+
+// Token is the next token of a sequence.
+type Token struct {
+	Sequence int
+	ID       int32
+}
+
+// Step processes one token of each of several sequences together, with the plan's program for as many of them or the
+// next larger one, and hands the logits [vocabulary] that follow the token of number i to sink; the slice
+// is valid during the call of sink. A token alone is decoded as by Extend. What is computed for a sequence does
+// not depend on the others. It allocates nothing once the program is loaded.
+func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error) (Timing, error) {
+	m := c.m
+	for i, t := range tokens {
+		m.one[0] = t.ID
+		if err := m.admits(t.Sequence, m.one[:]); err != nil {
+			return Timing{}, err
+		}
+		for j := range tokens[:i] {
+			if tokens[j].Sequence == t.Sequence {
+				return Timing{}, diag.New(diag.ClassUsage, "step: tokens %d and %d are both of sequence %d", j, i, t.Sequence)
+			}
+		}
+	}
+	switch len(tokens) {
+	case 0:
+		return Timing{}, diag.New(diag.ClassUsage, "step: no tokens")
+	case 1:
+		m.one[0] = tokens[0].ID
+		return c.Extend(tokens[0].Sequence, m.one[:], WantLast, sink)
+	}
+	pr := m.batch(len(tokens))
+	if pr.sections == nil {
+		if err := m.load(c.ctx, pr); err != nil {
+			return Timing{}, err
+		}
+	}
+	start := m.meet()
+	m.places = m.places[:0]
+	for i, t := range tokens {
+		m.ids[i] = t.ID
+		m.places = append(m.places, driver.Place{Sequence: t.Sequence, Pos: m.pos[t.Sequence]})
+	}
+	for _, s := range pr.sections {
+		if err := c.ctx.Err(); err != nil {
+			return Timing{}, err
+		}
+		if err := m.section(s, driver.Scalars{Rows: len(tokens), Batch: m.places}); err != nil {
+			return Timing{}, err
+		}
+	}
+	for i, t := range tokens {
+		m.pos[t.Sequence]++
+		if sink != nil {
+			if err := sink(i, m.logits[i*m.Vocabulary():][:m.Vocabulary()]); err != nil {
+				return Timing{}, err
+			}
+		}
+	}
+	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
+}
+
+// batch is the smallest program that decodes n sequences, of at least two, together.
+func (m *Machine) batch(n int) *program {
+	var best *program
+	for _, pr := range m.order {
+		if pr.Batch() && pr.Rows >= n && (best == nil || pr.Rows < best.Rows) {
+			best = pr
+		}
+	}
+	if best == nil {
+		panic("BUG: no program for a batch that rule P014 asks for")
+	}
+	return best
+}
+
 // Vocabulary is the number of token ids.
-func (m *Machine) Vocabulary() int { return len(m.logits) }
+func (m *Machine) Vocabulary() int { return m.buffers[planir.Logits].Cols }
 
 // decide picks the program for n tokens still to process.
 func (m *Machine) decide(n int) *program {
@@ -182,13 +275,13 @@ func (m *Machine) meet() driver.Tick {
 }
 
 // section runs one section on all its lanes and waits for them.
-func (m *Machine) section(s *section, rows, row, seq int) error {
+func (m *Machine) section(s *section, call driver.Scalars) error {
 	for i := range m.flags[:s.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
 	var own *laneSection
 	for _, ls := range s.lanes {
-		ls.lane.work = laneWork{ls: ls, iters: s.iters, rows: rows, pos: m.pos, row: row, seq: seq}
+		ls.lane.work = laneWork{ls: ls, iters: s.iters, call: call}
 		if ls.lane == m.control {
 			own = ls
 			continue
@@ -306,11 +399,15 @@ func (m *Machine) lane(w *laneWork) error {
 			if err := m.wait(l, st, iter); err != nil {
 				return err
 			}
-			if n := min(w.rows-st.R0, st.rows); n > 0 {
+			if n := min(w.call.Rows-st.R0, st.rows); n > 0 {
 				if !l.dynamic {
 					n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
 				}
-				st.scalars = driver.Scalars{Pos: w.pos + st.R0, Rows: n, KVLen: w.pos + st.R0 + n, Seq: w.seq, Row: w.row}
+				st.scalars = w.call
+				st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = w.call.Pos+st.R0, n, w.call.Pos+st.R0+n
+				if w.call.Batch != nil {
+					st.scalars.Batch = w.call.Batch[st.R0:]
+				}
 				c := &st.calls[iter]
 				if m.observe != nil {
 					m.observe(Observed{Node: st.Node, Layer: w.ls.first + iter, Graph: st.graph, Rows: n, In: c.bind.In})

@@ -98,6 +98,25 @@ type Generation struct {
 	DecodeNS  []int64 // per generated token after the first
 	Virtual   bool    // times are simulated
 	Stopped   bool    // by an end token or by onToken, not by the limit
+	Full      bool    // the context is: it ended before the limit
+}
+
+// take adds a sampled token to the result for a sequence; true ends it.
+func (g *Generation) take(m *Machine, sequence int, id int32, maxTokens int, onToken func(int32) bool) (end bool) {
+	if slices.Contains(m.plan.Model.EOS, int(id)) {
+		g.Stopped = true
+		return true
+	}
+	g.Tokens = append(g.Tokens, id)
+	if onToken != nil && !onToken(id) {
+		g.Stopped = true
+		return true
+	}
+	if len(g.Tokens) >= maxTokens {
+		return true
+	}
+	g.Full = m.pos[sequence] >= m.plan.MaxContext
+	return g.Full
 }
 
 // Generate processes the prompt at the current position and samples up to maxTokens tokens, or fewer
@@ -136,16 +155,7 @@ func (m *Machine) Generate(ctx context.Context, prompt []int32, maxTokens int, s
 			if maxTokens == 0 {
 				return nil
 			}
-			if slices.Contains(m.plan.Model.EOS, int(next)) {
-				g.Stopped = true
-				return nil
-			}
-			g.Tokens = append(g.Tokens, next)
-			if onToken != nil && !onToken(next) {
-				g.Stopped = true
-				return nil
-			}
-			if len(g.Tokens) >= maxTokens || m.pos >= m.plan.MaxContext {
+			if g.take(m, 0, next, maxTokens, onToken) {
 				return nil
 			}
 			one[0] = next
