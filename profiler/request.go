@@ -34,6 +34,7 @@ const (
 type Want struct {
 	Processors []string    // default: all of the SoC
 	Buckets    []int       // row counts of prefill, ascending; default 256
+	Batches    []int       // sequences that are decoded together; default one
 	Schemes    []op.Scheme // of matrix multiplications; default the stored precision, a32/w32
 	MaxContext int         // positions; default what the largest bucket leaves room for, at least 512
 }
@@ -65,7 +66,10 @@ func Requests(s *socs.SoC, m *models.Model, w Want) ([]Request, error) {
 	}
 	b.base()
 	g := m.Graph()
-	b.model(&g)
+	b.model(&g, b.rows(), b.between())
+	if batch := g.Batch(); len(w.Batches) > 0 {
+		b.model(&batch, w.Batches, nil)
+	}
 	b.footprints(m, &g)
 	sort.SliceStable(b.out, func(i, j int) bool { return b.out[i].Priority < b.out[j].Priority })
 	return b.out, nil
@@ -103,6 +107,11 @@ func (b *builder) want(m *models.Model, w Want) error {
 	}
 	slices.Sort(b.buckets)
 	b.buckets = slices.Compact(b.buckets)
+	for _, n := range w.Batches {
+		if n < 2 || n > maxBucket {
+			return fail("batches %v, want numbers of 2..%d", w.Batches, maxBucket)
+		}
+	}
 	if len(b.buckets) > maxBuckets || b.buckets[0] < 1 || b.buckets[len(b.buckets)-1] > maxBucket {
 		return fail("buckets %v, want at most %d of 1..%d", b.buckets, maxBuckets, maxBucket)
 	}
@@ -224,18 +233,25 @@ func (b *builder) base() {
 	}
 }
 
-// model asks for the operators of the graph.
-func (b *builder) model(g *models.Graph) {
+// model asks for the operators of the graph at row counts that a plan uses and others between them.
+func (b *builder) model(g *models.Graph, rows, between []int) {
 	for i := range g.Sections {
 		s := &g.Sections[i]
 		for j := range s.Nodes {
 			n := &s.Nodes[j]
 			single := slices.ContainsFunc(s.Values, func(v models.Value) bool { return v.Rows1 && slices.Contains(n.Out, v.Name) })
+			at, more := rows, between
+			if single {
+				at, more = []int{1}, nil
+			}
 			for _, o := range n.Ops {
-				b.template(o, b.schemesOf(n), single)
+				if o.Kind == op.SelectRow {
+					at, more = rows, nil
+				}
+				b.template(o, b.schemesOf(n), at, more)
 				if n.Packed != "" && slices.ContainsFunc(b.schemes, func(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }) {
 					o.Scheme, o.Table = op.I32Q8C, ""
-					b.template(o, nil, single)
+					b.template(o, nil, at, more)
 				}
 			}
 		}
@@ -250,16 +266,8 @@ func (b *builder) schemesOf(n *models.Node) []op.Scheme {
 	return b.schemes
 }
 
-// template asks for an operator at every row count, a matrix in all schemes; single operators have one row
-// only (the head).
-func (b *builder) template(o op.Op, schemes []op.Scheme, single bool) {
-	rows, between := b.rows(), b.between()
-	if single {
-		rows, between = []int{1}, nil
-	}
-	if o.Kind == op.SelectRow {
-		rows, between = b.rows(), nil
-	}
+// template asks for an operator at every row count, a matrix in all schemes.
+func (b *builder) template(o op.Op, schemes []op.Scheme, rows, between []int) {
 	for _, p := range b.procs {
 		for _, m := range rows {
 			o.M = m

@@ -148,6 +148,13 @@ func (r *runner) bindings(ld *load, g *op.Graph, footprint int64) (driver.Bindin
 		pos = max(o.Context-o.M, 0)
 	}
 	b := driver.Bindings{Scalars: &driver.Scalars{Pos: pos, Rows: o.M, KVLen: pos + o.M, Seq: pos + o.M}, MaxContext: max(o.Context, o.M)}
+	sequences := 1
+	if o.Batch { // every row is the last of its sequence
+		sequences = o.M
+		for i := range o.M {
+			b.Scalars.Batch = append(b.Scalars.Batch, driver.Place{Sequence: i, Pos: max(o.Context, 1) - 1})
+		}
+	}
 	if l.caps.Virtual {
 		return b, nil, nil // nothing is computed
 	}
@@ -183,7 +190,8 @@ func (r *runner) bindings(ld *load, g *op.Graph, footprint int64) (driver.Bindin
 		return b, nil, err
 	}
 	rows := o.KVHeads * b.MaxContext
-	each := roundUp(int64(rows)*int64(o.HeadDim)*int64(o.KV.Bytes()), 64)
+	b.Sequences, b.SequenceBytes = sequences, int64(rows)*int64(o.HeadDim)*int64(o.KV.Bytes())
+	each := roundUp(int64(sequences)*b.SequenceBytes, 64)
 	if each > maxActivation {
 		return b, nil, diag.New(diag.ClassInput, "cache of %s has %d bytes, want at most %d", o.Key(), each, int64(maxActivation))
 	}

@@ -93,6 +93,7 @@ type Family struct {
 	Router  string    `json:"router,omitempty" yaml:"router,omitempty"`
 	Window  int       `json:"window,omitempty" yaml:"window,omitempty"`
 	Capped  bool      `json:"capped,omitempty" yaml:"capped,omitempty"` // Attention: scores are bounded
+	Batch   bool      `json:"batch,omitempty" yaml:"batch,omitempty"`   // Attention: rows are of a sequence each
 	Joint   bool      `json:"joint,omitempty" yaml:"joint,omitempty"`
 	Rotary  int       `json:"rotary,omitempty" yaml:"rotary,omitempty"` // Rope: elements of a head, 0: all
 	Cold    bool      `json:"cold,omitempty" yaml:"cold,omitempty"`
@@ -188,7 +189,7 @@ func (f *Family) Key() string {
 	for _, s := range []struct {
 		name string
 		set  bool
-	}{{"bias", f.Bias}, {"spread", f.Spread}, {"capped", f.Capped}, {"joint", f.Joint}, {"cold", f.Cold}} {
+	}{{"bias", f.Bias}, {"spread", f.Spread}, {"capped", f.Capped}, {"batch", f.Batch}, {"joint", f.Joint}, {"cold", f.Cold}} {
 		if s.set {
 			b.WriteString(" " + s.name)
 		}

@@ -37,7 +37,7 @@ func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
 		f.HeadDim, f.KV, b = o.HeadDim, o.KV, o.KVHeads
 	case op.Attention:
 		f.HeadDim, f.KV, f.Group, a, b = o.HeadDim, o.KV, o.Heads/o.KVHeads, max(o.Context, o.M), o.KVHeads
-		f.Window, f.Capped = o.Window, o.Cap > 0
+		f.Window, f.Capped, f.Batch = o.Window, o.Cap > 0, o.Batch
 	default: // row by row: those of a token's experts are rows like others
 		m, f.Act = o.Rows(), o.Act
 	}
@@ -66,7 +66,7 @@ func (f *Family) operator(m, a, b int) op.Op {
 		o.HeadDim, o.KV, o.KVHeads = f.HeadDim, f.KV, b
 	case op.Attention:
 		o.HeadDim, o.KV, o.KVHeads, o.Heads, o.Context = f.HeadDim, f.KV, b, b*f.Group, a
-		if o.Window = f.Window; f.Capped {
+		if o.Window, o.Batch = f.Window, f.Batch; f.Capped {
 			o.Cap = 1
 		}
 	case op.GLU:

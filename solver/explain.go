@@ -86,7 +86,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d", s.want.context, p.MaxContext).
 			WithHint("give the workload the plan was solved for")
 	}
-	sections, err := lower.Expand(&s.graph, d.Rows, p.MaxContext, p.KV, func(node string) op.Scheme {
+	sections, err := lower.Expand(s.of(d.Rows), d.Rows, p.MaxContext, p.KV, func(node string) op.Scheme {
 		if x := decision(p, node, d.Rows); x != nil {
 			return x.Scheme
 		}

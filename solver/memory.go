@@ -134,7 +134,7 @@ func (d *demand) fewer(w *Workload, n, maxContext int) (*demand, error) {
 	if err != nil {
 		return nil, err
 	}
-	out.contexts[1] = d.contexts[1]
+	out.decodeAt(d.contexts[1])
 	return out, nil
 }
 

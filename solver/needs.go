@@ -10,6 +10,7 @@ import (
 // Needs is what has to be measured before a plan for the workload can be made.
 type Needs struct {
 	Buckets []int       // rows of prefill, ascending
+	Batches []int       // sequences that are decoded together, ascending
 	Schemes []op.Scheme // of either phase and the head, ascending
 	// Optional are those of Schemes that only a limit of quality permits: nothing is lost where no processor executes them.
 	Optional []op.Scheme
@@ -27,7 +28,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	}
 	schemes := slices.Concat(d.prefill, d.decode, d.head)
 	slices.Sort(schemes)
-	out := Needs{Buckets: d.buckets, Schemes: slices.Compact(schemes), Context: d.context}
+	out := Needs{Buckets: d.buckets, Batches: d.batches, Schemes: slices.Compact(schemes), Context: d.context}
 	for _, x := range out.Schemes {
 		if asked := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head); w.Quality.MaxKL != (KLLimit{}) && x != op.A32W32 && !slices.Contains(asked, x) {
 			out.Optional = append(out.Optional, x)

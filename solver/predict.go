@@ -143,11 +143,11 @@ func sameShares(a, b *planir.Decision) bool {
 func (s *session) expected(p *planir.Plan) float64 {
 	total := 0.0
 	for _, pred := range p.Predictions {
-		if pred.Program == "decode" {
-			total += float64(s.want.weights.Decode * float64(float64(s.want.outputTokens)*float64(pred.PlanNS)))
-		}
 		for i := range p.Program.Programs {
 			ph := &p.Program.Programs[i]
+			if ph.Name == pred.Program && ph.Phase == "decode" {
+				total += float64(s.want.weights.Decode * s.want.decodeNS(ph.Rows, float64(pred.PlanNS)))
+			}
 			if k := slices.Index(s.want.buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
 				total += float64(s.want.weights.Prefill * float64(s.want.share[k]*float64(pred.PlanNS)))
 			}

@@ -338,7 +338,7 @@ func (s *session) usable(ph *phase, k int, scheme op.Scheme) error {
 
 // expand is the graph at a number of rows under an assignment.
 func (s *session) expand(rows int, a assignment) ([]lower.Section, error) {
-	out, err := lower.Expand(&s.graph, rows, s.want.context, cacheType, s.schemeOf(a))
+	out, err := lower.Expand(s.of(rows), rows, s.want.context, cacheType, s.schemeOf(a))
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
@@ -458,12 +458,15 @@ func (s *session) chooseSchemes(ctx context.Context) error {
 
 // prepare lists the assignments of both phases with what bounds them.
 func (s *session) prepare(ctx context.Context) error {
-	d := &phase{name: "decode", rows: []int{1}, weights: []float64{s.want.weights.Decode * float64(s.want.outputTokens)},
+	d := &phase{name: "decode", rows: s.want.decodes(),
 		permits: slices.Clone(s.want.decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.limit.Decode}
 	for _, x := range s.want.head {
 		if !slices.Contains(d.permits, x) {
 			d.permits = append(d.permits, x)
 		}
+	}
+	for _, rows := range d.rows {
+		d.weights = append(d.weights, s.want.decodeNS(rows, s.want.weights.Decode))
 	}
 	p := &phase{name: "prefill", rows: s.want.buckets, permits: s.want.prefill, asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.limit.Prefill}
 	for _, share := range s.want.share {

@@ -5,7 +5,6 @@ package solver
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"sort"
@@ -101,6 +100,7 @@ const maxCombined = 6
 type session struct {
 	in     Input
 	graph  models.Graph
+	batch  models.Graph // graph of rows of a sequence each
 	want   *demand
 	prices prices
 	machine
@@ -185,6 +185,7 @@ func newSession(in Input) (*session, error) {
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
+	s.batch = s.graph.Batch()
 	s.findClasses()
 	if err := s.enlist(); err != nil {
 		return nil, err
@@ -309,10 +310,7 @@ func (s *session) program(rows int, a assignment) (*program, error) {
 	if p := s.programs[key]; p != nil {
 		return p, nil
 	}
-	p := &program{name: "decode"}
-	if rows > 1 {
-		p.name = fmt.Sprintf("prefill@%d", rows)
-	}
+	p := &program{name: lower.ProgramName(rows, s.decodes(rows))}
 	var err error
 	if p.sections, err = s.expand(rows, a); err != nil {
 		return nil, err
@@ -498,12 +496,9 @@ func (s *session) offer(p *planir.Plan) bool {
 // objective is the workload's, of the programs' problems.
 func (s *session) objective(p *planir.Plan) float64 {
 	total := 0.0
-	for i, rows := range append([]int{1}, s.want.buckets...) {
-		weight := s.want.weights.Decode * float64(s.want.outputTokens)
-		if rows > 1 {
-			weight = s.want.weights.Prefill * s.want.share[i-1]
-		}
-		total += float64(weight * float64(p.Solver[i].ObjectiveNS))
+	weights := slices.Concat(s.phases[1].weights, s.phases[0].weights)
+	for i := range s.want.rows() {
+		total += float64(weights[i] * float64(p.Solver[i].ObjectiveNS))
 	}
 	return total
 }
@@ -543,7 +538,7 @@ func copies(p *planir.Plan) bool {
 // assemble solves every program and lowers the plan.
 func (s *session) assemble(ctx context.Context, rate map[string]float64) (*planir.Plan, error) {
 	p := &planir.Plan{
-		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType,
+		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType, Batches: s.want.batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
 		SoC: planir.SoCRef{
 			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Control: s.in.SoC.Control,
@@ -574,7 +569,7 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 		p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: d})
 		p.Folds = s.in.Calibration.Groups()
 	}
-	rows := append([]int{1}, s.want.buckets...)
+	rows := s.want.rows()
 	solved := make([][]planir.Decision, len(rows))
 	reports := make([]planir.Solve, len(rows))
 	var extra *charge
@@ -601,7 +596,7 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 	for i, list := range solved {
 		for k := range list {
 			// The head is decided at one row, and again only where a bucket has other processors.
-			if i > 0 && s.isHead(list[k].Node) && sameShares(p.DecisionFor(list[k].Node, 1), &list[k]) {
+			if !s.decodes(rows[i]) && s.isHead(list[k].Node) && sameShares(p.DecisionFor(list[k].Node, 1), &list[k]) {
 				continue
 			}
 			p.Decisions = append(p.Decisions, list[k])
@@ -614,10 +609,21 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 }
 
 func (s *session) assigned(rows int) assignment {
-	if rows == 1 {
+	if s.decodes(rows) {
 		return s.decode
 	}
 	return s.prefill
+}
+
+// decodes reports whether a program of that many rows decodes.
+func (s *session) decodes(rows int) bool { return slices.Contains(s.want.decodes(), rows) }
+
+// of is the graph of a program of that many rows.
+func (s *session) of(rows int) *models.Graph {
+	if slices.Contains(s.want.batches, rows) {
+		return &s.batch
+	}
+	return &s.graph
 }
 
 // lower completes the plan with the processors its decisions name and its program.

@@ -37,6 +37,8 @@ type Workload struct {
 	Schemes Schemes `json:"schemes,omitzero" yaml:"schemes,omitempty"`
 	// Buckets are the numbers of rows prefill gets programs for; empty: powers of two.
 	Buckets []int `json:"buckets,omitempty" yaml:"buckets,omitempty,flow"`
+	// Batches are the numbers of sequences that decode gets programs for besides one; empty: one sequence.
+	Batches []int `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 }
@@ -152,6 +154,8 @@ func decodeWorkload(d *decode.Document) (*Workload, error) {
 const (
 	maxPrompts = 1 << 16
 	maxBuckets = 64
+	maxBatches = 16
+	maxBatch   = 256
 	maxLength  = 1 << 22
 	maxMemory  = 1 << 50
 )
@@ -224,6 +228,19 @@ func (w *Workload) Validate() error {
 			fail(fmt.Sprintf("buckets[%d]", i), "bucket %d follows %d, want ascending order", b, w.Buckets[i-1])
 		}
 	}
+	if len(w.Batches) > maxBatches {
+		fail("batches", "%d batches, want at most %d", len(w.Batches), maxBatches)
+	}
+	for i, b := range w.Batches {
+		switch {
+		case b < 2 || b > maxBatch:
+			fail(fmt.Sprintf("batches[%d]", i), "batch of %d sequences, want 2..%d (one sequence is always there)", b, maxBatch)
+		case i > 0 && w.Batches[i-1] >= b:
+			fail(fmt.Sprintf("batches[%d]", i), "batch %d follows %d, want ascending order", b, w.Batches[i-1])
+		case slices.Contains(w.Buckets, b):
+			fail(fmt.Sprintf("batches[%d]", i), "%d is a bucket of prefill too, and a number of rows has one program (prompts of a bucket that is left out go to the next)", b)
+		}
+	}
 	for _, x := range []struct {
 		path  string
 		value float64
@@ -257,6 +274,7 @@ func (w *Workload) Digest() (string, error) {
 type demand struct {
 	context int
 	buckets []int // ascending, without decode
+	batches []int // ascending, without one
 	// share is each bucket's part of the expected prefill work, in calls per prompt; it includes the
 	// calls that full buckets of a longer prompt make.
 	share           []float64
@@ -269,12 +287,25 @@ type demand struct {
 	lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
 }
 
+// decodes are the numbers of rows of decode's programs.
+func (d *demand) decodes() []int { return append([]int{1}, d.batches...) }
+
+// rows are those of all programs.
+func (d *demand) rows() []int { return append(d.decodes(), d.buckets...) }
+
+// decodeNS is what a program of that many rows counts for in the time of an answer: its tokens are decoded evenly
+// in batches of every size, and each is its part of its batch.
+func (d *demand) decodeNS(rows int, ns float64) float64 {
+	return float64(d.outputTokens) * ns / float64(rows*len(d.decodes()))
+}
+
 // contextAt is the number of cached positions, the new rows included, that attention is priced for.
 func (d *demand) contextAt(rows int) int { return min(max(d.contexts[rows], rows), d.context) }
 
 // apply fills in what the workload leaves open, for a model with that many positions.
 func (w *Workload) apply(maxContext int) (*demand, error) {
 	d := &demand{
+		batches: slices.Clone(w.Batches),
 		context: w.Context, outputTokens: w.OutputTokens, weights: w.Weights,
 		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode, head: w.Schemes.Head,
 	}
@@ -307,7 +338,9 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	d.buckets = slices.Clone(w.Buckets)
 	if len(d.buckets) == 0 {
 		for b := defaultMinBucket; b <= min(defaultMaxBucket, d.context); b *= 2 {
-			d.buckets = append(d.buckets, b)
+			if !slices.Contains(d.batches, b) { // a number of rows has one program
+				d.buckets = append(d.buckets, b)
+			}
 		}
 		if len(d.buckets) == 0 && d.context > 1 {
 			d.buckets = []int{d.context}
@@ -318,7 +351,8 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 			WithHint("raise context or leave the bucket out")
 	}
 	d.share = make([]float64, len(d.buckets))
-	d.contexts = map[int]int{1: defaultPrompt + d.outputTokens/2}
+	d.contexts = map[int]int{}
+	d.decodeAt(defaultPrompt + d.outputTokens/2)
 	d.lengths = map[int][]Prompt{}
 	if len(w.Prompts) == 0 {
 		below := 1
@@ -338,7 +372,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		total += p.Share
 		mean += float64(p.Share * float64(p.Tokens))
 	}
-	d.contexts[1] = int(mean/total) + d.outputTokens/2
+	d.decodeAt(int(mean/total) + d.outputTokens/2)
 	positions := make([]float64, len(d.buckets))
 	lengths := make([][lengthBins + 1]float64, len(d.buckets))
 	for _, p := range w.Prompts {
@@ -376,6 +410,13 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		below = b
 	}
 	return d, nil
+}
+
+// decodeAt sets the positions that a decoded row attends to on average.
+func (d *demand) decodeAt(positions int) {
+	for _, r := range d.decodes() {
+		d.contexts[r] = positions
+	}
 }
 
 // lengthBins is how many lengths of calls are told apart within a bucket.

@@ -191,7 +191,7 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	if err != nil {
 		return err
 	}
-	want := profiler.Want{Buckets: needs.Buckets, Schemes: needs.On(soc), MaxContext: needs.Context}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(soc), MaxContext: needs.Context}
 	requests, err := profiler.Requests(soc, m, want)
 	if err != nil {
 		return err

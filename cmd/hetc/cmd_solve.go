@@ -185,7 +185,7 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 	for _, name := range procs {
 		header = append(header, ">"+name+" ms")
 	}
-	header = append(header, ">best single / plan")
+	header = append(header, ">best single / plan", ">tokens/s")
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
 	for _, pr := range p.Predictions {
@@ -207,7 +207,11 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 		if best > 0 {
 			gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
 		}
-		rows = append(rows, append(row, gain))
+		row = append(row, gain)
+		if i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
+			row = append(row, fmt.Sprintf("%.1f", float64(p.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+		}
+		rows = append(rows, row)
 	}
 	what := "predicted"
 	if p.SoC.Simulated {

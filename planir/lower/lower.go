@@ -34,7 +34,7 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 	}
 	batch := g.Batch()
 	for _, r := range rows {
-		ph := planir.Phase{Name: ProgramName(p, r), Phase: "prefill", Rows: r}
+		ph := planir.Phase{Name: ProgramName(r, p.Decodes(r)), Phase: "prefill", Rows: r}
 		of := g
 		if p.Decodes(r) {
 			ph.Phase = "decode"
@@ -68,11 +68,11 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 }
 
 // ProgramName is the name of the program of that many rows: "decode", "decode@4", "prefill@256".
-func ProgramName(p *planir.Plan, rows int) string {
+func ProgramName(rows int, decodes bool) string {
 	switch {
 	case rows == 1:
 		return "decode"
-	case p.Decodes(rows):
+	case decodes:
 		return fmt.Sprintf("decode@%d", rows)
 	}
 	return fmt.Sprintf("prefill@%d", rows)
@@ -472,7 +472,7 @@ func (b *builder) finish(rows []int) error {
 			hi = b.plan.MaxContext
 		}
 		if lo <= hi {
-			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: ProgramName(b.plan, r)})
+			b.out.Decider = append(b.out.Decider, planir.Decide{Min: lo, Max: hi, Program: ProgramName(r, r == 1)})
 		}
 	}
 	return nil

@@ -178,7 +178,7 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 		if err != nil {
 			return key, nil, err
 		}
-		want := profiler.Want{Buckets: needs.Buckets, Schemes: needs.On(s.soc), MaxContext: needs.Context}
+		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(s.soc), MaxContext: needs.Context}
 		requests, err := profiler.Requests(s.soc, c.model.model, want)
 		if err != nil {
 			return key, nil, err
