@@ -30,8 +30,9 @@ type running struct {
 // GenerateBatch empties the caches and continues the prompts, as many at a time as the plan has sequences: they are
 // decoded together, and when one ends the next begins in its place. Every request gets the tokens that it would get
 // alone. A request that ends (see Generation), whose prompt cannot be processed or whose logits cannot be sampled
-// leaves the others alone; an error of a processor ends all, and then Outcomes hold what there was.
-func (m *Machine) GenerateBatch(ctx context.Context, requests []Request) ([]Outcome, error) {
+// leaves the others alone; an error of a processor ends all, and then Outcomes hold what there was. ended, which may be
+// nil, sees each outcome when its request ends, on the control lane.
+func (m *Machine) GenerateBatch(ctx context.Context, requests []Request, ended func(request int, o *Outcome)) ([]Outcome, error) {
 	out := make([]Outcome, len(requests))
 	for i := range requests {
 		r := &requests[i]
@@ -41,15 +42,16 @@ func (m *Machine) GenerateBatch(ctx context.Context, requests []Request) ([]Outc
 		if r.MaxTokens < 1 {
 			return nil, diag.New(diag.ClassUsage, "generate: request %d wants %d tokens, want at least 1", i, r.MaxTokens)
 		}
-		n := min(r.MaxTokens, m.plan.MaxContext)
-		out[i].Tokens, out[i].DecodeNS = make([]int32, 0, n), make([]int64, 0, n)
 	}
 	m.Reset()
-	err := m.Do(ctx, func(c *Control) error { return c.generate(requests, out) })
+	if ended == nil {
+		ended = func(int, *Outcome) {}
+	}
+	err := m.Do(ctx, func(c *Control) error { return c.generate(requests, out, ended) })
 	return out, err
 }
 
-func (c *Control) generate(requests []Request, out []Outcome) error {
+func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *Outcome)) error {
 	m := c.m
 	active, tokens := make([]running, 0, m.Sequences()), make([]Token, 0, m.Sequences())
 	free := make([]int, 0, m.Sequences())
@@ -71,6 +73,7 @@ func (c *Control) generate(requests []Request, out []Outcome) error {
 				rest = append(rest, r)
 				continue
 			}
+			ended(r.request, o)
 			m.pos[r.next.Sequence] = 0
 			free = append(free, r.next.Sequence)
 		}
@@ -80,7 +83,11 @@ func (c *Control) generate(requests []Request, out []Outcome) error {
 		for queued < len(requests) && len(free) > 0 {
 			sequence := free[len(free)-1]
 			q, o := &requests[queued], &out[queued]
-			if o.Err = m.admits(sequence, q.Prompt); o.Err == nil {
+			if o.Err = m.admits(sequence, q.Prompt); o.Err != nil {
+				ended(queued, o)
+			} else {
+				n := min(q.MaxTokens, m.plan.MaxContext-len(q.Prompt)+1)
+				o.Tokens, o.DecodeNS = make([]int32, 0, n), make([]int64, 0, n)
 				free = free[:len(free)-1]
 				active = append(active, running{request: queued, next: Token{Sequence: sequence}})
 				t, err := c.Extend(sequence, q.Prompt, WantLast, first)

@@ -248,7 +248,7 @@ func TestGenerateBatch(t *testing.T) {
 		stop := 0
 		requests[4].OnToken = func(int32) bool { stop++; return stop < 3 }
 		requests = slices.Insert(requests, 2, executor.Request{Prompt: make([]int32, 41), MaxTokens: 3}, executor.Request{Prompt: []int32{1, 1 << 20}, MaxTokens: 3}, executor.Request{MaxTokens: 3})
-		out, err := x.GenerateBatch(context.Background(), requests)
+		out, err := x.GenerateBatch(context.Background(), requests, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +271,7 @@ func TestGenerateBatch(t *testing.T) {
 			t.Error("a full context is not told from the limit of tokens")
 		}
 	}
-	if _, err := x.GenerateBatch(context.Background(), []executor.Request{{Prompt: list[0]}}); err == nil {
+	if _, err := x.GenerateBatch(context.Background(), []executor.Request{{Prompt: list[0]}}, nil); err == nil {
 		t.Error("a request of no tokens is accepted")
 	}
 }
@@ -282,7 +282,7 @@ func TestGenerateBatchOfOne(t *testing.T) {
 	a, _ := cores(t)
 	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", a, "")}, []int{1, 16}, 40, op.A8TQ8C, bySingle), executor.Options{})
 	list := prompts(m.Vocab, 4, 9)
-	out, err := x.GenerateBatch(context.Background(), []executor.Request{{Prompt: list[0], MaxTokens: 5}, {Prompt: list[1], MaxTokens: 5}})
+	out, err := x.GenerateBatch(context.Background(), []executor.Request{{Prompt: list[0], MaxTokens: 5}, {Prompt: list[1], MaxTokens: 5}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func TestBatchFaults(t *testing.T) {
 			d := drivertest.Inject(ctx, host.New(), drivertest.Fault{At: drivertest.AtRun, K: k, Select: lane})
 			x := machine(t, m, p, executor.Options{Drivers: []driver.Driver{d}})
 			for range 2 {
-				out, err := x.GenerateBatch(context.Background(), requests)
+				out, err := x.GenerateBatch(context.Background(), requests, nil)
 				if err == nil || !strings.Contains(err.Error(), "step") {
 					t.Errorf("core %s, call %d: got %v, want the injected failure", lane, k, err)
 				}

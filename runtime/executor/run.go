@@ -219,6 +219,11 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
 }
 
+// Truncate forgets what a sequence has beyond its first positions.
+func (c *Control) Truncate(sequence, positions int) {
+	c.m.pos[sequence] = max(0, min(c.m.pos[sequence], positions))
+}
+
 // batch is the smallest program that decodes n sequences, of at least two, together.
 func (m *Machine) batch(n int) *program {
 	var best *program

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -26,9 +27,19 @@ type timing struct {
 	PredictUS  map[string]float64  `json:"predicted_us,omitempty"`
 	Prefills   []float64           `json:"prefill_samples_us"` // of every round
 	Decodes    []float64           `json:"decode_samples_us"`  // of a token, mean of every round
+	Batches    []batchTime         `json:"batches,omitempty"`  // of a plan that decodes several sequences together
 	Lanes      []laneTime          `json:"lanes"`
 	Account    []kindTime          `json:"account"`
 	Steps      []executor.StepStat `json:"steps"`
+}
+
+// batchTime is what decoding sequences together takes, each after a prompt; 1 is measured beside the others.
+type batchTime struct {
+	Sequences int       `json:"sequences"`
+	StepUS    float64   `json:"step_us"` // median of one token of each
+	TPS       float64   `json:"tokens_per_s"`
+	PredictUS float64   `json:"predicted_us,omitempty"`
+	Samples   []float64 `json:"samples_us"` // of a step, mean of every round
 }
 
 // laneTime is how a lane spent the measured rounds.
@@ -53,7 +64,13 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 		return err
 	}
 	p := m.Plan()
-	out := timing{SoC: p.SoC.Name, Simulated: r.Virtual, PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
+	var batches []batchTime
+	if len(p.Batches) > 0 && o.gen > 0 {
+		if batches, err = measureBatches(ctx, m, o.promptLen, o.gen, o.rounds); err != nil {
+			return err
+		}
+	}
+	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
 		PrefillUS: median(r.PrefillNS) / 1e3, DecodeUS: median(r.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: m.Stats()}
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
@@ -81,6 +98,17 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 	s.Printf("prefill of %d tokens: %.1f ms, %.1f tokens/s%s\n", o.promptLen, out.PrefillUS/1e3, out.PrefillTPS, note)
 	if o.gen > 0 {
 		s.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
+	}
+	if len(batches) > 0 {
+		var rows [][]string
+		for _, b := range batches {
+			predicted := "-"
+			if b.PredictUS > 0 {
+				predicted = fmt.Sprintf("%.3f", b.PredictUS/1e3)
+			}
+			rows = append(rows, []string{fmt.Sprint(b.Sequences), fmt.Sprintf("%.3f", b.StepUS/1e3), predicted, fmt.Sprintf("%.1f", b.TPS), fmt.Sprintf("%.2f", b.TPS/batches[0].TPS)})
+		}
+		s.Table([]string{">decoded together", ">ms a step", ">predicted ms", ">tokens/s", ">times one"}, rows)
 	}
 	rows := make([][]string, len(out.Lanes))
 	for i, l := range out.Lanes {
@@ -186,19 +214,14 @@ func Measure(ctx context.Context, m *executor.Machine, promptLen, gen, rounds in
 // shortNS is below which a prefill runs once more before it is counted: 100 ms.
 const shortNS = 100_000_000
 
-// Round measures one prefill and gen decoded tokens on an empty cache. The prompt is fixed: times do
-// not depend on the text, only on its length.
+// Round measures one prefill and gen decoded tokens on an empty cache.
 func Round(ctx context.Context, m *executor.Machine, promptLen, gen int) (Times, error) {
 	var t Times
 	if limit := m.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
 		return t, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
 			WithHint("measure fewer tokens, or solve with a larger context in the workload")
 	}
-	vocab := m.Vocabulary()
-	prompt := make([]int32, promptLen)
-	for i := range prompt {
-		prompt[i] = int32((i*7919 + 1) % vocab)
-	}
+	prompt := benchPrompt(promptLen, m.Vocabulary(), 0)
 	m.Reset()
 	err := m.Do(ctx, func(c *executor.Control) error {
 		one := []int32{0}
@@ -228,4 +251,74 @@ func Round(ctx context.Context, m *executor.Machine, promptLen, gen int) (Times,
 		return nil
 	})
 	return t, err
+}
+
+// measureBatches measures steps of one sequence and of every batch of the plan in turn, round by round, each after a
+// prompt of that length, after one round that is not counted.
+func measureBatches(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) ([]batchTime, error) {
+	p := m.Plan()
+	var out []batchTime
+	for _, n := range append([]int{1}, p.Batches...) {
+		b := batchTime{Sequences: n}
+		for _, pr := range p.Predictions {
+			if i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program && ph.Phase == "decode" && ph.Rows == n }); i >= 0 {
+				b.PredictUS = float64(pr.PlanNS) / 1e3
+			}
+		}
+		out = append(out, b)
+	}
+	steps := make([][]int64, len(out))
+	tokens := make([]executor.Token, m.Sequences())
+	m.Reset()
+	err := m.Do(ctx, func(c *executor.Control) error {
+		next := func(i int, logits []float32) error {
+			tokens[i].ID = int32(argmax(logits))
+			return nil
+		}
+		begin := make([]int32, len(tokens))
+		for i := range tokens {
+			tokens[i].Sequence = i
+			if _, err := c.Extend(i, benchPrompt(promptLen, m.Vocabulary(), i), executor.WantLast, func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
+				return err
+			}
+			begin[i] = tokens[i].ID
+		}
+		for round := -1; round < rounds; round++ {
+			for k := range out {
+				for i := range tokens {
+					c.Truncate(i, promptLen)
+					tokens[i].ID = begin[i]
+				}
+				sum := int64(0)
+				for range gen {
+					t, err := c.Step(tokens[:out[k].Sequences], next)
+					if err != nil {
+						return err
+					}
+					sum += t.NS
+					if round >= 0 {
+						steps[k] = append(steps[k], t.NS)
+					}
+				}
+				if round >= 0 {
+					out[k].Samples = append(out[k].Samples, float64(sum)/1e3/float64(gen))
+				}
+			}
+		}
+		return nil
+	})
+	for k := range out {
+		out[k].StepUS = median(steps[k]) / 1e3
+		out[k].TPS = float64(out[k].Sequences) * 1e6 / max(out[k].StepUS, 1e-3)
+	}
+	return out, err
+}
+
+// benchPrompt is fixed: times do not depend on the text, only on its length.
+func benchPrompt(n, vocab, number int) []int32 {
+	prompt := make([]int32, n)
+	for i := range prompt {
+		prompt[i] = int32((i*7919 + number + 1) % vocab)
+	}
+	return prompt
 }

@@ -29,6 +29,7 @@ type options struct {
 	trust      string
 	prompt     string
 	promptFile string
+	prompts    string
 	tokens     string
 	chat       bool
 	system     string
@@ -54,7 +55,7 @@ type options struct {
 func New(s *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
 	o := options{simulates: simulates}
 	c := &cobra.Command{
-		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --tokens 1,5,7 | --bench)",
+		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --prompts FILE | --tokens 1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
 		Long: `Verifies a bundle against a trusted key, checks that it was made for this machine, loads its plan
 onto the processors, and executes it. Nothing of the bundle is used before it is verified.
@@ -62,6 +63,12 @@ onto the processors, and executes it. Nothing of the bundle is used before it is
 With --prompt the text is continued and streamed to standard output; with --chat it is a message that the
 model answers, written by the model's chat template. --messages takes a whole conversation as JSON,
 [{"role":"user","content":"Hello"}]. With --tokens the ids are used as they are.
+
+--prompts takes a file with one prompt per line, or of a name that ends in .jsonl with lines such as {"id": "a",
+"prompt": "Hello"}, or "messages" or "tokens" in place of the prompt. As many of them as the plan has
+sequences (batches in the workload) are decoded together; with one, they are answered one after the other. Each gets the
+answer that it would get alone. Answers are printed in the order of the prompts, with their ids, by default the numbers
+of their lines. A prompt that cannot be processed leaves the others alone and counts when all are done.
 
 --dump-logits writes the logits of every prompt position as safetensors (tensor "logits", float32 [T,V]).
 --check executes the bundle's reference program (emit --with-reference) as well and fails unless both
@@ -88,6 +95,7 @@ agree. --bench prints prefill and decode times, per lane and step.
 	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
 	f.StringVar(&o.system, "system", "", "system message in front, under --chat")
 	f.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
+	f.StringVar(&o.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
 	f.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
 	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
 	f.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
@@ -110,7 +118,7 @@ agree. --bench prints prefill and decode times, per lane and step.
 
 func (o *options) validate(changed func(string) bool) error {
 	inputs := 0
-	for _, f := range []string{"prompt", "prompt-file", "messages", "tokens"} {
+	for _, f := range []string{"prompt", "prompt-file", "messages", "prompts", "tokens"} {
 		if changed(f) {
 			inputs++
 		}
@@ -121,17 +129,19 @@ func (o *options) validate(changed func(string) bool) error {
 	case o.bench && (o.check || o.dumpLogits != ""):
 		return diag.New(diag.ClassUsage, "--bench cannot be combined with --check or --dump-logits").WithHint("run them separately")
 	case !o.bench && inputs != 1:
-		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file, --messages and --tokens, want one", inputs).WithHint("or --bench")
-	case o.chat && !changed("prompt") && !changed("prompt-file"):
-		return diag.New(diag.ClassUsage, "--chat needs --prompt or --prompt-file").WithHint("--messages is a conversation already")
+		return diag.New(diag.ClassUsage, "got %d of --prompt, --prompt-file, --messages, --prompts and --tokens, want one", inputs).WithHint("or --bench")
+	case o.chat && !changed("prompt") && !changed("prompt-file") && !changed("prompts"):
+		return diag.New(diag.ClassUsage, "--chat needs --prompt, --prompt-file or --prompts").WithHint("--messages is a conversation already")
 	case changed("system") && !o.chat:
 		return diag.New(diag.ClassUsage, "--system needs --chat").WithHint("a conversation of --messages has its own system message")
 	case changed("tokens") && o.tokens == "":
 		return diag.New(diag.ClassUsage, "--tokens is empty").WithHint("write ids separated by commas: --tokens 1,5,7")
-	case changed("prompt-file") && o.promptFile == "", changed("messages") && o.messages == "", changed("dump-logits") && o.dumpLogits == "":
-		return diag.New(diag.ClassUsage, "--prompt-file, --messages or --dump-logits is empty").WithHint("give the name of a file")
+	case changed("prompt-file") && o.promptFile == "", changed("messages") && o.messages == "", changed("prompts") && o.prompts == "", changed("dump-logits") && o.dumpLogits == "":
+		return diag.New(diag.ClassUsage, "--prompt-file, --messages, --prompts or --dump-logits is empty").WithHint("give the name of a file")
 	case o.dumpLogits != "" && o.check:
 		return diag.New(diag.ClassUsage, "--dump-logits cannot be combined with --check").WithHint("run them separately")
+	case o.prompts != "" && (o.check || o.dumpLogits != "" || o.stats || o.maxTokens == 0):
+		return diag.New(diag.ClassUsage, "--prompts is for generating text: it goes with neither --check, --dump-logits, --stats nor --max-tokens 0").WithHint("give one prompt with --prompt")
 	case o.deadline <= 0:
 		return diag.New(diag.ClassUsage, "--deadline %v: want more than nothing", o.deadline).WithHint("give a time such as 30s or 2m")
 	}
@@ -203,7 +213,13 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 			return err
 		}
 	}
-	prompt, err := o.input(ctx, s, tok)
+	var jobs []job
+	var prompt []int32
+	if o.prompts != "" {
+		jobs, err = o.jobs(ctx, s, tok)
+	} else {
+		prompt, err = o.input(ctx, s, tok)
+	}
 	if err != nil {
 		return err
 	}
@@ -219,6 +235,8 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		return o.runBench(ctx, s, m)
 	case o.dumpLogits != "":
 		return o.runDump(ctx, s, m, prompt)
+	case o.prompts != "":
+		return o.generateAll(ctx, s, m, tok, jobs)
 	}
 	if o.check {
 		if err := o.runCheck(ctx, s, b, m, prompt, drivers); err != nil {
@@ -256,15 +274,16 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 	if tok == nil {
 		return nil, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint("give token ids with --tokens")
 	}
-	encode := tok.Prompt
+	var ids []int32
+	var err error
 	if o.answers() {
-		var err error
-		if text, err = o.conversation(tok, text); err != nil {
-			return nil, err
+		var messages []tokenizer.Message
+		if messages, err = o.conversation(text); err == nil {
+			ids, err = answer(tok, messages)
 		}
-		encode = tok.Encode // templates write the token that begins a text
+	} else {
+		ids, err = tok.Prompt(text)
 	}
-	ids, err := encode(text)
 	if err != nil {
 		return nil, err
 	}
@@ -277,24 +296,24 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 // answers reports whether the input is a conversation.
 func (o *options) answers() bool { return o.chat || o.messages != "" }
 
-// conversation writes the text of one message, or of a list of them as JSON, by the model's template.
-func (o *options) conversation(tok tokenizer.Tokenizer, text string) (string, error) {
-	var messages []tokenizer.Message
+// conversation is that of one message, or of a list of them as JSON.
+func (o *options) conversation(text string) ([]tokenizer.Message, error) {
 	if o.messages != "" {
-		var err error
-		if messages, err = tokenizer.ParseMessages([]byte(text)); err != nil {
-			return "", err
-		}
-	} else {
-		if o.system != "" {
-			messages = append(messages, tokenizer.Message{Role: "system", Content: o.system})
-		}
-		messages = append(messages, tokenizer.Message{Role: "user", Content: text})
+		return tokenizer.ParseMessages([]byte(text))
 	}
-	return tok.Chat(messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
+	return o.message(text), nil
+}
+
+// message is a conversation that begins with a message.
+func (o *options) message(text string) (messages []tokenizer.Message) {
+	if o.system != "" {
+		messages = append(messages, tokenizer.Message{Role: "system", Content: o.system})
+	}
+	return append(messages, tokenizer.Message{Role: "user", Content: text})
 }
 
 type generated struct {
+	ID        string  `json:"id,omitempty"` // of --prompts
 	Text      string  `json:"text,omitempty"`
 	Tokens    []int32 `json:"tokens"`
 	Prompt    []int32 `json:"prompt_tokens"`
@@ -302,6 +321,8 @@ type generated struct {
 	DecodeUS  float64 `json:"decode_us"` // median of one token
 	Simulated bool    `json:"simulated,omitempty"`
 	Stopped   bool    `json:"stopped"`
+	Full      bool    `json:"context_full,omitempty"` // what ended it
+	Error     string  `json:"error,omitempty"`        // of --prompts: why it was not generated
 
 	Steps []executor.StepStat `json:"steps,omitempty"`
 	Stats *stats              `json:"stats,omitempty"`
@@ -361,7 +382,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	if err != nil {
 		return err
 	}
-	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Stopped: g.Stopped}
+	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Stopped: g.Stopped, Full: g.Full}
 	if o.steps {
 		r.Steps = m.Stats()
 		printSteps(s, r.Steps)

@@ -1,0 +1,225 @@
+package runcmd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/tokenizer"
+)
+
+// job is one prompt of --prompts.
+type job struct {
+	id   string
+	text string // repeated in front of the answer, empty for conversations and tokens
+	ids  []int32
+}
+
+// line is a prompt as JSON: one of its ways to be given.
+type line struct {
+	ID       any             `json:"id"` // a string or a number; default: the number of the line
+	Prompt   string          `json:"prompt"`
+	Messages json.RawMessage `json:"messages"`
+	Tokens   []int32         `json:"tokens"`
+}
+
+// jobs reads the prompts of a file: JSON lines when its name ends in .jsonl, otherwise one text per line. Empty lines are
+// nothing.
+func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokenizer) ([]job, error) {
+	data, err := readAll(ctx, s, o.prompts)
+	if err != nil {
+		return nil, err
+	}
+	var out []job
+	seen := map[string]int{}
+	for i, text := range strings.Split(data, "\n") {
+		text = strings.TrimSuffix(text, "\r")
+		if strings.TrimSpace(text) == "" {
+			continue
+		}
+		l := line{Prompt: text}
+		if strings.HasSuffix(o.prompts, ".jsonl") {
+			l, err = parseLine(text)
+		}
+		j := job{}
+		if err == nil {
+			j, err = o.job(tok, &l, i+1)
+		}
+		if err != nil {
+			return nil, diag.New(classOf(err), "%s:%d: %w", o.prompts, i+1, err)
+		}
+		if first := seen[j.id]; first > 0 {
+			return nil, diag.New(diag.ClassInput, "%s:%d: id %q is that of line %d", o.prompts, i+1, j.id, first).WithHint("give every prompt an id of its own, or none any")
+		}
+		seen[j.id] = i + 1
+		out = append(out, j)
+	}
+	if len(out) == 0 {
+		return nil, diag.New(diag.ClassInput, "%s holds no prompt", o.prompts).WithHint("write one per line")
+	}
+	return out, nil
+}
+
+func classOf(err error) diag.Class {
+	if c := diag.ClassOf(err); c != diag.ClassInternal {
+		return c
+	}
+	return diag.ClassInput
+}
+
+func parseLine(text string) (line, error) {
+	var l line
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	d.DisallowUnknownFields()
+	d.UseNumber()
+	err := d.Decode(&l)
+	if err == nil {
+		if _, more := d.Token(); !errors.Is(more, io.EOF) {
+			err = errors.New("more than one value")
+		}
+	}
+	if err != nil {
+		return l, diag.New(diag.ClassInput, "%w", err).WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
+	}
+	ways := 0
+	for _, has := range []bool{l.Prompt != "", l.Messages != nil, l.Tokens != nil} {
+		if has {
+			ways++
+		}
+	}
+	if ways != 1 {
+		return l, diag.New(diag.ClassInput, "got %d of prompt, messages and tokens, want one", ways)
+	}
+	return l, nil
+}
+
+// job encodes a prompt that stands in line number n.
+func (o *options) job(tok tokenizer.Tokenizer, l *line, n int) (job, error) {
+	j := job{id: strconv.Itoa(n)}
+	switch id := l.ID.(type) {
+	case nil:
+	case string:
+		j.id = id
+	case json.Number:
+		j.id = id.String()
+	default:
+		return j, diag.New(diag.ClassInput, "id is %v, want a string or a number", id)
+	}
+	if l.Tokens != nil {
+		j.ids = l.Tokens
+		return j, nil
+	}
+	if tok == nil {
+		return j, diag.New(diag.ClassInput, "the bundle has no tokenizer").WithHint(`give token ids: {"tokens": [1, 5, 7]} in a file that ends in .jsonl`)
+	}
+	var err error
+	switch {
+	case l.Messages != nil:
+		var messages []tokenizer.Message
+		if messages, err = tokenizer.ParseMessages(l.Messages); err == nil {
+			j.ids, err = answer(tok, messages)
+		}
+	case o.chat:
+		j.ids, err = answer(tok, o.message(l.Prompt))
+	default:
+		j.text = l.Prompt
+		j.ids, err = tok.Prompt(l.Prompt)
+	}
+	return j, err
+}
+
+// answer is the tokens of a conversation up to where the model's answer begins. Templates write the token that begins a
+// text.
+func answer(tok tokenizer.Tokenizer, messages []tokenizer.Message) ([]int32, error) {
+	text, err := tok.Chat(messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	return tok.Encode(text)
+}
+
+// batch is the document of --prompts --json.
+type batch struct {
+	Sequences int         `json:"sequences"` // decoded together at most
+	Answers   []generated `json:"answers"`   // in the order of the prompts
+	Tokens    int         `json:"tokens"`    // of all answers
+	Seconds   float64     `json:"seconds"`   // of this machine, prompts included
+}
+
+// generateAll answers all prompts, as many at a time as the plan decodes together, and prints the answers in the order
+// of the prompts, each once those before it are there.
+func (o *options) generateAll(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, jobs []job) error {
+	if m.Sequences() == 1 {
+		s.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload with batches decodes several together)")
+	}
+	requests := make([]executor.Request, len(jobs))
+	for i, j := range jobs {
+		requests[i] = executor.Request{Prompt: j.ids, MaxTokens: o.maxTokens, Sampler: o.sampler}
+	}
+	out := bufio.NewWriter(s.Out)
+	r := batch{Sequences: m.Sequences(), Answers: make([]generated, len(jobs))}
+	ended, next := make([]bool, len(jobs)), 0
+	var failed []error
+	show := func(i int) {
+		a := &r.Answers[i]
+		switch {
+		case a.Error != "":
+			s.Warnf("prompt %s: %s", a.ID, a.Error)
+			return
+		case a.Full:
+			s.Notef("prompt %s: the context of %d positions is full", a.ID, m.Plan().MaxContext)
+		}
+		if s.JSON {
+			return
+		}
+		fmt.Fprintf(out, "[%s] %s%s\n", a.ID, jobs[i].text, a.Text)
+		if tok == nil {
+			fmt.Fprintln(out, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(a.Tokens)), ","), "[]"))
+		}
+		_ = out.Flush()
+	}
+	began := time.Now()
+	_, err := m.GenerateBatch(ctx, requests, func(i int, g *executor.Outcome) {
+		a := generated{ID: jobs[i].id, Tokens: g.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3,
+			Simulated: g.Virtual, Stopped: g.Stopped, Full: g.Full}
+		if g.Err != nil {
+			a.Error = g.Err.Error()
+			failed = append(failed, fmt.Errorf("prompt %s: %w", a.ID, g.Err))
+		}
+		if tok != nil {
+			var text strings.Builder
+			stream := tok.Stream()
+			for _, id := range g.Tokens {
+				text.WriteString(stream.Push(id))
+			}
+			text.WriteString(stream.Flush())
+			a.Text = text.String()
+		}
+		r.Tokens += len(g.Tokens)
+		r.Answers[i], ended[i] = a, true
+		for ; next < len(jobs) && ended[next]; next++ {
+			show(next)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	r.Seconds = time.Since(began).Seconds()
+	if o.steps {
+		printSteps(s, m.Stats())
+	}
+	if err := s.Result(r); err != nil || len(failed) == 0 {
+		return err
+	}
+	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs), failed[0])
+}
