@@ -833,16 +833,16 @@ func (c *checker) batches() {
 			c.fail(fmt.Sprintf("program.decider[%d]", i), "program %q is for several sequences, and tokens of one are processed", d.Program)
 		}
 	}
-	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path string) {
+	c.eachStep(func(ph *Phase, s *Section, l *Lane, st *Step, path stepPath) {
 		for _, n := range c.graphsN[st.Run].Graph.Nodes {
 			switch n.Op.Kind {
 			case op.SelectRow:
 				if ph.Batch() {
-					c.fail(path, "%q selects a row of a batch", st.Node)
+					c.fail(path.in(""), "%q selects a row of a batch", st.Node)
 				}
 			case op.Rope, op.KVAppend, op.Attention:
 				if n.Op.Batch != ph.Batch() {
-					c.fail(path, "graph %q: %s of rows of a sequence each: %v, and program %q is for such rows: %v", st.Run, n.Op.Kind, n.Op.Batch, ph.Name, ph.Batch())
+					c.fail(path.in(""), "graph %q: %s of rows of a sequence each: %v, and program %q is for such rows: %v", st.Run, n.Op.Kind, n.Op.Batch, ph.Name, ph.Batch())
 				}
 			}
 		}

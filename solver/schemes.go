@@ -123,7 +123,7 @@ func (s *session) looksUp(n *models.Node) (ok bool, err error) {
 			continue
 		}
 		var unknown error
-		for _, rows := range append([]int{1}, s.want.buckets...) {
+		for _, rows := range s.want.rows() {
 			o := n.Ops[0]
 			o.M, o.Scheme, o.Table = rows, op.I32Q8C, ""
 			if _, unknown = s.prices.together([]task{{p.Name, o}}); unknown != nil {

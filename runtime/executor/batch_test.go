@@ -27,12 +27,13 @@ func batchPlan(t testing.TB, m *models.Model, procs []planir.Proc, rows, batches
 	p.Batches = batches
 	g := m.Graph()
 	batch := g.Batch()
+	schemeOf := func(node string) op.Scheme { return p.DecisionFor(node, 1).Scheme }
 	for _, b := range batches {
-		more, err := lower.Trivial(&batch, procs[0].Name, []int{b}, context, op.F32, func(string, int) op.Scheme { return scheme })
+		more, err := lower.Trivial(&batch, procs[0].Name, []int{b}, context, op.F32, func(node string, _ int) op.Scheme { return schemeOf(node) })
 		if err != nil {
 			t.Fatal(err)
 		}
-		sections, err := lower.Expand(&batch, b, context, op.F32, func(string) op.Scheme { return scheme })
+		sections, err := lower.Expand(&batch, b, context, op.F32, schemeOf)
 		if err != nil {
 			t.Fatal(err)
 		}
