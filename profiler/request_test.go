@@ -145,7 +145,7 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 			}
 			defer m.Close()
 			s := fakeSoC()
-			want := Want{Buckets: []int{16, 64}, Schemes: []op.Scheme{op.A8TQ8C}}
+			want := Want{Buckets: []int{16, 64}, Batches: []int{4}, Schemes: []op.Scheme{op.A8TQ8C}}
 			requests, err := Requests(s, m, want)
 			if err != nil {
 				t.Fatal(err)
@@ -171,8 +171,13 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 					}
 				}
 			}
-			for _, rows := range []int{1, 16, 64} {
-				sections, err := lower.Expand(&g, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C })
+			batch := g.Batch()
+			for _, rows := range []int{1, 4, 16, 64} {
+				of := &g
+				if rows == 4 {
+					of = &batch
+				}
+				sections, err := lower.Expand(of, rows, 512, op.F32, func(string) op.Scheme { return op.A8TQ8C })
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -194,10 +199,10 @@ func TestRequestsEveryArchitecture(t *testing.T) {
 							// The additions of a division along K, and its parts.
 							half := o
 							half.K, half.Bias = part(o.K, 1, 2, 32), false
-							if rows != 16 && !keys[half.Key()] {
+							if rows != 4 && rows != 16 && !keys[half.Key()] {
 								t.Errorf("%s@%d: %s is not asked for", n.Name, rows, half.Key())
 							}
-							if half.Bias = o.Bias; rows != 16 && !keys[half.Key()] {
+							if half.Bias = o.Bias; rows != 4 && rows != 16 && !keys[half.Key()] {
 								t.Errorf("%s@%d: %s is not asked for", n.Name, rows, half.Key())
 							}
 						}

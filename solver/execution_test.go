@@ -30,7 +30,8 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 	for name, scheme := range map[string]op.Scheme{"stored": op.A32W32, "quantised": op.A8TQ8C} {
 		t.Run(name, func(t *testing.T) {
 			w.Schemes = Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}
-			p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, scheme), Workload: w}).Plan
+			w.Batches = []int{3, 8}
+			p := solve(t, Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, w.Batches, scheme), Workload: w}).Plan
 			split := 0
 			for _, d := range p.Decisions {
 				if len(d.Shares) > 1 {
@@ -73,6 +74,24 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 			compare("prefill@256", forward(256))
 			forward(63) // decode is predicted for the middle of the answer
 			compare("decode", forward(1))
+			for _, n := range w.Batches {
+				tokens := make([]executor.Token, n)
+				x.Reset()
+				err := x.Do(context.Background(), func(c *executor.Control) error {
+					for i := range tokens {
+						tokens[i].Sequence = i
+						if _, err := c.Extend(i, make([]int32, 319), executor.WantNone, nil); err != nil {
+							return err
+						}
+					}
+					got, err := c.Step(tokens, nil)
+					compare(lower.ProgramName(n, true), got.NS)
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
 		})
 	}
 }

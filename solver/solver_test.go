@@ -77,12 +77,19 @@ func open(t testing.TB, name string) *models.Model {
 // in half, attention over some contexts.
 func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *roofline.Costs {
 	t.Helper()
+	return batchCosts(t, s, m, nil, schemes...)
+}
+
+// batchCosts also knows batches of sequences.
+func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schemes ...op.Scheme) *roofline.Costs {
+	t.Helper()
 	digest, err := s.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
 	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true, Hetc: "test"})
 	g := m.Graph()
+	batch := g.Batch()
 	add := func(p *socs.Processor, o op.Op) {
 		if !p.Executes(o.Kind) {
 			return
@@ -108,8 +115,12 @@ func costs(t testing.TB, s *socs.SoC, m *models.Model, schemes ...op.Scheme) *ro
 	for i := range s.Processors {
 		p := &s.Processors[i]
 		for _, scheme := range schemes {
-			for _, rows := range []int{1, 16, 64, 256, 512} {
-				sections, err := lower.Expand(&g, rows, 1024, op.F32, func(string) op.Scheme { return scheme })
+			for i, rows := range append([]int{1, 16, 64, 256, 512}, batches...) {
+				of := &g
+				if i >= 5 {
+					of = &batch
+				}
+				sections, err := lower.Expand(of, rows, 1024, op.F32, func(string) op.Scheme { return scheme })
 				if err != nil {
 					t.Fatal(err)
 				}

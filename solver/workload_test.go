@@ -28,6 +28,14 @@ func TestWorkloadDefaults(t *testing.T) {
 	if d, err := DefaultWorkload().apply(8); err != nil || len(d.buckets) != 1 || d.buckets[0] != 8 {
 		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.buckets, err)
 	}
+	w := DefaultWorkload()
+	w.Batches = []int{4, 16} // of 16 rows there is one program
+	if d, err := w.apply(1024); err != nil || len(d.buckets) != 5 || d.buckets[0] != 32 || d.contexts[16] != d.contexts[1] || !slices.Equal(d.rows(), []int{1, 4, 16, 32, 64, 128, 256, 512}) {
+		t.Errorf("%+v (%v)", d, err)
+	}
+	if ns := (&demand{outputTokens: 100, batches: []int{4}}).decodeNS(4, 8); ns != 100*8/4/2 {
+		t.Errorf("100 tokens, half of them four at a time in steps of 8 ns, are counted as %v ns", ns)
+	}
 	if d, err := DefaultWorkload().apply(1); err != nil || len(d.buckets) != 0 {
 		t.Errorf("buckets of a model with one position: %v (%v)", d.buckets, err)
 	}
@@ -101,6 +109,10 @@ func TestWorkloadRefuses(t *testing.T) {
 		"no tokens":            {"schema: hetc.workload/1\nprompts: [0]\n", "0 tokens"},
 		"buckets out of order": {"schema: hetc.workload/1\nbuckets: [64, 32]\n", "ascending"},
 		"bucket of one":        {"schema: hetc.workload/1\nbuckets: [1]\n", "one row is decode"},
+		"batch of one":         {"schema: hetc.workload/1\nbatches: [1]\n", "one sequence is always there"},
+		"batches out of order": {"schema: hetc.workload/1\nbatches: [8, 4]\n", "ascending"},
+		"a batch too large":    {"schema: hetc.workload/1\nbatches: [1000]\n", "2..256"},
+		"batch and bucket":     {"schema: hetc.workload/1\nbatches: [4, 16]\nbuckets: [16]\n", "bucket of prefill too"},
 		"huge context":         {"schema: hetc.workload/1\ncontext: 99999999\n", "99999999"},
 		"negative output":      {"schema: hetc.workload/1\noutput_tokens: -4\n", "-4"},
 		"no loss at all":       {"schema: hetc.workload/1\nquality: {max_kl: 0}\n", "more than 0"},
