@@ -3,6 +3,7 @@ package bundle
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -121,8 +122,11 @@ func split(wanted []piece) (work [][]piece) {
 // verifyLanes checks chunks of one size at once.
 func verifyLanes(group []piece) {
 	const slice = sumBytes / shalanes.Width // of each chunk at a time
-	buf := buffers.Get().(*[sumBytes]byte)
-	defer buffers.Put(buf)
+	var copies *[sumBytes]byte
+	if slices.ContainsFunc(group, func(p piece) bool { return !p.mapped }) {
+		copies = buffers.Get().(*[sumBytes]byte)
+		defer buffers.Put(copies)
+	}
 	var h shalanes.Hash
 	h.Reset()
 	first, end := group[0].bounds()
@@ -143,7 +147,7 @@ func verifyLanes(group []piece) {
 				parts[i] = p.data[from : from+n]
 				continue
 			}
-			parts[i] = buf[i*slice:][:n]
+			parts[i] = copies[i*slice:][:n]
 			if got, _ := p.file.ReadAt(parts[i], from); int64(got) < n {
 				return // each of the group is looked at again, alone
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // codec writes or reads canonical JSON by one description of a document: keys in a fixed
@@ -22,8 +23,11 @@ type codec struct {
 }
 
 // encode returns the canonical bytes of what walk describes.
-func encode(walk func(*codec)) ([]byte, error) {
-	c := &codec{encoding: true}
+func encode(walk func(*codec)) ([]byte, error) { return encodeTo(nil, walk) }
+
+// encodeTo appends to buf.
+func encodeTo(buf []byte, walk func(*codec)) ([]byte, error) {
+	c := &codec{encoding: true, buf: buf}
 	walk(c)
 	return c.buf, c.err
 }
@@ -38,7 +42,7 @@ func decode(data []byte, walk func(*codec)) error {
 	if c.err != nil {
 		return c.err
 	}
-	again, err := encode(walk)
+	again, err := encodeTo(make([]byte, 0, len(data)), walk)
 	if err != nil {
 		return err
 	}
@@ -102,7 +106,9 @@ func (c *codec) separate() {
 func (c *codec) member(name string) {
 	c.separate()
 	c.name = name
-	c.token(`"` + name + `":`)
+	c.token(`"`)
+	c.token(name)
+	c.token(`":`)
 }
 
 // optional starts a member that is left out when empty, and reports whether it is there.
@@ -233,15 +239,16 @@ func (c *codec) flag(name string, v *bool) {
 
 // digest describes 32 bytes as 64 lower-case hex digits.
 func (c *codec) digest(v *Digest) {
-	s := v.String()
+	var s string
+	if c.encoding {
+		s = v.String()
+	}
 	c.str(&s, 64)
 	if c.err != nil || c.encoding {
 		return
 	}
-	raw, err := hex.DecodeString(s)
-	if err != nil || len(raw) != len(v) || hex.EncodeToString(raw) != s {
+	upper := strings.ContainsFunc(s, func(r rune) bool { return r < '0' || r > '9' && r < 'a' })
+	if n, err := hex.Decode(v[:], []byte(s[:min(len(s), 2*len(v))])); err != nil || upper || n != len(v) {
 		c.fail("digest %q is not 64 lower-case hex digits", s)
-		return
 	}
-	copy(v[:], raw)
 }

@@ -133,7 +133,8 @@ func (s *fileStore) check(m *Manifest, payloadBytes int) error {
 
 // padding checks that [from, to) is zero.
 func (s *fileStore) padding(from, to int64) error {
-	buf := make([]byte, min(to-from, pageAlign))
+	const most = 16 << 10 // at a time
+	buf := make([]byte, min(to-from, most))
 	for ; from < to; from += int64(len(buf)) {
 		buf = buf[:min(to-from, int64(len(buf)))]
 		if err := readAt(StepLayout, s.file, buf, from); err != nil {

@@ -148,7 +148,6 @@ func (f *finder) next(text string, from int) (at, end, i int) {
 // find divides text into added tokens, yielded with their number, and what is between them, yielded
 // with -1. A token may take white space around it along, and not be one inside a word.
 func (f *finder) find(text string, yield func(piece string, from int, token int)) {
-	boundary := unicodeTables().sets["boundary"]
 	start := 0
 	for from := 0; from < len(text); {
 		at, end, i := f.next(text, from)
@@ -158,6 +157,7 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 		from = end
 		token := &f.tokens[i]
 		if token.SingleWord {
+			boundary := unicodeTables().sets["boundary"]
 			before, n := utf8.DecodeLastRuneInString(text[:at])
 			after, m := utf8.DecodeRuneInString(text[end:])
 			if n > 0 && boundary.has(before) || m > 0 && boundary.has(after) {

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -187,7 +188,7 @@ func readBPE(raw []byte) (*bpe, error) {
 }
 
 func (t *bpe) readVocab(raw []byte) error {
-	t.vocab = map[string]int32{}
+	t.vocab = make(map[string]int32, min(bytes.Count(raw, []byte{','})+1, maxVocab))
 	err := entries(raw, func(token string, value []byte) error {
 		id, err := strconv.ParseInt(string(value[:min(len(value), 20)]), 10, 32)
 		if err != nil {
@@ -222,15 +223,17 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 	t.merges = map[uint64]merge{}
 	cuts = true
 	rank := int32(0)
+	var joined []byte
+	parts := make([][]byte, 0, 2)
 	err = elements(raw, func(value []byte) error {
 		if rank == maxMerges {
 			return fmt.Errorf("more than %d", maxMerges)
 		}
-		var left, right string
+		var left, right []byte
 		if value[0] == '[' {
-			parts := make([]string, 0, 2)
+			parts = parts[:0]
 			if err := elements(value, func(v []byte) error {
-				s, err := unquote(v)
+				s, err := unquoted(v)
 				if len(parts) == 2 {
 					return fmt.Errorf("more than 2 parts in merge %d", rank)
 				}
@@ -243,26 +246,27 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 				left, right = parts[0], parts[1]
 			}
 		} else {
-			s, err := unquote(value)
+			s, err := unquoted(value)
 			if err != nil {
 				return err
 			}
-			left, right, _ = strings.Cut(s, " ")
+			left, right, _ = bytes.Cut(s, []byte{' '})
 		}
-		if left == "" || right == "" || value[0] == '"' && strings.Contains(right, " ") {
+		if len(left) == 0 || len(right) == 0 || value[0] == '"' && bytes.IndexByte(right, ' ') >= 0 {
 			return fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
 		}
 		if len(left)+len(right) > 2*maxTokenBytes {
 			return fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
 		}
-		a, okA := t.vocab[left]
-		b, okB := t.vocab[right]
-		id, ok := t.vocab[left+right]
+		joined = append(append(joined[:0], left...), right...)
+		a, okA := t.vocab[string(left)]
+		b, okB := t.vocab[string(right)]
+		id, ok := t.vocab[string(joined)]
 		if !okA || !okB || !ok {
-			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(left), clip(right))
+			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
 		t.merges[pairKey(a, b)] = merge{rank, id} // of two equal pairs the later counts
-		cuts = cuts && (strings.HasSuffix(left, metaspace) || !strings.HasPrefix(right, metaspace))
+		cuts = cuts && (bytes.HasSuffix(left, []byte(metaspace)) || !bytes.HasPrefix(right, []byte(metaspace)))
 		rank++
 		return nil
 	})

@@ -32,21 +32,21 @@ func entries(object []byte, f func(key string, value []byte) error) error {
 	if len(object) == 0 || object[0] != '{' {
 		return fmt.Errorf("want an object, got %.20q", object)
 	}
-	b := bytes.TrimLeft(object[1:], whitespace)
+	b := trim(object[1:])
 	for b[0] != '}' {
 		n := length(b)
 		key, err := unquote(b[:n])
 		if err != nil {
 			return err
 		}
-		b = bytes.TrimLeft(b[n:], whitespace)
-		b = bytes.TrimLeft(b[1:], whitespace) // the colon
+		b = trim(b[n:])
+		b = trim(b[1:]) // the colon
 		n = length(b)
 		if err := f(key, b[:n]); err != nil {
 			return err
 		}
-		if b = bytes.TrimLeft(b[n:], whitespace); b[0] == ',' {
-			b = bytes.TrimLeft(b[1:], whitespace)
+		if b = trim(b[n:]); b[0] == ',' {
+			b = trim(b[1:])
 		}
 	}
 	return nil
@@ -57,20 +57,18 @@ func elements(list []byte, f func(value []byte) error) error {
 	if len(list) == 0 || list[0] != '[' {
 		return fmt.Errorf("want a list, got %.20q", list)
 	}
-	b := bytes.TrimLeft(list[1:], whitespace)
+	b := trim(list[1:])
 	for b[0] != ']' {
 		n := length(b)
 		if err := f(b[:n]); err != nil {
 			return err
 		}
-		if b = bytes.TrimLeft(b[n:], whitespace); b[0] == ',' {
-			b = bytes.TrimLeft(b[1:], whitespace)
+		if b = trim(b[n:]); b[0] == ',' {
+			b = trim(b[1:])
 		}
 	}
 	return nil
 }
-
-const whitespace = " \t\r\n"
 
 // length is the length of the value that b begins with.
 func length(b []byte) int {
@@ -107,15 +105,21 @@ func length(b []byte) int {
 
 // unquote is the text of a JSON string.
 func unquote(b []byte) (string, error) {
+	s, err := unquoted(b)
+	return string(s), err
+}
+
+// unquoted is unquote that shares the memory of b where it can.
+func unquoted(b []byte) ([]byte, error) {
 	if len(b) < 2 || b[0] != '"' {
-		return "", fmt.Errorf("want a string, got %.20q", b)
+		return nil, fmt.Errorf("want a string, got %.20q", b)
 	}
 	if bytes.IndexByte(b, '\\') < 0 {
-		return string(b[1 : len(b)-1]), nil
+		return b[1 : len(b)-1], nil
 	}
 	var s string
 	err := json.Unmarshal(b, &s)
-	return s, err
+	return []byte(s), err
 }
 
 // maxPart bounds the parts of a tokenizer.json around the model, in bytes.

@@ -146,6 +146,7 @@ const (
 var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]rune) {
 	class, pairs = map[rune]uint8{}, map[[2]rune]rune{}
 	t := unicodeTables()
+	nfd, _ := decompositions()
 	for name, s := range t.sets {
 		var k uint8
 		if _, err := fmt.Sscanf(name, "ccc%d", &k); err != nil {
@@ -165,10 +166,10 @@ var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]
 		}
 	}
 	slices.SortStableFunc(composites, func(a, b rune) int {
-		return utf8.RuneCountInString(t.nfd[a]) - utf8.RuneCountInString(t.nfd[b])
+		return utf8.RuneCountInString(nfd[a]) - utf8.RuneCountInString(nfd[b])
 	})
 	for _, c := range composites {
-		all := []rune(t.nfd[c])
+		all := []rune(nfd[c])
 		first := all[0]
 		for _, r := range all[1 : len(all)-1] {
 			first = pairs[[2]rune{first, r}]
@@ -180,6 +181,7 @@ var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]
 
 var forms = sync.OnceValue(func() map[string]*form {
 	t := unicodeTables()
+	nfd, nfkd := decompositions()
 	class, pairs := combining()
 	out := map[string]*form{"NFC": {false, true, nil}, "NFD": {false, false, nil}, "NFKC": {true, true, nil}, "NFKD": {true, false, nil}}
 	for _, f := range out {
@@ -187,13 +189,13 @@ var forms = sync.OnceValue(func() map[string]*form {
 		for r := range class {
 			add(r)
 		}
-		for r := range t.nfd {
+		for r := range nfd {
 			if !f.compose || !t.sets["compose"].has(r) {
 				add(r)
 			}
 		}
 		if f.compat {
-			for r := range t.nfkd {
+			for r := range nfkd {
 				add(r)
 			}
 		}
@@ -233,7 +235,7 @@ func (f *form) touches(text string) bool {
 
 // decompose takes characters apart and sorts each run of marks by class.
 func (f *form) decompose(text string) []rune {
-	t := unicodeTables()
+	nfd, nfkd := decompositions()
 	class, _ := combining()
 	out := make([]rune, 0, len(text))
 	marks := 0 // at the end of out
@@ -264,11 +266,11 @@ func (f *form) decompose(text string) []rune {
 			}
 			continue
 		case f.compat:
-			if d, ok = t.nfkd[r]; !ok {
-				d, ok = t.nfd[r]
+			if d, ok = nfkd[r]; !ok {
+				d, ok = nfd[r]
 			}
 		default:
-			d, ok = t.nfd[r]
+			d, ok = nfd[r]
 		}
 		if !ok {
 			add(r)

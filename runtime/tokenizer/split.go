@@ -67,7 +67,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	if err := raw.strict(&p); err != nil {
 		return nil, err
 	}
-	sets := unicodeTables().sets
+	of := func(name string) set { return unicodeTables().sets[name] } // made when somebody needs one
 	switch p.Type {
 	case "Sequence":
 		return flatten(p.PreTokenizers, depth, readSplitters)
@@ -112,9 +112,9 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 			return nil, errors.New("Digits does not say individual_digits")
 		}
 		if *p.IndividualDigits {
-			return one(cut(characters(sets["numeric"]), isolated, false))
+			return one(cut(characters(of("numeric")), isolated, false))
 		}
-		return one(cut(characters(sets["numeric"]), contiguous, false))
+		return one(cut(characters(of("numeric")), contiguous, false))
 	case "Punctuation":
 		if p.Behavior == "" {
 			p.Behavior = "Isolated"
@@ -123,12 +123,12 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		if err != nil {
 			return nil, err
 		}
-		return one(cut(characters(sets["punctuation"]), behavior, false))
+		return one(cut(characters(of("punctuation")), behavior, false))
 	case "WhitespaceSplit":
-		return one(cut(characters(sets["space"]), removed, false))
+		return one(cut(characters(of("space")), removed, false))
 	case "Whitespace": // \w+|[^\w\s]+ , what does not match is left out
-		word := sets["boundary"]
-		other := append(slices.Clone(word), sets["space"]...).normal().negate()
+		word := of("boundary")
+		other := append(slices.Clone(word), of("space")...).normal().negate()
 		c := &compiler{}
 		start, err := c.add(nodeAlt{nodeLoop{nodeSet{word}, 1, -1, false}, nodeLoop{nodeSet{other}, 1, -1, false}}, c.emit(instruction{op: opMatch}))
 		if err != nil {
@@ -150,6 +150,7 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	return nil, raw.unsupported(knownSplitters)
 }
 
+// gpt2Words takes a while to make, and text that is only decoded does not need it.
 var gpt2Words = sync.OnceValue(func() splitter {
 	a, err := compile(gpt2)
 	if err != nil {
@@ -159,13 +160,12 @@ var gpt2Words = sync.OnceValue(func() splitter {
 })
 
 func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
-	words := gpt2Words()
 	return func(piece string, first bool, yield func(string, bool)) error {
 		if prefixSpace && piece[0] != ' ' {
 			piece = " " + piece
 		}
 		if useRegex {
-			return words(piece, first, yield)
+			return gpt2Words()(piece, first, yield)
 		}
 		yield(piece, first)
 		return nil

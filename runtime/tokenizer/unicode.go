@@ -2,7 +2,6 @@ package tokenizer
 
 import (
 	_ "embed"
-	"encoding/binary"
 	"slices"
 	"sort"
 	"strings"
@@ -23,47 +22,76 @@ type span struct{ lo, hi rune }
 // set is characters as spans in order, with a gap between neighbours.
 type set []span
 
-// tables are the contents of unicodeData.
-type tables struct {
-	sets      map[string]set
-	nfd, nfkd map[rune]string // full decompositions without Hangul syllables; nfkd only where it differs
-}
+// tables are the sets of unicodeData.
+type tables struct{ sets map[string]set }
 
-var unicodeTables = sync.OnceValue(func() *tables {
-	t := &tables{sets: map[string]set{}}
-	data := []byte(unicodeData)
+// eachTable calls one of the functions for each table of unicodeData.
+func eachTable(spans func(name string, s set), texts func(name string, text map[rune]string)) {
+	data := unicodeData
 	number := func() int {
-		v, n := binary.Uvarint(data)
-		data = data[n:]
-		return int(v)
+		v, shift := 0, 0
+		for i := 0; ; i++ {
+			v |= int(data[i]&0x7f) << shift
+			if shift += 7; data[i] < 0x80 {
+				data = data[i+1:]
+				return v
+			}
+		}
 	}
 	for len(data) > 0 {
-		name := string(data[1 : 1+data[0]])
+		name := data[1 : 1+data[0]]
 		data = data[1+data[0]:]
 		entries, next := number(), 0
 		if name == "NFD" || name == "NFKD" {
-			m := make(map[rune]string, entries)
+			var m map[rune]string
+			if texts != nil {
+				m = make(map[rune]string, entries)
+			}
 			for range entries {
 				c := next + number()
 				n := number()
-				m[rune(c)] = string(data[:n])
+				if m != nil {
+					m[rune(c)] = data[:n]
+				}
 				data, next = data[n:], c+1
 			}
-			if name == "NFD" {
-				t.nfd = m
-			} else {
-				t.nfkd = m
+			if m != nil {
+				texts(name, m)
 			}
 			continue
 		}
-		s := make(set, entries)
-		for i := range s {
+		var s set
+		if spans != nil {
+			s = make(set, 0, entries)
+		}
+		for range entries {
 			lo := next + number()
 			hi := lo + number()
-			s[i], next = span{rune(lo), rune(hi)}, hi+1
+			if next = hi + 1; spans != nil {
+				s = append(s, span{rune(lo), rune(hi)})
+			}
 		}
-		t.sets[name] = s
+		if spans != nil {
+			spans(name, s)
+		}
 	}
+}
+
+// decompositions are full ones, without Hangul syllables; nfkd has those that differ from nfd.
+var decompositions = sync.OnceValues(func() (nfd, nfkd map[rune]string) {
+	eachTable(nil, func(name string, text map[rune]string) {
+		if name == "NFD" {
+			nfd = text
+		} else {
+			nfkd = text
+		}
+	})
+	return nfd, nfkd
+})
+
+var unicodeTables = sync.OnceValue(func() *tables {
+	t := &tables{sets: map[string]set{}}
+	eachTable(func(name string, s set) { t.sets[name] = s }, nil)
 	for _, group := range []string{"L", "M", "N", "P", "S", "Z", "C"} {
 		var all set
 		for name, s := range t.sets {
