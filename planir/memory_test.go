@@ -45,6 +45,15 @@ func TestMemoryOf(t *testing.T) {
 	if half.Cache*4 != m.Cache || half.Tables != touched(100<<20, 25) || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
 		t.Errorf("a part of the context: %+v of %+v", half, m)
 	}
+	// Every sequence that can be decoded beside others has a cache, and fills it.
+	p.Batches, p.Program.Cache.Sequences, p.Memory = []int{2, 4}, 4, nil
+	four := MemoryOf(p)
+	if four.Cache != 4*m.Cache || four.Tables != touched(100<<20, 400) {
+		t.Errorf("four sequences: %+v, one: %+v", four, m)
+	}
+	if one := MemoryAt(p, 100, 16); one.Cache != m.Cache || one.Tables != m.Tables {
+		t.Errorf("one full sequence of four: %+v, alone %+v", one, m)
+	}
 }
 
 // Rows of a table share the pages around them: few rows touch one each, many touch everything, and never more.

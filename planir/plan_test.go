@@ -426,6 +426,8 @@ func TestRules(t *testing.T) {
 		rule, name string
 		mutate     func(p *planir.Plan)
 	}{
+		{"P001", "a cache too large", func(p *planir.Plan) { p.Program.Cache.KVHeads = 1 << 40 }},
+		{"P001", "a negative cache", func(p *planir.Plan) { p.Program.Cache.Sequences = -4 }},
 		{"P001", "batch of one", func(p *planir.Plan) { p.Batches = []int{1, 4} }},
 		{"P001", "batches out of order", func(p *planir.Plan) { p.Batches = []int{4, 4} }},
 		{"P001", "a batch too large", func(p *planir.Plan) { p.Batches[0] = 1 << 30 }},

@@ -100,6 +100,10 @@ func (c *checker) names() {
 	if p.KV != op.F32 && p.KV != op.F16 {
 		c.fail("kv", "cache type is %q, want f32 or f16", p.KV)
 	}
+	if k := p.Program.Cache; k.Layers < 0 || k.Layers > maxLayers || k.KVHeads < 0 || k.HeadDim < 0 || k.Sequences < 0 || k.Sequences > maxBatch ||
+		k.MaxContext > maxContext || float64(k.Layers)*float64(k.KVHeads)*float64(k.HeadDim)*float64(k.MaxContext)*maxBatch > 1<<50 {
+		c.fail("program.cache", "the cache %+v is out of range", k)
+	}
 	unique := func(path string, n int, ordered bool, name func(int) string) {
 		if n > maxItems {
 			c.fail(path, "%d entries, want at most %d", n, maxItems)
