@@ -372,6 +372,19 @@ func q4Panel512(name string, block int) {
 	})
 }
 
+// multiplyRow adds to acc0 and acc1 the products of element disp of row r with w0 and w1: with the loads as operands,
+// because a core whose other thread is busy is short of instructions, or with a load to b.
+func multiplyRow(x rows, r, disp int, w0, w1, b, acc0, acc1 reg.VecPhysical) {
+	if x.plain(r) {
+		VFMADD231PS_BCST(x.at(r, disp), w0, acc0)
+		VFMADD231PS_BCST(x.at(r, disp), w1, acc1)
+		return
+	}
+	VBROADCASTSS(x.at(r, disp), b)
+	VFMADD231PS(w0, b, acc0)
+	VFMADD231PS(w1, b, acc1)
+}
+
 // f32Rows512: one accumulator per result and k in order, so that a row's bits do not depend on the rows
 // beside it.
 func f32Rows512() {
@@ -384,7 +397,7 @@ func f32Rows512() {
 		id := label("f32", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
 		w0, w1, a := z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newRows(m)
+		x := newOwnRows(m)
 		p, n, w := GP64(), GP64(), GP64()
 		Load(Param("x"), p)
 		Load(Param("ldx"), x.ld)
@@ -400,15 +413,7 @@ func f32Rows512() {
 				fetch.step(2)
 			}
 			for r := range m {
-				if r%4 == 0 { // without an index register the load is part of the instruction
-					VFMADD231PS_BCST(x.at(r, 4*i), w0, acc(r, 0))
-					VFMADD231PS_BCST(x.at(r, 4*i), w1, acc(r, 1))
-					continue
-				}
-				b := a[r%4]
-				VBROADCASTSS(x.at(r, 4*i), b)
-				VFMADD231PS(w0, b, acc(r, 0))
-				VFMADD231PS(w1, b, acc(r, 1))
+				multiplyRow(x, r, 4*i, w0, w1, a[r%4], acc(r, 0), acc(r, 1))
 			}
 		}, func(c int) {
 			x.advance(4 * c)
@@ -440,7 +445,7 @@ func bf16Rows512() {
 		id := label("bf16", m)
 		acc := func(r, half int) reg.VecPhysical { return z[r*2+half] }
 		upper, w0, w1, a := z[25], z[30], z[31], []reg.VecPhysical{z[26], z[27], z[28], z[29]}
-		x := newRows(m)
+		x := newOwnRows(m)
 		p, n, w := GP64(), GP64(), GP64()
 		Load(Param("x"), p)
 		Load(Param("ldx"), x.ld)
@@ -458,10 +463,7 @@ func bf16Rows512() {
 			VPANDD(upper, w1, w1)
 			fetch.step(1)
 			for r := range m {
-				b := a[r%4]
-				VBROADCASTSS(x.at(r, 4*i), b)
-				VFMADD231PS(w0, b, acc(r, 0))
-				VFMADD231PS(w1, b, acc(r, 1))
+				multiplyRow(x, r, 4*i, w0, w1, a[r%4], acc(r, 0), acc(r, 1))
 			}
 		}, func(c int) {
 			x.advance(4 * c)

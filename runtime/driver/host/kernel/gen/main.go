@@ -101,10 +101,12 @@ func begin(id string, m, bytes int, acc []reg.VecPhysical, zero func(...reg.VecP
 	Label(id + "_begin")
 }
 
-// rows addresses up to 12 rows of a matrix: base registers four rows apart and the row stride in bytes.
+// rows addresses up to 12 rows of a matrix: base registers four rows apart, or one for each of the first rows, and the
+// row stride in bytes.
 type rows struct {
 	base    []reg.GPVirtual
 	ld, ld3 reg.GPVirtual
+	own     bool // a base for each row, as far as they go
 }
 
 // newRows makes registers for count rows; set fills them.
@@ -116,8 +118,30 @@ func newRows(count int) rows {
 	return r
 }
 
+// ownBases is for how many rows newOwnRows has registers.
+const ownBases = 8
+
+// newOwnRows makes registers for up to 12 rows of which the first ones, those with plain(row), are addressed without an
+// index. Only so is a load no instruction of its own for the core when it is an operand of another one.
+func newOwnRows(count int) rows {
+	r := rows{ld: GP64(), own: true}
+	for range min(count, ownBases) {
+		r.base = append(r.base, GP64())
+	}
+	return r
+}
+
+func (r rows) plain(i int) bool { return r.own && i < len(r.base) }
+
 // set points the rows at p with stride ld bytes (already in r.ld).
 func (r rows) set(p reg.Register) {
+	if r.own {
+		MOVQ(p, r.base[0])
+		for i := 1; i < len(r.base); i++ {
+			LEAQ(Mem{Base: r.base[i-1], Index: r.ld, Scale: 1}, r.base[i])
+		}
+		return
+	}
 	LEAQ(Mem{Base: r.ld, Index: r.ld, Scale: 2}, r.ld3)
 	MOVQ(p, r.base[0])
 	for i := 1; i < len(r.base); i++ {
@@ -126,6 +150,12 @@ func (r rows) set(p reg.Register) {
 }
 
 func (r rows) at(i, disp int) Mem {
+	if r.plain(i) {
+		return Mem{Base: r.base[i], Disp: disp}
+	}
+	if r.own {
+		return Mem{Base: r.base[i-4], Index: r.ld, Scale: 4, Disp: disp}
+	}
 	m := Mem{Base: r.base[i/4], Disp: disp}
 	switch i % 4 {
 	case 1:
