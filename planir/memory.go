@@ -202,12 +202,17 @@ func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 // temporary values, and what its operators keep for their rows and cores. Drivers hold the largest of
 // their graphs' once. It is an upper bound, which the host driver's tests compare with the driver.
 func Scratch(g *op.Graph, cores int) int64 {
-	const line, block = 64, 32
+	const (
+		line, block = 64, 32
+		packFrom    = 24                // rows that are packed before they are multiplied
+		packTiles   = 4                 // for each core, of a weight that they are packed for
+		spread      = 4<<10 + 448*block // unpacked weights and sums
+	)
 	var n int64
 	for _, v := range g.Temps {
 		n += roundUp(int64(v.Rows)*int64(v.Cols)*int64(v.Type.Bytes()), line)
 	}
-	var sums, scales, gathered, order, own int64
+	var sums, scales, gathered, order, packed, own int64
 	for i := range g.Nodes {
 		o := &g.Nodes[i].Op
 		rows := int64(o.Rows())
@@ -220,6 +225,16 @@ func Scratch(g *op.Graph, cores int) int64 {
 				size = 1
 				scales = max(scales, rows)
 				sums = max(sums, rows*int64(o.K/block+1))
+				if o.Kind == op.MatMul && rows >= packFrom && o.N > block*(packTiles*cores-1) {
+					each := int64(o.Scheme.BlockK())
+					if each == 1 {
+						each = roundUp(int64(o.K), 4)
+						own = max(own, each*block/4)
+					} else {
+						own = max(own, spread)
+					}
+					packed = max(packed, rows*(roundUp(int64(o.K), each)/each*(each/4+1)))
+				}
 			}
 			if o.Kind == op.ExpertMatMul {
 				order = max(order, rows)
@@ -235,7 +250,7 @@ func Scratch(g *op.Graph, cores int) int64 {
 			own = max(own, 8*group*int64(o.HeadDim+128+2)+2*128*int64(o.HeadDim))
 		}
 	}
-	for _, x := range []int64{sums, scales, gathered, order} {
+	for _, x := range []int64{sums, scales, gathered, order, packed} {
 		n += roundUp(4*x, line)
 	}
 	return n + roundUp(4*own, line)*int64(cores)

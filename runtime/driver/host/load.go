@@ -135,12 +135,14 @@ type scratch struct {
 	sums   int   // block sums
 	rows   int   // rows by expert, in units of 4 bytes
 	order  int   // which rows they are
+	packs  int   // packed rows, in units of 4 bytes
 	local  int   // per worker
 
 	scale []float32
 	sum   []int32
 	row   []float32
 	rank  []int32
+	pack  []float32
 	own   []float32
 }
 
@@ -206,7 +208,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 	}
 	e.steps = e.chained()
 	// Every piece starts on a cache line.
-	for _, n := range []int{e.need.scales, e.need.sums, e.need.rows, e.need.order} {
+	for _, n := range []int{e.need.scales, e.need.sums, e.need.rows, e.need.order, e.need.packs} {
 		e.need.bytes += roundUp(4 * int64(n))
 	}
 	e.need.bytes += roundUp(4*int64(e.need.local)) * int64(len(p.cores))
@@ -418,6 +420,9 @@ func (e *executable) place() error {
 		return err
 	}
 	if e.have.rank, err = mem.View[int32](take(e.need.order)); err != nil {
+		return err
+	}
+	if e.have.pack, err = mem.View[float32](take(e.need.packs)); err != nil {
 		return err
 	}
 	e.have.local = int(roundUp(4*int64(e.need.local)) / 4)

@@ -453,6 +453,23 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", o.Scheme)
 }
 
+// packedProduct is product for rows that were packed, at least kernel.Set's PackFrom, and nil where the set has none for the
+// scheme. block is for PackRows.
+func (b *builder) packedProduct() (f func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int), block int) {
+	switch set := b.e.p.set; b.op.Scheme {
+	case op.A8TQ8C:
+		return set.PackedQ8C, 0
+	case op.A8TQ4B32:
+		return set.PackedQ4B32, pack.BlockK
+	case op.A8TQ4B128:
+		return set.PackedQ4B128, pack.Block128
+	}
+	return nil, 0
+}
+
+// packedTiles is the number of tiles of a weight for each worker from which rows are packed for it.
+const packedTiles = 4
+
 // rows are the rows of x from r, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
 	a, have := activations{ld: x.ld}, &b.e.have
@@ -482,6 +499,24 @@ func (b *builder) matMul() (step, error) {
 	}
 
 	workers, tiles := len(e.p.cores), (o.N+pack.TileN-1)/pack.TileN
+	packs := func(rows int) bool { return false }
+	multiplyPacked, block := b.packedProduct()
+	if multiplyPacked != nil && tiles >= packedTiles*workers && o.M >= set.PackFrom {
+		packs = func(rows int) bool { return rows >= set.PackFrom }
+		e.need.packs = max(e.need.packs, (kernel.PackedBytes(o.M, o.K, block)+3)/4)
+		e.need.local = max(e.need.local, (kernel.PackedScratch(o.K, block)+3)/4)
+		var rows int
+		b.before = append(b.before, step{
+			m: o.M,
+			plan: func(n int) int {
+				if rows = n; !packs(n) {
+					return 0
+				}
+				return kernel.PackGroups(n)
+			},
+			task: func(_, g int) { set.PackRows(mem.Bytes(e.have.pack), x.raw, x.ld, rows, o.K, block, g) },
+		})
+	}
 	var rows, tileBlock, tileTasks, rowBlock int
 	return step{
 		m: o.M,
@@ -493,25 +528,29 @@ func (b *builder) matMul() (step, error) {
 					e.have.scale[r] = scale.f32[r*scale.ld]
 				}
 			}
-			if sums > 0 {
+			if sums > 0 && !packs(n) {
 				set.BlockSums(e.have.sum, sums, x.raw, x.ld, n, o.K)
 			}
 			if workers > 1 && int64(n)*int64(o.K)*int64(o.N) >= 2*minTask {
 				tileBlock = max(1, tiles/(workers*tasksPerWorker), minTask/(n*o.K*pack.TileN))
 				tileBlock = (tileBlock + set.TileStep - 1) / set.TileStep * set.TileStep
-				if tiles < tileBlock*workers { // few columns: divide the rows too
+				if tiles < tileBlock*workers && !packs(n) { // few columns: divide the rows too
 					rowBlock = max(1, (n+2*workers-1)/(2*workers))
 				}
 			}
 			tileTasks = (tiles + tileBlock - 1) / tileBlock
 			return tileTasks * ((n + rowBlock - 1) / rowBlock)
 		},
-		task: func(_, t int) {
+		task: func(worker, t int) {
 			tile, r0 := t%tileTasks*tileBlock, t/tileTasks*rowBlock
 			column, m := tile*pack.TileN, min(rows, r0+rowBlock)-r0
 			n := min(o.N-column, tileBlock*pack.TileN)
 			out := y.f32[r0*y.ld+column:]
-			multiply(out, y.ld, b.rows(x, r0, r0, sums), tile*tileBytes, m, n)
+			if packs(m) {
+				multiplyPacked(out, y.ld, mem.Bytes(e.have.pack), e.have.scale, b.w[0].Bytes[tile*tileBytes:], mem.Bytes(e.have.mine(worker)), m, o.K, n)
+			} else {
+				multiply(out, y.ld, b.rows(x, r0, r0, sums), tile*tileBytes, m, n)
+			}
 			if bias != nil {
 				set.Add(out, y.ld, out, y.ld, bias[column:], 0, m, n)
 			}

@@ -72,6 +72,18 @@ type Set struct {
 	// scales. sums are the same, one for each 32.
 	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
 
+	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles; 0 in sets
+	// whose Pack functions are nil.
+	PackFrom int
+
+	// PackRows writes group g of PackGroups(m) of m rows to dst, of PackedBytes(m, k, block) bytes, for a weight in blocks of block
+	// rows, 0: one of all. The order is the set's own.
+	PackRows func(dst []byte, x []uint8, ldx, m, k, block, g int)
+
+	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits, for at least
+	// PackFrom rows from PackRows. scratch has PackedScratch(k, block) bytes of any content.
+	PackedQ8C, PackedQ4B32, PackedQ4B128 func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int)
+
 	// MatMulBF16 is MatMulF32 for ceil(n/32) tiles of [k][32] bfloat16, columns c and 16+c side by side.
 	MatMulBF16 func(y []float32, ldy int, x []float32, ldx int, w []uint16, m, k, n int)
 

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -426,6 +427,27 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 		m.done(fmt.Sprintf("%s %s %v", set.Name, name, s))
 		return got
 	}
+	callPacked := func(set *Set) []float32 {
+		m := &memory{t: t, before: before}
+		y := outputF32(m, s.m, s.n, ldy)
+		u, scale, tiled := input(m, u), input(m, scale), input(m, tiled)
+		block, f := 0, set.PackedQ8C
+		switch scheme {
+		case "q4b32":
+			block, f = BlockK, set.PackedQ4B32
+		case "q4b128":
+			block, f = pack.Block128, set.PackedQ4B128
+		}
+		rows := fenced(m, bytes.Repeat([]byte{0x5a}, PackedBytes(s.m, s.k, block)))
+		for g := range PackGroups(s.m) {
+			set.PackRows(rows, u, ldx, s.m, s.k, block, g)
+		}
+		rows = input(m, rows)
+		f(y, ldy, rows, scale, tiled, fenced(m, bytes.Repeat([]byte{0xff}, PackedScratch(s.k, block))), s.m, s.k, s.n)
+		got := slices.Clone(y)
+		m.done(fmt.Sprintf("%s %s of packed rows %v", set.Name, name, s))
+		return got
+	}
 	want := call(Portable())
 	allowed := tolerance[name](s.k)
 	if x.kind == plain && w.kind == plain {
@@ -433,6 +455,14 @@ func twinMatMul(t testing.TB, sets []*Set, name string, s shape, x, w *values, b
 	}
 	for _, set := range sets {
 		got := call(set)
+		if u != nil && set.PackFrom > 0 && s.m >= set.PackFrom {
+			for i, v := range callPacked(set) {
+				if i%ldy < s.n && math.Float32bits(v) != math.Float32bits(got[i]) {
+					t.Fatalf("%s %s %v, activations of kind %d, weights of kind %d: y[%d,%d] = %v of packed rows, %v of others",
+						set.Name, name, s, x.kind, w.kind, i/ldy, i%ldy, v, got[i])
+				}
+			}
+		}
 		for r := range s.m {
 			for j := range s.n {
 				magnitude := 0.0
@@ -480,6 +510,11 @@ func TestTwinMatMul(t *testing.T) {
 				for i, m := range []int{1, 2, 3, 7, 13} {
 					one(shape{m: m, k: 257 - i%2, n: 40 + i%2*24}, x, w)
 				}
+			}
+		}
+		for m := 27; m <= 43 && name[:7] == "MatMulQ"; m++ {
+			for i, k := range []int{1, 63, 64, 65, 129, 192} {
+				one(shape{m: m, k: k, n: []int{1, 32, 67}[(m+i)%3]}, uint8(m+i)%kinds, uint8(m/2+i)%kinds)
 			}
 		}
 		for _, k := range []int{1021, 1152, 2048} {

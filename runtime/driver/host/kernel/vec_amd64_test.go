@@ -110,8 +110,8 @@ func newMatmul(t testing.TB, m, k, n int, seed uint64) *matmul {
 
 // Sums of products that pass 2^31 on the way come out right, because they wrap and come back.
 func TestVecLongSums(t *testing.T) {
-	const k, n = 70000, 5
-	w, u := make([]float32, k*n), make([]uint8, 13*k)
+	const k, n, most = 70000, 5, packFrom
+	w, u := make([]float32, k*n), make([]uint8, most*k)
 	for i := range w {
 		w[i] = 127
 	}
@@ -119,7 +119,7 @@ func TestVecLongSums(t *testing.T) {
 		u[i] = 255
 	}
 	b := packed(t, "q8c", w, k, n)
-	scale := make([]float32, 13)
+	scale := make([]float32, most)
 	for i := range scale {
 		scale[i] = 1
 	}
@@ -133,6 +133,19 @@ func TestVecLongSums(t *testing.T) {
 				}
 			}
 		}
+		if s.PackFrom == 0 {
+			continue
+		}
+		y, rows := make([]float32, most*n), make([]byte, PackedBytes(most, k, 0))
+		for g := range PackGroups(most) {
+			s.PackRows(rows, u, k, most, k, 0, g)
+		}
+		s.PackedQ8C(y, n, rows, scale, b, make([]byte, PackedScratch(k, 0)), most, k, n)
+		for i, v := range y {
+			if v != 127*127*k {
+				t.Fatalf("%s, packed rows: y[%d] = %v, want %d", s.Name, i, v, 127*127*k)
+			}
+		}
 	}
 }
 
@@ -144,7 +157,22 @@ func TestVecAllocates(t *testing.T) {
 		att := make([]float32, 5*heads*dim)
 		kv, kv16 := make([]float32, (pos+5)*dim), make([]uint16, (pos+5)*dim)
 		scratch := make([]float32, AttentionScratch(heads, dim))
+		p := newMatmul(t, packFrom, 167, 70, 4)
+		yp := make([]float32, p.m*p.ldy)
+		var rows [3][]byte
+		for i, block := range []int{0, BlockK, pack.Block128} {
+			rows[i] = make([]byte, PackedBytes(p.m, p.k, block))
+		}
+		work := make([]byte, max(PackedScratch(p.k, 0), PackedScratch(p.k, BlockK), PackedScratch(p.k, pack.Block128)))
 		if n := testing.AllocsPerRun(10, func() {
+			if s.PackFrom > 0 {
+				for i, block := range []int{0, BlockK, pack.Block128} {
+					s.PackRows(rows[i], p.u8, p.ldx, p.m, p.k, block, 1)
+				}
+				s.PackedQ8C(yp, p.ldy, rows[0], p.xscale, p.q8c, work, p.m, p.k, p.n)
+				s.PackedQ4B32(yp, p.ldy, rows[1], p.xscale, p.q4b32, work, p.m, p.k, p.n)
+				s.PackedQ4B128(yp, p.ldy, rows[2], p.xscale, p.q4b128, work, p.m, p.k, p.n)
+			}
 			s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n)
 			s.MatMulQ8C(y, c.ldy, c.u8, c.ldx, c.xscale, c.q8c, c.m, c.k, c.n)
 			s.MatMulQ4B32(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b32, c.m, c.k, c.n)
@@ -251,7 +279,7 @@ func TestVecShortArguments(t *testing.T) {
 	for _, s := range vectors(t) {
 		c := newMatmul(t, 3, 64, 64, 4)
 		y := make([]float32, c.m*c.ldy)
-		for i, f := range []func(){
+		tests := []func(){
 			func() { s.MatMulF32(y[:2*c.ldy], c.ldy, c.f32, c.ldx, c.w32, c.m, c.k, c.n) },
 			func() { s.MatMulF32(y, c.ldy, c.f32, c.ldx, c.w32[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ8C(y, c.ldy, c.u8[1:], c.ldx, c.xscale, c.q8c, c.m, c.k, c.n) },
@@ -260,7 +288,27 @@ func TestVecShortArguments(t *testing.T) {
 			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums, c.lds, c.q4b128[1:], c.m, c.k, c.n) },
 			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q4b128, c.m, c.k, c.n) },
 			func() { s.MatMulBF16(y, c.ldy, c.f32, c.ldx, c.w16[1:], c.m, c.k, c.n) },
-		} {
+		}
+		if s.PackFrom > 0 {
+			c := newMatmul(t, packFrom, 64, 64, 5)
+			y := make([]float32, (c.m-1)*c.ldy+c.n)
+			rows, work := make([]byte, PackedBytes(c.m, c.k, 0)), make([]byte, PackedScratch(c.k, 0))
+			rows4, work4 := make([]byte, PackedBytes(c.m, c.k, BlockK)), make([]byte, PackedScratch(c.k, BlockK))
+			tests = append(tests,
+				func() { s.PackRows(rows[1:], c.u8, c.ldx, c.m, c.k, 0, 1) },
+				func() { s.PackRows(rows, c.u8[:(c.m-1)*c.ldx+c.k-1], c.ldx, c.m, c.k, 0, 1) },
+				func() { s.PackedQ8C(y[1:], c.ldy, rows, c.xscale, c.q8c, work, c.m, c.k, c.n) },
+				func() { s.PackedQ8C(y, c.ldy, rows[1:], c.xscale, c.q8c, work, c.m, c.k, c.n) },
+				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale[1:], c.q8c, work, c.m, c.k, c.n) },
+				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c[1:], work, c.m, c.k, c.n) },
+				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c, work[1:], c.m, c.k, c.n) },
+				func() { s.PackedQ4B32(y[1:], c.ldy, rows4, c.xscale, c.q4b32, work4, c.m, c.k, c.n) },
+				func() { s.PackedQ4B32(y, c.ldy, rows4[1:], c.xscale, c.q4b32, work4, c.m, c.k, c.n) },
+				func() { s.PackedQ4B32(y, c.ldy, rows4, c.xscale, c.q4b32[1:], work4, c.m, c.k, c.n) },
+				func() { s.PackedQ4B32(y, c.ldy, rows4, c.xscale, c.q4b32, work4[:len(work4)-1], c.m, c.k, c.n) },
+				func() { s.PackedQ8C(y, c.ldy, rows, c.xscale, c.q8c, work, packFrom-1, c.k, c.n) })
+		}
+		for i, f := range tests {
 			func() {
 				defer func() {
 					if recover() == nil {

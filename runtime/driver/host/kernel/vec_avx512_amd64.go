@@ -61,3 +61,49 @@ func bf16Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *u
 //
 //go:noescape
 func f32Add512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)
+
+// packQuad512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
+// head is where what the sums of products start at goes, 16 bytes.
+//
+//go:noescape
+func packQuad512(dst *byte, pitch int, x *uint8, ldx int, turns int, head *byte)
+
+// packBlocks512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
+// What the sums of products of each 32 activations start at comes first, 16 bytes.
+//
+//go:noescape
+func packBlocks512(dst *byte, pitch int, x *uint8, ldx int, turns int)
+
+// q8cFirst512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
+// activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes.
+//
+//go:noescape
+func q8cFirst512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+
+// q8cPacked512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
+// activations and the unsigned weights in panel. w is the tile. ldy is in bytes.
+//
+//go:noescape
+func q8cPacked512(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+
+// q4Spread512 unpacks blocks of a q4b32 tile for packed activations, 1152 bytes each.
+//
+//go:noescape
+func q4Spread512(panel *byte, w *byte, blocks int)
+
+// q4x128Spread512 unpacks blocks of a q4b128 tile for packed activations, 4224 bytes each.
+//
+//go:noescape
+func q4x128Spread512(panel *byte, w *byte, blocks int)
+
+// q4Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
+// [rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+//
+//go:noescape
+func q4Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)
+
+// q4x128Packed512 adds the product of a group of rows (9..14) of packed activations with unpacked blocks to sums
+// [rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.
+//
+//go:noescape
+func q4x128Packed512(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)

@@ -32,6 +32,7 @@ func avx512() {
 	f32Rows512()
 	bf16Rows512()
 	f32Add512()
+	packed512()
 }
 
 // q8cRows512: one tile of 32 columns for up to 12 rows, two registers of 16 columns per row. Products

@@ -1,0 +1,328 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The kernels of packed activations. VPDPBUSD takes its signed operand from memory, a load that is no
+// instruction of its own; so here the activations are signed and the weights unsigned, and the activations of a group
+// of rows lie as the kernel reads them, behind one pointer. What the weights' offset adds, 128 times a sum of activations,
+// is what the sums start at, negative.
+const (
+	leastPacked = 9 // rows of a group
+	mostPacked  = 14
+)
+
+func packed512() {
+	packQuad512("packQuad512", false)
+	packQuad512("packBlocks512", true)
+	q8cPacked512("q8cFirst512", true)
+	q8cPacked512("q8cPacked512", false)
+	q4Spread512("q4Spread512", 32)
+	q4Spread512("q4x128Spread512", 128)
+	q4Packed512("q4Packed512", 32)
+	q4Packed512("q4x128Packed512", 128)
+}
+
+// dispatchPacked jumps to one body per row count of a group.
+func dispatchPacked(body func(m int)) {
+	n := Load(Param("rows"), GP64())
+	for m := leastPacked; m < mostPacked; m++ {
+		CMPQ(n, I8(m))
+		JEQ(LabelRef(label("rows", m)))
+	}
+	for m := mostPacked; m >= leastPacked; m-- {
+		Label(label("rows", m))
+		body(m)
+	}
+}
+
+// packedRows is one step: row r is multiplied by w0 and w1, of which some rows get their activations in a register
+// because a core also has few loads.
+func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical) {
+	const loaded = 4
+	next := 0
+	for r := range m {
+		at := Mem{Base: x, Disp: disp + 4*r}
+		if r*loaded/m == (r+1)*loaded/m {
+			VPDPBUSD_BCST(at, w0, acc(r, 0))
+			VPDPBUSD_BCST(at, w1, acc(r, 1))
+			continue
+		}
+		v := b[next%len(b)]
+		next++
+		VPBROADCASTD(at, v)
+		VPDPBUSD(v, w0, acc(r, 0))
+		VPDPBUSD(v, w1, acc(r, 1))
+	}
+}
+
+// startPacked begins the sums at what the group's rows have in front of their activations.
+func startPacked(x reg.Register, m int, acc func(r, half int) reg.VecPhysical) {
+	for r := range m {
+		VPBROADCASTD(Mem{Base: x, Disp: 4 * r}, acc(r, 0))
+		VMOVDQA64(acc(r, 0), acc(r, 1))
+	}
+}
+
+// packQuad512 turns 16 words of 4 activations of four rows at a time by 4x4, and likewise 128 times their sums.
+func packQuad512(name string, each bool) {
+	what, params := "head is where what the sums of products start at goes, 16 bytes.", ", head *byte)"
+	if each {
+		what, params = "What the sums of products of each 32 activations start at comes first, 16 bytes.", ")"
+	}
+	TEXT(name, NOSPLIT, "func(dst *byte, pitch int, x *uint8, ldx int, turns int"+params)
+	Doc(name+" writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.", what)
+	Pragma("noescape")
+	x := newRows(4)
+	Load(Param("x"), x.base[0])
+	Load(Param("ldx"), x.ld)
+	x.set(x.base[0])
+	to := newRows(4)
+	Load(Param("dst"), to.base[0])
+	Load(Param("pitch"), to.ld)
+	to.set(to.base[0])
+	n := param("turns")
+	c80, total := z[8], z[10:14]
+	broadcast32(0x80808080, c80)
+	turn := func(from, t, v []reg.VecPhysical) { // v may be from
+		VPUNPCKLDQ(from[1], from[0], t[0]) // rows 0 1, words 0 1 of each lane
+		VPUNPCKHDQ(from[1], from[0], t[1])
+		VPUNPCKLDQ(from[3], from[2], t[2])
+		VPUNPCKHDQ(from[3], from[2], t[3])
+		VPUNPCKLQDQ(t[2], t[0], v[0])
+		VPUNPCKHQDQ(t[2], t[0], v[1])
+		VPUNPCKLQDQ(t[3], t[1], v[2])
+		VPUNPCKHQDQ(t[3], t[1], v[3])
+	}
+	// heads leaves minus the sums of the words of rows 0..3 in each half of total[0].
+	heads := func() {
+		turn(total, z[4:8], total)
+		for _, v := range total[1:] {
+			VPADDD(v, total[0], total[0])
+		}
+		VSHUFI64X2(U8(0xb1), total[0], total[0], z[4]) // the other quarter of each half
+		VPADDD(z[4], total[0], total[0])
+		zero512(z[4])
+		VPSUBD(total[0], z[4], total[0])
+	}
+	zero512(total...)
+	Label("turn")
+	for r := range 4 {
+		VPXORD(x.at(r, 0), c80, z[r])
+		VPDPBUSD(z[r], c80, total[r])
+	}
+	if each {
+		heads()
+		zero512(total[1:]...)
+	}
+	turn(z[:4], z[4:8], z[:4])
+	for lane := range 4 {
+		if each && lane%2 == 0 {
+			if lane == 0 {
+				VMOVDQU(total[0].AsX(), Mem{Base: to.base[0]})
+			} else {
+				VEXTRACTI32X4(U8(lane), total[0], Mem{Base: to.base[0]})
+				zero512(total[0])
+			}
+			ADDQ(to.ld, to.base[0])
+		}
+		for word := range 4 {
+			if lane == 0 {
+				VMOVDQU(z[word].AsX(), to.at(word, 0))
+			} else {
+				VEXTRACTI32X4(U8(lane), z[word], to.at(word, 0))
+			}
+		}
+		LEAQ(Mem{Base: to.base[0], Index: to.ld, Scale: 4}, to.base[0])
+	}
+	x.advance(64)
+	DECQ(n)
+	JNZ(LabelRef("turn"))
+	if !each {
+		heads()
+		head := param("head")
+		VEXTRACTI64X4(U8(1), total[0], z[1].AsY())
+		VPADDD(z[1].AsY(), total[0].AsY(), total[0].AsY())
+		VMOVDQU(total[0].AsX(), Mem{Base: head})
+	}
+	VZEROUPPER()
+	RET()
+}
+
+// q8cPacked512 is one group of rows and one tile. The first group makes the weights unsigned on its way and leaves
+// them in panel for the others.
+func q8cPacked512(name string, first bool) {
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *byte, steps int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
+	doc := []string{
+		fmt.Sprintf("%s computes rows (%d..%d) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed", name, leastPacked, mostPacked),
+		"activations and the unsigned weights in panel. w is the tile. ldy is in bytes.",
+	}
+	if first {
+		doc[1] = "activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes."
+	}
+	Doc(doc...)
+	Pragma("noescape")
+	dispatchPacked(func(m int) {
+		id := label(name, m)
+		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
+		w0, w1, c80, b := z[30], z[31], z[29], z[2*m:30]
+		x, n, panel, w := param("x"), param("steps"), param("panel"), param("w")
+		fetch := newFetcher(w)
+		if first {
+			b = z[2*m : 29]
+			broadcast32(0x80808080, c80)
+		}
+		fetchOutput(m, 2)
+		startPacked(x, m, acc)
+		ADDQ(I32(4*m), x)
+		steps(id, n, 4, func(i int) {
+			at := Mem{Base: panel, Disp: 128 * i}
+			if first {
+				at.Base = w
+			}
+			VMOVDQU64(at, w0)
+			VMOVDQU64(at.Offset(64), w1)
+			if first {
+				VPXORD(c80, w0, w0)
+				VPXORD(c80, w1, w1)
+				at.Base = panel
+				VMOVDQU64(w0, at)
+				VMOVDQU64(w1, at.Offset(64))
+			}
+			if i%2 == 0 {
+				fetch.step(1)
+			}
+			packedRows(x, 4*m*i, m, w0, w1, b, acc)
+		}, func(c int) {
+			ADDQ(I32(4*m*c), x)
+			ADDQ(I32(128*c), panel)
+			if first {
+				ADDQ(I32(128*c), w)
+			}
+		})
+		// y = float32(acc) * (xscale*scale)
+		if !first {
+			Load(Param("w"), w)
+			Load(Param("steps"), n)
+			SHLQ(U8(7), n)
+			ADDQ(n, w)
+		}
+		VMOVUPS(Mem{Base: w}, w0)
+		VMOVUPS(Mem{Base: w, Disp: 64}, w1)
+		y, ldy, scale := param("y"), param("ldy"), param("xscale")
+		t := z[29]
+		for r := range m {
+			for h, s := range []reg.VecPhysical{w0, w1} {
+				d := acc(r, h)
+				VCVTDQ2PS(d, d)
+				VMULPS_BCST(Mem{Base: scale, Disp: 4 * r}, s, t)
+				VMULPS(t, d, d)
+				VMOVUPS(d, Mem{Base: y, Disp: 64 * h})
+			}
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// spreadBytes is an unpacked block of a 4-bit tile: [block/4][32][4] uint8 of 16*nibble and the column scales over 16.
+func spreadBytes(block int) int { return 32*block + 128 }
+
+func q4Spread512(name string, block int) {
+	TEXT(name, NOSPLIT, "func(panel *byte, w *byte, blocks int)")
+	Doc(fmt.Sprintf("%s unpacks blocks of a q4b%d tile for packed activations, %d bytes each.", name, block, spreadBytes(block)))
+	Pragma("noescape")
+	lo, hi, cF0, sixteenth := z[0], z[1], z[2], z[3]
+	panel, w, n := param("panel"), param("w"), param("blocks")
+	broadcast32(0xf0f0f0f0, cF0)
+	broadcast32(0x3d800000, sixteenth)
+	steps("spread", n, 1, func(int) {
+		inSteps("spread", block, func() {
+			for k4 := range 8 {
+				VMOVDQU64(Mem{Base: w, Disp: 64 * k4}, hi)
+				VPSLLD(I8(4), hi, lo)
+				VPANDD(cF0, lo, lo)
+				VPANDD(cF0, hi, hi)
+				VMOVDQU64(lo, Mem{Base: panel, Disp: 128 * k4})
+				VMOVDQU64(hi, Mem{Base: panel, Disp: 128*k4 + 64})
+			}
+			ADDQ(I32(512), w)
+			ADDQ(I32(1024), panel)
+		})
+		for h := range 2 {
+			VCVTPH2PS(Mem{Base: w, Disp: 32 * h}, lo)
+			VMULPS(sixteenth, lo, lo)
+			VMOVUPS(lo, Mem{Base: panel, Disp: 64 * h})
+		}
+	}, func(int) {
+		ADDQ(I32(64), w)
+		ADDQ(I32(128), panel)
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// q4Packed512 keeps the float sums in memory, which leaves the registers to the integer sums: in a dense scratch,
+// because rows of y are often a multiple of 4 KiB apart, where loads wait for unrelated stores.
+func q4Packed512(name string, block int) {
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, sums *float32, x *byte, blocks int, panel *byte, w *byte, ahead int, stride int, xscale *float32)")
+	Doc(fmt.Sprintf("%s adds the product of a group of rows (%d..%d) of packed activations with unpacked blocks to sums", name, leastPacked, mostPacked),
+		"[rows][32], and writes their product with xscale to y [rows][32] unless that is nil. w is the base of ahead, ldy is in bytes.")
+	Pragma("noescape")
+	dispatchPacked(func(m int) {
+		id := label(name, m)
+		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
+		w0, w1, b := z[30], z[31], z[2*m:30]
+		x, n, panel, sums, w := param("x"), param("blocks"), param("panel"), param("sums"), param("w")
+		sum := func(r, half int) Mem { return Mem{Base: sums, Disp: 128*r + 64*half} }
+		fetch := newFetcher(w)
+		steps(id, n, 1, func(int) {
+			startPacked(x, m, acc)
+			ADDQ(I32(4*m), x)
+			inSteps(id, block, func() {
+				for k4 := range 8 {
+					VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
+					VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
+					if k4%4 == 0 {
+						fetch.step(1)
+					}
+					packedRows(x, 4*m*k4, m, w0, w1, b, acc)
+				}
+				ADDQ(I32(32*m), x)
+				ADDQ(I32(1024), panel)
+			})
+			VMOVUPS(Mem{Base: panel}, w0)
+			VMOVUPS(Mem{Base: panel, Disp: 64}, w1)
+			for r := range m {
+				for h, s := range []reg.VecPhysical{w0, w1} {
+					d := acc(r, h)
+					VCVTDQ2PS(d, d)
+					VFMADD213PS(sum(r, h), s, d)
+					VMOVUPS(d, sum(r, h))
+				}
+			}
+		}, func(int) { ADDQ(I32(128), panel) })
+		scale, y, ldy := param("xscale"), param("y"), param("ldy")
+		TESTQ(scale, scale)
+		JZ(LabelRef(id + "_end"))
+		for r := range m {
+			VBROADCASTSS(Mem{Base: scale, Disp: 4 * r}, w0)
+			for h := range 2 {
+				VMULPS(sum(r, h), w0, w1)
+				VMOVUPS(w1, Mem{Base: y, Disp: 64 * h})
+			}
+			ADDQ(ldy, y)
+		}
+		Label(id + "_end")
+		VZEROUPPER()
+		RET()
+	})
+}
