@@ -213,5 +213,5 @@ func tooLarge(bound int64, smallest *planir.Plan) error {
 	}
 	m := smallest.Memory
 	return diag.New(diag.ClassInfeasible, "solve: the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), b, m).
-		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
+		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

@@ -182,10 +182,11 @@ func (o *options) generateAll(ctx context.Context, s *cli.Streams, m *executor.M
 		if s.JSON {
 			return
 		}
-		fmt.Fprintf(out, "[%s] %s%s\n", a.ID, jobs[i].text, a.Text)
+		text := jobs[i].text + a.Text
 		if tok == nil {
-			fmt.Fprintln(out, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(a.Tokens)), ","), "[]"))
+			text = strings.Trim(strings.ReplaceAll(fmt.Sprint(a.Tokens), " ", ","), "[]")
 		}
+		fmt.Fprintf(out, "[%s] %s\n", a.ID, text)
 		_ = out.Flush()
 	}
 	began := time.Now()
