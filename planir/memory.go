@@ -32,17 +32,28 @@ type Memory struct {
 // around it with it, up to the largest page they have in their cache of the file.
 const TableStep = 2 << 20
 
-// FixedBytes is the least of Memory.Fixed: what a process holds that has verified a bundle and loaded nothing.
-const FixedBytes = 33 << 19
+// FixedBytes is the least of Memory.Fixed: what a process holds that has verified a bundle and loaded nothing. Half of
+// it is code and tables of hetrun, an eighth libraries, the rest the runtime, the plan and what the collector leaves.
+const FixedBytes = 63 << 18
 
-// Further parts of Memory.Fixed, measured (see RATIONALE.md).
+// Further parts of Memory.Fixed, measured (docs/results.md): what is alive, and half as much again that the collector
+// has not come by for.
 const (
-	loadedStepBytes = 4 << 10 // of one step in one layer
-	vocabularyBytes = 352     // of one token of the vocabulary
+	loadedStepBytes = 3 << 10 // of one step in one layer
+	vocabularyBytes = 224     // of one token of the vocabulary, its part of the tokenizer's file included
 )
 
 // MemoryOf computes the memory of a plan whose program is complete.
 func MemoryOf(p *Plan) Memory {
+	var all []string
+	for i := range p.Program.Programs {
+		all = append(all, p.Program.Programs[i].Name)
+	}
+	return memoryOf(p, all, true)
+}
+
+// memoryOf counts the programs of the names given, and a tokenizer.
+func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	pr := &p.Program
 	var m Memory
 	layers := map[string]int64{}
@@ -54,6 +65,9 @@ func MemoryOf(p *Plan) Memory {
 	var steps int64 // loaded, once for each layer
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
+		if !slices.Contains(programs, ph.Name) {
+			continue
+		}
 		phase := prefill
 		if ph.Phase == "decode" {
 			phase = decode
@@ -102,7 +116,7 @@ func MemoryOf(p *Plan) Memory {
 		m.Work += n
 	}
 	vocabulary := int64(0)
-	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 {
+	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 && tokenizer {
 		vocabulary = int64(pr.Buffers[i].Cols)
 	}
 	m.Fixed = FixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
@@ -116,13 +130,18 @@ func (m Memory) String() string {
 		unit.Bytes(m.Weights), unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
-// MemoryAt is the memory of an execution that does not go as far: with that many positions in the caches, reached
-// by calls of at most rows rows. What nobody has touched of cache, tables and buffers is not resident.
-func MemoryAt(p *Plan, positions, rows int) Memory {
-	m := MemoryOf(p)
-	if p.Memory != nil {
-		m = *p.Memory
-	}
+// Extent is how far an execution has gone.
+type Extent struct {
+	Programs  []string // those it has loaded
+	Positions int      // in the caches
+	Rows      int      // of the largest call
+	Tokenizer bool     // it has one
+}
+
+// MemoryAt is the memory of an execution that does not go as far as it could. What nobody has touched of weights,
+// cache, tables and buffers is not resident.
+func MemoryAt(p *Plan, e Extent) Memory {
+	m, positions, rows := memoryOf(p, e.Programs, e.Tokenizer), e.Positions, e.Rows
 	share := func(bytes int64, part, all int) int64 {
 		if part >= all || all < 1 {
 			return bytes

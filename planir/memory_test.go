@@ -37,11 +37,18 @@ func TestMemoryOf(t *testing.T) {
 	if m != want {
 		t.Errorf("got  %+v\nwant %+v", m, want)
 	}
-	if MemoryAt(p, 100, 1) != m || MemoryAt(p, 200, 16) != m {
+	both := []string{"decode", "prefill"}
+	if MemoryAt(p, Extent{both, 100, 1, true}) != m || MemoryAt(p, Extent{both, 200, 16, true}) != m {
 		t.Error("a full cache changes the memory")
 	}
+	if x := MemoryAt(p, Extent{both, 100, 1, false}); x.Fixed != m.Fixed-1000*vocabularyBytes || x.Total != m.Total-1000*vocabularyBytes {
+		t.Errorf("without a tokenizer: %+v, with one: %+v", x, m)
+	}
+	if x := MemoryAt(p, Extent{both[1:], 100, 1, true}); x.DecodeWeights != 0 || x.Weights != 2*4096+2*4096 || x.Fixed != m.Fixed-2*3*loadedStepBytes {
+		t.Errorf("without decoding: %+v, with it: %+v", x, m)
+	}
 	p.Program.Programs[1].Rows, p.Memory = 16, &m
-	half := MemoryAt(p, 25, 8)
+	half := MemoryAt(p, Extent{both, 25, 8, true})
 	if half.Cache*4 != m.Cache || half.Tables != touched(100<<20, 25) || half.Pool*2 != m.Pool || half.Total != m.Total-m.Cache+half.Cache-m.Tables+half.Tables-half.Pool {
 		t.Errorf("a part of the context: %+v of %+v", half, m)
 	}
@@ -51,7 +58,7 @@ func TestMemoryOf(t *testing.T) {
 	if four.Cache != 4*m.Cache || four.Tables != touched(100<<20, 400) {
 		t.Errorf("four sequences: %+v, one: %+v", four, m)
 	}
-	if one := MemoryAt(p, 100, 16); one.Cache != m.Cache || one.Tables != m.Tables {
+	if one := MemoryAt(p, Extent{both, 100, 16, true}); one.Cache != m.Cache || one.Tables != m.Tables {
 		t.Errorf("one full sequence of four: %+v, alone %+v", one, m)
 	}
 }

@@ -3,16 +3,20 @@ package main
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 )
 
-// The static hetrun is one file that needs nothing else: no loader, no library, no /proc.
-func TestStaticOnEmptyImage(t *testing.T) {
+// The static hetrun is one file that needs nothing else: no loader, no library, no /proc. It needs as much memory as
+// its plan says.
+func TestStatic(t *testing.T) {
 	root := t.TempDir()
 	exe := filepath.Join(root, "hetrun")
 	build := exec.Command("go", "build", "-trimpath", "-tags", "hetc_static", "-ldflags", "-s -w", "-o", exe, "../hetrun")
@@ -37,9 +41,6 @@ func TestStaticOnEmptyImage(t *testing.T) {
 			t.Errorf("hetrun has a segment %v: it is not static", p.Type)
 		}
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("changing the root directory needs root: hetrun was built and looked at, not run on an empty image")
-	}
 
 	whole := artifacts(t)
 	d := &dir{T: t, path: root, artifacts: whole.path, model: whole.model}
@@ -51,8 +52,7 @@ func TestStaticOnEmptyImage(t *testing.T) {
 	d.hetc("solve --soc soc.yaml --record rec.jsonl --model model --workload w.yaml -o plan.yaml")
 	d.hetc("keygen --out k")
 	d.hetc("emit --plan plan.yaml --soc soc.yaml --model model --key k.key -o app.hetb")
-	line := []string{"app.hetb", "--trust", "k.pub", "--prompt", "In the beginning God created", "--max-tokens", "8", "--stats"}
-	run := func(c *exec.Cmd) string {
+	run := func(t *testing.T, c *exec.Cmd) string {
 		var out, errw bytes.Buffer
 		c.Stdout, c.Stderr = &out, &errw
 		if err := c.Run(); err != nil {
@@ -60,17 +60,51 @@ func TestStaticOnEmptyImage(t *testing.T) {
 		}
 		return out.String()
 	}
-	here := exec.Command("hetrun", line...)
-	here.Dir = root
-	want, _, _ := strings.Cut(run(here), "\n")
-	image := &exec.Cmd{Path: "/hetrun", Args: append([]string{"hetrun"}, line...), Dir: "/", Env: []string{}, SysProcAttr: &syscall.SysProcAttr{Chroot: root}}
-	out := run(image)
-	if text, _, _ := strings.Cut(out, "\n"); text != want || !strings.HasPrefix(text, "In the beginning") {
-		t.Errorf("on an empty image: %q, want %q", text, want)
-	}
-	for _, part := range []string{"load and verify weights", "first token"} {
-		if !strings.Contains(out, part) {
-			t.Errorf("--stats says nothing about %q:\n%s", part, out)
+	t.Run("memory", func(t *testing.T) {
+		// Of its own 8 MiB of code and tables a process has half or all in memory: systems map what they have of a file in
+		// one piece together, and the pieces of one that was just written are small.
+		const share, code = 0.05, 4 << 20
+		for _, c := range []struct {
+			prompt string
+			tokens int
+		}{{"In", 1}, {"In the beginning God created the heaven and the earth.", 30}} {
+			x := exec.Command(exe, "app.hetb", "--trust", "k.pub", "--prompt", c.prompt, "--max-tokens", strconv.Itoa(c.tokens), "--stats", "--json")
+			x.Dir = root
+			var doc struct {
+				Stats struct {
+					Peak    float64 `json:"peak_bytes"`
+					Predict float64 `json:"predicted_peak_bytes"`
+				} `json:"stats"`
+			}
+			if err := json.Unmarshal([]byte(run(t, x)), &doc); err != nil {
+				t.Fatal(err)
+			}
+			if doc.Stats.Peak == 0 {
+				t.Skip("this system does not say what a process needed at most (/proc/self/status)")
+			}
+			t.Logf("%d tokens: %.0f bytes at most, %.0f predicted", c.tokens, doc.Stats.Peak, doc.Stats.Predict)
+			if off := math.Abs(doc.Stats.Peak - doc.Stats.Predict); !(off <= share*doc.Stats.Predict+code) {
+				t.Errorf("prompt %q, %d tokens: %.0f bytes at most, and %.0f predicted, want them within %.0f %% and %d bytes", c.prompt, c.tokens, doc.Stats.Peak, doc.Stats.Predict, 100*share, code)
+			}
 		}
-	}
+	})
+	t.Run("empty image", func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("changing the root directory needs root")
+		}
+		line := []string{"app.hetb", "--trust", "k.pub", "--prompt", "In the beginning God created", "--max-tokens", "8", "--stats"}
+		here := exec.Command("hetrun", line...)
+		here.Dir = root
+		want, _, _ := strings.Cut(run(t, here), "\n")
+		image := &exec.Cmd{Path: "/hetrun", Args: append([]string{"hetrun"}, line...), Dir: "/", Env: []string{}, SysProcAttr: &syscall.SysProcAttr{Chroot: root}}
+		out := run(t, image)
+		if text, _, _ := strings.Cut(out, "\n"); text != want || !strings.HasPrefix(text, "In the beginning") {
+			t.Errorf("on an empty image: %q, want %q", text, want)
+		}
+		for _, part := range []string{"load and verify weights", "first token"} {
+			if !strings.Contains(out, part) {
+				t.Errorf("--stats says nothing about %q:\n%s", part, out)
+			}
+		}
+	})
 }

@@ -241,6 +241,17 @@ func (m *Machine) batch(n int) *program {
 // Vocabulary is the number of token ids.
 func (m *Machine) Vocabulary() int { return m.buffers[planir.Logits].Cols }
 
+// Loaded names the programs that have been loaded.
+func (m *Machine) Loaded() []string {
+	var names []string
+	for _, pr := range m.order {
+		if pr.sections != nil {
+			names = append(names, pr.Name)
+		}
+	}
+	return names
+}
+
 // decide picks the program for n tokens still to process.
 func (m *Machine) decide(n int) *program {
 	for _, d := range m.plan.Program.Decider {

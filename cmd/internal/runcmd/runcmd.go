@@ -388,7 +388,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 		printSteps(s, r.Steps)
 	}
 	if o.stats {
-		r.Stats = t.stats(m, len(prompt), len(g.Tokens) > 1)
+		r.Stats = t.stats(m, len(prompt), tok != nil)
 		r.Stats.print(s)
 	}
 	return s.Result(r)

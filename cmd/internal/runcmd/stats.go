@@ -57,12 +57,9 @@ type stats struct {
 	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
 }
 
-func (t *stopwatch) stats(m *executor.Machine, prompt int, decoded bool) *stats {
+func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory()}
-	memory := planir.MemoryAt(m.Plan(), m.Pos(), prompt)
-	if s.PredictBytes = memory.Total; !decoded { // nothing asked for those weights
-		s.PredictBytes -= memory.DecodeWeights
-	}
+	s.PredictBytes = planir.MemoryAt(m.Plan(), planir.Extent{Programs: m.Loaded(), Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer}).Total
 	for _, p := range t.parts {
 		s.FirstTokenMS += p.MS
 	}
