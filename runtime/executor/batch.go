@@ -23,6 +23,7 @@ type Outcome struct {
 // running is a request that is being decoded.
 type running struct {
 	request int
+	sampler Sampler
 	next    Token // sampled last
 	err     error // of sampling it
 }
@@ -60,7 +61,7 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 	}
 	sample := func(i int, logits []float32) error {
 		r := &active[i]
-		r.next.ID, r.err = requests[r.request].Sampler.Next(logits)
+		r.next.ID, r.err = r.sampler.Next(logits)
 		return nil
 	}
 	first := func(_ int, logits []float32) error { return sample(len(active)-1, logits) }
@@ -89,7 +90,7 @@ func (c *Control) generate(requests []Request, out []Outcome, ended func(int, *O
 				n := min(q.MaxTokens, m.plan.MaxContext-len(q.Prompt)+1)
 				o.Tokens, o.DecodeNS = make([]int32, 0, n), make([]int64, 0, n)
 				free = free[:len(free)-1]
-				active = append(active, running{request: queued, next: Token{Sequence: sequence}})
+				active = append(active, running{request: queued, sampler: q.Sampler, next: Token{Sequence: sequence}})
 				t, err := c.Extend(sequence, q.Prompt, WantLast, first)
 				if err != nil {
 					return err
