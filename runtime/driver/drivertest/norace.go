@@ -1,0 +1,7 @@
+//go:build !race
+
+package drivertest
+
+import "math"
+
+const mostVariants = math.MaxInt
