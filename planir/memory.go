@@ -224,7 +224,8 @@ func Scratch(g *op.Graph, cores int) int64 {
 	const (
 		line, block = 64, 32
 		packFrom    = 24                // rows that are packed before they are multiplied
-		packTiles   = 4                 // for each core, of a weight that they are packed for
+		packTiles   = 16                // of a weight that they are packed for
+		packEach    = 4                 // and for each core
 		spread      = 4<<10 + 448*block // unpacked weights and sums
 	)
 	var n int64
@@ -244,14 +245,17 @@ func Scratch(g *op.Graph, cores int) int64 {
 				size = 1
 				scales = max(scales, rows)
 				sums = max(sums, rows*int64(o.K/block+1))
-				if o.Kind == op.MatMul && rows >= packFrom && o.N > block*(packTiles*cores-1) {
-					each := int64(o.Scheme.BlockK())
-					if each == 1 {
-						each = roundUp(int64(o.K), 4)
-						own = max(own, each*block/4)
-					} else {
-						own = max(own, spread)
-					}
+			}
+			if o.Kind == op.MatMul && rows >= packFrom && int64(o.N) > block*(max(packTiles, packEach*int64(cores))-1) {
+				each := int64(o.Scheme.BlockK())
+				switch {
+				case !o.Scheme.QuantisedRows():
+					packed = max(packed, rows*int64(o.K))
+				case each == 1:
+					own = max(own, roundUp(int64(o.K), 4)*block/4)
+					packed = max(packed, rows*(roundUp(int64(o.K), 4)/4+1))
+				default:
+					own = max(own, spread)
 					packed = max(packed, rows*(roundUp(int64(o.K), each)/each*(each/4+1)))
 				}
 			}

@@ -318,6 +318,39 @@ func TestWorkersAgree(t *testing.T) {
 	}
 }
 
+// A product's row has the same bits however many rows there are.
+func TestRowsAgree(t *testing.T) {
+	const most, n = 61, 600
+	for _, scheme := range op.Schemes {
+		for _, sel := range selectors(t) {
+			p, do := processor(t, driver.Config{Select: sel})
+			g := op.Single(op.Op{Kind: op.MatMul, M: most, K: 131, N: n, Scheme: scheme, Bias: true}, pack.N32)
+			exe, err := load(t, p, g)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := bindings(t, p, g, 0)
+			fill(g, b, 4)
+			want := ""
+			for _, rows := range []int{most, 30, 24, 23, 1, most} {
+				clear(b.Out[0].Bytes())
+				b.Scalars.Rows = rows
+				do(func() { _, err = p.Run(exe, b) })
+				if err != nil {
+					t.Fatalf("%s: %v", scheme, err)
+				}
+				got := string(b.Out[0].Bytes()[:4*rows*n])
+				if want == "" {
+					want = got
+				}
+				if got != want[:len(got)] {
+					t.Errorf("%s on %s: %d rows differ from the same among %d", scheme, sel, rows, most)
+				}
+			}
+		}
+	}
+}
+
 // An ExpertMatMul is as many products as there are experts, of the same packed bytes, each row taken from the one of its
 // expert: the same bits, in every scheme and set.
 func TestExpertMatMulIsMatMuls(t *testing.T) {

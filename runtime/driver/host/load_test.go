@@ -80,6 +80,9 @@ func TestManyWorkers(t *testing.T) {
 		op.Single(op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: op.A8TQ8C, Bias: true}, pack.N32),
 		op.Single(op.Op{Kind: op.QKNorm, M: 300, Heads: 8, KVHeads: 2, HeadDim: 32, Joint: true}, ""),
 	}
+	for _, s := range op.Schemes {
+		graphs = append(graphs, op.Single(op.Op{Kind: op.MatMul, M: m, K: k + 3, N: n, Scheme: s}, layouts[s.Weight()]))
+	}
 	var first []string
 	for _, workers := range []int{1, 3, 7} {
 		p := newProcessor(slices.Repeat([]int{core}, workers), kernel.Best())
@@ -177,6 +180,7 @@ func TestScratchIsPredicted(t *testing.T) {
 		ops = append(ops,
 			op.Op{Kind: op.MatMul, M: 1, K: 256, N: 512, Scheme: s},
 			op.Op{Kind: op.MatMul, M: 512, K: 2048, N: 256, Scheme: s},
+			op.Op{Kind: op.MatMul, M: 300, K: 1030, N: 1024, Scheme: s},
 			op.Op{Kind: op.ExpertMatMul, M: 64, K: 128, N: 96, Fan: 2, Experts: 4, Scheme: s},
 			op.Op{Kind: op.ExpertMatMul, M: 512, K: 64, N: 256, Fan: 4, Experts: 8, Scheme: s, Spread: true})
 	}

@@ -453,22 +453,68 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 	return nil, 0, 0, fmt.Errorf("scheme %q is not supported", o.Scheme)
 }
 
-// packedProduct is product for rows that were packed, at least kernel.Set's PackFrom, and nil where the set has none for the
-// scheme. block is for PackRows.
-func (b *builder) packedProduct() (f func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int), block int) {
-	switch set := b.e.p.set; b.op.Scheme {
-	case op.A8TQ8C:
-		return set.PackedQ8C, 0
-	case op.A8TQ4B32:
-		return set.PackedQ4B32, pack.BlockK
-	case op.A8TQ4B128:
-		return set.PackedQ4B128, pack.Block128
-	}
-	return nil, 0
+// packed is how a product takes its rows packed: at least kernel.Set's PackFrom, for enough tiles.
+type packed struct {
+	bytes, local int // of all rows, and of a worker's scratch
+	pack         func(x *operand, rows, group int)
+	// multiply is for all rows and the n columns that start with the tile at byte at of the weight.
+	multiply func(y []float32, ldy int, at int, scratch []byte, m, n int)
 }
 
-// packedTiles is the number of tiles of a weight for each worker from which rows are packed for it.
-const packedTiles = 4
+// packedTiles is the least number of tiles that rows are packed for, and packedEach that for each worker: the same as
+// planir.Scratch counts with.
+const (
+	packedTiles = 16
+	packedEach  = 4
+)
+
+// packed is nil where rows are better taken as they are.
+func (b *builder) packed() (*packed, error) {
+	e, o, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
+	if tiles := (o.N + pack.TileN - 1) / pack.TileN; o.M < set.PackFrom || tiles < max(packedTiles, packedEach*len(e.p.cores)) {
+		return nil, nil
+	}
+	if !o.Scheme.QuantisedRows() {
+		if set.PackRowsF32 == nil {
+			return nil, nil
+		}
+		p := &packed{bytes: 4 * o.M * o.K, pack: func(x *operand, rows, group int) {
+			set.PackRowsF32(e.have.pack, x.f32, x.ld, rows, o.K, group)
+		}}
+		if o.Scheme == op.A32W16 {
+			w, err := mem.View[uint16](weight)
+			p.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
+				set.PackedBF16(y, ldy, e.have.pack, w[at/2:], m, o.K, n)
+			}
+			return p, err
+		}
+		w, err := mem.View[float32](weight)
+		p.multiply = func(y []float32, ldy int, at int, _ []byte, m, n int) {
+			set.PackedF32(y, ldy, e.have.pack, w[at/4:], m, o.K, n)
+		}
+		return p, err
+	}
+	if set.PackRows == nil {
+		return nil, nil
+	}
+	block, multiply := 0, set.PackedQ8C
+	switch o.Scheme {
+	case op.A8TQ4B32:
+		block, multiply = pack.BlockK, set.PackedQ4B32
+	case op.A8TQ4B128:
+		block, multiply = pack.Block128, set.PackedQ4B128
+	}
+	return &packed{
+		bytes: kernel.PackedBytes(o.M, o.K, block),
+		local: kernel.PackedScratch(o.K, block),
+		pack: func(x *operand, rows, group int) {
+			set.PackRows(mem.Bytes(e.have.pack), x.raw, x.ld, rows, o.K, block, group)
+		},
+		multiply: func(y []float32, ldy int, at int, scratch []byte, m, n int) {
+			multiply(y, ldy, mem.Bytes(e.have.pack), e.have.scale, weight[at:], scratch, m, o.K, n)
+		},
+	}, nil
+}
 
 // rows are the rows of x from r, with their scales and sums from place p of the scratch.
 func (b *builder) rows(x *operand, r, p, sums int) activations {
@@ -479,6 +525,30 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 	}
 	a.u8, a.scale, a.sum = x.raw[r*x.ld:], have.scale[p:], have.sum[p*sums:]
 	return a
+}
+
+// tileTasks divides the tiles of a weight into tasks: large ones of block tiles, so that a worker finds the next tile in
+// its cache, and at the end small ones of last tiles, so that workers of different speed end together.
+type tileTasks struct{ tiles, large, block, last int }
+
+// divideTiles makes tasks of multiples of step tiles, at least least.
+func divideTiles(tiles, workers, step, least int) tileTasks {
+	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
+	t := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
+	t.last = whole(t.block / 4)
+	t.large = tiles * 3 / 4 / t.block
+	return t
+}
+
+func (t *tileTasks) count() int { return t.large + (t.tiles-t.large*t.block+t.last-1)/t.last }
+
+// of is the tiles [from,to) of task i; to may be more than there are.
+func (t *tileTasks) of(i int) (from, to int) {
+	if i < t.large {
+		return i * t.block, (i + 1) * t.block
+	}
+	from = t.large*t.block + (i-t.large)*t.last
+	return from, from + t.last
 }
 
 func (b *builder) matMul() (step, error) {
@@ -499,12 +569,14 @@ func (b *builder) matMul() (step, error) {
 	}
 
 	workers, tiles := len(e.p.cores), (o.N+pack.TileN-1)/pack.TileN
-	packs := func(rows int) bool { return false }
-	multiplyPacked, block := b.packedProduct()
-	if multiplyPacked != nil && tiles >= packedTiles*workers && o.M >= set.PackFrom {
-		packs = func(rows int) bool { return rows >= set.PackFrom }
-		e.need.packs = max(e.need.packs, (kernel.PackedBytes(o.M, o.K, block)+3)/4)
-		e.need.local = max(e.need.local, (kernel.PackedScratch(o.K, block)+3)/4)
+	packed, err := b.packed()
+	if err != nil {
+		return step{}, err
+	}
+	packs := func(rows int) bool { return packed != nil && rows >= set.PackFrom }
+	if packed != nil {
+		e.need.packs = max(e.need.packs, (packed.bytes+3)/4)
+		e.need.local = max(e.need.local, (packed.local+3)/4)
 		var rows int
 		b.before = append(b.before, step{
 			m: o.M,
@@ -514,14 +586,15 @@ func (b *builder) matMul() (step, error) {
 				}
 				return kernel.PackGroups(n)
 			},
-			task: func(_, g int) { set.PackRows(mem.Bytes(e.have.pack), x.raw, x.ld, rows, o.K, block, g) },
+			task: func(_, g int) { packed.pack(x, rows, g) },
 		})
 	}
-	var rows, tileBlock, tileTasks, rowBlock int
+	var rows, rowBlock int
+	var tasks tileTasks
 	return step{
 		m: o.M,
 		plan: func(n int) int {
-			rows, tileBlock, rowBlock = n, tiles, n
+			rows, rowBlock, tasks = n, n, tileTasks{tiles: tiles, block: tiles, last: tiles}
 			if o.Scheme.QuantisedRows() {
 				scale := b.in[1]
 				for r := range n {
@@ -532,22 +605,20 @@ func (b *builder) matMul() (step, error) {
 				set.BlockSums(e.have.sum, sums, x.raw, x.ld, n, o.K)
 			}
 			if workers > 1 && int64(n)*int64(o.K)*int64(o.N) >= 2*minTask {
-				tileBlock = max(1, tiles/(workers*tasksPerWorker), minTask/(n*o.K*pack.TileN))
-				tileBlock = (tileBlock + set.TileStep - 1) / set.TileStep * set.TileStep
-				if tiles < tileBlock*workers && !packs(n) { // few columns: divide the rows too
+				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(n*o.K*pack.TileN))
+				if tiles < tasks.block*workers && !packs(n) { // few columns: divide the rows too
 					rowBlock = max(1, (n+2*workers-1)/(2*workers))
 				}
 			}
-			tileTasks = (tiles + tileBlock - 1) / tileBlock
-			return tileTasks * ((n + rowBlock - 1) / rowBlock)
+			return tasks.count() * ((n + rowBlock - 1) / rowBlock)
 		},
 		task: func(worker, t int) {
-			tile, r0 := t%tileTasks*tileBlock, t/tileTasks*rowBlock
-			column, m := tile*pack.TileN, min(rows, r0+rowBlock)-r0
-			n := min(o.N-column, tileBlock*pack.TileN)
+			tile, end := tasks.of(t % tasks.count())
+			column, r0 := tile*pack.TileN, t/tasks.count()*rowBlock
+			m, n := min(rows, r0+rowBlock)-r0, min(o.N, end*pack.TileN)-column
 			out := y.f32[r0*y.ld+column:]
 			if packs(m) {
-				multiplyPacked(out, y.ld, mem.Bytes(e.have.pack), e.have.scale, b.w[0].Bytes[tile*tileBytes:], mem.Bytes(e.have.mine(worker)), m, o.K, n)
+				packed.multiply(out, y.ld, tile*tileBytes, mem.Bytes(e.have.mine(worker)), m, n)
 			} else {
 				multiply(out, y.ld, b.rows(x, r0, r0, sums), tile*tileBytes, m, n)
 			}

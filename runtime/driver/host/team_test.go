@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 )
 
 // startTeam runs helpers on the cores the process may use, at least one helper.
@@ -82,4 +84,24 @@ func TestTeamCloses(t *testing.T) {
 		tm.close()
 		tm.close()
 	}
+}
+
+// Every tile belongs to one task, whatever the numbers.
+func TestTilesAreDivided(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tiles, workers := rapid.IntRange(1, 2000).Draw(t, "tiles"), rapid.IntRange(1, 300).Draw(t, "workers")
+		step, least := rapid.IntRange(1, 5).Draw(t, "step"), rapid.IntRange(0, 50).Draw(t, "least")
+		next := 0
+		tasks := divideTiles(tiles, workers, step, least)
+		for i := range tasks.count() {
+			from, to := tasks.of(i)
+			if from != next || to <= from || from%step != 0 {
+				t.Fatalf("task %d is tiles [%d,%d), want them to begin at %d", i, from, to, next)
+			}
+			next = to
+		}
+		if next < tiles || next-tiles >= tasks.last {
+			t.Fatalf("tasks end at tile %d of %d", next, tiles)
+		}
+	})
 }

@@ -72,13 +72,20 @@ type Set struct {
 	// scales. sums are the same, one for each 32.
 	MatMulQ4B128 func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int)
 
-	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles; 0 in sets
-	// whose Pack functions are nil.
+	// PackFrom is the number of rows from which packing them first pays where they are multiplied with several tiles. Sets without
+	// a way to multiply packed rows have nil functions.
 	PackFrom int
 
 	// PackRows writes group g of PackGroups(m) of m rows to dst, of PackedBytes(m, k, block) bytes, for a weight in blocks of block
 	// rows, 0: one of all. The order is the set's own.
 	PackRows func(dst []byte, x []uint8, ldx, m, k, block, g int)
+
+	// PackRowsF32 is PackRows for float32 and weights without blocks; dst has m*k elements.
+	PackRowsF32 func(dst []float32, x []float32, ldx, m, k, g int)
+
+	// PackedF32 and PackedBF16 are MatMulF32 and MatMulBF16, and give the same bits, for at least PackFrom rows from PackRowsF32.
+	PackedF32  func(y []float32, ldy int, x, w []float32, m, k, n int)
+	PackedBF16 func(y []float32, ldy int, x []float32, w []uint16, m, k, n int)
 
 	// PackedQ8C, PackedQ4B32 and PackedQ4B128 are MatMulQ8C, MatMulQ4B32 and MatMulQ4B128, and give the same bits, for at least
 	// PackFrom rows from PackRows. scratch has PackedScratch(k, block) bytes of any content.

@@ -58,8 +58,12 @@ func (t tier) set() *Set {
 	s.MatMulQ4B128 = func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
 		t.matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 	}
+	if t.wide() {
+		s.PackFrom, s.PackRowsF32 = packFrom, packRowsF32
+		s.PackedF32, s.PackedBF16 = packedF32, packedBF16
+	}
 	if t == avx512vnni {
-		s.PackFrom, s.PackRows, s.PackedQ8C = packFrom, packRows, packedQ8C
+		s.PackRows, s.PackedQ8C = packRows, packedQ8C
 		s.PackedQ4B32 = func(y []float32, ldy int, x []byte, xscale []float32, w, scratch []byte, m, k, n int) {
 			packedQ4(BlockK, y, ldy, x, xscale, w, scratch, m, k, n)
 		}

@@ -133,7 +133,7 @@ func TestVecLongSums(t *testing.T) {
 				}
 			}
 		}
-		if s.PackFrom == 0 {
+		if s.PackRows == nil {
 			continue
 		}
 		y, rows := make([]float32, most*n), make([]byte, PackedBytes(most, k, 0))
@@ -159,13 +159,19 @@ func TestVecAllocates(t *testing.T) {
 		scratch := make([]float32, AttentionScratch(heads, dim))
 		p := newMatmul(t, packFrom, 167, 70, 4)
 		yp := make([]float32, p.m*p.ldy)
+		floats := make([]float32, p.m*p.k)
 		var rows [3][]byte
 		for i, block := range []int{0, BlockK, pack.Block128} {
 			rows[i] = make([]byte, PackedBytes(p.m, p.k, block))
 		}
 		work := make([]byte, max(PackedScratch(p.k, 0), PackedScratch(p.k, BlockK), PackedScratch(p.k, pack.Block128)))
 		if n := testing.AllocsPerRun(10, func() {
-			if s.PackFrom > 0 {
+			if s.PackRowsF32 != nil {
+				s.PackRowsF32(floats, p.f32, p.ldx, p.m, p.k, 1)
+				s.PackedF32(yp, p.ldy, floats, p.w32, p.m, p.k, p.n)
+				s.PackedBF16(yp, p.ldy, floats, p.w16, p.m, p.k, p.n)
+			}
+			if s.PackRows != nil {
 				for i, block := range []int{0, BlockK, pack.Block128} {
 					s.PackRows(rows[i], p.u8, p.ldx, p.m, p.k, block, 1)
 				}
@@ -289,7 +295,18 @@ func TestVecShortArguments(t *testing.T) {
 			func() { s.MatMulQ4B128(y, c.ldy, c.u8, c.ldx, c.xscale, c.sums[1:], c.lds, c.q4b128, c.m, c.k, c.n) },
 			func() { s.MatMulBF16(y, c.ldy, c.f32, c.ldx, c.w16[1:], c.m, c.k, c.n) },
 		}
-		if s.PackFrom > 0 {
+		if s.PackRowsF32 != nil {
+			c := newMatmul(t, packFrom, 64, 64, 5)
+			y, rows := make([]float32, (c.m-1)*c.ldy+c.n), make([]float32, c.m*c.k)
+			tests = append(tests,
+				func() { s.PackRowsF32(rows[1:], c.f32, c.ldx, c.m, c.k, 1) },
+				func() { s.PackRowsF32(rows, c.f32[1:], c.ldx, c.m, c.k, 1) },
+				func() { s.PackedF32(y[1:], c.ldy, rows, c.w32, c.m, c.k, c.n) },
+				func() { s.PackedF32(y, c.ldy, rows[1:], c.w32, c.m, c.k, c.n) },
+				func() { s.PackedF32(y, c.ldy, rows, c.w32[1:], c.m, c.k, c.n) },
+				func() { s.PackedBF16(y, c.ldy, rows, c.w16[1:], c.m, c.k, c.n) })
+		}
+		if s.PackRows != nil {
 			c := newMatmul(t, packFrom, 64, 64, 5)
 			y := make([]float32, (c.m-1)*c.ldy+c.n)
 			rows, work := make([]byte, PackedBytes(c.m, c.k, 0)), make([]byte, PackedScratch(c.k, 0))

@@ -63,16 +63,33 @@ func bf16Rows512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *u
 func f32Add512(rows int, y *float32, ldy int, x *float32, ldx int, k int, w *float32, ldw int)
 
 // packQuad512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
-// head is where what the sums of products start at goes, 16 bytes.
+// head is what their sums of products start at, [4].
 //
 //go:noescape
-func packQuad512(dst *byte, pitch int, x *uint8, ldx int, turns int, head *byte)
+func packQuad512(dst *byte, pitch int, x *uint8, ldx int, turns int, head *int32)
 
 // packBlocks512 writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.
 // What the sums of products of each 32 activations start at comes first, 16 bytes.
 //
 //go:noescape
 func packBlocks512(dst *byte, pitch int, x *uint8, ldx int, turns int)
+
+// packFloats512 writes 16*turns activations of each of four rows of x: one of each row, 16 bytes, every pitch bytes.
+//
+//go:noescape
+func packFloats512(dst *byte, pitch int, x *float32, ldx int, turns int)
+
+// f32Packed512 computes rows (9..14) rows of k rows of a w32 tile into y [rows][32], or adds them to y unless more is 0, from
+// a group of packed activations. ldy is in bytes.
+//
+//go:noescape
+func f32Packed512(rows int, y *float32, ldy int, x *float32, k int, w *float32, ahead int, stride int, more int)
+
+// bf16Packed512 computes rows (9..14) rows of k rows of a w16 tile into y [rows][32], or adds them to y unless more is 0, from
+// a group of packed activations. ldy is in bytes.
+//
+//go:noescape
+func bf16Packed512(rows int, y *float32, ldy int, x *float32, k int, w *uint16, ahead int, stride int, more int)
 
 // q8cFirst512 computes rows (9..14) rows of a q8c tile of 4*steps rows into y [rows][32], from a group of packed
 // activations, and writes the tile's weights to panel, unsigned. w is the tile. ldy is in bytes.

@@ -6,6 +6,9 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 )
 
+// packPart is how many bytes of each row are packed at a time, so that a group's part stays in the first-level cache.
+const packPart = 16 * cacheLine
+
 func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	r, rows := groupRows(m, g)
 	row, pitch := packedRow(k, block), 4*rows
@@ -20,23 +23,31 @@ func packRows(dst []byte, x []uint8, ldx, m, k, block, g int) {
 	if block == BlockK {
 		whole = k &^ (cacheLine - 1)
 	}
-	for q := 0; q < rows && whole > 0; q += 4 {
-		q := min(q, rows-4)
-		packBlocks512(&dst[4*q], pitch, &x[q*ldx], ldx, whole/cacheLine)
+	for p := 0; p < whole; p += packPart {
+		for q := 0; q < rows; q += 4 {
+			q := min(q, rows-4)
+			packBlocks512(&dst[p/block*size+4*q], pitch, &x[q*ldx+p], ldx, min(packPart, whole-p)/cacheLine)
+		}
 	}
 	for p := whole; p < k; p += block {
 		dst, end := dst[p/block*size:][:size], min(k, p+block)
-		whole := (end - p) &^ (cacheLine - 1)
-		clear(dst[:pitch])
-		for q := 0; q < rows && whole > 0; q += 4 {
-			q := min(q, rows-4)
-			packQuad512(&dst[pitch+4*q], pitch, &x[q*ldx+p], ldx, whole/cacheLine, &dst[4*q])
+		whole := p + (end-p)&^(cacheLine-1)
+		var sums [mostPacked]int32
+		for part := p; part < whole; part += packPart {
+			for q := 0; q < rows; q += 4 {
+				var head [4]int32
+				from := min(q, rows-4)
+				packQuad512(&dst[pitch+(part-p)*rows+4*from], pitch, &x[from*ldx+part], ldx, min(packPart, whole-part)/cacheLine, &head[0])
+				for i := q; i < from+4; i++ {
+					sums[i] += head[i-from]
+				}
+			}
 		}
-		rest := dst[pitch+whole*rows:]
+		rest := dst[pitch+(whole-p)*rows:]
 		clear(rest)
 		for i := range rows {
-			sum := int32(binary.LittleEndian.Uint32(dst[4*i:]))
-			for j, v := range x[i*ldx+p+whole : i*ldx+end] {
+			sum := sums[i]
+			for j, v := range x[i*ldx+whole : i*ldx+end] {
 				rest[j/4*pitch+4*i+j%4] = v ^ 0x80
 				sum -= 128 * (int32(v) - 128)
 			}
@@ -151,4 +162,82 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 			}
 		}
 	})
+}
+
+func packRowsF32(dst []float32, x []float32, ldx, m, k, g int) {
+	r, rows := groupRows(m, g)
+	checkPacked(m)
+	_, _ = dst[m*k-1], x[(m-1)*ldx+k-1]
+	dst, x = dst[r*k:(r+rows)*k], x[r*ldx:]
+	whole := k &^ 15
+	for p := 0; p < whole; p += packPart / 4 {
+		for q := 0; q < rows; q += 4 {
+			q := min(q, rows-4)
+			packFloats512(&mem.Bytes(dst[p*rows+q:])[0], 4*rows, &x[q*ldx+p], 4*ldx, min(packPart/4, whole-p)/16)
+		}
+	}
+	for i := range rows {
+		for p, v := range x[i*ldx+whole : i*ldx+k] {
+			dst[(whole+p)*rows+i] = v
+		}
+	}
+}
+
+func packedF32(y []float32, ldy int, x, w []float32, m, k, n int) {
+	packedFloats(y, ldy, x, w, nil, m, k, n)
+}
+
+func packedBF16(y []float32, ldy int, x []float32, w []uint16, m, k, n int) {
+	packedFloats(y, ldy, x, nil, w, m, k, n)
+}
+
+// packedFloats is the product of packed rows with the one weight that is there. Passes take some rows and some k, like
+// those of matMulF32.
+func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n int) {
+	size, last := 4, (n+TileN-1)/TileN*TileN*k-1
+	if half != nil {
+		size, _ = 2, half[last]
+	} else {
+		_ = w[last]
+	}
+	checkPacked(m)
+	_, _ = y[(m-1)*ldy+n-1], x[m*k-1]
+	var out packedTile
+	groups := PackGroups(m)
+	each := share(groups, packedPassMin)
+	for g0 := 0; g0 < groups; g0 += each {
+		g1 := min(groups, g0+each)
+		count := share(k, passBytes/(4*mostPacked*(g1-g0)+2*size*TileN)) // two tiles: this one and the next
+		for p := 0; p < k; p += count {
+			part := min(count, k-p)
+			for j := 0; j < n; j += TileN {
+				cols := min(TileN, n-j)
+				for g := g0; g < g1; g++ {
+					r, rows := groupRows(m, g)
+					dst, ld := &out[0], TileN
+					if cols == TileN {
+						dst, ld = &y[r*ldy+j], ldy
+					} else if p > 0 {
+						for i := range rows {
+							copy(out[i*TileN:], y[(r+i)*ldy+j:(r+i)*ldy+j+cols])
+						}
+					}
+					ahead, stride := fetch(size*part*TileN, (part+1)/2, g-g0, g1-g0, j+TileN >= n)
+					if g1-g0 > 1 {
+						ahead += size * (k - part) * TileN
+					}
+					if half != nil {
+						bf16Packed512(rows, dst, 4*ld, &x[r*k+p*rows], part, &half[j*k+p*TileN], ahead, stride, min(p, 1))
+					} else {
+						f32Packed512(rows, dst, 4*ld, &x[r*k+p*rows], part, &w[j*k+p*TileN], ahead, stride, min(p, 1))
+					}
+					if cols < TileN {
+						for i := range rows {
+							copy(y[(r+i)*ldy+j:(r+i)*ldy+j+cols], out[i*TileN:])
+						}
+					}
+				}
+			}
+		}
+	}
 }

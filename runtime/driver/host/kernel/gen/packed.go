@@ -18,8 +18,11 @@ const (
 )
 
 func packed512() {
-	packQuad512("packQuad512", false)
-	packQuad512("packBlocks512", true)
+	packQuad512("packQuad512", packSums)
+	packQuad512("packBlocks512", packEach)
+	packQuad512("packFloats512", packFloats)
+	f32Packed512("f32Packed512", false)
+	f32Packed512("bf16Packed512", true)
 	q8cPacked512("q8cFirst512", true)
 	q8cPacked512("q8cPacked512", false)
 	q4Spread512("q4Spread512", 32)
@@ -43,21 +46,31 @@ func dispatchPacked(body func(m int)) {
 
 // packedRows is one step: row r is multiplied by w0 and w1, of which some rows get their activations in a register
 // because a core also has few loads.
-func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical) {
-	const loaded = 4
+func packedRows(x reg.Register, disp, m int, w0, w1 reg.VecPhysical, b []reg.VecPhysical, acc func(r, half int) reg.VecPhysical, floats bool) {
+	const loaded = 2
 	next := 0
 	for r := range m {
 		at := Mem{Base: x, Disp: disp + 4*r}
 		if r*loaded/m == (r+1)*loaded/m {
-			VPDPBUSD_BCST(at, w0, acc(r, 0))
-			VPDPBUSD_BCST(at, w1, acc(r, 1))
+			for h, w := range []reg.VecPhysical{w0, w1} {
+				if floats {
+					VFMADD231PS_BCST(at, w, acc(r, h))
+				} else {
+					VPDPBUSD_BCST(at, w, acc(r, h))
+				}
+			}
 			continue
 		}
 		v := b[next%len(b)]
 		next++
 		VPBROADCASTD(at, v)
-		VPDPBUSD(v, w0, acc(r, 0))
-		VPDPBUSD(v, w1, acc(r, 1))
+		for h, w := range []reg.VecPhysical{w0, w1} {
+			if floats {
+				VFMADD231PS(v, w, acc(r, h))
+			} else {
+				VPDPBUSD(v, w, acc(r, h))
+			}
+		}
 	}
 }
 
@@ -69,14 +82,31 @@ func startPacked(x reg.Register, m int, acc func(r, half int) reg.VecPhysical) {
 	}
 }
 
+// What packQuad512 packs.
+const (
+	packSums   = iota // 8-bit activations, with one sum
+	packEach          // 8-bit activations, with the sum of each 32
+	packFloats        // float32 activations, each in the place of four others
+)
+
 // packQuad512 turns 16 words of 4 activations of four rows at a time by 4x4, and likewise 128 times their sums.
-func packQuad512(name string, each bool) {
-	what, params := "head is where what the sums of products start at goes, 16 bytes.", ", head *byte)"
-	if each {
-		what, params = "What the sums of products of each 32 activations start at comes first, 16 bytes.", ")"
+func packQuad512(name string, kind int) {
+	each := kind == packEach
+	x8, params := "x *uint8", ")"
+	what := []string{"writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes."}
+	switch kind {
+	case packSums:
+		params = ", head *int32)"
+		what = append(what, "head is what their sums of products start at, [4].")
+	case packEach:
+		what = append(what, "What the sums of products of each 32 activations start at comes first, 16 bytes.")
+	case packFloats:
+		x8 = "x *float32"
+		what = []string{"writes 16*turns activations of each of four rows of x: one of each row, 16 bytes, every pitch bytes."}
 	}
-	TEXT(name, NOSPLIT, "func(dst *byte, pitch int, x *uint8, ldx int, turns int"+params)
-	Doc(name+" writes 64*turns signed activations of each of four rows of x: 4 of each row, 16 bytes, every pitch bytes.", what)
+	TEXT(name, NOSPLIT, "func(dst *byte, pitch int, "+x8+", ldx int, turns int"+params)
+	what[0] = name + " " + what[0]
+	Doc(what...)
 	Pragma("noescape")
 	x := newRows(4)
 	Load(Param("x"), x.base[0])
@@ -88,7 +118,9 @@ func packQuad512(name string, each bool) {
 	to.set(to.base[0])
 	n := param("turns")
 	c80, total := z[8], z[10:14]
-	broadcast32(0x80808080, c80)
+	if kind != packFloats {
+		broadcast32(0x80808080, c80)
+	}
 	turn := func(from, t, v []reg.VecPhysical) { // v may be from
 		VPUNPCKLDQ(from[1], from[0], t[0]) // rows 0 1, words 0 1 of each lane
 		VPUNPCKHDQ(from[1], from[0], t[1])
@@ -110,9 +142,15 @@ func packQuad512(name string, each bool) {
 		zero512(z[4])
 		VPSUBD(total[0], z[4], total[0])
 	}
-	zero512(total...)
+	if kind != packFloats {
+		zero512(total...)
+	}
 	Label("turn")
 	for r := range 4 {
+		if kind == packFloats {
+			VMOVUPS(x.at(r, 0), z[r])
+			continue
+		}
 		VPXORD(x.at(r, 0), c80, z[r])
 		VPDPBUSD(z[r], c80, total[r])
 	}
@@ -143,7 +181,7 @@ func packQuad512(name string, each bool) {
 	x.advance(64)
 	DECQ(n)
 	JNZ(LabelRef("turn"))
-	if !each {
+	if kind == packSums {
 		heads()
 		head := param("head")
 		VEXTRACTI64X4(U8(1), total[0], z[1].AsY())
@@ -197,7 +235,7 @@ func q8cPacked512(name string, first bool) {
 			if i%2 == 0 {
 				fetch.step(1)
 			}
-			packedRows(x, 4*m*i, m, w0, w1, b, acc)
+			packedRows(x, 4*m*i, m, w0, w1, b, acc, false)
 		}, func(c int) {
 			ADDQ(I32(4*m*c), x)
 			ADDQ(I32(128*c), panel)
@@ -294,7 +332,7 @@ func q4Packed512(name string, block int) {
 					if k4%4 == 0 {
 						fetch.step(1)
 					}
-					packedRows(x, 4*m*k4, m, w0, w1, b, acc)
+					packedRows(x, 4*m*k4, m, w0, w1, b, acc, false)
 				}
 				ADDQ(I32(32*m), x)
 				ADDQ(I32(1024), panel)
@@ -322,6 +360,59 @@ func q4Packed512(name string, block int) {
 			ADDQ(ldy, y)
 		}
 		Label(id + "_end")
+		VZEROUPPER()
+		RET()
+	})
+}
+
+// f32Packed512: one accumulator per result and k in order, as in f32Rows512.
+func f32Packed512(name string, bf16 bool) {
+	scheme, w8 := "w32", "w *float32"
+	if bf16 {
+		scheme, w8 = "w16", "w *uint16"
+	}
+	TEXT(name, NOSPLIT, "func(rows int, y *float32, ldy int, x *float32, k int, "+w8+", ahead int, stride int, more int)")
+	Doc(fmt.Sprintf("%s computes rows (%d..%d) rows of k rows of a %s tile into y [rows][32], or adds them to y unless more is 0, from", name, leastPacked, mostPacked, scheme),
+		"a group of packed activations. ldy is in bytes.")
+	Pragma("noescape")
+	dispatchPacked(func(m int) {
+		id := label(name, m)
+		acc := func(r, half int) reg.VecPhysical { return z[2*r+half] }
+		w0, w1, b := z[30], z[31], z[2*m:30]
+		x, n, w := param("x"), param("k"), param("w")
+		fetch := newFetcher(w)
+		row := 128 // bytes of the tile
+		var upper reg.VecPhysical
+		if bf16 {
+			upper, b, row = z[29], z[2*m:29], 64
+			broadcast32(0xffff0000, upper)
+		}
+		begin(id, m, 64, z[:2*m], zero512)
+		steps(id, n, 4, func(i int) {
+			at := Mem{Base: w, Disp: row * i}
+			if bf16 {
+				VPSLLD(I8(16), at, w0)
+				VPANDD(at, upper, w1)
+			} else {
+				VMOVUPS(at, w0)
+				VMOVUPS(at.Offset(64), w1)
+			}
+			if i%2 == 0 {
+				fetch.step(1)
+			}
+			packedRows(x, 4*m*i, m, w0, w1, b, acc, true)
+		}, func(c int) {
+			ADDQ(I32(4*m*c), x)
+			ADDQ(I32(row*c), w)
+		})
+		y, ldy := param("y"), param("ldy")
+		for r := range m {
+			VMOVUPS(acc(r, 0), Mem{Base: y})
+			VMOVUPS(acc(r, 1), Mem{Base: y, Disp: 64})
+			if r < m-1 {
+				ADDQ(ldy, y)
+			}
+		}
 		VZEROUPPER()
 		RET()
 	})
