@@ -225,6 +225,7 @@ func Scratch(g *op.Graph, cores int) int64 {
 		line, block = 64, 32
 		packFrom    = 24                // rows that are packed before they are multiplied
 		packTiles   = 16                // of a weight that they are packed for
+		packFloats  = 64                // the same for float32 rows
 		packEach    = 4                 // and for each core
 		spread      = 4<<10 + 448*block // unpacked weights and sums
 	)
@@ -246,9 +247,11 @@ func Scratch(g *op.Graph, cores int) int64 {
 				scales = max(scales, rows)
 				sums = max(sums, rows*int64(o.K/block+1))
 			}
-			if o.Kind == op.MatMul && rows >= packFrom && int64(o.N) > block*(max(packTiles, packEach*int64(cores))-1) {
+			tiles := roundUp(int64(o.N), block) / block
+			if o.Kind == op.MatMul && rows >= packFrom && tiles >= max(packTiles, packEach*int64(cores)) {
 				each := int64(o.Scheme.BlockK())
 				switch {
+				case !o.Scheme.QuantisedRows() && tiles < packFloats:
 				case !o.Scheme.QuantisedRows():
 					packed = max(packed, rows*int64(o.K))
 				case each == 1:

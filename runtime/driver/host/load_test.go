@@ -181,6 +181,7 @@ func TestScratchIsPredicted(t *testing.T) {
 			op.Op{Kind: op.MatMul, M: 1, K: 256, N: 512, Scheme: s},
 			op.Op{Kind: op.MatMul, M: 512, K: 2048, N: 256, Scheme: s},
 			op.Op{Kind: op.MatMul, M: 300, K: 1030, N: 1024, Scheme: s},
+			op.Op{Kind: op.MatMul, M: 70, K: 1030, N: 2017, Scheme: s},
 			op.Op{Kind: op.ExpertMatMul, M: 64, K: 128, N: 96, Fan: 2, Experts: 4, Scheme: s},
 			op.Op{Kind: op.ExpertMatMul, M: 512, K: 64, N: 256, Fan: 4, Experts: 8, Scheme: s, Spread: true})
 	}

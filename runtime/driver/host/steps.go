@@ -461,17 +461,22 @@ type packed struct {
 	multiply func(y []float32, ldy int, at int, scratch []byte, m, n int)
 }
 
-// packedTiles is the least number of tiles that rows are packed for, and packedEach that for each worker: the same as
-// planir.Scratch counts with.
+// packedTiles is the least number of tiles that rows are packed for, packedFloats that for float32 rows, whose packing takes
+// longer, and packedEach that for each worker: the same as planir.Scratch counts with.
 const (
-	packedTiles = 16
-	packedEach  = 4
+	packedTiles  = 16
+	packedFloats = 64
+	packedEach   = 4
 )
 
 // packed is nil where rows are better taken as they are.
 func (b *builder) packed() (*packed, error) {
 	e, o, set, weight := b.e, b.op, b.e.p.set, b.w[0].Bytes
-	if tiles := (o.N + pack.TileN - 1) / pack.TileN; o.M < set.PackFrom || tiles < max(packedTiles, packedEach*len(e.p.cores)) {
+	least := packedTiles
+	if !o.Scheme.QuantisedRows() {
+		least = packedFloats
+	}
+	if tiles := (o.N + pack.TileN - 1) / pack.TileN; o.M < set.PackFrom || tiles < max(least, packedEach*len(e.p.cores)) {
 		return nil, nil
 	}
 	if !o.Scheme.QuantisedRows() {

@@ -12,6 +12,8 @@ const (
 	packedPassMin   = 9       // groups of a pass
 	packedPassMax   = 32
 
+	packedPassFloats = 10 // the same for float32, whose passes take a part of k instead
+
 	spreadMost = 16 << 10 // bytes of an unpacked part of a 4-bit tile
 )
 

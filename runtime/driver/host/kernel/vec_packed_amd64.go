@@ -204,7 +204,7 @@ func packedFloats(y []float32, ldy int, x, w []float32, half []uint16, m, k, n i
 	_, _ = y[(m-1)*ldy+n-1], x[m*k-1]
 	var out packedTile
 	groups := PackGroups(m)
-	each := share(groups, packedPassMin)
+	each := share(groups, packedPassFloats)
 	for g0 := 0; g0 < groups; g0 += each {
 		g1 := min(groups, g0+each)
 		count := share(k, passBytes/(4*mostPacked*(g1-g0)+2*size*TileN)) // two tiles: this one and the next
