@@ -177,10 +177,11 @@ type Scalars struct {
 	KVLen int // cached positions including the new rows: Pos + Rows
 	Seq   int // positions once the whole prompt or token is processed that this call is part of; Rope depends on it
 	Row   int // SelectRow: the row to copy
-	// Sequence is which of the cached sequences the rows are of.
+	// Sequence is which of the cached sequences the rows are of, below Bindings.Sequences.
 	Sequence int
-	// Batch says so for each row of operators with Batch (see op.Op), which know a sequence of their own for each: at
-	// least as many as such a node computes rows, no sequence twice. Pos, KVLen, Seq and Sequence mean nothing to them.
+	// Batch are the places of the rows of nodes with Batch (see op.Op), whose rows are of a sequence each: at least as
+	// many as such a node computes rows, no sequence twice. To those nodes Pos, KVLen, Seq and Sequence mean nothing; to
+	// all others Batch does. A graph has nodes of one kind only.
 	Batch []Place
 }
 

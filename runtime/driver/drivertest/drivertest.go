@@ -407,14 +407,21 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 
 	for _, kvType := range []op.Type{op.F32, op.F16} {
 		// The fused row is an input that rope changes and nobody reads afterwards.
-		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
 		o := op.Op{Kind: op.Rope, M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
-		g.node(o, names("qkv"), names("invfreq"), names("qkv"))
-		o.Kind, o.KV = op.KVAppend, kvType
-		g.node(o, names("qkv"), nil, nil)
-		o.Kind, o.Context = op.Attention, testContext
-		g.node(o, names("qkv"), nil, names("y"))
+		chain := func(batch bool) {
+			g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("qkv", qkv)}, Outputs: []op.Value{f32("y", heads*dim)}}}
+			o := o
+			o.Batch = batch
+			g.node(o, names("qkv"), names("invfreq"), names("qkv"))
+			o.Kind, o.KV = op.KVAppend, kvType
+			g.node(o, names("qkv"), nil, nil)
+			o.Kind, o.Context = op.Attention, testContext
+			g.node(o, names("qkv"), nil, names("y"))
+		}
+		chain(false)
 		add("attention "+string(kvType), g)
+		chain(true)
+		add("attention of a batch "+string(kvType), g)
 
 		// The same with everything in front of it and around it, in a sliding window.
 		shape := op.Op{M: m, Heads: heads, KVHeads: kv, HeadDim: dim}
@@ -699,6 +706,15 @@ func testRefusedAtLoad(t *testing.T, f *Factory) {
 			word = string(o.Scheme) + string(o.KV)
 		}
 		mentions(t, o.Key(), err, word)
+	}
+
+	if g, ok := blocks(s.caps, 2)["attention of a batch f32"]; ok && supported(s.caps, &g) {
+		tr := s.newTrial(g, testContext, 8)
+		g.Nodes = slices.Clone(g.Nodes)
+		g.Nodes[1].Op.Batch = false
+		if a, err := s.compile(g, tr.packed); err == nil {
+			refuse("rows that are of one sequence here and of one each there", a, tr.packed, "one sequence")
+		}
 	}
 
 	// A graph with a weight, for everything that may be wrong around it.
