@@ -61,7 +61,7 @@ func TestStatic(t *testing.T) {
 		return out.String()
 	}
 	t.Run("memory", func(t *testing.T) {
-		// Of its own 7 MiB of code and tables a process has half or all in memory: systems map what they have of a file in
+		// Of its own 8 MiB of code and tables a process has half or all in memory: systems map what they have of a file in
 		// one piece together, and the pieces of one that was just written are small.
 		const share, code = 0.05, 4 << 20
 		for _, c := range []struct {

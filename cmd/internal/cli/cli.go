@@ -20,6 +20,8 @@ import (
 	"syscall"
 	"unicode"
 
+	"github.com/olekukonko/tablewriter"
+	"github.com/olekukonko/tablewriter/tw"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -77,6 +79,42 @@ func (s *Streams) say(kind, text string) {
 func (s *Streams) Terminal() bool {
 	f, ok := s.Err.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Table writes rows under a header, silent under --json. Columns whose header starts with ">" are
+// aligned right.
+func (s *Streams) Table(header []string, rows [][]string) {
+	if s.JSON {
+		return
+	}
+	names := make([]string, len(header))
+	align := make([]tw.Align, len(header))
+	for i, h := range header {
+		names[i], align[i] = h, tw.AlignLeft
+		if right, ok := strings.CutPrefix(h, ">"); ok {
+			names[i], align[i] = right, tw.AlignRight
+		}
+	}
+	t := tablewriter.NewTable(s.Out,
+		tablewriter.WithRendition(tw.Rendition{
+			Borders:  tw.Border{Left: tw.Off, Right: tw.Off, Top: tw.Off, Bottom: tw.Off},
+			Settings: tw.Settings{Separators: tw.Separators{BetweenColumns: tw.Off, BetweenRows: tw.Off}},
+		}),
+		tablewriter.WithHeaderAutoFormat(tw.Off),
+		tablewriter.WithTrimSpace(tw.Off),
+		tablewriter.WithRowAutoWrap(tw.WrapNone),
+		tablewriter.WithHeaderAlignmentConfig(tw.CellAlignment{PerColumn: align}),
+		tablewriter.WithRowAlignmentConfig(tw.CellAlignment{PerColumn: align}),
+	)
+	t.Header(names)
+	for _, row := range rows {
+		shown := make([]string, len(row)) // names of keys and tensors come from files
+		for i := range row {
+			shown[i] = visible(row[i])
+		}
+		_ = t.Append(shown)
+	}
+	_ = t.Render()
 }
 
 // errorDocument is what --json prints when a command fails. Message, code and path are those of the
