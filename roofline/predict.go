@@ -99,6 +99,9 @@ func (c *Costs) missing(proc string, o op.Op) error {
 			WithCode("costs.processor").WithHint("they know %s", strings.Join(have, ", "))
 	}
 	what := "operator " + string(o.Kind)
+	if o.Batch {
+		what += " of a batch"
+	}
 	if o.Scheme != "" {
 		what += " in scheme " + string(o.Scheme)
 	}
