@@ -91,7 +91,7 @@ func packedQ8C(y []float32, ldy int, x []byte, xscale []float32, w, scratch []by
 				if cols == TileN {
 					dst, ld = &y[r*ldy+j], ldy
 				}
-				ahead, stride := fetch(bytes, ((k+3)/4+1)/2, g-g0, g1-g0, j+TileN >= n)
+				ahead, stride := fetch(bytes, ((k+3)/4+3)/4, g-g0, g1-g0, j+TileN >= n)
 				if g == g0 {
 					q8cFirst512(rows, dst, 4*ld, &x[r*row], (k+3)/4, &scratch[0], tile, ahead, stride, &xscale[r])
 				} else {
@@ -145,7 +145,7 @@ func packedQ4(block int, y []float32, ldy int, x []byte, xscale []float32, w, sc
 					if b+count == blocks {
 						scale = &xscale[r]
 					}
-					ahead, stride := fetch(count*bytes, block/16*count, g-g0, g1-g0, next == len(w))
+					ahead, stride := fetch(count*bytes, block/32*count, g-g0, g1-g0, next == len(w))
 					from := &x[r*row+b*(4+block)*rows]
 					if block == BlockK {
 						q4Packed512(rows, dst, 4*ld, &sums[(r-first)*TileN], from, count, &panel[0], &w[at], ahead, stride, scale)

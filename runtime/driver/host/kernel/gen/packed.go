@@ -232,7 +232,7 @@ func q8cPacked512(name string, first bool) {
 				VMOVDQU64(w0, at)
 				VMOVDQU64(w1, at.Offset(64))
 			}
-			if i%2 == 0 {
+			if i%4 == 0 { // one line of two: the core fetches its neighbour
 				fetch.step(1)
 			}
 			packedRows(x, 4*m*i, m, w0, w1, b, acc, false)
@@ -329,7 +329,7 @@ func q4Packed512(name string, block int) {
 				for k4 := range 8 {
 					VMOVDQU64(Mem{Base: panel, Disp: 128 * k4}, w0)
 					VMOVDQU64(Mem{Base: panel, Disp: 128*k4 + 64}, w1)
-					if k4%4 == 0 {
+					if k4 == 0 {
 						fetch.step(1)
 					}
 					packedRows(x, 4*m*k4, m, w0, w1, b, acc, false)
