@@ -220,9 +220,10 @@ func (t *bpe) readVocab(raw []byte) error {
 
 // readMerges reads pairs written "a b" or ["a","b"]; cuts says that none joins across the beginning of a word.
 func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
-	t.merges = map[uint64]merge{}
+	const shortest = 8 // bytes of a merge in the file
+	t.merges = make(map[uint64]merge, min(len(t.vocab), len(raw)/shortest))
 	cuts = true
-	rank := int32(0)
+	rank, id := int32(0), int32(-1)
 	var joined []byte
 	parts := make([][]byte, 0, 2)
 	err = elements(raw, func(value []byte) error {
@@ -230,6 +231,7 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 			return fmt.Errorf("more than %d", maxMerges)
 		}
 		var left, right []byte
+		var ok bool
 		if value[0] == '[' {
 			parts = parts[:0]
 			if err := elements(value, func(v []byte) error {
@@ -261,8 +263,13 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 		joined = append(append(joined[:0], left...), right...)
 		a, okA := t.vocab[string(left)]
 		b, okB := t.vocab[string(right)]
-		id, ok := t.vocab[string(joined)]
-		if !okA || !okB || !ok {
+		// Most files list tokens in the order of the merges that make them.
+		if id++; int(id) >= len(t.tokens) || t.tokens[id] != string(joined) {
+			if id, ok = t.vocab[string(joined)]; !ok {
+				id = -1
+			}
+		}
+		if !okA || !okB || id < 0 {
 			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
 		t.merges[pairKey(a, b)] = merge{rank, id} // of two equal pairs the later counts

@@ -90,12 +90,13 @@ func length(b []byte) int {
 			i++
 		case ',', ':', ' ', '\t', '\r', '\n':
 			i++
-		default:
-			n := bytes.IndexAny(b[i:], ",:]} \t\r\n")
-			if n < 0 {
-				return len(b)
+		default: // a number, or a word
+			for i < len(b) && strings.IndexByte(",:]} \t\r\n", b[i]) < 0 {
+				i++
 			}
-			i += n
+			if i == len(b) {
+				return i
+			}
 		}
 		if depth == 0 {
 			return i
