@@ -299,6 +299,9 @@ type loader struct {
 	codes   map[string][]byte
 	loaded  map[string]driver.Executable // by graph and weights
 	took    time.Duration
+
+	foreseen chan struct{} // closed when what Foresee began has ended
+	enough   func()        // makes it end
 }
 
 // prepare makes everything of loading that does not read weights.
@@ -335,8 +338,13 @@ func (m *Machine) prepare(src Source) error {
 // load makes a program executable. No lane may be running.
 func (m *Machine) load(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
+	if m.loader.foreseen != nil {
+		<-m.loader.foreseen
+	}
 	if a, ok := m.loader.src.(Ahead); ok {
-		m.ahead(ctx, a, pr)
+		var parts []Part
+		m.wants(pr, func(_ placeKey, p Part) { parts = append(parts, p) })
+		m.ahead(ctx, a, parts)
 	}
 	var sections []*section
 	for j := range pr.Phase.Sections {
@@ -358,11 +366,8 @@ func (m *Machine) load(ctx context.Context, pr *program) error {
 	return nil
 }
 
-// ahead makes ready what a program reads, in the order of its steps.
-func (m *Machine) ahead(ctx context.Context, a Ahead, pr *program) {
-	const batch = 128 << 20 // so that the watchdog sees progress, and all cores have something to do
-	var parts []Part
-	var bytes int64
+// wants calls f for each part that a program reads and nobody has asked for, in the order of its steps.
+func (m *Machine) wants(pr *program, f func(placeKey, Part)) {
 	w := m.loader.weights
 	seen := map[placeKey]bool{}
 	for i := range pr.Phase.Sections {
@@ -372,23 +377,67 @@ func (m *Machine) ahead(ctx context.Context, a Ahead, pr *program) {
 				for k := range s.Lanes[j].Steps {
 					for _, r := range s.Lanes[j].Steps[k].W {
 						at, key := w.place(r.Pack, s.First+it)
-						if seen[key] || w.bytes[key] != nil {
-							continue
-						}
-						seen[key] = true
-						few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
-						parts = append(parts, Part{at.blob, at.Offset, at.Pack.Bytes, few})
-						if bytes += at.Pack.Bytes; bytes >= batch {
-							a.Ahead(ctx, parts)
-							m.steps.Add(1)
-							parts, bytes = parts[:0], 0
+						if !seen[key] && w.bytes[key] == nil {
+							seen[key] = true
+							few := at.Pack.Layout == op.RowsLayout && at.Pack.Bytes > planir.TableStep
+							f(key, Part{at.blob, at.Offset, at.Pack.Bytes, few})
 						}
 					}
 				}
 			}
 		}
 	}
-	a.Ahead(ctx, parts)
+}
+
+// ahead makes parts ready, some at a time so that the watchdog sees progress.
+func (m *Machine) ahead(ctx context.Context, a Ahead, parts []Part) {
+	const batch = 128 << 20 // enough for all cores
+	for from := 0; from < len(parts); {
+		to, bytes := from, int64(0)
+		for to < len(parts) && bytes < batch {
+			bytes += parts[to].Bytes
+			to++
+		}
+		a.Ahead(ctx, parts[from:to])
+		m.steps.Add(1)
+		from = to
+	}
+}
+
+// Foresee begins to make ready what the prefill of every prompt reads, of a machine that loads on demand, while the
+// caller finds out what the prompt is. Loading waits for it. It may be called once, before anything is loaded.
+func (m *Machine) Foresee(ctx context.Context) {
+	a, ok := m.loader.src.(Ahead)
+	if !ok {
+		return
+	}
+	var parts []Part
+	var keys []placeKey
+	users, prefills := map[placeKey]int{}, 0
+	for _, pr := range m.order {
+		if pr.Phase.Phase != "prefill" {
+			continue
+		}
+		prefills++
+		m.wants(pr, func(key placeKey, p Part) {
+			if users[key]++; users[key] == 1 {
+				parts, keys = append(parts, p), append(keys, key)
+			}
+		})
+	}
+	common := parts[:0]
+	for i, p := range parts {
+		if users[keys[i]] == prefills {
+			common = append(common, p)
+		}
+	}
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
+	m.loader.foreseen, m.loader.enough = done, stop
+	go func() {
+		defer close(done)
+		m.ahead(ctx, a, common)
+	}()
 }
 
 func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.Step, iters int) (*step, error) {
@@ -593,6 +642,10 @@ func (m *Machine) startLanes() error {
 func (m *Machine) Close() error {
 	var err error
 	m.close.Do(func() {
+		if m.loader.foreseen != nil {
+			m.loader.enough()
+			<-m.loader.foreseen // it reads the source
+		}
 		for _, l := range m.lanes {
 			l.stop.Store(true)
 			l.start.Add(1)

@@ -203,6 +203,9 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	m, refusal := Execute(ctx, plan, b, 0, executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench, Checked: true})
 	if refusal == nil {
 		defer m.Close()
+		if !o.bench && o.tokens == "" {
+			m.Foresee(ctx) // while the tokenizer is read
+		}
 	}
 	t.mark("open processors")
 	var tok tokenizer.Tokenizer
