@@ -924,6 +924,7 @@ func FuzzMatMul(f *testing.F) {
 	for i := range uint8(len(names)) {
 		f.Add(i, uint8(1), uint16(7), uint16(33), uint8(3), uint8(plain), uint8(plain), uint64(1), []byte(nil))
 		f.Add(i, uint8(13), uint16(300), uint16(64), uint8(0), uint8(edges), uint8(highest), uint64(2), []byte(nil))
+		f.Add(i, uint8(31), uint16(200), uint16(70), uint8(9), uint8(plain), uint8(edges), uint64(4), []byte(nil))
 		f.Add(i, uint8(9), uint16(64), uint16(5), uint8(77), uint8(rawBits), uint8(rawBits), uint64(3), []byte{0, 255, 128, 1, 0x80, 0x7f})
 	}
 	f.Fuzz(func(t *testing.T, which, m uint8, k, n uint16, gaps, kindX, kindW uint8, seed uint64, raw []byte) {
