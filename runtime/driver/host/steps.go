@@ -536,12 +536,16 @@ func (b *builder) rows(x *operand, r, p, sums int) activations {
 // its cache, and at the end small ones of last tiles, so that workers of different speed end together.
 type tileTasks struct{ tiles, large, block, last int }
 
-// divideTiles makes tasks of multiples of step tiles, at least least.
-func divideTiles(tiles, workers, step, least int) tileTasks {
+// divideTiles makes tasks of multiples of step tiles, at least least; even ones where weights are read once, because every
+// task begins with weights that nobody asked for ahead.
+func divideTiles(tiles, workers, step, least int, even bool) tileTasks {
 	whole := func(n int) int { return (max(1, n, least) + step - 1) / step * step }
 	t := tileTasks{tiles: tiles, block: whole(tiles / (workers * tasksPerWorker))}
-	t.last = whole(t.block / 4)
-	t.large = tiles * 3 / 4 / t.block
+	t.last = t.block
+	if !even {
+		t.last = whole(t.block / 4)
+		t.large = tiles * 3 / 4 / t.block
+	}
 	return t
 }
 
@@ -610,7 +614,7 @@ func (b *builder) matMul() (step, error) {
 				set.BlockSums(e.have.sum, sums, x.raw, x.ld, n, o.K)
 			}
 			if workers > 1 && int64(n)*int64(o.K)*int64(o.N) >= 2*minTask {
-				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(n*o.K*pack.TileN))
+				tasks = divideTiles(tiles, workers, set.TileStep, minTask/(n*o.K*pack.TileN), !packs(n))
 				if tiles < tasks.block*workers && !packs(n) { // few columns: divide the rows too
 					rowBlock = max(1, (n+2*workers-1)/(2*workers))
 				}

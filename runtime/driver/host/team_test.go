@@ -92,7 +92,7 @@ func TestTilesAreDivided(t *testing.T) {
 		tiles, workers := rapid.IntRange(1, 2000).Draw(t, "tiles"), rapid.IntRange(1, 300).Draw(t, "workers")
 		step, least := rapid.IntRange(1, 5).Draw(t, "step"), rapid.IntRange(0, 50).Draw(t, "least")
 		next := 0
-		tasks := divideTiles(tiles, workers, step, least)
+		tasks := divideTiles(tiles, workers, step, least, rapid.Bool().Draw(t, "even"))
 		for i := range tasks.count() {
 			from, to := tasks.of(i)
 			if from != next || to <= from || from%step != 0 {
