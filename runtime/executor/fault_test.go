@@ -38,9 +38,11 @@ func within(t *testing.T, limit time.Duration, f func()) {
 func TestLaneFaults(t *testing.T) {
 	m := open(t)
 	s0, s1 := cores(t)
-	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
+	apart := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
+	both := s0 + "-" + s1
+	guest := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", both, "")}, []int{1, 16}, 64, op.A32W32, onGuest)
 	prompt := []int32{1, 30, 40, 50, 60, 70, 80}
-	for _, lane := range []string{s0, s1} {
+	for lane, p := range map[string]*planir.Plan{s0: apart, s1: apart, both: guest} {
 		for _, hang := range []bool{false, true} {
 			for _, k := range []int{1, 2, 7, 30, 61} {
 				t.Run(fmt.Sprintf("core %s hang=%v step %d", lane, hang, k), func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -94,6 +95,7 @@ type Machine struct {
 	steps   atomic.Uint64 // finished steps of all lanes: the watchdog's heartbeat
 	flags   []flag
 	broken  atomic.Pointer[error] // a lane never came back: nothing can run any more
+	lost    chan struct{}         // closed then
 	started bool
 	closers []func() error
 	close   sync.Once
@@ -157,10 +159,13 @@ type lane struct {
 	work   laneWork
 	parked atomic.Bool
 	wake   chan struct{}
-	seen   uint64
-	done   atomic.Uint64 // sections finished
-	stop   atomic.Bool
-	exited chan struct{}
+	// guest: it works on a core of the control lane, which waits for it on finished instead of spinning there.
+	guest    bool
+	finished chan struct{}
+	seen     uint64
+	done     atomic.Uint64 // sections finished
+	stop     atomic.Bool
+	exited   chan struct{}
 }
 
 // laneWork is a section to run in a call.
@@ -178,7 +183,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 			return nil, fmt.Errorf("open plan: %w", l.Err())
 		}
 	}
-	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, programs: map[string]*program{}, jobs: make(chan job)}
+	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
 	if m.deadline == 0 {
 		m.deadline = 2 * time.Minute
 	}
@@ -246,12 +251,17 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 			return diag.New(class, "open processor %q: %w", pr.Name, err)
 		}
-		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows, wake: make(chan struct{}, 1), exited: make(chan struct{})}
+		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows, wake: make(chan struct{}, 1), finished: make(chan struct{}, 1), exited: make(chan struct{})}
 		m.lanes = append(m.lanes, l)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
 			m.control = l
 		}
+	}
+	for _, l := range m.lanes {
+		l.guest = l != m.control && slices.ContainsFunc(l.proc.Capabilities().Cores, func(core int) bool {
+			return slices.Contains(m.control.proc.Capabilities().Cores, core)
+		})
 	}
 	return nil
 }

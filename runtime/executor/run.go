@@ -66,6 +66,7 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 				m.fail(diag.New(diag.ClassRun, "no step finished for %v: a processor hangs", m.deadline))
 				err := *m.poison.Load()
 				m.broken.Store(&err)
+				close(m.lost)
 				return err
 			}
 		}
@@ -317,6 +318,14 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		}
 		// The other lanes come back: they fail on poison or at their own deadline. One that hangs
 		// inside its driver is found by the watchdog in Do.
+		if l.guest {
+			select {
+			case <-l.finished:
+				continue
+			case <-m.lost:
+				return *m.broken.Load()
+			}
+		}
 		target := l.start.Load()
 		if !spin(func() bool { return l.done.Load() == target }, func() bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
@@ -340,13 +349,19 @@ func (m *Machine) serve(l *lane) {
 			m.fail(err)
 		}
 		l.done.Store(l.seen)
+		if l.guest {
+			l.finished <- struct{}{}
+		}
 	}
 }
 
-// await returns when the lane's start count has moved: it spins for a while, then parks.
+// await returns when the lane's start count has moved: it spins for a while, unless on the control lane's core, then parks.
 func (l *lane) await() {
 	moved := func() bool { return l.start.Load() != l.seen }
-	deadline := time.Now().Add(idleSpin)
+	deadline := time.Now()
+	if !l.guest {
+		deadline = deadline.Add(idleSpin)
+	}
 	for !moved() {
 		for i := 0; i < 256 && !moved(); i++ {
 		}
