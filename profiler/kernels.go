@@ -46,6 +46,12 @@ type Kernel struct {
 	Low   float64 `json:"share_low,omitempty"`  // interval of the median
 	High  float64 `json:"share_high,omitempty"` // of coverage stat.Confidence, with six rounds or more
 	Mark  float64 `json:"mark,omitempty"`       // share to reach
+
+	// Rounds is how many rounds count: those in which no other hardware thread of the cores was busy, else, where
+	// they are too few or nobody can tell, all. AllRate and AllShare are the medians over all.
+	Rounds   int     `json:"rounds"`
+	AllRate  float64 `json:"all_rate"`
+	AllShare float64 `json:"all_share,omitempty"`
 }
 
 // Reached reports whether the line has no mark or its median share reaches it.
@@ -59,6 +65,13 @@ var (
 
 // manyMark is what cores together have to reach over one, over the same of the register-only loop.
 const manyMark = 0.95
+
+// A core is a round's own when it began instructions at ownIssue of the best rate seen of it, before and after; and
+// such rounds alone count when there are leastOwn.
+const (
+	ownIssue = 0.8
+	leastOwn = 9
+)
 
 // sizes of a comparison.
 type kernelSizes struct {
@@ -86,7 +99,9 @@ func (o *KernelOptions) sizes(lastCache int64) kernelSizes {
 
 // Kernels measures matrix products and attention as a plan would run them, each between two readings of what bounds it:
 // multiply-adds on registers alone in the same instruction set, or reading memory. Everything is visited once a round, in
-// random order, so that a machine whose speed changes does not favour anybody.
+// random order, so that a machine whose speed changes does not favour anybody. Another hardware thread of a core, which may be
+// somebody else's, takes half of the instructions that a core begins: products feel it and register-only loops hardly
+// do. So each visit is also between two readings of that rate, and those where it was low are left out.
 func Kernels(ctx context.Context, o KernelOptions) ([]Kernel, error) {
 	if len(o.Sets) == 0 || len(o.Cores) == 0 || o.Rounds < 1 {
 		panic("BUG: no kernels, cores or rounds to measure")
@@ -125,10 +140,12 @@ func Kernels(ctx context.Context, o KernelOptions) ([]Kernel, error) {
 
 // comparison is the state of Kernels.
 type comparison struct {
-	o    KernelOptions
-	r    *runner
-	size kernelSizes
-	all  []*contender
+	o KernelOptions
+	// issue reads the rate at which the first n cores begin instructions; nil where that cannot be told.
+	issue func(ctx context.Context, n int) ([]float64, error)
+	r     *runner
+	size  kernelSizes
+	all   []*contender
 }
 
 // contender is one line of the comparison.
@@ -137,6 +154,7 @@ type contender struct {
 	visit  func(ctx context.Context) (rate, bound float64, err error) // one sample of both
 	rates  []float64
 	shares []float64
+	issued [][]float64 // by each core, the lower of the readings before and after
 }
 
 func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
@@ -165,13 +183,28 @@ func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
 				return err
 			}
 			x := c.all[i]
+			fail := func(err error) error {
+				return fmt.Errorf("measure %s %s with kernels %q: %w", x.line.What, x.line.Shape, x.line.Set, err)
+			}
+			before, err := c.issued(ctx, x)
+			if err != nil {
+				return fail(err)
+			}
 			rate, bound, err := x.visit(ctx)
 			if err != nil {
-				return fmt.Errorf("measure %s %s with kernels %q: %w", x.line.What, x.line.Shape, x.line.Set, err)
+				return fail(err)
+			}
+			after, err := c.issued(ctx, x)
+			if err != nil {
+				return fail(err)
 			}
 			if round < 0 {
 				continue
 			}
+			for k := range before {
+				before[k] = min(before[k], after[k])
+			}
+			x.issued = append(x.issued, before)
 			x.rates = append(x.rates, rate)
 			if bound > 0 {
 				x.shares = append(x.shares, rate/bound)
@@ -182,6 +215,82 @@ func (c *comparison) run(ctx context.Context, s *socs.SoC, groups int) error {
 	return nil
 }
 
+// issued is what the cores of a line begin now, nothing where that cannot be told.
+func (c *comparison) issued(ctx context.Context, x *contender) ([]float64, error) {
+	if c.issue == nil {
+		return nil, nil
+	}
+	return c.issue(ctx, x.line.Cores)
+}
+
+// watch makes issue of a loop of instructions that wait for nothing.
+func (c *comparison) watch(ctx context.Context, one *lane, loop func(int64) int64) error {
+	l, err := c.newLoop(ctx, one, loop)
+	if err != nil {
+		return err
+	}
+	c.issue = func(ctx context.Context, n int) ([]float64, error) {
+		out := make([]float64, n)
+		if err := one.do(ctx, func() error { out[0] = l.run(); return nil }); err != nil {
+			return nil, err
+		}
+		for i := range out[1:] {
+			r, err := rates(ctx, c.o.Cores[i+1:i+2], nil, 1, c.size.loop/4, computing(loop))
+			if err != nil {
+				return nil, err
+			}
+			out[i+1] = r[0]
+		}
+		return out, nil
+	}
+	return nil
+}
+
+// own says for every visit of a line whether its cores were its own. best are the cores' best readings.
+func (x *contender) own(best []float64) []bool {
+	out := make([]bool, len(x.issued))
+	for i, cores := range x.issued {
+		out[i] = true
+		for k, v := range cores {
+			out[i] = out[i] && v >= ownIssue*best[k]
+		}
+	}
+	return out
+}
+
+// chosen are the values of the visits that count, which are all when too few are their own.
+func chosen(values []float64, own []bool) []float64 {
+	var out []float64
+	for i, v := range values {
+		if own[i] {
+			out = append(out, v)
+		}
+	}
+	if len(out) < leastOwn {
+		return values
+	}
+	return out
+}
+
+// best are the cores' best readings: of the upper tenth, so that one odd reading says nothing.
+func (c *comparison) best() []float64 {
+	all := make([][]float64, len(c.o.Cores))
+	for _, x := range c.all {
+		for _, cores := range x.issued {
+			for k, v := range cores {
+				all[k] = append(all[k], v)
+			}
+		}
+	}
+	out := make([]float64, len(all))
+	for k, v := range all {
+		if slices.Sort(v); len(v) > 0 {
+			out[k] = v[len(v)-1-len(v)/10]
+		}
+	}
+	return out
+}
+
 // enter adds the lines of one set: one is its processor on one core, many on all.
 func (c *comparison) enter(ctx context.Context, set string, one, many *lane) error {
 	b, ok := one.proc.(driver.Bounded)
@@ -189,6 +298,11 @@ func (c *comparison) enter(ctx context.Context, set string, one, many *lane) err
 		return diag.New(diag.ClassUnavailable, "measure kernels: driver %q does not tell what bounds them", c.o.Driver.Name())
 	}
 	bounds := b.Bounds()
+	if c.issue == nil && bounds.Issue != nil {
+		if err := c.watch(ctx, one, bounds.Issue); err != nil {
+			return err
+		}
+	}
 	marked := set == c.o.Marked
 	mark := func(marks map[op.Scheme]float64, s op.Scheme) float64 {
 		if !marked {
@@ -461,19 +575,31 @@ func (x *loop) run() float64 {
 // lines are the results: what bounds a set before its kernels, one core before many.
 func (c *comparison) lines() ([]Kernel, error) {
 	var out []Kernel
+	best := c.best()
 	for _, x := range c.all {
-		k := x.line
-		rate, err := stat.Summarise(x.rates)
+		k, own := x.line, x.own(best)
+		counted := chosen(x.rates, own)
+		rate, err := stat.Summarise(counted)
 		if err != nil {
 			return nil, err
 		}
+		all, err := stat.Summarise(x.rates)
+		if err != nil {
+			return nil, err
+		}
+		k.Rounds, k.AllRate = len(counted), round(all.Median, 4)
 		k.Rate = round(rate.Median, 4)
 		k.Spread = round(max(rate.High-rate.Median, rate.Median-rate.Low)/rate.Median, 3)
 		if len(x.shares) > 0 {
-			share, err := stat.Summarise(x.shares)
+			share, err := stat.Summarise(chosen(x.shares, own))
 			if err != nil {
 				return nil, err
 			}
+			all, err := stat.Summarise(x.shares)
+			if err != nil {
+				return nil, err
+			}
+			k.AllShare = round(all.Median, 4)
 			k.Share, k.Low, k.High = round(share.Median, 4), round(share.Low, 4), round(share.High, 4)
 		}
 		out = append(out, k)

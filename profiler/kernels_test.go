@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	compiler "github.com/hetc/hetc/emit/compile/host"
@@ -30,6 +31,9 @@ func TestKernels(t *testing.T) {
 		if !(k.Rate > 0) || math.IsInf(k.Rate, 0) {
 			t.Errorf("rate of %+v", k)
 		}
+		if k.Rounds != 3 || k.AllRate != k.Rate || k.AllShare != k.Share {
+			t.Errorf("three rounds are too few to leave any out: %+v", k)
+		}
 		if bounded := k.Of != ""; bounded != (k.Share > 0) || k.Low > k.Share || k.High < k.Share {
 			t.Errorf("share of %+v", k)
 		}
@@ -53,6 +57,47 @@ func TestKernels(t *testing.T) {
 			if len(cores) > 1 && !seen[set+" "+want] {
 				t.Errorf("no line %q", set+" "+want)
 			}
+		}
+	}
+}
+
+// Rounds in which a core began fewer instructions than it can do not count, on any of a line's cores, unless too few are left.
+func TestOwnRounds(t *testing.T) {
+	x := &contender{}
+	for i := range 30 {
+		core := func(busy bool) float64 {
+			if busy {
+				return 10 + float64(i)/10
+			}
+			return 20 - float64(i)/20
+		}
+		x.issued = append(x.issued, []float64{core(i%2 == 1), core(i%3 == 2)})
+		x.rates = append(x.rates, float64(i))
+	}
+	c := &comparison{o: KernelOptions{Cores: []int{0, 1}}, all: []*contender{x}}
+	best := c.best()
+	if !(best[0] > 19 && best[0] <= 20 && best[1] > 19 && best[1] <= 20) {
+		t.Errorf("best %v, want about 20", best)
+	}
+	var want []float64
+	for i := range 30 {
+		if i%2 == 0 && i%3 != 2 {
+			want = append(want, float64(i))
+		}
+	}
+	own := x.own(best)
+	if got := chosen(x.rates, own); !slices.Equal(got, want) {
+		t.Errorf("rounds %v count, want %v", got, want)
+	}
+	for i := range own[:20] {
+		own[i] = false
+	}
+	if got := chosen(x.rates, own); len(got) != 30 {
+		t.Errorf("%d rounds count, want all: too few are left", len(got))
+	}
+	for _, x := range (&contender{issued: [][]float64{nil, nil}}).own([]float64{0}) {
+		if !x {
+			t.Error("a round that nobody could judge does not count")
 		}
 	}
 }

@@ -30,6 +30,10 @@ lies in no cache. Everything is visited once a round in random order on one pinn
 median of the rounds' shares, with its 95 % interval. With two cores or more the products are also run on all
 of them, and what they gain over one core is compared with what the register-only loop gains.
 
+Another hardware thread of the same core, which in a virtual machine may be a stranger's, halves the instructions
+that a core begins. That is read beside every visit, and rounds in which it was so do not count, where 9 are left:
+the table says how many count, and what the median of all is.
+
 A mark is what the kernels of the best instruction set shall reach; its line says so when they do not. Leave
 the machine alone meanwhile.
 
@@ -106,19 +110,20 @@ func runBenchKernels(ctx context.Context, s *cli.Streams, o *kernelsOptions) err
 	var rows [][]string
 	for i := range list {
 		k := &list[i]
-		row := []string{k.Set, strconv.Itoa(k.Cores), k.What, k.Shape, fmt.Sprintf("%.4g", k.Rate), k.Unit, "", "", "", ""}
+		row := []string{k.Set, strconv.Itoa(k.Cores), k.What, k.Shape, fmt.Sprintf("%.4g", k.Rate), k.Unit, "", "", "", strconv.Itoa(k.Rounds), "", ""}
 		if k.Of != "" {
 			row[6], row[7], row[8] = k.Of, percent(k.Share), fmt.Sprintf("%s..%s", percent(k.Low), percent(k.High))
+			row[10] = percent(k.AllShare)
 		}
 		if k.Mark > 0 {
-			row[9] = percent(k.Mark)
+			row[11] = percent(k.Mark)
 			if !k.Reached() {
-				row[9] += " not reached"
+				row[11] += " not reached"
 			}
 		}
 		rows = append(rows, row)
 	}
-	s.Table([]string{"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", "mark %"}, rows)
+	s.Table([]string{"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %"}, rows)
 	return s.Result(map[string]any{"cpu": m.CPU, "cores": cores, "rounds": o.rounds, "kernels": list})
 }
 

@@ -142,6 +142,9 @@ type Bounds struct {
 	PeakI8, PeakF32 func(ops int64) (done int64)
 	// Stream fetches memory, whole lines of 64 bytes, and returns the sum of their first 8-byte words.
 	Stream func(b []byte) uint64
+	// Issue does at least n instructions that wait for nothing, and returns how many it did: as many a second as the
+	// core begins, which are fewer while another hardware thread of the core works. nil: nobody wrote it for this CPU.
+	Issue func(n int64) (done int64)
 }
 
 // Executable is a loaded artifact.

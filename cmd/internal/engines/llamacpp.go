@@ -32,12 +32,12 @@ const (
 // EnvDir names a folder that is searched before all others.
 const EnvDir = "HETC_NATIVE_DIR"
 
-// FindLlamaCpp looks for llama-bench in $HETC_NATIVE_DIR, in .deps/llama.cpp of the current folder and
+// FindLlamaCpp looks for llama-bench in $HETC_NATIVE_DIR and its llama.cpp, in .deps/llama.cpp of the current folder and
 // beside this executable and its folder, and in PATH. What it needs of the other programs must lie beside it.
 func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
 	var dirs []string
 	if dir := os.Getenv(EnvDir); dir != "" {
-		dirs = append(dirs, dir)
+		dirs = append(dirs, dir, filepath.Join(dir, "llama.cpp"))
 	}
 	const made = ".deps/llama.cpp"
 	dirs = append(dirs, made)

@@ -51,7 +51,7 @@ func (p *processor) Capabilities() *driver.Capabilities { return p.caps }
 
 // Bounds are those of the processor's kernel set.
 func (p *processor) Bounds() driver.Bounds {
-	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream}
+	return driver.Bounds{Kernels: p.set.Name, PeakI8: p.set.PeakI8, PeakF32: p.set.PeakF32, Stream: p.set.Stream, Issue: p.set.Issue}
 }
 
 // Attach pins the calling thread to the first core and starts a pinned helper on each other one.

@@ -14,7 +14,11 @@ import (
 func TestPeakCounts(t *testing.T) {
 	const largestTurn = 2 * 24 * 64
 	eachSet(t, func(t *testing.T, s *Set) {
-		for name, peak := range map[string]func(int64) int64{"i8": s.PeakI8, "f32": s.PeakF32} {
+		loops := map[string]func(int64) int64{"i8": s.PeakI8, "f32": s.PeakF32}
+		if s.Issue != nil {
+			loops["issue"] = s.Issue
+		}
+		for name, peak := range loops {
 			if got := peak(0); got != 0 {
 				t.Errorf("%s: %d operations, want none", name, got)
 			}

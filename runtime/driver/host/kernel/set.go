@@ -155,6 +155,10 @@ type Set struct {
 	// Stream fetches b, whole lines of 64 bytes, as fast as this set's instructions can, and returns the sum of the
 	// first 8-byte words of all lines, modulo 1<<64.
 	Stream func(b []byte) uint64
+
+	// Issue does at least n instructions that wait for nothing, and returns how many it did; nil: nobody wrote it
+	// for this CPU.
+	Issue func(n int64) (done int64)
 }
 
 // Attention describes a call of the function of that name.

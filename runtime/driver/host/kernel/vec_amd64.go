@@ -76,7 +76,7 @@ func (t tier) set() *Set {
 	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
 	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16
 	s.FromF16, s.FromBF16, s.ToF16 = vecFromF16, vecFromBF16, vecToF16
-	s.PeakI8, s.PeakF32, s.Stream = t.peakI8, t.peakF32, t.stream
+	s.PeakI8, s.PeakF32, s.Stream, s.Issue = t.peakI8, t.peakF32, t.stream, issue
 	return s
 }
 

@@ -44,6 +44,17 @@ func (t tier) peakF32(ops int64) int64 {
 	})
 }
 
+// issue does at least n instructions that wait for nothing.
+func issue(n int64) (done int64) {
+	const turn = 240
+	for done < n {
+		turns := min(peakTurns, (n-done+turn-1)/turn)
+		issue240(int(turns))
+		done += turns * turn
+	}
+	return done
+}
+
 func (t tier) stream(b []byte) uint64 {
 	turns := len(b) / (streams * line)
 	if turns == 0 {

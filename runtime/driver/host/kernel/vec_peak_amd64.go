@@ -45,3 +45,6 @@ func stream512(p *byte, turns int, pitch int) uint64
 //
 //go:noescape
 func stream256(p *byte, turns int, pitch int) uint64
+
+// issue240 does turns (at least 1) times 240 instructions that wait for nothing.
+func issue240(turns int)

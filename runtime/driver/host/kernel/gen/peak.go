@@ -22,6 +22,24 @@ func peak() {
 	peakLoop("peakF32x256", "VFMADD on 32-byte registers", 12, func(i int) { VFMADD231PS(y[14], y[15], y[i]) }, floats256, sumF32x256)
 	stream512()
 	stream256()
+	issue()
+}
+
+// issue writes a loop of instructions that wait for nothing and execute nowhere: registers set to zero are done when
+// they are renamed.
+func issue() {
+	const count = 240
+	TEXT("issue240", NOSPLIT, "func(turns int)")
+	Doc("issue240 does turns (at least 1) times 240 instructions that wait for nothing.")
+	Load(Param("turns"), reg.RCX)
+	Label("turn")
+	for i := range count {
+		r := []reg.GPPhysical{reg.R8L, reg.R9L, reg.R10L, reg.R11L, reg.R12L, reg.R13L}[i%6]
+		XORL(r, r)
+	}
+	DECQ(reg.RCX)
+	JNZ(LabelRef("turn"))
+	RET()
 }
 
 func peakLoop(name, what string, count int, step func(i int), ones, sum func(count int)) {
