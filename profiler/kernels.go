@@ -469,11 +469,11 @@ func (c *comparison) together(ctx context.Context, set string, marked bool, one,
 				if err != nil {
 					return 0, 0, err
 				}
-				ns1, err := sampled(ctx, alone, nAlone)
+				ns1, err := steady(ctx, alone, nAlone)
 				if err != nil {
 					return 0, 0, err
 				}
-				ns, err := sampled(ctx, joint, nJoint)
+				ns, err := steady(ctx, joint, nJoint)
 				if err != nil {
 					return 0, 0, err
 				}
@@ -500,14 +500,20 @@ func (c *comparison) together(ctx context.Context, set string, marked bool, one,
 			if bound, err = rate(ctx, c.o.Cores, reading(memory, n, stream)); err != nil {
 				return 0, 0, err
 			}
-			ns, err := sampled(ctx, ld, loops)
+			ns, err := steady(ctx, ld, loops)
 			return float64(op.WeightBytes(scheme.Weight(), o.K, o.N)) / ns, bound, err
 		})
 	}
 	return nil
 }
 
-func sampled(ctx context.Context, ld *load, n int) (float64, error) { return alone{ld}.sample(ctx, n) }
+// steady is the time of an execution after another, as in a program: the first one after a pause wakes threads.
+func steady(ctx context.Context, ld *load, n int) (float64, error) {
+	if _, err := (alone{ld}).sample(ctx, 1); err != nil {
+		return 0, err
+	}
+	return alone{ld}.sample(ctx, n)
+}
 
 func (c *comparison) add(k Kernel, visit func(context.Context) (float64, float64, error)) {
 	c.all = append(c.all, &contender{line: k, visit: visit})

@@ -179,7 +179,13 @@ func interval(s stat.Summary, format string) string {
 	return fmt.Sprintf(format+".."+format, s.Low, s.High)
 }
 
-func mib(bytes int64) string { return fmt.Sprintf("%.0f", float64(bytes)/(1<<20)) }
+// mib is a size, "-" for one that is not known: of a process too short to be looked at.
+func mib(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", float64(bytes)/(1<<20))
+}
 
 func joined[T ~string](list []T) string {
 	if len(list) == 0 {

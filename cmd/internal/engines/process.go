@@ -107,16 +107,19 @@ func usage() (time.Duration, bool) {
 }
 
 // watchSmall follows the largest resident size of a process until it exceeds this process's own, below which the
-// system tells nothing about a process that has ended. It returns the last that was seen.
+// system tells nothing about a process that has ended. It returns the last that was seen, 0 when the process ended before
+// that could have been its largest.
 func watchSmall(pid int) func() int64 {
-	const every = 20 * time.Millisecond
+	const every, least = 20 * time.Millisecond, 5 // looks
 	stop, last := make(chan struct{}), make(chan int64)
 	go func() {
 		var peak int64
+		looks := 0
 		t := time.NewTicker(every)
 		defer t.Stop()
 		for limit := floor(); peak <= limit; {
 			peak = max(peak, residentPeak(pid))
+			looks++
 			select {
 			case <-t.C:
 			case <-stop:
@@ -124,6 +127,9 @@ func watchSmall(pid int) func() int64 {
 			}
 		}
 		<-stop
+		if looks <= least && peak <= floor() {
+			peak = 0
+		}
 		last <- peak
 	}()
 	return func() int64 {

@@ -63,6 +63,11 @@ func TestPeakMemory(t *testing.T) {
 	if err != nil || small.PeakBytes < 100<<10 || small.PeakBytes > 32<<20 {
 		t.Errorf("sleep needed %d bytes, %v", small.PeakBytes, err)
 	}
+	// What was seen at the start of one that ends at once is not its largest.
+	short, err := Run(t.Context(), Limits{Time: time.Minute}, "true")
+	if err != nil || short.PeakBytes != 0 {
+		t.Errorf("true needed %d bytes, %v; want that nobody knows", short.PeakBytes, err)
+	}
 	program, args := sh("x=$(head -c 150000000 /dev/zero | tr '\\0' x); sleep 0.2")
 	large, err := Run(t.Context(), Limits{Time: time.Minute}, program, args...)
 	if err != nil || large.PeakBytes < 150e6 || large.PeakBytes > 1<<30 {
