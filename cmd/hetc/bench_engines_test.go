@@ -81,14 +81,21 @@ func TestBenchEnginesReal(t *testing.T) {
 	if got := fmt.Sprint(len(m.Plans), len(m.Match.Series), len(m.Match.Ratios)); got != "2 9 6" {
 		t.Errorf("plans, series, ratios: %s, want 2 9 6", got)
 	}
+	known := 0 // peaks: a process may be too short to be looked at
 	for _, s := range m.Match.Series {
 		const least, most = 2 << 20, 1 << 30
-		if !(s.Summary.Median > 0) || s.Peak < least || s.Peak > most || s.Version == "" || s.Backend == "" {
+		if s.Peak != 0 {
+			known++
+		}
+		if !(s.Summary.Median > 0) || s.Peak != 0 && (s.Peak < least || s.Peak > most) || s.Version == "" || s.Backend == "" {
 			t.Errorf("%s %s %v: %v tokens/s, %d bytes, version %q, backend %q", s.Engine, s.Form, s.Task, s.Summary.Median, s.Peak, s.Version, s.Backend)
 		}
 		if s.Engine == "llama.cpp" && !strings.HasPrefix(s.Backend, "libggml-cpu-") {
 			t.Errorf("backend %q", s.Backend)
 		}
+	}
+	if known < len(m.Match.Series)/2 {
+		t.Errorf("the memory of %d of %d is known", known, len(m.Match.Series))
 	}
 	var of []string
 	for _, q := range m.Quality {

@@ -110,7 +110,7 @@ func usage() (time.Duration, bool) {
 // system tells nothing about a process that has ended. It returns the last that was seen, 0 when the process ended before
 // that could have been its largest.
 func watchSmall(pid int) func() int64 {
-	const every, least = 20 * time.Millisecond, 5 // looks
+	const every, least = 5 * time.Millisecond, 4 // looks
 	stop, last := make(chan struct{}), make(chan int64)
 	go func() {
 		var peak int64
