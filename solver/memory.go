@@ -61,7 +61,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			return t.objective(plan), plan.Memory.Total <= bound, nil
 		}
 		rest := free.Memory.Cache + t.leastPool() + planir.FixedBytes
-		if t.packed == nil || t.packed.not != nil { // else the embedding may be the head's
+		if !t.packed.works() { // else the embedding may be the head's
 			rest += free.Memory.Tables
 		}
 		found, err := t.search(ctx, bestNS, func(prefill, decode assignment) bool {

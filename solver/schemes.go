@@ -78,8 +78,11 @@ type packed struct {
 	not  error  // why the embedding reads rows as they are stored all the same, though a processor could
 }
 
+// works reports whether rows are looked up in the head where that has 8 bit.
+func (p *packed) works() bool { return p != nil && p.not == nil }
+
 // under reports whether rows are looked up in the head under an assignment.
-func (p *packed) under(a assignment) bool { return p != nil && p.not == nil && eightBit(a[p.head]) }
+func (p *packed) under(a assignment) bool { return p.works() && eightBit(a[p.head]) }
 
 // findPacked decides whether the embedding follows the head: one processor at least has to be able to, for a
 // price that is known, and if quality is bounded, for a loss that is known.
@@ -91,23 +94,19 @@ func (s *session) findPacked() {
 			if n.Packed == "" || k < 0 || !slices.ContainsFunc(s.permitted(&s.classes[k]), eightBit) {
 				continue
 			}
-			p := &packed{node: sec.Name + "." + n.Name, head: k}
-			if cal := s.in.Calibration; cal != nil {
-				if slices.ContainsFunc(s.graph.Folds(), func(f models.FoldGroup) bool {
-					return slices.Contains(f.Multiply, n.Packed) && slices.Contains(cal.Groups(), f.Name)
-				}) {
-					continue
-				}
-				if s.want.limit != (KLLimit{}) && s.tableLoss(p.node) == nil {
-					p.not = errors.New("the calibration does not say what that loses")
-				}
+			cal := s.in.Calibration
+			if cal != nil && slices.ContainsFunc(s.graph.Folds(), func(f models.FoldGroup) bool {
+				return slices.Contains(f.Multiply, n.Packed) && slices.Contains(cal.Groups(), f.Name)
+			}) {
+				continue // the head no longer holds the table's values
 			}
 			ok, err := s.looksUp(&n)
-			if !ok && err != nil && p.not == nil {
-				p.not = err
+			if !ok && err == nil {
+				continue
 			}
-			if ok || p.not != nil {
-				s.packed = p
+			s.packed = &packed{node: sec.Name + "." + n.Name, head: k, not: err}
+			if ok && cal != nil && s.want.limit != (KLLimit{}) && s.tableLoss(s.packed.node) == nil {
+				s.packed.not = errors.New("the calibration does not say what that loses")
 			}
 		}
 	}
@@ -203,7 +202,7 @@ func (s *session) loss(c *class, scheme op.Scheme) (float64, bool) {
 		}
 		total += max(0, l.KL)
 	}
-	if p := s.packed; p != nil && p.not == nil && c == &s.classes[p.head] && eightBit(scheme) {
+	if p := s.packed; p.works() && c == &s.classes[p.head] && eightBit(scheme) {
 		l := s.tableLoss(p.node)
 		if l == nil {
 			return 0, false

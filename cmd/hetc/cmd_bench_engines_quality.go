@@ -113,8 +113,10 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 	var list []engines.Quality
 	for _, phase := range []string{"prefill", "decode"} {
 		var missing []string
+		tied := true
 		p, err := on.Plan(engines.Window, func(node string) op.Scheme {
 			s, ok := schemeIn(x.plan, node, phase)
+			tied = tied && (s != op.I32Q8C || on.PackedTable() == node)
 			if !ok {
 				missing = append(missing, node)
 			}
@@ -123,6 +125,10 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 		if len(missing) > 0 {
 			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them", path, strings.Join(missing, ", ")).
 				WithHint("name a --quality-model of the same architecture")
+		}
+		if !tied {
+			return nil, diag.New(diag.ClassInput, "model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
+				WithHint("name a --quality-model whose head is tied")
 		}
 		if err != nil {
 			return nil, err
