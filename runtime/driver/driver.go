@@ -47,6 +47,9 @@ type Capabilities struct {
 	Schemes []op.Scheme
 	Layouts map[string]string // weight scheme ("q8c") -> packed layout it reads (see planir/pack)
 	KV      []op.Type         // cache element types
+	// Rerounds are the schemes of Schemes whose products round activations once more on the way, to 8 bits with a scale
+	// per block of the weight: at most half a step of their block's largest activation, and near to nothing in quality.
+	Rerounds []op.Scheme
 
 	TileN int // columns of one weight tile; shards are multiples
 	TileK int // granularity of a split along K

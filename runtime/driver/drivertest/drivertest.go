@@ -128,6 +128,12 @@ func testCapabilities(t *testing.T, f *Factory) {
 	for _, k := range c.KV {
 		once("cache type " + string(k))
 	}
+	for _, s := range c.Rerounds {
+		once("rounding again of " + string(s))
+		if !slices.Contains(c.Schemes, s) || s.BlockK() < 2 {
+			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", s)
+		}
+	}
 	if len(c.Kinds) == 0 || c.TileN < 1 || c.TileK < 1 {
 		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.TileN, c.TileK)
 	}

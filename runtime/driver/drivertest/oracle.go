@@ -18,11 +18,13 @@ type array struct {
 	// size is what the error of an element is compared with: the sum of the magnitudes that went into it. For
 	// u8 it is the permitted difference: 1 where the exact value lies between two codes.
 	size []float64
+	// slack is what a processor that rounds activations again may differ by.
+	slack []float64
 }
 
 func newArray(v op.Value) *array {
 	n := v.Rows * v.Cols
-	return &array{value: v, v: make([]float64, n), size: make([]float64, n)}
+	return &array{value: v, v: make([]float64, n), size: make([]float64, n), slack: make([]float64, n)}
 }
 
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
@@ -81,6 +83,20 @@ func placeOf(o op.Op, s *driver.Scalars, r int) driver.Place {
 		return s.Batch[r]
 	}
 	return driver.Place{Sequence: s.Sequence, Pos: s.Pos + r}
+}
+
+// reroundSlack is how far column j of a product with weight w [K,N] is off at most when the activations x are rounded
+// to 8 bits with a scale per block.
+func reroundSlack(o op.Op, j int, w []float32, x func(p int) float64) (slack float64) {
+	block := o.Scheme.BlockK()
+	for p := 0; p < o.K; p += block {
+		largest, sum := 0.0, 0.0
+		for q := p; q < min(o.K, p+block); q++ {
+			largest, sum = math.Max(largest, math.Abs(x(q))), sum+math.Abs(float64(w[q*o.N+j]))
+		}
+		slack += largest / 127 / 2 * sum
+	}
+	return slack
 }
 
 // evaluate computes every node of g in double precision, straight from the definitions, for the rows
@@ -241,6 +257,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 						sum, size = sum+bias, size+math.Abs(bias)
 					}
 					out[0].set(r, j, sum, size)
+					out[0].slack[r*o.N+j] = reroundSlack(o, j, w.v, func(p int) float64 { return (in[0].at(r, p) - zero) * scale })
 				}
 			}
 		case op.ExpertMatMul:
