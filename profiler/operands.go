@@ -222,39 +222,70 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	if err != nil {
 		return nil, 0, err
 	}
-	// A few tiles, or rows, are packed; the rest repeats them.
+	// A few tiles, or rows, are packed; the rest repeats them. A weight in parts repeats as a whole.
 	one := pack.Expert(spec)
 	var unit int64
-	if spec.Layout == op.RowsLayout {
+	name := fmt.Sprintf("%s %s", spec.Layout, spec.Scheme)
+	switch spec.Layout {
+	case op.RowsLayout:
 		one.K = min(spec.K, 64)
-		if unit, err = pack.Bytes(op.WeightSpec{Name: spec.Name, K: 1, N: spec.N, Scheme: spec.Scheme, Layout: spec.Layout}); err != nil {
-			return nil, 0, err
-		}
-	} else {
+		unit, err = pack.Bytes(op.WeightSpec{Name: spec.Name, K: 1, N: spec.N, Scheme: spec.Scheme, Layout: spec.Layout})
+	case pack.Onnx:
+		unit, err = pack.Bytes(one)
+		name += fmt.Sprintf(" [%d,%d]", spec.K, spec.N)
+	default:
 		one.N = 4 * pack.TileN
-		if unit, err = pack.TileBytes(spec.Scheme, spec.K); err != nil {
-			return nil, 0, err
-		}
+		unit, err = pack.TileBytes(spec.Scheme, spec.K)
 	}
-	name := fmt.Sprintf("%s %s %d", spec.Layout, spec.Scheme, unit)
+	if err != nil {
+		return nil, 0, err
+	}
+	name += fmt.Sprintf(" %d", unit)
 	st, err := s.get(name, roundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
 		n, err := pack.Bytes(one)
 		if err != nil {
 			return nil, err
 		}
-		values := make([]float32, one.K*one.N)
+		few := one.N
+		if spec.Layout == pack.Onnx {
+			few = min(few, 4*pack.TileN)
+		}
+		values := make([]float32, one.K*few)
 		rng := rand.New(rand.NewPCG(s.seed, uint64(unit)))
 		for i := range values {
 			values[i] = float32(rng.Float64()*2-1) / 16
 		}
-		src, err := pack.Floats(values, one.K, one.N)
+		src, err := pack.Floats(values, one.K, few)
 		if err != nil {
 			return nil, err
 		}
 		out := make([]byte, n)
-		return out, pack.Pack(out, one, src)
+		return out, pack.Pack(out, one, &repeated{src, one.N})
 	})
 	return st, bytes, err
+}
+
+// repeated is a matrix of n columns that are those of another again and again.
+type repeated struct {
+	pack.Source
+	n int
+}
+
+func (r *repeated) Shape() (k, n int) {
+	k, _ = r.Source.Shape()
+	return k, r.n
+}
+
+func (r *repeated) Read(dst []float32, k0, k1, n0, n1 int) error {
+	_, few := r.Source.Shape()
+	for n := n0; n < n1; {
+		run := min(few-n%few, n1-n)
+		if err := r.Source.Read(dst[(n-n0)*(k1-k0):(n-n0+run)*(k1-k0)], k0, k1, n%few, n%few+run); err != nil {
+			return err
+		}
+		n += run
+	}
+	return nil
 }
 
 // cache returns a store of cache values.

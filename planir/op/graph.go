@@ -317,4 +317,5 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 const (
 	RowsLayout  = "rows" // plain row-major [K,N]: embeddings, gains, frequency tables
 	TilesLayout = "n32"  // hetc's own tiles of 32 columns (see planir/pack)
+	OnnxLayout  = "onnx" // what ONNX operators take (see planir/pack)
 )

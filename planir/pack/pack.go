@@ -18,6 +18,15 @@
 //	w16    [K][32] bfloat16, columns c and 16+c side by side: element 2*c + h of a row is column
 //	       16*h + c, so that a 32-bit word is two columns. Values are rounded to nearest, ties to even.
 //
+// In the layout Onnx a weight is what operators of ONNX take: parts that start on multiples of 64 bytes, with zeros
+// between and behind them. The stored values are those of N32. The parts are, by scheme:
+//
+//	w32    [K][N] float32
+//	q8c    [K][N] int8; N float32 column scales
+//	q4b32  [N][ceil(K/32)][16] nibble bytes, the low nibble of byte j that of row 2*j of the block, the high
+//	       one that of row 2*j+1, rows beyond K being 8; [N][ceil(K/32)] float32 scales
+//	q4b128 the same with blocks of 128
+//
 // The layout op.RowsLayout is the plain row-major matrix in f32, bf16 or f16.
 //
 // Packing is a pure function of the stored values: it does not depend on the number of cores nor
@@ -37,6 +46,8 @@ import (
 const (
 	// N32 is the name of the tiled layout.
 	N32 = op.TilesLayout
+	// Onnx is the name of the layout of ONNX operators.
+	Onnx = op.OnnxLayout
 	// TileN is the number of columns of one tile.
 	TileN = 32
 	// BlockK is the number of rows that share one scale in scheme q4b32, and the granularity of splits along K
@@ -79,8 +90,8 @@ func Bytes(spec op.WeightSpec) (int64, error) {
 		one, err := Bytes(Expert(spec))
 		return int64(spec.Experts) * one, err
 	}
-	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
-		return 0, diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K, spec.N, maxDim)
+	if err := shape(spec); err != nil {
+		return 0, err
 	}
 	switch spec.Layout {
 	case N32:
@@ -95,8 +106,18 @@ func Bytes(spec op.WeightSpec) (int64, error) {
 			return 0, err
 		}
 		return int64(spec.K) * int64(spec.N) * int64(size), nil
+	case Onnx:
+		_, at, scales, err := OnnxParts(spec)
+		return at + onnxRound(4*scales), err
 	}
-	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want %q or %q", spec.Name, spec.Layout, N32, op.RowsLayout)
+	return 0, diag.New(diag.ClassInput, "weight %q: unknown layout %q, want one of %q, %q, %q", spec.Name, spec.Layout, N32, Onnx, op.RowsLayout)
+}
+
+func shape(spec op.WeightSpec) error {
+	if spec.K < 1 || spec.K > maxDim || spec.N < 1 || spec.N > maxDim {
+		return diag.New(diag.ClassInput, "weight %q: got shape [%d,%d], want dimensions 1..%d", spec.Name, spec.K, spec.N, maxDim)
+	}
+	return nil
 }
 
 // Expert is the spec of one expert's matrix.
@@ -107,7 +128,7 @@ func Expert(spec op.WeightSpec) op.WeightSpec {
 
 // Columns is the part of a packed weight that holds columns [n0,n1): its own spec, and where its
 // bytes lie in the whole, from the first expert's first to the last expert's last. n0 is a multiple of
-// TileN, n1 too or N. Plain rows have no column parts but the whole and those of a single row.
+// TileN, n1 too or N. Layout Onnx and plain rows have no column parts but the whole and, rows, those of a single row.
 func Columns(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error) {
 	total, err := Bytes(spec)
 	if err != nil {
@@ -164,7 +185,7 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	if imp != nil && imp.k < k {
 		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, k)
 	}
-	q4 := spec.Layout == N32 && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
+	q4 := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
 	front := k - spec.K // rows that are not packed
 	if front > 0 && (!q4 || imp.rank == 0) {
 		if src, err = Slice(src, front, k, 0, n); err != nil {
@@ -172,8 +193,19 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		}
 		imp, front = imp.rows(front), 0
 	}
-	if spec.Layout == op.RowsLayout {
-		return packRows(dst, spec, src)
+	var at int64 // of the scales in layout Onnx
+	switch spec.Layout {
+	case op.RowsLayout:
+		return packRows(dst, spec, op.Type(spec.Scheme), src)
+	case Onnx:
+		var values, scales int64
+		if values, at, scales, err = OnnxParts(spec); err != nil {
+			return err
+		}
+		clearPadding(dst, values, at, scales)
+		if spec.Scheme == "w32" {
+			return packRows(dst, spec, op.F32, src)
+		}
 	}
 	count := tiles(spec.N)
 	tile := int(total) / count
@@ -182,6 +214,10 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		p := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
 		if q4 {
 			p.imp, p.feed = imp, newFeedback(imp, q4Block(spec.Scheme))
+		}
+		if spec.Layout == Onnx {
+			p.onnx = newOnnxPacker(dst, at, spec, rows)
+			return func(t int) error { return p.pack(nil, t) }
 		}
 		return func(t int) error { return p.pack(dst[t*tile:(t+1)*tile], t) }
 	})
@@ -202,6 +238,9 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 	if spec.Layout == op.RowsLayout {
 		decode(dst, packed, op.Type(spec.Scheme))
 		return nil
+	}
+	if spec.Layout == Onnx {
+		return unpackOnnx(dst, spec, packed)
 	}
 	count := tiles(spec.N)
 	tile := int(total) / count
@@ -270,6 +309,8 @@ type tilePacker struct {
 	imp    *Importance // of 4-bit blocks
 	feed   *feedback
 	search blockSearch
+
+	onnx *onnxPacker // nil: layout N32
 }
 
 // read fills the buffer with rows [k0,k1) of tile t and returns its columns; missing ones are nil.
@@ -308,6 +349,7 @@ func (p *tilePacker) absmax(v []float32, k0, n int) (float32, error) {
 	panic("BUG: pack: magnitude and finite disagree")
 }
 
+// pack writes tile t to dst, which is not used for layout Onnx.
 func (p *tilePacker) pack(dst []byte, t int) error {
 	var scale [TileN]float32 // of q8c; complete only after all rows were seen
 	if p.spec.Scheme == "q8c" && p.rows < p.spec.K {
@@ -341,14 +383,26 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 					scale[c] = top / 127
 				}
 			}
+			if p.onnx != nil {
+				packQ8C(p.onnx.chunk, &cols, k1-k0, &scale, &sum)
+				p.onnx.q8c(p.spec.N, t, k0, k1)
+				break
+			}
 			packQ8C(dst[k0*TileN:], &cols, k1-k0, &scale, &sum)
 		case "q4b32", "q4b128":
 			block := q4Block(p.spec.Scheme)
 			var out []byte
-			if k0 >= p.front {
+			switch {
+			case k0 < p.front: // not packed
+			case p.onnx != nil:
+				out = p.onnx.chunk
+			default:
 				out = dst[(k0-p.front)/block*q4Bytes(block):]
 			}
 			err = p.packQ4(out, &cols, block, k1-k0, t, k0)
+			if err == nil && p.onnx != nil && k0 >= p.front {
+				p.onnx.q4(block, p.spec.K, p.spec.N, t, k0-p.front, k1-p.front)
+			}
 		case "w16":
 			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, t, k0)
 		}
@@ -356,7 +410,9 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 			return err
 		}
 	}
-	if p.spec.Scheme == "q8c" {
+	if p.spec.Scheme == "q8c" && p.onnx != nil {
+		p.onnx.q8cScales(p.spec.N, t, &scale)
+	} else if p.spec.Scheme == "q8c" {
 		tail := dst[len(dst)-8*TileN:]
 		for c := range TileN {
 			binary.LittleEndian.PutUint32(tail[4*c:], math.Float32bits(scale[c]))
@@ -584,10 +640,9 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	}
 }
 
-// packRows converts to the plain row-major form, a few rows at a time.
-func packRows(dst []byte, spec op.WeightSpec, src Source) error {
+// packRows converts to the plain row-major form in type t, a few rows at a time.
+func packRows(dst []byte, spec op.WeightSpec, t op.Type, src Source) error {
 	const blockK, blockN = 16, 256
-	t := op.Type(spec.Scheme)
 	size := t.Bytes()
 	refuse := (&tilePacker{spec: spec}).refuse
 	return parallel((spec.K+blockK-1)/blockK, func() func(int) error {

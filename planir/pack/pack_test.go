@@ -724,6 +724,10 @@ func FuzzUnpack(f *testing.F) {
 	f.Add("bf16", op.RowsLayout, 3, 3, 18)
 	f.Add("q8c", N32, math.MaxInt64, 2, 512)
 	f.Add("f16", "n64", 1, 1, 2)
+	f.Add("w32", Onnx, 3, 5, 64)
+	f.Add("q8c", Onnx, 3, 5, 128)
+	f.Add("q4b32", Onnx, 33, 3, 192)
+	f.Add("q4b128", Onnx, 1, 1, 128)
 	f.Fuzz(func(t *testing.T, scheme, layout string, k, n, size int) {
 		if size < 0 || size > 1<<20 {
 			return

@@ -1,0 +1,131 @@
+package pack
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// onnxAlign is what every part of a weight in layout Onnx starts on a multiple of.
+const onnxAlign = 64
+
+// OnnxParts says where the parts of one matrix (no experts) in layout Onnx lie: its values are the first values bytes,
+// its scales float32 numbers start at byte scalesAt. scales is 0 for w32, which has none.
+func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
+	if spec.Experts != 0 {
+		return 0, 0, 0, diag.New(diag.ClassInternal, "weight %q: parts of %d experts, want those of one", spec.Name, spec.Experts)
+	}
+	if spec.Layout != Onnx {
+		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: layout %q has no parts, want %q", spec.Name, spec.Layout, Onnx)
+	}
+	if err := shape(spec); err != nil {
+		return 0, 0, 0, err
+	}
+	k, n := int64(spec.K), int64(spec.N)
+	switch spec.Scheme {
+	case "w32":
+		values = 4 * k * n
+	case "q8c":
+		values, scales = k*n, n
+	case "q4b32", "q4b128":
+		block := int64(q4Block(spec.Scheme))
+		scales = n * ((k + block - 1) / block)
+		values = scales * block / 2
+	default:
+		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of w32, q8c, q4b32, q4b128", spec.Name, spec.Scheme, Onnx)
+	}
+	return values, onnxRound(values), scales, nil
+}
+
+func onnxRound(n int64) int64 { return (n + onnxAlign - 1) &^ (onnxAlign - 1) }
+
+// clearPadding zeroes what lies between and behind the parts.
+func clearPadding(dst []byte, values, scalesAt, scales int64) {
+	clear(dst[values:scalesAt])
+	clear(dst[scalesAt+4*scales:])
+}
+
+// onnxPacker writes the tiles of layout N32 that a tilePacker makes, a few rows at a time, where they lie in
+// layout Onnx. Different tiles are written to different bytes.
+type onnxPacker struct {
+	dst    []byte
+	scales []byte
+	chunk  []byte // rows of a tile in layout N32
+}
+
+// newOnnxPacker makes a packer of at most rows rows at a time into dst, whose scales start at byte at.
+func newOnnxPacker(dst []byte, at int64, spec op.WeightSpec, rows int) *onnxPacker {
+	size := (rows + 3) &^ 3 * TileN
+	if spec.Scheme != "q8c" {
+		block := q4Block(spec.Scheme)
+		size = (rows + block - 1) / block * q4Bytes(block)
+	}
+	return &onnxPacker{dst: dst, scales: dst[at:], chunk: make([]byte, size)}
+}
+
+// q8c writes rows [k0,k1) of tile t.
+func (p *onnxPacker) q8c(n, t, k0, k1 int) {
+	n0, n1 := t*TileN, min((t+1)*TileN, n)
+	for k := k0; k < k1; k++ {
+		row := p.dst[k*n+n0 : k*n+n1]
+		from := p.chunk[(k-k0)>>2<<7+(k-k0)&3:]
+		for c := range row {
+			row[c] = from[4*c]
+		}
+	}
+}
+
+func (p *onnxPacker) q8cScales(n, t int, scale *[TileN]float32) {
+	for c := t * TileN; c < min((t+1)*TileN, n); c++ {
+		binary.LittleEndian.PutUint32(p.scales[4*c:], math.Float32bits(scale[c-t*TileN]))
+	}
+}
+
+// q4 writes the blocks of rows [k0,k1) of tile t of a weight of k rows; k0 is the first row of a block.
+func (p *onnxPacker) q4(block, k, n, t, k0, k1 int) {
+	count := (k + block - 1) / block // blocks of a column
+	for b := k0 / block; b*block < k1; b++ {
+		from := p.chunk[(b-k0/block)*q4Bytes(block):]
+		for c := range min(TileN, n-t*TileN) {
+			at := (t*TileN+c)*count + b
+			to := p.dst[at*block/2 : (at+1)*block/2]
+			shift := 4 * (c / 16)
+			for i := range to { // values 2i and 2i+1
+				o := i>>1<<6 + c%16*4 + i&1*2
+				to[i] = from[o]>>shift&15 | from[o+1]>>shift<<4
+			}
+			scale := HalfToFloat(binary.LittleEndian.Uint16(from[16*block+2*c:]))
+			binary.LittleEndian.PutUint32(p.scales[4*at:], math.Float32bits(scale))
+		}
+	}
+}
+
+func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
+	_, at, scales, err := OnnxParts(spec)
+	if err != nil {
+		return err
+	}
+	scale := make([]float32, scales)
+	decode(scale, packed[at:], op.F32)
+	switch spec.Scheme {
+	case "w32":
+		decode(dst, packed, op.F32)
+	case "q8c":
+		for i := range dst {
+			dst[i] = float32(int8(packed[i])) * scale[i%spec.N]
+		}
+	case "q4b32", "q4b128":
+		block := q4Block(spec.Scheme)
+		count := (spec.K + block - 1) / block
+		for n := range spec.N {
+			for k := range spec.K {
+				b := n*count + k/block
+				q := packed[b*block/2+k%block/2] >> (4 * (k & 1)) & 15
+				dst[k*spec.N+n] = float32(int32(q)-8) * scale[b]
+			}
+		}
+	}
+	return nil
+}
