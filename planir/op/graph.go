@@ -23,6 +23,15 @@ type WeightSpec struct {
 	Layout  string `json:"layout" yaml:"layout"`
 }
 
+// String describes what is held, without the name: "[2048,5632] q8c n32".
+func (s WeightSpec) String() string {
+	experts := ""
+	if s.Experts > 0 {
+		experts = fmt.Sprintf("%d experts ", s.Experts)
+	}
+	return fmt.Sprintf("%s[%d,%d] %s %s", experts, s.K, s.N, s.Scheme, s.Layout)
+}
+
 // Node is one operator applied to named values of its graph. In, W and Out are in the order of the
 // kind's signature (see Kind and Signature).
 type Node struct {

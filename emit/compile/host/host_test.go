@@ -29,7 +29,7 @@ func TestCompile(t *testing.T) {
 	if !reflect.DeepEqual(a.Facts, want) {
 		t.Errorf("facts %v, want %v", a.Facts, want)
 	}
-	back, err := host.ParseGraph(a.Code)
+	back, err := driver.ParseGraph(a.Code)
 	if err != nil || !reflect.DeepEqual(back, g) {
 		t.Errorf("the artifact stands for %+v (%v), want %+v", back, err, g)
 	}

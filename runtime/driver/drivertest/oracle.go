@@ -89,6 +89,9 @@ func placeOf(o op.Op, s *driver.Scalars, r int) driver.Place {
 // to 8 bits with a scale per block.
 func reroundSlack(o op.Op, j int, w []float32, x func(p int) float64) (slack float64) {
 	block := o.Scheme.BlockK()
+	if block < 2 {
+		return 0
+	}
 	for p := 0; p < o.K; p += block {
 		largest, sum := 0.0, 0.0
 		for q := p; q < min(o.K, p+block); q++ {

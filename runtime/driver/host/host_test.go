@@ -740,7 +740,7 @@ func FuzzParseGraph(f *testing.F) {
 	}
 	defer p.Close()
 	f.Fuzz(func(t *testing.T, code []byte) {
-		g, err := host.ParseGraph(code)
+		g, err := driver.ParseGraph(code)
 		if err != nil {
 			return
 		}

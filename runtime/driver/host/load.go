@@ -1,54 +1,17 @@
 package host
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
 	"sync/atomic"
 
-	"github.com/hetc/hetc/internal/canon"
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
-
-// Limits of an artifact. A graph is a handful of operators.
-const (
-	maxCode  = 1 << 20
-	maxNodes = 1 << 12
-)
-
-// ParseGraph decodes an artifact's code: the canonical JSON of a valid graph. Other spellings of the
-// same graph are refused, so that one graph has one artifact.
-func ParseGraph(code []byte) (op.Graph, error) {
-	var g op.Graph
-	if len(code) > maxCode {
-		return g, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxCode)
-	}
-	if !canon.Read(code, &g) {
-		g = op.Graph{}
-		d := json.NewDecoder(bytes.NewReader(code)) // for what is wrong, or written with escapes
-		d.DisallowUnknownFields()
-		if err := d.Decode(&g); err != nil {
-			return g, diag.New(diag.ClassInput, "parse graph: %w", err)
-		}
-		if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
-			return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
-		}
-	}
-	if len(g.Nodes) > maxNodes {
-		return g, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(g.Nodes), maxNodes)
-	}
-	if err := g.Validate(); err != nil {
-		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
-	}
-	return g, nil
-}
 
 // operand is a value of a graph during one call. raw reaches from the first to the last element of
 // the rows in use; the typed slice of its type is a view of raw.
@@ -167,15 +130,19 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 	g, known := p.graphs[string(a.Code)] // one artifact serves every layer
 	if !known {
 		var err error
-		if g, err = ParseGraph(a.Code); err != nil {
+		if g, err = driver.ParseGraph(a.Code); err != nil {
 			return nil, err
 		}
 		p.graphs[string(a.Code)] = g
 	}
 	e := &executable{p: p, graph: g, arena: -1}
-	weights, err := checkWeights(g.Weights, w)
+	checked, err := w.Check(g.Weights, func(scheme string) string { return layouts[scheme] }, pack.Bytes)
 	if err != nil {
 		return nil, err
+	}
+	weights := map[string]driver.Packed{}
+	for _, w := range checked {
+		weights[w.Spec.Name] = w
 	}
 	index, err := e.declare()
 	if err != nil {
@@ -237,57 +204,6 @@ func (e *executable) chained() (out []step) {
 }
 
 func roundUp(bytes int64) int64 { return (bytes + align - 1) / align * align }
-
-// checkWeights compares the weights given with those of the graph, by position; names may differ,
-// because one artifact serves every layer.
-func checkWeights(specs []op.WeightSpec, w driver.Weights) (map[string]driver.Packed, error) {
-	if len(w) != len(specs) {
-		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
-	}
-	out := map[string]driver.Packed{}
-	for i, spec := range specs {
-		got := w[i].Spec
-		got.Name = spec.Name
-		if got != spec {
-			return nil, fmt.Errorf("weight %q: got %s, want %s", spec.Name, describe(got), describe(spec))
-		}
-		if want := layouts[spec.Scheme]; spec.Layout != want {
-			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
-		}
-		size, err := pack.Bytes(pack.Expert(spec))
-		if err != nil {
-			return nil, err
-		}
-		stride, have := w[i].Stride, int64(len(w[i].Bytes))
-		if spec.Experts > 0 {
-			// The stride is compared with the bytes before it is multiplied.
-			if stride < size || stride%align != 0 || spec.Experts > 1 && stride > have {
-				return nil, fmt.Errorf("weight %q: got a stride of %d bytes from expert to expert, want a multiple of %d in %d..%d", spec.Name, stride, align, size, have)
-			}
-			size += int64(spec.Experts-1) * stride
-		}
-		if have != size {
-			apart := ""
-			if spec.Experts > 1 {
-				apart = fmt.Sprintf(" of %d experts, %d bytes from one to the next", spec.Experts, stride)
-			}
-			return nil, fmt.Errorf("weight %q: got %d bytes%s, want %d", spec.Name, have, apart, size)
-		}
-		if !mem.Aligned(w[i].Bytes, align) {
-			return nil, fmt.Errorf("weight %q: address is not a multiple of %d", spec.Name, align)
-		}
-		out[spec.Name] = driver.Packed{Spec: spec, Bytes: w[i].Bytes, Stride: stride}
-	}
-	return out, nil
-}
-
-func describe(s op.WeightSpec) string {
-	shape := fmt.Sprintf("[%d,%d]", s.K, s.N)
-	if s.Experts > 0 {
-		shape = fmt.Sprintf("%d experts [%d,%d]", s.Experts, s.K, s.N)
-	}
-	return fmt.Sprintf("%s %s %s", shape, s.Scheme, s.Layout)
-}
 
 // declare lays out the operands; a value may be an input and an output (in place), nothing else twice.
 func (e *executable) declare() (map[string]int, error) {
@@ -444,18 +360,11 @@ func (e *executable) view(o *operand, v *driver.View, role string) error {
 
 // window makes the first rows of v current, which lie inside its buffer.
 func (o *operand) window(v *driver.View, rows int, role string) error {
-	if v.Buffer == nil {
-		return fmt.Errorf("%s %q: no buffer", role, o.value.Name)
+	b, err := v.Window(rows)
+	if err == nil {
+		err = o.set(b, v.Stride)
 	}
-	b, size := v.Buffer.Bytes(), int64(v.Type.Bytes())
-	// Offsets and strides are compared with the buffer before they are multiplied.
-	have := int64(len(b))
-	if v.Stride < v.Cols || v.Offset < 0 || v.Offset > have || rows > 1 && int64(v.Stride) > have ||
-		(int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size > have-v.Offset {
-		return fmt.Errorf("%s %q: view [%d,%d] of stride %d at byte %d does not fit its buffer of %d bytes", role, o.value.Name, rows, v.Cols, v.Stride, v.Offset, have)
-	}
-	end := v.Offset + (int64(rows-1)*int64(v.Stride)+int64(v.Cols))*size
-	if err := o.set(b[v.Offset:end], v.Stride); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s %q: %w", role, o.value.Name, err)
 	}
 	return nil

@@ -136,7 +136,11 @@ func TestManyWorkers(t *testing.T) {
 							ids[i] = int32(rng.IntN(g.Weights[0].Experts))
 						}
 					}
-					return driver.View{Buffer: &imported{raw}, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
+					buf, err := driver.ImportHost(raw)
+					if err != nil {
+						t.Error(err)
+					}
+					return driver.View{Buffer: buf, Type: v.Type, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
 				}
 				for _, v := range g.Inputs {
 					b.In = append(b.In, view(v))

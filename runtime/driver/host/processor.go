@@ -13,8 +13,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-// align is the alignment of every buffer and weight: one cache line and one vector register.
-const align = 64
+const align = driver.Align
 
 // maxWork bounds the temporary memory of one graph, so that a hostile artifact cannot ask for more
 // than a machine has.
@@ -92,27 +91,19 @@ func (p *processor) String() string {
 }
 
 func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	if bytes < 0 || bytes > mem.MaxBytes {
-		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", p, bytes, int64(mem.MaxBytes))
-	}
-	r, err := mem.Alloc(int(bytes), align)
+	b, err := driver.AllocHost(bytes)
 	if err != nil {
 		return nil, fmt.Errorf("allocate on %s: %w", p, err)
 	}
-	return r, nil
+	return b, nil
 }
 
-// imported is memory of the caller.
-type imported struct{ b []byte }
-
-func (i *imported) Bytes() []byte { return i.b }
-func (i *imported) Close() error  { i.b = nil; return nil }
-
 func (p *processor) Import(b []byte) (driver.Buffer, error) {
-	if !mem.Aligned(b, align) {
-		return nil, diag.New(diag.ClassInput, "import %d bytes to %s: address is not a multiple of %d", len(b), p, align)
+	buf, err := driver.ImportHost(b)
+	if err != nil {
+		return nil, fmt.Errorf("import to %s: %w", p, err)
 	}
-	return &imported{b}, nil
+	return buf, nil
 }
 
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {

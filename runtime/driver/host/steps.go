@@ -112,7 +112,7 @@ func (b *builder) build() (step, error) {
 		spec, want := b.w[i], o.WeightSpec(role, layouts[o.Scheme.Weight()])
 		want.Name = spec.Spec.Name
 		if spec.Spec != want {
-			return step{}, fmt.Errorf("weight %d is %s, want %s", i, describe(spec.Spec), describe(want))
+			return step{}, fmt.Errorf("weight %d is %v, want %v", i, spec.Spec, want)
 		}
 	}
 	if e := b.e; o.Kind == op.Rope || o.Kind == op.KVAppend || o.Kind == op.Attention {

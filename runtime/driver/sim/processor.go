@@ -7,15 +7,11 @@ import (
 	"sync/atomic"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 )
-
-// align is the alignment of buffers, as the host driver wants it.
-const align = 64
 
 // processor is one simulated processor with its own virtual clock. It does not know what others do at
 // the same virtual time: contention is stated by option beside, because lanes reach a virtual time
@@ -56,30 +52,21 @@ func (p *processor) Attach() error {
 }
 
 func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	if bytes < 0 || bytes > mem.MaxBytes {
-		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", p, bytes, int64(mem.MaxBytes))
-	}
-	r, err := mem.Alloc(int(bytes), align)
+	b, err := driver.AllocHost(bytes)
 	if err != nil {
 		return nil, fmt.Errorf("allocate on %s: %w", p, err)
 	}
-	return r, nil
+	return b, nil
 }
-
-// imported is memory of the caller.
-type imported struct{ b []byte }
-
-func (i *imported) Bytes() []byte { return i.b }
-func (i *imported) Close() error  { i.b = nil; return nil }
 
 func (p *processor) Import(b []byte) (driver.Buffer, error) {
-	if !mem.Aligned(b, align) {
-		return nil, diag.New(diag.ClassInput, "import %d bytes to %s: address is not a multiple of %d", len(b), p, align)
+	buf, err := driver.ImportHost(b)
+	if err != nil {
+		return nil, fmt.Errorf("import to %s: %w", p, err)
 	}
-	return &imported{b}, nil
+	return buf, nil
 }
 
-// Load refuses what the SoC says the processor cannot execute, whatever the host could.
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -97,7 +84,7 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if a.Driver != socs.SimDriver {
 		return fail(fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, socs.SimDriver))
 	}
-	g, err := host.ParseGraph(a.Code)
+	g, err := driver.ParseGraph(a.Code)
 	if err != nil {
 		return fail(err)
 	}

@@ -1,0 +1,91 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/hetc/hetc/internal/canon"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Limits of a graph in an artifact. A graph is a handful of operators.
+const (
+	maxGraphCode  = 1 << 20
+	maxGraphNodes = 1 << 12
+)
+
+// ParseGraph decodes the canonical JSON of a valid graph, as compilers write it. Other spellings of the
+// same graph are refused, so that one graph has one artifact.
+func ParseGraph(code []byte) (op.Graph, error) {
+	var g op.Graph
+	if len(code) > maxGraphCode {
+		return g, diag.New(diag.ClassInput, "parse graph: %d bytes, want at most %d", len(code), maxGraphCode)
+	}
+	if !canon.Read(code, &g) {
+		g = op.Graph{}
+		d := json.NewDecoder(bytes.NewReader(code)) // for what is wrong, or written with escapes
+		d.DisallowUnknownFields()
+		if err := d.Decode(&g); err != nil {
+			return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+		}
+		if canonical, err := json.Marshal(&g); err != nil || !bytes.Equal(canonical, code) {
+			return g, diag.New(diag.ClassInput, "parse graph: not in canonical form").WithHint("compile the bundle again")
+		}
+	}
+	if len(g.Nodes) > maxGraphNodes {
+		return g, diag.New(diag.ClassInput, "parse graph: %d nodes, want at most %d", len(g.Nodes), maxGraphNodes)
+	}
+	if err := g.Validate(); err != nil {
+		return g, diag.New(diag.ClassInput, "parse graph: %w", err)
+	}
+	return g, nil
+}
+
+// Check compares weights with those of a graph, by position: names may differ, because one artifact serves every
+// layer. layout is the layout that the processor reads for a weight scheme, size the packed size of one expert's matrix.
+// What it returns has the graph's names.
+func (w Weights) Check(specs []op.WeightSpec, layout func(scheme string) string, size func(op.WeightSpec) (int64, error)) (Weights, error) {
+	if len(w) != len(specs) {
+		return nil, fmt.Errorf("got %d weights, want %d", len(w), len(specs))
+	}
+	out := make(Weights, len(w))
+	for i, spec := range specs {
+		got := w[i].Spec
+		got.Name = spec.Name
+		if got != spec {
+			return nil, fmt.Errorf("weight %q: got %v, want %v", spec.Name, got, spec)
+		}
+		if want := layout(spec.Scheme); spec.Layout != want {
+			return nil, fmt.Errorf("weight %q: layout %q of scheme %q is not supported, want %q", spec.Name, spec.Layout, spec.Scheme, want)
+		}
+		one := spec
+		one.Experts = 0
+		want, err := size(one)
+		if err != nil {
+			return nil, err
+		}
+		stride, have := w[i].Stride, int64(len(w[i].Bytes))
+		if spec.Experts > 0 {
+			// The stride is compared with the bytes before it is multiplied.
+			if stride < want || stride%Align != 0 || spec.Experts > 1 && stride > have {
+				return nil, fmt.Errorf("weight %q: got a stride of %d bytes from expert to expert, want a multiple of %d in %d..%d", spec.Name, stride, Align, want, have)
+			}
+			want += int64(spec.Experts-1) * stride
+		}
+		if have != want {
+			apart := ""
+			if spec.Experts > 1 {
+				apart = fmt.Sprintf(" of %d experts, %d bytes from one to the next", spec.Experts, stride)
+			}
+			return nil, fmt.Errorf("weight %q: got %d bytes%s, want %d", spec.Name, have, apart, want)
+		}
+		if !mem.Aligned(w[i].Bytes, Align) {
+			return nil, fmt.Errorf("weight %q: address is not a multiple of %d", spec.Name, Align)
+		}
+		out[i] = Packed{Spec: spec, Bytes: w[i].Bytes, Stride: stride}
+	}
+	return out, nil
+}
