@@ -28,10 +28,10 @@ var table = []room{
 	{path: "internal/wholefile"},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/canon"},
-	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}, later: true},
+	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}},
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/shalanes", third: []string{sysUnix}}, // sys: the features of the CPU
-	{path: "internal/*api", may: []string{"internal/native"}, later: true},
+	{path: "internal/*api", may: []string{"internal/native", "internal/mem"}}, // mem: arrays of pointers that C reads,
 	{path: "internal/cas"},
 	{path: "internal/onnx", may: []string{"planir/op"}, third: []string{"google.golang.org/protobuf/encoding/protowire"}, later: true},
 	{path: "internal/golden"},

@@ -1,0 +1,137 @@
+package native
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// EnvDir names a folder that is searched before all others.
+const EnvDir = "HETC_NATIVE_DIR"
+
+// Deps is the folder that `make deps` fills.
+const Deps = ".deps"
+
+// Search says what a library is called and where it may lie.
+type Search struct {
+	// File is the library itself, chosen by the user: nothing else is looked at. May be empty.
+	File string
+	// Folder is the library's own folder below a folder that is searched: "onnxruntime".
+	Folder string
+	// Names are patterns (see path/filepath.Match) of the file's name; the first that matches wins, of
+	// several matches the last in order, which is the newest version.
+	Names []string
+	// System are names that the system's loader is asked for.
+	System []string
+}
+
+// Find opens the first library that is there: the named file; in $HETC_NATIVE_DIR; in .deps of the current
+// folder; beside the executable and its folder; by the system's loader. The first file found decides: when
+// it does not open, that is the error, and no other one is taken silently. tried lists what was looked at,
+// in order; the error is an *Error.
+func Find(s Search) (l *Library, tried []string, err error) {
+	if e := Supported(); e != nil {
+		if e.Path = s.Folder; s.File != "" {
+			e.Path = s.File
+		}
+		return nil, nil, e
+	}
+	if s.File != "" {
+		path := s.File
+		if named(path) {
+			path = "." + string(filepath.Separator) + path // a file, not a name for the loader
+		}
+		l, err := Open(path)
+		return l, []string{s.File}, err
+	}
+	for _, dir := range s.dirs() {
+		tried = append(tried, dir)
+		st, err := os.Stat(dir)
+		if err != nil {
+			continue
+		}
+		if !st.IsDir() {
+			if os.Getenv(EnvDir) == dir {
+				return nil, tried, &Error{Path: dir, Problem: Broken, Detail: EnvDir + " names a file, want a folder"}
+			}
+			continue
+		}
+		if file := s.in(dir); file != "" {
+			l, err := Open(file)
+			return l, tried, err
+		}
+	}
+	for _, name := range s.System {
+		tried = append(tried, fmt.Sprintf("%s (system)", name))
+		if l, err := Open(name); err == nil {
+			return l, tried, nil
+		}
+	}
+	return nil, tried, &Error{Path: s.Folder, Problem: Absent}
+}
+
+func (s Search) dirs() []string {
+	var dirs []string
+	add := func(dir string) {
+		for _, d := range []string{filepath.Join(dir, s.Folder), dir} {
+			if !slices.Contains(dirs, d) {
+				dirs = append(dirs, d)
+			}
+		}
+	}
+	if dir := os.Getenv(EnvDir); dir != "" {
+		add(dir)
+	}
+	dirs = append(dirs, filepath.Join(Deps, s.Folder))
+	if self, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			self = real
+		}
+		at := filepath.Dir(self)
+		dirs = append(dirs, filepath.Join(at, Deps, s.Folder), filepath.Join(filepath.Dir(at), Deps, s.Folder))
+		add(at)
+	}
+	return dirs
+}
+
+// in is the library's path in dir, always with a separator; empty when there is none.
+func (s Search) in(dir string) string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return ""
+	}
+	for _, pattern := range s.Names {
+		for i := len(entries) - 1; i >= 0; i-- {
+			e := entries[i]
+			if ok, _ := filepath.Match(pattern, e.Name()); ok && e.Type()&fs.ModeDir == 0 {
+				path := filepath.Join(dir, e.Name())
+				if abs, err := filepath.Abs(path); err == nil {
+					path = abs
+				}
+				return path
+			}
+		}
+	}
+	return ""
+}
+
+// FileNames are the usual names of a library's file on this system: "onnxruntime" is libonnxruntime.so and
+// libonnxruntime.so.*, libonnxruntime.dylib and libonnxruntime.*.dylib, or onnxruntime.dll.
+func FileNames(name string) []string {
+	switch runtime.GOOS {
+	case "windows":
+		return []string{name + ".dll"}
+	case "darwin":
+		return []string{"lib" + name + ".dylib", "lib" + name + ".*.dylib"}
+	}
+	return []string{"lib" + name + ".so", "lib" + name + ".so.*"}
+}
+
+// SystemNames are the names among FileNames that are no patterns.
+func SystemNames(name string) []string {
+	return slices.DeleteFunc(FileNames(name), func(s string) bool { return strings.Contains(s, "*") })
+}

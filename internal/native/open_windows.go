@@ -1,0 +1,39 @@
+//go:build !hetc_static && (amd64 || arm64)
+
+package native
+
+import (
+	"encoding/binary"
+	"os"
+
+	"golang.org/x/sys/windows"
+)
+
+func open(path string) (uintptr, error) {
+	flags := uintptr(windows.LOAD_LIBRARY_SEARCH_DEFAULT_DIRS)
+	if !named(path) {
+		full, err := windows.FullPath(path)
+		if err != nil {
+			return 0, err
+		}
+		path, flags = full, flags|windows.LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR
+	}
+	h, err := windows.LoadLibraryEx(path, 0, flags)
+	return uintptr(h), err
+}
+
+func symbol(handle uintptr, name string) (uintptr, error) {
+	return windows.GetProcAddress(windows.Handle(handle), name)
+}
+
+// Path is a file name as C takes it: UTF-16.
+func Path(s string) (b []byte, ok bool) {
+	u, err := windows.UTF16FromString(s)
+	for _, c := range u {
+		b = binary.LittleEndian.AppendUint16(b, c)
+	}
+	return b, err == nil
+}
+
+// checkWhole leaves the check to the system, which refuses truncated files by itself.
+func checkWhole(*os.File, int64) error { return nil }

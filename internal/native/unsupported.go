@@ -1,0 +1,28 @@
+//go:build hetc_static || !(((linux || darwin) && (amd64 || arm64)) || (windows && (amd64 || arm64)))
+
+package native
+
+import (
+	"errors"
+	"os"
+)
+
+// Supported says that this build opens no libraries.
+func Supported() *Error { return &Error{Problem: NotBuiltIn} }
+
+var errNotBuiltIn = errors.New("not built in")
+
+func open(string) (uintptr, error)            { return 0, errNotBuiltIn }
+func symbol(uintptr, string) (uintptr, error) { return 0, errNotBuiltIn }
+func checkWhole(*os.File, int64) error        { return errNotBuiltIn }
+
+// Path is a file name as C takes it.
+func Path(s string) (b []byte, ok bool) { return CString(s) }
+
+// Call cannot be reached: nothing can be opened.
+func Call(uintptr, ...uintptr) uintptr {
+	panic("BUG: a C function was called in a build without libraries")
+}
+
+// Callback cannot be reached: nothing can be opened.
+func Callback(any) uintptr { panic("BUG: a C callback was made in a build without libraries") }

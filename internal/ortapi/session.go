@@ -1,0 +1,457 @@
+package ortapi
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+)
+
+// Initializer replaces a weight that the model declares as external data.
+type Initializer struct {
+	Name  string
+	Value *Value
+}
+
+// Weights is the location that models name for weights which Initializers replace: an empty file of that name
+// exists where the library looks.
+const Weights = "weights"
+
+// SessionOptions configures a session. The zero value is the environment's pool, no optimisation.
+type SessionOptions struct {
+	// Threads is the size of the session's own pool, the calling thread included: 1 has no thread but the
+	// calling one. 0 takes the environment's pool.
+	Threads int
+	Cores   []int // pins the Threads-1 own threads, one each; nil does not
+	// Optimization is the library's graph optimisation: 0 none, 1 basic, 2 extended, 3 layout, 99 all.
+	Optimization int
+	Config       [][2]string // the library's session configuration entries, in order
+	// Provider names an execution provider other than the CPU's, with its options. Nodes it does not take are
+	// an error, never run on the CPU.
+	Provider        string
+	ProviderOptions [][2]string
+
+	Initializers []Initializer
+	Prepacked    *PrepackedWeights // may be nil
+	// OptimizedModelPath is where the library writes the model as it optimised it; empty: nowhere.
+	OptimizedModelPath string
+}
+
+// IO is one input or output of a model.
+type IO struct {
+	Name  string
+	Type  ElementType
+	Shape []int64 // -1: any
+}
+
+// Session is a model ready to run.
+type Session struct {
+	Inputs, Outputs []IO
+
+	env       *Env
+	p         uintptr
+	prepacked *PrepackedWeights
+	values    []*Value // hold memory that C reads
+	bindings  []*Binding
+}
+
+// NewSession makes a session of an ONNX model's bytes.
+func (e *Env) NewSession(model []byte, o *SessionOptions) (*Session, error) {
+	if len(model) == 0 {
+		return nil, usage("create session: the model is empty")
+	}
+	return e.session(model, "", o)
+}
+
+// NewSessionFromFile makes a session of a model file, whose external data lies beside it.
+func (e *Env) NewSessionFromFile(path string, o *SessionOptions) (*Session, error) {
+	return e.session(nil, path, o)
+}
+
+func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, error) {
+	if err := e.hold(); err != nil {
+		return nil, err
+	}
+	s := &Session{env: e}
+	if o.Prepacked != nil {
+		if err := o.Prepacked.hold(); err != nil {
+			e.release()
+			return nil, err
+		}
+		s.prepacked = o.Prepacked
+	}
+	if err := s.create(model, path, o); err != nil {
+		s.Close()
+		return nil, err
+	}
+	if err := s.describe(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Session) create(model []byte, path string, o *SessionOptions) error {
+	l := s.env.lib
+	var opts, session out
+	if err := l.check("make session options", native.Call(l.fn[fnCreateSessionOptions], uintptr(unsafe.Pointer(&opts.p)))); err != nil {
+		return err
+	}
+	defer native.Call(l.fn[fnReleaseSessionOptions], opts.p)
+	if err := s.configure(opts.p, model != nil, o); err != nil {
+		return err
+	}
+	for _, i := range o.Initializers {
+		name, err := cstring("initializer", i.Name)
+		if err != nil {
+			return err
+		}
+		if i.Value == nil || i.Value.p == 0 {
+			return usage("initializer %q has no value", i.Name)
+		}
+		if err := l.check("add initializer "+strconv.Quote(i.Name), native.Call(l.fn[fnAddInitializer], opts.p, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
+			return err
+		}
+		s.values = append(s.values, i.Value)
+	}
+	const what = "create session"
+	var status uintptr
+	if model != nil {
+		if s.prepacked != nil {
+			status = native.Call(l.fn[fnCreateSessionFromArrayWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts.p, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+		} else {
+			status = native.Call(l.fn[fnCreateSessionFromArray], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts.p, uintptr(unsafe.Pointer(&session.p)))
+		}
+	} else {
+		name, ok := native.Path(path)
+		if !ok {
+			return usage("%s: path %q has a NUL byte", what, path)
+		}
+		if s.prepacked != nil {
+			status = native.Call(l.fn[fnCreateSessionWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts.p, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+		} else {
+			status = native.Call(l.fn[fnCreateSession], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts.p, uintptr(unsafe.Pointer(&session.p)))
+		}
+	}
+	if err := l.check(what, status); err != nil {
+		return err
+	}
+	s.p = session.p
+	return nil
+}
+
+func (s *Session) configure(opts uintptr, bytes bool, o *SessionOptions) error {
+	l := s.env.lib
+	set := func(what string, fn int, args ...uintptr) error {
+		return l.check(what, native.Call(l.fn[fn], append([]uintptr{opts}, args...)...))
+	}
+	steps := []error{}
+	do := func(err error) { steps = append(steps, err) }
+	do(set("set execution mode", fnSetSessionExecutionMode, executeSequential))
+	do(set("disable memory pattern", fnDisableMemPattern))
+	do(set("disable memory arena", fnDisableCPUMemArena))
+	do(set("set optimisation level", fnSetSessionGraphOptimizationLevel, uintptr(o.Optimization)))
+	switch {
+	case o.Threads == 0:
+		do(set("share the thread pool", fnDisablePerSessionThreads))
+	case o.Threads < 0 || o.Threads > 1024:
+		return usage("%d threads, want 0 to 1024", o.Threads)
+	default:
+		do(set("set number of threads", fnSetIntraOpNumThreads, uintptr(o.Threads)))
+	}
+	do(set("set number of threads", fnSetInterOpNumThreads, 1))
+	for _, err := range steps {
+		if err != nil {
+			return err
+		}
+	}
+	config := slices.Clone(o.Config)
+	if len(o.Cores) > 0 {
+		if len(o.Cores) != o.Threads-1 {
+			return usage("%d cores for the session's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
+		}
+		b, err := affinity(o.Cores)
+		if err != nil {
+			return err
+		}
+		config = append(config, [2]string{"session.intra_op_thread_affinities", string(b[:len(b)-1])})
+	}
+	if bytes && len(o.Initializers) > 0 {
+		folder, err := s.env.weightsFolder()
+		if err != nil {
+			return err
+		}
+		config = append(config, [2]string{"session.model_external_initializers_file_folder_path", folder})
+	}
+	if o.Provider != "" {
+		config = append(config, [2]string{"session.disable_cpu_ep_fallback", "1"})
+	}
+	for _, c := range config {
+		key, err := cstring("session configuration key", c[0])
+		if err != nil {
+			return err
+		}
+		value, err := cstring("session configuration value", c[1])
+		if err != nil {
+			return err
+		}
+		if err := l.check("set "+strconv.Quote(c[0]), native.Call(l.fn[fnAddSessionConfigEntry], opts, uintptr(unsafe.Pointer(&key[0])), uintptr(unsafe.Pointer(&value[0])))); err != nil {
+			return err
+		}
+	}
+	if o.OptimizedModelPath != "" {
+		name, ok := native.Path(o.OptimizedModelPath)
+		if !ok {
+			return usage("path %q has a NUL byte", o.OptimizedModelPath)
+		}
+		if err := l.check("set path of the optimised model", native.Call(l.fn[fnSetOptimizedModelFilePath], opts, uintptr(unsafe.Pointer(&name[0])))); err != nil {
+			return err
+		}
+	}
+	if o.Provider != "" {
+		return s.appendProvider(opts, o)
+	}
+	return nil
+}
+
+// appendProvider gives the provider's options as two arrays of strings, which lie in one block each.
+func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
+	l := s.env.lib
+	name, err := cstring("execution provider", o.Provider)
+	if err != nil {
+		return err
+	}
+	var text []byte // all strings; arrays point into it
+	var at []int
+	for _, kv := range o.ProviderOptions {
+		for _, str := range kv {
+			b, err := cstring("execution provider option", str)
+			if err != nil {
+				return err
+			}
+			at = append(at, len(text))
+			text = append(text, b...)
+		}
+	}
+	text = append(text, 0)
+	n := len(o.ProviderOptions)
+	table, free, err := outside(len(text) + 2*n*int(wordBytes))
+	if err != nil {
+		return err
+	}
+	defer free()
+	copy(table[2*n*int(wordBytes):], text)
+	// SAFETY: the block is page-aligned memory outside the Go heap of 2n words and the strings behind them; the
+	// words hold addresses in the same block.
+	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&table[0])), 2*n+1)[:2*n]
+	base := uintptr(unsafe.Pointer(&table[0]))
+	for i, offset := range at {
+		words[i%2*n+i/2] = base + uintptr(2*n)*wordBytes + uintptr(offset)
+	}
+	return l.check("append execution provider "+strconv.Quote(o.Provider),
+		native.Call(l.fn[fnSessionOptionsAppendExecutionProvider], opts, uintptr(unsafe.Pointer(&name[0])), base, base+uintptr(n)*wordBytes, uintptr(n)))
+}
+
+// weightsFolder is a private folder with an empty file named Weights: the library opens the file that a model
+// names for a weight even where an initializer replaces it.
+func (e *Env) weightsFolder() (string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.folder != "" {
+		return e.folder, nil
+	}
+	dir, err := os.MkdirTemp("", "hetc-ort-*")
+	if err == nil {
+		if err = os.WriteFile(filepath.Join(dir, Weights), nil, 0o600); err != nil {
+			os.RemoveAll(dir)
+		}
+	}
+	if err != nil {
+		return "", diag.New(diag.ClassIO, "onnx runtime: make folder for weights: %w", err)
+	}
+	e.folder = dir
+	return dir, nil
+}
+
+func removeFolder(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return diag.New(diag.ClassIO, "onnx runtime: %w", err)
+	}
+	return nil
+}
+
+func getenv(name string) string { return os.Getenv(name) }
+
+func itoa(i int64) string { return strconv.FormatInt(i, 10) }
+
+func (s *Session) describe() error {
+	var err error
+	if s.Inputs, err = s.list(fnSessionGetInputCount, fnSessionGetInputName, fnSessionGetInputTypeInfo); err != nil {
+		return err
+	}
+	s.Outputs, err = s.list(fnSessionGetOutputCount, fnSessionGetOutputName, fnSessionGetOutputTypeInfo)
+	return err
+}
+
+func (s *Session) list(count, name, info int) ([]IO, error) {
+	l := s.env.lib
+	const what = "describe session"
+	var n, allocator out
+	if err := l.check(what, native.Call(l.fn[count], s.p, uintptr(unsafe.Pointer(&n.p)))); err != nil {
+		return nil, err
+	}
+	if err := l.check(what, native.Call(l.fn[fnGetAllocatorWithDefaultOptions], uintptr(unsafe.Pointer(&allocator.p)))); err != nil {
+		return nil, err
+	}
+	var ios []IO
+	for i := range n.p {
+		var str, typ out
+		if err := l.check(what, native.Call(l.fn[name], s.p, i, allocator.p, uintptr(unsafe.Pointer(&str.p)))); err != nil {
+			return nil, err
+		}
+		io := IO{Name: native.String(str.p, longestText)}
+		if err := l.check(what, native.Call(l.fn[fnAllocatorFree], allocator.p, str.p)); err != nil {
+			return nil, err
+		}
+		if err := l.check(what, native.Call(l.fn[info], s.p, i, uintptr(unsafe.Pointer(&typ.p)))); err != nil {
+			return nil, err
+		}
+		err := l.shape(typ.p, &io)
+		native.Call(l.fn[fnReleaseTypeInfo], typ.p)
+		if err != nil {
+			return nil, err
+		}
+		ios = append(ios, io)
+	}
+	return ios, nil
+}
+
+// shape reads type and shape; of what is no tensor they stay zero.
+func (l *Library) shape(info uintptr, io *IO) error {
+	const what = "describe session"
+	var tensor, typ, dims out
+	if err := l.check(what, native.Call(l.fn[fnCastTypeInfoToTensorInfo], info, uintptr(unsafe.Pointer(&tensor.p)))); err != nil {
+		return err
+	}
+	if tensor.p == 0 {
+		return nil
+	}
+	if err := l.check(what, native.Call(l.fn[fnGetTensorElementType], tensor.p, uintptr(unsafe.Pointer(&typ.p)))); err != nil {
+		return err
+	}
+	io.Type = ElementType(int32(typ.p))
+	if err := l.check(what, native.Call(l.fn[fnGetDimensionsCount], tensor.p, uintptr(unsafe.Pointer(&dims.p)))); err != nil {
+		return err
+	}
+	if dims.p == 0 {
+		io.Shape = []int64{}
+		return nil
+	}
+	if dims.p > 1024 {
+		return usage("%s: value %q has %d dimensions", what, io.Name, dims.p)
+	}
+	io.Shape = make([]int64, dims.p)
+	return l.check(what, native.Call(l.fn[fnGetDimensions], tensor.p, uintptr(unsafe.Pointer(&io.Shape[0])), dims.p))
+}
+
+// Close gives the session and its bindings back.
+func (s *Session) Close() error {
+	if s.env == nil {
+		return nil
+	}
+	for _, b := range slices.Clone(s.bindings) {
+		b.Close()
+	}
+	if s.p != 0 {
+		native.Call(s.env.lib.fn[fnReleaseSession], s.p)
+	}
+	var err error
+	if s.prepacked != nil {
+		err = s.prepacked.release()
+	}
+	if e := s.env.release(); err == nil {
+		err = e
+	}
+	s.env, s.p, s.prepacked, s.values = nil, 0, nil, nil
+	return err
+}
+
+// Binding is where a session's inputs and outputs lie.
+type Binding struct {
+	session *Session
+	p       uintptr
+	lib     *Library
+	run     []uintptr // arguments of Run, prepared
+	values  map[string]*Value
+}
+
+// NewBinding makes a binding without operands.
+func (s *Session) NewBinding() (*Binding, error) {
+	if s.p == 0 {
+		return nil, usage("make binding: the session is closed")
+	}
+	l := s.env.lib
+	var p out
+	if err := l.check("make binding", native.Call(l.fn[fnCreateIoBinding], s.p, uintptr(unsafe.Pointer(&p.p)))); err != nil {
+		return nil, err
+	}
+	b := &Binding{session: s, p: p.p, lib: l, run: []uintptr{s.p, 0, p.p}, values: map[string]*Value{}}
+	s.bindings = append(s.bindings, b)
+	return b, nil
+}
+
+// BindInput gives the memory that an input is read from, replacing what was bound before.
+func (b *Binding) BindInput(name string, v *Value) error {
+	return b.bind(fnBindInput, "input", name, v)
+}
+
+// BindOutput gives the memory that an output is written to, replacing what was bound before.
+func (b *Binding) BindOutput(name string, v *Value) error {
+	return b.bind(fnBindOutput, "output", name, v)
+}
+
+func (b *Binding) bind(fn int, what, name string, v *Value) error {
+	if b.p == 0 {
+		return usage("bind %s %q: the binding is closed", what, name)
+	}
+	if v == nil || v.p == 0 {
+		return usage("bind %s %q: no value", what, name)
+	}
+	str, err := cstring(what, name)
+	if err != nil {
+		return err
+	}
+	if err := b.lib.check("bind "+what+" "+strconv.Quote(name), native.Call(b.lib.fn[fn], b.p, uintptr(unsafe.Pointer(&str[0])), v.p)); err != nil {
+		return err
+	}
+	b.values[what+name] = v
+	return nil
+}
+
+// Close gives the binding back.
+func (b *Binding) Close() error {
+	if b.p == 0 {
+		return nil
+	}
+	native.Call(b.lib.fn[fnReleaseIoBinding], b.p)
+	s := b.session
+	s.bindings = slices.DeleteFunc(s.bindings, func(x *Binding) bool { return x == b })
+	b.p, b.session, b.run, b.values = 0, nil, nil, nil
+	return nil
+}
+
+// Run executes the session on the binding's operands, on the calling thread and the session's own. It
+// allocates nothing.
+func (s *Session) Run(b *Binding) error {
+	if s.p == 0 || b.session != s {
+		return usage("run: the binding is closed or of another session")
+	}
+	if status := native.Call(s.env.lib.fn[fnRunWithBinding], b.run...); status != 0 {
+		return s.env.lib.check("run", status)
+	}
+	return nil
+}
