@@ -33,7 +33,7 @@ var table = []room{
 	{path: "internal/shalanes", third: []string{sysUnix}}, // sys: the features of the CPU
 	{path: "internal/*api", may: []string{"internal/native", "internal/mem"}}, // mem: arrays of pointers that C reads,
 	{path: "internal/cas"},
-	{path: "internal/onnx", may: []string{"planir/op"}, third: []string{"google.golang.org/protobuf/encoding/protowire"}, later: true},
+	{path: "internal/onnx", third: []string{"google.golang.org/protobuf/encoding/protowire"}},
 	{path: "internal/golden"},
 	{path: "internal/depcheck"},
 
@@ -119,7 +119,6 @@ var hetrunNever = map[string]string{
 	"planir/check":       "emit has checked the plan",
 	"runtime/driver/sim": "simulated times never come from a device",
 	"runtime/quality":    "quality is judged by hetc",
-	"internal/onnx":      "the runtime neither compiles nor signs",
 	"internal/report":    "reports are made by hetc",
 	"internal/papers":    "papers are recomputed by hetc",
 }

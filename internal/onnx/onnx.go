@@ -1,0 +1,173 @@
+// Package onnx knows the bytes of an ONNX model: it writes them, and reads them back without trust.
+//
+// Of the format it knows what hetc's own models need: one graph of operators over tensors of static shapes,
+// attributes of numbers and strings, small constants, and weights that lie elsewhere (external data). A model has one
+// encoding: Parse accepts only what Marshal writes, so that two models of different bytes differ in meaning too, and
+// nothing can hide in what a reader skips.
+package onnx
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Type is an element type of a tensor, with the numbers of TensorProto.DataType.
+type Type int32
+
+// The element types hetc's models have.
+const (
+	Float32  Type = 1
+	Uint8    Type = 2
+	Int8     Type = 3
+	Int32    Type = 6
+	Int64    Type = 7
+	Bool     Type = 9
+	Float16  Type = 10
+	BFloat16 Type = 16
+)
+
+// Bytes is the size of one element, 0 for an unknown type.
+func (t Type) Bytes() int {
+	switch t {
+	case Float32, Int32:
+		return 4
+	case Uint8, Int8, Bool:
+		return 1
+	case Int64:
+		return 8
+	case Float16, BFloat16:
+		return 2
+	}
+	return 0
+}
+
+// Versions that the models are written for: what ONNX Runtime 1.20 and later read.
+const (
+	IR           = 10 // ir_version
+	Opset        = 21 // of the operators of ONNX itself, domain ""
+	Contrib      = "com.microsoft"
+	ContribOpset = 1
+)
+
+// Model is a ModelProto.
+type Model struct {
+	IR       int64
+	Producer string
+	Opsets   []OpsetID
+	Graph    Graph
+	Props    []Prop // metadata_props, in order
+}
+
+// OpsetID is a version of the operators of a domain; "" are those of ONNX itself.
+type OpsetID struct {
+	Domain  string
+	Version int64
+}
+
+// Prop is an entry of the metadata.
+type Prop struct{ Key, Value string }
+
+// Prop returns the value of the first entry of that key.
+func (m *Model) Prop(key string) (string, bool) {
+	for _, p := range m.Props {
+		if p.Key == key {
+			return p.Value, true
+		}
+	}
+	return "", false
+}
+
+// Graph is a GraphProto. Its nodes are in the order of execution.
+type Graph struct {
+	Name            string
+	Nodes           []Node
+	Initializers    []Tensor
+	Inputs, Outputs []Value
+}
+
+// Node is one operator. An input that is left out is "".
+type Node struct {
+	Name   string
+	Op     string
+	Domain string
+	In     []string
+	Out    []string
+	Attrs  []Attr
+}
+
+// Attr returns the attribute of that name.
+func (n *Node) Attr(name string) (Attr, bool) {
+	for _, a := range n.Attrs {
+		if a.Name == name {
+			return a, true
+		}
+	}
+	return Attr{}, false
+}
+
+// Kind is what an attribute holds, with the numbers of AttributeProto.AttributeType.
+type Kind int32
+
+// The kinds of attributes hetc's models have.
+const (
+	KindFloat  Kind = 1
+	KindInt    Kind = 2
+	KindString Kind = 3
+	KindInts   Kind = 7
+)
+
+// Attr is an attribute of a node: one of F, I, S, Ints, by Kind.
+type Attr struct {
+	Name string
+	Kind Kind
+	F    float32
+	I    int64
+	S    string
+	Ints []int64
+}
+
+// Int, Ints, Float and String are attributes.
+func Int(name string, v int64) Attr     { return Attr{Name: name, Kind: KindInt, I: v} }
+func Ints(name string, v ...int64) Attr { return Attr{Name: name, Kind: KindInts, Ints: v} }
+func Float(name string, v float32) Attr { return Attr{Name: name, Kind: KindFloat, F: v} }
+func String(name string, v string) Attr { return Attr{Name: name, Kind: KindString, S: v} }
+
+// Tensor is an initializer: its bytes are Raw (little endian), or lie elsewhere.
+type Tensor struct {
+	Name     string
+	Type     Type
+	Dims     []int64
+	Raw      []byte
+	External *External
+}
+
+// External is where the bytes of a tensor lie: in the file Location.
+type External struct {
+	Location       string
+	Offset, Length int64
+}
+
+// Float32s is a constant [len(v)], or of the given shape; none of both is a scalar.
+func Float32s(name string, dims []int64, v ...float32) Tensor {
+	t := Tensor{Name: name, Type: Float32, Dims: dims}
+	for _, x := range v {
+		t.Raw = binary.LittleEndian.AppendUint32(t.Raw, math.Float32bits(x))
+	}
+	return t
+}
+
+// Int64s is a constant [len(v)].
+func Int64s(name string, v ...int64) Tensor {
+	t := Tensor{Name: name, Type: Int64, Dims: []int64{int64(len(v))}}
+	for _, x := range v {
+		t.Raw = binary.LittleEndian.AppendUint64(t.Raw, uint64(x))
+	}
+	return t
+}
+
+// Value is an input or output of a graph: a tensor of static shape.
+type Value struct {
+	Name string
+	Type Type
+	Dims []int64
+}
