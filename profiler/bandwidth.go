@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
 )
 
@@ -92,7 +93,7 @@ func startWorkers(cores []int, work func(i int) func() int64) (*workers, error) 
 		go func() {
 			defer ws.done.Done()
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
-			if err := pin(w.core); err != nil {
+			if err := affinity.Pin(w.core); err != nil {
 				errs <- err
 				return
 			}

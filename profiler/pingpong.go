@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
 )
 
@@ -68,7 +69,7 @@ func handover(ctx context.Context, a, b, count int, loops uint32) (first float64
 	total := 1 + warm + uint32(count)*loops
 	go func() {
 		runtime.LockOSThread()
-		err := pin(b)
+		err := affinity.Pin(b)
 		if err != nil {
 			g.stop.Store(true)
 		} else if !g.pong(0, total) {
@@ -78,7 +79,7 @@ func handover(ctx context.Context, a, b, count int, loops uint32) (first float64
 	}()
 	go func() {
 		runtime.LockOSThread()
-		err := pin(a)
+		err := affinity.Pin(a)
 		if err != nil {
 			g.stop.Store(true)
 			errs <- err

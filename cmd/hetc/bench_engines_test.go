@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
@@ -35,10 +35,7 @@ func nativeLlamaCpp(t *testing.T) string {
 	t.Setenv(engines.EnvDir, dir)
 	l, err := engines.FindLlamaCpp(true)
 	if err != nil {
-		if slices.Contains(strings.Split(os.Getenv("HETC_REQUIRE"), ","), "llama.cpp") {
-			t.Fatalf("HETC_REQUIRE lists llama.cpp: %v", err)
-		}
-		t.Skipf("make deps-bench was not run: %v", err)
+		require.Skip(t, "llama.cpp", err)
 	}
 	return l.Dir
 }

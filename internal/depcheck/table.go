@@ -29,8 +29,10 @@ var table = []room{
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/canon"},
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}},
+	{path: "internal/affinity", third: []string{sysUnix}},
+	{path: "internal/require", may: []string{"internal/native"}}, // native: the name of its variable
 	{path: "internal/mem", third: []string{sysUnix}},
-	{path: "internal/shalanes", third: []string{sysUnix}}, // sys: the features of the CPU
+	{path: "internal/shalanes", third: []string{sysUnix}},                     // sys: the features of the CPU
 	{path: "internal/*api", may: []string{"internal/native", "internal/mem"}}, // mem: arrays of pointers that C reads,
 	{path: "internal/cas"},
 	{path: "internal/onnx", third: []string{"google.golang.org/protobuf/encoding/protowire"}},
@@ -54,9 +56,9 @@ var table = []room{
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "internal/decode"}, third: []string{gonum}},
 
-	{path: "runtime/driver", may: []string{"planir/op", "internal/mem", "internal/canon"}}, // canon: graphs in artifacts have one spelling
-	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack"}},     // pack: its weights are packed ones
-	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}}, // writes the kernels, linked by nothing
+	{path: "runtime/driver", may: []string{"planir/op", "internal/mem", "internal/canon"}},                  // canon: graphs in artifacts have one spelling
+	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}}, // pack: its weights are packed ones
+	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                 // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
@@ -70,7 +72,7 @@ var table = []room{
 	{path: "runtime/quality", may: []string{"runtime/executor", "runtime/tokenizer", "runtime/driver", "planir/op", "planir/calibration"}},
 
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
-	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem"}, third: []string{sysUnix, gonum}},
+	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix, gonum}},
 
 	{path: "solver/milp", later: true},
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},

@@ -33,12 +33,3 @@ func TestHalf(t *testing.T) {
 		}
 	}
 }
-
-func TestRequired(t *testing.T) {
-	for env, want := range map[string]bool{"": false, "ort": true, "opencl,ort": true, "opencl": false, "ortx": false} {
-		t.Setenv("HETC_REQUIRE", env)
-		if required("ort") != want {
-			t.Errorf("HETC_REQUIRE=%s: got %v", env, !want)
-		}
-	}
-}

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -66,20 +65,12 @@ type session struct {
 	lane *lane
 }
 
-// required reports whether HETC_REQUIRE lists the driver.
-func required(name string) bool {
-	return slices.Contains(strings.Split(os.Getenv("HETC_REQUIRE"), ","), name)
-}
-
 // open skips the test when the driver is unavailable here and not required.
 func open(t testing.TB, f *Factory, c driver.Config) *session {
 	t.Helper()
 	p, err := f.Driver.Open(context.Background(), c)
 	if errors.Is(err, driver.ErrUnavailable) {
-		if required(f.Driver.Name()) {
-			t.Fatalf("HETC_REQUIRE lists driver %q: %v", f.Driver.Name(), err)
-		}
-		t.Skip(err)
+		require.Skip(t, f.Driver.Name(), err)
 	}
 	if err != nil {
 		t.Fatal(err)

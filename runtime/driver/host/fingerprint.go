@@ -11,6 +11,7 @@ import (
 
 	"github.com/klauspost/cpuid/v2"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
@@ -18,7 +19,7 @@ import (
 // the best kernel set, and the cores this process may use. Machines of one kind share it; it
 // survives reboots and holds nothing that identifies one machine.
 func Fingerprint() string {
-	id := fmt.Sprintf("%s\x00%s\x00%s\x00%v", runtime.GOARCH, cpuName(), kernel.Best().Name, usableCores())
+	id := fmt.Sprintf("%s\x00%s\x00%s\x00%v", runtime.GOARCH, cpuName(), kernel.Best().Name, affinity.Cores())
 	sum := sha256.Sum256([]byte(id))
 	return "cpu-" + hex.EncodeToString(sum[:8])
 }

@@ -14,8 +14,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"sync"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -26,11 +26,8 @@ import (
 // Name is the driver's name in SoC files and plans.
 const Name = "host"
 
-// New returns the driver. Which cores the process may use is noted by the first call: later even the
-// process's main thread may be pinned, because a lane may run on it.
-func New() driver.Driver { return &host{cores: usableCores()} }
-
-var usableCores = sync.OnceValue(allowedCores)
+// New returns the driver. Which cores the process may use is noted by the first call (see affinity.Cores).
+func New() driver.Driver { return &host{cores: affinity.Cores()} }
 
 type host struct{ cores []int }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
@@ -18,7 +19,7 @@ import (
 // Graphs share an arena that is replaced when a later graph needs more: an earlier one must then find
 // its temporary values and scratch in the new arena.
 func TestArenaIsReplaced(t *testing.T) {
-	p := newProcessor(allowedCores()[:1], kernel.Portable())
+	p := newProcessor(affinity.Cores()[:1], kernel.Portable())
 	defer p.Close()
 	p.attached = true // the test's thread is not to be pinned
 	load := func(m int) *executable {
@@ -73,7 +74,7 @@ func TestArenaIsReplaced(t *testing.T) {
 // More workers than cores, as on larger machines: results do not depend on their number.
 func TestManyWorkers(t *testing.T) {
 	const m, fan, k, n = 37, 3, 64, 1000
-	core := allowedCores()[0]
+	core := affinity.Cores()[0]
 	graphs := []op.Graph{
 		op.Single(op.Op{Kind: op.ExpertMatMul, M: m, Fan: fan, Experts: 5, K: k, N: n, Scheme: op.A8TQ4B32, Spread: true}, pack.N32),
 		op.Single(op.Op{Kind: op.ExpertMatMul, M: m, Fan: fan, Experts: 90, K: k, N: n, Scheme: op.A32W32}, pack.N32),

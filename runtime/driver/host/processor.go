@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
@@ -64,7 +65,7 @@ func (p *processor) Attach() error {
 	if p.attached {
 		return diag.New(diag.ClassRun, "attach to %s: already attached", p)
 	}
-	if err := pin(p.cores[0]); err != nil {
+	if err := affinity.Pin(p.cores[0]); err != nil {
 		return fmt.Errorf("attach to %s: %w", p, err)
 	}
 	if err := p.team.start(p.cores); err != nil {

@@ -5,16 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-)
 
-// numberedCores counts cores where their numbers are unknown.
-func numberedCores() []int {
-	cores := make([]int, runtime.NumCPU())
-	for i := range cores {
-		cores[i] = i
-	}
-	return cores
-}
+	"github.com/hetc/hetc/internal/affinity"
+)
 
 // idleSpin is how long a helper spins after the last call before it sleeps: longer than the
 // pause between two steps of one lane, short against anything a person notices.
@@ -58,7 +51,7 @@ func (t *team) start(cores []int) error {
 		go func() {
 			defer t.done.Done()
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
-			err := pin(core)
+			err := affinity.Pin(core)
 			ready <- err
 			if err == nil {
 				t.serve(h, i+1)

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/affinity"
 )
 
 // startTeam runs helpers on the cores the process may use, at least one helper.
 func startTeam(t *testing.T) *team {
 	t.Helper()
-	cores := allowedCores()
+	cores := affinity.Cores()
 	if len(cores) == 1 {
 		cores = []int{cores[0], cores[0]}
 	}

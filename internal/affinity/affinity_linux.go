@@ -1,4 +1,4 @@
-package host
+package affinity
 
 import (
 	"os"
@@ -8,12 +8,11 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// allowedCores lists the cores the process may use: those of its main thread, because other
-// threads may be pinned already.
-func allowedCores() []int {
+// allowed asks for the cores of the main thread, because other threads may be pinned already.
+func allowed() []int {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(os.Getpid(), &set); err != nil {
-		return numberedCores()
+		return numbered()
 	}
 	var cores []int
 	for c := 0; len(cores) < set.Count(); c++ {
@@ -24,8 +23,9 @@ func allowedCores() []int {
 	return cores
 }
 
-// pin restricts the calling thread to one core.
-func pin(core int) error {
+// Pin restricts the calling thread, which is locked to its goroutine for good, to one core. Threads that C
+// code starts from it inherit that. Where the system has no call for it, nothing happens.
+func Pin(core int) error {
 	var set unix.CPUSet
 	set.Set(core)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {

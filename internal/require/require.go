@@ -1,0 +1,60 @@
+// Package require knows what tests do without a native library: they are skipped with the reason, or fail
+// where HETC_REQUIRE says that it must be there.
+package require
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hetc/hetc/internal/native"
+)
+
+// Env is a comma-separated list of what must not be skipped: drivers, "llama.cpp".
+const Env = "HETC_REQUIRE"
+
+// Listed reports whether HETC_REQUIRE lists the name.
+func Listed(name string) bool { return slices.Contains(strings.Split(os.Getenv(Env), ","), name) }
+
+// Skip ends the test because what is named is not available: failing it where HETC_REQUIRE lists the name.
+func Skip(t testing.TB, name string, reason error) {
+	t.Helper()
+	if Listed(name) {
+		t.Fatalf("%s lists %q: %v", Env, name, reason)
+	}
+	t.Skip(reason)
+}
+
+// Deps lets libraries be found in the module's own .deps, wherever the test runs, unless HETC_NATIVE_DIR names
+// another folder. It is called before the first library is looked for: from TestMain or the test itself.
+func Deps() { deps() }
+
+var deps = sync.OnceFunc(func() {
+	if dir := find(); dir != "" {
+		os.Setenv(native.EnvDir, dir)
+	}
+})
+
+// find is the folder that libraries are to be found in, empty outside a module.
+func find() string {
+	if dir := os.Getenv(native.EnvDir); dir != "" {
+		return dir
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return filepath.Join(dir, native.Deps)
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return ""
+		}
+		dir = up
+	}
+}
