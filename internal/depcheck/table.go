@@ -60,8 +60,8 @@ var table = []room{
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}}, // pack: its weights are packed ones
 	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                 // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
-	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
-	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
+	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
+	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
