@@ -1,4 +1,4 @@
-# Verbs: build, test, check, demo, static, race, fuzz, deps-bench, clean. Only Go and make are needed.
+# Verbs: build, test, check, demo, static, race, fuzz, deps, deps-bench, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -7,7 +7,7 @@ GOFLAGS += -trimpath
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test check demo static race fuzz deps-bench clean
+.PHONY: build test check demo static race fuzz deps deps-bench clean
 
 build:
 	$(GO) build $(GOFLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -66,9 +66,13 @@ FUZZMEM  ?= 512
 fuzz:
 	$(GO) run ./cmd/internal/fuzz -time $(FUZZTIME) -memory $(FUZZMEM) -run '$(FUZZ)' $(PKGS)
 
+# Libraries that hetc uses where they are there, pinned and checked, into .deps/ (pip, npm; 25 MB).
+deps:
+	$(GO) run ./cmd/internal/deps onnxruntime highs
+
 # What hetc bench engines compares with, pinned and checked, into .deps/ (npm, git, g++; 45 MB, half a minute).
 deps-bench:
-	$(GO) run ./cmd/internal/deps
+	$(GO) run ./cmd/internal/deps llama.cpp
 
 clean:
 	rm -rf $(BIN) .demo

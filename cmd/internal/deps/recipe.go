@@ -1,31 +1,29 @@
 package main
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
 
-// recipe says how one engine's programs are made. What it was when they were made is kept beside them.
+// recipe says how one folder is made: files taken out of packages, or an engine's programs built from the source in
+// them. What it was when the folder was made is kept inside.
 type recipe struct {
 	Name     string    `json:"name"`
-	OS       string    `json:"os"`
+	OS       string    `json:"os"` // empty: for every system
 	Arch     string    `json:"arch"`
 	Packages []pkg     `json:"packages"`
-	Source   string    `json:"source"`    // git bundle in the packages
+	Files    []file    `json:"files,omitempty"`
+	Source   string    `json:"source"`    // git bundle in the packages, empty: nothing is built
 	Libs     string    `json:"libraries"` // folder of the packages
 	Licence  string    `json:"licence"`   // file of the source
 	Include  []string  `json:"include"`   // folders of the source
@@ -33,11 +31,18 @@ type recipe struct {
 	Programs []program `json:"programs"`
 }
 
-// pkg is a package of the npm registry; SHA256 is that of the archive the registry serves.
+// pkg is a package of a registry; SHA256 is that of the archive the registry serves.
 type pkg struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	SHA256  string `json:"sha256"`
+	Wheel   string `json:"wheel,omitempty"` // platform tag of a Python wheel, which pip fetches; empty: npm does
+}
+
+// file is what a package's file, by its path without the package's own folder, is called in the result.
+type file struct {
+	From string `json:"from"`
+	To   string `json:"to"`
 }
 
 // program is built from the C++ files of one folder of the source.
@@ -45,26 +50,6 @@ type program struct {
 	Name  string   `json:"name"`
 	Dir   string   `json:"dir"`
 	Files []string `json:"files"`
-}
-
-// llamaCpp takes the prebuilt shared libraries, one per kind of CPU, and builds the tools, which the package
-// lacks, from the source of the same release that it brings along.
-var llamaCpp = recipe{
-	Name: "llama.cpp", OS: "linux", Arch: "amd64",
-	Packages: []pkg{
-		{"node-llama-cpp", "3.22.1", "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f"},
-		{"@node-llama-cpp/linux-x64", "3.22.1", "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0"},
-	},
-	Source:  "llama/gitRelease.bundle",
-	Libs:    "bins/linux-x64",
-	Licence: "LICENSE",
-	Include: []string{"include", "ggml/include", "common", "vendor"},
-	Link:    []string{"libllama-common.so", "libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"},
-	Programs: []program{
-		{"llama-bench", "tools/llama-bench", []string{"llama-bench.cpp", "main.cpp"}},
-		{"llama-quantize", "tools/quantize", []string{"quantize.cpp", "main.cpp"}},
-		{"llama-perplexity", "tools/perplexity", []string{"perplexity.cpp", "main.cpp"}},
-	},
 }
 
 const recipeFile = "recipe.json"
@@ -79,16 +64,10 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 	if got, err := os.ReadFile(filepath.Join(final, recipeFile)); err == nil && bytes.Equal(got, want) && r.complete(final) {
 		return false, nil
 	}
-	if r.OS != runtime.GOOS || r.Arch != runtime.GOARCH {
+	if r.OS != "" && (r.OS != runtime.GOOS || r.Arch != runtime.GOARCH) {
 		return false, fmt.Errorf("the package is for %s/%s, this is %s/%s: build the programs by hand and put them into PATH", r.OS, r.Arch, runtime.GOOS, runtime.GOARCH)
 	}
-	var missing []string
-	for _, tool := range []string{"npm", "git", "g++"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			missing = append(missing, tool)
-		}
-	}
-	if len(missing) > 0 {
+	if missing := r.missing(); len(missing) > 0 {
 		return false, fmt.Errorf("needs %s in PATH", strings.Join(missing, ", "))
 	}
 	unfinished := "." + r.Name + "."
@@ -122,9 +101,33 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 	return true, os.Rename(out, final)
 }
 
+// missing are the programs that the recipe needs and that are not there.
+func (r *recipe) missing() (names []string) {
+	need := func(tool string) {
+		if _, err := exec.LookPath(tool); err != nil && !slices.Contains(names, tool) {
+			names = append(names, tool)
+		}
+	}
+	for _, p := range r.Packages {
+		if p.Wheel == "" {
+			need("npm")
+		} else if _, err := exec.LookPath("pip3"); err != nil {
+			need("pip")
+		}
+	}
+	if r.Source != "" {
+		need("git")
+		need("g++")
+	}
+	return names
+}
+
 // complete reports whether nothing was taken out of a finished folder.
 func (r *recipe) complete(dir string) bool {
 	names := append([]string{}, r.Link...)
+	for _, f := range r.Files {
+		names = append(names, f.To)
+	}
 	for _, p := range r.Programs {
 		names = append(names, p.Name)
 	}
@@ -143,9 +146,12 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		if err != nil {
 			return err
 		}
-		if err := unpack(archive, tree, r.Source, r.Libs+"/"); err != nil {
+		if err := unpack(archive, tree, r.wanted()...); err != nil {
 			return fmt.Errorf("unpack %s: %w", p.Name, err)
 		}
+	}
+	if r.Source == "" {
+		return r.take(tree, out)
 	}
 	if err := os.Rename(filepath.Join(tree, filepath.FromSlash(r.Libs)), out); err != nil {
 		return err
@@ -180,87 +186,28 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 	return os.WriteFile(filepath.Join(out, "LICENSE"), licence, 0o644)
 }
 
-// fetch downloads a package into an empty folder and checks it.
-func fetch(ctx context.Context, dir string, p pkg) (archive string, err error) {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return "", err
+// wanted are the paths, see unpack, that the recipe uses of its packages.
+func (r *recipe) wanted() (paths []string) {
+	for _, f := range r.Files {
+		paths = append(paths, f.From)
 	}
-	if err := command(ctx, dir, "npm", "pack", "--silent", "--ignore-scripts", p.Name+"@"+p.Version); err != nil {
-		return "", err
+	if r.Source != "" {
+		paths = append(paths, r.Source, r.Libs+"/")
 	}
-	found, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
-	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("npm pack %s@%s left %d archives, want one", p.Name, p.Version, len(found))
-	}
-	f, err := os.Open(found[0])
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	if got := fmt.Sprintf("%x", h.Sum(nil)); got != p.SHA256 {
-		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", p.Name, p.Version, got, p.SHA256)
-	}
-	return found[0], nil
+	return paths
 }
 
-// unpack writes the regular files of an npm archive whose path is one of wanted, or below one that ends in a
-// slash.
-func unpack(archive, dir string, wanted ...string) error {
-	const most = 1 << 30 // bytes; the digest has been checked, so this only guards against a wrong pin
-	f, err := os.Open(archive)
-	if err != nil {
+// take moves the files out of the unpacked packages.
+func (r *recipe) take(tree, out string) error {
+	if err := os.Mkdir(out, 0o755); err != nil {
 		return err
 	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return err
-	}
-	total := int64(0)
-	for t := tar.NewReader(z); ; {
-		h, err := t.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		name, ok := strings.CutPrefix(path.Clean(h.Name), "package/")
-		if !ok || h.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
-			continue
-		}
-		if total += h.Size; total > most {
-			return fmt.Errorf("more than %d bytes", most)
-		}
-		to := filepath.Join(dir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			return err
-		}
-		w, err := os.Create(to)
-		if err != nil {
-			return err
-		}
-		if _, err := io.Copy(w, t); err != nil {
-			w.Close()
-			return err
-		}
-		if err := w.Close(); err != nil {
-			return err
+	for _, f := range r.Files {
+		if err := os.Rename(filepath.Join(tree, filepath.FromSlash(f.From)), filepath.Join(out, f.To)); err != nil {
+			return fmt.Errorf("the packages have no file %q: %w", f.From, err)
 		}
 	}
-}
-
-func below(name string, wanted []string) bool {
-	for _, w := range wanted {
-		if name == w || strings.HasSuffix(w, "/") && strings.HasPrefix(name, w) {
-			return true
-		}
-	}
-	return false
+	return nil
 }
 
 var errCannotStart = errors.New("the program that was built does not start")

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// fetch downloads a package into an empty folder and checks it.
+func fetch(ctx context.Context, dir string, p pkg) (archive string, err error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", err
+	}
+	client, args := "npm", []string{"pack", "--silent", "--ignore-scripts", p.Name + "@" + p.Version}
+	if p.Wheel != "" {
+		client = "pip"
+		if _, err := exec.LookPath(client); err != nil {
+			client = "pip3"
+		}
+		// The library in a wheel does not depend on the version of Python: one is named so that the archive is.
+		args = []string{"download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:",
+			"--implementation", "cp", "--python-version", "311", "--platform", p.Wheel, "--dest", ".", p.Name + "==" + p.Version}
+	}
+	if err := command(ctx, dir, client, args...); err != nil {
+		return "", err
+	}
+	found, err := os.ReadDir(dir)
+	if err != nil || len(found) != 1 {
+		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], p.Name, p.Version, len(found))
+	}
+	archive = filepath.Join(dir, found[0].Name())
+	f, err := os.Open(archive)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	if got := fmt.Sprintf("%x", h.Sum(nil)); got != p.SHA256 {
+		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", p.Name, p.Version, got, p.SHA256)
+	}
+	return archive, nil
+}
+
+// mostUnpacked bounds what comes out of one archive; the digest has been checked, so this only guards against a wrong pin.
+const mostUnpacked = 1 << 30
+
+// unpack writes the regular files of an npm archive or a wheel whose path is one of wanted, or below one that ends in
+// a slash. Paths of npm archives are those below their folder package.
+func unpack(archive, dir string, wanted ...string) error {
+	if strings.HasSuffix(archive, ".whl") {
+		return unzip(archive, dir, wanted)
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	left := int64(mostUnpacked)
+	for t := tar.NewReader(z); ; {
+		h, err := t.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name, ok := strings.CutPrefix(path.Clean(h.Name), "package/")
+		if !ok || h.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
+			continue
+		}
+		if err := write(dir, name, t, &left); err != nil {
+			return err
+		}
+	}
+}
+
+func unzip(archive, dir string, wanted []string) error {
+	z, err := zip.OpenReader(archive)
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	left := int64(mostUnpacked)
+	for _, f := range z.File {
+		name := path.Clean(f.Name)
+		if !f.Mode().IsRegular() || !filepath.IsLocal(name) || !below(name, wanted) {
+			continue
+		}
+		r, err := f.Open()
+		if err != nil {
+			return err
+		}
+		err = write(dir, name, r, &left)
+		r.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write makes one file of at most left bytes, which it counts down.
+func write(dir, name string, r io.Reader, left *int64) error {
+	to := filepath.Join(dir, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(w, io.LimitReader(r, *left+1))
+	if e := w.Close(); err == nil {
+		err = e
+	}
+	if *left -= n; err == nil && *left < 0 {
+		err = fmt.Errorf("more than %d bytes", mostUnpacked)
+	}
+	return err
+}
+
+func below(name string, wanted []string) bool {
+	for _, w := range wanted {
+		if name == w || strings.HasSuffix(w, "/") && strings.HasPrefix(name, w) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,50 @@
+package main
+
+import "path"
+
+// llamaCpp takes the prebuilt shared libraries, one per kind of CPU, and builds the tools, which the package
+// lacks, from the source of the same release that it brings along.
+var llamaCpp = recipe{
+	Name: "llama.cpp", OS: "linux", Arch: "amd64",
+	Packages: []pkg{
+		{"node-llama-cpp", "3.22.1", "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f", ""},
+		{"@node-llama-cpp/linux-x64", "3.22.1", "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0", ""},
+	},
+	Source:  "llama/gitRelease.bundle",
+	Libs:    "bins/linux-x64",
+	Licence: "LICENSE",
+	Include: []string{"include", "ggml/include", "common", "vendor"},
+	Link:    []string{"libllama-common.so", "libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"},
+	Programs: []program{
+		{"llama-bench", "tools/llama-bench", []string{"llama-bench.cpp", "main.cpp"}},
+		{"llama-quantize", "tools/quantize", []string{"quantize.cpp", "main.cpp"}},
+		{"llama-perplexity", "tools/perplexity", []string{"perplexity.cpp", "main.cpp"}},
+	},
+}
+
+// onnxRuntime is the C library out of the Python wheel of each platform; for other platforms there is none.
+var onnxRuntime = []recipe{
+	wheel("linux", "amd64", "manylinux_2_28_x86_64", "5752bd508126ae7c49894d3b9d2e83f0c3d487319246d04c444b393308d7ad7f", "libonnxruntime.so."+onnxRuntimeVersion, "libonnxruntime_providers_shared.so"),
+	wheel("linux", "arm64", "manylinux_2_28_aarch64", "da05378364c44d4407e463982d2bf8d5e4cfea873283757e48beeb41df97b7f3", "libonnxruntime.so."+onnxRuntimeVersion, "libonnxruntime_providers_shared.so"),
+	wheel("darwin", "arm64", "macosx_14_0_arm64", "60b6b69bfe580eab576cacc5d132a0e9cf2a37fcfd18d46dd191042b1d1ed0d7", "libonnxruntime."+onnxRuntimeVersion+".dylib"),
+	wheel("windows", "amd64", "win_amd64", "c3d91b5de31e2fc82d71bd65b2b22bddee8b49057a3a36338e9a868e0ea90c05", "onnxruntime.dll", "onnxruntime_providers_shared.dll"),
+	wheel("windows", "arm64", "win_arm64", "93800007a7023b3ab26ad72e6463d0d57d84ead49a2f6341954d91438e046bc0", "onnxruntime.dll", "onnxruntime_providers_shared.dll"),
+}
+
+const onnxRuntimeVersion = "1.31.1"
+
+func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
+	r := recipe{Name: "onnxruntime", OS: goos, Arch: arch, Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
+	for _, l := range libraries {
+		r.Files = append(r.Files, file{path.Join("onnxruntime/capi", l), l})
+	}
+	r.Files = append(r.Files, file{"onnxruntime/LICENSE", "LICENSE"}, file{"onnxruntime/ThirdPartyNotices.txt", "ThirdPartyNotices.txt"})
+	return r
+}
+
+// highs is the solver as WebAssembly, the same for every platform.
+var highs = recipe{
+	Name:     "highs",
+	Packages: []pkg{{"highs", "1.15.3", "218533577886c69023739024bb92cfc2831ba45ff1fd1fd981753c04cded9793", ""}},
+	Files:    []file{{"build/highs.wasm", "highs.wasm"}, {"LICENSE", "LICENSE"}},
+}
