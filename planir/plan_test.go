@@ -360,7 +360,8 @@ func TestRules(t *testing.T) {
 		{"P010", "section left out", "trivial", func(t *testing.T, p *planir.Plan) {
 			p.Program.Programs[0].Sections = p.Program.Programs[0].Sections[1:]
 		}},
-		{"P011", "processors share a core", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{0} }},
+		{"P011", "processors share a core that is not the first of both", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores = []int{1, 0} }},
+		{"P011", "processors share a core on a simulated SoC", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Cores, p.SoC.Simulated = []int{0}, true }},
 		{"P012", "a length without program", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Max--; p.Program.Decider[1].Max-- }},
 		{"P012", "lengths overlap", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[1].Min-- }},
 		{"P012", "no logits", "trivial", func(t *testing.T, p *planir.Plan) {
@@ -477,6 +478,17 @@ func TestRules(t *testing.T) {
 	for _, r := range planir.Rules {
 		if !broken[r.ID] {
 			t.Errorf("rule %s has no plan that breaks it", r.ID)
+		}
+	}
+}
+
+// Processors with the same first core take turns on one thread.
+func TestProcessorsOfOneCoreShareASection(t *testing.T) {
+	p := build(t, op.A32W32, []int{1, 16}, shapes["columns"].change)
+	for _, cores := range [][]int{{0}, {0, 1}} {
+		p.Procs[2].Cores = cores
+		if err := planir.Check(p).Err(); err != nil {
+			t.Errorf("cores %v beside %v: %v", cores, p.Procs[0].Cores, err)
 		}
 	}
 }

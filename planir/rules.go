@@ -31,7 +31,7 @@ var Rules = []Rule{
 	{"P008", "lanes never wait for each other in a circle", (*checker).deadlock},
 	{"P009", "two steps that touch the same elements, one of them writing, are ordered by flags", (*checker).races},
 	{"P010", "every element that is read has been written before", (*checker).written},
-	{"P011", "processors that share a core never have steps in the same section", (*checker).cores},
+	{"P011", "processors that share a core have steps in one section only when it is the first core of each, where they take turns on one thread, and never on a simulated SoC", (*checker).cores},
 	{"P012", "the decider names a program for every number of tokens up to the context; ids enter and logits leave", (*checker).decider},
 	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
 	{"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
@@ -736,13 +736,14 @@ func (c *checker) cores() {
 	for i := range c.p.Program.Programs {
 		ph := &c.p.Program.Programs[i]
 		for j := range ph.Sections {
-			owner := map[int]string{}
+			owner := map[int]*Proc{}
 			for _, l := range ph.Sections[j].Lanes {
-				for _, core := range c.p.Proc(l.Proc).Cores {
-					if o, taken := owner[core]; taken {
-						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "processors %q and %q share core %d", o, l.Proc, core)
+				p := c.p.Proc(l.Proc)
+				for _, core := range p.Cores {
+					if o := owner[core]; o != nil && (o.Cores[0] != p.Cores[0] || c.p.SoC.Simulated) {
+						c.fail(fmt.Sprintf("program.programs[%d].sections[%d]", i, j), "processors %q and %q share core %d", o.Name, p.Name, core)
 					}
-					owner[core] = l.Proc
+					owner[core] = p
 				}
 			}
 		}

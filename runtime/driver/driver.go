@@ -106,7 +106,8 @@ type Processor interface {
 	Capabilities() *Capabilities
 	// Attach binds the calling OS thread (already locked) to the processor: pins it, starts helpers.
 	// It is called once, before the first Run, on the thread that will call Run. The caller never
-	// unlocks the thread, so that a pinned one ends with its goroutine.
+	// unlocks the thread, so that a pinned one ends with its goroutine. A processor that has Cores pins the thread
+	// to the first of them; several with the same first core may be attached to one thread, and then take turns.
 	Attach() error
 	// Alloc returns zeroed memory visible to the host and to this processor, 64-byte aligned at least.
 	Alloc(bytes int64) (Buffer, error)

@@ -246,23 +246,6 @@ func maxDiff(a, b []float32) float64 {
 	return d
 }
 
-// onGuest gives everything to the second processor, which has the control lane's core and another.
-func onGuest(d *planir.Decision, _ *lower.Node) { d.Shares[0].Proc = "b" }
-
-// A processor that shares the control lane's core computes what others do.
-func TestGuest(t *testing.T) {
-	m := open(t)
-	s0, s1 := cores(t)
-	ids, _ := ref[int32](t, "ids_3")
-	want := allLogits(t, machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, "")}, []int{1, 64}, 256, op.A8TQ8C, bySingle), executor.Options{}), ids)
-	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s0+"-"+s1, "")}, []int{1, 64}, 256, op.A8TQ8C, onGuest), executor.Options{})
-	for _, pieces := range [][]int{nil, {1, 1, 1, 20, 1}} {
-		if d := maxDiff(allLogits(t, x, ids, pieces...), want); d != 0 {
-			t.Errorf("in pieces of %v: differs from the control lane's own by %g, want equal bits", pieces, d)
-		}
-	}
-}
-
 // The stored references were computed by another implementation; every plan must reproduce them.
 func TestReferenceLogits(t *testing.T) {
 	m := open(t)

@@ -40,12 +40,17 @@ func TestLaneFaults(t *testing.T) {
 	s0, s1 := cores(t)
 	apart := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
 	both := s0 + "-" + s1
-	guest := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", both, "")}, []int{1, 16}, 64, op.A32W32, onGuest)
+	shared := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", both, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
 	prompt := []int32{1, 30, 40, 50, 60, 70, 80}
-	for lane, p := range map[string]*planir.Plan{s0: apart, s1: apart, both: guest} {
+	type place struct {
+		lane string
+		p    *planir.Plan
+	}
+	for name, at := range map[string]place{"core " + s0: {s0, apart}, "core " + s1: {s1, apart}, "shared core " + s0: {s0, shared}, "shared cores " + both: {both, shared}} {
+		lane, p := at.lane, at.p
 		for _, hang := range []bool{false, true} {
 			for _, k := range []int{1, 2, 7, 30, 61} {
-				t.Run(fmt.Sprintf("core %s hang=%v step %d", lane, hang, k), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s hang=%v step %d", name, hang, k), func(t *testing.T) {
 					if hang && testing.Short() {
 						t.Skip("hangs wait for deadlines; run without -short")
 					}

@@ -2,17 +2,15 @@
 // between lanes, one pool of shared buffers, the KV cache, and the decider that picks a program for
 // the number of tokens at hand. It knows operators and steps, not models, and evaluates no cost model.
 //
-// The control lane is the lane of the plan's control processor. It starts sections, meets the other
-// lanes between them, and runs whatever a caller does between two program calls (sampling), so that
-// decoding needs no switch to another thread.
+// Lanes of processors that occupy the same core take turns on one thread, their crew. The control crew is that of the
+// plan's control processor. It starts sections, meets the other crews between them, and runs whatever a caller does
+// between two program calls (sampling), so that decoding needs no switch to another thread.
 package executor
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +75,8 @@ type Machine struct {
 	observe  func(Observed)
 	lanes    []*lane
 	control  *lane
+	crews    []*crew // that of the control lane first
+	origin   time.Time
 	programs map[string]*program
 	order    []*program
 
@@ -122,12 +122,8 @@ type section struct {
 	*planir.Section
 	iters int
 	lanes []*laneSection // of the lanes that have steps here
-}
-
-type laneSection struct {
-	lane  *lane
-	first int // layer
-	steps []*step
+	crews []*crewSection // the same lanes by the threads that run them
+	rest  []*crew        // have no steps here, and a core that is needed
 }
 
 // step is one step with everything resolved: one executable and one set of bindings per iteration.
@@ -136,11 +132,21 @@ type step struct {
 	graph    *op.Graph
 	rows     int // of the graph's operands along the call's rows
 	kind     op.Kind
+	waits    []wait
 	scalars  driver.Scalars
 	calls    []call
+	lately   atomic.Int64 // what a run takes at least, in nanoseconds: at first what the plan expects; 0 for unknown
 	runNS    int64
 	waitNS   int64
 	runCount int64
+}
+
+// wait is a flag that a step needs set, and who sets it.
+type wait struct {
+	flag   *flag
+	back   int64 // 1: by the iteration before
+	setter *laneSection
+	after  int // steps of an iteration of the setter's, up to the one that sets it
 }
 
 type call struct {
@@ -148,31 +154,13 @@ type call struct {
 	bind driver.Bindings
 }
 
-// lane is one processor's thread.
+// lane is one processor with its steps.
 type lane struct {
 	name    string
 	proc    driver.Processor
+	crew    *crew
 	virt    bool
 	dynamic bool // calls may use fewer rows than the graph's
-
-	start  atomic.Uint64 // incremented to start a section
-	work   laneWork
-	parked atomic.Bool
-	wake   chan struct{}
-	// guest: it works on a core of the control lane, which waits for it on finished instead of spinning there.
-	guest    bool
-	finished chan struct{}
-	seen     uint64
-	done     atomic.Uint64 // sections finished
-	stop     atomic.Bool
-	exited   chan struct{}
-}
-
-// laneWork is a section to run in a call.
-type laneWork struct {
-	ls    *laneSection
-	iters int
-	call  driver.Scalars // of all rows of the call
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
@@ -183,7 +171,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 			return nil, fmt.Errorf("open plan: %w", l.Err())
 		}
 	}
-	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
+	m = &Machine{plan: p, deadline: o.Deadline, observe: o.Observe, origin: time.Now(), programs: map[string]*program{}, jobs: make(chan job), lost: make(chan struct{})}
 	if m.deadline == 0 {
 		m.deadline = 2 * time.Minute
 	}
@@ -210,7 +198,7 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 			return m, err
 		}
 	}
-	return m, m.startLanes()
+	return m, m.startCrews()
 }
 
 func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error {
@@ -251,18 +239,14 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 			}
 			return diag.New(class, "open processor %q: %w", pr.Name, err)
 		}
-		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows, wake: make(chan struct{}, 1), finished: make(chan struct{}, 1), exited: make(chan struct{})}
+		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows}
 		m.lanes = append(m.lanes, l)
 		m.closers = append(m.closers, proc.Close)
 		if pr.Name == m.plan.SoC.Control {
 			m.control = l
 		}
 	}
-	for _, l := range m.lanes {
-		l.guest = l != m.control && slices.ContainsFunc(l.proc.Capabilities().Cores, func(core int) bool {
-			return slices.Contains(m.control.proc.Capabilities().Cores, core)
-		})
-	}
+	m.formCrews()
 	return nil
 }
 
@@ -370,6 +354,7 @@ func (m *Machine) load(ctx context.Context, pr *program) error {
 			}
 			s.lanes = append(s.lanes, ls)
 		}
+		m.connect(s)
 		sections = append(sections, s)
 	}
 	pr.sections = sections
@@ -454,6 +439,9 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 	x, l := &m.loader, ls.lane
 	g := x.graphs[from.Run]
 	st := &step{Step: from, graph: &g.Graph, rows: g.Graph.Rows(), kind: mainKind(&g.Graph)}
+	if !l.virt {
+		st.lately.Store(from.ExpectNS)
+	}
 	code, ok := x.codes[g.Artifact]
 	if !ok {
 		var err error
@@ -614,40 +602,7 @@ func (w *weights) resolve(refs []planir.WeightRef, layer int) (driver.Weights, s
 	return out, key, nil
 }
 
-// startLanes starts one locked thread per lane. The control lane serves jobs, the others sections.
-func (m *Machine) startLanes() error {
-	m.started = true
-	ready := make(chan error, len(m.lanes))
-	for _, l := range m.lanes {
-		go func() {
-			runtime.LockOSThread() // never unlocked: the thread keeps its pinning and ends with the lane
-			sharpen()
-			defer close(l.exited)
-			err := l.proc.Attach()
-			if err != nil {
-				err = diag.New(diag.ClassRun, "attach to processor %q: %w", l.name, err)
-			}
-			ready <- err
-			if err != nil {
-				return
-			}
-			if l == m.control {
-				for j := range m.jobs {
-					j.done <- j.run()
-				}
-				return
-			}
-			m.serve(l)
-		}()
-	}
-	var err error
-	for range m.lanes {
-		err = errors.Join(err, <-ready)
-	}
-	return err
-}
-
-// Close stops the lanes and releases everything. A lane that does not come back within a second is
+// Close stops the crews and releases everything. A thread that does not come back within a second is
 // left behind and its memory with it.
 func (m *Machine) Close() error {
 	var err error
@@ -656,21 +611,20 @@ func (m *Machine) Close() error {
 			m.loader.enough()
 			<-m.loader.foreseen // it reads the source
 		}
-		for _, l := range m.lanes {
-			l.stop.Store(true)
-			l.start.Add(1)
-			l.unpark()
+		for _, c := range m.crews {
+			c.stop.Store(true)
+			c.begin()
 		}
 		close(m.jobs)
 		timeout := time.After(time.Second)
-		for _, l := range m.lanes {
+		for _, c := range m.crews {
 			if !m.started {
 				break
 			}
 			select {
-			case <-l.exited:
+			case <-c.exited:
 			case <-timeout:
-				err = diag.New(diag.ClassRun, "close: processor %q does not return from its last step; its resources are left behind", l.name)
+				err = diag.New(diag.ClassRun, "close: %s does not return from its last step; its resources are left behind", c)
 				return
 			}
 		}

@@ -2,8 +2,6 @@ package executor
 
 import (
 	"context"
-	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -291,43 +289,38 @@ func (m *Machine) meet() driver.Tick {
 	return m.control.proc.Now()
 }
 
-// section runs one section on all its lanes and waits for them.
+// section runs one section on all its crews and waits for them.
 func (m *Machine) section(s *section, call driver.Scalars) error {
 	for i := range m.flags[:s.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
-	var own *laneSection
-	for _, ls := range s.lanes {
-		ls.lane.work = laneWork{ls: ls, iters: s.iters, call: call}
-		if ls.lane == m.control {
-			own = ls
+	for _, c := range s.rest {
+		c.rest.Store(true)
+	}
+	own := -1
+	for i, cs := range s.crews {
+		cs.reset(s.iters, call)
+		if cs.crew == m.control.crew {
+			own = i
 			continue
 		}
-		ls.lane.start.Add(1)
-		ls.lane.unpark()
+		cs.crew.work = cs
+		cs.crew.begin()
 	}
-	if own != nil {
-		if err := m.lane(&m.control.work); err != nil {
+	if own >= 0 {
+		if err := m.walk(s.crews[own]); err != nil {
 			m.fail(err)
 		}
 	}
-	for _, ls := range s.lanes {
-		l := ls.lane
-		if l == m.control {
+	for i, cs := range s.crews {
+		if i == own {
 			continue
 		}
-		// The other lanes come back: they fail on poison or at their own deadline. One that hangs
-		// inside its driver is found by the watchdog in Do.
-		if l.guest {
-			select {
-			case <-l.finished:
-				continue
-			case <-m.lost:
-				return *m.broken.Load()
-			}
-		}
-		target := l.start.Load()
-		if !spin(func() bool { return l.done.Load() == target }, func() bool { return m.broken.Load() != nil }) {
+		// The other crews come back: they fail on poison or at their own deadline. One that hangs
+		// inside a driver is found by the watchdog in Do.
+		c := cs.crew
+		target := c.start.Load()
+		if !m.await(func() bool { return c.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
 		}
 	}
@@ -336,181 +329,6 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		return *p
 	}
 	return nil
-}
-
-// serve runs the sections given to a lane until it is stopped.
-func (m *Machine) serve(l *lane) {
-	for {
-		l.await()
-		if l.stop.Load() {
-			return
-		}
-		if err := m.lane(&l.work); err != nil {
-			m.fail(err)
-		}
-		l.done.Store(l.seen)
-		if l.guest {
-			l.finished <- struct{}{}
-		}
-	}
-}
-
-// await returns when the lane's start count has moved: it spins for a while, unless on the control lane's core, then parks.
-func (l *lane) await() {
-	moved := func() bool { return l.start.Load() != l.seen }
-	deadline := time.Now()
-	if !l.guest {
-		deadline = deadline.Add(idleSpin)
-	}
-	for !moved() {
-		for i := 0; i < 256 && !moved(); i++ {
-		}
-		if time.Now().After(deadline) {
-			l.parked.Store(true)
-			if !moved() {
-				<-l.wake
-			}
-			l.parked.Store(false)
-		}
-	}
-	l.seen++
-}
-
-func (l *lane) unpark() {
-	if l.parked.Load() {
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-const (
-	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
-	spinFirst = 100 * time.Microsecond // for a flag, before napping: on a core that others use too, a
-	shortNap  = 10 * time.Microsecond  // lane that spins is a lane the scheduler punishes when it has work
-	longNap   = time.Millisecond
-)
-
-// napTime is how long a lane that has waited for a while sleeps before it looks again: a small part of the
-// wait so far. Every nap's end takes the core from whoever works there, which may be the very thread waited for.
-func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }
-
-// spin waits until ok, first busily, then with naps; it returns false when stop says so.
-func spin(ok func() bool, stop func() bool) bool {
-	for i := 0; i < 1024; i++ {
-		if ok() {
-			return true
-		}
-	}
-	began := time.Now()
-	napping := false
-	for n := 0; !ok(); n++ {
-		if (napping || n&63 == 0) && stop != nil && stop() {
-			return false
-		}
-		if napping {
-			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
-			nap(napTime(time.Since(began)))
-		} else if n&63 == 63 {
-			napping = time.Since(began) > spinFirst
-		}
-	}
-	return true
-}
-
-// lane executes the steps of one lane in one section.
-func (m *Machine) lane(w *laneWork) error {
-	l := w.ls.lane
-	for iter := 0; iter < w.iters; iter++ {
-		for _, st := range w.ls.steps {
-			if m.poison.Load() != nil {
-				return nil // another lane failed and has said why
-			}
-			if err := m.wait(l, st, iter); err != nil {
-				return err
-			}
-			if n := min(w.call.Rows-st.R0, st.rows); n > 0 {
-				if !l.dynamic {
-					n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
-				}
-				st.scalars = w.call
-				st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = w.call.Pos+st.R0, n, w.call.Pos+st.R0+n
-				if w.call.Batch != nil {
-					st.scalars.Batch = w.call.Batch[st.R0:]
-				}
-				c := &st.calls[iter]
-				if m.observe != nil {
-					m.observe(Observed{Node: st.Node, Layer: w.ls.first + iter, Graph: st.graph, Rows: n, In: c.bind.In})
-				}
-				span, err := l.proc.Run(c.exe, &c.bind)
-				if err != nil {
-					return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, w.ls.first+iter, l.name, err)
-				}
-				st.runNS += int64(span.End - span.Start)
-				st.runCount++
-			}
-			if st.Set != nil {
-				f := &m.flags[*st.Set]
-				f.tick.Store(int64(l.proc.Now()))
-				f.epoch.Store(int64(iter) + 1)
-			}
-			m.steps.Add(1)
-		}
-	}
-	return nil
-}
-
-// wait blocks until every flag of a step has been set for this iteration.
-func (m *Machine) wait(l *lane, st *step, iter int) error {
-	if len(st.Wait) == 0 {
-		return nil
-	}
-	before := l.proc.Now()
-	for _, w := range st.Wait {
-		epoch := int64(iter) + 1
-		if w.Back {
-			epoch--
-		}
-		if epoch == 0 {
-			continue
-		}
-		f := &m.flags[w.Flag]
-		if f.epoch.Load() < epoch {
-			var since time.Time
-			ok := spin(func() bool { return f.epoch.Load() >= epoch }, func() bool {
-				if since.IsZero() {
-					since = time.Now()
-				}
-				return m.poison.Load() != nil || time.Since(since) > m.deadline
-			})
-			if !ok {
-				if m.poison.Load() != nil {
-					return nil
-				}
-				return diag.New(diag.ClassRun, "step %q on processor %q waited %v for %s", st.Node, l.name, m.deadline, m.setter(w.Flag))
-			}
-		}
-		l.proc.WaitUntil(driver.Tick(f.tick.Load()))
-	}
-	st.waitNS += int64(l.proc.Now() - before)
-	return nil
-}
-
-// setter names the step that sets a flag, for the error of a lane that waited in vain.
-func (m *Machine) setter(flag int) string {
-	for _, pr := range m.order {
-		for _, s := range pr.sections {
-			for _, ls := range s.lanes {
-				for _, st := range ls.steps {
-					if st.Set != nil && *st.Set == flag && m.flags[flag].epoch.Load() < int64(s.iters) {
-						return fmt.Sprintf("flag %d of step %q on processor %q", flag, st.Node, ls.lane.name)
-					}
-				}
-			}
-		}
-	}
-	return fmt.Sprintf("flag %d", flag)
 }
 
 // StepStat is what one step has cost since the last ResetStats.
@@ -522,7 +340,7 @@ type StepStat struct {
 	Kind     op.Kind `json:"kind"`
 	Runs     int64   `json:"runs"`
 	RunNS    int64   `json:"run_ns"`
-	WaitNS   int64   `json:"wait_ns"`
+	WaitNS   int64   `json:"wait_ns"`   // that its thread had nothing to do before
 	ExpectNS int64   `json:"expect_ns"` // of one run, from the plan
 }
 

@@ -1,0 +1,475 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// crew is a thread and the lanes that take turns on it: those of processors that occupy the same first core, where only
+// one of them can work at a time anyway, or of one processor without cores. Handing over within a crew costs nothing.
+type crew struct {
+	lanes []*lane
+
+	start  atomic.Uint64 // incremented to start a section
+	work   *crewSection
+	rest   atomic.Bool // others work on its core now: between sections it does not spin there
+	parked atomic.Bool
+	wake   chan struct{}
+	seen   uint64
+	done   atomic.Uint64 // sections finished
+	stop   atomic.Bool
+	exited chan struct{}
+}
+
+// crewSection is a crew's part of a section, and how far it is in the call at hand.
+type crewSection struct {
+	crew  *crew
+	lanes []*laneSection
+	iters int
+	call  driver.Scalars // of all rows of the call
+}
+
+// laneSection is a lane's part of a section, and how far it is in the call at hand.
+type laneSection struct {
+	lane  *lane
+	first int // layer
+	steps []*step
+	iter  int
+	next  int // step of the iteration
+
+	watched bool // lanes of other threads wait for it
+	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and when
+	// that was on the machine's clock.
+	at    atomic.Int64
+	began atomic.Int64
+}
+
+// formCrews gives every lane a thread, the control lane's first.
+func (m *Machine) formCrews() {
+	lanes := append([]*lane{m.control}, m.lanes...)
+	for _, l := range lanes {
+		if l.crew != nil {
+			continue
+		}
+		i := -1
+		// On a simulated SoC every lane has its own: which of two can go on first would depend on real time.
+		if cores := l.proc.Capabilities().Cores; len(cores) > 0 && !l.virt {
+			i = slices.IndexFunc(m.crews, func(c *crew) bool {
+				other := c.lanes[0]
+				theirs := other.proc.Capabilities().Cores
+				return !other.virt && len(theirs) > 0 && theirs[0] == cores[0]
+			})
+		}
+		if i < 0 {
+			i = len(m.crews)
+			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{})})
+		}
+		l.crew = m.crews[i]
+		l.crew.lanes = append(l.crew.lanes, l)
+	}
+}
+
+// String names the crew's processors in errors.
+func (c *crew) String() string {
+	names := make([]string, len(c.lanes))
+	for i, l := range c.lanes {
+		names[i] = fmt.Sprintf("%q", l.name)
+	}
+	if len(names) == 1 {
+		return "processor " + names[0]
+	}
+	return "one of the processors " + strings.Join(names, ", ")
+}
+
+// connect finds out who sets the flags that the steps of a section wait for, and which threads it needs.
+func (m *Machine) connect(s *section) {
+	needed := map[int]bool{} // cores
+	setters := make([]wait, s.Flags)
+	for _, ls := range s.lanes {
+		for _, core := range ls.lane.proc.Capabilities().Cores {
+			needed[core] = true
+		}
+		i := slices.IndexFunc(s.crews, func(cs *crewSection) bool { return cs.crew == ls.lane.crew })
+		if i < 0 {
+			i = len(s.crews)
+			s.crews = append(s.crews, &crewSection{crew: ls.lane.crew})
+		}
+		s.crews[i].lanes = append(s.crews[i].lanes, ls)
+		ls.watched = ls.lane.crew != m.control.crew // which waits for its end
+		for k, st := range ls.steps {
+			if st.Set != nil {
+				setters[*st.Set] = wait{flag: &m.flags[*st.Set], setter: ls, after: k + 1}
+			}
+		}
+	}
+	for _, ls := range s.lanes {
+		for _, st := range ls.steps {
+			for _, w := range st.Wait {
+				x := setters[w.Flag]
+				if w.Back {
+					x.back = 1
+				}
+				st.waits = append(st.waits, x)
+				x.setter.watched = x.setter.watched || x.setter.lane.crew != ls.lane.crew
+			}
+		}
+	}
+	for _, c := range m.crews {
+		works := slices.ContainsFunc(s.crews, func(cs *crewSection) bool { return cs.crew == c })
+		cores := c.lanes[0].proc.Capabilities().Cores
+		if c != m.control.crew && !works && len(cores) > 0 && needed[cores[0]] {
+			s.rest = append(s.rest, c)
+		}
+	}
+}
+
+// startCrews starts one locked thread per crew. The control crew serves jobs, the others sections.
+func (m *Machine) startCrews() error {
+	m.started = true
+	ready := make(chan error, len(m.crews))
+	for _, c := range m.crews {
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread keeps its pinning and ends with the crew
+			sharpen()
+			defer close(c.exited)
+			var err error
+			for _, l := range c.lanes {
+				if e := l.proc.Attach(); e != nil {
+					err = errors.Join(err, diag.New(diag.ClassRun, "attach to processor %q: %w", l.name, e))
+				}
+			}
+			ready <- err
+			if err != nil {
+				return
+			}
+			if c == m.control.crew {
+				for j := range m.jobs {
+					j.done <- j.run()
+				}
+				return
+			}
+			m.serve(c)
+		}()
+	}
+	var err error
+	for range m.crews {
+		err = errors.Join(err, <-ready)
+	}
+	return err
+}
+
+// begin starts what the crew has to do.
+func (c *crew) begin() {
+	c.rest.Store(false)
+	c.start.Add(1)
+	if c.parked.Load() {
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// serve runs the sections given to a crew until it is stopped.
+func (m *Machine) serve(c *crew) {
+	for {
+		c.await()
+		if c.stop.Load() {
+			return
+		}
+		if err := m.walk(c.work); err != nil {
+			m.fail(err)
+		}
+		c.done.Store(c.seen)
+	}
+}
+
+// await returns when the crew's start count has moved: it spins for a while, unless its core is needed, then parks.
+func (c *crew) await() {
+	moved := func() bool { return c.start.Load() != c.seen }
+	deadline := time.Now().Add(idleSpin)
+	for !moved() {
+		for i := 0; i < 256 && !moved(); i++ {
+		}
+		if c.rest.Load() || time.Now().After(deadline) {
+			c.parked.Store(true)
+			if !moved() {
+				<-c.wake
+			}
+			c.parked.Store(false)
+		}
+	}
+	c.seen++
+}
+
+// reset is before the first step of a call.
+func (cs *crewSection) reset(iters int, call driver.Scalars) {
+	cs.iters, cs.call = iters, call
+	for _, ls := range cs.lanes {
+		ls.iter, ls.next = 0, 0
+		ls.at.Store(0)
+	}
+}
+
+// walk executes the steps of a crew's lanes in one section. It takes every lane as far as its flags are set, at most to
+// the end of an iteration, and waits when none can go on: as lanes never wait in a circle, a thread that
+// waits for nothing of its own crew's waits for a thread that works.
+func (m *Machine) walk(cs *crewSection) error {
+	for left := len(cs.lanes); left > 0; {
+		moved := false
+		for _, ls := range cs.lanes {
+			if ls.iter == cs.iters {
+				continue
+			}
+			ran, err := m.advance(cs, ls)
+			if err != nil {
+				return err
+			}
+			if m.poison.Load() != nil {
+				return nil // another lane failed and has said why
+			}
+			moved = moved || ran
+			if ls.iter == cs.iters {
+				left--
+			}
+		}
+		if !moved && left > 0 {
+			if err := m.idle(cs); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// advance runs a lane's steps until the end of the iteration, or until one waits; it returns whether it came any further.
+func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
+	l, ran := ls.lane, false
+	for ls.next < len(ls.steps) {
+		st := ls.steps[ls.next]
+		if m.poison.Load() != nil || ls.blocked() != nil {
+			return ran, nil
+		}
+		if l.virt {
+			before := l.proc.Now()
+			for i := range st.waits {
+				if w := &st.waits[i]; int64(ls.iter) >= w.back {
+					l.proc.WaitUntil(driver.Tick(w.flag.tick.Load()))
+				}
+			}
+			st.waitNS += int64(l.proc.Now() - before)
+		}
+		if err := m.run(cs, ls, st); err != nil {
+			return ran, err
+		}
+		if st.Set != nil {
+			f := &m.flags[*st.Set]
+			if l.virt {
+				f.tick.Store(int64(l.proc.Now()))
+			}
+			f.epoch.Store(int64(ls.iter) + 1)
+		}
+		m.steps.Add(1)
+		ls.next++
+		ran = true
+	}
+	ls.iter, ls.next = ls.iter+1, 0
+	return true, nil
+}
+
+// run executes a lane's next step, on the rows that the call has for it.
+func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
+	l, call := ls.lane, &cs.call
+	number := int64(ls.iter*len(ls.steps) + ls.next)
+	if n := min(call.Rows-st.R0, st.rows); n > 0 {
+		if !l.dynamic {
+			n = st.rows // rows beyond the call's hold what earlier calls left, and nobody reads them
+		}
+		st.scalars = *call
+		st.scalars.Pos, st.scalars.Rows, st.scalars.KVLen = call.Pos+st.R0, n, call.Pos+st.R0+n
+		if call.Batch != nil {
+			st.scalars.Batch = call.Batch[st.R0:]
+		}
+		c := &st.calls[ls.iter]
+		if m.observe != nil {
+			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In})
+		}
+		if ls.watched {
+			ls.began.Store(m.now())
+			ls.at.Store(2*number + 1)
+		}
+		span, err := l.proc.Run(c.exe, &c.bind)
+		if err != nil {
+			return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
+		}
+		took := int64(span.End - span.Start)
+		st.runNS += took
+		st.runCount++
+		if ls.watched {
+			st.learn(took)
+		}
+	}
+	if ls.watched {
+		ls.at.Store(2*number + 2)
+	}
+	return nil
+}
+
+// learn corrects what is expected of a step by what it took: at once when it is shorter, because
+// those who wait for it must not oversleep, and slowly when it is longer.
+func (st *step) learn(took int64) {
+	if have := st.lately.Load(); have > took {
+		st.lately.Store(took)
+	} else if have > 0 {
+		st.lately.Store(have + (took-have)/16)
+	}
+}
+
+// blocked is a flag that the lane's next step waits for, nil when it can go on or the lane is at its end.
+func (ls *laneSection) blocked() *wait {
+	st := ls.steps[ls.next]
+	for i := range st.waits {
+		if w := &st.waits[i]; w.flag.epoch.Load() < int64(ls.iter)+1-w.back {
+			return w
+		}
+	}
+	return nil
+}
+
+// idle waits until a lane of the crew can go on.
+func (m *Machine) idle(cs *crewSection) error {
+	began := m.now()
+	var next *laneSection
+	ready := func() bool {
+		for _, ls := range cs.lanes {
+			if ls.iter < cs.iters && ls.blocked() == nil {
+				next = ls
+				return true
+			}
+		}
+		return false
+	}
+	if m.await(ready, cs.missing, func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }) {
+		if !next.lane.virt {
+			next.steps[next.next].waitNS += m.now() - began
+		}
+		return nil
+	}
+	if m.poison.Load() != nil {
+		return nil
+	}
+	for _, ls := range cs.lanes {
+		if ls.iter == cs.iters {
+			continue
+		}
+		if w := ls.blocked(); w != nil && w.setter.lane.crew != cs.crew {
+			by := w.setter.steps[w.after-1]
+			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q", ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, w.setter.lane.name)
+		}
+	}
+	panic("BUG: lanes of one thread wait for each other, which rule P008 excludes")
+}
+
+// now is the machine's clock.
+func (m *Machine) now() int64 { return int64(time.Since(m.origin)) }
+
+// missing is at least how long it takes until a lane of the crew can go on, by what is expected of the steps that it waits for.
+func (cs *crewSection) missing(now int64) int64 {
+	least := int64(-1)
+	for _, ls := range cs.lanes {
+		if ls.iter == cs.iters {
+			continue
+		}
+		need := int64(0)
+		for i := range ls.steps[ls.next].waits {
+			w := &ls.steps[ls.next].waits[i]
+			epoch := ls.iter + 1 - int(w.back)
+			if w.flag.epoch.Load() >= int64(epoch) {
+				continue
+			}
+			if w.setter.lane.crew == cs.crew { // which waits itself
+				need = -1
+				break
+			}
+			need = max(need, w.setter.left((epoch-1)*len(w.setter.steps)+w.after, now))
+		}
+		if need >= 0 && (least < 0 || need < least) {
+			least = need
+		}
+	}
+	return max(least, 0)
+}
+
+// left is at least how long the crew's part of a section still takes.
+func (cs *crewSection) left(now int64) int64 {
+	longest := int64(0)
+	for _, ls := range cs.lanes {
+		longest = max(longest, ls.left(cs.iters*len(ls.steps), now))
+	}
+	return longest
+}
+
+// left is at least how long it takes until a lane has finished a number of steps.
+func (ls *laneSection) left(steps int, now int64) int64 {
+	at := ls.at.Load()
+	done, ns := int(at/2), int64(0)
+	for i := done; i < min(steps, done+foresight); i++ {
+		e := ls.steps[i%len(ls.steps)].lately.Load()
+		if i == done && at%2 == 1 {
+			e = max(0, e-(now-ls.began.Load()))
+		}
+		ns += e
+	}
+	return ns
+}
+
+const (
+	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
+	foresight = 16                     // steps of another lane
+	spinLast  = 20 * time.Microsecond  // before a wait is expected to end: naps end some 5 us late
+	spinAfter = 100 * time.Microsecond // and after that: on a core that others use too, a lane that spins
+	shortNap  = 10 * time.Microsecond  // is a lane the scheduler punishes when it has work
+	longNap   = time.Millisecond
+)
+
+// await waits until ready: asleep while left says that it takes a while, then busily, then, when it takes longer than
+// expected, with naps. It returns false when stop says so, which is told how long it has waited.
+func (m *Machine) await(ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
+	for range 256 {
+		if ready() {
+			return true
+		}
+	}
+	began := m.now()
+	for due := began; ; {
+		for range 64 {
+			if ready() {
+				return true
+			}
+		}
+		now := m.now()
+		if stop(now - began) {
+			return false
+		}
+		switch early := left(now) - int64(spinLast); {
+		case early > int64(shortNap):
+			nap(min(time.Duration(early), longNap))
+			due = m.now() + int64(spinLast)
+		case now-due > int64(spinAfter):
+			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
+			nap(napTime(time.Duration(now - began)))
+		}
+	}
+}
+
+// napTime is how long a lane that has waited for a while sleeps before it looks again: a small part of the
+// wait so far. Every nap's end takes the core from whoever works there, which may be the very thread waited for.
+func napTime(waited time.Duration) time.Duration { return min(max(waited/32, shortNap), longNap) }

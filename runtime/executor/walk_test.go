@@ -1,0 +1,253 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// noted is a processor whose steps note that they ran, and do whatever they are told.
+type noted struct {
+	caps   driver.Capabilities
+	thread atomic.Int64 // goroutines inside Run
+	beside *noted       // has the same thread: never inside Run at the same time
+}
+
+type notedStep struct{ run func() error }
+
+func (*notedStep) Close() error { return nil }
+
+func (p *noted) Capabilities() *driver.Capabilities   { return &p.caps }
+func (p *noted) Attach() error                        { return nil }
+func (p *noted) Alloc(int64) (driver.Buffer, error)   { return nil, errors.New("no memory") }
+func (p *noted) Import([]byte) (driver.Buffer, error) { return nil, errors.New("no memory") }
+func (p *noted) Now() driver.Tick                     { return driver.Tick(time.Now().UnixNano()) }
+func (p *noted) WaitUntil(driver.Tick)                {}
+func (p *noted) Close() error                         { return nil }
+func (p *noted) Load(context.Context, driver.Artifact, driver.Weights) (driver.Executable, error) {
+	return nil, errors.New("nothing to load")
+}
+
+func (p *noted) Run(exe driver.Executable, _ *driver.Bindings) (driver.Span, error) {
+	if p.thread.Add(1) > 1 || p.beside != nil && p.beside.thread.Load() > 0 {
+		return driver.Span{}, errors.New("two steps of one thread run together")
+	}
+	defer p.thread.Add(-1)
+	start := p.Now()
+	err := exe.(*notedStep).run()
+	return driver.Span{Start: start, End: p.Now()}, err
+}
+
+// random is a legal section of random steps on a random number of processors of a few cores, and a machine for it.
+type random struct {
+	m     *Machine
+	s     *section
+	steps int
+	ran   [][]atomic.Int64 // [step][iteration]: when it finished, by the common count
+	count atomic.Int64
+	wrong atomic.Pointer[string]
+}
+
+func newRandom(t *rapid.T) *random {
+	r := &random{m: &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}}
+	m := r.m
+	for i := range rapid.IntRange(1, 6).Draw(t, "lanes") {
+		p := &noted{}
+		if core := rapid.IntRange(-1, 2).Draw(t, "core"); core >= 0 {
+			p.caps.Cores = []int{core}
+			for _, l := range m.lanes {
+				if slices.Equal(l.proc.Capabilities().Cores, p.caps.Cores) {
+					p.beside = l.proc.(*noted)
+				}
+			}
+		}
+		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: p, dynamic: true})
+	}
+	m.control = m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "control")]
+	m.formCrews()
+	r.steps = rapid.IntRange(1, 24).Draw(t, "steps")
+	iters := rapid.IntRange(1, 5).Draw(t, "iterations")
+	m.flags = make([]flag, r.steps)
+	r.s = &section{Section: &planir.Section{Name: "random", Layers: iters, Flags: r.steps}, iters: iters}
+	r.ran = make([][]atomic.Int64, r.steps)
+	lanes := map[*lane]*laneSection{}
+	busy := rapid.SampledFrom([]time.Duration{0, 0, 3 * time.Microsecond, 200 * time.Microsecond}).Draw(t, "busy")
+	for n := range r.steps { // in this order everything could run
+		r.ran[n] = make([]atomic.Int64, iters)
+		l := m.lanes[rapid.IntRange(0, len(m.lanes)-1).Draw(t, "lane")]
+		st := &step{Step: &planir.Step{Node: fmt.Sprint(n), Set: &n, ExpectNS: int64(busy)}, graph: &op.Graph{}, rows: 1}
+		if rapid.Bool().Draw(t, "expected") {
+			st.lately.Store(rapid.SampledFrom([]int64{1, 2000, 200_000, 3_000_000}).Draw(t, "lately"))
+		}
+		waits := rapid.SliceOfNDistinct(rapid.IntRange(0, r.steps-1), 0, 3, rapid.ID[int]).Draw(t, "waits")
+		for _, w := range waits {
+			st.Wait = append(st.Wait, planir.Wait{Flag: w, Back: w >= n})
+		}
+		for iter := range iters {
+			st.calls = append(st.calls, call{exe: &notedStep{func() error {
+				for until := time.Now().Add(busy); time.Now().Before(until); {
+				}
+				for _, w := range st.Wait {
+					at := iter
+					if w.Back {
+						at--
+					}
+					if at >= 0 && r.ran[w.Flag][at].Load() == 0 {
+						r.complain("step %d of iteration %d ran before step %d of iteration %d, whose flag it waits for", n, iter, w.Flag, at)
+					}
+				}
+				if !r.ran[n][iter].CompareAndSwap(0, r.count.Add(1)) {
+					r.complain("step %d of iteration %d ran twice", n, iter)
+				}
+				return nil
+			}}})
+		}
+		ls := lanes[l]
+		if ls == nil {
+			ls = &laneSection{lane: l}
+			lanes[l] = ls
+			r.s.lanes = append(r.s.lanes, ls)
+		}
+		ls.steps = append(ls.steps, st)
+	}
+	m.connect(r.s)
+	return r
+}
+
+func (r *random) complain(format string, args ...any) {
+	s := fmt.Sprintf(format, args...)
+	r.wrong.CompareAndSwap(nil, &s)
+}
+
+// once runs the section.
+func (r *random) once() error {
+	for n := range r.ran {
+		for i := range r.ran[n] {
+			r.ran[n][i].Store(0)
+		}
+	}
+	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}) })
+}
+
+// Whatever lanes there are, on whatever threads, and whoever waits for whom: every step runs once in every iteration, after
+// those it waits for, and nothing hangs.
+func TestRandomSections(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRandom(t)
+		if err := r.m.startCrews(); err != nil {
+			t.Fatal(err)
+		}
+		defer r.m.Close()
+		for range 3 {
+			if err := r.once(); err != nil {
+				t.Fatal(err)
+			}
+			if w := r.wrong.Load(); w != nil {
+				t.Fatal(*w)
+			}
+			for n := range r.ran {
+				for i := range r.ran[n] {
+					if r.ran[n][i].Load() == 0 {
+						t.Fatalf("step %d of iteration %d never ran", n, i)
+					}
+				}
+			}
+		}
+	})
+}
+
+// A step that fails ends the section on every lane, and the next one runs.
+func TestRandomFailures(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRandom(t)
+		if err := r.m.startCrews(); err != nil {
+			t.Fatal(err)
+		}
+		defer r.m.Close()
+		ls := r.s.lanes[rapid.IntRange(0, len(r.s.lanes)-1).Draw(t, "failing lane")]
+		st := ls.steps[rapid.IntRange(0, len(ls.steps)-1).Draw(t, "failing step")]
+		at := &st.calls[rapid.IntRange(0, r.s.iters-1).Draw(t, "failing iteration")]
+		good, fault := at.exe, errors.New("injected")
+		at.exe = &notedStep{func() error { return fault }}
+		if err := r.once(); !errors.Is(err, fault) || !strings.Contains(err.Error(), fmt.Sprintf("step %q", st.Node)) {
+			t.Fatalf("got %v, want the failure of step %q", err, st.Node)
+		}
+		at.exe = good
+		if err := r.once(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Lanes of one first core have one thread, all others their own; the control lane's is the first.
+func TestCrews(t *testing.T) {
+	m := &Machine{}
+	for i, cores := range [][]int{{1}, {0}, nil, {0, 1}, {1, 0}, nil, {2, 0}} {
+		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: cores}}})
+	}
+	m.lanes = append(m.lanes, &lane{name: "v", virt: true, proc: &noted{caps: driver.Capabilities{Cores: []int{0}}}})
+	m.control = m.lanes[3]
+	m.formCrews()
+	var got []string
+	for _, c := range m.crews {
+		var names []string
+		for _, l := range c.lanes {
+			names = append(names, l.name)
+		}
+		got = append(got, strings.Join(names, "+"))
+	}
+	if want := []string{"3+1", "0+4", "2", "5", "6", "v"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A thread without steps in a section does not spin on a core that another one's processor needs there.
+func TestCrewsRest(t *testing.T) {
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}
+	for i, cores := range [][]int{{0, 1}, {1}, {2}} {
+		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: cores}}, dynamic: true})
+	}
+	m.control = m.lanes[0]
+	m.formCrews()
+	part := func(l *lane, run func() error) *section {
+		st := &step{Step: &planir.Step{Node: l.name}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{run}}}}
+		s := &section{Section: &planir.Section{}, iters: 1, lanes: []*laneSection{{lane: l, steps: []*step{st}}}}
+		m.connect(s)
+		return s
+	}
+	second := m.lanes[1].crew
+	alone := part(m.lanes[1], func() error { return nil })
+	both := part(m.lanes[0], func() error {
+		for !second.parked.Load() {
+			runtime.Gosched()
+		}
+		return nil
+	})
+	other := part(m.lanes[2], func() error { return nil })
+	if !slices.Equal(both.rest, []*crew{second}) || len(alone.rest)+len(other.rest) > 0 {
+		t.Fatalf("%d, %d and %d threads rest, want 1, 0 and 0", len(both.rest), len(alone.rest), len(other.rest))
+	}
+	if err := m.startCrews(); err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for range 20 {
+		for _, s := range []*section{alone, both, other} {
+			if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
