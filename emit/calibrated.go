@@ -51,6 +51,23 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 	return f.Factors, nil
 }
 
+// staticScale is the scale of what enters a class of products in a layer (-1: of none), as it is after folding.
+func (c *Content) staticScale(w *planir.Weight, layer int) (float32, error) {
+	var a *calibration.Activation
+	if c.cal != nil {
+		a = c.cal.Activation(w.ScaleOf, max(0, layer))
+	}
+	if a == nil {
+		return 0, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", w.ScaleOf, max(0, layer)).
+			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
+	}
+	factors, err := c.factors(w.FoldRows, layer, a.K)
+	if err != nil {
+		return 0, err
+	}
+	return a.StaticScale(factors), nil
+}
+
 // importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after
 // folding; nil where it says nothing.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {

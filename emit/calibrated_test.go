@@ -3,6 +3,7 @@ package emit
 import (
 	"bytes"
 	"context"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -237,6 +238,48 @@ func TestCalibratedSharesMemory(t *testing.T) {
 	}
 }
 
+// Static scales are what the calibration saw, divided by what is folded, and the same whoever executes what.
+func TestStaticScales(t *testing.T) {
+	m := openModel(t, demo)
+	cal := calibrate(t, m, 3)
+	for _, divided := range []bool{false, true} {
+		c := contentOf(t, planOf(t, m, cal, op.A8SQ8C, divided), m, cal)
+		found := 0
+		for _, b := range c.plan.Program.WeightBlobs() {
+			for _, pl := range b.Packs {
+				w := c.weight(pl)
+				if w.ScaleOf == "" {
+					continue
+				}
+				found++
+				data, err := c.packed(pl)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got [1]float32
+				if err := pack.Unpack(got[:], pl.Pack.Spec(), data); err != nil {
+					t.Fatal(err)
+				}
+				a := cal.Activation(w.ScaleOf, max(0, pl.Layer))
+				want := float32(0)
+				f := cal.Fold(w.FoldRows, max(0, pl.Layer))
+				for i, v := range a.AbsMax {
+					if f != nil {
+						v /= f.Factors[i]
+					}
+					want = max(want, v/127)
+				}
+				if math.Abs(float64(got[0]/want)-1) > 1e-6 || f == nil && got[0] != a.Max/127 {
+					t.Errorf("scale of %q in layer %d is %v, want %v", w.ScaleOf, pl.Layer, got[0], want)
+				}
+			}
+		}
+		if want := 4*m.Layers + 1; found != want {
+			t.Errorf("%d static scales, want %d", found, want)
+		}
+	}
+}
+
 func TestCalibrationRefused(t *testing.T) {
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 0)
@@ -247,11 +290,14 @@ func TestCalibrationRefused(t *testing.T) {
 	narrow.Activations[0].AbsMax, narrow.Activations[0].MeanSquare, narrow.Activations[0].K = narrow.Activations[0].AbsMax[:9], narrow.Activations[0].MeanSquare[:9], 9
 	foreign := calibrate(t, m, 0)
 	foreign.Model.Digest = strings.Repeat("0", 64)
+	silent := calibrate(t, m, 0)
+	silent.Activations = slices.DeleteFunc(silent.Activations, func(a calibration.Activation) bool { return a.Class == "layers.ffn_down" && a.Layer == 2 })
 	for _, c := range []struct {
 		name        string
 		with, given *calibration.Calibration
 		want        string
 	}{
+		{"no range", silent, silent, `"layers.ffn_down" in layer 2, whose static scale`},
 		{"missing", cal, nil, "none is given"},
 		{"not needed", nil, cal, "without one"},
 		{"another", cal, other, "want "},
@@ -259,7 +305,11 @@ func TestCalibrationRefused(t *testing.T) {
 		{"factors", short, short, "7 factors in layer 1, want 256"},
 		{"channels", narrow, narrow, "9 channels in layer 0, want 256"},
 	} {
-		p := planOf(t, m, c.with, op.A8TQ4B32, false)
+		scheme := op.A8TQ4B32
+		if c.with == silent {
+			scheme = op.A8SQ8C
+		}
+		p := planOf(t, m, c.with, scheme, false)
 		x, err := NewCalibrated(context.Background(), p, m, c.given, []driver.Compiler{hostcompiler.New()})
 		if err == nil {
 			for _, b := range p.Program.WeightBlobs() {

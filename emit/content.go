@@ -127,7 +127,7 @@ type place struct {
 // equal finds the placement of c that packs what pl of another content of the same model does.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
 	w := o.weight(pl)
-	if c.plan.Calibration() != o.plan.Calibration() && (w.FoldRows != "" || w.FoldCols != "" || inBlocks(pl.Pack.Scheme)) {
+	if c.plan.Calibration() != o.plan.Calibration() && (w.FoldRows != "" || w.FoldCols != "" || w.ScaleOf != "" || inBlocks(pl.Pack.Scheme)) {
 		return planir.Placement{}, false
 	}
 	for _, b := range c.blobs {
@@ -213,6 +213,14 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Sour
 	var whole pack.Source
 	var names []string
 	var err error
+	if w.ScaleOf != "" {
+		v, err := c.staticScale(w, pl.Layer)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := pack.Floats([]float32{v}, 1, 1)
+		return s, nil, err
+	}
 	if len(w.Const) > 0 {
 		whole, err = pack.Floats(w.Const, w.K, w.N)
 	} else {

@@ -32,7 +32,11 @@ func Dump(p *Plan) string {
 		if w.FoldCols != "" {
 			folds += fmt.Sprintf(" columns of source %d by %s", w.FoldSource, w.FoldCols)
 		}
-		line("weight %s [%d,%d] layers %v from %s%s", w.Name, w.K, w.N, w.Layers, orDash(strings.Join(w.From, " ")), folds)
+		from := orDash(strings.Join(w.From, " "))
+		if w.ScaleOf != "" {
+			from = "the range of " + w.ScaleOf
+		}
+		line("weight %s [%d,%d] layers %v from %s%s", w.Name, w.K, w.N, w.Layers, from, folds)
 	}
 	for _, k := range pr.Packs {
 		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes)

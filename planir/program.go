@@ -66,6 +66,10 @@ type Weight struct {
 	Layers     []Range   `json:"layers,omitempty" yaml:"layers,omitempty"`   // layers that have one, ascending; empty: one for all
 	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
 
+	// ScaleOf: [1,1], computed from the calibration instead of tensors: the static scale of what enters the products
+	// of that node, per layer; after division by the factors of FoldRows.
+	ScaleOf string `json:"scale_of,omitempty" yaml:"scale_of,omitempty"`
+
 	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.
 	FoldRows   string `json:"fold_rows,omitempty" yaml:"fold_rows,omitempty"`
 	FoldCols   string `json:"fold_cols,omitempty" yaml:"fold_cols,omitempty"`

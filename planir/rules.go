@@ -240,6 +240,14 @@ func (c *checker) references() {
 			}
 			at = r.To + 1
 		}
+		if w.ScaleOf != "" {
+			if w.K != 1 || w.N != 1 || len(w.From) > 0 || len(w.Const) > 0 || len(w.Interleave) > 0 || w.Experts != 0 || w.Plus != 0 || w.Transposed || w.FoldCols != "" {
+				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the scale of %q, and [%d,%d] from %v, want one computed number", w.Name, w.ScaleOf, w.K, w.N, w.From)
+			}
+			if c.p.Calibration() == "" {
+				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the static scale of %q, and no calibration is among the inputs", w.Name, w.ScaleOf)
+			}
+		}
 		for _, f := range []string{w.FoldRows, w.FoldCols} {
 			if f != "" && !slices.Contains(c.p.Folds, f) {
 				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is folded with group %q, and the plan folds %q", w.Name, f, c.p.Folds)

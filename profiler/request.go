@@ -127,6 +127,20 @@ func (b *builder) want(m *models.Model, w Want) error {
 			return fail("no processor executes scheme %q", x)
 		}
 	}
+	b.schemes = slices.Clone(b.schemes)
+	for i, x := range b.schemes {
+		// Products with static scales are those with scales of rows: one of them is measured where that answers for both.
+		if x.Static() && !slices.ContainsFunc(b.procs, func(p *socs.Processor) bool {
+			return slices.Contains(p.Schemes, x) && !slices.Contains(p.Schemes, x.Twin())
+		}) {
+			b.schemes[i] = x.Twin()
+		}
+	}
+	for i := len(b.schemes) - 1; i > 0; i-- {
+		if slices.Contains(b.schemes[:i], b.schemes[i]) {
+			b.schemes = slices.Delete(b.schemes, i, i+1)
+		}
+	}
 	b.context = w.MaxContext
 	if b.context == 0 {
 		b.context = max(512, 2*b.largest())

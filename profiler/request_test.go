@@ -2,6 +2,7 @@ package profiler
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -261,6 +262,35 @@ func TestFootprintsOfExperts(t *testing.T) {
 	}
 	if dense == 0 || experts-dense != differ {
 		t.Errorf("footprints %d and, of experts, %d: want a difference of %d", dense, experts, differ)
+	}
+}
+
+// Static scales double nothing: what is measured is their twin, where every processor executes that too.
+func TestRequestsOfTwins(t *testing.T) {
+	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
+	keys := func(schemes ...op.Scheme) (out []string) {
+		list, err := Requests(s, m, Want{Schemes: schemes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list {
+			out = append(out, r.Key())
+		}
+		return out
+	}
+	want := keys(op.A32W32, op.A8TQ8C)
+	for _, schemes := range [][]op.Scheme{{op.A32W32, op.A8SQ8C}, {op.A32W32, op.A8TQ8C, op.A8SQ8C}, {op.A32W32, op.A8SQ8C, op.A8TQ8C}} {
+		if got := keys(schemes...); !slices.Equal(got, want) {
+			t.Errorf("%v: %d requests, want the %d of %q", schemes, len(got), len(want), op.A8TQ8C)
+		}
+	}
+	for i := range s.Processors {
+		s.Processors[i].Schemes = []op.Scheme{op.A32W32, op.A8SQ8C}
+	}
+	for _, k := range keys(op.A8SQ8C) {
+		if strings.Contains(k, "a8t") {
+			t.Errorf("%q is asked of processors that do not execute it", k)
+		}
 	}
 }
 

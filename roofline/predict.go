@@ -21,8 +21,12 @@ func (c *Costs) Op(proc string, o op.Op, cold bool) (Prediction, error) {
 		return Prediction{}, diag.New(diag.ClassInput, "predict on %q: %w", proc, err)
 	}
 	x := c.look()
-	if reason, ok := x.infeasible[proc+" "+o.Key()]; ok {
-		return Prediction{}, diag.New(diag.ClassInfeasible, "%s is infeasible on processor %q: %s", o.Key(), proc, reason).WithCode("costs.infeasible")
+	asked := o
+	o = c.priced(proc, o)
+	for _, key := range []string{asked.Key(), o.Key()} {
+		if reason, ok := x.infeasible[proc+" "+key]; ok {
+			return Prediction{}, diag.New(diag.ClassInfeasible, "%s is infeasible on processor %q: %s", key, proc, reason).WithCode("costs.infeasible")
+		}
 	}
 	var best Prediction
 	rank := -1
@@ -46,9 +50,34 @@ func (c *Costs) Op(proc string, o op.Op, cold bool) (Prediction, error) {
 		}
 	}
 	if rank < 0 {
-		return Prediction{}, c.missing(proc, o)
+		return Prediction{}, c.missing(proc, asked)
 	}
 	return best, nil
+}
+
+// priced is the operator that answers for o: of a product that was not measured in its own scheme the one in the twin of
+// that (see op.Scheme.Twin), and for rows with a static scale those with a scale each, which take at least as long.
+func (c *Costs) priced(proc string, o op.Op) op.Op {
+	o.Static = false
+	if o.Scheme.Twin() == "" || c.measured(proc, o) {
+		return o
+	}
+	twin := o
+	if twin.Scheme = o.Scheme.Twin(); c.measured(proc, twin) {
+		return twin
+	}
+	return o
+}
+
+// measured reports whether there is a family for an operator.
+func (c *Costs) measured(proc string, o op.Op) bool {
+	x := c.look()
+	for _, cold := range []bool{false, true} {
+		if f, _, _, _ := familyOf(proc, o, cold); x.families[f.Key()] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // predict answers within one family; covered is false when m lies beyond the samples of the shape.

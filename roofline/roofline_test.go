@@ -483,6 +483,58 @@ func TestMissingAndInfeasible(t *testing.T) {
 	}
 }
 
+// What was measured with scales of rows answers for static ones, alone and beside others, and the other way round; what
+// is infeasible for one of them is for the other.
+func TestTwins(t *testing.T) {
+	_, c := fitFull(t)
+	for _, proc := range []string{"gpu", "npu"} {
+		o := matmul(100, 4096, 4096, op.A8TQ8C)
+		want, err := c.Op(proc, o, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Scheme = op.A8SQ8C
+		if got, err := c.Op(proc, o, false); err != nil || got != want {
+			t.Errorf("%s: %+v, %v, want %+v", proc, got, err, want)
+		}
+	}
+	loads := func(s op.Scheme) []Load {
+		return []Load{{"gpu", matmul(100, 4096, 2048, s), false}, {"npu", matmul(100, 4096, 2048, s), false}}
+	}
+	want, err := c.Concurrent(loads(op.A8TQ8C)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	static := loads(op.A8SQ8C)
+	if got, err := c.Concurrent(static...); err != nil || !slices.Equal(got, want) || static[0].Op.Scheme != op.A8SQ8C {
+		t.Errorf("together %v, %v, want %v", got, err, want)
+	}
+	o := matmul(100, 4096, 4096, op.A8TQ8C)
+	c.Exclude("npu", o, "spills")
+	o.Scheme = op.A8SQ8C
+	if _, err := c.Op("npu", o, false); diag.ClassOf(err) != diag.ClassInfeasible {
+		t.Errorf("the twin of an excluded operator: %v", err)
+	}
+	for i := range c.Families { // as if the others had been measured
+		if f := &c.Families[i]; f.Scheme == op.A8TQ8C {
+			f.Scheme = op.A8SQ8C
+		}
+	}
+	path := filepath.Join(t.TempDir(), "costs.yaml")
+	if err := Write(path, c); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []op.Scheme{op.A8TQ8C, op.A8SQ8C} {
+		if _, err := again.Op("npu", matmul(99, 4096, 4096, s), false); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Cold and warm answer for each other only where one of them has no samples around M.
 func TestColdAndWarm(t *testing.T) {
 	s := openSoC(t, "snapdragon-8gen3")

@@ -24,12 +24,15 @@ type Load struct {
 // reads jointly: the memory part of each is stretched by one common factor until they fit, the
 // compute part by what was measured for the set. Sets of which nothing is known do not slow down.
 func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
+	loads = slices.Clone(loads)
 	out := make([]float64, len(loads))
 	parts := make([]part, len(loads))
 	procs := make([]string, len(loads))
 	for i, l := range loads {
 		out[i] = 1
 		procs[i] = l.Proc
+		l.Op = c.priced(l.Proc, l.Op)
+		loads[i] = l
 		var err error
 		if parts[i], err = c.part(l); err != nil {
 			return nil, err

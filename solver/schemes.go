@@ -228,11 +228,17 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			if c.head && ph.name == "prefill" || ph.name == "decode" && !slices.Contains(s.permitted(c), scheme) {
 				continue
 			}
+			if s.outdone(ph, c, scheme) {
+				continue
+			}
 			if _, ok := s.loss(c, scheme); !ok && ph.max > 0 {
 				unmeasured = append(unmeasured, c.nodes...)
 				continue
 			}
-			err := s.usable(ph, k, scheme)
+			err := s.ranged(c, scheme)
+			if err == nil {
+				err = s.usable(ph, k, scheme)
+			}
 			if err == nil && c.head { // runs in prefill's programs too
 				err = s.usable(s.phases[0], k, scheme)
 			}
@@ -277,6 +283,41 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 		}
 		return diag.New(diag.ClassInfeasible, "solve: no scheme is left for %s of %s", s.classes[k].nodes[0], ph.name).
 			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: hetc calibrate --model DIR --text FILE -o cal.yaml")
+	}
+	return nil
+}
+
+// outdone reports whether a scheme with static scales, which nobody asked for, has nothing over its twin in a class: every
+// processor that executes it executes the twin, at the same price, which loses less.
+func (s *session) outdone(ph *phase, c *class, scheme op.Scheme) bool {
+	twin := scheme.Twin()
+	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||
+		slices.ContainsFunc(s.procs, func(p planir.Proc) bool {
+			return slices.Contains(p.Schemes, scheme) && !slices.Contains(p.Schemes, twin)
+		}) {
+		return false
+	}
+	static, measured := s.loss(c, scheme)
+	rows, ok := s.loss(c, twin)
+	return !measured || ok && rows <= static
+}
+
+// ranged refuses static scales of which the calibration says nothing.
+func (s *session) ranged(c *class, scheme op.Scheme) error {
+	if !scheme.Static() {
+		return nil
+	}
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, n := range sec.Nodes {
+			name := sec.Name + "." + n.Name
+			for l := 0; l < max(1, sec.Layers) && slices.Contains(c.nodes, name); l++ {
+				if s.in.Calibration.Activation(name, sec.First+l) == nil {
+					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about what enters it", name, sec.First+l, scheme).
+						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
+				}
+			}
+		}
 	}
 	return nil
 }

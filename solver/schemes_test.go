@@ -242,6 +242,69 @@ func TestQuality(t *testing.T) {
 	}
 }
 
+// Static scales need a calibration, are chosen where they are permitted alone, and never where their twin is permitted at
+// the same price: by a limit of quality alone they are no choice on processors that execute both.
+func TestStaticScales(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	for i := range s.Processors {
+		s.Processors[i].Schemes = append(s.Processors[i].Schemes, op.A8SQ8C)
+	}
+	cal := invented(t, m, rand.New(rand.NewPCG(7, 8)), op.A8TQ8C, op.A8SQ8C)
+	for i := range cal.Losses {
+		if l := &cal.Losses[i]; l.Scheme == op.A8SQ8C {
+			l.KL += 0.02
+		}
+	}
+	cal.Losses = append(cal.Losses, calibration.Loss{Class: "embed.embed", Scheme: op.I32Q8C, KL: 1e-5})
+	bare := *cal
+	for _, sec := range m.Graph().Sections {
+		for _, n := range sec.Nodes {
+			for l := 0; l < max(1, sec.Layers) && n.Ops[0].HasScheme(); l++ {
+				cal.Activations = append(cal.Activations, calibration.Activation{Class: sec.Name + "." + n.Name, Layer: l, K: n.Ops[0].K})
+			}
+		}
+	}
+	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	schemes := func(p *planir.Plan) (out []op.Scheme) {
+		for _, d := range p.Decisions {
+			if d.Scheme != "" && d.Scheme != op.I32Q8C && !slices.Contains(out, d.Scheme) {
+				out = append(out, d.Scheme)
+			}
+		}
+		return out
+	}
+	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8SQ8C), Calibration: cal})
+	if got := schemes(r.Plan); !slices.Equal(got, []op.Scheme{op.A8SQ8C}) || len(r.Warnings) > 0 {
+		t.Errorf("schemes %v, warnings %v", got, r.Warnings)
+	}
+	if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+		t.Fatal(found)
+	}
+	twin := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8TQ8C), Calibration: cal})
+	if twin.ExpectedNS != r.ExpectedNS {
+		t.Errorf("%v ns expected, and %v of the twin", r.ExpectedNS, twin.ExpectedNS)
+	}
+	w := quick()
+	w.Quality.MaxKL = KLLimit{1, 1}
+	r = solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal})
+	if got := schemes(r.Plan); slices.Contains(got, op.A8SQ8C) || !slices.Contains(got, op.A8TQ8C) {
+		t.Errorf("under a limit: schemes %v", got)
+	}
+	w.Schemes = Schemes{Prefill: []op.Scheme{op.A32W32, op.A8SQ8C}, Decode: []op.Scheme{op.A32W32}}
+	if r = solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal}); !slices.Contains(schemes(r.Plan), op.A8SQ8C) {
+		t.Errorf("under a limit, permitted: schemes %v", schemes(r.Plan))
+	}
+	for name, x := range map[string]struct {
+		cal  *calibration.Calibration
+		want string
+	}{"no calibration": {nil, "come from a calibration"}, "no ranges": {&bare, "says nothing about what enters"}} {
+		_, err := Solve(context.Background(), Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8SQ8C), Calibration: x.cal, Engine: exact.Engine{}})
+		if err == nil || !strings.Contains(err.Error(), x.want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) != 1 {
+			t.Errorf("%s: %v, hints %q", name, err, diag.HintsOf(err))
+		}
+	}
+}
+
 // What a calibration lacks is left out and said; what it cannot give is refused with a way out.
 func TestQualityRefusals(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)

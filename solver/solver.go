@@ -137,9 +137,15 @@ type program struct {
 	report    planir.Solve
 }
 
-// calibrated checks that limits of quality come with a calibration of this model.
+// calibrated checks that limits of quality and static scales come with a calibration of this model.
 func (s *session) calibrated() error {
 	if s.in.Calibration == nil {
+		for _, x := range slices.Concat(s.want.prefill, s.want.decode, s.want.head) {
+			if x.Static() && s.want.limit == (KLLimit{}) {
+				return diag.New(diag.ClassInput, "solve: %s permits %q, whose static scales come from a calibration, and none is given", s.in.Workload.title(), x).
+					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
+			}
+		}
 		if s.want.limit == (KLLimit{}) {
 			return nil
 		}

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/decode"
@@ -183,6 +184,24 @@ func (c *Calibration) Activation(class string, layer int) *Activation {
 		}
 	}
 	return nil
+}
+
+// StaticScale is the scale of 8-bit rows of the activation with which nothing that was observed saturates: AbsMax/127,
+// once the channels are divided by factors (nil: 1). It is positive: 1 where nothing but zeros was observed.
+func (a *Activation) StaticScale(factors []float32) float32 {
+	top := 0.0
+	for i, m := range a.AbsMax {
+		x := float64(m)
+		if factors != nil {
+			x /= float64(factors[i])
+		}
+		top = max(top, x)
+	}
+	s := float32(min(top/127, math.MaxFloat32))
+	if s == 0 {
+		return 1
+	}
+	return s
 }
 
 // Loss returns what a scheme costs in a class (or All), nil when it was not measured.

@@ -105,6 +105,25 @@ func TestSummarise(t *testing.T) {
 	}
 }
 
+func TestStaticScale(t *testing.T) {
+	for _, c := range []struct {
+		absmax, factors Vector
+		want            float32
+	}{
+		{Vector{1, 254, 3}, nil, 2},
+		{Vector{127, 254, 3}, Vector{1, 4, 1}, 1},
+		{Vector{127, 254, 3}, Vector{1, 0.5, 1}, 4},
+		{Vector{0, 0}, nil, 1},
+		{Vector{1e-45}, nil, 1},
+		{Vector{math.MaxFloat32}, Vector{MinFactor}, math.MaxFloat32},
+	} {
+		a := Activation{AbsMax: c.absmax}
+		if got := a.StaticScale(c.factors); got != c.want {
+			t.Errorf("%v over %v: %v, want %v", c.absmax, c.factors, got, c.want)
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	nan := float32(math.NaN())
 	for _, c := range []struct {

@@ -272,6 +272,10 @@ func (c *checker) weights() {
 		path := fmt.Sprintf("program.weights[%d]", i)
 		want := c.g.Weight(w.Name)
 		switch {
+		case w.ScaleOf != "": // P002 says what it is, and P026 that it is used
+			if w.Name != lower.ScaleWeight(w.ScaleOf) || want != nil {
+				c.fail(path, "weight %q is the static scale of %q, want the name %q", w.Name, w.ScaleOf, lower.ScaleWeight(w.ScaleOf))
+			}
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.m.Name, w.Name)
 		case w.K != want.K || w.N != want.N || w.Transposed != want.Transposed || !slices.Equal(w.From, want.From) ||

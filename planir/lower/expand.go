@@ -43,7 +43,8 @@ type Value struct {
 
 // Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
 // name (exact ones float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant precedes the first
-// matmul that reads the value. Such a node is decided about like any other.
+// matmul that reads the value. Such a node is decided about like any other. Its scale may be static: it is then the
+// weight ScaleWeight of that matmul, and no weight of the model.
 func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
 	var out []Section
 	for _, ms := range g.Sections {
@@ -58,7 +59,7 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 			}
 			s.Values[v.Name] = x
 		}
-		quantised := map[string]bool{}
+		quantised := map[string]bool{} // by what holds the result
 		for _, mn := range ms.Nodes {
 			name := ms.Name + "." + mn.Name
 			n := Node{Name: name, In: append([]string(nil), mn.In...), W: mn.W, Out: mn.Out}
@@ -92,21 +93,28 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 						break
 					}
 					x := n.In[0]
-					q, sc := x+".q", x+".s"
-					if !quantised[x] {
+					q, sc, suffix := x+".q", x+".s", "_quant"
+					if o.Scheme.Static() {
+						q, sc, suffix = x+".qs", x+".ss", "_static"
+					}
+					if !quantised[q] {
 						v := s.Values[x]
 						s.Values[q] = Value{op.U8, v.Rows, v.Cols, v.Fan}
 						s.Values[sc] = Value{op.F32, v.Rows, 1, v.Fan}
-						quant := op.Op{Kind: op.QuantRows, M: v.Rows / v.Fan, N: v.Cols}
+						quant := op.Op{Kind: op.QuantRows, M: v.Rows / v.Fan, N: v.Cols, Static: o.Scheme.Static()}
 						if v.Fan > 1 {
 							quant.Fan = v.Fan
 						}
-						s.Nodes = append(s.Nodes, Node{
-							Name: name + "_quant",
+						node := Node{
+							Name: name + suffix,
 							Ops:  []op.Op{quant},
 							In:   []string{x}, Out: []string{q, sc},
-						})
-						quantised[x] = true
+						}
+						if quant.Static {
+							node.W = []string{ScaleWeight(name)}
+						}
+						s.Nodes = append(s.Nodes, node)
+						quantised[q] = true
 					}
 					n.In = append([]string{q, sc}, n.In[1:]...)
 				}
@@ -115,7 +123,8 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 				}
 			}
 			for _, v := range n.Out {
-				delete(quantised, v)
+				delete(quantised, v+".q")
+				delete(quantised, v+".qs")
 			}
 			s.Nodes = append(s.Nodes, n)
 		}
@@ -123,3 +132,7 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 	}
 	return out, nil
 }
+
+// ScaleWeight is the name of the weight f32 [1,1] that is the static scale of what enters the products of a class, named
+// as decisions name nodes.
+func ScaleWeight(class string) string { return class + ".scale" }

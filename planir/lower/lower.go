@@ -139,7 +139,7 @@ func (b *builder) decision(node string, rows int) *planir.Decision {
 	for _, s := range b.model.Sections {
 		if headOnly(&s) {
 			for _, n := range s.Nodes {
-				if full := s.Name + "." + n.Name; node == full || node == full+"_quant" {
+				if full := s.Name + "." + n.Name; node == full || node == full+"_quant" || node == full+"_static" {
 					return b.plan.DecisionFor(node, 1)
 				}
 			}
@@ -409,8 +409,10 @@ func (b *builder) finish(rows []int) error {
 		}
 	}
 	keys := make([]packKey, 0, len(b.packs))
+	used := map[string]bool{} // weights
 	for k := range b.packs {
 		keys = append(keys, k)
+		used[k.weight] = true
 	}
 	rank := map[string]int{}
 	for i, w := range b.model.Weights {
@@ -423,6 +425,23 @@ func (b *builder) finish(rows []int) error {
 			Name: w.Name, From: w.From, Interleave: w.Interleave, K: w.K, N: w.N,
 			Transposed: w.Transposed, Experts: w.Experts, Plus: w.Plus, Layers: layers, Const: w.Const,
 		})
+	}
+	for i := range b.model.Sections {
+		s := &b.model.Sections[i]
+		for _, n := range s.Nodes {
+			class := s.Name + "." + n.Name
+			name := ScaleWeight(class)
+			if !used[name] {
+				continue
+			}
+			if _, again := rank[name]; !again {
+				rank[name] = len(b.out.Weights)
+				b.out.Weights = append(b.out.Weights, planir.Weight{Name: name, ScaleOf: class, K: 1, N: 1})
+			}
+			if w := &b.out.Weights[rank[name]]; s.Layers > 0 {
+				w.Layers = appendRange(w.Layers, planir.Range{From: s.First, To: s.First + s.Layers})
+			}
+		}
 	}
 	if err := b.fold(rank); err != nil {
 		return err
@@ -492,6 +511,11 @@ func (b *builder) fold(rank map[string]int) error {
 		}
 		for _, m := range groups[i].Multiply {
 			b.out.Weights[rank[m]].FoldRows = name
+		}
+		for _, class := range groups[i].Readers {
+			if k, ok := rank[ScaleWeight(class)]; ok {
+				b.out.Weights[k].FoldRows = name
+			}
 		}
 	}
 	return nil

@@ -35,24 +35,104 @@ func proc(name string, tile int, cores ...int) planir.Proc {
 	return planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Cores: cores,
 		Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
-		Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, TileN: tile, TileK: tile,
+		Schemes: schemes, TileN: tile, TileK: tile,
 		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 	}
 }
 
 func plan(t testing.TB, g *models.Graph, rows []int, scheme op.Scheme) *planir.Plan {
 	t.Helper()
+	return planBy(t, g, rows, func(string) op.Scheme { return scheme })
+}
+
+func planBy(t testing.TB, g *models.Graph, rows []int, schemeOf func(node string) op.Scheme) *planir.Plan {
+	t.Helper()
 	p := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: "m"}, SoC: planir.SoCRef{Name: "s", Control: "a"},
 		MaxContext: 64, KV: op.F32, Procs: []planir.Proc{proc("a", 32, 0), proc("b", 32, 1), proc("c", 64)},
+		Inputs: []planir.Input{{Kind: planir.CalibrationInput, Digest: "d"}},
 	}
 	p.Procs[2].StridedOutput, p.Procs[2].WeightRanges = false, false // its column shares are gathered
 	var err error
-	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+	p.Decisions, err = lower.Trivial(g, "a", rows, p.MaxContext, p.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// schemes are those that all processors execute.
+var schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C}
+
+// Static scales are weights of their own, for every layer that has the product, changed by the folds that change what
+// enters it; rows that are quantised in both ways are two values.
+func TestStaticScales(t *testing.T) {
+	g := graphOf(t, "../../testdata/arch/qwen2-moe-dense-layers-fused") // dense layers between others; two products of one input
+	p := planBy(t, g, []int{1, 16}, func(node string) op.Scheme {
+		if strings.Contains(node, "shared") {
+			return op.A8TQ8C
+		}
+		return op.A8SQ8C
+	})
+	p.Folds = []string{"layers.attn_norm"}
+	folds := g.Folds()
+	if i := slices.IndexFunc(folds, func(f models.FoldGroup) bool { return f.Name == p.Folds[0] }); i < 0 || !slices.Contains(folds[i].Readers, "layers.qkv") {
+		t.Fatalf("folds %v", folds)
+	}
+	if err := lower.Lower(p, g); err != nil {
+		t.Fatal(err)
+	}
+	if err := planir.Check(p).Err(); err != nil {
+		t.Fatal(err)
+	}
+	layers := map[string]int{}
+	for _, s := range g.Sections {
+		for _, n := range s.Nodes {
+			if len(n.Ops) == 1 && n.Ops[0].HasScheme() && !n.Exact {
+				layers[s.Name+"."+n.Name] += s.Layers
+			}
+		}
+	}
+	seen := 0
+	for _, w := range p.Program.Weights {
+		if w.ScaleOf == "" {
+			continue
+		}
+		seen++
+		fold := ""
+		if strings.HasSuffix(w.ScaleOf, ".qkv") {
+			fold = p.Folds[0]
+		}
+		if want, ok := layers[w.ScaleOf]; !ok || w.Name != lower.ScaleWeight(w.ScaleOf) || w.K != 1 || w.N != 1 || w.LayerCount() != want || w.FoldRows != fold {
+			t.Errorf("%+v, want %d layers and the fold %q", w, want, fold)
+		}
+		if strings.Contains(w.ScaleOf, "shared") {
+			t.Errorf("%q has no static scale", w.ScaleOf)
+		}
+	}
+	packs := 0
+	for _, k := range p.Program.Packs {
+		if strings.HasSuffix(k.Weight, ".scale") {
+			packs++
+			if k.Bytes != 4 {
+				t.Errorf("pack %q has %d bytes", k.Name, k.Bytes)
+			}
+		}
+	}
+	if seen < 5 || packs != seen {
+		t.Errorf("%d scales and %d packs of them\n%s", seen, packs, planir.Dump(p))
+	}
+	quantised := map[bool]int{}
+	for _, gr := range p.Program.Graphs {
+		for _, n := range gr.Graph.Nodes {
+			if n.Op.Kind == op.QuantRows {
+				quantised[n.Op.Static]++
+			}
+		}
+	}
+	if quantised[true] == 0 || quantised[false] == 0 {
+		t.Errorf("rows are quantised %v", quantised)
+	}
 }
 
 // Whatever is decided, as long as shares respect the granularity, the lowered plan obeys every rule:
@@ -65,14 +145,20 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		g := rapid.SampledFrom(graphs).Draw(rt, "model")
-		scheme := rapid.SampledFrom([]op.Scheme{op.A32W32, op.A8TQ8C}).Draw(rt, "scheme")
+		first, second := rapid.SampledFrom(schemes).Draw(rt, "scheme"), rapid.SampledFrom(schemes).Draw(rt, "another")
+		schemeOf := func(node string) op.Scheme { // two products may read one value in different schemes
+			if strings.Contains(node, "up") || strings.Contains(node, "qkv") {
+				return second
+			}
+			return first
+		}
 		rows := []int{1, rapid.IntRange(2, 33).Draw(rt, "rows")}
-		p := plan(t, g, rows, scheme)
+		p := planBy(t, g, rows, schemeOf)
 		nodes := map[string]*lower.Node{}
 		batch := g.Batch()
 		if b := rapid.IntRange(1, 6).Draw(rt, "batch"); b > 1 && b != rows[1] {
 			p.Batches, rows = []int{b}, append(rows, b)
-			more, err := lower.Trivial(&batch, "a", p.Batches, p.MaxContext, p.KV, func(string, int) op.Scheme { return scheme })
+			more, err := lower.Trivial(&batch, "a", p.Batches, p.MaxContext, p.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -83,7 +169,7 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 			if i == 2 {
 				of = &batch
 			}
-			sections, err := lower.Expand(of, r, p.MaxContext, p.KV, func(string) op.Scheme { return scheme })
+			sections, err := lower.Expand(of, r, p.MaxContext, p.KV, schemeOf)
 			if err != nil {
 				rt.Fatal(err)
 			}

@@ -65,7 +65,7 @@ type Signature struct {
 //	SelectRow     in x                                           out y
 //	Norm          in x                          w gain           out y
 //	LayerNorm     in x                          w gain, bias     out y
-//	QuantRows     in x                                           out y, scale
+//	QuantRows     in x                          [w scale]        out y, scale
 //	MatMul        in x [, scale]                w weight [, bias] out y
 //	ExpertMatMul  in x [, scale], ids           w weight         out y
 //	Route         in logits                                      out ids, weights
@@ -104,7 +104,11 @@ func (o Op) Sig() Signature {
 	case LayerNorm:
 		return same("gain", "bias")
 	case QuantRows:
-		return Signature{In: []Value{v("x", F32, rows, o.N)}, Out: []Value{v("y", U8, rows, o.N), v("scale", F32, rows, 1)}}
+		s := Signature{In: []Value{v("x", F32, rows, o.N)}, Out: []Value{v("y", U8, rows, o.N), v("scale", F32, rows, 1)}}
+		if o.Static {
+			s.W = []string{"scale"}
+		}
+		return s
 	case MatMul:
 		s := Signature{In: activations(o.M), W: []string{"weight"}, Out: []Value{v("y", F32, o.M, o.N)}}
 		if o.Bias {
@@ -303,6 +307,8 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 			return WeightSpec{Name: role, K: o.N, N: o.K, Scheme: o.Scheme.Weight(), Layout: layout}
 		}
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
+	case QuantRows:
+		return vector(1, 1)
 	case Norm, LayerNorm:
 		return vector(1, o.N)
 	case QKNorm:

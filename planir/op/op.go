@@ -49,7 +49,8 @@ const (
 	Norm Kind = "norm"
 	// LayerNorm normalises mean and variance: f32 [M,N], gain f32 [1,N], bias f32 [1,N] -> f32 [M,N].
 	LayerNorm Kind = "layer_norm"
-	// QuantRows quantises rows to 8 bit with one scale each: f32 [M,N] -> u8 [M,N], f32 [M,1].
+	// QuantRows quantises rows to 8 bit with one scale each: f32 [M,N] -> u8 [M,N], f32 [M,1]. With Static the scale
+	// of every row is the weight f32 [1,1], and what exceeds 127 times it saturates.
 	QuantRows Kind = "quant_rows"
 	// MatMul multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N],
 	// with Bias plus a row f32 [1,N].
@@ -125,6 +126,7 @@ const (
 	A32W32    Scheme = "a32/w32"    // float32
 	A32W16    Scheme = "a32/w16"    // float32 with weights in bfloat16: the stored values of a model stored so
 	A8TQ8C    Scheme = "a8t/q8c"    // 8-bit rows, 8-bit weights with a scale per column
+	A8SQ8C    Scheme = "a8s/q8c"    // 8-bit rows with one static scale for all of them, from a calibration
 	A8TQ4B32  Scheme = "a8t/q4b32"  // 8-bit rows, 4-bit weights with a scale per 32 of a column
 	A8TQ4B128 Scheme = "a8t/q4b128" // and per 128
 )
@@ -134,7 +136,7 @@ const (
 const I32Q8C Scheme = "i32/q8c"
 
 // Schemes lists the schemes of matrix products that hetc can pack and execute.
-var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8TQ4B32, A8TQ4B128}
+var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8SQ8C, A8TQ4B32, A8TQ4B128}
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
 func ParseScheme(s string) (Scheme, error) {
@@ -163,7 +165,23 @@ func (s Scheme) Activation() string {
 }
 
 // QuantisedRows reports whether activations enter as u8 rows with scales.
-func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" }
+func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" || s.Static() }
+
+// Static reports whether the scales of activations are constants of the plan, which come from a calibration, rather
+// than of each row.
+func (s Scheme) Static() bool { return s.Activation() == "a8s" }
+
+// Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time:
+// that of static scales and that of scales of each row are each other's. "" for others.
+func (s Scheme) Twin() Scheme {
+	switch s {
+	case A8SQ8C:
+		return A8TQ8C
+	case A8TQ8C:
+		return A8SQ8C
+	}
+	return ""
+}
 
 // WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding:
 // w32 4 bytes a value, w16 2; q8c 1 byte a value and 8 bytes a column (scale and column sum);
@@ -221,6 +239,7 @@ type Op struct {
 	Interleave int    `json:"interleave,omitempty" yaml:"interleave,omitempty"` // GLU: columns of gate, then as many of up
 	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
 	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`             // MatMul: a row is added
+	Static     bool   `json:"static,omitempty" yaml:"static,omitempty"`         // QuantRows: the scale is a weight
 
 	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
 	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`         // rows of operands per token: experts chosen for it; 0 is 1
@@ -297,7 +316,7 @@ func (o Op) Key() string {
 	case Embed:
 		return fmt.Sprintf("embed[%d]x[%d,%d] %s%s", o.M, o.K, o.N, o.Table, o.Scheme)
 	default:
-		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N)
+		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + flag(o.Static, " static")
 	}
 }
 
@@ -585,6 +604,7 @@ func (o Op) unused() error {
 		{"scheme", o.Scheme != "", in(MatMul, ExpertMatMul, Embed)},
 		{"table", o.Table != "", in(Embed)},
 		{"bias", o.Bias, in(MatMul)},
+		{"static", o.Static, in(QuantRows)},
 		{"act", o.Act != "", in(GLU, Activate)},
 		{"interleave", o.Interleave != 0, in(GLU)},
 		{"experts", o.Experts != 0, in(Route, ExpertMatMul)},

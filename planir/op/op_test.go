@@ -2,6 +2,7 @@ package op
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +60,14 @@ func TestEveryKindIsComplete(t *testing.T) {
 			t.Errorf("graph of %q: state %v, rows %d", k, g.State(), g.Rows())
 		}
 	}
+	static := Op{Kind: QuantRows, M: 3, N: 8, Static: true}
+	g := Single(static, "n32")
+	if err := g.Validate(); err != nil || len(g.Weights) != 1 || g.Weights[0] != (WeightSpec{Name: "scale", K: 1, N: 1, Scheme: "f32", Layout: RowsLayout}) {
+		t.Errorf("graph of %q: %v, weights %v", static.Key(), err, g.Weights)
+	}
+	if old := keys[static.Key()]; old != "" {
+		t.Errorf("%q has the key of another", static.Key())
+	}
 	if len(examples) != len(Kinds) {
 		t.Errorf("%d examples for %d kinds", len(examples), len(Kinds))
 	}
@@ -83,6 +92,26 @@ func TestKey(t *testing.T) {
 	}
 }
 
+// A scheme with static scales differs from its twin in where scales come from, and in nothing that a product sees.
+func TestTwins(t *testing.T) {
+	for _, s := range Schemes {
+		twin := s.Twin()
+		if twin == "" {
+			if s.Static() {
+				t.Errorf("%q has no twin", s)
+			}
+			continue
+		}
+		a, b := examples[MatMul], examples[MatMul]
+		a.Scheme, b.Scheme = s, twin
+		x, y := Single(a, "n32"), Single(b, "n32")
+		if twin.Twin() != s || twin.Static() == s.Static() || a.Flops() != b.Flops() || a.Bytes() != b.Bytes() ||
+			!slices.Equal(x.Inputs, y.Inputs) || !slices.Equal(x.Weights, y.Weights) || !slices.Equal(x.Outputs, y.Outputs) {
+			t.Errorf("%q and %q are no twins", s, twin)
+		}
+	}
+}
+
 func TestValidateRefuses(t *testing.T) {
 	for _, c := range []struct {
 		o    Op
@@ -95,6 +124,7 @@ func TestValidateRefuses(t *testing.T) {
 		{Op{Kind: GLU, M: 1, N: 16, Interleave: 16}, "act = , want one of silu, gelu"},
 		{Op{Kind: MatMul, M: 1, K: 1, N: 1, Scheme: A32W32, Act: SiLU}, "act is set, and means nothing"},
 		{Op{Kind: Add, M: 1, N: 1, Fan: 2}, "fan is set"},
+		{Op{Kind: Norm, M: 1, N: 1, Static: true}, "static is set"},
 		{Op{Kind: Route, M: 1, Experts: 4, Fan: 5, Router: RouteSoftmax}, "want fan 5..4096"},
 		{Op{Kind: Route, M: 1, Experts: 4, Fan: 3, Router: RouteSparseMixer}, "fan = 3, want 1 or 2"},
 		{Op{Kind: Route, M: 1, Experts: 4, Fan: 1, Router: "best"}, "router = best"},

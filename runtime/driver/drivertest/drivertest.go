@@ -153,6 +153,7 @@ func operators() []op.Op {
 				op.Op{Kind: op.Norm, M: m, N: n, Eps: 1e-5},
 				op.Op{Kind: op.LayerNorm, M: m, N: n, Eps: 1e-5},
 				op.Op{Kind: op.QuantRows, M: m, N: n},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true},
 				op.Op{Kind: op.Add, M: m, N: n},
 				op.Op{Kind: op.Copy, M: m, N: n},
 				op.Op{Kind: op.SelectRow, M: m, N: n},
@@ -164,6 +165,7 @@ func operators() []op.Op {
 				op.Op{Kind: op.Softcap, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
 				op.Op{Kind: op.Clip, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
 				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 1 + 3*i},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2 + i, Static: true},
 				op.Op{Kind: op.Copy, M: m, N: n, Fan: 8 - i},
 				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{1, 2, 8}[i]},
 				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{5, 4, 3}[i]},
@@ -175,7 +177,7 @@ func operators() []op.Op {
 		}
 	}
 	add(op.Op{Kind: op.GLU, M: 5, N: 96, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.GLU, M: 2, N: 6, Interleave: 1, Act: op.SiLU},
-		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.Add, M: 19, N: 1024},
+		op.Op{Kind: op.Norm, M: 19, N: 1024}, op.Op{Kind: op.LayerNorm, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024}, op.Op{Kind: op.QuantRows, M: 19, N: 1024, Static: true}, op.Op{Kind: op.Add, M: 19, N: 1024},
 		op.Op{Kind: op.GLU, M: 19, N: 1024, Interleave: 16, Act: op.SiLU}, op.Op{Kind: op.Copy, M: 19, N: 1024}, op.Op{Kind: op.Combine, M: 19, N: 1024, Fan: 4},
 		op.Op{Kind: op.Softcap, M: 19, N: 1024, Cap: 50}, op.Op{Kind: op.Gate, M: 19, N: 1024})
 	for _, act := range op.Acts {
@@ -390,6 +392,14 @@ func value(name string, t op.Type, rows, cols int) op.Value {
 
 func names(s ...string) []string { return s }
 
+// static is the weight of a node that quantises rows of in.
+func static(quant op.Op, in string) []string {
+	if quant.Static {
+		return names(in + "scale")
+	}
+	return nil
+}
+
 // blocks are pieces of a transformer as plans contain them, for m rows.
 func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 	const hidden, ffn, heads, kv, dim, vocabulary = 64, 96, 4, 2, 16, 41
@@ -459,7 +469,8 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 			}
 			q, s := value(in+"8", op.U8, m, k), value(in+"s", op.F32, m, 1)
 			g.Temps = append(g.Temps, q, s)
-			g.node(op.Op{Kind: op.QuantRows, M: m, N: k}, names(in), nil, names(q.Name, s.Name))
+			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Static: scheme.Static()}
+			g.node(quant, names(in), static(quant, in), names(q.Name, s.Name))
 			g.node(o, names(q.Name, s.Name), names(w), names(y))
 		}
 		g.node(op.Op{Kind: op.Norm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain"), names("n"))
@@ -481,13 +492,13 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 				g.node(o, names(in, "ids"), names(w), names(y))
 				return
 			}
-			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Fan: fan}
+			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Fan: fan, Static: scheme.Static()}
 			if spread {
 				quant.Fan = 0
 			}
 			q, s := value(in+"8", op.U8, quant.Rows(), k), value(in+"s", op.F32, quant.Rows(), 1)
 			g.Temps = append(g.Temps, q, s)
-			g.node(quant, names(in), nil, names(q.Name, s.Name))
+			g.node(quant, names(in), static(quant, in), names(q.Name, s.Name))
 			g.node(o, names(q.Name, s.Name, "ids"), names(w), names(y))
 		}
 		g.node(op.Op{Kind: op.LayerNorm, M: m, N: hidden, Eps: 1e-5}, names("x"), names("gain", "bias"), names("n"))
@@ -592,7 +603,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
-	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33},
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33, Static: true},
 		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2}, {Kind: op.Softcap, M: 2, N: 33, Cap: 3},
 		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16}, {Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
 	for _, scheme := range op.Schemes {
@@ -911,6 +922,8 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 3, 0, []string{"embed", "row 1", "10"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
 		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0, []string{"kv_append", "row 1"}},

@@ -229,6 +229,9 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					top = math.Max(top, math.Abs(in[0].at(r, j)))
 				}
 				scale := float64(float32(top / 127))
+				if o.Static {
+					scale = float64(w.v[0])
+				}
 				out[1].set(r, 0, scale, 0)
 				for j := range o.N {
 					q, doubt := 0.0, 0.0

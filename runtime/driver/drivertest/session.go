@@ -127,6 +127,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 		tr.loose = 1e-4
 	}
 	invfreq := map[string]int{} // of a rotation: angles in a row of the table
+	static := map[string]bool{} // scales of rows
 	for _, n := range g.Nodes {
 		if n.Op.HasScheme() && slices.Contains(s.caps.Rerounds, n.Op.Scheme) {
 			tr.rerounds = true
@@ -135,6 +136,9 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	for _, n := range g.Nodes {
 		switch n.Op.Kind {
 		case op.QuantRows:
+			if n.Op.Static {
+				static[n.W[0]] = true
+			}
 			if len(g.Nodes) > 1 {
 				tr.loose = 1e-2 // a value between two codes may take either
 				if tr.rerounds {
@@ -159,7 +163,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range g.Weights {
-		p, w := s.pack(rng, spec, invfreq[spec.Name])
+		p, w := s.pack(rng, spec, invfreq[spec.Name], static[spec.Name])
 		tr.weights[spec.Name] = w
 		p.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, p)
@@ -170,8 +174,8 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	return tr
 }
 
-// pack packs random numbers, or a table of frequencies with that many in a row.
-func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int) (driver.Packed, stored) {
+// pack packs random numbers, a table of frequencies with that many in a row, or a static scale with which some rows saturate.
+func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int, static bool) (driver.Packed, stored) {
 	s.t.Helper()
 	one := spec
 	one.Experts = 0
@@ -189,6 +193,9 @@ func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int) (driver.P
 		values, packed := make([]float32, size), p.Bytes[int64(e)*bytes:][:bytes]
 		for j := range values {
 			values[j] = float32(rng.NormFloat64())
+			if static {
+				values[j] = 0.002 + float32(math.Abs(float64(values[j])))/50
+			}
 			if angles > 0 {
 				values[j] = float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
 			}

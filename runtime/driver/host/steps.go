@@ -142,7 +142,7 @@ func (b *builder) build() (step, error) {
 	case op.QKNorm:
 		return b.qkNorm()
 	case op.QuantRows:
-		return b.quantRows(), nil
+		return b.quantRows()
 	case op.MatMul:
 		return b.matMul()
 	case op.ExpertMatMul:
@@ -377,8 +377,11 @@ func (b *builder) qkNorm() (step, error) {
 
 var errNotFinite = errors.New("holds NaN or an infinity, which 8-bit rows cannot represent")
 
-func (b *builder) quantRows() step {
+func (b *builder) quantRows() (step, error) {
 	e, o, x, y, scale, k := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantRows
+	if o.Static {
+		return b.quantStatic()
+	}
 	e.need.scales = max(e.need.scales, o.Rows())
 	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
 		dense := e.have.scale[r0:r1]
@@ -391,7 +394,30 @@ func (b *builder) quantRows() step {
 		}
 	})
 	s.refused = func(int) error { return errNotFinite }
-	return s
+	return s, nil
+}
+
+func (b *builder) quantStatic() (step, error) {
+	e, o, x, y, scale, k := b.e, b.op, b.in[0], b.out[0], b.out[1], b.e.p.set.QuantStatic
+	w, err := mem.View[float32](b.w[0].Bytes)
+	if err != nil {
+		return step{}, err
+	}
+	v := w[0]
+	if !(v > 0 && v <= math.MaxFloat32) {
+		return step{}, fmt.Errorf("the static scale is %v, want a positive number", v)
+	}
+	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
+		if bad := k(y.raw[r0*y.ld:], y.ld, v, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
+			e.refuse(r0 + bad)
+			return
+		}
+		for r := r0; r < r1; r++ {
+			scale.f32[r*scale.ld] = v
+		}
+	})
+	s.refused = func(int) error { return errNotFinite }
+	return s, nil
 }
 
 // maxDotK bounds K of 8-bit products, whose sums are exact in int32.
@@ -434,7 +460,7 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y []float32, ldy int, x activations, at, m, n int) {
 			set.MatMulBF16(y, ldy, x.f32, x.ld, w[at/2:], m, o.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ8C:
+	case op.A8TQ8C, op.A8SQ8C:
 		if o.K > maxDotK {
 			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
 		}

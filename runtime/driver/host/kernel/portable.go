@@ -19,7 +19,7 @@ func Portable() *Set {
 		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, sums []int32, ldsums int, w []byte, m, k, n int) {
 			matMulQ4(pack.Block128, y, ldy, x, ldx, xscale, sums, ldsums, w, m, k, n)
 		},
-		QuantRows: quantRows, Norm: norm, LayerNorm: layerNorm,
+		QuantRows: quantRows, QuantStatic: quantStatic, Norm: norm, LayerNorm: layerNorm,
 		GLU: glu, Activate: activate, Softcap: softcap, Gate: gate, Scale: scale,
 		Add: add, Combine: combine, Rope: rope,
 		AttentionF32: attentionF32, AttentionF16: attentionF16,
@@ -234,11 +234,8 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int {
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		var top uint32 // magnitudes order like their bits, NaN and infinities last
-		for _, v := range row {
-			top = max(top, math.Float32bits(v)&0x7fffffff)
-		}
-		if top >= 0x7f800000 {
+		top := magnitude(row, 0)
+		if top >= notFinite {
 			return r
 		}
 		s := math.Float32frombits(top) / 127
@@ -256,6 +253,35 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 		}
 	}
 	return -1
+}
+
+func quantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		if magnitude(row, 0) >= notFinite {
+			return r
+		}
+		for c, v := range row {
+			out[c] = saturate(v / scale)
+		}
+	}
+	return -1
+}
+
+// saturate is the code of q, in units of the scale: what 1.5*2^23 leaves in the low mantissa bits is rounded to even.
+func saturate(q float32) uint8 {
+	return uint8(128 + int32(math.Float32bits(max(-127, min(127, q))+0x1.8p23)) - 0x4b400000)
+}
+
+// notFinite and above are magnitudes of infinities and NaN.
+const notFinite = 0x7f800000
+
+// magnitude is the largest magnitude of x, or top: magnitudes order like their bits, NaN and infinities last.
+func magnitude(x []float32, top uint32) uint32 {
+	for _, v := range x {
+		top = max(top, math.Float32bits(v)&0x7fffffff)
+	}
+	return top
 }
 
 func norm(y []float32, ldy int, x []float32, ldx int, gain []float32, eps float64, m, n int) {

@@ -20,7 +20,7 @@ func Reference() *Set {
 		MatMulQ4B128: func(y []float32, ldy int, x []uint8, ldx int, xscale []float32, _ []int32, _ int, w []byte, m, k, n int) {
 			refMatMulQ4(pack.Block128, y, ldy, x, ldx, xscale, w, m, k, n)
 		},
-		QuantRows: refQuantRows, Norm: refNorm, LayerNorm: refLayerNorm,
+		QuantRows: refQuantRows, QuantStatic: refQuantStatic, Norm: refNorm, LayerNorm: refLayerNorm,
 		GLU: refGLU, Activate: refActivate, Softcap: refSoftcap, Gate: refGate, Scale: refScale,
 		Add: add, Combine: refCombine, Rope: refRope,
 		AttentionF32: func(y []float32, ldy int, q []float32, ldq int, k, v []float32, _ []float32, a Attention) {
@@ -128,6 +128,18 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 			if s != 0 { // the clamp matters only where s is subnormal
 				out[c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/s)))))
 			}
+		}
+	}
+	return -1
+}
+
+func refQuantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+	for r := range m {
+		for c, v := range x[r*ldx : r*ldx+n] {
+			if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
+				return r
+			}
+			y[r*ldy+c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/scale)))))
 		}
 	}
 	return -1

@@ -35,7 +35,7 @@ const EnvVar = "HETC_HOST_KERNELS"
 // Set is one implementation of every function.
 //
 // The portable set is the twin that vector sets are compared with. These give the same bits: MatMulQ8C, BlockSums,
-// QuantRows, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of 2^-24 of the sum
+// QuantRows, QuantStatic, Add, Scale, Gate, Rope and the conversions. The others differ by rounding: in units of 2^-24 of the sum
 // of the magnitudes of the terms of a result, where nothing overflows, by at most 2+2k in MatMulF32 and MatMulBF16,
 // 4+2*ceil(k/32) in the 4-bit products, 3 in Norm, 4 in LayerNorm, 2+2*fan in Combine, 12 in GLU, Activate and
 // Softcap, and 32+2n in attention over n positions, whose terms count their scores' rounding too. Within
@@ -99,6 +99,10 @@ type Set struct {
 	// It returns the first row that holds NaN or an infinity, which has no such form, or -1; rows from
 	// that one on are then undefined.
 	QuantRows func(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int
+
+	// QuantStatic is QuantRows with the same scale, positive and finite, for every row: what is larger than 127 times it
+	// saturates.
+	QuantStatic func(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int
 
 	// Norm computes y[r,c] = gain[c] * (x[r,c] / sqrt(mean_c(x[r,c]^2) + eps)); a zero row gives zeros
 	// even when eps is 0. y may be x.

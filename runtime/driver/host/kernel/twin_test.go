@@ -30,6 +30,7 @@ var tolerance = map[string]func(n int) float64{
 	"MatMulQ4B128": func(k int) float64 { return 4 + 2*float64((k+BlockK-1)/BlockK) },
 	"BlockSums":    exact,
 	"QuantRows":    exact,
+	"QuantStatic":  exact,
 	"Norm":         units(3),
 	"LayerNorm":    units(4),
 	"GLU":          units(12),
@@ -762,6 +763,20 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		}
 		if want := slices.IndexFunc(make([]int, m), func(int) bool { return false }); bad < want || bad >= m {
 			t.Fatalf("%s QuantRows: refused row %d of %d", set.Name, bad, m)
+		}
+		return result{u: u, note: fmt.Sprint(bad)}
+	}, none)
+	static := float32(math.Exp(20*x.rng.Float64() - 12)) // with it everything saturates, or nothing
+	check("QuantStatic", 1, func(set *Set, m_ *memory) result {
+		y, a := outputU8(m_, m, n, ldy), input(m_, a)
+		bad := set.QuantStatic(y, ldy, static, a, ldx, m, n)
+		rows := m
+		if bad >= 0 {
+			rows = bad
+		}
+		u := make([]uint8, 0, m*n)
+		for r := range rows {
+			u = append(u, y[r*ldy:r*ldy+n]...)
 		}
 		return result{u: u, note: fmt.Sprint(bad)}
 	}, none)

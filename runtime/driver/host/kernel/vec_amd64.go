@@ -71,7 +71,7 @@ func (t tier) set() *Set {
 			packedQ4(pack.Block128, y, ldy, x, xscale, w, scratch, m, k, n)
 		}
 	}
-	s.BlockSums, s.QuantRows, s.Norm, s.LayerNorm = vecBlockSums, vecQuantRows, vecNorm, vecLayerNorm
+	s.BlockSums, s.QuantRows, s.QuantStatic, s.Norm, s.LayerNorm = vecBlockSums, vecQuantRows, vecQuantStatic, vecNorm, vecLayerNorm
 	s.GLU, s.Activate, s.Softcap, s.Gate, s.Scale = vecGLU, vecActivate, vecSoftcap, vecGate, vecScale
 	s.Add, s.Combine, s.Rope = vecAdd, t.combine, vecRope
 	s.AttentionF32, s.AttentionF16 = t.attentionF32, t.attentionF16

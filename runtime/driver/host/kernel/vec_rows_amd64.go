@@ -18,11 +18,8 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	}
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		top := maxAbs256(&row[0], whole)
-		for _, v := range row[whole:] {
-			top = max(top, math.Float32bits(v)&0x7fffffff)
-		}
-		if top >= 0x7f800000 {
+		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
+		if top >= notFinite {
 			return r
 		}
 		s := math.Float32frombits(top) / 127
@@ -37,6 +34,29 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 		for c, v := range row[whole:] {
 			i := int32(math.Float32bits(v/s+0x1.8p23)) - 0x4b400000
 			out[whole+c] = uint8(128 + max(-127, min(127, i)))
+		}
+	}
+	return -1
+}
+
+func vecQuantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+	const most = 1 << 30 // what the assembly's conversion to integers can take
+	whole := n &^ (vecN - 1)
+	for r := range m {
+		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
+		done := 0
+		if whole > 0 {
+			top := magnitude(row[whole:], maxAbs256(&row[0], whole))
+			if top >= notFinite {
+				return r
+			}
+			if math.Float32frombits(top)/scale < most {
+				quant256(&out[0], &row[0], whole, scale)
+				done = whole
+			}
+		}
+		if quantStatic(out[done:], ldy, scale, row[done:], ldx, 1, n-done) >= 0 {
+			return r
 		}
 	}
 	return -1
