@@ -58,6 +58,7 @@ type Capabilities struct {
 	StridedOutput bool // outputs may be column ranges of wider buffers
 	StridedInput  bool // inputs may be column ranges of wider buffers
 	WeightRanges  bool // a shard may be a tile range of one shared packed copy
+	Prepacks      bool // loading copies weights into a layout of the library's own
 	Virtual       bool // times are simulated, not measured
 
 	Cores []int // CPU cores it occupies while running

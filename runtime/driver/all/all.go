@@ -7,6 +7,4 @@ import (
 )
 
 // Drivers returns every driver but the simulator, in a fixed order.
-func Drivers() []driver.Driver {
-	return []driver.Driver{host.New()}
-}
+func Drivers() []driver.Driver { return append([]driver.Driver{host.New()}, libraries()...) }

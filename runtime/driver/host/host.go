@@ -12,8 +12,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sort"
-	"strconv"
-	"strings"
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
@@ -27,20 +25,23 @@ import (
 const Name = "host"
 
 // New returns the driver. Which cores the process may use is noted by the first call (see affinity.Cores).
-func New() driver.Driver { return &host{cores: affinity.Cores()} }
+func New() driver.Driver {
+	affinity.Cores()
+	return host{}
+}
 
-type host struct{ cores []int }
+type host struct{}
 
-func (h *host) Name() string { return Name }
+func (host) Name() string { return Name }
 
-func (h *host) Devices(context.Context) ([]driver.Device, error) {
+func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
-	for _, c := range h.cores {
-		out = append(out, driver.Device{Select: strconv.Itoa(c), Description: fmt.Sprintf("CPU core %d", c), Cores: []int{c}})
-	}
-	if n := len(h.cores); n > 1 {
-		first, last := h.cores[0], h.cores[n-1]
-		out = append(out, driver.Device{Select: fmt.Sprintf("%d-%d", first, last), Description: fmt.Sprintf("%d CPU cores as one processor", n), Cores: append([]int(nil), h.cores...)})
+	for _, x := range affinity.Selections() {
+		what := fmt.Sprintf("CPU core %d", x.Cores[0])
+		if n := len(x.Cores); n > 1 {
+			what = fmt.Sprintf("%d CPU cores as one processor", n)
+		}
+		out = append(out, driver.Device{Select: x.Select, Description: what, Cores: x.Cores})
 	}
 	return out, nil
 }
@@ -48,16 +49,16 @@ func (h *host) Devices(context.Context) ([]driver.Device, error) {
 // Open accepts the selectors of Devices and any other range of usable cores. Option kernels names a
 // kernel set ("reference", "portable", ...); without it the environment variable
 // HETC_HOST_KERNELS decides, then the CPU.
-func (h *host) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+func (host) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return nil, &driver.Unavailable{Driver: Name, Found: "a big-endian CPU, packed weights are little-endian"}
 	}
-	cores, err := h.parse(c.Select)
+	cores, err := affinity.Select(c.Select)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open processor of driver %q: %w", Name, err)
 	}
 	set, err := kernel.ByName("")
 	for _, key := range sortedKeys(c.Options) {
@@ -70,37 +71,6 @@ func (h *host) Open(ctx context.Context, c driver.Config) (driver.Processor, err
 		return nil, fmt.Errorf("open processor %q of driver %q: %w", c.Select, Name, err)
 	}
 	return newProcessor(cores, set), nil
-}
-
-// parse returns the cores of a selector, ascending.
-func (h *host) parse(sel string) ([]int, error) {
-	first, last, isRange := strings.Cut(sel, "-")
-	if !isRange {
-		last = first
-	}
-	from, to := h.index(first), h.index(last)
-	if from < 0 || to < from || isRange && to == from {
-		var valid []string
-		for _, c := range h.cores {
-			valid = append(valid, strconv.Itoa(c))
-		}
-		hint := strings.Join(valid, ", ")
-		if n := len(valid); n > 1 {
-			hint += fmt.Sprintf(", or a range such as %s-%s", valid[0], valid[n-1])
-		}
-		return nil, diag.New(diag.ClassInput, "open processor %q of driver %q: no such core", sel, Name).WithHint("valid here: %s", hint)
-	}
-	return h.cores[from : to+1], nil
-}
-
-// index is the position of a core written canonically, -1 if the process may not use it.
-func (h *host) index(s string) int {
-	for i, c := range h.cores {
-		if strconv.Itoa(c) == s {
-			return i
-		}
-	}
-	return -1
 }
 
 func sortedKeys(m map[string]string) []string {

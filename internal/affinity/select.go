@@ -1,0 +1,58 @@
+package affinity
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Selection is cores that make one processor, and how they are written: "2", "0-3".
+type Selection struct {
+	Select string
+	Cores  []int
+}
+
+// Selections are every core, and all of them together where there are several.
+func Selections() []Selection {
+	cores := Cores()
+	var out []Selection
+	for _, c := range cores {
+		out = append(out, Selection{strconv.Itoa(c), []int{c}})
+	}
+	if n := len(cores); n > 1 {
+		out = append(out, Selection{fmt.Sprintf("%d-%d", cores[0], cores[n-1]), cores})
+	}
+	return out
+}
+
+// Select returns the cores, ascending, that a selector names: one, or a range of those that the process may use.
+func Select(sel string) ([]int, error) {
+	cores := Cores()
+	first, last, isRange := strings.Cut(sel, "-")
+	if !isRange {
+		last = first
+	}
+	index := func(s string) int { // of a core written canonically
+		for i, c := range cores {
+			if strconv.Itoa(c) == s {
+				return i
+			}
+		}
+		return -1
+	}
+	from, to := index(first), index(last)
+	if from < 0 || to < from || isRange && to == from {
+		var valid []string
+		for _, c := range cores {
+			valid = append(valid, strconv.Itoa(c))
+		}
+		hint := strings.Join(valid, ", ")
+		if n := len(valid); n > 1 {
+			hint += fmt.Sprintf(", or a range such as %s-%s", valid[0], valid[n-1])
+		}
+		return nil, diag.New(diag.ClassInput, "no such core: %q", sel).WithHint("valid here: %s", hint)
+	}
+	return cores[from : to+1], nil
+}

@@ -1,0 +1,123 @@
+package ort
+
+import (
+	"bytes"
+	"errors"
+	"sync"
+
+	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// env is a library's environment, which all processors of this process share; the last one to close gives it back.
+type env struct {
+	*ortapi.Env
+	lib  *ortapi.Library
+	used int
+}
+
+var envs struct {
+	sync.Mutex
+	of map[*ortapi.Library]*env
+}
+
+// environment opens or shares a library's environment. Its pool has a thread on every core that the process may use:
+// processors of all cores share it, so that hundreds of graphs do not bring a pool each.
+func environment(l *ortapi.Library) (*env, error) {
+	envs.Lock()
+	defer envs.Unlock()
+	if e := envs.of[l]; e != nil {
+		e.used++
+		return e, nil
+	}
+	cores := affinity.Cores()
+	inner, err := l.NewEnv(ortapi.EnvOptions{Threads: len(cores), Cores: cores[1:]})
+	if err != nil {
+		return nil, err
+	}
+	e := &env{Env: inner, lib: l, used: 1}
+	if err := exact(e); err != nil {
+		inner.Close()
+		return nil, err
+	}
+	if envs.of == nil {
+		envs.of = map[*ortapi.Library]*env{}
+	}
+	envs.of[l] = e
+	return e, nil
+}
+
+func (e *env) release() error {
+	envs.Lock()
+	defer envs.Unlock()
+	if e.used--; e.used > 0 {
+		return nil
+	}
+	delete(envs.of, e.lib)
+	return e.Close()
+}
+
+func classOf(err error, fallback diag.Class) diag.Class {
+	if c := diag.ClassOf(err); c != diag.ClassInternal {
+		return c
+	}
+	return fallback
+}
+
+// exact multiplies the largest 8-bit numbers there are and refuses a library that does not get them right: without the
+// instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
+func exact(e *env) error {
+	const k, n = 64, 16
+	m := onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}}, Graph: onnx.Graph{
+		Name: "exact", Inputs: []onnx.Value{{Name: "a", Type: onnx.Uint8, Dims: []int64{1, k}}}, Outputs: []onnx.Value{{Name: "y", Type: onnx.Int32, Dims: []int64{1, n}}},
+		Initializers: []onnx.Tensor{{Name: "b", Type: onnx.Int8, Dims: []int64{k, n}, Raw: bytes.Repeat([]byte{127}, k*n)}},
+		Nodes:        []onnx.Node{{Name: "n0", Op: "MatMulInteger", In: []string{"a", "b"}, Out: []string{"y"}}},
+	}}
+	memory, err := mem.Alloc(k+4*n, driver.Align)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	a, y := memory.Bytes()[:k], memory.Bytes()[k:]
+	for i := range a {
+		a[i] = 255
+	}
+	s, err := e.NewSession(m.Marshal(), &ortapi.SessionOptions{Threads: 1})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	b, err := s.NewBinding()
+	if err != nil {
+		return err
+	}
+	in, err := e.NewTensor(a, ortapi.ElementType(onnx.Uint8), []int64{1, k})
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := e.NewTensor(y, ortapi.ElementType(onnx.Int32), []int64{1, n})
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := errors.Join(b.BindInput("a", in), b.BindOutput("y", out)); err != nil {
+		return err
+	}
+	if err := s.Run(b); err != nil {
+		return err
+	}
+	got, err := mem.View[int32](y)
+	if err != nil {
+		return err
+	}
+	if want := int32(255 * 127 * k); got[0] != want {
+		return diag.New(diag.ClassUnavailable, "library %q (version %s) multiplies 8-bit numbers inexactly on this CPU: got %d for %d products of 255 and 127, want %d", e.lib.Path, e.lib.Version, got[0], k, want).
+			WithHint("a CPU with VNNI is needed, or the driver host")
+	}
+	return nil
+}

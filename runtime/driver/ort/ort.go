@@ -1,0 +1,193 @@
+// Package ort knows how to use ONNX Runtime as a processor: cores of this CPU with the library's kernels, or what one
+// of the library's execution providers drives. Shapes are static; the library makes its own copy of weights.
+//
+// A processor is one core ("0"), whose thread alone computes, or several ("0-1"), on which the library divides every
+// operator among its own threads. Nothing falls back: a provider that the library does not offer, or that does not
+// take all of a graph, is refused by name, and so is an artifact that computes in another precision than its graph says.
+package ort
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Name is the driver's name in SoC files and plans.
+const Name = "ort"
+
+// Options of a processor. Keys with a prefix are passed on: provider.KEY to the execution provider, config.KEY to the
+// library's session configuration.
+const (
+	optLibrary  = "library"  // path of the shared library
+	optProvider = "provider" // execution provider; default the library's own CPU kernels
+)
+
+const cpuProvider = "CPUExecutionProvider"
+
+// New returns the driver. The library is looked for when a processor is opened or devices are listed.
+func New() driver.Driver { return ort{} }
+
+type ort struct{}
+
+func (ort) Name() string { return Name }
+
+func (ort) Devices(context.Context) ([]driver.Device, error) {
+	if _, err := find(""); err != nil {
+		return nil, err
+	}
+	var out []driver.Device
+	for _, s := range affinity.Selections() {
+		what := fmt.Sprintf("ONNX Runtime on CPU core %d", s.Cores[0])
+		if len(s.Cores) > 1 {
+			what = fmt.Sprintf("ONNX Runtime on %d CPU cores", len(s.Cores))
+		}
+		out = append(out, driver.Device{Select: s.Select, Description: what, Cores: s.Cores})
+	}
+	return out, nil
+}
+
+// find loads the library.
+func find(path string) (*ortapi.Library, error) {
+	libraries.Lock()
+	defer libraries.Unlock()
+	if l := libraries.of[path]; l != nil {
+		return l, nil
+	}
+	l, err := ortapi.Find(path)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if libraries.of == nil {
+		libraries.of = map[string]*ortapi.Library{}
+	}
+	libraries.of[path] = l
+	return l, nil
+}
+
+// libraries are the loaded ones, by the path that was asked for.
+var libraries struct {
+	sync.Mutex
+	of map[string]*ortapi.Library
+}
+
+func unavailable(err error) error {
+	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary}
+	var l *ortapi.LoadError
+	if errors.As(err, &l) {
+		u.Tried = l.Tried
+	}
+	return u
+}
+
+// Open accepts the selectors of Devices and any other range of usable cores.
+func (ort) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	fail := func(err error, hint string, args ...any) error {
+		return diag.New(classOf(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err).WithHint(hint, args...)
+	}
+	cores, err := affinity.Select(c.Select)
+	if err != nil {
+		return nil, fmt.Errorf("open processor %q of driver %q: %w", c.Select, Name, err)
+	}
+	p := &processor{cores: cores, models: map[string]*model{}, loaded: map[*executable]bool{}}
+	path := ""
+	keys := make([]string, 0, len(c.Options))
+	for k := range c.Options {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		v := c.Options[k]
+		if key, ok := strings.CutPrefix(k, optProvider+"."); ok && key != "" {
+			p.providerOptions = append(p.providerOptions, [2]string{key, v})
+			continue
+		}
+		if key, ok := strings.CutPrefix(k, "config."); ok && key != "" {
+			if key == noFallback {
+				return nil, fail(fmt.Errorf("option %q is hetc's own", k), "nothing may fall back to another processor")
+			}
+			p.config = append(p.config, [2]string{key, v})
+			continue
+		}
+		switch k {
+		case optLibrary:
+			path = v
+		case optProvider:
+			p.provider = v
+		default:
+			return nil, fail(fmt.Errorf("unknown option %q", k), "options: library, provider, provider.KEY, config.KEY")
+		}
+	}
+	if p.provider == cpuProvider {
+		p.provider = ""
+	}
+	if p.provider == "" && len(p.providerOptions) > 0 {
+		return nil, fail(fmt.Errorf("option \"provider.%s\" without a provider that takes options", p.providerOptions[0][0]), "name it: provider: NAME")
+	}
+	lib, err := find(path)
+	if err != nil {
+		return nil, err
+	}
+	if p.provider != "" {
+		offered, err := lib.Providers()
+		if err != nil {
+			return nil, fail(err, "")
+		}
+		if !slices.Contains(offered, p.provider) {
+			return nil, diag.New(diag.ClassUnavailable, "open processor %q of driver %q: library %q (version %s) has no execution provider %q", c.Select, Name, lib.Path, lib.Version, p.provider).
+				WithHint("it offers %s", strings.Join(offered, ", "))
+		}
+	}
+	p.env, err = environment(lib)
+	if err != nil {
+		return nil, fail(err, "")
+	}
+	if p.prepacked, err = p.env.NewPrepackedWeights(); err != nil {
+		return nil, errors.Join(fail(err, ""), p.env.release())
+	}
+	p.caps = capabilities(cores)
+	return p, nil
+}
+
+// noFallback keeps nodes that a provider does not take from the library's CPU kernels.
+const noFallback = "session.disable_cpu_ep_fallback"
+
+// layouts is the packed layout of every weight scheme.
+var layouts = map[string]string{
+	"w32": op.OnnxLayout, "q8c": op.OnnxLayout, "q4b32": op.OnnxLayout, "q4b128": op.OnnxLayout,
+	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
+}
+
+func layout(scheme string) string { return layouts[scheme] }
+
+// tileN is what column shards are multiples of: two tiles of the widest matrix instructions.
+const tileN = 32
+
+func capabilities(cores []int) *driver.Capabilities {
+	c := &driver.Capabilities{
+		Kinds: []op.Kind{
+			op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
+		},
+		Schemes:  []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32, op.A8TQ4B128},
+		Rerounds: []op.Scheme{op.A8TQ4B32, op.A8TQ4B128},
+		Layouts:  map[string]string{},
+		TileN:    tileN, TileK: 128,
+		Prepacks: true,
+		Cores:    slices.Clone(cores),
+	}
+	for scheme, l := range layouts {
+		c.Layouts[scheme] = l
+	}
+	return c
+}

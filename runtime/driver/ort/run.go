@@ -1,0 +1,301 @@
+package ort
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// executable is a session, and where the operands of its last call lay.
+type executable struct {
+	p            *processor
+	m            *model
+	session      *ortapi.Session
+	initializers []ortapi.Initializer
+
+	binding *ortapi.Binding
+	values  map[string]*ortapi.Value
+	in, out []driver.View // of the last call
+	at      []uintptr     // addresses of their buffers
+	memory  *mem.Region   // of outputs that nobody else sees
+	detours []detour
+	scales  [][]float32 // of the model's checks
+	ids     [][]int32   // of its lookups
+}
+
+// detour is an output that is computed apart and copied, because it lies where an input does.
+type detour struct{ from, to []byte }
+
+func (e *executable) Close() error {
+	e.p.mu.Lock()
+	defer e.p.mu.Unlock()
+	return e.release()
+}
+
+func (e *executable) release() error {
+	if e.session == nil {
+		return nil
+	}
+	err := e.session.Close() // and its binding
+	for _, v := range e.values {
+		err = errors.Join(err, v.Close())
+	}
+	closeValues(e.initializers)
+	delete(e.p.loaded, e)
+	e.session, e.values = nil, nil
+	return errors.Join(err, e.memory.Close())
+}
+
+// prepare compares the session with the graph and reserves memory for outputs that may need a detour.
+func (e *executable) prepare() (err error) {
+	g, values := &e.m.graph, map[string]op.Value{}
+	for i, v := range g.Inputs {
+		values[input(i)] = v
+	}
+	for i, v := range g.Outputs {
+		values[output(i)] = v
+	}
+	for _, io := range slices.Concat(e.session.Inputs, e.session.Outputs) {
+		v, ok := values[io.Name]
+		if ok && (io.Type != ortapi.ElementType(elements[v.Type]) || !slices.Equal(io.Shape, []int64{int64(v.Rows), int64(v.Cols)})) {
+			return diag.New(diag.ClassRun, "the library takes %q as type %v %v, want %s [%d,%d]", io.Name, io.Type, io.Shape, v.Type, v.Rows, v.Cols)
+		}
+	}
+	e.values = map[string]*ortapi.Value{}
+	e.binding, err = e.session.NewBinding()
+	return err
+}
+
+// run executes one call.
+func (e *executable) run(b *driver.Bindings) error {
+	g := &e.m.graph
+	if b == nil || b.Scalars == nil {
+		return errors.New("no bindings or no scalars")
+	}
+	rows := b.Scalars.Rows
+	switch {
+	case rows < 0 || b.Scalars.Pos < 0:
+		return fmt.Errorf("got rows %d at position %d, want both at least 0", rows, b.Scalars.Pos)
+	case len(b.In) != len(g.Inputs) || len(b.Out) != len(g.Outputs):
+		return fmt.Errorf("got %d inputs and %d outputs, want %d and %d", len(b.In), len(b.Out), len(g.Inputs), len(g.Outputs))
+	case rows == 0:
+		return nil
+	case rows < g.Rows():
+		return fmt.Errorf("got %d rows, want all %d: shapes are static", rows, g.Rows())
+	}
+	if !e.bound(b) {
+		if err := e.bind(b); err != nil {
+			e.in = nil
+			return err
+		}
+	}
+	for i, l := range e.m.ids {
+		o := g.Nodes[l.node].Op
+		for r, id := range e.ids[i] {
+			if id < 0 || int(id) >= o.K {
+				return fmt.Errorf("node %d (%s), row %d: id %d, want 0..%d", l.node, o.Kind, r, id, o.K-1)
+			}
+		}
+	}
+	if err := e.session.Run(e.binding); err != nil {
+		return err
+	}
+	for i, c := range e.m.checks {
+		for r, scale := range e.scales[i] {
+			if x := float64(scale); math.IsNaN(x) || math.IsInf(x, 0) {
+				return fmt.Errorf("node %d (%s), row %d: a value is NaN or infinite", c.Node, g.Nodes[c.Node].Op.Kind, r)
+			}
+		}
+	}
+	for _, d := range e.detours {
+		copy(d.to, d.from)
+	}
+	return nil
+}
+
+// bound reports whether the operands lie where those of the last call did.
+func (e *executable) bound(b *driver.Bindings) bool {
+	if e.in == nil || !slices.Equal(e.in, b.In) || !slices.Equal(e.out, b.Out) {
+		return false
+	}
+	for i := range b.In {
+		if mem.Address(b.In[i].Buffer.Bytes()) != e.at[i] {
+			return false
+		}
+	}
+	for i := range b.Out {
+		if mem.Address(b.Out[i].Buffer.Bytes()) != e.at[len(b.In)+i] {
+			return false
+		}
+	}
+	return true
+}
+
+// bind checks the operands of a call and tells the library where they lie.
+func (e *executable) bind(b *driver.Bindings) error {
+	g := &e.m.graph
+	dense := func(v *driver.View, want op.Value, role string) ([]byte, error) {
+		if v.Type != want.Type || v.Cols != want.Cols || v.Rows < want.Rows {
+			return nil, fmt.Errorf("%s %q: got view %s [%d,%d], want %s [%d,%d]", role, want.Name, v.Type, v.Rows, v.Cols, want.Type, want.Rows, want.Cols)
+		}
+		raw, err := v.Window(want.Rows)
+		if err == nil && want.Rows > 1 && v.Stride != v.Cols {
+			err = fmt.Errorf("rows of %d columns lie %d apart, want them dense", v.Cols, v.Stride)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: %w", role, want.Name, err)
+		}
+		return raw, nil
+	}
+	ins, outs := make([][]byte, len(b.In)), make([][]byte, len(b.Out))
+	var err error
+	for i := range b.In {
+		if ins[i], err = dense(&b.In[i], g.Inputs[i], "input"); err != nil {
+			return err
+		}
+	}
+	for i := range b.Out {
+		if outs[i], err = dense(&b.Out[i], g.Outputs[i], "output"); err != nil {
+			return err
+		}
+		for j, v := range g.Inputs {
+			if v.Name == g.Outputs[i].Name && mem.Address(ins[j]) != mem.Address(outs[i]) {
+				return fmt.Errorf("value %q is computed in place, but bound to different views as input and output", v.Name)
+			}
+		}
+	}
+	own, err := e.place(ins, outs)
+	if err != nil {
+		return err
+	}
+	for i, raw := range ins {
+		if err := e.give(input(i), raw, g.Inputs[i], e.binding.BindInput); err != nil {
+			return err
+		}
+	}
+	for i, raw := range own[:len(outs)] {
+		if err := e.give(output(i), raw, g.Outputs[i], e.binding.BindOutput); err != nil {
+			return err
+		}
+	}
+	e.scales, e.ids = e.scales[:0], e.ids[:0]
+	extra := own[len(outs):]
+	for _, c := range e.m.checks {
+		raw := []byte(nil)
+		if c.graph >= 0 {
+			raw = own[c.graph]
+		} else {
+			raw, extra = extra[0], extra[1:]
+			v := op.Value{Type: op.F32, Rows: g.Nodes[c.Node].Op.Rows(), Cols: 1}
+			if err := e.give(c.Output, raw, v, e.binding.BindOutput); err != nil {
+				return err
+			}
+		}
+		scales, err := mem.View[float32](raw)
+		if err != nil {
+			return err
+		}
+		e.scales = append(e.scales, scales)
+	}
+	for _, l := range e.m.ids {
+		ids, err := mem.View[int32](ins[l.input])
+		if err != nil {
+			return err
+		}
+		e.ids = append(e.ids, ids)
+	}
+	e.in, e.out, e.at = slices.Clone(b.In), slices.Clone(b.Out), e.at[:0]
+	for _, v := range slices.Concat(b.In, b.Out) {
+		e.at = append(e.at, mem.Address(v.Buffer.Bytes()))
+	}
+	return nil
+}
+
+// place decides where the library writes: into the outputs themselves, but into memory of our own where one lies over
+// an input, because the library may read that after it has written the output, and for the model's own outputs.
+func (e *executable) place(ins, outs [][]byte) ([][]byte, error) {
+	g := &e.m.graph
+	own := slices.Clone(outs)
+	e.detours = e.detours[:0]
+	bytes := 0
+	apart := make([]bool, len(outs))
+	for i, raw := range outs {
+		for _, other := range ins {
+			apart[i] = apart[i] || overlap(raw, other)
+		}
+		if len(g.Nodes) == 1 && inPlace[g.Nodes[0].Op.Kind] && slices.ContainsFunc(ins, func(b []byte) bool { return mem.Address(b) == mem.Address(raw) && len(b) == len(raw) }) {
+			apart[i] = false // element by element
+		}
+		if apart[i] {
+			bytes += roundUp(len(raw))
+		}
+	}
+	for _, c := range e.m.checks {
+		if c.graph < 0 {
+			bytes += roundUp(4 * g.Nodes[c.Node].Op.Rows())
+		}
+	}
+	if bytes > len(e.memory.Bytes()) {
+		r, err := mem.Alloc(bytes, driver.Align)
+		if err != nil {
+			return nil, err
+		}
+		old := e.memory
+		e.memory = r
+		if err := old.Close(); err != nil {
+			return nil, err
+		}
+	}
+	free := e.memory.Bytes()
+	take := func(n int) []byte {
+		b := free[:n:n]
+		free = free[roundUp(n):]
+		return b
+	}
+	for i, raw := range outs {
+		if apart[i] {
+			own[i] = take(len(raw))
+			e.detours = append(e.detours, detour{from: own[i], to: raw})
+		}
+	}
+	for _, c := range e.m.checks {
+		if c.graph < 0 {
+			own = append(own, take(4*g.Nodes[c.Node].Op.Rows()))
+		}
+	}
+	return own, nil
+}
+
+// inPlace are the operators whose result may replace an operand, element by element, and that the library computes so.
+var inPlace = map[op.Kind]bool{op.Add: true, op.Clip: true}
+
+func roundUp(bytes int) int { return (bytes + driver.Align - 1) &^ (driver.Align - 1) }
+
+// overlap reports whether two pieces of memory share a byte.
+func overlap(a, b []byte) bool {
+	x, y := mem.Address(a), mem.Address(b)
+	return x < y+uintptr(len(b)) && y < x+uintptr(len(a))
+}
+
+// give binds memory to an operand of the session.
+func (e *executable) give(name string, raw []byte, v op.Value, bind func(string, *ortapi.Value) error) error {
+	t, err := e.p.env.NewTensor(raw, ortapi.ElementType(elements[v.Type]), []int64{int64(v.Rows), int64(v.Cols)})
+	if err != nil {
+		return err
+	}
+	if err := bind(name, t); err != nil {
+		return errors.Join(err, t.Close())
+	}
+	if old := e.values[name]; old != nil {
+		err = old.Close()
+	}
+	e.values[name] = t
+	return err
+}
