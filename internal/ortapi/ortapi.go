@@ -405,6 +405,10 @@ func (e *Env) NewTensor(mem []byte, t ElementType, shape []int64) (*Value, error
 	if len(shape) > 64 {
 		return nil, usage("make tensor: %d dimensions, want at most 64", len(shape))
 	}
+	if err := e.hold(); err != nil {
+		return nil, err
+	}
+	defer e.release()
 	data, dims := unsafe.SliceData(mem), unsafe.SliceData(shape)
 	var v out
 	status := native.Call(e.lib.fn[fnCreateTensorWithDataAsOrtValue], e.memory, uintptr(unsafe.Pointer(data)), uintptr(len(mem)),

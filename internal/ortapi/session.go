@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/native"
 )
 
@@ -248,7 +249,7 @@ func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
 	// SAFETY: the block is page-aligned memory outside the Go heap of 2n words and the strings behind them; the
 	// words hold addresses in the same block.
 	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&table[0])), 2*n+1)[:2*n]
-	base := uintptr(unsafe.Pointer(&table[0]))
+	base := mem.Address(table)
 	for i, offset := range at {
 		words[i%2*n+i/2] = base + uintptr(2*n)*wordBytes + uintptr(offset)
 	}
