@@ -3,8 +3,10 @@ package ortapi
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"unsafe"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -12,7 +14,8 @@ import (
 	"github.com/hetc/hetc/internal/native"
 )
 
-// Initializer replaces a weight that the model declares as external data.
+// Initializer replaces a weight that the model declares as external data. The library does not compare its shape with
+// the declared one, and kernels trust the latter: whoever makes the value does it by the declaration.
 type Initializer struct {
 	Name  string
 	Value *Value
@@ -142,8 +145,34 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		return err
 	}
 	s.p = session.p
+	if len(o.Initializers) > 0 {
+		trim()
+	}
 	return nil
 }
+
+// trim gives memory back that the C library's allocator keeps after a session packed its weights and found them
+// in the container: pieces of megabytes that the next session's weights do not fit into. Only glibc has it.
+func trim() {
+	if fn := mallocTrim(); fn != 0 {
+		native.Call(fn, 0)
+	}
+}
+
+var mallocTrim = sync.OnceValue(func() uintptr {
+	if runtime.GOOS != "linux" {
+		return 0
+	}
+	l, err := native.Open("libc.so.6")
+	if err != nil {
+		return 0
+	}
+	fn, err := l.Symbol("malloc_trim")
+	if err != nil {
+		return 0
+	}
+	return fn
+})
 
 func (s *Session) configure(opts uintptr, bytes bool, o *SessionOptions) error {
 	l := s.env.lib
