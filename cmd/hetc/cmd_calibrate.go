@@ -152,7 +152,11 @@ func showCalibration(s *cli.Streams, c *calibration.Calibration) {
 	for _, l := range c.Losses {
 		if !slices.Contains(schemes, l.Scheme) {
 			schemes = append(schemes, l.Scheme)
-			header = append(header, ">KL of "+string(l.Scheme))
+			name := string(l.Scheme)
+			if l.Scheme.Static() {
+				name += " (static)"
+			}
+			header = append(header, ">KL of "+name)
 			if len(c.Folds) > 0 {
 				header = append(header, ">folded")
 			}

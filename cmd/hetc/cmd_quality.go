@@ -151,6 +151,7 @@ func (o *qualityOptions) run(ctx context.Context, s *cli.Streams, limited bool) 
 		return err
 	}
 	s.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
+	showStatic(s, p)
 	var rows [][]string
 	for _, ph := range phases {
 		if ph.Result, err = ph.tally.Result(); err != nil {

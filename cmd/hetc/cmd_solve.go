@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -160,12 +161,30 @@ func showLimits(s *cli.Streams, p *planir.Plan) {
 		}
 		s.Printf("%s: predicted KL %.3g%s nats a token, from calibration\n", q.Phase, q.KL, limit)
 	}
+	showStatic(s, p)
 	if m := p.Memory; m != nil {
 		limit := ""
 		if m.Max > 0 {
 			limit = fmt.Sprintf(" of at most %v", unit.Bytes(m.Max))
 		}
 		s.Printf("memory: predicted %v%s: %s\n", unit.Bytes(m.Total), limit, m)
+	}
+}
+
+// showStatic tells in which phases activations have static scales.
+func showStatic(s *cli.Streams, p *planir.Plan) {
+	count := map[string]int{}
+	for i := range p.Decisions {
+		if d := &p.Decisions[i]; d.Scheme.Static() {
+			phase := "prefill"
+			if p.Decodes(d.Rows) {
+				phase = "decode"
+			}
+			count[phase+" "+string(d.Scheme)]++
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(count)) {
+		s.Printf("static scales: %s in %d decisions: activations that exceed what the calibration saw are clipped\n", what, count[what])
 	}
 }
 

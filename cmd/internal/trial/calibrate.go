@@ -86,7 +86,7 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		if scheme.QuantisedRows() {
 			rounded = append(rounded, scheme)
 		}
-		if table := (candidate{m.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() {
+		if table := (candidate{m.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() && !slices.Contains(candidates, table) {
 			candidates = append(candidates, table)
 		}
 	}
