@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit/compile/host"
+	"github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
@@ -19,7 +20,7 @@ import (
 
 // compilers are the compilers this build has, for a plan's processors on soc.
 func compilers(soc *socs.SoC) []driver.Compiler {
-	out := []driver.Compiler{host.New()}
+	out := []driver.Compiler{host.New(), ort.New()}
 	if soc != nil && soc.Simulated() {
 		out = append(out, sim.NewCompiler(soc))
 	}

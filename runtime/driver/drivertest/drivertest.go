@@ -40,6 +40,9 @@ type Factory struct {
 	// Tolerance is the permitted error of a float32 result relative to the sum of the magnitudes of its
 	// terms; 0 means 1e-5.
 	Tolerance float64
+	// Activations is the further permitted error of an activation function relative to its argument, of libraries
+	// whose functions have no exact tails; 0 means none.
+	Activations float64
 }
 
 func (f *Factory) tolerance() float64 {

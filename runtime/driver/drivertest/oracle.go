@@ -18,7 +18,8 @@ type array struct {
 	// size is what the error of an element is compared with: the sum of the magnitudes that went into it. For
 	// u8 it is the permitted difference: 1 where the exact value lies between two codes.
 	size []float64
-	// slack is what a processor that rounds activations again may differ by.
+	// slack is what a processor that rounds activations again may differ by; of an activation function, the magnitude
+	// of its argument (times what the result is multiplied by).
 	slack []float64
 }
 
@@ -313,6 +314,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					y, size := activation(o.Act, in[0].at(r, at))
 					up := in[0].at(r, at+o.Interleave)
 					out[0].set(r, j, y*up, size*math.Abs(up))
+					out[0].slack[r*o.N+j] = math.Abs(in[0].at(r, at) * up)
 				}
 			}
 		case op.Activate:
@@ -320,6 +322,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				for j := range o.N {
 					y, size := activation(o.Act, in[0].at(r, j))
 					out[0].set(r, j, y, size)
+					out[0].slack[r*o.N+j] = math.Abs(in[0].at(r, j))
 				}
 			}
 		case op.Softcap:

@@ -1,0 +1,74 @@
+// Package ort knows how a graph becomes an artifact of the driver "ort": an ONNX model without its weights.
+//
+// Inputs "i0", "i1", ... and outputs "o0", "o1", ... are the graph's by position; a value that is input and output
+// is both. Weight j of the graph is the initializer "w<j>", with its scales in "w<j>.scale", both declared as external
+// data. The ONNX node that does the work of node i of the graph is named "n<i>", what belongs to it "n<i>.something".
+// The metadata "hetc.graph" is the graph itself; "hetc.checks" lists outputs "c0", "c1", ... behind the graph's own:
+// the row scales of the quant_rows nodes that keep them within the graph, because a value without an answer shows there.
+package ort
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// New returns the compiler of the driver "ort".
+func New() driver.Compiler { return compiler{} }
+
+type compiler struct{}
+
+func (compiler) Name() string { return "ort" }
+
+// Compile writes g as an ONNX model. The code does not depend on the weights' values, so w may be nil; weights that are
+// given must have the sizes of the graph's. What the model cannot say is refused by name. Facts: "bytes" is the size of
+// the code, "weight_bytes" that of the packed weights it runs with.
+func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+	fail := func(err error) (driver.Artifact, error) {
+		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Artifact{}, err
+	}
+	if err := g.Validate(); err != nil {
+		return fail(err)
+	}
+	if w != nil && len(w) != len(g.Weights) {
+		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(w), len(g.Weights)))
+	}
+	for i, n := range g.Nodes {
+		if err := refuse(n.Op); err != nil {
+			return fail(diag.New(diag.ClassInput, "node %d (%s): %w", i, n.Op.Kind, err))
+		}
+	}
+	total := int64(0)
+	for i, spec := range g.Weights {
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			return fail(err)
+		}
+		if w != nil && int64(len(w[i].Bytes)) != size {
+			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size))
+		}
+		total += size
+	}
+	text, err := json.Marshal(&g)
+	if err != nil { // a NaN
+		return fail(err)
+	}
+	m, err := translate(&g)
+	if err != nil {
+		return fail(err)
+	}
+	m.Props = append([]onnx.Prop{{Key: "hetc.graph", Value: string(text)}}, m.Props...)
+	code := m.Marshal()
+	if len(code) > onnx.MaxBytes {
+		return fail(diag.New(diag.ClassInput, "the model has %d bytes, want at most %d", len(code), onnx.MaxBytes))
+	}
+	return driver.Artifact{Driver: "ort", Code: code, Facts: map[string]int64{"bytes": int64(len(code)), "weight_bytes": total}}, nil
+}
