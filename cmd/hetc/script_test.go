@@ -2,11 +2,13 @@ package main
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -77,6 +79,7 @@ func TestScripts(t *testing.T) {
 			"patch":   patch,
 			"tree":    tree,
 			"cutline": cutline,
+			"traced":  traced,
 		},
 		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
 	})
@@ -155,4 +158,40 @@ func cutline(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	at := strings.LastIndexByte(strings.TrimSuffix(string(data), "\n"), '\n')
 	ts.Check(os.WriteFile(name, data[:at+1], 0o644))
+}
+
+// traced wants a trace that is JSON, has steps on each of its lanes, and programs of these names: traced FILE NAME...
+func traced(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: traced FILE NAME...")
+	}
+	var doc struct {
+		TraceEvents []struct {
+			Name, Cat, Ph string
+			TID           int
+			TS, Dur       float64
+			Args          struct{ Name any }
+		}
+	}
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &doc))
+	lanes, steps := map[int]string{}, map[int]int{}
+	ends := map[int]float64{} // of the latest step or wait of a lane
+	missing := slices.Clone(args[1:])
+	for _, e := range doc.TraceEvents {
+		switch {
+		case e.Name == "thread_name" && e.TID > 0:
+			lanes[e.TID] = fmt.Sprint(e.Args.Name)
+		case e.Cat == "step", e.Cat == "wait":
+			if e.TS < ends[e.TID]-0.0011 {
+				ts.Fatalf("%s: %s %q of lane %q begins at %.3f us, before %.3f", args[0], e.Cat, e.Name, lanes[e.TID], e.TS, ends[e.TID])
+			}
+			steps[e.TID]++
+			ends[e.TID] = e.TS + e.Dur
+		case e.Cat == "program":
+			missing = slices.DeleteFunc(missing, func(name string) bool { return strings.Contains(e.Name, name) })
+		}
+	}
+	if len(steps) == 0 || len(missing) > 0 {
+		ts.Fatalf("%s: steps of %d of %d lanes, no program %q", args[0], len(steps), len(lanes), missing)
+	}
 }

@@ -39,11 +39,12 @@ type crewSection struct {
 
 // laneSection is a lane's part of a section, and how far it is in the call at hand.
 type laneSection struct {
-	lane  *lane
-	first int // layer
-	steps []*step
-	iter  int
-	next  int // step of the iteration
+	lane   *lane
+	first  int // layer
+	steps  []*step
+	iter   int
+	next   int   // step of the iteration
+	missed *wait // the latest flag that was not set
 
 	watched bool // lanes of other threads wait for it
 	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and when
@@ -259,13 +260,7 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 			return ran, nil
 		}
 		if l.virt {
-			before := l.proc.Now()
-			for i := range st.waits {
-				if w := &st.waits[i]; int64(ls.iter) >= w.back {
-					l.proc.WaitUntil(driver.Tick(w.flag.tick.Load()))
-				}
-			}
-			st.waitNS += int64(l.proc.Now() - before)
+			m.sleep(ls, st)
 		}
 		if err := m.run(cs, ls, st); err != nil {
 			return ran, err
@@ -283,6 +278,25 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	}
 	ls.iter, ls.next = ls.iter+1, 0
 	return true, nil
+}
+
+// sleep moves a virtual clock to when the last flag of a step was set.
+func (m *Machine) sleep(ls *laneSection, st *step) {
+	proc := ls.lane.proc
+	before, now := proc.Now(), proc.Now()
+	var last *wait
+	for i := range st.waits {
+		if w := &st.waits[i]; int64(ls.iter) >= w.back {
+			proc.WaitUntil(driver.Tick(w.flag.tick.Load()))
+			if proc.Now() > now {
+				now, last = proc.Now(), w
+			}
+		}
+	}
+	st.waitNS += int64(now - before)
+	if m.trace != nil && last != nil {
+		m.trace.add(ls.lane, st, last, ls.iter, 0, int64(before), int64(now))
+	}
 }
 
 // run executes a lane's next step, on the rows that the call has for it.
@@ -306,7 +320,18 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
 		}
+		var from int64
+		if m.trace != nil {
+			from = m.now()
+		}
 		span, err := l.proc.Run(c.exe, &c.bind)
+		if m.trace != nil {
+			to := m.now()
+			if l.virt {
+				from, to = int64(span.Start), int64(span.End)
+			}
+			m.trace.add(l, st, nil, ls.iter, n, from, to)
+		}
 		if err != nil {
 			return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
 		}
@@ -338,6 +363,7 @@ func (ls *laneSection) blocked() *wait {
 	st := ls.steps[ls.next]
 	for i := range st.waits {
 		if w := &st.waits[i]; w.flag.epoch.Load() < int64(ls.iter)+1-w.back {
+			ls.missed = w
 			return w
 		}
 	}
@@ -358,8 +384,12 @@ func (m *Machine) idle(cs *crewSection) error {
 		return false
 	}
 	if m.await(ready, cs.missing, func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }) {
-		if !next.lane.virt {
-			next.steps[next.next].waitNS += m.now() - began
+		if st := next.steps[next.next]; !next.lane.virt {
+			now := m.now()
+			st.waitNS += now - began
+			if m.trace != nil && next.missed != nil {
+				m.trace.add(next.lane, st, next.missed, next.iter, 0, began, now)
+			}
 		}
 		return nil
 	}

@@ -55,6 +55,8 @@ type Options struct {
 	// Observe is called before every step, on the thread of the step's lane, with what it is about to read. It
 	// slows execution down and is for measuring, not for serving.
 	Observe func(Observed)
+	// Trace is how many events of each lane are kept for WriteTrace, the first ones; 0: none.
+	Trace int
 }
 
 // Observed is a step that is about to run: a node of a layer, in the rows of this call. In are the inputs
@@ -73,6 +75,7 @@ type Machine struct {
 	plan     *planir.Plan
 	deadline time.Duration
 	observe  func(Observed)
+	trace    *tracer // nil: none is kept
 	lanes    []*lane
 	control  *lane
 	crews    []*crew // that of the control lane first
@@ -161,6 +164,8 @@ type lane struct {
 	crew    *crew
 	virt    bool
 	dynamic bool // calls may use fewer rows than the graph's
+	events  []event
+	lost    int64 // events that were not kept
 }
 
 // Open loads a plan: it opens the processors its programs use, allocates the pool and the cache, and
@@ -183,6 +188,9 @@ func Open(ctx context.Context, p *planir.Plan, src Source, o Options) (m *Machin
 	}()
 	if err := m.openLanes(ctx, o.Drivers); err != nil {
 		return m, err
+	}
+	if o.Trace > 0 {
+		m.trace = newTracer(o.Trace, m.lanes)
 	}
 	if err := m.allocate(); err != nil {
 		return m, err

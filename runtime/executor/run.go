@@ -103,6 +103,7 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 		pr := m.decide(len(tokens) - done)
 		n := min(len(tokens)-done, pr.Rows)
 		copy(m.ids, tokens[done:done+n])
+		m.trace.begin(pr, *pos, n, m.tick())
 		for _, s := range pr.sections {
 			if err := c.ctx.Err(); err != nil {
 				return Timing{}, err
@@ -194,6 +195,7 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 		}
 	}
 	start := m.meet()
+	m.trace.begin(pr, m.pos[tokens[0].Sequence], len(tokens), m.tick())
 	m.places = m.places[:0]
 	for i, t := range tokens {
 		m.ids[i] = t.ID
@@ -297,6 +299,7 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 	for _, c := range s.rest {
 		c.rest.Store(true)
 	}
+	m.trace.section(s, call.Row, m.tick())
 	own := -1
 	for i, cs := range s.crews {
 		cs.reset(s.iters, call)
@@ -325,6 +328,7 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		}
 	}
 	m.meet()
+	m.trace.end(m.tick())
 	if p := m.poison.Load(); p != nil {
 		return *p
 	}

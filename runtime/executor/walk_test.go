@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -30,7 +31,6 @@ type notedStep struct{ run func() error }
 func (*notedStep) Close() error { return nil }
 
 func (p *noted) Capabilities() *driver.Capabilities   { return &p.caps }
-func (p *noted) Attach() error                        { return nil }
 func (p *noted) Alloc(int64) (driver.Buffer, error)   { return nil, errors.New("no memory") }
 func (p *noted) Import([]byte) (driver.Buffer, error) { return nil, errors.New("no memory") }
 func (p *noted) Now() driver.Tick                     { return driver.Tick(time.Now().UnixNano()) }
@@ -38,6 +38,14 @@ func (p *noted) WaitUntil(driver.Tick)                {}
 func (p *noted) Close() error                         { return nil }
 func (p *noted) Load(context.Context, driver.Artifact, driver.Weights) (driver.Executable, error) {
 	return nil, errors.New("nothing to load")
+}
+
+// Attach pins the thread where there are that many cores: random sections have more.
+func (p *noted) Attach() error {
+	if cores := affinity.Cores(); len(p.caps.Cores) > 0 && slices.Contains(cores, p.caps.Cores[0]) {
+		return affinity.Pin(p.caps.Cores[0])
+	}
+	return nil
 }
 
 func (p *noted) Run(exe driver.Executable, _ *driver.Bindings) (driver.Span, error) {

@@ -141,7 +141,7 @@ func swallowed(c *cobra.Command) (err error) {
 }
 
 // outputs are the flags that name files to be written.
-var outputs = []string{"output", "dump-logits"}
+var outputs = []string{"output", "dump-logits", "trace"}
 
 // modelFiles are the extensions of the files a model directory is read from.
 var modelFiles = []string{".safetensors", ".json", ".gguf"}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,7 @@ type options struct {
 	rounds     int
 	steps      bool
 	stats      bool
+	trace      string
 	allowDev   bool
 	anyMachine bool
 	simulates  bool // hetc run: also what was made for a simulated SoC
@@ -73,6 +75,9 @@ of their lines. A prompt that cannot be processed leaves the others alone and co
 --dump-logits writes the logits of every prompt position as safetensors (tensor "logits", float32 [T,V]).
 --check executes the bundle's reference program (emit --with-reference) as well and fails unless both
 agree. --bench prints prefill and decode times, per lane and step.
+
+--trace writes what ran when, as JSON that ui.perfetto.dev and chrome://tracing show: programs and sections, and the steps and
+waits of every lane, the first ` + fmt.Sprint(traceEvents) + ` of each. Times of a simulated SoC are simulated there, too.
 
 ` + cli.ExitCodes,
 		Args: func(c *cobra.Command, args []string) error {
@@ -110,6 +115,7 @@ agree. --bench prints prefill and decode times, per lane and step.
 	f.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
 	f.BoolVar(&o.steps, "steps", false, "list every step with its time")
 	f.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
+	f.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
 	f.BoolVar(&o.allowDev, "allow-dev", false, "accept a signature by a development key")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
@@ -136,8 +142,10 @@ func (o *options) validate(changed func(string) bool) error {
 		return diag.New(diag.ClassUsage, "--system needs --chat").WithHint("a conversation of --messages has its own system message")
 	case changed("tokens") && o.tokens == "":
 		return diag.New(diag.ClassUsage, "--tokens is empty").WithHint("write ids separated by commas: --tokens 1,5,7")
-	case changed("prompt-file") && o.promptFile == "", changed("messages") && o.messages == "", changed("prompts") && o.prompts == "", changed("dump-logits") && o.dumpLogits == "":
-		return diag.New(diag.ClassUsage, "--prompt-file, --messages, --prompts or --dump-logits is empty").WithHint("give the name of a file")
+	case changed("prompt-file") && o.promptFile == "", changed("messages") && o.messages == "", changed("prompts") && o.prompts == "", changed("dump-logits") && o.dumpLogits == "", changed("trace") && o.trace == "":
+		return diag.New(diag.ClassUsage, "--prompt-file, --messages, --prompts, --dump-logits or --trace is empty").WithHint("give the name of a file")
+	case o.trace != "" && filepath.Clean(o.trace) == filepath.Clean(o.dumpLogits):
+		return diag.New(diag.ClassUsage, "--trace and --dump-logits name one file, %q", o.trace).WithHint("give each its own")
 	case o.dumpLogits != "" && o.check:
 		return diag.New(diag.ClassUsage, "--dump-logits cannot be combined with --check").WithHint("run them separately")
 	case o.prompts != "" && (o.check || o.dumpLogits != "" || o.stats || o.maxTokens == 0):
@@ -174,8 +182,11 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err := o.validate(changed); err != nil {
 		return err
 	}
-	if o.dumpLogits != "" {
-		if err := wholefile.Writable(o.dumpLogits); err != nil {
+	for _, out := range []string{o.dumpLogits, o.trace} {
+		if out == "" {
+			continue
+		}
+		if err := wholefile.Writable(out); err != nil {
 			return err
 		}
 	}
@@ -200,7 +211,11 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if err != nil {
 		return err
 	}
-	m, refusal := Execute(ctx, plan, b, 0, executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench, Checked: true})
+	options := executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench, Checked: true}
+	if o.trace != "" {
+		options.Trace = traceEvents
+	}
+	m, refusal := Execute(ctx, plan, b, 0, options)
 	if refusal == nil {
 		defer m.Close()
 		if !o.bench && o.tokens == "" {
@@ -233,21 +248,46 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if plan.SoC.Simulated {
 		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
 	}
-	switch {
-	case o.bench:
-		return o.runBench(ctx, s, m)
-	case o.dumpLogits != "":
-		return o.runDump(ctx, s, m, prompt)
-	case o.prompts != "":
-		return o.generateAll(ctx, s, m, tok, jobs)
-	}
-	if o.check {
-		if err := o.runCheck(ctx, s, b, m, prompt, drivers); err != nil {
-			return err
+	err = func() error {
+		switch {
+		case o.bench:
+			return o.runBench(ctx, s, m)
+		case o.dumpLogits != "":
+			return o.runDump(ctx, s, m, prompt)
+		case o.prompts != "":
+			return o.generateAll(ctx, s, m, tok, jobs)
 		}
-		m.Reset()
+		if o.check {
+			if err := o.runCheck(ctx, s, b, m, prompt, drivers); err != nil {
+				return err
+			}
+			m.Reset()
+		}
+		return o.generate(ctx, s, m, tok, prompt, t)
+	}()
+	if err == nil && o.trace != "" {
+		err = o.writeTrace(s, m)
 	}
-	return o.generate(ctx, s, m, tok, prompt, t)
+	return err
+}
+
+// traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
+const traceEvents = 1 << 17
+
+func (o *options) writeTrace(s *cli.Streams, m *executor.Machine) error {
+	lost := int64(0)
+	err := wholefile.Stream(o.trace, func(w io.Writer) (err error) {
+		lost, err = m.WriteTrace(w)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.Notef("%s: what ran when, for ui.perfetto.dev", o.trace)
+	if lost > 0 {
+		s.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
+	}
+	return nil
 }
 
 // input turns the flags into token ids.

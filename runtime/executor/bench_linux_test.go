@@ -1,0 +1,310 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+var origin = time.Now()
+
+// clock is the time in nanoseconds.
+func clock() int64 { return int64(time.Since(origin)) }
+
+func work(d time.Duration) {
+	for until := clock() + int64(d); clock() < until; {
+	}
+}
+
+// cpu is the processor time that the calling thread has used, in nanoseconds.
+func cpu() int64 {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &u) != nil {
+		return 0
+	}
+	return u.Utime.Nano() + u.Stime.Nano()
+}
+
+// meeting is what came of some hand-overs: how late the waiting thread went on each time, and the share of the
+// time in which it used its core.
+type meeting struct {
+	lateNS []float64
+	busy   float64
+}
+
+// handing hands over as often as busy has elements from a thread on one core, which works so long each time, to a
+// thread on another, by means of post and wait. reply is by an atomic flag that both spin on.
+func handing(cores [2]int, busy []time.Duration, post, wait func(n int64)) meeting {
+	var posted, reply atomic.Int64
+	var x meeting
+	done := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		sharpen()
+		defer close(done)
+		_ = affinity.Pin(cores[1])
+		used, began := cpu(), clock()
+		for n := range busy {
+			wait(int64(n) + 1)
+			x.lateNS = append(x.lateNS, float64(clock()-posted.Load()))
+			reply.Store(int64(n) + 1)
+		}
+		x.busy = float64(cpu()-used) / float64(clock()-began)
+	}()
+	begun := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer close(begun)
+		_ = affinity.Pin(cores[0])
+		for n, d := range busy {
+			work(d)
+			posted.Store(clock())
+			post(int64(n) + 1)
+			for reply.Load() <= int64(n) {
+			}
+		}
+	}()
+	<-begun
+	<-done
+	return x
+}
+
+func bySpin(cores [2]int, _ time.Duration, busy []time.Duration) meeting {
+	var f atomic.Int64
+	return handing(cores, busy, f.Store, func(n int64) {
+		for f.Load() < n {
+		}
+	})
+}
+
+func byFutex(cores [2]int, _ time.Duration, busy []time.Duration) meeting {
+	const waitPrivate, wakePrivate = 128, 129
+	f := new(uint32)
+	call := func(op, val uintptr) {
+		_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(f)), op, val, 0, 0, 0) // a word of the heap, which stays where it is
+	}
+	return handing(cores, busy, func(n int64) {
+		atomic.StoreUint32(f, uint32(n))
+		call(wakePrivate, 1)
+	}, func(n int64) {
+		for atomic.LoadUint32(f) < uint32(n) {
+			call(waitPrivate, uintptr(n-1))
+		}
+	})
+}
+
+func byChannel(cores [2]int, _ time.Duration, busy []time.Duration) meeting {
+	c := make(chan struct{}, 1)
+	return handing(cores, busy, func(int64) { c <- struct{}{} }, func(int64) { <-c })
+}
+
+// byExecutor has two lanes: a step of the first works and sets a flag, for which one of the second waits.
+func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meeting {
+	var posted, used, began int64
+	var x meeting
+	x.lateNS = make([]float64, 0, len(busy))
+	m, s := lanesOf([]int{cores[0], cores[1]}, len(busy), []planned{
+		{lane: 0, waits: []planir.Wait{{Flag: 1, Back: true}}, expect: expect, run: func(n int) {
+			work(busy[n])
+			posted = clock()
+		}},
+		{lane: 1, waits: []planir.Wait{{Flag: 0}}, run: func(n int) {
+			x.lateNS = append(x.lateNS, float64(clock()-posted))
+			if n == 0 {
+				used, began = cpu(), clock()
+			}
+			if n == len(busy)-1 {
+				x.busy = float64(cpu()-used) / float64(clock()-began)
+			}
+		}},
+	})
+	defer m.Close()
+	if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+		panic(err)
+	}
+	return x
+}
+
+// planned is a step of a section made by hand: number n sets flag n.
+type planned struct {
+	lane   int
+	waits  []planir.Wait
+	expect time.Duration
+	run    func(iter int)
+}
+
+// lanesOf is a machine of a lane for each core with a section of steps.
+func lanesOf(cores []int, iters int, steps []planned) (*Machine, *section) {
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{}), flags: make([]flag, len(steps))}
+	s := &section{Section: &planir.Section{Name: "bench", Layers: iters, Flags: len(steps)}, iters: iters}
+	for i, core := range cores {
+		l := &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: []int{core}}}, dynamic: true}
+		m.lanes = append(m.lanes, l)
+		s.lanes = append(s.lanes, &laneSection{lane: l})
+	}
+	m.control = m.lanes[0]
+	m.formCrews()
+	for n, p := range steps {
+		st := &step{Step: &planir.Step{Node: fmt.Sprint(n), Wait: p.waits, Set: &n}, graph: &op.Graph{}, rows: 1}
+		st.lately.Store(int64(p.expect))
+		for iter := range iters {
+			st.calls = append(st.calls, call{exe: &notedStep{func() error { p.run(iter); return nil }}})
+		}
+		ls := s.lanes[p.lane]
+		ls.steps = append(ls.steps, st)
+	}
+	m.connect(s)
+	if err := m.startCrews(); err != nil {
+		panic(err)
+	}
+	return m, s
+}
+
+func us(ns float64) string { return fmt.Sprintf("%.2f", ns/1e3) }
+
+// twoCores are the first two cores of the process.
+func twoCores(b *testing.B) [2]int {
+	cores := affinity.Cores()
+	if len(cores) < 2 {
+		b.Skipf("needs two cores, this process may use %d", len(cores))
+	}
+	return [2]int{cores[0], cores[1]}
+}
+
+// How late a lane goes on after another has set the flag that it waits for, and how much of its core it uses
+// meanwhile, beside other means, which take turns: medians of the rounds' medians.
+func BenchmarkRendezvous(b *testing.B) {
+	cores := twoCores(b)
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 6))
+	type means struct {
+		name string
+		by   func(cores [2]int, expect time.Duration, busy []time.Duration) meeting
+	}
+	list := []means{{"flag, spinning", bySpin}, {"executor", byExecutor}, {"futex", byFutex}, {"Go channel", byChannel}}
+	cases := []struct {
+		name   string
+		work   time.Duration
+		spread float64
+		times  int
+	}{{"2 us", 2e3, 0, 200}, {"20 us", 20e3, 0, 100}, {"100 us", 100e3, 0, 60}, {"500 us", 500e3, 0, 30}, {"500 us ± 20 %", 500e3, 0.2, 30}, {"3 ms", 3e6, 0, 10}}
+	const rounds = 12
+	random := rand.New(rand.NewPCG(1, 2))
+	var table strings.Builder
+	fmt.Fprintf(&table, "\n| wait | means | late us, p50 | p90 | to spinning | 95 %% interval | core used |\n| --- | --- | ---: | ---: | ---: | --- | ---: |\n")
+	for b.Loop() {
+		for _, c := range cases {
+			p50, p90, busy := make([][]float64, len(list)), make([][]float64, len(list)), make([][]float64, len(list))
+			for round := -1; round < rounds; round++ {
+				times := make([]time.Duration, c.times)
+				for i := range times {
+					times[i] = c.work + time.Duration(float64(c.work)*c.spread*(2*random.Float64()-1))
+				}
+				for _, i := range random.Perm(len(list)) {
+					x := list[i].by(cores, c.work, times)
+					if round < 0 {
+						continue
+					}
+					slices.Sort(x.lateNS)
+					p50[i] = append(p50[i], stat.Median(x.lateNS))
+					p90[i] = append(p90[i], x.lateNS[len(x.lateNS)*9/10])
+					busy[i] = append(busy[i], x.busy)
+				}
+			}
+			for i, l := range list {
+				ratio, low, high, err := stat.Ratio(p50[i], p50[0], 1000, 1)
+				if err != nil {
+					b.Fatal(err)
+				}
+				fmt.Fprintf(&table, "| %s | %s | %s | %s | %.2f | %.2f..%.2f | %.0f %% |\n", c.name, l.name, us(stat.Median(p50[i])), us(stat.Median(p90[i])), ratio, low, high, 100*stat.Median(busy[i]))
+				if l.name == "executor" {
+					b.ReportMetric(stat.Median(p50[i]), strings.ReplaceAll(c.name, " ", "")+"-p50-ns")
+				}
+			}
+		}
+	}
+	b.Log(table.String())
+}
+
+// What the executor adds to a step: time from one step's end to the next one's begin, less that of a loop that
+// calls the processor directly.
+func BenchmarkDispatch(b *testing.B) {
+	cores := twoCores(b)
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 6))
+	const steps, iters, rounds = 12, 100, 30
+	gaps := make([]float64, 0, steps*iters)
+	last := int64(0)
+	note := func(int) {
+		if last > 0 {
+			gaps = append(gaps, float64(clock()-last))
+		}
+		last = clock()
+	}
+	one := make([]planned, steps)
+	for n := range one {
+		one[n] = planned{run: note}
+	}
+	turns := make([]planned, steps) // each waits for the one before
+	for n := range turns {
+		turns[n] = planned{lane: n % 2, run: note, waits: []planir.Wait{{Flag: (n + steps - 1) % steps, Back: n == 0}}}
+	}
+	type kind struct {
+		name  string
+		cores []int
+		steps []planned
+	}
+	kinds := []kind{{"one lane", []int{cores[0]}, one}, {"two lanes of one core in turn", []int{cores[0], cores[0]}, turns}, {"two lanes of two cores in turn", []int{cores[0], cores[1]}, turns}}
+	var table strings.Builder
+	fmt.Fprintf(&table, "\n| steps | us a step, p50 | beyond a direct call |\n| --- | ---: | ---: |\n")
+	for b.Loop() {
+		p50 := make([][]float64, len(kinds)+1)
+		for range rounds {
+			for i, k := range kinds {
+				m, s := lanesOf(k.cores, iters, k.steps)
+				err := m.Do(context.Background(), func(*Control) error {
+					if i == 0 {
+						l := s.lanes[0]
+						gaps, last = gaps[:0], 0
+						for iter := range iters {
+							for _, st := range l.steps {
+								c := &st.calls[iter]
+								if _, err := l.lane.proc.Run(c.exe, &c.bind); err != nil {
+									return err
+								}
+							}
+						}
+						p50[len(kinds)] = append(p50[len(kinds)], stat.Median(gaps))
+					}
+					gaps, last = gaps[:0], 0
+					return m.section(s, driver.Scalars{Rows: 1})
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				p50[i] = append(p50[i], stat.Median(gaps))
+				m.Close()
+			}
+		}
+		direct := stat.Median(p50[len(kinds)])
+		fmt.Fprintf(&table, "| called directly | %s | |\n", us(direct))
+		for i, k := range kinds {
+			fmt.Fprintf(&table, "| %s | %s | %s |\n", k.name, us(stat.Median(p50[i])), us(stat.Median(p50[i])-direct))
+			b.ReportMetric(stat.Median(p50[i])-direct, strings.ReplaceAll(k.name, " ", "-")+"-ns")
+		}
+	}
+	b.Log(table.String())
+}
