@@ -26,6 +26,7 @@ type ProbeOptions struct {
 	Name        string                        // of the SoC; default "host"
 	Fingerprint string                        // of the kind of machine
 	Options     map[string]string             // driver options of every processor
+	Others      []driver.Driver               // whose processors on the same cores are described as well
 	Note        func(format string, a ...any) // told what is being measured; may be nil
 
 	memory int64         // tests: bytes to stream
@@ -77,6 +78,15 @@ func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, err
 			return nil, err
 		}
 		s.Processors, bounds = append(s.Processors, p), append(bounds, b)
+	}
+	for _, other := range o.Others {
+		for _, sel := range selections(&m) {
+			p, b, err := describe(ctx, other, sel, nil)
+			if err != nil {
+				return nil, err
+			}
+			s.Processors, bounds = append(s.Processors, p), append(bounds, b)
+		}
 	}
 	s.Control = s.Processors[0].Name
 	if m.memoryBytes > 0 {
@@ -171,7 +181,7 @@ func describe(ctx context.Context, d driver.Driver, cores []int, options map[str
 	out := socs.Processor{
 		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
 		Tile: socs.Tile{M: 1, K: c.TileK, N: c.TileN}, Schemes: slices.Clone(c.Schemes), Layouts: map[string]string{}, KV: slices.Clone(c.KV),
-		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
+		StaticShapes: !c.DynamicRows, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
 		WeightBytes: socs.WeightsShared,
 	}
 	for _, scheme := range c.Schemes {
@@ -255,13 +265,19 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64
 		return err
 	}
 	defer memory.Close()
+	known := map[string]float64{} // by cores, which several processors may have
 	measure := func(cores []int) (float64, error) {
+		key := fmt.Sprint(cores)
+		if x, ok := known[key]; ok {
+			return x, nil
+		}
 		o.note("memory bandwidth of cores %v", cores)
 		xs, err := rates(ctx, cores, nil, probeSamples, window, reading(memory.Bytes(), len(cores), read))
 		if err != nil {
 			return 0, err
 		}
-		return round(stat.Median(xs), 3), nil
+		known[key] = round(stat.Median(xs), 3)
+		return known[key], nil
 	}
 	const source = "measured: by hetc probe, reading memory beyond the last cache"
 	for i := range s.Processors {
@@ -273,7 +289,7 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64
 	}
 	for _, pair := range concurrentPairs(s) {
 		a, b := s.Processor(pair[0]), s.Processor(pair[1])
-		together := append(slices.Clone(a.Cores), b.Cores...)
+		together := slices.Sorted(slices.Values(slices.Concat(a.Cores, b.Cores)))
 		j := socs.Joint{Processors: slices.Sorted(slices.Values(pair[:])), BandwidthGBps: 0}
 		if j.BandwidthGBps, err = measure(together); err != nil {
 			return err
@@ -288,14 +304,20 @@ func measureBandwidth(ctx context.Context, s *socs.SoC, read func([]byte) uint64
 
 // measureLinks times the hand-over of a flag between the first cores of processors that can run at the same time.
 func measureLinks(ctx context.Context, s *socs.SoC, o ProbeOptions) error {
+	known := map[[2]int]float64{} // by cores
 	for _, pair := range concurrentPairs(s) {
 		a, b := s.Processor(pair[0]), s.Processor(pair[1])
-		o.note("hand-over between %s and %s", a.Name, b.Name)
-		_, xs, err := handover(ctx, a.Cores[0], b.Cores[0], syncSamples, syncLoops)
-		if err != nil {
-			return err
+		between := [2]int{min(a.Cores[0], b.Cores[0]), max(a.Cores[0], b.Cores[0])}
+		us, ok := known[between]
+		if !ok {
+			o.note("hand-over between %s and %s", a.Name, b.Name)
+			_, xs, err := handover(ctx, a.Cores[0], b.Cores[0], syncSamples, syncLoops)
+			if err != nil {
+				return err
+			}
+			us = round(stat.Median(xs)/1e3, 4)
+			known[between] = us
 		}
-		us := round(stat.Median(xs)/1e3, 4)
 		s.Links = append(s.Links, socs.Link{From: a.Name, To: b.Name, HandoverUS: us}, socs.Link{From: b.Name, To: a.Name, HandoverUS: us})
 	}
 	if len(s.Links) > 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -30,12 +31,16 @@ import (
 func newProbe(s *cli.Streams) *cobra.Command {
 	var out, name string
 	var force bool
+	var with []string
 	c := &cobra.Command{
 		Use:   "probe -o soc.yaml",
 		Short: "describe this machine as a SoC file",
 		Long: `Finds this machine's processors, caches and memory, and measures peak rates, bandwidths and hand-overs (a few
 seconds; leave the machine alone meanwhile). A file that already describes this kind of machine is kept
 unless --force is given, because its measurements belong to it.
+
+The processors are cores as the driver host uses them. --driver NAME also describes those that another driver
+makes of the same cores (hetc drivers lists them): plans may then mix both, and profiling takes longer.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -54,6 +59,15 @@ unless --force is given, because its measurements belong to it.
 				}
 			}
 			o := profiler.ProbeOptions{Name: name, Fingerprint: host.Fingerprint()}
+			usable, err := otherDrivers(c.Context(), with)
+			if err != nil {
+				return err
+			}
+			for _, d := range usable {
+				if slices.Contains(with, d.Name()) {
+					o.Others = append(o.Others, d)
+				}
+			}
 			if s.Terminal() {
 				o.Note = s.Notef
 			}
@@ -73,6 +87,11 @@ unless --force is given, because its measurements belong to it.
 			for _, j := range soc.Joint {
 				s.Printf("%s together: %.1f GB/s\n", strings.Join(j.Processors, " + "), j.BandwidthGBps)
 			}
+			for _, d := range usable {
+				if !slices.Contains(with, d.Name()) {
+					s.Printf("driver %s is usable here too: --driver %s describes its processors\n", d.Name(), d.Name())
+				}
+			}
 			return s.Result(soc)
 		},
 	}
@@ -80,7 +99,30 @@ unless --force is given, because its measurements belong to it.
 	f.StringVarP(&out, "output", "o", "", "SoC file to write")
 	f.StringVar(&name, "name", "host", "name of the SoC")
 	f.BoolVar(&force, "force", false, "replace an existing file")
+	f.StringSliceVar(&with, "driver", nil, "also describe the processors of this driver, such as ort; may be repeated")
 	return c
+}
+
+// otherDrivers are the drivers besides host that work here. Each of those asked for has to.
+func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
+	var names []string
+	for _, d := range all.Drivers() {
+		names = append(names, d.Name())
+		if d.Name() == host.Name {
+			continue
+		}
+		if _, err := d.Devices(ctx); err == nil {
+			out = append(out, d)
+		} else if slices.Contains(asked, d.Name()) {
+			return nil, err
+		}
+	}
+	for _, name := range asked {
+		if name == host.Name || !slices.Contains(names, name) {
+			return nil, diag.New(diag.ClassUsage, "--driver %q: want a driver besides host", name).WithHint("this program has %s", strings.Join(names, ", "))
+		}
+	}
+	return out, nil
 }
 
 func peakText(gops float64) string {
