@@ -19,7 +19,7 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	pred := planir.Prediction{Program: ph.Name}
 	var failed error
 	run := func(pick func(estimate) int64) (int64, []int64) {
-		return timeline(ph,
+		return timeline(ph, s.thread,
 			func(lane string, st *planir.Step) int64 { return pick(times[stepKey{lane, st.Node, st.Run}]) },
 			func(from, to string) int64 {
 				h, err := s.prices.handover(from, to)
@@ -50,6 +50,16 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 		}
 	}
 	return pred, nil
+}
+
+// thread names what executes a lane: the first of the processors that take turns with it.
+func (s *session) thread(lane string) string {
+	for i := range s.procs {
+		if name := s.procs[i].Name; name == lane || takeTurns(s.in.SoC, name, lane) {
+			return name
+		}
+	}
+	return lane
 }
 
 // alone is the time of a program that one processor executes by itself; false when it cannot.

@@ -244,7 +244,7 @@ func (s *session) enlist() error {
 		for j := i + 1; j < n; j++ {
 			compatible[i][j] = together(s.procs[i].Name, s.procs[j].Name)
 			compatible[j][i] = compatible[i][j]
-			if !compatible[i][j] {
+			if !compatible[i][j] && !takeTurns(soc, s.procs[i].Name, s.procs[j].Name) {
 				s.conflicts = append(s.conflicts, [2]int{i, j})
 				a, b := s.procs[i].Name, s.procs[j].Name
 				s.apart[[2]string{a, b}], s.apart[[2]string{b, a}] = true, true
@@ -293,6 +293,13 @@ func (s *session) enlist() error {
 		return diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q", soc.Name, soc.Control)
 	}
 	return nil
+}
+
+// takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over costs
+// nothing.
+func takeTurns(s *socs.SoC, a, b string) bool {
+	x, y := s.Processor(a).Cores, s.Processor(b).Cores
+	return !s.Simulated() && len(x) > 0 && len(y) > 0 && x[0] == y[0] && shareMemory(s, a, b)
 }
 
 func shareMemory(s *socs.SoC, a, b string) bool {

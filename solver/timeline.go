@@ -4,14 +4,14 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// clock is when something happens on every lane, in ns, for one assumption about the steps' times.
+// clock is when something happens on every thread, in ns, for one assumption about the steps' times.
 type clock map[string]int64
 
 // timeline predicts a lowered program by going through its steps: each lane's one after another, a
 // wait until its flag has been set and handed over, all lanes meeting between sections. It knows
-// nothing of how the decisions came about. step returns the time of a step on a lane. It returns the time of
+// nothing of how the decisions came about. Lanes of one thread take turns. step returns the time of a step on a lane. It returns the time of
 // the whole program and of each section.
-func timeline(ph *planir.Phase, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) (total int64, sections []int64) {
+func timeline(ph *planir.Phase, thread func(lane string) string, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) (total int64, sections []int64) {
 	lanes := map[string]bool{}
 	for i := range ph.Sections {
 		for _, l := range ph.Sections[i].Lanes {
@@ -28,13 +28,13 @@ func timeline(ph *planir.Phase, step func(lane string, st *planir.Step) int64, h
 	}
 	for i := range ph.Sections {
 		s := &ph.Sections[i]
-		sections = append(sections, section(s, step, handover)+meet)
+		sections = append(sections, section(s, thread, step, handover)+meet)
 		total += sections[i]
 	}
 	return total, sections
 }
 
-func section(s *planir.Section, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) int64 {
+func section(s *planir.Section, thread func(lane string) string, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) int64 {
 	type setting struct {
 		at   int64
 		lane string
@@ -51,7 +51,8 @@ func section(s *planir.Section, step func(lane string, st *planir.Step) int64, h
 		next:
 			for pos[l] < len(lane.Steps)*iters {
 				st, iter := &lane.Steps[pos[l]%len(lane.Steps)], pos[l]/len(lane.Steps)
-				start := now[lane.Proc]
+				on := thread(lane.Proc)
+				start := now[on]
 				for _, w := range st.Wait {
 					k := instance{w.Flag, iter}
 					if w.Back {
@@ -67,9 +68,9 @@ func section(s *planir.Section, step func(lane string, st *planir.Step) int64, h
 					// A flag that was set long ago costs nothing.
 					start = max(start, f.at+handover(f.lane, lane.Proc))
 				}
-				now[lane.Proc] = start + step(lane.Proc, st)
+				now[on] = start + step(lane.Proc, st)
 				if st.Set != nil {
-					set[instance{*st.Set, iter}] = setting{now[lane.Proc], lane.Proc}
+					set[instance{*st.Set, iter}] = setting{now[on], lane.Proc}
 				}
 				pos[l]++
 				progress = true
@@ -81,7 +82,7 @@ func section(s *planir.Section, step func(lane string, st *planir.Step) int64, h
 		if pos[l] < len(s.Lanes[l].Steps)*iters {
 			panic("BUG: lanes of " + s.Name + " wait in a circle, which rule P008 excludes")
 		}
-		end = max(end, now[s.Lanes[l].Proc])
+		end = max(end, now[thread(s.Lanes[l].Proc)])
 	}
 	return end
 }

@@ -24,7 +24,8 @@ func TestTimeline(t *testing.T) {
 	}}
 	// Layer 0: first 0-10, beside 10-13; other 12-17 (hand-over 2); last 19-20. Layer 1 the same from 20.
 	// Flag 2 is waited for by the lane that sets it, without a hand-over.
-	total, sections := timeline(ph,
+	own := func(lane string) string { return lane }
+	total, sections := timeline(ph, own,
 		func(_ string, st *planir.Step) int64 { return steps[st.Node] },
 		func(from, to string) int64 {
 			if from == to {
@@ -34,5 +35,10 @@ func TestTimeline(t *testing.T) {
 		})
 	if len(sections) != 2 || sections[0] != 40+2 || sections[1] != 4+2 || total != 48 {
 		t.Errorf("total %d, sections %v, want 48 of 42 and 6", total, sections)
+	}
+	// On one thread everything is done in turn: 10+3+5+1 a layer.
+	total, sections = timeline(ph, func(string) string { return "a" }, func(_ string, st *planir.Step) int64 { return steps[st.Node] }, func(string, string) int64 { return 0 })
+	if len(sections) != 2 || sections[0] != 38 || sections[1] != 4 || total != 42 {
+		t.Errorf("on one thread: total %d, sections %v, want 42 of 38 and 4", total, sections)
 	}
 }

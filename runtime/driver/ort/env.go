@@ -16,8 +16,9 @@ import (
 // env is a library's environment, which all processors of this process share; the last one to close gives it back.
 type env struct {
 	*ortapi.Env
-	lib  *ortapi.Library
-	used int
+	lib       *ortapi.Library
+	prepacked *ortapi.PrepackedWeights // equal weights of several graphs are kept once, in the library's layout
+	used      int
 }
 
 var envs struct {
@@ -41,8 +42,10 @@ func environment(l *ortapi.Library) (*env, error) {
 	}
 	e := &env{Env: inner, lib: l, used: 1}
 	if err := exact(e); err != nil {
-		inner.Close()
-		return nil, err
+		return nil, errors.Join(err, inner.Close())
+	}
+	if e.prepacked, err = inner.NewPrepackedWeights(); err != nil {
+		return nil, errors.Join(err, inner.Close())
 	}
 	if envs.of == nil {
 		envs.of = map[*ortapi.Library]*env{}
@@ -58,7 +61,7 @@ func (e *env) release() error {
 		return nil
 	}
 	delete(envs.of, e.lib)
-	return e.Close()
+	return errors.Join(e.prepacked.Close(), e.Close())
 }
 
 func classOf(err error, fallback diag.Class) diag.Class {

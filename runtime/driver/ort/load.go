@@ -229,7 +229,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 	}
 	o := &ortapi.SessionOptions{
 		Threads: 1, Optimization: optimization, Config: p.config, Provider: p.provider, ProviderOptions: p.providerOptions,
-		Initializers: values, Prepacked: p.prepacked,
+		Initializers: values, Prepacked: p.env.prepacked,
 	}
 	if n := len(p.cores); n > 1 {
 		if n == len(affinity.Cores()) {

@@ -153,9 +153,6 @@ func (ort) Open(ctx context.Context, c driver.Config) (driver.Processor, error) 
 	if err != nil {
 		return nil, fail(err, "")
 	}
-	if p.prepacked, err = p.env.NewPrepackedWeights(); err != nil {
-		return nil, errors.Join(fail(err, ""), p.env.release())
-	}
 	p.caps = capabilities(cores)
 	return p, nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/ortapi"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -22,7 +21,6 @@ type processor struct {
 	cores           []int
 	caps            *driver.Capabilities
 	env             *env
-	prepacked       *ortapi.PrepackedWeights // equal weights of several graphs are kept once
 	provider        string
 	providerOptions [][2]string
 	config          [][2]string
@@ -141,5 +139,5 @@ func (p *processor) Close() error {
 	for e := range p.loaded {
 		err = errors.Join(err, e.release())
 	}
-	return errors.Join(err, p.prepacked.Close(), p.env.release())
+	return errors.Join(err, p.env.release())
 }
