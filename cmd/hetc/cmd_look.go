@@ -75,46 +75,6 @@ func newRun(s *cli.Streams) *cobra.Command {
 	return c
 }
 
-func newDrivers(s *cli.Streams) *cobra.Command {
-	return &cobra.Command{
-		Use:   "drivers",
-		Short: "list drivers and the processors each one offers here",
-		Long:  "Lists every driver of this build: what it can open on this machine, or what it lacks and how to get it.\n\n" + cli.ExitCodes,
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			type device struct {
-				Select      string `json:"select"`
-				Description string `json:"description"`
-			}
-			type entry struct {
-				Driver    string   `json:"driver"`
-				Available bool     `json:"available"`
-				Missing   string   `json:"missing,omitempty"`
-				Devices   []device `json:"devices,omitempty"`
-			}
-			var list []entry
-			var rows [][]string
-			for _, d := range all.Drivers() {
-				e := entry{Driver: d.Name()}
-				devices, err := d.Devices(c.Context())
-				if err != nil {
-					e.Missing = err.Error()
-					rows = append(rows, []string{d.Name(), "-", "not available: " + e.Missing})
-				} else {
-					e.Available = true
-					for _, x := range devices {
-						e.Devices = append(e.Devices, device{x.Select, x.Description})
-						rows = append(rows, []string{d.Name(), x.Select, x.Description})
-					}
-				}
-				list = append(list, e)
-			}
-			s.Table([]string{"driver", "select", "what"}, rows)
-			return s.Result(list)
-		},
-	}
-}
-
 func newSocs(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{Use: "socs", Short: "list and show SoCs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}

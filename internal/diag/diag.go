@@ -198,7 +198,7 @@ func HintsOf(err error) []string {
 	return out
 }
 
-// All returns every diagnostic in err's chain, outermost first.
+// All returns every diagnostic in err's chain, outermost first, with those that other errors turn into by As.
 func All(err error) List {
 	var out List
 	var walk func(error)
@@ -208,6 +208,11 @@ func All(err error) List {
 		}
 		if d, ok := e.(*Diagnostic); ok {
 			out = append(out, d)
+		} else if a, ok := e.(interface{ As(any) bool }); ok {
+			var d *Diagnostic
+			if a.As(&d) && d != nil {
+				out = append(out, d)
+			}
 		}
 		switch u := e.(type) {
 		case interface{ Unwrap() error }:

@@ -50,3 +50,26 @@ func TestList(t *testing.T) {
 		t.Errorf("class %d, want the first element's", ClassOf(l.Err()))
 	}
 }
+
+// library is an error of another package that turns into a diagnostic.
+type library struct{}
+
+func (library) Error() string { return "no library" }
+func (library) As(target any) bool {
+	d, ok := target.(**Diagnostic)
+	if ok {
+		*d = New(ClassUnavailable, "no library").WithHint("fetch it")
+	}
+	return ok
+}
+
+// An error that turns into a diagnostic counts as one, wherever it is wrapped.
+func TestAllWithAs(t *testing.T) {
+	err := New(ClassRun, "open: %w", fmt.Errorf("processor: %w", library{})).WithHint("look")
+	if got := HintsOf(err); !reflect.DeepEqual(got, []string{"look", "fetch it"}) {
+		t.Errorf("hints %q", got)
+	}
+	if got := ClassOf(fmt.Errorf("open: %w", library{})); got != ClassUnavailable {
+		t.Errorf("class %v", got)
+	}
+}

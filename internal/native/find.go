@@ -56,7 +56,7 @@ func Find(s Search) (l *Library, tried []string, err error) {
 		}
 		if !st.IsDir() {
 			if os.Getenv(EnvDir) == dir {
-				return nil, tried, &Error{Path: dir, Problem: Broken, Detail: EnvDir + " names a file, want a folder"}
+				return nil, tried, &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
 			}
 			continue
 		}

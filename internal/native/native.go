@@ -24,6 +24,7 @@ const (
 	Unreadable                       // the file is there, but may not be read
 	Broken                           // not a shared library for this machine, or a truncated one
 	MissingSymbol                    // the library lacks a function
+	NoFolder                         // what is to be a folder with libraries is none
 	NotBuiltIn                       // this build of the program opens no libraries
 )
 
@@ -37,6 +38,8 @@ func (p Problem) String() string {
 		return "broken"
 	case MissingSymbol:
 		return "missing symbol"
+	case NoFolder:
+		return "no folder"
 	case NotBuiltIn:
 		return "not built in"
 	}
@@ -51,6 +54,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	if e.Problem == NoFolder {
+		return fmt.Sprintf("folder of libraries %q: %s", e.Path, e.Detail)
+	}
 	s := fmt.Sprintf("library %q: ", e.Path)
 	switch e.Problem {
 	case Absent:

@@ -4,6 +4,7 @@ package native
 
 import (
 	"debug/elf"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -12,6 +13,10 @@ import (
 // checkWhole refuses what the loader would map and then crash on: it touches the pages of a truncated file.
 func checkWhole(f *os.File, size int64) error {
 	e, err := elf.NewFile(f)
+	var bad *elf.FormatError
+	if errors.As(err, &bad) {
+		return errors.New("no whole ELF file")
+	}
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,9 @@
 package ortapi
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,7 +28,8 @@ const longestText = 4096 // bytes of a message, name or version that are read fr
 type Problem int
 
 const (
-	Unloadable Problem = iota + 1 // absent, unreadable, broken: the cause is a *native.Error
+	Nowhere    Problem = iota + 1 // no library in any of the places that were tried
+	Unloadable                    // the file is absent, unreadable, broken: the cause is a *native.Error
 	NotORT                        // a library without OrtGetApiBase, or one whose table is empty
 	TooOld                        // the version is below what is needed
 	TooNew                        // a later major version, or one that no longer offers the table
@@ -42,14 +45,13 @@ type LoadError struct {
 }
 
 func (e *LoadError) Error() string {
-	s := "onnx runtime: "
 	switch {
+	case e.Problem == Nowhere:
+		return fmt.Sprintf("onnx runtime: %s: %s", e.Detail, strings.Join(e.Tried, ", "))
 	case e.Cause != nil:
-		s += e.Cause.Error()
-	default:
-		s += fmt.Sprintf("library %q: %s", e.Path, e.Detail)
+		return fmt.Sprintf("onnx runtime: %v", e.Cause)
 	}
-	return s
+	return fmt.Sprintf("onnx runtime: library %q: %s", e.Path, e.Detail)
 }
 
 // Unwrap returns the cause.
@@ -71,8 +73,11 @@ type Library struct {
 	Version   string // "1.31.1"
 	BuildInfo string // what the library says about its build
 
-	base, api uintptr
-	fn        [tableLength]uintptr
+	api uintptr
+	fn  [tableLength]uintptr
+
+	mu  sync.Mutex
+	env bool // an environment is open
 }
 
 // used lists the functions that must be there, so that no call meets an empty entry.
@@ -94,11 +99,16 @@ var used = []int{
 // native.Find). The error is a *LoadError.
 func Find(file string) (*Library, error) {
 	if file == "" {
-		file = getenv(EnvLibrary)
+		file = os.Getenv(EnvLibrary)
 	}
 	l, tried, err := native.Find(native.Search{File: file, Folder: "onnxruntime", Names: native.FileNames("onnxruntime"), System: native.SystemNames("onnxruntime")})
 	if err != nil {
-		return nil, &LoadError{Path: file, Problem: Unloadable, Tried: tried, Cause: err}
+		e := &LoadError{Path: file, Problem: Unloadable, Tried: tried, Cause: err}
+		var ne *native.Error
+		if file == "" && errors.As(err, &ne) && ne.Problem == native.Absent {
+			e.Problem, e.Cause, e.Detail = Nowhere, nil, "no library in any place that was tried"
+		}
+		return nil, e
 	}
 	lib, err := bind(l)
 	if le, ok := err.(*LoadError); ok {
@@ -125,10 +135,11 @@ func bind(nl *native.Library) (*Library, error) {
 		return nil, &LoadError{Path: nl.Path, Problem: NotORT, Cause: err}
 	}
 	l := &Library{Path: nl.Path}
-	if l.base = native.Call(get); l.base == 0 {
+	base := native.Call(get)
+	if base == 0 {
 		return refuse(NotORT, "OrtGetApiBase returned nothing")
 	}
-	getAPI, getVersion := native.Word(l.base, 0), native.Word(l.base, 1)
+	getAPI, getVersion := native.Word(base, 0), native.Word(base, 1)
 	if getAPI == 0 || getVersion == 0 {
 		return refuse(NotORT, "OrtApiBase lacks functions")
 	}
@@ -146,13 +157,28 @@ func bind(nl *native.Library) (*Library, error) {
 	if l.api = native.Call(getAPI, apiVersion); l.api == 0 {
 		return refuse(TooNew, "version %s does not offer version %d of its interface", l.Version, apiVersion)
 	}
+	loaded.Lock()
+	defer loaded.Unlock()
+	if same := loaded.of[l.api]; same != nil {
+		return same, nil
+	}
 	for _, i := range used {
 		if l.fn[i] = native.Word(l.api, i); l.fn[i] == 0 {
 			return refuse(NotORT, "version %s: function %d of its interface is missing", l.Version, i)
 		}
 	}
 	l.BuildInfo = text(native.Call(l.fn[fnGetBuildInfoString]))
+	if loaded.of == nil {
+		loaded.of = map[uintptr]*Library{}
+	}
+	loaded.of[l.api] = l
 	return l, nil
+}
+
+// loaded are the libraries by their tables: one that is loaded again, by whatever name, is the same.
+var loaded struct {
+	sync.Mutex
+	of map[uintptr]*Library
 }
 
 // version reads "1.31.1" or "1.32.0-dev".
@@ -262,11 +288,6 @@ type Env struct {
 	closed bool
 }
 
-var envs struct {
-	sync.Mutex
-	of map[uintptr]bool // libraries with an open environment
-}
-
 // NewEnv makes the environment. A library has one at a time in a process; a second is refused.
 func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if o.Threads == 0 {
@@ -278,9 +299,9 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	if o.Cores != nil && len(o.Cores) != o.Threads-1 {
 		return nil, usage("%d cores for the pool's own threads, want %d for %d threads", len(o.Cores), o.Threads-1, o.Threads)
 	}
-	envs.Lock()
-	defer envs.Unlock()
-	if envs.of[l.api] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.env {
 		return nil, usage("this process has an environment of %q already", l.Path)
 	}
 	var opts out
@@ -320,10 +341,7 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 		return nil, err
 	}
 	e.memory = memory.p
-	if envs.of == nil {
-		envs.of = map[uintptr]bool{}
-	}
-	envs.of[l.api] = true
+	l.env = true
 	return e, nil
 }
 
@@ -356,11 +374,11 @@ func (e *Env) release() error {
 	if e.refs--; e.refs > 0 {
 		return nil
 	}
-	envs.Lock()
-	defer envs.Unlock()
+	e.lib.mu.Lock()
+	defer e.lib.mu.Unlock()
 	native.Call(e.lib.fn[fnReleaseMemoryInfo], e.memory)
 	native.Call(e.lib.fn[fnReleaseEnv], e.p)
-	delete(envs.of, e.lib.api)
+	e.lib.env = false
 	if e.folder == "" {
 		return nil
 	}

@@ -314,8 +314,6 @@ func removeFolder(dir string) error {
 	return nil
 }
 
-func getenv(name string) string { return os.Getenv(name) }
-
 func itoa(i int64) string { return strconv.FormatInt(i, 10) }
 
 func (s *Session) describe() error {

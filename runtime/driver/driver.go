@@ -28,6 +28,22 @@ type Driver interface {
 	Open(ctx context.Context, c Config) (Processor, error)
 }
 
+// Described is implemented by drivers that can say what they are made of.
+type Described interface {
+	// Library is what does the work: the shared library that was loaded, or the program's own kernels. A driver
+	// without its library returns an *Unavailable.
+	Library(ctx context.Context) (Library, error)
+}
+
+// Library says what a driver works with.
+type Library struct {
+	Name      string   // "ONNX Runtime"
+	Version   string   // of a shared library, or the kernel set
+	Path      string   // of a shared library
+	Build     string   // what the library says about its build
+	Providers []string // its execution providers, in its order
+}
+
 // Config selects and configures a processor.
 type Config struct {
 	Select  string            // driver-specific: "0", "0-1"
@@ -251,6 +267,7 @@ type Unavailable struct {
 	Tried    []string // paths or names, in order
 	Found    string   // what was found and why it does not do, may be empty
 	Override string   // environment variable that names the library, may be empty
+	Get      string   // how to get the library, may be empty: "make deps fetches it"
 }
 
 // Error names the driver and everything that was tried.
@@ -279,7 +296,7 @@ func (e *Unavailable) Is(target error) bool { return target == ErrUnavailable }
 func (e *Unavailable) As(target any) bool {
 	d, ok := target.(**diag.Diagnostic)
 	if ok {
-		*d = diag.New(diag.ClassUnavailable, "%s", e.Error())
+		*d = diag.New(diag.ClassUnavailable, "%s", e.Error()).WithHint("%s", e.Get)
 	}
 	return ok
 }

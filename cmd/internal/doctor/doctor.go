@@ -210,7 +210,16 @@ func (m Machine) drivers(ctx context.Context) []Finding {
 		for _, x := range devices {
 			what = append(what, x.Select)
 		}
-		f := ok(name, "%d processors: %s", len(devices), strings.Join(what, ", "))
+		with := ""
+		if k, has := d.(driver.Described); has {
+			l, err := k.Library(ctx)
+			if err != nil {
+				out = append(out, failed(name, err))
+				continue
+			}
+			with = strings.TrimSpace(l.Name+" "+l.Version) + "; "
+		}
+		f := ok(name, "%s%d processors: %s", with, len(devices), strings.Join(what, ", "))
 		if len(devices) == 0 {
 			f = f.but(Note, "the driver found no device; hetc drivers says more")
 		}

@@ -34,6 +34,15 @@ type host struct{}
 
 func (host) Name() string { return Name }
 
+// Library is the kernel set that processors get without an option.
+func (host) Library(context.Context) (driver.Library, error) {
+	set, err := kernel.ByName("")
+	if err != nil {
+		return driver.Library{}, err
+	}
+	return driver.Library{Name: "kernels of this program:", Version: set.Name}, nil
+}
+
 func (host) Devices(context.Context) ([]driver.Device, error) {
 	var out []driver.Device
 	for _, x := range affinity.Selections() {

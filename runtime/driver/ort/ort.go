@@ -55,6 +55,16 @@ func (ort) Devices(context.Context) ([]driver.Device, error) {
 	return out, nil
 }
 
+// Library is the one that is loaded where no option names another.
+func (ort) Library(context.Context) (driver.Library, error) {
+	l, err := find("")
+	if err != nil {
+		return driver.Library{}, err
+	}
+	providers, err := l.Providers()
+	return driver.Library{Name: "ONNX Runtime", Version: l.Version, Path: l.Path, Build: l.BuildInfo, Providers: providers}, err
+}
+
 // find loads the library.
 func find(path string) (*ortapi.Library, error) {
 	libraries.Lock()
@@ -80,10 +90,13 @@ var libraries struct {
 }
 
 func unavailable(err error) error {
-	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary}
+	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches the library"}
 	var l *ortapi.LoadError
 	if errors.As(err, &l) {
 		u.Tried = l.Tried
+		if l.Problem == ortapi.Nowhere {
+			u.Found = ""
+		}
 	}
 	return u
 }
