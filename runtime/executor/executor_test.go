@@ -138,8 +138,11 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 	g := m.Graph()
 	p := &planir.Plan{Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: digest, BOS: m.BOS, EOS: m.EOS},
 		SoC: planir.SoCRef{Name: "test", Control: procs[0].Name}, MaxContext: context, KV: op.F32, Procs: procs}
+	if scheme.Static() { // the calibration comes later
+		p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+	}
 	schemeOf := func(node string) op.Scheme {
-		if scheme == op.A8TQ8C && m.Tied && node == "embed.embed" { // the head's matrix serves both
+		if scheme.Weight() == op.I32Q8C.Weight() && m.Tied && node == "embed.embed" { // the head's matrix serves both
 			return op.I32Q8C
 		}
 		return scheme

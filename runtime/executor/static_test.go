@@ -1,0 +1,85 @@
+package executor_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+// ranged is a calibration with what enters the products when ids are executed in float32, and with random folds.
+func ranged(t *testing.T, m *models.Model, sel string, ids []int32) *calibration.Calibration {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(3, 4))
+	cal := folds(t, m, func() float32 { return float32(math.Exp(rng.NormFloat64() / 4)) })
+	if m.Tied { // the embedding reads the head's matrix, which then is not folded
+		cal.Folds = slices.DeleteFunc(cal.Folds, func(f calibration.Fold) bool { return f.Group == "head.norm" })
+	}
+	var r quality.Ranges
+	x := machine(t, m, makePlan(t, m, []planir.Proc{proc("a", sel, "")}, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{Observe: r.Observe})
+	allLogits(t, x, ids)
+	r.Again()
+	allLogits(t, x, ids)
+	var err error
+	if cal.Activations, err = r.Activations(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := cal.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return cal
+}
+
+// Static scales on every architecture, with experts, tied heads and folds: near float32, and however a plan divides or
+// batches the work the same bits, because no scale depends on who computes what beside what.
+func TestStaticArchitectures(t *testing.T) {
+	a, b := cores(t)
+	for _, config := range archDirs(t) {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			m, err := models.Open(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
+			cal := ranged(t, m, a, ids)
+			run := func(procs []planir.Proc, f layoutOf) []float32 {
+				x := calibrated(t, m, folded(t, makePlan(t, m, procs, []int{1, 16}, 64, op.A8SQ8C, f), m, cal), cal)
+				defer x.Close()
+				return allLogits(t, x, ids)
+			}
+			one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
+			base := run(one, bySingle)
+			for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
+				if d := maxDiff(run(two, f), base); d != 0 {
+					t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
+				}
+			}
+			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
+			size, change := 0.0, 0.0
+			for i, v := range exact {
+				size += math.Abs(float64(v))
+				change += math.Abs(float64(v - base[i]))
+			}
+			if !(change > 0 && change < 0.25*size) { // other experts may be chosen for a few tokens
+				t.Errorf("static scales change logits by %.3g of their size", change/size)
+			}
+			if m.Tied {
+				return // enough of the others do
+			}
+			x := calibrated(t, m, folded(t, batchPlan(t, m, two, []int{1, 16}, []int{3}, 64, op.A8SQ8C, byColumns), m, cal), cal)
+			defer x.Close()
+			list := prompts(m.Vocab, 3, 20, 11)
+			same(t, "batch", alone(t, x, list, 4), together(t, x, list, 4), 0)
+		})
+	}
+}
