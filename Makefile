@@ -25,6 +25,7 @@ check: test
 	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
 	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
 	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
+	HETC_LONG=1 $(GO) test -run TestDecodeUnderPressure ./runtime/executor
 	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
 		echo "$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/..."; \
 		$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/...; \
