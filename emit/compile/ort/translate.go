@@ -133,7 +133,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	k, n := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {
-		if spec.K == 1 {
+		if spec.K == 1 && !slices.ContainsFunc(t.g.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == spec.Name }) {
 			declare("", elements[op.Type(spec.Scheme)], n)
 		} else {
 			declare("", elements[op.Type(spec.Scheme)], k, n)
@@ -172,7 +172,7 @@ func (t *translator) add(suffix, domain, kind string, in, out []string, attrs ..
 
 // do is add for one result, which is a tensor of that name within the graph.
 func (t *translator) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
-	out := t.name(suffix) + ":"
+	out := fmt.Sprintf("n%d.%s:", t.node, suffix)
 	t.add(suffix, domain, kind, in, list(out), attrs...)
 	return out
 }
@@ -356,7 +356,7 @@ func (t *translator) quantRows(o op.Op, x string, w []string) {
 }
 
 func (t *translator) matMul(o op.Op, in, w []string) {
-	product, y := t.name(":"), t.out[0]
+	product, y := t.name("product:"), t.out[0]
 	switch o.Scheme {
 	case op.A32W32:
 		if !o.Bias {
@@ -415,7 +415,7 @@ func (t *translator) glu(o op.Op, x string) {
 	y := t.out[0]
 	if o.N != o.Interleave {
 		x = t.reshape("turns", x, turns, 2*turn)
-		y = t.name(":")
+		y = t.name("mul:")
 	}
 	gate, up, act := t.name("gate:"), t.name("up:"), t.name("act:")
 	t.add("split", "", "Split", list(x), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
@@ -443,7 +443,7 @@ func (t *translator) activate(suffix, act, x, y string, alias bool) {
 		}
 		out := y
 		if alias {
-			out = t.name(":")
+			out = t.name("gelu:")
 		}
 		t.add(suffix, "", "Gelu", list(x), list(out), onnx.String("approximate", approximate))
 		if alias {

@@ -1,9 +1,372 @@
 package ort
 
 import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/planir/op"
 )
 
-// verify is replaced by the real check.
-func verify(*onnx.Model, *op.Graph) error { return nil }
+// verify refuses a model that does not compute its graph in the precision that the graph says. Every ONNX node belongs
+// to a node of the graph by its name ("n2", "n2.scale"), reads that one's operands, constants and its own results alone,
+// and is of an operator that belongs there. Products and the rows that enter them are compared to the letter: operators,
+// attributes, zero points, the order of operands. So nothing can be cast, rounded or replaced on the way.
+func verify(m *onnx.Model, g *op.Graph) error {
+	v := verifier{m: m, g: g, consts: map[string]string{}, now: map[string]string{}, last: map[string]int{}, static: map[string]string{}}
+	if want := []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}; m.IR != onnx.IR || !slices.Equal(m.Opsets, want) {
+		return diag.New(diag.ClassInput, "the model is written for ir %d and operators %v, want %d and %v", m.IR, m.Opsets, onnx.IR, want)
+	}
+	if err := v.initializers(); err != nil {
+		return err
+	}
+	for i, x := range g.Inputs {
+		v.now[x.Name] = input(i)
+	}
+	for i, n := range g.Nodes {
+		for _, name := range n.Out {
+			v.last[name] = i
+		}
+	}
+	nodes, err := v.nodes()
+	if err != nil {
+		return err
+	}
+	for i := range g.Nodes {
+		if err := v.node(i, nodes[i]); err != nil {
+			n := &g.Nodes[i]
+			return diag.New(diag.ClassInput, "node %d (%s): %w", i, strings.TrimSpace(fmt.Sprintf("%s %s", n.Op.Kind, n.Op.Scheme)), err)
+		}
+	}
+	return nil
+}
+
+type verifier struct {
+	m      *onnx.Model
+	g      *op.Graph
+	consts map[string]string // constant -> what it holds
+	now    map[string]string // value -> the tensor that it is at this point
+	last   map[string]int    // value -> the last node that writes it
+	checks int
+	static map[string]string // tensor of row scales -> the weight that all of them are
+}
+
+// initializers checks that weights are declared in the shapes that the operators read them in, and notes constants.
+func (v *verifier) initializers() error {
+	want := map[string]onnx.Tensor{}
+	for j, w := range v.g.Weights {
+		name, k, n := weightName(j), int64(w.K), int64(w.N)
+		switch block := int64(op.Scheme("a8t/" + w.Scheme).BlockK()); {
+		case w.Layout == op.RowsLayout && k == 1 && !slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Kind == op.Embed && n.W[0] == w.Name }):
+			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{n}}
+		case w.Layout == op.RowsLayout:
+			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{k, n}}
+		case w.Scheme == "w32":
+			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, n}}
+		case w.Scheme == "q8c":
+			want[name] = onnx.Tensor{Type: onnx.Int8, Dims: []int64{k, n}}
+			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{n}}
+		default:
+			want[name] = onnx.Tensor{Type: onnx.Uint8, Dims: []int64{n, (k + block - 1) / block, block / 2}}
+			want[name+".scale"] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{n, (k + block - 1) / block}}
+		}
+	}
+	for _, t := range v.m.Graph.Initializers {
+		if t.External == nil {
+			v.consts[t.Name] = literal(t)
+			continue
+		}
+		w, ok := want[t.Name]
+		if !ok || w.Type != t.Type || !slices.Equal(w.Dims, t.Dims) {
+			return diag.New(diag.ClassInput, "initializer %q of the model is of type %d and shape %v, want %d and %v", t.Name, t.Type, t.Dims, w.Type, w.Dims)
+		}
+	}
+	return nil
+}
+
+func weightName(j int) string { return fmt.Sprintf("w%d", j) }
+
+// literal is a constant in a short form: one value if all are the same.
+func literal(t onnx.Tensor) string {
+	raw, size := t.Raw, t.Type.Bytes()
+	if len(raw) > size && bytes.Equal(raw[size:], raw[:len(raw)-size]) {
+		raw = raw[:size]
+	}
+	return fmt.Sprintf("=%d%v%x", t.Type, t.Dims, raw)
+}
+
+// nodes sorts the model's nodes by the graph's.
+func (v *verifier) nodes() ([][]onnx.Node, error) {
+	out := make([][]onnx.Node, len(v.g.Nodes))
+	seen := map[string]bool{}
+	for _, n := range v.m.Graph.Nodes {
+		number, _, _ := strings.Cut(strings.TrimPrefix(n.Name, "n"), ".")
+		i, err := strconv.Atoi(number)
+		if err != nil || i < 0 || i >= len(out) || nodeName(i, "") != "n"+number || n.Name[0] != 'n' || seen[n.Name] {
+			return nil, diag.New(diag.ClassInput, "node %q (%s) of the model belongs to no node of the graph", n.Name, n.Op)
+		}
+		seen[n.Name] = true
+		out[i] = append(out[i], n)
+	}
+	return out, nil
+}
+
+func nodeName(i int, suffix string) string {
+	if suffix == "" {
+		return fmt.Sprintf("n%d", i)
+	}
+	return fmt.Sprintf("n%d.%s", i, suffix)
+}
+
+// node checks what stands for node i.
+func (v *verifier) node(i int, nodes []onnx.Node) error {
+	n := &v.g.Nodes[i]
+	var in, w, out []string
+	for _, name := range n.In {
+		in = append(in, v.now[name])
+	}
+	for _, name := range n.W {
+		w = append(w, weightName(slices.IndexFunc(v.g.Weights, func(s op.WeightSpec) bool { return s.Name == name })))
+	}
+	for k, name := range n.Out {
+		tensor := fmt.Sprintf("v%d.%d", i, k)
+		j := slices.IndexFunc(v.g.Outputs, func(x op.Value) bool { return x.Name == name })
+		switch {
+		case j >= 0 && v.last[name] == i:
+			tensor = output(j)
+		case n.Op.Kind == op.QuantRows && k == 1:
+			tensor = fmt.Sprintf("c%d", v.checks)
+			v.checks++
+		}
+		out = append(out, tensor)
+		v.now[name] = tensor
+	}
+	// Operands are the graph's.
+	own := nodeName(i, "") + "."
+	reads := append(slices.Clone(in), "")
+	for _, name := range w {
+		reads = append(reads, name, name+".scale")
+	}
+	main := false
+	for _, x := range nodes {
+		main = main || x.Name == nodeName(i, "")
+		for _, name := range x.In {
+			if _, constant := v.consts[name]; !constant && !strings.HasPrefix(name, own) && !slices.Contains(reads, name) {
+				return diag.New(diag.ClassInput, "%q (%s) reads %q, which is no operand of it", x.Name, x.Op, name)
+			}
+		}
+		for _, name := range x.Out {
+			if !strings.HasPrefix(name, own) && !slices.Contains(out, name) {
+				return diag.New(diag.ClassInput, "%q (%s) writes %q, which is no result of it", x.Name, x.Op, name)
+			}
+		}
+	}
+	if !main {
+		return diag.New(diag.ClassInput, "the model has no node %q", nodeName(i, ""))
+	}
+	e := expected{v: v, i: i}
+	switch n.Op.Kind {
+	case op.QuantRows:
+		e.quantRows(n.Op, in[0], w, out)
+		if n.Op.Static {
+			v.static[out[1]] = w[0]
+		}
+	case op.MatMul:
+		e.matMul(n.Op, in, w, out[0])
+	default:
+		return v.allowed(n.Op, nodes)
+	}
+	return e.compare(nodes)
+}
+
+// allowed checks the operators of kinds that keep float32 numbers.
+func (v *verifier) allowed(o op.Op, nodes []onnx.Node) error {
+	fine := operators[o.Kind]
+	if o.Act != "" {
+		fine = append(slices.Clone(fine), functions[o.Act]...)
+	}
+	for _, n := range nodes {
+		if !slices.Contains(fine, n.Domain+":"+n.Op) {
+			return diag.New(diag.ClassInput, "%q is %q of %q, which does not belong to it", n.Name, n.Op, n.Domain)
+		}
+		if n.Op == "Cast" && !reflect.DeepEqual(n.Attrs, []onnx.Attr{onnx.Int("to", int64(onnx.Float32))}) {
+			return diag.New(diag.ClassInput, "%q converts to another type than float32", n.Name)
+		}
+	}
+	return nil
+}
+
+// operators are those that stand for kinds, as domain:operator.
+var operators = map[op.Kind][]string{
+	op.Embed:     {":Gather", ":Reshape", ":Cast", ":Mul"},
+	op.Norm:      {":SimplifiedLayerNormalization"},
+	op.LayerNorm: {":LayerNormalization"},
+	op.GLU:       {":Reshape", ":Split", ":Mul"},
+	op.Gate:      {":Neg", ":Exp", ":Add", ":Div"},
+	op.Softcap:   {":Div", ":Tanh", ":Mul"},
+	op.Clip:      {":Clip"},
+	op.Add:       {":Add"},
+	op.Copy:      {":Identity"},
+}
+
+// functions are those that stand for activation functions.
+var functions = map[string][]string{
+	op.SiLU:     {onnx.Contrib + ":QuickGelu", ":Sigmoid", ":Mul"},
+	op.GELU:     {":Gelu", ":Max"},
+	op.GELUTanh: {":Gelu", ":Max"},
+	op.ReLU:     {":Relu"},
+}
+
+// expected is what stands for a node of the graph, to the letter. Constants are written as what they hold.
+type expected struct {
+	v    *verifier
+	i    int
+	want []onnx.Node
+}
+
+func (e *expected) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
+	e.want = append(e.want, onnx.Node{Name: nodeName(e.i, suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs})
+}
+
+// do is add for a result within the node.
+func (e *expected) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
+	out := fmt.Sprintf("n%d.%s:", e.i, suffix)
+	e.add(suffix, domain, kind, in, list(out), attrs...)
+	return out
+}
+
+func list(s ...string) []string { return s }
+
+func float(x float32) string { return literal(onnx.Float32s("", nil, x)) }
+
+func ints(x ...int64) string { return literal(onnx.Int64s("", x...)) }
+
+// codes is a constant of n 8-bit numbers x, of no dimension for n = 0.
+func codes(n int, x byte) string {
+	t := onnx.Tensor{Type: onnx.Uint8, Dims: []int64{int64(n)}, Raw: bytes.Repeat([]byte{x}, max(1, n))}
+	if n == 0 {
+		t.Dims = nil
+	}
+	return literal(t)
+}
+
+// quantRows is the largest magnitude of a row over 127, and the nearest multiples of that, ties to even.
+func (e *expected) quantRows(o op.Op, x string, w, out []string) {
+	rows, axis, keep := o.Rows(), ints(1), onnx.Int("keepdims", 1)
+	nan := e.do("nan", "", "Mul", list(e.do("sum", "", "ReduceSum", list(x, axis), keep), float(0)))
+	if o.Static {
+		e.add("scale", "", "Sum", list(nan, w[0]), out[1:])
+		q := e.do("", "", "QuantizeLinear", list(x, w[0], codes(1, 128)))
+		e.add("clip", "", "Clip", list(q, codes(0, 1)), out[:1])
+		return
+	}
+	top := ""
+	if rows == 1 {
+		top = e.do("top", "", "ReduceMax", list(e.do("abs", "", "Abs", list(x)), axis), keep)
+	} else {
+		low := e.do("neg", "", "Neg", list(e.do("min", "", "ReduceMin", list(x, axis), keep)))
+		top = e.do("top", "", "Max", list(e.do("max", "", "ReduceMax", list(x, axis), keep), low))
+	}
+	s := e.do("div", "", "Div", list(top, float(127)))
+	e.add("scale", "", "Add", list(s, nan), out[1:])
+	by := e.do("rows", "", "Reshape", list(e.do("tiny", "", "Max", list(s, float(0x1p-149))), ints(int64(rows))))
+	e.add("", "", "QuantizeLinear", list(x, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
+}
+
+// matMul is the one operator that multiplies in a scheme, and what surrounds it.
+func (e *expected) matMul(o op.Op, in, w []string, y string) {
+	product := nodeName(e.i, "product:")
+	bias := func() {
+		if !o.Bias {
+			return
+		}
+		kind := "Add"
+		if o.N == 1 {
+			kind = "Sum"
+		}
+		e.add("bias", "", kind, list(product, w[1]), list(y))
+	}
+	switch o.Scheme {
+	case op.A32W32:
+		if !o.Bias {
+			product = y
+		}
+		e.add("", "", "MatMul", list(in[0], w[0]), list(product))
+		bias()
+	case op.A8TQ8C, op.A8SQ8C:
+		operands := list(in[0], w[0], float(1), w[0]+".scale", codes(0, 128))
+		if one := e.v.static[in[1]]; one != "" || o.M == 1 {
+			if one == "" {
+				one = e.do("rows", "", "Reshape", list(in[1], ints(1)))
+			}
+			operands[2] = one
+			if o.Bias {
+				operands = append(operands, "", w[1])
+			}
+			e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(y))
+			return
+		}
+		e.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
+		scaled := y
+		if o.Bias {
+			scaled = nodeName(e.i, "scaled:")
+		}
+		e.add("scale", "", "Mul", list(product, in[1]), list(scaled))
+		product = scaled
+		bias()
+	default:
+		x := e.do("float", "", "DequantizeLinear", list(in[0], e.do("rows", "", "Reshape", list(in[1], ints(int64(o.M)))), codes(o.M, 128)), onnx.Int("axis", 0))
+		operands := list(x, w[0], w[0]+".scale")
+		if o.Bias {
+			operands = append(operands, "", "", w[1])
+		}
+		e.add("", onnx.Contrib, "MatMulNBits", operands, list(y), onnx.Int("K", int64(o.K)), onnx.Int("N", int64(o.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", int64(o.Scheme.BlockK())))
+	}
+}
+
+// compare wants nodes to be those expected.
+func (e *expected) compare(nodes []onnx.Node) error {
+	want := map[string]string{}
+	for _, n := range e.want {
+		want[n.Name] = e.v.text(n)
+	}
+	for _, n := range nodes {
+		w, ok := want[n.Name]
+		if got := e.v.text(n); !ok {
+			return diag.New(diag.ClassInput, "%q is %s, which does not belong to it", n.Name, got)
+		} else if got != w {
+			return diag.New(diag.ClassInput, "%q is %s, want %s", n.Name, got, w)
+		}
+		delete(want, n.Name)
+	}
+	for _, n := range e.want {
+		if w, missing := want[n.Name]; missing {
+			return diag.New(diag.ClassInput, "the model has no node %q, want %s", n.Name, w)
+		}
+	}
+	return nil
+}
+
+// text is everything about a node but its name, with constants by what they hold.
+func (v *verifier) text(n onnx.Node) string {
+	in := slices.Clone(n.In)
+	for i, name := range in {
+		if c, ok := v.consts[name]; ok {
+			in[i] = c
+		}
+	}
+	kind := n.Op
+	if n.Domain != "" {
+		kind = n.Domain + "." + n.Op
+	}
+	s := fmt.Sprintf("%s(%s) to %s", kind, strings.Join(in, ", "), strings.Join(n.Out, ", "))
+	for _, a := range n.Attrs {
+		s += fmt.Sprintf(" %s=%v", a.Name, map[onnx.Kind]any{onnx.KindInt: a.I, onnx.KindFloat: a.F, onnx.KindString: strconv.Quote(a.S), onnx.KindInts: a.Ints}[a.Kind])
+	}
+	return s
+}
