@@ -363,6 +363,9 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 	})
 }
 
+// Half is the half of n columns that processors are asked for side by side: a multiple of their tile.
+func Half(n, tile int) int { return part(n, 1, 2, tile) }
+
 // part is num/den of n rounded to a multiple of tile, at least one tile and at most n.
 func part(n, num, den, tile int) int {
 	tile = max(tile, 1)
@@ -432,7 +435,7 @@ func (b *builder) beside(o op.Op, schemes []op.Scheme, rows []int) {
 				for _, m := range at {
 					o.M = m
 					mine, theirs := o, o
-					mine.N, theirs.N = part(o.N, 1, 2, p.Tile.N), part(o.N, 1, 2, q.Tile.N)
+					mine.N, theirs.N = Half(o.N, p.Tile.N), Half(o.N, q.Tile.N)
 					x, ok1 := b.measurement(p, mine)
 					y, ok2 := b.measurement(q, theirs)
 					if ok1 && ok2 {

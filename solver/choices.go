@@ -102,7 +102,10 @@ type stage struct {
 	// context is the number of cached positions that attention is priced for.
 	context int
 	grid    int      // boundaries tried of a divided axis
-	lengths []Prompt // rows of the calls that the program is for
+	only    []string // processors that execute all they can; empty: all do
+	// assistants execute what those of only cannot.
+	assistants []string
+	lengths    []Prompt // rows of the calls that the program is for
 
 	exact   map[string]bool            // nodes that are computed in float32 whatever is permitted
 	missing map[string]error           // per processor, why a price was not to be had: the first one
@@ -424,15 +427,27 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 			out[i] = append(out[i], c)
 		}
 	}
+	assisted := make([]bool, len(st.sec.Nodes)) // nothing in only executes the node
 	for i := range st.sec.Nodes {
-		for _, p := range st.procs {
+		single := func(p *planir.Proc) {
 			c, err := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p.Name}})
 			if err != nil {
 				name := st.sec.Nodes[i].Name
 				st.refused[name] = append(st.refused[name], refusedByProc{p.Name, err})
-				continue
+				return
 			}
 			add(i, c)
+		}
+		for k := range st.procs {
+			if p := &st.procs[k]; st.may([]string{p.Name}, false) {
+				single(p)
+			}
+		}
+		assisted[i] = len(out[i]) == 0 && len(st.only) > 0
+		for k := range st.procs {
+			if p := &st.procs[k]; assisted[i] && st.may([]string{p.Name}, true) {
+				single(p)
+			}
 		}
 		if len(out[i]) == 0 {
 			errs[i] = st.impossible(i)
@@ -440,6 +455,11 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 	}
 	for _, run := range st.runs() {
 		for _, tuple := range tuples {
+			add := func(i int, c candidate) {
+				if st.may(tuple, assisted[i]) {
+					add(i, c)
+				}
+			}
 			for _, c := range st.divide(run, tuple) {
 				add(c.node, c.candidate)
 			}
@@ -453,6 +473,16 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 		}
 	}
 	return out, errs
+}
+
+// may reports whether all of some processors are candidates for what only's processors execute, or for what they leave to
+// assistants.
+func (st *stage) may(procs []string, assist bool) bool {
+	list := st.only
+	if assist {
+		list = st.assistants
+	}
+	return len(st.only) == 0 || !slices.ContainsFunc(procs, func(p string) bool { return !slices.Contains(list, p) })
 }
 
 // impossible explains why no processor executes a node.

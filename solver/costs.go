@@ -136,7 +136,9 @@ type machine struct {
 	conflicts [][2]int           // pairs that never appear together
 	apart     map[[2]string]bool // the same, by name and in both orders
 	tuples    [][]string
-	notes     diag.List
+
+	assistants []string // of those that Input.Only names
+	notes      diag.List
 }
 
 // executes lists the operators a processor is given; empty: all. Attention needs a cache type it knows and

@@ -33,6 +33,9 @@ type Input struct {
 	Calibration *calibration.Calibration
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
+	// Only names the processors that execute everything they can. What none of them can is left to those that take turns
+	// with them on their first cores. Empty: all processors.
+	Only []string
 }
 
 // Result is a plan and what its user should know about it.
@@ -205,6 +208,11 @@ func newSession(in Input) (*session, error) {
 func (s *session) enlist() error {
 	s.static, s.apart = map[string]int{}, map[[2]string]bool{}
 	soc := s.in.SoC
+	for _, x := range s.in.Only {
+		if soc.Processor(x) == nil {
+			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q", soc.Name, x)
+		}
+	}
 	names := make([]string, 0, len(soc.Processors))
 	for i := range soc.Processors {
 		names = append(names, soc.Processors[i].Name)
@@ -219,6 +227,9 @@ func (s *session) enlist() error {
 		p := check.Proc(sp)
 		p.Kinds = executes(sp, cacheType)
 		s.procs = append(s.procs, p)
+		if !slices.Contains(s.in.Only, name) && slices.ContainsFunc(s.in.Only, func(x string) bool { return takeTurns(soc, name, x) }) {
+			s.assistants = append(s.assistants, name)
+		}
 		if sp.StaticShapes || sp.Tile.M > 1 {
 			s.static[name] = max(1, sp.Tile.M)
 		}
@@ -352,7 +363,7 @@ func (s *session) isHead(node string) bool {
 func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
 		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
-		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)),
+		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
 		exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
 	for i := range s.graph.Sections {

@@ -35,28 +35,43 @@ func newBench(s *cli.Streams) *cobra.Command {
 
 type benchOptions struct {
 	plan, model, soc       string
+	record, workload       string
 	calibration            string
 	promptLen, gen, rounds int
+	all                    bool
 }
 
 func newBenchProcessors(s *cli.Streams) *cobra.Command {
 	var o benchOptions
 	c := &cobra.Command{
-		Use:   "processors --plan plan.yaml --model DIR",
-		Short: "measure a plan against every single processor of it, interleaved",
-		Long: `Loads the plan and, for every processor of it, the plan that uses this processor alone with the same
+		Use:   "processors --model DIR (--plan plan.yaml | --soc soc.yaml --record rec.jsonl)",
+		Short: "measure plans against each other: of every processor, of pairs, and the best",
+		Long: `With --plan, loads it and, for every processor of it, the plan that uses this processor alone with the same
 schemes, and measures all of them in random order in rounds. Shows what the plan decided, what was
 predicted and measured, and the plan as a ratio to the best single processor. With --soc the decode
 bandwidth is compared with the joint bandwidth of the machine.
 
+With --soc and --record instead, solves for every processor of the SoC, for every pair that can work at the same
+time, and for all of them, and measures these plans: whether two processors together reach what the profile lets
+expect, and whether the plan that was chosen is the best. A processor or pair executes all it can; what it
+cannot (attention, say) is left to those of the SoC on its cores. Of processors, and of pairs, that differ only in which core they are, one is measured;
+--all measures every one.
+
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := cli.Required(c, "plan", "model"); err != nil {
+			if err := cli.Required(c, "model"); err != nil {
 				return err
+			}
+			if (o.plan == "") == (o.record == "") {
+				return diag.New(diag.ClassUsage, "hetc bench processors: want one of --plan and --record").
+					WithHint("a plan is measured against its processors; from a record plans for all of them are solved and measured")
 			}
 			if o.promptLen < 1 || o.gen < 1 || o.rounds < 1 {
 				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1", o.promptLen, o.gen, o.rounds)
+			}
+			if o.record != "" {
+				return runBenchSets(c, s, &o)
 			}
 			return runBenchProcessors(c.Context(), s, &o)
 		},
@@ -65,6 +80,9 @@ bandwidth is compared with the joint bandwidth of the machine.
 	f.StringVar(&o.plan, "plan", "", "plan to measure")
 	f.StringVar(&o.model, "model", "", "model directory with weights")
 	f.StringVar(&o.soc, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
+	f.StringVar(&o.record, "record", "", "record of hetc profile: solve for every processor and pair, and measure those plans")
+	f.StringVar(&o.workload, "workload", "", "with --record: workload file")
+	f.BoolVar(&o.all, "all", false, "with --record: also processors and pairs that differ only in which core they are")
 	f.StringVar(&o.calibration, "calibration", "", "calibration that the plan was made with")
 	f.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt")
 	f.IntVar(&o.gen, "gen", 32, "tokens to decode")
@@ -115,14 +133,22 @@ func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) er
 		return err
 	}
 	predict(list, p, o)
+	virtual, err := measureRounds(ctx, list, o)
+	if err != nil {
+		return err
+	}
+	return report(s, p, m, soc, list, o, virtual)
+}
+
+// measureRounds measures all candidates in every round, in random order.
+func measureRounds(ctx context.Context, list []*candidate, o *benchOptions) (virtual bool, err error) {
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
-	virtual := false
 	for r := -1; r < o.rounds; r++ {
 		for _, i := range rng.Perm(len(list)) {
 			c := list[i]
 			t, err := runcmd.Round(ctx, c.machine, o.promptLen, o.gen)
 			if err != nil {
-				return fmt.Errorf("measure %q: %w", c.Name, err)
+				return false, fmt.Errorf("measure %q: %w", c.Name, err)
 			}
 			virtual = t.Virtual
 			if r < 0 {
@@ -140,23 +166,19 @@ func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) er
 	}
 	for _, c := range list {
 		if c.Prefill, err = stat.Summarise(c.prefill); err != nil {
-			return err
+			return false, err
 		}
 		if c.Decode, err = stat.Summarise(c.decode); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return report(s, p, m, soc, list, o, virtual)
+	return virtual, nil
 }
 
 // candidates opens the plan and every single-processor plan with the same schemes and lengths.
 func candidates(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
-	var closers []func() error
-	release = func() {
-		for _, f := range slices.Backward(closers) {
-			_ = f()
-		}
-	}
+	f := &fleet{model: m, cal: cal, soc: soc}
+	release = f.close
 	names, plans := []string{"plan"}, []*planir.Plan{p}
 	procs := p.Procs
 	if soc != nil { // with the SoC also those that the plan leaves idle
@@ -176,35 +198,52 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, cal *calib
 	if err := runcmd.EnoughMemory(plans, runcmd.WeightBytes(p), machine.FreeMemory()); err != nil {
 		return nil, release, fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
-	threads := 0
-	var first *emit.Content
-	open := func(name string, p *planir.Plan) error {
-		c, err := emit.NewCalibrated(ctx, p, m, cal, compilers(soc))
-		if err != nil {
-			return err
-		}
-		closers = append(closers, c.Close)
-		if first == nil {
-			first = c
-		} else {
-			c.ShareWith(first)
-		}
-		threads += executor.Threads(p)
-		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), threads+2))
-		x, err := executor.Open(ctx, p, runcmd.UntilDone(ctx, c), executor.Options{Drivers: drivers(soc)})
-		if err != nil {
-			return fmt.Errorf("open %q: %w", name, err)
-		}
-		closers = append(closers, x.Close)
-		list = append(list, &candidate{Name: name, machine: x})
-		return nil
-	}
 	for i := range plans {
-		if err := open(names[i], plans[i]); err != nil {
+		if err := f.open(ctx, names[i], plans[i]); err != nil {
 			return nil, release, err
 		}
 	}
-	return list, release, nil
+	return f.list, release, nil
+}
+
+// fleet is plans of one model, each open on a machine of its own. Packed weights that are equal are held once.
+type fleet struct {
+	model *models.Model
+	cal   *calibration.Calibration
+	soc   *socs.SoC
+
+	list    []*candidate
+	first   *emit.Content
+	threads int
+	closers []func() error
+}
+
+func (f *fleet) close() {
+	for _, c := range slices.Backward(f.closers) {
+		_ = c()
+	}
+}
+
+func (f *fleet) open(ctx context.Context, name string, p *planir.Plan) error {
+	c, err := emit.NewCalibrated(ctx, p, f.model, f.cal, compilers(f.soc))
+	if err != nil {
+		return err
+	}
+	f.closers = append(f.closers, c.Close)
+	if f.first == nil {
+		f.first = c
+	} else {
+		c.ShareWith(f.first)
+	}
+	f.threads += executor.Threads(p)
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), f.threads+2))
+	x, err := executor.Open(ctx, p, runcmd.UntilDone(ctx, c), executor.Options{Drivers: drivers(f.soc)})
+	if err != nil {
+		return fmt.Errorf("open %q: %w", name, err)
+	}
+	f.closers = append(f.closers, x.Close)
+	f.list = append(f.list, &candidate{Name: name, machine: x})
+	return nil
 }
 
 // singlePlan is p with everything on one processor.
