@@ -41,7 +41,7 @@ func (t Type) Bytes() int {
 	return 0
 }
 
-// Versions that the models are written for: what ONNX Runtime 1.20 and later read.
+// Versions that the models are written for: what ONNX Runtime 1.24 and later read.
 const (
 	IR           = 10 // ir_version
 	Opset        = 21 // of the operators of ONNX itself, domain ""

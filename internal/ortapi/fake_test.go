@@ -67,9 +67,9 @@ func TestLoadRefuses(t *testing.T) {
 		"no base":      {compile(t, "FAKE_NO_BASE"), NotORT, 0, "OrtGetApiBase returned nothing"},
 		"empty base":   {compile(t, "FAKE_EMPTY_BASE"), NotORT, 0, "OrtApiBase lacks functions"},
 		"no version":   {compile(t, `FAKE_VERSION="banana"`), NotORT, 0, `version "banana"`},
-		"too old":      {compile(t, `FAKE_VERSION="1.19.2"`), TooOld, 0, "version 1.19.2 is too old, want 1.20 or later"},
-		"too new":      {compile(t, `FAKE_VERSION="2.0.0"`), TooNew, 0, "version 2.0.0 is too new, want 1.20 to 1.x"},
-		"no interface": {compile(t, "FAKE_NO_API"), TooNew, 0, "version 1.24.0 does not offer version 20 of its interface"},
+		"too old":      {compile(t, `FAKE_VERSION="1.23.2"`), TooOld, 0, "version 1.23.2 is too old, want 1.24 or later"},
+		"too new":      {compile(t, `FAKE_VERSION="2.0.0"`), TooNew, 0, "version 2.0.0 is too new, want 1.24 to 1.x"},
+		"no interface": {compile(t, "FAKE_NO_API"), TooNew, 0, "version 1.28.0 does not offer version 24 of its interface"},
 		"hole":         {compile(t, "FAKE_HOLE=133"), NotORT, 0, "function 133 of its interface is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +185,7 @@ func (f *fake) everything(data []byte) (s *Session, err error) {
 // Every argument arrives as it was given, everything is given back, in whatever order it is closed.
 func TestArguments(t *testing.T) {
 	f := loadFake(t)
-	if f.BuildInfo != "a build for tests" || f.Version != "1.24.0" {
+	if f.BuildInfo != "a build for tests" || f.Version != "1.28.0" {
 		t.Errorf("version %q, build %q", f.Version, f.BuildInfo)
 	}
 	if p, err := f.Providers(); err != nil || strings.Join(p, ",") != "OneExecutionProvider,Two ExecutionProvider" {

@@ -73,8 +73,9 @@ type Library struct {
 	Version   string // "1.31.1"
 	BuildInfo string // what the library says about its build
 
-	api uintptr
-	fn  [tableLength]uintptr
+	api    uintptr
+	fn     [tableLength]uintptr
+	shares bool // prepacked weights of every kind can be shared by sessions
 
 	mu  sync.Mutex
 	env bool // an environment is open
@@ -167,6 +168,7 @@ func bind(nl *native.Library) (*Library, error) {
 			return refuse(NotORT, "version %s: function %d of its interface is missing", l.Version, i)
 		}
 	}
+	l.shares = minor >= sharesFrom
 	l.BuildInfo = text(native.Call(l.fn[fnGetBuildInfoString]))
 	if loaded.of == nil {
 		loaded.of = map[uintptr]*Library{}
@@ -447,7 +449,7 @@ func (v *Value) Close() error {
 }
 
 // PrepackedWeights holds weights in the order that the library's kernels read, for all sessions made with it:
-// equal weights are held once.
+// equal weights are held once. Libraries before 1.28 cannot do that with all weights: every session keeps its own.
 type PrepackedWeights struct {
 	env    *Env
 	p      uintptr

@@ -81,7 +81,7 @@ func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, e
 		return nil, err
 	}
 	s := &Session{env: e}
-	if o.Prepacked != nil {
+	if o.Prepacked != nil && e.lib.shares {
 		if err := o.Prepacked.hold(); err != nil {
 			e.release()
 			return nil, err

@@ -66,10 +66,11 @@ const (
 	tableLength                             = 255
 )
 
-// Versions of the table. A library offers all up to its own minor version: 1.20 has 1 to 20.
+// Versions of the table. A library offers all up to its own minor version: 1.24 has 1 to 24.
 const (
-	apiVersion = 20 // what is asked for
 	apiMajor   = 1
+	apiVersion = 24 // what is asked for; earlier libraries refuse operators of hetc's graphs (rows of one element)
+	sharesFrom = 28 // earlier ones end with an error where weights of 4-bit blocks are to be shared
 )
 
 // Values of C enumerations.

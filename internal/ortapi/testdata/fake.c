@@ -6,7 +6,7 @@
 #include <string.h>
 
 #ifndef FAKE_VERSION
-#define FAKE_VERSION "1.24.0"
+#define FAKE_VERSION "1.28.0"
 #endif
 
 typedef struct { int code; char text[512]; } status;
@@ -146,7 +146,7 @@ static const void *get_api(uint32_t v) {
 #ifdef FAKE_NO_API
   return 0;
 #endif
-  if (v != 20) return 0;
+  if (v != 24) return 0;
   table[1] = error_code; table[2] = error_message; table[6] = no_telemetry; table[7] = session_file; table[8] = session;
   table[10] = options; table[11] = optimized; table[13] = mode; table[17] = no_pattern; table[19] = no_arena; table[23] = level;
   table[24] = intra; table[25] = inter; table[30] = count2; table[31] = count1; table[33] = io_type; table[34] = io_type;
