@@ -19,9 +19,11 @@ type Memory struct {
 	// Tables are the rows of embedding tables that a full context reads, each with the TableStep bytes around
 	// it. Other rows stay in the file. A table that is a product's weight too is one of Weights.
 	Tables int64 `json:"tables_bytes" yaml:"tables_bytes"`
-	Cache  int64 `json:"cache_bytes" yaml:"cache_bytes"`
-	Pool   int64 `json:"pool_bytes" yaml:"pool_bytes"` // buffers
-	Work   int64 `json:"work_bytes" yaml:"work_bytes"` // temporary values and scratch of the processors
+	// Prepacked are the copies of weights that libraries hold in a layout of their own, beside the packed ones.
+	Prepacked int64 `json:"prepacked_bytes,omitempty" yaml:"prepacked_bytes,omitempty"`
+	Cache     int64 `json:"cache_bytes" yaml:"cache_bytes"`
+	Pool      int64 `json:"pool_bytes" yaml:"pool_bytes"` // buffers
+	Work      int64 `json:"work_bytes" yaml:"work_bytes"` // temporary values and scratch of the processors
 	// Fixed is the program itself: code and collected memory, the loaded steps, the vocabulary.
 	Fixed int64 `json:"fixed_bytes" yaml:"fixed_bytes"`
 	Total int64 `json:"total_bytes" yaml:"total_bytes"`
@@ -39,8 +41,10 @@ const FixedBytes = 63 << 18
 // Further parts of Memory.Fixed, measured (docs/results.md): what is alive, and half as much again that the collector
 // has not come by for.
 const (
-	loadedStepBytes = 3 << 10 // of one step in one layer
-	vocabularyBytes = 224     // of one token of the vocabulary, its part of the tokenizer's file included
+	loadedStepBytes = 3 << 10  // of one step in one layer
+	vocabularyBytes = 224      // of one token of the vocabulary, its part of the tokenizer's file included
+	libraryBytes    = 40 << 20 // of a library that prepacks weights, with nothing loaded
+	sessionBytes    = 80 << 10 // of a graph with its weights that such a library has loaded
 )
 
 // MemoryOf computes the memory of a plan whose program is complete.
@@ -61,8 +65,8 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		layers[pr.Weights[i].Name] = int64(max(1, pr.Weights[i].LayerCount()))
 	}
 	const prefill, decode = 1, 2
-	uses := map[string]int{}
-	var steps int64 // loaded, once for each layer
+	uses, prepacked := map[string]int{}, map[string]bool{}
+	var steps, sessions int64 // loaded, once for each layer
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
 		if !slices.Contains(programs, ph.Name) {
@@ -74,11 +78,17 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		}
 		for j := range ph.Sections {
 			for _, l := range ph.Sections[j].Lanes {
+				q := p.Proc(l.Proc)
+				prepacks := q != nil && q.Prepacks
 				for k := range l.Steps {
 					st := &l.Steps[k]
 					steps += int64(max(1, ph.Sections[j].Layers))
+					if prepacks {
+						sessions += int64(max(1, ph.Sections[j].Layers))
+					}
 					for _, w := range st.W {
 						uses[w.Pack] |= phase
+						prepacked[w.Pack] = prepacked[w.Pack] || prepacks
 					}
 				}
 			}
@@ -88,6 +98,9 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for i := range pr.Packs {
 		k := &pr.Packs[i]
 		bytes := roundUp(k.Bytes, memoryPage) * layers[k.Weight]
+		if prepacked[k.Name] && rows[k.Name] == 0 && k.Layout != op.RowsLayout {
+			m.Prepacked += bytes
+		}
 		switch use := uses[k.Name]; {
 		case rows[k.Name] > 0:
 			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
@@ -120,14 +133,21 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		vocabulary = int64(pr.Buffers[i].Cols)
 	}
 	m.Fixed = FixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
-	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	if sessions > 0 {
+		m.Fixed += libraryBytes + sessions*sessionBytes
+	}
+	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
 }
 
 // String lists the parts: "1.1GiB of weights, 66MiB of cache, ...".
 func (m Memory) String() string {
-	return fmt.Sprintf("%v of weights, %v of embeddings, %v of cache, %v of buffers, %v of scratch, %v of program",
-		unit.Bytes(m.Weights), unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
+	copies := ""
+	if m.Prepacked > 0 {
+		copies = fmt.Sprintf("%v of a library's copies, ", unit.Bytes(m.Prepacked))
+	}
+	return fmt.Sprintf("%v of weights, %s%v of embeddings, %v of cache, %v of buffers, %v of scratch, %v of program",
+		unit.Bytes(m.Weights), copies, unit.Bytes(m.Tables), unit.Bytes(m.Cache), unit.Bytes(m.Pool), unit.Bytes(m.Work), unit.Bytes(m.Fixed))
 }
 
 // Extent is how far an execution has gone.
@@ -160,7 +180,7 @@ func MemoryAt(p *Plan, e Extent) Memory {
 	}
 	m.Cache = share(m.Cache, positions, p.MaxContext*p.Sequences())
 	m.Pool = share(m.Pool, rows, most)
-	m.Total = m.Weights + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
+	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
 }
 

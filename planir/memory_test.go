@@ -37,6 +37,12 @@ func TestMemoryOf(t *testing.T) {
 	if m != want {
 		t.Errorf("got  %+v\nwant %+v", m, want)
 	}
+	// A library that prepacks holds what its steps multiply by once more, and itself.
+	q := *p
+	q.Procs = []Proc{{Prepacks: true}}
+	if x := MemoryOf(&q); x.Prepacked != m.Weights || x.Fixed != m.Fixed+libraryBytes+2*7*sessionBytes || x.Total != m.Total+x.Prepacked+x.Fixed-m.Fixed {
+		t.Errorf("with a library that prepacks %+v, without %+v", x, m)
+	}
 	both := []string{"decode", "prefill"}
 	if MemoryAt(p, Extent{both, 100, 1, true}) != m || MemoryAt(p, Extent{both, 200, 16, true}) != m {
 		t.Error("a full cache changes the memory")

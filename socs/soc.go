@@ -106,6 +106,7 @@ type Processor struct {
 	StridedOutput bool `json:"strided_output,omitempty" yaml:"strided_output,omitempty"` // outputs may be column ranges of wider buffers
 	StridedInput  bool `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`   // inputs may be column ranges of wider buffers
 	WeightRanges  bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`   // a shard may be a tile range of one packed copy
+	Prepacks      bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`             // its library holds a copy of weights of its own
 	SingleQueue   bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"`     // parallel submissions do not run concurrently
 
 	GraphBytes   int64  `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`     // limit of one graph, 0: none

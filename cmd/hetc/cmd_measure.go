@@ -103,6 +103,25 @@ makes of the same cores (hetc drivers lists them): plans may then mix both, and 
 	return c
 }
 
+// libraryVersions notes which version of a shared library the drivers of a SoC work with.
+func libraryVersions(ctx context.Context, soc *socs.SoC, h *record.Header) error {
+	for _, d := range all.Drivers() {
+		described, ok := d.(driver.Described)
+		if !ok || d.Name() == host.Name || !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return p.Driver == d.Name() }) {
+			continue
+		}
+		l, err := described.Library(ctx)
+		if err != nil {
+			return err
+		}
+		if h.Environment.Drivers == nil {
+			h.Environment.Drivers = map[string]string{}
+		}
+		h.Environment.Drivers[d.Name()] = l.Version
+	}
+	return nil
+}
+
 // otherDrivers are the drivers besides host that work here. Each of those asked for has to.
 func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
 	var names []string
@@ -254,6 +273,9 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	}
 	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, o.seed)
 	if err != nil {
+		return err
+	}
+	if err := libraryVersions(ctx, soc, &header); err != nil {
 		return err
 	}
 	rec, err := open(o.out, header)

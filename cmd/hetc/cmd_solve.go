@@ -71,6 +71,7 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
 	var out, cal, most string
+	var only []string
 	c := &cobra.Command{
 		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
 		Short: "decide which processor computes which part of every operator",
@@ -84,6 +85,7 @@ lose (quality.max_kl), which needs the calibration of hetc calibrate. Every clas
 prefill and in decode. What the calibration predicts is verified with hetc quality once a bundle is written.
 
 --max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
+--only leaves to other processors only what none of those named can execute, and of them only to those on the same cores.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -111,6 +113,7 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 				}
 				input.MaxMemory = int64(b)
 			}
+			input.Only = only
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
 				return err
@@ -148,6 +151,7 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 	in.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
+	c.Flags().StringSliceVar(&only, "only", nil, "only this processor executes what it can; may be repeated")
 	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return c
 }

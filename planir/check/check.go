@@ -125,7 +125,7 @@ func Proc(p *socs.Processor) planir.Proc {
 		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
 		Schemes: slices.Clone(p.Schemes), Kinds: slices.Clone(p.Kinds), TileN: max(1, p.Tile.N), TileK: max(1, p.Tile.K),
 		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
-		GraphBytes: p.GraphBytes,
+		Prepacks: p.Prepacks, GraphBytes: p.GraphBytes,
 	}
 	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
 		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
@@ -198,6 +198,9 @@ func (c *checker) procs() {
 			if f.have && !f.can {
 				differs(f.name, f.have, f.can)
 			}
+		}
+		if have.Prepacks != can.Prepacks {
+			differs("prepacks", have.Prepacks, can.Prepacks)
 		}
 		if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
 			differs("graph_bytes", have.GraphBytes, can.GraphBytes)

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sort"
@@ -248,6 +249,11 @@ func (h *Header) Compatible(other *Header) error {
 		return differ("digests of SoC "+h.SoC, h.SoCDigest, other.SoCDigest)
 	case h.Environment.Kernels != other.Environment.Kernels:
 		return differ("kernel sets", h.Environment.Kernels, other.Environment.Kernels)
+	}
+	for _, name := range slices.Sorted(maps.Keys(h.Environment.Drivers)) {
+		if a, b := h.Environment.Drivers[name], other.Environment.Drivers[name]; b != "" && a != b {
+			return differ("libraries of driver "+name, a, b)
+		}
 	}
 	return nil
 }
