@@ -27,6 +27,8 @@ type crew struct {
 	done   atomic.Uint64 // sections finished
 	stop   atomic.Bool
 	exited chan struct{}
+
+	late int64 // nanoseconds by which its naps end too late, by and large
 }
 
 // crewSection is a crew's part of a section, and how far it is in the call at hand.
@@ -71,7 +73,7 @@ func (m *Machine) formCrews() {
 		}
 		if i < 0 {
 			i = len(m.crews)
-			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{})})
+			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}), late: int64(spinAfter)})
 		}
 		l.crew = m.crews[i]
 		l.crew.lanes = append(l.crew.lanes, l)
@@ -354,7 +356,7 @@ func (st *step) learn(took int64) {
 	if have := st.lately.Load(); have > took {
 		st.lately.Store(took)
 	} else if have > 0 {
-		st.lately.Store(have + (took-have)/16)
+		st.lately.Store(have + (took-have)/64)
 	}
 }
 
@@ -383,7 +385,7 @@ func (m *Machine) idle(cs *crewSection) error {
 		}
 		return false
 	}
-	if m.await(ready, cs.missing, func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }) {
+	if m.await(cs.crew, ready, cs.missing, func(waited int64) bool { return m.poison.Load() != nil || waited > int64(m.deadline) }) {
 		if st := next.steps[next.next]; !next.lane.virt {
 			now := m.now()
 			st.waitNS += now - began
@@ -464,15 +466,16 @@ func (ls *laneSection) left(steps int, now int64) int64 {
 const (
 	idleSpin  = 500 * time.Microsecond // between sections: sampling takes less
 	foresight = 16                     // steps of another lane
-	spinLast  = 20 * time.Microsecond  // before a wait is expected to end: naps end some 5 us late
-	spinAfter = 100 * time.Microsecond // and after that: on a core that others use too, a lane that spins
-	shortNap  = 10 * time.Microsecond  // is a lane the scheduler punishes when it has work
+	spinLast  = 10 * time.Microsecond  // before a wait is expected to end
+	spinAfter = 100 * time.Microsecond // and after that, or half of what was expected: on a core that others use
+	shortNap  = 10 * time.Microsecond  // too, a lane that spins is one the scheduler punishes when it has work
 	longNap   = time.Millisecond
+	lateMost  = 200 * time.Microsecond
 )
 
-// await waits until ready: asleep while left says that it takes a while, then busily, then, when it takes longer than
-// expected, with naps. It returns false when stop says so, which is told how long it has waited.
-func (m *Machine) await(ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
+// await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when it takes
+// longer than expected, with naps. It returns false when stop says so, which is told how long it has waited.
+func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
 		if ready() {
 			return true
@@ -489,14 +492,28 @@ func (m *Machine) await(ready func() bool, left func(now int64) int64, stop func
 		if stop(now - began) {
 			return false
 		}
-		switch early := left(now) - int64(spinLast); {
+		switch early := left(now) - int64(spinLast) - c.late; {
 		case early > int64(shortNap):
-			nap(min(time.Duration(early), longNap))
-			due = m.now() + int64(spinLast)
-		case now-due > int64(spinAfter):
+			early = min(early, int64(longNap))
+			nap(time.Duration(early))
+			due = m.now()
+			c.overslept(due - now - early)
+			due += int64(spinLast)
+		case now-due > max(int64(spinAfter), (due-began)/2):
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
 			nap(napTime(time.Duration(now - began)))
 		}
+	}
+}
+
+// overslept notes how late a nap ended, from 5 us on a machine to 50 us on another, and when others use its cores: late
+// ones count more, as it is worse to miss the end of a wait than to spin for as long.
+func (c *crew) overslept(ns int64) {
+	ns = min(max(ns, 0), int64(lateMost))
+	if ns > c.late {
+		c.late += (ns - c.late) / 4
+	} else {
+		c.late -= (c.late - ns) / 32
 	}
 }
 

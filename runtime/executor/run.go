@@ -323,7 +323,7 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		// inside a driver is found by the watchdog in Do.
 		c := cs.crew
 		target := c.start.Load()
-		if !m.await(func() bool { return c.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
+		if !m.await(m.control.crew, func() bool { return c.done.Load() == target }, cs.left, func(int64) bool { return m.broken.Load() != nil }) {
 			return *m.broken.Load()
 		}
 	}
