@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/executor"
@@ -91,23 +93,35 @@ func press(t *testing.T) (collections, signals func() int64) {
 // Decoding under garbage collections and signals computes, bit for bit, what the same executables compute one after another on
 // one thread: 10,000 tokens with HETC_LONG=1.
 func TestDecodeUnderPressure(t *testing.T) {
-	tokens := 400
+	tokens := 300
 	if os.Getenv("HETC_LONG") != "" {
 		tokens = 10_000
 	}
 	m := open(t)
 	s0, s1 := cores(t)
 	const positions = 96 // then the cache begins anew
+	two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
 	for name, c := range map[string]struct {
 		procs []planir.Proc
+		ort   []string // selectors of processors of ONNX Runtime
 		f     layoutOf
 	}{
-		"two cores": {[]planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, byPairs},
-		"three processors on two cores": {[]planir.Proc{proc("a", s0, ""), proc("b", s0, ""), proc("c", s1, "")},
-			among(rand.New(rand.NewPCG(5, 5)), "a", "b", "c")},
+		"host on each core":             {two, nil, byPairs},
+		"three processors on two cores": {[]planir.Proc{proc("a", s0, ""), proc("b", s0, ""), proc("c", s1, "")}, nil, nil},
+		"ort on each core":              {[]planir.Proc{proc("a", s0, "")}, []string{s0, s1}, nil},
+		"ort and host on each core":     {two, []string{s0, s1}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := machine(t, m, makePlan(t, m, c.procs, []int{1}, positions, op.A8TQ8C, c.f), executor.Options{})
+			if len(c.ort) > 0 {
+				needORT(t)
+			}
+			for i, sel := range c.ort {
+				c.procs = append(slices.Clip(c.procs), ortProc(t, string(rune('x'+i)), sel))
+			}
+			if c.f == nil {
+				c.f = amongAble(rand.New(rand.NewPCG(5, 5)), c.procs)
+			}
+			x := machine(t, m, makePlan(t, m, c.procs, []int{1}, positions, op.A8TQ8C, c.f), withORT(), ortcompiler.New())
 			seed := maphash.MakeSeed()
 			// digests of the logits after every token of a fixed random text
 			decode := func(next func(*executor.Control, int32, func([]float32)) error) []uint64 {

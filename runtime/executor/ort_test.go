@@ -1,0 +1,109 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/ort"
+	"github.com/hetc/hetc/runtime/executor"
+)
+
+// needORT skips a test without ONNX Runtime.
+func needORT(t testing.TB) {
+	t.Helper()
+	require.Deps()
+	if _, err := ort.New().Devices(context.Background()); errors.Is(err, driver.ErrUnavailable) {
+		require.Skip(t, ort.Name, err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ortProc is what a plan says of cores under ONNX Runtime.
+func ortProc(t testing.TB, name, sel string) planir.Proc {
+	t.Helper()
+	x, err := ort.New().Open(context.Background(), driver.Config{Select: sel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	c := x.Capabilities()
+	p := planir.Proc{Name: name, Kind: "cpu", Driver: ort.Name, Select: sel, Cores: c.Cores, Kinds: slices.Clone(c.Kinds), Schemes: slices.Clone(c.Schemes), TileN: c.TileN, TileK: c.TileK}
+	slices.Sort(p.Kinds)
+	for _, scheme := range []string{"q4b128", "q4b32", "q8c", "w32"} {
+		p.Layouts = append(p.Layouts, planir.Layout{Scheme: scheme, Layout: c.Layouts[scheme]})
+	}
+	return p
+}
+
+// amongAble is among, for what the processors execute: column ranges of wider buffers only in products, whose shards
+// are gathered, and the table by the host, which reads it as it is.
+func amongAble(r *rand.Rand, procs []planir.Proc) layoutOf {
+	return func(d *planir.Decision, n *lower.Node) {
+		var able []string
+		kind := n.Op().Kind
+		for _, p := range procs {
+			if p.Driver == host.Name || slices.Contains(p.Kinds, kind) && kind != op.Embed {
+				able = append(able, p.Name)
+			}
+		}
+		if kind == op.MatMul || kind == op.Attention {
+			among(r, able...)(d, n)
+		} else {
+			d.Shares[0].Proc = able[r.IntN(len(able))]
+		}
+	}
+}
+
+func withORT() executor.Options {
+	return executor.Options{Drivers: []driver.Driver{host.New(), ort.New()}}
+}
+
+// Plans over ONNX Runtime and the host, on one core and on two, compute what the host computes alone: in float32 up to rounding.
+func TestORTBesideHost(t *testing.T) {
+	needORT(t)
+	m := open(t)
+	s0, s1 := cores(t)
+	ids, _ := ref[int32](t, "ids_3")
+	ids = ids[:min(len(ids), 40)]
+	want, _ := ref[float32](t, "logits_3")
+	want = want[:len(ids)*m.Vocab]
+	for name, procs := range map[string][]planir.Proc{
+		"one core":              {proc("a", s0, ""), ortProc(t, "b", s0)},
+		"two cores":             {proc("a", s0, ""), ortProc(t, "b", s1)},
+		"host and ort on each":  {proc("a", s0, ""), ortProc(t, "b", s0), proc("c", s1, ""), ortProc(t, "d", s1)},
+		"ort with two threads":  {proc("a", s0, ""), ortProc(t, "b", s0+"-"+s1)},
+		"ort on each, one host": {proc("a", s0, ""), ortProc(t, "b", s0), ortProc(t, "c", s1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for scheme, limit := range map[op.Scheme]float64{op.A32W32: 1e-3, op.A8TQ8C: 2} {
+				rows := []int{1, 16}
+				if len(procs) == 3 {
+					rows = rows[:1] // of more rows no share of ort is gathered by another one's processor
+				}
+				p := makePlan(t, m, procs, rows, 64, scheme, amongAble(rand.New(rand.NewPCG(2, 4)), procs))
+				x := machine(t, m, p, withORT(), ortcompiler.New())
+				got := allLogits(t, x, ids)
+				d, kl := maxDiff(got, want), meanKL(got, want, m.Vocab)
+				t.Logf("%s: largest difference %.2g, mean KL %.2g", scheme, d, kl)
+				if d > limit || kl > 0.0015 {
+					t.Errorf("%s: differs by %g, mean KL %g, want at most %g and 0.0015", scheme, d, kl, limit)
+				}
+				if d := maxDiff(allLogits(t, x, ids), got); d != 0 {
+					t.Errorf("%s: the second time differs by %g", scheme, d)
+				}
+				x.Close()
+			}
+		})
+	}
+}
