@@ -14,11 +14,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	hostcompiler "github.com/hetc/hetc/emit/compile/host"
+	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/runtime/driver/ort"
 )
 
 var origin = time.Now()
@@ -118,12 +123,12 @@ func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meetin
 	var posted, used, began int64
 	var x meeting
 	x.lateNS = make([]float64, 0, len(busy))
-	m, s := lanesOf([]int{cores[0], cores[1]}, len(busy), []planned{
-		{lane: 0, waits: []planir.Wait{{Flag: 1, Back: true}}, expect: expect, run: func(n int) {
+	m, s := lanesOf([]driver.Processor{on(cores[0]), on(cores[1])}, len(busy), []planned{
+		{lane: 0, waits: []planir.Wait{{Flag: 1, Back: true}}, expect: expect, run: do(func(n int) {
 			work(busy[n])
 			posted = clock()
-		}},
-		{lane: 1, waits: []planir.Wait{{Flag: 0}}, run: func(n int) {
+		})},
+		{lane: 1, waits: []planir.Wait{{Flag: 0}}, run: do(func(n int) {
 			x.lateNS = append(x.lateNS, float64(clock()-posted))
 			if n == 0 {
 				used, began = cpu(), clock()
@@ -131,7 +136,7 @@ func byExecutor(cores [2]int, expect time.Duration, busy []time.Duration) meetin
 			if n == len(busy)-1 {
 				x.busy = float64(cpu()-used) / float64(clock()-began)
 			}
-		}},
+		})},
 	})
 	defer m.Close()
 	if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
@@ -145,15 +150,23 @@ type planned struct {
 	lane   int
 	waits  []planir.Wait
 	expect time.Duration
-	run    func(iter int)
+	run    func(iter int) driver.Executable
+	bind   driver.Bindings
 }
 
-// lanesOf is a machine of a lane for each core with a section of steps.
-func lanesOf(cores []int, iters int, steps []planned) (*Machine, *section) {
+// on is a processor of one core that does what it is told.
+func on(core int) *noted { return &noted{caps: driver.Capabilities{Cores: []int{core}}} }
+
+func do(f func(iter int)) func(int) driver.Executable {
+	return func(iter int) driver.Executable { return &notedStep{func() error { f(iter); return nil }} }
+}
+
+// lanesOf is a machine of a lane for each processor with a section of steps.
+func lanesOf(procs []driver.Processor, iters int, steps []planned) (*Machine, *section) {
 	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{}), flags: make([]flag, len(steps))}
 	s := &section{Section: &planir.Section{Name: "bench", Layers: iters, Flags: len(steps)}, iters: iters}
-	for i, core := range cores {
-		l := &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: []int{core}}}, dynamic: true}
+	for i, p := range procs {
+		l := &lane{name: fmt.Sprint(i), proc: p, dynamic: true}
 		m.lanes = append(m.lanes, l)
 		s.lanes = append(s.lanes, &laneSection{lane: l})
 	}
@@ -163,7 +176,9 @@ func lanesOf(cores []int, iters int, steps []planned) (*Machine, *section) {
 		st := &step{Step: &planir.Step{Node: fmt.Sprint(n), Wait: p.waits, Set: &n}, graph: &op.Graph{}, rows: 1}
 		st.lately.Store(int64(p.expect))
 		for iter := range iters {
-			st.calls = append(st.calls, call{exe: &notedStep{func() error { p.run(iter); return nil }}})
+			c := call{exe: p.run(iter), bind: p.bind}
+			c.bind.Scalars = &st.scalars
+			st.calls = append(st.calls, c)
 		}
 		ls := s.lanes[p.lane]
 		ls.steps = append(ls.steps, st)
@@ -240,70 +255,114 @@ func BenchmarkRendezvous(b *testing.B) {
 	b.Log(table.String())
 }
 
-// What the executor adds to a step: time from one step's end to the next one's begin, less that of a loop that
-// calls the processor directly.
+// nop is a processor of one core and something to do there that takes next to no time.
+type nop func(b *testing.B, core int) (driver.Processor, func(int) driver.Executable, driver.Bindings)
+
+func nothing(_ *testing.B, core int) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
+	return on(core), do(func(int) {}), driver.Bindings{}
+}
+
+// copies copies a row of 8 numbers by a driver.
+func copies(d driver.Driver, c driver.Compiler) nop {
+	return func(b *testing.B, core int) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
+		ctx := context.Background()
+		must := func(err error) {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		p, err := d.Open(ctx, driver.Config{Select: fmt.Sprint(core)})
+		must(err)
+		a, err := c.Compile(ctx, op.Single(op.Op{Kind: op.Copy, M: 1, N: 8}, ""), nil, driver.Target{})
+		must(err)
+		exe, err := p.Load(ctx, a, nil)
+		must(err)
+		buf, err := p.Alloc(128)
+		must(err)
+		view := func(at int64) []driver.View {
+			return []driver.View{{Buffer: buf, Type: op.F32, Offset: at, Rows: 1, Cols: 8, Stride: 8}}
+		}
+		return p, func(int) driver.Executable { return exe }, driver.Bindings{In: view(0), Out: view(64)}
+	}
+}
+
+// What the executor adds to a step: what a section takes less what its steps take when they are called in a loop on the
+// same thread, in turns, medians of the rounds.
 func BenchmarkDispatch(b *testing.B) {
 	cores := twoCores(b)
+	require.Deps()
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 6))
-	const steps, iters, rounds = 12, 100, 30
-	gaps := make([]float64, 0, steps*iters)
-	last := int64(0)
-	note := func(int) {
-		if last > 0 {
-			gaps = append(gaps, float64(clock()-last))
-		}
-		last = clock()
+	const steps, iters, rounds = 12, 40, 60
+	type target struct {
+		name string
+		nop  nop
 	}
-	one := make([]planned, steps)
-	for n := range one {
-		one[n] = planned{run: note}
+	targets := []target{{"nothing", nothing}, {"host, a copy", copies(host.New(), hostcompiler.New())}}
+	if _, err := ort.New().Devices(context.Background()); err == nil {
+		targets = append(targets, target{"ort, a copy", copies(ort.New(), ortcompiler.New())})
+	} else if require.Listed(ort.Name) {
+		b.Fatal(err)
 	}
-	turns := make([]planned, steps) // each waits for the one before
-	for n := range turns {
-		turns[n] = planned{lane: n % 2, run: note, waits: []planir.Wait{{Flag: (n + steps - 1) % steps, Back: n == 0}}}
-	}
-	type kind struct {
+	forms := []struct {
 		name  string
 		cores []int
-		steps []planned
-	}
-	kinds := []kind{{"one lane", []int{cores[0]}, one}, {"two lanes of one core in turn", []int{cores[0], cores[0]}, turns}, {"two lanes of two cores in turn", []int{cores[0], cores[1]}, turns}}
+	}{{"one lane", cores[:1]}, {"two lanes of one core in turn", []int{cores[0], cores[0]}}, {"two lanes of two cores in turn", cores[:]}}
 	var table strings.Builder
-	fmt.Fprintf(&table, "\n| steps | us a step, p50 | beyond a direct call |\n| --- | ---: | ---: |\n")
+	fmt.Fprintf(&table, "\n| step | lanes | us a step, called directly | by the executor | added | 95 %% interval |\n| --- | --- | ---: | ---: | ---: | --- |\n")
 	for b.Loop() {
-		p50 := make([][]float64, len(kinds)+1)
-		for range rounds {
-			for i, k := range kinds {
-				m, s := lanesOf(k.cores, iters, k.steps)
+		for _, t := range targets {
+			for _, f := range forms {
+				var procs []driver.Processor
+				list := make([]planned, steps)
+				for i, core := range f.cores {
+					p, run, bind := t.nop(b, core)
+					procs = append(procs, p)
+					for n := i; n < steps; n += len(f.cores) {
+						list[n] = planned{lane: i, run: run, bind: bind}
+						if len(f.cores) > 1 {
+							list[n].waits = []planir.Wait{{Flag: (n + steps - 1) % steps, Back: n == 0}}
+						}
+					}
+				}
+				m, s := lanesOf(procs, iters, list)
+				var direct, through, added []float64
 				err := m.Do(context.Background(), func(*Control) error {
-					if i == 0 {
-						l := s.lanes[0]
-						gaps, last = gaps[:0], 0
+					for range rounds {
+						began := clock()
 						for iter := range iters {
-							for _, st := range l.steps {
-								c := &st.calls[iter]
-								if _, err := l.lane.proc.Run(c.exe, &c.bind); err != nil {
-									return err
+							for range len(f.cores) { // as many steps as the section has, all on this thread
+								for _, st := range s.lanes[0].steps {
+									st.scalars.Rows = 1
+									c := &st.calls[iter]
+									if _, err := procs[0].Run(c.exe, &c.bind); err != nil {
+										return err
+									}
 								}
 							}
 						}
-						p50[len(kinds)] = append(p50[len(kinds)], stat.Median(gaps))
+						middle := clock()
+						if err := m.section(s, driver.Scalars{Rows: 1}); err != nil {
+							return err
+						}
+						d, e := float64(middle-began)/(steps*iters), float64(clock()-middle)/(steps*iters)
+						direct, through, added = append(direct, d), append(through, e), append(added, e-d)
 					}
-					gaps, last = gaps[:0], 0
-					return m.section(s, driver.Scalars{Rows: 1})
+					return nil
 				})
 				if err != nil {
 					b.Fatal(err)
 				}
-				p50[i] = append(p50[i], stat.Median(gaps))
 				m.Close()
+				for _, p := range procs {
+					p.Close()
+				}
+				x, err := stat.Summarise(added)
+				if err != nil {
+					b.Fatal(err)
+				}
+				fmt.Fprintf(&table, "| %s | %s | %s | %s | %s | %s..%s |\n", t.name, f.name, us(stat.Median(direct)), us(stat.Median(through)), us(x.Median), us(x.Low), us(x.High))
+				b.ReportMetric(x.Median, strings.ReplaceAll(t.name+"-"+f.name, " ", "-")+"-ns")
 			}
-		}
-		direct := stat.Median(p50[len(kinds)])
-		fmt.Fprintf(&table, "| called directly | %s | |\n", us(direct))
-		for i, k := range kinds {
-			fmt.Fprintf(&table, "| %s | %s | %s |\n", k.name, us(stat.Median(p50[i])), us(stat.Median(p50[i])-direct))
-			b.ReportMetric(stat.Median(p50[i])-direct, strings.ReplaceAll(k.name, " ", "-")+"-ns")
 		}
 	}
 	b.Log(table.String())

@@ -73,7 +73,7 @@ func (m *Machine) formCrews() {
 		}
 		if i < 0 {
 			i = len(m.crews)
-			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}), late: int64(spinAfter)})
+			m.crews = append(m.crews, &crew{wake: make(chan struct{}, 1), exited: make(chan struct{}), late: int64(lateFirst)})
 		}
 		l.crew = m.crews[i]
 		l.crew.lanes = append(l.crew.lanes, l)
@@ -470,6 +470,8 @@ const (
 	spinAfter = 100 * time.Microsecond // and after that, or half of what was expected: on a core that others use
 	shortNap  = 10 * time.Microsecond  // too, a lane that spins is one the scheduler punishes when it has work
 	longNap   = time.Millisecond
+	lastNap   = 100 * time.Microsecond // long naps end later: the last one is short
+	lateFirst = 40 * time.Microsecond  // how late naps are thought to end before there was one
 	lateMost  = 200 * time.Microsecond
 )
 
@@ -493,8 +495,10 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 			return false
 		}
 		switch early := left(now) - int64(spinLast) - c.late; {
+		case early > int64(lastNap):
+			nap(min(time.Duration(early)*3/4, longNap))
+			due = m.now() + int64(spinLast)
 		case early > int64(shortNap):
-			early = min(early, int64(longNap))
 			nap(time.Duration(early))
 			due = m.now()
 			c.overslept(due - now - early)
@@ -506,7 +510,7 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 	}
 }
 
-// overslept notes how late a nap ended, from 5 us on a machine to 50 us on another, and when others use its cores: late
+// overslept notes how late a nap ended: from 5 us on one machine to 50 us on another, or when others use its cores. Late
 // ones count more, as it is worse to miss the end of a wait than to spin for as long.
 func (c *crew) overslept(ns int64) {
 	ns = min(max(ns, 0), int64(lateMost))
