@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -49,21 +50,20 @@ func Find(s Search) (l *Library, tried []string, err error) {
 		return l, []string{s.File}, err
 	}
 	for _, dir := range s.dirs() {
-		tried = append(tried, dir)
-		st, err := os.Stat(dir)
-		if err != nil {
-			continue
-		}
-		if !st.IsDir() {
-			if os.Getenv(EnvDir) == dir {
-				return nil, tried, &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
-			}
-			continue
-		}
-		if file := s.in(dir); file != "" {
+		named := dir == filepath.Clean(os.Getenv(EnvDir))
+		file, err := s.in(dir)
+		switch {
+		case file != "":
 			l, err := Open(file)
-			return l, tried, err
+			return l, append(tried, dir), err
+		case err != nil && named && isFile(dir):
+			return nil, append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
+		case named && errors.Is(err, fs.ErrPermission):
+			return nil, append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			dir += fmt.Sprintf(" (%s)", reason(err))
 		}
+		tried = append(tried, dir)
 	}
 	for _, name := range s.System {
 		tried = append(tried, fmt.Sprintf("%s (system)", name))
@@ -98,11 +98,16 @@ func (s Search) dirs() []string {
 	return dirs
 }
 
+func isFile(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && !st.IsDir()
+}
+
 // in is the library's path in dir, always with a separator; empty when there is none.
-func (s Search) in(dir string) string {
+func (s Search) in(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return ""
+		return "", err
 	}
 	for _, pattern := range s.Names {
 		for i := len(entries) - 1; i >= 0; i-- {
@@ -112,11 +117,11 @@ func (s Search) in(dir string) string {
 				if abs, err := filepath.Abs(path); err == nil {
 					path = abs
 				}
-				return path
+				return path, nil
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // FileNames are the usual names of a library's file on this system: "onnxruntime" is libonnxruntime.so and

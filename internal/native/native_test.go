@@ -318,6 +318,16 @@ func TestFind(t *testing.T) {
 		t.Errorf("a file as folder: %v", err)
 	}
 
+	if os.Getuid() != 0 {
+		t.Setenv(EnvDir, "secret")
+		if err := os.Mkdir("secret", 0o100); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Find(s); !errors.As(err, &e) || e.Problem != NoFolder {
+			t.Errorf("a folder that cannot be read: %v", err)
+		}
+	}
+
 	// A file that the user names is the only one.
 	s.File = "gone.so"
 	if _, tried, err := Find(s); !errors.As(err, &e) || e.Problem != Absent || !slices.Equal(tried, []string{"gone.so"}) {

@@ -340,7 +340,7 @@ func TestRefuses(t *testing.T) {
 	if _, err := e.NewSessionFromFile("a\x00", &SessionOptions{}); err == nil {
 		t.Error("a path with a NUL byte was accepted")
 	}
-	s, err := e.NewSession([]byte("m"), &SessionOptions{})
+	s, err := e.NewSession([]byte("m"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ type Session struct {
 	bindings  []*Binding
 }
 
-// NewSession makes a session of an ONNX model's bytes.
+// NewSession makes a session of an ONNX model's bytes; options nil is the zero value.
 func (e *Env) NewSession(model []byte, o *SessionOptions) (*Session, error) {
 	if len(model) == 0 {
 		return nil, usage("create session: the model is empty")
@@ -81,6 +81,9 @@ func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, e
 		return nil, err
 	}
 	s := &Session{env: e}
+	if o == nil {
+		o = &SessionOptions{}
+	}
 	if o.Prepacked != nil && e.lib.shares {
 		if err := o.Prepacked.hold(); err != nil {
 			e.release()
