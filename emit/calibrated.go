@@ -65,7 +65,7 @@ func (c *Content) staticScale(w *planir.Weight, layer int) (float32, error) {
 	if err != nil {
 		return 0, err
 	}
-	return a.StaticScale(factors), nil
+	return a.StaticScale(factors, c.cal.Share(w.ScaleOf)), nil
 }
 
 // importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after

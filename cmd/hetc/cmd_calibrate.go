@@ -35,7 +35,8 @@ Every other window is observed. On the remaining ones it executes the model with
 Kullback-Leibler divergence with its 95 % interval. Where channels stick out it tries to fold them: to divide them
 in front, in the gain of a norm or in the columns of a weight, and to multiply the rows that read them. Folds are
 kept where they save a twentieth of the first scheme's loss at least and make no other lose more, beyond noise:
-name the --schemes that plans will use. docs/calibration.md describes the file. The same inputs on the same kind of
+name the --schemes that plans will use. For static scales (a8s/q8c) it finds for every class what share of the range
+to cover: what is beyond it is clipped. docs/calibration.md describes the file. The same inputs on the same kind of
 machine give the same bytes.
 
 Half of the windows of 256 tokens are executed for each class and scheme. Without --windows there are 32 of them
@@ -197,5 +198,12 @@ func showCalibration(s *cli.Streams, c *calibration.Calibration) {
 	s.Table(header, rows)
 	if groups := c.Groups(); len(groups) > 0 {
 		s.Printf("folded: %s\n", strings.Join(groups, ", "))
+	}
+	var clips []string
+	for _, x := range c.Clips {
+		clips = append(clips, fmt.Sprintf("%s at %.0f %%", x.Class, 100*x.Share))
+	}
+	if clips != nil {
+		s.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
 	}
 }

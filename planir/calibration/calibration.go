@@ -40,6 +40,7 @@ type Calibration struct {
 	Activations []Activation `json:"activations,omitempty" yaml:"activations" decode:"required"` // one per class and layer
 	Losses      []Loss       `json:"losses,omitempty" yaml:"losses" decode:"required"`           // one per class, scheme and folding
 	Folds       []Fold       `json:"folds,omitempty" yaml:"folds" decode:"required"`             // only where they help; at most one per group and layer
+	Clips       []Clip       `json:"clips,omitempty" yaml:"clips"`                               // only where they help; at most one per class
 }
 
 // Model is the model that was observed; Digest is models.Model.Digest.
@@ -102,6 +103,13 @@ type Fold struct {
 	Group   string `json:"group" yaml:"group" decode:"required"`
 	Layer   int    `json:"layer" yaml:"layer"` // 0 for a group that belongs to no layer
 	Factors Vector `json:"factors" yaml:"factors" decode:"required"`
+}
+
+// Clip says that static scales of a class cover a share of the range that was observed, after folding: what is beyond it is
+// rare, and clipping it costs less than coarser steps for everything else.
+type Clip struct {
+	Class string  `json:"class" yaml:"class" decode:"required"`
+	Share float32 `json:"share" yaml:"share" decode:"required"` // of the largest magnitude, above 0 and below 1
 }
 
 // Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
@@ -186,9 +194,20 @@ func (c *Calibration) Activation(class string, layer int) *Activation {
 	return nil
 }
 
-// StaticScale is the scale of 8-bit rows of the activation with which nothing that was observed saturates: AbsMax/127,
-// once the channels are divided by factors (nil: 1). It is positive: 1 where nothing but zeros was observed.
-func (a *Activation) StaticScale(factors []float32) float32 {
+// Share is the share of the range that static scales of a class cover, 1 where nothing is clipped.
+func (c *Calibration) Share(class string) float32 {
+	for i := range c.Clips {
+		if c.Clips[i].Class == class {
+			return c.Clips[i].Share
+		}
+	}
+	return 1
+}
+
+// StaticScale is the scale of 8-bit rows of the activation with which what is beyond a share of the range that was
+// observed saturates: share*AbsMax/127, once the channels are divided by factors (nil: 1). It is positive: 1 where nothing
+// but zeros was observed.
+func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 	top := 0.0
 	for i, m := range a.AbsMax {
 		x := float64(m)
@@ -197,7 +216,7 @@ func (a *Activation) StaticScale(factors []float32) float32 {
 		}
 		top = max(top, x)
 	}
-	s := float32(min(top/127, math.MaxFloat32))
+	s := float32(min(top/127*float64(share), math.MaxFloat32))
 	if s == 0 {
 		return 1
 	}

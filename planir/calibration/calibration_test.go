@@ -35,6 +35,7 @@ func sample() *Calibration {
 			{Class: All, Scheme: op.A8TQ4B32, KL: 0.02, Low: 0.01, High: 0.03, TopAgreement: 0.9},
 		},
 		Folds: []Fold{{Group: "layers.attn_norm", Layer: 1, Factors: Vector{1, 3, 0.5, 1}}},
+		Clips: []Clip{{Class: "layers.qkv", Share: 0.85}},
 	}
 }
 
@@ -118,8 +119,11 @@ func TestStaticScale(t *testing.T) {
 		{Vector{math.MaxFloat32}, Vector{MinFactor}, math.MaxFloat32},
 	} {
 		a := Activation{AbsMax: c.absmax}
-		if got := a.StaticScale(c.factors); got != c.want {
+		if got := a.StaticScale(c.factors, 1); got != c.want {
 			t.Errorf("%v over %v: %v, want %v", c.absmax, c.factors, got, c.want)
+		}
+		if got := a.StaticScale(c.factors, 0.5); got != c.want/2 && c.want != 1 && c.want != math.MaxFloat32 {
+			t.Errorf("half of %v over %v: %v, want %v", c.absmax, c.factors, got, c.want/2)
 		}
 	}
 }
@@ -161,6 +165,10 @@ func TestValidate(t *testing.T) {
 		{"factor", func(c *Calibration) { c.Folds[0].Factors[0] = 0 }, "folds[0].factors"},
 		{"factor huge", func(c *Calibration) { c.Folds[0].Factors[0] = 2000 }, "folds[0].factors"},
 		{"factors empty", func(c *Calibration) { c.Folds[0].Factors = nil }, "0 values"},
+		{"clip", func(c *Calibration) { c.Clips[0].Share = 0 }, "clips[0].share"},
+		{"clip of everything", func(c *Calibration) { c.Clips[0].Share = 1 }, "clips[0].share"},
+		{"clip NaN", func(c *Calibration) { c.Clips[0].Share = nan }, "clips[0].share"},
+		{"clip twice", func(c *Calibration) { c.Clips = append(c.Clips, c.Clips[0]) }, "twice"},
 		{"fold twice", func(c *Calibration) { c.Folds = append(c.Folds, c.Folds[0]) }, "twice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -60,7 +60,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 	for _, f := range []struct {
 		key string
 		n   int
-	}{{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)}} {
+	}{{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)}, {"clips", len(c.Clips)}} {
 		if f.n > maxEntries {
 			v.fail([]any{f.key}, "%d %s, want at most %d", f.n, f.key, maxEntries)
 			return v.list.Err()
@@ -103,6 +103,19 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 		v.vector([]any{"folds", i, "factors"}, f.Factors, MinFactor, MaxFactor)
 		if p := (place{f.Group, f.Layer}); seen[p] {
 			v.fail([]any{"folds", i}, "group %q in layer %d is there twice", f.Group, f.Layer)
+		} else {
+			seen[p] = true
+		}
+	}
+	clear(seen)
+	for i := range c.Clips {
+		x := &c.Clips[i]
+		v.name([]any{"clips", i, "class"}, x.Class)
+		if !(x.Share > 0 && x.Share < 1) {
+			v.fail([]any{"clips", i, "share"}, "share is %v, want above 0, below 1", x.Share)
+		}
+		if p := (place{x.Class, 0}); seen[p] {
+			v.fail([]any{"clips", i}, "class %q is there twice", x.Class)
 		} else {
 			seen[p] = true
 		}

@@ -98,6 +98,7 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	for i := range c.groups {
 		runs += c.groupRuns(i, len(rounded))
 	}
+	runs += c.clipRuns()
 	c.all = 2*len(c.observed) + len(c.compared)*runs
 
 	first, err := c.observe(ctx)
@@ -122,9 +123,12 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		c.all -= len(c.compared)*c.groupRuns(i, len(rounded)) - (c.done - before)
 	}
 	if len(c.out.Folds) == 0 {
+		if err := c.clip(ctx, unfolded); err != nil {
+			return nil, err
+		}
 		return &c.out, c.out.Validate()
 	}
-	folded := c.out.Groups()
+	folded, final := c.out.Groups(), map[candidate]*quality.Tally{}
 	for _, x := range candidates {
 		t := unfolded[x] // nothing changes for classes that no fold reaches
 		if x.class == calibration.All || slices.ContainsFunc(c.groups, func(g models.FoldGroup) bool {
@@ -136,9 +140,13 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		} else {
 			c.all -= len(c.compared)
 		}
+		final[x] = t
 		if err := c.lose(x, t, true); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.clip(ctx, final); err != nil {
+		return nil, err
 	}
 	return &c.out, c.out.Validate()
 }
@@ -198,11 +206,16 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 }
 
 // measure executes all windows with classes (none: all) in a scheme, everything else in float32, with the folds given.
-func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string) (_ *quality.Tally, err error) {
+func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, scheme op.Scheme, classes []string, what string) (*quality.Tally, error) {
+	return c.clipped(ctx, folds, nil, scheme, classes, what)
+}
+
+// clipped is measure with static scales clipped.
+func (c *calibrating) clipped(ctx context.Context, folds []calibration.Fold, clips []calibration.Clip, scheme op.Scheme, classes []string, what string) (_ *quality.Tally, err error) {
 	what = fmt.Sprintf("%s with %s", what, scheme)
 	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
 	cal := c.out
-	cal.Losses, cal.Folds = nil, folds
+	cal.Losses, cal.Folds, cal.Clips = nil, folds, clips
 	p, err := c.Plan(c.size, func(node string) op.Scheme {
 		if len(classes) == 0 || slices.Contains(classes, node) {
 			return scheme
@@ -227,15 +240,20 @@ func (c *calibrating) measure(ctx context.Context, folds []calibration.Fold, sch
 	return t, nil
 }
 
-// lose notes what a candidate costs.
+// lose notes what a candidate costs, instead of what was noted before.
 func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {
 	r, err := t.Result()
 	if err != nil {
 		return err
 	}
-	c.out.Losses = append(c.out.Losses, calibration.Loss{
+	l := calibration.Loss{
 		Class: x.class, Scheme: x.scheme, Folded: folded, KL: r.KL.Mean, Low: r.KL.Low, High: r.KL.High, TopAgreement: r.TopAgreement.Mean,
-	})
+	}
+	if old := c.out.Loss(x.class, x.scheme, folded); old != nil {
+		*old = l
+	} else {
+		c.out.Losses = append(c.out.Losses, l)
+	}
 	return nil
 }
 

@@ -1,0 +1,97 @@
+package trial
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+// shares are tried in turn: how much of the observed range static scales cover.
+var shares = []float32{0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
+
+// clip finds for every class whether static scales that cover a part of the range lose less, as the calibration's folds
+// leave it: shares are tried from the largest as long as each saves a part of the loss, beyond noise. before are the losses
+// without.
+func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Tally) error {
+	i := slices.IndexFunc(c.o.Schemes, op.Scheme.Static)
+	if i < 0 {
+		return nil
+	}
+	scheme, folded := c.o.Schemes[i], len(c.out.Folds) > 0
+	classes, err := c.exclusive()
+	if err != nil {
+		return err
+	}
+	unneeded := func(runs int) { c.all -= runs * len(c.compared) }
+	unneeded(len(shares) * (len(c.Classes()) - len(classes)))
+	for _, class := range classes {
+		x := candidate{class, scheme}
+		best, found := before[x], float32(1)
+		for k, share := range shares {
+			t, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, x.classes(), fmt.Sprintf("%s clipped", class))
+			if err != nil {
+				return err
+			}
+			if !(t.KL() <= best.KL()*(1-leastGain)) || quality.Ratio(t, best).High >= 1 {
+				unneeded(len(shares) - 1 - k)
+				break
+			}
+			best, found = t, share
+		}
+		if found == 1 {
+			continue
+		}
+		c.out.Clips = append(c.out.Clips, calibration.Clip{Class: class, Share: found})
+		if err := c.lose(x, best, folded); err != nil {
+			return err
+		}
+	}
+	if len(c.out.Clips) == 0 {
+		unneeded(1)
+		return nil
+	}
+	x := candidate{calibration.All, scheme}
+	t, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, x.class+" clipped")
+	if err != nil {
+		return err
+	}
+	return c.lose(x, t, folded)
+}
+
+// clipRuns is how often all windows are executed to find clips at most.
+func (c *calibrating) clipRuns() int {
+	if !slices.ContainsFunc(c.o.Schemes, op.Scheme.Static) {
+		return 0
+	}
+	return len(shares)*len(c.Classes()) + 1
+}
+
+// exclusive are the classes with rows of their own: those that share quantised rows with another share their scale.
+func (c *calibrating) exclusive() ([]string, error) {
+	g := c.Graph()
+	sections, err := lower.Expand(&g, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C })
+	if err != nil {
+		return nil, err
+	}
+	readers := map[string][]string{} // by weight that is the scale
+	for i := range sections {
+		scale := map[string]string{} // by value
+		for _, n := range sections[i].Nodes {
+			switch o := n.Op(); {
+			case o.Kind == op.QuantRows:
+				scale[n.Out[0]] = n.W[0]
+			case o.HasScheme() && o.Scheme.Static():
+				w := scale[n.In[0]]
+				readers[w] = append(readers[w], n.Name)
+			}
+		}
+	}
+	return slices.DeleteFunc(c.Classes(), func(class string) bool {
+		return slices.ContainsFunc(readers[lower.ScaleWeight(class)], func(r string) bool { return r != class }) || len(readers[lower.ScaleWeight(class)]) == 0
+	}), nil
+}
