@@ -163,7 +163,7 @@ func (c *checker) names() {
 		}
 	}
 	if m := p.Memory; m != nil {
-		for _, n := range []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Tables, m.Cache, m.Pool, m.Work, m.Fixed, m.Total, m.Max} {
+		for _, n := range []int64{m.Weights, m.PrefillWeights, m.DecodeWeights, m.Prepacked, m.Tables, m.Cache, m.Pool, m.Work, m.Fixed, m.Total, m.Max} {
 			if n < 0 || n > 1<<60 {
 				c.fail("memory", "%d bytes, want 0..2^60", n)
 			}

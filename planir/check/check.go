@@ -373,7 +373,7 @@ func (c *checker) memory() {
 			c.fail("memory."+x.name, "plan says %d, and its program gives %d", x.have, x.want)
 		}
 	}
-	if sum := have.Weights + have.Tables + have.Cache + have.Pool + have.Work + have.Fixed; sum != have.Total {
+	if sum := have.Weights + have.Prepacked + have.Tables + have.Cache + have.Pool + have.Work + have.Fixed; sum != have.Total {
 		c.fail("memory.total_bytes", "plan says %d, and the parts add up to %d", have.Total, sum)
 	}
 	if have.Max > 0 && have.Total > have.Max {
