@@ -34,7 +34,7 @@ type Input struct {
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
 	// Only names the processors that execute everything they can. What none of them can is left to those that take turns
-	// with them on their first cores. Empty: all processors.
+	// with them on their first cores, or else to the control processor. Empty: all processors.
 	Only []string
 }
 
@@ -227,7 +227,7 @@ func (s *session) enlist() error {
 		p := check.Proc(sp)
 		p.Kinds = executes(sp, cacheType)
 		s.procs = append(s.procs, p)
-		if !slices.Contains(s.in.Only, name) && slices.ContainsFunc(s.in.Only, func(x string) bool { return takeTurns(soc, name, x) }) {
+		if slices.ContainsFunc(s.in.Only, func(x string) bool { return assists(soc, name, x) }) && !slices.Contains(s.in.Only, name) {
 			s.assistants = append(s.assistants, name)
 		}
 		if sp.StaticShapes || sp.Tile.M > 1 {
@@ -311,6 +311,12 @@ func (s *session) enlist() error {
 func takeTurns(s *socs.SoC, a, b string) bool {
 	x, y := s.Processor(a).Cores, s.Processor(b).Cores
 	return !s.Simulated() && len(x) > 0 && len(y) > 0 && x[0] == y[0] && shareMemory(s, a, b)
+}
+
+// assists reports whether a processor does what another one cannot when that is to do all it can: those that take turns
+// with it, and where there are none the control processor.
+func assists(s *socs.SoC, a, b string) bool {
+	return takeTurns(s, a, b) || a == s.Control && !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return p.Name != b && takeTurns(s, p.Name, b) })
 }
 
 func shareMemory(s *socs.SoC, a, b string) bool {

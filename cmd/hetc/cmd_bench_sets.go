@@ -255,7 +255,11 @@ func showRates(s *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m
 		if ph == "decode" {
 			unit = "1e9 bytes a second"
 		}
-		s.Printf("\nmatrix products of %s, from the profile, weights cold: %s\n", ph, unit)
+		from := "the profile"
+		if set.Header.Simulated {
+			from = "the simulated profile"
+		}
+		s.Printf("\nmatrix products of %s, from %s, weights cold: %s\n", ph, from, unit)
 		s.Table(header, rows)
 	}
 	return doc
