@@ -79,6 +79,7 @@ type Proc struct {
 	StridedInput  bool  `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`
 	WeightRanges  bool  `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`
 	Prepacks      bool  `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`       // its library holds a copy of weights of its own
+	Fuses         bool  `json:"fuses,omitempty" yaml:"fuses,omitempty"`             // neighbouring steps are one graph, products too
 	GraphBytes    int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
 }
 

@@ -228,7 +228,7 @@ func step(t testing.TB, p *planir.Plan, rows int, node, proc string) *planir.Ste
 		for j := range p.Program.Programs[i].Sections {
 			for _, l := range p.Program.Programs[i].Sections[j].Lanes {
 				for k := range l.Steps {
-					if p.Program.Programs[i].Rows == rows && l.Proc == proc && slices.Contains(lower.Nodes(&l.Steps[k]), node) {
+					if p.Program.Programs[i].Rows == rows && l.Proc == proc && slices.Contains(l.Steps[k].Nodes(), node) {
 						return &l.Steps[k]
 					}
 				}

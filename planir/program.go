@@ -178,7 +178,7 @@ type Lane struct {
 // Step waits for flags, runs a graph, and sets a flag. R0 is the first row of the call it covers: a
 // call with fewer rows runs it with the rest, or skips it.
 type Step struct {
-	Node     string      `json:"node" yaml:"node"` // for reports
+	Node     string      `json:"node" yaml:"node"` // see Nodes
 	Wait     []Wait      `json:"wait,omitempty" yaml:"wait,omitempty,flow"`
 	Run      string      `json:"run" yaml:"run"` // graph
 	R0       int         `json:"r0,omitempty" yaml:"r0,omitempty"`
@@ -188,6 +188,21 @@ type Step struct {
 	Heads    *[2]int     `json:"heads,omitempty" yaml:"heads,omitempty,flow"` // cache heads [from,to) of a graph with state
 	Set      *int        `json:"set,omitempty" yaml:"set,omitempty"`
 	ExpectNS int64       `json:"expect_ns,omitempty" yaml:"expect_ns,omitempty"`
+}
+
+// NodeSeparator stands between the nodes of a step.
+const NodeSeparator = "+"
+
+// Nodes are the names of the nodes that a step executes, in order: one for each node of its graph, or a single one for
+// all of them. The sum of partial products has the name of the product.
+func (st *Step) Nodes() []string { return strings.Split(st.Node, NodeSeparator) }
+
+// nodeOf is the name of the node that stands for node i of the step's graph.
+func (st *Step) nodeOf(g *op.Graph, i int) string {
+	if names := st.Nodes(); len(names) == len(g.Nodes) {
+		return names[i]
+	}
+	return st.Node
 }
 
 // Decide picks the program for a number of tokens still to process: the first entry with

@@ -475,7 +475,11 @@ func (c *checker) tiling() {
 							continue
 						}
 						k := c.packs[r.Pack]
-						key := st.Node + "\x00" + k.Weight
+						reader := slices.IndexFunc(g.Graph.Nodes, func(n op.Node) bool { return slices.Contains(n.W, g.Graph.Weights[wi].Name) })
+						if reader < 0 {
+							continue // its graph is not valid
+						}
+						key := st.nodeOf(&g.Graph, reader) + "\x00" + k.Weight
 						if used[key] == nil {
 							order = append(order, key)
 						}
@@ -791,14 +795,16 @@ func (c *checker) schemes() {
 			if p2 != ph {
 				return
 			}
-			for _, n := range c.graphsN[st.Run].Graph.Nodes {
+			g := &c.graphsN[st.Run].Graph
+			for i, n := range g.Nodes {
 				if !n.Op.HasScheme() {
 					continue
 				}
-				if old, ok := seen[st.Node]; ok && old != n.Op.Scheme {
-					c.fail(path.in(""), "shares of %q use schemes %q and %q", st.Node, old, n.Op.Scheme)
+				name := st.nodeOf(g, i)
+				if old, ok := seen[name]; ok && old != n.Op.Scheme {
+					c.fail(path.in(""), "shares of %q use schemes %q and %q", name, old, n.Op.Scheme)
 				}
-				seen[st.Node] = n.Op.Scheme
+				seen[name] = n.Op.Scheme
 			}
 		})
 	}

@@ -5,7 +5,6 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -112,7 +111,7 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 				st := &l.Steps[k]
 				nodes := graphs[st.Run].Nodes
 				var sum estimate
-				names := lower.Nodes(st)
+				names := st.Nodes()
 				for k, name := range names {
 					d := decision(p, name, ph.Rows)
 					o := nodes[len(nodes)-1].Op // of a chain the last one counts

@@ -125,7 +125,7 @@ func Proc(p *socs.Processor) planir.Proc {
 		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
 		Schemes: slices.Clone(p.Schemes), Kinds: slices.Clone(p.Kinds), TileN: max(1, p.Tile.N), TileK: max(1, p.Tile.K),
 		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
-		Prepacks: p.Prepacks, GraphBytes: p.GraphBytes,
+		Prepacks: p.Prepacks, Fuses: p.Fuses, GraphBytes: p.GraphBytes,
 	}
 	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
 		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
@@ -194,6 +194,7 @@ func (c *checker) procs() {
 		}{
 			{"dynamic_rows", have.DynamicRows, can.DynamicRows}, {"strided_output", have.StridedOutput, can.StridedOutput},
 			{"strided_input", have.StridedInput, can.StridedInput}, {"weight_ranges", have.WeightRanges, can.WeightRanges},
+			{"fuses", have.Fuses, can.Fuses},
 		} {
 			if f.have && !f.can {
 				differs(f.name, f.have, f.can)

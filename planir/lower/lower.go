@@ -52,7 +52,7 @@ func Lower(p *planir.Plan, g *models.Graph) error {
 			return diag.New(diag.ClassIllegal, "lower plan: rows %d: %w", r, err)
 		}
 		for i := range sections {
-			s, err := b.section(&sections[i], r)
+			s, err := b.section(&sections[i], r, readOutside(sections, i))
 			if err != nil {
 				return err
 			}
@@ -167,7 +167,21 @@ func (b *builder) buffer(name string, v Value) {
 	buf.Rows = max(buf.Rows, v.Rows)
 }
 
-func (b *builder) section(s *Section, rows int) (planir.Section, error) {
+// readOutside are the buffers that sections other than i read.
+func readOutside(sections []Section, i int) map[string]bool {
+	out := map[string]bool{}
+	for j := range sections {
+		for _, n := range sections[j].Nodes {
+			for _, v := range n.In {
+				out[v] = out[v] || j != i
+			}
+		}
+	}
+	return out
+}
+
+// section lowers a section; outside are the buffers that others read.
+func (b *builder) section(s *Section, rows int, outside map[string]bool) (planir.Section, error) {
 	var tasks []*task
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -186,7 +200,7 @@ func (b *builder) section(s *Section, rows int) (planir.Section, error) {
 		}
 		tasks = append(tasks, t...)
 	}
-	tasks = fuse(tasks, b.plan.Proc)
+	tasks = fuse(tasks, b.plan.Proc, outside)
 	for _, t := range tasks {
 		t.step.Run = b.graph(t.proc, t.label, t.graph)
 	}
@@ -386,8 +400,22 @@ func (b *builder) hasGraph(name string) bool {
 
 // finish fills in buffers, cache, weights, packs, weight references and the decider.
 func (b *builder) finish(rows []int) error {
+	touched := map[string]bool{planir.IDs: true, planir.Logits: true} // what stays within a step has no memory
+	for i := range b.out.Programs {
+		for _, s := range b.out.Programs[i].Sections {
+			for _, l := range s.Lanes {
+				for _, st := range l.Steps {
+					for _, v := range slices.Concat(st.In, st.Out) {
+						touched[v.Buffer] = true
+					}
+				}
+			}
+		}
+	}
 	for _, name := range b.order {
-		b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
+		if touched[name] {
+			b.out.Buffers = append(b.out.Buffers, *b.buffers[name])
+		}
 	}
 	b.out.Cache = planir.Cache{Type: b.plan.KV, MaxContext: b.plan.MaxContext}
 	if n := b.plan.Sequences(); n > 1 {

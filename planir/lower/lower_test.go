@@ -154,6 +154,9 @@ func TestAnyDecisionsLowerLegally(t *testing.T) {
 		}
 		rows := []int{1, rapid.IntRange(2, 33).Draw(rt, "rows")}
 		p := planBy(t, g, rows, schemeOf)
+		for i := range p.Procs {
+			p.Procs[i].Fuses = rapid.Bool().Draw(rt, "fuses")
+		}
 		nodes := map[string]*lower.Node{}
 		batch := g.Batch()
 		if b := rapid.IntRange(1, 6).Draw(rt, "batch"); b > 1 && b != rows[1] {
@@ -319,7 +322,7 @@ func TestStepsArePieces(t *testing.T) {
 	var got []string
 	for _, l := range p.Program.Programs[1].Sections[1].Lanes {
 		for _, st := range l.Steps {
-			for i, name := range lower.Nodes(&st) {
+			for i, name := range st.Nodes() {
 				if name != d.Node {
 					continue
 				}
@@ -447,7 +450,7 @@ func TestFuse(t *testing.T) {
 			count := map[string]int{}
 			for _, l := range p.Program.Programs[0].Sections[1].Lanes {
 				for _, st := range l.Steps {
-					for _, n := range lower.Nodes(&st) {
+					for _, n := range st.Nodes() {
 						got[n] = l.Proc + " " + st.Node
 						count[n]++
 					}
@@ -478,6 +481,85 @@ func TestFuse(t *testing.T) {
 				if got[n] != step {
 					t.Errorf("%s is executed by %q, want %q", n, got[n], step)
 				}
+			}
+		})
+	}
+}
+
+// A processor that fuses has products and what surrounds them in one step, and what nobody else reads in no buffer. Nobody
+// waits longer for it: what another processor reads ends a step, and so does what one has written begin one.
+func TestFuseProducts(t *testing.T) {
+	g := graph(t)
+	const (
+		front = "attn_norm+qkv_quant+qkv: x > qkv"
+		out   = "attn_out_quant+attn_out+attn_add+ffn_norm+ffn_gate_up_quant"
+		back  = "ffn_act+ffn_down_quant+ffn_down+ffn_add"
+	)
+	matrix := func(p *planir.Plan, weight string) int64 {
+		for _, w := range g.Weights {
+			if strings.HasSuffix(w.Name, weight) {
+				return op.WeightBytes("q8c", w.K, w.N)
+			}
+		}
+		t.Fatal(weight)
+		return 0
+	}
+	for name, c := range map[string]struct {
+		change func(p *planir.Plan, d *planir.Decision)
+		want   []string // steps of a layer on processor c
+	}{
+		"everything but attention": {func(*planir.Plan, *planir.Decision) {}, []string{front, out + "+ffn_gate_up+" + back + ": o x > x"}},
+		"a product in two": {func(p *planir.Plan, d *planir.Decision) {
+			if d.Node == "layers.ffn_gate_up" {
+				d.Axis, d.Strategy = planir.AxisRows, planir.ActivationDivide
+				d.Shares = []planir.Share{{Proc: "c", To: 8}, {Proc: "b", From: 8, To: 16}}
+			}
+		}, []string{front, out + ": o x > x h.q h.s", "ffn_gate_up: h.q h.s > g", back + ": g x > x"}},
+		"a sum that waits": {func(p *planir.Plan, d *planir.Decision) {
+			if d.Node == "layers.ffn_norm" {
+				d.Shares[0].Proc = "b"
+			}
+		}, []string{front, "attn_out_quant+attn_out+attn_add: o x > x", "ffn_gate_up_quant+ffn_gate_up+" + back + ": h x > x"}},
+		"small graphs": {func(p *planir.Plan, d *planir.Decision) { p.Procs[2].GraphBytes = matrix(p, "ffn_gate_up") },
+			[]string{front, out + ": o x > x h.q h.s", "ffn_gate_up+ffn_act+ffn_down_quant: h.q h.s > a.q a.s", "ffn_down+ffn_add: a.q a.s x > x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(t, g, []int{1, 16}, op.A8TQ8C)
+			p.Procs[2].Fuses, p.Procs[2].DynamicRows = true, false
+			for i := range p.Decisions {
+				if d := &p.Decisions[i]; strings.HasPrefix(d.Node, "layers.") && d.Node != "layers.attention" {
+					if d.Shares[0].Proc = "c"; d.Rows == 16 {
+						c.change(p, d)
+					}
+				}
+			}
+			if err := lower.Lower(p, g); err != nil {
+				t.Fatal(err)
+			}
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, l := range p.Program.Programs[1].Sections[1].Lanes {
+				for _, st := range l.Steps {
+					if l.Proc == "c" {
+						text := strings.ReplaceAll(st.Node, "layers.", "") + ":"
+						for _, v := range st.In {
+							text += " " + v.Buffer
+						}
+						text += " >"
+						for _, v := range st.Out {
+							text += " " + v.Buffer
+						}
+						got = append(got, text)
+					}
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %q\nwant %q", got, c.want)
+			}
+			if name == "everything but attention" && slices.ContainsFunc(p.Program.Buffers, func(b planir.Buffer) bool { return b.Name == "a" || b.Name == "h.q" }) {
+				t.Errorf("what stays inside has memory: %v", p.Program.Buffers)
 			}
 		})
 	}

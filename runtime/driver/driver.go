@@ -74,6 +74,7 @@ type Capabilities struct {
 	StridedOutput bool // outputs may be column ranges of wider buffers
 	StridedInput  bool // inputs may be column ranges of wider buffers
 	WeightRanges  bool // a shard may be a tile range of one shared packed copy
+	Fuses         bool // graphs of several operators, products among them, are worth making: what is between them stays inside
 	Prepacks      bool // loading copies weights into a layout of the library's own
 	Virtual       bool // times are simulated, not measured
 

@@ -303,6 +303,36 @@ func TestReferenceLogits(t *testing.T) {
 	}
 }
 
+// Graphs with products and what surrounds them compute what their operators do one by one, bit for bit.
+func TestFusedSteps(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	ids, _ := ref[int32](t, "ids_3")
+	for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
+		for name, f := range map[string]layoutOf{"single": bySingle, "columns": byColumns, "rows": byRows, "pairs": byPairs} {
+			run := func(fuses bool) ([]float32, int) {
+				procs := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
+				for i := range procs {
+					procs[i].Fuses = fuses
+				}
+				p := makePlan(t, m, procs, []int{1, 64}, 256, scheme, f)
+				steps := 0
+				for _, s := range p.Program.Programs[1].Sections {
+					for _, l := range s.Lanes {
+						steps += len(l.Steps)
+					}
+				}
+				return allLogits(t, machine(t, m, p, executor.Options{}), ids, 70, 1), steps
+			}
+			want, many := run(false)
+			got, few := run(true)
+			if d := maxDiff(got, want); d != 0 || few > many || name == "single" && few == many {
+				t.Errorf("%s by %s: differs by %g, %d steps instead of %d", scheme, name, d, few, many)
+			}
+		}
+	}
+}
+
 // Quantised weights and activations hold the same values however the work is divided: by columns, heads
 // and rows the results are equal bit for bit; pairs add partial sums in another order, which moves
 // single activations to the next quantisation step but costs no quality.

@@ -67,7 +67,7 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 	c := p.Capabilities()
 	proc := planir.Proc{
 		Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.TileN, TileK: c.TileK,
-		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
+		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Fuses: c.Fuses,
 	}
 	for scheme, layout := range c.Layouts {
 		if slices.ContainsFunc(c.Schemes, func(s op.Scheme) bool { return s.Weight() == scheme }) {

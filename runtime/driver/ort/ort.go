@@ -193,8 +193,8 @@ func capabilities(cores []int) *driver.Capabilities {
 		Rerounds: []op.Scheme{op.A8TQ4B32, op.A8TQ4B128},
 		Layouts:  map[string]string{},
 		TileN:    tileN, TileK: 128,
-		Prepacks: true,
-		Cores:    slices.Clone(cores),
+		Prepacks: true, Fuses: true,
+		Cores: slices.Clone(cores),
 	}
 	for scheme, l := range layouts {
 		c.Layouts[scheme] = l

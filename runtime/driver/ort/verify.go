@@ -149,6 +149,11 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	// Operands are the graph's.
 	own := nodeName(i, "") + "."
 	reads := append(slices.Clone(in), "")
+	for _, name := range in {
+		if one := v.static[name]; one != "" {
+			reads = append(reads, one)
+		}
+	}
 	for _, name := range w {
 		reads = append(reads, name, name+".scale")
 	}

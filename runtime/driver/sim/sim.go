@@ -121,7 +121,7 @@ func capabilities(p *socs.Processor) *driver.Capabilities {
 		Layouts: map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout},
 		KV:      slices.Clone(p.KV),
 		TileN:   socs.Round(max(p.Tile.N, 1), pack.TileN), TileK: socs.Round(max(p.Tile.K, 1), pack.BlockK),
-		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
+		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges, Fuses: p.Fuses,
 		Virtual: true,
 		Cores:   slices.Clone(p.Cores),
 	}
