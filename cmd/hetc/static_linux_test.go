@@ -14,6 +14,46 @@ import (
 	"testing"
 )
 
+// The static programs open no libraries: none is linked, and a driver that needs one is refused by name.
+func TestStaticDrivers(t *testing.T) {
+	root := t.TempDir()
+	build := exec.Command("go", "build", "-trimpath", "-tags", "hetc_static", "-ldflags", "-s -w", "-o", root, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	exe := filepath.Join(root, "hetc")
+	checkStatic(t, exe)
+	out, err := exec.Command(exe, "drivers").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "opens no shared libraries") || strings.Contains(string(out), "ort ") {
+		t.Errorf("hetc drivers: %v\n%s", err, out)
+	}
+	soc := filepath.Join(root, "soc.yaml")
+	if err := os.WriteFile(soc, []byte(boardSoC("ort")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe, "profile", "--soc", soc, "--model", artifacts(t).model, "-o", filepath.Join(root, "x.jsonl"))
+	out, err = c.CombinedOutput()
+	if c.ProcessState.ExitCode() != 4 || !strings.Contains(string(out), `driver "ort" is not available: found no such driver in this build`) {
+		t.Errorf("hetc profile: %v\n%s", err, out)
+	}
+}
+
+// checkStatic fails for a program that needs a loader or libraries.
+func checkStatic(t *testing.T, exe string) {
+	t.Helper()
+	f, err := elf.Open(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+			t.Errorf("%s has a segment %v: it is not static", filepath.Base(exe), p.Type)
+		}
+	}
+}
+
 // The static hetrun is one file that needs nothing else: no loader, no library, no /proc. It needs as much memory as
 // its plan says.
 func TestStatic(t *testing.T) {
@@ -31,16 +71,7 @@ func TestStatic(t *testing.T) {
 	if limit := int64(15_000_000); st.Size() > limit {
 		t.Errorf("hetrun has %d bytes, want at most %d", st.Size(), limit)
 	}
-	f, err := elf.Open(exe)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
-			t.Errorf("hetrun has a segment %v: it is not static", p.Type)
-		}
-	}
+	checkStatic(t, exe)
 
 	whole := artifacts(t)
 	d := &dir{T: t, path: root, artifacts: whole.path, model: whole.model}
