@@ -163,7 +163,7 @@ func (f *fake) everything(data []byte) (s *Session, err error) {
 		}
 		closers = append(closers, s2.Close)
 	}
-	s3, err := e.NewSession([]byte("other"), &SessionOptions{Threads: 1})
+	s3, err := e.NewSession([]byte("other"), &SessionOptions{Threads: 1, Provider: "CUDAExecutionProvider", ProviderOptions: [][2]string{{"device_id", "0"}}})
 	if err != nil {
 		return nil, err
 	}
@@ -223,6 +223,9 @@ shared pool
 model file a file prepacked
 level 0
 threads 1
+config session.disable_cpu_ep_fallback=1
+own device_id=0
+own provider
 model other
 in v0
 out o

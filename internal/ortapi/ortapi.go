@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -163,7 +164,12 @@ func bind(nl *native.Library) (*Library, error) {
 	if same := loaded.of[l.api]; same != nil {
 		return same, nil
 	}
-	for _, i := range used {
+	all := slices.Clone(used)
+	for _, p := range ownProviders {
+		all = append(all, p.append, p.create, p.update, p.release)
+	}
+	slices.Sort(all)
+	for _, i := range all {
 		if l.fn[i] = native.Word(l.api, i); l.fn[i] == 0 {
 			return refuse(NotORT, "version %s: function %d of its interface is missing", l.Version, i)
 		}

@@ -280,13 +280,26 @@ func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
 	copy(table[2*n*int(wordBytes):], text)
 	// SAFETY: the block is page-aligned memory outside the Go heap of 2n words and the strings behind them; the
 	// words hold addresses in the same block.
-	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&table[0])), 2*n+1)[:2*n]
+	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&table[0])), 2*n)
 	base := mem.Address(table)
 	for i, offset := range at {
 		words[i%2*n+i/2] = base + uintptr(2*n)*wordBytes + uintptr(offset)
 	}
-	return l.check("append execution provider "+strconv.Quote(o.Provider),
-		native.Call(l.fn[fnSessionOptionsAppendExecutionProvider], opts, uintptr(unsafe.Pointer(&name[0])), base, base+uintptr(n)*wordBytes, uintptr(n)))
+	keys, values, count := base, base+uintptr(n)*wordBytes, uintptr(n)
+	what := "append execution provider " + strconv.Quote(o.Provider)
+	own, ok := ownProviders[o.Provider]
+	if !ok {
+		return l.check(what, native.Call(l.fn[fnSessionOptionsAppendExecutionProvider], opts, uintptr(unsafe.Pointer(&name[0])), keys, values, count))
+	}
+	var p out
+	if err := l.check(what, native.Call(l.fn[own.create], uintptr(unsafe.Pointer(&p.p)))); err != nil {
+		return err
+	}
+	defer native.Call(l.fn[own.release], p.p)
+	if err := l.check(what+": set its options", native.Call(l.fn[own.update], p.p, keys, values, count)); err != nil {
+		return err
+	}
+	return l.check(what, native.Call(l.fn[own.append], opts, p.p))
 }
 
 // weightsFolder is a private folder with an empty file named Weights: the library opens the file that a model

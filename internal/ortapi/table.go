@@ -66,6 +66,14 @@ const (
 	tableLength                             = 255
 )
 
+// ownProviders are the execution providers that have functions of their own, instead of being appended by name.
+var ownProviders = map[string]struct{ append, create, update, release int }{
+	"TensorrtExecutionProvider": {170, 171, 172, 174},
+	"CUDAExecutionProvider":     {204, 205, 206, 208},
+	"CANNExecutionProvider":     {220, 221, 222, 224},
+	"DnnlExecutionProvider":     {239, 240, 241, 243},
+}
+
 // Versions of the table. A library offers all up to its own minor version: 1.24 has 1 to 24.
 const (
 	apiMajor   = 1

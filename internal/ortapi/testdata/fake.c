@@ -93,6 +93,14 @@ static status *provider(object *o, const char *name, const char *const *k, const
   for (size_t i = 0; i < n; i++) j += snprintf(b + j, sizeof b - j, " %s=%s", k[i], v[i]);
   note(b); return 0;
 }
+static status *own_options(object **out) { MAY_FAIL("CreateCUDAProviderOptions"); *out = make("own options"); return 0; }
+static status *own_update(object *p, const char *const *k, const char *const *v, size_t n) {
+  MAY_FAIL("UpdateCUDAProviderOptions"); WANT(IS(p, "own options"));
+  for (size_t i = 0; i < n; i++) { char b[128]; snprintf(b, sizeof b, "own %s=%s", k[i], v[i]); note(b); }
+  return 0;
+}
+static status *own_append(object *o, object *p) { MAY_FAIL("AppendExecutionProvider_CUDA_V2"); WANT(IS(o, "options") && IS(p, "own options")); note("own provider"); return 0; }
+RELEASE(release_own, "own options")
 static status *initializer(object *o, const char *name, object *v) {
   MAY_FAIL("AddInitializer"); WANT(IS(o, "options") && IS(v, "value"));
   char b[128]; snprintf(b, sizeof b, "initializer %s", name); note(b); return 0;
@@ -158,6 +166,10 @@ static const void *get_api(uint32_t v) {
   table[134] = binding; table[135] = release_binding; table[136] = bind_in; table[137] = bind_out; table[147] = global_intra;
   table[148] = global_inter; table[149] = global_spin; table[150] = initializer; table[166] = prepacked;
   table[167] = release_prepacked; table[168] = session_file_prepacked; table[169] = session_prepacked; table[216] = provider;
+  int own[] = {170, 204, 220, 239}; // each: append, create, update, (as string), release
+  for (int i = 0; i < 4; i++) {
+    table[own[i]] = own_append; table[own[i] + 1] = own_options; table[own[i] + 2] = own_update; table[own[i] + 4] = release_own;
+  }
   table[227] = global_affinity; table[254] = build_info;
 #ifdef FAKE_HOLE
   table[FAKE_HOLE] = 0;
