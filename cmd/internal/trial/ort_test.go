@@ -51,7 +51,8 @@ func withORT(t *testing.T) *mixedMachine {
 			c := p.Capabilities()
 			proc := planir.Proc{
 				Name: d.Name() + string("ab"[found]), Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, Kinds: c.Kinds,
-				TileN: c.TileN, TileK: c.TileK, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Fuses: c.Fuses,
+				TileN: c.TileN, TileK: c.TileK, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
+				Prepacks: c.Prepacks, Fuses: c.Fuses,
 			}
 			for scheme, layout := range c.Layouts {
 				if slices.ContainsFunc(c.Schemes, func(s op.Scheme) bool { return s.Weight() == scheme }) {
@@ -201,7 +202,7 @@ func TestQualityOverORT(t *testing.T) {
 	x := withORT(t)
 	ctx := context.Background()
 	m := open(t, demo)
-	windows := text(t, m, 16)
+	windows := text(t, m, 12)
 	cal, err := Calibrate(ctx, m, CalibrateOptions{Text: windows}) // observes every other window
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +243,9 @@ func TestQualityOverORT(t *testing.T) {
 		name   string
 		layout map[int]layout
 	}
+	const separately = "operators of their own"
 	divided := []setup{
+		{separately, whole},
 		{"columns, host", both(x.divided(planir.AxisCols, "orta", "hostb"))},
 		{"rows, host", both(x.divided(planir.AxisRows, "orta", "hostb"))},
 		// Of several rows, columns of two processors that write whole buffers could be gathered by nobody.
@@ -266,20 +269,24 @@ func TestQualityOverORT(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.name, "/", ":"), func(t *testing.T) {
 			var undivided [2]float64
 			for i, s := range append([]setup{{"whole", whole}}, c.divided...) {
-				p := x.plan(t, m, c.schemeOf, c.cal, s.layout)
+				y := &mixedMachine{slices.Clone(x.procs)}
+				for k := range y.procs {
+					y.procs[k].Fuses = y.procs[k].Fuses && s.name != separately
+				}
+				p := y.plan(t, m, c.schemeOf, c.cal, s.layout)
 				n := onORT(p)
 				if n[quality.WindowTokens]+n[quality.WindowTokens*2/5] == 0 || n[1] == 0 {
 					t.Fatalf("%s: products on the library by rows: %v", s.name, n)
 				}
-				y := x.open(t, m, p, c.cal)
+				e := x.open(t, m, p, c.cal)
 				var prefill, decode quality.Tally
 				for w := range r.Windows() {
-					if err := r.Compare(ctx, y, w, quality.WindowTokens, &prefill); err != nil {
+					if err := r.Compare(ctx, e, w, quality.WindowTokens, &prefill); err != nil {
 						t.Fatal(err)
 					}
 				}
 				for w := range 2 {
-					if err := r.Compare(ctx, y, w, 1, &decode); err != nil {
+					if err := r.Compare(ctx, e, w, 1, &decode); err != nil {
 						t.Fatal(err)
 					}
 				}
