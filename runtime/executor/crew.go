@@ -318,7 +318,7 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		if m.observe != nil {
 			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In})
 		}
-		if ls.watched {
+		if ls.watched && st.lately.Load() > int64(shortNap) { // nobody sleeps through a shorter one
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
 		}
