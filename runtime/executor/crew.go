@@ -20,7 +20,7 @@ type crew struct {
 
 	start  atomic.Uint64 // incremented to start a section
 	work   *crewSection
-	rest   atomic.Bool // others work on its core now: between sections it does not spin there
+	rest   atomic.Bool // others work on its core now: it has no steps, and does not spin there
 	parked atomic.Bool
 	wake   chan struct{}
 	seen   uint64
@@ -46,7 +46,7 @@ type laneSection struct {
 	steps  []*step
 	iter   int
 	next   int   // step of the iteration
-	missed *wait // the latest flag that was not set
+	missed *wait // for traces: the latest flag that was not set
 
 	watched bool // lanes of other threads wait for it
 	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and when
@@ -128,7 +128,7 @@ func (m *Machine) connect(s *section) {
 	for _, c := range m.crews {
 		works := slices.ContainsFunc(s.crews, func(cs *crewSection) bool { return cs.crew == c })
 		cores := c.lanes[0].proc.Capabilities().Cores
-		if c != m.control.crew && !works && len(cores) > 0 && needed[cores[0]] {
+		if !works && len(cores) > 0 && needed[cores[0]] {
 			s.rest = append(s.rest, c)
 		}
 	}
@@ -184,7 +184,7 @@ func (c *crew) begin() {
 // serve runs the sections given to a crew until it is stopped.
 func (m *Machine) serve(c *crew) {
 	for {
-		c.await()
+		c.stand()
 		if c.stop.Load() {
 			return
 		}
@@ -195,8 +195,8 @@ func (m *Machine) serve(c *crew) {
 	}
 }
 
-// await returns when the crew's start count has moved: it spins for a while, unless its core is needed, then parks.
-func (c *crew) await() {
+// stand returns when the crew's start count has moved: it spins for a while, unless its core is needed, then parks.
+func (c *crew) stand() {
 	moved := func() bool { return c.start.Load() != c.seen }
 	deadline := time.Now().Add(idleSpin)
 	for !moved() {
@@ -262,7 +262,7 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 			return ran, nil
 		}
 		if l.virt {
-			m.sleep(ls, st)
+			m.catchUp(ls, st)
 		}
 		if err := m.run(cs, ls, st); err != nil {
 			return ran, err
@@ -282,8 +282,8 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	return true, nil
 }
 
-// sleep moves a virtual clock to when the last flag of a step was set.
-func (m *Machine) sleep(ls *laneSection, st *step) {
+// catchUp moves a virtual clock to when the last flag of a step was set.
+func (m *Machine) catchUp(ls *laneSection, st *step) {
 	proc := ls.lane.proc
 	before, now := proc.Now(), proc.Now()
 	var last *wait
@@ -360,12 +360,11 @@ func (st *step) learn(took int64) {
 	}
 }
 
-// blocked is a flag that the lane's next step waits for, nil when it can go on or the lane is at its end.
+// blocked is a flag that the lane's next step waits for, nil when it can go on.
 func (ls *laneSection) blocked() *wait {
 	st := ls.steps[ls.next]
 	for i := range st.waits {
 		if w := &st.waits[i]; w.flag.epoch.Load() < int64(ls.iter)+1-w.back {
-			ls.missed = w
 			return w
 		}
 	}
@@ -378,9 +377,16 @@ func (m *Machine) idle(cs *crewSection) error {
 	var next *laneSection
 	ready := func() bool {
 		for _, ls := range cs.lanes {
-			if ls.iter < cs.iters && ls.blocked() == nil {
+			if ls.iter == cs.iters {
+				continue
+			}
+			w := ls.blocked()
+			if w == nil {
 				next = ls
 				return true
+			}
+			if m.trace != nil {
+				ls.missed = w
 			}
 		}
 		return false
@@ -389,8 +395,9 @@ func (m *Machine) idle(cs *crewSection) error {
 		if st := next.steps[next.next]; !next.lane.virt {
 			now := m.now()
 			st.waitNS += now - began
-			if m.trace != nil && next.missed != nil {
+			if m.trace != nil && next.missed != nil { // nil: it was set meanwhile
 				m.trace.add(next.lane, st, next.missed, next.iter, 0, began, now)
+				next.missed = nil
 			}
 		}
 		return nil
@@ -402,7 +409,11 @@ func (m *Machine) idle(cs *crewSection) error {
 		if ls.iter == cs.iters {
 			continue
 		}
-		if w := ls.blocked(); w != nil && w.setter.lane.crew != cs.crew {
+		w := ls.blocked()
+		if w == nil {
+			return nil // just in time
+		}
+		if w.setter.lane.crew != cs.crew {
 			by := w.setter.steps[w.after-1]
 			return diag.New(diag.ClassRun, "step %q on processor %q waited %v for flag %d of step %q on processor %q", ls.steps[ls.next].Node, ls.lane.name, m.deadline, *by.Set, by.Node, w.setter.lane.name)
 		}
@@ -503,7 +514,7 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 			due = m.now()
 			c.overslept(due - now - early)
 			due += int64(spinLast)
-		case now-due > max(int64(spinAfter), (due-began)/2):
+		case c.rest.Load() || now-due > max(int64(spinAfter), (due-began)/2):
 			runtime.Gosched() // with fewer Go processors than lanes, the other lane may need this one
 			nap(napTime(time.Duration(now - began)))
 		}

@@ -126,7 +126,7 @@ type section struct {
 	iters int
 	lanes []*laneSection // of the lanes that have steps here
 	crews []*crewSection // the same lanes by the threads that run them
-	rest  []*crew        // have no steps here, and a core that is needed
+	rest  []*crew        // threads that have no steps here, and a core that is needed
 }
 
 // step is one step with everything resolved: one executable and one set of bindings per iteration.

@@ -296,6 +296,7 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 	for i := range m.flags[:s.Flags] {
 		m.flags[i].epoch.Store(0)
 	}
+	m.control.crew.rest.Store(false)
 	for _, c := range s.rest {
 		c.rest.Store(true)
 	}

@@ -139,13 +139,18 @@ func (r *random) complain(format string, args ...any) {
 	r.wrong.CompareAndSwap(nil, &s)
 }
 
-// once runs the section.
-func (r *random) once() error {
+// clear forgets what ran.
+func (r *random) clear() {
 	for n := range r.ran {
 		for i := range r.ran[n] {
 			r.ran[n][i].Store(0)
 		}
 	}
+}
+
+// once runs the section.
+func (r *random) once() error {
+	r.clear()
 	return r.m.Do(context.Background(), func(c *Control) error { return r.m.section(r.s, driver.Scalars{Rows: 1}) })
 }
 
@@ -193,6 +198,32 @@ func TestRandomFailures(t *testing.T) {
 			t.Fatalf("got %v, want the failure of step %q", err, st.Node)
 		}
 		at.exe = good
+		if err := r.once(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A deadline that passes while lanes wait is an error or is just met; whatever happens, the next section runs.
+func TestRandomDeadlines(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRandom(t)
+		if err := r.m.startCrews(); err != nil {
+			t.Fatal(err)
+		}
+		defer r.m.Close()
+		r.m.deadline = time.Nanosecond
+		for range 3 {
+			r.clear()
+			j := job{done: make(chan error, 1)} // without a watchdog, whose deadline is the same
+			j.run = func() error { return r.m.section(r.s, driver.Scalars{Rows: 1}) }
+			r.m.jobs <- j
+			if err := <-j.done; err != nil && !strings.Contains(err.Error(), "waited 1ns for flag") {
+				t.Fatal(err)
+			}
+			r.m.poison.Store(nil)
+		}
+		r.m.deadline = 10 * time.Second
 		if err := r.once(); err != nil {
 			t.Fatal(err)
 		}
@@ -258,4 +289,36 @@ func TestCrewsRest(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The control thread does not spin either where another processor's section needs its core.
+func TestControlRests(t *testing.T) {
+	m, s := lanesOn([][]int{{1}, {0, 1}}, 1)
+	defer m.Close()
+	if !slices.Equal(s.rest, []*crew{m.control.crew}) {
+		t.Fatalf("%d threads rest, want the control thread", len(s.rest))
+	}
+	for range 3 {
+		if err := m.Do(context.Background(), func(*Control) error { return m.section(s, driver.Scalars{Rows: 1}) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// lanesOn is a machine of a lane for each set of cores, the first one the control lane, and a section of one step on
+// that number.
+func lanesOn(cores [][]int, number int) (*Machine, *section) {
+	m := &Machine{deadline: 10 * time.Second, origin: time.Now(), jobs: make(chan job), lost: make(chan struct{})}
+	for i, c := range cores {
+		m.lanes = append(m.lanes, &lane{name: fmt.Sprint(i), proc: &noted{caps: driver.Capabilities{Cores: c}}, dynamic: true})
+	}
+	m.control = m.lanes[0]
+	m.formCrews()
+	st := &step{Step: &planir.Step{}, graph: &op.Graph{}, rows: 1, calls: []call{{exe: &notedStep{func() error { return nil }}}}}
+	s := &section{Section: &planir.Section{}, iters: 1, lanes: []*laneSection{{lane: m.lanes[number], steps: []*step{st}}}}
+	m.connect(s)
+	if err := m.startCrews(); err != nil {
+		panic(err)
+	}
+	return m, s
 }
