@@ -291,8 +291,7 @@ type Env struct {
 	threads int
 
 	mu     sync.Mutex
-	folder string // holds the empty file that models name as their external data
-	refs   int    // the environment itself, its sessions and prepacked weights
+	refs   int // the environment itself, its sessions and prepacked weights
 	closed bool
 }
 
@@ -387,10 +386,7 @@ func (e *Env) release() error {
 	native.Call(e.lib.fn[fnReleaseMemoryInfo], e.memory)
 	native.Call(e.lib.fn[fnReleaseEnv], e.p)
 	e.lib.env = false
-	if e.folder == "" {
-		return nil
-	}
-	return removeFolder(e.folder)
+	return nil
 }
 
 // Close gives the environment back once its last session and prepacked weights are closed.

@@ -1,6 +1,7 @@
 package ortapi
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -109,7 +110,16 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		return err
 	}
 	defer native.Call(l.fn[fnReleaseSessionOptions], opts.p)
-	if err := s.configure(opts.p, model != nil, o); err != nil {
+	folder := ""
+	if model != nil && len(o.Initializers) > 0 {
+		var remove func()
+		var err error
+		if folder, remove, err = weightsFolder(); err != nil {
+			return err
+		}
+		defer remove()
+	}
+	if err := s.configure(opts.p, folder, o); err != nil {
 		return err
 	}
 	for _, i := range o.Initializers {
@@ -177,7 +187,7 @@ var mallocTrim = sync.OnceValue(func() uintptr {
 	return fn
 })
 
-func (s *Session) configure(opts uintptr, bytes bool, o *SessionOptions) error {
+func (s *Session) configure(opts uintptr, folder string, o *SessionOptions) error {
 	l := s.env.lib
 	set := func(what string, fn int, args ...uintptr) error {
 		return l.check(what, native.Call(l.fn[fn], append([]uintptr{opts}, args...)...))
@@ -213,11 +223,7 @@ func (s *Session) configure(opts uintptr, bytes bool, o *SessionOptions) error {
 		}
 		config = append(config, [2]string{"session.intra_op_thread_affinities", string(b[:len(b)-1])})
 	}
-	if bytes && len(o.Initializers) > 0 {
-		folder, err := s.env.weightsFolder()
-		if err != nil {
-			return err
-		}
+	if folder != "" {
 		config = append(config, [2]string{"session.model_external_initializers_file_folder_path", folder})
 	}
 	if o.Provider != "" {
@@ -302,32 +308,24 @@ func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
 	return l.check(what, native.Call(l.fn[own.append], opts, p.p))
 }
 
-// weightsFolder is a private folder with an empty file named Weights: the library opens the file that a model
-// names for a weight even where an initializer replaces it.
-func (e *Env) weightsFolder() (string, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.folder != "" {
-		return e.folder, nil
-	}
-	dir, err := os.MkdirTemp("", "hetc-ort-*")
-	if err == nil {
-		if err = os.WriteFile(filepath.Join(dir, Weights), nil, 0o600); err != nil {
-			os.RemoveAll(dir)
+// weightsFolder makes a private folder with an empty file named Weights: the library looks for the file that a model
+// names for a weight, and reads nothing of it where an initializer replaces the weight. It is there while a session
+// is made. Giving the library the values as its "external initializers" spares the file, and copies all of them.
+func weightsFolder() (dir string, remove func(), err error) {
+	var errs []error
+	for _, in := range []string{os.TempDir(), "/dev/shm", "."} {
+		if dir, err = os.MkdirTemp(in, ".hetc-ort-*"); err != nil {
+			errs = append(errs, err)
+			continue
 		}
+		if err = os.WriteFile(filepath.Join(dir, Weights), nil, 0o600); err == nil {
+			return dir, func() { os.RemoveAll(dir) }, nil
+		}
+		errs = append(errs, err)
+		os.RemoveAll(dir)
 	}
-	if err != nil {
-		return "", diag.New(diag.ClassIO, "onnx runtime: make folder for weights: %w", err)
-	}
-	e.folder = dir
-	return dir, nil
-}
-
-func removeFolder(dir string) error {
-	if err := os.RemoveAll(dir); err != nil {
-		return diag.New(diag.ClassIO, "onnx runtime: %w", err)
-	}
-	return nil
+	return "", nil, diag.New(diag.ClassIO, "onnx runtime: no place for an empty file: %w", errors.Join(errs...)).
+		WithHint("set TMPDIR to a folder that can be written")
 }
 
 func itoa(i int64) string { return strconv.FormatInt(i, 10) }
