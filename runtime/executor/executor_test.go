@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -174,7 +175,13 @@ func makePlan(t testing.TB, m *models.Model, procs []planir.Proc, rows []int, co
 
 func machine(t testing.TB, m *models.Model, p *planir.Plan, o executor.Options, more ...driver.Compiler) *executor.Machine {
 	t.Helper()
-	c, err := emit.NewContent(context.Background(), p, m, append(more, hostcompiler.New()))
+	return machineWith(t, m, p, nil, o, more...)
+}
+
+// machineWith is machine of a plan that was made with a calibration.
+func machineWith(t testing.TB, m *models.Model, p *planir.Plan, cal *calibration.Calibration, o executor.Options, more ...driver.Compiler) *executor.Machine {
+	t.Helper()
+	c, err := emit.NewCalibrated(context.Background(), p, m, cal, append(more, hostcompiler.New()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package executor_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,16 +8,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/hetc/hetc/emit"
-	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
 )
 
@@ -74,19 +69,7 @@ func folded(t *testing.T, p *planir.Plan, m *models.Model, cal *calibration.Cali
 
 func calibrated(t *testing.T, m *models.Model, p *planir.Plan, cal *calibration.Calibration) *executor.Machine {
 	t.Helper()
-	c, err := emit.NewCalibrated(context.Background(), p, m, cal, []driver.Compiler{hostcompiler.New()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: []driver.Driver{host.New()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		x.Close()
-		c.Close()
-	})
-	return x
+	return machineWith(t, m, p, cal, executor.Options{})
 }
 
 // Folding changes no float32 result: with powers of two not a bit, with any other factors no more than

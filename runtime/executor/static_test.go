@@ -38,6 +38,16 @@ func ranged(t *testing.T, m *models.Model, sel string, ids []int32) *calibration
 	return cal
 }
 
+// changed is how far logits are from others, relative to their size.
+func changed(got, want []float32) float64 {
+	size, change := 0.0, 0.0
+	for i, v := range want {
+		size += math.Abs(float64(v))
+		change += math.Abs(float64(v - got[i]))
+	}
+	return change / size
+}
+
 // Static scales on every architecture, with experts, tied heads and folds: near float32, and however a plan divides or
 // batches the work the same bits, because no scale depends on who computes what beside what.
 func TestStaticArchitectures(t *testing.T) {
@@ -64,14 +74,13 @@ func TestStaticArchitectures(t *testing.T) {
 					t.Errorf("by %s: differs from the undivided plan by %g, want equal bits", name, d)
 				}
 			}
-			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
-			size, change := 0.0, 0.0
-			for i, v := range exact {
-				size += math.Abs(float64(v))
-				change += math.Abs(float64(v - base[i]))
+			// Parts of a reduction are added in float32, which may move a value to the next code.
+			if change := changed(run(two, byPairs), base); !(change < 0.05) && m.Experts == 0 {
+				t.Errorf("by pairs: differs from the undivided plan by %.3g of its size", change)
 			}
-			if !(change > 0 && change < 0.25*size) { // other experts may be chosen for a few tokens
-				t.Errorf("static scales change logits by %.3g of their size", change/size)
+			exact := allLogits(t, machine(t, m, makePlan(t, m, one, []int{1, 16}, 64, op.A32W32, bySingle), executor.Options{}), ids)
+			if change := changed(base, exact); !(change > 0 && change < 0.25) { // other experts may be chosen for a few tokens
+				t.Errorf("static scales change logits by %.3g of their size", change)
 			}
 			if m.Tied {
 				return // enough of the others do

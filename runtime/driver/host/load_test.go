@@ -2,9 +2,11 @@ package host
 
 import (
 	"encoding/json"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/affinity"
@@ -69,6 +71,34 @@ func TestArenaIsReplaced(t *testing.T) {
 	run(small)
 	run(large)
 	run(small)
+}
+
+// A static scale that is no positive number is refused before anything is computed with it.
+func TestStaticScaleRefused(t *testing.T) {
+	g := op.Single(op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "")
+	code, err := json.Marshal(&g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProcessor([]int{affinity.Cores()[0]}, kernel.Best())
+	for _, x := range []struct {
+		scale float32
+		ok    bool
+	}{{0, false}, {-1, false}, {float32(math.NaN()), false}, {float32(math.Inf(1)), false}, {float32(math.Inf(-1)), false}, {0x1p-149, true}, {1, true}, {math.MaxFloat32, true}} {
+		r, err := mem.Alloc(64, align)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		copy(r.Bytes(), mem.Bytes([]float32{x.scale}))
+		e, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, driver.Weights{{Spec: g.Weights[0], Bytes: r.Bytes()[:4]}})
+		if (err == nil) != x.ok || err != nil && !strings.Contains(err.Error(), "static scale is") {
+			t.Errorf("scale %v: %v", x.scale, err)
+		}
+		if err == nil {
+			e.Close()
+		}
+	}
 }
 
 // More workers than cores, as on larger machines: results do not depend on their number.
