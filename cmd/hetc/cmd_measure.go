@@ -18,6 +18,7 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
@@ -406,6 +407,7 @@ the record has them, and by five-fold cross-validation.
 				wrote(s, out, "%d models from %d measurements", len(costs.Families), set.Len())
 			}
 			s.Table([]string{"predictions", ">n", ">mean error", ">within 10 %", ">within 15 %", ">in interval"}, rows)
+			doc["products"] = showProducts(s, costs)
 			return s.Result(doc)
 		},
 	}
@@ -414,6 +416,36 @@ the record has them, and by five-fold cross-validation.
 	f.StringVar(&rec, "record", "", "record of hetc profile")
 	f.StringVarP(&out, "output", "o", "", "costs file to write")
 	return c
+}
+
+// product is what was fitted to the matrix products of a processor in a scheme.
+type product struct {
+	Proc    string    `json:"proc"`
+	Scheme  op.Scheme `json:"scheme"`
+	Gops    float64   `json:"gops"`     // of large shapes
+	GBps    float64   `json:"gbps"`     // of what is bound by memory
+	RowStep int       `json:"row_step"` // latency is flat within so many rows; 1: it is linear in them
+}
+
+// showProducts tells the shape of each processor's latency: a straight line in the rows, or a staircase.
+func showProducts(s *cli.Streams, costs *roofline.Costs) (doc []product) {
+	var rows [][]string
+	for _, f := range costs.Families {
+		if f.Kind != op.MatMul || f.Bias {
+			continue
+		}
+		x := product{f.Proc, f.Scheme, f.OpsPerNS, f.BytesPerNS, max(1, f.Step[0])}
+		shape := "linear"
+		if x.RowStep > 1 {
+			shape = fmt.Sprintf("steps of %d rows", x.RowStep)
+		}
+		doc = append(doc, x)
+		rows = append(rows, []string{x.Proc, string(x.Scheme), fmt.Sprintf("%.0f", x.Gops), fmt.Sprintf("%.1f", x.GBps), shape})
+	}
+	if len(rows) > 0 {
+		s.Table([]string{"products on", "scheme", ">Gop/s", ">GB/s", "in rows"}, rows)
+	}
+	return doc
 }
 
 func fit(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error) {
