@@ -4,7 +4,7 @@ package native
 
 import (
 	"encoding/binary"
-	"os"
+	"io"
 
 	"golang.org/x/sys/windows"
 )
@@ -36,4 +36,4 @@ func Path(s string) (b []byte, ok bool) {
 }
 
 // checkWhole leaves the check to the system, which refuses truncated files by itself.
-func checkWhole(*os.File, int64) error { return nil }
+func checkWhole(io.ReaderAt, int64) error { return nil }

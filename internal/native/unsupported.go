@@ -4,7 +4,7 @@ package native
 
 import (
 	"errors"
-	"os"
+	"io"
 )
 
 // Supported says that this build opens no libraries.
@@ -14,7 +14,7 @@ var errNotBuiltIn = errors.New("not built in")
 
 func open(string) (uintptr, error)            { return 0, errNotBuiltIn }
 func symbol(uintptr, string) (uintptr, error) { return 0, errNotBuiltIn }
-func checkWhole(*os.File, int64) error        { return errNotBuiltIn }
+func checkWhole(io.ReaderAt, int64) error     { return errNotBuiltIn }
 
 // Path is a file name as C takes it.
 func Path(s string) (b []byte, ok bool) { return CString(s) }

@@ -6,12 +6,12 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"runtime"
 )
 
 // checkWhole refuses what the loader would map and then crash on: it touches the pages of a truncated file.
-func checkWhole(f *os.File, size int64) error {
+func checkWhole(f io.ReaderAt, size int64) error {
 	e, err := elf.NewFile(f)
 	var bad *elf.FormatError
 	if errors.As(err, &bad) {
