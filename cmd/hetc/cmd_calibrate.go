@@ -41,7 +41,7 @@ machine give the same bytes.
 
 Half of the windows of 256 tokens are executed for each class and scheme. Without --windows there are 32 of them
 for models up to 100 million parameters, and fewer for larger ones, 8 at least: a model of 5 million parameters
-takes about half a minute, one of a billion some tens of minutes. The time left is shown on a terminal.
+takes about a minute, one of a billion some tens of minutes. The time left is shown on a terminal.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
