@@ -17,9 +17,11 @@ import (
 	hostcompiler "github.com/hetc/hetc/emit/compile/host"
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
@@ -262,27 +264,44 @@ func nothing(_ *testing.B, core int) (driver.Processor, func(int) driver.Executa
 	return on(core), do(func(int) {}), driver.Bindings{}
 }
 
+// loaded is a processor with an operator of one float32 input and output, and weights of zeros, ready to run.
+func loaded(b *testing.B, d driver.Driver, c driver.Compiler, sel string, o op.Op) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
+	ctx := context.Background()
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	p, err := d.Open(ctx, driver.Config{Select: sel})
+	must(err)
+	g := op.Single(o, op.OnnxLayout)
+	var w driver.Weights
+	for _, spec := range g.Weights {
+		n, err := pack.Bytes(spec)
+		must(err)
+		r, err := mem.Alloc(int(n), 64)
+		must(err)
+		b.Cleanup(func() { r.Close() })
+		w = append(w, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+	}
+	a, err := c.Compile(ctx, g, w, driver.Target{})
+	must(err)
+	exe, err := p.Load(ctx, a, w)
+	must(err)
+	in, out := g.Inputs[0], g.Outputs[0]
+	const half = 1 << 16
+	buf, err := p.Alloc(2 * half)
+	must(err)
+	view := func(at int64, v op.Value) []driver.View {
+		return []driver.View{{Buffer: buf, Type: v.Type, Offset: at, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}}
+	}
+	return p, func(int) driver.Executable { return exe }, driver.Bindings{In: view(0, in), Out: view(half, out)}
+}
+
 // copies copies a row of 8 numbers by a driver.
 func copies(d driver.Driver, c driver.Compiler) nop {
 	return func(b *testing.B, core int) (driver.Processor, func(int) driver.Executable, driver.Bindings) {
-		ctx := context.Background()
-		must := func(err error) {
-			if err != nil {
-				b.Fatal(err)
-			}
-		}
-		p, err := d.Open(ctx, driver.Config{Select: fmt.Sprint(core)})
-		must(err)
-		a, err := c.Compile(ctx, op.Single(op.Op{Kind: op.Copy, M: 1, N: 8}, ""), nil, driver.Target{})
-		must(err)
-		exe, err := p.Load(ctx, a, nil)
-		must(err)
-		buf, err := p.Alloc(128)
-		must(err)
-		view := func(at int64) []driver.View {
-			return []driver.View{{Buffer: buf, Type: op.F32, Offset: at, Rows: 1, Cols: 8, Stride: 8}}
-		}
-		return p, func(int) driver.Executable { return exe }, driver.Bindings{In: view(0), Out: view(64)}
+		return loaded(b, d, c, fmt.Sprint(core), op.Op{Kind: op.Copy, M: 1, N: 8})
 	}
 }
 
@@ -363,6 +382,70 @@ func BenchmarkDispatch(b *testing.B) {
 				fmt.Fprintf(&table, "| %s | %s | %s | %s | %s | %s..%s |\n", t.name, f.name, us(stat.Median(direct)), us(stat.Median(through)), us(x.Median), us(x.Low), us(x.High))
 				b.ReportMetric(x.Median, strings.ReplaceAll(t.name+"-"+f.name, " ", "-")+"-ns")
 			}
+		}
+	}
+	b.Log(table.String())
+}
+
+// A library's own two threads, which divide a product and wait for each other, beside two processors of one core with
+// half of its columns each, which the executor has wait for each other before the next one: in turns.
+func BenchmarkTwoCores(b *testing.B) {
+	cores := twoCores(b)
+	require.Deps()
+	if _, err := ort.New().Devices(context.Background()); err != nil {
+		require.Skip(b, ort.Name, err)
+	}
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 6))
+	const steps, rounds = 200, 40
+	var table strings.Builder
+	fmt.Fprintf(&table, "\n| product, float32 | one core, us | the library's two threads | two processors | two threads / two processors | 95 %% interval |\n| --- | ---: | ---: | ---: | ---: | --- |\n")
+	product := func(sel string, n int) (driver.Processor, planned) {
+		p, run, bind := loaded(b, ort.New(), ortcompiler.New(), sel, op.Op{Kind: op.MatMul, M: 1, K: 512, N: n, Scheme: op.A32W32})
+		return p, planned{run: run, bind: bind}
+	}
+	for b.Loop() {
+		for _, n := range []int{128, 256, 512, 1024, 2048, 4096} {
+			type form struct {
+				m     *Machine
+				s     *section
+				times []float64
+			}
+			var forms []*form
+			for _, sels := range [][]string{{fmt.Sprint(cores[0])}, {fmt.Sprintf("%d-%d", cores[0], cores[1])}, {fmt.Sprint(cores[0]), fmt.Sprint(cores[1])}} {
+				var procs []driver.Processor
+				var list []planned
+				for i, sel := range sels {
+					p, step := product(sel, n/len(sels))
+					step.lane = i
+					if len(sels) > 1 {
+						step.waits = []planir.Wait{{Flag: 1 - i, Back: true}}
+					}
+					procs, list = append(procs, p), append(list, step)
+				}
+				m, s := lanesOf(procs, steps, list)
+				forms = append(forms, &form{m: m, s: s})
+				defer m.Close()
+			}
+			for round := -1; round < rounds; round++ {
+				for _, f := range forms {
+					err := f.m.Do(context.Background(), func(*Control) error {
+						began := clock()
+						err := f.m.section(f.s, driver.Scalars{Rows: 1})
+						if round >= 0 {
+							f.times = append(f.times, float64(clock()-began)/steps)
+						}
+						return err
+					})
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			ratio, low, high, err := stat.Ratio(forms[1].times, forms[2].times, 1000, 1)
+			if err != nil {
+				b.Fatal(err)
+			}
+			fmt.Fprintf(&table, "| [1,512] x [512,%d] | %s | %s | %s | %.2f | %.2f..%.2f |\n", n, us(stat.Median(forms[0].times)), us(stat.Median(forms[1].times)), us(stat.Median(forms[2].times)), ratio, low, high)
 		}
 	}
 	b.Log(table.String())
