@@ -374,6 +374,9 @@ func (ls *laneSection) blocked() *wait {
 // idle waits until a lane of the crew can go on.
 func (m *Machine) idle(cs *crewSection) error {
 	began := m.now()
+	for _, ls := range cs.lanes {
+		ls.missed = nil
+	}
 	var next *laneSection
 	ready := func() bool {
 		for _, ls := range cs.lanes {
@@ -397,7 +400,6 @@ func (m *Machine) idle(cs *crewSection) error {
 			st.waitNS += now - began
 			if m.trace != nil && next.missed != nil { // nil: it was set meanwhile
 				m.trace.add(next.lane, st, next.missed, next.iter, 0, began, now)
-				next.missed = nil
 			}
 		}
 		return nil
