@@ -201,6 +201,9 @@ func closeValues(list []ortapi.Initializer) {
 // depends on the CPU.
 const optimization = 2
 
+// asWritten keeps the library from rewriting graphs around what quantises and dequantises.
+const asWritten = "session.disable_quant_qdq"
+
 // load makes a session of the artifact with its weights.
 func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, error) {
 	if a.Driver != Name {
@@ -228,7 +231,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		return nil, err
 	}
 	o := &ortapi.SessionOptions{
-		Threads: 1, Optimization: optimization, Config: p.config, Provider: p.provider, ProviderOptions: p.providerOptions,
+		Threads: 1, Optimization: optimization, Config: append(slices.Clone(p.config), [2]string{asWritten, "1"}), Provider: p.provider, ProviderOptions: p.providerOptions,
 		Initializers: values, Prepacked: p.env.prepacked,
 	}
 	if n := len(p.cores); n > 1 {
@@ -237,7 +240,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		} else {
 			o.Threads, o.Cores = n, p.cores[1:]
 			// Their threads would spin on after a graph, in the way of those of the next one.
-			o.Config = append(slices.Clone(o.Config), [2]string{"session.force_spinning_stop", "1"})
+			o.Config = append(o.Config, [2]string{"session.force_spinning_stop", "1"})
 		}
 	}
 	e := &executable{p: p, m: m, initializers: values, memory: &mem.Region{}}

@@ -68,6 +68,7 @@ func TestRefusedOptions(t *testing.T) {
 		{map[string]string{"provider": "QNNExecutionProvider", "provider.backend_path": "x"}, diag.ClassUnavailable, []string{`"QNNExecutionProvider"`}},
 		{map[string]string{"provider.backend_path": "x"}, diag.ClassInput, []string{"provider.backend_path"}},
 		{map[string]string{"config.session.disable_cpu_ep_fallback": "0"}, diag.ClassInput, []string{"fall"}},
+		{map[string]string{"config.session.disable_quant_qdq": "0"}, diag.ClassInput, []string{"precision"}},
 	} {
 		p, err := open(t, c.options)
 		if err == nil {

@@ -127,8 +127,8 @@ func (ort) Open(ctx context.Context, c driver.Config) (driver.Processor, error) 
 			continue
 		}
 		if key, ok := strings.CutPrefix(k, "config."); ok && key != "" {
-			if key == noFallback {
-				return nil, fail(fmt.Errorf("option %q is hetc's own", k), "nothing may fall back to another processor")
+			if key == noFallback || key == asWritten {
+				return nil, fail(fmt.Errorf("option %q is hetc's own", k), "nothing may fall back to another processor, or compute in another precision")
 			}
 			p.config = append(p.config, [2]string{key, v})
 			continue
