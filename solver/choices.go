@@ -103,8 +103,8 @@ type stage struct {
 	context int
 	grid    int      // boundaries tried of a divided axis
 	only    []string // processors that execute all they can; empty: all do
-	// assistants execute what those of only cannot.
-	assistants []string
+	// assistants may execute what those of only that they assist cannot.
+	assistants map[string][]string
 	lengths    []Prompt // rows of the calls that the program is for
 
 	exact   map[string]bool            // nodes that are computed in float32 whatever is permitted
@@ -427,26 +427,22 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 			out[i] = append(out[i], c)
 		}
 	}
-	assisted := make([]bool, len(st.sec.Nodes)) // nothing in only executes the node
+	lacking := make([][]string, len(st.sec.Nodes)) // processors of only that cannot execute the node
 	for i := range st.sec.Nodes {
-		single := func(p *planir.Proc) {
-			c, err := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p.Name}})
-			if err != nil {
-				name := st.sec.Nodes[i].Name
-				st.refused[name] = append(st.refused[name], refusedByProc{p.Name, err})
-				return
-			}
-			add(i, c)
-		}
-		for k := range st.procs {
-			if p := &st.procs[k]; st.may([]string{p.Name}, false) {
-				single(p)
-			}
-		}
-		assisted[i] = len(out[i]) == 0 && len(st.only) > 0
-		for k := range st.procs {
-			if p := &st.procs[k]; assisted[i] && st.may([]string{p.Name}, true) {
-				single(p)
+		for _, assist := range []bool{false, true} {
+			for k := range st.procs {
+				p := st.procs[k].Name
+				if assist == (len(st.only) == 0 || slices.Contains(st.only, p)) || !st.may([]string{p}, lacking[i]) {
+					continue
+				}
+				c, err := st.candidate(i, planir.Single, planir.AxisNone, []planir.Share{{Proc: p}})
+				if err != nil {
+					name := st.sec.Nodes[i].Name
+					st.refused[name] = append(st.refused[name], refusedByProc{p, err})
+					lacking[i] = append(lacking[i], p)
+					continue
+				}
+				add(i, c)
 			}
 		}
 		if len(out[i]) == 0 {
@@ -456,7 +452,7 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 	for _, run := range st.runs() {
 		for _, tuple := range tuples {
 			add := func(i int, c candidate) {
-				if st.may(tuple, assisted[i]) {
+				if st.may(tuple, lacking[i]) {
 					add(i, c)
 				}
 			}
@@ -475,14 +471,12 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 	return out, errs
 }
 
-// may reports whether all of some processors are candidates for what only's processors execute, or for what they leave to
-// assistants.
-func (st *stage) may(procs []string, assist bool) bool {
-	list := st.only
-	if assist {
-		list = st.assistants
-	}
-	return len(st.only) == 0 || !slices.ContainsFunc(procs, func(p string) bool { return !slices.Contains(list, p) })
+// may reports whether processors are candidates for a node that others, lacking, cannot execute: those of only, and
+// whoever assists one that lacks it.
+func (st *stage) may(procs, lacking []string) bool {
+	return len(st.only) == 0 || !slices.ContainsFunc(procs, func(p string) bool {
+		return !slices.Contains(st.only, p) && !slices.ContainsFunc(st.assistants[p], func(x string) bool { return slices.Contains(lacking, x) })
+	})
 }
 
 // impossible explains why no processor executes a node.

@@ -137,7 +137,7 @@ type machine struct {
 	apart     map[[2]string]bool // the same, by name and in both orders
 	tuples    [][]string
 
-	assistants []string // of those that Input.Only names
+	assistants map[string][]string // whom of those that Input.Only names a processor assists
 	notes      diag.List
 }
 

@@ -33,8 +33,8 @@ type Input struct {
 	Calibration *calibration.Calibration
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
-	// Only names the processors that execute everything they can. What none of them can is left to those that take turns
-	// with them on their first cores, or else to the control processor. Empty: all processors.
+	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
+	// turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
 }
 
@@ -206,7 +206,7 @@ func newSession(in Input) (*session, error) {
 // enlist finds the processors that can work on one buffer pool with the control processor, which of
 // them exclude each other, and the tuples they form.
 func (s *session) enlist() error {
-	s.static, s.apart = map[string]int{}, map[[2]string]bool{}
+	s.static, s.apart, s.assistants = map[string]int{}, map[[2]string]bool{}, map[string][]string{}
 	soc := s.in.SoC
 	for _, x := range s.in.Only {
 		if soc.Processor(x) == nil {
@@ -227,8 +227,10 @@ func (s *session) enlist() error {
 		p := check.Proc(sp)
 		p.Kinds = executes(sp, cacheType)
 		s.procs = append(s.procs, p)
-		if slices.ContainsFunc(s.in.Only, func(x string) bool { return assists(soc, name, x) }) && !slices.Contains(s.in.Only, name) {
-			s.assistants = append(s.assistants, name)
+		for _, x := range s.in.Only {
+			if assists(soc, name, x) && !slices.Contains(s.in.Only, name) {
+				s.assistants[name] = append(s.assistants[name], x)
+			}
 		}
 		if sp.StaticShapes || sp.Tile.M > 1 {
 			s.static[name] = max(1, sp.Tile.M)

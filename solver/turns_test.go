@@ -71,8 +71,8 @@ func lanesOf(p *planir.Plan, program string) (out []string) {
 	return out
 }
 
-// Processors of one thread take turns in a section: products on the fast one, what it lacks on the other, and the
-// prediction adds their times up.
+// Processors of one thread take turns in a section: products on the fast one, what it lacks on the other (also where one of a
+// pair lacks it), and the prediction adds their times up.
 func TestTakingTurns(t *testing.T) {
 	s, c := withLibrary(t)
 	m := demo(t)
@@ -80,7 +80,7 @@ func TestTakingTurns(t *testing.T) {
 		only []string
 		want string
 	}{
-		{[]string{"x0"}, "h0 x0"}, {[]string{"x1"}, "h1 x1"}, {[]string{"h1"}, "h1"}, {[]string{"x0", "x1"}, "h0 h1 x0 x1"}, {[]string{"h0", "h1"}, "h0 h1"}, {nil, "h0 h1 x0 x1"},
+		{[]string{"x0"}, "h0 x0"}, {[]string{"x1"}, "h1 x1"}, {[]string{"h1"}, "h1"}, {[]string{"x0", "x1"}, "h0 h1 x0 x1"}, {[]string{"h0", "h1"}, "h0 h1"}, {[]string{"h0", "x1"}, "h0 h1 x1"}, {nil, "h0 h1 x0 x1"},
 	} {
 		r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: quick(), Only: x.only})
 		if found := check.Plan(r.Plan, m, s); found.Err() != nil {
