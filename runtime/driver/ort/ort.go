@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -69,6 +70,9 @@ func (ort) Library(context.Context) (driver.Library, error) {
 func find(path string) (*ortapi.Library, error) {
 	libraries.Lock()
 	defer libraries.Unlock()
+	if path == "" {
+		path = os.Getenv(ortapi.EnvLibrary)
+	}
 	if l := libraries.of[path]; l != nil {
 		return l, nil
 	}
