@@ -18,22 +18,14 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
-
-// Packing packs weights; its functions are those of planir/pack.
-type Packing struct {
-	Bytes   func(op.WeightSpec) (int64, error)
-	Pack    func(dst []byte, spec op.WeightSpec, values []float32) error // values [K,N]
-	Unpack  func(dst []float32, spec op.WeightSpec, packed []byte) error
-	Columns func(spec op.WeightSpec, n0, n1 int) (part op.WeightSpec, offset, bytes int64, err error)
-}
 
 // Factory is a driver under test.
 type Factory struct {
 	Driver   driver.Driver
 	Compiler driver.Compiler
-	Packing  Packing
 	Config   driver.Config   // the processor under test
 	Others   []driver.Config // processors that may run at the same time
 
@@ -582,7 +574,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 				part := s.newTrial(single(s.caps, o), 0, 4)
 				for i, spec := range full.graph.Weights {
 					p := &full.packed[i]
-					columns, offset, bytes, err := f.Packing.Columns(spec, cols[0], cols[1])
+					columns, offset, bytes, err := pack.Columns(spec, cols[0], cols[1])
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -170,7 +171,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range g.Weights {
-		p, w := s.pack(rng, spec, invfreq[spec.Name], static[spec.Name])
+		p, w := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name])
 		tr.weights[spec.Name] = w
 		p.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, p)
@@ -181,12 +182,21 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	return tr
 }
 
-// pack packs random numbers, a table of frequencies with that many in a row, or a static scale with which some rows saturate.
-func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int, static bool) (driver.Packed, stored) {
+// Pack packs values [K,N].
+func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
+	src, err := pack.Floats(values, spec.K, spec.N)
+	if err != nil {
+		return err
+	}
+	return pack.Pack(dst, spec, src)
+}
+
+// weigh packs random numbers, a table of frequencies with that many in a row, or a static scale with which some rows saturate.
+func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static bool) (driver.Packed, stored) {
 	s.t.Helper()
 	one := spec
 	one.Experts = 0
-	bytes, err := s.f.Packing.Bytes(one)
+	bytes, err := pack.Bytes(one)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -207,10 +217,10 @@ func (s *session) pack(rng *rand.Rand, spec op.WeightSpec, angles int, static bo
 				values[j] = float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
 			}
 		}
-		if err := s.f.Packing.Pack(packed, one, values); err != nil {
+		if err := Pack(packed, one, values); err != nil {
 			s.t.Fatal(err)
 		}
-		if err := s.f.Packing.Unpack(w.v[e*size:(e+1)*size], one, packed); err != nil {
+		if err := pack.Unpack(w.v[e*size:(e+1)*size], one, packed); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -25,19 +25,6 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host/kernel"
 )
 
-var packing = drivertest.Packing{
-	Bytes: pack.Bytes,
-	Pack: func(dst []byte, spec op.WeightSpec, values []float32) error {
-		src, err := pack.Floats(values, spec.K, spec.N)
-		if err != nil {
-			return err
-		}
-		return pack.Pack(dst, spec, src)
-	},
-	Unpack:  pack.Unpack,
-	Columns: pack.Columns,
-}
-
 // selectors are one core, and all cores if there are several.
 func selectors(t testing.TB) []string {
 	devices, err := host.New().Devices(t.Context())
@@ -59,7 +46,7 @@ func TestConformance(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s %s", sel, set.Name), func(t *testing.T) {
 				options := map[string]string{"kernels": set.Name}
-				f := drivertest.Factory{Driver: host.New(), Compiler: compile.New(), Packing: packing, Config: driver.Config{Select: sel, Options: options}}
+				f := drivertest.Factory{Driver: host.New(), Compiler: compile.New(), Config: driver.Config{Select: sel, Options: options}}
 				if set.Name == "reference" {
 					f.Tolerance = 1.3e-7 // one rounding of the result
 				}
@@ -130,7 +117,7 @@ func load(t testing.TB, p driver.Processor, g op.Graph) (driver.Executable, erro
 			for i := range values {
 				values[i] = float32((i+5*e)%13)/6 - 1
 			}
-			if err := packing.Pack(r.Bytes()[e*int(bytes):(e+1)*int(bytes)], one, values); err != nil {
+			if err := drivertest.Pack(r.Bytes()[e*int(bytes):(e+1)*int(bytes)], one, values); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -391,7 +378,7 @@ func TestExpertMatMulIsMatMuls(t *testing.T) {
 				values[i] = float32(rng.NormFloat64())
 			}
 			weights[e] = driver.Packed{Spec: one, Bytes: region.Bytes()[int64(e)*stride:][:size]}
-			if err := packing.Pack(weights[e].Bytes, one, values); err != nil {
+			if err := drivertest.Pack(weights[e].Bytes, one, values); err != nil {
 				rt.Fatal(err)
 			}
 		}

@@ -7,8 +7,6 @@ import (
 	compile "github.com/hetc/hetc/emit/compile/ort"
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/require"
-	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/drivertest"
 	"github.com/hetc/hetc/runtime/driver/ort"
@@ -19,19 +17,6 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-var packing = drivertest.Packing{
-	Bytes: pack.Bytes,
-	Pack: func(dst []byte, spec op.WeightSpec, values []float32) error {
-		src, err := pack.Floats(values, spec.K, spec.N)
-		if err != nil {
-			return err
-		}
-		return pack.Pack(dst, spec, src)
-	},
-	Unpack:  pack.Unpack,
-	Columns: pack.Columns,
-}
-
 // The whole suite on one core and on all of them.
 func TestConformance(t *testing.T) {
 	all := affinity.Selections()
@@ -40,7 +25,7 @@ func TestConformance(t *testing.T) {
 			break
 		}
 		t.Run(s.Select, func(t *testing.T) {
-			f := drivertest.Factory{Driver: ort.New(), Compiler: compile.New(), Packing: packing, Config: driver.Config{Select: s.Select}, Activations: 1e-6}
+			f := drivertest.Factory{Driver: ort.New(), Compiler: compile.New(), Config: driver.Config{Select: s.Select}, Activations: 1e-6}
 			if i == 0 && len(all) > 1 {
 				f.Others = []driver.Config{{Select: fmt.Sprint(all[1].Cores[0])}}
 			}
