@@ -33,6 +33,10 @@ type fake struct {
 	busy    time.Duration
 	running atomic.Int32
 	used    map[string]map[string]bool // by operator: the experts it has used
+
+	prepacks bool            // loading copies weights
+	loaded   map[string]int  // by operator: executables
+	weights  map[string]bool // first bytes of weights, by operator
 }
 
 func (f *fake) Name() string { return "fake" }
@@ -63,7 +67,7 @@ type fakeExecutable struct {
 func (fakeExecutable) Close() error { return nil }
 
 func (p *fakeProcessor) Capabilities() *driver.Capabilities {
-	return &driver.Capabilities{Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
+	return &driver.Capabilities{Prepacks: p.f.prepacks, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
 		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}
 }
 
@@ -109,6 +113,10 @@ func (p *fakeProcessor) Load(_ context.Context, a driver.Artifact, w driver.Weig
 		if err := p.f.fail("load", p.name, o); err != nil {
 			return nil, err
 		}
+	}
+	if p.f.loaded != nil {
+		p.f.loaded[o.Key()]++
+		p.f.weights[fmt.Sprintf("%s %x", o.Key(), w[0].Bytes[:2])] = true
 	}
 	if p.counts[o.Key()] == nil {
 		p.counts[o.Key()] = new(int)

@@ -167,7 +167,8 @@ func TestRefused(t *testing.T) {
 		return line(m)
 	}
 	good := line(measurement(1))
-	otherMachine, otherKernels, otherSoC := header(), header(), header()
+	otherMachine, otherKernels, otherSoC, otherLibrary := header(), header(), header(), header()
+	otherLibrary.Environment.Drivers = map[string]string{"host": "2"}
 	otherMachine.Fingerprint, otherKernels.Environment.Kernels, otherSoC.SoCDigest = "f2", "portable/1", "d2"
 	tests := []struct{ name, text, want string }{
 		{"empty file", "", "r:1: record.syntax: record has no header line"},
@@ -183,6 +184,7 @@ func TestRefused(t *testing.T) {
 		{"another machine joined", h + line(otherMachine), `r:2: record.mixed: records do not belong together: machine fingerprints "f1" and "f2"`},
 		{"another kernel set joined", h + line(otherKernels), `r:2: record.mixed: records do not belong together: kernel sets "avx2/1" and "portable/1"`},
 		{"another SoC joined", h + line(otherSoC), `r:2: record.mixed: records do not belong together: digests of SoC here "d1" and "d2"`},
+		{"another library joined", h + line(otherLibrary), `r:2: record.mixed: records do not belong together: libraries of driver host "1" and "2"`},
 		{"header twice", h + h, "r:2: record.syntax: second header line"},
 		{"unknown key", h + strings.Replace(good, `"loops"`, `"lops"`, 1), `r:2: decode.unknown-key: unknown key "lops"`},
 		{"unknown kind", h + edit(func(m *Measurement) { m.Kind = "time" }), `r:2: record.measurement: unknown kind of measurement "time"`},
