@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -48,10 +50,9 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 		return err
 	}
 	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}, Calibration: cal}
-	f := &fleet{model: m, cal: cal, soc: soc}
-	defer f.close()
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
+	var labels []string
 	for _, names := range append([][]string{nil}, processorSets(soc, o.all, like)...) {
 		in.Only = names
 		label := strings.Join(names, " + ")
@@ -69,11 +70,18 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 		if need := o.promptLen + o.gen; need > r.Plan.MaxContext {
 			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.promptLen, o.gen, need, r.Plan.MaxContext)
 		}
-		if err := f.open(ctx, label, r.Plan); err != nil {
+		plans, labels = append(plans, r.Plan), append(labels, label)
+	}
+	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
+		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
+	}
+	f := &fleet{model: m, cal: cal, soc: soc}
+	defer f.close()
+	for i, p := range plans {
+		if err := f.open(ctx, labels[i], p); err != nil {
 			return err
 		}
-		predict(f.list[len(f.list)-1:], r.Plan, o)
-		plans = append(plans, r.Plan)
+		predict(f.list[i:], p, o)
 	}
 	virtual, err := measureRounds(ctx, f.list, o)
 	if err != nil {
@@ -92,6 +100,26 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	doc["pairs"] = showPairs(s, soc, set, f.list, like, plans[0], m)
 	doc["solved"] = showSolved(s, f.list)
 	return s.Result(doc)
+}
+
+// heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are shared, and
+// libraries have copies of their own.
+func heldBytes(plans []*planir.Plan) int64 {
+	n, shared := int64(0), map[planir.Pack]bool{}
+	for i, p := range plans {
+		n += p.Memory.Prepacked
+		for _, b := range p.Program.WeightBlobs() {
+			for _, at := range b.Packs {
+				if i == 0 {
+					shared[*at.Pack] = true
+				}
+				if i == 0 || !shared[*at.Pack] {
+					n += at.Pack.Bytes
+				}
+			}
+		}
+	}
+	return n
 }
 
 func what(phase string, o *benchOptions) string {
