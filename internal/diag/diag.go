@@ -187,6 +187,14 @@ func ClassOf(err error) Class {
 	return ClassInternal
 }
 
+// ClassOr is the class of err, or fallback for an error without one.
+func ClassOr(err error, fallback Class) Class {
+	if c := ClassOf(err); c != ClassInternal {
+		return c
+	}
+	return fallback
+}
+
 // HintsOf returns every distinct hint in err's chain, outermost first.
 func HintsOf(err error) []string {
 	var out []string

@@ -241,11 +241,7 @@ func (m *Machine) openLanes(ctx context.Context, drivers []driver.Driver) error 
 				return diag.New(diag.ClassUnavailable, "open processor %q: %w", pr.Name, err).
 					WithHint("run hetc drivers to see what this machine has; a plan is for one kind of machine")
 			}
-			class := diag.ClassOf(err)
-			if class == diag.ClassInternal {
-				class = diag.ClassRun
-			}
-			return diag.New(class, "open processor %q: %w", pr.Name, err)
+			return diag.New(diag.ClassOr(err, diag.ClassRun), "open processor %q: %w", pr.Name, err)
 		}
 		l := &lane{name: pr.Name, proc: proc, virt: proc.Capabilities().Virtual, dynamic: proc.Capabilities().DynamicRows}
 		m.lanes = append(m.lanes, l)

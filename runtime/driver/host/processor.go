@@ -113,17 +113,9 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	}
 	e, err := p.load(a, w)
 	if err != nil {
-		return nil, diag.New(classOf(err, diag.ClassInput), "load artifact on %s: %w", p, err)
+		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
 	return e, nil
-}
-
-// classOf is the class of err, or fallback for an error without one.
-func classOf(err error, fallback diag.Class) diag.Class {
-	if c := diag.ClassOf(err); c != diag.ClassInternal {
-		return c
-	}
-	return fallback
 }
 
 // reserve makes the arena at least bytes large.
@@ -155,7 +147,7 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	start := p.Now()
 	err := p.run(exe, b)
 	if err != nil {
-		err = diag.New(classOf(err, diag.ClassRun), "run on %s: %w", p, err)
+		err = diag.New(diag.ClassOr(err, diag.ClassRun), "run on %s: %w", p, err)
 	}
 	return driver.Span{Start: start, End: p.Now()}, err
 }

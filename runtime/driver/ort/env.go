@@ -64,13 +64,6 @@ func (e *env) release() error {
 	return errors.Join(e.prepacked.Close(), e.Close())
 }
 
-func classOf(err error, fallback diag.Class) diag.Class {
-	if c := diag.ClassOf(err); c != diag.ClassInternal {
-		return c
-	}
-	return fallback
-}
-
 // exact multiplies the largest 8-bit numbers there are and refuses a library that does not get them right: without the
 // instructions for it, sums of products of 8-bit numbers are kept in 16 bits by some kernels, and saturate.
 func exact(e *env) error {

@@ -111,7 +111,7 @@ func (ort) Open(ctx context.Context, c driver.Config) (driver.Processor, error) 
 		return nil, err
 	}
 	fail := func(err error, hint string, args ...any) error {
-		return diag.New(classOf(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err).WithHint(hint, args...)
+		return diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err).WithHint(hint, args...)
 	}
 	cores, err := affinity.Select(c.Select)
 	if err != nil {

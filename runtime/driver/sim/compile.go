@@ -22,11 +22,7 @@ func (compiler) Name() string { return socs.SimDriver }
 // Compile writes the graph as canonical JSON. Weights are not looked at and may be nil.
 func (c compiler) Compile(ctx context.Context, g op.Graph, _ driver.Weights, t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
-		class := diag.ClassInput
-		if x := diag.ClassOf(err); x != diag.ClassInternal {
-			class = x
-		}
-		return driver.Artifact{}, diag.New(class, "compile graph for processor %q: %w", t.Proc, err)
+		return driver.Artifact{}, diag.New(diag.ClassOr(err, diag.ClassInput), "compile graph for processor %q: %w", t.Proc, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Artifact{}, err

@@ -72,11 +72,7 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 		return nil, err
 	}
 	fail := func(err error) (driver.Executable, error) {
-		class := diag.ClassInput
-		if c := diag.ClassOf(err); c != diag.ClassInternal {
-			class = c
-		}
-		return nil, diag.New(class, "load artifact on %s: %w", p, err)
+		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
 	if p.closed {
 		return fail(diag.New(diag.ClassRun, "the processor is closed"))
