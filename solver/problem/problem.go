@@ -59,11 +59,13 @@ type Item struct {
 
 // Choice is one way to execute an item.
 type Choice struct {
-	Label  string // "weight-centric cols npu 0:3072, gpu 3072:5632"; unique in its item
-	Procs  []int  // processors that take part, ascending
-	CostNS int64  // of one execution once its input is there
-	Before int    // index into Item.Before
-	After  int    // index into Item.After
+	Label    string // "weight-centric cols npu 0:3072, gpu 3072:5632"; unique in its item
+	Procs    []int  // processors that take part, ascending
+	CostNS   int64  // of one execution once its input is there
+	EnergyNJ int64  // of one execution; modelled, 0 where nothing is known
+	Assets   []int  // into Joint.Assets, ascending: what has to be open; nil outside a joint problem
+	Before   int    // index into Item.Before
+	After    int    // index into Item.After
 }
 
 // Status says what is known about a solution.
