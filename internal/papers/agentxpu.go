@@ -1,0 +1,4 @@
+package papers
+
+// agentxpu are the items of that paper.
+var agentxpu []Item

@@ -1,0 +1,4 @@
+package papers
+
+// heteroinfer are the items of that paper.
+var heteroinfer []Item

@@ -1,0 +1,4 @@
+package papers
+
+// llmnpu are the items of that paper.
+var llmnpu []Item

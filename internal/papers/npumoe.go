@@ -1,0 +1,4 @@
+package papers
+
+// npumoe are the items of that paper.
+var npumoe []Item

@@ -1,0 +1,52 @@
+// Package papers knows what the five papers that hetc implements print, and recomputes of it what can be
+// recomputed: each item gives the paper's value beside ours. A disagreement is shown, never tuned away.
+package papers
+
+import (
+	"context"
+	"embed"
+	"slices"
+)
+
+// data are the printed numbers of each paper with their sections, transcribed; "uncertain: true" marks text that is
+// ambiguous or garbled in the source.
+//
+//go:embed data/*.yaml
+var data embed.FS
+
+// Class says how an item's value comes about.
+type Class string
+
+const (
+	Exact           Class = "exact"            // a formula and its inputs are printed
+	Modelled        Class = "modelled"         // through a catalog SoC or a model fitted to some printed points and compared on others
+	Measured        Class = "measured here"    // the same experiment on this machine's processors
+	NotReproducible Class = "not reproducible" // the note says what is missing
+)
+
+// Row is one recomputed value. Paper and Ours are numbers (float64) with the unit in ID or Note, or text; Ours is nil
+// where nothing can be recomputed.
+type Row struct {
+	ID    string `json:"id"` // "heteroinfer/table3/ffn_down-256/ratio"
+	Paper any    `json:"paper"`
+	Ours  any    `json:"ours"`
+	Class Class  `json:"class"`
+	Note  string `json:"note,omitempty"` // section, assumptions, why they differ
+}
+
+// Item is one thing a paper says about deciding.
+type Item struct {
+	Paper  string // "heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"
+	Name   string // "table3"; with Paper unique
+	Title  string // one line
+	Source string // "Table 3, sec. 5.2"
+	Run    func(ctx context.Context) ([]Row, error)
+}
+
+// Papers are the names of the papers, in the order they are shown.
+var Papers = []string{"heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"}
+
+// Items lists every item, by paper.
+func Items() []Item {
+	return slices.Concat(heteroinfer, llmnpu, shadowattn, agentxpu, npumoe)
+}

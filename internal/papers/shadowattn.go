@@ -1,0 +1,4 @@
+package papers
+
+// shadowattn are the items of that paper.
+var shadowattn []Item
