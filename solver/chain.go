@@ -146,7 +146,7 @@ func (pr *program) solve(ctx context.Context, s *session, extra *charge) ([]plan
 	}
 	engine := s.in.Engine
 	p := pr.partition(s, extra)
-	sol, err := engine.Solve(ctx, p)
+	sol, err := engine.Partition(ctx, p)
 	if err != nil {
 		return nil, planir.Solve{}, err
 	}

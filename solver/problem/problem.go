@@ -73,7 +73,9 @@ type Status string
 
 const (
 	Optimal  Status = "optimal"  // proved: the bound equals the objective
-	Feasible Status = "feasible" // the bound is lower
+	Feasible Status = "feasible" // the bound is lower, or it is not known to be the first of the optimal ones
+	// LimitReached: the search ended at its limit without a solution, and without a proof that there is none.
+	LimitReached Status = "limit"
 )
 
 // Solution is an engine's answer.
@@ -84,11 +86,14 @@ type Solution struct {
 	Status      Status
 }
 
-// Engine solves instances. Solve returns an error of class ClassInfeasible when no combination of
-// choices is free of conflicts.
+// Engine solves instances. Errors are of class ClassInfeasible when no combination of choices keeps all
+// limits (for joint problems with an InfeasibleError in the chain), ClassInterrupted when ctx ended. Of
+// equally good solutions an engine that reports Optimal returns the one whose choices, read as a vector (parts, chains,
+// items in order), are lexicographically smallest, so that every engine returns the same.
 type Engine interface {
 	Name() string
-	Solve(ctx context.Context, p *Partition) (Solution, error)
+	Partition(ctx context.Context, p *Partition) (Solution, error)
+	Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error)
 }
 
 // Size is the number of choices of all items.
@@ -292,28 +297,36 @@ func (p *Partition) Verify(s Solution) error {
 	fail := func(format string, args ...any) error {
 		return diag.New(diag.ClassInternal, "verify solution of partition %q: %s", p.Name, fmt.Sprintf(format, args...))
 	}
-	if len(s.Choices) != len(p.Chains) {
-		return fail("choices for %d chains, want %d", len(s.Choices), len(p.Chains))
-	}
-	for k, list := range s.Choices {
-		items := p.Chains[k].Items
-		if len(list) != len(items) {
-			return fail("%d choices for %d items of chain %q", len(list), len(items), p.Chains[k].Name)
-		}
-		for i, c := range list {
-			if c < 0 || c >= len(items[i].Choices) {
-				return fail("item %q has no choice %d", items[i].Name, c)
-			}
-		}
-	}
-	if a, b, ok := p.Conflict(s.Choices); ok {
-		return fail("uses %q and %q together", a, b)
+	if err := p.verifyChoices(s.Choices); err != nil {
+		return fail("%v", err)
 	}
 	if got := p.ObjectiveNS(s.Choices); got != s.ObjectiveNS {
 		return fail("objective is %d ns, and its choices cost %d ns", s.ObjectiveNS, got)
 	}
 	if s.BoundNS > s.ObjectiveNS || s.Status == Optimal && s.BoundNS != s.ObjectiveNS {
 		return fail("status %q with objective %d ns and bound %d ns", s.Status, s.ObjectiveNS, s.BoundNS)
+	}
+	return nil
+}
+
+// verifyChoices reports choices that do not exist or are in conflict.
+func (p *Partition) verifyChoices(choices [][]int) error {
+	if len(choices) != len(p.Chains) {
+		return fmt.Errorf("choices for %d chains, want %d", len(choices), len(p.Chains))
+	}
+	for k, list := range choices {
+		items := p.Chains[k].Items
+		if len(list) != len(items) {
+			return fmt.Errorf("%d choices for %d items of chain %q", len(list), len(items), p.Chains[k].Name)
+		}
+		for i, c := range list {
+			if c < 0 || c >= len(items[i].Choices) {
+				return fmt.Errorf("item %q has no choice %d", items[i].Name, c)
+			}
+		}
+	}
+	if a, b, ok := p.Conflict(choices); ok {
+		return fmt.Errorf("uses %q and %q together", a, b)
 	}
 	return nil
 }

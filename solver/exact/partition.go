@@ -21,10 +21,10 @@ func (Engine) Name() string { return "exact" }
 // maxSets bounds how many sets of processors without conflicts are tried.
 const maxSets = 4096
 
-// Solve implements problem.Engine. Processors that share a core exclude each other over all chains, so
+// Partition implements problem.Engine. Processors that share a core exclude each other over all chains, so
 // the chains are solved once per largest set of processors without a conflict: every solution uses
 // processors of one such set.
-func (Engine) Solve(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
+func (Engine) Partition(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
 	if err := p.Validate(); err != nil {
 		return problem.Solution{}, err
 	}

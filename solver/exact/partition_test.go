@@ -157,7 +157,7 @@ func items(p *problem.Partition) []*problem.Item {
 
 // solve returns the proved optimum, ok = false when the instance is infeasible.
 func solve(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (int64, bool) {
-	s, err := exact.Engine{}.Solve(context.Background(), p)
+	s, err := exact.Engine{}.Partition(context.Background(), p)
 	if err != nil {
 		if diag.ClassOf(err) != diag.ClassInfeasible {
 			t.Fatalf("solve: %v", err)
@@ -337,7 +337,7 @@ func TestInfeasibleNamesTheOperator(t *testing.T) {
 			{Name: "head", Repeat: 1, Items: []problem.Item{{Name: "qkv", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "single a", Procs: []int{0}}}}}},
 		},
 	}
-	_, err := exact.Engine{}.Solve(context.Background(), p)
+	_, err := exact.Engine{}.Partition(context.Background(), p)
 	if diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), `"qkv" is left over`) {
 		t.Fatalf("got %v, want an error of class infeasible that names the operator", err)
 	}
@@ -348,7 +348,7 @@ func TestCancelled(t *testing.T) {
 	cancel()
 	p := &problem.Partition{Name: "x", Procs: []string{"a"}, Chains: []problem.Chain{{Name: "c", Repeat: 1, Items: []problem.Item{
 		{Name: "i", Before: []string{"x"}, After: []string{"y"}, Choices: []problem.Choice{{Label: "a", Procs: []int{0}}}}}}}}
-	if _, err := (exact.Engine{}).Solve(ctx, p); !errors.Is(err, context.Canceled) {
+	if _, err := (exact.Engine{}).Partition(ctx, p); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v, want the cancellation", err)
 	}
 }
