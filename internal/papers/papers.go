@@ -5,7 +5,6 @@ package papers
 import (
 	"context"
 	"embed"
-	"slices"
 )
 
 // data are the printed numbers of each paper with their sections, transcribed; "uncertain: true" marks text that is
@@ -36,10 +35,11 @@ type Row struct {
 
 // Item is one thing a paper says about deciding.
 type Item struct {
-	Paper  string // "heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"
-	Name   string // "table3"; with Paper unique
-	Title  string // one line
-	Source string // "Table 3, sec. 5.2"
+	Paper  string   // "heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe"
+	Name   string   // "table3"; with Paper unique
+	Title  string   // one line
+	Source string   // "Table 3, sec. 5.2"
+	Checks []string // the derived_checks of the paper's data that the rows answer
 	Run    func(ctx context.Context) ([]Row, error)
 }
 
@@ -48,5 +48,9 @@ var Papers = []string{"heteroinfer", "llmnpu", "shadowattn", "agentxpu", "npumoe
 
 // Items lists every item, by paper.
 func Items() []Item {
-	return slices.Concat(heteroinfer, llmnpu, shadowattn, agentxpu, npumoe)
+	var out []Item
+	for i, items := range [][]Item{heteroinfer, llmnpu, shadowattn, agentxpu, npumoe} {
+		out = append(append(out, items...), missing(Papers[i]))
+	}
+	return out
 }

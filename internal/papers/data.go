@@ -1,0 +1,209 @@
+package papers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hetc/hetc/internal/decode"
+)
+
+// Value is a piece of a paper's data. What the embedded data lacks or holds as another type is a defect of
+// this program: the methods panic then, and the tests run every item.
+type Value struct {
+	path string
+	v    any // map[string]any, []any, string, int64, float64, bool or nil
+}
+
+// document is a paper's file.
+type document struct {
+	ids     []string // of its entries, in their order: "table3", "dc_t3_ratios", "r_memory"
+	entries map[string]Value
+}
+
+var documents = sync.OnceValue(func() map[string]document {
+	out := map[string]document{}
+	for _, paper := range Papers {
+		text, err := data.ReadFile("data/" + paper + ".yaml")
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+		var doc map[string]any
+		if err := decode.Bytes(paper+".yaml", text, "", &doc); err != nil {
+			panic("BUG: " + err.Error())
+		}
+		d := document{entries: map[string]Value{}}
+		for _, section := range sections {
+			list, _ := doc[section].([]any)
+			for i := range list {
+				id := Value{fmt.Sprintf("%s.%s.%d", paper, section, i), list[i]}.at("id").text()
+				if _, twice := d.entries[id]; twice {
+					panic("BUG: the data of " + paper + " have two entries " + id)
+				}
+				d.ids, d.entries[id] = append(d.ids, id), Value{paper + "." + id, list[i]}
+			}
+		}
+		out[paper] = d
+	}
+	return out
+})
+
+// sections are the lists of a paper's file.
+var sections = []string{"hardware", "models", "workloads", "method", "tables", "results", "derived_checks"}
+
+// fact returns an entry of a paper's data by its id; what the paper prints is mostly at its key "values".
+func fact(paper, id string) Value {
+	v, ok := documents()[paper].entries[id]
+	if !ok {
+		panic(fmt.Sprintf("BUG: the data of %s have no entry %q", paper, id))
+	}
+	return v
+}
+
+// at descends by keys of mappings (string) and indices of lists (int).
+func (x Value) at(keys ...any) Value {
+	for _, k := range keys {
+		y, ok := x.find(k)
+		if !ok {
+			panic(fmt.Sprintf("BUG: %s has no %v", x.path, k))
+		}
+		x = y
+	}
+	return x
+}
+
+func (x Value) find(k any) (Value, bool) {
+	path := fmt.Sprintf("%s.%v", x.path, k)
+	switch k := k.(type) {
+	case string:
+		m, _ := x.v.(map[string]any)
+		v, ok := m[k]
+		return Value{path, v}, ok
+	case int:
+		l, _ := x.v.([]any)
+		if k >= 0 && k < len(l) {
+			return Value{path, l[k]}, true
+		}
+	}
+	return Value{}, false
+}
+
+// has reports whether a mapping has a key.
+func (x Value) has(key string) bool {
+	_, ok := x.find(key)
+	return ok
+}
+
+// num is a number.
+func (x Value) num() float64 {
+	switch v := x.v.(type) {
+	case int64:
+		return float64(v)
+	case float64:
+		return v
+	}
+	panic(fmt.Sprintf("BUG: %s is %v, want a number", x.path, x.v))
+}
+
+// text is a string.
+func (x Value) text() string {
+	s, ok := x.v.(string)
+	if !ok {
+		panic(fmt.Sprintf("BUG: %s is %v, want text", x.path, x.v))
+	}
+	return s
+}
+
+// list is a list's values.
+func (x Value) list() []Value {
+	l, ok := x.v.([]any)
+	if !ok {
+		panic(fmt.Sprintf("BUG: %s is %v, want a list", x.path, x.v))
+	}
+	out := make([]Value, len(l))
+	for i := range l {
+		out[i] = x.at(i)
+	}
+	return out
+}
+
+// nums is a list of numbers; a lone number is a list of one.
+func (x Value) nums() []float64 {
+	if _, ok := x.v.([]any); !ok {
+		return []float64{x.num()}
+	}
+	var out []float64
+	for _, v := range x.list() {
+		out = append(out, v.num())
+	}
+	return out
+}
+
+// keys are a mapping's keys, ascending.
+func (x Value) keys() []string {
+	m, ok := x.v.(map[string]any)
+	if !ok {
+		panic(fmt.Sprintf("BUG: %s is %v, want a mapping", x.path, x.v))
+	}
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// any is a number as float64, text, or the value as the data write it.
+func (x Value) any() any {
+	switch v := x.v.(type) {
+	case int64:
+		return float64(v)
+	case float64, string:
+		return v
+	}
+	return fmt.Sprint(x.v)
+}
+
+// source is where the paper prints an entry.
+func (x Value) source() string { return x.at("source").text() }
+
+// missing lists what a paper shows and nobody can recompute: plots whose numbers are not printed, and derived
+// checks that lack an input.
+func missing(paper string) Item {
+	it := Item{Paper: paper, Name: "missing", Title: "what is shown and cannot be recomputed", Source: "figures"}
+	for _, id := range documents()[paper].ids {
+		if f := fact(paper, id); notPrinted(f) {
+			if strings.HasPrefix(id, "dc_") {
+				it.Checks = append(it.Checks, id)
+			}
+		}
+	}
+	it.Run = func(context.Context) ([]Row, error) {
+		var rows []Row
+		for _, id := range documents()[paper].ids {
+			f := fact(paper, id)
+			if !notPrinted(f) {
+				continue
+			}
+			r := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + f.source(), Class: NotReproducible, Note: "its numbers are not printed"}
+			if strings.HasPrefix(id, "dc_") {
+				r.Paper, r.Note = f.at("check").text(), f.at("why").text()
+			} else if f.has("note") {
+				r.Note += ": " + f.at("note").text()
+			}
+			rows = append(rows, r)
+		}
+		return rows, nil
+	}
+	return it
+}
+
+func notPrinted(f Value) bool {
+	if v, ok := f.find("recomputable"); ok && v.v == "no" {
+		return true
+	}
+	v, ok := f.find("values")
+	return ok && v.v == "not_in_text"
+}
