@@ -3,9 +3,12 @@ package exact_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -83,9 +86,9 @@ func drawChain(t *rapid.T, number, procs int) problem.Chain {
 	return p
 }
 
-// bruteForce enumerates every combination; ok is false when each has a conflict. It shares no code
-// with the engine or the instance's own objective.
-func bruteForce(p *problem.Partition) (best int64, ok bool) {
+// bruteForce enumerates every combination, in lexicographic order; the choices are nil when each has a conflict, else
+// the first of the cheapest. It shares no code with the engine or the instance's own objective.
+func bruteForce(p *problem.Partition) (best int64, first [][]int) {
 	best = math.MaxInt64
 	type place struct{ chain, item int }
 	var places []place
@@ -111,7 +114,7 @@ func bruteForce(p *problem.Partition) (best int64, ok bool) {
 		}
 		if legal {
 			total := int64(0)
-			first := 0
+			first1 := 0
 			for _, c := range p.Chains {
 				before := -1              // class the step before left its result in
 				for r := range c.Repeat { // walk the repetitions one by one
@@ -119,7 +122,7 @@ func bruteForce(p *problem.Partition) (best int64, ok bool) {
 						before = -1
 					}
 					for i := range c.Items {
-						ch := choice(first + i)
+						ch := choice(first1 + i)
 						total += ch.CostNS
 						if before >= 0 {
 							total += c.Items[i].EdgeNS[before][ch.Before]
@@ -127,19 +130,24 @@ func bruteForce(p *problem.Partition) (best int64, ok bool) {
 						before = ch.After
 					}
 				}
-				first += len(c.Items)
+				first1 += len(c.Items)
 			}
-			best, ok = min(best, total), true
+			if total < best {
+				best, first = total, make([][]int, len(p.Chains))
+				for n, at := range places {
+					first[at.chain] = append(first[at.chain], pick[n])
+				}
+			}
 		}
-		n := 0
-		for ; n < len(pick); n++ {
+		n := len(pick) - 1
+		for ; n >= 0; n-- {
 			if pick[n]++; pick[n] < len(p.Chains[places[n].chain].Items[places[n].item].Choices) {
 				break
 			}
 			pick[n] = 0
 		}
-		if n == len(pick) {
-			return best, ok
+		if n < 0 {
+			return best, first
 		}
 	}
 }
@@ -157,12 +165,18 @@ func items(p *problem.Partition) []*problem.Item {
 
 // solve returns the proved optimum, ok = false when the instance is infeasible.
 func solve(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (int64, bool) {
+	v, choices := solveFirst(t, p)
+	return v, choices != nil
+}
+
+// solveFirst returns the choices too, nil when the instance is infeasible.
+func solveFirst(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (int64, [][]int) {
 	s, err := exact.Engine{}.Partition(context.Background(), p)
 	if err != nil {
 		if diag.ClassOf(err) != diag.ClassInfeasible {
 			t.Fatalf("solve: %v", err)
 		}
-		return 0, false
+		return 0, nil
 	}
 	if err := p.Verify(s); err != nil {
 		t.Fatalf("%v", err)
@@ -170,25 +184,46 @@ func solve(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (int64, 
 	if s.Status != problem.Optimal {
 		t.Fatalf("status %q, want optimal", s.Status)
 	}
-	return s.ObjectiveNS, true
+	return s.ObjectiveNS, s.Choices
 }
 
+// Of 10,000 random instances each is solved to the optimum of an enumeration, and to its first choices: costs are
+// small, so that many combinations are equally cheap.
 func TestBruteForce(t *testing.T) {
-	feasible := 0
-	rapid.Check(t, func(t *rapid.T) {
+	feasible, several := 0, 0
+	many(t, func(t *rapid.T) {
 		p := draw(t)
-		want, wantOK := bruteForce(p)
-		got, ok := solve(t, p)
-		if ok != wantOK || ok && got != want {
-			t.Fatalf("objective %d (feasible %v), enumeration finds %d (%v)", got, ok, want, wantOK)
+		want, wantFirst := bruteForce(p)
+		got, first := solveFirst(t, p)
+		if (first == nil) != (wantFirst == nil) || first != nil && got != want {
+			t.Fatalf("objective %d, choices %v: enumeration finds %d with %v", got, first, want, wantFirst)
 		}
-		if ok {
+		if !reflect.DeepEqual(first, wantFirst) {
+			t.Fatalf("choices %v cost %d, and the first such are %v", first, got, wantFirst)
+		}
+		if first != nil {
 			feasible++
 		}
+		if len(p.Conflicts) > 0 && first != nil {
+			several++
+		}
 	})
-	if feasible == 0 {
-		t.Fatal("no feasible instance was drawn")
+	if feasible == 0 || several == 0 {
+		t.Fatalf("of the instances %d were feasible, %d with conflicts", feasible, several)
 	}
+}
+
+// many checks 10,000 random instances, under -short 1,000.
+func many(t *testing.T, check func(t *rapid.T)) {
+	t.Helper()
+	n := 10000
+	if testing.Short() {
+		n = 1000
+	}
+	old := flag.Lookup("rapid.checks").Value.String()
+	flag.Set("rapid.checks", strconv.Itoa(n))
+	defer flag.Set("rapid.checks", old)
+	rapid.Check(t, check)
 }
 
 func TestAnotherChoiceNeverHurts(t *testing.T) {
