@@ -11,11 +11,11 @@ import (
 
 // Limits of an instance of bucket selection.
 const (
-	MaxLengths = 1 << 16
-	MaxSizes   = 1 << 13
-	MaxTokens  = 1 << 22
-	MaxWeight  = 1 << 40 // of all lengths together
-	maxTotal   = 1 << 60 // no objective exceeds it
+	MaxLengths      = 1 << 16
+	MaxSizes        = 1 << 13
+	MaxTokens       = 1 << 22
+	MaxLengthWeight = 1 << 40 // of all lengths together
+	maxTotal        = 1 << 60 // no objective exceeds it
 )
 
 // Buckets is the choice of sequence-length buckets: which numbers of rows get programs (static graphs), so
@@ -97,8 +97,8 @@ func (b *Buckets) Validate() error {
 			return fail("length %d has %d tokens, want 1..%d", i, l.Tokens, MaxTokens)
 		case i > 0 && b.Lengths[i-1].Tokens >= l.Tokens:
 			return fail("length %d follows %d, want ascending order", l.Tokens, b.Lengths[i-1].Tokens)
-		case l.Weight < 0 || l.Weight > MaxWeight-weight:
-			return fail("length %d has weight %d, want 0 or more and at most %d in all", l.Tokens, l.Weight, int64(MaxWeight))
+		case l.Weight < 0 || l.Weight > MaxLengthWeight-weight:
+			return fail("length %d has weight %d, want 0 or more and at most %d in all", l.Tokens, l.Weight, int64(MaxLengthWeight))
 		}
 		weight += l.Weight
 		tokens += float64(l.Weight) * float64(l.Tokens)

@@ -94,6 +94,8 @@ type Engine interface {
 	Name() string
 	Partition(ctx context.Context, p *Partition) (Solution, error)
 	Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error)
+	// Of equally good choices of buckets the first by Buckets.Precedes is returned.
+	Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error)
 }
 
 // Size is the number of choices of all items.
