@@ -1,0 +1,710 @@
+package papers
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// stageRows is the width of an NPU's stage (HeteroInfer sec. 3.2): sizes within one cost the same.
+func stageRows() int {
+	return int(fact("heteroinfer", "hw_npu_tile").at("values", "systolic_array", 0).num())
+}
+
+// point is a printed latency of a whole weight at a number of tokens.
+type point struct {
+	tokens int
+	ns     int64
+}
+
+// curve is the line through printed points, beyond the last one with the slope of the last two (GPU-1, "linear
+// performance"); with one point it is proportional to the tokens.
+type curve []point
+
+func (c curve) at(tokens int) int64 {
+	if len(c) == 1 {
+		return c[0].ns * int64(tokens) / int64(c[0].tokens)
+	}
+	k := 1
+	for k < len(c)-1 && tokens > c[k].tokens {
+		k++
+	}
+	a, b := c[k-1], c[k]
+	return a.ns + int64(math.Round(float64(b.ns-a.ns)*float64(tokens-a.tokens)/float64(b.tokens-a.tokens)))
+}
+
+// shape is a weight of Table 3 with what it takes on both processors.
+type shape struct {
+	name   string
+	rows   int // of the weight, [rows, K]
+	k      int
+	gpu    curve
+	npu    curve
+	stage  int
+	lookup map[string][]int64 // per set of standard lengths, the cheapest NPU pieces that make up each length
+}
+
+// gpuNS is linear in the tokens.
+func (s *shape) gpuNS(tokens int) int64 { return s.gpu.at(tokens) }
+
+// npuNS is a staircase (NPU-1, "stage performance"): the line at the end of the stage. Decode is a graph of its own.
+func (s *shape) npuNS(tokens int) int64 {
+	if tokens > 1 {
+		tokens = (tokens + s.stage - 1) / s.stage * s.stage
+	}
+	return s.npu.at(tokens)
+}
+
+// table3Row is a row of the table: a weight at a length or a range of them.
+type table3Row struct {
+	name     string // "ffn_down-256"
+	shape    *shape
+	from, to int
+	printed  decision
+	cell     Value
+}
+
+func (r *table3Row) dynamic() bool { return r.from != r.to }
+
+// roles are the transcriber's readings of the weights' shapes.
+var roles = map[[2]int]string{{4096, 4096}: "attn_proj", {28672, 4096}: "gate_up", {4096, 14336}: "ffn_down"}
+
+// table3 reads the table.
+func table3() []table3Row {
+	var out []table3Row
+	shapes := map[string]*shape{}
+	for _, v := range fact("heteroinfer", "table3").at("values").list() {
+		rows, k := int(v.at("weight", 0).num()), int(v.at("weight", 1).num())
+		role := roles[[2]int{rows, k}]
+		s := shapes[role]
+		if s == nil {
+			s = &shape{name: role, rows: rows, k: k, stage: stageRows(), lookup: map[string][]int64{}}
+			shapes[role] = s
+		}
+		r := table3Row{shape: s, cell: v, printed: decision{strategy: v.at("strategy").text(), ratio: v.at("ratio").text()}}
+		tokens := fmt.Sprint(v.at("activation", 1).v)
+		from, to, dynamic := strings.Cut(tokens, "-")
+		r.from, _ = strconv.Atoi(from)
+		r.to = r.from
+		if dynamic {
+			r.to, _ = strconv.Atoi(to)
+		} else {
+			s.gpu = append(s.gpu, point{r.from, us(v.at("gpu_us").num())})
+			s.npu = append(s.npu, point{r.from, us(v.at("npu_us").num())})
+		}
+		r.name = role + "-" + tokens
+		out = append(out, r)
+	}
+	return out
+}
+
+func us(x float64) int64 { return int64(math.Round(x * 1000)) }
+
+// share is the part of a weight's rows that the GPU computes: gpu/(gpu+npu).
+type share struct{ gpu, npu int }
+
+func (s share) String() string { return fmt.Sprintf("%d:%d", s.gpu, s.npu) }
+
+func (s share) reduced() share {
+	a, b := s.gpu, s.npu
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return share{s.gpu / a, s.npu / a}
+}
+
+// uniform are the shares with a denominator.
+func uniform(n int) []share {
+	var out []share
+	for g := 1; g < n; g++ {
+		out = append(out, share{g, n - g})
+	}
+	return out
+}
+
+// assumptions are what the paper's objective needs and Table 3 does not print.
+type assumptions struct {
+	syncNS   int64   // T_sync + T_copy, of every choice but GPU-only
+	splitNS  int64   // more than that when both compute
+	shares   []share // of a divided weight; nil: every stage of its rows
+	standard []int   // lengths that graphs exist for, beside 1
+	anyCut   bool    // the GPU may take more of the tokens than what no standard length fits into
+}
+
+// decision is what a row of the table says.
+type decision struct {
+	strategy, ratio string
+	ns              int64
+}
+
+func (d decision) same(e decision) bool { return d.strategy == e.strategy && d.ratio == e.ratio }
+
+// pieces returns, per number of tokens up to the longest standard length twice, the least NPU time of standard lengths that
+// add up to it, -1 where none do.
+func (s *shape) pieces(standard []int) []int64 {
+	key := fmt.Sprint(standard)
+	if c, ok := s.lookup[key]; ok {
+		return c
+	}
+	cost := make([]int64, 2*standard[len(standard)-1]+1)
+	for m := 1; m < len(cost); m++ {
+		cost[m] = -1
+		for _, l := range standard {
+			if l <= m && cost[m-l] >= 0 && (cost[m] < 0 || cost[m-l]+s.npuNS(l) < cost[m]) {
+				cost[m] = cost[m-l] + s.npuNS(l)
+			}
+		}
+	}
+	s.lookup[key] = cost
+	return cost
+}
+
+// item poses the choice of one operator at one length (sec. 4.4: the objective; sec. 4.2: the strategies) and what each
+// choice stands for.
+func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []decision) {
+	it := problem.Item{Name: s.name, Before: []string{"shared"}, After: []string{"shared"}}
+	var ds []decision
+	const gpu, npu = 0, 1
+	add := func(strategy, ratio string, ns int64, procs ...int) {
+		it.Choices = append(it.Choices, problem.Choice{Label: strategy + " " + ratio, Procs: procs, CostNS: ns})
+		ds = append(ds, decision{strategy, ratio, ns})
+	}
+	add("no partition", "GPU-only", s.gpuNS(tokens), gpu)
+	pad := tokens // the length whose graph computes them
+	if tokens > 1 {
+		k, _ := slices.BinarySearch(a.standard, tokens)
+		pad = 0
+		if k < len(a.standard) {
+			pad = a.standard[k]
+		}
+	}
+	cost := s.pieces(a.standard)
+	if pad > 0 {
+		strategy := "no partition"
+		if pad != tokens {
+			strategy = "padding"
+		}
+		add(strategy, "NPU-only", s.npuNS(pad)+a.syncNS, npu)
+		split := "weight-centric"
+		if pad != tokens || dynamic {
+			split = "hybrid"
+		}
+		shares := a.shares
+		if shares == nil {
+			shares = uniform(s.rows / s.stage)
+		}
+		for _, r := range shares {
+			n := int64(r.gpu + r.npu)
+			ratio := r.reduced().String()
+			if split == "hybrid" {
+				ratio += " (weight)"
+			}
+			add(split, ratio, max((s.gpuNS(pad)*int64(r.gpu)+n/2)/n, (s.npuNS(pad)*int64(r.npu)+n/2)/n)+a.syncNS+a.splitNS, gpu, npu)
+		}
+	}
+	if tokens > 1 {
+		// Several standard lengths in sequence, the last one padded.
+		best, at := int64(-1), 0
+		for m := tokens; m < len(cost); m++ {
+			if cost[m] >= 0 && m != pad && (best < 0 || cost[m] < best) {
+				best, at = cost[m], m
+			}
+		}
+		if best >= 0 {
+			add("NPU-pipe", strconv.Itoa(at), best+a.syncNS, npu)
+		}
+		// Standard lengths on the NPU beside the rest on the GPU.
+		for m := min(tokens-1, len(cost)-1); m > 0; m-- {
+			if cost[m] < 0 {
+				continue
+			}
+			add("activation-centric", fmt.Sprintf("dynamic:%d", m), max(cost[m], s.gpuNS(tokens-m))+a.syncNS+a.splitNS, gpu, npu)
+			if !a.anyCut {
+				break
+			}
+		}
+	}
+	return it, ds
+}
+
+// decide solves one operator at one length with the engine that solve uses.
+func (s *shape) decide(ctx context.Context, tokens int, dynamic bool, a *assumptions) (decision, error) {
+	it, ds := s.item(tokens, dynamic, a)
+	p := &problem.Partition{Name: s.name, Procs: []string{"gpu", "npu"}, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	sol, err := solvePartition(ctx, p)
+	if err != nil {
+		return decision{}, err
+	}
+	return ds[sol.Choices[0][0]], nil
+}
+
+// solvePartition returns a proved and verified optimum.
+func solvePartition(ctx context.Context, p *problem.Partition) (problem.Solution, error) {
+	sol, err := exact.Engine{}.Partition(ctx, p)
+	if err != nil {
+		return sol, err
+	}
+	if err := p.Verify(sol); err != nil {
+		return sol, err
+	}
+	if sol.Status != problem.Optimal {
+		return sol, diag.New(diag.ClassInternal, "partition %q: status %q, want %q", p.Name, sol.Status, problem.Optimal)
+	}
+	return sol, nil
+}
+
+// span is a range of lengths with one decision.
+type span struct {
+	from, to int
+	decision
+}
+
+// spans decides every length of a range.
+func (s *shape) spans(ctx context.Context, from, to int, dynamic bool, a *assumptions, same func(a, b decision) bool) ([]span, error) {
+	var out []span
+	for m := from; m <= to; m++ {
+		d, err := s.decide(ctx, m, dynamic, a)
+		if err != nil {
+			return nil, err
+		}
+		if k := len(out) - 1; k >= 0 && same(out[k].decision, d) {
+			out[k].to = m
+			continue
+		}
+		out = append(out, span{m, m, d})
+	}
+	return out, nil
+}
+
+func sameStrategy(a, b decision) bool { return a.strategy == b.strategy }
+
+// textOf writes spans: what holds throughout, or each with its lengths.
+func textOf(list []span, of func(d decision) string) string {
+	var parts []string
+	for i := 0; i < len(list); i++ {
+		to := list[i].to
+		for i+1 < len(list) && of(list[i+1].decision) == of(list[i].decision) {
+			i++
+			to = list[i].to
+		}
+		from := list[i].from
+		for j := i; j > 0 && of(list[j-1].decision) == of(list[i].decision); j-- {
+			from = list[j-1].from
+		}
+		if from == list[0].from && to == list[len(list)-1].to {
+			return of(list[i].decision)
+		}
+		if from == to {
+			parts = append(parts, fmt.Sprintf("%s at %d", of(list[i].decision), from))
+		} else {
+			parts = append(parts, fmt.Sprintf("%s at %d-%d", of(list[i].decision), from, to))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// holds reports whether a row comes out as printed at each of its lengths: the strategy, and the ratio unless only the
+// strategy is asked for.
+func (r *table3Row) holds(ctx context.Context, a *assumptions, ratio bool) (bool, error) {
+	for m := r.from; m <= r.to; m++ {
+		d, err := r.shape.decide(ctx, m, r.dynamic(), a)
+		if err != nil {
+			return false, err
+		}
+		if d.strategy != r.printed.strategy || ratio && d.ratio != r.printed.ratio || !ratio && strings.HasSuffix(r.printed.ratio, "-only") && d.ratio != r.printed.ratio {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// interval finds by bisection the integers from 0 to most for which ok holds; ok holds on one interval at most. probes
+// are where it is looked for first; found is false when it holds at none of them.
+func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, high int64, found bool, err error) {
+	at := int64(-1)
+	for _, x := range probes {
+		good, err := ok(x)
+		if err != nil {
+			return 0, 0, false, err
+		}
+		if good {
+			at = x
+			break
+		}
+	}
+	if at < 0 {
+		return 0, 0, false, nil
+	}
+	// edge is the last integer towards far for which ok holds.
+	edge := func(far int64) (int64, error) {
+		good, bad := at, far
+		if h, err := ok(far); err != nil || h {
+			return far, err
+		}
+		for bad-good > 1 || good-bad > 1 {
+			mid := good + (bad-good)/2
+			h, err := ok(mid)
+			if err != nil {
+				return 0, err
+			}
+			if h {
+				good = mid
+			} else {
+				bad = mid
+			}
+		}
+		return good, nil
+	}
+	if low, err = edge(0); err != nil {
+		return 0, 0, false, err
+	}
+	high, err = edge(most)
+	return low, high, true, err
+}
+
+// Intervals are looked for up to these, in ns.
+const (
+	mostSync  = 1_000_000_000
+	mostSplit = 1_000_000_000
+)
+
+// probesNS are where an interval is looked for: from nothing to a second.
+var probesNS = []int64{0, 5_000, 20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000, 600_000, 1_000_000, 2_000_000, 5_000_000, 20_000_000, 1_000_000_000}
+
+// rangeText writes an interval of nanoseconds in microseconds.
+func rangeText(low, high, most int64, found bool) string {
+	switch f := func(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', -1, 64) }; {
+	case !found:
+		return "nowhere"
+	case low == 0 && high == most:
+		return "everywhere"
+	case high == most:
+		return "from " + f(low) + " us"
+	default:
+		return f(low) + ".." + f(high) + " us"
+	}
+}
+
+// standardSets are sets of lengths that graphs may exist for; the paper names three lengths and no set.
+func standardSets() []struct {
+	name    string
+	lengths []int
+} {
+	multiples := func(of int) (out []int) {
+		for m := of; m <= 512; m += of {
+			out = append(out, m)
+		}
+		return out
+	}
+	var named []int
+	for _, x := range fact("heteroinfer", "m_standard_sequence_lengths").at("values", "examples").nums() {
+		named = append(named, int(x))
+	}
+	return []struct {
+		name    string
+		lengths []int
+	}{
+		{"named", named}, {"powers of two", []int{32, 64, 128, 256, 512}}, {"multiples of 128", multiples(128)},
+		{"multiples of 64", multiples(64)}, {"multiples of 32", multiples(32)},
+	}
+}
+
+// flagNS is T_sync + T_copy of the paper's fast synchronisation, as the catalog has it: a few microseconds.
+func flagNS() (int64, error) {
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		return 0, err
+	}
+	l, _ := s.Link("npu", "gpu")
+	return us(l.HandoverUS), nil
+}
+
+// table3Base are the assumptions that the table is recomputed under, and then varied one by one.
+func table3Base() (*assumptions, error) {
+	sync, err := flagNS()
+	return &assumptions{syncNS: sync, standard: standardSets()[2].lengths}, err
+}
+
+// smallestGrid is the smallest set of shares, of those with small denominators, on which most rows of the table come out as printed.
+func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]share, int, error) {
+	const most = 8 // of gpu + npu
+	var all []share
+	for n := 2; n <= most; n++ {
+		for _, s := range uniform(n) {
+			if s.reduced() == s {
+				all = append(all, s)
+			}
+		}
+	}
+	best, bestHeld := []share(nil), -1
+	var err error
+	var try func(from int, set []share, size int)
+	try = func(from int, set []share, size int) {
+		if err != nil {
+			return
+		}
+		if len(set) == size {
+			a := *base
+			a.shares = set
+			held := 0
+			for i := range rows {
+				var ok bool
+				if ok, err = rows[i].holds(ctx, &a, true); err != nil {
+					return
+				}
+				if ok {
+					held++
+				} else if held+len(rows)-i-1 <= bestHeld {
+					return
+				}
+			}
+			if held > bestHeld {
+				best, bestHeld = slices.Clone(set), held
+			}
+			return
+		}
+		for k := from; k < len(all); k++ {
+			try(k+1, append(set, all[k]), size)
+		}
+	}
+	for size := 1; size <= 3 && bestHeld < len(rows); size++ {
+		try(0, nil, size)
+	}
+	return best, bestHeld, err
+}
+
+func runTable3(ctx context.Context) ([]Row, error) {
+	rows := table3()
+	base, err := table3Base()
+	if err != nil {
+		return nil, err
+	}
+	grid, _, err := smallestGrid(ctx, rows, base)
+	if err != nil {
+		return nil, err
+	}
+	onGrid := *base
+	onGrid.shares = grid
+	var names []string
+	for _, g := range grid {
+		names = append(names, g.String())
+	}
+	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths 128, 256, 384, 512",
+		stageRows(), strconv.FormatFloat(float64(base.syncNS)/1000, 'f', -1, 64))
+	stageNote := model + fmt.Sprintf("; ratios from every stage of %d rows", stageRows())
+	gridNote := model + "; ratios from the smallest grid that gives the printed ones: " + strings.Join(names, ", ")
+	out := make([]Row, 0, 128)
+	all := map[string][]string{} // assumption -> rows that hold
+	for i := range rows {
+		r := &rows[i]
+		id := "heteroinfer/table3/" + r.name
+		where := fmt.Sprintf("row %d", int(r.cell.at("row").num()))
+		add := func(name string, paper, ours any, note string) {
+			out = append(out, Row{ID: id + "/" + name, Paper: paper, Ours: ours, Class: Modelled, Note: note})
+		}
+		for _, v := range []struct {
+			suffix string
+			a      *assumptions
+			note   string
+		}{{"", base, stageNote}, {"-smallest-grid", &onGrid, gridNote}} {
+			list, err := r.shape.spans(ctx, r.from, r.to, r.dynamic(), v.a, decision.same)
+			if err != nil {
+				return nil, err
+			}
+			strategy := textOf(list, func(d decision) string { return d.strategy })
+			ratio := textOf(list, func(d decision) string { return d.ratio })
+			if v.suffix == "" && len(list) > 3 { // every length has a ratio of its own
+				ratio = fmt.Sprintf("%s at %d to %s at %d", list[0].ratio, list[0].from, list[len(list)-1].ratio, list[len(list)-1].to)
+			}
+			add("strategy"+v.suffix, r.printed.strategy, strategy, v.note+reason(r, list, v.a))
+			add("ratio"+v.suffix, r.printed.ratio, ratio, v.note+reason(r, list, v.a))
+			worst := int64(0)
+			for _, s := range list {
+				worst = max(worst, s.ns)
+			}
+			add("us"+v.suffix, "not printed", float64(worst)/1000, v.note+"; the longest of the row's lengths")
+		}
+		// Where the printed decision holds, one assumption moved at a time.
+		for _, v := range []struct {
+			name  string
+			a     *assumptions
+			ratio bool
+			most  int64
+			set   func(a *assumptions, ns int64)
+			note  string
+		}{
+			{"holds-sync", &onGrid, true, mostSync, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
+			{"holds-sync-stage-grid", base, false, mostSync, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
+			{"holds-split", base, false, mostSplit, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as printed, ratios from every stage"},
+		} {
+			a := *v.a
+			low, high, found, err := interval(v.most, probesNS, func(ns int64) (bool, error) {
+				v.set(&a, ns)
+				return r.holds(ctx, &a, v.ratio)
+			})
+			if err != nil {
+				return nil, err
+			}
+			add(v.name, r.printed.strategy+", "+r.printed.ratio, rangeText(low, high, v.most, found), v.note+"; looked for up to 1 s, ends by bisection to 1 ns; "+where)
+			if found {
+				all[v.name] = append(all[v.name], fmt.Sprint(low, " ", high))
+			}
+		}
+		var denominators, sets []string
+		for n := 2; n <= r.shape.rows/r.shape.stage; n++ {
+			if n > 40 && n != r.shape.rows/r.shape.stage { // beyond, only the finest
+				continue
+			}
+			a := *base
+			a.shares = uniform(n)
+			ok, err := r.holds(ctx, &a, true)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				denominators = append(denominators, strconv.Itoa(n))
+			}
+		}
+		add("holds-grid", r.printed.strategy+", "+r.printed.ratio, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n (2..40 and %d, every stage); %s", r.shape.rows/r.shape.stage, where))
+		for _, set := range standardSets() {
+			a := onGrid
+			a.standard = set.lengths
+			ok, err := r.holds(ctx, &a, true)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				sets = append(sets, set.name)
+			}
+		}
+		add("holds-lengths", r.printed.strategy+", "+r.printed.ratio, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths (named: 128, 256, 512) for which strategy and ratio come out as printed, on the smallest grid; "+where)
+		a := onGrid
+		a.anyCut = true
+		ok, err := r.holds(ctx, &a, true)
+		if err != nil {
+			return nil, err
+		}
+		ours := map[bool]string{true: "holds", false: "does not hold"}[ok]
+		add("holds-any-cut", r.printed.strategy+", "+r.printed.ratio, ours, "on the smallest grid, when the GPU may take more of the tokens than what no standard length fits into (sec. 4.2.2 takes as little as possible); "+where)
+	}
+	more, err := table3Together(ctx, rows, base, &onGrid)
+	return append(out, more...), err
+}
+
+// table3Together is about all rows at once.
+func table3Together(ctx context.Context, rows []table3Row, base, onGrid *assumptions) ([]Row, error) {
+	var out []Row
+	add := func(name string, paper, ours any, note string) {
+		out = append(out, Row{ID: "heteroinfer/table3/all/" + name, Paper: paper, Ours: ours, Class: Modelled, Note: note})
+	}
+	count := func(a *assumptions, ratio bool) (n int, err error) {
+		for i := range rows {
+			ok, err := rows[i].holds(ctx, a, ratio)
+			if err != nil {
+				return 0, err
+			}
+			if ok {
+				n++
+			}
+		}
+		return n, nil
+	}
+	total := float64(len(rows))
+	n, err := count(onGrid, true)
+	if err != nil {
+		return nil, err
+	}
+	add("rows-smallest-grid", total, float64(n), "rows whose strategy and ratio come out as printed")
+	if n, err = count(base, false); err != nil {
+		return nil, err
+	}
+	add("rows-stage-grid", total, float64(n), "rows whose strategy comes out as printed with ratios from every stage")
+	for _, v := range []struct {
+		name  string
+		a     *assumptions
+		ratio bool
+		set   func(a *assumptions, ns int64)
+		note  string
+	}{
+		{"holds-sync", onGrid, true, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which all rows come out as printed on the smallest grid; clFinish (400 us, sec. 3.1) is outside, so the table needs fast synchronisation"},
+		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only, for all rows' strategies with ratios from every stage: rows 4 and 6 need more than rows 1 and 8 permit, so the printed table implies a coarse grid"},
+	} {
+		a := *v.a
+		low, high, found, err := interval(mostSync, probesNS, func(ns int64) (bool, error) {
+			v.set(&a, ns)
+			n, err := count(&a, v.ratio)
+			return n == len(rows), err
+		})
+		if err != nil {
+			return nil, err
+		}
+		add(v.name, "all rows", rangeText(low, high, mostSync, found), v.note)
+	}
+	best, bestN := 0, 0
+	for n := 2; n <= 40; n++ {
+		a := *base
+		a.shares = uniform(n)
+		held, err := count(&a, true)
+		if err != nil {
+			return nil, err
+		}
+		if held > best {
+			best, bestN = held, n
+		}
+	}
+	add("rows-uniform-grid", total, float64(best), fmt.Sprintf("most rows that come out as printed with ratios from one uniform grid, 1/2 to 1/40: the first such is 1/%d; 3:1, 1:1 and 2:3 have no common one that is coarse enough for NPU-only", bestN))
+	return out, nil
+}
+
+// reason says why a row differs from the table.
+func reason(r *table3Row, list []span, a *assumptions) string {
+	for _, s := range list {
+		if !s.same(r.printed) {
+			if strings.HasSuffix(r.printed.ratio, "-only") && s.strategy != r.printed.strategy && a.shares == nil {
+				return "; differs because NPU-only pays the same synchronisation as a division, so a fine grid always has a division that is faster"
+			}
+			if s.strategy == r.printed.strategy && a.shares == nil {
+				return "; the ratio differs because the printed one is not the balanced one on a fine grid"
+			}
+			return "; differs: see holds-*"
+		}
+	}
+	return ""
+}
+
+func orNowhere(s string) string {
+	if s == "" {
+		return "nowhere"
+	}
+	return s
+}
+
+// ranges writes ascending numbers with runs joined: "2-4, 8".
+func ranges(numbers []string) string {
+	var parts []string
+	for i := 0; i < len(numbers); i++ {
+		j := i
+		for j+1 < len(numbers) {
+			a, _ := strconv.Atoi(numbers[j])
+			if b, _ := strconv.Atoi(numbers[j+1]); b != a+1 {
+				break
+			}
+			j++
+		}
+		if j > i {
+			parts = append(parts, numbers[i]+"-"+numbers[j])
+		} else {
+			parts = append(parts, numbers[i])
+		}
+		i = j
+	}
+	return orNowhere(strings.Join(parts, ", "))
+}
