@@ -137,6 +137,7 @@ type assumptions struct {
 	shares   []share // of a divided weight; nil: every stage of its rows
 	standard []int   // lengths that graphs exist for, beside 1
 	anyCut   bool    // the GPU may take more of the tokens than what no standard length fits into
+	pipe     bool    // several standard lengths in sequence are a choice
 }
 
 // decision is what a row of the table says.
@@ -214,11 +215,11 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 		// Several standard lengths in sequence, the last one padded.
 		best, at := int64(-1), 0
 		for m := tokens; m < len(cost); m++ {
-			if cost[m] >= 0 && m != pad && (best < 0 || cost[m] < best) {
+			if cost[m] >= 0 && (best < 0 || cost[m] < best) {
 				best, at = cost[m], m
 			}
 		}
-		if best >= 0 {
+		if a.pipe && best >= 0 && (pad == 0 || best < s.npuNS(pad)) { // otherwise it is one piece
 			add("NPU-pipe", strconv.Itoa(at), best+a.syncNS, npu)
 		}
 		// Standard lengths on the NPU beside the rest on the GPU.
@@ -370,27 +371,29 @@ func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, hi
 	return low, high, true, err
 }
 
-// Intervals are looked for up to these, in ns.
-const (
-	mostSync  = 1_000_000_000
-	mostSplit = 1_000_000_000
-)
+// mostNS is up to where intervals are looked for.
+const mostNS = 1_000_000_000
 
 // probesNS are where an interval is looked for: from nothing to a second.
 var probesNS = []int64{0, 5_000, 20_000, 50_000, 100_000, 150_000, 200_000, 300_000, 400_000, 600_000, 1_000_000, 2_000_000, 5_000_000, 20_000_000, 1_000_000_000}
 
+func usText(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', -1, 64) }
+
 // rangeText writes an interval of nanoseconds in microseconds.
-func rangeText(low, high, most int64, found bool) string {
-	switch f := func(ns int64) string { return strconv.FormatFloat(float64(ns)/1000, 'f', -1, 64) }; {
+func rangeText(low, high int64, found bool) string {
+	switch {
 	case !found:
 		return "nowhere"
-	case low == 0 && high == most:
+	case low == 0 && high == mostNS:
 		return "everywhere"
-	case high == most:
-		return "from " + f(low) + " us"
-	default:
-		return f(low) + ".." + f(high) + " us"
+	case high == mostNS:
+		return "from " + usText(low) + " us"
 	}
+	return usText(low) + ".." + usText(high) + " us"
+}
+
+func joinInts(list []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
 }
 
 // standardSets are sets of lengths that graphs may exist for; the paper names three lengths and no set.
@@ -481,34 +484,33 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	return best, bestHeld, err
 }
 
-func runTable3(ctx context.Context) ([]Row, error) {
+const unprinted = "not printed"
+
+func heteroTable3(ctx context.Context, out *sheet) error {
 	rows := table3()
 	base, err := table3Base()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	grid, _, err := smallestGrid(ctx, rows, base)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	onGrid := *base
 	onGrid.shares = grid
+	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths %s (384 because row 9 ends there)",
+		stageRows(), usText(base.syncNS), joinInts(base.standard))
+	stageNote := model + "; ratios from every stage"
 	var names []string
 	for _, g := range grid {
 		names = append(names, g.String())
 	}
-	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths 128, 256, 384, 512",
-		stageRows(), strconv.FormatFloat(float64(base.syncNS)/1000, 'f', -1, 64))
-	stageNote := model + fmt.Sprintf("; ratios from every stage of %d rows", stageRows())
 	gridNote := model + "; ratios from the smallest grid that gives the printed ones: " + strings.Join(names, ", ")
-	out := make([]Row, 0, 128)
-	all := map[string][]string{} // assumption -> rows that hold
+	limits := map[string][]held{}
 	for i := range rows {
 		r := &rows[i]
-		id := "heteroinfer/table3/" + r.name
-		where := fmt.Sprintf("row %d", int(r.cell.at("row").num()))
 		add := func(name string, paper, ours any, note string) {
-			out = append(out, Row{ID: id + "/" + name, Paper: paper, Ours: ours, Class: Modelled, Note: note})
+			out.add(Modelled, r.name+"/"+name, paper, ours, "%s", note)
 		}
 		for _, v := range []struct {
 			suffix string
@@ -517,94 +519,114 @@ func runTable3(ctx context.Context) ([]Row, error) {
 		}{{"", base, stageNote}, {"-smallest-grid", &onGrid, gridNote}} {
 			list, err := r.shape.spans(ctx, r.from, r.to, r.dynamic(), v.a, decision.same)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			strategy := textOf(list, func(d decision) string { return d.strategy })
 			ratio := textOf(list, func(d decision) string { return d.ratio })
-			if v.suffix == "" && len(list) > 3 { // every length has a ratio of its own
-				ratio = fmt.Sprintf("%s at %d to %s at %d", list[0].ratio, list[0].from, list[len(list)-1].ratio, list[len(list)-1].to)
-			}
-			add("strategy"+v.suffix, r.printed.strategy, strategy, v.note+reason(r, list, v.a))
-			add("ratio"+v.suffix, r.printed.ratio, ratio, v.note+reason(r, list, v.a))
+			add("strategy"+v.suffix, r.printed.strategy, strategy, v.note+reason(r, strategy != r.printed.strategy, v.a))
+			add("ratio"+v.suffix, r.printed.ratio, ratio, v.note+reason(r, ratio != r.printed.ratio, v.a))
 			worst := int64(0)
 			for _, s := range list {
 				worst = max(worst, s.ns)
 			}
-			add("us"+v.suffix, "not printed", float64(worst)/1000, v.note+"; the longest of the row's lengths")
+			add("us"+v.suffix, unprinted, float64(worst)/1000, v.note+"; microseconds, the longest of the row's lengths")
 		}
 		// Where the printed decision holds, one assumption moved at a time.
-		for _, v := range []struct {
-			name  string
-			a     *assumptions
-			ratio bool
-			most  int64
-			set   func(a *assumptions, ns int64)
-			note  string
-		}{
-			{"holds-sync", &onGrid, true, mostSync, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
-			{"holds-sync-stage-grid", base, false, mostSync, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
-			{"holds-split", base, false, mostSplit, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as printed, ratios from every stage"},
-		} {
+		for _, v := range table3Moves(base, &onGrid) {
 			a := *v.a
-			low, high, found, err := interval(v.most, probesNS, func(ns int64) (bool, error) {
+			low, high, found, err := interval(mostNS, probesNS, func(ns int64) (bool, error) {
 				v.set(&a, ns)
 				return r.holds(ctx, &a, v.ratio)
 			})
 			if err != nil {
-				return nil, err
+				return err
 			}
-			add(v.name, r.printed.strategy+", "+r.printed.ratio, rangeText(low, high, v.most, found), v.note+"; looked for up to 1 s, ends by bisection to 1 ns; "+where)
-			if found {
-				all[v.name] = append(all[v.name], fmt.Sprint(low, " ", high))
-			}
+			limits[v.name] = append(limits[v.name], held{r.name, low, high, found})
+			add(v.name, unprinted, rangeText(low, high, found), v.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
 		}
-		var denominators, sets []string
-		for n := 2; n <= r.shape.rows/r.shape.stage; n++ {
-			if n > 40 && n != r.shape.rows/r.shape.stage { // beyond, only the finest
+		var denominators []int
+		finest := r.shape.rows / r.shape.stage
+		for n := 2; n <= finest; n++ {
+			if n > mostDenominator && n != finest {
 				continue
 			}
 			a := *base
 			a.shares = uniform(n)
 			ok, err := r.holds(ctx, &a, true)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			if ok {
-				denominators = append(denominators, strconv.Itoa(n))
+				denominators = append(denominators, n)
 			}
 		}
-		add("holds-grid", r.printed.strategy+", "+r.printed.ratio, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n (2..40 and %d, every stage); %s", r.shape.rows/r.shape.stage, where))
+		add("holds-grid", unprinted, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
+		var sets []string
 		for _, set := range standardSets() {
 			a := onGrid
 			a.standard = set.lengths
 			ok, err := r.holds(ctx, &a, true)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			if ok {
 				sets = append(sets, set.name)
 			}
 		}
-		add("holds-lengths", r.printed.strategy+", "+r.printed.ratio, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths (named: 128, 256, 512) for which strategy and ratio come out as printed, on the smallest grid; "+where)
-		a := onGrid
-		a.anyCut = true
-		ok, err := r.holds(ctx, &a, true)
-		if err != nil {
-			return nil, err
+		if len(sets) == len(standardSets()) {
+			sets = []string{"all"}
 		}
-		ours := map[bool]string{true: "holds", false: "does not hold"}[ok]
-		add("holds-any-cut", r.printed.strategy+", "+r.printed.ratio, ours, "on the smallest grid, when the GPU may take more of the tokens than what no standard length fits into (sec. 4.2.2 takes as little as possible); "+where)
+		add("holds-lengths", unprinted, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+joinInts(standardSets()[0].lengths)+") for which strategy and ratio come out as printed, on the smallest grid")
+		for _, v := range []struct {
+			name string
+			set  func(a *assumptions)
+			note string
+		}{
+			{"holds-any-cut", func(a *assumptions) { a.anyCut = true }, "whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
+			{"holds-pipe", func(a *assumptions) { a.pipe = true }, "whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one of 256"},
+		} {
+			a := onGrid
+			v.set(&a)
+			ok, err := r.holds(ctx, &a, true)
+			if err != nil {
+				return err
+			}
+			add(v.name, unprinted, map[bool]string{true: "holds", false: "does not hold"}[ok], v.note)
+		}
 	}
-	more, err := table3Together(ctx, rows, base, &onGrid)
-	return append(out, more...), err
+	return table3Together(ctx, out, rows, base, &onGrid, limits)
+}
+
+// mostDenominator bounds the uniform grids that are tried.
+const mostDenominator = 40
+
+// held is where an assumption leaves a row as printed.
+type held struct {
+	row       string
+	low, high int64
+	found     bool
+}
+
+// move is an assumption that is varied.
+type move struct {
+	name  string
+	a     *assumptions // the others
+	ratio bool         // the ratio has to be the printed one as well
+	set   func(a *assumptions, ns int64)
+	note  string
+}
+
+func table3Moves(base, onGrid *assumptions) []move {
+	sync := func(a *assumptions, ns int64) { a.syncNS = ns }
+	return []move{
+		{"holds-sync", onGrid, true, sync, "T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
+		{"holds-sync-stage-grid", base, false, sync, "T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
+		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as printed, ratios from every stage"},
+	}
 }
 
 // table3Together is about all rows at once.
-func table3Together(ctx context.Context, rows []table3Row, base, onGrid *assumptions) ([]Row, error) {
-	var out []Row
-	add := func(name string, paper, ours any, note string) {
-		out = append(out, Row{ID: "heteroinfer/table3/all/" + name, Paper: paper, Ours: ours, Class: Modelled, Note: note})
-	}
+func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onGrid *assumptions, limits map[string][]held) error {
 	count := func(a *assumptions, ratio bool) (n int, err error) {
 		for i := range rows {
 			ok, err := rows[i].holds(ctx, a, ratio)
@@ -617,67 +639,69 @@ func table3Together(ctx context.Context, rows []table3Row, base, onGrid *assumpt
 		}
 		return n, nil
 	}
-	total := float64(len(rows))
 	n, err := count(onGrid, true)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	add("rows-smallest-grid", total, float64(n), "rows whose strategy and ratio come out as printed")
+	out.add(Modelled, "all/rows-smallest-grid", len(rows), n, "rows whose strategy and ratio come out as printed on the smallest grid")
 	if n, err = count(base, false); err != nil {
-		return nil, err
+		return err
 	}
-	add("rows-stage-grid", total, float64(n), "rows whose strategy comes out as printed with ratios from every stage")
-	for _, v := range []struct {
-		name  string
-		a     *assumptions
-		ratio bool
-		set   func(a *assumptions, ns int64)
-		note  string
-	}{
-		{"holds-sync", onGrid, true, func(a *assumptions, ns int64) { a.syncNS = ns }, "T_sync + T_copy for which all rows come out as printed on the smallest grid; clFinish (400 us, sec. 3.1) is outside, so the table needs fast synchronisation"},
-		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only, for all rows' strategies with ratios from every stage: rows 4 and 6 need more than rows 1 and 8 permit, so the printed table implies a coarse grid"},
-	} {
-		a := *v.a
-		low, high, found, err := interval(mostSync, probesNS, func(ns int64) (bool, error) {
-			v.set(&a, ns)
-			n, err := count(&a, v.ratio)
-			return n == len(rows), err
-		})
-		if err != nil {
-			return nil, err
-		}
-		add(v.name, "all rows", rangeText(low, high, mostSync, found), v.note)
-	}
-	best, bestN := 0, 0
-	for n := 2; n <= 40; n++ {
+	out.add(Modelled, "all/rows-stage-grid", len(rows), n, "rows whose strategy comes out as printed with ratios from every stage")
+	best, first := 0, 0
+	for n := 2; n <= mostDenominator; n++ {
 		a := *base
 		a.shares = uniform(n)
 		held, err := count(&a, true)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if held > best {
-			best, bestN = held, n
+			best, first = held, n
 		}
 	}
-	add("rows-uniform-grid", total, float64(best), fmt.Sprintf("most rows that come out as printed with ratios from one uniform grid, 1/2 to 1/40: the first such is 1/%d; 3:1, 1:1 and 2:3 have no common one that is coarse enough for NPU-only", bestN))
-	return out, nil
+	out.add(Modelled, "all/rows-uniform-grid", len(rows), best, "most rows that come out as printed with ratios from one uniform grid 1/2 to 1/%d; 1/%d is the first such: the printed ratios have no common grid that is coarse enough for NPU-only", mostDenominator, first)
+	for _, v := range table3Moves(base, onGrid) {
+		low, high := held{low: -1}, held{high: mostNS + 1}
+		none := ""
+		for _, h := range limits[v.name] {
+			switch {
+			case !h.found:
+				none = h.row
+			default:
+				if h.low > low.low {
+					low = h
+				}
+				if h.high < high.high {
+					high = h
+				}
+			}
+		}
+		note := "every row at once: " + v.note
+		switch {
+		case none != "":
+			note += "; " + none + " comes out as printed nowhere"
+		case low.low > high.high:
+			note += fmt.Sprintf("; %s needs at least %s us and %s permits at most %s us, so no such cost explains the table: it implies a coarse grid", low.row, usText(low.low), high.row, usText(high.high))
+		default:
+			note += fmt.Sprintf("; the upper end is that of %s: a wait of %v us by clFinish (sec. 3.1) is beyond it, so the table rests on fast synchronisation", high.row, fact("heteroinfer", "hw_sync_clfinish").at("values", "clFinish_fixed").num())
+		}
+		out.add(Modelled, "all/"+v.name, unprinted, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
+	}
+	return nil
 }
 
 // reason says why a row differs from the table.
-func reason(r *table3Row, list []span, a *assumptions) string {
-	for _, s := range list {
-		if !s.same(r.printed) {
-			if strings.HasSuffix(r.printed.ratio, "-only") && s.strategy != r.printed.strategy && a.shares == nil {
-				return "; differs because NPU-only pays the same synchronisation as a division, so a fine grid always has a division that is faster"
-			}
-			if s.strategy == r.printed.strategy && a.shares == nil {
-				return "; the ratio differs because the printed one is not the balanced one on a fine grid"
-			}
-			return "; differs: see holds-*"
-		}
+func reason(r *table3Row, differs bool, a *assumptions) string {
+	switch {
+	case !differs:
+		return ""
+	case a.shares == nil && strings.HasSuffix(r.printed.ratio, "-only"):
+		return "; differs because a division that is fine enough always pays: NPU-only has the same synchronisation, and the GPU alone takes longer"
+	case a.shares == nil:
+		return "; differs because the printed ratio is not the one that balances the two printed latencies"
 	}
-	return ""
+	return "; differs: see holds-*"
 }
 
 func orNowhere(s string) string {
@@ -688,21 +712,17 @@ func orNowhere(s string) string {
 }
 
 // ranges writes ascending numbers with runs joined: "2-4, 8".
-func ranges(numbers []string) string {
+func ranges(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); i++ {
 		j := i
-		for j+1 < len(numbers) {
-			a, _ := strconv.Atoi(numbers[j])
-			if b, _ := strconv.Atoi(numbers[j+1]); b != a+1 {
-				break
-			}
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
 			j++
 		}
 		if j > i {
-			parts = append(parts, numbers[i]+"-"+numbers[j])
+			parts = append(parts, fmt.Sprintf("%d-%d", numbers[i], numbers[j]))
 		} else {
-			parts = append(parts, numbers[i])
+			parts = append(parts, strconv.Itoa(numbers[i]))
 		}
 		i = j
 	}

@@ -1,0 +1,55 @@
+package papers
+
+import (
+	"context"
+	"fmt"
+	"math"
+)
+
+// sheet collects the rows of one item.
+type sheet struct {
+	id   string // "npumoe/tiers/"
+	rows []Row
+}
+
+// sheetItem is an item whose rows fill writes, in their order. checks are the derived checks that they answer.
+func sheetItem(paper, name, title, source string, fill func(*sheet) error, checks ...string) Item {
+	return Item{Paper: paper, Name: name, Title: title, Source: source, Checks: checks, Run: func(context.Context) ([]Row, error) {
+		s := sheet{id: paper + "/" + name + "/"}
+		if err := fill(&s); err != nil {
+			return nil, fmt.Errorf("recompute %q: %w", paper+"/"+name, err)
+		}
+		return s.rows, nil
+	}}
+}
+
+// add appends a row. Numbers may be of type int; ours are rounded to six significant digits.
+func (s *sheet) add(class Class, name string, paper, ours any, note string, args ...any) {
+	if x, ok := paper.(int); ok {
+		paper = float64(x)
+	}
+	switch x := ours.(type) {
+	case int:
+		ours = float64(x)
+	case float64:
+		ours = significant(x)
+	}
+	s.rows = append(s.rows, Row{ID: s.id + name, Paper: paper, Ours: ours, Class: class, Note: fmt.Sprintf(note, args...)})
+}
+
+// significant rounds to six digits, so that the last bits of a sum, which differ between machines, are not shown.
+func significant(x float64) float64 {
+	if x == 0 || math.IsNaN(x) || math.IsInf(x, 0) {
+		return x
+	}
+	scale := math.Pow(10, 5-math.Floor(math.Log10(math.Abs(x))))
+	return math.Round(x*scale) / scale
+}
+
+func mean(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	return sum / float64(len(x))
+}
