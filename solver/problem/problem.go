@@ -96,6 +96,7 @@ type Engine interface {
 	Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error)
 	// Of equally good choices of buckets the first by Buckets.Precedes is returned.
 	Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error)
+	Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error)
 }
 
 // Size is the number of choices of all items.

@@ -1,0 +1,39 @@
+package exact
+
+import (
+	"context"
+	"testing"
+
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// The instance of the requirement: 48 layers of 512 experts, 8 tiers.
+func TestTiersOfALargeModel(t *testing.T) {
+	p := problem.GenerateTiers(1, 48, 512, 8)
+	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Status != problem.Optimal {
+		t.Errorf("%s: %d, bound %d", s.Status, s.Objective, s.Bound)
+	}
+	used := map[int]int{}
+	for _, list := range s.Choices {
+		for _, k := range list {
+			used[k]++
+		}
+	}
+	if len(used) < 3 {
+		t.Errorf("choices %v: no instance to test with", used)
+	}
+	t.Logf("%d ns, %d nodes, choices %v", s.Objective, s.Nodes, used)
+}
+
+func BenchmarkTiers48x512x8(b *testing.B) {
+	p := problem.GenerateTiers(1, 48, 512, 8)
+	for b.Loop() {
+		if _, err := (Engine{}).Tiers(context.Background(), p, problem.Limits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

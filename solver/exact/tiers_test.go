@@ -1,0 +1,328 @@
+package exact
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// smallTiers is a random instance that brute force can enumerate. Few distinct numbers make ties.
+func smallTiers(r *rand.Rand) *problem.Tiers {
+	tiers, layers, experts, samples := 1+r.IntN(3), 1+r.IntN(2), 1+r.IntN(4), 1+r.IntN(3)
+	if tiers == 3 && layers == 2 {
+		experts = min(experts, 3)
+	}
+	fine := r.IntN(2) == 0
+	number := func(most int64) int64 {
+		if fine {
+			return r.Int64N(most)
+		}
+		return r.Int64N(4) * most / 4
+	}
+	p := &problem.Tiers{Name: "small", Tile: 2, MaxTiers: 1 + r.IntN(tiers), ExpertBytes: 10, NPUMilliwatts: 1000 * r.Int64N(5), CPUMilliwatts: 1000 * r.Int64N(5)}
+	for capacity := 0; len(p.Capacities) < tiers; {
+		capacity += 2 * (1 + r.IntN(2))
+		p.Capacities = append(p.Capacities, capacity)
+	}
+	sizes := 1 + r.IntN(3)
+	if r.IntN(20) == 0 {
+		sizes = 0
+	}
+	if r.IntN(2) == 0 {
+		p.GraphBytes = int64(sizes*10 + 9)
+	}
+	if r.IntN(3) == 0 {
+		p.RegionBytes = 10*r.Int64N(int64(layers*experts+2)) + 9
+	}
+	if r.IntN(3) == 0 {
+		p.Prune = true
+		p.MaxDropPPM, p.MaxLayerDropPPM = r.Int64N(600_000), r.Int64N(800_000)
+	}
+	p.Minimise = problem.TierMeasures[r.IntN(4)]
+	if r.IntN(2) == 0 {
+		p.Minimise = problem.TierTime
+	}
+	rows := make([][][]int32, layers)
+	for l := range rows {
+		rows[l] = make([][]int32, experts)
+		for e := range rows[l] {
+			rows[l][e] = make([]int32, samples)
+			for i := range samples {
+				rows[l][e][i] = int32(r.IntN(9))
+			}
+		}
+	}
+	for range 1 + r.IntN(2) {
+		c := problem.TierChunk{Tokens: 8, Weight: 1 + r.Int64N(2), SyncNS: number(4000)}
+		for range tiers {
+			var list []int64
+			for g := range sizes {
+				list = append(list, number(4000)*int64(g+1)/2+1000+number(4000))
+			}
+			c.GroupNS = append(c.GroupNS, list)
+		}
+		c.CPUNS = []int64{0}
+		for n := 1; n <= 8; n++ {
+			c.CPUNS = append(c.CPUNS, c.CPUNS[n-1]+number(2000))
+		}
+		for l := range rows {
+			c.Layers = append(c.Layers, problem.TierLayer{Name: string(rune('a' + l)), Rows: rows[l]})
+		}
+		p.Chunks = append(p.Chunks, c)
+	}
+	if r.IntN(4) == 0 {
+		// A bound that may bind: what a random choice takes.
+		m := problem.TierMeasures[r.IntN(4)]
+		t := p.Table(0)
+		x := make([][]int, layers)
+		for l := range x {
+			x[l] = make([]int, experts)
+			for e := range x[l] {
+				if sizes > 0 {
+					x[l][e] = r.IntN(tiers + 1)
+				}
+			}
+		}
+		p.Bounds = map[problem.TierMeasure]int64{m: t.Of(m, t.Total(x))}
+	}
+	return p
+}
+
+// bruteTiers computes everything from the instance's own words, without its table.
+func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
+	best.Objective = math.MaxInt64
+	for c := range p.Chunks {
+		ch := &p.Chunks[c]
+		var divide func(k, n int) (ns, launches, energy int64)
+		divide = func(k, n int) (ns, launches, energy int64) {
+			if n == 0 {
+				return 0, 0, 0
+			}
+			ns = math.MaxInt64
+			for g := len(ch.GroupNS[k]); g >= 1; g-- {
+				if g > n {
+					continue
+				}
+				a, b, c := divide(k, n-g)
+				if a < math.MaxInt64 && (a+ch.GroupNS[k][g-1] < ns || a+ch.GroupNS[k][g-1] == ns && b+1 < launches) {
+					ns, launches, energy = a+ch.GroupNS[k][g-1], b+1, c+ch.GroupNS[k][g-1]/1000*p.NPUMilliwatts
+				}
+			}
+			return ns, launches, energy
+		}
+		type cell struct{ cpu, off, drop, energy int64 }
+		memo := map[[3]int]cell{}
+		at := func(l, e, k int) cell {
+			x, ok := memo[[3]int{l, e, k}]
+			if ok {
+				return x
+			}
+			var sum int64
+			for _, n := range ch.Layers[l].Rows[e] {
+				over := int(n)
+				if k > 0 {
+					over = max(0, over-p.Capacities[k-1])
+				}
+				x.off += int64(over)
+				if k > 0 && p.Prune {
+					x.drop += int64(over)
+				} else {
+					sum += ch.CPUNS[over]
+				}
+			}
+			n := int64(len(ch.Layers[l].Rows[e]))
+			x.cpu = (2*sum + n) / (2 * n)
+			x.energy = x.cpu / 1000 * p.CPUMilliwatts
+			memo[[3]int{l, e, k}] = x
+			return x
+		}
+		x := make([][]int, len(ch.Layers))
+		for l := range x {
+			x[l] = make([]int, len(ch.Layers[l].Rows))
+		}
+		judge := func() {
+			m := map[problem.TierMeasure]int64{}
+			used := map[int]bool{}
+			var drop, rows, npu int64
+			for l := range x {
+				count := map[int]int{}
+				var d, all int64
+				for e, k := range x[l] {
+					v := at(l, e, k)
+					m[problem.TierTime] += v.cpu
+					m[problem.TierOff] += v.off
+					m[problem.TierEnergy] += v.energy
+					d += v.drop
+					for _, n := range ch.Layers[l].Rows[e] {
+						all += int64(n)
+					}
+					if k > 0 {
+						used[k] = true
+						count[k-1]++
+						npu++
+					}
+				}
+				if d > all*p.MaxLayerDropPPM/1e6 {
+					return
+				}
+				drop, rows = drop+d, rows+all
+				for k, n := range count {
+					a, b, c := divide(k, n)
+					if a == math.MaxInt64 {
+						return
+					}
+					m[problem.TierTime], m[problem.TierLaunches], m[problem.TierEnergy] = m[problem.TierTime]+a, m[problem.TierLaunches]+b, m[problem.TierEnergy]+c
+				}
+				if len(count) > 0 {
+					m[problem.TierTime] += ch.SyncNS
+				}
+			}
+			if drop > rows*p.MaxDropPPM/1e6 || len(used) > p.MaxTiers || p.RegionBytes > 0 && npu*p.ExpertBytes > p.RegionBytes {
+				return
+			}
+			for k, b := range p.Bounds {
+				if ch.Weight*m[k] > b {
+					return
+				}
+			}
+			if v := ch.Weight * m[p.Measure()]; v < best.Objective {
+				best = problem.TierSolution{Chunk: c, Objective: v}
+				for l := range x {
+					best.Choices = append(best.Choices, slices.Clone(x[l]))
+				}
+			}
+		}
+		var walk func(l, e int)
+		walk = func(l, e int) {
+			if l == len(x) {
+				judge()
+				return
+			}
+			if e == len(x[l]) {
+				walk(l+1, 0)
+				return
+			}
+			for k := range len(p.Capacities) + 1 {
+				x[l][e] = k
+				walk(l, e+1)
+			}
+		}
+		walk(0, 0)
+	}
+	return best
+}
+
+func TestTiersEqualBruteForce(t *testing.T) {
+	n := 2000
+	if os.Getenv("HETC_LONG") != "" {
+		n = 10_000
+	}
+	coupled := 0
+	for seed := range n {
+		p := smallTiers(rand.New(rand.NewPCG(uint64(seed), 7)))
+		if err := p.Validate(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		want := bruteTiers(p)
+		got, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+		if want.Choices == nil {
+			var d *diag.Diagnostic
+			if !errors.As(err, &d) || d.Class != diag.ClassInfeasible {
+				t.Fatalf("seed %d: nothing is feasible, got %v, %v", seed, got, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if got.Status != problem.Optimal || got.Objective != want.Objective {
+			t.Fatalf("seed %d: %s %d, bound %d, brute force %d (%v against %v)", seed, got.Status, got.Objective, got.Bound, want.Objective, got.Choices, want.Choices)
+		}
+		if got.Chunk != want.Chunk || !slices.EqualFunc(got.Choices, want.Choices, slices.Equal[[]int]) {
+			t.Fatalf("seed %d: chunk %d %v, the first of equally good answers is %d %v", seed, got.Chunk, got.Choices, want.Chunk, want.Choices)
+		}
+		if p.RegionBytes > 0 || p.Prune || len(p.Bounds) > 0 {
+			coupled++
+		}
+	}
+	if coupled < n/4 {
+		t.Errorf("only %d of %d instances have limits over layers", coupled, n)
+	}
+}
+
+func tiersOf(t *rapid.T, p *problem.Tiers) int64 {
+	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+	if err != nil {
+		var d *diag.Diagnostic
+		if errors.As(err, &d) && d.Class == diag.ClassInfeasible {
+			return math.MaxInt64
+		}
+		t.Fatal(err)
+	}
+	if s.Status != problem.Optimal {
+		t.Skip("not proved")
+	}
+	return s.Objective
+}
+
+func TestTiersMetamorphic(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		seed := rapid.Uint64().Draw(t, "seed")
+		fresh := func() *problem.Tiers { return smallTiers(rand.New(rand.NewPCG(seed, 11))) }
+		base := tiersOf(t, fresh())
+
+		more := fresh()
+		more.MaxTiers++
+		if v := tiersOf(t, more); v > base {
+			t.Fatalf("one more tier in use: %d, without %d", v, base)
+		}
+		if more = fresh(); more.RegionBytes > 0 {
+			more.RegionBytes += 10
+			if v := tiersOf(t, more); v > base {
+				t.Fatalf("a larger region: %d, without %d", v, base)
+			}
+		}
+		if more = fresh(); more.Prune {
+			more.MaxDropPPM, more.MaxLayerDropPPM = 1e6, 1e6
+			if v := tiersOf(t, more); v > base {
+				t.Fatalf("more may be dropped: %d, without %d", v, base)
+			}
+		}
+		swapped := fresh()
+		for c := range swapped.Chunks {
+			for l := range swapped.Chunks[c].Layers {
+				slices.Reverse(swapped.Chunks[c].Layers[l].Rows)
+			}
+		}
+		if v := tiersOf(t, swapped); v != base && swapped.Chunks != nil && len(swapped.Chunks) == 1 {
+			t.Fatalf("experts in reverse: %d, before %d", v, base)
+		}
+		scaled := fresh()
+		if scaled.Measure() == problem.TierTime && base < math.MaxInt64 && len(scaled.Bounds) == 0 {
+			for c := range scaled.Chunks {
+				scaled.Chunks[c].Weight *= 3
+			}
+			if v := tiersOf(t, scaled); v != 3*base {
+				t.Fatalf("weights times 3: %d, want %d", v, 3*base)
+			}
+		}
+		wider := fresh()
+		last := wider.Capacities[len(wider.Capacities)-1]
+		wider.Capacities = append(wider.Capacities, last+2)
+		for c := range wider.Chunks {
+			wider.Chunks[c].GroupNS = append(wider.Chunks[c].GroupNS, wider.Chunks[c].GroupNS[0])
+		}
+		if v := tiersOf(t, wider); v > base {
+			t.Fatalf("another tier to choose from: %d, without %d", v, base)
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package problem
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/milp"
+)
+
+// Tiers implements Engine: a model for every chunk length, the best of them.
+func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
+	if err := p.Validate(); err != nil {
+		return TierSolution{}, err
+	}
+	best := TierSolution{Objective: math.MaxInt64, Bound: math.MaxInt64}
+	var nodes int64
+	var unproved error
+	for c := range p.Chunks {
+		m, vars := p.MILP(c)
+		unit := 1e3
+		if k := p.Measure(); k == TierOff || k == TierLaunches {
+			unit = 1
+		}
+		x, err := r.General.Solve(ctx, m, milp.Options{Nodes: limits.Nodes})
+		if err != nil {
+			return TierSolution{}, fmt.Errorf("solve tiers %q: %w", p.Name, err)
+		}
+		nodes += x.Nodes
+		switch x.Status {
+		case milp.Infeasible:
+			continue
+		case milp.Limit:
+			unproved = diag.New(diag.ClassInfeasible, "tiers %q: the engine %q stopped at its limit without a solution", p.Name, r.Name())
+			best.Bound = 0
+			continue
+		}
+		s := TierSolution{Chunk: c, Choices: vars.Choices(x.X)}
+		t := p.Table(c)
+		s.Objective = t.Of(p.Measure(), t.Total(s.Choices))
+		bound := s.Objective
+		if x.Status != milp.Optimal {
+			bound = min(bound, max(0, int64(math.Floor(x.Bound*unit))))
+		}
+		bound = min(bound, best.Bound)
+		if s.Objective >= best.Objective {
+			best.Bound = bound
+			continue
+		}
+		best, best.Bound = s, bound
+	}
+	if best.Choices == nil {
+		if unproved != nil {
+			return TierSolution{}, unproved
+		}
+		return TierSolution{}, p.infeasible()
+	}
+	best.Bound, best.Nodes, best.Status = min(best.Bound, best.Objective), nodes, Feasible
+	if best.Bound == best.Objective {
+		best.Status = Optimal
+	}
+	return best, p.Verify(best)
+}
+
+func (p *Tiers) infeasible() error {
+	return diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers keeps the bounds %v", p.Name, p.Bounds).
+		WithHint("raise the latency target, or leave it out")
+}
