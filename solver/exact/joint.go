@@ -2,31 +2,151 @@ package exact
 
 import (
 	"context"
+	"slices"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// Joint implements problem.Engine. Where no limit binds each part is solved on its own.
+// Joint implements problem.Engine. Where no limit binds each part is solved on its own. Else limits and shared assets
+// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes
+// visited to find and prove the optimum, and again those visited to find the first of several optimal solutions: a
+// solution that is not proved to be that one is Feasible, with its objective as bound.
 func (e Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
 	if err := j.Validate(); err != nil {
 		return problem.JointSolution{}, err
 	}
-	if j.Minimise == problem.Energy || j.Minimise == problem.Memory {
-		return problem.JointSolution{Status: problem.LimitReached}, nil
+	return solveJoint(ctx, j, limits, 0)
+}
+
+func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, cutoff int64) (problem.JointSolution, error) {
+	stopped := func(err error) (problem.JointSolution, error) {
+		return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
 	}
-	out := problem.JointSolution{Status: problem.Optimal}
-	for i := range j.Parts {
-		s, err := e.Partition(ctx, j.Parts[i].Partition)
-		if err != nil {
-			return problem.JointSolution{}, err
+	infeasible := func(limits []problem.Limit) (problem.JointSolution, error) {
+		return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: limits})
+	}
+	if j.MaxBytes > 0 && j.Resident > j.MaxBytes {
+		return infeasible([]problem.Limit{{Kind: problem.LimitBytes, Max: j.MaxBytes, Need: j.Resident}})
+	}
+	c, err := compile(j)
+	if err != nil {
+		return problem.JointSolution{}, err
+	}
+	nodes := limits.Nodes
+	if nodes <= 0 {
+		nodes = defaultNodes
+	}
+	s := newSearch(ctx, c)
+	root := c.root()
+	for i := range root.allowed {
+		if len(root.allowed[i]) == 0 {
+			return infeasible(nil)
 		}
-		out.Choices = append(out.Choices, s.Choices)
 	}
-	u := j.Use(out.Choices)
-	out.Objective = j.Objective(&u)
-	out.Bound = out.Objective
-	if j.Broken(&u) != nil {
-		return problem.JointSolution{Status: problem.LimitReached, Bound: out.Bound}, nil
+	// Without prices: the optimum where no limit binds.
+	s.r.permit(root.allowed)
+	c.bestFree = s.r.evaluate(root)
+	if c.bestFree == unreachable {
+		return infeasible(nil)
 	}
-	return out, nil
+	root.bound = c.bestFree
+	if j.Minimise != problem.Memory && s.offer(s.r.x) {
+		return s.solution(s.value, problem.Optimal), nil
+	}
+	s.r.usage(root)
+	s.repair(root)
+	s.cheapest(root)
+	s.improve(root)
+	if err := ctx.Err(); err != nil {
+		return stopped(err)
+	}
+	// The root: many steps, with repairs in between.
+	s.r.permit(root.allowed)
+	limit := s.limit
+	for k := range rootRepairs {
+		s.r.permit(root.allowed)
+		if !s.r.ascend(root, rootSteps/rootRepairs, func() int64 { return s.target(root.bound) }, func(v int64) bool { return v > limit() }, s.tryRelaxed) {
+			break
+		}
+		if root.bound > limit() {
+			break
+		}
+		before := s.value
+		s.repair(root)
+		if s.value < before || k == 0 || k == rootRepairs-1 {
+			s.improve(root)
+		}
+		if err := ctx.Err(); err != nil {
+			return stopped(err)
+		}
+	}
+	start := root.child()
+	left, err := s.run(root.child(), nodes)
+	if err != nil {
+		return stopped(err)
+	}
+	if s.x == nil {
+		if left == unreachable {
+			return infeasible(nil)
+		}
+		return problem.JointSolution{Status: problem.LimitReached, Bound: max(c.bound(left), 0), Nodes: s.nodes}, nil
+	}
+	if left != unreachable {
+		return s.solution(min(c.bound(left), s.value), problem.Feasible), nil
+	}
+	// Proved. Now the first of the optimal solutions.
+	s.first = true
+	if left, err = s.run(start, s.nodes+nodes); err != nil {
+		return stopped(err)
+	}
+	if left != unreachable {
+		return s.solution(s.value, problem.Feasible), nil
+	}
+	return s.solution(s.value, problem.Optimal), nil
+}
+
+// cheapest offers the solution that takes least of the limits over assets, the measure apart.
+func (s *search) cheapest(root *node) {
+	n := root.child()
+	for k := range s.c.nRows {
+		n.mult[k] = float64(s.c.worst) / float64(max(s.c.rows[k].cap, 1))
+	}
+	for a := range s.c.assets {
+		as := &s.c.assets[a]
+		price := as.fixed
+		for k, size := range as.size {
+			price += int64(min(float64(float64(size)*n.mult[k]), float64(s.c.clamp)))
+		}
+		for _, l := range as.links {
+			n.lambda[l] = min(price, s.c.clamp) / int64(len(as.links))
+		}
+	}
+	s.r.permit(n.allowed)
+	if s.r.evaluate(n) != unreachable {
+		s.r.usage(n)
+		s.tryRelaxed()
+		s.repair(root)
+	}
+}
+
+func (s *search) solution(bound int64, status problem.Status) problem.JointSolution {
+	out := problem.JointSolution{Objective: s.value, Bound: bound, Status: status, Nodes: s.nodes}
+	for _, part := range s.choices(s.x) {
+		var chains [][]int
+		for _, list := range part {
+			chains = append(chains, slices.Clone(list))
+		}
+		out.Choices = append(out.Choices, chains)
+	}
+	return out
+}
+
+// root is the node where nothing is decided.
+func (c *joint) root() *node {
+	n := &node{state: make([]int8, len(c.assets)), mult: make([]float64, len(c.rows)), lambda: make([]int64, len(c.links))}
+	for _, it := range c.items {
+		n.allowed = append(n.allowed, it.keep)
+	}
+	return n
 }

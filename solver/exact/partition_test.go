@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -191,7 +192,7 @@ func solveFirst(t interface{ Fatalf(string, ...any) }, p *problem.Partition) (in
 // small, so that many combinations are equally cheap.
 func TestBruteForce(t *testing.T) {
 	feasible, several := 0, 0
-	many(t, func(t *rapid.T) {
+	many(t, 10000, func(t *rapid.T) {
 		p := draw(t)
 		want, wantFirst := bruteForce(p)
 		got, first := solveFirst(t, p)
@@ -213,17 +214,21 @@ func TestBruteForce(t *testing.T) {
 	}
 }
 
-// many checks 10,000 random instances, under -short 1,000.
-func many(t *testing.T, check func(t *rapid.T)) {
+// many checks n random instances.
+func many(t *testing.T, n int, check func(t *rapid.T)) {
 	t.Helper()
-	n := 10000
-	if testing.Short() {
-		n = 1000
-	}
 	old := flag.Lookup("rapid.checks").Value.String()
 	flag.Set("rapid.checks", strconv.Itoa(n))
 	defer flag.Set("rapid.checks", old)
 	rapid.Check(t, check)
+}
+
+// long is n where HETC_LONG=1 asks for tests that take long, else a tenth.
+func long(n int) int {
+	if os.Getenv("HETC_LONG") == "1" {
+		return n
+	}
+	return n / 10
 }
 
 func TestAnotherChoiceNeverHurts(t *testing.T) {

@@ -19,6 +19,7 @@ type section struct {
 	// Scratch. togo[i][a] is the cheapest rest of the chain once step i has left its result in class a, come[i][b]
 	// the cheapest way to have the input of step i in class b.
 	togo, come [][]int64
+	left       []int64
 	arrive     []int64 // of one step: the cheapest rest of the chain with its input in class b
 	starts     []start
 }
@@ -35,13 +36,10 @@ type step struct {
 // newSection prepares a chain, with all choices allowed.
 func newSection(c *problem.Chain) *section {
 	s := &section{steps: make([]step, len(c.Items)), loop: c.Wraps() > 0}
-	s.togo, s.come = make([][]int64, len(c.Items)), make([][]int64, len(c.Items))
-	widest := 0
 	for i := range c.Items {
 		it := &c.Items[i]
 		st := &s.steps[i]
 		st.nb, st.na = len(it.Before), len(it.After)
-		widest = max(widest, st.nb)
 		st.cost, st.before, st.after = make([]int64, len(it.Choices)), make([]int32, len(it.Choices)), make([]int32, len(it.Choices))
 		for n := range it.Choices {
 			ch := &it.Choices[n]
@@ -56,10 +54,30 @@ func newSection(c *problem.Chain) *section {
 				st.edge = append(st.edge, ns*times)
 			}
 		}
-		s.togo[i], s.come[i] = make([]int64, st.na), make([]int64, st.nb)
 	}
-	s.arrive = make([]int64, widest)
+	s.scratch()
 	return s
+}
+
+// scratch makes what the methods below write into.
+func (s *section) scratch() {
+	n := 0
+	for i := range s.steps {
+		n += s.steps[i].na + s.steps[i].nb
+	}
+	room := make([]int64, n)
+	take := func(n int) (out []int64) {
+		out, room = room[:n:n], room[n:]
+		return out
+	}
+	s.togo, s.come = make([][]int64, len(s.steps)), make([][]int64, len(s.steps))
+	widest, most := 0, 0
+	for i := range s.steps {
+		st := &s.steps[i]
+		widest, most = max(widest, st.nb), max(most, st.na)
+		s.togo[i], s.come[i] = take(st.na), take(st.nb)
+	}
+	s.arrive, s.left = make([]int64, widest), make([]int64, most)
 }
 
 // backward fills togo for a chain whose first item reads from class first (any if it is negative: the edge
@@ -182,6 +200,67 @@ func (s *section) follow(first int, out []int) {
 			if r := s.togo[i][st.after[j]]; r != unreachable && r+st.cost[j]+row[st.before[j]] == want {
 				out[i], a = int(j), st.after[j]
 				break
+			}
+		}
+	}
+}
+
+// forward fills come for a chain whose first item reads from class first (any if it is negative).
+func (s *section) forward(first int) {
+	for b := range s.come[0] {
+		s.come[0][b] = 0
+		if first >= 0 && b != first {
+			s.come[0][b] = unreachable
+		}
+	}
+	for i := 1; i < len(s.steps); i++ {
+		prev, st := &s.steps[i-1], &s.steps[i]
+		left := s.left[:prev.na] // the cheapest way to have executed the step before and be in class a
+		for a := range left {
+			left[a] = unreachable
+		}
+		for _, j := range prev.allowed {
+			if c := s.come[i-1][prev.before[j]]; c != unreachable && c+prev.cost[j] < left[prev.after[j]] {
+				left[prev.after[j]] = c + prev.cost[j]
+			}
+		}
+		come := s.come[i]
+		for b := range come {
+			come[b] = unreachable
+		}
+		for a, c := range left {
+			if c == unreachable {
+				continue
+			}
+			for b, ns := range st.edge[a*st.nb : (a+1)*st.nb] {
+				come[b] = min(come[b], c+ns)
+			}
+		}
+	}
+}
+
+// marginals lowers least[i][j] to what the chain costs at least with choice j of step i and otherwise allowed ones, where
+// that is at most limit: for the choices of lists, or the allowed ones where lists is nil.
+func (s *section) marginals(limit int64, lists [][]int32, least [][]int64) {
+	for _, from := range s.rank() {
+		if from.bound > limit {
+			break
+		}
+		if ns := s.backward(from.class); ns > limit {
+			continue
+		}
+		s.forward(from.class)
+		for i := range s.steps {
+			st := &s.steps[i]
+			list := st.allowed
+			if lists != nil {
+				list = lists[i]
+			}
+			for _, j := range list {
+				c, r := s.come[i][st.before[j]], s.togo[i][st.after[j]]
+				if c != unreachable && r != unreachable && c+r+st.cost[j] <= limit {
+					least[i][j] = min(least[i][j], c+r+st.cost[j])
+				}
 			}
 		}
 	}

@@ -1,0 +1,466 @@
+package exact
+
+import (
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// node is a node of the search tree: what is decided, and the multipliers that gave its bound.
+type node struct {
+	state   []int8    // per asset: free, or decided
+	allowed [][]int32 // per item
+	mult    []float64 // per row: scaled measure per unit of what it limits
+	lambda  []int64   // per link: what the item pays of the asset's price
+	bound   int64     // scaled
+	number  int64     // in the order of creation
+}
+
+const (
+	free   int8 = 0
+	opened int8 = 1
+	closed int8 = -1
+)
+
+func (n *node) child() *node {
+	return &node{state: slices.Clone(n.state), allowed: slices.Clone(n.allowed), mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound}
+}
+
+// relaxation is the Lagrangian relaxation of a joint problem, and what it was evaluated to last. Limits are
+// moved into the measure, at a price per unit (mult); an asset that several items use is paid by them together, each a part
+// (lambda), so that every part of the problem can be solved on its own, as a shortest path. Whatever the
+// multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); ascend looks for good ones.
+type relaxation struct {
+	c *joint
+
+	x        []int   // choices of all items that attain the bound
+	partMin  []int64 // per part
+	variant  []int   // per part: the one that attains it
+	scratch  []int
+	coef     []float64 // per part: scaled measure per ns that its edges were priced with
+	usedLink []bool
+	used     []bool // per asset
+	rowUse   []float64
+	taken    []int64 // per row over assets, of the union of what x uses
+	least    [][]int64
+	fill     [][]int32
+	pay      []float64
+	often    [][]int32 // per item and choice: how often x had it in the last ascent
+}
+
+func newRelaxation(c *joint) *relaxation {
+	n := len(c.items)
+	r := &relaxation{
+		c: c, x: make([]int, n), scratch: make([]int, n), partMin: make([]int64, len(c.parts)), variant: make([]int, len(c.parts)),
+		coef: make([]float64, len(c.parts)), usedLink: make([]bool, len(c.links)), used: make([]bool, len(c.assets)),
+		rowUse: make([]float64, len(c.rows)), taken: make([]int64, c.nRows), least: make([][]int64, n), often: make([][]int32, n), fill: make([][]int32, n),
+	}
+	for i, it := range c.items {
+		r.least[i] = make([]int64, len(it.base))
+		r.often[i] = make([]int32, len(it.base))
+		r.fill[i] = make([]int32, 0, len(it.base))
+	}
+	return r
+}
+
+// permit allows the sections the choices of the lists.
+func (r *relaxation) permit(allowed [][]int32) {
+	for p := range r.c.parts {
+		part := &r.c.parts[p]
+		for v, variant := range part.variants {
+			for k, s := range variant {
+				for i := range s.steps {
+					n := part.chains[k] + i
+					if part.sets[v] == math.MaxUint64 {
+						s.steps[i].allowed = allowed[n]
+						continue
+					}
+					s.steps[i].allowed = s.steps[i].allowed[:0]
+					for _, j := range allowed[n] {
+						if r.c.items[n].procs[j]&^part.sets[v] == 0 {
+							s.steps[i].allowed = append(s.steps[i].allowed, j)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// charge prices assets, choices and edges by the multipliers. Where plain is set assets cost nothing.
+func (r *relaxation) charge(n *node, plain bool) {
+	c := r.c
+	for a := range c.assets {
+		as := &c.assets[a]
+		as.price = as.fixed
+		for k, size := range as.size {
+			if n.mult[k] > 0 && size > 0 {
+				as.price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
+			}
+		}
+		as.price = min(as.price, c.clamp)
+	}
+	timeMult, energyMult := 0.0, 0.0
+	for k := c.nRows; k < len(c.rows); k++ {
+		switch c.rows[k].kind {
+		case problem.LimitTimeNS:
+			timeMult = n.mult[k]
+		case problem.LimitEnergyNJ:
+			energyMult = n.mult[k]
+		}
+	}
+	for i, it := range c.items {
+		p := &c.parts[it.part]
+		coef := float64(float64(c.j.Parts[it.part].Weight) * timeMult)
+		if p.rowTime >= 0 {
+			coef += n.mult[p.rowTime]
+		}
+		for u := range it.uses {
+			use := &it.uses[u]
+			use.charge = 0
+			if !plain && n.state[use.asset] == free {
+				if use.link >= 0 {
+					use.charge = n.lambda[use.link]
+				} else {
+					use.charge = c.assets[use.asset].price
+				}
+			}
+		}
+		for _, j := range n.allowed[i] {
+			more := int64(0)
+			for _, u := range it.use[j] {
+				more += it.uses[u].charge
+			}
+			if coef > 0 {
+				more += int64(min(float64(float64(it.ns[j])*coef), float64(c.clamp)))
+			}
+			if energyMult > 0 {
+				more += int64(min(float64(float64(it.nj[j])*energyMult), float64(c.clamp)))
+			}
+			it.cost[j] = it.base[j] + min(more, c.clamp)
+		}
+		if coef != r.coef[it.part] {
+			for k, ns := range it.edgeNS {
+				it.edge[k] = it.edgeBase[k] + int64(min(float64(float64(ns)*coef), float64(c.clamp)))
+			}
+		}
+		if i+1 == len(c.items) || c.items[i+1].part != it.part {
+			r.coef[it.part] = coef
+		}
+	}
+}
+
+// shortest solves every part on its own as it is charged; false when one has no choices left.
+func (r *relaxation) shortest() bool {
+	for p := range r.c.parts {
+		part := &r.c.parts[p]
+		r.partMin[p] = unreachable
+		out := r.scratch[part.first : part.first+part.items]
+		for v, variant := range part.variants {
+			sum := int64(0)
+			at := 0
+			for _, s := range variant {
+				ns := s.solve(out[at : at+len(s.steps)])
+				if ns == unreachable {
+					sum = unreachable
+					break
+				}
+				sum, at = sum+ns, at+len(s.steps)
+			}
+			x := r.x[part.first : part.first+part.items]
+			if sum < r.partMin[p] || sum == r.partMin[p] && sum != unreachable && slices.Compare(out, x) < 0 {
+				r.partMin[p], r.variant[p] = sum, v
+				copy(x, out)
+			}
+		}
+		if r.partMin[p] == unreachable {
+			return false
+		}
+	}
+	return true
+}
+
+// evaluate returns the bound (scaled) that the multipliers of the node give, unreachable when an item has no choices left.
+func (r *relaxation) evaluate(n *node) int64 {
+	r.charge(n, false)
+	if !r.shortest() {
+		return unreachable
+	}
+	c := r.c
+	sum, priced := int64(0), false
+	for _, v := range r.partMin {
+		sum += v
+	}
+	for a := range c.assets {
+		if n.state[a] == opened {
+			sum += c.assets[a].price
+		}
+	}
+	for k, m := range n.mult {
+		if m > 0 {
+			v := float64(m * float64(c.rows[k].cap))
+			sum -= int64(v) + 1 + int64(v)>>50
+			priced = true
+		}
+	}
+	if priced {
+		sum -= c.slack // products may have been rounded up
+	}
+	return sum
+}
+
+// usage finds what x uses: of the rows, with shared assets counted as they are paid (rowUse, for the ascent), and truly
+// (taken, used).
+func (r *relaxation) usage(n *node) {
+	c := r.c
+	clear(r.usedLink)
+	clear(r.used)
+	clear(r.rowUse)
+	clear(r.taken)
+	timeRow, energyRow := -1, -1
+	for k := c.nRows; k < len(c.rows); k++ {
+		switch c.rows[k].kind {
+		case problem.LimitTimeNS:
+			timeRow = k
+		case problem.LimitEnergyNJ:
+			energyRow = k
+		}
+	}
+	timed := timeRow >= 0
+	for p := range c.parts {
+		timed = timed || c.parts[p].rowTime >= 0
+	}
+	for i, it := range c.items {
+		j := r.x[i]
+		for _, u := range it.use[j] {
+			use := &it.uses[u]
+			as := &c.assets[use.asset]
+			r.used[use.asset] = true
+			share := 1.0
+			if use.link >= 0 {
+				r.usedLink[use.link] = true
+				if share = 0; as.price > 0 {
+					share = float64(n.lambda[use.link]) / float64(as.price)
+				}
+			}
+			if n.state[use.asset] == free {
+				for k, size := range as.size {
+					r.rowUse[k] += float64(float64(size) * share)
+				}
+			}
+		}
+		if energyRow >= 0 {
+			r.rowUse[energyRow] += float64(it.nj[j])
+		}
+		if timed {
+			ns := it.ns[j]
+			if it.edgeNS != nil {
+				s := r.c.parts[it.part].variants[0][it.chain]
+				prev := c.parts[it.part].chains[it.chain] + (it.index+len(s.steps)-1)%len(s.steps)
+				ns += it.edgeNS[int(c.items[prev].after[r.x[prev]])*s.steps[it.index].nb+int(it.before[j])]
+			}
+			if k := c.parts[it.part].rowTime; k >= 0 {
+				r.rowUse[k] += float64(ns)
+			}
+			if timeRow >= 0 {
+				r.rowUse[timeRow] += float64(float64(c.j.Parts[it.part].Weight) * float64(ns))
+			}
+		}
+	}
+	for a := range c.assets {
+		if n.state[a] == opened {
+			for k, size := range c.assets[a].size {
+				r.rowUse[k] += float64(size)
+			}
+		}
+		if r.used[a] {
+			for k, size := range c.assets[a].size {
+				r.taken[k] += size
+			}
+		}
+	}
+}
+
+// fits reports whether what x opens keeps the limits over assets.
+func (r *relaxation) fits() bool {
+	for k, n := range r.taken {
+		if n > r.c.rows[k].cap {
+			return false
+		}
+	}
+	return true
+}
+
+// ascend improves the multipliers of a node in at most steps evaluations: a subgradient method with Polyak's
+// step towards target, beginning again from the best where it stalls. It stops when the bound is above enough, and
+// leaves the best multipliers in the node and x as they give it; false when an item has no choices. found is called
+// with x as it goes.
+func (r *relaxation) ascend(n *node, steps int, target func() int64, enough func(int64) bool, found func()) bool {
+	c := r.c
+	for i := range r.often {
+		clear(r.often[i])
+	}
+	best := n.child()
+	best.bound = math.MinInt64
+	alpha, stalled := 1.0, 0
+	dir := make([]float64, len(c.links))
+	rowDir := make([]float64, len(c.rows))
+	fresh := true
+	for step := 0; ; step++ {
+		v := r.evaluate(n)
+		if v == unreachable {
+			return false
+		}
+		r.usage(n)
+		for i, j := range r.x {
+			r.often[i][j]++
+		}
+		if v > best.bound {
+			if v-best.bound > (target()-v)>>8 {
+				stalled = 0
+			}
+			best.bound = v
+			copy(best.mult, n.mult)
+			copy(best.lambda, n.lambda)
+		} else {
+			stalled++
+		}
+		if enough(v) {
+			break
+		}
+		found()
+		if step >= steps || len(c.rows) == 0 && len(c.links) == 0 {
+			break
+		}
+		if stalled >= 7 {
+			if alpha *= 0.5; alpha < 0.005 {
+				break
+			}
+			stalled, fresh = 0, true
+			copy(n.mult, best.mult)
+			copy(n.lambda, best.lambda)
+			continue
+		}
+		gap := float64(max(target()-v, 1<<20))
+		r.step(n, alpha*gap, dir, rowDir, fresh)
+		fresh = false
+	}
+	copy(n.mult, best.mult)
+	copy(n.lambda, best.lambda)
+	n.bound = max(n.bound, best.bound)
+	if r.evaluate(n) == unreachable {
+		return false
+	}
+	r.usage(n)
+	return true
+}
+
+// step moves the multipliers so that the bound would rise by gain if it were linear: half of it from the
+// prices of the limits, half from who pays for shared assets.
+func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bool) {
+	c := r.c
+	const keep = 0.5 // of the last direction: zigzags cancel out
+	mix := func(old *float64, g float64) {
+		if fresh {
+			*old = g
+		} else {
+			*old = float64(keep**old) + float64((1-keep)*g)
+		}
+	}
+	norm := 0.0
+	for k := range c.rows {
+		scale := max(float64(c.rows[k].cap), 1)
+		g := (r.rowUse[k] - float64(c.rows[k].cap)) / scale
+		if n.mult[k] == 0 && g < 0 {
+			g = 0
+		}
+		mix(&rowDir[k], g)
+		norm += float64(rowDir[k] * rowDir[k])
+	}
+	old := make([]int64, len(c.assets))
+	for a := range c.assets {
+		old[a] = c.assets[a].price
+	}
+	if norm > 0 {
+		most := float64(int64(1) << 58)
+		for k := range c.rows {
+			scale := max(float64(c.rows[k].cap), 1)
+			n.mult[k] = max(0, n.mult[k]+float64(gain*rowDir[k]/norm/scale))
+			n.mult[k] = min(n.mult[k], most/scale)
+		}
+	}
+	norm = 0
+	for a := range c.assets {
+		as := &c.assets[a]
+		if as.links == nil {
+			continue
+		}
+		as.price = as.fixed
+		for k, size := range as.size {
+			as.price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
+		}
+		as.price = min(as.price, c.clamp)
+		mean := 0.0
+		for _, l := range as.links {
+			if r.usedLink[l] {
+				mean++
+			}
+		}
+		mean /= float64(len(as.links))
+		for _, l := range as.links {
+			g := -mean
+			if r.usedLink[l] {
+				g++
+			}
+			mix(&dir[l], g)
+			if n.state[a] == free {
+				norm += float64(dir[l] * dir[l])
+			}
+		}
+	}
+	for a := range c.assets {
+		as := &c.assets[a]
+		if as.links == nil || n.state[a] != free {
+			continue
+		}
+		ratio, equal := 0.0, float64(as.price)/float64(len(as.links))
+		if old[a] > 0 {
+			ratio, equal = float64(as.price)/float64(old[a]), 0
+		}
+		for i, l := range as.links {
+			v := float64(float64(n.lambda[l])*ratio) + equal
+			if norm > 0 {
+				v += float64(gain * dir[l] / norm)
+			}
+			if i >= len(r.pay) {
+				r.pay = append(r.pay, 0)
+			}
+			r.pay[i] = v
+		}
+		project(r.pay[:len(as.links)], float64(as.price))
+		left := as.price
+		for i, l := range as.links {
+			n.lambda[l] = min(int64(max(r.pay[i], 0)), left)
+			left -= n.lambda[l]
+		}
+	}
+}
+
+// project moves v to the nearest point whose elements are not negative and add up to sum.
+func project(v []float64, sum float64) {
+	s := slices.Clone(v)
+	slices.Sort(s)
+	acc, theta := 0.0, 0.0
+	for k := len(s) - 1; k >= 0; k-- {
+		acc += s[k]
+		t := (acc - sum) / float64(len(s)-k)
+		if s[k]-t <= 0 {
+			break
+		}
+		theta = t
+	}
+	for k := range v {
+		v[k] = max(0, v[k]-theta)
+	}
+}

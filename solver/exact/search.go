@@ -1,0 +1,698 @@
+package exact
+
+import (
+	"container/heap"
+	"context"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/solver/problem"
+)
+
+const (
+	defaultNodes  = 400
+	rootSteps     = 400 // evaluations of the relaxation
+	nodeSteps     = 40
+	rootRepairs   = 12
+	improveRounds = 24
+)
+
+// search is branch and bound over assets (open or not) and, where limits on times or energy leave something to
+// decide, over choices. Nodes are visited in the order of their bounds.
+type search struct {
+	c   *joint
+	r   *relaxation
+	ctx context.Context
+
+	x     []int // the best known choices, nil: none
+	value int64 // of the measure
+	nest  [][][]int
+
+	first  bool // looking for the lexicographically first of the optimal solutions
+	nodes  int64
+	number int64
+	queue  queue
+	plain  node // of heuristics
+	tmp    []int
+	in     []bool
+}
+
+func newSearch(ctx context.Context, c *joint) *search {
+	s := &search{c: c, r: newRelaxation(c), ctx: ctx, value: math.MaxInt64, tmp: make([]int, len(c.items)), in: make([]bool, len(c.assets))}
+	for p := range c.parts {
+		part := &c.parts[p]
+		var chains [][]int
+		for k, at := range part.chains {
+			end := part.first + part.items
+			if k+1 < len(part.chains) {
+				end = part.chains[k+1]
+			}
+			chains = append(chains, make([]int, end-at))
+		}
+		s.nest = append(s.nest, chains)
+	}
+	return s
+}
+
+// choices returns x as a problem has it, in memory that the next call writes again.
+func (s *search) choices(x []int) [][][]int {
+	for p := range s.c.parts {
+		for k, at := range s.c.parts[p].chains {
+			copy(s.nest[p][k], x[at:])
+		}
+	}
+	return s.nest
+}
+
+// limit is the most (scaled) that the bound of a node may be for it to be of interest.
+func (s *search) limit() int64 {
+	if s.x == nil {
+		return s.c.worst
+	}
+	v := s.value
+	if !s.first {
+		v--
+	}
+	return s.c.scale(v)
+}
+
+// target is what the bound is hoped to reach.
+func (s *search) target(bound int64) int64 {
+	if s.x == nil {
+		return bound + max((bound-s.c.bestFree)/8, bound>>5, s.c.worst>>12)
+	}
+	return s.c.scale(s.value)
+}
+
+// offer considers choices as a solution.
+func (s *search) offer(x []int) bool {
+	j := s.c.j
+	u := j.Use(s.choices(x))
+	if j.Broken(&u) != nil {
+		return false
+	}
+	v := j.Objective(&u)
+	if s.x == nil || v < s.value || v == s.value && slices.Compare(x, s.x) < 0 {
+		s.x, s.value = append(s.x[:0], x...), v
+	}
+	return true
+}
+
+// tryRelaxed offers what the relaxation has chosen, if it may be a solution.
+func (s *search) tryRelaxed() {
+	if s.r.fits() {
+		s.offer(s.r.x)
+	}
+}
+
+// tighten removes from the node the choices that no solution of interest has, and decides the assets that follow. The
+// relaxation was evaluated with the node's multipliers. It reports whether anything changed.
+func (s *search) tighten(n *node) bool {
+	c, r := s.c, s.r
+	room := s.limit() - n.bound
+	if room < 0 {
+		return false
+	}
+	changed := false
+	for p := range c.parts {
+		part := &c.parts[p]
+		s.marginals(p, r.partMin[p]+room, nil)
+		for i := part.first; i < part.first+part.items; i++ {
+			keep := 0
+			for _, j := range n.allowed[i] {
+				if r.least[i][j] != unreachable {
+					keep++
+				}
+			}
+			if keep == len(n.allowed[i]) {
+				continue
+			}
+			changed = true
+			list := make([]int32, 0, keep)
+			for _, j := range n.allowed[i] {
+				if r.least[i][j] != unreachable {
+					list = append(list, j)
+				}
+			}
+			n.allowed[i] = list
+		}
+	}
+	return s.decide(n) || changed
+}
+
+// decide opens the assets that every choice of some item needs, and closes those that none names.
+func (s *search) decide(n *node) bool {
+	c := s.c
+	changed := false
+	clear(s.in)
+	for i, it := range c.items {
+		for u := range it.uses {
+			a := it.uses[u].asset
+			count := 0
+			for _, j := range n.allowed[i] {
+				if slices.Contains(it.use[j], int32(u)) {
+					count++
+				}
+			}
+			if count > 0 {
+				s.in[a] = true
+			}
+			if count == len(n.allowed[i]) && n.state[a] == free {
+				n.state[a] = opened
+				changed = true
+			}
+		}
+	}
+	for a, in := range s.in {
+		if !in && n.state[a] == free {
+			n.state[a] = closed
+			changed = true
+		}
+	}
+	return changed
+}
+
+// marginals fills least of the items of a part with what the part costs at least with each choice (unreachable above limit).
+func (s *search) marginals(p int, limit int64, lists [][]int32) {
+	r := s.r
+	part := &s.c.parts[p]
+	for i := part.first; i < part.first+part.items; i++ {
+		for j := range r.least[i] {
+			r.least[i][j] = unreachable
+		}
+	}
+	for _, variant := range part.variants {
+		var total int64
+		opt := make([]int64, len(variant))
+		at := part.first
+		for k, sec := range variant {
+			opt[k] = sec.solve(r.scratch[at : at+len(sec.steps)])
+			if opt[k] == unreachable {
+				total = unreachable
+				break
+			}
+			total, at = total+opt[k], at+len(sec.steps)
+		}
+		if total > limit {
+			continue
+		}
+		for k, sec := range variant {
+			others := total - opt[k]
+			first := part.chains[k]
+			least := r.least[first : first+len(sec.steps)]
+			// least counts whole parts, the section only itself.
+			for i := range least {
+				for j := range least[i] {
+					if least[i][j] != unreachable {
+						least[i][j] -= others
+					}
+				}
+			}
+			var l [][]int32
+			if lists != nil {
+				l = lists[first : first+len(sec.steps)]
+			}
+			sec.marginals(limit-others, l, least)
+			for i := range least {
+				for j := range least[i] {
+					if least[i][j] != unreachable {
+						least[i][j] += others
+					}
+				}
+			}
+		}
+	}
+}
+
+// restrict solves with the assets in open alone, without prices but for those of the limits on times and
+// energy; false when some item has no choice. x is then in the relaxation.
+func (s *search) restrict(root *node, open []bool) bool {
+	c := s.c
+	p := &s.plain
+	if p.allowed == nil {
+		p.allowed, p.state = make([][]int32, len(c.items)), make([]int8, len(c.assets))
+		for i, it := range c.items {
+			p.allowed[i] = make([]int32, 0, len(it.base))
+		}
+		p.mult, p.lambda = make([]float64, len(c.rows)), make([]int64, len(c.links))
+	}
+	for i, it := range c.items {
+		p.allowed[i] = p.allowed[i][:0]
+	choices:
+		for _, j := range root.allowed[i] {
+			for _, u := range it.use[j] {
+				if !open[it.uses[u].asset] {
+					continue choices
+				}
+			}
+			p.allowed[i] = append(p.allowed[i], j)
+		}
+		if len(p.allowed[i]) == 0 {
+			return false
+		}
+	}
+	s.r.permit(p.allowed)
+	s.r.charge(p, true)
+	if !s.r.shortest() {
+		return false
+	}
+	s.r.usage(p)
+	return true
+}
+
+// repair closes assets of what the relaxation has chosen, those first whose loss is least for what they free, until the
+// limits are kept, and offers the result.
+func (s *search) repair(root *node) bool {
+	c, r := s.c, s.r
+	open := slices.Clone(r.used)
+	pinned := make([]bool, len(c.assets))
+	if !s.restrict(root, open) {
+		return false
+	}
+	loss := make([]float64, len(c.assets))
+	for !r.fits() {
+		copy(open, r.used)
+		x := slices.Clone(r.x)
+		taken := slices.Clone(r.taken)
+		clear(loss)
+		for p := range c.parts {
+			s.marginals(p, math.MaxInt64/4, nil)
+			part := &c.parts[p]
+			for i := part.first; i < part.first+part.items; i++ {
+				it := c.items[i]
+				for _, u := range it.use[x[i]] {
+					without := int64(unreachable)
+					for _, j := range s.plain.allowed[i] {
+						if !slices.Contains(it.use[j], u) {
+							without = min(without, r.least[i][j])
+						}
+					}
+					if without == unreachable {
+						loss[it.uses[u].asset] = math.Inf(1)
+					} else {
+						loss[it.uses[u].asset] += float64(without - r.partMin[p])
+					}
+				}
+			}
+		}
+		worst, at := math.Inf(1), -1
+		for a := range c.assets {
+			if !open[a] || pinned[a] || math.IsInf(loss[a], 1) {
+				continue
+			}
+			frees := 0.0
+			for k, size := range c.assets[a].size {
+				if over := taken[k] - c.rows[k].cap; over > 0 {
+					frees += float64(min(size, over)) / float64(over)
+				}
+			}
+			if frees > 0 && (loss[a]+1)/frees < worst {
+				worst, at = (loss[a]+1)/frees, a
+			}
+		}
+		if at < 0 {
+			return false
+		}
+		open[at] = false
+		if !s.restrict(root, open) {
+			open[at], pinned[at] = true, true
+			if !s.restrict(root, open) {
+				return false
+			}
+		}
+	}
+	return s.offer(r.x)
+}
+
+// improve opens assets beside those that the best solution uses, in place of others where they do not fit, as long as it gains.
+func (s *search) improve(root *node) {
+	if s.x == nil {
+		return
+	}
+	c, r := s.c, s.r
+	tried := map[string]bool{}
+	for range improveRounds {
+		open := s.opened(s.x)
+		if !s.restrict(root, open) {
+			return
+		}
+		s.offer(r.x)
+		// What each set of assets that is not open would gain, were its items alone to use it.
+		type group struct {
+			assets []int32
+			gain   int64
+			score  float64
+		}
+		index := map[string]int{}
+		var groups []group
+		var anchors = map[int32]int{}
+		for p := range c.parts {
+			s.marginals(p, r.partMin[p], root.allowed)
+			part := &c.parts[p]
+			for i := part.first; i < part.first+part.items; i++ {
+				it := c.items[i]
+				here := map[int]int64{}
+				var order []int
+				for _, j := range root.allowed[i] {
+					gain := r.partMin[p] - r.least[i][j]
+					if r.least[i][j] == unreachable || gain <= 0 {
+						continue
+					}
+					var missing []int32
+					key := make([]byte, 0, 16)
+					for _, u := range it.use[j] {
+						if a := it.uses[u].asset; !open[a] {
+							missing = append(missing, a)
+							key = append(key, byte(a), byte(a>>8), byte(a>>16))
+						}
+					}
+					if missing == nil {
+						continue
+					}
+					g, ok := index[string(key)]
+					if !ok {
+						g = len(groups)
+						index[string(key)] = g
+						groups = append(groups, group{assets: missing})
+					}
+					if _, ok := here[g]; !ok {
+						order = append(order, g)
+					}
+					here[g] = max(here[g], gain)
+				}
+				// An asset that several items use gains with what each of them would open beside it.
+				best := map[int32]int{}
+				var list []int32
+				for _, g := range order {
+					groups[g].gain += here[g]
+					for _, a := range groups[g].assets {
+						if c.assets[a].links == nil {
+							continue
+						}
+						if b, ok := best[a]; !ok {
+							list = append(list, a)
+							best[a] = g
+						} else if here[g] > here[b] {
+							best[a] = g
+						}
+					}
+				}
+				for _, a := range list {
+					at, ok := anchors[a]
+					if !ok {
+						at = len(groups)
+						anchors[a] = at
+						groups = append(groups, group{})
+					}
+					groups[at].gain += here[best[a]]
+					for _, b := range groups[best[a]].assets {
+						if !slices.Contains(groups[at].assets, b) {
+							groups[at].assets = append(groups[at].assets, b)
+						}
+					}
+				}
+			}
+		}
+		for g := range groups {
+			size := 1e-3
+			for _, a := range groups[g].assets {
+				for k, n := range c.assets[a].size {
+					size += float64(n) / float64(max(c.rows[k].cap, 1))
+				}
+			}
+			groups[g].score = float64(groups[g].gain) / size
+		}
+		slices.SortStableFunc(groups, func(a, b group) int {
+			switch {
+			case a.score > b.score:
+				return -1
+			case a.score < b.score:
+				return 1
+			}
+			return 0
+		})
+		before := s.value
+		for g := 0; g < min(len(groups), 8); g++ {
+			with := slices.Clone(open)
+			for _, a := range groups[g].assets {
+				with[a] = true
+			}
+			key := setKey(with)
+			if tried[key] {
+				continue
+			}
+			tried[key] = true
+			if s.restrict(root, with) {
+				s.repair(root)
+			}
+			if s.value < before {
+				break
+			}
+		}
+		if s.value == before || s.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func setKey(set []bool) string {
+	b := make([]byte, (len(set)+7)/8)
+	for a, in := range set {
+		if in {
+			b[a/8] |= 1 << (a % 8)
+		}
+	}
+	return string(b)
+}
+
+// opened lists the assets that choices use.
+func (s *search) opened(x []int) []bool {
+	open := make([]bool, len(s.c.assets))
+	for i, it := range s.c.items {
+		for _, u := range it.use[x[i]] {
+			open[it.uses[u].asset] = true
+		}
+	}
+	return open
+}
+
+// slackOver reports whether the limits over assets hold whatever of its assets a node opens.
+func (s *search) slackOver(n *node) bool {
+	for k := range s.c.nRows {
+		sum := int64(0)
+		for a := range s.c.assets {
+			if n.state[a] != closed {
+				sum += s.c.assets[a].size[k]
+			}
+		}
+		if sum > s.c.rows[k].cap {
+			return false
+		}
+	}
+	return true
+}
+
+// visit bounds a node and returns its children.
+func (s *search) visit(n *node, root *node, steps int) (children []*node) {
+	c, r := s.c, s.r
+	memory := c.j.Minimise == problem.Memory
+	for round := 0; ; round++ {
+		r.permit(n.allowed)
+		if !s.open(n) {
+			return nil
+		}
+		paths := len(c.rows) > c.nRows
+		if !paths && (!memory && s.slackOver(n) || !slices.Contains(n.state, free)) {
+			// No limit can bind any more: the parts on their own are the optimum.
+			clear(n.mult)
+			clear(n.lambda)
+			if r.evaluate(n) == unreachable {
+				return nil
+			}
+			s.offer(r.x)
+			return nil
+		}
+		ok := r.ascend(n, steps, func() int64 { return s.target(n.bound) }, func(v int64) bool { return v > s.limit() }, s.tryRelaxed)
+		if !ok || n.bound > s.limit() {
+			return nil
+		}
+		if !s.tighten(n) || round == 3 {
+			break
+		}
+		steps = min(steps, nodeSteps)
+	}
+	if !s.open(n) {
+		return nil
+	}
+	// x and often are of the last ascent.
+	if a := s.branchAsset(n); a >= 0 {
+		with, without := n.child(), n.child()
+		with.state[a], without.state[a] = opened, closed
+		for i, it := range c.items {
+			for u := range it.uses {
+				if it.uses[u].asset != int32(a) {
+					continue
+				}
+				without.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return slices.Contains(it.use[j], int32(u)) })
+			}
+		}
+		return []*node{with, without}
+	}
+	i, j := s.branchChoice(n)
+	if i < 0 {
+		return nil // one solution, and it was offered or breaks a limit
+	}
+	one, rest := n.child(), n.child()
+	one.allowed[i] = []int32{j}
+	rest.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(k int32) bool { return k == j })
+	return []*node{one, rest}
+}
+
+// open reports whether a node may have solutions of interest: every item has a choice, what is opened keeps the limits,
+// and, where the first solution is looked for, it may have an earlier one.
+func (s *search) open(n *node) bool {
+	s.decide(n)
+	for k := range s.c.nRows {
+		sum := int64(0)
+		for a := range s.c.assets {
+			if n.state[a] == opened {
+				sum += s.c.assets[a].size[k]
+			}
+		}
+		if sum > s.c.rows[k].cap {
+			return false
+		}
+	}
+	for i := range n.allowed {
+		if len(n.allowed[i]) == 0 {
+			return false
+		}
+	}
+	if s.first {
+		for i := range n.allowed {
+			if j := int(n.allowed[i][0]); j != s.x[i] {
+				return j < s.x[i]
+			}
+		}
+		return false
+	}
+	return true
+}
+
+// branchAsset is the undecided asset that matters most, -1: none.
+func (s *search) branchAsset(n *node) int {
+	c, r := s.c, s.r
+	best, at := -1.0, -1
+	for a := range c.assets {
+		if n.state[a] != free {
+			continue
+		}
+		as := &c.assets[a]
+		// How often its users had it in the ascent: they disagree, or change their minds.
+		share := 0.0
+		visits := 0.0
+		for _, i := range as.users {
+			it := c.items[i]
+			u := int32(slices.IndexFunc(it.uses, func(x itemUse) bool { return x.asset == int32(a) }))
+			for j, times := range r.often[i] {
+				visits += float64(times)
+				if times > 0 && slices.Contains(it.use[j], u) {
+					share += float64(times)
+				}
+			}
+		}
+		if visits > 0 {
+			share /= visits
+		}
+		size := 0.0
+		for k, m := range as.size {
+			size = max(size, float64(m)/float64(max(c.rows[k].cap, 1)))
+		}
+		score := float64((min(share, 1-share)+0.01)*float64(as.price+1)) + size
+		if score > best {
+			best, at = score, a
+		}
+	}
+	return at
+}
+
+// branchChoice is an item with several choices and the one to try alone: where the first solution is looked for the
+// first, else the item whose choice changed most in the ascent.
+func (s *search) branchChoice(n *node) (item int, choice int32) {
+	best, item := int32(-1), -1
+	for i := range n.allowed {
+		if len(n.allowed[i]) < 2 {
+			continue
+		}
+		if s.first {
+			return i, n.allowed[i][0]
+		}
+		var total, most int32
+		top := n.allowed[i][0]
+		for _, j := range n.allowed[i] {
+			times := s.r.often[i][j]
+			total += times
+			if times > most {
+				most, top = times, j
+			}
+		}
+		if total-most > best {
+			best, item, choice = total-most, i, top
+		}
+	}
+	return item, choice
+}
+
+// run searches until nothing is left or the limit of nodes is reached. It returns the least bound (scaled) of what was
+// not searched, unreachable when nothing was left.
+func (s *search) run(root *node, limit int64) (left int64, err error) {
+	s.queue = queue{root}
+	for len(s.queue) > 0 {
+		if err := s.ctx.Err(); err != nil {
+			return 0, err
+		}
+		n := s.queue[0]
+		if n.bound > s.limit() {
+			s.queue = nil // and so are the others
+			break
+		}
+		if s.nodes >= limit {
+			return n.bound, nil
+		}
+		heap.Pop(&s.queue)
+		s.nodes++
+		children := s.visit(n, root, nodeSteps)
+		if children != nil && s.nodes&3 == 1 && !s.first {
+			s.r.permit(n.allowed)
+			if s.r.evaluate(n) != unreachable {
+				s.r.usage(n)
+				s.repair(root)
+			}
+		}
+		for _, child := range children {
+			child.number = s.number
+			s.number++
+			heap.Push(&s.queue, child)
+		}
+	}
+	return unreachable, nil
+}
+
+// queue orders nodes by bound, the newest first of equal ones.
+type queue []*node
+
+func (q queue) Len() int { return len(q) }
+func (q queue) Less(i, j int) bool {
+	if q[i].bound != q[j].bound {
+		return q[i].bound < q[j].bound
+	}
+	return q[i].number > q[j].number
+}
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(x any)   { *q = append(*q, x.(*node)) }
+func (q *queue) Pop() any {
+	old := *q
+	n := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return n
+}
