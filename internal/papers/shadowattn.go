@@ -1,4 +1,635 @@
 package papers
 
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/models"
+)
+
 // shadowattn are the items of that paper.
-var shadowattn []Item
+var shadowattn = []Item{
+	sheetItem("shadowattn", "eq3", "sparsity ratio per head", "Eq. 3, sec. 3.2", shadowHeadRatios, "dc_head_ratio_eq3"),
+	sheetItem("shadowattn", "alg1", "order of launches and heads", "Algorithm 1, Eq. 4, sec. 3.4", shadowOrder, "dc_alg1_pipeline", "dc_alg1_recurrence", "dc_alg1_literal_vs_intended"),
+	sheetItem("shadowattn", "launch", "heads launched together", "sec. 3.4", shadowLaunch, "dc_fused_launch"),
+	sheetItem("shadowattn", "sparse", "what estimating the scores costs a sparse kernel", "sec. 2.2, Fig. 4", shadowSparse, "dc_sparse_linear_model"),
+	sheetItem("shadowattn", "buckets", "scale buckets and the rule that selects one", "sec. 3.3, 5.2", shadowBuckets, "dc_bucket_select", "dc_bucket_ablation_geometry"),
+	sheetItem("shadowattn", "memory", "memory of the graphs", "sec. 3.3", shadowMemory, "dc_graph_memory"),
+	sheetItem("shadowattn", "topk", "top-k before softmax", "sec. 3.2", shadowTopK, "dc_topk_before_softmax"),
+	sheetItem("shadowattn", "ops", "operations of attention", "Table 5, sec. 5.1", shadowOps, "dc_attention_ops"),
+	sheetItem("shadowattn", "accuracy", "averages and losses", "Tables 3, 4 and 6, sec. 5.1", shadowAccuracy, "dc_t6_averages", "dc_t3_t6_consistency", "dc_t4_bounds"),
+	sheetItem("shadowattn", "time", "ratios of time and energy", "Tables 7, 8 and 9, sec. 5.1", shadowTime, "dc_t7_ratios", "dc_t8_ratios", "dc_t9_interference"),
+	sheetItem("shadowattn", "claims", "headline numbers against what is printed elsewhere", "abstract, sec. 1, 5", shadowClaims),
+}
+
+// shadow is an entry of the paper's data.
+func shadow(id string) Value { return fact("shadowattn", id) }
+
+// headRatios is Eq. 3: ratio_i = r N clamp(importance_i) / sum of clamp(importance), where importance is a head's times
+// its layer's. The ratios' mean is r, whatever the importances; one may be above 1.
+func headRatios(r float64, importance []float64, most float64) []float64 {
+	ratios, sum := make([]float64, len(importance)), 0.0
+	for i, v := range importance {
+		ratios[i] = min(v, most)
+		sum += ratios[i]
+	}
+	for i := range ratios {
+		ratios[i] *= r * float64(len(ratios)) / sum
+	}
+	return ratios
+}
+
+// cutRatios keeps every token of a head whose ratio is above 1 and shares what is left over among the other heads in proportion,
+// until none is above 1: the mean stays what it was.
+func cutRatios(ratios []float64) []float64 {
+	cut := slices.Clone(ratios)
+	full := make([]bool, len(cut))
+	for {
+		over, rest := 0.0, 0.0
+		for i, v := range cut {
+			switch {
+			case full[i]:
+			case v > 1:
+				over += v - 1
+				cut[i], full[i] = 1, true
+			default:
+				rest += v
+			}
+		}
+		if over == 0 || rest == 0 {
+			return cut
+		}
+		for i := range cut {
+			if !full[i] {
+				cut[i] *= 1 + over/rest
+			}
+		}
+	}
+}
+
+func shadowHeadRatios(s *sheet) error {
+	r, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values", "loss_clamp").num()
+	for _, m := range shadow("table5_models").at("values").list() {
+		name, heads, layers := m.at(0).text(), int(m.at(1).num()), int(m.at(4).num())
+		n := heads * layers
+		s.add(Exact, name+"/heads", fmt.Sprintf("%d x %d", heads, layers), n, "N of Eq. 3: query heads times layers, Table 5")
+		// Importances are not printed: heads' and layers' losses of 1e-4 to 1e-1 each, evenly on a logarithmic axis, as Fig. 6 draws it.
+		random := rand.New(rand.NewPCG(3, uint64(n)))
+		loss := func() float64 { return math.Pow(10, -4+3*random.Float64()) }
+		importance := make([]float64, n)
+		for l := range layers {
+			layer := loss()
+			for h := range heads {
+				importance[l*heads+h] = layer * loss()
+			}
+		}
+		ratios := headRatios(r, importance, most)
+		above := 0
+		for _, v := range ratios {
+			if v > 1 {
+				above++
+			}
+		}
+		plain := make([]float64, n)
+		for i, v := range ratios {
+			plain[i] = min(v, 1)
+		}
+		s.add(Exact, name+"/mean_ratio", r, mean(ratios), "Eq. 3 averages r over the heads, whatever the importances")
+		s.add(Modelled, name+"/heads_above_1", nil, above, "synthetic importances, clamped at %v: heads that Eq. 3 gives more tokens than there are; the paper does not say what it does with them", most)
+		s.add(Modelled, name+"/mean_ratio_cut", r, mean(plain), "synthetic importances: the mean once those heads are cut at 1")
+		s.add(Modelled, name+"/mean_ratio_shared", r, mean(cutRatios(ratios)), "synthetic importances: hetc gives what is cut to the other heads in proportion")
+		s.add(Exact, name+"/heads_of_another_layer", 0, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
+	}
+	return nil
+}
+
+// shadowRegime is how the synthetic times of a layer's heads are drawn, in microseconds.
+type shadowRegime struct {
+	name      string
+	topk, qkv [2]int64
+}
+
+// shadowPipeline is a layer with heads in scale buckets, those of a bucket in one launch. Only the NPU's times are printed.
+func shadowPipeline(random *rand.Rand, heads int, r shadowRegime) (headPipeline, [][]int) {
+	between := func(x [2]int64) int64 { return x[0] + random.Int64N(x[1]-x[0]+1) }
+	var p headPipeline
+	grid := make([][]int, 9)
+	for h := range heads {
+		p.heads = append(p.heads, headWork{between(r.topk), between(r.qkv)})
+		axis := func() int { return []int{0, 1, 1, 2}[random.IntN(4)] }
+		b := 3*axis() + axis()
+		grid[b] = append(grid[b], h)
+	}
+	grid = slices.DeleteFunc(grid, func(hs []int) bool { return len(hs) == 0 })
+	for _, hs := range grid {
+		p.launches = append(p.launches, headLaunch{npu: shadowNPU(len(hs)), heads: hs})
+	}
+	return p, grid
+}
+
+// shadowNPU is the time of a launch of heads, in microseconds.
+func shadowNPU(heads int) int64 {
+	var points [][2]float64
+	for _, p := range shadow("hw_npu_kernel_fused_launch").at("values", "latency_by_heads_fused").list() {
+		points = append(points, [2]float64{p.at("heads").num(), p.at("ms").num()})
+	}
+	return int64(math.Round(1000 * launchTime(points, heads)))
+}
+
+func shadowOrder(s *sheet) error {
+	// Fig. 9's four pipelines of two heads of one bucket. The figure prints no times.
+	two := []headWork{{200, 4000}, {600, 1500}}
+	apart := headPipeline{launches: []headLaunch{{shadowNPU(1), []int{0}}, {shadowNPU(1), []int{1}}}, heads: two}
+	together := headPipeline{launches: []headLaunch{{shadowNPU(2), []int{0, 1}}}, heads: two}
+	const fig9 = "synthetic top-k of 0.2 and 0.6 ms and multiplications of 4 and 1.5 ms; NPU times as printed; "
+	end := func(p headPipeline, launches, heads []int) (float64, error) {
+		t, err := p.run(launches, heads)
+		return float64(t) / 1000, err
+	}
+	s.add(Modelled, "fig9/sequential_ms", nil, float64(apart.sequential())/1000, fig9+"(1) one thing at a time")
+	overlapped, err := end(apart, []int{0, 1}, []int{0, 1})
+	if err != nil {
+		return err
+	}
+	s.add(Modelled, "fig9/overlapped_ms", "less than sequential", overlapped, fig9+"(2) three stages beside each other")
+	fused, err := end(together, []int{0}, []int{0, 1})
+	if err != nil {
+		return err
+	}
+	s.add(Modelled, "fig9/fused_ms", "less than overlapped", fused, fig9+"(3) both heads in one launch: it ends later here, since the first head's scores are ready later and multiplication bounds the time")
+	reordered, err := end(together, []int{0}, []int{1, 0})
+	if err != nil {
+		return err
+	}
+	s.add(Modelled, "fig9/reordered_ms", "less than fused", reordered, fig9+"(4) the other head first")
+	s.add(Modelled, "fig9/greedy_ms", nil, float64(together.greedy(false).end)/1000, fig9+"what Algorithm 1 chooses, the head that multiplies for the shorter time first")
+	s.add(Modelled, "fig9/best_ms", nil, float64(together.byHead().end)/1000, fig9+"the best order of the fused launch")
+	_, best := bestLaunches([][]int{{0, 1}}, two, shadowNPU)
+	s.add(Modelled, "fig9/best_launches_ms", nil, float64(best.end)/1000, fig9+"the best order where launches may also stay apart")
+
+	// A layer of 12 heads (Qwen2-1.5B), so that every order is covered.
+	const heads, layers = 12, 200
+	given := fmt.Sprintf("%d synthetic layers of %d heads, 3 x 3 buckets drawn 1:2:1 each way, NPU times as printed", layers, heads)
+	runs, literals, all := 0, 0, 0
+	for i, regime := range []shadowRegime{
+		{"npu_bound", [2]int64{50, 200}, [2]int64{50, 400}},
+		{"balanced", [2]int64{200, 800}, [2]int64{200, 2000}},
+		{"multiplication_bound", [2]int64{200, 800}, [2]int64{1000, 6000}},
+	} {
+		random := rand.New(rand.NewPCG(34, uint64(i)))
+		var launchGap, headGap []float64
+		optimal := 0
+		for range layers {
+			p, _ := shadowPipeline(random, heads, regime)
+			greedy, launch, head := p.greedy(false), p.byLaunch(), p.byHead()
+			t, err := p.run(greedy.launches, greedy.heads)
+			if err != nil {
+				return fmt.Errorf("algorithm 1: %w", err)
+			}
+			if t == greedy.end {
+				runs++
+			}
+			literal := p.greedy(true)
+			if _, err := p.run(literal.launches, literal.heads); err != nil {
+				literals++
+			}
+			all++
+			launchGap = append(launchGap, 100*(float64(greedy.end)/float64(launch.end)-1))
+			headGap = append(headGap, 100*(float64(greedy.end)/float64(head.end)-1))
+			if greedy.end == head.end {
+				optimal++
+			}
+		}
+		what := fmt.Sprintf("%s; top-k %v us, multiplication %v us", given, regime.topk, regime.qkv)
+		s.add(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "%s: how often Algorithm 1 ends with the best of all orders", what)
+		s.add(Modelled, regime.name+"/mean_gap_percent", nil, mean(headGap), "%s: above the best of all orders", what)
+		s.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(headGap), "%s: above the best of all orders", what)
+		s.add(Modelled, regime.name+"/worst_gap_by_launch_percent", nil, slices.Max(launchGap), "%s: above the best in which a launch's heads follow each other, as in Algorithm 1", what)
+	}
+	s.add(Exact, "recurrence", "t_qkv is the total time", fmt.Sprintf("in %d of %d", runs, all), "Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone; "+given)
+	s.add(Exact, "line25_literal", "an order of the heads", fmt.Sprintf("not one in %d of %d", literals, all), "line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
+	s.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
+	s.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
+	return nil
+}
+
+func shadowLaunch(s *sheet) error {
+	v := shadow("hw_npu_kernel_fused_launch").at("values")
+	q, k := v.at("q_shape_bhsd").nums(), v.at("k_shape_bhsd").nums()
+	ops := 2 * q[2] * k[2] * q[3]
+	var sx, sy, sxx, sxy, n float64
+	points := v.at("latency_by_heads_fused").list()
+	for _, p := range points {
+		h, ms := p.at("heads").num(), p.at("ms").num()
+		s.add(Exact, fmt.Sprintf("%v/per_head_ms", h), nil, ms/h, "%v ms for %v heads", ms, h)
+		s.add(Exact, fmt.Sprintf("%v/gops", h), nil, float64(h*ops)/ms/1e6, "2 x %v x %v x %v operations a head", q[2], k[2], q[3])
+		sx, sy, sxx, sxy, n = sx+h, sy+ms, sxx+float64(h*h), sxy+float64(h*ms), n+1
+	}
+	slope := (n*sxy - sx*sy) / (n*sxx - sx*sx)
+	s.add(Modelled, "line/launch_ms", nil, (sy-slope*sx)/n, "least squares through the three points")
+	s.add(Modelled, "line/head_ms", nil, slope, "least squares: %.2f ms a head; the points are no line, 1 to 2 adds 1 ms and so does 2 to 4", slope)
+	one, four := points[0].at("ms").num(), points[2].at("ms").num()
+	s.add(Exact, "four/apart_ms", nil, 4*one, "four launches of a head")
+	s.add(Exact, "four/fused_ms", four, float64(shadowNPU(4))/1000, "one launch of four")
+	for _, c := range []struct {
+		name string
+		head headWork
+		note string
+	}{
+		{"npu_bound", headWork{50, 100}, "fusing all is best where the NPU bounds the time"},
+		{"multiplication_bound", headWork{200, 4000}, "where multiplication bounds the time a small launch goes first; line 15 of Algorithm 1 always fuses"},
+	} {
+		heads := []headWork{c.head, c.head, c.head, c.head}
+		all := headPipeline{launches: []headLaunch{{shadowNPU(4), []int{0, 1, 2, 3}}}, heads: heads}
+		best, schedule := bestLaunches([][]int{{0, 1, 2, 3}}, heads, shadowNPU)
+		var sizes []string
+		for _, i := range schedule.launches {
+			sizes = append(sizes, fmt.Sprint(len(best.launches[i].heads)))
+		}
+		what := fmt.Sprintf("synthetic: four heads of one bucket, top-k %d us, multiplication %d us each; %s", c.head.topk, c.head.qkv, c.note)
+		s.add(Modelled, c.name+"/fused_ms", nil, float64(all.byHead().end)/1000, "%s", what)
+		s.add(Modelled, c.name+"/best_ms", nil, float64(schedule.end)/1000, "%s", what)
+		s.add(Modelled, c.name+"/best_launches", "4", strings.Join(sizes, "+"), "%s", what)
+	}
+	return nil
+}
+
+func shadowSparse(s *sheet) error {
+	gains, share := shadow("r_sparse_kernel_gain").at("values"), shadow("r_estimation_share").at("values")
+	fit := func(time func(gain float64) float64) (e, a float64) {
+		var sx, sy, sxx, sxy, n float64
+		for _, key := range gains.keys() {
+			r, t := ratioOf(key), time(gains.at(key).num()/100)
+			sx, sy, sxx, sxy, n = sx+r, sy+t, sxx+float64(r*r), sxy+float64(r*t), n+1
+		}
+		a = (n*sxy - sx*sy) / (n*sxx - sx*sx)
+		return (sy - a*sx) / n, a
+	}
+	e, a := fit(func(g float64) float64 { return 1 - g })
+	s.add(Modelled, "estimation", nil, e, "T(r) = E + r A of the dense kernel's time, least squares through the three gains read as less time")
+	s.add(Modelled, "multiplication", nil, a, "A; E + A is %.2f and not 1, since a kernel that keeps all tokens estimates nothing", e+a)
+	for _, key := range gains.keys() {
+		r, gain := ratioOf(key), gains.at(key).num()
+		s.add(Modelled, key+"/gain_percent", gain, 100*(1-e-float64(r*a)), "the line at %v; 3 points, 2 parameters", r)
+	}
+	for _, held := range gains.keys() {
+		var xs, ts []float64
+		for _, key := range gains.keys() {
+			if key != held {
+				xs, ts = append(xs, ratioOf(key)), append(ts, 1-gains.at(key).num()/100)
+			}
+		}
+		slope := (ts[1] - ts[0]) / (xs[1] - xs[0])
+		s.add(Modelled, held+"/held_out_gain_percent", gains.at(held).num(), 100*(1-ts[0]-float64(slope*(ratioOf(held)-xs[0]))), "the line through the other two points")
+	}
+	r := 0.2
+	printed := share.at("at_ratio_20").num()
+	s.add(Modelled, "share_percent", printed, 100*e/(e+float64(r*a)), "estimation's share at ratio 20, which was not used for the fit")
+	e, a = fit(func(g float64) float64 { return 1 / (1 + g) })
+	s.add(Modelled, "share_speedup_reading_percent", printed, 100*e/(e+float64(r*a)), "the gains read as speed instead of time: the printed share decides against it")
+	s.add(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "sec. 1 speaks of about 20 %% less, sec. 2.2 prints this for ratio 20: the two do not describe the same")
+	return nil
+}
+
+// ratioOf is 0.4 of "ratio_40".
+func ratioOf(key string) float64 {
+	var percent float64
+	if _, err := fmt.Sscanf(key, "ratio_%g", &percent); err != nil {
+		panic("BUG: ratio of " + key)
+	}
+	return percent / 100
+}
+
+// scalePair is the scales of Q and K that a graph is compiled for.
+type scalePair struct{ q, k float64 }
+
+// scaleGrid are the 3 x 3 pairs around a mean that sec. 3.3 lists the first, second and last of.
+func scaleGrid(centre scalePair, step float64) []scalePair {
+	var grid []scalePair
+	for _, q := range []float64{1, step, 1 / step} {
+		for _, k := range []float64{1, step, 1 / step} {
+			grid = append(grid, scalePair{centre.q * q, centre.k * k})
+		}
+	}
+	return grid
+}
+
+// nearestScales is the pair with the least mean squared error to x; of equal ones the first.
+func nearestScales(grid []scalePair, x scalePair) int {
+	best, least := 0, math.Inf(1)
+	for i, b := range grid {
+		dq, dk := x.q-b.q, x.k-b.k
+		if mse := (float64(dq*dq) + float64(dk*dk)) / 2; mse < least {
+			best, least = i, mse
+		}
+	}
+	return best
+}
+
+// quantised is the mean squared error of 8-bit values with scale used, of a normal distribution whose least and largest
+// value scale 1 just holds at four standard deviations: rounding within, cutting beyond. In units of scale 1.
+func quantised(used float64) float64 {
+	const deviation = 127.0 / 4
+	edge := 127 * used
+	z := edge / deviation
+	tail := math.Erfc(z/math.Sqrt2) / 2
+	density := math.Exp(-z*z/2) / math.Sqrt(2*math.Pi)
+	cut := 2 * deviation * deviation * (float64((1+z*z)*tail) - float64(z*density))
+	return float64(used*used)/12 + max(cut, 0)
+}
+
+func shadowBuckets(s *sheet) error {
+	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values", "tested_small").num()
+	grid := scaleGrid(scalePair{1, 1}, step)
+	s.add(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "the printed members read as {1/s, 1, s} x {1/s, 1, s} of the mean pair; the list is elided in the text")
+	s.add(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "which five pairs, and the accuracy with them, is not printed")
+	// Where one scale's bucket ends, the other's at the mean: half way between neighbours.
+	for _, c := range []struct {
+		name  string
+		sigma float64
+	}{{"step_0.5", step}, {"step_0.005", tiny}} {
+		g := scaleGrid(scalePair{1, 1}, c.sigma)
+		least, most := (1+c.sigma)/2, (1+1/c.sigma)/2
+		for _, x := range []float64{least, most} {
+			if nearestScales(g, scalePair{x * (1 - 1e-9), 1}) == nearestScales(g, scalePair{x * (1 + 1e-9), 1}) {
+				return fmt.Errorf("scale buckets: no boundary at %v of the mean", x)
+			}
+		}
+		s.add(Exact, c.name+"/centre_from", nil, least, "the original bucket takes scales from here, of the mean")
+		s.add(Exact, c.name+"/centre_to", nil, most, "to here: nearest by squared error is half way on a linear axis, so the bucket is lopsided")
+	}
+	// Fig. 7 (Qwen2-0.5B): more than 30 % of Q's scales above 0.2, 20 % below 0.1. A logarithmic normal distribution
+	// through both.
+	fig7 := shadow("r_scale_fluctuation").at("values")
+	quantile := func(p float64) float64 { return math.Sqrt2 * math.Erfinv(2*p-1) }
+	low, high := quantile(fig7.at("q_below_0.1").num()), quantile(1-fig7.at("q_above_0.2").num())
+	spread := math.Log(2) / (high - low)
+	middle := math.Log(0.1) - float64(spread*low)
+	s.add(Modelled, "fig7/median_scale", nil, math.Exp(middle), "a logarithmic normal distribution through the two printed shares; which tensor the second share is of is not said")
+	s.add(Modelled, "fig7/log_deviation", nil, spread, "of the natural logarithm")
+	const samples = 2000
+	centre := math.Exp(middle + spread*spread/2) // the mean, which the buckets stand around
+	var scales []float64
+	for i := range samples {
+		scales = append(scales, math.Exp(middle+float64(spread*quantile((float64(i)+0.5)/samples)))/centre)
+	}
+	best := func(g []float64, x float64) float64 {
+		return slices.MinFunc(g, func(a, b float64) int {
+			switch ea, eb := quantised(a/x), quantised(b/x); {
+			case ea < eb:
+				return -1
+			case ea > eb:
+				return 1
+			}
+			return 0
+		})
+	}
+	own := 0.0 // error with a scale per tensor
+	for _, x := range scales {
+		own += float64(x*x) * quantised(1)
+	}
+	for _, c := range []struct {
+		name, paper string
+		g           []float64
+	}{
+		{"step_0.5", "", []float64{step, 1, 1 / step}},
+		{"step_0.005", "all samples", []float64{tiny, 1, 1 / tiny}},
+		{"one", "", []float64{1}},
+	} {
+		in, nearest, ideal := 0, 0.0, 0.0
+		for _, x := range scales {
+			pairs := make([]scalePair, len(c.g))
+			for i, b := range c.g {
+				pairs[i] = scalePair{b, 0}
+			}
+			b := c.g[nearestScales(pairs, scalePair{x, 0})]
+			if b == 1 {
+				in++
+			}
+			nearest += float64(x*x) * quantised(b/x)
+			ideal += float64(x*x) * quantised(best(c.g, x)/x)
+		}
+		var paper any
+		if c.paper != "" {
+			paper = c.paper
+		}
+		const given = "one axis, scales as fitted to Fig. 7, around their mean"
+		if len(c.g) > 1 {
+			s.add(Modelled, c.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
+		}
+		s.add(Modelled, c.name+"/error_nearest", nil, nearest/own, "%s: squared error of 8-bit values over that with a scale of each tensor's own; nearest bucket", given)
+		if len(c.g) > 1 {
+			s.add(Modelled, c.name+"/error_best", nil, ideal/own, "%s: the bucket of least squared error of the values instead, which cutting off weighs more than rounding coarsely", given)
+		}
+	}
+	s.add(Exact, "nearest", "argmin of MSE", "nearest of 9", "the selector against every bucket in the package's tests; a scale in the middle goes to the bucket listed first")
+	return nil
+}
+
+func shadowMemory(s *sheet) error {
+	sizes := shadow("hw_graph_memory").at("values").nums()
+	n := shadow("m_bucket_step").at("values", "buckets_default").num()
+	s.add(Exact, "one_shape/least_kb", nil, n*sizes[0], "9 buckets x 1 head count x %v KB", sizes[0])
+	s.add(Exact, "one_shape/most_kb", nil, n*sizes[1], "9 buckets x 1 head count x %v KB", sizes[1])
+	for _, m := range shadow("table5_models").at("values").list() {
+		name, heads := m.at(0).text(), m.at(1).num()
+		most := n * heads * sizes[1] / 1000
+		note := fmt.Sprintf("a graph for each head count 1 to %v in each of 9 buckets, at %v KB; the graphs have no weights, so layers share them", heads, sizes[1])
+		if name == "Qwen2-0.5B" {
+			model, err := models.Open("qwen2-0.5b")
+			if err != nil {
+				return err
+			}
+			var params float64
+			for _, t := range model.Graph.Weights {
+				params += float64(t.Elements())
+			}
+			note += fmt.Sprintf("; %.1f %% of the model's weights in 8 bit", 100*most*1e6/params)
+		}
+		s.add(Exact, name+"/all_shapes_mb", "negligible", most, "%s", note)
+	}
+	return nil
+}
+
+func shadowTopK(s *sheet) error {
+	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
+	const rows, width = 100, 1024
+	keep := int(ratio * width)
+	largest := func(x []float64) []int {
+		order := make([]int, len(x))
+		for i := range order {
+			order[i] = i
+		}
+		slices.SortStableFunc(order, func(a, b int) int {
+			switch {
+			case x[a] > x[b]:
+				return -1
+			case x[a] < x[b]:
+				return 1
+			}
+			return 0
+		})
+		order = order[:keep]
+		slices.Sort(order)
+		return order
+	}
+	for _, c := range []struct {
+		name   string
+		spread float64
+		single bool
+		note   string
+	}{
+		{"double", 4, false, "softmax grows with its argument, so the sets are the same"},
+		{"single", 4, true, "softmax rounded to single precision merges close scores, and the lower position wins"},
+		{"single_wide", 100, true, "scores that spread over hundreds: most of the softmax is 0 in single precision and ranks nothing. Top-k before it is not only cheaper, it is the safer order"},
+	} {
+		random := rand.New(rand.NewPCG(32, 0))
+		same := 0
+		for range rows {
+			scores, soft := make([]float64, width), make([]float64, width)
+			for i := range scores {
+				scores[i] = c.spread * random.NormFloat64()
+			}
+			most, sum := slices.Max(scores), 0.0
+			for i, x := range scores {
+				soft[i] = math.Exp(x - most)
+				sum += soft[i]
+			}
+			for i := range soft {
+				soft[i] /= sum
+				if c.single {
+					soft[i] = float64(float32(soft[i]))
+				}
+			}
+			if slices.Equal(largest(scores), largest(soft)) {
+				same++
+			}
+		}
+		var paper any
+		if !c.single {
+			paper = 100
+		}
+		s.add(Exact, c.name+"/same_sets_percent", paper, 100*float64(same)/rows, "%d synthetic rows of %d normal scores with deviation %v, the first %d: %s", rows, width, c.spread, keep, c.note)
+	}
+	return nil
+}
+
+func shadowOps(s *sheet) error {
+	length := slices.Max(shadow("wl_kernel_lengths").at("values").nums())
+	r := shadow("m_global_ratio").at("values", "default").num() / 100
+	for _, m := range shadow("table5_models").at("values").list() {
+		s.add(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "Q x K of a layer at %v tokens, all positions: 2 x %v heads x %v^2 x %v", length, m.at(1).num(), length, m.at(3).num())
+	}
+	s.add(Exact, "dense_estimation_percent", nil, 50, "Q x K is half of a dense kernel's operations, whatever the shape")
+	s.add(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*r), "of a sparse kernel's operations at ratio %v: 1 for the estimate and %v for each sparse product. Above the printed share of time: gathered products run slower than dense ones", r, r)
+	return nil
+}
+
+func shadowAccuracy(s *sheet) error {
+	t6 := shadow("table6").at("values").list()
+	columns := shadow("table6").at("columns").list()[2:]
+	average := t6[len(t6)-1]
+	var means []float64
+	for c := range columns {
+		var x []float64
+		for _, row := range t6[:len(t6)-1] {
+			x = append(x, row.at(2+c).num())
+		}
+		means = append(means, mean(x))
+		s.add(Exact, "table6/"+columns[c].text()+"/mean", average.at(2+c).num(), means[c], "percent, mean of %d cells", len(x))
+	}
+	losses := shadow("r_accuracy_loss").at("values")
+	for c, col := range columns[1:] {
+		s.add(Exact, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "percentage points below C/G-Full; the text subtracts the rounded means")
+	}
+	equal, t3 := 0, shadow("table3").at("values").list()
+	for _, a := range t3 {
+		for _, b := range t6 {
+			if a.at(1).any() == b.at(0).any() && a.at(0).any() == b.at(1).any() && a.at(2).num() == b.at(2).num() && a.at(3).num() == b.at(5).num() {
+				equal++
+			}
+		}
+	}
+	s.add(Exact, "table3/cells_as_in_table6", len(t3), equal, "pairs of both columns that Table 6 repeats")
+	drops := shadow("r_npu_attention_drop").at("values")
+	var all []float64
+	for _, a := range t3 {
+		drop := a.at(2).num() - a.at(3).num()
+		all = append(all, drop)
+		if key := a.at(1).text() + "_" + a.at(0).text(); drops.has(key) {
+			s.add(Exact, "table3/"+key+"/drop", drops.at(key).num(), drop, "percentage points")
+		}
+	}
+	s.add(Exact, "table3/mean_drop", drops.at("average").num(), mean(all), "percentage points")
+	block := shadow("r_block_sparse_drop").at("values")
+	s.add(Exact, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2], "percentage points below token-level sparsity")
+	for _, row := range t6 {
+		if key := row.at(0).text() + "_" + row.at(1).text(); block.has(key) {
+			s.add(Exact, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(), "percentage points")
+		}
+	}
+	least, falls := 100.0, 0
+	for _, row := range shadow("table4").at("values").list() {
+		cells := row.at(1).num()
+		for c, v := range row.list()[1:] {
+			least = min(least, v.num())
+			if c > 0 && v.num() < cells {
+				falls++
+			}
+			cells = v.num()
+		}
+	}
+	s.add(Exact, "table4/least_recall", "above 99", least, "percent, of all cells")
+	s.add(Exact, "table4/falls", 0, falls, "cells in which recall falls as more tokens are kept")
+	s.add(NotReproducible, "table4/level", "99.0 to 100", nil, "needs the four models' activations on WikiText-2")
+	ablation := shadow("r_ablation").at("values")
+	for _, row := range t6 {
+		if row.at(0).any() == "Qwen2-0.5B" && row.at(1).any() == "Octopus" {
+			s.add(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "Table 6's %v less the printed drop of %v points; sec. 5.2 prints 60.1 in the next step", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
+			s.add(Exact, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
+		}
+	}
+	return nil
+}
+
+func shadowTime(s *sheet) error {
+	k60 := shadow("r_k60").at("values")
+	for _, row := range shadow("table7").at("values").list() {
+		s.add(Exact, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(), "%v over %v minutes", row.at(1).num(), row.at(2).num())
+	}
+	columns := shadow("table8").at("columns").list()
+	most, where := 0.0, ""
+	for _, row := range shadow("table8").at("values").list() {
+		for c := 1; c <= 4; c++ {
+			ratio := row.at(c).num() / row.at(5).num()
+			s.add(Exact, "table8/"+row.at(0).text()+"/"+columns[c].text(), nil, ratio, "%v over %v J", row.at(c).num(), row.at(5).num())
+			if ratio > most {
+				most, where = ratio, fmt.Sprintf("%s, %v over %v J", row.at(0).text(), row.at(c).num(), row.at(5).num())
+			}
+		}
+	}
+	s.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most, "%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
+	apps := shadow("table9").at("values").nums()
+	s.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications", slices.Max(apps), apps[0])
+	s.add(Exact, "table9/least", nil, slices.Min(apps)/apps[0], "one mix of applications is faster than none: the spread of the measurement is about as large as the effect")
+	return nil
+}
+
+func shadowClaims(s *sheet) error {
+	headline := shadow("r_headline").at("values")
+	energy := 0.0
+	for _, row := range shadow("table8").at("values").list() {
+		energy = max(energy, row.at(1).num()/row.at(5).num())
+	}
+	s.add(Exact, "energy_up_to", headline.at("energy_up_to").num(), energy, "x, from Table 8")
+	s.add(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
+	s.add(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
+	t := shadow("r_ablation").at("values")
+	s.add(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "percentage points that per-head ratios are worth on Qwen2-0.5B, Octopus (sec. 5.2)")
+	s.add(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "Fig. 12's times are a plot; the comparison needs the phones")
+	s.add(NotReproducible, "fig7_by_tensor", "20 % below 0.1", nil, "which tensor it is of is not said")
+	return nil
+}

@@ -1,0 +1,322 @@
+package papers
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// headPipeline is the attention of one layer as shadowAttn sec. 3.4 runs it: the NPU estimates the scores of the heads of
+// a launch together, then the processor beside it selects each head's positions and multiplies them. Times are integers
+// of one unit. Every head is in one launch.
+type headPipeline struct {
+	launches []headLaunch
+	heads    []headWork
+}
+
+type headLaunch struct {
+	npu   int64
+	heads []int
+}
+
+type headWork struct{ topk, qkv int64 }
+
+// headSchedule is in which order launches and heads run, and when the last head is done.
+type headSchedule struct {
+	launches []int
+	heads    []int
+	end      int64
+}
+
+// greedyHeads is C/GPUPlan, lines 1 to 13 of Algorithm 1: the order of the heads of one launch that is done at npu, and when
+// top-k and multiplication are done with them.
+func (p headPipeline) greedyHeads(npu, topk, qkv int64, heads []int) ([]int, int64, int64) {
+	var order []int
+	for range heads {
+		least, selected := int64(math.MaxInt64), -1
+		for _, h := range heads {
+			if slices.Contains(order, h) {
+				continue
+			}
+			t := max(qkv, max(npu, topk)+p.heads[h].topk) + p.heads[h].qkv
+			if t < least {
+				least, selected = t, h
+			}
+		}
+		order = append(order, selected)
+		topk = max(npu, topk) + p.heads[selected].topk
+		qkv = max(qkv, topk) + p.heads[selected].qkv
+	}
+	return order, topk, qkv
+}
+
+// greedy is Plan, lines 14 to 28 of Algorithm 1. Line 25 appends the order that line 22 assigned last, which is that of
+// the launch tried last; literal does so, otherwise it is that of the launch selected.
+func (p headPipeline) greedy(literal bool) headSchedule {
+	var s headSchedule
+	var npu, topk int64
+	for range p.launches {
+		least, selected := int64(math.MaxInt64), -1
+		var best, last []int
+		for i, l := range p.launches {
+			if slices.Contains(s.launches, i) {
+				continue
+			}
+			order, _, t := p.greedyHeads(npu+l.npu, topk, s.end, l.heads)
+			last = order
+			if t < least {
+				least, selected, best = t, i, order
+			}
+		}
+		if literal {
+			best = last
+		}
+		s.launches = append(s.launches, selected)
+		s.heads = append(s.heads, best...)
+		npu += p.launches[selected].npu
+		_, topk, s.end = p.greedyHeads(npu, topk, s.end, p.launches[selected].heads)
+	}
+	return s
+}
+
+// run recomputes when a schedule ends from the dependencies alone (Eq. 4: estimate, then top-k, then multiplication, each
+// on a processor that does one thing at a time). A schedule that leaves out or repeats something is an error.
+func (p headPipeline) run(launches, heads []int) (int64, error) {
+	released := make([]int64, len(p.heads))
+	seen := make([]int, len(p.heads))
+	done := make([]int, len(p.launches))
+	clock := int64(0)
+	for _, i := range launches {
+		done[i]++
+		clock += p.launches[i].npu
+		for _, h := range p.launches[i].heads {
+			released[h] = clock
+		}
+	}
+	var selecting, multiplying int64
+	for _, h := range heads {
+		seen[h]++
+		selecting = max(selecting, released[h]) + p.heads[h].topk
+		multiplying = max(multiplying, selecting) + p.heads[h].qkv
+	}
+	for i, n := range done {
+		if n != 1 {
+			return 0, fmt.Errorf("launch %d runs %d times", i, n)
+		}
+	}
+	for h, n := range seen {
+		if n != 1 {
+			return 0, fmt.Errorf("head %d runs %d times", h, n)
+		}
+	}
+	return multiplying, nil
+}
+
+// sequential is the time with nothing beside anything else.
+func (p headPipeline) sequential() int64 {
+	t := int64(0)
+	for _, l := range p.launches {
+		t += l.npu
+	}
+	for _, h := range p.heads {
+		t += h.topk + h.qkv
+	}
+	return t
+}
+
+// johnson is the order of heads, all of which may start at once, in which two stages end first, whatever the stages are
+// doing before them: heads with less top-k than multiplication by ascending top-k, then the others by descending
+// multiplication (Johnson 1954).
+func (p headPipeline) johnson(heads []int) []int {
+	order := slices.Clone(heads)
+	slices.SortStableFunc(order, func(a, b int) int {
+		x, y := p.heads[a], p.heads[b]
+		first, second := x.topk < x.qkv, y.topk < y.qkv
+		switch {
+		case first != second:
+			if first {
+				return -1
+			}
+			return 1
+		case first:
+			return cmp.Compare(x.topk, y.topk)
+		}
+		return cmp.Compare(y.qkv, x.qkv)
+	})
+	return order
+}
+
+// label is a partial schedule: when top-k and multiplication are done, and how it came about.
+type label struct {
+	topk, qkv int64
+	last      int
+	from      *label
+}
+
+// pareto keeps the labels that no other is as good as in both times.
+func pareto(labels []*label) []*label {
+	slices.SortStableFunc(labels, func(a, b *label) int {
+		return cmp.Or(cmp.Compare(a.topk, b.topk), cmp.Compare(a.qkv, b.qkv))
+	})
+	kept := labels[:0]
+	for _, l := range labels {
+		if len(kept) == 0 || l.qkv < kept[len(kept)-1].qkv {
+			kept = append(kept, l)
+		}
+	}
+	return kept
+}
+
+// path is what was added, first to last.
+func (l *label) path() []int {
+	var steps []int
+	for ; l.from != nil; l = l.from {
+		steps = append(steps, l.last)
+	}
+	slices.Reverse(steps)
+	return steps
+}
+
+// byLaunch is the best schedule in which the heads of a launch follow each other, as in Algorithm 1: within a launch
+// Johnson's rule is optimal and the time top-k is done does not depend on the order; over sets of launches, of which the NPU's
+// clock is a function, a dynamic program keeps the undominated pairs of times. It takes 2^launches steps, however many heads.
+func (p headPipeline) byLaunch() headSchedule {
+	n := len(p.launches)
+	orders := make([][]int, n)
+	for i, l := range p.launches {
+		orders[i] = p.johnson(l.heads)
+	}
+	states := make([][]*label, 1<<n)
+	states[0] = []*label{{}}
+	for set := range states {
+		states[set] = pareto(states[set])
+		npu := int64(0)
+		for i, l := range p.launches {
+			if set>>i&1 == 1 {
+				npu += l.npu
+			}
+		}
+		for i, l := range p.launches {
+			if set>>i&1 == 1 {
+				continue
+			}
+			for _, from := range states[set] {
+				next := &label{topk: from.topk, qkv: from.qkv, last: i, from: from}
+				for _, h := range orders[i] {
+					next.topk = max(next.topk, npu+l.npu) + p.heads[h].topk
+					next.qkv = max(next.qkv, next.topk) + p.heads[h].qkv
+				}
+				states[set|1<<i] = append(states[set|1<<i], next)
+			}
+		}
+	}
+	best := leastQKV(states[len(states)-1])
+	s := headSchedule{launches: best.path(), end: best.qkv}
+	for _, i := range s.launches {
+		s.heads = append(s.heads, orders[i]...)
+	}
+	return s
+}
+
+// byHead is the best schedule of all: heads in any order, and launches in the order in which they are first needed (launching
+// another one earlier only delays those). Top-k is never done before the launch of a head it has selected, so the times of
+// two stages and the set of heads done say everything: 2^heads steps instead of the n! that the paper fears.
+func (p headPipeline) byHead() headSchedule {
+	of := make([]int, len(p.heads))
+	for i, l := range p.launches {
+		for _, h := range l.heads {
+			of[h] = i
+		}
+	}
+	states := make([][]*label, 1<<len(p.heads))
+	states[0] = []*label{{}}
+	started := make([]bool, len(p.launches))
+	for set := range states {
+		states[set] = pareto(states[set])
+		clear(started)
+		npu := int64(0)
+		for h := range p.heads {
+			if set>>h&1 == 1 && !started[of[h]] {
+				started[of[h]] = true
+				npu += p.launches[of[h]].npu
+			}
+		}
+		for h, w := range p.heads {
+			if set>>h&1 == 1 {
+				continue
+			}
+			ready := int64(0)
+			if !started[of[h]] {
+				ready = npu + p.launches[of[h]].npu
+			}
+			for _, from := range states[set] {
+				topk := max(from.topk, ready) + w.topk
+				states[set|1<<h] = append(states[set|1<<h], &label{topk: topk, qkv: max(from.qkv, topk) + w.qkv, last: h, from: from})
+			}
+		}
+	}
+	best := leastQKV(states[len(states)-1])
+	s := headSchedule{heads: best.path(), end: best.qkv}
+	for _, h := range s.heads {
+		if !slices.Contains(s.launches, of[h]) {
+			s.launches = append(s.launches, of[h])
+		}
+	}
+	return s
+}
+
+func leastQKV(labels []*label) *label {
+	return slices.MinFunc(labels, func(a, b *label) int { return cmp.Compare(a.qkv, b.qkv) })
+}
+
+// launchTime is the NPU's time for heads launched together, from the times of 1, 2 and 4 that sec. 3.4 prints: between them
+// and beyond them on the line through the nearest two. points are (heads, time), ascending.
+func launchTime(points [][2]float64, heads int) float64 {
+	i := 1
+	for i < len(points)-1 && points[i][0] < float64(heads) {
+		i++
+	}
+	a, b := points[i-1], points[i]
+	slope := (b[1] - a[1]) / (b[0] - a[0])
+	return a[1] + float64(slope*(float64(heads)-a[0]))
+}
+
+// bestLaunches splits the heads of each bucket into launches, in every way, and returns the pipeline whose best schedule ends
+// first, of like ones that with fewest launches. npu is the time of a launch of so many heads. For few heads: every set partition is tried.
+func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (headPipeline, headSchedule) {
+	var best headPipeline
+	var found headSchedule
+	found.end = math.MaxInt64
+	var split func(done []headLaunch, open [][]int)
+	split = func(done []headLaunch, open [][]int) {
+		if len(open) == 0 {
+			p := headPipeline{launches: slices.Clone(done), heads: heads}
+			s := p.byHead()
+			if s.end < found.end || s.end == found.end && len(p.launches) < len(best.launches) {
+				best, found = p, s
+			}
+			return
+		}
+		first, rest := open[0][0], open[0][1:]
+		for with := range 1 << len(rest) {
+			l := headLaunch{heads: []int{first}}
+			var left []int
+			for i, h := range rest {
+				if with>>i&1 == 1 {
+					l.heads = append(l.heads, h)
+				} else {
+					left = append(left, h)
+				}
+			}
+			l.npu = npu(len(l.heads))
+			further := open[1:]
+			if len(left) > 0 {
+				further = append([][]int{left}, further...)
+			}
+			split(append(slices.Clone(done), l), further)
+		}
+	}
+	split(nil, buckets)
+	return best, found
+}
