@@ -1,4 +1,696 @@
 package papers
 
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+)
+
 // npumoe are the items of that paper.
-var npumoe []Item
+var npumoe = []Item{
+	sheetItem("npumoe", "capacity", "rows that an expert needs", "sec. 4.1", moeCapacity, "dc_capacity_formula", "dc_shape_alignment"),
+	sheetItem("npumoe", "tiers", "the smallest tier that covers the expected load", "sec. 4.1, 5.6, 5.8", moeTiers, "dc_tier_assignment", "dc_padding_fraction", "dc_drop_rate"),
+	sheetItem("npumoe", "groups", "experts of one graph and the limit of 1.2 GB", "sec. 4.2, 4.3, 5.1", moeGroups, "dc_graph_limit_group_size", "dc_group_homogeneity"),
+	sheetItem("npumoe", "table5", "latency by group size and capacity", "Table 5, sec. 5.7", moeTable5, "dc_group_latency_table", "dc_launch_model"),
+	sheetItem("npumoe", "residency", "which groups belong on the NPU", "sec. 2, 4.3", moeResidency, "dc_hot_residency", "dc_matmul_window"),
+	sheetItem("npumoe", "overflow", "what is dropped, and gathering and scattering", "sec. 3.2, 4.2", moeOverflow, "dc_overflow_saliency", "dc_gather_scatter_roundtrip"),
+	sheetItem("npumoe", "memory", "bytes of experts and models", "sec. 5.1", moeMemory, "dc_expert_memory", "dc_bytes_per_param"),
+	sheetItem("npumoe", "calibration", "overlap of profiled and routed experts", "sec. 5.8, Fig. 18", moeCalibration, "dc_calibration_overlap"),
+	sheetItem("npumoe", "appendix", "ratios of the appendix's tables", "appendix A.2, A.3", moeAppendix, "dc_a2_ratios", "dc_a3_ratios"),
+	sheetItem("npumoe", "ranges", "ranges of the abstract against the details", "abstract, sec. 5.3 to 5.8", moeRanges, "dc_headline_ranges"),
+}
+
+// moe is an entry of the paper's data.
+func moe(id string) Value { return fact("npumoe", id) }
+
+// moeModels are the paper's models in the catalog, in its order.
+func moeModels() ([]*models.Model, error) {
+	var out []*models.Model
+	for _, name := range []string{"phi-3.5-moe", "phi-tiny-moe", "qwen3-30b-a3b"} {
+		m, err := models.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// expertBytes are the bytes of one expert of one layer in 16 bit: gate, up and down.
+func expertBytes(m *models.Model) float64 { return 2 * 3 * float64(m.Hidden) * float64(m.ExpertFFN) }
+
+// ladder are the capacities of a tier set, as multiples of the base, aligned.
+func ladder(base float64) []int {
+	var out []int
+	for _, f := range []float64{0.5, 1, 2, 4} {
+		out = append(out, alignedUp(f*base))
+	}
+	return slices.Compact(out)
+}
+
+func moeCapacity(s *sheet) error {
+	list, err := moeModels()
+	if err != nil {
+		return err
+	}
+	aligned, all := 0, 0
+	for _, m := range list {
+		for _, chunk := range moe("wl_chunk_sizes").at("values").nums() {
+			base := baseCapacity(int(chunk), m.ExpertsPerToken, m.Experts)
+			s.add(Exact, fmt.Sprintf("%s/chunk_%v/base", m.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, m.ExpertsPerToken, m.Experts)
+			for _, c := range ladder(base) {
+				all++
+				if c%16 == 0 {
+					aligned++
+				}
+			}
+		}
+	}
+	var printed []string
+	for _, c := range moe("m_group_capacities").at("values").list() {
+		printed = append(printed, fmt.Sprint(c.any()))
+	}
+	s.add(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "1/2, 1, 2 and 4 of PhiMoE's base for a chunk of 256: hetc's reading of the tiers, of which the paper names only 4 x; it explains every printed capacity but 96")
+	equal := 0
+	const layers = 200
+	for i := range layers {
+		r := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
+		loads := loadsOf(16, r.chunk(256))
+		if math.Abs(imbalance(loads)*mean(loads)-slices.Max(loads)) < 1e-9 && math.Abs(mean(loads)-baseCapacity(256, 2, 16)) < 1e-9 {
+			equal++
+		}
+	}
+	s.add(Exact, "c_max", "the busiest expert's load", fmt.Sprintf("in %d of %d", equal, layers), "I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
+	s.add(Exact, "balanced", "1", imbalance([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
+	s.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
+	s.add(Exact, "aligned", "multiples of 16", fmt.Sprintf("%d of %d", aligned, all), "capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
+	return nil
+}
+
+func moeTiers(s *sheet) error {
+	base := baseCapacity(256, 2, 16)
+	capacities := ladder(base)
+	s.add(Exact, "rule", "smallest that covers", fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", tierOf(capacities, 0.5), base, tierOf(capacities, base), base+1, tierOf(capacities, base+1), 3*base, tierOf(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
+	s.add(Exact, "top_quartile_4x_needs_percent", nil, 50, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
+	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
+	// Capacities from 64 calibration chunks, padding and drops from 64 others.
+	const chunks, layers = 64, 8
+	for _, skew := range []float64{0, 0.5, 1, 1.5} {
+		var tiered, uniform reserve
+		ratio := 0.0
+		for layer := range layers {
+			r := newRouting(rand.New(rand.NewPCG(42, uint64(layer))), 16, 2, skew, 2)
+			expected := make([]float64, 16)
+			for range chunks {
+				for e, n := range loadsOf(16, r.chunk(256)) {
+					expected[e] += n / chunks
+				}
+			}
+			ratio += imbalance(expected) / layers
+			tiers, flat := make([]int, 16), make([]int, 16)
+			for e, load := range expected {
+				tiers[e], flat[e] = tierOf(capacities, load), alignedUp(base)
+			}
+			for range chunks {
+				loads := loadsOf(16, r.chunk(256))
+				tiered.add(tiers, loads)
+				uniform.add(flat, loads)
+			}
+		}
+		name := fmt.Sprintf("skew_%v", skew)
+		s.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; synthetic routing of PhiMoE's shape in chunks of 256: popularity by rank to the power of -%v (imbalance %.2f), halved or doubled from chunk to chunk; tiers %v", skew, ratio, capacities)
+		s.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
+		s.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
+	}
+	p := moe("r_padding_impact").at("values")
+	share := p.at("zero_padded_tokens_average").num() / 100
+	for i, name := range []string{"least", "most"} {
+		runtime := p.at("runtime_increase_percent").nums()[i]
+		s.add(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "more time if all of it were in proportion to computed rows; the printed increase says that %.0f %% of the time is", 100*(1-1/(1+runtime/100))/share)
+	}
+	s.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of synthetic routing")
+	return nil
+}
+
+func moeGroups(s *sheet) error {
+	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num()
+	var each float64
+	for _, m := range moe("models_table1").at("values").list() {
+		if m.has("expert_mb") {
+			each = m.at("expert_mb").num()
+		}
+	}
+	list, err := moeModels()
+	if err != nil {
+		return err
+	}
+	const mib, gib = 1 << 20, 1 << 30
+	phi := expertBytes(list[0])
+	s.add(Exact, "expert_mb", each, phi/mib, "MiB: 3 x %d x %d values of 16 bit are %.0f bytes, so the printed MB are 2^20", list[0].Hidden, list[0].ExpertFFN, phi)
+	fits := func(n, expert, limit float64) string {
+		switch {
+		case n*expert < limit:
+			return "fits"
+		case n*expert == limit:
+			return "on the limit"
+		}
+		return "too large"
+	}
+	for _, n := range moe("m_group_sizes").at("values").nums() {
+		paper := "fits"
+		if n == 16 {
+			paper = "too large"
+		}
+		s.add(Exact, fmt.Sprintf("%v_experts/mb_gb", n), paper, fits(n, each*1e6, limit*1e9), "%.3f GB of %v: experts of 150e6 bytes, limit of 1.2e9; the graph falls back above the limit, so one on it stays", n*each/1000, limit)
+		s.add(Exact, fmt.Sprintf("%v_experts/mib_gb", n), paper, fits(n, phi, limit*1e9), "%.3f GB of %v: the experts' real size, limit of 1.2e9 bytes", n*phi/1e9, limit)
+		s.add(Exact, fmt.Sprintf("%v_experts/mib_gib", n), paper, fits(n, phi, limit*gib), "%.3f GiB of %v: the experts' real size, limit of 1.2 x 2^30 bytes; with this reading 8 fit, as sec. 5.7 measures them", n*phi/gib, limit)
+	}
+	for _, m := range list {
+		s.add(Exact, m.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(m)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(m)/1e6, m.Experts)
+	}
+	// Homogeneous groups on synthetic layers.
+	groups, mixed, over := 0, 0, 0
+	const layers = 200
+	for layer := range layers {
+		r := newRouting(rand.New(rand.NewPCG(43, uint64(layer))), 16, 2, 1, 2)
+		loads := loadsOf(16, r.chunk(256))
+		tiers, hot := make([]int, 16), make([]bool, 16)
+		for e, n := range loads {
+			tiers[e], hot[e] = tierOf(ladder(32), n), n >= 16
+		}
+		most := int(limit * 1e9 / (each * 1e6))
+		for _, g := range groupExperts(tiers, hot, loads, most) {
+			groups++
+			if len(g.experts) > most {
+				over++
+			}
+			for _, e := range g.experts {
+				if tiers[e] != g.capacity || hot[e] != g.hot {
+					mixed++
+				}
+			}
+		}
+	}
+	s.add(Exact, "mixed", 0, mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
+	s.add(Exact, "over_limit", 0, over, "of the same groups")
+	return nil
+}
+
+// moePoints are Table 5's points: group size, capacity, ms a token.
+func moePoints() (points [][3]float64) {
+	factor := moe("r_capacity_group8").at("values", "8x96").num()
+	var reference float64
+	for _, p := range moe("table5").at("values").list() {
+		g, c := p.at(0).num(), p.at(1).num()
+		ms, ok := p.at(2).any().(float64)
+		if g == 8 && c == 32 {
+			reference = ms
+		}
+		if !ok {
+			ms = reference / factor
+		}
+		points = append(points, [3]float64{g, c, ms})
+	}
+	return points
+}
+
+func moeTable5(s *sheet) error {
+	points := moePoints()
+	at := func(g, c float64) float64 {
+		for _, p := range points {
+			if p[0] == g && p[1] == c {
+				return p[2]
+			}
+		}
+		return math.NaN()
+	}
+	ratio := func(name string, printed float64, g1, c1, g2, c2 float64) {
+		s.add(Exact, "ratio/"+name, printed, at(g1, c1)/at(g2, c2), "x, %v over %v ms a token", at(g1, c1), at(g2, c2))
+	}
+	ratio("1x32_1x128", moe("r_capacity_no_group").at("values", "factor").num(), 1, 32, 1, 128)
+	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
+	ratio("1x32_4x32", r32.at("4x32", "factor").num(), 1, 32, 4, 32)
+	ratio("1x32_8x32", r32.at("8x32", "factor").num(), 1, 32, 8, 32)
+	ratio("1x64_4x64", r64.at("4x64", "factor").num(), 1, 64, 4, 64)
+	ratio("1x64_8x64", r64.at("8x64", "factor").num(), 1, 64, 8, 64)
+	ratio("8x32_8x64", moe("r_capacity_group8").at("values", "8x64").num(), 8, 32, 8, 64)
+	s.add(Exact, "implied_8x96_ms", nil, at(8, 96), "8x32 over the printed factor; its time is not printed")
+	wrong := 0
+	for _, a := range points {
+		for _, b := range points {
+			if (a[1] == b[1] && a[0] < b[0] || a[0] == b[0] && a[1] < b[1]) && a[2] <= b[2] {
+				wrong++
+			}
+		}
+	}
+	s.add(Exact, "order", "larger groups and capacities take less a token", fmt.Sprintf("%d exceptions", wrong), "over all pairs of equal capacity or equal group size")
+	best := slices.MinFunc(points, func(a, b [3]float64) int {
+		switch {
+		case a[2] < b[2]:
+			return -1
+		case a[2] > b[2]:
+			return 1
+		}
+		return 0
+	})
+	s.add(Exact, "least", nil, fmt.Sprintf("%vx%v", best[0], best[1]), "%.3g ms a token; the table says nothing of padding, which it rewards", best[2])
+	// Two readings of what a token in the denominator is, each fitted to all but one point and asked for that one.
+	for _, model := range []struct {
+		name, note string
+		terms      func(g, c float64) []float64
+	}{
+		{"per_row", "ms a token = L/(g C) + a/C + b: time of a launch over the rows that it computes, L a launch and a an expert", func(g, c float64) []float64 { return []float64{1 / (g * c), 1 / c, 1} }},
+		{"per_chunk", "ms a token = L/g + a/C + b: launches of a chunk are experts over g, whatever the capacity; L is their time for g = 1 over the chunk's tokens", func(g, c float64) []float64 { return []float64{1 / g, 1 / c, 1} }},
+		{"launches_only", "ms a token = L/(g C) + b: launches explain all", func(g, c float64) []float64 { return []float64{1 / (g * c), 1} }},
+	} {
+		fit := func(skip int) []float64 {
+			var a [][]float64
+			var y []float64
+			for i, p := range points {
+				if i != skip {
+					a, y = append(a, model.terms(p[0], p[1])), append(y, p[2])
+				}
+			}
+			w, ok := leastSquares(a, y)
+			if !ok {
+				return nil
+			}
+			return w
+		}
+		predict := func(w []float64, p [3]float64) float64 {
+			t := 0.0
+			for i, x := range model.terms(p[0], p[1]) {
+				t += float64(w[i] * x)
+			}
+			return t
+		}
+		var errors []float64
+		worst, where := 0.0, ""
+		for i, p := range points {
+			w := fit(i)
+			if w == nil {
+				return fmt.Errorf("launch model %s: no fit without %vx%v", model.name, p[0], p[1])
+			}
+			e := 100 * math.Abs(predict(w, p)/p[2]-1)
+			errors = append(errors, e)
+			if e > worst {
+				worst, where = e, fmt.Sprintf("%vx%v", p[0], p[1])
+			}
+		}
+		s.add(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "%s; mean error at each of the %d points fitted without it", model.note, len(points))
+		s.add(Modelled, "launch/"+model.name+"/held_out_worst_percent", nil, worst, "at %s", where)
+		s.add(Modelled, "launch/"+model.name+"/L", nil, fit(-1)[0], "ms, fitted to all points")
+	}
+	for _, c := range []float64{32, 64} {
+		s.add(Exact, fmt.Sprintf("launch/saved_%v_ms", c), nil, at(1, c)-at(8, c), "a token, from 1 to 8 experts a launch at capacity %v: it does not fall with the capacity, so the denominator is the chunk's tokens and not computed rows", c)
+	}
+	return nil
+}
+
+// expertNS is the time of one expert on rows rows on a catalog processor by Eq. 5 of Agent.xpu, its 16-bit weights read
+// once, without a launch.
+func expertNS(p *socs.Processor, m *models.Model, rows int) float64 {
+	rate := p.Sim.Schemes[op.A32W32].PeakGops
+	a := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+	return a.NS(float64(rows)*expertBytes(m), expertBytes(m)) // 2 operations for each value of 2 bytes and row
+}
+
+func moeResidency(s *sheet) error {
+	soc, err := socs.Open("apple-m2-ultra")
+	if err != nil {
+		return err
+	}
+	m, err := models.Open("phi-3.5-moe")
+	if err != nil {
+		return err
+	}
+	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
+	handover := 0.0
+	for _, l := range soc.Links {
+		if l.From == "cpu" && l.To == "npu" || l.From == "npu" && l.To == "cpu" {
+			handover += 1000 * l.HandoverUS
+		}
+	}
+	launch := 1000*npu.LaunchUS + handover
+	const given = "modelled on catalog SoC apple-m2-ultra, whose rates, launch and hand-over times are assumptions"
+	s.add(NotReproducible, "threshold", "hot or cold", nil, "neither the launch cost nor the threshold of sec. 4.3 is printed")
+	s.add(Modelled, "launch_us", nil, launch/1000, "a launch and both hand-overs; %s", given)
+	for _, g := range moe("m_group_sizes").at("values").nums() {
+		rows := 1
+		for ; rows < 1024; rows++ {
+			if launch+float64(g*expertNS(npu, m, rows)) < float64(g*expertNS(cpu, m, rows)) {
+				break
+			}
+		}
+		s.add(Modelled, fmt.Sprintf("group_%v/rows", g), nil, rows, "rows of each expert from which a group of %v PhiMoE experts is faster on the NPU; %s", g, given)
+	}
+	rows := 1
+	for ; rows < 1024 && launch+expertNS(npu, m, rows) >= expertNS(cpu, m, rows); rows++ {
+	}
+	s.add(Modelled, "group_1/rows", nil, rows, "one expert a launch")
+	// The rule on skewed layers: groups on the NPU where that is faster, against all and none of them there.
+	var rule, all, none float64
+	hot, groups := 0, 0
+	for layer := range 32 {
+		r := newRouting(rand.New(rand.NewPCG(44, uint64(layer))), 16, 2, 1, 2)
+		loads := loadsOf(16, r.chunk(512))
+		tiers, same := make([]int, 16), make([]bool, 16)
+		for e, n := range loads {
+			tiers[e] = tierOf(ladder(64), n)
+		}
+		for _, g := range groupExperts(tiers, same, loads, 4) {
+			n, c := launch, 0.0
+			for _, e := range g.experts {
+				n += expertNS(npu, m, g.capacity)
+				if loads[e] > 0 {
+					c += expertNS(cpu, m, int(loads[e]))
+				}
+			}
+			all, none, rule = all+n, none+c, rule+min(n, c)
+			groups++
+			if n < c {
+				hot++
+			}
+		}
+	}
+	s.add(Modelled, "rule/on_npu", nil, fmt.Sprintf("%d of %d groups", hot, groups), "32 synthetic layers of PhiMoE, chunks of 512, skew 1, groups of up to 4 of one tier, those on the NPU that are faster there, padding included; %s", given)
+	s.add(Modelled, "rule/over_all_on_npu", "faster", all/rule, "x: time with every group on the NPU over the rule's; the NPU's padded rows count")
+	s.add(Modelled, "rule/over_all_on_cpu", "faster", none/rule, "x: time with every group on the CPU over the rule's")
+	// Sec. 2's window: a matrix of the attention's size, and the vocabulary's.
+	window := moe("hw_npu_vs_cpu_matmul").at("values")
+	for _, rows := range []int{16, 64, 256, 1024, 4096, 32048} {
+		var t [2]float64
+		for i, p := range []*socs.Processor{cpu, npu} {
+			rate := p.Sim.Schemes[op.A32W32].PeakGops
+			a := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+			size := 4096.0 * 4096
+			t[i] = 1000*p.LaunchUS + a.NS(2*float64(rows)*size, 2*(size+2*float64(rows)*4096))
+		}
+		t[1] += handover
+		paper := any(fmt.Sprintf("npu, %v to %v x", window.at("min").any(), window.at("max").any()))
+		if rows == 64 || rows == 32048 {
+			paper = "cpu"
+		}
+		if rows == 16 {
+			paper = nil
+		}
+		chosen, x := "cpu", t[1]/t[0]
+		if t[1] < t[0] {
+			chosen, x = "npu", t[0]/t[1]
+		}
+		note := "M read as the rows of a product with 4096 x 4096; " + given
+		if rows == 32048 {
+			note = "a roofline knows no such limit: what makes the NPU slow there (graph size, tiling) is not printed"
+		}
+		s.add(Modelled, fmt.Sprintf("matmul_%d", rows), paper, fmt.Sprintf("%s, %.2f x", chosen, x), "%s", note)
+	}
+	return nil
+}
+
+func moeOverflow(s *sheet) error {
+	random := rand.New(rand.NewPCG(32, 2))
+	// Dropped rows against every choice of as many.
+	least, all := 0, 0
+	for range 200 {
+		norms := make([]float64, 1+random.IntN(10))
+		for i := range norms {
+			norms[i] = float64(random.IntN(8))
+		}
+		capacity := random.IntN(len(norms) + 1)
+		kept := keptRows(norms, capacity)
+		sum := 0.0
+		for _, i := range kept {
+			sum += norms[i]
+		}
+		best := 0.0
+		for set := range 1 << len(norms) {
+			n, x := 0, 0.0
+			for i, v := range norms {
+				if set>>i&1 == 1 {
+					n, x = n+1, x+v
+				}
+			}
+			if n == capacity {
+				best = max(best, x)
+			}
+		}
+		all++
+		if sum == best && len(kept) == capacity {
+			least++
+		}
+	}
+	s.add(Exact, "saliency", "lowest L2 norms are dropped", fmt.Sprintf("in %d of %d", least, all), "synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
+	// Packed against plain, where nothing overflows and where something does.
+	block := expertBlock{hidden: 16, inner: 24}
+	const experts, topK, tokens = 8, 2, 96
+	values := func(n int) []float32 {
+		out := make([]float32, n)
+		for i := range out {
+			out[i] = float32(random.NormFloat64())
+		}
+		return out
+	}
+	for range experts {
+		block.up, block.down = append(block.up, values(16*24)), append(block.down, values(16*24))
+	}
+	r := newRouting(random, experts, topK, 1, 1)
+	routed := r.chunk(tokens)
+	var x, weights [][]float32
+	var saliency []float64
+	for range tokens {
+		row := values(16)
+		norm := 0.0
+		for _, v := range row {
+			norm += float64(v * v)
+		}
+		x, weights, saliency = append(x, row), append(weights, []float32{0.6, 0.4}), append(saliency, math.Sqrt(norm))
+	}
+	loads := loadsOf(experts, routed)
+	plain := block.plain(x, routed, weights)
+	for _, c := range []struct {
+		name       string
+		capacities []int
+	}{{"enough", []int{16, 32, 64, 96}}, {"overflow", []int{16}}} {
+		tiers, hot := make([]int, experts), make([]bool, experts)
+		drops := map[int]bool{}
+		for e, n := range loads {
+			tiers[e] = tierOf(c.capacities, n)
+			var list []int
+			var norms []float64
+			for t, chosen := range routed {
+				if slices.Contains(chosen, e) {
+					list, norms = append(list, t), append(norms, saliency[t])
+				}
+			}
+			kept := keptRows(norms, tiers[e])
+			for i, t := range list {
+				if !slices.Contains(kept, i) {
+					drops[t] = true
+				}
+			}
+		}
+		got := block.packed(groupExperts(tiers, hot, loads, 4), x, routed, weights, saliency)
+		differ, unexpected := 0, 0
+		for t := range got {
+			if !slices.Equal(got[t], plain[t]) {
+				differ++
+				if !drops[t] {
+					unexpected++
+				}
+			}
+		}
+		paper := any(0)
+		if c.name == "overflow" {
+			paper = len(drops)
+		}
+		s.add(Exact, c.name+"/tokens_that_differ", paper, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
+	}
+	return nil
+}
+
+func moeMemory(s *sheet) error {
+	list, err := moeModels()
+	if err != nil {
+		return err
+	}
+	printed := moe("models_table1").at("values").list()
+	phi := printed[0]
+	experts := phi.at("layers").num() * phi.at("experts").num() * phi.at("expert_mb").num() / 1000
+	s.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
+	s.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
+	real := float64(list[0].Layers) * float64(list[0].Experts) * expertBytes(list[0]) / 1e9
+	s.add(Exact, "phimoe/experts_gb_by_shape", experts, real, "beside what the printed sizes make: by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
+	s.add(Exact, "phimoe/rest_gb_by_shape", phi.at("size_gb").num()-experts, phi.at("size_gb").num()-real, "beside what the printed sizes leave: attention, norms, embedding and head")
+	for i, p := range printed {
+		name, m := p.at("alias").text(), list[i]
+		params := float64(m.Parameters())
+		if v, ok := p.at("params_b").any().(float64); ok {
+			s.add(Exact, name+"/bytes_per_parameter", 2, p.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", p.at("size_gb").num(), v)
+			s.add(Exact, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")
+		}
+		note := "printed GB over the published configuration's parameters"
+		if name == "Qwen3-MoE" {
+			note += ": one byte a parameter if GB are 2^30, although FP16 is the stated default"
+		}
+		s.add(Exact, name+"/bytes_per_parameter_by_shape", 2, p.at("size_gb").num()*1e9/params, "%s", note)
+		if name == "Qwen3-MoE" {
+			s.add(Exact, name+"/bytes_per_parameter_gib", 2, p.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
+		}
+	}
+	return nil
+}
+
+func moeCalibration(s *sheet) error {
+	const experts, layers, chunks = 16, 32, 16
+	top := func(loads []float64, k int) []int {
+		order := make([]int, len(loads))
+		for e := range order {
+			order[e] = e
+		}
+		slices.SortStableFunc(order, func(a, b int) int {
+			switch {
+			case loads[a] > loads[b]:
+				return -1
+			case loads[a] < loads[b]:
+				return 1
+			}
+			return 0
+		})
+		return order[:k]
+	}
+	overlap := map[int][]float64{}
+	for layer := range layers {
+		r := newRouting(rand.New(rand.NewPCG(58, uint64(layer))), experts, 2, 0.5, 2)
+		profile := make([]float64, experts)
+		for range chunks {
+			for e, n := range loadsOf(experts, r.chunk(256)) {
+				profile[e] += n
+			}
+		}
+		run := make([]float64, experts)
+		for range 4 {
+			for e, n := range loadsOf(experts, r.chunk(256)) {
+				run[e] += n
+			}
+		}
+		for _, k := range []int{2, 4, 8, 16} {
+			n := 0.0
+			seen := top(run, k)
+			for _, e := range top(profile, k) {
+				if slices.Contains(seen, e) {
+					n++
+				}
+			}
+			overlap[k] = append(overlap[k], 100*n/float64(k))
+		}
+	}
+	printed := moe("r_calibration").at("values")
+	for _, k := range []int{2, 4, 8, 16} {
+		var paper any
+		switch k {
+		case 4:
+			paper = printed.at("unseen_top4_prefill").num()
+		case 8:
+			paper = printed.at("unseen_top8_prefill").num()
+		}
+		note := fmt.Sprintf("percent, mean of %d synthetic layers of %d experts with skew 0.5: profiled on %d chunks of 256 tokens, run on 4 others; only the trend can be compared", layers, experts, chunks)
+		if k == experts {
+			note = "all experts: 100 by definition, so that growth with K says little by itself"
+		}
+		s.add(Modelled, fmt.Sprintf("top_%d_percent", k), paper, mean(overlap[k]), "%s", note)
+	}
+	s.add(Exact, "grows", "stability improves with K", fmt.Sprintf("%v to %v", printed.at("unseen_top4_prefill").any(), printed.at("unseen_top8_prefill").any()), "the printed overlaps themselves; chance alone gives K/E: 25 and 50 %% of 16 experts")
+	s.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
+	return nil
+}
+
+func moeAppendix(s *sheet) error {
+	latency := moe("table_a2_latency").at("values").list()
+	for _, row := range latency[1:] {
+		s.add(Exact, "a2/"+row.at(0).text()+"/speedup", row.at(4).num(), row.at(1).num()/latency[0].at(1).num(), "%v over %v s", row.at(1).num(), latency[0].at(1).num())
+	}
+	for _, row := range latency {
+		s.add(Exact, "a2/"+row.at(0).text()+"/experts_and_attention_percent", nil, 100*(row.at(2).num()+row.at(3).num())/row.at(1).num(), "of the wall time")
+	}
+	energy := moe("table_a2_energy").at("values").list()
+	for _, row := range energy {
+		sum := row.at(2).num() + row.at(3).num() + row.at(4).num()
+		s.add(Exact, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum, "CPU, ANE and communication")
+		if row.at(0).text() != "Ours" {
+			s.add(Exact, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(), row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
+		}
+	}
+	for _, t := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"}, {"a3_e2e", "table_a3_gpu_e2e"}} {
+		rows := moe(t.id).at("values").list()
+		for i, what := range []string{"runtime", "energy", "power"} {
+			gpu, npu := rows[i].at(1).num(), rows[i].at(2).num()
+			var printed float64
+			if _, err := fmt.Sscanf(rows[i].at(3).text(), "GPU %fx", &printed); err != nil {
+				return fmt.Errorf("relation %q: %w", rows[i].at(3).text(), err)
+			}
+			s.add(Exact, t.name+"/"+what, printed, max(gpu, npu)/min(gpu, npu), "x, %v and %v", gpu, npu)
+		}
+		for i, who := range []string{"gpu", "npu"} {
+			s.add(Exact, t.name+"/"+who+"_w", rows[2].at(1+i).num(), rows[1].at(1+i).num()/rows[0].at(1+i).num(), "energy over runtime, which the printed mean power is not")
+		}
+	}
+	return nil
+}
+
+func moeRanges(s *sheet) error {
+	headline := moe("r_headline").at("values")
+	var collect func(v Value, out *[]float64)
+	collect = func(v Value, out *[]float64) {
+		switch v.v.(type) {
+		case map[string]any:
+			for _, k := range v.keys() {
+				collect(v.at(k), out)
+			}
+		case []any:
+			*out = append(*out, v.nums()...)
+		default:
+			*out = append(*out, v.num())
+		}
+	}
+	for _, r := range []struct {
+		name, note string
+		ids        []string
+	}{
+		{"latency", "of the factors at 1024 and 4096 tokens, sec. 5.3", []string{"r_prefill_1024", "r_prefill_4096"}},
+		{"energy", "of sec. 5.4", []string{"r_energy_prefill", "r_energy_1024_chunk512", "r_energy_4096"}},
+		{"cpu_cycles", "of sec. 5.5", []string{"r_cpu_cycles_1024", "r_cpu_cycles_4096"}},
+	} {
+		var all []float64
+		for _, id := range r.ids {
+			collect(moe(id).at("values"), &all)
+		}
+		s.add(Exact, r.name+"/least", headline.at(r.name).nums()[0], slices.Min(all), "x, least %s", r.note)
+		s.add(Exact, r.name+"/most", headline.at(r.name).nums()[1], slices.Max(all), "x, most %s", r.note)
+	}
+	choice := moe("r_chunk_choice").at("values")
+	var ttft []float64
+	collect(moe("r_prefill_4096").at("values", "chunk_1024"), &ttft)
+	s.add(Exact, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft), "x, sec. 5.8 against sec. 5.3")
+	s.add(Exact, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft), "x, sec. 5.8 against sec. 5.3")
+	var one []float64
+	collect(moe("r_energy_1024_chunk512").at("values"), &one)
+	s.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one), "x, sec. 5.8 against sec. 5.4")
+	s.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one), "x, sec. 5.8 against sec. 5.4")
+	s.add(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "sec. 5.5 gives 2.21 to 5.54 for chunks of 512, sec. 5.8 for 1024")
+	a := moe("r_ablation").at("values")
+	s.add(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "x: tiers and groups without residency, from sec. 5.8's %v and %v", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
+	s.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(), "x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
+	s.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil, "its unit is not in the text")
+	gpu := moe("r_gpu").at("values")
+	micro, e2e := moe("table_a3_gpu_micro").at("values").list(), moe("table_a3_gpu_e2e").at("values").list()
+	s.add(Exact, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(), "x, A.3's times are rounded to 0.01 s")
+	s.add(Exact, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(), "x, from A.3")
+	return nil
+}

@@ -23,18 +23,19 @@ func sheetItem(paper, name, title, source string, fill func(*sheet) error, check
 	}}
 }
 
-// add appends a row. Numbers may be of type int; ours are rounded to six significant digits.
+// add appends a row. Numbers may be of type int; they are rounded to six significant digits.
 func (s *sheet) add(class Class, name string, paper, ours any, note string, args ...any) {
-	if x, ok := paper.(int); ok {
-		paper = float64(x)
-	}
-	switch x := ours.(type) {
+	s.rows = append(s.rows, Row{ID: s.id + name, Paper: shown(paper), Ours: shown(ours), Class: class, Note: fmt.Sprintf(note, args...)})
+}
+
+func shown(v any) any {
+	switch x := v.(type) {
 	case int:
-		ours = float64(x)
+		return float64(x)
 	case float64:
-		ours = significant(x)
+		return significant(x)
 	}
-	s.rows = append(s.rows, Row{ID: s.id + name, Paper: paper, Ours: ours, Class: class, Note: fmt.Sprintf(note, args...)})
+	return v
 }
 
 // significant rounds to six digits, so that the last bits of a sum, which differ between machines, are not shown.

@@ -1,0 +1,283 @@
+package papers
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// imbalance is NPUMoE's ratio of a layer (sec. 4.1, reconstructed: the formula is stripped from the text): the busiest
+// expert's load over the mean load, 1 for balanced routing.
+func imbalance(loads []float64) float64 { return slices.Max(loads) / mean(loads) }
+
+// baseCapacity is the mean load of an expert for a chunk of tokens: T k / E.
+func baseCapacity(chunk, topK, experts int) float64 { return float64(chunk*topK) / float64(experts) }
+
+// alignedUp is the least multiple of 16 (sec. 3.2) that is at least x.
+func alignedUp(x float64) int { return 16 * max(1, int(math.Ceil(x/16-1e-9))) }
+
+// tierOf is the least capacity, of ascending ones, that covers an expected load; the largest where none does.
+func tierOf(capacities []int, load float64) int {
+	for _, c := range capacities {
+		if float64(c) >= load {
+			return c
+		}
+	}
+	return capacities[len(capacities)-1]
+}
+
+// expertGroup is the experts of one graph.
+type expertGroup struct {
+	capacity int
+	hot      bool // on the NPU
+	experts  []int
+}
+
+// groupExperts puts experts of one capacity, hot ones and cold ones apart, into groups of at most most, in descending order of
+// load (sec. 4.2, 4.3).
+func groupExperts(capacity []int, hot []bool, loads []float64, most int) []expertGroup {
+	order := make([]int, len(capacity))
+	for e := range order {
+		order[e] = e
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		h := 0
+		if hot[a] != hot[b] {
+			h = 1
+			if hot[a] {
+				h = -1
+			}
+		}
+		return cmp.Or(h, cmp.Compare(capacity[b], capacity[a]), cmp.Compare(loads[b], loads[a]))
+	})
+	var groups []expertGroup
+	for _, e := range order {
+		last := len(groups) - 1
+		if last < 0 || groups[last].capacity != capacity[e] || groups[last].hot != hot[e] || len(groups[last].experts) == most {
+			groups = append(groups, expertGroup{capacity: capacity[e], hot: hot[e]})
+			last++
+		}
+		groups[last].experts = append(groups[last].experts, e)
+	}
+	return groups
+}
+
+// keptRows are the rows of an expert that its capacity holds: those of highest saliency (the L2 norm of the attention's
+// output, sec. 3.2), of equal ones the earlier; ascending.
+func keptRows(saliency []float64, capacity int) []int {
+	order := make([]int, len(saliency))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(saliency[b], saliency[a]) })
+	order = order[:min(capacity, len(order))]
+	slices.Sort(order)
+	return order
+}
+
+// routing draws which experts tokens go to. An expert's popularity falls with its rank to the power of -skew, and changes by a
+// factor between 1/burst and burst from chunk to chunk.
+type routing struct {
+	random        *rand.Rand
+	experts, topK int
+	popularity    []uint64
+	burst         uint64
+}
+
+func newRouting(random *rand.Rand, experts, topK int, skew float64, burst uint64) *routing {
+	r := &routing{random: random, experts: experts, topK: topK, burst: burst}
+	for e := range experts {
+		r.popularity = append(r.popularity, uint64(math.Round(1e6*math.Pow(float64(e+1), -skew))))
+	}
+	random.Shuffle(experts, func(i, j int) {
+		r.popularity[i], r.popularity[j] = r.popularity[j], r.popularity[i]
+	})
+	return r
+}
+
+// chunk is the experts of each of so many tokens.
+func (r *routing) chunk(tokens int) [][]int {
+	weights := make([]uint64, r.experts)
+	for e, p := range r.popularity {
+		f := 1 + r.random.Uint64N(r.burst)
+		if r.random.Uint64N(2) == 0 {
+			weights[e] = max(p*f, 1)
+		} else {
+			weights[e] = max(p/f, 1)
+		}
+	}
+	out := make([][]int, tokens)
+	for t := range out {
+		left := slices.Clone(weights)
+		for range r.topK {
+			sum := uint64(0)
+			for _, w := range left {
+				sum += w
+			}
+			at := r.random.Uint64N(sum)
+			e := 0
+			for ; at >= left[e]; e++ {
+				at -= left[e]
+			}
+			out[t] = append(out[t], e)
+			left[e] = 0
+		}
+	}
+	return out
+}
+
+// loadsOf counts the rows of every expert.
+func loadsOf(experts int, routed [][]int) []float64 {
+	n := make([]float64, experts)
+	for _, list := range routed {
+		for _, e := range list {
+			n[e]++
+		}
+	}
+	return n
+}
+
+// reserve is what capacities make of loads: the share of computed rows that are padding, and the share of routed rows
+// that do not fit.
+type reserve struct{ computed, useful, routed float64 }
+
+func (r *reserve) add(capacity []int, loads []float64) {
+	for e, n := range loads {
+		r.computed += float64(capacity[e])
+		r.useful += min(n, float64(capacity[e]))
+		r.routed += n
+	}
+}
+
+func (r *reserve) padding() float64  { return 1 - r.useful/r.computed }
+func (r *reserve) overflow() float64 { return 1 - r.useful/r.routed }
+
+// expertBlock computes experts on rows, one by one or packed: out of each token the sum over its experts of weight times
+// the expert of its row.
+type expertBlock struct {
+	hidden, inner int
+	up, down      [][]float32 // by expert
+}
+
+func (b *expertBlock) expert(e int, row []float32) []float32 {
+	middle := make([]float32, b.inner)
+	for j := range middle {
+		sum := float32(0)
+		for i, x := range row {
+			sum += float32(x * b.up[e][i*b.inner+j])
+		}
+		middle[j] = max(sum, 0)
+	}
+	out := make([]float32, b.hidden)
+	for i := range out {
+		sum := float32(0)
+		for j, x := range middle {
+			sum += float32(x * b.down[e][j*b.hidden+i])
+		}
+		out[i] = sum
+	}
+	return out
+}
+
+// packed gathers the rows of each group's experts into slices of its capacity, zero-padded, runs them all, and scatters
+// the valid rows back by weight (sec. 4.2). Rows beyond a capacity are those that keptRows leaves out.
+func (b *expertBlock) packed(groups []expertGroup, x [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
+	out := make([][]float32, len(x))
+	for t := range out {
+		out[t] = make([]float32, b.hidden)
+	}
+	for e := range b.up {
+		var group *expertGroup
+		slice := 0
+		for i := range groups {
+			if at := slices.Index(groups[i].experts, e); at >= 0 {
+				group, slice = &groups[i], at
+			}
+		}
+		var tokens []int
+		var norms []float64
+		var gains []float32
+		for t, list := range routed {
+			if k := slices.Index(list, e); k >= 0 {
+				tokens, norms, gains = append(tokens, t), append(norms, saliency[t]), append(gains, weights[t][k])
+			}
+		}
+		kept := keptRows(norms, group.capacity)
+		// The buffer of the group; only this expert's slice is filled here.
+		buffer := make([][]float32, len(group.experts)*group.capacity)
+		for i := range buffer {
+			buffer[i] = make([]float32, b.hidden)
+		}
+		first := slice * group.capacity
+		for i, k := range kept {
+			copy(buffer[first+i], x[tokens[k]])
+		}
+		results := make([][]float32, group.capacity)
+		for i := range results {
+			results[i] = b.expert(e, buffer[first+i])
+		}
+		for i, k := range kept {
+			for c, v := range results[i] {
+				out[tokens[k]][c] += float32(gains[k] * v)
+			}
+		}
+	}
+	return out
+}
+
+// plain is every expert on its own rows.
+func (b *expertBlock) plain(x [][]float32, routed [][]int, weights [][]float32) [][]float32 {
+	out := make([][]float32, len(x))
+	for t := range out {
+		out[t] = make([]float32, b.hidden)
+		for e := range b.up { // in the order of experts, as packed adds them
+			if k := slices.Index(routed[t], e); k >= 0 {
+				for c, v := range b.expert(e, x[t]) {
+					out[t][c] += float32(weights[t][k] * v)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// leastSquares solves min |A w - y| for few unknowns by the normal equations; ok is false where they have no single solution.
+func leastSquares(a [][]float64, y []float64) (w []float64, ok bool) {
+	n := len(a[0])
+	m := make([][]float64, n)
+	for i := range m {
+		m[i] = make([]float64, n+1)
+		for r := range a {
+			for j := range n {
+				m[i][j] += float64(a[r][i] * a[r][j])
+			}
+			m[i][n] += float64(a[r][i] * y[r])
+		}
+	}
+	for i := range n {
+		p := i
+		for r := i + 1; r < n; r++ {
+			if math.Abs(m[r][i]) > math.Abs(m[p][i]) {
+				p = r
+			}
+		}
+		m[i], m[p] = m[p], m[i]
+		if math.Abs(m[i][i]) < 1e-12 {
+			return nil, false
+		}
+		for r := range n {
+			if r == i {
+				continue
+			}
+			f := m[r][i] / m[i][i]
+			for j := i; j <= n; j++ {
+				m[r][j] -= float64(f * m[i][j])
+			}
+		}
+	}
+	for i := range n {
+		w = append(w, m[i][n]/m[i][i])
+	}
+	return w, true
+}

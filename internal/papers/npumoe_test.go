@@ -1,0 +1,172 @@
+package papers
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestTierCoversLoad(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		capacities := rapid.SliceOfNDistinct(rapid.IntRange(1, 200), 1, 6, rapid.ID).Draw(rt, "capacities")
+		slices.Sort(capacities)
+		load := rapid.Float64Range(0, 250).Draw(rt, "load")
+		got := tierOf(capacities, load)
+		if !slices.Contains(capacities, got) {
+			rt.Fatalf("tier %d is none of %v", got, capacities)
+		}
+		for _, c := range capacities {
+			if float64(c) >= load && c < got || float64(got) < load && c > got {
+				rt.Fatalf("load %v got tier %d of %v", load, got, capacities)
+			}
+		}
+	})
+}
+
+func TestCapacityIsAligned(t *testing.T) {
+	for x, want := range map[float64]int{0: 16, 0.1: 16, 16: 16, 16.5: 32, 32: 32, 127: 128} {
+		if got := alignedUp(x); got != want {
+			t.Errorf("%v is aligned to %d, want %d", x, got, want)
+		}
+	}
+	if got := ladder(16); !slices.Equal(got, []int{16, 32, 64}) {
+		t.Errorf("ladder of 16 is %v", got)
+	}
+}
+
+func TestGroupsAreHomogeneous(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n, most := rapid.IntRange(1, 40).Draw(rt, "experts"), rapid.IntRange(1, 8).Draw(rt, "most")
+		capacity, hot, loads := make([]int, n), make([]bool, n), make([]float64, n)
+		for e := range n {
+			capacity[e], hot[e] = rapid.SampledFrom([]int{16, 32, 64}).Draw(rt, "capacity"), rapid.Bool().Draw(rt, "hot")
+			loads[e] = float64(rapid.IntRange(0, 99).Draw(rt, "load"))
+		}
+		kinds := map[[2]int]int{}
+		for e := range n {
+			k := [2]int{capacity[e], 0}
+			if hot[e] {
+				k[1] = 1
+			}
+			kinds[k]++
+		}
+		seen := make([]int, n)
+		groups := groupExperts(capacity, hot, loads, most)
+		for _, g := range groups {
+			if len(g.experts) == 0 || len(g.experts) > most {
+				rt.Fatalf("group of %d experts, at most %d", len(g.experts), most)
+			}
+			for _, e := range g.experts {
+				seen[e]++
+				if capacity[e] != g.capacity || hot[e] != g.hot {
+					rt.Fatalf("expert %d is in a group of others", e)
+				}
+			}
+		}
+		for e, k := range seen {
+			if k != 1 {
+				rt.Fatalf("expert %d is in %d groups", e, k)
+			}
+		}
+		least := 0
+		for _, k := range kinds {
+			least += (k + most - 1) / most
+		}
+		if len(groups) != least {
+			rt.Fatalf("%d groups, %d are enough", len(groups), least)
+		}
+	})
+}
+
+func TestKeptRowsAgainstEveryChoice(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 { return float64(rapid.IntRange(0, 5).Draw(t, "norm")) }), 1, 9).Draw(rt, "norms")
+		capacity := rapid.IntRange(0, 10).Draw(rt, "capacity")
+		kept := keptRows(norms, capacity)
+		if len(kept) != min(capacity, len(norms)) || !slices.IsSorted(kept) {
+			rt.Fatalf("kept %v of %d, capacity %d", kept, len(norms), capacity)
+		}
+		for i, v := range norms {
+			for _, k := range kept {
+				if !slices.Contains(kept, i) && (norms[k] < v || norms[k] == v && k > i) {
+					rt.Fatalf("row %d of norm %v is dropped, row %d of %v is not", i, v, k, norms[k])
+				}
+			}
+		}
+	})
+}
+
+// Packing changes nothing where all rows fit, whatever the groups.
+func TestPackedExpertsAreExperts(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
+		experts, tokens := rapid.IntRange(2, 6).Draw(rt, "experts"), rapid.IntRange(1, 40).Draw(rt, "tokens")
+		b := expertBlock{hidden: 4, inner: 5}
+		values := func(n int) []float32 {
+			out := make([]float32, n)
+			for i := range out {
+				out[i] = float32(random.NormFloat64())
+			}
+			return out
+		}
+		for range experts {
+			b.up, b.down = append(b.up, values(20)), append(b.down, values(20))
+		}
+		routed := newRouting(random, experts, 2, 1, 2).chunk(tokens)
+		var x, weights [][]float32
+		saliency := make([]float64, tokens)
+		for i := range tokens {
+			x, weights = append(x, values(4)), append(weights, values(2))
+			saliency[i] = random.Float64()
+		}
+		loads := loadsOf(experts, routed)
+		capacity, hot := make([]int, experts), make([]bool, experts)
+		for e := range capacity {
+			capacity[e], hot[e] = alignedUp(loads[e]), random.IntN(2) == 0
+		}
+		got := b.packed(groupExperts(capacity, hot, loads, 3), x, routed, weights, saliency)
+		for i, row := range b.plain(x, routed, weights) {
+			if !slices.Equal(got[i], row) {
+				rt.Fatalf("token %d: %v packed, %v plain", i, got[i], row)
+			}
+		}
+	})
+}
+
+func TestRoutingAndReserves(t *testing.T) {
+	r := newRouting(rand.New(rand.NewPCG(1, 1)), 8, 3, 1, 2)
+	routed := r.chunk(500)
+	for i, list := range routed {
+		if len(list) != 3 || list[0] == list[1] || list[0] == list[2] || list[1] == list[2] {
+			t.Fatalf("token %d goes to %v", i, list)
+		}
+	}
+	loads := loadsOf(8, routed)
+	if got := mean(loads); got != baseCapacity(500, 3, 8) {
+		t.Errorf("mean load %v", got)
+	}
+	if i := imbalance(loads); i <= 1 || math.Abs(i*mean(loads)-slices.Max(loads)) > 1e-9 {
+		t.Errorf("imbalance %v of %v", i, loads)
+	}
+	var s reserve
+	s.add([]int{10, 10}, []float64{4, 14})
+	if got := s.padding(); math.Abs(got-0.3) > 1e-12 {
+		t.Errorf("padding %v, 6 of 20 rows are", got)
+	}
+	if got := s.overflow(); math.Abs(got-4.0/18) > 1e-12 {
+		t.Errorf("overflow %v, 4 of 18 rows are", got)
+	}
+}
+
+func TestLeastSquares(t *testing.T) {
+	w, ok := leastSquares([][]float64{{1, 1}, {2, 1}, {3, 1}, {4, 1}}, []float64{3, 5, 7, 9})
+	if !ok || math.Abs(w[0]-2) > 1e-9 || math.Abs(w[1]-1) > 1e-9 {
+		t.Errorf("line is %v, want 2 x + 1", w)
+	}
+	if _, ok := leastSquares([][]float64{{1, 1}, {2, 2}}, []float64{1, 2}); ok {
+		t.Error("a line through like columns has a solution")
+	}
+}
