@@ -74,10 +74,10 @@ var table = []room{
 	// pack and mem: weights of a measurement are made here, in the layout the processor reads.
 	{path: "profiler", may: []string{"profiler/record", "profiler/stat", "planir/op", "socs", "models", "runtime/driver", "planir/pack", "internal/mem", "internal/affinity"}, third: []string{sysUnix, gonum}},
 
-	{path: "solver/milp", later: true},
+	{path: "solver/milp"},
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
-	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}, later: true},
+	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},

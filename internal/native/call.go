@@ -19,3 +19,14 @@ func Call(fn uintptr, args ...uintptr) uintptr {
 // Callback makes a C function of fn, whose arguments and result are uintptr. A process can make about
 // 2000, and they are never freed: make each once, for good.
 func Callback(fn any) uintptr { return purego.NewCallback(fn) }
+
+// Func makes fn, a pointer to a function variable, call an exported function. Arguments may be numbers, texts, and
+// pointers to or slices of numbers, which C has until it returns; nil is NULL. The error is an *Error.
+func (l *Library) Func(fn any, name string) error {
+	at, err := l.Symbol(name)
+	if err != nil {
+		return err
+	}
+	purego.RegisterFunc(fn, at)
+	return nil
+}

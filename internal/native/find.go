@@ -30,10 +30,9 @@ type Search struct {
 	System []string
 }
 
-// Find opens the first library that is there: the named file; in $HETC_NATIVE_DIR; in .deps of the current
-// folder; beside the executable and its folder; by the system's loader. The first file found decides: when
-// it does not open, that is the error, and no other one is taken silently. tried lists what was looked at,
-// in order; the error is an *Error.
+// Find opens the first library that is there: what Locate finds, or else what the system's loader knows. The
+// first file found decides: when it does not open, that is the error, and no other one is taken silently. tried
+// lists what was looked at, in order; the error is an *Error.
 func Find(s Search) (l *Library, tried []string, err error) {
 	if e := Supported(); e != nil {
 		if e.Path = s.Folder; s.File != "" {
@@ -41,29 +40,13 @@ func Find(s Search) (l *Library, tried []string, err error) {
 		}
 		return nil, nil, e
 	}
-	if s.File != "" {
-		path := s.File
-		if named(path) {
-			path = "." + string(filepath.Separator) + path // a file, not a name for the loader
-		}
-		l, err := Open(path)
-		return l, []string{s.File}, err
+	file, tried, err := Locate(s)
+	if err != nil {
+		return nil, tried, err
 	}
-	for _, dir := range s.dirs() {
-		named := dir == filepath.Clean(os.Getenv(EnvDir))
-		file, err := s.in(dir)
-		switch {
-		case file != "":
-			l, err := Open(file)
-			return l, append(tried, dir), err
-		case err != nil && named && isFile(dir):
-			return nil, append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
-		case named && errors.Is(err, fs.ErrPermission):
-			return nil, append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			dir += fmt.Sprintf(" (%s)", reason(err))
-		}
-		tried = append(tried, dir)
+	if file != "" {
+		l, err := Open(file)
+		return l, tried, err
 	}
 	for _, name := range s.System {
 		tried = append(tried, fmt.Sprintf("%s (system)", name))
@@ -72,6 +55,35 @@ func Find(s Search) (l *Library, tried []string, err error) {
 		}
 	}
 	return nil, tried, &Error{Path: s.Folder, Problem: Absent}
+}
+
+// Locate is the first file that is there: the named one; in $HETC_NATIVE_DIR; in .deps of the current folder;
+// beside the executable and its folder. It is empty when there is none. Nothing is opened: this works in
+// builds that open no libraries. The error is an *Error: the folder that the environment names cannot be searched.
+func Locate(s Search) (file string, tried []string, err error) {
+	if s.File != "" {
+		path := s.File
+		if named(path) {
+			path = "." + string(filepath.Separator) + path // a file, not a name for the loader
+		}
+		return path, []string{s.File}, nil
+	}
+	for _, dir := range s.dirs() {
+		named := dir == filepath.Clean(os.Getenv(EnvDir))
+		file, err := s.in(dir)
+		switch {
+		case file != "":
+			return file, append(tried, dir), nil
+		case err != nil && named && isFile(dir):
+			return "", append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
+		case named && errors.Is(err, fs.ErrPermission):
+			return "", append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			dir += fmt.Sprintf(" (%s)", reason(err))
+		}
+		tried = append(tried, dir)
+	}
+	return "", tried, nil
 }
 
 func (s Search) dirs() []string {

@@ -26,3 +26,6 @@ func Call(uintptr, ...uintptr) uintptr {
 
 // Callback cannot be reached: nothing can be opened.
 func Callback(any) uintptr { panic("BUG: a C callback was made in a build without libraries") }
+
+// Func cannot be reached: nothing can be opened.
+func (l *Library) Func(any, string) error { return &Error{Path: l.Path, Problem: NotBuiltIn} }

@@ -1,5 +1,5 @@
 // Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the driver
-// ort), highs (a solver) and llama.cpp (what `hetc bench engines` compares with). It is what `make deps` and
+// ort), highs and highs-native (a solver, as WebAssembly and as a library) and llama.cpp (what `hetc bench engines` compares with). It is what `make deps` and
 // `make deps-bench` run; nothing of it is linked into hetc.
 //
 // Packages come through their registry's own client, pinned by version and digest. Each result appears complete or
@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 )
 
@@ -30,6 +31,9 @@ func main() {
 	}
 }
 
+// names are what can be fetched.
+var names = strings.Join([]string{onnxRuntime[0].Name, highs.Name, highsNative[0].Name, llamaCpp.Name}, ", ")
+
 // choose is the recipe of that name for a platform; nil when the name is known, but not for it.
 func choose(name, goos, arch string) (*recipe, error) {
 	switch name {
@@ -37,21 +41,26 @@ func choose(name, goos, arch string) (*recipe, error) {
 		return &llamaCpp, nil
 	case highs.Name:
 		return &highs, nil
-	case onnxRuntime[0].Name:
-		for i, r := range onnxRuntime {
-			if r.OS == goos && r.Arch == arch {
-				return &onnxRuntime[i], nil
+	}
+	known := false
+	for _, list := range [][]recipe{onnxRuntime, highsNative} {
+		for i, r := range list {
+			known = known || r.Name == name
+			if r.Name == name && r.OS == goos && r.Arch == arch {
+				return &list[i], nil
 			}
 		}
+	}
+	if known {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("unknown name %q, want some of %s, %s, %s", name, onnxRuntime[0].Name, highs.Name, llamaCpp.Name)
+	return nil, fmt.Errorf("unknown name %q, want some of %s", name, names)
 }
 
 // run makes what is named; what fails does not keep the others from being made.
-func run(ctx context.Context, dir string, names []string) error {
-	if len(names) == 0 {
-		return fmt.Errorf("name what to fetch: %s, %s, %s", onnxRuntime[0].Name, highs.Name, llamaCpp.Name)
+func run(ctx context.Context, dir string, wanted []string) error {
+	if len(wanted) == 0 {
+		return fmt.Errorf("name what to fetch: %s", names)
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -66,7 +75,7 @@ func run(ctx context.Context, dir string, names []string) error {
 	}
 	defer unlock()
 	var errs []error
-	for _, name := range names {
+	for _, name := range wanted {
 		if err := one(ctx, dir, name); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
@@ -83,7 +92,7 @@ func one(ctx context.Context, dir, name string) error {
 		return err
 	}
 	if r == nil {
-		fmt.Printf("%s: no package for %s/%s; hetc takes a library that you have, see docs/drivers.md\n", name, runtime.GOOS, runtime.GOARCH)
+		fmt.Printf("%s: no package for %s/%s; see docs/drivers.md for a library that you have\n", name, runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
 	made, err := r.make(ctx, dir)

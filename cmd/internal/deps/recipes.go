@@ -48,3 +48,19 @@ var highs = recipe{
 	Packages: []pkg{{"highs", "1.15.3", "218533577886c69023739024bb92cfc2831ba45ff1fd1fd981753c04cded9793", ""}},
 	Files:    []file{{"build/highs.wasm", "highs.wasm"}, {"LICENSE", "LICENSE"}},
 }
+
+// highsNative is the same solver as a shared library.
+var highsNative = []recipe{
+	library("linux", "amd64", "manylinux2014_x86_64", "17f30d23ef37488467732b45f141146f7c287826a576b4514ae39a8cc4068b28", "lib/libhighs.so"),
+	library("linux", "arm64", "manylinux2014_aarch64", "d1a3c1742d6fae36a3a18e0c7500530e46de5faa1a42dee65677bf0ae80acda3", "lib/libhighs.so"),
+	library("darwin", "amd64", "macosx_10_13_x86_64", "bfc6176c73b7653e2aa7d6890d50d862819ef55db801cc0296c12320fcf82500", "lib/libhighs.dylib"),
+	library("darwin", "arm64", "macosx_11_0_arm64", "69dde421f36098b9aac4d2dc315350e4c21afb689ee16b51542b933eb099b318", "lib/libhighs.dylib"),
+	library("windows", "amd64", "win_amd64", "03f230716dca09dc1cb36454887f6f24df3d4459f9a5668ca71bcb1d603106e7", "bin/highs.dll"),
+}
+
+func library(goos, arch, tag, digest, from string) recipe {
+	const version = "1.15.1"
+	const root = "highsbox-" + version + ".data/purelib/highsbox/highs_dist/"
+	return recipe{Name: "highs-native", OS: goos, Arch: arch, Packages: []pkg{{"highsbox", version, digest, tag}},
+		Files: []file{{root + from, path.Base(from)}, {root + "share/doc/HIGHS/LICENSE.txt", "LICENSE"}}}
+}

@@ -196,8 +196,8 @@ func TestRecipes(t *testing.T) {
 		"darwin":  regexp.MustCompile(`^libonnxruntime(\..*)?\.dylib$`),
 		"windows": regexp.MustCompile(`^onnxruntime\.dll$`),
 	}
-	for _, r := range append([]recipe{llamaCpp, highs}, onnxRuntime...) {
-		found := r.Name != "onnxruntime"
+	for _, r := range slices.Concat([]recipe{llamaCpp, highs}, onnxRuntime, highsNative) {
+		found := r.Name != "onnxruntime" && r.Name != "highs-native"
 		for _, p := range r.Packages {
 			if !hex.MatchString(p.SHA256) || p.Version == "" {
 				t.Errorf("%s %s/%s: package %+v", r.Name, r.OS, r.Arch, p)
@@ -207,7 +207,7 @@ func TestRecipes(t *testing.T) {
 			if !filepath.IsLocal(f.From) || filepath.Base(f.To) != f.To {
 				t.Errorf("%s: file %+v", r.Name, f)
 			}
-			found = found || names[r.OS].MatchString(f.To)
+			found = found || names[r.OS].MatchString(f.To) || r.Name == "highs-native" && slices.Contains([]string{"libhighs.so", "libhighs.dylib", "highs.dll"}, f.To)
 		}
 		if !found {
 			t.Errorf("%s %s/%s: no library among %+v", r.Name, r.OS, r.Arch, r.Files)
@@ -218,14 +218,15 @@ func TestRecipes(t *testing.T) {
 	}
 	for _, c := range []struct{ name, os, arch, want string }{
 		{"onnxruntime", "linux", "arm64", "manylinux_2_28_aarch64"}, {"onnxruntime", "windows", "amd64", "win_amd64"},
-		{"onnxruntime", "plan9", "amd64", "-"}, {"onnxruntime", "darwin", "amd64", "-"}, {"highs", "plan9", "mips", ""}, {"llama.cpp", "linux", "amd64", ""},
+		{"onnxruntime", "plan9", "amd64", "-"}, {"onnxruntime", "darwin", "amd64", "-"}, {"highs", "plan9", "mips", ""},
+		{"highs-native", "linux", "arm64", "manylinux2014_aarch64"}, {"highs-native", "windows", "arm64", "-"}, {"llama.cpp", "linux", "amd64", ""},
 	} {
 		r, err := choose(c.name, c.os, c.arch)
 		if err != nil || (r == nil) != (c.want == "-") || r != nil && r.Packages[0].Wheel != c.want {
 			t.Errorf("%+v: got %+v, %v", c, r, err)
 		}
 	}
-	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, llama.cpp") {
+	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, highs-native, llama.cpp") {
 		t.Errorf("unknown name: %v", err)
 	}
 }

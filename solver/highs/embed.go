@@ -1,0 +1,10 @@
+//go:build highs
+
+package highs
+
+import _ "embed"
+
+// embedded is what make deps put there; a build with the tag highs fails without it.
+//
+//go:embed wasm/highs.wasm
+var embedded []byte

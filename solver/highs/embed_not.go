@@ -1,0 +1,5 @@
+//go:build !highs
+
+package highs
+
+var embedded []byte // this build brings no solver along
