@@ -65,7 +65,7 @@ func agentRoofline(s *sheet) error {
 			if short && !last {
 				third++
 			}
-			if closed == (i <= knee) {
+			if closed {
 				elevenClipped++
 			}
 			continue
@@ -77,15 +77,15 @@ func agentRoofline(s *sheet) error {
 			eleven++
 		}
 	}
-	of := func(n, all int) string { return fmt.Sprintf("in %d of %d", n, all) }
+	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
 	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package roofline"
-	s.add(Exact, "eq1", "an upper bound", of(bounded, draws)+" draws", "P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
-	s.add(Exact, "eq4/three_forms_equal", "equal", of(three, draws-clipped), "draws in which P_eff is not clipped")
-	s.add(Exact, "eq4/third_form_wrong_when_clipped", "if P_eff = u_c B_pk I_c", of(third, clipped), "draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
-	s.add(Exact, "eq5_eq6_equal", "equal", of(times, draws), "max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
-	s.add(Exact, "eq7_pieces_meet", "one latency", of(pieces, draws), "Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
-	s.add(Exact, "eq11/unclipped", "equals Eq. 10 over B_pk", of(eleven, draws-clipped), "draws in which P_eff is not clipped")
-	s.add(Exact, "eq11/clipped", "equals Eq. 10 over B_pk", fmt.Sprintf("only below the knee, %s", of(elevenClipped, clipped)), "Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
+	s.add(Exact, "eq1_percent", 100, of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
+	s.add(Exact, "eq4/three_forms_equal_percent", 100, of(three, draws-clipped), "of the draws in which P_eff is not clipped")
+	s.add(Exact, "eq4/third_form_when_clipped_percent", 0, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
+	s.add(Exact, "eq5_eq6_equal_percent", 100, of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
+	s.add(Exact, "eq7_pieces_meet_percent", 100, of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
+	s.add(Exact, "eq11/unclipped_percent", 100, of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
+	s.add(Exact, "eq11/clipped_percent", 100, of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
 	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
 	low := truth
@@ -168,7 +168,7 @@ func agentDispatch(s *sheet) error {
 	}
 	// Ties: an odd number of chunks splits two ways.
 	e := elastic{chunks: 7, npu: t, gpu: t}
-	s.add(Exact, "ties", "argmin", fmt.Sprintf("%d or %d of 7 chunks", e.printed(), e.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
+	s.add(Exact, "ties", "not printed", fmt.Sprintf("%d or %d of 7 chunks", e.printed(), e.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
 	// A remainder of 44 of 256 tokens on the GPU, in proportion.
 	rest := t * 44 / int64(chunk)
 	e = elastic{chunks: 8, npu: t, gpu: t, rest: rest}
@@ -179,7 +179,7 @@ func agentDispatch(s *sheet) error {
 	s.add(Modelled, "busy/t_defer_ms", nil, ms(e.deferral()), "as printed; the remainder then ends with the last chunk, at %v ms", ms(e.deferral()+e.rest))
 	short := elastic{chunks: 0, npu: t, gpu: t, rest: rest}
 	s.add(Modelled, "busy/short_prompt_t_defer_ms", nil, ms(short.deferral()), "a prompt of 44 tokens has no chunk: the printed difference is negative and has to be read as 0")
-	s.add(Exact, "idle/t_defer", "not set", "0", "Algorithm 1 sleeps for t_defer in both scenarios and sets it in the second only")
+	s.add(Exact, "idle/t_defer_ms", "not set", 0, "Algorithm 1 sleeps for t_defer in both scenarios and sets it in the second only")
 	// The listing's argmin of the difference against the prose's least makespan, over a grid.
 	const most = 40
 	var cases, other int
@@ -236,7 +236,7 @@ func agentBatch(s *sheet) error {
 	s.add(Exact, "conflict/prose_tokens", nil, sum, "longest %d; of all choices of as many requests the least, in sum and maximum", longest)
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
-	s.add(Exact, "more_reactive_than_cap", "unconditionally admitted", fmt.Sprintf("%d of %d, %d proactive wait", len(next), len(crowd), len(waiting)), "the cap bounds proactive requests only")
+	s.add(Exact, "more_reactive_than_cap", len(crowd), len(next), "admitted unconditionally, beyond B_cap; %d proactive wait: the cap bounds these only", len(waiting))
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})

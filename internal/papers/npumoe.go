@@ -87,17 +87,17 @@ func moeCapacity(s *sheet) error {
 			equal++
 		}
 	}
-	s.add(Exact, "c_max", "the busiest expert's load", fmt.Sprintf("in %d of %d", equal, layers), "I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
-	s.add(Exact, "balanced", "1", imbalance([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
+	s.add(Exact, "c_max_percent", 100, 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
+	s.add(Exact, "balanced", 1, imbalance([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
 	s.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
-	s.add(Exact, "aligned", "multiples of 16", fmt.Sprintf("%d of %d", aligned, all), "capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
+	s.add(Exact, "aligned_percent", 100, 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
 	return nil
 }
 
 func moeTiers(s *sheet) error {
 	base := baseCapacity(256, 2, 16)
 	capacities := ladder(base)
-	s.add(Exact, "rule", "smallest that covers", fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", tierOf(capacities, 0.5), base, tierOf(capacities, base), base+1, tierOf(capacities, base+1), 3*base, tierOf(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
+	s.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", tierOf(capacities, 0.5), base, tierOf(capacities, base), base+1, tierOf(capacities, base+1), 3*base, tierOf(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
 	s.add(Exact, "top_quartile_4x_needs_percent", nil, 50, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from 64 calibration chunks, padding and drops from 64 others.
@@ -250,7 +250,7 @@ func moeTable5(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "order", "larger groups and capacities take less a token", fmt.Sprintf("%d exceptions", wrong), "over all pairs of equal capacity or equal group size")
+	s.add(Exact, "order_exceptions", 0, wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
 	best := slices.MinFunc(points, func(a, b [3]float64) int {
 		switch {
 		case a[2] < b[2]:
@@ -394,22 +394,23 @@ func moeResidency(s *sheet) error {
 			t[i] = 1000*p.LaunchUS + a.NS(2*float64(rows)*size, 2*(size+2*float64(rows)*4096))
 		}
 		t[1] += handover
-		paper := any(fmt.Sprintf("npu, %v to %v x", window.at("min").any(), window.at("max").any()))
+		paper, factor := any("npu"), any(fmt.Sprintf("%v to %v", window.at("min").any(), window.at("max").any()))
 		if rows == 64 || rows == 32048 {
-			paper = "cpu"
+			paper, factor = "cpu", nil
 		}
 		if rows == 16 {
-			paper = nil
+			paper, factor = nil, nil
 		}
-		chosen, x := "cpu", t[1]/t[0]
+		chosen := "cpu"
 		if t[1] < t[0] {
-			chosen, x = "npu", t[0]/t[1]
+			chosen = "npu"
 		}
 		note := "M read as the rows of a product with 4096 x 4096; " + given
 		if rows == 32048 {
 			note = "a roofline knows no such limit: what makes the NPU slow there (graph size, tiling) is not printed"
 		}
-		s.add(Modelled, fmt.Sprintf("matmul_%d", rows), paper, fmt.Sprintf("%s, %.2f x", chosen, x), "%s", note)
+		s.add(Modelled, fmt.Sprintf("matmul_%d/chosen", rows), paper, chosen, "%s", note)
+		s.add(Modelled, fmt.Sprintf("matmul_%d/cpu_over_npu", rows), factor, t[0]/t[1], "%s", note)
 	}
 	return nil
 }
@@ -446,7 +447,7 @@ func moeOverflow(s *sheet) error {
 			least++
 		}
 	}
-	s.add(Exact, "saliency", "lowest L2 norms are dropped", fmt.Sprintf("in %d of %d", least, all), "synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
+	s.add(Exact, "saliency_percent", 100, 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
 	// Packed against plain, where nothing overflows and where something does.
 	block := expertBlock{hidden: 16, inner: 24}
 	const experts, topK, tokens = 8, 2, 96
@@ -602,11 +603,10 @@ func moeCalibration(s *sheet) error {
 		}
 		note := fmt.Sprintf("percent, mean of %d synthetic layers of %d experts with skew 0.5: profiled on %d chunks of 256 tokens, run on 4 others; only the trend can be compared", layers, experts, chunks)
 		if k == experts {
-			note = "all experts: 100 by definition, so that growth with K says little by itself"
+			note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says little by itself"
 		}
 		s.add(Modelled, fmt.Sprintf("top_%d_percent", k), paper, mean(overlap[k]), "%s", note)
 	}
-	s.add(Exact, "grows", "stability improves with K", fmt.Sprintf("%v to %v", printed.at("unseen_top4_prefill").any(), printed.at("unseen_top8_prefill").any()), "the printed overlaps themselves; chance alone gives K/E: 25 and 50 %% of 16 experts")
 	s.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
 	return nil
 }

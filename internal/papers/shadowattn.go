@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // shadowattn are the items of that paper.
@@ -202,9 +204,9 @@ func shadowOrder(s *sheet) error {
 		s.add(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best, the same layers; it carries no printed guarantee")
 		s.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	}
-	s.add(Modelled, "interleaved", nil, fmt.Sprintf("better in %d of %d", widest, 3*covered), "the best order of all heads, which need not keep a launch's heads together, against the best that does")
-	s.add(Exact, "recurrence", "t_qkv is the total time", fmt.Sprintf("in %d of %d", runs, all), "Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
-	s.add(Exact, "line25_literal", "an order of the heads", fmt.Sprintf("not one in %d of %d", literals, all), "line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
+	s.add(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "of 60 layers: the best order of all heads, which need not keep a launch's heads together, against the best that does")
+	s.add(Exact, "recurrence_percent", 100, 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
+	s.add(Exact, "line25_percent", 100, 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
 	s.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
 	s.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
 	return nil
@@ -297,30 +299,15 @@ func ratioOf(key string) float64 {
 	return percent / 100
 }
 
-// scalePair is the scales of Q and K that a graph is compiled for.
-type scalePair struct{ q, k float64 }
-
-// scaleGrid are the 3 x 3 pairs around a mean that sec. 3.3 lists the first, second and last of.
-func scaleGrid(centre scalePair, step float64) []scalePair {
-	var grid []scalePair
-	for _, q := range []float64{1, step, 1 / step} {
-		for _, k := range []float64{1, step, 1 / step} {
-			grid = append(grid, scalePair{centre.q * q, centre.k * k})
+// scaleGrid are the 3 x 3 pairs of Q's and K's scales around a mean that sec. 3.3 lists the first, second and last of.
+func scaleGrid(q, k, step float64) [][2]float64 {
+	var grid [][2]float64
+	for _, x := range []float64{1, step, 1 / step} {
+		for _, y := range []float64{1, step, 1 / step} {
+			grid = append(grid, [2]float64{q * x, k * y})
 		}
 	}
 	return grid
-}
-
-// nearestScales is the pair with the least mean squared error to x; of equal ones the first.
-func nearestScales(grid []scalePair, x scalePair) int {
-	best, least := 0, math.Inf(1)
-	for i, b := range grid {
-		dq, dk := x.q-b.q, x.k-b.k
-		if mse := (float64(dq*dq) + float64(dk*dk)) / 2; mse < least {
-			best, least = i, mse
-		}
-	}
-	return best
 }
 
 // quantised is the mean squared error of 8-bit values with scale used, of a normal distribution whose least and largest
@@ -337,7 +324,7 @@ func quantised(used float64) float64 {
 
 func shadowBuckets(s *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values", "tested_small").num()
-	grid := scaleGrid(scalePair{1, 1}, step)
+	grid := scaleGrid(1, 1, step)
 	s.add(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "the printed members read as {1/s, 1, s} x {1/s, 1, s} of the mean pair; the list is elided in the text")
 	s.add(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "which five pairs, and the accuracy with them, is not printed")
 	// Where one scale's bucket ends, the other's at the mean: half way between neighbours.
@@ -345,10 +332,10 @@ func shadowBuckets(s *sheet) error {
 		name  string
 		sigma float64
 	}{{"step_0.5", step}, {"step_0.005", tiny}} {
-		g := scaleGrid(scalePair{1, 1}, c.sigma)
+		g := scaleGrid(1, 1, c.sigma)
 		least, most := (1+c.sigma)/2, (1+1/c.sigma)/2
 		for _, x := range []float64{least, most} {
-			if nearestScales(g, scalePair{x * (1 - 1e-9), 1}) == nearestScales(g, scalePair{x * (1 + 1e-9), 1}) {
+			if problem.NearestPair(g, x*(1-1e-9), 1) == problem.NearestPair(g, x*(1+1e-9), 1) {
 				return fmt.Errorf("scale buckets: no boundary at %v of the mean", x)
 			}
 		}
@@ -385,21 +372,29 @@ func shadowBuckets(s *sheet) error {
 	for _, x := range scales {
 		own += float64(x*x) * quantised(1)
 	}
+	chosen := &problem.Scales{Samples: scales, K: 3}
+	optimal, err := exact.Scales(chosen)
+	if err != nil {
+		return err
+	}
+	if err := chosen.Verify(optimal); err != nil {
+		return err
+	}
+	printed := []float64{step, 1, 1 / step}
+	s.add(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "of the mean: the three scales with the least squared distance to the same samples, to proved optimality (package solver/exact); the grid's are 0.5 1 2, and of pairs the best nine are the product of both operands' best three")
+	s.add(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "x: the grid's mean squared distance over the best three's")
 	for _, c := range []struct {
 		name, paper string
 		g           []float64
 	}{
-		{"step_0.5", "", []float64{step, 1, 1 / step}},
+		{"step_0.5", "", printed},
 		{"step_0.005", "all samples", []float64{tiny, 1, 1 / tiny}},
+		{"best_three", "", optimal.Scales},
 		{"one", "", []float64{1}},
 	} {
 		in, nearest, ideal := 0, 0.0, 0.0
 		for _, x := range scales {
-			pairs := make([]scalePair, len(c.g))
-			for i, b := range c.g {
-				pairs[i] = scalePair{b, 0}
-			}
-			b := c.g[nearestScales(pairs, scalePair{x, 0})]
+			b := c.g[problem.NearestScale(c.g, x)]
 			if b == 1 {
 				in++
 			}
@@ -411,7 +406,7 @@ func shadowBuckets(s *sheet) error {
 			paper = c.paper
 		}
 		const given = "one axis, scales as fitted to Fig. 7, around their mean"
-		if len(c.g) > 1 {
+		if slices.Contains(c.g, 1) && len(c.g) > 1 {
 			s.add(Modelled, c.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
 		}
 		s.add(Modelled, c.name+"/error_nearest", nil, nearest/own, "%s: squared error of 8-bit values over that with a scale of each tensor's own; nearest bucket", given)
@@ -419,7 +414,6 @@ func shadowBuckets(s *sheet) error {
 			s.add(Modelled, c.name+"/error_best", nil, ideal/own, "%s: the bucket of least squared error of the values instead, which cutting off weighs more than rounding coarsely", given)
 		}
 	}
-	s.add(Exact, "nearest", "argmin of MSE", "nearest of 9", "the selector against every bucket in the package's tests; a scale in the middle goes to the bucket listed first")
 	return nil
 }
 
