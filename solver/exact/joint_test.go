@@ -234,4 +234,3 @@ func TestJointBoundsAtEveryLimit(t *testing.T) {
 	})
 	t.Logf("%d searches ended at their limit", cut)
 }
-
