@@ -12,14 +12,10 @@ import (
 // are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes
 // visited to find and prove the optimum, and again those visited to find the first of several optimal solutions: a
 // solution that is not proved to be that one is Feasible, with its objective as bound.
-func (e Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
+func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
 	if err := j.Validate(); err != nil {
 		return problem.JointSolution{}, err
 	}
-	return solveJoint(ctx, j, limits, 0)
-}
-
-func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, cutoff int64) (problem.JointSolution, error) {
 	stopped := func(err error) (problem.JointSolution, error) {
 		return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
 	}
@@ -43,6 +39,15 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, cu
 		if len(root.allowed[i]) == 0 {
 			return infeasible(nil)
 		}
+	}
+	if limits.Start != nil && j.Keeps(limits.Start) {
+		for _, part := range limits.Start {
+			for _, list := range part {
+				s.x = append(s.x, list...)
+			}
+		}
+		u := j.Use(limits.Start)
+		s.value = j.Objective(&u)
 	}
 	// Without prices: the optimum where no limit binds.
 	s.r.permit(root.allowed)

@@ -80,7 +80,8 @@ type JointSolution struct {
 
 // Limits bound a search. The zero value means the engine's default.
 type Limits struct {
-	Nodes int64 // deterministic
+	Nodes int64     // deterministic
+	Start [][][]int // choices of a known solution to a joint problem, nil: none. One that breaks a limit is ignored
 }
 
 // Use is what a combination of choices takes: everything that a joint problem limits or minimises.
@@ -359,6 +360,20 @@ func (j *Joint) Broken(u *Use) []Limit {
 		}
 	}
 	return out
+}
+
+// Keeps reports whether choices are a solution: they exist, are free of conflicts and keep every limit.
+func (j *Joint) Keeps(choices [][][]int) bool {
+	if len(choices) != len(j.Parts) {
+		return false
+	}
+	for i := range j.Parts {
+		if j.Parts[i].Partition.verifyChoices(choices[i]) != nil {
+			return false
+		}
+	}
+	u := j.Use(choices)
+	return j.Broken(&u) == nil
 }
 
 // Verify recomputes a solution from the instance, whatever engine it came from: every choice exists, no

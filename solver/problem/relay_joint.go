@@ -1,0 +1,533 @@
+package problem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/milp"
+)
+
+// JointVars says what the variables of Joint.MILP mean.
+type JointVars struct {
+	Choice [][][][]int // per part, chain, item and choice
+	Unit   float64     // objective of the program times Unit is that of the instance
+
+	asset []int     // -1: no limit binds it
+	procs [][]int   // per part: of processors with conflicts, else -1
+	edges []edgeVar // of edges that are not the sum of what their ends add
+	rows  map[string]Limit
+}
+
+// edgeVar is an edge between two items: variable[a][b] says that it leads from merged class a to b.
+type edgeVar struct {
+	part, chain, from, to int
+	out, in               []int // merged class of a choice of the item it comes from, and of the item it leads to
+	variable              [][]int
+}
+
+// MILP poses the instance as a linear program: for every item one of its choices (binary), for every edge that is not
+// simply the sum of what its ends add the pair of location classes it connects (continuous: it is whole where
+// the choices are; classes with equal edges are one), for every asset that a limit may bind whether it is open, at
+// least as much as each item needs it. The objective is scaled so that it stays near 1e6, and limits to 1000.
+func (j *Joint) MILP() (*milp.Model, *JointVars) {
+	b := jointBuilder{j: j, m: &milp.Model{Name: "joint " + j.Name}, v: &JointVars{Unit: j.unit(), rows: map[string]Limit{}}}
+	b.assets()
+	for p := range j.Parts {
+		b.part(p)
+	}
+	b.limit(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS}, "time", b.time)
+	b.limit(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ}, "energy", b.energy)
+	return b.m, b.v
+}
+
+// unit divides the objective so that the sum of the least that every item takes is near 1e6.
+func (j *Joint) unit() float64 {
+	least, most := 0.0, 0.0
+	for p := range j.Parts {
+		for k := range j.Parts[p].Partition.Chains {
+			c := &j.Parts[p].Partition.Chains[k]
+			times := float64(j.Parts[p].Weight) * float64(c.Repeat)
+			for i := range c.Items {
+				one := math.Inf(1)
+				for n := range c.Items[i].Choices {
+					v := float64(c.Items[i].Choices[n].CostNS)
+					if j.Minimise == Energy {
+						v = float64(c.Items[i].Choices[n].EnergyNJ)
+					}
+					one, most = min(one, times*v), max(most, times*v)
+				}
+				least += one
+			}
+		}
+	}
+	if j.Minimise == Memory {
+		least, most = 0, 0
+		for a := range j.Assets {
+			least += float64(j.Assets[a].Bytes)
+		}
+	}
+	return max(1, least/1e6, most/1e12)
+}
+
+type jointBuilder struct {
+	j *Joint
+	m *milp.Model
+	v *JointVars
+
+	time, energy []milp.Term // of the limits over all parts
+}
+
+func (b *jointBuilder) variable(name string, cost float64, integer bool) int {
+	b.m.Vars = append(b.m.Vars, milp.Var{Name: name, Cost: cost / b.v.Unit, High: 1, Integer: integer})
+	return len(b.m.Vars) - 1
+}
+
+func (b *jointBuilder) row(name string, low, high float64, terms []milp.Term) {
+	b.m.Rows = append(b.m.Rows, milp.Row{Name: name, Low: low, High: high, Terms: terms})
+}
+
+// limit adds a limit with terms in its own unit, scaled to thousandths of it.
+func (b *jointBuilder) limit(l Limit, name string, terms []milp.Term) {
+	if l.Max <= 0 {
+		return
+	}
+	var out []milp.Term
+	for _, t := range terms {
+		if t.Coef *= 1e3 / float64(l.Max); math.Abs(t.Coef) >= milp.MinCoef { // what is smaller is verified all the same
+			t.Coef = min(t.Coef, milp.MaxCoef)
+			out = append(out, t)
+		}
+	}
+	name = "limit " + name
+	b.v.rows[name] = l
+	if len(out) > 0 {
+		b.row(name, math.Inf(-1), 1e3, out)
+	}
+}
+
+func (b *jointBuilder) assets() {
+	j := b.j
+	var bytes, open []milp.Term
+	region, graphs := make([][]milp.Term, len(j.Regions)), make([][]milp.Term, len(j.Regions))
+	b.v.asset = make([]int, len(j.Assets))
+	needed := make([]bool, len(j.Assets))
+	for _, p := range j.Parts {
+		for k := range p.Partition.Chains {
+			for i := range p.Partition.Chains[k].Items {
+				for _, c := range p.Partition.Chains[k].Items[i].Choices {
+					for _, a := range c.Assets {
+						if a < len(needed) { // a partition that is posed alone has no assets
+							needed[a] = true
+						}
+					}
+				}
+			}
+		}
+	}
+	for a := range j.Assets {
+		as := &j.Assets[a]
+		r := &j.Regions[as.Region]
+		b.v.asset[a] = -1
+		if !needed[a] || !(j.Minimise == Memory || j.MaxBytes > 0 || j.MaxOpenNS > 0 || r.MaxBytes > 0 || r.MaxGraphs > 0) {
+			continue
+		}
+		cost := 0.0
+		if j.Minimise == Memory {
+			cost = float64(as.Bytes)
+		}
+		z := b.variable("open "+as.Name, cost, true)
+		b.v.asset[a] = z
+		bytes, open = append(bytes, milp.Term{Var: z, Coef: float64(as.Bytes)}), append(open, milp.Term{Var: z, Coef: float64(as.OpenNS)})
+		region[as.Region] = append(region[as.Region], milp.Term{Var: z, Coef: float64(as.Bytes)})
+		graphs[as.Region] = append(graphs[as.Region], milp.Term{Var: z, Coef: float64(as.Graphs)})
+	}
+	for r := range j.Regions {
+		g := &j.Regions[r]
+		b.limit(Limit{LimitRegionBytes, r, g.Name, g.MaxBytes, 0}, "bytes "+g.Name, region[r])
+		b.limit(Limit{LimitRegionGraphs, r, g.Name, int64(g.MaxGraphs), 0}, "graphs "+g.Name, graphs[r])
+	}
+	if j.MaxBytes > 0 {
+		b.limit(Limit{Kind: LimitBytes, Max: max(j.MaxBytes-j.Resident, 1)}, "bytes", bytes)
+	}
+	b.limit(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS}, "opening", open)
+}
+
+func (b *jointBuilder) part(p int) {
+	part := &b.j.Parts[p]
+	name := part.Partition.Name
+	procs := make([]int, len(part.Partition.Procs))
+	for q := range procs {
+		procs[q] = -1
+	}
+	for _, c := range part.Partition.Conflicts {
+		for _, q := range c {
+			if procs[q] < 0 {
+				procs[q] = b.variable(fmt.Sprintf("%s uses %s", name, part.Partition.Procs[q]), 0, true)
+			}
+		}
+	}
+	for n, c := range part.Partition.Conflicts {
+		b.row(fmt.Sprintf("conflict %s %d", name, n), math.Inf(-1), 1, []milp.Term{{Var: procs[c[0]], Coef: 1}, {Var: procs[c[1]], Coef: 1}})
+	}
+	b.v.procs = append(b.v.procs, procs)
+	var own []milp.Term // of the part's own time limit
+	var vars [][][]int
+	for k := range part.Partition.Chains {
+		vars = append(vars, b.chain(p, k, &own))
+	}
+	b.v.Choice = append(b.v.Choice, vars)
+	b.limit(Limit{LimitPartNS, p, name, part.MaxNS, 0}, "time "+name, own)
+}
+
+// takes adds ns and nj of one execution of the part to the limits on them, and returns their cost.
+func (b *jointBuilder) takes(p int, variable int, ns, nj float64, own *[]milp.Term) {
+	w := float64(b.j.Parts[p].Weight)
+	*own = append(*own, milp.Term{Var: variable, Coef: ns})
+	b.time = append(b.time, milp.Term{Var: variable, Coef: w * ns})
+	b.energy = append(b.energy, milp.Term{Var: variable, Coef: w * nj})
+	cost := 0.0
+	switch b.j.Minimise {
+	case Energy:
+		cost = w * nj
+	case Memory:
+	default:
+		cost = w * ns
+	}
+	b.m.Vars[variable].Cost += cost / b.v.Unit
+}
+
+func (b *jointBuilder) chain(p, k int, own *[]milp.Term) [][]int {
+	part := &b.j.Parts[p]
+	c := &part.Partition.Chains[k]
+	at := fmt.Sprintf("%s %s", part.Partition.Name, c.Name)
+	vars := make([][]int, len(c.Items))
+	ns := make([][]float64, len(c.Items))
+	for i := range c.Items {
+		it := &c.Items[i]
+		var one []milp.Term
+		var assets []int
+		needs := map[int][]milp.Term{}
+		uses := make([][]milp.Term, len(part.Partition.Procs))
+		for n := range it.Choices {
+			ch := &it.Choices[n]
+			x := b.variable(fmt.Sprintf("%s %s: %s", at, it.Name, ch.Label), 0, true)
+			vars[i] = append(vars[i], x)
+			ns[i] = append(ns[i], float64(c.Repeat)*float64(ch.CostNS))
+			one = append(one, milp.Term{Var: x, Coef: 1})
+			for _, a := range ch.Assets {
+				if a >= len(b.v.asset) || b.v.asset[a] < 0 {
+					continue
+				}
+				if needs[a] == nil {
+					assets = append(assets, a)
+				}
+				needs[a] = append(needs[a], milp.Term{Var: x, Coef: 1})
+			}
+			for _, q := range ch.Procs {
+				uses[q] = append(uses[q], milp.Term{Var: x, Coef: 1})
+			}
+		}
+		b.row(fmt.Sprintf("one %s %s", at, it.Name), 1, 1, one)
+		for _, a := range assets {
+			b.row(fmt.Sprintf("needs %s %s: %s", at, it.Name, b.j.Assets[a].Name), math.Inf(-1), 0, append(needs[a], milp.Term{Var: b.v.asset[a], Coef: -1}))
+		}
+		for q, u := range b.v.procs[p] {
+			if u >= 0 && len(uses[q]) > 0 {
+				b.row(fmt.Sprintf("uses %s %s: %s", at, it.Name, part.Partition.Procs[q]), math.Inf(-1), 0, append(uses[q], milp.Term{Var: u, Coef: -1}))
+			}
+		}
+	}
+	for i := range c.Items {
+		if len(c.Items[i].EdgeNS) > 0 {
+			b.edge(p, k, i, vars, ns, own)
+		}
+	}
+	for i := range c.Items {
+		for n, x := range vars[i] {
+			b.takes(p, x, ns[i][n], float64(c.Repeat)*float64(c.Items[i].Choices[n].EnergyNJ), own)
+		}
+	}
+	return vars
+}
+
+// edge adds the edge into item i. ns collects what its ends add where it is the sum of that.
+func (b *jointBuilder) edge(p, k, i int, vars [][]int, ns [][]float64, own *[]milp.Term) {
+	c := &b.j.Parts[p].Partition.Chains[k]
+	it := &c.Items[i]
+	from := (i + len(c.Items) - 1) % len(c.Items)
+	prev := &c.Items[from]
+	times := float64(c.Repeat)
+	if i == 0 {
+		times = float64(c.Wraps())
+	}
+	if from == i { // one item follows itself
+		for n := range it.Choices {
+			ns[i][n] += times * float64(it.EdgeNS[it.Choices[n].After][it.Choices[n].Before])
+		}
+		return
+	}
+	// Merge classes with equal rows, and then with equal columns.
+	e := edgeVar{part: p, chain: k, from: from, to: i}
+	var rows [][]int64
+	outs, ins := make([]int, len(prev.After)), make([]int, len(it.Before))
+	for a, row := range it.EdgeNS {
+		if outs[a] = slices.IndexFunc(rows, func(r []int64) bool { return slices.Equal(r, row) }); outs[a] < 0 {
+			outs[a] = len(rows)
+			rows = append(rows, row)
+		}
+	}
+	var cols []int // of EdgeNS, one for each merged class
+	for x := range it.Before {
+		ins[x] = slices.IndexFunc(cols, func(y int) bool {
+			for _, r := range rows {
+				if r[x] != r[y] {
+					return false
+				}
+			}
+			return true
+		})
+		if ins[x] < 0 {
+			ins[x] = len(cols)
+			cols = append(cols, x)
+		}
+	}
+	separable := true
+	for _, r := range rows {
+		for _, x := range cols {
+			separable = separable && r[x]-r[cols[0]] == rows[0][x]-rows[0][cols[0]]
+		}
+	}
+	if separable {
+		// The least of the sums goes to the later end, so that nothing is negative.
+		first := slices.MinFunc(rows, func(a, b []int64) int { return int(min(1, max(-1, a[cols[0]]-b[cols[0]]))) })
+		for n := range prev.Choices {
+			ns[from][n] += times * float64(rows[outs[prev.Choices[n].After]][cols[0]]-first[cols[0]])
+		}
+		for n := range it.Choices {
+			ns[i][n] += times * float64(first[cols[ins[it.Choices[n].Before]]])
+		}
+		return
+	}
+	at := fmt.Sprintf("%s %s %s", b.j.Parts[p].Partition.Name, c.Name, it.Name)
+	out, in := make([][]milp.Term, len(rows)), make([][]milp.Term, len(cols))
+	for n := range prev.Choices {
+		m := outs[prev.Choices[n].After]
+		e.out = append(e.out, m)
+		out[m] = append(out[m], milp.Term{Var: vars[from][n], Coef: -1})
+	}
+	for n := range it.Choices {
+		m := ins[it.Choices[n].Before]
+		e.in = append(e.in, m)
+		in[m] = append(in[m], milp.Term{Var: vars[i][n], Coef: -1})
+	}
+	for a, r := range rows {
+		line := make([]int, len(cols))
+		for x, col := range cols {
+			line[x] = -1
+			if len(out[a]) == 0 || len(in[x]) == 0 {
+				continue
+			}
+			y := b.variable(fmt.Sprintf("hand over %s: %d to %d", at, a, x), 0, false)
+			line[x] = y
+			b.takes(p, y, times*float64(r[col]), 0, own)
+		}
+		e.variable = append(e.variable, line)
+	}
+	for a := range rows {
+		terms := out[a]
+		for _, y := range e.variable[a] {
+			if y >= 0 {
+				terms = append(terms, milp.Term{Var: y, Coef: 1})
+			}
+		}
+		if len(out[a]) > 0 {
+			b.row(fmt.Sprintf("leaves %s: %d", at, a), 0, 0, terms)
+		}
+	}
+	for x := range cols {
+		terms := in[x]
+		for a := range rows {
+			if y := e.variable[a][x]; y >= 0 {
+				terms = append(terms, milp.Term{Var: y, Coef: 1})
+			}
+		}
+		if len(in[x]) > 0 {
+			b.row(fmt.Sprintf("arrives %s: %d", at, x), 0, 0, terms)
+		}
+	}
+	b.v.edges = append(b.v.edges, e)
+}
+
+// Choices reads the choices from values of the variables.
+func (v *JointVars) Choices(x []float64) [][][]int {
+	var out [][][]int
+	for _, part := range v.Choice {
+		var chains [][]int
+		for _, chain := range part {
+			var list []int
+			for _, vars := range chain {
+				best := 0
+				for n, y := range vars {
+					if x[y] > x[vars[best]] {
+						best = n
+					}
+				}
+				list = append(list, best)
+			}
+			chains = append(chains, list)
+		}
+		out = append(out, chains)
+	}
+	return out
+}
+
+// X are values of the variables that stand for choices.
+func (v *JointVars) X(j *Joint, m *milp.Model, choices [][][]int) []float64 {
+	x := make([]float64, len(m.Vars))
+	for p := range choices {
+		for k := range choices[p] {
+			for i, n := range choices[p][k] {
+				x[v.Choice[p][k][i][n]] = 1
+				ch := &j.Parts[p].Partition.Chains[k].Items[i].Choices[n]
+				for _, a := range ch.Assets {
+					if a < len(v.asset) && v.asset[a] >= 0 {
+						x[v.asset[a]] = 1
+					}
+				}
+				for _, q := range ch.Procs {
+					if u := v.procs[p][q]; u >= 0 {
+						x[u] = 1
+					}
+				}
+			}
+		}
+	}
+	for _, e := range v.edges {
+		list := choices[e.part][e.chain]
+		x[e.variable[e.out[list[e.from]]][e.in[list[e.to]]]] = 1
+	}
+	return x
+}
+
+// Partition implements Engine.
+func (r Relay) Partition(ctx context.Context, p *Partition) (Solution, error) {
+	if err := p.Validate(); err != nil {
+		return Solution{}, err
+	}
+	got, err := r.solve(ctx, &Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}, Limits{})
+	if err != nil {
+		return Solution{}, err
+	}
+	if got.Choices == nil {
+		return Solution{}, diag.New(diag.ClassUnavailable, "partition %q: the engine %q stopped without a solution", p.Name, r.Name())
+	}
+	out := Solution{Choices: got.Choices[0], ObjectiveNS: got.Objective, BoundNS: got.Bound, Status: Feasible}
+	if r.Exact != nil && got.Status == Optimal { // of equally good ones the first is named by the engine that orders them
+		if first, err := r.Exact.Partition(ctx, p); err == nil && first.Status == Optimal && agree(first.ObjectiveNS, out.ObjectiveNS) {
+			return first, nil
+		}
+	}
+	return out, p.Verify(out)
+}
+
+// Joint implements Engine.
+func (r Relay) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
+	if err := j.Validate(); err != nil {
+		return JointSolution{}, err
+	}
+	if j.MaxBytes > 0 && j.Resident > j.MaxBytes {
+		return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &InfeasibleError{[]Limit{{Kind: LimitBytes, Max: j.MaxBytes, Need: j.Resident}}})
+	}
+	out, err := r.solve(ctx, j, limits)
+	var why *InfeasibleError
+	if errors.As(err, &why) && r.Exact != nil { // which limits
+		if _, err := r.Exact.Joint(ctx, j, Limits{}); errors.As(err, &why) {
+			return JointSolution{}, err
+		}
+	}
+	if err != nil || out.Status == LimitReached {
+		return out, err
+	}
+	proved := out.Status == Optimal
+	out.Status = Feasible // perhaps not the first of its kind
+	if r.Exact != nil && proved {
+		known := Limits{Start: out.Choices}
+		if first, err := r.Exact.Joint(ctx, j, known); err == nil && first.Status == Optimal && agree(first.Objective, out.Objective) {
+			first.Nodes = out.Nodes
+			return first, nil
+		}
+	}
+	return out, j.Verify(out)
+}
+
+// agree reports whether an objective proved in whole numbers is the one found with the tolerances of a general engine.
+func agree(exact, found int64) bool {
+	return math.Abs(float64(exact)-float64(found)) <= milp.Tolerance*max(1, math.Abs(float64(found)))
+}
+
+// tightenings is how often a limit that an answer exceeds by the engine's tolerance is made smaller.
+const tightenings = 4
+
+// solve poses the problem and reads the answer. An answer may break a limit by the engine's tolerance, relative to
+// the limit: then it is solved again with that limit a little smaller, and the first bound stands.
+func (r Relay) solve(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
+	m, vars := j.MILP()
+	options := milp.Options{Nodes: limits.Nodes}
+	if limits.Start != nil && j.Keeps(limits.Start) {
+		options.Start = vars.X(j, m, limits.Start)
+	}
+	var bound int64
+	var nodes int64
+	for round := 0; ; round++ {
+		got, err := r.General.Solve(ctx, m, options)
+		if err != nil {
+			return JointSolution{}, fmt.Errorf("solve joint %q: %w", j.Name, err)
+		}
+		nodes += got.Nodes
+		switch {
+		case got.Status == milp.Infeasible && round == 0:
+			return JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &InfeasibleError{})
+		case got.Status == milp.Infeasible || got.Status == milp.Limit:
+			if round == 0 {
+				bound = below(got.Bound * vars.Unit)
+			}
+			return JointSolution{Status: LimitReached, Bound: bound, Nodes: nodes}, nil
+		}
+		out := JointSolution{Choices: vars.Choices(got.X), Status: Feasible, Nodes: nodes}
+		u := j.Use(out.Choices)
+		out.Objective = j.Objective(&u)
+		if round == 0 {
+			bound = below(got.Bound * vars.Unit)
+		}
+		broken := j.Broken(&u)
+		if len(broken) == 0 {
+			out.Bound = min(max(bound, 0), out.Objective)
+			if got.Status == milp.Optimal && (round == 0 || out.Bound == out.Objective) {
+				out.Bound, out.Status = out.Objective, Optimal
+			}
+			return out, nil
+		}
+		if round == tightenings {
+			return JointSolution{Status: LimitReached, Bound: bound, Nodes: nodes}, nil
+		}
+		for i := range m.Rows {
+			l, ok := vars.rows[m.Rows[i].Name]
+			if ok && slices.ContainsFunc(broken, func(x Limit) bool { return x.Kind == l.Kind && x.Index == l.Index }) {
+				m.Rows[i].High -= 1e3 * milp.Tolerance * float64(int(1)<<round)
+			}
+		}
+	}
+}
+
+// below is a whole number that a bound found with tolerances does not fall short of.
+func below(v float64) int64 {
+	v -= math.Abs(v) * milp.Tolerance / 10
+	if math.IsNaN(v) || v <= 0 {
+		return 0
+	}
+	return int64(min(math.Floor(v), 1<<62))
+}
