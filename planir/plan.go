@@ -184,10 +184,10 @@ type Quality struct {
 	MaxKL float64 `json:"max_kl,omitempty" yaml:"max_kl,omitempty"`
 }
 
-// Solve reports one optimisation: which engine, whether it is proved, and the gap.
+// Solve reports one optimisation: whether it is proved, and the gap. Which engine found it, and how long that took, is
+// solve's to tell: plans do not depend on it.
 type Solve struct {
 	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
-	Engine      string `json:"engine" yaml:"engine"`
 	Status      string `json:"status" yaml:"status"` // optimal, feasible, limit
 	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
 	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`

@@ -154,7 +154,7 @@ func (pr *program) solve(ctx context.Context, s *session, extra *charge) ([]plan
 		return nil, planir.Solve{}, err
 	}
 	report := planir.Solve{
-		Problem: "partition " + pr.name, Engine: engine.Name(), Status: string(sol.Status),
+		Problem: "partition " + pr.name, Status: string(sol.Status),
 		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
 	}
 	if extra != nil {

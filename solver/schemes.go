@@ -828,7 +828,7 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
 		return best, nil
 	}
-	r := &planir.Solve{Problem: "schemes", Engine: "exact", Status: string(status), ObjectiveNS: whole(best.ns), BoundNS: whole(best.ns)}
+	r := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: whole(best.ns), BoundNS: whole(best.ns)}
 	if status != problem.Optimal {
 		r.BoundNS = min(r.BoundNS, whole(bound))
 	}

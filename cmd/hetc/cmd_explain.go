@@ -192,10 +192,10 @@ func explainPlan(s *cli.Streams, p *planir.Plan, soc *socs.SoC) error {
 	shown := showDecisions(s, p, soc)
 	var rows [][]string
 	for _, x := range p.Solver {
-		rows = append(rows, []string{x.Problem, x.Engine, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
+		rows = append(rows, []string{x.Problem, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
 	}
 	s.Printf("\n")
-	s.Table([]string{"problem", "engine", "status", ">objective us", ">bound us", ">choices"}, rows)
+	s.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
 	doc := map[string]any{"predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated}
 	if soc != nil {
 		doc["roofs"] = shown

@@ -48,7 +48,7 @@ func plan(t testing.TB) *planir.Plan {
 			Program: "decode", PlanNS: 10, LowNS: 9, HighNS: 12,
 			Singles: []planir.SingleTime{{Proc: "host:0", NS: 20}}, Sections: []planir.SectionTime{{Section: "layers", NS: 1}},
 		}},
-		Solver: []planir.Solve{{Problem: "partition layers@1", Engine: "exact", Status: "optimal", ObjectiveNS: 9, BoundNS: 9, Choices: 3}},
+		Solver: []planir.Solve{{Problem: "partition layers@1", Status: "optimal", ObjectiveNS: 9, BoundNS: 9, Choices: 3}},
 	}
 	p.Decisions, err = lower.Trivial(&g, "host:0", []int{1, 16}, 64, op.F32, func(string, int) op.Scheme { return op.A8TQ8C })
 	if err != nil {
