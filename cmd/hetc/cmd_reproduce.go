@@ -123,6 +123,9 @@ func shown(v any) string {
 	case nil:
 		return "-"
 	case float64:
+		if v == 0 {
+			return "0" // not -0
+		}
 		if v == math.Trunc(v) || math.Abs(v) >= 1000 {
 			return strconv.FormatFloat(v, 'f', 0, 64)
 		}

@@ -1,0 +1,631 @@
+package papers
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// pick solves the choice of one operator among labelled costs in ns and returns the label.
+func pick(ctx context.Context, name string, labels []string, ns []int64, procs [][]int, all []string) (string, int64, error) {
+	it := problem.Item{Name: name, Before: []string{"shared"}, After: []string{"shared"}}
+	for i := range labels {
+		it.Choices = append(it.Choices, problem.Choice{Label: labels[i], Procs: procs[i], CostNS: ns[i]})
+	}
+	p := &problem.Partition{Name: name, Procs: all, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	sol, err := solvePartition(ctx, p)
+	if err != nil {
+		return "", 0, err
+	}
+	return labels[sol.Choices[0][0]], sol.ObjectiveNS, nil
+}
+
+func npuTable3(ctx context.Context, s *sheet) error {
+	columns := []string{"npu_int8", "cpu_int8", "gpu_fp16", "npu_fp16"}
+	var slower float64
+	peak := npuFact("hw_npu_peak_int8").at("values", "Hexagon").num()
+	for _, r := range npuFact("table3").at("values").list() {
+		a, b := r.at("a").nums(), r.at("b").nums()
+		name := fmt.Sprintf("%vx%vx%v", a[0], a[1], b[1])
+		ns := map[string]int64{}
+		for _, c := range columns {
+			ns[c] = us(1000 * r.at(c).num())
+		}
+		choose := func(among []string) (string, error) {
+			var costs []int64
+			var procs [][]int
+			for i, c := range among {
+				costs, procs = append(costs, ns[c]), append(procs, []int{i})
+			}
+			got, _, err := pick(ctx, name, among, costs, procs, among)
+			return got, err
+		}
+		got, err := choose(columns)
+		if err != nil {
+			return err
+		}
+		s.add(Exact, name+"/choice", "npu_int8", got, "the fastest of the four printed latencies; the paper executes linear layers on the NPU in INT8 (sec. 3.4)")
+		if got, err = choose([]string{"gpu_fp16", "npu_fp16"}); err != nil {
+			return err
+		}
+		s.add(Exact, name+"/choice-without-int8", unprinted, got, "the faster of the FP16 columns: never the NPU")
+		note := "latency over that of NPU INT8"
+		for _, x := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"}, {"npu_fp16", "npu_fp16_ratio"}} {
+			n := note
+			ours := r.at(x.column).num() / r.at("npu_int8").num()
+			if printed := r.at(x.ratio).num(); math.Abs(ours-printed) > 0.11*printed {
+				n += "; the two printed cells and the printed ratio exclude each other, one of them is wrong"
+			}
+			s.add(Exact, name+"/"+x.column+"-over-npu-int8", r.at(x.ratio).num(), ours, "%s", n)
+		}
+		slower = max(slower, r.at("npu_fp16").num()/r.at("cpu_int8").num())
+		s.add(Exact, name+"/npu-tops", peak, 2*a[0]*a[1]*b[1]/r.at("npu_int8").num()/1e9, "2MNK over the printed NPU INT8 latency beside the peak of Table 2: the product of so few rows reads weights")
+		// HeteroInfer's objective on this table: NPU in INT8 beside GPU in FP16, columns of the weight divided in 32s.
+		labels, costs, procs := []string{"npu"}, []int64{ns["npu_int8"]}, [][]int{{0}}
+		labels, costs, procs = append(labels, "gpu"), append(costs, ns["gpu_fp16"]), append(procs, []int{1})
+		n := int64(b[1]) / 32
+		for g := int64(1); g < n; g++ {
+			labels, procs = append(labels, fmt.Sprint(g)), append(procs, []int{0, 1})
+			costs = append(costs, max((ns["gpu_fp16"]*g+n/2)/n, (ns["npu_int8"]*(n-g)+n/2)/n))
+		}
+		got, best, err := pick(ctx, name, labels, costs, procs, []string{"npu", "gpu"})
+		if err != nil {
+			return err
+		}
+		var g float64
+		if _, err := fmt.Sscan(got, &g); err != nil {
+			return fmt.Errorf("%s is not divided but on %q", name, got)
+		}
+		s.add(Modelled, name+"/divided-gpu-share", unprinted, g/float64(n), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
+		s.add(Modelled, name+"/divided-ms", unprinted, float64(best)/1e6, "time of that division")
+	}
+	s.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
+	var cpu, gpu []float64
+	for _, r := range npuFact("table3").at("values").list() {
+		cpu, gpu = append(cpu, r.at("cpu_int8").num()/r.at("npu_int8").num()), append(gpu, r.at("gpu_fp16").num()/r.at("npu_int8").num())
+	}
+	for _, x := range []struct {
+		name string
+		list []float64
+		key  string
+	}{{"npu-over-cpu", cpu, "npu_over_cpu_int8"}, {"npu-over-gpu", gpu, "npu_over_gpu_fp16"}} {
+		printed := npuFact("r_matmul_ranges").at("values", x.key).nums()
+		s.add(Exact, x.name+"-least", printed[0], slices.Min(x.list), "range in sec. 2.2 against the cells of Table 3")
+		s.add(Exact, x.name+"-most", printed[1], slices.Max(x.list), "range in sec. 2.2 against the cells of Table 3")
+	}
+	return nil
+}
+
+// qwen is the prefill of one chunk of Qwen1.5-1.8B as six subgraphs per layer: the paper prints 144 in all, 24 of them attention.
+func qwen(m *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) chunkGraph {
+	linear := []float64{float64(m.Hidden * (m.Heads + 2*m.KVHeads) * m.HeadDim), float64(m.Hidden * m.Heads * m.HeadDim), float64(3 * m.Hidden * m.FFN)}
+	sum := linear[0] + linear[1] + linear[2]
+	g := make(chunkGraph, chunks)
+	for i := range g {
+		npu := func(k int) subgraph {
+			return subgraph{proc: onNPU, ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(m.Layers)))}
+		}
+		norm := subgraph{proc: onCPU, ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(m.Layers)))}
+		// growth is how much longer attention takes with each earlier chunk; its mean over the chunks stays.
+		weight := (1 + growth*float64(i)) / (1 + growth*float64(chunks-1)/2)
+		attention := subgraph{proc: onCPU, attention: true, ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(m.Layers)))}
+		for range m.Layers {
+			g[i] = append(g[i], norm, npu(0), attention, npu(1), norm, npu(2))
+		}
+	}
+	return g
+}
+
+// leastNodes bounds the search for the best order of a whole prompt.
+const leastNodes = 1000
+
+func npuOrder(ctx context.Context, s *sheet) error {
+	model, err := models.Open("qwen1.5-1.8b")
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	t := npuFact("m_npu_time_256").at("values")
+	npuNS := us(1000 * t.at("npu").num())
+	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
+	s.add(Exact, "serial-ms", unprinted, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
+	printed := npuFact("r_ablation").at("values", "out_of_order_reduction_percent").nums()
+	bubble := npuFact("m_schedule_bubble").at("values", "critical_path_bubble_naive").num()
+	s.add(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "of the serial time, if the NPU never waited (sec. 3.4): the printed range of sec. 4.7 is %v to %v percent, its upper end needs a model whose CPU part is larger", printed[0], printed[1])
+	s.add(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "a bubble of %v percent of the critical path (sec. 3.4) that goes altogether saves as much", bubble)
+	for _, v := range []struct {
+		name              string
+		chunks            int
+		attention, growth float64
+		note              string
+	}{
+		{"512-tokens", 2, 0.8, 0, "attention 80 percent of the CPU's time, the same for each chunk"},
+		{"1024-tokens", 4, 0.8, 0, "attention 80 percent of the CPU's time, the same for each chunk"},
+		{"1024-tokens-growing", 4, 0.8, 1, "attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
+		{"1024-tokens-norms", 4, 0.2, 0, "attention 20 percent of the CPU's time, norms the rest"},
+	} {
+		g := qwen(model, v.chunks, npuNS, cpuNS, v.attention, v.growth)
+		in, out := g.inOrder(), g.eq5()
+		if err := g.check(out); err != nil {
+			return err
+		}
+		best, bound, err := g.least(ctx, leastNodes)
+		if err != nil {
+			return err
+		}
+		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", v.chunks, model.Name, v.note)
+		add := func(name string, paper, ours any) { s.add(Modelled, v.name+"/"+name, paper, ours, "%s", note) }
+		add("in-order-bubble-percent", bubble, 100*g.bubble(in))
+		add("eq5-bubble-percent", unprinted, 100*g.bubble(out))
+		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]), 100*(1-float64(out.end)/float64(in.end)))
+		add("in-order-ms", unprinted, float64(in.end)/1e6)
+		add("eq5-ms", unprinted, float64(out.end)/1e6)
+		add("best-found-ms", unprinted, float64(best.end)/1e6)
+		add("least-possible-ms", unprinted, float64(bound)/1e6)
+	}
+	// Small instances, where the best order is proved.
+	const instances = 2000
+	worse, worst, optimal, worstGap := 0, 0.0, 0, 0.0
+	random := rand.New(rand.NewPCG(5, 0))
+	for range instances {
+		g := make(chunkGraph, 2+random.IntN(2))
+		shape := make([]subgraph, 3+random.IntN(2))
+		for j := range shape {
+			shape[j] = subgraph{proc: j % 2, attention: random.IntN(3) == 0}
+		}
+		for i := range g {
+			for j := range shape {
+				x := shape[j]
+				x.ns = 1 + random.Int64N(9)
+				g[i] = append(g[i], x)
+			}
+		}
+		in, out := g.inOrder(), g.eq5()
+		best, bound, err := g.least(ctx, 1<<20)
+		if err != nil {
+			return err
+		}
+		if bound != best.end {
+			return fmt.Errorf("order of a small chunk graph: not proved within the node limit")
+		}
+		if out.end > in.end {
+			worse++
+			worst = max(worst, float64(out.end)/float64(in.end)-1)
+		}
+		if out.end == best.end {
+			optimal++
+		}
+		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
+	}
+	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between the processors", instances)
+	s.add(Modelled, "random/worse-than-in-order", unprinted, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
+	s.add(Modelled, "random/optimal-percent", unprinted, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
+	s.add(Modelled, "random/worst-over-best-percent", unprinted, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
+	return nil
+}
+
+// linearWeights are the elements of a layer's linear weights, attention's and the feed-forward network's.
+func linearWeights(m *models.Model) (attention, ffn float64) {
+	h := float64(m.Hidden)
+	return h * float64((2*m.Heads+2*m.KVHeads)*m.HeadDim), 3 * h * float64(m.FFN)
+}
+
+func npuSharing(s *sheet) error {
+	model, err := models.Open("qwen1.5-1.8b")
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	const perLayer = 6 // norm, QKV, attention, O, norm, FFN: the only division of 144 by 24 layers in which one per layer is attention
+	c := npuFact("models_qwen_subgraphs").at("values")
+	s.add(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "layers of catalog model %s times %d (norm, QKV, attention, O, norm, FFN); that it is six per layer is inferred from the printed total", model.Name, perLayer)
+	s.add(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "all but attention, whose shape depends on the chunk's place (sec. 3.2)")
+	m := npuFact("m_chunk_sharing_memory").at("values")
+	chunks := m.at("prompt").num() / m.at("chunk").num()
+	s.add(Exact, "chunks", unprinted, chunks, "a prompt of %v tokens in chunks of %v", m.at("prompt").num(), m.at("chunk").num())
+	reduction := 1 - 1/chunks
+	s.add(Exact, "reduction-percent", m.at("reduction_up_to_percent").num(), 100*reduction, "graphs of every chunk against one shared by all: 1 - 1/chunks, sec. 3.2")
+	s.add(Exact, "factor", m.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
+	saved := m.at("saved_gb").num()
+	before := saved / reduction
+	s.add(Exact, "before-gb", unprinted, before, "what saving %v GB by that part implies without sharing", saved)
+	s.add(Exact, "after-gb", unprinted, before-saved, "and with sharing")
+	attention, ffn := linearWeights(model)
+	linear := (attention + ffn) * float64(model.Layers)
+	for _, x := range []struct {
+		name  string
+		bytes float64
+	}{{"int8", 1}, {"fp16", 2}} {
+		s.add(Modelled, "saved-gb-"+x.name, saved, (chunks-1)*linear*x.bytes/1e9, "linear weights of catalog model %s (%.4g elements in its layers) at %v bytes each, held once instead of once per chunk", model.Name, linear, x.bytes)
+	}
+	s.add(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes per linear weight that the printed saving implies, where INT8 is 1 (sec. 3.1): activation buffers, or a 16-bit copy, must be in it; Fig. 17 has no printed numbers")
+	over := m.at("unshared_overhead_x_weights").nums()
+	s.add(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "graphs of every chunk over the weights, sec. 1: the number of chunks at most")
+	return nil
+}
+
+func npuChunks(s *sheet) error {
+	chunk := npuFact("m_chunk_length").at("values", "default").num()
+	list := npuFact("table5").at("values").list()
+	for _, d := range list {
+		name := datasetName(d)
+		p := d.at("prompt_tokens").nums()
+		for k, end := range []string{"shortest", "longest"} {
+			n := math.Ceil(p[k] / chunk)
+			s.add(Exact, name+"/chunks-"+end, unprinted, n, "chunks of %v tokens for a prompt of %v", chunk, p[k])
+			s.add(Exact, name+"/padding-percent-"+end, unprinted, 100*(n*chunk/p[k]-1), "tokens computed beyond the prompt's %v, in percent of them", p[k])
+		}
+		for _, r := range d.at("rows").list() {
+			if r.at("llm").text() != "Qwen1.5-1.8B" {
+				continue
+			}
+			prefill := r.at("ours", 1).num()
+			note := "prefill of Qwen1.5-1.8B over chunks; sec. 3.4 prints the NPU's time of one"
+			if prefill/math.Ceil(p[0]/chunk) > 2*npuFact("m_npu_time_256").at("values", "npu").num()/1000 {
+				note += "; this cell stands out: its prefill is far above that of other prompts of this length"
+			}
+			printed := npuFact("m_npu_time_256").at("values", "npu").num() / 1000
+			s.add(Modelled, name+"/s-per-chunk-longest", printed, prefill/math.Ceil(p[1]/chunk), "%s; all prompts as long as the longest", note)
+			s.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(p[0]/chunk), "%s; all prompts as long as the shortest", note)
+			above := npuFact("r_prefill_gt_1000").at("values", "above").num()
+			for k, end := range []string{"shortest", "longest"} {
+				s.add(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), p[k]/prefill, "the claim of the abstract; all prompts as long as the %s, as the mean is not printed", end)
+			}
+		}
+	}
+	// The length of a chunk: what padding costs against what a longer product gains, on the catalog's NPU.
+	soc, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		return err
+	}
+	p := soc.Processor("npu")
+	if p == nil || p.Sim == nil {
+		return fmt.Errorf("the catalog SoC %q has no simulated NPU", soc.Name)
+	}
+	model, err := models.Open("qwen1.5-1.8b")
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	rate := p.Sim.Schemes[op.A8TQ8C]
+	weights := [][2]int{{model.Hidden, (model.Heads + 2*model.KVHeads) * model.HeadDim}, {model.Heads * model.HeadDim, model.Hidden}, {model.Hidden, 2 * model.FFN}, {model.FFN, model.Hidden}}
+	// oneNS is a chunk's linear layers on the NPU, as the catalog describes it (socs.SimScheme).
+	oneNS := func(m int) float64 {
+		step := max(1, rate.Step.M)
+		m = (m + step - 1) / step * step
+		ns := 0.0
+		for _, w := range weights {
+			elements := float64(w[0]) * float64(w[1])
+			ns += rate.SetupUS*1000 + math.Max(2*float64(m)*elements/rate.PeakGops, elements/p.BandwidthGBps)
+		}
+		return ns * float64(model.Layers)
+	}
+	s.add(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "linear layers of %s at 256 tokens on the catalog's NPU, fitted to Table 3 alone (sec. 3.4)", model.Name)
+	candidates := []int{32, 64, 128, 256, 512, 1024}
+	bestOf := func(cost func(c int) float64) (best int) {
+		least := math.Inf(1)
+		for _, c := range candidates {
+			if x := cost(c); x < least {
+				best, least = c, x
+			}
+		}
+		return best
+	}
+	note := fmt.Sprintf("of %s, linear layers of %s on the catalog's NPU; the paper measures QKV and FFN per token (Fig. 8, not printed)", joinInts(candidates), model.Name)
+	s.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }), "least time per token without padding, %s", note)
+	for _, d := range list {
+		ends := d.at("prompt_tokens").nums()
+		s.add(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
+			sum := 0.0
+			for n := ends[0]; n <= ends[1]; n++ {
+				sum += math.Ceil(n/float64(c)) * oneNS(c)
+			}
+			return sum
+		}), "least expected prefill with padding, prompts evenly over the printed range, %s", note)
+	}
+	s.add(Modelled, "chunk-length/all", chunk, bestOf(func(c int) float64 {
+		sum := 0.0
+		for _, d := range list {
+			ends := d.at("prompt_tokens").nums()
+			for n := ends[0]; n <= ends[1]; n++ {
+				sum += math.Ceil(n/float64(c)) * oneNS(c) / oneNS(int(n)) / (ends[1] - ends[0] + 1)
+			}
+		}
+		return sum
+	}), "least expected prefill over one of the prompt's own length, all five datasets alike, %s", note)
+	return nil
+}
+
+// datasetName is a row's name for a dataset of Table 5; two blocks carry the same label.
+func datasetName(d Value) string {
+	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
+}
+
+func npuShapes(s *sheet) error {
+	v := npuFact("hw_square_shape_effect").at("values")
+	rows := int(v.at("input_a", 0).num())
+	type shape struct{ h, w int }
+	var shapes []shape
+	for h := 1; h <= rows; h++ {
+		if rows%h == 0 {
+			shapes = append(shapes, shape{h, rows / h})
+		}
+	}
+	s.add(Exact, "equivalent-shapes", unprinted, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", rows)
+	text := func(x shape) string { return fmt.Sprintf("%dx%d", x.h, x.w) }
+	printed := fmt.Sprintf("%vx%v", v.at("input_b", 0).num(), v.at("input_b", 1).num())
+	square := slices.MinFunc(shapes, func(a, b shape) int { return max(a.h, a.w) - max(b.h, b.w) })
+	s.add(Modelled, "squarest", printed, text(square), "the factorisation with the least larger side; equal height and width are what the paper says NPUs favour")
+	gain := v.at("gain_of_b").num()
+	// The search keeps the fastest: with the printed ratio, 1024x1 takes gain and 32x32 takes 1.
+	times := map[string]float64{fmt.Sprintf("%vx%v", v.at("input_a", 0).num(), v.at("input_a", 1).num()): gain, printed: 1}
+	fastest := ""
+	for _, x := range shapes {
+		if t, ok := times[text(x)]; ok && (fastest == "" || t < times[fastest]) {
+			fastest = text(x)
+		}
+	}
+	s.add(Modelled, "search-over-printed", printed, fastest, "the search over the two shapes of which a relative latency is printed (%v to 1); of the other %d nothing is printed", gain, len(shapes)-len(times))
+	s.add(NotReproducible, "gain", gain, nil, "absolute latencies are not printed, and no processor here has shapes of that kind")
+	return nil
+}
+
+// npuMemory places the linear weights of a 7B model in INT8 under the limit of the NPU's address space.
+func npuMemory(s *sheet) error {
+	limit := npuFact("hw_npu_memory_region").at("values", "Hexagon_addressable").num()
+	model, err := models.Open("llama-2-7b")
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	attention, ffn := linearWeights(model)
+	layers := model.Layers
+	note := fmt.Sprintf("INT8 weights of the layers of catalog model %s; dimensions are not in the paper", model.Name)
+	s.add(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "GiB, all linear weights, beside the limit of sec. 4; %s", note)
+	s.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s", note)
+	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up, and down as its transpose).
+	table := map[[2]float64]Value{}
+	for _, r := range npuFact("table3").at("values").list() {
+		table[[2]float64{r.at("b", 0).num(), r.at("b", 1).num()}] = r
+	}
+	small, large := table[[2]float64{float64(model.Hidden), float64(model.Hidden)}], table[[2]float64{float64(model.Hidden), float64(model.FFN)}]
+	type matrix struct {
+		bytes, gain float64
+		count       int
+	}
+	gain := func(r Value) float64 { return r.at("cpu_int8").num() - r.at("npu_int8").num() }
+	att := matrix{float64(model.Hidden) * float64(model.Hidden), gain(small), 4 * layers}
+	net := matrix{float64(model.Hidden) * float64(model.FFN), gain(large), 3 * layers}
+	for _, unit := range []struct {
+		name  string
+		bytes float64
+	}{{"4-gib", limit * (1 << 30)}, {"4-gb", limit * 1e9}} {
+		fits := func(bytes float64, m matrix) int { return min(m.count, int(bytes/m.bytes)) }
+		nets := fits(unit.bytes, net)
+		atts := fits(unit.bytes-float64(nets)*net.bytes, att)
+		rule := float64(nets)*net.gain + float64(atts)*att.gain
+		best, bestNets, bestAtts := -1.0, 0, 0
+		for n := 0; n <= net.count && float64(n)*net.bytes <= unit.bytes; n++ {
+			a := fits(unit.bytes-float64(n)*net.bytes, att)
+			if g := float64(n)*net.gain + float64(a)*att.gain; g > best {
+				best, bestNets, bestAtts = g, n, a
+			}
+		}
+		s.add(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "sec. 4: weights of the feed-forward network first, then the others; %s", note)
+		s.add(Modelled, unit.name+"/rule-saves-ms", unprinted, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
+		s.add(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "the placement that saves most, every pair of counts tried; per byte Table 3's [4096,4096] saves slightly more than its [4096,11008], so the rule is not the best by Table 3; %s", note)
+		s.add(Modelled, unit.name+"/best-saves-ms", unprinted, best, "ms per 32 tokens; %s", note)
+	}
+	return nil
+}
+
+// eq1 are the parts of Eq. 1 for x/s: what the NPU gets, and the CPU's part as printed.
+func eq1(x, low, high float64) (npu, printed float64) {
+	return math.Min(math.Max(x, low), high), math.Floor(x/high) * high
+}
+
+func npuOutliers(s *sheet) error {
+	var low, high float64
+	if _, err := fmt.Sscanf(npuFact("m_outlier_split_eq1").at("values", "npu_part").text(), "clip(x/s, %g, %g)", &low, &high); err != nil {
+		return fmt.Errorf("read the range of Eq. 1: %w", err)
+	}
+	n, same, small, off, mended := 0, 0, 0, 0.0, 0.0
+	for x := -1024.0; x <= 1024; x += 0.25 {
+		npu, cpu := eq1(x, low, high)
+		n++
+		if npu+cpu == x {
+			same++
+		}
+		if npu == x && cpu != 0 {
+			small++
+		}
+		off = max(off, math.Abs(npu+cpu-x))
+		mended = max(mended, math.Abs(npu+(x-npu)-x))
+	}
+	s.add(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(n), "x/s from -1024 to 1024 in quarters for which the two parts as printed add up to x/s; the floor gives every negative value a part on the CPU, and beyond the range a step of %v instead of what was cut off", high)
+	s.add(Exact, "eq1/largest-error", 0, off, "in units of s, as printed")
+	s.add(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(n), "values within the range to which Eq. 1 as printed gives a part on the CPU")
+	s.add(Exact, "eq1/largest-error-mended", 0, mended, "with x/s less its clipped value as the CPU's part, as hetc reads it")
+	// The same through a product: INT8 part on one processor, the rest in float on the other.
+	random := rand.New(rand.NewPCG(1, 1))
+	const rows, cols = 64, 32
+	var whole, parts, asPrinted float64
+	for range cols {
+		var y, z, p float64
+		for range rows {
+			x, w := 0.3*random.NormFloat64()*high, math.Round(random.NormFloat64()*40)
+			if random.IntN(rows) == 0 {
+				x *= 8
+			}
+			npu, cpu := eq1(x, low, high)
+			y, z, p = y+float64(x*w), z+float64(npu*w)+float64((x-npu)*w), p+float64(npu*w)+float64(cpu*w)
+		}
+		whole, parts, asPrinted = whole+float64(y*y), parts+float64((z-y)*(z-y)), asPrinted+float64((p-y)*(p-y))
+	}
+	s.add(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "relative error of 64x32 products with outliers, seeded, the parts added")
+	s.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole), "the same with the CPU's part as printed")
+	s.add(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "what 8 bits hold: the largest printed value does not fit")
+	d := npuFact("m_outlier_density").at("values")
+	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
+	for k, end := range []string{"least", "most"} {
+		s.add(Exact, "density/channels-"+end, unprinted, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
+	}
+	model, err := models.Open("qwen1.5-1.8b")
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	for _, x := range []struct {
+		name string
+		n    int
+	}{{"hidden", model.Hidden}, {"ffn", model.FFN}} {
+		for k, end := range []string{"least", "most"} {
+			s.add(Modelled, "density/"+x.name+"-percent-"+end, percent[k], 100*count[k]/float64(x.n), "%v of the %d channels of catalog model %s: the printed part fits inputs of the FFN's last product, not the hidden size", count[k], x.n, model.Name)
+		}
+	}
+	hot := npuFact("m_hot_channels").at("values")
+	s.add(Modelled, "hot-channels/weights-percent", unprinted, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
+	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
+		points := npuFact("r_prune_tradeoff").at("values", name).list()
+		faster, worse := true, true
+		for i := 1; i < len(points); i++ {
+			faster = faster && points[i].at("speed").num() > points[i-1].at("speed").num()
+			worse = worse && points[i].at("acc").num() < points[i-1].at("acc").num()
+		}
+		ours := "not monotone"
+		if faster && worse {
+			ours = "faster and less accurate"
+		}
+		s.add(Exact, "pruning/"+name, "faster and less accurate", ours, "with every printed step of the prune rate (sec. 4.4)")
+		// The time per token between keeping all and none is linear in the rate where each layer costs alike.
+		speed := func(i int) float64 { return points[i].at("speed").num() }
+		rate := points[1].at("prune").num() / 100
+		s.add(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "tokens/s at %v percent if every pruned layer saved the same: faster than that means the layers pruned first cost more", points[1].at("prune").num())
+	}
+	var lambada Value
+	for _, r := range npuFact("table6").at("values", "LAMBADA").list() {
+		if r.at(0).text() == "Qwen1.5-1.8B" {
+			lambada = r
+		}
+	}
+	q := npuFact("r_prune_tradeoff").at("values", "Qwen1.5-1.8B", 1)
+	s.add(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "LAMBADA accuracy of Qwen1.5-1.8B at %v percent (sec. 4.4) and in Table 6 at the default of %v percent, where more is pruned: the two exclude each other unless the rate is counted differently", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
+	return nil
+}
+
+var npuEngines = []string{"MLC", "LCPP", "MNN", "PI", "TFLite"}
+
+func npuTable5(s *sheet) error {
+	cells, wrong := 0, 0
+	for _, d := range npuFact("table5").at("values").list() {
+		name := datasetName(d)
+		doubtful := map[string]string{}
+		for _, c := range d.at("uncertain_cells").list() {
+			doubtful[c.at("llm").text()+"/"+c.at("engine").text()] = c.at("reason").text()
+		}
+		speedups := map[string][]float64{}
+		for _, r := range d.at("rows").list() {
+			llm := r.at("llm").text()
+			ours := r.at("ours", 0).num()
+			var all []float64
+			for _, e := range append(slices.Clone(npuEngines), "ours") {
+				c := r.at(e)
+				if c.v == "none" {
+					continue
+				}
+				if e != "ours" {
+					speedups[e] = append(speedups[e], c.at(0).num()/ours)
+					all = append(all, c.at(0).num()/ours)
+				}
+				if c.at(2).v == nil {
+					s.add(NotReproducible, name+"/"+llm+"/"+e+"/sum", c.at(0).num(), nil, "%s", doubtful[llm+"/"+e])
+					continue
+				}
+				cells++
+				sum := c.at(1).num() + c.at(2).num()
+				// Totals have one or two digits after the point.
+				if math.Abs(sum-c.at(0).num()) > 0.06 {
+					wrong++
+					note := "prefill and decode do not add up to the total"
+					if why := doubtful[llm+"/"+e]; why != "" {
+						note += ": " + why
+					}
+					s.add(Exact, name+"/"+llm+"/"+e+"/sum", c.at(0).num(), sum, "s; %s", note)
+				}
+			}
+			printed := r.at("speedup").nums()
+			s.add(Exact, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all), "least total of the others over llm.npu's")
+			s.add(Exact, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all), "largest total of the others over llm.npu's")
+		}
+		for _, e := range npuEngines {
+			sum := 0.0
+			for _, x := range speedups[e] {
+				sum += math.Log(x)
+			}
+			printed := d.at("geo_mean_speedup", e).num()
+			ours := math.Exp(sum / float64(len(speedups[e])))
+			note := ""
+			if math.Abs(ours-printed) > 0.1*printed {
+				note = "; differs from its own cells, sec. 4.3 repeats the printed one"
+			}
+			s.add(Exact, name+"/geomean-"+e, printed, ours, "geometric mean of the totals over llm.npu's%s", note)
+		}
+	}
+	s.add(Exact, "cells-that-add-up", cells, cells-wrong, "cells whose prefill and decode add up to the total within rounding (0.06 s); the others have rows of their own")
+	return nil
+}
+
+func npuTable6(s *sheet) error {
+	t := npuFact("table6")
+	columns := t.at("columns").list()
+	for _, set := range t.at("values").keys() {
+		rows := t.at("values", set).list()
+		sums, n := make([]float64, 6), 0.0
+		var printed Value
+		for _, r := range rows {
+			if r.at(0).text() == "avg_degrad" {
+				printed = r
+				continue
+			}
+			n++
+			for c := 2; c <= 5; c++ {
+				sums[c] += r.at(c).num() - r.at(1).num()
+			}
+			s.add(Exact, set+"/"+r.at(0).text()+"/degradation", r.at(6).num(), tenths(r.at(5).num()-r.at(1).num()), "llm.npu less FP16, percentage points")
+		}
+		for c := 2; c <= 5; c++ {
+			s.add(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/n), "mean over the models of the column less FP16, percentage points")
+		}
+	}
+	drop := npuFact("r_smoothquant_drop").at("values")
+	for _, r := range t.at("values", "HellaSwag").list() {
+		if name := r.at(0).text(); drop.has(name) {
+			s.add(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "percentage points on HellaSwag: sec. 2.3 against Table 6, which disagree; the two models look swapped, and one value differs beyond that")
+		}
+	}
+	best := func(column int) (most float64) {
+		for _, set := range t.at("values").keys() {
+			for _, r := range t.at("values", set).list() {
+				if r.at(0).text() != "avg_degrad" {
+					most = max(most, r.at(5).num()-r.at(column).num())
+				}
+			}
+		}
+		return most
+	}
+	g := npuFact("r_accuracy_gains").at("values")
+	s.add(Exact, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2), "percentage points, sec. 4.4 against Table 6")
+	s.add(Exact, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4), "percentage points, sec. 4.4 against Table 6")
+	return nil
+}
+
+// tenths removes what is left of sums of printed tenths beyond a millionth.
+func tenths(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -1,0 +1,361 @@
+package papers
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Processors of a chunk graph.
+const (
+	onNPU = iota
+	onCPU // or the GPU
+)
+
+// subgraph is a piece of a model's prefill graph (llm.npu sec. 3.2).
+type subgraph struct {
+	proc      int
+	ns        int64
+	attention bool // reads what the same piece before it left for all earlier chunks (Eq. 2), not for its own alone (Eq. 3)
+}
+
+// chunkGraph is the subgraphs of each chunk of a prompt, in the order of their indices.
+type chunkGraph [][]subgraph
+
+// chunkOrder is when each subgraph of a chunk graph starts.
+type chunkOrder struct {
+	start [][]int64
+	end   int64 // of the last one
+}
+
+// ready is when the inputs of subgraph j of chunk i are there; false before all of them have been started.
+func (g chunkGraph) ready(o *chunkOrder, i, j int) (at int64, ok bool) {
+	if j == 0 {
+		return 0, true
+	}
+	first := i
+	if g[i][j].attention {
+		first = 0
+	}
+	for k := first; k <= i; k++ {
+		if o.start[k][j-1] < 0 {
+			return 0, false
+		}
+		at = max(at, o.start[k][j-1]+g[k][j-1].ns)
+	}
+	return at, true
+}
+
+func (g chunkGraph) empty() chunkOrder {
+	o := chunkOrder{start: make([][]int64, len(g))}
+	for i := range g {
+		o.start[i] = slices.Repeat([]int64{-1}, len(g[i]))
+	}
+	return o
+}
+
+// inOrder executes chunk after chunk: each processor takes its subgraphs in the order of chunks and indices and waits
+// for their inputs.
+func (g chunkGraph) inOrder() chunkOrder {
+	o := g.empty()
+	var free [2]int64
+	for i := range g {
+		for j, s := range g[i] {
+			at, _ := g.ready(&o, i, j)
+			o.start[i][j] = max(at, free[s.proc])
+			free[s.proc] = o.start[i][j] + s.ns
+			o.end = max(o.end, free[s.proc])
+		}
+	}
+	return o
+}
+
+// contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been, and could not
+// before, negative where it is itself on the NPU. done tells which have been executed.
+func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
+	var sum int64
+	if j+1 < len(g[i]) {
+		for k := i; k < len(g); k++ {
+			s := g[k][j+1]
+			if k > i && !s.attention || done[k][j+1] {
+				continue
+			}
+			first := k
+			if s.attention {
+				first = 0
+			}
+			opens := true
+			for m := first; m <= k; m++ {
+				opens = opens && (m == i || done[m][j])
+			}
+			if opens {
+				sum += s.ns
+			}
+		}
+	}
+	if g[i][j].proc == onNPU {
+		return -sum
+	}
+	return sum
+}
+
+// eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there the one with
+// the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
+func (g chunkGraph) eq5() chunkOrder {
+	o := g.empty()
+	done := make([][]bool, len(g))
+	left := 0
+	for i := range g {
+		done[i] = make([]bool, len(g[i]))
+		left += len(g[i])
+	}
+	next := make([]int, len(g)) // of each chunk, the first subgraph that has not started
+	var free [2]int64
+	for now := int64(0); left > 0; {
+		for i := range g {
+			for j := range next[i] {
+				done[i][j] = o.start[i][j]+g[i][j].ns <= now
+			}
+		}
+		for proc := range free {
+			if free[proc] > now {
+				continue
+			}
+			best, bestC := -1, int64(0)
+			for i := range g {
+				j := next[i]
+				if j == len(g[i]) || g[i][j].proc != proc {
+					continue
+				}
+				if at, ok := g.ready(&o, i, j); !ok || at > now {
+					continue
+				}
+				if c := g.contribution(done, i, j); best < 0 || c > bestC {
+					best, bestC = i, c
+				}
+			}
+			if best >= 0 {
+				o.start[best][next[best]] = now
+				free[proc] = now + g[best][next[best]].ns
+				o.end = max(o.end, free[proc])
+				next[best]++
+				left--
+			}
+		}
+		// The next moment at which anything ends.
+		later := int64(math.MaxInt64)
+		for i := range g {
+			for j := range next[i] {
+				if end := o.start[i][j] + g[i][j].ns; end > now {
+					later = min(later, end)
+				}
+			}
+		}
+		if later == math.MaxInt64 {
+			if left > 0 && !g.startable(&o, next, now) {
+				panic("BUG: a chunk graph waits for itself")
+			}
+			continue // subgraphs of no duration
+		}
+		now = later
+	}
+	return o
+}
+
+func (g chunkGraph) startable(o *chunkOrder, next []int, now int64) bool {
+	for i := range g {
+		if next[i] < len(g[i]) {
+			if at, ok := g.ready(o, i, next[i]); ok && at <= now {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// partial is a beginning of an order.
+type partial struct {
+	chunkOrder
+	next  []int    // of each chunk, the first subgraph that has not started
+	free  [2]int64 // when each processor has executed what was started on it
+	load  [2]int64 // what is left for it
+	below int64    // no order that begins like this ends before
+}
+
+func (g chunkGraph) begin() *partial {
+	p := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
+	for i := range g {
+		for _, s := range g[i] {
+			p.load[s.proc] += s.ns
+		}
+	}
+	p.below = g.bound(p)
+	return p
+}
+
+// bound is an end that no order which begins like p comes before.
+func (g chunkGraph) bound(p *partial) int64 {
+	low := p.end
+	first := [2]int64{math.MaxInt64, math.MaxInt64} // no subgraph that is left for the processor starts before
+	for i := range g {
+		at := int64(0)
+		if p.next[i] > 0 {
+			at = p.start[i][p.next[i]-1] + g[i][p.next[i]-1].ns
+		}
+		for _, s := range g[i][p.next[i]:] {
+			first[s.proc] = min(first[s.proc], at)
+			at += s.ns
+		}
+		low = max(low, at)
+	}
+	for proc := range first {
+		if first[proc] < math.MaxInt64 {
+			low = max(low, max(p.free[proc], first[proc])+p.load[proc])
+		}
+	}
+	return low
+}
+
+// begun starts the next subgraph of chunk i after p, false when its inputs are not among what p has started.
+func (g chunkGraph) begun(p *partial, i int) (*partial, bool) {
+	j := p.next[i]
+	if j == len(g[i]) {
+		return nil, false
+	}
+	at, ok := g.ready(&p.chunkOrder, i, j)
+	if !ok {
+		return nil, false
+	}
+	s := g[i][j]
+	q := *p
+	q.next, q.start = slices.Clone(p.next), slices.Clone(p.start)
+	q.start[i] = slices.Clone(p.start[i])
+	q.start[i][j] = max(at, p.free[s.proc])
+	q.next[i]++
+	q.free[s.proc], q.load[s.proc] = q.start[i][j]+s.ns, p.load[s.proc]-s.ns
+	q.end = max(p.end, q.free[s.proc])
+	q.below = g.bound(&q)
+	return &q, true
+}
+
+// beam keeps the most promising beginnings of each length, so many of them, and returns the best order they lead to.
+func (g chunkGraph) beam(width int) chunkOrder {
+	list := []*partial{g.begin()}
+	for {
+		var longer []*partial
+		for _, p := range list {
+			for i := range g {
+				if q, ok := g.begun(p, i); ok {
+					longer = append(longer, q)
+				}
+			}
+		}
+		if len(longer) == 0 {
+			return list[0].chunkOrder
+		}
+		slices.SortStableFunc(longer, func(a, b *partial) int {
+			return cmp.Or(cmp.Compare(a.below, b.below), cmp.Compare(a.free[onNPU], b.free[onNPU]), cmp.Compare(a.free[onCPU], b.free[onCPU]), slices.Compare(a.next, b.next))
+		})
+		longer = slices.CompactFunc(longer, func(a, b *partial) bool {
+			return a.free == b.free && a.below == b.below && slices.Equal(a.next, b.next)
+		})
+		list = longer[:min(width, len(longer))]
+	}
+}
+
+// beamWidths are how many beginnings searches keep; the wider one is not always the better one.
+var beamWidths = []int{8, 48}
+
+// least finds an order with the least end by branch and bound over which subgraph is started next (every order without
+// needless waits is tried), starting from the best of in-order, Eq. 5 and beam searches. bound is below every end, equal to the
+// order's when that is proved to be the least; nodes bounds the search.
+func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, bound int64, err error) {
+	best = g.inOrder()
+	if o := g.eq5(); o.end < best.end {
+		best = o
+	}
+	for _, width := range beamWidths {
+		if o := g.beam(width); o.end < best.end {
+			best = o
+		}
+	}
+	root := g.begin()
+	spent := 0
+	var walk func(p *partial) error
+	walk = func(p *partial) error {
+		if spent++; spent > nodes || p.below >= best.end {
+			return nil
+		}
+		if spent%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		var longer []*partial
+		for i := range g {
+			if q, ok := g.begun(p, i); ok {
+				longer = append(longer, q)
+			}
+		}
+		if len(longer) == 0 {
+			best = p.chunkOrder
+			return nil
+		}
+		slices.SortStableFunc(longer, func(a, b *partial) int { return cmp.Compare(a.below, b.below) })
+		for _, q := range longer {
+			if err := walk(q); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := walk(root); err != nil {
+		return best, 0, err
+	}
+	if spent > nodes {
+		return best, min(root.below, best.end), nil
+	}
+	return best, best.end, nil
+}
+
+// check reports the first thing that an order breaks of Eq. 2, 3 and 4.
+func (g chunkGraph) check(o chunkOrder) error {
+	var end int64
+	type slot struct{ from, to int64 }
+	var lanes [2][]slot
+	for i := range g {
+		for j, s := range g[i] {
+			at, ok := g.ready(&o, i, j)
+			if !ok || o.start[i][j] < at {
+				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i, o.start[i][j], at)
+			}
+			end = max(end, o.start[i][j]+s.ns)
+			lanes[s.proc] = append(lanes[s.proc], slot{o.start[i][j], o.start[i][j] + s.ns})
+		}
+	}
+	for p, l := range lanes {
+		slices.SortFunc(l, func(a, b slot) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
+		for k := 1; k < len(l); k++ {
+			if l[k].from < l[k-1].to {
+				return fmt.Errorf("processor %d executes two subgraphs at %d ns", p, l[k].from)
+			}
+		}
+	}
+	if end != o.end {
+		return fmt.Errorf("ends at %d ns, its last subgraph at %d ns", o.end, end)
+	}
+	return nil
+}
+
+// bubble is the part of an order's time in which the NPU waits.
+func (g chunkGraph) bubble(o chunkOrder) float64 {
+	var busy int64
+	for i := range g {
+		for _, s := range g[i] {
+			if s.proc == onNPU {
+				busy += s.ns
+			}
+		}
+	}
+	return 1 - float64(busy)/float64(o.end)
+}
