@@ -19,6 +19,7 @@ var agentxpu = []Item{
 	sheetItem("agentxpu", "chunks", "whole chunks and remainder of a prompt", "Table 2, sec. 4.4", agentChunks, "dc_alg1_chunk_math"),
 	sheetItem("agentxpu", "alg1", "chunks on the NPU and on the GPU", "Algorithm 1, sec. 4.3", agentDispatch, "dc_alg1_n_npu", "dc_alg1_examples_38ms", "dc_alg1_defer", "dc_alg1_vs_makespan"),
 	sheetItem("agentxpu", "alg2", "who decodes next", "Algorithm 2, sec. 4.5", agentBatch, "dc_alg2_batch", "dc_alg2_no_reactive"),
+	sheetItem("agentxpu", "batching", "what batches gain in prefill and in decode", "sec. 3.2, 4.5, Fig. 5", agentBatching),
 	sheetItem("agentxpu", "preemption", "how long a kernel holds a processor", "sec. 4.4, 6.3", agentPreemption, "dc_preemption_bound", "dc_preemption_bound_model", "dc_reactive_wait"),
 	sheetItem("agentxpu", "mapping", "which processor an operator is for", "sec. 4.2, 6.4", agentMapping, "dc_op_mapping", "dc_power_order"),
 	sheetItem("agentxpu", "reductions", "ranges of the abstract against sec. 6.2", "abstract, sec. 1, 6.2", agentReductions, "dc_mixed_reduction_range"),
@@ -265,6 +266,43 @@ func agentBatch(s *sheet) error {
 	}
 	s.add(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "mean over 1000 synthetic queues of 3 to 8 proactive requests of 64 to 4063 tokens beside one reactive one: cached tokens read a step")
 	s.add(Exact, "reactive_dropped", 0, dropped, "of the same queues, both orders")
+	return nil
+}
+
+// layerNS is the time of a layer's products and its attention for so many sequences of so many rows on a catalog processor.
+func layerNS(p *socs.Processor, m *models.Model, sequences, rows, context int) float64 {
+	all := sequences * rows
+	t := 0.0
+	for _, o := range append(feedForward(m, all), qkv(m, all), op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
+		t += catalogNS(p, o)
+	}
+	a := attention(m, rows)
+	a.Context = context
+	return t + float64(float64(sequences)*catalogNS(p, a))
+}
+
+func agentBatching(s *sheet) error {
+	soc, err := socs.Open("core-ultra-5-125h")
+	if err != nil {
+		return err
+	}
+	m, err := models.Open("llama-3.2-3b")
+	if err != nil {
+		return err
+	}
+	gpu := soc.Processor("gpu")
+	shape := agent("r_fig5_shape").at("values")
+	most, limit := int(agent("m_max_decode_batch").at("values").num()), int(agent("m_b_cap").at("values").num())
+	one := layerNS(gpu, m, 1, 512, 512)
+	for _, n := range []int{2, 4, 8} {
+		s.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, m, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
+	}
+	one = layerNS(gpu, m, 1, 1, 1024)
+	for _, n := range []int{2, limit, 8, 16, most} {
+		x := layerNS(gpu, m, n, 1, 1024) / one
+		s.add(Modelled, fmt.Sprintf("decode_%d/latency_x", n), shape.at("decode_latency_vs_batch").any(), x, "of a step of %d sequences of 1024 cached tokens over that of one: weights are read once for all", n)
+		s.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", n), nil, float64(n)/x, "tokens a second over those of one sequence")
+	}
 	return nil
 }
 

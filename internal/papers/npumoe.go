@@ -1,6 +1,7 @@
 package papers
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -11,6 +12,8 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // npumoe are the items of that paper.
@@ -19,6 +22,7 @@ var npumoe = []Item{
 	sheetItem("npumoe", "tiers", "the smallest tier that covers the expected load", "sec. 4.1, 5.6, 5.8", moeTiers, "dc_tier_assignment", "dc_padding_fraction", "dc_drop_rate"),
 	sheetItem("npumoe", "groups", "experts of one graph and the limit of 1.2 GB", "sec. 4.2, 4.3, 5.1", moeGroups, "dc_graph_limit_group_size", "dc_group_homogeneity"),
 	sheetItem("npumoe", "table5", "latency by group size and capacity", "Table 5, sec. 5.7", moeTable5, "dc_group_latency_table", "dc_launch_model"),
+	solvedItem("npumoe", "optimum", "the paper's tiers beside the solver's", "sec. 3.2, 4.1, 4.3", moeOptimum, "dc_tier_assignment", "dc_hot_residency"),
 	sheetItem("npumoe", "residency", "which groups belong on the NPU", "sec. 2, 4.3", moeResidency, "dc_hot_residency", "dc_matmul_window"),
 	sheetItem("npumoe", "overflow", "what is dropped, and gathering and scattering", "sec. 3.2, 4.2", moeOverflow, "dc_overflow_saliency", "dc_gather_scatter_roundtrip"),
 	sheetItem("npumoe", "memory", "bytes of experts and models", "sec. 5.1", moeMemory, "dc_expert_memory", "dc_bytes_per_param"),
@@ -411,6 +415,99 @@ func moeResidency(s *sheet) error {
 		}
 		s.add(Modelled, fmt.Sprintf("matmul_%d/chosen", rows), paper, chosen, "%s", note)
 		s.add(Modelled, fmt.Sprintf("matmul_%d/cpu_over_npu", rows), factor, t[0]/t[1], "%s", note)
+	}
+	return nil
+}
+
+// moeInstance is the tiers problem of PhiMoE on catalog SoC apple-m2-ultra: chunks of 512 tokens, 16 observed ones of synthetic
+// routing in each of some layers, the ladder's capacities, graphs of 1.2 x 2^30 bytes, so that 8 experts fit as in sec. 5.7.
+func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
+	soc, err := socs.Open("apple-m2-ultra")
+	if err != nil {
+		return nil, err
+	}
+	m, err := models.Open("phi-3.5-moe")
+	if err != nil {
+		return nil, err
+	}
+	const tokens, observed = 512, 16
+	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
+	base := baseCapacity(tokens, m.ExpertsPerToken, m.Experts)
+	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num() * (1 << 30)
+	p := &problem.Tiers{Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(m)), GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW)}
+	p.MaxTiers = len(p.Capacities)
+	c := problem.TierChunk{Tokens: tokens, Weight: 1, CPUNS: []int64{0}}
+	for _, l := range soc.Links {
+		if l.From == "cpu" && l.To == "npu" || l.From == "npu" && l.To == "cpu" {
+			c.SyncNS += int64(1000 * l.HandoverUS)
+		}
+	}
+	for _, rows := range p.Capacities {
+		var groups []int64
+		for g := int64(1); g <= p.GraphBytes/p.ExpertBytes; g++ {
+			groups = append(groups, int64(1000*npu.LaunchUS)+g*int64(expertNS(npu, m, rows)))
+		}
+		c.GroupNS = append(c.GroupNS, groups)
+	}
+	for n := 1; n <= tokens; n++ {
+		c.CPUNS = append(c.CPUNS, int64(expertNS(cpu, m, n)))
+	}
+	for l := range layers {
+		r := newRouting(rand.New(rand.NewPCG(47, uint64(l))), m.Experts, m.ExpertsPerToken, skew, 2)
+		layer := problem.TierLayer{Name: fmt.Sprintf("layers.%d", l), Rows: make([][]int32, m.Experts)}
+		for range observed {
+			for e, n := range loadsOf(m.Experts, r.chunk(tokens)) {
+				layer.Rows[e] = append(layer.Rows[e], int32(n))
+			}
+		}
+		c.Layers = append(c.Layers, layer)
+	}
+	p.Chunks = []problem.TierChunk{c}
+	return p, p.Validate()
+}
+
+func moeOptimum(ctx context.Context, s *sheet) error {
+	const layers = 8
+	for _, skew := range []float64{0, 0.5, 1, 1.5} {
+		p, err := moeInstance(layers, skew)
+		if err != nil {
+			return err
+		}
+		best, err := exact.Engine{}.Tiers(ctx, p, problem.Limits{})
+		if err != nil {
+			return err
+		}
+		if err := p.Verify(best); err != nil {
+			return err
+		}
+		table := p.Table(0)
+		every := func(capacity func(load float64) int) problem.TierCost {
+			choices := make([][]int, layers)
+			for l := range choices {
+				for _, rows := range p.Chunks[0].Layers[l].Rows {
+					sum := 0.0
+					for _, n := range rows {
+						sum += float64(n)
+					}
+					choices[l] = append(choices[l], 1+slices.Index(p.Capacities, capacity(sum/float64(len(rows)))))
+				}
+			}
+			return table.Total(choices)
+		}
+		least := table.Total(best.Choices)
+		rule := every(func(load float64) int { return tierOf(p.Capacities, load) })
+		uniform := every(func(float64) int { return p.Capacities[1] })
+		none := make([][]int, layers)
+		for l := range none {
+			none[l] = make([]int, len(p.Chunks[0].Layers[l].Rows))
+		}
+		cpu := table.Total(none)
+		name := fmt.Sprintf("skew_%v/", skew)
+		over := func(c problem.TierCost) float64 { return float64(c.NS()) / float64(least.NS()) }
+		s.add(Modelled, name+"best_ms", nil, float64(least.NS())/1e6/layers, "a layer's experts for a chunk of 512 tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions, %d layers of synthetic routing; the base is 64 rows", best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), layers)
+		s.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
+		s.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
+		s.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
 	}
 	return nil
 }
