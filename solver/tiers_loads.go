@@ -1,0 +1,386 @@
+package solver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// LoadsSchema identifies the format of expert loads.
+const LoadsSchema = "hetc.loads/1"
+
+// Limits of a loads file.
+const (
+	MaxLoadsBytes  = 256 << 20
+	maxLoadLayers  = 4096
+	maxLoadExperts = 4096
+	maxLoadChunks  = 1 << 16
+	maxLoadTokens  = 1 << 15 // of a chunk
+	maxLoadCells   = problem.MaxTierLoads
+)
+
+// Loads is how many rows a router sent to every expert: of consecutive chunks of a text, as a traced model
+// really did, or drawn from a distribution (synthetic).
+type Loads struct {
+	Schema string `json:"schema" yaml:"schema"`
+	Source string `json:"source" yaml:"source" decode:"required"` // traced, synthetic
+	// Model is the name of the traced model, or of the one whose shape it is; ModelDigest is a traced one's.
+	Model       string `json:"model" yaml:"model" decode:"required"`
+	ModelDigest string `json:"model_digest,omitempty" yaml:"model_digest,omitempty"`
+	Text        string `json:"text_sha256,omitempty" yaml:"text_sha256,omitempty"` // traced
+	Generator   string `json:"generator,omitempty" yaml:"generator,omitempty"`     // synthetic: "zipf:1.2"
+	Seed        uint64 `json:"seed,omitempty" yaml:"seed,omitempty"`               // synthetic
+
+	Experts         int         `json:"experts" yaml:"experts" decode:"required"` // of a layer
+	ExpertsPerToken int         `json:"experts_per_token" yaml:"experts_per_token" decode:"required"`
+	ChunkTokens     int         `json:"chunk_tokens" yaml:"chunk_tokens" decode:"required"`
+	Chunks          int         `json:"chunks" yaml:"chunks" decode:"required"`
+	Layers          []LoadLayer `json:"layers" yaml:"layers" decode:"required"` // those with experts, in order
+}
+
+// LoadLayer is one layer of loads.
+type LoadLayer struct {
+	Layer int      `json:"layer" yaml:"layer"`                   // its number in the model
+	Rows  []Counts `json:"rows" yaml:"rows" decode:"required"` // by expert: of every chunk
+}
+
+// Counts is a list of small numbers, as text "3 0 12".
+type Counts []int32
+
+// MarshalText implements encoding.TextMarshaler.
+func (c Counts) MarshalText() ([]byte, error) {
+	var b []byte
+	for i, n := range c {
+		if i > 0 {
+			b = append(b, ' ')
+		}
+		b = strconv.AppendInt(b, int64(n), 10)
+	}
+	return b, nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (c *Counts) UnmarshalText(text []byte) error {
+	*c = nil
+	if len(text) == 0 {
+		return nil
+	}
+	if n := strings.Count(string(text), " ") + 1; n > maxLoadChunks {
+		return diag.New(diag.ClassInput, "%d numbers, want at most %d", n, maxLoadChunks)
+	}
+	for _, s := range strings.Split(string(text), " ") {
+		n, err := strconv.ParseUint(s, 10, 31)
+		if err != nil || n > maxLoadTokens || strconv.FormatUint(n, 10) != s {
+			return diag.New(diag.ClassInput, "number of rows %q, want whole numbers of 0..%d with single spaces between", clip(s), maxLoadTokens)
+		}
+		*c = append(*c, int32(n))
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > 40 {
+		return s[:40] + "..."
+	}
+	return s
+}
+
+// ReadLoads reads a loads file. Mistakes are of class ClassInput, with their line.
+func ReadLoads(path string) (*Loads, error) {
+	f, err := decode.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return decodeLoads(f)
+}
+
+// ParseLoads is ReadLoads of bytes; name is shown in errors.
+func ParseLoads(name string, data []byte) (*Loads, error) {
+	d, err := decode.ParseLarge(name, data, MaxLoadsBytes)
+	if err != nil {
+		return nil, err
+	}
+	return decodeLoads(d)
+}
+
+func decodeLoads(d *decode.Document) (*Loads, error) {
+	var l Loads
+	if err := d.Into(LoadsSchema, &l); err != nil {
+		return nil, err
+	}
+	l.Schema = LoadsSchema
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Name(), err)
+	}
+	return &l, nil
+}
+
+// Validate reports everything that contradicts itself. Every token goes to experts_per_token experts, each once.
+func (l *Loads) Validate() error {
+	var list diag.List
+	fail := func(path, format string, args ...any) {
+		if len(list) < 20 {
+			d := diag.New(diag.ClassInput, format, args...).WithCode("loads.value")
+			d.Path = path
+			list = append(list, d)
+		}
+	}
+	if l.Schema != LoadsSchema {
+		fail("schema", "schema is %q, want %q", l.Schema, LoadsSchema)
+	}
+	switch {
+	case l.Source != "traced" && l.Source != "synthetic":
+		fail("source", "source is %q, want traced or synthetic", clip(l.Source))
+	case l.Source == "traced" && len(l.ModelDigest) != 64:
+		fail("model_digest", "digest %q of the traced model, want 64 hexadecimal digits", clip(l.ModelDigest))
+	case l.Source == "synthetic" && l.Generator == "":
+		fail("generator", "synthetic loads name no generator, want %s, or what they were made from", Generators)
+	}
+	if l.Experts < 1 || l.Experts > maxLoadExperts {
+		fail("experts", "%d experts, want 1..%d", l.Experts, maxLoadExperts)
+	}
+	if l.ExpertsPerToken < 1 || l.ExpertsPerToken > l.Experts {
+		fail("experts_per_token", "%d experts a token, want 1..%d", l.ExpertsPerToken, l.Experts)
+	}
+	if l.ChunkTokens < 1 || l.ChunkTokens > maxLoadTokens {
+		fail("chunk_tokens", "chunks of %d tokens, want 1..%d", l.ChunkTokens, maxLoadTokens)
+	}
+	if l.Chunks < 1 || l.Chunks > maxLoadChunks {
+		fail("chunks", "%d chunks, want 1..%d", l.Chunks, maxLoadChunks)
+	}
+	if len(l.Layers) < 1 || len(l.Layers) > maxLoadLayers {
+		fail("layers", "%d layers, want 1..%d", len(l.Layers), maxLoadLayers)
+	}
+	if float64(len(l.Layers))*float64(l.Experts)*float64(l.Chunks) > maxLoadCells {
+		fail("layers", "%d layers of %d experts in %d chunks are more than %d numbers", len(l.Layers), l.Experts, l.Chunks, maxLoadCells)
+	}
+	if len(list) > 0 {
+		return list.Err()
+	}
+	for i := range l.Layers {
+		y := &l.Layers[i]
+		at := fmt.Sprintf("layers[%d]", i)
+		if y.Layer < 0 || y.Layer >= maxLoadLayers || i > 0 && l.Layers[i-1].Layer >= y.Layer {
+			fail(at+".layer", "layer %d, want ascending numbers of 0..%d", y.Layer, maxLoadLayers-1)
+		}
+		if len(y.Rows) != l.Experts {
+			fail(at+".rows", "loads of %d experts, want %d", len(y.Rows), l.Experts)
+			continue
+		}
+		for e, rows := range y.Rows {
+			if len(rows) != l.Chunks {
+				fail(fmt.Sprintf("%s.rows[%d]", at, e), "loads of %d chunks, want %d", len(rows), l.Chunks)
+			}
+		}
+		if len(list) > 0 {
+			continue
+		}
+		for c := range l.Chunks {
+			sum := 0
+			for e, rows := range y.Rows {
+				if n := int(rows[c]); n < 0 || n > l.ChunkTokens {
+					fail(fmt.Sprintf("%s.rows[%d]", at, e), "chunk %d has %d tokens, and %d of them go to one expert", c, l.ChunkTokens, n)
+				}
+				sum += int(rows[c])
+			}
+			if want := l.ChunkTokens * l.ExpertsPerToken; sum != want {
+				fail(at, "%d rows in chunk %d, want %d: %d tokens to %d experts each", sum, c, want, l.ChunkTokens, l.ExpertsPerToken)
+				break
+			}
+		}
+	}
+	return list.Err()
+}
+
+// Encode is the file: JSON, a line for each expert.
+func (l *Loads) Encode() ([]byte, error) {
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	b, err := json.MarshalIndent(l, "", " ")
+	if err != nil {
+		return nil, fmt.Errorf("encode loads: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// Digest is the identity of the loads: hex SHA-256 of their canonical JSON.
+func (l *Loads) Digest() (string, error) {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return "", fmt.Errorf("digest of loads: %w", err)
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Fits reports whether the loads are of the model: of itself if traced, else of its shape.
+func (l *Loads) Fits(m *models.Model) error {
+	if m.Experts == 0 {
+		return diag.New(diag.ClassInput, "model %q has no experts, and loads are of %d", m.Name, l.Experts).WithHint("leave --loads out")
+	}
+	layers := expertLayers(m)
+	if l.Experts != m.Experts || l.ExpertsPerToken != m.ExpertsPerToken || len(l.Layers) != len(layers) {
+		return diag.New(diag.ClassInput, "loads are of %d layers with %d experts, %d a token, and model %q has %d with %d, %d a token",
+			len(l.Layers), l.Experts, l.ExpertsPerToken, m.Name, len(layers), m.Experts, m.ExpertsPerToken).
+			WithHint("make them for this model: hetc loads --model %s", m.Name)
+	}
+	for i, y := range l.Layers {
+		if y.Layer != layers[i] {
+			return diag.New(diag.ClassInput, "loads are of layer %d, and the experts of model %q are in layers %v", y.Layer, m.Name, layers)
+		}
+	}
+	if l.Source == "traced" {
+		digest, err := m.Digest()
+		if err != nil {
+			return err
+		}
+		if digest != l.ModelDigest {
+			return diag.New(diag.ClassInput, "loads were traced with model %q (digest %.12s), and this is %q (%.12s)", l.Model, l.ModelDigest, m.Name, digest).
+				WithHint("trace this model: hetc loads --model DIR --text FILE")
+		}
+	}
+	return nil
+}
+
+// expertLayers are the numbers of the layers that have experts.
+func expertLayers(m *models.Model) (out []int) {
+	g := m.Graph()
+	at := 0
+	for i := range g.Sections {
+		x := &g.Sections[i]
+		has := slices.ContainsFunc(x.Nodes, func(n models.Node) bool { return n.Name == expertUp })
+		for range x.Layers {
+			if has {
+				out = append(out, at)
+			}
+			at++
+		}
+	}
+	return out
+}
+
+// As repeats the layers of loads for a model of another depth, with the same experts: a stand-in where the model itself was not
+// traced. The result is synthetic and says from what it was made.
+func (l *Loads) As(m *models.Model) (*Loads, error) {
+	out := *l
+	out.Source, out.Model, out.ModelDigest, out.Text = "synthetic", m.Name, "", ""
+	out.Generator = fmt.Sprintf("%s of %s, layers repeated", l.Source, l.Model)
+	out.Layers = nil
+	for i, layer := range expertLayers(m) {
+		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows})
+	}
+	return &out, out.Fits(m)
+}
+
+// Generators are the named distributions of Synthetic.
+const Generators = "uniform, zipf:EXPONENT, hot:EXPERTS:SHARE"
+
+// Synthetic draws loads for a model: every token goes to different experts, drawn by their popularity, which every layer
+// gives to its experts in another order. Generators: uniform; zipf:1.2, popularity in proportion to 1/rank^1.2;
+// hot:4:0.5, where 4 experts share half of it evenly and all others the rest.
+func Synthetic(m *models.Model, generator string, tokens, chunks int, seed uint64) (*Loads, error) {
+	if m.Experts == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has no experts", m.Name).WithHint("hetc models list shows which have")
+	}
+	share, err := popularity(generator, m.Experts)
+	if err != nil {
+		return nil, err
+	}
+	l := &Loads{
+		Schema: LoadsSchema, Source: "synthetic", Model: m.Name, Generator: generator, Seed: seed,
+		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: tokens, Chunks: chunks,
+	}
+	layers := expertLayers(m)
+	if float64(len(layers))*float64(m.Experts)*float64(chunks) > maxLoadCells || tokens < 1 || tokens > maxLoadTokens || chunks < 1 || chunks > maxLoadChunks {
+		return nil, diag.New(diag.ClassInput, "%d chunks of %d tokens, want 1..%d of 1..%d", chunks, tokens, maxLoadChunks, maxLoadTokens)
+	}
+	r := rand.New(rand.NewPCG(seed, 0x10ad5))
+	for _, layer := range layers {
+		r.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
+		y := LoadLayer{Layer: layer}
+		for _, rows := range problem.Route(r, share, tokens, m.ExpertsPerToken, chunks) {
+			y.Rows = append(y.Rows, rows)
+		}
+		l.Layers = append(l.Layers, y)
+	}
+	return l, l.Validate()
+}
+
+// popularity parses a generator.
+func popularity(generator string, experts int) ([]float64, error) {
+	wrong := func() error {
+		return diag.New(diag.ClassUsage, "generator %q, want one of %s", clip(generator), Generators).
+			WithHint("zipf:1.2, or hot:4:0.5 with fewer than %d hot experts", experts)
+	}
+	name, rest, _ := strings.Cut(generator, ":")
+	switch name {
+	case "uniform":
+		if rest == "" {
+			return problem.Zipf(experts, 0), nil
+		}
+	case "zipf":
+		if x, err := strconv.ParseFloat(rest, 64); err == nil && x >= 0 && x <= 8 {
+			return problem.Zipf(experts, x), nil
+		}
+	case "hot":
+		n, s, _ := strings.Cut(rest, ":")
+		hot, err1 := strconv.Atoi(n)
+		share, err2 := strconv.ParseFloat(s, 64)
+		if err1 == nil && err2 == nil && hot >= 1 && hot < experts && share > 0 && share < 1 {
+			out := make([]float64, experts)
+			for e := range out {
+				if e < hot {
+					out[e] = share / float64(hot)
+				} else {
+					out[e] = (1 - share) / float64(experts-hot)
+				}
+			}
+			return out, nil
+		}
+	}
+	return nil, wrong()
+}
+
+// merged are the loads of chunks n times as long, by layer and expert; what is left at the end is not used.
+func (l *Loads) merged(n int) [][][]int32 {
+	chunks := l.Chunks / n
+	out := make([][][]int32, len(l.Layers))
+	for i := range out {
+		out[i] = make([][]int32, l.Experts)
+		for e := range out[i] {
+			rows := make([]int32, chunks)
+			for c := range rows {
+				for _, v := range l.Layers[i].Rows[e][c*n : (c+1)*n] {
+					rows[c] += v
+				}
+			}
+			out[i][e] = rows
+		}
+	}
+	return out
+}
+
+// Imbalance is how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the mean of all.
+func (l *Loads) Imbalance(layer int) float64 {
+	most, all := 0.0, 0.0
+	for _, rows := range l.Layers[layer].Rows {
+		sum := 0.0
+		for _, n := range rows {
+			sum += float64(n)
+		}
+		most, all = math.Max(most, sum), all+sum
+	}
+	return most * float64(l.Experts) / all
+}
