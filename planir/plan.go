@@ -31,6 +31,7 @@ type Plan struct {
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
 	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
 	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
+	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"` // of experts, when solved with loads
 	Program     Program      `json:"program" yaml:"program"`
 }
 
@@ -52,7 +53,7 @@ type SoCRef struct {
 	Control     string `json:"control" yaml:"control"`                         // processor that owns control steps
 }
 
-// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration".
+// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads".
 type Input struct {
 	Kind   string `json:"kind" yaml:"kind"`
 	Digest string `json:"digest" yaml:"digest"`

@@ -31,6 +31,8 @@ type Input struct {
 	Engine   problem.Engine
 	// Calibration says what each scheme costs; nil where the workload bounds no quality.
 	Calibration *calibration.Calibration
+	// Loads are what a router sends to every expert; nil: no capacity tiers are chosen.
+	Loads *Loads
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
@@ -81,6 +83,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	plan.Memory.Max, plan.Quality = bound, s.quality()
 	if p := s.packed; p != nil && p.not != nil && eightBit(s.decode[p.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", p.not)
+	}
+	if err := s.tiers(ctx, plan); err != nil {
+		return nil, err
 	}
 	found := check.Plan(plan, in.Model, in.SoC)
 	if err := found.Err(); err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -51,7 +50,7 @@ type Loads struct {
 
 // LoadLayer is one layer of loads.
 type LoadLayer struct {
-	Layer int      `json:"layer" yaml:"layer"`                   // its number in the model
+	Layer int      `json:"layer" yaml:"layer"`                 // its number in the model
 	Rows  []Counts `json:"rows" yaml:"rows" decode:"required"` // by expert: of every chunk
 }
 
@@ -230,7 +229,7 @@ func (l *Loads) Fits(m *models.Model) error {
 	if m.Experts == 0 {
 		return diag.New(diag.ClassInput, "model %q has no experts, and loads are of %d", m.Name, l.Experts).WithHint("leave --loads out")
 	}
-	layers := expertLayers(m)
+	layers := m.ExpertLayers()
 	if l.Experts != m.Experts || l.ExpertsPerToken != m.ExpertsPerToken || len(l.Layers) != len(layers) {
 		return diag.New(diag.ClassInput, "loads are of %d layers with %d experts, %d a token, and model %q has %d with %d, %d a token",
 			len(l.Layers), l.Experts, l.ExpertsPerToken, m.Name, len(layers), m.Experts, m.ExpertsPerToken).
@@ -254,23 +253,6 @@ func (l *Loads) Fits(m *models.Model) error {
 	return nil
 }
 
-// expertLayers are the numbers of the layers that have experts.
-func expertLayers(m *models.Model) (out []int) {
-	g := m.Graph()
-	at := 0
-	for i := range g.Sections {
-		x := &g.Sections[i]
-		has := slices.ContainsFunc(x.Nodes, func(n models.Node) bool { return n.Name == expertUp })
-		for range x.Layers {
-			if has {
-				out = append(out, at)
-			}
-			at++
-		}
-	}
-	return out
-}
-
 // As repeats the layers of loads for a model of another depth, with the same experts: a stand-in where the model itself was not
 // traced. The result is synthetic and says from what it was made.
 func (l *Loads) As(m *models.Model) (*Loads, error) {
@@ -278,7 +260,7 @@ func (l *Loads) As(m *models.Model) (*Loads, error) {
 	out.Source, out.Model, out.ModelDigest, out.Text = "synthetic", m.Name, "", ""
 	out.Generator = fmt.Sprintf("%s of %s, layers repeated", l.Source, l.Model)
 	out.Layers = nil
-	for i, layer := range expertLayers(m) {
+	for i, layer := range m.ExpertLayers() {
 		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows})
 	}
 	return &out, out.Fits(m)
@@ -302,7 +284,7 @@ func Synthetic(m *models.Model, generator string, tokens, chunks int, seed uint6
 		Schema: LoadsSchema, Source: "synthetic", Model: m.Name, Generator: generator, Seed: seed,
 		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: tokens, Chunks: chunks,
 	}
-	layers := expertLayers(m)
+	layers := m.ExpertLayers()
 	if float64(len(layers))*float64(m.Experts)*float64(chunks) > maxLoadCells || tokens < 1 || tokens > maxLoadTokens || chunks < 1 || chunks > maxLoadChunks {
 		return nil, diag.New(diag.ClassInput, "%d chunks of %d tokens, want 1..%d of 1..%d", chunks, tokens, maxLoadChunks, maxLoadTokens)
 	}

@@ -41,6 +41,8 @@ type Workload struct {
 	Batches []int `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
+	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.
+	Experts ExpertTiers `json:"experts,omitzero" yaml:"experts,omitempty"`
 }
 
 // Prompt is one length of a histogram.
@@ -168,6 +170,7 @@ func (w *Workload) Validate() error {
 		d.Path = path
 		list = append(list, d)
 	}
+	w.Experts.validate(fail)
 	if w.Schema != WorkloadSchema {
 		fail("schema", "schema is %q, want %q", w.Schema, WorkloadSchema)
 	}

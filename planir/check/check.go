@@ -37,6 +37,7 @@ var Rules = []Rule{
 	{"P026", "the program is what its decisions lower to", (*checker).program},
 	{"P027", "what a processor loads fits its address space and number of graphs", (*checker).capacity},
 	{"P028", "the memory that the plan says it takes is what its program holds, and within its bound", (*checker).memory},
+	{"P029", "capacity tiers are for the experts that the model has, of the bytes that their schemes give them, on a processor of static shapes with its tile and its limit of a graph", (*checker).tiers},
 }
 
 // Plan applies planir's rules and then this package's. Without a SoC (nil) the rules about it are left
@@ -379,6 +380,39 @@ func (c *checker) memory() {
 	}
 	if have.Max > 0 && have.Total > have.Max {
 		c.fail("memory.max_bytes", "plan holds %d bytes, and its bound is %d", have.Total, have.Max)
+	}
+}
+
+func (c *checker) tiers() {
+	t := c.p.Tiers
+	if t == nil {
+		return
+	}
+	layers := c.m.ExpertLayers()
+	if t.Experts != c.m.Experts || !slices.EqualFunc(t.Layers, layers, func(y planir.TierLayer, n int) bool { return y.Layer == n }) {
+		c.fail("tiers.layers", "tiers for %d experts in %d layers, and model %q has %d in layers %v", t.Experts, len(t.Layers), c.m.Name, c.m.Experts, layers)
+		return
+	}
+	for _, x := range t.Schemes {
+		if _, err := op.ParseScheme(string(x)); err != nil {
+			c.fail("tiers.schemes", "%v", err)
+			return
+		}
+	}
+	if want := c.m.ExpertBytes(t.Schemes); t.ExpertBytes != want {
+		c.fail("tiers.expert_bytes", "an expert has %d bytes, and in schemes %v %d", t.ExpertBytes, t.Schemes, want)
+	}
+	if c.s == nil {
+		return
+	}
+	npu, cpu := c.s.Processor(t.NPU), c.s.Processor(t.CPU)
+	if npu == nil || cpu == nil {
+		c.fail("tiers", "processors %q and %q, want two of the SoC", t.NPU, t.CPU)
+		return
+	}
+	if !npu.StaticShapes || t.Tile != max(1, npu.Tile.M) || t.GraphBytes != npu.GraphBytes {
+		c.fail("tiers.npu", "groups on %q with a tile of %d rows and graphs of %d bytes, and it has static shapes: %v, %d rows, %d bytes",
+			t.NPU, t.Tile, t.GraphBytes, npu.StaticShapes, max(1, npu.Tile.M), npu.GraphBytes)
 	}
 }
 

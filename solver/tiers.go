@@ -1,0 +1,452 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// ExpertTiers is what a workload wants of capacity tiers.
+type ExpertTiers struct {
+	Tiers        int     `json:"tiers,omitempty" yaml:"tiers,omitempty"`                       // in use at most; 0: DefaultTiers
+	Capacities   []int   `json:"capacities,omitempty" yaml:"capacities,omitempty,flow"`        // rows to choose from; empty: multiples of the processor's tile
+	Chunks       []int   `json:"chunks,omitempty" yaml:"chunks,omitempty,flow"`                // lengths to choose from, in tokens; empty: 256, 512, 1024
+	Overflow     string  `json:"overflow,omitempty" yaml:"overflow,omitempty"`                 // exact (default), prune
+	MaxDrop      float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`                 // with prune: share of all routed rows
+	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`     // with prune: of those of each layer; 0: max_drop
+	Prefer       string  `json:"prefer,omitempty" yaml:"prefer,omitempty"`                     // time (default), offload: NPUMoE sec. 3.2
+	MaxUSToken   float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"` // with offload: experts' time of a token
+}
+
+// DefaultTiers is how many tiers are in use where nobody says.
+const DefaultTiers = 4
+
+// Overflow policies and preferences.
+const (
+	overflowExact = "exact"
+	overflowPrune = "prune"
+	preferTime    = "time"
+	preferOffload = "offload"
+)
+
+func (t *ExpertTiers) validate(fail func(path, format string, args ...any)) {
+	if t.Tiers < 0 || t.Tiers >= problem.MaxTierChoices {
+		fail("experts.tiers", "%d tiers, want 1..%d", t.Tiers, problem.MaxTierChoices-1)
+	}
+	for _, x := range []struct {
+		path string
+		list []int
+		most int
+	}{{"experts.capacities", t.Capacities, problem.MaxTierRows}, {"experts.chunks", t.Chunks, maxLoadTokens}} {
+		if len(x.list) >= problem.MaxTierChoices {
+			fail(x.path, "%d numbers, want at most %d", len(x.list), problem.MaxTierChoices-1)
+		}
+		for i, n := range x.list {
+			if n < 1 || n > x.most || i > 0 && x.list[i-1] >= n {
+				fail(fmt.Sprintf("%s[%d]", x.path, i), "%d, want ascending numbers of 1..%d", n, x.most)
+			}
+		}
+	}
+	if !slices.Contains([]string{"", overflowExact, overflowPrune}, t.Overflow) {
+		fail("experts.overflow", "overflow is %q, want %s or %s", t.Overflow, overflowExact, overflowPrune)
+	}
+	if !slices.Contains([]string{"", preferTime, preferOffload}, t.Prefer) {
+		fail("experts.prefer", "prefers %q, want %s or %s", t.Prefer, preferTime, preferOffload)
+	}
+	for _, x := range []struct {
+		path  string
+		share float64
+	}{{"experts.max_drop", t.MaxDrop}, {"experts.max_layer_drop", t.MaxLayerDrop}} {
+		if !(x.share >= 0 && x.share <= 1) || x.share > 0 && t.Overflow != overflowPrune {
+			fail(x.path, "share is %v, want 0..1, and 0 unless overflow is prune", x.share)
+		}
+	}
+	if !(t.MaxUSToken >= 0 && t.MaxUSToken <= 1e9) || t.MaxUSToken > 0 && t.Prefer != preferOffload {
+		fail("experts.max_us_per_token", "target is %v us, want 0..1e9, and 0 unless prefer is offload", t.MaxUSToken)
+	}
+	if t.Prefer == preferOffload && t.MaxUSToken == 0 {
+		fail("experts.max_us_per_token", "prefer: offload wants the time that a token's experts may take, in all layers, in microseconds")
+	}
+}
+
+// TierInstance is a tiers problem with what its indices mean.
+type TierInstance struct {
+	Problem  *problem.Tiers
+	NPU, CPU string
+	Schemes  []op.Scheme // of an expert's products, in order
+	Loads    *Loads
+	Layers   []int // numbers in the model
+
+	want ExpertTiers
+}
+
+// PoseTiers prices the experts of a model by the costs: groups on the SoC's processor of static shapes, rows on its
+// control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have in common is left out:
+// routing, gathering and summing up. region limits the bytes of experts on the NPU, 0: its address space.
+func PoseTiers(in Input, schemes []op.Scheme, region int64) (*TierInstance, error) {
+	if err := in.Loads.Validate(); err != nil {
+		return nil, err
+	}
+	if err := in.Loads.Fits(in.Model); err != nil {
+		return nil, err
+	}
+	w := in.Workload
+	if w == nil {
+		w = DefaultWorkload()
+	}
+	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: w.Experts, CPU: in.SoC.Control, Layers: in.Model.ExpertLayers()}
+	npu, err := staticProcessor(in.SoC)
+	if err != nil {
+		return nil, err
+	}
+	x.NPU = npu.Name
+	if x.CPU == x.NPU {
+		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
+	}
+	pr := newFitted(in.Costs, in.SoC)
+	p := &problem.Tiers{
+		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
+		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: region,
+		NPUMilliwatts: milliwatts(npu), CPUMilliwatts: milliwatts(in.SoC.Processor(x.CPU)),
+	}
+	if p.MaxTiers == 0 {
+		p.MaxTiers = DefaultTiers
+	}
+	if region == 0 {
+		p.RegionBytes = npu.AddressBytes
+	}
+	if x.want.Overflow == overflowPrune {
+		p.Prune = true
+		p.MaxDropPPM = ppm(x.want.MaxDrop)
+		p.MaxLayerDropPPM = p.MaxDropPPM
+		if x.want.MaxLayerDrop > 0 {
+			p.MaxLayerDropPPM = ppm(x.want.MaxLayerDrop)
+		}
+	}
+	lengths, err := x.lengths(in.Model)
+	if err != nil {
+		return nil, err
+	}
+	most := 0 // rows of an expert in any chunk
+	var loads [][][][]int32
+	for _, n := range lengths {
+		m := in.Loads.merged(n / in.Loads.ChunkTokens)
+		for l := range m {
+			for e := range m[l] {
+				most = max(most, int(slices.Max(m[l][e])))
+			}
+		}
+		loads = append(loads, m)
+	}
+	if p.Capacities = x.want.Capacities; len(p.Capacities) == 0 {
+		p.Capacities = capacities(p.Tile, most)
+	}
+	for _, c := range p.Capacities {
+		if c%p.Tile != 0 {
+			return nil, diag.New(diag.ClassInput, "experts.capacities: %d rows are no multiple of %d, the tile of processor %q", c, p.Tile, x.NPU)
+		}
+	}
+	groups, err := groupPrices(pr, x, in.Model, p)
+	if err != nil {
+		return nil, err
+	}
+	cpu := make([]int64, most+1)
+	for n := 1; n <= most; n++ {
+		for _, o := range expertOps(in.Model, schemes, n) {
+			e, err := pr.one(task{x.CPU, o})
+			if err != nil {
+				return nil, fmt.Errorf("price an expert: %w", err)
+			}
+			cpu[n] += e.ns
+		}
+	}
+	var sync int64
+	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
+		e, err := pr.handover(link[0], link[1])
+		if err != nil {
+			return nil, err
+		}
+		sync += e.ns
+	}
+	all := multiple(lengths)
+	for i, n := range lengths {
+		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
+		for l, layer := range x.Layers {
+			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l]})
+		}
+		p.Chunks = append(p.Chunks, c)
+	}
+	if x.want.Prefer == preferOffload {
+		p.Minimise = problem.TierOff
+		p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: int64(x.want.MaxUSToken * 1e3 * float64(all))}
+	}
+	x.Problem = p
+	return x, p.Validate()
+}
+
+// staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
+func staticProcessor(s *socs.SoC) (*socs.Processor, error) {
+	var out *socs.Processor
+	for i := range s.Processors {
+		if p := &s.Processors[i]; p.StaticShapes && (out == nil || out.Kind != "npu" && p.Kind == "npu") {
+			out = p
+		}
+	}
+	if out == nil {
+		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: no processor of SoC %q has static shapes only, and tiers are for those", s.Name).
+			WithHint("leave --loads out, or plan for a SoC with such an NPU: hetc socs list")
+	}
+	return out, nil
+}
+
+func milliwatts(p *socs.Processor) int64 { return int64(math.Round(p.PowerW * 1000)) }
+
+func ppm(share float64) int64 { return int64(math.Round(share * 1e6)) }
+
+// lengths are the chunk lengths to choose from: those of which at least two were observed.
+func (x *TierInstance) lengths(m *models.Model) (out []int, err error) {
+	list, base := x.want.Chunks, x.Loads.ChunkTokens
+	if len(list) == 0 {
+		for _, n := range []int{256, 512, 1024} {
+			if n%base == 0 && n <= m.MaxContext && x.Loads.Chunks*base >= 2*n {
+				list = append(list, n)
+			}
+		}
+		if len(list) == 0 {
+			list = []int{base}
+		}
+	}
+	for _, n := range list {
+		if n%base != 0 || x.Loads.Chunks*base < n {
+			return nil, diag.New(diag.ClassInput, "experts.chunks: %d tokens, and the loads are of %d chunks of %d tokens", n, x.Loads.Chunks, base).
+				WithHint("want multiples of %d up to %d", base, x.Loads.Chunks*base)
+		}
+	}
+	if all := multiple(list); all/list[0] > 1<<16 {
+		return nil, diag.New(diag.ClassInput, "experts.chunks: %v have no common multiple of a sensible size", list).WithHint("want powers of two, or multiples of one another")
+	}
+	return list, nil
+}
+
+// multiple is the least common multiple of all, or something larger than any sensible one.
+func multiple(list []int) int {
+	all := 1
+	for _, n := range list {
+		if all = lcm(all, n); all > 1<<40 {
+			break
+		}
+	}
+	return all
+}
+
+// tileSteps are the capacities to choose from, in tiles.
+var tileSteps = []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+
+// capacities are tileSteps up to what holds the most rows.
+func capacities(tile, most int) (out []int) {
+	for _, n := range tileSteps {
+		out = append(out, n*tile)
+		if n*tile >= most {
+			break
+		}
+	}
+	return out
+}
+
+// expertOps are an expert's operators with their schemes, and the quantisation of rows that those need.
+func expertOps(m *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
+	k := 0
+	for _, o := range m.ExpertOps(rows) {
+		if o.Kind == op.MatMul {
+			o.Scheme = schemes[k]
+			if k++; o.Scheme.QuantisedRows() {
+				out = append(out, op.Op{Kind: op.QuantRows, M: rows, N: o.K, Static: o.Scheme.Static()})
+			}
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// maxGroup is the most experts of a group where no limit says.
+const maxGroup = 64
+
+// groupPrices are launches by tier and number of experts: one launch, the operators of every expert, and what links copy.
+func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers) (out [][]int64, err error) {
+	size := min(maxGroup, m.Experts)
+	if p.GraphBytes > 0 {
+		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
+	}
+	launch, err := pr.launch(x.NPU)
+	if err != nil {
+		return nil, err
+	}
+	for _, rows := range p.Capacities {
+		var each int64
+		for _, o := range expertOps(m, x.Schemes, rows) {
+			e, err := pr.one(task{x.NPU, o})
+			if err != nil {
+				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
+			}
+			each += max(0, e.ns-launch)
+		}
+		var list []int64
+		for g := 1; g <= size; g++ {
+			ns := launch + int64(g)*each
+			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
+				moved, err := pr.copy(link[0], link[1], int64(g)*int64(rows)*int64(m.Hidden)*4)
+				if err != nil {
+					return nil, err
+				}
+				ns += moved
+			}
+			list = append(list, ns)
+		}
+		out = append(out, list)
+	}
+	return out, nil
+}
+
+// Solve has an engine decide the tiers.
+func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
+	if x.want.Prefer == preferOffload {
+		return x.Problem.InOrder(ctx, e, problem.PaperOrder, problem.Limits{})
+	}
+	return e.Tiers(ctx, x.Problem, problem.Limits{})
+}
+
+// Plan is a solution in the words of a plan.
+func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
+	p, t := x.Problem, x.Problem.Table(s.Chunk)
+	source := x.Loads.Source
+	if x.Loads.Generator != "" {
+		source += " " + x.Loads.Generator
+	}
+	out := &planir.Tiers{
+		Loads: source, NPU: x.NPU, CPU: x.CPU, Experts: x.Loads.Experts, Schemes: x.Schemes,
+		ExpertBytes: p.ExpertBytes, GraphBytes: p.GraphBytes, RegionBytes: p.RegionBytes,
+		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: overflowExact, Prefer: preferTime,
+		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
+	}
+	if p.Prune {
+		out.Overflow = overflowPrune
+		out.MaxDrop, out.MaxLayerDrop = float64(p.MaxDropPPM)/1e6, float64(p.MaxLayerDropPPM)/1e6
+	}
+	if x.want.Prefer == preferOffload {
+		out.Prefer = preferOffload
+	}
+	used := map[int]bool{}
+	for _, list := range s.Choices {
+		for _, k := range list {
+			if k > 0 && !used[k] {
+				used[k] = true
+				out.Capacities = append(out.Capacities, p.Capacities[k-1])
+			}
+		}
+	}
+	slices.Sort(out.Capacities)
+	total := t.Total(s.Choices)
+	out.ExpectNS, out.Drop = total.NS(), share(float64(total.Drop), float64(total.Rows))
+	for l, choices := range s.Choices {
+		loads := p.Chunks[s.Chunk].Layers[l].MeanLoads()
+		c := t.Layer(l, choices)
+		unused, reserved := p.Padding(s.Chunk, l, choices)
+		y := planir.TierLayer{
+			Layer: x.Layers[l], ExpectNS: c.NS(), Imbalance: round6(problem.ImbalanceRatio(loads)),
+			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)), Padding: share(unused, reserved),
+		}
+		for e, k := range choices {
+			if k == 0 {
+				y.Resident = append(y.Resident, e)
+			}
+		}
+		for _, g := range t.GroupsOf(loads, choices) {
+			z := planir.TierGroup{Rows: p.Capacities[g.Tier], Experts: g.Experts, ExpectNS: p.Chunks[s.Chunk].GroupNS[g.Tier][len(g.Experts)-1], NextNS: math.MaxInt64}
+			other := slices.Clone(choices)
+			for k := range len(p.Capacities) + 1 {
+				if k == g.Tier+1 || k > 0 && !used[k] {
+					continue
+				}
+				for _, e := range g.Experts {
+					other[e] = k
+				}
+				d := t.Layer(l, other)
+				if ns := d.NS(); ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) {
+					z.NextNS, z.NextRows = ns, 0
+					if k > 0 {
+						z.NextRows = p.Capacities[k-1]
+					}
+				}
+			}
+			y.Groups = append(y.Groups, z)
+		}
+		out.Layers = append(out.Layers, y)
+	}
+	return out
+}
+
+func share(part, all float64) float64 {
+	if all == 0 {
+		return 0
+	}
+	return round6(part / all)
+}
+
+func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
+
+// tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts.
+func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
+	if s.in.Loads == nil {
+		return nil
+	}
+	digest, err := s.in.Loads.Digest()
+	if err != nil {
+		return err
+	}
+	var schemes []op.Scheme
+	rows := s.want.rows()
+	for i := range s.graph.Sections {
+		x := &s.graph.Sections[i]
+		if len(schemes) > 0 {
+			break
+		}
+		for _, n := range x.Nodes {
+			if slices.Contains(models.ExpertNodes, n.Name) {
+				if d := p.DecisionFor(x.Name+"."+n.Name, rows[len(rows)-1]); d != nil && d.Scheme != "" {
+					schemes = append(schemes, d.Scheme)
+				}
+			}
+		}
+	}
+	if err := s.in.Loads.Fits(s.in.Model); err != nil {
+		return err
+	}
+	npu, err := staticProcessor(s.in.SoC)
+	if err != nil {
+		return err
+	}
+	var region int64
+	if npu.AddressBytes > 0 {
+		region = max(1, npu.AddressBytes-check.Load(p, npu).Bytes)
+	}
+	x, err := PoseTiers(s.in, schemes, region)
+	if err != nil {
+		return err
+	}
+	sol, err := x.Solve(ctx, s.in.Engine)
+	if err != nil {
+		return err
+	}
+	p.Inputs = append(p.Inputs, planir.Input{Kind: "loads", Digest: digest})
+	p.Tiers = x.Plan(sol)
+	return nil
+}
