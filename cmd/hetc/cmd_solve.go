@@ -67,7 +67,7 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
-	var out, cal, most string
+	var out, cal, most, loads string
 	var only []string
 	c := &cobra.Command{
 		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
@@ -80,6 +80,10 @@ same bytes.
 Precision stays as stored unless the workload permits other schemes, by name or by a limit of what they may
 lose (quality.max_kl), which needs the calibration of hetc calibrate. Every class of weights gets its own scheme in
 prefill and in decode. What the calibration predicts is verified with hetc quality once a bundle is written.
+
+--loads chooses capacity tiers for the experts of a model (NPUMoE): how many rows are reserved for each on a processor of static shapes,
+which experts share a launch, which stay on the CPU, and the chunk length. The workload's section experts says how. They are
+decisions for targets whose expert graphs have static shapes: the plan's own program executes experts with the rows they get.
 
 --max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
 --only leaves to other processors only what none of those named can execute, and of them only to those on the same cores.
@@ -100,6 +104,11 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 			defer input.Model.Close()
 			if cal != "" {
 				if input.Calibration, err = calibration.Read(cal); err != nil {
+					return err
+				}
+			}
+			if loads != "" {
+				if input.Loads, err = solver.ReadLoads(loads); err != nil {
 					return err
 				}
 			}
@@ -140,6 +149,7 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 			}
 			showPredictions(s, r.Plan)
 			showLimits(s, r.Plan)
+			showTiers(s, r.Plan)
 			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
 				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "expected_ns": r.ExpectedNS})
@@ -148,6 +158,7 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 	in.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
+	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
 	c.Flags().StringSliceVar(&only, "only", nil, "only this processor executes what it can; may be repeated")
 	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return c

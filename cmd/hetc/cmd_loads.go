@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/solver"
+)
+
+// loadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
+const loadTokens = 64
+
+type loadsOptions struct {
+	model, text, synthetic, out string
+	windows, chunks             int
+	seed                        uint64
+}
+
+func newLoads(s *cli.Streams) *cobra.Command {
+	var o loadsOptions
+	c := &cobra.Command{
+		Use:   "loads --model DIR (--text FILE | --synthetic DISTRIBUTION) -o loads.json",
+		Short: "note how many rows a model's router sends to every expert",
+		Long: fmt.Sprintf(`With --text: executes the model in float32 on windows of a text and counts in every layer and chunk of %d tokens
+how many of them go to each expert. hetc solve --loads chooses capacity tiers from it.
+
+With --synthetic: draws the same for the shape of a model, which may be one of the catalog. Every token goes to
+different experts, drawn by their popularity: uniform; zipf:1.2, in proportion to 1/rank^1.2; hot:4:0.5, 4 experts share
+half of it. Every layer has another order of experts. The file says that it is synthetic, and so does every plan made from it.
+
+The same inputs give the same bytes.
+
+`, loadTokens) + cli.ExitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := cli.Required(c, "model", "output"); err != nil {
+				return err
+			}
+			if (o.text == "") == (o.synthetic == "") {
+				return diag.New(diag.ClassUsage, "loads: want one of --text and --synthetic").WithHint("--synthetic zipf:1.2 needs no weights")
+			}
+			if o.text == "" && c.Flags().Changed("windows") || o.text != "" && (c.Flags().Changed("chunks") || c.Flags().Changed("seed")) {
+				return diag.New(diag.ClassUsage, "loads: --windows is for --text, --chunks and --seed are for --synthetic")
+			}
+			if o.windows < 2 || o.chunks < 2 {
+				return diag.New(diag.ClassUsage, "loads: want at least 2 windows or chunks")
+			}
+			return o.run(c.Context(), s)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.model, "model", "", "model directory or catalog name")
+	f.StringVar(&o.text, "text", "", "text to execute the model on")
+	f.StringVar(&o.synthetic, "synthetic", "", "distribution instead: "+solver.Generators)
+	f.StringVarP(&o.out, "output", "o", "", "loads to write")
+	f.IntVar(&o.windows, "windows", 64, "windows of 256 tokens to read from the text's beginning, at most")
+	f.IntVar(&o.chunks, "chunks", 256, "chunks to draw")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of what is drawn")
+	return c
+}
+
+func (o *loadsOptions) run(ctx context.Context, s *cli.Streams) error {
+	if err := wholefile.Writable(o.out); err != nil {
+		return err
+	}
+	m, err := models.Open(o.model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var l *solver.Loads
+	if o.synthetic != "" {
+		l, err = solver.Synthetic(m, o.synthetic, loadTokens, o.chunks, o.seed)
+	} else {
+		l, err = o.trace(ctx, m)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := l.Encode()
+	if err != nil {
+		return err
+	}
+	digest, err := l.Digest()
+	if err != nil {
+		return err
+	}
+	if old, err := wholefile.Read(o.out, int64(len(text))); err == nil && bytes.Equal(old, text) {
+		return kept(s, o.out, "same inputs")
+	}
+	if err := wholefile.Write(o.out, text); err != nil {
+		return err
+	}
+	wrote(s, o.out, "%s loads %.12s of %s, %d chunks of %d tokens", l.Source, digest, m.Name, l.Chunks, l.ChunkTokens)
+	var rows [][]string
+	imbalance := make([]float64, len(l.Layers))
+	for i, y := range l.Layers {
+		imbalance[i] = l.Imbalance(i)
+		idle := 0
+		for _, list := range y.Rows {
+			if slices.Max(list) == 0 {
+				idle++
+			}
+		}
+		rows = append(rows, []string{fmt.Sprint(y.Layer), fmt.Sprintf("%.2f", imbalance[i]), fmt.Sprint(idle)})
+	}
+	s.Table([]string{"layer", ">busiest / mean", ">never chosen"}, rows)
+	return s.Result(map[string]any{"file": o.out, "digest": digest, "source": l.Source, "chunks": l.Chunks, "chunk_tokens": l.ChunkTokens, "imbalance": imbalance})
+}
+
+// trace executes the model and observes its router.
+func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Loads, err error) {
+	if m.Experts == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.model).WithHint("hetc models list shows which have")
+	}
+	x, err := trial.Open(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	size := min(quality.WindowTokens, m.MaxContext/loadTokens*loadTokens)
+	if size == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.model, m.MaxContext, loadTokens)
+	}
+	text, err := x.ReadText(o.text, o.windows, size)
+	if err != nil {
+		return nil, err
+	}
+	p, err := x.Plan(size, trial.Float32, nil)
+	if err != nil {
+		return nil, err
+	}
+	routes := quality.Routes{Tokens: loadTokens}
+	machine, err := x.Open(ctx, p, nil, routes.Observe)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	for i, w := range text.Windows {
+		if err := quality.Execute(ctx, machine.Machine, w); err != nil {
+			return nil, fmt.Errorf("window %d: %w", i, err)
+		}
+	}
+	l := &solver.Loads{
+		Schema: solver.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
+		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: loadTokens, Chunks: len(text.Windows) * size / loadTokens,
+	}
+	for _, layer := range routes.Layers() {
+		rows, err := routes.Rows(layer)
+		if err != nil {
+			return nil, err
+		}
+		y := solver.LoadLayer{Layer: layer}
+		for _, r := range rows {
+			y.Rows = append(y.Rows, r)
+		}
+		l.Layers = append(l.Layers, y)
+	}
+	return l, l.Validate()
+}
+
+// showTiers tells in a few lines what was decided for experts.
+func showTiers(s *cli.Streams, p *planir.Plan) {
+	t := p.Tiers
+	if t == nil {
+		return
+	}
+	var groups, npu int
+	var overflow, padding float64
+	for i := range t.Layers {
+		y := &t.Layers[i]
+		groups += len(y.Groups)
+		for _, g := range y.Groups {
+			npu += len(g.Experts)
+		}
+		overflow += y.Overflow / float64(len(t.Layers))
+		padding += y.Padding / float64(len(t.Layers))
+	}
+	how := "predicted"
+	if p.SoC.Simulated {
+		how = "predicted from simulated times"
+	}
+	s.Printf("experts (%s loads): tiers of %v rows, %d of %d experts on %s in %d groups, the others on %s; overflow %.1f %% (%s), padding %.1f %%; %.3f ms for a chunk of %d tokens, %s; %s\n",
+		t.Loads, t.Capacities, npu, t.Experts*len(t.Layers), t.NPU, groups, t.CPU, 100*overflow, t.Overflow, 100*padding, float64(t.ExpectNS)/1e6, t.ChunkTokens, how, t.Status)
+	s.Printf("  for targets whose expert graphs have static shapes: this plan's own program executes experts with the rows they get\n")
+}
