@@ -209,6 +209,14 @@ func TestRules(t *testing.T) {
 		{"P028", "another sum", "add up to", func(p *planir.Plan, s *socs.SoC) { p.Memory.Total++ }},
 		{"P028", "above its bound", "its bound is", func(p *planir.Plan, s *socs.SoC) { p.Memory.Max = p.Memory.Total - 1 }},
 	}
+	cases = append(cases, cases[0])
+	cases[len(cases)-1].rule, cases[len(cases)-1].name, cases[len(cases)-1].want = "P029", "tiers of a model without experts", "has 0 in layers"
+	cases[len(cases)-1].mutate = func(p *planir.Plan, s *socs.SoC) {
+		p.Tiers = &planir.Tiers{
+			Loads: "synthetic uniform", NPU: "npu", CPU: "cpu", Experts: 1, Schemes: []op.Scheme{op.A32W32}, ExpertBytes: 100, Tile: 16, MaxTiers: 1, Overflow: "exact",
+			ChunkTokens: 64, Prefer: "time", Status: "optimal", Layers: []planir.TierLayer{{Resident: []int{0}}},
+		}
+	}
 	broken := map[string]bool{}
 	for _, c := range cases {
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {
