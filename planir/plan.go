@@ -160,6 +160,7 @@ type Prediction struct {
 	PlanNS   int64         `json:"plan_ns" yaml:"plan_ns"`
 	LowNS    int64         `json:"low_ns" yaml:"low_ns"`
 	HighNS   int64         `json:"high_ns" yaml:"high_ns"`
+	EnergyUJ int64         `json:"energy_uj,omitempty" yaml:"energy_uj,omitempty"` // modelled, never measured: power_w of each processor times its busy time; 0: the SoC does not say
 	Singles  []SingleTime  `json:"singles,omitempty" yaml:"singles,omitempty"`
 	Sections []SectionTime `json:"sections,omitempty" yaml:"sections,omitempty"`
 }

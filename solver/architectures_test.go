@@ -283,7 +283,7 @@ func TestOneProcessorAddsUp(t *testing.T) {
 	for _, m := range architectures(t) {
 		for _, scheme := range []op.Scheme{op.A32W32, op.A8TQ8C} {
 			ses := exactSession(t, s, m, scheme)
-			p, err := ses.assemble(context.Background(), nil)
+			p, err := ses.free(context.Background())
 			if err == nil {
 				err = ses.predict(p)
 			}
@@ -336,14 +336,6 @@ func TestExpertsTakeMemory(t *testing.T) {
 	one := op.WeightBytes("w32", o.K, o.N)
 	if one == 0 || o.Experts < 2 {
 		t.Fatalf("%+v is no matrix of experts", o)
-	}
-	r := region{"c0", [4]int{0, o.K, 0, o.N}, op.A32W32, o.Experts}
-	half := region{"c0", [4]int{0, o.K, 0, o.N / 2}, op.A32W32, o.Experts}
-	if got := r.bytes(nil, true); got != int64(o.Experts)*one {
-		t.Errorf("%d experts take %d bytes, want %d", o.Experts, got, int64(o.Experts)*one)
-	}
-	if got, want := r.bytes([]region{half}, true), int64(o.Experts)*(one-one*int64(o.N/2)/int64(o.N)); got != want {
-		t.Errorf("beside half of them: %d bytes, want %d", got, want)
 	}
 	for i := range s.Processors {
 		s.Processors[i].GraphBytes = int64(o.Experts)*one - 1
@@ -502,7 +494,7 @@ func newDrawn(t *testing.T, s *socs.SoC, m *models.Model, scheme op.Scheme) *dra
 	t.Helper()
 	x := &drawn{model: m, scheme: scheme, session: exactSession(t, s, m, scheme)}
 	var err error
-	if x.plan, err = x.session.assemble(context.Background(), nil); err != nil {
+	if x.plan, err = x.session.free(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	g := m.Graph()

@@ -2,7 +2,6 @@ package solver
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sort"
 
@@ -15,6 +14,7 @@ type instance struct {
 	stage      *stage
 	candidates [][]candidate
 	prob       problem.Chain
+	needs      [][][]need // by node and candidate, once asked for
 }
 
 // with adds a decision to the candidates of a node, unless they have it or it cannot be.
@@ -57,7 +57,7 @@ func (st *stage) pose(candidates [][]candidate) (*instance, error) {
 			return k
 		}
 		for _, c := range list {
-			ch := problem.Choice{Label: c.label(), CostNS: c.costNS}
+			ch := problem.Choice{Label: c.label(), CostNS: c.costNS, EnergyNJ: c.energyNJ}
 			for _, s := range c.Shares {
 				if k := index[s.Proc]; !slices.Contains(ch.Procs, k) {
 					ch.Procs = append(ch.Procs, k)
@@ -88,64 +88,48 @@ func (st *stage) pose(candidates [][]candidate) (*instance, error) {
 	return in, nil
 }
 
-// charge makes choices dearer by rate[processor] ns per byte of weights that the processor would have to
-// hold in addition to what it holds for other programs (a Lagrangian relaxation of the processors'
-// address spaces).
-type charge struct {
-	rate map[string]float64
-	held map[string][]region // by node
-}
-
-// partition is the program's problem, with charges or without (nil).
-func (pr *program) partition(s *session, extra *charge) *problem.Partition {
+// partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost nothing.
+func (pr *program) partition(s *session, measure problem.Measure) *problem.Partition {
 	p := &problem.Partition{Name: pr.name, Conflicts: s.conflicts}
 	for i := range s.procs {
 		p.Procs = append(p.Procs, s.procs[i].Name)
 	}
 	for _, in := range pr.instances {
 		c := in.prob
-		if extra != nil {
-			c.Items = slices.Clone(c.Items)
-			for i := range c.Items {
-				c.Items[i].Choices = slices.Clone(c.Items[i].Choices)
-				held := extra.held[c.Items[i].Name]
-				for j := range c.Items[i].Choices {
-					more := 0.0
-					for _, r := range in.candidates[i][j].regions {
-						if rate := extra.rate[r.proc]; rate > 0 {
-							more += float64(rate * float64(r.bytes(held, in.stage.proc(r.proc).WeightRanges)))
-						}
-					}
-					ch := &c.Items[i].Choices[j]
-					ch.CostNS = min(ch.CostNS+int64(math.Round(min(more, problem.MaxNS))), problem.MaxNS)
-				}
-			}
+		if measure == problem.Energy {
+			c = in.energy()
 		}
 		p.Chains = append(p.Chains, c)
 	}
 	return p
 }
 
-// hold adds what the program's processors have to hold as decided.
-func (pr *program) hold(decided []planir.Decision, held map[string][]region) {
-	k := 0
-	for _, in := range pr.instances {
-		for i := range in.candidates {
-			if c := in.find(i, &decided[k]); c >= 0 {
-				held[decided[k].Node] = append(held[decided[k].Node], in.candidates[i][c].regions...)
-			}
-			k++
+// energy is the chain with nanojoules where times were.
+func (in *instance) energy() problem.Chain {
+	c := in.prob
+	c.Items = slices.Clone(c.Items)
+	for i := range c.Items {
+		it := &c.Items[i]
+		it.Choices = slices.Clone(it.Choices)
+		for k := range it.Choices {
+			it.Choices[k].CostNS = min(it.Choices[k].EnergyNJ, problem.MaxNS)
+		}
+		it.EdgeNS = slices.Clone(it.EdgeNS)
+		for a := range it.EdgeNS {
+			it.EdgeNS[a] = make([]int64, len(it.EdgeNS[a]))
 		}
 	}
+	return c
 }
 
-// solve returns the choice for every node, with its price and the alternatives to it, and how it was found.
-func (pr *program) solve(ctx context.Context, s *session, extra *charge) ([]planir.Decision, planir.Solve, error) {
-	if extra == nil && pr.decided != nil {
+// solve returns the choice for every node, with its price and the alternatives to it, and how it was found. Less than all memory is
+// no measure of one program: such solves begin with the fastest.
+func (pr *program) solve(ctx context.Context, s *session) ([]planir.Decision, planir.Solve, error) {
+	if pr.decided != nil {
 		return pr.decided, pr.report, nil
 	}
-	engine := s.in.Engine
-	p := pr.partition(s, extra)
+	engine, measure := s.in.Engine, s.measure()
+	p := pr.partition(s, measure)
 	sol, err := engine.Partition(ctx, p)
 	if err != nil {
 		return nil, planir.Solve{}, err
@@ -153,29 +137,18 @@ func (pr *program) solve(ctx context.Context, s *session, extra *charge) ([]plan
 	if err := p.Verify(sol); err != nil {
 		return nil, planir.Solve{}, err
 	}
-	report := planir.Solve{
-		Problem: "partition " + pr.name, Status: string(sol.Status),
+	name := "partition " + pr.name
+	if measure == problem.Energy {
+		name = "energy " + pr.name
+	}
+	pr.report = planir.Solve{
+		Problem: name, Status: string(sol.Status),
 		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
 	}
-	if extra != nil {
-		// The bound of the relaxation is the optimum without the limit.
-		_, free, err := pr.solve(ctx, s, nil)
-		if err != nil {
-			return nil, planir.Solve{}, err
-		}
-		report.ObjectiveNS, report.BoundNS = pr.partition(s, nil).ObjectiveNS(sol.Choices), free.BoundNS
-		if report.ObjectiveNS != report.BoundNS {
-			report.Status = string(problem.Feasible)
-		}
-	}
-	var out []planir.Decision
 	for k, in := range pr.instances {
-		out = append(out, in.decisions(sol.Choices[k])...)
+		pr.decided = append(pr.decided, in.decisions(sol.Choices[k])...)
 	}
-	if extra == nil {
-		pr.decided, pr.report = out, report
-	}
-	return out, report, nil
+	return pr.decided, pr.report, nil
 }
 
 // decisions turns choices into decisions. A decision's time is its hand-over and execution, so that the

@@ -54,37 +54,11 @@ type access struct {
 type candidate struct {
 	planir.Decision // PredictNS is the execution alone, without hand-overs from the node before
 	// costNS is PredictNS as it counts in the objective: more where shorter calls leave shares idle.
-	costNS  int64
-	reads   []access
-	writes  []access   // who wrote the outputs last
-	shares  []estimate // of each share
-	regions []region   // of the node's matrix, that its processors have to hold
-}
-
-// region is a part of a matrix (or of those of all experts), rows [0,1) and columns [2,3), on a processor.
-type region struct {
-	proc    string
-	at      [4]int
-	scheme  op.Scheme
-	experts int
-}
-
-// bytes is what holding the region takes beside others of the same matrix that are held anyway. A
-// processor that cannot address a range of a larger packed copy shares equal regions only.
-func (r region) bytes(held []region, ranges bool) int64 {
-	area := func(a [4]int) int64 { return int64(max(0, a[1]-a[0])) * int64(max(0, a[3]-a[2])) }
-	all, shared := area(r.at), int64(0)
-	for _, h := range held {
-		switch {
-		case h.proc != r.proc || h.scheme != r.scheme:
-		case h.at == r.at:
-			shared = all
-		case ranges && h.at[0] == r.at[0] && h.at[1] == r.at[1]:
-			shared = max(shared, area([4]int{r.at[0], r.at[1], max(r.at[2], h.at[2]), min(r.at[3], h.at[3])}))
-		}
-	}
-	one := op.WeightBytes(r.scheme.Weight(), r.at[1]-r.at[0], r.at[3]-r.at[2])
-	return int64(max(1, r.experts)) * (one * (all - shared) / all)
+	costNS   int64
+	energyNJ int64 // modelled: what its processors take while they are busy
+	reads    []access
+	writes   []access   // who wrote the outputs last
+	shares   []estimate // of each share
 }
 
 func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareText() }
@@ -99,6 +73,7 @@ type stage struct {
 	static map[string]int     // row granularity of processors with static shapes
 	apart  map[[2]string]bool // pairs of processors that never appear together
 	prices prices
+	power  map[string]float64 // W while busy
 	// context is the number of cached positions that attention is priced for.
 	context int
 	grid    int      // boundaries tried of a divided axis
@@ -158,7 +133,6 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
 				return c, diag.New(diag.ClassInfeasible, "its weights take %d bytes, and one graph of processor %q holds at most %d", bytes, p.Proc, limit)
 			}
-			c.regions = append(c.regions, region{p.Proc, [4]int{p.K0, p.K1, p.N0, p.N1}, o.Scheme, o.Experts})
 		}
 	}
 	// Shares run at the same time, link by link of their chains.
@@ -186,10 +160,11 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 			e.ns, e.low, e.high = e.ns+max(0, est[j].ns-once), e.low+max(0, est[j].low-once), e.high+max(0, est[j].high-once)
 		}
 	}
-	end, err := st.execute(pieces, c.shares)
+	end, energy, err := st.execute(pieces, c.shares)
 	if err != nil {
 		return c, err
 	}
+	c.energyNJ = whole(math.Round(energy))
 	for k := range c.Shares {
 		c.Shares[k].PredictNS = c.shares[k].ns
 	}
@@ -254,13 +229,14 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 }
 
 // execute is when the last piece of a node is done, all lanes starting at 0: shares at once, then what is
-// gathered or added, each after what the share computed has been handed over.
-func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, err error) {
+// gathered or added, each after what the share computed has been handed over. energy is what all processors take for it, in nJ.
+func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, energy float64, err error) {
 	lanes := map[string]int64{}
 	for k := range pieces {
 		p := &pieces[k]
 		if p.Role == lower.Compute {
 			lanes[p.Proc] = shares[p.Share].ns
+			energy += float64(st.power[p.Proc] * float64(shares[p.Share].ns))
 			end = max(end, lanes[p.Proc])
 			continue
 		}
@@ -273,12 +249,13 @@ func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, er
 			lanes[p.Proc] = max(lanes[p.Proc], shares[p.Share].ns+hand.ns)
 		}
 		if err != nil {
-			return 0, st.lacks(after, err)
+			return 0, 0, st.lacks(after, err)
 		}
 		lanes[p.Proc] += est[0].ns
+		energy += float64(st.power[p.Proc] * float64(est[0].ns))
 		end = max(end, lanes[p.Proc])
 	}
-	return end, nil
+	return end, energy, nil
 }
 
 // idle is how much a division by rows loses over one by columns when calls have fewer rows than the

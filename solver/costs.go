@@ -133,6 +133,7 @@ func (f *fitted) copy(from, to string, bytes int64) (int64, error) {
 type machine struct {
 	procs     []planir.Proc // ascending by name
 	static    map[string]int
+	power     map[string]float64 // W while busy, 0: not known
 	conflicts [][2]int           // pairs that never appear together
 	apart     map[[2]string]bool // the same, by name and in both orders
 	tuples    [][]string

@@ -43,7 +43,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 				return nil, nil, err
 			}
 		}
-		t.bound = bound
+		t.bind(bound)
 		var last *planir.Plan
 		try := func(prefill, decode assignment) (float64, bool, error) {
 			t.prefill, t.decode, t.chosen = prefill, decode, nil

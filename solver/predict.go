@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -35,6 +36,13 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	if failed != nil {
 		return pred, failed
 	}
+	nj, ok, err := s.energy(p, ph)
+	if err != nil {
+		return pred, err
+	}
+	if ok {
+		pred.EnergyUJ = (nj + 500) / 1000
+	}
 	for i, ns := range sections {
 		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
 	}
@@ -49,6 +57,29 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 		}
 	}
 	return pred, nil
+}
+
+// energy is what one execution of a program is modelled to take in nanojoules: the power of each processor times the time of its steps.
+// ok is false where the SoC does not say the power of one of them.
+func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, err error) {
+	times, err := s.stepTimes(p, ph)
+	if err != nil {
+		return 0, false, err
+	}
+	total := 0.0
+	for i := range ph.Sections {
+		for _, l := range ph.Sections[i].Lanes {
+			busy := int64(0)
+			for k := range l.Steps {
+				busy += times[stepKey{l.Proc, l.Steps[k].Node, l.Steps[k].Run}].ns
+			}
+			if s.power[l.Proc] == 0 {
+				return 0, false, nil
+			}
+			total += float64(s.power[l.Proc] * float64(busy*int64(max(1, ph.Sections[i].Layers))))
+		}
+	}
+	return whole(math.Round(total)), true, nil
 }
 
 // thread names what executes a lane: the first of the processors that take turns with it.

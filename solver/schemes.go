@@ -657,10 +657,18 @@ func (s *session) cheapest(k poolKey, set uint64) float64 {
 	for i := range x.list {
 		c := &x.list[i]
 		if s.mask(c.Shares)&^set == 0 {
-			best = min(best, float64(c.costNS))
+			best = min(best, float64(s.cost(c)))
 		}
 	}
 	return best
+}
+
+// cost is what a candidate counts for in the objective.
+func (s *session) cost(c *candidate) int64 {
+	if s.measure() == problem.Energy {
+		return c.energyNJ
+	}
+	return c.costNS
 }
 
 func (s *session) mask(shares []planir.Share) (m uint64) {
@@ -723,7 +731,7 @@ func (s *session) value(ctx context.Context, prefill, decode assignment) (float6
 				if err != nil {
 					return 0, err
 				}
-				_, report, err := pr.solve(ctx, s, nil)
+				_, report, err := pr.solve(ctx, s)
 				if err != nil {
 					return 0, err
 				}

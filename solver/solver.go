@@ -5,7 +5,6 @@ package solver
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -35,6 +34,8 @@ type Input struct {
 	Loads *Loads
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
+	dropped   []string // limits that are not kept, by their names
+
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
@@ -121,14 +122,12 @@ type session struct {
 	pools     map[poolKey]*pool
 	instances map[string]*instance    // by sectionKey
 	programs  map[programKey]*program // posed so far
-	// divisions are how programs divide columns, offered to each other: a processor then holds one
-	// region of a matrix rather than one for each.
-	divisions []planir.Decision
-	said      map[string]bool // processors whose lack of prices was mentioned
-	prefill   assignment      // chosen
+	divisions []planir.Decision       // how programs divide columns, offered to each other
+	said      map[string]bool         // processors whose lack of prices was mentioned
+	prefill   assignment              // chosen
 	decode    assignment
 	chosen    *planir.Solve // how, nil when there was no choice
-	bound     int64         // of memory, 0: none
+	bounds    []bound       // that all programs keep together
 }
 
 type programKey struct {
@@ -141,7 +140,7 @@ type program struct {
 	name      string
 	sections  []lower.Section
 	instances []*instance
-	decided   []planir.Decision // without penalties, once solved
+	decided   []planir.Decision // by itself, once solved
 	report    planir.Solve
 }
 
@@ -205,13 +204,16 @@ func newSession(in Input) (*session, error) {
 		return nil, err
 	}
 	s.findPacked()
+	if err := s.findBounds(); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 
 // enlist finds the processors that can work on one buffer pool with the control processor, which of
 // them exclude each other, and the tuples they form.
 func (s *session) enlist() error {
-	s.static, s.apart, s.assistants = map[string]int{}, map[[2]string]bool{}, map[string][]string{}
+	s.static, s.apart, s.assistants, s.power = map[string]int{}, map[[2]string]bool{}, map[string][]string{}, map[string]float64{}
 	soc := s.in.SoC
 	for _, x := range s.in.Only {
 		if soc.Processor(x) == nil {
@@ -232,6 +234,7 @@ func (s *session) enlist() error {
 		p := check.Proc(sp)
 		p.Kinds = executes(sp, cacheType)
 		s.procs = append(s.procs, p)
+		s.power[name] = sp.PowerW
 		for _, x := range s.in.Only {
 			if assists(soc, name, x) && !slices.Contains(s.in.Only, name) {
 				s.assistants[name] = append(s.assistants[name], x)
@@ -347,7 +350,7 @@ func (s *session) program(rows int, a assignment) (*program, error) {
 	if p := s.programs[key]; p != nil {
 		return p, nil
 	}
-	p := &program{name: lower.ProgramName(rows, s.decodes(rows))}
+	p := &program{name: s.programName(rows)}
 	var err error
 	if p.sections, err = s.expand(rows, a); err != nil {
 		return nil, err
@@ -366,6 +369,8 @@ func (s *session) program(rows int, a assignment) (*program, error) {
 	return p, nil
 }
 
+func (s *session) programName(rows int) string { return lower.ProgramName(rows, s.decodes(rows)) }
+
 // isHead reports whether a node belongs to a section with one row whatever the bucket is.
 func (s *session) isHead(node string) bool {
 	name, _, _ := strings.Cut(node, ".")
@@ -377,7 +382,7 @@ func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
 		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
 		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
-		exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
+		power: s.power, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
@@ -397,110 +402,26 @@ func (s *session) stage(sec *lower.Section, rows int) *stage {
 	return st
 }
 
-// fit returns the best plan found whose processors hold what they are given: without a limit in the
-// way, each program's optimum; else every byte is charged as little as suffices.
+// fit returns the best plan whose programs keep all bounds: without one in the way, each program's optimum; else that of all
+// programs together.
 func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
-	plan, err := s.assemble(ctx, nil)
+	plan, err := s.free(ctx)
 	if err != nil {
 		return nil, err
 	}
-	limited := s.overfull(plan)
-	if len(limited) == 0 {
+	taken, err := s.taken(plan)
+	if err != nil {
+		return nil, err
+	}
+	if s.measure() != problem.Memory && len(s.broken(plan, taken)) == 0 {
 		return plan, nil
 	}
-	best := plan
-	bestNS := math.Inf(1)
-	for range chargeRounds {
-		if !s.offer(plan) {
-			break // nothing new to share
-		}
-		fits, last, err := s.charged(ctx, &limited)
-		if err != nil {
-			return nil, err
-		}
-		if fits == nil {
-			for _, name := range s.overfull(last) {
-				sp := s.in.SoC.Processor(name)
-				if !s.crowded(last, name) {
-					continue // all processors together hold too much, as the caller will find
-				}
-				return nil, diag.New(diag.ClassInfeasible, "what only processor %q can execute takes %d bytes, and it addresses at most %d", name, check.Load(last, sp).Bytes, sp.AddressBytes).
-					WithHint("permit a scheme with fewer bits in the workload")
-			}
-		}
-		if fits == nil {
-			break
-		}
-		plan = fits
-		if ns := s.objective(fits); ns < bestNS {
-			best, bestNS = fits, ns
-		}
-	}
-	return best, nil
+	return s.together(ctx, plan)
 }
 
-// How often programs are offered what others have come to hold, and steps of the search for a charge.
-const (
-	chargeRounds = 3
-	chargeSteps  = 8
-)
-
-// charged searches the least charge per byte under which a plan fits: nil when none does, and then the
-// last plan tried. Processors that get too full on the way join the limited ones.
-func (s *session) charged(ctx context.Context, limited *[]string) (fits, last *planir.Plan, err error) {
-	at := func(rate float64) (bool, error) {
-		rates := map[string]float64{}
-		for _, name := range *limited {
-			rates[name] = rate
-		}
-		if last, err = s.assemble(ctx, rates); err != nil {
-			return false, err
-		}
-		over := s.overfull(last)
-		for _, name := range over {
-			if !slices.Contains(*limited, name) {
-				*limited = append(*limited, name)
-			}
-		}
-		if len(over) == 0 {
-			fits = last
-		}
-		return len(over) == 0, nil
-	}
-	// Reading a byte takes a fraction of a nanosecond; a charge far above that empties a processor.
-	low, high := 0.0, 1.0/1024
-	for range 32 {
-		ok, err := at(high)
-		if err != nil {
-			return nil, nil, err
-		}
-		if ok {
-			break
-		}
-		low, high = high, high*2
-	}
-	for range chargeSteps {
-		if fits == nil {
-			break
-		}
-		mid := (low + high) / 2
-		ok, err := at(mid)
-		if err != nil {
-			return nil, nil, err
-		}
-		if ok {
-			high = mid
-		} else {
-			low = mid
-		}
-	}
-	return fits, last, nil
-}
-
-// offer adds a plan's divisions of columns to the candidates of every program; false when all are
-// there already.
-func (s *session) offer(p *planir.Plan) bool {
-	more := false
+// offer adds a plan's divisions of columns to the candidates of every program: a processor then holds one region of a matrix rather
+// than one for each.
+func (s *session) offer(p *planir.Plan) {
 	for _, d := range p.Decisions {
 		if d.Axis != planir.AxisCols && d.Axis != planir.AxisK {
 			continue
@@ -511,51 +432,28 @@ func (s *session) offer(p *planir.Plan) bool {
 		}
 		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == d.Node && sameShares(&x, &d) }) {
 			s.divisions = append(s.divisions, d)
-			more = true
 		}
 	}
-	if more {
-		for _, x := range s.pools {
-			if x.err != nil {
-				continue
-			}
-			for k := range s.divisions {
-				if s.divisions[k].Node == x.st.sec.Nodes[x.node].Name {
-					x.list = x.st.with(x.list, x.node, &s.divisions[k])
-				}
+	for _, x := range s.pools {
+		for k := range s.divisions {
+			if x.err == nil && s.divisions[k].Node == x.st.sec.Nodes[x.node].Name {
+				x.list = x.st.with(x.list, x.node, &s.divisions[k])
 			}
 		}
-		s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
 	}
-	return more
+	s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
 }
 
 // objective is the workload's, of the programs' problems.
 func (s *session) objective(p *planir.Plan) float64 {
+	if p.Solver[0].Problem == jointProblem(s.measure()) {
+		return float64(p.Solver[0].ObjectiveNS)
+	}
 	total := 0.0
-	weights := slices.Concat(s.phases[1].weights, s.phases[0].weights)
 	for i := range s.want.rows() {
-		total += float64(weights[i] * float64(p.Solver[i].ObjectiveNS))
+		total += float64(s.weight(i) * float64(p.Solver[i].ObjectiveNS))
 	}
 	return total
-}
-
-// overfull lists the processors that a plan gives more than they address; all of them where copies of the same
-// weights make the process hold more than its bound.
-func (s *session) overfull(p *planir.Plan) []string {
-	above := s.bound > 0 && copies(p) && planir.MemoryOf(p).Total > s.bound
-	var out []string
-	for i := range p.Procs {
-		if above || s.crowded(p, p.Procs[i].Name) {
-			out = append(out, p.Procs[i].Name)
-		}
-	}
-	return out
-}
-
-func (s *session) crowded(p *planir.Plan, name string) bool {
-	sp := s.in.SoC.Processor(name)
-	return sp.AddressBytes > 0 && check.Load(p, sp).Bytes > sp.AddressBytes
 }
 
 // copies reports whether some elements of a weight are packed twice in one format.
@@ -572,8 +470,31 @@ func copies(p *planir.Plan) bool {
 	return false
 }
 
-// assemble solves every program and lowers the plan.
-func (s *session) assemble(ctx context.Context, rate map[string]float64) (*planir.Plan, error) {
+// solved is what was decided of every program, in the order of demand.rows.
+type solved struct {
+	decisions [][]planir.Decision
+	reports   []planir.Solve
+}
+
+// free solves every program by itself and lowers the plan.
+func (s *session) free(ctx context.Context) (*planir.Plan, error) {
+	var x solved
+	for _, rows := range s.want.rows() {
+		pr, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return nil, err
+		}
+		list, report, err := pr.solve(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		x.decisions, x.reports = append(x.decisions, list), append(x.reports, report)
+	}
+	return s.build(x)
+}
+
+// build makes the plan of decisions, and lowers it.
+func (s *session) build(x solved) (*planir.Plan, error) {
 	p := &planir.Plan{
 		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType, Batches: s.want.batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
@@ -606,37 +527,18 @@ func (s *session) assemble(ctx context.Context, rate map[string]float64) (*plani
 		p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: d})
 		p.Folds = s.in.Calibration.Groups()
 	}
-	rows := s.want.rows()
-	solved := make([][]planir.Decision, len(rows))
-	reports := make([]planir.Solve, len(rows))
-	var extra *charge
-	if rate != nil {
-		extra = &charge{rate: rate, held: map[string][]region{}}
-	}
-	// The programs with most rows gain most from what a processor holds: the others are offered it.
-	for i := len(rows) - 1; i >= 0; i-- {
-		pr, err := s.program(rows[i], s.assigned(rows[i]))
-		if err != nil {
-			return nil, err
-		}
-		if solved[i], reports[i], err = pr.solve(ctx, s, extra); err != nil {
-			return nil, err
-		}
-		if extra != nil {
-			pr.hold(solved[i], extra.held)
-		}
-	}
-	p.Solver = reports
+	p.Solver = x.reports
 	if s.chosen != nil {
 		p.Solver = append(p.Solver, *s.chosen)
 	}
-	for i, list := range solved {
-		for k := range list {
+	for i, rows := range s.want.rows() {
+		for k := range x.decisions[i] {
+			d := &x.decisions[i][k]
 			// The head is decided at one row, and again only where a bucket has other processors.
-			if !s.decodes(rows[i]) && s.isHead(list[k].Node) && sameShares(p.DecisionFor(list[k].Node, 1), &list[k]) {
+			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(p.DecisionFor(d.Node, 1), d) {
 				continue
 			}
-			p.Decisions = append(p.Decisions, list[k])
+			p.Decisions = append(p.Decisions, *d)
 		}
 	}
 	if err := s.lower(p); err != nil {
@@ -684,10 +586,13 @@ func (s *session) lower(p *planir.Plan) error {
 }
 
 // predict adds the predicted times. A program that comes out slower than its best single processor
-// (hand-overs that the problem's edges do not see) is given to that processor.
+// (hand-overs that the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is minimised.
 func (s *session) predict(p *planir.Plan) error {
+	kept := s.measure() != problem.Time
 	for {
 		p.Predictions = nil
+		before := *p
+		before.Decisions, before.Solver = slices.Clone(p.Decisions), slices.Clone(p.Solver)
 		changed := false
 		for i := range p.Program.Programs {
 			ph := &p.Program.Programs[i]
@@ -701,7 +606,7 @@ func (s *session) predict(p *planir.Plan) error {
 					best = k
 				}
 			}
-			if best >= 0 && !changed {
+			if best >= 0 && !changed && !kept {
 				if changed, err = s.giveTo(p, ph.Rows, pred.Singles[best].Proc); err != nil {
 					return err
 				}
@@ -713,6 +618,13 @@ func (s *session) predict(p *planir.Plan) error {
 		}
 		if err := s.lower(p); err != nil {
 			return err
+		}
+		taken, err := s.taken(p)
+		if err != nil {
+			return err
+		}
+		if len(s.broken(p, taken)) > 0 {
+			*p, kept = before, true
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // WorkloadSchema identifies the workload format.
@@ -33,6 +34,10 @@ type Workload struct {
 	Quality Quality `json:"quality,omitzero" yaml:"quality,omitempty"`
 	// Memory bounds what a process that executes the plan holds; 0: no bound.
 	Memory unit.Bytes `json:"memory,omitempty" yaml:"memory,omitempty"`
+	// Minimise is what the plan is to take least of: the expected time (also where empty), energy or memory.
+	Minimise problem.Measure `json:"minimise,omitempty" yaml:"minimise,omitempty"`
+	// Limits bound the rest.
+	Limits Limits `json:"limits,omitzero" yaml:"limits,omitempty"`
 	// Schemes are the precisions each phase may use; empty: those that Quality permits, else the stored one.
 	Schemes Schemes `json:"schemes,omitzero" yaml:"schemes,omitempty"`
 	// Buckets are the numbers of rows prefill gets programs for; empty: powers of two.
@@ -80,25 +85,39 @@ type Quality struct {
 }
 
 // KLLimit is the most that the schemes of a phase may cost by the calibration: the mean Kullback-Leibler
-// divergence from float32 in nats a token. 0 is no limit, and then no permission either.
+// divergence from float32 in nats a token. 0 is no limit, and then no permission either; Lossless permits what costs nothing.
 type KLLimit struct {
 	Prefill float64 `json:"prefill,omitempty" yaml:"prefill,omitempty"`
 	Decode  float64 `json:"decode,omitempty" yaml:"decode,omitempty"`
 }
 
+// Lossless is the limit that a file writes as 0.
+const Lossless = math.SmallestNonzeroFloat64
+
 // UnmarshalNode reads "{prefill: 0.001, decode: 0.02}" or a plain number, which limits both phases.
 func (k *KLLimit) UnmarshalNode(n *decode.Node) error {
+	x := KLLimit{math.NaN(), math.NaN()} // NaN: not said
 	if n.IsMapping() {
 		type plain KLLimit
-		return n.Decode((*plain)(k))
+		if err := n.Decode((*plain)(&x)); err != nil {
+			return err
+		}
+	} else {
+		if err := n.Decode(&x.Prefill); err != nil {
+			return err
+		}
+		x.Decode = x.Prefill
 	}
-	if err := n.Decode(&k.Prefill); err != nil {
-		return err
+	said := func(v float64) float64 {
+		switch {
+		case math.IsNaN(v):
+			return 0
+		case v == 0:
+			return Lossless
+		}
+		return v
 	}
-	k.Decode = k.Prefill
-	if k.Prefill == 0 { // Validate refuses it; without a number it would not be seen
-		k.Prefill = math.NaN()
-	}
+	*k = KLLimit{said(x.Prefill), said(x.Decode)}
 	return nil
 }
 
@@ -214,9 +233,15 @@ func (w *Workload) Validate() error {
 		max  float64
 	}{{"quality.max_kl.prefill", w.Quality.MaxKL.Prefill}, {"quality.max_kl.decode", w.Quality.MaxKL.Decode}} {
 		if !(x.max >= 0 && x.max <= 1e6) {
-			fail(x.path, "limit is %v nats a token, want more than 0, at most 1e6 (without a limit precision stays as stored)", x.max)
+			fail(x.path, "limit is %v nats a token, want 0..1e6 (without a limit precision stays as stored)", x.max)
 		}
 	}
+	switch w.Minimise {
+	case "", problem.Time, problem.Energy, problem.Memory:
+	default:
+		fail("minimise", "is %q, want %q, %q or %q", w.Minimise, problem.Time, problem.Energy, problem.Memory)
+	}
+	w.Limits.validate(fail)
 	if w.Memory < 0 || w.Memory > maxMemory {
 		fail("memory", "bound is %v, want 0..%v", w.Memory, unit.Bytes(maxMemory))
 	}

@@ -115,7 +115,11 @@ func TestWorkloadRefuses(t *testing.T) {
 		"batch and bucket":     {"schema: hetc.workload/1\nbatches: [4, 16]\nbuckets: [16]\n", "bucket of prefill too"},
 		"huge context":         {"schema: hetc.workload/1\ncontext: 99999999\n", "99999999"},
 		"negative output":      {"schema: hetc.workload/1\noutput_tokens: -4\n", "-4"},
-		"no loss at all":       {"schema: hetc.workload/1\nquality: {max_kl: 0}\n", "more than 0"},
+		"minimise what":        {"schema: hetc.workload/1\nminimise: tokens\n", "\"memory\""},
+		"less than no energy":  {"schema: hetc.workload/1\nlimits: {energy_mj: -1}\n", "limit is -1 mJ"},
+		"no region":            {"schema: hetc.workload/1\nlimits: {address_bytes: {npu: 0B}}\n", "more than 0"},
+		"no graphs":            {"schema: hetc.workload/1\nlimits: {max_graphs: {npu: 0}}\n", "1.."},
+		"an unknown limit":     {"schema: hetc.workload/1\nlimits: {prefil_ms: 3}\n", `did you mean "prefill_ms"`},
 		"a negative loss":      {"schema: hetc.workload/1\nquality: {max_kl: {decode: -0.1}}\n", "limit is -0.1"},
 		"an infinite loss":     {"schema: hetc.workload/1\nquality: {max_kl: .inf}\n", "finite number"},
 		"quality of what":      {"schema: hetc.workload/1\nquality: {}\n", "max_kl"},
@@ -165,6 +169,9 @@ func TestWorkloadQuality(t *testing.T) {
 	}
 	if d := parse("quality: {max_kl: {decode: 0.01}}\n"); d.limit != (KLLimit{Decode: 0.01}) || len(d.prefill) != 1 || len(d.decode) != len(op.Schemes) {
 		t.Errorf("%+v", d)
+	}
+	if d := parse("quality: {max_kl: {decode: 0}}\n"); d.limit != (KLLimit{Decode: Lossless}) || len(d.decode) != len(op.Schemes) {
+		t.Errorf("without any loss: %+v", d)
 	}
 	d := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
 	if len(d.decode) != 1 || d.limit.Decode != 0.01 {

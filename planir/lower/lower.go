@@ -290,29 +290,14 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
 		}
 	}
-	for i, wo := range weightOps(p.Ops) { // a share along K that adds no bias takes none
-		w := n.W[i]
-		spec := wo.op.WeightSpec(wo.role, layout)
-		key := packKey{weight: w, scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
-		c0, c1 := 0, spec.N
-		if o.HasScheme() {
-			if wo.role == "weight" {
-				key.k0, key.k1 = p.K0, p.K1
-			}
-			c0, c1 = p.N0, p.N1
-		}
-		if o.Scheme != "" {
-			if !proc.WeightRanges {
-				key.owner, key.n0, key.n1 = p.Proc, c0, c1
-			}
-		}
-		use := b.packs[key]
+	for _, u := range uses(n, p, proc, layout) {
+		use := b.packs[u.key]
 		if use == nil {
-			use = &packUse{lo: c0, hi: c1}
-			b.packs[key] = use
+			use = &packUse{lo: u.n0, hi: u.n1}
+			b.packs[u.key] = use
 		}
-		use.lo, use.hi = min(use.lo, c0), max(use.hi, c1)
-		t.weights = append(t.weights, packRange{key, c0, c1})
+		use.lo, use.hi = min(use.lo, u.n0), max(use.hi, u.n1)
+		t.weights = append(t.weights, u)
 		t.step.W = append(t.step.W, planir.WeightRef{})
 	}
 	suffix := ""
@@ -322,6 +307,61 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 	}
 	t.graph, t.label = chain(p.Ops, layout), fmt.Sprintf("%s%s@%d", n.Name, suffix, o.M)
 	return t, nil
+}
+
+// uses lists the ranges of packed weights that a piece reads, in the order of its step's weights.
+func uses(n *Node, p *Piece, proc *planir.Proc, layout string) (out []packRange) {
+	o := p.Op()
+	for i, wo := range weightOps(p.Ops) { // a share along K that adds no bias takes none
+		spec := wo.op.WeightSpec(wo.role, layout)
+		key := packKey{weight: n.W[i], scheme: spec.Scheme, layout: spec.Layout, k1: spec.K}
+		c0, c1 := 0, spec.N
+		if o.HasScheme() {
+			if wo.role == "weight" {
+				key.k0, key.k1 = p.K0, p.K1
+			}
+			c0, c1 = p.N0, p.N1
+		}
+		if o.Scheme != "" && !proc.WeightRanges {
+			key.owner, key.n0, key.n1 = p.Proc, c0, c1
+		}
+		out = append(out, packRange{key, c0, c1})
+	}
+	return out
+}
+
+// Use is a range of a packed weight that a piece reads: rows K0..K1 and columns N0..N1 in a format.
+type Use struct {
+	Weight, Scheme, Layout string
+	K0, K1, N0, N1         int
+	// Owner is the processor that has a pack of just this region; "": processors read ranges of one.
+	Owner string
+}
+
+// Needs is what a piece needs to be there before its step can run, unless the step is joined to its neighbours: the ranges
+// of weights it reads, and its graph, under a key that it shares with equal ones of its processor.
+func Needs(n *Node, p *Piece, proc *planir.Proc) (weights []Use, graph string) {
+	g := op.Single(p.Op(), "")
+	if p.Role == Compute {
+		layout := ""
+		if o := p.Op(); o.Scheme != "" {
+			layout = proc.LayoutOf(o.Scheme.Weight())
+		}
+		for _, u := range uses(n, p, proc, layout) {
+			k := u.key
+			weights = append(weights, Use{k.weight, k.scheme, k.layout, k.k0, k.k1, u.n0, u.n1, k.owner})
+		}
+		g = chain(p.Ops, layout)
+	}
+	return weights, graphKey(p.Proc, g)
+}
+
+func graphKey(proc string, g op.Graph) string {
+	code, err := json.Marshal(g)
+	if err != nil {
+		panic("BUG: graph does not encode: " + err.Error())
+	}
+	return proc + "\x00" + string(code)
 }
 
 // weightOp is an operator of a chain and the role of a weight it takes.
@@ -372,11 +412,7 @@ func chain(ops []op.Op, layout string) (g op.Graph) {
 
 // graph registers a graph for a processor and returns its name; equal graphs share one.
 func (b *builder) graph(proc, label string, g op.Graph) string {
-	code, err := json.Marshal(g)
-	if err != nil {
-		panic("BUG: graph does not encode: " + err.Error())
-	}
-	key := proc + "\x00" + string(code)
+	key := graphKey(proc, g)
 	if name, ok := b.graphs[key]; ok {
 		return name
 	}

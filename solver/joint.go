@@ -1,0 +1,558 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// need is what a candidate needs to be open on a processor.
+type need struct {
+	proc    string
+	graph   string // key
+	weights []lower.Use
+	table   bool     // the weight is a table that rows are looked up in as they are stored
+	buffers []buffer // that its steps touch
+}
+
+// buffer is one of the pool, with the size that the candidate gives it at least.
+type buffer struct {
+	name       string
+	rows, cols int
+	size       int  // of an element
+	own        bool // of a share or partial sum: it is as large as those that use it need it
+}
+
+// needs lists what a node's candidate needs, step by step.
+func (st *stage) needs(node int, c *candidate) ([]need, error) {
+	n := &st.sec.Nodes[node]
+	pieces, err := lower.Cut(st.sec, n, &c.Decision, st.proc)
+	if err != nil {
+		return nil, diag.New(diag.ClassInternal, "BUG: a candidate of %q cannot be cut: %w", n.Name, err)
+	}
+	var out []need
+	for k := range pieces {
+		p := &pieces[k]
+		x := need{proc: p.Proc, table: p.Op().Kind == op.Embed && p.Op().Scheme == ""}
+		x.weights, x.graph = lower.Needs(n, p, st.proc(p.Proc))
+		for _, v := range slices.Concat(p.In, p.Out) {
+			b := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
+			value, ok := st.sec.Values[v.Buffer]
+			if ok {
+				b.rows, b.cols, b.own = max(b.rows, value.Rows), value.Cols, false
+			} else {
+				value = st.sec.Values[n.Out[0]]
+			}
+			b.size = value.Type.Bytes()
+			x.buffers = append(x.buffers, b)
+		}
+		out = append(out, x)
+	}
+	// Who gathers reads fewer rows than were written where those are padded: the buffer has all of them.
+	for _, x := range out {
+		for i := range x.buffers {
+			for _, y := range out {
+				for _, b := range y.buffers {
+					if b.name == x.buffers[i].name {
+						x.buffers[i].rows = max(x.buffers[i].rows, b.rows)
+					}
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// loads are what all candidates of an instance need, by node and candidate.
+func (in *instance) loads() ([][][]need, error) {
+	if in.needs == nil {
+		all := make([][][]need, len(in.candidates))
+		for i := range in.candidates {
+			for j := range in.candidates[i] {
+				x, err := in.stage.needs(i, &in.candidates[i][j])
+				if err != nil {
+					return nil, err
+				}
+				all[i] = append(all[i], x)
+			}
+		}
+		in.needs = all
+	}
+	return in.needs, nil
+}
+
+// assets collects what choices of a joint problem share.
+type assets struct {
+	s       *session
+	list    []problem.Asset
+	index   map[string]int
+	layers  map[string]int         // of each weight
+	experts map[string]int         // of each weight
+	cuts    map[string][]int       // boundaries of the columns that a pack is read in, by its key
+	whole   map[string]planir.Pack // by key, without columns
+	rows    map[string]int         // the most of each buffer
+	levels  map[string][]int       // numbers of rows of a buffer of its own
+	regions map[string]int         // by processor: those whose bytes, graphs or opening times are bounded
+	memory  bool                   // what a process holds is bounded or minimised
+	sizes   map[[2]string]int64    // of ranges of packs
+	procs   map[string]*socs.Processor
+}
+
+// packKey names the pack that a range of a weight belongs to, on a processor: for its region that owner reads it.
+func packKey(u *lower.Use) string {
+	k := fmt.Sprintf("%s/%s.%s k%d-%d", u.Weight, u.Scheme, u.Layout, u.K0, u.K1)
+	if u.Owner != "" {
+		k += fmt.Sprintf(" %s n%d-%d", u.Owner, u.N0, u.N1)
+	}
+	return k
+}
+
+// scan notes where a need divides packs, and how large it makes buffers.
+func (a *assets) scan(x *need) {
+	for i := range x.weights {
+		u := &x.weights[i]
+		k := packKey(u)
+		if _, ok := a.whole[k]; !ok {
+			a.whole[k] = planir.Pack{Weight: u.Weight, Experts: a.experts[u.Weight], K0: u.K0, K1: u.K1, Scheme: u.Scheme, Layout: u.Layout}
+		}
+		for _, c := range []int{u.N0, u.N1} {
+			if at, found := slices.BinarySearch(a.cuts[k], c); !found {
+				a.cuts[k] = slices.Insert(a.cuts[k], at, c)
+			}
+		}
+	}
+	for _, b := range x.buffers {
+		a.rows[b.name] = max(a.rows[b.name], b.rows)
+		if at, found := slices.BinarySearch(a.levels[b.name], b.rows); b.own && !found {
+			a.levels[b.name] = slices.Insert(a.levels[b.name], at, b.rows)
+		}
+	}
+}
+
+// bytes is what columns of a pack take, in all layers and experts: as check.Load counts it.
+func (a *assets) bytes(key string, from, to int) (int64, error) {
+	id := [2]string{key, fmt.Sprint(from, to)}
+	if n, ok := a.sizes[id]; ok {
+		return n, nil
+	}
+	w := a.whole[key]
+	upTo := func(cols int) (int64, error) {
+		if cols == 0 {
+			return 0, nil
+		}
+		p := w
+		p.N1 = cols
+		return pack.Bytes(p.Spec())
+	}
+	low, high, err := int64(0), int64(0), error(nil)
+	// Columns 0..to less columns 0..from: what layouts add once for a pack belongs to its beginning.
+	first := a.cuts[key][0]
+	if from > first {
+		low, err = upTo(from - first)
+	}
+	if err == nil {
+		high, err = upTo(to - first)
+	}
+	if err != nil {
+		return 0, err
+	}
+	n := int64(max(1, a.layers[w.Weight])) * max(0, high-low)
+	a.sizes[id] = n
+	return n, nil
+}
+
+func (a *assets) add(x problem.Asset) int {
+	i, ok := a.index[x.Name]
+	if !ok {
+		i = len(a.list)
+		a.index[x.Name] = i
+		a.list = append(a.list, x)
+	}
+	return i
+}
+
+// of lists the assets of a need.
+func (a *assets) of(x *need, out []int) ([]int, error) {
+	region, bounded := a.regions[x.proc]
+	sp := a.procs[x.proc]
+	if bounded {
+		out = append(out, a.add(problem.Asset{Name: "graph " + x.graph, Region: region, Graphs: 1, OpenNS: openNS(sp)}))
+		for _, b := range x.buffers {
+			row, name := int64(b.cols)*int64(b.size), x.proc+" buffer "+b.name
+			if !b.own {
+				out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: int64(a.rows[b.name]) * row}))
+				continue
+			}
+			from := 0
+			for _, to := range a.levels[b.name] {
+				if to > b.rows {
+					break
+				}
+				out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s to row %d", name, to), Region: region, Bytes: int64(to-from) * row}))
+				from = to
+			}
+		}
+	}
+	for i := range x.weights {
+		u := &x.weights[i]
+		key := packKey(u)
+		cuts := a.cuts[key]
+		from, _ := slices.BinarySearch(cuts, u.N0)
+		for ; cuts[from] < u.N1; from++ {
+			n, err := a.bytes(key, cuts[from], cuts[from+1])
+			if err != nil {
+				return nil, err
+			}
+			atom := fmt.Sprintf("%s n%d-%d", key, cuts[from], cuts[from+1])
+			owned := u.Owner != "" && sp.WeightBytes != socs.WeightsPerGraph
+			if bounded {
+				name := x.proc + " " + atom
+				if sp.WeightBytes == socs.WeightsPerGraph {
+					name += " in " + x.graph
+				}
+				out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: n}))
+			}
+			if a.memory && !x.table && !(bounded && owned) {
+				out = append(out, a.add(problem.Asset{Name: "memory " + atom, Region: a.regions[""], Bytes: n}))
+			}
+			if a.memory && sp.Prepacks && u.Layout != op.RowsLayout {
+				out = append(out, a.add(problem.Asset{Name: "prepacked " + atom, Region: a.regions[""], Bytes: n}))
+			}
+		}
+	}
+	return out, nil
+}
+
+// joint is the problem of all programs together, with what its parts stand for.
+type joint struct {
+	*problem.Joint
+	programs []*program
+	unit     float64 // weight of one expected call
+	posed    map[quantity]int64
+}
+
+// weightScale is the weight of the part that counts most.
+const weightScale = 1 << 14
+
+// weight is what a call of the i-th program of demand.rows counts for.
+func (s *session) weight(i int) float64 {
+	rows := s.want.rows()[i]
+	if s.decodes(rows) {
+		return s.want.decodeNS(rows, s.want.weights.Decode)
+	}
+	return s.want.weights.Prefill * s.want.share[slices.Index(s.want.buckets, rows)]
+}
+
+func jointProblem(m problem.Measure) string { return "joint " + string(m) }
+
+// joint poses the problem of all programs. Less is taken off each bound beforehand for what the problem leaves out.
+func (s *session) joint(less map[quantity]int64) (*joint, error) {
+	rows := s.want.rows()
+	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.in.Workload.Minimise}, posed: map[quantity]int64{}}
+	heaviest := 0.0
+	for i := range rows {
+		heaviest = max(heaviest, s.weight(i))
+	}
+	j.unit = weightScale
+	if heaviest > 0 {
+		j.unit /= heaviest
+	}
+	a := &assets{
+		s: s, index: map[string]int{}, layers: s.layers(), experts: map[string]int{}, cuts: map[string][]int{}, whole: map[string]planir.Pack{},
+		rows: map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[[2]string]int64{}, procs: map[string]*socs.Processor{},
+	}
+	for _, w := range s.graph.Weights {
+		a.experts[w.Name] = w.Experts
+	}
+	region := func(name string) *problem.Region {
+		i, ok := a.regions[name]
+		if !ok {
+			i = len(j.Regions)
+			a.regions[name] = i
+			j.Regions = append(j.Regions, problem.Region{Name: name})
+		}
+		return &j.Regions[i]
+	}
+	part := map[string]int64{} // MaxNS
+	for _, b := range s.bounds {
+		max := max(1, b.max-less[b.quantity])
+		j.posed[b.quantity] = max
+		switch b.kind {
+		case problem.LimitRegionBytes:
+			region(b.name).MaxBytes = max
+		case problem.LimitRegionGraphs:
+			region(b.name).MaxGraphs = int(max)
+		case problem.LimitBytes:
+			j.MaxBytes, a.memory = max, true
+		case problem.LimitOpenNS:
+			j.MaxOpenNS = max
+			for i := range s.procs {
+				if openNS(s.in.SoC.Processor(s.procs[i].Name)) > 0 {
+					region(s.procs[i].Name)
+				}
+			}
+		case problem.LimitEnergyNJ:
+			j.MaxEnergyNJ = whole(float64(max) * j.unit)
+		case problem.LimitPartNS:
+			part[b.name] = max
+		}
+	}
+	if j.Minimise == problem.Memory {
+		a.memory = true
+	}
+	if a.memory {
+		region("").Name = "memory"
+	}
+	for i := range s.procs {
+		a.procs[s.procs[i].Name] = s.in.SoC.Processor(s.procs[i].Name)
+	}
+	for _, r := range rows {
+		pr, err := s.program(r, s.assigned(r))
+		if err != nil {
+			return nil, err
+		}
+		j.programs = append(j.programs, pr)
+		for _, in := range pr.instances {
+			all, err := in.loads()
+			if err != nil {
+				return nil, err
+			}
+			for i := range all {
+				for k := range all[i] {
+					for m := range all[i][k] {
+						a.scan(&all[i][k][m])
+					}
+				}
+			}
+		}
+	}
+	for i, pr := range j.programs {
+		p := pr.partition(s, problem.Time)
+		for c := range p.Chains {
+			items := slices.Clone(p.Chains[c].Items)
+			for n := range items {
+				items[n].Choices = slices.Clone(items[n].Choices)
+				for k := range items[n].Choices {
+					var err error
+					var list []int
+					for m := range pr.instances[c].needs[n][k] {
+						if list, err = a.of(&pr.instances[c].needs[n][k][m], list); err != nil {
+							return nil, err
+						}
+					}
+					slices.Sort(list)
+					items[n].Choices[k].Assets = slices.Compact(list)
+				}
+			}
+			p.Chains[c].Items = items
+		}
+		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: max(1, int64(math.Round(s.weight(i)*j.unit))), MaxNS: part[pr.name]})
+	}
+	j.Assets = a.list
+	return j, nil
+}
+
+// layers is how many layers have each weight.
+func (s *session) layers() map[string]int {
+	spans := map[string][][2]int{}
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, n := range sec.Nodes {
+			names := slices.Concat(n.W, []string{lower.ScaleWeight(sec.Name + "." + n.Name)})
+			for _, w := range names {
+				if x := s.graph.Weight(w); sec.Layers > 0 && (x == nil || len(x.Const) == 0) {
+					if at := [2]int{sec.First, sec.First + sec.Layers}; !slices.Contains(spans[w], at) {
+						spans[w] = append(spans[w], at)
+					}
+				}
+			}
+		}
+	}
+	out := map[string]int{}
+	for _, w := range slices.Sorted(maps.Keys(spans)) {
+		for _, at := range spans[w] {
+			out[w] += at[1] - at[0]
+		}
+	}
+	return out
+}
+
+// choices are those that a plan makes, as the problem numbers them.
+func (j *joint) choices(p *planir.Plan) [][][]int {
+	var out [][][]int
+	for _, pr := range j.programs {
+		var part [][]int
+		for _, in := range pr.instances {
+			list := make([]int, len(in.candidates))
+			for i := range list {
+				d := decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
+				if list[i] = in.find(i, d); list[i] < 0 {
+					panic("BUG: decision on " + d.Node + " is none of its candidates")
+				}
+			}
+			part = append(part, list)
+		}
+		out = append(out, part)
+	}
+	return out
+}
+
+// models is what choices take of everything bounded, as the problem counts it, in the units of bounds.
+func (j *joint) models(s *session, choices [][][]int) map[quantity]int64 {
+	u := j.Use(choices)
+	out := map[quantity]int64{}
+	for _, b := range s.bounds {
+		switch b.kind {
+		case problem.LimitRegionBytes, problem.LimitRegionGraphs:
+			r := slices.IndexFunc(j.Regions, func(r problem.Region) bool { return r.Name == b.name })
+			out[b.quantity] = u.RegionBytes[r]
+			if b.kind == problem.LimitRegionGraphs {
+				out[b.quantity] = u.RegionGraphs[r]
+			}
+		case problem.LimitBytes:
+			out[b.quantity] = u.Bytes
+		case problem.LimitOpenNS:
+			out[b.quantity] = u.OpenNS
+		case problem.LimitEnergyNJ:
+			out[b.quantity] = whole(float64(u.EnergyNJ) / j.unit)
+		case problem.LimitPartNS:
+			i := slices.IndexFunc(j.programs, func(pr *program) bool { return pr.name == b.name })
+			out[b.quantity] = u.PartNS[i]
+		}
+	}
+	return out
+}
+
+// jointRounds is how often a joint problem is posed again because its plan, lowered, takes more than the problem said.
+const jointRounds = 8
+
+// together returns the best plan whose programs keep all bounds together. plan is one that does not.
+func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	s.offer(plan)
+	less := map[quantity]int64{}
+	var last error
+	for round := range jointRounds {
+		j, err := s.joint(less)
+		if err != nil {
+			return nil, err
+		}
+		if round == 0 { // what the problem does not see, as far as one plan tells
+			if less, err = s.unseen(j, plan, j.choices(plan), nil); err != nil {
+				return nil, err
+			}
+			if j, err = s.joint(less); err != nil {
+				return nil, err
+			}
+		}
+		sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{})
+		if err != nil {
+			return nil, s.unreachable(err, j.posed)
+		}
+		if err := j.Verify(sol); err != nil {
+			return nil, err
+		}
+		if sol.Choices == nil {
+			return nil, s.undecided(plan)
+		}
+		report := planir.Solve{
+			Problem: jointProblem(s.measure()), Status: string(sol.Status), Choices: j.Size(),
+			ObjectiveNS: whole(s.worth(j, sol.Objective)), BoundNS: whole(s.worth(j, sol.Bound)),
+		}
+		if sol.Status == problem.Feasible {
+			report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
+		}
+		x := solved{reports: []planir.Solve{report}}
+		for i, pr := range j.programs {
+			var list []planir.Decision
+			for k, in := range pr.instances {
+				list = append(list, in.decisions(sol.Choices[i][k])...)
+			}
+			x.decisions = append(x.decisions, list)
+		}
+		if plan, err = s.build(x); err != nil {
+			return nil, err
+		}
+		taken, err := s.taken(plan)
+		if err != nil {
+			return nil, err
+		}
+		over := s.broken(plan, taken)
+		if len(over) == 0 {
+			return plan, nil
+		}
+		last = s.exceeds(over, taken)
+		if less, err = s.unseen(j, plan, sol.Choices, less); err != nil {
+			return nil, err
+		}
+	}
+	return nil, last
+}
+
+// worth is an objective of a joint problem in the unit of its measure.
+func (s *session) worth(j *joint, objective int64) float64 {
+	if j.Minimise == problem.Memory {
+		return float64(objective)
+	}
+	return float64(objective) / j.unit
+}
+
+// unseen is what a lowered plan takes of every bound beyond what the problem says: the most of what was seen before, and of this plan.
+func (s *session) unseen(j *joint, plan *planir.Plan, choices [][][]int, before map[quantity]int64) (map[quantity]int64, error) {
+	taken, err := s.taken(plan)
+	if err != nil {
+		return nil, err
+	}
+	out := maps.Clone(before)
+	if out == nil {
+		out = map[quantity]int64{}
+	}
+	for q, n := range j.models(s, choices) {
+		more := taken[q] - n
+		if old, ok := before[q]; ok {
+			more = max(more, old)
+		}
+		out[q] = more
+	}
+	return out, nil
+}
+
+// exceeds is the error that a plan takes more than is allowed.
+func (s *session) exceeds(over []bound, taken map[quantity]int64) error {
+	e := &LimitError{}
+	for i := range over {
+		b := &over[i]
+		if !slices.Contains(e.Names, b.user) {
+			e.Names = append(e.Names, b.user)
+		}
+		what, amount := b.words()
+		e.text = fmt.Sprintf("no plan was found that keeps %s: %s %s, and at most %s are allowed", b.user, what, amount(taken[b.quantity]), amount(b.max))
+	}
+	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint("raise it, or permit a scheme with fewer bits, or fewer buckets, in the workload")
+}
+
+// undecided is the error that an engine gave up before it found a plan within the limits.
+func (s *session) undecided(plan *planir.Plan) error {
+	taken, err := s.taken(plan)
+	if err != nil {
+		return err
+	}
+	return s.exceeds(s.broken(plan, taken), taken)
+}
+
+// measure is what is minimised.
+func (s *session) measure() problem.Measure {
+	if m := s.in.Workload.Minimise; m != "" {
+		return m
+	}
+	return problem.Time
+}
