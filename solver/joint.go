@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
@@ -205,32 +206,57 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 	}
 	for i := range x.weights {
 		u := &x.weights[i]
-		key := packKey(u)
-		cuts := a.cuts[key]
-		from, _ := slices.BinarySearch(cuts, u.N0)
-		for ; cuts[from] < u.N1; from++ {
-			n, err := a.bytes(key, cuts[from], cuts[from+1])
-			if err != nil {
-				return nil, err
+		// atoms adds an asset for every part of the range between two of the cuts.
+		atoms := func(prefix, suffix string, region int, cuts []int) error {
+			key := packKey(u)
+			from, found := slices.BinarySearch(cuts, u.N0)
+			if !found {
+				from--
 			}
-			atom := fmt.Sprintf("%s n%d-%d", key, cuts[from], cuts[from+1])
-			owned := u.Owner != "" && sp.WeightBytes != socs.WeightsPerGraph
-			if bounded {
-				name := x.proc + " " + atom
-				if sp.WeightBytes == socs.WeightsPerGraph {
-					name += " in " + x.graph
+			for ; cuts[from] < u.N1; from++ {
+				n, err := a.bytes(key, cuts[from], cuts[from+1])
+				if err != nil {
+					return err
 				}
-				out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: n}))
+				out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s %s n%d-%d%s", prefix, key, cuts[from], cuts[from+1], suffix), Region: region, Bytes: n}))
 			}
-			if a.memory && !x.table && !(bounded && owned) {
-				out = append(out, a.add(problem.Asset{Name: "memory " + atom, Region: a.regions[""], Bytes: n}))
-			}
-			if a.memory && sp.Prepacks && u.Layout != op.RowsLayout {
-				out = append(out, a.add(problem.Asset{Name: "prepacked " + atom, Region: a.regions[""], Bytes: n}))
-			}
+			return nil
+		}
+		cuts, each := a.cuts[packKey(u)], ""
+		if sp.WeightBytes == socs.WeightsPerGraph {
+			each = " in " + x.graph
+		}
+		var err error
+		if bounded {
+			err = atoms(x.proc, each, region, cuts)
+		}
+		owned := u.Owner != "" && each == ""
+		if err == nil && a.memory && !x.table && !(bounded && owned) {
+			err = atoms("memory", "", a.regions[""], coarse(cuts))
+		}
+		if err == nil && a.memory && sp.Prepacks && u.Layout != op.RowsLayout {
+			err = atoms("prepacked", "", a.regions[""], coarse(cuts))
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// maxAtoms is how many parts of one packed copy are told apart in what a process holds.
+const maxAtoms = 8
+
+// coarse is a selection of cuts: a range then counts as up to the next of them, as a copy is packed whole between the ends of its uses.
+func coarse(cuts []int) []int {
+	if len(cuts) <= maxAtoms+1 {
+		return cuts
+	}
+	out := make([]int, maxAtoms+1)
+	for i := range out {
+		out[i] = cuts[i*(len(cuts)-1)/maxAtoms]
+	}
+	return out
 }
 
 // joint is the problem of all programs together, with what its parts stand for.
@@ -454,15 +480,15 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 				return nil, err
 			}
 		}
-		sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{})
+		sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes})
 		if err != nil {
-			return nil, s.unreachable(err, j.posed)
+			return nil, s.unreachable(err, plan, j.posed)
 		}
 		if err := j.Verify(sol); err != nil {
 			return nil, err
 		}
 		if sol.Choices == nil {
-			return nil, s.undecided(plan)
+			return nil, s.undecided("no plan was found that keeps", plan)
 		}
 		report := planir.Solve{
 			Problem: jointProblem(s.measure()), Status: string(sol.Status), Choices: j.Size(),
@@ -490,7 +516,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		if len(over) == 0 {
 			return plan, nil
 		}
-		last = s.exceeds(over, taken)
+		last = s.exceeds("no plan was found that keeps", over, taken)
 		if less, err = s.unseen(j, plan, sol.Choices, less); err != nil {
 			return nil, err
 		}
@@ -527,26 +553,30 @@ func (s *session) unseen(j *joint, plan *planir.Plan, choices [][][]int, before 
 }
 
 // exceeds is the error that a plan takes more than is allowed.
-func (s *session) exceeds(over []bound, taken map[quantity]int64) error {
+func (s *session) exceeds(what string, over []bound, taken map[quantity]int64) error {
 	e := &LimitError{}
+	var parts []string
 	for i := range over {
 		b := &over[i]
 		if !slices.Contains(e.Names, b.user) {
 			e.Names = append(e.Names, b.user)
 		}
-		what, amount := b.words()
-		e.text = fmt.Sprintf("no plan was found that keeps %s: %s %s, and at most %s are allowed", b.user, what, amount(taken[b.quantity]), amount(b.max))
+		subject, amount := b.words()
+		parts = append(parts, fmt.Sprintf("%s %s, and at most %s are allowed", subject, amount(taken[b.quantity]), amount(b.max)))
 	}
-	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint("raise it, or permit a scheme with fewer bits, or fewer buckets, in the workload")
+	e.text = fmt.Sprintf("%s %s: %s", what, strings.Join(e.Names, " and "), strings.Join(parts, "; "))
+	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint(limitHint)
 }
 
-// undecided is the error that an engine gave up before it found a plan within the limits.
-func (s *session) undecided(plan *planir.Plan) error {
+const limitHint = "raise a limit, or permit a scheme with fewer bits, or fewer buckets, in the workload"
+
+// undecided is the error that nothing is known that takes less than a plan does.
+func (s *session) undecided(what string, plan *planir.Plan) error {
 	taken, err := s.taken(plan)
 	if err != nil {
 		return err
 	}
-	return s.exceeds(s.broken(plan, taken), taken)
+	return s.exceeds(what, s.broken(plan, taken), taken)
 }
 
 // measure is what is minimised.

@@ -309,8 +309,8 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap is what the engine said.
 func (e *LimitError) Unwrap() error { return e.cause }
 
-// unreachable is the error that bounds cannot be kept together, of an engine's; posed are the limits that the problem had.
-func (s *session) unreachable(err error, posed map[quantity]int64) error {
+// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, posed are the limits that the problem had.
+func (s *session) unreachable(err error, plan *planir.Plan, posed map[quantity]int64) error {
 	var joint *problem.InfeasibleError
 	if !errors.As(err, &joint) {
 		return err
@@ -334,11 +334,11 @@ func (s *session) unreachable(err error, posed map[quantity]int64) error {
 		// What the problem leaves out of account was taken off its limit.
 		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, amount(l.Need+b.max-posed[b.quantity]), amount(b.max)))
 	}
-	if parts == nil {
-		return err
+	if parts == nil { // not told
+		return s.undecided("no plan keeps", plan)
 	}
 	e.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(e.Names, " and "), strings.Join(parts, "; "))
-	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint("raise one of the limits, or permit a scheme with fewer bits, or fewer buckets, in the workload")
+	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint(limitHint)
 }
 
 // words say what a bound is of, and its amounts.

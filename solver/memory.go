@@ -44,6 +44,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			}
 		}
 		t.bind(bound)
+		t.nodes = triedNodes
 		var last *planir.Plan
 		try := func(prefill, decode assignment) (float64, bool, error) {
 			t.prefill, t.decode, t.chosen = prefill, decode, nil
@@ -97,6 +98,9 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 	}
 	return by, best, nil
 }
+
+// triedNodes bounds the search for one of many combinations of schemes and buckets.
+const triedNodes = 24
 
 // fewer is a session for the same prompts with the first n buckets only.
 func (s *session) fewer(ctx context.Context, n int) (*session, error) {

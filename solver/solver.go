@@ -128,6 +128,7 @@ type session struct {
 	decode    assignment
 	chosen    *planir.Solve // how, nil when there was no choice
 	bounds    []bound       // that all programs keep together
+	nodes     int64         // of the search for them, 0: the engine's own limit
 }
 
 type programKey struct {

@@ -616,7 +616,7 @@ func TestErrors(t *testing.T) {
 				small.Processors[i].AddressBytes = 1 << 20
 			}
 			return Input{Model: m, SoC: small, Costs: costs(t, small, m, op.A32W32)}
-		}, diag.ClassInfeasible, []string{"addresses at most 1048576", "fewer bits"}},
+		}, diag.ClassInfeasible, []string{"at most 1048576 bytes", "soc.address_bytes", "fewer bits"}},
 		"too small graphs": {func() Input {
 			small := twoCores(t, 1)
 			for i := range small.Processors {
