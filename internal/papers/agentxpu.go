@@ -87,6 +87,19 @@ func agentRoofline(s *sheet) error {
 	s.add(Exact, "eq7_pieces_meet_percent", 100, of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
 	s.add(Exact, "eq11/unclipped_percent", 100, of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
 	s.add(Exact, "eq11/clipped_percent", 100, of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
+	// Two examples by hand: 600 operations a byte reach 3000 a nanosecond, 1500 would reach 7500 of 5500.
+	for _, c := range []struct {
+		name      string
+		intensity float64
+	}{{"unclipped", 600}, {"clipped", 1500}} {
+		a := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: c.intensity}
+		s.add(Modelled, "example/"+c.name+"/P_eff_gops", nil, a.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", c.intensity)
+		s.add(Modelled, "example/"+c.name+"/knee", nil, a.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", a.BytesPerNS())
+		s.add(Modelled, "example/"+c.name+"/knee_third_form", nil, a.ComputeShare/a.MemoryShare*a.ComputeIntensity, "(u_c/u_m) I_c")
+		s.add(Modelled, "example/"+c.name+"/memory_bound_us", nil, a.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
+		s.add(Modelled, "example/"+c.name+"/compute_bound_us", nil, a.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
+		s.add(Modelled, "example/"+c.name+"/compute_bound_eq11_us", nil, 1e9/(1000*a.PeakBytesPerNS*min(a.MemoryShare, a.ComputeShare*a.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/a.PeakOpsPerNS/1000)
+	}
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
 	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
 	low := truth
@@ -146,7 +159,8 @@ func agentChunks(s *sheet) error {
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	context := int(agent("m_max_context").at("values").num())
 	for _, n := range []int{1, 255, chunk, 300, 512, 1000, 2048, 4095, context} {
-		s.add(Exact, fmt.Sprintf("%d", n), nil, fmt.Sprintf("%d + %d", n/chunk, n%chunk), "N_chk = floor(S_len/%d) chunks and S_rem tokens", chunk)
+		s.add(Exact, fmt.Sprintf("%d_tokens/N_chk", n), nil, n/chunk, "floor(S_len/%d)", chunk)
+		s.add(Exact, fmt.Sprintf("%d_tokens/S_rem", n), nil, n%chunk, "S_len mod %d", chunk)
 	}
 	whole := 0
 	for n := 1; n <= context; n++ {

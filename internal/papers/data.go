@@ -188,10 +188,14 @@ func missing(paper string) Item {
 				continue
 			}
 			r := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + f.source(), Class: NotReproducible, Note: "its numbers are not printed"}
+			if strings.HasPrefix(id, "table") {
+				r.Paper = "a picture, " + f.source()
+			}
 			if strings.HasPrefix(id, "dc_") {
 				r.Paper, r.Note = f.at("check").text(), f.at("why").text()
 			} else if f.has("note") {
-				r.Note += ": " + f.at("note").text()
+				note, _, _ := strings.Cut(f.at("note").text(), "; facts in ") // a reference within the data
+				r.Note += ": " + note
 			}
 			rows = append(rows, r)
 		}

@@ -507,7 +507,7 @@ func shadowOps(s *sheet) error {
 	for _, m := range shadow("table5_models").at("values").list() {
 		s.add(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "Q x K of a layer at %v tokens, all positions: 2 x %v heads x %v^2 x %v", length, m.at(1).num(), length, m.at(3).num())
 	}
-	s.add(Exact, "dense_estimation_percent", nil, 50, "Q x K is half of a dense kernel's operations, whatever the shape")
+	s.add(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "Q x K is half of a dense kernel's operations, whatever the shape")
 	s.add(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*r), "of a sparse kernel's operations at ratio %v: 1 for the estimate and %v for each sparse product. Above the printed share of time: gathered products run slower than dense ones", r, r)
 	return nil
 }
