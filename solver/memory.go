@@ -120,10 +120,10 @@ func (s *session) fewer(ctx context.Context, n int) (*session, error) {
 // is only padding of the larger.
 func (d *demand) fewer(w *Workload, n, maxContext int) (*demand, error) {
 	x := *w
-	x.Buckets, x.Context, x.Prompts = d.buckets[:n], d.context, nil
+	x.Buckets, x.Batches, x.Context, x.Prompts = d.buckets[:n], d.batches, d.context, nil
 	if len(w.Prompts) == 0 { // what the buckets stand for
 		for i, b := range d.buckets {
-			x.Prompts = append(x.Prompts, Prompt{b, d.share[i]})
+			x.Prompts = append(x.Prompts, Prompt{Tokens: b, Share: d.share[i]})
 		}
 	}
 	for _, p := range w.Prompts {

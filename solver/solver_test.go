@@ -716,10 +716,10 @@ func TestLengths(t *testing.T) {
 		}
 		return n
 	}
-	if n := rows(Prompt{256, 1}); n < 3 {
+	if n := rows(Prompt{Tokens: 256, Share: 1}); n < 3 {
 		t.Errorf("full buckets: %d matrices are divided by rows, want most of 4", n)
 	}
-	if n := rows(Prompt{130, 1}, Prompt{140, 1}); n > 0 {
+	if n := rows(Prompt{Tokens: 130, Share: 1}, Prompt{Tokens: 140, Share: 1}); n > 0 {
 		t.Errorf("half empty buckets: %d matrices are divided by rows", n)
 	}
 }

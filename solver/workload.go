@@ -25,8 +25,8 @@ type Workload struct {
 	Schema string `json:"schema" yaml:"schema"`
 	Name   string `json:"name,omitempty" yaml:"name,omitempty"`
 	// Prompts is the distribution of prompt lengths. Empty: every bucket counts the same.
-	Prompts []Prompt `json:"prompts,omitempty" yaml:"prompts,omitempty"`
-	// OutputTokens is the mean length of an answer.
+	Prompts Prompts `json:"prompts,omitempty" yaml:"prompts,omitempty"`
+	// OutputTokens is the mean length of an answer; 0: what Prompts say, else DefaultOutputTokens.
 	OutputTokens int `json:"output_tokens,omitempty" yaml:"output_tokens,omitempty"`
 	// Context is the number of positions the cache holds; 0: the model's, at most DefaultContext.
 	Context int `json:"context,omitempty" yaml:"context,omitempty"`
@@ -41,34 +41,73 @@ type Workload struct {
 	// Schemes are the precisions each phase may use; empty: those that Quality permits, else the stored one.
 	Schemes Schemes `json:"schemes,omitzero" yaml:"schemes,omitempty"`
 	// Buckets are the numbers of rows prefill gets programs for; empty: powers of two.
-	Buckets []int `json:"buckets,omitempty" yaml:"buckets,omitempty,flow"`
+	Buckets Rows `json:"buckets,omitempty" yaml:"buckets,omitempty,flow"`
 	// Batches are the numbers of sequences that decode gets programs for besides one; empty: one sequence.
-	Batches []int `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
+	Batches Rows `json:"batches,omitempty" yaml:"batches,omitempty,flow"`
+	// Parallel says how many sequences wait to be decoded together; empty: every batch counts the same.
+	Parallel []Parallel `json:"parallel,omitempty" yaml:"parallel,omitempty"`
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.
 	Experts ExpertTiers `json:"experts,omitzero" yaml:"experts,omitempty"`
 }
 
-// Prompt is one length of a histogram.
-type Prompt struct {
-	Tokens int     `json:"tokens" yaml:"tokens"`
-	Share  float64 `json:"share" yaml:"share"` // relative frequency; shares need not add up to 1
+// Rows are ascending numbers of rows that programs are for, or AtMost some of them, which solve then chooses.
+type Rows []int
+
+// AtMost asks solve to choose at most n numbers of rows.
+func AtMost(n int) Rows { return Rows{-n} }
+
+// Max is the n of AtMost, 0 for a list.
+func (r Rows) Max() int {
+	if len(r) == 1 && r[0] < 0 {
+		return -r[0]
+	}
+	return 0
 }
 
-// UnmarshalNode reads "{tokens: 256, share: 0.3}" or a plain length, which has share 1.
-func (p *Prompt) UnmarshalNode(n *decode.Node) error {
-	if n.IsMapping() {
-		type plain Prompt
-		q := plain{Share: 1}
-		if err := n.Decode(&q); err != nil {
-			return err
-		}
-		*p = Prompt(q)
-		return nil
+// atMost is how AtMost is written.
+type atMost struct {
+	Max int `json:"max" yaml:"max" decode:"required"`
+}
+
+// UnmarshalNode reads "[64, 256]" or "{max: 8}".
+func (r *Rows) UnmarshalNode(n *decode.Node) error {
+	if !n.IsMapping() {
+		type plain []int
+		return n.Decode((*plain)(r))
 	}
-	p.Share = 1
-	return n.Decode(&p.Tokens)
+	var x atMost
+	if err := n.Decode(&x); err != nil {
+		return err
+	}
+	if x.Max < 1 || x.Max > maxBuckets {
+		return n.Errorf("at most %d are to be chosen, want 1..%d", x.Max, maxBuckets)
+	}
+	*r = AtMost(x.Max)
+	return nil
+}
+
+// MarshalJSON writes what UnmarshalNode reads.
+func (r Rows) MarshalJSON() ([]byte, error) {
+	if n := r.Max(); n > 0 {
+		return json.Marshal(atMost{n})
+	}
+	return json.Marshal([]int(r))
+}
+
+// MarshalYAML writes what UnmarshalNode reads.
+func (r Rows) MarshalYAML() (any, error) {
+	if n := r.Max(); n > 0 {
+		return atMost{n}, nil
+	}
+	return []int(r), nil
+}
+
+// Parallel is how often a number of sequences are decoded together.
+type Parallel struct {
+	Sequences int     `json:"sequences" yaml:"sequences" decode:"required"`
+	Share     float64 `json:"share" yaml:"share"` // of the tokens decoded; shares need not add up to 1
 }
 
 // Schemes are the permitted precisions by phase. The model's last matrix, which has one row in both phases,
@@ -204,6 +243,9 @@ func (w *Workload) Validate() error {
 		if !(p.Share >= 0 && p.Share <= 1e12) {
 			fail(fmt.Sprintf("prompts[%d].share", i), "share is %v, want 0..1e12", p.Share)
 		}
+		if !(p.Output >= 0 && p.Output <= maxLength) {
+			fail(fmt.Sprintf("prompts[%d].output", i), "answer has %v tokens, want 0..%d", p.Output, maxLength)
+		}
 		total += p.Share
 	}
 	if len(w.Prompts) > 0 && !(total > 0) {
@@ -248,8 +290,17 @@ func (w *Workload) Validate() error {
 	if len(w.Buckets) > maxBuckets {
 		fail("buckets", "%d buckets, want at most %d", len(w.Buckets), maxBuckets)
 	}
+	if n := w.Buckets.Max(); n > maxBuckets {
+		fail("buckets.max", "is %d, want 1..%d", n, maxBuckets)
+	}
+	if n := w.Batches.Max(); n > maxBatches {
+		fail("batches.max", "is %d, want 1..%d", n, maxBatches)
+	} else if n > 0 && len(w.Parallel) == 0 {
+		fail("batches.max", "batches cannot be chosen where nothing says how many sequences come together: want parallel, or a list")
+	}
 	for i, b := range w.Buckets {
 		switch {
+		case w.Buckets.Max() > 0:
 		case b < 2 || b > maxLength:
 			fail(fmt.Sprintf("buckets[%d]", i), "bucket of %d rows, want 2..%d (one row is decode, which is always there)", b, maxLength)
 		case i > 0 && w.Buckets[i-1] >= b:
@@ -261,6 +312,7 @@ func (w *Workload) Validate() error {
 	}
 	for i, b := range w.Batches {
 		switch {
+		case w.Batches.Max() > 0:
 		case b < 2 || b > maxBatch:
 			fail(fmt.Sprintf("batches[%d]", i), "batch of %d sequences, want 2..%d (one sequence is always there)", b, maxBatch)
 		case i > 0 && w.Batches[i-1] >= b:
@@ -268,6 +320,22 @@ func (w *Workload) Validate() error {
 		case slices.Contains(w.Buckets, b):
 			fail(fmt.Sprintf("batches[%d]", i), "%d is a bucket of prefill too, and a number of rows has one program (prompts of a bucket that is left out go to the next)", b)
 		}
+	}
+	if len(w.Parallel) > maxBatch {
+		fail("parallel", "%d numbers of sequences, want at most %d", len(w.Parallel), maxBatch)
+	}
+	total = 0
+	for i, p := range w.Parallel {
+		if p.Sequences < 1 || p.Sequences > maxBatch || i > 0 && w.Parallel[i-1].Sequences >= p.Sequences {
+			fail(fmt.Sprintf("parallel[%d].sequences", i), "is %d, want 1..%d in ascending order", p.Sequences, maxBatch)
+		}
+		if !(p.Share >= 0 && p.Share <= 1e12) {
+			fail(fmt.Sprintf("parallel[%d].share", i), "share is %v, want 0..1e12", p.Share)
+		}
+		total += p.Share
+	}
+	if len(w.Parallel) > 0 && !(total > 0) {
+		fail("parallel", "no number of sequences has a share above 0")
 	}
 	for _, x := range []struct {
 		path  string
@@ -313,6 +381,8 @@ type demand struct {
 	weights         Weights
 	contexts        map[int]int      // by rows: positions an attention works on, on average
 	lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
+	prompts         Prompts          // empty: none are given, and every bucket counts the same
+	steps           map[int]float64  // by rows of decode's programs: executions for each token decoded; nil: nothing says how many sequences come together
 }
 
 // decodes are the numbers of rows of decode's programs.
@@ -321,10 +391,33 @@ func (d *demand) decodes() []int { return append([]int{1}, d.batches...) }
 // rows are those of all programs.
 func (d *demand) rows() []int { return append(d.decodes(), d.buckets...) }
 
-// decodeNS is what a program of that many rows counts for in the time of an answer: its tokens are decoded evenly
-// in batches of every size, and each is its part of its batch.
+// decodeNS is what a program of that many rows counts for in the time of an answer.
 func (d *demand) decodeNS(rows int, ns float64) float64 {
-	return float64(d.outputTokens) * ns / float64(rows*len(d.decodes()))
+	if d.steps == nil {
+		return float64(d.outputTokens) * ns / float64(rows*len(d.decodes()))
+	}
+	return float64(float64(d.outputTokens)*ns) * d.steps[rows]
+}
+
+// decodeSteps says how often each of decode's programs is executed for a token. Without a distribution of sequences,
+// tokens are decoded evenly in batches of every size, and each is its part of its batch; with one, sequences that come together go
+// to the smallest batch that holds them, those beyond the largest one after the other.
+func (d *demand) decodeSteps(parallel []Parallel) {
+	if len(parallel) == 0 {
+		return
+	}
+	d.steps = map[int]float64{}
+	rows := d.decodes()
+	total := 0.0
+	for _, p := range parallel {
+		total += p.Share
+	}
+	for _, p := range parallel {
+		full, left := problem.Cut(p.Sequences, rows[len(rows)-1])
+		each := p.Share / total / float64(p.Sequences)
+		d.steps[rows[len(rows)-1]] += float64(each * float64(full))
+		d.steps[rows[sort.SearchInts(rows, left)]] += each
+	}
 }
 
 // contextAt is the number of cached positions, the new rows included, that attention is priced for.
@@ -333,7 +426,7 @@ func (d *demand) contextAt(rows int) int { return min(max(d.contexts[rows], rows
 // apply fills in what the workload leaves open, for a model with that many positions.
 func (w *Workload) apply(maxContext int) (*demand, error) {
 	d := &demand{
-		batches: slices.Clone(w.Batches),
+		prompts: w.Prompts,
 		context: w.Context, outputTokens: w.OutputTokens, weights: w.Weights,
 		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode, head: w.Schemes.Head,
 	}
@@ -345,8 +438,15 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 			WithHint("set context to at most %d", maxContext)
 	}
 	if d.outputTokens == 0 {
+		d.outputTokens = int(math.Round(w.Prompts.answer()))
+	}
+	if d.outputTokens == 0 {
 		d.outputTokens = DefaultOutputTokens
 	}
+	if d.batches = slices.Clone(w.Batches); w.Batches.Max() > 0 {
+		d.batches = w.batchLadder()
+	}
+	d.decodeSteps(w.Parallel)
 	if d.weights == (Weights{}) {
 		d.weights = Weights{1, 1}
 	}
@@ -363,8 +463,13 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 			*x.list = []op.Scheme{op.A32W32}
 		}
 	}
-	d.buckets = slices.Clone(w.Buckets)
-	if len(d.buckets) == 0 {
+	switch d.buckets = slices.Clone(w.Buckets); {
+	case w.Buckets.Max() > 0:
+		if len(d.prompts) == 0 {
+			d.prompts = uniform(min(defaultMaxBucket, d.context))
+		}
+		d.buckets = slices.DeleteFunc(d.prompts.ladder(d.context), func(b int) bool { return slices.Contains(d.batches, b) })
+	case len(d.buckets) == 0:
 		for b := defaultMinBucket; b <= min(defaultMaxBucket, d.context); b *= 2 {
 			if !slices.Contains(d.batches, b) { // a number of rows has one program
 				d.buckets = append(d.buckets, b)
@@ -382,7 +487,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	d.contexts = map[int]int{}
 	d.decodeAt(defaultPrompt + d.outputTokens/2)
 	d.lengths = map[int][]Prompt{}
-	if len(w.Prompts) == 0 {
+	if len(d.prompts) == 0 {
 		below := 1
 		for i, b := range d.buckets {
 			d.share[i] = 1 / float64(len(d.share))
@@ -392,7 +497,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		return d, nil
 	}
 	total, mean := 0.0, 0.0
-	for _, p := range w.Prompts {
+	for _, p := range d.prompts {
 		if p.Tokens > d.context {
 			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, and the context %d positions", w.title(), p.Tokens, d.context).
 				WithHint("raise context (the model has %d positions)", maxContext)
@@ -403,7 +508,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	d.decodeAt(int(mean/total) + d.outputTokens/2)
 	positions := make([]float64, len(d.buckets))
 	lengths := make([][lengthBins + 1]float64, len(d.buckets))
-	for _, p := range w.Prompts {
+	for _, p := range d.prompts {
 		if len(d.buckets) == 0 {
 			break
 		}
@@ -415,11 +520,11 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		}
 		last := len(d.buckets) - 1
 		largest := d.buckets[last]
-		full := (p.Tokens - 1) / largest // pieces of the largest bucket; 1..largest tokens are left
+		full, left := problem.Cut(p.Tokens, largest)
 		if full > 0 {
 			call(last, largest, float64(full), float64(largest)*float64(full+1)/2)
 		}
-		if left := p.Tokens - full*largest; left > 1 {
+		if left > 1 {
 			call(sort.SearchInts(d.buckets, left), left, 1, float64(p.Tokens))
 		}
 	}
@@ -429,7 +534,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 			d.contexts[b] = int(positions[i] / d.share[i])
 			for k, share := range lengths[i] {
 				if share > 0 {
-					d.lengths[b] = append(d.lengths[b], Prompt{max(1, k*b/lengthBins), share / d.share[i]})
+					d.lengths[b] = append(d.lengths[b], Prompt{Tokens: max(1, k*b/lengthBins), Share: share / d.share[i]})
 				}
 			}
 		} else {
@@ -455,7 +560,7 @@ func spread(below, bucket int) []Prompt {
 	const samples = 8
 	var out []Prompt
 	for k := 1; k <= samples; k++ {
-		out = append(out, Prompt{below + (bucket-below)*k/samples, 1.0 / samples})
+		out = append(out, Prompt{Tokens: below + (bucket-below)*k/samples, Share: 1.0 / samples})
 	}
 	return out
 }

@@ -84,7 +84,7 @@ weights: {prefill: 1, decode: 2}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(w.Prompts) != 2 || w.Prompts[0] != (Prompt{54, 1}) || w.Prompts[1] != (Prompt{296, 0.5}) || len(w.Schemes.Decode) != 2 || w.Weights.Decode != 2 {
+	if len(w.Prompts) != 2 || w.Prompts[0] != (Prompt{Tokens: 54, Share: 1}) || w.Prompts[1] != (Prompt{Tokens: 296, Share: 0.5}) || len(w.Schemes.Decode) != 2 || w.Weights.Decode != 2 {
 		t.Errorf("%+v", w)
 	}
 	a, err := w.Digest()

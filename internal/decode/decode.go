@@ -489,3 +489,6 @@ func (n *Node) Decode(v any) error {
 func (n *Node) Errorf(format string, args ...any) *diag.Diagnostic {
 	return diag.New(diag.ClassInput, format, args...).WithCode("decode.value").At("%s", n.at())
 }
+
+// File is the name of the file that the node stands in, as it was opened: what its relative paths are relative to.
+func (n *Node) File() string { return *n.file }
