@@ -90,17 +90,9 @@ func (p *Prompts) UnmarshalNode(n *decode.Node) error {
 		*p, err = source.LogNormal.Prompts()
 	}
 	if err != nil {
-		return n.Errorf("prompts: %w", err).WithHint("%s", hint(err))
+		return n.Errorf("prompts: %w", err).WithHint("%s", strings.Join(diag.HintsOf(err), "; "))
 	}
 	return nil
-}
-
-// hint is that of the diagnostic that an error wraps.
-func hint(err error) string {
-	if d, ok := err.(*diag.Diagnostic); ok {
-		return d.Hint
-	}
-	return ""
 }
 
 // Limits of a trace.

@@ -62,6 +62,15 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.open() {
+		return s.sized(ctx)
+	}
+	return s.solve(ctx)
+}
+
+// solve makes the plan for the buckets and batches there are.
+func (s *session) solve(ctx context.Context) (*Result, error) {
+	in := s.in
 	if err := s.calibrated(); err != nil {
 		return nil, err
 	}
@@ -197,6 +206,11 @@ func newSession(in Input) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	return sessionFor(in, want)
+}
+
+// sessionFor is a session for a demand that need not be all of the workload's.
+func sessionFor(in Input, want *demand) (*session, error) {
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
 	s.batch = s.graph.Batch()
