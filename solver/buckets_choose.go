@@ -345,6 +345,6 @@ func solveSizes(ctx context.Context, engine problem.Engine, b *sizes) ([]int, pl
 		rows = append(rows, b.Sizes[i].Rows)
 	}
 	weight := max(1, b.Weight())
-	return rows, planir.Solve{Problem: b.Name, Engine: engine.Name(), Status: string(got.Status),
+	return rows, planir.Solve{Problem: b.Name, Status: string(got.Status),
 		ObjectiveNS: got.Objective / weight, BoundNS: got.Bound / weight, Choices: len(b.Sizes)}, nil
 }
