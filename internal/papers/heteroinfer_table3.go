@@ -132,8 +132,10 @@ func uniform(n int) []share {
 
 // assumptions are what the paper's objective needs and Table 3 does not print.
 type assumptions struct {
-	syncNS   int64   // T_sync + T_copy, of every choice but GPU-only
-	splitNS  int64   // more than that when both compute
+	syncNS   int64 // T_sync + T_copy, of every choice but GPU-only
+	splitNS  int64 // more than that when both compute
+	gpuFixed int64 // ns of a weight's latency that its part takes as well, however small
+	npuFixed int64
 	shares   []share // of a divided weight; nil: every stage of its rows
 	standard []int   // lengths that graphs exist for, beside 1
 	anyCut   bool    // the GPU may take more of the tokens than what no standard length fits into
@@ -203,12 +205,17 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 			shares = uniform(s.rows / s.stage)
 		}
 		for _, r := range shares {
-			n := int64(r.gpu + r.npu)
+			// part is linear in the rows beyond what is fixed.
+			part := func(whole, fixed int64, rows int) int64 {
+				n := int64(r.gpu + r.npu)
+				fixed = min(fixed, whole)
+				return fixed + ((whole-fixed)*int64(rows)+n/2)/n
+			}
 			ratio := r.reduced().String()
 			if split == "hybrid" {
 				ratio += " (weight)"
 			}
-			add(split, ratio, max((s.gpuNS(pad)*int64(r.gpu)+n/2)/n, (s.npuNS(pad)*int64(r.npu)+n/2)/n)+a.syncNS+a.splitNS, gpu, npu)
+			add(split, ratio, max(part(s.gpuNS(pad), a.gpuFixed, r.gpu), part(s.npuNS(pad), a.npuFixed, r.npu))+a.syncNS+a.splitNS, gpu, npu)
 		}
 	}
 	if tokens > 1 {
@@ -621,6 +628,8 @@ func table3Moves(base, onGrid *assumptions) []move {
 	return []move{
 		{"holds-sync", onGrid, true, sync, "T_sync + T_copy for which strategy and ratio come out as printed, on the smallest grid"},
 		{"holds-sync-stage-grid", base, false, sync, "T_sync + T_copy for which the strategy comes out as printed, ratios from every stage"},
+		{"holds-gpu-fixed", base, false, func(a *assumptions, ns int64) { a.gpuFixed = ns }, "time of the GPU that does not shrink with its part of the weight for which the strategy comes out as printed, ratios from every stage"},
+		{"holds-npu-fixed", base, false, func(a *assumptions, ns int64) { a.npuFixed = ns }, "time of the NPU that does not shrink with its part of the weight for which the strategy comes out as printed, ratios from every stage"},
 		{"holds-split", base, false, func(a *assumptions, ns int64) { a.splitNS = ns }, "what a division costs beyond the synchronisation of NPU-only for which the strategy comes out as printed, ratios from every stage"},
 	}
 }

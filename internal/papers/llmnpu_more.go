@@ -172,7 +172,7 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		add("least-possible-ms", unprinted, float64(bound)/1e6)
 	}
 	// Small instances, where the best order is proved.
-	const instances = 2000
+	const instances = 1000
 	worse, worst, optimal, worstGap := 0, 0.0, 0, 0.0
 	random := rand.New(rand.NewPCG(5, 0))
 	for range instances {
