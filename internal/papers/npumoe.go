@@ -67,7 +67,7 @@ func moeCapacity(s *sheet) error {
 	aligned, all := 0, 0
 	for _, m := range list {
 		for _, chunk := range moe("wl_chunk_sizes").at("values").nums() {
-			base := baseCapacity(int(chunk), m.ExpertsPerToken, m.Experts)
+			base := problem.BaseCapacity(int(chunk), m.ExpertsPerToken, m.Experts)
 			class := Modelled // numbers of experts from the catalog
 			if m.Name == "phi-3.5-moe" {
 				class = Exact // which are printed
@@ -91,21 +91,26 @@ func moeCapacity(s *sheet) error {
 	for i := range layers {
 		r := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
 		loads := loadsOf(16, r.chunk(256))
-		if math.Abs(imbalance(loads)*mean(loads)-slices.Max(loads)) < 1e-9 && math.Abs(mean(loads)-baseCapacity(256, 2, 16)) < 1e-9 {
+		if math.Abs(problem.MaxCapacity(problem.ImbalanceRatio(loads), mean(loads))-slices.Max(loads)) < 1e-9 && math.Abs(mean(loads)-problem.BaseCapacity(256, 2, 16)) < 1e-9 {
 			equal++
 		}
 	}
 	s.add(Exact, "c_max_percent", 100, 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
-	s.add(Exact, "balanced", 1, imbalance([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
+	s.add(Exact, "balanced", 1, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
 	s.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
 	s.add(Exact, "aligned_percent", 100, 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
 	return nil
 }
 
+// covering is the smallest capacity at or above a load, the last one where none is.
+func covering(capacities []int, load float64) int {
+	return capacities[problem.SmallestTier(load, capacities)]
+}
+
 func moeTiers(s *sheet) error {
-	base := baseCapacity(256, 2, 16)
+	base := problem.BaseCapacity(256, 2, 16)
 	capacities := ladder(base)
-	s.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", tierOf(capacities, 0.5), base, tierOf(capacities, base), base+1, tierOf(capacities, base+1), 3*base, tierOf(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
+	s.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
 	s.add(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from 64 calibration chunks, padding and drops from 64 others.
@@ -121,10 +126,10 @@ func moeTiers(s *sheet) error {
 					expected[e] += n / chunks
 				}
 			}
-			ratio += imbalance(expected) / layers
+			ratio += problem.ImbalanceRatio(expected) / layers
 			tiers, flat := make([]int, 16), make([]int, 16)
 			for e, load := range expected {
-				tiers[e], flat[e] = tierOf(capacities, load), alignedUp(base)
+				tiers[e], flat[e] = covering(capacities, load), alignedUp(base)
 			}
 			for range chunks {
 				loads := loadsOf(16, r.chunk(256))
@@ -191,16 +196,16 @@ func moeGroups(s *sheet) error {
 		loads := loadsOf(16, r.chunk(256))
 		tiers, hot := make([]int, 16), make([]bool, 16)
 		for e, n := range loads {
-			tiers[e], hot[e] = tierOf(ladder(32), n), n >= 16
+			tiers[e], hot[e] = problem.SmallestTier(n, ladder(32)), n >= 16
 		}
-		most := int(limit * 1e9 / (each * 1e6))
-		for _, g := range groupExperts(tiers, hot, loads, most) {
+		most := problem.MostExperts(int64(math.Round(limit*1e9)), int64(each*1e6))
+		for _, g := range groupExperts(loads, tiers, hot, most) {
 			groups++
-			if len(g.experts) > most {
+			if len(g.Experts) > most {
 				over++
 			}
-			for _, e := range g.experts {
-				if tiers[e] != g.capacity || hot[e] != g.hot {
+			for _, e := range g.Experts {
+				if tiers[e] != g.Tier || hot[e] != hot[g.Experts[0]] {
 					mixed++
 				}
 			}
@@ -369,14 +374,14 @@ func moeResidency(s *sheet) error {
 	for layer := range 32 {
 		r := newRouting(rand.New(rand.NewPCG(44, uint64(layer))), 16, 2, 1, 2)
 		loads := loadsOf(16, r.chunk(512))
-		tiers, same := make([]int, 16), make([]bool, 16)
+		tiers := make([]int, 16)
 		for e, n := range loads {
-			tiers[e] = tierOf(ladder(64), n)
+			tiers[e] = problem.SmallestTier(n, ladder(64))
 		}
-		for _, g := range groupExperts(tiers, same, loads, 4) {
+		for _, g := range problem.GroupExperts(loads, tiers, 4) {
 			n, c := launch, 0.0
-			for _, e := range g.experts {
-				n += expertNS(npu, m, g.capacity)
+			for _, e := range g.Experts {
+				n += expertNS(npu, m, ladder(64)[g.Tier])
 				if loads[e] > 0 {
 					c += expertNS(cpu, m, int(loads[e]))
 				}
@@ -436,7 +441,7 @@ func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
 	}
 	const tokens, observed = 512, 16
 	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
-	base := baseCapacity(tokens, m.ExpertsPerToken, m.Experts)
+	base := problem.BaseCapacity(tokens, m.ExpertsPerToken, m.Experts)
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num() * (1 << 30)
 	p := &problem.Tiers{Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(m)), GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW)}
 	p.MaxTiers = len(p.Capacities)
@@ -485,22 +490,9 @@ func moeOptimum(ctx context.Context, s *sheet) error {
 			return err
 		}
 		table := p.Table(0)
-		every := func(capacity func(load float64) int) problem.TierCost {
-			choices := make([][]int, layers)
-			for l := range choices {
-				for _, rows := range p.Chunks[0].Layers[l].Rows {
-					sum := 0.0
-					for _, n := range rows {
-						sum += float64(n)
-					}
-					choices[l] = append(choices[l], 1+slices.Index(p.Capacities, capacity(sum/float64(len(rows)))))
-				}
-			}
-			return table.Total(choices)
-		}
 		least := table.Total(best.Choices)
-		rule := every(func(load float64) int { return tierOf(p.Capacities, load) })
-		uniform := every(func(float64) int { return p.Capacities[1] })
+		rule := table.Total(p.LadderChoices(0, p.Capacities))
+		uniform := table.Total(p.UniformChoices(0, p.Capacities[1]))
 		none := make([][]int, layers)
 		for l := range none {
 			none[l] = make([]int, len(p.Chunks[0].Layers[l].Rows))
@@ -526,7 +518,7 @@ func moeOverflow(s *sheet) error {
 			norms[i] = float64(random.IntN(8))
 		}
 		capacity := random.IntN(len(norms) + 1)
-		kept := keptRows(norms, capacity)
+		kept, _ := problem.PruneOverflow(norms, capacity)
 		sum := 0.0
 		for _, i := range kept {
 			sum += norms[i]
@@ -580,10 +572,10 @@ func moeOverflow(s *sheet) error {
 		name       string
 		capacities []int
 	}{{"enough", []int{16, 32, 64, 96}}, {"overflow", []int{16}}} {
-		tiers, hot := make([]int, experts), make([]bool, experts)
+		tiers := make([]int, experts)
 		drops := map[int]bool{}
 		for e, n := range loads {
-			tiers[e] = tierOf(c.capacities, n)
+			tiers[e] = problem.SmallestTier(n, c.capacities)
 			var list []int
 			var norms []float64
 			for t, chosen := range routed {
@@ -591,14 +583,14 @@ func moeOverflow(s *sheet) error {
 					list, norms = append(list, t), append(norms, saliency[t])
 				}
 			}
-			kept := keptRows(norms, tiers[e])
+			kept, _ := problem.PruneOverflow(norms, c.capacities[tiers[e]])
 			for i, t := range list {
 				if !slices.Contains(kept, i) {
 					drops[t] = true
 				}
 			}
 		}
-		got := block.packed(groupExperts(tiers, hot, loads, 4), x, routed, weights, saliency)
+		got := block.packed(problem.GroupExperts(loads, tiers, 4), c.capacities, x, routed, weights, saliency)
 		differ, unexpected := 0, 0
 		for t := range got {
 			if !slices.Equal(got[t], plain[t]) {

@@ -1,79 +1,29 @@
 package papers
 
 import (
-	"cmp"
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/hetc/hetc/solver/problem"
 )
-
-// imbalance is NPUMoE's ratio of a layer (sec. 4.1, reconstructed: the formula is stripped from the text): the busiest
-// expert's load over the mean load, 1 for balanced routing.
-func imbalance(loads []float64) float64 { return slices.Max(loads) / mean(loads) }
-
-// baseCapacity is the mean load of an expert for a chunk of tokens: T k / E.
-func baseCapacity(chunk, topK, experts int) float64 { return float64(chunk*topK) / float64(experts) }
 
 // alignedUp is the least multiple of 16 (sec. 3.2) that is at least x.
 func alignedUp(x float64) int { return 16 * max(1, int(math.Ceil(x/16-1e-9))) }
 
-// tierOf is the least capacity, of ascending ones, that covers an expected load; the largest where none does.
-func tierOf(capacities []int, load float64) int {
-	for _, c := range capacities {
-		if float64(c) >= load {
-			return c
-		}
-	}
-	return capacities[len(capacities)-1]
-}
-
-// expertGroup is the experts of one graph.
-type expertGroup struct {
-	capacity int
-	hot      bool // on the NPU
-	experts  []int
-}
-
-// groupExperts puts experts of one capacity, hot ones and cold ones apart, into groups of at most most, in descending order of
-// load (sec. 4.2, 4.3).
-func groupExperts(capacity []int, hot []bool, loads []float64, most int) []expertGroup {
-	order := make([]int, len(capacity))
-	for e := range order {
-		order[e] = e
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		h := 0
-		if hot[a] != hot[b] {
-			h = 1
-			if hot[a] {
-				h = -1
+// groupExperts makes groups of at most most experts of one tier, hot ones and cold ones apart (NPUMoE sec. 4.2, 4.3).
+func groupExperts(loads []float64, tiers []int, hot []bool, most int) []problem.TierGroup {
+	var groups []problem.TierGroup
+	for _, want := range []bool{true, false} {
+		list := slices.Clone(tiers)
+		for e := range list {
+			if hot[e] != want {
+				list[e] = -1
 			}
 		}
-		return cmp.Or(h, cmp.Compare(capacity[b], capacity[a]), cmp.Compare(loads[b], loads[a]))
-	})
-	var groups []expertGroup
-	for _, e := range order {
-		last := len(groups) - 1
-		if last < 0 || groups[last].capacity != capacity[e] || groups[last].hot != hot[e] || len(groups[last].experts) == most {
-			groups = append(groups, expertGroup{capacity: capacity[e], hot: hot[e]})
-			last++
-		}
-		groups[last].experts = append(groups[last].experts, e)
+		groups = append(groups, problem.GroupExperts(loads, list, most)...)
 	}
 	return groups
-}
-
-// keptRows are the rows of an expert that its capacity holds: those of highest saliency (the L2 norm of the attention's
-// output, sec. 3.2), of equal ones the earlier; ascending.
-func keptRows(saliency []float64, capacity int) []int {
-	order := make([]int, len(saliency))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(saliency[b], saliency[a]) })
-	order = order[:min(capacity, len(order))]
-	slices.Sort(order)
-	return order
 }
 
 // routing draws which experts tokens go to. An expert's popularity falls with its rank to the power of -skew, and changes by a
@@ -181,17 +131,17 @@ func (b *expertBlock) expert(e int, row []float32) []float32 {
 }
 
 // packed gathers the rows of each group's experts into slices of its capacity, zero-padded, runs them all, and scatters
-// the valid rows back by weight (sec. 4.2). Rows beyond a capacity are those that keptRows leaves out.
-func (b *expertBlock) packed(groups []expertGroup, x [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
+// the valid rows back by weight (sec. 4.2). Rows beyond a capacity are pruned.
+func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, x [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
 	out := make([][]float32, len(x))
 	for t := range out {
 		out[t] = make([]float32, b.hidden)
 	}
 	for e := range b.up {
-		var group *expertGroup
+		var group *problem.TierGroup
 		slice := 0
 		for i := range groups {
-			if at := slices.Index(groups[i].experts, e); at >= 0 {
+			if at := slices.Index(groups[i].Experts, e); at >= 0 {
 				group, slice = &groups[i], at
 			}
 		}
@@ -203,17 +153,18 @@ func (b *expertBlock) packed(groups []expertGroup, x [][]float32, routed [][]int
 				tokens, norms, gains = append(tokens, t), append(norms, saliency[t]), append(gains, weights[t][k])
 			}
 		}
-		kept := keptRows(norms, group.capacity)
+		capacity := capacities[group.Tier]
+		kept, _ := problem.PruneOverflow(norms, capacity)
 		// The buffer of the group; only this expert's slice is filled here.
-		buffer := make([][]float32, len(group.experts)*group.capacity)
+		buffer := make([][]float32, len(group.Experts)*capacity)
 		for i := range buffer {
 			buffer[i] = make([]float32, b.hidden)
 		}
-		first := slice * group.capacity
+		first := slice * capacity
 		for i, k := range kept {
 			copy(buffer[first+i], x[tokens[k]])
 		}
-		results := make([][]float32, group.capacity)
+		results := make([][]float32, capacity)
 		for i := range results {
 			results[i] = b.expert(e, buffer[first+i])
 		}

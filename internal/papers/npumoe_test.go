@@ -6,21 +6,33 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/hetc/hetc/solver/problem"
 	"pgregory.net/rapid"
 )
 
-func TestTierCoversLoad(t *testing.T) {
+// The paper's rules against every tier and every choice of rows.
+func TestPaperRulesAgainstAll(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacities := rapid.SliceOfNDistinct(rapid.IntRange(1, 200), 1, 6, rapid.ID).Draw(rt, "capacities")
 		slices.Sort(capacities)
 		load := rapid.Float64Range(0, 250).Draw(rt, "load")
-		got := tierOf(capacities, load)
-		if !slices.Contains(capacities, got) {
-			rt.Fatalf("tier %d is none of %v", got, capacities)
-		}
+		got := covering(capacities, load)
 		for _, c := range capacities {
 			if float64(c) >= load && c < got || float64(got) < load && c > got {
 				rt.Fatalf("load %v got tier %d of %v", load, got, capacities)
+			}
+		}
+		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 { return float64(rapid.IntRange(0, 5).Draw(t, "norm")) }), 1, 9).Draw(rt, "norms")
+		capacity := rapid.IntRange(0, 10).Draw(rt, "capacity")
+		kept, dropped := problem.PruneOverflow(norms, capacity)
+		if len(kept) != min(capacity, len(norms)) || len(kept)+len(dropped) != len(norms) {
+			rt.Fatalf("kept %v, dropped %v of %d, capacity %d", kept, dropped, len(norms), capacity)
+		}
+		for _, d := range dropped {
+			for _, k := range kept {
+				if norms[k] < norms[d] || norms[k] == norms[d] && k > d {
+					rt.Fatalf("row %d of norm %v is dropped, row %d of %v is not", d, norms[d], k, norms[k])
+				}
 			}
 		}
 	})
@@ -40,28 +52,28 @@ func TestCapacityIsAligned(t *testing.T) {
 func TestGroupsAreHomogeneous(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n, most := rapid.IntRange(1, 40).Draw(rt, "experts"), rapid.IntRange(1, 8).Draw(rt, "most")
-		capacity, hot, loads := make([]int, n), make([]bool, n), make([]float64, n)
+		tiers, hot, loads := make([]int, n), make([]bool, n), make([]float64, n)
 		for e := range n {
-			capacity[e], hot[e] = rapid.SampledFrom([]int{16, 32, 64}).Draw(rt, "capacity"), rapid.Bool().Draw(rt, "hot")
+			tiers[e], hot[e] = rapid.IntRange(0, 2).Draw(rt, "tier"), rapid.Bool().Draw(rt, "hot")
 			loads[e] = float64(rapid.IntRange(0, 99).Draw(rt, "load"))
 		}
 		kinds := map[[2]int]int{}
 		for e := range n {
-			k := [2]int{capacity[e], 0}
+			k := [2]int{tiers[e], 0}
 			if hot[e] {
 				k[1] = 1
 			}
 			kinds[k]++
 		}
 		seen := make([]int, n)
-		groups := groupExperts(capacity, hot, loads, most)
+		groups := groupExperts(loads, tiers, hot, most)
 		for _, g := range groups {
-			if len(g.experts) == 0 || len(g.experts) > most {
-				rt.Fatalf("group of %d experts, at most %d", len(g.experts), most)
+			if len(g.Experts) == 0 || len(g.Experts) > most {
+				rt.Fatalf("group of %d experts, at most %d", len(g.Experts), most)
 			}
-			for _, e := range g.experts {
+			for _, e := range g.Experts {
 				seen[e]++
-				if capacity[e] != g.capacity || hot[e] != g.hot {
+				if tiers[e] != g.Tier || hot[e] != hot[g.Experts[0]] {
 					rt.Fatalf("expert %d is in a group of others", e)
 				}
 			}
@@ -77,24 +89,6 @@ func TestGroupsAreHomogeneous(t *testing.T) {
 		}
 		if len(groups) != least {
 			rt.Fatalf("%d groups, %d are enough", len(groups), least)
-		}
-	})
-}
-
-func TestKeptRowsAgainstEveryChoice(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		norms := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) float64 { return float64(rapid.IntRange(0, 5).Draw(t, "norm")) }), 1, 9).Draw(rt, "norms")
-		capacity := rapid.IntRange(0, 10).Draw(rt, "capacity")
-		kept := keptRows(norms, capacity)
-		if len(kept) != min(capacity, len(norms)) || !slices.IsSorted(kept) {
-			rt.Fatalf("kept %v of %d, capacity %d", kept, len(norms), capacity)
-		}
-		for i, v := range norms {
-			for _, k := range kept {
-				if !slices.Contains(kept, i) && (norms[k] < v || norms[k] == v && k > i) {
-					rt.Fatalf("row %d of norm %v is dropped, row %d of %v is not", i, v, k, norms[k])
-				}
-			}
 		}
 	})
 }
@@ -123,11 +117,12 @@ func TestPackedExpertsAreExperts(t *testing.T) {
 			saliency[i] = random.Float64()
 		}
 		loads := loadsOf(experts, routed)
-		capacity, hot := make([]int, experts), make([]bool, experts)
-		for e := range capacity {
-			capacity[e], hot[e] = alignedUp(loads[e]), random.IntN(2) == 0
+		capacities := []int{16, 32, 96}
+		tiers, hot := make([]int, experts), make([]bool, experts)
+		for e := range tiers {
+			tiers[e], hot[e] = problem.SmallestTier(loads[e], capacities), random.IntN(2) == 0
 		}
-		got := b.packed(groupExperts(capacity, hot, loads, 3), x, routed, weights, saliency)
+		got := b.packed(groupExperts(loads, tiers, hot, 3), capacities, x, routed, weights, saliency)
 		for i, row := range b.plain(x, routed, weights) {
 			if !slices.Equal(got[i], row) {
 				rt.Fatalf("token %d: %v packed, %v plain", i, got[i], row)
@@ -145,11 +140,8 @@ func TestRoutingAndReserves(t *testing.T) {
 		}
 	}
 	loads := loadsOf(8, routed)
-	if got := mean(loads); got != baseCapacity(500, 3, 8) {
+	if got := mean(loads); got != problem.BaseCapacity(500, 3, 8) {
 		t.Errorf("mean load %v", got)
-	}
-	if i := imbalance(loads); i <= 1 || math.Abs(i*mean(loads)-slices.Max(loads)) > 1e-9 {
-		t.Errorf("imbalance %v of %v", i, loads)
 	}
 	var s reserve
 	s.add([]int{10, 10}, []float64{4, 14})
