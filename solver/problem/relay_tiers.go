@@ -16,7 +16,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	}
 	best := TierSolution{Objective: math.MaxInt64, Bound: math.MaxInt64}
 	var nodes int64
-	var unproved error
+	stopped := false
 	for c := range p.Chunks {
 		m, vars := p.MILP(c)
 		unit := 1e3
@@ -32,8 +32,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		case milp.Infeasible:
 			continue
 		case milp.Limit:
-			unproved = diag.New(diag.ClassInfeasible, "tiers %q: the engine %q stopped at its limit without a solution", p.Name, r.Name())
-			best.Bound = 0
+			stopped, best.Bound = true, 0
 			continue
 		}
 		s := TierSolution{Chunk: c, Choices: vars.Choices(x.X)}
@@ -51,14 +50,19 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		best, best.Bound = s, bound
 	}
 	if best.Choices == nil {
-		if unproved != nil {
-			return TierSolution{}, unproved
+		if stopped {
+			return TierSolution{Status: LimitReached, Nodes: nodes}, nil
 		}
 		return TierSolution{}, p.infeasible()
 	}
 	best.Bound, best.Nodes, best.Status = min(best.Bound, best.Objective), nodes, Feasible
-	if best.Bound == best.Objective {
-		best.Status = Optimal
+	if best.Bound < best.Objective || r.Exact == nil {
+		return best, p.Verify(best)
+	}
+	// Of equally good choices the first is named by the engine that orders them.
+	if first, err := r.Exact.Tiers(ctx, p, limits); err == nil && first.Status == Optimal && agree(first.Objective, best.Objective) {
+		first.Nodes = nodes
+		return first, p.Verify(first)
 	}
 	return best, p.Verify(best)
 }
