@@ -70,6 +70,7 @@ func Requests(s *socs.SoC, m *models.Model, w Want) ([]Request, error) {
 	if batch := g.Batch(); len(w.Batches) > 0 {
 		b.model(&batch, w.Batches, nil)
 	}
+	b.experts(m)
 	b.footprints(m, &g)
 	sort.SliceStable(b.out, func(i, j int) bool { return b.out[i].Priority < b.out[j].Priority })
 	return b.out, nil
@@ -361,6 +362,38 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 			b.op(PriorityShards, p, half)
 		}
 	})
+}
+
+// expertRows are the rows that single experts are measured with.
+var expertRows = []int{1, 16, 32, 64, 128, 256, 512, 1024}
+
+// experts asks for single experts, where a SoC has a processor of static shapes: there and on the control processor, which
+// takes what goes beyond their capacities (solver.PoseTiers).
+func (b *builder) experts(m *models.Model) {
+	static := func(p *socs.Processor) bool { return p.StaticShapes }
+	if m.Experts == 0 || !slices.ContainsFunc(b.procs, static) {
+		return
+	}
+	for _, p := range b.procs {
+		if !p.StaticShapes && p.Name != b.soc.Control {
+			continue
+		}
+		for _, rows := range expertRows {
+			for _, o := range m.ExpertOps(rows) {
+				if o.Kind != op.MatMul {
+					b.op(PriorityShards, p, o)
+					continue
+				}
+				for _, x := range b.schemes {
+					o.Scheme = x
+					b.op(PriorityShards, p, o)
+					if x.QuantisedRows() {
+						b.op(PriorityShards, p, op.Op{Kind: op.QuantRows, M: rows, N: o.K, Static: x.Static()})
+					}
+				}
+			}
+		}
+	}
 }
 
 // Half is the half of n columns that processors are asked for side by side: a multiple of their tile.

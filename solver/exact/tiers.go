@@ -12,7 +12,7 @@ import (
 
 // Sizes of a search for tiers.
 const (
-	tierNodes   = 40_000 // relaxations where limits couple layers, by default
+	tierNodes   = 10_000 // relaxations where limits couple layers, by default
 	layerNodes  = 20_000 // relaxations of one layer
 	firstNodes  = 2_000  // for the first of equally good answers
 	tierSubsets = 2048   // sets of tiers in use that are tried
@@ -346,7 +346,9 @@ func (s *tierSearch) independent(r *resource, set []int, cutoff int64) (total, b
 		return total, bound, nil, nil
 	}
 	for l, y := range layers {
-		if x := y.first(out[l]); x != nil {
+		root := y.root()
+		y.relax(root)
+		if x := y.first(out[l], root); x != nil {
 			out[l] = x
 		}
 		for e, j := range out[l] {
@@ -635,10 +637,10 @@ func (y *tierLayer) split(b *box, ranges [][2]int, j int) (out []*box) {
 	return out
 }
 
-// first is the lexicographically smallest assignment as cheap as x, which is optimal: for every vector of numbers of
+// first is the lexicographically smallest assignment in a box as cheap as x, which is optimal: for every vector of numbers of
 // experts that has one, exchanges that cost nothing are tried from the first expert on. nil when it takes too long.
-func (y *tierLayer) first(x []int) (best []int) {
-	if y.flat() {
+func (y *tierLayer) first(x []int, root *box) (best []int) {
+	if y.flat() && root.lo[0] < root.hi[0] {
 		out := make([]int, len(x))
 		for e, w := range y.w {
 			for j := range w {
@@ -683,8 +685,6 @@ func (y *tierLayer) first(x []int) (best []int) {
 			best = c
 		}
 	}
-	root := y.root()
-	y.relax(root)
 	visit(root)
 	if !ok {
 		return nil
@@ -767,7 +767,11 @@ func (s *tierSearch) constrained(list []candidate, complete bool) error {
 		if d.bound > s.best {
 			continue
 		}
-		if err := d.search(); err != nil {
+		search := d.search
+		if len(s.budgets) == 1 && s.p.RegionBytes > 0 && len(s.p.Bounds) == 0 {
+			search = d.region
+		}
+		if err := search(); err != nil {
 			return err
 		}
 		mult = d.mult
@@ -1006,6 +1010,100 @@ func (s *tierSearch) repaired(choices [][]int) [][]int {
 		sweep(b.layer, func(l, e int) int64 { return b.cell(l, e, out[l][e]) - b.cell(l, e, 0) }, s.use(out)[i]-b.limit)
 	}
 	return out
+}
+
+// region is the search where nothing but the region couples layers: how many experts of each layer are on the NPU is decided by dynamic
+// programming over layers, from the optimum of each layer for every number that the dual bound leaves possible. The
+// relaxed cost of a layer is convex in that number, so those are neighbours.
+func (d *dualSearch) region() error {
+	s, most := d.tierSearch, int(d.budgets[0].limit)
+	type option struct {
+		n            int // on the NPU
+		value, least int64
+		box          *box
+		x            []int
+	}
+	slack := math.Inf(1) // scaled: how much dearer than its relaxation a layer may be
+	if s.best < math.MaxInt64 {
+		slack = float64(s.best)*tierScale + float64(d.mult[0])*float64(most) + 1
+		for _, b := range d.roots {
+			slack -= b.bound
+		}
+	}
+	free := s.scaled(1, nil, -1)
+	layers, options := make([]*tierLayer, len(d.roots)), make([][]option, len(d.roots))
+	for l, dual := range d.roots {
+		y := s.layer(l, &free, d.set)
+		layers[l] = y
+		experts := len(y.w)
+		from := min(experts-dual.n[0], most)
+		for _, dir := range []int{1, -1} {
+			b := &box{lo: slices.Clone(dual.lo), hi: slices.Clone(dual.hi), x: slices.Clone(dual.x), n: slices.Clone(dual.n)}
+			n := from
+			if dir < 0 {
+				n--
+			}
+			for ; n >= 0 && n <= min(experts, most); n += dir {
+				if err := s.ctx.Err(); err != nil {
+					return err
+				}
+				b = &box{lo: slices.Clone(b.lo), hi: slices.Clone(b.hi), x: slices.Clone(b.x), n: slices.Clone(b.n)}
+				b.lo[0], b.hi[0] = experts-n, experts-n
+				y.relax(b)
+				if math.IsInf(b.bound, 1) || float64(b.least())*tierScale+float64(d.mult[0])*float64(n)-dual.bound > slack+0.2*tierScale {
+					break
+				}
+				y.nodes = 0
+				value, least, x := y.solve(b)
+				options[l] = append(options[l], option{n, value, least, b, x})
+			}
+		}
+	}
+	// best[l][n] is the least of the layers from l on with at most n experts on the NPU.
+	table := func(cost func(*option) int64) [][]int64 {
+		out := make([][]int64, len(layers)+1)
+		out[len(layers)] = make([]int64, most+1)
+		for l := len(layers) - 1; l >= 0; l-- {
+			out[l] = make([]int64, most+1)
+			for n := range out[l] {
+				out[l][n] = blocked
+				for i := range options[l] {
+					if o := &options[l][i]; o.n <= n && out[l+1][n-o.n] < blocked {
+						out[l][n] = min(out[l][n], cost(o)+out[l+1][n-o.n])
+					}
+				}
+			}
+		}
+		return out
+	}
+	best := table(func(o *option) int64 { return o.value })
+	if d.least = table(func(o *option) int64 { return o.least })[0][most]; d.least >= blocked {
+		d.least = math.MaxInt64
+	}
+	if best[0][most] > s.best {
+		return nil
+	}
+	left := most
+	choices := make([][]int, len(layers))
+	for l, y := range layers {
+		used := 0
+		for i := range options[l] {
+			o := &options[l][i]
+			if o.n > left || o.value+best[l+1][left-o.n] != best[l][left] {
+				continue
+			}
+			x := y.first(o.x, o.box)
+			if x == nil {
+				x = o.x
+			}
+			if x = y.choices(x); choices[l] == nil || slices.Compare(x, choices[l]) < 0 {
+				choices[l], used = x, o.n
+			}
+		}
+		left -= used
+	}
+	s.offer(choices)
+	return nil
 }
 
 // search goes through layers and experts in order. Layers before are decided, layers after count as relaxed.
