@@ -50,7 +50,7 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 		s.value = j.Objective(&u)
 	}
 	// Without prices: the optimum where no limit binds.
-	s.r.permit(root.allowed)
+	s.r.permit(root.allowed, false)
 	c.bestFree = s.r.evaluate(root)
 	if c.bestFree == unreachable {
 		return infeasible(nil)
@@ -67,10 +67,10 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 		return stopped(err)
 	}
 	// The root: many steps, with repairs in between.
-	s.r.permit(root.allowed)
+	s.r.permit(root.allowed, false)
 	limit := s.limit
 	for k := range rootRepairs {
-		s.r.permit(root.allowed)
+		s.r.permit(root.allowed, false)
 		if !s.r.ascend(root, rootSteps/rootRepairs, func() int64 { return s.target(root.bound) }, func(v int64) bool { return v > limit() }, s.tryRelaxed) {
 			break
 		}
@@ -86,8 +86,8 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 			return stopped(err)
 		}
 	}
-	start := root.child()
-	left, err := s.run(root.child(), nodes)
+	s.queue = queue{root.child()}
+	left, err := s.run(root, nodes)
 	if err != nil {
 		return stopped(err)
 	}
@@ -101,8 +101,8 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 		return s.solution(min(c.bound(left), s.value), problem.Feasible), nil
 	}
 	// Proved. Now the first of the optimal solutions.
-	s.first = true
-	if left, err = s.run(start, s.nodes+nodes); err != nil {
+	s.first, s.queue = true, s.ties
+	if left, err = s.run(root, s.nodes+nodes); err != nil {
 		return stopped(err)
 	}
 	if left != unreachable {
@@ -127,7 +127,7 @@ func (s *search) cheapest(root *node) {
 			n.lambda[l] = min(price, s.c.clamp) / int64(len(as.links))
 		}
 	}
-	s.r.permit(n.allowed)
+	s.r.permit(n.allowed, false)
 	if s.r.evaluate(n) != unreachable {
 		s.r.usage(n)
 		s.tryRelaxed()

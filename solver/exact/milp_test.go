@@ -91,7 +91,7 @@ func TestJointAsLinearProgram(t *testing.T) {
 		j := drawJoint(t)
 		relay := problem.Relay{General: trivial{t, j}, Exact: exact.Engine{}}
 		got, err := relay.Joint(context.Background(), j, problem.Limits{})
-		want, infeasible := solveJoint(t, j, 0)
+		want, infeasible := solveJoint(t, j, 100000)
 		if (err != nil) != infeasible {
 			t.Fatalf("relayed: %v, exact infeasible: %v", err, infeasible)
 		}

@@ -46,6 +46,8 @@ type relaxation struct {
 	least    [][]int64
 	fill     [][]int32
 	pay      []float64
+	old      []int64
+	seen     []bool    // per class
 	often    [][]int32 // per item and choice: how often x had it in the last ascent
 }
 
@@ -56,6 +58,15 @@ func newRelaxation(c *joint) *relaxation {
 		coef: make([]float64, len(c.parts)), usedLink: make([]bool, len(c.links)), used: make([]bool, len(c.assets)),
 		rowUse: make([]float64, len(c.rows)), taken: make([]int64, c.nRows), least: make([][]int64, n), often: make([][]int32, n), fill: make([][]int32, n),
 	}
+	most := 0
+	for p := range c.parts {
+		for _, s := range c.parts[p].variants[0] {
+			for i := range s.steps {
+				most = max(most, s.steps[i].na, s.steps[i].nb)
+			}
+		}
+	}
+	r.seen, r.old = make([]bool, most), make([]int64, len(c.assets))
 	for i, it := range c.items {
 		r.least[i] = make([]int64, len(it.base))
 		r.often[i] = make([]int32, len(it.base))
@@ -64,23 +75,29 @@ func newRelaxation(c *joint) *relaxation {
 	return r
 }
 
-// permit allows the sections the choices of the lists.
-func (r *relaxation) permit(allowed [][]int32) {
+// permit allows the sections the choices of the lists. Where wide is set classes of other choices are visited too.
+func (r *relaxation) permit(allowed [][]int32, wide bool) {
 	for p := range r.c.parts {
 		part := &r.c.parts[p]
 		for v, variant := range part.variants {
 			for k, s := range variant {
 				for i := range s.steps {
 					n := part.chains[k] + i
+					st := &s.steps[i]
 					if part.sets[v] == math.MaxUint64 {
-						s.steps[i].allowed = allowed[n]
-						continue
-					}
-					s.steps[i].allowed = s.steps[i].allowed[:0]
-					for _, j := range allowed[n] {
-						if r.c.items[n].procs[j]&^part.sets[v] == 0 {
-							s.steps[i].allowed = append(s.steps[i].allowed, j)
+						st.allowed = allowed[n]
+					} else {
+						st.allowed = st.allowed[:0]
+						for _, j := range allowed[n] {
+							if r.c.items[n].procs[j]&^part.sets[v] == 0 {
+								st.allowed = append(st.allowed, j)
+							}
 						}
+					}
+					if wide {
+						st.widen()
+					} else {
+						st.narrow(r.seen)
 					}
 				}
 			}
@@ -378,7 +395,7 @@ func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bo
 		mix(&rowDir[k], g)
 		norm += float64(rowDir[k] * rowDir[k])
 	}
-	old := make([]int64, len(c.assets))
+	old := r.old
 	for a := range c.assets {
 		old[a] = c.assets[a].price
 	}
@@ -393,7 +410,7 @@ func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bo
 	norm = 0
 	for a := range c.assets {
 		as := &c.assets[a]
-		if as.links == nil {
+		if as.links == nil || n.state[a] != free {
 			continue
 		}
 		as.price = as.fixed
@@ -414,14 +431,19 @@ func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bo
 				g++
 			}
 			mix(&dir[l], g)
-			if n.state[a] == free {
-				norm += float64(dir[l] * dir[l])
-			}
+			norm += float64(dir[l] * dir[l])
 		}
 	}
 	for a := range c.assets {
 		as := &c.assets[a]
 		if as.links == nil || n.state[a] != free {
+			continue
+		}
+		same := as.price == old[a]
+		for _, l := range as.links {
+			same = same && dir[l] == 0
+		}
+		if same {
 			continue
 		}
 		ratio, equal := 0.0, float64(as.price)/float64(len(as.links))
@@ -449,7 +471,8 @@ func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bo
 
 // project moves v to the nearest point whose elements are not negative and add up to sum.
 func project(v []float64, sum float64) {
-	s := slices.Clone(v)
+	var room [16]float64
+	s := append(room[:0], v...)
 	slices.Sort(s)
 	acc, theta := 0.0, 0.0
 	for k := len(s) - 1; k >= 0; k-- {

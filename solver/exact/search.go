@@ -28,7 +28,8 @@ type search struct {
 	value int64 // of the measure
 	nest  [][][]int
 
-	first  bool // looking for the lexicographically first of the optimal solutions
+	first  bool    // looking for the lexicographically first of the optimal solutions
+	ties   []*node // may have solutions that are as good as the best, but no better
 	nodes  int64
 	number int64
 	queue  queue
@@ -64,16 +65,12 @@ func (s *search) choices(x []int) [][][]int {
 	return s.nest
 }
 
-// limit is the most (scaled) that the bound of a node may be for it to be of interest.
+// limit is the most (scaled) that the bound of a node may be for it to have a solution that is as good as the best.
 func (s *search) limit() int64 {
 	if s.x == nil {
 		return s.c.worst
 	}
-	v := s.value
-	if !s.first {
-		v--
-	}
-	return s.c.scale(v)
+	return s.c.scale(s.value)
 }
 
 // target is what the bound is hoped to reach.
@@ -251,7 +248,7 @@ func (s *search) restrict(root *node, open []bool) bool {
 			return false
 		}
 	}
-	s.r.permit(p.allowed)
+	s.r.permit(p.allowed, true)
 	s.r.charge(p, true)
 	if !s.r.shortest() {
 		return false
@@ -497,7 +494,7 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 	c, r := s.c, s.r
 	memory := c.j.Minimise == problem.Memory
 	for round := 0; ; round++ {
-		r.permit(n.allowed)
+		r.permit(n.allowed, false)
 		if !s.open(n) {
 			return nil
 		}
@@ -514,6 +511,9 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 		}
 		ok := r.ascend(n, steps, func() int64 { return s.target(n.bound) }, func(v int64) bool { return v > s.limit() }, s.tryRelaxed)
 		if !ok || n.bound > s.limit() {
+			return nil
+		}
+		if s.noBetter(n) {
 			return nil
 		}
 		if !s.tighten(n) || round == 3 {
@@ -608,7 +608,7 @@ func (s *search) branchAsset(n *node) int {
 		for k, m := range as.size {
 			size = max(size, float64(m)/float64(max(c.rows[k].cap, 1)))
 		}
-		score := float64((min(share, 1-share)+0.01)*float64(as.price+1)) + size
+		score := float64((min(share, 1-share)+0.2)*float64(as.price+1)) + size
 		if score > best {
 			best, at = score, a
 		}
@@ -646,7 +646,7 @@ func (s *search) branchChoice(n *node) (item int, choice int32) {
 // run searches until nothing is left or the limit of nodes is reached. It returns the least bound (scaled) of what was
 // not searched, unreachable when nothing was left.
 func (s *search) run(root *node, limit int64) (left int64, err error) {
-	s.queue = queue{root}
+	heap.Init(&s.queue)
 	for len(s.queue) > 0 {
 		if err := s.ctx.Err(); err != nil {
 			return 0, err
@@ -656,14 +656,17 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 			s.queue = nil // and so are the others
 			break
 		}
-		if s.nodes >= limit {
+		if s.nodes >= limit && (s.first || s.x == nil || s.c.bound(n.bound) < s.value) {
 			return n.bound, nil
 		}
 		heap.Pop(&s.queue)
+		if s.noBetter(n) {
+			continue
+		}
 		s.nodes++
 		children := s.visit(n, root, nodeSteps)
 		if children != nil && s.nodes&3 == 1 && !s.first {
-			s.r.permit(n.allowed)
+			s.r.permit(n.allowed, false)
 			if s.r.evaluate(n) != unreachable {
 				s.r.usage(n)
 				s.repair(root)
@@ -676,6 +679,16 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 		}
 	}
 	return unreachable, nil
+}
+
+// noBetter reports whether a node has nothing better than what is known, and keeps it for when the first of
+// equally good solutions is looked for.
+func (s *search) noBetter(n *node) bool {
+	if s.first || s.x == nil || s.c.bound(n.bound) < s.value {
+		return false
+	}
+	s.ties = append(s.ties, n)
+	return true
 }
 
 // queue orders nodes by bound, the newest first of equal ones.

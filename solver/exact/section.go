@@ -29,6 +29,7 @@ type step struct {
 	cost          []int64
 	before, after []int32
 	allowed       []int32 // choices that may be used, ascending
+	liveB, liveA  []int32 // classes to visit: those of allowed choices are among them
 	nb, na        int     // classes
 	edge          []int64 // [class after the step before][class before this one], nil where no edge is
 }
@@ -76,18 +77,62 @@ func (s *section) scratch() {
 		st := &s.steps[i]
 		widest, most = max(widest, st.nb), max(most, st.na)
 		s.togo[i], s.come[i] = take(st.na), take(st.nb)
+		st.liveB, st.liveA = numbers(st.nb), numbers(st.na)
 	}
 	s.arrive, s.left = make([]int64, widest), make([]int64, most)
+}
+
+// numbers lists 0 to n-1.
+func numbers(n int) []int32 {
+	out := make([]int32, n)
+	for i := range out {
+		out[i] = int32(i)
+	}
+	return out
+}
+
+// narrow visits only the classes of allowed choices.
+func (st *step) narrow(seen []bool) {
+	collect := func(live, class []int32) []int32 {
+		live = live[:0]
+		for _, j := range st.allowed {
+			if c := class[j]; !seen[c] {
+				seen[c] = true
+				live = append(live, c)
+			}
+		}
+		for _, c := range live {
+			seen[c] = false
+		}
+		return live
+	}
+	st.liveB, st.liveA = collect(st.liveB, st.before), collect(st.liveA, st.after)
+}
+
+// widen visits all classes.
+func (st *step) widen() {
+	for len(st.liveB) < st.nb {
+		st.liveB = append(st.liveB, 0)
+	}
+	for len(st.liveA) < st.na {
+		st.liveA = append(st.liveA, 0)
+	}
+	for b := range st.liveB {
+		st.liveB[b] = int32(b)
+	}
+	for a := range st.liveA {
+		st.liveA[a] = int32(a)
+	}
 }
 
 // backward fills togo for a chain whose first item reads from class first (any if it is negative: the edge
 // from the last item is then left out), and returns the optimum, unreachable if there is none.
 func (s *section) backward(first int) int64 {
 	last := len(s.steps) - 1
-	for a := range s.togo[last] {
+	for _, a := range s.steps[last].liveA {
 		s.togo[last][a] = 0
 		if first >= 0 {
-			s.togo[last][a] = s.steps[0].edge[a*s.steps[0].nb+first]
+			s.togo[last][a] = s.steps[0].edge[int(a)*s.steps[0].nb+first]
 		}
 	}
 	for i := last; ; i-- {
@@ -114,11 +159,12 @@ func (s *section) backward(first int) int64 {
 			return best
 		}
 		before := s.togo[i-1]
-		for a := range before {
+		for _, a := range s.steps[i-1].liveA {
 			best := int64(unreachable)
-			for b, ns := range st.edge[a*st.nb : (a+1)*st.nb] {
-				if r := arrive[b]; r != unreachable && r+ns < best {
-					best = r + ns
+			row := st.edge[int(a)*st.nb : (int(a)+1)*st.nb]
+			for _, b := range st.liveB {
+				if r := arrive[b]; r != unreachable && r+row[b] < best {
+					best = r + row[b]
 				}
 			}
 			before[a] = best
