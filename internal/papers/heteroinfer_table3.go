@@ -50,13 +50,24 @@ type shape struct {
 	npu    curve
 	stage  int
 	lookup map[string][]int64 // per set of standard lengths, the cheapest NPU pieces that make up each length
+
+	// catalog prices so many rows of the weight on a processor instead of the curves, alone or beside the other one; nil: the curves.
+	catalog func(proc string, tokens, rows int, beside bool) int64
 }
 
 // gpuNS is linear in the tokens.
-func (s *shape) gpuNS(tokens int) int64 { return s.gpu.at(tokens) }
+func (s *shape) gpuNS(tokens int) int64 {
+	if s.catalog != nil {
+		return s.catalog("gpu", tokens, s.rows, false)
+	}
+	return s.gpu.at(tokens)
+}
 
 // npuNS is a staircase (NPU-1, "stage performance"): the line at the end of the stage. Decode is a graph of its own.
 func (s *shape) npuNS(tokens int) int64 {
+	if s.catalog != nil {
+		return s.catalog("npu", tokens, s.rows, false)
+	}
 	if tokens > 1 {
 		tokens = (tokens + s.stage - 1) / s.stage * s.stage
 	}
@@ -215,7 +226,12 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 			if split == "hybrid" {
 				ratio += " (weight)"
 			}
-			add(split, ratio, max(part(s.gpuNS(pad), a.gpuFixed, r.gpu), part(s.npuNS(pad), a.npuFixed, r.npu))+a.syncNS+a.splitNS, gpu, npu)
+			g, n := part(s.gpuNS(pad), a.gpuFixed, r.gpu), part(s.npuNS(pad), a.npuFixed, r.npu)
+			if s.catalog != nil {
+				rows := s.rows * r.gpu / (r.gpu + r.npu)
+				g, n = s.catalog("gpu", pad, rows, true), s.catalog("npu", pad, s.rows-rows, true)
+			}
+			add(split, ratio, max(g, n)+a.syncNS+a.splitNS, gpu, npu)
 		}
 	}
 	if tokens > 1 {
