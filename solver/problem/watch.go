@@ -1,0 +1,132 @@
+package problem
+
+import (
+	"context"
+	"math"
+
+	"github.com/hetc/hetc/solver/milp"
+)
+
+// Report says how one problem was solved by one engine.
+type Report struct {
+	Problem   string // "partition prefill@256"
+	Engine    string
+	Status    Status
+	Objective int64 // of the instance: weighted ns, nJ, bytes
+	Bound     int64
+	Choices   int   // of the instance: what there is to choose from
+	Vars      int   // of the linear program, 0 where none was posed
+	Rows      int   // likewise
+	Nodes     int64 // of the search tree
+	Err       error // nil when there is an answer
+}
+
+// Gap is how much better a solution could still be, relative to the objective; infinite where there is none.
+func (r *Report) Gap() float64 {
+	if r.Err != nil || r.Status != Optimal && r.Status != Feasible {
+		return math.Inf(1)
+	}
+	return float64(max(0, r.Objective-r.Bound)) / math.Max(1, float64(r.Objective))
+}
+
+// Watch tells what an engine does. Any of its functions may be nil.
+type Watch struct {
+	Started  func(problem, engine string)
+	Done     func(Report)
+	Progress func(problem, engine string, objective, bound float64, nodes int64) // of a linear program, in its units
+	Posed    func(m *milp.Model)                                                 // the linear program of every problem, also where an engine needs none
+}
+
+// Engine is e, watched. Of a Relay it also tells the size of the linear programs, and their progress.
+func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
+
+type watched struct {
+	w *Watch
+	e Engine
+}
+
+// Name implements Engine.
+func (x watched) Name() string { return x.e.Name() }
+
+// follow runs one solve of e or, where that is a Relay, of one whose general engine is looked at.
+func follow[S any](x watched, name string, choices int, of func(S) answer, solve func(e Engine) (S, error)) (S, error) {
+	if x.w.Started != nil {
+		x.w.Started(name, x.e.Name())
+	}
+	e, sizes := x.e, &sized{}
+	if r, ok := e.(Relay); ok {
+		sizes.Engine = r.General
+		if x.w.Progress != nil {
+			sizes.progress = func(objective, bound float64, nodes int64) { x.w.Progress(name, r.Name(), objective, bound, nodes) }
+		}
+		r.General = sizes
+		e = r
+	}
+	s, err := solve(e)
+	if x.w.Done != nil {
+		a := of(s)
+		x.w.Done(Report{Problem: name, Engine: x.e.Name(), Status: a.status, Objective: a.objective, Bound: a.bound, Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(a.nodes, sizes.nodes), Err: err})
+	}
+	return s, err
+}
+
+// sized notes the size of the last model, and the nodes of all.
+type sized struct {
+	milp.Engine
+	vars, rows int
+	nodes      int64
+	progress   func(objective, bound float64, nodes int64)
+}
+
+// Solve implements milp.Engine.
+func (x *sized) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.Result, error) {
+	x.vars, x.rows, o.Progress = len(m.Vars), len(m.Rows), x.progress
+	r, err := x.Engine.Solve(ctx, m, o)
+	x.nodes += r.Nodes
+	return r, err
+}
+
+// Partition implements Engine.
+func (x watched) Partition(ctx context.Context, p *Partition) (Solution, error) {
+	if x.w.Posed != nil && p.Validate() == nil {
+		m, _ := (&Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}).MILP()
+		x.w.Posed(m)
+	}
+	return follow(x, "partition "+p.Name, p.Size(), Solution.answer, func(e Engine) (Solution, error) { return e.Partition(ctx, p) })
+}
+
+// Joint implements Engine.
+func (x watched) Joint(ctx context.Context, j *Joint, l Limits) (JointSolution, error) {
+	if x.w.Posed != nil && j.Validate() == nil {
+		m, _ := j.MILP()
+		x.w.Posed(m)
+	}
+	choices := 0
+	for i := range j.Parts {
+		if p := j.Parts[i].Partition; p != nil {
+			choices += p.Size()
+		}
+	}
+	return follow(x, "joint "+j.Name, choices, JointSolution.answer, func(e Engine) (JointSolution, error) { return e.Joint(ctx, j, l) })
+}
+
+// Buckets implements Engine.
+func (x watched) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolution, error) {
+	if x.w.Posed != nil && b.Validate() == nil {
+		if m, _, err := b.MILP(); err == nil { // some are too large for a linear program
+			x.w.Posed(m)
+		}
+	}
+	return follow(x, "buckets "+b.Name, len(b.Sizes), BucketSolution.answer, func(e Engine) (BucketSolution, error) { return e.Buckets(ctx, b, l) })
+}
+
+// Tiers implements Engine.
+func (x watched) Tiers(ctx context.Context, p *Tiers, l Limits) (TierSolution, error) {
+	if x.w.Posed != nil && p.Validate() == nil {
+		for c := range p.Chunks {
+			m, _ := p.MILP(c)
+			x.w.Posed(m)
+		}
+	}
+	return follow(x, "tiers "+p.Name, len(p.Capacities), TierSolution.answer, func(e Engine) (TierSolution, error) { return e.Tiers(ctx, p, l) })
+}
