@@ -20,7 +20,6 @@ import (
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
-	"github.com/hetc/hetc/solver/exact"
 )
 
 // solved names the plan that may use every processor.
@@ -49,7 +48,7 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	if err != nil {
 		return err
 	}
-	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}, Calibration: cal}
+	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil), Calibration: cal}
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
 	var labels []string

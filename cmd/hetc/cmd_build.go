@@ -21,7 +21,6 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver/exact"
 )
 
 // envCache names the cache's directory.
@@ -98,7 +97,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 	}
 	mo := matrix.Options{
 		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, Now: time.Now,
-		Tools: matrix.Tools{Engine: exact.Engine{}, Simulate: simulate, Emit: emitPlan},
+		Tools: matrix.Tools{Engine: autoEngine(nil), Simulate: simulate, Emit: emitPlan},
 	}
 	if o.memory != "" {
 		if mo.MaxMemory, err = size("max-memory", o.memory); err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
-	"github.com/hetc/hetc/solver/exact"
 )
 
 // inputs are the flags that say what a plan is made from.
@@ -62,11 +61,12 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}}, nil
+	return &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil)}, nil
 }
 
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
+	var engine engineFlags
 	var out, cal, most, loads string
 	var only []string
 	c := &cobra.Command{
@@ -86,6 +86,12 @@ which experts share a launch, which stay on the CPU, and the chunk length. The w
 decisions for targets whose expert graphs have static shapes: the plan's own program executes experts with the rows they get.
 
 --max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
+
+Problems are solved exactly in Go. What that leaves open at its limit, with a gap, HiGHS closes where it is there (--engine auto; make deps
+fetches it, hetc doctor says whether it is found). --engine highs has HiGHS solve all of them, highs-native the same as a library in a process of
+its own. Where they prove the optimum all of them give the same plan, in which neither the engine nor its time stands: both are in the
+output, and per problem in --json.
+
 --only leaves to other processors only what none of those named can execute, and of them only to those on the same cores.
 
 ` + cli.ExitCodes,
@@ -120,8 +126,16 @@ decisions for targets whose expert graphs have static shapes: the plan's own pro
 				input.MaxMemory = int64(b)
 			}
 			input.Only = only
+			e, log, err := engine.open(s)
+			if err != nil {
+				return err
+			}
+			input.Engine = e
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
+				return err
+			}
+			if err := log.written(); err != nil {
 				return err
 			}
 			for _, w := range r.Warnings {
@@ -150,12 +164,14 @@ decisions for targets whose expert graphs have static shapes: the plan's own pro
 			showPredictions(s, r.Plan)
 			showLimits(s, r.Plan)
 			showTiers(s, r.Plan)
+			log.show()
 			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
-				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "expected_ns": r.ExpectedNS})
+				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS})
 		},
 	}
 	in.flags(c)
+	engine.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")

@@ -10,11 +10,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/highs"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
 func run(args []string, in io.Reader, out, errw io.Writer) int {
+	if library, ok := highs.Worker(args); ok { // this process is part of another hetc
+		if err := highs.Work(library, in, out); err != nil {
+			fmt.Fprintln(errw, err)
+			return int(diag.ClassInternal)
+		}
+		return 0
+	}
 	return cli.Main("hetc", args, in, out, errw, newRoot)
 }
 

@@ -21,10 +21,14 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/solver/highs"
 )
 
 // The test binary plays hetc and hetrun, so that scripts need no build and count towards coverage.
 func TestMain(m *testing.M) {
+	if _, ok := highs.Worker(os.Args[1:]); ok {
+		os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	testscript.Main(cleaning{m}, map[string]func(){
 		"hetc":   func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 		"hetrun": func() { os.Exit(runHetrun()) },

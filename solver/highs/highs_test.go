@@ -21,8 +21,8 @@ import (
 
 // TestMain lets the test's own binary be the process that the engine highs-native starts.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == workerArg {
-		if err := Work(os.Args[2], os.Stdin, os.Stdout); err != nil {
+	if library, ok := Worker(os.Args[1:]); ok {
+		if err := Work(library, os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -160,10 +160,11 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Worker reports whether a process with these arguments is one that Native started, and returns the library's path.
+// Worker reports whether a process with these arguments, after its name, is one that Native started, and returns the
+// library's path.
 func Worker(args []string) (library string, ok bool) {
-	if len(args) == 3 && args[1] == workerArg {
-		return args[2], true
+	if len(args) == 2 && args[0] == workerArg {
+		return args[1], true
 	}
 	return "", false
 }

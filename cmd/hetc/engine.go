@@ -1,0 +1,238 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/highs"
+	"github.com/hetc/hetc/solver/milp"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// autoEngine solves exactly, and has HiGHS close what that leaves open, where HiGHS is there. w may be nil.
+func autoEngine(w *problem.Watch) problem.Engine {
+	var e problem.Engine = exact.Engine{}
+	if w != nil {
+		e = w.Engine(e)
+	}
+	h, err := highs.Open()
+	if err != nil {
+		return e
+	}
+	return problem.Auto{Exact: e, General: general(h, w)}
+}
+
+func general(h milp.Engine, w *problem.Watch) problem.Engine {
+	r := problem.Relay{General: h, Exact: exact.Engine{}}
+	if w != nil {
+		return w.Engine(r)
+	}
+	return r
+}
+
+// engineFlags say what solves the problems that solve poses, and where these are written.
+type engineFlags struct{ engine, models string }
+
+func (f *engineFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
+	c.Flags().StringVar(&f.models, "write-models", "", "directory for every problem as a linear program that other solvers read (.lp)")
+}
+
+// open returns the engine with a log of its solves. Errors are of class ClassUsage for an unknown name and
+// ClassUnavailable for an engine that is not there.
+func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
+	log := &solves{s: s, begun: map[string]time.Time{}}
+	w := &problem.Watch{Started: log.started, Done: log.done}
+	if s.Terminal() {
+		w.Progress = log.progress
+	}
+	var e problem.Engine
+	switch f.engine {
+	case "auto":
+		e = autoEngine(w)
+	case "exact":
+		e = w.Engine(exact.Engine{})
+	case "highs":
+		h, err := highs.Open()
+		if err != nil {
+			return nil, nil, err
+		}
+		e = general(h, w)
+	case "highs-native":
+		h, err := highs.OpenNative()
+		if err != nil {
+			return nil, nil, err
+		}
+		e = general(h, w)
+	default:
+		return nil, nil, diag.New(diag.ClassUsage, "--engine %q: want auto, exact, highs or highs-native", f.engine)
+	}
+	if f.models != "" {
+		if err := os.MkdirAll(f.models, 0o777); err != nil {
+			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
+		}
+		e = (&problem.Watch{Posed: func(m *milp.Model) { log.write(f.models, m) }}).Engine(e)
+	}
+	return e, log, nil
+}
+
+// solves is what engines did.
+type solves struct {
+	s     *cli.Streams
+	mu    sync.Mutex
+	begun map[string]time.Time
+	shown time.Time // progress
+	list  []solved
+	files int
+	err   error // of writing models, the first
+}
+
+// solved is one problem given to one engine.
+type solved struct {
+	Problem   string   `json:"problem"`
+	Engine    string   `json:"engine"`
+	Status    string   `json:"status,omitempty"`
+	Objective int64    `json:"objective"`
+	Bound     int64    `json:"bound"`
+	Gap       *float64 `json:"gap"`              // relative to the objective; null where there is no solution
+	Choices   int      `json:"choices"`          // of the problem
+	Vars      int      `json:"variables"`        // of the linear program, 0 where none was needed
+	Rows      int      `json:"constraints"`      // likewise
+	Nodes     int64    `json:"nodes"`            // of the search tree
+	MS        float64  `json:"ms"`               // wall time
+	Failed    string   `json:"failed,omitempty"` // why there is no answer
+}
+
+func (l *solves) started(what, engine string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun[what+"\x00"+engine] = time.Now()
+	l.shown = time.Now()
+}
+
+func (l *solves) done(r problem.Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := solved{Problem: r.Problem, Engine: r.Engine, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Choices: r.Choices,
+		Vars: r.Vars, Rows: r.Rows, Nodes: r.Nodes, MS: float64(time.Since(l.begun[r.Problem+"\x00"+r.Engine]).Microseconds()) / 1e3}
+	if gap := r.Gap(); !math.IsInf(gap, 1) {
+		x.Gap = &gap
+	}
+	switch {
+	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
+		x.Status, x.Bound = "infeasible", 0
+	case r.Err != nil:
+		x.Status, x.Failed = "failed", r.Err.Error()
+	}
+	l.list = append(l.list, x)
+}
+
+// progress tells every other second how far a linear program is.
+func (l *solves) progress(what, engine string, objective, bound float64, nodes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.shown) < 2*time.Second {
+		return
+	}
+	l.shown = time.Now()
+	gap := "no solution yet"
+	if !math.IsInf(objective, 0) && !math.IsInf(bound, 0) {
+		gap = fmt.Sprintf("gap %.2g %%", 100*(objective-bound)/max(1e-9, math.Abs(objective)))
+	}
+	l.s.Notef("%s: %s: %s after %d nodes and %.0f s", what, engine, gap, nodes, time.Since(l.begun[what+"\x00"+engine]).Seconds())
+}
+
+// write writes one model. The first error is kept: engines do not wait for files.
+func (l *solves) write(dir string, m *milp.Model) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return
+	}
+	var b bytes.Buffer
+	if l.err = m.WriteLP(&b); l.err != nil {
+		return
+	}
+	name := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '@' || r == '.' {
+			return r
+		}
+		return '-'
+	}, m.Name)
+	l.files++
+	l.err = wholefile.Write(filepath.Join(dir, fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])), b.Bytes())
+}
+
+// written is the error of writing the models.
+func (l *solves) written() error {
+	if l.err != nil {
+		return diag.New(diag.ClassOr(l.err, diag.ClassIO), "write models: %w", l.err)
+	}
+	return nil
+}
+
+// show summarises by engine and status, and names what no engine answered for.
+func (l *solves) show() {
+	type key struct{ engine, status string }
+	type sum struct {
+		problems   int
+		nodes      int64
+		ms, gap    float64
+		vars, most int
+		failed     string
+	}
+	var order []key
+	sums := map[key]*sum{}
+	for _, x := range l.list {
+		k := key{x.Engine, x.Status}
+		t := sums[k]
+		if t == nil {
+			t = &sum{}
+			sums[k] = t
+			order = append(order, k)
+		}
+		t.problems, t.nodes, t.ms = t.problems+1, t.nodes+x.Nodes, t.ms+x.MS
+		t.vars, t.most = max(t.vars, x.Vars), max(t.most, x.Choices)
+		if x.Gap != nil {
+			t.gap = max(t.gap, *x.Gap)
+		}
+		if x.Failed != "" {
+			t.failed = x.Failed
+		}
+	}
+	var rows [][]string
+	for _, k := range order {
+		t := sums[k]
+		size := fmt.Sprintf("%d choices", t.most)
+		if t.vars > 0 {
+			size = fmt.Sprintf("%d variables", t.vars)
+		}
+		gap := "-"
+		if k.status == string(problem.Feasible) {
+			gap = fmt.Sprintf("%.2g %%", 100*t.gap)
+		}
+		rows = append(rows, []string{k.engine, k.status, fmt.Sprint(t.problems), size, gap, fmt.Sprint(t.nodes), fmt.Sprintf("%.1f", t.ms)})
+	}
+	if len(rows) == 0 {
+		return
+	}
+	l.s.Printf("solved:\n")
+	l.s.Table([]string{"engine", "status", ">problems", ">largest", ">largest gap", ">nodes", ">ms"}, rows)
+	for _, k := range order {
+		if f := sums[k].failed; f != "" {
+			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", k.engine, f)
+		}
+	}
+}
