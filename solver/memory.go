@@ -2,6 +2,7 @@ package solver
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"sort"
@@ -209,6 +210,14 @@ func (s *session) lightest() (prefill, decode assignment) {
 	return prefill, decode
 }
 
+// smallestError is what the smallest plan found holds.
+type smallestError struct {
+	total int64
+	text  string
+}
+
+func (e *smallestError) Error() string { return e.text }
+
 // tooLarge explains that no plan was found within the bound.
 func tooLarge(bound int64, smallest *planir.Plan) error {
 	b := unit.Bytes(bound)
@@ -216,6 +225,6 @@ func tooLarge(bound int64, smallest *planir.Plan) error {
 		return diag.New(diag.ClassInfeasible, "solve: no plan holds at most %v", b).WithHint("give more memory, or permit schemes with fewer bits in the workload")
 	}
 	m := smallest.Memory
-	return diag.New(diag.ClassInfeasible, "solve: the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), b, m).
+	return diag.New(diag.ClassInfeasible, "solve: %w", &smallestError{m.Total, fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), b, m)}).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

@@ -179,21 +179,29 @@ func sameShares(a, b *planir.Decision) bool {
 	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
 }
 
-// expected is the workload's objective in nanoseconds.
-func (s *session) expected(p *planir.Plan) float64 {
+// expected is the workload's objective: the mean of what programs take.
+func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) float64 {
 	total := 0.0
 	for _, pred := range p.Predictions {
 		for i := range p.Program.Programs {
 			ph := &p.Program.Programs[i]
 			if ph.Name == pred.Program && ph.Phase == "decode" {
-				total += float64(s.want.weights.Decode * s.want.decodeNS(ph.Rows, float64(pred.PlanNS)))
+				total += float64(s.want.weights.Decode * s.want.decodeNS(ph.Rows, float64(of(pred))))
 			}
 			if k := slices.Index(s.want.buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
-				total += float64(s.want.weights.Prefill * float64(s.want.share[k]*float64(pred.PlanNS)))
+				total += float64(s.want.weights.Prefill * float64(s.want.share[k]*float64(of(pred))))
 			}
 		}
 	}
 	return total
+}
+
+// expectedNJ is the expected energy, modelled; 0 where it is not known of every program.
+func (s *session) expectedNJ(p *planir.Plan) float64 {
+	if slices.ContainsFunc(p.Predictions, func(x planir.Prediction) bool { return x.EnergyUJ == 0 }) {
+		return 0
+	}
+	return 1000 * s.expected(p, func(x planir.Prediction) int64 { return x.EnergyUJ })
 }
 
 // checkMemory warns when what the plan holds exceeds a memory of the SoC.

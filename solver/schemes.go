@@ -231,7 +231,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			if s.outdone(ph, c, scheme) {
 				continue
 			}
-			if _, ok := s.loss(c, scheme); !ok && ph.max > 0 {
+			if _, ok := s.loss(c, scheme); !ok && ph.max > 0 { // without a calibration nothing may be lost
 				unmeasured = append(unmeasured, c.nodes...)
 				continue
 			}
@@ -267,7 +267,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			}
 			return ph.name + " for " + strings.Join(nodes, ", ")
 		}
-		if unmeasured != nil {
+		if unmeasured != nil && s.in.Calibration != nil {
 			s.note("scheme %q is left out of %s: the calibration says nothing about what it costs", scheme, of(unmeasured))
 		}
 		if failing != nil && len(ph.permits) > 1 {
@@ -874,7 +874,7 @@ func (s *session) tooLossy() error {
 			}
 		}
 		if least > ph.max {
-			return diag.New(diag.ClassInfeasible, "solve: %s is to lose at most %.3g nats a token, and the permitted schemes lose at least %.3g by the calibration", ph.name, ph.max, least).
+			return diag.New(diag.ClassInfeasible, "solve: %s is to lose at most %s, and the permitted schemes lose at least %.3g by the calibration", ph.name, klText(ph.max), least).
 				WithHint("permit a32/w32 or another more exact scheme as well, or raise quality.max_kl.%s in the workload", ph.name)
 		}
 	}

@@ -39,6 +39,8 @@ type Input struct {
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
+
+	suppose whatIf // of a solve that explains another one
 }
 
 // Result is a plan and what its user should know about it.
@@ -48,6 +50,8 @@ type Result struct {
 	// ExpectedNS is the workload's objective: the mean time of a prompt's prefill and of its answer's
 	// decoding, each times its weight.
 	ExpectedNS float64
+	// ExpectedNJ is the same of the energy, modelled from the SoC's power, in nanojoules; 0 where that is not known.
+	ExpectedNJ float64
 }
 
 // cacheType is the element type of the KV cache: stored precision, as nobody offered less.
@@ -108,7 +112,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
 	}
 	s.checkMemory(plan)
-	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan)}, nil
+	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan, func(x planir.Prediction) int64 { return x.PlanNS }), ExpectedNJ: s.expectedNJ(plan)}, nil
 }
 
 // maxCombined is how many processors of a SoC are combined in one operator.
@@ -163,7 +167,7 @@ func (s *session) calibrated() error {
 					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
 			}
 		}
-		if s.want.limit == (KLLimit{}) {
+		if !s.want.limit.measured() {
 			return nil
 		}
 		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost", s.in.Workload.title()).
@@ -188,7 +192,7 @@ func newSession(in Input) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if in.Costs.SoCDigest != digest {
+	if in.Costs.SoCDigest != digest && !in.suppose.soc {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q with digest %.12s, want %.12s", in.Costs.SoC, in.Costs.SoCDigest, digest).
 			WithHint("give the SoC file the costs were fitted with, or profile again")
 	}
@@ -213,6 +217,9 @@ func newSession(in Input) (*session, error) {
 func sessionFor(in Input, want *demand) (*session, error) {
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
+	if in.suppose.schemes {
+		s.prices = supposed{s.prices}
+	}
 	s.batch = s.graph.Batch()
 	s.findClasses()
 	if err := s.enlist(); err != nil {

@@ -281,7 +281,7 @@ var brokenInputs = []broken{
 
 	// Limits
 	{name: "quality without a calibration", make: func(d *dir) { d.write("w.yaml", header+"buckets: [64]\ncontext: 64\nquality: {max_kl: 0.1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `no calibration says what the schemes cost`, hint: `hetc calibrate .* --calibration`},
-	{name: "a loss of nothing", make: func(d *dir) { d.write("w.yaml", header+"quality: {max_kl: 0}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `quality.max_kl.prefill: .*want more than 0`, hint: `correct what`},
+	{name: "a negative loss", make: func(d *dir) { d.write("w.yaml", header+"quality: {max_kl: -1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `quality.max_kl.prefill: .*want 0..1e6`, hint: `correct what`},
 	{name: "a calibration that is a plan", args: solveA + "x.yaml --calibration $A/plan.yaml", code: 3, want: `schema is "hetc.plan/1"`, hint: `.`},
 	{name: "no calibration of that name", args: solveA + "x.yaml --calibration cal.yaml", code: 3, want: `cal.yaml`, hint: `.`},
 	{name: "no number of bytes", args: solveA + "x.yaml --max-memory lots", code: 2, want: `--max-memory "lots" is no number of bytes`, hint: `1.5GiB`},

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,17 +22,29 @@ import (
 
 func newExplain(s *cli.Streams) *cobra.Command {
 	var in inputs
+	var cal, most string
+	var only []string
 	c := &cobra.Command{
-		Use:   "explain plan.yaml [OP]",
-		Short: "show what was decided and what every alternative would have cost",
-		Long: `Without OP: every decision with its shares. With OP, such as layers.ffn_down@256: every strategy for that
-operator and what it would have cost, cheapest first. With the inputs of solve (--soc, --record or --costs,
---model, --workload) everything is priced again, and processors that cannot execute the operator are listed
-with the reason; without them only the alternatives stored in the plan are shown, and it says so.
+		Use:   "explain plan.yaml [WHAT]",
+		Short: "tell in words why a plan is as it is, and what anything else would have cost",
+		Long: `Without WHAT: what runs where, how much that gains over the best single processor, what bounds it, and the next best
+plans; then every decision with its shares. WHAT may be
 
-With --soc of a probed machine the predicted times of matrix products and attentions are compared with what its
-processors allow: of their peak rate or of their memory bandwidth, whichever bounds the operator. More
-than 100 % means operands in a cache. Times that the costs hold as measured are labelled so.
+  limits            which limits bind, and what relaxing each would buy: by 10 % or the next step that changes
+                    anything, and without it
+  decode            where the time of a token goes
+  @256, prefill@256 a bucket: which prompts use it, and what prefill would cost without it and with one more
+  tiers             capacity tiers of experts (mixtures of experts)
+  layers.ffn_down@256
+                    an operator at a number of rows: every strategy and what it would have cost, cheapest first
+
+With the inputs of solve (--soc, --record or --costs, --model, --workload, --calibration) questions are answered by solving again, and
+processors that cannot execute an operator are listed with the reason; without them only what the plan stores is told, and it
+says so.
+
+With --soc of a probed machine predicted times are compared with what its processors allow: of their peak rate or of their
+memory bandwidth, whichever bounds the operator. More than 100 % means operands in a cache. Times that the costs hold as
+measured are labelled so.
 
 ` + cli.ExitCodes,
 		Args: cobra.RangeArgs(1, 2),
@@ -45,15 +59,13 @@ than 100 % means operands in a cache. Times that the costs hold as measured are 
 					return err
 				}
 			}
-			if len(args) == 1 {
-				return explainPlan(s, p, soc)
+			what := ""
+			if len(args) == 2 {
+				what = args[1]
 			}
-			node, at, _ := strings.Cut(args[1], "@")
-			rows := 1
-			if at != "" {
-				if rows, err = strconv.Atoi(at); err != nil || rows < 1 {
-					return diag.New(diag.ClassUsage, "explain %q: %q is not a number of rows", args[1], at).WithHint("write NODE@ROWS, such as layers.ffn_down@256")
-				}
+			ask, err := asked(p, what)
+			if err != nil {
+				return err
 			}
 			var input *solver.Input
 			if in.rec != "" || in.costs != "" || in.model != "" || in.workload != "" {
@@ -61,54 +73,175 @@ than 100 % means operands in a cache. Times that the costs hold as measured are 
 					return err
 				}
 				defer input.Model.Close()
-			}
-			list, err := solver.Explain(p, node, rows, input)
-			if err != nil {
-				return err
-			}
-			simulated := ""
-			if p.SoC.Simulated {
-				simulated = ", from simulated times"
-			}
-			s.Printf("%s@%d on %s%s\n", node, rows, p.SoC.Name, simulated)
-			if input == nil {
-				s.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
-			}
-			roofs := roofs{p, soc, nil}
-			if input != nil {
-				roofs.costs = input.Costs
-			}
-			var table [][]string
-			choices := make([]choice, len(list))
-			for i, r := range list {
-				choices[i] = choice{r, roofs.of(p.DecisionFor(node, rows), r.Procs, r.NS)}
-				mark := ""
-				if r.Chosen {
-					mark = "chosen"
+				if err := again(s, p, input, cal, most, only); err != nil {
+					return err
 				}
-				if r.Note != "" {
-					mark = strings.TrimSpace(mark + " " + r.Note)
-				}
-				us := "-" // it cannot be executed so
-				if r.NS > 0 {
-					us = fmt.Sprintf("%.1f", float64(r.NS)/1e3)
-				}
-				line := []string{string(r.Strategy), r.Shares, us}
-				if soc != nil {
-					line = append(line, choices[i].Roof.text(true))
-				}
-				table = append(table, append(line, mark))
 			}
-			header := []string{"strategy", "shares", ">us"}
-			if soc != nil {
-				header = append(header, ">roof")
+			x := explaining{s, c.Context(), p, soc, input, args[0]}
+			switch {
+			case ask.node != "":
+				return x.operator(ask.node, ask.rows)
+			case ask.what == "limits":
+				return x.limits()
+			case ask.what == "tiers":
+				return x.tiers()
+			case ask.program != "" && !p.Decodes(ask.rows):
+				return x.bucket(ask.rows)
+			case ask.program != "":
+				return x.program(ask.program)
 			}
-			s.Table(append(header, ""), table)
-			return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": input == nil, "choices": choices})
+			return x.plan()
 		},
 	}
 	in.flags(c)
+	c.Flags().StringVar(&cal, "calibration", "", "calibration that the plan was solved with")
+	c.Flags().StringVar(&most, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
+	c.Flags().StringSliceVar(&only, "only", nil, "processors that the plan was solved for alone")
 	return c
+}
+
+// question is what explain is asked.
+type question struct {
+	what, program, node string
+	rows                int
+}
+
+// asked reads WHAT. A word that the plan has nothing of is an error of class ClassUsage that names the nearest.
+func asked(p *planir.Plan, what string) (question, error) {
+	if what == "" || what == "limits" || what == "tiers" {
+		return question{what: what}, nil
+	}
+	node, at, _ := strings.Cut(what, "@")
+	rows := 1
+	if at != "" {
+		var err error
+		if rows, err = strconv.Atoi(at); err != nil || rows < 1 {
+			return question{}, diag.New(diag.ClassUsage, "explain %q: %q is not a number of rows", what, at).WithHint("write NODE@ROWS, such as layers.ffn_down@256")
+		}
+	}
+	var programs, words []string
+	for _, ph := range p.Program.Programs {
+		programs = append(programs, ph.Name)
+		switch {
+		case node == "" && ph.Rows == rows, ph.Name == what, node == ph.Phase && at != "" && ph.Rows == rows:
+			return question{program: ph.Name, rows: ph.Rows}, nil
+		}
+		words = append(words, ph.Name)
+	}
+	if node == "" || node == "prefill" || node == "decode" {
+		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).WithHint("it has %s", strings.Join(programs, ", "))
+	}
+	nodes := map[string]bool{}
+	for _, d := range p.Decisions {
+		if d.Node == node {
+			return question{node: node, rows: rows}, nil // the number of rows is looked at with the decisions
+		}
+		nodes[d.Node] = true
+	}
+	words = append(append(words, "limits", "tiers"), slices.Sorted(maps.Keys(nodes))...)
+	hint := diag.DidYouMean(what, words)
+	if near := diag.DidYouMean(node, words); hint == "" {
+		hint = near
+	}
+	if hint == "" {
+		hint = "WHAT is limits, tiers, one of " + strings.Join(programs, ", ") + ", or one of " + strings.Join(slices.Sorted(maps.Keys(nodes)), ", ") + " with @ROWS"
+	}
+	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator, program or section", what).WithHint("%s", hint)
+}
+
+// again completes the inputs for solving again, and tells where they are not those of the plan.
+func again(s *cli.Streams, p *planir.Plan, input *solver.Input, cal, most string, only []string) error {
+	var err error
+	if input.Calibration, err = readCalibration(cal); err != nil {
+		return err
+	}
+	if input.MaxMemory, err = maxMemory(most); err != nil {
+		return err
+	}
+	if p.Memory != nil && most == "" && int64(input.Workload.Memory) != p.Memory.Max {
+		input.MaxMemory = p.Memory.Max
+	}
+	input.Only = only
+	differ, err := solver.SameInputs(p, input)
+	if err != nil {
+		return err
+	}
+	for _, kind := range differ {
+		if kind == planir.CalibrationInput && cal == "" {
+			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").WithHint("give it with --calibration")
+		}
+		s.Warnf("the %s given are not those that the plan was solved with: what is solved again differs for that reason too", kind)
+	}
+	return nil
+}
+
+// explaining is one run of explain. soc and input may be nil.
+type explaining struct {
+	s     *cli.Streams
+	ctx   context.Context
+	p     *planir.Plan
+	soc   *socs.SoC
+	input *solver.Input
+	file  string
+}
+
+// stored tells that nothing was solved again.
+func (x *explaining) stored(what string) {
+	if x.input == nil {
+		x.s.Printf("%s: give --soc, --costs (or --record), --model and --workload, as for hetc solve\n", what)
+	}
+}
+
+// title is the first line of every answer.
+func (x *explaining) title(what string) {
+	simulated := ""
+	if x.p.SoC.Simulated {
+		simulated = ", from simulated times"
+	}
+	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, simulated)
+}
+
+func (x *explaining) operator(node string, rows int) error {
+	p, s, soc := x.p, x.s, x.soc
+	list, err := solver.Explain(p, node, rows, x.input)
+	if err != nil {
+		return err
+	}
+	x.title(fmt.Sprintf("%s@%d", node, rows))
+	if x.input == nil {
+		s.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
+	}
+	roofs := roofs{p, soc, nil}
+	if x.input != nil {
+		roofs.costs = x.input.Costs
+	}
+	var table [][]string
+	choices := make([]choice, len(list))
+	for i, r := range list {
+		choices[i] = choice{r, roofs.of(p.DecisionFor(node, rows), r.Procs, r.NS)}
+		mark := ""
+		if r.Chosen {
+			mark = "chosen"
+		}
+		if r.Note != "" {
+			mark = strings.TrimSpace(mark + " " + r.Note)
+		}
+		us := "-" // it cannot be executed so
+		if r.NS > 0 {
+			us = fmt.Sprintf("%.1f", float64(r.NS)/1e3)
+		}
+		line := []string{string(r.Strategy), r.Shares, us}
+		if soc != nil {
+			line = append(line, choices[i].Roof.text(true))
+		}
+		table = append(table, append(line, mark))
+	}
+	header := []string{"strategy", "shares", ">us"}
+	if soc != nil {
+		header = append(header, ">roof")
+	}
+	s.Table(append(header, ""), table)
+	return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": x.input == nil, "choices": choices})
 }
 
 // choice is a row of explain.
@@ -183,24 +316,6 @@ func operators(p *planir.Plan, d *planir.Decision) (ops []op.Op) {
 		}
 	}
 	return ops
-}
-
-func explainPlan(s *cli.Streams, p *planir.Plan, soc *socs.SoC) error {
-	showPredictions(s, p)
-	showLimits(s, p)
-	s.Printf("\n")
-	shown := showDecisions(s, p, soc)
-	var rows [][]string
-	for _, x := range p.Solver {
-		rows = append(rows, []string{x.Problem, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
-	}
-	s.Printf("\n")
-	s.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
-	doc := map[string]any{"predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated}
-	if soc != nil {
-		doc["roofs"] = shown
-	}
-	return s.Result(doc)
 }
 
 // showDecisions lists per operator and number of rows the strategy and the shares, and with the SoC what share of

@@ -118,12 +118,8 @@ output, and per problem in --json.
 					return err
 				}
 			}
-			if most != "" {
-				b, err := unit.ParseBytes(most)
-				if err != nil || b <= 0 {
-					return diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", most).WithHint("write it with a unit: 1.5GiB, 900MiB")
-				}
-				input.MaxMemory = int64(b)
+			if input.MaxMemory, err = maxMemory(most); err != nil {
+				return err
 			}
 			input.Only = only
 			e, log, err := engine.open(s)
@@ -133,7 +129,7 @@ output, and per problem in --json.
 			input.Engine = e
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
-				return err
+				return solver.Diagnose(c.Context(), *input, err)
 			}
 			if err := log.written(); err != nil {
 				return err
@@ -180,12 +176,27 @@ output, and per problem in --json.
 	return c
 }
 
+// maxMemory reads --max-memory, 0 where it is not given.
+func maxMemory(text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	b, err := unit.ParseBytes(text)
+	if err != nil || b <= 0 {
+		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
+	}
+	return int64(b), nil
+}
+
 // showLimits tells what a plan is predicted to lose and to hold.
 func showLimits(s *cli.Streams, p *planir.Plan) {
 	for _, q := range p.Quality {
 		limit := ""
 		if q.MaxKL > 0 {
 			limit = fmt.Sprintf(" of at most %.3g", q.MaxKL)
+			if q.MaxKL <= solver.Lossless {
+				limit = " of at most 0"
+			}
 		}
 		s.Printf("%s: predicted KL %.3g%s nats a token, from calibration\n", q.Phase, q.KL, limit)
 	}

@@ -1,0 +1,456 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver"
+)
+
+// plan tells of the whole plan: sentences first, then the tables.
+func (x *explaining) plan() error {
+	p, s := x.p, x.s
+	stories := solver.Stories(p)
+	summary := x.summary(stories)
+	x.title(p.Model.Name)
+	for _, line := range summary {
+		s.Printf("- %s\n", line)
+	}
+	x.stored("plans without each of the processors are not stored")
+	doc := map[string]any{"summary": summary, "programs": stories, "predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver,
+		"quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated, "stored_only": x.input == nil}
+	if x.input != nil {
+		list, err := solver.Without(x.ctx, p, *x.input)
+		if err != nil {
+			return err
+		}
+		s.Printf("\nsolved again, expected time of a prompt and its answer:\n")
+		x.alternatives(list)
+		doc["alternatives"] = list
+	}
+	s.Printf("\n")
+	showPredictions(s, p)
+	showLimits(s, p)
+	s.Printf("\n")
+	shown := showDecisions(s, p, x.soc)
+	var rows [][]string
+	for _, x := range p.Solver {
+		rows = append(rows, []string{x.Problem, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
+	}
+	s.Printf("\n")
+	s.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
+	if x.soc != nil {
+		doc["roofs"] = shown
+	}
+	return s.Result(doc)
+}
+
+func ms(ns int64) string {
+	switch {
+	case ns >= 100e6:
+		return fmt.Sprintf("%.0f ms", float64(ns)/1e6)
+	case ns >= 10e6:
+		return fmt.Sprintf("%.1f ms", float64(ns)/1e6)
+	}
+	return fmt.Sprintf("%.2f ms", float64(ns)/1e6)
+}
+
+func shareText(part, all int64) string {
+	if all <= 0 {
+		return "0 %"
+	}
+	return fmt.Sprintf("%.0f %%", 100*float64(part)/float64(all))
+}
+
+func and(list []string) string {
+	switch n := len(list); {
+	case n == 0:
+		return "nothing"
+	case n == 1:
+		return list[0]
+	default:
+		return strings.Join(list[:n-1], ", ") + " and " + list[n-1]
+	}
+}
+
+// summary is the plan in sentences.
+func (x *explaining) summary(stories []solver.ProgramStory) []string {
+	var out []string
+	if len(stories) == 0 {
+		return []string{"the plan has no programs"}
+	}
+	out = append(out, x.where(stories)...)
+	var decode, large *solver.ProgramStory
+	var prefill []*solver.ProgramStory
+	for i := range stories {
+		st := &stories[i]
+		if st.PlanNS <= 0 {
+			continue
+		}
+		switch {
+		case st.Phase == "decode" && st.Rows == 1:
+			decode = st
+		case st.Phase == "prefill":
+			prefill = append(prefill, st)
+			if large == nil || st.Rows > large.Rows {
+				large = st
+			}
+		}
+	}
+	if decode != nil {
+		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.", ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
+	}
+	if large != nil {
+		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.", large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
+		least, most := large, large
+		for _, st := range prefill {
+			if st.Gain() < least.Gain() {
+				least = st
+			}
+			if st.Gain() > most.Gain() {
+				most = st
+			}
+		}
+		if least.Gain() > 0 && len(prefill) > 1 {
+			out = append(out, fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best single processor for that size.", least.Gain(), least.Program, most.Gain(), most.Program))
+		}
+	}
+	if decode != nil {
+		out = append(out, "What bounds an answer: "+x.bounds(decode)+".")
+	}
+	if large != nil {
+		out = append(out, "What bounds a prompt: "+x.bounds(large)+".")
+	}
+	if proof := proofOf(x.p); proof != "" {
+		out = append(out, proof)
+	}
+	if x.p.SoC.Simulated {
+		out = append(out, "All times are simulated: the SoC is a description, not a machine that was measured.")
+	} else {
+		out = append(out, "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself.")
+	}
+	return out
+}
+
+// against compares a program with its best single processor.
+func against(st *solver.ProgramStory) string {
+	switch g := st.Gain(); {
+	case st.Best == nil:
+		return "; no single processor could execute all of it"
+	case g < 1.005:
+		return fmt.Sprintf(", as fast as the best single processor, %s: dividing the work would not pay", st.Best.Proc)
+	default:
+		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", g, st.Best.Proc, ms(st.Best.NS))
+	}
+}
+
+// where tells which processors do what, of programs that do alike together.
+func (x *explaining) where(stories []solver.ProgramStory) []string {
+	type group struct {
+		text     string
+		programs []string
+	}
+	var groups []group
+	for i := range stories {
+		st := &stories[i]
+		var total int64
+		for _, b := range st.Busy {
+			total += b.NS
+		}
+		var main []solver.Busy
+		for _, b := range st.Busy {
+			if float64(b.NS) >= 0.02*float64(total) {
+				main = append(main, b)
+			}
+		}
+		var names []string
+		for _, b := range main {
+			names = append(names, b.Proc)
+		}
+		slices.Sort(names)
+		text := and(names)
+		switch {
+		case len(names) == 1:
+			text += " computes everything"
+			if len(st.Busy) > 1 {
+				text = and(names) + " computes nearly everything"
+			}
+		case st.Divided > 0.5:
+			text += " divide the matrix products among them and compute their parts at the same time"
+		case st.Divided > 0:
+			text += " take turns, each operator on the one that is faster at it, and divide some matrix products"
+		default:
+			text += " take turns, each operator on the one that is faster at it"
+		}
+		name := st.Program
+		if k := slices.IndexFunc(groups, func(g group) bool { return g.text == text }); k >= 0 {
+			groups[k].programs = append(groups[k].programs, name)
+			continue
+		}
+		groups = append(groups, group{text, []string{name}})
+	}
+	var out []string
+	for _, g := range groups {
+		who := and(spoken(g.programs))
+		if len(g.programs) == len(stories) && len(stories) > 1 {
+			who = "answers and prompts of every size"
+		}
+		out = append(out, fmt.Sprintf("For %s: %s.", who, g.text))
+	}
+	return out
+}
+
+// spoken says what programs are for.
+func spoken(programs []string) []string {
+	var out, sizes []string
+	for _, name := range programs {
+		switch phase, rows, _ := strings.Cut(name, "@"); {
+		case name == "decode":
+			out = append(out, "answers")
+		case phase == "decode":
+			out = append(out, rows+" answers at a time")
+		default:
+			sizes = append(sizes, rows)
+		}
+	}
+	if sizes != nil {
+		out = append(out, "prompts of up to "+and(sizes)+" tokens")
+	}
+	return out
+}
+
+// bounds tells what takes the time of a program.
+func (x *explaining) bounds(st *solver.ProgramStory) string {
+	total := st.ProductsNS + st.AttentionNS + st.OtherNS + st.HandoverNS
+	parts := []string{shareText(st.ProductsNS, total) + " of the time is matrix products"}
+	for _, part := range []struct {
+		ns   int64
+		what string
+	}{{st.AttentionNS, "attention"}, {st.HandoverNS, "handing over between processors"}, {st.OtherNS, "the rest"}} {
+		if 200*part.ns >= total {
+			parts = append(parts, shareText(part.ns, total)+" "+part.what)
+		}
+	}
+	text := and(parts)
+	if st.ProductsNS <= 0 {
+		return text
+	}
+	var procs []string
+	for _, b := range st.Busy {
+		if b.NS*10 > st.Busy[0].NS {
+			procs = append(procs, b.Proc)
+		}
+	}
+	rate := float64(st.WeightBytes) / float64(st.ProductsNS)
+	switch {
+	case st.Rows == 1 || st.Phase == "decode":
+		text = fmt.Sprintf("every token reads %v of weights, at %.1f GB/s while it does", unit.Bytes(st.WeightBytes), rate)
+		if x.soc != nil {
+			if most, ok := x.soc.JointGBps(procs...); ok {
+				text += fmt.Sprintf(" (%s can read %.1f)", and(procs), most)
+			}
+		}
+		text += ": " + and(parts)
+	default:
+		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s", float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
+	}
+	return text
+}
+
+// proofOf tells whether the decisions are proved to be the best under the cost model.
+func proofOf(p *planir.Plan) string {
+	open, proved := 0, 0
+	for _, x := range p.Solver {
+		if x.Status == "optimal" {
+			proved++
+		} else {
+			open++
+		}
+	}
+	switch {
+	case proved == 0 && open == 0:
+		return ""
+	case open == 0:
+		return "Under these predictions no other choice among the candidates is faster: that is proved for every program."
+	}
+	return fmt.Sprintf("Of %d problems %d are proved best under these predictions; of the others the table below has the bound.", proved+open, proved)
+}
+
+// alternatives is a table of plans under other conditions.
+func (x *explaining) alternatives(list []solver.Alternative) {
+	var rows [][]string
+	for _, a := range list {
+		row := []string{a.What, "-", "", a.Note}
+		if a.ExpectedNS > 0 {
+			row[1] = fmt.Sprintf("%.3f", a.ExpectedNS/1e6)
+			row[2] = change(a.Ratio)
+		}
+		rows = append(rows, row)
+	}
+	x.s.Table([]string{"plan", ">expected ms", ">change", ""}, rows)
+}
+
+// change writes a ratio of times.
+func change(ratio float64) string {
+	if ratio == 1 {
+		return ""
+	}
+	return fmt.Sprintf("%+.1f %%", 100*(ratio-1))
+}
+
+// program tells where the time of one goes.
+func (x *explaining) program(name string) error {
+	s := x.s
+	for _, st := range solver.Stories(x.p) {
+		if st.Program != name {
+			continue
+		}
+		x.title(name)
+		lines := []string{}
+		unitOf := "a token"
+		if st.Rows > 1 {
+			unitOf = fmt.Sprintf("for a token of each of %d sequences", st.Rows)
+		}
+		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf, float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
+		lines = append(lines, x.where([]solver.ProgramStory{st})...)
+		lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
+		if st.Rows == 1 {
+			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the workload), decoding several sequences together (batches), or faster memory.")
+		}
+		for _, l := range lines {
+			s.Printf("- %s\n", l)
+		}
+		x.parts(&st)
+		return s.Result(map[string]any{"program": st, "summary": lines, "simulated": x.p.SoC.Simulated})
+	}
+	return diag.New(diag.ClassUsage, "explain %q: the plan has no such program", name)
+}
+
+// parts are tables of who works how long, and of the slowest operators.
+func (x *explaining) parts(st *solver.ProgramStory) {
+	var rows [][]string
+	for _, b := range st.Busy {
+		rows = append(rows, []string{b.Proc, ms(b.NS), shareText(b.NS, st.PlanNS)})
+	}
+	x.s.Printf("\n")
+	x.s.Table([]string{"processor", ">works", ">of the time"}, rows)
+	rows = nil
+	for _, o := range st.Slowest {
+		var shares []string
+		if d := x.p.DecisionFor(o.Node, st.Rows); d != nil {
+			for _, sh := range d.Shares {
+				shares = append(shares, sh.Proc)
+			}
+		}
+		rows = append(rows, []string{o.Node, ms(o.NS), shareText(o.NS, st.PlanNS), strings.Join(shares, " + ")})
+	}
+	x.s.Printf("\n")
+	x.s.Table([]string{"slowest operators", ">all layers", ">of the time", "on"}, rows)
+}
+
+// bucket tells why a size of prefill exists.
+func (x *explaining) bucket(rows int) error {
+	b, err := solver.Bucket(x.ctx, x.p, rows, x.input)
+	if err != nil {
+		return err
+	}
+	s := x.s
+	x.title(fmt.Sprintf("prefill@%d", rows))
+	var st solver.ProgramStory
+	largest := 0
+	for _, y := range solver.Stories(x.p) {
+		if y.Phase == "prefill" {
+			largest = max(largest, y.Rows)
+			if y.Rows == rows {
+				st = y
+			}
+		}
+	}
+	var lines []string
+	switch {
+	case b.From == b.To:
+		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
+	case rows == largest:
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that; longer ones are cut into pieces of %d.", b.From, b.To, rows, rows))
+	default:
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", b.From, b.To, rows, b.From, b.To))
+	}
+	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
+	lines = append(lines, x.where([]solver.ProgramStory{st})...)
+	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
+	if x.input != nil {
+		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", b.Calls, 100*b.Time))
+	}
+	for _, l := range lines {
+		s.Printf("- %s\n", l)
+	}
+	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
+	if len(b.Sets) > 0 {
+		s.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
+		x.alternatives(b.Sets)
+	}
+	x.parts(&st)
+	return s.Result(map[string]any{"bucket": b, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "stored_only": x.input == nil})
+}
+
+// limits tells which limits bind, and what relaxing each would buy.
+func (x *explaining) limits() error {
+	s, p := x.s, x.p
+	x.title("limits of the plan")
+	if x.input == nil {
+		showLimits(s, p)
+		var rows [][]string
+		for i := range p.Procs {
+			if g := p.Procs[i].GraphBytes; g > 0 {
+				rows = append(rows, []string{p.Procs[i].Name + ".graph_bytes", unit.Bytes(g).String()})
+			}
+		}
+		if rows != nil {
+			s.Table([]string{"limit", ">value"}, rows)
+		}
+		x.stored("which of them bind, and what relaxing them would buy, is found by solving again")
+		return s.Result(map[string]any{"stored_only": true, "memory": p.Memory, "quality": p.Quality, "simulated": p.SoC.Simulated})
+	}
+	list, expected, err := solver.LimitsOf(x.ctx, *x.input)
+	if err != nil {
+		return err
+	}
+	var rows [][]string
+	for _, l := range list {
+		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
+		if l.Binds {
+			row[3] = "yes"
+			if l.Step != nil {
+				row[4] = l.Step.What + ": " + change(l.Step.Ratio)
+			}
+			if l.Free != nil {
+				row[5] = change(l.Free.Ratio)
+			}
+		}
+		rows = append(rows, row)
+	}
+	s.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
+	s.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
+	binding := 0
+	for _, l := range list {
+		if l.Binds {
+			binding++
+		}
+	}
+	if binding == 0 {
+		s.Printf("no limit makes the plan slower\n")
+	}
+	return s.Result(map[string]any{"expected_ns": expected, "limits": list, "simulated": p.SoC.Simulated})
+}
+
+// tiers tells of the capacity tiers of a mixture of experts.
+func (x *explaining) tiers() error {
+	x.title("capacity tiers")
+	x.s.Printf("the plan has none: its model has no experts, or they are not on a processor with static shapes\n")
+	return x.s.Result(map[string]any{"tiers": nil})
+}

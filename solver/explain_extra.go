@@ -1,0 +1,92 @@
+package solver
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/socs"
+)
+
+// extraLimits are those of a workload's section limits.
+func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
+	var out []Limit
+	add := func(key string, value float64, unitOf string, field func(*Limits) *float64, used func(*Result) float64) {
+		if value == 0 {
+			return
+		}
+		text := func(v float64) string { return fmt.Sprintf("%.6g %s", v, unitOf) }
+		set := func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) { *field(&w.Limits) = v })
+		}
+		out = append(out, Limit{Key: key, In: of, Value: text(value), number: value, format: text, set: set,
+			without: func(x *Input) { set(x, 0) }, used: func(_ *Input, r *Result) float64 { return used(r) }})
+	}
+	slowest := func(phase string) func(*Result) float64 {
+		return func(r *Result) float64 {
+			most := math.NaN()
+			for _, pred := range r.Plan.Predictions {
+				if name, _, _ := strings.Cut(pred.Program, "@"); name == phase && !(most >= float64(pred.PlanNS)/1e6) {
+					most = float64(pred.PlanNS) / 1e6
+				}
+			}
+			return most
+		}
+	}
+	unknown := func(*Result) float64 { return math.NaN() }
+	add(LimitPrefill, w.Limits.PrefillMS, "ms", func(l *Limits) *float64 { return &l.PrefillMS }, slowest("prefill"))
+	add(LimitDecode, w.Limits.DecodeMS, "ms", func(l *Limits) *float64 { return &l.DecodeMS }, slowest("decode"))
+	add(LimitEnergy, w.Limits.EnergyMJ, "mJ, modelled", func(l *Limits) *float64 { return &l.EnergyMJ }, func(r *Result) float64 {
+		if r.ExpectedNJ == 0 {
+			return math.NaN()
+		}
+		return r.ExpectedNJ / 1e6
+	})
+	add(LimitOpen, w.Limits.OpenMS, "ms", func(l *Limits) *float64 { return &l.OpenMS }, unknown)
+	for _, name := range slices.Sorted(maps.Keys(w.Limits.AddressBytes)) {
+		text := func(v float64) string { return unit.Bytes(v).String() }
+		value := float64(w.Limits.AddressBytes[name])
+		set := func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) {
+				w.Limits.AddressBytes = maps.Clone(w.Limits.AddressBytes)
+				w.Limits.AddressBytes[name] = unit.Bytes(v)
+				if v == 0 {
+					delete(w.Limits.AddressBytes, name)
+				}
+			})
+		}
+		out = append(out, Limit{Key: limitAddress + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
+			without: func(x *Input) { set(x, 0) }, used: loaded(machine, name, func(l check.Loaded) float64 { return float64(l.Bytes) })})
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.Limits.MaxGraphs)) {
+		text := func(v float64) string { return fmt.Sprintf("%.0f graphs", v) }
+		value := float64(w.Limits.MaxGraphs[name])
+		set := func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) {
+				w.Limits.MaxGraphs = maps.Clone(w.Limits.MaxGraphs)
+				w.Limits.MaxGraphs[name] = int(v)
+				if v == 0 {
+					delete(w.Limits.MaxGraphs, name)
+				}
+			})
+		}
+		out = append(out, Limit{Key: limitGraphs + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
+			without: func(x *Input) { set(x, 0) }, used: loaded(machine, name, func(l check.Loaded) float64 { return float64(l.Graphs) })})
+	}
+	return out
+}
+
+// loaded is what a processor holds of a plan.
+func loaded(machine *socs.SoC, name string, of func(check.Loaded) float64) func(*Input, *Result) float64 {
+	return func(_ *Input, r *Result) float64 {
+		p := machine.Processor(name)
+		if p == nil {
+			return math.NaN()
+		}
+		return of(check.Load(r.Plan, p))
+	}
+}

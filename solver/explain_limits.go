@@ -1,0 +1,407 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+// Limit is something that a user restricts plans by, named as where it was written.
+type Limit struct {
+	Key   string `json:"key"`   // "memory", "--max-memory", "npu.address_bytes"
+	In    string `json:"in"`    // "workload", "soc", "command line"
+	Value string `json:"value"` // as people write it
+
+	number      float64 // of a number, in the unit that format takes
+	format      func(float64) string
+	holdsMemory bool                          // of what a process holds
+	whole       bool                          // values between two whole numbers mean nothing
+	without     func(*Input)                  // takes it away
+	set         func(*Input, float64)         // gives it another number; nil for lists
+	used        func(*Input, *Result) float64 // what a plan takes of it; nil where plans do not tell
+	wider       []wider                       // of a list: what may be added
+}
+
+// wider is an addition to a list.
+type wider struct {
+	text string
+	do   func(*Input)
+}
+
+// String is the limit as a sentence names it.
+func (l *Limit) String() string {
+	if strings.HasPrefix(l.Key, "--") {
+		return l.Key + " " + l.Value
+	}
+	return fmt.Sprintf("%s: %s (%s)", l.Key, l.Value, l.In)
+}
+
+// whatIf is what an input supposes, to find out what a limit costs or prevents.
+type whatIf struct {
+	soc     bool // the SoC is another than the costs were fitted for
+	schemes bool // every processor executes every scheme; times are those of another and mean nothing
+}
+
+// limitsOf lists the limits of an input in a fixed order.
+func limitsOf(in *Input) []Limit {
+	w := in.Workload
+	if w == nil {
+		w = DefaultWorkload()
+	}
+	var out []Limit
+	number := func(key, where string, value float64, format func(float64) string, set func(*Input, float64), none float64, used func(*Input, *Result) float64) {
+		out = append(out, Limit{Key: key, In: where, Value: format(value), number: value, format: format, set: set, used: used,
+			without: func(x *Input) { set(x, none) }})
+	}
+	bytes := func(x float64) string { return unit.Bytes(x).String() }
+	of := "workload"
+	if w.Name != "" {
+		of = w.title()
+	}
+	total := func(_ *Input, r *Result) float64 { return float64(r.Plan.Memory.Total) }
+	if in.MaxMemory > 0 {
+		number("--max-memory", "command line", float64(in.MaxMemory), bytes, func(x *Input, v float64) {
+			x.MaxMemory = int64(v)
+			if v == 0 {
+				x.Workload = edited(x.Workload, func(w *Workload) { w.Memory = 0 })
+			}
+		}, 0, total)
+	} else if w.Memory > 0 {
+		number("memory", of, float64(w.Memory), bytes, func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) { w.Memory = unit.Bytes(v) })
+		}, 0, total)
+	}
+	for i := range out {
+		out[i].holdsMemory = true
+	}
+	out = append(out, extraLimits(w, of, in.SoC)...)
+	out = append(out, qualityLimits(in, w, of)...)
+	out = append(out, schemeLimits(in, w, of)...)
+	if len(in.Only) > 0 {
+		l := Limit{Key: "--only", In: "command line", Value: strings.Join(in.Only, ","), without: func(x *Input) { x.Only = nil }}
+		for i := range in.SoC.Processors {
+			if name := in.SoC.Processors[i].Name; !slices.Contains(in.Only, name) {
+				l.wider = append(l.wider, wider{name, func(x *Input) { x.Only = append(slices.Clone(x.Only), name) }})
+			}
+		}
+		out = append(out, l)
+	}
+	soc := fmt.Sprintf("SoC %q", in.SoC.Name)
+	for i := range in.SoC.Processors {
+		p := &in.SoC.Processors[i]
+		if p.AddressBytes > 0 {
+			number(p.Name+".address_bytes", soc, float64(p.AddressBytes), bytes, func(x *Input, v float64) {
+				editProc(x, i, func(p *socs.Processor) { p.AddressBytes = int64(v) })
+			}, 0, func(x *Input, r *Result) float64 { return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Bytes) })
+		}
+		if p.GraphBytes > 0 {
+			number(p.Name+".graph_bytes", soc, float64(p.GraphBytes), bytes, func(x *Input, v float64) {
+				editProc(x, i, func(p *socs.Processor) { p.GraphBytes = int64(v) })
+			}, 0, func(_ *Input, r *Result) float64 { return float64(largestGraph(r.Plan, p.Name)) })
+		}
+		if p.MaxGraphs > 0 {
+			number(p.Name+".max_graphs", soc, float64(p.MaxGraphs), func(x float64) string { return fmt.Sprintf("%.0f graphs", x) }, func(x *Input, v float64) {
+				editProc(x, i, func(p *socs.Processor) { p.MaxGraphs = int(v) })
+			}, 0, func(x *Input, r *Result) float64 { return float64(check.Load(r.Plan, &x.SoC.Processors[i]).Graphs) })
+			out[len(out)-1].whole = true
+		}
+	}
+	for i := range out {
+		if out[i].format != nil && out[i].format(1.5) == bytes(1.5) {
+			out[i].whole = true
+		}
+	}
+	return out
+}
+
+// maxKL is a limit that nothing exceeds: the largest that a workload may name.
+const maxKL = 1e6
+
+// measured reports whether what schemes lose has to be known: a limit of nothing is kept without that.
+func (k KLLimit) measured() bool { return k.Prefill > Lossless || k.Decode > Lossless }
+
+// qualityLimits are those of what may be lost: one where both phases have the same.
+func qualityLimits(in *Input, w *Workload, of string) []Limit {
+	var out []Limit
+	add := func(key string, value float64, phases ...string) {
+		set := func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) {
+				for _, ph := range phases {
+					to, schemes := &w.Quality.MaxKL.Prefill, &w.Schemes.Prefill
+					if ph == "decode" {
+						to, schemes = &w.Quality.MaxKL.Decode, &w.Schemes.Decode
+					}
+					*to = v
+					if v == maxKL && in.Calibration == nil { // what is lost is not known: the permission stays
+						if *to = 0; len(*schemes) == 0 {
+							*schemes = dynamic()
+						}
+					}
+				}
+			})
+		}
+		l := Limit{Key: key, In: of, Value: klText(value), number: value, format: klText, without: func(x *Input) { set(x, maxKL) }}
+		if in.Calibration != nil {
+			l.set, l.used = set, func(_ *Input, r *Result) float64 {
+				most := math.NaN()
+				for _, q := range r.Plan.Quality {
+					if slices.Contains(phases, q.Phase) {
+						most = max(q.KL, most)
+						if math.IsNaN(most) {
+							most = q.KL
+						}
+					}
+				}
+				return most
+			}
+		}
+		out = append(out, l)
+	}
+	switch m := w.Quality.MaxKL; {
+	case m.Prefill > 0 && m.Prefill == m.Decode:
+		add("quality.max_kl", m.Prefill, "prefill", "decode")
+	default:
+		if m.Prefill > 0 {
+			add("quality.max_kl.prefill", m.Prefill, "prefill")
+		}
+		if m.Decode > 0 {
+			add("quality.max_kl.decode", m.Decode, "decode")
+		}
+	}
+	return out
+}
+
+// klText writes a limit of quality.
+func klText(x float64) string {
+	if x <= Lossless {
+		return "0 nats a token"
+	}
+	return fmt.Sprintf("%.3g nats a token", x)
+}
+
+// edited is a copy of a workload, changed.
+func edited(w *Workload, change func(*Workload)) *Workload {
+	c := *DefaultWorkload()
+	if w != nil {
+		c = *w
+	}
+	change(&c)
+	return &c
+}
+
+// editProc changes a processor of a copy of the SoC.
+func editProc(in *Input, i int, change func(*socs.Processor)) {
+	c := *in.SoC
+	c.Processors = slices.Clone(c.Processors)
+	change(&c.Processors[i])
+	in.SoC = &c
+	in.suppose.soc = true
+}
+
+// schemeLimits are the precisions that a workload permits, and those that the processors execute.
+func schemeLimits(in *Input, w *Workload, of string) []Limit {
+	var out []Limit
+	text := func(list []op.Scheme) string {
+		names := make([]string, len(list))
+		for i, x := range list {
+			names[i] = string(x)
+		}
+		return "[" + strings.Join(names, ", ") + "]"
+	}
+	for _, ph := range []struct {
+		name string
+		of   func(*Schemes) *[]op.Scheme
+		max  float64
+	}{
+		{"prefill", func(s *Schemes) *[]op.Scheme { return &s.Prefill }, w.Quality.MaxKL.Prefill},
+		{"decode", func(s *Schemes) *[]op.Scheme { return &s.Decode }, w.Quality.MaxKL.Decode},
+		{"head", func(s *Schemes) *[]op.Scheme { return &s.Head }, 0},
+	} {
+		list := *ph.of(&w.Schemes)
+		if len(list) == 0 && (ph.max > 0 || ph.name == "head") {
+			continue // a limit of quality permits all
+		}
+		l := Limit{Key: "schemes." + ph.name, In: of, Value: text(list)}
+		if len(list) == 0 {
+			list = []op.Scheme{op.A32W32}
+			l.Value = "left out: a32/w32, as stored"
+		}
+		set := func(x *Input, list []op.Scheme) {
+			x.Workload = edited(x.Workload, func(w *Workload) { *ph.of(&w.Schemes) = list })
+		}
+		l.without = func(x *Input) { set(x, dynamic()) }
+		for _, s := range dynamic() {
+			if !slices.Contains(list, s) {
+				l.wider = append(l.wider, wider{string(s), func(x *Input) { set(x, append(slices.Clone(list), s)) }})
+			}
+		}
+		out = append(out, l)
+	}
+	var have []op.Scheme
+	for _, x := range op.Schemes {
+		if slices.ContainsFunc(in.SoC.Processors, func(p socs.Processor) bool { return slices.Contains(p.Schemes, x) }) {
+			have = append(have, x)
+		}
+	}
+	any := func(list ...op.Scheme) func(*Input) {
+		return func(x *Input) {
+			x.suppose.schemes = true
+			for i := range x.SoC.Processors {
+				editProc(x, i, func(p *socs.Processor) { teach(p, x.SoC, list) })
+			}
+		}
+	}
+	l := Limit{Key: "processors.schemes", In: fmt.Sprintf("SoC %q", in.SoC.Name), Value: "all of them together execute " + text(have), without: any(dynamic()...)}
+	for _, s := range dynamic() {
+		if !slices.Contains(have, s) {
+			l.wider = append(l.wider, wider{string(s), any(s)})
+		}
+	}
+	if len(l.wider) > 0 {
+		out = append(out, l)
+	}
+	return out
+}
+
+// dynamic are the schemes that need no calibration.
+func dynamic() []op.Scheme {
+	return slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x.Static() })
+}
+
+// teach lets a processor execute further schemes, in layouts that another one reads.
+func teach(p *socs.Processor, s *socs.SoC, list []op.Scheme) {
+	p.Schemes = slices.Clone(p.Schemes)
+	layouts := map[string]string{}
+	for k, v := range p.Layouts {
+		layouts[k] = v
+	}
+	for _, x := range list {
+		if !slices.Contains(p.Schemes, x) {
+			p.Schemes = append(p.Schemes, x)
+		}
+		if layouts[x.Weight()] == "" {
+			layouts[x.Weight()] = op.TilesLayout
+		}
+	}
+	p.Layouts = layouts
+}
+
+// supposed prices what was never measured because no processor executes it, with another scheme's times: they tell
+// whether a plan exists, and nothing of how fast it is.
+type supposed struct{ prices }
+
+func (f supposed) together(tasks []task) ([]estimate, error) {
+	out, err := f.prices.together(tasks)
+	if err == nil {
+		return out, nil
+	}
+	out = nil
+	for _, t := range tasks {
+		e, err := f.prices.together([]task{t})
+		for _, s := range op.Schemes {
+			if err == nil || t.op.Scheme == "" {
+				break
+			}
+			x := t
+			x.op.Scheme = s
+			e, err = f.prices.together([]task{x})
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e[0])
+	}
+	return out, nil
+}
+
+// largestGraph is the bytes of weights in the largest graph of a processor, as rule P014 counts them.
+func largestGraph(p *planir.Plan, proc string) int64 {
+	var most int64
+	for i := range p.Program.Graphs {
+		g := &p.Program.Graphs[i]
+		if g.Proc != proc {
+			continue
+		}
+		var bytes int64
+		for _, w := range g.Graph.Weights {
+			if w.Layout != op.RowsLayout {
+				bytes += int64(max(1, w.Experts)) * op.WeightBytes(w.Scheme, w.K, w.N)
+			}
+		}
+		most = max(most, bytes)
+	}
+	return most
+}
+
+// attempt is a solve under other limits.
+type attempt struct {
+	result *Result // nil: no plan
+	err    error   // why there is none
+}
+
+// solves reports whether there is a plan; unknown where something other than limits prevented the answer.
+func (a *attempt) feasible() (yes, known bool) {
+	return a.result != nil, a.result != nil || diag.ClassOf(a.err) == diag.ClassInfeasible
+}
+
+// trial solves inputs under other limits.
+type trial struct {
+	in     Input
+	limits []Limit
+	most   int // solves
+	made   int
+	known  map[string]attempt // by which limits hold
+}
+
+func newTrial(in Input, limits []Limit) *trial {
+	return &trial{in: in, limits: limits, most: 200, known: map[string]attempt{}}
+}
+
+// errTrials ends a search that would solve too often.
+var errTrials = diag.New(diag.ClassInternal, "too many solves")
+
+// solve is Solve of the input with changes.
+func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, error) {
+	if t.made++; t.made > t.most {
+		return attempt{}, errTrials
+	}
+	in := t.in
+	for _, c := range changes {
+		if c != nil {
+			c(&in)
+		}
+	}
+	r, err := Solve(ctx, in)
+	if err != nil && (diag.ClassOf(err) == diag.ClassInterrupted || ctx.Err() != nil) {
+		return attempt{}, err
+	}
+	return attempt{r, err}, nil
+}
+
+// holding is the attempt with those limits that hold; the others are taken away.
+func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
+	key := fmt.Sprint(holds)
+	if a, ok := t.known[key]; ok {
+		return a, nil
+	}
+	var changes []func(*Input)
+	for i := range t.limits {
+		if !holds[i] {
+			changes = append(changes, t.limits[i].without)
+		}
+	}
+	a, err := t.solve(ctx, changes...)
+	if err == nil {
+		t.known[key] = a
+	}
+	return a, err
+}

@@ -1,0 +1,194 @@
+package solver
+
+import (
+	"context"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+)
+
+// The set found is as small as the smallest infeasible subset of all, the first of them, over random families of
+// minimal conflicts.
+func TestSmallestConflict(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 3000 {
+		n := 1 + r.IntN(7)
+		var minimal []int // conflicts, as masks
+		for range r.IntN(4) {
+			minimal = append(minimal, 1+r.IntN(1<<n-1))
+		}
+		infeasible := func(mask int) bool {
+			return slices.ContainsFunc(minimal, func(m int) bool { return mask&m == m })
+		}
+		best := -1
+		for mask := 1; mask < 1<<n; mask++ {
+			if !infeasible(mask) {
+				continue
+			}
+			if best < 0 || bits.OnesCount(uint(mask)) < bits.OnesCount(uint(best)) ||
+				bits.OnesCount(uint(mask)) == bits.OnesCount(uint(best)) && slices.Compare(members(mask), members(best)) < 0 {
+				best = mask
+			}
+		}
+		asked := 0
+		set, smallest, err := smallestConflict(n, func(holds []bool) (bool, error) {
+			asked++
+			mask := 0
+			for i, h := range holds {
+				if h {
+					mask |= 1 << i
+				}
+			}
+			return infeasible(mask), nil
+		})
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case best < 0 && set != nil:
+			t.Fatalf("conflicts %b: found %v, want none", minimal, set)
+		case best >= 0 && (!slices.Equal(set, members(best)) || !smallest):
+			t.Fatalf("conflicts %b: found %v, want %v", minimal, set, members(best))
+		}
+	}
+}
+
+func members(mask int) []int {
+	var out []int
+	for i := 0; mask>>i > 0; i++ {
+		if mask>>i&1 == 1 {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// conflicts poses inputs whose limits contradict each other, on a machine of two cores.
+func conflicts(t *testing.T) map[string]struct {
+	in   Input
+	want []string // keys
+} {
+	t.Helper()
+	m, s := demo(t), twoCores(t, 1)
+	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	small := func(change func(*Workload)) *Workload {
+		w := DefaultWorkload()
+		w.Buckets, w.Context = []int{16}, 128
+		change(w)
+		return w
+	}
+	int8s := twoCores(t, 1)
+	for i := range int8s.Processors {
+		int8s.Processors[i].Schemes = []op.Scheme{op.A8TQ8C}
+		int8s.Processors[i].Layouts = map[string]string{"q8c": op.TilesLayout}
+	}
+	address := func(bytes int64) *socs.SoC {
+		s := twoCores(t, 1)
+		for i := range s.Processors {
+			if s.Processors[i].Name == "c1" {
+				s.Processors[i].AddressBytes = bytes
+			}
+		}
+		return s
+	}
+	tight := address(1 << 20)
+	type c = struct {
+		in   Input
+		want []string
+	}
+	return map[string]c{
+		"memory": {Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20, Workload: small(func(*Workload) {})}, []string{"--max-memory"}},
+		"a region and a choice": {Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32), Only: []string{"c1"}, Workload: small(func(*Workload) {})},
+			[]string{"--only", "c1.address_bytes"}},
+		"nothing may be lost in 8 bit": {Input{Model: m, SoC: s, Costs: both, Workload: small(func(w *Workload) {
+			w.Quality.MaxKL = KLLimit{Lossless, Lossless}
+			w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+		})}, []string{"quality.max_kl", "schemes.prefill"}},
+		"processors of 8 bit": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(w *Workload) {
+			w.Quality.MaxKL = KLLimit{Lossless, Lossless}
+		})}, []string{"quality.max_kl", "processors.schemes"}},
+		"processors of 8 bit, nothing permitted": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*Workload) {})},
+			[]string{"schemes.prefill", "processors.schemes"}},
+	}
+}
+
+// The limits named are a smallest set in conflict, as solving under every subset of them shows; of every limit in it the
+// value named has a plan.
+func TestConflicts(t *testing.T) {
+	for name, c := range conflicts(t) {
+		t.Run(name, func(t *testing.T) {
+			if name == "a region and a choice" && os.Getenv("HETC_LONG") == "" {
+				t.Skip("takes minutes: HETC_LONG=1 runs it")
+			}
+			c.in.Engine = exact.Engine{}
+			ctx := context.Background()
+			_, err := Solve(ctx, c.in)
+			if diag.ClassOf(err) != diag.ClassInfeasible {
+				t.Fatalf("solve: %v, want no plan", err)
+			}
+			found, err := FindConflict(ctx, c.in, err)
+			if err != nil || found == nil || !found.Smallest {
+				t.Fatalf("found %+v, %v", found, err)
+			}
+			var keys []string
+			for _, l := range found.Limits {
+				keys = append(keys, l.Key)
+			}
+			if !slices.Equal(keys, c.want) {
+				t.Fatalf("limits %q, want %q", keys, c.want)
+			}
+			tr := newTrial(c.in, limitsOf(&c.in))
+			n, least := len(tr.limits), 99
+			for mask := range 1 << n {
+				holds := make([]bool, n)
+				for i := range holds {
+					holds[i] = mask>>i&1 == 1
+				}
+				a, err := tr.holding(ctx, holds)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if yes, known := a.feasible(); !yes && known {
+					least = min(least, bits.OnesCount(uint(mask)))
+				}
+			}
+			if least != len(keys) {
+				t.Errorf("%d limits are in conflict, and %d suffice", len(keys), least)
+			}
+			e := Diagnose(ctx, c.in, found.Reason)
+			if diag.ClassOf(e) != diag.ClassInfeasible {
+				t.Errorf("class of %v", e)
+			}
+			for _, k := range keys {
+				if !strings.Contains(e.Error(), k) {
+					t.Errorf("%q lacks %q", e, k)
+				}
+			}
+			for _, l := range found.Limits {
+				if l.set == nil {
+					continue
+				}
+				v, err := parseNearest(l.Nearest)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a, err := tr.solve(ctx, func(in *Input) { l.set(in, v) }); err != nil || a.result == nil {
+					t.Errorf("%s: no plan at the nearest value %s: %v, %v", l.Key, l.Nearest, err, a.err)
+				}
+			}
+		})
+	}
+}
+
+func parseNearest(text string) (float64, error) {
+	b, err := unit.ParseBytes(strings.ReplaceAll(text, " ", ""))
+	return float64(b), err
+}
