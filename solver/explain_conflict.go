@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -28,6 +29,8 @@ type Conflicting struct {
 	Below   string `json:"below,omitempty"`
 	// Wider are additions to a list, each of which suffices.
 	Wider []string `json:"wider,omitempty"`
+	// Rest: further limits are in conflict too, and were taken away to find these.
+	Rest bool `json:"rest,omitempty"`
 
 	least float64 // Nearest, unrounded
 }
@@ -80,7 +83,13 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	}
 	for _, i := range set {
 		x := Conflicting{Limit: t.limits[i]}
-		if err := t.nearest(ctx, i, &x); err != nil {
+		var rest []func(*Input) // takes the limits away that have no part in it
+		for k := range t.limits {
+			if !slices.Contains(set, k) {
+				rest = append(rest, t.limits[k].without)
+			}
+		}
+		if err := t.nearest(ctx, i, rest, &x); err != nil {
 			if errors.Is(err, errTrials) {
 				c.Limits = append(c.Limits, x)
 				continue
@@ -164,9 +173,27 @@ const (
 	nearEnough   = 0.005
 )
 
-// nearest fills in what would do instead of limit i, the others as they are.
-func (t *trial) nearest(ctx context.Context, i int, x *Conflicting) error {
+// nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
+// themselves, without the rest.
+func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conflicting) error {
 	l := &t.limits[i]
+	free, err := t.solve(ctx, l.without)
+	if err != nil {
+		return err
+	}
+	if free.result == nil && len(rest) > 0 {
+		x.Rest = true
+		u := newTrial(t.in, t.limits)
+		u.most, u.made = t.most, t.made
+		for _, c := range rest {
+			c(&u.in)
+		}
+		defer func() { t.made = u.made }()
+		t = u
+		if free, err = t.solve(ctx, l.without); err != nil {
+			return err
+		}
+	}
 	for _, w := range l.wider {
 		a, err := t.solve(ctx, w.do)
 		if err != nil {
@@ -176,12 +203,8 @@ func (t *trial) nearest(ctx context.Context, i int, x *Conflicting) error {
 			x.Wider = append(x.Wider, w.text)
 		}
 	}
-	if l.set == nil {
+	if l.set == nil || free.result == nil {
 		return nil
-	}
-	free, err := t.solve(ctx, l.without)
-	if err != nil || free.result == nil {
-		return err // the other limits do not allow a plan either
 	}
 	// What solve found to be the smallest plan needs no search.
 	now, err := t.solve(ctx)
@@ -293,6 +316,9 @@ func (c *Conflict) err() error {
 		others := ""
 		if len(c.Limits) > 1 {
 			others = ", with the rest as it is"
+		}
+		if l.Rest {
+			others = "; the other limits allow no plan either"
 		}
 		switch {
 		case l.Nearest != "":

@@ -451,6 +451,9 @@ func (x *explaining) limits() error {
 // tiers tells of the capacity tiers of a mixture of experts.
 func (x *explaining) tiers() error {
 	x.title("capacity tiers")
-	x.s.Printf("the plan has none: its model has no experts, or they are not on a processor with static shapes\n")
-	return x.s.Result(map[string]any{"tiers": nil})
+	if x.p.Tiers == nil {
+		x.s.Printf("the plan has none: hetc solve --loads chooses them for a model with experts\n")
+	}
+	showTiers(x.s, x.p)
+	return x.s.Result(map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated})
 }
