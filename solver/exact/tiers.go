@@ -1014,7 +1014,7 @@ func (s *tierSearch) repaired(choices [][]int) [][]int {
 
 // region is the search where nothing but the region couples layers: how many experts of each layer are on the NPU is decided by dynamic
 // programming over layers, from the optimum of each layer for every number that the dual bound leaves possible. The
-// relaxed cost of a layer is convex in that number, so those are neighbours.
+// relaxed cost of a layer is convex in that number from one on, so those are neighbours.
 func (d *dualSearch) region() error {
 	s, most := d.tierSearch, int(d.budgets[0].limit)
 	type option struct {
@@ -1036,26 +1036,39 @@ func (d *dualSearch) region() error {
 		y := s.layer(l, &free, d.set)
 		layers[l] = y
 		experts := len(y.w)
-		from := min(experts-dual.n[0], most)
+		from := max(1, min(experts-dual.n[0], most))
+		visit := func(b *box, n int) (red float64) { // how much dearer than the dual's relaxation, scaled
+			b.lo[0], b.hi[0] = experts-n, experts-n
+			y.relax(b)
+			red = float64(b.least())*tierScale + float64(d.mult[0])*float64(n) - dual.bound
+			if math.IsInf(b.bound, 1) || red > slack+0.2*tierScale {
+				return red
+			}
+			y.nodes = 0
+			value, least, x := y.solve(b)
+			options[l] = append(options[l], option{n, value, least, b, x})
+			return red
+		}
+		copied := func(b *box) *box {
+			return &box{lo: slices.Clone(b.lo), hi: slices.Clone(b.hi), x: slices.Clone(b.x), n: slices.Clone(b.n)}
+		}
+		visit(copied(dual), 0) // without the hand-over, and so apart
 		for _, dir := range []int{1, -1} {
-			b := &box{lo: slices.Clone(dual.lo), hi: slices.Clone(dual.hi), x: slices.Clone(dual.x), n: slices.Clone(dual.n)}
+			b, before := dual, math.Inf(1)
 			n := from
 			if dir < 0 {
 				n--
 			}
-			for ; n >= 0 && n <= min(experts, most); n += dir {
+			for ; n >= 1 && n <= min(experts, most); n += dir {
 				if err := s.ctx.Err(); err != nil {
 					return err
 				}
-				b = &box{lo: slices.Clone(b.lo), hi: slices.Clone(b.hi), x: slices.Clone(b.x), n: slices.Clone(b.n)}
-				b.lo[0], b.hi[0] = experts-n, experts-n
-				y.relax(b)
-				if math.IsInf(b.bound, 1) || float64(b.least())*tierScale+float64(d.mult[0])*float64(n)-dual.bound > slack+0.2*tierScale {
+				b = copied(b)
+				red := visit(b, n)
+				if math.IsInf(b.bound, 1) || red > slack+0.2*tierScale && red > before {
 					break
 				}
-				y.nodes = 0
-				value, least, x := y.solve(b)
-				options[l] = append(options[l], option{n, value, least, b, x})
+				before = red
 			}
 		}
 	}

@@ -227,7 +227,11 @@ func TestTiersEqualBruteForce(t *testing.T) {
 		n = 10_000
 	}
 	coupled := 0
+	seeds := []int{5316} // a layer without the hand-over is cheaper than the convex rest
 	for seed := range n {
+		seeds = append(seeds, seed)
+	}
+	for _, seed := range seeds {
 		p := smallTiers(rand.New(rand.NewPCG(uint64(seed), 7)))
 		if err := p.Validate(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
