@@ -2,6 +2,7 @@ package exact
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -16,14 +17,34 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	if err := j.Validate(); err != nil {
 		return problem.JointSolution{}, err
 	}
+	for i := range j.Parts {
+		if _, err := variants(j.Parts[i].Partition); err != nil {
+			return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "%v: %w", err,
+				&problem.InfeasibleError{Limits: []problem.Limit{{Kind: problem.LimitProcs, Index: i, Name: j.Parts[i].Partition.Name, Need: 1}}})
+		}
+	}
+	s, err := solveJoint(ctx, j, limits, false)
+	if errors.Is(err, errNone) {
+		why, err := conflict(ctx, j)
+		if err != nil {
+			return problem.JointSolution{}, err
+		}
+		return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: why})
+	}
+	return s, err
+}
+
+// errNone: proved that there is no solution.
+var errNone = errors.New("no solution")
+
+// solveJoint solves a valid instance, to the first solution found where any will do.
+func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, anyOne bool) (problem.JointSolution, error) {
 	stopped := func(err error) (problem.JointSolution, error) {
 		return problem.JointSolution{}, diag.New(diag.ClassInterrupted, "solve joint %q: %w", j.Name, err)
 	}
-	infeasible := func(limits []problem.Limit) (problem.JointSolution, error) {
-		return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: limits})
-	}
+	none := func() (problem.JointSolution, error) { return problem.JointSolution{}, errNone }
 	if j.MaxBytes > 0 && j.Resident > j.MaxBytes {
-		return infeasible([]problem.Limit{{Kind: problem.LimitBytes, Max: j.MaxBytes, Need: j.Resident}})
+		return none()
 	}
 	c, err := compile(j)
 	if err != nil {
@@ -37,7 +58,7 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	root := c.root()
 	for i := range root.allowed {
 		if len(root.allowed[i]) == 0 {
-			return infeasible(nil)
+			return none()
 		}
 	}
 	if limits.Start != nil && j.Keeps(limits.Start) {
@@ -53,10 +74,10 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	s.r.permit(root.allowed, false)
 	c.bestFree = s.r.evaluate(root)
 	if c.bestFree == unreachable {
-		return infeasible(nil)
+		return none()
 	}
 	root.bound = c.bestFree
-	if j.Minimise != problem.Memory && s.offer(s.r.x) {
+	if s.offer(s.r.x) && (j.Minimise != problem.Memory || anyOne) {
 		return s.solution(s.value, problem.Optimal), nil
 	}
 	s.r.usage(root)
@@ -66,6 +87,10 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	if err := ctx.Err(); err != nil {
 		return stopped(err)
 	}
+	if anyOne && s.x != nil {
+		return s.solution(c.bound(root.bound), problem.Feasible), nil
+	}
+	s.anyOne = anyOne
 	// The root: many steps, with repairs in between.
 	s.r.permit(root.allowed, false)
 	limit := s.limit
@@ -86,6 +111,9 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 			return stopped(err)
 		}
 	}
+	if anyOne && s.x != nil {
+		return s.solution(min(c.bound(root.bound), s.value), problem.Feasible), nil
+	}
 	s.queue = queue{root.child()}
 	left, err := s.run(root, nodes)
 	if err != nil {
@@ -93,7 +121,7 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 	}
 	if s.x == nil {
 		if left == unreachable {
-			return infeasible(nil)
+			return none()
 		}
 		return problem.JointSolution{Status: problem.LimitReached, Bound: max(c.bound(left), 0), Nodes: s.nodes}, nil
 	}

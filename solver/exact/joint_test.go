@@ -2,6 +2,7 @@ package exact_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -233,4 +234,66 @@ func TestJointBoundsAtEveryLimit(t *testing.T) {
 		}
 	})
 	t.Logf("%d searches ended at their limit", cut)
+}
+
+// What is called infeasible names limits that cannot be kept together: an instance with these alone has no solution either,
+// and none that is named alone, or needs more than it may, can be kept.
+func TestJointConflict(t *testing.T) {
+	single, several := 0, 0
+	many(t, long(4000), func(t *rapid.T) {
+		j := drawJoint(t)
+		_, err := exact.Engine{}.Joint(context.Background(), j, problem.Limits{Nodes: 100000})
+		if err == nil {
+			return
+		}
+		var why *problem.InfeasibleError
+		if !errors.As(err, &why) || len(why.Limits) == 0 {
+			t.Fatalf("%v names no limits", err)
+		}
+		if why.Limits[0].Kind == problem.LimitProcs {
+			return
+		}
+		keeps := func(l []problem.Limit) bool {
+			found := false
+			each(j, func(choices [][][]int) {
+				for i := range choices {
+					if _, _, bad := j.Parts[i].Partition.Conflict(choices[i]); bad {
+						return
+					}
+				}
+				u := j.Use(choices)
+				for _, now := range j.Limits(&u) {
+					for _, want := range l {
+						if now.Kind != want.Kind || now.Index != want.Index {
+							continue
+						}
+						if now.Need < want.Need {
+							t.Fatalf("choices %v take %d of what needs at least %v", choices, now.Need, want)
+						}
+						if now.Need > want.Max {
+							return
+						}
+					}
+				}
+				found = true
+			})
+			return found
+		}
+		if keeps(why.Limits) {
+			t.Fatalf("%v, and they can be kept", err)
+		}
+		if len(why.Limits) == 1 {
+			single++
+			return
+		}
+		several++
+		for i := range why.Limits {
+			if !keeps(append(slices.Clone(why.Limits[:i]), why.Limits[i+1:]...)) {
+				t.Fatalf("%v, and not without %v either", err, why.Limits[i])
+			}
+		}
+	})
+	if single == 0 || several == 0 {
+		t.Fatalf("%d limits alone and %d sets of them could not be kept", single, several)
+	}
 }

@@ -28,6 +28,7 @@ type search struct {
 	value int64 // of the measure
 	nest  [][][]int
 
+	anyOne bool    // the first solution ends the search
 	first  bool    // looking for the lexicographically first of the optimal solutions
 	ties   []*node // may have solutions that are as good as the best, but no better
 	nodes  int64
@@ -652,6 +653,9 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 			return 0, err
 		}
 		n := s.queue[0]
+		if s.anyOne && s.x != nil {
+			return n.bound, nil
+		}
 		if n.bound > s.limit() {
 			s.queue = nil // and so are the others
 			break

@@ -116,8 +116,8 @@ type Limit struct {
 	Index int    // of the part or region, else 0
 	Name  string // of the part or region, else empty
 	Max   int64
-	// Need is what is needed: of a solution that was checked what it takes, of an infeasible problem no more than
-	// every solution takes that keeps no other limit.
+	// Need is what is needed: of choices that were checked what they take; of an infeasible problem a bound below what
+	// any choices take, whether they keep other limits or not.
 	Need int64
 }
 
@@ -136,7 +136,8 @@ func (l Limit) String() string {
 }
 
 // InfeasibleError is in the chain of the ClassInfeasible errors that engines return for joint problems
-// (errors.As): limits that cannot be kept together. Each that is alone in Limits cannot be kept at all.
+// (errors.As): limits that cannot be kept together. Where one is named it cannot be kept at all; where several are
+// each of them matters, as far as that was proved: without it the others can be kept.
 type InfeasibleError struct{ Limits []Limit }
 
 // Error lists the limits.
@@ -147,7 +148,7 @@ func (e *InfeasibleError) Error() string {
 	case 1:
 		return e.Limits[0].String()
 	}
-	s := "no combination of choices keeps all of these: "
+	s := "no combination of choices keeps all of these (beside them what each needs alone): "
 	for i, l := range e.Limits {
 		if i > 0 {
 			s += "; "
