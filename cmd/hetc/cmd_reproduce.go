@@ -147,7 +147,7 @@ func difference(r papers.Row) string {
 		return shown(b - a)
 	case isA && isB:
 		return fmt.Sprintf("%+.1f %%", 100*(b-a)/math.Abs(a))
-	case isA != isB, r.Paper == nil, r.Paper == "not printed":
+	case isA != isB, r.Paper == nil:
 		return ""
 	case r.Paper == r.Ours:
 		return "none"

@@ -183,7 +183,7 @@ func agentDispatch(s *sheet) error {
 	}
 	// Ties: an odd number of chunks splits two ways.
 	e := elastic{chunks: 7, npu: t, gpu: t}
-	s.add(Exact, "ties", "not printed", fmt.Sprintf("%d or %d of 7 chunks", e.printed(), e.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
+	s.add(Exact, "ties", nil, fmt.Sprintf("%d or %d of 7 chunks", e.printed(), e.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
 	// A remainder of 44 of 256 tokens on the GPU, in proportion.
 	rest := t * 44 / int64(chunk)
 	e = elastic{chunks: 8, npu: t, gpu: t, rest: rest}

@@ -37,13 +37,13 @@ func measuredRows() []printedRow {
 func heteroSplits(s *sheet) error {
 	for i, p := range measuredRows() {
 		share := p.npu / (p.gpuUS + p.npu)
-		s.add(Exact, p.name+"/gpu-share", unprinted, share, "share of the rows with which both finish at once, T_npu / (T_gpu + T_npu)")
-		s.add(Exact, p.name+"/balanced-us", unprinted, share*p.gpuUS, "time of that division without synchronisation")
+		s.add(Exact, p.name+"/gpu-share", nil, share, "share of the rows with which both finish at once, T_npu / (T_gpu + T_npu)")
+		s.add(Exact, p.name+"/balanced-us", nil, share*p.gpuUS, "time of that division without synchronisation")
 		ratio := hetero("table3").at("values", rowOfLength(i), "ratio").text()
 		if g, n, ok := cutRatio(ratio); ok {
 			s.add(Exact, p.name+"/ratio", g/n, share/(1-share), "GPU rows per NPU row: the printed ratio beside the balanced one; a static ratio of 3 to 1 where 2 to 1 balances needs a coarse grid, or contention")
-			s.add(Exact, p.name+"/printed-ratio-us", unprinted, math.Max(p.gpuUS*g/(g+n), p.npu*n/(g+n)), "time of the printed ratio without synchronisation")
-			s.add(Modelled, p.name+"/npu-slowdown", unprinted, p.gpuUS*g/(g+n)/(p.npu*n/(g+n)), "by how much the NPU would have to be slower beside the GPU than alone for the printed ratio to balance; below 1 no contention explains it")
+			s.add(Exact, p.name+"/printed-ratio-us", nil, math.Max(p.gpuUS*g/(g+n), p.npu*n/(g+n)), "time of the printed ratio without synchronisation")
+			s.add(Modelled, p.name+"/npu-slowdown", nil, p.gpuUS*g/(g+n)/(p.npu*n/(g+n)), "by how much the NPU would have to be slower beside the GPU than alone for the printed ratio to balance; below 1 no contention explains it")
 		}
 	}
 	return nil
@@ -78,10 +78,10 @@ func heteroSync(s *sheet) error {
 		if !ok {
 			return fmt.Errorf("row %d of Table 3 has no ratio", i)
 		}
-		s.add(Modelled, m[i].name+"/split-below-us", unprinted, bound(m[i], g/(g+n)), "%s", note)
+		s.add(Modelled, m[i].name+"/split-below-us", nil, bound(m[i], g/(g+n)), "%s", note)
 	}
-	s.add(Modelled, m[2].name+"/gpu-only-above-us-4to1", unprinted, bound(m[2], 0.8), "%s; if 4:1 were on the grid", note)
-	s.add(Modelled, m[2].name+"/gpu-only-above-us-any-ratio", unprinted, bound(m[2], m[2].npu/(m[2].gpuUS+m[2].npu)), "%s; if any ratio were", note)
+	s.add(Modelled, m[2].name+"/gpu-only-above-us-4to1", nil, bound(m[2], 0.8), "%s; if 4:1 were on the grid", note)
+	s.add(Modelled, m[2].name+"/gpu-only-above-us-any-ratio", nil, bound(m[2], m[2].npu/(m[2].gpuUS+m[2].npu)), "%s; if any ratio were", note)
 	finish := hetero("hw_sync_clfinish").at("values", "clFinish_fixed").num()
 	s.add(Modelled, m[0].name+"/with-clfinish", hetero("table3").at("values", 0, "strategy").text(), map[bool]string{true: "weight-centric", false: "no partition"}[bound(m[0], 0.5) > finish],
 		"with the %v us of clFinish (sec. 3.1) as T_sync row 1 would be GPU-only, so the table assumes fast synchronisation (a few us, sec. 4.3)", finish)
@@ -191,14 +191,14 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 				if x.from == x.to {
 					lengths = fmt.Sprint(x.from)
 				}
-				s.add(Modelled, sh.name+"/"+v.name+"/"+lengths, unprinted, ours, "decision at these lengths, graphs of %s tokens; latencies as for table3; %s", joinInts(v.a.standard), v.note)
+				s.add(Modelled, sh.name+"/"+v.name+"/"+lengths, nil, ours, "decision at these lengths, graphs of %s tokens; latencies as for table3; %s", joinInts(v.a.standard), v.note)
 			}
 		}
 	}
 	a, b := attn.gpu[0], attn.gpu[1]
-	s.add(Modelled, "attn_proj/gpu-slope-us", unprinted, float64(b.ns-a.ns)/float64(b.tokens-a.tokens)/1000, "us per token between the printed lengths %d and %d", a.tokens, b.tokens)
-	s.add(Modelled, "attn_proj/gpu-us-at-16", unprinted, float64(attn.gpuNS(16))/1000, "GPU time of the longest remainder of row 7, 272 - 256 tokens")
-	s.add(Modelled, "attn_proj/crossing-remainder", unprinted, float64(a.tokens)+float64(attn.npuNS(256)-a.ns)/(float64(b.ns-a.ns)/float64(b.tokens-a.tokens)), "remainder beside 256 tokens on the NPU at which the GPU becomes the longer one: row 7 ends well before")
+	s.add(Modelled, "attn_proj/gpu-slope-us", nil, float64(b.ns-a.ns)/float64(b.tokens-a.tokens)/1000, "us per token between the printed lengths %d and %d", a.tokens, b.tokens)
+	s.add(Modelled, "attn_proj/gpu-us-at-16", nil, float64(attn.gpuNS(16))/1000, "GPU time of the longest remainder of row 7, 272 - 256 tokens")
+	s.add(Modelled, "attn_proj/crossing-remainder", nil, float64(a.tokens)+float64(attn.npuNS(256)-a.ns)/(float64(b.ns-a.ns)/float64(b.tokens-a.tokens)), "remainder beside 256 tokens on the NPU at which the GPU becomes the longer one: row 7 ends well before")
 	last := 0
 	for m := 257; m < 384; m++ {
 		d, err := attn.decide(ctx, m, true, &coarse)
@@ -221,13 +221,13 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 	for last < 127 && attn.gpuNS(last+1) < attn.npuNS(128)+base.syncNS {
 		last++
 	}
-	s.add(Modelled, "attn_proj/gpu-only-beats-padding-until", unprinted, last, "last length for which the GPU alone is faster than 128 tokens on the NPU")
+	s.add(Modelled, "attn_proj/gpu-only-beats-padding-until", nil, last, "last length for which the GPU alone is faster than 128 tokens on the NPU")
 	d, err := attn.decide(ctx, 193, true, &coarse)
 	if err != nil {
 		return err
 	}
-	s.add(Modelled, "attn_proj/padding-us-at-193", unprinted, float64(d.ns)/1000, "what the decision at 193 tokens costs: %s", d.strategy)
-	s.add(Modelled, "attn_proj/activation-us-at-193", unprinted, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000, "128 tokens on the NPU beside 65 on the GPU")
+	s.add(Modelled, "attn_proj/padding-us-at-193", nil, float64(d.ns)/1000, "what the decision at 193 tokens costs: %s", d.strategy)
+	s.add(Modelled, "attn_proj/activation-us-at-193", nil, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000, "128 tokens on the NPU beside 65 on the GPU")
 	ex := hetero("m_activation_split_example").at("values")
 	named := coarse
 	named.standard = standardSets()[0].lengths
@@ -243,7 +243,7 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 	if d, err = down.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
 		return err
 	}
-	s.add(Modelled, "ffn_down/300-tokens", unprinted, d.strategy+" "+d.ratio, "the same for the other weight")
+	s.add(Modelled, "ffn_down/300-tokens", nil, d.strategy+" "+d.ratio, "the same for the other weight")
 	return nil
 }
 
@@ -309,9 +309,9 @@ func heteroBandwidth(s *sheet) error {
 	m := hetero("hw_mem_bw_measured_decode_eval").at("values")
 	peak := hetero("hw_mem_bw_peak").at("values")
 	s.add(Exact, "fraction-of-achievable", m.at("fraction_of_max_available").num(), m.at("gpu_plus_npu").num()/peak.at("max_achievable").num(), "sec. 5.4: %v of %v GB/s", m.at("gpu_plus_npu").num(), peak.at("max_achievable").num())
-	s.add(Exact, "achievable-of-theoretical", unprinted, peak.at("max_achievable").num()/peak.at("theoretical").num(), "sec. 3.3")
+	s.add(Exact, "achievable-of-theoretical", nil, peak.at("max_achievable").num()/peak.at("theoretical").num(), "sec. 3.3")
 	gain := m.at("gpu_plus_npu").num() / m.at("gpu_only").num()
-	s.add(Exact, "gain-of-both", unprinted, gain, "GPU and NPU over GPU alone, sec. 5.4")
+	s.add(Exact, "gain-of-both", nil, gain, "GPU and NPU over GPU alone, sec. 5.4")
 	s.add(Modelled, "gain-against-speedup", 1+hetero("r_decode_tensor_over_layer").at("values", "Llama-8B").num()/100, gain, "the printed speedup of Hetero-tensor over Hetero-layer in decode is what bandwidth alone permits at most; the rest is not bound by memory")
 	aggregate := hetero("hw_mem_bw_gpu_npu_concurrent").at("values")
 	split := aggregate.at("workload_split_percent").nums()
@@ -433,7 +433,7 @@ func heteroLayer(ctx context.Context, s *sheet) error {
 		return err
 	}
 	s.add(Modelled, "prefill-256/tokens-per-s-clfinish", with.at("without").num(), m*1e9/float64(waits), "%s, with clFinish (%v us, sec. 3.1) as T_sync; four products per layer synchronise here and more does in the running system, sec. 5.5", note, float64(slow.syncNS)/1000)
-	s.add(Modelled, "prefill-256/npu-over-gpu-only", unprinted, func() float64 {
+	s.add(Modelled, "prefill-256/npu-over-gpu-only", nil, func() float64 {
 		g, _ := alone(m, func(sh *shape) int64 { return sh.gpuNS(m) })
 		return float64(g) / float64(npu)
 	}(), "layer-level mapping over the GPU alone, %s", note)
@@ -464,17 +464,17 @@ func heteroLayer(ctx context.Context, s *sheet) error {
 // heteroGains is arithmetic on printed results.
 func heteroGains(s *sheet) error {
 	o := hetero("r_online_prepare").at("values", "length_135")
-	s.add(Exact, "online-prepare-135/total-ms", unprinted, o.at("prepare").num()/(o.at("share_percent").num()/100), "preparation (%v ms) over its share (%v percent), sec. 5.3.2", o.at("prepare").num(), o.at("share_percent").num())
+	s.add(Exact, "online-prepare-135/total-ms", nil, o.at("prepare").num()/(o.at("share_percent").num()/100), "preparation (%v ms) over its share (%v percent), sec. 5.3.2", o.at("prepare").num(), o.at("share_percent").num())
 	f := hetero("r_fast_sync_prefill_256").at("values")
 	s.add(Exact, "fast-sync-256/gain", 1+hetero("r_fast_sync_prefill").at("values", "Hetero-tensor").num()/100, f.at("with").num()/f.at("without").num(), "sec. 5.5; the printed one is an average over lengths")
 	a := hetero("r_ablation").at("values")
 	product := a.at("activation_centric").num() * a.at("order_exchange").num() * a.at("weight_centric").num() * a.at("fast_sync").num()
 	slower := a.at("naive_npu_vs_gpu", "slower_percent").num()
-	s.add(Exact, "ablation/product", unprinted, product, "sec. 5.6, four successive factors over the naive NPU")
-	s.add(Modelled, "ablation/over-gpu", unprinted, (1-slower/100)*product, "naive NPU %v percent slower than the GPU read as %v times its speed, at 320 tokens; sec. 5.3.1 prints %v over MNN-OpenCL at 256: the ablation's GPU baseline is another one, and not printed",
+	s.add(Exact, "ablation/product", nil, product, "sec. 5.6, four successive factors over the naive NPU")
+	s.add(Modelled, "ablation/over-gpu", nil, (1-slower/100)*product, "naive NPU %v percent slower than the GPU read as %v times its speed, at 320 tokens; sec. 5.3.1 prints %v over MNN-OpenCL at 256: the ablation's GPU baseline is another one, and not printed",
 		slower, 1-slower/100, hetero("r_prefill_fixed_llama8b_256").at("values", "MNN-OpenCL").num())
 	n := hetero("r_prefill_vs_llmnpu").at("values")
-	s.add(Exact, "over-llmnpu", unprinted, n.at("hetero_tensor_InternLM-1.8B_256").num()/n.at("llm.npu_similar_size").num(), "tokens/s at 256 tokens, InternLM-1.8B, sec. 5.3.1")
+	s.add(Exact, "over-llmnpu", nil, n.at("hetero_tensor_InternLM-1.8B_256").num()/n.at("llm.npu_similar_size").num(), "tokens/s at 256 tokens, InternLM-1.8B, sec. 5.3.1")
 	pipe := hetero("r_over_npu_pipe").at("values").nums()
 	s.add(Exact, "over-npu-pipe-525/reduction-percent", pipe[1], 100*(1-1/hetero("r_dynamic_525").at("values", "NPU-pipe").num()), "%v times at 525 tokens as a reduction: sec. 5.3.2 prints %v to %v percent", hetero("r_dynamic_525").at("values", "NPU-pipe").num(), pipe[0], pipe[1])
 	s.add(Exact, "over-padding-at-most", hetero("r_intro_unaligned").at("values").num(), hetero("r_dynamic_525").at("values", "Padding").num(), "sec. 1 prints the most over padding, sec. 5.3.2 prints more than that at 525 tokens: the paper disagrees with itself")

@@ -507,8 +507,6 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	return best, bestHeld, err
 }
 
-const unprinted = "not printed"
-
 func heteroTable3(ctx context.Context, out *sheet) error {
 	rows := table3()
 	base, err := table3Base()
@@ -552,7 +550,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			for _, s := range list {
 				worst = max(worst, s.ns)
 			}
-			add("us"+v.suffix, unprinted, float64(worst)/1000, v.note+"; microseconds, the longest of the row's lengths")
+			add("us"+v.suffix, nil, float64(worst)/1000, v.note+"; microseconds, the longest of the row's lengths")
 		}
 		// Where the printed decision holds, one assumption moved at a time.
 		for _, v := range table3Moves(base, &onGrid) {
@@ -565,7 +563,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 				return err
 			}
 			limits[v.name] = append(limits[v.name], held{r.name, low, high, found})
-			add(v.name, unprinted, rangeText(low, high, found), v.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
+			add(v.name, nil, rangeText(low, high, found), v.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
 		}
 		var denominators []int
 		finest := r.shape.rows / r.shape.stage
@@ -583,7 +581,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 				denominators = append(denominators, n)
 			}
 		}
-		add("holds-grid", unprinted, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
+		add("holds-grid", nil, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
 		var sets []string
 		for _, set := range standardSets() {
 			a := onGrid
@@ -599,7 +597,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		if len(sets) == len(standardSets()) {
 			sets = []string{"all"}
 		}
-		add("holds-lengths", unprinted, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+joinInts(standardSets()[0].lengths)+") for which strategy and ratio come out as printed, on the smallest grid")
+		add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+joinInts(standardSets()[0].lengths)+") for which strategy and ratio come out as printed, on the smallest grid")
 		for _, v := range []struct {
 			name string
 			set  func(a *assumptions)
@@ -614,7 +612,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			if err != nil {
 				return err
 			}
-			add(v.name, unprinted, map[bool]string{true: "holds", false: "does not hold"}[ok], v.note)
+			add(v.name, nil, map[bool]string{true: "holds", false: "does not hold"}[ok], v.note)
 		}
 	}
 	return table3Together(ctx, out, rows, base, &onGrid, limits)
@@ -711,7 +709,7 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 		default:
 			note += fmt.Sprintf("; the upper end is that of %s: a wait of %v us by clFinish (sec. 3.1) is beyond it, so the table rests on fast synchronisation", high.row, fact("heteroinfer", "hw_sync_clfinish").at("values", "clFinish_fixed").num())
 		}
-		out.add(Modelled, "all/"+v.name, unprinted, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
+		out.add(Modelled, "all/"+v.name, nil, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
 	}
 	return nil
 }

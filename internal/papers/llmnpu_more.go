@@ -56,7 +56,7 @@ func npuTable3(ctx context.Context, s *sheet) error {
 		if got, err = choose([]string{"gpu_fp16", "npu_fp16"}); err != nil {
 			return err
 		}
-		s.add(Exact, name+"/choice-without-int8", unprinted, got, "the faster of the FP16 columns: never the NPU")
+		s.add(Exact, name+"/choice-without-int8", nil, got, "the faster of the FP16 columns: never the NPU")
 		note := "latency over that of NPU INT8"
 		for _, x := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"}, {"npu_fp16", "npu_fp16_ratio"}} {
 			n := note
@@ -84,8 +84,8 @@ func npuTable3(ctx context.Context, s *sheet) error {
 		if _, err := fmt.Sscan(got, &g); err != nil {
 			return fmt.Errorf("%s is not divided but on %q", name, got)
 		}
-		s.add(Modelled, name+"/divided-gpu-share", unprinted, g/float64(n), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
-		s.add(Modelled, name+"/divided-ms", unprinted, float64(best)/1e6, "time of that division")
+		s.add(Modelled, name+"/divided-gpu-share", nil, g/float64(n), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
+		s.add(Modelled, name+"/divided-ms", nil, float64(best)/1e6, "time of that division")
 	}
 	s.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
 	var cpu, gpu []float64
@@ -136,7 +136,7 @@ func npuOrder(ctx context.Context, s *sheet) error {
 	t := npuFact("m_npu_time_256").at("values")
 	npuNS := us(1000 * t.at("npu").num())
 	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
-	s.add(Exact, "serial-ms", unprinted, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
+	s.add(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
 	printed := npuFact("r_ablation").at("values", "out_of_order_reduction_percent").nums()
 	bubble := npuFact("m_schedule_bubble").at("values", "critical_path_bubble_naive").num()
 	s.add(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "of the serial time, if the NPU never waited (sec. 3.4): the printed range of sec. 4.7 is %v to %v percent, its upper end needs a model whose CPU part is larger", printed[0], printed[1])
@@ -164,12 +164,12 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", v.chunks, model.Name, v.note)
 		add := func(name string, paper, ours any) { s.add(Modelled, v.name+"/"+name, paper, ours, "%s", note) }
 		add("in-order-bubble-percent", bubble, 100*g.bubble(in))
-		add("eq5-bubble-percent", unprinted, 100*g.bubble(out))
+		add("eq5-bubble-percent", nil, 100*g.bubble(out))
 		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]), 100*(1-float64(out.end)/float64(in.end)))
-		add("in-order-ms", unprinted, float64(in.end)/1e6)
-		add("eq5-ms", unprinted, float64(out.end)/1e6)
-		add("best-found-ms", unprinted, float64(best.end)/1e6)
-		add("least-possible-ms", unprinted, float64(bound)/1e6)
+		add("in-order-ms", nil, float64(in.end)/1e6)
+		add("eq5-ms", nil, float64(out.end)/1e6)
+		add("best-found-ms", nil, float64(best.end)/1e6)
+		add("least-possible-ms", nil, float64(bound)/1e6)
 	}
 	// Small instances, where the best order is proved.
 	const instances = 1000
@@ -206,9 +206,9 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
 	}
 	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between the processors", instances)
-	s.add(Modelled, "random/worse-than-in-order", unprinted, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
-	s.add(Modelled, "random/optimal-percent", unprinted, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
-	s.add(Modelled, "random/worst-over-best-percent", unprinted, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
+	s.add(Modelled, "random/worse-than-in-order", nil, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
+	s.add(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
+	s.add(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
 	return nil
 }
 
@@ -230,14 +230,14 @@ func npuSharing(s *sheet) error {
 	s.add(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "all but attention, whose shape depends on the chunk's place (sec. 3.2)")
 	m := npuFact("m_chunk_sharing_memory").at("values")
 	chunks := m.at("prompt").num() / m.at("chunk").num()
-	s.add(Exact, "chunks", unprinted, chunks, "a prompt of %v tokens in chunks of %v", m.at("prompt").num(), m.at("chunk").num())
+	s.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", m.at("prompt").num(), m.at("chunk").num())
 	reduction := 1 - 1/chunks
 	s.add(Exact, "reduction-percent", m.at("reduction_up_to_percent").num(), 100*reduction, "graphs of every chunk against one shared by all: 1 - 1/chunks, sec. 3.2")
 	s.add(Exact, "factor", m.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
 	saved := m.at("saved_gb").num()
 	before := saved / reduction
-	s.add(Exact, "before-gb", unprinted, before, "what saving %v GB by that part implies without sharing", saved)
-	s.add(Exact, "after-gb", unprinted, before-saved, "and with sharing")
+	s.add(Exact, "before-gb", nil, before, "what saving %v GB by that part implies without sharing", saved)
+	s.add(Exact, "after-gb", nil, before-saved, "and with sharing")
 	attention, ffn := linearWeights(model)
 	linear := (attention + ffn) * float64(model.Layers)
 	for _, x := range []struct {
@@ -260,8 +260,8 @@ func npuChunks(s *sheet) error {
 		p := d.at("prompt_tokens").nums()
 		for k, end := range []string{"shortest", "longest"} {
 			n := math.Ceil(p[k] / chunk)
-			s.add(Exact, name+"/chunks-"+end, unprinted, n, "chunks of %v tokens for a prompt of %v", chunk, p[k])
-			s.add(Exact, name+"/padding-percent-"+end, unprinted, 100*(n*chunk/p[k]-1), "tokens computed beyond the prompt's %v, in percent of them", p[k])
+			s.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, p[k])
+			s.add(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/p[k]-1), "tokens computed beyond the prompt's %v, in percent of them", p[k])
 		}
 		for _, r := range d.at("rows").list() {
 			if r.at("llm").text() != "Qwen1.5-1.8B" {
@@ -359,7 +359,7 @@ func npuShapes(s *sheet) error {
 			shapes = append(shapes, shape{h, rows / h})
 		}
 	}
-	s.add(Exact, "equivalent-shapes", unprinted, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", rows)
+	s.add(Exact, "equivalent-shapes", nil, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", rows)
 	text := func(x shape) string { return fmt.Sprintf("%dx%d", x.h, x.w) }
 	printed := fmt.Sprintf("%vx%v", v.at("input_b", 0).num(), v.at("input_b", 1).num())
 	square := slices.MinFunc(shapes, func(a, b shape) int { return max(a.h, a.w) - max(b.h, b.w) })
@@ -420,9 +420,9 @@ func npuMemory(s *sheet) error {
 			}
 		}
 		s.add(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "sec. 4: weights of the feed-forward network first, then the others; %s", note)
-		s.add(Modelled, unit.name+"/rule-saves-ms", unprinted, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
+		s.add(Modelled, unit.name+"/rule-saves-ms", nil, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
 		s.add(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "the placement that saves most, every pair of counts tried; per byte Table 3's [4096,4096] saves slightly more than its [4096,11008], so the rule is not the best by Table 3; %s", note)
-		s.add(Modelled, unit.name+"/best-saves-ms", unprinted, best, "ms per 32 tokens; %s", note)
+		s.add(Modelled, unit.name+"/best-saves-ms", nil, best, "ms per 32 tokens; %s", note)
 	}
 	return nil
 }
@@ -476,7 +476,7 @@ func npuOutliers(s *sheet) error {
 	d := npuFact("m_outlier_density").at("values")
 	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
 	for k, end := range []string{"least", "most"} {
-		s.add(Exact, "density/channels-"+end, unprinted, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
+		s.add(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
 	}
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
@@ -492,7 +492,7 @@ func npuOutliers(s *sheet) error {
 		}
 	}
 	hot := npuFact("m_hot_channels").at("values")
-	s.add(Modelled, "hot-channels/weights-percent", unprinted, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
+	s.add(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
 	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
 		points := npuFact("r_prune_tradeoff").at("values", name).list()
 		faster, worse := true, true

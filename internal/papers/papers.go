@@ -23,14 +23,14 @@ const (
 	NotReproducible Class = "not reproducible" // the note says what is missing
 )
 
-// Row is one recomputed value. Paper and Ours are numbers (float64) with the unit in ID or Note, or text; Ours is nil
-// where nothing can be recomputed.
+// Row is one recomputed value. Paper and Ours are numbers (float64) with the unit in ID or Note, or text; Paper is nil
+// where the paper prints nothing, Ours where nothing can be recomputed.
 type Row struct {
 	ID    string `json:"id"` // "heteroinfer/table3/ffn_down-256/ratio"
 	Paper any    `json:"paper"`
 	Ours  any    `json:"ours"`
 	Class Class  `json:"class"`
-	Note  string `json:"note,omitempty"` // section, assumptions, why they differ
+	Note  string `json:"note"` // section, assumptions, why they differ
 }
 
 // Item is one thing a paper says about deciding.
