@@ -320,3 +320,57 @@ func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (hea
 	split(nil, buckets)
 	return best, found
 }
+
+// permutations calls f with every order of 0..n-1; f must not keep it.
+func permutations(n int, f func([]int)) {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	var walk func(k int)
+	walk = func(k int) {
+		if k == n {
+			f(order)
+			return
+		}
+		for i := k; i < n; i++ {
+			order[k], order[i] = order[i], order[k]
+			walk(k + 1)
+			order[k], order[i] = order[i], order[k]
+		}
+	}
+	walk(0)
+}
+
+// contiguous reports whether the heads of each launch follow each other in the order of the launches.
+func (p headPipeline) contiguous(launches, heads []int) bool {
+	for _, i := range launches {
+		n := len(p.launches[i].heads)
+		for _, h := range heads[:n] {
+			if !slices.Contains(p.launches[i].heads, h) {
+				return false
+			}
+		}
+		heads = heads[n:]
+	}
+	return true
+}
+
+// everyOrder is the least time over every order of launches with every order of heads, and over those that keep the heads of a
+// launch together: for few heads.
+func (p headPipeline) everyOrder() (all, contiguous int64) {
+	all, contiguous = math.MaxInt64, math.MaxInt64
+	permutations(len(p.launches), func(launches []int) {
+		permutations(len(p.heads), func(heads []int) {
+			end, err := p.run(launches, heads)
+			if err != nil {
+				panic("BUG: an order of all heads: " + err.Error())
+			}
+			all = min(all, end)
+			if p.contiguous(launches, heads) {
+				contiguous = min(contiguous, end)
+			}
+		})
+	})
+	return all, contiguous
+}

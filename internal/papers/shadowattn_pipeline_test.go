@@ -8,27 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// permutations calls f with every order of 0..n-1; f must not keep it.
-func permutations(n int, f func([]int)) {
-	order := make([]int, n)
-	for i := range order {
-		order[i] = i
-	}
-	var walk func(k int)
-	walk = func(k int) {
-		if k == n {
-			f(order)
-			return
-		}
-		for i := k; i < n; i++ {
-			order[k], order[i] = order[i], order[k]
-			walk(k + 1)
-			order[k], order[i] = order[i], order[k]
-		}
-	}
-	walk(0)
-}
-
 func drawPipeline(t *rapid.T, most int) headPipeline {
 	n := rapid.IntRange(1, most).Draw(t, "heads")
 	time := rapid.Int64Range(0, 12)
@@ -48,43 +27,10 @@ func drawPipeline(t *rapid.T, most int) headPipeline {
 	return p
 }
 
-// contiguous reports whether the heads of each launch follow each other in the order of the launches.
-func (p headPipeline) contiguous(launches, heads []int) bool {
-	for _, i := range launches {
-		n := len(p.launches[i].heads)
-		for _, h := range heads[:n] {
-			if !slices.Contains(p.launches[i].heads, h) {
-				return false
-			}
-		}
-		heads = heads[n:]
-	}
-	return true
-}
-
-// bruteForce tries every order of launches with every order of heads, and every other order of heads for the multiplications
-// where anyOrder is set.
-func (p headPipeline) bruteForce(t testing.TB) (all, contiguous int64) {
-	all, contiguous = math.MaxInt64, math.MaxInt64
-	permutations(len(p.launches), func(launches []int) {
-		permutations(len(p.heads), func(heads []int) {
-			end, err := p.run(launches, heads)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = min(all, end)
-			if p.contiguous(launches, heads) {
-				contiguous = min(contiguous, end)
-			}
-		})
-	})
-	return all, contiguous
-}
-
 func TestHeadPlannersAgainstEveryOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		p := drawPipeline(rt, 5)
-		all, contiguous := p.bruteForce(t)
+		all, contiguous := p.everyOrder()
 		greedy, launch, head := p.greedy(false), p.byLaunch(), p.byHead()
 		for _, s := range []struct {
 			name string
