@@ -113,34 +113,34 @@ func moeTiers(s *sheet) error {
 	s.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
 	s.add(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
-	// Capacities from 64 calibration chunks, padding and drops from 64 others.
-	const chunks, layers = 64, 8
-	for _, skew := range []float64{0, 0.5, 1, 1.5} {
+	// Capacities from the first half of the chunks, padding and drops from the other.
+	const tokens = 256
+	show := func(name, given string, layers [][][]float64) {
 		var tiered, uniform reserve
 		ratio := 0.0
-		for layer := range layers {
-			r := newRouting(rand.New(rand.NewPCG(42, uint64(layer))), 16, 2, skew, 2)
-			expected := make([]float64, 16)
-			for range chunks {
-				for e, n := range loadsOf(16, r.chunk(256)) {
-					expected[e] += n / chunks
-				}
-			}
-			ratio += problem.ImbalanceRatio(expected) / layers
-			tiers, flat := make([]int, 16), make([]int, 16)
+		for _, chunks := range layers {
+			expected := meanLoads(chunks[:len(chunks)/2])
+			ratio += problem.ImbalanceRatio(expected) / float64(len(layers))
+			tiers, flat := make([]int, len(expected)), make([]int, len(expected))
 			for e, load := range expected {
 				tiers[e], flat[e] = covering(capacities, load), alignedUp(base)
 			}
-			for range chunks {
-				loads := loadsOf(16, r.chunk(256))
+			for _, loads := range chunks[len(chunks)/2:] {
 				tiered.add(tiers, loads)
 				uniform.add(flat, loads)
 			}
 		}
-		name := fmt.Sprintf("skew_%v", skew)
-		s.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; synthetic routing of PhiMoE's shape in chunks of 256: popularity by rank^-%v (imbalance %.2f), halved or doubled from chunk to chunk; tiers %v", skew, ratio, capacities)
+		s.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; %s, chunks of %d tokens, mean imbalance %.2f; tiers %v by the loads of one half of the chunks, used on the other", given, tokens, ratio, capacities)
 		s.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
 		s.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
+	}
+	traced, err := tracedLoads(tokens)
+	if err != nil {
+		return err
+	}
+	show("traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced)
+	for _, skew := range []float64{0, 0.5, 1, 1.5} {
+		show(fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing of PhiMoE's shape, popularity by rank^-%v, halved or doubled from chunk to chunk", skew), drawnLoads(42, 8, 128, tokens, 16, 2, skew))
 	}
 	p := moe("r_padding_impact").at("values")
 	share := p.at("zero_padded_tokens_average").num() / 100
@@ -148,7 +148,7 @@ func moeTiers(s *sheet) error {
 		runtime := p.at("runtime_increase_percent").nums()[i]
 		s.add(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "more time if all of it were in proportion to computed rows; the printed increase says that %.0f %% of the time is", 100*(1-1/(1+runtime/100))/share)
 	}
-	s.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of synthetic routing")
+	s.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of another model's and of synthetic routing")
 	return nil
 }
 
@@ -428,9 +428,9 @@ func moeResidency(s *sheet) error {
 	return nil
 }
 
-// moeInstance is the tiers problem of PhiMoE on catalog SoC apple-m2-ultra: chunks of 512 tokens, 16 observed ones of synthetic
-// routing in each of some layers, the ladder's capacities, graphs of 1.2 x 2^30 bytes, so that 8 experts fit as in sec. 5.7.
-func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
+// moeInstance is the tiers problem of PhiMoE on catalog SoC apple-m2-ultra with loads by layer, chunk of so many tokens and expert;
+// the ladder's capacities, graphs of 1.2 x 2^30 bytes, so that 8 experts fit as in sec. 5.7.
+func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	soc, err := socs.Open("apple-m2-ultra")
 	if err != nil {
 		return nil, err
@@ -439,7 +439,6 @@ func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
 	if err != nil {
 		return nil, err
 	}
-	const tokens, observed = 512, 16
 	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
 	base := problem.BaseCapacity(tokens, m.ExpertsPerToken, m.Experts)
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num() * (1 << 30)
@@ -461,11 +460,10 @@ func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
 	for n := 1; n <= tokens; n++ {
 		c.CPUNS = append(c.CPUNS, int64(expertNS(cpu, m, n)))
 	}
-	for l := range layers {
-		r := newRouting(rand.New(rand.NewPCG(47, uint64(l))), m.Experts, m.ExpertsPerToken, skew, 2)
+	for l, chunks := range loads {
 		layer := problem.TierLayer{Name: fmt.Sprintf("layers.%d", l), Rows: make([][]int32, m.Experts)}
-		for range observed {
-			for e, n := range loadsOf(m.Experts, r.chunk(tokens)) {
+		for _, list := range chunks {
+			for e, n := range list {
 				layer.Rows[e] = append(layer.Rows[e], int32(n))
 			}
 		}
@@ -476,9 +474,22 @@ func moeInstance(layers int, skew float64) (*problem.Tiers, error) {
 }
 
 func moeOptimum(ctx context.Context, s *sheet) error {
-	const layers = 8
+	const tokens = 512
+	traced, err := tracedLoads(tokens)
+	if err != nil {
+		return err
+	}
+	type source struct {
+		name, given string
+		loads       [][][]float64
+	}
+	sources := []source{{"traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced}}
 	for _, skew := range []float64{0, 0.5, 1, 1.5} {
-		p, err := moeInstance(layers, skew)
+		sources = append(sources, source{fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing, popularity by rank^-%v", skew), drawnLoads(47, 8, 16, tokens, 16, 2, skew)})
+	}
+	for _, from := range sources {
+		layers := len(from.loads)
+		p, err := moeInstance(tokens, from.loads)
 		if err != nil {
 			return err
 		}
@@ -498,9 +509,9 @@ func moeOptimum(ctx context.Context, s *sheet) error {
 			none[l] = make([]int, len(p.Chunks[0].Layers[l].Rows))
 		}
 		cpu := table.Total(none)
-		name := fmt.Sprintf("skew_%v/", skew)
+		name := from.name + "/"
 		over := func(c problem.TierCost) float64 { return float64(c.NS()) / float64(least.NS()) }
-		s.add(Modelled, name+"best_ms", nil, float64(least.NS())/1e6/layers, "a layer's experts for a chunk of 512 tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions, %d layers of synthetic routing; the base is 64 rows", best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), layers)
+		s.add(Modelled, name+"best_ms", nil, float64(least.NS())/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
 		s.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
 		s.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
 		s.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
@@ -642,7 +653,7 @@ func moeMemory(s *sheet) error {
 }
 
 func moeCalibration(s *sheet) error {
-	const experts, layers, chunks = 16, 32, 16
+	const experts, layers, chunks, run = 16, 32, 16, 4
 	top := func(loads []float64, k int) []int {
 		order := make([]int, len(loads))
 		for e := range order {
@@ -659,46 +670,43 @@ func moeCalibration(s *sheet) error {
 		})
 		return order[:k]
 	}
-	overlap := map[int][]float64{}
-	for layer := range layers {
-		r := newRouting(rand.New(rand.NewPCG(58, uint64(layer))), experts, 2, 0.5, 2)
-		profile := make([]float64, experts)
-		for range chunks {
-			for e, n := range loadsOf(experts, r.chunk(256)) {
-				profile[e] += n
-			}
-		}
-		run := make([]float64, experts)
-		for range 4 {
-			for e, n := range loadsOf(experts, r.chunk(256)) {
-				run[e] += n
-			}
-		}
-		for _, k := range []int{2, 4, 8, 16} {
-			n := 0.0
-			seen := top(run, k)
-			for _, e := range top(profile, k) {
-				if slices.Contains(seen, e) {
-					n++
-				}
-			}
-			overlap[k] = append(overlap[k], 100*n/float64(k))
-		}
-	}
 	printed := moe("r_calibration").at("values")
-	for _, k := range []int{2, 4, 8, 16} {
-		var paper any
-		switch k {
-		case 4:
-			paper = printed.at("unseen_top4_prefill").num()
-		case 8:
-			paper = printed.at("unseen_top8_prefill").num()
+	traced, err := tracedLoads(256)
+	if err != nil {
+		return err
+	}
+	for _, from := range []struct {
+		name, given string
+		split       int // chunks of the profile
+		loads       [][][]float64
+	}{
+		{"traced", fmt.Sprintf("%d layers of a small trained model of PhiMoE's 16 experts and 2 a token, profiled on one half of its text, run on the other", len(traced)), len(traced[0]) / 2, traced},
+		{"synthetic", fmt.Sprintf("%d synthetic layers with popularity by rank^-0.5, profiled on %d chunks of 256 tokens, run on %d", layers, chunks, run), chunks, drawnLoads(58, layers, chunks+run, 256, experts, 2, 0.5)},
+	} {
+		for _, k := range []int{2, 4, 8, experts} {
+			var overlap []float64
+			for _, list := range from.loads {
+				seen, n := top(meanLoads(list[from.split:]), k), 0.0
+				for _, e := range top(meanLoads(list[:from.split]), k) {
+					if slices.Contains(seen, e) {
+						n++
+					}
+				}
+				overlap = append(overlap, 100*n/float64(k))
+			}
+			var paper any
+			switch k {
+			case 4:
+				paper = printed.at("unseen_top4_prefill").num()
+			case 8:
+				paper = printed.at("unseen_top8_prefill").num()
+			}
+			note := "percent, mean of " + from.given + "; only the trend can be compared"
+			if k == experts {
+				note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says little by itself"
+			}
+			s.add(Modelled, fmt.Sprintf("%s/top_%d_percent", from.name, k), paper, mean(overlap), "%s", note)
 		}
-		note := fmt.Sprintf("percent, mean of %d synthetic layers of %d experts with skew 0.5: profiled on %d chunks of 256 tokens, run on 4 others; only the trend can be compared", layers, experts, chunks)
-		if k == experts {
-			note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says little by itself"
-		}
-		s.add(Modelled, fmt.Sprintf("top_%d_percent", k), paper, mean(overlap[k]), "%s", note)
 	}
 	s.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
 	return nil

@@ -1,10 +1,12 @@
 package papers
 
 import (
+	_ "embed"
 	"math"
 	"math/rand/v2"
 	"slices"
 
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -86,6 +88,58 @@ func loadsOf(experts int, routed [][]int) []float64 {
 		}
 	}
 	return n
+}
+
+// tracedRouting is what the router of a small trained model (tiny-moe-kjv: 16 experts, 2 a token, as PhiMoE) did on text that it was
+// not trained on: a copy of testdata/loads/tiny-moe-kjv.json.
+//
+//go:embed data/loads-tiny-moe-kjv.json
+var tracedRouting []byte
+
+// tracedLoads are the traced model's loads by layer, chunk of so many tokens, and expert.
+func tracedLoads(tokens int) ([][][]float64, error) {
+	loads, err := solver.ParseLoads("loads-tiny-moe-kjv.json", tracedRouting)
+	if err != nil {
+		return nil, err
+	}
+	n := tokens / loads.ChunkTokens
+	var out [][][]float64
+	for _, layer := range loads.Layers {
+		chunks := make([][]float64, loads.Chunks/n)
+		for c := range chunks {
+			chunks[c] = make([]float64, loads.Experts)
+			for e, rows := range layer.Rows {
+				for _, v := range rows[c*n : (c+1)*n] {
+					chunks[c][e] += float64(v)
+				}
+			}
+		}
+		out = append(out, chunks)
+	}
+	return out, nil
+}
+
+// drawnLoads are those of synthetic routing.
+func drawnLoads(seed uint64, layers, chunks, tokens, experts, topK int, skew float64) [][][]float64 {
+	out := make([][][]float64, layers)
+	for l := range out {
+		r := newRouting(rand.New(rand.NewPCG(seed, uint64(l))), experts, topK, skew, 2)
+		for range chunks {
+			out[l] = append(out[l], loadsOf(experts, r.chunk(tokens)))
+		}
+	}
+	return out
+}
+
+// meanLoads is every expert's mean load over chunks.
+func meanLoads(chunks [][]float64) []float64 {
+	out := make([]float64, len(chunks[0]))
+	for _, loads := range chunks {
+		for e, n := range loads {
+			out[e] += n / float64(len(chunks))
+		}
+	}
+	return out
 }
 
 // reserve is what capacities make of loads: the share of computed rows that are padding, and the share of routed rows

@@ -1,8 +1,10 @@
 package papers
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -160,5 +162,30 @@ func TestLeastSquares(t *testing.T) {
 	}
 	if _, ok := leastSquares([][]float64{{1, 1}, {2, 2}}, []float64{1, 2}); ok {
 		t.Error("a line through like columns has a solution")
+	}
+}
+
+// The embedded trace is the one of testdata, and its chunks hold all rows.
+func TestTracedLoads(t *testing.T) {
+	file, err := os.ReadFile("../../testdata/loads/tiny-moe-kjv.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(file, tracedRouting) {
+		t.Error("data/loads-tiny-moe-kjv.json differs from testdata/loads/tiny-moe-kjv.json, whose copy it is")
+	}
+	layers, err := tracedLoads(256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l, chunks := range layers {
+		if len(chunks) != 64 {
+			t.Fatalf("layer %d has %d chunks", l, len(chunks))
+		}
+		for _, loads := range chunks {
+			if got := 16 * mean(loads); got != 512 {
+				t.Fatalf("layer %d: %v rows in a chunk, want 2 of each of 256 tokens", l, got)
+			}
+		}
 	}
 }
