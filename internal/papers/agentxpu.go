@@ -80,13 +80,13 @@ func agentRoofline(s *sheet) error {
 	}
 	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
 	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package roofline"
-	s.add(Exact, "eq1_percent", 100, of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
-	s.add(Exact, "eq4/three_forms_equal_percent", 100, of(three, draws-clipped), "of the draws in which P_eff is not clipped")
-	s.add(Exact, "eq4/third_form_when_clipped_percent", 0, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
-	s.add(Exact, "eq5_eq6_equal_percent", 100, of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
-	s.add(Exact, "eq7_pieces_meet_percent", 100, of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
-	s.add(Exact, "eq11/unclipped_percent", 100, of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
-	s.add(Exact, "eq11/clipped_percent", 100, of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
+	s.add(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
+	s.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped), "of the draws in which P_eff is not clipped")
+	s.add(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
+	s.add(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
+	s.add(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
+	s.add(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
+	s.add(Exact, "eq11/clipped_percent", "equal", of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
 	// Two examples by hand: 600 operations a byte reach 3000 a nanosecond, 1500 would reach 7500 of 5500.
 	for _, c := range []struct {
 		name      string
@@ -220,9 +220,9 @@ func agentDispatch(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "makespan/other_split_percent", 0, 100*float64(other)/float64(cases), "of %d cases (1 to %d chunks, 1 to %d time units a chunk on either, remainders of 0 to 3/4 chunk): the listing equalises both processors, the prose wants the least makespan", cases, context/chunk, most)
-	s.add(Exact, "makespan/worst_ratio", 1, worst, "%d chunks, %d on the NPU and %d on the GPU each, remainder %d: %d against %d. Below 2 in general: the two splits beside the crossing differ by a chunk of either", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
-	s.add(Exact, "makespan/other_split_when_like", 0, unlike, "cases with equal times of both: both rules are the same then. With D the GPU's lead at the last split where it ends later, the listing takes one more chunk if D > (npu+gpu)/2, the makespan if D > npu")
+	s.add(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "of %d cases (1 to %d chunks, 1 to %d time units a chunk on either, remainders of 0 to 3/4 chunk): the listing equalises both processors, the prose wants the least makespan", cases, context/chunk, most)
+	s.add(Exact, "makespan/worst_ratio", "least makespan", worst, "%d chunks, %d on the NPU and %d on the GPU each, remainder %d: %d against %d. Below 2 in general: the two splits beside the crossing differ by a chunk of either", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
+	s.add(Exact, "makespan/other_split_when_like", nil, unlike, "cases with equal times of both: both rules are the same then. With D the GPU's lead at the last split where it ends later, the listing takes one more chunk if D > (npu+gpu)/2, the makespan if D > npu")
 	return nil
 }
 
@@ -251,7 +251,7 @@ func agentBatch(s *sheet) error {
 	s.add(Exact, "conflict/prose_tokens", nil, sum, "longest %d; of all choices of as many requests the least, in sum and maximum", longest)
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
-	s.add(Exact, "more_reactive_than_cap", len(crowd), len(next), "admitted unconditionally, beyond B_cap; %d proactive wait: the cap bounds these only", len(waiting))
+	s.add(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "of %d are admitted, beyond B_cap; %d proactive wait: the cap bounds these only", len(crowd), len(waiting))
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})
@@ -279,7 +279,7 @@ func agentBatch(s *sheet) error {
 		ratios = append(ratios, float64(la)/float64(lb))
 	}
 	s.add(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "mean over 1000 synthetic queues of 3 to 8 proactive requests of 64 to 4063 tokens beside one reactive one: cached tokens read a step")
-	s.add(Exact, "reactive_dropped", 0, dropped, "of the same queues, both orders")
+	s.add(Exact, "reactive_dropped", "none", dropped, "of the same queues, both orders")
 	return nil
 }
 
@@ -331,7 +331,7 @@ func agentPreemption(s *sheet) error {
 		largest = n
 	}
 	s.add(Modelled, "largest_chunk", size, largest, "tokens, a multiple of %v, if a chunk's time grows in proportion: %v ms", size, largest*chunk/size)
-	s.add(Modelled, "largest_attention", 2048, math.Floor(2048*math.Sqrt(limit/mha)), "tokens of one sequence, if attention grows with their square")
+	s.add(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "tokens of one sequence, if attention grows with their square")
 	context := agent("m_max_context").at("values").num()
 	s.add(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "one kernel over %v positions (Algorithm 1 launches attention whole): the bound of sec. 4.4 does not hold at the maximum context of sec. 4.1, not even if time grew in proportion (%v ms)", context, mha*context/2048)
 	wait := agent("r_prefill_pending").at("values", "reactive_average").num()

@@ -95,10 +95,10 @@ func moeCapacity(s *sheet) error {
 			equal++
 		}
 	}
-	s.add(Exact, "c_max_percent", 100, 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
-	s.add(Exact, "balanced", 1, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
+	s.add(Exact, "c_max_percent", "the busiest expert", 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
+	s.add(Exact, "balanced", nil, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
 	s.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
-	s.add(Exact, "aligned_percent", 100, 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
+	s.add(Exact, "aligned_percent", "multiples of 16", 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
 	return nil
 }
 
@@ -211,8 +211,8 @@ func moeGroups(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "mixed", 0, mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
-	s.add(Exact, "over_limit", 0, over, "of the same groups")
+	s.add(Exact, "mixed", "none", mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
+	s.add(Exact, "over_limit", nil, over, "of the same groups")
 	return nil
 }
 
@@ -263,7 +263,7 @@ func moeTable5(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "order_exceptions", 0, wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
+	s.add(Exact, "order_exceptions", "larger takes less", wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
 	best := slices.MinFunc(points, func(a, b [3]float64) int {
 		switch {
 		case a[2] < b[2]:
@@ -551,7 +551,7 @@ func moeOverflow(s *sheet) error {
 			least++
 		}
 	}
-	s.add(Exact, "saliency_percent", 100, 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
+	s.add(Exact, "saliency_percent", "lowest L2 norms", 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
 	// Packed against plain, where nothing overflows and where something does.
 	block := expertBlock{hidden: 16, inner: 24}
 	const experts, topK, tokens = 8, 2, 96
@@ -611,11 +611,7 @@ func moeOverflow(s *sheet) error {
 				}
 			}
 		}
-		paper := any(0)
-		if c.name == "overflow" {
-			paper = len(drops)
-		}
-		s.add(Exact, c.name+"/tokens_that_differ", paper, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
+		s.add(Exact, c.name+"/tokens_that_differ", nil, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
 	}
 	return nil
 }
@@ -631,22 +627,22 @@ func moeMemory(s *sheet) error {
 	s.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
 	s.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
 	real := float64(list[0].Layers) * float64(list[0].Experts) * expertBytes(list[0]) / 1e9
-	s.add(Modelled, "phimoe/experts_gb_by_shape", experts, real, "beside what the printed sizes make: by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
-	s.add(Modelled, "phimoe/rest_gb_by_shape", phi.at("size_gb").num()-experts, phi.at("size_gb").num()-real, "beside what the printed sizes leave: attention, norms, embedding and head")
+	s.add(Modelled, "phimoe/experts_gb_by_shape", nil, real, "by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
+	s.add(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "of the printed size: attention, norms, embedding and head")
 	for i, p := range printed {
 		name, m := p.at("alias").text(), list[i]
 		params := float64(m.Parameters())
 		if v, ok := p.at("params_b").any().(float64); ok {
-			s.add(Exact, name+"/bytes_per_parameter", 2, p.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", p.at("size_gb").num(), v)
+			s.add(Exact, name+"/bytes_per_parameter", "FP16", p.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", p.at("size_gb").num(), v)
 			s.add(Modelled, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")
 		}
 		note := "printed GB over the published configuration's parameters"
 		if name == "Qwen3-MoE" {
 			note += ": one byte a parameter if GB are 2^30, although FP16 is the stated default"
 		}
-		s.add(Modelled, name+"/bytes_per_parameter_by_shape", 2, p.at("size_gb").num()*1e9/params, "%s", note)
+		s.add(Modelled, name+"/bytes_per_parameter_by_shape", "FP16", p.at("size_gb").num()*1e9/params, "%s", note)
 		if name == "Qwen3-MoE" {
-			s.add(Modelled, name+"/bytes_per_parameter_gib", 2, p.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
+			s.add(Modelled, name+"/bytes_per_parameter_gib", "FP16", p.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
 		}
 	}
 	return nil

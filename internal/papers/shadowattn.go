@@ -103,7 +103,7 @@ func shadowHeadRatios(s *sheet) error {
 		s.add(Modelled, name+"/heads_above_1", nil, above, "synthetic importances, clamped at %v: heads that Eq. 3 gives more tokens than there are; the paper does not say what it does with them", most)
 		s.add(Modelled, name+"/mean_ratio_cut", r, mean(plain), "synthetic importances: the mean once those heads are cut at 1")
 		s.add(Modelled, name+"/mean_ratio_shared", r, mean(cutRatios(ratios)), "synthetic importances: hetc gives what is cut to the other heads in proportion")
-		s.add(Exact, name+"/heads_of_another_layer", 0, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
+		s.add(Exact, name+"/heads_of_another_layer", nil, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
 	}
 	return nil
 }
@@ -199,7 +199,7 @@ func shadowOrder(s *sheet) error {
 	s.add(Modelled, "small/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best of all orders, the same layers")
 	s.add(Modelled, "small/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	s.add(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "layers in which heads of a launch are better not done one after another, as every planner that goes by launches does them")
-	s.add(Exact, "small/planners_percent", 100, 100*float64(equal)/small, "layers in which hetc's two exact planners end with the best of all orders that each may choose from")
+	s.add(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "layers in which hetc's two exact planners end with the best of all orders that each may choose from")
 
 	// Layers of 12 heads (Qwen2-1.5B); of some of them every order is covered.
 	const heads, layers, covered = 12, 200, 20
@@ -239,8 +239,8 @@ func shadowOrder(s *sheet) error {
 		s.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	}
 	s.add(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "of 60 layers: the best order of all heads, which need not keep a launch's heads together, against the best that does")
-	s.add(Exact, "recurrence_percent", 100, 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
-	s.add(Exact, "line25_percent", 100, 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
+	s.add(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
+	s.add(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
 	s.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
 	s.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
 	return nil
@@ -528,7 +528,7 @@ func shadowTopK(s *sheet) error {
 		}
 		var paper any
 		if !c.single {
-			paper = 100
+			paper = "the same"
 		}
 		s.add(Exact, c.name+"/same_sets_percent", paper, 100*float64(same)/rows, "%d synthetic rows of %d normal scores with deviation %v, the first %d: %s", rows, width, c.spread, keep, c.note)
 	}
@@ -571,7 +571,7 @@ func shadowAccuracy(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "table3/cells_as_in_table6", len(t3), equal, "pairs of both columns that Table 6 repeats")
+	s.add(Exact, "table3/cells_as_in_table6", nil, equal, "of 12 pairs of both columns that Table 6 repeats")
 	drops := shadow("r_npu_attention_drop").at("values")
 	var all []float64
 	for _, a := range t3 {
@@ -601,7 +601,7 @@ func shadowAccuracy(s *sheet) error {
 		}
 	}
 	s.add(Exact, "table4/least_recall", "above 99", least, "percent, of all cells")
-	s.add(Exact, "table4/falls", 0, falls, "cells in which recall falls as more tokens are kept")
+	s.add(Exact, "table4/falls", nil, falls, "cells in which recall falls as more tokens are kept")
 	s.add(NotReproducible, "table4/level", "99.0 to 100", nil, "needs the four models' activations on WikiText-2")
 	ablation := shadow("r_ablation").at("values")
 	for _, row := range t6 {
