@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -158,6 +160,7 @@ output, and per problem in --json.
 				wrote(s, out, "plan %.12s for %s on %s", digest, r.Plan.Model.Name, r.Plan.SoC.Name)
 			}
 			showPredictions(s, r.Plan)
+			showSizes(s, r.Plan)
 			showLimits(s, r.Plan)
 			showTiers(s, r.Plan)
 			log.show()
@@ -186,6 +189,28 @@ func maxMemory(text string) (int64, error) {
 		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
 	}
 	return int64(b), nil
+}
+
+// showSizes tells which buckets and batches were chosen, among how many.
+func showSizes(s *cli.Streams, p *planir.Plan) {
+	for _, x := range p.Solver {
+		var rows []string
+		for i := range p.Program.Programs {
+			if n := p.Program.Programs[i].Rows; n > 1 && p.Decodes(n) == (x.Problem == "batches") {
+				rows = append(rows, strconv.Itoa(n))
+			}
+		}
+		list := strings.Join(rows, ", ")
+		if list == "" {
+			list = "none"
+		}
+		switch x.Problem {
+		case "buckets":
+			s.Printf("buckets: %s of %d candidates; %.3f ms of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, float64(x.BoundNS)/1e6, x.Status)
+		case "batches":
+			s.Printf("batches: %s of %d candidates; %.3f ms of decode a token, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, float64(x.BoundNS)/1e6, x.Status)
+		}
+	}
 }
 
 // showLimits tells what a plan is predicted to lose and to hold.
