@@ -17,10 +17,6 @@ func (s *session) open() bool {
 	return s.in.Workload.Buckets.Max() > 0 || s.in.Workload.Batches.Max() > 0
 }
 
-// maxRounds is how often the prices of the chosen buckets are corrected: what attention costs in a bucket depends on
-// which other buckets there are.
-const maxRounds = 4
-
 // more are the candidates that need not have been measured, because their costs lie between those of the ladder: multiples
 // of 64 rows up to 512, of 128 up to 1024, of 256 beyond, and, of processors with static shapes, of their tile.
 func (s *session) more(ladder []int) []int {
@@ -128,7 +124,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 		case first == nil:
 			first = err
 		}
-		if most <= 1 {
+		if most = min(most, len(buckets)); most <= 1 {
 			break
 		}
 	}
@@ -180,7 +176,14 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		}
 		return out, nil
 	}
-	all, err := s.resized(buckets, s.want.batches)
+	candidates := func(buckets, batches []int) (*session, error) {
+		t, err := s.resized(buckets, batches)
+		if err != nil {
+			return nil, err
+		}
+		return t, t.want.average(s.in.Workload, s.in.Model.MaxContext)
+	}
+	all, err := candidates(buckets, s.want.batches)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +203,7 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		return nil, why
 	}
 	if len(left) < len(buckets) || len(batches) < len(s.want.batches) {
-		if all, err = s.resized(left, batches); err != nil {
+		if all, err = candidates(left, batches); err != nil {
 			return nil, err
 		}
 	}
@@ -226,45 +229,10 @@ func (s *session) call(ctx context.Context, rows int, a assignment) (int64, erro
 	return report.ObjectiveNS, err
 }
 
-// buckets chooses at most that many. The prices of the chosen ones are corrected until the same are chosen again.
+// buckets chooses at most that many.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
 	s := c.s
-	costs := map[int]int64{}
-	for rows, ns := range c.costs {
-		costs[rows] = ns
-	}
-	var last []int
-	var best []int
-	var report planir.Solve
-	for range maxRounds {
-		p := s.want.prompts.instance(s.want.buckets, costs, most)
-		rows, r, err := solveSizes(ctx, s.in.Engine, p)
-		if err != nil {
-			return nil, report, err
-		}
-		if slices.Equal(rows, last) {
-			return rows, r, nil
-		}
-		last = rows
-		t, err := s.resized(rows, s.want.batches)
-		if err != nil {
-			return nil, report, err
-		}
-		for _, n := range rows {
-			if costs[n], err = t.call(ctx, n, s.prefill); err != nil {
-				return nil, report, err
-			}
-		}
-		// What they cost together, at their own prices.
-		if ns := p.mean(t.want.buckets, costs); best == nil || ns < report.ObjectiveNS {
-			best, report = rows, r
-			report.ObjectiveNS = ns
-		}
-	}
-	if report.BoundNS = min(report.BoundNS, report.ObjectiveNS); report.BoundNS < report.ObjectiveNS {
-		report.Status = string(problem.Feasible)
-	}
-	return best, report, nil
+	return solveSizes(ctx, s.in.Engine, s.want.prompts.instance(s.want.buckets, c.costs, most))
 }
 
 // batches chooses among the candidates: sequences that come together are cut as prompts are.
@@ -276,7 +244,15 @@ func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	}
 	p := steps.instance(c.s.want.batches, c.costs, w.Batches.Max())
 	p.Name = "batches"
-	return solveSizes(ctx, c.s.in.Engine, p)
+	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
+	all, each := 0.0, 0.0
+	for i := range steps {
+		all, each = all+w.Parallel[i].Share, each+steps[i].Share
+	}
+	for _, ns := range []*int64{&report.ObjectiveNS, &report.BoundNS} { // of a token rather than of a step
+		*ns = int64(math.Round(float64(*ns) * (each / all)))
+	}
+	return rows, report, err
 }
 
 // sizes is an instance with what turns its objective into mean nanoseconds.
@@ -310,16 +286,19 @@ func (p Prompts) instance(rows []int, costs map[int]int64, most int) *sizes {
 	return b
 }
 
-// mean is what a prompt costs with these rows at other costs, in ns.
-func (b *sizes) mean(rows []int, costs map[int]int64) int64 {
-	x := b.Buckets
-	x.Sizes = nil
-	var list []int
-	for i, r := range rows {
-		x.Sizes, list = append(x.Sizes, problem.Size{Rows: r, CostNS: costs[r]}), append(list, i)
+// average sets the positions that each bucket's attention works on to what they are where it is the only one.
+func (d *demand) average(w *Workload, maxContext int) error {
+	x := *w
+	x.Batches, x.Prompts, x.Context = d.batches, d.prompts, d.context
+	for _, b := range d.buckets {
+		x.Buckets = Rows{b}
+		alone, err := x.apply(maxContext)
+		if err != nil {
+			return err
+		}
+		d.contexts[b] = alone.contexts[b]
 	}
-	ns, _ := x.Objective(list)
-	return ns / max(1, x.Weight())
+	return nil
 }
 
 // solveSizes solves an instance: the rows chosen, at least one of buckets, and what a prompt costs on average.

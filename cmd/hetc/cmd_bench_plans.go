@@ -29,7 +29,7 @@ import (
 // returns a Markdown table and its rows for --json, and depends on nothing but the program.
 type planTable struct {
 	name, short string
-	run         func(ctx context.Context, s *cli.Streams) (text string, rows any, err error)
+	run         func(ctx context.Context) (text string, rows any, err error)
 }
 
 var planTables = []planTable{
@@ -64,7 +64,7 @@ simulated and say so, and the same version of hetc writes the same table.
 					return err
 				}
 			}
-			text, rows, err := planTables[k].run(c.Context(), s)
+			text, rows, err := planTables[k].run(c.Context())
 			if err != nil {
 				return err
 			}
@@ -127,7 +127,7 @@ type comparedBucket struct {
 // mostChosen is how many buckets solve may choose in the comparison: as many as the longest ladder has.
 const mostChosen = 6
 
-func comparedBuckets(ctx context.Context, s *cli.Streams) (string, any, error) {
+func comparedBuckets(ctx context.Context) (string, any, error) {
 	lognormal, err := (&solver.LogNormal{Median: 200, Sigma: 0.8, Max: 1024}).Prompts()
 	if err != nil {
 		return "", nil, err
@@ -199,7 +199,6 @@ func comparedBuckets(ctx context.Context, s *cli.Streams) (string, any, error) {
 		for _, l := range lengths {
 			base := 0.0
 			for _, r := range rules {
-				s.Notef("%s on %s, %s: %s", m.Name, soc.Name, l.name, r.name)
 				result, err := solver.Solve(ctx, solver.Input{Model: m, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}})
 				if err != nil {
 					return "", nil, err
