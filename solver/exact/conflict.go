@@ -9,7 +9,7 @@ import (
 )
 
 // conflictNodes bounds each search for a conflict.
-const conflictNodes = 100
+const conflictNodes = 400
 
 // conflict names limits of an infeasible instance that cannot be kept together: one that cannot be kept at all, else
 // what is left when limits are taken away as long as it is proved that the others cannot be kept.

@@ -82,7 +82,14 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 	}
 	s.r.usage(root)
 	s.repair(root)
-	s.cheapest(root)
+	s.cheapest(root, 1, 0)
+	if len(c.rows) > c.nRows {
+		for _, assets := range []float64{0, 1.0 / 16, 1} {
+			for _, paths := range []float64{1.0 / 16, 1, 64} {
+				s.cheapest(root, assets, paths)
+			}
+		}
+	}
 	s.improve(root)
 	if err := ctx.Err(); err != nil {
 		return stopped(err)
@@ -139,11 +146,17 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 	return s.solution(s.value, problem.Optimal), nil
 }
 
-// cheapest offers the solution that takes least of the limits over assets, the measure apart.
-func (s *search) cheapest(root *node) {
+// cheapest offers solutions that take little of the limits over assets and those over paths: each limit is priced so that
+// all of it costs as much as the worst solution, times a factor.
+func (s *search) cheapest(root *node, assets, paths float64) {
 	n := root.child()
-	for k := range s.c.nRows {
+	for k := range s.c.rows {
 		n.mult[k] = float64(s.c.worst) / float64(max(s.c.rows[k].cap, 1))
+		if k < s.c.nRows {
+			n.mult[k] *= assets
+		} else {
+			n.mult[k] *= paths
+		}
 	}
 	for a := range s.c.assets {
 		as := &s.c.assets[a]
@@ -159,7 +172,7 @@ func (s *search) cheapest(root *node) {
 	if s.r.evaluate(n) != unreachable {
 		s.r.usage(n)
 		s.tryRelaxed()
-		s.repair(root)
+		s.repair(n)
 	}
 }
 

@@ -249,6 +249,7 @@ func (s *search) restrict(root *node, open []bool) bool {
 			return false
 		}
 	}
+	copy(p.mult[c.nRows:], root.mult[c.nRows:])
 	s.r.permit(p.allowed, true)
 	s.r.charge(p, true)
 	if !s.r.shortest() {
