@@ -319,6 +319,17 @@ func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers)
 // Solve has an engine decide the tiers.
 func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
 	if x.want.Prefer == preferOffload {
+		fastest := *x.Problem
+		fastest.Minimise, fastest.Bounds = problem.TierTime, nil
+		s, err := e.Tiers(ctx, &fastest, problem.Limits{})
+		if err != nil {
+			return s, err
+		}
+		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
+			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
+			return s, diag.New(diag.ClassInfeasible, "experts.max_us_per_token: the experts of a token may take %.4g us, and they take at least %.4g us", float64(limit)/tokens, float64(s.Bound)/tokens).
+				WithHint("raise the latency target, or prefer time")
+		}
 		return x.Problem.InOrder(ctx, e, problem.PaperOrder, problem.Limits{})
 	}
 	return e.Tiers(ctx, x.Problem, problem.Limits{})

@@ -2,6 +2,7 @@ package solver
 
 import (
 	"crypto/sha256"
+	_ "embed" // the traced example
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -93,6 +94,18 @@ func clip(s string) string {
 		return s[:40] + "..."
 	}
 	return s
+}
+
+//go:embed loads/tiny-moe-kjv.json
+var tracedExample []byte
+
+// TracedExample are loads that were traced with a small trained model (loads/README.md): 4 layers of 16 experts, 2 a token.
+func TracedExample() *Loads {
+	l, err := ParseLoads("loads/tiny-moe-kjv.json", tracedExample)
+	if err != nil {
+		panic("BUG: the loads that hetc brings along: " + err.Error())
+	}
+	return l
 }
 
 // ReadLoads reads a loads file. Mistakes are of class ClassInput, with their line.

@@ -15,7 +15,7 @@ import (
 
 func traced(t testing.TB) *Loads {
 	t.Helper()
-	l, err := ReadLoads("../testdata/loads/tiny-moe-kjv.json")
+	l, err := ReadLoads("loads/tiny-moe-kjv.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestTracedLoads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := os.ReadFile("../testdata/loads/tiny-moe-kjv.json")
+	file, err := os.ReadFile("loads/tiny-moe-kjv.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestSyntheticLoads(t *testing.T) {
 }
 
 func TestHostileLoads(t *testing.T) {
-	good, err := os.ReadFile("../testdata/loads/tiny-moe-kjv.json")
+	good, err := os.ReadFile("loads/tiny-moe-kjv.json")
 	if err != nil {
 		t.Fatal(err)
 	}

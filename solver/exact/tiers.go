@@ -12,11 +12,11 @@ import (
 
 // Sizes of a search for tiers.
 const (
-	tierNodes   = 10_000 // relaxations where limits couple layers, by default
+	tierNodes   = 20_000 // relaxations where limits couple layers, by default
 	layerNodes  = 20_000 // relaxations of one layer
 	firstNodes  = 2_000  // for the first of equally good answers
 	tierSubsets = 2048   // sets of tiers in use that are tried
-	tierSteps   = 60     // of the search for multipliers
+	tierSteps   = 30     // of the search for multipliers
 	tierScale   = 1024   // multipliers are in parts of it
 	blocked     = math.MaxInt64 / 8
 )
@@ -850,6 +850,9 @@ func (s *tierSearch) multipliers(set []int, start []int64) (*dualSearch, error) 
 		at[i] = float64(start[i]) / tierScale
 		most[i] = float64(1<<52) / float64(max(1, s.largest(&s.budgets[i].resource)))
 	}
+	if err := s.ascend(set, at, most); err != nil {
+		return nil, err
+	}
 	var best *dualSearch
 	theta, since := 1.0, 0
 	for range tierSteps {
@@ -895,6 +898,59 @@ func (s *tierSearch) multipliers(set []int, start []int64) (*dualSearch, error) 
 		}
 	}
 	return best, nil
+}
+
+// ascend improves multipliers one after the other: what a budget takes falls as its multiplier grows, so halving finds the least
+// that keeps it. Budgets of one layer need no other layer.
+func (s *tierSearch) ascend(set []int, at, most []float64) error {
+	mult := make([]int64, len(at))
+	scaled := func() {
+		for i, v := range at {
+			mult[i] = int64(min(v*tierScale, most[i]))
+		}
+	}
+	for range 2 {
+		for i, b := range s.budgets {
+			within := func(v float64) bool {
+				at[i] = v
+				scaled()
+				var use int64
+				for l := range s.t.Cells {
+					if b.layer >= 0 && b.layer != l {
+						continue
+					}
+					r := s.scaled(tierScale, mult, l)
+					y := s.layer(l, &r, set)
+					x := y.root()
+					y.relax(x)
+					if math.IsInf(x.bound, 1) {
+						return true
+					}
+					use += s.amount(&b.resource, l, y.choices(x.x))
+				}
+				return use <= b.limit
+			}
+			if err := s.ctx.Err(); err != nil {
+				return err
+			}
+			if within(0) {
+				continue
+			}
+			low, high := 0.0, 1.0
+			for high*tierScale < most[i] && !within(high) {
+				low, high = high, high*8
+			}
+			for range 8 {
+				if mid := (low + high) / 2; within(mid) {
+					high = mid
+				} else {
+					low = mid
+				}
+			}
+			at[i] = high
+		}
+	}
+	return nil
 }
 
 // largest is the most of a resource that choices take.
@@ -1157,6 +1213,8 @@ func (d *dualSearch) search() error {
 	used := make([]int64, len(s.budgets))
 	// found: one as good as best, in this order. As good as another chunk length is not good enough.
 	found := s.choices == nil && s.best < math.MaxInt64
+	began := s.nodes // what one set of tiers uses up the others lack
+	defer func() { s.limit -= min(s.limit, s.nodes-began) }()
 	stop := s.nodes + s.limit
 	var visit func(l, e int, before int64) error
 	visit = func(l, e int, before int64) error {
