@@ -34,6 +34,7 @@ type planTable struct {
 
 var planTables = []planTable{
 	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths", comparedBuckets},
+	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing", comparedTiers},
 }
 
 func newBenchPlans(s *cli.Streams) *cobra.Command {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler"
@@ -39,7 +38,7 @@ var paperLadder = []int{16, 32, 64, 128, 256}
 // tierChunk is the chunk length of the comparison: the paper's middle one.
 const tierChunk = 512
 
-func comparedTiers(ctx context.Context, _ *cli.Streams) (string, any, error) {
+func comparedTiers(ctx context.Context) (string, any, error) {
 	var rows []comparedTier
 	for _, x := range []struct{ soc, model string }{
 		{"apple-m2-max", "phi-3.5-moe"}, {"apple-m2-max", "qwen3-30b-a3b"}, {"snapdragon-8gen3", "phi-3.5-moe"}, {"snapdragon-8gen3", "qwen1.5-moe-a2.7b"},
