@@ -29,7 +29,7 @@ import (
 func newBench(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{Use: "bench", Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(newBenchProcessors(s), newBenchKernels(s), newBenchEngines(s), newBenchPlans(s))
+	c.AddCommand(newBenchProcessors(s), newBenchKernels(s), newBenchEngines(s), newBenchPlans(s), newBenchSolver(s))
 	return c
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -10,6 +11,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/doctor"
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/solver/highs"
 )
 
 func newDoctor(s *cli.Streams) *cobra.Command {
@@ -40,6 +42,28 @@ is that of the first problem, 0 when there is none.
 	return c
 }
 
+// solverFindings says which engines of solve are there. Without HiGHS the exact engine does all it can alone.
+func solverFindings() []doctor.Finding {
+	var out []doctor.Finding
+	for _, e := range []struct {
+		name, without string
+		locate        func() (string, error)
+	}{{"engine highs", "solve has the exact engine alone", highs.Locate}, {"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
+		f := doctor.Finding{Check: e.name, Status: doctor.OK}
+		where, err := e.locate()
+		switch {
+		case err == nil:
+			f.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
+		case e.name == "engine highs":
+			f.Status, f.Found, f.Hint = doctor.Note, "not there: "+e.without, "make deps fetches it; hetc drivers says where it was looked for"
+		default:
+			f.Found = "not there; " + e.without
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
 func runDoctor(ctx context.Context, s *cli.Streams, model string) error {
 	var list []doctor.Finding
 	if model != "" {
@@ -55,6 +79,7 @@ func runDoctor(ctx context.Context, s *cli.Streams, model string) error {
 			return err
 		}
 		list = doctor.Machine{Version: cli.Version, Drivers: all.Drivers(), Kernels: host.Kernels(), CacheDir: dir}.Check(ctx)
+		list = append(list, solverFindings()...)
 	}
 	rows := make([][]string, 0, len(list))
 	for _, f := range list {

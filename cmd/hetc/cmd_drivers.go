@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
+	"github.com/hetc/hetc/solver/highs"
 )
 
 func newDrivers(s *cli.Streams) *cobra.Command {
@@ -20,7 +21,7 @@ func newDrivers(s *cli.Streams) *cobra.Command {
 		Short: "list drivers: their libraries, the processors they offer here, or what they lack",
 		Long: "Lists every driver of this build: the library that does the work, the processors it offers on this machine with\n" +
 			"their operators, schemes and cache types; or what it lacks, where that was looked for, and how to get it. A driver\n" +
-			"that is not available is no error. Where libraries are looked for: docs/drivers.md.\n\n" + cli.ExitCodes,
+			"that is not available is no error. Below stand the engines of solve that are libraries. Where libraries are looked for: docs/drivers.md.\n\n" + cli.ExitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var list []driverEntry
@@ -31,6 +32,13 @@ func newDrivers(s *cli.Streams) *cobra.Command {
 				list = append(list, e)
 			}
 			s.Table([]string{"driver", "has", ""}, rows)
+			for _, locate := range []func() (string, error){highs.Locate, highs.LocateNative} {
+				if where, err := locate(); err != nil {
+					s.Printf("%v\n", err)
+				} else {
+					s.Printf("engine of solve: HiGHS %s, %s\n", highs.Version, where)
+				}
+			}
 			if native.Supported() != nil {
 				s.Printf("\nThis build opens no shared libraries: drivers that need one are left out.\n")
 			}

@@ -150,3 +150,27 @@ func TestEngineInterrupted(t *testing.T) {
 		})
 	}
 }
+
+// The benchmark solves its problems and the plan's own, also without HiGHS.
+func TestBenchSolver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("solves problems of full size")
+	}
+	d := engineDir(t)
+	t.Setenv("HETC_NATIVE_DIR", t.TempDir())
+	c := exec.Command("hetc", "--json", "bench", "solver", "--soc", "snapdragon-8gen3", "--costs", "costs.yaml", "--model", d.model, "--workload", "w.yaml", "--markdown", "b.md")
+	c.Dir = d.path
+	out, err := c.Output()
+	var r solvedBy
+	if err != nil || json.Unmarshal(out, &r) != nil || len(r.Solves) < 3 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, x := range r.Solves {
+		if x.Engine != "exact" || x.Status != "optimal" {
+			t.Errorf("%+v", x)
+		}
+	}
+	if b, err := os.ReadFile(d.at("b.md")); err != nil || !strings.Contains(string(b), "| tiers 48 layers of 512 experts, 8 tiers |") {
+		t.Errorf("%v\n%s", err, b)
+	}
+}
