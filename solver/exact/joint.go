@@ -10,7 +10,7 @@ import (
 )
 
 // Joint implements problem.Engine. Where no limit binds each part is solved on its own. Else limits and shared assets
-// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes
+// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes (0: about a second of work)
 // visited to find and prove the optimum, and again those visited to find the first of several optimal solutions: a
 // solution that is not proved to be that one is Feasible, with its objective as bound.
 func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
@@ -52,7 +52,7 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 	}
 	nodes := limits.Nodes
 	if nodes <= 0 {
-		nodes = defaultNodes
+		nodes = c.defaultNodes()
 	}
 	s := newSearch(ctx, c)
 	root := c.root()
@@ -195,4 +195,18 @@ func (c *joint) root() *node {
 		n.allowed = append(n.allowed, it.keep)
 	}
 	return n
+}
+
+// defaultNodes is about a second's work: fewer nodes of large instances, and where limits on times or energy
+// are part of every evaluation.
+func (c *joint) defaultNodes() int64 {
+	work := int64(1200000)
+	if len(c.rows) > c.nRows {
+		work = 450000
+	}
+	size := int64(1)
+	for _, it := range c.items {
+		size += int64(len(it.keep))
+	}
+	return min(max(work/size, 100), 20000)
 }

@@ -10,7 +10,6 @@ import (
 )
 
 const (
-	defaultNodes  = 400
 	rootSteps     = 400 // evaluations of the relaxation
 	nodeSteps     = 40
 	rootRepairs   = 12
