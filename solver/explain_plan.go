@@ -208,6 +208,9 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 	}
 	for _, x := range p.Inputs {
 		digest := have[x.Kind]
+		if x.Kind == "loads" {
+			continue // tiers are not solved again
+		}
 		if digest == nil {
 			differ = append(differ, x.Kind)
 			continue

@@ -192,3 +192,34 @@ func parseNearest(text string) (float64, error) {
 	b, err := unit.ParseBytes(strings.ReplaceAll(text, " ", ""))
 	return float64(b), err
 }
+
+// No point is beaten by another, the fastest comes first, and every limit named gives a plan of that energy.
+func TestPareto(t *testing.T) {
+	m, s := demo(t), twoCores(t, 0.5)
+	for i := range s.Processors {
+		s.Processors[i].PowerW = []float64{4, 1, 5}[i]
+	}
+	w := DefaultWorkload()
+	w.Buckets, w.Context = []int{16}, 128
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{}}
+	list, err := Pareto(context.Background(), in, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) < 2 {
+		t.Fatalf("%d points, want a choice between a fast and a frugal core", len(list))
+	}
+	for i, p := range list {
+		if i > 0 && (p.ExpectedMS <= list[i-1].ExpectedMS || p.EnergyMJ >= list[i-1].EnergyMJ) {
+			t.Errorf("point %d: %.3f ms, %.4f mJ after %.3f ms, %.4f mJ", i, p.ExpectedMS, p.EnergyMJ, list[i-1].ExpectedMS, list[i-1].EnergyMJ)
+		}
+		if p.LimitMJ > 0 && p.EnergyMJ > p.LimitMJ*1.0001 {
+			t.Errorf("point %d takes %.4f mJ under a limit of %.4f", i, p.EnergyMJ, p.LimitMJ)
+		}
+	}
+	s.Processors[0].PowerW = 0
+	in.Costs = costs(t, s, m, op.A32W32)
+	if _, err := Pareto(context.Background(), in, 2); diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("without power: %v", err)
+	}
+}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
@@ -455,5 +457,53 @@ func (x *explaining) tiers() error {
 		x.s.Printf("the plan has none: hetc solve --loads chooses them for a model with experts\n")
 	}
 	showTiers(x.s, x.p)
+	if t := x.p.Tiers; t != nil {
+		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that overflows to %s.\n", t.CPU)
+		var rows [][]string
+		for i := range t.Layers {
+			y := &t.Layers[i]
+			for _, g := range y.Groups {
+				next := t.CPU
+				if g.NextRows > 0 {
+					next = fmt.Sprintf("%d rows", g.NextRows)
+				}
+				rows = append(rows, []string{strconv.Itoa(y.Layer), strconv.Itoa(g.Rows), strconv.Itoa(len(g.Experts)), t.NPU, fmt.Sprintf("%.1f", float64(g.ExpectNS)/1e3), next,
+					fmt.Sprintf("%+.1f", float64(g.NextNS-y.ExpectNS)/1e3)})
+			}
+			if len(y.Resident) > 0 {
+				rows = append(rows, []string{strconv.Itoa(y.Layer), "-", strconv.Itoa(len(y.Resident)), t.CPU, "", "", ""})
+			}
+		}
+		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"}, rows)
+	}
 	return x.s.Result(map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated})
+}
+
+// paretoSteps is how many limits of energy are tried between the fastest plan and the one of least energy.
+const paretoSteps = 8
+
+// showPareto lists plans that none beats in both time and energy.
+func showPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
+	list, err := solver.Pareto(ctx, in, paretoSteps)
+	if err != nil {
+		return err
+	}
+	simulated := ""
+	if in.SoC.Simulated() {
+		simulated = "; times are simulated"
+	}
+	s.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
+	var rows [][]string
+	for _, p := range list {
+		limit, proof := "none", "proved"
+		if p.LimitMJ > 0 {
+			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", p.LimitMJ)
+		}
+		if !p.Proved {
+			proof = fmt.Sprintf("gap %.2f %%", 100*p.Gap)
+		}
+		rows = append(rows, []string{fmt.Sprintf("%.3f", p.ExpectedMS), fmt.Sprintf("%.3f", p.EnergyMJ), limit, proof})
+	}
+	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
+	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
 }

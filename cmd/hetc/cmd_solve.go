@@ -69,7 +69,7 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
 	var engine engineFlags
-	var out, cal, most, loads string
+	var out, cal, most, loads, pareto string
 	var only []string
 	c := &cobra.Command{
 		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
@@ -99,11 +99,16 @@ output, and per problem in --json.
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := cli.Required(c, "output"); err != nil {
-				return err
-			}
-			if err := wholefile.Writable(out); err != nil {
-				return err
+			if pareto == "" {
+				if err := cli.Required(c, "output"); err != nil {
+					return err
+				}
+				if err := wholefile.Writable(out); err != nil {
+					return err
+				}
+			} else if pareto != "energy,latency" && pareto != "latency,energy" || out != "" {
+				return diag.New(diag.ClassUsage, "solve: --pareto %q lists plans and writes none, want --pareto energy,latency and no -o", pareto).
+					WithHint("the list says which limit in the workload gives which plan")
 			}
 			input, err := in.open(c)
 			if err != nil {
@@ -124,6 +129,9 @@ output, and per problem in --json.
 				return err
 			}
 			input.Only = only
+			if pareto != "" {
+				return showPareto(c.Context(), s, *input)
+			}
 			e, log, err := engine.open(s)
 			if err != nil {
 				return err
@@ -174,6 +182,7 @@ output, and per problem in --json.
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
+	c.Flags().StringVar(&pareto, "pareto", "", "energy,latency: list the plans that no other one beats in both, and write none")
 	c.Flags().StringSliceVar(&only, "only", nil, "only this processor executes what it can; may be repeated")
 	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return c

@@ -1,0 +1,111 @@
+package solver
+
+import (
+	"context"
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// ParetoPoint is a plan that no other one found beats in both expected time and modelled energy.
+type ParetoPoint struct {
+	ExpectedMS float64 `json:"expected_ms"`
+	EnergyMJ   float64 `json:"energy_mj"` // modelled: power of the SoC times busy time
+	// LimitMJ is the limits.energy_mj of the workload that gives this plan; 0: without one.
+	LimitMJ float64 `json:"limit_energy_mj,omitempty"`
+	// Proved: every problem of the plan was solved to optimality under its limit. Else Gap is the largest relative gap of one.
+	Proved bool         `json:"proved"`
+	Gap    float64      `json:"gap,omitempty"`
+	Plan   *planir.Plan `json:"-"`
+}
+
+// Pareto lists efficient plans between the fastest and the one of least energy, fastest first: by epsilon constraints, the expected
+// time minimised under a limit of energy that goes down in equal steps. There may be further plans between two of
+// them. It needs the power of every processor (ClassInput otherwise).
+func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
+	t := newTrial(in, nil)
+	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
+		a, err := t.solve(ctx, func(x *Input) {
+			x.Workload = edited(x.Workload, func(w *Workload) {
+				w.Minimise = measure
+				if limit > 0 && (w.Limits.EnergyMJ == 0 || limit < w.Limits.EnergyMJ) {
+					w.Limits.EnergyMJ = limit
+				}
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+		if a.result == nil {
+			if diag.ClassOf(a.err) == diag.ClassInfeasible {
+				return nil, nil
+			}
+			return nil, a.err
+		}
+		p := &ParetoPoint{ExpectedMS: a.result.ExpectedNS / 1e6, EnergyMJ: a.result.ExpectedNJ / 1e6, LimitMJ: limit, Proved: true, Plan: a.result.Plan}
+		for _, x := range p.Plan.Solver {
+			if x.Status != string(problem.Optimal) {
+				p.Proved = false
+				if x.ObjectiveNS > 0 {
+					p.Gap = max(p.Gap, float64(x.ObjectiveNS-x.BoundNS)/float64(x.ObjectiveNS))
+				}
+			}
+		}
+		return p, nil
+	}
+	fastest, err := at(problem.Time, 0)
+	if err != nil {
+		return nil, err
+	}
+	if fastest == nil {
+		_, err := Solve(ctx, in)
+		return nil, Diagnose(ctx, in, err)
+	}
+	if fastest.EnergyMJ == 0 {
+		return nil, diag.New(diag.ClassInput, "pareto: SoC %q does not say the power of its processors, and energy is modelled from that", in.SoC.Name).
+			WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
+	}
+	frugal, err := at(problem.Energy, 0)
+	if err != nil {
+		return nil, err
+	}
+	points := []ParetoPoint{*fastest}
+	if frugal != nil && frugal.EnergyMJ < fastest.EnergyMJ {
+		for i := 1; i <= steps; i++ {
+			limit := fastest.EnergyMJ - float64(fastest.EnergyMJ-frugal.EnergyMJ)*float64(i)/float64(steps)
+			limit = math.Ceil(limit*1e4) / 1e4 // as people write it
+			if points[len(points)-1].EnergyMJ <= limit {
+				continue // the last one is the answer here too
+			}
+			p, err := at(problem.Time, limit)
+			if err != nil {
+				return nil, err
+			}
+			if p != nil {
+				points = append(points, *p)
+			}
+		}
+		frugal.LimitMJ = math.Ceil(frugal.EnergyMJ*1e4) / 1e4
+		points = append(points, *frugal)
+	}
+	return efficient(points), nil
+}
+
+// efficient drops points that another one beats, or equals and comes before.
+func efficient(points []ParetoPoint) []ParetoPoint {
+	var out []ParetoPoint
+	for i, p := range points {
+		beaten := false
+		for j, q := range points {
+			no := q.ExpectedMS <= p.ExpectedMS && q.EnergyMJ <= p.EnergyMJ
+			same := q.ExpectedMS == p.ExpectedMS && q.EnergyMJ == p.EnergyMJ
+			beaten = beaten || no && (!same || j < i)
+		}
+		if !beaten {
+			out = append(out, p)
+		}
+	}
+	return out
+}
