@@ -55,6 +55,19 @@ func Diagnose(ctx context.Context, in Input, err error) error {
 // FindConflict is Diagnose with its result as data; nil where no limit is to blame.
 func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error) {
 	t := newTrial(in, limitsOf(&in))
+	if !slices.ContainsFunc(t.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
+		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to try all others
+		// under a limit that none keeps takes long.
+		given := slices.DeleteFunc(slices.Clone(t.limits), func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
+		u := newTrial(in, given)
+		a, err := u.holding(ctx, make([]bool, len(given)))
+		if err != nil {
+			return nil, err
+		}
+		if a.result != nil {
+			t = u
+		}
+	}
 	n := len(t.limits)
 	// infeasible: proved that no plan satisfies these. What cannot be told (times never measured) counts as feasible.
 	infeasible := func(holds []bool) (bool, error) {
@@ -169,8 +182,8 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 
 // Steps of the search for the nearest value, and how near is near enough.
 const (
-	nearestSteps = 8
-	nearEnough   = 0.005
+	nearestSteps = 5
+	nearEnough   = 0.01
 )
 
 // nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
@@ -216,6 +229,18 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 		if a, err := t.solve(ctx, func(in *Input) { l.set(in, float64(small.total)) }); err != nil || a.result != nil {
 			x.Nearest, x.least = l.ceil(float64(small.total)), float64(small.total)
 			return err
+		}
+	}
+	if l.least != nil && l.used != nil {
+		a, err := t.solve(ctx, l.without, l.least)
+		if err != nil {
+			return err
+		}
+		if a.result != nil {
+			if v := l.used(&t.in, a.result); v > l.number {
+				x.Nearest, x.least = l.ceil(v), v
+				return nil
+			}
 		}
 	}
 	least, below, err := t.search(ctx, l, free.result)

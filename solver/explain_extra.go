@@ -10,12 +10,13 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // extraLimits are those of a workload's section limits.
 func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 	var out []Limit
-	add := func(key string, value float64, unitOf string, field func(*Limits) *float64, used func(*Result) float64) {
+	add := func(key string, value float64, unitOf string, field func(*Limits) *float64, least func(*Input), used func(*Result) float64) {
 		if value == 0 {
 			return
 		}
@@ -23,7 +24,7 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 		set := func(x *Input, v float64) {
 			x.Workload = edited(x.Workload, func(w *Workload) { *field(&w.Limits) = v })
 		}
-		out = append(out, Limit{Key: key, In: of, Value: text(value), number: value, format: text, set: set,
+		out = append(out, Limit{Key: key, In: of, Value: text(value), number: value, format: text, set: set, least: least,
 			without: func(x *Input) { set(x, 0) }, used: func(_ *Input, r *Result) float64 { return used(r) }})
 	}
 	slowest := func(phase string) func(*Result) float64 {
@@ -37,16 +38,21 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 			return most
 		}
 	}
+	only := func(weights Weights) func(*Input) {
+		return func(x *Input) {
+			x.Workload = edited(x.Workload, func(w *Workload) { w.Weights, w.Minimise = weights, problem.Time })
+		}
+	}
 	unknown := func(*Result) float64 { return math.NaN() }
-	add(LimitPrefill, w.Limits.PrefillMS, "ms", func(l *Limits) *float64 { return &l.PrefillMS }, slowest("prefill"))
-	add(LimitDecode, w.Limits.DecodeMS, "ms", func(l *Limits) *float64 { return &l.DecodeMS }, slowest("decode"))
-	add(LimitEnergy, w.Limits.EnergyMJ, "mJ, modelled", func(l *Limits) *float64 { return &l.EnergyMJ }, func(r *Result) float64 {
+	add(LimitPrefill, w.Limits.PrefillMS, "ms", func(l *Limits) *float64 { return &l.PrefillMS }, only(Weights{Prefill: 1}), slowest("prefill"))
+	add(LimitDecode, w.Limits.DecodeMS, "ms", func(l *Limits) *float64 { return &l.DecodeMS }, only(Weights{Decode: 1}), slowest("decode"))
+	add(LimitEnergy, w.Limits.EnergyMJ, "mJ, modelled", func(l *Limits) *float64 { return &l.EnergyMJ }, minimising(problem.Energy), func(r *Result) float64 {
 		if r.ExpectedNJ == 0 {
 			return math.NaN()
 		}
 		return r.ExpectedNJ / 1e6
 	})
-	add(LimitOpen, w.Limits.OpenMS, "ms", func(l *Limits) *float64 { return &l.OpenMS }, unknown)
+	add(LimitOpen, w.Limits.OpenMS, "ms", func(l *Limits) *float64 { return &l.OpenMS }, nil, unknown)
 	for _, name := range slices.Sorted(maps.Keys(w.Limits.AddressBytes)) {
 		text := func(v float64) string { return unit.Bytes(v).String() }
 		value := float64(w.Limits.AddressBytes[name])

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // Limit is something that a user restricts plans by, named as where it was written.
@@ -28,6 +29,7 @@ type Limit struct {
 	without     func(*Input)                  // takes it away
 	set         func(*Input, float64)         // gives it another number; nil for lists
 	used        func(*Input, *Result) float64 // what a plan takes of it; nil where plans do not tell
+	least       func(*Input)                  // has solve look for the plan that takes least of it; nil where it cannot
 	wider       []wider                       // of a list: what may be added
 }
 
@@ -82,6 +84,7 @@ func limitsOf(in *Input) []Limit {
 	}
 	for i := range out {
 		out[i].holdsMemory = true
+		out[i].least = minimising(problem.Memory)
 	}
 	out = append(out, extraLimits(w, of, in.SoC)...)
 	out = append(out, qualityLimits(in, w, of)...)
@@ -178,6 +181,11 @@ func qualityLimits(in *Input, w *Workload, of string) []Limit {
 		}
 	}
 	return out
+}
+
+// minimising has solve look for the plan that takes least of a measure.
+func minimising(m problem.Measure) func(*Input) {
+	return func(x *Input) { x.Workload = edited(x.Workload, func(w *Workload) { w.Minimise = m }) }
 }
 
 // klText writes a limit of quality.

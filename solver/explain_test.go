@@ -202,7 +202,7 @@ func TestPareto(t *testing.T) {
 	w := DefaultWorkload()
 	w.Buckets, w.Context = []int{16}, 128
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{}}
-	list, err := Pareto(context.Background(), in, 4)
+	list, err := Pareto(context.Background(), in, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
