@@ -125,7 +125,7 @@ func conflicts(t *testing.T) map[string]struct {
 func TestConflicts(t *testing.T) {
 	for name, c := range conflicts(t) {
 		t.Run(name, func(t *testing.T) {
-			if name == "a region and a choice" && os.Getenv("HETC_LONG") == "" {
+			if name != "nothing may be lost in 8 bit" && os.Getenv("HETC_LONG") == "" {
 				t.Skip("takes minutes: HETC_LONG=1 runs it")
 			}
 			c.in.Engine = exact.Engine{}
@@ -195,6 +195,9 @@ func parseNearest(text string) (float64, error) {
 
 // No point is beaten by another, the fastest comes first, and every limit named gives a plan of that energy.
 func TestPareto(t *testing.T) {
+	if os.Getenv("HETC_LONG") == "" {
+		t.Skip("takes minutes: HETC_LONG=1 runs it; the script explain lists points too")
+	}
 	m, s := demo(t), twoCores(t, 0.5)
 	for i := range s.Processors {
 		s.Processors[i].PowerW = []float64{4, 1, 5}[i]
