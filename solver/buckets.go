@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// maxLadder bounds the candidates for buckets, and maxAlone the different lengths that get one each.
+// maxCandidate bounds the candidates for buckets, and maxAlone the different lengths that get one each.
 const (
 	maxCandidate = 2048 // rows
 	maxAlone     = 12
