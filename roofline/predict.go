@@ -117,6 +117,23 @@ func spread(t, e float64, s Source) Prediction {
 	return Prediction{NS: max(ns(t), 1), LowNS: max(ns(t*math.Exp(-e)), 0), HighNS: max(ns(t*math.Exp(e)), 1), Source: s}
 }
 
+// MeasuredRows lists the numbers of rows at which the shape of an operator was measured on a processor, ascending.
+func (c *Costs) MeasuredRows(proc string, o op.Op, cold bool) (rows []int) {
+	want, _, a, b := familyOf(proc, c.priced(proc, o), cold)
+	f := c.look().families[want.Key()]
+	if f == nil {
+		return nil
+	}
+	for i := range f.Curves {
+		if f.Curves[i].A == a && f.Curves[i].B == b {
+			for _, p := range f.Curves[i].Points {
+				rows = append(rows, int(p[0]))
+			}
+		}
+	}
+	return rows
+}
+
 func (c *Costs) missing(proc string, o op.Op) error {
 	p := c.look().processors[proc]
 	if p == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -76,6 +77,7 @@ type stage struct {
 	power  map[string]float64 // W while busy
 	// context is the number of cached positions that attention is priced for.
 	context int
+	buckets []int    // of the workload
 	grid    int      // boundaries tried of a divided axis
 	only    []string // processors that execute all they can; empty: all do
 	// assistants may execute what those of only that they assist cannot.
@@ -145,7 +147,7 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 				now, who = append(now, tasks[k][link]), append(who, k)
 			}
 		}
-		est, err := st.prices.together(now)
+		est, err := st.concurrent(now)
 		if err != nil {
 			return c, st.lacks(now, err)
 		}
@@ -175,6 +177,34 @@ func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, sh
 	return c, nil
 }
 
+// concurrent predicts tasks that start together; of one processor's each runs beside the first of every other's.
+func (st *stage) concurrent(tasks []task) ([]estimate, error) {
+	first := map[string]int{}
+	for i := range tasks {
+		if _, ok := first[tasks[i].proc]; !ok {
+			first[tasks[i].proc] = i
+		}
+	}
+	if len(first) == len(tasks) {
+		return st.prices.together(tasks)
+	}
+	out := make([]estimate, len(tasks))
+	for i := range tasks {
+		beside := []task{tasks[i]}
+		for j := range tasks {
+			if first[tasks[j].proc] == j && tasks[j].proc != tasks[i].proc {
+				beside = append(beside, tasks[j])
+			}
+		}
+		est, err := st.prices.together(beside)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = est[0]
+	}
+	return out, nil
+}
+
 // lacks notes which processor had no price, and returns the error.
 func (st *stage) lacks(tasks []task, err error) error {
 	for _, t := range tasks {
@@ -190,8 +220,11 @@ func (st *stage) lacks(tasks []task, err error) error {
 	return err
 }
 
-// pad gives a share of a processor with static shapes a standard number of rows, a multiple of its
-// tile: the cheapest of the next one and the next power of two, as prices are not monotone in the rows.
+// maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
+const maxPads = 16
+
+// pad gives a share of a processor with static shapes a standard number of rows, a multiple of its tile: the cheapest
+// of what is known, as prices are not monotone in the rows: the next multiples, the next powers of two, and what was measured.
 func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 	unit := st.static[sh.Proc]
 	if unit == 0 || sh.PadRows > 0 || axis == planir.AxisK || axis == planir.AxisHeads {
@@ -213,9 +246,22 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 	for power < rows {
 		power *= 2
 	}
-	options := []int{socs.Round(rows, unit), power}
+	next := socs.Round(rows, unit)
+	options := []int{next, power}
 	if rows == 1 { // decode: the compiler pads what it must
 		options = append([]int{1}, options...)
+	} else if o.HasScheme() { // operators on rows take their time with them
+		for m := next + unit; m < power && len(options) < maxPads; m += unit {
+			options = append(options, m)
+		}
+		options = append(options, 2*power)
+		if x, ok := st.prices.(interface{ measured(task) []int }); ok {
+			for _, m := range x.measured(task{sh.Proc, o}) {
+				if m > rows && m%unit == 0 {
+					options = append(options, m)
+				}
+			}
+		}
 	}
 	for _, m := range options {
 		o.M = m
@@ -231,11 +277,12 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 // execute is when the last piece of a node is done, all lanes starting at 0: shares at once, then what is
 // gathered or added, each after what the share computed has been handed over. energy is what all processors take for it, in nJ.
 func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, energy float64, err error) {
-	lanes := map[string]int64{}
+	lanes, done := map[string]int64{}, make([]int64, len(shares))
 	for k := range pieces {
 		p := &pieces[k]
 		if p.Role == lower.Compute {
-			lanes[p.Proc] = shares[p.Share].ns
+			lanes[p.Proc] += shares[p.Share].ns
+			done[p.Share] = lanes[p.Proc]
 			energy += float64(st.power[p.Proc] * float64(shares[p.Share].ns))
 			end = max(end, lanes[p.Proc])
 			continue
@@ -246,7 +293,7 @@ func (st *stage) execute(pieces []lower.Piece, shares []estimate) (end int64, en
 		if err == nil && from != p.Proc {
 			var hand estimate
 			hand, err = st.prices.handover(from, p.Proc)
-			lanes[p.Proc] = max(lanes[p.Proc], shares[p.Share].ns+hand.ns)
+			lanes[p.Proc] = max(lanes[p.Proc], done[p.Share]+hand.ns)
 		}
 		if err != nil {
 			return 0, 0, st.lacks(after, err)
@@ -266,7 +313,7 @@ func (st *stage) idle(c *candidate) float64 {
 	}
 	with, without := 0.0, 0.0
 	for _, call := range st.lengths {
-		slowest := 0.0
+		busy := map[string]float64{}
 		for k, sh := range c.Shares {
 			rows := float64(max(0, min(call.Tokens, sh.To)-sh.From))
 			t := float64(c.shares[k].ns)
@@ -275,7 +322,11 @@ func (st *stage) idle(c *candidate) float64 {
 			} else if rows == 0 {
 				t = 0
 			}
-			slowest = max(slowest, t)
+			busy[sh.Proc] += t
+		}
+		slowest := 0.0
+		for _, sh := range c.Shares {
+			slowest = max(slowest, busy[sh.Proc])
 		}
 		with += float64(call.Share * slowest)
 		without += float64(call.Share * float64(c.PredictNS) * float64(call.Tokens) / float64(st.rows))
@@ -425,6 +476,11 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 		if len(out[i]) == 0 {
 			errs[i] = st.impossible(i)
 		}
+		for _, c := range st.pieces(i, tuples) {
+			if st.may(c.procs(), lacking[i]) {
+				add(i, c)
+			}
+		}
 	}
 	for _, run := range st.runs() {
 		for _, tuple := range tuples {
@@ -446,6 +502,88 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 		}
 	}
 	return out, errs
+}
+
+// maxPieces is how many standard pieces an operator is executed in.
+const maxPieces = 4
+
+// pieces are the ways to execute a matrix in standard numbers of rows, one after the other, on a processor with static shapes (HeteroInfer
+// sec. 4.2): all of them there, the last padded, or what is left on a processor without such shapes, at the same time. Standard are
+// the buckets and the powers of two: their graphs are shared.
+func (st *stage) pieces(i int, tuples [][]string) (out []candidate) {
+	n := &st.sec.Nodes[i]
+	rows := n.Op().M
+	if _, err := lower.AxisLength(n, planir.AxisRows); err != nil || !n.Op().HasScheme() || rows == 1 {
+		return nil
+	}
+	for k := range st.procs {
+		p := st.procs[k].Name
+		unit := st.static[p]
+		if unit == 0 {
+			continue
+		}
+		var sizes []int
+		for m := unit; m <= 2*rows; m *= 2 {
+			sizes = append(sizes, m)
+		}
+		for _, b := range st.buckets {
+			if b%unit == 0 {
+				sizes = append(sizes, b)
+			}
+		}
+		slices.Sort(sizes)
+		sizes = slices.Compact(sizes)
+		for _, size := range sizes {
+			times := rows / size
+			if size >= rows || times > maxPieces {
+				continue
+			}
+			var shares []planir.Share
+			at := 0
+			for range times {
+				shares = append(shares, planir.Share{Proc: p, From: at, To: at + size})
+				at += size
+			}
+			try := func(strategy planir.Strategy, rest ...planir.Share) {
+				if c, err := st.candidate(i, strategy, planir.AxisRows, slices.Concat(shares, rest)); err == nil {
+					out = append(out, c)
+				}
+			}
+			if at == rows {
+				if times > 1 {
+					try(planir.Pipe)
+				}
+				continue
+			}
+			last := planir.Share{Proc: p, From: at, To: rows}
+			if standard := sizes[sort.SearchInts(sizes, rows-at)]; standard > rows-at {
+				last.PadRows = standard
+			}
+			try(planir.Pipe, last)
+			for _, t := range tuples {
+				if len(t) == 2 && slices.Contains(t, p) {
+					other := t[0]
+					if other == p {
+						other = t[1]
+					}
+					if st.static[other] == 0 {
+						try(planir.ActivationDivide, planir.Share{Proc: other, From: at, To: rows})
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// procs are the processors that take part.
+func (c *candidate) procs() (out []string) {
+	for _, sh := range c.Shares {
+		if !slices.Contains(out, sh.Proc) {
+			out = append(out, sh.Proc)
+		}
+	}
+	return out
 }
 
 // may reports whether processors are candidates for a node that others, lacking, cannot execute: those of only, and

@@ -54,6 +54,9 @@ func (f *fitted) one(t task) (estimate, error) {
 	return a.estimate, a.err
 }
 
+// measured lists numbers of rows at which an operator of this shape was measured.
+func (f *fitted) measured(t task) []int { return f.costs.MeasuredRows(t.proc, t.op, t.cold()) }
+
 func (f *fitted) together(tasks []task) ([]estimate, error) {
 	if len(tasks) == 1 {
 		e, err := f.one(tasks[0])

@@ -490,6 +490,20 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		if sol.Choices == nil {
 			return nil, s.undecided("no plan was found that keeps", plan)
 		}
+		if j.Minimise == problem.Memory { // of the plans that hold as little the fastest
+			least := *j.Joint
+			least.Minimise, least.MaxBytes = problem.Time, max(1, sol.Objective)
+			faster, err := s.in.Engine.Joint(ctx, &least, problem.Limits{Nodes: s.nodes})
+			if err == nil {
+				err = least.Verify(faster)
+			}
+			if err != nil && ctx.Err() != nil {
+				return nil, err
+			}
+			if err == nil && faster.Choices != nil {
+				sol.Choices = faster.Choices
+			}
+		}
 		report := planir.Solve{
 			Problem: jointProblem(s.measure()), Status: string(sol.Status), Choices: j.Size(),
 			ObjectiveNS: whole(s.worth(j, sol.Objective)), BoundNS: whole(s.worth(j, sol.Bound)),

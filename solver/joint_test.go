@@ -2,15 +2,17 @@ package solver
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
@@ -136,8 +138,206 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 	}
 }
 
-var (
-	_ = fmt.Sprint
-	_ *models.Model
-	_ *roofline.Costs
-)
+// solveOr is solve, and nil where limits cannot be kept.
+func solveOr(t testing.TB, in Input) *Result {
+	t.Helper()
+	in.Engine = exact.Engine{}
+	r, err := Solve(context.Background(), in)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		var limits *LimitError
+		if !errors.As(err, &limits) || len(limits.Names) == 0 {
+			t.Fatalf("%v names no limits", err)
+		}
+		return nil
+	}
+	if err != nil {
+		t.Fatalf("%v (hints %q)", err, diag.HintsOf(err))
+	}
+	if found := check.Plan(r.Plan, in.Model, in.SoC); len(found) > 0 {
+		t.Fatal(found)
+	}
+	return r
+}
+
+// The more a limit permits, the better the plan, and it keeps the limit. What no plan keeps is an error that names it, and without the
+// limit there is a plan.
+func TestLimitsAreKept(t *testing.T) {
+	m, s := demo(t), withNPU(t, nil)
+	c := costs(t, s, m, op.A8TQ8C)
+	in := Input{Model: m, SoC: s, Costs: c}
+	workload := func() *Workload {
+		w := permit(op.A8TQ8C)
+		w.Buckets = []int{64, 256}
+		return w
+	}
+	in.Workload = workload()
+	free := solveOr(t, in)
+	load := check.Load(free.Plan, s.Processor("c1"))
+	if load.Graphs < 4 || load.Bytes < 1<<20 {
+		t.Fatalf("the processor holds %+v: nothing to limit", load)
+	}
+	slowest := func(r *Result, phase string) (ns int64) {
+		for i, ph := range r.Plan.Program.Programs {
+			if ph.Phase == phase {
+				ns = max(ns, r.Plan.Predictions[i].PlanNS)
+			}
+		}
+		return ns
+	}
+	for name, x := range map[string]struct {
+		set   func(l *Limits, part float64)
+		taken func(r *Result) float64 // of the unlimited plan's is 1
+	}{
+		"limits.address_bytes.c1": {
+			func(l *Limits, part float64) {
+				l.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(part * float64(load.Bytes))}
+			},
+			func(r *Result) float64 {
+				return float64(check.Load(r.Plan, s.Processor("c1")).Bytes) / float64(load.Bytes)
+			},
+		},
+		"limits.max_graphs.c1": {
+			func(l *Limits, part float64) { l.MaxGraphs = map[string]int{"c1": int(part * float64(load.Graphs))} },
+			func(r *Result) float64 {
+				return float64(check.Load(r.Plan, s.Processor("c1")).Graphs) / float64(load.Graphs)
+			},
+		},
+		LimitOpen: {
+			func(l *Limits, part float64) { l.OpenMS = part * float64(10*load.Graphs) },
+			func(r *Result) float64 {
+				return float64(check.Load(r.Plan, s.Processor("c1")).Graphs) / float64(load.Graphs)
+			},
+		},
+		LimitEnergy: {
+			func(l *Limits, part float64) { l.EnergyMJ = part * free.ExpectedNJ / 1e6 },
+			func(r *Result) float64 { return r.ExpectedNJ / free.ExpectedNJ },
+		},
+		LimitPrefill: {
+			func(l *Limits, part float64) { l.PrefillMS = part * float64(slowest(free, "prefill")) / 1e6 },
+			func(r *Result) float64 { return float64(slowest(r, "prefill")) / float64(slowest(free, "prefill")) },
+		},
+		LimitDecode: {
+			func(l *Limits, part float64) { l.DecodeMS = part * float64(slowest(free, "decode")) / 1e6 },
+			func(r *Result) float64 { return float64(slowest(r, "decode")) / float64(slowest(free, "decode")) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			last := free.ExpectedNS
+			within := 0
+			for _, part := range []float64{1.001, 0.8, 0.5, 0.05} {
+				in := in
+				in.Workload = workload()
+				x.set(&in.Workload.Limits, part)
+				if got := in.LimitNames(); len(got) != 1 || got[0] != name {
+					t.Fatalf("limits %q, want %q", got, name)
+				}
+				r := solveOr(t, in)
+				if r == nil {
+					if again := solveOr(t, in.Without(name)); again == nil || math.Abs(again.ExpectedNS-free.ExpectedNS) > 1 {
+						t.Errorf("without the limit: %v", again)
+					}
+					continue
+				}
+				within++
+				if got := x.taken(r); got > part*(1+1e-4) {
+					t.Errorf("%v of what is taken without a limit, and %v are allowed", got, part)
+				}
+				// A search that stops early says how far it may be off.
+				slack := 1.0
+				if y := r.Plan.Solver[0]; y.ObjectiveNS > 0 {
+					slack = float64(y.ObjectiveNS) / float64(y.BoundNS)
+				}
+				if r.ExpectedNS*slack < last*(1-0.02) {
+					t.Errorf("at %v: %v ns, with more allowed %v ns", part, r.ExpectedNS, last)
+				}
+				last = r.ExpectedNS
+			}
+			if within == 0 {
+				t.Error("no plan keeps any of the limits")
+			}
+		})
+	}
+}
+
+// Minimising energy takes no more of it than minimising time, which is no slower; and least memory is least.
+func TestObjectives(t *testing.T) {
+	m, s := demo(t), withNPU(t, nil)
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32)}
+	by := map[problem.Measure]*Result{}
+	for _, measure := range []problem.Measure{problem.Time, problem.Energy, problem.Memory} {
+		w := permit(op.A8TQ8C, op.A32W32)
+		w.Minimise = measure
+		in.Workload = w
+		r := solveOr(t, in)
+		if r == nil {
+			t.Fatal(measure)
+		}
+		by[measure] = r
+		for _, x := range r.Plan.Predictions {
+			if x.EnergyUJ <= 0 {
+				t.Errorf("%s: no energy of %s", measure, x.Program)
+			}
+		}
+	}
+	fast, frugal, small := by[problem.Time], by[problem.Energy], by[problem.Memory]
+	if !(frugal.ExpectedNJ < 0.999*fast.ExpectedNJ) || !(fast.ExpectedNS < frugal.ExpectedNS) {
+		t.Errorf("least time: %v ns, %v nJ; least energy: %v ns, %v nJ", fast.ExpectedNS, fast.ExpectedNJ, frugal.ExpectedNS, frugal.ExpectedNJ)
+	}
+	if a, b := small.Plan.Memory.Total, min(fast.Plan.Memory.Total, frugal.Plan.Memory.Total); a >= b {
+		t.Errorf("least memory holds %d bytes, others %d: %v; %v; %v", a, b, small.Plan.Memory, fast.Plan.Memory, frugal.Plan.Memory)
+	}
+	// The least energy cannot be undercut, and that little time limits nothing.
+	w := permit(op.A8TQ8C, op.A32W32)
+	w.Limits.EnergyMJ = 0.9 * frugal.ExpectedNJ / 1e6
+	in.Workload = w
+	if r := solveOr(t, in); r != nil {
+		t.Errorf("less than the least energy: %v nJ of %v", r.ExpectedNJ, frugal.ExpectedNJ)
+	}
+	s.Processors[1].PowerW = 0
+	w.Limits.EnergyMJ = 1e6
+	in.Costs = costs(t, s, m, op.A8TQ8C, op.A32W32)
+	in.Engine = exact.Engine{}
+	if _, err := Solve(context.Background(), in); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), `power of processor "c1"`) {
+		t.Errorf("a limit of energy without powers: %v", err)
+	}
+}
+
+// What a plan is compared with: whole operators on one processor, and one ratio for all.
+func TestPolicies(t *testing.T) {
+	m, s := demo(t), twoCores(t, 0.5)
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: quick()}
+	best := solve(t, in)
+	in.Strategies = []planir.Strategy{planir.Single, planir.Padding}
+	layers := solve(t, in)
+	for _, d := range layers.Plan.Decisions {
+		if len(d.Shares) != 1 {
+			t.Errorf("%s@%d: %s", d.Node, d.Rows, d.ShareText())
+		}
+	}
+	in.Strategies = nil
+	in.Ratio = map[string]float64{"c0": 0.75, "c1": 0.25}
+	fixed := solve(t, in)
+	n := 0
+	for _, d := range fixed.Plan.Decisions {
+		if d.Scheme == "" {
+			continue
+		}
+		n++
+		if len(d.Shares) != 2 || math.Abs(float64(d.Shares[0].To)/float64(d.Shares[1].To)-0.75) > 0.1 {
+			t.Errorf("%s@%d: %s", d.Node, d.Rows, d.ShareText())
+		}
+	}
+	if n < 10 {
+		t.Errorf("%d matrices", n)
+	}
+	if !(best.ExpectedNS < layers.ExpectedNS && best.ExpectedNS < fixed.ExpectedNS) {
+		t.Errorf("%v ns, of whole operators %v, in one ratio %v", best.ExpectedNS, layers.ExpectedNS, fixed.ExpectedNS)
+	}
+	for _, bad := range []Input{{Strategies: []planir.Strategy{"best"}}, {Ratio: map[string]float64{"c0": 0.5}}, {Ratio: map[string]float64{"c9": 1}}} {
+		x := in
+		x.Strategies, x.Ratio, x.Engine = bad.Strategies, bad.Ratio, exact.Engine{}
+		if _, err := Solve(context.Background(), x); diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%v %v: %v", bad.Strategies, bad.Ratio, err)
+		}
+	}
+}

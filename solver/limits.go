@@ -148,6 +148,11 @@ func (in Input) Without(names ...string) Input {
 	return in
 }
 
+// beyondSoC reports whether limits of the SoC were dropped.
+func (in *Input) beyondSoC() bool {
+	return slices.ContainsFunc(in.dropped, func(name string) bool { return strings.HasPrefix(name, "soc.") })
+}
+
 // anyLoss is a limit of quality that everything keeps; the permission that comes with it stays.
 func anyLoss(limit float64) float64 {
 	if limit == 0 {

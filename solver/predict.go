@@ -114,7 +114,17 @@ type stepKey struct{ lane, node, graph string }
 // stepTimes is the time of every step of a program: of a share as its candidate was priced, of a
 // gather or an addition of partial sums as such.
 func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estimate, error) {
-	shares := map[[2]string]estimate{} // by node and processor
+	type part struct {
+		node, proc string
+		row        int // first, of what is divided by rows
+	}
+	shares := map[part]estimate{}
+	at := func(d *planir.Decision, row int) int {
+		if d.Axis == planir.AxisRows {
+			return row
+		}
+		return 0
+	}
 	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return nil, err
@@ -127,7 +137,7 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 				panic("BUG: decision on " + d.Node + " is none of its candidates")
 			}
 			for k, sh := range d.Shares {
-				shares[[2]string{d.Node, sh.Proc}] = in.candidates[i][c].shares[k]
+				shares[part{d.Node, sh.Proc, at(d, sh.From)}] = in.candidates[i][c].shares[k]
 			}
 		}
 	}
@@ -149,7 +159,7 @@ func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estim
 					if len(names) == len(nodes) {
 						o = nodes[k].Op
 					}
-					x := shares[[2]string{name, l.Proc}]
+					x := shares[part{name, l.Proc, at(d, st.R0)}]
 					if d.Axis == planir.AxisK && o.Kind == op.Add || o.Kind == op.Copy { // no share
 						e, err := s.prices.together([]task{{l.Proc, o}})
 						if err != nil {

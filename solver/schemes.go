@@ -412,6 +412,9 @@ func (s *session) price(sec *lower.Section, rows int) {
 	s.priced[key] = true
 	st := s.stage(sec, rows)
 	lists, errs := st.candidates(s.tuples)
+	for i := range lists {
+		lists[i] = s.restrict(st, i, lists[i])
+	}
 	for i := range sec.Nodes {
 		k := poolOf(rows, &sec.Nodes[i])
 		old := s.pools[k]

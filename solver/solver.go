@@ -39,6 +39,12 @@ type Input struct {
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
 	Only []string
+	// Strategies are those that plans are made of, to compare with; empty: all. One processor at a time (single, padding) is always
+	// there where nothing else is: of those alone a plan places whole operators (HeteroInfer's layer-level mode).
+	Strategies []planir.Strategy
+	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly as their
+	// granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
+	Ratio map[string]float64
 
 	suppose whatIf // of a solve that explains another one
 }
@@ -81,6 +87,10 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
+	if s.measure() == problem.Memory {
+		s.prefill, s.decode = s.lightest()
+		s.chosen = nil
+	}
 	plan, err := s.complete(ctx)
 	if err != nil {
 		return nil, err
@@ -90,6 +100,9 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		bound = int64(s.in.Workload.Memory)
 	}
 	if bound > 0 && plan.Memory.Total > bound {
+		if s.measure() == problem.Memory {
+			return nil, tooLarge(bound, plan)
+		}
 		if s, plan, err = s.within(ctx, bound, plan); err != nil {
 			return nil, err
 		}
@@ -103,13 +116,14 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	}
 	found := check.Plan(plan, in.Model, in.SoC)
 	if err := found.Err(); err != nil {
-		for _, d := range found {
-			if d.Code == "P027" {
-				return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", d.Summary).
-					WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
-			}
+		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
+		switch {
+		case full < 0:
+			return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
+		case !in.beyondSoC(): // else whoever dropped the SoC's limits asked for that
+			return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
+				WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 		}
-		return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
 	}
 	s.checkMemory(plan)
 	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan, func(x planir.Prediction) int64 { return x.PlanNS }), ExpectedNJ: s.expectedNJ(plan)}, nil
@@ -204,6 +218,9 @@ func newSession(in Input) (*session, error) {
 		in.Workload = DefaultWorkload()
 	}
 	if err := in.Workload.Validate(); err != nil {
+		return nil, err
+	}
+	if err := in.checkPolicy(); err != nil {
 		return nil, err
 	}
 	want, err := in.Workload.apply(in.Model.MaxContext)
@@ -404,7 +421,7 @@ func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
 		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
 		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
-		power: s.power, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
+		power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
@@ -610,7 +627,7 @@ func (s *session) lower(p *planir.Plan) error {
 // predict adds the predicted times. A program that comes out slower than its best single processor
 // (hand-overs that the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is minimised.
 func (s *session) predict(p *planir.Plan) error {
-	kept := s.measure() != problem.Time
+	kept := s.measure() != problem.Time || len(s.in.Ratio) > 0
 	for {
 		p.Predictions = nil
 		before := *p
