@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
@@ -127,28 +129,7 @@ func TestExecutionOnStaticProcessor(t *testing.T) {
 		t.Fatalf("%d gathers and %d padded shares: nothing to execute", gathers, padded)
 	}
 	logits := func(p *planir.Plan, drivers []driver.Driver, compiler driver.Compiler, tokens []int32) []float32 {
-		c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{compiler})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: drivers})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer x.Close()
-		var out []float32
-		err = x.Do(context.Background(), func(c *executor.Control) error {
-			_, err := c.Forward(tokens, executor.WantAll, func(_ int, l []float32) error {
-				out = append(out, l...)
-				return nil
-			})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
+		return logitsOf(t, m, p, drivers, compiler, tokens)
 	}
 	// The reference: everything on one core.
 	g := m.Graph()
@@ -225,5 +206,108 @@ func TestExecutionOnStaticProcessor(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+func logitsOf(t *testing.T, m *models.Model, p *planir.Plan, drivers []driver.Driver, compiler driver.Compiler, tokens []int32) []float32 {
+	t.Helper()
+	c, err := emit.NewContent(context.Background(), p, m, []driver.Compiler{compiler})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	x, err := executor.Open(context.Background(), p, c, executor.Options{Drivers: drivers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	var out []float32
+	err = x.Do(context.Background(), func(c *executor.Control) error {
+		_, err := c.Forward(tokens, executor.WantAll, func(_ int, l []float32) error {
+			out = append(out, l...)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Standard pieces, one after the other on a static processor, alone or with what is left on another, compute what one processor does, also
+// when a call has fewer rows.
+func TestExecutionInPieces(t *testing.T) {
+	m, s := demo(t), withNPU(t, nil)
+	w := DefaultWorkload()
+	w.Buckets = []int{48, 256, 352}
+	w.Prompts, w.OutputTokens = []Prompt{{Tokens: 352, Share: 1}}, 16
+	c := costs(t, s, m, op.A32W32)
+	g := m.Graph()
+	for _, strategy := range []planir.Strategy{planir.Pipe, planir.ActivationDivide} {
+		t.Run(string(strategy), func(t *testing.T) {
+			ses := prepared(t, Input{Model: m, SoC: s, Costs: c, Workload: w})
+			var x solved
+			pieces := map[int]int{} // matrices with several pieces on the processor, by rows
+			for _, rows := range ses.want.rows() {
+				pr, err := ses.program(rows, ses.assigned(rows))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var list []planir.Decision
+				for _, in := range pr.instances {
+					pick := make([]int, len(in.candidates))
+					for i := range pick {
+						several := func(c candidate) bool {
+							n := 0
+							for _, sh := range c.Shares {
+								if sh.Proc == "c1" {
+									n++
+								}
+							}
+							return c.Strategy == strategy && n > 1
+						}
+						if k := slices.IndexFunc(in.candidates[i], several); k >= 0 {
+							pick[i] = k
+							pieces[rows]++
+						}
+					}
+					list = append(list, in.decisions(pick)...)
+				}
+				x.decisions, x.reports = append(x.decisions, list), append(x.reports, planir.Solve{})
+			}
+			p, err := ses.build(x)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if pieces[352] < 4 || strategy == planir.Pipe && (pieces[256] < 4 || pieces[48] < 4) {
+				t.Fatalf("matrices in several pieces, by rows: %v", pieces)
+			}
+			if found := check.Plan(p, m, s); len(found) > 0 {
+				t.Fatal(found)
+			}
+			single := *p
+			if single.Decisions, err = lower.Trivial(&g, "c0", []int{1, 48, 256, 352}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A32W32 }); err != nil {
+				t.Fatal(err)
+			}
+			if err := lower.Lower(&single, &g); err != nil {
+				t.Fatal(err)
+			}
+			tokens := make([]int32, 352+30)
+			for i := range tokens {
+				tokens[i] = int32(i * 11 % 2048)
+			}
+			for _, n := range []int{352, 300, 48, 40, 33, 20, len(tokens)} {
+				drivers := []driver.Driver{sim.New(s)}
+				got, want := logitsOf(t, m, p, drivers, sim.NewCompiler(s), tokens[:n]), logitsOf(t, m, &single, drivers, sim.NewCompiler(s), tokens[:n])
+				worst := 0.0
+				for i := range want {
+					worst = max(worst, math.Abs(float64(got[i]-want[i])))
+				}
+				if len(got) != len(want) || !(worst < 1e-3) {
+					t.Errorf("%d tokens: logits differ by %g", n, worst)
+				}
+			}
+		})
 	}
 }

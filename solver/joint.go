@@ -105,6 +105,7 @@ type assets struct {
 	levels  map[string][]int       // numbers of rows of a buffer of its own
 	regions map[string]int         // by processor: those whose bytes, graphs or opening times are bounded
 	memory  bool                   // what a process holds is bounded or minimised
+	pool    bool                   // its buffers count, too: it is minimised
 	sizes   map[[2]string]int64    // of ranges of packs
 	procs   map[string]*socs.Processor
 }
@@ -134,7 +135,7 @@ func (a *assets) scan(x *need) {
 	}
 	for _, b := range x.buffers {
 		a.rows[b.name] = max(a.rows[b.name], b.rows)
-		if at, found := slices.BinarySearch(a.levels[b.name], b.rows); b.own && !found {
+		if at, found := slices.BinarySearch(a.levels[b.name], b.rows); !found {
 			a.levels[b.name] = slices.Insert(a.levels[b.name], at, b.rows)
 		}
 	}
@@ -186,21 +187,28 @@ func (a *assets) add(x problem.Asset) int {
 func (a *assets) of(x *need, out []int) ([]int, error) {
 	region, bounded := a.regions[x.proc]
 	sp := a.procs[x.proc]
+	upTo := func(name string, b *buffer, region int) {
+		from := 0
+		for _, to := range a.levels[b.name] {
+			if to > b.rows {
+				break
+			}
+			out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s %s to row %d", name, b.name, to), Region: region, Bytes: int64(to-from) * int64(b.cols) * int64(b.size)}))
+			from = to
+		}
+	}
+	if a.pool {
+		for i := range x.buffers {
+			upTo("pool", &x.buffers[i], a.regions[""])
+		}
+	}
 	if bounded {
 		out = append(out, a.add(problem.Asset{Name: "graph " + x.graph, Region: region, Graphs: 1, OpenNS: openNS(sp)}))
 		for _, b := range x.buffers {
-			row, name := int64(b.cols)*int64(b.size), x.proc+" buffer "+b.name
-			if !b.own {
-				out = append(out, a.add(problem.Asset{Name: name, Region: region, Bytes: int64(a.rows[b.name]) * row}))
-				continue
-			}
-			from := 0
-			for _, to := range a.levels[b.name] {
-				if to > b.rows {
-					break
-				}
-				out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s to row %d", name, to), Region: region, Bytes: int64(to-from) * row}))
-				from = to
+			if b.own {
+				upTo(x.proc+" buffer", &b, region)
+			} else {
+				out = append(out, a.add(problem.Asset{Name: x.proc + " buffer " + b.name, Region: region, Bytes: int64(a.rows[b.name]) * int64(b.cols) * int64(b.size)}))
 			}
 		}
 	}
@@ -334,7 +342,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		}
 	}
 	if j.Minimise == problem.Memory {
-		a.memory = true
+		a.memory, a.pool = true, true
 	}
 	if a.memory {
 		region("").Name = "memory"
