@@ -70,7 +70,8 @@ func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
 	var engine engineFlags
 	var out, cal, most, loads, pareto string
-	var only []string
+	var only, strategies []string
+	var ratio map[string]string
 	c := &cobra.Command{
 		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
 		Short: "decide which processor computes which part of every operator",
@@ -86,6 +87,10 @@ prefill and in decode. What the calibration predicts is verified with hetc quali
 --loads chooses capacity tiers for the experts of a model (NPUMoE): how many rows are reserved for each on a processor of static shapes,
 which experts share a launch, which stay on the CPU, and the chunk length. The workload's section experts says how. They are
 decisions for targets whose expert graphs have static shapes: the plan's own program executes experts with the rows they get.
+
+The workload may ask for the least energy or memory instead of the least time, and bound times, energy, graphs and the bytes
+that processors address. What programs share is then decided for all of them together; limits that cannot be kept are named.
+Energy is modelled from the SoC's power_w, never measured.
 
 --max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
 
@@ -137,6 +142,12 @@ output, and per problem in --json.
 				return err
 			}
 			input.Engine = e
+			for _, x := range strategies {
+				input.Strategies = append(input.Strategies, planir.Strategy(x))
+			}
+			if input.Ratio, err = parts(ratio); err != nil {
+				return err
+			}
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
 				return solver.Diagnose(c.Context(), *input, err)
@@ -174,7 +185,7 @@ output, and per problem in --json.
 			log.show()
 			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
-				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS})
+				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
 		},
 	}
 	in.flags(c)
@@ -184,6 +195,8 @@ output, and per problem in --json.
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
 	c.Flags().StringVar(&pareto, "pareto", "", "energy,latency: list the plans that no other one beats in both, and write none")
 	c.Flags().StringSliceVar(&only, "only", nil, "only this processor executes what it can; may be repeated")
+	c.Flags().StringSliceVar(&strategies, "strategies", nil, "to compare with: only these, such as single,padding for whole operators on one processor")
+	c.Flags().StringToStringVar(&ratio, "ratio", nil, "to compare with: these parts of the columns of every matrix, such as npu=0.75,gpu=0.25")
 	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
 	return c
 }
@@ -220,6 +233,19 @@ func showSizes(s *cli.Streams, p *planir.Plan) {
 			s.Printf("batches: %s of %d candidates; %.3f ms of decode a token, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, float64(x.BoundNS)/1e6, x.Status)
 		}
 	}
+}
+
+// parts reads numbers by processor.
+func parts(given map[string]string) (map[string]float64, error) {
+	out := map[string]float64{}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		x, err := strconv.ParseFloat(given[name], 64)
+		if err != nil {
+			return nil, diag.New(diag.ClassUsage, "--ratio %s=%s: %q is no number", name, given[name], given[name]).WithHint("write parts of 1: npu=0.75,gpu=0.25")
+		}
+		out[name] = x
+	}
+	return out, nil
 }
 
 // showLimits tells what a plan is predicted to lose and to hold.
@@ -278,6 +304,10 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 		header = append(header, ">"+name+" ms")
 	}
 	header = append(header, ">best single / plan", ">tokens/s")
+	energy := slices.ContainsFunc(p.Predictions, func(x planir.Prediction) bool { return x.EnergyUJ > 0 })
+	if energy {
+		header = append(header, ">mJ (modelled)")
+	}
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
 	for _, pr := range p.Predictions {
@@ -302,6 +332,13 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 		row = append(row, gain)
 		if i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
 			row = append(row, fmt.Sprintf("%.1f", float64(p.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+		}
+		if energy {
+			mj := "-"
+			if pr.EnergyUJ > 0 {
+				mj = fmt.Sprintf("%.3f", float64(pr.EnergyUJ)/1e3)
+			}
+			row = append(row, mj)
 		}
 		rows = append(rows, row)
 	}
