@@ -467,12 +467,93 @@ func (j *joint) models(s *session, choices [][][]int) map[quantity]int64 {
 	return out
 }
 
+// Cuts of an axis that a joint problem chooses among, evenly spread, beside the cheapest of each node and those that a
+// program chose on its own. Programs share a processor's region of a matrix only where they divide it alike, and
+// the search looks at all of them together: with every cut of a single program it would not end.
+const (
+	jointCuts     = 8
+	jointRowCuts  = 4 // of rows, which nothing is shared for
+	thinnedChoice = 12
+)
+
+// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few or plan has them.
+func (s *session) thin(plan *planir.Plan) {
+	kept := map[string]bool{}
+	for i := range plan.Decisions {
+		kept[plan.Decisions[i].Node+" "+plan.Decisions[i].ShareText()] = true
+	}
+	for _, x := range s.pools {
+		if len(x.list) <= thinnedChoice {
+			continue
+		}
+		kinds := map[string][]int{}
+		var order []string
+		for i := range x.list {
+			c := &x.list[i]
+			key := string(base(c.Strategy)) + " " + string(c.Axis)
+			for _, sh := range c.Shares {
+				key += " " + sh.Proc
+			}
+			if kinds[key] == nil {
+				order = append(order, key)
+			}
+			kinds[key] = append(kinds[key], i)
+		}
+		keep := make([]bool, len(x.list))
+		for _, key := range order {
+			list := kinds[key]
+			cheapest := list[0]
+			for _, i := range list {
+				c := &x.list[i]
+				if c.costNS < x.list[cheapest].costNS {
+					cheapest = i
+				}
+				keep[i] = kept[c.Node+" "+c.ShareText()] || len(c.Shares) != 2 ||
+					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && sameShares(&d, &c.Decision) })
+			}
+			keep[cheapest] = true
+			cuts := jointCuts
+			if x.list[cheapest].Axis == planir.AxisRows {
+				cuts = jointRowCuts
+			}
+			for k := 1; k < cuts; k++ {
+				nearest, least := -1, 0
+				for _, i := range list {
+					c := &x.list[i]
+					if len(c.Shares) != 2 {
+						continue
+					}
+					off := cuts*c.Shares[0].To - k*c.Shares[1].To
+					if off < 0 {
+						off = -off
+					}
+					if nearest < 0 || off < least {
+						nearest, least = i, off
+					}
+				}
+				if nearest >= 0 {
+					keep[nearest] = true
+				}
+			}
+		}
+		var out []candidate
+		for i, c := range x.list {
+			if keep[i] {
+				out = append(out, c)
+			}
+		}
+		x.list = out
+	}
+	s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+}
+
 // jointRounds is how often a joint problem is posed again because its plan, lowered, takes more than the problem said.
 const jointRounds = 8
 
 // together returns the best plan whose programs keep all bounds together. plan is one that does not.
 func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	s.offer(plan)
+	s.thin(plan)
 	less := map[quantity]int64{}
 	var last error
 	for round := range jointRounds {

@@ -101,6 +101,8 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 	// The root: many steps, with repairs in between.
 	s.r.permit(root.allowed, false)
 	limit := s.limit
+	s.r.permit(root.allowed, false)
+	s.r.prime(root)
 	for k := range rootRepairs {
 		s.r.permit(root.allowed, false)
 		if !s.r.ascend(root, rootSteps/rootRepairs, func() int64 { return s.target(root.bound) }, func(v int64) bool { return v > limit() }, s.tryRelaxed) {
@@ -133,7 +135,9 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 		return problem.JointSolution{Status: problem.LimitReached, Bound: max(c.bound(left), 0), Nodes: s.nodes}, nil
 	}
 	if left != unreachable {
-		return s.solution(min(c.bound(left), s.value), problem.Feasible), nil
+		out := s.solution(min(c.bound(left), s.value), problem.Feasible)
+		out.Open = s.left()
+		return out, nil
 	}
 	// Proved. Now the first of the optimal solutions.
 	s.first, s.queue = true, s.ties
@@ -174,6 +178,35 @@ func (s *search) cheapest(root *node, assets, paths float64) {
 		s.tryRelaxed()
 		s.repair(n)
 	}
+}
+
+// left lists the choices of all nodes that were not searched (JointSolution.Open).
+func (s *search) left() [][][][]int {
+	in := make([][]bool, len(s.c.items))
+	for i, it := range s.c.items {
+		in[i] = make([]bool, len(it.base))
+	}
+	for _, n := range s.queue {
+		for i, list := range n.allowed {
+			for _, j := range list {
+				in[i][j] = true
+			}
+		}
+	}
+	out := make([][][][]int, len(s.c.parts))
+	for p := range s.c.parts {
+		out[p] = make([][][]int, len(s.nest[p]))
+	}
+	for i, it := range s.c.items {
+		var list []int
+		for j, left := range in[i] {
+			if left {
+				list = append(list, j)
+			}
+		}
+		out[it.part][it.chain] = append(out[it.part][it.chain], list)
+	}
+	return out
 }
 
 func (s *search) solution(bound int64, status problem.Status) problem.JointSolution {

@@ -309,6 +309,78 @@ func (r *relaxation) fits() bool {
 	return true
 }
 
+// prime gives a node without multipliers the first ones: one price for each limit that its free optimum breaks,
+// relative to what the limit permits, searched for by powers of two and then between them; shared assets are paid by parts as they count.
+// Ascent from nothing takes steps of the size of the whole gap, which are far too long where few bytes are worth much.
+func (r *relaxation) prime(n *node) {
+	c := r.c
+	free := r.evaluate(n)
+	if free == unreachable {
+		return
+	}
+	r.usage(n)
+	var over []int
+	for k, taken := range r.taken {
+		if taken > c.rows[k].cap {
+			over = append(over, k)
+		}
+	}
+	counts := make([]float64, len(c.parts))
+	for p := range counts {
+		counts[p] = float64(max(r.partMin[p], 1))
+	}
+	best, value := n.child(), free
+	at := func(g float64) int64 {
+		for _, k := range over {
+			n.mult[k] = float64(g*float64(max(c.bestFree, 1))) / float64(max(c.rows[k].cap, 1))
+		}
+		for a := range c.assets {
+			as := &c.assets[a]
+			if as.links == nil || n.state[a] != 0 {
+				continue
+			}
+			price := as.fixed
+			for k, size := range as.size {
+				price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
+			}
+			price = min(price, c.clamp)
+			sum := 0.0
+			for _, l := range as.links {
+				sum += counts[c.items[c.links[l].item].part]
+			}
+			left := price
+			for _, l := range as.links {
+				n.lambda[l] = min(int64(float64(price)*(counts[c.items[c.links[l].item].part]/sum)), left)
+				left -= n.lambda[l]
+			}
+		}
+		v := r.evaluate(n)
+		if v != unreachable && v > value {
+			value = v
+			copy(best.mult, n.mult)
+			copy(best.lambda, n.lambda)
+		}
+		return v
+	}
+	top, most := 0.0, int64(math.MinInt64)
+	for g := 1.0 / 65536; g <= 64 && len(over) > 0; g *= 2 {
+		v := at(g)
+		if v == unreachable || v < most {
+			break
+		}
+		top, most = g, v
+	}
+	for step := top / 2; step > top/16; step /= 2 {
+		for _, g := range []float64{top - step, top + step} {
+			if v := at(g); v != unreachable && v > most {
+				top, most = g, v
+			}
+		}
+	}
+	copy(n.mult, best.mult)
+	copy(n.lambda, best.lambda)
+}
+
 // ascend improves the multipliers of a node in at most steps evaluations: a subgradient method with Polyak's
 // step towards target, beginning again from the best where it stalls. It stops when the bound is above enough, and
 // leaves the best multipliers in the node and x as they give it; false when an item has no choices. found is called

@@ -14,6 +14,7 @@ const (
 	nodeSteps     = 40
 	rootRepairs   = 12
 	improveRounds = 24
+	fewStarts     = 6 // classes that a loop begins with, each gone through on its own
 )
 
 // search is branch and bound over assets (open or not) and, where limits on times or energy leave something to
@@ -113,7 +114,7 @@ func (s *search) tighten(n *node) bool {
 	changed := false
 	for p := range c.parts {
 		part := &c.parts[p]
-		s.marginals(p, r.partMin[p]+room, nil)
+		s.marginals(p, r.partMin[p]+room, fewStarts, nil)
 		for i := part.first; i < part.first+part.items; i++ {
 			keep := 0
 			for _, j := range n.allowed[i] {
@@ -170,7 +171,7 @@ func (s *search) decide(n *node) bool {
 }
 
 // marginals fills least of the items of a part with what the part costs at least with each choice (unreachable above limit).
-func (s *search) marginals(p int, limit int64, lists [][]int32) {
+func (s *search) marginals(p int, limit int64, few int, lists [][]int32) {
 	r := s.r
 	part := &s.c.parts[p]
 	for i := part.first; i < part.first+part.items; i++ {
@@ -209,7 +210,7 @@ func (s *search) marginals(p int, limit int64, lists [][]int32) {
 			if lists != nil {
 				l = lists[first : first+len(sec.steps)]
 			}
-			sec.marginals(limit-others, l, least)
+			sec.marginals(limit-others, few, l, least)
 			for i := range least {
 				for j := range least[i] {
 					if least[i][j] != unreachable {
@@ -274,13 +275,14 @@ func (s *search) repair(root *node) bool {
 		taken := slices.Clone(r.taken)
 		clear(loss)
 		for p := range c.parts {
-			s.marginals(p, math.MaxInt64/4, nil)
+			s.marginals(p, math.MaxInt64/4, 0, nil)
 			part := &c.parts[p]
 			for i := part.first; i < part.first+part.items; i++ {
 				it := c.items[i]
 				for _, u := range it.use[x[i]] {
-					without := int64(unreachable)
+					with, without := int64(unreachable), int64(unreachable)
 					for _, j := range s.plain.allowed[i] {
+						with = min(with, r.least[i][j])
 						if !slices.Contains(it.use[j], u) {
 							without = min(without, r.least[i][j])
 						}
@@ -288,7 +290,7 @@ func (s *search) repair(root *node) bool {
 					if without == unreachable {
 						loss[it.uses[u].asset] = math.Inf(1)
 					} else {
-						loss[it.uses[u].asset] += float64(without - r.partMin[p])
+						loss[it.uses[u].asset] += float64(without - with)
 					}
 				}
 			}
@@ -345,7 +347,7 @@ func (s *search) improve(root *node) {
 		var groups []group
 		var anchors = map[int32]int{}
 		for p := range c.parts {
-			s.marginals(p, r.partMin[p], root.allowed)
+			s.marginals(p, r.partMin[p], fewStarts, root.allowed)
 			part := &c.parts[p]
 			for i := part.first; i < part.first+part.items; i++ {
 				it := c.items[i]

@@ -22,6 +22,7 @@ type section struct {
 	left       []int64
 	arrive     []int64 // of one step: the cheapest rest of the chain with its input in class b
 	starts     []start
+	work       int64 // edges gone through
 }
 
 // step is an item. Choices are numbered as in the problem.
@@ -158,14 +159,26 @@ func (s *section) backward(first int) int64 {
 			}
 			return best
 		}
+		// Classes cheapest first: edges are short beside what classes differ by, so few of them are looked at.
+		for k := 1; k < len(st.liveB); k++ {
+			b := st.liveB[k]
+			at := k
+			for ; at > 0 && arrive[st.liveB[at-1]] > arrive[b]; at-- {
+				st.liveB[at] = st.liveB[at-1]
+			}
+			st.liveB[at] = b
+		}
 		before := s.togo[i-1]
 		for _, a := range s.steps[i-1].liveA {
 			best := int64(unreachable)
 			row := st.edge[int(a)*st.nb : (int(a)+1)*st.nb]
-			for _, b := range st.liveB {
-				if r := arrive[b]; r != unreachable && r+row[b] < best {
-					best = r + row[b]
+			for k, b := range st.liveB {
+				r := arrive[b]
+				if r >= best {
+					s.work += int64(k)
+					break
 				}
+				best = min(best, r+row[b])
 			}
 			before[a] = best
 		}
@@ -281,32 +294,51 @@ func (s *section) forward(first int) {
 			for b, ns := range st.edge[a*st.nb : (a+1)*st.nb] {
 				come[b] = min(come[b], c+ns)
 			}
+			s.work += int64(st.nb)
 		}
 	}
 }
 
 // marginals lowers least[i][j] to what the chain costs at least with choice j of step i and otherwise allowed ones, where
 // that is at most limit: for the choices of lists, or the allowed ones where lists is nil.
-func (s *section) marginals(limit int64, lists [][]int32, least [][]int64) {
-	for _, from := range s.rank() {
+//
+// A loop is gone through once per class that its first item may read from. Where those within limit are more than few,
+// one pass tells less instead: what a choice costs at least when the chain need not end where it began.
+func (s *section) marginals(limit int64, few int, lists [][]int32, least [][]int64) {
+	starts := s.rank()
+	if within := sort.Search(len(starts), func(k int) bool { return starts[k].bound > limit }); within > few && s.loop {
+		wrap := int64(unreachable)
+		for _, ns := range s.steps[0].edge {
+			wrap = min(wrap, ns)
+		}
+		s.through(-1, wrap, limit, lists, least)
+		return
+	}
+	for _, from := range starts {
 		if from.bound > limit {
 			break
 		}
-		if ns := s.backward(from.class); ns > limit {
-			continue
+		s.through(from.class, 0, limit, lists, least)
+	}
+}
+
+// through lowers least as marginals does, for chains whose first item reads from class first (any if it is
+// negative), each costing more by extra.
+func (s *section) through(first int, extra, limit int64, lists [][]int32, least [][]int64) {
+	if ns := s.backward(first); ns == unreachable || ns > limit-extra {
+		return
+	}
+	s.forward(first)
+	for i := range s.steps {
+		st := &s.steps[i]
+		list := st.allowed
+		if lists != nil {
+			list = lists[i]
 		}
-		s.forward(from.class)
-		for i := range s.steps {
-			st := &s.steps[i]
-			list := st.allowed
-			if lists != nil {
-				list = lists[i]
-			}
-			for _, j := range list {
-				c, r := s.come[i][st.before[j]], s.togo[i][st.after[j]]
-				if c != unreachable && r != unreachable && c+r+st.cost[j] <= limit {
-					least[i][j] = min(least[i][j], c+r+st.cost[j])
-				}
+		for _, j := range list {
+			c, r := s.come[i][st.before[j]], s.togo[i][st.after[j]]
+			if c != unreachable && r != unreachable && c+r+st.cost[j] <= limit-extra {
+				least[i][j] = min(least[i][j], c+r+st.cost[j]+extra)
 			}
 		}
 	}

@@ -24,14 +24,25 @@ func (a Auto) Partition(ctx context.Context, p *Partition) (Solution, error) {
 		func(s *Solution, bound int64, status Status) { s.BoundNS, s.Status = bound, status })
 }
 
-// Joint implements Engine. General starts from what Exact found.
+// Joint implements Engine. General starts from what Exact found, and looks only among the choices that Exact left open.
 func (a Auto) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
 	return closeGap(ctx, JointSolution.answer, func(JointSolution) (JointSolution, error) { return a.Exact.Joint(ctx, j, limits) }, func(found JointSolution) (JointSolution, error) {
 		l := general(limits)
-		if found.Choices != nil {
-			l.Start = found.Choices
+		l.Start = found.Choices
+		if found.Choices == nil || found.Open == nil {
+			return a.General.Joint(ctx, j, l)
 		}
-		return a.General.Joint(ctx, j, l)
+		rest := j.among(found.Open, found.Choices)
+		l.Start = rest.number(found.Choices)
+		s, err := a.General.Joint(ctx, rest.Joint, l)
+		if err != nil || s.Choices == nil {
+			return s, err
+		}
+		s.Choices = rest.original(s.Choices)
+		if s.Objective == found.Objective && s.Status == Optimal {
+			s.Status = Feasible // equally good ones were not left open: this need not be the first
+		}
+		return s, nil
 	}, func(s *JointSolution, bound int64, status Status) { s.Bound, s.Status = bound, status })
 }
 

@@ -76,6 +76,9 @@ type JointSolution struct {
 	Bound     int64     // no solution is below it
 	Status    Status
 	Nodes     int64 // of the search tree
+	// Open are, per part, chain and item, the choices, ascending, that the first of the best solutions is made of if it is
+	// better than this one, with others; nil: nobody knows.
+	Open [][][][]int
 }
 
 // Limits bound a search. The zero value means the engine's default.
