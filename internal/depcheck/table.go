@@ -30,7 +30,7 @@ var table = []room{
 	{path: "internal/canon"},
 	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}},
 	{path: "internal/affinity", third: []string{sysUnix}},
-	{path: "internal/require", may: []string{"internal/native"}}, // native: the name of its variable
+	{path: "internal/require", may: []string{"internal/native", "runtime/driver"}}, // native: the name of its variable; driver: a reason that no requirement overrides
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/shalanes", third: []string{sysUnix}},                     // sys: the features of the CPU
 	{path: "internal/*api", may: []string{"internal/native", "internal/mem"}}, // mem: arrays of pointers that C reads,

@@ -287,6 +287,9 @@ func (e *Unavailable) Error() string {
 	return b.String()
 }
 
+// ErrIncapable is why a driver does not open a device that lacks what it needs, whatever is installed.
+var ErrIncapable = errors.New("the device lacks instructions for it")
+
 // ErrUnavailable matches every *Unavailable with errors.Is.
 var ErrUnavailable = errors.New("driver is not available")
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	ortcompiler "github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
@@ -22,9 +23,14 @@ import (
 func needORT(t testing.TB) {
 	t.Helper()
 	require.Deps()
-	if _, err := ort.New().Devices(context.Background()); errors.Is(err, driver.ErrUnavailable) {
+	p, err := ort.New().Open(context.Background(), driver.Config{Select: affinity.Selections()[0].Select})
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
 		require.Skip(t, ort.Name, err)
-	} else if err != nil {
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -70,7 +70,7 @@ type session struct {
 func open(t testing.TB, f *Factory, c driver.Config) *session {
 	t.Helper()
 	p, err := f.Driver.Open(context.Background(), c)
-	if errors.Is(err, driver.ErrUnavailable) {
+	if errors.Is(err, driver.ErrUnavailable) || errors.Is(err, driver.ErrIncapable) {
 		require.Skip(t, f.Driver.Name(), err)
 	}
 	if err != nil {

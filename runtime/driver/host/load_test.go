@@ -251,7 +251,8 @@ func TestScratchIsPredicted(t *testing.T) {
 				t.Fatalf("%s: %v", o.Key(), err)
 			}
 			need, bound := exe.(*executable).need.bytes, planir.Scratch(&g, len(cores))
-			if need > bound || bound > 2*need+256<<10 {
+			// A plan does not know the kernels: it counts for those that hold most, which pack activations.
+			if tight := strings.HasPrefix(p.set.Name, "avx512"); need > bound || tight && bound > 2*need+256<<10 {
 				t.Errorf("%s on %d cores needs %d bytes, predicted %d", o.Key(), len(cores), need, bound)
 			}
 			p.Close()

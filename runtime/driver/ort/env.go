@@ -112,7 +112,7 @@ func exact(e *env) error {
 		return err
 	}
 	if want := int32(255 * 127 * k); got[0] != want {
-		return diag.New(diag.ClassUnavailable, "library %q (version %s) multiplies 8-bit numbers inexactly on this CPU: got %d for %d products of 255 and 127, want %d", e.lib.Path, e.lib.Version, got[0], k, want).
+		return diag.New(diag.ClassUnavailable, "library %q (version %s) multiplies 8-bit numbers inexactly on this CPU: got %d for %d products of 255 and 127, want %d: %w", e.lib.Path, e.lib.Version, got[0], k, want, driver.ErrIncapable).
 			WithHint("a CPU with VNNI is needed, or the driver host")
 	}
 	return nil
