@@ -182,4 +182,3 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	}
 	return out, nil
 }
-

@@ -212,24 +212,22 @@ func (l *solves) show() {
 			t.failed = x.Failed
 		}
 	}
-	var rows [][]string
 	for _, k := range order {
 		t := sums[k]
+		problems := "1 problem"
+		if t.problems > 1 {
+			problems = fmt.Sprintf("%d problems", t.problems)
+		}
 		size := fmt.Sprintf("%d choices", t.most)
 		if t.vars > 0 {
 			size = fmt.Sprintf("%d variables", t.vars)
 		}
-		gap := "-"
+		gap := ""
 		if k.status == string(problem.Feasible) {
-			gap = fmt.Sprintf("%.2g %%", 100*t.gap)
+			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*t.gap)
 		}
-		rows = append(rows, []string{k.engine, k.status, fmt.Sprint(t.problems), size, gap, fmt.Sprint(t.nodes), fmt.Sprintf("%.1f", t.ms)})
+		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all, %.0f ms\n", problems, k.engine, k.status, gap, size, t.nodes, t.ms)
 	}
-	if len(rows) == 0 {
-		return
-	}
-	l.s.Printf("solved:\n")
-	l.s.Table([]string{"engine", "status", ">problems", ">largest", ">largest gap", ">nodes", ">ms"}, rows)
 	for _, k := range order {
 		if f := sums[k].failed; f != "" {
 			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", k.engine, f)
