@@ -34,6 +34,7 @@ type planTable struct {
 
 var planTables = []planTable{
 	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths", comparedBuckets},
+	{"partition", "tensor partition against processors alone, whole operators and fixed parts", comparedPartitions},
 	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing", comparedTiers},
 }
 

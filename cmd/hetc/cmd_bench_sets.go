@@ -25,7 +25,7 @@ import (
 // solved names the plan that may use every processor.
 const solvedName = "all: solved"
 
-// runBenchSets measures plans for every processor, every pair and all of them.
+// runBenchSets measures plans for every processor, every pair and all of them, and those of two rules.
 func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	ctx := c.Context()
 	if err := cli.Required(c, "soc"); err != nil {
@@ -52,24 +52,20 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
 	var labels []string
-	for _, names := range append([][]string{nil}, processorSets(soc, o.all, like)...) {
-		in.Only = names
-		label := strings.Join(names, " + ")
-		if names == nil {
-			label = solvedName
-		}
+	for _, set := range planSets(soc, o.all, like) {
+		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
 		r, err := solver.Solve(ctx, in)
 		if err != nil {
-			if names == nil || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
+			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
 				return err
 			}
-			s.Warnf("%s is left out: %v", label, err)
+			s.Warnf("%s is left out: %v", set.label, err)
 			continue
 		}
 		if need := o.promptLen + o.gen; need > r.Plan.MaxContext {
 			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.promptLen, o.gen, need, r.Plan.MaxContext)
 		}
-		plans, labels = append(plans, r.Plan), append(labels, label)
+		plans, labels = append(plans, r.Plan), append(labels, set.label)
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
@@ -99,6 +95,40 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	doc["pairs"] = showPairs(s, soc, set, f.list, like, plans[0], m)
 	doc["solved"] = showSolved(s, f.list)
 	return s.Result(doc)
+}
+
+// planSet is what a plan that is measured may use.
+type planSet struct {
+	label      string
+	only       []string
+	strategies []planir.Strategy
+	ratio      map[string]float64
+}
+
+// planSets are the plan that solve chooses, those of processors alone and in pairs, and those of two rules: each operator whole, on
+// the processor that is best at it, and for every kind of pair all matrices in fixed parts.
+func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
+	out := []planSet{{label: solvedName}}
+	var pairs [][]string
+	for _, names := range processorSets(soc, all, like) {
+		out = append(out, planSet{label: strings.Join(names, " + "), only: names})
+		if len(names) == 2 {
+			pairs = append(pairs, names)
+		}
+	}
+	if len(pairs) == 0 {
+		return out
+	}
+	out = append(out, planSet{label: "each operator whole", strategies: []planir.Strategy{planir.Single, planir.Padding}})
+	for _, p := range pairs {
+		for _, part := range []struct {
+			text string
+			of   float64
+		}{{"1:1", 0.5}, {"3:1", 0.75}} {
+			out = append(out, planSet{label: fmt.Sprintf("%s of %s and %s", part.text, p[0], p[1]), ratio: map[string]float64{p[0]: part.of, p[1]: 1 - part.of}})
+		}
+	}
+	return out
 }
 
 // heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are shared, and
