@@ -91,7 +91,7 @@ func loadsOf(experts int, routed [][]int) []float64 {
 }
 
 // tracedRouting is what the router of a small trained model (tiny-moe-kjv: 16 experts, 2 a token, as PhiMoE) did on text that it was
-// not trained on: a copy of testdata/loads/tiny-moe-kjv.json.
+// not trained on: a copy of solver/loads/tiny-moe-kjv.json.
 //
 //go:embed data/loads-tiny-moe-kjv.json
 var tracedRouting []byte

@@ -167,12 +167,12 @@ func TestLeastSquares(t *testing.T) {
 
 // The embedded trace is the one of testdata, and its chunks hold all rows.
 func TestTracedLoads(t *testing.T) {
-	file, err := os.ReadFile("../../testdata/loads/tiny-moe-kjv.json")
+	file, err := os.ReadFile("../../solver/loads/tiny-moe-kjv.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(file, tracedRouting) {
-		t.Error("data/loads-tiny-moe-kjv.json differs from testdata/loads/tiny-moe-kjv.json, whose copy it is")
+		t.Error("data/loads-tiny-moe-kjv.json differs from solver/loads/tiny-moe-kjv.json, whose copy it is")
 	}
 	layers, err := tracedLoads(256)
 	if err != nil {
