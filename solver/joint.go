@@ -571,7 +571,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		}
 		sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes})
 		if err != nil {
-			return nil, s.unreachable(err, plan, j.posed)
+			return nil, s.unreachable(err, plan, j)
 		}
 		if err := j.Verify(sol); err != nil {
 			return nil, err

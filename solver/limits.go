@@ -314,8 +314,8 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap is what the engine said.
 func (e *LimitError) Unwrap() error { return e.cause }
 
-// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, posed are the limits that the problem had.
-func (s *session) unreachable(err error, plan *planir.Plan, posed map[quantity]int64) error {
+// unreachable is the error that bounds cannot be kept together, of an engine's; plan is one that does not, j is the problem it was posed.
+func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	var joint *problem.InfeasibleError
 	if !errors.As(err, &joint) {
 		return err
@@ -336,8 +336,12 @@ func (s *session) unreachable(err error, plan *planir.Plan, posed map[quantity]i
 			parts = append(parts, fmt.Sprintf("%s at most %s", what, amount(b.max)))
 			continue
 		}
+		need := l.Need
+		if l.Kind == problem.LimitEnergyNJ {
+			need = whole(float64(need) / j.unit)
+		}
 		// What the problem leaves out of account was taken off its limit.
-		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, amount(l.Need+b.max-posed[b.quantity]), amount(b.max)))
+		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, amount(need+b.max-j.posed[b.quantity]), amount(b.max)))
 	}
 	if parts == nil { // not told
 		return s.undecided("no plan keeps", plan)

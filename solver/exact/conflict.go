@@ -41,6 +41,50 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	return limits, nil
 }
 
+// hopeless is a limit on a time or on energy that not even the choices that take least of it keep, nil where there is none. Those
+// choices share nothing: they are found at once, while a search under limits would look for long.
+func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
+	u := problem.Use{PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
+	taken := map[problem.Measure]problem.Use{}
+	for _, l := range j.Limits(&u) {
+		m := problem.Time
+		switch l.Kind {
+		case problem.LimitPartNS, problem.LimitTimeNS:
+		case problem.LimitEnergyNJ:
+			m = problem.Energy
+		default:
+			continue
+		}
+		if _, ok := taken[m]; !ok {
+			x := only(j, nil)
+			x.Minimise = m
+			for i := range x.Parts { // a part that counts for nothing in the objective has a limit all the same
+				x.Parts[i].Weight = max(1, x.Parts[i].Weight)
+			}
+			s, err := solveJoint(ctx, x, problem.Limits{Nodes: conflictNodes}, true)
+			if err != nil {
+				return nil, err
+			}
+			if s.Status != problem.Optimal {
+				return nil, nil
+			}
+			taken[m] = j.Use(s.Choices)
+		}
+		switch use := taken[m]; l.Kind {
+		case problem.LimitPartNS:
+			l.Need = use.PartNS[l.Index]
+		case problem.LimitTimeNS:
+			l.Need = use.TimeNS
+		default:
+			l.Need = use.EnergyNJ
+		}
+		if l.Need > l.Max {
+			return []problem.Limit{l}, nil
+		}
+	}
+	return nil, nil
+}
+
 // only is the instance with these of its limits alone.
 func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
 	x := *j

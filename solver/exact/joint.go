@@ -23,13 +23,22 @@ func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits
 				&problem.InfeasibleError{Limits: []problem.Limit{{Kind: problem.LimitProcs, Index: i, Name: j.Parts[i].Partition.Name, Need: 1}}})
 		}
 	}
-	s, err := solveJoint(ctx, j, limits, false)
+	infeasible := func(why []problem.Limit) error {
+		return diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: why})
+	}
+	why, err := hopeless(ctx, j)
+	if why != nil {
+		return problem.JointSolution{}, infeasible(why)
+	}
+	var s problem.JointSolution
+	if err == nil {
+		s, err = solveJoint(ctx, j, limits, false)
+	}
 	if errors.Is(err, errNone) {
-		why, err := conflict(ctx, j)
-		if err != nil {
+		if why, err = conflict(ctx, j); err != nil {
 			return problem.JointSolution{}, err
 		}
-		return problem.JointSolution{}, diag.New(diag.ClassInfeasible, "joint %q: %w", j.Name, &problem.InfeasibleError{Limits: why})
+		return problem.JointSolution{}, infeasible(why)
 	}
 	return s, err
 }
