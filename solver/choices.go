@@ -66,6 +66,7 @@ func (c *candidate) label() string { return string(c.Strategy) + " " + c.ShareTe
 
 // stage is a section at one number of rows with what its candidates are made of.
 type stage struct {
+	whole  bool // operators are not divided
 	sec    *lower.Section
 	repeat int // executions of the section, over all sections of its name
 	breaks int // how often another section comes between two of them
@@ -476,11 +477,17 @@ func (st *stage) candidates(tuples [][]string) ([][]candidate, []error) {
 		if len(out[i]) == 0 {
 			errs[i] = st.impossible(i)
 		}
+		if st.whole {
+			continue
+		}
 		for _, c := range st.pieces(i, tuples) {
 			if st.may(c.procs(), lacking[i]) {
 				add(i, c)
 			}
 		}
+	}
+	if st.whole {
+		return out, errs
 	}
 	for _, run := range st.runs() {
 		for _, tuple := range tuples {

@@ -190,7 +190,13 @@ const (
 // themselves, without the rest.
 func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conflicting) error {
 	l := &t.limits[i]
-	free, err := t.solve(ctx, l.without)
+	look := func() (attempt, error) {
+		if l.set == nil { // what it takes is not asked
+			return t.possible(ctx, l.without)
+		}
+		return t.solve(ctx, l.without)
+	}
+	free, err := look()
 	if err != nil {
 		return err
 	}
@@ -203,12 +209,12 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 		}
 		defer func() { t.made = u.made }()
 		t = u
-		if free, err = t.solve(ctx, l.without); err != nil {
+		if free, err = look(); err != nil {
 			return err
 		}
 	}
 	for _, w := range l.wider {
-		a, err := t.solve(ctx, w.do)
+		a, err := t.possible(ctx, w.do)
 		if err != nil {
 			return err
 		}

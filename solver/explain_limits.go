@@ -371,7 +371,7 @@ type trial struct {
 }
 
 func newTrial(in Input, limits []Limit) *trial {
-	return &trial{in: in, limits: limits, most: 200, known: map[string]attempt{}}
+	return &trial{in: in, limits: limits, most: 400, known: map[string]attempt{}}
 }
 
 // errTrials ends a search that would solve too often.
@@ -395,6 +395,17 @@ func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, er
 	return attempt{r, err}, nil
 }
 
+// possible is solve, for whether there is a plan: one of whole operators will do, and is found much sooner than the best.
+func (t *trial) possible(ctx context.Context, changes ...func(*Input)) (attempt, error) {
+	if len(t.in.Strategies) == 0 && len(t.in.Ratio) == 0 {
+		a, err := t.solve(ctx, append(slices.Clone(changes), func(in *Input) { in.Strategies = []planir.Strategy{planir.Single, planir.Padding} })...)
+		if a.result != nil || err != nil {
+			return a, err
+		}
+	}
+	return t.solve(ctx, changes...)
+}
+
 // holding is the attempt with those limits that hold; the others are taken away.
 func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 	key := fmt.Sprint(holds)
@@ -407,7 +418,7 @@ func (t *trial) holding(ctx context.Context, holds []bool) (attempt, error) {
 			changes = append(changes, t.limits[i].without)
 		}
 	}
-	a, err := t.solve(ctx, changes...)
+	a, err := t.possible(ctx, changes...)
 	if err == nil {
 		t.known[key] = a
 	}

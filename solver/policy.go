@@ -39,6 +39,12 @@ func (in *Input) checkPolicy() error {
 	return nil
 }
 
+// wholeOperators reports whether plans are restricted to those that divide nothing.
+func (in *Input) wholeOperators() bool {
+	return len(in.Strategies) > 0 && len(in.Ratio) == 0 &&
+		!slices.ContainsFunc(in.Strategies, func(x planir.Strategy) bool { return x != planir.Single && x != planir.Padding })
+}
+
 // restrict leaves of a node's candidates those that the input permits.
 func (s *session) restrict(st *stage, node int, list []candidate) []candidate {
 	if len(s.in.Strategies) == 0 && len(s.in.Ratio) == 0 {

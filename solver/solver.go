@@ -421,7 +421,7 @@ func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
 		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
 		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
-		power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
+		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
