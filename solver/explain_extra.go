@@ -53,6 +53,14 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 		return r.ExpectedNJ / 1e6
 	})
 	add(LimitOpen, w.Limits.OpenMS, "ms", func(l *Limits) *float64 { return &l.OpenMS }, nil, unknown)
+	if e := w.Experts; e.MaxUSToken > 0 {
+		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
+		set := func(x *Input, v float64) {
+			x.Workload = edited(x.Workload, func(w *Workload) { w.Experts.MaxUSToken = v })
+		}
+		out = append(out, Limit{Key: "experts.max_us_per_token", In: of, Value: text(e.MaxUSToken), number: e.MaxUSToken, format: text, set: set,
+			without: func(x *Input) { set(x, most) }})
+	}
 	for _, name := range slices.Sorted(maps.Keys(w.Limits.AddressBytes)) {
 		text := func(v float64) string { return unit.Bytes(v).String() }
 		value := float64(w.Limits.AddressBytes[name])
