@@ -131,7 +131,7 @@ func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err
 		if d.Name() == host.Name {
 			continue
 		}
-		if _, err := d.Devices(ctx); err == nil {
+		if err := opens(ctx, d); err == nil {
 			out = append(out, d)
 		} else if slices.Contains(asked, d.Name()) {
 			return nil, err
@@ -143,6 +143,19 @@ func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err
 		}
 	}
 	return out, nil
+}
+
+// opens reports why a driver's first device cannot be opened: a library that is there may not work on this machine.
+func opens(ctx context.Context, d driver.Driver) error {
+	devices, err := d.Devices(ctx)
+	if err != nil || len(devices) == 0 {
+		return err
+	}
+	p, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
+	if err != nil {
+		return err
+	}
+	return p.Close()
 }
 
 func peakText(gops float64) string {
