@@ -190,7 +190,7 @@ type Quality struct {
 // solve's to tell: plans do not depend on it.
 type Solve struct {
 	Problem     string `json:"problem" yaml:"problem"` // "partition layers@256"
-	Status      string `json:"status" yaml:"status"` // optimal, feasible, limit
+	Status      string `json:"status" yaml:"status"`   // optimal, feasible, limit
 	ObjectiveNS int64  `json:"objective_ns" yaml:"objective_ns"`
 	BoundNS     int64  `json:"bound_ns" yaml:"bound_ns"`
 	Choices     int    `json:"choices" yaml:"choices"` // size: candidate choices over all nodes
