@@ -23,7 +23,7 @@ check: test
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
 	$(GO) vet -tags hetc_static $(PKGS)
 	HETC_REQUIRE= $(GO) test -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
-	$(GO) test -short -tags hetc_static ./solver/highs
+	HETC_REQUIRE= $(GO) test -short -tags hetc_static ./solver/highs
 	@if [ -f solver/highs/wasm/highs.wasm ]; then \
 		echo "$(GO) test -short -tags highs -run 'SameBits|Table' ./solver/highs"; \
 		$(GO) test -short -tags highs -run 'SameBits|Table' ./solver/highs; \
