@@ -476,8 +476,13 @@ const (
 	thinnedChoice = 12
 )
 
-// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few or plan has them.
-func (s *session) thin(plan *planir.Plan) {
+// thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few or
+// plan has them, until the function it returns is called: other schemes and buckets are to be tried with all of them.
+func (s *session) thin(plan *planir.Plan) (restore func()) {
+	all := map[poolKey][]candidate{}
+	for k, x := range s.pools {
+		all[k] = x.list
+	}
 	kept := map[string]bool{}
 	for i := range plan.Decisions {
 		kept[plan.Decisions[i].Node+" "+plan.Decisions[i].ShareText()] = true
@@ -545,6 +550,12 @@ func (s *session) thin(plan *planir.Plan) {
 		x.list = out
 	}
 	s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+	return func() {
+		for k, list := range all {
+			s.pools[k].list = list
+		}
+		s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+	}
 }
 
 // jointRounds is how often a joint problem is posed again because its plan, lowered, takes more than the problem said.
@@ -553,7 +564,7 @@ const jointRounds = 8
 // together returns the best plan whose programs keep all bounds together. plan is one that does not.
 func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	s.offer(plan)
-	s.thin(plan)
+	defer s.thin(plan)()
 	less := map[quantity]int64{}
 	var last error
 	for round := range jointRounds {

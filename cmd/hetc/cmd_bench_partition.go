@@ -6,11 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler"
-	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
 )
@@ -35,11 +33,7 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
 		"Prefill is a prompt of %d tokens, decode one token.\n", bucket)
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-3b"}, {"snapdragon-8-elite", "qwen1.5-1.8b"}, {"core-ultra-5-125h", "llama-3.2-3b"}} {
-		soc, err := socs.Open(pair[0])
-		if err != nil {
-			return "", nil, err
-		}
-		m, err := models.Open(pair[1])
+		soc, m, err := catalogPair(pair)
 		if err != nil {
 			return "", nil, err
 		}

@@ -85,6 +85,16 @@ simulated and say so, and the same version of hetc writes the same table.
 	return c
 }
 
+// catalogPair opens a SoC and a model of the catalog.
+func catalogPair(names [2]string) (*socs.SoC, *models.Model, error) {
+	soc, err := socs.Open(names[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := models.Open(names[1])
+	return soc, m, err
+}
+
 // simulatedCosts fits costs from a profile of a catalog SoC.
 func simulatedCosts(ctx context.Context, soc *socs.SoC, m *models.Model, want profiler.Want) (*roofline.Costs, error) {
 	requests, err := profiler.Requests(soc, m, want)
@@ -168,11 +178,7 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
 		"A row's buckets are solved as a plan of their own; prefill is the expected time of a prompt, and bytes and graphs are those of the processors with static shapes.\n")
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-1b"}, {"redmi-k70-pro", "qwen1.5-1.8b"}} {
-		soc, err := socs.Open(pair[0])
-		if err != nil {
-			return "", nil, err
-		}
-		m, err := models.Open(pair[1])
+		soc, m, err := catalogPair(pair)
 		if err != nil {
 			return "", nil, err
 		}
