@@ -314,8 +314,8 @@ func (r *relaxation) fits() bool {
 // Ascent from nothing takes steps of the size of the whole gap, which are far too long where few bytes are worth much.
 func (r *relaxation) prime(n *node) {
 	c := r.c
-	free := r.evaluate(n)
-	if free == unreachable {
+	unpriced := r.evaluate(n)
+	if unpriced == unreachable {
 		return
 	}
 	r.usage(n)
@@ -329,14 +329,14 @@ func (r *relaxation) prime(n *node) {
 	for p := range counts {
 		counts[p] = float64(max(r.partMin[p], 1))
 	}
-	best, value := n.child(), free
+	best, value := n.child(), unpriced
 	at := func(g float64) int64 {
 		for _, k := range over {
 			n.mult[k] = float64(g*float64(max(c.bestFree, 1))) / float64(max(c.rows[k].cap, 1))
 		}
 		for a := range c.assets {
 			as := &c.assets[a]
-			if as.links == nil || n.state[a] != 0 {
+			if as.links == nil || n.state[a] != free {
 				continue
 			}
 			price := as.fixed
