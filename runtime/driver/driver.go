@@ -76,6 +76,7 @@ type Capabilities struct {
 	WeightRanges  bool // a shard may be a tile range of one shared packed copy
 	Fuses         bool // graphs of several operators, products among them, are worth making: what is between them stays inside
 	Prepacks      bool // loading copies weights into a layout of the library's own
+	Bakes         bool // artifacts hold their weights (see Baker): Load gets none
 	Virtual       bool // times are simulated, not measured
 
 	Cores []int // CPU cores it occupies while running
@@ -252,6 +253,8 @@ type Artifact struct {
 type Target struct {
 	Proc    string            // processor name in the SoC
 	Options map[string]string // from the SoC file
+	// Emulator asks for artifacts that the vendor's emulator loads on this machine, instead of the device's.
+	Emulator bool
 }
 
 // Compiler turns a graph into an artifact, possibly without the device. Compilers are linked by
@@ -260,6 +263,41 @@ type Compiler interface {
 	// Name is the driver whose artifacts it makes.
 	Name() string
 	Compile(ctx context.Context, g op.Graph, w Weights, t Target) (Artifact, error)
+}
+
+// Baker is a Compiler whose artifacts hold the weights they were compiled with: what Load gets with them is no weight at
+// all. Its processors have Bakes among their Capabilities.
+type Baker interface {
+	Compiler
+	// Bake compiles graphs that read the same weights at several numbers of rows. Where the target shares them
+	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared.
+	Bake(ctx context.Context, group []Piece, t Target) (*Baked, error)
+}
+
+// Piece is one graph with the weights that are compiled into it.
+type Piece struct {
+	Name    string // of the artifact, for messages and files
+	Graph   op.Graph
+	Weights Weights  // in the layouts of Target's processor
+	Sample  [][]byte // values of the graph's inputs, dense, on which the artifact is to be tried; nil: it is not
+}
+
+// Baked is what a Baker made of a group.
+type Baked struct {
+	Artifacts []BakedArtifact // in the order of the pieces
+	Shared    []byte          // the binary that all artifacts refer to, nil when each holds its own
+	Compiler  string          // name and versions of what compiled: "QNN 2.51.0 (onnxruntime-qnn 2.7.0, ONNX Runtime 1.31.1)"
+	Token     string          // the vendor's compatibility string, matched before anything is loaded
+	Cached    bool            // no compiler ran: all of it was there already
+}
+
+// BakedArtifact is one graph of a group.
+type BakedArtifact struct {
+	Artifact
+	// Emulated and Portable are the values of the graph's outputs for the piece's Sample, dense: of what was compiled,
+	// executed by the vendor's emulator, and of the source it was compiled from, executed by another engine. nil
+	// without a sample.
+	Emulated, Portable [][]byte
 }
 
 // Unavailable says that a driver cannot work here: what was tried, what was found, and the way out.
