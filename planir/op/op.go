@@ -240,6 +240,7 @@ type Op struct {
 	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
 	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`             // MatMul: a row is added
 	Static     bool   `json:"static,omitempty" yaml:"static,omitempty"`         // QuantRows: the scale is a weight
+	Form       Form   `json:"form,omitempty" yaml:"form,omitempty"`             // MatMul: how it is put to the processor
 
 	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
 	Fan     int     `json:"fan,omitempty" yaml:"fan,omitempty"`         // rows of operands per token: experts chosen for it; 0 is 1
@@ -295,7 +296,7 @@ func QKVColumns(heads, kvHeads, headDim int) int { return (heads + 2*kvHeads) * 
 func (o Op) Key() string {
 	switch o.Kind {
 	case MatMul:
-		return fmt.Sprintf("matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme) + flag(o.Bias, " bias")
+		return fmt.Sprintf("matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme) + flag(o.Bias, " bias") + flag(o.Form != "", " "+string(o.Form))
 	case ExpertMatMul:
 		return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme, o.Fan) + flag(o.Spread, " spread")
 	case Route:
@@ -467,6 +468,9 @@ func (o Op) Validate() error {
 		if _, err := ParseScheme(string(o.Scheme)); err != nil {
 			return fmt.Errorf("operator %q: %w", o.Kind, err)
 		}
+		if err := o.Form.check(o.M); err != nil {
+			return fmt.Errorf("operator %q: %w", o.Kind, err)
+		}
 		if o.Kind == ExpertMatMul {
 			if err := pos("experts", o.Experts, "fan", o.Fan); err != nil {
 				return err
@@ -605,6 +609,7 @@ func (o Op) unused() error {
 		{"table", o.Table != "", in(Embed)},
 		{"bias", o.Bias, in(MatMul)},
 		{"static", o.Static, in(QuantRows)},
+		{"form", o.Form != "", in(MatMul)},
 		{"act", o.Act != "", in(GLU, Activate)},
 		{"interleave", o.Interleave != 0, in(GLU)},
 		{"experts", o.Experts != 0, in(Route, ExpertMatMul)},

@@ -1,0 +1,112 @@
+package op
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Form is how a matrix product is put to a processor: the order of its operands, and which operator of a vendor's
+// library computes it. Arithmetic is the same in every form; what it costs, and what a compiler makes of it, differ
+// (HeteroInfer sec. 3.2, llm.npu sec. 4). The default "" is a fully connected layer, activations first: [M,K]x[K,N].
+// A product of one row has no other forms than its order.
+type Form string
+
+// Forms other than the default. What a processor can do is said in classes, which are these words; the form of a
+// product in class Conv also says how its rows are laid out, see ConvForm.
+const (
+	// Swapped multiplies the transposed operands, weight first: [N,K]x[K,M], and transposes the result (HeteroInfer
+	// sec. 4.1, [M,N]x[N,K] = ([K,N]x[N,M]) transposed).
+	Swapped Form = "swapped"
+	// BatchMatMul is a product of two activations, a batch of one: [1,M,K]x[1,K,N].
+	BatchMatMul Form = "bmm"
+	// Conv is a convolution with a kernel of 1x1: K channels to N, over an image of W x H = M pixels (llm.npu sec. 4).
+	Conv Form = "conv"
+)
+
+// FormClasses lists the classes in a fixed order.
+var FormClasses = []Form{Swapped, BatchMatMul, Conv}
+
+// ConvForm is the convolution over an image of w*h pixels: "conv 32x8" for w = 32 and h = 8. The rows of the
+// product are its pixels, w after w.
+func ConvForm(w, h int) Form { return Form(fmt.Sprintf("%s %dx%d", Conv, w, h)) }
+
+// Class is the form without the layout of its rows, "" for the default.
+func (f Form) Class() Form {
+	if class, _, ok := strings.Cut(string(f), " "); ok {
+		return Form(class)
+	}
+	return f
+}
+
+// Image is the width and height of a convolution's image; ok is false for other forms and unless both are numbers
+// of at least 1 in their shortest writing.
+func (f Form) Image() (w, h int, ok bool) {
+	size, conv := strings.CutPrefix(string(f), string(Conv)+" ")
+	a, b, two := strings.Cut(size, "x")
+	if !conv || !two {
+		return 0, 0, false
+	}
+	w, err := strconv.Atoi(a)
+	h, err2 := strconv.Atoi(b)
+	if err != nil || err2 != nil || w < 1 || h < 1 || w > maxDim || h > maxDim || ConvForm(w, h) != f {
+		return 0, 0, false
+	}
+	return w, h, true
+}
+
+// FormsOf lists the forms of a product of m rows in the given classes: of Conv every factorisation of m into width and
+// height (llm.npu sec. 4), none of a single row. The order is that of FormClasses, widths ascending.
+func FormsOf(m int, classes []Form) []Form {
+	var out []Form
+	for _, class := range FormClasses {
+		switch {
+		case !slices.Contains(classes, class):
+		case class != Conv:
+			out = append(out, class)
+		case m > 1:
+			var wide []Form
+			for h := 1; h*h <= m; h++ { // the longer side first: its list is descending
+				if m%h == 0 {
+					out = append(out, ConvForm(h, m/h))
+					if h*h < m {
+						wide = append(wide, ConvForm(m/h, h))
+					}
+				}
+			}
+			slices.Reverse(wide)
+			out = append(out, wide...)
+		}
+	}
+	return out
+}
+
+// Squarest is the factorisation of m into width and height whose sides differ least, the wider first.
+func Squarest(m int) Form {
+	h := 1
+	for d := 2; d*d <= m; d++ {
+		if m%d == 0 {
+			h = d
+		}
+	}
+	return ConvForm(m/h, h)
+}
+
+// check reports a form that is none, or whose image has another number of pixels than the product rows.
+func (f Form) check(m int) error {
+	switch {
+	case f == "" || f == Swapped || f == BatchMatMul:
+		return nil
+	case f.Class() == Conv:
+		w, h, ok := f.Image()
+		if !ok {
+			return fmt.Errorf("form %q, want a convolution as %q", string(f), ConvForm(16, 8))
+		}
+		if w*h != m {
+			return fmt.Errorf("form %q: an image of %d pixels, want the product's %d rows", string(f), w*h, m)
+		}
+		return nil
+	}
+	return fmt.Errorf("form %q, want %q, %q or a convolution as %q", string(f), Swapped, BatchMatMul, ConvForm(16, 8))
+}
