@@ -1,4 +1,4 @@
-# Verbs: build, test, check, demo, static, race, fuzz, deps, deps-bench, clean. Only Go and make are needed.
+# Verbs: build, test, check, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -7,7 +7,7 @@ GOFLAGS += -trimpath
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test check demo static race fuzz deps deps-bench clean
+.PHONY: build test check demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build $(GOFLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -84,6 +84,11 @@ deps:
 # What hetc bench engines compares with, pinned and checked, into .deps/ (npm, git, g++; 45 MB, half a minute).
 deps-bench:
 	$(GO) run ./cmd/internal/deps llama.cpp
+
+# Qualcomm's compiler and emulator of its NPU (pip; 99 MB, 118 MB of it kept; linux/amd64), and the library that drives
+# it. Typing this accepts Qualcomm's terms, which it names: no other verb fetches it.
+deps-qnn:
+	$(GO) run ./cmd/internal/deps onnxruntime onnxruntime-qnn
 
 clean:
 	rm -rf $(BIN) .demo

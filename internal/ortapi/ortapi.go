@@ -174,6 +174,9 @@ func bind(nl *native.Library) (*Library, error) {
 			return refuse(NotORT, "version %s: function %d of its interface is missing", l.Version, i)
 		}
 	}
+	for _, i := range pluginFunctions {
+		l.fn[i] = native.Word(l.api, i)
+	}
 	l.shares = minor >= sharesFrom
 	l.BuildInfo = text(native.Call(l.fn[fnGetBuildInfoString]))
 	if loaded.of == nil {

@@ -39,6 +39,9 @@ type SessionOptions struct {
 	// an error, never run on the CPU.
 	Provider        string
 	ProviderOptions [][2]string
+	// Devices are those of one plugin execution provider (see Env.RegisterProvider), whose options are ProviderOptions.
+	// Nodes that it does not take run on the CPU: forbidding that changes what the provider is given. Placement tells.
+	Devices []Device
 
 	Initializers []Initializer
 	Prepacked    *PrepackedWeights // may be nil
@@ -105,11 +108,7 @@ func (e *Env) session(model []byte, path string, o *SessionOptions) (*Session, e
 
 func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 	l := s.env.lib
-	var opts, session out
-	if err := l.check("make session options", native.Call(l.fn[fnCreateSessionOptions], uintptr(unsafe.Pointer(&opts.p)))); err != nil {
-		return err
-	}
-	defer native.Call(l.fn[fnReleaseSessionOptions], opts.p)
+	var session out
 	folder := ""
 	if model != nil && len(o.Initializers) > 0 {
 		var remove func()
@@ -119,9 +118,11 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		}
 		defer remove()
 	}
-	if err := s.configure(opts.p, folder, o); err != nil {
+	opts, free, err := s.env.options(folder, o)
+	if err != nil {
 		return err
 	}
+	defer free()
 	for _, i := range o.Initializers {
 		name, err := cstring("initializer", i.Name)
 		if err != nil {
@@ -130,7 +131,7 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 		if i.Value == nil || i.Value.p == 0 {
 			return usage("initializer %q has no value", i.Name)
 		}
-		if err := l.check("add initializer "+strconv.Quote(i.Name), native.Call(l.fn[fnAddInitializer], opts.p, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
+		if err := l.check("add initializer "+strconv.Quote(i.Name), native.Call(l.fn[fnAddInitializer], opts, uintptr(unsafe.Pointer(&name[0])), i.Value.p)); err != nil {
 			return err
 		}
 		s.values = append(s.values, i.Value)
@@ -139,9 +140,9 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 	var status uintptr
 	if model != nil {
 		if s.prepacked != nil {
-			status = native.Call(l.fn[fnCreateSessionFromArrayWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts.p, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionFromArrayWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
 		} else {
-			status = native.Call(l.fn[fnCreateSessionFromArray], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionFromArray], s.env.p, uintptr(unsafe.Pointer(&model[0])), uintptr(len(model)), opts, uintptr(unsafe.Pointer(&session.p)))
 		}
 	} else {
 		name, ok := native.Path(path)
@@ -149,9 +150,9 @@ func (s *Session) create(model []byte, path string, o *SessionOptions) error {
 			return usage("%s: path %q has a NUL byte", what, path)
 		}
 		if s.prepacked != nil {
-			status = native.Call(l.fn[fnCreateSessionWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts.p, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSessionWithPrepacked], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts, s.prepacked.p, uintptr(unsafe.Pointer(&session.p)))
 		} else {
-			status = native.Call(l.fn[fnCreateSession], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts.p, uintptr(unsafe.Pointer(&session.p)))
+			status = native.Call(l.fn[fnCreateSession], s.env.p, uintptr(unsafe.Pointer(&name[0])), opts, uintptr(unsafe.Pointer(&session.p)))
 		}
 	}
 	if err := l.check(what, status); err != nil {
@@ -187,8 +188,23 @@ var mallocTrim = sync.OnceValue(func() uintptr {
 	return fn
 })
 
-func (s *Session) configure(opts uintptr, folder string, o *SessionOptions) error {
-	l := s.env.lib
+// options makes session options, without initializers; free gives them back. folder is where external data lies of a
+// model without a path.
+func (e *Env) options(folder string, o *SessionOptions) (opts uintptr, free func(), err error) {
+	var p out
+	if err := e.lib.check("make session options", native.Call(e.lib.fn[fnCreateSessionOptions], uintptr(unsafe.Pointer(&p.p)))); err != nil {
+		return 0, nil, err
+	}
+	free = func() { native.Call(e.lib.fn[fnReleaseSessionOptions], p.p) }
+	if err := e.configure(p.p, folder, o); err != nil {
+		free()
+		return 0, nil, err
+	}
+	return p.p, free, nil
+}
+
+func (e *Env) configure(opts uintptr, folder string, o *SessionOptions) error {
+	l := e.lib
 	set := func(what string, fn int, args ...uintptr) error {
 		return l.check(what, native.Call(l.fn[fn], append([]uintptr{opts}, args...)...))
 	}
@@ -229,6 +245,9 @@ func (s *Session) configure(opts uintptr, folder string, o *SessionOptions) erro
 	if o.Provider != "" {
 		config = append(config, [2]string{"session.disable_cpu_ep_fallback", "1"})
 	}
+	if len(o.Devices) > 0 {
+		config = append(config, [2]string{recordPlacement, "1"})
+	}
 	for _, c := range config {
 		key, err := cstring("session configuration key", c[0])
 		if err != nil {
@@ -251,38 +270,35 @@ func (s *Session) configure(opts uintptr, folder string, o *SessionOptions) erro
 			return err
 		}
 	}
-	if o.Provider != "" {
-		return s.appendProvider(opts, o)
+	switch {
+	case len(o.Devices) > 0:
+		return e.appendDevices(opts, o)
+	case o.Provider != "":
+		return l.appendProvider(opts, o)
 	}
 	return nil
 }
 
-// appendProvider gives the provider's options as two arrays of strings, which lie in one block each.
-func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
-	l := s.env.lib
-	name, err := cstring("execution provider", o.Provider)
-	if err != nil {
-		return err
-	}
+// pairs are options as two arrays of strings, which lie in one block that free gives back.
+func pairs(options [][2]string) (keys, values uintptr, free func(), err error) {
 	var text []byte // all strings; arrays point into it
 	var at []int
-	for _, kv := range o.ProviderOptions {
+	for _, kv := range options {
 		for _, str := range kv {
 			b, err := cstring("execution provider option", str)
 			if err != nil {
-				return err
+				return 0, 0, nil, err
 			}
 			at = append(at, len(text))
 			text = append(text, b...)
 		}
 	}
 	text = append(text, 0)
-	n := len(o.ProviderOptions)
+	n := len(options)
 	table, free, err := outside(len(text) + 2*n*int(wordBytes))
 	if err != nil {
-		return err
+		return 0, 0, nil, err
 	}
-	defer free()
 	copy(table[2*n*int(wordBytes):], text)
 	// SAFETY: the block is page-aligned memory outside the Go heap of 2n words and the strings behind them; the
 	// words hold addresses in the same block.
@@ -291,7 +307,20 @@ func (s *Session) appendProvider(opts uintptr, o *SessionOptions) error {
 	for i, offset := range at {
 		words[i%2*n+i/2] = base + uintptr(2*n)*wordBytes + uintptr(offset)
 	}
-	keys, values, count := base, base+uintptr(n)*wordBytes, uintptr(n)
+	return base, base + uintptr(n)*wordBytes, free, nil
+}
+
+func (l *Library) appendProvider(opts uintptr, o *SessionOptions) error {
+	name, err := cstring("execution provider", o.Provider)
+	if err != nil {
+		return err
+	}
+	keys, values, free, err := pairs(o.ProviderOptions)
+	if err != nil {
+		return err
+	}
+	defer free()
+	count := uintptr(len(o.ProviderOptions))
 	what := "append execution provider " + strconv.Quote(o.Provider)
 	own, ok := ownProviders[o.Provider]
 	if !ok {

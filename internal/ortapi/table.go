@@ -63,8 +63,39 @@ const (
 	fnSessionOptionsAppendExecutionProvider = 216
 	fnSetGlobalIntraOpThreadAffinity        = 227
 	fnGetBuildInfoString                    = 254
-	tableLength                             = 255
+
+	// Of plugin execution providers: looked at where one is used.
+	fnGetCompileAPI                           = 294 // returns a table, no status
+	fnGetKeyValue                             = 297 // returns a string, no status
+	fnRegisterExecutionProviderLibrary        = 301
+	fnGetEpDevices                            = 303
+	fnSessionOptionsAppendExecutionProviderV2 = 304
+	fnEpDeviceEpName                          = 312 // this and the two below return what they are asked for, no status
+	fnEpDeviceEpVendor                        = 313
+	fnEpDeviceEpMetadata                      = 314
+	fnGetModelCompatibilityForEpDevices       = 388
+	fnSessionGetEpGraphAssignmentInfo         = 407
+	fnEpAssignedSubgraphGetEpName             = 408
+	fnEpAssignedSubgraphGetNodes              = 409
+	fnEpAssignedNodeGetName                   = 410
+	fnEpAssignedNodeGetDomain                 = 411
+	fnEpAssignedNodeGetOperatorType           = 412
+	tableLength                               = 413
 )
+
+// Indices into OrtCompileApi, of the same header.
+const (
+	compileRelease            = 0
+	compileFromSessionOptions = 1
+	compileSetInputPath       = 2
+	compileSetOutputPath      = 4
+	compileSetEmbed           = 7
+	compileModel              = 8
+	compileSetFlags           = 9
+	compileLength             = 10
+)
+
+var compileFunctions = []int{compileRelease, compileFromSessionOptions, compileSetInputPath, compileSetOutputPath, compileSetEmbed, compileModel, compileSetFlags}
 
 // ownProviders are the execution providers that have functions of their own, instead of being appended by name.
 var ownProviders = map[string]struct{ append, create, update, release int }{
@@ -87,6 +118,8 @@ const (
 	executeSequential = 0
 	allocatorDevice   = 0 // OrtDeviceAllocator
 	memTypeDefault    = 0 // OrtMemTypeDefault
+
+	compileErrorIfNothing = 1 // OrtCompileApiFlags_ERROR_IF_NO_NODES_COMPILED
 )
 
 // ElementType is ONNX's number of a tensor's element type.

@@ -1,6 +1,7 @@
 // Command deps fetches what hetc can use but does without: what is named of onnxruntime (the library behind the driver
-// ort), highs and highs-native (a solver, as WebAssembly and as a library) and llama.cpp (what `hetc bench engines` compares with). It is what `make deps` and
-// `make deps-bench` run; nothing of it is linked into hetc.
+// ort), highs and highs-native (a solver, as WebAssembly and as a library), llama.cpp (what `hetc bench engines` compares
+// with) and onnxruntime-qnn (Qualcomm's compiler and emulator of its NPU). It is what `make deps`, `make deps-bench` and
+// `make deps-qnn` run; nothing of it is linked into hetc.
 //
 // Packages come through their registry's own client, pinned by version and digest. Each result appears complete or
 // not at all; a second run finds it and does nothing.
@@ -32,7 +33,7 @@ func main() {
 }
 
 // names are what can be fetched.
-var names = strings.Join([]string{onnxRuntime[0].Name, highs.Name, highsNative[0].Name, llamaCpp.Name}, ", ")
+var names = strings.Join([]string{onnxRuntime[0].Name, highs.Name, highsNative[0].Name, llamaCpp.Name, qnn.Name}, ", ")
 
 // choose is the recipe of that name for a platform; nil when the name is known, but not for it.
 func choose(name, goos, arch string) (*recipe, error) {
@@ -43,7 +44,7 @@ func choose(name, goos, arch string) (*recipe, error) {
 		return &highs, nil
 	}
 	known := false
-	for _, list := range [][]recipe{onnxRuntime, highsNative} {
+	for _, list := range [][]recipe{onnxRuntime, highsNative, {qnn}} {
 		for i, r := range list {
 			known = known || r.Name == name
 			if r.Name == name && r.OS == goos && r.Arch == arch {
@@ -94,6 +95,13 @@ func one(ctx context.Context, dir, name string) error {
 	if r == nil {
 		fmt.Printf("%s: no package for %s/%s; see docs/drivers.md for a library that you have\n", name, runtime.GOOS, runtime.GOARCH)
 		return nil
+	}
+	if r.Terms != "" {
+		var at []string
+		for _, f := range r.TermFiles {
+			at = append(at, filepath.Join(dir, r.Name, filepath.FromSlash(f)))
+		}
+		fmt.Printf("%s: %s %s\n", name, r.Terms, strings.Join(at, " and "))
 	}
 	made, err := r.make(ctx, dir)
 	if err != nil {

@@ -29,6 +29,9 @@ type recipe struct {
 	Include  []string  `json:"include"`   // folders of the source
 	Link     []string  `json:"link"`      // libraries in the order of linking
 	Programs []program `json:"programs"`
+	// Terms are said before anything is fetched that has terms to be accepted; TermFiles are where they lie afterwards.
+	Terms     string   `json:"terms,omitempty"`
+	TermFiles []string `json:"term_files,omitempty"`
 }
 
 // pkg is a package of a registry; SHA256 is that of the archive the registry serves.
@@ -39,7 +42,7 @@ type pkg struct {
 	Wheel   string `json:"wheel,omitempty"` // platform tag of a Python wheel, which pip fetches; empty: npm does
 }
 
-// file is what a package's file, by its path without the package's own folder, is called in the result.
+// file is what a package's file, by its path without the package's own folder, is called in the result, by its path there.
 type file struct {
 	From string `json:"from"`
 	To   string `json:"to"`
@@ -203,7 +206,11 @@ func (r *recipe) take(tree, out string) error {
 		return err
 	}
 	for _, f := range r.Files {
-		if err := os.Rename(filepath.Join(tree, filepath.FromSlash(f.From)), filepath.Join(out, f.To)); err != nil {
+		to := filepath.Join(out, filepath.FromSlash(f.To))
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return err
+		}
+		if err := os.Rename(filepath.Join(tree, filepath.FromSlash(f.From)), to); err != nil {
 			return fmt.Errorf("the packages have no file %q: %w", f.From, err)
 		}
 	}

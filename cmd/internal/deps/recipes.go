@@ -42,6 +42,28 @@ func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
 	return r
 }
 
+// qnn is Qualcomm's compiler for its NPU and the emulator of that NPU, behind a plugin of ONNX Runtime. The folders stay
+// as they are in the wheel: its libraries find each other by them. Libraries for other processors, and those that neither
+// compiling nor emulating opens, are left out.
+var qnn = recipe{
+	Name: "onnxruntime-qnn", OS: "linux", Arch: "amd64",
+	Packages: []pkg{{"onnxruntime-qnn", "2.7.0", "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849", "manylinux_2_35_x86_64"}},
+	Files: asTheyLie("onnxruntime_qnn/", "libonnxruntime_providers_qnn.so", "libQnnHtp.so", "libQnnSystem.so",
+		"LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt", "Privacy.md",
+		"../onnxruntime_qnn.libs/libc++-71bc274c.so.1.0", "../onnxruntime_qnn.libs/libc++abi-0539aa51.so.1.0", "../onnxruntime_qnn.libs/libunwind-6b740a46.so.1.0"),
+	Terms: "libonnxruntime_providers_qnn.so is under the MIT licence. Qualcomm's libraries, libQnn*.so, are under its AI Stack License: " +
+		"fetching or using them accepts it. hetc neither holds nor passes on any of them. The terms will lie in",
+	TermFiles: []string{"onnxruntime_qnn/Qualcomm_LICENSE.pdf", "onnxruntime_qnn/LICENSE"},
+}
+
+func asTheyLie(folder string, names ...string) (files []file) {
+	for _, n := range names {
+		at := path.Join(folder, n)
+		files = append(files, file{at, at})
+	}
+	return files
+}
+
 // highs is the solver as WebAssembly, the same for every platform.
 var highs = recipe{
 	Name:     "highs",

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -196,7 +197,7 @@ func TestRecipes(t *testing.T) {
 		"darwin":  regexp.MustCompile(`^libonnxruntime(\..*)?\.dylib$`),
 		"windows": regexp.MustCompile(`^onnxruntime\.dll$`),
 	}
-	for _, r := range slices.Concat([]recipe{llamaCpp, highs}, onnxRuntime, highsNative) {
+	for _, r := range slices.Concat([]recipe{llamaCpp, highs, qnn}, onnxRuntime, highsNative) {
 		found := r.Name != "onnxruntime" && r.Name != "highs-native"
 		for _, p := range r.Packages {
 			if !hex.MatchString(p.SHA256) || p.Version == "" {
@@ -204,7 +205,7 @@ func TestRecipes(t *testing.T) {
 			}
 		}
 		for _, f := range r.Files {
-			if !filepath.IsLocal(f.From) || filepath.Base(f.To) != f.To {
+			if !filepath.IsLocal(f.From) || filepath.Base(f.To) != f.To && f.To != f.From {
 				t.Errorf("%s: file %+v", r.Name, f)
 			}
 			found = found || names[r.OS].MatchString(f.To) || r.Name == "highs-native" && slices.Contains([]string{"libhighs.so", "libhighs.dylib", "highs.dll"}, f.To)
@@ -212,7 +213,7 @@ func TestRecipes(t *testing.T) {
 		if !found {
 			t.Errorf("%s %s/%s: no library among %+v", r.Name, r.OS, r.Arch, r.Files)
 		}
-		if !slices.ContainsFunc(r.Files, func(f file) bool { return f.To == "LICENSE" }) && r.Licence == "" {
+		if !slices.ContainsFunc(r.Files, func(f file) bool { return path.Base(f.To) == "LICENSE" }) && r.Licence == "" {
 			t.Errorf("%s: no licence", r.Name)
 		}
 	}
@@ -220,14 +221,32 @@ func TestRecipes(t *testing.T) {
 		{"onnxruntime", "linux", "arm64", "manylinux_2_28_aarch64"}, {"onnxruntime", "windows", "amd64", "win_amd64"},
 		{"onnxruntime", "plan9", "amd64", "-"}, {"onnxruntime", "darwin", "amd64", "-"}, {"highs", "plan9", "mips", ""},
 		{"highs-native", "linux", "arm64", "manylinux2014_aarch64"}, {"highs-native", "windows", "arm64", "-"}, {"llama.cpp", "linux", "amd64", ""},
+		{"onnxruntime-qnn", "linux", "amd64", "manylinux_2_35_x86_64"}, {"onnxruntime-qnn", "linux", "arm64", "-"}, {"onnxruntime-qnn", "windows", "arm64", "-"},
 	} {
 		r, err := choose(c.name, c.os, c.arch)
 		if err != nil || (r == nil) != (c.want == "-") || r != nil && r.Packages[0].Wheel != c.want {
 			t.Errorf("%+v: got %+v, %v", c, r, err)
 		}
 	}
-	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, highs-native, llama.cpp") {
+	if _, err := choose("nothing", "linux", "amd64"); err == nil || !strings.Contains(err.Error(), "onnxruntime, highs, highs-native, llama.cpp, onnxruntime-qnn") {
 		t.Errorf("unknown name: %v", err)
+	}
+}
+
+// What has terms says them, and where they lie, before it is fetched.
+func TestTerms(t *testing.T) {
+	for _, f := range qnn.TermFiles {
+		if !slices.ContainsFunc(qnn.Files, func(x file) bool { return x.To == f }) {
+			t.Errorf("terms %q are not kept", f)
+		}
+	}
+	if !strings.Contains(qnn.Terms, "accepts") {
+		t.Errorf("terms %q do not say that fetching accepts them", qnn.Terms)
+	}
+	for _, r := range slices.Concat([]recipe{llamaCpp, highs}, onnxRuntime, highsNative) {
+		if r.Terms != "" {
+			t.Errorf("%s has terms, and is not fetched by a command of its own", r.Name)
+		}
 	}
 }
 

@@ -149,7 +149,66 @@ static status *providers(char ***out, int *n) { MAY_FAIL("GetAvailableProviders"
 static status *release_providers(char **p, int n) { live--; MAY_FAIL("ReleaseAvailableProviders"); WANT(p == names && n == 2); return 0; }
 static const char *build_info(void) { return "a build\nfor tests"; }
 
-static void *table[320];
+// Plugin execution providers: two devices, of which the second is of "FakeExecutionProvider" once it is registered.
+static int registered;
+static object devices[2] = {{"device"}, {"device"}};
+static object *device_list[2] = {&devices[0], &devices[1]};
+static object metadata = {"pairs"};
+static status *register_provider(object *e, const char *name, const char *path) {
+  MAY_FAIL("RegisterExecutionProviderLibrary"); WANT(IS(e, "env"));
+  char b[256]; snprintf(b, sizeof b, "register %s %s", name, path); note(b); registered = 1; return 0;
+}
+static status *list_devices(object *e, object ***out, size_t *n) {
+  MAY_FAIL("GetEpDevices"); WANT(IS(e, "env"));
+#ifdef FAKE_MANY
+  *n = 1 << 30; *out = device_list; return 0;
+#endif
+  *out = device_list; *n = registered ? 2 : 1; return 0;
+}
+static const char *device_provider(object *d) { return d == &devices[1] ? "FakeExecutionProvider" : "CPUExecutionProvider"; }
+static const char *device_vendor(object *d) { return d == &devices[1] ? "Fake\nCompany" : 0; }
+static object *device_metadata(object *d) { return d == &devices[1] ? &metadata : 0; }
+static const char *get_value(object *p, const char *key) { return IS(p, "pairs") && strcmp(key, "version") == 0 ? "1.2.3" : 0; }
+static status *append_devices(object *o, object *e, object *const *d, size_t n, const char *const *k, const char *const *v, size_t nk) {
+  MAY_FAIL("SessionOptionsAppendExecutionProvider_V2"); WANT(IS(o, "options") && IS(e, "env") && n == 1 && d[0] == &devices[1]);
+  char b[512]; int j = snprintf(b, sizeof b, "devices");
+  for (size_t i = 0; i < nk; i++) j += snprintf(b + j, sizeof b - j, " %s=%s", k[i], v[i]);
+  note(b); return 0;
+}
+static status *compatibility(object *const *d, size_t n, const char *info, int32_t *out) {
+  MAY_FAIL("GetModelCompatibilityForEpDevices"); WANT(n == 1 && d[0] == &devices[1]);
+  *out = strcmp(info, "good") == 0 ? 1 : 3; return 0;
+}
+static object graphs[2] = {{"subgraph"}, {"subgraph"}}, nodes[1] = {{"node"}};
+static object *graph_list[2] = {&graphs[0], &graphs[1]}, *node_list[1] = {&nodes[0]};
+static status *placement(object *s, object ***out, size_t *n) { MAY_FAIL("Session_GetEpGraphAssignmentInfo"); WANT(IS(s, "session")); *out = graph_list; *n = 2; return 0; }
+static status *graph_provider(object *g, const char **out) { MAY_FAIL("EpAssignedSubgraph_GetEpName"); WANT(IS(g, "subgraph")); *out = g == &graphs[0] ? "FakeExecutionProvider" : "CPUExecutionProvider"; return 0; }
+static status *graph_nodes(object *g, object ***out, size_t *n) { MAY_FAIL("EpAssignedSubgraph_GetNodes"); WANT(IS(g, "subgraph")); *out = node_list; *n = 1; return 0; }
+static status *node_name(object *o, const char **out) { MAY_FAIL("EpAssignedNode_GetName"); WANT(IS(o, "node")); *out = "n0"; return 0; }
+static status *node_domain(object *o, const char **out) { MAY_FAIL("EpAssignedNode_GetDomain"); WANT(IS(o, "node")); *out = "com.microsoft"; return 0; }
+static status *node_op(object *o, const char **out) { MAY_FAIL("EpAssignedNode_GetOperatorType"); WANT(IS(o, "node")); *out = "EPContext"; return 0; }
+
+static status *compile_options(object *e, object *o, object **out) { MAY_FAIL("CreateModelCompilationOptionsFromSessionOptions"); WANT(IS(e, "env") && IS(o, "options")); *out = make("compilation"); return 0; }
+RELEASE(release_compilation, "compilation")
+static status *compile_in(object *c, const char *p) { MAY_FAIL("SetInputModelPath"); WANT(IS(c, "compilation")); char b[128]; snprintf(b, sizeof b, "compile %s", p); note(b); return 0; }
+static status *compile_out(object *c, const char *p) { MAY_FAIL("SetOutputModelPath"); WANT(IS(c, "compilation")); char b[128]; snprintf(b, sizeof b, "to %s", p); note(b); return 0; }
+static status *compile_embed(object *c, _Bool on) { MAY_FAIL("SetEpContextEmbedMode"); WANT(IS(c, "compilation")); note(on ? "embedded" : "beside"); return 0; }
+static status *compile_flags(object *c, uint32_t f) { MAY_FAIL("SetFlags"); WANT(IS(c, "compilation") && f == 1); return 0; }
+static status *compile_model(object *e, object *c) { MAY_FAIL("CompileModel"); WANT(IS(e, "env") && IS(c, "compilation")); note("compiled"); return 0; }
+static void *compile_table[16];
+static const void *compile_api(void) {
+#ifdef FAKE_NO_COMPILER
+  return 0;
+#endif
+  compile_table[0] = release_compilation; compile_table[1] = compile_options; compile_table[2] = compile_in; compile_table[4] = compile_out;
+  compile_table[7] = compile_embed; compile_table[8] = compile_model; compile_table[9] = compile_flags;
+#ifdef FAKE_COMPILE_HOLE
+  compile_table[FAKE_COMPILE_HOLE] = 0;
+#endif
+  return compile_table;
+}
+
+static void *table[420];
 static const void *get_api(uint32_t v) {
 #ifdef FAKE_NO_API
   return 0;
@@ -170,6 +229,9 @@ static const void *get_api(uint32_t v) {
   for (int i = 0; i < 4; i++) {
     table[own[i]] = own_append; table[own[i] + 1] = own_options; table[own[i] + 2] = own_update; table[own[i] + 4] = release_own;
   }
+  table[294] = compile_api; table[297] = get_value; table[301] = register_provider; table[303] = list_devices; table[304] = append_devices;
+  table[312] = device_provider; table[313] = device_vendor; table[314] = device_metadata; table[388] = compatibility;
+  table[407] = placement; table[408] = graph_provider; table[409] = graph_nodes; table[410] = node_name; table[411] = node_domain; table[412] = node_op;
   table[227] = global_affinity; table[254] = build_info;
 #ifdef FAKE_HOLE
   table[FAKE_HOLE] = 0;

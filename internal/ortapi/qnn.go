@@ -1,0 +1,83 @@
+package ortapi
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+)
+
+// EnvQNN names the library of Qualcomm's execution provider, before all other places. Its backends lie beside it.
+const EnvQNN = "HETC_QNN_LIBRARY"
+
+// QNNProvider is the name that Qualcomm's execution provider is registered by, and that its devices and models bear.
+const QNNProvider = "QNNExecutionProvider"
+
+// QNN is where Qualcomm's execution provider lies, and the library behind it that compiles for the NPU and, on x86,
+// emulates it.
+type QNN struct {
+	Provider string
+	Backend  string
+}
+
+// FindQNN looks for the file, or without one for what $HETC_QNN_LIBRARY names, or for the first library that is there
+// (see native.Locate). Nothing is opened: the libraries are best opened in a process that may crash. The error is a
+// *QNNError.
+func FindQNN(file string) (*QNN, error) {
+	if file == "" {
+		file = os.Getenv(EnvQNN)
+	}
+	if err := native.Supported(); err != nil {
+		return nil, &QNNError{Cause: err}
+	}
+	s := native.Search{File: file, Folder: filepath.Join("onnxruntime-qnn", "onnxruntime_qnn"), Names: native.FileNames("onnxruntime_providers_qnn")}
+	path, tried, err := native.Locate(s)
+	switch {
+	case err != nil:
+		return nil, &QNNError{Tried: tried, Cause: err}
+	case path == "":
+		return nil, &QNNError{Tried: tried}
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, &QNNError{Tried: tried, Cause: err}
+	}
+	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
+		return nil, &QNNError{Tried: tried, Cause: fmt.Errorf("library %q: it is no file that can be read", path)}
+	}
+	q := &QNN{Provider: path, Backend: filepath.Join(filepath.Dir(path), native.FileNames("QnnHtp")[0])}
+	if _, err := os.Stat(q.Backend); err != nil {
+		return nil, &QNNError{Tried: tried, Cause: fmt.Errorf("library %q: no %s beside it", path, filepath.Base(q.Backend))}
+	}
+	return q, nil
+}
+
+// QNNError says why there is no usable execution provider of Qualcomm. It is of class diag.ClassUnavailable.
+type QNNError struct {
+	Tried []string // what was looked at, in order
+	Cause error    // nil: nothing in any of these places
+}
+
+func (e *QNNError) Error() string {
+	if e.Cause != nil {
+		return fmt.Sprintf("qualcomm's execution provider: %v", e.Cause)
+	}
+	return fmt.Sprintf("qualcomm's execution provider: no library in any place that was tried: %s", strings.Join(e.Tried, ", "))
+}
+
+// Unwrap returns the cause.
+func (e *QNNError) Unwrap() error { return e.Cause }
+
+// GetQNN is the way to the libraries.
+const GetQNN = "make deps-qnn fetches them after naming Qualcomm's terms (linux/amd64)"
+
+// As makes the error one of class diag.ClassUnavailable wherever it is wrapped.
+func (e *QNNError) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(diag.ClassUnavailable, "%s", e.Error()).WithHint("%s; or set %s to the path of libonnxruntime_providers_qnn.so", GetQNN, EnvQNN)
+	}
+	return ok
+}
