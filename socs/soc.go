@@ -8,6 +8,7 @@ package socs
 
 import (
 	"sort"
+	"strconv"
 
 	"github.com/hetc/hetc/planir/op"
 )
@@ -116,6 +117,36 @@ type Processor struct {
 	WeightBytes  string `json:"weight_bytes,omitempty" yaml:"weight_bytes,omitempty"`   // shared (default) or per_graph
 
 	Sim *Sim `json:"sim,omitempty" yaml:"sim,omitempty"` // required by driver "sim"
+
+	// Target is how the device itself executes what a plan gives to this processor. Without it the entry describes,
+	// or simulates, a processor that nothing can be emitted for.
+	Target *Target `json:"target,omitempty" yaml:"target,omitempty"`
+}
+
+// Target is a processor as a device of this SoC has it: the driver there, and the compiler that makes its graphs without it.
+type Target struct {
+	Driver   string `json:"driver" yaml:"driver"`                         // on the device: "qnn", "host"
+	Compiler string `json:"compiler,omitempty" yaml:"compiler,omitempty"` // of its graphs, ahead of time; "": the driver needs none
+	Select   string `json:"select,omitempty" yaml:"select,omitempty"`     // what the driver opens there
+
+	SoCModel int `json:"soc_model,omitempty" yaml:"soc_model,omitempty"` // the vendor's number of the SoC; it decides the instruction set
+	HTPArch  int `json:"htp_arch,omitempty" yaml:"htp_arch,omitempty"`   // instruction set of the NPU: 75 for V75
+	VTCMMB   int `json:"vtcm_mb,omitempty" yaml:"vtcm_mb,omitempty"`     // MiB of its tightly coupled memory
+	Opt      int `json:"opt,omitempty" yaml:"opt,omitempty"`             // effort of the compiler, 1..3; 0: its default
+
+	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"`     // operators it executes there, among the processor's; empty: all of those
+	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty,flow"` // likewise of its matmuls
+}
+
+// Options are what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are there.
+func (t *Target) Options() map[string]string {
+	out := map[string]string{}
+	for name, n := range map[string]int{"soc_model": t.SoCModel, "htp_arch": t.HTPArch, "vtcm_mb": t.VTCMMB, "opt": t.Opt} {
+		if n != 0 {
+			out[name] = strconv.Itoa(n)
+		}
+	}
+	return out
 }
 
 // Tile is the granularity of a processor in each dimension of a matmul: column shards are multiples of

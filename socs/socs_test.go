@@ -163,9 +163,9 @@ func TestCatalogDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := strings.Count(string(text), "\n| ") - 1 // less the head
-	if want := len(Catalog()); rows != want+1 {     // and the rule below it
-		t.Errorf("docs/soc.md: table of %d rows, want one for each of %d entries", rows-1, want)
+	_, table, _ := strings.Cut(string(text), "| name | paper ")
+	if rows, want := strings.Count(table, "\n| ")-1, len(Catalog()); rows != want { // less the rule
+		t.Errorf("docs/soc.md: table of %d rows, want one for each of %d entries", rows, want)
 	}
 	for _, name := range Catalog() {
 		s, err := Open(name)
@@ -189,7 +189,7 @@ func TestOpenUnknown(t *testing.T) {
 	all := "the catalog has " + strings.Join(Catalog(), ", ")
 	for word, near := range map[string]string{
 		"snapdragon-8gn3":        `did you mean "snapdragon-8gen3"? `,
-		"snapdragon-8gen":        `did you mean "snapdragon-8gen3" or "snapdragon-8gen2"? `,
+		"snapdragon-8gen":        `did you mean "snapdragon-8gen3" or "snapdragon-8gen2" or "snapdragon-8gen1"? `,
 		"8Gen2":                  `did you mean "snapdragon-8gen2"? `,
 		"k70":                    `did you mean "redmi-k70-pro"? `,
 		"m2":                     `did you mean "apple-m2-ultra" or "apple-m2-max"? `,

@@ -373,6 +373,65 @@ func (v *validator) processor(path string, p *Processor) {
 	if p.Sim != nil {
 		v.sim(path+".sim", p)
 	}
+	if p.Target != nil {
+		v.target(path+".target", p)
+	}
+}
+
+// Bounds of target data.
+const (
+	maxSoCModel = 1 << 16
+	maxHTPArch  = 1000
+	maxVTCM     = 1 << 10 // MiB
+	maxOpt      = 3
+	qnnDriver   = "qnn"
+)
+
+func (v *validator) target(path string, p *Processor) {
+	t := p.Target
+	switch t.Driver {
+	case "":
+		v.add(path+".driver", "no driver")
+	case SimDriver:
+		v.add(path+".driver", "driver %q is no device's", SimDriver)
+	}
+	v.text(path+".driver", t.Driver)
+	v.text(path+".compiler", t.Compiler)
+	v.text(path+".select", t.Select)
+	v.whole(path+".soc_model", t.SoCModel, maxSoCModel)
+	v.whole(path+".htp_arch", t.HTPArch, maxHTPArch)
+	v.whole(path+".vtcm_mb", t.VTCMMB, maxVTCM)
+	v.whole(path+".opt", t.Opt, maxOpt)
+	if t.Compiler == qnnDriver { // for an unknown SoC it compiles for its oldest, without a word
+		if t.SoCModel == 0 {
+			v.add(path+".soc_model", "compiler %q needs the vendor's number of the SoC", qnnDriver)
+		}
+		if t.VTCMMB == 0 {
+			v.add(path+".vtcm_mb", "compiler %q needs the size of the NPU's own memory", qnnDriver)
+		}
+	}
+	kinds := map[op.Kind]bool{}
+	for _, k := range t.Kinds {
+		switch {
+		case !contains(op.Kinds, k):
+			v.add(path+".kinds", "unknown operator %q", clip(string(k)))
+		case !p.Executes(k):
+			v.add(path+".kinds", "operator %q is not among the processor's kinds", k)
+		case kinds[k]:
+			v.add(path+".kinds", "operator %q is listed twice", k)
+		}
+		kinds[k] = true
+	}
+	schemes := map[op.Scheme]bool{}
+	for _, s := range t.Schemes {
+		switch {
+		case !contains(p.Schemes, s):
+			v.add(path+".schemes", "scheme %q is not among the processor's schemes", clip(string(s)))
+		case schemes[s]:
+			v.add(path+".schemes", "scheme %q is listed twice", s)
+		}
+		schemes[s] = true
+	}
 }
 
 func (v *validator) tile(path string, t Tile) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -91,10 +92,14 @@ func newSocs(s *cli.Streams) *cobra.Command {
 				for _, p := range x.Processors {
 					procs = append(procs, p.Name)
 				}
-				rows = append(rows, []string{name, strings.Join(procs, " "), fmt.Sprint(len(x.Assumptions())), x.Description})
-				docs = append(docs, map[string]any{"name": name, "processors": procs, "assumptions": len(x.Assumptions()), "description": x.Description})
+				target := ""
+				if npu := x.TargetNPU(); npu != nil {
+					target = npu.Target.Driver
+				}
+				rows = append(rows, []string{name, strings.Join(procs, " "), cmp.Or(target, "-"), fmt.Sprint(len(x.Assumptions())), x.Description})
+				docs = append(docs, map[string]any{"name": name, "processors": procs, "target": target, "assumptions": len(x.Assumptions()), "description": x.Description})
 			}
-			s.Table([]string{"soc", "processors", ">assumed values", "what"}, rows)
+			s.Table([]string{"soc", "processors", "target", ">assumed values", "what"}, rows)
 			return s.Result(docs)
 		}}
 	show := &cobra.Command{Use: "show SOC", Short: "show every number of a SoC with its source", Args: cobra.ExactArgs(1),

@@ -1,0 +1,110 @@
+package socs
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Targets lists the catalog SoCs that plans can be emitted for, ascending: those with target data for an NPU.
+func Targets() ([]string, error) {
+	var out []string
+	for _, name := range Catalog() {
+		s, err := Open(name)
+		if err != nil {
+			return nil, err
+		}
+		if s.TargetNPU() != nil {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// OpenTarget reads a SoC as Open does and refuses one without target data.
+func OpenTarget(nameOrFile string) (*SoC, error) {
+	s, err := Open(nameOrFile)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.checkTarget()
+}
+
+// TargetNPU is the first NPU with target data, nil when there is none.
+func (s *SoC) TargetNPU() *Processor {
+	for i := range s.Processors {
+		if p := &s.Processors[i]; p.Kind == KindNPU && p.Target != nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// checkTarget reports that nothing can be emitted for the SoC.
+func (s *SoC) checkTarget() error {
+	hint := "write target: into its processors (docs/soc.md)"
+	if names, err := Targets(); err == nil {
+		hint = "catalog SoCs that have it: " + strings.Join(names, ", ") + "; in a file of yours " + hint
+	}
+	switch control := s.Processor(s.Control); {
+	case control.Target == nil && !slices.ContainsFunc(s.Processors, func(p Processor) bool { return p.Target != nil }):
+		return diag.New(diag.ClassInput, "target %q: none of its processors says how the device executes it", s.Name).WithHint("%s", hint)
+	case control.Target == nil:
+		return diag.New(diag.ClassInput, "target %q: control processor %q does not say how the device executes it", s.Name, s.Control).WithHint("%s", hint)
+	}
+	return nil
+}
+
+// Restricted is the SoC as plans for its device may use it: only processors with target data, with the operators and schemes
+// that are executed there. Name, fingerprint and values are unchanged; what names other processors is left out. An error names
+// what is missing, and the way out.
+//
+// A plan for it carries the digest of the whole SoC: take that from s.
+func (s *SoC) Restricted() (*SoC, error) {
+	if err := s.checkTarget(); err != nil {
+		return nil, err
+	}
+	out := *s
+	out.Processors, out.Memory, out.Links, out.Joint, out.Points = nil, nil, nil, nil, nil
+	stays := func(name string) bool {
+		p := s.Processor(name)
+		return p != nil && p.Target != nil
+	}
+	for _, p := range s.Processors {
+		if p.Target == nil {
+			continue
+		}
+		if len(p.Target.Kinds) > 0 {
+			p.Kinds = p.Target.Kinds
+		}
+		if len(p.Target.Schemes) > 0 {
+			p.Schemes = p.Target.Schemes
+		}
+		if !p.Executes(op.MatMul) {
+			p.Schemes = nil
+		}
+		out.Processors = append(out.Processors, p)
+	}
+	for _, d := range s.Memory {
+		d.Processors = slices.DeleteFunc(slices.Clone(d.Processors), func(x string) bool { return !stays(x) })
+		out.Memory = append(out.Memory, d)
+	}
+	for _, l := range s.Links {
+		if stays(l.From) && stays(l.To) {
+			out.Links = append(out.Links, l)
+		}
+	}
+	for _, j := range s.Joint {
+		if !slices.ContainsFunc(j.Processors, func(x string) bool { return !stays(x) }) {
+			out.Joint = append(out.Joint, j)
+		}
+	}
+	for _, x := range s.Points {
+		if stays(x.Processor) {
+			out.Points = append(out.Points, x)
+		}
+	}
+	return &out, nil
+}
