@@ -19,27 +19,34 @@ const (
 	Float32  Type = 1
 	Uint8    Type = 2
 	Int8     Type = 3
+	Uint16   Type = 4
 	Int32    Type = 6
 	Int64    Type = 7
 	Bool     Type = 9
 	Float16  Type = 10
 	BFloat16 Type = 16
+	Int4     Type = 22 // two's complement, two elements to a byte, the first in its low half
 )
 
-// Bytes is the size of one element, 0 for an unknown type.
-func (t Type) Bytes() int {
+// bits is the size of one element, 0 for an unknown type.
+func (t Type) bits() int64 {
 	switch t {
-	case Float32, Int32:
+	case Int4:
 		return 4
 	case Uint8, Int8, Bool:
-		return 1
-	case Int64:
 		return 8
-	case Float16, BFloat16:
-		return 2
+	case Uint16, Float16, BFloat16:
+		return 16
+	case Float32, Int32:
+		return 32
+	case Int64:
+		return 64
 	}
 	return 0
 }
+
+// Bytes is the size of n elements one behind the other, 0 for an unknown type.
+func (t Type) Bytes(n int64) int64 { return (n*t.bits() + 7) / 8 }
 
 // Versions that the models are written for: what ONNX Runtime 1.24 and later read.
 const (

@@ -60,7 +60,7 @@ func TestBytes(t *testing.T) {
 func drawModel(t *rapid.T) *Model {
 	name := rapid.StringMatching(`[a-z0-9.]{0,6}`)
 	names := rapid.SliceOfN(name, 1, 4)
-	typ := rapid.SampledFrom([]Type{Float32, Uint8, Int8, Int32, Int64, Bool, Float16, BFloat16})
+	typ := rapid.SampledFrom([]Type{Float32, Uint8, Int8, Int32, Int64, Bool, Float16, BFloat16, Uint16, Int4})
 	dims := rapid.SliceOfN(rapid.Int64Range(0, 5), 1, 4)
 	attr := rapid.Custom(func(t *rapid.T) Attr {
 		s := name.Draw(t, "name")
@@ -76,10 +76,11 @@ func drawModel(t *rapid.T) *Model {
 	})
 	tensor := rapid.Custom(func(t *rapid.T) Tensor {
 		x := Tensor{Name: name.Draw(t, "name"), Type: typ.Draw(t, "type"), Dims: dims.Draw(t, "dims")}
-		n := int64(x.Type.Bytes())
+		n := int64(1)
 		for _, d := range x.Dims {
 			n *= d
 		}
+		n = x.Type.Bytes(n)
 		switch {
 		case rapid.Bool().Draw(t, "external"):
 			x.External = &External{name.Draw(t, "location"), rapid.Int64Range(0, 1<<40).Draw(t, "offset"), n}
@@ -184,4 +185,36 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What is executed is read of models that hetc does not write, too.
+func TestOutline(t *testing.T) {
+	b := small().Marshal()
+	var node []byte
+	node = putString(node, nodeOp, "EPContext")
+	node = putMessage(node, nodeAttr, putInt(putString(putString(nil, attrName, "blob"), attrS, "\xff\x00"), attrKind, int64(KindString)))
+	node = putMessage(node, nodeAttr, putInt(putMessage(putString(nil, attrName, "graph"), 6, nil), attrKind, 5))
+	node = putString(node, 6, "documentation")
+	b = append(b, putMessage(nil, modelGraph, putMessage(putMessage(putString(nil, graphName, "f"), graphNode, node), 13, nil))...) // value_info
+	b = append(b, putMessage(nil, 25, nil)...)
+	if _, err := Parse(b); err == nil {
+		t.Error("Parse accepts it")
+	}
+	m, err := Outline(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := m.Graph.Nodes[0]
+	if a, _ := n.Attr("blob"); m.IR != IR || m.Graph.Name != "f" || len(m.Graph.Nodes) != 1 || n.Op != "EPContext" || a.S != "\xff\x00" || len(n.Attrs) != 2 {
+		t.Errorf("got %+v", m)
+	}
+	if v, _ := m.Prop("k"); v != "v" {
+		t.Errorf("metadata %q", v)
+	}
+	if m, err = Outline(small().Marshal()); err != nil || !reflect.DeepEqual(m.Graph.Nodes[0].In, small().Graph.Nodes[0].In) || m.Graph.Nodes[0].Attrs[0].I != -2 {
+		t.Errorf("of hetc's own: %+v (%v)", m, err)
+	}
+	if _, err := Outline(b[:len(b)-1]); err == nil || diag.ClassOf(err) != diag.ClassInput {
+		t.Errorf("cut off: %v", err)
+	}
 }

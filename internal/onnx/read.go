@@ -256,7 +256,7 @@ func dimension(dims *[]int64, v int64) error {
 func elements(dims []int64) (int64, bool) {
 	n := int64(1)
 	for _, d := range dims {
-		if d != 0 && n > math.MaxInt64/16/d {
+		if d != 0 && n > math.MaxInt64/64/d {
 			return 0, false
 		}
 		n *= d
@@ -293,10 +293,10 @@ func parseTensor(b []byte) (t Tensor, err error) {
 		return t, err
 	}
 	count, ok := elements(t.Dims)
-	if !ok || t.Type.Bytes() == 0 {
+	if !ok || t.Type.bits() == 0 {
 		return t, diag.New(diag.ClassInput, "initializer %q is of type %d and shape %v", t.Name, t.Type, t.Dims)
 	}
-	want := count * int64(t.Type.Bytes())
+	want := t.Type.Bytes(count)
 	if where == 0 {
 		if int64(len(t.Raw)) != want {
 			return t, diag.New(diag.ClassInput, "initializer %q has %d bytes, want %d", t.Name, len(t.Raw), want)
@@ -360,7 +360,7 @@ func parseValue(b []byte) (v Value, err error) {
 			return dimension(&v.Dims, f.int)
 		})
 	})
-	if err == nil && v.Type.Bytes() == 0 {
+	if err == nil && v.Type.bits() == 0 {
 		err = diag.New(diag.ClassInput, "value %q is of type %d, which hetc does not write", v.Name, v.Type)
 	}
 	return v, err

@@ -124,12 +124,12 @@ func value(name string, v op.Value) onnx.Value {
 // weight declares the initializers of weight j: vectors [N], tables and matrices [K,N], blocks [N,K/block,block/2].
 func (t *translator) weight(j int, spec op.WeightSpec) error {
 	declare := func(suffix string, typ onnx.Type, dims ...int64) {
-		bytes := int64(typ.Bytes())
+		n := int64(1)
 		for _, d := range dims {
-			bytes *= d
+			n *= d
 		}
 		name := fmt.Sprintf("w%d%s", j, suffix)
-		t.m.Graph.Initializers = append(t.m.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims, External: &onnx.External{Location: "weights", Length: bytes}})
+		t.m.Graph.Initializers = append(t.m.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims, External: &onnx.External{Location: "weights", Length: typ.Bytes(n)}})
 	}
 	k, n := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {

@@ -171,10 +171,11 @@ func (p *processor) initializers(m *model, w driver.Weights) (out []ortapi.Initi
 			if t == nil {
 				return out, fmt.Errorf("weight %q: the model has no initializer %q for it", one.Spec.Name, x.name)
 			}
-			n := int64(x.typ.Bytes())
+			n := int64(1)
 			for _, d := range t.Dims {
 				n *= d // of a parsed model: no overflow
 			}
+			n = x.typ.Bytes(n)
 			if t.Type != x.typ || n != int64(len(x.bytes)) || t.External.Location != ortapi.Weights {
 				return out, fmt.Errorf("weight %q: initializer %q of the model is %v %v in %q, want %v of %d bytes in %q", one.Spec.Name, x.name, t.Type, t.Dims, t.External.Location, x.typ, len(x.bytes), ortapi.Weights)
 			}

@@ -93,7 +93,7 @@ func weightName(j int) string { return fmt.Sprintf("w%d", j) }
 
 // literal is a constant in a short form: one value if all are the same.
 func literal(t onnx.Tensor) string {
-	raw, size := t.Raw, t.Type.Bytes()
+	raw, size := t.Raw, int(t.Type.Bytes(1))
 	if len(raw) > size && bytes.Equal(raw[size:], raw[:len(raw)-size]) {
 		raw = raw[:size]
 	}
