@@ -125,7 +125,7 @@ func (o *calibrateOptions) run(ctx context.Context, s *cli.Streams) error {
 
 // quantised are the schemes named, or all that lose anything.
 func quantised(names []string) ([]op.Scheme, error) {
-	all := slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x == op.A32W32 })
+	all := slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x == op.A32W32 || x.Grid() || x.Half() })
 	if len(names) == 0 {
 		return all, nil
 	}

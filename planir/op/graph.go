@@ -12,7 +12,7 @@ type Value struct {
 }
 
 // WeightSpec says what a packed weight holds: a [K,N] matrix (or a [1,N] vector) quantised as Scheme
-// ("w32", "w16", "q8c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack).
+// ("w32", "w16", "q8c", "q4c", "q4b32", "q4b128"; "f32"/"bf16"/"f16" for plain rows), laid out as Layout (see planir/pack).
 // Experts > 0 means as many of them, one behind the other.
 type WeightSpec struct {
 	Name    string `json:"name" yaml:"name"`
@@ -66,7 +66,7 @@ type Signature struct {
 //	Norm          in x                          w gain           out y
 //	LayerNorm     in x                          w gain, bias     out y
 //	QuantRows     in x                          [w scale]        out y, scale
-//	MatMul        in x [, scale]                w weight [, bias] out y
+//	MatMul        in x [, scale]                w weight [, bias] [, steps] out y
 //	ExpertMatMul  in x [, scale], ids           w weight         out y
 //	Route         in logits                                      out ids, weights
 //	Combine       in x, weights                                  out y
@@ -113,6 +113,9 @@ func (o Op) Sig() Signature {
 		s := Signature{In: activations(o.M), W: []string{"weight"}, Out: []Value{v("y", F32, o.M, o.N)}}
 		if o.Bias {
 			s.W = append(s.W, "bias")
+		}
+		if o.Scheme.Grid() {
+			s.W = append(s.W, "steps")
 		}
 		return s
 	case ExpertMatMul:
@@ -294,8 +297,11 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 	}
 	switch o.Kind {
 	case MatMul, ExpertMatMul:
-		if role == "bias" {
+		switch role {
+		case "bias":
 			return vector(1, o.N)
+		case "steps":
+			return vector(2, o.N)
 		}
 		w := WeightSpec{Name: role, K: o.K, N: o.N, Scheme: o.Scheme.Weight(), Layout: layout}
 		if o.Kind == ExpertMatMul {

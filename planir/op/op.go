@@ -53,7 +53,9 @@ const (
 	// of every row is the weight f32 [1,1], and what exceeds 127 times it saturates.
 	QuantRows Kind = "quant_rows"
 	// MatMul multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N],
-	// with Bias plus a row f32 [1,N].
+	// with Bias plus a row f32 [1,N]. Under a scheme on a grid (see Scheme.Grid) the weight steps f32 [2,N] holds two
+	// steps in all its columns: x counts as the nearest multiple of steps[0], at most GridMax of them, and y is rounded
+	// to one of steps[1] likewise. Under a half-precision scheme (see Scheme.Half) x and y are rounded to f16.
 	MatMul Kind = "matmul"
 	// ExpertMatMul multiplies each token by the weights of the experts chosen for it: activations (f32, or u8 with
 	// scales), [M,K] with Spread, else [M*Fan,K], and ids i32 [M,Fan] x weight [Experts,K,N] -> f32 [M*Fan,N].
@@ -129,14 +131,21 @@ const (
 	A8SQ8C    Scheme = "a8s/q8c"    // 8-bit rows with one static scale for all of them, from a calibration
 	A8TQ4B32  Scheme = "a8t/q4b32"  // 8-bit rows, 4-bit weights with a scale per 32 of a column
 	A8TQ4B128 Scheme = "a8t/q4b128" // and per 128
+	A16SQ8C   Scheme = "a16s/q8c"   // 16-bit activations and results with a static step each, 8-bit weights with a scale per column
+	A16SQ4C   Scheme = "a16s/q4c"   // and 4-bit weights with a scale per column
+	A16FW16   Scheme = "a16f/w16"   // half-precision activations, results and weights
+	A16FQ4B32 Scheme = "a16f/q4b32" // and 4-bit weights with a scale per 32 of a column
 )
+
+// GridMax is the largest multiple of its step that a 16-bit activation takes, of either sign.
+const GridMax = 1<<15 - 1
 
 // I32Q8C is the scheme of an Embed (ids are i32) that looks rows up in the 8-bit weight of a tied head. It is none of
 // Schemes: a processor that executes Embed and reads 8-bit weights in hetc's own tiles can do it.
 const I32Q8C Scheme = "i32/q8c"
 
 // Schemes lists the schemes of matrix products that hetc can pack and execute.
-var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8SQ8C, A8TQ4B32, A8TQ4B128}
+var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8SQ8C, A8TQ4B32, A8TQ4B128, A16SQ8C, A16SQ4C, A16FW16, A16FQ4B32}
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
 func ParseScheme(s string) (Scheme, error) {
@@ -152,6 +161,17 @@ func ParseScheme(s string) (Scheme, error) {
 	return "", fmt.Errorf("parse scheme %q: want one of %s", s, strings.Join(names, ", "))
 }
 
+// expertSchemes names the schemes of ExpertMatMul.
+func expertSchemes() string {
+	var names []string
+	for _, s := range Schemes {
+		if !s.Grid() && !s.Half() {
+			names = append(names, string(s))
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // Weight is the weight half of the scheme ("w32", "q8c", "q4b32").
 func (s Scheme) Weight() string {
 	_, w, _ := strings.Cut(string(s), "/")
@@ -165,14 +185,21 @@ func (s Scheme) Activation() string {
 }
 
 // QuantisedRows reports whether activations enter as u8 rows with scales.
-func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" || s.Static() }
+func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" || s.Activation() == "a8s" }
 
 // Static reports whether the scales of activations are constants of the plan, which come from a calibration, rather
 // than of each row.
-func (s Scheme) Static() bool { return s.Activation() == "a8s" }
+func (s Scheme) Static() bool { return s.Activation() == "a8s" || s.Grid() }
+
+// Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
+// inside the product: the weight steps.
+func (s Scheme) Grid() bool { return s.Activation() == "a16s" }
+
+// Half reports whether activations enter and leave as f32 values that are rounded to f16, inside the product.
+func (s Scheme) Half() bool { return s.Activation() == "a16f" }
 
 // Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time:
-// that of static scales and that of scales of each row are each other's. "" for others.
+// that of static scales of rows and that of scales of each row are each other's. "" for others.
 func (s Scheme) Twin() Scheme {
 	switch s {
 	case A8SQ8C:
@@ -185,7 +212,7 @@ func (s Scheme) Twin() Scheme {
 
 // WeightBytes is the stored size of a [K,N] weight in the weight scheme, without padding:
 // w32 4 bytes a value, w16 2; q8c 1 byte a value and 8 bytes a column (scale and column sum);
-// q4b32 and q4b128 half a byte a value and a 2-byte scale per block.
+// q4b32 and q4b128 half a byte a value and a 2-byte scale per block; q4c half a byte a value and 4 bytes a column.
 func WeightBytes(scheme string, k, n int) int64 {
 	kk, nn := int64(k), int64(n)
 	switch scheme {
@@ -195,6 +222,8 @@ func WeightBytes(scheme string, k, n int) int64 {
 		return kk*nn + 8*nn
 	case "w16":
 		return 2 * kk * nn
+	case "q4c":
+		return (kk+1)/2*nn + 4*nn
 	case "q4b32", "q4b128":
 		block := int64(blockRows(scheme))
 		return (kk + block - 1) / block * (block/2 + 2) * nn
@@ -394,6 +423,9 @@ func (o Op) Bytes() int64 {
 		if o.Bias {
 			in += 4 * n
 		}
+		if o.Scheme.Grid() {
+			in += 8 * n
+		}
 		return experts*WeightBytes(o.Scheme.Weight(), o.K, o.N) + in + 4*m*n
 	case Attention:
 		row := int64(o.HeadDim) * int64(o.KV.Bytes())
@@ -470,6 +502,9 @@ func (o Op) Validate() error {
 		}
 		if err := o.Form.check(o.M); err != nil {
 			return fmt.Errorf("operator %q: %w", o.Kind, err)
+		}
+		if o.Kind == ExpertMatMul && (o.Scheme.Grid() || o.Scheme.Half()) {
+			return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s", o.Kind, o.Scheme, expertSchemes())
 		}
 		if o.Kind == ExpertMatMul {
 			if err := pos("experts", o.Experts, "fan", o.Fan); err != nil {

@@ -97,7 +97,7 @@ func TestTwins(t *testing.T) {
 	for _, s := range Schemes {
 		twin := s.Twin()
 		if twin == "" {
-			if s.Static() {
+			if s.Static() && s.QuantisedRows() {
 				t.Errorf("%q has no twin", s)
 			}
 			continue
@@ -108,6 +108,40 @@ func TestTwins(t *testing.T) {
 		if twin.Twin() != s || twin.Static() == s.Static() || a.Flops() != b.Flops() || a.Bytes() != b.Bytes() ||
 			!slices.Equal(x.Inputs, y.Inputs) || !slices.Equal(x.Weights, y.Weights) || !slices.Equal(x.Outputs, y.Outputs) {
 			t.Errorf("%q and %q are no twins", s, twin)
+		}
+	}
+}
+
+// Products on a grid take their steps as a weight, behind a bias; those of half precision take nothing more.
+func TestGridAndHalf(t *testing.T) {
+	for _, s := range Schemes {
+		o := Op{Kind: MatMul, M: 3, K: 8, N: 16, Scheme: s, Bias: true}
+		g := Single(o, "n32")
+		if err := g.Validate(); err != nil {
+			t.Errorf("%q: %v", s, err)
+		}
+		want := []string{"weight", "bias"}
+		if s.Grid() {
+			want = append(want, "steps")
+			if g.Weights[2] != (WeightSpec{Name: "steps", K: 2, N: 16, Scheme: "f32", Layout: RowsLayout}) {
+				t.Errorf("%q: steps are %v", s, g.Weights[2])
+			}
+		}
+		if got := o.Sig().W; !slices.Equal(got, want) {
+			t.Errorf("%q: weights %q, want %q", s, got, want)
+		}
+		if got := len(g.Inputs); (got == 2) != s.QuantisedRows() {
+			t.Errorf("%q: %d inputs", s, got)
+		}
+		if s.Grid() && (s.Half() || !s.Static() || s.QuantisedRows()) || s.Half() && (s.Static() || s.QuantisedRows()) {
+			t.Errorf("%q: grid %v, half %v, static %v, quantised rows %v", s, s.Grid(), s.Half(), s.Static(), s.QuantisedRows())
+		}
+		o = Op{Kind: ExpertMatMul, M: 3, K: 8, N: 16, Experts: 4, Fan: 2, Scheme: s}
+		if err := o.Validate(); (err != nil) != (s.Grid() || s.Half()) || err != nil && !strings.Contains(err.Error(), "experts take one of a32/w32, a32/w16, a8t/q8c") {
+			t.Errorf("experts with %q: %v", s, err)
+		}
+		if b := WeightBytes(s.Weight(), 64, 32); b <= 0 {
+			t.Errorf("%q: %d bytes", s, b)
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 const onnxAlign = 64
 
 // OnnxParts says where the parts of one matrix (no experts) in layout Onnx lie: its values are the first values bytes,
-// its scales float32 numbers start at byte scalesAt. scales is 0 for w32, which has none.
+// its scales float32 numbers start at byte scalesAt. scales is 0 for w32 and
+// w16, which have none.
 func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	if spec.Experts != 0 {
 		return 0, 0, 0, diag.New(diag.ClassInternal, "weight %q: parts of %d experts, want those of one", spec.Name, spec.Experts)
@@ -27,14 +28,18 @@ func OnnxParts(spec op.WeightSpec) (values, scalesAt, scales int64, err error) {
 	switch spec.Scheme {
 	case "w32":
 		values = 4 * k * n
+	case "w16":
+		values = 2 * k * n
 	case "q8c":
 		values, scales = k*n, n
+	case "q4c":
+		values, scales = (k*n+1)/2, n
 	case "q4b32", "q4b128":
 		block := int64(q4Block(spec.Scheme))
 		scales = n * ((k + block - 1) / block)
 		values = scales * block / 2
 	default:
-		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of w32, q8c, q4b32, q4b128", spec.Name, spec.Scheme, Onnx)
+		return 0, 0, 0, diag.New(diag.ClassInput, "weight %q: scheme %q has no layout %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", spec.Name, spec.Scheme, Onnx)
 	}
 	return values, onnxRound(values), scales, nil
 }
@@ -102,6 +107,36 @@ func (p *onnxPacker) q4(block, k, n, t, k0, k1 int) {
 	}
 }
 
+// packOnnxQ4C packs in layout N32 and moves the codes: neighbouring tiles share bytes where N is odd.
+func packOnnxQ4C(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error {
+	tiled := spec
+	tiled.Layout = N32
+	size, err := Bytes(tiled)
+	if err != nil {
+		return err
+	}
+	from := make([]byte, size)
+	if err := PackFor(from, tiled, src, imp); err != nil {
+		return err
+	}
+	_, at, _, err := OnnxParts(spec)
+	if err != nil {
+		return err
+	}
+	clear(dst)
+	tile := int(size) / tiles(spec.N)
+	for n := range spec.N {
+		t, c := from[n/TileN*tile:(n/TileN+1)*tile], n%TileN
+		copy(dst[at+4*int64(n):], t[len(t)-4*TileN+4*c:][:4])
+		for k := range spec.K {
+			code := (t[k>>2<<6+c%16*4+k&3]>>(4*(c/16)) - 8) & 15
+			i := k*spec.N + n
+			dst[i/2] |= code << (4 * (i & 1))
+		}
+	}
+	return nil
+}
+
 func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	_, at, scales, err := OnnxParts(spec)
 	if err != nil {
@@ -112,6 +147,13 @@ func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 	switch spec.Scheme {
 	case "w32":
 		decode(dst, packed, op.F32)
+	case "w16":
+		decode(dst, packed, op.F16)
+	case "q4c":
+		for i := range dst {
+			code := packed[i/2] >> (4 * (i & 1)) & 15
+			dst[i] = float32(int8(code<<4)>>4) * scale[i%spec.N]
+		}
 	case "q8c":
 		for i := range dst {
 			dst[i] = float32(int8(packed[i])) * scale[i%spec.N]

@@ -13,7 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-var onnxSchemes = []string{"w32", "q8c", "q4b32", "q4b128"}
+var onnxSchemes = []string{"w32", "w16", "q8c", "q4c", "q4b32", "q4b128"}
 
 // The layout is what ONNX operators read: these bytes are the contract.
 func TestLayoutOnnx(t *testing.T) {
@@ -65,6 +65,25 @@ func TestLayoutOnnx(t *testing.T) {
 		return 0
 	}, want)
 
+	spec.Scheme, spec.K = "w16", 3
+	b = mustPack(t, spec, floats(t, []float32{1, -2, 0x1.01002p0, 0, 0, 0x1p-30}, 3, 2)) // the third rounds as bf16, the last becomes 0
+	if len(b) != 64 {
+		t.Fatalf("w16: %d bytes", len(b))
+	}
+	expect(t, b, zero, map[int]byte{1: 0x3c, 3: 0xc0, 4: 0x08, 5: 0x3c})
+
+	spec.Scheme, spec.K, spec.N = "q4c", 3, 3
+	b = mustPack(t, spec, floats(t, []float32{7, -7, 0, 7, 7, 0, -7, 7, 0.5}, 3, 3))
+	if len(b) != 128 {
+		t.Fatalf("q4c: %d bytes", len(b))
+	}
+	want = map[int]byte{0: 0x97, 1: 0x70, 2: 0x07, 3: 0x79, 4: 0x07}
+	put32(want, 64, math.Float32bits(1))
+	put32(want, 68, math.Float32bits(1))
+	put32(want, 72, math.Float32bits(0.5/7))
+	expect(t, b, zero, want)
+	spec.N = 2
+
 	spec.Scheme, spec.K = "q4b128", 129
 	if n := must(Bytes(spec)); n != 2*2*64+64 {
 		t.Errorf("q4b128: %d bytes", n)
@@ -110,6 +129,11 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 				}
 			}
 		}
+		if scheme == "w16" {
+			for i, v := range got[0] {
+				got[0][i] = HalfToFloat(FloatToHalf(v))
+			}
+		}
 		for i := range got[0] {
 			if math.Float32bits(got[0][i]) != math.Float32bits(got[1][i]) {
 				t.Fatalf("%s: value %d is %v in %q, %v in %q", scheme, i, got[0][i], N32, got[1][i], Onnx)
@@ -152,7 +176,6 @@ func TestOnnxRefuses(t *testing.T) {
 		change func(*op.WeightSpec)
 		want   string
 	}{
-		{func(s *op.WeightSpec) { s.Scheme = "w16" }, `scheme "w16" has no layout "onnx"`},
 		{func(s *op.WeightSpec) { s.Scheme = "f32" }, `scheme "f32" has no layout "onnx"`},
 		{func(s *op.WeightSpec) { s.K = 0 }, "got shape [0,64]"},
 		{func(s *op.WeightSpec) { s.N = math.MaxInt }, "want dimensions"},

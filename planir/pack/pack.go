@@ -15,17 +15,22 @@
 //	       W = (nibble-8)*scale, with the scale of either sign that is found best (search.go).
 //	q4b128 the same with blocks of 128: [Kp/128] blocks (Kp: K rounded up to 128) of nibble bytes
 //	       [32][64] and 32 float16 column scales.
+//	q4c    [Kp/32] blocks (Kp: K rounded up to 32) of 512 nibble bytes as those of q4b32, 32 float32 column scales.
+//	       W = (nibble-8)*scale with nibbles 1..15 and a searched scale, never negative.
 //	w16    [K][32] bfloat16, columns c and 16+c side by side: element 2*c + h of a row is column
 //	       16*h + c, so that a 32-bit word is two columns. Values are rounded to nearest, ties to even.
 //
 // In the layout Onnx a weight is what operators of ONNX take: parts that start on multiples of 64 bytes, with zeros
-// between and behind them. The stored values are those of N32. The parts are, by scheme:
+// between and behind them. The stored values are those of N32, those of w16 rounded to float16. The parts are, by
+// scheme:
 //
 //	w32    [K][N] float32
 //	q8c    [K][N] int8; N float32 column scales
 //	q4b32  [N][ceil(K/32)][16] nibble bytes, the low nibble of byte j that of row 2*j of the block, the high
 //	       one that of row 2*j+1, rows beyond K being 8; [N][ceil(K/32)] float32 scales
 //	q4b128 the same with blocks of 128
+//	q4c    [K][N] 4-bit two's complement, the first of two values in the low nibble; N float32 column scales
+//	w16    [K][N] float16; values beyond it are refused
 //
 // The layout op.RowsLayout is the plain row-major matrix in f32, bf16 or f16.
 //
@@ -75,10 +80,12 @@ func TileBytes(scheme string, k int) (int64, error) {
 	case "q4b32", "q4b128":
 		block := q4Block(scheme)
 		return int64((k+block-1)/block) * int64(q4Bytes(block)), nil
+	case "q4c":
+		return int64((k+BlockK-1)/BlockK)*16*BlockK + 4*TileN, nil
 	case "w16":
 		return 2 * TileN * kk, nil
 	}
-	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q4b32, q4b128", scheme)
+	return 0, diag.New(diag.ClassInput, "tile size: unknown weight scheme %q, want one of w32, w16, q8c, q4c, q4b32, q4b128", scheme)
 }
 
 // Bytes is the packed size of a weight in any layout, of all its experts.
@@ -186,6 +193,9 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 		return diag.New(diag.ClassInput, "pack weight %q: importance is that of %d rows, want %d", spec.Name, imp.k, k)
 	}
 	q4 := spec.Layout != op.RowsLayout && (spec.Scheme == "q4b32" || spec.Scheme == "q4b128")
+	if spec.Layout == Onnx && spec.Scheme == "q4c" { // neighbouring tiles share bytes there
+		return packOnnxQ4C(dst, spec, src, imp)
+	}
 	front := k - spec.K // rows that are not packed
 	if front > 0 && (!q4 || imp.rank == 0) {
 		if src, err = Slice(src, front, k, 0, n); err != nil {
@@ -203,8 +213,11 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 			return err
 		}
 		clearPadding(dst, values, at, scales)
-		if spec.Scheme == "w32" {
+		switch spec.Scheme {
+		case "w32":
 			return packRows(dst, spec, op.F32, src)
+		case "w16":
+			return packRows(dst, spec, op.F16, src)
 		}
 	}
 	count := tiles(spec.N)
@@ -213,7 +226,9 @@ func PackFor(dst []byte, spec op.WeightSpec, src Source, imp *Importance) error 
 	return parallel(count, func() func(int) error {
 		p := tilePacker{spec: spec, src: src, front: front, rows: rows, buf: make([]float32, rows*TileN)}
 		if q4 {
-			p.imp, p.feed = imp, newFeedback(imp, q4Block(spec.Scheme))
+			p.imp, p.feed = imp, newFeedback(imp, q4Block(spec.Scheme), -8)
+		} else if spec.Scheme == "q4c" {
+			p.imp, p.feed = imp, newFeedback(imp, BlockK, -7)
 		}
 		if spec.Layout == Onnx {
 			p.onnx = newOnnxPacker(dst, at, spec, rows)
@@ -306,9 +321,10 @@ type tilePacker struct {
 	rows  int
 	buf   []float32
 
-	imp    *Importance // of 4-bit blocks
+	imp    *Importance // of 4-bit values
 	feed   *feedback
 	search blockSearch
+	held   [TileN][]float32 // of q4c: the columns in buf
 
 	onnx *onnxPacker // nil: layout N32
 }
@@ -354,6 +370,11 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 	var scale [TileN]float32 // of q8c; complete only after all rows were seen
 	if p.spec.Scheme == "q8c" && p.rows < p.spec.K {
 		if err := p.columnScales(&scale, t); err != nil {
+			return err
+		}
+	}
+	if p.spec.Scheme == "q4c" {
+		if err := p.searchColumns(&scale, t); err != nil {
 			return err
 		}
 	}
@@ -403,11 +424,19 @@ func (p *tilePacker) pack(dst []byte, t int) error {
 			if err == nil && p.onnx != nil && k0 >= p.front {
 				p.onnx.q4(block, p.spec.K, p.spec.N, t, k0-p.front, k1-p.front)
 			}
+		case "q4c":
+			p.packQ4C(dst[k0*16:len(dst)-4*TileN], &cols, k1-k0, k0, &scale)
 		case "w16":
 			err = p.packW16(dst[k0*2*TileN:k1*2*TileN], &cols, t, k0)
 		}
 		if err != nil {
 			return err
+		}
+	}
+	if p.spec.Scheme == "q4c" {
+		tail := dst[len(dst)-4*TileN:]
+		for c := range TileN {
+			binary.LittleEndian.PutUint32(tail[4*c:], math.Float32bits(scale[c]))
 		}
 	}
 	if p.spec.Scheme == "q8c" && p.onnx != nil {
@@ -598,6 +627,83 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 
 	return nil
 }
 
+// searchColumns finds the scales of the 4-bit columns of tile t, in two more passes over what is longer than the buffer.
+func (p *tilePacker) searchColumns(scale *[TileN]float32, t int) error {
+	var search columnSearch
+	for pass := range 2 {
+		for k0 := 0; k0 < p.spec.K; k0 += p.rows {
+			if pass == 0 || p.rows < p.spec.K {
+				cols, err := p.read(t, k0, min(k0+p.rows, p.spec.K))
+				if err != nil {
+					return err
+				}
+				p.held = cols
+			}
+			for c, col := range p.held {
+				if col == nil {
+					continue
+				}
+				if pass == 0 {
+					top, err := p.absmax(col, k0, t*TileN+c)
+					if err != nil {
+						return err
+					}
+					search[c].top = max(search[c].top, top)
+					continue
+				}
+				var w []float32
+				if p.imp != nil {
+					w = p.imp.weight[k0:]
+				}
+				search.add(c, col, w)
+			}
+		}
+	}
+	for c := range scale {
+		scale[c] = search.scale(c)
+	}
+	return nil
+}
+
+// packQ4C quantises k rows of a tile, from row k0 of the weight, with known column scales.
+func (p *tilePacker) packQ4C(dst []byte, cols *[TileN][]float32, k, k0 int, scale *[TileN]float32) {
+	dst = dst[:(k+BlockK-1)/BlockK*16*BlockK]
+	for i := range dst {
+		dst[i] = 0x88
+	}
+	var q [BlockK]int32
+	for c, col := range cols {
+		d := scale[c]
+		if col == nil {
+			continue
+		}
+		shift := 4 * (c / 16)
+		mask := byte(0xf0 >> shift)
+		for b := 0; b*BlockK < k; b++ {
+			part := col[b*BlockK : min((b+1)*BlockK, k)]
+			codes := q[:len(part)]
+			switch {
+			case p.feed != nil:
+				p.feed.codes(codes, part, p.feed.targets(part, k0+b*BlockK, c), k0+b*BlockK, c, d)
+			case d == 0:
+				continue
+			default:
+				for i, x := range part {
+					codes[i] = max(-7, quant4(x/d))
+				}
+			}
+			if d == 0 {
+				continue
+			}
+			at := dst[b*16*BlockK+c%16*4:]
+			for i, v := range codes {
+				o := i>>2<<6 + i&3
+				at[o] = at[o]&mask | byte(v+8)<<shift
+			}
+		}
+	}
+}
+
 func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	width := min(TileN, spec.N-n0)
 	at := func(k int) []float32 { return dst[k*spec.N+n0 : k*spec.N+n0+width] }
@@ -613,6 +719,16 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 			row := at(k)
 			for c := range row {
 				row[c] = float32(int8(tile[k>>2<<7+c*4+k&3])) * scale[c]
+			}
+		}
+	case "q4c":
+		var scale [TileN]float32
+		decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+		for k := range spec.K {
+			row := at(k)
+			for c := range row {
+				q := tile[k>>2<<6+c%16*4+k&3] >> (4 * (c / 16)) & 15
+				row[c] = float32(int32(q)-8) * scale[c]
 			}
 		}
 	case "w16":
@@ -661,6 +777,9 @@ func packRows(dst []byte, spec op.WeightSpec, t op.Type, src Source) error {
 						v := buf[(n-n0)*(k1-k0)+k-k0]
 						if !finite(v) {
 							return refuse(v, k, n, "is not finite")
+						}
+						if spec.Scheme == "w16" { // as N32 holds it
+							v = math.Float32frombits(uint32(floatToBrain(v)) << 16)
 						}
 						switch t {
 						case op.F32:

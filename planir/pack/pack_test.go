@@ -155,6 +155,74 @@ func TestLayoutQ4B128(t *testing.T) {
 	})
 }
 
+// q4c has the nibbles of q4b32 and a scale per column.
+func TestLayoutQ4C(t *testing.T) {
+	const k, n = 34, 17
+	w := make([]float32, k*n)
+	for i := range k { // all codes are +-7 or 0: nothing to search
+		w[i*n+0], w[i*n+16] = 3.5, -14
+	}
+	w[5*n+0] = 0
+	b := mustPack(t, op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}, floats(t, w, k, n))
+	if len(b) != 2*512+128 {
+		t.Fatalf("got %d bytes", len(b))
+	}
+	want := map[int]byte{}
+	for i := range k {
+		want[i/32*512+i%32/4*64+i%4] = 0x1f
+	}
+	want[64+1] = 0x18
+	put32(want, 1024, math.Float32bits(0.5))
+	put32(want, 1024+4*16, math.Float32bits(2))
+	expect(t, b, func(i int) byte {
+		if i < 1024 {
+			return 0x88
+		}
+		return 0
+	}, want)
+}
+
+// A scale per column is never worse than that of the largest magnitude, and of no other code than 1..15.
+func TestColumnSearch(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, k, n := drawMatrix(t)
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: "q4c", Layout: N32}
+		b := make([]byte, must(Bytes(spec)))
+		if err := Pack(b, spec, must(Floats(w, k, n))); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, k*n)
+		if err := Unpack(got, spec, b); err != nil {
+			t.Fatal(err)
+		}
+		for c := range n {
+			var top float32
+			for i := range k {
+				top = max(top, abs(w[i*n+c]))
+			}
+			var searched, plain float64
+			for i := range k {
+				x := w[i*n+c]
+				e := float64(got[i*n+c]) - float64(x)
+				searched += e * e
+				if d := top / 7; d > 0 {
+					e = float64(float32(quant4(x/d))*d) - float64(x)
+					plain += e * e
+				}
+			}
+			if searched > plain*(1+1e-5)+1e-20 {
+				t.Fatalf("column %d: squares of errors are %v, those of the largest magnitude %v", c, searched, plain)
+			}
+		}
+		tile := int(must(TileBytes("q4c", k)))
+		for i, x := range b {
+			if i%tile < tile-4*TileN && (x&15 == 0 || x>>4 == 0) {
+				t.Fatalf("byte %d is %#02x: code -8", i, x)
+			}
+		}
+	})
+}
+
 func TestLayoutW16(t *testing.T) {
 	const k, n = 2, 18
 	w := make([]float32, k*n)
@@ -196,7 +264,7 @@ func TestSizes(t *testing.T) {
 		scheme string
 		k      int
 		want   int64
-	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}} {
+	}{{"w32", 3, 384}, {"q8c", 1, 384}, {"q8c", 4, 384}, {"q8c", 5, 512}, {"q4b32", 1, 576}, {"q4b32", 32, 576}, {"q4b32", 33, 1152}, {"q4b128", 1, 2112}, {"q4b128", 129, 4224}, {"w16", 3, 192}, {"q4c", 1, 640}, {"q4c", 32, 640}, {"q4c", 33, 1152}} {
 		if got, err := TileBytes(c.scheme, c.k); err != nil || got != c.want {
 			t.Errorf("TileBytes(%q, %d) = %d, %v, want %d", c.scheme, c.k, got, err, c.want)
 		}
@@ -220,7 +288,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-var schemes = []string{"w32", "w16", "q8c", "q4b32", "q4b128"}
+var schemes = []string{"w32", "w16", "q8c", "q4c", "q4b32", "q4b128"}
 
 // drawMatrix makes a matrix with outliers, zero columns and repeated magnitudes.
 func drawMatrix(t *rapid.T) (w []float32, k, n int) {
@@ -282,6 +350,8 @@ func TestQuantisationError(t *testing.T) {
 					for i := range k {
 						bound(i, i+1, 1.0/256)
 					}
+				case "q4c":
+					bound(0, k, 1)
 				case "q4b32", "q4b128":
 					// A searched scale may clip the largest values; see TestSearchIsNeverWorse.
 					block := q4Block(scheme)
@@ -397,7 +467,7 @@ func TestSourcesAgree(t *testing.T) {
 			t.Fatalf("columns [%d,%d) differ from the tile range", n0, n1)
 		}
 		// A row range at a block boundary, for schemes whose scales do not span it.
-		if block := q4Block(scheme); k > block && scheme != "q8c" {
+		if block := q4Block(scheme); k > block && scheme != "q8c" && scheme != "q4c" {
 			rows := op.WeightSpec{Name: "w", K: k - block, N: n, Scheme: scheme, Layout: N32}
 			b := pack(rows, must(Slice(src, block, k, 0, n)))
 			tile, rest := int(must(TileBytes(scheme, k))), int(must(TileBytes(scheme, k-block)))
@@ -472,7 +542,7 @@ func TestLongColumns(t *testing.T) {
 	for _, scheme := range schemes {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		got := mustUnpack(t, spec, mustPack(t, spec, floats(t, w, k, n)))
-		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
+		limit := map[string]float64{"w32": 0, "w16": 1000.0 / 256, "q8c": 0.51 * 1000 / 127, "q4c": 1000, "q4b32": 1000.0 / 4, "q4b128": 1000.0 / 4}[scheme]
 		for i := range w {
 			if d := math.Abs(float64(got[i] - w[i])); d > limit {
 				t.Fatalf("%s: value %d: got %v, want %v", scheme, i, got[i], w[i])
@@ -499,6 +569,9 @@ func TestRefusesNonFinite(t *testing.T) {
 			{Name: "layers.0.up", K: k, N: n, Scheme: "w32", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q8c", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b32", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q4c", Layout: N32},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "q4c", Layout: Onnx},
+			{Name: "layers.0.up", K: k, N: n, Scheme: "w16", Layout: Onnx},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "q4b128", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "w16", Layout: N32},
 			{Name: "layers.0.up", K: k, N: n, Scheme: "bf16", Layout: op.RowsLayout},
@@ -519,6 +592,7 @@ func TestRefusesNonFinite(t *testing.T) {
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "q4b32", Layout: N32}, 8 * 65520},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "q4b128", Layout: N32}, 8 * 65520},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "w16", Layout: N32}, math.MaxFloat32},
+		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "w16", Layout: Onnx}, -65536},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "f16", Layout: op.RowsLayout}, -65520},
 		{op.WeightSpec{Name: "w", K: 1, N: 1, Scheme: "bf16", Layout: op.RowsLayout}, math.MaxFloat32},
 	} {
@@ -724,6 +798,9 @@ func FuzzUnpack(f *testing.F) {
 	f.Add("q4b32", N32, 34, 17, 1152)
 	f.Add("q4b128", N32, 130, 17, 4224)
 	f.Add("w16", N32, 3, 33, 384)
+	f.Add("q4c", N32, 33, 33, 2304)
+	f.Add("q4c", Onnx, 3, 5, 128)
+	f.Add("w16", Onnx, 3, 5, 64)
 	f.Add("w32", N32, 1, 33, 256)
 	f.Add("bf16", op.RowsLayout, 3, 3, 18)
 	f.Add("q8c", N32, math.MaxInt64, 2, 512)

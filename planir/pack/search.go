@@ -269,20 +269,88 @@ func (s *blockSearch) candidate(u, w []float32) float32 {
 // quant4 is the code of a value in units of its scale, which is not large.
 func quant4(x float32) int32 { return max(-8, min(7, roundEven(x))) }
 
+// Scales of 4-bit columns are searched between the largest magnitude over columnFrom, which clips nothing, and over
+// columnTo.
+const (
+	columnFrom = 7
+	columnBins = 64
+	columnStep = 4 // bins per unit
+	columnTo   = columnFrom + columnBins/columnStep
+)
+
+// columnSearch finds the scales of the 4-bit columns of a tile.
+type columnSearch [TileN]struct {
+	top  float32             // largest magnitude
+	a, b float64             // sums w|u|q and w q^2 of the codes at columnFrom, u the values over top
+	da   [columnBins]float64 // what passing a bin adds to them
+	db   [columnBins]float64
+}
+
+// add counts values x of a column whose largest magnitude is known; errors of theirs cost w, nil is all ones.
+func (s *columnSearch) add(c int, x, w []float32) {
+	p := &s[c]
+	if p.top == 0 {
+		return
+	}
+	for i, v := range x {
+		m := float64(abs(v)) / float64(p.top)
+		if m*columnTo < 0.5 {
+			continue
+		}
+		wi := 1.0
+		if w != nil {
+			wi = float64(w[i])
+		}
+		wm := wi * m
+		q := min(7, math.Floor(float64(m*columnFrom)+0.5))
+		p.a += float64(wm * q)
+		p.b += float64(wi * float64(q*q))
+		step := columnStep / m
+		for next := float64((q+0.5)*step) - columnFrom*columnStep; q < 7 && next < columnBins; next += step {
+			bin := max(0, int(next))
+			p.da[bin] += wm
+			p.db[bin] += float64(wi * float64(2*q+1))
+			q++
+		}
+	}
+}
+
+// scale is the scale d of column c that makes sum w (x - d q)^2 small for codes q = round(x/d) in -7..7: of those
+// searched the best, as least squares give it for the codes it makes. 0 where all values are.
+func (s *columnSearch) scale(c int) float32 {
+	p := &s[c]
+	if p.top == 0 {
+		return 0
+	}
+	a, b := p.a, p.b
+	best, d := -1.0, 0.0
+	for i := -1; i < columnBins; i++ {
+		if i >= 0 {
+			a += p.da[i]
+			b += p.db[i]
+		}
+		if gain := float64(a*a) / b; b > 0 && gain > best {
+			best, d = gain, a/b
+		}
+	}
+	return float32(d * float64(p.top))
+}
+
 // feedback is the state of error feedback for the columns of one tile.
 type feedback struct {
 	imp   *Importance
 	cross []float32
 	block int
+	low   int32     // smallest code
 	state []float32 // [TileN,rank]: what the errors so far are along each direction
 	x     []float32 // [TileN,block]: what the rows of a block are to be, from the errors before it
 }
 
-func newFeedback(imp *Importance, block int) *feedback {
+func newFeedback(imp *Importance, block int, low int32) *feedback {
 	if imp == nil || imp.rank == 0 {
 		return nil
 	}
-	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
+	return &feedback{imp: imp, cross: imp.blockGains(block), block: block, low: low, state: make([]float32, TileN*imp.rank), x: make([]float32, TileN*block)}
 }
 
 // targets writes what rows k, k+1, ... of column c are to be, for their values x.
@@ -341,7 +409,7 @@ func (f *feedback) codes(q []int32, x, want []float32, k, c int, d float32) {
 		if !(abs(v) < 1024) {
 			v = float32(math.Copysign(1024, float64(v)))
 		}
-		q[i] = quant4(v)
+		q[i] = max(f.low, quant4(v))
 		e[i] = float32(float32(q[i])*d) - x[i]
 	}
 	r := f.imp.rank

@@ -148,11 +148,14 @@ func TestSearchAndFeedbackGain(t *testing.T) {
 		scheme string
 		search float64 // at most this share of what came before
 		feed   float64
-	}{{"q4b32", 0.95, 0.5}, {"q4b128", 0.85, 0.5}} {
+	}{{"q4b32", 0.95, 0.5}, {"q4b128", 0.85, 0.5}, {"q4c", 0.95, 0.5}} {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: c.scheme, Layout: N32}
 		src := floats(t, w, k, n)
 		plain := make([]float32, k*n)
 		block := q4Block(c.scheme)
+		if c.scheme == "q4c" {
+			block = k
+		}
 		for col := range n {
 			for k0 := 0; k0 < k; k0 += block {
 				var x []float32
@@ -212,7 +215,7 @@ func TestRowsBehindOthers(t *testing.T) {
 func TestFeedbackDeterministicOverCores(t *testing.T) {
 	const k, n, rank = 256, 200, 9
 	w, ms, dir, _ := random(k, n, rank)
-	for _, scheme := range []string{"q4b32", "q4b128"} {
+	for _, scheme := range []string{"q4b32", "q4b128", "q4c"} {
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
 		var first []byte
 		for _, procs := range []int{1, 2, 5} {
@@ -244,7 +247,7 @@ func TestFeedbackExtremes(t *testing.T) {
 			dir[i] = rapid.SampledFrom([]float32{0, 1, -1, 1e-6, 1e6}).Draw(t, "direction") * float32(math.Sqrt(float64(scale)))
 		}
 		imp := must(NewImportance(ms, dir))
-		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128"}).Draw(t, "scheme"), Layout: N32}
+		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: rapid.SampledFrom([]string{"q4b32", "q4b128", "q4c"}).Draw(t, "scheme"), Layout: N32}
 		dst := make([]byte, must(Bytes(spec)))
 		if err := PackFor(dst, spec, must(Floats(w, k, n)), imp); err != nil {
 			if !strings.Contains(err.Error(), "too large") {

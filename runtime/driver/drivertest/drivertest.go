@@ -454,6 +454,9 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 	}
 
 	for _, scheme := range op.Schemes {
+		if scheme.Grid() || scheme.Half() {
+			continue
+		}
 		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
 			Temps: []op.Value{f32("n", hidden), f32("h", 2*ffn), f32("a", ffn), f32("d", hidden)}}}
 		product := func(k, n int, in, w, y string) {

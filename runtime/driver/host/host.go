@@ -100,7 +100,7 @@ var layouts = map[string]string{
 func capabilities(cores []int) *driver.Capabilities {
 	c := &driver.Capabilities{
 		Kinds:   append([]op.Kind(nil), op.Kinds...),
-		Schemes: append([]op.Scheme(nil), op.Schemes...),
+		Schemes: []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8SQ8C, op.A8TQ4B32, op.A8TQ4B128},
 		Layouts: map[string]string{},
 		KV:      []op.Type{op.F32, op.F16},
 		TileN:   pack.TileN, TileK: pack.BlockK,

@@ -111,7 +111,7 @@ func TestManyWorkers(t *testing.T) {
 		op.Single(op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: op.A8TQ8C, Bias: true}, pack.N32),
 		op.Single(op.Op{Kind: op.QKNorm, M: 300, Heads: 8, KVHeads: 2, HeadDim: 32, Joint: true}, ""),
 	}
-	for _, s := range op.Schemes {
+	for _, s := range capabilities(nil).Schemes {
 		graphs = append(graphs, op.Single(op.Op{Kind: op.MatMul, M: m, K: k + 3, N: n, Scheme: s}, layouts[s.Weight()]))
 	}
 	var first []string
@@ -211,7 +211,7 @@ func TestScratchIsPredicted(t *testing.T) {
 		{Kind: op.Attention, M: 256, Heads: 32, KVHeads: 4, HeadDim: 64, Context: 512, KV: op.F32},
 		{Kind: op.Attention, M: 1, Heads: 8, KVHeads: 8, HeadDim: 128, Context: 512, KV: op.F16},
 	}
-	for _, s := range op.Schemes {
+	for _, s := range capabilities(nil).Schemes {
 		ops = append(ops,
 			op.Op{Kind: op.MatMul, M: 1, K: 256, N: 512, Scheme: s},
 			op.Op{Kind: op.MatMul, M: 512, K: 2048, N: 256, Scheme: s},
