@@ -129,7 +129,7 @@ type Attr struct {
 	Kind Kind
 	F    float32
 	I    int64
-	S    string
+	S    string // text or any bytes
 	Ints []int64
 }
 

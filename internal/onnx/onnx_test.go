@@ -218,3 +218,89 @@ func TestOutline(t *testing.T) {
 		t.Errorf("cut off: %v", err)
 	}
 }
+
+// foreign is small as another program may write it: other versions, documentation, fields in another order, integers
+// packed into one field, sets of operators that nothing uses.
+func foreign() []byte {
+	text := func(b []byte, n protowire.Number) []byte { return putString(b, n, "said") }
+	ints := func(n protowire.Number, v ...uint64) []byte {
+		var b []byte
+		for _, x := range v {
+			b = protowire.AppendVarint(b, x)
+		}
+		return putMessage(nil, n, b)
+	}
+	m := small()
+	n := &m.Graph.Nodes[0]
+	attrs := [][]byte{append(text(putInt(putString(nil, attrName, "d"), attrKind, int64(KindInts)), 13), ints(attrInts, 1, 0, 300)...)}
+	for _, i := range []int{1, 2, 0} {
+		attrs = append(attrs, n.Attrs[i].append(nil))
+	}
+	n.Attrs = nil
+	node := text(text(n.append(nil), 6), 9)
+	for _, a := range attrs {
+		node = putMessage(node, nodeAttr, a)
+	}
+	var c []byte
+	c = append(c, ints(tensorDims, 2)...)
+	c = putString(putInt(c, tensorType, int64(Float32)), tensorName, "c")
+	c = text(putMessage(c, tensorRaw, m.Graph.Initializers[0].Raw), 12)
+	graph := text(putMessage(nil, graphNode, node), 10)
+	graph = putMessage(putMessage(graph, graphInitializer, m.Graph.Initializers[1].append(nil)), graphInitializer, c)
+	graph = putMessage(putString(graph, graphName, "g"), graphInput, text(m.Graph.Inputs[0].append(nil), 3))
+	graph = putMessage(putMessage(graph, graphOutput, m.Graph.Outputs[0].append(nil)), 13, m.Graph.Outputs[0].append(nil))
+	b := putMessage(nil, modelOpset, putInt(putString(nil, opsetDomain, "ai.onnx.ml"), opsetVersion, 5))
+	for _, o := range []OpsetID{m.Opsets[1], m.Opsets[0]} {
+		b = putMessage(b, modelOpset, putInt(putString(nil, opsetDomain, o.Domain), opsetVersion, o.Version))
+	}
+	b = text(putMessage(b, modelGraph, graph), 6)
+	return putInt(putString(putMessage(b, modelProp, putEntry("k", "v")), modelProducer, "p"), modelIR, IR)
+}
+
+// What others write becomes what hetc writes, and what would be lost on the way is refused.
+func TestRead(t *testing.T) {
+	m, err := Read(foreign())
+	if err != nil || !reflect.DeepEqual(m, small()) {
+		t.Errorf("got %+v, want %+v (%v)", m, small(), err)
+	}
+	if _, err := Parse(foreign()); err == nil {
+		t.Error("Parse took a foreign model")
+	}
+	if m, err = Read(small().Marshal()); err != nil || !reflect.DeepEqual(m, small()) {
+		t.Errorf("an own model: %+v (%v)", m, err)
+	}
+	in := func(n protowire.Number, b []byte) []byte { return putMessage(nil, modelGraph, putMessage(nil, n, b)) }
+	for what, c := range map[string]struct {
+		b    []byte
+		want string
+	}{
+		"functions":          {putMessage(nil, 25, nil), "field 25"},
+		"training":           {putMessage(nil, 20, nil), "field 20"},
+		"sparse weights":     {in(15, nil), "field 15"},
+		"a subgraph":         {in(graphNode, putMessage(nil, nodeAttr, putMessage(nil, 6, nil))), "field 6"},
+		"an overload":        {in(graphNode, putString(nil, 8, "x")), "field 8"},
+		"a reference":        {in(graphNode, putMessage(nil, nodeAttr, putString(nil, 21, "x"))), "field 21"},
+		"values of a weight": {in(graphInitializer, putMessage(nil, 4, nil)), "field 4"},
+		"a broken pack":      {in(graphInitializer, putMessage(nil, tensorDims, []byte{0x80})), "unexpected EOF"},
+		"too many bytes":     {make([]byte, MaxBytes+1), "want at most"},
+	} {
+		if m, err := Read(c.b); err == nil || !strings.Contains(err.Error(), c.want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%s: got %+v, %v, want %q", what, m, err, c.want)
+		}
+	}
+}
+
+// What is read of a foreign model is a model of hetc's.
+func FuzzRead(f *testing.F) {
+	f.Add(foreign())
+	f.Add(small().Marshal())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := Read(b)
+		if err != nil {
+			return
+		}
+		if _, err := Parse(m.Marshal()); err != nil {
+			t.Fatalf("read, but not as a model of hetc's: %v", err)
+		}
+	})
+}

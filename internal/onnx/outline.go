@@ -16,9 +16,9 @@ func Outline(b []byte) (*Model, error) {
 		case f.is(modelGraph, message):
 			m.Graph, err = outlineGraph(f.data)
 		case f.is(modelOpset, message):
-			err = grow(&m.Opsets, maxCount, "opsets", f.data, parseOpset)
+			err = grow(&m.Opsets, maxCount, "opsets", f.data, reader{}.opset)
 		case f.is(modelProp, message):
-			err = grow(&m.Props, maxCount, "metadata", f.data, parseEntry)
+			err = grow(&m.Props, maxCount, "metadata", f.data, reader{}.entry)
 		}
 		return err
 	})

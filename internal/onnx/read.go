@@ -3,7 +3,9 @@ package onnx
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -13,7 +15,7 @@ import (
 
 // Bounds of what is read. They are far above any model hetc writes.
 const (
-	MaxBytes = 16 << 20 // of a model
+	MaxBytes = 1 << 30 // of a model, which may hold what a vendor compiled
 
 	maxCount = 1 << 16 // nodes, operands, initializers, inputs, outputs, entries
 	maxRank  = 8
@@ -26,7 +28,7 @@ func Parse(b []byte) (*Model, error) {
 	if len(b) > MaxBytes {
 		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(b), MaxBytes)
 	}
-	m, err := parseModel(b)
+	m, err := reader{}.model(b)
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "read onnx model: %w", err)
 	}
@@ -34,6 +36,62 @@ func Parse(b []byte) (*Model, error) {
 		return nil, diag.New(diag.ClassInput, "read onnx model: it is not in the form that hetc writes")
 	}
 	return m, nil
+}
+
+// Read reads what another program wrote, as far as hetc's models go: Marshal gives its one encoding. What only describes
+// is dropped (documentation, types of inner values, metadata of nodes, sets of operators that no node is of); what the
+// model means and hetc does not write is refused (functions, subgraphs, sparse weights, shapes that are not static).
+// Attributes and initializers are sorted by name: programs write them in any order, and no meaning lies in it.
+func Read(b []byte) (*Model, error) {
+	if len(b) > MaxBytes {
+		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(b), MaxBytes)
+	}
+	m, err := reader{foreign: true}.model(b)
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "read onnx model: %w", err)
+	}
+	used := map[string]bool{"": true}
+	for i := range m.Graph.Nodes {
+		n := &m.Graph.Nodes[i]
+		used[n.Domain] = true
+		slices.SortStableFunc(n.Attrs, func(a, b Attr) int { return strings.Compare(a.Name, b.Name) })
+	}
+	slices.SortStableFunc(m.Graph.Initializers, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
+	m.Opsets = slices.DeleteFunc(m.Opsets, func(o OpsetID) bool { return !used[o.Domain] })
+	slices.SortStableFunc(m.Opsets, func(a, b OpsetID) int { return strings.Compare(a.Domain, b.Domain) })
+	return m, nil
+}
+
+// reader reads hetc's own models, or foreign ones.
+type reader struct{ foreign bool }
+
+// other is for fields without a meaning of hetc's: dropped are those that describe, in foreign models.
+func (r reader) other(f field, what string, describing ...protowire.Number) error {
+	if r.foreign && slices.Contains(describing, f.num) {
+		return nil
+	}
+	return f.unknown(what)
+}
+
+// ints reads integers of a repeated field, which other programs may pack into one.
+func (r reader) ints(f field, num protowire.Number, add func(int64) error) (ok bool, err error) {
+	if f.is(num, varint) {
+		return true, add(f.int)
+	}
+	if !r.foreign || !f.is(num, message) {
+		return false, nil
+	}
+	for b := f.data; len(b) > 0; {
+		v, n := protowire.ConsumeVarint(b)
+		if n < 0 {
+			return true, protowire.ParseError(n)
+		}
+		if err := add(int64(v)); err != nil {
+			return true, err
+		}
+		b = b[n:]
+	}
+	return true, nil
 }
 
 // field is one field of a message: an integer or bytes.
@@ -115,7 +173,7 @@ const (
 	message = protowire.BytesType
 )
 
-func parseModel(b []byte) (*Model, error) {
+func (r reader) model(b []byte) (*Model, error) {
 	m := &Model{}
 	err := each(b, "model", func(f field) (err error) {
 		switch {
@@ -124,20 +182,20 @@ func parseModel(b []byte) (*Model, error) {
 		case f.is(modelProducer, message):
 			err = f.text(&m.Producer, "producer")
 		case f.is(modelGraph, message):
-			m.Graph, err = parseGraph(f.data)
+			m.Graph, err = r.graph(f.data)
 		case f.is(modelOpset, message):
-			err = grow(&m.Opsets, maxCount, "opsets", f.data, parseOpset)
+			err = grow(&m.Opsets, maxCount, "opsets", f.data, r.opset)
 		case f.is(modelProp, message):
-			err = grow(&m.Props, maxCount, "metadata", f.data, parseEntry)
+			err = grow(&m.Props, maxCount, "metadata", f.data, r.entry)
 		default:
-			err = f.unknown("model")
+			err = r.other(f, "model", 3, 4, 5, 6)
 		}
 		return err
 	})
 	return m, err
 }
 
-func parseOpset(b []byte) (o OpsetID, err error) {
+func (r reader) opset(b []byte) (o OpsetID, err error) {
 	err = each(b, "opset", func(f field) error {
 		switch {
 		case f.is(opsetDomain, message):
@@ -151,7 +209,7 @@ func parseOpset(b []byte) (o OpsetID, err error) {
 	return o, err
 }
 
-func parseEntry(b []byte) (p Prop, err error) {
+func (r reader) entry(b []byte) (p Prop, err error) {
 	err = each(b, "entry", func(f field) error {
 		switch {
 		case f.is(entryKey, message):
@@ -164,26 +222,26 @@ func parseEntry(b []byte) (p Prop, err error) {
 	return p, err
 }
 
-func parseGraph(b []byte) (g Graph, err error) {
+func (r reader) graph(b []byte) (g Graph, err error) {
 	err = each(b, "graph", func(f field) error {
 		switch {
 		case f.is(graphNode, message):
-			return grow(&g.Nodes, maxCount, "nodes", f.data, parseNode)
+			return grow(&g.Nodes, maxCount, "nodes", f.data, r.node)
 		case f.is(graphName, message):
 			return f.text(&g.Name, "graph")
 		case f.is(graphInitializer, message):
-			return grow(&g.Initializers, maxCount, "initializers", f.data, parseTensor)
+			return grow(&g.Initializers, maxCount, "initializers", f.data, r.tensor)
 		case f.is(graphInput, message):
-			return grow(&g.Inputs, maxCount, "inputs", f.data, parseValue)
+			return grow(&g.Inputs, maxCount, "inputs", f.data, r.value)
 		case f.is(graphOutput, message):
-			return grow(&g.Outputs, maxCount, "outputs", f.data, parseValue)
+			return grow(&g.Outputs, maxCount, "outputs", f.data, r.value)
 		}
-		return f.unknown("graph")
+		return r.other(f, "graph", 10, 13, 14, 16)
 	})
 	return g, err
 }
 
-func parseNode(b []byte) (n Node, err error) {
+func (r reader) node(b []byte) (n Node, err error) {
 	text := func(b []byte) (s string, err error) {
 		err = field{data: b}.text(&s, "operand")
 		return s, err
@@ -199,16 +257,16 @@ func parseNode(b []byte) (n Node, err error) {
 		case f.is(nodeOp, message):
 			return f.text(&n.Op, "node")
 		case f.is(nodeAttr, message):
-			return grow(&n.Attrs, maxCount, "attributes", f.data, parseAttr)
+			return grow(&n.Attrs, maxCount, "attributes", f.data, r.attr)
 		case f.is(nodeDomain, message):
 			return f.text(&n.Domain, "node")
 		}
-		return f.unknown("node")
+		return r.other(f, "node", 6, 9)
 	})
 	return n, err
 }
 
-func parseAttr(b []byte) (a Attr, err error) {
+func (r reader) attr(b []byte) (a Attr, err error) {
 	err = each(b, "attribute", func(f field) error {
 		switch {
 		case f.is(attrName, message):
@@ -220,18 +278,22 @@ func parseAttr(b []byte) (a Attr, err error) {
 			a.I = f.int
 			return nil
 		case f.is(attrS, message):
-			return f.text(&a.S, "attribute")
-		case f.is(attrInts, varint):
-			if len(a.Ints) >= maxCount {
-				return diag.New(diag.ClassInput, "more than %d integers in an attribute", maxCount)
-			}
-			a.Ints = append(a.Ints, f.int)
+			a.S = string(f.data) // bytes: what a vendor compiled is one
 			return nil
 		case f.is(attrKind, varint):
 			a.Kind = Kind(f.int)
 			return nil
 		}
-		return f.unknown("attribute")
+		if ok, err := r.ints(f, attrInts, func(v int64) error {
+			if len(a.Ints) >= maxCount {
+				return diag.New(diag.ClassInput, "more than %d integers in an attribute", maxCount)
+			}
+			a.Ints = append(a.Ints, v)
+			return nil
+		}); ok {
+			return err
+		}
+		return r.other(f, "attribute", 13)
 	})
 	switch a.Kind {
 	case KindFloat, KindInt, KindString, KindInts:
@@ -264,13 +326,11 @@ func elements(dims []int64) (int64, bool) {
 	return n, true
 }
 
-func parseTensor(b []byte) (t Tensor, err error) {
+func (r reader) tensor(b []byte) (t Tensor, err error) {
 	var external []Prop
 	var where int64
 	err = each(b, "initializer", func(f field) error {
 		switch {
-		case f.is(tensorDims, varint):
-			return dimension(&t.Dims, f.int)
 		case f.is(tensorType, varint):
 			t.Type = Type(f.int)
 			return nil
@@ -282,12 +342,15 @@ func parseTensor(b []byte) (t Tensor, err error) {
 			}
 			return nil
 		case f.is(tensorExternal, message):
-			return grow(&external, 3, "external data", f.data, parseEntry)
+			return grow(&external, 3, "external data", f.data, r.entry)
 		case f.is(tensorLocation, varint):
 			where = f.int
 			return nil
 		}
-		return f.unknown("initializer")
+		if ok, err := r.ints(f, tensorDims, func(v int64) error { return dimension(&t.Dims, v) }); ok {
+			return err
+		}
+		return r.other(f, "initializer", 12, 16)
 	})
 	if err != nil {
 		return t, err
@@ -315,7 +378,7 @@ func parseTensor(b []byte) (t Tensor, err error) {
 	return t, nil
 }
 
-func parseValue(b []byte) (v Value, err error) {
+func (r reader) value(b []byte) (v Value, err error) {
 	var tensor, shape []byte
 	err = each(b, "value", func(f field) error {
 		switch {
@@ -330,7 +393,7 @@ func parseValue(b []byte) (v Value, err error) {
 				return nil
 			})
 		}
-		return f.unknown("value")
+		return r.other(f, "value", 3, 4)
 	})
 	if err != nil {
 		return v, err

@@ -246,6 +246,7 @@ type Weights []Packed
 type Artifact struct {
 	Driver string           // driver that loads it
 	Code   []byte           // driver-specific; canonical JSON of the graph for host and sim
+	Shared []byte           // Baked.Shared of the artifact's group, which Code refers to; nil when Code holds all
 	Facts  map[string]int64 // what the compiler reported, e.g. "bytes"; never a time
 }
 
