@@ -13,7 +13,13 @@ func Dump(p *Plan) string {
 	line("plan %s model %s soc %s control %s context %d kv %s", p.Schema, p.Model.Name, p.SoC.Name, p.SoC.Control, p.MaxContext, p.KV)
 	for i := range p.Procs {
 		q := &p.Procs[i]
-		line("proc %s %s %s/%s cores %v tile k%d n%d", q.Name, q.Kind, q.Driver, q.Select, q.Cores, q.TileK, q.TileN)
+		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", q.Name, q.Kind, q.Driver, q.Select, q.Cores, q.TileK, q.TileN, when(q.Bakes, " bakes"), when(q.Shares, " shares"))
+	}
+	if t := p.Target; t != nil {
+		line("target %s%s%s", t.SoC, when(t.Emulator, " emulator"), when(t.Simulated, " simulated times"))
+		for _, f := range t.Fallbacks {
+			line("fallback %s@%d from %s: %s", f.Node, f.Rows, f.From, f.Reason)
+		}
 	}
 	for i := range p.Decisions {
 		d := &p.Decisions[i]
@@ -39,14 +45,14 @@ func Dump(p *Plan) string {
 		line("weight %s [%d,%d] layers %v from %s%s", w.Name, w.K, w.N, w.Layers, from, folds)
 	}
 	for _, k := range pr.Packs {
-		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes)
+		line("pack %s of %s [%d:%d,%d:%d] %s %s %d bytes%s", k.Name, k.Weight, k.K0, k.K1, k.N0, k.N1, k.Scheme, k.Layout, k.Bytes, when(k.Baked, " baked"))
 	}
 	for _, g := range pr.Graphs {
 		ops := make([]string, len(g.Graph.Nodes))
 		for i, n := range g.Graph.Nodes {
 			ops[i] = n.Op.Key()
 		}
-		line("graph %s on %s as %s: %s", g.Name, g.Proc, g.Artifact, strings.Join(ops, "; "))
+		line("graph %s on %s as %s%s: %s", g.Name, g.Proc, g.Artifact, when(g.Context != "", " in "+g.Context), strings.Join(ops, "; "))
 	}
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
@@ -65,6 +71,13 @@ func Dump(p *Plan) string {
 		line("tokens %d..%d: %s", d.Min, d.Max, d.Program)
 	}
 	return b.String()
+}
+
+func when(set bool, s string) string {
+	if set {
+		return s
+	}
+	return ""
 }
 
 func sequences(n int) string {

@@ -30,6 +30,10 @@ type Memory struct {
 	Max   int64 `json:"max_bytes,omitempty" yaml:"max_bytes,omitempty"` // the bound that solve was given, 0: none
 }
 
+// FurtherGraph: where graphs that bake the same weights share one binary, each beyond the first adds one part in so many
+// to it.
+const FurtherGraph = 100
+
 // TableStep is what reading one row of a mapped table makes resident at most: systems map the pages
 // around it with it, up to the largest page they have in their cache of the file.
 const TableStep = 2 << 20
@@ -66,6 +70,11 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	}
 	const prefill, decode = 1, 2
 	uses, prepacked := map[string]int{}, map[string]bool{}
+	bakedBy := map[string]map[string]int{} // of baked packs, the graphs with the phases that run them
+	shared := map[string]bool{}            // graphs that refer to a binary of several
+	for i := range pr.Graphs {
+		shared[pr.Graphs[i].Name] = pr.Graphs[i].Context != ""
+	}
 	var steps, sessions int64 // loaded, once for each layer
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
@@ -79,16 +88,22 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		for j := range ph.Sections {
 			for _, l := range ph.Sections[j].Lanes {
 				q := p.Proc(l.Proc)
-				prepacks := q != nil && q.Prepacks
+				prepacks, bakes := q != nil && q.Prepacks, q != nil && q.Bakes
 				for k := range l.Steps {
 					st := &l.Steps[k]
 					steps += int64(max(1, ph.Sections[j].Layers))
-					if prepacks {
+					if prepacks || bakes {
 						sessions += int64(max(1, ph.Sections[j].Layers))
 					}
 					for _, w := range st.W {
 						uses[w.Pack] |= phase
 						prepacked[w.Pack] = prepacked[w.Pack] || prepacks
+						if bakes {
+							if bakedBy[w.Pack] == nil {
+								bakedBy[w.Pack] = map[string]int{}
+							}
+							bakedBy[w.Pack][st.Run] |= phase
+						}
 					}
 				}
 			}
@@ -101,17 +116,33 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 		if prepacked[k.Name] && rows[k.Name] == 0 && k.Layout != op.RowsLayout {
 			m.Prepacked += bytes
 		}
-		switch use := uses[k.Name]; {
+		held := func(use int, bytes int64) {
+			switch use {
+			case prefill:
+				m.PrefillWeights += bytes
+			case decode:
+				m.DecodeWeights += bytes
+			}
+			m.Weights += bytes
+		}
+		switch use, graphs := uses[k.Name], bakedBy[k.Name]; {
+		case len(graphs) > 0:
+			first := true // of those that share a binary
+			for name, phases := range graphs {
+				switch {
+				case !shared[name]:
+					held(phases, bytes)
+				case first:
+					held(use, bytes)
+					first = false
+				default:
+					held(use, bytes/FurtherGraph)
+				}
+			}
 		case rows[k.Name] > 0:
 			m.Tables += touched(bytes, p.MaxContext*p.Sequences())
-		case use == prefill:
-			m.PrefillWeights += bytes
-			m.Weights += bytes
-		case use == decode:
-			m.DecodeWeights += bytes
-			m.Weights += bytes
 		case use != 0:
-			m.Weights += bytes
+			held(use, bytes)
 		}
 	}
 	m.Cache = pr.Cache.Bytes()

@@ -31,7 +31,8 @@ type Plan struct {
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
 	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
 	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
-	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"` // of experts, when solved with loads
+	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"`   // of experts, when solved with loads
+	Target      *Target      `json:"target,omitempty" yaml:"target,omitempty"` // what emit made it a plan for; nil: it is as solve wrote it
 	Program     Program      `json:"program" yaml:"program"`
 }
 
@@ -42,6 +43,24 @@ type ModelRef struct {
 	Digest string `json:"digest" yaml:"digest"`
 	EOS    []int  `json:"eos,omitempty" yaml:"eos,omitempty"` // token ids that end generation
 	BOS    int    `json:"bos" yaml:"bos"`                     // -1: none
+}
+
+// Target says for what emit rewrote a plan that solve had made for a simulated SoC: its decisions are solve's but for
+// those listed, its processors are those that execute it.
+type Target struct {
+	SoC      string `json:"soc" yaml:"soc"`                               // the target's name
+	Emulator bool   `json:"emulator,omitempty" yaml:"emulator,omitempty"` // a twin, for the vendor's emulator and this CPU, of the plan for the device
+	// Simulated: the times that the plan expects come from a simulation of the target, not from a measurement on it.
+	Simulated bool       `json:"simulated,omitempty" yaml:"simulated,omitempty"`
+	Fallbacks []Fallback `json:"fallbacks,omitempty" yaml:"fallbacks,omitempty"` // in the order of the decisions
+}
+
+// Fallback is a decision that emit was allowed to give to the control processor.
+type Fallback struct {
+	Node   string `json:"node" yaml:"node"`
+	Rows   int    `json:"rows" yaml:"rows"`
+	From   string `json:"from" yaml:"from"`     // the processors that solve had chosen, as Decision.ShareText
+	Reason string `json:"reason" yaml:"reason"` // why one of them does not execute it
 }
 
 // SoCRef names the machine a plan is for.
@@ -81,6 +100,8 @@ type Proc struct {
 	WeightRanges  bool  `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`
 	Prepacks      bool  `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`       // its library holds a copy of weights of its own
 	Fuses         bool  `json:"fuses,omitempty" yaml:"fuses,omitempty"`             // neighbouring steps are one graph, products too
+	Bakes         bool  `json:"bakes,omitempty" yaml:"bakes,omitempty"`             // its artifacts hold their weights
+	Shares        bool  `json:"shares,omitempty" yaml:"shares,omitempty"`           // artifacts that hold the same weights refer to one binary
 	GraphBytes    int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
 }
 

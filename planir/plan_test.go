@@ -36,6 +36,13 @@ func testProcs() []planir.Proc {
 	return []planir.Proc{host("a", "0", 0), host("ab", "0-1", 0, 1), host("b", "1", 1), npu}
 }
 
+// htp is the NPU, baking its weights.
+func htp() planir.Proc {
+	p := testProcs()[3]
+	p.Name, p.Bakes, p.Shares = "htp", true, true
+	return p
+}
+
 // graph is the demo model's, cut down to two layers.
 func graph(t testing.TB) *models.Graph {
 	t.Helper()
@@ -82,6 +89,9 @@ func build(t testing.TB, scheme op.Scheme, rows []int, change func(d *planir.Dec
 		if change != nil {
 			change(&p.Decisions[i])
 		}
+	}
+	if slices.ContainsFunc(p.Decisions, func(d planir.Decision) bool { return strings.Contains(d.ShareText(), "htp") }) {
+		p.Procs = slices.Insert(p.Procs, 3, htp())
 	}
 	if err := lower.Lower(p, g); err != nil {
 		t.Fatal(err)
@@ -173,6 +183,19 @@ var shapes = map[string]struct {
 		if d.Node == "layers.ffn_down" && d.Rows > 1 {
 			split(d, planir.Hybrid, planir.AxisCols, "a", 64, "npu", 256)
 			d.Shares[1].PadRows = 32
+		}
+	}},
+	"baked": {op.A8TQ8C, []int{1, 16, 32}, func(d *planir.Decision) {
+		switch d.Node {
+		case "layers.qkv": // columns of one weight, an owner each
+			split(d, planir.WeightCentric, planir.AxisCols, "htp", 256, "a", 512)
+		case "layers.ffn_down":
+			d.Shares = []planir.Share{{Proc: "htp"}}
+			if d.Rows == 16 {
+				d.Strategy, d.Shares[0].PadRows = planir.Padding, 24
+			}
+		case "layers.ffn_add", "head.lm_head", "layers.ffn_norm":
+			d.Shares = []planir.Share{{Proc: "htp"}}
 		}
 	}},
 	"three": {op.A32W32, []int{1, 16}, func(d *planir.Decision) {
@@ -509,6 +532,43 @@ func TestRules(t *testing.T) {
 			c.mutate(p.Tiers)
 		}})
 	}
+	for _, c := range []struct {
+		name   string
+		mutate func(t *testing.T, p *planir.Plan)
+	}{
+		{"a pack that is not baked", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.ffn_down").Baked = false }},
+		{"a baked pack on a processor that bakes nothing", func(t *testing.T, p *planir.Plan) { pack(t, p, "layers.attn_out").Baked = true }},
+		{"other weights at another length", func(t *testing.T, p *planir.Plan) {
+			k := *pack(t, p, "layers.ffn_down")
+			k.Name = "another"
+			p.Program.Packs = append(p.Program.Packs, k)
+			step(t, p, 32, "layers.ffn_down", "htp").W[0].Pack = k.Name
+		}},
+		{"shares nothing and has a context", func(t *testing.T, p *planir.Plan) { p.Proc("htp").Shares = false }},
+		{"shares and has no context", func(t *testing.T, p *planir.Plan) { bakedGraph(t, p).Context = "" }},
+		{"artifact of two graphs", func(t *testing.T, p *planir.Plan) { bakedGraph(t, p).Artifact = p.Program.Graphs[0].Artifact }},
+		{"context of the name of an artifact", func(t *testing.T, p *planir.Plan) {
+			g := bakedGraph(t, p)
+			old := g.Context
+			for i := range p.Program.Graphs {
+				if p.Program.Graphs[i].Context == old {
+					p.Program.Graphs[i].Context = g.Artifact
+				}
+			}
+		}},
+		{"two sets of weights in one context", func(t *testing.T, p *planir.Plan) {
+			for i := range p.Program.Graphs {
+				if g := &p.Program.Graphs[i]; g.Context != "" {
+					g.Context = "context/0000"
+				}
+			}
+		}},
+	} {
+		cases = append(cases, struct {
+			rule, name, shape string
+			mutate            func(t *testing.T, p *planir.Plan)
+		}{"P016", c.name, "baked", c.mutate})
+	}
 	broken := map[string]bool{}
 	for _, c := range cases {
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {
@@ -536,6 +596,121 @@ func TestRules(t *testing.T) {
 	for _, r := range planir.Rules {
 		if !broken[r.ID] {
 			t.Errorf("rule %s has no plan that breaks it", r.ID)
+		}
+	}
+}
+
+// pack is the only one of a weight.
+func pack(t *testing.T, p *planir.Plan, weight string) *planir.Pack {
+	t.Helper()
+	var found *planir.Pack
+	for i := range p.Program.Packs {
+		if k := &p.Program.Packs[i]; k.Weight == weight && (k.Baked || found == nil || !found.Baked) {
+			if found != nil && found.Baked {
+				t.Fatalf("packs %q and %q of weight %q", found.Name, k.Name, weight)
+			}
+			found = k
+		}
+	}
+	if found == nil {
+		t.Fatalf("no pack of weight %q", weight)
+	}
+	return found
+}
+
+// bakedGraph is the last graph that refers to a binary.
+func bakedGraph(t *testing.T, p *planir.Plan) *planir.Graph {
+	t.Helper()
+	for i := len(p.Program.Graphs) - 1; i > 0; i-- {
+		if p.Program.Graphs[i].Context != "" {
+			return &p.Program.Graphs[i]
+		}
+	}
+	t.Fatal("nothing is baked")
+	return nil
+}
+
+// What is baked is in no weights blob, and every graph of a processor that bakes is in one group for each of its layers,
+// with the graphs of other lengths that hold the same weights.
+func TestBakings(t *testing.T) {
+	s := shapes["baked"]
+	p := build(t, s.scheme, s.rows, s.change)
+	for _, b := range p.Program.WeightBlobs() {
+		for _, k := range b.Packs {
+			if k.Pack.Baked {
+				t.Errorf("baked pack %q lies in blob %q", k.Pack.Name, b.Name)
+			}
+		}
+	}
+	type group struct {
+		layer  int
+		weight string
+		rows   []int
+	}
+	var got []string
+	blobs := map[string]bool{}
+	for _, b := range p.Bakings() {
+		x := group{layer: b.Layer}
+		for _, r := range b.W {
+			x.weight += r.String() + " "
+		}
+		for _, g := range b.Graphs {
+			x.rows = append(x.rows, g.Graph.Rows())
+			if g.Context != b.Context {
+				t.Errorf("graph %q of context %q in a group of context %q", g.Name, g.Context, b.Context)
+			}
+			if blob := planir.LayerBlob(g.Artifact, b.Layer); blobs[blob] {
+				t.Errorf("two artifacts %q", blob)
+			} else {
+				blobs[blob] = true
+			}
+		}
+		if blob := planir.LayerBlob(b.Context, b.Layer); blobs[blob] {
+			t.Errorf("two binaries %q", blob)
+		} else {
+			blobs[blob] = true
+		}
+		got = append(got, fmt.Sprintf("%+v", x))
+	}
+	want := []string{
+		"{layer:0 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}", "{layer:1 weight:layers.qkv/q8c.n32.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:0 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}", "{layer:1 weight:layers.ffn_norm/f32.rows.htp.n0-256[0:256]  rows:[1 16 32]}",
+		"{layer:0 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}", "{layer:1 weight:layers.ffn_down/q8c.n32.htp.n0-256[0:256]  rows:[1 24 32]}",
+		"{layer:-1 weight: rows:[1]}", "{layer:-1 weight:head.lm_head/q8c.n32.htp.n0-2048[0:2048]  rows:[1]}",
+		"{layer:-1 weight: rows:[16]}", "{layer:-1 weight: rows:[32]}",
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	// A binary holds weights once, and a little for each further number of rows; artifacts that share nothing hold their own.
+	apart := build(t, s.scheme, s.rows, s.change)
+	apart.Proc("htp").Shares = false
+	if err := lower.Lower(apart, graph(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := planir.Check(apart).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var once, more int64
+	for _, b := range p.Bakings() {
+		for _, r := range b.W {
+			bytes := pack(t, p, strings.SplitN(r.Pack, "/", 2)[0]).Bytes
+			bytes = (bytes + 4095) / 4096 * 4096
+			for i := range b.Graphs {
+				if b.Layer <= 0 && i > 0 { // the layers of a pack are counted together
+					once, more = once+2*bytes/planir.FurtherGraph, more+2*bytes
+				}
+			}
+		}
+	}
+	if got := planir.MemoryOf(apart).Weights - planir.MemoryOf(p).Weights; once == 0 || got != more-once {
+		t.Errorf("not sharing takes %d bytes, want %d for the copies and not the %d that sharing adds", got, more, once)
+	}
+	for name, want := range map[string]string{planir.LayerBlob("graph/0007", 3): "graph/0007.003", planir.LayerBlob("context/0001", -1): "context/0001"} {
+		if name != want {
+			t.Errorf("blob %q, want %q", name, want)
 		}
 	}
 }

@@ -130,6 +130,9 @@ type Pack struct {
 	Scheme  string `json:"scheme" yaml:"scheme"` // weight scheme: "q8c", or an element type for rows
 	Layout  string `json:"layout" yaml:"layout"`
 	Bytes   int64  `json:"bytes" yaml:"bytes"` // of one packing
+	// Baked: it is in no weights blob, because the artifacts of the processor that reads it hold it. It is laid out as
+	// that processor's compiler takes it.
+	Baked bool `json:"baked,omitempty" yaml:"baked,omitempty"`
 }
 
 // Spec describes the packing to drivers.
@@ -142,7 +145,10 @@ type Graph struct {
 	Name     string   `json:"name" yaml:"name"`
 	Proc     string   `json:"proc" yaml:"proc"`
 	Graph    op.Graph `json:"graph" yaml:"graph"`
-	Artifact string   `json:"artifact" yaml:"artifact"` // blob that holds what the compiler made of it
+	Artifact string   `json:"artifact" yaml:"artifact"` // blob that holds what the compiler made of it; of a graph with baked weights see Baking
+	// Context names the binary to which its artifact refers, with those of all graphs that bake the same weights; "": the
+	// artifact holds what it needs.
+	Context string `json:"context,omitempty" yaml:"context,omitempty"`
 }
 
 // Phase is the program of one phase and bucket. Sections run one after another; all lanes meet
@@ -353,7 +359,7 @@ type WeightBlob struct {
 }
 
 // WeightBlobs computes the weights blobs: "weights/shared" for packs without layers, then one
-// "weights/layer.NNN" per layer. No offset is stored anywhere: it follows from the packs' sizes.
+// "weights/layer.NNN" per layer. Baked packs are in none. No offset is stored anywhere: it follows from the packs' sizes.
 func (p *Program) WeightBlobs() []WeightBlob {
 	weights := map[string]*Weight{}
 	layers := 0
@@ -369,7 +375,7 @@ func (p *Program) WeightBlobs() []WeightBlob {
 		for i := range p.Packs {
 			k := &p.Packs[i]
 			w := weights[k.Weight]
-			if w == nil || (layer < 0) != (len(w.Layers) == 0) || layer >= 0 && !w.InLayer(layer) {
+			if w == nil || k.Baked || (layer < 0) != (len(w.Layers) == 0) || layer >= 0 && !w.InLayer(layer) {
 				continue
 			}
 			b.Packs = append(b.Packs, Placement{Pack: k, Layer: layer, Offset: b.Size})

@@ -36,6 +36,7 @@ var Rules = []Rule{
 	{"P013", "shares of one operator use the same scheme", (*checker).schemes},
 	{"P014", "every batch has one program, whose rows are of a sequence each, and the cache and the logits have a place for every sequence; in all other programs rows are of one sequence", (*checker).batches},
 	{"P015", "with capacity tiers every expert of a layer is in one group or on the CPU; a group has one of the tiers, and its experts fit a graph; tiers are multiples of the tile, no more than may be, and all in use; no more rows are dropped than may be", (*checker).tiers},
+	{"P016", "a processor that bakes weights into its artifacts reads baked packs only, whole, which nobody else reads; every step of such a graph reads the same ones, and so do the graphs of one context", (*checker).baking},
 }
 
 // Check applies every rule and returns all findings of the first rule that is broken.
@@ -867,6 +868,58 @@ func (c *checker) batches() {
 			}
 		}
 	})
+}
+
+func (c *checker) baking() {
+	pr := &c.p.Program
+	reader := map[string]string{} // of baked packs, the processor
+	reads := map[string]string{}  // of graphs and contexts, the packs
+	blobs := map[string]bool{}
+	c.eachStep(func(_ *Phase, s *Section, l *Lane, st *Step, path stepPath) {
+		q := c.p.Proc(l.Proc)
+		g := c.graphsN[st.Run]
+		for _, r := range st.W {
+			k := c.packs[r.Pack]
+			switch other, again := reader[r.Pack]; {
+			case k.Baked != q.Bakes:
+				c.fail(path.in(".w"), "pack %q is baked: %v, and processor %q bakes weights: %v", k.Name, k.Baked, q.Name, q.Bakes)
+			case k.Baked && again && other != q.Name:
+				c.fail(path.in(".w"), "baked pack %q is read by %q and by %q", k.Name, other, q.Name)
+			case k.Baked && (r.C0 != 0 || r.C1 != k.N1-k.N0):
+				c.fail(path.in(".w"), "%s is part of a baked pack", r)
+			}
+			reader[r.Pack] = q.Name
+		}
+		if !q.Bakes {
+			return
+		}
+		same := func(what, name, packs string) {
+			if old, again := reads[what+name]; again && old != packs {
+				c.fail(path.in(".w"), "%s %q holds other weights in this step than in another", what, name)
+			}
+			reads[what+name] = packs
+		}
+		same("graph", g.Name, refsKey(st.W))
+		if g.Context != "" {
+			same("context", g.Context, g.Proc+"\x00"+refsKey(st.W))
+		}
+	})
+	for i := range pr.Graphs {
+		g := &pr.Graphs[i]
+		q := c.p.Proc(g.Proc)
+		if (g.Context != "") != (q.Bakes && q.Shares) {
+			c.fail(fmt.Sprintf("program.graphs[%d].context", i), "graph %q refers to the binary %q, and processor %q bakes weights: %v, shares binaries: %v", g.Name, g.Context, q.Name, q.Bakes, q.Shares)
+		}
+		if q.Bakes && blobs[g.Artifact] {
+			c.fail(fmt.Sprintf("program.graphs[%d].artifact", i), "artifact %q is that of two graphs, and holds weights", g.Artifact)
+		}
+		blobs[g.Artifact] = true
+	}
+	for i := range pr.Graphs {
+		if g := &pr.Graphs[i]; g.Context != "" && blobs[g.Context] {
+			c.fail(fmt.Sprintf("program.graphs[%d].context", i), "context %q has the name of an artifact", g.Context)
+		}
+	}
 }
 
 // logits reports whether a batch's program writes the logits of every row, or what it leaves out.

@@ -181,7 +181,7 @@ func describe(ctx context.Context, d driver.Driver, cores []int, options map[str
 	out := socs.Processor{
 		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
 		Tile: socs.Tile{M: 1, K: c.TileK, N: c.TileN}, Schemes: slices.Clone(c.Schemes), Layouts: map[string]string{}, KV: slices.Clone(c.KV),
-		StaticShapes: !c.DynamicRows, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Prepacks: c.Prepacks, Fuses: c.Fuses,
+		StaticShapes: !c.DynamicRows, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Prepacks: c.Prepacks, Fuses: c.Fuses, Bakes: c.Bakes,
 		WeightBytes: socs.WeightsShared,
 	}
 	for _, scheme := range c.Schemes {

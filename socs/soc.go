@@ -109,6 +109,7 @@ type Processor struct {
 	WeightRanges  bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`   // a shard may be a tile range of one packed copy
 	Prepacks      bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`             // its library holds a copy of weights of its own
 	Fuses         bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`                   // a graph may be several operators, products too, and neighbours are made one
+	Bakes         bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`                   // its artifacts hold their weights
 	SingleQueue   bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"`     // parallel submissions do not run concurrently
 
 	GraphBytes   int64  `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`     // limit of one graph, 0: none

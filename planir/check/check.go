@@ -126,7 +126,7 @@ func Proc(p *socs.Processor) planir.Proc {
 		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
 		Schemes: slices.Clone(p.Schemes), Kinds: slices.Clone(p.Kinds), TileN: max(1, p.Tile.N), TileK: max(1, p.Tile.K),
 		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
-		Prepacks: p.Prepacks, Fuses: p.Fuses, GraphBytes: p.GraphBytes,
+		Prepacks: p.Prepacks, Fuses: p.Fuses, Bakes: p.Bakes, Shares: p.Bakes && p.WeightBytes != socs.WeightsPerGraph, GraphBytes: p.GraphBytes,
 	}
 	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
 		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
@@ -201,8 +201,13 @@ func (c *checker) procs() {
 				differs(f.name, f.have, f.can)
 			}
 		}
-		if have.Prepacks != can.Prepacks {
-			differs("prepacks", have.Prepacks, can.Prepacks)
+		for _, f := range []struct {
+			name      string
+			have, can bool
+		}{{"prepacks", have.Prepacks, can.Prepacks}, {"bakes", have.Bakes, can.Bakes}, {"shares", have.Shares, can.Shares}} {
+			if f.have != f.can {
+				differs(f.name, f.have, f.can)
+			}
 		}
 		if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {
 			differs("graph_bytes", have.GraphBytes, can.GraphBytes)

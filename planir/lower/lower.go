@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -16,7 +17,7 @@ import (
 // Lower computes p.Program from p's decisions, folds, processors, cache type and context for the model
 // graph g. The result depends on nothing else, so a plan's program can be recomputed to check it.
 func Lower(p *planir.Plan, g *models.Graph) error {
-	b := &builder{plan: p, model: g, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{}, packs: map[packKey]*packUse{}}
+	b := &builder{plan: p, model: g, buffers: map[string]*planir.Buffer{}, graphs: map[string]string{}, contexts: map[string]string{}, packs: map[packKey]*packUse{}}
 	buckets := map[int]bool{}
 	for _, d := range p.Decisions {
 		buckets[d.Rows] = true
@@ -122,8 +123,10 @@ type builder struct {
 	buffers map[string]*planir.Buffer
 	order   []string // buffers in order of first use
 	graphs  map[string]string
-	packs   map[packKey]*packUse
-	fixups  []fixup
+	// contexts are the binaries that graphs with the same baked weights refer to, by these.
+	contexts map[string]string
+	packs    map[packKey]*packUse
+	fixups   []fixup
 }
 
 type fixup struct {
@@ -202,7 +205,7 @@ func (b *builder) section(s *Section, rows int, outside map[string]bool) (planir
 	}
 	tasks = fuse(tasks, b.plan.Proc, outside)
 	for _, t := range tasks {
-		t.step.Run = b.graph(t.proc, t.label, t.graph)
+		t.step.Run = b.graph(t)
 	}
 	out := planir.Section{Name: s.Name, First: s.First, Layers: s.Layers, Logits: s.Logits}
 	out.Flags = synchronise(tasks, s.Layers > 1)
@@ -322,7 +325,7 @@ func uses(n *Node, p *Piece, proc *planir.Proc, layout string) (out []packRange)
 			}
 			c0, c1 = p.N0, p.N1
 		}
-		if o.Scheme != "" && !proc.WeightRanges {
+		if proc.Bakes || o.Scheme != "" && !proc.WeightRanges {
 			key.owner, key.n0, key.n1 = p.Proc, c0, c1
 		}
 		out = append(out, packRange{key, c0, c1})
@@ -353,7 +356,11 @@ func Needs(n *Node, p *Piece, proc *planir.Proc) (weights []Use, graph string) {
 		}
 		g = chain(p.Ops, layout)
 	}
-	return weights, graphKey(p.Proc, g)
+	key := graphKey(p.Proc, g)
+	if proc.Bakes { // a graph of its own for each set of weights
+		key += fmt.Sprintf("\x00%+v", weights)
+	}
+	return weights, key
 }
 
 func graphKey(proc string, g op.Graph) string {
@@ -410,19 +417,44 @@ func chain(ops []op.Op, layout string) (g op.Graph) {
 	return g
 }
 
-// graph registers a graph for a processor and returns its name; equal graphs share one.
-func (b *builder) graph(proc, label string, g op.Graph) string {
-	key := graphKey(proc, g)
+// graph registers the graph of a task and returns its name; equal graphs of a processor share one, where it bakes
+// weights those that read the same ones.
+func (b *builder) graph(t *task) string {
+	proc := b.plan.Proc(t.proc)
+	key, weights := graphKey(t.proc, t.graph), ""
+	if proc.Bakes {
+		weights = t.proc + weightsKey(t.weights)
+		key += weights
+	}
 	if name, ok := b.graphs[key]; ok {
 		return name
 	}
-	name := proc + "/" + label
+	name := t.proc + "/" + t.label
 	for i := 2; b.hasGraph(name); i++ {
-		name = fmt.Sprintf("%s/%s#%d", proc, label, i)
+		name = fmt.Sprintf("%s/%s#%d", t.proc, t.label, i)
 	}
 	b.graphs[key] = name
-	b.out.Graphs = append(b.out.Graphs, planir.Graph{Name: name, Proc: proc, Graph: g, Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))})
+	g := planir.Graph{Name: name, Proc: t.proc, Graph: t.graph, Artifact: fmt.Sprintf("graph/%04d", len(b.out.Graphs))}
+	if proc.Bakes && proc.Shares {
+		if len(t.weights) == 0 {
+			weights += "\x00" + name // nothing to share
+		}
+		if b.contexts[weights] == "" {
+			b.contexts[weights] = fmt.Sprintf("context/%04d", len(b.contexts))
+		}
+		g.Context = b.contexts[weights]
+	}
+	b.out.Graphs = append(b.out.Graphs, g)
 	return name
+}
+
+// weightsKey is equal for equal lists of ranges.
+func weightsKey(list []packRange) string {
+	var b strings.Builder
+	for _, r := range list {
+		fmt.Fprintf(&b, "\x00%+v", r)
+	}
+	return b.String()
 }
 
 func (b *builder) hasGraph(name string) bool {
@@ -532,6 +564,9 @@ func (b *builder) finish(rows []int) error {
 		}
 		if k.owner != "" {
 			p.Name += fmt.Sprintf(".%s.n%d-%d", k.owner, k.n0, k.n1)
+		}
+		if k.owner != "" && b.plan.Proc(k.owner).Bakes {
+			p.Baked = true
 		}
 		use.name = p.Name
 		bytes, err := pack.Bytes(p.Spec())

@@ -271,7 +271,9 @@ type Compiler interface {
 type Baker interface {
 	Compiler
 	// Bake compiles graphs that read the same weights at several numbers of rows. Where the target shares them
-	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared.
+	// (Target.Emulator is false) the artifacts refer to one binary, Baked.Shared, also when there is only one. Pieces that
+	// cannot be compiled are Refused by name, all of them; any other error concerns none in particular. One Baker may be
+	// asked by several goroutines at a time.
 	Bake(ctx context.Context, group []Piece, t Target) (*Baked, error)
 }
 
@@ -292,6 +294,18 @@ type Baked struct {
 	Cached    bool            // no compiler ran: all of it was there already
 }
 
+// Refused says which pieces of a group a Baker does not compile. The others of the group may be tried without them.
+type Refused struct {
+	Pieces  []int   // indices, ascending
+	Reasons []error // of each
+}
+
+// Error lists the reasons.
+func (r *Refused) Error() string { return errors.Join(r.Reasons...).Error() }
+
+// Unwrap returns the reasons.
+func (r *Refused) Unwrap() []error { return r.Reasons }
+
 // BakedArtifact is one graph of a group.
 type BakedArtifact struct {
 	Artifact
@@ -299,6 +313,9 @@ type BakedArtifact struct {
 	// executed by the vendor's emulator, and of the source it was compiled from, executed by another engine. nil
 	// without a sample.
 	Emulated, Portable [][]byte
+	// Twin is the SHA-256 in hex of the artifact that the same piece has for the emulator (Target.Emulator), where that was
+	// compiled too; "" otherwise.
+	Twin string
 }
 
 // Unavailable says that a driver cannot work here: what was tried, what was found, and the way out.

@@ -287,6 +287,15 @@ func (m *Machine) allocate() error {
 
 const cacheName = "\x00cache"
 
+// bakedKey is a graph of a processor that bakes weights, in a layer; -1: its weights belong to none.
+type bakedKey struct {
+	graph string
+	layer int
+}
+
+// bakedBlobs are the blobs that hold such a graph: its artifact, and the binary this refers to, "" for none.
+type bakedBlobs struct{ artifact, shared string }
+
 // loader is what loading a program needs, and what the programs share.
 type loader struct {
 	src     Source
@@ -295,6 +304,7 @@ type loader struct {
 	lanes   map[string]*lane
 	graphs  map[string]*planir.Graph
 	codes   map[string][]byte
+	baked   map[bakedKey]bakedBlobs
 	loaded  map[string]driver.Executable // by graph and weights
 	took    time.Duration
 
@@ -307,7 +317,16 @@ func (m *Machine) prepare(src Source) error {
 	x := &m.loader
 	*x = loader{
 		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
-		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{},
+		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{}, baked: map[bakedKey]bakedBlobs{},
+	}
+	for _, b := range m.plan.Bakings() {
+		var shared string
+		if b.Context != "" {
+			shared = planir.LayerBlob(b.Context, b.Layer)
+		}
+		for _, g := range b.Graphs {
+			x.baked[bakedKey{g.Name, b.Layer}] = bakedBlobs{planir.LayerBlob(g.Artifact, b.Layer), shared}
+		}
 	}
 	for _, l := range m.lanes {
 		buf, err := l.proc.Import(m.pool.Bytes())
@@ -373,6 +392,9 @@ func (m *Machine) wants(pr *program, f func(placeKey, Part)) {
 		s := &pr.Phase.Sections[i]
 		for it := range max(1, s.Layers) {
 			for j := range s.Lanes {
+				if m.plan.Proc(s.Lanes[j].Proc).Bakes {
+					continue // its weights are in no weights blob
+				}
 				for k := range s.Lanes[j].Steps {
 					for _, r := range s.Lanes[j].Steps[k].W {
 						at, key := w.place(r.Pack, s.First+it)
@@ -446,33 +468,68 @@ func (m *Machine) loadStep(ctx context.Context, ls *laneSection, from *planir.St
 	if !l.virt {
 		st.lately.Store(from.ExpectNS)
 	}
-	code, ok := x.codes[g.Artifact]
-	if !ok {
-		var err error
-		if code, err = x.src.Blob(g.Artifact); err != nil {
-			return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
-		}
-		x.codes[g.Artifact] = code
-	}
 	for it := range iters {
-		w, key, err := x.weights.resolve(st.W, ls.first+it)
+		exe, err := m.executable(ctx, l, st, g, ls.first+it)
 		if err != nil {
-			return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
-		}
-		key = g.Name + "\x00" + key
-		exe := x.loaded[key]
-		if exe == nil {
-			exe, err = l.proc.Load(ctx, driver.Artifact{Driver: m.plan.Proc(l.name).Driver, Code: code}, w)
-			if err != nil {
-				return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
-			}
-			x.loaded[key] = exe
-			m.steps.Add(1) // the watchdog sees progress
-			m.closers = append(m.closers, exe.Close)
+			return nil, err
 		}
 		st.calls = append(st.calls, call{exe, m.bindings(st, ls.first+it, x.pool[l])})
 	}
 	return st, nil
+}
+
+// executable is a graph loaded with the weights of a step in a layer; steps that read the same ones share it.
+func (m *Machine) executable(ctx context.Context, l *lane, st *step, g *planir.Graph, layer int) (driver.Executable, error) {
+	x, q := &m.loader, m.plan.Proc(l.name)
+	fail := func(err error) (driver.Executable, error) {
+		return nil, fmt.Errorf("load graph %q: %w", g.Name, err)
+	}
+	a := driver.Artifact{Driver: q.Driver}
+	var w driver.Weights
+	var key string
+	if q.Bakes {
+		blobs, ok := x.baked[bakedKey{g.Name, layer}]
+		if !ok {
+			blobs = x.baked[bakedKey{g.Name, -1}]
+		}
+		key = "\x00" + blobs.artifact
+		if exe := x.loaded[key]; exe != nil {
+			return exe, nil
+		}
+		var err error
+		if a.Code, err = x.src.Blob(blobs.artifact); err != nil {
+			return fail(err)
+		}
+		if blobs.shared != "" {
+			if a.Shared, err = x.src.Blob(blobs.shared); err != nil {
+				return fail(err)
+			}
+		}
+	} else {
+		var ok bool
+		var err error
+		if a.Code, ok = x.codes[g.Artifact]; !ok {
+			if a.Code, err = x.src.Blob(g.Artifact); err != nil {
+				return fail(err)
+			}
+			x.codes[g.Artifact] = a.Code
+		}
+		if w, key, err = x.weights.resolve(st.W, layer); err != nil {
+			return fail(err)
+		}
+		key = g.Name + "\x00" + key
+		if exe := x.loaded[key]; exe != nil {
+			return exe, nil
+		}
+	}
+	exe, err := l.proc.Load(ctx, a, w)
+	if err != nil {
+		return nil, diag.New(diag.ClassRun, "load graph %q on processor %q: %w", g.Name, l.name, err)
+	}
+	x.loaded[key] = exe
+	m.steps.Add(1) // the watchdog sees progress
+	m.closers = append(m.closers, exe.Close)
+	return exe, nil
 }
 
 // mainKind is the kind of the operator that decides what a graph costs: a matrix product, else attention, else the first.
