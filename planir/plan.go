@@ -70,6 +70,7 @@ type SoCRef struct {
 	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
 	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
 	Control     string `json:"control" yaml:"control"`                         // processor that owns control steps
+	Target      bool   `json:"target,omitempty" yaml:"target,omitempty"`       // planned for its device: only processors with target data, as they execute there
 }
 
 // Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads".

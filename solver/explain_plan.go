@@ -186,7 +186,7 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	soc, err := in.SoC.Digest()
+	soc, err := in.wholeSoC().Digest()
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ import (
 // Input is everything a plan depends on.
 type Input struct {
 	Model    *models.Model
-	SoC      *socs.SoC
+	SoC      *socs.SoC // what may be used of it
 	Costs    *roofline.Costs
 	Workload *Workload // nil: DefaultWorkload
 	Engine   problem.Engine
@@ -46,7 +46,8 @@ type Input struct {
 	// granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
 	Ratio map[string]float64
 
-	suppose whatIf // of a solve that explains another one
+	whole   *socs.SoC // nil: SoC is all of it
+	suppose whatIf    // of a solve that explains another one
 }
 
 // Result is a plan and what its user should know about it.
@@ -114,7 +115,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.tiers(ctx, plan); err != nil {
 		return nil, err
 	}
-	found := check.Plan(plan, in.Model, in.SoC)
+	found := check.Plan(plan, in.Model, in.wholeSoC())
 	if err := found.Err(); err != nil {
 		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
 		switch {
@@ -202,7 +203,7 @@ func newSession(in Input) (*session, error) {
 		return nil, diag.New(diag.ClassInput, "solve: costs are of SoC %q (fingerprint %q), and this is %q (%q)", in.Costs.SoC, in.Costs.Fingerprint, in.SoC.Name, in.SoC.Fingerprint).
 			WithHint("profile this SoC and fit its costs")
 	}
-	digest, err := in.SoC.Digest()
+	digest, err := in.wholeSoC().Digest()
 	if err != nil {
 		return nil, err
 	}
@@ -225,6 +226,9 @@ func newSession(in Input) (*session, error) {
 	}
 	want, err := in.Workload.apply(in.Model.MaxContext)
 	if err != nil {
+		return nil, err
+	}
+	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}
 	return sessionFor(in, want)
@@ -539,13 +543,14 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
 		SoC: planir.SoCRef{
 			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Control: s.in.SoC.Control,
+			Target: s.in.Targeted(),
 		},
 	}
 	var err error
 	if p.Model.Digest, err = s.in.Model.Digest(); err != nil {
 		return nil, err
 	}
-	if p.SoC.Digest, err = s.in.SoC.Digest(); err != nil {
+	if p.SoC.Digest, err = s.in.wholeSoC().Digest(); err != nil {
 		return nil, err
 	}
 	for _, x := range []struct {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -54,8 +55,8 @@ measured are labelled so.
 				return err
 			}
 			var soc *socs.SoC
-			if in.soc != "" {
-				if soc, err = socOf(p, in.soc); err != nil {
+			if name := cmp.Or(in.target, in.soc); name != "" {
+				if soc, err = socOf(p, name); err != nil {
 					return err
 				}
 			}
@@ -162,6 +163,11 @@ func again(s *cli.Streams, p *planir.Plan, input *solver.Input, cal, most string
 		input.MaxMemory = p.Memory.Max
 	}
 	input.Only = only
+	if p.SoC.Target && !input.Targeted() {
+		if err := input.ForTarget(); err != nil {
+			return err
+		}
+	}
 	differ, err := solver.SameInputs(p, input)
 	if err != nil {
 		return err

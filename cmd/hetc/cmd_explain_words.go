@@ -86,6 +86,9 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 	if len(stories) == 0 {
 		return []string{"the plan has no programs"}
 	}
+	if x.p.SoC.Target {
+		out = append(out, "It is planned for the device: only processors with target data take part, with the operators and schemes they execute there.")
+	}
 	out = append(out, x.where(stories)...)
 	var decode, large *solver.ProgramStory
 	var prefill []*solver.ProgramStory

@@ -166,17 +166,17 @@ func peakText(gops float64) string {
 }
 
 type profileOptions struct {
-	soc, model, workload, out string
-	budget                    string
-	resume, dryRun            bool
-	heldOut, rounds           int
-	seed                      uint64
+	soc, target, model, workload, out string
+	budget                            string
+	resume, dryRun                    bool
+	heldOut, rounds                   int
+	seed                              uint64
 }
 
 func newProfile(s *cli.Streams) *cobra.Command {
 	var o profileOptions
 	c := &cobra.Command{
-		Use:   "profile --soc soc.yaml --model DIR -o rec.jsonl",
+		Use:   "profile (--soc soc.yaml | --target NAME) --model DIR -o rec.jsonl",
 		Short: "measure the model's operator shapes on the real processors",
 		Long: `Measures every weight shape of the model at every number of rows a plan may need, alone and beside other
 processors, with the operators between, bandwidths and hand-overs. Every sample is kept. The record grows
@@ -192,7 +192,11 @@ predictions by; they are never fitted.
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := cli.Required(c, "soc", "model"); err != nil {
+			var err error
+			if o.soc, err = socOrTarget(c, o.soc, o.target); err != nil {
+				return err
+			}
+			if err := cli.Required(c, "model"); err != nil {
 				return err
 			}
 			if !o.dryRun {
@@ -205,6 +209,7 @@ predictions by; they are never fitted.
 	}
 	f := c.Flags()
 	f.StringVar(&o.soc, "soc", "", "SoC file or catalog name")
+	f.StringVar(&o.target, "target", "", "instead of --soc: measure what solve --target needs of this SoC")
 	f.StringVar(&o.model, "model", "", "model directory or catalog name")
 	f.StringVar(&o.workload, "workload", "", "workload: its buckets and schemes are measured")
 	f.StringVarP(&o.out, "output", "o", "", "record to write")
@@ -266,13 +271,19 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	if err != nil {
 		return err
 	}
-	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(soc), MaxContext: needs.Context}
-	requests, err := profiler.Requests(soc, m, want)
+	part := soc // what is measured of it
+	if o.target != "" {
+		if part, err = soc.Restricted(); err != nil {
+			return err
+		}
+	}
+	want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(part), MaxContext: needs.Context}
+	requests, err := profiler.Requests(part, m, want)
 	if err != nil {
 		return err
 	}
 	if o.heldOut > 0 {
-		held, err := profiler.HeldOut(soc, m, want, requests, o.heldOut, o.seed)
+		held, err := profiler.HeldOut(part, m, want, requests, o.heldOut, o.seed)
 		if err != nil {
 			return err
 		}

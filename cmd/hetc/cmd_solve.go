@@ -24,11 +24,12 @@ import (
 )
 
 // inputs are the flags that say what a plan is made from.
-type inputs struct{ soc, rec, costs, model, workload string }
+type inputs struct{ soc, target, rec, costs, model, workload string }
 
 func (in *inputs) flags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&in.soc, "soc", "", "SoC file or catalog name")
+	f.StringVar(&in.target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
 	f.StringVar(&in.rec, "record", "", "record of hetc profile")
 	f.StringVar(&in.costs, "costs", "", "costs of hetc fit")
 	f.StringVar(&in.model, "model", "", "model directory or catalog name")
@@ -37,7 +38,11 @@ func (in *inputs) flags(c *cobra.Command) {
 
 // open reads everything; the caller closes the model.
 func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
-	if err := cli.Required(c, "soc", "model"); err != nil {
+	name, err := socOrTarget(c, in.soc, in.target)
+	if err != nil {
+		return nil, err
+	}
+	if err := cli.Required(c, "model"); err != nil {
 		return nil, err
 	}
 	if (in.rec == "") == (in.costs == "") {
@@ -46,10 +51,9 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	}
 	var soc *socs.SoC
 	var costs *roofline.Costs
-	var err error
 	if in.rec != "" {
-		soc, _, costs, err = fit(in.soc, in.rec)
-	} else if soc, err = socs.Open(in.soc); err == nil {
+		soc, _, costs, err = fit(name, in.rec)
+	} else if soc, err = socs.Open(name); err == nil {
 		costs, err = roofline.Open(in.costs)
 	}
 	if err != nil {
@@ -63,7 +67,26 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil)}, nil
+	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil)}
+	if in.target != "" {
+		if err := out.ForTarget(); err != nil {
+			m.Close()
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// socOrTarget is the SoC that one of --soc and --target names.
+func socOrTarget(c *cobra.Command, soc, target string) (string, error) {
+	switch {
+	case c.Flags().Changed("soc") && c.Flags().Changed("target"):
+		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", c.CommandPath(), soc, target).
+			WithHint("--target is the SoC with only what its device executes")
+	case c.Flags().Changed("target"):
+		return target, cli.Required(c, "target")
+	}
+	return soc, cli.Required(c, "soc")
 }
 
 func newSolve(s *cli.Streams) *cobra.Command {
@@ -73,7 +96,7 @@ func newSolve(s *cli.Streams) *cobra.Command {
 	var only, strategies []string
 	var ratio map[string]string
 	c := &cobra.Command{
-		Use:   "solve --soc soc.yaml (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
+		Use:   "solve (--soc soc.yaml | --target NAME) (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
 		Short: "decide which processor computes which part of every operator",
 		Long: `Solves the tensor partition of every section and number of rows to proved optimality under the cost model
 and writes the plan: decisions with their alternatives and costs, predictions with intervals, and the
@@ -98,6 +121,10 @@ Problems are solved exactly in Go. What that leaves open at its limit, with a ga
 fetches it, hetc doctor says whether it is found). --engine highs has HiGHS solve all of them, highs-native the same as a library in a process of
 its own. Where they prove the optimum all of them give the same plan, in which neither the engine nor its time stands: both are in the
 output, and per problem in --json.
+
+--target NAME plans for the device of a SoC: only its processors with target data take part, with the operators and schemes they
+execute there (docs/soc.md). The plan says so, and hetc emit --target NAME writes what the device loads. Until then it is simulated
+as any other plan of that SoC.
 
 --only leaves to other processors only what none of those named can execute, and of them only to those on the same cores.
 
@@ -178,6 +205,7 @@ output, and per problem in --json.
 				}
 				wrote(s, out, "plan %.12s for %s on %s", digest, r.Plan.Model.Name, r.Plan.SoC.Name)
 			}
+			showTarget(s, r.Plan)
 			showPredictions(s, r.Plan)
 			showSizes(s, r.Plan)
 			showLimits(s, r.Plan)

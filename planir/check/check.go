@@ -138,10 +138,22 @@ func (c *checker) procs() {
 	if c.s == nil {
 		return
 	}
+	soc := c.s
+	if c.p.SoC.Target {
+		var err error
+		if soc, err = c.s.Restricted(); err != nil {
+			c.fail("soc.target", "the plan is for the device, and %v", err)
+			return
+		}
+	}
 	for i := range c.p.Procs {
 		have := &c.p.Procs[i]
 		path := fmt.Sprintf("procs[%d]", i)
-		sp := c.s.Processor(have.Name)
+		sp := soc.Processor(have.Name)
+		if sp == nil && c.s.Processor(have.Name) != nil {
+			c.fail(path, "SoC %q does not say how its device executes what processor %q is given", c.s.Name, have.Name)
+			continue
+		}
 		if sp == nil {
 			c.fail(path, "SoC %q has no processor %q", c.s.Name, have.Name)
 			continue

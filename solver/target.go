@@ -1,0 +1,67 @@
+package solver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+)
+
+// ForTarget makes the input one for the SoC's device: only processors with target data take part, with the operators and
+// schemes they execute there (socs.SoC.Restricted). What is legal is decided by that before anything is priced.
+func (in *Input) ForTarget() error {
+	soc, err := in.SoC.Restricted()
+	if err != nil {
+		return err
+	}
+	in.whole, in.SoC = in.wholeSoC(), soc
+	return nil
+}
+
+// Targeted reports whether ForTarget was called.
+func (in *Input) Targeted() bool { return in.whole != nil }
+
+// wholeSoC is the SoC that Input.SoC is, or is a part of.
+func (in *Input) wholeSoC() *socs.SoC {
+	if in.whole != nil {
+		return in.whole
+	}
+	return in.SoC
+}
+
+// checkTarget reports that an NPU of the device executes nothing the workload permits, so that a plan for it would leave it out
+// without anybody having asked for that.
+func (in *Input) checkTarget(want *demand) error {
+	if !in.Targeted() {
+		return nil
+	}
+	permitted := slices.Concat(want.prefill, want.decode, want.head)
+	for i := range in.SoC.Processors {
+		p := &in.SoC.Processors[i]
+		if p.Kind != socs.KindNPU || len(p.Schemes) == 0 || len(in.Only) > 0 && !slices.Contains(in.Only, p.Name) ||
+			slices.ContainsFunc(p.Schemes, func(x op.Scheme) bool { return slices.Contains(permitted, x) }) {
+			continue
+		}
+		list := make([]string, len(p.Schemes))
+		for k, x := range p.Schemes {
+			list[k] = string(x)
+		}
+		kept := op.A32W32
+		if len(permitted) > 0 {
+			kept = permitted[0]
+		}
+		hint := fmt.Sprintf("permit one in the workload: schemes: {prefill: [%s, %s], decode: [%s, %s]}", kept, list[0], kept, list[0])
+		if p.Schemes[0].Static() {
+			hint += "; its static steps come from hetc calibrate --model DIR --text FILE -o cal.yaml, given with --calibration cal.yaml"
+		}
+		if control := in.SoC.Control; control != p.Name {
+			hint += fmt.Sprintf("; or plan without it: --only %s", control)
+		}
+		return diag.New(diag.ClassInfeasible, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
+			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.title()).WithHint("%s", hint)
+	}
+	return nil
+}
