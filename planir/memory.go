@@ -292,6 +292,11 @@ func Scratch(g *op.Graph, cores int) int64 {
 		case op.QuantRows:
 			scales = max(scales, rows)
 		case op.MatMul, op.ExpertMatMul:
+			if o.Scheme.Grid() || o.Scheme.Half() { // rounded rows, and an unpacked tile for each core
+				gathered = max(gathered, rows*int64(o.K))
+				own = max(own, int64(o.K)*block)
+				break
+			}
 			size := int64(4)
 			if o.Scheme.QuantisedRows() {
 				size = 1

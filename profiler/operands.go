@@ -240,6 +240,10 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 	if err != nil {
 		return nil, 0, err
 	}
+	steps := spec.Name == "steps"
+	if steps { // of a grid: the same positive number everywhere
+		name += " steps"
+	}
 	name += fmt.Sprintf(" %d", unit)
 	st, err := s.get(name, roundUp(max(bytes, footprint), unit), unit, func() ([]byte, error) {
 		n, err := pack.Bytes(one)
@@ -254,6 +258,9 @@ func (s *stores) weights(spec op.WeightSpec, footprint int64) (*store, int64, er
 		rng := rand.New(rand.NewPCG(s.seed, uint64(unit)))
 		for i := range values {
 			values[i] = float32(rng.Float64()*2-1) / 16
+			if steps {
+				values[i] = 1.0 / op.GridMax
+			}
 		}
 		src, err := pack.Floats(values, one.K, few)
 		if err != nil {

@@ -131,7 +131,7 @@ func (b *builder) want(m *models.Model, w Want) error {
 	b.schemes = slices.Clone(b.schemes)
 	for i, x := range b.schemes {
 		// Products with static scales are those with scales of rows: one of them is measured where that answers for both.
-		if x.Static() && !slices.ContainsFunc(b.procs, func(p *socs.Processor) bool {
+		if x.Twin() != "" && x.Static() && !slices.ContainsFunc(b.procs, func(p *socs.Processor) bool {
 			return slices.Contains(p.Schemes, x) && !slices.Contains(p.Schemes, x.Twin())
 		}) {
 			b.schemes[i] = x.Twin()
@@ -350,7 +350,7 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 			q.N = part(o.N, quarter, 4, p.Tile.N)
 			b.op(PriorityShards, p, q)
 		}
-		if o.Kind != op.MatMul {
+		if o.Kind != op.MatMul || o.Scheme.Grid() { // results on a grid have no partial sums
 			return
 		}
 		half := o

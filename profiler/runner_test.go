@@ -25,7 +25,11 @@ import (
 func everyKind() (out []Request) {
 	for _, scheme := range op.Schemes {
 		out = append(out, ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme}, 0),
-			ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme, Bias: true}, 0),
+			ask("a", &op.Op{Kind: op.MatMul, M: 3, K: 100, N: 70, Scheme: scheme, Bias: true}, 0))
+		if !scheme.Experts() {
+			continue
+		}
+		out = append(out,
 			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 1, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2, Spread: true}, 0),
 			ask("a", &op.Op{Kind: op.ExpertMatMul, M: 9, K: 64, N: 70, Scheme: scheme, Experts: 7, Fan: 2}, 0))
 	}

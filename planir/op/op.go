@@ -165,7 +165,7 @@ func ParseScheme(s string) (Scheme, error) {
 func expertSchemes() string {
 	var names []string
 	for _, s := range Schemes {
-		if !s.Grid() && !s.Half() {
+		if s.Experts() {
 			names = append(names, string(s))
 		}
 	}
@@ -197,6 +197,9 @@ func (s Scheme) Grid() bool { return s.Activation() == "a16s" }
 
 // Half reports whether activations enter and leave as f32 values that are rounded to f16, inside the product.
 func (s Scheme) Half() bool { return s.Activation() == "a16f" }
+
+// Experts reports whether an ExpertMatMul can have the scheme.
+func (s Scheme) Experts() bool { return !s.Grid() && !s.Half() }
 
 // Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time:
 // that of static scales of rows and that of scales of each row are each other's. "" for others.
@@ -503,7 +506,7 @@ func (o Op) Validate() error {
 		if err := o.Form.check(o.M); err != nil {
 			return fmt.Errorf("operator %q: %w", o.Kind, err)
 		}
-		if o.Kind == ExpertMatMul && (o.Scheme.Grid() || o.Scheme.Half()) {
+		if o.Kind == ExpertMatMul && !o.Scheme.Experts() {
 			return fmt.Errorf("operator %q: scheme %q is one of products by a single matrix, experts take one of %s", o.Kind, o.Scheme, expertSchemes())
 		}
 		if o.Kind == ExpertMatMul {

@@ -267,6 +267,11 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 	})
 }
 
+// UnpackTile writes the values [k,TileN] that one tile of layout N32 stands for to dst.
+func UnpackTile(dst []float32, scheme string, k int, tile []byte) {
+	unpackTile(dst, op.WeightSpec{K: k, N: TileN, Scheme: scheme}, tile, 0)
+}
+
 func tiles(n int) int { return (n + TileN - 1) / TileN }
 
 func rowElement(spec op.WeightSpec) (int, error) {

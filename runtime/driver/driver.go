@@ -92,6 +92,9 @@ func (c *Capabilities) Supports(o op.Op) error {
 		return fmt.Errorf("operator %q is not supported", o.Kind)
 	}
 	if o.HasScheme() {
+		if o.Kind == op.ExpertMatMul && !o.Scheme.Experts() {
+			return fmt.Errorf("scheme %q is one of products by a single matrix", o.Scheme)
+		}
 		for _, s := range c.Schemes {
 			if s == o.Scheme {
 				return nil

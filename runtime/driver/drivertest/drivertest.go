@@ -454,13 +454,14 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 	}
 
 	for _, scheme := range op.Schemes {
-		if scheme.Grid() || scheme.Half() {
-			continue
-		}
 		g = graph{layouts: c.Layouts, Graph: op.Graph{Inputs: []op.Value{f32("x", hidden)}, Outputs: []op.Value{f32("y", hidden)},
 			Temps: []op.Value{f32("n", hidden), f32("h", 2*ffn), f32("a", ffn), f32("d", hidden)}}}
 		product := func(k, n int, in, w, y string) {
 			o := op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme}
+			if scheme.Grid() {
+				g.node(o, names(in), names(w, w+"_steps"), names(y))
+				return
+			}
 			if !scheme.QuantisedRows() {
 				g.node(o, names(in), names(w), names(y))
 				return
@@ -577,6 +578,17 @@ func testWeightRanges(t *testing.T, f *Factory) {
 				part := s.newTrial(single(s.caps, o), 0, 4)
 				for i, spec := range full.graph.Weights {
 					p := &full.packed[i]
+					if spec.Name == "steps" { // the same in all columns: every share has its own
+						old, w := full.weights[spec.Name], stored{spec.K, o.N, make([]float32, spec.K*o.N)}
+						for j := range w.v {
+							w.v[j] = old.v[j/o.N*whole]
+						}
+						if err := Pack(part.packed[i].Bytes, part.graph.Weights[i], w.v); err != nil {
+							t.Fatal(err)
+						}
+						part.weights[spec.Name] = w
+						continue
+					}
 					columns, offset, bytes, err := pack.Columns(spec, cols[0], cols[1])
 					if err != nil {
 						t.Fatal(err)
@@ -922,6 +934,10 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 3, 0, []string{"matmul", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 3, 0, []string{"matmul", "row 1"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 3, 0, []string{"matmul", "row 1", "f16"}},
+		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FQ4B32}, "x", math.NaN(), 3, 0, []string{"matmul", "row 1", "f16"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", 10, 3, 0, []string{"embed", "row 1", "10"}},
 		{op.Op{Kind: op.Embed, M: 3, K: 10, N: 16, Table: op.F32}, "ids", -1, 3, 0, []string{"embed", "row 1", "-1"}},
 		{op.Op{Kind: op.KVAppend, M: 3, KVHeads: 1, HeadDim: 8, KV: op.F16}, "qkv", 1e6, 3, 0, []string{"kv_append", "row 1"}},

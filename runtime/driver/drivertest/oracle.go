@@ -21,11 +21,13 @@ type array struct {
 	// slack is what a processor that rounds activations again may differ by; of an activation function, the magnitude
 	// of its argument (times what the result is multiplied by).
 	slack []float64
+	// doubt is a further permitted difference: where the exact value lies between two that a result is rounded to.
+	doubt []float64
 }
 
 func newArray(v op.Value) *array {
 	n := v.Rows * v.Cols
-	return &array{value: v, v: make([]float64, n), size: make([]float64, n), slack: make([]float64, n)}
+	return &array{value: v, v: make([]float64, n), size: make([]float64, n), slack: make([]float64, n), doubt: make([]float64, n)}
 }
 
 func (a *array) at(r, c int) float64 { return a.v[r*a.value.Cols+c] }
@@ -253,16 +255,28 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				if o.Scheme.QuantisedRows() {
 					scale, zero = in[1].at(r, 0), 128
 				}
+				narrow, after := narrowing(o, w1)
 				for j := range o.N {
-					sum, size := 0.0, 0.0
+					sum, size, doubt := 0.0, 0.0, 0.0
 					for p := range o.K {
-						v := (in[0].at(r, p) - zero) * scale * float64(w.v[p*o.N+j])
-						sum, size = sum+v, size+math.Abs(v)
+						x, d := (in[0].at(r, p)-zero)*scale, 0.0
+						if narrow != nil {
+							x, d = narrow(x, 1e-7*math.Abs(x))
+						}
+						weight := float64(w.v[p*o.N+j])
+						if o.Scheme == op.A16FW16 {
+							weight = round(op.F16, weight)
+						}
+						sum, size, doubt = sum+x*weight, size+math.Abs(x*weight), doubt+d*math.Abs(weight)
 					}
 					if o.Bias {
-						bias := float64(w1.v[j])
+						bias := float64(weights[n.W[1]].v[j])
 						sum, size = sum+bias, size+math.Abs(bias)
 					}
+					if narrow != nil {
+						sum, doubt = after(sum, doubt+1e-5*size)
+					}
+					out[0].doubt[r*o.N+j] = doubt
 					out[0].set(r, j, sum, size)
 					out[0].slack[r*o.N+j] = reroundSlack(o, j, w.v, func(p int) float64 { return (in[0].at(r, p) - zero) * scale })
 				}
@@ -444,6 +458,30 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 			panic(fmt.Sprintf("BUG: no oracle for operator %q", o.Kind))
 		}
 	}
+}
+
+// narrowing is how a product rounds its activations and its results to 16 bits, nil where it does not: each returns the
+// rounded value, and how far off one may be whose exact value is known up to an error. steps are those of a grid.
+func narrowing(o op.Op, steps stored) (x, y func(v, err float64) (float64, float64)) {
+	with := func(to func(v float64) float64) func(v, err float64) (float64, float64) {
+		return func(v, err float64) (float64, float64) {
+			mid := to(v)
+			return mid, math.Max(to(v+err)-mid, mid-to(v-err))
+		}
+	}
+	grid := func(step float32) func(v float64) float64 {
+		return func(v float64) float64 {
+			return math.Max(-32767, math.Min(32767, math.RoundToEven(v/float64(step)))) * float64(step)
+		}
+	}
+	switch {
+	case o.Scheme.Grid():
+		return with(grid(steps.v[0])), with(grid(steps.v[o.N]))
+	case o.Scheme.Half():
+		half := with(func(v float64) float64 { return round(op.F16, v) })
+		return half, half
+	}
+	return nil, nil
 }
 
 // activation is act(x), and the magnitude of its terms: exponentials have the errors of their arguments.

@@ -130,6 +130,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	invfreq := map[string]int{} // of a rotation: angles in a row of the table
 	static := map[string]bool{} // scales of rows
+	steps := map[string]int{}   // of a grid: how many products a result sums
 	for _, n := range g.Nodes {
 		if n.Op.HasScheme() && slices.Contains(s.caps.Rerounds, n.Op.Scheme) {
 			tr.rerounds = true
@@ -137,6 +138,13 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	for _, n := range g.Nodes {
 		switch n.Op.Kind {
+		case op.MatMul:
+			if n.Op.Scheme.Grid() {
+				steps[n.W[len(n.W)-1]] = n.Op.K
+			}
+			if len(g.Nodes) > 1 && (n.Op.Scheme.Grid() || n.Op.Scheme.Half()) {
+				tr.loose = max(tr.loose, 3e-3)
+			}
 		case op.QuantRows:
 			if n.Op.Static {
 				static[n.W[0]] = true
@@ -171,7 +179,7 @@ func (s *session) newTrial(g op.Graph, maxContext int, seed uint64) *trial {
 	}
 	tr.fill(rng)
 	for i, spec := range g.Weights {
-		p, w := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name])
+		p, w := s.weigh(rng, spec, invfreq[spec.Name], static[spec.Name], steps[spec.Name])
 		tr.weights[spec.Name] = w
 		p.Spec.Name = fmt.Sprintf("pack.%d", i) // an artifact serves many weights, whose names differ
 		tr.packed = append(tr.packed, p)
@@ -191,8 +199,9 @@ func Pack(dst []byte, spec op.WeightSpec, values []float32) error {
 	return pack.Pack(dst, spec, src)
 }
 
-// weigh packs random numbers, a table of frequencies with that many in a row, or a static scale with which some rows saturate.
-func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static bool) (driver.Packed, stored) {
+// weigh packs random numbers, a table of frequencies with that many in a row, a static scale with which some rows saturate,
+// or steps of a grid, with which a few activations and results of sums of that many products do.
+func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static bool, sums int) (driver.Packed, stored) {
 	s.t.Helper()
 	one := spec
 	one.Experts = 0
@@ -212,6 +221,12 @@ func (s *session) weigh(rng *rand.Rand, spec op.WeightSpec, angles int, static b
 			values[j] = float32(rng.NormFloat64())
 			if static {
 				values[j] = 0.002 + float32(math.Abs(float64(values[j])))/50
+			}
+			if sums > 0 {
+				values[j] = 8e-5
+				if j >= spec.N {
+					values[j] *= float32(math.Sqrt(float64(sums)))
+				}
 			}
 			if angles > 0 {
 				values[j] = float32(math.Pow(10000, -float64(j%angles)/float64(angles))) / float32(1+3*(j/angles))
@@ -467,7 +482,7 @@ func (tr *trial) compare(want *array, w driver.View, before []byte, rows int) {
 		}
 		j := r*w.Cols + c
 		allowed := tr.s.f.tolerance()*want.size[j] + 1e-37
-		allowed += tr.slack * want.slack[j]
+		allowed += tr.slack*want.slack[j] + want.doubt[j]
 		switch {
 		case tr.loose > 0:
 			allowed = tr.loose * largest

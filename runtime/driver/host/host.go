@@ -93,14 +93,14 @@ func sortedKeys(m map[string]string) []string {
 
 // layouts is the packed layout of every weight scheme.
 var layouts = map[string]string{
-	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
+	"w32": pack.N32, "w16": pack.N32, "q8c": pack.N32, "q4c": pack.N32, "q4b32": pack.N32, "q4b128": pack.N32,
 	"f32": op.RowsLayout, "f16": op.RowsLayout, "bf16": op.RowsLayout,
 }
 
 func capabilities(cores []int) *driver.Capabilities {
 	c := &driver.Capabilities{
 		Kinds:   append([]op.Kind(nil), op.Kinds...),
-		Schemes: []op.Scheme{op.A32W32, op.A32W16, op.A8TQ8C, op.A8SQ8C, op.A8TQ4B32, op.A8TQ4B128},
+		Schemes: append([]op.Scheme(nil), op.Schemes...),
 		Layouts: map[string]string{},
 		KV:      []op.Type{op.F32, op.F16},
 		TileN:   pack.TileN, TileK: pack.BlockK,

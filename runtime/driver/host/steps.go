@@ -144,6 +144,9 @@ func (b *builder) build() (step, error) {
 	case op.QuantRows:
 		return b.quantRows()
 	case op.MatMul:
+		if o.Scheme.Grid() || o.Scheme.Half() {
+			return b.narrowMatMul()
+		}
 		return b.matMul()
 	case op.ExpertMatMul:
 		return b.expertMatMul()
