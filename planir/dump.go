@@ -98,6 +98,9 @@ func (d *Decision) ShareText() string {
 		if s.PadRows > 0 {
 			t += fmt.Sprintf(" rows %d", s.PadRows)
 		}
+		if s.Form != "" {
+			t += fmt.Sprintf(" as %s", s.Form)
+		}
 		parts = append(parts, t)
 	}
 	text := strings.Join(parts, ", ")

@@ -92,8 +92,10 @@ type Proc struct {
 	Layouts []Layout    `json:"layouts,omitempty" yaml:"layouts,omitempty"` // ascending by weight scheme
 	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty"` // what its matmuls execute
 	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty"`     // empty: every kind
-	TileN   int         `json:"tile_n" yaml:"tile_n"`                       // column shards are multiples
-	TileK   int         `json:"tile_k" yaml:"tile_k"`                       // K shards are multiples
+	// Forms are the classes of forms of its matmuls, by scheme, besides the default.
+	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
+	TileN int                     `json:"tile_n" yaml:"tile_n"` // column shards are multiples
+	TileK int                     `json:"tile_k" yaml:"tile_k"` // K shards are multiples
 
 	DynamicRows   bool  `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`
 	StridedOutput bool  `json:"strided_output,omitempty" yaml:"strided_output,omitempty"`
@@ -110,6 +112,11 @@ type Proc struct {
 type Layout struct {
 	Scheme string `json:"scheme" yaml:"scheme"`
 	Layout string `json:"layout" yaml:"layout"`
+}
+
+// HasForm reports whether matmuls of the scheme can be put to the processor in that form.
+func (p *Proc) HasForm(scheme op.Scheme, f op.Form) bool {
+	return f == "" || slices.Contains(p.Forms[scheme], f.Class())
 }
 
 // LayoutOf returns the layout for a weight scheme, "" when the processor has none.
@@ -162,11 +169,13 @@ type Decision struct {
 // Share is one processor's part: the half-open range [From,To) of the decision's axis, or everything
 // when the decision has no axis. PadRows > 0 executes with that many rows instead of the bucket's.
 type Share struct {
-	Proc      string `json:"proc" yaml:"proc"`
-	From      int    `json:"from,omitempty" yaml:"from,omitempty"`
-	To        int    `json:"to,omitempty" yaml:"to,omitempty"`
-	PadRows   int    `json:"pad_rows,omitempty" yaml:"pad_rows,omitempty"`
-	PredictNS int64  `json:"predict_ns,omitempty" yaml:"predict_ns,omitempty"`
+	Proc    string `json:"proc" yaml:"proc"`
+	From    int    `json:"from,omitempty" yaml:"from,omitempty"`
+	To      int    `json:"to,omitempty" yaml:"to,omitempty"`
+	PadRows int    `json:"pad_rows,omitempty" yaml:"pad_rows,omitempty"`
+	// Form is how the product is put to the processor, "" for the default or what is no product.
+	Form      op.Form `json:"form,omitempty" yaml:"form,omitempty"`
+	PredictNS int64   `json:"predict_ns,omitempty" yaml:"predict_ns,omitempty"`
 }
 
 // Alternative is a choice that was not taken and what it would have cost.

@@ -360,6 +360,9 @@ func (c *checker) graphs() {
 			if n.Op.HasScheme() && !slices.Contains(proc.Schemes, n.Op.Scheme) {
 				c.fail(path, "graph %q: processor %q does not execute scheme %q", g.Name, proc.Name, n.Op.Scheme)
 			}
+			if !proc.HasForm(n.Op.Scheme, n.Op.Form) {
+				c.fail(path, "graph %q: processor %q does not execute form %q of scheme %q", g.Name, proc.Name, n.Op.Form, n.Op.Scheme)
+			}
 			if x := n.Op.Scheme; n.Op.Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
 				c.fail(path, "graph %q: processor %q does not read weights %q in layout %q, in which rows are looked up", g.Name, proc.Name, x.Weight(), op.TilesLayout)
 			}
@@ -459,6 +462,15 @@ func (c *checker) weights() {
 	})
 }
 
+// selects reports whether a section copies one row, which its products then are of.
+func (c *checker) selects(s *Section) bool {
+	return slices.ContainsFunc(s.Lanes, func(l Lane) bool {
+		return slices.ContainsFunc(l.Steps, func(st Step) bool {
+			return slices.ContainsFunc(c.graphsN[st.Run].Graph.Nodes, func(n op.Node) bool { return n.Op.Kind == op.SelectRow })
+		})
+	})
+}
+
 // tiling adds up the areas a node's steps use and compares with the weight: with disjointness, each
 // element is then used exactly once per row of activations.
 func (c *checker) tiling() {
@@ -469,6 +481,10 @@ func (c *checker) tiling() {
 			s := &ph.Sections[j]
 			used := map[string][]rect{}
 			var order []string
+			tokens := ph.Rows
+			if c.selects(s) {
+				tokens = 1 // what else is computed is padding
+			}
 			for _, l := range s.Lanes {
 				for _, st := range l.Steps {
 					g := c.graphsN[st.Run]
@@ -486,7 +502,7 @@ func (c *checker) tiling() {
 							order = append(order, key)
 						}
 						rows := g.Graph.Nodes[0].Op.M
-						used[key] = append(used[key], rect{k.K0, k.K1, k.N0 + r.C0, k.N0 + r.C1, st.R0, min(st.R0+rows, ph.Rows)})
+						used[key] = append(used[key], rect{k.K0, k.K1, k.N0 + r.C0, k.N0 + r.C1, st.R0, min(st.R0+rows, tokens)})
 					}
 				}
 			}

@@ -184,6 +184,12 @@ func describe(ctx context.Context, d driver.Driver, cores []int, options map[str
 		StaticShapes: !c.DynamicRows, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Prepacks: c.Prepacks, Fuses: c.Fuses, Bakes: c.Bakes,
 		WeightBytes: socs.WeightsShared,
 	}
+	for scheme, forms := range c.Forms {
+		if out.Forms == nil {
+			out.Forms = map[op.Scheme][]op.Form{}
+		}
+		out.Forms[scheme] = slices.Clone(forms)
+	}
 	for _, scheme := range c.Schemes {
 		out.Layouts[scheme.Weight()] = c.Layouts[scheme.Weight()]
 	}

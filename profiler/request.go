@@ -299,7 +299,10 @@ func (b *builder) template(o op.Op, schemes []op.Scheme, rows, between []int) {
 			o.M = m
 			switch {
 			case o.HasScheme():
-				eachScheme(o, schemes, func(o op.Op) { b.op(PriorityBetween, p, o) })
+				eachScheme(o, schemes, func(o op.Op) {
+					b.op(PriorityBetween, p, o)
+					b.forms(PriorityBetween, p, o, false, true)
+				})
 			default:
 				// Linear in M, or nearly: two points between say where the line bends.
 				if m == 16 || m == 96 {
@@ -329,6 +332,7 @@ func eachScheme(o op.Op, schemes []op.Scheme, f func(op.Op)) {
 func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 	eachScheme(o, schemes, func(o op.Op) {
 		b.op(PriorityBase, p, o)
+		b.forms(PriorityShards, p, o, true, true)
 		fan := 0 // rows per token of what it computes
 		if o.Fan > 1 {
 			fan = o.Fan
@@ -342,26 +346,46 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 		}
 		// Parts are gathered by a copy where outputs cannot be strided.
 		b.op(PriorityGlue, p, op.Op{Kind: op.Copy, M: o.M, N: part(o.N, 1, 2, p.Tile.N), Fan: fan})
-		if o.M != 1 && o.M != b.largest() {
-			return
+		often := o.M == 1 || o.M == b.largest()
+		shard := func(o op.Op) {
+			if often {
+				b.op(PriorityShards, p, o)
+			}
+			b.forms(PriorityShards, p, o, false, often)
 		}
 		for _, quarter := range []int{2, 1, 3} {
 			q := o
 			q.N = part(o.N, quarter, 4, p.Tile.N)
-			b.op(PriorityShards, p, q)
+			shard(q)
 		}
 		if o.Kind != op.MatMul || o.Scheme.Grid() { // results on a grid have no partial sums
 			return
 		}
 		half := o
 		half.K = part(o.K, 1, 2, p.Tile.K)
-		b.op(PriorityShards, p, half)
+		shard(half)
 		if o.Bias { // the first part adds it, the others do not
 			o.Bias, half.Bias = false, false
-			b.op(PriorityShards, p, o)
-			b.op(PriorityShards, p, half)
+			shard(o)
+			shard(half)
 		}
 	})
+}
+
+// forms asks for a product in the other forms that the processor has. Of convolutions that is every factorisation of the
+// rows (llm.npu sec. 4), or without all only the squarest; others are left out with images. Images of other numbers of rows tell
+// nothing of one, so that each needs shapes of its own.
+func (b *builder) forms(priority int, p *socs.Processor, o op.Op, all, others bool) {
+	if o.Kind != op.MatMul {
+		return
+	}
+	for _, f := range op.FormsOf(o.M, p.Forms[o.Scheme]) {
+		if conv := f.Class() == op.Conv; conv && !all && f != op.Squarest(o.M) || !conv && !others {
+			continue
+		}
+		o.Form = f
+		b.op(priority, p, o)
+	}
 }
 
 // expertRows are the rows that single experts are measured with.
@@ -387,6 +411,7 @@ func (b *builder) experts(m *models.Model) {
 				for _, x := range b.schemes {
 					o.Scheme = x
 					b.op(PriorityShards, p, o)
+					b.forms(PriorityShards, p, o, false, true)
 					if x.QuantisedRows() {
 						b.op(PriorityShards, p, op.Op{Kind: op.QuantRows, M: rows, N: o.K, Static: x.Static()})
 					}

@@ -86,6 +86,7 @@ type Family struct {
 	Group   int       `json:"group,omitempty" yaml:"group,omitempty"` // query heads per key/value head
 	HeadDim int       `json:"head_dim,omitempty" yaml:"head_dim,omitempty"`
 	Bias    bool      `json:"bias,omitempty" yaml:"bias,omitempty"`
+	Form    op.Form   `json:"form,omitempty" yaml:"form,omitempty"` // exactly: a convolution's family has one number of rows
 	Act     string    `json:"act,omitempty" yaml:"act,omitempty"`
 	Experts int       `json:"experts,omitempty" yaml:"experts,omitempty"`
 	Fan     int       `json:"fan,omitempty" yaml:"fan,omitempty"`
@@ -173,7 +174,7 @@ type Infeasible struct {
 func (f *Family) Key() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", f.Proc, f.Kind)
-	for _, s := range []string{string(f.Scheme), string(f.Table), string(f.KV), f.Act, f.Router} {
+	for _, s := range []string{string(f.Scheme), string(f.Form), string(f.Table), string(f.KV), f.Act, f.Router} {
 		if s != "" {
 			b.WriteString(" " + s)
 		}
@@ -202,14 +203,26 @@ type index struct {
 	families   map[string]*Family
 	processors map[string]*Processor
 	infeasible map[string]string
+	forms      map[formed][]op.Form
+}
+
+// formed is what products of several forms have in common.
+type formed struct {
+	proc   string
+	scheme op.Scheme
+	bias   bool
 }
 
 func (c *Costs) look() *index {
 	c.once.Do(func() {
-		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{}, infeasible: map[string]string{}}
+		c.index = index{families: map[string]*Family{}, processors: map[string]*Processor{}, infeasible: map[string]string{}, forms: map[formed][]op.Form{}}
 		for i := range c.Families {
-			c.Families[i].prepare()
-			c.index.families[c.Families[i].Key()] = &c.Families[i]
+			f := &c.Families[i]
+			f.prepare()
+			c.index.families[f.Key()] = f
+			if at := (formed{f.Proc, f.Scheme, f.Bias}); f.Form != "" && !slices.Contains(c.index.forms[at], f.Form) {
+				c.index.forms[at] = append(c.index.forms[at], f.Form)
+			}
 		}
 		for i := range c.Processors {
 			c.index.processors[c.Processors[i].Name] = &c.Processors[i]

@@ -17,7 +17,7 @@ func familyOf(proc string, o op.Op, cold bool) (f Family, m, a, b int) {
 	m, b = o.M, o.N
 	switch o.Kind {
 	case op.MatMul:
-		f.Scheme, f.Bias, a = o.Scheme, o.Bias, o.K
+		f.Scheme, f.Bias, f.Form, a = o.Scheme, o.Bias, o.Form, o.K
 	case op.ExpertMatMul:
 		f.Scheme, f.Experts, f.Fan, f.Spread, a = o.Scheme, o.Experts, o.Fan, o.Spread, o.K
 	case op.Route:
@@ -49,7 +49,7 @@ func (f *Family) operator(m, a, b int) op.Op {
 	o := op.Op{Kind: f.Kind, M: m}
 	switch f.Kind {
 	case op.MatMul:
-		o.Scheme, o.Bias, o.K, o.N = f.Scheme, f.Bias, a, b
+		o.Scheme, o.Bias, o.Form, o.K, o.N = f.Scheme, f.Bias, f.Form, a, b
 	case op.ExpertMatMul:
 		o.Scheme, o.Experts, o.Fan, o.Spread, o.K, o.N = f.Scheme, f.Experts, f.Fan, f.Spread, a, b
 	case op.Route:

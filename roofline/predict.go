@@ -80,6 +80,26 @@ func (c *Costs) measured(proc string, o op.Op) bool {
 	return false
 }
 
+// Forms lists the forms besides the default in which a product was measured on a processor, in whatever shapes: of
+// convolutions those of its very number of rows. Their order is that of the families' keys.
+func (c *Costs) Forms(proc string, o op.Op) (forms []op.Form) {
+	if o.Kind != op.MatMul || o.Form != "" {
+		return nil
+	}
+	x := c.look()
+	for _, scheme := range []op.Scheme{o.Scheme, o.Scheme.Twin()} {
+		for _, f := range x.forms[formed{proc, scheme, o.Bias}] {
+			if w, h, ok := f.Image(); !ok || w*h == o.M {
+				forms = append(forms, f)
+			}
+		}
+		if forms != nil {
+			return forms
+		}
+	}
+	return nil
+}
+
 // predict answers within one family; covered is false when m lies beyond the samples of the shape.
 func (f *Family) predict(m, a, b int) (p Prediction, covered bool) {
 	if c := f.curve(a, b); c != nil {

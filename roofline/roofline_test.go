@@ -166,7 +166,7 @@ func TestUnknownSteps(t *testing.T) {
 		p := s.Processor("npu")
 		p.Tile = socs.Tile{}
 		x := p.Sim.Schemes[op.A8TQ4B32]
-		x.Step = socs.Tile{M: step}
+		x.Step, x.Forms = socs.Tile{M: step}, nil // rates of the order whose price is the step alone
 		p.Sim.Schemes[op.A8TQ4B32] = x
 		ms := slices.Concat(powers, []int{2 * step, 2*step + 1, 4 * step, 4*step + 1, 5 * step, 5*step + 1})
 		slices.Sort(ms)

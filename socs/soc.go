@@ -96,11 +96,13 @@ type Processor struct {
 	CompileMS     float64            `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`         // to build or open one graph on the device
 	PowerW        float64            `json:"power_w,omitempty" yaml:"power_w,omitempty"`               // while busy
 
-	Tile    Tile              `json:"tile" yaml:"tile"`
-	Kinds   []op.Kind         `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"` // operators it executes; empty: every kind
-	Schemes []op.Scheme       `json:"schemes" yaml:"schemes,flow"`                 // what its matmuls execute
-	Layouts map[string]string `json:"layouts" yaml:"layouts"`                      // weight scheme ("q8c") -> packed layout
-	KV      []op.Type         `json:"kv,omitempty" yaml:"kv,omitempty,flow"`       // cache element types of its attention
+	Tile    Tile        `json:"tile" yaml:"tile"`
+	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"` // operators it executes; empty: every kind
+	Schemes []op.Scheme `json:"schemes" yaml:"schemes,flow"`                 // what its matmuls execute
+	// Forms are the classes of forms, besides the default, in which matmuls of a scheme can be put to it.
+	Forms   map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
+	Layouts map[string]string       `json:"layouts" yaml:"layouts"`                // weight scheme ("q8c") -> packed layout
+	KV      []op.Type               `json:"kv,omitempty" yaml:"kv,omitempty,flow"` // cache element types of its attention
 
 	StaticShapes  bool `json:"static_shapes,omitempty" yaml:"static_shapes,omitempty"`   // a graph exists for one M only
 	DynamicRows   bool `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`     // a call may use fewer rows than the graph's
@@ -177,6 +179,8 @@ type SimScheme struct {
 	Step       Tile    `json:"step,omitempty" yaml:"step,omitempty"`               // latency is flat within one step
 	LongK      float64 `json:"long_k,omitempty" yaml:"long_k,omitempty"`           // factor >= 1 when K >= long_k_from; 0: none
 	LongKFrom  int     `json:"long_k_from,omitempty" yaml:"long_k_from,omitempty"`
+	// Forms are the prices of other forms than the default, by class: one for each that the processor lists.
+	Forms map[op.Form]SimForm `json:"forms,omitempty" yaml:"forms,omitempty"`
 }
 
 // ShapeRange is a box of matmul shapes: each dimension within [Min, Max]; Max 0 is unbounded.
@@ -224,12 +228,15 @@ type Point struct {
 	M         int       `json:"m" yaml:"m"`
 	K         int       `json:"k" yaml:"k"`
 	N         int       `json:"n" yaml:"n"`
+	Form      op.Form   `json:"form,omitempty" yaml:"form,omitempty"`
 	LatencyUS float64   `json:"latency_us" yaml:"latency_us"`
 	Source    string    `json:"source" yaml:"source"` // as the texts of SoC.Sources
 }
 
 // Op is the matmul the point was measured for.
-func (p *Point) Op() op.Op { return op.Op{Kind: op.MatMul, M: p.M, K: p.K, N: p.N, Scheme: p.Scheme} }
+func (p *Point) Op() op.Op {
+	return op.Op{Kind: op.MatMul, M: p.M, K: p.K, N: p.N, Scheme: p.Scheme, Form: p.Form}
+}
 
 // Fact is one published number.
 type Fact struct {

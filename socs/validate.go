@@ -339,6 +339,25 @@ func (v *validator) processor(path string, p *Processor) {
 			v.add(path+".layouts", "no layout for weights %q, which scheme %q needs", s.Weight(), s)
 		}
 	}
+	for _, k := range sortedKeys(p.Forms) {
+		at := path + ".forms"
+		if !schemes[k] {
+			v.add(at, "forms of scheme %q, which is not among the processor's schemes", clip(string(k)))
+			continue
+		}
+		seen := map[op.Form]bool{}
+		for _, f := range p.Forms[k] {
+			switch {
+			case !contains(op.FormClasses, f):
+				v.add(at+"."+string(k), "form %q, want %q", clip(string(f)), op.FormClasses)
+			case seen[f]:
+				v.add(at+"."+string(k), "form %q is listed twice", f)
+			case f == op.Conv && p.DynamicRows:
+				v.add(at+"."+string(k), "form %q is compiled for a number of rows, and dynamic_rows says that calls may have fewer", f)
+			}
+			seen[f] = true
+		}
+	}
 	types := map[op.Type]bool{}
 	for _, t := range p.KV {
 		if t != op.F32 && t != op.F16 {
@@ -464,6 +483,7 @@ func (v *validator) sim(path string, p *Processor) {
 			v.add(at+".long_k", "%v, want a factor in 1..1000", r.LongK)
 		}
 		v.whole(at+".long_k_from", r.LongKFrom, math.MaxInt32)
+		v.simForms(at+".forms", p.Forms[k], r.Forms)
 	}
 	for _, k := range sortedKeys(s.Schemes) {
 		if !contains(p.Schemes, k) {
@@ -480,6 +500,36 @@ func (v *validator) sim(path string, p *Processor) {
 			for _, n := range []int{r.MinM, r.MaxM, r.MinK, r.MaxK, r.MinN, r.MaxN} {
 				v.whole(fmt.Sprintf("%s.infeasible.%d", path, i), n, math.MaxInt32)
 			}
+		}
+	}
+}
+
+// simForms wants a price for each form of a scheme that the processor lists, and for no other.
+func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]SimForm) {
+	for _, f := range listed {
+		if _, ok := prices[f]; !ok {
+			v.add(path, "no price of form %q, which the processor lists", clip(string(f)))
+		}
+	}
+	for _, f := range sortedKeys(prices) {
+		x, at := prices[f], path+"."+clip(string(f))
+		if !contains(listed, f) {
+			v.add(path, "form %q is not among the processor's forms of the scheme", clip(string(f)))
+			continue
+		}
+		v.whole(at+".fill_rows", x.FillRows, maxCount)
+		switch fill := f == op.Swapped && x.FillRows > 0; {
+		case x.FillRows != 0 && f != op.Swapped:
+			v.add(at+".fill_rows", "%d, which only form %q has", x.FillRows, op.Swapped)
+		case fill && x.Gain != 0:
+			v.add(at+".gain", "%v beside fill_rows, want one of them", x.Gain)
+		case !fill && !(x.Gain >= 1e-3 && x.Gain <= 1e3):
+			v.add(at+".gain", "%v, want a factor in 0.001..1000", x.Gain)
+		}
+		if f == op.Conv && (x.Side < 2 || x.Side > maxTile) {
+			v.add(at+".side", "%d, want 2..%d: the shorter side of the image that has the gain", x.Side, maxTile)
+		} else if f != op.Conv && x.Side != 0 {
+			v.add(at+".side", "%d, which only form %q has", x.Side, op.Conv)
 		}
 	}
 }

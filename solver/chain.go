@@ -19,7 +19,16 @@ type instance struct {
 
 // with adds a decision to the candidates of a node, unless they have it or it cannot be.
 func (st *stage) with(list []candidate, node int, d *planir.Decision) []candidate {
-	c, err := st.candidate(node, base(d.Strategy), d.Axis, d.Shares)
+	return withCandidate(list, func() (candidate, error) { return st.candidate(node, base(d.Strategy), d.Axis, d.Shares) })
+}
+
+// exactly is with, in the rows and forms that the decision says.
+func (st *stage) exactly(list []candidate, node int, d *planir.Decision) []candidate {
+	return withCandidate(list, func() (candidate, error) { return st.as(node, base(d.Strategy), d.Axis, d.Shares) })
+}
+
+func withCandidate(list []candidate, price func() (candidate, error)) []candidate {
+	c, err := price()
 	if err != nil || slices.ContainsFunc(list, func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
 		return list
 	}
@@ -192,7 +201,7 @@ func (in *instance) price(choices []int, i, c int) int64 {
 }
 
 // alternatives lists for every strategy and tuple of processors but the chosen one the cheapest
-// choice, cheapest first.
+// choice, and the chosen one in default forms where it has others, cheapest first.
 func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	kind := func(c int) string {
 		d := &in.candidates[i][c]
@@ -224,8 +233,27 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 			Strategy: in.candidates[i][c].Strategy, Shares: in.candidates[i][c].ShareText(), PredictNS: in.price(choices, i, c),
 		})
 	}
+	if plain, err := in.stage.plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
+		c := &in.candidates[i][choices[i]]
+		out = append(out, planir.Alternative{
+			Strategy: plain.Strategy, Shares: plain.ShareText(), PredictNS: in.price(choices, i, choices[i]) + plain.PredictNS - c.PredictNS,
+		})
+	}
 	sort.SliceStable(out, func(a, b int) bool { return out[a].PredictNS < out[b].PredictNS })
 	return out
+}
+
+// plain is a decision with every share in the default form, nil where it is so already.
+func (st *stage) plain(i int, d *planir.Decision) (*candidate, error) {
+	if !slices.ContainsFunc(d.Shares, func(sh planir.Share) bool { return sh.Form != "" }) {
+		return nil, nil
+	}
+	shares := slices.Clone(d.Shares)
+	for k := range shares {
+		shares[k].Form = ""
+	}
+	c, err := st.as(i, base(d.Strategy), d.Axis, shares)
+	return &c, err
 }
 
 // find is the candidate of node i that divides it as d does, -1 when there is none.

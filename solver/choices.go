@@ -105,14 +105,21 @@ func (st *stage) proc(name string) *planir.Proc {
 	return nil
 }
 
-// candidate prices a node executed as a decision says, or tells why that cannot be: a processor does not
-// execute it, or no price is known.
+// candidate prices a node divided as a decision says, each share in the rows and form that are cheapest, or tells
+// why that cannot be: a processor does not execute it, or no price is known.
 func (st *stage) candidate(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, error) {
 	n := &st.sec.Nodes[i]
-	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Scheme: n.Op().Scheme, Axis: axis, Shares: slices.Clone(shares)}}
-	for k := range c.Shares {
-		st.pad(n, axis, &c.Shares[k])
+	shares = slices.Clone(shares)
+	for k := range shares {
+		st.shape(n, axis, &shares[k])
 	}
+	return st.as(i, strategy, axis, shares)
+}
+
+// as is candidate with the rows and forms that the shares say.
+func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []planir.Share) (candidate, error) {
+	n := &st.sec.Nodes[i]
+	c := candidate{Decision: planir.Decision{Node: n.Name, Rows: st.rows, Strategy: strategy, Scheme: n.Op().Scheme, Axis: axis, Shares: slices.Clone(shares)}}
 	pieces, err := lower.Cut(st.sec, n, &c.Decision, st.proc)
 	if err != nil {
 		return c, err
@@ -224,25 +231,53 @@ func (st *stage) lacks(tasks []task, err error) error {
 // maxPads is how many multiples of a processor's granularity are tried as numbers of rows.
 const maxPads = 16
 
-// pad gives a share of a processor with static shapes a standard number of rows, a multiple of its tile: the cheapest
-// of what is known, as prices are not monotone in the rows: the next multiples, the next powers of two, and what was measured.
-func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
-	unit := st.static[sh.Proc]
-	if unit == 0 || sh.PadRows > 0 || axis == planir.AxisK || axis == planir.AxisHeads {
-		return
-	}
+// shape gives a share the number of rows and the form in which its processor is fastest on its own: the default form and
+// few rows where others take as long. A processor with static shapes executes standard numbers of rows,
+// multiples of its tile, and as prices are not monotone in them those tried are the next multiples, the next powers of
+// two, and what was measured. Forms are those that the processor has and that have a price.
+func (st *stage) shape(n *lower.Node, axis planir.Axis, sh *planir.Share) {
+	sh.Form = ""
 	o := n.Op()
-	rows := o.M
 	switch axis {
 	case planir.AxisRows:
-		if sh.To != o.M {
-			return // only the last rows may be padded
-		}
-		rows = sh.To - sh.From
+		o.M = sh.To - sh.From
 	case planir.AxisCols:
 		o.N = sh.To - sh.From
+	case planir.AxisK:
+		o.K, o.Bias = sh.To-sh.From, o.Bias && sh.From == 0
+	}
+	rows := o.M
+	options := []int{max(rows, sh.PadRows)}
+	// Only the last rows may be padded.
+	pads := st.static[sh.Proc] > 0 && sh.PadRows == 0 && axis != planir.AxisK && axis != planir.AxisHeads && (axis != planir.AxisRows || sh.To == n.Op().M)
+	switch p := st.proc(sh.Proc); {
+	case pads:
+		options = st.pads(sh.Proc, o)
+	case p == nil || len(p.Forms) == 0:
+		return
 	}
 	best := int64(math.MaxInt64)
+	for _, m := range options {
+		o.M = m
+		for _, f := range append([]op.Form{""}, st.forms(sh.Proc, o)...) {
+			o.Form = f
+			if e, err := st.prices.together([]task{{sh.Proc, o}}); err == nil && e[0].ns < best {
+				best, sh.Form = e[0].ns, f
+				if pads {
+					sh.PadRows = m
+				}
+			}
+		}
+		o.Form = ""
+	}
+	if sh.PadRows == rows {
+		sh.PadRows = 0
+	}
+}
+
+// pads are the numbers of rows to try on a processor with static shapes, the fewest first among equals.
+func (st *stage) pads(proc string, o op.Op) []int {
+	unit, rows := st.static[proc], o.M
 	power := unit
 	for power < rows {
 		power *= 2
@@ -250,29 +285,33 @@ func (st *stage) pad(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 	next := socs.Round(rows, unit)
 	options := []int{next, power}
 	if rows == 1 { // decode: the compiler pads what it must
-		options = append([]int{1}, options...)
-	} else if o.HasScheme() { // operators on rows take their time with them
-		for m := next + unit; m < power && len(options) < maxPads; m += unit {
-			options = append(options, m)
-		}
-		options = append(options, 2*power)
-		if x, ok := st.prices.(interface{ measured(task) []int }); ok {
-			for _, m := range x.measured(task{sh.Proc, o}) {
-				if m > rows && m%unit == 0 {
-					options = append(options, m)
-				}
+		return append([]int{1}, options...)
+	}
+	if !o.HasScheme() { // operators on rows take their time with them
+		return options
+	}
+	for m := next + unit; m < power && len(options) < maxPads; m += unit {
+		options = append(options, m)
+	}
+	options = append(options, 2*power)
+	if x, ok := st.prices.(interface{ measured(task) []int }); ok {
+		for _, m := range x.measured(task{proc, o}) {
+			if m > rows && m%unit == 0 {
+				options = append(options, m)
 			}
 		}
 	}
-	for _, m := range options {
-		o.M = m
-		if e, err := st.prices.together([]task{{sh.Proc, o}}); err == nil && e[0].ns < best {
-			best, sh.PadRows = e[0].ns, m
-		}
+	return options
+}
+
+// forms are those, besides the default, in which a processor can compute a product and that have a price.
+func (st *stage) forms(proc string, o op.Op) []op.Form {
+	p := st.proc(proc)
+	x, ok := st.prices.(interface{ forms(task) []op.Form })
+	if !ok || p == nil || len(p.Forms) == 0 {
+		return nil
 	}
-	if sh.PadRows == rows {
-		sh.PadRows = 0
-	}
+	return slices.DeleteFunc(x.forms(task{proc, o}), func(f op.Form) bool { return !p.HasForm(o.Scheme, f) })
 }
 
 // execute is when the last piece of a node is done, all lanes starting at 0: shares at once, then what is

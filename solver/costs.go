@@ -57,6 +57,21 @@ func (f *fitted) one(t task) (estimate, error) {
 // measured lists numbers of rows at which an operator of this shape was measured.
 func (f *fitted) measured(t task) []int { return f.costs.MeasuredRows(t.proc, t.op, t.cold()) }
 
+// forms lists the forms, besides the default, of which something is known.
+func (f *fitted) forms(t task) []op.Form { return f.costs.Forms(t.proc, t.op) }
+
+// cheapest is a task in the form in which it takes least.
+func (f *fitted) cheapest(t task) (estimate, error) {
+	best, err := f.one(t)
+	for _, form := range f.forms(t) {
+		t.op.Form = form
+		if e, other := f.one(t); other == nil && (err != nil || e.ns < best.ns) {
+			best, err = e, nil
+		}
+	}
+	return best, err
+}
+
 func (f *fitted) together(tasks []task) ([]estimate, error) {
 	if len(tasks) == 1 {
 		e, err := f.one(tasks[0])

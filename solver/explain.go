@@ -47,8 +47,12 @@ func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 			return nil, err
 		}
 	}
+	plain := candidate{Decision: *d}
 	for i := range out {
 		out[i].Procs = processors(out[i].Shares)
+		if x := plain.withoutForms(); !out[i].Chosen && out[i].Strategy == d.Strategy && out[i].Shares == x.ShareText() {
+			out[i].Note = "the default form"
+		}
 	}
 	sort.SliceStable(out, func(a, b int) bool {
 		if (out[a].NS == 0) != (out[b].NS == 0) {
@@ -115,7 +119,7 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 			if errs[k] != nil {
 				return nil, errs[k]
 			}
-			lists[k] = st.with(lists[k], k, &decided[k])
+			lists[k] = st.exactly(st.with(lists[k], k, &decided[k]), k, &decided[k])
 		}
 		inst, err := st.pose(lists)
 		if err != nil {

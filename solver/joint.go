@@ -514,7 +514,7 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 					cheapest = i
 				}
 				keep[i] = kept[c.Node+" "+c.ShareText()] || len(c.Shares) != 2 ||
-					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && sameShares(&d, &c.Decision) })
+					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && sameShares(&d, c.withoutForms()) })
 			}
 			keep[cheapest] = true
 			cuts := jointCuts

@@ -184,6 +184,16 @@ func decision(p *planir.Plan, node string, rows int) *planir.Decision {
 	return p.DecisionFor(node, 1)
 }
 
+// withoutForms is the decision as divisions are compared over programs: the cheapest form depends on the rows.
+func (c *candidate) withoutForms() *planir.Decision {
+	d := c.Decision
+	d.Shares = slices.Clone(d.Shares)
+	for k := range d.Shares {
+		d.Shares[k].Form = ""
+	}
+	return &d
+}
+
 // sameShares reports whether two decisions of one node divide it alike.
 func sameShares(a, b *planir.Decision) bool {
 	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()

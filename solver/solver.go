@@ -471,7 +471,7 @@ func (s *session) offer(p *planir.Plan) {
 		}
 		d.Strategy, d.Shares = base(d.Strategy), slices.Clone(d.Shares)
 		for k := range d.Shares {
-			d.Shares[k].PadRows = 0
+			d.Shares[k].PadRows, d.Shares[k].Form = 0, ""
 		}
 		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == d.Node && sameShares(&x, &d) }) {
 			s.divisions = append(s.divisions, d)

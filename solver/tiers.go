@@ -293,7 +293,7 @@ func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers)
 	for _, rows := range p.Capacities {
 		var each int64
 		for _, o := range expertOps(m, x.Schemes, rows) {
-			e, err := pr.one(task{x.NPU, o})
+			e, err := pr.cheapest(task{x.NPU, o})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
 			}

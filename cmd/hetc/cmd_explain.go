@@ -337,6 +337,9 @@ func showDecisions(s *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*ro
 			if d.Axis != planir.AxisNone {
 				x += fmt.Sprintf(" %d:%d", sh.From, sh.To)
 			}
+			if sh.Form != "" {
+				x += " as " + string(sh.Form)
+			}
 			shares = append(shares, x)
 			if !slices.Contains(procs, sh.Proc) {
 				procs = append(procs, sh.Proc)

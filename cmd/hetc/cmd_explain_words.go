@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver"
 )
 
@@ -131,6 +132,7 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 	if large != nil {
 		out = append(out, "What bounds a prompt: "+x.bounds(large)+".")
 	}
+	out = append(out, x.forms()...)
 	if proof := proofOf(x.p); proof != "" {
 		out = append(out, proof)
 	}
@@ -138,6 +140,32 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 		out = append(out, "All times are simulated: the SoC is a description, not a machine that was measured.")
 	} else {
 		out = append(out, "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself.")
+	}
+	return out
+}
+
+// forms tells which processors are given matrix products in another form than the default.
+func (x *explaining) forms() (out []string) {
+	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul", op.Conv: "as a 1x1 convolution"}
+	for i := range x.p.Procs {
+		name, products, count := x.p.Procs[i].Name, 0, map[op.Form]int{}
+		for _, d := range x.p.Decisions {
+			for _, sh := range d.Shares {
+				if sh.Proc == name && d.Scheme != "" {
+					products++
+					count[sh.Form.Class()]++
+				}
+			}
+		}
+		var parts []string
+		for _, f := range op.FormClasses {
+			if count[f] > 0 {
+				parts = append(parts, fmt.Sprintf("%d of %d matrix products %s", count[f], products, words[f]))
+			}
+		}
+		if parts != nil {
+			out = append(out, fmt.Sprintf("%s is given %s: the arithmetic is the same, and it is faster at it.", name, and(parts)))
+		}
 	}
 	return out
 }

@@ -7,6 +7,7 @@ var heteroinfer = []Item{
 	solvedItem("heteroinfer", "table3", "the solver's decision for nine operators, and what it rests on", "Table 3, sec. 4.2, 4.4", heteroTable3,
 		"dc_t3_exact_rows_strategy", "dc_t3_row8_ratio", "dc_t3_row5_padding", "dc_t3_row9_hybrid"),
 	solvedItem("heteroinfer", "catalog", "Table 3 on the catalog's Snapdragon 8 Gen 3", "Table 3", heteroCatalog),
+	solvedItem("heteroinfer", "order", "the order of operands on the catalog's Snapdragon 8 Gen 3", "sec. 3.2, 4.1, 5.6", heteroOrder),
 	sheetItem("heteroinfer", "splits", "the balanced division of each measured row", "Table 3, sec. 3.3", heteroSplits, "dc_t3_exact_rows_strategy", "dc_t3_row2_ratio", "dc_t3_row8_ratio"),
 	sheetItem("heteroinfer", "sync", "bounds on the synchronisation cost", "Table 3, sec. 3.1, 4.3, 4.4", heteroSync, "dc_t3_sync_bounds"),
 	sheetItem("heteroinfer", "ranges", "estimates for lengths that were not measured", "Table 3 rows 5, 7, 9, sec. 4.4", heteroRanges, "dc_t3_range_extrapolation", "dc_t3_row9_hybrid"),

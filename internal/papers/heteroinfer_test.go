@@ -163,6 +163,14 @@ func TestSimulatedNS(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := op.Op{Kind: op.MatMul, M: rapid.IntRange(1, 600).Draw(t, "m"), K: 32 * rapid.IntRange(1, 500).Draw(t, "k"), N: 32 * rapid.IntRange(1, 900).Draw(t, "n"), Scheme: op.A8TQ4B32}
 		for _, x := range [][2]string{{"gpu", "npu"}, {"npu", "gpu"}} {
+			o := o
+			if x[0] == "npu" {
+				o.Form = rapid.SampledFrom([]op.Form{"", op.Swapped}).Draw(t, "form")
+				if rapid.Bool().Draw(t, "int8") {
+					o.Scheme = op.A8TQ8C
+					o.Form = rapid.SampledFrom(append(op.FormsOf(o.M, []op.Form{op.Conv}), "")).Draw(t, "image")
+				}
+			}
 			alone, err := sim.NS(soc, x[0], o)
 			if err != nil {
 				t.Fatal(err)

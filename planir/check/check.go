@@ -128,6 +128,12 @@ func Proc(p *socs.Processor) planir.Proc {
 		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
 		Prepacks: p.Prepacks, Fuses: p.Fuses, Bakes: p.Bakes, Shares: p.Bakes && p.WeightBytes != socs.WeightsPerGraph, GraphBytes: p.GraphBytes,
 	}
+	for scheme, forms := range p.Forms {
+		if out.Forms == nil {
+			out.Forms = map[op.Scheme][]op.Form{}
+		}
+		out.Forms[scheme] = slices.Clone(forms)
+	}
 	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
 		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
 	}
@@ -185,6 +191,11 @@ func (c *checker) procs() {
 		for _, s := range have.Schemes {
 			if !slices.Contains(can.Schemes, s) {
 				differs("schemes", s, can.Schemes)
+			}
+			for _, f := range have.Forms[s] {
+				if !can.HasForm(s, f) {
+					differs("forms", f, can.Forms[s])
+				}
 			}
 		}
 		for _, k := range c.kinds(have) {

@@ -273,6 +273,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 			}
 		}
 	}
+	o.Form = sh.Form
 	for i, v := range in {
 		if strided(s, v, n.In[i]) && !proc.StridedInput {
 			return Piece{}, fmt.Errorf("input %s is a column range of a wider buffer, and %q reads whole buffers only", v, sh.Proc)
@@ -284,6 +285,9 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		}
 		if ops[i].HasScheme() && !slices.Contains(proc.Schemes, ops[i].Scheme) {
 			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
+		}
+		if !proc.HasForm(ops[i].Scheme, ops[i].Form) {
+			return Piece{}, fmt.Errorf("%q does not execute form %q of scheme %q", sh.Proc, ops[i].Form, ops[i].Scheme)
 		}
 		if x := ops[i].Scheme; ops[i].Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
 			return Piece{}, fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up", sh.Proc, x.Weight(), op.TilesLayout)

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -63,6 +64,8 @@ type Capabilities struct {
 	Schemes []op.Scheme
 	Layouts map[string]string // weight scheme ("q8c") -> packed layout it reads (see planir/pack)
 	KV      []op.Type         // cache element types
+	// Forms are the classes of forms, besides the default, in which it computes matmuls of a scheme.
+	Forms map[op.Scheme][]op.Form
 	// Rerounds are the schemes of Schemes whose products round activations once more on the way, to 8 bits with a scale
 	// per block of the weight: at most half a step of their block's largest activation, and near to nothing in quality.
 	Rerounds []op.Scheme
@@ -95,12 +98,13 @@ func (c *Capabilities) Supports(o op.Op) error {
 		if o.Kind == op.ExpertMatMul && !o.Scheme.Experts() {
 			return fmt.Errorf("scheme %q is one of products by a single matrix", o.Scheme)
 		}
-		for _, s := range c.Schemes {
-			if s == o.Scheme {
-				return nil
-			}
+		if !slices.Contains(c.Schemes, o.Scheme) {
+			return fmt.Errorf("scheme %q is not supported", o.Scheme)
 		}
-		return fmt.Errorf("scheme %q is not supported", o.Scheme)
+		if o.Form != "" && !slices.Contains(c.Forms[o.Scheme], o.Form.Class()) {
+			return fmt.Errorf("form %q of scheme %q is not supported", o.Form, o.Scheme)
+		}
+		return nil
 	}
 	if w := o.Scheme.Weight(); o.Kind == op.Embed && w != "" && c.Layouts[w] != op.TilesLayout {
 		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", w, op.TilesLayout)

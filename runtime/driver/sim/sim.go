@@ -131,6 +131,12 @@ func capabilities(p *socs.Processor) *driver.Capabilities {
 	for scheme, layout := range p.Layouts {
 		c.Layouts[scheme] = layout
 	}
+	for scheme, forms := range p.Forms {
+		if c.Forms == nil {
+			c.Forms = map[op.Scheme][]op.Form{}
+		}
+		c.Forms[scheme] = slices.Clone(forms)
+	}
 	return c
 }
 

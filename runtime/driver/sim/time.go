@@ -88,6 +88,9 @@ func (m *model) feasible(o op.Op) error {
 		if _, ok := m.desc.Sim.Schemes[o.Scheme]; !ok {
 			return diag.New(diag.ClassInfeasible, "processor %q is not described in scheme %q", m.desc.Name, o.Scheme).WithCode("sim.infeasible")
 		}
+		if !m.desc.HasForm(o.Scheme, o.Form) {
+			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q", m.desc.Name, o.Form, o.Scheme).WithCode("sim.infeasible")
+		}
 		_, each := products(o)
 		for _, r := range m.desc.Sim.Infeasible {
 			if r.Contains(each.M, each.K, each.N) {
@@ -106,18 +109,19 @@ func (m *model) op(o op.Op) float64 {
 		return max(float64(o.Flops())/s.OtherGops, float64(o.Bytes())/m.rate)
 	}
 	count, o := products(o)
-	r := s.Schemes[o.Scheme]
+	form, r := o.Form, s.Schemes[o.Scheme]
 	o.M, o.K, o.N = socs.Round(o.M, r.Step.M), socs.Round(o.K, r.Step.K), socs.Round(o.N, r.Step.N)
 	bytes := float64(o.Bytes())
 	if r.WeightBits > 0 {
 		stored := op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
 		bytes = float64(o.Bytes()-stored) + float64(float64(o.K)*float64(o.N)*(r.WeightBits/8))
 	}
-	t := max(float64(o.Flops())/r.PeakGops, bytes/m.rate)
+	compute, whole := r.FormFactors(form, o.M, o.N)
+	t := max(float64(float64(o.Flops())/r.PeakGops)*compute, bytes/m.rate)
 	if r.LongK > 1 && o.K >= r.LongKFrom {
 		t *= r.LongK
 	}
-	return float64(1e3*r.SetupUS) + float64(float64(count)*t)
+	return float64(float64(1e3*r.SetupUS)+float64(float64(count)*t)) * whole
 }
 
 // graph is the time of a graph in nanoseconds for a call with the given scalars (nil: as described).
