@@ -139,6 +139,8 @@ type Target struct {
 
 	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"`     // operators it executes there, among the processor's; empty: all of those
 	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty,flow"` // likewise of its matmuls
+	// Forms are those of the processor's that its compiler makes; without them it makes the default only.
+	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
 }
 
 // Options are what its compiler is given, as text by name: soc_model, htp_arch, vtcm_mb and opt, those that are there.

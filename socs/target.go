@@ -82,8 +82,9 @@ func (s *SoC) Restricted() (*SoC, error) {
 		if len(p.Target.Schemes) > 0 {
 			p.Schemes = p.Target.Schemes
 		}
+		p.Forms = p.Target.Forms
 		if !p.Executes(op.MatMul) {
-			p.Schemes = nil
+			p.Schemes, p.Forms = nil, nil
 		}
 		out.Processors = append(out.Processors, p)
 	}

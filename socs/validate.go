@@ -451,6 +451,16 @@ func (v *validator) target(path string, p *Processor) {
 		}
 		schemes[s] = true
 	}
+	for _, k := range sortedKeys(t.Forms) {
+		if !contains(t.Schemes, k) && len(t.Schemes) > 0 {
+			v.add(path+".forms", "scheme %q is not among the target's schemes", clip(string(k)))
+		}
+		for _, f := range t.Forms[k] {
+			if f == "" || !p.HasForm(k, f) || f.Class() != f {
+				v.add(path+".forms", "form %q of scheme %q is not among the processor's forms", clip(string(f)), clip(string(k)))
+			}
+		}
+	}
 }
 
 func (v *validator) tile(path string, t Tile) {
