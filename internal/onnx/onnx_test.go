@@ -187,38 +187,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What is executed is read of models that hetc does not write, too.
-func TestOutline(t *testing.T) {
-	b := small().Marshal()
-	var node []byte
-	node = putString(node, nodeOp, "EPContext")
-	node = putMessage(node, nodeAttr, putInt(putString(putString(nil, attrName, "blob"), attrS, "\xff\x00"), attrKind, int64(KindString)))
-	node = putMessage(node, nodeAttr, putInt(putMessage(putString(nil, attrName, "graph"), 6, nil), attrKind, 5))
-	node = putString(node, 6, "documentation")
-	b = append(b, putMessage(nil, modelGraph, putMessage(putMessage(putString(nil, graphName, "f"), graphNode, node), 13, nil))...) // value_info
-	b = append(b, putMessage(nil, 25, nil)...)
-	if _, err := Parse(b); err == nil {
-		t.Error("Parse accepts it")
-	}
-	m, err := Outline(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := m.Graph.Nodes[0]
-	if a, _ := n.Attr("blob"); m.IR != IR || m.Graph.Name != "f" || len(m.Graph.Nodes) != 1 || n.Op != "EPContext" || a.S != "\xff\x00" || len(n.Attrs) != 2 {
-		t.Errorf("got %+v", m)
-	}
-	if v, _ := m.Prop("k"); v != "v" {
-		t.Errorf("metadata %q", v)
-	}
-	if m, err = Outline(small().Marshal()); err != nil || !reflect.DeepEqual(m.Graph.Nodes[0].In, small().Graph.Nodes[0].In) || m.Graph.Nodes[0].Attrs[0].I != -2 {
-		t.Errorf("of hetc's own: %+v (%v)", m, err)
-	}
-	if _, err := Outline(b[:len(b)-1]); err == nil || diag.ClassOf(err) != diag.ClassInput {
-		t.Errorf("cut off: %v", err)
-	}
-}
-
 // foreign is small as another program may write it: other versions, documentation, fields in another order, integers
 // packed into one field, sets of operators that nothing uses.
 func foreign() []byte {

@@ -1,0 +1,378 @@
+package qnn
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/internal/ortapi"
+)
+
+// The compiler works in a process of its own: what it makes depends on what the process has compiled before and on the
+// path that it is given, it prints, it may crash, and it may not come back. The process starts in a folder made for it
+// and reads and writes files of fixed names there. What its parent says to it is that it still lives.
+
+// workerArg is the first argument of that process. Whoever offers this compiler calls Work when its process was
+// started so.
+const workerArg = "__qnn"
+
+// Worker reports whether a process with these arguments, after its name, is one that the compiler started.
+func Worker(args []string) bool { return len(args) == 1 && args[0] == workerArg }
+
+// Names of files in the process's folder.
+const (
+	requestFile  = "request.json"
+	answerFile   = "answer.json"
+	progressFile = "progress" // the number of the graph that is worked on
+	outFolder    = "out"
+)
+
+func modelFile(i int) string               { return fmt.Sprintf("g%d.onnx", i) }
+func contextFile(i int) string             { return filepath.Join(outFolder, modelFile(i)) }
+func sampleFile(i, k int) string           { return fmt.Sprintf("g%d.in%d", i, k) }
+func resultFile(i, k int, s string) string { return fmt.Sprintf("g%d.%s%d", i, s, k) }
+
+// sharedFile is the binary of a group, as the library names it after the first graph.
+const sharedFile = "g0_qnn.bin"
+
+// request is what the process is asked.
+type request struct {
+	ORT, Provider, Backend, System string // libraries
+	Options                        [][2]string
+	Shared                         bool
+	Memory                         int64 // bytes of address space, 0: no limit
+	Graphs                         []task
+}
+
+// task is one graph: modelFile, and the tensors of a sample.
+type task struct {
+	Inputs, Outputs []tensor
+	Sample          bool
+}
+
+type tensor struct {
+	Name       string
+	Type       onnx.Type
+	Rows, Cols int
+}
+
+func (t tensor) bytes() int64 { return t.Type.Bytes(int64(t.Rows) * int64(t.Cols)) }
+
+// answer is what it says.
+type answer struct {
+	Failed   *failure
+	ORT      string // versions
+	Provider string
+	SDK      string // "v2.51.0.260929181845"
+	Arch     int64
+	SoC      int64
+	Graphs   []facts
+}
+
+type failure struct {
+	Class   diag.Class
+	Graph   int // -1: none in particular
+	Summary string
+}
+
+// facts are what the compiler reports of a graph.
+type facts struct {
+	Spill, VTCM int64 // bytes
+	Nodes, Edge int64 // of the compiled model: all, and those of them that only convert at its edges
+	Context     int64 // bytes of the binary that holds the graph, with others or alone
+	Token       string
+}
+
+// Work is the whole of that process. in ends when the parent does; dir is the process's folder.
+func Work(dir string, in io.Reader) error {
+	go func() {
+		_, _ = io.Copy(io.Discard, in)
+		os.Exit(int(diag.ClassInterrupted))
+	}()
+	if err := os.Chdir(dir); err != nil {
+		return err
+	}
+	var q request
+	b, err := os.ReadFile(requestFile)
+	if err == nil {
+		err = json.Unmarshal(b, &q)
+	}
+	if err != nil {
+		return fmt.Errorf("read the request: %w", err)
+	}
+	if err := limitMemory(q.Memory); err != nil {
+		return fmt.Errorf("limit memory: %w", err)
+	}
+	a, graph := &answer{}, -1
+	if err := q.work(a, &graph); err != nil {
+		class := diag.ClassOf(err)
+		if class == diag.ClassInternal {
+			class = diag.ClassRun
+		}
+		a = &answer{Failed: &failure{class, graph, err.Error()}}
+	}
+	if b, err = json.Marshal(a); err != nil {
+		return err
+	}
+	return os.WriteFile(answerFile, b, 0o600)
+}
+
+// work compiles the request's graphs and runs their samples. *at is the graph that it works on.
+func (q *request) work(a *answer, at *int) error {
+	lib, err := ortapi.Load(q.ORT)
+	if err != nil {
+		return err
+	}
+	e, err := lib.NewEnv(ortapi.EnvOptions{Threads: 1})
+	if err != nil {
+		return err
+	}
+	// Nothing is closed: the process ends.
+	if err := e.RegisterProvider(ortapi.QNNProvider, q.Provider); err != nil {
+		return diag.New(diag.ClassUnavailable, "library %q: %w", q.Provider, err)
+	}
+	all, err := e.Devices()
+	if err != nil {
+		return err
+	}
+	var devices []ortapi.Device
+	for _, d := range all {
+		if d.Provider == ortapi.QNNProvider {
+			devices = append(devices, d)
+			break // one device, whatever its hardware is called
+		}
+	}
+	if len(devices) == 0 {
+		return diag.New(diag.ClassUnavailable, "library %q offers no device", q.Provider)
+	}
+	a.ORT, a.Provider = lib.Version, devices[0].Version
+	for i := range q.Graphs {
+		*at = i
+		if err := q.progress(i); err != nil {
+			return err
+		}
+		o := &ortapi.SessionOptions{Threads: 1, Devices: devices, ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
+		if q.Shared {
+			o.Config = append(o.Config, [2]string{"ep.share_ep_contexts", "1"})
+			if i == len(q.Graphs)-1 {
+				o.Config = append(o.Config, [2]string{"ep.stop_share_ep_contexts", "1"})
+			}
+		}
+		if err := e.Compile(ortapi.Compilation{Model: modelFile(i), Output: contextFile(i), Embed: !q.Shared}, o); err != nil {
+			return err
+		}
+	}
+	var shared []byte
+	if q.Shared {
+		if shared, err = os.ReadFile(filepath.Join(outFolder, sharedFile)); err != nil {
+			return err
+		}
+	}
+	var info *contextInfo // of shared
+	for i := range q.Graphs {
+		*at = i
+		b, err := os.ReadFile(contextFile(i))
+		if err != nil {
+			return err
+		}
+		w, err := inspect(b, q.Shared)
+		if err != nil {
+			return err
+		}
+		context := shared
+		if !q.Shared {
+			context = []byte(w.context)
+		}
+		if info == nil || !q.Shared {
+			if info, err = readContext(q.System, context); err != nil {
+				return err
+			}
+		}
+		g, ok := info.graphs[w.graph]
+		if !ok {
+			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", w.graph)
+		}
+		a.Arch, a.SoC, a.SDK = info.arch, info.soc, w.sdk
+		a.Graphs = append(a.Graphs, facts{Spill: g.spill, VTCM: g.vtcm, Nodes: w.nodes, Edge: w.edge, Context: int64(len(context)), Token: w.token})
+	}
+	for i, g := range q.Graphs {
+		*at = i
+		if !g.Sample {
+			continue
+		}
+		if err := q.progress(i); err != nil {
+			return err
+		}
+		// The emulator needs no target: the binary is for one.
+		for name, o := range map[string]*ortapi.SessionOptions{
+			"emulated": {Threads: 1, Devices: devices, ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"offload_graph_io_quantization", "1"}}},
+			"portable": {Threads: 1},
+		} {
+			path := modelFile(i)
+			if name == "emulated" {
+				path = contextFile(i)
+			}
+			if err := g.run(e, path, o, i, name); err != nil {
+				return diag.New(diag.ClassRun, "run %q on its sample: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (q *request) progress(i int) error {
+	return os.WriteFile(progressFile, []byte(strconv.Itoa(i)), 0o600)
+}
+
+// run executes a model on the sample of graph i and writes its results.
+func (g *task) run(e *ortapi.Env, path string, o *ortapi.SessionOptions, i int, name string) error {
+	s, err := e.NewSessionFromFile(path, o)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	b, err := s.NewBinding()
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	region := func(t tensor) ([]byte, *ortapi.Value, error) {
+		r, err := mem.Alloc(int(t.bytes()), 64)
+		if err != nil {
+			return nil, nil, err
+		}
+		v, err := e.NewTensor(r.Bytes(), ortapi.ElementType(t.Type), []int64{int64(t.Rows), int64(t.Cols)})
+		return r.Bytes(), v, err
+	}
+	for k, t := range g.Inputs {
+		data, err := os.ReadFile(sampleFile(i, k))
+		if err != nil {
+			return err
+		}
+		to, v, err := region(t)
+		if err != nil {
+			return err
+		}
+		copy(to, data)
+		if err := b.BindInput(t.Name, v); err != nil {
+			return err
+		}
+	}
+	var results [][]byte
+	for _, t := range g.Outputs {
+		to, v, err := region(t)
+		if err != nil {
+			return err
+		}
+		if err := b.BindOutput(t.Name, v); err != nil {
+			return err
+		}
+		results = append(results, to)
+	}
+	if err := s.Run(b); err != nil {
+		return err
+	}
+	for k, r := range results {
+		if err := os.WriteFile(resultFile(i, k, name), r, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wrapper is what a compiled model says.
+type wrapper struct {
+	graph   string // its name in the binary
+	context string // the binary, or its file
+	sdk     string
+	token   string
+	nodes   int64
+	edge    int64
+}
+
+// tokenKey is the entry of a compiled model's metadata with the vendor's compatibility string.
+const tokenKey = "ep_compatibility_info." + ortapi.QNNProvider
+
+// edges are the operators that may stay on the CPU before and behind a compiled graph: they convert.
+var edges = []string{"QuantizeLinear", "DequantizeLinear", "Cast"}
+
+// inspect reads a compiled model and refuses one that is not wholly the NPU's: a provider hands what it does not take
+// to the CPU, and says nothing.
+func inspect(b []byte, shared bool) (*wrapper, error) {
+	m, err := onnx.Read(b)
+	if err != nil {
+		return nil, err
+	}
+	w := &wrapper{nodes: int64(len(m.Graph.Nodes))}
+	made := map[string]bool{} // by a compiled graph
+	var left, contexts []string
+	var c *onnx.Node
+	for i := range m.Graph.Nodes {
+		n := &m.Graph.Nodes[i]
+		switch {
+		case n.Op == "EPContext":
+			contexts = append(contexts, n.Name)
+			c = n
+			for _, out := range n.Out {
+				made[out] = true
+			}
+		case isEdge(n, m):
+			w.edge++
+		default:
+			left = append(left, n.Op)
+		}
+	}
+	switch {
+	case len(left) > 0:
+		return nil, diag.New(diag.ClassInput, "the NPU does not take all of the graph: %s would stay on the CPU", strings.Join(left, ", "))
+	case len(contexts) == 0:
+		return nil, diag.New(diag.ClassInput, "the NPU takes nothing of the graph")
+	case len(contexts) > 1:
+		return nil, diag.New(diag.ClassInput, "the NPU takes the graph in %d pieces, with conversions between them", len(contexts))
+	}
+	text := func(name string) string {
+		a, _ := c.Attr(name)
+		return a.S
+	}
+	number := func(name string) int64 {
+		a, _ := c.Attr(name)
+		return a.I
+	}
+	if w.graph = text("partition_name"); w.graph == "" {
+		w.graph = c.Name
+	}
+	w.context, w.sdk = text("ep_cache_context"), text("ep_sdk_version")
+	w.token, _ = m.Prop(tokenKey)
+	switch {
+	case w.token == "":
+		return nil, diag.New(diag.ClassUnavailable, "the compiled model has no %s: the library is another one than hetc knows", tokenKey)
+	case shared && (w.context != sharedFile || number("embed_mode") != 0):
+		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q", w.context, sharedFile)
+	case !shared && (number("embed_mode") != 1 || w.context == ""):
+		return nil, diag.New(diag.ClassRun, "the compiled model does not hold its binary")
+	}
+	return w, nil
+}
+
+// isEdge reports whether a node converts between the graph's operands and what is compiled.
+func isEdge(n *onnx.Node, m *onnx.Model) bool {
+	for _, e := range edges {
+		if n.Op != e || len(n.In) == 0 {
+			continue
+		}
+		for _, x := range m.Graph.Initializers {
+			if x.Name == n.In[0] { // a weight, which the compiled graph would be given anew with every call
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package qnn
+
+import "os/exec"
+
+func limitMemory(int64) error { return nil }
+
+func group(*exec.Cmd) {}

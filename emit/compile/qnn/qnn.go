@@ -1,0 +1,664 @@
+// Package qnn knows how a graph becomes a context binary for Qualcomm's NPU (HTP), without the device: it is written as
+// an ONNX model with its weights and compiled by the vendor's compiler, which ONNX Runtime's plugin brings along.
+//
+// An artifact is the compiled ONNX model: one EPContext node that stands for the binary, and the conversions at its edge.
+// Inputs "i0", "i1", ... and outputs "o0", "o1", ... are the graph's by position; the metadata "hetc.graph" is the graph
+// itself. For the emulator the model holds its binary; for a device it names the binary of its group, in which all
+// numbers of rows share their weights, and which does not load on x86.
+package qnn
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/gob"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// name is the driver that loads the artifacts.
+const name = "qnn"
+
+// Defaults of Options.
+const (
+	Time       = 10 * time.Minute
+	Memory     = 12 << 30
+	CacheBytes = 32 << 30
+)
+
+// Options bound what compiling takes. The zero value has the defaults and no cache.
+type Options struct {
+	Time   time.Duration // of one process of the compiler; 0: Time
+	Memory int64         // bytes of address space of one process, and of all at once as far as they can be foreseen; 0: Memory
+	// Cache keeps what was compiled; nil: nothing is kept. The caller closes it when all is baked.
+	Cache *cas.Cache
+}
+
+// New returns the compiler of the driver "qnn". No library is opened before there is something to compile.
+func New(o Options) driver.Baker {
+	if o.Time == 0 {
+		o.Time = Time
+	}
+	if o.Memory == 0 {
+		o.Memory = Memory
+	}
+	return &compiler{o: o, budget: newBudget(o.Memory)}
+}
+
+type compiler struct {
+	o      Options
+	budget *budget
+
+	mu        sync.Mutex
+	toolchain *toolchain
+}
+
+func (*compiler) Name() string { return name }
+
+// Compile refuses: there is no artifact without weights.
+func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+	b, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
+	if err != nil {
+		return driver.Artifact{}, err
+	}
+	a := b.Artifacts[0].Artifact
+	a.Shared = b.Shared
+	return a, nil
+}
+
+// Bake compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes depend on
+// the graphs, their weights, the target and the libraries, not on names, folders, or the order of the pieces.
+//
+// Facts: "bytes" of the artifact, "context_bytes" of the binary that holds the graph (with others of the group, or
+// alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that convert on the CPU,
+// "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
+func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Target) (*driver.Baked, error) {
+	fail := func(err error) (*driver.Baked, error) {
+		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", t.Proc, err)
+	}
+	to, err := readTarget(t)
+	if err != nil {
+		return fail(err)
+	}
+	tools, err := c.tools(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	jobs, order, err := c.prepare(group)
+	if err != nil {
+		return fail(err)
+	}
+	baked := &driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}
+	take := func(r *result, graphs []int) error {
+		baked.Cached = baked.Cached && r.cached
+		baked.Compiler = fmt.Sprintf("QNN %s (onnxruntime-qnn %s, ONNX Runtime %s)", short(r.Answer.SDK), r.Answer.Provider, r.Answer.ORT)
+		for k, i := range graphs {
+			if err := to.matches(&r.Answer, r.Answer.Graphs[k].Token); err != nil {
+				return diag.New(diag.ClassRun, "graph %q: %w", group[i].Name, err)
+			}
+		}
+		return nil
+	}
+	// One process for each graph by itself: a second one in the same process gets other bytes.
+	alone := func(i int) (*result, error) {
+		r, err := c.compile(ctx, tools, to, []*job{jobs[i]}, false)
+		if err != nil {
+			return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", group[i].Name, err)
+		}
+		return r, take(r, []int{i})
+	}
+	sample := func(i int, r *result) {
+		if group[i].Sample != nil {
+			baked.Artifacts[i].Emulated, baked.Artifacts[i].Portable = r.Emulated, r.Portable
+		}
+	}
+	if t.Emulator {
+		var errs []error
+		for i := range group {
+			r, err := alone(i)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			baked.Artifacts[i].Artifact = artifact(r, 0, nil)
+			baked.Token = r.Answer.Graphs[0].Token
+			sample(i, r)
+		}
+		if len(errs) > 0 {
+			return fail(errors.Join(errs...))
+		}
+		return baked, nil
+	}
+	sorted := make([]*job, len(order))
+	for k, i := range order {
+		sorted[k] = jobs[i].untried()
+	}
+	r, err := c.compile(ctx, tools, to, sorted, true)
+	if err != nil {
+		var at *graphError
+		if errors.As(err, &at) && at.graph >= 0 && at.graph < len(order) {
+			err = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", group[order[at.graph]].Name, err)
+		}
+		return fail(err)
+	}
+	if err := take(r, order); err != nil {
+		return fail(err)
+	}
+	baked.Shared = r.Shared
+	for k, i := range order {
+		baked.Artifacts[i].Artifact = artifact(r, k, r.Shared)
+		baked.Token = r.Answer.Graphs[k].Token
+		if group[i].Sample == nil {
+			continue
+		}
+		twin, err := alone(i)
+		if err != nil {
+			return fail(err)
+		}
+		sample(i, twin)
+	}
+	return baked, nil
+}
+
+func artifact(r *result, k int, shared []byte) driver.Artifact {
+	f, code := r.Answer.Graphs[k], r.Models[k]
+	return driver.Artifact{Driver: name, Code: code, Shared: shared, Facts: map[string]int64{
+		"bytes": int64(len(code)), "context_bytes": f.Context, "spill_bytes": f.Spill, "vtcm_bytes": f.VTCM,
+		"nodes": f.Nodes, "edge_nodes": f.Edge, "cpu_nodes": 0, "arch": r.Answer.Arch, "soc_model": r.Answer.SoC,
+	}}
+}
+
+// short is "2.51.0" of "v2.51.0.260929181845".
+func short(sdk string) string {
+	parts := strings.Split(strings.TrimPrefix(sdk, "v"), ".")
+	return strings.Join(parts[:min(3, len(parts))], ".")
+}
+
+// target is what is compiled for.
+type target struct{ soc, arch, vtcm, opt int64 }
+
+// readTarget reads a target's options: soc_model, htp_arch and vtcm_mb are needed, opt is 0 to 3 (3).
+func readTarget(t driver.Target) (target, error) {
+	to := target{opt: 3}
+	fields := map[string]*int64{"soc_model": &to.soc, "htp_arch": &to.arch, "vtcm_mb": &to.vtcm, "opt": &to.opt}
+	for _, key := range slices.Sorted(maps.Keys(t.Options)) {
+		to, ok := fields[key]
+		if !ok {
+			return target{}, diag.New(diag.ClassInput, "target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt", key)
+		}
+		v, err := strconv.ParseInt(t.Options[key], 10, 32)
+		if err != nil || v < 0 {
+			return target{}, diag.New(diag.ClassInput, "target option %s is %q, want a number", key, t.Options[key])
+		}
+		*to = v
+	}
+	for _, key := range []string{"soc_model", "htp_arch", "vtcm_mb"} {
+		if *fields[key] == 0 {
+			return target{}, diag.New(diag.ClassInput, "target option %q is missing", key).WithHint("write it into target: of the SoC's processor")
+		}
+	}
+	if to.opt > 3 {
+		return target{}, diag.New(diag.ClassInput, "target option opt is %d, want 0 to 3", to.opt)
+	}
+	return to, nil
+}
+
+// options are the provider's for compiling. The size of VTCM is always given: without it the library notes another one
+// than it uses.
+func (t target) options() [][2]string {
+	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	return [][2]string{
+		{"soc_model", n(t.soc)}, {"htp_arch", n(t.arch)}, {"vtcm_mb", n(t.vtcm)},
+		{"htp_graph_finalization_optimization_mode", n(t.opt)},
+		{"offload_graph_io_quantization", "1"}, {"enable_htp_spill_fill_buffer", "1"},
+	}
+}
+
+// matches refuses a binary for another device than was asked for: the library takes one architecture for an unknown
+// SoC, and in its compatibility string repeats what it was told, not what it did.
+func (t target) matches(a *answer, token string) error {
+	parts := strings.Split(token, ":")
+	switch {
+	case a.SoC != t.soc || a.Arch != t.arch:
+		return diag.New(diag.ClassInput, "the compiler made a binary for soc_model %d, htp_arch %d, want soc_model %d, htp_arch %d", a.SoC, a.Arch, t.soc, t.arch).
+			WithHint("the SoC's target: does not fit the device; see the vendor's table of SoCs")
+	case len(parts) < 6 || parts[4] != strconv.FormatInt(t.arch, 10) || parts[5] != strconv.FormatInt(t.soc, 10):
+		return diag.New(diag.ClassInput, "the binary's compatibility string is %q, want one of htp_arch %d, soc_model %d", token, t.arch, t.soc)
+	}
+	return nil
+}
+
+// job is one graph to compile.
+type job struct {
+	*source
+	sample [][]byte
+	digest string // of model and weights
+}
+
+func (j *job) untried() *job {
+	n := *j
+	n.sample = nil
+	return &n
+}
+
+// prepare translates the pieces; order is by rows and contents, so that nothing depends on that of the caller.
+func (c *compiler) prepare(group []driver.Piece) (jobs []*job, order []int, err error) {
+	if len(group) == 0 {
+		return nil, nil, diag.New(diag.ClassInput, "no graph to compile")
+	}
+	var errs []error
+	for i, p := range group {
+		one, err := prepare(p)
+		if err != nil {
+			errs = append(errs, diag.New(diag.ClassOr(err, diag.ClassInput), "graph %q: %w", p.Name, err))
+		}
+		jobs, order = append(jobs, one), append(order, i)
+	}
+	if len(errs) > 0 {
+		return nil, nil, errors.Join(errs...)
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		if d := group[a].Graph.Rows() - group[b].Graph.Rows(); d != 0 {
+			return d
+		}
+		return strings.Compare(jobs[a].digest, jobs[b].digest)
+	})
+	return jobs, order, nil
+}
+
+func prepare(p driver.Piece) (*job, error) {
+	if err := p.Graph.Validate(); err != nil {
+		return nil, err
+	}
+	s, err := translate(&p.Graph, p.Weights)
+	if err != nil {
+		return nil, err
+	}
+	if p.Sample != nil && len(p.Sample) != len(s.inputs) {
+		return nil, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(p.Sample), len(s.inputs))
+	}
+	for k, b := range p.Sample {
+		if want := s.inputs[k].bytes(); int64(len(b)) != want {
+			return nil, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", k, len(b), want)
+		}
+	}
+	h := sha256.New()
+	h.Write(s.model)
+	for _, part := range s.weights {
+		h.Write(part)
+	}
+	return &job{s, p.Sample, hex.EncodeToString(h.Sum(nil))}, nil
+}
+
+// result is what a process made; it is what the cache keeps.
+type result struct {
+	Answer             answer
+	Models             [][]byte
+	Shared             []byte
+	Emulated, Portable [][]byte // of the first graph
+
+	cached bool
+}
+
+// graphError says at which graph of a process something happened.
+type graphError struct {
+	graph int
+	err   error
+}
+
+func (e *graphError) Error() string { return e.err.Error() }
+func (e *graphError) Unwrap() error { return e.err }
+
+// compile is what a process makes of jobs, from the cache if it is there.
+func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, jobs []*job, shared bool) (*result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	parts := []string{tools.key, fmt.Sprint(to.options()), fmt.Sprint(shared)}
+	for _, j := range jobs {
+		parts = append(parts, j.digest)
+		if j.sample != nil {
+			h := sha256.New()
+			for _, b := range j.sample {
+				h.Write(b)
+			}
+			parts = append(parts, "sample", hex.EncodeToString(h.Sum(nil)))
+		}
+	}
+	key := cas.KeyOf("qnn", parts...)
+	if c.o.Cache != nil {
+		if e, err := c.o.Cache.Get(key); err == nil {
+			r, err := decode(e, len(jobs))
+			e.Close()
+			if err == nil {
+				r.cached = true
+				return r, nil
+			}
+		} else if !errors.Is(err, cas.ErrMissing) {
+			return nil, err
+		}
+	}
+	r, err := c.start(ctx, tools, to, jobs, shared)
+	if err != nil {
+		return nil, err
+	}
+	if c.o.Cache != nil {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(r); err != nil {
+			return nil, err
+		}
+		e, err := c.o.Cache.Put(key, func(path string) error { return os.WriteFile(path, b.Bytes(), 0o600) })
+		if err != nil {
+			return nil, err
+		}
+		e.Close()
+	}
+	return r, nil
+}
+
+// decode reads a result back. One that this version of hetc does not understand is made again.
+func decode(e *cas.Entry, graphs int) (*result, error) {
+	b, err := e.Data(math.MaxInt64)
+	if err != nil {
+		return nil, err
+	}
+	r := &result{}
+	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(r); err != nil {
+		return nil, err
+	}
+	if len(r.Models) != graphs || len(r.Answer.Graphs) != graphs {
+		return nil, errors.New("another number of graphs")
+	}
+	return r, nil
+}
+
+// start runs a process in a folder of its own.
+func (c *compiler) start(ctx context.Context, tools *toolchain, to target, jobs []*job, shared bool) (_ *result, err error) {
+	var weights int64
+	for _, part := range jobs[0].weights {
+		weights += int64(len(part))
+	}
+	release, err := c.budget.take(ctx, processMemory+int64(len(jobs)+memoryFactor)*weights)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	dir, err := os.MkdirTemp("", "hetc-qnn-")
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
+	}
+	defer func() {
+		if e := os.RemoveAll(dir); e != nil && err == nil {
+			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", e)
+		}
+	}()
+	q := request{ORT: tools.ort.Path, Provider: tools.qnn.Provider, Backend: tools.qnn.Backend, System: tools.system, Options: to.options(), Shared: shared, Memory: c.o.Memory}
+	for i, j := range jobs {
+		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
+			return nil, diag.New(diag.ClassInput, "the graphs of a group read different weights")
+		}
+		q.Graphs = append(q.Graphs, task{j.inputs, j.outputs, j.sample != nil})
+		if err := j.write(dir, i); err != nil {
+			return nil, err
+		}
+	}
+	if err := stage(dir, weightsFile, jobs[0].weights...); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	if err := stage(dir, requestFile, text); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
+		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
+	}
+	a, err := c.process(ctx, tools, dir)
+	if err != nil {
+		return nil, err
+	}
+	r := &result{Answer: *a}
+	for i := range jobs {
+		b, err := os.ReadFile(filepath.Join(dir, contextFile(i)))
+		if err != nil {
+			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
+		}
+		m, err := onnx.Read(b)
+		if err != nil {
+			return nil, err
+		}
+		r.Models = append(r.Models, m.Marshal())
+	}
+	if shared {
+		if r.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
+			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
+		}
+	}
+	if jobs[0].sample != nil {
+		for what, to := range map[string]*[][]byte{"emulated": &r.Emulated, "portable": &r.Portable} {
+			for k, o := range jobs[0].outputs {
+				b, err := os.ReadFile(filepath.Join(dir, resultFile(0, k, what)))
+				if err != nil || int64(len(b)) != o.bytes() {
+					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)", len(b), o.bytes(), err)
+				}
+				*to = append(*to, b)
+			}
+		}
+	}
+	return r, nil
+}
+
+func (j *job) write(dir string, i int) error {
+	if err := stage(dir, modelFile(i), j.model); err != nil {
+		return err
+	}
+	for k, b := range j.sample {
+		if err := stage(dir, sampleFile(i, k), b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stage writes a file of the process's folder.
+func stage(dir, name string, parts ...[]byte) error {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
+	}
+	for _, part := range parts {
+		if _, err = f.Write(part); err != nil {
+			break
+		}
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
+	}
+	return nil
+}
+
+// process runs the compiler in dir and reads its answer.
+func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*answer, error) {
+	limited, cancel := context.WithTimeout(ctx, c.o.Time)
+	defer cancel()
+	p := exec.CommandContext(limited, tools.program, workerArg)
+	p.Dir = dir
+	group(p)
+	p.WaitDelay = time.Second
+	var said tail
+	p.Stdout, p.Stderr = &said, &said
+	alive, err := p.StdinPipe() // it ends when we do
+	if err != nil {
+		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
+	}
+	defer alive.Close()
+	if err := p.Start(); err != nil {
+		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
+	}
+	ended := p.Wait()
+	at := -1
+	if b, err := os.ReadFile(filepath.Join(dir, progressFile)); err == nil {
+		at, _ = strconv.Atoi(string(b))
+	}
+	b, err := os.ReadFile(filepath.Join(dir, answerFile))
+	a := &answer{}
+	if err == nil && ended == nil {
+		err = json.Unmarshal(b, a)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case limited.Err() != nil:
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler was stopped after %v%s", c.o.Time, said.text())}
+	case ended != nil:
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler crashed: %w%s", ended, said.text()).
+			WithHint("its memory is limited to %d MiB", c.o.Memory>>20)}
+	case err != nil:
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler ended without an answer: %w%s", err, said.text())}
+	case a.Failed != nil:
+		return nil, &graphError{a.Failed.Graph, diag.New(a.Failed.Class, "%s%s", a.Failed.Summary, said.text())}
+	}
+	return a, nil
+}
+
+// tail keeps the end of what a process says.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 4000 // bytes
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	t.b = t.b[max(0, len(t.b)-most):]
+	return len(p), nil
+}
+
+// text is what was said, on one line, to follow an error.
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := strings.Join(strings.Fields(string(t.b)), " "); s != "" {
+		return "; it said: " + s
+	}
+	return ""
+}
+
+// toolchain is what compiles.
+type toolchain struct {
+	program string
+	ort     *ortapi.Library
+	qnn     *ortapi.QNN
+	system  string
+	key     string // digests of all libraries
+}
+
+// tools finds the libraries, once.
+func (c *compiler) tools(ctx context.Context) (*toolchain, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.toolchain != nil {
+		return c.toolchain, nil
+	}
+	qnn, err := ortapi.FindQNN("")
+	if err != nil {
+		e := &driver.Unavailable{Driver: name, Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+		var qe *ortapi.QNNError
+		if errors.As(err, &qe) {
+			e.Tried = qe.Tried
+			if qe.Cause != nil {
+				e.Found = qe.Cause.Error()
+			}
+		}
+		return nil, e
+	}
+	ort, err := ortapi.Find("")
+	if err != nil {
+		e := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches ONNX Runtime"}
+		var le *ortapi.LoadError
+		if errors.As(err, &le) {
+			e.Tried = le.Tried
+		}
+		return nil, e
+	}
+	t := &toolchain{ort: ort, qnn: qnn, system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
+	if t.program, err = os.Executable(); err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
+	}
+	list := []string{"1", ort.Version} // of the form of what is kept
+	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, t.system} {
+		d, err := c.digest(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, d)
+	}
+	t.key = strings.Join(list, " ")
+	c.toolchain = t
+	return t, nil
+}
+
+// digest is that of a library's file. It is remembered for its path, size and time of change: these files are large.
+func (c *compiler) digest(ctx context.Context, path string) (string, error) {
+	fail := func(err error) (string, error) {
+		return "", &driver.Unavailable{Driver: name, Found: fmt.Sprintf("library %q: %v", path, err), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+	}
+	if !strings.ContainsAny(path, `/\`) { // the system's loader found it; its version says what it is
+		return path, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fail(err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return fail(err)
+	}
+	key := cas.KeyOf("library", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
+	if c.o.Cache != nil {
+		if d, _, ok, err := c.o.Cache.Sum(key); err == nil && ok {
+			return d.String(), nil
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return fail(err)
+	}
+	var d cas.Digest
+	h.Sum(d[:0])
+	if c.o.Cache != nil {
+		if err := c.o.Cache.Note(key, d, st.Size()); err != nil {
+			return "", err
+		}
+	}
+	return d.String(), nil
+}

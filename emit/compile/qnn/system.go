@@ -1,0 +1,102 @@
+package qnn
+
+import (
+	"runtime"
+	"unsafe"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
+)
+
+// contextInfo is what the vendor's public system interface says about a binary.
+type contextInfo struct {
+	arch, soc int64
+	graphs    map[string]graphInfo
+}
+
+type graphInfo struct{ spill, vtcm int64 } // bytes
+
+// Versions of the structures whose layout is known: of QNN System API 1.15 (QAIRT 2.51).
+const (
+	systemMajor, systemMinor = 1, 15
+
+	infoVersion, graphVersion, blobVersion = 3, 3, 1
+	graphStride                            = 88
+)
+
+// memory is C's at an address.
+type memory uintptr
+
+func (m memory) word(offset int) uintptr { return native.Word(uintptr(m)+uintptr(offset), 0) }
+func (m memory) u32(offset int) int64    { return int64(uint32(m.word(offset))) }
+func (m memory) at(offset int) memory    { return memory(m.word(offset)) }
+
+// readContext asks the library about a binary. It runs in the child: structures of another layout would crash it.
+func readContext(library string, binary []byte) (*contextInfo, error) {
+	fail := func(what string, code uintptr) (*contextInfo, error) {
+		return nil, diag.New(diag.ClassRun, "library %q: %s: error %d", library, what, code)
+	}
+	l, err := native.Open(library)
+	if err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
+	}
+	get, err := l.Symbol("QnnSystemInterface_getProviders")
+	if err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "library %q: %w", library, err)
+	}
+	var list, n uintptr
+	if code := native.Call(get, uintptr(unsafe.Pointer(&list)), uintptr(unsafe.Pointer(&n))); code != 0 || uint32(n) == 0 || list == 0 {
+		return fail("list interfaces", code)
+	}
+	provider := memory(list).at(0)
+	if major, minor := provider.u32(16), provider.u32(20); major != systemMajor || minor != systemMinor {
+		return nil, diag.New(diag.ClassUnavailable, "library %q: its system interface is %d.%d, hetc reads that of %d.%d (QAIRT 2.51)", library, major, minor, systemMajor, systemMinor).
+			WithHint("make deps-qnn fetches the version that hetc reads")
+	}
+	create, read, free := provider.word(32), provider.word(40), provider.word(56)
+	var handle uintptr
+	if code := native.Call(create, uintptr(unsafe.Pointer(&handle))); code != 0 {
+		return fail("make a context", code)
+	}
+	defer native.Call(free, handle)
+	var at, size uintptr
+	if len(binary) == 0 {
+		return nil, diag.New(diag.ClassRun, "the compiled binary is empty")
+	}
+	code := native.Call(read, handle, uintptr(unsafe.Pointer(&binary[0])), uintptr(len(binary)), uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&size)))
+	if code != 0 || at == 0 {
+		return fail("read a binary", code)
+	}
+	defer runtime.KeepAlive(binary)
+	info := memory(at)
+	strange := func(what string, got, want int64) (*contextInfo, error) {
+		return nil, diag.New(diag.ClassUnavailable, "library %q: %s of version %d, want %d", library, what, got, want).WithHint("make deps-qnn fetches the version that hetc reads")
+	}
+	if v := info.u32(0); v != infoVersion {
+		return strange("description of a binary", v, infoVersion)
+	}
+	body := info + 8
+	out := &contextInfo{soc: body.u32(128), graphs: map[string]graphInfo{}}
+	if meta := body.at(120); meta != 0 && body.u32(112) >= 8 {
+		out.arch = meta.u32(4)
+	}
+	count, graphs := body.u32(88), body.at(96)
+	if count > 1<<16 || count > 0 && graphs == 0 {
+		return nil, diag.New(diag.ClassRun, "library %q: a binary of %d graphs", library, count)
+	}
+	for i := range int(count) {
+		g := graphs + memory(i*graphStride)
+		if v := g.u32(0); v != graphVersion {
+			return strange("description of a graph", v, graphVersion)
+		}
+		blob := g.at(72)
+		if blob == 0 || g.u32(64) < 24 {
+			return nil, diag.New(diag.ClassRun, "library %q: it tells nothing about the graph's memory", library)
+		}
+		if v := blob.u32(0); v != blobVersion {
+			return strange("description of a graph's memory", v, blobVersion)
+		}
+		out.graphs[native.String(g.word(8), 1<<12)] = graphInfo{spill: int64(blob.word(8)), vtcm: blob.u32(16)}
+	}
+	return out, nil
+}
