@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit/compile/host"
 	"github.com/hetc/hetc/emit/compile/ort"
+	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
@@ -21,11 +24,20 @@ import (
 
 // compilers are the compilers this build has, for a plan's processors on soc.
 func compilers(soc *socs.SoC) []driver.Compiler {
-	out := []driver.Compiler{host.New(), ort.New()}
+	out := []driver.Compiler{host.New(), ort.New(), qnn.New(qnn.Options{Cache: compiledCache(), Now: time.Now})}
 	if soc != nil && soc.Simulated() {
 		out = append(out, sim.NewCompiler(soc))
 	}
 	return out
+}
+
+// compiledCache is the folder of what vendors' compilers made, empty where there is no place for it.
+func compiledCache() string {
+	dir, err := cacheDir("")
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "qnn")
 }
 
 // drivers are those that execute for real, and the simulation of soc if it is simulated.

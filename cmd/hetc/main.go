@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/highs"
 )
@@ -19,6 +20,13 @@ func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 func run(args []string, in io.Reader, out, errw io.Writer) int {
 	if library, ok := highs.Worker(args); ok { // this process is part of another hetc
 		if err := highs.Work(library, in, out); err != nil {
+			fmt.Fprintln(errw, err)
+			return int(diag.ClassInternal)
+		}
+		return 0
+	}
+	if qnn.Worker(args) { // and so is this one
+		if err := qnn.Work(".", in); err != nil {
 			fmt.Fprintln(errw, err)
 			return int(diag.ClassInternal)
 		}

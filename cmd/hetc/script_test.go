@@ -18,6 +18,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
@@ -26,7 +27,7 @@ import (
 
 // The test binary plays hetc and hetrun, so that scripts need no build and count towards coverage.
 func TestMain(m *testing.M) {
-	if _, ok := highs.Worker(os.Args[1:]); ok {
+	if _, ok := highs.Worker(os.Args[1:]); ok || qnn.Worker(os.Args[1:]) {
 		os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	testscript.Main(cleaning{m}, map[string]func(){

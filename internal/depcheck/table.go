@@ -81,7 +81,7 @@ var table = []room{
 	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
-	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/clapi", "internal/ovapi"}},
+	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
 
 	{path: "internal/papers", may: []string{"solver", "solver/problem", "solver/exact", "roofline", "models", "socs", "internal/decode", "profiler/stat"}}, // exact: what a paper decided is decided again, by the engine itself
 	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/qnnapi"
 )
 
 // The compiler works in a process of its own: what it makes depends on what the process has compiled before and on the
@@ -175,7 +176,7 @@ func (q *request) work(a *answer, at *int) error {
 			return err
 		}
 	}
-	var info *contextInfo // of shared
+	var info *qnnapi.Context // of shared
 	for i := range q.Graphs {
 		*at = i
 		b, err := os.ReadFile(contextFile(i))
@@ -191,16 +192,16 @@ func (q *request) work(a *answer, at *int) error {
 			context = []byte(w.context)
 		}
 		if info == nil || !q.Shared {
-			if info, err = readContext(q.System, context); err != nil {
+			if info, err = qnnapi.ReadContext(q.System, context); err != nil {
 				return err
 			}
 		}
-		g, ok := info.graphs[w.graph]
+		g, ok := info.Graphs[w.graph]
 		if !ok {
 			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", w.graph)
 		}
-		a.Arch, a.SoC, a.SDK = info.arch, info.soc, w.sdk
-		a.Graphs = append(a.Graphs, facts{Spill: g.spill, VTCM: g.vtcm, Nodes: w.nodes, Edge: w.edge, Context: int64(len(context)), Token: w.token})
+		a.Arch, a.SoC, a.SDK = info.Arch, info.SoC, w.sdk
+		a.Graphs = append(a.Graphs, facts{Spill: g.SpillBytes, VTCM: g.VTCMBytes, Nodes: w.nodes, Edge: w.edge, Context: int64(len(context)), Token: w.token})
 	}
 	for i, g := range q.Graphs {
 		*at = i

@@ -51,8 +51,10 @@ const (
 type Options struct {
 	Time   time.Duration // of one process of the compiler; 0: Time
 	Memory int64         // bytes of address space of one process, and of all at once as far as they can be foreseen; 0: Memory
-	// Cache keeps what was compiled; nil: nothing is kept. The caller closes it when all is baked.
-	Cache *cas.Cache
+	// Cache is the folder that keeps what was compiled; empty: nothing is kept.
+	Cache      string
+	CacheBytes int64            // most bytes that it keeps; 0: CacheBytes
+	Now        func() time.Time // orders what it keeps by use; nil: by age
 }
 
 // New returns the compiler of the driver "qnn". No library is opened before there is something to compile.
@@ -62,6 +64,9 @@ func New(o Options) driver.Baker {
 	}
 	if o.Memory == 0 {
 		o.Memory = Memory
+	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = CacheBytes
 	}
 	return &compiler{o: o, budget: newBudget(o.Memory)}
 }
@@ -97,6 +102,9 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 	fail := func(err error) (*driver.Baked, error) {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", t.Proc, err)
 	}
+	if len(group) == 0 {
+		return fail(diag.New(diag.ClassInput, "no graph"))
+	}
 	to, err := readTarget(t)
 	if err != nil {
 		return fail(err)
@@ -105,80 +113,145 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 	if err != nil {
 		return fail(err)
 	}
-	jobs, order, err := c.prepare(group)
-	if err != nil {
-		return fail(err)
-	}
-	baked := &driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}
-	take := func(r *result, graphs []int) error {
-		baked.Cached = baked.Cached && r.cached
-		baked.Compiler = fmt.Sprintf("QNN %s (onnxruntime-qnn %s, ONNX Runtime %s)", short(r.Answer.SDK), r.Answer.Provider, r.Answer.ORT)
-		for k, i := range graphs {
-			if err := to.matches(&r.Answer, r.Answer.Graphs[k].Token); err != nil {
-				return diag.New(diag.ClassRun, "graph %q: %w", group[i].Name, err)
-			}
-		}
-		return nil
-	}
-	// One process for each graph by itself: a second one in the same process gets other bytes.
-	alone := func(i int) (*result, error) {
-		r, err := c.compile(ctx, tools, to, []*job{jobs[i]}, false)
+	b := &batch{compiler: c, tools: tools, to: to, group: group, refused: map[int]error{},
+		baked: driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}}
+	for i, p := range group {
+		one, err := prepare(p)
 		if err != nil {
-			return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", group[i].Name, err)
+			b.refuse(i, err)
 		}
-		return r, take(r, []int{i})
-	}
-	sample := func(i int, r *result) {
-		if group[i].Sample != nil {
-			baked.Artifacts[i].Emulated, baked.Artifacts[i].Portable = r.Emulated, r.Portable
-		}
+		b.jobs = append(b.jobs, one)
 	}
 	if t.Emulator {
-		var errs []error
-		for i := range group {
-			r, err := alone(i)
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			baked.Artifacts[i].Artifact = artifact(r, 0, nil)
-			baked.Token = r.Answer.Graphs[0].Token
-			sample(i, r)
-		}
-		if len(errs) > 0 {
-			return fail(errors.Join(errs...))
-		}
-		return baked, nil
+		err = b.unshared(ctx)
+	} else {
+		err = b.shared(ctx)
 	}
-	sorted := make([]*job, len(order))
-	for k, i := range order {
-		sorted[k] = jobs[i].untried()
+	if err == nil && len(b.refused) > 0 {
+		r := &driver.Refused{Pieces: slices.Sorted(maps.Keys(b.refused))}
+		for _, i := range r.Pieces {
+			r.Reasons = append(r.Reasons, b.refused[i])
+		}
+		err = r
 	}
-	r, err := c.compile(ctx, tools, to, sorted, true)
 	if err != nil {
-		var at *graphError
-		if errors.As(err, &at) && at.graph >= 0 && at.graph < len(order) {
-			err = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", group[order[at.graph]].Name, err)
+		return fail(err)
+	}
+	return &b.baked, nil
+}
+
+// batch is a group in the making.
+type batch struct {
+	*compiler
+	tools   *toolchain
+	to      target
+	group   []driver.Piece
+	jobs    []*job
+	refused map[int]error
+	baked   driver.Baked
+}
+
+func (b *batch) refuse(i int, err error) {
+	b.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", b.group[i].Name, err)
+}
+
+// unshared bakes for the emulator.
+func (b *batch) unshared(ctx context.Context) error {
+	for i := range b.group {
+		if r, err := b.alone(ctx, i); err != nil {
+			return err
+		} else if r != nil {
+			b.baked.Artifacts[i].Artifact = artifact(r, 0, nil)
 		}
-		return fail(err)
 	}
-	if err := take(r, order); err != nil {
-		return fail(err)
+	return nil
+}
+
+// alone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and notes
+// the results of its sample. A graph that is refused has no result.
+func (b *batch) alone(ctx context.Context, i int) (*result, error) {
+	if b.refused[i] != nil {
+		return nil, nil
 	}
-	baked.Shared = r.Shared
-	for k, i := range order {
-		baked.Artifacts[i].Artifact = artifact(r, k, r.Shared)
-		baked.Token = r.Answer.Graphs[k].Token
-		if group[i].Sample == nil {
+	r, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
+	if r != nil && b.group[i].Sample != nil {
+		b.baked.Artifacts[i].Emulated, b.baked.Artifacts[i].Portable = r.Emulated, r.Portable
+	}
+	return r, err
+}
+
+// shared bakes for a device: all graphs in one process, by rows and then contents, so that nothing depends on the
+// order of the caller. Samples are tried on binaries of their own, which the emulator loads.
+func (b *batch) shared(ctx context.Context) error {
+	var order []int
+	for i := range b.group {
+		if b.refused[i] == nil {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		if d := b.group[i].Graph.Rows() - b.group[j].Graph.Rows(); d != 0 {
+			return d
+		}
+		return strings.Compare(b.jobs[i].digest, b.jobs[j].digest)
+	})
+	for len(order) > 0 { // without those that are refused, until all of these are known
+		var jobs []*job
+		for _, i := range order {
+			jobs = append(jobs, b.jobs[i].untried())
+		}
+		r, err := b.run(ctx, jobs, order, true)
+		if err != nil {
+			return err
+		}
+		if r == nil {
+			order = slices.DeleteFunc(order, func(i int) bool { return b.refused[i] != nil })
 			continue
 		}
-		twin, err := alone(i)
-		if err != nil {
-			return fail(err)
+		b.baked.Shared = r.Shared
+		for k, i := range order {
+			b.baked.Artifacts[i].Artifact = artifact(r, k, r.Shared)
 		}
-		sample(i, twin)
+		break
 	}
-	return baked, nil
+	for _, i := range order {
+		if b.group[i].Sample == nil {
+			continue
+		}
+		token := b.baked.Token
+		twin, err := b.alone(ctx, i)
+		if err != nil {
+			return err
+		}
+		if twin != nil {
+			b.baked.Artifacts[i].Twin = fmt.Sprintf("%x", sha256.Sum256(twin.Models[0]))
+		}
+		b.baked.Token = token
+	}
+	return nil
+}
+
+// run compiles jobs, which are the pieces order, in one process. Where one of them is to blame it is refused, and there
+// is no result.
+func (b *batch) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
+	r, err := b.compile(ctx, b.tools, b.to, jobs, shared)
+	var at *graphError
+	switch {
+	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
+		b.refuse(order[at.graph], err)
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	for _, g := range r.Answer.Graphs {
+		if err := b.to.matches(&r.Answer, g.Token); err != nil {
+			return nil, err
+		}
+		b.baked.Token = g.Token
+	}
+	b.baked.Cached = b.baked.Cached && r.cached
+	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)", short(r.Answer.SDK), r.Answer.Provider, r.Answer.ORT)
+	return r, nil
 }
 
 func artifact(r *result, k int, shared []byte) driver.Artifact {
@@ -262,31 +335,6 @@ func (j *job) untried() *job {
 	return &n
 }
 
-// prepare translates the pieces; order is by rows and contents, so that nothing depends on that of the caller.
-func (c *compiler) prepare(group []driver.Piece) (jobs []*job, order []int, err error) {
-	if len(group) == 0 {
-		return nil, nil, diag.New(diag.ClassInput, "no graph to compile")
-	}
-	var errs []error
-	for i, p := range group {
-		one, err := prepare(p)
-		if err != nil {
-			errs = append(errs, diag.New(diag.ClassOr(err, diag.ClassInput), "graph %q: %w", p.Name, err))
-		}
-		jobs, order = append(jobs, one), append(order, i)
-	}
-	if len(errs) > 0 {
-		return nil, nil, errors.Join(errs...)
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		if d := group[a].Graph.Rows() - group[b].Graph.Rows(); d != 0 {
-			return d
-		}
-		return strings.Compare(jobs[a].digest, jobs[b].digest)
-	})
-	return jobs, order, nil
-}
-
 func prepare(p driver.Piece) (*job, error) {
 	if err := p.Graph.Validate(); err != nil {
 		return nil, err
@@ -347,8 +395,13 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 		}
 	}
 	key := cas.KeyOf("qnn", parts...)
-	if c.o.Cache != nil {
-		if e, err := c.o.Cache.Get(key); err == nil {
+	cache, err := c.cache()
+	if err != nil {
+		return nil, err
+	}
+	if cache != nil {
+		defer cache.Close()
+		if e, err := cache.Get(key); err == nil {
 			r, err := decode(e, len(jobs))
 			e.Close()
 			if err == nil {
@@ -363,18 +416,26 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 	if err != nil {
 		return nil, err
 	}
-	if c.o.Cache != nil {
+	if cache != nil {
 		var b bytes.Buffer
 		if err := gob.NewEncoder(&b).Encode(r); err != nil {
 			return nil, err
 		}
-		e, err := c.o.Cache.Put(key, func(path string) error { return os.WriteFile(path, b.Bytes(), 0o600) })
+		e, err := cache.Put(key, func(path string) error { return os.WriteFile(path, b.Bytes(), 0o600) })
 		if err != nil {
 			return nil, err
 		}
 		e.Close()
 	}
 	return r, nil
+}
+
+// cache opens the cache, nil without one.
+func (c *compiler) cache() (*cas.Cache, error) {
+	if c.o.Cache == "" {
+		return nil, nil
+	}
+	return cas.Open(c.o.Cache, cas.Options{MaxBytes: c.o.CacheBytes, Now: c.o.Now})
 }
 
 // decode reads a result back. One that this version of hetc does not understand is made again.
@@ -641,8 +702,13 @@ func (c *compiler) digest(ctx context.Context, path string) (string, error) {
 		return fail(err)
 	}
 	key := cas.KeyOf("library", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
-	if c.o.Cache != nil {
-		if d, _, ok, err := c.o.Cache.Sum(key); err == nil && ok {
+	cache, err := c.cache()
+	if err != nil {
+		return "", err
+	}
+	if cache != nil {
+		defer cache.Close()
+		if d, _, ok, err := cache.Sum(key); err == nil && ok {
 			return d.String(), nil
 		}
 	}
@@ -655,8 +721,8 @@ func (c *compiler) digest(ctx context.Context, path string) (string, error) {
 	}
 	var d cas.Digest
 	h.Sum(d[:0])
-	if c.o.Cache != nil {
-		if err := c.o.Cache.Note(key, d, st.Size()); err != nil {
+	if cache != nil {
+		if err := cache.Note(key, d, st.Size()); err != nil {
 			return "", err
 		}
 	}

@@ -1,4 +1,5 @@
-package qnn
+// Package qnnapi knows Qualcomm's public system interface: what it says about a context binary without loading it.
+package qnnapi
 
 import (
 	"runtime"
@@ -8,13 +9,17 @@ import (
 	"github.com/hetc/hetc/internal/native"
 )
 
-// contextInfo is what the vendor's public system interface says about a binary.
-type contextInfo struct {
-	arch, soc int64
-	graphs    map[string]graphInfo
+// Context is what a binary says about itself.
+type Context struct {
+	Arch, SoC int64            // of the NPU that it is for
+	Graphs    map[string]Graph // by name
 }
 
-type graphInfo struct{ spill, vtcm int64 } // bytes
+// Graph is one graph of a binary.
+type Graph struct {
+	SpillBytes int64 // of the buffer outside the NPU's own memory
+	VTCMBytes  int64 // of its own memory
+}
 
 // Versions of the structures whose layout is known: of QNN System API 1.15 (QAIRT 2.51).
 const (
@@ -31,9 +36,11 @@ func (m memory) word(offset int) uintptr { return native.Word(uintptr(m)+uintptr
 func (m memory) u32(offset int) int64    { return int64(uint32(m.word(offset))) }
 func (m memory) at(offset int) memory    { return memory(m.word(offset)) }
 
-// readContext asks the library about a binary. It runs in the child: structures of another layout would crash it.
-func readContext(library string, binary []byte) (*contextInfo, error) {
-	fail := func(what string, code uintptr) (*contextInfo, error) {
+// ReadContext asks the library (libQnnSystem) about a binary. What it answers with are structures of one layout: a
+// library of another version is refused, and the caller's process is better one that may crash. Errors are of class
+// ClassUnavailable where the library is to blame, else ClassRun.
+func ReadContext(library string, binary []byte) (*Context, error) {
+	fail := func(what string, code uintptr) (*Context, error) {
 		return nil, diag.New(diag.ClassRun, "library %q: %s: error %d", library, what, code)
 	}
 	l, err := native.Open(library)
@@ -69,16 +76,16 @@ func readContext(library string, binary []byte) (*contextInfo, error) {
 	}
 	defer runtime.KeepAlive(binary)
 	info := memory(at)
-	strange := func(what string, got, want int64) (*contextInfo, error) {
+	strange := func(what string, got, want int64) (*Context, error) {
 		return nil, diag.New(diag.ClassUnavailable, "library %q: %s of version %d, want %d", library, what, got, want).WithHint("make deps-qnn fetches the version that hetc reads")
 	}
 	if v := info.u32(0); v != infoVersion {
 		return strange("description of a binary", v, infoVersion)
 	}
 	body := info + 8
-	out := &contextInfo{soc: body.u32(128), graphs: map[string]graphInfo{}}
+	out := &Context{SoC: body.u32(128), Graphs: map[string]Graph{}}
 	if meta := body.at(120); meta != 0 && body.u32(112) >= 8 {
-		out.arch = meta.u32(4)
+		out.Arch = meta.u32(4)
 	}
 	count, graphs := body.u32(88), body.at(96)
 	if count > 1<<16 || count > 0 && graphs == 0 {
@@ -96,7 +103,7 @@ func readContext(library string, binary []byte) (*contextInfo, error) {
 		if v := blob.u32(0); v != blobVersion {
 			return strange("description of a graph's memory", v, blobVersion)
 		}
-		out.graphs[native.String(g.word(8), 1<<12)] = graphInfo{spill: int64(blob.word(8)), vtcm: blob.u32(16)}
+		out.Graphs[native.String(g.word(8), 1<<12)] = Graph{SpillBytes: int64(blob.word(8)), VTCMBytes: blob.u32(16)}
 	}
 	return out, nil
 }
