@@ -60,7 +60,7 @@ func (in *Input) checkTarget(want *demand) error {
 		if control := in.SoC.Control; control != p.Name {
 			hint += fmt.Sprintf("; or plan without it: --only %s", control)
 		}
-		return diag.New(diag.ClassInfeasible, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
+		return diag.New(diag.ClassInput, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
 			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.title()).WithHint("%s", hint)
 	}
 	return nil

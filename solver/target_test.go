@@ -74,7 +74,7 @@ func TestForTargetRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Solve(t.Context(), in)
-	if err == nil || diag.ClassOf(err) != diag.ClassInfeasible || !strings.Contains(err.Error(), "a8t/q8c") {
+	if err == nil || diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "a8t/q8c") {
 		t.Fatalf("a workload that permits a32/w32 alone: got %v", err)
 	}
 	if h := strings.Join(diag.HintsOf(err), " "); !strings.Contains(h, "schemes: {prefill: [a32/w32, a8t/q8c]") || !strings.Contains(h, "--only cpu") {
