@@ -52,6 +52,7 @@ type jointItem struct {
 	use                [][]int32 // assets by index into uses
 	keep               []int32   // choices that may be needed, ascending
 	uses               []itemUse
+	has                [][]bool // per use and choice
 	edgeBase, edgeNS   []int64
 	edge               []int64 // with multipliers; shared by the sections
 }
@@ -61,6 +62,11 @@ type itemUse struct {
 	asset  int32
 	link   int32 // -1: the only item
 	charge int64
+}
+
+// local is the index of an asset that some choices name in uses.
+func (it *jointItem) local(a int) int {
+	return slices.IndexFunc(it.uses, func(u itemUse) bool { return u.asset == int32(a) })
 }
 
 // jointAsset is one asset or several that always appear together.
@@ -441,6 +447,15 @@ func (c *joint) addAssets(used [][]int32, memory bool) {
 				}
 			}
 			slices.Sort(x.use[q])
+		}
+		x.has = make([][]bool, len(x.uses))
+		for u := range x.has {
+			x.has[u] = make([]bool, len(choices))
+		}
+		for q, list := range x.use {
+			for _, u := range list {
+				x.has[u][q] = true
+			}
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Joint implements problem.Engine. Where no limit binds each part is solved on its own. Else limits and shared assets
-// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes (0: about a second of work)
+// are priced (relaxation), and a search over assets closes what gap is left. Limits.Nodes bounds the nodes (0: a second or two of work)
 // visited to find and prove the optimum, and again those visited to find the first of several optimal solutions: a
 // solution that is not proved to be that one is Feasible, with its objective as bound.
 func (Engine) Joint(ctx context.Context, j *problem.Joint, limits problem.Limits) (problem.JointSolution, error) {
@@ -109,26 +109,21 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 	s.anyOne = anyOne
 	// The root: many steps, with repairs in between.
 	s.r.permit(root.allowed, false)
-	limit := s.limit
-	s.r.permit(root.allowed, false)
 	s.r.prime(root)
-	for k := range rootRepairs {
+	for range rootRounds {
 		s.r.permit(root.allowed, false)
-		if !s.r.ascend(root, rootSteps/rootRepairs, func() int64 { return s.target(root.bound) }, func(v int64) bool { return v > limit() }, s.tryRelaxed) {
+		if !s.r.climb(root, rootSteps, rootPasses, s.useless, s.tryRelaxed) || s.useless(root.bound) {
 			break
 		}
-		if root.bound > limit() {
-			break
-		}
-		before := s.value
 		s.repair(root)
-		if s.value < before || k == 0 || k == rootRepairs-1 {
-			s.improve(root)
-		}
 		if err := ctx.Err(); err != nil {
 			return stopped(err)
 		}
+		if root.reach <= 4*leastReach {
+			break
+		}
 	}
+	s.discount(root)
 	if anyOne && s.x != nil {
 		return s.solution(min(c.bound(root.bound), s.value), problem.Feasible), nil
 	}
@@ -189,6 +184,27 @@ func (s *search) cheapest(root *node, assets, paths float64) {
 	}
 }
 
+// discount repairs and improves what the relaxation chooses where limits cost a little less than they should: assets that
+// do not fit together, but are all worth their bytes.
+func (s *search) discount(root *node) {
+	for _, f := range []float64{1, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5} {
+		n := root.child()
+		for k := range s.c.rows {
+			s.r.price(n, k, n.mult[k]*f)
+		}
+		s.r.permit(n.allowed, false)
+		if s.ctx.Err() != nil || s.r.evaluate(n) == unreachable {
+			return
+		}
+		s.r.usage(n)
+		s.tryRelaxed()
+		before := s.value
+		if s.repair(root); s.value < before || f == 1 {
+			s.improve(root)
+		}
+	}
+}
+
 // left lists the choices of all nodes that were not searched (JointSolution.Open).
 func (s *search) left() [][][][]int {
 	in := make([][]bool, len(s.c.items))
@@ -232,19 +248,19 @@ func (s *search) solution(bound int64, status problem.Status) problem.JointSolut
 
 // root is the node where nothing is decided.
 func (c *joint) root() *node {
-	n := &node{state: make([]int8, len(c.assets)), mult: make([]float64, len(c.rows)), lambda: make([]int64, len(c.links))}
+	n := &node{reach: firstReach, state: make([]int8, len(c.assets)), mult: make([]float64, len(c.rows)), lambda: make([]int64, len(c.links))}
 	for _, it := range c.items {
 		n.allowed = append(n.allowed, it.keep)
 	}
 	return n
 }
 
-// defaultNodes is about a second's work: fewer nodes of large instances, and where limits on times or energy
+// defaultNodes is a second or two's work: fewer nodes of large instances, and where limits on times or energy
 // are part of every evaluation.
 func (c *joint) defaultNodes() int64 {
-	work := int64(1200000)
+	work := int64(2000000)
 	if len(c.rows) > c.nRows {
-		work = 450000
+		work = 800000
 	}
 	size := int64(1)
 	for _, it := range c.items {

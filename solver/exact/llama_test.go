@@ -1,9 +1,12 @@
 package exact_test
 
 import (
+	"compress/gzip"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -143,6 +146,35 @@ func llama(seed uint64, buckets int, fraction float64, shared bool) *problem.Joi
 	return j
 }
 
+// The plan of llama-3-8b for snapdragon-8gen3, as solve poses it for decode in 4 bit and buckets of 16, 32 ... 2048 rows in 8 bit
+// after hetc profile on the simulated SoC, without the names: proved, and what HiGHS 1.15.1 proves. A bound that is only as
+// good as subgradients make it leaves 0.09 %.
+func TestJointLlama(t *testing.T) {
+	f, err := os.Open("testdata/llama-3-8b.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := new(problem.Joint)
+	if err := json.NewDecoder(z).Decode(j); err != nil {
+		t.Fatal(err)
+	}
+	s, err := exact.Engine{}.Joint(context.Background(), j, problem.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Verify(s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Status != problem.Optimal || s.Objective != 2101551167248 {
+		t.Fatalf("%s with %d and bound %d after %d nodes, want 2101551167248 proved", s.Status, s.Objective, s.Bound, s.Nodes)
+	}
+}
+
 // What the search achieves at its default limit, and in what time.
 func BenchmarkJoint(b *testing.B) {
 	for _, x := range []struct {
@@ -154,12 +186,12 @@ func BenchmarkJoint(b *testing.B) {
 		{"opening", func(j *problem.Joint) { j.MaxOpenNS = 4e9 }},
 		{"bytes", func(j *problem.Joint) { j.Regions[2].MaxBytes, j.MaxBytes = 0, 16e9 }},
 		{"energy under time", func(j *problem.Joint) {
+			j.MaxTimeNS = 21 * fastest(b, j) / 20
 			j.Minimise = problem.Energy
-			j.MaxTimeNS = 5 * fastest(b, j) / 4
 		}},
 		{"memory under time", func(j *problem.Joint) {
+			j.MaxTimeNS = 21 * fastest(b, j) / 20
 			j.Minimise = problem.Memory
-			j.MaxTimeNS = 5 * fastest(b, j) / 4
 		}},
 	} {
 		for _, fraction := range []float64{0.1, 0.25, 0.5} {
@@ -191,14 +223,11 @@ func BenchmarkJoint(b *testing.B) {
 	}
 }
 
-// fastest is the least time without limits.
-func fastest(t testing.TB, j *problem.Joint) (ns int64) {
-	for i := range j.Parts {
-		s, err := exact.Engine{}.Partition(context.Background(), j.Parts[i].Partition)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns += j.Parts[i].Weight * s.ObjectiveNS
+// fastest is the least time known within the other limits.
+func fastest(t testing.TB, j *problem.Joint) int64 {
+	s, err := exact.Engine{}.Joint(context.Background(), j, problem.Limits{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return ns
+	return s.Objective
 }

@@ -15,6 +15,7 @@ type node struct {
 	lambda  []int64   // per link: what the item pays of the asset's price
 	bound   int64     // scaled
 	number  int64     // in the order of creation
+	reach   float64   // part of itself by which a price is changed first
 }
 
 const (
@@ -24,31 +25,32 @@ const (
 )
 
 func (n *node) child() *node {
-	return &node{state: slices.Clone(n.state), allowed: slices.Clone(n.allowed), mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound}
+	return &node{state: slices.Clone(n.state), allowed: slices.Clone(n.allowed), mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound, reach: n.reach}
 }
 
 // relaxation is the Lagrangian relaxation of a joint problem, and what it was evaluated to last. Limits are
 // moved into the measure, at a price per unit (mult); an asset that several items use is paid by them together, each a part
 // (lambda), so that every part of the problem can be solved on its own, as a shortest path. Whatever the
-// multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); ascend looks for good ones.
+// multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); climb looks for good ones.
 type relaxation struct {
 	c *joint
 
-	x        []int   // choices of all items that attain the bound
-	partMin  []int64 // per part
-	variant  []int   // per part: the one that attains it
-	scratch  []int
-	coef     []float64 // per part: scaled measure per ns that its edges were priced with
-	usedLink []bool
-	used     []bool // per asset
-	rowUse   []float64
-	taken    []int64 // per row over assets, of the union of what x uses
-	least    [][]int64
-	fill     [][]int32
-	pay      []float64
-	old      []int64
-	seen     []bool    // per class
-	often    [][]int32 // per item and choice: how often x had it in the last ascent
+	x                 []int   // choices of all items that attain the bound
+	partMin           []int64 // per part
+	variant           []int   // per part: the one that attains it
+	scratch           []int
+	coef              []float64 // per part: scaled measure per ns that its edges were priced with
+	usedLink          []bool
+	used              []bool // per asset
+	rowUse            []float64
+	taken             []int64 // per row over assets, of all that x uses
+	least             [][]int64
+	fill              [][]int32
+	old               []int64
+	left              []int64   // per asset
+	togo, come, theta []int64   // of a pass
+	seen              []bool    // per class
+	often             [][]int32 // per item and choice: how often x had it in the last ascent
 }
 
 func newRelaxation(c *joint) *relaxation {
@@ -66,7 +68,8 @@ func newRelaxation(c *joint) *relaxation {
 			}
 		}
 	}
-	r.seen, r.old = make([]bool, most), make([]int64, len(c.assets))
+	r.seen, r.old, r.left = make([]bool, most), make([]int64, len(c.assets)), make([]int64, len(c.assets))
+	r.come = make([]int64, passStarts*most)
 	for i, it := range c.items {
 		r.least[i] = make([]int64, len(it.base))
 		r.often[i] = make([]int32, len(it.base))
@@ -110,13 +113,7 @@ func (r *relaxation) charge(n *node, plain bool) {
 	c := r.c
 	for a := range c.assets {
 		as := &c.assets[a]
-		as.price = as.fixed
-		for k, size := range as.size {
-			if n.mult[k] > 0 && size > 0 {
-				as.price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
-			}
-		}
-		as.price = min(as.price, c.clamp)
+		as.price = c.priceOf(n, as)
 	}
 	timeMult, energyMult := 0.0, 0.0
 	for k := c.nRows; k < len(c.rows); k++ {
@@ -309,253 +306,43 @@ func (r *relaxation) fits() bool {
 	return true
 }
 
-// prime gives a node without multipliers the first ones: one price for each limit that its free optimum breaks,
-// relative to what the limit permits, searched for by powers of two and then between them; shared assets are paid by parts as they count.
-// Ascent from nothing takes steps of the size of the whole gap, which are far too long where few bytes are worth much.
+// prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks, relative
+// to what each permits, searched for by powers of two; those who share an asset pay equal parts.
 func (r *relaxation) prime(n *node) {
 	c := r.c
-	unpriced := r.evaluate(n)
-	if unpriced == unreachable {
+	best := n.child()
+	most := r.evaluate(n)
+	if most == unreachable {
 		return
 	}
 	r.usage(n)
 	var over []int
-	for k, taken := range r.taken {
-		if taken > c.rows[k].cap {
+	for k, use := range r.rowUse {
+		if use > float64(c.rows[k].cap) || k < c.nRows && r.taken[k] > c.rows[k].cap {
 			over = append(over, k)
 		}
 	}
-	counts := make([]float64, len(c.parts))
-	for p := range counts {
-		counts[p] = float64(max(r.partMin[p], 1))
-	}
-	best, value := n.child(), unpriced
-	at := func(g float64) int64 {
+	for g := 1.0 / (1 << 30); g <= 64; g *= 4 {
 		for _, k := range over {
-			n.mult[k] = float64(g*float64(max(c.bestFree, 1))) / float64(max(c.rows[k].cap, 1))
+			n.mult[k] = float64(g*float64(c.worst)) / float64(max(c.rows[k].cap, 1))
 		}
 		for a := range c.assets {
-			as := &c.assets[a]
-			if as.links == nil || n.state[a] != free {
-				continue
-			}
-			price := as.fixed
-			for k, size := range as.size {
-				price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
-			}
-			price = min(price, c.clamp)
-			sum := 0.0
-			for _, l := range as.links {
-				sum += counts[c.items[c.links[l].item].part]
-			}
-			left := price
-			for _, l := range as.links {
-				n.lambda[l] = min(int64(float64(price)*(counts[c.items[c.links[l].item].part]/sum)), left)
-				left -= n.lambda[l]
+			if as := &c.assets[a]; as.links != nil && n.state[a] == free {
+				as.price = c.priceOf(n, as)
+				for _, l := range as.links {
+					n.lambda[l] = as.price / int64(len(as.links))
+				}
 			}
 		}
+		r.pass(n)
 		v := r.evaluate(n)
-		if v != unreachable && v > value {
-			value = v
-			copy(best.mult, n.mult)
-			copy(best.lambda, n.lambda)
-		}
-		return v
-	}
-	top, most := 0.0, int64(math.MinInt64)
-	for g := 1.0 / 65536; g <= 64 && len(over) > 0; g *= 2 {
-		v := at(g)
 		if v == unreachable || v < most {
 			break
 		}
-		top, most = g, v
-	}
-	for step := top / 2; step > top/16; step /= 2 {
-		for _, g := range []float64{top - step, top + step} {
-			if v := at(g); v != unreachable && v > most {
-				top, most = g, v
-			}
-		}
+		most = v
+		copy(best.mult, n.mult)
+		copy(best.lambda, n.lambda)
 	}
 	copy(n.mult, best.mult)
 	copy(n.lambda, best.lambda)
-}
-
-// ascend improves the multipliers of a node in at most steps evaluations: a subgradient method with Polyak's
-// step towards target, beginning again from the best where it stalls. It stops when the bound is above enough, and
-// leaves the best multipliers in the node and x as they give it; false when an item has no choices. found is called
-// with x as it goes.
-func (r *relaxation) ascend(n *node, steps int, target func() int64, enough func(int64) bool, found func()) bool {
-	c := r.c
-	for i := range r.often {
-		clear(r.often[i])
-	}
-	best := n.child()
-	best.bound = math.MinInt64
-	alpha, stalled := 1.0, 0
-	dir := make([]float64, len(c.links))
-	rowDir := make([]float64, len(c.rows))
-	fresh := true
-	for step := 0; ; step++ {
-		v := r.evaluate(n)
-		if v == unreachable {
-			return false
-		}
-		r.usage(n)
-		for i, j := range r.x {
-			r.often[i][j]++
-		}
-		if v > best.bound {
-			if v-best.bound > (target()-v)>>8 {
-				stalled = 0
-			}
-			best.bound = v
-			copy(best.mult, n.mult)
-			copy(best.lambda, n.lambda)
-		} else {
-			stalled++
-		}
-		if enough(v) {
-			break
-		}
-		found()
-		if step >= steps || len(c.rows) == 0 && len(c.links) == 0 {
-			break
-		}
-		if stalled >= 7 {
-			if alpha *= 0.5; alpha < 0.005 {
-				break
-			}
-			stalled, fresh = 0, true
-			copy(n.mult, best.mult)
-			copy(n.lambda, best.lambda)
-			continue
-		}
-		gap := float64(max(target()-v, 1<<20))
-		r.step(n, alpha*gap, dir, rowDir, fresh)
-		fresh = false
-	}
-	copy(n.mult, best.mult)
-	copy(n.lambda, best.lambda)
-	n.bound = max(n.bound, best.bound)
-	if r.evaluate(n) == unreachable {
-		return false
-	}
-	r.usage(n)
-	return true
-}
-
-// step moves the multipliers so that the bound would rise by gain if it were linear: half of it from the
-// prices of the limits, half from who pays for shared assets.
-func (r *relaxation) step(n *node, gain float64, dir, rowDir []float64, fresh bool) {
-	c := r.c
-	const keep = 0.5 // of the last direction: zigzags cancel out
-	mix := func(old *float64, g float64) {
-		if fresh {
-			*old = g
-		} else {
-			*old = float64(keep**old) + float64((1-keep)*g)
-		}
-	}
-	norm := 0.0
-	for k := range c.rows {
-		scale := max(float64(c.rows[k].cap), 1)
-		g := (r.rowUse[k] - float64(c.rows[k].cap)) / scale
-		if n.mult[k] == 0 && g < 0 {
-			g = 0
-		}
-		mix(&rowDir[k], g)
-		norm += float64(rowDir[k] * rowDir[k])
-	}
-	old := r.old
-	for a := range c.assets {
-		old[a] = c.assets[a].price
-	}
-	if norm > 0 {
-		most := float64(int64(1) << 58)
-		for k := range c.rows {
-			scale := max(float64(c.rows[k].cap), 1)
-			n.mult[k] = max(0, n.mult[k]+float64(gain*rowDir[k]/norm/scale))
-			n.mult[k] = min(n.mult[k], most/scale)
-		}
-	}
-	norm = 0
-	for a := range c.assets {
-		as := &c.assets[a]
-		if as.links == nil || n.state[a] != free {
-			continue
-		}
-		as.price = as.fixed
-		for k, size := range as.size {
-			as.price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
-		}
-		as.price = min(as.price, c.clamp)
-		mean := 0.0
-		for _, l := range as.links {
-			if r.usedLink[l] {
-				mean++
-			}
-		}
-		mean /= float64(len(as.links))
-		for _, l := range as.links {
-			g := -mean
-			if r.usedLink[l] {
-				g++
-			}
-			mix(&dir[l], g)
-			norm += float64(dir[l] * dir[l])
-		}
-	}
-	for a := range c.assets {
-		as := &c.assets[a]
-		if as.links == nil || n.state[a] != free {
-			continue
-		}
-		same := as.price == old[a]
-		for _, l := range as.links {
-			same = same && dir[l] == 0
-		}
-		if same {
-			continue
-		}
-		ratio, equal := 0.0, float64(as.price)/float64(len(as.links))
-		if old[a] > 0 {
-			ratio, equal = float64(as.price)/float64(old[a]), 0
-		}
-		for i, l := range as.links {
-			v := float64(float64(n.lambda[l])*ratio) + equal
-			if norm > 0 {
-				v += float64(gain * dir[l] / norm)
-			}
-			if i >= len(r.pay) {
-				r.pay = append(r.pay, 0)
-			}
-			r.pay[i] = v
-		}
-		project(r.pay[:len(as.links)], float64(as.price))
-		left := as.price
-		for i, l := range as.links {
-			n.lambda[l] = min(int64(max(r.pay[i], 0)), left)
-			left -= n.lambda[l]
-		}
-	}
-}
-
-// project moves v to the nearest point whose elements are not negative and add up to sum.
-func project(v []float64, sum float64) {
-	var room [16]float64
-	s := append(room[:0], v...)
-	slices.Sort(s)
-	acc, theta := 0.0, 0.0
-	for k := len(s) - 1; k >= 0; k-- {
-		acc += s[k]
-		t := (acc - sum) / float64(len(s)-k)
-		if s[k]-t <= 0 {
-			break
-		}
-		theta = t
-	}
-	for k := range v {
-		v[k] = max(0, v[k]-theta)
-	}
 }

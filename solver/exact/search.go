@@ -10,9 +10,11 @@ import (
 )
 
 const (
-	rootSteps     = 400 // evaluations of the relaxation
-	nodeSteps     = 40
-	rootRepairs   = 12
+	rootRounds    = 12
+	rootSteps     = 20 // evaluations of the relaxation, each after rootPasses passes, in a round
+	rootPasses    = 3
+	nodeSteps     = 12
+	nodePasses    = 2
 	improveRounds = 24
 	fewStarts     = 6 // classes that a loop begins with, each gone through on its own
 )
@@ -74,13 +76,8 @@ func (s *search) limit() int64 {
 	return s.c.scale(s.value)
 }
 
-// target is what the bound is hoped to reach.
-func (s *search) target(bound int64) int64 {
-	if s.x == nil {
-		return bound + max((bound-s.c.bestFree)/8, bound>>5, s.c.worst>>12)
-	}
-	return s.c.scale(s.value)
-}
+// useless reports whether a node with a bound of v has no solution as good as the best.
+func (s *search) useless(v int64) bool { return v > s.limit() }
 
 // offer considers choices as a solution.
 func (s *search) offer(x []int) bool {
@@ -512,7 +509,7 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 			s.offer(r.x)
 			return nil
 		}
-		ok := r.ascend(n, steps, func() int64 { return s.target(n.bound) }, func(v int64) bool { return v > s.limit() }, s.tryRelaxed)
+		ok := r.climb(n, steps, nodePasses, s.useless, s.tryRelaxed)
 		if !ok || n.bound > s.limit() {
 			return nil
 		}
@@ -531,13 +528,10 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 	if a := s.branchAsset(n); a >= 0 {
 		with, without := n.child(), n.child()
 		with.state[a], without.state[a] = opened, closed
-		for i, it := range c.items {
-			for u := range it.uses {
-				if it.uses[u].asset != int32(a) {
-					continue
-				}
-				without.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return slices.Contains(it.use[j], int32(u)) })
-			}
+		for _, i := range c.assets[a].users {
+			it := c.items[i]
+			has := it.has[it.local(a)]
+			without.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return has[j] })
 		}
 		return []*node{with, without}
 	}
@@ -595,11 +589,10 @@ func (s *search) branchAsset(n *node) int {
 		share := 0.0
 		visits := 0.0
 		for _, i := range as.users {
-			it := c.items[i]
-			u := int32(slices.IndexFunc(it.uses, func(x itemUse) bool { return x.asset == int32(a) }))
+			has := c.items[i].has[c.items[i].local(a)]
 			for j, times := range r.often[i] {
 				visits += float64(times)
-				if times > 0 && slices.Contains(it.use[j], u) {
+				if times > 0 && has[j] {
 					share += float64(times)
 				}
 			}

@@ -272,30 +272,8 @@ func (s *section) forward(first int) {
 			s.come[0][b] = unreachable
 		}
 	}
-	for i := 1; i < len(s.steps); i++ {
-		prev, st := &s.steps[i-1], &s.steps[i]
-		left := s.left[:prev.na] // the cheapest way to have executed the step before and be in class a
-		for a := range left {
-			left[a] = unreachable
-		}
-		for _, j := range prev.allowed {
-			if c := s.come[i-1][prev.before[j]]; c != unreachable && c+prev.cost[j] < left[prev.after[j]] {
-				left[prev.after[j]] = c + prev.cost[j]
-			}
-		}
-		come := s.come[i]
-		for b := range come {
-			come[b] = unreachable
-		}
-		for a, c := range left {
-			if c == unreachable {
-				continue
-			}
-			for b, ns := range st.edge[a*st.nb : (a+1)*st.nb] {
-				come[b] = min(come[b], c+ns)
-			}
-			s.work += int64(st.nb)
-		}
+	for i := range len(s.steps) - 1 {
+		s.step(i, s.come[i], s.come[i+1])
 	}
 }
 
