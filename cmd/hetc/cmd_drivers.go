@@ -56,7 +56,8 @@ type driverEntry struct {
 	Operators []string      `json:"operators,omitempty"`
 	Schemes   []string      `json:"schemes,omitempty"`
 	Cache     []string      `json:"cache_types,omitempty"`
-	Problem   string        `json:"problem,omitempty"` // devices are listed, but cannot be opened
+	Emulated  bool          `json:"emulated,omitempty"` // its times are those of an emulator
+	Problem   string        `json:"problem,omitempty"`  // devices are listed, but cannot be opened
 	Missing   *missingEntry `json:"missing,omitempty"`
 }
 
@@ -119,6 +120,7 @@ func describe(ctx context.Context, d driver.Driver) driverEntry {
 	}
 	defer p.Close()
 	caps := p.Capabilities()
+	e.Emulated = caps.Emulated
 	for _, k := range caps.Kinds {
 		e.Operators = append(e.Operators, string(k))
 	}
@@ -164,6 +166,9 @@ func (e *driverEntry) rows() (rows [][]string) {
 		selects = append(selects, x.Select)
 	}
 	add("processors", strings.Join(selects, ", "))
+	if e.Emulated {
+		add("emulated", "the device's results, and no device times: probe and profile leave it out")
+	}
 	add("operators", wrap(e.Operators)...)
 	add("schemes", wrap(e.Schemes)...)
 	add("cache types", wrap(e.Cache)...)

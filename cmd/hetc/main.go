@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/solver/highs"
 )
 
@@ -27,6 +28,13 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	}
 	if qnn.Worker(args) { // and so is this one
 		if err := qnn.Work(".", in); err != nil {
+			fmt.Fprintln(errw, err)
+			return int(diag.ClassInternal)
+		}
+		return 0
+	}
+	if work, ok := all.Worker(args); ok { // and here of a driver
+		if err := work(); err != nil {
 			fmt.Fprintln(errw, err)
 			return int(diag.ClassInternal)
 		}

@@ -62,10 +62,11 @@ var table = []room{
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
+	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx"}},                                                                  // onnx: what an artifact computes is checked
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
-	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/opencl", "runtime/driver/openvino"}},
+	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/qnn", "runtime/driver/opencl", "runtime/driver/openvino"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
 	{path: "runtime/tokenizer", may: []string{"runtime/tokenizer/jinja"}},

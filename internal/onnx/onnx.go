@@ -90,6 +90,7 @@ type Graph struct {
 	Nodes           []Node
 	Initializers    []Tensor
 	Inputs, Outputs []Value
+	Inner           []Value // value_info: types of values between nodes, of those whose operator does not say them
 }
 
 // Node is one operator. An input that is left out is "".

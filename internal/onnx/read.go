@@ -39,9 +39,9 @@ func Parse(b []byte) (*Model, error) {
 }
 
 // Read reads what another program wrote, as far as hetc's models go: Marshal gives its one encoding. What only describes
-// is dropped (documentation, types of inner values, metadata of nodes, sets of operators that no node is of); what the
+// is dropped (documentation, metadata of nodes, sets of operators that no node is of); what the
 // model means and hetc does not write is refused (functions, subgraphs, sparse weights, shapes that are not static).
-// Attributes and initializers are sorted by name: programs write them in any order, and no meaning lies in it.
+// Attributes, initializers and inner values are sorted by name: programs write them in any order, and no meaning lies in it.
 func Read(b []byte) (*Model, error) {
 	if len(b) > MaxBytes {
 		return nil, diag.New(diag.ClassInput, "read onnx model: got %d bytes, want at most %d", len(b), MaxBytes)
@@ -57,6 +57,7 @@ func Read(b []byte) (*Model, error) {
 		slices.SortStableFunc(n.Attrs, func(a, b Attr) int { return strings.Compare(a.Name, b.Name) })
 	}
 	slices.SortStableFunc(m.Graph.Initializers, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(m.Graph.Inner, func(a, b Value) int { return strings.Compare(a.Name, b.Name) })
 	m.Opsets = slices.DeleteFunc(m.Opsets, func(o OpsetID) bool { return !used[o.Domain] })
 	slices.SortStableFunc(m.Opsets, func(a, b OpsetID) int { return strings.Compare(a.Domain, b.Domain) })
 	return m, nil
@@ -235,8 +236,10 @@ func (r reader) graph(b []byte) (g Graph, err error) {
 			return grow(&g.Inputs, maxCount, "inputs", f.data, r.value)
 		case f.is(graphOutput, message):
 			return grow(&g.Outputs, maxCount, "outputs", f.data, r.value)
+		case f.is(graphInner, message):
+			return grow(&g.Inner, maxCount, "inner values", f.data, r.value)
 		}
-		return r.other(f, "graph", 10, 13, 14, 16)
+		return r.other(f, "graph", 10, 14, 16)
 	})
 	return g, err
 }

@@ -26,6 +26,7 @@ const (
 	graphInitializer = 5
 	graphInput       = 11
 	graphOutput      = 12
+	graphInner       = 13
 
 	nodeIn     = 1
 	nodeOut    = 2
@@ -86,6 +87,9 @@ func (g *Graph) append(b []byte) []byte {
 	}
 	for _, v := range g.Outputs {
 		b = putMessage(b, graphOutput, v.append(nil))
+	}
+	for _, v := range g.Inner {
+		b = putMessage(b, graphInner, v.append(nil))
 	}
 	return b
 }

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
@@ -80,4 +82,58 @@ func (e *QNNError) As(target any) bool {
 		*d = diag.New(diag.ClassUnavailable, "%s", e.Error()).WithHint("%s; or set %s to the path of libonnxruntime_providers_qnn.so", GetQNN, EnvQNN)
 	}
 	return ok
+}
+
+// QNNVersion is a version of one of Qualcomm's interfaces.
+type QNNVersion struct{ Major, Minor, Patch int }
+
+func (v QNNVersion) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch) }
+
+// ParseQNNVersion reads "5.51.0".
+func ParseQNNVersion(s string) (v QNNVersion, ok bool) {
+	f := strings.Split(s, ".")
+	if len(f) != 3 {
+		return v, false
+	}
+	for i, to := range []*int{&v.Major, &v.Minor, &v.Patch} {
+		n, err := strconv.ParseUint(f[i], 10, 16)
+		if err != nil {
+			return QNNVersion{}, false
+		}
+		*to = int(n)
+	}
+	return v, true
+}
+
+// QNNBackend is what a backend library says about itself.
+type QNNBackend struct {
+	Core QNNVersion // of the interface that all backends have
+	API  QNNVersion // of the backend's own
+}
+
+// Version asks the backend library for its versions, by the public QnnInterface_getProviders. It opens the library.
+func (q *QNN) Version() (b QNNBackend, err error) {
+	l, err := native.Open(q.Backend)
+	if err != nil {
+		return b, &QNNError{Cause: err}
+	}
+	fn, err := l.Symbol("QnnInterface_getProviders")
+	if err != nil {
+		return b, &QNNError{Cause: err}
+	}
+	var list, n out
+	if status := native.Call(fn, uintptr(unsafe.Pointer(&list.p)), uintptr(unsafe.Pointer(&n.p))); status != 0 || int32(n.p) < 1 || list.p == 0 {
+		return b, &QNNError{Cause: fmt.Errorf("library %q: it names no interface (status %d)", q.Backend, status)}
+	}
+	p := native.Word(list.p, 0)
+	if p == 0 {
+		return b, &QNNError{Cause: fmt.Errorf("library %q: it names no interface", q.Backend)}
+	}
+	// QnnInterface_t: an id, a name, then two versions of three 32-bit numbers each.
+	var x [6]int
+	for i := range 3 {
+		w := uint64(native.Word(p, 2+i))
+		x[2*i], x[2*i+1] = int(uint32(w)), int(uint32(w>>32))
+	}
+	return QNNBackend{QNNVersion{x[0], x[1], x[2]}, QNNVersion{x[3], x[4], x[5]}}, nil
 }

@@ -81,6 +81,7 @@ type Capabilities struct {
 	Prepacks      bool // loading copies weights into a layout of the library's own
 	Bakes         bool // artifacts hold their weights (see Baker): Load gets none
 	Virtual       bool // times are simulated, not measured
+	Emulated      bool // results are a device's that a program here imitates: times are real, and none of the device's
 
 	Cores []int // CPU cores it occupies while running
 }

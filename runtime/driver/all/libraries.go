@@ -5,7 +5,12 @@ package all
 import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/ort"
+	"github.com/hetc/hetc/runtime/driver/qnn"
 )
 
 // libraries are the drivers of shared libraries.
-func libraries() []driver.Driver { return []driver.Driver{ort.New()} }
+func libraries() []driver.Driver { return []driver.Driver{ort.New(), qnn.New()} }
+
+// Worker reports whether a process with these arguments, after its name, is one that a driver started, and returns all
+// that it is to do: a program that offers the drivers does that instead of its own work.
+func Worker(args []string) (work func() error, ok bool) { return qnn.Work, qnn.Worker(args) }

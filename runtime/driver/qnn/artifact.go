@@ -1,0 +1,300 @@
+package qnn
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/onnx"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Metadata of an artifact.
+const (
+	keyGraph   = "hetc.graph"
+	keyContext = "hetc.context"
+	keyToken   = "ep_compatibility_info." + ortapi.QNNProvider // as the library writes it
+)
+
+// Where the compiled binary lies, by keyContext.
+const (
+	embedded   = "embedded"
+	shared     = "shared"
+	sharedFile = "context.bin" // the one name by which an artifact may refer to a shared binary
+)
+
+// model is an artifact that was checked: what it says is nothing but one compiled graph and the conversions at its edges.
+type model struct {
+	code    []byte
+	graph   op.Graph
+	shared  bool
+	token   token
+	in, out []onnx.Value // of the model, in the order of the graph's
+}
+
+// parse checks that an artifact is whole and can compute on the NPU alone.
+func parse(code []byte) (*model, error) {
+	if len(code) == 0 {
+		return nil, diag.New(diag.ClassInput, "the artifact is empty")
+	}
+	parsed, err := onnx.Parse(code)
+	if err != nil {
+		return nil, err
+	}
+	m := &model{code: code, in: parsed.Graph.Inputs, out: parsed.Graph.Outputs}
+	again := func(format string, args ...any) error {
+		return diag.New(diag.ClassInput, format, args...).WithHint("compile the bundle again")
+	}
+	text, ok := parsed.Prop(keyGraph)
+	if !ok {
+		return nil, again("the model does not say what graph it was made of")
+	}
+	if m.graph, err = driver.ParseGraph([]byte(text)); err != nil {
+		return nil, err
+	}
+	text, ok = parsed.Prop(keyToken)
+	if !ok {
+		return nil, again("the model does not say what device and libraries it was compiled for: it has no metadata %q", keyToken)
+	}
+	if m.token, err = parseToken(text); err != nil {
+		return nil, err
+	}
+	switch text, _ = parsed.Prop(keyContext); text {
+	case embedded:
+	case shared:
+		m.shared = true
+	default:
+		return nil, again("the model does not say where the compiled graph lies: metadata %q is %q, want %q or %q", keyContext, text, embedded, shared)
+	}
+	for _, p := range parsed.Props {
+		if !strings.HasPrefix(p.Key, "hetc.") && p.Key != keyToken {
+			return nil, again("metadata %q is not known", p.Key)
+		}
+	}
+	for _, o := range parsed.Opsets {
+		if o.Domain != "" && o.Domain != onnx.Contrib {
+			return nil, again("operators of domain %q are not known", o.Domain)
+		}
+	}
+	if err := m.operands(); err != nil {
+		return nil, err
+	}
+	return m, m.nodes(&parsed.Graph)
+}
+
+// elements are the library's element types.
+var elements = map[op.Type]onnx.Type{
+	op.F32: onnx.Float32, op.F16: onnx.Float16, op.BF16: onnx.BFloat16, op.I32: onnx.Int32, op.I8: onnx.Int8, op.U8: onnx.Uint8,
+}
+
+// operands compares the model's inputs and outputs with the graph's, by their places.
+func (m *model) operands() error {
+	compare := func(what string, got []onnx.Value, want []op.Value) error {
+		if len(got) != len(want) {
+			return fmt.Errorf("the model has %d %ss, the graph %d", len(got), what, len(want))
+		}
+		for i, v := range want {
+			if w := got[i]; w.Type != elements[v.Type] || !slices.Equal(w.Dims, []int64{int64(v.Rows), int64(v.Cols)}) {
+				return fmt.Errorf("%s %q of the model is of type %d and shape %v, want %q %s [%d,%d]", what, w.Name, w.Type, w.Dims, v.Name, v.Type, v.Rows, v.Cols)
+			}
+		}
+		return nil
+	}
+	if m.graph.State() {
+		return diag.New(diag.ClassInput, "the graph uses the cache, which a compiled graph does not see")
+	}
+	if err := compare("input", m.in, m.graph.Inputs); err != nil {
+		return err
+	}
+	return compare("output", m.out, m.graph.Outputs)
+}
+
+// edges convert at the graph's inputs and outputs; the library executes them on the CPU.
+var edges = map[string]bool{"QuantizeLinear": true, "DequantizeLinear": true, "Cast": true}
+
+// largestConstant bounds the scales and zero points of edges in bytes.
+const largestConstant = 1 << 16
+
+// nodes checks that everything between inputs and outputs but conversions is one compiled graph: nothing that the CPU
+// would compute, and no way past the NPU.
+func (m *model) nodes(g *onnx.Graph) error {
+	constants := map[string]bool{}
+	for _, t := range g.Initializers {
+		switch {
+		case t.External != nil:
+			return diag.New(diag.ClassInput, "constant %q lies in the file %q, want it inside the artifact", t.Name, t.External.Location)
+		case len(t.Raw) > largestConstant:
+			return diag.New(diag.ClassInput, "constant %q has %d bytes, want at most %d: weights are compiled into the graph", t.Name, len(t.Raw), largestConstant)
+		}
+		constants[t.Name] = true
+	}
+	// Where a value comes from: before the compiled graph from an input, behind it from the graph.
+	const before, behind = 1, 2
+	from := map[string]int{}
+	for _, v := range g.Inputs {
+		from[v.Name] = before
+	}
+	compiled := 0
+	for i := range g.Nodes {
+		n := &g.Nodes[i]
+		where := before
+		switch {
+		case n.Op == "EPContext" && n.Domain == onnx.Contrib:
+			if err := m.context(n); err != nil {
+				return err
+			}
+			for _, in := range n.In {
+				if from[in] != before {
+					return diag.New(diag.ClassInput, "the compiled graph reads %q, which comes from no input", in)
+				}
+			}
+			compiled++
+			where = behind
+		case edges[n.Op] && (n.Domain == "" || n.Domain == onnx.Contrib):
+			if len(n.In) < 1 || len(n.Out) != 1 || from[n.In[0]] == 0 {
+				return diag.New(diag.ClassInput, "node %d (%s) converts neither an input nor an output", i, n.Op)
+			}
+			for _, in := range n.In[1:] {
+				if in != "" && !constants[in] {
+					return diag.New(diag.ClassInput, "node %d (%s): %q is no constant", i, n.Op, in)
+				}
+			}
+			where = from[n.In[0]]
+		default:
+			return diag.New(diag.ClassInput, "node %d is %s, which the CPU would compute: want one compiled graph, and %s at its edges", i, strconv.Quote(n.Op), "QuantizeLinear, DequantizeLinear or Cast").
+				WithHint("the operators that the NPU does not take belong to another processor of the plan")
+		}
+		for _, out := range n.Out {
+			if from[out] != 0 || constants[out] {
+				return diag.New(diag.ClassInput, "node %d (%s): %q is computed twice", i, n.Op, out)
+			}
+			from[out] = where
+		}
+	}
+	if compiled != 1 {
+		return diag.New(diag.ClassInput, "the model has %d compiled graphs (nodes EPContext), want one", compiled).
+			WithHint("a compiler that takes nothing of a graph leaves a copy of its source, for the CPU: compile the bundle again")
+	}
+	for _, v := range g.Outputs {
+		if from[v.Name] != behind {
+			return diag.New(diag.ClassInput, "output %q does not come from the compiled graph", v.Name)
+		}
+	}
+	return nil
+}
+
+// context checks the node of the compiled graph: its binary is where the metadata say, and nowhere else.
+func (m *model) context(n *onnx.Node) error {
+	whole := map[string]int64{"main_context": 1, "embed_mode": 1, "is_multi_soc_ep_context": 0}
+	if m.shared {
+		whole["embed_mode"] = 0
+	}
+	for _, a := range n.Attrs {
+		want, known := whole[a.Name]
+		switch a.Name {
+		case "main_context", "embed_mode", "is_multi_soc_ep_context":
+			if a.Kind != onnx.KindInt || !known || a.I != want {
+				return diag.New(diag.ClassInput, "the compiled graph has %s %d, want %d", a.Name, a.I, want)
+			}
+			delete(whole, a.Name)
+		case "source":
+			if a.S != ortapi.QNNProvider {
+				return diag.New(diag.ClassInput, "the compiled graph is of %q, want %q", a.S, ortapi.QNNProvider)
+			}
+		case "ep_cache_context":
+			if a.Kind != onnx.KindString || a.S == "" {
+				return diag.New(diag.ClassInput, "the compiled graph is empty")
+			}
+			if m.shared && a.S != sharedFile {
+				return diag.New(diag.ClassInput, "the compiled graph lies in the file %q, want %q: no other file is read", a.S, sharedFile)
+			}
+		case "partition_name", "ep_sdk_version", "max_size", "io_name_overrides":
+		default:
+			return diag.New(diag.ClassInput, "the compiled graph has an attribute %q that is not known", a.Name)
+		}
+	}
+	delete(whole, "is_multi_soc_ep_context") // earlier libraries do not write it
+	for name := range whole {
+		return diag.New(diag.ClassInput, "the compiled graph has no attribute %q", name)
+	}
+	for _, name := range []string{"source", "ep_cache_context", "partition_name"} {
+		if _, ok := n.Attr(name); !ok {
+			return diag.New(diag.ClassInput, "the compiled graph has no attribute %q", name)
+		}
+	}
+	return nil
+}
+
+// token is what the library says a binary was compiled for: "v2:6:2.51.0:5.51.0:75:57:8:0" names the backend (6: HTP), the
+// SDK, the version of the backend's interface, the architecture (0: left to the SoC), the SoC and the VTCM in MB.
+type token struct {
+	text    string
+	sdk     string
+	api     ortapi.QNNVersion
+	arch    int // 0: not said
+	soc     int
+	backend int
+}
+
+const backendHTP = 6
+
+func parseToken(s string) (token, error) {
+	t := token{text: s}
+	bad := func(why string) (token, error) {
+		return token{}, diag.New(diag.ClassInput, "compatibility string %q: %s", s, why).WithHint("the bundle was compiled by a version of the library that this hetc does not know")
+	}
+	f := strings.Split(s, ":")
+	if len(s) > 200 || len(f) != 8 || f[0] != "v2" {
+		return bad("want one of version 2, of 8 parts")
+	}
+	numbers := map[int]*int{1: &t.backend, 4: &t.arch, 5: &t.soc}
+	for i, to := range numbers {
+		n, err := strconv.Atoi(f[i])
+		if err != nil || n < 0 {
+			return bad(fmt.Sprintf("part %d is no number", i))
+		}
+		*to = n
+	}
+	if t.backend != backendHTP {
+		return bad(fmt.Sprintf("it is of backend %d, want %d, the HTP", t.backend, backendHTP))
+	}
+	t.sdk = f[2]
+	var ok bool
+	if t.api, ok = ortapi.ParseQNNVersion(f[3]); !ok {
+		return bad("part 3 is no version")
+	}
+	return t, nil
+}
+
+// names are the SoCs by the vendor's numbers (QNN's table of supported Snapdragon devices), as messages call them.
+var names = map[int]string{
+	36: "SM8450, Snapdragon 8 Gen 1", 43: "SM8550, Snapdragon 8 Gen 2", 57: "SM8650, Snapdragon 8 Gen 3", 60: "SC8380XP, Snapdragon X Elite",
+	69: "SM8750, Snapdragon 8 Elite", 87: "SM8850, Snapdragon 8 Elite Gen 5",
+}
+
+func socName(n int) string {
+	if s := names[n]; s != "" {
+		return fmt.Sprintf("SoC %d (%s)", n, s)
+	}
+	return fmt.Sprintf("SoC %d", n)
+}
+
+// match compares what an artifact was compiled for with the processor and the library, before anything is loaded.
+func (t token) match(soc, arch int, library ortapi.QNNVersion) error {
+	switch {
+	case soc != 0 && t.soc != soc:
+		return diag.New(diag.ClassInput, "it was compiled for %s, this processor is of %s", socName(t.soc), socName(soc)).
+			WithHint("emit the bundle for this SoC: hetc emit --target NAME")
+	case arch != 0 && t.arch != 0 && t.arch != arch:
+		return diag.New(diag.ClassInput, "it was compiled for the architecture v%d, this processor is a v%d", t.arch, arch).
+			WithHint("emit the bundle for this SoC: hetc emit --target NAME")
+	case t.api.Major != library.Major || t.api.Minor > library.Minor:
+		return diag.New(diag.ClassUnavailable, "it was compiled with version %v of the HTP's interface (SDK %s), the library here has %v", t.api, t.sdk, library).
+			WithHint("install libraries of SDK %s or later, or compile the bundle with those that are here", t.sdk)
+	}
+	return nil
+}

@@ -1,0 +1,246 @@
+// Package qnn knows how to use Qualcomm's HTP as a processor: graphs that were compiled for it ahead of time, on the
+// device, or on the emulator of it that is part of Qualcomm's libraries for x86.
+//
+// An artifact is an ONNX model in hetc's own form (onnx.Parse) around one compiled graph, a node EPContext. Between its
+// inputs and outputs and the compiled graph there are conversions (QuantizeLinear, DequantizeLinear, Cast), and nothing
+// else: there is nothing that ONNX Runtime could compute on the CPU instead. Weights are compiled in. The metadata
+// "hetc.graph" is the graph itself, with which operands are compared; "ep_compatibility_info.QNNExecutionProvider" is
+// what the library calls the device and the versions it compiled for, matched before anything is loaded; "hetc.context"
+// is "embedded" where the binary lies in the model, or "shared" where it lies in Artifact.Shared, for several graphs.
+//
+// The emulator computes what the device would, thousands of times slower: its times are those of an emulator
+// (Capabilities.Emulated). It runs in a process of its own, because its libraries print to standard output and crash on
+// binaries that are not for them. Binaries with shared weights are among these, and refused before it sees them.
+package qnn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Name is the driver's name in SoC files and plans.
+const Name = "qnn"
+
+// Selectors of processors.
+const (
+	emulator = "emulator" // Qualcomm's functional emulator, on x86
+	htp      = "htp"      // the NPU of this machine
+)
+
+// Options of a processor. The last two are the compiler's alone, and stand in the same place of a SoC file.
+const (
+	optLibrary = "library"     // path of libonnxruntime_providers_qnn.so
+	optORT     = "onnxruntime" // path of ONNX Runtime's library
+	optSoC     = "soc_model"   // the vendor's number of the SoC
+	optArch    = "htp_arch"    // its architecture, 75 for v75
+	optVTCM    = "vtcm_mb"
+	optLevel   = "opt"
+)
+
+// New returns the driver. Libraries are looked for when devices are listed or a processor is opened.
+func New() driver.Driver { return qnn{} }
+
+type qnn struct{}
+
+func (qnn) Name() string { return Name }
+
+// platform is the device that there can be on a system, empty where Qualcomm has no libraries that hetc drives.
+func platform(goos, arch string) string {
+	switch {
+	case goos == "linux" && arch == "amd64":
+		return emulator
+	case (goos == "linux" || goos == "android") && arch == "arm64":
+		return htp
+	}
+	return ""
+}
+
+// find locates the libraries of a device.
+func find(device, file string) (*ortapi.QNN, error) {
+	q, err := ortapi.FindQNN(file)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if device == htp {
+		// The part that talks to the NPU; a wheel for the desktop lacks it.
+		stubs, err := filepath.Glob(filepath.Join(filepath.Dir(q.Backend), "libQnnHtpV*Stub.so"))
+		if err != nil || len(stubs) == 0 {
+			return nil, &driver.Unavailable{Driver: Name, Tried: []string{filepath.Dir(q.Backend)}, Override: ortapi.EnvQNN,
+				Found: fmt.Sprintf("%q, and no device library libQnnHtpV*Stub.so beside it", q.Provider), Get: "Qualcomm's AI Runtime SDK for this device has them"}
+		}
+	}
+	return q, nil
+}
+
+func unavailable(err error) error {
+	u := &driver.Unavailable{Driver: Name, Found: err.Error(), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+	var q *ortapi.QNNError
+	if errors.As(err, &q) {
+		u.Tried = q.Tried
+		if q.Cause == nil {
+			u.Found = ""
+		}
+	}
+	var l *ortapi.LoadError
+	if errors.As(err, &l) {
+		u.Tried, u.Override = l.Tried, ortapi.EnvLibrary
+	}
+	return u
+}
+
+// nowhere says that this system has no device of Qualcomm's.
+func nowhere() error {
+	return &driver.Unavailable{Driver: Name, Found: fmt.Sprintf("no libraries for %s/%s: the emulator is for linux/amd64, the NPU for linux/arm64 and android/arm64", runtime.GOOS, runtime.GOARCH)}
+}
+
+// Devices lists the emulator on linux/amd64, and the NPU where the device's libraries are.
+func (qnn) Devices(context.Context) ([]driver.Device, error) {
+	device := platform(runtime.GOOS, runtime.GOARCH)
+	if device == "" {
+		return nil, nowhere()
+	}
+	if _, err := find(device, ""); err != nil {
+		return nil, err
+	}
+	what := "Hexagon NPU (HTP), with graphs compiled ahead of time"
+	if device == emulator {
+		what = "Qualcomm's functional emulator of the Hexagon NPU (HTP): the device's results, not its times"
+	}
+	return []driver.Device{{Select: device, Description: what}}, nil
+}
+
+// Library loads the libraries, in a process of their own where they emulate, and says what they are.
+func (d qnn) Library(ctx context.Context) (driver.Library, error) {
+	device := platform(runtime.GOOS, runtime.GOARCH)
+	if device == "" {
+		return driver.Library{}, nowhere()
+	}
+	p, err := d.Open(ctx, driver.Config{Select: device})
+	if err != nil {
+		return driver.Library{}, err
+	}
+	v := p.(*processor).engine.about()
+	return driver.Library{Name: "Qualcomm HTP", Version: v.Backend.API.String(), Path: v.QNN.Provider, Build: v.String(), Providers: []string{ortapi.QNNProvider}}, p.Close()
+}
+
+// Open accepts the selectors of Devices.
+func (qnn) Open(ctx context.Context, c driver.Config) (driver.Processor, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	fail := func(err error, hint string, args ...any) error {
+		d := diag.New(diag.ClassOr(err, diag.ClassInput), "open processor %q of driver %q: %w", c.Select, Name, err)
+		if hint != "" {
+			d = d.WithHint(hint, args...)
+		}
+		return d
+	}
+	p := &processor{selected: c.Select, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	library, ort := "", ""
+	keys := make([]string, 0, len(c.Options))
+	for k := range c.Options {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		v := c.Options[k]
+		switch k {
+		case optLibrary:
+			library = v
+		case optORT:
+			ort = v
+		case optSoC, optArch, optVTCM, optLevel:
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 0 {
+				return nil, fail(fmt.Errorf("option %q is %q, want a number", k, v), "")
+			}
+			switch k {
+			case optSoC:
+				p.soc = n
+			case optArch:
+				p.arch = n
+			}
+		default:
+			return nil, fail(fmt.Errorf("unknown option %q", k), "options: %s", strings.Join([]string{optLibrary, optORT, optSoC, optArch, optVTCM, optLevel}, ", "))
+		}
+	}
+	device := platform(runtime.GOOS, runtime.GOARCH)
+	switch {
+	case c.Select != emulator && c.Select != htp:
+		return nil, fail(errors.New("no such processor"), "processors: %s on linux/amd64, %s on arm64 devices", emulator, htp)
+	case device == "":
+		return nil, nowhere()
+	case c.Select != device:
+		what := "the emulator is for linux/amd64 alone; on a device the NPU is " + strconv.Quote(htp)
+		if c.Select == htp {
+			what = "there is no Hexagon NPU here; graphs compiled for the emulator run on " + strconv.Quote(emulator) + " (hetc emit --for-emulator)"
+		}
+		return nil, fail(diag.New(diag.ClassUnavailable, "this is %s/%s", runtime.GOOS, runtime.GOARCH), "%s", what)
+	}
+	q, err := find(device, library)
+	if err != nil {
+		return nil, err
+	}
+	p.caps = capabilities(device == emulator)
+	if device == emulator {
+		p.engine, err = openRemote(ort, *q)
+	} else {
+		p.engine, err = openLocal(ort, *q)
+	}
+	if err != nil {
+		if diag.ClassOf(err) == diag.ClassUnavailable {
+			return nil, unavailable(err)
+		}
+		return nil, fail(err, "")
+	}
+	return p, nil
+}
+
+// tileN is what column shards are multiples of, tileK what shards along the reduction are: a tile of the HTP's matrix
+// unit has 32 columns and 32 values of each.
+const (
+	tileN = 32
+	tileK = 32
+)
+
+// kinds are the operators that a compiled graph may have. What works on the cache, or depends on where a call is in the
+// context, has no place in one.
+var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy}
+
+var schemes = []op.Scheme{op.A16SQ8C, op.A16SQ4C, op.A16FW16, op.A16FQ4B32, op.A8SQ8C}
+
+func capabilities(emulated bool) *driver.Capabilities {
+	c := &driver.Capabilities{
+		Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
+		TileN: tileN, TileK: tileK, Fuses: true, Bakes: true, Emulated: emulated,
+	}
+	for _, s := range schemes {
+		c.Layouts[s.Weight()] = op.OnnxLayout
+	}
+	for _, t := range []op.Type{op.F32, op.F16, op.BF16} {
+		c.Layouts[string(t)] = op.RowsLayout
+	}
+	return c
+}
+
+// supports adds to Capabilities.Supports what schemes and kinds do not say.
+func supports(c *driver.Capabilities, o op.Op) error {
+	if err := c.Supports(o); err != nil {
+		return err
+	}
+	if o.Kind == op.QuantRows && !o.Static {
+		return errors.New("scales of each row are not supported: a compiled graph has its scales in it")
+	}
+	return nil
+}

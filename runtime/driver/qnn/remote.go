@@ -1,0 +1,330 @@
+package qnn
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/ortapi"
+)
+
+// workerArg is the first argument of the process that the emulator runs in; workerEnv is set in it, so that none starts
+// another: a program that does not know the argument would.
+const (
+	workerArg = "__qnn-run"
+	workerEnv = "HETC_QNN_WORKER"
+)
+
+// request is what the process is asked: one of the fields.
+type request struct {
+	Open       *opening
+	Compatible *string
+	Load       *program
+	Run        *call
+	Unload     int
+}
+
+type opening struct {
+	ORT string
+	QNN ortapi.QNN
+}
+
+type call struct {
+	ID int
+	In [][]byte
+}
+
+// reply is its answer to one request.
+type reply struct {
+	Failed     *failure
+	Versions   versions
+	Compatible ortapi.Compatibility
+	ID         int
+	Out        [][]byte
+}
+
+// failure is an error on its way between processes.
+type failure struct {
+	Class   diag.Class
+	Summary string
+	Hint    string
+}
+
+func (f *failure) Error() string { return f.Summary }
+
+// As makes the error one of its class.
+func (f *failure) As(target any) bool {
+	d, ok := target.(**diag.Diagnostic)
+	if ok {
+		*d = diag.New(f.Class, "%s", f.Summary).WithHint("%s", f.Hint)
+	}
+	return ok
+}
+
+func failed(err error) *failure {
+	f := &failure{Class: diag.ClassOr(err, diag.ClassRun), Summary: err.Error()}
+	var d *diag.Diagnostic
+	if errors.As(err, &d) {
+		f.Hint = d.Hint
+	}
+	return f
+}
+
+// remote is an engine in a process of its own: the libraries print to standard output, and crash on binaries that are
+// not for them.
+type remote struct {
+	v    versions
+	c    *exec.Cmd
+	to   *os.File // requests
+	from *os.File // replies
+	enc  *gob.Encoder
+	dec  *gob.Decoder
+	said *tail
+
+	dead error // why the process is gone
+}
+
+// startLimit is how long a process may take until its libraries are loaded.
+const startLimit = 2 * time.Minute
+
+// openRemote starts the process.
+func openRemote(ort string, q ortapi.QNN) (*remote, error) {
+	if os.Getenv(workerEnv) != "" {
+		return nil, diag.New(diag.ClassInternal, "this process was itself started for the emulator, and does not start another")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
+	}
+	theirIn, to, err := os.Pipe()
+	if err != nil {
+		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
+	}
+	defer theirIn.Close()
+	from, theirOut, err := os.Pipe()
+	if err != nil {
+		to.Close()
+		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
+	}
+	defer theirOut.Close()
+	r := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
+	r.c.ExtraFiles = []*os.File{theirIn, theirOut}
+	r.c.Env = append(os.Environ(), workerEnv+"=1")
+	r.c.Stdout, r.c.Stderr = r.said, r.said
+	r.c.WaitDelay = time.Second
+	apart(r.c)
+	if err := r.c.Start(); err != nil {
+		to.Close()
+		from.Close()
+		return nil, diag.New(diag.ClassRun, "start the process of the emulator: %w", err)
+	}
+	late := time.AfterFunc(startLimit, func() { _ = r.c.Process.Kill() })
+	a, err := r.ask(request{Open: &opening{ort, q}})
+	if !late.Stop() && err != nil {
+		err = diag.New(diag.ClassUnavailable, "loading the libraries took more than %v", startLimit)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	r.v = a.Versions
+	return r, nil
+}
+
+// ask sends a request and waits for the answer. A process that does not answer is gone for good.
+func (r *remote) ask(q request) (*reply, error) {
+	if r.dead != nil {
+		return nil, r.dead
+	}
+	sent := make(chan error, 1) // not waited for first: a process that refuses early does not read the rest
+	go func() { sent <- r.enc.Encode(q) }()
+	a := &reply{}
+	if err := r.dec.Decode(a); err != nil {
+		return nil, r.died(err)
+	}
+	if err := <-sent; err != nil {
+		return nil, r.died(err)
+	}
+	if a.Failed != nil {
+		return nil, a.Failed
+	}
+	return a, nil
+}
+
+// died is the error for a process that ended without an answer, now and later.
+func (r *remote) died(cause error) error {
+	_ = r.c.Process.Kill() // where it lives, and says what nobody understands
+	err := r.c.Wait()
+	how := "ended without an answer"
+	if err != nil {
+		how = err.Error()
+	}
+	if !errors.Is(cause, io.EOF) && !errors.Is(cause, io.ErrUnexpectedEOF) && !errors.Is(cause, os.ErrClosed) && !errors.Is(cause, errPipe) {
+		how += ", " + cause.Error()
+	}
+	if said := r.said.String(); said != "" {
+		how += ": " + said
+	}
+	r.dead = diag.New(diag.ClassRun, "the process with the library %q crashed: %s", r.v.QNN.Backend, how).
+		WithHint("nothing of it was used; hetc drivers shows the libraries")
+	return r.dead
+}
+
+func (r *remote) about() versions { return r.v }
+
+func (r *remote) compatible(token string) (ortapi.Compatibility, error) {
+	a, err := r.ask(request{Compatible: &token})
+	if err != nil {
+		return 0, err
+	}
+	return a.Compatible, nil
+}
+
+func (r *remote) load(p program) (int, error) {
+	a, err := r.ask(request{Load: &p})
+	if err != nil {
+		return 0, err
+	}
+	return a.ID, nil
+}
+
+func (r *remote) run(id int, in, out [][]byte) error {
+	a, err := r.ask(request{Run: &call{id, in}})
+	if err != nil {
+		return err
+	}
+	if len(a.Out) != len(out) {
+		return fmt.Errorf("the process answered %d outputs, want %d", len(a.Out), len(out))
+	}
+	for i := range out {
+		if len(a.Out[i]) != len(out[i]) {
+			return fmt.Errorf("the process answered %d bytes of output %d, want %d", len(a.Out[i]), i, len(out[i]))
+		}
+		copy(out[i], a.Out[i])
+	}
+	return nil
+}
+
+func (r *remote) unload(id int) error {
+	if r.dead != nil {
+		return nil
+	}
+	_, err := r.ask(request{Unload: id})
+	return err
+}
+
+// close ends the process; there is nothing in it that is still wanted.
+func (r *remote) close() error {
+	err := errors.Join(r.to.Close(), r.from.Close())
+	if r.dead == nil {
+		_ = r.c.Process.Kill()
+		_ = r.c.Wait()
+		r.dead = errors.New("the process is closed")
+	}
+	return err
+}
+
+// tail keeps the beginning of what a process says, and passes none of it on.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 4000 // bytes
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p[:min(len(p), most-len(t.b))]...)
+	return len(p), nil
+}
+
+// String is the beginning on one line: of a crash the reason, without the stacks that follow.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := string(t.b)
+	if i := strings.Index(text, "\n\n"); i > 0 && (strings.Contains(text[:i], "fatal error") || strings.Contains(text[:i], "SIG")) {
+		text = text[:i]
+	}
+	const longest = 600
+	s := strings.Join(strings.Fields(text), " ")
+	if len(s) > longest {
+		s = s[:longest] + "..."
+	}
+	return s
+}
+
+// Worker reports whether a process with these arguments, after its name, is one that this driver started: all it does is
+// Work.
+func Worker(args []string) bool {
+	return len(args) == 1 && args[0] == workerArg && os.Getenv(workerEnv) != ""
+}
+
+// Work is the whole of that process: it answers requests until whoever asks is gone.
+func Work() error {
+	in, out := os.NewFile(3, "requests"), os.NewFile(4, "replies")
+	if in == nil || out == nil {
+		return errors.New("the process has no pipes to whoever started it")
+	}
+	requests := make(chan request)
+	go func() {
+		for d := gob.NewDecoder(in); ; {
+			var q request
+			if err := d.Decode(&q); err != nil {
+				os.Exit(0) // also while a library computes: nobody waits for it
+			}
+			requests <- q
+		}
+	}()
+	enc := gob.NewEncoder(out)
+	var e *local
+	for q := range requests {
+		var a reply
+		if err := answer(&e, &q, &a); err != nil {
+			a = reply{Failed: failed(err)}
+		}
+		if err := enc.Encode(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func answer(e **local, q *request, a *reply) (err error) {
+	if q.Open != nil {
+		if *e == nil {
+			*e, err = openLocal(q.Open.ORT, q.Open.QNN)
+		}
+		if err == nil {
+			a.Versions = (*e).v
+		}
+		return err
+	}
+	l := *e
+	switch {
+	case l == nil:
+		return errors.New("no library is open")
+	case q.Compatible != nil:
+		a.Compatible, err = l.compatible(*q.Compatible)
+	case q.Load != nil:
+		a.ID, err = l.load(*q.Load)
+	case q.Run != nil:
+		s := l.sessions[q.Run.ID]
+		if s == nil {
+			return errors.New("no such program")
+		}
+		for _, r := range s.out {
+			a.Out = append(a.Out, make([]byte, len(r.Bytes())))
+		}
+		err = l.run(q.Run.ID, q.Run.In, a.Out)
+	default:
+		err = l.unload(q.Unload)
+	}
+	return err
+}
