@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,7 +25,9 @@ import (
 type Content struct {
 	plan      *planir.Plan
 	model     *models.Model
-	artifacts map[string]driver.Artifact
+	artifacts map[string]artifact // by the names of their blobs
+	scratch   string              // directory of those that hold weights, "" for none
+	facts     []*groupFacts       // of what was baked
 	blobs     map[string]planir.WeightBlob
 
 	mu     sync.Mutex
@@ -45,30 +48,82 @@ func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers 
 // NewCalibrated compiles the plan's graphs. The plan's program must belong to the model (planir/check), and cal be
 // the calibration that the plan was made with, nil for none: its folds and its activations decide what is packed.
 func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, compilers []driver.Compiler) (*Content, error) {
+	c, err := newContent(p, m, cal)
+	if err != nil {
+		return nil, err
+	}
+	err = c.compile(ctx, compilers)
+	if err == nil {
+		_, err = c.bake(ctx, &bakery{compilers: compilers})
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// newContent is a content without artifacts.
+func newContent(p *planir.Plan, m *models.Model, cal *calibration.Calibration) (*Content, error) {
 	if err := checkCalibration(p, cal); err != nil {
 		return nil, err
 	}
 	c := &Content{
-		plan: p, model: m, artifacts: map[string]driver.Artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{},
+		plan: p, model: m, artifacts: map[string]artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{},
 		cal: cal, graph: m.Graph(), important: map[place]*pack.Importance{},
 	}
 	for _, b := range p.Program.WeightBlobs() {
 		c.blobs[b.Name] = b
 	}
-	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		proc := p.Proc(g.Proc)
-		k := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
-		if k < 0 {
-			return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build", g.Name, proc.Driver)
-		}
-		a, err := compilers[k].Compile(ctx, g.Graph, nil, driver.Target{Proc: proc.Name, Options: proc.Options})
-		if err != nil {
-			return nil, fmt.Errorf("compile graph %q for %q: %w", g.Name, g.Proc, err)
-		}
-		c.artifacts[g.Artifact] = a
-	}
 	return c, nil
+}
+
+// compile makes the artifacts that hold no weights.
+func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) error {
+	for i := range c.plan.Program.Graphs {
+		g := &c.plan.Program.Graphs[i]
+		proc := c.plan.Proc(g.Proc)
+		if proc.Bakes {
+			continue
+		}
+		k, err := compilerFor(proc, g.Name, compilers)
+		if err != nil {
+			return err
+		}
+		a, err := k.Compile(ctx, g.Graph, nil, driver.Target{Proc: proc.Name, Options: proc.Options})
+		if err != nil {
+			return fmt.Errorf("compile graph %q for %q: %w", g.Name, g.Proc, err)
+		}
+		c.artifacts[g.Artifact] = artifact{proc: g.Proc, code: a.Code, bytes: int64(len(a.Code))}
+	}
+	return nil
+}
+
+func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (driver.Compiler, error) {
+	k := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
+	if k < 0 {
+		return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build", graph, proc.Driver)
+	}
+	return compilers[k], nil
+}
+
+// artifact is a blob that a compiler made: in memory, or in a file of the scratch directory.
+type artifact struct {
+	proc  string
+	code  []byte
+	file  string
+	bytes int64
+}
+
+// read returns the bytes.
+func (a artifact) read() ([]byte, error) {
+	if a.file == "" {
+		return a.code, nil
+	}
+	b, err := os.ReadFile(a.file)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "read back what was compiled: %w", err)
+	}
+	return b, nil
 }
 
 // ShareWith makes c take packed weights from o where both pack the same; o is closed after c.
@@ -80,7 +135,7 @@ func (c *Content) Blob(name string) ([]byte, error) {
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "plan content: unknown artifact %q", name)
 	}
-	return a.Code, nil
+	return a.read()
 }
 
 // Range returns the packed weight that lies there in a weights blob, in memory and 64-byte aligned. It
@@ -148,7 +203,7 @@ func (c *Content) weight(pl planir.Placement) *planir.Weight {
 	return &c.plan.Program.Weights[i]
 }
 
-// Close releases packed weights held in memory.
+// Close releases packed weights held in memory, and what was compiled with weights.
 func (c *Content) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,6 +212,12 @@ func (c *Content) Close() error {
 		err = errors.Join(err, r.Close())
 	}
 	clear(c.loaded)
+	if c.scratch != "" {
+		if e := os.RemoveAll(c.scratch); e != nil {
+			err = errors.Join(err, diag.New(diag.ClassIO, "remove what was compiled: %w", e))
+		}
+		c.scratch = ""
+	}
 	return err
 }
 

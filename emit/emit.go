@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,6 +28,12 @@ type Options struct {
 	Compilers   []driver.Compiler
 	Signers     []bundle.Signer // at least one
 
+	Target        *Target       // rewrites the plan for what executes it; nil: the plan's own processors do
+	AllowFallback bool          // what the target does not execute, or its compiler refuses, goes to the control processor
+	Oracle        driver.Driver // computes what samples of baked graphs are compared with, in float32; nil: none is made
+	Watch         func(Event)   // told about what is baked, by several goroutines; nil: nobody
+	TwinReport    *Report       // of the twin, whose digests the report repeats; nil: those of graphs that were tried alone
+
 	Reference bool              // add a reference program with its own weights, for hetrun --check
 	Files     map[string][]byte // further blobs by role name: "tokenizer", "config"
 
@@ -45,25 +52,50 @@ const (
 	PlanBlob      = "plan"
 	TokenizerBlob = "tokenizer"
 	ConfigBlob    = "config"
+	ReportBlob    = "npu-report"
 	Reference     = "reference/" // prefix of the reference program's blobs
 )
 
 // Emit writes the bundle to path, atomically, and returns its identity.
-func Emit(ctx context.Context, path string, o Options) (bundle.Digest, error) {
+func Emit(ctx context.Context, path string, o Options) (id bundle.Digest, err error) {
 	if !o.Model.HasWeights() {
 		return bundle.Digest{}, diag.New(diag.ClassInput, "emit: model %q has shapes only", o.Model.Name).
 			WithHint("give the directory of a model with weights, or make random ones with hetc models synth")
 	}
-	sources, err := contentSources(ctx, "", bundle.RoleWeights, o.Plan, o)
+	c, report, err := o.content(ctx)
 	if err != nil {
 		return bundle.Digest{}, err
 	}
+	defer func() {
+		if e := c.Close(); e != nil && err == nil {
+			err = e
+		}
+	}()
+	p := c.plan
+	sources, err := c.sources(ctx, "", bundle.RoleWeights)
+	if err != nil {
+		return bundle.Digest{}, err
+	}
+	var components []bundle.Component
+	if report != nil {
+		text, err := report.encode()
+		if err != nil {
+			return bundle.Digest{}, err
+		}
+		sources = append(sources, blob(ReportBlob, bundle.RoleReport, "application/vnd.hetc.npu-report.v1+json", text))
+		components = report.components()
+	}
 	if o.Reference {
-		ref, err := referencePlan(o.Plan, o.Model)
+		ref, err := referencePlan(p, o.Model)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
-		s, err := contentSources(ctx, Reference, bundle.RoleReference, ref, o)
+		rc, err := NewCalibrated(ctx, ref, o.Model, o.Calibration, o.Compilers)
+		if err != nil {
+			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
+		}
+		defer rc.Close() // it holds nothing that needs closing
+		s, err := rc.sources(ctx, Reference, bundle.RoleReference)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
@@ -73,16 +105,16 @@ func Emit(ctx context.Context, path string, o Options) (bundle.Digest, error) {
 		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
 	}
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
-	soc := o.Plan.SoC.Name
-	if o.Plan.SoC.Fingerprint != "" {
-		soc = o.Plan.SoC.Fingerprint
+	soc := p.SoC.Name
+	if p.SoC.Fingerprint != "" {
+		soc = p.SoC.Fingerprint
 	}
 	m := bundle.Manifest{
 		Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion, KeyringGeneration: o.Generation,
 		IssuedAt: o.IssuedAt, NotAfter: o.NotAfter,
 		Toolchain:  bundle.Toolchain{Hetc: o.Toolchain, Plan: planir.Schema},
 		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
-		Target:     bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch},
+		Target:     bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch, Components: components},
 		Entrypoint: PlanBlob,
 	}
 	return bundle.Write(ctx, path, m, sources, o.Signers...)
@@ -92,21 +124,26 @@ func blob(name string, role bundle.Role, media string, data []byte) bundle.Sourc
 	return bundle.Source{Name: name, Role: role, Type: media, Bytes: int64(len(data)), Content: bytes.NewReader(data)}
 }
 
-// contentSources lists a plan, its artifacts and its weights as blobs.
-func contentSources(ctx context.Context, prefix string, weights bundle.Role, p *planir.Plan, o Options) ([]bundle.Source, error) {
-	c, err := NewCalibrated(ctx, p, o.Model, o.Calibration, o.Compilers)
-	if err != nil {
-		return nil, err
-	}
+// sources lists a plan, its artifacts and its weights as blobs.
+func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Role) ([]bundle.Source, error) {
+	p := c.plan
 	code, err := planir.Encode(p)
 	if err != nil {
 		return nil, err
 	}
 	out := []bundle.Source{blob(prefix+PlanBlob, bundle.RolePlan, "application/vnd.hetc.plan.v1+json", code)}
-	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		a := c.artifacts[g.Artifact]
-		out = append(out, blob(prefix+g.Artifact, roleOf(p.Proc(g.Proc)), "application/octet-stream", a.Code))
+	for _, name := range slices.Sorted(maps.Keys(c.artifacts)) {
+		a := c.artifacts[name]
+		out = append(out, bundle.Source{
+			Name: prefix + name, Role: roleOf(p.Proc(a.proc)), Type: "application/octet-stream", Bytes: a.bytes,
+			Write: func(dst io.Writer) error {
+				code, err := a.read()
+				if err == nil {
+					_, err = dst.Write(code)
+				}
+				return err
+			},
+		})
 	}
 	for _, w := range p.Program.WeightBlobs() {
 		out = append(out, bundle.Source{

@@ -1,0 +1,242 @@
+package emit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+)
+
+// ReportSchema identifies the format of a report.
+const ReportSchema = "hetc.npu-report/1"
+
+// Report says what is known of the graphs that hold their weights: what the compilers said, what was tried, and what was
+// not. It holds no times.
+type Report struct {
+	Schema    string           `json:"schema"`
+	Target    *planir.Target   `json:"target,omitempty"` // of the plan, with what fell back; nil: the plan's own processors
+	Compilers []ReportCompiler `json:"compilers"`        // by processor, ascending
+	Graphs    []ReportGraph    `json:"graphs"`           // by blob, ascending
+	Binaries  []ReportItem     `json:"binaries,omitempty"`
+	Bounds    string           `json:"bounds"`      // what the errors are of, and where their bounds come from
+	Unchecked []string         `json:"not_checked"` // what nobody has tried
+}
+
+// ReportCompiler is what compiled for a processor.
+type ReportCompiler struct {
+	Proc    string            `json:"proc"`
+	Driver  string            `json:"driver"`
+	Version string            `json:"version"`
+	Token   string            `json:"token"`             // the vendor's compatibility string
+	Options map[string]string `json:"options,omitempty"` // of the target
+}
+
+// ReportItem is a blob of the bundle.
+type ReportItem struct {
+	Blob   string `json:"blob"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+// ReportGraph is one compiled graph.
+type ReportGraph struct {
+	ReportItem
+	Name   string           `json:"name"` // in the plan
+	Proc   string           `json:"proc"`
+	Layer  int              `json:"layer"` // -1: none
+	Ops    []string         `json:"ops"`   // as records name them, shapes and schemes with them
+	Rows   int              `json:"rows"`
+	Binary string           `json:"binary,omitempty"` // the blob that it refers to
+	Facts  map[string]int64 `json:"facts,omitempty"`  // what the compiler reported: spill_bytes, vtcm_bytes, nodes, ...
+	// Twin is the SHA-256 of the graph in the bundle for the emulator, "" where nobody compiled that.
+	Twin string `json:"twin,omitempty"`
+	// Tried is the blob whose sample was executed for all graphs of the same operators, shapes and schemes; Errors are of
+	// this one.
+	Tried  string        `json:"tried,omitempty"`
+	Errors *ReportErrors `json:"errors,omitempty"`
+}
+
+// ReportErrors are relative errors of the compiled graph, as the emulator executed it, and their bounds.
+type ReportErrors struct {
+	Float32       float64 `json:"float32"` // against float32 on the values of the packed weights
+	Float32Bound  float64 `json:"float32_bound"`
+	Portable      float64 `json:"portable"` // against the uncompiled model in another engine
+	PortableBound float64 `json:"portable_bound"`
+}
+
+const boundsText = "relative errors in the Euclidean norm, of pseudo-random inputs within the calibrated ranges; bounds are three times what the emulator of the oldest target differed by on single products, times their number"
+
+// report describes what was baked, nil if nothing was.
+func (c *Content) report(o *Options) (*Report, error) {
+	if len(c.facts) == 0 {
+		return nil, nil
+	}
+	r := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(o)}
+	twins := map[string]string{}
+	if t := o.TwinReport; t != nil {
+		var err error
+		if twins, err = t.twins(c.plan); err != nil {
+			return nil, err
+		}
+	}
+	for _, f := range c.facts {
+		if f == nil {
+			continue
+		}
+		if err := r.compiler(c, o, f); err != nil {
+			return nil, err
+		}
+		binary := ""
+		if f.shared != nil {
+			binary = f.shared.name
+			r.Binaries = append(r.Binaries, ReportItem{f.shared.name, f.shared.bytes, f.shared.sha256})
+		}
+		for i := range f.graphs {
+			g := &f.graphs[i]
+			x := ReportGraph{
+				ReportItem: ReportItem{g.name, g.bytes, g.sha256}, Name: g.graph.Name, Proc: g.graph.Proc, Layer: f.baking.Layer, Rows: g.graph.Graph.Rows(),
+				Binary: binary, Facts: g.facts, Twin: g.twin, Tried: g.tried,
+			}
+			if t := twins[g.name]; t != "" {
+				if x.Twin != "" && x.Twin != t {
+					return nil, diag.New(diag.ClassInput, "report: the twin of %q that was compiled now has digest %.12s, and in the bundle given %.12s", g.name, x.Twin, t).
+						WithHint("make the twin again with the same plan, model and libraries")
+				}
+				x.Twin = t
+			}
+			for _, n := range g.graph.Graph.Nodes {
+				x.Ops = append(x.Ops, n.Op.Key())
+			}
+			if t := g.trial; t != nil {
+				x.Errors = &ReportErrors{round3(t.float), t.bound.float, round3(t.portable), t.bound.portable}
+			}
+			r.Graphs = append(r.Graphs, x)
+		}
+	}
+	slices.SortFunc(r.Graphs, func(a, b ReportGraph) int { return strings.Compare(a.Blob, b.Blob) })
+	slices.SortFunc(r.Binaries, func(a, b ReportItem) int { return strings.Compare(a.Blob, b.Blob) })
+	return r, nil
+}
+
+// round3 leaves three digits: what others of a float64 say depends on the order of sums.
+func round3(x float64) float64 {
+	var y float64
+	if _, err := fmt.Sscan(fmt.Sprintf("%.2e", x), &y); err != nil {
+		return x
+	}
+	return y
+}
+
+func (r *Report) compiler(c *Content, o *Options, f *groupFacts) error {
+	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == f.baking.Proc })
+	if i >= 0 {
+		if x := r.Compilers[i]; x.Token != f.token || x.Version != f.compiler {
+			return diag.New(diag.ClassRun, "report: graphs of processor %q were compiled by %q with token %q and by %q with token %q", x.Proc, x.Version, x.Token, f.compiler, f.token).
+				WithHint("the compiler changed while it was used, or its cache holds what another one made: emit again with an empty cache")
+		}
+		return nil
+	}
+	q := c.plan.Proc(f.baking.Proc)
+	b := bakery{target: o.Target}
+	r.Compilers = append(r.Compilers, ReportCompiler{Proc: q.Name, Driver: q.Driver, Version: f.compiler, Token: f.token, Options: b.options(q).Options})
+	slices.SortFunc(r.Compilers, func(a, b ReportCompiler) int { return strings.Compare(a.Proc, b.Proc) })
+	return nil
+}
+
+// unchecked lists what nobody has tried.
+func (c *Content) unchecked(o *Options) []string {
+	var out []string
+	switch {
+	case o.Target != nil && o.Target.Emulator:
+		out = append(out, "this is a twin for the vendor's emulator: it says how the device should compute, and nothing of its time")
+	default:
+		out = append(out, "never loaded on a device")
+		if slices.ContainsFunc(c.facts, func(f *groupFacts) bool { return f != nil && f.shared != nil }) {
+			out = append(out, "binaries that several graphs share: the emulator does not load them; what it executed is each graph compiled by itself, its twin")
+		}
+	}
+	if o.Oracle == nil {
+		return append(out, "no graph was executed")
+	}
+	return append(out, "graphs of operators, shapes and schemes of which another was executed, by themselves")
+}
+
+// twins are the digests of the twin's artifacts, which must be of the same graphs.
+func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
+	if r.Target == nil || !r.Target.Emulator {
+		return nil, diag.New(diag.ClassInput, "report: the bundle given as twin is none: it was not made with --for-emulator")
+	}
+	names := map[string]string{}
+	for i := range p.Program.Graphs {
+		g := &p.Program.Graphs[i]
+		names[g.Artifact] = textOf(g)
+	}
+	out := map[string]string{}
+	for _, g := range r.Graphs {
+		base, _, _ := strings.Cut(g.Blob, ".")
+		if names[base] != g.Name+" "+strings.Join(g.Ops, "; ") {
+			return nil, diag.New(diag.ClassInput, "report: graph %q of the twin is %s, and this bundle's is %s", g.Blob, g.Name, names[base]).
+				WithHint("make the twin from the same plan")
+		}
+		out[g.Blob] = g.SHA256
+	}
+	return out, nil
+}
+
+func textOf(g *planir.Graph) string {
+	var ops []string
+	for _, n := range g.Graph.Nodes {
+		ops = append(ops, n.Op.Key())
+	}
+	return g.Name + " " + strings.Join(ops, "; ")
+}
+
+// components are what the bundle's target must have.
+func (r *Report) components() []bundle.Component {
+	var out []bundle.Component
+	for _, c := range r.Compilers {
+		x := bundle.Component{Name: "driver/" + c.Driver, Token: c.Token}
+		if !slices.Contains(out, x) {
+			out = append(out, x)
+		}
+	}
+	slices.SortFunc(out, func(a, b bundle.Component) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// encode is the canonical form.
+func (r *Report) encode() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(r); err != nil {
+		return nil, fmt.Errorf("encode report: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// DecodeReport reads a report in its canonical form. Its text is as the bundle has it.
+func DecodeReport(text []byte) (*Report, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	r := &Report{}
+	if err := d.Decode(r); err != nil {
+		return nil, diag.New(diag.ClassInput, "decode report: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, diag.New(diag.ClassInput, "decode report: data after the document")
+	}
+	if r.Schema != ReportSchema {
+		return nil, diag.New(diag.ClassInput, "decode report: schema %q, want %q", r.Schema, ReportSchema)
+	}
+	if again, err := r.encode(); err != nil || !bytes.Equal(again, text) {
+		return nil, diag.New(diag.ClassInput, "decode report: not in canonical form")
+	}
+	return r, nil
+}
