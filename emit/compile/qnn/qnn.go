@@ -567,6 +567,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*
 	defer cancel()
 	p := exec.CommandContext(limited, tools.program, workerArg)
 	p.Dir = dir
+	p.Env = append(os.Environ(), "TMPDIR="+dir) // libraries leave files there
 	group(p)
 	p.WaitDelay = time.Second
 	var said tail
