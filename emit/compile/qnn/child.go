@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 
@@ -93,6 +94,7 @@ type facts struct {
 
 // Work is the whole of that process. in ends when the parent does; dir is the process's folder.
 func Work(dir string, in io.Reader) error {
+	debug.SetTraceback("none") // of a library that crashes it says nothing
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
 		os.Exit(int(diag.ClassInterrupted))

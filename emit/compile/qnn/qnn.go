@@ -238,7 +238,7 @@ func (b *batch) run(ctx context.Context, jobs []*job, order []int, shared bool) 
 	var at *graphError
 	switch {
 	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
-		b.refuse(order[at.graph], err)
+		b.refuse(order[at.graph], diag.New(diag.ClassOr(err, diag.ClassRun), "for soc_model %d, htp_arch %d: %w", b.to.soc, b.to.arch, err))
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -570,7 +570,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*
 	p.Env = append(os.Environ(), "TMPDIR="+dir) // libraries leave files there
 	group(p)
 	p.WaitDelay = time.Second
-	var said tail
+	var said ends
 	p.Stdout, p.Stderr = &said, &said
 	alive, err := p.StdinPipe() // it ends when we do
 	if err != nil {
@@ -606,26 +606,30 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*
 	return a, nil
 }
 
-// tail keeps the end of what a process says.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
+// ends keeps the beginning and the end of what a process says.
+type ends struct {
+	mu        sync.Mutex
+	head, end []byte
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	const most = 4000 // bytes
+func (t *ends) Write(p []byte) (int, error) {
+	const most = 1500 // bytes of each
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	t.b = t.b[max(0, len(t.b)-most):]
+	n := min(len(p), most-len(t.head))
+	t.head = append(t.head, p[:n]...)
+	t.end = append(t.end, p[n:]...)
+	if cut := len(t.end) - most; cut > 0 {
+		t.end = append([]byte(" ... "), t.end[cut:]...)
+	}
 	return len(p), nil
 }
 
 // text is what was said, on one line, to follow an error.
-func (t *tail) text() string {
+func (t *ends) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := strings.Join(strings.Fields(string(t.b)), " "); s != "" {
+	if s := strings.Join(strings.Fields(string(t.head)+string(t.end)), " "); s != "" {
 		return "; it said: " + s
 	}
 	return ""
