@@ -15,17 +15,12 @@ import (
 
 // Metadata of an artifact.
 const (
-	keyGraph   = "hetc.graph"
-	keyContext = "hetc.context"
-	keyToken   = "ep_compatibility_info." + ortapi.QNNProvider // as the library writes it
+	keyGraph = "hetc.graph"
+	keyToken = "ep_compatibility_info." + ortapi.QNNProvider // as the library writes it
 )
 
-// Where the compiled binary lies, by keyContext.
-const (
-	embedded   = "embedded"
-	shared     = "shared"
-	sharedFile = "context.bin" // the one name by which an artifact may refer to a shared binary
-)
+// sharedFile is the one name by which an artifact may refer to a binary that its group shares.
+const sharedFile = "g0_qnn.bin"
 
 // model is an artifact that was checked: what it says is nothing but one compiled graph and the conversions at its edges.
 type model struct {
@@ -62,13 +57,6 @@ func parse(code []byte) (*model, error) {
 	}
 	if m.token, err = parseToken(text); err != nil {
 		return nil, err
-	}
-	switch text, _ = parsed.Prop(keyContext); text {
-	case embedded:
-	case shared:
-		m.shared = true
-	default:
-		return nil, again("the model does not say where the compiled graph lies: metadata %q is %q, want %q or %q", keyContext, text, embedded, shared)
 	}
 	for _, p := range parsed.Props {
 		if !strings.HasPrefix(p.Key, "hetc.") && p.Key != keyToken {
@@ -187,11 +175,11 @@ func (m *model) nodes(g *onnx.Graph) error {
 	return nil
 }
 
-// context checks the node of the compiled graph: its binary is where the metadata say, and nowhere else.
+// context checks the node of the compiled graph: its binary lies in it, or in the group's file, and nowhere else.
 func (m *model) context(n *onnx.Node) error {
 	whole := map[string]int64{"main_context": 1, "embed_mode": 1, "is_multi_soc_ep_context": 0}
-	if m.shared {
-		whole["embed_mode"] = 0
+	if a, ok := n.Attr("embed_mode"); ok && a.Kind == onnx.KindInt && a.I == 0 {
+		m.shared, whole["embed_mode"] = true, 0
 	}
 	for _, a := range n.Attrs {
 		want, known := whole[a.Name]

@@ -128,7 +128,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		return nil, diag.New(diag.ClassInput, "its binary holds the weights of several graphs, which the emulator cannot load").
 			WithHint("hetc emit --for-emulator writes the bundle with a binary for each graph")
 	case m.shared != (len(a.Shared) > 0):
-		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes", map[bool]string{true: shared, false: embedded}[m.shared], len(a.Shared))
+		return nil, diag.New(diag.ClassInput, "it says that its binary is %s, and got a shared one of %d bytes", map[bool]string{true: "shared", false: "its own"}[m.shared], len(a.Shared))
 	}
 	if !p.caps.Emulated {
 		c, err := p.engine.compatible(m.token.text)

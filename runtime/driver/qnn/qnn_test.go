@@ -44,6 +44,12 @@ func graph(s op.Scheme) op.Graph {
 	return op.Single(op.Op{Kind: op.MatMul, M: rows, K: red, N: cols, Scheme: s}, op.OnnxLayout)
 }
 
+// Where the binary of an artifact lies.
+const (
+	embedded = "embedded"
+	shared   = "shared"
+)
+
 // ramp are values of -1 to 1 without a pattern along rows or columns.
 func ramp(n int) []float32 {
 	x := make([]float32, n)
@@ -87,7 +93,7 @@ func source(s op.Scheme) *onnx.Model {
 }
 
 // artifact makes the library's model hetc's own.
-func artifact(g op.Graph, wrapper []byte, where string) (*onnx.Model, error) {
+func artifact(g op.Graph, wrapper []byte) (*onnx.Model, error) {
 	m, err := onnx.Read(wrapper)
 	if err != nil {
 		return nil, err
@@ -97,7 +103,7 @@ func artifact(g op.Graph, wrapper []byte, where string) (*onnx.Model, error) {
 		return nil, err
 	}
 	m.IR = onnx.IR
-	m.Props = append([]onnx.Prop{{Key: keyGraph, Value: string(text)}, {Key: keyContext, Value: where}}, m.Props...)
+	m.Props = append([]onnx.Prop{{Key: keyGraph, Value: string(text)}}, m.Props...)
 	return m, nil
 }
 
@@ -145,7 +151,7 @@ func build(t testing.TB, s op.Scheme, where string) (model, binary []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := artifact(graph(s), wrapper, where)
+	m, err := artifact(graph(s), wrapper)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +381,6 @@ func TestLoadRefuses(t *testing.T) {
 	refused("newer library", own(prop(keyToken, "v2:6:2.99.0:5.99.0:75:57:8:0")), nil, "version 5.99.0 of the HTP's interface (SDK 2.99.0), the library here has 5.")
 	refused("other interface", own(prop(keyToken, "v2:6:2.51.0:6.0.0:75:57:8:0")), nil, "version 6.0.0")
 	refused("other backend", own(prop(keyToken, "v2:4:2.51.0:5.51.0:75:57:8:0")), nil, "of backend 4, want 6")
-	refused("shared", own(prop(keyContext, shared)), nil, "embed_mode 1, want 0")
 	refused("file beside", driver.Artifact{Driver: Name, Code: code, Shared: []byte{1}}, nil, "got a shared one of 1 bytes")
 	sharedCode, binary := build(t, op.A16SQ8C, shared)
 	refused("shared for the emulator", driver.Artifact{Driver: Name, Code: sharedCode, Shared: binary}, nil, "which the emulator cannot load")
