@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	compile "github.com/hetc/hetc/emit/compile/qnn"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/onnx"
@@ -25,6 +26,13 @@ import (
 func TestMain(m *testing.M) {
 	if Worker(os.Args[1:]) {
 		if err := Work(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if compile.Worker(os.Args[1:]) {
+		if err := compile.Work(".", os.Stdin); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -403,5 +411,112 @@ func TestLoadRefuses(t *testing.T) {
 	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// device is an engine that keeps what it is asked to load: there is no NPU here.
+type device struct {
+	files, codes []string
+	binaries     [][]byte
+	answer       ortapi.Compatibility
+	failure      error
+	closed       bool
+}
+
+func (*device) about() versions {
+	return versions{Backend: ortapi.QNNBackend{API: ortapi.QNNVersion{Major: 5, Minor: 51}}}
+}
+func (d *device) compatible(string) (ortapi.Compatibility, error) { return d.answer, nil }
+func (d *device) load(p program) (int, error) {
+	if d.failure != nil {
+		return 0, d.failure
+	}
+	model, binary := []byte(nil), []byte(nil)
+	var err error
+	if p.File != "" {
+		if model, err = os.ReadFile(p.File); err == nil {
+			binary, err = os.ReadFile(filepath.Join(filepath.Dir(p.File), sharedFile))
+		}
+	}
+	d.files, d.codes, d.binaries = append(d.files, p.File), append(d.codes, string(model)), append(d.binaries, binary)
+	return len(d.files), err
+}
+func (d *device) run(int, [][]byte, [][]byte) error { return nil }
+func (d *device) unload(int) error                  { return nil }
+func (d *device) close() error                      { d.closed = true; return nil }
+
+// loadsAsDevice loads artifacts of one binary on a processor that is a device in all but its engine.
+func loadsAsDevice(t *testing.T, a, b driver.Artifact) {
+	t.Helper()
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	d := &device{}
+	p := &processor{selected: htp, soc: 57, arch: 75, caps: capabilities(false), engine: d, loaded: map[*executable]bool{}, files: map[[32]byte]*staged{}}
+	left := func() int {
+		list, err := os.ReadDir(tmp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	var loaded []driver.Executable
+	for _, x := range []driver.Artifact{a, b, a} {
+		e, err := p.Load(t.Context(), x, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		loaded = append(loaded, e)
+	}
+	for i, x := range []driver.Artifact{a, b, a} {
+		if d.codes[i] != string(x.Code) || string(d.binaries[i]) != string(x.Shared) || filepath.Dir(d.files[i]) != filepath.Dir(d.files[0]) {
+			t.Errorf("program %d: model of %d bytes, binary of %d in %q", i, len(d.codes[i]), len(d.binaries[i]), d.files[i])
+		}
+	}
+	if st, err := os.Stat(filepath.Dir(d.files[0])); err != nil || st.Mode().Perm() != 0o700 || left() != 1 {
+		t.Errorf("folder %v, %v, %d folders", st, err, left())
+	}
+	for i, e := range loaded {
+		if left() != 1 {
+			t.Errorf("%d folders with %d programs", left(), len(loaded)-i)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if left() != 0 {
+		t.Errorf("%d folders are left", left())
+	}
+	refused := func(change func(*driver.Artifact), want string) {
+		t.Helper()
+		x := a
+		change(&x)
+		if _, err := p.Load(t.Context(), x, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if left() != 0 {
+			t.Errorf("%d folders are left after %q", left(), want)
+		}
+	}
+	refused(func(x *driver.Artifact) { x.Shared = nil }, "says that its binary is shared, and got a shared one of 0 bytes")
+	d.answer = ortapi.Unsupported
+	refused(func(*driver.Artifact) {}, "compiled for SoC 57 (SM8650, Snapdragon 8 Gen 3) with SDK 2.")
+	d.answer = ortapi.Optimal
+	d.failure = errors.New("the device says no")
+	refused(func(*driver.Artifact) {}, "the device says no")
+	d.failure = nil
+	t.Setenv("TMPDIR", filepath.Join(tmp, "gone"))
+	if _, err := p.Load(t.Context(), a, nil); err == nil || !strings.Contains(err.Error(), "no place for the shared binary") || diag.ClassOf(err) != diag.ClassIO {
+		t.Errorf("without a folder: %v", err)
+	}
+	t.Setenv("TMPDIR", tmp)
+	if _, err := p.Load(t.Context(), a, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil || !d.closed || left() != 0 {
+		t.Errorf("close: %v, %v, %d folders", err, d.closed, left())
+	}
+	e := open(t, target)
+	if _, err := e.Load(t.Context(), a, nil); err == nil || !strings.Contains(err.Error(), "which the emulator cannot load") {
+		t.Errorf("on the emulator: %v", err)
 	}
 }

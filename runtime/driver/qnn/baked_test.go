@@ -1,0 +1,110 @@
+package qnn
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	compile "github.com/hetc/hetc/emit/compile/qnn"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/require"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+var target = map[string]string{"soc_model": "57", "htp_arch": "75", "vtcm_mb": "8"}
+
+// piece is a product of hetc's compiler, with random-looking weights, and a sample.
+func piece(t testing.TB, s op.Scheme, m int) driver.Piece {
+	t.Helper()
+	g := op.Single(op.Op{Kind: op.MatMul, M: m, K: red, N: cols, Scheme: s}, op.OnnxLayout)
+	p := driver.Piece{Name: "product", Graph: g, Sample: [][]byte{slices.Clone(mem.Bytes(ramp(m * red)))}}
+	for _, spec := range g.Weights {
+		v := ramp(spec.K * spec.N)
+		if spec.K == 2 { // steps
+			for i := range v {
+				v[i] = step
+			}
+		}
+		size, err := pack.Bytes(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := mem.Alloc(int(size), driver.Align)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Close() })
+		src, err := pack.Floats(v, spec.K, spec.N)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pack.Pack(r.Bytes(), spec, src); err != nil {
+			t.Fatal(err)
+		}
+		p.Weights = append(p.Weights, driver.Packed{Spec: spec, Bytes: r.Bytes()})
+	}
+	return p
+}
+
+// What hetc's compiler makes is what this driver loads, and the results are the bits that the compiler saw.
+func TestBaked(t *testing.T) {
+	if _, err := ortapi.FindQNN(""); err != nil {
+		require.Skip(t, "qnn", err)
+	}
+	c := compile.New(compile.Options{})
+	for _, s := range schemes {
+		if s == op.A8SQ8C {
+			continue // its rows arrive quantised
+		}
+		one := piece(t, s, rows)
+		baked, err := c.Bake(t.Context(), []driver.Piece{one}, driver.Target{Proc: "npu", Options: target, Emulator: true})
+		if err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		p := open(t, target)
+		if err := p.Attach(); err != nil {
+			t.Fatal(err)
+		}
+		e, err := p.Load(t.Context(), baked.Artifacts[0].Artifact, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		x, y, b := operands(t, p)
+		copy(x, ramp(rows*red))
+		if _, err := p.Run(e, b); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		if !bytes.Equal(mem.Bytes(y), baked.Artifacts[0].Emulated[0]) {
+			t.Errorf("%s: the results differ from those of the compiler's emulator", s)
+		}
+		if err := errors.Join(e.Close(), p.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A device's artifacts share their binary: the emulator refuses them, and what a device would load is put together in a
+// folder of its own, which goes with the last of them.
+func TestShared(t *testing.T) {
+	if _, err := ortapi.FindQNN(""); err != nil {
+		require.Skip(t, "qnn", err)
+	}
+	group := []driver.Piece{piece(t, op.A16SQ8C, 8), piece(t, op.A16SQ8C, 16)}
+	for i := range group {
+		group[i].Sample = nil
+	}
+	baked, err := compile.New(compile.Options{}).Bake(t.Context(), group, driver.Target{Proc: "npu", Options: target})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(baked.Shared) == 0 {
+		t.Fatal("no shared binary")
+	}
+	a, b := baked.Artifacts[0].Artifact, baked.Artifacts[1].Artifact
+	a.Shared, b.Shared = baked.Shared, baked.Shared
+	loadsAsDevice(t, a, b)
+}
