@@ -164,7 +164,7 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 				}
 			}
 		case op.QuantRows:
-			s := float32(top(x) / 127)
+			s := coarse(top(x) / 127)
 			put(n.W[0], []float32{s})
 			for i, v := range x {
 				y[i] = math.RoundToEven(v / float64(s))
@@ -184,7 +184,7 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 			for i := range o.M {
 				for k := range o.K {
 					for c := range o.N {
-						y[i*o.N+c] += x[i*o.K+k] * float64(w[k*o.N+c])
+						y[i*o.N+c] += float64(x[i*o.K+k] * float64(w[k*o.N+c]))
 					}
 				}
 			}
@@ -203,7 +203,7 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 			if o.Scheme.Grid() {
 				steps := make([]float32, 2*o.N)
 				for c := range o.N {
-					steps[c], steps[o.N+c] = float32(2*top(x)/op.GridMax), float32(2*top(y)/op.GridMax)
+					steps[c], steps[o.N+c] = coarse(2*top(x)/op.GridMax), coarse(2*top(y)/op.GridMax)
 				}
 				put(n.W[len(n.W)-1], steps)
 			}
@@ -242,6 +242,12 @@ func build(t testing.TB, g op.Graph, seed uint64) piece {
 		p.want[n.Out[0]] = y
 	}
 	return p
+}
+
+// coarse is the next larger number of 6 bits, so that the last bits of a machine's arithmetic do not matter.
+func coarse(v float64) float32 {
+	f, e := math.Frexp(v)
+	return float32(math.Ldexp(math.Ceil(f*64)/64, e))
 }
 
 func act(name string, x float64) float64 {
@@ -444,5 +450,49 @@ func TestShared(t *testing.T) {
 		if !reflect.DeepEqual(x.Emulated, unshared.Artifacts[i].Emulated) {
 			t.Errorf("%s: the twin's results differ", group[i].Name)
 		}
+	}
+}
+
+// The compiler's memory outside the NPU does not grow with rows: 250 rows spill, 256 do not.
+func TestSpill(t *testing.T) {
+	libraries(t)
+	g := func(m int) op.Graph {
+		return single(op.Op{Kind: op.MatMul, M: m, K: 2048, N: 2048, Scheme: op.A16SQ8C})
+	}
+	small := g(1)
+	w := make(driver.Weights, len(small.Weights))
+	for j, s := range small.Weights {
+		n, err := pack.Bytes(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w[j] = driver.Packed{Spec: s, Bytes: make([]byte, n)}
+	}
+	for i := range 2048 * 2048 {
+		w[0].Bytes[i] = byte(i % 251)
+	}
+	_, at, _, err := pack.OnnxParts(small.Weights[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(w[0].Bytes[at:], bytesOf(slices.Repeat([]float32{0.001}, 2048)))
+	copy(w[1].Bytes, bytesOf(slices.Repeat([]float32{0.001}, 4096)))
+	var group []driver.Piece
+	rows := []int{1, 250, 256, 257}
+	for _, m := range rows {
+		group = append(group, driver.Piece{Name: fmt.Sprint(m), Graph: g(m), Weights: w})
+	}
+	b, err := New(Options{}).Bake(t.Context(), group, gen3(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range rows {
+		spill := b.Artifacts[i].Facts["spill_bytes"]
+		if (spill > 1<<20) != (m == 250 || m == 257) {
+			t.Errorf("%d rows spill %d bytes", m, spill)
+		}
+	}
+	if n := len(b.Shared); n > 2048*2048*115/100 {
+		t.Errorf("%d graphs share a binary of %d bytes", len(rows), n)
 	}
 }
