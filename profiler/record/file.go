@@ -3,6 +3,7 @@ package record
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -113,8 +114,8 @@ func parse(name string, line int, text []byte) (*decode.Document, error) {
 	return decode.ParseJSON(name, line, text)
 }
 
-func (s *Set) readMeasurement(name string, line int, text []byte) error {
-	d, err := parse(name, line, text)
+func (s *Set) readMeasurement(name string, number int, text []byte) error {
+	d, err := parse(name, number, text)
 	if err != nil {
 		return err
 	}
@@ -126,19 +127,32 @@ func (s *Set) readMeasurement(name string, line int, text []byte) error {
 		if err := s.Header.Compatible(&h); err != nil {
 			var e *diag.Diagnostic
 			if errors.As(err, &e) {
-				return e.At("%s:%d", name, line)
+				return e.At("%s:%d", name, number)
 			}
 			return err
 		}
-		return diag.New(diag.ClassInput, "second header line").WithCode("record.syntax").At("%s:%d", name, line).
+		return diag.New(diag.ClassInput, "second header line").WithCode("record.syntax").At("%s:%d", name, number).
 			WithHint("records of one machine are merged by naming both files, not by joining them")
+	}
+	var line struct {
+		Kind Kind `json:"kind"`
+	}
+	if json.Unmarshal(text, &line) == nil && line.Kind == CompilerFacts {
+		var f Facts
+		if err := d.Into("", &f); err != nil {
+			return err
+		}
+		if err := s.AddFacts(&f); err != nil {
+			return diag.New(diag.ClassInput, "%w", err).WithCode("record.facts").At("%s:%d", name, number)
+		}
+		return nil
 	}
 	var m Measurement
 	if err := d.Into("", &m); err != nil {
 		return err
 	}
 	if err := s.Add(&m); err != nil {
-		return diag.New(diag.ClassInput, "%w", err).WithCode("record.measurement").At("%s:%d", name, line)
+		return diag.New(diag.ClassInput, "%w", err).WithCode("record.measurement").At("%s:%d", name, number)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // Package record knows the record format hetc.record/1: what one measurement is, how a file of
 // them grows by whole lines so that a killed profile resumes, and which records belong together.
 //
-// A record is JSON lines: a Header first, then one Measurement per line. Only the last line may
+// A record is JSON lines: a Header first, then one Measurement, or the Facts of a compiler, per line. Only the last line may
 // be cut off, by a kill while it was written; everything else that is odd is refused with its line.
 package record
 
@@ -264,6 +264,8 @@ type Set struct {
 	Truncated bool // the file's last line was cut off and is not in the set
 	all       []*Measurement
 	byKey     map[string]int
+	facts     []*Facts
+	factsAt   map[string]int // by key
 }
 
 // NewSet returns an empty set.
@@ -325,7 +327,7 @@ func (s *Set) check(m *Measurement) error {
 	return nil
 }
 
-// Merge adds the measurements of other, which must be Compatible; keys already present stay.
+// Merge adds the measurements and compiler facts of other, which must be Compatible; keys already present stay.
 func (s *Set) Merge(other *Set) error {
 	if err := s.Header.Compatible(&other.Header); err != nil {
 		return err
@@ -335,6 +337,14 @@ func (s *Set) Merge(other *Set) error {
 			continue
 		}
 		if err := s.Add(m); err != nil {
+			return err
+		}
+	}
+	for _, f := range other.facts {
+		if s.LookupFacts(f.Key()) != nil {
+			continue
+		}
+		if err := s.AddFacts(f); err != nil {
 			return err
 		}
 	}

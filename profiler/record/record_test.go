@@ -388,6 +388,8 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(string(h) + string(m[:30])))
 	f.Add(h)
 	f.Add([]byte("{}\n"))
+	c, _ := encode(facts(8))
+	f.Add([]byte(string(h) + string(c)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := Read("r", bytes.NewReader(b))
 		if err != nil {
@@ -409,6 +411,12 @@ func FuzzRead(f *testing.F) {
 			}
 			out.Write(line)
 		}
+		for _, x := range s.Facts() {
+			if line, err = encode(x); err != nil {
+				t.Fatal(err)
+			}
+			out.Write(line)
+		}
 		again, err := Read("again", &out)
 		if err != nil {
 			t.Fatal(err)
@@ -416,6 +424,9 @@ func FuzzRead(f *testing.F) {
 		a, _ := s.Digest()
 		if b, _ := again.Digest(); a != b {
 			t.Fatal("digest changed")
+		}
+		if a, b := must(s.FactsDigest()), must(again.FactsDigest()); a != b {
+			t.Fatal("digest of facts changed")
 		}
 	})
 }

@@ -1,0 +1,190 @@
+package record
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// CompilerFacts is the kind of the lines that are Facts: nothing was measured for them.
+const CompilerFacts Kind = "compiler_facts"
+
+// Facts are what the compiler of a device said about a graph that it made without the device. They are sizes and limits. No
+// time of the device is in them, and none may be computed from them.
+type Facts struct {
+	Kind     Kind              `json:"kind"`           // CompilerFacts
+	Proc     string            `json:"proc"`           // processor of the SoC
+	Op       *op.Op            `json:"op"`             // the graph: an operator with its number of rows
+	Rows     []int             `json:"rows,omitempty"` // ascending: of graphs that share the operator's weights in one binary, Op.M the first of them; nil: one graph
+	Compiler string            `json:"compiler"`       // name and versions
+	Options  map[string]string `json:"options"`        // that it was given
+	Refused  string            `json:"refused,omitempty"`
+
+	Bytes      int64   `json:"bytes,omitempty"`      // of the binary, weights included
+	SpillBytes int64   `json:"spill_bytes"`          // the buffer in main memory for what does not fit the processor's own; of several graphs the largest
+	VTCMBytes  int64   `json:"vtcm_bytes,omitempty"` // of the processor's own memory that the compiler planned with
+	Arch       int64   `json:"arch,omitempty"`       // instruction set that it compiled for
+	CompileMS  float64 `json:"compile_ms,omitempty"` // that the compiler took, on the machine where it ran
+}
+
+// maxFactRows bounds the graphs of one binary.
+const maxFactRows = 64
+
+// Key identifies the graphs, apart from what was said about them.
+func (f *Facts) Key() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", f.Kind, f.Proc)
+	if f.Op != nil {
+		b.WriteString(" " + f.Op.Key())
+	}
+	if f.Rows != nil {
+		fmt.Fprintf(&b, " rows %v", f.Rows)
+	}
+	return b.String()
+}
+
+// Validate reports the first thing that makes f no facts.
+func (f *Facts) Validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("compiler facts of %q: %s", clip(f.Proc), fmt.Sprintf(format, args...))
+	}
+	switch {
+	case f.Kind != CompilerFacts:
+		return fmt.Errorf("compiler facts of kind %q, want %q", clip(string(f.Kind)), CompilerFacts)
+	case f.Proc == "" || len(f.Proc) > maxName:
+		return bad("want a processor, of at most %d bytes", maxName)
+	case f.Compiler == "" || len(f.Compiler) > maxName:
+		return bad("want a compiler, of at most %d bytes", maxName)
+	case f.Op == nil:
+		return bad("key \"op\" is missing")
+	case len(f.Options) > maxName:
+		return bad("%d options, want at most %d", len(f.Options), maxName)
+	case len(f.Refused) > maxText:
+		return bad("a refusal of %d bytes, want at most %d", len(f.Refused), maxText)
+	}
+	if err := f.Op.Validate(); err != nil {
+		return bad("%v", err)
+	}
+	for k, v := range f.Options {
+		if k == "" || len(k) > maxName || len(v) > maxName {
+			return bad("option %q = %q, want at most %d bytes", clip(k), clip(v), maxName)
+		}
+	}
+	if n := len(f.Rows); f.Rows != nil && (n < 2 || n > maxFactRows) {
+		return bad("%d numbers of rows in one binary, want 2..%d", n, maxFactRows)
+	}
+	for i, m := range f.Rows {
+		if i == 0 && m != f.Op.M || i > 0 && m <= f.Rows[i-1] {
+			return bad("rows %v, want ascending numbers, the first of them the operator's %d", f.Rows, f.Op.M)
+		}
+	}
+	for what, n := range map[string]int64{"bytes": f.Bytes, "spill_bytes": f.SpillBytes, "vtcm_bytes": f.VTCMBytes, "arch": f.Arch} {
+		if n < 0 {
+			return bad("%s = %d, want at least 0", what, n)
+		}
+	}
+	if (f.Bytes == 0) != (f.Refused != "") {
+		return bad("bytes = %d and refused = %q: want a size, or why there is none", f.Bytes, clip(f.Refused))
+	}
+	if math.IsNaN(f.CompileMS) || math.IsInf(f.CompileMS, 0) || f.CompileMS < 0 {
+		return bad("compile_ms = %g, want a finite time", f.CompileMS)
+	}
+	return nil
+}
+
+// maxText bounds why a compiler refused a graph.
+const maxText = 2000
+
+// AddFacts puts facts into the set. All of a set are of one compiler with the same options for each processor; the same graphs
+// twice are refused.
+func (s *Set) AddFacts(f *Facts) error {
+	if err := s.checkFacts(f); err != nil {
+		return err
+	}
+	if s.factsAt == nil {
+		s.factsAt = map[string]int{}
+	}
+	s.factsAt[f.Key()] = len(s.facts)
+	s.facts = append(s.facts, f)
+	return nil
+}
+
+func (s *Set) checkFacts(f *Facts) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	if s.LookupFacts(f.Key()) != nil {
+		return fmt.Errorf("%q is there twice", f.Key())
+	}
+	if len(s.facts) >= maxMeasurements {
+		return fmt.Errorf("more than %d compiler facts", maxMeasurements)
+	}
+	for _, x := range s.facts {
+		if x.Proc != f.Proc {
+			continue
+		}
+		if x.Compiler != f.Compiler || !maps.Equal(x.Options, f.Options) {
+			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v", clip(f.Compiler), f.Options, clip(x.Compiler), x.Options).
+				WithCode("record.mixed").WithHint("write what each compiler says into a record of its own")
+		}
+		break // the others were compared with this one
+	}
+	return nil
+}
+
+// LookupFacts returns the facts of a key, nil when there are none.
+func (s *Set) LookupFacts(key string) *Facts {
+	if i, ok := s.factsAt[key]; ok {
+		return s.facts[i]
+	}
+	return nil
+}
+
+// Facts returns the compiler facts ordered by key.
+func (s *Set) Facts() []*Facts {
+	out := slices.Clone(s.facts)
+	sort.Slice(out, func(i, j int) bool { return out[i].Key() < out[j].Key() })
+	return out
+}
+
+// FactsDigest identifies the compiler facts apart from the times that compiling took: hex SHA-256 of their lines ordered by
+// key; "" when there are none. Set.Digest leaves them out: measurements, and what is fitted to them, do not depend on them.
+func (s *Set) FactsDigest() (string, error) {
+	if len(s.facts) == 0 {
+		return "", nil
+	}
+	h := sha256.New()
+	for _, f := range s.Facts() {
+		x := *f
+		x.CompileMS = 0
+		line, err := encode(&x)
+		if err != nil {
+			return "", err
+		}
+		h.Write(line)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// AppendFacts adds facts as Append does a measurement.
+func (w *Writer) AppendFacts(f *Facts) error {
+	if err := w.set.checkFacts(f); err != nil {
+		return diag.New(diag.ClassInput, "append to record %q: %w", w.f.Name(), err)
+	}
+	line, err := encode(f)
+	if err != nil {
+		return err
+	}
+	if err := w.write(line); err != nil {
+		return err
+	}
+	return w.set.AddFacts(f)
+}
