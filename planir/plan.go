@@ -31,6 +31,7 @@ type Plan struct {
 	Solver      []Solve      `json:"solver,omitempty" yaml:"solver,omitempty"`
 	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
 	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
+	Compiled    []Compiled   `json:"compiled,omitempty" yaml:"compiled,omitempty"` // ascending by processor and operator, when solved with compiler facts
 	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"`   // of experts, when solved with loads
 	Target      *Target      `json:"target,omitempty" yaml:"target,omitempty"` // what emit made it a plan for; nil: it is as solve wrote it
 	Program     Program      `json:"program" yaml:"program"`
@@ -73,7 +74,35 @@ type SoCRef struct {
 	Target      bool   `json:"target,omitempty" yaml:"target,omitempty"`       // planned for its device: only processors with target data, as they execute there
 }
 
-// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads".
+// Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler facts of a
+// record). It holds sizes, and no times.
+type Compiled struct {
+	Node   string          `json:"node" yaml:"node"`
+	Proc   string          `json:"proc" yaml:"proc"`
+	Copies int             `json:"copies" yaml:"copies"` // layers with weights of their own
+	Graphs []CompiledGraph `json:"graphs" yaml:"graphs"` // ascending: one for each number of rows
+	// AloneBytes is the size of the largest of the graphs by itself, weights included, and ChargedBytes that of the one
+	// binary for all of them, in which they share the weights: of one copy.
+	AloneBytes   int64 `json:"alone_bytes" yaml:"alone_bytes"`
+	ChargedBytes int64 `json:"charged_bytes" yaml:"charged_bytes"`
+}
+
+// CompiledGraph is one of them.
+type CompiledGraph struct {
+	Rows       int   `json:"rows" yaml:"rows"`               // of the graph
+	For        []int `json:"for" yaml:"for,flow"`            // ascending: numbers of rows of the programs that use it
+	SpillBytes int64 `json:"spill_bytes" yaml:"spill_bytes"` // buffer in main memory for what does not fit the processor's own; -1: not known
+	// Avoided are numbers of rows that would have done at the same predicted time, as far as it is known, and spill more.
+	Avoided []Spill `json:"avoided,omitempty" yaml:"avoided,omitempty"`
+}
+
+// Spill is the buffer in main memory that a graph of so many rows needs.
+type Spill struct {
+	Rows  int   `json:"rows" yaml:"rows"`
+	Bytes int64 `json:"bytes" yaml:"bytes"`
+}
+
+// Input is the digest of one file solve read: kind "costs", "record", "workload", "calibration", "loads", "facts".
 type Input struct {
 	Kind   string `json:"kind" yaml:"kind"`
 	Digest string `json:"digest" yaml:"digest"`

@@ -14,7 +14,8 @@ type Needs struct {
 	Schemes []op.Scheme // of either phase and the head, ascending
 	// Optional are those of Schemes that only a limit of quality permits: nothing is lost where no processor executes them.
 	Optional []op.Scheme
-	Context  int // cached positions
+	Context  int   // cached positions
+	Lengths  []int // of prompts that a bucket may be made for
 }
 
 // Needs applies the workload to a model of that many positions; nil is DefaultWorkload.
@@ -28,7 +29,7 @@ func (w *Workload) Needs(maxContext int) (Needs, error) {
 	}
 	schemes := slices.Concat(d.prefill, d.decode, d.head)
 	slices.Sort(schemes)
-	out := Needs{Buckets: d.buckets, Batches: d.batches, Schemes: slices.Compact(schemes), Context: d.context}
+	out := Needs{Buckets: d.buckets, Batches: d.batches, Schemes: slices.Compact(schemes), Context: d.context, Lengths: d.prompts.marks()}
 	for _, x := range out.Schemes {
 		if asked := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head); w.Quality.MaxKL != (KLLimit{}) && x != op.A32W32 && !slices.Contains(asked, x) {
 			out.Optional = append(out.Optional, x)

@@ -168,6 +168,7 @@ func peakText(gops float64) string {
 type profileOptions struct {
 	soc, target, model, workload, out string
 	budget                            string
+	compilerOnly                      bool
 	resume, dryRun                    bool
 	heldOut, rounds                   int
 	seed                              uint64
@@ -185,6 +186,12 @@ lost. --budget measures what matters most first and says what was left; what no 
 measured although the time is over. Every operator is visited in each of
 --rounds, so that all meet the same moments of a machine whose speed changes; more rounds can be added with
 --resume. On a catalog SoC times are simulated, and the record says so.
+
+--compiler-only --target NAME measures no time: the compiler of the device's NPU is asked about the product of every weight at one row, the
+buckets and batches, and the lengths of prompts with the multiples of 8 and 32 rows above them. What it says (bytes, the buffer that
+it spills to, what several lengths share, or that it refuses) is recorded as compiler facts, for hetc solve; times are never computed from
+them. The record may be one of measurements of the same SoC (--resume), or one of its own. Models of the catalog get random
+weights. make deps-qnn fetches Qualcomm's compiler.
 
 --held-out N also measures N operators at row counts that are not sampled, for hetc fit to judge its
 predictions by; they are never fitted.
@@ -204,6 +211,9 @@ predictions by; they are never fitted.
 					return err
 				}
 			}
+			if o.compilerOnly {
+				return runCompilerOnly(c, s, &o)
+			}
 			return runProfile(c.Context(), s, &o)
 		},
 	}
@@ -215,6 +225,7 @@ predictions by; they are never fitted.
 	f.StringVarP(&o.out, "output", "o", "", "record to write")
 	f.StringVar(&o.budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
 	f.BoolVar(&o.resume, "resume", false, "go on with an existing record")
+	f.BoolVar(&o.compilerOnly, "compiler-only", false, "measure nothing: record what the target's compiler says about every graph")
 	f.BoolVar(&o.dryRun, "dry-run", false, "list what would be measured")
 	f.IntVar(&o.rounds, "rounds", profiler.Rounds, "visits to every operator: fewer are faster and less certain")
 	f.IntVar(&o.heldOut, "held-out", 0, "measure this many operators for judging predictions")

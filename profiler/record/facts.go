@@ -20,13 +20,13 @@ const CompilerFacts Kind = "compiler_facts"
 // Facts are what the compiler of a device said about a graph that it made without the device. They are sizes and limits. No
 // time of the device is in them, and none may be computed from them.
 type Facts struct {
-	Kind     Kind              `json:"kind"`           // CompilerFacts
-	Proc     string            `json:"proc"`           // processor of the SoC
-	Op       *op.Op            `json:"op"`             // the graph: an operator with its number of rows
-	Rows     []int             `json:"rows,omitempty"` // ascending: of graphs that share the operator's weights in one binary, Op.M the first of them; nil: one graph
-	Compiler string            `json:"compiler"`       // name and versions
-	Options  map[string]string `json:"options"`        // that it was given
-	Refused  string            `json:"refused,omitempty"`
+	Kind     Kind              `json:"kind"`              // CompilerFacts
+	Proc     string            `json:"proc"`              // processor of the SoC
+	Op       *op.Op            `json:"op"`                // the graph: an operator with its number of rows
+	Rows     []int             `json:"rows,omitempty"`    // ascending: of graphs that share the operator's weights in one binary, Op.M the first of them; nil: one graph
+	Compiler string            `json:"compiler"`          // name and versions; of a graph that it refused the name
+	Options  map[string]string `json:"options"`           // that it was given
+	Refused  string            `json:"refused,omitempty"` // why there is no such graph
 
 	Bytes      int64   `json:"bytes,omitempty"`      // of the binary, weights included
 	SpillBytes int64   `json:"spill_bytes"`          // the buffer in main memory for what does not fit the processor's own; of several graphs the largest
@@ -131,11 +131,14 @@ func (s *Set) checkFacts(f *Facts) error {
 		if x.Proc != f.Proc {
 			continue
 		}
-		if x.Compiler != f.Compiler || !maps.Equal(x.Options, f.Options) {
+		answered := x.Refused == "" && f.Refused == ""
+		if answered && x.Compiler != f.Compiler || !maps.Equal(x.Options, f.Options) {
 			return diag.New(diag.ClassInput, "facts of compiler %q with %v beside those of %q with %v", clip(f.Compiler), f.Options, clip(x.Compiler), x.Options).
 				WithCode("record.mixed").WithHint("write what each compiler says into a record of its own")
 		}
-		break // the others were compared with this one
+		if answered || f.Refused != "" {
+			break // the others were compared with this one
+		}
 	}
 	return nil
 }
