@@ -68,15 +68,15 @@ func New(o Options) driver.Baker {
 	if o.CacheBytes == 0 {
 		o.CacheBytes = CacheBytes
 	}
-	return &compiler{o: o, budget: newBudget(o.Memory)}
+	return &compiler{o: o, budget: newBudget(o.Memory), toolchains: map[[2]string]*toolchain{}}
 }
 
 type compiler struct {
 	o      Options
 	budget *budget
 
-	mu        sync.Mutex
-	toolchain *toolchain
+	mu         sync.Mutex
+	toolchains map[[2]string]*toolchain // by the files that a target names
 }
 
 func (*compiler) Name() string { return name }
@@ -109,14 +109,15 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 	if err != nil {
 		return fail(err)
 	}
-	tools, err := c.tools(ctx)
+	tools, err := c.tools(ctx, to)
 	if err != nil {
 		return fail(err)
 	}
 	b := &batch{compiler: c, tools: tools, to: to, group: group, refused: map[int]error{},
 		baked: driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}}
-	for i, p := range group {
-		one, err := prepare(p)
+	sums := map[*byte]string{}
+	for i := range group {
+		one, err := prepare(&group[i], sums)
 		if err != nil {
 			b.refuse(i, err)
 		}
@@ -268,17 +269,26 @@ func short(sdk string) string {
 	return strings.Join(parts[:min(3, len(parts))], ".")
 }
 
-// target is what is compiled for.
-type target struct{ soc, arch, vtcm, opt int64 }
+// target is what is compiled for, and with which libraries where they are named.
+type target struct {
+	soc, arch, vtcm, opt int64
+	library, ort         string
+}
 
-// readTarget reads a target's options: soc_model, htp_arch and vtcm_mb are needed, opt is 0 to 3 (3).
+// readTarget reads a target's options: soc_model, htp_arch and vtcm_mb are needed, opt is 0 to 3 (3); library and
+// onnxruntime name files.
 func readTarget(t driver.Target) (target, error) {
 	to := target{opt: 3}
 	fields := map[string]*int64{"soc_model": &to.soc, "htp_arch": &to.arch, "vtcm_mb": &to.vtcm, "opt": &to.opt}
+	files := map[string]*string{"library": &to.library, "onnxruntime": &to.ort}
 	for _, key := range slices.Sorted(maps.Keys(t.Options)) {
+		if file := files[key]; file != nil {
+			*file = t.Options[key]
+			continue
+		}
 		to, ok := fields[key]
 		if !ok {
-			return target{}, diag.New(diag.ClassInput, "target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt", key)
+			return target{}, diag.New(diag.ClassInput, "target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime", key)
 		}
 		v, err := strconv.ParseInt(t.Options[key], 10, 32)
 		if err != nil || v < 0 {
@@ -324,9 +334,10 @@ func (t target) matches(a *answer, token string) error {
 
 // job is one graph to compile.
 type job struct {
-	*source
+	piece  *driver.Piece
 	sample [][]byte
-	digest string // of model and weights
+	digest string // of graph and weights
+	*source
 }
 
 func (j *job) untried() *job {
@@ -335,28 +346,41 @@ func (j *job) untried() *job {
 	return &n
 }
 
-func prepare(p driver.Piece) (*job, error) {
+// translation names what translate makes of a graph: it is raised whenever the models of the tests change, so that
+// nothing is taken from a cache that was made of others.
+const translation = "1"
+
+// prepare makes the job of a piece; what is in the cache is not translated. sums are digests of weights that were seen.
+func prepare(p *driver.Piece, sums map[*byte]string) (*job, error) {
 	if err := p.Graph.Validate(); err != nil {
-		return nil, err
+		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
-	s, err := translate(&p.Graph, p.Weights)
-	if err != nil {
-		return nil, err
-	}
-	if p.Sample != nil && len(p.Sample) != len(s.inputs) {
-		return nil, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(p.Sample), len(s.inputs))
+	if p.Sample != nil && len(p.Sample) != len(p.Graph.Inputs) {
+		return nil, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(p.Sample), len(p.Graph.Inputs))
 	}
 	for k, b := range p.Sample {
-		if want := s.inputs[k].bytes(); int64(len(b)) != want {
+		v := p.Graph.Inputs[k]
+		if want := v.Rows * v.Cols * v.Type.Bytes(); len(b) != want {
 			return nil, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", k, len(b), want)
 		}
 	}
-	h := sha256.New()
-	h.Write(s.model)
-	for _, part := range s.weights {
-		h.Write(part)
+	text, err := json.Marshal(&p.Graph)
+	if err != nil { // a NaN
+		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
-	return &job{s, p.Sample, hex.EncodeToString(h.Sum(nil))}, nil
+	h := sha256.New()
+	h.Write(text)
+	for _, w := range p.Weights {
+		var at *byte
+		if len(w.Bytes) > 0 {
+			at = &w.Bytes[0]
+		}
+		if sums[at] == "" {
+			sums[at] = fmt.Sprintf("%d %x", len(w.Bytes), sha256.Sum256(w.Bytes))
+		}
+		fmt.Fprintln(h, sums[at])
+	}
+	return &job{piece: p, sample: p.Sample, digest: hex.EncodeToString(h.Sum(nil))}, nil
 }
 
 // result is what a process made; it is what the cache keeps.
@@ -383,7 +407,7 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	parts := []string{tools.key, fmt.Sprint(to.options()), fmt.Sprint(shared)}
+	parts := []string{translation, tools.key, fmt.Sprint(to.options()), fmt.Sprint(shared)}
 	for _, j := range jobs {
 		parts = append(parts, j.digest)
 		if j.sample != nil {
@@ -410,6 +434,11 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 			}
 		} else if !errors.Is(err, cas.ErrMissing) {
 			return nil, err
+		}
+	}
+	for i, j := range jobs {
+		if j.source, err = translate(&j.piece.Graph, j.piece.Weights); err != nil {
+			return nil, &graphError{i, err}
 		}
 	}
 	r, err := c.start(ctx, tools, to, jobs, shared)
@@ -477,7 +506,7 @@ func (c *compiler) start(ctx context.Context, tools *toolchain, to target, jobs 
 	q := request{ORT: tools.ort.Path, Provider: tools.qnn.Provider, Backend: tools.qnn.Backend, System: tools.system, Options: to.options(), Shared: shared, Memory: c.o.Memory}
 	for i, j := range jobs {
 		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
-			return nil, diag.New(diag.ClassInput, "the graphs of a group read different weights")
+			return nil, &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
 		}
 		q.Graphs = append(q.Graphs, task{j.inputs, j.outputs, j.sample != nil})
 		if err := j.write(dir, i); err != nil {
@@ -644,14 +673,15 @@ type toolchain struct {
 	key     string // digests of all libraries
 }
 
-// tools finds the libraries, once.
-func (c *compiler) tools(ctx context.Context) (*toolchain, error) {
+// tools finds a target's libraries, once.
+func (c *compiler) tools(ctx context.Context, to target) (*toolchain, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.toolchain != nil {
-		return c.toolchain, nil
+	key := [2]string{to.library, to.ort}
+	if t := c.toolchains[key]; t != nil {
+		return t, nil
 	}
-	qnn, err := ortapi.FindQNN("")
+	qnn, err := ortapi.FindQNN(to.library)
 	if err != nil {
 		e := &driver.Unavailable{Driver: name, Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 		var qe *ortapi.QNNError
@@ -663,7 +693,7 @@ func (c *compiler) tools(ctx context.Context) (*toolchain, error) {
 		}
 		return nil, e
 	}
-	ort, err := ortapi.Find("")
+	ort, err := ortapi.Find(to.ort)
 	if err != nil {
 		e := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches ONNX Runtime"}
 		var le *ortapi.LoadError
@@ -676,7 +706,7 @@ func (c *compiler) tools(ctx context.Context) (*toolchain, error) {
 	if t.program, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
 	}
-	list := []string{"1", ort.Version} // of the form of what is kept
+	list := []string{ort.Version}
 	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, t.system} {
 		d, err := c.digest(ctx, path)
 		if err != nil {
@@ -685,7 +715,7 @@ func (c *compiler) tools(ctx context.Context) (*toolchain, error) {
 		list = append(list, d)
 	}
 	t.key = strings.Join(list, " ")
-	c.toolchain = t
+	c.toolchains[key] = t
 	return t, nil
 }
 

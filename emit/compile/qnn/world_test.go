@@ -96,7 +96,7 @@ func fake(t *testing.T, what string, o Options) (*compiler, func() int) {
 	t.Setenv(play+"_LOG", log)
 	t.Setenv("TMPDIR", t.TempDir())
 	c := New(o).(*compiler)
-	c.toolchain = &toolchain{program: os.Args[0], ort: &ortapi.Library{}, qnn: &ortapi.QNN{}, key: "fake"}
+	c.toolchains[[2]string{}] = &toolchain{program: os.Args[0], ort: &ortapi.Library{}, qnn: &ortapi.QNN{}, key: "fake"}
 	t.Cleanup(func() {
 		left, err := os.ReadDir(os.Getenv("TMPDIR"))
 		if err != nil || len(left) > 0 {
@@ -223,7 +223,7 @@ func TestCache(t *testing.T) {
 	changed := pieces(t, 1)
 	changed[0].Weights[0].Bytes[3]++
 	bake(changed, gen3(true), 1)
-	b.toolchain.key = "newer"
+	b.toolchains[[2]string{}].key = "newer"
 	bake(group, gen3(false), 1)
 	// Damage.
 	n := 0
@@ -267,7 +267,7 @@ func TestRefusedTargets(t *testing.T) {
 		change func(map[string]string)
 		want   string
 	}{
-		"an unknown option": {func(o map[string]string) { o["soc"] = "57" }, `target option "soc" is unknown, want soc_model, htp_arch, vtcm_mb, opt`},
+		"an unknown option": {func(o map[string]string) { o["soc"] = "57" }, `target option "soc" is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime`},
 		"no SoC":            {func(o map[string]string) { delete(o, "soc_model") }, `target option "soc_model" is missing`},
 		"no number":         {func(o map[string]string) { o["htp_arch"] = "v75" }, `target option htp_arch is "v75"`},
 		"an effort of 9":    {func(o map[string]string) { o["opt"] = "9" }, "opt is 9, want 0 to 3"},
