@@ -68,6 +68,48 @@ func (c *Content) staticScale(w *planir.Weight, layer int) (float32, error) {
 	return a.StaticScale(factors, c.cal.Share(w.ScaleOf)), nil
 }
 
+// steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for weight w.
+func (c *Content) steps(w *planir.Weight, layer int) ([]float32, error) {
+	var a *calibration.Activation
+	if c.cal != nil {
+		a = c.cal.Activation(w.ScaleOf, max(0, layer))
+	}
+	fail := func(format string, args ...any) ([]float32, error) {
+		return nil, diag.New(diag.ClassInput, "calibration: "+format, args...).
+			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
+	}
+	if a == nil {
+		return fail("nothing is said about what enters %q in layer %d, whose steps are wanted", w.ScaleOf, max(0, layer))
+	}
+	if len(a.OutMax) > 0 && len(a.OutMax) != w.N {
+		return fail("class %q has %d columns in layer %d, want %d", w.ScaleOf, len(a.OutMax), a.Layer, w.N)
+	}
+	factors, err := c.factors(w.FoldRows, layer, a.K)
+	if err != nil {
+		return nil, err
+	}
+	var divide []float32
+	var interleave []int
+	if w.FoldCols != "" {
+		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x planir.Weight) bool {
+			return x.FoldCols == w.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name, max(0, layer)) == w.ScaleOf
+		})]
+		interleave = of.Interleave
+		if divide, err = c.factors(w.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
+			return nil, err
+		}
+	}
+	in, out, ok := a.Steps(factors, divide, interleave, w.FoldSource)
+	if !ok {
+		return fail("nothing is said about what %q computes in layer %d, and steps of its results are wanted", w.ScaleOf, max(0, layer))
+	}
+	v := make([]float32, 2*w.N)
+	for i := range w.N {
+		v[i], v[w.N+i] = in, out
+	}
+	return v, nil
+}
+
 // importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after
 // folding; nil where it says nothing.
 func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
@@ -111,7 +153,7 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 
 // inBlocks reports whether the calibration decides how a scheme's values are rounded.
 func inBlocks(scheme string) bool {
-	return strings.HasPrefix(scheme, "q4b")
+	return strings.HasPrefix(scheme, "q4")
 }
 
 // className is the node that multiplies by a weight in a layer, as the calibration names classes.

@@ -284,6 +284,108 @@ func TestStaticScales(t *testing.T) {
 	}
 }
 
+// Steps are twice what the calibration saw, over the grid, as it is after folding, and every share has those of its columns.
+func TestSteps(t *testing.T) {
+	m := openModel(t, demo)
+	cal := calibrate(t, m, 3)
+	g := m.Graph()
+	for i := range cal.Activations {
+		a := &cal.Activations[i]
+		for _, s := range g.Sections {
+			for _, n := range s.Nodes {
+				if s.Name+"."+n.Name == a.Class {
+					for j := range g.Weight(n.W[0]).N {
+						a.OutMax = append(a.OutMax, float32(1+(j*7+i)%50))
+					}
+				}
+			}
+		}
+	}
+	folded := 0
+	for _, divided := range []bool{false, true} {
+		p := planOf(t, m, cal, op.A16SQ8C, false)
+		if divided {
+			for _, rows := range []int{1, 16} {
+				d := p.DecisionFor("layers.ffn_gate_up", rows)
+				d.Axis, d.Strategy = planir.AxisCols, planir.WeightCentric
+				d.Shares = []planir.Share{{Proc: "a", To: 256}, {Proc: "b", From: 256, To: 2 * m.FFN}}
+			}
+			if err := lower.Lower(p, &g); err != nil {
+				t.Fatal(err)
+			}
+			if err := planir.Check(p).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := contentOf(t, p, m, cal)
+		found := 0
+		for _, b := range c.plan.Program.WeightBlobs() {
+			for _, pl := range b.Packs {
+				w := c.weight(pl)
+				if w.ScaleOf == "" {
+					continue
+				}
+				found++
+				data, err := c.packed(pl)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n := pl.Pack.N1 - pl.Pack.N0
+				got := make([]float32, 2*n)
+				if err := pack.Unpack(got, pl.Pack.Spec(), data); err != nil {
+					t.Fatal(err)
+				}
+				a := cal.Activation(w.ScaleOf, max(0, pl.Layer))
+				var in, out float32
+				f := cal.Fold(w.FoldRows, max(0, pl.Layer))
+				for i, v := range a.AbsMax {
+					if f != nil {
+						v /= f.Factors[i]
+					}
+					in = max(in, v)
+				}
+				d := cal.Fold(w.FoldCols, max(0, pl.Layer))
+				for j, v := range a.OutMax {
+					if d != nil { // gate and up in turn, a block of each
+						folded++
+						width := g.Weight("layers.ffn_gate_up").Interleave[0]
+						if j/width%2 == w.FoldSource {
+							v /= d.Factors[j/width/2*width+j%width]
+						}
+					}
+					out = max(out, v)
+				}
+				for i, v := range got {
+					want := 2 * in / 32767
+					if i >= n {
+						want = 2 * out / 32767
+					}
+					if math.Abs(float64(v/want)-1) > 1e-6 {
+						t.Fatalf("step %d of %q in layer %d is %v, want %v", i, w.ScaleOf, pl.Layer, v, want)
+					}
+				}
+			}
+		}
+		want := 4*m.Layers + 1
+		if divided {
+			want += m.Layers
+		}
+		if found != want {
+			t.Errorf("%d steps, want %d", found, want)
+		}
+	}
+	if folded == 0 {
+		t.Error("nothing was folded behind a product")
+	}
+	p := planOf(t, m, cal, op.A16SQ8C, false)
+	d := p.DecisionFor("layers.ffn_down", 16)
+	d.Axis, d.Strategy = planir.AxisK, planir.Paired
+	d.Shares = []planir.Share{{Proc: "a", To: 256}, {Proc: "b", From: 256, To: m.FFN}}
+	if err := lower.Lower(p, &g); err == nil || !strings.Contains(err.Error(), `scheme "a16s/q8c" cannot be divided along "k"`) {
+		t.Errorf("divided along k: %v", err)
+	}
+}
+
 func TestCalibrationRefused(t *testing.T) {
 	m := openModel(t, demo)
 	cal := calibrate(t, m, 0)
@@ -301,6 +403,7 @@ func TestCalibrationRefused(t *testing.T) {
 		with, given *calibration.Calibration
 		want        string
 	}{
+		{"no results", other, other, `computes in layer 0, and steps of its results are wanted`},
 		{"no range", silent, silent, `"layers.ffn_down" in layer 2, whose static scale`},
 		{"missing", cal, nil, "none is given"},
 		{"not needed", nil, cal, "without one"},
@@ -312,6 +415,9 @@ func TestCalibrationRefused(t *testing.T) {
 		scheme := op.A8TQ4B32
 		if c.with == silent {
 			scheme = op.A8SQ8C
+		}
+		if c.with == other {
+			scheme = op.A16SQ4C
 		}
 		p := planOf(t, m, c.with, scheme, false)
 		x, err := NewCalibrated(context.Background(), p, m, c.given, []driver.Compiler{hostcompiler.New()})

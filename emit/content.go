@@ -274,6 +274,17 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Sour
 	var whole pack.Source
 	var names []string
 	var err error
+	if w.ScaleOf != "" && w.K == 2 {
+		v, err := c.steps(w, pl.Layer)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := pack.Floats(v, 2, w.N)
+		if k := pl.Pack; err == nil && (k.N0 != 0 || k.N1 != w.N) {
+			s, err = pack.Slice(s, 0, 2, k.N0, k.N1)
+		}
+		return s, nil, err
+	}
 	if w.ScaleOf != "" {
 		v, err := c.staticScale(w, pl.Layer)
 		if err != nil {

@@ -67,7 +67,9 @@ type Weight struct {
 	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
 
 	// ScaleOf: [1,1], computed from the calibration instead of tensors: the static scale of what enters the products
-	// of that node, per layer; after division by the factors of FoldRows.
+	// of that node, per layer; after division by the factors of FoldRows. [2,N] is the steps of its 16-bit grids, one
+	// for what enters in all columns of the first row, one for the results in those of the second; after division by the
+	// factors of FoldCols as well.
 	ScaleOf string `json:"scale_of,omitempty" yaml:"scale_of,omitempty"`
 
 	// Groups of the calibration whose factors multiply its rows and divide the columns of one of its sources.

@@ -243,8 +243,9 @@ func (c *checker) references() {
 			at = r.To + 1
 		}
 		if w.ScaleOf != "" {
-			if w.K != 1 || w.N != 1 || len(w.From) > 0 || len(w.Const) > 0 || len(w.Interleave) > 0 || w.Experts != 0 || w.Plus != 0 || w.Transposed || w.FoldCols != "" {
-				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the scale of %q, and [%d,%d] from %v, want one computed number", w.Name, w.ScaleOf, w.K, w.N, w.From)
+			number := w.K == 1 && w.N == 1 && w.FoldCols == ""
+			if !number && w.K != 2 || len(w.From) > 0 || len(w.Const) > 0 || len(w.Interleave) > 0 || w.Experts != 0 || w.Plus != 0 || w.Transposed {
+				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the scale of %q, and [%d,%d] from %v, want one computed number, or the steps [2,N] of a grid", w.Name, w.ScaleOf, w.K, w.N, w.From)
 			}
 			if c.p.Calibration() == "" {
 				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the static scale of %q, and no calibration is among the inputs", w.Name, w.ScaleOf)
@@ -255,7 +256,7 @@ func (c *checker) references() {
 				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is folded with group %q, and the plan folds %q", w.Name, f, c.p.Folds)
 			}
 		}
-		if w.FoldSource < 0 || w.FoldSource >= max(1, len(w.From)) || w.FoldSource != 0 && w.FoldCols == "" {
+		if w.FoldSource < 0 || w.FoldSource >= max(1, len(w.From)) && w.ScaleOf == "" || w.FoldSource != 0 && w.FoldCols == "" {
 			c.fail(fmt.Sprintf("program.weights[%d].fold_source", i), "source %d of %d is folded by %q", w.FoldSource, len(w.From), w.FoldCols)
 		}
 		if w.Experts < 0 || w.Experts > maxExperts {

@@ -741,7 +741,7 @@ func (st *stage) columnRun(i int) []link {
 		case o.Kind == op.Attention:
 			run = append(run, link{j, planir.AxisHeads})
 			continue
-		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows():
+		case o.Kind == op.MatMul && !o.Scheme.QuantisedRows() && !o.Scheme.Grid() && !o.Scheme.Half():
 			run = append(run, link{j, planir.AxisK})
 		}
 		break

@@ -29,8 +29,8 @@ func newCalibrate(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "calibrate --model DIR --text FILE -o cal.yaml",
 		Short: "measure a model's activations, and what each precision costs in each class of weights",
-		Long: `Executes the model in float32 on windows of a text and notes what enters every matrix product: the range and
-the mean square of every channel, outlier channels and how often they exceed, and which channels move together.
+		Long: `Executes the model in float32 on windows of a text and notes what enters every matrix product, and what it computes: the range
+and the mean square of every channel, the range of every result, outlier channels and how often they exceed, and which channels move together.
 Every other window is observed. On the remaining ones it executes the model with every class of weights in every scheme, everything else in float32, and notes what that costs: the mean
 Kullback-Leibler divergence with its 95 % interval. Where channels stick out it tries to fold them: to divide them
 in front, in the gain of a norm or in the columns of a weight, and to multiply the rows that read them. Folds are
@@ -41,7 +41,7 @@ machine give the same bytes.
 
 Half of the windows of 256 tokens are executed for each class and scheme. Without --windows there are 32 of them
 for models up to 100 million parameters, and fewer for larger ones, 8 at least: a model of 5 million parameters
-takes about a minute, one of a billion some tens of minutes. The time left is shown on a terminal.
+takes a few minutes, one of a billion an hour; with --schemes less. The time left is shown on a terminal.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -125,7 +125,7 @@ func (o *calibrateOptions) run(ctx context.Context, s *cli.Streams) error {
 
 // quantised are the schemes named, or all that lose anything.
 func quantised(names []string) ([]op.Scheme, error) {
-	all := slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x == op.A32W32 || x.Grid() || x.Half() })
+	all := slices.DeleteFunc(slices.Clone(op.Schemes), func(x op.Scheme) bool { return x == op.A32W32 })
 	if len(names) == 0 {
 		return all, nil
 	}

@@ -72,6 +72,9 @@ type Activation struct {
 
 	AbsMax     Vector `json:"absmax" yaml:"absmax" decode:"required"`
 	MeanSquare Vector `json:"mean_square" yaml:"mean_square" decode:"required"`
+	// OutMax is [N]: the largest magnitude of every column of the products' result, bias included. Empty: it was not
+	// measured, as by hetc before it had schemes with steps of results, and of products of experts.
+	OutMax Vector `json:"out_absmax,omitempty" yaml:"out_absmax,omitempty"`
 	// Directions is [K,R], R whole: sum over r of Directions[i,r]*Directions[j,r] is about the mean product of
 	// channels i and j, and less than MeanSquare for i = j. Empty: correlations were not measured.
 	Directions Coarse `json:"directions,omitempty" yaml:"directions,omitempty"`
@@ -221,6 +224,59 @@ func (a *Activation) StaticScale(factors []float32, share float32) float32 {
 		return 1
 	}
 	return s
+}
+
+// GridMargin is how far a 16-bit grid reaches beyond what was observed: what a calibration's text did not show has
+// room, and the steps of a grid of 65535 values stay far below what matters (at twice the range a step is 6e-5 of the
+// largest magnitude).
+const GridMargin = 2
+
+// Steps are the steps of the 16-bit grids of what enters the class and of what it computes: GridMargin times the largest
+// magnitude over op.GridMax, the channels that enter divided by factors (nil: 1), the columns of source number source of the
+// result by divide, whose columns interleave gives (see planir.Weight). A step is 1 where nothing but zeros was observed. ok is
+// false where results were not observed.
+func (a *Activation) Steps(factors, divide []float32, interleave []int, source int) (in, out float32, ok bool) {
+	if len(a.OutMax) == 0 {
+		return 0, 0, false
+	}
+	step := func(top float64) float32 {
+		s := float32(min(GridMargin*top/op.GridMax, math.MaxFloat32))
+		if s == 0 {
+			return 1
+		}
+		return s
+	}
+	var x, y float64
+	for i, m := range a.AbsMax {
+		v := float64(m)
+		if factors != nil {
+			v /= float64(factors[i])
+		}
+		x = max(x, v)
+	}
+	total := 0
+	for _, n := range interleave {
+		total += n
+	}
+	for i, m := range a.OutMax {
+		v := float64(m)
+		if divide != nil {
+			j, k := i, 0 // column j of source k
+			if total > 0 {
+				j = i % total
+				for j >= interleave[k] {
+					j -= interleave[k]
+					k++
+				}
+				j += i / total * interleave[k]
+			}
+			if k == source && j < len(divide) {
+				v /= float64(divide[j])
+			}
+		}
+		y = max(y, v)
+	}
+	return step(x), step(y), true
 }
 
 // Loss returns what a scheme costs in a class (or All), nil when it was not measured.

@@ -321,3 +321,38 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// Steps have room for twice what was seen; what is folded counts as it is after folding.
+func TestSteps(t *testing.T) {
+	a := &Activation{K: 2, AbsMax: Vector{4, -0}, OutMax: Vector{1, 8, 2, 3, 5, 6}}
+	for _, c := range []struct {
+		factors, divide []float32
+		interleave      []int
+		source          int
+		in, out         float64 // largest magnitudes
+	}{
+		{nil, nil, nil, 0, 4, 8},
+		{[]float32{8, 1}, nil, nil, 0, 0.5, 8},
+		{nil, []float32{1, 4, 1, 1, 1, 1}, nil, 0, 4, 6},
+		// Columns 0, 2 and 4 are those of source 0.
+		{nil, []float32{1, 1, 2}, []int{1, 1}, 0, 4, 8},
+		{nil, []float32{8, 1, 1}, []int{1, 1}, 1, 4, 6},
+		// Two of source 0, then one of source 1: columns 2 and 5.
+		{nil, []float32{1, 8, 10, 1}, []int{2, 1}, 0, 4, 6},
+		{nil, []float32{4, 12}, []int{2, 1}, 1, 4, 8},
+	} {
+		in, out, ok := a.Steps(c.factors, c.divide, c.interleave, c.source)
+		if want := 2 * c.in / 32767; !ok || math.Abs(float64(in)/want-1) > 1e-6 {
+			t.Errorf("%+v: step of what enters %v, want %v", c, in, want)
+		}
+		if want := 2 * c.out / 32767; math.Abs(float64(out)/want-1) > 1e-6 {
+			t.Errorf("%+v: step of results %v, want %v", c, out, want)
+		}
+	}
+	if in, out, ok := (&Activation{AbsMax: Vector{0}, OutMax: Vector{0}}).Steps(nil, nil, nil, 0); !ok || in != 1 || out != 1 {
+		t.Errorf("of zeros: %v, %v, %v", in, out, ok)
+	}
+	if _, _, ok := (&Activation{AbsMax: Vector{1}}).Steps(nil, nil, nil, 0); ok {
+		t.Error("steps of results that nobody measured")
+	}
+}

@@ -196,6 +196,9 @@ func (v *validator) activation(i int, a *Activation) {
 			return
 		}
 	}
+	if len(a.OutMax) > 0 {
+		v.vector(p("out_absmax"), a.OutMax, 0, math.MaxFloat32)
+	}
 	v.directions(i, a)
 	want := Activation{AbsMax: a.AbsMax}
 	want.Summarise()

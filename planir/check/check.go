@@ -306,8 +306,12 @@ func (c *checker) weights() {
 		want := c.g.Weight(w.Name)
 		switch {
 		case w.ScaleOf != "": // P002 says what it is, and P026 that it is used
-			if w.Name != lower.ScaleWeight(w.ScaleOf) || want != nil {
-				c.fail(path, "weight %q is the static scale of %q, want the name %q", w.Name, w.ScaleOf, lower.ScaleWeight(w.ScaleOf))
+			name := lower.ScaleWeight(w.ScaleOf)
+			if w.K != 1 {
+				name = lower.StepsWeight(w.ScaleOf)
+			}
+			if w.Name != name || want != nil {
+				c.fail(path, "weight %q is the static scale of %q, want the name %q", w.Name, w.ScaleOf, name)
 			}
 		case want == nil:
 			c.fail(path, "model %q has no weight %q", c.m.Name, w.Name)

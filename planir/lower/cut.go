@@ -155,6 +155,9 @@ func AxisLength(n *Node, a planir.Axis) (int, error) {
 			return o.N, nil
 		}
 	case planir.AxisK:
+		if o.Kind == op.MatMul && (o.Scheme.Grid() || o.Scheme.Half()) {
+			return 0, fmt.Errorf("%s with scheme %q cannot be divided along %q: its result is rounded, and partial sums would be too", o.Kind, o.Scheme, a)
+		}
 		if o.Kind == op.MatMul {
 			return o.K, nil
 		}

@@ -5,6 +5,7 @@ package lower
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
@@ -44,7 +45,8 @@ type Value struct {
 // Expand fixes rows, context and schemes: matmuls get the scheme that schemeOf returns for their
 // name (exact ones float32), an embedding op.I32Q8C if that is returned for it, and where it quantises activations a node NAME_quant precedes the first
 // matmul that reads the value. Such a node is decided about like any other. Its scale may be static: it is then the
-// weight ScaleWeight of that matmul, and no weight of the model.
+// weight ScaleWeight of that matmul, and no weight of the model. A matmul on a grid takes its steps as the weight
+// StepsWeight behind its own.
 func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node string) op.Scheme) ([]Section, error) {
 	var out []Section
 	for _, ms := range g.Sections {
@@ -88,6 +90,9 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 					}
 					if _, err := op.ParseScheme(string(o.Scheme)); err != nil {
 						return nil, fmt.Errorf("node %q: %w", name, err)
+					}
+					if o.Scheme.Grid() {
+						n.W = append(slices.Clone(n.W), StepsWeight(name))
 					}
 					if !o.Scheme.QuantisedRows() {
 						break
@@ -136,3 +141,7 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 // ScaleWeight is the name of the weight f32 [1,1] that is the static scale of what enters the products of a class, named
 // as decisions name nodes.
 func ScaleWeight(class string) string { return class + ".scale" }
+
+// StepsWeight is the name of the weight f32 [2,N] that holds the steps of a product on a grid (op.Scheme.Grid): of what
+// enters it and of what it computes.
+func StepsWeight(class string) string { return class + ".steps" }

@@ -325,7 +325,8 @@ func uses(n *Node, p *Piece, proc *planir.Proc, layout string) (out []packRange)
 			}
 			c0, c1 = p.N0, p.N1
 		}
-		if proc.Bakes || o.Scheme != "" && !proc.WeightRanges {
+		steps := wo.role == "steps" && c1-c0 != n.Op().N // two rows have no column ranges: a share has its own
+		if proc.Bakes || o.Scheme != "" && !proc.WeightRanges || steps {
 			key.owner, key.n0, key.n1 = p.Proc, c0, c1
 		}
 		out = append(out, packRange{key, c0, c1})
@@ -526,16 +527,20 @@ func (b *builder) finish(rows []int) error {
 		s := &b.model.Sections[i]
 		for _, n := range s.Nodes {
 			class := s.Name + "." + n.Name
-			name := ScaleWeight(class)
-			if !used[name] {
-				continue
-			}
-			if _, again := rank[name]; !again {
-				rank[name] = len(b.out.Weights)
-				b.out.Weights = append(b.out.Weights, planir.Weight{Name: name, ScaleOf: class, K: 1, N: 1})
-			}
-			if w := &b.out.Weights[rank[name]]; s.Layers > 0 {
-				w.Layers = appendRange(w.Layers, planir.Range{From: s.First, To: s.First + s.Layers})
+			for _, w := range []planir.Weight{
+				{Name: ScaleWeight(class), ScaleOf: class, K: 1, N: 1},
+				{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N},
+			} {
+				if !used[w.Name] {
+					continue
+				}
+				if _, again := rank[w.Name]; !again {
+					rank[w.Name] = len(b.out.Weights)
+					b.out.Weights = append(b.out.Weights, w)
+				}
+				if w := &b.out.Weights[rank[w.Name]]; s.Layers > 0 {
+					w.Layers = appendRange(w.Layers, planir.Range{From: s.First, To: s.First + s.Layers})
+				}
 			}
 		}
 	}
@@ -607,17 +612,34 @@ func (b *builder) fold(rank map[string]int) error {
 		for _, p := range groups[i].Divide {
 			w := &b.out.Weights[rank[p.Weight]]
 			w.FoldCols, w.FoldSource = name, p.Source
+			if k, ok := rank[StepsWeight(b.classOf(p.Weight))]; ok { // of what the columns compute
+				b.out.Weights[k].FoldCols, b.out.Weights[k].FoldSource = name, p.Source
+			}
 		}
 		for _, m := range groups[i].Multiply {
 			b.out.Weights[rank[m]].FoldRows = name
 		}
 		for _, class := range groups[i].Readers {
-			if k, ok := rank[ScaleWeight(class)]; ok {
-				b.out.Weights[k].FoldRows = name
+			for _, of := range []string{ScaleWeight(class), StepsWeight(class)} {
+				if k, ok := rank[of]; ok {
+					b.out.Weights[k].FoldRows = name
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// classOf is the node that multiplies by a weight, "" where none does.
+func (b *builder) classOf(weight string) string {
+	for i := range b.model.Sections {
+		for _, n := range b.model.Sections[i].Nodes {
+			if len(n.W) > 0 && n.W[0] == weight {
+				return b.model.Sections[i].Name + "." + n.Name
+			}
+		}
+	}
+	return ""
 }
 
 // appendRange adds a range behind the others, which it may continue or repeat.

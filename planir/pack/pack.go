@@ -739,8 +739,10 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	case "w16":
 		for k := range spec.K {
 			row := at(k)
+			from := tile[2*TileN*k : 2*TileN*(k+1)]
 			for c := range row {
-				decode(row[c:c+1], tile[2*TileN*k+c%16*4+c/16*2:], op.BF16)
+				at := c%16*4 + c/16*2
+				row[c] = math.Float32frombits(uint32(from[at])<<16 | uint32(from[at+1])<<24)
 			}
 		}
 	case "q4b32", "q4b128":

@@ -69,6 +69,9 @@ type Capabilities struct {
 	// Rerounds are the schemes of Schemes whose products round activations once more on the way, to 8 bits with a scale
 	// per block of the weight: at most half a step of their block's largest activation, and near to nothing in quality.
 	Rerounds []op.Scheme
+	// Imitates are the schemes of Schemes that it computes as other processors would, to show their numbers: without
+	// kernels of its own, and never worth planning for. Probing leaves them out.
+	Imitates []op.Scheme
 
 	TileN int // columns of one weight tile; shards are multiples
 	TileK int // granularity of a split along K

@@ -315,9 +315,6 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			st.scalars.Batch = call.Batch[st.R0:]
 		}
 		c := &st.calls[ls.iter]
-		if m.observe != nil {
-			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In})
-		}
 		if ls.watched && st.lately.Load() > int64(shortNap) { // nobody sleeps through a shorter one
 			ls.began.Store(m.now())
 			ls.at.Store(2*number + 1)
@@ -336,6 +333,9 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		}
 		if err != nil {
 			return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
+		}
+		if m.observe != nil {
+			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In, Out: c.bind.Out})
 		}
 		took := int64(span.End - span.Start)
 		st.runNS += took

@@ -52,21 +52,21 @@ type Options struct {
 	// OnDemand loads a program with its weights when a call first needs it, instead of all of them on opening: the
 	// first token then waits for nothing that only later ones need.
 	OnDemand bool
-	// Observe is called before every step, on the thread of the step's lane, with what it is about to read. It
-	// slows execution down and is for measuring, not for serving.
+	// Observe is called after every step, on the thread of the step's lane, with what it has read (and perhaps changed in
+	// place) and written. It slows execution down and is for measuring, not for serving.
 	Observe func(Observed)
 	// Trace is how many events of each lane are kept for WriteTrace, the first ones; 0: none.
 	Trace int
 }
 
-// Observed is a step that is about to run: a node of a layer, in the rows of this call. In are the inputs
+// Observed is a step that has run: a node of a layer, in the rows of this call. In and Out are the inputs and outputs
 // of Graph, valid during the call of Observe only.
 type Observed struct {
-	Node  string
-	Layer int
-	Graph *op.Graph
-	Rows  int
-	In    []driver.View
+	Node    string
+	Layer   int
+	Graph   *op.Graph
+	Rows    int
+	In, Out []driver.View
 }
 
 // Machine is a plan loaded onto its processors, with a KV cache for each of its sequences. Its methods may be called from any

@@ -188,7 +188,15 @@ func TestRanges(t *testing.T) {
 		for i, row := range x {
 			copy(all[i*stride:], row)
 		}
-		r.Observe(executor.Observed{Node: "layers.up", Layer: layer, Graph: &g, Rows: 2, In: []driver.View{{Buffer: buffer(mem.Bytes(all)), Type: op.F32, Rows: 4, Cols: 4, Stride: stride}}})
+		results := make([]float32, len(x)*3)
+		for i, row := range x {
+			if len(row) > 1 {
+				results[3*i], results[3*i+1], results[3*i+2] = -2*row[0], row[1], 1e9 // the last is between rows
+			}
+		}
+		r.Observe(executor.Observed{Node: "layers.up", Layer: layer, Graph: &g, Rows: 2,
+			In:  []driver.View{{Buffer: buffer(mem.Bytes(all)), Type: op.F32, Rows: 4, Cols: 4, Stride: stride}},
+			Out: []driver.View{{Buffer: buffer(mem.Bytes(results)), Type: op.F32, Rows: 4, Cols: 2, Stride: 3}}})
 	}
 	var r Ranges
 	twice := func() {
@@ -212,6 +220,9 @@ func TestRanges(t *testing.T) {
 	if x.Class != "layers.up" || x.Layer != 0 || x.K != 4 || x.Rows != 4 || !slices.Equal(x.AbsMax, []float32{1, 2, 1, 20}) ||
 		!slices.Equal(x.MeanSquare, []float32{0.5, 1.25, 0.25, (1 + 100 + 4 + 400) / 4.}) {
 		t.Errorf("%+v", x)
+	}
+	if !slices.Equal(x.OutMax, []float32{2, 2}) {
+		t.Errorf("results reach %v, want 2 and 2", x.OutMax)
 	}
 	if len(x.Outliers) != 1 || x.Outliers[0].Channel != 3 || x.Outliers[0].Max != 20 || x.Outliers[0].Share != 0.5 {
 		t.Errorf("outliers %+v, want channel 3 in half of the rows", x.Outliers)

@@ -12,7 +12,7 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Ranges collects what enters the matrix products of executions in float32 on one lane: pass Observe to the
+// Ranges collects what enters and leaves the matrix products of executions in float32 on one lane: pass Observe to the
 // executor, execute, and after Again the same once more, which counts how often outlier channels exceed and finds which
 // channels move together.
 type Ranges struct {
@@ -37,6 +37,7 @@ type channels struct {
 	place
 	rows   int64
 	absmax []float32
+	out    []float32 // largest magnitudes of what was computed, nil with experts
 	square []float64 // sum
 
 	threshold float32 // of an outlier
@@ -45,7 +46,7 @@ type channels struct {
 	sketch    *sketch
 }
 
-// Observe adds what a step reads, if it is a matrix product. Executions are observed one after another.
+// Observe adds what a step has read and computed, if it is a matrix product. Executions are observed one after another.
 func (r *Ranges) Observe(o executor.Observed) {
 	k := slices.IndexFunc(o.Graph.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
 	if k < 0 || r.err != nil || r.stopped {
@@ -73,6 +74,12 @@ func (r *Ranges) Observe(o executor.Observed) {
 		r.index[p] = c
 		r.places = append(r.places, c)
 	}
+	if !r.again && n.Op.Kind == op.MatMul {
+		if err := c.computed(&o, n); err != nil {
+			r.err = fmt.Errorf("observe %q: %w", o.Node, err)
+			return
+		}
+	}
 	rows := o.Rows * (v.Rows / n.Op.M) // with experts several a token
 	for m := range rows {
 		row := x[m*v.Stride : m*v.Stride+v.Cols]
@@ -84,6 +91,28 @@ func (r *Ranges) Observe(o executor.Observed) {
 			return
 		}
 	}
+}
+
+// computed adds the result of a product.
+func (c *channels) computed(o *executor.Observed, n *op.Node) error {
+	i := slices.IndexFunc(o.Graph.Outputs, func(v op.Value) bool { return v.Name == n.Out[0] })
+	if i < 0 || o.Out[i].Type != op.F32 {
+		return diag.New(diag.ClassRun, "what the product computes is not a float32 output of its step")
+	}
+	v := o.Out[i]
+	y, err := mem.View[float32](v.Bytes())
+	if err != nil {
+		return err
+	}
+	if c.out == nil {
+		c.out = make([]float32, v.Cols)
+	}
+	for m := range min(o.Rows, v.Rows) {
+		for j, x := range y[m*v.Stride : m*v.Stride+v.Cols] {
+			c.out[j] = max(c.out[j], float32(math.Abs(float64(x))))
+		}
+	}
+	return nil
 }
 
 func (c *channels) add(row []float32) error {
@@ -138,7 +167,7 @@ func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 	}
 	var out []calibration.Activation
 	for _, c := range r.places {
-		a := calibration.Activation{Class: c.node, Layer: c.layer, K: len(c.absmax), Rows: c.rows, AbsMax: c.absmax}
+		a := calibration.Activation{Class: c.node, Layer: c.layer, K: len(c.absmax), Rows: c.rows, AbsMax: c.absmax, OutMax: c.out}
 		a.MeanSquare = c.meanSquare()
 		a.Directions = c.sketch.directions(min(rank, MaxRank))
 		a.Directions.Round()

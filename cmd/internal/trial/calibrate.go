@@ -259,13 +259,13 @@ func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {
 
 // CalibrationBytes is about how large the file of a calibration is, without directions.
 func (m *Model) CalibrationBytes() int64 {
-	const perEntry, perChannel = 400, 16 // absmax, mean square and fold factor in base64
-	entries, channels := m.channels()
-	return perEntry*entries + perChannel*channels
+	const perEntry, perChannel, perColumn = 400, 16, 6 // absmax, mean square and fold factor in base64; largest results
+	entries, channels, columns := m.channels()
+	return perEntry*entries + perChannel*channels + perColumn*columns
 }
 
-// channels are those of all activations together, and how many activations there are.
-func (m *Model) channels() (entries, channels int64) {
+// channels are those of all activations together, and how many activations there are; columns are those of the results.
+func (m *Model) channels() (entries, channels, columns int64) {
 	g := m.Graph()
 	for _, s := range g.Sections {
 		for _, n := range s.Nodes {
@@ -273,16 +273,17 @@ func (m *Model) channels() (entries, channels int64) {
 				if o.HasScheme() {
 					entries += int64(max(1, s.Layers))
 					channels += int64(max(1, s.Layers)) * int64(o.K)
+					columns += int64(max(1, s.Layers)) * int64(o.N)
 				}
 			}
 		}
 	}
-	return entries, channels
+	return entries, channels, columns
 }
 
 // rank is how many directions the file has room for.
 func (m *Model) rank() int {
 	const perValue = 8. / 3 // a bfloat16 in base64
-	_, channels := m.channels()
+	_, channels, _ := m.channels()
 	return max(0, int(float64(calibration.MaxBytes-m.CalibrationBytes())/2/perValue/float64(channels)))
 }

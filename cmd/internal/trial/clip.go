@@ -18,7 +18,7 @@ var shares = []float32{0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
 // leave it: shares are tried from the largest as long as each saves a part of the loss, beyond noise. before are the losses
 // without.
 func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Tally) error {
-	i := slices.IndexFunc(c.o.Schemes, op.Scheme.Static)
+	i := slices.IndexFunc(c.o.Schemes, staticRows)
 	if i < 0 {
 		return nil
 	}
@@ -63,9 +63,12 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	return c.lose(x, t, folded)
 }
 
+// staticRows reports whether 8-bit rows have static scales: 16-bit grids have room, and nothing to gain.
+func staticRows(s op.Scheme) bool { return s.Static() && s.QuantisedRows() }
+
 // clipRuns is how often all windows are executed to find clips at most.
 func (c *calibrating) clipRuns() int {
-	if !slices.ContainsFunc(c.o.Schemes, op.Scheme.Static) {
+	if !slices.ContainsFunc(c.o.Schemes, staticRows) {
 		return 0
 	}
 	return len(shares)*len(c.Classes()) + 1

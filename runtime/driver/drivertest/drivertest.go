@@ -129,6 +129,12 @@ func testCapabilities(t *testing.T, f *Factory) {
 			t.Errorf("scheme %q is said to round again, and is not supported or has no blocks", s)
 		}
 	}
+	for _, s := range c.Imitates {
+		once("imitation of " + string(s))
+		if !slices.Contains(c.Schemes, s) {
+			t.Errorf("scheme %q is said to be imitated, and is not supported", s)
+		}
+	}
 	if len(c.Kinds) == 0 || c.TileN < 1 || c.TileK < 1 {
 		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.TileN, c.TileK)
 	}

@@ -107,6 +107,11 @@ func capabilities(cores []int) *driver.Capabilities {
 		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
 		Cores: append([]int(nil), cores...),
 	}
+	for _, s := range op.Schemes {
+		if s.Grid() || s.Half() {
+			c.Imitates = append(c.Imitates, s)
+		}
+	}
 	for scheme, layout := range layouts {
 		c.Layouts[scheme] = layout
 	}

@@ -121,6 +121,10 @@ func onGrid(step float32) func(dst, src []float32) bool {
 func halve(dst, src []float32) bool {
 	finite := true
 	for i, v := range src {
+		if b := math.Float32bits(v); b>>23&0xff-113 < 28 { // 2^-14 up to 2^14: ten bits of fraction, halves to even
+			dst[i] = math.Float32frombits((b + 0xfff + b>>13&1) &^ 0x1fff)
+			continue
+		}
 		h := pack.FloatToHalf(v)
 		finite = finite && h&0x7c00 != 0x7c00
 		dst[i] = pack.HalfToFloat(h)
