@@ -81,7 +81,9 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	var rounded []op.Scheme // that round activations, which folds are for
 	for _, scheme := range o.Schemes {
 		for _, class := range append(m.Classes(), calibration.All) {
-			candidates = append(candidates, candidate{class, scheme})
+			if m.takes(class, scheme) {
+				candidates = append(candidates, candidate{class, scheme})
+			}
 		}
 		if scheme.QuantisedRows() {
 			rounded = append(rounded, scheme)

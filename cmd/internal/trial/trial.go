@@ -162,6 +162,22 @@ func (m *Model) Classes() []string {
 	return out
 }
 
+// takes reports whether a class (or calibration.All) can have a scheme: not every one is there for experts.
+func (m *Model) takes(class string, scheme op.Scheme) bool {
+	if scheme.Experts() {
+		return true
+	}
+	g := m.Graph()
+	for _, s := range g.Sections {
+		for _, n := range s.Nodes {
+			if (class == calibration.All || class == s.Name+"."+n.Name) && slices.ContainsFunc(n.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul }) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // PackedTable is the embedding that can look rows up in the packed matrix of a tied head, "" where there is none.
 func (m *Model) PackedTable() string {
 	g := m.Graph()

@@ -224,7 +224,7 @@ func TestCalibrateArchitectures(t *testing.T) {
 				}
 				x.Windows = append(x.Windows, w)
 			}
-			c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: x, Schemes: []op.Scheme{op.A8TQ8C}})
+			c, err := Calibrate(context.Background(), m, CalibrateOptions{Text: x, Schemes: []op.Scheme{op.A8TQ8C, op.A16SQ8C, op.A16FW16}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -232,6 +232,12 @@ func TestCalibrateArchitectures(t *testing.T) {
 			for _, class := range m.Classes() {
 				if l := c.Loss(class, op.A8TQ8C, false); l == nil || !(l.KL > 0) {
 					t.Errorf("loss of %q is %+v", class, l)
+				}
+				experts := strings.Contains(class, "expert_")
+				for _, scheme := range []op.Scheme{op.A16SQ8C, op.A16FW16} {
+					if l := c.Loss(class, scheme, false); (l == nil) != experts {
+						t.Errorf("loss of %q with %s is %+v", class, scheme, l)
+					}
 				}
 				section, _, _ := strings.Cut(class, ".")
 				for i := range g.Sections {
@@ -251,7 +257,7 @@ func TestCalibrateArchitectures(t *testing.T) {
 					}
 				}
 			}
-			_, channels := m.channels()
+			_, channels, _ := m.channels()
 			if b, err := calibration.Encode(c); err != nil || int64(len(b)) > m.CalibrationBytes()+channels*quality.MaxRank*8/3+4000 {
 				t.Errorf("%d bytes, %v", len(b), err)
 			}
