@@ -372,19 +372,24 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 	})
 }
 
-// forms asks for a product in the other forms that the processor has. Of convolutions that is every factorisation of the
-// rows (llm.npu sec. 4), or without all only the squarest; others are left out with images. Images of other numbers of rows tell
-// nothing of one, so that each needs shapes of its own.
+// forms asks for a product in the other forms that the processor has. Of convolutions that is the squarest image, and with all
+// every factorisation of the rows (llm.npu sec. 4), after what matters more. Without others it is images alone: those of other numbers of
+// rows tell nothing of one, so that each needs shapes of its own.
 func (b *builder) forms(priority int, p *socs.Processor, o op.Op, all, others bool) {
 	if o.Kind != op.MatMul {
 		return
 	}
 	for _, f := range op.FormsOf(o.M, p.Forms[o.Scheme]) {
-		if conv := f.Class() == op.Conv; conv && !all && f != op.Squarest(o.M) || !conv && !others {
+		at := priority
+		switch conv := f.Class() == op.Conv; {
+		case conv && f == op.Squarest(o.M):
+		case conv && all:
+			at = PriorityBetween
+		case conv || !others:
 			continue
 		}
 		o.Form = f
-		b.op(priority, p, o)
+		b.op(at, p, o)
 	}
 }
 

@@ -24,6 +24,9 @@ var (
 	kinds = []op.Kind{
 		op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
 	}
+	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights, and 4-bit weights,
+	// in one order and by one operator, and takes no weight as the second of a batch matmul's activations.
+	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
 	schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8TQ4B32, op.A8TQ4B128}
 )
 
@@ -34,6 +37,9 @@ func refuse(o op.Op) error {
 	}
 	if o.Scheme != "" && !slices.Contains(schemes, o.Scheme) {
 		return diag.New(diag.ClassInput, "scheme %q is not executed", o.Scheme)
+	}
+	if f := o.Form.Class(); f != "" && !slices.Contains(forms[o.Scheme], f) {
+		return diag.New(diag.ClassInput, "form %q of scheme %q is not executed", o.Form, o.Scheme)
 	}
 	if r := o.Rows(); r > maxRows {
 		return diag.New(diag.ClassInput, "%d rows, want at most %d", r, maxRows)
@@ -149,6 +155,10 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 	}
 	switch spec.Scheme {
 	case "w32":
+		if slices.ContainsFunc(t.g.Nodes, func(x op.Node) bool { return x.Op.Form.Class() == op.Conv && x.W[0] == spec.Name }) {
+			declare("", onnx.Float32, k, n, 1, 1) // the same bytes as kernels
+			break
+		}
 		declare("", onnx.Float32, k, n)
 	case "q8c":
 		declare("", onnx.Int8, k, n)
@@ -362,7 +372,7 @@ func (t *translator) matMul(o op.Op, in, w []string) {
 		if !o.Bias {
 			product = y
 		}
-		t.add("", "", "MatMul", list(in[0], w[0]), list(product))
+		t.product(o, in[0], w[0], product)
 	case op.A8TQ8C, op.A8SQ8C:
 		operands := list(in[0], w[0], t.float(1), w[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || o.M == 1 { // one scale for all rows is the operator's own
@@ -396,6 +406,29 @@ func (t *translator) matMul(o op.Op, in, w []string) {
 	}
 	if o.Bias {
 		t.bias(o, product, w[1], y)
+	}
+}
+
+// product is y = x times w in float32, in the operator's form.
+func (t *translator) product(o op.Op, x, w, y string) {
+	m, k, n := int64(o.M), int64(o.K), int64(o.N)
+	columns := "" // the result, [N,M]
+	switch width, height, conv := o.Form.Image(); {
+	case o.Form == op.Swapped:
+		columns = t.name("pixels:")
+		t.add("", "", "Gemm", list(w, x), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		// Behind another shape the library does not see that it could swap the operands back.
+		columns = t.reshape("image", columns, n, m, 1)
+		columns = t.do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
+		t.add("shape", "", "Reshape", list(columns, t.ints(m, n)), list(y))
+	case conv:
+		image := t.reshape("image", t.do("columns", "", "Transpose", list(x), onnx.Ints("perm", 1, 0)), 1, k, int64(height), int64(width))
+		columns = t.name("pixels:")
+		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are packed.
+		t.add("", "", "ConvTranspose", list(image, w), list(columns), onnx.Ints("kernel_shape", 1, 1))
+		t.add("rows", "", "Transpose", list(t.reshape("shape", columns, n, m)), list(y), onnx.Ints("perm", 1, 0))
+	default:
+		t.add("", "", "MatMul", list(x, w), list(y))
 	}
 }
 

@@ -120,6 +120,17 @@ func testCapabilities(t *testing.T, f *Factory) {
 			t.Errorf("scheme %q: no layout of weights %q", s, s.Weight())
 		}
 	}
+	for scheme, forms := range c.Forms {
+		for _, f := range forms {
+			once("form " + string(f) + " of " + string(scheme))
+			if !slices.Contains(op.FormClasses, f) || !slices.Contains(c.Schemes, scheme) {
+				t.Errorf("form %q of scheme %q: want one of %q, of a supported scheme", f, scheme, op.FormClasses)
+			}
+			if f == op.Conv && c.DynamicRows {
+				t.Errorf("form %q is compiled for a number of rows, and calls may use fewer", f)
+			}
+		}
+	}
 	for _, k := range c.KV {
 		once("cache type " + string(k))
 	}
@@ -191,6 +202,11 @@ func operators() []op.Op {
 			add(o)
 			if o.Bias = true; i%2 == 1 || i == 0 {
 				add(o)
+			}
+		}
+		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}, {21, 96, 160}} {
+			for _, f := range op.FormsOf(sh[0], op.FormClasses) {
+				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s, Form: f, Bias: i == 1})
 			}
 		}
 		for _, sh := range []struct {
@@ -341,7 +357,7 @@ func testOperators(t *testing.T, f *Factory) {
 		if o.Kind == op.Rope && o.LongFrom > 0 {
 			name += fmt.Sprintf(" long ntk=%v", o.NTK)
 		}
-		if s.caps.Supports(o) != nil {
+		if s.caps.Supports(o) != nil && !s.ignores(t, o, g) {
 			continue // refused: RefusedAtLoad
 		}
 		if tried[o.Kind]++; tried[o.Kind] > mostVariants {
@@ -370,6 +386,20 @@ func testOperators(t *testing.T, f *Factory) {
 			t.Errorf("kind %q is claimed, but none of its variants is supported", k)
 		}
 	}
+}
+
+// ignores reports whether a driver compiles a product whose form it does not list, which it then has to execute: arithmetic
+// is the same in every form. If not its compiler names the form.
+func (s *session) ignores(t *testing.T, o op.Op, g op.Graph) bool {
+	plain := o
+	if plain.Form = ""; o.Form == "" || s.caps.Supports(plain) != nil {
+		return false
+	}
+	_, err := s.compile(g, nil)
+	if err != nil {
+		mentions(t, o.Key(), err, string(o.Form.Class()))
+	}
+	return err == nil
 }
 
 // graph is built node by node.
@@ -727,7 +757,7 @@ func testRefusedAtLoad(t *testing.T, f *Factory) {
 		mentions(t, what, err, words...)
 	}
 	for _, o := range operators() {
-		if s.caps.Supports(o) == nil {
+		if s.caps.Supports(o) == nil || o.Form != "" { // forms: Operators
 			continue
 		}
 		a, err := s.compile(single(s.caps, o), nil)

@@ -66,6 +66,8 @@ func (v *verifier) initializers() error {
 			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{n}}
 		case w.Layout == op.RowsLayout:
 			want[name] = onnx.Tensor{Type: elements[op.Type(w.Scheme)], Dims: []int64{k, n}}
+		case w.Scheme == "w32" && slices.ContainsFunc(v.g.Nodes, func(n op.Node) bool { return n.Op.Form.Class() == op.Conv && n.W[0] == w.Name }):
+			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, n, 1, 1}}
 		case w.Scheme == "w32":
 			want[name] = onnx.Tensor{Type: onnx.Float32, Dims: []int64{k, n}}
 		case w.Scheme == "q8c":
@@ -301,7 +303,7 @@ func (e *expected) matMul(o op.Op, in, w []string, y string) {
 		if !o.Bias {
 			product = y
 		}
-		e.add("", "", "MatMul", list(in[0], w[0]), list(product))
+		e.product(o, in[0], w[0], product)
 		bias()
 	case op.A8TQ8C, op.A8SQ8C:
 		operands := list(in[0], w[0], float(1), w[0]+".scale", codes(0, 128))
@@ -331,6 +333,29 @@ func (e *expected) matMul(o op.Op, in, w []string, y string) {
 			operands = append(operands, "", "", w[1])
 		}
 		e.add("", onnx.Contrib, "MatMulNBits", operands, list(y), onnx.Int("K", int64(o.K)), onnx.Int("N", int64(o.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", int64(o.Scheme.BlockK())))
+	}
+}
+
+// product is a product in float32, in the operator's form: of a convolution the transposed one, whose kernels of 1x1 make it
+// the same.
+func (e *expected) product(o op.Op, x, w, y string) {
+	m, k, n := int64(o.M), int64(o.K), int64(o.N)
+	switch width, height, conv := o.Form.Image(); {
+	case o.Form == op.Swapped:
+		columns := nodeName(e.i, "pixels:")
+		e.add("", "", "Gemm", list(w, x), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		image := e.do("image", "", "Reshape", list(columns, ints(n, m, 1)))
+		rows := e.do("rows", "", "Transpose", list(image), onnx.Ints("perm", 1, 0, 2))
+		e.add("shape", "", "Reshape", list(rows, ints(m, n)), list(y))
+	case conv:
+		columns := e.do("columns", "", "Transpose", list(x), onnx.Ints("perm", 1, 0))
+		image := e.do("image", "", "Reshape", list(columns, ints(1, k, int64(height), int64(width))))
+		pixels := nodeName(e.i, "pixels:")
+		e.add("", "", "ConvTranspose", list(image, w), list(pixels), onnx.Ints("kernel_shape", 1, 1))
+		flat := e.do("shape", "", "Reshape", list(pixels, ints(n, m)))
+		e.add("rows", "", "Transpose", list(flat), list(y), onnx.Ints("perm", 1, 0))
+	default:
+		e.add("", "", "MatMul", list(x, w), list(y))
 	}
 }
 
