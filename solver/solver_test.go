@@ -90,7 +90,8 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 	set := record.NewSet(record.Header{Schema: record.Schema, SoC: s.Name, SoCDigest: digest, Simulated: true, Hetc: "test"})
 	g := m.Graph()
 	batch := g.Batch()
-	add := func(p *socs.Processor, o op.Op) {
+	var add func(p *socs.Processor, o op.Op)
+	add = func(p *socs.Processor, o op.Op) {
 		if !p.Executes(o.Kind) {
 			return
 		}
@@ -99,6 +100,13 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 			layout = p.Layouts[o.Scheme.Weight()]
 		} else if len(o.Sig().W) == 0 {
 			layout = ""
+		}
+		if o.Kind == op.MatMul && o.Form == "" {
+			for _, f := range op.FormsOf(o.M, p.Forms[o.Scheme]) {
+				formed := o
+				formed.Form = f
+				add(p, formed)
+			}
 		}
 		ns, err := sim.NS(s, p.Name, o)
 		if err != nil {

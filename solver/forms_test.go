@@ -1,0 +1,221 @@
+package solver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// lottery is prices by chance: every operator has its own on every processor, in every form, and some forms have none.
+type lottery struct{ seed int }
+
+func (d lottery) together(tasks []task) ([]estimate, error) {
+	var out []estimate
+	for _, t := range tasks {
+		h := fnv.New64a()
+		fmt.Fprint(h, d.seed, " ", t.key())
+		x := h.Sum64()
+		if t.op.Form != "" && x%5 == 0 {
+			return nil, errors.New("never measured")
+		}
+		ns := int64(1000 + x%9000)
+		out = append(out, estimate{ns, ns, ns})
+	}
+	return out, nil
+}
+
+func (d lottery) forms(t task) []op.Form                           { return op.FormsOf(t.op.M, op.FormClasses) }
+func (d lottery) handover(from, to string) (estimate, error)       { return estimate{700, 700, 700}, nil }
+func (d lottery) launch(string) (int64, error)                     { return 0, nil }
+func (d lottery) copy(from, to string, bytes int64) (int64, error) { return 0, nil }
+
+// Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of all
+// combinations costs.
+func TestFormsAgainstAll(t *testing.T) {
+	m := demo(t)
+	s := withNPU(t, func(npu *socs.Processor) {
+		npu.Forms = map[op.Scheme][]op.Form{op.A32W32: op.FormClasses}
+		x := npu.Sim.Schemes[op.A32W32]
+		x.Forms = map[op.Form]socs.SimForm{op.Swapped: {Gain: 1}, op.BatchMatMul: {Gain: 1}, op.Conv: {Gain: 1, Side: 8}}
+		npu.Sim.Schemes[op.A32W32] = x
+	})
+	w := permit(op.A32W32)
+	w.Buckets = []int{30}
+	session := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w})
+	sections, err := lower.Expand(session.of(30), 30, session.want.context, op.F32, func(string) op.Scheme { return op.A32W32 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(sections, func(x lower.Section) bool { return x.Name == "layers" })
+	sec := sections[i]
+	sec.Nodes = slices.DeleteFunc(slices.Clone(sec.Nodes), func(n lower.Node) bool { return !n.Op().HasScheme() })
+	if len(sec.Nodes) != 4 {
+		t.Fatalf("%d products in a layer", len(sec.Nodes))
+	}
+	chosen := map[op.Form]bool{}
+	for seed := range 6 {
+		session.prices = lottery{seed}
+		st := session.stage(&sec, 30)
+		lists, errs := st.candidates(nil)
+		all := make([][]candidate, len(lists))
+		for i := range sec.Nodes {
+			if errs[i] != nil {
+				t.Fatal(errs[i])
+			}
+			for _, p := range st.procs {
+				rows := []int{30}
+				if st.static[p.Name] > 0 {
+					rows = []int{32, 64}
+				}
+				for _, r := range rows {
+					for _, f := range append(op.FormsOf(r, op.FormClasses), "") {
+						sh := planir.Share{Proc: p.Name, PadRows: r, Form: f}
+						if r == 30 {
+							sh.PadRows = 0
+						}
+						if c, err := st.as(i, planir.Single, planir.AxisNone, []planir.Share{sh}); err == nil {
+							all[i] = append(all[i], c)
+						}
+					}
+				}
+			}
+			if len(all[i]) < 12 {
+				t.Fatalf("%d ways to execute %q", len(all[i]), sec.Nodes[i].Name)
+			}
+		}
+		few, err := st.pose(lists)
+		if err != nil {
+			t.Fatal(err)
+		}
+		many, err := st.pose(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := exact.Engine{}.Partition(context.Background(), &problem.Partition{Name: "few", Procs: []string{"c0", "c1"}, Chains: []problem.Chain{few.prob}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		best := int64(math.MaxInt64)
+		at := make([]int, len(all))
+		var try func(i int)
+		try = func(i int) {
+			if i == len(all) {
+				best = min(best, many.prob.ObjectiveNS(at))
+				return
+			}
+			for at[i] = range all[i] {
+				try(i + 1)
+			}
+		}
+		try(0)
+		if got.ObjectiveNS != best {
+			t.Errorf("seed %d: %d ns, the best of all combinations takes %d", seed, got.ObjectiveNS, best)
+		}
+		for i, c := range got.Choices[0] {
+			for _, sh := range lists[i][c].Shares {
+				chosen[sh.Form.Class()] = true
+			}
+		}
+	}
+	for _, f := range op.FormClasses {
+		if !chosen[f] {
+			t.Errorf("form %q is never chosen", f)
+		}
+	}
+}
+
+// On the catalog's phone weight first wins for W4A16 (HeteroInfer sec. 4.1) and square images for INT8 (llm.npu sec. 4): the plan's
+// graphs have them, the checker wants the SoC to list them, and explain says what the default takes.
+func TestFormsOnThePhone(t *testing.T) {
+	m := open(t, "llama-3.2-1b")
+	for _, x := range []struct {
+		scheme op.Scheme
+		want   op.Form
+	}{{op.A8TQ4B32, op.Swapped}, {op.A8TQ8C, op.Conv}} {
+		s, err := socs.Open("snapdragon-8gen3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := permit(x.scheme)
+		w.Buckets = []int{256}
+		in := Input{Model: m, SoC: s, Costs: costs(t, s, m, x.scheme), Workload: w, Only: []string{"cpu", "npu"}, Engine: exact.Engine{}}
+		r := solve(t, in)
+		products := 0
+		for _, g := range r.Plan.Program.Graphs {
+			for _, n := range g.Graph.Nodes {
+				if g.Proc != "npu" || !n.Op.HasScheme() || n.Op.M == 1 {
+					continue
+				}
+				products++
+				if n.Op.Form.Class() != x.want {
+					t.Errorf("%s: the graph of %s is in form %q, want %q", x.scheme, n.Op.Key(), n.Op.Form, x.want)
+				}
+				fast, err := sim.NS(s, "npu", n.Op)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, f := range append(op.FormsOf(n.Op.M, s.Processor("npu").Forms[x.scheme]), "") {
+					other := n.Op
+					other.Form = f
+					if ns, err := sim.NS(s, "npu", other); err != nil || 100*ns < 98*fast {
+						t.Errorf("%s takes %d ns, in form %q %d (%v)", n.Op.Key(), fast, f, ns, err)
+					}
+				}
+			}
+		}
+		if products == 0 {
+			t.Fatalf("%s: no products on the NPU", x.scheme)
+		}
+		at := slices.IndexFunc(r.Plan.Decisions, func(d planir.Decision) bool {
+			return d.Rows == 256 && len(d.Shares) == 1 && d.Shares[0].Form != ""
+		})
+		if at < 0 {
+			t.Fatalf("%s: no whole product on the NPU", x.scheme)
+		}
+		d := r.Plan.Decisions[at]
+		for _, input := range []*Input{nil, &in} {
+			rows, err := Explain(r.Plan, d.Node, 256, input)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var chosen, plain int64
+			for _, row := range rows {
+				switch {
+				case row.Chosen && strings.Contains(row.Shares, " as "+string(x.want)):
+					chosen = row.NS
+				case row.Note == "the default form":
+					plain = row.NS
+				}
+			}
+			if chosen == 0 || plain <= chosen {
+				t.Errorf("%s: explain: %d ns as chosen and %d in the default form: %v", d.Node, chosen, plain, rows)
+			}
+		}
+		// A SoC that does not list the form cannot execute the plan.
+		s.Processor("npu").Forms = nil
+		if found := check.Plan(r.Plan, m, s); !strings.Contains(fmt.Sprint(found), "forms is "+string(x.want)) {
+			t.Errorf("%s: checked against a SoC without forms: %v", x.scheme, found)
+		}
+		// And a plan whose processor does not is illegal in itself.
+		p := *r.Plan
+		p.Procs = slices.Clone(p.Procs)
+		p.Proc("npu").Forms = nil
+		if found := planir.Check(&p); !strings.Contains(fmt.Sprint(found), "does not execute form") {
+			t.Errorf("%s: a processor without forms: %v", x.scheme, found)
+		}
+	}
+}
