@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -290,6 +291,45 @@ func TestRequestsOfTwins(t *testing.T) {
 	for _, k := range keys(op.A8SQ8C) {
 		if strings.Contains(k, "a8t") {
 			t.Errorf("%q is asked of processors that do not execute it", k)
+		}
+	}
+}
+
+// Forms are asked of processors that have them, in the schemes that do: weights in every factorisation of their rows, parts and rows
+// between in the squarest; and the default comes first.
+func TestRequestsOfForms(t *testing.T) {
+	m, s := openModel(t, "tinyllama-1.1b"), fakeSoC()
+	p := &s.Processors[1]
+	p.StaticShapes, p.DynamicRows = true, false
+	p.Forms = map[op.Scheme][]op.Form{op.A8TQ8C: {op.Conv, op.Swapped}}
+	list, err := Requests(s, m, Want{Buckets: []int{64, 256}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[string]int{}
+	for i, r := range list {
+		at[r.Key()] = i
+		if o := r.What.Op; o != nil && o.Form != "" && (r.What.Proc != p.Name || o.Scheme != op.A8TQ8C || o.Kind != op.MatMul) {
+			t.Errorf("%s: the processor has no such form", r.Key())
+		}
+	}
+	whole := "op " + p.Name + " matmul[%d,2048]x[2048,2560] a8t/q8c%s n32 cold"
+	for _, rows := range []int{1, 64, 256} {
+		first, ok := at[fmt.Sprintf(whole, rows, "")]
+		for _, f := range op.FormsOf(rows, p.Forms[op.A8TQ8C]) {
+			if i, have := at[fmt.Sprintf(whole, rows, " "+string(f))]; !ok || !have || i < first {
+				t.Errorf("%d rows in form %q: there %v, place %d, the default at %d", rows, f, have, i, first)
+			}
+		}
+	}
+	part := "op " + p.Name + " matmul[64,2048]x[2048,1280] a8t/q8c%s n32 cold"
+	between := "op " + p.Name + " matmul[96,2048]x[2048,2560] a8t/q8c%s n32 cold"
+	for key, want := range map[string]bool{
+		fmt.Sprintf(part, " conv 8x8"): true, fmt.Sprintf(part, " conv 16x4"): false, fmt.Sprintf(part, " swapped"): false,
+		fmt.Sprintf(between, " conv 12x8"): true, fmt.Sprintf(between, " conv 16x6"): false, fmt.Sprintf(between, " swapped"): true,
+	} {
+		if _, have := at[key]; have != want {
+			t.Errorf("%s: there %v, want %v", key, have, want)
 		}
 	}
 }

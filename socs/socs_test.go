@@ -312,6 +312,22 @@ func TestValidate(t *testing.T) {
 		{"domain", func(s *SoC) { s.Memory[0].Processors = []string{"x"} }, `processor "x" does not exist`},
 		{"sim missing", func(s *SoC) { s.Processors[0].Sim = nil }, "needs a sim block"},
 		{"sim peak", func(s *SoC) { s.Processors[0].Sim.Schemes["a32/w32"] = SimScheme{} }, "sim.schemes.a32/w32.peak_gops: soc.value: 0"},
+		{"form", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv 8x8"} }, `form "conv 8x8", want`},
+		{"form twice", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "conv"} }, `form "conv" is listed twice`},
+		{"form of no scheme", func(s *SoC) { s.Processors[2].Forms["a32/w16"] = []op.Form{"conv"} }, `forms of scheme "a32/w16"`},
+		{"form without price", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "bmm"} }, `no price of form "bmm"`},
+		{"price without form", func(s *SoC) { s.Processors[2].Forms = nil }, `form "swapped" is not among the processor's forms`},
+		{"image of dynamic rows", func(s *SoC) { s.Processors[2].StaticShapes, s.Processors[2].DynamicRows = false, true }, "calls may have fewer"},
+		{"gain", func(s *SoC) {
+			s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: math.NaN(), Side: 8}
+		}, "forms.conv.gain: soc.value: NaN"},
+		{"gain and fill", func(s *SoC) { s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2, FillRows: 8} }, "want one of them"},
+		{"fill of an image", func(s *SoC) {
+			s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{FillRows: 8, Side: 8, Gain: 1}
+		}, "which only form"},
+		{"side", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: 2, Side: 1} }, "forms.conv.side: soc.value: 1"},
+		{"side of an order", func(s *SoC) { s.Processors[2].Sim.Schemes["a32/w32"].Forms["swapped"] = SimForm{Gain: 2, Side: 8} }, "which only form"},
+		{"target's form", func(s *SoC) { s.Processors[2].Target.Forms = map[op.Scheme][]op.Form{"a8t/q8c": {"swapped"}} }, `form "swapped" of scheme "a8t/q8c" is not among the processor's forms`},
 		{"noise", func(s *SoC) { s.Processors[0].Sim.NoiseCV = 3 }, "noise_cv"},
 		{"weight bytes", func(s *SoC) { s.Processors[0].WeightBytes = "half" }, "want shared or per_graph"},
 		{"source path", func(s *SoC) { s.Sources["processors.dsp"] = "assumed: x" }, `no value at path "processors.dsp"`},

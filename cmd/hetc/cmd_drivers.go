@@ -55,6 +55,7 @@ type driverEntry struct {
 	Devices   []deviceEntry `json:"devices,omitempty"`
 	Operators []string      `json:"operators,omitempty"`
 	Schemes   []string      `json:"schemes,omitempty"`
+	Forms     []string      `json:"forms,omitempty"` // "a32/w32 as swapped"
 	Cache     []string      `json:"cache_types,omitempty"`
 	Emulated  bool          `json:"emulated,omitempty"` // its times are those of an emulator
 	Problem   string        `json:"problem,omitempty"`  // devices are listed, but cannot be opened
@@ -127,6 +128,11 @@ func describe(ctx context.Context, d driver.Driver) driverEntry {
 	for _, x := range caps.Schemes {
 		e.Schemes = append(e.Schemes, string(x))
 	}
+	for _, x := range caps.Schemes {
+		for _, f := range caps.Forms[x] {
+			e.Forms = append(e.Forms, fmt.Sprintf("%s as %s", x, f))
+		}
+	}
 	for _, t := range caps.KV {
 		e.Cache = append(e.Cache, fmt.Sprint(t))
 	}
@@ -171,6 +177,7 @@ func (e *driverEntry) rows() (rows [][]string) {
 	}
 	add("operators", wrap(e.Operators)...)
 	add("schemes", wrap(e.Schemes)...)
+	add("forms", wrap(e.Forms)...)
 	add("cache types", wrap(e.Cache)...)
 	add("problem", e.Problem)
 	rows[0][0] = e.Driver
