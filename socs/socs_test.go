@@ -316,7 +316,7 @@ func TestValidate(t *testing.T) {
 		{"form twice", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "conv"} }, `form "conv" is listed twice`},
 		{"form of no scheme", func(s *SoC) { s.Processors[2].Forms["a32/w16"] = []op.Form{"conv"} }, `forms of scheme "a32/w16"`},
 		{"form without price", func(s *SoC) { s.Processors[2].Forms["a8t/q8c"] = []op.Form{"conv", "bmm"} }, `no price of form "bmm"`},
-		{"price without form", func(s *SoC) { s.Processors[2].Forms = nil }, `form "swapped" is not among the processor's forms`},
+		{"price of no form", func(s *SoC) { s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["fc"] = SimForm{Gain: 2} }, `form "fc", want`},
 		{"image of dynamic rows", func(s *SoC) { s.Processors[2].StaticShapes, s.Processors[2].DynamicRows = false, true }, "calls may have fewer"},
 		{"gain", func(s *SoC) {
 			s.Processors[2].Sim.Schemes["a8t/q8c"].Forms["conv"] = SimForm{Gain: math.NaN(), Side: 8}

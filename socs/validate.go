@@ -514,7 +514,7 @@ func (v *validator) sim(path string, p *Processor) {
 	}
 }
 
-// simForms wants a price for each form of a scheme that the processor lists, and for no other.
+// simForms wants a price for each form of a scheme that the processor lists. A file may list fewer than what it inherits has prices of.
 func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]SimForm) {
 	for _, f := range listed {
 		if _, ok := prices[f]; !ok {
@@ -523,8 +523,8 @@ func (v *validator) simForms(path string, listed []op.Form, prices map[op.Form]S
 	}
 	for _, f := range sortedKeys(prices) {
 		x, at := prices[f], path+"."+clip(string(f))
-		if !contains(listed, f) {
-			v.add(path, "form %q is not among the processor's forms of the scheme", clip(string(f)))
+		if !contains(op.FormClasses, f) {
+			v.add(path, "form %q, want %q", clip(string(f)), op.FormClasses)
 			continue
 		}
 		v.whole(at+".fill_rows", x.FillRows, maxCount)
