@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"runtime"
 	"strconv"
 
 	"github.com/schollz/progressbar/v3"
@@ -28,6 +26,7 @@ import (
 func newEmit(s *cli.Streams) *cobra.Command {
 	var plan, model, key, out, soc, cal string
 	var o emit.Options
+	var target targetFlags
 	c := &cobra.Command{
 		Use:   "emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb",
 		Short: "pack the weights, compile the graphs, and sign a bundle",
@@ -40,6 +39,16 @@ A plan that was made with a calibration needs the same file again (--calibration
 weights, and what it knows about activations decides how 4-bit weights are rounded.
 
 --with-reference adds a reference program, which hetrun --check compares the plan's execution with.
+
+A plan for a simulated SoC becomes a bundle for its device with --target NAME, the plan's SoC: its processors are those that the SoC's
+target data name, and the graphs of an NPU are compiled with their weights by its vendor's compiler, which needs no device (make deps-qnn
+fetches Qualcomm's; docs/npu.md). One graph of every kind is executed by the vendor's emulator on random values and compared with float32 and with the
+uncompiled model in another engine; a graph beyond its bound is not written. What was compiled is kept in the cache ($` + envCache + `). --for-emulator
+writes the bundle's twin for this machine: the same graphs for the vendor's emulator, the CPU's part on this CPU. Its times mean nothing.
+With --twin the report of the bundle names the digest of every graph's twin.
+
+A graph that cannot be compiled, or is beyond its bound, is refused, with the processor that could execute its operators instead;
+--allow-fallback gives them to the control processor, and says so here, in the plan and in the report.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -77,6 +86,11 @@ weights, and what it knows about activations decides how 4-bit weights are round
 				return err
 			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
+			if err := target.apply(c.Context(), &o, machine); err != nil {
+				return err
+			}
+			progress := &bakes{s: s}
+			o.Watch = progress.watch
 			id, err := emitPlan(c.Context(), out, o, machine)
 			if err != nil {
 				return err
@@ -85,8 +99,20 @@ weights, and what it knows about activations decides how 4-bit weights are round
 			if err != nil {
 				return fmt.Errorf("read back: %w", err)
 			}
+			took := progress.show()
+			report, err := claimedReport(out)
+			if err != nil {
+				return fmt.Errorf("read back: %w", err)
+			}
+			if report != nil {
+				showReport(s, report)
+			}
 			wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.Bytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
-			return s.Result(map[string]any{"file": out, "bytes": u.Bytes, "blobs": len(u.Manifest.Blobs), "identity": id.String(), "keyid": private.Public.ID()})
+			doc := map[string]any{"file": out, "bytes": u.Bytes, "blobs": len(u.Manifest.Blobs), "identity": id.String(), "keyid": private.Public.ID()}
+			if report != nil {
+				doc["report"], doc["compiled"] = report, took
+			}
+			return s.Result(doc)
 		},
 	}
 	f := c.Flags()
@@ -94,6 +120,10 @@ weights, and what it knows about activations decides how 4-bit weights are round
 	f.StringVar(&model, "model", "", "model directory with weights")
 	f.StringVar(&soc, "soc", "", "check the plan against this SoC again")
 	f.StringVar(&cal, "calibration", "", "calibration that the plan was made with")
+	f.StringVar(&target.name, "target", "", "make a bundle for the device of this SoC, the plan's")
+	f.BoolVar(&target.emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
+	f.BoolVar(&target.fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
+	f.StringVar(&target.twin, "twin", "", "the twin made before, whose digests the report repeats")
 	f.StringVar(&key, "key", "", "private key that signs")
 	f.StringVarP(&out, "output", "o", "", "bundle to write")
 	f.BoolVar(&o.Reference, "with-reference", false, "add a reference program for hetrun --check")
@@ -119,10 +149,8 @@ func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.So
 	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
 		return bundle.Digest{}, err
 	}
-	o.Compilers, o.Toolchain, o.OS, o.Arch = compilers(machine), cli.Version, runtime.GOOS, runtime.GOARCH
-	if machine != nil && machine.OS != "" {
-		o.OS, o.Arch = machine.OS, machine.Arch
-	}
+	o.Compilers, o.Toolchain = compilers(machine), cli.Version
+	o.OS, o.Arch = targetSystem(&o, machine)
 	if text, ok := o.Files["tokenizer"]; ok {
 		if _, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS); err != nil {
 			return bundle.Digest{}, fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
@@ -180,7 +208,7 @@ func newInspect(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect app.hetb",
 		Short: "show what a bundle says about itself, without a key",
-		Long: `Shows a bundle's manifest. Nothing is verified: neither signature nor contents (hetc verify does that).
+		Long: `Shows a bundle's manifest, and what is known of the graphs that were compiled with their weights. Nothing is verified: neither signature nor contents (hetc verify does that).
 
 ` + cli.ExitCodes,
 		Args: cobra.ExactArgs(1),
@@ -192,17 +220,32 @@ func newInspect(s *cli.Streams) *cobra.Command {
 			m := u.Manifest
 			s.Printf("%s: not verified\n", args[0])
 			s.Printf("identity   %s\nclaims     signed by %v\nproduct    %s, version %s, security version %d\n", u.Digest, u.Signers, m.Product, m.Version, m.SecurityVersion)
-			s.Printf("target     soc %v, %s/%s\ntoolchain  hetc %s, %s\n\n", m.Target.SoC, m.Target.OS, m.Target.Arch, m.Toolchain.Hetc, m.Toolchain.Plan)
+			s.Printf("target     soc %v, %s/%s\n", m.Target.SoC, m.Target.OS, m.Target.Arch)
+			for _, x := range m.Target.Components {
+				s.Printf("needs      %s that accepts token %s\n", x.Name, x.Token)
+			}
+			s.Printf("toolchain  hetc %s, %s\n\n", m.Toolchain.Hetc, m.Toolchain.Plan)
 			rows := make([][]string, len(m.Blobs))
 			for i, b := range m.Blobs {
 				rows[i] = []string{b.Name, string(b.Role), strconv.FormatInt(b.Bytes, 10), b.SHA256.String()[:16]}
 			}
 			s.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
+			report, err := claimedReport(args[0])
+			if err != nil {
+				return err
+			}
+			if report != nil {
+				s.Printf("\n")
+				showReport(s, report)
+			}
 			doc := map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m}
 			if p := claimedPlan(args[0], u); p != nil {
 				s.Printf("\n")
 				showLimits(s, p)
 				doc["quality"], doc["memory"] = p.Quality, p.Memory
+			}
+			if report != nil {
+				doc["report"] = report
 			}
 			return s.Result(doc)
 		},
@@ -211,26 +254,15 @@ func newInspect(s *cli.Streams) *cobra.Command {
 
 // claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
 func claimedPlan(path string, u *bundle.Unverified) *planir.Plan {
-	for i, b := range u.Manifest.Blobs {
-		if b.Name != "plan" || u.Exploded || b.Bytes > maxClaimedPlan {
-			continue
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return nil
-		}
-		defer f.Close()
-		text := make([]byte, b.Bytes)
-		if _, err := f.ReadAt(text, u.Offsets[i]); err != nil {
-			return nil
-		}
-		p, err := planir.Decode(text)
-		if err != nil || planir.Check(p).Err() != nil {
-			return nil
-		}
-		return p
+	text := claimedBlob(path, u, emit.PlanBlob, maxClaimedPlan)
+	if text == nil {
+		return nil
 	}
-	return nil
+	p, err := planir.Decode(text)
+	if err != nil || planir.Check(p).Err() != nil {
+		return nil
+	}
+	return p
 }
 
 const maxClaimedPlan = 64 << 20

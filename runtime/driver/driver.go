@@ -36,6 +36,13 @@ type Described interface {
 	Library(ctx context.Context) (Library, error)
 }
 
+// Matcher is implemented by drivers whose artifacts have a vendor's compatibility string.
+type Matcher interface {
+	// Accepts compares the string of a bundle's artifacts (Baked.Token) with the libraries here; an error says what does not
+	// fit. A driver without its library returns an *Unavailable.
+	Accepts(token string) error
+}
+
 // Library says what a driver works with.
 type Library struct {
 	Name      string   // "ONNX Runtime"

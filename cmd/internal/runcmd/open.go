@@ -16,6 +16,8 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/runtime/tokenizer"
@@ -205,7 +207,13 @@ func thisHost(any bool) *bundle.Host {
 	if any {
 		return nil
 	}
-	return &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH}
+	h := &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH, Components: map[string]bundle.HostComponent{}}
+	for _, d := range all.Drivers() {
+		if m, ok := d.(driver.Matcher); ok {
+			h.Components["driver/"+d.Name()] = bundle.HostComponent{Accepts: m.Accepts}
+		}
+	}
+	return h
 }
 
 // checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other

@@ -1,0 +1,370 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+)
+
+// targetFlags say for what emit makes a bundle of a plan that was made for a simulated SoC.
+type targetFlags struct {
+	name     string
+	emulator bool
+	fallback bool
+	twin     string
+}
+
+// apply sets the options of emit, for a plan of machine (nil: of this one).
+func (f *targetFlags) apply(ctx context.Context, o *emit.Options, machine *socs.SoC) error {
+	if f.name == "" && !f.emulator {
+		for flag, set := range map[string]bool{"allow-fallback": f.fallback, "twin": f.twin != ""} {
+			if set {
+				return diag.New(diag.ClassUsage, "--%s: it is for bundles made for a target", flag).WithHint("name the target: --target NAME")
+			}
+		}
+		return nil
+	}
+	if f.emulator && f.twin != "" {
+		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.twin)
+	}
+	if machine == nil {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.name, o.Plan.SoC.Name).
+			WithHint("plan for the target: hetc solve --target NAME")
+	}
+	name := f.name
+	if name == "" {
+		name = machine.Name
+	}
+	if x, err := socs.Open(name); err == nil { // a file is known by its name
+		name = x.Name
+	} else if f.name != "" && f.name != machine.Name {
+		return err
+	}
+	if name != machine.Name {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", name, machine.Name).
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name, machine.Name)
+	}
+	soc, err := machine.Restricted()
+	if err != nil {
+		return err
+	}
+	o.AllowFallback, o.Oracle = f.fallback, host.New()
+	o.Target = &emit.Target{SoC: soc.Name, Emulator: f.emulator}
+	var here *driver.Device // what stands for the device's CPU beside its emulator
+	if f.emulator {
+		devices, err := host.New().Devices(ctx)
+		if err != nil {
+			return err
+		}
+		here = &devices[0]
+		o.Target.Fingerprint = host.Fingerprint()
+	}
+	known := compilers(machine)
+	for i := range soc.Processors {
+		q, err := targetProc(&soc.Processors[i], known, here)
+		if err != nil {
+			return err
+		}
+		o.Target.Procs = append(o.Target.Procs, q)
+	}
+	if f.twin != "" {
+		if o.TwinReport, err = claimedReport(f.twin); err != nil {
+			return err
+		}
+		if o.TwinReport == nil {
+			return diag.New(diag.ClassInput, "--twin %q: the bundle holds no graphs that were compiled with their weights", f.twin).
+				WithHint("make it from the same plan with hetc emit --for-emulator")
+		}
+	}
+	return nil
+}
+
+// targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
+func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (emit.TargetProc, error) {
+	t := p.Target
+	out := emit.TargetProc{Proc: check.Proc(p), Compile: t.Options()}
+	q := &out.Proc
+	q.Driver, q.Select, q.Options, q.Cores = t.Driver, t.Select, nil, nil
+	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == t.Compiler })
+	switch {
+	case t.Compiler == "" && here != nil:
+		q.Select, q.Cores = here.Select, slices.Clone(here.Cores)
+	case t.Compiler == "":
+		if q.Select == "" {
+			q.Select = coreRange(p.Cores)
+		}
+		cores, err := coresOf(q.Select)
+		if err != nil {
+			return out, diag.New(diag.ClassInput, "soc: target of processor %q: %w", p.Name, err)
+		}
+		q.Cores = cores
+	case k < 0:
+		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", p.Name, t.Compiler)
+	default:
+		if here != nil {
+			q.Select = "emulator"
+		}
+		if _, bakes := known[k].(driver.Baker); !bakes {
+			return out, nil
+		}
+		q.Bakes, q.Shares = true, here == nil && p.WeightBytes != socs.WeightsPerGraph
+		q.WeightRanges, q.DynamicRows, q.StridedInput, q.StridedOutput, q.Prepacks = false, false, false, false, false
+		q.Fuses = true
+		for i := range q.Layouts {
+			q.Layouts[i].Layout = op.OnnxLayout
+		}
+		for _, s := range q.Schemes {
+			if q.LayoutOf(s.Weight()) == "" {
+				q.Layouts = append(q.Layouts, planir.Layout{Scheme: s.Weight(), Layout: op.OnnxLayout})
+			}
+		}
+		slices.SortFunc(q.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
+	}
+	return out, nil
+}
+
+// coreRange is a selection of the driver "host".
+func coreRange(cores []int) string {
+	if len(cores) == 0 {
+		return "0"
+	}
+	lo, hi := slices.Min(cores), slices.Max(cores)
+	if lo == hi {
+		return strconv.Itoa(lo)
+	}
+	return fmt.Sprintf("%d-%d", lo, hi)
+}
+
+// coresOf reads one: "2-7".
+func coresOf(sel string) ([]int, error) {
+	a, b, two := strings.Cut(sel, "-")
+	lo, err := strconv.Atoi(a)
+	hi := lo
+	if err == nil && two {
+		hi, err = strconv.Atoi(b)
+	}
+	const most = 1 << 10
+	if err != nil || lo < 0 || hi < lo || hi >= most {
+		return nil, fmt.Errorf("select %q of driver %q, want a core or a range of cores such as 2-7", sel, host.Name)
+	}
+	var out []int
+	for c := lo; c <= hi; c++ {
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// bakes shows progress of baking on a terminal, and adds up what it took.
+type bakes struct {
+	s     *cli.Streams
+	mu    sync.Mutex
+	begun map[int]time.Time
+	order []string
+	sums  map[string]*bakeSum // by the graphs' name
+	first time.Time
+	last  time.Time
+}
+
+type bakeSum struct {
+	groups, graphs, cached int
+	took                   time.Duration
+}
+
+func (b *bakes) watch(e emit.Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if b.begun == nil {
+		b.begun, b.sums, b.first = map[int]time.Time{}, map[string]*bakeSum{}, now
+	}
+	if !e.Done {
+		b.begun[e.Group] = now
+		return
+	}
+	b.last = now
+	took := now.Sub(b.begun[e.Group])
+	name, _, _ := strings.Cut(e.Label, ", ")
+	sum := b.sums[name]
+	if sum == nil {
+		sum = &bakeSum{}
+		b.sums[name], b.order = sum, append(b.order, name)
+	}
+	sum.groups++
+	sum.graphs += len(e.Graphs)
+	sum.took += took
+	from := ""
+	if e.Cached {
+		sum.cached++
+		from = ", from the cache"
+	}
+	if e.Err != nil {
+		from = ", refused"
+	}
+	if b.s.Terminal() {
+		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", e.Group+1, e.Groups, e.Label, len(e.Graphs), took.Seconds(), from)
+	}
+}
+
+// show prints what compiling took. Times are of this run and stand in no file.
+func (b *bakes) show() map[string]any {
+	var rows [][]string
+	groups, cached := 0, 0
+	slices.Sort(b.order)
+	for _, name := range b.order {
+		x := b.sums[name]
+		groups, cached = groups+x.groups, cached+x.cached
+		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), fmt.Sprintf("%.1f", x.took.Seconds())})
+	}
+	if groups == 0 {
+		return nil
+	}
+	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">seconds"}, rows)
+	b.s.Printf("%d groups in %.1f s, %d from the cache; groups of several numbers of rows are compiled together\n\n", groups, b.last.Sub(b.first).Seconds(), cached)
+	return map[string]any{"groups": groups, "cached": cached, "seconds": b.last.Sub(b.first).Seconds()}
+}
+
+// claimedBlob is a blob of a bundle file that nobody has verified, nil when there is none of that name and at most that size.
+func claimedBlob(path string, u *bundle.Unverified, name string, most int64) []byte {
+	for i, b := range u.Manifest.Blobs {
+		if b.Name != name || u.Exploded || b.Bytes > most {
+			continue
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return nil
+		}
+		defer f.Close()
+		text := make([]byte, b.Bytes)
+		if _, err := f.ReadAt(text, u.Offsets[i]); err != nil {
+			return nil
+		}
+		return text
+	}
+	return nil
+}
+
+// claimedReport is what a bundle file says about its compiled graphs, nil for one without such.
+func claimedReport(path string) (*emit.Report, error) {
+	u, err := bundle.Inspect(path)
+	if err != nil {
+		return nil, err
+	}
+	const most = 64 << 20
+	text := claimedBlob(path, u, emit.ReportBlob, most)
+	if text == nil {
+		return nil, nil
+	}
+	r, err := emit.DecodeReport(text)
+	if err != nil {
+		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// showReport prints what is known of compiled graphs: those of all layers on one line.
+func showReport(s *cli.Streams, r *emit.Report) {
+	what := ""
+	if t := r.Target; t != nil {
+		what = " for " + t.SoC
+		if t.Emulator {
+			what += ", the twin for its emulator"
+		}
+	}
+	var bytes int64
+	for _, b := range r.Binaries {
+		bytes += b.Bytes
+	}
+	for _, g := range r.Graphs {
+		bytes += g.Bytes
+	}
+	s.Printf("%d graphs compiled with their weights%s, %s", len(r.Graphs), what, unit.Bytes(bytes))
+	if n := len(r.Binaries); n > 0 {
+		s.Printf(", in %d binaries that those of the same weights share", n)
+	}
+	s.Printf("\n")
+	for _, c := range r.Compilers {
+		s.Printf("%s: compiled by %s for %s, token %s\n", c.Proc, c.Version, optionText(c.Options), c.Token)
+	}
+	type line struct {
+		first         *emit.ReportGraph
+		layers        int
+		bytes, spill  int64
+		shared, twins int
+		errors        *emit.ReportErrors
+	}
+	var order []*line
+	byName := map[string]*line{}
+	tried := map[string]*emit.ReportErrors{}
+	for i := range r.Graphs {
+		if g := &r.Graphs[i]; g.Errors != nil {
+			tried[g.Blob] = g.Errors
+		}
+	}
+	for i := range r.Graphs {
+		g := &r.Graphs[i]
+		x := byName[g.Name]
+		if x == nil {
+			x = &line{first: g, errors: tried[g.Tried]}
+			byName[g.Name], order = x, append(order, x)
+		}
+		x.layers++
+		x.bytes += g.Bytes
+		x.spill = max(x.spill, g.Facts["spill_bytes"])
+		if g.Twin != "" {
+			x.twins++
+		}
+	}
+	var rows [][]string
+	for _, x := range order {
+		row := []string{x.first.Name, strings.Join(x.first.Ops, "; "), strconv.Itoa(x.layers), unit.Bytes(x.bytes).String(), unit.Bytes(x.spill).String(), "-", "-", fmt.Sprintf("%d of %d", x.twins, x.layers)}
+		if e := x.errors; e != nil {
+			row[5], row[6] = fmt.Sprintf("%.1e", e.Float32), fmt.Sprintf("%.1e", e.Portable)
+		}
+		rows = append(rows, row)
+	}
+	s.Table([]string{"graph", "operators", ">layers", ">bytes", ">spill", ">error, float32", ">error, portable", ">twins known"}, rows)
+	s.Printf("errors: %s\n", r.Bounds)
+	if t := r.Target; t != nil {
+		for _, f := range t.Fallbacks {
+			s.Printf("fallback: %s at %d rows is on the control processor instead of %s: %s\n", f.Node, f.Rows, f.From, f.Reason)
+		}
+	}
+	for _, u := range r.Unchecked {
+		s.Printf("not checked: %s\n", u)
+	}
+}
+
+func optionText(o map[string]string) string {
+	var parts []string
+	for k, v := range o {
+		parts = append(parts, k+" "+v)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}
+
+// targetSystem is what the bundle of a plan runs on.
+func targetSystem(o *emit.Options, machine *socs.SoC) (goos, arch string) {
+	if machine != nil && machine.OS != "" && (o.Target == nil || !o.Target.Emulator) {
+		return machine.OS, machine.Arch
+	}
+	return runtime.GOOS, runtime.GOARCH
+}
