@@ -37,19 +37,14 @@ type Event struct {
 // bakery is what baking needs beside the content, and what it has made for another round.
 type bakery struct {
 	compilers []driver.Compiler
-	target    *Target       // nil: the plan's processors are compiled for with their own options
 	oracle    driver.Driver // nil: nothing is tried
 	watch     func(Event)
 	classes   map[string]string // of graphs, the name of the one that is tried
 }
 
-// options are those of a processor's compiler.
-func (b *bakery) options(q *planir.Proc) driver.Target {
-	t := driver.Target{Proc: q.Name, Options: q.Options}
-	if b.target != nil {
-		t.Options, t.Emulator = b.target.proc(q.Name).Compile, b.target.Emulator
-	}
-	return t
+// bakingFor is what a processor's graphs are compiled for: the device where they share binaries, else its emulator.
+func bakingFor(q *planir.Proc) driver.Target {
+	return driver.Target{Proc: q.Name, Options: q.Options, Emulator: !q.Shares}
 }
 
 // refusal is a graph that was not made, with the first layer for which that was so.
@@ -305,7 +300,7 @@ func (r *round) group(ctx context.Context, i, of int, g *planir.Baking, w *weigh
 	}
 	r.tell(e)
 	e.Done = true
-	baked, err := r.bakers[g.Proc].Bake(ctx, pieces, r.options(r.content.plan.Proc(g.Proc)))
+	baked, err := r.bakers[g.Proc].Bake(ctx, pieces, bakingFor(r.content.plan.Proc(g.Proc)))
 	if ctx.Err() != nil {
 		return nil // whoever ended it says why
 	}
@@ -413,7 +408,7 @@ func named(w driver.Weights, specs []op.WeightSpec) driver.Weights {
 // content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil when
 // nothing is baked.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
-	b := &bakery{compilers: o.Compilers, target: o.Target, oracle: o.Oracle, watch: o.Watch}
+	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch}
 	g := o.Model.Graph()
 	var fallen []planir.Fallback
 	for {
@@ -501,10 +496,7 @@ func (o *Options) fallBack(g *models.Graph, bad []misfit, fallen []planir.Fallba
 	control := o.Plan.SoC.Control
 	procs := o.Plan.Procs
 	if o.Target != nil {
-		procs = nil
-		for _, q := range o.Target.Procs {
-			procs = append(procs, q.Proc)
-		}
+		procs = o.Target.Procs
 	}
 	kinds := kindsOf(g)
 	var list diag.List

@@ -65,7 +65,7 @@ func bakingTarget(p *planir.Plan, emulator bool) *Target {
 		if q.Kind == "npu" {
 			q.Driver, q.Bakes, q.Shares, q.Fuses = "baking", true, !emulator, true
 		}
-		t.Procs = append(t.Procs, TargetProc{Proc: q, Compile: map[string]string{"soc_model": "1"}})
+		t.Procs = append(t.Procs, q)
 	}
 	return t
 }
@@ -161,7 +161,7 @@ func TestBakedBundlesCompute(t *testing.T) {
 	}
 	plain.SoC.Simulated = false
 	g := k.m.Graph()
-	relowered, _, err := retarget(&plain, &g, &Target{SoC: plain.SoC.Name, Procs: []TargetProc{{Proc: plain.Procs[0]}, {Proc: plain.Procs[1]}}}, nil)
+	relowered, _, err := retarget(&plain, &g, &Target{SoC: plain.SoC.Name, Procs: plain.Procs}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

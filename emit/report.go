@@ -89,7 +89,7 @@ func (c *Content) report(o *Options) (*Report, error) {
 		if f == nil {
 			continue
 		}
-		if err := r.compiler(c, o, f); err != nil {
+		if err := r.compiler(c, f); err != nil {
 			return nil, err
 		}
 		binary := ""
@@ -133,7 +133,7 @@ func round3(x float64) float64 {
 	return y
 }
 
-func (r *Report) compiler(c *Content, o *Options, f *groupFacts) error {
+func (r *Report) compiler(c *Content, f *groupFacts) error {
 	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == f.baking.Proc })
 	if i >= 0 {
 		if x := r.Compilers[i]; x.Token != f.token || x.Version != f.compiler {
@@ -143,8 +143,7 @@ func (r *Report) compiler(c *Content, o *Options, f *groupFacts) error {
 		return nil
 	}
 	q := c.plan.Proc(f.baking.Proc)
-	b := bakery{target: o.Target}
-	r.Compilers = append(r.Compilers, ReportCompiler{Proc: q.Name, Driver: q.Driver, Version: f.compiler, Token: f.token, Options: b.options(q).Options})
+	r.Compilers = append(r.Compilers, ReportCompiler{Proc: q.Name, Driver: q.Driver, Version: f.compiler, Token: f.token, Options: q.Options})
 	slices.SortFunc(r.Compilers, func(a, b ReportCompiler) int { return strings.Compare(a.Proc, b.Proc) })
 	return nil
 }

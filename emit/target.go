@@ -15,20 +15,13 @@ import (
 // Target says what executes a plan that was made for a simulated SoC: the device, or the vendor's emulator of its NPU and
 // this machine's CPU.
 type Target struct {
-	SoC         string          // its name, which must be the plan's
-	Emulator    bool            // the twin for the emulator
-	Fingerprint string          // of the machine that executes the twin, "" for the device
-	Procs       []TargetProc    // by their names in the plan; processors that are missing execute nothing
-	Names       map[string]bool // of the SoC's processors, for messages
+	SoC         string        // its name, which must be the plan's
+	Emulator    bool          // the twin for the emulator
+	Fingerprint string        // of the machine that executes the twin, "" for the device
+	Procs       []planir.Proc // by their names in the plan; processors that are missing execute nothing
 }
 
-// TargetProc is a processor as the target executes it.
-type TargetProc struct {
-	planir.Proc
-	Compile map[string]string // options of its compiler (driver.Target)
-}
-
-func (t *Target) proc(name string) *TargetProc {
+func (t *Target) proc(name string) *planir.Proc {
 	for i := range t.Procs {
 		if t.Procs[i].Name == name {
 			return &t.Procs[i]
@@ -55,10 +48,7 @@ func retarget(p *planir.Plan, g *models.Graph, t *Target, fallen []planir.Fallba
 	out := *p
 	out.SoC.Simulated, out.SoC.Fingerprint = false, t.Fingerprint
 	out.Target = &planir.Target{SoC: t.SoC, Emulator: t.Emulator, Simulated: p.SoC.Simulated, Fallbacks: fallen}
-	out.Procs = nil
-	for _, q := range t.Procs {
-		out.Procs = append(out.Procs, q.Proc)
-	}
+	out.Procs = slices.Clone(t.Procs)
 	slices.SortFunc(out.Procs, func(a, b planir.Proc) int { return strings.Compare(a.Name, b.Name) })
 	if t.Emulator { // what the device was expected to take says nothing about the emulator
 		out.Predictions, out.Solver = nil, nil

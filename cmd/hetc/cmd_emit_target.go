@@ -98,10 +98,10 @@ func (f *targetFlags) apply(ctx context.Context, o *emit.Options, machine *socs.
 }
 
 // targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
-func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (emit.TargetProc, error) {
+func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
 	t := p.Target
-	out := emit.TargetProc{Proc: check.Proc(p), Compile: t.Options()}
-	q := &out.Proc
+	out := check.Proc(p)
+	q := &out
 	q.Driver, q.Select, q.Options, q.Cores = t.Driver, t.Select, nil, nil
 	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == t.Compiler })
 	switch {
@@ -122,6 +122,7 @@ func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device)
 		if here != nil {
 			q.Select = "emulator"
 		}
+		q.Options = t.Options() // of the compiler, and what the driver compares artifacts with
 		if _, bakes := known[k].(driver.Baker); !bakes {
 			return out, nil
 		}

@@ -244,3 +244,10 @@ func supports(c *driver.Capabilities, o op.Op) error {
 	}
 	return nil
 }
+
+// Accepts reports strings of artifacts that this hetc does not understand. Whether the libraries here are new enough, and of
+// the right SoC, is compared before each artifact is loaded; that they are missing is said when a processor is opened.
+func (qnn) Accepts(token string) error {
+	_, err := parseToken(token)
+	return err
+}
