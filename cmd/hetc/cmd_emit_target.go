@@ -232,6 +232,9 @@ func (b *bakes) show() map[string]any {
 	for _, name := range b.order {
 		x := b.sums[name]
 		groups, cached = groups+x.groups, cached+x.cached
+		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
+			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
+		}
 		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), fmt.Sprintf("%.1f", x.took.Seconds())})
 	}
 	if groups == 0 {
@@ -333,15 +336,22 @@ func showReport(s *cli.Streams, r *emit.Report) {
 			x.twins++
 		}
 	}
-	var rows [][]string
 	for _, x := range order {
-		row := []string{x.first.Name, strings.Join(x.first.Ops, "; "), strconv.Itoa(x.layers), unit.Bytes(x.bytes).String(), unit.Bytes(x.spill).String(), "-", "-", fmt.Sprintf("%d of %d", x.twins, x.layers)}
-		if e := x.errors; e != nil {
-			row[5], row[6] = fmt.Sprintf("%.1e", e.Float32), fmt.Sprintf("%.1e", e.Portable)
+		s.Printf("%s\n  %s\n  ", x.first.Name, strings.Join(x.first.Ops, "; "))
+		if x.first.Layer >= 0 {
+			s.Printf("%d layers, ", x.layers)
 		}
-		rows = append(rows, row)
+		s.Printf("%s, spill %s, ", unit.Bytes(x.bytes), unit.Bytes(x.spill))
+		if e := x.errors; e != nil {
+			s.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)", e.Float32, e.Float32Bound, e.Portable, e.PortableBound)
+		} else {
+			s.Printf("not executed")
+		}
+		if t := r.Target; t != nil && !t.Emulator {
+			s.Printf(", %d of %d twins known", x.twins, x.layers)
+		}
+		s.Printf("\n")
 	}
-	s.Table([]string{"graph", "operators", ">layers", ">bytes", ">spill", ">error, float32", ">error, portable", ">twins known"}, rows)
 	s.Printf("errors: %s\n", r.Bounds)
 	if t := r.Target; t != nil {
 		for _, f := range t.Fallbacks {

@@ -89,8 +89,12 @@ func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
 		return nil
 	}
 	if wrong := m.Target.mismatches(host); len(wrong) > 0 {
-		return refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
+		e := refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
 			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
+		if slices.ContainsFunc(m.Blobs, func(b Blob) bool { return b.Role == RoleNPUGraph }) {
+			e = e.hint("graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
+		}
+		return e
 	}
 	return nil
 }

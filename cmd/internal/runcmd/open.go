@@ -223,8 +223,12 @@ func (b *opened) checkTarget(p *planir.Plan, o *options) error {
 		return nil
 	}
 	if t := b.Manifest().Target; !slices.Contains(t.SoC, host.Fingerprint()) {
-		return diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), t.SoC).
+		d := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), t.SoC).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
+		if p.Target != nil && !p.Target.Emulator {
+			_ = d.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the vendor's emulator executes here", p.Target.SoC)
+		}
+		return d
 	}
 	return nil
 }
