@@ -11,7 +11,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/gob"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -446,11 +446,7 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 		return nil, err
 	}
 	if cache != nil {
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(r); err != nil {
-			return nil, err
-		}
-		e, err := cache.Put(key, func(path string) error { return os.WriteFile(path, b.Bytes(), 0o600) })
+		e, err := cache.Put(key, r.write)
 		if err != nil {
 			return nil, err
 		}
@@ -467,18 +463,67 @@ func (c *compiler) cache() (*cas.Cache, error) {
 	return cas.Open(c.o.Cache, cas.Options{MaxBytes: c.o.CacheBytes, Now: c.o.Now})
 }
 
-// decode reads a result back. One that this version of hetc does not understand is made again.
+// stored is the beginning of a kept result: what follows are the parts, one behind the other.
+type stored struct {
+	Answer answer
+	Parts  [4][]int64 // bytes of the models, the shared binary, results of the emulator, and of the source
+}
+
+// parts are the contents of a result.
+func (r *result) parts() [4][][]byte {
+	return [4][][]byte{r.Models, {r.Shared}, r.Emulated, r.Portable}
+}
+
+// write keeps a result in a file: the length of a header, the header, the parts.
+func (r *result) write(path string) error {
+	h := stored{Answer: r.Answer}
+	var all [][]byte
+	for i, list := range r.parts() {
+		for _, b := range list {
+			h.Parts[i], all = append(h.Parts[i], int64(len(b))), append(all, b)
+		}
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	return stage(filepath.Dir(path), filepath.Base(path), slices.Concat([][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text}, all)...)
+}
+
+// decode reads a result back, without copying its parts. One that this version of hetc does not understand is made again.
 func decode(e *cas.Entry, graphs int) (*result, error) {
 	b, err := e.Data(math.MaxInt64)
 	if err != nil {
 		return nil, err
 	}
-	r := &result{}
-	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(r); err != nil {
+	short := errors.New("it is too short")
+	if len(b) < 8 {
+		return nil, short
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if b = b[8:]; n > uint64(len(b)) {
+		return nil, short
+	}
+	var h stored
+	if err := json.Unmarshal(b[:n], &h); err != nil {
 		return nil, err
 	}
-	if len(r.Models) != graphs || len(r.Answer.Graphs) != graphs {
-		return nil, errors.New("another number of graphs")
+	b = b[n:]
+	var parts [4][][]byte
+	for i, list := range h.Parts {
+		for _, n := range list {
+			if n < 0 || n > int64(len(b)) {
+				return nil, short
+			}
+			parts[i], b = append(parts[i], b[:n:n]), b[n:]
+		}
+	}
+	r := &result{Answer: h.Answer, Models: parts[0], Emulated: parts[2], Portable: parts[3]}
+	if len(r.Models) != graphs || len(r.Answer.Graphs) != graphs || len(parts[1]) != 1 {
+		return nil, errors.New("it is of other graphs")
+	}
+	if len(parts[1][0]) > 0 {
+		r.Shared = parts[1][0]
 	}
 	return r, nil
 }
