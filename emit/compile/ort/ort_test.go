@@ -138,6 +138,8 @@ func TestModels(t *testing.T) {
 		{Kind: op.QuantRows, M: 1, N: 8},
 		{Kind: op.QuantRows, M: 3, N: 8, Static: true},
 		{Kind: op.MatMul, M: 3, K: 8, N: 16, Scheme: op.A32W32, Bias: true},
+		{Kind: op.MatMul, M: 3, K: 8, N: 16, Scheme: op.A32W32, Form: op.Swapped},
+		{Kind: op.MatMul, M: 6, K: 8, N: 16, Scheme: op.A32W32, Bias: true, Form: "conv 3x2"},
 		{Kind: op.MatMul, M: 3, K: 8, N: 16, Scheme: op.A8TQ8C, Bias: true},
 		{Kind: op.MatMul, M: 1, K: 8, N: 16, Scheme: op.A8TQ8C, Bias: true},
 		{Kind: op.MatMul, M: 3, K: 40, N: 16, Scheme: op.A8TQ4B32, Bias: true},
