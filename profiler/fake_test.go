@@ -34,6 +34,7 @@ type fake struct {
 	running atomic.Int32
 	used    map[string]map[string]bool // by operator: the experts it has used
 
+	emulated bool            // results are a device's, times are not
 	prepacks bool            // loading copies weights
 	loaded   map[string]int  // by operator: executables
 	weights  map[string]bool // first bytes of weights, by operator
@@ -67,7 +68,7 @@ type fakeExecutable struct {
 func (fakeExecutable) Close() error { return nil }
 
 func (p *fakeProcessor) Capabilities() *driver.Capabilities {
-	return &driver.Capabilities{Prepacks: p.f.prepacks, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
+	return &driver.Capabilities{Prepacks: p.f.prepacks, Emulated: p.f.emulated, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
 		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}
 }
 

@@ -705,6 +705,11 @@ func (r *runner) lane(ctx context.Context, name string, options map[string]strin
 	if err != nil {
 		return nil, err
 	}
+	if l.caps.Emulated {
+		l.close()
+		return nil, diag.New(diag.ClassUnavailable, "processor %q of driver %q is an emulator (%q): its times are none of the device's, and are not measured", name, p.Driver, p.Select).
+			WithHint("profile on the device; what the compiler says of its graphs is recorded without one by hetc profile --compiler-only")
+	}
 	if l.caps.Virtual != r.virtual(name) {
 		l.close()
 		return nil, diag.New(diag.ClassInput, "processor %q of driver %q: its clock is virtual = %v, the SoC says %v", name, p.Driver, l.caps.Virtual, r.virtual(name))

@@ -474,6 +474,20 @@ func TestPending(t *testing.T) {
 	}
 }
 
+// Times of an emulator are nothing to fit costs to.
+func TestEmulatorsAreNotMeasured(t *testing.T) {
+	f := &fake{cost: work, emulated: true}
+	s := fakeSoC()
+	w, _ := newRecord(t, s)
+	_, err := Run(context.Background(), s, []Request{ask("a", matmul(7), 0)}, w, f.options())
+	if err == nil || !strings.Contains(err.Error(), `processor "a" of driver "fake" is an emulator`) || diag.ClassOf(err) != diag.ClassUnavailable {
+		t.Errorf("got %v", err)
+	}
+	if f.runs.Load() != 0 {
+		t.Error("something was run")
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	s := fakeSoC()
 	bad := errors.New("shape is too odd")

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -142,6 +143,11 @@ func runBenchProcessors(ctx context.Context, s *cli.Streams, o *benchOptions) er
 
 // measureRounds measures all candidates in every round, in random order.
 func measureRounds(ctx context.Context, list []*candidate, o *benchOptions) (virtual bool, err error) {
+	for _, c := range list {
+		if e := c.machine.Emulated(); len(e) > 0 {
+			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a device's", c.Name, strings.Join(e, ", "))
+		}
+	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
 	for r := -1; r < o.rounds; r++ {
 		for _, i := range rng.Perm(len(list)) {

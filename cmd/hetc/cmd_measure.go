@@ -151,6 +151,10 @@ func opens(ctx context.Context, d driver.Driver) error {
 	if err != nil || len(devices) == 0 {
 		return err
 	}
+	if len(devices[0].Cores) == 0 {
+		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(), devices[0].Description).
+			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an emulator is none")
+	}
 	p, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {
 		return err

@@ -699,6 +699,16 @@ func (m *Machine) Close() error {
 // Plan is the plan being executed.
 func (m *Machine) Plan() *planir.Plan { return m.plan }
 
+// Emulated are the names of processors whose results are a device's and whose times are not: programs that imitate one.
+func (m *Machine) Emulated() (names []string) {
+	for _, l := range m.lanes {
+		if l.proc.Capabilities().Emulated {
+			names = append(names, l.name)
+		}
+	}
+	return names
+}
+
 // Sequences is how many sequences are cached: the most that can be decoded together.
 func (m *Machine) Sequences() int { return m.plan.Sequences() }
 

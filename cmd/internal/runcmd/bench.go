@@ -17,6 +17,7 @@ import (
 type timing struct {
 	SoC        string              `json:"soc"`
 	Simulated  bool                `json:"simulated"`
+	Emulated   []string            `json:"emulated,omitempty"` // processors that are emulators: no time is one of a device
 	PromptLen  int                 `json:"prompt_len"`
 	Gen        int                 `json:"gen"`
 	Rounds     int                 `json:"rounds"`
@@ -70,7 +71,7 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 			return err
 		}
 	}
-	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
+	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, Emulated: m.Emulated(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
 		PrefillUS: median(r.PrefillNS) / 1e3, DecodeUS: median(r.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: m.Stats()}
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
@@ -94,6 +95,9 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 	note := ""
 	if r.Virtual {
 		note = " (simulated)"
+	}
+	if len(out.Emulated) > 0 {
+		note = " (emulated, not device time)"
 	}
 	s.Printf("prefill of %d tokens: %.1f ms, %.1f tokens/s%s\n", o.promptLen, out.PrefillUS/1e3, out.PrefillTPS, note)
 	if o.gen > 0 {

@@ -245,7 +245,10 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if refusal != nil {
 		return refusal
 	}
-	if plan.SoC.Simulated {
+	switch emulated := m.Emulated(); {
+	case len(emulated) > 0:
+		s.Notef("%s", emulatedNote(emulated))
+	case plan.SoC.Simulated:
 		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
 	}
 	err = func() error {
@@ -269,6 +272,11 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		err = o.writeTrace(s, m)
 	}
 	return err
+}
+
+// emulatedNote says whose times these are.
+func emulatedNote(names []string) string {
+	return fmt.Sprintf("emulated, not device time: %s is an emulator on this machine, with a device's results; no time here is one of a device", strings.Join(names, ", "))
 }
 
 // traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
@@ -363,6 +371,7 @@ type generated struct {
 	PrefillUS float64 `json:"prefill_us"`
 	DecodeUS  float64 `json:"decode_us"` // median of one token
 	Simulated bool    `json:"simulated,omitempty"`
+	Emulated  bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 	Stopped   bool    `json:"stopped"`
 	Full      bool    `json:"context_full,omitempty"` // what ended it
 	Error     string  `json:"error,omitempty"`        // of --prompts: why it was not generated
@@ -425,7 +434,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	if err != nil {
 		return err
 	}
-	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Stopped: g.Stopped, Full: g.Full}
+	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Stopped: g.Stopped, Full: g.Full}
 	if o.steps {
 		r.Steps = m.Stats()
 		printSteps(s, r.Steps)

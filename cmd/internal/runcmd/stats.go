@@ -55,10 +55,11 @@ type stats struct {
 	LoadMS       float64 `json:"load_ms"` // all loading, that for later tokens included
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
 	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
+	Emulated     bool    `json:"emulated,omitempty"`   // times are those of an emulator, not of a device
 }
 
 func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool) *stats {
-	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory()}
+	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(m.Emulated()) > 0}
 	s.PredictBytes = planir.MemoryAt(m.Plan(), planir.Extent{Programs: m.Loaded(), Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer}).Total
 	for _, p := range t.parts {
 		s.FirstTokenMS += p.MS
@@ -72,7 +73,11 @@ func (x *stats) print(s *cli.Streams) {
 		rows = append(rows, []string{p.Name, fmt.Sprintf("%.1f", p.MS)})
 	}
 	rows = append(rows, []string{"first token", fmt.Sprintf("%.1f", x.FirstTokenMS)})
-	s.Table([]string{"start", ">ms"}, rows)
+	head := ">ms"
+	if x.Emulated {
+		head = ">ms (emulated, not device time)"
+	}
+	s.Table([]string{"start", head}, rows)
 	if x.PeakBytes > 0 {
 		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
 		s.Printf("peak memory: %v, %+.1f %% of the %v the plan predicts\n", unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes))

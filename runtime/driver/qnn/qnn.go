@@ -92,9 +92,10 @@ func unavailable(err error) error {
 			u.Found = ""
 		}
 	}
-	var l *ortapi.LoadError
-	if errors.As(err, &l) {
-		u.Tried, u.Override = l.Tried, ortapi.EnvLibrary
+	f := failed(err)
+	errors.As(err, &f) // from the emulator's process
+	if f.ORT {
+		u.Tried, u.Override, u.Get = f.Tried, ortapi.EnvLibrary, "make deps-qnn fetches the library"
 	}
 	return u
 }

@@ -55,6 +55,8 @@ type failure struct {
 	Class   diag.Class
 	Summary string
 	Hint    string
+	Tried   []string // where ONNX Runtime was looked for, when it is not usable
+	ORT     bool     // that is what failed
 }
 
 func (f *failure) Error() string { return f.Summary }
@@ -74,6 +76,10 @@ func failed(err error) *failure {
 	if errors.As(err, &d) {
 		f.Hint = d.Hint
 	}
+	var l *ortapi.LoadError
+	if f.ORT = errors.As(err, &l); f.ORT {
+		f.Tried = l.Tried
+	}
 	return f
 }
 
@@ -91,8 +97,8 @@ type remote struct {
 	dead error // why the process is gone
 }
 
-// startLimit is how long a process may take until its libraries are loaded.
-const startLimit = 2 * time.Minute
+// startLimit is how long a process may take until its libraries are loaded; a variable for tests.
+var startLimit = 2 * time.Minute
 
 // openRemote starts the process.
 func openRemote(ort string, q ortapi.QNN) (*remote, error) {
@@ -107,20 +113,22 @@ func openRemote(ort string, q ortapi.QNN) (*remote, error) {
 	if err != nil {
 		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
 	}
-	defer theirIn.Close()
 	from, theirOut, err := os.Pipe()
 	if err != nil {
 		to.Close()
+		theirIn.Close()
 		return nil, diag.New(diag.ClassRun, "make a pipe: %w", err)
 	}
-	defer theirOut.Close()
 	r := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
 	r.c.ExtraFiles = []*os.File{theirIn, theirOut}
 	r.c.Env = append(os.Environ(), workerEnv+"=1")
 	r.c.Stdout, r.c.Stderr = r.said, r.said
 	r.c.WaitDelay = time.Second
 	apart(r.c)
-	if err := r.c.Start(); err != nil {
+	err = r.c.Start()
+	theirIn.Close() // the process alone holds its ends: that it is gone shows at ours
+	theirOut.Close()
+	if err != nil {
 		to.Close()
 		from.Close()
 		return nil, diag.New(diag.ClassRun, "start the process of the emulator: %w", err)
