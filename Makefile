@@ -25,8 +25,8 @@ check: test
 	HETC_REQUIRE= $(GO) test -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
 	HETC_REQUIRE= $(GO) test -short -tags hetc_static ./solver/highs
 	@if [ -f solver/highs/wasm/highs.wasm ]; then \
-		echo "$(GO) test -short -tags highs -run 'SameBits|Table' ./solver/highs"; \
-		$(GO) test -short -tags highs -run 'SameBits|Table' ./solver/highs; \
+		echo "$(GO) test -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs"; \
+		$(GO) test -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs; \
 	fi
 	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
 	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
@@ -79,7 +79,7 @@ fuzz:
 deps:
 	$(GO) run ./cmd/internal/deps onnxruntime highs highs-native
 	@mkdir -p solver/highs/wasm
-	cp .deps/highs/highs.wasm solver/highs/wasm/
+	cp .deps/highs/highs.wasm .deps/highs/LICENSE solver/highs/wasm/
 
 # What hetc bench engines compares with, pinned and checked, into .deps/ (npm, git, g++; 45 MB, half a minute).
 deps-bench:

@@ -78,14 +78,31 @@ simulated, and everything made from it says so. hetc doctor checks whether all i
 	}
 	add("main", newQuick(s), newProbe(s), newProfile(s), newFit(s), newCalibrate(s), newLoads(s), newSolve(s), newKeygen(s), newEmit(s), newQuality(s), newVerify(s), newRun(s), newBuild(s))
 	add("look", newCheck(s), newExplain(s), newDiff(s), newInspect(s), newReproduce(s), newBench(s), newModels(s), newSocs(s), newDrivers(s), newDoctor(s))
-	root.AddCommand(&cobra.Command{
+	root.AddCommand(newVersion(s))
+	return root
+}
+
+func newVersion(s *cli.Streams) *cobra.Command {
+	licences := false
+	c := &cobra.Command{
 		Use: "version", Short: "print the version", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			s.Printf("hetc %s\n", cli.Version)
-			return s.Result(map[string]string{"version": cli.Version})
+			result := map[string]string{"version": cli.Version}
+			if licences {
+				text := highs.Licences()
+				if text == "" {
+					s.Printf("Apache License 2.0. This program does not contain HiGHS: nothing of its licences is to be passed on.\n")
+				} else {
+					s.Printf("Apache License 2.0. This program contains HiGHS %s, as WebAssembly:\n\n%s", highs.Version, text)
+				}
+				result["licence"], result["highs_licences"] = "Apache-2.0", text
+			}
+			return s.Result(result)
 		},
-	})
-	return root
+	}
+	c.Flags().BoolVar(&licences, "licenses", false, "print the licences of the solver that a build with the tag highs contains")
+	return c
 }
 
 // kept tells that an output already is what the command would write.

@@ -8,3 +8,9 @@ import _ "embed"
 //
 //go:embed wasm/highs.wasm
 var embedded []byte
+
+//go:embed wasm/LICENSE
+var licence string
+
+//go:embed notices.txt
+var notices string

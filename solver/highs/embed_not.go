@@ -2,4 +2,7 @@
 
 package highs
 
-var embedded []byte // this build brings no solver along
+var (
+	embedded         []byte // this build brings no solver along
+	licence, notices string
+)

@@ -200,6 +200,22 @@ func TestSameBits(t *testing.T) {
 	}
 }
 
+// A program that contains the solver has all licences to pass on, one that does not has none.
+func TestLicences(t *testing.T) {
+	text := Licences()
+	if embedded == nil {
+		if text != "" {
+			t.Fatalf("licences of a solver that is not there: %q", text)
+		}
+		return
+	}
+	for _, want := range []string{"Copyright (c) 2026 HiGHS", "Permission is hereby granted, free of charge", "Timothy A. Davis", "Orson Peters", "Michael Feldmeier", "University of Minnesota", "Burkardt", "Rich Felker"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in the licences", want)
+		}
+	}
+}
+
 // Every name of the table is in the module, and its version is the expected one: instance checks that.
 func TestTable(t *testing.T) {
 	e := engine(t)
