@@ -69,6 +69,8 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 		}
 	}
 	n := len(t.limits)
+	all := slices.Repeat([]bool{true}, n)
+	t.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
 	// infeasible: proved that no plan satisfies these. What cannot be told (times never measured) counts as feasible.
 	infeasible := func(holds []bool) (bool, error) {
 		a, err := t.holding(ctx, holds)
@@ -190,13 +192,7 @@ const (
 // themselves, without the rest.
 func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conflicting) error {
 	l := &t.limits[i]
-	look := func() (attempt, error) {
-		if l.set == nil { // what it takes is not asked
-			return t.possible(ctx, l.without)
-		}
-		return t.solve(ctx, l.without)
-	}
-	free, err := look()
+	free, err := t.possible(ctx, l.without)
 	if err != nil {
 		return err
 	}
@@ -209,7 +205,7 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 		}
 		defer func() { t.made = u.made }()
 		t = u
-		if free, err = look(); err != nil {
+		if free, err = t.possible(ctx, l.without); err != nil {
 			return err
 		}
 	}
@@ -225,15 +221,14 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 	if l.set == nil || free.result == nil {
 		return nil
 	}
-	// What solve found to be the smallest plan needs no search.
-	now, err := t.solve(ctx)
+	// What solve found to be the least needs no search.
+	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
 		return err
 	}
-	var small *smallestError
-	if errors.As(now.err, &small) && l.holdsMemory {
-		if a, err := t.solve(ctx, func(in *Input) { l.set(in, float64(small.total)) }); err != nil || a.result != nil {
-			x.Nearest, x.least = l.ceil(float64(small.total)), float64(small.total)
+	if least, ok := leastOf(l, now.err); ok {
+		if a, err := t.possible(ctx, func(in *Input) { l.set(in, least) }); err != nil || a.result != nil {
+			x.Nearest, x.least = l.ceil(least), least
 			return err
 		}
 	}
@@ -249,6 +244,11 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 			}
 		}
 	}
+	if l.used != nil {
+		if free, err = t.solve(ctx, l.without); err != nil || free.result == nil { // the best, for what it takes
+			return err
+		}
+	}
 	least, below, err := t.search(ctx, l, free.result)
 	if err != nil {
 		return err
@@ -258,6 +258,19 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 		x.Below = l.format(below)
 	}
 	return nil
+}
+
+// leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
+func leastOf(l *Limit, err error) (least float64, ok bool) {
+	var small *smallestError
+	if l.holdsMemory && errors.As(err, &small) {
+		return float64(small.total), true
+	}
+	var slow *expertsError
+	if l.Key == limitExperts && errors.As(err, &slow) {
+		return slow.leastUS, true
+	}
+	return 0, false
 }
 
 // search is the least value of a limit for which a plan is found, and a value below it for which none is. free is a plan without

@@ -58,7 +58,7 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 		set := func(x *Input, v float64) {
 			x.Workload = edited(x.Workload, func(w *Workload) { w.Experts.MaxUSToken = v })
 		}
-		out = append(out, Limit{Key: "experts.max_us_per_token", In: of, Value: text(e.MaxUSToken), number: e.MaxUSToken, format: text, set: set,
+		out = append(out, Limit{Key: limitExperts, In: of, Value: text(e.MaxUSToken), number: e.MaxUSToken, format: text, set: set,
 			without: func(x *Input) { set(x, most) }})
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Limits.AddressBytes)) {

@@ -216,7 +216,7 @@ func TestPareto(t *testing.T) {
 		if i > 0 && (p.ExpectedMS <= list[i-1].ExpectedMS || p.EnergyMJ >= list[i-1].EnergyMJ) {
 			t.Errorf("point %d: %.3f ms, %.4f mJ after %.3f ms, %.4f mJ", i, p.ExpectedMS, p.EnergyMJ, list[i-1].ExpectedMS, list[i-1].EnergyMJ)
 		}
-		if p.LimitMJ > 0 && p.EnergyMJ > p.LimitMJ*1.0001 {
+		if p.LimitMJ > 0 && p.EnergyMJ > p.LimitMJ {
 			t.Errorf("point %d takes %.4f mJ under a limit of %.4f", i, p.EnergyMJ, p.LimitMJ)
 		}
 	}

@@ -216,12 +216,19 @@ func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) flo
 	return total
 }
 
-// expectedNJ is the expected energy, modelled; 0 where it is not known of every program.
+// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy bounds: predictions hold
+// whole microjoules.
 func (s *session) expectedNJ(p *planir.Plan) float64 {
-	if slices.ContainsFunc(p.Predictions, func(x planir.Prediction) bool { return x.EnergyUJ == 0 }) {
-		return 0
+	nj := map[string]int64{}
+	for i := range p.Program.Programs {
+		ph := &p.Program.Programs[i]
+		n, ok, err := s.energy(p, ph)
+		if err != nil || !ok {
+			return 0
+		}
+		nj[ph.Name] = n
 	}
-	return 1000 * s.expected(p, func(x planir.Prediction) int64 { return x.EnergyUJ })
+	return s.expected(p, func(x planir.Prediction) int64 { return nj[x.Program] })
 }
 
 // checkMemory warns when what the plan holds exceeds a memory of the SoC.

@@ -316,6 +316,19 @@ func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers)
 	return out, nil
 }
 
+// limitExperts is the key of a limit on the time of a token's experts.
+const limitExperts = "experts.max_us_per_token"
+
+// expertsError is about what a token's experts take at least, where that is above the limit: a little more, because of the least
+// itself few choices of tiers are left, which take long to find.
+type expertsError struct {
+	leastUS float64
+	text    string
+}
+
+// Error is the sentence.
+func (e *expertsError) Error() string { return e.text }
+
 // Solve has an engine decide the tiers.
 func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
 	if x.want.Prefer == preferOffload {
@@ -327,7 +340,8 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 		}
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
 			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
-			return s, diag.New(diag.ClassInfeasible, "experts.max_us_per_token: the experts of a token may take %.4g us, and they take at least %.4g us", float64(limit)/tokens, float64(s.Bound)/tokens).
+			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", limitExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
+			return s, diag.New(diag.ClassInfeasible, "%w", &expertsError{1.005 * float64(s.Bound) / tokens, text}).
 				WithHint("raise the latency target, or prefer time")
 		}
 		return x.Problem.InOrder(ctx, e, problem.PaperOrder, problem.Limits{})

@@ -236,3 +236,54 @@ func TestJointDeterministic(t *testing.T) {
 		}
 	}
 }
+
+// A limit on a time or on energy is called hopeless where the least that any choices take is above it, and nothing else is.
+func TestHopeless(t *testing.T) {
+	named, none := 0, 0
+	many(t, long(2000), func(t *rapid.T) {
+		j := drawJoint(t)
+		least := map[string]int64{}
+		each(j, func(choices [][][]int) {
+			for i := range choices {
+				if _, _, bad := j.Parts[i].Partition.Conflict(choices[i]); bad {
+					return
+				}
+			}
+			u := j.Use(choices)
+			for _, l := range j.Limits(&u) {
+				key := fmt.Sprint(l.Kind, l.Index)
+				if old, ok := least[key]; !ok || l.Need < old {
+					least[key] = l.Need
+				}
+			}
+		})
+		if len(least) == 0 {
+			return // no limits, or no choices without conflicts
+		}
+		got, err := exact.Hopeless(context.Background(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []problem.Limit
+		u := problem.Use{PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
+		for _, l := range j.Limits(&u) {
+			switch l.Kind {
+			case problem.LimitPartNS, problem.LimitTimeNS, problem.LimitEnergyNJ:
+				if l.Need = least[fmt.Sprint(l.Kind, l.Index)]; l.Need > l.Max && want == nil {
+					want = []problem.Limit{l}
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("hopeless: %v, want %v", got, want)
+		}
+		if want != nil {
+			named++
+		} else {
+			none++
+		}
+	})
+	if named < 10 || none < 10 {
+		t.Fatalf("%d instances had a hopeless limit, %d none", named, none)
+	}
+}
