@@ -258,7 +258,7 @@ func TestCalibrateArchitectures(t *testing.T) {
 				}
 			}
 			_, channels, _ := m.channels()
-			if b, err := calibration.Encode(c); err != nil || int64(len(b)) > m.CalibrationBytes()+channels*quality.MaxRank*8/3+4000 {
+			if b, err := calibration.Encode(c); err != nil || int64(len(b)) > m.CalibrationBytes()+channels*quality.MaxRank*8/3+12000 {
 				t.Errorf("%d bytes, %v", len(b), err)
 			}
 		})
