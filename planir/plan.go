@@ -32,8 +32,8 @@ type Plan struct {
 	Quality     []Quality    `json:"quality,omitempty" yaml:"quality,omitempty"` // by phase, when solved with a calibration
 	Memory      *Memory      `json:"memory,omitempty" yaml:"memory,omitempty"`
 	Compiled    []Compiled   `json:"compiled,omitempty" yaml:"compiled,omitempty"` // ascending by processor and operator, when solved with compiler facts
-	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"`   // of experts, when solved with loads
-	Target      *Target      `json:"target,omitempty" yaml:"target,omitempty"` // what emit made it a plan for; nil: it is as solve wrote it
+	Tiers       *Tiers       `json:"tiers,omitempty" yaml:"tiers,omitempty"`       // of experts, when solved with loads
+	Target      *Target      `json:"target,omitempty" yaml:"target,omitempty"`     // what emit made it a plan for; nil: it is as solve wrote it
 	Program     Program      `json:"program" yaml:"program"`
 }
 

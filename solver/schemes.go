@@ -312,7 +312,12 @@ func (s *session) ranged(c *class, scheme op.Scheme) error {
 		for _, n := range sec.Nodes {
 			name := sec.Name + "." + n.Name
 			for l := 0; l < max(1, sec.Layers) && slices.Contains(c.nodes, name); l++ {
-				if s.in.Calibration.Activation(name, sec.First+l) == nil {
+				a := s.in.Calibration.Activation(name, sec.First+l)
+				if a != nil && scheme.Grid() && len(a.OutMax) == 0 {
+					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about what it computes, and steps of results are wanted", name, sec.First+l, scheme).
+						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
+				}
+				if a == nil {
 					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about what enters it", name, sec.First+l, scheme).
 						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 				}

@@ -305,6 +305,51 @@ func TestStaticScales(t *testing.T) {
 	}
 }
 
+// Products on a 16-bit grid need the ranges of their results, are divided by columns, each share with its steps, and never
+// along their reduction.
+func TestGridSchemes(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	for i := range s.Processors {
+		p := &s.Processors[i]
+		p.Schemes = append(p.Schemes, op.A16SQ8C)
+		p.Sim.Schemes[op.A16SQ8C] = p.Sim.Schemes[op.A8TQ8C]
+	}
+	cal := invented(t, m, rand.New(rand.NewPCG(7, 8)), op.A16SQ8C)
+	for _, sec := range m.Graph().Sections {
+		for _, n := range sec.Nodes {
+			for l := 0; l < max(1, sec.Layers) && n.Ops[0].HasScheme(); l++ {
+				cal.Activations = append(cal.Activations, calibration.Activation{Class: sec.Name + "." + n.Name, Layer: l, K: n.Ops[0].K})
+			}
+		}
+	}
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A16SQ8C), Workload: permit(op.A16SQ8C), Calibration: cal, Engine: exact.Engine{}}
+	if _, err := Solve(context.Background(), in); err == nil || !strings.Contains(err.Error(), "nothing about what it computes") || len(diag.HintsOf(err)) != 1 {
+		t.Errorf("no ranges of results: %v", err)
+	}
+	for i := range cal.Activations {
+		cal.Activations[i].OutMax = calibration.Vector{1}
+	}
+	r := solve(t, in)
+	if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+		t.Fatal(found)
+	}
+	shared := 0
+	for _, d := range r.Plan.Decisions {
+		if d.Scheme != op.A16SQ8C {
+			continue
+		}
+		if d.Axis == planir.AxisK {
+			t.Errorf("%s@%d is divided along its reduction", d.Node, d.Rows)
+		}
+		if d.Axis == planir.AxisCols {
+			shared++
+		}
+	}
+	if shared == 0 {
+		t.Error("nothing is divided by columns")
+	}
+}
+
 // What a calibration lacks is left out and said; what it cannot give is refused with a way out.
 func TestQualityRefusals(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)

@@ -300,18 +300,24 @@ func showLimits(s *cli.Streams, p *planir.Plan) {
 
 // showStatic tells in which phases activations have static scales.
 func showStatic(s *cli.Streams, p *planir.Plan) {
-	count := map[string]int{}
+	count, grid := map[string]int{}, map[string]bool{}
 	for i := range p.Decisions {
 		if d := &p.Decisions[i]; d.Scheme.Static() {
 			phase := "prefill"
 			if p.Decodes(d.Rows) {
 				phase = "decode"
 			}
-			count[phase+" "+string(d.Scheme)]++
+			what := phase + " " + string(d.Scheme)
+			count[what]++
+			grid[what] = d.Scheme.Grid()
 		}
 	}
 	for _, what := range slices.Sorted(maps.Keys(count)) {
-		s.Printf("static scales: %s in %d decisions: activations that exceed what the calibration saw are clipped\n", what, count[what])
+		beyond := "what"
+		if grid[what] {
+			beyond = fmt.Sprintf("%d times what", calibration.GridMargin)
+		}
+		s.Printf("static scales: %s in %d decisions: activations that exceed %s the calibration saw are clipped\n", what, count[what], beyond)
 	}
 }
 

@@ -195,6 +195,9 @@ func (s Scheme) Static() bool { return s.Activation() == "a8s" || s.Grid() }
 // inside the product: the weight steps.
 func (s Scheme) Grid() bool { return s.Activation() == "a16s" }
 
+// Rounds reports whether a product rounds activations, so that two right executions may differ by a step of theirs.
+func (s Scheme) Rounds() bool { return s.QuantisedRows() || s.Grid() || s.Half() }
+
 // Half reports whether activations enter and leave as f32 values that are rounded to f16, inside the product.
 func (s Scheme) Half() bool { return s.Activation() == "a16f" }
 

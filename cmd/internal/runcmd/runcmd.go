@@ -528,7 +528,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 		return err
 	}
 	r := compare(got, want, vocab)
-	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.QuantisedRows() })
+	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	if quantised {
 		r.LimitKL = checkKL
 	} else {
