@@ -380,13 +380,13 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	}
 	slices.Sort(out.Capacities)
 	total := t.Total(s.Choices)
-	out.ExpectNS, out.Drop = total.NS(), share(float64(total.Drop), float64(total.Rows))
+	out.ExpectNS, out.Drop = total.NS, share(float64(total.Drop), float64(total.Rows))
 	for l, choices := range s.Choices {
 		loads := p.Chunks[s.Chunk].Layers[l].MeanLoads()
 		c := t.Layer(l, choices)
 		unused, reserved := p.Padding(s.Chunk, l, choices)
 		y := planir.TierLayer{
-			Layer: x.Layers[l], ExpectNS: c.NS(), Imbalance: round6(problem.ImbalanceRatio(loads)),
+			Layer: x.Layers[l], ExpectNS: c.NS, Imbalance: round6(problem.ImbalanceRatio(loads)),
 			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)), Padding: share(unused, reserved),
 		}
 		for e, k := range choices {
@@ -405,7 +405,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 					other[e] = k
 				}
 				d := t.Layer(l, other)
-				if ns := d.NS(); ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) {
+				if ns := d.NS; ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) {
 					z.NextNS, z.NextRows = ns, 0
 					if k > 0 {
 						z.NextRows = p.Capacities[k-1]

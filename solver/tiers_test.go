@@ -210,8 +210,8 @@ func TestTiersInThePlan(t *testing.T) {
 				t.Errorf("layer %d, expert %d: %d, want %d", i, e, tier[e], k)
 			}
 		}
-		if c := tab.Layer(i, choices[i]); groups != c.NPUNS || y.ExpectNS != c.NS() {
-			t.Errorf("layer %d: groups take %d ns, layer %d, want %d and %d", i, groups, y.ExpectNS, c.NPUNS, c.NS())
+		if c := tab.Layer(i, choices[i]); groups != c.NPUNS || y.ExpectNS != c.NS {
+			t.Errorf("layer %d: groups take %d ns, layer %d, want %d and %d", i, groups, y.ExpectNS, c.NPUNS, c.NS)
 		}
 	}
 	out.Schemes = append(out.Schemes, "a32/w32")

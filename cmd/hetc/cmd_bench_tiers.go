@@ -141,8 +141,8 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	var uniform [][]int
 	for _, c := range p.Capacities {
 		u := p.UniformChoices(0, c)
-		if cost := t.Total(u); cost.NS() < best {
-			best, uniform = cost.NS(), u
+		if cost := t.Total(u); cost.NS < best {
+			best, uniform = cost.NS, u
 		}
 	}
 	cpu := p.UniformChoices(0, 0)
@@ -158,8 +158,8 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 	}{{"solve", s.Choices, string(s.Status)}, {"ladder", p.LadderChoices(0, ladder), ""}, {"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
 		cost := t.Total(rule.choices)
 		r := comparedTier{
-			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS(),
-			Ratio: float64(cost.NS()) / float64(s.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
+			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
+			Ratio: float64(cost.NS) / float64(s.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
 		}
 		var unused, reserved float64
 		for l, list := range rule.choices {

@@ -510,8 +510,8 @@ func moeOptimum(ctx context.Context, s *sheet) error {
 		}
 		cpu := table.Total(none)
 		name := from.name + "/"
-		over := func(c problem.TierCost) float64 { return float64(c.NS()) / float64(least.NS()) }
-		s.add(Modelled, name+"best_ms", nil, float64(least.NS())/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
+		over := func(c problem.TierCost) float64 { return float64(c.NS) / float64(least.NS) }
+		s.add(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
 		s.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
 		s.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
 		s.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")

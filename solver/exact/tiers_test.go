@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -43,11 +44,22 @@ func smallTiers(r *rand.Rand) *problem.Tiers {
 	if r.IntN(3) == 0 {
 		p.RegionBytes = 10*r.Int64N(int64(layers*experts+2)) + 9
 	}
+	salient := false
 	if r.IntN(3) == 0 {
 		p.Prune = true
 		p.MaxDropPPM, p.MaxLayerDropPPM = r.Int64N(600_000), r.Int64N(800_000)
+		if salient = r.IntN(2) == 0; salient {
+			if r.IntN(2) == 0 {
+				p.MaxDropPPM, p.MaxLayerDropPPM = 1e6, 1e6
+			}
+			p.MaxLostPPM, p.MaxLayerLostPPM = r.Int64N(300_000), r.Int64N(500_000)
+		}
 	}
-	p.Minimise = problem.TierMeasures[r.IntN(4)]
+	if r.IntN(4) == 0 {
+		p.MaxGraphs = 1 + r.Int64N(4)
+	}
+	p.Serial = r.IntN(3) == 0
+	p.Minimise = problem.TierMeasures[r.IntN(len(problem.TierMeasures))]
 	if r.IntN(2) == 0 {
 		p.Minimise = problem.TierTime
 	}
@@ -79,9 +91,12 @@ func smallTiers(r *rand.Rand) *problem.Tiers {
 		}
 		p.Chunks = append(p.Chunks, c)
 	}
+	if salient {
+		p.GiveSaliency(r.Uint64())
+	}
 	if r.IntN(4) == 0 {
 		// A bound that may bind: what a random choice takes.
-		m := problem.TierMeasures[r.IntN(4)]
+		m := problem.TierMeasures[r.IntN(len(problem.TierMeasures))]
 		t := p.Table(0)
 		x := make([][]int, layers)
 		for l := range x {
@@ -119,7 +134,7 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 			}
 			return ns, launches, energy
 		}
-		type cell struct{ cpu, off, drop, energy int64 }
+		type cell struct{ cpu, off, drop, energy, lost int64 }
 		memo := map[[3]int]cell{}
 		at := func(l, e, k int) cell {
 			x, ok := memo[[3]int{l, e, k}]
@@ -142,6 +157,9 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 			n := int64(len(ch.Layers[l].Rows[e]))
 			x.cpu = (2*sum + n) / (2 * n)
 			x.energy = x.cpu / 1000 * p.CPUMilliwatts
+			if s := ch.Layers[l].Saliency; s != nil && k > 0 && p.Prune {
+				x.lost = bruteLost(&s[e], ch.Layers[l].Rows[e], p.Capacities[k-1])
+			}
 			memo[[3]int{l, e, k}] = x
 			return x
 		}
@@ -152,13 +170,15 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 		judge := func() {
 			m := map[problem.TierMeasure]int64{}
 			used := map[int]bool{}
-			var drop, rows, npu int64
+			var drop, rows, npu, lost, graphs int64
 			for l := range x {
+				var layerLost, queue, cpu int64
 				count := map[int]int{}
 				var d, all int64
 				for e, k := range x[l] {
 					v := at(l, e, k)
-					m[problem.TierTime] += v.cpu
+					cpu += v.cpu
+					layerLost += v.lost
 					m[problem.TierOff] += v.off
 					m[problem.TierEnergy] += v.energy
 					d += v.drop
@@ -171,20 +191,32 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 						npu++
 					}
 				}
-				if d > all*p.MaxLayerDropPPM/1e6 {
+				salient := p.Prune && ch.Layers[l].Saliency != nil
+				if d > all*p.MaxLayerDropPPM/1e6 || salient && layerLost > p.MaxLayerLostPPM*1000 {
 					return
 				}
+				lost += layerLost
 				drop, rows = drop+d, rows+all
 				for k, n := range count {
 					a, b, c := divide(k, n)
 					if a == math.MaxInt64 {
 						return
 					}
-					m[problem.TierTime], m[problem.TierLaunches], m[problem.TierEnergy] = m[problem.TierTime]+a, m[problem.TierLaunches]+b, m[problem.TierEnergy]+c
+					queue, graphs, m[problem.TierEnergy] = queue+a, graphs+b, m[problem.TierEnergy]+c
+				}
+				if p.Serial {
+					m[problem.TierTime] += queue + cpu
+				} else {
+					m[problem.TierTime] += max(queue, cpu)
 				}
 				if len(count) > 0 {
 					m[problem.TierTime] += ch.SyncNS
 				}
+			}
+			m[problem.TierLaunches], m[problem.TierLost] = graphs, lost
+			salient := p.Prune && ch.Layers[0].Saliency != nil
+			if p.MaxGraphs > 0 && graphs > p.MaxGraphs || salient && lost > p.MaxLostPPM*1000*int64(len(x)) {
+				return
 			}
 			if drop > rows*p.MaxDropPPM/1e6 || len(used) > p.MaxTiers || p.RegionBytes > 0 && npu*p.ExpertBytes > p.RegionBytes {
 				return
@@ -220,6 +252,48 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 	}
 	return best
 }
+
+// bruteLost is the saliency of the rows that an expert drops, in exact numbers: every chunk's rows come from the steps of the curve in all
+// possible ways, and the lowest are dropped.
+func bruteLost(c *problem.Curve, rows []int32, capacity int) int64 {
+	var all int64
+	for _, n := range rows {
+		all += int64(n)
+	}
+	sum := new(big.Rat)
+	for _, n := range rows {
+		drop := int(n) - capacity
+		if drop <= 0 {
+			continue
+		}
+		// Of the ways to draw n rows, those in which exactly a are from the lowest u steps: the dropped ones among them are min(a, drop).
+		lowest := func(u int64) *big.Rat {
+			x := new(big.Rat)
+			for a := int64(0); a <= int64(n); a++ {
+				p := new(big.Rat).SetInt(new(big.Int).Binomial(int64(n), a))
+				for i := range int64(n) {
+					share := big.NewRat(problem.SaliencySteps-u, problem.SaliencySteps)
+					if i < a {
+						share = big.NewRat(u, problem.SaliencySteps)
+					}
+					p.Mul(p, share)
+				}
+				x.Add(x, p.Mul(p, big.NewRat(min(a, int64(drop)), 1)))
+			}
+			return x
+		}
+		last := int64(0)
+		for u := range int64(problem.SaliencySteps) {
+			norm := big.NewRat((c[u]-last)*problem.SaliencySteps, all) // of a row
+			sum.Add(sum, norm.Mul(norm, new(big.Rat).Sub(lowest(u+1), lowest(u))))
+			last = c[u]
+		}
+	}
+	f, _ := new(big.Float).SetRat(sum).Float64()
+	return min(last16(c), int64(math.Floor(f+0.5)))
+}
+
+func last16(c *problem.Curve) int64 { return c[problem.SaliencySteps-1] }
 
 func TestTiersEqualBruteForce(t *testing.T) {
 	n := 2000

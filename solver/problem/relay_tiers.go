@@ -53,7 +53,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		if stopped {
 			return TierSolution{Status: LimitReached, Nodes: nodes}, nil
 		}
-		return TierSolution{}, p.infeasible()
+		return TierSolution{}, p.Infeasible()
 	}
 	best.Bound, best.Nodes, best.Status = min(best.Bound, best.Objective), nodes, Feasible
 	if best.Bound < best.Objective || r.Exact == nil {
@@ -67,7 +67,8 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	return best, p.Verify(best)
 }
 
-func (p *Tiers) infeasible() error {
+// Infeasible is the error where no choice keeps the limits.
+func (p *Tiers) Infeasible() error {
 	return diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers keeps the bounds %v", p.Name, p.Bounds).
 		WithHint("raise the latency target, or leave it out")
 }

@@ -24,14 +24,15 @@ const (
 // shapes (the NPU) an expert computes as many rows as are reserved for it, its tier, whatever was routed to it;
 // experts of one tier and layer are launched in groups, which one graph holds. Every expert of every layer gets a
 // choice: 0 is to stay on the CPU, which computes the rows there are; t > 0 is Capacities[t-1] on the NPU. Rows
-// beyond a tier go to the CPU (the exact policy) or are dropped (Prune).
+// beyond a tier go to the CPU (the exact policy) or are dropped (Prune), those of the lowest saliency first.
 //
-// The expected time of a layer for one chunk of tokens is the plain sum
+// The expected time of a layer for one chunk of tokens is (NPUMoE sec. 3.2)
 //
-//	sum over the groups GroupNS + sum over the experts of the mean of CPUNS[rows on the CPU] + SyncNS if any is on the NPU
+//	max( sum over the groups GroupNS, sum over the experts of the mean of CPUNS[rows on the CPU] ) + SyncNS if any is on the NPU
 //
-// Every group is launched for every chunk. NPU and CPU are not taken to overlap: routing, the NPU's queue, what
-// overflowed, and the sum of results follow one another. That is an upper bound of overlapped execution, at most twice it.
+// Every group is launched for every chunk, so the NPU's queue takes the same each time. The routing names the rows that overflow before
+// anything is launched, so the CPU works beside the queue; where it cannot (Serial: they share a core) both add up. The maximum is of means:
+// chunks in which the CPU takes longer than on average make the mean of maxima larger, and it is at most the sum.
 type Tiers struct {
 	Name       string
 	Tile       int   // capacities are multiples of it
@@ -41,15 +42,21 @@ type Tiers struct {
 	ExpertBytes int64 // of one expert's weights
 	GraphBytes  int64 // limit of one graph, 0: none
 	RegionBytes int64 // limit of all experts on the NPU, 0: none
+	MaxGraphs   int64 // limit of all groups, each a graph with its own weights, 0: none
+	Serial      bool  // NPU and CPU do not work at the same time
 
 	// Prune drops rows beyond a tier. MaxDropPPM and MaxLayerDropPPM bound the expected share of all routed rows, of the model
-	// and of every layer, in parts per million.
+	// and of every layer, in parts per million. MaxLostPPM and MaxLayerLostPPM bound the expected share of the squared L2 norm of what experts
+	// add to the residual stream, where layers have a Saliency: of every layer, and of the mean of all layers.
 	Prune                       bool
 	MaxDropPPM, MaxLayerDropPPM int64
+	MaxLostPPM, MaxLayerLostPPM int64
 
 	NPUMilliwatts, CPUMilliwatts int64 // for Energy, modelled
 
 	Chunks []TierChunk // candidates, one is chosen
+
+	Start *TierSolution // to begin with, chunk and choices; nil: none is known
 
 	Minimise TierMeasure           // the zero value is TierTime
 	Bounds   map[TierMeasure]int64 // at most so much of a measure
@@ -63,10 +70,11 @@ const (
 	TierEnergy   TierMeasure = "energy"   // nJ: times of the processors times their power, hand-overs not counted
 	TierOff      TierMeasure = "off"      // routed rows, over all observed chunks, that the NPU does not compute
 	TierLaunches TierMeasure = "launches" // groups: synchronisations of CPU and NPU
+	TierLost     TierMeasure = "lost"     // saliency of dropped rows: 1/SaliencyOne of a layer's squared L2 norm, over all layers
 )
 
 // TierMeasures lists all of them. The paper's order (NPUMoE sec. 3.2) is PaperOrder under a bound on TierTime.
-var TierMeasures = []TierMeasure{TierTime, TierEnergy, TierOff, TierLaunches}
+var TierMeasures = []TierMeasure{TierTime, TierEnergy, TierOff, TierLaunches, TierLost}
 
 // PaperOrder is what NPUMoE sec. 3.2 prefers, first to last: most rows on the NPU, then energy, then synchronisations.
 var PaperOrder = []TierMeasure{TierOff, TierEnergy, TierLaunches}
@@ -85,6 +93,8 @@ type TierChunk struct {
 type TierLayer struct {
 	Name string
 	Rows [][]int32 // by expert and observed chunk, as many chunks for all experts
+	// Saliency is what the rows of each expert add to the layer's output (see Curve), nil where nobody measured it.
+	Saliency []Curve
 }
 
 // TierSolution is an engine's answer.
@@ -118,6 +128,12 @@ func (p *Tiers) Validate() error {
 	}
 	if p.MaxDropPPM < 0 || p.MaxLayerDropPPM < 0 || p.MaxDropPPM > 1e6 || p.MaxLayerDropPPM > 1e6 || !p.Prune && (p.MaxDropPPM > 0 || p.MaxLayerDropPPM > 0) {
 		return fail("at most %d and %d parts per million are dropped, want 0..1000000, and 0 without pruning", p.MaxDropPPM, p.MaxLayerDropPPM)
+	}
+	if p.MaxLostPPM < 0 || p.MaxLayerLostPPM < 0 || p.MaxLostPPM > 1e6 || p.MaxLayerLostPPM > 1e6 || !p.Prune && (p.MaxLostPPM > 0 || p.MaxLayerLostPPM > 0) {
+		return fail("at most %d and %d parts per million of the squared norm are lost, want 0..1000000, and 0 without pruning", p.MaxLostPPM, p.MaxLayerLostPPM)
+	}
+	if p.MaxGraphs < 0 {
+		return fail("at most %d graphs, want 0 or more", p.MaxGraphs)
 	}
 	if p.NPUMilliwatts < 0 || p.NPUMilliwatts > 1e7 || p.CPUMilliwatts < 0 || p.CPUMilliwatts > 1e7 {
 		return fail("processors take %d and %d mW, want 0..10000000", p.NPUMilliwatts, p.CPUMilliwatts)
@@ -189,6 +205,12 @@ func (p *Tiers) validateChunk(c *TierChunk) error {
 		if len(y.Rows) == 0 {
 			return fmt.Errorf("layer %q has no experts", y.Name)
 		}
+		if err := validateCurves(y.Saliency, len(y.Rows)); err != nil {
+			return fmt.Errorf("layer %q: %w", y.Name, err)
+		}
+		if (y.Saliency == nil) != (c.Layers[0].Saliency == nil) {
+			return fmt.Errorf("layer %q: saliency is known of some layers only", y.Name)
+		}
 		cells += len(y.Rows) * (len(p.Capacities) + 1)
 		worst += int64(len(y.Rows))*dearest + c.SyncNS
 		if worst > maxTierTotal/c.Weight {
@@ -229,6 +251,7 @@ type TierCell struct {
 	EnergyNJ int64 // of those
 	Off      int64 // rows that the NPU does not compute, over all observed chunks
 	Drop     int64 // rows that nobody computes
+	Lost     int64 // what those would have added, in 1/SaliencyOne of the layer's squared norm; 0 where no saliency is known
 }
 
 // TierGroups are the cheapest divisions of n experts of one tier into groups, by n: the least time, then
@@ -281,10 +304,11 @@ func (p *Tiers) Table(chunk int) *TierTable {
 	for _, list := range c.GroupNS {
 		t.Groups = append(t.Groups, p.groups(list, most))
 	}
+	var lowest orderStatistics
 	for l := range c.Layers {
 		var cells [][]TierCell
 		var all int64
-		for _, rows := range c.Layers[l].Rows {
+		for e, rows := range c.Layers[l].Rows {
 			list := make([]TierCell, len(p.Capacities)+1)
 			for k := range list {
 				capacity := 0
@@ -301,6 +325,9 @@ func (p *Tiers) Table(chunk int) *TierTable {
 				x.Off = over
 				if k > 0 && p.Prune {
 					x.Drop = over
+					if s := c.Layers[l].Saliency; s != nil && over > 0 {
+						x.Lost = s[e].lost(rows, capacity, &lowest)
+					}
 					continue
 				}
 				x.CPUNS = (ns + int64(len(rows))/2) / int64(len(rows))
@@ -317,6 +344,7 @@ func (p *Tiers) Table(chunk int) *TierTable {
 
 // TierCost is what a solution costs: of one chunk, or of one layer for one chunk.
 type TierCost struct {
+	NS                   int64 // expected time
 	NPUNS, CPUNS, SyncNS int64
 	EnergyNJ             int64
 	Launches             int64
@@ -324,12 +352,11 @@ type TierCost struct {
 	Rows                 int64 // routed, over all observed chunks, as the next three
 	Off, Overflow        int64 // rows not on the NPU; of those, routed to experts on it
 	Drop                 int64 // nobody computes
+	Lost                 int64 // TierLost
 }
 
-// NS is the expected time.
-func (c *TierCost) NS() int64 { return c.NPUNS + c.CPUNS + c.SyncNS }
-
 func (c *TierCost) add(d TierCost) {
+	c.NS, c.Lost = c.NS+d.NS, c.Lost+d.Lost
 	c.NPUNS, c.CPUNS, c.SyncNS = c.NPUNS+d.NPUNS, c.CPUNS+d.CPUNS, c.SyncNS+d.SyncNS
 	c.EnergyNJ, c.Launches, c.Experts = c.EnergyNJ+d.EnergyNJ, c.Launches+d.Launches, c.Experts+d.Experts
 	c.Rows, c.Off, c.Overflow, c.Drop = c.Rows+d.Rows, c.Off+d.Off, c.Overflow+d.Overflow, c.Drop+d.Drop
@@ -344,6 +371,7 @@ func (t *TierTable) Layer(layer int, choices []int) (out TierCost) {
 		out.EnergyNJ += x.EnergyNJ
 		out.Off += x.Off
 		out.Drop += x.Drop
+		out.Lost += x.Lost
 		if k > 0 {
 			count[k-1]++
 			out.Overflow += x.Off
@@ -356,6 +384,10 @@ func (t *TierTable) Layer(layer int, choices []int) (out TierCost) {
 	}
 	if out.Experts > 0 {
 		out.SyncNS = t.SyncNS
+	}
+	out.NS = max(out.NPUNS, out.CPUNS) + out.SyncNS
+	if t.p.Serial {
+		out.NS = out.NPUNS + out.CPUNS + out.SyncNS
 	}
 	out.Rows = t.Rows[layer]
 	return out
@@ -378,8 +410,10 @@ func (t *TierTable) Of(m TierMeasure, c TierCost) int64 {
 		return t.Weight * c.Off
 	case TierLaunches:
 		return t.Weight * c.Launches
+	case TierLost:
+		return t.Weight * c.Lost
 	}
-	return t.Weight * c.NS()
+	return t.Weight * c.NS
 }
 
 // Measure is what p minimises.
@@ -402,6 +436,21 @@ func (t *TierTable) TotalDrop() int64 {
 	return share(all, t.p.MaxDropPPM)
 }
 
+// LayerLost is how much of its saliency a layer may lose, TotalLost how much all layers together, in 1/SaliencyOne; false: without limit, as
+// nothing is dropped or no saliency is known.
+func (t *TierTable) LayerLost() (int64, bool) {
+	return t.p.MaxLayerLostPPM * (SaliencyOne / 1e6), t.salient()
+}
+
+// TotalLost is LayerLost of all layers.
+func (t *TierTable) TotalLost() (int64, bool) {
+	return t.p.MaxLostPPM * (SaliencyOne / 1e6) * int64(len(t.Cells)), t.salient()
+}
+
+func (t *TierTable) salient() bool {
+	return t.p.Prune && t.p.Chunks[0].Layers[0].Saliency != nil
+}
+
 func share(rows, ppm int64) int64 { return rows * ppm / 1e6 }
 
 // Broken names the first limit that choices break, "" where they keep all.
@@ -422,6 +471,9 @@ func (t *TierTable) Broken(choices [][]int) string {
 		if c.Drop > 0 && c.Drop > t.LayerDrop(l) {
 			return fmt.Sprintf("the share of rows that layer %d drops", l)
 		}
+		if most, ok := t.LayerLost(); ok && c.Lost > most {
+			return fmt.Sprintf("the share of the squared norm that layer %d loses", l)
+		}
 		total.add(c)
 	}
 	if len(used) > t.p.MaxTiers {
@@ -429,6 +481,12 @@ func (t *TierTable) Broken(choices [][]int) string {
 	}
 	if total.Drop > 0 && total.Drop > t.TotalDrop() {
 		return "the share of rows that are dropped"
+	}
+	if most, ok := t.TotalLost(); ok && total.Lost > most {
+		return "the share of the squared norm that is lost"
+	}
+	if t.p.MaxGraphs > 0 && total.Launches > t.p.MaxGraphs {
+		return fmt.Sprintf("the number of graphs: %d, and at most %d", total.Launches, t.p.MaxGraphs)
 	}
 	if n := t.p.NPUExperts(); total.Experts > n {
 		return fmt.Sprintf("the region: %d experts, and it holds %d", total.Experts, n)
@@ -485,8 +543,8 @@ func (p *Tiers) Verify(s TierSolution) error {
 	return nil
 }
 
-// InOrder minimises one measure after the other, each bounded by its best in what follows. Status and bound are those of the first
-// measure that is not proved, the objective is the first measure's.
+// InOrder minimises one measure after the other, each bounded by the best found in what follows, which begins there. Objective and bound are the
+// first measure's; the status is optimal where every measure is proved.
 func (p *Tiers) InOrder(ctx context.Context, e Engine, order []TierMeasure, limits Limits) (TierSolution, error) {
 	q := *p
 	q.Bounds = maps.Clone(p.Bounds)
@@ -500,12 +558,18 @@ func (p *Tiers) InOrder(ctx context.Context, e Engine, order []TierMeasure, limi
 		if err != nil {
 			return TierSolution{}, err
 		}
-		q.Bounds[m] = s.Objective
-		if i == 0 {
-			out = s
-			continue
+		out.Nodes += s.Nodes
+		switch {
+		case i == 0:
+			if out = s; s.Choices == nil {
+				return s, nil
+			}
+		case s.Choices != nil:
+			out.Chunk, out.Choices = s.Chunk, s.Choices
 		}
-		out.Chunk, out.Choices, out.Nodes = s.Chunk, s.Choices, out.Nodes+s.Nodes
+		q.Start = &TierSolution{Chunk: out.Chunk, Choices: out.Choices}
+		t := p.Table(out.Chunk)
+		q.Bounds[m] = t.Of(m, t.Total(out.Choices))
 		if s.Status != Optimal {
 			out.Status = Feasible
 		}
@@ -514,7 +578,8 @@ func (p *Tiers) InOrder(ctx context.Context, e Engine, order []TierMeasure, limi
 }
 
 // MILP poses one chunk length. Variables: x, whether an expert takes a choice; z, whether a tier is in use; n, how many experts of
-// a layer are in a tier, one-hot, since groups cost what the best division costs; a, whether a layer uses the NPU.
+// a layer are in a tier, one-hot, since groups cost what the best division costs; a, whether a layer uses the NPU; where time counts and the
+// processors overlap, t, the longer one's time in a layer.
 func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 	t := p.Table(chunk)
 	const scale = 1e-3 // ns to us, nJ to uJ
@@ -528,21 +593,40 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 		m.Rows = append(m.Rows, milp.Row{Name: name, Low: low, High: high, Terms: terms})
 	}
 	unit := func(k TierMeasure) float64 {
-		if k == TierTime || k == TierEnergy {
+		switch k {
+		case TierTime, TierEnergy:
 			return scale
+		case TierLost:
+			return 1 / lostUnit
 		}
 		return 1
 	}
 	weight := float64(t.Weight)
 	bounds := map[TierMeasure][]milp.Term{}
-	var bytes, drops []milp.Term
+	var bytes, drops, losses, graphs []milp.Term
 	v := &TierVars{x: make([][][]int, len(t.Cells))}
 	z := make([]int, len(t.Groups))
 	for k := range z {
 		z[k] = add(fmt.Sprintf("z_%d", k+1), 0)
 	}
+	_, timed := p.Bounds[TierTime]
+	overlap := !p.Serial && (timed || p.Measure() == TierTime)
+	var npu, cpu []milp.Term // of the layer's longer time
 	// cost adds a variable whose measures are those of c.
 	cost := func(name string, c TierCost) int {
+		c.NS = c.SyncNS
+		if p.Serial {
+			c.NS += c.NPUNS + c.CPUNS
+		}
+		if overlap && c.NPUNS > 0 {
+			npu = append(npu, milp.Term{Var: len(m.Vars), Coef: float64(c.NPUNS) * scale})
+		}
+		if overlap && c.CPUNS > 0 {
+			cpu = append(cpu, milp.Term{Var: len(m.Vars), Coef: float64(c.CPUNS) * scale})
+		}
+		if p.MaxGraphs > 0 && c.Launches > 0 {
+			graphs = append(graphs, milp.Term{Var: len(m.Vars), Coef: float64(c.Launches)})
+		}
 		j := add(name, float64(t.Of(p.Measure(), c))*unit(p.Measure()))
 		for b := range p.Bounds {
 			if x := t.Of(b, c); x != 0 {
@@ -553,13 +637,14 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 	}
 	for l, cells := range t.Cells {
 		counts := make([][]milp.Term, len(t.Groups))
-		var layerDrops []milp.Term
+		var layerDrops, layerLosses []milp.Term
+		npu, cpu = nil, nil
 		any := cost(fmt.Sprintf("a_%d", l), TierCost{SyncNS: t.SyncNS})
 		v.x[l] = make([][]int, len(cells))
 		for e, list := range cells {
 			var one []milp.Term
 			for k, x := range list {
-				j := cost(fmt.Sprintf("x_%d_%d_%d", l, e, k), TierCost{CPUNS: x.CPUNS, EnergyNJ: x.EnergyNJ, Off: x.Off})
+				j := cost(fmt.Sprintf("x_%d_%d_%d", l, e, k), TierCost{CPUNS: x.CPUNS, EnergyNJ: x.EnergyNJ, Off: x.Off, Lost: x.Lost})
 				v.x[l][e] = append(v.x[l][e], j)
 				one = append(one, milp.Term{Var: j, Coef: 1})
 				if k == 0 {
@@ -570,6 +655,10 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 				if x.Drop > 0 {
 					drops = append(drops, milp.Term{Var: j, Coef: float64(x.Drop)})
 					layerDrops = append(layerDrops, milp.Term{Var: j, Coef: float64(x.Drop)})
+				}
+				if x.Lost > 0 {
+					losses = append(losses, milp.Term{Var: j, Coef: float64(x.Lost) / lostUnit})
+					layerLosses = append(layerLosses, milp.Term{Var: j, Coef: float64(x.Lost) / lostUnit})
 				}
 				row(fmt.Sprintf("tier_%d_%d_%d", l, e, k), -inf, 0, []milp.Term{{Var: j, Coef: 1}, {Var: z[k-1], Coef: -1}})
 			}
@@ -589,6 +678,30 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 			row(fmt.Sprintf("division_%d_%d", l, k+1), 1, 1, one)
 			row(fmt.Sprintf("count_%d_%d", l, k+1), 0, 0, counts[k])
 		}
+		if overlap {
+			// The time of both is no more than would be, were everything as slow as it can be.
+			j := cost(fmt.Sprintf("t_%d", l), TierCost{})
+			longest := 0.0
+			for _, list := range [][]milp.Term{npu, cpu} {
+				sum := 0.0
+				for _, x := range list {
+					sum += x.Coef
+				}
+				longest = max(longest, sum)
+			}
+			m.Vars[j].High, m.Vars[j].Integer = math.Ceil(longest), false
+			if p.Measure() == TierTime {
+				m.Vars[j].Cost = weight
+			}
+			if _, ok := p.Bounds[TierTime]; ok {
+				bounds[TierTime] = append(bounds[TierTime], milp.Term{Var: j, Coef: 1})
+			}
+			row(fmt.Sprintf("npu_%d", l), -inf, 0, append(npu, milp.Term{Var: j, Coef: -1}))
+			row(fmt.Sprintf("cpu_%d", l), -inf, 0, append(cpu, milp.Term{Var: j, Coef: -1}))
+		}
+		if most, ok := t.LayerLost(); ok && len(layerLosses) > 0 {
+			row(fmt.Sprintf("lost_%d", l), -inf, float64(most)/lostUnit, layerLosses)
+		}
 		if len(layerDrops) > 0 {
 			row(fmt.Sprintf("drop_%d", l), -inf, float64(t.LayerDrop(l)), layerDrops)
 		}
@@ -603,6 +716,12 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 	}
 	if len(drops) > 0 {
 		row("drop", -inf, float64(t.TotalDrop()), drops)
+	}
+	if most, ok := t.TotalLost(); ok && len(losses) > 0 {
+		row("lost", -inf, float64(most)/lostUnit, losses)
+	}
+	if len(graphs) > 0 {
+		row("graphs", -inf, float64(p.MaxGraphs), graphs)
 	}
 	for _, b := range TierMeasures {
 		if limit, ok := p.Bounds[b]; ok && len(bounds[b]) > 0 {

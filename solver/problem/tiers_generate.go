@@ -38,10 +38,44 @@ func GenerateTiers(seed uint64, layers, experts, tiers int) *Tiers {
 	for l := range layers {
 		share := Zipf(experts, 0.4+0.8*r.Float64())
 		r.Shuffle(experts, func(i, j int) { share[i], share[j] = share[j], share[i] })
-		c.Layers = append(c.Layers, TierLayer{fmt.Sprintf("layers.%d", l), Route(r, share, 1024, fan, 16)})
+		c.Layers = append(c.Layers, TierLayer{Name: fmt.Sprintf("layers.%d", l), Rows: Route(r, share, 1024, fan, 16)})
 	}
 	p.Chunks = []TierChunk{c}
 	return p
+}
+
+// GiveSaliency gives every layer of an instance a saliency: norms spread more widely in some experts than in others.
+func (p *Tiers) GiveSaliency(seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 0x5a11))
+	for l := range p.Chunks[0].Layers {
+		experts := len(p.Chunks[0].Layers[l].Rows)
+		weight, spread := make([]float64, experts), make([]int, experts)
+		all := 0.0
+		for e := range weight {
+			rows := 0
+			for _, n := range p.Chunks[0].Layers[l].Rows[e] {
+				rows += int(n)
+			}
+			weight[e], spread[e] = float64(rows)*(0.5+r.Float64()), r.IntN(4)
+			all += weight[e]
+		}
+		curves := make([]Curve, experts)
+		for e := range curves {
+			if all == 0 {
+				continue
+			}
+			for i := range curves[e] {
+				part := 1.0
+				for range spread[e] + 1 {
+					part *= float64(i+1) / SaliencySteps
+				}
+				curves[e][i] = int64(math.Floor(weight[e] / all * part * SaliencyOne))
+			}
+		}
+		for c := range p.Chunks {
+			p.Chunks[c].Layers[l].Saliency = curves
+		}
+	}
 }
 
 // Zipf is n shares in proportion to 1/i^exponent, which add up to 1.

@@ -1,0 +1,124 @@
+package problem
+
+import (
+	"fmt"
+	"math"
+)
+
+// SaliencyOne is the whole of a layer's saliency: the squared L2 norms of what all routed rows of all experts add to its output.
+const SaliencyOne = 1_000_000_000
+
+// SaliencySteps is how many numbers a Curve has.
+const SaliencySteps = 16
+
+// lostUnit is the unit of saliency in linear models: parts per million.
+const lostUnit = SaliencyOne / 1e6
+
+// Curve is the saliency of one expert's rows: Curve[i] is what the (i+1)/SaliencySteps of them with the lowest norms add together, in
+// 1/SaliencyOne of the layer's, a squared L2 norm after the router's weight. The last number is what all of them add. A Lorenz curve:
+// ascending and convex up to its rounding to whole numbers.
+type Curve [SaliencySteps]int64
+
+func validateCurves(list []Curve, experts int) error {
+	if list == nil {
+		return nil
+	}
+	if len(list) != experts {
+		return fmt.Errorf("saliency of %d experts, want %d", len(list), experts)
+	}
+	var all int64
+	for e := range list {
+		if err := list[e].Validate(); err != nil {
+			return fmt.Errorf("expert %d: %w", e, err)
+		}
+		all += list[e][SaliencySteps-1]
+	}
+	if all > SaliencyOne+int64(experts) {
+		return fmt.Errorf("saliency of all experts is %d, want at most %d", all, int64(SaliencyOne))
+	}
+	return nil
+}
+
+// Validate reports numbers that are no cumulative sums of ascending ones.
+func (c *Curve) Validate() error {
+	const rounding = 2 // of three rounded numbers
+	before, step := int64(0), int64(0)
+	for i, v := range c {
+		if v < before || v > SaliencyOne {
+			return fmt.Errorf("saliency is %d after %d, want ascending numbers of 0..%d", v, before, int64(SaliencyOne))
+		}
+		if v-before < step-rounding {
+			return fmt.Errorf("saliency grows by %d and then by %d in step %d: rows are not in the order of their norms", step, v-before, i+1)
+		}
+		before, step = v, v-before
+	}
+	return nil
+}
+
+// lost is what an expert loses that keeps capacity of each chunk's rows, those with the largest norms. A chunk's n rows are taken to be drawn
+// independently from the expert's curve. Of n draws, those among the k lowest that come from the lowest share u of the distribution
+// number min(Binomial(n, u), k); so the expectation of their sum is
+//
+//	sum over the curve's steps i of  norm of a row in step i * ( E min(B(n, u[i]), k) - E min(B(n, u[i-1]), k) ).
+//
+// k = n gives n times the mean, and few rows of few lose more than the same part of many.
+func (c *Curve) lost(rows []int32, capacity int, o *orderStatistics) int64 {
+	var all int64
+	for _, n := range rows {
+		all += int64(n)
+	}
+	sum := 0.0
+	for _, n := range rows {
+		if int(n) <= capacity {
+			continue
+		}
+		below, before := o.of(int(n), int(n)-capacity), 0.0
+		last := int64(0)
+		for i, v := range c {
+			sum += float64(float64(v-last) * (below[i] - before))
+			last, before = v, below[i]
+		}
+	}
+	return min(c[SaliencySteps-1], int64(math.Floor(sum*SaliencySteps/float64(all)+0.5)))
+}
+
+// orderStatistics remembers E min(Binomial(n, (i+1)/SaliencySteps), k) by n and k.
+type orderStatistics map[[2]int]*[SaliencySteps]float64
+
+func (o *orderStatistics) of(n, k int) *[SaliencySteps]float64 {
+	if *o == nil {
+		*o = orderStatistics{}
+	}
+	if x := (*o)[[2]int{n, k}]; x != nil {
+		return x
+	}
+	x := new([SaliencySteps]float64)
+	for i := range SaliencySteps - 1 {
+		x[i] = leastOf(n, k, float64(i+1)/SaliencySteps)
+	}
+	x[SaliencySteps-1] = float64(k)
+	(*o)[[2]int{n, k}] = x
+	return x
+}
+
+// leastOf is E min(Binomial(n, u), k), 0 < u < 1, from the ratios of neighbouring probabilities: no function whose last digits differ between machines.
+func leastOf(n, k int, u float64) float64 {
+	const negligible = 1e-25 // beside the most probable number's 1
+	mode := min(n, int(float64(n+1)*u))
+	all, sum := 0.0, 0.0
+	odds := u / (1 - u)
+	p := 1.0
+	for j := mode; j <= n && p > negligible; j++ {
+		all += p
+		sum += float64(p * float64(min(j, k)))
+		p = p * float64(n-j) / float64(j+1) * odds
+	}
+	p = 1.0
+	for j := mode; j > 0 && p > negligible; {
+		p = p * float64(j) / float64(n-j+1) / odds
+		j--
+		all += p
+		sum += float64(p * float64(min(j, k)))
+	}
+	return sum / all
+}
