@@ -507,6 +507,13 @@ func TestRules(t *testing.T) {
 		{"drops although exact", func(t *planir.Tiers) { t.Drop = 0.1 }},
 		{"drops too much", func(t *planir.Tiers) { t.Overflow, t.MaxDrop, t.Drop = "prune", 0.1, 0.2 }},
 		{"layer drops too much", func(t *planir.Tiers) { t.Overflow, t.MaxLayerDrop, t.Layers[0].Drop = "prune", 0.1, 0.2 }},
+		{"loses although exact", func(t *planir.Tiers) { t.Lost = 0.1 }},
+		{"loses too much", func(t *planir.Tiers) { t.Overflow, t.MaxLost, t.Lost = "prune", 0.1, 0.2 }},
+		{"layer loses too much", func(t *planir.Tiers) { t.Overflow, t.MaxLayerLost, t.Layers[0].Lost = "prune", 0.1, 0.2 }},
+		{"more groups than there is room for", func(t *planir.Tiers) { t.MaxGraphs = 3 }},
+		{"other queue", func(t *planir.Tiers) { t.Layers[0].NPUNS++ }},
+		{"other CPU time", func(t *planir.Tiers) { t.Layers[0].CPUNS++ }},
+		{"in turns", func(t *planir.Tiers) { t.Serial = true }},
 		{"share of nothing", func(t *planir.Tiers) { t.Layers[0].Padding = math.NaN() }},
 		{"proof without one", func(t *planir.Tiers) { t.Bound-- }},
 		{"one processor", func(t *planir.Tiers) { t.NPU = t.CPU }},
@@ -518,12 +525,12 @@ func TestRules(t *testing.T) {
 			rule, name, shape string
 			mutate            func(t *testing.T, p *planir.Plan)
 		}{"P015", c.name, "trivial", func(t *testing.T, p *planir.Plan) {
-			p.Tiers = &planir.Tiers{
+			p.Tiers = &planir.Tiers{SyncNS: 2,
 				Loads: "synthetic uniform", NPU: "npu", CPU: "cpu", Experts: 4, Schemes: []op.Scheme{op.A32W32, op.A32W32}, ExpertBytes: 100, GraphBytes: 200, RegionBytes: 700,
 				Tile: 16, MaxTiers: 2, Capacities: []int{16, 32}, Overflow: "exact", ChunkTokens: 64, ExpectNS: 70, Prefer: "time", Objective: 70, Bound: 70, Status: "optimal",
 				Layers: []planir.TierLayer{
-					{Layer: 0, ExpectNS: 30, Imbalance: 1, Resident: nil, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{0, 3}, ExpectNS: 5}}},
-					{Layer: 2, ExpectNS: 40, Imbalance: 1, Resident: []int{0}, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{3}, ExpectNS: 5}}},
+					{Layer: 0, ExpectNS: 30, NPUNS: 15, CPUNS: 28, Imbalance: 1, Resident: nil, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{0, 3}, ExpectNS: 5}}},
+					{Layer: 2, ExpectNS: 40, NPUNS: 15, CPUNS: 38, Imbalance: 1, Resident: []int{0}, Groups: []planir.TierGroup{{Rows: 32, Experts: []int{2, 1}, ExpectNS: 10}, {Rows: 16, Experts: []int{3}, ExpectNS: 5}}},
 				},
 			}
 			if err := planir.Check(p).Err(); err != nil {

@@ -20,6 +20,9 @@ type Tiers struct {
 	ExpertBytes int64       `json:"expert_bytes" yaml:"expert_bytes"`                     // of one expert on the NPU
 	GraphBytes  int64       `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`   // limit of a group, 0: none
 	RegionBytes int64       `json:"region_bytes,omitempty" yaml:"region_bytes,omitempty"` // limit of all groups, 0: none
+	MaxGraphs   int64       `json:"max_graphs,omitempty" yaml:"max_graphs,omitempty"`     // groups at most, beside the graphs of the program, 0: no limit
+	Serial      bool        `json:"serial,omitempty" yaml:"serial,omitempty"`             // NPU and CPU take turns; otherwise a layer takes the longer one's time
+	SyncNS      int64       `json:"sync_ns,omitempty" yaml:"sync_ns,omitempty"`           // of a layer with groups, beside either
 
 	Tile       int   `json:"tile" yaml:"tile"`                                 // capacities are multiples
 	MaxTiers   int   `json:"max_tiers" yaml:"max_tiers"`                       // capacities in use at most
@@ -28,14 +31,17 @@ type Tiers struct {
 	Overflow     string  `json:"overflow" yaml:"overflow"`                                 // exact: to the CPU; prune: lowest saliency first, dropped
 	MaxDrop      float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`             // share of routed rows, of all layers
 	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"` // of each
+	MaxLost      float64 `json:"max_lost,omitempty" yaml:"max_lost,omitempty"`             // share of the squared L2 norm of what experts add, mean of all layers
+	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"` // of each
 
 	ChunkTokens int         `json:"chunk_tokens" yaml:"chunk_tokens"`
 	ExpectNS    int64       `json:"expect_ns" yaml:"expect_ns"` // of all layers' experts
-	Prefer      string      `json:"prefer" yaml:"prefer"`       // time, offload
-	Objective   int64       `json:"objective" yaml:"objective"` // of the chunk lengths' common multiple: ns, or with offload rows not on the NPU
+	Prefer      string      `json:"prefer" yaml:"prefer"`       // time, offload, saliency
+	Objective   int64       `json:"objective" yaml:"objective"` // of the chunk lengths' common multiple: ns, or with offload rows not on the NPU, or with saliency 1e-9 of a layer's squared norm
 	Bound       int64       `json:"bound" yaml:"bound"`         // no choice is below it
 	Status      string      `json:"status" yaml:"status"`       // optimal, feasible
 	Drop        float64     `json:"drop,omitempty" yaml:"drop,omitempty"`
+	Lost        float64     `json:"lost,omitempty" yaml:"lost,omitempty"`
 	Layers      []TierLayer `json:"layers" yaml:"layers"`
 }
 
@@ -44,9 +50,12 @@ type Tiers struct {
 type TierLayer struct {
 	Layer     int         `json:"layer" yaml:"layer"`
 	ExpectNS  int64       `json:"expect_ns" yaml:"expect_ns"`
-	Imbalance float64     `json:"imbalance" yaml:"imbalance"` // load of the busiest expert over the mean (NPUMoE sec. 4.1)
+	NPUNS     int64       `json:"npu_ns,omitempty" yaml:"npu_ns,omitempty"` // its groups, one after another
+	CPUNS     int64       `json:"cpu_ns,omitempty" yaml:"cpu_ns,omitempty"` // experts and rows on the CPU
+	Imbalance float64     `json:"imbalance" yaml:"imbalance"`               // load of the busiest expert over the mean (NPUMoE sec. 4.1)
 	Overflow  float64     `json:"overflow,omitempty" yaml:"overflow,omitempty"`
 	Drop      float64     `json:"drop,omitempty" yaml:"drop,omitempty"`
+	Lost      float64     `json:"lost,omitempty" yaml:"lost,omitempty"` // of the squared L2 norm of what the layer's experts add, by the rows dropped
 	Padding   float64     `json:"padding,omitempty" yaml:"padding,omitempty"`
 	Resident  []int       `json:"cpu,omitempty" yaml:"cpu,omitempty"`       // experts that stay on the CPU, ascending
 	Groups    []TierGroup `json:"groups,omitempty" yaml:"groups,omitempty"` // large tiers first, and in them the busiest experts
@@ -97,8 +106,8 @@ func (c *checker) tiers() {
 	if t.Overflow != "exact" && t.Overflow != "prune" {
 		c.fail(at+".overflow", "overflow is %q, want exact or prune", t.Overflow)
 	}
-	if t.Prefer != "time" && t.Prefer != "offload" {
-		c.fail(at+".prefer", "prefers %q, want time or offload", t.Prefer)
+	if t.Prefer != "time" && t.Prefer != "offload" && t.Prefer != "saliency" {
+		c.fail(at+".prefer", "prefers %q, want time, offload or saliency", t.Prefer)
 	}
 	switch {
 	case t.Status != "optimal" && t.Status != "feasible", t.Bound > t.Objective, t.Status == "optimal" && t.Bound != t.Objective:
@@ -107,14 +116,23 @@ func (c *checker) tiers() {
 	share(at+".drop", t.Drop)
 	share(at+".max_drop", t.MaxDrop)
 	share(at+".max_layer_drop", t.MaxLayerDrop)
+	share(at+".lost", t.Lost)
+	share(at+".max_lost", t.MaxLost)
+	share(at+".max_layer_lost", t.MaxLayerLost)
+	if t.MaxGraphs < 0 || t.SyncNS < 0 {
+		c.fail(at, "at most %d groups, %d ns of hand-over: want 0 or more", t.MaxGraphs, t.SyncNS)
+	}
 	// Shares are rounded to six digits.
 	const rounding = 1e-6
 	exact := t.Overflow == "exact"
 	if exact && (t.Drop != 0 || t.MaxDrop != 0 || t.MaxLayerDrop != 0) || t.Drop > t.MaxDrop+rounding {
 		c.fail(at+".drop", "a share of %v of the rows is dropped, want at most %v, and none where overflow is exact", t.Drop, t.MaxDrop)
 	}
+	if exact && (t.Lost != 0 || t.MaxLost != 0 || t.MaxLayerLost != 0) || t.Lost > t.MaxLost+rounding {
+		c.fail(at+".lost", "a share of %v of the squared norm is lost, want at most %v, and none where overflow is exact", t.Lost, t.MaxLost)
+	}
 	used := map[int]bool{}
-	var sum, bytes int64
+	var sum, bytes, groups int64
 	for i := range t.Layers {
 		y := &t.Layers[i]
 		at := fmt.Sprintf("tiers.layers[%d]", i)
@@ -127,11 +145,16 @@ func (c *checker) tiers() {
 		if y.Drop > t.MaxLayerDrop+rounding {
 			c.fail(at+".drop", "a share of %v of the rows is dropped, want at most %v", y.Drop, t.MaxLayerDrop)
 		}
+		share(at+".lost", y.Lost)
+		if y.Lost > t.MaxLayerLost+rounding {
+			c.fail(at+".lost", "a share of %v of the squared norm is lost, want at most %v", y.Lost, t.MaxLayerLost)
+		}
 		if y.ExpectNS < 0 || sum > 1<<60 {
 			c.fail(at, "expected time is %d ns", y.ExpectNS)
 			return
 		}
 		sum += y.ExpectNS
+		var queue int64
 		seen := make([]bool, t.Experts)
 		place := func(path string, e int) {
 			if e < 0 || e >= t.Experts || seen[e] {
@@ -166,6 +189,18 @@ func (c *checker) tiers() {
 				place(at+".experts", e)
 			}
 			bytes += int64(len(g.Experts))
+			queue += g.ExpectNS
+		}
+		groups += int64(len(y.Groups))
+		want := max(y.NPUNS, y.CPUNS)
+		if t.Serial {
+			want = y.NPUNS + y.CPUNS
+		}
+		if len(y.Groups) > 0 {
+			want += t.SyncNS
+		}
+		if y.CPUNS < 0 || y.NPUNS != queue || y.ExpectNS != want {
+			c.fail(at, "the layer takes %d ns, its groups %d, and the CPU %d, want %d of %d", y.ExpectNS, y.NPUNS, y.CPUNS, want, queue)
 		}
 		if e := slices.Index(seen, false); e >= 0 {
 			c.fail(at, "expert %d has no tier", e)
@@ -175,6 +210,9 @@ func (c *checker) tiers() {
 		if !used[n] {
 			c.fail(at+".capacities", "no expert has tier %d", n)
 		}
+	}
+	if t.MaxGraphs > 0 && groups > t.MaxGraphs {
+		c.fail(at+".max_graphs", "%d groups are on %q, and it has room for %d", groups, t.NPU, t.MaxGraphs)
 	}
 	if t.RegionBytes > 0 && bytes > t.RegionBytes/t.ExpertBytes {
 		c.fail(at+".region_bytes", "%d experts of %d bytes are on %q, and they may take %d", bytes, t.ExpertBytes, t.NPU, t.RegionBytes)

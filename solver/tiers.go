@@ -23,8 +23,11 @@ type ExpertTiers struct {
 	Overflow     string  `json:"overflow,omitempty" yaml:"overflow,omitempty"`                 // exact (default), prune
 	MaxDrop      float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`                 // with prune: share of all routed rows
 	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`     // with prune: of those of each layer; 0: max_drop
-	Prefer       string  `json:"prefer,omitempty" yaml:"prefer,omitempty"`                     // time (default), offload: NPUMoE sec. 3.2
-	MaxUSToken   float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"` // with offload: experts' time of a token
+	MaxLost      float64 `json:"max_lost,omitempty" yaml:"max_lost,omitempty"`                 // with prune: share of the squared norm of what experts add
+	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"`     // with prune: of that of each layer; 0: max_lost
+	Serial       bool    `json:"serial,omitempty" yaml:"serial,omitempty"`                     // NPU and CPU never work at the same time
+	Prefer       string  `json:"prefer,omitempty" yaml:"prefer,omitempty"`                     // time (default), offload: NPUMoE sec. 3.2, saliency: least lost
+	MaxUSToken   float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"` // with offload or saliency: experts' time of a token
 }
 
 // DefaultTiers is how many tiers are in use where nobody says.
@@ -32,10 +35,11 @@ const DefaultTiers = 4
 
 // Overflow policies and preferences.
 const (
-	overflowExact = "exact"
-	overflowPrune = "prune"
-	preferTime    = "time"
-	preferOffload = "offload"
+	overflowExact  = "exact"
+	overflowPrune  = "prune"
+	preferTime     = "time"
+	preferOffload  = "offload"
+	preferSaliency = "saliency"
 )
 
 func (t *ExpertTiers) validate(fail func(path, format string, args ...any)) {
@@ -59,22 +63,26 @@ func (t *ExpertTiers) validate(fail func(path, format string, args ...any)) {
 	if !slices.Contains([]string{"", overflowExact, overflowPrune}, t.Overflow) {
 		fail("experts.overflow", "overflow is %q, want %s or %s", t.Overflow, overflowExact, overflowPrune)
 	}
-	if !slices.Contains([]string{"", preferTime, preferOffload}, t.Prefer) {
-		fail("experts.prefer", "prefers %q, want %s or %s", t.Prefer, preferTime, preferOffload)
+	if !slices.Contains([]string{"", preferTime, preferOffload, preferSaliency}, t.Prefer) {
+		fail("experts.prefer", "prefers %q, want %s, %s or %s", t.Prefer, preferTime, preferOffload, preferSaliency)
+	}
+	if t.Prefer == preferSaliency && t.Overflow != overflowPrune {
+		fail("experts.prefer", "prefers %s, and nothing is lost unless overflow is %s", preferSaliency, overflowPrune)
 	}
 	for _, x := range []struct {
 		path  string
 		share float64
-	}{{"experts.max_drop", t.MaxDrop}, {"experts.max_layer_drop", t.MaxLayerDrop}} {
+	}{{"experts.max_drop", t.MaxDrop}, {"experts.max_layer_drop", t.MaxLayerDrop}, {"experts.max_lost", t.MaxLost}, {"experts.max_layer_lost", t.MaxLayerLost}} {
 		if !(x.share >= 0 && x.share <= 1) || x.share > 0 && t.Overflow != overflowPrune {
 			fail(x.path, "share is %v, want 0..1, and 0 unless overflow is prune", x.share)
 		}
 	}
-	if !(t.MaxUSToken >= 0 && t.MaxUSToken <= 1e9) || t.MaxUSToken > 0 && t.Prefer != preferOffload {
-		fail("experts.max_us_per_token", "target is %v us, want 0..1e9, and 0 unless prefer is offload", t.MaxUSToken)
+	targeted := t.Prefer == preferOffload || t.Prefer == preferSaliency
+	if !(t.MaxUSToken >= 0 && t.MaxUSToken <= 1e9) || t.MaxUSToken > 0 && !targeted {
+		fail("experts.max_us_per_token", "target is %v us, want 0..1e9, and 0 unless prefer is %s or %s", t.MaxUSToken, preferOffload, preferSaliency)
 	}
-	if t.Prefer == preferOffload && t.MaxUSToken == 0 {
-		fail("experts.max_us_per_token", "prefer: offload wants the time that a token's experts may take, in all layers, in microseconds")
+	if targeted && t.MaxUSToken == 0 {
+		fail("experts.max_us_per_token", "prefer: "+t.Prefer+" wants the time that a token's experts may take, in all layers, in microseconds")
 	}
 }
 
@@ -89,10 +97,16 @@ type TierInstance struct {
 	want ExpertTiers
 }
 
+// TierRoom is what the processor of groups has left for them; 0: what the SoC says.
+type TierRoom struct {
+	Bytes  int64 // of experts
+	Graphs int64 // groups, -1: not one
+}
+
 // PoseTiers prices the experts of a model by the costs: groups on the SoC's processor of static shapes, rows on its
 // control processor. schemes are the products' (see models.Model.ExpertOps). What all choices have in common is left out:
-// routing, gathering and summing up. region limits the bytes of experts on the NPU, 0: its address space.
-func PoseTiers(in Input, schemes []op.Scheme, region int64) (*TierInstance, error) {
+// routing, gathering and summing up. The two processors work at the same time unless they share a core or the workload says otherwise.
+func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, error) {
 	if err := in.Loads.Validate(); err != nil {
 		return nil, err
 	}
@@ -115,22 +129,21 @@ func PoseTiers(in Input, schemes []op.Scheme, region int64) (*TierInstance, erro
 	pr := newFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
 		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
-		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: region,
+		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
 		NPUMilliwatts: milliwatts(npu), CPUMilliwatts: milliwatts(in.SoC.Processor(x.CPU)),
 	}
 	if p.MaxTiers == 0 {
 		p.MaxTiers = DefaultTiers
 	}
-	if region == 0 {
+	if room.Bytes == 0 {
 		p.RegionBytes = npu.AddressBytes
 	}
-	if x.want.Overflow == overflowPrune {
-		p.Prune = true
-		p.MaxDropPPM = ppm(x.want.MaxDrop)
-		p.MaxLayerDropPPM = p.MaxDropPPM
-		if x.want.MaxLayerDrop > 0 {
-			p.MaxLayerDropPPM = ppm(x.want.MaxLayerDrop)
-		}
+	if room.Graphs == 0 {
+		p.MaxGraphs = int64(npu.MaxGraphs)
+	}
+	p.Serial = x.want.Serial || slices.ContainsFunc(npu.Cores, func(core int) bool { return slices.Contains(in.SoC.Processor(x.CPU).Cores, core) })
+	if err := x.prune(p); err != nil {
+		return nil, err
 	}
 	lengths, err := x.lengths(in.Model)
 	if err != nil {
@@ -181,16 +194,53 @@ func PoseTiers(in Input, schemes []op.Scheme, region int64) (*TierInstance, erro
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
 		for l, layer := range x.Layers {
-			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l]})
+			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l], Saliency: in.Loads.Layers[l].curves()})
 		}
 		p.Chunks = append(p.Chunks, c)
 	}
-	if x.want.Prefer == preferOffload {
-		p.Minimise = problem.TierOff
+	if m, ok := map[string]problem.TierMeasure{preferOffload: problem.TierOff, preferSaliency: problem.TierLost}[x.want.Prefer]; ok {
+		p.Minimise = m
 		p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: int64(x.want.MaxUSToken * 1e3 * float64(all))}
 	}
 	x.Problem = p
 	return x, p.Validate()
+}
+
+// prune sets the limits of what may be dropped. A limit of the squared norm alone leaves the number of rows open, and one of
+// rows alone the norm.
+func (x *TierInstance) prune(p *problem.Tiers) error {
+	w := &x.want
+	if w.Overflow != overflowPrune {
+		return nil
+	}
+	p.Prune = true
+	norm := w.MaxLost > 0 || w.MaxLayerLost > 0 || w.Prefer == preferSaliency
+	if norm && !x.Loads.Salient() {
+		return diag.New(diag.ClassInput, "experts.max_lost: %s loads of format %s say how many rows experts get, and not what dropping them costs", x.Loads.Source, x.Loads.Schema).
+			WithHint("trace the model itself with hetc loads --text, or limit rows: max_drop")
+	}
+	either := func(all, each float64) (int64, int64) {
+		switch {
+		case each == 0:
+			each = all
+		case all == 0:
+			all = 1
+		}
+		return ppm(all), ppm(each)
+	}
+	p.MaxDropPPM, p.MaxLayerDropPPM, p.MaxLostPPM, p.MaxLayerLostPPM = 0, 0, 1e6, 1e6
+	if w.MaxLost > 0 || w.MaxLayerLost > 0 {
+		p.MaxLostPPM, p.MaxLayerLostPPM = either(w.MaxLost, w.MaxLayerLost)
+	}
+	if rows := w.MaxDrop > 0 || w.MaxLayerDrop > 0; rows {
+		p.MaxDropPPM, p.MaxLayerDropPPM = ppm(w.MaxDrop), ppm(w.MaxDrop)
+		if w.MaxLayerDrop > 0 {
+			p.MaxLayerDropPPM = ppm(w.MaxLayerDrop)
+		}
+	} else if norm {
+		p.MaxDropPPM, p.MaxLayerDropPPM = 1e6, 1e6
+	}
+	return nil
 }
 
 // staticProcessor is the processor that groups of experts run on: the first NPU of static shapes, else any such.
@@ -331,11 +381,13 @@ func (e *expertsError) Error() string { return e.text }
 
 // Solve has an engine decide the tiers.
 func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
-	if x.want.Prefer == preferOffload {
+	var s problem.TierSolution
+	var err error
+	switch x.want.Prefer {
+	case preferOffload, preferSaliency:
 		fastest := *x.Problem
 		fastest.Minimise, fastest.Bounds = problem.TierTime, nil
-		s, err := e.Tiers(ctx, &fastest, problem.Limits{})
-		if err != nil {
+		if s, err = e.Tiers(ctx, &fastest, problem.Limits{}); err != nil {
 			return s, err
 		}
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
@@ -343,10 +395,22 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", limitExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
 			return s, diag.New(diag.ClassInfeasible, "%w", &expertsError{1.005 * float64(s.Bound) / tokens, text}).
 				WithHint("raise the latency target, or prefer time")
+		} else if s.Choices != nil && s.Objective <= limit {
+			x.Problem.Start = &s
 		}
-		return x.Problem.InOrder(ctx, e, problem.PaperOrder, problem.Limits{})
+		order := problem.PaperOrder
+		if x.want.Prefer == preferSaliency {
+			order = []problem.TierMeasure{problem.TierLost, problem.TierTime}
+		}
+		s, err = x.Problem.InOrder(ctx, e, order, problem.Limits{})
+	default:
+		s, err = e.Tiers(ctx, x.Problem, problem.Limits{})
 	}
-	return e.Tiers(ctx, x.Problem, problem.Limits{})
+	if err == nil && s.Choices == nil {
+		return s, diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
+			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
+	}
+	return s, err
 }
 
 // Plan is a solution in the words of a plan.
@@ -362,12 +426,16 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: overflowExact, Prefer: preferTime,
 		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
 	}
+	out.Serial, out.SyncNS, out.MaxGraphs = p.Serial, t.SyncNS, max(0, p.MaxGraphs)
 	if p.Prune {
 		out.Overflow = overflowPrune
 		out.MaxDrop, out.MaxLayerDrop = float64(p.MaxDropPPM)/1e6, float64(p.MaxLayerDropPPM)/1e6
+		if _, ok := t.TotalLost(); ok {
+			out.MaxLost, out.MaxLayerLost = float64(p.MaxLostPPM)/1e6, float64(p.MaxLayerLostPPM)/1e6
+		}
 	}
-	if x.want.Prefer == preferOffload {
-		out.Prefer = preferOffload
+	if x.want.Prefer != "" {
+		out.Prefer = x.want.Prefer
 	}
 	used := map[int]bool{}
 	for _, list := range s.Choices {
@@ -381,12 +449,14 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	slices.Sort(out.Capacities)
 	total := t.Total(s.Choices)
 	out.ExpectNS, out.Drop = total.NS, share(float64(total.Drop), float64(total.Rows))
+	out.Lost = share(float64(total.Lost), problem.SaliencyOne*float64(len(s.Choices)))
+	mostLost, salient := t.LayerLost()
 	for l, choices := range s.Choices {
 		loads := p.Chunks[s.Chunk].Layers[l].MeanLoads()
 		c := t.Layer(l, choices)
 		unused, reserved := p.Padding(s.Chunk, l, choices)
 		y := planir.TierLayer{
-			Layer: x.Layers[l], ExpectNS: c.NS, Imbalance: round6(problem.ImbalanceRatio(loads)),
+			Layer: x.Layers[l], ExpectNS: c.NS, NPUNS: c.NPUNS, CPUNS: c.CPUNS, Lost: share(float64(c.Lost), problem.SaliencyOne), Imbalance: round6(problem.ImbalanceRatio(loads)),
 			Overflow: share(float64(c.Overflow), float64(c.Rows)), Drop: share(float64(c.Drop), float64(c.Rows)), Padding: share(unused, reserved),
 		}
 		for e, k := range choices {
@@ -405,7 +475,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 					other[e] = k
 				}
 				d := t.Layer(l, other)
-				if ns := d.NS; ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) {
+				if ns := d.NS; ns < z.NextNS && (d.Drop == 0 || d.Drop <= t.LayerDrop(l)) && (!salient || d.Lost <= mostLost) {
 					z.NextNS, z.NextRows = ns, 0
 					if k > 0 {
 						z.NextRows = p.Capacities[k-1]
@@ -459,11 +529,7 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	if err != nil {
 		return err
 	}
-	var region int64
-	if npu.AddressBytes > 0 {
-		region = max(1, npu.AddressBytes-check.Load(p, npu).Bytes)
-	}
-	x, err := PoseTiers(s.in, schemes, region)
+	x, err := PoseTiers(s.in, schemes, s.tierRoom(p, npu))
 	if err != nil {
 		return err
 	}
@@ -474,4 +540,38 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	p.Inputs = append(p.Inputs, planir.Input{Kind: "loads", Digest: digest})
 	p.Tiers = x.Plan(sol)
 	return nil
+}
+
+// tierRoom is what a plan leaves for groups of experts on a processor: of its address space, of the graphs that it holds, and of the time
+// to open them.
+func (s *session) tierRoom(p *planir.Plan, npu *socs.Processor) (out TierRoom) {
+	used := check.Load(p, npu)
+	least := func(graphs int64) {
+		if graphs = max(graphs, -1); graphs == 0 {
+			graphs = -1
+		}
+		if out.Graphs == 0 || graphs < out.Graphs {
+			out.Graphs = graphs
+		}
+	}
+	l := &s.in.Workload.Limits
+	if most := int64(npu.AddressBytes); most > 0 || l.AddressBytes[npu.Name] > 0 {
+		if own := int64(l.AddressBytes[npu.Name]); own > 0 && (most == 0 || own < most) {
+			most = own
+		}
+		out.Bytes = max(1, most-used.Bytes)
+	}
+	for _, most := range []int{npu.MaxGraphs, l.MaxGraphs[npu.Name]} {
+		if most > 0 {
+			least(int64(most - used.Graphs))
+		}
+	}
+	if each := openNS(npu); l.OpenMS > 0 && each > 0 {
+		left := whole(l.OpenMS * 1e6)
+		for i := range p.Program.Graphs {
+			left -= openNS(s.in.SoC.Processor(p.Program.Graphs[i].Proc))
+		}
+		least(left / each)
+	}
+	return out
 }

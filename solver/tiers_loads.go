@@ -17,8 +17,11 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// LoadsSchema identifies the format of expert loads.
-const LoadsSchema = "hetc.loads/1"
+// LoadsSchema identifies the format of expert loads. The first format has no saliency, and is read, too.
+const (
+	LoadsSchema      = "hetc.loads/2"
+	loadsSchemaFirst = "hetc.loads/1"
+)
 
 // Limits of a loads file.
 const (
@@ -31,7 +34,7 @@ const (
 )
 
 // Loads is how many rows a router sent to every expert: of consecutive chunks of a text, as a traced model
-// really did, or drawn from a distribution (synthetic).
+// really did, or drawn from a distribution (synthetic). What it costs to drop rows is known of traced ones.
 type Loads struct {
 	Schema string `json:"schema" yaml:"schema"`
 	Source string `json:"source" yaml:"source" decode:"required"` // traced, synthetic
@@ -53,6 +56,39 @@ type Loads struct {
 type LoadLayer struct {
 	Layer int      `json:"layer" yaml:"layer"`                 // its number in the model
 	Rows  []Counts `json:"rows" yaml:"rows" decode:"required"` // by expert: of every chunk
+	// Saliency is by expert what its rows add to the layer's output, those of the lowest norms first (see problem.Curve).
+	Saliency []Saliency `json:"saliency,omitempty" yaml:"saliency,omitempty"`
+}
+
+// Saliency is a problem.Curve, as text "0 12 60".
+type Saliency problem.Curve
+
+// MarshalText implements encoding.TextMarshaler.
+func (c Saliency) MarshalText() ([]byte, error) {
+	var b []byte
+	for i, n := range c {
+		if i > 0 {
+			b = append(b, ' ')
+		}
+		b = strconv.AppendInt(b, n, 10)
+	}
+	return b, nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (c *Saliency) UnmarshalText(text []byte) error {
+	list := strings.SplitN(string(text), " ", len(c)+1)
+	if len(list) != len(c) {
+		return diag.New(diag.ClassInput, "saliency %q, want %d whole numbers with single spaces between", clip(string(text)), len(c))
+	}
+	for i, s := range list {
+		n, err := strconv.ParseUint(s, 10, 31)
+		if err != nil || n > problem.SaliencyOne || strconv.FormatUint(n, 10) != s {
+			return diag.New(diag.ClassInput, "saliency %q, want whole numbers of 0..%d with single spaces between", clip(s), problem.SaliencyOne)
+		}
+		c[i] = int64(n)
+	}
+	return nil
 }
 
 // Counts is a list of small numbers, as text "3 0 12".
@@ -128,10 +164,14 @@ func ParseLoads(name string, data []byte) (*Loads, error) {
 
 func decodeLoads(d *decode.Document) (*Loads, error) {
 	var l Loads
-	if err := d.Into(LoadsSchema, &l); err != nil {
+	schema := LoadsSchema
+	if d.Schema() == loadsSchemaFirst {
+		schema = loadsSchemaFirst
+	}
+	if err := d.Into(schema, &l); err != nil {
 		return nil, err
 	}
-	l.Schema = LoadsSchema
+	l.Schema = schema
 	if err := l.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.Name(), err)
 	}
@@ -148,7 +188,7 @@ func (l *Loads) Validate() error {
 			list = append(list, d)
 		}
 	}
-	if l.Schema != LoadsSchema {
+	if l.Schema != LoadsSchema && l.Schema != loadsSchemaFirst {
 		fail("schema", "schema is %q, want %q", l.Schema, LoadsSchema)
 	}
 	switch {
@@ -195,6 +235,17 @@ func (l *Loads) Validate() error {
 				fail(fmt.Sprintf("%s.rows[%d]", at, e), "loads of %d chunks, want %d", len(rows), l.Chunks)
 			}
 		}
+		if y.Saliency != nil {
+			if l.Schema == loadsSchemaFirst {
+				fail(at+".saliency", "format %s has no saliency, want %s", loadsSchemaFirst, LoadsSchema)
+			}
+			if err := problem.ValidateCurves(y.curves(), l.Experts); err != nil {
+				fail(at+".saliency", "%v", err)
+			}
+		}
+		if (y.Saliency == nil) != (l.Layers[0].Saliency == nil) {
+			fail(at+".saliency", "saliency is there for some layers only")
+		}
 		if len(list) > 0 {
 			continue
 		}
@@ -214,6 +265,20 @@ func (l *Loads) Validate() error {
 	}
 	return list.Err()
 }
+
+func (y *LoadLayer) curves() []problem.Curve {
+	if y.Saliency == nil {
+		return nil
+	}
+	out := make([]problem.Curve, len(y.Saliency))
+	for e := range out {
+		out[e] = problem.Curve(y.Saliency[e])
+	}
+	return out
+}
+
+// Salient reports whether it is known what dropping rows costs.
+func (l *Loads) Salient() bool { return len(l.Layers) > 0 && l.Layers[0].Saliency != nil }
 
 // Encode is the file: JSON, a line for each expert.
 func (l *Loads) Encode() ([]byte, error) {
@@ -274,7 +339,7 @@ func (l *Loads) As(m *models.Model) (*Loads, error) {
 	out.Generator = fmt.Sprintf("%s of %s, layers repeated", l.Source, l.Model)
 	out.Layers = nil
 	for i, layer := range m.ExpertLayers() {
-		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows})
+		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows, l.Layers[i%len(l.Layers)].Saliency})
 	}
 	return &out, out.Fits(m)
 }

@@ -131,7 +131,12 @@ func TestHostileLoads(t *testing.T) {
 		{`"0 0 1 2 3`, `"-1 0 1 2 3`, "whole numbers"},
 		{`"0 0 1 2 3`, `"99999999 0 1 2 3`, "whole numbers"},
 		{`"model_digest": "5`, `"model_digest": "`, "64 hexadecimal"},
-		{`hetc.loads/1`, `hetc.loads/9`, "hetc.loads"},
+		{`hetc.loads/2`, `hetc.loads/9`, "hetc.loads"},
+		{`hetc.loads/2`, `hetc.loads/1`, "has no saliency"},
+		{`"4435 38484 `, `"38484 4435 `, "ascending"},
+		{`"4435 38484 `, `"44350000 38484000 `, "saliency"},
+		{`"4435 38484 `, `"4435 `, "want 16"},
+		{`"4435 38484 `, `"-1 38484 `, "whole numbers"},
 		{`"experts"`, `"expert"`, "expert"},
 	} {
 		text := strings.Replace(string(good), x.old, x.new, 1)

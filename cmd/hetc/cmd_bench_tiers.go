@@ -123,7 +123,7 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		}
 	}
 	// Rules ignore how many experts the NPU's region holds; to be compared with them solve does, too.
-	x, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, math.MaxInt64)
+	x, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
 	if err != nil {
 		return nil, err
 	}

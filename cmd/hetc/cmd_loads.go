@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/quality"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // loadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
@@ -34,13 +35,14 @@ func newLoads(s *cli.Streams) *cobra.Command {
 		Use:   "loads --model DIR (--text FILE | --synthetic DISTRIBUTION) -o loads.json",
 		Short: "note how many rows a model's router sends to every expert",
 		Long: fmt.Sprintf(`With --text: executes the model in float32 on windows of a text and counts in every layer and chunk of %d tokens
-how many of them go to each expert. hetc solve --loads chooses capacity tiers from it.
+how many of them go to each expert, and what its rows add to the layer's output: the squared L2 norm of the expert's output times the
+router's weight, cumulated from the lowest up. hetc solve --loads chooses capacity tiers from it, and knows from the latter what it costs to drop rows.
 
 With --synthetic: draws the same for the shape of a model, which may be one of the catalog. Every token goes to
 different experts, drawn by their popularity: uniform; zipf:1.2, in proportion to 1/rank^1.2; hot:4:0.5, 4 experts share
 half of it. Every layer has another order of experts. The file says that it is synthetic, and so does every plan made from it.
 
-The same inputs give the same bytes.
+The same inputs give the same bytes on one kind of CPU.
 
 `, loadTokens) + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -164,6 +166,13 @@ func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Lo
 		y := solver.LoadLayer{Layer: layer}
 		for _, r := range rows {
 			y.Rows = append(y.Rows, r)
+		}
+		norms, err := routes.Norms(layer)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range problem.Curves(norms) {
+			y.Saliency = append(y.Saliency, solver.Saliency(c))
 		}
 		l.Layers = append(l.Layers, y)
 	}

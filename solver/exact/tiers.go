@@ -162,7 +162,9 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 			s.budgets = append(s.budgets, budget{term: s.measure(m), layer: -1, limit: b / s.t.Weight})
 		}
 	}
-	all := func(x prices, limit int64) { s.budgets = append(s.budgets, budget{term: term{prices: x}, layer: -1, limit: limit}) }
+	all := func(x prices, limit int64) {
+		s.budgets = append(s.budgets, budget{term: term{prices: x}, layer: -1, limit: limit})
+	}
 	each := func(x prices, limit func(int) int64) {
 		for l := range s.t.Cells {
 			s.budgets = append(s.budgets, budget{term: term{prices: x}, layer: l, limit: limit(l)})
@@ -171,8 +173,8 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 	if n := p.NPUExperts(); n < math.MaxInt64 {
 		all(prices{experts: 1}, n)
 	}
-	if p.MaxGraphs > 0 {
-		all(prices{launches: 1}, p.MaxGraphs)
+	if p.MaxGraphs != 0 {
+		all(prices{launches: 1}, max(0, p.MaxGraphs))
 	}
 	if p.Prune {
 		if p.MaxDropPPM < 1e6 {
@@ -188,15 +190,16 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 			each(prices{lost: 1}, func(int) int64 { return most })
 		}
 	}
-	for i := range s.budgets { // more than there is limits nothing, and products stay small
+	for i := range s.budgets {
 		b := &s.budgets[i]
 		if b.layer >= 0 && i > 0 && s.budgets[i-1].prices == b.prices {
 			b.most = s.budgets[i-1].most
 		} else {
 			b.most = s.largest(&b.term)
 		}
-		b.limit = min(b.limit, b.most)
+		b.limit = min(b.limit, b.most) // products stay small
 	}
+	s.budgets = slices.DeleteFunc(s.budgets, func(b budget) bool { return b.layer < 0 && b.limit >= b.most })
 	s.scale = 1
 	for most := max(1, s.largest(&s.main)); s.scale < 1<<40 && s.scale*most < 1<<49; {
 		s.scale *= 2

@@ -950,4 +950,3 @@ func (s *tierSearch) twins() [][]int {
 	}
 	return out
 }
-

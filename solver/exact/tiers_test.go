@@ -56,7 +56,9 @@ func smallTiers(r *rand.Rand) *problem.Tiers {
 		}
 	}
 	if r.IntN(4) == 0 {
-		p.MaxGraphs = 1 + r.Int64N(4)
+		if p.MaxGraphs = r.Int64N(5); p.MaxGraphs == 0 {
+			p.MaxGraphs = -1
+		}
 	}
 	p.Serial = r.IntN(3) == 0
 	p.Minimise = problem.TierMeasures[r.IntN(len(problem.TierMeasures))]
@@ -215,7 +217,7 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 			}
 			m[problem.TierLaunches], m[problem.TierLost] = graphs, lost
 			salient := p.Prune && ch.Layers[0].Saliency != nil
-			if p.MaxGraphs > 0 && graphs > p.MaxGraphs || salient && lost > p.MaxLostPPM*1000*int64(len(x)) {
+			if p.MaxGraphs != 0 && graphs > max(0, p.MaxGraphs) || salient && lost > p.MaxLostPPM*1000*int64(len(x)) {
 				return
 			}
 			if drop > rows*p.MaxDropPPM/1e6 || len(used) > p.MaxTiers || p.RegionBytes > 0 && npu*p.ExpertBytes > p.RegionBytes {
@@ -379,6 +381,9 @@ func TestTiersMetamorphic(t *testing.T) {
 		for c := range swapped.Chunks {
 			for l := range swapped.Chunks[c].Layers {
 				slices.Reverse(swapped.Chunks[c].Layers[l].Rows)
+				if c == 0 { // the chunks share it
+					slices.Reverse(swapped.Chunks[c].Layers[l].Saliency)
+				}
 			}
 		}
 		if v := tiersOf(t, swapped); v != base && swapped.Chunks != nil && len(swapped.Chunks) == 1 {

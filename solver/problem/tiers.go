@@ -42,7 +42,7 @@ type Tiers struct {
 	ExpertBytes int64 // of one expert's weights
 	GraphBytes  int64 // limit of one graph, 0: none
 	RegionBytes int64 // limit of all experts on the NPU, 0: none
-	MaxGraphs   int64 // limit of all groups, each a graph with its own weights, 0: none
+	MaxGraphs   int64 // limit of all groups, each a graph with its own weights, 0: none, -1: there is no room for one
 	Serial      bool  // NPU and CPU do not work at the same time
 
 	// Prune drops rows beyond a tier. MaxDropPPM and MaxLayerDropPPM bound the expected share of all routed rows, of the model
@@ -132,8 +132,8 @@ func (p *Tiers) Validate() error {
 	if p.MaxLostPPM < 0 || p.MaxLayerLostPPM < 0 || p.MaxLostPPM > 1e6 || p.MaxLayerLostPPM > 1e6 || !p.Prune && (p.MaxLostPPM > 0 || p.MaxLayerLostPPM > 0) {
 		return fail("at most %d and %d parts per million of the squared norm are lost, want 0..1000000, and 0 without pruning", p.MaxLostPPM, p.MaxLayerLostPPM)
 	}
-	if p.MaxGraphs < 0 {
-		return fail("at most %d graphs, want 0 or more", p.MaxGraphs)
+	if p.MaxGraphs < -1 {
+		return fail("at most %d graphs, want -1 or more", p.MaxGraphs)
 	}
 	if p.NPUMilliwatts < 0 || p.NPUMilliwatts > 1e7 || p.CPUMilliwatts < 0 || p.CPUMilliwatts > 1e7 {
 		return fail("processors take %d and %d mW, want 0..10000000", p.NPUMilliwatts, p.CPUMilliwatts)
@@ -205,7 +205,7 @@ func (p *Tiers) validateChunk(c *TierChunk) error {
 		if len(y.Rows) == 0 {
 			return fmt.Errorf("layer %q has no experts", y.Name)
 		}
-		if err := validateCurves(y.Saliency, len(y.Rows)); err != nil {
+		if err := ValidateCurves(y.Saliency, len(y.Rows)); err != nil {
 			return fmt.Errorf("layer %q: %w", y.Name, err)
 		}
 		if (y.Saliency == nil) != (c.Layers[0].Saliency == nil) {
@@ -485,8 +485,8 @@ func (t *TierTable) Broken(choices [][]int) string {
 	if most, ok := t.TotalLost(); ok && total.Lost > most {
 		return "the share of the squared norm that is lost"
 	}
-	if t.p.MaxGraphs > 0 && total.Launches > t.p.MaxGraphs {
-		return fmt.Sprintf("the number of graphs: %d, and at most %d", total.Launches, t.p.MaxGraphs)
+	if t.p.MaxGraphs != 0 && total.Launches > max(0, t.p.MaxGraphs) {
+		return fmt.Sprintf("the number of graphs: %d, and at most %d", total.Launches, max(0, t.p.MaxGraphs))
 	}
 	if n := t.p.NPUExperts(); total.Experts > n {
 		return fmt.Sprintf("the region: %d experts, and it holds %d", total.Experts, n)
@@ -624,7 +624,7 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 		if overlap && c.CPUNS > 0 {
 			cpu = append(cpu, milp.Term{Var: len(m.Vars), Coef: float64(c.CPUNS) * scale})
 		}
-		if p.MaxGraphs > 0 && c.Launches > 0 {
+		if p.MaxGraphs != 0 && c.Launches > 0 {
 			graphs = append(graphs, milp.Term{Var: len(m.Vars), Coef: float64(c.Launches)})
 		}
 		j := add(name, float64(t.Of(p.Measure(), c))*unit(p.Measure()))
@@ -721,7 +721,7 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 		row("lost", -inf, float64(most)/lostUnit, losses)
 	}
 	if len(graphs) > 0 {
-		row("graphs", -inf, float64(p.MaxGraphs), graphs)
+		row("graphs", -inf, float64(max(0, p.MaxGraphs)), graphs)
 	}
 	for _, b := range TierMeasures {
 		if limit, ok := p.Bounds[b]; ok && len(bounds[b]) > 0 {

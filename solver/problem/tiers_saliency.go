@@ -3,6 +3,7 @@ package problem
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 // SaliencyOne is the whole of a layer's saliency: the squared L2 norms of what all routed rows of all experts add to its output.
@@ -19,7 +20,37 @@ const lostUnit = SaliencyOne / 1e6
 // ascending and convex up to its rounding to whole numbers.
 type Curve [SaliencySteps]int64
 
-func validateCurves(list []Curve, experts int) error {
+// Curves are the saliency of a layer's experts, from the squared norms of their rows in any order.
+func Curves(norms [][]float64) []Curve {
+	all := 0.0
+	for _, list := range norms {
+		for _, v := range list {
+			all += v
+		}
+	}
+	out := make([]Curve, len(norms))
+	for e, list := range norms {
+		list = slices.Sorted(slices.Values(list))
+		below, at := 0.0, 0 // the sum of those before at
+		for i := range out[e] {
+			rows := float64(i+1) / SaliencySteps * float64(len(list)) // of them, one in part
+			for ; at+1 <= int(rows); at++ {
+				below += list[at]
+			}
+			sum := below
+			if part := rows - float64(at); part > 0 && at < len(list) {
+				sum += float64(part * list[at])
+			}
+			if all > 0 {
+				out[e][i] = int64(math.Floor(sum/all*SaliencyOne + 0.5))
+			}
+		}
+	}
+	return out
+}
+
+// ValidateCurves reports what is wrong with the saliency of a layer of so many experts, nil where nothing is known.
+func ValidateCurves(list []Curve, experts int) error {
 	if list == nil {
 		return nil
 	}
@@ -33,8 +64,8 @@ func validateCurves(list []Curve, experts int) error {
 		}
 		all += list[e][SaliencySteps-1]
 	}
-	if all > SaliencyOne+int64(experts) {
-		return fmt.Errorf("saliency of all experts is %d, want at most %d", all, int64(SaliencyOne))
+	if rounding := int64(experts); all > 0 && (all > SaliencyOne+rounding || all < SaliencyOne-rounding) {
+		return fmt.Errorf("saliency of all experts is %d, want %d", all, int64(SaliencyOne))
 	}
 	return nil
 }
