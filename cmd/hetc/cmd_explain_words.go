@@ -489,7 +489,29 @@ func (x *explaining) tiers() error {
 	}
 	showTiers(x.s, x.p)
 	if t := x.p.Tiers; t != nil {
-		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that overflows to %s.\n", t.CPU)
+		over := "overflows to " + t.CPU
+		if t.Overflow == "prune" {
+			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be dropped", 100*t.Drop, 100*t.MaxDrop)
+			if t.MaxLost > 0 {
+				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f %% may be lost", 100*t.Lost, 100*t.MaxLost)
+			}
+		}
+		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that %s.\n", over)
+		if t.Serial {
+			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", t.NPU, t.CPU)
+		} else {
+			x.s.Printf("%s and %s work at the same time: a layer takes the longer one's time.\n", t.NPU, t.CPU)
+		}
+		var layers [][]string
+		for i := range t.Layers {
+			y := &t.Layers[i]
+			longer := t.NPU
+			if y.CPUNS > y.NPUNS {
+				longer = t.CPU
+			}
+			layers = append(layers, []string{strconv.Itoa(y.Layer), fmt.Sprintf("%.1f", float64(y.NPUNS)/1e3), fmt.Sprintf("%.1f", float64(y.CPUNS)/1e3), longer, fmt.Sprintf("%.1f", float64(y.ExpectNS)/1e3)})
+		}
+		x.s.Table([]string{">layer", ">" + t.NPU + " us", ">" + t.CPU + " us", "longer", ">layer us"}, layers)
 		var rows [][]string
 		for i := range t.Layers {
 			y := &t.Layers[i]

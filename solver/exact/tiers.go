@@ -16,9 +16,10 @@ const (
 	tierNodes    = 400_000 // and relaxations at most
 	layerNodes   = 20_000  // of one layer
 	priceNodes   = 40      // of one layer under prices
-	boundNodes   = 60      // of one layer whose two processors are weighed
+	boundWork    = 1 << 14 // of one layer whose two processors are weighed: nodes times experts
 	freeNodes    = 4       // the same where limits couple layers, without them
 	firstNodes   = 2_000   // for the first of equally good answers
+	weighFirst   = 500     // the same where processors are weighed
 	firstExperts = 64      // of a layer, for that
 	tierSubsets  = 2048    // sets of tiers in use that are tried
 	blocked      = math.MaxInt64 / 8
@@ -358,10 +359,10 @@ func (s *tierSearch) solve() error {
 	}
 	if s.main.longer && choices != nil && s.t.Broken(choices) == "" {
 		// What is still open gets more nodes, the least bound first.
-		most := slices.Repeat([]int{boundNodes}, len(open))
+		most := slices.Repeat([]int{s.boundNodes()}, len(open))
 		for i := leastOf(open); open[i] < relaxed && s.nodes < s.limit; i = leastOf(open) {
 			most[i] *= 4
-			total, bound, x, err := s.weighAll(free, list[i].set, relaxed, most[i])
+			total, bound, x, err := s.weighAll(free, list[i].set, relaxed, most[i], false)
 			if err != nil {
 				return err
 			}
@@ -369,6 +370,16 @@ func (s *tierSearch) solve() error {
 				relaxed, choices = total, x
 			}
 			open[i] = max(open[i], bound)
+		}
+		for i := range open {
+			if open[i] != relaxed || open[leastOf(open)] < relaxed {
+				continue
+			}
+			if total, _, x, err := s.weighAll(free, list[i].set, relaxed, most[i], true); err != nil {
+				return err
+			} else if x != nil && total == relaxed && less(x, choices) {
+				choices = x
+			}
 		}
 	}
 	for _, b := range open {
@@ -467,11 +478,11 @@ func (s *tierSearch) linear(d *duals) func(set []int) int64 {
 // independent solves every layer for itself. It gives up, without choices, once the total is above cutoff.
 func (s *tierSearch) independent(free *duals, set []int, cutoff int64) (total, bound int64, out [][]int, err error) {
 	if s.main.longer {
-		most := boundNodes
+		most := s.boundNodes()
 		if len(s.budgets) > 0 { // of use only where it happens to keep them
 			most = freeNodes
 		}
-		return s.weighAll(free, set, cutoff, most)
+		return s.weighAll(free, set, cutoff, most, false)
 	}
 	r := s.main.prices
 	layers := make([]*tierLayer, len(s.t.Cells))
@@ -510,6 +521,9 @@ func (s *tierSearch) independent(free *duals, set []int, cutoff int64) (total, b
 	}
 	return total, bound, out, nil
 }
+
+// boundNodes is for how many nodes the two processors of a layer are weighed, to begin with.
+func (s *tierSearch) boundNodes() int { return max(16, boundWork/len(s.t.Cells[0])) }
 
 func less(a, b [][]int) bool {
 	for l := range a {

@@ -2,14 +2,16 @@ package exact
 
 import (
 	"context"
+	"os"
 	"testing"
 
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// The instance of the requirement: 48 layers of 512 experts, 8 tiers.
+// The instance of the requirement: 48 layers of 512 experts, 8 tiers. The processors overlap in the long test.
 func TestTiersOfALargeModel(t *testing.T) {
 	p := problem.GenerateTiers(1, 48, 512, 8)
+	p.Serial = os.Getenv("HETC_LONG") == ""
 	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
 	if err != nil {
 		t.Fatal(err)
@@ -32,6 +34,7 @@ func TestTiersOfALargeModel(t *testing.T) {
 // A region for a third of the experts couples all layers.
 func TestTiersOfALargeModelInARegion(t *testing.T) {
 	p := problem.GenerateTiers(1, 24, 128, 8)
+	p.Serial = true
 	p.RegionBytes = p.ExpertBytes * 24 * 128 / 3
 	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
 	if err != nil {
@@ -40,6 +43,50 @@ func TestTiersOfALargeModelInARegion(t *testing.T) {
 	tab := p.Table(0)
 	if n := tab.Total(s.Choices).Experts; s.Status != problem.Optimal || n < 24*128/3-8 {
 		t.Errorf("%s: %d, bound %d; %d experts on the NPU, and the region holds %d", s.Status, s.Objective, s.Bound, n, 24*128/3)
+	}
+}
+
+// Limits that couple the layers of a model leave gaps far below 1 %: of dropped rows, lost saliency, graphs, the region, and NPUMoE's order.
+func TestTiersUnderLimitsOfAModel(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		limit func(p *problem.Tiers)
+	}{
+		{"rows", func(p *problem.Tiers) { p.Prune, p.MaxDropPPM, p.MaxLayerDropPPM = true, 50_000, 100_000 }},
+		{"rows in turns", func(p *problem.Tiers) {
+			p.Prune, p.MaxDropPPM, p.MaxLayerDropPPM, p.Serial = true, 50_000, 100_000, true
+		}},
+		{"saliency", func(p *problem.Tiers) {
+			p.Prune, p.MaxDropPPM, p.MaxLayerDropPPM, p.MaxLostPPM, p.MaxLayerLostPPM = true, 1e6, 1e6, 20_000, 40_000
+			p.GiveSaliency(4)
+		}},
+		{"graphs", func(p *problem.Tiers) { p.MaxGraphs = 90 }},
+		{"region", func(p *problem.Tiers) { p.RegionBytes = p.ExpertBytes * 32 * 4 }},
+		{"offload", func(p *problem.Tiers) {
+			p.Minimise, p.Bounds = problem.TierOff, map[problem.TierMeasure]int64{problem.TierTime: 880_000_000}
+		}},
+		{"offload in turns", func(p *problem.Tiers) {
+			p.Minimise, p.Bounds, p.Serial = problem.TierOff, map[problem.TierMeasure]int64{problem.TierTime: 1_500_000_000}, true
+		}},
+		{"offload and prune", func(p *problem.Tiers) {
+			p.Minimise, p.Bounds = problem.TierOff, map[problem.TierMeasure]int64{problem.TierTime: 930_000_000}
+			p.Prune, p.MaxDropPPM, p.MaxLayerDropPPM = true, 50_000, 100_000
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := problem.GenerateTiers(7, 32, 16, 10)
+			p.MaxTiers = 5
+			c.limit(p)
+			s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			gap := float64(s.Objective-s.Bound) / float64(s.Objective)
+			t.Logf("%s, gap %.4f %%, %d nodes", s.Status, 100*gap, s.Nodes)
+			if s.Choices == nil || gap > 0.01 {
+				t.Errorf("%s: %d, bound %d", s.Status, s.Objective, s.Bound)
+			}
+		})
 	}
 }
 

@@ -60,7 +60,7 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 		if len(sets) == 0 || sets[0].bound > s.best || s.nodes >= s.limit && !first {
 			break
 		}
-		if !s.small() && s.choices != nil && float64(s.best-sets[0].bound) <= tierEnough*float64(s.best) && s.bound > sets[0].bound {
+		if !s.small() && !s.regional() && s.choices != nil && float64(s.best-sets[0].bound) <= tierEnough*float64(s.best) && s.bound > sets[0].bound {
 			break
 		}
 		c := sets[0]
@@ -447,12 +447,17 @@ func (d *decomposed) raise() error {
 func (d *decomposed) finish() error {
 	s := d.tierSearch
 	switch {
-	case len(s.budgets) == 1 && s.p.RegionBytes > 0 && len(s.p.Bounds) == 0 && !s.main.longer:
+	case s.regional():
 		return d.region()
 	case d.small():
 		return d.search()
 	}
 	return nil
+}
+
+// regional reports whether nothing but the region couples layers, and no processors are weighed.
+func (s *tierSearch) regional() bool {
+	return len(s.budgets) == 1 && s.p.RegionBytes > 0 && s.budgets[0].prices == prices{experts: 1} && !s.main.longer
 }
 
 // small reports whether the depth-first search has a chance.

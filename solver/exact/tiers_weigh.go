@@ -23,6 +23,7 @@ type weigher struct {
 	global prices // of V
 	own    prices // and of the layer's budgets
 	longer int64
+	alone  bool    // nothing but time counts
 	offset int64   // mult_i * limit_i
 	budget []int   // the layer's
 	split  float64 // to begin with
@@ -66,6 +67,7 @@ func (s *tierSearch) weigher(l int, d *duals, set []int, limited bool) *weigher 
 			w.offset += d.mult[i] * b.limit
 		}
 	}
+	w.alone = w.own == prices{} && len(w.budget) == 0
 	p := s.weighed(w.own, w.longer, w.split)
 	w.y = s.layer(l, &p, set)
 	return w
@@ -110,6 +112,9 @@ func (w *weigher) weigh(n *weighed, split float64) *box {
 // explore looks for a node's best weight.
 func (w *weigher) explore(n *weighed, steps int) {
 	u := n.split
+	if slices.Equal(n.lo, n.hi) {
+		u = min(u, 0.5)
+	}
 	low, high := 0.0, 1.0
 	var value, slope [2]float64 // of the sides, at u = 0, and by u
 	move := 1.0 / 64
@@ -127,6 +132,10 @@ func (w *weigher) explore(n *weighed, steps int) {
 			w.value, w.best = v, slices.Clone(b.x)
 		}
 		if w.longer == 0 || n.bound >= w.value {
+			return
+		}
+		if w.alone && ok && slices.Equal(n.lo, n.hi) {
+			n.bound = v // all numbers are given, and with them N; and C is the least for them at any weight but 1
 			return
 		}
 		side := 0
@@ -270,7 +279,7 @@ func (w *weigher) first() []int {
 			return nil
 		}
 		for j := range w.y.cols {
-			if w.y.nodes >= firstNodes {
+			if w.y.nodes >= weighFirst {
 				return nil
 			}
 			c := &weighed{box: &box{lo: n.lo, hi: n.hi}, bound: math.MinInt64, split: n.split, fixed: slices.Clone(n.fixed)}
@@ -291,8 +300,9 @@ func (w *weigher) first() []int {
 	return x
 }
 
-// weighAll solves every layer for itself, in up to most nodes each. It gives up, without choices, once the total is above cutoff.
-func (s *tierSearch) weighAll(free *duals, set []int, cutoff int64, most int) (total, bound int64, out [][]int, err error) {
+// weighAll solves every layer for itself, in up to most nodes each, and where that is wanted for the first of equally good assignments. It gives
+// up, without choices, once the total is above cutoff.
+func (s *tierSearch) weighAll(free *duals, set []int, cutoff int64, most int, first bool) (total, bound int64, out [][]int, err error) {
 	// least is the main term of something that is at least so much.
 	least := func(v int64) int64 { return (v + s.scale - 1) / s.scale }
 	layers := make([]*weigher, len(s.t.Cells))
@@ -318,7 +328,7 @@ func (s *tierSearch) weighAll(free *duals, set []int, cutoff int64, most int) (t
 		value, low, x := w.solve(roots[l], most)
 		free.split[l] = w.split
 		total, bound = total+value/s.scale, bound+least(low)
-		if x != nil && low == value {
+		if first && low == value {
 			if y := w.first(); y != nil {
 				x = y
 			}
