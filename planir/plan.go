@@ -79,6 +79,7 @@ type SoCRef struct {
 type Compiled struct {
 	Node   string          `json:"node" yaml:"node"`
 	Proc   string          `json:"proc" yaml:"proc"`
+	Scheme op.Scheme       `json:"scheme" yaml:"scheme"`
 	Copies int             `json:"copies" yaml:"copies"` // layers with weights of their own
 	Graphs []CompiledGraph `json:"graphs" yaml:"graphs"` // ascending: one for each number of rows
 	// AloneBytes is the size of the largest of the graphs by itself, weights included, and ChargedBytes that of the one

@@ -75,6 +75,7 @@ type stage struct {
 	static map[string]int     // row granularity of processors with static shapes
 	apart  map[[2]string]bool // pairs of processors that never appear together
 	prices prices
+	facts  *compilerFacts
 	power  map[string]float64 // W while busy
 	// context is the number of cached positions that attention is priced for.
 	context int
@@ -140,6 +141,11 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 		longest = max(longest, len(tasks[k]))
 		if o := p.Op(); o.HasScheme() {
 			bytes := int64(max(1, o.Experts)) * op.WeightBytes(o.Scheme.Weight(), o.K, o.N)
+			if x := st.facts.of(p.Proc, o); x != nil {
+				if bytes = x.Bytes; x.Refused != "" {
+					return c, diag.New(diag.ClassInfeasible, "the compiler of processor %q refuses %s: %s", p.Proc, o.Key(), x.Refused)
+				}
+			}
 			if limit := st.proc(p.Proc).GraphBytes; limit > 0 && bytes > limit {
 				return c, diag.New(diag.ClassInfeasible, "its weights take %d bytes, and one graph of processor %q holds at most %d", bytes, p.Proc, limit)
 			}
@@ -269,6 +275,9 @@ func (st *stage) shape(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 			}
 		}
 		o.Form = ""
+	}
+	if o.M = rows; pads && best < math.MaxInt64 {
+		st.avoidSpill(o, sh)
 	}
 	if sh.PadRows == rows {
 		sh.PadRows = 0

@@ -206,6 +206,9 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 	if in.Calibration != nil {
 		have[planir.CalibrationInput] = in.Calibration.Digest
 	}
+	if in.Facts != nil {
+		have[factsInput] = in.Facts.FactsDigest
+	}
 	for _, x := range p.Inputs {
 		digest := have[x.Kind]
 		if x.Kind == "loads" {

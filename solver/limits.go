@@ -247,7 +247,7 @@ func (s *session) taken(p *planir.Plan) (map[quantity]int64, error) {
 			if _, ok := loads[b.name]; !ok {
 				loads[b.name] = check.Load(p, s.in.SoC.Processor(b.name))
 			}
-			out[b.quantity] = loads[b.name].Bytes
+			out[b.quantity] = loads[b.name].Bytes + s.uncounted(p, b.name)
 			if b.kind == problem.LimitRegionGraphs {
 				out[b.quantity] = int64(loads[b.name].Graphs)
 			}

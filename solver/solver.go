@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
@@ -32,6 +33,9 @@ type Input struct {
 	Calibration *calibration.Calibration
 	// Loads are what a router sends to every expert; nil: no capacity tiers are chosen.
 	Loads *Loads
+	// Facts are what the compiler of the device said about graphs (record.Facts; nothing else of the set is used). Only plans for the
+	// device take them into account (ForTarget). nil: nothing is known.
+	Facts *record.Set
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
 	dropped   []string // limits that are not kept, by their names
@@ -108,7 +112,7 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 	}
-	plan.Memory.Max, plan.Quality = bound, s.quality()
+	plan.Memory.Max, plan.Quality, plan.Compiled = bound, s.quality(), s.compiled(plan)
 	if p := s.packed; p != nil && p.not != nil && eightBit(s.decode[p.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", p.not)
 	}
@@ -140,6 +144,7 @@ type session struct {
 	batch  models.Graph // graph of rows of a sequence each
 	want   *demand
 	prices prices
+	facts  *compilerFacts // nil: none are known
 	machine
 	classes   []class
 	classOf   map[string]int // by node
@@ -240,6 +245,12 @@ func sessionFor(in Input, want *demand) (*session, error) {
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
 	if in.suppose.schemes {
 		s.prices = supposed{s.prices}
+	}
+	if in.Targeted() {
+		var err error
+		if s.facts, err = newCompilerFacts(in.Facts, in.SoC); err != nil {
+			return nil, err
+		}
 	}
 	s.batch = s.graph.Batch()
 	s.findClasses()
@@ -423,7 +434,7 @@ func (s *session) isHead(node string) bool {
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
-		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, context: s.want.contextAt(rows),
+		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, facts: s.facts, context: s.want.contextAt(rows),
 		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
 		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
@@ -570,6 +581,13 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 		}
 		p.Inputs = append(p.Inputs, planir.Input{Kind: planir.CalibrationInput, Digest: d})
 		p.Folds = s.in.Calibration.Groups()
+	}
+	if s.facts != nil {
+		d, err := s.in.Facts.FactsDigest()
+		if err != nil {
+			return nil, err
+		}
+		p.Inputs = append(p.Inputs, planir.Input{Kind: factsInput, Digest: d})
 	}
 	p.Solver = x.reports
 	if s.chosen != nil {

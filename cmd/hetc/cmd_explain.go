@@ -217,6 +217,15 @@ func (x *explaining) operator(node string, rows int) error {
 	if x.input == nil {
 		s.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
 	}
+	var said []string
+	for _, c := range compiledFor(p, rows) {
+		if c.Node == node {
+			said = append(said, compiledWords([]planir.Compiled{c})...)
+		}
+	}
+	for _, line := range said {
+		s.Printf("- %s\n", line)
+	}
 	roofs := roofs{p, soc, nil}
 	if x.input != nil {
 		roofs.costs = x.input.Costs
@@ -247,7 +256,7 @@ func (x *explaining) operator(node string, rows int) error {
 		header = append(header, ">roof")
 	}
 	s.Table(append(header, ""), table)
-	return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": x.input == nil, "choices": choices})
+	return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": x.input == nil, "choices": choices, "compiled": said})
 }
 
 // choice is a row of explain.

@@ -133,6 +133,7 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 		out = append(out, "What bounds a prompt: "+x.bounds(large)+".")
 	}
 	out = append(out, x.forms()...)
+	out = append(out, compiledWords(x.p.Compiled)...)
 	if proof := proofOf(x.p); proof != "" {
 		out = append(out, proof)
 	}
@@ -392,7 +393,7 @@ func (x *explaining) bucket(rows int) error {
 	if err != nil {
 		return err
 	}
-	s := x.s
+	s, p := x.s, x.p
 	x.title(fmt.Sprintf("prefill@%d", rows))
 	var st solver.ProgramStory
 	largest := 0
@@ -416,6 +417,7 @@ func (x *explaining) bucket(rows int) error {
 	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
 	lines = append(lines, x.where([]solver.ProgramStory{st})...)
 	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
+	lines = append(lines, compiledWords(compiledFor(p, rows))...)
 	if x.input != nil {
 		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", b.Calls, 100*b.Time))
 	}

@@ -18,13 +18,14 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 )
 
 // inputs are the flags that say what a plan is made from.
-type inputs struct{ soc, target, rec, costs, model, workload string }
+type inputs struct{ soc, target, rec, costs, facts, model, workload string }
 
 func (in *inputs) flags(c *cobra.Command) {
 	f := c.Flags()
@@ -32,6 +33,7 @@ func (in *inputs) flags(c *cobra.Command) {
 	f.StringVar(&in.target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
 	f.StringVar(&in.rec, "record", "", "record of hetc profile")
 	f.StringVar(&in.costs, "costs", "", "costs of hetc fit")
+	f.StringVar(&in.facts, "facts", "", "record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
 	f.StringVar(&in.model, "model", "", "model directory or catalog name")
 	f.StringVar(&in.workload, "workload", "", "workload file; default: prompts of any length, stored precision")
 }
@@ -50,14 +52,26 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 			WithHint("hetc profile makes a record, hetc fit makes costs from it")
 	}
 	var soc *socs.SoC
+	var facts *record.Set
 	var costs *roofline.Costs
 	if in.rec != "" {
-		soc, _, costs, err = fit(name, in.rec)
+		soc, facts, costs, err = fit(name, in.rec)
 	} else if soc, err = socs.Open(name); err == nil {
 		costs, err = roofline.Open(in.costs)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if in.facts != "" {
+		if in.target == "" {
+			return nil, diag.New(diag.ClassUsage, "%s: --facts is what the compiler of a target said, and --target is missing", c.CommandPath())
+		}
+		if facts, err = record.Open(in.facts); err != nil {
+			return nil, err
+		}
+		if len(facts.Facts()) == 0 {
+			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).WithHint("hetc profile --compiler-only --target %s makes them", in.target)
+		}
 	}
 	w, err := readWorkload(in.workload)
 	if err != nil {
@@ -67,7 +81,7 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil)}
+	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil), Facts: facts}
 	if in.target != "" {
 		if err := out.ForTarget(); err != nil {
 			m.Close()
@@ -124,7 +138,8 @@ output, and per problem in --json.
 
 --target NAME plans for the device of a SoC: only its processors with target data take part, with the operators and schemes they
 execute there (docs/soc.md). The plan says so, and hetc emit --target NAME writes what the device loads. Until then it is simulated
-as any other plan of that SoC.
+as any other plan of that SoC. What the compiler of the device said (hetc profile --compiler-only) decides between numbers of rows that
+take the same time, and what graphs are charged for; times never depend on it.
 
 --only leaves to other processors only what none of those named can execute, and of them only to those on the same cores.
 
@@ -210,10 +225,11 @@ as any other plan of that SoC.
 			showSizes(s, r.Plan)
 			showLimits(s, r.Plan)
 			showTiers(s, r.Plan)
+			showCompiled(s, r.Plan)
 			log.show()
 			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
-				"predictions": r.Plan.Predictions, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
+				"predictions": r.Plan.Predictions, "compiled": r.Plan.Compiled, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
 		},
 	}
 	in.flags(c)
