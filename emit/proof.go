@@ -88,7 +88,8 @@ func (p *proof) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	x, err := p.driver.Open(ctx, driver.Config{Select: devices[0].Select})
+	widest := slices.MaxFunc(devices, func(a, b driver.Device) int { return len(a.Cores) - len(b.Cores) })
+	x, err := p.driver.Open(ctx, driver.Config{Select: widest.Select})
 	if err != nil {
 		return err
 	}

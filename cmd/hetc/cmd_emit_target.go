@@ -180,8 +180,8 @@ type bakes struct {
 	begun map[int]time.Time
 	order []string
 	sums  map[string]*bakeSum // by the graphs' name
-	first time.Time
-	last  time.Time
+	since time.Time           // that something is being compiled
+	took  time.Duration       // that anything was
 }
 
 type bakeSum struct {
@@ -194,14 +194,19 @@ func (b *bakes) watch(e emit.Event) {
 	defer b.mu.Unlock()
 	now := time.Now()
 	if b.begun == nil {
-		b.begun, b.sums, b.first = map[int]time.Time{}, map[string]*bakeSum{}, now
+		b.begun, b.sums = map[int]time.Time{}, map[string]*bakeSum{}
 	}
 	if !e.Done {
+		if len(b.begun) == 0 {
+			b.since = now
+		}
 		b.begun[e.Group] = now
 		return
 	}
-	b.last = now
 	took := now.Sub(b.begun[e.Group])
+	if delete(b.begun, e.Group); len(b.begun) == 0 {
+		b.took += now.Sub(b.since)
+	}
 	name, _, _ := strings.Cut(e.Label, ", ")
 	sum := b.sums[name]
 	if sum == nil {
@@ -241,8 +246,8 @@ func (b *bakes) show() map[string]any {
 		return nil
 	}
 	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">seconds"}, rows)
-	b.s.Printf("%d groups in %.1f s, %d from the cache; groups of several numbers of rows are compiled together\n\n", groups, b.last.Sub(b.first).Seconds(), cached)
-	return map[string]any{"groups": groups, "cached": cached, "seconds": b.last.Sub(b.first).Seconds()}
+	b.s.Printf("compiled %d groups in %.2f s, %d from the cache; graphs of the same weights at several numbers of rows are one group\n\n", groups, b.took.Seconds(), cached)
+	return map[string]any{"groups": groups, "cached": cached, "seconds": b.took.Seconds()}
 }
 
 // claimedBlob is a blob of a bundle file that nobody has verified, nil when there is none of that name and at most that size.

@@ -19,6 +19,9 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit/compile/qnn"
+	"github.com/hetc/hetc/internal/native"
+	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
@@ -77,6 +80,8 @@ func TestScripts(t *testing.T) {
 				e.Setenv("HETCDIR", filepath.Dir(hetc)) // a PATH with nothing else
 			}
 			e.Setenv("ARCH", filepath.Join(testdata, "arch"))
+			require.Deps()
+			e.Setenv("DEPS", os.Getenv(native.EnvDir)) // libraries, for scripts that use them
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -85,6 +90,17 @@ func TestScripts(t *testing.T) {
 			"tree":    tree,
 			"cutline": cutline,
 			"traced":  traced,
+		},
+		Condition: func(name string) (bool, error) {
+			if name != "qnn" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			require.Deps()
+			_, err := ortapi.FindQNN("")
+			if err != nil && require.Listed(name) {
+				return false, fmt.Errorf("%s lists %q: %w", require.Env, name, err)
+			}
+			return err == nil, nil
 		},
 		UpdateScripts: os.Getenv("HETC_UPDATE") != "",
 	})
