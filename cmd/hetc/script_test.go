@@ -30,7 +30,8 @@ import (
 
 // The test binary plays hetc and hetrun, so that scripts need no build and count towards coverage.
 func TestMain(m *testing.M) {
-	if _, ok := highs.Worker(os.Args[1:]); ok || qnn.Worker(os.Args[1:]) {
+	_, works := all.Worker(os.Args[1:])
+	if _, ok := highs.Worker(os.Args[1:]); ok || works || qnn.Worker(os.Args[1:]) {
 		os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	testscript.Main(cleaning{m}, map[string]func(){
