@@ -187,6 +187,17 @@ func TestBakedBundlesCompute(t *testing.T) {
 		if (len(p.Predictions) == 0) != emulator || (p.Decisions[0].PredictNS == 0) != emulator {
 			t.Errorf("emulator %v: expects %v", emulator, p.Predictions)
 		}
+		text, err := r.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for old, bad := range map[string]string{"test compiler": "test\\u001bcompiler", "never": "n\u009bver", `"schema":"hetc`: `"schema":"hetk`, `"graphs"`: `"grafs"`} {
+			if x := bytes.Replace(text, []byte(old), []byte(bad), 1); !bytes.Equal(x, text) {
+				if _, err := DecodeReport(x); err == nil {
+					t.Errorf("a report with %q is read", bad)
+				}
+			}
+		}
 		baked := p.Bakings()
 		graphs := 0
 		for _, x := range baked {

@@ -222,6 +222,10 @@ func (r *Report) encode() ([]byte, error) {
 
 // DecodeReport reads a report in its canonical form. Its text is as the bundle has it.
 func DecodeReport(text []byte) (*Report, error) {
+	// It is shown on terminals: nothing but printable ASCII, as Emit writes it.
+	if bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) || bytes.Contains(text, []byte(`\u`)) {
+		return nil, diag.New(diag.ClassInput, "decode report: other than printable ASCII characters")
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	r := &Report{}
