@@ -298,12 +298,15 @@ func (x *explaining) bounds(st *solver.ProgramStory) string {
 
 // proofOf tells whether the decisions are proved to be the best under the cost model.
 func proofOf(p *planir.Plan) string {
-	open, proved := 0, 0
+	open, proved, gap := 0, 0, 0.0
 	for _, x := range p.Solver {
 		if x.Status == "optimal" {
 			proved++
-		} else {
-			open++
+			continue
+		}
+		open++
+		if x.ObjectiveNS > 0 {
+			gap = max(gap, float64(x.ObjectiveNS-x.BoundNS)/float64(x.ObjectiveNS))
 		}
 	}
 	switch {
@@ -312,7 +315,14 @@ func proofOf(p *planir.Plan) string {
 	case open == 0:
 		return "Under these predictions no other choice among the candidates is faster: that is proved for every program."
 	}
-	return fmt.Sprintf("Of %d problems %d are proved best under these predictions; of the others the table below has the bound.", proved+open, proved)
+	best := fmt.Sprintf("a plan that is up to %.2g %% better under these predictions is not ruled out", 100*gap)
+	if gap == 0 {
+		best = "no plan is better under these predictions, though another one may be as good"
+	}
+	if proved == 0 {
+		return "The search ended at its limit: " + best + "."
+	}
+	return fmt.Sprintf("Of %d problems that were solved for it %d are proved best; for the others %s.", proved+open, proved, best)
 }
 
 // alternatives is a table of plans under other conditions.
