@@ -267,11 +267,13 @@ func (st *stage) shape(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 		o.M = m
 		for _, f := range append([]op.Form{""}, st.forms(sh.Proc, o)...) {
 			o.Form = f
-			if e, err := st.prices.together([]task{{sh.Proc, o}}); err == nil && e[0].ns < best {
-				best, sh.Form = e[0].ns, f
-				if pads {
-					sh.PadRows = m
-				}
+			e, err := st.prices.together([]task{{sh.Proc, o}})
+			if err != nil || e[0].ns >= best || rows == 1 && m > 1 && sameTime(e[0].ns, best) {
+				continue // a padded token keeps its graph from being one with its neighbours'
+			}
+			best, sh.Form = e[0].ns, f
+			if pads {
+				sh.PadRows = m
 			}
 		}
 		o.Form = ""

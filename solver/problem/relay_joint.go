@@ -92,12 +92,17 @@ func (b *jointBuilder) row(name string, low, high float64, terms []milp.Term) {
 
 // limit adds a limit with terms in its own unit, scaled to thousandths of it.
 func (b *jointBuilder) limit(l Limit, name string, terms []milp.Term) {
-	if l.Max <= 0 {
-		return
+	if l.Max > 0 {
+		b.atMost(l, name, terms)
 	}
+}
+
+// atMost adds a limit, which may be 0.
+func (b *jointBuilder) atMost(l Limit, name string, terms []milp.Term) {
+	high := float64(min(l.Max, 1)) * 1e3
 	var out []milp.Term
 	for _, t := range terms {
-		if t.Coef *= 1e3 / float64(l.Max); math.Abs(t.Coef) >= milp.MinCoef { // what is smaller is verified all the same
+		if t.Coef *= 1e3 / float64(max(l.Max, 1)); math.Abs(t.Coef) >= milp.MinCoef { // what is smaller is verified all the same
 			t.Coef = min(t.Coef, milp.MaxCoef)
 			out = append(out, t)
 		}
@@ -105,7 +110,7 @@ func (b *jointBuilder) limit(l Limit, name string, terms []milp.Term) {
 	name = "limit " + name
 	b.v.rows[name] = l
 	if len(out) > 0 {
-		b.row(name, math.Inf(-1), 1e3, out)
+		b.row(name, math.Inf(-1), high, out)
 	}
 }
 
@@ -151,7 +156,7 @@ func (b *jointBuilder) assets() {
 		b.limit(Limit{LimitRegionGraphs, r, g.Name, int64(g.MaxGraphs), 0}, "graphs "+g.Name, graphs[r])
 	}
 	if j.MaxBytes > 0 {
-		b.limit(Limit{Kind: LimitBytes, Max: max(j.MaxBytes-j.Resident, 1)}, "bytes", bytes)
+		b.atMost(Limit{Kind: LimitBytes, Max: max(j.MaxBytes-j.Resident, 0)}, "bytes", bytes)
 	}
 	b.limit(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS}, "opening", open)
 }
