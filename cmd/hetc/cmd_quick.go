@@ -26,12 +26,14 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 )
 
 type quickOptions struct {
 	model, out, prompt, budget string
-	calibration                string
+	calibration, text          string
+	target, only               string
 	schemes                    []string
 	maxTokens                  int
 	again, chat                bool
@@ -52,6 +54,10 @@ A bundle that is there already and still belongs to model and machine is used as
 further (what was measured stays) and makes plan and bundle anew. DIR/local.key signs for this machine's own
 use; --trust DIR/local.pub is what hetrun wants.
 
+With --target NAME the bundle is for the device of a catalog SoC that is not here: calibrate (static schemes need
+ranges: --text FILE, or --calibration), profile (simulated), profile --compiler-only, solve and emit for the target,
+and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/q8c unless --schemes names others.
+
 ` + cli.ExitCodes,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -68,6 +74,14 @@ use; --trust DIR/local.pub is what hetrun wants.
 					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).WithHint("add --prompt TEXT, or leave it out")
 				}
 			}
+			for _, name := range []string{"text", "only"} {
+				if c.Flags().Changed(name) && o.target == "" {
+					return diag.New(diag.ClassUsage, "--%s is for --target, which is not there", name).WithHint("add --target NAME, or leave it out")
+				}
+			}
+			if o.text != "" && o.calibration != "" {
+				return diag.New(diag.ClassUsage, "--text and --calibration exclude each other").WithHint("a calibration is made of a text: give one of them")
+			}
 			if _, err := parseTime("budget", o.budget); err != nil {
 				return err
 			}
@@ -83,6 +97,9 @@ use; --trust DIR/local.pub is what hetrun wants.
 	f.StringVar(&o.budget, "budget", "20s", "time to measure; more makes a better plan")
 	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
 	f.StringVar(&o.calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
+	f.StringVar(&o.target, "target", "", "catalog SoC with target data, whose device the bundle is for")
+	f.StringVar(&o.only, "only", "", "with --target: processors that may execute what they can, such as npu")
+	f.StringVar(&o.text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
 	f.BoolVar(&o.again, "again", false, "measure further, and make plan and bundle anew")
 	return c
 }
@@ -117,9 +134,20 @@ func (q *quick) run(ctx context.Context) error {
 	if dir == "" {
 		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
 	}
+	if q.o.target != "" {
+		if _, err := socs.OpenTarget(q.o.target); err != nil {
+			return err
+		}
+		if len(q.o.schemes) == 0 {
+			q.o.schemes = []string{string(op.A16SQ8C)}
+		}
+	}
 	schemes, err := permitted(q.o.schemes)
 	if err != nil {
 		return err
+	}
+	if q.o.target != "" {
+		schemes = schemes[1:] // no NPU computes the stored precision
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return diag.New(diag.ClassIO, "quick: %w", err)
@@ -141,6 +169,9 @@ func (q *quick) run(ctx context.Context) error {
 	changed, err := q.workload(file("workload.yaml"), schemes)
 	if err != nil {
 		return err
+	}
+	if q.o.target != "" {
+		return q.forTarget(ctx, schemes, file)
 	}
 	if !q.o.again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
 		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
@@ -173,6 +204,63 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s --prompt TEXT\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"))
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+}
+
+// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
+func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
+	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.o.calibration
+	var steps [][]string
+	if cal == "" && slices.ContainsFunc(schemes, op.Scheme.Static) {
+		cal = file("calibration.yaml")
+		_, err := os.Stat(cal)
+		switch {
+		case err == nil && !q.o.again:
+		case q.o.text == "":
+			return diag.New(diag.ClassUsage, "quick: schemes with static scales need ranges of activations, and no text is given").
+				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
+		default:
+			step := []string{"calibrate", "--model", q.o.model, "--text", q.o.text, "-o", cal}
+			for _, s := range schemes {
+				step = append(step, "--schemes", string(s))
+			}
+			steps = append(steps, step)
+		}
+	}
+	with := []string{"--target", q.o.target, "--model", q.o.model, "--workload", file("workload.yaml")}
+	var ranges []string
+	if cal != "" {
+		ranges = []string{"--calibration", cal}
+	}
+	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--key", key + ".key"}, ranges)
+	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o", file("plan.yaml")}, with, ranges)
+	if q.o.only != "" {
+		solve = append(solve, "--only", q.o.only)
+	}
+	steps = append(steps,
+		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
+		append([]string{"profile", "--compiler-only", "-o", file("facts.jsonl"), "--resume"}, with...),
+		solve)
+	if _, err := os.Stat(key + ".key"); err != nil {
+		steps = append(steps, []string{"keygen", "--out", key})
+	}
+	steps = append(steps,
+		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
+		slices.Concat(emit, []string{"--target", q.o.target, "--twin", twin, "-o", app}))
+	if q.o.prompt != "" {
+		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)}
+		if q.o.chat {
+			run = append(run, "--chat")
+		}
+		steps = append(steps, run)
+	}
+	for _, args := range steps {
+		if err := q.step(ctx, args...); err != nil {
+			return err
+		}
+	}
+	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s --prompt TEXT\n",
+		app, q.o.target, program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"))
+	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
 }
 
 // step shows a command and runs it in this process.

@@ -58,7 +58,7 @@ func askSpill(t *testing.T, path string, rows, shared []int) *record.Set {
 }
 
 // The buffer that a graph spills to is not monotone in its rows: that is why lengths are chosen by what the compiler says. The
-// record was made by the compiler itself (HETC_UPDATE=1 makes it again where the library is), docs/targets.md prints it, and
+// record was made by the compiler itself (HETC_UPDATE=1 makes it again where the library is), docs/npu.md prints it, and
 // where the library is some of it is asked for again.
 func TestSpillRecord(t *testing.T) {
 	if os.Getenv("HETC_UPDATE") != "" && haveQNN() == nil {
@@ -109,13 +109,13 @@ func TestSpillRecord(t *testing.T) {
 	if shared == nil || len(shared.Rows) != 4 || float64(shared.Bytes) > 1.15*float64(whole[512]) {
 		t.Errorf("four lengths in one binary: %+v, want at most 1.15 times the %d bytes of one", shared, whole[512])
 	}
-	text, err := os.ReadFile("../../docs/targets.md")
+	text, err := os.ReadFile("../../docs/npu.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range []int{248, 250, 252, 255, 256, 257, 260, 264, 504, 508, 511, 512, 513, 520} {
 		if row := fmt.Sprintf("| %d | %.1f |", m, float64(spill[m])/(1<<20)); !strings.Contains(string(text), "\n"+row+"\n") {
-			t.Errorf("docs/targets.md lacks the row %s", row)
+			t.Errorf("docs/npu.md lacks the row %s", row)
 		}
 	}
 
