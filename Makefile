@@ -15,7 +15,7 @@ build:
 # Everything that must hold, in under five minutes; what needs a native library is skipped where there is none (make deps).
 test:
 	$(GO) vet $(PKGS)
-	$(GO) test $(GOFLAGS) $(PKGS)
+	$(GO) test $(GOFLAGS) -timeout 30m $(PKGS)
 
 # What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector.
 check: test
