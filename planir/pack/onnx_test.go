@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -112,7 +113,14 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 		for i, layout := range []string{N32, Onnx} {
 			spec := op.WeightSpec{Name: "w", K: k - front, N: n, Scheme: scheme, Layout: layout}
 			b := bytes.Repeat([]byte{0x5a}, int(must(Bytes(spec)))) // every byte is written
-			if err := PackFor(b, spec, must(Floats(w, k, n)), imp); err != nil {
+			err := PackFor(b, spec, must(Floats(w, k, n)), imp)
+			if scheme == "w16" && layout == Onnx && slices.ContainsFunc(got[0], func(v float32) bool { return math.IsInf(float64(HalfToFloat(FloatToHalf(v))), 0) }) {
+				if err == nil {
+					t.Fatal("values beyond f16 are packed")
+				}
+				return
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			got[i] = make([]float32, spec.K*n)
