@@ -34,8 +34,8 @@ check: test
 	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
 	HETC_LONG=1 $(GO) test -run TestDecodeUnderPressure ./runtime/executor
 	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
-		echo "$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
-		$(GO) test -gcflags=all=-d=checkptr ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
+		echo "$(GO) test -gcflags=all=-d=checkptr -timeout 30m ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
+		$(GO) test -gcflags=all=-d=checkptr -timeout 30m ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
 	fi
 	@if command -v qemu-aarch64 >/dev/null 2>&1; then \
 		echo "GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel"; \
