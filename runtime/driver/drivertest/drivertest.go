@@ -205,7 +205,7 @@ func operators() []op.Op {
 				add(o)
 			}
 		}
-		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}, {21, 96, 160}} {
+		for i, sh := range [][3]int{{1, 97, 131}, {6, 64, 32}} {
 			for _, f := range op.FormsOf(sh[0], op.FormClasses) {
 				add(op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s, Form: f, Bias: i == 1})
 			}
