@@ -49,17 +49,15 @@ func refuse(o op.Op) error {
 
 // translator writes one graph.
 type translator struct {
+	onnx.Builder
 	g       *op.Graph
-	m       *onnx.Model
 	now     map[string]string // value of the graph -> the tensor that it is at this point
 	last    map[string]int    // value -> the last node that writes it
 	outputs map[string]string // value -> its tensor among the outputs
-	consts  map[string]string
 	checks  []check
 	static  map[string]string // tensor of row scales that are all one constant -> that one's initializer
 
-	node int // of the graph
-	out  []string
+	out []string
 }
 
 // check says which output holds the scales of a node.
@@ -70,17 +68,17 @@ type check struct {
 
 func translate(g *op.Graph) (*onnx.Model, error) {
 	t := &translator{
-		g: g, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{}, consts: map[string]string{}, static: map[string]string{},
-		m: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}},
+		g: g, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{}, static: map[string]string{},
+		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}}}},
 	}
-	t.m.Graph.Name = "hetc"
+	t.Model.Graph.Name = "hetc"
 	for i, v := range g.Inputs {
 		name := fmt.Sprintf("i%d", i)
 		if _, dup := t.now[v.Name]; dup {
 			return nil, diag.New(diag.ClassInput, "input %q is listed twice", v.Name)
 		}
 		t.now[v.Name] = name
-		t.m.Graph.Inputs = append(t.m.Graph.Inputs, value(name, v))
+		t.Model.Graph.Inputs = append(t.Model.Graph.Inputs, value(name, v))
 	}
 	for i, v := range g.Outputs {
 		name := fmt.Sprintf("o%d", i)
@@ -88,7 +86,7 @@ func translate(g *op.Graph) (*onnx.Model, error) {
 			return nil, diag.New(diag.ClassInput, "output %q is listed twice", v.Name)
 		}
 		t.outputs[v.Name] = name
-		t.m.Graph.Outputs = append(t.m.Graph.Outputs, value(name, v))
+		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs, value(name, v))
 	}
 	for j, spec := range g.Weights {
 		if err := t.weight(j, spec); err != nil {
@@ -118,9 +116,9 @@ func translate(g *op.Graph) (*onnx.Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.m.Props = append(t.m.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
+		t.Model.Props = append(t.Model.Props, onnx.Prop{Key: "hetc.checks", Value: string(text)})
 	}
-	return t.m, nil
+	return t.Model, nil
 }
 
 func value(name string, v op.Value) onnx.Value {
@@ -135,7 +133,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 			n *= d
 		}
 		name := fmt.Sprintf("w%d%s", j, suffix)
-		t.m.Graph.Initializers = append(t.m.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims, External: &onnx.External{Location: "weights", Length: typ.Bytes(n)}})
+		t.Model.Graph.Initializers = append(t.Model.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims, External: &onnx.External{Location: "weights", Length: typ.Bytes(n)}})
 	}
 	k, n := int64(spec.K), int64(spec.N)
 	if spec.Layout == op.RowsLayout {
@@ -175,43 +173,7 @@ func (t *translator) weight(j int, spec op.WeightSpec) error {
 
 func blockRows(weight string) int64 { return int64(op.Scheme("a8t/" + weight).BlockK()) }
 
-// add appends an ONNX node that belongs to the current one: the one that does its work has no suffix.
-func (t *translator) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
-	t.m.Graph.Nodes = append(t.m.Graph.Nodes, onnx.Node{Name: t.name(suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs})
-}
-
-// do is add for one result, which is a tensor of that name within the graph.
-func (t *translator) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
-	out := fmt.Sprintf("n%d.%s:", t.node, suffix)
-	t.add(suffix, domain, kind, in, list(out), attrs...)
-	return out
-}
-
-func (t *translator) name(suffix string) string {
-	if suffix == "" {
-		return fmt.Sprintf("n%d", t.node)
-	}
-	return fmt.Sprintf("n%d.%s", t.node, suffix)
-}
-
 func list(s ...string) []string { return s }
-
-// constant returns the tensor of a constant, one for all that are equal.
-func (t *translator) constant(c onnx.Tensor) string {
-	key := fmt.Sprintf("%d%v%x", c.Type, c.Dims, c.Raw)
-	name, ok := t.consts[key]
-	if !ok {
-		name = fmt.Sprintf("k%d", len(t.consts))
-		t.consts[key] = name
-		c.Name = name
-		t.m.Graph.Initializers = append(t.m.Graph.Initializers, c)
-	}
-	return name
-}
-
-func (t *translator) float(v float32) string { return t.constant(onnx.Float32s("", nil, v)) }
-
-func (t *translator) ints(v ...int64) string { return t.constant(onnx.Int64s("", v...)) }
 
 // zeroPoint is a constant of n codes of zero, or one of no dimension.
 func (t *translator) zeroPoint(n int) string {
@@ -219,19 +181,19 @@ func (t *translator) zeroPoint(n int) string {
 	if n == 0 {
 		c.Dims = nil
 	}
-	return t.constant(c)
+	return t.Constant(c)
 }
 
 // reshape gives a tensor another shape, which costs nothing.
 func (t *translator) reshape(suffix, x string, dims ...int64) string {
-	return t.do(suffix, "", "Reshape", list(x, t.ints(dims...)))
+	return t.Do(suffix, "", "Reshape", list(x, t.Ints(dims...)))
 }
 
 // translate writes node i.
 func (t *translator) translate(i int) error {
 	n := &t.g.Nodes[i]
 	o := n.Op
-	t.node, t.out = i, nil
+	t.Node, t.out = i, nil
 	for k, name := range n.Out {
 		tensor := fmt.Sprintf("v%d.%d", i, k)
 		if out, ok := t.outputs[name]; ok && t.last[name] == i {
@@ -256,9 +218,9 @@ func (t *translator) translate(i int) error {
 	case op.Embed:
 		t.embed(o, in[0], w[0])
 	case op.Norm:
-		t.add("", "", "SimplifiedLayerNormalization", list(in[0], w[0]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)), onnx.Int("stash_type", 1))
+		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], w[0]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)), onnx.Int("stash_type", 1))
 	case op.LayerNorm:
-		t.add("", "", "LayerNormalization", list(in[0], w[0], w[1]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)))
+		t.Add("", "", "LayerNormalization", list(in[0], w[0], w[1]), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)))
 	case op.QuantRows:
 		t.quantRows(o, in[0], w)
 	case op.MatMul:
@@ -269,20 +231,20 @@ func (t *translator) translate(i int) error {
 		t.activate("", o.Act, in[0], t.out[0], slices.Contains(n.Out, n.In[0]))
 	case op.Gate:
 		// x/(1+exp(-gate)): the library's own sigmoid is not exact in its tails.
-		e := t.do("exp", "", "Exp", list(t.do("neg", "", "Neg", list(in[1]))))
-		t.add("", "", "Div", list(in[0], t.do("one", "", "Add", list(e, t.float(1)))), t.out)
+		e := t.Do("exp", "", "Exp", list(t.Do("neg", "", "Neg", list(in[1]))))
+		t.Add("", "", "Div", list(in[0], t.Do("one", "", "Add", list(e, t.Float(1)))), t.out)
 	case op.Softcap:
-		h := t.do("tanh", "", "Tanh", list(t.do("div", "", "Div", list(in[0], t.float(float32(o.Cap))))))
-		t.add("", "", "Mul", list(h, t.float(float32(o.Cap))), t.out)
+		h := t.Do("tanh", "", "Tanh", list(t.Do("div", "", "Div", list(in[0], t.Float(float32(o.Cap))))))
+		t.Add("", "", "Mul", list(h, t.Float(float32(o.Cap))), t.out)
 	case op.Clip:
-		t.add("", "", "Clip", list(in[0], t.float(float32(-o.Cap)), t.float(float32(o.Cap))), t.out)
+		t.Add("", "", "Clip", list(in[0], t.Float(float32(-o.Cap)), t.Float(float32(o.Cap))), t.out)
 	case op.Add:
-		t.add("", "", "Add", in, t.out)
+		t.Add("", "", "Add", in, t.out)
 	case op.Copy:
 		if a, b := t.typeOf(n.In[0]), t.typeOf(n.Out[0]); a != b {
 			return diag.New(diag.ClassInput, "%q is %s and %q %s: types are not converted", n.In[0], a, n.Out[0], b)
 		}
-		t.add("", "", "Identity", in, t.out)
+		t.Add("", "", "Identity", in, t.out)
 	default:
 		panic("BUG: no translation of " + string(o.Kind))
 	}
@@ -307,24 +269,24 @@ func epsilon(o op.Op) float32 { return max(float32(o.Eps), 1.1754944e-38) }
 func (t *translator) embed(o op.Op, ids, table string) {
 	y := t.out[0]
 	steps := []func(in, out string){
-		func(_, out string) { t.add("", "", "Gather", list(table, ids), list(out), onnx.Int("axis", 0)) }, // [M,1,N]
+		func(_, out string) { t.Add("", "", "Gather", list(table, ids), list(out), onnx.Int("axis", 0)) }, // [M,1,N]
 		func(in, out string) {
-			t.add("shape", "", "Reshape", list(in, t.ints(int64(o.M), int64(o.N))), list(out))
+			t.Add("shape", "", "Reshape", list(in, t.Ints(int64(o.M), int64(o.N))), list(out))
 		},
 	}
 	if o.Table != op.F32 {
 		steps = append(steps, func(in, out string) {
-			t.add("cast", "", "Cast", list(in), list(out), onnx.Int("to", int64(onnx.Float32)))
+			t.Add("cast", "", "Cast", list(in), list(out), onnx.Int("to", int64(onnx.Float32)))
 		})
 	}
 	if o.Scale != 0 {
-		steps = append(steps, func(in, out string) { t.add("scale", "", "Mul", list(in, t.float(float32(o.Scale))), list(out)) })
+		steps = append(steps, func(in, out string) { t.Add("scale", "", "Mul", list(in, t.Float(float32(o.Scale))), list(out)) })
 	}
 	x := ""
 	for i, step := range steps {
 		out := y
 		if i < len(steps)-1 {
-			out = t.name(fmt.Sprintf("%d:", i))
+			out = t.Name(fmt.Sprintf("%d:", i))
 		}
 		step(x, out)
 		x = out
@@ -333,40 +295,40 @@ func (t *translator) embed(o op.Op, ids, table string) {
 
 // quantRows writes codes and scales of rows. The reductions ignore NaN, so a sum is added that shows it, zero times.
 func (t *translator) quantRows(o op.Op, x string, w []string) {
-	rows, axis := o.Rows(), t.ints(1)
+	rows, axis := o.Rows(), t.Ints(1)
 	keep := onnx.Int("keepdims", 1)
-	nan := t.do("nan", "", "Mul", list(t.do("sum", "", "ReduceSum", list(x, axis), keep), t.float(0)))
+	nan := t.Do("nan", "", "Mul", list(t.Do("sum", "", "ReduceSum", list(x, axis), keep), t.Float(0)))
 	scale := t.out[1]
-	if name := t.g.Nodes[t.node].Out[1]; t.outputs[name] == "" || t.last[name] != t.node {
+	if name := t.g.Nodes[t.Node].Out[1]; t.outputs[name] == "" || t.last[name] != t.Node {
 		scale = fmt.Sprintf("c%d", len(t.checks))
-		t.checks = append(t.checks, check{t.node, scale})
-		t.m.Graph.Outputs = append(t.m.Graph.Outputs, onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
+		t.checks = append(t.checks, check{t.Node, scale})
+		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs, onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
 		t.out[1] = scale
 	}
 	if o.Static {
-		t.add("scale", "", "Sum", list(nan, w[0]), list(scale)) // see bias
+		t.Add("scale", "", "Sum", list(nan, w[0]), list(scale)) // see bias
 		t.static[scale] = w[0]
-		q := t.do("", "", "QuantizeLinear", list(x, w[0], t.zeroPoint(1)))
+		q := t.Do("", "", "QuantizeLinear", list(x, w[0], t.zeroPoint(1)))
 		// Codes are symmetric: -127..127.
-		t.add("clip", "", "Clip", list(q, t.constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
+		t.Add("clip", "", "Clip", list(q, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
 		return
 	}
 	top := ""
 	if rows == 1 { // few nodes count
-		top = t.do("top", "", "ReduceMax", list(t.do("abs", "", "Abs", list(x)), axis), keep)
+		top = t.Do("top", "", "ReduceMax", list(t.Do("abs", "", "Abs", list(x)), axis), keep)
 	} else { // few passes count
-		low := t.do("neg", "", "Neg", list(t.do("min", "", "ReduceMin", list(x, axis), keep)))
-		top = t.do("top", "", "Max", list(t.do("max", "", "ReduceMax", list(x, axis), keep), low))
+		low := t.Do("neg", "", "Neg", list(t.Do("min", "", "ReduceMin", list(x, axis), keep)))
+		top = t.Do("top", "", "Max", list(t.Do("max", "", "ReduceMax", list(x, axis), keep), low))
 	}
-	s := t.do("div", "", "Div", list(top, t.float(127)))
-	t.add("scale", "", "Add", list(s, nan), list(scale))
+	s := t.Do("div", "", "Div", list(top, t.Float(127)))
+	t.Add("scale", "", "Add", list(s, nan), list(scale))
 	// A row of zeros has scale 0 and is divided by the smallest number there is.
-	by := t.reshape("rows", t.do("tiny", "", "Max", list(s, t.float(0x1p-149))), int64(rows))
-	t.add("", "", "QuantizeLinear", list(x, by, t.zeroPoint(rows)), t.out[:1], onnx.Int("axis", 0))
+	by := t.reshape("rows", t.Do("tiny", "", "Max", list(s, t.Float(0x1p-149))), int64(rows))
+	t.Add("", "", "QuantizeLinear", list(x, by, t.zeroPoint(rows)), t.out[:1], onnx.Int("axis", 0))
 }
 
 func (t *translator) matMul(o op.Op, in, w []string) {
-	product, y := t.name("product:"), t.out[0]
+	product, y := t.Name("product:"), t.out[0]
 	switch o.Scheme {
 	case op.A32W32:
 		if !o.Bias {
@@ -374,7 +336,7 @@ func (t *translator) matMul(o op.Op, in, w []string) {
 		}
 		t.product(o, in[0], w[0], product)
 	case op.A8TQ8C, op.A8SQ8C:
-		operands := list(in[0], w[0], t.float(1), w[0]+".scale", t.zeroPoint(0))
+		operands := list(in[0], w[0], t.Float(1), w[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || o.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {
 				one = t.reshape("rows", in[1], 1)
@@ -383,23 +345,23 @@ func (t *translator) matMul(o op.Op, in, w []string) {
 			if o.Bias {
 				operands = append(operands, "", w[1])
 			}
-			t.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, t.out)
+			t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, t.out)
 			return
 		}
-		t.add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
+		t.Add("", onnx.Contrib, "MatMulIntegerToFloat", operands, list(product))
 		scaled := y
 		if o.Bias {
-			scaled = t.name("scaled:")
+			scaled = t.Name("scaled:")
 		}
-		t.add("scale", "", "Mul", list(product, in[1]), list(scaled))
+		t.Add("scale", "", "Mul", list(product, in[1]), list(scaled))
 		product = scaled
 	case op.A8TQ4B32, op.A8TQ4B128:
-		x := t.do("float", "", "DequantizeLinear", list(in[0], t.reshape("rows", in[1], int64(o.M)), t.zeroPoint(o.M)), onnx.Int("axis", 0))
+		x := t.Do("float", "", "DequantizeLinear", list(in[0], t.reshape("rows", in[1], int64(o.M)), t.zeroPoint(o.M)), onnx.Int("axis", 0))
 		operands := list(x, w[0], w[0]+".scale")
 		if o.Bias {
 			operands = append(operands, "", "", w[1])
 		}
-		t.add("", onnx.Contrib, "MatMulNBits", operands, t.out, onnx.Int("K", int64(o.K)), onnx.Int("N", int64(o.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(o.Scheme.Weight())))
+		t.Add("", onnx.Contrib, "MatMulNBits", operands, t.out, onnx.Int("K", int64(o.K)), onnx.Int("N", int64(o.N)), onnx.Int("accuracy_level", 4), onnx.Int("bits", 4), onnx.Int("block_size", blockRows(o.Scheme.Weight())))
 		return
 	default:
 		panic("BUG: no translation of " + string(o.Scheme))
@@ -415,20 +377,20 @@ func (t *translator) product(o op.Op, x, w, y string) {
 	columns := "" // the result, [N,M]
 	switch width, height, conv := o.Form.Image(); {
 	case o.Form == op.Swapped:
-		columns = t.name("pixels:")
-		t.add("", "", "Gemm", list(w, x), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
+		columns = t.Name("pixels:")
+		t.Add("", "", "Gemm", list(w, x), list(columns), onnx.Int("transA", 1), onnx.Int("transB", 1))
 		// Behind another shape the library does not see that it could swap the operands back.
 		columns = t.reshape("image", columns, n, m, 1)
-		columns = t.do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
-		t.add("shape", "", "Reshape", list(columns, t.ints(m, n)), list(y))
+		columns = t.Do("rows", "", "Transpose", list(columns), onnx.Ints("perm", 1, 0, 2))
+		t.Add("shape", "", "Reshape", list(columns, t.Ints(m, n)), list(y))
 	case conv:
-		image := t.reshape("image", t.do("columns", "", "Transpose", list(x), onnx.Ints("perm", 1, 0)), 1, k, int64(height), int64(width))
-		columns = t.name("pixels:")
+		image := t.reshape("image", t.Do("columns", "", "Transpose", list(x), onnx.Ints("perm", 1, 0)), 1, k, int64(height), int64(width))
+		columns = t.Name("pixels:")
 		// With kernels of 1x1 the transposed convolution is the convolution, and its weights are [K,N] as they are packed.
-		t.add("", "", "ConvTranspose", list(image, w), list(columns), onnx.Ints("kernel_shape", 1, 1))
-		t.add("rows", "", "Transpose", list(t.reshape("shape", columns, n, m)), list(y), onnx.Ints("perm", 1, 0))
+		t.Add("", "", "ConvTranspose", list(image, w), list(columns), onnx.Ints("kernel_shape", 1, 1))
+		t.Add("rows", "", "Transpose", list(t.reshape("shape", columns, n, m)), list(y), onnx.Ints("perm", 1, 0))
 	default:
-		t.add("", "", "MatMul", list(x, w), list(y))
+		t.Add("", "", "MatMul", list(x, w), list(y))
 	}
 }
 
@@ -439,7 +401,7 @@ func (t *translator) bias(o op.Op, x, bias, y string) {
 	if o.N == 1 {
 		kind = "Sum"
 	}
-	t.add("bias", "", kind, list(x, bias), list(y))
+	t.Add("bias", "", kind, list(x, bias), list(y))
 }
 
 // glu divides columns of gate and up, which alternate in turns of Interleave.
@@ -448,14 +410,14 @@ func (t *translator) glu(o op.Op, x string) {
 	y := t.out[0]
 	if o.N != o.Interleave {
 		x = t.reshape("turns", x, turns, 2*turn)
-		y = t.name("mul:")
+		y = t.Name("mul:")
 	}
-	gate, up, act := t.name("gate:"), t.name("up:"), t.name("act:")
-	t.add("split", "", "Split", list(x), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
+	gate, up, act := t.Name("gate:"), t.Name("up:"), t.Name("act:")
+	t.Add("split", "", "Split", list(x), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
 	t.activate("act", o.Act, gate, act, false)
-	t.add("", "", "Mul", list(act, up), list(y))
+	t.Add("", "", "Mul", list(act, up), list(y))
 	if y != t.out[0] {
-		t.add("columns", "", "Reshape", list(y, t.ints(int64(o.Rows()), int64(o.N))), t.out)
+		t.Add("columns", "", "Reshape", list(y, t.Ints(int64(o.Rows()), int64(o.N))), t.out)
 	}
 }
 
@@ -464,11 +426,11 @@ func (t *translator) glu(o op.Op, x string) {
 func (t *translator) activate(suffix, act, x, y string, alias bool) {
 	switch {
 	case act == op.ReLU:
-		t.add(suffix, "", "Relu", list(x), list(y))
+		t.Add(suffix, "", "Relu", list(x), list(y))
 	case act == op.SiLU && alias:
-		t.add(suffix, "", "Mul", list(x, t.do("sigmoid", "", "Sigmoid", list(x))), list(y))
+		t.Add(suffix, "", "Mul", list(x, t.Do("sigmoid", "", "Sigmoid", list(x))), list(y))
 	case act == op.SiLU:
-		t.add(suffix, onnx.Contrib, "QuickGelu", list(x), list(y), onnx.Float("alpha", 1))
+		t.Add(suffix, onnx.Contrib, "QuickGelu", list(x), list(y), onnx.Float("alpha", 1))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
@@ -476,11 +438,11 @@ func (t *translator) activate(suffix, act, x, y string, alias bool) {
 		}
 		out := y
 		if alias {
-			out = t.name("gelu:")
+			out = t.Name("gelu:")
 		}
-		t.add(suffix, "", "Gelu", list(x), list(out), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", list(x), list(out), onnx.String("approximate", approximate))
 		if alias {
-			t.add("copy", "", "Max", list(out), list(y))
+			t.Add("copy", "", "Max", list(out), list(y))
 		}
 	}
 }
@@ -492,7 +454,7 @@ var elementwise = []string{"Add", "Mul", "Div", "Relu", "Clip", "Max"}
 // inPlace refuses a graph in which a value that is input and output is written while nodes that read it as an input
 // may still be waiting: the library keeps the order of nodes only where one needs another's result.
 func (t *translator) inPlace() error {
-	nodes := t.m.Graph.Nodes
+	nodes := t.Model.Graph.Nodes
 	writer := map[string]int{}
 	for i, n := range nodes {
 		for _, out := range n.Out {

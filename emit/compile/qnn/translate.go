@@ -54,21 +54,19 @@ func refuse(o op.Op) error {
 
 // translator writes one graph with its weights.
 type translator struct {
+	onnx.Builder
 	g       *op.Graph
 	w       driver.Weights
-	m       *onnx.Model
 	now     map[string]string // value of the graph -> the tensor that it is at this point
 	last    map[string]int    // value -> the last node that writes it
 	outputs map[string]string // value -> its tensor among the outputs
-	consts  map[string]string
 	codes   map[string]coded  // u8 rows made in the graph
 	grids   map[string]string // tensor and step -> the tensor on that grid
 	turns   map[string]int    // value whose columns of gate and up do not alternate, as its weight's were sorted
 	parts   [][]byte          // of the file of weights
 	size    int64             // of parts
 
-	node int // of the graph
-	out  []string
+	out []string
 }
 
 // coded are u8 rows that a node of the graph makes: the rows they stand for, and their scale.
@@ -114,19 +112,19 @@ func translate(g *op.Graph, w driver.Weights) (*source, error) {
 		return nil, err
 	}
 	t := &translator{
-		g: g, w: w, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{}, consts: map[string]string{},
+		g: g, w: w, now: map[string]string{}, last: map[string]int{}, outputs: map[string]string{},
 		codes: map[string]coded{}, grids: map[string]string{}, turns: map[string]int{},
-		m: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
-			Props: []onnx.Prop{{Key: graphKey, Value: string(text)}}},
+		Builder: onnx.Builder{Model: &onnx.Model{IR: onnx.IR, Producer: "hetc", Opsets: []onnx.OpsetID{{Domain: "", Version: onnx.Opset}, {Domain: onnx.Contrib, Version: onnx.ContribOpset}},
+			Props: []onnx.Prop{{Key: graphKey, Value: string(text)}}}},
 	}
-	t.m.Graph.Name = "hetc"
+	t.Model.Graph.Name = "hetc"
 	for i, v := range g.Inputs {
 		name := fmt.Sprintf("i%d", i)
 		if _, dup := t.now[v.Name]; dup {
 			return nil, diag.New(diag.ClassInput, "input %q is listed twice", v.Name)
 		}
 		t.now[v.Name] = name
-		if err := t.declare(&t.m.Graph.Inputs, name, v); err != nil {
+		if err := t.declare(&t.Model.Graph.Inputs, name, v); err != nil {
 			return nil, err
 		}
 	}
@@ -147,7 +145,7 @@ func translate(g *op.Graph, w driver.Weights) (*source, error) {
 			return nil, diag.New(diag.ClassInput, "output %q is %s: results leave a compiled graph as f32", v.Name, v.Type)
 		}
 		t.outputs[v.Name] = name
-		if err := t.declare(&t.m.Graph.Outputs, name, v); err != nil {
+		if err := t.declare(&t.Model.Graph.Outputs, name, v); err != nil {
 			return nil, err
 		}
 	}
@@ -156,11 +154,11 @@ func translate(g *op.Graph, w driver.Weights) (*source, error) {
 			return nil, diag.New(diag.ClassInput, "node %d (%s): %w", i, g.Nodes[i].Op.Kind, err)
 		}
 	}
-	code := t.m.Marshal()
+	code := t.Model.Marshal()
 	if len(code) > onnx.MaxBytes {
 		return nil, diag.New(diag.ClassInput, "the model has %d bytes without its weights, want at most %d", len(code), onnx.MaxBytes)
 	}
-	return &source{code, t.parts, tensors(t.m.Graph.Inputs), tensors(t.m.Graph.Outputs)}, nil
+	return &source{code, t.parts, tensors(t.Model.Graph.Inputs), tensors(t.Model.Graph.Outputs)}, nil
 }
 
 func tensors(list []onnx.Value) (out []tensor) {
@@ -184,77 +182,41 @@ func (t *translator) declare(list *[]onnx.Value, name string, v op.Value) error 
 
 // weight declares an initializer whose bytes go to the file of weights.
 func (t *translator) weight(name string, typ onnx.Type, data []byte, dims ...int64) string {
-	if slices.ContainsFunc(t.m.Graph.Initializers, func(x onnx.Tensor) bool { return x.Name == name }) { // of another node, in whose order of columns
-		name = fmt.Sprintf("n%d.%s", t.node, name)
+	if slices.ContainsFunc(t.Model.Graph.Initializers, func(x onnx.Tensor) bool { return x.Name == name }) { // of another node, in whose order of columns
+		name = fmt.Sprintf("n%d.%s", t.Node, name)
 	}
 	if pad := -t.size & (weightsAlign - 1); pad > 0 {
 		t.parts = append(t.parts, make([]byte, pad))
 		t.size += pad
 	}
-	t.m.Graph.Initializers = append(t.m.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims,
+	t.Model.Graph.Initializers = append(t.Model.Graph.Initializers, onnx.Tensor{Name: name, Type: typ, Dims: dims,
 		External: &onnx.External{Location: weightsFile, Offset: t.size, Length: int64(len(data))}})
 	t.parts = append(t.parts, data)
 	t.size += int64(len(data))
 	return name
 }
 
-// add appends an ONNX node that belongs to the current one: the one that does its work has no suffix.
-func (t *translator) add(suffix, domain, kind string, in, out []string, attrs ...onnx.Attr) {
-	t.m.Graph.Nodes = append(t.m.Graph.Nodes, onnx.Node{Name: t.name(suffix), Op: kind, Domain: domain, In: in, Out: out, Attrs: attrs})
-}
-
-// do is add for one result, which is a tensor of that name within the graph.
-func (t *translator) do(suffix, domain, kind string, in []string, attrs ...onnx.Attr) string {
-	out := fmt.Sprintf("n%d.%s:", t.node, suffix)
-	t.add(suffix, domain, kind, in, list(out), attrs...)
-	return out
-}
-
-func (t *translator) name(suffix string) string {
-	if suffix == "" {
-		return fmt.Sprintf("n%d", t.node)
-	}
-	return fmt.Sprintf("n%d.%s", t.node, suffix)
-}
-
 func list(s ...string) []string { return s }
-
-// constant returns the tensor of a constant, one for all that are equal.
-func (t *translator) constant(c onnx.Tensor) string {
-	key := fmt.Sprintf("%d%v%x", c.Type, c.Dims, c.Raw)
-	name, ok := t.consts[key]
-	if !ok {
-		name = fmt.Sprintf("k%d", len(t.consts))
-		t.consts[key] = name
-		c.Name = name
-		t.m.Graph.Initializers = append(t.m.Graph.Initializers, c)
-	}
-	return name
-}
-
-func (t *translator) float(v float32) string { return t.constant(onnx.Float32s("", nil, v)) }
-
-func (t *translator) ints(v ...int64) string { return t.constant(onnx.Int64s("", v...)) }
 
 // The code of zero on the grid of 16 bits, and of 8.
 func (t *translator) zero16() string {
-	return t.constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
+	return t.Constant(onnx.Tensor{Type: onnx.Uint16, Raw: []byte{0, 0x80}})
 }
 
 func (t *translator) zero8() string {
-	return t.constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
+	return t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{0x80}})
 }
 
 // reshape gives a tensor another shape.
 func (t *translator) reshape(suffix, x string, dims ...int64) string {
-	return t.do(suffix, "", "Reshape", list(x, t.ints(dims...)))
+	return t.Do(suffix, "", "Reshape", list(x, t.Ints(dims...)))
 }
 
 // translate writes node i.
 func (t *translator) translate(i int) error {
 	n := &t.g.Nodes[i]
 	o := n.Op
-	t.node, t.out = i, nil
+	t.Node, t.out = i, nil
 	for k, name := range n.Out {
 		tensor := fmt.Sprintf("v%d.%d", i, k)
 		if out, ok := t.outputs[name]; ok && t.last[name] == i {
@@ -277,9 +239,9 @@ func (t *translator) translate(i int) error {
 	var err error
 	switch o.Kind {
 	case op.Norm:
-		t.add("", "", "SimplifiedLayerNormalization", list(in[0], t.vector(w[0])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)), onnx.Int("stash_type", 1))
+		t.Add("", "", "SimplifiedLayerNormalization", list(in[0], t.vector(w[0])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)), onnx.Int("stash_type", 1))
 	case op.LayerNorm:
-		t.add("", "", "LayerNormalization", list(in[0], t.vector(w[0]), t.vector(w[1])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)))
+		t.Add("", "", "LayerNormalization", list(in[0], t.vector(w[0]), t.vector(w[1])), t.out, onnx.Int("axis", -1), onnx.Float("epsilon", epsilon(o)))
 	case op.QuantRows:
 		err = t.quantRows(n, in[0], w[0])
 	case op.MatMul:
@@ -289,16 +251,16 @@ func (t *translator) translate(i int) error {
 	case op.Activate:
 		t.activate("", o.Act, in[0], t.out[0])
 	case op.Gate:
-		t.add("", "", "Mul", list(in[0], t.do("sigmoid", "", "Sigmoid", in[1:])), t.out)
+		t.Add("", "", "Mul", list(in[0], t.Do("sigmoid", "", "Sigmoid", in[1:])), t.out)
 	case op.Softcap:
-		h := t.do("tanh", "", "Tanh", list(t.do("div", "", "Div", list(in[0], t.float(float32(o.Cap))))))
-		t.add("", "", "Mul", list(h, t.float(float32(o.Cap))), t.out)
+		h := t.Do("tanh", "", "Tanh", list(t.Do("div", "", "Div", list(in[0], t.Float(float32(o.Cap))))))
+		t.Add("", "", "Mul", list(h, t.Float(float32(o.Cap))), t.out)
 	case op.Clip:
-		t.add("", "", "Clip", list(in[0], t.float(float32(-o.Cap)), t.float(float32(o.Cap))), t.out)
+		t.Add("", "", "Clip", list(in[0], t.Float(float32(-o.Cap)), t.Float(float32(o.Cap))), t.out)
 	case op.Add:
-		t.add("", "", "Add", in, t.out)
+		t.Add("", "", "Add", in, t.out)
 	case op.Copy:
-		t.add("", "", "Identity", in, t.out)
+		t.Add("", "", "Identity", in, t.out)
 	default:
 		panic("BUG: no translation of " + string(o.Kind))
 	}
@@ -353,8 +315,8 @@ func (t *translator) grid(suffix, x string, step float32) string {
 	if y, ok := t.grids[key]; ok {
 		return y
 	}
-	s, z := t.float(step), t.zero16()
-	y := t.do(suffix+".float", "", "DequantizeLinear", list(t.do(suffix+".codes", "", "QuantizeLinear", list(x, s, z)), s, z))
+	s, z := t.Float(step), t.zero16()
+	y := t.Do(suffix+".float", "", "DequantizeLinear", list(t.Do(suffix+".codes", "", "QuantizeLinear", list(x, s, z)), s, z))
 	t.grids[key] = y
 	return y
 }
@@ -371,8 +333,8 @@ func (t *translator) quantRows(n *op.Node, x string, w int) error {
 		return err
 	}
 	z := t.zero8()
-	q := t.do("codes", "", "QuantizeLinear", list(t.do("clip", "", "Clip", list(x, t.float(-127*s), t.float(127*s))), t.float(s), z))
-	t.out[0] = t.do("float", "", "DequantizeLinear", list(q, t.float(s), z))
+	q := t.Do("codes", "", "QuantizeLinear", list(t.Do("clip", "", "Clip", list(x, t.Float(-127*s), t.Float(127*s))), t.Float(s), z))
+	t.out[0] = t.Do("float", "", "DequantizeLinear", list(q, t.Float(s), z))
 	t.codes[n.Out[0]] = coded{t.out[0], s}
 	return nil
 }
@@ -514,9 +476,9 @@ func (t *translator) matMul(n *op.Node, in []string, w []int) error {
 		if inside {
 			x, sx = made.rows, made.scale
 		} else {
-			x, y = t.do("rows", "", "DequantizeLinear", list(in[0], t.float(1), t.zero8())), t.name("unscaled:")
+			x, y = t.Do("rows", "", "DequantizeLinear", list(in[0], t.Float(1), t.zero8())), t.Name("unscaled:")
 			if o.Bias {
-				y, bias = t.name("unscaled:"), nil
+				y, bias = t.Name("unscaled:"), nil
 			}
 		}
 		sy := float32(127 * math.Sqrt(float64(o.K)) * m.longest() * float64(sx) / op.GridMax)
@@ -530,15 +492,15 @@ func (t *translator) matMul(n *op.Node, in []string, w []int) error {
 		if !inside {
 			scaled := t.out[0]
 			if o.Bias {
-				scaled = t.name("scaled:")
+				scaled = t.Name("scaled:")
 			}
-			t.add("scale", "", "Mul", list(y, in[1]), list(scaled))
+			t.Add("scale", "", "Mul", list(y, in[1]), list(scaled))
 			if o.Bias {
 				t.bias(scaled, w[1], turn, t.out[0])
 			}
 		}
 	case op.A16FW16:
-		x := t.do("half", "", "Cast", list(in[0]), onnx.Int("to", int64(onnx.Float16)))
+		x := t.Do("half", "", "Cast", list(in[0]), onnx.Int("to", int64(onnx.Float16)))
 		operands, kind := list(x, t.weight(fmt.Sprintf("w%d", j), onnx.Float16, m.values, int64(m.k), int64(m.n))), "MatMul"
 		if o.Bias {
 			half := make([]byte, 0, 2*len(bias))
@@ -551,18 +513,18 @@ func (t *translator) matMul(n *op.Node, in []string, w []int) error {
 			}
 			operands, kind = append(operands, t.weight(fmt.Sprintf("w%d", w[1]), onnx.Float16, half, int64(m.n))), "Gemm"
 		}
-		t.add("float", "", "Cast", list(t.do("", "", kind, operands)), t.out, onnx.Int("to", int64(onnx.Float32)))
+		t.Add("float", "", "Cast", list(t.Do("", "", kind, operands)), t.out, onnx.Int("to", int64(onnx.Float32)))
 	case op.A16FQ4B32:
 		// The NPU takes the operator with three dimensions only.
 		blocks := int64((m.k + 31) / 32)
 		x := t.reshape("batch", in[0], 1, int64(o.M), int64(o.K))
 		operands := list(x, t.weight(fmt.Sprintf("w%d", j), onnx.Uint8, m.values, int64(m.n), blocks, 16), t.weight(fmt.Sprintf("w%d.scale", j), onnx.Float32, bytesOf(m.scales), int64(m.n), blocks))
-		y := t.do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(m.k)), onnx.Int("N", int64(m.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
+		y := t.Do("", onnx.Contrib, "MatMulNBits", operands, onnx.Int("K", int64(m.k)), onnx.Int("N", int64(m.n)), onnx.Int("bits", 4), onnx.Int("block_size", 32))
 		product := t.out[0]
 		if o.Bias {
-			product = t.name("product:")
+			product = t.Name("product:")
 		}
-		t.add("rows", "", "Reshape", list(y, t.ints(int64(o.M), int64(o.N))), list(product))
+		t.Add("rows", "", "Reshape", list(y, t.Ints(int64(o.M), int64(o.N))), list(product))
 		if o.Bias {
 			t.bias(product, w[1], turn, t.out[0])
 		}
@@ -578,7 +540,7 @@ func (t *translator) bias(x string, w, turn int, y string) {
 	if turn > 0 {
 		row = permute(row, sorted(len(row), turn))
 	}
-	t.add("bias", "", "Add", list(x, t.weight(fmt.Sprintf("w%d", w), onnx.Float32, bytesOf(row), int64(len(row)))), list(y))
+	t.Add("bias", "", "Add", list(x, t.weight(fmt.Sprintf("w%d", w), onnx.Float32, bytesOf(row), int64(len(row)))), list(y))
 }
 
 // longest is the largest euclidean length of a column of 8-bit codes with its scale.
@@ -636,8 +598,8 @@ func (t *translator) integers(o op.Op, x string, sx float32, j int, m matrix, bi
 	if four {
 		typ, zero = onnx.Int4, make([]byte, (n+1)/2)
 	}
-	w := t.do("weight", "", "DequantizeLinear", list(t.weight(name, typ, m.values, int64(m.k), n), t.weight(name+".scale", onnx.Float32, bytesOf(m.scales), n),
-		t.constant(onnx.Tensor{Type: typ, Dims: []int64{n}, Raw: zero})), onnx.Int("axis", 1))
+	w := t.Do("weight", "", "DequantizeLinear", list(t.weight(name, typ, m.values, int64(m.k), n), t.weight(name+".scale", onnx.Float32, bytesOf(m.scales), n),
+		t.Constant(onnx.Tensor{Type: typ, Dims: []int64{n}, Raw: zero})), onnx.Int("axis", 1))
 	operands, kind := list(x, w), "MatMul"
 	if bias != nil {
 		codes, scales := make([]byte, 0, 4*n), make([]float32, n)
@@ -645,12 +607,12 @@ func (t *translator) integers(o op.Op, x string, sx float32, j int, m matrix, bi
 			scales[c] = sx * m.scales[c]
 			codes = binary.LittleEndian.AppendUint32(codes, uint32(int32(math.RoundToEven(float64(b)/float64(scales[c])))))
 		}
-		operands = append(operands, t.do("row", "", "DequantizeLinear", list(t.weight(name+".bias", onnx.Int32, codes, n), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), n),
-			t.constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{n}, Raw: make([]byte, 4*n)})), onnx.Int("axis", 0)))
+		operands = append(operands, t.Do("row", "", "DequantizeLinear", list(t.weight(name+".bias", onnx.Int32, codes, n), t.weight(name+".bias.scale", onnx.Float32, bytesOf(scales), n),
+			t.Constant(onnx.Tensor{Type: onnx.Int32, Dims: []int64{n}, Raw: make([]byte, 4*n)})), onnx.Int("axis", 0)))
 		kind = "Gemm"
 	}
-	s, z := t.float(sy), t.zero16()
-	t.add("float", "", "DequantizeLinear", list(t.do("codes", "", "QuantizeLinear", list(t.do("", "", kind, operands), s, z)), s, z), list(y))
+	s, z := t.Float(sy), t.zero16()
+	t.Add("float", "", "DequantizeLinear", list(t.Do("codes", "", "QuantizeLinear", list(t.Do("", "", kind, operands), s, z)), s, z), list(y))
 }
 
 // glu splits columns of gate and up, which alternate in turns unless their weight's were sorted.
@@ -660,14 +622,14 @@ func (t *translator) glu(o op.Op, name, x string) {
 	alternate := turns > 1 && t.turns[name] == 0
 	if alternate {
 		x = t.reshape("turns", x, rows*turns, 2*turn)
-		y = t.name("mul:")
+		y = t.Name("mul:")
 	}
-	gate, up, act := t.name("gate:"), t.name("up:"), t.name("act:")
-	t.add("split", "", "Split", list(x), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
+	gate, up, act := t.Name("gate:"), t.Name("up:"), t.Name("act:")
+	t.Add("split", "", "Split", list(x), list(gate, up), onnx.Int("axis", 1), onnx.Int("num_outputs", 2))
 	t.activate("act", o.Act, gate, act)
-	t.add("", "", "Mul", list(act, up), list(y))
+	t.Add("", "", "Mul", list(act, up), list(y))
 	if alternate {
-		t.add("columns", "", "Reshape", list(y, t.ints(rows, int64(o.N))), t.out)
+		t.Add("columns", "", "Reshape", list(y, t.Ints(rows, int64(o.N))), t.out)
 	}
 }
 
@@ -675,14 +637,14 @@ func (t *translator) glu(o op.Op, name, x string) {
 func (t *translator) activate(suffix, act, x, y string) {
 	switch act {
 	case op.ReLU:
-		t.add(suffix, "", "Relu", list(x), list(y))
+		t.Add(suffix, "", "Relu", list(x), list(y))
 	case op.SiLU:
-		t.add(suffix, "", "Mul", list(x, t.do("sigmoid", "", "Sigmoid", list(x))), list(y))
+		t.Add(suffix, "", "Mul", list(x, t.Do("sigmoid", "", "Sigmoid", list(x))), list(y))
 	default:
 		approximate := "none"
 		if act == op.GELUTanh {
 			approximate = "tanh"
 		}
-		t.add(suffix, "", "Gelu", list(x), list(y), onnx.String("approximate", approximate))
+		t.Add(suffix, "", "Gelu", list(x), list(y), onnx.String("approximate", approximate))
 	}
 }
