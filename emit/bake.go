@@ -23,14 +23,15 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 )
 
-// Event is progress of baking: a group of graphs with the weights of a layer begins or ends. Groups are numbered in the
-// plan's order; several are under way at once.
+// Event is progress of baking: all of it begins or ends (Groups is 0), or a group of graphs with the weights of a layer does.
+// Groups are numbered in the plan's order; several are under way at once.
 type Event struct {
 	Group, Groups int
 	Label         string   // "npu/layers.qkv, layer 3"
 	Graphs        []string // names of the artifacts' blobs
 	Done          bool
 	Cached        bool  // no compiler ran
+	Packed        bool  // its weights were packed, and its samples computed
 	Err           error // why none of it, or not all of it, was made
 }
 
@@ -39,6 +40,7 @@ type bakery struct {
 	compilers []driver.Compiler
 	oracle    driver.Driver // nil: nothing is tried
 	watch     func(Event)
+	memo      Memo              // nil: everything is computed
 	classes   map[string]string // of graphs, the name of the one that is tried
 }
 
@@ -87,39 +89,21 @@ func (c *Content) bake(ctx context.Context, b *bakery) ([]refusal, error) {
 	r := &round{content: c, bakery: b, bakers: bakers, refused: map[string]*refusal{}, proof: proof, facts: make([]*groupFacts, len(groups))}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// Weights are packed, and samples made, by one goroutine; others compile.
-	type order struct {
-		i int
-		w *weighed
-	}
-	orders := make(chan order)
+	orders := make(chan int)
 	var wg sync.WaitGroup
 	for range min(workers(), len(groups)) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			for o := range orders {
-				if err := r.group(ctx, o.i, len(groups), &groups[o.i], o.w); err != nil {
-					cancel(err)
-				}
-				if err := o.w.close(); err != nil {
+			for i := range orders {
+				if err := r.group(ctx, i, len(groups), &groups[i]); err != nil {
 					cancel(err)
 				}
 			}
 		}()
 	}
-	for i := range groups {
-		w, err := r.weigh(ctx, &groups[i])
-		if err != nil {
-			cancel(err)
-		}
-		if ctx.Err() != nil {
-			if w != nil {
-				_ = w.close()
-			}
-			break
-		}
-		orders <- order{i, w}
+	for i := 0; i < len(groups) && ctx.Err() == nil; i++ {
+		orders <- i
 	}
 	close(orders)
 	wg.Wait()
@@ -167,6 +151,8 @@ type round struct {
 	bakers map[string]driver.Baker
 	proof  *proof
 
+	weighing sync.Mutex // weights are packed, and samples made, for one group at a time: they use all cores
+
 	mu      sync.Mutex
 	refused map[string]*refusal // by graph
 	facts   []*groupFacts
@@ -209,6 +195,113 @@ func (w *weighed) close() error {
 		return nil
 	}
 	return w.region.Close()
+}
+
+// digests identify what a group reads.
+type digests struct {
+	Weights string   `json:"weights"`
+	Samples []string `json:"samples"` // of each graph, "" for none
+}
+
+func (w *weighed) digests() digests {
+	d := digests{Weights: w.weights.Digest()}
+	for _, s := range w.samples {
+		if s == nil {
+			d.Samples = append(d.Samples, "")
+		} else {
+			d.Samples = append(d.Samples, driver.SampleDigest(s.in))
+		}
+	}
+	return d
+}
+
+// scales are what a group reads, packed when it is needed.
+type scales struct {
+	round  *round
+	group  *planir.Baking
+	key    string
+	known  digests
+	once   sync.Once
+	loaded *weighed
+	err    error
+}
+
+// errForgotten says that a memo does not fit what was made.
+var errForgotten = errors.New("the memo is of other weights")
+
+// scales returns those of a group, and its digests from the memo, for which the weights are not packed.
+func (r *round) scales(ctx context.Context, g *planir.Baking) (*scales, error) {
+	s := &scales{round: r, group: g}
+	var err error
+	if s.key, err = r.recipe(g); err != nil {
+		return nil, err
+	}
+	if r.memo != nil {
+		if text, ok := r.memo.Recall(s.key); ok && json.Unmarshal(text, &s.known) == nil && len(s.known.Samples) == len(g.Graphs) {
+			return s, nil
+		}
+	}
+	s.known = digests{}
+	w, err := s.weigh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.known = w.digests()
+	return s, s.remember()
+}
+
+func (s *scales) remember() error {
+	if s.round.memo == nil {
+		return nil
+	}
+	text, err := json.Marshal(s.known)
+	if err != nil {
+		return err
+	}
+	return s.round.memo.Keep(s.key, text)
+}
+
+// weigh packs the weights, unless they are.
+func (s *scales) weigh(ctx context.Context) (*weighed, error) {
+	s.once.Do(func() {
+		s.round.weighing.Lock()
+		defer s.round.weighing.Unlock()
+		if s.err = ctx.Err(); s.err == nil {
+			s.loaded, s.err = s.round.weigh(ctx, s.group)
+		}
+		if s.err != nil || s.known.Weights == "" {
+			return
+		}
+		if d := s.loaded.digests(); d.Weights != s.known.Weights || !slices.Equal(d.Samples, s.known.Samples) {
+			s.known, s.err = d, errForgotten
+		}
+	})
+	return s.loaded, s.err
+}
+
+// recipe names everything that decides what a group reads: the model with the calibration, and what of them is packed how.
+// What packs them is the program, which the memo stands for.
+func (r *round) recipe(g *planir.Baking) (string, error) {
+	c := r.content
+	digest, err := c.model.Digest()
+	if err != nil {
+		return "", err
+	}
+	list := []any{digest, c.plan.Calibration(), g.Layer, r.oracle != nil}
+	for _, ref := range g.W {
+		i := slices.IndexFunc(c.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
+		k := &c.plan.Program.Packs[i]
+		list = append(list, k, c.weight(planir.Placement{Pack: k}), ref)
+	}
+	for _, graph := range g.Graphs {
+		name := planir.LayerBlob(graph.Artifact, g.Layer)
+		list = append(list, &graph.Graph, r.classes[name] == name)
+	}
+	h := sha256.New()
+	if err := json.NewEncoder(h).Encode(list); err != nil {
+		return "", err
+	}
+	return "weights " + hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // weigh packs what a group reads.
@@ -272,26 +365,49 @@ func label(g *planir.Baking) string {
 }
 
 // group bakes one group. What its compiler refuses is noted; an error is anything else.
-func (r *round) group(ctx context.Context, i, of int, g *planir.Baking, w *weighed) error {
+func (r *round) group(ctx context.Context, i, of int, g *planir.Baking) (err error) {
 	if ctx.Err() != nil {
 		return nil
 	}
+	s, err := r.scales(ctx, g)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.loaded.close()) }()
+	if err = r.bakeGroup(ctx, i, of, g, s); errors.Is(err, errForgotten) {
+		if err = s.remember(); err == nil {
+			s.err = nil
+			err = r.bakeGroup(ctx, i, of, g, s)
+		}
+	}
+	return err
+}
+
+// bakeGroup is group with what it reads.
+func (r *round) bakeGroup(ctx context.Context, i, of int, g *planir.Baking, s *scales) error {
 	e := Event{Group: i, Groups: of, Label: label(g)}
 	// A graph that another layer's weights could not be compiled into is not tried again.
 	var graphs []*planir.Graph
 	var pieces []driver.Piece
-	var samples []*sample
+	var places []int // of graphs among those of the group
 	r.mu.Lock()
 	for k, graph := range g.Graphs {
 		if x := r.refused[graph.Name]; x != nil && x.layer < g.Layer {
 			continue
 		}
 		name := planir.LayerBlob(graph.Artifact, g.Layer)
-		p := driver.Piece{Name: name, Graph: graph.Graph, Weights: named(w.weights, graph.Graph.Weights)}
-		if w.samples[k] != nil {
-			p.Sample = w.samples[k].in
-		}
-		graphs, pieces, samples = append(graphs, graph), append(pieces, p), append(samples, w.samples[k])
+		later := &driver.Later{Weights: s.known.Weights, Sample: s.known.Samples[k], Make: func() (driver.Weights, [][]byte, error) {
+			w, err := s.weigh(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			var in [][]byte
+			if x := w.samples[k]; x != nil {
+				in = x.in
+			}
+			return named(w.weights, graph.Graph.Weights), in, nil
+		}}
+		graphs, pieces, places = append(graphs, graph), append(pieces, driver.Piece{Name: name, Graph: graph.Graph, Later: later}), append(places, k)
 		e.Graphs = append(e.Graphs, name)
 	}
 	r.mu.Unlock()
@@ -303,6 +419,9 @@ func (r *round) group(ctx context.Context, i, of int, g *planir.Baking, w *weigh
 	baked, err := r.bakers[g.Proc].Bake(ctx, pieces, bakingFor(r.content.plan.Proc(g.Proc)))
 	if ctx.Err() != nil {
 		return nil // whoever ended it says why
+	}
+	if s.err != nil {
+		return s.err
 	}
 	var refused *driver.Refused
 	switch {
@@ -346,8 +465,11 @@ func (r *round) group(ctx context.Context, i, of int, g *planir.Baking, w *weigh
 		if r.oracle != nil {
 			gf.tried = r.classes[pieces[k].Name]
 		}
-		if samples[k] != nil {
-			if gf.trial, err = samples[k].judge(&graphs[k].Graph, a); err != nil {
+		if s.known.Samples[places[k]] != "" {
+			if gf.trial, err = s.judge(ctx, places[k], a); err != nil {
+				if s.err != nil {
+					return s.err
+				}
 				r.refuse(graphs[k], g.Layer, err)
 				e.Err = err
 			}
@@ -355,9 +477,39 @@ func (r *round) group(ctx context.Context, i, of int, g *planir.Baking, w *weigh
 		f.graphs = append(f.graphs, gf)
 	}
 	r.facts[i] = f
-	e.Cached = baked.Cached
+	e.Cached, e.Packed = baked.Cached, s.loaded != nil
 	r.tell(e)
 	return nil
+}
+
+// judge compares what was computed of the sample of the group's graph k. The errors of a graph within its bound are remembered,
+// so that the reference is not computed again.
+func (s *scales) judge(ctx context.Context, k int, a *driver.BakedArtifact) (*trial, error) {
+	g := &s.group.Graphs[k].Graph
+	key := fmt.Sprintf("trial %d of %s on %s and %s", k, s.key, driver.SampleDigest(a.Emulated), driver.SampleDigest(a.Portable))
+	if s.round.memo != nil {
+		var known [2]float64
+		if text, ok := s.round.memo.Recall(key); ok && json.Unmarshal(text, &known) == nil {
+			t := &trial{known[0], known[1], boundOf(g)}
+			return t, t.err()
+		}
+	}
+	w, err := s.weigh(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := w.samples[k].judge(g, a)
+	if err != nil || s.round.memo == nil {
+		return t, err
+	}
+	text, err := json.Marshal([2]float64{t.float, t.portable})
+	if err == nil {
+		err = s.round.memo.Keep(key, text)
+	}
+	if err != nil {
+		s.err = err // no fault of the graph
+	}
+	return t, err
 }
 
 // concernsAll reports an error that no other processor helps against.
@@ -408,7 +560,12 @@ func named(w driver.Weights, specs []op.WeightSpec) driver.Weights {
 // content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil when
 // nothing is baked.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
-	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch}
+	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch, memo: o.Memo}
+	stage := func(done bool) {
+		if b.watch != nil {
+			b.watch(Event{Done: done})
+		}
+	}
 	g := o.Model.Graph()
 	var fallen []planir.Fallback
 	for {
@@ -434,7 +591,9 @@ func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 			if err = c.compile(ctx, o.Compilers); err != nil {
 				return nil, nil, errors.Join(err, c.Close())
 			}
+			stage(false)
 			refused, err := c.bake(ctx, b)
+			stage(true)
 			if err != nil {
 				return nil, nil, errors.Join(err, c.Close())
 			}

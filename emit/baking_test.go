@@ -173,7 +173,11 @@ func TestBakedBundlesCompute(t *testing.T) {
 		path := filepath.Join(dir, "x.hetb")
 		var events sync.Map
 		o := k.options(emulator)
-		o.Watch = func(e Event) { events.Store(e.Group, e.Done) }
+		o.Watch = func(e Event) {
+			if e.Groups > 0 {
+				events.Store(e.Group, e.Done)
+			}
+		}
 		if _, err := Emit(context.Background(), path, o); err != nil {
 			t.Fatal(err)
 		}
@@ -260,6 +264,83 @@ func TestBakedBundlesCompute(t *testing.T) {
 			}
 		}
 	}
+}
+
+// notes is a Memo in memory.
+type notes struct {
+	mu  sync.Mutex
+	all map[string][]byte
+}
+
+func (n *notes) Recall(key string) ([]byte, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b, ok := n.all[key]
+	return b, ok
+}
+
+func (n *notes) Keep(key string, b []byte) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all[key] = b
+	return nil
+}
+
+// What the memo and the compiler know is neither packed nor tried again, and a memo that is wrong changes nothing.
+func TestMemo(t *testing.T) {
+	k := newKit(t)
+	k.baker.Keep = map[string]*driver.Baked{}
+	path := filepath.Join(t.TempDir(), "x.hetb")
+	n := &notes{all: map[string][]byte{}}
+	var mu sync.Mutex
+	emit := func(memo Memo) (data []byte, packed, cached int) {
+		t.Helper()
+		o := k.options(false)
+		o.Memo = memo
+		o.Watch = func(e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Packed {
+				packed++
+			}
+			if e.Cached {
+				cached++
+			}
+		}
+		if _, err := Emit(context.Background(), path, o); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data, packed, cached
+	}
+	first, groups, cached := emit(n)
+	if groups == 0 || cached != 0 {
+		t.Fatalf("first: %d groups packed, %d from the cache", groups, cached)
+	}
+	check := func(what string, memo Memo, wantPacked, wantCached int) {
+		t.Helper()
+		data, packed, cached := emit(memo)
+		if packed != wantPacked || cached != wantCached || !bytes.Equal(data, first) {
+			t.Errorf("%s: %d packed, want %d, %d from the cache, want %d; same bytes: %v", what, packed, wantPacked, cached, wantCached, bytes.Equal(data, first))
+		}
+	}
+	check("second", n, 0, groups)
+	check("no memo", nil, groups, groups)
+	for key, b := range n.all { // digests of other weights; numbers that are none
+		if strings.HasPrefix(key, "weights ") {
+			i := bytes.IndexByte(b, ':') + 2
+			b[i] ^= 1
+		} else {
+			n.all[key] = []byte("[")
+		}
+	}
+	check("wrong memo", n, groups, groups)
+	check("mended memo", n, 0, groups)
+	clear(k.baker.Keep)
+	check("nothing kept", n, groups, 0)
 }
 
 // The same inputs give the same bytes, whatever compiles first.

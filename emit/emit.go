@@ -32,6 +32,7 @@ type Options struct {
 	AllowFallback bool          // what the target does not execute, or its compiler refuses, goes to the control processor
 	Oracle        driver.Driver // computes what samples of baked graphs are compared with, in float32; nil: none is made
 	Watch         func(Event)   // told about what is baked, by several goroutines; nil: nobody
+	Memo          Memo          // what was packed and tried before is not packed and tried again, as far as compilers keep what they made; nil: it is
 	TwinReport    *Report       // of the twin, whose digests the report repeats; nil: those of graphs that were tried alone
 
 	Reference bool              // add a reference program with its own weights, for hetrun --check
@@ -45,6 +46,14 @@ type Options struct {
 	Toolchain       string // version of hetc
 	NotAfter        int64  // Unix seconds, 0: never
 	IssuedAt        int64  // Unix seconds, 0: not stated
+}
+
+// Memo remembers short results under keys of everything that they depend on but the program itself and the machine, of which
+// it must tell different ones apart. Emit asks it from several goroutines.
+type Memo interface {
+	// Recall returns a result that was kept; what is lost or damaged was not.
+	Recall(key string) ([]byte, bool)
+	Keep(key string, result []byte) error
 }
 
 // Names of blobs that hetrun looks for.

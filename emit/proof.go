@@ -491,7 +491,7 @@ func (s *sample) judge(g *op.Graph, a *driver.BakedArtifact) (*trial, error) {
 	if len(a.Emulated) != len(g.Outputs) || len(a.Portable) != len(g.Outputs) {
 		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d", len(a.Emulated), len(a.Portable), len(g.Outputs))
 	}
-	emulated, portable, err := s.values(g, a.Emulated), s.values(g, a.Portable), error(nil)
+	emulated, portable := s.values(g, a.Emulated), s.values(g, a.Portable)
 	var got, want, other []float32
 	for i := range g.Outputs {
 		if s.want[i] == nil {
@@ -503,6 +503,11 @@ func (s *sample) judge(g *op.Graph, a *driver.BakedArtifact) (*trial, error) {
 		got, want, other = append(got, emulated[i]...), append(want, s.want[i]...), append(other, portable[i]...)
 	}
 	t.float, t.portable = relative(got, want), relative(got, other)
+	return t, t.err()
+}
+
+// err refuses a graph beyond its bound.
+func (t *trial) err() error {
 	var wrong []string
 	if !(t.float <= t.bound.float) {
 		wrong = append(wrong, fmt.Sprintf("%.2g from float32, want at most %.2g", t.float, t.bound.float))
@@ -510,10 +515,10 @@ func (s *sample) judge(g *op.Graph, a *driver.BakedArtifact) (*trial, error) {
 	if !(t.portable <= t.bound.portable) {
 		wrong = append(wrong, fmt.Sprintf("%.2g from the uncompiled model in another engine, want at most %.2g", t.portable, t.bound.portable))
 	}
-	if len(wrong) > 0 {
-		err = diag.New(diag.ClassRun, "executed by the emulator it differs by a relative error of %s", strings.Join(wrong, ", and "))
+	if len(wrong) == 0 {
+		return nil
 	}
-	return t, err
+	return diag.New(diag.ClassRun, "executed by the emulator it differs by a relative error of %s", strings.Join(wrong, ", and "))
 }
 
 // values are the outputs as numbers; quantised rows as what they stand for.

@@ -89,12 +89,13 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 			if err := target.apply(c.Context(), &o, machine); err != nil {
 				return err
 			}
-			progress := &bakes{s: s}
+			progress := newBakes(s)
 			o.Watch = progress.watch
 			id, err := emitPlan(c.Context(), out, o, machine)
 			if err != nil {
 				return err
 			}
+			progress.written()
 			u, err := bundle.Inspect(out)
 			if err != nil {
 				return fmt.Errorf("read back: %w", err)
@@ -145,7 +146,7 @@ func readCalibration(path string) (*calibration.Calibration, error) {
 
 // emitPlan checks the plan of o for its model, and for the machine where there is one, and writes a bundle
 // for that machine.
-func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (bundle.Digest, error) {
+func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
 	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
 		return bundle.Digest{}, err
 	}
@@ -155,6 +156,18 @@ func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.So
 		if _, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS); err != nil {
 			return bundle.Digest{}, fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
 		}
+	}
+	m, err := openMemo(&o)
+	if err != nil {
+		return bundle.Digest{}, err
+	}
+	if m != nil {
+		o.Memo = m
+		defer func() {
+			if e := m.cache.Close(); err == nil {
+				err = e
+			}
+		}()
 	}
 	return emit.Emit(ctx, path, o)
 }

@@ -180,33 +180,45 @@ type bakes struct {
 	begun map[int]time.Time
 	order []string
 	sums  map[string]*bakeSum // by the graphs' name
-	since time.Time           // that something is being compiled
-	took  time.Duration       // that anything was
+	since time.Time           // that the stage that is under way began
+	check time.Duration       // before anything is compiled
+	took  time.Duration       // packing, compiling and trying
+	write time.Duration       // the bundle
 }
 
 type bakeSum struct {
-	groups, graphs, cached int
-	took                   time.Duration
+	groups, graphs, cached, packed int
+	took                           time.Duration
 }
+
+func newBakes(s *cli.Streams) *bakes {
+	return &bakes{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
+}
+
+// stage adds what passed since the last one to d.
+func (b *bakes) stage(d *time.Duration) {
+	now := time.Now()
+	*d += now.Sub(b.since)
+	b.since = now
+}
+
+func (b *bakes) written() { b.stage(&b.write) }
 
 func (b *bakes) watch(e emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	if b.begun == nil {
-		b.begun, b.sums = map[int]time.Time{}, map[string]*bakeSum{}
-	}
-	if !e.Done {
-		if len(b.begun) == 0 {
-			b.since = now
-		}
-		b.begun[e.Group] = now
+	switch {
+	case e.Groups == 0 && e.Done:
+		b.stage(&b.took)
+		return
+	case e.Groups == 0:
+		b.stage(&b.check)
+		return
+	case !e.Done:
+		b.begun[e.Group] = time.Now()
 		return
 	}
-	took := now.Sub(b.begun[e.Group])
-	if delete(b.begun, e.Group); len(b.begun) == 0 {
-		b.took += now.Sub(b.since)
-	}
+	took := time.Since(b.begun[e.Group])
 	name, _, _ := strings.Cut(e.Label, ", ")
 	sum := b.sums[name]
 	if sum == nil {
@@ -216,6 +228,9 @@ func (b *bakes) watch(e emit.Event) {
 	sum.groups++
 	sum.graphs += len(e.Graphs)
 	sum.took += took
+	if e.Packed {
+		sum.packed++
+	}
 	from := ""
 	if e.Cached {
 		sum.cached++
@@ -232,22 +247,26 @@ func (b *bakes) watch(e emit.Event) {
 // show prints what compiling took. Times are of this run and stand in no file.
 func (b *bakes) show() map[string]any {
 	var rows [][]string
-	groups, cached := 0, 0
+	groups, cached, packed := 0, 0, 0
 	slices.Sort(b.order)
 	for _, name := range b.order {
 		x := b.sums[name]
-		groups, cached = groups+x.groups, cached+x.cached
+		groups, cached, packed = groups+x.groups, cached+x.cached, packed+x.packed
 		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
 			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
 		}
-		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), fmt.Sprintf("%.1f", x.took.Seconds())})
+		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), strconv.Itoa(x.packed), fmt.Sprintf("%.1f", x.took.Seconds())})
 	}
 	if groups == 0 {
 		return nil
 	}
-	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">seconds"}, rows)
-	b.s.Printf("compiled %d groups in %.2f s, %d from the cache; graphs of the same weights at several numbers of rows are one group\n\n", groups, b.took.Seconds(), cached)
-	return map[string]any{"groups": groups, "cached": cached, "seconds": b.took.Seconds()}
+	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"}, rows)
+	b.s.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights at several numbers of rows are one group\n", groups, b.took.Seconds(), cached, packed)
+	b.s.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n", b.check.Seconds(), b.took.Seconds(), b.write.Seconds())
+	return map[string]any{
+		"groups": groups, "cached": cached, "packed": packed, "seconds": b.took.Seconds(),
+		"check_seconds": b.check.Seconds(), "write_seconds": b.write.Seconds(),
+	}
 }
 
 // claimedBlob is a blob of a bundle file that nobody has verified, nil when there is none of that name and at most that size.

@@ -251,12 +251,39 @@ func (c *Cache) Get(k Key) (*Entry, error) {
 	}
 	if got != d || n != bytes {
 		f.Close()
-		if !c.o.ReadOnly {
-			os.Remove(path)
-		}
-		return nil, fmt.Errorf("%w: %w", ErrMissing, ErrCorrupt)
+		return nil, c.damaged(path)
 	}
 	return &Entry{Digest: d, Bytes: n, file: f}, nil
+}
+
+// Read returns the content of a key, which is read and checked once. Its errors are those of Get.
+func (c *Cache) Read(k Key) ([]byte, error) {
+	d, bytes, ok, err := c.Sum(k)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, ErrMissing
+	}
+	path := c.dataPath(d)
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, ErrMissing
+	case err != nil:
+		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
+	case int64(len(data)) != bytes || Digest(sha256.Sum256(data)) != d:
+		return nil, c.damaged(path)
+	}
+	return data, nil
+}
+
+// damaged removes a content that is not what its name says.
+func (c *Cache) damaged(path string) error {
+	if !c.o.ReadOnly {
+		os.Remove(path)
+	}
+	return fmt.Errorf("%w: %w", ErrMissing, ErrCorrupt)
 }
 
 func sum(f *os.File) (d Digest, n int64, err error) {

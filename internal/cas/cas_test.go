@@ -224,6 +224,12 @@ func TestCorruption(t *testing.T) {
 			if !errors.Is(err, ErrMissing) {
 				t.Fatalf("%s, %s: %v, want ErrMissing", kind, name, err)
 			}
+			if err := os.WriteFile(path, damage(bytes.Clone(whole)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if b, again := c.Read(k); b != nil || !errors.Is(again, ErrMissing) || errors.Is(again, ErrCorrupt) != errors.Is(err, ErrCorrupt) {
+				t.Fatalf("%s, %s: read %q and %v, got %v", kind, name, b, again, err)
+			}
 			if kind == "data" && !errors.Is(err, ErrCorrupt) {
 				t.Fatalf("%s, %s: %v, want ErrCorrupt too", kind, name, err)
 			}

@@ -8,6 +8,8 @@ package driver
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -301,6 +303,50 @@ type Piece struct {
 	Graph   op.Graph
 	Weights Weights  // in the layouts of Target's processor
 	Sample  [][]byte // values of the graph's inputs, dense, on which the artifact is to be tried; nil: it is not
+	Later   *Later   // if set, stands for Weights and Sample, which are nil
+}
+
+// Later is weights and a sample that are made when they are needed: whoever kept what became of them knows them by
+// their digests.
+type Later struct {
+	Weights string // Weights.Digest
+	Sample  string // SampleDigest, "" for none
+	Make    func() (Weights, [][]byte, error)
+}
+
+// Now returns the piece's weights and its sample, which are made if they are not there yet.
+func (p *Piece) Now() (Weights, [][]byte, error) {
+	if p.Later == nil {
+		return p.Weights, p.Sample, nil
+	}
+	return p.Later.Make()
+}
+
+// Digest identifies the bytes of weights, in hex; not their names.
+func (w Weights) Digest() string {
+	parts := make([][]byte, len(w))
+	for i := range w {
+		parts[i] = w[i].Bytes
+	}
+	return digest(parts)
+}
+
+// SampleDigest identifies a sample, in hex; "" for none.
+func SampleDigest(sample [][]byte) string {
+	if sample == nil {
+		return ""
+	}
+	return digest(sample)
+}
+
+// digest is the SHA-256 of the SHA-256s of parts.
+func digest(parts [][]byte) string {
+	h := sha256.New()
+	for _, b := range parts {
+		sum := sha256.Sum256(b)
+		h.Write(sum[:])
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // Baked is what a Baker made of a group.

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,15 +108,21 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 	if err != nil {
 		return fail(err)
 	}
-	tools, err := c.tools(ctx, to)
+	cache, err := c.cache()
 	if err != nil {
 		return fail(err)
 	}
-	b := &batch{compiler: c, tools: tools, to: to, group: group, refused: map[int]error{},
+	if cache != nil {
+		defer cache.Close()
+	}
+	tools, err := c.tools(ctx, to, cache)
+	if err != nil {
+		return fail(err)
+	}
+	b := &batch{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
 		baked: driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}}
-	sums := map[*byte]string{}
 	for i := range group {
-		one, err := prepare(&group[i], sums)
+		one, err := prepare(&group[i])
 		if err != nil {
 			b.refuse(i, err)
 		}
@@ -144,6 +149,7 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 // batch is a group in the making.
 type batch struct {
 	*compiler
+	cache   *cas.Cache // nil: none
 	tools   *toolchain
 	to      target
 	group   []driver.Piece
@@ -175,7 +181,7 @@ func (b *batch) alone(ctx context.Context, i int) (*result, error) {
 		return nil, nil
 	}
 	r, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
-	if r != nil && b.group[i].Sample != nil {
+	if r != nil && b.jobs[i].sampleDigest != "" {
 		b.baked.Artifacts[i].Emulated, b.baked.Artifacts[i].Portable = r.Emulated, r.Portable
 	}
 	return r, err
@@ -216,7 +222,7 @@ func (b *batch) shared(ctx context.Context) error {
 		break
 	}
 	for _, i := range order {
-		if b.group[i].Sample == nil {
+		if b.jobs[i].sampleDigest == "" {
 			continue
 		}
 		token := b.baked.Token
@@ -235,7 +241,7 @@ func (b *batch) shared(ctx context.Context) error {
 // run compiles jobs, which are the pieces order, in one process. Where one of them is to blame it is refused, and there
 // is no result.
 func (b *batch) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
-	r, err := b.compile(ctx, b.tools, b.to, jobs, shared)
+	r, err := b.compile(ctx, jobs, shared)
 	var at *graphError
 	switch {
 	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
@@ -334,15 +340,16 @@ func (t target) matches(a *answer, token string) error {
 
 // job is one graph to compile.
 type job struct {
-	piece  *driver.Piece
-	sample [][]byte
-	digest string // of graph and weights
+	piece        *driver.Piece
+	digest       string // of graph and weights
+	sampleDigest string // "": it is not tried
+	sample       [][]byte
 	*source
 }
 
 func (j *job) untried() *job {
 	n := *j
-	n.sample = nil
+	n.sampleDigest = ""
 	return &n
 }
 
@@ -350,37 +357,49 @@ func (j *job) untried() *job {
 // nothing is taken from a cache that was made of others.
 const translation = "1"
 
-// prepare makes the job of a piece; what is in the cache is not translated. sums are digests of weights that were seen.
-func prepare(p *driver.Piece, sums map[*byte]string) (*job, error) {
+// prepare makes the job of a piece; what is in the cache is not translated, and its weights need not be there.
+func prepare(p *driver.Piece) (*job, error) {
 	if err := p.Graph.Validate(); err != nil {
 		return nil, diag.New(diag.ClassInput, "%w", err)
-	}
-	if p.Sample != nil && len(p.Sample) != len(p.Graph.Inputs) {
-		return nil, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(p.Sample), len(p.Graph.Inputs))
-	}
-	for k, b := range p.Sample {
-		v := p.Graph.Inputs[k]
-		if want := v.Rows * v.Cols * v.Type.Bytes(); len(b) != want {
-			return nil, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", k, len(b), want)
-		}
 	}
 	text, err := json.Marshal(&p.Graph)
 	if err != nil { // a NaN
 		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
+	later := p.Later
+	if later == nil {
+		later = &driver.Later{Weights: p.Weights.Digest(), Sample: driver.SampleDigest(p.Sample)}
+	}
 	h := sha256.New()
 	h.Write(text)
-	for _, w := range p.Weights {
-		var at *byte
-		if len(w.Bytes) > 0 {
-			at = &w.Bytes[0]
-		}
-		if sums[at] == "" {
-			sums[at] = fmt.Sprintf("%d %x", len(w.Bytes), sha256.Sum256(w.Bytes))
-		}
-		fmt.Fprintln(h, sums[at])
+	fmt.Fprintln(h, later.Weights)
+	return &job{piece: p, digest: hex.EncodeToString(h.Sum(nil)), sampleDigest: later.Sample}, nil
+}
+
+// ready makes what the compiler reads. A graphError says that graph i is to blame.
+func (j *job) ready(i int) error {
+	weights, sample, err := j.piece.Now()
+	if err != nil {
+		return err
 	}
-	return &job{piece: p, sample: p.Sample, digest: hex.EncodeToString(h.Sum(nil))}, nil
+	if j.source, err = translate(&j.piece.Graph, weights); err != nil {
+		return &graphError{i, err}
+	}
+	if j.sampleDigest == "" {
+		return nil
+	}
+	inputs := j.piece.Graph.Inputs
+	if len(sample) != len(inputs) {
+		return &graphError{i, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(sample), len(inputs))}
+	}
+	for k, b := range sample {
+		v := inputs[k]
+		if want := v.Rows * v.Cols * v.Type.Bytes(); len(b) != want {
+			return &graphError{i, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", k, len(b), want)}
+		}
+	}
+	j.sample = sample
+	return nil
 }
 
 // result is what a process made; it is what the cache keeps.
@@ -403,32 +422,19 @@ func (e *graphError) Error() string { return e.err.Error() }
 func (e *graphError) Unwrap() error { return e.err }
 
 // compile is what a process makes of jobs, from the cache if it is there.
-func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, jobs []*job, shared bool) (*result, error) {
+func (b *batch) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	parts := []string{translation, tools.key, fmt.Sprint(to.options()), fmt.Sprint(shared)}
+	parts := []string{translation, b.tools.key, fmt.Sprint(b.to.options()), fmt.Sprint(shared)}
 	for _, j := range jobs {
-		parts = append(parts, j.digest)
-		if j.sample != nil {
-			h := sha256.New()
-			for _, b := range j.sample {
-				h.Write(b)
-			}
-			parts = append(parts, "sample", hex.EncodeToString(h.Sum(nil)))
-		}
+		parts = append(parts, j.digest, "sample", j.sampleDigest)
 	}
 	key := cas.KeyOf("qnn", parts...)
-	cache, err := c.cache()
-	if err != nil {
-		return nil, err
-	}
-	if cache != nil {
-		defer cache.Close()
-		if e, err := cache.Get(key); err == nil {
-			r, err := decode(e, len(jobs))
-			e.Close()
-			if err == nil {
+	if b.cache != nil {
+		data, err := b.cache.Read(key)
+		if err == nil {
+			if r, err := decode(data, len(jobs)); err == nil {
 				r.cached = true
 				return r, nil
 			}
@@ -437,16 +443,16 @@ func (c *compiler) compile(ctx context.Context, tools *toolchain, to target, job
 		}
 	}
 	for i, j := range jobs {
-		if j.source, err = translate(&j.piece.Graph, j.piece.Weights); err != nil {
-			return nil, &graphError{i, err}
+		if err := j.ready(i); err != nil {
+			return nil, err
 		}
 	}
-	r, err := c.start(ctx, tools, to, jobs, shared)
+	r, err := b.start(ctx, b.tools, b.to, jobs, shared)
 	if err != nil {
 		return nil, err
 	}
-	if cache != nil {
-		e, err := cache.Put(key, r.write)
+	if b.cache != nil {
+		e, err := b.cache.Put(key, r.write)
 		if err != nil {
 			return nil, err
 		}
@@ -491,11 +497,7 @@ func (r *result) write(path string) error {
 }
 
 // decode reads a result back, without copying its parts. One that this version of hetc does not understand is made again.
-func decode(e *cas.Entry, graphs int) (*result, error) {
-	b, err := e.Data(math.MaxInt64)
-	if err != nil {
-		return nil, err
-	}
+func decode(b []byte, graphs int) (*result, error) {
 	short := errors.New("it is too short")
 	if len(b) < 8 {
 		return nil, short
@@ -725,7 +727,7 @@ type toolchain struct {
 }
 
 // tools finds a target's libraries, once.
-func (c *compiler) tools(ctx context.Context, to target) (*toolchain, error) {
+func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*toolchain, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]string{to.library, to.ort}
@@ -759,7 +761,7 @@ func (c *compiler) tools(ctx context.Context, to target) (*toolchain, error) {
 	}
 	list := []string{ort.Version}
 	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, t.system} {
-		d, err := c.digest(ctx, path)
+		d, err := digest(ctx, path, cache)
 		if err != nil {
 			return nil, err
 		}
@@ -771,7 +773,7 @@ func (c *compiler) tools(ctx context.Context, to target) (*toolchain, error) {
 }
 
 // digest is that of a library's file. It is remembered for its path, size and time of change: these files are large.
-func (c *compiler) digest(ctx context.Context, path string) (string, error) {
+func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) {
 	fail := func(err error) (string, error) {
 		return "", &driver.Unavailable{Driver: name, Found: fmt.Sprintf("library %q: %v", path, err), Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 	}
@@ -788,12 +790,7 @@ func (c *compiler) digest(ctx context.Context, path string) (string, error) {
 		return fail(err)
 	}
 	key := cas.KeyOf("library", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
-	cache, err := c.cache()
-	if err != nil {
-		return "", err
-	}
 	if cache != nil {
-		defer cache.Close()
 		if d, _, ok, err := cache.Sum(key); err == nil && ok {
 			return d.String(), nil
 		}

@@ -218,7 +218,7 @@ func TestTranslateRefuses(t *testing.T) {
 		"a passed input":     {change(act, func(p *piece) { p.Graph.Outputs = append(p.Graph.Outputs, p.Graph.Inputs[0]) }), `output "x" is an input that no node writes`},
 		"half precision":     {change(act, func(p *piece) { p.Graph.Inputs[0].Type = op.F16 }), "f16"},
 	} {
-		_, err := prepare(&c.p, map[*byte]string{})
+		_, err := prepare(&c.p)
 		if err == nil {
 			_, err = translate(&c.p.Graph, c.p.Weights)
 		}

@@ -215,6 +215,25 @@ func TestCache(t *testing.T) {
 	if again := bake(renamed, gen3(false), 0); !reflect.DeepEqual(again, first) {
 		t.Errorf("got %+v, want %+v", again, first)
 	}
+	// Weights that are known by their digest are not made, as long as nothing is to be compiled.
+	made := 0
+	later := func(x string) []driver.Piece {
+		out := pieces(t, 4, 1)
+		for i := range out {
+			w := out[i].Weights
+			out[i].Later, out[i].Weights = &driver.Later{Weights: w.Digest() + x, Make: func() (driver.Weights, [][]byte, error) {
+				made++
+				return w, nil, nil
+			}}, nil
+		}
+		return out
+	}
+	if again := bake(later(""), gen3(false), 0); made != 0 || !reflect.DeepEqual(again, first) {
+		t.Errorf("weights were made %d times for %+v", made, again)
+	}
+	if bake(later("0"), gen3(false), 1); made != 2 {
+		t.Errorf("weights were made %d times for two graphs", made)
+	}
 	bake(group, gen3(true), 2)
 	bake(group[1:], gen3(true), 0)
 	other := gen3(true)
