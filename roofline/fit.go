@@ -3,9 +3,11 @@ package roofline
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
@@ -17,7 +19,10 @@ import (
 // Fit makes the costs of a SoC from its measurements. What the record lacks of a processor as a whole
 // (launch, bandwidth, hand-over) is taken from the SoC description and marked bound; operators are only
 // ever predicted from measurements of their kind. Held-out measurements are left alone.
-func Fit(s *socs.SoC, set *record.Set) (*Costs, error) {
+func Fit(s *socs.SoC, set *record.Set) (*Costs, error) { return fit(s, set, nil) }
+
+// fit takes the families of known over, whose measurements are the same.
+func fit(s *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error) {
 	digest, err := s.Digest()
 	if err != nil {
 		return nil, err
@@ -40,7 +45,7 @@ func Fit(s *socs.SoC, set *record.Set) (*Costs, error) {
 		}
 	}
 	c.fitProcessors(s, all)
-	c.fitFamilies(s, all)
+	c.fitFamilies(s, all, known)
 	c.fitHandovers(s, all)
 	c.fitSharing(s, all)
 	if len(c.Families) == 0 {
@@ -141,7 +146,7 @@ type point struct {
 	weight        float64
 }
 
-func (c *Costs) fitFamilies(s *socs.SoC, all []sample) {
+func (c *Costs) fitFamilies(s *socs.SoC, all []sample, known map[string]*Family) {
 	families := map[string]*Family{}
 	points := map[string][]point{}
 	for _, k := range all {
@@ -162,11 +167,27 @@ func (c *Costs) fitFamilies(s *socs.SoC, all []sample) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	for _, key := range keys {
-		f := families[key]
-		f.fit(points[key], s.Processor(f.Proc))
-		c.Families = append(c.Families, *f)
+	c.Families = make([]Family, len(keys))
+	var fits sync.WaitGroup
+	next := make(chan int)
+	for range min(runtime.GOMAXPROCS(0), len(keys)) {
+		fits.Go(func() {
+			for i := range next {
+				f := families[keys[i]]
+				if k := known[keys[i]]; k != nil {
+					f = k
+				} else {
+					f.fit(points[keys[i]], s.Processor(f.Proc))
+				}
+				c.Families[i] = *f
+			}
+		})
 	}
+	for i := range keys {
+		next <- i
+	}
+	close(next)
+	fits.Wait()
 }
 
 // layoutFits leaves out measurements of layouts the processor does not use for that weight.
@@ -184,19 +205,19 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 	declared := [3]int{max(p.Tile.M, 1), max(p.Tile.K, 1), max(p.Tile.N, 1)}
 	f.Step = [3]int{1, 1, 1}
 	best := math.Inf(1) // loss of the form kept so far
-	with := func(step [3]int, sharp float64) (g Family, loss float64) {
+	with := func(step [3]int, sharp float64, halvings int) (g Family, loss float64) {
 		g = *f
 		g.Curves = slices.Clone(f.Curves)
 		if sharp != f.Sharpness {
 			g.OpsPerNS = 0 // start anew
 		}
 		g.Step, g.Sharpness = step, sharp
-		g.solve(points)
+		g.solve(points, halvings)
 		return g, g.left(points)
 	}
 	// try keeps another form when its loss is below factor*best + slack.
 	try := func(step [3]int, sharp, factor, slack float64) {
-		if g, loss := with(step, sharp); loss < best*factor+slack {
+		if g, loss := with(step, sharp, precise); loss < best*factor+slack {
 			best = loss
 			*f = g
 		}
@@ -241,13 +262,16 @@ func (f *Family) fit(points []point, p *socs.Processor) {
 // step takes the candidate step that explains the samples best, if one does so clearly better than the
 // present one: both the samples left out and the roofline itself, because samples that happen to
 // lie in one step predict each other well whether there is a step or not.
-func (f *Family) step(points []point, loss float64, with func([3]int, float64) (Family, float64)) bool {
+func (f *Family) step(points []point, loss float64, with func([3]int, float64, int) (Family, float64)) bool {
 	c0, f0 := f.misfit(points)
 	best, found := math.Inf(1), Family{}
 	// Rounding off the knee is another way to explain steps: the sharp form is tried beside the present one.
 	for _, sharp := range slices.Compact([]float64{f.Sharpness, maxSharpness}) {
 		for _, step := range f.candidates(points, f.Step) {
-			g, l := with(step, sharp)
+			if _, l := with(step, sharp, coarse); l > loss {
+				continue // rates that are off by a percent do not hide a clear gain
+			}
+			g, l := with(step, sharp, precise)
 			if l > 0.8*loss-1e-6 {
 				continue
 			}
@@ -385,7 +409,7 @@ func (f *Family) sizes(points []point) []sized {
 }
 
 // solve fits setup, ops and bytes rates to all points by robust log residuals, then each curve's own rates.
-func (f *Family) solve(points []point) {
+func (f *Family) solve(points []point, halvings int) {
 	all := f.sizes(points)
 	least := math.Inf(1)
 	for _, x := range all {
@@ -393,11 +417,11 @@ func (f *Family) solve(points []point) {
 	}
 	best := math.Inf(1)
 	from := func(v, step [3]float64) {
-		v, loss := descend(v, step, func(v [3]float64) float64 {
+		v, loss := descend(v, step, halvings, func(v [3]float64, limit float64) float64 {
 			if v[0] < 0 || v[0] > 0.999 {
 				return math.Inf(1)
 			}
-			return residual(all, v[0]*least, math.Exp(v[1]), math.Exp(v[2]), f.Sharpness)
+			return residualUpTo(all, v[0]*least, math.Exp(v[1]), math.Exp(v[2]), f.Sharpness, 0, limit)
 		})
 		if loss < best {
 			best = loss
@@ -434,7 +458,7 @@ func (f *Family) solve(points []point) {
 		for at < len(points) && points[at].a == c.A && points[at].b == c.B {
 			at++
 		}
-		f.rates(c, all[first:at])
+		f.rates(c, all[first:at], halvings)
 	}
 }
 
@@ -443,32 +467,48 @@ func clampRate(x float64) float64 { return min(max(x, 1e-9), maxRate) }
 
 // residual is the mean loss of the roofline at the given numbers.
 func residual(all []sized, setup, ops, bytes, sharp float64) float64 {
+	return residualUpTo(all, setup, ops, bytes, sharp, 0, math.Inf(1))
+}
+
+// residualUpTo is more plus the residual; where that reaches limit it is anything from there on. Losses only add up, so a
+// sum that is too large is so before its last term.
+func residualUpTo(all []sized, setup, ops, bytes, sharp, more, limit float64) float64 {
 	sum, weight := 0.0, 0.0
+	for _, x := range all {
+		weight += x.weight
+	}
 	for _, x := range all {
 		t := setup + norm(x.w/ops, x.q/bytes, sharp)
 		sum += x.weight * huber(math.Log(x.ns/max(t, 1e-9)))
-		weight += x.weight
+		if more+sum/weight >= limit {
+			break
+		}
 	}
-	return sum / weight
+	return more + sum/weight
 }
 
 // rates fits a curve's own rates around the family's: the two anchors of Agent.xpu appendix A,
 // determined from all samples. What they do not show stays the family's.
-func (f *Family) rates(c *Curve, all []sized) {
-	v, _ := descend([3]float64{0, 0, 0}, [3]float64{0, 0.2, 0.2}, func(v [3]float64) float64 {
+func (f *Family) rates(c *Curve, all []sized, halvings int) {
+	v, _ := descend([3]float64{0, 0, 0}, [3]float64{0, 0.2, 0.2}, halvings, func(v [3]float64, limit float64) float64 {
 		if math.Abs(v[1]) > 1.5 || math.Abs(v[2]) > 1.5 {
 			return math.Inf(1)
 		}
 		tie := 1e-3 * (float64(v[1]*v[1]) + float64(v[2]*v[2])) // keeps what is not determined at the family's value
-		return tie + residual(all, f.SetupNS, f.OpsPerNS*math.Exp(v[1]), f.BytesPerNS*math.Exp(v[2]), f.Sharpness)
+		return residualUpTo(all, f.SetupNS, f.OpsPerNS*math.Exp(v[1]), f.BytesPerNS*math.Exp(v[2]), f.Sharpness, tie, limit)
 	})
 	c.OpsPerNS, c.BytesPerNS = clampRate(f.OpsPerNS*math.Exp(v[1])), clampRate(f.BytesPerNS*math.Exp(v[2]))
 }
 
-// descend is a pattern search: it moves along one coordinate while that helps, and halves the steps.
-func descend(v, step [3]float64, loss func([3]float64) float64) ([3]float64, float64) {
-	best := loss(v)
-	for range 12 {
+// How often descend halves its steps: for a first look at a form, and for numbers that are kept.
+const coarse, precise = 4, 12
+
+// descend is a pattern search: it moves along one coordinate while that helps, and halves the steps. A loss that reaches
+// the limit it is given may be anything from there on.
+func descend(v, step [3]float64, halvings int, loss func(v [3]float64, limit float64) float64) ([3]float64, float64) {
+	best := loss(v, math.Inf(1))
+	left := [3][3]float64{v, v, v} // where the latest step along a coordinate began: no better than where it led
+	for range halvings {
 		for moved, rounds := true, 0; moved && rounds < 12; rounds++ {
 			moved = false
 			for i := range v {
@@ -478,7 +518,11 @@ func descend(v, step [3]float64, loss func([3]float64) float64) ([3]float64, flo
 				for _, sign := range []float64{1, -1} {
 					next := v
 					next[i] += sign * step[i]
-					if l := loss(next); l < best-1e-12 {
+					if slices.Contains(left[:], next) {
+						continue
+					}
+					if l := loss(next, best-1e-12); l < best-1e-12 {
+						left[i] = v
 						v, best, moved = next, l, true
 						break
 					}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
 	"sort"
 
@@ -84,18 +85,22 @@ func quality(misses []Miss) (Quality, error) {
 
 // CrossValidate fits folds times, each time without one part of the operators, and predicts that part. Which
 // part an operator belongs to follows from its key. Shapes at the edge of what was sampled are
-// held out too and then count as extrapolations.
-func CrossValidate(s *socs.SoC, set *record.Set, folds int) (Quality, error) {
+// held out too and then count as extrapolations. c is the fit to the whole set, which stands for families that lack
+// nothing.
+func CrossValidate(s *socs.SoC, set *record.Set, folds int, c *Costs) (Quality, error) {
 	if folds < 2 || folds > 100 {
 		return Quality{}, diag.New(diag.ClassUsage, "cross-validate in %d parts, want 2..100", folds)
 	}
 	var misses []Miss
 	for fold := range folds {
+		known := maps.Clone(c.look().families)
 		train, held := record.NewSet(set.Header), record.NewSet(set.Header)
 		for _, m := range set.All() {
 			to := train
 			if m.Kind == record.Op && len(m.Concurrent) == 0 && foldOf(m.Key(), folds) == fold {
 				to = held
+				f, _, _, _ := familyOf(m.Proc, *m.Op, m.Cold)
+				delete(known, f.Key())
 			}
 			if err := to.Add(m); err != nil {
 				return Quality{}, err
@@ -104,7 +109,7 @@ func CrossValidate(s *socs.SoC, set *record.Set, folds int) (Quality, error) {
 		if held.Len() == 0 {
 			continue
 		}
-		c, err := Fit(s, train)
+		c, err := fit(s, train, known)
 		if err != nil {
 			return Quality{}, err
 		}

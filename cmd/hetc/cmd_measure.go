@@ -429,7 +429,7 @@ the record has them, and by five-fold cross-validation.
 			if err := c.Context().Err(); err != nil {
 				return fmt.Errorf("fit: %w", err)
 			}
-			if q, err := roofline.CrossValidate(machine, set.Training(), 5); err == nil {
+			if q, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
 				say("cross_validated", q)
 			}
 			if err := c.Context().Err(); err != nil {
