@@ -4,38 +4,40 @@ export CGO_ENABLED = 0
 GO      ?= go
 BIN     := bin
 GOFLAGS += -trimpath
+export GOFLAGS # the same for every command, so that each finds what others compiled
 LDFLAGS := -s -w
 PKGS    := ./...
 
 .PHONY: build test check demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
-	$(GO) build $(GOFLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
 
-# Everything that must hold, in under five minutes; what needs a native library is skipped where there is none (make deps).
+# Everything that must hold; what needs a native library is skipped where there is none (make deps).
 test:
 	$(GO) vet $(PKGS)
-	$(GO) test $(GOFLAGS) -timeout 30m $(PKGS)
+	$(GO) test -vet=off -timeout 30m $(PKGS)
 
-# What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector.
+# What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector. Suites that
+# test has run whole run -short under the last two: every kind of operator in each scheme, in fewer shapes.
 check: test
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
 	$(GO) vet -tags hetc_static $(PKGS)
-	HETC_REQUIRE= $(GO) test -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
-	HETC_REQUIRE= $(GO) test -short -tags hetc_static ./solver/highs
+	HETC_REQUIRE= $(GO) test -vet=off -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
+	HETC_REQUIRE= $(GO) test -vet=off -short -tags hetc_static ./solver/highs
 	@if [ -f solver/highs/wasm/highs.wasm ]; then \
-		echo "$(GO) test -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs"; \
-		$(GO) test -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs; \
+		echo "$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs"; \
+		$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs; \
 	fi
-	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
-	GOOS=darwin GOARCH=arm64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
-	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetc
-	GOOS=windows GOARCH=amd64 $(GO) build $(GOFLAGS) -o /dev/null ./cmd/hetrun
-	HETC_LONG=1 $(GO) test -run TestDecodeUnderPressure ./runtime/executor
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetrun
+	HETC_LONG=1 $(GO) test -vet=off -run TestDecodeUnderPressure ./runtime/executor
 	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
-		echo "$(GO) test -gcflags=all=-d=checkptr -timeout 30m ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
-		$(GO) test -gcflags=all=-d=checkptr -timeout 30m ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
+		echo "$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
+		$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
 	fi
 	@if command -v qemu-aarch64 >/dev/null 2>&1; then \
 		echo "GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel"; \
@@ -45,7 +47,7 @@ check: test
 
 # Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into.
 race:
-	CGO_ENABLED=1 $(GO) test -race -timeout 30m $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
+	CGO_ENABLED=1 $(GO) test -vet=off -race -short -timeout 30m $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
 # the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.
@@ -66,7 +68,7 @@ demo: build
 
 # No library drivers, no dynamic linking: runs on an empty image.
 static:
-	$(GO) build $(GOFLAGS) -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun
+	$(GO) build -tags hetc_static -ldflags '$(LDFLAGS)' -o $(BIN)/static/ ./cmd/hetc ./cmd/hetrun
 
 # Every fuzz target for FUZZTIME on every core; a crash, a hang or a process above FUZZMEM MiB fails. FUZZ names some.
 FUZZTIME ?= 60s

@@ -90,7 +90,7 @@ func placeOf(o op.Op, s *driver.Scalars, r int) driver.Place {
 
 // reroundSlack is how far column j of a product with weight w [K,N] is off at most when the activations x are rounded
 // to 8 bits with a scale per block.
-func reroundSlack(o op.Op, j int, w []float32, x func(p int) float64) (slack float64) {
+func reroundSlack(o op.Op, j int, w []float32, x []float64) (slack float64) {
 	block := o.Scheme.BlockK()
 	if block < 2 {
 		return 0
@@ -98,7 +98,7 @@ func reroundSlack(o op.Op, j int, w []float32, x func(p int) float64) (slack flo
 	for p := 0; p < o.K; p += block {
 		largest, sum := 0.0, 0.0
 		for q := p; q < min(o.K, p+block); q++ {
-			largest, sum = math.Max(largest, math.Abs(x(q))), sum+math.Abs(float64(w[q*o.N+j]))
+			largest, sum = math.Max(largest, math.Abs(x[q])), sum+math.Abs(float64(w[q*o.N+j]))
 		}
 		slack += largest / 127 / 2 * sum
 	}
@@ -250,24 +250,35 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				}
 			}
 		case op.MatMul:
+			if o.Scheme == op.A16FW16 {
+				half := make([]float32, o.K*o.N)
+				for i := range half {
+					half[i] = float32(round(op.F16, float64(w.v[i])))
+				}
+				w.v = half
+			}
 			for r := range rows {
 				scale, zero := 1.0, 0.0
 				if o.Scheme.QuantisedRows() {
 					scale, zero = in[1].at(r, 0), 128
 				}
 				narrow, after := narrowing(o, w1)
+				x, off := make([]float64, o.K), make([]float64, o.K)
+				for p := range x {
+					x[p] = (in[0].at(r, p) - zero) * scale
+				}
+				exact := x
+				if narrow != nil {
+					x = make([]float64, o.K)
+					for p, v := range exact {
+						x[p], off[p] = narrow(v, 1e-7*math.Abs(v))
+					}
+				}
 				for j := range o.N {
 					sum, size, doubt := 0.0, 0.0, 0.0
-					for p := range o.K {
-						x, d := (in[0].at(r, p)-zero)*scale, 0.0
-						if narrow != nil {
-							x, d = narrow(x, 1e-7*math.Abs(x))
-						}
+					for p, x := range x {
 						weight := float64(w.v[p*o.N+j])
-						if o.Scheme == op.A16FW16 {
-							weight = round(op.F16, weight)
-						}
-						sum, size, doubt = sum+x*weight, size+math.Abs(x*weight), doubt+d*math.Abs(weight)
+						sum, size, doubt = sum+x*weight, size+math.Abs(x*weight), doubt+off[p]*math.Abs(weight)
 					}
 					if o.Bias {
 						bias := float64(weights[n.W[1]].v[j])
@@ -278,7 +289,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 					}
 					out[0].doubt[r*o.N+j] = doubt
 					out[0].set(r, j, sum, size)
-					out[0].slack[r*o.N+j] = reroundSlack(o, j, w.v, func(p int) float64 { return (in[0].at(r, p) - zero) * scale })
+					out[0].slack[r*o.N+j] = reroundSlack(o, j, w.v, exact)
 				}
 			}
 		case op.ExpertMatMul:
@@ -619,9 +630,9 @@ func decode(b []byte, t op.Type) float64 {
 	case op.F16:
 		h := binary.LittleEndian.Uint16(b)
 		e, m := int(h>>10&31), float64(h&1023)
-		v := math.Ldexp(m, -24)
+		v := m * 0x1p-24
 		if e > 0 {
-			v = math.Ldexp(m+1024, e-25)
+			v = (m + 1024) * math.Float64frombits(uint64(1023+e-25)<<52) // 2^(e-25)
 		}
 		if h>>15 == 1 {
 			v = -v
