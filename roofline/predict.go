@@ -1,6 +1,7 @@
 package roofline
 
 import (
+	"cmp"
 	"math"
 	"sort"
 	"strings"
@@ -162,7 +163,7 @@ func (c *Costs) missing(proc string, o op.Op) error {
 			have = append(have, c.Processors[i].Name)
 		}
 		return diag.New(diag.ClassInput, "predict %s: the costs of SoC %q know no processor %q", o.Key(), c.SoC, proc).
-			WithCode("costs.processor").WithHint("they know %s", strings.Join(have, ", "))
+			WithCode("costs.processor").WithHint("they know %s", cmp.Or(strings.Join(have, ", "), "none"))
 	}
 	what := "operator " + string(o.Kind)
 	if o.Batch {

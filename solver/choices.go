@@ -13,7 +13,6 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver/problem"
 )
 
 // estimate is a predicted time in nanoseconds.
@@ -185,7 +184,10 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 		c.Shares[k].PredictNS = c.shares[k].ns
 	}
 	c.PredictNS = end
-	c.costNS = int64(math.Round(min(float64(end)*st.idle(&c), problem.MaxNS)))
+	c.costNS = whole(math.Round(float64(end) * st.idle(&c)))
+	if err := reckoned(max(end, c.costNS), "%s as %s", n.Name, c.label()); err != nil {
+		return c, err
+	}
 	c.access(n, pieces)
 	c.name()
 	return c, nil
@@ -478,7 +480,7 @@ func (st *stage) handover(writes, reads []access) (int64, error) {
 		}
 		worst = max(worst, flag+move)
 	}
-	return worst, nil
+	return worst, reckoned(worst, "handing %s over", st.sec.Name)
 }
 
 // How many boundaries of a divided axis are tried before the search for the balance, for few tuples and

@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // fitted answers prices from fitted costs. What was asked once is kept: candidates ask for the same
@@ -48,6 +50,9 @@ func (f *fitted) one(t task) (estimate, error) {
 	a, ok := f.ops[k]
 	if !ok {
 		p, err := f.costs.Op(t.proc, t.op, t.cold())
+		if err == nil {
+			err = reckoned(p.NS, "%s on processor %q", t.op.Key(), t.proc)
+		}
 		a = answer{estimate{p.NS, p.LowNS, p.HighNS}, err}
 		f.ops[k] = a
 	}
@@ -105,8 +110,11 @@ func (f *fitted) compute(tasks []task) ([]estimate, error) {
 		return nil, err
 	}
 	for i := range out {
-		times := func(ns int64) int64 { return int64(math.Round(float64(ns) * slower[i])) }
+		times := func(ns int64) int64 { return whole(math.Round(float64(ns) * slower[i])) }
 		out[i] = estimate{times(out[i].ns), times(out[i].low), times(out[i].high)}
+		if err := reckoned(out[i].ns, "%s on processor %q beside others", tasks[i].op.Key(), tasks[i].proc); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
 }
@@ -126,6 +134,9 @@ func (f *fitted) handover(from, to string) (estimate, error) {
 			a.err = diag.New(diag.ClassInput, "price the hand-over from %q to %q: never measured", from, to).
 				WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 		}
+		if a.err == nil {
+			a.err = reckoned(a.ns, "the hand-over from %q to %q", from, to)
+		}
 		f.hands[[2]string{from, to}] = a
 	}
 	return a.estimate, a.err
@@ -144,7 +155,16 @@ func (f *fitted) copy(from, to string, bytes int64) (int64, error) {
 		return 0, diag.New(diag.ClassInput, "price a copy from %q to %q: never measured", from, to).
 			WithHint("measure it: hetc profile --soc SOC --model MODEL -o rec.jsonl --resume")
 	}
-	return p.NS, nil
+	return p.NS, reckoned(p.NS, "a copy from %q to %q", from, to)
+}
+
+// reckoned is an error where a time is beyond what problems are made of: cut off there, slow and slowest would look alike.
+func reckoned(ns int64, what string, args ...any) error {
+	if ns <= problem.MaxNS {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "price %s: %.4g s are predicted, want at most %.4g", fmt.Sprintf(what, args...), float64(ns)/1e9, float64(problem.MaxNS)/1e9).
+		WithHint("no operator takes that long: measure again, and fit the costs again")
 }
 
 // machine is what of a SoC takes part in solving.

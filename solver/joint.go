@@ -336,7 +336,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 				}
 			}
 		case problem.LimitEnergyNJ:
-			j.MaxEnergyNJ = whole(float64(max) * j.unit)
+			j.MaxEnergyNJ = whole(math.Max(1, float64(max)*j.unit))
 		case problem.LimitPartNS:
 			part[b.name] = max
 		}

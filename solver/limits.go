@@ -180,7 +180,8 @@ func (s *session) findBounds() error {
 	for _, names := range [][]string{slices.Sorted(maps.Keys(l.AddressBytes)), slices.Sorted(maps.Keys(l.MaxGraphs))} {
 		for _, name := range names {
 			if s.in.SoC.Processor(name) == nil {
-				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name", s.in.Workload.title(), name, s.in.SoC.Name)
+				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name", s.in.Workload.title(), name, s.in.SoC.Name).
+					WithHint("%s", diag.DidYouMean(name, processorNames(s.in.SoC)))
 			}
 		}
 	}
@@ -209,15 +210,22 @@ func (s *session) findBounds() error {
 		max, user = lower(int64(sp.MaxGraphs), int64(l.MaxGraphs[name]), limitSoCGraphs, limitGraphs)
 		add(problem.LimitRegionGraphs, name, max, user)
 	}
+	// What is less than a nanosecond is a limit all the same.
+	millionth := func(x float64) int64 {
+		if x > 0 {
+			return max(1, whole(x*1e6))
+		}
+		return 0
+	}
 	for _, rows := range s.want.rows() {
 		if s.decodes(rows) {
-			add(problem.LimitPartNS, s.programName(rows), whole(l.DecodeMS*1e6), LimitDecode)
+			add(problem.LimitPartNS, s.programName(rows), millionth(l.DecodeMS), LimitDecode)
 		} else {
-			add(problem.LimitPartNS, s.programName(rows), whole(l.PrefillMS*1e6), LimitPrefill)
+			add(problem.LimitPartNS, s.programName(rows), millionth(l.PrefillMS), LimitPrefill)
 		}
 	}
-	add(problem.LimitEnergyNJ, "", whole(l.EnergyMJ*1e6), LimitEnergy)
-	add(problem.LimitOpenNS, "", whole(l.OpenMS*1e6), LimitOpen)
+	add(problem.LimitEnergyNJ, "", millionth(l.EnergyMJ), LimitEnergy)
+	add(problem.LimitOpenNS, "", millionth(l.OpenMS), LimitOpen)
 	if l.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
 		for i := range s.procs {
 			if s.in.SoC.Processor(s.procs[i].Name).PowerW == 0 {

@@ -731,6 +731,9 @@ func (s *session) value(ctx context.Context, prefill, decode assignment) (float6
 	total := 0.0
 	for i, a := range []assignment{prefill, decode} {
 		ph := s.phases[i]
+		if len(ph.rows) == 0 {
+			continue // no prompt has a program: a context of one position
+		}
 		key := a.key()
 		ns, ok := ph.worth[key]
 		if !ok {

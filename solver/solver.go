@@ -271,14 +271,10 @@ func (s *session) enlist() error {
 	soc := s.in.SoC
 	for _, x := range s.in.Only {
 		if soc.Processor(x) == nil {
-			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q", soc.Name, x)
+			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q", soc.Name, x).WithHint("%s", diag.DidYouMean(x, processorNames(soc)))
 		}
 	}
-	names := make([]string, 0, len(soc.Processors))
-	for i := range soc.Processors {
-		names = append(names, soc.Processors[i].Name)
-	}
-	sort.Strings(names)
+	names := processorNames(soc)
 	for _, name := range names {
 		if !shareMemory(soc, name, soc.Control) {
 			s.note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
@@ -304,7 +300,7 @@ func (s *session) enlist() error {
 		}
 		for _, d := range [][2]string{{a, b}, {b, a}} {
 			if _, err := s.prices.handover(d[0], d[1]); err != nil {
-				s.note("processors %q and %q are not combined: the hand-over from %q to %q was never measured", a, b, d[0], d[1])
+				s.note("processors %q and %q are not combined: %v", a, b, err)
 				return false
 			}
 		}
@@ -368,6 +364,16 @@ func (s *session) enlist() error {
 		return diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q", soc.Name, soc.Control)
 	}
 	return nil
+}
+
+// processorNames are those of a SoC, ascending.
+func processorNames(soc *socs.SoC) []string {
+	names := make([]string, 0, len(soc.Processors))
+	for i := range soc.Processors {
+		names = append(names, soc.Processors[i].Name)
+	}
+	sort.Strings(names)
+	return names
 }
 
 // takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over costs

@@ -219,6 +219,53 @@ func permit(schemes ...op.Scheme) *Workload {
 	return w
 }
 
+// A context of one position has no program for prompts.
+func TestOnePosition(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	w := DefaultWorkload()
+	w.Context = 1
+	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
+	if len(p.Program.Programs) != 1 || p.MaxContext != 1 {
+		t.Errorf("%d programs for %d positions, want decode alone", len(p.Program.Programs), p.MaxContext)
+	}
+}
+
+// Times beyond what problems are made of are refused: cut off there, slow and slowest would look alike.
+func TestEndlessTimes(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	for name, change := range map[string]func(c *roofline.Costs){
+		"operators": func(c *roofline.Costs) {
+			for i := range c.Families {
+				for k := range c.Families[i].Curves {
+					for j := range c.Families[i].Curves[k].Points {
+						p := &c.Families[i].Curves[k].Points[j]
+						p[1], p[2], p[3] = 1<<50, 1<<50, 1<<50
+					}
+				}
+			}
+		},
+		"hand-overs": func(c *roofline.Costs) {
+			for i := range c.Handovers {
+				c.Handovers[i].NS, c.Handovers[i].HighNS = 1<<50, 1<<50
+			}
+		},
+	} {
+		c := costs(t, s, m, op.A32W32)
+		change(c)
+		r, err := Solve(t.Context(), Input{Model: m, SoC: s, Costs: c, Workload: quick(), Engine: exact.Engine{}})
+		switch name {
+		case "operators":
+			if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "are predicted, want at most") {
+				t.Errorf("%s: %v", name, err)
+			}
+		default:
+			if err != nil || !slices.ContainsFunc(r.Warnings, func(d *diag.Diagnostic) bool { return strings.Contains(d.Summary, "are not combined") }) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
 // However unlike the cores are, the plan is legal, proved, and no slower than the best single processor.
 func TestTwoCores(t *testing.T) {
 	m := demo(t)

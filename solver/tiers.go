@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -501,6 +502,9 @@ func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
 // tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts.
 func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	if s.in.Loads == nil {
+		if x, empty := s.in.Workload.Experts, (ExpertTiers{}); !reflect.DeepEqual(x, empty) {
+			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are", s.in.Workload.title())
+		}
 		return nil
 	}
 	digest, err := s.in.Loads.Digest()

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strconv"
+	"strings"
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
@@ -199,15 +201,93 @@ func ParseWorkload(name string, data []byte) (*Workload, error) {
 }
 
 func decodeWorkload(d *decode.Document) (*Workload, error) {
-	var w Workload
+	// What is left out has a default; a 0 that somebody wrote would silently be the same.
+	no := math.NaN()
+	w := Workload{OutputTokens: notSaid, Context: notSaid, Memory: notSaid, Weights: Weights{no, no},
+		Limits:  Limits{EnergyMJ: no, PrefillMS: no, DecodeMS: no, OpenMS: no},
+		Experts: ExpertTiers{MaxDrop: no, MaxLayerDrop: no, MaxLost: no, MaxLayerLost: no, MaxUSToken: no}}
 	if err := d.Into(WorkloadSchema, &w); err != nil {
 		return nil, err
 	}
 	w.Schema = WorkloadSchema
-	if err := w.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Name(), err)
+	list := w.settle()
+	switch err := w.Validate().(type) {
+	case nil:
+	case *diag.Diagnostic:
+		list = append(list, err)
+	case diag.List:
+		list = append(list, err...)
+	default:
+		return nil, err
+	}
+	for _, e := range list {
+		e.Path = d.At(keys(e.Path)...) + ": " + e.Path
+	}
+	if err := list.Err(); err != nil {
+		return nil, err
 	}
 	return &w, nil
+}
+
+// notSaid is what a whole number has that a file leaves out.
+const notSaid = math.MinInt64
+
+// settle gives what a file leaves out its zero value, and reports zeros that the file says where they mean nothing.
+func (w *Workload) settle() (list diag.List) {
+	zero := func(path, what string) {
+		e := diag.New(diag.ClassInput, "%s", what).WithCode("workload.value")
+		e.Path = path
+		list = append(list, e)
+	}
+	number := func(path string, x *int64, what string) {
+		if *x == notSaid {
+			*x = 0
+		} else if *x == 0 {
+			zero(path, what)
+		}
+	}
+	output, context := int64(w.OutputTokens), int64(w.Context)
+	number("output_tokens", &output, "is 0 tokens, want at least 1 (leave it out for the prompts' own; weights: {decode: 0} leaves decode out of account)")
+	number("context", &context, "is 0 positions, want at least 1 (leave it out for the model's)")
+	number("memory", (*int64)(&w.Memory), "bound is 0 bytes, want more (leave it out for no bound)")
+	w.OutputTokens, w.Context = int(output), int(context)
+	for _, x := range []struct {
+		path  string
+		value *float64
+	}{
+		{"limits.energy_mj", &w.Limits.EnergyMJ}, {"limits.prefill_ms", &w.Limits.PrefillMS}, {"limits.decode_ms", &w.Limits.DecodeMS}, {"limits.open_ms", &w.Limits.OpenMS},
+		{"experts.max_us_per_token", &w.Experts.MaxUSToken}, {"experts.max_drop", &w.Experts.MaxDrop}, {"experts.max_layer_drop", &w.Experts.MaxLayerDrop},
+		{"experts.max_lost", &w.Experts.MaxLost}, {"experts.max_layer_lost", &w.Experts.MaxLayerLost},
+	} {
+		if math.IsNaN(*x.value) {
+			*x.value = 0
+		} else if *x.value == 0 {
+			zero(x.path, "limit is 0, want more (leave it out for no limit)")
+		}
+	}
+	switch p, d := math.IsNaN(w.Weights.Prefill), math.IsNaN(w.Weights.Decode); {
+	case p && d:
+		w.Weights = Weights{}
+	case p:
+		w.Weights.Prefill = 1
+	case d:
+		w.Weights.Decode = 1
+	case w.Weights == Weights{}:
+		zero("weights", "both are 0, want one above 0: nothing would count (leave them out for 1 and 1)")
+	}
+	return list
+}
+
+// keys are the parts of a path such as "prompts[3].share".
+func keys(path string) (out []any) {
+	for _, part := range strings.Split(path, ".") {
+		name, rest, _ := strings.Cut(part, "[")
+		out = append(out, name)
+		if i, err := strconv.Atoi(strings.TrimSuffix(rest, "]")); err == nil {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
 // Limits of a workload.
@@ -500,7 +580,7 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	for _, p := range d.prompts {
 		if p.Tokens > d.context {
 			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, and the context %d positions", w.title(), p.Tokens, d.context).
-				WithHint("raise context (the model has %d positions)", maxContext)
+				WithHint("raise context to at least that (the model has %d positions), or leave the length out", maxContext)
 		}
 		total += p.Share
 		mean += float64(p.Share * float64(p.Tokens))

@@ -128,6 +128,15 @@ func TestWorkloadRefuses(t *testing.T) {
 		"memory of no unit":    {"schema: hetc.workload/1\nmemory: 3 Gb\n", "unknown unit"},
 		"too much memory":      {"schema: hetc.workload/1\nmemory: 9000000GiB\n", "bound is"},
 		"negative weight":      {"schema: hetc.workload/1\nweights: {decode: -1}\n", "-1"},
+		"a limit of nothing":   {"schema: hetc.workload/1\nlimits:\n  decode_ms: 0\n", "w.yaml:3: limits.decode_ms: workload.value: limit is 0"},
+		"a bound of nothing":   {"schema: hetc.workload/1\nmemory: 0\n", "w.yaml:2: memory"},
+		"no context":           {"schema: hetc.workload/1\ncontext: 0\n", "at least 1"},
+		"no answer":            {"schema: hetc.workload/1\noutput_tokens: 0\n", "at least 1"},
+		"nothing counts":       {"schema: hetc.workload/1\nweights: {prefill: 0, decode: 0}\n", "both are 0"},
+		"nothing may be lost":  {"schema: hetc.workload/1\nexperts: {overflow: prune, max_drop: 0, max_lost: 0.1}\n", "experts.max_drop: workload.value: limit is 0"},
+		"the line of a list":   {"schema: hetc.workload/1\nprompts:\n  - 5\n  - {tokens: 5, share: -1}\n", "w.yaml:4: prompts[1].share"},
+		"no list of buckets":   {"schema: hetc.workload/1\nbuckets: true\n", "buckets is a truth value"},
+		"no number in a list":  {"schema: hetc.workload/1\nbuckets: [16.0]\n", "buckets[0] is a number"},
 	} {
 		_, err := ParseWorkload("w.yaml", []byte(c.text))
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
@@ -138,7 +147,11 @@ func TestWorkloadRefuses(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, text, c.want)
 		}
 	}
-	w := DefaultWorkload()
+	w, err := ParseWorkload("w.yaml", []byte("schema: hetc.workload/1\nweights: {prefill: 3}\n"))
+	if err != nil || w.Weights != (Weights{3, 1}) || w.Context != 0 || w.Memory != 0 || !w.Limits.IsZero() {
+		t.Errorf("a weight that is left out: %+v (%v), want 1", w, err)
+	}
+	w = DefaultWorkload()
 	w.Prompts = []Prompt{{Tokens: 5000, Share: 1}}
 	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
 		t.Errorf("a prompt beyond the context: %v", err)

@@ -108,7 +108,7 @@ func (d *decoder) root(n *Node, v any) {
 	if rv.Kind() != reflect.Pointer || rv.IsNil() {
 		panic(fmt.Sprintf("BUG: decode into %T, want a pointer", v))
 	}
-	d.value(n, rv.Elem(), "", true)
+	d.value(n, rv.Elem(), n.path, true)
 }
 
 func (d *decoder) full() bool { return len(d.errs) >= maxErrors }
@@ -148,6 +148,7 @@ func (d *decoder) value(n *Node, v reflect.Value, path string, top bool) {
 	if v.CanAddr() && !(v.Kind() == reflect.Pointer) {
 		p := v.Addr()
 		if p.Type().Implements(nodeType) {
+			n.path = path
 			if err := p.Interface().(Unmarshaler).UnmarshalNode(n); err != nil {
 				d.adopt(n, path, err)
 			}

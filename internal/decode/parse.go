@@ -48,6 +48,7 @@ type Node struct {
 	line int
 	keys []*Node
 	vals []*Node
+	path string // from the root, once an Unmarshaler sees it
 }
 
 // ReadFile reads and parses a regular file; "-" is not special. A missing file is of class ClassInput,
