@@ -45,7 +45,7 @@ target data name, and the graphs of an NPU are compiled with their weights by it
 fetches Qualcomm's; docs/npu.md). One graph of every kind is executed by the vendor's emulator on random values and compared with float32 and with the
 uncompiled model in another engine; a graph beyond its bound is not written. What was compiled is kept in the cache ($` + envCache + `). --for-emulator
 writes the bundle's twin for this machine: the same graphs for the vendor's emulator, the CPU's part on this CPU. Its times mean nothing.
-With --twin the report of the bundle names the digest of every graph's twin.
+With --twin the report of the bundle names the digest of every graph's twin; the twin is verified by the key that signs.
 
 A graph that cannot be compiled, or is beyond its bound, is refused, with the processor that could execute its operators instead;
 --allow-fallback gives them to the control processor, and says so here, in the plan and in the report.
@@ -86,7 +86,7 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 				return err
 			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
-			if err := target.apply(c.Context(), &o, machine); err != nil {
+			if err := target.apply(c.Context(), &o, machine, &private.Public); err != nil {
 				return err
 			}
 			progress := newBakes(s)

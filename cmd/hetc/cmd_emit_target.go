@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -32,8 +33,8 @@ type targetFlags struct {
 	twin     string
 }
 
-// apply sets the options of emit, for a plan of machine (nil: of this one).
-func (f *targetFlags) apply(ctx context.Context, o *emit.Options, machine *socs.SoC) error {
+// apply sets the options of emit, for a plan of machine (nil: of this one). key is the one that signs.
+func (f *targetFlags) apply(ctx context.Context, o *emit.Options, machine *socs.SoC, key *bundle.Key) error {
 	if f.name == "" && !f.emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.fallback, "twin": f.twin != ""} {
 			if set {
@@ -86,15 +87,68 @@ func (f *targetFlags) apply(ctx context.Context, o *emit.Options, machine *socs.
 		o.Target.Procs = append(o.Target.Procs, q)
 	}
 	if f.twin != "" {
-		if o.TwinReport, err = claimedReport(f.twin); err != nil {
+		if o.TwinReport, err = twinReport(ctx, f.twin, key, o.Plan); err != nil {
 			return err
-		}
-		if o.TwinReport == nil {
-			return diag.New(diag.ClassInput, "--twin %q: the bundle holds no graphs that were compiled with their weights", f.twin).
-				WithHint("make it from the same plan with hetc emit --for-emulator")
 		}
 	}
 	return nil
+}
+
+// twinReport is the report of a twin. What it says goes into a signed bundle: every byte of the twin is verified, by the
+// key that signs, and it has to be of the same model and inputs as the plan.
+func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
+	fail := func(err error, hint string) (*emit.Report, error) {
+		d := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
+		if bundle.StepOf(err) != "" { // which names the file
+			d = diag.New(diag.ClassOf(err), "--twin: %w", err)
+		}
+		if hint != "" {
+			d = d.WithHint("%s", hint)
+		}
+		return nil, d
+	}
+	again := "make it from the same plan with hetc emit --for-emulator"
+	trust, err := bundle.ParseTrust(key.PEM(), key.Name)
+	if err != nil {
+		return fail(err, "")
+	}
+	b, err := bundle.Open(path, bundle.Options{Trust: trust, Policy: bundle.Policy{AllowDev: true}})
+	if err != nil {
+		hint := ""
+		if bundle.StepOf(err) == bundle.StepSignature {
+			hint = "its report is repeated in what --key signs: emit the twin with the same key"
+		}
+		return fail(err, hint)
+	}
+	defer b.Close()
+	if !slices.ContainsFunc(b.Manifest().Blobs, func(x bundle.Blob) bool { return x.Name == emit.ReportBlob }) {
+		return fail(errors.New("the bundle holds no graphs that were compiled with their weights"), again)
+	}
+	if err := b.VerifyAll(ctx, nil); err != nil {
+		return fail(err, "")
+	}
+	text, err := b.Bytes(emit.PlanBlob)
+	if err != nil {
+		return fail(err, "")
+	}
+	of, err := planir.Decode(text)
+	if err != nil {
+		return fail(err, again)
+	}
+	if of.Model.Digest != plan.Model.Digest {
+		return fail(fmt.Errorf("it is of model %q, digest %.12s, and the plan of %q, digest %.12s", of.Model.Name, of.Model.Digest, plan.Model.Name, plan.Model.Digest), again)
+	}
+	if !slices.Equal(of.Inputs, plan.Inputs) {
+		return fail(errors.New("it is of a plan that was solved from other inputs"), again)
+	}
+	if text, err = b.Bytes(emit.ReportBlob); err != nil {
+		return fail(err, "")
+	}
+	r, err := emit.DecodeReport(text)
+	if err != nil {
+		return fail(err, again)
+	}
+	return r, nil
 }
 
 // targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.

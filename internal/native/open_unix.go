@@ -2,7 +2,13 @@
 
 package native
 
-import "github.com/ebitengine/purego"
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
 
 func open(path string) (uintptr, error) {
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -12,3 +18,21 @@ func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(
 
 // Path is a file name as C takes it.
 func Path(s string) (b []byte, ok bool) { return CString(s) }
+
+// Setenv sets an environment variable for libraries too: C has an environment of its own, which os.Setenv does not change.
+// Nothing else of C may be running that looks at it.
+func Setenv(name, value string) error {
+	if err := os.Setenv(name, value); err != nil { // refuses what C cannot hold
+		return err
+	}
+	set, err := purego.Dlsym(purego.RTLD_DEFAULT, "setenv")
+	if err != nil {
+		return err
+	}
+	n, _ := CString(name)
+	v, _ := CString(value)
+	if r := Call(set, uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&v[0])), 1); int32(r) != 0 {
+		return fmt.Errorf("setenv %s: %d", name, int32(r))
+	}
+	return nil
+}

@@ -5,6 +5,7 @@ package native
 import (
 	"encoding/binary"
 	"io"
+	"os"
 
 	"golang.org/x/sys/windows"
 )
@@ -37,3 +38,6 @@ func Path(s string) (b []byte, ok bool) {
 
 // checkWhole leaves the check to the system, which refuses truncated files by itself.
 func checkWhole(io.ReaderAt, int64) error { return nil }
+
+// Setenv sets an environment variable for libraries too, which ask the system for it.
+func Setenv(name, value string) error { return os.Setenv(name, value) }

@@ -5,6 +5,7 @@ package native
 import (
 	"errors"
 	"io"
+	"os"
 )
 
 // Supported says that this build opens no libraries.
@@ -18,6 +19,9 @@ func checkWhole(io.ReaderAt, int64) error     { return errNotBuiltIn }
 
 // Path is a file name as C takes it.
 func Path(s string) (b []byte, ok bool) { return CString(s) }
+
+// Setenv sets an environment variable; there are no libraries to see it.
+func Setenv(name, value string) error { return os.Setenv(name, value) }
 
 // Call cannot be reached: nothing can be opened.
 func Call(uintptr, ...uintptr) uintptr {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -37,6 +38,33 @@ func real(t *testing.T) (*Library, *Env) {
 		}
 	})
 	return l, e
+}
+
+// The library neither writes what would identify this machine nor has anything to send.
+func TestNoTelemetry(t *testing.T) {
+	const again = "HETC_TEST_TELEMETRY"
+	if os.Getenv(again) != "" {
+		real(t)
+		return
+	}
+	require.Deps()
+	if _, err := Find(""); err != nil {
+		require.Skip(t, "ort", err)
+	}
+	dir := t.TempDir()
+	c := exec.Command(os.Args[0], "-test.run=^TestNoTelemetry$")
+	for _, name := range []string{"PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "HETC_NATIVE_DIR", EnvLibrary} { // not CI, in which the library is quiet by itself
+		if v, ok := os.LookupEnv(name); ok {
+			c.Env = append(c.Env, name+"="+v)
+		}
+	}
+	c.Env = append(c.Env, again+"=1", "HOME="+dir, "TMPDIR="+dir, "TMP="+dir, "LOCALAPPDATA="+dir)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v (%v)", left, err)
+	}
 }
 
 // product is the model o0 [M,N] = i0 [M,K] x w0 [K,N], the weight being external data.

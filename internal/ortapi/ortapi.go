@@ -23,6 +23,8 @@ import (
 // EnvLibrary names ONNX Runtime's shared library, before all other places.
 const EnvLibrary = "HETC_ORT_LIBRARY"
 
+const noTelemetry = "ORT_DISABLE_TELEMETRY"
+
 const longestText = 4096 // bytes of a message, name or version that are read from the library
 
 // Problem is why a file is not a usable ONNX Runtime; it continues native.Problem.
@@ -313,6 +315,11 @@ func (l *Library) NewEnv(o EnvOptions) (*Env, error) {
 	defer l.mu.Unlock()
 	if l.env {
 		return nil, usage("this process has an environment of %q already", l.Path)
+	}
+	// From 1.29 on making an environment writes an identifier of the device to disk and sends what process this is, before
+	// telemetry can be turned off below: this variable is what it looks at first.
+	if err := native.Setenv(noTelemetry, "1"); err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "onnx runtime: turn telemetry off: %w", err)
 	}
 	var opts out
 	if err := l.check("make thread options", native.Call(l.fn[fnCreateThreadingOptions], uintptr(unsafe.Pointer(&opts.p)))); err != nil {

@@ -34,6 +34,36 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
+// Who interrupts a processor that hangs does not wait for the deadline.
+func TestInterruptedHang(t *testing.T) {
+	m := open(t)
+	s0, s1 := cores(t)
+	p := makePlan(t, m, []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}, []int{1, 16}, 64, op.A32W32, byPairs)
+	end, release := context.WithCancel(context.Background())
+	defer release()
+	c, err := emit.NewContent(end, p, m, []driver.Compiler{hostcompiler.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := drivertest.Inject(end, host.New(), drivertest.Fault{At: drivertest.AtRun, K: 7, Hang: true, Select: s0})
+	x, err := executor.Open(end, p, c, executor.Options{Drivers: []driver.Driver{d}, Deadline: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	within(t, time.Minute, func() {
+		if _, err := x.Generate(ctx, []int32{1, 30, 40, 50, 60, 70, 80}, 4, &executor.Sampler{}, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := x.Generate(context.Background(), []int32{1}, 1, &executor.Sampler{}, nil); err == nil {
+			t.Error("the machine goes on in spite of a processor that hangs")
+		}
+		release()
+		_ = x.Close() // it may have left the processor behind
+	})
+}
+
 // A lane that fails or hangs at any step ends every lane, with the first failure as the error.
 func TestLaneFaults(t *testing.T) {
 	m := open(t)

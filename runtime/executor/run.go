@@ -25,9 +25,12 @@ type Control struct {
 	ctx context.Context
 }
 
+// patience is how long after its context's end Do waits for a step: who interrupts does not wait for the deadline.
+const patience = 5 * time.Second
+
 // Do runs fn on the control lane's thread and returns its error. When ctx ends, lanes stop at their
-// next step. When no lane finishes a step for the machine's deadline, Do gives up: the Machine is
-// then unusable, and Close leaves the hanging processor behind.
+// next step. When no lane finishes a step for the machine's deadline, or for 5 s after ctx ended, Do gives up: the Machine
+// is then unusable, and Close leaves the hanging processor behind.
 func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	if b := m.broken.Load(); b != nil {
 		return *b
@@ -43,6 +46,8 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	last, quiet := m.steps.Load(), time.Duration(0)
+	// Lanes give up waiting at the deadline themselves; a lane that hangs inside its driver cannot.
+	limit := m.deadline + 4*period
 	cancelled := ctx.Done()
 	for {
 		select {
@@ -53,14 +58,17 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 			return err
 		case <-cancelled:
 			m.fail(ctx.Err())
-			cancelled = nil
+			cancelled, quiet = nil, 0
+			if limit > patience {
+				limit, period = patience, patience/20
+				tick.Reset(period)
+			}
 		case <-tick.C:
 			if n := m.steps.Load(); n != last {
 				last, quiet = n, 0
 				continue
 			}
-			// Lanes give up waiting at the deadline themselves; a lane that hangs inside its driver cannot.
-			if quiet += period; quiet > m.deadline+4*period {
+			if quiet += period; quiet > limit {
 				m.fail(diag.New(diag.ClassRun, "no step finished for %v: a processor hangs", m.deadline))
 				err := *m.poison.Load()
 				m.broken.Store(&err)

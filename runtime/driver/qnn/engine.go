@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,7 +36,7 @@ type engine interface {
 	about() versions
 	// compatible asks the libraries whether they can load what has this compatibility string.
 	compatible(token string) (ortapi.Compatibility, error)
-	load(p program) (id int, err error)
+	load(ctx context.Context, p program) (id int, err error)
 	// run executes the program on the values of its inputs and writes those of its outputs, dense both.
 	run(id int, in, out [][]byte) error
 	unload(id int) error
@@ -98,7 +99,7 @@ func (l *local) compatible(token string) (ortapi.Compatibility, error) {
 	return l.device.Compatibility(token)
 }
 
-func (l *local) load(p program) (id int, err error) {
+func (l *local) load(_ context.Context, p program) (id int, err error) {
 	o := &ortapi.SessionOptions{Devices: []ortapi.Device{l.device}, ProviderOptions: [][2]string{{"backend_path", l.v.QNN.Backend}}}
 	s := &session{}
 	if p.File == "" {

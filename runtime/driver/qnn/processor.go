@@ -97,14 +97,14 @@ func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weight
 	if p.closed {
 		return nil, diag.New(diag.ClassInput, "load artifact on %s: the processor is closed", p)
 	}
-	e, err := p.load(a, w)
+	e, err := p.load(ctx, a, w)
 	if err != nil {
 		return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "load artifact on %s: %w", p, err)
 	}
 	return e, nil
 }
 
-func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, error) {
+func (p *processor) load(ctx context.Context, a driver.Artifact, w driver.Weights) (*executable, error) {
 	switch {
 	case a.Driver != Name:
 		return nil, fmt.Errorf("it was compiled for driver %q, want %q", a.Driver, Name)
@@ -148,7 +148,7 @@ func (p *processor) load(a driver.Artifact, w driver.Weights) (*executable, erro
 		}
 		prog.Code = nil
 	}
-	if e.id, err = p.engine.load(prog); err != nil {
+	if e.id, err = p.engine.load(ctx, prog); err != nil {
 		return nil, errors.Join(err, p.unstage(e))
 	}
 	m.code = nil // the library has its own copy

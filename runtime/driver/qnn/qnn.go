@@ -195,7 +195,7 @@ func (qnn) Open(ctx context.Context, c driver.Config) (driver.Processor, error) 
 	}
 	p.caps = capabilities(device == emulator)
 	if device == emulator {
-		p.engine, err = openRemote(ort, *q)
+		p.engine, err = openRemote(ctx, ort, *q)
 	} else {
 		p.engine, err = openLocal(ort, *q)
 	}

@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -427,7 +428,7 @@ func (*device) about() versions {
 	return versions{Backend: ortapi.QNNBackend{API: ortapi.QNNVersion{Major: 5, Minor: 51}}}
 }
 func (d *device) compatible(string) (ortapi.Compatibility, error) { return d.answer, nil }
-func (d *device) load(p program) (int, error) {
+func (d *device) load(_ context.Context, p program) (int, error) {
 	if d.failure != nil {
 		return 0, d.failure
 	}

@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"context"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -97,11 +98,15 @@ type remote struct {
 	dead error // why the process is gone
 }
 
-// startLimit is how long a process may take until its libraries are loaded; a variable for tests.
-var startLimit = 2 * time.Minute
+// How long a process may take until its libraries are loaded, and for a program to be; variables for tests. Runs are the
+// executor's to watch.
+var (
+	startLimit = 2 * time.Minute
+	loadLimit  = 10 * time.Minute
+)
 
 // openRemote starts the process.
-func openRemote(ort string, q ortapi.QNN) (*remote, error) {
+func openRemote(ctx context.Context, ort string, q ortapi.QNN) (*remote, error) {
 	if os.Getenv(workerEnv) != "" {
 		return nil, diag.New(diag.ClassInternal, "this process was itself started for the emulator, and does not start another")
 	}
@@ -133,11 +138,7 @@ func openRemote(ort string, q ortapi.QNN) (*remote, error) {
 		from.Close()
 		return nil, diag.New(diag.ClassRun, "start the process of the emulator: %w", err)
 	}
-	late := time.AfterFunc(startLimit, func() { _ = r.c.Process.Kill() })
-	a, err := r.ask(request{Open: &opening{ort, q}})
-	if !late.Stop() && err != nil {
-		err = diag.New(diag.ClassUnavailable, "loading the libraries took more than %v", startLimit)
-	}
+	a, err := r.within(ctx, startLimit, "the libraries", request{Open: &opening{ort, q}})
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -163,6 +164,23 @@ func (r *remote) ask(q request) (*reply, error) {
 		return nil, a.Failed
 	}
 	return a, nil
+}
+
+// within asks, and ends the process when ctx ends or the limit has passed: a library does not come back by itself.
+func (r *remote) within(ctx context.Context, limit time.Duration, what string, q request) (*reply, error) {
+	kill := func() { _ = r.c.Process.Kill() }
+	late := time.AfterFunc(limit, kill)
+	stop := context.AfterFunc(ctx, kill)
+	a, err := r.ask(q)
+	stop()
+	switch inTime := late.Stop(); {
+	case err == nil:
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case !inTime:
+		err = diag.New(diag.ClassUnavailable, "loading %s took more than %v", what, limit)
+	}
+	return a, err
 }
 
 // died is the error for a process that ended without an answer, now and later.
@@ -194,8 +212,8 @@ func (r *remote) compatible(token string) (ortapi.Compatibility, error) {
 	return a.Compatible, nil
 }
 
-func (r *remote) load(p program) (int, error) {
-	a, err := r.ask(request{Load: &p})
+func (r *remote) load(ctx context.Context, p program) (int, error) {
+	a, err := r.within(ctx, loadLimit, "a graph", request{Load: &p})
 	if err != nil {
 		return 0, err
 	}
@@ -321,7 +339,7 @@ func answer(e **local, q *request, a *reply) (err error) {
 	case q.Compatible != nil:
 		a.Compatible, err = l.compatible(*q.Compatible)
 	case q.Load != nil:
-		a.ID, err = l.load(*q.Load)
+		a.ID, err = l.load(context.Background(), *q.Load)
 	case q.Run != nil:
 		s := l.sessions[q.Run.ID]
 		if s == nil {

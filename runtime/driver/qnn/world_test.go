@@ -1,6 +1,7 @@
 package qnn
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -90,6 +91,30 @@ func TestOpenWorld(t *testing.T) {
 	}
 }
 
+// A library that does not come back is not waited for by who interrupts, nor without end.
+func TestHang(t *testing.T) {
+	path := libraries(t, []string{"FAKE_PROVIDER", "FAKE_HANG"}, []string{"FAKE_BACKEND"})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	start := time.Now()
+	if p, err := New().Open(ctx, driver.Config{Select: emulator, Options: map[string]string{"library": path}}); p != nil || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	if took := time.Since(start); took > startLimit/2 {
+		t.Errorf("the interrupt took %v", took)
+	}
+	code, _ := build(t, op.A16SQ8C, embedded)
+	p := open(t, nil)
+	old := loadLimit
+	t.Cleanup(func() { loadLimit = old })
+	loadLimit = time.Nanosecond
+	for _, want := range []string{"loading a graph took more than 1ns", "crashed"} {
+		if _, err := p.Load(t.Context(), driver.Artifact{Driver: Name, Code: code}, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
 // What is not there is unavailable, with what was tried and the way out.
 func TestOpenRefuses(t *testing.T) {
 	if platform(runtime.GOOS, runtime.GOARCH) != emulator {
@@ -131,7 +156,7 @@ func TestOpenRefuses(t *testing.T) {
 	refused(driver.Config{Select: emulator, Options: map[string]string{"library": path}}, true, "no libQnnHtp.so beside it")
 	t.Setenv(workerEnv, "1")
 	libraries(t, []string{"FAKE_PROVIDER"}, []string{"FAKE_BACKEND"})
-	if _, err := openRemote("", ortapi.QNN{}); err == nil || !strings.Contains(err.Error(), "does not start another") {
+	if _, err := openRemote(t.Context(), "", ortapi.QNN{}); err == nil || !strings.Contains(err.Error(), "does not start another") {
 		t.Errorf("a process of a process: %v", err)
 	}
 }
