@@ -521,7 +521,7 @@ func TestFloatGraph(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				buf, err := driver.AllocHost(n)
+				buf, err := driver.AllocHost("host", n)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -332,7 +332,9 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Sour
 		}
 		whole = parts[0]
 		if len(parts) > 1 {
-			whole, err = pack.Interleave(parts, w.Interleave)
+			if whole, err = pack.Interleave(parts, w.Interleave); err != nil {
+				return nil, nil, err
+			}
 		}
 	}
 	if err != nil {

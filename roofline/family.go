@@ -243,7 +243,6 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 	type near struct {
 		c    *Curve
 		dist float64
-		over float64
 	}
 	over := func(c *Curve) float64 {
 		t, _ := f.along(c, c.ready, m)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -83,9 +84,16 @@ func runDoctor(ctx context.Context, s *cli.Streams, model string) error {
 	}
 	rows := make([][]string, 0, len(list))
 	for _, f := range list {
-		rows = append(rows, []string{string(f.Status), f.Check, f.Found})
+		lines := wrap(strings.Fields(f.Found), "")
 		if f.Hint != "" {
-			rows = append(rows, []string{"", "", "-> " + f.Hint})
+			lines = append(lines, wrap(strings.Fields("-> "+f.Hint), "")...)
+		}
+		for i, l := range lines {
+			row := []string{"", "", l}
+			if i == 0 {
+				row[0], row[1] = string(f.Status), f.Check
+			}
+			rows = append(rows, row)
 		}
 	}
 	s.Table([]string{"", "check", "found"}, rows)

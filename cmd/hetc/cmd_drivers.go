@@ -175,22 +175,22 @@ func (e *driverEntry) rows() (rows [][]string) {
 	if e.Emulated {
 		add("emulated", "the device's results, and no device times: probe and profile leave it out")
 	}
-	add("operators", wrap(e.Operators)...)
-	add("schemes", wrap(e.Schemes)...)
-	add("forms", wrap(e.Forms)...)
-	add("cache types", wrap(e.Cache)...)
+	add("operators", wrap(e.Operators, ",")...)
+	add("schemes", wrap(e.Schemes, ",")...)
+	add("forms", wrap(e.Forms, ",")...)
+	add("cache types", wrap(e.Cache, ",")...)
 	add("problem", e.Problem)
 	rows[0][0] = e.Driver
 	return rows
 }
 
-// wrap joins words into lines of readable width.
-func wrap(words []string) (lines []string) {
+// wrap joins words, which sep ends, into lines of readable width.
+func wrap(words []string, sep string) (lines []string) {
 	const width = 72
 	line := ""
 	for i, w := range words {
 		if i < len(words)-1 {
-			w += ","
+			w += sep
 		}
 		if line != "" && len(line)+1+len(w) > width {
 			lines = append(lines, line)

@@ -386,11 +386,11 @@ func showReport(s *cli.Streams, r *emit.Report) {
 		s.Printf("%s: compiled by %s for %s, token %s\n", c.Proc, c.Version, optionText(c.Options), c.Token)
 	}
 	type line struct {
-		first         *emit.ReportGraph
-		layers        int
-		bytes, spill  int64
-		shared, twins int
-		errors        *emit.ReportErrors
+		first        *emit.ReportGraph
+		layers       int
+		bytes, spill int64
+		twins        int
+		errors       *emit.ReportErrors
 	}
 	var order []*line
 	byName := map[string]*line{}

@@ -176,7 +176,7 @@ func again(s *cli.Streams, p *planir.Plan, input *solver.Input, cal, most string
 		if kind == planir.CalibrationInput && cal == "" {
 			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").WithHint("give it with --calibration")
 		}
-		s.Warnf("the %s given are not those that the plan was solved with: what is solved again differs for that reason too", kind)
+		s.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that reason too", kind)
 	}
 	return nil
 }

@@ -244,6 +244,23 @@ func readWorkload(path string) (*solver.Workload, error) {
 	return solver.ReadWorkload(path)
 }
 
+// openPlanned opens a model, and tells what a plan of it for that workload needs to know; "" is the default workload.
+func openPlanned(model, workload string) (*models.Model, solver.Needs, error) {
+	m, err := models.Open(model)
+	if err != nil {
+		return nil, solver.Needs{}, err
+	}
+	w, err := readWorkload(workload)
+	if err != nil {
+		return nil, solver.Needs{}, errors.Join(err, m.Close())
+	}
+	needs, err := w.Needs(m.MaxContext)
+	if err != nil {
+		return nil, solver.Needs{}, errors.Join(err, m.Close())
+	}
+	return m, needs, nil
+}
+
 // parseTime reads the value of a flag; "" is none.
 func parseTime(flag, text string) (time.Duration, error) {
 	if text == "" {
@@ -273,19 +290,11 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(o.model)
+	m, needs, err := openPlanned(o.model, o.workload)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	w, err := readWorkload(o.workload)
-	if err != nil {
-		return err
-	}
-	needs, err := w.Needs(m.MaxContext)
-	if err != nil {
-		return err
-	}
 	part := soc // what is measured of it
 	if o.target != "" {
 		if part, err = soc.Restricted(); err != nil {

@@ -108,6 +108,7 @@ and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/
 type quick struct {
 	s     *cli.Streams
 	o     *quickOptions
+	input string // flag of hetrun that the model's bundle takes
 	steps []quickStep
 }
 
@@ -129,6 +130,15 @@ func (q *quick) run(ctx context.Context) error {
 	if !m.HasWeights() {
 		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.model).
 			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.model)
+	}
+	q.input = "--prompt TEXT"
+	switch files, err := m.TokenizerFiles(); {
+	case err != nil:
+		return err
+	case files["tokenizer"] == nil && q.o.prompt != "":
+		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
+	case files["tokenizer"] == nil:
+		q.input = "--tokens 1,2,3"
 	}
 	dir := q.o.out
 	if dir == "" {
@@ -202,7 +212,7 @@ func (q *quick) run(ctx context.Context) error {
 			return err
 		}
 	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s --prompt TEXT\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"))
+	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
@@ -258,8 +268,8 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 			return err
 		}
 	}
-	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s --prompt TEXT\n",
-		app, q.o.target, program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"))
+	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
+		app, q.o.target, program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
 	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
 }
 

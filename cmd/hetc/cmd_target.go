@@ -14,7 +14,6 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
-	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler"
@@ -58,19 +57,11 @@ func runCompilerOnly(c *cobra.Command, s *cli.Streams, o *profileOptions) error 
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(o.model)
+	m, needs, err := openPlanned(o.model, o.workload)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	w, err := readWorkload(o.workload)
-	if err != nil {
-		return err
-	}
-	needs, err := w.Needs(m.MaxContext)
-	if err != nil {
-		return err
-	}
 	schemes := slices.DeleteFunc(needs.On(part), func(x op.Scheme) bool {
 		return !slices.ContainsFunc(part.Processors, func(p socs.Processor) bool { return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, x) })
 	})

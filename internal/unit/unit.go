@@ -1,5 +1,4 @@
-// Package unit knows how sizes, times, work and rates are written: it parses "4GiB", "1.5 ms" and
-// "51.2 GB/s" and prints values the same way.
+// Package unit knows how sizes and times are written: it parses "4GiB" and "1.5 ms", and prints sizes the same way.
 //
 // Decimal prefixes (k, M, G, T, P) are powers of 1000, binary ones (Ki, Mi, Gi, Ti, Pi) powers of
 // 1024. A space between number and unit is optional; a number without a unit is refused, except
@@ -11,7 +10,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Bytes is a size.
@@ -19,15 +17,6 @@ type Bytes int64
 
 // Seconds is a time span.
 type Seconds float64
-
-// Flops is an amount of arithmetic: multiplications and additions.
-type Flops float64
-
-// FlopRate is arithmetic per second.
-type FlopRate float64
-
-// ByteRate is bytes per second.
-type ByteRate float64
 
 var decimal = []prefix{{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}}
 var binary = []prefix{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50}}
@@ -105,44 +94,6 @@ var timeUnits = map[string]struct{ seconds, per float64 }{
 	"s": {1, 1}, "m": {60, 1}, "min": {60, 1}, "h": {3600, 1},
 }
 
-// ParseFlops reads an amount of arithmetic such as "12 GFLOP".
-func ParseFlops(s string) (Flops, error) {
-	x, err := parse(s, "FLOP", "FLOP", "OP")
-	return Flops(x), err
-}
-
-// ParseFlopRate reads a rate of arithmetic such as "1.2 TFLOP/s", "10 TFLOPS" or "34 TOPS".
-func ParseFlopRate(s string) (FlopRate, error) {
-	x, err := parse(s, "FLOP/s", "FLOP/s", "FLOPS", "OP/s", "OPS")
-	return FlopRate(x), err
-}
-
-// ParseByteRate reads a rate such as "51.2 GB/s" or "40GiB/s".
-func ParseByteRate(s string) (ByteRate, error) {
-	num, word, err := split(s, "rate")
-	if err != nil {
-		return 0, err
-	}
-	scale, ok := scaleOf(word, "B/s", append(decimal, binary...))
-	if !ok || num < 0 {
-		return 0, fmt.Errorf("parse rate %q: want a number and a unit like GB/s or GiB/s", s)
-	}
-	return ByteRate(num * scale), nil
-}
-
-func parse(s, name string, units ...string) (float64, error) {
-	num, word, err := split(s, name)
-	if err != nil {
-		return 0, err
-	}
-	for _, u := range units {
-		if scale, ok := scaleOf(word, u, decimal); ok && num >= 0 {
-			return num * scale, nil
-		}
-	}
-	return 0, fmt.Errorf("parse %q: want a number and a unit like G%s", s, name)
-}
-
 func scaleOf(word, unit string, prefixes []prefix) (float64, bool) {
 	p, ok := strings.CutSuffix(word, unit)
 	if !ok {
@@ -215,62 +166,6 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10) + " B"
 }
 
-// String prints with the unit that leaves one to three digits before the point ("1.5 ms", "2 m 5 s").
-func (s Seconds) String() string {
-	x := math.Abs(float64(s))
-	switch {
-	case x == 0:
-		return "0 s"
-	case math.IsNaN(x) || math.IsInf(x, 0):
-		return strconv.FormatFloat(float64(s), 'g', -1, 64) + " s"
-	case x < 0.9995e-6:
-		return digits(float64(s)*1e9) + " ns"
-	case x < 0.9995e-3:
-		return digits(float64(s)*1e6) + " us"
-	case x < 0.9995:
-		return digits(float64(s)*1e3) + " ms"
-	case x < 120:
-		return digits(float64(s)) + " s"
-	case x < 7200:
-		whole := int64(math.Round(float64(s)))
-		return fmt.Sprintf("%d m %d s", whole/60, abs(whole%60))
-	}
-	minutes := int64(math.Round(float64(s) / 60))
-	return fmt.Sprintf("%d h %d m", minutes/60, abs(minutes%60))
-}
-
-func abs(x int64) int64 { return max(x, -x) }
-
-// Duration converts to the standard type, saturating at its limits.
-func (s Seconds) Duration() time.Duration {
-	ns := float64(s) * 1e9
-	switch {
-	case ns >= math.MaxInt64:
-		return math.MaxInt64
-	case ns <= math.MinInt64:
-		return math.MinInt64
-	}
-	return time.Duration(math.Round(ns))
-}
-
-// String prints with a decimal prefix ("12.3 GFLOP").
-func (f Flops) String() string { return metric(float64(f)) + "FLOP" }
-
-// String prints with a decimal prefix ("1.2 TFLOP/s").
-func (f FlopRate) String() string { return metric(float64(f)) + "FLOP/s" }
-
-// String prints with a decimal prefix ("51.2 GB/s").
-func (b ByteRate) String() string { return metric(float64(b)) + "B/s" }
-
-func metric(x float64) string {
-	for _, p := range []prefix{{"P", 1e15}, {"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}} {
-		if math.Abs(x) >= 0.9995*p.scale {
-			return digits(x/p.scale) + " " + p.name
-		}
-	}
-	return digits(x) + " "
-}
-
 // digits prints three significant digits, more only before the point.
 func digits(x float64) string {
 	a := math.Abs(x)
@@ -291,27 +186,6 @@ func digits(x float64) string {
 // UnmarshalText reads a size in a file.
 func (b *Bytes) UnmarshalText(text []byte) (err error) { *b, err = ParseBytes(string(text)); return }
 
-// UnmarshalText reads a time in a file.
-func (s *Seconds) UnmarshalText(text []byte) (err error) {
-	*s, err = ParseSeconds(string(text))
-	return
-}
-
-// UnmarshalText reads an amount of arithmetic in a file.
-func (f *Flops) UnmarshalText(text []byte) (err error) { *f, err = ParseFlops(string(text)); return }
-
-// UnmarshalText reads a rate of arithmetic in a file.
-func (f *FlopRate) UnmarshalText(text []byte) (err error) {
-	*f, err = ParseFlopRate(string(text))
-	return
-}
-
-// UnmarshalText reads a byte rate in a file.
-func (b *ByteRate) UnmarshalText(text []byte) (err error) {
-	*b, err = ParseByteRate(string(text))
-	return
-}
-
 // MarshalText writes a size exactly: the largest binary unit that divides it.
 func (b Bytes) MarshalText() ([]byte, error) {
 	for i := len(binary) - 1; i >= 0; i-- {
@@ -320,39 +194,4 @@ func (b Bytes) MarshalText() ([]byte, error) {
 		}
 	}
 	return strconv.AppendInt(nil, int64(b), 10), nil
-}
-
-// MarshalText writes a time exactly, in the largest unit up to seconds that keeps its digits few.
-func (s Seconds) MarshalText() ([]byte, error) {
-	best := exact(float64(s), "s")
-	for _, u := range []string{"ms", "us", "ns"} {
-		scaled := strconv.FormatFloat(float64(s)*timeUnits[u].per, 'f', -1, 64) + u
-		if back, err := ParseSeconds(scaled); err == nil && back == s && len(scaled) < len(best) {
-			best = scaled
-		}
-	}
-	return []byte(best), nil
-}
-
-// MarshalText writes an amount of arithmetic exactly.
-func (f Flops) MarshalText() ([]byte, error) { return []byte(shortest(float64(f), "FLOP")), nil }
-
-// MarshalText writes a rate of arithmetic exactly.
-func (f FlopRate) MarshalText() ([]byte, error) { return []byte(shortest(float64(f), "FLOP/s")), nil }
-
-// MarshalText writes a byte rate exactly.
-func (b ByteRate) MarshalText() ([]byte, error) { return []byte(shortest(float64(b), "B/s")), nil }
-
-func exact(x float64, unit string) string { return strconv.FormatFloat(x, 'g', -1, 64) + unit }
-
-// shortest writes x exactly with the decimal prefix that needs the fewest characters.
-func shortest(x float64, unit string) string {
-	best := exact(x, unit)
-	for _, p := range decimal[3:] {
-		s := strconv.FormatFloat(x/p.scale, 'f', -1, 64)
-		if back, err := strconv.ParseFloat(s, 64); err == nil && back*p.scale == x && len(s)+len(p.name+unit) < len(best) {
-			best = s + p.name + unit
-		}
-	}
-	return best
 }

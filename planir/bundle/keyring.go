@@ -188,8 +188,13 @@ func parseTrust(data []byte, name string) (*Keyring, error) {
 	}
 	if bytes.HasPrefix(data, []byte("-----BEGIN ")) {
 		block, _ := pem.Decode(data)
-		if block == nil || block.Type != pemPublic && block.Type != pemDevPublic {
+		switch {
+		case block == nil:
 			return nil, fmt.Errorf("want one PEM block %q", pemPublic)
+		case strings.HasSuffix(block.Type, "PRIVATE KEY"):
+			return nil, fmt.Errorf("it is a private key, which only signs: want the PEM block %q that was made with it (NAME.pub)", pemPublic)
+		case block.Type != pemPublic && block.Type != pemDevPublic:
+			return nil, fmt.Errorf("got a PEM block %q, want one %q", block.Type, pemPublic)
 		}
 		key, err := parseKey(name, block.Bytes, block.Type == pemDevPublic)
 		if err != nil {

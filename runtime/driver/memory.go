@@ -10,18 +10,23 @@ import (
 // Align is the alignment in bytes of buffers and weights: one cache line and one vector register.
 const Align = 64
 
-// AllocHost returns zeroed memory of the host as a buffer, for processors that compute on it.
-func AllocHost(bytes int64) (Buffer, error) {
+// AllocHost returns zeroed memory of the host as a buffer, for the processor of that name, which computes on it.
+func AllocHost(name string, bytes int64) (Buffer, error) {
 	if bytes < 0 || bytes > mem.MaxBytes {
-		return nil, diag.New(diag.ClassInput, "size %d bytes, want 0 to %d", bytes, int64(mem.MaxBytes))
+		return nil, diag.New(diag.ClassInput, "allocate on %s: size %d bytes, want 0 to %d", name, bytes, int64(mem.MaxBytes))
 	}
-	return mem.Alloc(int(bytes), Align)
+	b, err := mem.Alloc(int(bytes), Align)
+	if err != nil {
+		return nil, fmt.Errorf("allocate on %s: %w", name, err)
+	}
+	return b, nil
 }
 
-// ImportHost makes aligned memory of the caller a buffer, for processors that compute on memory of the host.
-func ImportHost(b []byte) (Buffer, error) {
+// ImportHost makes aligned memory of the caller a buffer, for the processor of that name, which computes on memory of
+// the host.
+func ImportHost(name string, b []byte) (Buffer, error) {
 	if !mem.Aligned(b, Align) {
-		return nil, diag.New(diag.ClassInput, "address of %d bytes is not a multiple of %d", len(b), Align)
+		return nil, diag.New(diag.ClassInput, "import to %s: address of %d bytes is not a multiple of %d", name, len(b), Align)
 	}
 	return &imported{b}, nil
 }

@@ -209,7 +209,7 @@ func TestLicences(t *testing.T) {
 		}
 		return
 	}
-	for _, want := range []string{"Copyright (c) 2026 HiGHS", "Permission is hereby granted, free of charge", "Timothy A. Davis", "Orson Peters", "Michael Feldmeier", "University of Minnesota", "Burkardt", "Rich Felker"} {
+	for _, want := range []string{"Copyright (c) 2026 HiGHS", "Permission is hereby granted, free of charge", "Orson Peters", "Michael Feldmeier", "cuPDLP-C", "Rich Felker", "Emscripten authors"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in the licences", want)
 		}
@@ -241,6 +241,13 @@ func TestTable(t *testing.T) {
 	}
 	if v, err := in.version(); v != Version || err != nil {
 		t.Errorf("version %q, %v", v, err)
+	}
+	// notices.txt leaves out the authors of what only builds with HiPO contain.
+	if code, err := in.setString("solver", "hipo"); code >= 0 || err != nil {
+		t.Errorf("solver=hipo: %d, %v, want a refusal", code, err)
+	}
+	if code, err := in.setString("solver", "ipx"); code < 0 || err != nil {
+		t.Errorf("solver=ipx: %d, %v", code, err)
 	}
 }
 

@@ -36,8 +36,6 @@ const (
 	keptComplaints = 64 << 10 // bytes of the beginning and of the end of what it prints beside its result
 )
 
-var errTooMuchOutput = errors.New("printed too much")
-
 // Run executes a program to its end in a process group of its own, which ends with the context, with the
 // time limit and with this process. An error says what the program was complaining about last.
 func Run(ctx context.Context, l Limits, program string, args ...string) (Done, error) {

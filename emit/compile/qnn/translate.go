@@ -471,7 +471,7 @@ func (t *translator) matMul(n *op.Node, in []string, w []int) error {
 	case op.A8SQ8C:
 		// Codes of 8 bits are every 256th of 16, and results have a grid that no such rows leave: the product of the
 		// lengths of a row and a column bounds them.
-		x, sx, y := in[0], float32(1), t.out[0]
+		x, sx, y := "", float32(1), t.out[0]
 		made, inside := t.codes[n.In[0]]
 		if inside {
 			x, sx = made.rows, made.scale

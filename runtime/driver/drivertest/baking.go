@@ -319,7 +319,7 @@ func (p *bakingProcessor) Load(ctx context.Context, a driver.Artifact, w driver.
 		if s.Bytes < 0 || s.Bytes > len(from) {
 			return nil, errors.Join(diag.New(diag.ClassInput, "load artifact on %q: weights of %d bytes, want %d more", p.d.b.name, len(from), s.Bytes), e.Close())
 		}
-		buf, err := driver.AllocHost(int64(s.Bytes))
+		buf, err := driver.AllocHost(p.d.b.name, int64(s.Bytes))
 		if err != nil {
 			return nil, errors.Join(err, e.Close())
 		}

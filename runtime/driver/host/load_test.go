@@ -170,7 +170,7 @@ func TestManyWorkers(t *testing.T) {
 							ids[i] = int32(rng.IntN(g.Weights[0].Experts))
 						}
 					}
-					buf, err := driver.ImportHost(raw)
+					buf, err := driver.ImportHost("host", raw)
 					if err != nil {
 						t.Error(err)
 					}

@@ -72,20 +72,10 @@ func (p *processor) Attach() error {
 }
 
 func (p *processor) Alloc(bytes int64) (driver.Buffer, error) {
-	b, err := driver.AllocHost(bytes)
-	if err != nil {
-		return nil, fmt.Errorf("allocate on %s: %w", p, err)
-	}
-	return b, nil
+	return driver.AllocHost(p.String(), bytes)
 }
 
-func (p *processor) Import(b []byte) (driver.Buffer, error) {
-	buf, err := driver.ImportHost(b)
-	if err != nil {
-		return nil, fmt.Errorf("import to %s: %w", p, err)
-	}
-	return buf, nil
-}
+func (p *processor) Import(b []byte) (driver.Buffer, error) { return driver.ImportHost(p.String(), b) }
 
 // Load takes no weights: they are compiled in.
 func (p *processor) Load(ctx context.Context, a driver.Artifact, w driver.Weights) (driver.Executable, error) {
