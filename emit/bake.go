@@ -41,6 +41,7 @@ type bakery struct {
 	oracle    driver.Driver // nil: nothing is tried
 	watch     func(Event)
 	memo      Memo              // nil: everything is computed
+	scratch   string            // where what was compiled waits for the bundle, "": among temporary files
 	classes   map[string]string // of graphs, the name of the one that is tried
 }
 
@@ -80,7 +81,7 @@ func (c *Content) bake(ctx context.Context, b *bakery) ([]refusal, error) {
 		bakers[q.Name] = baker
 	}
 	var err error
-	if c.scratch, err = os.MkdirTemp("", "hetc-emit-"); err != nil {
+	if c.scratch, err = os.MkdirTemp(b.scratch, "hetc-emit-"); err != nil {
 		return nil, diag.New(diag.ClassIO, "make a directory for what is compiled: %w", err)
 	}
 	proof := newProof(b.oracle)
@@ -540,7 +541,7 @@ func (r *round) keep(name, proc string, code []byte) (blobFacts, error) {
 	sum := sha256.Sum256(code)
 	a := artifact{proc: proc, bytes: int64(len(code)), file: filepath.Join(r.content.scratch, strings.ReplaceAll(name, "/", "-"))}
 	if err := os.WriteFile(a.file, code, 0o600); err != nil {
-		return blobFacts{}, diag.New(diag.ClassIO, "keep what was compiled: %w", err).WithHint("the directory for temporary files needs room for all graphs; TMPDIR names another")
+		return blobFacts{}, diag.New(diag.ClassIO, "keep what was compiled: %w", err).WithHint("it needs room for all graphs, which is in the cache ($HETC_CACHE names another), or without one among temporary files (TMPDIR)")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -560,7 +561,7 @@ func named(w driver.Weights, specs []op.WeightSpec) driver.Weights {
 // content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil when
 // nothing is baked.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
-	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch, memo: o.Memo}
+	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch, memo: o.Memo, scratch: o.Scratch}
 	stage := func(done bool) {
 		if b.watch != nil {
 			b.watch(Event{Done: done})

@@ -33,6 +33,7 @@ type Options struct {
 	Oracle        driver.Driver // computes what samples of baked graphs are compared with, in float32; nil: none is made
 	Watch         func(Event)   // told about what is baked, by several goroutines; nil: nobody
 	Memo          Memo          // what was packed and tried before is not packed and tried again, as far as compilers keep what they made; nil: it is
+	Scratch       string        // directory where what was compiled waits for the bundle; "": among temporary files
 	TwinReport    *Report       // of the twin, whose digests the report repeats; nil: those of graphs that were tried alone
 
 	Reference bool              // add a reference program with its own weights, for hetrun --check

@@ -162,7 +162,7 @@ func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.So
 		return bundle.Digest{}, err
 	}
 	if m != nil {
-		o.Memo = m
+		o.Memo, o.Scratch = m, m.dir
 		defer func() {
 			if e := m.cache.Close(); err == nil {
 				err = e

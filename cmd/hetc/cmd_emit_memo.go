@@ -16,6 +16,7 @@ import (
 type memo struct {
 	cache *cas.Cache
 	maker string // this program on this machine
+	dir   string // for what waits for the bundle
 }
 
 // openMemo opens the memo for o, nil where nothing is to be remembered.
@@ -33,7 +34,10 @@ func openMemo(o *emit.Options) (*memo, error) {
 		return nil, err
 	}
 	m := &memo{cache: c}
-	if m.maker, err = programDigest(c); err != nil {
+	if m.maker, err = programDigest(c); err == nil {
+		m.dir, err = c.Scratch()
+	}
+	if err != nil {
 		_ = c.Close() // the error before it says more
 		return nil, err
 	}

@@ -378,6 +378,19 @@ func (c *Cache) place() (string, error) {
 	return filepath.Join(dir, "content"), os.Mkdir(dir, 0o700)
 }
 
+// Scratch makes an empty directory for something in the making. Close removes it, and where the process dies whoever opens the
+// cache next.
+func (c *Cache) Scratch() (string, error) {
+	if c.o.ReadOnly {
+		return "", diag.New(diag.ClassIO, "make a directory in the cache: it was opened for reading")
+	}
+	path, err := c.place()
+	if err != nil {
+		return "", diag.New(diag.ClassIO, "make a directory in the cache: %w", err)
+	}
+	return filepath.Dir(path), nil
+}
+
 // touch marks a use. It fails silently: the order of eviction is worth no error.
 func (c *Cache) touch(path string) {
 	if c.o.Now == nil || c.o.ReadOnly {

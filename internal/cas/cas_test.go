@@ -95,6 +95,51 @@ func size(t tester, files []string) (n int64) {
 	return n
 }
 
+// A directory for something in the making goes with the cache that made it, or with the next one when its process died.
+func TestScratch(t *testing.T) {
+	dir := t.TempDir()
+	c, err := Open(dir, Options{MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := c.Scratch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := c.Scratch()
+	if err != nil || a == b {
+		t.Fatalf("%q and %q (%v)", a, b, err)
+	}
+	gone := func(what string) {
+		t.Helper()
+		for _, d := range []string{a, b} {
+			if _, err := os.Stat(d); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: %q is still there (%v)", what, d, err)
+			}
+		}
+	}
+	if err := os.WriteFile(filepath.Join(a, "x"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	gone("closed")
+	if c, err = Open(dir, Options{MaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if a, err = c.Scratch(); err != nil {
+		t.Fatal(err)
+	}
+	c.session.lock.Close() // as the end of its process does
+	open(t, dir, Options{MaxBytes: 1 << 20})
+	gone("dead")
+	readOnly := open(t, dir, Options{ReadOnly: true})
+	if _, err := readOnly.Scratch(); err == nil {
+		t.Error("a cache for reading makes a directory")
+	}
+}
+
 func TestPutGet(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir, Options{MaxBytes: 1 << 20})

@@ -447,7 +447,7 @@ func (b *batch) compile(ctx context.Context, jobs []*job, shared bool) (*result,
 			return nil, err
 		}
 	}
-	r, err := b.start(ctx, b.tools, b.to, jobs, shared)
+	r, err := b.start(ctx, jobs, shared)
 	if err != nil {
 		return nil, err
 	}
@@ -530,27 +530,39 @@ func decode(b []byte, graphs int) (*result, error) {
 	return r, nil
 }
 
+// folder makes one for a process: in the cache, where the next one removes what a killed one leaves, or among the temporary files.
+func (b *batch) folder() (string, error) {
+	if b.cache != nil {
+		return b.cache.Scratch()
+	}
+	dir, err := os.MkdirTemp("", "hetc-qnn-")
+	if err != nil {
+		return "", diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
+	}
+	return dir, nil
+}
+
 // start runs a process in a folder of its own.
-func (c *compiler) start(ctx context.Context, tools *toolchain, to target, jobs []*job, shared bool) (_ *result, err error) {
+func (b *batch) start(ctx context.Context, jobs []*job, shared bool) (_ *result, err error) {
 	var weights int64
 	for _, part := range jobs[0].weights {
 		weights += int64(len(part))
 	}
-	release, err := c.budget.take(ctx, processMemory+int64(len(jobs)+memoryFactor)*weights)
+	release, err := b.budget.take(ctx, processMemory+int64(len(jobs)+memoryFactor)*weights)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	dir, err := os.MkdirTemp("", "hetc-qnn-")
+	dir, err := b.folder()
 	if err != nil {
-		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
+		return nil, err
 	}
 	defer func() {
 		if e := os.RemoveAll(dir); e != nil && err == nil {
 			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", e)
 		}
 	}()
-	q := request{ORT: tools.ort.Path, Provider: tools.qnn.Provider, Backend: tools.qnn.Backend, System: tools.system, Options: to.options(), Shared: shared, Memory: c.o.Memory}
+	q := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend, System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.o.Memory}
 	for i, j := range jobs {
 		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
 			return nil, &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
@@ -573,7 +585,7 @@ func (c *compiler) start(ctx context.Context, tools *toolchain, to target, jobs 
 	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
 		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
 	}
-	a, err := c.process(ctx, tools, dir)
+	a, err := b.process(ctx, b.tools, dir)
 	if err != nil {
 		return nil, err
 	}
