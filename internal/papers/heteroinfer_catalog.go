@@ -85,16 +85,10 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 		}
 	}
 	rows := table3()
-	base, err := table3Base()
+	base, onGrid, err := table3OnGrids(ctx, rows)
 	if err != nil {
 		return err
 	}
-	grid, _, err := smallestGrid(ctx, rows, base)
-	if err != nil {
-		return err
-	}
-	onGrid := *base
-	onGrid.shares = grid
 	for i := range rows {
 		sh := rows[i].shape
 		other := map[string]string{"gpu": "npu", "npu": "gpu"}

@@ -507,23 +507,31 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	return best, bestHeld, err
 }
 
-func heteroTable3(ctx context.Context, out *sheet) error {
-	rows := table3()
-	base, err := table3Base()
-	if err != nil {
-		return err
+// table3OnGrids returns the assumptions with every stage as a ratio, and with the smallest grid that gives the printed ratios.
+func table3OnGrids(ctx context.Context, rows []table3Row) (base *assumptions, onGrid assumptions, err error) {
+	if base, err = table3Base(); err != nil {
+		return nil, onGrid, err
 	}
 	grid, _, err := smallestGrid(ctx, rows, base)
 	if err != nil {
+		return nil, onGrid, err
+	}
+	onGrid = *base
+	onGrid.shares = grid
+	return base, onGrid, nil
+}
+
+func heteroTable3(ctx context.Context, out *sheet) error {
+	rows := table3()
+	base, onGrid, err := table3OnGrids(ctx, rows)
+	if err != nil {
 		return err
 	}
-	onGrid := *base
-	onGrid.shares = grid
 	model := fmt.Sprintf("latencies are the printed ones, linear in the weight's rows, between lengths on the line through printed points (NPU: at the end of its stage of %d); T_sync + T_copy %s us, standard lengths %s (384 because row 9 ends there)",
 		stageRows(), usText(base.syncNS), joinInts(base.standard))
 	stageNote := model + "; ratios from every stage"
 	var names []string
-	for _, g := range grid {
+	for _, g := range onGrid.shares {
 		names = append(names, g.String())
 	}
 	gridNote := model + "; ratios from the smallest grid that gives the printed ones: " + strings.Join(names, ", ")
