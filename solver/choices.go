@@ -456,26 +456,38 @@ func (st *stage) handover(writes, reads []access) (int64, error) {
 			continue // accesses are sorted: one round per reader
 		}
 		var flag, move int64
+		var pair [2]string // reader and writer looked up last: writes are sorted too
+		var apart bool
+		var hand estimate
 		for _, r := range reads[i:] {
 			if r.proc != first.proc {
 				break
 			}
-			for _, w := range writes {
-				if r.proc == w.proc || st.apart[[2]string{r.proc, w.proc}] || !r.view.Overlaps(w.view) {
+			for k := range writes {
+				w := &writes[k]
+				if r.proc == w.proc || !r.view.Overlaps(w.view) {
+					continue
+				}
+				if now := [2]string{r.proc, w.proc}; now != pair {
+					pair, apart = now, st.apart[now]
+					if !apart {
+						var err error
+						if hand, err = st.prices.handover(w.proc, r.proc); err != nil {
+							return 0, err
+						}
+					}
+				}
+				if apart {
 					continue
 				}
 				rows := min(r.view.R1, w.view.R1) - max(r.view.R0, w.view.R0)
 				cols := min(r.view.C1, w.view.C1) - max(r.view.C0, w.view.C0)
 				bytes := int64(rows) * int64(cols) * int64(st.sec.Values[r.view.Buffer].Type.Bytes())
-				h, err := st.prices.handover(w.proc, r.proc)
-				if err != nil {
-					return 0, err
-				}
 				c, err := st.prices.copy(w.proc, r.proc, bytes)
 				if err != nil {
 					return 0, err
 				}
-				flag, move = max(flag, h.ns), move+c
+				flag, move = max(flag, hand.ns), move+c
 			}
 		}
 		worst = max(worst, flag+move)
