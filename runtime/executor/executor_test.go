@@ -278,10 +278,16 @@ func TestReferenceLogits(t *testing.T) {
 		{"pairs, other order", two, []int{1, 7, 64}, swapped, 1e-3},
 		{"decode program only", two, []int{1}, byPairs, 1e-3},
 	} {
+		if raceEnabled && len(c.procs) == 1 && c.procs[0].Select == s0 {
+			continue // one lane races with nobody
+		}
 		t.Run(c.name, func(t *testing.T) {
 			p := makePlan(t, m, c.procs, c.rows, 256, op.A32W32, c.f)
 			x := machine(t, m, p, executor.Options{})
 			for i := 0; i < 4; i++ {
+				if raceEnabled && i%3 != 0 {
+					continue
+				}
 				ids, _ := ref[int32](t, fmt.Sprintf("ids_%d", i))
 				want, _ := ref[float32](t, fmt.Sprintf("logits_%d", i))
 				if d := maxDiff(allLogits(t, x, ids), want); d > c.limit {
