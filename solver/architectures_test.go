@@ -589,3 +589,28 @@ func TestAnyCandidatesComputeTheModel(t *testing.T) {
 		}
 	})
 }
+
+// Experts have not all schemes: that a phase permits none of theirs is said before anything is priced, with the way out.
+func TestExpertsLackSchemes(t *testing.T) {
+	grid, both := []op.Scheme{op.A16SQ8C}, []op.Scheme{op.A16SQ8C, op.A8TQ8C}
+	for _, c := range []struct {
+		model           string
+		prefill, decode []op.Scheme
+		want            string // part of the error, "" for none
+	}{
+		{"mixtral-full", grid, both, "permits in prefill: [a16s/q8c]"},
+		{"mixtral-full", both, []op.Scheme{op.A16FW16}, "permits in decode: [a16f/w16]"},
+		{"mixtral-full", both, both, ""},
+		{"llama-plain", grid, grid, ""},
+	} {
+		in := &Input{Model: open(t, "../testdata/arch/"+c.model), Workload: DefaultWorkload()}
+		err := in.checkExperts(&demand{prefill: c.prefill, decode: c.decode})
+		switch {
+		case c.want == "" && err == nil:
+		case err == nil || c.want == "" || !strings.Contains(err.Error(), c.want):
+			t.Errorf("%s, %v and %v: got %v, want %q", c.model, c.prefill, c.decode, err, c.want)
+		case diag.ClassOf(err) != diag.ClassInput || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "a8t/q8c"):
+			t.Errorf("%v of class %v, hints %q", err, diag.ClassOf(err), diag.HintsOf(err))
+		}
+	}
+}

@@ -236,6 +236,9 @@ func newSession(in Input) (*session, error) {
 	if err := in.checkTarget(want); err != nil {
 		return nil, err
 	}
+	if err := in.checkExperts(want); err != nil {
+		return nil, err
+	}
 	return sessionFor(in, want)
 }
 

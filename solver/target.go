@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 )
@@ -62,6 +63,29 @@ func (in *Input) checkTarget(want *demand) error {
 		}
 		return diag.New(diag.ClassInput, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
 			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.title()).WithHint("%s", hint)
+	}
+	return nil
+}
+
+// checkExperts reports that a phase permits no scheme that products by experts have.
+func (in *Input) checkExperts(want *demand) error {
+	g := in.Model.Graph()
+	if !slices.ContainsFunc(g.Sections, func(s models.Section) bool {
+		return slices.ContainsFunc(s.Nodes, func(n models.Node) bool {
+			return slices.ContainsFunc(n.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul })
+		})
+	}) {
+		return nil
+	}
+	for _, phase := range []struct {
+		name    string
+		schemes []op.Scheme
+	}{{"prefill", want.prefill}, {"decode", want.decode}} {
+		if len(phase.schemes) == 0 || slices.ContainsFunc(phase.schemes, op.Scheme.Experts) {
+			continue
+		}
+		return diag.New(diag.ClassInput, "solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v", in.Model.Name, in.Workload.title(), phase.name, phase.schemes).
+			WithHint("permit one for them beside these, which the control processor executes: schemes: {prefill: [%s, %s], decode: [%s, %s]}", phase.schemes[0], op.A8TQ8C, phase.schemes[0], op.A8TQ8C)
 	}
 	return nil
 }

@@ -93,6 +93,9 @@ func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
 			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
 		if slices.ContainsFunc(m.Blobs, func(b Blob) bool { return b.Role == RoleNPUGraph }) {
 			e = e.hint("graphs of an NPU that is not here: `hetc emit --for-emulator` writes the bundle's twin, which the vendor's emulator executes here")
+			if m.Target.OS == host.OS && m.Target.Arch == host.Arch { // a twin of another machine
+				e = e.hint("a twin runs on the machine that wrote it, and on the cores that it had then: write another here with `hetc emit --for-emulator`")
+			}
 		}
 		return e
 	}
