@@ -313,7 +313,8 @@ func proofOf(p *planir.Plan) string {
 	case proved == 0 && open == 0:
 		return ""
 	case open == 0:
-		return "Under these predictions no other choice among the candidates is faster: that is proved for every program."
+		return "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. " +
+			"Where processors meet between sections is predicted, and no part of what is proved."
 	}
 	best := fmt.Sprintf("a plan that is up to %.2g %% better under these predictions is not ruled out", 100*gap)
 	if gap == 0 {
