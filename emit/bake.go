@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -707,7 +708,9 @@ func kindsOf(g *models.Graph) map[string][]op.Kind {
 			for _, o := range n.Ops {
 				out[name] = append(out[name], o.Kind)
 			}
-			out[name+"_quant"], out[name+"_static"] = []op.Kind{op.QuantRows}, []op.Kind{op.QuantRows}
+			for _, quant := range lower.Quantising(name) {
+				out[quant] = []op.Kind{op.QuantRows}
+			}
 		}
 	}
 	return out

@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
 
@@ -51,21 +52,39 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 	return f.Factors, nil
 }
 
-// staticScale is the scale of what enters a class of products in a layer (-1: of none), as it is after folding.
-func (c *Content) staticScale(w *planir.Weight, layer int) (float32, error) {
+// staticScales are the scales of what enters a class of products in a layer (-1: of none), as it is after folding.
+func (c *Content) staticScales(w *planir.Weight, layer int) ([]float32, error) {
 	var a *calibration.Activation
 	if c.cal != nil {
 		a = c.cal.Activation(w.ScaleOf, max(0, layer))
 	}
 	if a == nil {
-		return 0, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", w.ScaleOf, max(0, layer)).
+		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", w.ScaleOf, max(0, layer)).
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
+	}
+	if w.N > 1 {
+		scales := c.cal.RowScales(w.ScaleOf, max(0, layer), w.N)
+		if scales == nil {
+			return nil, diag.New(diag.ClassInput, "calibration: nothing is said about %d static scales of what enters %q in layer %d", w.N, w.ScaleOf, max(0, layer)).
+				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", severalScales(w.N))
+		}
+		return scales, nil
 	}
 	factors, err := c.factors(w.FoldRows, layer, a.K)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return a.StaticScale(factors, c.cal.Share(w.ScaleOf)), nil
+	return []float32{a.StaticScale(factors, c.cal.Share(w.ScaleOf))}, nil
+}
+
+// severalScales is the scheme whose rows choose from n static scales.
+func severalScales(n int) op.Scheme {
+	for _, s := range op.Schemes {
+		if s.Scales() == n {
+			return s
+		}
+	}
+	return ""
 }
 
 // steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for weight w.

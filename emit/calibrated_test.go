@@ -433,3 +433,50 @@ func TestCalibrationRefused(t *testing.T) {
 		}
 	}
 }
+
+// Several static scales are packed as the calibration has them; one without them is refused with what to do.
+func TestSeveralStaticScales(t *testing.T) {
+	m := openModel(t, demo)
+	cal := calibrate(t, m, 3)
+	bare := *cal
+	for i := range cal.Activations {
+		a := &cal.Activations[i]
+		top := a.StaticScale(nil, 1)
+		cal.Scales = append(cal.Scales, calibration.Scales{Class: a.Class, Layer: a.Layer, Values: []float32{top / 4, top}}, calibration.Scales{Class: a.Class, Layer: a.Layer, Values: []float32{1, 2, 3, 4}})
+	}
+	if err := cal.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []*calibration.Calibration{cal, &bare} {
+		c, found := contentOf(t, planOf(t, m, x, op.A8S2Q8C, true), m, x), 0
+		for _, b := range c.plan.Program.WeightBlobs() {
+			for _, pl := range b.Packs {
+				w := c.weight(pl)
+				if w.ScaleOf == "" {
+					continue
+				}
+				found++
+				data, err := c.packed(pl)
+				if x == &bare {
+					if hints := diag.HintsOf(err); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "2 static scales of what enters") || len(hints) != 1 || !strings.Contains(hints[0], "--schemes a8s2/q8c") {
+						t.Fatalf("without scales: %v, hints %q", err, hints)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := make([]float32, 2)
+				if err := pack.Unpack(got, pl.Pack.Spec(), data); err != nil {
+					t.Fatal(err)
+				}
+				if want := cal.RowScales(w.ScaleOf, max(0, pl.Layer), 2); !slices.Equal(got, want) {
+					t.Errorf("%s in layer %d: %v, want %v", w.Name, pl.Layer, got, want)
+				}
+			}
+		}
+		if found == 0 {
+			t.Error("no scales were found")
+		}
+	}
+}

@@ -286,11 +286,11 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Sour
 		return s, nil, err
 	}
 	if w.ScaleOf != "" {
-		v, err := c.staticScale(w, pl.Layer)
+		v, err := c.staticScales(w, pl.Layer)
 		if err != nil {
 			return nil, nil, err
 		}
-		s, err := pack.Floats([]float32{v}, 1, 1)
+		s, err := pack.Floats(v, 1, len(v))
 		return s, nil, err
 	}
 	if len(w.Const) > 0 {

@@ -67,7 +67,8 @@ type Weight struct {
 	Const      []float32 `json:"const,omitempty" yaml:"const,omitempty"`     // a computed vector instead of tensors
 
 	// ScaleOf: [1,1], computed from the calibration instead of tensors: the static scale of what enters the products
-	// of that node, per layer; after division by the factors of FoldRows. [2,N] is the steps of its 16-bit grids, one
+	// of that node, per layer; after division by the factors of FoldRows. [1,2..op.MaxScales] are several of them, of which
+	// every row takes the smallest that holds it (op.StaticScale). [2,N] is the steps of its 16-bit grids, one
 	// for what enters in all columns of the first row, one for the results in those of the second; after division by the
 	// factors of FoldCols as well.
 	ScaleOf string `json:"scale_of,omitempty" yaml:"scale_of,omitempty"`

@@ -243,9 +243,9 @@ func (c *checker) references() {
 			at = r.To + 1
 		}
 		if w.ScaleOf != "" {
-			number := w.K == 1 && w.N == 1 && w.FoldCols == ""
+			number := w.K == 1 && w.N >= 1 && w.N <= op.MaxScales && w.FoldCols == ""
 			if !number && w.K != 2 || len(w.From) > 0 || len(w.Const) > 0 || len(w.Interleave) > 0 || w.Experts != 0 || w.Plus != 0 || w.Transposed {
-				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the scale of %q, and [%d,%d] from %v, want one computed number, or the steps [2,N] of a grid", w.Name, w.ScaleOf, w.K, w.N, w.From)
+				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the scale of %q, and [%d,%d] from %v, want 1..%d computed numbers, or the steps [2,N] of a grid", w.Name, w.ScaleOf, w.K, w.N, w.From, op.MaxScales)
 			}
 			if c.p.Calibration() == "" {
 				c.fail(fmt.Sprintf("program.weights[%d]", i), "weight %q is the static scale of %q, and no calibration is among the inputs", w.Name, w.ScaleOf)

@@ -418,7 +418,7 @@ func (b *builder) experts(m *models.Model) {
 					b.op(PriorityShards, p, o)
 					b.forms(PriorityShards, p, o, false, true)
 					if x.QuantisedRows() {
-						b.op(PriorityShards, p, op.Op{Kind: op.QuantRows, M: rows, N: o.K, Static: x.Static()})
+						b.op(PriorityShards, p, x.QuantRows(rows, o.K, 1))
 					}
 				}
 			}

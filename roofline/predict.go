@@ -57,9 +57,10 @@ func (c *Costs) Op(proc string, o op.Op, cold bool) (Prediction, error) {
 }
 
 // priced is the operator that answers for o: of a product that was not measured in its own scheme the one in the twin of
-// that (see op.Scheme.Twin), and for rows with a static scale those with a scale each, which take at least as long.
+// that (see op.Scheme.Twin), and for rows with static scales those with a scale each, which need the
+// largest magnitude of a row as well and take at least as long.
 func (c *Costs) priced(proc string, o op.Op) op.Op {
-	o.Static = false
+	o.Static, o.Scales = false, 0
 	if o.Scheme.Twin() == "" || c.measured(proc, o) {
 		return o
 	}

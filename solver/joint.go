@@ -402,7 +402,7 @@ func (s *session) layers() map[string]int {
 	for i := range s.graph.Sections {
 		sec := &s.graph.Sections[i]
 		for _, n := range sec.Nodes {
-			names := slices.Concat(n.W, []string{lower.ScaleWeight(sec.Name + "." + n.Name), lower.StepsWeight(sec.Name + "." + n.Name)})
+			names := slices.Concat(n.W, lower.Computed(sec.Name+"."+n.Name))
 			for _, w := range names {
 				if x := s.graph.Weight(w); sec.Layers > 0 && (x == nil || len(x.Const) == 0) {
 					if at := [2]int{sec.First, sec.First + sec.Layers}; !slices.Contains(spans[w], at) {

@@ -321,6 +321,10 @@ func (s *session) ranged(c *class, scheme op.Scheme) error {
 					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about what enters it", name, sec.First+l, scheme).
 						WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 				}
+				if scales := scheme.Scales(); scales > 1 && s.in.Calibration.RowScales(name, sec.First+l, scales) == nil {
+					return diag.New(diag.ClassInput, "%q in layer %d with %q: the calibration says nothing about %d static scales of what enters it", name, sec.First+l, scheme, scales).
+						WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", scheme)
+				}
 			}
 		}
 	}

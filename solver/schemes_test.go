@@ -305,6 +305,57 @@ func TestStaticScales(t *testing.T) {
 	}
 }
 
+// Several static scales have losses of their own, which limits of quality count, and need a calibration that has the scales.
+func TestSeveralStaticScales(t *testing.T) {
+	m, s := demo(t), twoCores(t, 1)
+	for i := range s.Processors {
+		s.Processors[i].Schemes = []op.Scheme{op.A32W32, op.A8SQ8C, op.A8S2Q8C}
+	}
+	cal := invented(t, m, rand.New(rand.NewPCG(7, 8)), op.A8SQ8C, op.A8S2Q8C)
+	for i := range cal.Losses {
+		if l := &cal.Losses[i]; l.Scheme == op.A8SQ8C {
+			l.KL = 0.02
+		} else {
+			l.KL = 1e-4
+		}
+	}
+	cal.Losses = append(cal.Losses, calibration.Loss{Class: "embed.embed", Scheme: op.I32Q8C, KL: 1e-5})
+	for _, sec := range m.Graph().Sections {
+		for _, n := range sec.Nodes {
+			for l := 0; l < max(1, sec.Layers) && n.Ops[0].HasScheme(); l++ {
+				class := sec.Name + "." + n.Name
+				cal.Activations = append(cal.Activations, calibration.Activation{Class: class, Layer: l, K: n.Ops[0].K})
+				cal.Scales = append(cal.Scales, calibration.Scales{Class: class, Layer: l, Values: []float32{1, 2}})
+			}
+		}
+	}
+	older := *cal
+	older.Scales = nil
+	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
+	w := quick()
+	w.Quality.MaxKL = KLLimit{0.005, 0.005}
+	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal})
+	used := map[op.Scheme]int{}
+	for _, d := range r.Plan.Decisions {
+		used[d.Scheme]++
+	}
+	if used[op.A8S2Q8C] == 0 || used[op.A8SQ8C] != 0 {
+		t.Errorf("under a limit that two scales keep and one does not: %v", used)
+	}
+	if found := check.Plan(r.Plan, m, s); len(found) > 0 {
+		t.Fatal(found)
+	}
+	one := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8SQ8C), Calibration: cal})
+	two := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8S2Q8C), Calibration: cal})
+	if one.ExpectedNS != two.ExpectedNS {
+		t.Errorf("%v ns expected with two scales, %v with one", two.ExpectedNS, one.ExpectedNS)
+	}
+	_, err := Solve(context.Background(), Input{Model: m, SoC: s, Costs: c, Workload: permit(op.A8S2Q8C), Calibration: &older, Engine: exact.Engine{}})
+	if hints := diag.HintsOf(err); err == nil || !strings.Contains(err.Error(), "says nothing about 2 static scales") || diag.ClassOf(err) != diag.ClassInput || len(hints) != 1 || !strings.Contains(hints[0], "--schemes a8s2/q8c") {
+		t.Errorf("an older calibration: %v, hints %q", err, diag.HintsOf(err))
+	}
+}
+
 // Products on a 16-bit grid need the ranges of their results, are divided by columns, each share with its steps, and never
 // along their reduction.
 func TestGridSchemes(t *testing.T) {

@@ -320,7 +320,7 @@ func expertOps(m *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 		if o.Kind == op.MatMul {
 			o.Scheme = schemes[k]
 			if k++; o.Scheme.QuantisedRows() {
-				out = append(out, op.Op{Kind: op.QuantRows, M: rows, N: o.K, Static: o.Scheme.Static()})
+				out = append(out, o.Scheme.QuantRows(rows, o.K, 1))
 			}
 		}
 		out = append(out, o)

@@ -41,6 +41,7 @@ type Calibration struct {
 	Losses      []Loss       `json:"losses,omitempty" yaml:"losses" decode:"required"`           // one per class, scheme and folding
 	Folds       []Fold       `json:"folds,omitempty" yaml:"folds" decode:"required"`             // only where they help; at most one per group and layer
 	Clips       []Clip       `json:"clips,omitempty" yaml:"clips"`                               // only where they help; at most one per class
+	Scales      []Scales     `json:"scales,omitempty" yaml:"scales,omitempty"`                   // of schemes with several static scales, per class, layer and number of them
 }
 
 // Model is the model that was observed; Digest is models.Model.Digest.
@@ -113,6 +114,15 @@ type Fold struct {
 type Clip struct {
 	Class string  `json:"class" yaml:"class" decode:"required"`
 	Share float32 `json:"share" yaml:"share" decode:"required"` // of the largest magnitude, above 0 and below 1
+}
+
+// Scales are the static scales of rows that enter the products of a class in a layer, after folding, ascending. A row has the
+// smallest that holds it (op.StaticScale); they have the least mean squared difference from the scales that the observed rows
+// have of their own (solver/problem.Scales).
+type Scales struct {
+	Class  string    `json:"class" yaml:"class" decode:"required"`
+	Layer  int       `json:"layer" yaml:"layer"` // 0 for a class that belongs to no layer
+	Values []float32 `json:"values" yaml:"values" decode:"required"`
 }
 
 // Read reads a calibration from a YAML or JSON file. Mistakes are of class ClassInput, with their line.
@@ -205,6 +215,17 @@ func (c *Calibration) Share(class string) float32 {
 		}
 	}
 	return 1
+}
+
+// RowScales are the n static scales, 2 or more, of rows of a class and layer, ascending; nil where they were not
+// measured. They are those of folded activations. See StaticScale for a single one.
+func (c *Calibration) RowScales(class string, layer, n int) []float32 {
+	for i := range c.Scales {
+		if x := &c.Scales[i]; x.Class == class && x.Layer == layer && len(x.Values) == n {
+			return x.Values
+		}
+	}
+	return nil
 }
 
 // StaticScale is the scale of 8-bit rows of the activation with which what is beyond a share of the range that was

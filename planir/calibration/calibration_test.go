@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -354,5 +355,39 @@ func TestSteps(t *testing.T) {
 	}
 	if _, _, ok := (&Activation{AbsMax: Vector{1}}).Steps(nil, nil, nil, 0); ok {
 		t.Error("steps of results that nobody measured")
+	}
+}
+
+// Several static scales are read as they were written; a file without them is one of an older hetc, with its digest.
+func TestRowScales(t *testing.T) {
+	c := sample()
+	without, err := c.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Scales = []Scales{{"layers.qkv", 1, []float32{0.1, 1. / 3}}, {"layers.qkv", 1, []float32{0.1, 0.1, 0.2, 1e-40 + 0.3}}, {"layers.qkv", 2, []float32{0.5, 0.5}}}
+	text, err := Encode(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Decode("cal.yaml", text)
+	if err != nil || !reflect.DeepEqual(got.Scales, c.Scales) {
+		t.Fatalf("%v, %v", got.Scales, err)
+	}
+	if with, err := c.Digest(); err != nil || with == without {
+		t.Errorf("the digest does not cover scales: %v", err)
+	}
+	if x := c.RowScales("layers.qkv", 1, 4); len(x) != 4 || c.RowScales("layers.qkv", 1, 3) != nil || c.RowScales("layers.qkv", 3, 2) != nil {
+		t.Errorf("scales %v", x)
+	}
+	for want, bad := range map[string]Scales{
+		"1 values, want 2..4": {"a", 0, []float32{1}}, "5 values": {"a", 0, []float32{1, 1, 1, 1, 1}}, "scale is 0": {"a", 0, []float32{0, 1}}, "scale is 1": {"a", 0, []float32{2, 1}},
+		"scale is +Inf": {"a", 0, []float32{1, float32(math.Inf(1))}}, "there twice": {"layers.qkv", 2, []float32{1, 2}}, "layer is -1": {"a", -1, []float32{1, 2}},
+	} {
+		x := *c
+		x.Scales = append(slices.Clone(c.Scales), bad)
+		if err := x.Validate(); err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput {
+			t.Errorf("%v: %v, want %q", bad, err, want)
+		}
 	}
 }

@@ -60,7 +60,7 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 	for _, f := range []struct {
 		key string
 		n   int
-	}{{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)}, {"clips", len(c.Clips)}} {
+	}{{"activations", len(c.Activations)}, {"losses", len(c.Losses)}, {"folds", len(c.Folds)}, {"clips", len(c.Clips)}, {"scales", len(c.Scales)}} {
 		if f.n > maxEntries {
 			v.fail([]any{f.key}, "%d %s, want at most %d", f.n, f.key, maxEntries)
 			return v.list.Err()
@@ -118,6 +118,29 @@ func (c *Calibration) validate(at func(path ...any) string) error {
 			v.fail([]any{"clips", i}, "class %q is there twice", x.Class)
 		} else {
 			seen[p] = true
+		}
+	}
+	type several struct {
+		place
+		n int
+	}
+	chosen := map[several]bool{}
+	for i := range c.Scales {
+		x := &c.Scales[i]
+		v.name([]any{"scales", i, "class"}, x.Class)
+		v.layer([]any{"scales", i, "layer"}, x.Layer)
+		if n := len(x.Values); n < 2 || n > op.MaxScales {
+			v.fail([]any{"scales", i, "values"}, "%d values, want 2..%d", n, op.MaxScales)
+		}
+		for j, s := range x.Values {
+			if !(s > 0 && s <= math.MaxFloat32) || j > 0 && s < x.Values[j-1] {
+				v.fail([]any{"scales", i, "values", j}, "scale is %v, want positive numbers in ascending order", s)
+			}
+		}
+		if p := (several{place{x.Class, x.Layer}, len(x.Values)}); chosen[p] {
+			v.fail([]any{"scales", i}, "%d scales of class %q in layer %d are there twice", len(x.Values), x.Class, x.Layer)
+		} else {
+			chosen[p] = true
 		}
 	}
 	return v.list.Err()

@@ -306,7 +306,7 @@ func (c *checker) weights() {
 		want := c.g.Weight(w.Name)
 		switch {
 		case w.ScaleOf != "": // P002 says what it is, and P026 that it is used
-			name := lower.ScaleWeight(w.ScaleOf)
+			name := lower.ScaleWeight(w.ScaleOf, w.N)
 			if w.K != 1 {
 				name = lower.StepsWeight(w.ScaleOf)
 			}

@@ -6,6 +6,7 @@ package lower
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
@@ -100,23 +101,21 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 					x := n.In[0]
 					q, sc, suffix := x+".q", x+".s", "_quant"
 					if o.Scheme.Static() {
-						q, sc, suffix = x+".qs", x+".ss", "_static"
+						several := scalesSuffix(o.Scheme.Scales())
+						q, sc, suffix = x+".qs"+several, x+".ss"+several, "_static"+several
 					}
 					if !quantised[q] {
 						v := s.Values[x]
 						s.Values[q] = Value{op.U8, v.Rows, v.Cols, v.Fan}
 						s.Values[sc] = Value{op.F32, v.Rows, 1, v.Fan}
-						quant := op.Op{Kind: op.QuantRows, M: v.Rows / v.Fan, N: v.Cols, Static: o.Scheme.Static()}
-						if v.Fan > 1 {
-							quant.Fan = v.Fan
-						}
+						quant := o.Scheme.QuantRows(v.Rows/v.Fan, v.Cols, v.Fan)
 						node := Node{
 							Name: name + suffix,
 							Ops:  []op.Op{quant},
 							In:   []string{x}, Out: []string{q, sc},
 						}
 						if quant.Static {
-							node.W = []string{ScaleWeight(name)}
+							node.W = []string{ScaleWeight(name, o.Scheme.Scales())}
 						}
 						s.Nodes = append(s.Nodes, node)
 						quantised[q] = true
@@ -129,7 +128,9 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 			}
 			for _, v := range n.Out {
 				delete(quantised, v+".q")
-				delete(quantised, v+".qs")
+				for _, several := range scaleCounts {
+					delete(quantised, v+".qs"+scalesSuffix(several))
+				}
 			}
 			s.Nodes = append(s.Nodes, n)
 		}
@@ -138,9 +139,38 @@ func Expand(g *models.Graph, rows, context int, kv op.Type, schemeOf func(node s
 	return out, nil
 }
 
-// ScaleWeight is the name of the weight f32 [1,1] that is the static scale of what enters the products of a class, named
-// as decisions name nodes.
-func ScaleWeight(class string) string { return class + ".scale" }
+// scaleCounts are the numbers of static scales that schemes have.
+var scaleCounts = []int{1, 2, 4}
+
+// scalesSuffix tells apart what depends on the number of static scales.
+func scalesSuffix(scales int) string {
+	if scales == 1 {
+		return ""
+	}
+	return strconv.Itoa(scales)
+}
+
+// ScaleWeight is the name of the weight f32 [1,scales] that holds the static scales of what enters the products of a class,
+// named as decisions name nodes.
+func ScaleWeight(class string, scales int) string { return class + ".scale" + scalesSuffix(scales) }
+
+// Computed are the weights that a class of products may have and no model has: its static scales and its steps.
+func Computed(class string) []string {
+	var out []string
+	for _, n := range scaleCounts {
+		out = append(out, ScaleWeight(class, n))
+	}
+	return append(out, StepsWeight(class))
+}
+
+// Quantising are the names of the nodes that quantise what enters a product.
+func Quantising(node string) []string {
+	out := []string{node + "_quant"}
+	for _, n := range scaleCounts {
+		out = append(out, node+"_static"+scalesSuffix(n))
+	}
+	return out
+}
 
 // StepsWeight is the name of the weight f32 [2,N] that holds the steps of a product on a grid (op.Scheme.Grid): of what
 // enters it and of what it computes.

@@ -142,7 +142,7 @@ func (b *builder) decision(node string, rows int) *planir.Decision {
 	for _, s := range b.model.Sections {
 		if headOnly(&s) {
 			for _, n := range s.Nodes {
-				if full := s.Name + "." + n.Name; node == full || node == full+"_quant" || node == full+"_static" {
+				if full := s.Name + "." + n.Name; node == full || slices.Contains(Quantising(full), node) {
 					return b.plan.DecisionFor(node, 1)
 				}
 			}
@@ -527,10 +527,11 @@ func (b *builder) finish(rows []int) error {
 		s := &b.model.Sections[i]
 		for _, n := range s.Nodes {
 			class := s.Name + "." + n.Name
-			for _, w := range []planir.Weight{
-				{Name: ScaleWeight(class), ScaleOf: class, K: 1, N: 1},
-				{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N},
-			} {
+			computed := []planir.Weight{{Name: StepsWeight(class), ScaleOf: class, K: 2, N: n.Ops[len(n.Ops)-1].N}}
+			for _, scales := range slices.Backward(scaleCounts) {
+				computed = slices.Insert(computed, 0, planir.Weight{Name: ScaleWeight(class, scales), ScaleOf: class, K: 1, N: scales})
+			}
+			for _, w := range computed {
 				if !used[w.Name] {
 					continue
 				}
@@ -620,7 +621,7 @@ func (b *builder) fold(rank map[string]int) error {
 			b.out.Weights[rank[m]].FoldRows = name
 		}
 		for _, class := range groups[i].Readers {
-			for _, of := range []string{ScaleWeight(class), StepsWeight(class)} {
+			for _, of := range Computed(class) {
 				if k, ok := rank[of]; ok {
 					b.out.Weights[k].FoldRows = name
 				}

@@ -62,7 +62,7 @@ func planBy(t testing.TB, g *models.Graph, rows []int, schemeOf func(node string
 }
 
 // schemes are those that all processors execute.
-var schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C}
+var schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C}
 
 // Static scales are weights of their own, for every layer that has the product, changed by the folds that change what
 // enters it; rows that are quantised in both ways are two values.
@@ -71,6 +71,9 @@ func TestStaticScales(t *testing.T) {
 	p := planBy(t, g, []int{1, 16}, func(node string) op.Scheme {
 		if strings.Contains(node, "shared") {
 			return op.A8TQ8C
+		}
+		if strings.HasSuffix(node, ".attn_out") {
+			return op.A8S2Q8C
 		}
 		return op.A8SQ8C
 	})
@@ -103,7 +106,7 @@ func TestStaticScales(t *testing.T) {
 		if strings.HasSuffix(w.ScaleOf, ".qkv") {
 			fold = p.Folds[0]
 		}
-		if want, ok := layers[w.ScaleOf]; !ok || w.Name != lower.ScaleWeight(w.ScaleOf) || w.K != 1 || w.N != 1 || w.LayerCount() != want || w.FoldRows != fold {
+		if want, ok := layers[w.ScaleOf]; !ok || w.Name != lower.ScaleWeight(w.ScaleOf, w.N) || w.K != 1 || (w.N == 2) != strings.HasSuffix(w.ScaleOf, ".attn_out") || w.LayerCount() != want || w.FoldRows != fold {
 			t.Errorf("%+v, want %d layers and the fold %q", w, want, fold)
 		}
 		if strings.Contains(w.ScaleOf, "shared") {
@@ -112,9 +115,9 @@ func TestStaticScales(t *testing.T) {
 	}
 	packs := 0
 	for _, k := range p.Program.Packs {
-		if strings.HasSuffix(k.Weight, ".scale") {
+		if several := strings.HasSuffix(k.Weight, ".scale2"); several || strings.HasSuffix(k.Weight, ".scale") {
 			packs++
-			if k.Bytes != 4 {
+			if want := int64(4); k.Bytes != want && !several || several && k.Bytes != 2*want {
 				t.Errorf("pack %q has %d bytes", k.Name, k.Bytes)
 			}
 		}

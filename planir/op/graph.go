@@ -314,7 +314,7 @@ func (o Op) WeightSpec(role, layout string) WeightSpec {
 		}
 		return WeightSpec{Name: role, K: o.K, N: o.N, Scheme: string(o.Table), Layout: RowsLayout}
 	case QuantRows:
-		return vector(1, 1)
+		return vector(1, max(1, o.Scales))
 	case Norm, LayerNorm:
 		return vector(1, o.N)
 	case QKNorm:

@@ -5,6 +5,7 @@ package op
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -50,7 +51,8 @@ const (
 	// LayerNorm normalises mean and variance: f32 [M,N], gain f32 [1,N], bias f32 [1,N] -> f32 [M,N].
 	LayerNorm Kind = "layer_norm"
 	// QuantRows quantises rows to 8 bit with one scale each: f32 [M,N] -> u8 [M,N], f32 [M,1]. With Static the scale
-	// of every row is the weight f32 [1,1], and what exceeds 127 times it saturates.
+	// of every row is the weight f32 [1,1], and what exceeds 127 times it saturates. With Scales of them the weight is
+	// f32 [1,Scales], and a row has the one that StaticScale names.
 	QuantRows Kind = "quant_rows"
 	// MatMul multiplies by a weight: activations [M,K] (f32, or u8 with scales [M,1]) x weight [K,N] -> f32 [M,N],
 	// with Bias plus a row f32 [1,N]. Under a scheme on a grid (see Scheme.Grid) the weight steps f32 [2,N] holds two
@@ -129,6 +131,8 @@ const (
 	A32W16    Scheme = "a32/w16"    // float32 with weights in bfloat16: the stored values of a model stored so
 	A8TQ8C    Scheme = "a8t/q8c"    // 8-bit rows, 8-bit weights with a scale per column
 	A8SQ8C    Scheme = "a8s/q8c"    // 8-bit rows with one static scale for all of them, from a calibration
+	A8S2Q8C   Scheme = "a8s2/q8c"   // the same with two static scales, of which every row takes the smallest that holds it
+	A8S4Q8C   Scheme = "a8s4/q8c"   // and with four
 	A8TQ4B32  Scheme = "a8t/q4b32"  // 8-bit rows, 4-bit weights with a scale per 32 of a column
 	A8TQ4B128 Scheme = "a8t/q4b128" // and per 128
 	A16SQ8C   Scheme = "a16s/q8c"   // 16-bit activations and results with a static step each, 8-bit weights with a scale per column
@@ -145,7 +149,7 @@ const GridMax = 1<<15 - 1
 const I32Q8C Scheme = "i32/q8c"
 
 // Schemes lists the schemes of matrix products that hetc can pack and execute.
-var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8SQ8C, A8TQ4B32, A8TQ4B128, A16SQ8C, A16SQ4C, A16FW16, A16FQ4B32}
+var Schemes = []Scheme{A32W32, A32W16, A8TQ8C, A8SQ8C, A8S2Q8C, A8S4Q8C, A8TQ4B32, A8TQ4B128, A16SQ8C, A16SQ4C, A16FW16, A16FQ4B32}
 
 // ParseScheme accepts the written form and refuses schemes hetc does not execute.
 func ParseScheme(s string) (Scheme, error) {
@@ -185,11 +189,54 @@ func (s Scheme) Activation() string {
 }
 
 // QuantisedRows reports whether activations enter as u8 rows with scales.
-func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" || s.Activation() == "a8s" }
+func (s Scheme) QuantisedRows() bool { return s.Activation() == "a8t" || s.Scales() > 0 }
+
+// Scales is the number of static scales that 8-bit rows choose from, 0 where each has its own or none.
+func (s Scheme) Scales() int {
+	switch s.Activation() {
+	case "a8s":
+		return 1
+	case "a8s2":
+		return 2
+	case "a8s4":
+		return 4
+	}
+	return 0
+}
+
+// QuantRows is the operator that quantises what enters a product of the scheme: m tokens with fan rows each (0 and 1: one)
+// of n numbers.
+func (s Scheme) QuantRows(m, n, fan int) Op {
+	o := Op{Kind: QuantRows, M: m, N: n, Static: s.Scales() > 0}
+	if fan > 1 {
+		o.Fan = fan
+	}
+	if s.Scales() > 1 {
+		o.Scales = s.Scales()
+	}
+	return o
+}
+
+// MaxScales is the most static scales that QuantRows chooses from.
+const MaxScales = 4
+
+// StaticScale is the one of several static scales that a row of 8-bit codes has whose largest magnitude is top: the smallest
+// that holds it, which is not below top/127 in float32, the scale that the row would have of its own; the largest where none
+// holds it.
+func StaticScale(scales []float32, top float32) float32 {
+	own, least, most := top/127, float32(math.Inf(1)), scales[0]
+	for _, s := range scales {
+		most = max(most, s)
+		if s >= own {
+			least = min(least, s)
+		}
+	}
+	return min(least, most)
+}
 
 // Static reports whether the scales of activations are constants of the plan, which come from a calibration, rather
 // than of each row.
-func (s Scheme) Static() bool { return s.Activation() == "a8s" || s.Grid() }
+func (s Scheme) Static() bool { return s.Scales() > 0 || s.Grid() }
 
 // Grid reports whether activations enter and leave as f32 values that are rounded to multiples of a static step each,
 // inside the product: the weight steps.
@@ -204,11 +251,12 @@ func (s Scheme) Half() bool { return s.Activation() == "a16f" }
 // Experts reports whether an ExpertMatMul can have the scheme.
 func (s Scheme) Experts() bool { return !s.Grid() && !s.Half() }
 
-// Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time:
-// that of static scales of rows and that of scales of each row are each other's. "" for others.
+// Twin is the scheme whose products have the same operands and the same arithmetic, so that they take the same time: of
+// schemes with static scales of rows that with scales of each row, of which the one with a single static scale is the twin.
+// "" for others.
 func (s Scheme) Twin() Scheme {
 	switch s {
-	case A8SQ8C:
+	case A8SQ8C, A8S2Q8C, A8S4Q8C:
 		return A8TQ8C
 	case A8TQ8C:
 		return A8SQ8C
@@ -275,6 +323,7 @@ type Op struct {
 	Act        string `json:"act,omitempty" yaml:"act,omitempty"`               // GLU, Activate
 	Bias       bool   `json:"bias,omitempty" yaml:"bias,omitempty"`             // MatMul: a row is added
 	Static     bool   `json:"static,omitempty" yaml:"static,omitempty"`         // QuantRows: the scale is a weight
+	Scales     int    `json:"scales,omitempty" yaml:"scales,omitempty"`         // QuantRows with Static: how many scales, 2..MaxScales; 0 is 1
 	Form       Form   `json:"form,omitempty" yaml:"form,omitempty"`             // MatMul: how it is put to the processor
 
 	Experts int     `json:"experts,omitempty" yaml:"experts,omitempty"` // Route, ExpertMatMul
@@ -352,7 +401,7 @@ func (o Op) Key() string {
 	case Embed:
 		return fmt.Sprintf("embed[%d]x[%d,%d] %s%s", o.M, o.K, o.N, o.Table, o.Scheme)
 	default:
-		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + flag(o.Static, " static")
+		return fmt.Sprintf("%s[%d,%d]", o.Kind, o.Rows(), o.N) + flag(o.Static, " static") + flag(o.Scales > 0, fmt.Sprint(o.Scales))
 	}
 }
 
@@ -539,7 +588,12 @@ func (o Op) Validate() error {
 			return err
 		}
 		return pos("n", o.N)
-	case QuantRows, Add, Copy, SelectRow, Gate:
+	case QuantRows:
+		if o.Scales < 0 || o.Scales == 1 || o.Scales > MaxScales {
+			return bad("scales", o.Scales, fmt.Sprintf("2..%d, or 0 for one", MaxScales))
+		}
+		return pos("n", o.N)
+	case Add, Copy, SelectRow, Gate:
 		return pos("n", o.N)
 	case Combine:
 		return pos("n", o.N, "fan", o.Fan)
@@ -650,6 +704,7 @@ func (o Op) unused() error {
 		{"table", o.Table != "", in(Embed)},
 		{"bias", o.Bias, in(MatMul)},
 		{"static", o.Static, in(QuantRows)},
+		{"scales", o.Scales != 0, o.Static},
 		{"form", o.Form != "", in(MatMul)},
 		{"act", o.Act != "", in(GLU, Activate)},
 		{"interleave", o.Interleave != 0, in(GLU)},

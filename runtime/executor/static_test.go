@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -38,6 +39,30 @@ func ranged(t *testing.T, m *models.Model, sel string, ids []int32) *calibration
 	return cal
 }
 
+// scales are static scales of all rows, as many as shares of the single one.
+func scales(m *models.Model, cal *calibration.Calibration, shares ...float32) (out []calibration.Scales) {
+	group := map[string]string{}
+	g := m.Graph()
+	for _, f := range g.Folds() {
+		for _, class := range f.Readers {
+			group[class] = f.Name
+		}
+	}
+	for i := range cal.Activations {
+		a := &cal.Activations[i]
+		var factors []float32
+		if f := cal.Fold(group[a.Class], a.Layer); f != nil {
+			factors = f.Factors
+		}
+		x := calibration.Scales{Class: a.Class, Layer: a.Layer}
+		for _, share := range shares {
+			x.Values = append(x.Values, share*a.StaticScale(factors, 1))
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
 // changed is how far logits are from others, relative to their size.
 func changed(got, want []float32) float64 {
 	size, change := 0.0, 0.0
@@ -52,6 +77,7 @@ func changed(got, want []float32) float64 {
 // batches the work the same bits, because no scale depends on who computes what beside what.
 func TestStaticArchitectures(t *testing.T) {
 	a, b := cores(t)
+	tried := 0
 	for _, config := range archDirs(t) {
 		dir := filepath.Dir(config)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -62,11 +88,12 @@ func TestStaticArchitectures(t *testing.T) {
 			defer m.Close()
 			ids := readLogits(t, filepath.Join(dir, "logits.safetensors"))[33].ids
 			cal := ranged(t, m, a, ids)
-			run := func(procs []planir.Proc, f layoutOf) []float32 {
-				x := calibrated(t, m, folded(t, makePlan(t, m, procs, []int{1, 16}, 64, op.A8SQ8C, f), m, cal), cal)
+			as := func(scheme op.Scheme, cal *calibration.Calibration, procs []planir.Proc, f layoutOf) []float32 {
+				x := calibrated(t, m, folded(t, makePlan(t, m, procs, []int{1, 16}, 64, scheme, f), m, cal), cal)
 				defer x.Close()
 				return allLogits(t, x, ids)
 			}
+			run := func(procs []planir.Proc, f layoutOf) []float32 { return as(op.A8SQ8C, cal, procs, f) }
 			one, two := []planir.Proc{proc("a", a, "")}, []planir.Proc{proc("a", a, ""), proc("b", b, "")}
 			base := run(one, bySingle)
 			for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
@@ -85,10 +112,32 @@ func TestStaticArchitectures(t *testing.T) {
 			if m.Tied {
 				return // enough of the others do
 			}
-			x := calibrated(t, m, folded(t, batchPlan(t, m, two, []int{1, 16}, []int{3}, 64, op.A8SQ8C, byColumns), m, cal), cal)
-			defer x.Close()
-			list := prompts(m.Vocab, 3, 20, 11)
-			same(t, "batch", alone(t, x, list, 4), together(t, x, list, 4), 0)
+			batch := func(scheme op.Scheme) {
+				x := calibrated(t, m, folded(t, batchPlan(t, m, two, []int{1, 16}, []int{3}, 64, scheme, byColumns), m, cal), cal)
+				defer x.Close()
+				list := prompts(m.Vocab, 3, 20, 11)
+				same(t, fmt.Sprintf("batch with %s", scheme), alone(t, x, list, 4), together(t, x, list, 4), 0)
+			}
+			batch(op.A8SQ8C)
+			if tried++; tried > 3 {
+				return
+			}
+			// Several scales are chosen from by each row alone; where all are the single one, nothing changes.
+			cal.Scales = scales(m, cal, 1, 1, 1, 1)
+			if d := maxDiff(as(op.A8S4Q8C, cal, one, bySingle), base); d != 0 {
+				t.Errorf("four equal scales differ from one by %g, want equal bits", d)
+			}
+			cal.Scales = scales(m, cal, 0.4, 1.1)
+			two2 := as(op.A8S2Q8C, cal, one, bySingle)
+			if change, single := changed(two2, exact), changed(base, exact); !(change > 0 && change < single) {
+				t.Errorf("two static scales change logits by %.3g of their size, one by %.3g", change, single)
+			}
+			for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {
+				if d := maxDiff(as(op.A8S2Q8C, cal, two, f), two2); d != 0 {
+					t.Errorf("two scales by %s: differs from the undivided plan by %g, want equal bits", name, d)
+				}
+			}
+			batch(op.A8S2Q8C)
 		})
 	}
 }

@@ -46,22 +46,41 @@ type channels struct {
 	sketch    *sketch
 }
 
-// Observe adds what a step has read and computed, if it is a matrix product. Executions are observed one after another.
-func (r *Ranges) Observe(o executor.Observed) {
+// product is the matrix product of a step and the rows of float32 that it reads, nil where it has none.
+func product(o *executor.Observed) (n *op.Node, rows func(yield func([]float32) bool), cols int, err error) {
 	k := slices.IndexFunc(o.Graph.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
-	if k < 0 || r.err != nil || r.stopped {
-		return
+	if k < 0 {
+		return nil, nil, 0, nil
 	}
-	n := &o.Graph.Nodes[k]
+	n = &o.Graph.Nodes[k]
 	i := slices.IndexFunc(o.Graph.Inputs, func(v op.Value) bool { return v.Name == n.In[0] })
 	if i < 0 || o.In[i].Type != op.F32 {
-		r.err = diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", o.Node)
-		return
+		return nil, nil, 0, diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", o.Node)
 	}
 	v := o.In[i]
 	x, err := mem.View[float32](v.Bytes())
 	if err != nil {
-		r.err = fmt.Errorf("observe %q: %w", o.Node, err)
+		return nil, nil, 0, fmt.Errorf("observe %q: %w", o.Node, err)
+	}
+	return n, func(yield func([]float32) bool) {
+		for m := range o.Rows * (v.Rows / n.Op.M) { // with experts several a token
+			if !yield(x[m*v.Stride : m*v.Stride+v.Cols]) {
+				return
+			}
+		}
+	}, v.Cols, nil
+}
+
+// Observe adds what a step has read and computed, if it is a matrix product. Executions are observed one after another.
+func (r *Ranges) Observe(o executor.Observed) {
+	if r.err != nil || r.stopped {
+		return
+	}
+	n, rows, cols, err := product(&o)
+	if err != nil {
+		r.err = err
+	}
+	if n == nil {
 		return
 	}
 	if r.index == nil {
@@ -70,7 +89,7 @@ func (r *Ranges) Observe(o executor.Observed) {
 	p := place{o.Node, o.Layer}
 	c := r.index[p]
 	if c == nil {
-		c = &channels{place: p, absmax: make([]float32, v.Cols), square: make([]float64, v.Cols)}
+		c = &channels{place: p, absmax: make([]float32, cols), square: make([]float64, cols)}
 		r.index[p] = c
 		r.places = append(r.places, c)
 	}
@@ -80,9 +99,7 @@ func (r *Ranges) Observe(o executor.Observed) {
 			return
 		}
 	}
-	rows := o.Rows * (v.Rows / n.Op.M) // with experts several a token
-	for m := range rows {
-		row := x[m*v.Stride : m*v.Stride+v.Cols]
+	for row := range rows {
 		if r.again {
 			c.exceed(row)
 			c.sketch.add(row)

@@ -120,6 +120,7 @@ func TestOtherProgramsAgree(t *testing.T) {
 	prune.MaxGraphs = 3
 	prune.GiveSaliency(1)
 	buckets := problem.BucketExample(16, 3)
+	scales := mediumScales(2)
 	for _, program := range []struct{ name, file string }{{"glpk", "glpsol"}, {"cbc", "cbc"}} {
 		for _, format := range []string{"lp", "mps"} {
 			t.Run(program.name+" "+format, func(t *testing.T) {
@@ -143,6 +144,11 @@ func TestOtherProgramsAgree(t *testing.T) {
 				a, err1 := relay.Buckets(t.Context(), buckets, problem.Limits{})
 				b, err2 := exact.Engine{}.Buckets(t.Context(), buckets, problem.Limits{})
 				same("buckets", a.Objective, b.Objective, err1, err2)
+				for i, s := range scales {
+					x, err1 := relay.Scales(t.Context(), s, problem.Limits{})
+					y, err2 := exact.Scales(s)
+					same(fmt.Sprintf("scales %d", i), int64(1e12*x.MSE), int64(1e12*y.MSE), err1, err2)
+				}
 				for i, j := range joint {
 					a, err1 := relay.Joint(t.Context(), j, problem.Limits{})
 					b, err2 := exact.Engine{}.Joint(t.Context(), j, problem.Limits{})

@@ -8,7 +8,7 @@ import (
 )
 
 // Scales chooses activation scales to optimality: weighted k-means in one dimension, whose clusters are intervals of
-// the sorted samples, by dynamic programming. The cost of an interval is Monge, so the best left ends advance with the
+// the sorted samples, by dynamic programming: an interval's scale is its mean, with Cover its largest sample. The cost of an interval is Monge, so the best left ends advance with the
 // right ends and divide and conquer takes O(K n log n) (Groenlund et al., arXiv 1701.07204).
 func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
 	if err := s.Validate(); err != nil {
@@ -26,6 +26,10 @@ func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
 	}
 	cost := func(i, j int) float64 { // of samples i..j-1 as one cluster
 		t := sum[j] - sum[i]
+		if s.Cover {
+			top := x[j-1] - middle
+			return max(0, squares[j]-squares[i]-float64(2*top*t)+float64(float64(j-i)*float64(top*top)))
+		}
 		return max(0, squares[j]-squares[i]-float64(t*t)/float64(j-i))
 	}
 	k := 1
@@ -66,6 +70,11 @@ func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
 		i := 0
 		if c > 0 {
 			i = int(from[c][j])
+		}
+		if s.Cover {
+			out.Scales = append(out.Scales, x[j-1])
+			j = i
+			continue
 		}
 		total := 0.0
 		for _, v := range x[i:j] {

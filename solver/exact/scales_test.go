@@ -27,7 +27,11 @@ func bruteScales(s *problem.Scales) float64 {
 		total := 0.0
 		for to := from + 1; to <= len(x); to++ {
 			total += x[to-1]
-			walk(to, left-1, append(slices.Clone(scales), total/float64(to-from)))
+			scale := total / float64(to-from)
+			if s.Cover {
+				scale = x[to-1]
+			}
+			walk(to, left-1, append(slices.Clone(scales), scale))
 		}
 	}
 	walk(0, s.K, nil)
@@ -37,7 +41,7 @@ func bruteScales(s *problem.Scales) float64 {
 func TestScalesBrute(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for i := range 10000 {
-		s := &problem.Scales{K: 1 + r.IntN(3)}
+		s := &problem.Scales{K: 1 + r.IntN(3), Cover: i%2 == 1}
 		for range 1 + r.IntN(7) {
 			x := math.Exp(r.NormFloat64())
 			if r.IntN(3) == 0 {
@@ -99,5 +103,32 @@ func TestScalesProperties(t *testing.T) {
 	}
 	if got := problem.NearestPair(pairs, 1.5, 1.5); got != 0 {
 		t.Errorf("nearest of equal pairs is %d, want the first", got)
+	}
+}
+
+// More scales never have a larger error, and with Cover every sample is held.
+func TestScalesMore(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for i := range 200 {
+		s := &problem.Scales{Cover: i%2 == 0}
+		for range 1 + r.IntN(300) {
+			s.Samples = append(s.Samples, 0.02*math.Exp(r.NormFloat64()))
+		}
+		last := math.Inf(1)
+		for s.K = 1; s.K <= 6; s.K++ {
+			got, err := Scales(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Verify(got); err != nil {
+				t.Fatal(err)
+			}
+			if got.MSE > last*(1+1e-12) {
+				t.Fatalf("instance %d: %d scales have %v, one fewer %v", i, s.K, got.MSE, last)
+			}
+			if last = got.MSE; s.Cover && slices.Max(got.Scales) != slices.Max(s.Samples) {
+				t.Fatalf("instance %d: scales %v do not hold %v", i, got.Scales, slices.Max(s.Samples))
+			}
+		}
 	}
 }

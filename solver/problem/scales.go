@@ -18,9 +18,11 @@ const MaxSamples = 1 << 20
 type Scales struct {
 	Samples []float64 // scales seen (largest magnitude over 127), any order
 	K       int       // at most that many are chosen
+	// Cover: a sample takes the smallest scale that is not below it instead of the nearest one, so that nothing saturates.
+	Cover bool
 }
 
-// ScaleSolution is the chosen scales, ascending, with the mean squared distance of the samples to the nearest. It is
+// ScaleSolution is the chosen scales, ascending, with the mean squared distance of the samples to those that they take. It is
 // optimal: of equal ones the one with the fewest scales.
 type ScaleSolution struct {
 	Scales []float64
@@ -43,11 +45,18 @@ func (s *Scales) Validate() error {
 	return nil
 }
 
-// MSEOf is the mean squared distance of the samples to the nearest of scales.
+// MSEOf is the mean squared distance of the samples to the scales that they take: with Cover the largest where a sample is
+// above all of them.
 func (s *Scales) MSEOf(scales []float64) float64 {
 	total := 0.0
 	for _, x := range s.Samples {
-		d := x - scales[NearestScale(scales, x)]
+		at := 0
+		if s.Cover {
+			at = coveringScale(scales, x)
+		} else {
+			at = NearestScale(scales, x)
+		}
+		d := x - scales[at]
 		total += float64(d * d)
 	}
 	return total / float64(len(s.Samples))
@@ -66,6 +75,18 @@ func (s *Scales) Verify(x ScaleSolution) error {
 		return diag.New(diag.ClassInternal, "verify scales: %s", fmt.Sprintf("error is %v, and the scales have %v", x.MSE, got))
 	}
 	return nil
+}
+
+// coveringScale is the index of the smallest scale that is not below x, of the largest where all are.
+func coveringScale(scales []float64, x float64) int {
+	best := 0
+	for i, v := range scales {
+		switch old := scales[best]; {
+		case v >= x && (old < x || v < old), v < x && old < x && v > old:
+			best = i
+		}
+	}
+	return best
 }
 
 // NearestScale is the index of the scale with the least squared error; the first of equally near ones.

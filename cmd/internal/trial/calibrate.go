@@ -49,6 +49,7 @@ type calibrating struct {
 	groups    []models.FoldGroup
 	done, all int
 	out       calibration.Calibration
+	unfolded  []calibration.Scales // those of out are of folded activations
 }
 
 // Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
@@ -57,6 +58,9 @@ type calibrating struct {
 func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibration.Calibration, err error) {
 	windows := o.Text.Windows
 	g := m.Graph()
+	if len(several(o.Schemes)) > 0 && !slices.Contains(o.Schemes, op.A8SQ8C) {
+		o.Schemes = append(slices.Clone(o.Schemes), op.A8SQ8C) // folds and clips are found with it
+	}
 	c := &calibrating{Model: m, o: &o, size: len(windows[0].Tokens), groups: g.Folds(), out: calibration.Calibration{
 		Schema: calibration.Schema,
 		Model:  calibration.Model{Name: m.Name, Digest: m.Digest},
@@ -85,7 +89,7 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 				candidates = append(candidates, candidate{class, scheme})
 			}
 		}
-		if scheme.QuantisedRows() {
+		if scheme.QuantisedRows() && scheme.Scales() <= 1 {
 			rounded = append(rounded, scheme)
 		}
 		if table := (candidate{m.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() && !slices.Contains(candidates, table) {
@@ -102,12 +106,21 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	}
 	runs += c.clipRuns()
 	c.all = 2*len(c.observed) + len(c.compared)*runs
+	choosing := len(several(o.Schemes)) > 0
+	if choosing {
+		c.all += 2 * len(c.observed)
+	}
 
 	first, err := c.observe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, first.Close()) }()
+	if choosing {
+		if c.unfolded, err = c.choose(ctx, nil); err != nil {
+			return nil, err
+		}
+	}
 	unfolded := map[candidate]*quality.Tally{}
 	for _, x := range candidates {
 		if unfolded[x], err = c.measure(ctx, nil, x.scheme, x.classes(), x.class); err != nil {
@@ -125,10 +138,18 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		c.all -= len(c.compared)*c.groupRuns(i, len(rounded)) - (c.done - before)
 	}
 	if len(c.out.Folds) == 0 {
+		if c.out.Scales = c.unfolded; choosing {
+			c.all -= len(c.observed)
+		}
 		if err := c.clip(ctx, unfolded); err != nil {
 			return nil, err
 		}
 		return &c.out, c.out.Validate()
+	}
+	if choosing {
+		if c.out.Scales, err = c.choose(ctx, c.out.Folds); err != nil {
+			return nil, err
+		}
 	}
 	folded, final := c.out.Groups(), map[candidate]*quality.Tally{}
 	for _, x := range candidates {
@@ -218,6 +239,9 @@ func (c *calibrating) clipped(ctx context.Context, folds []calibration.Fold, cli
 	fail := func(err error) (*quality.Tally, error) { return nil, fmt.Errorf("%s: %w", what, err) }
 	cal := c.out
 	cal.Losses, cal.Folds, cal.Clips = nil, folds, clips
+	if len(folds) == 0 {
+		cal.Scales = c.unfolded
+	}
 	p, err := c.Plan(c.size, func(node string) op.Scheme {
 		if len(classes) == 0 || slices.Contains(classes, node) {
 			return scheme

@@ -18,11 +18,10 @@ var shares = []float32{0.85, 0.7, 0.6, 0.5, 0.4, 0.3}
 // leave it: shares are tried from the largest as long as each saves a part of the loss, beyond noise. before are the losses
 // without.
 func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Tally) error {
-	i := slices.IndexFunc(c.o.Schemes, staticRows)
-	if i < 0 {
+	if !slices.Contains(c.o.Schemes, op.A8SQ8C) {
 		return nil
 	}
-	scheme, folded := c.o.Schemes[i], len(c.out.Folds) > 0
+	scheme, folded := op.A8SQ8C, len(c.out.Folds) > 0
 	classes, err := c.exclusive()
 	if err != nil {
 		return err
@@ -63,12 +62,9 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	return c.lose(x, t, folded)
 }
 
-// staticRows reports whether 8-bit rows have static scales: 16-bit grids have room, and nothing to gain.
-func staticRows(s op.Scheme) bool { return s.Static() && s.QuantisedRows() }
-
 // clipRuns is how often all windows are executed to find clips at most.
 func (c *calibrating) clipRuns() int {
-	if !slices.ContainsFunc(c.o.Schemes, staticRows) {
+	if !slices.Contains(c.o.Schemes, op.A8SQ8C) { // 16-bit grids have room, and nothing to gain
 		return 0
 	}
 	return len(shares)*len(c.Classes()) + 1
@@ -95,6 +91,6 @@ func (c *calibrating) exclusive() ([]string, error) {
 		}
 	}
 	return slices.DeleteFunc(c.Classes(), func(class string) bool {
-		return slices.ContainsFunc(readers[lower.ScaleWeight(class)], func(r string) bool { return r != class }) || len(readers[lower.ScaleWeight(class)]) == 0
+		return slices.ContainsFunc(readers[lower.ScaleWeight(class, 1)], func(r string) bool { return r != class }) || len(readers[lower.ScaleWeight(class, 1)]) == 0
 	}), nil
 }

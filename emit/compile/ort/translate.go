@@ -27,7 +27,7 @@ var (
 	// forms are those of products besides the default. The library multiplies activations of 8 bits by weights, and 4-bit weights,
 	// in one order and by one operator, and takes no weight as the second of a batch matmul's activations.
 	forms   = map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}}
-	schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8TQ4B32, op.A8TQ4B128}
+	schemes = []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8TQ4B32, op.A8TQ4B128}
 )
 
 // refuse names what is not translated.
@@ -305,7 +305,7 @@ func (t *translator) quantRows(o op.Op, x string, w []string) {
 		t.Model.Graph.Outputs = append(t.Model.Graph.Outputs, onnx.Value{Name: scale, Type: onnx.Float32, Dims: []int64{int64(rows), 1}})
 		t.out[1] = scale
 	}
-	if o.Static {
+	if o.Static && o.Scales == 0 {
 		t.Add("scale", "", "Sum", list(nan, w[0]), list(scale)) // see bias
 		t.static[scale] = w[0]
 		q := t.Do("", "", "QuantizeLinear", list(x, w[0], t.zeroPoint(1)))
@@ -321,6 +321,15 @@ func (t *translator) quantRows(o op.Op, x string, w []string) {
 		top = t.Do("top", "", "Max", list(t.Do("max", "", "ReduceMax", list(x, axis), keep), low))
 	}
 	s := t.Do("div", "", "Div", list(top, t.Float(127)))
+	if o.Static { // the smallest of several scales that is not below it, else the largest
+		largest := t.Do("largest", "", "ReduceMax", list(w[0], axis), keep)
+		holding := t.Do("holding", "", "Where", list(t.Do("holds", "", "GreaterOrEqual", list(w[0], s)), w[0], largest))
+		s = t.Do("smallest", "", "ReduceMin", list(holding, axis), keep)
+		t.Add("scale", "", "Add", list(s, nan), list(scale))
+		q := t.Do("", "", "QuantizeLinear", list(x, t.reshape("rows", s, int64(rows)), t.zeroPoint(rows)), onnx.Int("axis", 0))
+		t.Add("clip", "", "Clip", list(q, t.Constant(onnx.Tensor{Type: onnx.Uint8, Raw: []byte{1}})), t.out[:1])
+		return
+	}
 	t.Add("scale", "", "Add", list(s, nan), list(scale))
 	// A row of zeros has scale 0 and is divided by the smallest number there is.
 	by := t.reshape("rows", t.Do("tiny", "", "Max", list(s, t.Float(0x1p-149))), int64(rows))
@@ -335,7 +344,7 @@ func (t *translator) matMul(o op.Op, in, w []string) {
 			product = y
 		}
 		t.product(o, in[0], w[0], product)
-	case op.A8TQ8C, op.A8SQ8C:
+	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
 		operands := list(in[0], w[0], t.Float(1), w[0]+".scale", t.zeroPoint(0))
 		if one := t.static[in[1]]; one != "" || o.M == 1 { // one scale for all rows is the operator's own
 			if one == "" {

@@ -46,6 +46,9 @@ func refuse(o op.Op) error {
 		return diag.New(diag.ClassInput, "products in the form %q are not compiled", o.Form)
 	case o.Kind == op.QuantRows && !o.Static:
 		return diag.New(diag.ClassInput, "operator %q with a scale for each row is not compiled: graphs are compiled with the scales in them", o.Kind)
+	case o.Scales > 1:
+		return diag.New(diag.ClassInput, "operator %q with %d static scales to choose from is not compiled: a graph has one constant in it", o.Kind, o.Scales).
+			WithHint("permit %s for this processor, with a single static scale", op.A8SQ8C)
 	case o.Rows() > maxRows:
 		return diag.New(diag.ClassInput, "%d rows, want at most %d", o.Rows(), maxRows)
 	}

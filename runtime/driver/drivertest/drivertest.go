@@ -171,6 +171,7 @@ func operators() []op.Op {
 				op.Op{Kind: op.LayerNorm, M: m, N: n, Eps: 1e-5},
 				op.Op{Kind: op.QuantRows, M: m, N: n},
 				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true, Scales: 2 + 2*(m%2)},
 				op.Op{Kind: op.Add, M: m, N: n},
 				op.Op{Kind: op.Copy, M: m, N: n},
 				op.Op{Kind: op.SelectRow, M: m, N: n},
@@ -183,6 +184,7 @@ func operators() []op.Op {
 				op.Op{Kind: op.Clip, M: m, N: n, Cap: []float64{30, 0.5, 1e-3}[i]},
 				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 1 + 3*i},
 				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2 + i, Static: true},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2 + i, Static: true, Scales: 2},
 				op.Op{Kind: op.Copy, M: m, N: n, Fan: 8 - i},
 				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{1, 2, 8}[i]},
 				op.Op{Kind: op.Combine, M: m, N: n, Fan: []int{5, 4, 3}[i]},
@@ -511,7 +513,7 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 			}
 			q, s := value(in+"8", op.U8, m, k), value(in+"s", op.F32, m, 1)
 			g.Temps = append(g.Temps, q, s)
-			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Static: scheme.Static()}
+			quant := scheme.QuantRows(m, k, 1)
 			g.node(quant, names(in), static(quant, in), names(q.Name, s.Name))
 			g.node(o, names(q.Name, s.Name), names(w), names(y))
 		}
@@ -534,7 +536,7 @@ func blocks(c *driver.Capabilities, m int) map[string]op.Graph {
 				g.node(o, names(in, "ids"), names(w), names(y))
 				return
 			}
-			quant := op.Op{Kind: op.QuantRows, M: m, N: k, Fan: fan, Static: scheme.Static()}
+			quant := scheme.QuantRows(m, k, fan)
 			if spread {
 				quant.Fan = 0
 			}
@@ -656,7 +658,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 // Rows of zeros give zeros, not NaN, everywhere; no rows give nothing.
 func testZeroRows(t *testing.T, f *Factory) {
 	s := open(t, f, f.Config)
-	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33, Static: true},
+	ops := []op.Op{{Kind: op.Norm, M: 2, N: 33}, {Kind: op.Norm, M: 2, N: 33, Eps: 1e-6}, {Kind: op.LayerNorm, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33}, {Kind: op.QuantRows, M: 2, N: 33, Static: true}, {Kind: op.QuantRows, M: 2, N: 33, Static: true, Scales: 3},
 		{Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.SiLU}, {Kind: op.GLU, M: 2, N: 32, Interleave: 16, Act: op.GELUTanh, Fan: 2}, {Kind: op.Softcap, M: 2, N: 33, Cap: 3},
 		{Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16}, {Kind: op.QKNorm, M: 2, Heads: 2, KVHeads: 1, HeadDim: 16, Joint: true}}
 	for _, scheme := range op.Schemes {
@@ -977,6 +979,8 @@ func testRefusedValues(t *testing.T, f *Factory) {
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40}, "x", math.Inf(-1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.NaN(), 3, 0, []string{"quant_rows", "row 1"}},
+		{op.Op{Kind: op.QuantRows, M: 3, N: 40, Static: true, Scales: 2}, "x", math.Inf(1), 3, 0, []string{"quant_rows", "row 1"}},
 		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ8C}, "x", math.NaN(), 3, 0, []string{"matmul", "row 1"}},
 		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16SQ4C}, "x", math.Inf(-1), 3, 0, []string{"matmul", "row 1"}},
 		{op.Op{Kind: op.MatMul, M: 3, K: 40, N: 33, Scheme: op.A16FW16}, "x", 65520, 3, 0, []string{"matmul", "row 1", "f16"}},

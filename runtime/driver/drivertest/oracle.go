@@ -233,7 +233,7 @@ func evaluate(g *op.Graph, vals map[string]*array, weights map[string]stored, c 
 				}
 				scale := float64(float32(top / 127))
 				if o.Static {
-					scale = float64(w.v[0])
+					scale = float64(op.StaticScale(w.v, float32(top)))
 				}
 				out[1].set(r, 0, scale, 0)
 				for j := range o.N {

@@ -406,17 +406,21 @@ func (b *builder) quantStatic() (step, error) {
 	if err != nil {
 		return step{}, err
 	}
-	v := w[0]
-	if !(v > 0 && v <= math.MaxFloat32) {
-		return step{}, fmt.Errorf("the static scale is %v, want a positive number", v)
+	w = w[:max(1, o.Scales)]
+	for _, v := range w {
+		if !(v > 0 && v <= math.MaxFloat32) {
+			return step{}, fmt.Errorf("the static scale is %v, want a positive number", v)
+		}
 	}
+	e.need.scales = max(e.need.scales, o.Rows())
 	s := b.byBlocks(max(1, o.Fan), 6*o.N, func(_, r0, r1 int) {
-		if bad := k(y.raw[r0*y.ld:], y.ld, v, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
+		dense := e.have.scale[r0:r1]
+		if bad := k(y.raw[r0*y.ld:], y.ld, dense, w, x.f32[r0*x.ld:], x.ld, r1-r0, o.N); bad >= 0 {
 			e.refuse(r0 + bad)
 			return
 		}
-		for r := r0; r < r1; r++ {
-			scale.f32[r*scale.ld] = v
+		for i, v := range dense {
+			scale.f32[(r0+i)*scale.ld] = v
 		}
 	})
 	s.refused = func(int) error { return errNotFinite }
@@ -463,7 +467,7 @@ func (b *builder) product() (f product, tileBytes, sums int, err error) {
 		return func(y []float32, ldy int, x activations, at, m, n int) {
 			set.MatMulBF16(y, ldy, x.f32, x.ld, w[at/2:], m, o.K, n)
 		}, int(size), 0, nil
-	case op.A8TQ8C, op.A8SQ8C:
+	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
 		if o.K > maxDotK {
 			return nil, 0, 0, fmt.Errorf("k = %d of scheme %q, want at most %d", o.K, o.Scheme, maxDotK)
 		}

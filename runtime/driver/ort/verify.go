@@ -180,7 +180,7 @@ func (v *verifier) node(i int, nodes []onnx.Node) error {
 	switch n.Op.Kind {
 	case op.QuantRows:
 		e.quantRows(n.Op, in[0], w, out)
-		if n.Op.Static {
+		if n.Op.Static && n.Op.Scales == 0 {
 			v.static[out[1]] = w[0]
 		}
 	case op.MatMul:
@@ -266,7 +266,7 @@ func codes(n int, x byte) string {
 func (e *expected) quantRows(o op.Op, x string, w, out []string) {
 	rows, axis, keep := o.Rows(), ints(1), onnx.Int("keepdims", 1)
 	nan := e.do("nan", "", "Mul", list(e.do("sum", "", "ReduceSum", list(x, axis), keep), float(0)))
-	if o.Static {
+	if o.Static && o.Scales == 0 {
 		e.add("scale", "", "Sum", list(nan, w[0]), out[1:])
 		q := e.do("", "", "QuantizeLinear", list(x, w[0], codes(1, 128)))
 		e.add("clip", "", "Clip", list(q, codes(0, 1)), out[:1])
@@ -280,6 +280,15 @@ func (e *expected) quantRows(o op.Op, x string, w, out []string) {
 		top = e.do("top", "", "Max", list(e.do("max", "", "ReduceMax", list(x, axis), keep), low))
 	}
 	s := e.do("div", "", "Div", list(top, float(127)))
+	if o.Static {
+		largest := e.do("largest", "", "ReduceMax", list(w[0], axis), keep)
+		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(w[0], s)), w[0], largest))
+		s = e.do("smallest", "", "ReduceMin", list(holding, axis), keep)
+		e.add("scale", "", "Add", list(s, nan), out[1:])
+		q := e.do("", "", "QuantizeLinear", list(x, e.do("rows", "", "Reshape", list(s, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))
+		e.add("clip", "", "Clip", list(q, codes(0, 1)), out[:1])
+		return
+	}
 	e.add("scale", "", "Add", list(s, nan), out[1:])
 	by := e.do("rows", "", "Reshape", list(e.do("tiny", "", "Max", list(s, float(0x1p-149))), ints(int64(rows))))
 	e.add("", "", "QuantizeLinear", list(x, by, codes(rows, 128)), out[:1], onnx.Int("axis", 0))
@@ -305,7 +314,7 @@ func (e *expected) matMul(o op.Op, in, w []string, y string) {
 		}
 		e.product(o, in[0], w[0], product)
 		bias()
-	case op.A8TQ8C, op.A8SQ8C:
+	case op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C:
 		operands := list(in[0], w[0], float(1), w[0]+".scale", codes(0, 128))
 		if one := e.v.static[in[1]]; one != "" || o.M == 1 {
 			if one == "" {

@@ -240,7 +240,7 @@ func supports(c *driver.Capabilities, o op.Op) error {
 	if err := c.Supports(o); err != nil {
 		return err
 	}
-	if o.Kind == op.QuantRows && !o.Static {
+	if o.Kind == op.QuantRows && (!o.Static || o.Scales > 1) {
 		return errors.New("scales of each row are not supported: a compiled graph has its scales in it")
 	}
 	return nil

@@ -432,7 +432,8 @@ func TestQuantStatic(t *testing.T) {
 	eachSet(t, func(t *testing.T, s *Set) {
 		rng := rand.New(rand.NewPCG(9, 11))
 		for _, n := range []int{1, 7, 16, 31, 64, 127, 1000} {
-			for _, scale := range []float32{1, 0.5, 0.003, 1e-30, 1e-44, 1e30} {
+			for _, from := range [][]float32{{1}, {0.5}, {0.003}, {1e-30}, {1e-44}, {1e30}, {0.003, 0.02}, {0.02, 0.003}, {0.01, 0.01}, {1e-44, 1e30}, {0.002, 0.01, 0.02, 1e34}} {
+				scale := from[0]
 				const m = 6
 				count := 0
 				x := newStrided(t, m, n, 2, func() float32 {
@@ -441,24 +442,41 @@ func TestQuantStatic(t *testing.T) {
 					return v * []float32{1, 0, 1e37, scale, 127 * scale, 0.5}[(count-1)/n%m]
 				})
 				y := guardedSlice[uint8](t, (m-1)*(n+3)+n)
-				if bad := s.QuantStatic(y, n+3, scale, x.v, x.ld, m, n); bad != -1 {
+				got := guardedSlice[float32](t, m)
+				if bad := s.QuantStatic(y, n+3, got, from, x.v, x.ld, m, n); bad != -1 {
 					t.Fatalf("n=%d: refused row %d", n, bad)
+				}
+				var holds [m]float32 // the smallest that does, else the largest
+				for r := range m {
+					top := float32(0)
+					for _, v := range x.v[r*x.ld : r*x.ld+n] {
+						top = max(top, v, -v)
+					}
+					holds[r] = slices.Max(from)
+					for _, v := range from {
+						if v >= top/127 && v < holds[r] {
+							holds[r] = v
+						}
+					}
+					if got[r] != holds[r] {
+						t.Fatalf("n=%d scales %v: row %d with at most %v has %v, want %v", n, from, r, top, got[r], holds[r])
+					}
 				}
 				for i, v := range y {
 					r, c := i/(n+3), i%(n+3)
 					want := 0.0 // between rows
 					if c < n {
-						want = 128 + max(-127, min(127, math.RoundToEven(float64(x.v[r*x.ld+c]/scale))))
+						want = 128 + max(-127, min(127, math.RoundToEven(float64(x.v[r*x.ld+c]/holds[r]))))
 					}
 					if float64(v) != want {
-						t.Fatalf("n=%d scale %v: y[%d,%d] = %d, want %v", n, scale, r, c, v, want)
+						t.Fatalf("n=%d scales %v: y[%d,%d] = %d, want %v", n, from, r, c, v, want)
 					}
 				}
 				for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 					r, c := rng.IntN(m), rng.IntN(n)
 					old := x.v[r*x.ld+c]
 					x.v[r*x.ld+c] = float32(bad)
-					if got := s.QuantStatic(y, n+3, scale, x.v, x.ld, m, n); got != r {
+					if got := s.QuantStatic(y, n+3, got, from, x.v, x.ld, m, n); got != r {
 						t.Fatalf("n=%d: %v at [%d,%d] was answered %d", n, bad, r, c, got)
 					}
 					x.v[r*x.ld+c] = old

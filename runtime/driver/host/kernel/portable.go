@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
 
@@ -255,14 +256,17 @@ func quantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) 
 	return -1
 }
 
-func quantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+func quantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		if magnitude(row, 0) >= notFinite {
+		top := magnitude(row, 0)
+		if top >= notFinite {
 			return r
 		}
+		s := op.StaticScale(from, math.Float32frombits(top))
+		scale[r] = s
 		for c, v := range row {
-			out[c] = saturate(v / scale)
+			out[c] = saturate(v / s)
 		}
 	}
 	return -1

@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -133,13 +134,20 @@ func refQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	return -1
 }
 
-func refQuantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+func refQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	for r := range m {
-		for c, v := range x[r*ldx : r*ldx+n] {
+		row, top := x[r*ldx:r*ldx+n], float32(0)
+		for _, v := range row {
 			if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
 				return r
 			}
-			y[r*ldy+c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/scale)))))
+			top = max(top, v, -v)
+		}
+		sorted := slices.Sorted(slices.Values(from))
+		i, _ := slices.BinarySearch(sorted, top/127)
+		scale[r] = sorted[min(i, len(sorted)-1)]
+		for c, v := range row {
+			y[r*ldy+c] = uint8(128 + max(-127, min(127, math.RoundToEven(float64(v/scale[r])))))
 		}
 	}
 	return -1

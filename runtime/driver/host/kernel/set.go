@@ -100,9 +100,9 @@ type Set struct {
 	// that one on are then undefined.
 	QuantRows func(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n int) int
 
-	// QuantStatic is QuantRows with the same scale, positive and finite, for every row: what is larger than 127 times it
-	// saturates.
-	QuantStatic func(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int
+	// QuantStatic is QuantRows where each row has the one of the scales from, which are positive and finite, that
+	// op.StaticScale names: what is larger than 127 times it saturates.
+	QuantStatic func(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int
 
 	// Norm computes y[r,c] = gain[c] * (x[r,c] / sqrt(mean_c(x[r,c]^2) + eps)); a zero row gives zeros
 	// even when eps is 0. y may be x.

@@ -766,10 +766,14 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		}
 		return result{u: u, note: fmt.Sprint(bad)}
 	}, none)
-	static := float32(math.Exp(20*x.rng.Float64() - 12)) // with it everything saturates, or nothing
+	static := make([]float32, 1+x.rng.IntN(4))
+	for i := range static {
+		static[i] = float32(math.Exp(20*x.rng.Float64() - 12)) // with it everything saturates, or nothing
+	}
 	check("QuantStatic", 1, func(set *Set, m_ *memory) result {
 		y, a := outputU8(m_, m, n, ldy), input(m_, a)
-		bad := set.QuantStatic(y, ldy, static, a, ldx, m, n)
+		scale := make([]float32, m)
+		bad := set.QuantStatic(y, ldy, scale, static, a, ldx, m, n)
 		rows := m
 		if bad >= 0 {
 			rows = bad
@@ -777,6 +781,7 @@ func twinRows(t testing.TB, sets []*Set, s shape, x *values, before bool, which 
 		u := make([]uint8, 0, m*n)
 		for r := range rows {
 			u = append(u, y[r*ldy:r*ldy+n]...)
+			u = append(u, mem.Bytes(scale[r:r+1])...)
 		}
 		return result{u: u, note: fmt.Sprint(bad)}
 	}, none)

@@ -39,24 +39,28 @@ func vecQuantRows(y []uint8, ldy int, scale []float32, x []float32, ldx, m, n in
 	return -1
 }
 
-func vecQuantStatic(y []uint8, ldy int, scale float32, x []float32, ldx, m, n int) int {
+func vecQuantStatic(y []uint8, ldy int, scale, from []float32, x []float32, ldx, m, n int) int {
 	const most = 1 << 30 // what the assembly's conversion to integers can take
 	whole := n &^ (vecN - 1)
+	if whole == 0 {
+		return quantStatic(y, ldy, scale, from, x, ldx, m, n)
+	}
 	for r := range m {
 		row, out := x[r*ldx:r*ldx+n], y[r*ldy:r*ldy+n]
-		done := 0
-		if whole > 0 {
-			top := magnitude(row[whole:], maxAbs256(&row[0], whole))
-			if top >= notFinite {
-				return r
-			}
-			if math.Float32frombits(top)/scale < most {
-				quant256(&out[0], &row[0], whole, scale)
-				done = whole
-			}
-		}
-		if quantStatic(out[done:], ldy, scale, row[done:], ldx, 1, n-done) >= 0 {
+		top := magnitude(row[whole:], maxAbs256(&row[0], whole))
+		if top >= notFinite {
 			return r
+		}
+		largest := math.Float32frombits(top)
+		s := op.StaticScale(from, largest)
+		scale[r] = s
+		done := 0
+		if largest/s < most {
+			quant256(&out[0], &row[0], whole, s)
+			done = whole
+		}
+		for c, v := range row[done:] {
+			out[done+c] = saturate(v / s)
 		}
 	}
 	return -1
