@@ -36,7 +36,8 @@ Kullback-Leibler divergence with its 95 % interval. Where channels stick out it 
 in front, in the gain of a norm or in the columns of a weight, and to multiply the rows that read them. Folds are
 kept where they save a twentieth of the first scheme's loss at least and make no other lose more, beyond noise:
 name the --schemes that plans will use. For static scales (a8s/q8c) it finds for every class what share of the range
-to cover: what is beyond it is clipped. docs/calibration.md describes the file. The same inputs on the same kind of
+to cover: what is beyond it is clipped. For several of them (a8s2/q8c, a8s4/q8c) it observes the rows once more, as they are folded, and chooses
+those that rows lose least by; a8s/q8c is measured with them. docs/calibration.md describes the file. The same inputs on the same kind of
 machine give the same bytes.
 
 Half of the windows of 256 tokens are executed for each class and scheme. Without --windows there are 32 of them

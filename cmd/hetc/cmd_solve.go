@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
@@ -316,7 +317,7 @@ func showLimits(s *cli.Streams, p *planir.Plan) {
 
 // showStatic tells in which phases activations have static scales.
 func showStatic(s *cli.Streams, p *planir.Plan) {
-	count, grid := map[string]int{}, map[string]bool{}
+	count, scheme := map[string]int{}, map[string]op.Scheme{}
 	for i := range p.Decisions {
 		if d := &p.Decisions[i]; d.Scheme.Static() {
 			phase := "prefill"
@@ -325,15 +326,18 @@ func showStatic(s *cli.Streams, p *planir.Plan) {
 			}
 			what := phase + " " + string(d.Scheme)
 			count[what]++
-			grid[what] = d.Scheme.Grid()
+			scheme[what] = d.Scheme
 		}
 	}
 	for _, what := range slices.Sorted(maps.Keys(count)) {
-		beyond := "what"
-		if grid[what] {
+		beyond, choice := "what", ""
+		if scheme[what].Grid() {
 			beyond = fmt.Sprintf("%d times what", calibration.GridMargin)
 		}
-		s.Printf("static scales: %s in %d decisions: activations that exceed %s the calibration saw are clipped\n", what, count[what], beyond)
+		if n := scheme[what].Scales(); n > 1 {
+			choice = fmt.Sprintf("every row has the smallest of %d that holds it, and ", n)
+		}
+		s.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n", what, count[what], choice, beyond)
 	}
 }
 

@@ -203,6 +203,7 @@ func TestTranslateRefuses(t *testing.T) {
 		"a table":            {bare(op.Op{Kind: op.Embed, M: 3, K: 53, N: 8, Table: op.F32}), `operator "embed" is not compiled`},
 		"rows with scales":   {bare(op.Op{Kind: op.QuantRows, M: 3, N: 8}), `"quant_rows" with a scale for each row`},
 		"rows that leave":    {bare(op.Op{Kind: op.QuantRows, M: 3, N: 8, Static: true}), `is u8: results leave a compiled graph as f32`},
+		"scales to choose":   {bare(op.Op{Kind: op.QuantRows, M: 4, N: 32, Static: true, Scales: 2}), `operator "quant_rows" with 2 static scales to choose from is not compiled`},
 		"another scheme":     {bare(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A8TQ8C}), `scheme "a8t/q8c" is not compiled, want one of`},
 		"another form":       {bare(op.Op{Kind: op.MatMul, M: 4, K: 32, N: 32, Scheme: op.A16SQ8C, Form: op.Swapped}), `form "swapped" are not compiled`},
 		"many rows":          {bare(op.Op{Kind: op.Activate, M: 1 << 17, N: 8, Act: op.ReLU}), "131072 rows, want at most 65536"},

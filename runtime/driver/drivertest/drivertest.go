@@ -204,6 +204,9 @@ func operators() []op.Op {
 			op.Op{Kind: op.Activate, M: 19, N: 1024, Act: act}, op.Op{Kind: op.Activate, M: 7, N: 330, Act: act, Fan: 4})
 	}
 	for _, s := range op.Schemes {
+		if s.Scales() > 1 {
+			continue // products are those of a single static scale; blocks of operators have them
+		}
 		for i, sh := range [][3]int{{1, 1, 1}, {1, 64, 32}, {1, 97, 131}, {2, 31, 33}, {3, 5, 7}, {5, 100, 64}, {13, 128, 97}, {1, 512, 672}, {21, 96, 160}, {33, 64, 32}} {
 			o := op.Op{Kind: op.MatMul, M: sh[0], K: sh[1], N: sh[2], Scheme: s}
 			add(o)

@@ -314,6 +314,9 @@ func TestWorkersAgree(t *testing.T) {
 func TestRowsAgree(t *testing.T) {
 	const most, n = 61, 2020 // so that even float32 rows are packed
 	for _, scheme := range op.Schemes {
+		if scheme.Scales() > 1 {
+			continue // the product of a single static scale
+		}
 		for _, sel := range selectors(t) {
 			p, do := processor(t, driver.Config{Select: sel})
 			g := op.Single(op.Op{Kind: op.MatMul, M: most, K: 131, N: n, Scheme: scheme, Bias: true}, pack.N32)
@@ -762,6 +765,9 @@ func FuzzParseGraph(f *testing.F) {
 func BenchmarkMatMul(b *testing.B) {
 	for _, sel := range selectors(b) {
 		for _, scheme := range op.Schemes {
+			if scheme.Scales() > 1 {
+				continue
+			}
 			for _, m := range []int{1, 128} {
 				g := op.Single(op.Op{Kind: op.MatMul, M: m, K: 2048, N: 2048, Scheme: scheme}, pack.N32)
 				b.Run(fmt.Sprintf("cores=%s/%s/m=%d", sel, strings.ReplaceAll(string(scheme), "/", ":"), m), func(b *testing.B) {
