@@ -110,7 +110,7 @@ func block(m int, scheme op.Scheme) op.Graph {
 		}
 		g.Nodes = append(g.Nodes, op.Node{Op: o, In: in, W: w, Out: out})
 	}
-	quant := func(n int) op.Op { return op.Op{Kind: op.QuantRows, M: m, N: n, Static: scheme.Static()} }
+	quant := func(n int) op.Op { return scheme.QuantRows(m, n, 1) }
 	scale := func(s string) []string {
 		if scheme.Static() {
 			return []string{s}
@@ -165,6 +165,7 @@ func TestModels(t *testing.T) {
 		graphs["in place "+act] = g
 	}
 	graphs["block of rows"], graphs["block of static rows"] = block(5, op.A8TQ8C), block(5, op.A8SQ8C)
+	graphs["block of several static scales"] = block(5, op.A8S2Q8C)
 	for name, g := range graphs {
 		t.Run(name, func(t *testing.T) {
 			golden.Equal(t, "txt", dump(compiled(t, g)))

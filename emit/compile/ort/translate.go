@@ -322,8 +322,10 @@ func (t *translator) quantRows(o op.Op, x string, w []string) {
 	}
 	s := t.Do("div", "", "Div", list(top, t.Float(127)))
 	if o.Static { // the smallest of several scales that is not below it, else the largest
-		largest := t.Do("largest", "", "ReduceMax", list(w[0], axis), keep)
-		holding := t.Do("holding", "", "Where", list(t.Do("holds", "", "GreaterOrEqual", list(w[0], s)), w[0], largest))
+		// What follows from weights alone the library computes before it has their values: each row has its copy.
+		each := t.Do("each", "", "Sum", list(nan, w[0]))
+		largest := t.Do("largest", "", "ReduceMax", list(each, axis), keep)
+		holding := t.Do("holding", "", "Where", list(t.Do("holds", "", "GreaterOrEqual", list(each, s)), each, largest))
 		s = t.Do("smallest", "", "ReduceMin", list(holding, axis), keep)
 		t.Add("scale", "", "Add", list(s, nan), list(scale))
 		q := t.Do("", "", "QuantizeLinear", list(x, t.reshape("rows", s, int64(rows)), t.zeroPoint(rows)), onnx.Int("axis", 0))

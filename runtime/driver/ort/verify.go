@@ -281,8 +281,9 @@ func (e *expected) quantRows(o op.Op, x string, w, out []string) {
 	}
 	s := e.do("div", "", "Div", list(top, float(127)))
 	if o.Static {
-		largest := e.do("largest", "", "ReduceMax", list(w[0], axis), keep)
-		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(w[0], s)), w[0], largest))
+		each := e.do("each", "", "Sum", list(nan, w[0]))
+		largest := e.do("largest", "", "ReduceMax", list(each, axis), keep)
+		holding := e.do("holding", "", "Where", list(e.do("holds", "", "GreaterOrEqual", list(each, s)), each, largest))
 		s = e.do("smallest", "", "ReduceMin", list(holding, axis), keep)
 		e.add("scale", "", "Add", list(s, nan), out[1:])
 		q := e.do("", "", "QuantizeLinear", list(x, e.do("rows", "", "Reshape", list(s, ints(int64(rows)))), codes(rows, 128)), onnx.Int("axis", 0))

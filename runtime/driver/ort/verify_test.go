@@ -49,7 +49,7 @@ func chained(m int, scheme op.Scheme, bias bool) *op.Graph {
 		if scheme.QuantisedRows() {
 			in = []string{x + "8", x + "s"}
 			g.Temps = append(g.Temps, v(in[0], op.U8, k), v(in[1], op.F32, 1))
-			node(op.Op{Kind: op.QuantRows, M: m, N: k, Static: scheme.Static()}, []string{x}, in)
+			node(scheme.QuantRows(m, k, 1), []string{x}, in)
 		}
 		node(op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme, Bias: bias}, in, []string{y})
 	}
@@ -68,7 +68,7 @@ func TestVerifyAccepts(t *testing.T) {
 		for _, n := range []int{1, 48} {
 			ops = append(ops,
 				op.Op{Kind: op.Norm, M: m, N: n}, op.Op{Kind: op.LayerNorm, M: m, N: n}, op.Op{Kind: op.QuantRows, M: m, N: n}, op.Op{Kind: op.QuantRows, M: m, N: n, Fan: 2},
-				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true}, op.Op{Kind: op.Add, M: m, N: n}, op.Op{Kind: op.Copy, M: m, N: n}, op.Op{Kind: op.Gate, M: m, N: n},
+				op.Op{Kind: op.QuantRows, M: m, N: n, Static: true}, op.Op{Kind: op.QuantRows, M: m, N: n, Static: true, Scales: 2}, op.Op{Kind: op.Add, M: m, N: n}, op.Op{Kind: op.Copy, M: m, N: n}, op.Op{Kind: op.Gate, M: m, N: n},
 				op.Op{Kind: op.Softcap, M: m, N: n, Cap: 3}, op.Op{Kind: op.Clip, M: m, N: n, Cap: 3})
 			for _, typ := range []op.Type{op.F32, op.F16, op.BF16} {
 				ops = append(ops, op.Op{Kind: op.Embed, M: m, K: 1, N: n, Table: typ}, op.Op{Kind: op.Embed, M: m, K: 7, N: n, Table: typ}, op.Op{Kind: op.Embed, M: m, K: 7, N: n, Table: typ, Scale: 3})
@@ -170,6 +170,7 @@ func TestVerifyRefuses(t *testing.T) {
 		"NaN that does not show":        {op.A8TQ8C, func(m *onnx.Model) { n := at(m, "n1.scale"); n.In[1] = n.In[0] }, []string{"node 1 (quant_rows)", `"n1.scale"`}},
 		"rounding along the other axis": {op.A8TQ8C, func(m *onnx.Model) { attr(at(m, "n1"), "axis", 1) }, []string{"node 1 (quant_rows)", "axis=1"}},
 		"a result of another node":      {op.A8TQ8C, func(m *onnx.Model) { at(m, "n1").Out[0] = "v2.0" }, []string{"node 1 (quant_rows)", `writes "v2.0"`}},
+		"the scales that rows have":     {op.A8S2Q8C, func(m *onnx.Model) { x := at(m, "n1.holding"); x.In[1], x.In[2] = x.In[2], x.In[1] }, []string{"node 1 (quant_rows)"}},
 		"a static scale":                {op.A8SQ8C, func(m *onnx.Model) { at(m, "n1").In[1] = at(m, "n2").In[3] }, []string{"node 1 (quant_rows)"}},
 		"another function":              {op.A32W32, func(m *onnx.Model) { n := at(m, "n2.act"); n.Op, n.Domain = "Relu", "" }, []string{"node 2 (glu)", `"Relu"`}},
 		"a weight's shape":              {op.A8TQ8C, func(m *onnx.Model) { slices.Reverse(initializer(m, "w1").Dims) }, []string{`initializer "w1"`, "[192 64]", "[64 192]"}},
