@@ -100,7 +100,8 @@ type tierSearch struct {
 	limit   int64 // nodes of the search that is under way, of those
 	nodes   int64
 
-	best    int64 // no more than this is of interest
+	farkas  []*duals // without the main term: they rule out a set of tiers
+	best    int64    // no more than this is of interest
 	choices [][]int
 	bound   int64 // no solution is below it, as far as it is below best
 }
@@ -202,7 +203,7 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 	}
 	s.budgets = slices.DeleteFunc(s.budgets, func(b budget) bool { return b.layer < 0 && b.limit >= b.most })
 	s.scale = 1
-	for most := max(1, s.largest(&s.main)); s.scale < 1<<40 && s.scale*most < 1<<49; {
+	for most := max(1, s.largest(&s.main)); s.scale < 1<<40 && s.scale*most < 1<<46; {
 		s.scale *= 2
 	}
 	return s
@@ -222,8 +223,10 @@ func (s *tierSearch) measure(m problem.TierMeasure) term {
 	return term{prices{npu: 1, cpu: 1, sync: 1}, !s.p.Serial}
 }
 
-// duals are multipliers: of the budgets, in 1/scale of the main term, and the weight of the NPU's time by layer.
+// duals are multipliers: of the main term, which is the search's scale or, where nothing but keeping budgets counts, 0; of the budgets, in
+// 1/scale of the main term; and the weight of the NPU's time by layer.
 type duals struct {
+	main  int64
 	mult  []int64
 	split []float64
 }
@@ -237,7 +240,7 @@ func (s *tierSearch) combined(l int, d *duals) (p prices, longer int64) {
 			p.add(x.prices, times)
 		}
 	}
-	put(&s.main, s.scale)
+	put(&s.main, d.main)
 	for i := range s.budgets {
 		if b := &s.budgets[i]; d.mult[i] > 0 && (b.layer < 0 || b.layer == l) {
 			put(&b.term, d.mult[i])
@@ -255,7 +258,7 @@ func (s *tierSearch) weighed(p prices, longer int64, split float64) prices {
 
 // even are no multipliers.
 func (s *tierSearch) even() *duals {
-	d := &duals{mult: make([]int64, len(s.budgets)), split: make([]float64, len(s.t.Cells))}
+	d := &duals{main: s.scale, mult: make([]int64, len(s.budgets)), split: make([]float64, len(s.t.Cells))}
 	for l := range d.split {
 		d.split[l] = 0.5
 	}

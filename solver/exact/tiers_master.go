@@ -21,10 +21,12 @@ type master struct {
 	x     []float64
 	y     []float64 // prices
 	tries int       // pivots since the inverse was computed
+	first bool      // nothing counts but that forced rows are kept
 }
 
 const (
-	forcedCost   = 1e4
+	forcedCost   = 1e3
+	masterKept   = 1e-3 // of forcedCost: what is left of forced rows counts as none
 	masterSteps  = 4000
 	masterAgain  = 150 // pivots until the inverse is computed anew
 	masterSmall  = 1e-9
@@ -48,6 +50,8 @@ func (m *master) column(cost float64, rows []int32, coef []float64) int {
 
 func (m *master) costOf(j int) float64 {
 	switch {
+	case j >= 0 && m.first:
+		return 0
 	case j >= 0:
 		return m.cost[j]
 	case m.forced[-1-j]:
@@ -131,7 +135,7 @@ func (m *master) solve() bool {
 		}
 		enter, least := math.MinInt, -masterEnough
 		for j := range m.cost {
-			d := m.cost[j]
+			d := m.costOf(j)
 			for k, r := range m.rows[j] {
 				d -= float64(m.y[r] * m.coef[j][k])
 			}

@@ -18,10 +18,12 @@ const (
 	swapRounds   = 40
 	searchCells  = 128  // experts of all layers that the depth-first search takes on
 	sharePairs   = 16   // columns between two
-	treeSets     = 64   // as many sets of tiers are tried one by one
 	tierEnough   = 1e-3 // a gap that is not closed further where the depth-first search has no chance
 	boundedNodes = 200  // of one layer under the best prices
 	boundedWork  = 8192 // and times its experts
+	raiseRounds  = 12
+	weighEnough  = 1e-4
+	farkasTried  = 3
 )
 
 // constrained searches under budgets. Their prices, the weights of both processors in every layer's time, and so the best bound that
@@ -38,23 +40,50 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 	if x := s.p.Start; x != nil && x.Chunk == s.chunk {
 		s.offer(x.Choices)
 	}
-	d := s.even()
+	all := make([]int, len(s.t.Groups))
+	for k := range all {
+		all[k] = k + 1
+	}
+	// Any tiers: a bound for every set, and prices that compare them.
+	root, err := s.decompose(all, s.even())
+	if err != nil {
+		return err
+	}
+	root.compose()
+	if err := root.raise(); err != nil {
+		return err
+	}
+	d := root.duals
+	relaxed = max(relaxed, root.least)
 	var sets []*openSet
 	for _, c := range list {
-		if len(list) > treeSets || !complete {
-			all := make([]int, len(s.t.Groups))
-			for k := range all {
-				all[k] = k + 1
-			}
-			sets = append(sets, &openSet{set: all, bound: relaxed})
+		if !complete || len(all) <= s.p.MaxTiers {
+			sets = append(sets, &openSet{set: all, bound: relaxed, x: root})
 			break
 		}
-		if c.bound <= s.best {
-			sets = append(sets, &openSet{set: c.set, needed: c.set, bound: max(c.bound, relaxed)})
+		sets = append(sets, &openSet{set: c.set, needed: c.set, bound: max(c.bound, relaxed)})
+	}
+	if len(sets) > 1 {
+		// The search begins where the mixtures are.
+		some := root.used(nil)[:s.p.MaxTiers]
+		slices.Sort(some)
+		for _, c := range sets {
+			if !slices.Equal(c.set, some) {
+				continue
+			}
+			if c.x, err = s.decompose(some, d); err != nil {
+				return err
+			}
+			c.x.compose()
+			c.x.improve()
+			d, c.bound = c.x.duals, max(c.bound, c.x.least)
 		}
 	}
 	tried := map[string]bool{}
-	// The set with the least bound goes on: prices of its own, then every layer's bound under them, then the search.
+	// The set with the least bound goes on: what prices of another say of it, which is often enough, then prices of its own, then every
+	// layer's own search under them, then the search.
+	var linear func(set []int) int64
+	var by *duals
 	for first := true; ; first = false {
 		sort.SliceStable(sets, func(i, j int) bool { return sets[i].bound < sets[j].bound })
 		if len(sets) == 0 || sets[0].bound > s.best || s.nodes >= s.limit && !first {
@@ -64,37 +93,50 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 			break
 		}
 		c := sets[0]
-		switch c.steps {
-		case 0:
-			// What prices of another set say of this one is often enough.
-			if !first && c.by != d {
-				bound, err := s.priced(c.set, d)
-				if err != nil {
-					return err
-				}
-				c.by, c.bound = d, max(c.bound, bound)
+		if c.x == nil && c.by != d {
+			if by != d {
+				linear, by = s.linear(d), d
+			}
+			if v := linear(c.set); v > c.bound && c.linear != d {
+				c.bound, c.linear = v, d
 				continue
 			}
-			best := s.best
-			x, err := s.decompose(c.set, d)
+			bound, err := s.priced(c.set, d)
 			if err != nil {
 				return err
 			}
-			x.compose()
-			if s.best < best || first {
-				d = x.duals
+			for i := len(s.farkas) - 1; i >= 0 && i >= len(s.farkas)-farkasTried && bound <= s.best; i-- {
+				if bound, err = s.priced(c.set, s.farkas[i]); err != nil {
+					return err
+				}
 			}
-			c.x, c.bound = x, max(c.bound, x.least)
+			c.by, c.bound = d, max(c.bound, bound)
+			continue
+		}
+		switch c.steps {
+		case 0:
+			best := s.best
+			if c.x == nil {
+				x, err := s.decompose(c.set, d)
+				if err != nil {
+					return err
+				}
+				x.compose()
+				c.x, c.bound = x, max(c.bound, x.least)
+			}
+			if s.best < best {
+				d = c.x.duals
+			}
 			if len(c.set) <= s.p.MaxTiers {
 				break
 			}
 			// Solutions come from as few tiers as may be.
-			some := x.used(nil)[:s.p.MaxTiers]
+			some := c.x.used(nil)[:s.p.MaxTiers]
 			slices.Sort(some)
 			if key := fmt.Sprint(some); c.bound <= s.best && !tried[key] {
 				tried[key] = true
 				best := s.best
-				y, err := s.decompose(some, x.duals)
+				y, err := s.decompose(some, c.x.duals)
 				if err != nil {
 					return err
 				}
@@ -108,10 +150,16 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 				sets = append(sets[1:], c.divide(s.p.MaxTiers)...)
 				continue
 			}
+			best := s.best
 			if err := c.x.raise(); err != nil {
 				return err
 			}
-			c.bound = max(c.bound, c.x.least)
+			if c.bound = max(c.bound, c.x.least); c.bound < s.best {
+				c.x.improve()
+			}
+			if s.best < best {
+				d = c.x.duals
+			}
 		case 2:
 			if err := c.x.finish(); err != nil {
 				return err
@@ -136,7 +184,7 @@ type openSet struct {
 	bound       int64
 	x           *decomposed
 	steps       int    // done for it
-	by          *duals // whose bound it has
+	by, linear  *duals // whose bounds it has
 }
 
 // divide makes two of a set: without the tier that its prices use most, of those not needed yet, and with it.
@@ -178,10 +226,19 @@ func (s *tierSearch) priced(set []int, d *duals) (int64, error) {
 }
 
 // dual is the bound that a sum over layers gives. What float64 rounds in sums with multipliers is far below a tenth of the main term's unit.
+// Without the main term a sum above what budgets allow says that they cannot be kept (Farkas).
 func (s *tierSearch) dual(sum int64, d *duals) int64 {
-	v := float64(sum)
+	v, size := float64(sum), math.Abs(float64(sum))
 	for i, b := range s.budgets {
-		v -= float64(d.mult[i]) * float64(b.limit)
+		x := float64(d.mult[i]) * float64(b.limit)
+		v -= x
+		size += x
+	}
+	if d.main == 0 {
+		if v > 1e-9*size+1 {
+			return math.MaxInt64
+		}
+		return 0
 	}
 	return max(0, int64(math.Ceil(v/float64(s.scale)-0.1)))
 }
@@ -204,6 +261,27 @@ type decomposed struct {
 	known []map[string]bool
 	usage []float64 // of tiers, in the program's mixtures: experts
 	tiers int       // that are in use there
+	mixed [][]share // by layer: the columns of its mixture, largest part first
+}
+
+// share is a column's part in a mixture.
+type share struct {
+	column int
+	part   float64
+}
+
+// mix notes mixtures, of columns from[j] = {layer, number in the pool}.
+func (d *decomposed) mix(m *master, from [][2]int) {
+	d.mixed = make([][]share, len(d.pool))
+	for i, j := range m.basis {
+		if j >= 0 && from[j][0] >= 0 && m.x[i] >= 1e-6 {
+			l := from[j][0]
+			d.mixed[l] = append(d.mixed[l], share{from[j][1], m.x[i]})
+		}
+	}
+	for l := range d.mixed {
+		sort.SliceStable(d.mixed[l], func(i, j int) bool { return d.mixed[l][i].part > d.mixed[l][j].part })
+	}
 }
 
 // add takes a column, unless it is there.
@@ -326,7 +404,9 @@ func (s *tierSearch) decompose(set []int, start *duals) (*decomposed, error) {
 			grown = d.add(l, choices[l]) || grown
 		}
 		s.offer(choices)
-		if bound := s.dual(sum, x); bound > d.bound {
+		if bound := s.dual(sum, x); bound == math.MaxInt64 {
+			d.bound, s.farkas = bound, append(s.farkas, x)
+		} else if bound > d.bound && x.main > 0 {
 			d.bound, d.duals, d.floor = bound, x, floor
 		}
 		return grown, nil
@@ -334,28 +414,33 @@ func (s *tierSearch) decompose(set []int, start *duals) (*decomposed, error) {
 	if _, err := priced(start); err != nil {
 		return nil, err
 	}
+	m.first = true
 	for round := range priceRounds {
 		if d.bound > s.best || s.nodes >= s.limit && round > 4 {
 			break
 		}
 		feed()
 		m.solve()
+		if m.first && m.objective() < masterKept {
+			m.first = false
+			m.solve()
+		}
 		value := m.objective() * unitMain
-		if value-float64(d.bound) <= priceEnough*value {
+		if !m.first && value-float64(d.bound) <= priceEnough*value {
 			break
 		}
 		x := s.even()
-		for i := range s.budgets {
-			most := float64(1<<55) / float64(max(1, s.budgets[i].most))
-			x.mult[i] = int64(min(max(0, -m.y[row[i]]*unitMain/unit[i]*float64(s.scale)), most))
+		if m.first {
+			x.main = 0
 		}
+		s.rowPrices(x, func(i int) float64 { return -m.y[row[i]] * unitMain / unit[i] })
 		for l := range layers {
 			if a, b := max(0, -m.y[npu[l]]), max(0, -m.y[cpu[l]]); longer && a+b > 0 {
 				x.split[l] = a / (a + b)
 			}
 		}
 		// Prices of few columns swing; half way from the best ones they converge sooner.
-		if round > 0 && round < priceRounds/2 {
+		if round > 0 && round < priceRounds/2 && !m.first {
 			half := s.even()
 			for i := range half.mult {
 				half.mult[i] = (x.mult[i] + d.mult[i]) / 2
@@ -380,13 +465,16 @@ func (s *tierSearch) decompose(set []int, start *duals) (*decomposed, error) {
 		}
 	}
 	d.least = d.bound
+	if d.floor == nil {
+		d.floor = make([]int64, layers)
+	}
 	d.usage = make([]float64, len(s.t.Groups)+1)
-	for i, j := range m.basis {
-		if j < 0 || from[j][0] < 0 || m.x[i] < 1e-6 {
-			continue
-		}
-		for _, k := range d.pool[from[j][0]][from[j][1]].choices {
-			d.usage[k] += m.x[i]
+	d.mix(m, from)
+	for l := range d.mixed {
+		for _, x := range d.mixed[l] {
+			for _, k := range d.pool[l][x.column].choices {
+				d.usage[k] += x.part
+			}
 		}
 	}
 	for _, v := range d.usage[1:] {
@@ -397,49 +485,181 @@ func (s *tierSearch) decompose(set []int, start *duals) (*decomposed, error) {
 	return d, nil
 }
 
-// raise raises the bound layer by layer.
+// rowPrices makes multipliers of prices in the main term's unit. Where they are too large for products to stay exact all shrink, so that their
+// proportions remain; without the main term nothing but proportions counts.
+func (s *tierSearch) rowPrices(x *duals, price func(i int) float64) {
+	times := float64(s.scale)
+	if x.main == 0 {
+		times = math.Inf(1)
+	}
+	for i := range s.budgets {
+		if v := price(i); v > 0 {
+			times = min(times, float64(1<<56)/float64(max(1, s.budgets[i].most))/v)
+		}
+	}
+	for i := range s.budgets {
+		if v := price(i); v > 0 {
+			x.mult[i] = int64(v * times)
+		}
+	}
+}
+
+// raise raises the bound by a second program, whose columns are assignments as they are: the longer time itself is in the place of its two
+// sides, and the layers' own limits are kept. So no mixture of an assignment for which the NPU takes longer with one for which the CPU does
+// is taken for one where they finish together. Prices of the first program divide the sides and price the layers' own limits.
 func (d *decomposed) raise() error {
 	s := d.tierSearch
 	if s.best <= d.bound && s.choices != nil {
 		return nil
 	}
-	// The bound of every layer under these prices, with the longer time itself in the place of its two sides, and the layer's own limits kept.
-	var sum int64
-	floor := make([]int64, len(d.floor))
-	for l := range s.t.Cells {
-		if err := s.ctx.Err(); err != nil {
-			return err
+	var global []int
+	for i := range s.budgets {
+		if s.budgets[i].layer < 0 {
+			global = append(global, i)
 		}
-		w := s.weigher(l, d.duals, d.set, true)
-		most := min(boundedNodes, boundedWork/len(w.y.w))
-		if s.nodes >= s.limit {
-			most = 0
+	}
+	layers := len(s.t.Cells)
+	per := func(x *term) float64 { return max(1, float64(s.largest(x))/float64(layers)) }
+	unitMain := per(&s.main)
+	m := &master{}
+	for range layers {
+		m.row(1, true)
+	}
+	unit := make([]float64, len(s.budgets))
+	row := make([]int32, len(s.budgets))
+	for _, i := range global {
+		unit[i] = per(&s.budgets[i].term)
+		row[i] = m.row(float64(s.budgets[i].limit)/unit[i], false)
+	}
+	taken := make([]int, layers)
+	var from [][2]int
+	feed := func() {
+		for l := range layers {
+		columns:
+			for k, c := range d.pool[l][taken[l]:] {
+				rows, coef := []int32{int32(l)}, []float64{1}
+				for i := range s.budgets {
+					b := &s.budgets[i]
+					if b.layer == l && b.of(c.cost) > b.limit {
+						continue columns
+					}
+					if b.layer < 0 {
+						if v := b.of(c.cost); v != 0 {
+							rows, coef = append(rows, row[i]), append(coef, float64(v)/unit[i])
+						}
+					}
+				}
+				m.column(float64(s.main.of(c.cost))/unitMain, rows, coef)
+				from = append(from, [2]int{l, taken[l] + k})
+			}
+			taken[l] = len(d.pool[l])
 		}
-		root := w.root()
-		_, least, x := w.solve(root, most)
-		if x == nil && least >= blocked {
-			d.least = math.MaxInt64
-			return nil // a layer cannot keep its limits
-		}
-		for i := range w.sides {
-			if b := w.sides[i]; b != nil {
-				d.add(l, w.y.choices(b.x))
-				if c := w.sides[1-i]; c != nil && i == 0 {
-					d.between(l, w.y.choices(b.x), w.y.choices(c.x))
+	}
+	priced := func(x *duals, nodes int) (grown, possible bool, err error) {
+		var sum int64
+		floor := make([]int64, layers)
+		next := &duals{main: x.main, mult: x.mult, split: slices.Clone(x.split)}
+		for l := range layers {
+			if err := s.ctx.Err(); err != nil {
+				return false, false, err
+			}
+			w := s.weigher(l, x, d.set, true)
+			if s.best < math.MaxInt64 {
+				w.enough = int64(weighEnough * float64(s.best) * float64(s.scale) / float64(layers))
+			}
+			most := nodes
+			if s.nodes >= s.limit {
+				most = 0
+			}
+			_, least, best := w.solve(w.root(), most)
+			if best == nil && least >= blocked {
+				return false, false, nil // a layer cannot keep its limits
+			}
+			for i := range w.sides {
+				if b := w.sides[i]; b != nil {
+					grown = d.add(l, w.y.choices(b.x)) || grown
+					if c := w.sides[1-i]; c != nil && i == 0 && len(d.pool[l]) < columnsKept/2 {
+						d.between(l, w.y.choices(b.x), w.y.choices(c.x))
+					}
 				}
 			}
+			if best != nil {
+				grown = d.add(l, w.y.choices(best)) || grown
+			}
+			floor[l] = least + w.offset // the value has no prices of the layer's own budgets
+			next.split[l] = w.split
+			sum += floor[l]
 		}
-		if x != nil {
-			d.add(l, w.y.choices(x))
+		if bound := s.dual(sum, x); bound > d.bound {
+			d.bound, d.duals, d.floor = bound, next, floor
 		}
-		// The weigher's value has no prices of the layer's own budgets.
-		floor[l] = max(d.floor[l], least+w.offset)
-		sum += floor[l]
+		return grown, true, nil
 	}
-	d.floor = floor
-	d.bound = max(d.bound, s.dual(sum, d.duals))
-	d.least = d.bound
-	d.compose()
+	if s.choices != nil {
+		for l := range layers {
+			if !slices.ContainsFunc(s.choices[l], func(k int) bool { return k > 0 && !slices.Contains(d.set, k) }) {
+				d.add(l, slices.Clone(s.choices[l]))
+			}
+		}
+	}
+	m.first = true
+	most := min(boundedNodes, boundedWork/len(s.t.Cells[0]))
+	best := s.best
+	for round := range raiseRounds {
+		if d.bound > s.best || s.nodes >= s.limit && round > 0 {
+			break
+		}
+		x := d.duals
+		if round > 0 {
+			feed()
+			m.solve()
+			if m.first && m.objective() < masterKept {
+				m.first = false
+				m.solve()
+			}
+			value := m.objective() * unitMain
+			if !m.first && value-float64(d.bound) <= weighEnough*value {
+				break
+			}
+			y := &duals{main: s.scale, mult: make([]int64, len(s.budgets)), split: d.split}
+			s.rowPrices(y, func(i int) float64 {
+				if s.budgets[i].layer >= 0 {
+					return float64(d.mult[i]) / float64(s.scale)
+				}
+				return -m.y[row[i]] * unitMain / unit[i]
+			})
+			for _, i := range global {
+				if !m.first {
+					y.mult[i] = (y.mult[i] + d.mult[i]) / 2
+				}
+			}
+			x = y
+		}
+		grown, possible, err := priced(x, most)
+		if err != nil {
+			return err
+		}
+		if !possible {
+			d.least = math.MaxInt64
+			return nil
+		}
+		d.compose()
+		if s.best < best {
+			best = s.best
+		}
+		if !grown && round > 0 {
+			break
+		}
+	}
+	d.least = max(d.least, d.bound)
+	if d.bound <= s.best {
+		if feed(); m.first {
+			m.solve()
+			m.first = false
+		}
+		m.solve()
+		d.mix(m, from)
+	}
 	return nil
 }
 
@@ -631,13 +851,15 @@ func (d *decomposed) compose() {
 // largest is the most of a term that choices take.
 func (s *tierSearch) largest(x *term) (sum int64) {
 	for l := range s.t.Cells {
-		var group int64
+		var all, each int64
+		experts := len(s.t.Cells[l])
 		for k := range s.t.Groups {
-			for n := 0; n < len(s.t.Groups[k].NS) && n <= len(s.t.Cells[l]); n++ {
-				group = max(group, x.group(&s.t.Groups[k], n))
+			for n := 1; n < len(s.t.Groups[k].NS) && n <= experts; n++ {
+				v := x.group(&s.t.Groups[k], n)
+				all, each = max(all, v), max(each, (v+int64(n)-1)/int64(n))
 			}
 		}
-		sum += x.sync*s.t.SyncNS + group*int64(len(s.t.Groups))
+		sum += x.sync*s.t.SyncNS + min(all*int64(len(s.t.Groups)), each*int64(experts))
 		for e := range s.t.Cells[l] {
 			var cell int64
 			for k := range s.t.Cells[l][e] {

@@ -27,6 +27,7 @@ type weigher struct {
 	offset int64   // mult_i * limit_i
 	budget []int   // the layer's
 	split  float64 // to begin with
+	enough int64   // the best may be so much above the least
 
 	value int64   // best V
 	best  []int   // its columns
@@ -193,7 +194,7 @@ func (w *weigher) solve(root *weighed, most int) (value, least int64, x []int) {
 		if n.bound >= w.value || n.bound >= blocked {
 			break
 		}
-		if nodes >= most || nodes > 0 && w.s.nodes >= w.s.limit {
+		if w.best != nil && w.value-n.bound <= w.enough || nodes >= most || nodes > 0 && w.s.nodes >= w.s.limit {
 			return w.value, n.bound, w.best
 		}
 		for _, c := range w.branch(n) {
