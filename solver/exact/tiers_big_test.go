@@ -2,9 +2,11 @@ package exact
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -87,6 +89,48 @@ func TestTiersUnderLimitsOfAModel(t *testing.T) {
 				t.Errorf("%s: %d, bound %d", s.Status, s.Objective, s.Bound)
 			}
 		})
+	}
+}
+
+// The stages of NPUMoE's order, each with the earlier ones held at what they achieved: of rows and energy little is open, of launches, which are
+// few and counted in whole numbers, some percent.
+func TestTiersInOrderOfAModel(t *testing.T) {
+	p := problem.GenerateTiers(1, 8, 32, 8)
+	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := *p
+	q.Start = &s
+	q.Bounds = map[problem.TierMeasure]int64{problem.TierTime: s.Objective * 21 / 20}
+	for _, m := range problem.PaperOrder {
+		q.Minimise = m
+		x, err := Engine{}.Tiers(context.Background(), &q, problem.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gap := float64(x.Objective-x.Bound) / float64(x.Objective)
+		t.Logf("%s: %s %d, gap %.3f %%, %d nodes", m, x.Status, x.Objective, 100*gap, x.Nodes)
+		most := 0.01
+		if m == problem.TierLaunches {
+			most = 0.1
+		}
+		if gap > most {
+			t.Errorf("%s: %s %d, bound %d", m, x.Status, x.Objective, x.Bound)
+		}
+		q.Bounds[m], q.Start = x.Objective, &x
+	}
+}
+
+// Limits that no choice of tiers keeps, though every limit by itself is kept by some: the exact engine says so instead of running out of nodes.
+func TestTiersThatCannotKeepTheirLimits(t *testing.T) {
+	p := problem.GenerateTiers(7, 32, 16, 6)
+	p.Minimise = problem.TierLaunches
+	p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: 900_000_000, problem.TierOff: 200_000}
+	s, err := Engine{}.Tiers(context.Background(), p, problem.Limits{})
+	var d *diag.Diagnostic
+	if !errors.As(err, &d) || d.Class != diag.ClassInfeasible {
+		t.Fatalf("%s %d, %d nodes: %v", s.Status, s.Objective, s.Nodes, err)
 	}
 }
 

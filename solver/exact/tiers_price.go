@@ -16,6 +16,7 @@ const (
 	columnsKept  = 400  // of a layer, in one set of tiers
 	swapColumns  = 24   // of a layer that are tried in pairs
 	swapRounds   = 40
+	searchShare  = 4    // of the nodes are for the search of one set of tiers
 	searchCells  = 128  // experts of all layers that the depth-first search takes on
 	sharePairs   = 16   // columns between two
 	tierEnough   = 1e-3 // a gap that is not closed further where the depth-first search has no chance
@@ -1010,6 +1011,7 @@ func (d *decomposed) region() error {
 // search goes through layers and experts in order. Layers before are decided, layers after count as relaxed.
 func (d *decomposed) search() error {
 	s := d.tierSearch
+	most := min(s.limit, s.nodes+s.limit/searchShare) // other sets want their part
 	d.least = math.MaxInt64
 	after := make([]int64, len(d.floor)+1)
 	for l := len(d.floor) - 1; l >= 0; l-- {
@@ -1122,7 +1124,7 @@ func (d *decomposed) search() error {
 				y.w[e] = w
 				continue
 			}
-			if s.nodes >= s.limit {
+			if s.nodes >= most {
 				d.least = min(d.least, bound)
 				y.w[e] = w
 				continue

@@ -14,8 +14,7 @@ const (
 	walkPool    = 40 // columns of a layer that are tried in the place of its own
 	walkPairs   = 30 // moves of a layer that are tried with one of another
 	walkSteps   = 12 // times the layers
-	walkKicks   = 10
-	walkTorn    = 4 // layers whose columns are tried in all combinations
+
 )
 
 // walk looks for solutions near one: a move gives a layer other choices, in which one expert, or as many as make a group full or empty, change their tier, or
@@ -253,8 +252,33 @@ func (w *walk) run() bool {
 					}
 				}
 			}
-			if at < 0 {
+			to := -1
+			var other *tierMove
+			if at < 0 { // two layers together
+				w.pairs(func(l int, a, was *tierMove, m int, b, wasb *tierMove) {
+					left := w.excess(a, was, b, wasb) + own + a.broken - was.broken + b.broken - wasb.broken
+					if left >= now-1e-12 {
+						return
+					}
+					main, value := a.main-was.main+b.main-wasb.main, a.value-was.value+b.value-wasb.value
+					v := (float64(main)*scale + max(0, value) + 1) / (now - left)
+					if left <= 0 {
+						v = min(v, (float64(main)*scale+1)/now)
+					}
+					if v < rate {
+						at, best, to, other, rate = l, a, m, b, v
+					}
+				})
+			}
+			main := w.main
+			if at >= 0 {
+				main += best.main - w.lists[at][0].main
+			}
+			if at < 0 || main >= s.best {
 				return offered
+			}
+			if to >= 0 {
+				w.take(to, other)
 			}
 			w.take(at, best)
 			continue
@@ -281,25 +305,12 @@ func (w *walk) run() bool {
 		}
 		to := -1
 		var other *tierMove
-		for l := range w.lists {
-			was := &w.lists[l][0]
-			for i := 1; i < min(len(w.lists[l]), walkPairs); i++ {
-				a := &w.lists[l][i]
-				if a.broken > 0 {
-					continue
-				}
-				for m := range l {
-					wasb := &w.lists[m][0]
-					for j := 1; j < min(len(w.lists[m]), walkPairs); j++ {
-						b := &w.lists[m][j]
-						main, v := a.main-was.main+b.main-wasb.main, a.value-was.value+b.value-wasb.value
-						if main < least && b.broken == 0 && w.excess(a, was, b, wasb) == 0 {
-							at, best, to, other, least, value = l, a, m, b, main, v
-						}
-					}
-				}
+		w.pairs(func(l int, a, was *tierMove, m int, b, wasb *tierMove) {
+			main, v := a.main-was.main+b.main-wasb.main, a.value-was.value+b.value-wasb.value
+			if main < least && a.broken == 0 && b.broken == 0 && w.excess(a, was, b, wasb) == 0 {
+				at, best, to, other, least, value = l, a, m, b, main, v
 			}
-		}
+		})
 		if at < 0 {
 			return offered
 		}
@@ -309,91 +320,43 @@ func (w *walk) run() bool {
 	return offered
 }
 
-// improve walks from the columns that the prices name, from the best solution, and from it with one layer's column exchanged for one that takes less.
+// pairs visits the cheapest moves of two layers.
+func (w *walk) pairs(visit func(l int, a, was *tierMove, m int, b, wasb *tierMove)) {
+	for l := range w.lists {
+		for i := 1; i < min(len(w.lists[l]), walkPairs); i++ {
+			for m := range l {
+				for j := 1; j < min(len(w.lists[m]), walkPairs); j++ {
+					visit(l, &w.lists[l][i], &w.lists[l][0], m, &w.lists[m][j], &w.lists[m][0])
+				}
+			}
+		}
+	}
+}
+
+// improve walks from the columns of the program's mixtures and from the best solution.
 func (d *decomposed) improve() {
 	s := d.tierSearch
-	inSet := func(x [][]int) bool {
-		for l := range x {
-			if slices.ContainsFunc(x[l], func(k int) bool { return k > 0 && !slices.Contains(d.set, k) }) {
-				return false
-			}
-		}
-		return true
-	}
-	scale := float64(s.scale)
-	value := func(c *problem.TierCost) float64 {
-		v := float64(s.main.of(*c)) * scale
-		for i := range s.budgets {
-			if s.budgets[i].layer < 0 {
-				v += float64(float64(d.mult[i]) * float64(s.budgets[i].of(*c)))
-			}
-		}
-		return v
-	}
-	if len(d.set) <= s.p.MaxTiers && s.nodes < s.limit {
-		var torn []int // layers of which no column is whole
-		for l := range d.mixed {
-			if len(d.mixed[l]) == 0 {
-				return
-			}
-			if d.mixed[l][0].part < 1-1e-6 {
-				torn = append(torn, l)
-			}
-		}
-		sort.SliceStable(torn, func(i, j int) bool { return d.mixed[torn[i]][0].part < d.mixed[torn[j]][0].part })
-		torn = torn[:min(len(torn), walkTorn)]
-		for way := range 1 << len(torn) {
-			x := make([][]int, len(d.pool))
-			for l := range x {
-				x[l] = d.pool[l][d.mixed[l][0].column].choices
-			}
-			for i, l := range torn {
-				if way>>i&1 == 1 {
-					x[l] = d.pool[l][d.mixed[l][1%len(d.mixed[l])].column].choices
-				}
-			}
-			d.walk(x).run()
-		}
-	}
-	if s.choices == nil || !inSet(s.choices) {
+	if len(d.set) > s.p.MaxTiers {
 		return
 	}
-	d.walk(s.choices).run()
-	for range walkKicks {
-		if s.best <= d.least || s.ctx.Err() != nil {
-			return
+	x := make([][]int, len(d.pool))
+	for l := range x {
+		if len(d.mixed) == 0 || len(d.mixed[l]) == 0 {
+			x = nil
+			break
 		}
-		// The cheapest columns with less of the main term, one layer after the other.
-		type kick struct {
-			l, i  int
-			value float64
-		}
-		var kicks []kick
-		for l := range d.pool {
-			now := d.t.Layer(l, s.choices[l])
-			best := kick{l, -1, math.Inf(1)}
-			for i := range d.pool[l] {
-				c := &d.pool[l][i].cost
-				if v := value(c) - value(&now); s.main.of(*c) < s.main.of(now) && v < best.value {
-					best.i, best.value = i, v
-				}
-			}
-			if best.i >= 0 {
-				kicks = append(kicks, best)
-			}
-		}
-		sort.SliceStable(kicks, func(i, j int) bool { return kicks[i].value < kicks[j].value })
-		before := s.best
-		for _, k := range kicks[:min(len(kicks), walkKicks)] {
-			x := slices.Clone(s.choices)
-			x[k.l] = d.pool[k.l][k.i].choices
-			d.walk(x).run()
-			if s.best < before {
-				break
-			}
-		}
-		if s.best == before {
+		x[l] = d.pool[l][d.mixed[l][0].column].choices
+	}
+	if x != nil {
+		d.walk(x).run()
+	}
+	if s.choices == nil {
+		return
+	}
+	for l := range s.choices {
+		if slices.ContainsFunc(s.choices[l], func(k int) bool { return k > 0 && !slices.Contains(d.set, k) }) {
 			return
 		}
 	}
+	d.walk(s.choices).run()
 }
