@@ -274,6 +274,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			s.note("scheme %q is left out of %s: %v", scheme, of(failing), why)
 		}
 	}
+	s.preferOnly(ph)
 	for k, list := range ph.options {
 		if len(list) > 0 || s.classes[k].head && ph.name == "prefill" {
 			continue
@@ -285,6 +286,53 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			WithHint("permit a32/w32 as well, or measure what the permitted ones cost: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
 	return nil
+}
+
+// preferOnly leaves out the schemes with which more of a class falls to processors that Input.Only does not name than
+// with others.
+func (s *session) preferOnly(ph *phase) {
+	if len(s.in.Only) == 0 {
+		return
+	}
+	left := map[op.Scheme][]string{}
+	var order []op.Scheme
+	for k, list := range ph.options {
+		fewest := math.MaxInt
+		foreign := make([]int, len(list))
+		for i, scheme := range list {
+			foreign[i] = s.foreign(ph, k, scheme)
+			fewest = min(fewest, foreign[i])
+		}
+		ph.options[k] = nil
+		for i, scheme := range list {
+			if foreign[i] == fewest {
+				ph.options[k] = append(ph.options[k], scheme)
+				continue
+			}
+			if left[scheme] == nil {
+				order = append(order, scheme)
+			}
+			left[scheme] = append(left[scheme], s.classes[k].nodes...)
+		}
+	}
+	for _, scheme := range order {
+		s.note("scheme %q is left out of %s for %s: --only %s is kept with others", scheme, ph.name, strings.Join(left[scheme], ", "), strings.Join(s.in.Only, ","))
+	}
+}
+
+// foreign counts the products of a usable class, over the programs of a phase, that no processor of Input.Only executes in a scheme.
+func (s *session) foreign(ph *phase, k int, scheme op.Scheme) (n int) {
+	for _, rows := range ph.rows {
+		for _, name := range s.classes[k].nodes {
+			p := s.pools[poolKey{rows, name, scheme}]
+			if p != nil && !slices.ContainsFunc(p.list, func(c candidate) bool {
+				return slices.ContainsFunc(c.Shares, func(x planir.Share) bool { return slices.Contains(s.in.Only, x.Proc) })
+			}) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // outdone reports whether a scheme with static scales, which nobody asked for, has nothing over its twin in a class: every

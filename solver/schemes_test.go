@@ -680,3 +680,37 @@ func TestPackedEmbedding(t *testing.T) {
 		}
 	}
 }
+
+// Of permitted schemes, --only takes those that its processors execute, however fast others are with the rest.
+func TestOnlyDecidesSchemes(t *testing.T) {
+	s, err := socs.Open("snapdragon-8gen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := demo(t)
+	w := quick()
+	w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C, op.A16FW16}, Decode: []op.Scheme{op.A8TQ8C, op.A16FW16}}
+	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C, op.A16FW16), Engine: exact.Engine{}, Workload: w}
+	if err := in.ForTarget(); err != nil {
+		t.Fatal(err)
+	}
+	products := func(only ...string) (n, npu int) {
+		in.Only = only
+		for _, d := range solve(t, in).Plan.Decisions {
+			if d.Scheme == "" || d.Scheme == op.I32Q8C {
+				continue
+			}
+			n++
+			if slices.ContainsFunc(d.Shares, func(x planir.Share) bool { return x.Proc == "npu" }) {
+				npu++
+			}
+		}
+		return n, npu
+	}
+	if n, npu := products(); n == 0 || npu == n {
+		t.Fatalf("without --only the NPU has %d of %d products: nothing to decide", npu, n)
+	}
+	if n, npu := products("npu"); n == 0 || npu != n {
+		t.Errorf("--only npu: the NPU has %d of %d products", npu, n)
+	}
+}
