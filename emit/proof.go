@@ -43,9 +43,15 @@ var halfBound = bound{5e-3, 3e-3}
 // boundOf is that of a graph.
 func boundOf(g *op.Graph) bound {
 	b := bound{}
+	products := slices.ContainsFunc(g.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
 	for _, n := range g.Nodes {
 		one, ok := bounds[n.Op.Scheme]
-		if !ok {
+		switch {
+		case n.Op.Kind == op.QuantRows && products:
+			continue // what rounding loses is in their bounds
+		case n.Op.Kind == op.QuantRows:
+			one = bounds[op.A8SQ8C]
+		case !ok:
 			one = halfBound
 		}
 		if n.Op.HasScheme() || b.float == 0 {
@@ -205,7 +211,7 @@ func (f *floats) close() {
 	}
 }
 
-// rewrite makes f the graph in float32. Quantised rows are the values they stand for; their scales are gone.
+// rewrite makes f the graph in float32. Quantised rows are the values they stand for, clipped where their scale is static; their scales are gone.
 func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 	weights := map[string]driver.Packed{}
 	for i, spec := range g.Weights {
@@ -216,7 +222,10 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 	for _, n := range g.Nodes {
 		switch {
 		case n.Op.Kind == op.QuantRows:
-			scales[n.Out[1]], alias[n.Out[0]] = true, n.In[0]
+			scales[n.Out[1]] = true
+			if len(n.W) == 0 { // static scales saturate, which float32 imitates
+				alias[n.Out[0]] = n.In[0]
+			}
 		case n.Op.HasScheme() && n.Op.Scheme.QuantisedRows():
 			scales[n.In[1]] = true
 		}
@@ -228,6 +237,7 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 		return name
 	}
 	steps := map[string]float32{} // of values on a grid, the largest magnitude
+	holds := map[string]float32{} // of values with a static scale
 	plain := func(spec op.WeightSpec, values []float32) error {
 		bytes, err := pack.Bytes(spec)
 		if err != nil {
@@ -257,6 +267,15 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 	done := map[string]bool{}
 	for _, n := range g.Nodes {
 		if n.Op.Kind == op.QuantRows {
+			if len(n.W) > 0 {
+				_, v, err := unpacked(n.W[0])
+				if err != nil {
+					return err
+				}
+				most := 127 * v[len(v)-1]
+				holds[n.In[0]] = most
+				f.graph.Nodes = append(f.graph.Nodes, op.Node{Op: op.Op{Kind: op.Clip, M: n.Op.Rows(), N: n.Op.N, Cap: float64(most)}, In: []string{real(n.In[0])}, Out: n.Out[:1]})
+			}
 			continue
 		}
 		m := op.Node{Op: n.Op}
@@ -323,6 +342,8 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 		amplitude := float32(math.Sqrt(3)) // a deviation of 1
 		if most, ok := steps[v.Name]; ok {
 			amplitude = most / 2 // the largest that was seen
+		} else if most, ok := holds[v.Name]; ok {
+			amplitude = most
 		}
 		f.amplitude = append(f.amplitude, amplitude)
 	}

@@ -270,8 +270,8 @@ func (st *stage) shape(n *lower.Node, axis planir.Axis, sh *planir.Share) {
 		for _, f := range append([]op.Form{""}, st.forms(sh.Proc, o)...) {
 			o.Form = f
 			e, err := st.prices.together([]task{{sh.Proc, o}})
-			if err != nil || e[0].ns >= best || rows == 1 && m > 1 && sameTime(e[0].ns, best) {
-				continue // a padded token keeps its graph from being one with its neighbours'
+			if err != nil || e[0].ns >= best || (rows == 1 && m > 1 || n.Op().Scheme.Static() && m > options[0]) && sameTime(e[0].ns, best) {
+				continue // a padded token, and other rows than those of a static scale, keep a graph from being one with its neighbours'
 			}
 			best, sh.Form = e[0].ns, f
 			if pads {
