@@ -497,10 +497,16 @@ func TestFloatGraph(t *testing.T) {
 	p := newProof(host.New())
 	defer p.close()
 	for _, s := range op.Schemes {
-		for _, chain := range []bool{false, true} {
+		for _, form := range []string{"product", "chain", "rows"} {
+			chain := form != "product"
 			o := op.Op{Kind: op.MatMul, M: 5, K: 64, N: 96, Scheme: s, Bias: true}
 			g := op.Single(o, pack.N32)
-			if chain && s.QuantisedRows() {
+			switch {
+			case form == "rows" && s.Scales() == 0:
+				continue
+			case form == "rows": // what comes in is up to the static scale, and saturates
+				g = op.Single(s.QuantRows(5, 64, 1), "")
+			case chain && s.QuantisedRows():
 				g = quantised(o)
 			}
 			var w driver.Weights
@@ -514,8 +520,10 @@ func TestFloatGraph(t *testing.T) {
 						v[i] = 1.0 / 1024
 					}
 				}
-				if spec.Name == "scale" {
-					v[0] = 1.0 / 64
+				if spec.Name == "scale" || spec.Name == "rows" {
+					for i := range v {
+						v[i] = 1.0 / 64
+					}
 				}
 				n, err := pack.Bytes(spec)
 				if err != nil {
@@ -560,10 +568,15 @@ func TestFloatGraph(t *testing.T) {
 
 // quantised is the graph of a step that quantises rows, and a product of them.
 func quantised(o op.Op) op.Graph {
-	q := op.Op{Kind: op.QuantRows, M: o.M, N: o.K}
+	q := o.Scheme.QuantRows(o.M, o.K, 1)
 	g := op.Single(o, pack.N32)
 	g.Temps = g.Inputs
 	g.Inputs = []op.Value{{Name: "in", Type: op.F32, Rows: o.M, Cols: o.K}}
-	g.Nodes = append([]op.Node{{Op: q, In: []string{"in"}, Out: []string{g.Nodes[0].In[0], g.Nodes[0].In[1]}}}, g.Nodes...)
+	n := op.Node{Op: q, In: []string{"in"}, Out: []string{g.Nodes[0].In[0], g.Nodes[0].In[1]}}
+	if q.Static {
+		w := q.WeightSpec("rows", op.RowsLayout)
+		g.Weights, n.W = append(g.Weights, w), []string{w.Name}
+	}
+	g.Nodes = append([]op.Node{n}, g.Nodes...)
 	return g
 }
