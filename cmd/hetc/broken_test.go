@@ -258,7 +258,7 @@ var brokenInputs = []broken{
 
 	// Workloads
 	{name: "negative share", make: func(d *dir) { d.write("w.yaml", header+"prompts: [{tokens: 5, share: -1}]\n") }, args: planFor, code: 3, want: `prompts\[0\].share: workload.value: share is -1`, hint: `correct what`},
-	{name: "percentage", make: func(d *dir) { d.write("w.yaml", header+"prompts: [{tokens: 5, share: 150%}]\n") }, args: planFor, code: 3, want: `w.yaml:2: decode.type: share is a text "150%", want a finite number`, hint: `correct what`},
+	{name: "percentage", make: func(d *dir) { d.write("w.yaml", header+"prompts: [{tokens: 5, share: 150%}]\n") }, args: planFor, code: 3, want: `w.yaml:2: decode.type: prompts\[0\].share is a text "150%", want a finite number`, hint: `correct what`},
 	{name: "no shares", make: func(d *dir) { d.write("w.yaml", header+"prompts: [{tokens: 5, share: 0}]\n") }, args: planFor, code: 3, want: `no length has a share above 0`, hint: `correct what`},
 	{name: "empty workload", make: func(d *dir) { d.write("w.yaml", "") }, args: planFor, code: 3, want: `w.yaml:1: decode.syntax: document is empty`, hint: `correct what`},
 	{name: "unknown phase", make: func(d *dir) { d.write("w.yaml", header+"schemes: {prefil: [a8t/q8c]}\n") }, args: planFor, code: 3, want: `unknown key "prefil" in schemes`, hint: `did you mean "prefill"`},
@@ -313,7 +313,7 @@ var brokenInputs = []broken{
 	{name: "for another machine", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1", code: 5, want: `made for another machine`, hint: `emit the bundle for this machine`},
 	{name: "driver that is not linked", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1 --any-machine", code: 4, want: `driver "sim" is not part of this program`, hint: `.`},
 	{name: "driver that does not exist", make: func(d *dir) { d.write("s.yaml", boardSoC("opencl")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 4, want: `driver "opencl" is not available`, hint: `hetc drivers`},
-	{name: "secret key as trust", args: "hetc run $A/app.hetb --trust $A/k.key --tokens 1", code: 3, want: `want one PEM block "PUBLIC KEY"`, hint: `hetc keygen`},
+	{name: "secret key as trust", args: "hetc run $A/app.hetb --trust $A/k.key --tokens 1", code: 3, want: `it is a private key, which only signs: want the PEM block "PUBLIC KEY"`, hint: `hetc keygen`},
 	{name: "public key that signs", args: "hetc emit --plan $A/plan.yaml --model $M --key $A/k.pub -o x.hetb", code: 3, want: `is a public key`, hint: `.key file`},
 	{name: "key that others read", make: func(d *dir) { d.write("k.key", d.read(d.artifacts+"/k.key")) }, args: "hetc emit --plan $A/plan.yaml --model $M --key k.key -o x.hetb", code: 3, want: `has permissions 0644: others may read it`, hint: `chmod 600`},
 	{name: "no key", args: "hetc emit --plan $A/plan.yaml --model $M -o x.hetb", code: 2, want: `no signing key`, hint: `hetc keygen --out NAME`},
