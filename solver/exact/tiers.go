@@ -360,12 +360,12 @@ func (s *tierSearch) solve() error {
 			relaxed, choices = total, x
 		}
 	}
-	if s.main.longer && choices != nil && s.t.Broken(choices) == "" {
+	if s.main.longer && len(open) > 0 && (choices == nil && len(s.budgets) == 0 || choices != nil && s.t.Broken(choices) == "") {
 		// What is still open gets more nodes, the least bound first.
 		most := slices.Repeat([]int{s.boundNodes()}, len(open))
-		for i := leastOf(open); open[i] < relaxed && s.nodes < s.limit; i = leastOf(open) {
+		for i := leastOf(open); open[i] < min(relaxed, start) && s.nodes < s.limit; i = leastOf(open) {
 			most[i] *= 4
-			total, bound, x, err := s.weighAll(free, list[i].set, relaxed, most[i], false)
+			total, bound, x, err := s.weighAll(free, list[i].set, min(relaxed, start), most[i], false)
 			if err != nil {
 				return err
 			}
@@ -391,9 +391,9 @@ func (s *tierSearch) solve() error {
 	switch {
 	case choices == nil && stopped:
 		s.bound = 0
-	case choices == nil:
-		return nil // nothing is better than what other chunk lengths have
-	case s.t.Broken(choices) == "":
+	case choices == nil && (s.bound >= start || len(s.budgets) == 0):
+		return nil // nothing is better than what other chunk lengths have, or it was looked for
+	case choices != nil && s.t.Broken(choices) == "":
 		if relaxed < start {
 			s.best, s.choices = relaxed, choices
 		}

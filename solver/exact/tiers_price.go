@@ -81,6 +81,7 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 		}
 	}
 	tried := map[string]bool{}
+	var ended []*openSet
 	// The set with the least bound goes on: what prices of another say of it, which is often enough, then prices of its own, then every
 	// layer's own search under them, then the search.
 	var linear func(set []int) int64
@@ -166,13 +167,26 @@ func (s *tierSearch) constrained(list []candidate, relaxed int64, complete bool)
 				return err
 			}
 			c.bound = max(c.bound, c.x.least)
-		default: // as good as best, and the first in order was looked for
-			sets = sets[1:]
-			s.bound = min(s.bound, c.bound)
+		default: // as good as best, and the first in order was looked for; or its part of the nodes is used
+			if sets = sets[1:]; c.x.cut {
+				ended = append(ended, c)
+			} else {
+				s.bound = min(s.bound, c.bound)
+			}
 		}
 		c.steps++
 	}
-	for _, c := range sets {
+	// What nodes are left is for sets whose part was too small.
+	sort.SliceStable(ended, func(i, j int) bool { return ended[i].bound < ended[j].bound })
+	for _, c := range ended {
+		if c.bound <= s.best && s.nodes < s.limit {
+			if err := c.x.search(s.limit); err != nil {
+				return err
+			}
+			c.bound = max(c.bound, c.x.least)
+		}
+	}
+	for _, c := range slices.Concat(sets, ended) {
 		s.bound = min(s.bound, c.bound)
 	}
 	s.bound = min(s.bound, s.best)
@@ -257,6 +271,7 @@ type decomposed struct {
 	set   []int
 	bound int64 // by the prices
 	least int64 // no solution of the set is below it
+	cut   bool  // the search ended before it was done
 	floor []int64
 	pool  [][]column
 	known []map[string]bool
@@ -671,7 +686,7 @@ func (d *decomposed) finish() error {
 	case s.regional():
 		return d.region()
 	case d.small():
-		return d.search()
+		return d.search(min(s.limit, s.nodes+s.limit/searchShare)) // other sets want their part
 	}
 	return nil
 }
@@ -1009,10 +1024,10 @@ func (d *decomposed) region() error {
 }
 
 // search goes through layers and experts in order. Layers before are decided, layers after count as relaxed.
-func (d *decomposed) search() error {
+// It ends at a number of nodes, where cut says that something was left.
+func (d *decomposed) search(most int64) error {
 	s := d.tierSearch
-	most := min(s.limit, s.nodes+s.limit/searchShare) // other sets want their part
-	d.least = math.MaxInt64
+	d.least, d.cut = math.MaxInt64, false
 	after := make([]int64, len(d.floor)+1)
 	for l := len(d.floor) - 1; l >= 0; l-- {
 		after[l] = after[l+1] + d.floor[l]
@@ -1125,7 +1140,7 @@ func (d *decomposed) search() error {
 				continue
 			}
 			if s.nodes >= most {
-				d.least = min(d.least, bound)
+				d.least, d.cut = min(d.least, bound), true
 				y.w[e] = w
 				continue
 			}
