@@ -566,6 +566,28 @@ func TestFloatGraph(t *testing.T) {
 	}
 }
 
+// A large output that is right hides no small one that is wrong.
+func TestWorstOutputCounts(t *testing.T) {
+	bytesOf := func(v ...float32) (b []byte) {
+		for _, x := range v {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+		}
+		return b
+	}
+	g := &op.Graph{Outputs: []op.Value{{Name: "large", Type: op.F32, Rows: 1, Cols: 2}, {Name: "small", Type: op.F32, Rows: 1, Cols: 2}}}
+	s := &sample{want: [][]float32{{1e4, -1e4}, {1, 2}}}
+	for _, x := range []struct {
+		small []byte
+		ok    bool
+	}{{bytesOf(1, 2), true}, {bytesOf(2, 1), false}, {bytesOf(1, float32(math.NaN())), false}} {
+		a := &driver.BakedArtifact{Emulated: [][]byte{bytesOf(1e4, -1e4), x.small}, Portable: [][]byte{bytesOf(1e4, -1e4), bytesOf(1, 2)}}
+		g.Nodes = []op.Node{{Op: op.Op{Kind: op.Norm, M: 1, N: 2}}}
+		if _, err := s.judge(g, a); (err == nil) != x.ok {
+			t.Errorf("small output %v: %v", x.small, err)
+		}
+	}
+}
+
 // quantised is the graph of a step that quantises rows, and a product of them.
 func quantised(o op.Op) op.Graph {
 	q := o.Scheme.QuantRows(o.M, o.K, 1)

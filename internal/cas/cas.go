@@ -229,20 +229,9 @@ func (c *Cache) Note(k Key, d Digest, bytes int64) error {
 // Get opens the content of a key after checking every byte. The error wraps ErrMissing when it has to be
 // made; other errors are of class ClassIO. The caller closes the entry.
 func (c *Cache) Get(k Key) (*Entry, error) {
-	d, bytes, ok, err := c.Sum(k)
+	f, d, bytes, err := c.open(k)
 	if err != nil {
 		return nil, err
-	}
-	if !ok {
-		return nil, ErrMissing
-	}
-	path := c.dataPath(d)
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrMissing
-	}
-	if err != nil {
-		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
 	}
 	got, n, err := sum(f)
 	if err != nil {
@@ -251,31 +240,45 @@ func (c *Cache) Get(k Key) (*Entry, error) {
 	}
 	if got != d || n != bytes {
 		f.Close()
-		return nil, c.damaged(path)
+		return nil, c.damaged(f.Name())
 	}
 	return &Entry{Digest: d, Bytes: n, file: f}, nil
 }
 
 // Read returns the content of a key, which is read and checked once. Its errors are those of Get.
 func (c *Cache) Read(k Key) ([]byte, error) {
-	d, bytes, ok, err := c.Sum(k)
+	f, d, bytes, err := c.open(k)
 	if err != nil {
 		return nil, err
 	}
-	if !ok {
-		return nil, ErrMissing
-	}
-	path := c.dataPath(d)
-	data, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, ErrMissing
-	case err != nil:
+	data, err := io.ReadAll(io.LimitReader(f, bytes+1)) // one more shows that the file is longer
+	f.Close()
+	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read from the cache: %w", err)
-	case int64(len(data)) != bytes || Digest(sha256.Sum256(data)) != d:
-		return nil, c.damaged(path)
+	}
+	if int64(len(data)) != bytes || Digest(sha256.Sum256(data)) != d {
+		return nil, c.damaged(f.Name())
 	}
 	return data, nil
+}
+
+// open opens the file of a key's content, with what its digest and size have to be.
+func (c *Cache) open(k Key) (f *os.File, d Digest, bytes int64, err error) {
+	d, bytes, ok, err := c.Sum(k)
+	if err != nil {
+		return nil, d, 0, err
+	}
+	if !ok {
+		return nil, d, 0, ErrMissing
+	}
+	f, err = os.Open(c.dataPath(d))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, d, 0, ErrMissing
+	}
+	if err != nil {
+		return nil, d, 0, diag.New(diag.ClassIO, "read from the cache: %w", err)
+	}
+	return f, d, bytes, nil
 }
 
 // damaged removes a content that is not what its name says.
