@@ -295,7 +295,7 @@ func TestVerifyAgainstEnumeration(t *testing.T) {
 func TestOtherProgramsReadWhatIsWritten(t *testing.T) {
 	for _, program := range []struct {
 		name, file string
-		solve      func(t *rapid.T, dir, format string) (float64, bool)
+		solve      func(t *rapid.T, dir, format string, preprocess bool) (float64, bool, error)
 	}{{"glpk", "glpsol", glpsol}, {"cbc", "cbc", cbc}} {
 		for _, format := range []string{"lp", "mps"} {
 			t.Run(program.name+" "+format, func(t *testing.T) {
@@ -322,24 +322,32 @@ func TestOtherProgramsReadWhatIsWritten(t *testing.T) {
 					}
 					f.Close()
 					want, wantOK := bruteForce(m)
-					got, ok := program.solve(t, dir, format)
-					if ok != wantOK || ok && math.Abs(got-want) > 1e-6 {
-						t.Fatalf("got %v %v, enumeration finds %v %v", got, ok, want, wantOK)
+					// What is tested is the file, and these programs have faults: the preprocessing of CBC 2.10.8
+					// and of GLPK 5.0 gives wrong answers to some models of three variables, and without it CBC
+					// crashes on others. A file that was read as something else is answered wrongly both ways.
+					var said []string
+					for _, preprocess := range []bool{true, false} {
+						got, ok, err := program.solve(t, dir, format, preprocess)
+						if err == nil && ok == wantOK && (!ok || math.Abs(got-want) <= 1e-6) {
+							return
+						}
+						said = append(said, fmt.Sprint(got, ok, err))
 					}
+					t.Fatalf("got %v, enumeration finds %v %v", said, want, wantOK)
 				})
 			})
 		}
 	}
 }
 
-func output(t *rapid.T, dir, name string, args ...string) string {
+func output(dir, name string, args ...string) (string, error) {
 	c := exec.Command(name, args...)
 	c.Dir = dir
 	text, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", name, err, text)
+		return "", fmt.Errorf("%s: %w\n%s", name, err, text)
 	}
-	return string(text)
+	return string(text), nil
 }
 
 // after is the number behind a word, on the line that holds it.
@@ -357,34 +365,42 @@ func after(t *rapid.T, text, word string) float64 {
 	return x
 }
 
-func glpsol(t *rapid.T, dir, format string) (float64, bool) {
-	log := output(t, dir, "glpsol", map[string]string{"lp": "--lp", "mps": "--freemps"}[format], "model."+format, "--min", "-o", "out.txt")
+func glpsol(t *rapid.T, dir, format string, preprocess bool) (float64, bool, error) {
+	log, err := output(dir, "glpsol", map[string]string{"lp": "--lp", "mps": "--freemps"}[format], "model."+format,
+		map[bool]string{true: "--intopt", false: "--nointopt"}[preprocess], "--min", "-o", "out.txt")
+	if err != nil {
+		return 0, false, err
+	}
 	text, err := os.ReadFile(filepath.Join(dir, "out.txt"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
 	for _, line := range strings.Split(string(text), "\n") {
 		if strings.HasPrefix(line, "Status:") && strings.Contains(line, "OPTIMAL") {
-			return after(t, string(text), "obj ="), true
+			return after(t, string(text), "obj ="), true, nil
 		}
 	}
 	if !strings.Contains(log, "NO") && !strings.Contains(string(text), "EMPTY") && !strings.Contains(string(text), "UNDEFINED") {
 		t.Fatalf("%s\n%s", log, text)
 	}
-	return 0, false
+	return 0, false, nil
 }
 
-func cbc(t *rapid.T, dir, format string) (float64, bool) {
-	log := output(t, dir, "cbc", "model."+format, "ratio", "0", "solve", "solution", "out.txt")
+func cbc(t *rapid.T, dir, format string, preprocess bool) (float64, bool, error) {
+	log, err := output(dir, "cbc", "model."+format, "ratio", "0", "preprocess", map[bool]string{true: "on", false: "off"}[preprocess],
+		"solve", "solution", "out.txt")
+	if err != nil {
+		return 0, false, err
+	}
 	text, err := os.ReadFile(filepath.Join(dir, "out.txt"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
 	if strings.HasPrefix(string(text), "Optimal") {
-		return after(t, string(text), "objective value"), true
+		return after(t, string(text), "objective value"), true, nil
 	}
 	if !strings.Contains(strings.ToLower(string(text)), "infeasible") {
 		t.Fatalf("%s\n%s", log, text)
 	}
-	return 0, false
+	return 0, false, nil
 }
