@@ -15,6 +15,7 @@ type tierLayer struct {
 	big    float64   // more than any solution costs
 	nodes  int
 	most   int // nodes of solve
+	moves  *moves
 }
 
 // box restricts how many experts are in each column. x is an assignment that no exchange improves under the envelopes.
@@ -116,7 +117,10 @@ func (y *tierLayer) relax(b *box) {
 		}
 		return slopes[j][n-b.lo[j]]
 	}
-	g := newMoves(k)
+	if y.moves == nil {
+		y.moves = newMoves(k)
+	}
+	g := y.moves
 	least := -max(1e-4, float64(y.big*4e-16)) // what rounding cannot pretend
 	g.of(y, b.x, 0)
 	for {
@@ -171,45 +175,121 @@ type moves struct {
 	who  []int // expert of an edge
 	next []int // column after the first step
 
-	dirty []bool // columns whose experts changed
+	queue []exchanges // by edge: the experts of its first column; of those that left it some are still there
+	moved []int       // experts, since the edges were computed
+	dirty []bool      // columns whose experts changed
+}
+
+// exchange is what an expert's move from one column to another costs.
+type exchange struct {
+	cost   int64
+	expert int
+}
+
+// exchanges are a heap, the cheapest and of those the first expert on top.
+type exchanges []exchange
+
+func (x exchange) before(y exchange) bool {
+	return x.cost < y.cost || x.cost == y.cost && x.expert < y.expert
+}
+
+func (h exchanges) down(i int) {
+	x := h[i]
+	for {
+		c := 2*i + 1
+		if c >= len(h) {
+			break
+		}
+		if c+1 < len(h) && h[c+1].before(h[c]) {
+			c++
+		}
+		if !h[c].before(x) {
+			break
+		}
+		h[i], i = h[c], c
+	}
+	h[i] = x
+}
+
+func (h *exchanges) push(x exchange) {
+	*h = append(*h, x)
+	q := *h
+	i := len(q) - 1
+	for i > 0 {
+		up := (i - 1) / 2
+		if !x.before(q[up]) {
+			break
+		}
+		q[i], i = q[up], up
+	}
+	q[i] = x
+}
+
+func (h *exchanges) pop() {
+	q := *h
+	last := len(q) - 1
+	q[0] = q[last]
+	if *h = q[:last]; last > 0 {
+		h.down(0)
+	}
 }
 
 func newMoves(k int) *moves {
-	return &moves{k, make([]int64, k*k), make([]int64, k*k), make([]int, k*k), make([]int, k*k), make([]bool, k)}
+	return &moves{k: k, dist: make([]int64, k*k), edge: make([]int64, k*k), who: make([]int, k*k), next: make([]int, k*k),
+		queue: make([]exchanges, k*k), dirty: make([]bool, k)}
 }
 
 // of computes them for the experts from first on.
 func (g *moves) of(y *tierLayer, x []int, first int) {
-	for a := range g.dirty {
-		g.dirty[a] = true
-	}
-	g.edges(y, x, first)
-}
-
-// again computes them after shifts: edges change only where columns were left or entered.
-func (g *moves) again(y *tierLayer, x []int) { g.edges(y, x, 0) }
-
-func (g *moves) edges(y *tierLayer, x []int, first int) {
 	k := g.k
-	for a := range k {
-		if g.dirty[a] {
-			row := g.edge[a*k : a*k+k]
-			for c := range row {
-				row[c] = blocked
+	for i := range g.queue {
+		g.queue[i] = g.queue[i][:0]
+	}
+	for e := first; e < len(x); e++ {
+		a, w := x[e], y.w[e]
+		row := g.queue[a*k : a*k+k]
+		for j, v := range w {
+			if v < blocked && j != a {
+				row[j] = append(row[j], exchange{v - w[a], e})
 			}
 		}
 	}
-	for e := first; e < len(x); e++ {
-		a := x[e]
+	for _, q := range g.queue {
+		for i := len(q)/2 - 1; i >= 0; i-- {
+			q.down(i)
+		}
+	}
+	g.moved = g.moved[:0]
+	for a := range g.dirty {
+		g.dirty[a] = true
+	}
+	g.again(y, x)
+}
+
+// again computes them after shifts: edges change only where columns were left or entered.
+func (g *moves) again(y *tierLayer, x []int) {
+	k := g.k
+	for _, e := range g.moved {
+		a, w := x[e], y.w[e]
+		for j, v := range w {
+			if v < blocked && j != a {
+				g.queue[a*k+j].push(exchange{v - w[a], e})
+			}
+		}
+	}
+	g.moved = g.moved[:0]
+	for a := range k {
 		if !g.dirty[a] {
 			continue
 		}
-		w := y.w[e]
-		row := g.edge[a*k : a*k+k]
-		for j, v := range w {
-			if v < blocked && v-w[a] < row[j] && j != a {
-				row[j] = v - w[a]
-				g.who[a*k+j] = e
+		for c := range k {
+			i := a*k + c
+			q := &g.queue[i]
+			for len(*q) > 0 && x[(*q)[0].expert] != a {
+				q.pop()
+			}
+			if g.edge[i] = blocked; len(*q) > 0 {
+				g.edge[i], g.who[i] = (*q)[0].cost, (*q)[0].expert
 			}
 		}
 	}
@@ -240,7 +320,9 @@ func (g *moves) shift(x []int, from, to int) {
 	for from != to {
 		next := g.next[from*g.k+to]
 		g.dirty[from], g.dirty[next] = true, true
-		x[g.who[from*g.k+next]] = next
+		e := g.who[from*g.k+next]
+		x[e] = next
+		g.moved = append(g.moved, e)
 		from = next
 	}
 }

@@ -410,3 +410,49 @@ func TestTiersMetamorphic(t *testing.T) {
 		}
 	})
 }
+
+// Edges that are kept up to date while experts move are those that looking at every expert gives.
+func TestMovesKeepTheirEdges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
+		k, experts := 2+r.IntN(4), 1+r.IntN(20)
+		y := &tierLayer{}
+		x := make([]int, experts)
+		for e := range x {
+			x[e] = r.IntN(k)
+			w := make([]int64, k)
+			for j := range w {
+				if w[j] = r.Int64N(5); j != x[e] && r.IntN(6) == 0 {
+					w[j] = blocked
+				}
+			}
+			y.w = append(y.w, w)
+		}
+		kept := newMoves(k)
+		kept.of(y, x, 0)
+		for range 30 {
+			fresh := newMoves(k)
+			fresh.of(y, x, 0)
+			for i := range kept.edge {
+				least, who := int64(blocked), -1
+				for e, a := range x {
+					if c := i % k; a == i/k && c != a && y.w[e][c] < blocked && y.w[e][c]-y.w[e][a] < least {
+						least, who = y.w[e][c]-y.w[e][a], e
+					}
+				}
+				if kept.edge[i] != least || fresh.edge[i] != least || who >= 0 && (kept.who[i] != who || fresh.who[i] != who) {
+					t.Fatalf("edge %d: %d of expert %d, want %d of %d", i, kept.edge[i], kept.who[i], least, who)
+				}
+			}
+			a, c := r.IntN(k), r.IntN(k)
+			if kept.dist[a*k+c] < 0 || kept.dist[a*k+c] >= blocked || a == c {
+				continue
+			}
+			// Without negative circles as after relax: a single step is always one.
+			if kept.next[a*k+c] == c {
+				kept.shift(x, a, c)
+				kept.again(y, x)
+			}
+		}
+	})
+}
