@@ -516,6 +516,11 @@ func TestRules(t *testing.T) {
 		{"in turns", func(t *planir.Tiers) { t.Serial = true }},
 		{"share of nothing", func(t *planir.Tiers) { t.Layers[0].Padding = math.NaN() }},
 		{"proof without one", func(t *planir.Tiers) { t.Bound-- }},
+		{"stage of nothing", func(t *planir.Tiers) { t.Stages = []planir.TierStage{{Measure: "luck", Objective: 70, Bound: 70}} }},
+		{"first stage of another objective", func(t *planir.Tiers) { t.Stages = []planir.TierStage{{Measure: "off", Objective: 71, Bound: 70}} }},
+		{"proof with an open stage", func(t *planir.Tiers) {
+			t.Stages = []planir.TierStage{{Measure: "off", Objective: 70, Bound: 70}, {Measure: "launches", Objective: 3, Bound: 2}}
+		}},
 		{"one processor", func(t *planir.Tiers) { t.NPU = t.CPU }},
 		{"no layers", func(t *planir.Tiers) { t.Layers = nil }},
 		{"preference", func(t *planir.Tiers) { t.Prefer = "luck" }},

@@ -35,14 +35,23 @@ type Tiers struct {
 	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"` // of each
 
 	ChunkTokens int         `json:"chunk_tokens" yaml:"chunk_tokens"`
-	ExpectNS    int64       `json:"expect_ns" yaml:"expect_ns"` // of all layers' experts
-	Prefer      string      `json:"prefer" yaml:"prefer"`       // time, offload, saliency
-	Objective   int64       `json:"objective" yaml:"objective"` // of the chunk lengths' common multiple: ns, or with offload rows not on the NPU, or with saliency 1e-9 of a layer's squared norm
-	Bound       int64       `json:"bound" yaml:"bound"`         // no choice is below it
-	Status      string      `json:"status" yaml:"status"`       // optimal, feasible
+	ExpectNS    int64       `json:"expect_ns" yaml:"expect_ns"`               // of all layers' experts
+	Prefer      string      `json:"prefer" yaml:"prefer"`                     // time, offload, saliency
+	Objective   int64       `json:"objective" yaml:"objective"`               // of the chunk lengths' common multiple: ns, or with offload rows not on the NPU, or with saliency 1e-9 of a layer's squared norm
+	Bound       int64       `json:"bound" yaml:"bound"`                       // no choice is below it
+	Status      string      `json:"status" yaml:"status"`                     // optimal, feasible
+	Stages      []TierStage `json:"stages,omitempty" yaml:"stages,omitempty"` // where several measures are minimised in order; the first is Objective
 	Drop        float64     `json:"drop,omitempty" yaml:"drop,omitempty"`
 	Lost        float64     `json:"lost,omitempty" yaml:"lost,omitempty"`
 	Layers      []TierLayer `json:"layers" yaml:"layers"`
+}
+
+// TierStage is a measure that was minimised, those before it held at what they achieved: rows not on the NPU ("off"), energy in nJ ("energy"),
+// groups ("launches"), lost saliency in 1e-9 of a layer's squared norm ("lost"), ns ("time"); all of the chunk lengths' common multiple.
+type TierStage struct {
+	Measure   string `json:"measure" yaml:"measure"`
+	Objective int64  `json:"objective" yaml:"objective"`
+	Bound     int64  `json:"bound" yaml:"bound"` // no choice is below it
 }
 
 // TierLayer is one layer. Shares are of the rows that are expected to be routed in it; Padding is that of rows which the NPU
@@ -112,6 +121,20 @@ func (c *checker) tiers() {
 	switch {
 	case t.Status != "optimal" && t.Status != "feasible", t.Bound > t.Objective, t.Status == "optimal" && t.Bound != t.Objective:
 		c.fail(at+".status", "status is %q with objective %d and bound %d", t.Status, t.Objective, t.Bound)
+	}
+	open := false
+	for i, s := range t.Stages {
+		at := fmt.Sprintf("%s.stages[%d]", at, i)
+		if !slices.Contains([]string{"time", "energy", "off", "launches", "lost"}, s.Measure) {
+			c.fail(at+".measure", "measure is %q, want time, energy, off, launches or lost", s.Measure)
+		}
+		if s.Bound < 0 || s.Bound > s.Objective || i == 0 && (s.Objective != t.Objective || s.Bound != t.Bound) {
+			c.fail(at, "objective is %d with bound %d, want a bound of 0..objective, and of the first the tiers' own", s.Objective, s.Bound)
+		}
+		open = open || s.Bound < s.Objective
+	}
+	if open && t.Status == "optimal" {
+		c.fail(at+".status", "status is optimal, and a stage is not proved")
 	}
 	share(at+".drop", t.Drop)
 	share(at+".max_drop", t.MaxDrop)

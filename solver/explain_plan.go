@@ -212,7 +212,10 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 	for _, x := range p.Inputs {
 		digest := have[x.Kind]
 		if x.Kind == "loads" {
-			continue // tiers are not solved again
+			if in.Loads == nil {
+				continue // tiers are not solved again
+			}
+			digest = in.Loads.Digest
 		}
 		if digest == nil {
 			differ = append(differ, x.Kind)

@@ -152,8 +152,17 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	}
 	most := 0 // rows of an expert in any chunk
 	var loads [][][][]int32
+	// Every length observes the same tokens, so that what they send to the CPU can be compared.
+	all := multiple(lengths)
+	same := in.Loads.Chunks - in.Loads.Chunks%(all/in.Loads.ChunkTokens)
+	if same == 0 {
+		if same = in.Loads.Chunks; x.want.Prefer == preferOffload || x.want.Prefer == preferSaliency {
+			return nil, diag.New(diag.ClassInput, "experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
+				WithHint("want lengths that are multiples of one another, or loads of more chunks")
+		}
+	}
 	for _, n := range lengths {
-		m := in.Loads.merged(n / in.Loads.ChunkTokens)
+		m := in.Loads.merged(n/in.Loads.ChunkTokens, same)
 		for l := range m {
 			for e := range m[l] {
 				most = max(most, int(slices.Max(m[l][e])))
@@ -191,7 +200,6 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		}
 		sync += e.ns
 	}
-	all := multiple(lengths)
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
 		for l, layer := range x.Layers {
@@ -399,19 +407,31 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 		} else if s.Choices != nil && s.Objective <= limit {
 			x.Problem.Start = &s
 		}
-		order := problem.PaperOrder
-		if x.want.Prefer == preferSaliency {
-			order = []problem.TierMeasure{problem.TierLost, problem.TierTime}
-		}
-		s, err = x.Problem.InOrder(ctx, e, order, problem.Limits{})
-	default:
-		s, err = e.Tiers(ctx, x.Problem, problem.Limits{})
 	}
+	s, err = x.inOrder(ctx, e)
 	if err == nil && s.Choices == nil {
 		return s, diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers was found that keeps every limit, in %d nodes, and none was proved impossible", x.Problem.Name, s.Nodes).
 			WithHint("raise a limit of workload experts, or let engine auto or highs look for one: --engine")
 	}
 	return s, err
+}
+
+// order is what is minimised, one after the other.
+func (x *TierInstance) order() []problem.TierMeasure {
+	switch x.want.Prefer {
+	case preferOffload:
+		return problem.PaperOrder
+	case preferSaliency:
+		return []problem.TierMeasure{problem.TierLost, problem.TierTime}
+	}
+	return []problem.TierMeasure{problem.TierTime}
+}
+
+func (x *TierInstance) inOrder(ctx context.Context, e problem.Engine) (problem.TierSolution, error) {
+	if order := x.order(); len(order) > 1 {
+		return x.Problem.InOrder(ctx, e, order, problem.Limits{})
+	}
+	return e.Tiers(ctx, x.Problem, problem.Limits{})
 }
 
 // Plan is a solution in the words of a plan.
@@ -426,6 +446,9 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 		ExpertBytes: p.ExpertBytes, GraphBytes: p.GraphBytes, RegionBytes: p.RegionBytes,
 		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: overflowExact, Prefer: preferTime,
 		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
+	}
+	for _, y := range s.Stages {
+		out.Stages = append(out.Stages, planir.TierStage{Measure: string(y.Measure), Objective: y.Objective, Bound: y.Bound})
 	}
 	out.Serial, out.SyncNS, out.MaxGraphs = p.Serial, t.SyncNS, max(0, p.MaxGraphs)
 	if p.Prune {

@@ -413,9 +413,9 @@ func popularity(generator string, experts int) ([]float64, error) {
 	return nil, wrong()
 }
 
-// merged are the loads of chunks n times as long, by layer and expert; what is left at the end is not used.
-func (l *Loads) merged(n int) [][][]int32 {
-	chunks := l.Chunks / n
+// merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end is not used.
+func (l *Loads) merged(n, chunks int) [][][]int32 {
+	chunks /= n
 	out := make([][][]int32, len(l.Layers))
 	for i := range out {
 		out[i] = make([][]int32, l.Experts)

@@ -66,7 +66,7 @@ func TestTracedLoads(t *testing.T) {
 
 func TestMergedLoads(t *testing.T) {
 	l := traced(t)
-	m := l.merged(4)
+	m := l.merged(4, l.Chunks)
 	for i := range m {
 		for c := range l.Chunks / 4 {
 			sum := 0

@@ -23,7 +23,7 @@ import (
 
 func newExplain(s *cli.Streams) *cobra.Command {
 	var in inputs
-	var cal, most string
+	var cal, most, loads string
 	var only []string
 	c := &cobra.Command{
 		Use:   "explain plan.yaml [WHAT]",
@@ -35,11 +35,12 @@ plans; then every decision with its shares. WHAT may be
                     anything, and without it
   decode            where the time of a token goes
   @256, prefill@256 a bucket: which prompts use it, and what prefill would cost without it and with one more
-  tiers             capacity tiers of experts (mixtures of experts)
+  tiers             capacity tiers of experts (mixtures of experts); with --loads which of their limits bind, and what
+                    relaxing each would buy
   layers.ffn_down@256
                     an operator at a number of rows: every strategy and what it would have cost, cheapest first
 
-With the inputs of solve (--soc, --record or --costs, --model, --workload, --calibration) questions are answered by solving again, and
+With the inputs of solve (--soc, --record or --costs, --model, --workload, --calibration, --loads) questions are answered by solving again, and
 processors that cannot execute an operator are listed with the reason; without them only what the plan stores is told, and it
 says so.
 
@@ -74,11 +75,24 @@ measured are labelled so.
 					return err
 				}
 				defer input.Model.Close()
+				if loads != "" {
+					if input.Loads, err = solver.ReadLoads(loads); err != nil {
+						return err
+					}
+				}
 				if err := again(s, p, input, cal, most, only); err != nil {
 					return err
 				}
 			}
-			x := explaining{s, c.Context(), p, soc, input, args[0]}
+			x := explaining{s, c.Context(), p, soc, input, nil, args[0]}
+			switch {
+			case loads == "":
+			case input == nil:
+				return diag.New(diag.ClassUsage, "explain: --loads is one of the inputs of solve, and the others are missing").
+					WithHint("give --soc, --costs (or --record), --model and --workload too, as for hetc solve")
+			default:
+				x.loads, input.Loads = input.Loads, nil // only tiers are solved again with it
+			}
 			switch {
 			case ask.node != "":
 				return x.operator(ask.node, ask.rows)
@@ -96,6 +110,7 @@ measured are labelled so.
 	}
 	in.flags(c)
 	c.Flags().StringVar(&cal, "calibration", "", "calibration that the plan was solved with")
+	c.Flags().StringVar(&loads, "loads", "", "loads of experts that the plan's tiers were solved with")
 	c.Flags().StringVar(&most, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
 	c.Flags().StringSliceVar(&only, "only", nil, "processors that the plan was solved for alone")
 	return c
@@ -181,13 +196,14 @@ func again(s *cli.Streams, p *planir.Plan, input *solver.Input, cal, most string
 	return nil
 }
 
-// explaining is one run of explain. soc and input may be nil.
+// explaining is one run of explain. soc, input and loads may be nil.
 type explaining struct {
 	s     *cli.Streams
 	ctx   context.Context
 	p     *planir.Plan
 	soc   *socs.SoC
 	input *solver.Input
+	loads *solver.Loads // nil: tiers are not solved again
 	file  string
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/exact"
 )
 
 // plan tells of the whole plan: sentences first, then the tables.
@@ -542,7 +544,89 @@ func (x *explaining) tiers() error {
 		}
 		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"}, rows)
 	}
-	return x.s.Result(map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated})
+	result := map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated}
+	if x.p.Tiers != nil {
+		proof := tierProof(x.p.Tiers)
+		x.s.Printf("%s\n", proof)
+		result["proof"] = proof
+		if x.loads == nil {
+			x.s.Printf("which of their limits bind, and what relaxing them would buy, is found by solving again: give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
+		} else if err := x.tierLimits(result); err != nil {
+			return err
+		}
+		result["stored_only"] = x.loads == nil
+	}
+	return x.s.Result(result)
+}
+
+// tierLimits tells which limits of capacity tiers bind, and what relaxing each would buy.
+func (x *explaining) tierLimits(result map[string]any) error {
+	in := *x.input
+	in.Loads, in.Engine = x.loads, exact.Engine{}
+	story, err := solver.TierLimitsOf(x.ctx, in, x.p)
+	if err != nil {
+		return err
+	}
+	t := x.p.Tiers
+	now := &story.Now
+	var rows [][]string
+	var binding []string
+	for _, l := range story.Limits {
+		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
+		if l.Binds {
+			row[3] = "yes"
+			binding = append(binding, l.Key)
+			if l.Next != nil {
+				row[4] = l.To + ": " + gained(t, now, l.Next)
+			}
+			if l.Free != nil {
+				row[5] = gained(t, now, l.Free)
+			}
+		}
+		rows = append(rows, row)
+	}
+	of := "as the plan has them"
+	if story.Anew {
+		of = "with these inputs, which are not the plan's"
+	}
+	x.s.Printf("\nsolved again by exact, each limit relaxed by itself; tiers %s: %s\n", of, outcomeOf(t, now))
+	x.s.Table([]string{"limit", "value", "the tiers take", "binds", "the next step buys", "without it", ""}, rows)
+	if len(binding) == 0 {
+		x.s.Printf("no limit keeps the tiers from being better\n")
+	} else {
+		x.s.Printf("%s %s the tiers from being better\n", and(binding), map[bool]string{true: "keeps", false: "keep"}[len(binding) == 1])
+	}
+	result["now"], result["solved_anew"], result["limits"] = story.Now, story.Anew, story.Limits
+	return nil
+}
+
+// outcomeOf is a choice of tiers in words.
+func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
+	text := fmt.Sprintf("%.1f us for a token's experts in chunks of %d, %.2f %% of the rows not on %s, %d groups", o.TokenNS/1e3, o.ChunkTokens, 100*o.Off, t.NPU, o.Groups)
+	if t.Overflow == "prune" {
+		text += fmt.Sprintf(", %.2f %% of the rows dropped", 100*o.Drop)
+		if t.MaxLost > 0 {
+			text += fmt.Sprintf(" with %.3f %% of the squared norm", 100*o.Lost)
+		}
+	}
+	return text
+}
+
+// gained tells in what a choice of tiers is better: the first of what is preferred that differs.
+func gained(t *planir.Tiers, now, o *solver.TierOutcome) string {
+	same := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
+	time := fmt.Sprintf("%s (%.1f us a token)", change(o.TokenNS/now.TokenNS), o.TokenNS/1e3)
+	switch {
+	case t.Prefer == "offload" && !same(o.Off, now.Off):
+		return fmt.Sprintf("%.2f %% of the rows not on %s, not %.2f %%", 100*o.Off, t.NPU, 100*now.Off)
+	case t.Prefer == "offload" && !same(o.EnergyNJ, now.EnergyNJ):
+		return change(o.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
+	case t.Prefer == "offload":
+		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", o.Groups, o.ChunkTokens, now.Groups, now.ChunkTokens)
+	case t.Prefer == "saliency" && !same(o.Lost, now.Lost):
+		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*o.Lost, 100*now.Lost)
+	}
+	return time
 }
 
 // paretoSteps is how many limits of energy are tried between the fastest plan and the one of least energy.

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -202,5 +204,42 @@ func showTiers(s *cli.Streams, p *planir.Plan) {
 	}
 	s.Printf("experts (%s loads): tiers of %v rows, %d of %d experts on %s in %d groups, the others on %s; overflow %.1f %% (%s), padding %.1f %%; %.3f ms for a chunk of %d tokens, %s; %s\n",
 		t.Loads, t.Capacities, npu, t.Experts*len(t.Layers), t.NPU, groups, t.CPU, 100*overflow, t.Overflow, 100*padding, float64(t.ExpectNS)/1e6, t.ChunkTokens, how, t.Status)
+	if t.Status != "optimal" {
+		s.Printf("  %s\n", tierProof(t))
+	}
 	s.Printf("  for targets whose expert graphs have static shapes: this plan's own program executes experts with the rows they get\n")
+}
+
+// tierProof tells whether the tiers are proved to be the best under their costs and, where they are not, what may be done about it.
+func tierProof(t *planir.Tiers) string {
+	words := map[string]string{"time": "expected time", "off": "rows that are not on " + t.NPU, "energy": "energy, modelled", "launches": "groups", "lost": "squared norm that is lost"}
+	stages := t.Stages
+	if len(stages) == 0 {
+		first := map[string]string{"offload": "off", "saliency": "lost"}[t.Prefer]
+		stages = []planir.TierStage{{Measure: cmp.Or(first, "time"), Objective: t.Objective, Bound: t.Bound}}
+	}
+	var names, open []string
+	for _, x := range stages {
+		names = append(names, words[x.Measure])
+		if gap := x.Objective - x.Bound; gap > 0 {
+			text := fmt.Sprintf("up to %.2g %% less %s", 100*float64(gap)/float64(x.Objective), words[x.Measure])
+			if x.Measure == "launches" || x.Measure == "off" {
+				text = fmt.Sprintf("%d %s, of which up to %d less", x.Objective, words[x.Measure], gap)
+			}
+			open = append(open, text)
+		}
+	}
+	switch {
+	case len(open) > 0:
+		text := fmt.Sprintf("The search for tiers ended at its limit. Not ruled out: %s.", strings.Join(open, "; "))
+		if len(stages) > 1 {
+			text += " Each with what comes before it in the order (" + strings.Join(names, ", ") + ") held at what was found."
+		}
+		return text + " Fewer tiers, capacities or chunk lengths in the workload's section experts make the search smaller."
+	case t.Status != "optimal":
+		return "The search for tiers ended at its limit: no choice is better, though another one may be as good."
+	case len(stages) > 1:
+		return "No choice of tiers is better, in the order " + strings.Join(names, ", ") + ": that is proved."
+	}
+	return "No choice of tiers has less " + names[0] + " under these predictions: that is proved."
 }

@@ -57,10 +57,11 @@ func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits
 	var nodes int64
 	for c := range p.Chunks {
 		s := newTierSearch(ctx, p, c, limits)
-		s.best = best.Objective / s.t.Weight
+		times := s.t.Times(p.Measure())
+		s.best = best.Objective / times
 		if best.Objective == math.MaxInt64 {
 			s.best = math.MaxInt64
-		} else if s.best*s.t.Weight < best.Objective {
+		} else if s.best*times < best.Objective {
 			s.best++
 		}
 		err := s.solve()
@@ -68,11 +69,11 @@ func (Engine) Tiers(ctx context.Context, p *problem.Tiers, limits problem.Limits
 			return problem.TierSolution{}, diag.New(diag.ClassInterrupted, "solve tiers %q: %w", p.Name, err)
 		}
 		nodes += s.nodes
-		if s.bound < math.MaxInt64/s.t.Weight {
-			bound = min(bound, s.bound*s.t.Weight)
+		if s.bound < math.MaxInt64/times {
+			bound = min(bound, s.bound*times)
 		}
-		if s.choices != nil && s.best*s.t.Weight < best.Objective {
-			best = problem.TierSolution{Chunk: c, Choices: s.choices, Objective: s.best * s.t.Weight}
+		if s.choices != nil && s.best*times < best.Objective {
+			best = problem.TierSolution{Chunk: c, Choices: s.choices, Objective: s.best * times}
 		}
 	}
 	if best.Choices == nil {
@@ -161,7 +162,7 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 	s.main = s.measure(p.Measure())
 	for _, m := range problem.TierMeasures {
 		if b, ok := p.Bounds[m]; ok {
-			s.budgets = append(s.budgets, budget{term: s.measure(m), layer: -1, limit: b / s.t.Weight})
+			s.budgets = append(s.budgets, budget{term: s.measure(m), layer: -1, limit: b / s.t.Times(m)})
 		}
 	}
 	all := func(x prices, limit int64) {

@@ -223,12 +223,14 @@ func bruteTiers(p *problem.Tiers) (best problem.TierSolution) {
 			if drop > rows*p.MaxDropPPM/1e6 || len(used) > p.MaxTiers || p.RegionBytes > 0 && npu*p.ExpertBytes > p.RegionBytes {
 				return
 			}
+			times := map[problem.TierMeasure]int64{problem.TierTime: ch.Weight, problem.TierEnergy: ch.Weight, problem.TierLaunches: ch.Weight,
+				problem.TierOff: 1, problem.TierLost: 1} // of all observed chunks together
 			for k, b := range p.Bounds {
-				if ch.Weight*m[k] > b {
+				if times[k]*m[k] > b {
 					return
 				}
 			}
-			if v := ch.Weight * m[p.Measure()]; v < best.Objective {
+			if v := times[p.Measure()] * m[p.Measure()]; v < best.Objective {
 				best = problem.TierSolution{Chunk: c, Objective: v}
 				for l := range x {
 					best.Choices = append(best.Choices, slices.Clone(x[l]))

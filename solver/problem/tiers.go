@@ -62,14 +62,15 @@ type Tiers struct {
 	Bounds   map[TierMeasure]int64 // at most so much of a measure
 }
 
-// TierMeasure is what a tiers problem minimises or bounds, of Weight chunks.
+// TierMeasure is what a tiers problem minimises or bounds. Sums over all observed chunks are the same for every chunk length that divides them; what
+// one chunk takes is counted for Weight chunks.
 type TierMeasure string
 
 const (
-	TierTime     TierMeasure = "time"     // ns
-	TierEnergy   TierMeasure = "energy"   // nJ: times of the processors times their power, hand-overs not counted
+	TierTime     TierMeasure = "time"     // ns, of Weight chunks
+	TierEnergy   TierMeasure = "energy"   // nJ, of Weight chunks: times of the processors times their power, hand-overs not counted
 	TierOff      TierMeasure = "off"      // routed rows, over all observed chunks, that the NPU does not compute
-	TierLaunches TierMeasure = "launches" // groups: synchronisations of CPU and NPU
+	TierLaunches TierMeasure = "launches" // groups, of Weight chunks: synchronisations of CPU and NPU
 	TierLost     TierMeasure = "lost"     // saliency of dropped rows: 1/SaliencyOne of a layer's squared L2 norm, over all layers
 )
 
@@ -82,7 +83,7 @@ var PaperOrder = []TierMeasure{TierOff, TierEnergy, TierLaunches}
 // TierChunk is one candidate of the chunk length.
 type TierChunk struct {
 	Tokens  int
-	Weight  int64       // chunks while every other candidate processes as many tokens
+	Weight  int64       // chunks while every other candidate processes as many tokens; all candidates observed the same tokens
 	GroupNS [][]int64   // by tier and experts less one: a launch with all that belongs to it
 	CPUNS   []int64     // an expert on the CPU, by rows from 0, which is free, to the most that any expert got
 	SyncNS  int64       // of a layer with an expert on the NPU
@@ -105,6 +106,14 @@ type TierSolution struct {
 	Bound     int64
 	Status    Status
 	Nodes     int64
+	Stages    []TierStage // of InOrder, one a measure
+}
+
+// TierStage is what minimising one measure of several ended with.
+type TierStage struct {
+	Measure   TierMeasure
+	Objective int64
+	Bound     int64 // with the measures before it held at what they achieved
 }
 
 // Validate reports the first thing that makes the instance meaningless.
@@ -401,17 +410,25 @@ func (t *TierTable) Total(choices [][]int) (out TierCost) {
 	return out
 }
 
-// Of is the measure of Weight chunks that cost so much.
+// Times is how often a measure counts what a chunk costs: Weight times, and once what is a sum over all observed chunks already.
+func (t *TierTable) Times(m TierMeasure) int64 {
+	if m == TierOff || m == TierLost {
+		return 1
+	}
+	return t.Weight
+}
+
+// Of is the measure of chunks that cost so much.
 func (t *TierTable) Of(m TierMeasure, c TierCost) int64 {
 	switch m {
 	case TierEnergy:
 		return t.Weight * c.EnergyNJ
 	case TierOff:
-		return t.Weight * c.Off
+		return c.Off
 	case TierLaunches:
 		return t.Weight * c.Launches
 	case TierLost:
-		return t.Weight * c.Lost
+		return c.Lost
 	}
 	return t.Weight * c.NS
 }
@@ -570,6 +587,11 @@ func (p *Tiers) InOrder(ctx context.Context, e Engine, order []TierMeasure, limi
 		q.Start = &TierSolution{Chunk: out.Chunk, Choices: out.Choices}
 		t := p.Table(out.Chunk)
 		q.Bounds[m] = t.Of(m, t.Total(out.Choices))
+		stage := TierStage{m, q.Bounds[m], max(0, min(s.Bound, q.Bounds[m]))}
+		if s.Choices == nil {
+			stage.Bound = 0
+		}
+		out.Stages = append(out.Stages, stage)
 		if s.Status != Optimal {
 			out.Status = Feasible
 		}
@@ -630,7 +652,7 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 		j := add(name, float64(t.Of(p.Measure(), c))*unit(p.Measure()))
 		for b := range p.Bounds {
 			if x := t.Of(b, c); x != 0 {
-				bounds[b] = append(bounds[b], milp.Term{Var: j, Coef: float64(x) / weight * unit(b)})
+				bounds[b] = append(bounds[b], milp.Term{Var: j, Coef: float64(x) / float64(t.Times(b)) * unit(b)})
 			}
 		}
 		return j
@@ -725,7 +747,7 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 	}
 	for _, b := range TierMeasures {
 		if limit, ok := p.Bounds[b]; ok && len(bounds[b]) > 0 {
-			row("bound_"+string(b), -inf, float64(limit)/weight*unit(b), bounds[b])
+			row("bound_"+string(b), -inf, float64(limit)/float64(t.Times(b))*unit(b), bounds[b])
 		}
 	}
 	return m, v

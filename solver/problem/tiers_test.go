@@ -98,3 +98,36 @@ func TestTiersVerify(t *testing.T) {
 		t.Error("16 experts in a region for 10: accepted")
 	}
 }
+
+// Rows that stay off the NPU are those of all observed chunks, however long these are: the CPU takes as many of one chunk length as of another.
+func TestTierRowsOfChunkLengthsCompare(t *testing.T) {
+	short := GenerateTiers(3, 2, 6, 3)
+	long := *short
+	long.Chunks = slices.Clone(short.Chunks)
+	c := short.Chunks[0]
+	c.Tokens, c.Weight, c.Layers = 2*c.Tokens, 1, nil
+	for _, y := range short.Chunks[0].Layers {
+		var rows [][]int32
+		for _, list := range y.Rows {
+			var merged []int32
+			for i := 0; i < len(list); i += 2 {
+				merged = append(merged, list[i]+list[i+1])
+			}
+			rows = append(rows, merged)
+		}
+		c.Layers = append(c.Layers, TierLayer{Name: y.Name, Rows: rows})
+	}
+	for n := len(c.CPUNS); n <= 2048; n++ {
+		c.CPUNS = append(c.CPUNS, 1)
+	}
+	long.Chunks[0].Weight = 2
+	long.Chunks = append(long.Chunks, c)
+	a, b := long.Table(0), long.Table(1)
+	cpu := long.UniformChoices(0, 0)
+	if x, y := a.Of(TierOff, a.Total(cpu)), b.Of(TierOff, b.Total(cpu)); x != y || x == 0 {
+		t.Errorf("everything on the CPU: %d rows in short chunks, %d in long ones", x, y)
+	}
+	if x, y := a.Of(TierTime, a.Total(cpu)), a.Total(cpu).NS; x != 2*y {
+		t.Errorf("two chunks take %d ns, and one %d", x, y)
+	}
+}
