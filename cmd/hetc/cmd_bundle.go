@@ -252,7 +252,7 @@ func newInspect(s *cli.Streams) *cobra.Command {
 				showReport(s, report)
 			}
 			doc := map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m}
-			if p := claimedPlan(args[0], u); p != nil {
+			if p := claimedPlan(args[0]); p != nil {
 				s.Printf("\n")
 				showLimits(s, p)
 				doc["quality"], doc["memory"] = p.Quality, p.Memory
@@ -266,9 +266,9 @@ func newInspect(s *cli.Streams) *cobra.Command {
 }
 
 // claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
-func claimedPlan(path string, u *bundle.Unverified) *planir.Plan {
-	text := claimedBlob(path, u, emit.PlanBlob, maxClaimedPlan)
-	if text == nil {
+func claimedPlan(path string) *planir.Plan {
+	text, err := bundle.Claimed(path, emit.PlanBlob, maxClaimedPlan)
+	if text == nil || err != nil {
 		return nil
 	}
 	p, err := planir.Decode(text)

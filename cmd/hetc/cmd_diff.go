@@ -114,7 +114,7 @@ func openSide(path string) (*side, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &side{plan: claimedPlan(path, u), manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
+		return &side{plan: claimedPlan(path), manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
 	}
 	p, err := plantext.Read(path)
 	if err != nil {

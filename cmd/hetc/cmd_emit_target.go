@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -323,40 +322,16 @@ func (b *bakes) show() map[string]any {
 	}
 }
 
-// claimedBlob is a blob of a bundle file that nobody has verified, nil when there is none of that name and at most that size.
-func claimedBlob(path string, u *bundle.Unverified, name string, most int64) []byte {
-	for i, b := range u.Manifest.Blobs {
-		if b.Name != name || u.Exploded || b.Bytes > most {
-			continue
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return nil
-		}
-		defer f.Close()
-		text := make([]byte, b.Bytes)
-		if _, err := f.ReadAt(text, u.Offsets[i]); err != nil {
-			return nil
-		}
-		return text
-	}
-	return nil
-}
-
 // claimedReport is what a bundle file says about its compiled graphs, nil for one without such.
 func claimedReport(path string) (*emit.Report, error) {
-	u, err := bundle.Inspect(path)
-	if err != nil {
-		return nil, err
-	}
 	const most = 64 << 20
-	text := claimedBlob(path, u, emit.ReportBlob, most)
-	if text == nil {
-		return nil, nil
+	text, err := bundle.Claimed(path, emit.ReportBlob, most)
+	if text == nil || err != nil {
+		return nil, err
 	}
 	r, err := emit.DecodeReport(text)
 	if err != nil {
-		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err)
+		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err).WithHint("hetc verify says whether the file is what was signed")
 	}
 	return r, nil
 }

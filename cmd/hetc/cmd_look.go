@@ -108,12 +108,13 @@ func newSocs(s *cli.Streams) *cobra.Command {
 				if npu := x.TargetNPU(); npu != nil {
 					target = npu.Target.Driver
 				}
-				rows = append(rows, []string{name, strings.Join(procs, " "), cmp.Or(target, "-"), fmt.Sprint(len(x.Assumptions())), x.Description})
+				rows = append(rows, []string{name, strings.Join(procs, " "), cmp.Or(target, "-"), fmt.Sprint(len(x.Assumptions())), firstSentence(x.Description)})
 				docs = append(docs, map[string]any{"name": name, "processors": procs, "target": target, "assumptions": len(x.Assumptions()), "description": x.Description})
 			}
-			s.Table([]string{"soc", "processors", "target", ">assumed values", "what"}, rows)
+			s.Table([]string{"soc", "processors", "target", ">assumed", "<what"}, rows)
 			return s.Result(docs)
 		}}
+	list.Long = list.Short + ". Descriptions are cut to a sentence here; hetc socs show has them whole.\n\n" + cli.ExitCodes
 	show := &cobra.Command{Use: "show SOC", Short: "show every number of a SoC with its source", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			x, err := socs.Open(args[0])
@@ -125,9 +126,16 @@ func newSocs(s *cli.Streams) *cobra.Command {
 				rows = append(rows, []string{n.Path, n.Value, n.Kind, n.Text})
 			}
 			s.Printf("%s: %s\n", x.Name, x.Description)
-			s.Table([]string{"value", ">number", "source", "where"}, rows)
+			s.Table([]string{"value", ">number", "source", "<where"}, rows)
 			return s.Result(x)
 		}}
 	c.AddCommand(list, show)
 	return c
+}
+
+func firstSentence(text string) string {
+	if first, _, more := strings.Cut(text, ". "); more {
+		return first + "."
+	}
+	return text
 }

@@ -30,7 +30,7 @@ func newModels(s *cli.Streams) *cobra.Command {
 				rows = append(rows, []string{name, m.Architecture, fmt.Sprintf("%.2f", float64(m.Parameters())/1e9), m.Source})
 				docs = append(docs, map[string]any{"name": name, "architecture": m.Architecture, "parameters": m.Parameters(), "source": m.Source})
 			}
-			s.Table([]string{"model", "architecture", ">parameters 1e9", "source"}, rows)
+			s.Table([]string{"model", "architecture", ">parameters 1e9", "<source"}, rows)
 			return s.Result(docs)
 		}}
 	show := &cobra.Command{Use: "show MODEL", Short: "show a model's dimensions and weights", Args: cobra.ExactArgs(1),

@@ -8,24 +8,44 @@ type Unverified struct {
 	Manifest *Manifest
 	Digest   Digest   // SHA-256 of the manifest
 	Signers  []string // IDs of the keys it claims to be signed by
-	Exploded bool     // a directory
-	Bytes    int64    // size of the file; of the blobs together when Exploded
-	Offsets  []int64  // of each blob in the file; nil when Exploded
+	Bytes    int64    // size of the file; of the blobs together in an exploded bundle
+	Offsets  []int64  // of each blob in the file; nil in an exploded bundle
 }
 
 // Inspect reads the bundle at path without any key. It refuses what is malformed, by the steps
 // open to encoding, manifest and layout, and checks nothing else.
 func Inspect(path string) (*Unverified, error) {
-	u, err := inspect(path)
+	s, err := openStore(path)
+	if err != nil {
+		return nil, at(path, err)
+	}
+	defer s.close()
+	u, err := inspect(s)
 	return u, at(path, err)
 }
 
-func inspect(path string) (*Unverified, error) {
+// Claimed is the blob of that name in the bundle at path, packed or exploded, of which Inspect's refusals are checked
+// and nothing else, its digest neither. It is nil when the bundle has none of that name and at most that many bytes.
+func Claimed(path, name string, most int64) ([]byte, error) {
 	s, err := openStore(path)
 	if err != nil {
-		return nil, err
+		return nil, at(path, err)
 	}
 	defer s.close()
+	u, err := inspect(s)
+	if err != nil {
+		return nil, at(path, err)
+	}
+	for i, b := range u.Manifest.Blobs {
+		if b.Name == name && b.Bytes <= most {
+			data := make([]byte, b.Bytes)
+			return data, at(path, s.copyBlob(u.Manifest, i, data, StepOpen))
+		}
+	}
+	return nil, nil
+}
+
+func inspect(s store) (*Unverified, error) {
 	data, err := s.envelope()
 	if err != nil {
 		return nil, err
@@ -53,7 +73,6 @@ func inspect(path string) (*Unverified, error) {
 		u.Bytes, u.Offsets = f.bytes, f.layout.offsets
 		return u, nil
 	}
-	u.Exploded = true
 	for _, b := range m.Blobs {
 		u.Bytes += b.Bytes
 	}

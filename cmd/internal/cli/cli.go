@@ -16,9 +16,11 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/olekukonko/tablewriter"
 	"github.com/olekukonko/tablewriter/tw"
@@ -81,11 +83,20 @@ func (s *Streams) Terminal() bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// TableWidth is how many columns a terminal needs for tables that Table fits into it.
+const TableWidth = 120
+
 // Table writes rows under a header, silent under --json. Columns whose header starts with ">" are
-// aligned right.
+// aligned right. When the last one's starts with "<", its texts go on in further lines where the table would be wider
+// than TableWidth.
 func (s *Streams) Table(header []string, rows [][]string) {
 	if s.JSON {
 		return
+	}
+	if last := len(header) - 1; strings.HasPrefix(header[last], "<") {
+		header = slices.Clone(header)
+		header[last] = header[last][1:]
+		rows = wrapLast(header, rows)
 	}
 	names := make([]string, len(header))
 	align := make([]tw.Align, len(header))
@@ -115,6 +126,39 @@ func (s *Streams) Table(header []string, rows [][]string) {
 		_ = t.Append(shown)
 	}
 	_ = t.Render()
+}
+
+// wrapLast continues texts of the last column in rows of their own.
+func wrapLast(header []string, rows [][]string) (out [][]string) {
+	const least, pad = 40, 2
+	last := len(header) - 1
+	width := TableWidth - pad
+	for c := range last {
+		most := utf8.RuneCountInString(strings.TrimPrefix(header[c], ">"))
+		for _, row := range rows {
+			most = max(most, utf8.RuneCountInString(visible(row[c])))
+		}
+		width -= most + pad
+	}
+	width = max(least, width)
+	for _, row := range rows {
+		row, line := slices.Clone(row), ""
+		words := strings.Fields(row[last])
+		for i, w := range words {
+			if i > 0 && utf8.RuneCountInString(visible(line))+1+utf8.RuneCountInString(visible(w)) > width {
+				row[last] = line
+				out = append(out, row)
+				row, line = make([]string, len(header)), ""
+			}
+			if line != "" {
+				line += " "
+			}
+			line += w
+		}
+		row[last] = line
+		out = append(out, row)
+	}
+	return out
 }
 
 // errorDocument is what --json prints when a command fails. Message, code and path are those of the

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -192,5 +193,31 @@ func TestClobbers(t *testing.T) {
 		if refused != (code == 2) || refused != strings.Contains(stderr, "would replace what --text reads") {
 			t.Errorf("%s: exit code %d, %s, want refused %v", args, code, stderr, refused)
 		}
+	}
+}
+
+// A table whose last header asks for it fits TableWidth, and loses no word; one that fits by itself stays as it is.
+func TestTableIsWrapped(t *testing.T) {
+	text := strings.Repeat("a sentence about a machine, ", 12) + strings.Repeat("x", 80)
+	var out, plain strings.Builder
+	rows := [][]string{{"soc-of-some-length", "cpu gpu npu", text}, {"other", "cpu", "short"}}
+	(&Streams{Out: &out}).Table([]string{"name", ">processors", "<what"}, rows)
+	var words []string
+	for i, line := range strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n") {
+		if n := utf8.RuneCountInString(line); n > TableWidth {
+			t.Errorf("line %d has %d columns, want at most %d: %q", i, n, TableWidth, line)
+		}
+		if i > 1 {
+			words = append(words, strings.Fields(line)...)
+		}
+	}
+	if got, want := strings.Join(words, " "), "soc-of-some-length cpu gpu npu "+text+" other cpu short"; got != want {
+		t.Errorf("the table says %q, want %q", got, want)
+	}
+	out.Reset()
+	(&Streams{Out: &out}).Table([]string{"name", "<what"}, rows[1:])
+	(&Streams{Out: &plain}).Table([]string{"name", "what"}, rows[1:])
+	if out.String() != plain.String() {
+		t.Errorf("got %q, want %q", out.String(), plain.String())
 	}
 }
