@@ -604,7 +604,8 @@ func TestExpertsLackSchemes(t *testing.T) {
 		{"llama-plain", grid, grid, ""},
 	} {
 		in := &Input{Model: open(t, "../testdata/arch/"+c.model), Workload: DefaultWorkload()}
-		err := in.checkExperts(&demand{prefill: c.prefill, decode: c.decode})
+		in.Workload.Schemes = Schemes{Prefill: c.prefill, Decode: c.decode}
+		err := in.CheckSchemes()
 		switch {
 		case c.want == "" && err == nil:
 		case err == nil || c.want == "" || !strings.Contains(err.Error(), c.want):

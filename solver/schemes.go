@@ -26,6 +26,7 @@ type class struct {
 	head   bool     // one row whatever the bucket is: decode's scheme counts
 	k, n   int
 	copies int // matrices of that size: layers and experts
+	expert bool
 }
 
 // bytes is what the class takes in a weight format, without padding.
@@ -58,7 +59,7 @@ func (s *session) findClasses() {
 			k := slices.IndexFunc(s.classes, func(c class) bool { return c.weight == n.W[0] })
 			if k < 0 {
 				k = len(s.classes)
-				s.classes = append(s.classes, class{weight: n.W[0], k: o.K, n: o.N, head: s.isHead(sec.Name)})
+				s.classes = append(s.classes, class{weight: n.W[0], k: o.K, n: o.N, head: s.isHead(sec.Name), expert: o.Kind == op.ExpertMatMul})
 			}
 			c, name := &s.classes[k], sec.Name+"."+n.Name
 			c.copies += max(1, sec.Layers) * max(1, o.Experts)
@@ -406,10 +407,36 @@ func (s *session) uniform(scheme op.Scheme) assignment {
 	return a
 }
 
+// around is the assignment in which a class in a scheme is priced: uniform, but for experts that do not have it.
+func (s *session) around(ph *phase, k int, scheme op.Scheme) (assignment, error) {
+	a := s.uniform(scheme)
+	if scheme.Experts() {
+		return a, nil
+	}
+	if c := &s.classes[k]; c.expert {
+		return nil, diag.New(diag.ClassInput, "%q: scheme %q is one of products by a single matrix, and experts have others", c.nodes[0], scheme).
+			WithHint("permit one for them beside it, such as %s", op.A8TQ8C)
+	}
+	theirs := op.A32W32
+	if i := slices.IndexFunc(ph.permits, op.Scheme.Experts); i >= 0 {
+		theirs = ph.permits[i]
+	}
+	for i := range a {
+		if s.classes[i].expert {
+			a[i] = theirs
+		}
+	}
+	return a, nil
+}
+
 // usable prices a class in a scheme in all programs of a phase.
 func (s *session) usable(ph *phase, k int, scheme op.Scheme) error {
+	a, err := s.around(ph, k, scheme)
+	if err != nil {
+		return err
+	}
 	for _, rows := range ph.rows {
-		sections, err := s.expand(rows, s.uniform(scheme))
+		sections, err := s.expand(rows, a)
 		if err != nil {
 			return err
 		}

@@ -67,6 +67,22 @@ func (in *Input) checkTarget(want *demand) error {
 	return nil
 }
 
+// CheckSchemes reports what Solve would refuse of the schemes that the workload permits, before there are costs: model, SoC and
+// workload are all it needs.
+func (in *Input) CheckSchemes() error {
+	if err := in.Workload.Validate(); err != nil {
+		return err
+	}
+	want, err := in.Workload.apply(in.Model.MaxContext)
+	if err != nil {
+		return err
+	}
+	if err := in.checkTarget(want); err != nil {
+		return err
+	}
+	return in.checkExperts(want)
+}
+
 // checkExperts reports that a phase permits no scheme that products by experts have.
 func (in *Input) checkExperts(want *demand) error {
 	g := in.Model.Graph()

@@ -102,6 +102,9 @@ func (o *calibrateOptions) run(ctx context.Context, s *cli.Streams) error {
 		return diag.New(diag.ClassInput, "calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.model, n, calibration.MaxBytes).
 			WithHint("models of this size cannot be calibrated yet")
 	}
+	if len(o.schemes) == 0 {
+		s.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans will use takes less time", len(schemes), o.windows/2)
+	}
 	step := progress(s, "calibrate")
 	cal, err := trial.Calibrate(ctx, x, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
 	if err != nil {

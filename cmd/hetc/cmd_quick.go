@@ -158,6 +158,9 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	if q.o.target != "" {
 		schemes = schemes[1:] // no NPU computes the stored precision
+		if err := q.plannable(m, schemes); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return diag.New(diag.ClassIO, "quick: %w", err)
@@ -214,6 +217,38 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
 	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+}
+
+// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
+func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
+	soc, err := socs.OpenTarget(q.o.target)
+	if err != nil {
+		return err
+	}
+	w := quickWorkload(schemes)
+	in := solver.Input{Model: m, SoC: soc, Workload: &w}
+	if q.o.only != "" {
+		in.Only = []string{q.o.only}
+	}
+	if err := in.ForTarget(); err != nil {
+		return err
+	}
+	if err := in.CheckSchemes(); err != nil {
+		var names []string
+		for _, x := range schemes {
+			names = append(names, string(x))
+		}
+		more := op.A8TQ8C // of products by experts, which the control processor executes
+		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 && !slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
+			more = npu.Target.Schemes[0]
+		}
+		return diag.New(diag.ClassOf(err), "quick: %w", err).WithHint("hetc quick permits it besides with --schemes %s,%s", strings.Join(names, ","), more)
+	}
+	return nil
+}
+
+func quickWorkload(schemes []op.Scheme) solver.Workload {
+	return solver.Workload{Schema: solver.WorkloadSchema, Buckets: quickBuckets, Schemes: solver.Schemes{Prefill: schemes, Decode: schemes}}
 }
 
 // forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
@@ -315,7 +350,7 @@ func permitted(offered []string) ([]op.Scheme, error) {
 
 // workload writes what the plan is for, unless it is there.
 func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
-	w := solver.Workload{Schema: solver.WorkloadSchema, Buckets: quickBuckets, Schemes: solver.Schemes{Prefill: schemes, Decode: schemes}}
+	w := quickWorkload(schemes)
 	text, err := decode.YAML(w)
 	if err != nil {
 		return false, err

@@ -286,6 +286,9 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, ops[i].Kind) {
 			return Piece{}, fmt.Errorf("%q does not execute %q", sh.Proc, ops[i].Kind)
 		}
+		if ops[i].Kind == op.QuantRows && !ops[i].Static && !slices.ContainsFunc(proc.Schemes, func(x op.Scheme) bool { return x.QuantisedRows() && !x.Static() }) {
+			return Piece{}, fmt.Errorf("%q executes no scheme with a scale for each row, and computes no such scales for others", sh.Proc)
+		}
 		if ops[i].HasScheme() && !slices.Contains(proc.Schemes, ops[i].Scheme) {
 			return Piece{}, fmt.Errorf("%q does not execute scheme %q", sh.Proc, ops[i].Scheme)
 		}
