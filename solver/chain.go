@@ -47,21 +47,21 @@ func (st *stage) pose(candidates [][]candidate) (*instance, error) {
 		index[p.Name] = i
 	}
 	// For every node, the accesses that stand for its location classes.
-	type side struct{ before, after [][]access }
+	type side struct{ before, after [][]place }
 	sides := make([]side, len(candidates))
 	for i, list := range candidates {
 		prev := (i + len(candidates) - 1) % len(candidates)
 		before := st.sec.Nodes[prev].Out // what of its input the node before wrote
 		it := problem.Item{Name: st.sec.Nodes[i].Name}
 		seenBefore, seenAfter := map[string]int{}, map[string]int{}
-		number := func(names *[]string, reps *[][]access, seen map[string]int, list []access, buffers []string) int {
+		number := func(names *[]string, reps *[][]place, seen map[string]int, list []access, buffers []string) int {
 			name := locations(list, buffers)
 			k, ok := seen[name]
 			if !ok {
 				k = len(*names)
 				seen[name] = k
 				*names = append(*names, name)
-				*reps = append(*reps, list)
+				*reps = append(*reps, st.places(list, buffers))
 			}
 			return k
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // estimate is a predicted time in nanoseconds.
@@ -48,6 +49,7 @@ type prices interface {
 type access struct {
 	proc string
 	view planir.View
+	name string // of both
 }
 
 // candidate is one way to execute a node, priced.
@@ -74,6 +76,7 @@ type stage struct {
 	static map[string]int     // row granularity of processors with static shapes
 	apart  map[[2]string]bool // pairs of processors that never appear together
 	prices prices
+	hops   []hop // by index of writer and reader in procs
 	facts  *compilerFacts
 	power  map[string]float64 // W while busy
 	// context is the number of cached positions that attention is priced for.
@@ -185,8 +188,8 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 	}
 	c.PredictNS = end
 	c.costNS = whole(math.Round(float64(end) * st.idle(&c)))
-	if err := reckoned(max(end, c.costNS), "%s as %s", n.Name, c.label()); err != nil {
-		return c, err
+	if most := max(end, c.costNS); most > problem.MaxNS {
+		return c, reckoned(most, "%s as %s", n.Name, c.label())
 	}
 	c.access(n, pieces)
 	c.name()
@@ -392,26 +395,25 @@ func (st *stage) idle(c *candidate) float64 {
 
 // access notes who reads what, and who wrote each output last.
 func (c *candidate) access(n *lower.Node, pieces []lower.Piece) {
-	taken := map[string]bool{}
+	taken := map[planir.View]bool{}
 	for k := len(pieces) - 1; k >= 0; k-- {
 		for _, v := range pieces[k].Out {
-			if slices.Contains(n.Out, v.Buffer) && !taken[v.String()] {
-				taken[v.String()] = true
-				c.writes = append(c.writes, access{pieces[k].Proc, v})
+			if slices.Contains(n.Out, v.Buffer) && !taken[v] {
+				taken[v] = true
+				name := pieces[k].Proc + " " + v.String()
+				c.writes = append(c.writes, access{pieces[k].Proc, v, name})
 			}
 		}
 		if pieces[k].Role == lower.Compute {
 			for _, v := range pieces[k].In {
-				c.reads = append(c.reads, access{pieces[k].Proc, v})
+				c.reads = append(c.reads, access{pieces[k].Proc, v, pieces[k].Proc + " " + v.String()})
 			}
 		}
 	}
 	for _, list := range [][]access{c.reads, c.writes} {
-		slices.SortFunc(list, func(a, b access) int { return strings.Compare(a.String(), b.String()) })
+		slices.SortFunc(list, func(a, b access) int { return strings.Compare(a.name, b.name) })
 	}
 }
-
-func (a access) String() string { return a.proc + " " + a.view.String() }
 
 // name gives the candidate the strategy its shares amount to.
 func (c *candidate) name() {
@@ -440,59 +442,88 @@ func locations(list []access, buffers []string) string {
 	var parts []string
 	for _, a := range list {
 		if slices.Contains(buffers, a.view.Buffer) {
-			parts = append(parts, a.String())
+			parts = append(parts, a.name)
 		}
 	}
 	return strings.Join(parts, "; ")
 }
 
+// place is an access with numbers for names: instances weigh every location of a node's outputs against every location in
+// which the next one reads them.
+type place struct {
+	proc           int // index in stage.procs
+	value          int // index in the buffers between the two nodes
+	r0, r1, c0, c1 int
+	bytes          int64 // of an element
+}
+
+// places are the accesses to buffers.
+func (st *stage) places(list []access, buffers []string) []place {
+	var out []place
+	for _, a := range list {
+		if k := slices.Index(buffers, a.view.Buffer); k >= 0 {
+			proc := slices.IndexFunc(st.procs, func(p planir.Proc) bool { return p.Name == a.proc })
+			out = append(out, place{proc, k, a.view.R0, a.view.R1, a.view.C0, a.view.C1, int64(st.sec.Values[a.view.Buffer].Type.Bytes())})
+		}
+	}
+	return out
+}
+
+// hop is the price of a flag from one processor to another, once looked up.
+type hop struct {
+	known, apart bool
+	ns           int64
+}
+
 // handover is the time from the end of a node, whose outputs lie as writes say, to the start of the next.
 // A processor that reads only what it wrote itself waits for nobody. Between processors that never
 // appear together there is no price, and none is needed.
-func (st *stage) handover(writes, reads []access) (int64, error) {
+func (st *stage) handover(writes, reads []place) (int64, error) {
+	n := len(st.procs)
+	if st.hops == nil {
+		st.hops = make([]hop, n*n)
+	}
 	var worst int64
-	for i, first := range reads {
-		if i > 0 && reads[i-1].proc == first.proc {
+	for i := range reads {
+		if i > 0 && reads[i-1].proc == reads[i].proc {
 			continue // accesses are sorted: one round per reader
 		}
 		var flag, move int64
-		var pair [2]string // reader and writer looked up last: writes are sorted too
-		var apart bool
-		var hand estimate
-		for _, r := range reads[i:] {
-			if r.proc != first.proc {
-				break
-			}
-			for k := range writes {
-				w := &writes[k]
-				if r.proc == w.proc || !r.view.Overlaps(w.view) {
+		for k := i; k < len(reads) && reads[k].proc == reads[i].proc; k++ {
+			r := &reads[k]
+			for j := range writes {
+				w := &writes[j]
+				if r.proc == w.proc || r.value != w.value || r.r0 >= w.r1 || w.r0 >= r.r1 || r.c0 >= w.c1 || w.c0 >= r.c1 {
 					continue
 				}
-				if now := [2]string{r.proc, w.proc}; now != pair {
-					pair, apart = now, st.apart[now]
-					if !apart {
-						var err error
-						if hand, err = st.prices.handover(w.proc, r.proc); err != nil {
+				h, from, to := &st.hops[w.proc*n+r.proc], st.procs[w.proc].Name, st.procs[r.proc].Name
+				if !h.known {
+					if h.apart = st.apart[[2]string{to, from}]; !h.apart {
+						hand, err := st.prices.handover(from, to)
+						if err != nil {
 							return 0, err
 						}
+						h.ns = hand.ns
 					}
+					h.known = true
 				}
-				if apart {
+				if h.apart {
 					continue
 				}
-				rows := min(r.view.R1, w.view.R1) - max(r.view.R0, w.view.R0)
-				cols := min(r.view.C1, w.view.C1) - max(r.view.C0, w.view.C0)
-				bytes := int64(rows) * int64(cols) * int64(st.sec.Values[r.view.Buffer].Type.Bytes())
-				c, err := st.prices.copy(w.proc, r.proc, bytes)
+				rows, cols := min(r.r1, w.r1)-max(r.r0, w.r0), min(r.c1, w.c1)-max(r.c0, w.c0)
+				c, err := st.prices.copy(from, to, int64(rows)*int64(cols)*r.bytes)
 				if err != nil {
 					return 0, err
 				}
-				flag, move = max(flag, hand.ns), move+c
+				flag, move = max(flag, h.ns), move+c
 			}
 		}
 		worst = max(worst, flag+move)
 	}
-	return worst, reckoned(worst, "handing %s over", st.sec.Name)
+	if worst > problem.MaxNS {
+		return worst, reckoned(worst, "handing %s over", st.sec.Name)
+	}
+	return worst, nil
 }
 
 // How many boundaries of a divided axis are tried before the search for the balance, for few tuples and

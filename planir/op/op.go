@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -380,7 +381,12 @@ func QKVColumns(heads, kvHeads, headDim int) int { return (heads + 2*kvHeads) * 
 func (o Op) Key() string {
 	switch o.Kind {
 	case MatMul:
-		return fmt.Sprintf("matmul[%d,%d]x[%d,%d] %s", o.M, o.K, o.K, o.N, o.Scheme) + flag(o.Bias, " bias") + flag(o.Form != "", " "+string(o.Form))
+		b := make([]byte, 0, 64) // solvers ask for this one most, thousands of times a plan
+		for i, n := range []int{o.M, o.K, o.K, o.N} {
+			b = strconv.AppendInt(append(b, []string{"matmul[", ",", "]x[", ","}[i]...), int64(n), 10)
+		}
+		b = append(append(b, "] "...), o.Scheme...)
+		return string(b) + flag(o.Bias, " bias") + flag(o.Form != "", " "+string(o.Form))
 	case ExpertMatMul:
 		return fmt.Sprintf("expert_matmul[%d,%d]x[%d,%d,%d] %s fan=%d", o.M, o.K, o.Experts, o.K, o.N, o.Scheme, o.Fan) + flag(o.Spread, " spread")
 	case Route:
