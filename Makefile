@@ -8,7 +8,7 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test check demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test check platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -19,10 +19,20 @@ test:
 	$(GO) test -vet=off -timeout 30m $(PKGS)
 
 # What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector. Suites that
-# test has run whole run -short under the last two: every kind of operator in each scheme, in fewer shapes.
+# test has run whole run -short under the last two: every kind of operator in each scheme, in fewer shapes. Two checks at a
+# time, the longest first: a suite alone leaves a core idle now and then.
 check: test
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	@$(MAKE) --no-print-directory -j2 $(if $(shell command -v cc),race,no-race) pressure pointers tagged platforms emulated
+
+platforms:
 	GOOS=linux GOARCH=arm64 $(GO) vet $(PKGS)
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetrun
+
+tagged:
 	$(GO) vet -tags hetc_static $(PKGS)
 	HETC_REQUIRE= $(GO) test -vet=off -tags hetc_static ./internal/native ./internal/ortapi ./runtime/driver/all
 	HETC_REQUIRE= $(GO) test -vet=off -short -tags hetc_static ./solver/highs
@@ -30,24 +40,29 @@ check: test
 		echo "$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs"; \
 		$(GO) test -vet=off -short -tags highs -run 'SameBits|Table|Licences' ./solver/highs; \
 	fi
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetc
-	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/hetrun
-	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetc
-	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null ./cmd/hetrun
+
+pressure:
 	HETC_LONG=1 $(GO) test -vet=off -run TestDecodeUnderPressure ./runtime/executor
+
+pointers:
 	@if [ "$$($(GO) env GOARCH)" = amd64 ]; then \
 		echo "$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi"; \
 		$(GO) test -vet=off -short -timeout 30m -gcflags='github.com/...=-d=checkptr' ./runtime/driver/host/... ./internal/mem/... ./internal/native ./internal/ortapi; \
 	fi
+
+emulated:
 	@if command -v qemu-aarch64 >/dev/null 2>&1; then \
 		echo "GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel"; \
 		GOARCH=arm64 $(GO) test -short -exec qemu-aarch64 ./runtime/driver/host/kernel; \
 	else echo "arm64 kernels: skipped, no qemu-aarch64"; fi
-	@if command -v cc >/dev/null 2>&1; then $(MAKE) race; else echo "race: skipped, no C compiler for cgo"; fi
 
-# Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into.
+# Kernels share nothing: one goroutine computes with memory of its own, which the detector does not see into. Their pointers
+# are checked by the target of that name.
 race:
-	CGO_ENABLED=1 $(GO) test -vet=off -race -short -timeout 30m $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
+	CGO_ENABLED=1 $(GO) test -vet=off -race -short -timeout 30m -gcflags=github.com/hetc/hetc/runtime/driver/host/kernel=-d=checkptr=0 $$($(GO) list ./runtime/... ./planir/bundle/... ./profiler/... ./internal/native ./internal/ortapi | grep -v /host/kernel)
+
+no-race:
+	@echo "race: skipped, no C compiler for cgo"
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
 # the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.

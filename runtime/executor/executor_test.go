@@ -354,18 +354,27 @@ func TestSplitsOfQuantisedPlansAgree(t *testing.T) {
 	s0, s1 := cores(t)
 	ids, _ := ref[int32](t, "ids_3")
 	want, _ := ref[float32](t, "logits_3")
+	if raceEnabled {
+		ids, want = ids[:70], want[:70*m.Vocab] // the graph of 64 rows, and six times that of one
+	}
 	for scheme, limit := range map[op.Scheme]float64{op.A32W16: 1e-5, op.A8TQ8C: 0.0015, op.A8TQ4B32: 0.04, op.A8TQ4B128: 0.1} {
-		run := func(procs []planir.Proc, f layoutOf) []float32 {
+		few := func(procs []planir.Proc, f layoutOf, ids []int32) []float32 {
 			return allLogits(t, machine(t, m, makePlan(t, m, procs, []int{1, 64}, 256, scheme, f), executor.Options{}), ids)
 		}
+		run := func(procs []planir.Proc, f layoutOf) []float32 { return few(procs, f, ids) }
 		base := run([]planir.Proc{proc("a", s0, "")}, bySingle)
 		kl := meanKL(base, want, m.Vocab)
 		t.Logf("%s: mean KL against float32 %.5f", scheme, kl)
 		if kl > limit {
 			t.Errorf("%s: mean KL against float32 is %.5f, want at most %g", scheme, kl, limit)
 		}
-		if k := meanKL(run([]planir.Proc{proc("ref", s0, "reference")}, bySingle), want, m.Vocab); k > 1.25*kl+1e-6 || kl > 1.25*k+1e-6 {
-			t.Errorf("%s: mean KL against float32 is %.5f on reference kernels and %.5f on fast ones", scheme, k, kl)
+		if !raceEnabled { // one lane races with nobody; reference kernels are slow: a beginning shows as much
+			const n = 68
+			fast := meanKL(base[:n*m.Vocab], want[:n*m.Vocab], m.Vocab)
+			k := meanKL(few([]planir.Proc{proc("ref", s0, "reference")}, bySingle, ids[:n]), want[:n*m.Vocab], m.Vocab)
+			if k > 1.25*fast+1e-6 || fast > 1.25*k+1e-6 {
+				t.Errorf("%s: mean KL against float32 is %.5f on reference kernels and %.5f on fast ones", scheme, k, fast)
+			}
 		}
 		two := []planir.Proc{proc("a", s0, ""), proc("b", s1, "")}
 		for name, f := range map[string]layoutOf{"columns": byColumns, "rows": byRows} {

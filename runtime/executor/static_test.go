@@ -78,7 +78,10 @@ func changed(got, want []float32) float64 {
 func TestStaticArchitectures(t *testing.T) {
 	a, b := cores(t)
 	tried := 0
-	for _, config := range archDirs(t) {
+	for i, config := range archDirs(t) {
+		if raceEnabled && i%4 != 0 {
+			continue
+		}
 		dir := filepath.Dir(config)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			m, err := models.Open(dir)
