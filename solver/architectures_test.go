@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -555,7 +556,12 @@ func TestAnyCandidatesComputeTheModel(t *testing.T) {
 		scheme op.Scheme
 	}
 	made := map[key]*drawn{}
+	draws, passed := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
+		if draws == 50 && passed == draws && os.Getenv("HETC_LONG") == "" {
+			return // each executes a model twice
+		}
+		draws++
 		m := rapid.SampledFrom(list).Draw(rt, "model")
 		k := key{m.Name, rapid.SampledFrom([]op.Scheme{op.A32W32, op.A8TQ8C, mixed}).Draw(rt, "scheme")}
 		if made[k] == nil {
@@ -587,6 +593,7 @@ func TestAnyCandidatesComputeTheModel(t *testing.T) {
 		} else if !slices.Equal(of7, x.of7) || !slices.Equal(of33, x.of33) {
 			rt.Fatalf("%s: quantised logits differ from those of one processor\n%s", m.Name, planir.Dump(p))
 		}
+		passed++
 	})
 }
 

@@ -43,6 +43,13 @@ func newFitted(c *roofline.Costs, s *socs.SoC) *fitted {
 	return f
 }
 
+// with is f for another description of the machine: what operators take depends on the costs alone, and is kept.
+func (f *fitted) with(s *socs.SoC) *fitted {
+	g := newFitted(f.costs, s)
+	g.ops, g.sets = f.ops, f.sets
+	return g
+}
+
 func (t *task) key() string { return t.proc + " " + t.op.Key() }
 
 func (f *fitted) one(t task) (estimate, error) {

@@ -371,6 +371,9 @@ type trial struct {
 }
 
 func newTrial(in Input, limits []Limit) *trial {
+	if in.known == nil {
+		in.known = newFitted(in.Costs, in.SoC)
+	}
 	return &trial{in: in, limits: limits, most: 400, known: map[string]attempt{}}
 }
 

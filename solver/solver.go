@@ -52,6 +52,7 @@ type Input struct {
 
 	whole   *socs.SoC // nil: SoC is all of it
 	suppose whatIf    // of a solve that explains another one
+	known   *fitted   // prices that other solves with these costs have asked for, nil: none
 }
 
 // Result is a plan and what its user should know about it.
@@ -244,7 +245,10 @@ func newSession(in Input) (*session, error) {
 
 // sessionFor is a session for a demand that need not be all of the workload's.
 func sessionFor(in Input, want *demand) (*session, error) {
-	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: newFitted(in.Costs, in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
+	if in.known == nil || in.known.costs != in.Costs {
+		in.known = newFitted(in.Costs, in.SoC)
+	}
+	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
 	if in.suppose.schemes {
 		s.prices = supposed{s.prices}
