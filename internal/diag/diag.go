@@ -108,6 +108,9 @@ func (d *Diagnostic) Unwrap() error { return d.cause }
 // given with %w stays reachable for errors.Is and errors.As.
 func New(c Class, format string, args ...any) *Diagnostic {
 	err := fmt.Errorf(format, args...)
+	if c.String() == ClassInternal.String() { // also one that another process made up: it must not be an exit code of success
+		c = ClassInternal
+	}
 	return &Diagnostic{Class: c, Summary: err.Error(), cause: errors.Unwrap(err)}
 }
 

@@ -178,6 +178,9 @@ func Work(library string, r io.Reader, w io.Writer) error {
 	}
 	e := gob.NewEncoder(w)
 	o := milp.Options{Nodes: q.Nodes, Time: q.Time, Start: q.Start}
+	if err := errors.Join(q.Model.Validate(), o.Validate(&q.Model)); err != nil { // the library trusts what it is given
+		return e.Encode(frame{Failed: &failure{diag.ClassOf(err), err.Error()}})
+	}
 	if q.Log {
 		o.Log = func(line string) { _ = e.Encode(frame{Line: &line}) }
 	}

@@ -1,7 +1,9 @@
 package highs
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"math"
 	"os"
 	"os/exec"
@@ -160,4 +162,49 @@ func TestNativeLongLog(t *testing.T) {
 	if lines < 20 {
 		t.Errorf("%d lines after %v", lines, time.Since(begun))
 	}
+}
+
+// Whatever the process is asked, it answers or refuses; the library, which trusts what it is given, gets legal models only.
+func FuzzWork(f *testing.F) {
+	ask := func(q request) []byte {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(q); err != nil {
+			f.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	const nowhere = "/nonexistent/libhighs.so"
+	said := func(in []byte) (*frame, error) {
+		var out bytes.Buffer
+		if err := Work(nowhere, bytes.NewReader(in), &out); err != nil {
+			return nil, err
+		}
+		var last frame
+		for d := gob.NewDecoder(&out); ; {
+			var x frame
+			if err := d.Decode(&x); err != nil {
+				return &last, nil
+			}
+			last = x
+		}
+	}
+	good := ask(request{Model: *assignment(3, 1)})
+	broken := assignment(3, 1)
+	broken.Rows[0].Terms[0].Var = 1 << 20
+	for want, in := range map[string][]byte{nowhere: good, "variable": ask(request{Model: *broken}), "start of 1 values": ask(request{Model: *assignment(3, 1), Start: []float64{1}})} {
+		if x, err := said(in); err != nil || x.Failed == nil || !strings.Contains(x.Failed.Summary, want) {
+			f.Errorf("got %+v, %v, want %q", x, err, want)
+		}
+		f.Add(in)
+	}
+	for n := 0; n < len(good); n += 97 {
+		if _, err := said(good[:n]); err == nil {
+			f.Errorf("a request of %d bytes of %d was read", n, len(good))
+		}
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if x, err := said(in); err == nil && (x.Failed == nil || x.Done != nil) {
+			t.Fatalf("without a library it says %+v", x)
+		}
+	})
 }

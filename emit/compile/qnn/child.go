@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -92,6 +93,40 @@ type facts struct {
 	Token       string
 }
 
+// maxTensor bounds a tensor of a sample, in bytes.
+const maxTensor = 1 << 34
+
+// readRequest reads what the process is asked. Whoever asks may have been cut off.
+func readRequest(b []byte) (*request, error) {
+	q := &request{}
+	if err := json.Unmarshal(b, q); err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	if len(q.Graphs) == 0 || q.Memory < 0 {
+		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number", len(q.Graphs), q.Memory)
+	}
+	for i, g := range q.Graphs {
+		for _, t := range slices.Concat(g.Inputs, g.Outputs) {
+			if t.Rows < 1 || t.Cols < 1 || t.Rows > maxTensor || t.Cols > maxTensor/t.Rows || t.bytes() < 1 || t.bytes() > maxTensor {
+				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d", t.Name, i, t.Rows, t.Cols, t.Type)
+			}
+		}
+	}
+	return q, nil
+}
+
+// readAnswer reads what the process says of that many graphs. A library that went wrong may have written over it.
+func readAnswer(b []byte, graphs int) (*answer, error) {
+	a := &answer{}
+	if err := json.Unmarshal(b, a); err != nil {
+		return nil, err
+	}
+	if a.Failed == nil && len(a.Graphs) != graphs {
+		return nil, fmt.Errorf("it tells of %d graphs, want %d", len(a.Graphs), graphs)
+	}
+	return a, nil
+}
+
 // Work is the whole of that process. in ends when the parent does; dir is the process's folder.
 func Work(dir string, in io.Reader) error {
 	debug.SetTraceback("none") // of a library that crashes it says nothing
@@ -102,13 +137,13 @@ func Work(dir string, in io.Reader) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
 	}
-	var q request
 	b, err := os.ReadFile(requestFile)
-	if err == nil {
-		err = json.Unmarshal(b, &q)
-	}
 	if err != nil {
 		return fmt.Errorf("read the request: %w", err)
+	}
+	q, err := readRequest(b)
+	if err != nil {
+		return err
 	}
 	if err := limitMemory(q.Memory); err != nil {
 		return fmt.Errorf("limit memory: %w", err)
@@ -262,6 +297,9 @@ func (g *task) run(e *ortapi.Env, path string, o *ortapi.SessionOptions, i int, 
 		to, v, err := region(t)
 		if err != nil {
 			return err
+		}
+		if len(data) != len(to) {
+			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d", t.Name, len(data), len(to))
 		}
 		copy(to, data)
 		if err := b.BindInput(t.Name, v); err != nil {

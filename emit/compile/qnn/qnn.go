@@ -585,7 +585,7 @@ func (b *batch) start(ctx context.Context, jobs []*job, shared bool) (_ *result,
 	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
 		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
 	}
-	a, err := b.process(ctx, b.tools, dir)
+	a, err := b.process(ctx, b.tools, dir, len(jobs))
 	if err != nil {
 		return nil, err
 	}
@@ -649,8 +649,8 @@ func stage(dir, name string, parts ...[]byte) error {
 	return nil
 }
 
-// process runs the compiler in dir and reads its answer.
-func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*answer, error) {
+// process runs the compiler in dir, where so many graphs are, and reads its answer.
+func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, graphs int) (*answer, error) {
 	limited, cancel := context.WithTimeout(ctx, c.o.Time)
 	defer cancel()
 	p := exec.CommandContext(limited, tools.program, workerArg)
@@ -674,9 +674,9 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string) (*
 		at, _ = strconv.Atoi(string(b))
 	}
 	b, err := os.ReadFile(filepath.Join(dir, answerFile))
-	a := &answer{}
+	var a *answer
 	if err == nil && ended == nil {
-		err = json.Unmarshal(b, a)
+		a, err = readAnswer(b, graphs)
 	}
 	if ctx.Err() == nil && (ended != nil || err != nil || a.Failed != nil) {
 		// The library has many words for a full disk, which is no fault of the graph.

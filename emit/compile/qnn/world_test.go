@@ -63,6 +63,9 @@ func played(what string) int {
 		b, _ := json.Marshal(answer{Failed: &failure{diag.ClassIO, -1, err.Error()}})
 		_ = os.WriteFile(answerFile, b, 0o600)
 		return 0
+	case "too few":
+		_ = os.WriteFile(answerFile, []byte(`{"ORT":"1","Graphs":[]}`), 0o600)
+		return 0
 	case "good", "other arch", "other token":
 		a := answer{ORT: "1.2.3", Provider: "4.5", SDK: "v6.7.8.9", Arch: 75, SoC: 57}
 		token := "v2:6:6.7.8:1.0.0:75:57:8:0"
@@ -140,6 +143,7 @@ func TestBadProcess(t *testing.T) {
 		"segfault":    {"the compiler crashed: exit status 2; it said: about to fail SIGSEGV: segmentation violation", diag.ClassRun, 1},
 		"hang":        {"stopped after 500ms; it said: working", diag.ClassRun, 1},
 		"silence":     {"without an answer", diag.ClassRun, 1},
+		"too few":     {"without an answer: it tells of 0 graphs, want 1", diag.ClassRun, 1},
 		"nonsense":    {"without an answer: invalid character", diag.ClassRun, 1},
 		"full disk":   {"no space left on device", diag.ClassIO, -1},
 		"other arch":  {"a binary for soc_model 57, htp_arch 68, want soc_model 57, htp_arch 75", diag.ClassInput, -1},
@@ -428,4 +432,47 @@ func TestInspect(t *testing.T) {
 	if _, err := inspect([]byte{1}, false); err == nil {
 		t.Error("nonsense is inspected")
 	}
+}
+
+// Whatever a process is asked, or answers, is read or refused; what is read can be allocated and indexed.
+func FuzzProcess(f *testing.F) {
+	ok, err := json.Marshal(request{Options: [][2]string{{"a", "b"}}, Memory: 1 << 30, Graphs: []task{{Inputs: []tensor{{"i0", onnx.Float32, 3, 8}}, Outputs: []tensor{{"o0", onnx.Float32, 3, 8}}, Sample: true}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if _, err := readRequest(ok); err != nil {
+		f.Fatal(err)
+	}
+	for n := 0; n < len(ok); n += 7 {
+		if _, err := readRequest(ok[:n]); err == nil {
+			f.Errorf("%d bytes of %d were read", n, len(ok))
+		}
+		f.Add(ok[:n])
+	}
+	for _, bad := range []string{"{}", "null", `{"Graphs":[{"Inputs":[{"Type":1,"Rows":-1,"Cols":8}]}]}`, `{"Graphs":[{"Outputs":[{"Type":1,"Rows":4294967296,"Cols":4294967296}]}]}`, `{"Graphs":[{}],"Memory":-1}`} {
+		if _, err := readRequest([]byte(bad)); err == nil {
+			f.Errorf("request %s was read", bad)
+		}
+		f.Add([]byte(bad))
+	}
+	for _, bad := range []string{"", "yes", `{"Graphs":[]}`, `{"Graphs":[{},{}]}`, `{"Failed":7}`} {
+		if _, err := readAnswer([]byte(bad), 1); err == nil {
+			f.Errorf("answer %s was read", bad)
+		}
+		f.Add([]byte(bad))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if q, err := readRequest(b); err == nil {
+			for _, g := range q.Graphs {
+				for _, x := range append(g.Inputs, g.Outputs...) {
+					if n := x.bytes(); n < 1 || n > maxTensor {
+						t.Fatalf("tensor of %d bytes", n)
+					}
+				}
+			}
+		}
+		if a, err := readAnswer(b, 2); err == nil && a.Failed == nil && len(a.Graphs) != 2 {
+			t.Fatalf("%d graphs", len(a.Graphs))
+		}
+	})
 }

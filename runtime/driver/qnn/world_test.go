@@ -1,7 +1,9 @@
 package qnn
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
 	"os"
 	"os/exec"
@@ -394,6 +396,32 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code []byte) {
 		if m, err := parse(code); err == nil && len(m.graph.Nodes) == 0 {
 			t.Error("an artifact of no graph")
+		}
+	})
+}
+
+// Requests are decoded whatever they are, and calls of programs that are not there are refused.
+func FuzzRequest(f *testing.F) {
+	for _, q := range []request{{Run: &call{7, [][]byte{{1}}}}, {Unload: 9}, {}, {Load: &program{Code: []byte("x")}}} {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(q); err != nil {
+			f.Fatal(err)
+		}
+		var none *local
+		if err := answer(&none, &q, &reply{}); err == nil {
+			f.Errorf("%+v is answered without a library", q)
+		}
+		f.Add(b.Bytes())
+		f.Add(b.Bytes()[:b.Len()/2])
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var q request
+		if gob.NewDecoder(bytes.NewReader(in)).Decode(&q) != nil || q.Open != nil || q.Load != nil || q.Compatible != nil {
+			return // the library's
+		}
+		l := &local{}
+		if err := answer(&l, &q, &reply{}); err == nil && q.Run != nil {
+			t.Errorf("%+v ran", q)
 		}
 	})
 }
