@@ -121,7 +121,7 @@ func (in *instance) energy() problem.Chain {
 		it := &c.Items[i]
 		it.Choices = slices.Clone(it.Choices)
 		for k := range it.Choices {
-			it.Choices[k].CostNS = min(it.Choices[k].EnergyNJ, problem.MaxNS)
+			it.Choices[k].CostNS = it.Choices[k].EnergyNJ
 		}
 		it.EdgeNS = slices.Clone(it.EdgeNS)
 		for a := range it.EdgeNS {

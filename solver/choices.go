@@ -183,6 +183,10 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 		return c, err
 	}
 	c.energyNJ = whole(math.Round(energy))
+	if c.energyNJ > problem.MaxNS { // it stands where times do when energy is minimised
+		return c, diag.New(diag.ClassInput, "price %s as %s: %.4g J are modelled, want at most %.4g", n.Name, c.label(), float64(c.energyNJ)/1e9, float64(problem.MaxNS)/1e9).
+			WithHint("no operator takes that much: correct power_w in the SoC file, or measure again")
+	}
 	for k := range c.Shares {
 		c.Shares[k].PredictNS = c.shares[k].ns
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // The set found is as small as the smallest infeasible subset of all, the first of them, over random families of
@@ -224,5 +225,17 @@ func TestPareto(t *testing.T) {
 	in.Costs = costs(t, s, m, op.A32W32)
 	if _, err := Pareto(context.Background(), in, 2); diag.ClassOf(err) != diag.ClassInput {
 		t.Errorf("without power: %v", err)
+	}
+}
+
+// Energies that do not fit where times stand are refused: cut off there, much and most would look alike.
+func TestEnergyBeyondReckoning(t *testing.T) {
+	m, s := demo(t), withNPU(t, nil)
+	s.Processors[0].PowerW, s.Processors[1].PowerW = 1e12, 1e12
+	w := permit(op.A32W32)
+	w.Minimise = problem.Energy
+	_, err := Solve(t.Context(), Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{}})
+	if diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "J are modelled, want at most 1100") || !strings.Contains(strings.Join(diag.HintsOf(err), " "), "power_w") {
+		t.Errorf("got %v, hints %q", err, diag.HintsOf(err))
 	}
 }

@@ -204,7 +204,7 @@ type keys struct {
 }
 
 func (k *keys) fail(key, format string, args ...any) {
-	k.errs = append(k.errs, diag.New(diag.ClassInput, "metadata key %q: %s", k.arch+"."+key, fmt.Sprintf(format, args...)).WithCode("model.gguf"))
+	k.errs = append(k.errs, diag.New(diag.ClassInput, "metadata key %q: %s", k.arch+"."+key, fmt.Sprintf(format, args...)).WithCode("gguf.metadata"))
 }
 
 // get returns a value without the architecture's prefix; lists of one value for all layers count as that value.

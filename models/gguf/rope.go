@@ -127,7 +127,7 @@ func (k *keys) factors(name string, n int) ([]float32, bool) {
 		return nil, false
 	}
 	refuse := func(format string, args ...any) ([]float32, bool) {
-		k.errs = append(k.errs, diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...).WithCode("model.gguf"))
+		k.errs = append(k.errs, diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...).WithCode("gguf.metadata"))
 		return nil, false
 	}
 	if t.Rows() != 1 || t.Cols() != n || n > maxDim {

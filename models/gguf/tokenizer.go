@@ -282,7 +282,7 @@ func (f *File) chatTemplates() (any, error) {
 func (f *File) vocab() (*vocab, error) {
 	const p = "tokenizer.ggml."
 	refuse := func(key, format string, args ...any) error {
-		return diag.New(diag.ClassInput, "metadata key %q: %s", p+key, fmt.Sprintf(format, args...)).WithCode("model.gguf")
+		return diag.New(diag.ClassInput, "metadata key %q: %s", p+key, fmt.Sprintf(format, args...)).WithCode("gguf.metadata")
 	}
 	kind, ok := f.Value(p + "model")
 	if !ok || kind == "no_vocab" || kind == "none" {
@@ -425,7 +425,7 @@ func (f *File) integers(key string, n int) ([]int, error) {
 		}
 	}
 	if len(out) != n {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), n).WithCode("model.gguf")
+		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), n).WithCode("gguf.metadata")
 	}
 	return out, nil
 }
@@ -447,7 +447,7 @@ func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
 	}
 	for i, t := range v.tokens {
 		if _, ok := byteOf(t); !ok && v.types[i] == tokenByte {
-			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(t)).WithCode("model.gguf")
+			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(t)).WithCode("gguf.metadata")
 		}
 	}
 	switch s, ok := f.Value(key); list := s.(type) {
@@ -459,15 +459,15 @@ func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
 		}
 	default:
 		if ok {
-			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(s)).WithCode("model.gguf")
+			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(s)).WithCode("gguf.metadata")
 		}
 	}
 	if v.scores != nil && len(v.scores) != len(v.tokens) {
-		return diag.New(diag.ClassInput, "metadata key %q: got %d scores, want %d", key, len(v.scores), len(v.tokens)).WithCode("model.gguf")
+		return diag.New(diag.ClassInput, "metadata key %q: got %d scores, want %d", key, len(v.scores), len(v.tokens)).WithCode("gguf.metadata")
 	}
 	for i, s := range v.scores {
 		if s != s {
-			return diag.New(diag.ClassInput, "metadata key %q: score %d is not a number", key, i).WithCode("model.gguf")
+			return diag.New(diag.ClassInput, "metadata key %q: score %d is not a number", key, i).WithCode("gguf.metadata")
 		}
 	}
 	if hasMerges {
@@ -506,7 +506,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		order = append(order, i)
 		work += len(t) * len(t)
 		if work > maxMergeWork {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: the tokens are too long to derive merges from", "tokenizer.ggml.tokens").WithCode("model.gguf")
+			return nil, diag.New(diag.ClassInput, "metadata key %q: the tokens are too long to derive merges from", "tokenizer.ggml.tokens").WithCode("gguf.metadata")
 		}
 		alike = alike && (scores == nil || scores[i] == scores[order[0]] || types[i] == tokenByte)
 	}
@@ -527,7 +527,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 				_, r := ids[t[at:]]
 				if l && r {
 					if len(out) == maxMerges {
-						return nil, diag.New(diag.ClassInput, "metadata key %q: more than %d pairs of tokens make a token", "tokenizer.ggml.tokens", maxMerges).WithCode("model.gguf")
+						return nil, diag.New(diag.ClassInput, "metadata key %q: more than %d pairs of tokens make a token", "tokenizer.ggml.tokens", maxMerges).WithCode("gguf.metadata")
 					}
 					out = append(out, merge{[2]string{t[:at], t[at:]}, i, left, runes - left})
 				}
@@ -562,7 +562,7 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		quoted += quotedBytes(m[0]) + quotedBytes(m[1])
 	}
 	if quoted > maxQuotedBytes {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: tokens and merges have %d bytes in a tokenizer.json, want at most %d", "tokenizer.ggml.tokens", quoted, maxQuotedBytes).WithCode("model.gguf")
+		return nil, diag.New(diag.ClassInput, "metadata key %q: tokens and merges have %d bytes in a tokenizer.json, want at most %d", "tokenizer.ggml.tokens", quoted, maxQuotedBytes).WithCode("gguf.metadata")
 	}
 	recognised := func(i int) bool {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
