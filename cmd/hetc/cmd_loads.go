@@ -223,8 +223,12 @@ func tierProof(t *planir.Tiers) string {
 		names = append(names, words[x.Measure])
 		if gap := x.Objective - x.Bound; gap > 0 {
 			text := fmt.Sprintf("up to %.2g %% less %s", 100*float64(gap)/float64(x.Objective), words[x.Measure])
-			if x.Measure == "launches" || x.Measure == "off" {
-				text = fmt.Sprintf("%d %s, of which up to %d less", x.Objective, words[x.Measure], gap)
+			switch x.Measure {
+			case "launches", "off":
+				text = fmt.Sprintf("%d %s, and up to %d fewer", x.Objective, words[x.Measure], gap)
+			case "lost": // it may be next to nothing, of which any part is much
+				norm := 1e9 * float64(len(t.Layers))
+				text = fmt.Sprintf("%.2g %% of the squared norm lost, and down to %.2g %%", 100*float64(x.Objective)/norm, 100*float64(x.Bound)/norm)
 			}
 			open = append(open, text)
 		}

@@ -203,11 +203,17 @@ func newTierSearch(ctx context.Context, p *problem.Tiers, chunk int, limits prob
 		b.limit = min(b.limit, b.most) // products stay small
 	}
 	s.budgets = slices.DeleteFunc(s.budgets, func(b budget) bool { return b.layer < 0 && b.limit >= b.most })
-	s.scale = 1
-	for most := max(1, s.largest(&s.main)); s.scale < 1<<40 && s.scale*most < 1<<46; {
-		s.scale *= 2
-	}
+	s.scale = s.scaled()
 	return s
+}
+
+// scaled is the scale of the main term.
+func (s *tierSearch) scaled() int64 {
+	scale := int64(1)
+	for most := max(1, s.largest(&s.main)); scale < 1<<40 && scale*most < 1<<46; {
+		scale *= 2
+	}
+	return scale
 }
 
 func (s *tierSearch) measure(m problem.TierMeasure) term {

@@ -272,12 +272,14 @@ type decomposed struct {
 	bound int64 // by the prices
 	least int64 // no solution of the set is below it
 	cut   bool  // the search ended before it was done
-	floor []int64
-	pool  [][]column
-	known []map[string]bool
-	usage []float64 // of tiers, in the program's mixtures: experts
-	tiers int       // that are in use there
-	mixed [][]share // by layer: the columns of its mixture, largest part first
+
+	barred []bar
+	floor  []int64
+	pool   [][]column
+	known  []map[string]bool
+	usage  []float64 // of tiers, in the program's mixtures: experts
+	tiers  int       // that are in use there
+	mixed  [][]share // by layer: the columns of its mixture, largest part first
 }
 
 // share is a column's part in a mixture.
@@ -686,6 +688,10 @@ func (d *decomposed) finish() error {
 	case s.regional():
 		return d.region()
 	case d.small():
+		if possible, err := d.bars(); err != nil || !possible {
+			d.least = math.MaxInt64
+			return err
+		}
 		return d.search(min(s.limit, s.nodes+s.limit/searchShare)) // other sets want their part
 	}
 	return nil
@@ -1023,6 +1029,50 @@ func (d *decomposed) region() error {
 	return nil
 }
 
+// bar is prices without the main term, for which what budgets take together is least: a part of an assignment after which that exceeds what they allow
+// leads nowhere. Where the stages before one ended with their optimum, which is then a budget, little else is left.
+type bar struct {
+	*duals
+	by    []*tierLayer
+	after []int64 // least of the layers from there on
+}
+
+// bars finds one for every budget of all layers: the prices of the others when it is minimised. possible is false where the least of one is more than it
+// allows.
+func (d *decomposed) bars() (possible bool, err error) {
+	s := d.tierSearch
+	for i, b := range s.budgets {
+		if b.layer >= 0 || len(s.budgets) == 1 {
+			continue
+		}
+		other := *s
+		other.main, other.budgets, other.farkas = b.term, slices.Delete(slices.Clone(s.budgets), i, i+1), nil
+		other.best, other.choices, other.scale = math.MaxInt64, nil, other.scaled()
+		x, err := other.decompose(d.set, other.even())
+		if err != nil {
+			return false, err
+		}
+		s.nodes = other.nodes
+		if x.least > b.limit {
+			return false, nil
+		}
+		y := bar{duals: &duals{mult: slices.Insert(slices.Clone(x.mult), i, other.scale), split: x.split}, after: make([]int64, len(s.t.Cells)+1)}
+		for l := range s.t.Cells {
+			r, _ := s.combined(l, y.duals)
+			y.by = append(y.by, s.layer(l, &r, d.set))
+		}
+		for l := len(y.by) - 1; l >= 0; l-- {
+			b := y.by[l].root()
+			if y.by[l].relax(b); math.IsInf(b.bound, 1) {
+				return false, nil
+			}
+			y.after[l] = y.after[l+1] + int64(math.Floor(b.bound))
+		}
+		d.barred = append(d.barred, y)
+	}
+	return true, nil
+}
+
 // search goes through layers and experts in order. Layers before are decided, layers after count as relaxed.
 // It ends at a number of nodes, where cut says that something was left.
 func (d *decomposed) search(most int64) error {
@@ -1069,10 +1119,18 @@ func (d *decomposed) search(most int64) error {
 	used := make([]int64, len(s.budgets))
 	// found: one as good as best, in this order. As good as another chunk length is not good enough.
 	found := s.choices == nil && s.best < math.MaxInt64
-	var visit func(l, e int, before int64) error
-	visit = func(l, e int, before int64) error {
+	var visit func(l, e int, before int64, passed []int64) error
+	visit = func(l, e int, before int64, passed []int64) error {
 		if e == len(s.t.Cells[l]) { // the layer's groups are known
 			c := s.t.Layer(l, x[l])
+			passed = slices.Clone(passed)
+			for i := range passed {
+				for k := range s.budgets {
+					if b := &s.budgets[k]; b.layer < 0 || b.layer == l {
+						passed[i] += d.barred[i].mult[k] * b.of(c)
+					}
+				}
+			}
 			before += s.scale * s.main.of(c)
 			extra := make([]int64, len(used))
 			for i := range used {
@@ -1101,7 +1159,7 @@ func (d *decomposed) search(most int64) error {
 					used[i] = 0
 				}
 			}
-			err := visit(l+1, 0, before)
+			err := visit(l+1, 0, before, passed)
 			copy(used, saved)
 			return err
 		}
@@ -1123,25 +1181,39 @@ func (d *decomposed) search(most int64) error {
 			if !ok {
 				continue
 			}
-			y.w[e] = slices.Clone(w)
-			for c := range y.w[e] {
-				if c != j {
-					y.w[e][c] = blocked
-				}
-			}
+			y.w[e] = alone(w, j)
 			b := y.root()
 			y.relax(b)
 			bound := int64(math.MaxInt64)
 			if !math.IsInf(b.bound, 1) {
 				bound = s.dual(before+int64(math.Floor(b.bound))+after[l+1], d.duals)
 			}
-			if bound > s.best || bound == s.best && found {
+			open := bound < s.best || bound == s.best && !found
+			own := make([][]int64, len(d.barred))
+			for i := range d.barred {
+				z := d.barred[i].by[l]
+				own[i] = z.w[e]
+				z.w[e] = alone(own[i], j)
+				if !open {
+					continue
+				}
+				b := z.root()
+				z.relax(b)
+				open = !math.IsInf(b.bound, 1) && s.dual(passed[i]+int64(math.Floor(b.bound))+d.barred[i].after[l+1], d.barred[i].duals) < math.MaxInt64
+			}
+			back := func() {
 				y.w[e] = w
+				for i := range own {
+					d.barred[i].by[l].w[e] = own[i]
+				}
+			}
+			if !open {
+				back()
 				continue
 			}
 			if s.nodes >= most {
 				d.least, d.cut = min(d.least, bound), true
-				y.w[e] = w
+				back()
 				continue
 			}
 			if s.nodes%256 == 0 {
@@ -1158,7 +1230,7 @@ func (d *decomposed) search(most int64) error {
 					used[i] += b.part(s, l, e, k)
 				}
 			}
-			err := visit(l, e+1, before)
+			err := visit(l, e+1, before, passed)
 			if tiers[k]--; k > 0 && tiers[k] == 0 {
 				inUse--
 			}
@@ -1167,14 +1239,21 @@ func (d *decomposed) search(most int64) error {
 					used[i] -= b.part(s, l, e, k)
 				}
 			}
-			y.w[e] = w
+			back()
 			if err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return visit(0, 0, 0)
+	return visit(0, 0, 0, make([]int64, len(d.barred)))
+}
+
+// alone is what an expert's columns cost where one is given.
+func alone(w []int64, column int) []int64 {
+	out := slices.Repeat([]int64{blocked}, len(w))
+	out[column] = w[column]
+	return out
 }
 
 // twins are for every expert the one before it whose choices cost the same, -1: none. Of equally good solutions the first gives
