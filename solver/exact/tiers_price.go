@@ -25,6 +25,8 @@ const (
 	raiseRounds  = 12
 	weighEnough  = 1e-4
 	farkasTried  = 3
+	barTries     = 256 // after which a bar has to rule out
+	barShare     = 4   // one of so many
 )
 
 // constrained searches under budgets. Their prices, the weights of both processors in every layer's time, and so the best bound that
@@ -1035,7 +1037,12 @@ type bar struct {
 	*duals
 	by    []*tierLayer
 	after []int64 // least of the layers from there on
+
+	tried, ruled int // parts of assignments, and those ruled out
 }
+
+// pays reports whether a bar rules out enough to go on with it.
+func (b *bar) pays() bool { return b.tried < barTries || b.ruled > b.tried/barShare }
 
 // bars finds one for every budget of all layers: the prices of the others when it is minimised. possible is false where the least of one is more than it
 // allows.
@@ -1194,12 +1201,15 @@ func (d *decomposed) search(most int64) error {
 				z := d.barred[i].by[l]
 				own[i] = z.w[e]
 				z.w[e] = alone(own[i], j)
-				if !open {
+				if !open || !d.barred[i].pays() {
 					continue
 				}
 				b := z.root()
 				z.relax(b)
 				open = !math.IsInf(b.bound, 1) && s.dual(passed[i]+int64(math.Floor(b.bound))+d.barred[i].after[l+1], d.barred[i].duals) < math.MaxInt64
+				if d.barred[i].tried++; !open {
+					d.barred[i].ruled++
+				}
 			}
 			back := func() {
 				y.w[e] = w
