@@ -30,6 +30,7 @@ type comparedTier struct {
 	Overflow  float64 `json:"overflow"` // share of routed rows
 	Padding   float64 `json:"padding"`  // share of reserved rows
 	Status    string  `json:"status,omitempty"`
+	Gap       float64 `json:"gap,omitempty"` // how much less another choice may take, relative
 }
 
 // paperLadder is what NPUMoE's capacities are compared with.
@@ -98,6 +99,9 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 		rule := r.Rule
 		if r.Status != "" {
 			rule = fmt.Sprintf("**%s** (%s)", rule, r.Status)
+			if r.Gap > 0 {
+				rule = fmt.Sprintf("**%s** (%s, gap %.2g %%)", r.Rule, r.Status, 100*r.Gap)
+			}
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | %s | %s | %.1f | %.3f | %d | %d | %.1f | %.1f |\n",
 			r.SoC, r.Model, r.Loads, r.Imbalance, rule, tiers, float64(r.NS)/1e6, r.Ratio, r.Experts, r.Launches, 100*r.Overflow, 100*r.Padding)
@@ -160,6 +164,9 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		r := comparedTier{
 			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
 			Ratio: float64(cost.NS) / float64(s.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
+		}
+		if rule.status != "" {
+			r.Gap = float64(s.Objective-s.Bound) / float64(s.Objective)
 		}
 		var unused, reserved float64
 		for l, list := range rule.choices {
