@@ -1,6 +1,7 @@
 package exact
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -51,8 +52,10 @@ type jointItem struct {
 	before, after      []int32
 	use                [][]int32 // assets by index into uses
 	keep               []int32   // choices that may be needed, ascending
+	least              float64   // scaled measure, and 1
 	uses               []itemUse
-	has                [][]bool // per use and choice
+	has                [][]bool  // per use and choice
+	by                 [][]int32 // per use, the choices that name it
 	edgeBase, edgeNS   []int64
 	edge               []int64 // with multipliers; shared by the sections
 }
@@ -125,6 +128,10 @@ func compile(j *problem.Joint) (*joint, error) {
 	c.addAssets(used, memory)
 	for _, it := range c.items {
 		c.reduce(it)
+		it.least = 1
+		if len(it.keep) > 0 {
+			it.least += float64(it.base[slices.MinFunc(it.keep, func(a, b int32) int { return cmp.Compare(it.base[a], it.base[b]) })])
+		}
 	}
 	c.slack = int64(len(c.items)+len(c.assets)) + 4
 	return c, nil
@@ -448,13 +455,14 @@ func (c *joint) addAssets(used [][]int32, memory bool) {
 			}
 			slices.Sort(x.use[q])
 		}
-		x.has = make([][]bool, len(x.uses))
+		x.has, x.by = make([][]bool, len(x.uses)), make([][]int32, len(x.uses))
 		for u := range x.has {
 			x.has[u] = make([]bool, len(choices))
 		}
 		for q, list := range x.use {
 			for _, u := range list {
 				x.has[u][q] = true
+				x.by[u] = append(x.by[u], int32(q))
 			}
 		}
 	}

@@ -115,6 +115,7 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 		if !s.r.climb(root, rootSteps, rootPasses, s.useless, s.tryRelaxed) || s.useless(root.bound) {
 			break
 		}
+		s.r.attain(root)
 		s.repair(root)
 		if err := ctx.Err(); err != nil {
 			return stopped(err)
@@ -172,9 +173,8 @@ func (s *search) cheapest(root *node, assets, paths float64) {
 		for k, size := range as.size {
 			price += int64(min(float64(float64(size)*n.mult[k]), float64(s.c.clamp)))
 		}
-		for _, l := range as.links {
-			n.lambda[l] = min(price, s.c.clamp) / int64(len(as.links))
-		}
+		as.price = min(price, s.c.clamp)
+		s.c.divide(n, as)
 	}
 	s.r.permit(n.allowed, false)
 	if s.r.evaluate(n) != unreachable {

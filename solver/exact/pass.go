@@ -1,7 +1,7 @@
 package exact
 
 import (
-	"math"
+	"slices"
 )
 
 const (
@@ -19,6 +19,9 @@ const (
 func (r *relaxation) pass(n *node) {
 	c := r.c
 	r.charge(n, false)
+	if c.links == nil {
+		return
+	}
 	left := r.left // of each price, to be paid
 	for a := range c.assets {
 		as := &c.assets[a]
@@ -30,7 +33,9 @@ func (r *relaxation) pass(n *node) {
 	for p := range c.parts {
 		part := &c.parts[p]
 		for k, sec := range part.variants[r.variant[p]] {
-			r.sweep(n, sec, c.items[part.chains[k]:part.chains[k]+len(sec.steps)])
+			if !slices.ContainsFunc(sec.steps, func(st step) bool { return len(st.allowed) == 0 }) {
+				r.sweep(n, sec, c.items[part.chains[k]:part.chains[k]+len(sec.steps)])
+			}
 		}
 	}
 	for a := range c.assets {
@@ -51,8 +56,10 @@ func (c *joint) share(n *node, as *jointAsset, f float64) {
 
 // sweep is a pass over one chain.
 func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
-	starts := sec.rank()
-	starts = starts[:min(len(starts), passStarts)]
+	if !sec.ranked { // else those of the last evaluation are likely enough
+		sec.rank()
+	}
+	starts := sec.starts[:min(len(sec.starts), passStarts)]
 	wide := 0
 	for i := range sec.steps {
 		wide += sec.steps[i].na
@@ -78,7 +85,11 @@ func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
 	at := 0 // of step i in togo
 	for i := range sec.steps {
 		st, it := &sec.steps[i], items[i]
-		theta := r.theta[:0] // the least with each allowed choice
+		theta := r.theta[:len(it.base)] // the least with each choice
+		for j := range theta {
+			theta[j] = unreachable
+		}
+		top := st.allowed[0] // the choice with the least
 		for _, j := range st.allowed {
 			v := int64(unreachable)
 			for s := range starts {
@@ -87,29 +98,34 @@ func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
 					v = min(v, a+b+it.cost[j])
 				}
 			}
-			theta = append(theta, v)
+			if theta[j] = v; v < theta[top] {
+				top = j
+			}
 		}
-		r.theta = theta
 		at += st.na
 		for u := range it.uses {
 			use := &it.uses[u]
 			if use.link < 0 || n.state[use.asset] != free {
 				continue
 			}
-			has := it.has[u]
-			with, without := int64(unreachable), int64(unreachable)
-			for q, j := range st.allowed {
-				if has[j] {
-					with = min(with, theta[q])
-				} else {
-					without = min(without, theta[q])
-				}
+			with := int64(unreachable)
+			for _, j := range it.by[u] {
+				with = min(with, theta[j])
 			}
 			pays, left := &n.lambda[use.link], &r.left[use.asset]
 			if with == unreachable {
 				*left += *pays
 				*pays = 0
 				continue
+			}
+			without := theta[top]
+			if has := it.has[u]; has[top] {
+				without = unreachable
+				for _, j := range st.allowed {
+					if !has[j] {
+						without = min(without, theta[j])
+					}
+				}
 			}
 			worth := r.c.clamp
 			if without != unreachable {
@@ -121,11 +137,19 @@ func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
 			}
 			*pays += more
 			*left -= more
-			for q, j := range st.allowed {
-				if has[j] {
-					it.cost[j] += more
-					if theta[q] != unreachable {
-						theta[q] += more
+			for _, j := range it.by[u] {
+				it.cost[j] += more
+				if theta[j] != unreachable {
+					theta[j] += more
+					if theta[j] < theta[top] {
+						top = j
+					}
+				}
+			}
+			if more > 0 && it.has[u][top] {
+				for _, j := range st.allowed {
+					if theta[j] < theta[top] {
+						top = j
 					}
 				}
 			}
@@ -160,9 +184,20 @@ func (r *relaxation) price(n *node, k int, mult float64) {
 			c.share(n, as, float64(as.price)/float64(r.old[a]))
 			continue
 		}
-		for _, l := range as.links {
-			n.lambda[l] = as.price / int64(len(as.links))
-		}
+		c.divide(n, as)
+	}
+}
+
+// divide has the items pay for an asset by what they take at least: who takes little cannot gain much by it either.
+func (c *joint) divide(n *node, as *jointAsset) {
+	sum := 0.0
+	for _, l := range as.links {
+		sum += c.items[c.links[l].item].least
+	}
+	left := as.price
+	for _, l := range as.links {
+		n.lambda[l] = min(int64(float64(as.price)*(c.items[c.links[l].item].least/sum)), left)
+		left -= n.lambda[l]
 	}
 }
 
@@ -179,16 +214,15 @@ func (c *joint) priceOf(n *node, as *jointAsset) int64 {
 
 // climb improves the multipliers of a node in at most evals evaluations, each after passes: the price of one limit after
 // the other is raised or lowered, as its use in the solution of the relaxation says, by a part of itself that grows as
-// long as it helps. It stops when the bound is above enough, and leaves the best multipliers in the node and x as they give
-// it; false when an item has no choices. found is called with x as it goes.
+// long as it helps. It stops when the bound is above enough, and leaves the best multipliers in the node (attain: and x
+// as they give it); false when an item has no choices. found is called with x as it goes.
 func (r *relaxation) climb(n *node, evals, passes int, enough func(int64) bool, found func()) bool {
 	c := r.c
 	for i := range r.often {
 		clear(r.often[i])
 	}
-	best := n.child()
-	best.bound = math.MinInt64
-	ok := true
+	best := n.child()       // whose multipliers give its bound, or nearly so
+	ok, last := true, false // whether what was tried last is the best
 	try := func(m *node, passes int) (better bool) {
 		for range passes {
 			r.pass(m)
@@ -203,7 +237,7 @@ func (r *relaxation) climb(n *node, evals, passes int, enough func(int64) bool, 
 			r.often[i][j]++
 		}
 		found()
-		if v <= best.bound {
+		if last = v > best.bound; !last {
 			return false
 		}
 		best.bound = v
@@ -218,9 +252,7 @@ func (r *relaxation) climb(n *node, evals, passes int, enough func(int64) bool, 
 		}
 	}
 	m := n.child()
-	try(m, 0)
-	if ok && !enough(best.bound) {
-		try(m, passes)
+	if try(m, passes); ok && evals > 0 {
 		look()
 	}
 	reach := n.reach
@@ -265,12 +297,16 @@ func (r *relaxation) climb(n *node, evals, passes int, enough func(int64) bool, 
 	n.reach = min(max(4*reach, leastReach), firstReach)
 	copy(n.mult, best.mult)
 	copy(n.lambda, best.lambda)
-	n.bound = max(n.bound, best.bound)
-	if r.evaluate(n) == unreachable {
-		return false
-	}
-	r.usage(n)
+	n.bound, r.attained = best.bound, last
 	return true
+}
+
+// attain has x as the multipliers of a node give it that has just been climbed.
+func (r *relaxation) attain(n *node) {
+	if !r.attained {
+		r.evaluate(n)
+		r.usage(n)
+	}
 }
 
 // step finds the cheapest ways to the input of step i+1, by class, from those to the input of step i. Both may be one slice.

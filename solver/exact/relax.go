@@ -41,11 +41,12 @@ type relaxation struct {
 	scratch           []int
 	coef              []float64 // per part: scaled measure per ns that its edges were priced with
 	usedLink          []bool
+	value             int64  // that was evaluated last
+	attained          bool   // x is as the multipliers of the node climbed last give it
 	used              []bool // per asset
 	rowUse            []float64
 	taken             []int64 // per row over assets, of all that x uses
 	least             [][]int64
-	fill              [][]int32
 	old               []int64
 	left              []int64   // per asset
 	togo, come, theta []int64   // of a pass
@@ -58,9 +59,9 @@ func newRelaxation(c *joint) *relaxation {
 	r := &relaxation{
 		c: c, x: make([]int, n), scratch: make([]int, n), partMin: make([]int64, len(c.parts)), variant: make([]int, len(c.parts)),
 		coef: make([]float64, len(c.parts)), usedLink: make([]bool, len(c.links)), used: make([]bool, len(c.assets)),
-		rowUse: make([]float64, len(c.rows)), taken: make([]int64, c.nRows), least: make([][]int64, n), often: make([][]int32, n), fill: make([][]int32, n),
+		rowUse: make([]float64, len(c.rows)), taken: make([]int64, c.nRows), least: make([][]int64, n), often: make([][]int32, n),
 	}
-	most := 0
+	most, choices := 0, 0
 	for p := range c.parts {
 		for _, s := range c.parts[p].variants[0] {
 			for i := range s.steps {
@@ -71,10 +72,11 @@ func newRelaxation(c *joint) *relaxation {
 	r.seen, r.old, r.left = make([]bool, most), make([]int64, len(c.assets)), make([]int64, len(c.assets))
 	r.come = make([]int64, passStarts*most)
 	for i, it := range c.items {
+		choices = max(choices, len(it.base))
 		r.least[i] = make([]int64, len(it.base))
 		r.often[i] = make([]int32, len(it.base))
-		r.fill[i] = make([]int32, 0, len(it.base))
 	}
+	r.theta = make([]int64, choices)
 	return r
 }
 
@@ -84,6 +86,7 @@ func (r *relaxation) permit(allowed [][]int32, wide bool) {
 		part := &r.c.parts[p]
 		for v, variant := range part.variants {
 			for k, s := range variant {
+				s.ranked = false
 				for i := range s.steps {
 					n := part.chains[k] + i
 					st := &s.steps[i]
@@ -221,6 +224,7 @@ func (r *relaxation) evaluate(n *node) int64 {
 	if priced {
 		sum -= c.slack // products may have been rounded up
 	}
+	r.value = sum
 	return sum
 }
 
@@ -329,9 +333,7 @@ func (r *relaxation) prime(n *node) {
 		for a := range c.assets {
 			if as := &c.assets[a]; as.links != nil && n.state[a] == free {
 				as.price = c.priceOf(n, as)
-				for _, l := range as.links {
-					n.lambda[l] = as.price / int64(len(as.links))
-				}
+				c.divide(n, as)
 			}
 		}
 		r.pass(n)
@@ -345,4 +347,5 @@ func (r *relaxation) prime(n *node) {
 	}
 	copy(n.mult, best.mult)
 	copy(n.lambda, best.lambda)
+	n.bound = max(n.bound, most)
 }

@@ -1,6 +1,7 @@
 package exact
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"math"
@@ -13,10 +14,18 @@ const (
 	rootRounds    = 12
 	rootSteps     = 20 // evaluations of the relaxation, each after rootPasses passes, in a round
 	rootPasses    = 3
-	nodeSteps     = 12
-	nodePasses    = 2
 	improveRounds = 24
 	fewStarts     = 6 // classes that a loop begins with, each gone through on its own
+
+	nodeSteps    = 4   // evaluations in a round at a node
+	carefulSteps = 8   // the same where the measure is not time, or times or energy are limited
+	nodePasses   = 1   // before each of them
+	nodeRounds   = 4   // at most
+	risingPart   = 0.1 // of what is missing for a node to be useless: a round that gains less is the last
+	cutsTried    = 8   // ways to branch, at most
+	cutsWorse    = 1   // in a row that are no better than the best: no more are tried
+	carefulWorse = 3
+	changeBonus  = 0.2 // added to the part of the ascent in which an asset was open or was not
 )
 
 // search is branch and bound over assets (open or not) and, where limits on times or energy leave something to
@@ -39,10 +48,16 @@ type search struct {
 	plain  node // of heuristics
 	tmp    []int
 	in     []bool
+	count  []int // per use of an item
 }
 
 func newSearch(ctx context.Context, c *joint) *search {
 	s := &search{c: c, r: newRelaxation(c), ctx: ctx, value: math.MaxInt64, tmp: make([]int, len(c.items)), in: make([]bool, len(c.assets))}
+	uses := 0
+	for _, it := range c.items {
+		uses = max(uses, len(it.uses))
+	}
+	s.count = make([]int, uses)
 	for p := range c.parts {
 		part := &c.parts[p]
 		var chains [][]int
@@ -104,10 +119,7 @@ func (s *search) tryRelaxed() {
 // relaxation was evaluated with the node's multipliers. It reports whether anything changed.
 func (s *search) tighten(n *node) bool {
 	c, r := s.c, s.r
-	room := s.limit() - n.bound
-	if room < 0 {
-		return false
-	}
+	room := s.limit() - r.value // the value that the multipliers give, not the bound, which may be from others
 	changed := false
 	for p := range c.parts {
 		part := &c.parts[p]
@@ -135,24 +147,33 @@ func (s *search) tighten(n *node) bool {
 	return s.decide(n) || changed
 }
 
-// decide opens the assets that every choice of some item needs, and closes those that none names.
-func (s *search) decide(n *node) bool {
+// decide opens the assets that every choice of some item needs, and closes those that none names or that do not fit beside
+// those that are open, until nothing follows any more.
+func (s *search) decide(n *node) (changed bool) {
+	for s.settle(n) || s.fit(n) {
+		changed = true
+	}
+	return changed
+}
+
+// settle decides the assets that the choices of the items decide.
+func (s *search) settle(n *node) (changed bool) {
 	c := s.c
-	changed := false
 	clear(s.in)
 	for i, it := range c.items {
-		for u := range it.uses {
-			a := it.uses[u].asset
-			count := 0
-			for _, j := range n.allowed[i] {
-				if slices.Contains(it.use[j], int32(u)) {
-					count++
-				}
+		count := s.count[:len(it.uses)]
+		clear(count)
+		for _, j := range n.allowed[i] {
+			for _, u := range it.use[j] {
+				count[u]++
 			}
-			if count > 0 {
+		}
+		for u, k := range count {
+			a := it.uses[u].asset
+			if k > 0 {
 				s.in[a] = true
 			}
-			if count == len(n.allowed[i]) && n.state[a] == free {
+			if k == len(n.allowed[i]) && n.state[a] == free {
 				n.state[a] = opened
 				changed = true
 			}
@@ -161,6 +182,36 @@ func (s *search) decide(n *node) bool {
 	for a, in := range s.in {
 		if !in && n.state[a] == free {
 			n.state[a] = closed
+			changed = true
+		}
+	}
+	return changed
+}
+
+// fit removes the choices whose assets do not fit beside those that are open.
+func (s *search) fit(n *node) (changed bool) {
+	c := s.c
+	for k := range c.nRows {
+		room := c.rows[k].cap
+		for a := range c.assets {
+			if n.state[a] == opened {
+				room -= c.assets[a].size[k]
+			}
+		}
+		for i, it := range c.items {
+			fits := func(j int32) bool {
+				need := int64(0)
+				for _, u := range it.use[j] {
+					if a := it.uses[u].asset; n.state[a] == free {
+						need += c.assets[a].size[k]
+					}
+				}
+				return need <= room
+			}
+			if !slices.ContainsFunc(n.allowed[i], func(j int32) bool { return !fits(j) }) {
+				continue
+			}
+			n.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return !fits(j) })
 			changed = true
 		}
 	}
@@ -490,15 +541,18 @@ func (s *search) slackOver(n *node) bool {
 }
 
 // visit bounds a node and returns its children.
-func (s *search) visit(n *node, root *node, steps int) (children []*node) {
+func (s *search) visit(n *node) (children []*node) {
 	c, r := s.c, s.r
-	memory := c.j.Minimise == problem.Memory
-	for round := 0; ; round++ {
-		r.permit(n.allowed, false)
+	memory, paths := c.j.Minimise == problem.Memory, len(c.rows) > c.nRows
+	steps := nodeSteps
+	if s.careful() {
+		steps = carefulSteps
+	}
+	for round := 1; ; round++ {
 		if !s.open(n) {
 			return nil
 		}
-		paths := len(c.rows) > c.nRows
+		r.permit(n.allowed, false)
 		if !paths && (!memory && s.slackOver(n) || !slices.Contains(n.state, free)) {
 			// No limit can bind any more: the parts on their own are the optimum.
 			clear(n.mult)
@@ -509,31 +563,70 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 			s.offer(r.x)
 			return nil
 		}
-		ok := r.climb(n, steps, nodePasses, s.useless, s.tryRelaxed)
-		if !ok || n.bound > s.limit() {
+		before := n.bound
+		if !r.climb(n, steps, nodePasses, s.useless, s.tryRelaxed) || s.useless(n.bound) || s.noBetter(n) {
 			return nil
 		}
-		if s.noBetter(n) {
-			return nil
-		}
-		if !s.tighten(n) || round == 3 {
+		r.attain(n)
+		rising := float64(n.bound-before) > risingPart*float64(s.limit()-n.bound)
+		if !s.tighten(n) && !rising || round == nodeRounds {
 			break
 		}
-		steps = min(steps, nodeSteps)
 	}
 	if !s.open(n) {
 		return nil
 	}
-	// x and often are of the last ascent.
-	if a := s.branchAsset(n); a >= 0 {
-		with, without := n.child(), n.child()
-		with.state[a], without.state[a] = opened, closed
-		for _, i := range c.assets[a].users {
-			it := c.items[i]
-			has := it.has[it.local(a)]
-			without.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return has[j] })
+	return s.branch(n)
+}
+
+// careful reports whether it pays to look longer before a node is divided: where the measure is not what the limits
+// over assets trade for.
+func (s *search) careful() bool {
+	return len(s.c.rows) > s.c.nRows || s.c.j.Minimise == problem.Memory
+}
+
+// cut is a way to branch: the choices of an item that take little of the limits, or the others; or an asset, open or not.
+type cut struct {
+	score float64
+	item  int // -1: an asset
+	asset int
+	at    float64 // the most that the first choices take, as load has it
+}
+
+// branch divides a node that has just been climbed in the way, of some that are tried, that raises the bounds of both
+// children most (strong branching). Where one child has nothing of interest it is the other one alone.
+func (s *search) branch(n *node) []*node {
+	var best []*node
+	most, worse := -1.0, 0
+	enough := cutsWorse
+	if s.careful() {
+		enough = carefulWorse
+	}
+	for _, x := range s.cuts(n) {
+		gain := 1.0
+		var left []*node
+		for _, child := range s.divide(n, x) {
+			up := s.limit() - n.bound
+			if s.open(child) {
+				s.r.permit(child.allowed, false)
+				if s.r.climb(child, 1, nodePasses, s.useless, s.tryRelaxed) && !s.useless(child.bound) {
+					up = child.bound - n.bound
+					left = append(left, child)
+				}
+			}
+			gain *= float64(up) + float64(s.c.worst)*1e-9
 		}
-		return []*node{with, without}
+		if len(left) < 2 {
+			return left
+		}
+		if gain > most {
+			most, best, worse = gain, left, 0
+		} else if worse++; worse >= enough {
+			break
+		}
+	}
+	if best != nil {
+		return best
 	}
 	i, j := s.branchChoice(n)
 	if i < 0 {
@@ -543,6 +636,97 @@ func (s *search) visit(n *node, root *node, steps int) (children []*node) {
 	one.allowed[i] = []int32{j}
 	rest.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(k int32) bool { return k == j })
 	return []*node{one, rest}
+}
+
+// load is what a choice takes of the limits over assets that are not decided, as they are priced.
+func (s *search) load(n *node, it *jointItem, j int32) float64 {
+	sum := 0.0
+	for _, u := range it.use[j] {
+		if a := it.uses[u].asset; n.state[a] == free {
+			sum += float64(s.c.assets[a].price)
+		}
+	}
+	return sum
+}
+
+// cuts lists ways to branch: those first about which the ascent changed its mind most.
+func (s *search) cuts(n *node) []cut {
+	c, r := s.c, s.r
+	var out []cut
+	for i, it := range c.items {
+		if len(n.allowed[i]) < 2 {
+			continue
+		}
+		times, mean := 0.0, 0.0
+		for _, j := range n.allowed[i] {
+			if o := float64(r.often[i][j]); o > 0 {
+				times += o
+				mean += float64(o * s.load(n, it, j))
+			}
+		}
+		if times == 0 {
+			continue
+		}
+		mean /= times
+		off := 0.0
+		for _, j := range n.allowed[i] {
+			if o := float64(r.often[i][j]); o > 0 {
+				off += float64(o * math.Abs(s.load(n, it, j)-mean))
+			}
+		}
+		if off > 0 {
+			out = append(out, cut{score: off / times, item: i, at: mean})
+		}
+	}
+	for a := range c.assets {
+		if n.state[a] != free {
+			continue
+		}
+		as := &c.assets[a]
+		share := 0.0
+		visits := 0.0
+		for _, i := range as.users {
+			has := c.items[i].has[c.items[i].local(a)]
+			for j, times := range r.often[i] {
+				visits += float64(times)
+				if times > 0 && has[j] {
+					share += float64(times)
+				}
+			}
+		}
+		if visits > 0 {
+			share /= visits
+		}
+		if share > 0 {
+			out = append(out, cut{score: float64((min(share, 1-share) + changeBonus) * float64(as.price)), item: -1, asset: a})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b cut) int { return cmp.Compare(b.score, a.score) })
+	return out[:min(len(out), cutsTried)]
+}
+
+// divide makes the children of a node.
+func (s *search) divide(n *node, x cut) []*node {
+	one, other := n.child(), n.child()
+	if x.item >= 0 {
+		it := s.c.items[x.item]
+		one.allowed[x.item], other.allowed[x.item] = nil, nil
+		for _, j := range n.allowed[x.item] {
+			if s.load(n, it, j) <= x.at {
+				one.allowed[x.item] = append(one.allowed[x.item], j)
+			} else {
+				other.allowed[x.item] = append(other.allowed[x.item], j)
+			}
+		}
+		return []*node{one, other}
+	}
+	one.state[x.asset], other.state[x.asset] = opened, closed
+	for _, i := range s.c.assets[x.asset].users {
+		it := s.c.items[i]
+		has := it.has[it.local(x.asset)]
+		other.allowed[i] = slices.DeleteFunc(slices.Clone(n.allowed[i]), func(j int32) bool { return has[j] })
+	}
+	return []*node{one, other}
 }
 
 // open reports whether a node may have solutions of interest: every item has a choice, what is opened keeps the limits,
@@ -574,42 +758,6 @@ func (s *search) open(n *node) bool {
 		return false
 	}
 	return true
-}
-
-// branchAsset is the undecided asset that matters most, -1: none.
-func (s *search) branchAsset(n *node) int {
-	c, r := s.c, s.r
-	best, at := -1.0, -1
-	for a := range c.assets {
-		if n.state[a] != free {
-			continue
-		}
-		as := &c.assets[a]
-		// How often its users had it in the ascent: they disagree, or change their minds.
-		share := 0.0
-		visits := 0.0
-		for _, i := range as.users {
-			has := c.items[i].has[c.items[i].local(a)]
-			for j, times := range r.often[i] {
-				visits += float64(times)
-				if times > 0 && has[j] {
-					share += float64(times)
-				}
-			}
-		}
-		if visits > 0 {
-			share /= visits
-		}
-		size := 0.0
-		for k, m := range as.size {
-			size = max(size, float64(m)/float64(max(c.rows[k].cap, 1)))
-		}
-		score := float64((min(share, 1-share)+0.2)*float64(as.price+1)) + size
-		if score > best {
-			best, at = score, a
-		}
-	}
-	return at
 }
 
 // branchChoice is an item with several choices and the one to try alone: where the first solution is looked for the
@@ -663,7 +811,7 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 			continue
 		}
 		s.nodes++
-		children := s.visit(n, root, nodeSteps)
+		children := s.visit(n)
 		if children != nil && s.nodes&3 == 1 && !s.first {
 			s.r.permit(n.allowed, false)
 			if s.r.evaluate(n) != unreachable {

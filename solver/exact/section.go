@@ -1,7 +1,9 @@
 package exact
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/hetc/hetc/solver/problem"
@@ -22,6 +24,7 @@ type section struct {
 	left       []int64
 	arrive     []int64 // of one step: the cheapest rest of the chain with its input in class b
 	starts     []start
+	ranked     bool  // starts are of the choices that are allowed
 	work       int64 // edges gone through
 }
 
@@ -194,7 +197,7 @@ type start struct {
 // rank lists the starts, cheapest bound first. The bound is exact but for the edge from the last item to
 // the first, of which it takes the cheapest: one pass from the last item to the first gives all of them.
 func (s *section) rank() []start {
-	s.starts = s.starts[:0]
+	s.starts, s.ranked = s.starts[:0], true
 	if !s.loop {
 		return append(s.starts, start{-1, math.MinInt64})
 	}
@@ -210,7 +213,7 @@ func (s *section) rank() []start {
 		}
 		s.starts = append(s.starts, start{b, ns + wrap})
 	}
-	sort.SliceStable(s.starts, func(i, j int) bool { return s.starts[i].bound < s.starts[j].bound })
+	slices.SortStableFunc(s.starts, func(a, b start) int { return cmp.Compare(a.bound, b.bound) })
 	return s.starts
 }
 

@@ -2,6 +2,7 @@ package problem
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -22,16 +23,17 @@ type JointVars struct {
 	rows  map[string]Limit
 }
 
-// edgeVar is an edge between two items: variable[a][b] says that it leads from merged class a to b.
+// edgeVar is an edge between two items.
 type edgeVar struct {
 	part, chain, from, to int
 	out, in               []int // merged class of a choice of the item it comes from, and of the item it leads to
-	variable              [][]int
+	network               network
+	variable              []int // per way
 }
 
 // MILP poses the instance as a linear program: for every item one of its choices (binary), for every edge that is not
-// simply the sum of what its ends add the pair of location classes it connects (continuous: it is whole where
-// the choices are; classes with equal edges are one), for every asset that a limit may bind whether it is open, at
+// simply the sum of what its ends add a way through a network between the location classes it connects (continuous:
+// there is a whole one where the choices are whole; classes with equal edges are one), for every asset that a limit may bind whether it is open, at
 // least as much as each item needs it. The objective is scaled so that it stays near 1e6, and limits to 1000.
 func (j *Joint) MILP() (*milp.Model, *JointVars) {
 	b := jointBuilder{j: j, m: &milp.Model{Name: "joint " + j.Name}, v: &JointVars{Unit: j.unit(), rows: map[string]Limit{}}}
@@ -114,41 +116,62 @@ func (b *jointBuilder) atMost(l Limit, name string, terms []milp.Term) {
 	}
 }
 
+// assets adds a variable for every asset that a limit may bind, one for those that always appear together.
 func (b *jointBuilder) assets() {
 	j := b.j
-	var bytes, open []milp.Term
-	region, graphs := make([][]milp.Term, len(j.Regions)), make([][]milp.Term, len(j.Regions))
-	b.v.asset = make([]int, len(j.Assets))
-	needed := make([]bool, len(j.Assets))
+	needed := make([][]byte, len(j.Assets)) // by which choices, as text
+	item := 0
 	for _, p := range j.Parts {
 		for k := range p.Partition.Chains {
 			for i := range p.Partition.Chains[k].Items {
-				for _, c := range p.Partition.Chains[k].Items[i].Choices {
+				for n, c := range p.Partition.Chains[k].Items[i].Choices {
 					for _, a := range c.Assets {
 						if a < len(needed) { // a partition that is posed alone has no assets
-							needed[a] = true
+							needed[a] = binary.AppendUvarint(binary.AppendUvarint(needed[a], uint64(item)), uint64(n))
 						}
 					}
 				}
+				item++
 			}
 		}
 	}
+	var bytes, open []milp.Term
+	region, graphs := make([][]milp.Term, len(j.Regions)), make([][]milp.Term, len(j.Regions))
+	together := map[string]int{}
+	b.v.asset = make([]int, len(j.Assets))
 	for a := range j.Assets {
 		as := &j.Assets[a]
 		r := &j.Regions[as.Region]
 		b.v.asset[a] = -1
-		if !needed[a] || !(j.Minimise == Memory || j.MaxBytes > 0 || j.MaxOpenNS > 0 || r.MaxBytes > 0 || r.MaxGraphs > 0) {
+		binds := as.Bytes > 0 && (j.Minimise == Memory || j.MaxBytes > 0 || r.MaxBytes > 0) ||
+			as.OpenNS > 0 && j.MaxOpenNS > 0 || as.Graphs > 0 && r.MaxGraphs > 0
+		if needed[a] == nil || !binds {
 			continue
 		}
-		cost := 0.0
-		if j.Minimise == Memory {
-			cost = float64(as.Bytes)
+		z, ok := together[string(needed[a])]
+		if !ok {
+			z = b.variable("open "+as.Name, 0, true)
+			together[string(needed[a])] = z
 		}
-		z := b.variable("open "+as.Name, cost, true)
 		b.v.asset[a] = z
-		bytes, open = append(bytes, milp.Term{Var: z, Coef: float64(as.Bytes)}), append(open, milp.Term{Var: z, Coef: float64(as.OpenNS)})
-		region[as.Region] = append(region[as.Region], milp.Term{Var: z, Coef: float64(as.Bytes)})
-		graphs[as.Region] = append(graphs[as.Region], milp.Term{Var: z, Coef: float64(as.Graphs)})
+		if j.Minimise == Memory {
+			b.m.Vars[z].Cost += float64(as.Bytes) / b.v.Unit
+		}
+		add := func(terms *[]milp.Term, coef float64) {
+			if n := len(*terms); n > 0 && (*terms)[n-1].Var == z {
+				(*terms)[n-1].Coef += coef
+				return
+			}
+			if at := slices.IndexFunc(*terms, func(t milp.Term) bool { return t.Var == z }); at >= 0 {
+				(*terms)[at].Coef += coef
+				return
+			}
+			*terms = append(*terms, milp.Term{Var: z, Coef: coef})
+		}
+		add(&bytes, float64(as.Bytes))
+		add(&open, float64(as.OpenNS))
+		add(&region[as.Region], float64(as.Bytes))
+		add(&graphs[as.Region], float64(as.Graphs))
 	}
 	for r := range j.Regions {
 		g := &j.Regions[r]
@@ -215,7 +238,7 @@ func (b *jointBuilder) chain(p, k int, own *[]milp.Term) [][]int {
 		it := &c.Items[i]
 		var one []milp.Term
 		var assets []int
-		needs := map[int][]milp.Term{}
+		needs := map[int][]milp.Term{} // by variable
 		uses := make([][]milp.Term, len(part.Partition.Procs))
 		for n := range it.Choices {
 			ch := &it.Choices[n]
@@ -227,10 +250,13 @@ func (b *jointBuilder) chain(p, k int, own *[]milp.Term) [][]int {
 				if a >= len(b.v.asset) || b.v.asset[a] < 0 {
 					continue
 				}
-				if needs[a] == nil {
+				z := b.v.asset[a]
+				if needs[z] == nil {
 					assets = append(assets, a)
 				}
-				needs[a] = append(needs[a], milp.Term{Var: x, Coef: 1})
+				if terms := needs[z]; terms == nil || terms[len(terms)-1].Var != x {
+					needs[z] = append(terms, milp.Term{Var: x, Coef: 1})
+				}
 			}
 			for _, q := range ch.Procs {
 				uses[q] = append(uses[q], milp.Term{Var: x, Coef: 1})
@@ -238,7 +264,7 @@ func (b *jointBuilder) chain(p, k int, own *[]milp.Term) [][]int {
 		}
 		b.row(fmt.Sprintf("one %s %s", at, it.Name), 1, 1, one)
 		for _, a := range assets {
-			b.row(fmt.Sprintf("needs %s %s: %s", at, it.Name, b.j.Assets[a].Name), math.Inf(-1), 0, append(needs[a], milp.Term{Var: b.v.asset[a], Coef: -1}))
+			b.row(fmt.Sprintf("needs %s %s: %s", at, it.Name, b.j.Assets[a].Name), math.Inf(-1), 0, append(needs[b.v.asset[a]], milp.Term{Var: b.v.asset[a], Coef: -1}))
 		}
 		for q, u := range b.v.procs[p] {
 			if u >= 0 && len(uses[q]) > 0 {
@@ -275,94 +301,103 @@ func (b *jointBuilder) edge(p, k, i int, vars [][]int, ns [][]float64, own *[]mi
 		}
 		return
 	}
-	// Merge classes with equal rows, and then with equal columns.
-	e := edgeVar{part: p, chain: k, from: from, to: i}
-	var rows [][]int64
-	outs, ins := make([]int, len(prev.After)), make([]int, len(it.Before))
+	// What an edge takes at least whichever class it leads to is its first end's, then what it takes at least whichever
+	// it comes from is its other end's. What is left is often nothing.
+	lowest := make([]int64, len(prev.After))
 	for a, row := range it.EdgeNS {
-		if outs[a] = slices.IndexFunc(rows, func(r []int64) bool { return slices.Equal(r, row) }); outs[a] < 0 {
-			outs[a] = len(rows)
-			rows = append(rows, row)
+		lowest[a] = slices.Min(row)
+	}
+	rest := make([]int64, len(it.Before))
+	for x := range rest {
+		rest[x] = math.MaxInt64
+		for a, row := range it.EdgeNS {
+			rest[x] = min(rest[x], row[x]-lowest[a])
 		}
 	}
-	var cols []int // of EdgeNS, one for each merged class
-	for x := range it.Before {
-		ins[x] = slices.IndexFunc(cols, func(y int) bool {
-			for _, r := range rows {
-				if r[x] != r[y] {
-					return false
-				}
-			}
-			return true
-		})
-		if ins[x] < 0 {
-			ins[x] = len(cols)
-			cols = append(cols, x)
-		}
-	}
-	separable := true
-	for _, r := range rows {
-		for _, x := range cols {
-			separable = separable && r[x]-r[cols[0]] == rows[0][x]-rows[0][cols[0]]
-		}
-	}
-	if separable {
-		// The least of the sums goes to the later end, so that nothing is negative.
-		first := slices.MinFunc(rows, func(a, b []int64) int { return int(min(1, max(-1, a[cols[0]]-b[cols[0]]))) })
-		for n := range prev.Choices {
-			ns[from][n] += times * float64(rows[outs[prev.Choices[n].After]][cols[0]]-first[cols[0]])
-		}
-		for n := range it.Choices {
-			ns[i][n] += times * float64(first[cols[ins[it.Choices[n].Before]]])
-		}
-		return
-	}
-	at := fmt.Sprintf("%s %s %s", b.j.Parts[p].Partition.Name, c.Name, it.Name)
-	out, in := make([][]milp.Term, len(rows)), make([][]milp.Term, len(cols))
 	for n := range prev.Choices {
-		m := outs[prev.Choices[n].After]
-		e.out = append(e.out, m)
-		out[m] = append(out[m], milp.Term{Var: vars[from][n], Coef: -1})
+		ns[from][n] += times * float64(lowest[prev.Choices[n].After])
 	}
 	for n := range it.Choices {
-		m := ins[it.Choices[n].Before]
-		e.in = append(e.in, m)
-		in[m] = append(in[m], milp.Term{Var: vars[i][n], Coef: -1})
+		ns[i][n] += times * float64(rest[it.Choices[n].Before])
 	}
-	for a, r := range rows {
-		line := make([]int, len(cols))
-		for x, col := range cols {
-			line[x] = -1
-			if len(out[a]) == 0 || len(in[x]) == 0 {
+	left := func(a, x int) int64 { return it.EdgeNS[a][x] - lowest[a] - rest[x] }
+	// Merge classes with equal rows, and then with equal columns, of those that choices have.
+	e := edgeVar{part: p, chain: k, from: from, to: i}
+	var rows, cols []int // of EdgeNS, one for each merged class
+	outs, ins := make([]int, len(prev.After)), make([]int, len(it.Before))
+	used := func(n int, class func(n int) int, classes int) []bool {
+		out := make([]bool, classes)
+		for n := range n {
+			out[class(n)] = true
+		}
+		return out
+	}
+	leaves := used(len(prev.Choices), func(n int) int { return prev.Choices[n].After }, len(outs))
+	arrives := used(len(it.Choices), func(n int) int { return it.Choices[n].Before }, len(ins))
+	merge := func(classes []int, has []bool, same func(a, b int) bool) (first []int) {
+		for a := range classes {
+			if !has[a] {
 				continue
 			}
-			y := b.variable(fmt.Sprintf("hand over %s: %d to %d", at, a, x), 0, false)
-			line[x] = y
-			b.takes(p, y, times*float64(r[col]), 0, own)
-		}
-		e.variable = append(e.variable, line)
-	}
-	for a := range rows {
-		terms := out[a]
-		for _, y := range e.variable[a] {
-			if y >= 0 {
-				terms = append(terms, milp.Term{Var: y, Coef: 1})
+			classes[a] = slices.IndexFunc(first, func(b int) bool { return same(a, b) })
+			if classes[a] < 0 {
+				classes[a] = len(first)
+				first = append(first, a)
 			}
 		}
-		if len(out[a]) > 0 {
-			b.row(fmt.Sprintf("leaves %s: %d", at, a), 0, 0, terms)
-		}
+		return first
 	}
-	for x := range cols {
-		terms := in[x]
-		for a := range rows {
-			if y := e.variable[a][x]; y >= 0 {
-				terms = append(terms, milp.Term{Var: y, Coef: 1})
+	rows = merge(outs, leaves, func(a, b int) bool {
+		for x := range ins {
+			if arrives[x] && left(a, x) != left(b, x) {
+				return false
 			}
 		}
-		if len(in[x]) > 0 {
-			b.row(fmt.Sprintf("arrives %s: %d", at, x), 0, 0, terms)
+		return true
+	})
+	cols = merge(ins, arrives, func(x, y int) bool {
+		for _, a := range rows {
+			if left(a, x) != left(a, y) {
+				return false
+			}
 		}
+		return true
+	})
+	ns64 := make([][]int64, len(rows))
+	nothing := true
+	for a, r := range rows {
+		for _, x := range cols {
+			ns64[a] = append(ns64[a], left(r, x))
+			nothing = nothing && left(r, x) == 0
+		}
+	}
+	if nothing {
+		return
+	}
+	for n := range prev.Choices {
+		e.out = append(e.out, outs[prev.Choices[n].After])
+	}
+	for n := range it.Choices {
+		e.in = append(e.in, ins[it.Choices[n].Before])
+	}
+	e.network = route(ns64)
+	at := fmt.Sprintf("%s %s %s", b.j.Parts[p].Partition.Name, c.Name, it.Name)
+	terms := make([][]milp.Term, e.network.nodes)
+	for n, m := range e.out {
+		terms[m] = append(terms[m], milp.Term{Var: vars[from][n], Coef: -1})
+	}
+	for n, m := range e.in {
+		terms[len(rows)+m] = append(terms[len(rows)+m], milp.Term{Var: vars[i][n], Coef: 1})
+	}
+	for _, w := range e.network.ways {
+		y := b.variable(fmt.Sprintf("hand over %s: %d to %d", at, w.from, w.to), 0, false)
+		e.variable = append(e.variable, y)
+		b.takes(p, y, times*float64(w.ns), 0, own)
+		terms[w.from] = append(terms[w.from], milp.Term{Var: y, Coef: 1})
+		terms[w.to] = append(terms[w.to], milp.Term{Var: y, Coef: -1})
+	}
+	for n := range terms {
+		b.row(fmt.Sprintf("passes %s: %d", at, n), 0, 0, terms[n])
 	}
 	b.v.edges = append(b.v.edges, e)
 }
@@ -413,7 +448,9 @@ func (v *JointVars) X(j *Joint, m *milp.Model, choices [][][]int) []float64 {
 	}
 	for _, e := range v.edges {
 		list := choices[e.part][e.chain]
-		x[e.variable[e.out[list[e.from]]][e.in[list[e.to]]]] = 1
+		for _, w := range e.network.shortest(e.out[list[e.from]], e.in[list[e.to]]) {
+			x[e.variable[w]] = 1
+		}
 	}
 	return x
 }
