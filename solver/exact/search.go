@@ -587,10 +587,10 @@ func (s *search) careful() bool {
 
 // cut is a way to branch: the choices of an item that take little of the limits, or the others; or an asset, open or not.
 type cut struct {
-	score float64
-	item  int // -1: an asset
-	asset int
-	at    float64 // the most that the first choices take, as load has it
+	score    float64
+	item     int     // -1: an asset
+	low, big []int32 // its choices
+	asset    int
 }
 
 // branch divides a node that has just been climbed in the way, of some that are tried, that raises the bounds of both
@@ -654,9 +654,6 @@ func (s *search) cuts(n *node) []cut {
 	c, r := s.c, s.r
 	var out []cut
 	for i, it := range c.items {
-		if len(n.allowed[i]) < 2 {
-			continue
-		}
 		times, mean := 0.0, 0.0
 		for _, j := range n.allowed[i] {
 			if o := float64(r.often[i][j]); o > 0 {
@@ -664,18 +661,20 @@ func (s *search) cuts(n *node) []cut {
 				mean += float64(o * s.load(n, it, j))
 			}
 		}
-		if times == 0 {
-			continue
-		}
-		mean /= times
-		off := 0.0
+		mean /= max(times, 1)
+		x := cut{item: i}
 		for _, j := range n.allowed[i] {
-			if o := float64(r.often[i][j]); o > 0 {
-				off += float64(o * math.Abs(s.load(n, it, j)-mean))
+			load := s.load(n, it, j)
+			x.score += float64(float64(r.often[i][j]) * math.Abs(load-mean))
+			if load <= mean {
+				x.low = append(x.low, j)
+			} else {
+				x.big = append(x.big, j)
 			}
 		}
-		if off > 0 {
-			out = append(out, cut{score: off / times, item: i, at: mean})
+		if x.score > 0 && x.low != nil && x.big != nil {
+			x.score /= times
+			out = append(out, x)
 		}
 	}
 	for a := range c.assets {
@@ -709,15 +708,7 @@ func (s *search) cuts(n *node) []cut {
 func (s *search) divide(n *node, x cut) []*node {
 	one, other := n.child(), n.child()
 	if x.item >= 0 {
-		it := s.c.items[x.item]
-		one.allowed[x.item], other.allowed[x.item] = nil, nil
-		for _, j := range n.allowed[x.item] {
-			if s.load(n, it, j) <= x.at {
-				one.allowed[x.item] = append(one.allowed[x.item], j)
-			} else {
-				other.allowed[x.item] = append(other.allowed[x.item], j)
-			}
-		}
+		one.allowed[x.item], other.allowed[x.item] = x.low, x.big
 		return []*node{one, other}
 	}
 	one.state[x.asset], other.state[x.asset] = opened, closed
