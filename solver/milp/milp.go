@@ -16,6 +16,7 @@ import (
 // with x[j] whole where Vars[j].Integer. Bounds may be infinite.
 type Model struct {
 	Name   string
+	Note   string // what the objective stands for, one line: a comment where the model is written
 	Offset float64
 	Vars   []Var
 	Rows   []Row

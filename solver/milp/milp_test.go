@@ -27,7 +27,7 @@ var inf = math.Inf(1)
 // small has every kind of bound and row.
 func small() *milp.Model {
 	return &milp.Model{
-		Name: "small", Offset: -3.5,
+		Name: "small", Note: "the objective times 2 is in ns", Offset: -3.5,
 		Vars: []milp.Var{
 			{Name: "a", Cost: 1, Low: 0, High: 4, Integer: true},
 			{Name: "b b", Cost: -2, Low: -inf, High: 3.25},

@@ -39,7 +39,11 @@ const constant = "constant"
 // bounds becomes two rows, as not all of them read ranges.
 func (m *Model) WriteLP(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	fmt.Fprintf(b, "\\ %s\nMinimize\n obj:", spelled("model", 0, m.Name))
+	fmt.Fprintf(b, "\\ %s\n", spelled("model", 0, m.Name))
+	if m.Note != "" {
+		fmt.Fprintf(b, "\\ %s\n", m.Note)
+	}
+	b.WriteString("Minimize\n obj:")
 	for j := range m.Vars { // all of them: their order is the model's then
 		term(b, j, m.Vars[j].Cost, spelled("x", j, m.Vars[j].Name))
 	}
@@ -114,6 +118,9 @@ func term(b *bufio.Writer, n int, coef float64, name string) {
 // WriteMPS writes a valid model in the free MPS format. Rows without a bound are left out.
 func (m *Model) WriteMPS(w io.Writer) error {
 	b := bufio.NewWriter(w)
+	if m.Note != "" {
+		fmt.Fprintf(b, "* %s\n", m.Note)
+	}
 	fmt.Fprintf(b, "NAME %s FREE\nROWS\n N obj\n", spelled("model", 0, m.Name))
 	columns := make([][]Term, len(m.Vars)) // Var is a row here
 	names := make([]string, len(m.Rows))

@@ -56,6 +56,7 @@ func (b *Buckets) MILP() (*milp.Model, BucketVars, error) {
 	if !math.IsInf(least, 1) {
 		vars.Unit = max(1, least/1e6)
 	}
+	m.Note = note(vars.Unit, "ns, of all prompts weighted")
 	longest := b.Lengths[len(b.Lengths)-1].Tokens
 	var cut []milp.Term     // all z
 	var smaller []milp.Term // z of sizes below j at which prompts are cut

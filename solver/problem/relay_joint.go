@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/solver/milp"
@@ -37,6 +38,11 @@ type edgeVar struct {
 // least as much as each item needs it. The objective is scaled so that it stays near 1e6, and limits to 1000.
 func (j *Joint) MILP() (*milp.Model, *JointVars) {
 	b := jointBuilder{j: j, m: &milp.Model{Name: "joint " + j.Name}, v: &JointVars{Unit: j.unit(), rows: map[string]Limit{}}}
+	what := map[Measure]string{Energy: "nJ, of all calls weighted", Memory: "bytes"}[j.Minimise]
+	if what == "" {
+		what = "ns, of all calls weighted"
+	}
+	b.m.Note = note(b.v.Unit, what)
 	b.assets()
 	for p := range j.Parts {
 		b.part(p)
@@ -44,6 +50,11 @@ func (j *Joint) MILP() (*milp.Model, *JointVars) {
 	b.limit(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS}, "time", b.time)
 	b.limit(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ}, "energy", b.energy)
 	return b.m, b.v
+}
+
+// note says what the objective of a program stands for.
+func note(unit float64, what string) string {
+	return "the objective times " + strconv.FormatFloat(unit, 'g', -1, 64) + " is in " + what
 }
 
 // unit divides the objective so that the sum of the least that every item takes is near 1e6.

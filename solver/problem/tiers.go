@@ -623,6 +623,8 @@ func (p *Tiers) MILP(chunk int) (*milp.Model, *TierVars) {
 		}
 		return 1
 	}
+	m.Note = note(1/unit(p.Measure()), map[TierMeasure]string{TierTime: "ns, of all chunks", TierEnergy: "nJ, of all chunks", TierOff: "rows that the NPU does not compute",
+		TierLaunches: "groups", TierLost: "lost saliency"}[p.Measure()])
 	weight := float64(t.Weight)
 	bounds := map[TierMeasure][]milp.Term{}
 	var bytes, drops, losses, graphs []milp.Term

@@ -1,3 +1,4 @@
+* the objective times 2 is in ns
 NAME model0_small FREE
 ROWS
  N obj
