@@ -979,15 +979,19 @@ func (st *stage) divide(run []link, tuple []string) []divided {
 		consider(even)
 		stride = max(1, len(at)/4)
 	}
-	// Move one cut at a time by shorter and shorter steps.
+	// Move cuts, each alone and neighbours together, by shorter and shorter steps.
 	for ; best != nil && stride > 0; stride /= 2 {
 		for moved := true; moved; {
 			moved = false
-			for j := range best {
-				for _, d := range []int{-stride, stride} {
-					cuts := slices.Clone(best)
-					cuts[j] += d
-					moved = consider(cuts) || moved
+			for first := range best {
+				for last := first; last < len(best); last++ {
+					for _, d := range []int{-stride, stride} {
+						cuts := slices.Clone(best)
+						for j := first; j <= last; j++ {
+							cuts[j] += d
+						}
+						moved = consider(cuts) || moved
+					}
 				}
 			}
 		}
