@@ -222,8 +222,8 @@ models:
 		rows = append(rows, []string{x.Model, fmt.Sprintf("%d x %d", x.Vars, x.Rows), fmt.Sprintf("%.1f", x.WasmMS), fmt.Sprintf("%.1f", x.NativeMS),
 			fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f..%.2f", x.Low, x.High), fmt.Sprintf("%.6g", x.Objective), fmt.Sprintf("%.1g", x.Apart), same})
 	}
-	p.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs, and how far both are apart is relative; "+
-		"where values are not the same, answers are equally good.", highs.Version, o.rounds)
+	p.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
+		"Answers that are no further apart than the engines' tolerance may have other values of variables.", highs.Version, o.rounds)
 	p.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %", ">objective", ">apart", "same values"}, rows)
 	return list, nil
 }

@@ -174,7 +174,7 @@ func (s *search) cheapest(root *node, assets, paths float64) {
 			price += int64(min(float64(float64(size)*n.mult[k]), float64(s.c.clamp)))
 		}
 		as.price = min(price, s.c.clamp)
-		s.c.divide(n, as)
+		s.c.portion(n, as)
 	}
 	s.r.permit(n.allowed, false)
 	if s.r.evaluate(n) != unreachable {

@@ -184,12 +184,12 @@ func (r *relaxation) price(n *node, k int, mult float64) {
 			c.share(n, as, float64(as.price)/float64(r.old[a]))
 			continue
 		}
-		c.divide(n, as)
+		c.portion(n, as)
 	}
 }
 
-// divide has the items pay for an asset by what they take at least: who takes little cannot gain much by it either.
-func (c *joint) divide(n *node, as *jointAsset) {
+// portion has the items pay for an asset by what they take at least: who takes little cannot gain much by it either.
+func (c *joint) portion(n *node, as *jointAsset) {
 	sum := 0.0
 	for _, l := range as.links {
 		sum += c.items[c.links[l].item].least

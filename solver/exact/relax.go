@@ -333,7 +333,7 @@ func (r *relaxation) prime(n *node) {
 		for a := range c.assets {
 			if as := &c.assets[a]; as.links != nil && n.state[a] == free {
 				as.price = c.priceOf(n, as)
-				c.divide(n, as)
+				c.portion(n, as)
 			}
 		}
 		r.pass(n)

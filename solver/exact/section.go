@@ -199,7 +199,8 @@ type start struct {
 func (s *section) rank() []start {
 	s.starts, s.ranked = s.starts[:0], true
 	if !s.loop {
-		return append(s.starts, start{-1, math.MinInt64})
+		s.starts = append(s.starts, start{-1, math.MinInt64})
+		return s.starts
 	}
 	s.backward(-1)
 	st := &s.steps[0]
