@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -193,7 +194,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			}
 			r, err := solver.Solve(c.Context(), *input)
 			if err != nil {
-				return solver.Diagnose(c.Context(), *input, err)
+				return errors.Join(solver.Diagnose(c.Context(), *input, err), log.written())
 			}
 			if err := log.written(); err != nil {
 				return err

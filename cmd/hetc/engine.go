@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -83,7 +85,8 @@ func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
 		if err := os.MkdirAll(f.models, 0o777); err != nil {
 			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
 		}
-		e = (&problem.Watch{Posed: func(m *milp.Model) { log.write(f.models, m) }}).Engine(e)
+		log.models = f.models
+		e = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(e)
 	}
 	return e, log, nil
 }
@@ -95,9 +98,25 @@ type solves struct {
 	begun map[string]time.Time
 	shown time.Time // progress
 	list  []solved
-	files int
 	err   error // of writing models, the first
+
+	models string // directory of the linear programs, "" for none
+	files  int
+	index  []indexed
 }
+
+// indexed is a line of the index of the linear programs: which answer a file had, for comparing another solver's.
+type indexed struct {
+	File      string `json:"file"`
+	Problem   string `json:"problem"`
+	Status    string `json:"status"`    // as in the list of solves; "failed" where there is none
+	Objective int64  `json:"objective"` // in whole ns, nJ or bytes; the file tells what its own objective is multiplied with
+	Bound     int64  `json:"bound"`
+	Of        int    `json:"of"` // files that pose the problem together, each for one length of chunk: the objective is the least of theirs
+}
+
+// indexName is the file beside the linear programs.
+const indexName = "index.jsonl"
 
 // solved is one problem given to one engine.
 type solved struct {
@@ -154,16 +173,34 @@ func (l *solves) progress(what, engine string, objective, bound float64, nodes i
 	l.s.Notef("%s: %s: %s after %d nodes and %.0f s", what, engine, gap, nodes, time.Since(l.begun[what+"\x00"+engine]).Seconds())
 }
 
-// write writes one model. The first error is kept: engines do not wait for files.
-func (l *solves) write(dir string, m *milp.Model) {
+// answered notes the answer that the linear programs of a problem have.
+func (l *solves) answered(r problem.Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := indexed{Problem: r.Problem, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Of: len(r.Models)}
+	switch {
+	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
+		x.Status, x.Objective, x.Bound = "infeasible", 0, 0
+	case r.Err != nil:
+		x.Status = "failed"
+	}
+	for _, x.File = range r.Models {
+		if x.File != "" {
+			l.index = append(l.index, x)
+		}
+	}
+}
+
+// write writes one model and returns the file's name. The first error is kept: engines do not wait for files.
+func (l *solves) write(m *milp.Model) (file string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
-		return
+		return ""
 	}
 	var b bytes.Buffer
 	if l.err = m.WriteLP(&b); l.err != nil {
-		return
+		return ""
 	}
 	name := strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '@' || r == '.' {
@@ -172,15 +209,33 @@ func (l *solves) write(dir string, m *milp.Model) {
 		return '-'
 	}, m.Name)
 	l.files++
-	l.err = wholefile.Write(filepath.Join(dir, fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])), b.Bytes())
+	file = fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])
+	l.err = wholefile.Write(filepath.Join(l.models, file), b.Bytes())
+	return file
 }
 
-// written is the error of writing the models.
+// written writes the index of the models, and returns the error of writing them.
 func (l *solves) written() error {
+	if l.models != "" && l.err == nil {
+		l.err = l.writeIndex()
+	}
 	if l.err != nil {
 		return diag.New(diag.ClassOr(l.err, diag.ClassIO), "write models: %w", l.err)
 	}
 	return nil
+}
+
+// writeIndex writes a line of JSON per linear program, in the order of the files.
+func (l *solves) writeIndex() error {
+	slices.SortFunc(l.index, func(a, b indexed) int { return strings.Compare(a.File, b.File) })
+	var b bytes.Buffer
+	lines := json.NewEncoder(&b)
+	for _, x := range l.index {
+		if err := lines.Encode(x); err != nil {
+			return err
+		}
+	}
+	return wholefile.Write(filepath.Join(l.models, indexName), b.Bytes())
 }
 
 // show summarises by engine and status, and names what no engine answered for.

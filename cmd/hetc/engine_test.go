@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,11 +85,39 @@ func TestEngines(t *testing.T) {
 			if err != nil || !strings.Contains(string(b), "Minimize") || !strings.HasSuffix(string(b), "End\n") {
 				t.Errorf("%s: %v", files[0], err)
 			}
+			checkIndex(t, d.at("models-"+engine), files, r.Solves)
 		})
 	}
 	for engine, digest := range plans {
 		if digest != plans["exact"] {
 			t.Errorf("%s gives plan %.12s, exact %.12s", engine, digest, plans["exact"])
+		}
+	}
+}
+
+// checkIndex compares the index of written models with the files and with the answers that solve reports.
+func checkIndex(t *testing.T, dir string, files []string, solves []solved) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, indexName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := map[string]int{}
+	for _, x := range solves {
+		answers[fmt.Sprint(x.Problem, x.Status, x.Objective)]++
+	}
+	lines := strings.Split(strings.TrimSuffix(string(b), "\n"), "\n")
+	if len(lines) != len(files) {
+		t.Fatalf("%d lines of %d files", len(lines), len(files))
+	}
+	for i, line := range lines {
+		var x indexed
+		if err := json.Unmarshal([]byte(line), &x); err != nil {
+			t.Fatal(err)
+		}
+		answer := fmt.Sprint(x.Problem, x.Status, x.Objective)
+		if answers[answer]--; x.File != filepath.Base(files[i]) || answers[answer] < 0 || x.Of != 1 {
+			t.Errorf("%s: %s", files[i], line)
 		}
 	}
 }

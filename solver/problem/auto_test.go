@@ -3,6 +3,7 @@ package problem_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -108,7 +109,7 @@ func TestWatch(t *testing.T) {
 		Started:  func(problem, engine string) { started = append(started, problem+" "+engine) },
 		Done:     func(r problem.Report) { reports = append(reports, r) },
 		Progress: func(string, string, float64, float64, int64) { progress++ },
-		Posed:    func(m *milp.Model) { models = append(models, m.Name) },
+		Posed:    func(m *milp.Model) string { models = append(models, m.Name); return m.Name },
 	}
 	e := w.Engine(exact.Engine{})
 	if s, err := e.Partition(context.Background(), p); err != nil || s.ObjectiveNS != 4 {
@@ -124,15 +125,15 @@ func TestWatch(t *testing.T) {
 		t.Errorf("started %q, posed %q, progress %d", started, models, progress)
 	}
 	for i, want := range []problem.Report{
-		{Problem: "partition prefill@8", Engine: "exact", Status: problem.Optimal, Objective: 4, Bound: 4, Choices: 2},
-		{Problem: "joint plan", Engine: "exact", Status: problem.Optimal, Objective: 4, Bound: 4, Choices: 2},
-		{Problem: "joint plan", Engine: "first", Status: problem.LimitReached, Choices: 2, Nodes: 9},
+		{Problem: "partition prefill@8", Engine: "exact", Status: problem.Optimal, Objective: 4, Bound: 4, Choices: 2, Models: models[:1]},
+		{Problem: "joint plan", Engine: "exact", Status: problem.Optimal, Objective: 4, Bound: 4, Choices: 2, Models: models[1:2]},
+		{Problem: "joint plan", Engine: "first", Status: problem.LimitReached, Choices: 2, Nodes: 9, Models: models[2:]},
 	} {
 		got := reports[i]
 		if i == 2 && (got.Vars < 2 || got.Rows < 1 || got.Gap() < 1) || i < 2 && got.Gap() != 0 {
 			t.Errorf("%+v with gap %v", got, got.Gap())
 		}
-		if got.Vars, got.Rows, want.Nodes = 0, 0, max(want.Nodes, got.Nodes); got != want {
+		if got.Vars, got.Rows, want.Nodes = 0, 0, max(want.Nodes, got.Nodes); !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}

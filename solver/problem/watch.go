@@ -14,11 +14,12 @@ type Report struct {
 	Status    Status
 	Objective int64 // of the instance: weighted ns, nJ, bytes
 	Bound     int64
-	Choices   int   // of the instance: what there is to choose from
-	Vars      int   // of the linear program, 0 where none was posed
-	Rows      int   // likewise
-	Nodes     int64 // of the search tree
-	Err       error // nil when there is an answer
+	Choices   int      // of the instance: what there is to choose from
+	Vars      int      // of the linear program, 0 where none was posed
+	Rows      int      // likewise
+	Nodes     int64    // of the search tree
+	Models    []string // what Watch.Posed returned for its linear programs; of tiers there is one per length of chunk
+	Err       error    // nil when there is an answer
 }
 
 // Gap is how much better a solution could still be, relative to the objective; infinite where there is none.
@@ -34,7 +35,7 @@ type Watch struct {
 	Started  func(problem, engine string)
 	Done     func(Report)
 	Progress func(problem, engine string, objective, bound float64, nodes int64) // of a linear program, in its units
-	Posed    func(m *milp.Model)                                                 // the linear program of every problem, also where an engine needs none
+	Posed    func(m *milp.Model) (name string)                                   // the linear program of every problem, also where an engine needs none; the report has what it returns
 }
 
 // Engine is e, watched. Of a Relay it also tells the size of the linear programs, and their progress.
@@ -49,7 +50,7 @@ type watched struct {
 func (x watched) Name() string { return x.e.Name() }
 
 // follow runs one solve of e or, where that is a Relay, of one whose general engine is looked at.
-func follow[S any](x watched, name string, choices int, of func(S) answer, solve func(e Engine) (S, error)) (S, error) {
+func follow[S any](x watched, name string, choices int, models []string, of func(S) answer, solve func(e Engine) (S, error)) (S, error) {
 	if x.w.Started != nil {
 		x.w.Started(name, x.e.Name())
 	}
@@ -65,7 +66,7 @@ func follow[S any](x watched, name string, choices int, of func(S) answer, solve
 	s, err := solve(e)
 	if x.w.Done != nil {
 		a := of(s)
-		x.w.Done(Report{Problem: name, Engine: x.e.Name(), Status: a.status, Objective: a.objective, Bound: a.bound, Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(a.nodes, sizes.nodes), Err: err})
+		x.w.Done(Report{Problem: name, Engine: x.e.Name(), Status: a.status, Objective: a.objective, Bound: a.bound, Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(a.nodes, sizes.nodes), Models: models, Err: err})
 	}
 	return s, err
 }
@@ -88,18 +89,20 @@ func (x *sized) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.
 
 // Partition implements Engine.
 func (x watched) Partition(ctx context.Context, p *Partition) (Solution, error) {
+	var models []string
 	if x.w.Posed != nil && p.Validate() == nil {
 		m, _ := (&Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}).MILP()
-		x.w.Posed(m)
+		models = append(models, x.w.Posed(m))
 	}
-	return follow(x, "partition "+p.Name, p.Size(), Solution.answer, func(e Engine) (Solution, error) { return e.Partition(ctx, p) })
+	return follow(x, "partition "+p.Name, p.Size(), models, Solution.answer, func(e Engine) (Solution, error) { return e.Partition(ctx, p) })
 }
 
 // Joint implements Engine.
 func (x watched) Joint(ctx context.Context, j *Joint, l Limits) (JointSolution, error) {
+	var models []string
 	if x.w.Posed != nil && j.Validate() == nil {
 		m, _ := j.MILP()
-		x.w.Posed(m)
+		models = append(models, x.w.Posed(m))
 	}
 	choices := 0
 	for i := range j.Parts {
@@ -107,26 +110,28 @@ func (x watched) Joint(ctx context.Context, j *Joint, l Limits) (JointSolution, 
 			choices += p.Size()
 		}
 	}
-	return follow(x, "joint "+j.Name, choices, JointSolution.answer, func(e Engine) (JointSolution, error) { return e.Joint(ctx, j, l) })
+	return follow(x, "joint "+j.Name, choices, models, JointSolution.answer, func(e Engine) (JointSolution, error) { return e.Joint(ctx, j, l) })
 }
 
 // Buckets implements Engine.
 func (x watched) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolution, error) {
+	var models []string
 	if x.w.Posed != nil && b.Validate() == nil {
 		if m, _, err := b.MILP(); err == nil { // some are too large for a linear program
-			x.w.Posed(m)
+			models = append(models, x.w.Posed(m))
 		}
 	}
-	return follow(x, "buckets "+b.Name, len(b.Sizes), BucketSolution.answer, func(e Engine) (BucketSolution, error) { return e.Buckets(ctx, b, l) })
+	return follow(x, "buckets "+b.Name, len(b.Sizes), models, BucketSolution.answer, func(e Engine) (BucketSolution, error) { return e.Buckets(ctx, b, l) })
 }
 
 // Tiers implements Engine.
 func (x watched) Tiers(ctx context.Context, p *Tiers, l Limits) (TierSolution, error) {
+	var models []string
 	if x.w.Posed != nil && p.Validate() == nil {
 		for c := range p.Chunks {
 			m, _ := p.MILP(c)
-			x.w.Posed(m)
+			models = append(models, x.w.Posed(m))
 		}
 	}
-	return follow(x, "tiers "+p.Name, len(p.Capacities), TierSolution.answer, func(e Engine) (TierSolution, error) { return e.Tiers(ctx, p, l) })
+	return follow(x, "tiers "+p.Name, len(p.Capacities), models, TierSolution.answer, func(e Engine) (TierSolution, error) { return e.Tiers(ctx, p, l) })
 }
