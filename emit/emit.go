@@ -43,7 +43,7 @@ type Options struct {
 	Version         string // for people
 	SecurityVersion int64
 	Generation      int64  // of the keyring the bundle is signed for
-	OS, Arch        string // the target's, as runtime.GOOS and runtime.GOARCH
+	OS, Arch        string // the target's, as runtime.GOOS and runtime.GOARCH; a simulation runs anywhere
 	Toolchain       string // version of hetc
 	NotAfter        int64  // Unix seconds, 0: never
 	IssuedAt        int64  // Unix seconds, 0: not stated
@@ -115,19 +115,29 @@ func Emit(ctx context.Context, path string, o Options) (id bundle.Digest, err er
 		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
 	}
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
-	soc := p.SoC.Name
-	if p.SoC.Fingerprint != "" {
-		soc = p.SoC.Fingerprint
-	}
 	m := bundle.Manifest{
 		Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion, KeyringGeneration: o.Generation,
 		IssuedAt: o.IssuedAt, NotAfter: o.NotAfter,
 		Toolchain:  bundle.Toolchain{Hetc: o.Toolchain, Plan: planir.Schema},
 		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
-		Target:     bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch, Components: components},
+		Target:     o.manifestTarget(p, components),
 		Entrypoint: PlanBlob,
 	}
 	return bundle.Write(ctx, path, m, sources, o.Signers...)
+}
+
+// manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the simulator answers
+// to its name, on every machine.
+func (o *Options) manifestTarget(p *planir.Plan, components []bundle.Component) bundle.Target {
+	if p.Evidence() == planir.Simulated {
+		return bundle.Target{SoC: []string{bundle.SimulatedSoC + p.SoC.Name}}
+	}
+
+	soc := p.SoC.Name
+	if p.SoC.Fingerprint != "" {
+		soc = p.SoC.Fingerprint
+	}
+	return bundle.Target{SoC: []string{soc}, OS: o.OS, Arch: o.Arch, Components: components}
 }
 
 func blob(name string, role bundle.Role, media string, data []byte) bundle.Source {

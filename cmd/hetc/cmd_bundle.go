@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
@@ -208,13 +210,48 @@ A refusal names the step that failed.
 			}); err != nil {
 				return err
 			}
+			doc := map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()}
+			p, unread := verifiedPlan(b)
+			if unread == nil {
+				if err := runcmd.CheckEvidence(b.Manifest(), p); err != nil {
+					return err
+				}
+				doc["evidence"] = p.Evidence()
+			} else {
+				doc["plan_error"] = unread.Error()
+			}
 			s.Printf("%s: verified, identity %s, signed by %v\n", args[0], b.Digest(), b.Signers())
-			return s.Result(map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()})
+			if unread != nil { // its bytes are what was signed all the same
+				s.Warnf("this hetc cannot read the plan in it: %v", unread)
+			} else {
+				showEvidence(s, p)
+			}
+			return s.Result(doc)
 		},
 	}
 	c.Flags().StringVar(&trust, "trust", "", "public key (.pub) or keyring file")
 	c.Flags().BoolVar(&allowDev, "allow-dev", false, "accept a signature by a development key")
 	return c
+}
+
+// verifiedPlan is the plan of a bundle whose every byte was verified.
+func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
+	text, err := b.Bytes(emit.PlanBlob)
+	if err != nil {
+		return nil, err
+	}
+	p, err := planir.Decode(text)
+	if err != nil {
+		return nil, err
+	}
+	return p, planir.Check(p).Err()
+}
+
+// showEvidence says what a plan is that was not measured on the machine that executes it.
+func showEvidence(s *cli.Streams, p *planir.Plan) {
+	if text := p.EvidenceText(); text != "" {
+		s.Printf("%s\n", text)
+	}
 }
 
 func newInspect(s *cli.Streams) *cobra.Command {
@@ -233,7 +270,7 @@ func newInspect(s *cli.Streams) *cobra.Command {
 			m := u.Manifest
 			s.Printf("%s: not verified\n", args[0])
 			s.Printf("identity   %s\nclaims     signed by %v\nproduct    %s, version %s, security version %d\n", u.Digest, u.Signers, m.Product, m.Version, m.SecurityVersion)
-			s.Printf("target     soc %v, %s/%s\n", m.Target.SoC, m.Target.OS, m.Target.Arch)
+			s.Printf("target     %s\n", targetText(&m.Target))
 			for _, x := range m.Target.Components {
 				s.Printf("needs      %s that accepts token %s\n", x.Name, x.Token)
 			}
@@ -254,8 +291,9 @@ func newInspect(s *cli.Streams) *cobra.Command {
 			doc := map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m}
 			if p := claimedPlan(args[0]); p != nil {
 				s.Printf("\n")
+				showEvidence(s, p)
 				showLimits(s, p)
-				doc["quality"], doc["memory"] = p.Quality, p.Memory
+				doc["evidence"], doc["quality"], doc["memory"] = p.Evidence(), p.Quality, p.Memory
 			}
 			if report != nil {
 				doc["report"] = report
@@ -263,6 +301,15 @@ func newInspect(s *cli.Streams) *cobra.Command {
 			return s.Result(doc)
 		},
 	}
+}
+
+// targetText says where a bundle may run.
+func targetText(t *bundle.Target) string {
+	system := "any system"
+	if t.OS != "" || t.Arch != "" {
+		system = cmp.Or(t.OS, "any system") + "/" + cmp.Or(t.Arch, "any architecture")
+	}
+	return fmt.Sprintf("soc %v, %s", t.SoC, system)
 }
 
 // claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.

@@ -67,8 +67,13 @@ compared as far as they have the same names, and it says so. The exit code is 0 
 				if a.plan.SoC.Name != b.plan.SoC.Name {
 					notes = append(notes, fmt.Sprintf("the plans are for different SoCs (%s, %s): times are of different machines", a.plan.SoC.Name, b.plan.SoC.Name))
 				}
-				if a.plan.SoC.Simulated || b.plan.SoC.Simulated {
-					notes = append(notes, "times of simulated SoCs are simulated")
+				for _, x := range []struct {
+					name string
+					plan *planir.Plan
+				}{{"A", a.plan}, {"B", b.plan}} {
+					if text := x.plan.EvidenceText(); text != "" {
+						notes = append(notes, x.name+" is "+text)
+					}
 				}
 			}
 			if len(list) == 0 {
@@ -88,7 +93,11 @@ compared as far as they have the same names, and it says so. The exit code is 0 
 			if list == nil {
 				list = []unlike{}
 			}
-			return s.Result(map[string]any{"equal": len(list) == 0, "a": args[0], "b": args[1], "notes": notes, "differences": list})
+			doc := map[string]any{"equal": len(list) == 0, "a": args[0], "b": args[1], "notes": notes, "differences": list}
+			if a.plan != nil && b.plan != nil {
+				doc["evidence_a"], doc["evidence_b"] = a.plan.Evidence(), b.plan.Evidence()
+			}
+			return s.Result(doc)
 		},
 	}
 }
@@ -158,7 +167,7 @@ func diffBundles(a, b *side) []unlike {
 	add("bundle", "product", m.Product, n.Product)
 	add("bundle", "version", m.Version, n.Version)
 	add("bundle", "security version", fmt.Sprint(m.SecurityVersion), fmt.Sprint(n.SecurityVersion))
-	add("bundle", "target", fmt.Sprintf("%v %s/%s", m.Target.SoC, m.Target.OS, m.Target.Arch), fmt.Sprintf("%v %s/%s", n.Target.SoC, n.Target.OS, n.Target.Arch))
+	add("bundle", "target", targetText(&m.Target), targetText(&n.Target))
 	blobs := func(m *bundle.Manifest) map[string]string {
 		out := map[string]string{}
 		for _, x := range m.Blobs {
@@ -199,6 +208,7 @@ func diffPlans(a, b *planir.Plan) []unlike {
 	}
 	id := func(name, digest string) string { return fmt.Sprintf("%s (%.12s)", name, digest) }
 	add("inputs", "model", id(a.Model.Name, a.Model.Digest), id(b.Model.Name, b.Model.Digest))
+	add("plan", "evidence", string(a.Evidence()), string(b.Evidence()))
 	add("inputs", "soc", id(a.SoC.Name, a.SoC.Digest), id(b.SoC.Name, b.SoC.Digest))
 	inputs := func(p *planir.Plan) map[string]string {
 		out := map[string]string{}

@@ -83,6 +83,14 @@ type Target struct {
 	Components  []Component // ascending by name; all are needed
 }
 
+// SimulatedSoC begins the name of a target that is the simulation of a SoC. No device answers to such a name.
+const SimulatedSoC = "simulated:"
+
+// Simulated reports whether the bundle is for a simulator.
+func (t *Target) Simulated() bool {
+	return slices.ContainsFunc(t.SoC, func(name string) bool { return strings.HasPrefix(name, SimulatedSoC) })
+}
+
 // Component is a driver or library that the target must have.
 type Component struct {
 	Name  string // "driver/opencl", "library/onnxruntime"
@@ -314,6 +322,9 @@ func (m *Manifest) check() error {
 	}
 	if err := ascending("target.components", m.Target.Components, func(c Component) string { return c.Name }); err != nil {
 		return err
+	}
+	if t := &m.Target; t.Simulated() && (len(t.SoC) > 1 || t.OS != "" || t.Arch != "") {
+		return fmt.Errorf("target: soc %q is a simulation, which states no other soc, os or arch, got soc %q, os %q, arch %q", t.SoC[0], t.SoC, t.OS, t.Arch)
 	}
 	for _, c := range m.Target.Components {
 		if err := checkLabel("target.components", c.Name); err != nil {

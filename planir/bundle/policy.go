@@ -89,6 +89,10 @@ func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
 		return nil
 	}
 	if wrong := m.Target.mismatches(host); len(wrong) > 0 {
+		if m.Target.Simulated() {
+			return refuse(StepPolicy, "a simulation of %s, which runs on no device", strings.Join(m.Target.SoC, ", ")).
+				hint("`hetc run` executes it on the simulator; for the device, plan with `hetc solve --target` and write the bundle with `hetc emit --target`")
+		}
 		e := refuse(StepPolicy, "made for another machine: %s", strings.Join(wrong, "; ")).
 			hint("emit the bundle for this machine (`hetc probe` describes it), or install what it names")
 		if slices.ContainsFunc(m.Blobs, func(b Blob) bool { return b.Role == RoleNPUGraph }) {

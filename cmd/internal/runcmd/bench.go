@@ -18,6 +18,7 @@ type timing struct {
 	SoC        string              `json:"soc"`
 	Simulated  bool                `json:"simulated"`
 	Emulated   []string            `json:"emulated,omitempty"` // processors that are emulators: no time is one of a device
+	Evidence   planir.Evidence     `json:"evidence"`           // what stands behind the bundle's plan
 	PromptLen  int                 `json:"prompt_len"`
 	Gen        int                 `json:"gen"`
 	Rounds     int                 `json:"rounds"`
@@ -71,7 +72,7 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 			return err
 		}
 	}
-	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, Emulated: m.Emulated(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
+	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, Emulated: m.Emulated(), Evidence: p.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
 		PrefillUS: median(r.PrefillNS) / 1e3, DecodeUS: median(r.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: m.Stats()}
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {

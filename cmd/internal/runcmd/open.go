@@ -219,6 +219,9 @@ func thisHost(any bool) *bundle.Host {
 // checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other
 // only on its own kind of machine.
 func (b *opened) checkTarget(p *planir.Plan, o *options) error {
+	if err := CheckEvidence(b.Manifest(), p); err != nil {
+		return err
+	}
 	if !o.simulates || o.anyMachine || p.SoC.Simulated {
 		return nil
 	}

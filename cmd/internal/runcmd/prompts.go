@@ -192,7 +192,7 @@ func (o *options) generateAll(ctx context.Context, s *cli.Streams, m *executor.M
 	began := time.Now()
 	_, err := m.GenerateBatch(ctx, requests, func(i int, g *executor.Outcome) {
 		a := generated{ID: jobs[i].id, Tokens: g.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3,
-			Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Stopped: g.Stopped, Full: g.Full}
+			Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Evidence: m.Plan().Evidence(), Stopped: g.Stopped, Full: g.Full}
 		if g.Err != nil {
 			a.Error = g.Err.Error()
 			failed = append(failed, fmt.Errorf("prompt %s: %w", a.ID, g.Err))

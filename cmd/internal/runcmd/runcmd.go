@@ -250,6 +250,8 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		s.Notef("%s", emulatedNote(emulated))
 	case plan.SoC.Simulated:
 		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
+	case plan.Evidence() == planir.Unproved:
+		s.Notef("%s", plan.EvidenceText())
 	}
 	err = func() error {
 		switch {
@@ -372,9 +374,12 @@ type generated struct {
 	DecodeUS  float64 `json:"decode_us"` // median of one token
 	Simulated bool    `json:"simulated,omitempty"`
 	Emulated  bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
-	Stopped   bool    `json:"stopped"`
-	Full      bool    `json:"context_full,omitempty"` // what ended it
-	Error     string  `json:"error,omitempty"`        // of --prompts: why it was not generated
+
+	Evidence planir.Evidence `json:"evidence"` // what stands behind the bundle's plan
+
+	Stopped bool   `json:"stopped"`
+	Full    bool   `json:"context_full,omitempty"` // what ended it
+	Error   string `json:"error,omitempty"`        // of --prompts: why it was not generated
 
 	Steps []executor.StepStat `json:"steps,omitempty"`
 	Stats *stats              `json:"stats,omitempty"`
@@ -434,7 +439,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	if err != nil {
 		return err
 	}
-	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Stopped: g.Stopped, Full: g.Full}
+	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Evidence: m.Plan().Evidence(), Stopped: g.Stopped, Full: g.Full}
 	if o.steps {
 		r.Steps = m.Stats()
 		printSteps(s, r.Steps)
