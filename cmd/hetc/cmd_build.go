@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,8 +18,11 @@ import (
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 )
@@ -43,8 +47,11 @@ func newBuild(s *cli.Streams) *cobra.Command {
 		Use:   "build [-f hetc.yaml]",
 		Short: "make the plans and bundles of models x SoCs x workloads, each at most once",
 		Long: `Reads a matrix of models, SoCs and workloads (docs/build.md) and makes a plan of each combination, and a
-signed bundle where there is a key and the model has weights, as OUTPUT/SOC/MODEL/WORKLOAD.plan.yaml and
-.hetb. The key is the file's or the environment's (` + emit.EnvSigningKey + `, ` + emit.EnvSigningKeyFile + `).
+signed bundle where the model has weights, as OUTPUT/SOC/MODEL/WORKLOAD.plan.yaml and .hetb. The key is the file's or
+the environment's (` + emit.EnvSigningKey + `, ` + emit.EnvSigningKeyFile + `); without one a file that wants bundles is refused (sign:).
+
+A soc: of the catalog is simulated, and its bundles run on the simulator alone. A target: is the SoC's device: its bundles
+are what hetc emit --target writes.
 
 Results are kept in a cache under everything that influenced them: what nothing changed for is not made
 again, and a build that was interrupted or killed goes on where it stopped. The files do not depend on the
@@ -97,7 +104,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 	}
 	mo := matrix.Options{
 		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, Now: time.Now,
-		Tools: matrix.Tools{Engine: autoEngine(nil), Simulate: simulate, Emit: emitPlan},
+		Tools: matrix.Tools{Engine: autoEngine(nil), Simulate: simulate, Emit: emitCell, Compilers: compilerIdentity},
 	}
 	if o.memory != "" {
 		if mo.MaxMemory, err = size("max-memory", o.memory); err != nil {
@@ -156,13 +163,59 @@ func simulate(ctx context.Context, soc *socs.SoC, requests []profiler.Request, p
 	return err
 }
 
+// emitCell writes a bundle of a cell.
+func emitCell(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key) (bundle.Digest, error) {
+	if t != nil {
+		flags := targetFlags{name: soc.Name, emulator: t.Emulator, fallback: t.AllowFallback}
+		if t.Twin != nil {
+			flags.twin = t.Twin.File
+		}
+		if err := flags.apply(ctx, &o, soc, key); err != nil {
+			return bundle.Digest{}, err
+		}
+	}
+	return emitPlan(ctx, path, o, soc)
+}
+
+// compilerIdentity names the libraries that compile for the processors of a target. A missing one is no error yet: a plan may
+// give its processor no graph.
+func compilerIdentity(ctx context.Context, soc *socs.SoC) (string, error) {
+	var parts []string
+	for _, c := range compilers(nil) {
+		known, ok := c.(interface {
+			Identity(context.Context, driver.Target) (string, error)
+		})
+		if !ok {
+			continue
+		}
+		for i := range soc.Processors {
+			p := &soc.Processors[i]
+			if p.Target == nil || p.Target.Compiler != c.Name() {
+				continue
+			}
+			id, err := known.Identity(ctx, driver.Target{Proc: p.Name, Options: p.Target.Options()})
+			if errors.Is(err, driver.ErrUnavailable) {
+				id, err = "missing", nil
+			}
+			if err != nil {
+				return "", fmt.Errorf("compile for processor %q: %w", p.Name, err)
+			}
+			parts = append(parts, p.Name, id)
+		}
+	}
+	return strings.Join(parts, " "), nil
+}
+
 // showBuild prints the table and returns why cells failed.
 func showBuild(s *cli.Streams, r *matrix.Report) error {
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
 	failures := &failedCells{}
-	simulated := false
+	simulated, onSimulator, unproved, unsigned := false, false, false, 0
 	for _, c := range r.Cells {
+		if c.Bundle.Why == matrix.NoKey {
+			unsigned++
+		}
 		row := []string{c.SoC, c.Model, c.Workload, string(c.Plan.State), strings.Replace(string(c.Bundle.State), string(matrix.Omitted), "-", 1), "-", "-", "-"}
 		largest := 0
 		for _, p := range c.Predictions {
@@ -178,8 +231,16 @@ func showBuild(s *cli.Streams, r *matrix.Report) error {
 			row[7] = unit.Bytes(c.Bundle.Bytes).String()
 		}
 		var notes []string
-		if c.Simulated {
+		switch {
+		case c.Evidence == planir.Unproved && c.Simulated:
+			unproved, simulated = true, true
+			notes = append(notes, "unproved, times simulated")
+		case c.Evidence == planir.Unproved:
+			unproved = true
+			notes = append(notes, "unproved")
+		case c.Simulated:
 			simulated = true
+			onSimulator = onSimulator || c.Bundle.Bytes > 0
 			notes = append(notes, "simulated")
 		}
 		for _, w := range c.Warnings {
@@ -202,6 +263,15 @@ func showBuild(s *cli.Streams, r *matrix.Report) error {
 	s.Printf("%s: %s\n", r.Output, r.Summary())
 	if simulated {
 		s.Printf("times marked simulated are predicted from simulated measurements\n")
+	}
+	if onSimulator {
+		s.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
+	}
+	if unproved {
+		s.Printf("a bundle marked unproved was never executed on its device\n")
+	}
+	if unsigned > 0 {
+		s.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error", unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
 	}
 	if r.KeyID != "" {
 		s.Printf("bundles are signed by key %s\n", r.KeyID)

@@ -47,8 +47,17 @@ type Tools struct {
 	Engine problem.Engine
 	// Simulate measures requests on a simulated SoC, into a record.
 	Simulate func(ctx context.Context, soc *socs.SoC, requests []profiler.Request, record string) error
-	// Emit checks the plan and writes a bundle of it.
-	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC) (bundle.Digest, error)
+	// Emit checks the plan and writes a bundle of it, for the plan's processors or for t, which key signs.
+	Emit func(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *Target, key *bundle.Key) (bundle.Digest, error)
+	// Compilers identifies the libraries of this machine that compile for the device of a SoC.
+	Compilers func(ctx context.Context, soc *socs.SoC) (string, error)
+}
+
+// Target is what a bundle is for that is not the plan's own processors: the device of the SoC, or its emulator.
+type Target struct {
+	AllowFallback bool
+	Emulator      bool
+	Twin          *Artifact // whose digests the device's bundle repeats, nil: none
 }
 
 // State is what became of a file.
@@ -63,6 +72,9 @@ const (
 	WillBuild State = "would build"
 	WillCopy  State = "would copy"
 )
+
+// NoKey is why a bundle is omitted that was wanted.
+const NoKey = "no key"
 
 // Artifact is one file of the output.
 type Artifact struct {
@@ -80,9 +92,12 @@ type Cell struct {
 	SoC         string              `json:"soc"`
 	Model       string              `json:"model"`
 	Workload    string              `json:"workload"`
-	Simulated   bool                `json:"simulated"`
+	Target      bool                `json:"target,omitempty"` // for the SoC's device
+	Simulated   bool                `json:"simulated"`        // times
+	Evidence    planir.Evidence     `json:"evidence,omitempty"`
 	Plan        Artifact            `json:"plan"`
 	Bundle      Artifact            `json:"bundle"`
+	Twin        *Artifact           `json:"twin,omitempty"` // of the bundle, for the emulator
 	Predictions []planir.Prediction `json:"predictions,omitempty"`
 	Warnings    []string            `json:"warnings,omitempty"`
 	Error       *Failure            `json:"error,omitempty"`
@@ -200,7 +215,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 // state sums a cell up: the most that happened to one of its files.
 func (c *Cell) state() State {
 	for _, s := range []State{Failed, WillBuild, Built, WillCopy, Cached} {
-		if c.Plan.State == s || c.Bundle.State == s {
+		if c.Plan.State == s || c.Bundle.State == s || c.Twin != nil && c.Twin.State == s {
 			return s
 		}
 	}
@@ -234,7 +249,7 @@ func (b *build) cells() ([]*Cell, error) {
 					continue
 				}
 				base := filepath.Join(b.out, s.entry.Name, m.entry.Name, w.entry.Name)
-				out = append(out, &Cell{SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
+				out = append(out, &Cell{Target: s.entry.Target != "", SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
 					Plan: Artifact{File: base + ".plan.yaml"}, Bundle: Artifact{File: base + ".hetb"},
 					model: m, soc: s, workload: w})
 			}
@@ -300,7 +315,7 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 	}
 	cells, err := b.cells()
 	for _, c := range cells {
-		for _, file := range []string{c.Plan.File, c.Bundle.File} {
+		for _, file := range []string{c.Plan.File, c.Bundle.File, twinFile(c)} {
 			left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".[0-9]*"))
 			for _, f := range left {
 				if strings.Trim(filepath.Ext(f), ".0123456789") == "" {

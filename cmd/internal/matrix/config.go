@@ -30,12 +30,22 @@ type Config struct {
 	SoCs      []socEntry      `yaml:"socs" decode:"required"`
 	Workloads []workloadEntry `yaml:"workloads"` // none: the default one
 	Exclude   []exclusion     `yaml:"exclude"`
-	Key       string          `yaml:"key"`    // signs the bundles; none: plans only, unless the environment has a key
+	Key       string          `yaml:"key"`    // signs the bundles; none: the environment's
+	Sign      signing         `yaml:"sign"`   // default: required where key or bundle is there, else optional
 	Output    string          `yaml:"output"` // directory; default "out"
-	Bundle    bundleOptions   `yaml:"bundle"`
+	Bundle    *bundleOptions  `yaml:"bundle"`
 
 	dir string // paths are relative to it
 }
+
+// signing says whether bundles are wanted.
+type signing string
+
+const (
+	signRequired signing = "required" // without a key nothing is built
+	signOptional signing = "optional" // without a key there are plans only, and a warning
+	signNever    signing = "never"    // plans only
+)
 
 type modelEntry struct {
 	Model       string `yaml:"model" decode:"required"` // file, directory or catalog name
@@ -43,10 +53,24 @@ type modelEntry struct {
 	Name        string `yaml:"name"`
 }
 
+// socEntry is a SoC, or the device of one that is a target: what hetc solve and hetc emit take as --soc or --target.
 type socEntry struct {
-	SoC    string `yaml:"soc" decode:"required"` // file or catalog name
-	Record string `yaml:"record"`
-	Name   string `yaml:"name"`
+	SoC           string   `yaml:"soc"`    // file or catalog name
+	Target        string   `yaml:"target"` // likewise, with target data
+	Record        string   `yaml:"record"`
+	Facts         string   `yaml:"facts"`          // of a target: record with compiler facts; default: the record's
+	Only          []string `yaml:"only"`           // processors that execute what they can
+	AllowFallback bool     `yaml:"allow_fallback"` // of a target: as emit's
+	Twin          bool     `yaml:"twin"`           // of a target: also write the twin for the vendor's emulator
+	Name          string   `yaml:"name"`
+}
+
+// source is the file or catalog name, and the key that gave it.
+func (e *socEntry) source() (value, key string) {
+	if e.Target != "" {
+		return e.Target, "target"
+	}
+	return e.SoC, "soc"
 }
 
 type workloadEntry struct {
@@ -69,6 +93,17 @@ type bundleOptions struct {
 	SecurityVersion   int64  `yaml:"security_version" json:"security_version"`
 	KeyringGeneration int64  `yaml:"keyring_generation" json:"keyring_generation"`
 	NotAfter          int64  `yaml:"not_after" json:"not_after"`
+}
+
+func newBundleOptions() *bundleOptions {
+	return &bundleOptions{Product: "hetc", Version: "0", KeyringGeneration: 1}
+}
+
+// UnmarshalNode reads the options that are there over the defaults.
+func (o *bundleOptions) UnmarshalNode(n *decode.Node) error {
+	type plain bundleOptions
+	*o = *newBundleOptions()
+	return n.Decode((*plain)(o))
 }
 
 // entry reads "- NAME" as "- {key: NAME}".
@@ -115,9 +150,17 @@ func ParseConfig(name string, data []byte) (*Config, error) {
 
 func parseConfig(d *decode.Document, dir string) (*Config, error) {
 	c := &Config{dir: dir}
-	c.Bundle.Product, c.Bundle.Version, c.Bundle.KeyringGeneration = "hetc", "0", 1
 	if err := d.Into(Schema, c); err != nil {
 		return nil, err
+	}
+	if c.Sign == "" {
+		c.Sign = signOptional
+		if c.Bundle != nil || c.Key != "" {
+			c.Sign = signRequired
+		}
+	}
+	if c.Bundle == nil {
+		c.Bundle = newBundleOptions()
 	}
 	if c.Workloads == nil {
 		c.Workloads = []workloadEntry{{}}
@@ -169,7 +212,9 @@ func (c *Config) validate(d *decode.Document) error {
 	}
 	seen = map[string]bool{}
 	for i := range c.SoCs {
-		name(seen, "socs", i, &c.SoCs[i].Name, c.SoCs[i].SoC, "soc")
+		value, key := c.SoCs[i].source()
+		name(seen, "socs", i, &c.SoCs[i].Name, value, key)
+		c.SoCs[i].validate(func(format string, args ...any) *diag.Diagnostic { return fail([]any{"socs", i}, format, args...) })
 	}
 	seen = map[string]bool{}
 	for i := range c.Workloads {
@@ -178,6 +223,19 @@ func (c *Config) validate(d *decode.Document) error {
 			e.Name = "default"
 		}
 		name(seen, "workloads", i, &e.Name, e.Workload, "")
+	}
+	if slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin }) {
+		for i, w := range c.Workloads {
+			if strings.HasSuffix(strings.ToLower(w.Name), ".twin") {
+				fail([]any{"workloads", i}, "workload %q: twins of bundles have names that end so", w.Name).WithHint("give it another name")
+			}
+		}
+	}
+	if !slices.Contains([]signing{signRequired, signOptional, signNever}, c.Sign) {
+		fail([]any{"sign"}, "sign %q, want required, optional or never", c.Sign)
+	}
+	if c.Sign == signNever && c.Key != "" {
+		fail([]any{"sign"}, "sign: never, and key %q would sign", c.Key).WithHint("leave one of them out")
 	}
 	for what, n := range map[string]int{"models": len(c.Models), "socs": len(c.SoCs), "workloads": len(c.Workloads)} {
 		if n == 0 {
@@ -194,6 +252,16 @@ func (c *Config) validate(d *decode.Document) error {
 	}
 	errs.Sort()
 	return errs.Err()
+}
+
+// validate refuses an entry that names two SoCs, or asks a SoC that is no target for what only a target has.
+func (e *socEntry) validate(fail func(string, ...any) *diag.Diagnostic) {
+	switch {
+	case e.SoC != "" && e.Target != "":
+		fail("soc %q and target %q in one entry, want one of them", e.SoC, e.Target).WithHint("make two entries of it, the second with a name: of its own")
+	case e.Target == "" && (e.Facts != "" || e.AllowFallback || e.Twin):
+		fail("facts, allow_fallback and twin are for the device of a SoC, and soc %q is none", e.SoC).WithHint("write target: %s instead of soc: %s", e.SoC, e.SoC)
+	}
 }
 
 // checkExclusion refuses what excludes nothing: it is a mistake in a name.
@@ -277,14 +345,26 @@ func (c *Config) find(what, value string, catalog []string) (string, error) {
 	return value, nil
 }
 
-// SigningKey is the key that signs the bundles: the file's, else the environment's; nil when there is none.
+// SigningKey is the key that signs the bundles: the file's, else the environment's. It is nil where none is wanted, and where
+// there is none and none is required.
 func (c *Config) SigningKey() (*emit.PrivateKey, error) {
-	_, text := os.LookupEnv(emit.EnvSigningKey)
-	_, file := os.LookupEnv(emit.EnvSigningKeyFile)
-	if c.Key == "" && !text && !file {
+	if c.Sign == signNever {
 		return nil, nil
 	}
-	return emit.LoadSigningKey(c.inside(c.Key))
+	if c.Key != "" || os.Getenv(emit.EnvSigningKey) != "" || os.Getenv(emit.EnvSigningKeyFile) != "" {
+		return emit.LoadSigningKey(c.inside(c.Key))
+	}
+	if c.Sign == signOptional {
+		return nil, nil
+	}
+	empty := ""
+	for _, name := range []string{emit.EnvSigningKey, emit.EnvSigningKeyFile} {
+		if _, set := os.LookupEnv(name); set {
+			empty = fmt.Sprintf(" (%s is set and empty: this job may not see the secret)", name)
+		}
+	}
+	return nil, diag.New(diag.ClassInput, "build: bundles are wanted, and there is no key to sign them%s", empty).
+		WithHint("write key: FILE, or set %s or %s; for plans alone write sign: never", emit.EnvSigningKey, emit.EnvSigningKeyFile)
 }
 
 func (c *Config) openModel(e modelEntry) (*models.Model, error) {
@@ -296,9 +376,13 @@ func (c *Config) openModel(e modelEntry) (*models.Model, error) {
 }
 
 func (c *Config) openSoC(e socEntry) (*socs.SoC, error) {
-	p, err := c.find("soc", e.SoC, socs.Catalog())
+	value, key := e.source()
+	p, err := c.find(key, value, socs.Catalog())
 	if err != nil {
 		return nil, err
+	}
+	if e.Target != "" {
+		return socs.OpenTarget(p)
 	}
 	return socs.Open(p)
 }

@@ -337,7 +337,7 @@ func (c *counter) tools() Tools {
 			_, err = profiler.Run(ctx, s, requests, w, profiler.Options{Drivers: map[string]driver.Driver{d.Name(): d}, Compilers: map[string]driver.Compiler{cs[0].Name(): cs[0], cs[1].Name(): cs[1]}})
 			return err
 		},
-		Emit: func(ctx context.Context, path string, o emit.Options, s *socs.SoC) (bundle.Digest, error) {
+		Emit: func(ctx context.Context, path string, o emit.Options, s *socs.SoC, _ *Target, _ *bundle.Key) (bundle.Digest, error) {
 			c.mu.Lock()
 			c.emitted = append(c.emitted, o.Plan.SoC.Name+"/"+o.Plan.Model.Name)
 			spoil := c.spoil
@@ -773,5 +773,42 @@ func TestInterrupted(t *testing.T) {
 	r := w.ok(t, "cache", &counter{}, nil)
 	if r.Counts[Unchanged] < 2 || len(w.tree(t, "out")) != 16 {
 		t.Errorf("going on: %s", r.Summary())
+	}
+}
+
+// What happens without a key follows from what the file asks for.
+func TestSigning(t *testing.T) {
+	const base = "schema: hetc.build/1\nmodels: [tinyllama-1.1b]\nsocs: [apple-m2-ultra]\n"
+	for _, x := range []struct {
+		more string
+		want signing
+	}{
+		{"", signOptional},
+		{"bundle: {product: p}\n", signRequired},
+		{"bundle: {}\n", signRequired},
+		{"key: k.key\n", signRequired},
+		{"bundle: {product: p}\nsign: optional\n", signOptional},
+		{"sign: never\n", signNever},
+	} {
+		c, err := ParseConfig("hetc.yaml", []byte(base+x.more))
+		if err != nil {
+			t.Errorf("%q: %v", x.more, err)
+			continue
+		}
+		if c.Sign != x.want {
+			t.Errorf("%q: sign is %q, want %q", x.more, c.Sign, x.want)
+		}
+		if c.Bundle.Version != "0" || c.Bundle.KeyringGeneration != 1 {
+			t.Errorf("%q: bundle options %+v lost their defaults", x.more, *c.Bundle)
+		}
+	}
+
+	t.Setenv(emit.EnvSigningKey, "")
+	t.Setenv(emit.EnvSigningKeyFile, "")
+	for sign, fails := range map[signing]bool{signRequired: true, signOptional: false, signNever: false} {
+		key, err := (&Config{Sign: sign}).SigningKey()
+		if key != nil || (err != nil) != fails {
+			t.Errorf("sign %s without a key: %v, %v", sign, key, err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package matrix
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/cas"
@@ -52,10 +54,12 @@ type socInput struct {
 	entry  socEntry
 	err    error
 	soc    *socs.SoC
+	part   *socs.SoC // what is measured and planned with: of a target what its device executes
 	digest string
-	record cas.Digest // of the record's bytes
-	bytes  int64      // of the record
-	cut    bool       // its last line was cut off
+	facts  *record.Set // of a target's compiler, nil: none
+	record cas.Digest  // of the record's bytes
+	bytes  int64       // of the record
+	cut    bool        // its last line was cut off
 }
 
 // workloadInput is a workload.
@@ -134,10 +138,20 @@ func (b *build) openSoC(s *socInput) (err error) {
 	if s.digest, err = s.soc.Digest(); err != nil {
 		return err
 	}
+	s.part = s.soc
+	if s.entry.Target != "" {
+		if s.part, err = s.soc.Restricted(); err != nil {
+			return err
+		}
+		if s.facts, err = b.openFacts(s); err != nil {
+			return err
+		}
+	}
 	if s.entry.Record == "" {
 		if !s.soc.Simulated() {
-			return diag.New(diag.ClassInput, "soc %q: a real machine needs a record, and none is given", s.entry.Name).
-				WithHint("measure it there: hetc profile --soc %s --model DIR -o rec.jsonl; then {soc: %s, record: rec.jsonl}", s.entry.SoC, s.entry.SoC)
+			value, key := s.entry.source()
+			return diag.New(diag.ClassInput, "%s %q: a real machine needs a record, and none is given", key, s.entry.Name).
+				WithHint("measure it there: hetc profile --%s %s --model DIR -o rec.jsonl; then {%s: %s, record: rec.jsonl}", key, value, key, value)
 		}
 		return nil
 	}
@@ -148,6 +162,38 @@ func (b *build) openSoC(s *socInput) (err error) {
 	s.record, s.bytes = sha256.Sum256(data), int64(len(data))
 	s.cut = len(data) > 0 && data[len(data)-1] != '\n'
 	return nil
+}
+
+// openFacts reads what a target's compiler said: the file of facts, else what the record holds of them.
+func (b *build) openFacts(s *socInput) (*record.Set, error) {
+	file := cmp.Or(s.entry.Facts, s.entry.Record)
+	if file == "" {
+		return nil, nil
+	}
+	set, err := record.Open(b.o.Config.inside(file))
+	if err != nil {
+		return nil, err
+	}
+	if len(set.Facts()) == 0 {
+		if s.entry.Facts == "" {
+			return nil, nil
+		}
+		return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", file).
+			WithHint("hetc profile --compiler-only --target %s makes them", s.entry.Target)
+	}
+	return set, nil
+}
+
+// factsText is what of the compiler facts a plan depends on, "" where there are none.
+func (s *socInput) factsText() (string, error) {
+	if s.facts == nil {
+		return "", nil
+	}
+	text, err := json.Marshal(s.facts.Facts())
+	if err != nil {
+		return "", fmt.Errorf("compiler facts: %w", err)
+	}
+	return string(text), nil
 }
 
 func (b *build) readRecord(s *socInput) ([]byte, error) {
@@ -178,8 +224,8 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 		if err != nil {
 			return key, nil, err
 		}
-		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(s.soc), MaxContext: needs.Context}
-		requests, err := profiler.Requests(s.soc, c.model.model, want)
+		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(s.part), MaxContext: needs.Context}
+		requests, err := profiler.Requests(s.part, c.model.model, want)
 		if err != nil {
 			return key, nil, err
 		}
@@ -248,7 +294,12 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 		c.warn("%s: the last line was cut off and is not used", c.soc.entry.Record)
 	}
 	m := c.model
-	key := cas.KeyOf("plan", b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest, m.calibrationDigest)
+	facts, err := c.soc.factsText()
+	if err != nil {
+		return err
+	}
+	parts := []string{b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest, m.calibrationDigest, c.soc.entry.Target, facts}
+	key := cas.KeyOf("plan", append(parts, c.soc.entry.Only...)...)
 	warnings := cas.KeyOf("warnings", key.String())
 	err = b.settle(ctx, c, &c.Plan, key, func(path string) error {
 		prices, err := costs(ctx)
@@ -260,7 +311,14 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 			return fmt.Errorf("solve: %w", err)
 		}
 		defer give()
-		r, err := solver.Solve(ctx, solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Calibration: m.calibration, Engine: b.o.Tools.Engine})
+		in := solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Calibration: m.calibration,
+			Engine: b.o.Tools.Engine, Facts: c.soc.facts, Only: c.soc.entry.Only}
+		if c.soc.entry.Target != "" {
+			if err := in.ForTarget(); err != nil {
+				return err
+			}
+		}
+		r, err := solver.Solve(ctx, in)
 		if err != nil {
 			return err
 		}
@@ -283,7 +341,10 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 	if err != nil {
 		return err
 	}
-	c.Predictions = p.Predictions
+	c.Predictions, c.Evidence = p.Predictions, p.Evidence()
+	if c.Target { // what emit makes of it
+		c.Evidence = planir.Unproved
+	}
 	if c.Plan.Digest, err = planir.Digest(p); err != nil {
 		return err
 	}
@@ -328,61 +389,114 @@ func (b *build) showWarnings(c *Cell, key cas.Key) error {
 	return nil
 }
 
-// bundle makes the bundle of a cell, whose plan is there.
+// bundle makes the bundle of a cell, whose plan is there; for a target also its twin.
 func (b *build) bundle(ctx context.Context, c *Cell) error {
-	m := c.model
-	switch {
-	case b.o.Key == nil:
-		c.Bundle = Artifact{State: Omitted, Why: "no key"}
+	switch m := c.model; {
+	case b.o.Config.Sign == signNever:
+		c.Bundle = Artifact{State: Omitted, Why: "sign: never"}
 		return nil
 	case !m.model.HasWeights():
 		c.Bundle = Artifact{State: Omitted, Why: "the model has no weights"}
+		return nil
+	case b.o.Key == nil:
+		c.Bundle = Artifact{State: Omitted, Why: NoKey}
 		return nil
 	case c.Plan.State == WillBuild:
 		c.Bundle.State = WillBuild
 		return nil
 	}
-	options, err := json.Marshal(b.o.Config.Bundle)
+
+	var t *Target
+	if e := &c.soc.entry; e.Target != "" {
+		t = &Target{AllowFallback: e.AllowFallback}
+		if e.Twin {
+			c.Twin = &Artifact{File: twinFile(c)}
+			if err := b.emit(ctx, c, c.Twin, &Target{AllowFallback: e.AllowFallback, Emulator: true}); err != nil {
+				c.Twin.State = Failed
+				return fmt.Errorf("twin: %w", err)
+			}
+			t.Twin = c.Twin
+		}
+	}
+	return b.emit(ctx, c, &c.Bundle, t)
+}
+
+// twinFile is where the twin of a cell's bundle lies: beside it.
+func twinFile(c *Cell) string { return strings.TrimSuffix(c.Bundle.File, ".hetb") + ".twin.hetb" }
+
+// emit makes one bundle of a cell's plan, for the plan's processors or for t.
+func (b *build) emit(ctx context.Context, c *Cell, a *Artifact, t *Target) error {
+	key, err := b.bundleKey(ctx, c, t)
 	if err != nil {
-		return fmt.Errorf("bundle options: %w", err)
+		return err
 	}
-	parts := []string{b.o.Program, c.Plan.content.String(), m.digest.String(), c.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
-	for _, name := range slices.Sorted(maps.Keys(m.files)) {
-		parts = append(parts, name, string(m.files[name]))
-	}
-	err = b.settle(ctx, c, &c.Bundle, cas.KeyOf("bundle", parts...), func(path string) error {
-		text, err := wholefile.Read(c.Plan.File, maxText)
+	err = b.settle(ctx, c, a, key, func(path string) error {
+		o, err := b.emitOptions(c)
 		if err != nil {
 			return err
 		}
-		if sha256.Sum256(text) != c.Plan.content {
-			return errChanged("plan", c.Plan.File)
-		}
-		p, err := plantext.Decode(c.Plan.File, text)
-		if err != nil {
-			return err
-		}
-		give, err := b.memory.take(ctx, emitBytes(p))
+		give, err := b.memory.take(ctx, emitBytes(o.Plan))
 		if err != nil {
 			return fmt.Errorf("emit: %w", err)
 		}
 		defer give()
-		x := b.o.Config.Bundle
-		_, err = b.o.Tools.Emit(ctx, path, emit.Options{
-			Plan: p, Model: m.model, Calibration: m.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
-			Product: x.Product, Version: x.Version, SecurityVersion: x.SecurityVersion, Generation: x.KeyringGeneration, NotAfter: x.NotAfter,
-		}, c.soc.soc)
+		_, err = b.o.Tools.Emit(ctx, path, *o, c.soc.soc, t, &b.o.Key.Public)
 		return err
 	})
-	if err != nil || c.Bundle.State == WillBuild || c.Bundle.State == WillCopy {
+	if err != nil || a.State == WillBuild || a.State == WillCopy {
 		return err
 	}
-	u, err := bundle.Inspect(c.Bundle.File)
+	u, err := bundle.Inspect(a.File)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}
-	c.Bundle.Digest = u.Digest.String()
+	a.Digest = u.Digest.String()
 	return nil
+}
+
+// bundleKey is the key of everything that a bundle's bytes follow from.
+func (b *build) bundleKey(ctx context.Context, c *Cell, t *Target) (cas.Key, error) {
+	m := c.model
+	options, err := json.Marshal(b.o.Config.Bundle)
+	if err != nil {
+		return cas.Key{}, fmt.Errorf("bundle options: %w", err)
+	}
+	parts := []string{b.o.Program, c.Plan.content.String(), m.digest.String(), c.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
+	if t != nil {
+		libraries, err := b.o.Tools.Compilers(ctx, c.soc.part)
+		if err != nil {
+			return cas.Key{}, err
+		}
+		twin := ""
+		if t.Twin != nil {
+			twin = t.Twin.content.String()
+		}
+		parts = append(parts, "target", c.soc.soc.Name, fmt.Sprint(t.AllowFallback, t.Emulator), twin, libraries, m.calibrationDigest)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.files)) {
+		parts = append(parts, name, string(m.files[name]))
+	}
+	return cas.KeyOf("bundle", parts...), nil
+}
+
+// emitOptions are those of every bundle of a cell.
+func (b *build) emitOptions(c *Cell) (*emit.Options, error) {
+	text, err := wholefile.Read(c.Plan.File, maxText)
+	if err != nil {
+		return nil, err
+	}
+	if sha256.Sum256(text) != c.Plan.content {
+		return nil, errChanged("plan", c.Plan.File)
+	}
+	p, err := plantext.Decode(c.Plan.File, text)
+	if err != nil {
+		return nil, err
+	}
+	m, x := c.model, b.o.Config.Bundle
+	return &emit.Options{
+		Plan: p, Model: m.model, Calibration: m.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
+		Product: x.Product, Version: x.Version, SecurityVersion: x.SecurityVersion, Generation: x.KeyringGeneration, NotAfter: x.NotAfter,
+	}, nil
 }
 
 // Program is the digest of the running program, which stands for the version of every algorithm and format.

@@ -313,6 +313,27 @@ func readTarget(t driver.Target) (target, error) {
 	return to, nil
 }
 
+// Identity names everything of this machine that decides what is compiled for a target: the digests of the vendor's libraries.
+// The error is ErrUnavailable where they are missing.
+func (c *compiler) Identity(ctx context.Context, t driver.Target) (string, error) {
+	to, err := readTarget(t)
+	if err != nil {
+		return "", err
+	}
+	cache, err := c.cache()
+	if err != nil {
+		return "", err
+	}
+	if cache != nil {
+		defer cache.Close()
+	}
+	tools, err := c.tools(ctx, to, cache)
+	if err != nil {
+		return "", err
+	}
+	return tools.key, nil
+}
+
 // options are the provider's for compiling. The size of VTCM is always given: without it the library notes another one
 // than it uses.
 func (t target) options() [][2]string {
