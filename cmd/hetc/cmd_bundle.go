@@ -154,10 +154,8 @@ func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.So
 	}
 	o.Compilers, o.Toolchain = compilers(machine), cli.Version
 	o.OS, o.Arch = targetSystem(&o, machine)
-	if text, ok := o.Files["tokenizer"]; ok {
-		if _, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS); err != nil {
-			return bundle.Digest{}, fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
-		}
+	if err := tryTokenizer(ctx, &o); err != nil {
+		return bundle.Digest{}, err
 	}
 	m, err := openMemo(&o)
 	if err != nil {
@@ -172,6 +170,23 @@ func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.So
 		}()
 	}
 	return emit.Emit(ctx, path, o)
+}
+
+// tryTokenizer refuses what nobody should sign: a tokenizer that hetrun could not read, and a chat template that takes
+// more than a template may. One that fails otherwise, or refuses the samples, harms nobody: hetrun --chat says so.
+func tryTokenizer(ctx context.Context, o *emit.Options) error {
+	text, ok := o.Files["tokenizer"]
+	if !ok {
+		return nil
+	}
+	t, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS)
+	if err != nil {
+		return fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
+	}
+	if _, err := t.TryChat(ctx); err != nil {
+		return fmt.Errorf("model %q: %w", o.Model.Dir, err)
+	}
+	return nil
 }
 
 func newVerify(s *cli.Streams) *cobra.Command {

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,15 +134,18 @@ func (c *chat) pick(tools bool) (string, error) {
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
-func (t *pipeline) Chat(messages []Message, o ChatOptions) (string, error) {
-	text, err := t.chat.write(messages, o)
+func (t *pipeline) Chat(ctx context.Context, messages []Message, o ChatOptions) (string, error) {
+	text, err := t.chat.write(ctx, messages, o)
+	if err != nil && ctx.Err() != nil {
+		return "", fmt.Errorf("apply chat template: %w", err)
+	}
 	if err != nil {
 		return "", diag.New(diag.ClassInput, "apply chat template: %w", err).WithHint("a prompt that is written as the model expects it needs no template (--prompt)")
 	}
 	return text, nil
 }
 
-func (c *chat) write(messages []Message, o ChatOptions) (string, error) {
+func (c *chat) write(ctx context.Context, messages []Message, o ChatOptions) (string, error) {
 	source, err := c.pick(o.Tools != nil)
 	if err != nil {
 		return "", err
@@ -175,7 +179,7 @@ func (c *chat) write(messages []Message, o ChatOptions) (string, error) {
 	if variables["messages"], err = messageList(messages); err != nil {
 		return "", err
 	}
-	return template.Execute(variables, jinja.Options{Now: o.Now})
+	return template.Execute(ctx, variables, jinja.Options{Now: o.Now})
 }
 
 func readJSON(what string, data []byte) (jinja.Value, error) {

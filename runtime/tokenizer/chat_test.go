@@ -79,7 +79,7 @@ func TestChatTemplates(t *testing.T) {
 			for j, prompt := range []bool{false, true} {
 				want := template.Texts[2*i+j]
 				for _, tok := range []Tokenizer{inConfig, inFile} {
-					got, err := tok.Chat(messages, ChatOptions{AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock})
+					got, err := tok.Chat(t.Context(), messages, ChatOptions{AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock})
 					switch {
 					case want == nil && err == nil:
 						t.Errorf("%s, conversation %d: got %q, want an error", name, i, got)
@@ -130,7 +130,7 @@ func TestWhichChatTemplate(t *testing.T) {
 		if c.tools != "" {
 			o.Tools = []byte(c.tools)
 		}
-		got, err := tok.Chat(nil, o)
+		got, err := tok.Chat(t.Context(), nil, o)
 		if want, isError := strings.CutPrefix(c.want, "!"); isError {
 			if err == nil || !strings.Contains(err.Error(), want) || diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0 {
 				t.Errorf("%s: got %q, %v, want error %q", name, got, err, want)
@@ -155,7 +155,7 @@ func TestMessages(t *testing.T) {
 		}
 	}
 	tok := withConfig(t, map[string]any{"chat_template": "{{ messages }}"})
-	got, err := tok.Chat([]Message{{Role: "user", Content: "a\xffb"}, {JSON: []byte(`{"role":"x","y":[1.5,null]}`)}}, ChatOptions{Variables: []byte(`{"z":1}`)})
+	got, err := tok.Chat(t.Context(), []Message{{Role: "user", Content: "a\xffb"}, {JSON: []byte(`{"role":"x","y":[1.5,null]}`)}}, ChatOptions{Variables: []byte(`{"z":1}`)})
 	if want := "[{'role': 'user', 'content': 'a\ufffdb'}, {'role': 'x', 'y': [1.5, None]}]"; err != nil || got != want {
 		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
@@ -169,7 +169,7 @@ func TestMessages(t *testing.T) {
 		"too much text":               {[]Message{{Content: strings.Repeat("x", maxText+1)}}, ChatOptions{}},
 		"too many messages":           {make([]Message, maxMessages+1), ChatOptions{}},
 	} {
-		if got, err := tok.Chat(c.messages, c.o); diag.ClassOf(err) != diag.ClassInput {
+		if got, err := tok.Chat(t.Context(), c.messages, c.o); diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%s: got %q, %v", name, got, err)
 		}
 	}
@@ -192,7 +192,7 @@ func FuzzChatTemplate(f *testing.F) {
 		if err != nil {
 			m = []Message{{Role: "user", Content: string(messages)}}
 		}
-		text, err := tok.Chat(m, ChatOptions{AddGenerationPrompt: prompt, Tools: tools, Now: clock})
+		text, err := tok.Chat(t.Context(), m, ChatOptions{AddGenerationPrompt: prompt, Tools: tools, Now: clock})
 		if err != nil {
 			if diag.ClassOf(err) != diag.ClassInput {
 				t.Error(err)

@@ -8,6 +8,7 @@
 package tokenizer
 
 import (
+	"context"
 	"slices"
 	"unicode/utf8"
 
@@ -25,8 +26,13 @@ type Tokenizer interface {
 	// Prompt is Encode with the tokens that begin and end a text; see New for which.
 	Prompt(text string) ([]int32, error)
 	// Chat returns the text of a conversation by the model's chat template. Encode, not Prompt, gives
-	// its ids, because templates write the tokens that begin a text themselves. Errors are of class ClassInput.
-	Chat(messages []Message, o ChatOptions) (string, error)
+	// its ids, because templates write the tokens that begin a text themselves. Errors are of class ClassInput, or
+	// the context's.
+	Chat(ctx context.Context, messages []Message, o ChatOptions) (string, error)
+	// TryChat writes sample conversations by the model's chat templates. The error, of class ClassInput, says that a
+	// template goes beyond the limits of time, memory or recursion: nobody should sign it. Templates that fail
+	// otherwise do no harm: unusable says why none of the samples could be written, nil when one could.
+	TryChat(ctx context.Context) (unusable, err error)
 	// Decode returns the text of ids without special tokens. Incomplete characters become U+FFFD, ids
 	// outside the vocabulary nothing.
 	Decode(ids []int32) string

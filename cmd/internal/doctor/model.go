@@ -41,7 +41,11 @@ func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(out, weights, readTokenizer(m)), nil
+	text, err := readTokenizer(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(out, weights), text...), nil
 }
 
 func unread(m *models.Model) Finding {
@@ -158,23 +162,35 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 	return "", nil
 }
 
-func readTokenizer(m *models.Model) Finding {
+// readTokenizer looks at the tokenizer, and at what its chat template takes.
+func readTokenizer(ctx context.Context, m *models.Model) ([]Finding, error) {
 	const name = "tokenizer"
 	files, err := m.TokenizerFiles()
 	if err != nil {
-		return failed(name, err)
+		return []Finding{failed(name, err)}, nil
 	}
 	text, have := files["tokenizer"]
 	if !have {
-		return ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
+		f := ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
+		return []Finding{f}, nil
 	}
 	t, err := tokenizer.New(text, files["config"], m.BOS)
 	if err != nil {
-		return failed(name, err)
+		return []Finding{failed(name, err)}, nil
 	}
 	f := ok(name, "%d tokens", t.VocabSize())
 	if t.VocabSize() > m.Vocab {
-		return f.but(Note, "the model has rows for %d tokens only", m.Vocab)
+		f = f.but(Note, "the model has rows for %d tokens only", m.Vocab)
 	}
-	return f
+	unusable, err := t.TryChat(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil, err
+	case err != nil:
+		return []Finding{f, failed("chat template", err)}, nil
+	case unusable != nil:
+		template := ok("chat template", "%v", unusable).but(Note, "--chat cannot use it; prompts without --chat need none")
+		return []Finding{f, template}, nil
+	}
+	return []Finding{f}, nil
 }

@@ -53,7 +53,7 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 		}
 		j := job{}
 		if err == nil {
-			j, err = o.job(tok, &l, i+1)
+			j, err = o.job(ctx, tok, &l, i+1)
 		}
 		if err != nil {
 			return nil, diag.New(classOf(err), "%s:%d: %w", o.prompts, i+1, err)
@@ -104,7 +104,7 @@ func parseLine(text string) (line, error) {
 }
 
 // job encodes a prompt that stands in line number n.
-func (o *options) job(tok tokenizer.Tokenizer, l *line, n int) (job, error) {
+func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, l *line, n int) (job, error) {
 	j := job{id: strconv.Itoa(n)}
 	switch id := l.ID.(type) {
 	case nil:
@@ -127,10 +127,10 @@ func (o *options) job(tok tokenizer.Tokenizer, l *line, n int) (job, error) {
 	case l.Messages != nil:
 		var messages []tokenizer.Message
 		if messages, err = tokenizer.ParseMessages(l.Messages); err == nil {
-			j.ids, err = answer(tok, messages)
+			j.ids, err = answer(ctx, tok, messages)
 		}
 	case o.chat:
-		j.ids, err = answer(tok, o.message(l.Prompt))
+		j.ids, err = answer(ctx, tok, o.message(l.Prompt))
 	default:
 		j.text = l.Prompt
 		j.ids, err = tok.Prompt(l.Prompt)
@@ -140,8 +140,8 @@ func (o *options) job(tok tokenizer.Tokenizer, l *line, n int) (job, error) {
 
 // answer is the tokens of a conversation up to where the model's answer begins. Templates write the token that begins a
 // text.
-func answer(tok tokenizer.Tokenizer, messages []tokenizer.Message) ([]int32, error) {
-	text, err := tok.Chat(messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
+func answer(ctx context.Context, tok tokenizer.Tokenizer, messages []tokenizer.Message) ([]int32, error) {
+	text, err := tok.Chat(ctx, messages, tokenizer.ChatOptions{AddGenerationPrompt: true, Now: time.Now()})
 	if err != nil {
 		return nil, err
 	}

@@ -332,7 +332,7 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 	if o.answers() {
 		var messages []tokenizer.Message
 		if messages, err = o.conversation(text); err == nil {
-			ids, err = answer(tok, messages)
+			ids, err = answer(ctx, tok, messages)
 		}
 	} else {
 		ids, err = tok.Prompt(text)

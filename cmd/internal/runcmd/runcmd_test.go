@@ -23,7 +23,7 @@ func FuzzPromptLine(f *testing.F) {
 			}
 			return
 		}
-		j, err := (&options{}).job(nil, &l, 3)
+		j, err := (&options{}).job(t.Context(), nil, &l, 3)
 		if err != nil && diag.ClassOf(err) != diag.ClassInput || err == nil && (l.Tokens == nil || len(j.ids) != len(l.Tokens)) {
 			t.Errorf("%q: %+v, %v", text, j, err)
 		}

@@ -36,6 +36,7 @@ var globals = map[string]Value{
 		return &span{from, to, step, max(n, 0)}
 	}},
 	"namespace": &function{"namespace", func(a *args) Value {
+		a.hold(objectBytes)
 		ns := &namespace{newDict(a)}
 		for _, k := range ns.attrs.keys {
 			if name, ok := k.(string); !ok || strings.HasPrefix(name, "_") {
@@ -48,7 +49,7 @@ var globals = map[string]Value{
 	"raise_exception": &function{"raise_exception", func(a *args) Value {
 		message := a.text(a.next("message", required))
 		a.end()
-		a.fail("the template refuses the conversation: %s", message)
+		throw(a.line, ErrRefused, "%v: %s", ErrRefused, message)
 		return nil
 	}},
 	"strftime_now": &function{"strftime_now", func(a *args) Value {
@@ -60,12 +61,12 @@ var globals = map[string]Value{
 
 // newDict is dict(..): from a mapping or pairs, and names.
 func newDict(a *args) *Dict {
-	d := &Dict{}
+	d := a.dict()
 	if len(a.positional) > 0 {
 		switch from := a.next("", nil).(type) {
 		case *Dict:
 			for i, k := range from.keys {
-				d.set(a.hash(k), k, from.values[i])
+				a.put(d, k, from.values[i])
 			}
 		case *undefined:
 			a.defined(from)
@@ -75,7 +76,7 @@ func newDict(a *args) *Dict {
 				if len(kv) != 2 {
 					a.fail("dict: want pairs, got %d values", len(kv))
 				}
-				d.set(a.hash(kv[0]), kv[0], kv[1])
+				a.put(d, kv[0], kv[1])
 			}
 		}
 	}
@@ -83,9 +84,8 @@ func newDict(a *args) *Dict {
 		a.end()
 	}
 	for i, name := range a.names {
-		d.Set(name, a.values[i])
+		a.put(d, name, a.values[i])
 	}
-	a.grow(96 * len(d.keys))
 	return d
 }
 
@@ -94,8 +94,9 @@ func (e *env) strftime(format string) string {
 	if t.IsZero() {
 		e.fail("the template asks for the date, and there is no clock")
 	}
-	var b strings.Builder
+	b := e.builder()
 	for i := 0; i < len(format); i++ {
+		e.spend(1)
 		if format[i] != '%' || i+1 == len(format) {
 			b.WriteByte(format[i])
 			continue
@@ -168,7 +169,7 @@ func (e *env) strftime(format string) string {
 		}
 		b.WriteString(s)
 	}
-	return e.grown(b.String())
+	return b.String()
 }
 
 // attributes that objects of a type have in Python; those not implemented are errors, not undefined.
@@ -188,9 +189,14 @@ var (
 func (e *env) attribute(v Value, name string) (Value, bool) {
 	kind := typeName(v)
 	if slices.Contains(unsafeMethods[kind], name) || strings.HasPrefix(name, "__") && strings.HasSuffix(name, "__") {
-		return &undefined{fmt.Sprintf("access to attribute '%s' of '%s' object is unsafe", name, kind)}, true
+		return e.undefined("access to attribute '%s' of '%s' object is unsafe", name, kind), true
 	}
-	method := func(f func(a *args) Value) (Value, bool) { return &function{name, f}, true }
+	method := func(f func(a *args) Value) (Value, bool) {
+		e.hold(methodBytes)
+		return &function{name, func(a *args) Value {
+			return e.charged(constantMethods, name, v, a, func() Value { return f(a) })
+		}}, true
+	}
 	switch v := v.(type) {
 	case *loop:
 		return v.attribute(e, name)
@@ -203,12 +209,8 @@ func (e *env) attribute(v Value, name string) (Value, bool) {
 	case string:
 		if f, ok := methods[name]; ok {
 			return method(func(a *args) Value {
-				e.spend(len(v) / bytesPerStep)
 				out := f(a, v)
 				a.end()
-				if s, ok := out.(string); ok {
-					e.grow(len(s))
-				}
 				return out
 			})
 		}
@@ -230,6 +232,7 @@ func (e *env) attribute(v Value, name string) (Value, bool) {
 		case "items", "keys", "values":
 			return method(func(a *args) Value {
 				a.end()
+				e.hold(2 * objectBytes)
 				if name == "keys" {
 					return &view{"dict_keys", v.keys}
 				}
@@ -284,7 +287,7 @@ func (e *env) attribute(v Value, name string) (Value, bool) {
 }
 
 func (e *env) pairs(d *Dict) []Value {
-	e.grow(64 * len(d.keys))
+	e.grow((2*objectBytes + 16) * len(d.keys))
 	out := make([]Value, len(d.keys))
 	for i, k := range d.keys {
 		out[i] = tuple{k, d.values[i]}
@@ -306,7 +309,11 @@ func init() {
 			x := a.next("prefix", required)
 			s = a.part(s)
 			if t, ok := x.(tuple); ok {
-				return slices.ContainsFunc(t, func(x Value) bool { p, ok := x.(string); return ok && has(s, p) })
+				return slices.ContainsFunc(t, func(x Value) bool {
+					p, ok := x.(string)
+					a.scan(len(p))
+					return ok && has(s, p)
+				})
 			}
 			p, ok := x.(string)
 			if !ok {
@@ -343,7 +350,7 @@ func init() {
 			if free <= 0 {
 				return s
 			}
-			a.grow(int(free) * len(fill))
+			a.grow(int(free) * len(fill)) // besides what is returned
 			before := left(int(free), int(width))
 			return strings.Repeat(fill, before) + s + strings.Repeat(fill, int(free)-before)
 		}
@@ -369,9 +376,9 @@ func init() {
 		"rstrip":       func(a *args, s string) Value { return strip(a, s, false, true) },
 		"split":        func(a *args, s string) Value { return split(a, s, false) },
 		"rsplit":       func(a *args, s string) Value { return split(a, s, true) },
-		"upper":        func(a *args, s string) Value { return upper(s) },
-		"lower":        func(a *args, s string) Value { return lower(s) },
-		"capitalize":   func(a *args, s string) Value { return capitalize(s) },
+		"upper":        func(a *args, s string) Value { return a.upper(s) },
+		"lower":        func(a *args, s string) Value { return a.lower(s) },
+		"capitalize":   func(a *args, s string) Value { return a.capitalize(s) },
 		"startswith":   affix(strings.HasPrefix),
 		"endswith":     affix(strings.HasSuffix),
 		"find":         find(strings.Index, false),
@@ -384,8 +391,8 @@ func init() {
 		"isalpha":      is(unicode.IsLetter),
 		"isalnum":      is(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }),
 		"isspace":      is(isSpace),
-		"isupper":      func(a *args, s string) Value { return s != lower(s) && s == upper(s) },
-		"islower":      func(a *args, s string) Value { return s != upper(s) && s == lower(s) },
+		"isupper":      func(a *args, s string) Value { return s != a.lower(s) && s == a.upper(s) },
+		"islower":      func(a *args, s string) Value { return s != a.upper(s) && s == a.lower(s) },
 		"ljust":        pad(func(free, _ int) int { return 0 }),
 		"rjust":        pad(func(free, _ int) int { return free }),
 		"center":       pad(func(free, width int) int { return free/2 + free&width&1 }),
@@ -393,7 +400,7 @@ func init() {
 		"rpartition":   partition(strings.LastIndex, true),
 		"removeprefix": func(a *args, s string) Value { return strings.TrimPrefix(s, a.str("prefix", required)) },
 		"removesuffix": func(a *args, s string) Value { return strings.TrimSuffix(s, a.str("suffix", required)) },
-		"title":        func(a *args, s string) Value { return title(s) },
+		"title":        func(a *args, s string) Value { return a.title(s) },
 		"splitlines": func(a *args, s string) Value {
 			return a.texts(a.lines(s, truth(a.next("keepends", false))))
 		},
@@ -408,6 +415,7 @@ func init() {
 		},
 		"join": func(a *args, s string) Value {
 			items := a.items(a.next("iterable", required))
+			a.grow(16 * len(items))
 			parts := make([]string, len(items))
 			for i, x := range items {
 				p, ok := x.(string)
@@ -449,7 +457,7 @@ func (a *args) part(s string) string {
 
 // texts is a list of strings.
 func (e *env) texts(parts []string) *List {
-	e.grow(32 * len(parts))
+	e.grow(objectBytes * len(parts))
 	out := make([]Value, len(parts))
 	for i, p := range parts {
 		out[i] = p
@@ -462,7 +470,7 @@ func (e *env) join(parts []string, sep string) string {
 	for _, p := range parts {
 		e.spend(1)
 		if n += len(p) + len(sep); n > maxMemory {
-			e.fail("a text is too long")
+			e.exceeded("a text is too long")
 		}
 	}
 	e.grow(n)
@@ -470,13 +478,14 @@ func (e *env) join(parts []string, sep string) string {
 }
 
 func (e *env) replace(s, old, with string, n int64) string {
-	e.spend(len(s) / bytesPerStep)
+	e.scan(len(s))
 	count := int64(strings.Count(s, old))
 	if n >= 0 {
 		count = min(count, n)
 	}
+	e.scan(len(old) + len(with))
 	if size := int64(len(s)) + count*int64(len(with)-len(old)); size > maxMemory {
-		e.fail("a text is too long")
+		e.exceeded("a text is too long")
 	} else {
 		e.grow(int(size))
 	}
@@ -484,18 +493,14 @@ func (e *env) replace(s, old, with string, n int64) string {
 }
 
 func strip(a *args, s string, left, right bool) string {
-	in := isSpace
+	in := func(r rune) bool { a.scan(4); return isSpace(r) }
 	if v := a.next("chars", nil); v != nil {
 		chars, ok := v.(string)
 		if !ok {
 			a.defined(v)
 			a.fail("%s arg must be None or str", a.what)
 		}
-		a.spend(len(chars))
-		in = func(r rune) bool { return strings.ContainsRune(chars, r) }
-		if len(chars)*len(s)/bytesPerStep > maxSteps/8 {
-			a.fail("%s: too many characters", a.what)
-		}
+		in = func(r rune) bool { a.scan(len(chars) + 4); return strings.ContainsRune(chars, r) }
 	}
 	if left {
 		s = strings.TrimLeftFunc(s, in)
@@ -519,7 +524,8 @@ func split(a *args, s string, right bool) Value {
 		} else {
 			parts, s = append(parts, s[:i]), s[i+width:]
 		}
-		a.grow(32)
+		a.hold(objectBytes)
+		a.spend(1)
 	}
 	switch sep := sep.(type) {
 	case nil:
@@ -551,9 +557,11 @@ func split(a *args, s string, right bool) Value {
 			a.fail("empty separator")
 		}
 		for ; n > 0; n-- {
-			i := strings.Index(s, sep)
+			i := -1
 			if right {
 				i = strings.LastIndex(s, sep)
+			} else {
+				i = strings.Index(s, sep)
 			}
 			if i < 0 {
 				break
@@ -578,7 +586,8 @@ func (e *env) lines(s string, keep bool) []string {
 	}
 	var out []string
 	for s != "" {
-		e.grow(32)
+		e.hold(objectBytes)
+		e.spend(1)
 		i := strings.IndexFunc(s, ends)
 		if i < 0 {
 			return append(out, s)
@@ -597,14 +606,49 @@ func (e *env) lines(s string, keep bool) []string {
 	return out
 }
 
+// Case is decided character by character, by tables: a pass takes as long as several others.
+const casePasses = 4
+
+// cased charges a change of case: the time, and the new text.
+func (e *env) cased(s string, change func(string) string) string {
+	e.scan(casePasses * len(s))
+	e.grow(len(s))
+	out := change(s)
+	e.hold(max(0, len(out)-len(s)))
+	return out
+}
+
+func (e *env) upper(s string) string      { return e.cased(s, upper) }
+func (e *env) lower(s string) string      { return e.cased(s, lower) }
+func (e *env) capitalize(s string) string { return e.cased(s, capitalize) }
+
+// title takes a look at a table, and a text of its own, for each word.
+func (e *env) title(s string) string {
+	e.scan(2 * casePasses * len(s))
+	return e.cased(s, title)
+}
+
 // upper maps as Unicode does without a language; of characters that become several, the common ones.
 func upper(s string) string {
-	s = strings.ToUpper(s)
-	if strings.ContainsAny(s, "ßŉﬀﬁﬂﬃﬄﬅﬆ") {
-		s = strings.NewReplacer("ß", "SS", "ŉ", "ʼN", "ﬀ", "FF", "ﬁ", "FI", "ﬂ", "FL", "ﬃ", "FFI", "ﬄ", "FFL", "ﬅ", "ST", "ﬆ", "ST").Replace(s)
+	if !strings.ContainsAny(s, "ßŉﬀﬁﬂﬃﬄﬅﬆ") {
+		return strings.ToUpper(s)
 	}
-	return s
+	var b strings.Builder
+	for _, r := range s {
+		if several, ok := severalUpper[r]; ok {
+			b.WriteString(several)
+		} else {
+			b.WriteRune(unicode.ToUpper(r))
+		}
+	}
+	return b.String()
 }
+
+// Characters that become several, all of them large, or the first.
+var (
+	severalUpper = map[rune]string{'ß': "SS", 'ŉ': "ʼN", 'ﬀ': "FF", 'ﬁ': "FI", 'ﬂ': "FL", 'ﬃ': "FFI", 'ﬄ': "FFL", 'ﬅ': "ST", 'ﬆ': "ST"}
+	severalTitle = map[rune]string{'ß': "Ss", 'ŉ': "ʼN", 'ﬀ': "Ff", 'ﬁ': "Fi", 'ﬂ': "Fl", 'ﬃ': "Ffi", 'ﬄ': "Ffl", 'ﬅ': "St", 'ﬆ': "St"}
+)
 
 func lower(s string) string {
 	if !strings.ContainsAny(s, "İΣ") {
@@ -637,8 +681,8 @@ func capitalize(s string) string {
 }
 
 func titleCase(r rune) string {
-	if u := upper(string(r)); utf8.RuneCountInString(u) > 1 {
-		return u[:1] + strings.ToLower(u[1:])
+	if several, ok := severalTitle[r]; ok {
+		return several
 	}
 	return string(unicode.ToTitle(r))
 }
@@ -660,7 +704,8 @@ func title(s string) string {
 
 // format is str.format with names and positions.
 func format(a *args, s string) Value {
-	var b strings.Builder
+	b := a.builder()
+	b.most = maxMemory
 	position := 0
 	for s != "" {
 		i := strings.IndexAny(s, "{}")
@@ -679,6 +724,7 @@ func format(a *args, s string) Value {
 			a.fail("a single %q in a format string", brace)
 		}
 		s = rest
+		a.spend(1 + len(a.names)/8)
 		if strings.ContainsAny(field, ".[!:{") {
 			a.fail("format: the field {%s} is not supported", field)
 		}
@@ -696,9 +742,7 @@ func format(a *args, s string) Value {
 		if v == Value(required) {
 			a.fail("format: no argument for {%s}", field)
 		}
-		text := a.text(v)
-		a.grow(len(text))
-		b.WriteString(text)
+		b.WriteString(a.text(v))
 	}
 	b.WriteString(s)
 	a.positional, a.names = nil, nil
@@ -707,7 +751,8 @@ func format(a *args, s string) Value {
 
 // percent is format % v of Python.
 func (e *env) percent(format string, v Value) string {
-	var b strings.Builder
+	b := e.builder()
+	b.most = maxMemory
 	values, isTuple := v.(tuple)
 	if !isTuple {
 		values = tuple{v}
@@ -722,11 +767,11 @@ func (e *env) percent(format string, v Value) string {
 	}
 	for {
 		before, rest, ok := strings.Cut(format, "%")
-		e.grow(len(before))
 		b.WriteString(before)
 		if !ok {
 			break
 		}
+		e.spend(8)
 		var arg Value
 		named := false
 		if strings.HasPrefix(rest, "(") {
@@ -735,6 +780,7 @@ func (e *env) percent(format string, v Value) string {
 			if !ok || !isDict {
 				e.fail("format requires a mapping")
 			}
+			e.scan(len(name))
 			if arg, ok = d.Get(name); !ok {
 				e.fail("format: no key %q", name)
 			}
@@ -760,10 +806,12 @@ func (e *env) percent(format string, v Value) string {
 		var text string
 		switch verb {
 		case 's':
-			text = fmt.Sprintf("%"+strings.NewReplacer("0", "0", "+", "", " ", "", "#", "").Replace(flags)+"s", e.text(arg))
+			text = e.text(arg)
+			e.hold(len(text))
+			text = fmt.Sprintf("%"+strings.NewReplacer("0", "0", "+", "", " ", "", "#", "").Replace(flags)+"s", text)
 		case 'r':
-			var q strings.Builder
-			e.repr(&q, arg, 0)
+			q := e.builder()
+			e.repr(q, arg, 0)
 			text = fmt.Sprintf("%"+flags+"s", q.String())
 		case 'd', 'i', 'x', 'X', 'o':
 			i, f, isInt, ok := number(arg)
@@ -791,7 +839,6 @@ func (e *env) percent(format string, v Value) string {
 		default:
 			e.fail("unsupported format character %q", verb)
 		}
-		e.grow(len(text))
 		b.WriteString(text)
 	}
 	switch v.(type) { // what has items may be left unused

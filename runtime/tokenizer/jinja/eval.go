@@ -7,6 +7,7 @@
 package jinja
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -15,26 +16,16 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of one execution. A long conversation takes some 10,000 steps.
-const (
-	maxSteps     = 2_000_000
-	bytesPerStep = 64       // a step also stands for this many bytes looked at
-	maxMemory    = 64 << 20 // of all values made, in bytes
-	maxOutput    = 16 << 20 // of the whole and of values written out, in bytes
-	maxDepth     = 200      // calls of macros, and values in each other
-	maxRange     = 100_000
-)
-
 // Options are what a template is given beside its variables.
 type Options struct {
 	Now time.Time // what strftime_now writes; the zero time makes it an error
 }
 
 // Execute returns the text of the template with variables. Errors are of type *Error; the message of
-// raise_exception is part of theirs.
-func (t *Template) Execute(variables map[string]Value, o Options) (text string, err error) {
+// raise_exception is part of theirs. They wrap ErrLimit, ErrRefused, the cause of ctx, or nothing.
+func (t *Template) Execute(ctx context.Context, variables map[string]Value, o Options) (text string, err error) {
 	defer catch(&err)
-	e := &env{now: o.Now, out: &strings.Builder{}, scope: &scope{variables: map[string]Value{}}}
+	e := newEnv(ctx, o)
 	for name, v := range globals {
 		e.scope.variables[name] = v
 	}
@@ -48,18 +39,40 @@ func (t *Template) Execute(variables map[string]Value, o Options) (text string, 
 
 // env is one execution.
 type env struct {
-	scope  *scope
-	out    *strings.Builder
-	now    time.Time
-	line   int
-	steps  int
-	memory int
-	depth  int
+	meter
+	scope *scope
+	out   *builder
+	now   time.Time
+}
+
+func newEnv(ctx context.Context, o Options) *env {
+	e := &env{meter: meter{ctx: ctx}, now: o.Now, scope: &scope{variables: map[string]Value{}}}
+	e.out = e.output()
+	return e
+}
+
+var tooMuch = fmt.Sprintf("the text has more than %d bytes", maxOutput)
+
+// output begins a text that the template writes.
+func (e *env) output() *builder {
+	b := e.builder()
+	b.long = tooMuch
+	return b
 }
 
 type scope struct {
 	variables map[string]Value
 	parent    *scope
+	memory    int  // charged for its variables, not for their values
+	kept      bool // a macro may still look into it when its body has ended
+}
+
+// keep says that a macro looks into s from now on.
+func (s *scope) keep() *scope {
+	for at := s; at != nil && !at.kept; at = at.parent {
+		at.kept = true
+	}
+	return s
 }
 
 // signal says how a body was left.
@@ -70,36 +83,6 @@ const (
 	sigBreak
 	sigContinue
 )
-
-func (e *env) fail(format string, args ...any) { throw(e.line, format, args...) }
-
-// spend counts steps.
-func (e *env) spend(n int) {
-	if e.steps += n; e.steps > maxSteps {
-		e.fail("the template takes more than %d steps", maxSteps)
-	}
-}
-
-// grow counts memory before it is filled.
-func (e *env) grow(bytes int) {
-	e.spend(bytes / bytesPerStep)
-	if e.memory += bytes + 16; bytes < 0 || e.memory > maxMemory {
-		e.fail("the template fills more than %d bytes", maxMemory)
-	}
-}
-
-// grown counts the memory of a text.
-func (e *env) grown(s string) string {
-	e.grow(len(s))
-	return s
-}
-
-// deep bounds values in each other.
-func (e *env) deep(depth int) {
-	if depth > maxDepth {
-		e.fail("more than %d values in each other", maxDepth)
-	}
-}
 
 func (e *env) list(items []Value) *List {
 	e.grow(16 * len(items))
@@ -114,17 +97,13 @@ func (e *env) defined(v Value) {
 }
 
 func (e *env) write(s string) {
-	if e.out.Len()+len(s) > maxOutput {
-		e.fail("the text has more than %d bytes", maxOutput)
-	}
-	e.grow(len(s))
 	e.out.WriteString(s)
 }
 
 // capture returns what f writes.
 func (e *env) capture(f func()) string {
 	out := e.out
-	e.out = &strings.Builder{}
+	e.out = e.output()
 	f()
 	text := e.out.String()
 	e.out = out
@@ -134,21 +113,30 @@ func (e *env) capture(f func()) string {
 // inner runs f in a scope of its own inside parent.
 func (e *env) inner(parent *scope, f func()) {
 	before := e.scope
-	e.scope = &scope{parent: parent}
+	own := &scope{parent: parent}
+	e.spend(1)
+	e.scope = own
 	f()
 	e.scope = before
+	if !own.kept { // nothing can reach it any more
+		e.memory -= own.memory
+	}
 }
 
 func (e *env) set(name string, v Value) {
+	bytes := variableBytes
 	if e.scope.variables == nil {
 		e.scope.variables = map[string]Value{}
+		bytes = scopeBytes
 	}
-	e.grow(64)
+	e.hold(bytes)
+	e.scope.memory += bytes
 	e.scope.variables[name] = v
 }
 
 func (e *env) lookup(name string) (Value, bool) {
 	for s := e.scope; s != nil; s = s.parent {
+		e.scan(len(name) + 8)
 		if v, ok := s.variables[name]; ok {
 			return v, true
 		}
@@ -158,10 +146,15 @@ func (e *env) lookup(name string) (Value, bool) {
 
 func (e *env) eval(x expression) Value {
 	e.spend(1)
-	return x.eval(e)
+	e.enter()
+	v := x.eval(e)
+	e.stack--
+	return v
 }
 
 func (e *env) run(body []statement) signal {
+	e.enter()
+	defer func() { e.stack-- }()
 	for _, s := range body {
 		e.spend(1)
 		if sig := s.exec(e); sig != sigNone {
@@ -252,7 +245,7 @@ func (s *stScope) exec(e *env) signal {
 func (s *stLoop) exec(*env) signal { return s.signal }
 
 func (s *stMacro) exec(e *env) signal {
-	e.set(s.name, &macroValue{s.def, e.scope})
+	e.set(s.name, e.macro(s.def))
 	return sigNone
 }
 
@@ -261,7 +254,7 @@ func (s *stCall) exec(e *env) signal {
 	f := e.eval(s.call.f)
 	a := e.arguments(s.call.args, "")
 	a.names = append(a.names, "caller")
-	a.values = append(a.values, &macroValue{s.def, e.scope})
+	a.values = append(a.values, e.macro(s.def))
 	e.write(e.text(e.call(f, a)))
 	return sigNone
 }
@@ -287,7 +280,7 @@ func (e *env) assign(t target, v Value) {
 		if strings.HasPrefix(t.attr, "_") {
 			e.fail("a namespace keeps no attribute that begins with _, got %q", t.attr)
 		}
-		e.grow(64)
+		e.hold(entryBytes)
 		ns.attrs.Set(t.attr, v)
 	default:
 		e.set(t.name, v)
@@ -296,9 +289,9 @@ func (e *env) assign(t target, v Value) {
 
 // items are what a for loop goes through.
 func (e *env) items(v Value) []Value {
+	e.pass(v)
 	switch v := v.(type) {
 	case *List:
-		e.spend(len(v.Items) / 4)
 		return v.Items
 	case tuple:
 		return v
@@ -309,11 +302,11 @@ func (e *env) items(v Value) []Value {
 	case *undefined:
 		return nil
 	case *iterator:
-		items := v.all()
+		items := e.fill(v)
 		v.items = nil
 		return items
 	case string:
-		e.grow(32 * len(v))
+		e.grow(objectBytes * len(v))
 		out := make([]Value, 0, len(v))
 		for i, r := range v {
 			out = append(out, v[i:i+utf8.RuneLen(r)])
@@ -335,11 +328,14 @@ func (e *env) items(v Value) []Value {
 	return nil
 }
 
-func (i *iterator) all() []Value {
+// fill returns what is left of an iterator. Its items may be those of another one, and so on.
+func (e *env) fill(i *iterator) []Value {
 	if i.fill != nil {
 		fill := i.fill
 		i.fill = nil
+		e.enter()
 		i.items = fill()
+		e.stack--
 	}
 	return i.items
 }
@@ -368,13 +364,18 @@ func (s *stFor) loop(e *env, over Value, around *scope, depth int) {
 			e.inner(around, func() {
 				e.assign(s.target, v)
 				if truth(e.eval(s.test)) {
+					e.hold(16)
 					kept = append(kept, v)
 				}
 			})
 		}
 		items = kept
 	}
-	l := &loop{s: s, scope: around, items: items, depth: depth, changed: &undefined{}}
+	e.hold(4 * objectBytes)
+	l := &loop{s: s, items: items, depth: depth, changed: &undefined{}}
+	if s.recursive {
+		l.scope = around.keep()
+	}
 	ran := false
 	for ; l.at < len(l.items); l.at++ {
 		sig := sigNone
@@ -426,6 +427,7 @@ func (l *loop) attribute(e *env, name string) (Value, bool) {
 	case "nextitem":
 		return near(l.at+1, "next"), true
 	case "cycle":
+		e.hold(methodBytes)
 		return &function{"cycle", func(a *args) Value {
 			if len(a.positional) == 0 {
 				e.fail("no items for cycling given")
@@ -433,6 +435,7 @@ func (l *loop) attribute(e *env, name string) (Value, bool) {
 			return a.positional[l.at%len(a.positional)]
 		}}, true
 	case "changed":
+		e.hold(methodBytes)
 		return &function{"changed", func(a *args) Value {
 			v := tuple(a.positional)
 			same := e.equal(l.changed, v)
@@ -449,11 +452,16 @@ type macroValue struct {
 	scope *scope
 }
 
+// macro makes a value of a macro, which looks into the scope that it is defined in.
+func (e *env) macro(def *macro) *macroValue {
+	e.hold(objectBytes)
+	return &macroValue{def, e.scope.keep()}
+}
+
 func (e *env) callMacro(m *macroValue, a *args) Value {
-	if e.depth++; e.depth > maxDepth {
-		e.fail("more than %d calls in each other", maxDepth)
-	}
+	e.called()
 	defer func() { e.depth-- }()
+	e.spend(4 + len(a.names) + len(m.args)*(1+len(a.names)/8))
 	line := e.line
 	var text string
 	e.inner(m.scope, func() {
@@ -471,13 +479,13 @@ func (e *env) callMacro(m *macroValue, a *args) Value {
 			case d >= 0:
 				e.set(name, e.eval(m.defaults[d]))
 			default:
-				e.set(name, &undefined{fmt.Sprintf("parameter '%s' was not provided", name)})
+				e.set(name, e.undefined("parameter '%s' was not provided", name))
 			}
 		}
 		if len(rest) > 0 && !m.varargs {
 			e.fail("macro %q takes not more than %d arguments", m.name, len(m.args))
 		}
-		others := &Dict{}
+		others := e.dict()
 		var caller Value = &undefined{"'caller' is undefined"}
 		for j, name := range a.names {
 			switch {
@@ -485,6 +493,7 @@ func (e *env) callMacro(m *macroValue, a *args) Value {
 			case name == "caller" && m.caller:
 				caller = a.values[j]
 			case m.kwargs:
+				e.hold(entryBytes)
 				others.Set(name, a.values[j])
 			default:
 				e.fail("macro %q takes no argument %q", m.name, name)
@@ -520,7 +529,9 @@ func (e *env) arguments(a arguments, what string) *args {
 		out.positional = append(out.positional, e.eval(x))
 	}
 	if a.star != nil {
-		out.positional = append(out.positional, e.items(e.eval(a.star))...)
+		items := e.items(e.eval(a.star))
+		e.hold(16 * len(items))
+		out.positional = append(out.positional, items...)
 	}
 	for i, x := range a.named {
 		out.names = append(out.names, a.names[i])
@@ -533,19 +544,20 @@ func (e *env) arguments(a arguments, what string) *args {
 		}
 		for i, k := range d.keys {
 			name, ok := k.(string)
-			if !ok || slices.Contains(out.names, name) {
+			if e.spend(1 + len(out.names)/8); !ok || slices.Contains(out.names, name) {
 				e.fail("keywords must be strings, each once")
 			}
 			out.names = append(out.names, name)
 			out.values = append(out.values, d.values[i])
 		}
 	}
-	e.grow(32 * (len(out.positional) + len(out.names)))
+	e.hold(32 * (len(out.positional) + len(out.names)))
 	return out
 }
 
 // clone is a with arguments of its own to take.
 func (a *args) clone() *args {
+	a.scan(objectBytes * (len(a.names) + 1))
 	again := *a
 	again.names, again.values = slices.Clone(a.names), slices.Clone(a.values)
 	return &again
@@ -561,6 +573,7 @@ func (a *args) next(name string, none Value) Value {
 		a.positional = a.positional[1:]
 		return v
 	}
+	a.spend(len(a.names) / 8)
 	if i := slices.Index(a.names, name); i >= 0 {
 		v := a.values[i]
 		a.names, a.values = slices.Delete(a.names, i, i+1), slices.Delete(a.values, i, i+1)
@@ -606,6 +619,7 @@ func (e *env) call(f Value, a *args) Value {
 	switch f := f.(type) {
 	case *function:
 		a.what = f.name
+		e.spend(1)
 		return f.call(a)
 	case *macroValue:
 		return e.callMacro(f, a)
@@ -615,9 +629,7 @@ func (e *env) call(f Value, a *args) Value {
 		}
 		over := a.next("iterable", required)
 		a.end()
-		if e.depth++; e.depth > maxDepth {
-			e.fail("more than %d calls in each other", maxDepth)
-		}
+		e.called()
 		text := e.capture(func() { f.s.loop(e, over, f.scope, f.depth+1) })
 		e.depth--
 		return text
@@ -633,15 +645,15 @@ func (x *exName) eval(e *env) Value {
 	if v, ok := e.lookup(x.name); ok {
 		return v
 	}
-	return &undefined{fmt.Sprintf("'%s' is undefined", x.name)}
+	return e.undefined("'%s' is undefined", x.name)
 }
 
 func (e *env) all(xs []expression) []Value {
+	e.grow(16 * len(xs))
 	out := make([]Value, len(xs))
 	for i, x := range xs {
 		out[i] = e.eval(x)
 	}
-	e.grow(16 * len(out))
 	return out
 }
 
@@ -649,18 +661,30 @@ func (x *exTuple) eval(e *env) Value { return tuple(e.all(x.items)) }
 func (x *exList) eval(e *env) Value  { return &List{e.all(x.items)} }
 
 func (x *exDict) eval(e *env) Value {
-	d := &Dict{}
+	d := e.dict()
 	for i, k := range x.keys {
 		key := e.eval(k)
-		d.set(e.hash(key), key, e.eval(x.values[i]))
+		e.put(d, key, e.eval(x.values[i]))
 	}
-	e.grow(96 * len(x.keys))
 	return d
 }
 
+// dict is a mapping that put fills.
+func (e *env) dict() *Dict {
+	e.hold(dictBytes)
+	return &Dict{}
+}
+
+// put sets a key of a mapping that the template makes.
+func (e *env) put(d *Dict, key, v Value) {
+	hash := e.hash(key)
+	e.hold(entryBytes)
+	d.set(hash, key, v)
+}
+
+// hash is v as a key of a Go map; equal values have equal hashes.
 func (e *env) hash(v Value) any {
-	e.spend(1)
-	h, ok := hash(v)
+	h, ok := e.key(v)
 	if !ok {
 		e.fail("unhashable type: '%s'", typeName(v))
 	}
@@ -677,7 +701,7 @@ func (x *exAttr) eval(e *env) Value {
 	if item, ok := e.item(v, x.name); ok {
 		return item
 	}
-	return missing(v, x.name)
+	return e.missing(v, x.name)
 }
 
 func (x *exItem) eval(e *env) Value {
@@ -704,21 +728,28 @@ func (e *env) getItem(v, i Value) Value {
 			return m
 		}
 	}
-	return missing(v, i)
+	return e.missing(v, i)
 }
 
-func missing(v, key Value) Value {
+// undefined is a value that is not there. Names of any length cost it the same.
+func (e *env) undefined(format string, about ...any) *undefined {
+	e.spend(1)
+	e.hold(undefinedBytes)
+	return &undefined{fmt.Sprintf(format, clipped(about)...)}
+}
+
+func (e *env) missing(v, key Value) Value {
 	what := typeName(v) + " object"
 	if v == nil {
 		what = "None"
 	}
 	switch key := key.(type) {
 	case string:
-		return &undefined{fmt.Sprintf("'%s' has no attribute '%s'", what, key)}
+		return e.undefined("'%s' has no attribute '%s'", what, key)
 	case int64:
-		return &undefined{fmt.Sprintf("%s has no element %d", what, key)}
+		return e.undefined("%s has no element %d", what, key)
 	}
-	return &undefined{what + " has no such element"}
+	return e.undefined("%s has no such element", what)
 }
 
 func (x *exSlice) eval(e *env) Value {
@@ -734,7 +765,7 @@ func (x *exSlice) eval(e *env) Value {
 // item is v[i], false if there is none.
 func (e *env) item(v, i Value) (Value, bool) {
 	if d, ok := v.(*Dict); ok {
-		h, ok := hash(i)
+		h, ok := e.key(i)
 		if !ok {
 			return nil, false
 		}
@@ -792,7 +823,7 @@ func (e *env) item(v, i Value) (Value, bool) {
 }
 
 func (e *env) stringItem(v string, at int64, s slice, isSlice bool) (Value, bool) {
-	e.spend(len(v) / bytesPerStep)
+	e.scan(len(v))
 	ascii := strings.IndexFunc(v, func(r rune) bool { return r >= utf8.RuneSelf }) < 0
 	var runes []rune
 	n := len(v)
@@ -823,12 +854,12 @@ func (e *env) stringItem(v string, at int64, s slice, isSlice bool) (Value, bool
 	case step == 1:
 		return e.grown(string(runes[from : from+count])), true
 	}
-	var b strings.Builder
+	b := e.builder()
 	for ; count > 0; count-- {
 		b.WriteString(one(from))
 		from += step
 	}
-	return e.grown(b.String()), true
+	return b.String(), true
 }
 
 // bounds are the first index, the step and the number of items of a slice of n.
@@ -886,7 +917,7 @@ func (e *env) filter(name string, v Value, a *args) Value {
 		e.fail("the filter %q is not supported", name)
 	}
 	a.what = name
-	return f(e, v, a)
+	return e.charged(constantFilters, name, v, a, func() Value { return f(e, v, a) })
 }
 
 func (x *exTest) eval(e *env) Value {
@@ -902,9 +933,11 @@ func (e *env) test(name string, v Value, a *args) bool {
 		e.fail("the test %q is not supported", name)
 	}
 	a.what = name
-	out := f(e, v, a)
-	a.end()
-	return out
+	return e.charged(constantTests, name, v, a, func() Value {
+		out := f(e, v, a)
+		a.end()
+		return out
+	}).(bool)
 }
 
 func (x *exCall) eval(e *env) Value {
@@ -925,11 +958,11 @@ func (x *exIf) eval(e *env) Value {
 }
 
 func (x *exConcat) eval(e *env) Value {
-	var b strings.Builder
+	b := e.builder()
+	b.most = maxMemory
 	for _, item := range x.items {
 		s := e.text(e.eval(item))
 		e.line = x.line
-		e.grow(len(s))
 		b.WriteString(s)
 	}
 	return b.String()
@@ -995,7 +1028,7 @@ func (e *env) contains(all, v Value) bool {
 		if !ok {
 			e.fail("'in <string>' requires string as left operand, not %s", typeName(v))
 		}
-		e.spend(len(all) / bytesPerStep)
+		e.scan(len(all) + len(s))
 		return strings.Contains(all, s)
 	case *Dict:
 		_, ok := all.index[e.hash(v)]
@@ -1072,7 +1105,7 @@ func (e *env) repeat(v Value, n int64, times Value) Value {
 	n = max(n, 0)
 	count := func(size int) int {
 		if size > 0 && n > int64(maxMemory/size) {
-			e.fail("the template fills more than %d bytes", maxMemory)
+			e.hold(maxMemory + 1)
 		}
 		if size == 0 {
 			return 0

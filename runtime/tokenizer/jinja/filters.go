@@ -14,10 +14,10 @@ var tests map[string]func(e *env, v Value, a *args) bool
 
 // Both maps are used by functions in them.
 func init() {
-	text := func(f func(s string) string) func(e *env, v Value, a *args) Value {
+	text := func(f func(e *env, s string) string) func(e *env, v Value, a *args) Value {
 		return func(e *env, v Value, a *args) Value {
 			a.end()
-			return e.grown(f(e.text(v)))
+			return f(e, e.text(v))
 		}
 	}
 	pick := func(keep, byAttribute bool) func(e *env, v Value, a *args) Value {
@@ -43,10 +43,10 @@ func init() {
 					ok = e.test(test, got, a.clone())
 				}
 				if ok == keep {
+					e.hold(16)
 					out = append(out, x)
 				}
 			}
-			e.grow(16 * len(out))
 			return out
 		})
 	}
@@ -69,19 +69,20 @@ func init() {
 		}
 	}
 	filters = map[string]func(e *env, v Value, a *args) Value{
-		"upper":      text(upper),
-		"lower":      text(lower),
-		"capitalize": text(capitalize),
-		"string":     text(func(s string) string { return s }),
-		"safe":       text(func(s string) string { return s }),
-		"title": text(func(s string) string {
-			var b strings.Builder
+		"upper":      text((*env).upper),
+		"lower":      text((*env).lower),
+		"capitalize": text((*env).capitalize),
+		"string":     text(func(_ *env, s string) string { return s }),
+		"safe":       text(func(_ *env, s string) string { return s }),
+		"title": text(func(e *env, s string) string {
+			b := e.builder()
 			start := true
 			from := 0
 			flush := func(to int) {
 				if part := s[from:to]; part != "" {
 					_, n := utf8.DecodeRuneInString(part)
-					b.WriteString(upper(part[:n]) + lower(part[n:]))
+					b.WriteString(e.upper(part[:n]))
+					b.WriteString(e.lower(part[n:]))
 				}
 				from = to
 			}
@@ -128,7 +129,7 @@ func init() {
 		},
 		"indent":     indent,
 		"truncate":   truncate,
-		"wordcount":  func(e *env, v Value, a *args) Value { a.end(); return int64(words(e.text(v))) },
+		"wordcount":  func(e *env, v Value, a *args) Value { a.end(); return e.words(e.text(v)) },
 		"tojson":     toJSON,
 		"default":    orDefault,
 		"d":          orDefault,
@@ -152,12 +153,14 @@ func init() {
 				if attr != nil {
 					x = e.path(x, attr, nil)
 				}
+				e.hold(16)
 				parts = append(parts, e.text(x))
 			}
 			return e.join(parts, sep)
 		},
 		"items": func(e *env, v Value, a *args) Value {
 			a.end()
+			e.hold(lazyBytes)
 			return &iterator{fill: func() []Value {
 				switch v := v.(type) {
 				case *undefined:
@@ -200,16 +203,17 @@ func init() {
 		"unique": lazy(func(e *env, v Value, a *args) []Value {
 			sensitive, attr := truth(a.next("case_sensitive", false)), a.next("attribute", nil)
 			a.end()
+			e.hold(dictBytes)
 			seen := map[any]bool{}
 			var out []Value
 			for _, x := range e.items(v) {
 				h := e.hash(e.sortKey(x, attr, sensitive))
 				if !seen[h] {
+					e.hold(entryBytes)
 					seen[h] = true
 					out = append(out, x)
 				}
 			}
-			e.grow(64 * len(out))
 			return out
 		}),
 		"sum": func(e *env, v Value, a *args) Value {
@@ -233,12 +237,18 @@ func init() {
 			}
 			var out []Value
 			for len(items) > 0 {
+				most := len(items)
+				if fill != nil {
+					most = int(n)
+				}
+				e.grow(16 * min(int(n), most))
 				row := slices.Clone(items[:min(int(n), len(items))])
 				items = items[len(row):]
 				for fill != nil && len(row) < int(n) {
 					row = append(row, fill)
 				}
-				out = append(out, e.list(row))
+				e.hold(16)
+				out = append(out, &List{row})
 			}
 			return out
 		}),
@@ -326,8 +336,8 @@ func init() {
 			return e.equal(e.arithmetic("%", v, int64(2)), int64(1))
 		},
 		"divisibleby": func(e *env, v Value, a *args) bool { return divides(e, v, a.next("num", required)) },
-		"lower":       func(e *env, v Value, _ *args) bool { s := e.text(v); return methods["islower"](nil, s).(bool) },
-		"upper":       func(e *env, v Value, _ *args) bool { s := e.text(v); return methods["isupper"](nil, s).(bool) },
+		"lower":       func(e *env, v Value, a *args) bool { s := e.text(v); return methods["islower"](a, s).(bool) },
+		"upper":       func(e *env, v Value, a *args) bool { s := e.text(v); return methods["isupper"](a, s).(bool) },
 		"in":          func(e *env, v Value, a *args) bool { return e.contains(a.next("seq", required), v) },
 		"filter":      func(e *env, v Value, _ *args) bool { s, ok := v.(string); _, known := filters[s]; return ok && known },
 		"test":        func(e *env, v Value, _ *args) bool { s, ok := v.(string); _, known := tests[s]; return ok && known },
@@ -343,6 +353,7 @@ func init() {
 // lazy makes a filter that does nothing, not even look at its arguments, before its items are asked for.
 func lazy(f func(e *env, v Value, a *args) []Value) func(e *env, v Value, a *args) Value {
 	return func(e *env, v Value, a *args) Value {
+		e.hold(lazyBytes)
 		return &iterator{fill: func() []Value {
 			if !truth(v) {
 				return nil
@@ -357,11 +368,13 @@ func (e *env) path(v, attribute, none Value) Value {
 	parts := []Value{attribute}
 	if s, ok := attribute.(string); ok {
 		parts = nil
+		e.scan(len(s))
 		for p := range strings.SplitSeq(s, ".") {
 			var key Value = p
 			if i, err := strconv.ParseInt(p, 10, 64); err == nil && p[0] != '-' && p[0] != '+' {
 				key = i
 			}
+			e.hold(objectBytes)
 			parts = append(parts, key)
 		}
 	}
@@ -378,7 +391,7 @@ func (e *env) path(v, attribute, none Value) Value {
 // fold makes strings equal that differ in case.
 func (e *env) fold(v Value, sensitive bool) Value {
 	if s, ok := v.(string); ok && !sensitive {
-		return e.grown(lower(s))
+		return e.lower(s)
 	}
 	return v
 }
@@ -394,11 +407,13 @@ func (e *env) sortKey(v, attribute Value, sensitive bool) Value {
 // one, in which equal items are not ordered.
 func (e *env) sortKeys(v, attribute Value, sensitive bool) Value {
 	s, ok := attribute.(string)
+	e.grow(16)
 	if !ok {
 		return tuple{e.sortKey(v, attribute, sensitive)}
 	}
 	var out tuple
 	for p := range strings.SplitSeq(s, ",") {
+		e.hold(16)
 		out = append(out, e.sortKey(v, p, sensitive))
 	}
 	return out
@@ -428,7 +443,7 @@ func (e *env) sorted(items []Value, reverse bool, key func(Value) Value) []Value
 func (e *env) first(v Value) Value {
 	switch v := v.(type) {
 	case *iterator:
-		if items := v.all(); len(items) > 0 {
+		if items := e.fill(v); len(items) > 0 {
 			v.items = items[1:]
 			return items[0]
 		}
@@ -529,8 +544,9 @@ func indent(e *env, v Value, a *args) Value {
 		}
 		by = strings.Repeat(" ", int(max(n, 0)))
 	}
+	e.grow(len(s) + len(by))
 	lines := e.lines(s+"\n", false)
-	e.grow(len(s) + len(lines)*(len(by)+16))
+	e.grow(2 * (len(s) + len(lines)*(len(by)+16))) // the lines, and the text
 	for i := range lines {
 		if i > 0 && (blank || lines[i] != "") {
 			lines[i] = by + lines[i]
@@ -565,8 +581,10 @@ func truncate(e *env, v Value, a *args) Value {
 	return out + end
 }
 
-func words(s string) int {
-	n, inside := 0, false
+// words counts words; which characters are of one takes a look at tables, twice.
+func (e *env) words(s string) int64 {
+	e.scan(casePasses * len(s))
+	n, inside := int64(0), false
 	for _, r := range s {
 		if isWord(r) && !inside {
 			n++
@@ -591,6 +609,7 @@ func toJSON(e *env, v Value, a *args) Value {
 		if !isInt || n > maxRange {
 			e.fail("tojson: bad indent")
 		}
+		e.grow(int(max(n, 0)))
 		s.lines, s.indent, s.item = true, strings.Repeat(" ", int(max(n, 0))), ","
 	}
 	if separators != nil {
@@ -600,9 +619,9 @@ func toJSON(e *env, v Value, a *args) Value {
 		}
 		s.item, s.key = e.text(two[0]), e.text(two[1])
 	}
-	var b strings.Builder
-	e.json(&b, v, s, 0)
-	return e.grown(b.String())
+	b := e.builder()
+	e.json(b, v, s, 0)
+	return b.String()
 }
 
 func toInt(e *env, v Value, a *args) Value {
@@ -610,6 +629,7 @@ func toInt(e *env, v Value, a *args) Value {
 	a.end()
 	e.defined(v)
 	if s, ok := v.(string); ok {
+		e.grow(2 * len(s)) // errors, which are made in vain, hold it
 		s = strings.TrimFunc(s, isSpace)
 		if i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", "x"), int(base), 64); err == nil && base >= 2 && base <= 36 {
 			return i
@@ -639,6 +659,7 @@ func toFloat(e *env, v Value, a *args) Value {
 	a.end()
 	e.defined(v)
 	if s, ok := v.(string); ok {
+		e.grow(2 * len(s)) // as in toInt
 		f, err := strconv.ParseFloat(strings.TrimFunc(s, isSpace), 64)
 		if err != nil {
 			return none

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"runtime"
@@ -43,7 +44,7 @@ func render(template string, variables map[string]Value) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return t.Execute(variables, Options{Now: clock})
+	return t.Execute(context.Background(), variables, Options{Now: clock})
 }
 
 func TestLanguage(t *testing.T) {
@@ -84,7 +85,7 @@ func TestHostileTemplates(t *testing.T) {
 		"lists doubled":         {"{% set n = namespace(s=[1,2,3,4]) %}{% for i in range(1000) %}{% set n.s = n.s + n.s %}{% endfor %}", "more than"},
 		"lists in lists":        {"{% set n = namespace(s=[]) %}{% for i in range(100000) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s }}", "in each other"},
 		"lists in lists, JSON":  {"{% set n = namespace(s=[]) %}{% for i in range(100000) %}{% set n.s = [n.s] %}{% endfor %}{{ n.s | tojson }}", "in each other"},
-		"lists compared":        {"{% set n = namespace(s=[], t=[]) %}{% for i in range(100000) %}{% set n.s = [n.s] %}{% set n.t = [n.t] %}{% endfor %}{{ n.s == n.t }}", "in each other"},
+		"lists compared":        {"{% set n = namespace(s=[], t=[]) %}{% for i in range(10000) %}{% set n.s = [n.s] %}{% set n.t = [n.t] %}{% endfor %}{{ n.s == n.t }}", "in each other"},
 		"a list of itself":      {"{% set n = namespace(s=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}", "more than"},
 		"a list of itself JSON": {"{% set n = namespace(s=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson(indent=9) }}", "too long"},
 		"compared with itself":  {"{% set n = namespace(s=[1, 1], t=[1, 1]) %}{% for i in range(60) %}{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.s == n.t }}", "steps"},
@@ -106,17 +107,17 @@ func TestHostileTemplates(t *testing.T) {
 		"power":                 {"{{ 2 ** 1000000000000 }}", "too large"},
 		"powers":                {"{{ 1.5 ** 1000000 }}", "has no value"},
 		"search":                {"{% set s = 'a' * 10000000 %}{% for i in range(100000) %}{% if 'b' in s %}{% endif %}{% endfor %}", "steps"},
-		"escapes in JSON":       {"{{ ('\\x01' * 60000000) | tojson | length }}", "too long"},
+		"escapes in JSON":       {"{{ ('\\x01' * 60000000) | tojson | length }}", "more than"},
 		"sort":                  {"{% for i in range(1000) %}{% set x = range(100000) | sort(reverse=true) %}{% endfor %}", "more than"},
 		"parentheses":           {"{{ " + deep("(", ")", 100000) + " }}", "in each other"},
 		"lists written":         {"{{ " + deep("[", "]", 100000) + " }}", "in each other"},
 		"minus":                 {"{{ " + deep("-", "", 100000) + " }}", "in each other"},
-		"not":                   {"{{ " + deep("not ", "", 100000) + " }}", "in each other"},
+		"not":                   {"{{ " + deep("not ", "", 50000) + " }}", "in each other"},
 		"plus":                  {"{{ 1" + strings.Repeat("+1", 100000) + " }}", "operators in a row"},
 		"dots":                  {"{{ a" + strings.Repeat(".b", 100000) + " }}", "parts"},
-		"filters":               {"{{ a" + strings.Repeat("|list", 100000) + " }}", "parts"},
-		"conditions":            {"{{ " + strings.Repeat("1 if 1 else ", 50000) + "1 }}", "in each other"},
-		"blocks":                {deep("{% if 1 %}", "{% endif %}", 40000), "in each other"},
+		"filters":               {"{{ a" + strings.Repeat("|list", 50000) + " }}", "parts"},
+		"conditions":            {"{{ " + strings.Repeat("1 if 1 else ", 20000) + "1 }}", "in each other"},
+		"blocks":                {deep("{% if 1 %}", "{% endif %}", 10000), "in each other"},
 		"targets":               {"{% set " + deep("(", ")", 100000) + " = 1 %}", "in each other"},
 		"too long":              {strings.Repeat("x", maxSource+1), "want at most"},
 		"a file":                {"{% include '/etc/passwd' %}", "not supported"},
@@ -131,7 +132,7 @@ func TestHostileTemplates(t *testing.T) {
 			start := time.Now()
 			tmpl, err := Parse(c.template)
 			if err == nil {
-				_, err = tmpl.Execute(map[string]Value{"messages": &List{}}, Options{})
+				_, err = tmpl.Execute(context.Background(), map[string]Value{"messages": &List{}}, Options{})
 			}
 			took := time.Since(start)
 			runtime.ReadMemStats(&after)
@@ -157,11 +158,11 @@ func FuzzTemplate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		text, err := tmpl.Execute(variables, Options{Now: clock})
+		text, err := tmpl.Execute(context.Background(), variables, Options{Now: clock})
 		if err != nil {
 			return
 		}
-		again, errAgain := tmpl.Execute(variables, Options{Now: clock})
+		again, errAgain := tmpl.Execute(context.Background(), variables, Options{Now: clock})
 		if text != again || errAgain != nil {
 			t.Errorf("%q, the second time %q, %v", text, again, errAgain)
 		}

@@ -64,7 +64,7 @@ func lex(source string) (tokens []token, err error) {
 	return append(l.tokens, token{tokEOF, "", l.line}), nil
 }
 
-func (l *lexer) fail(format string, args ...any) { throw(l.line, format, args...) }
+func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, args...) }
 
 func (l *lexer) emit(k kind, text string) { l.tokens = append(l.tokens, token{k, text, l.line}) }
 
@@ -222,6 +222,9 @@ func (l *lexer) raw() bool {
 	}
 }
 
+// maxName bounds a name in bytes, so that looking one up takes as long as looking up any other.
+const maxName = 256
+
 // operators, longest first.
 var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
 
@@ -250,6 +253,9 @@ func (l *lexer) inside(end string, endKind kind) {
 			n := strings.IndexFunc(rest, func(r rune) bool { return !isWord(r) })
 			if n < 0 {
 				n = len(rest)
+			}
+			if n > maxName {
+				l.fail("a name of %d bytes, want at most %d", n, maxName)
 			}
 			l.emit(tokName, rest[:n])
 			l.skip(l.at + n)
@@ -400,7 +406,10 @@ func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f 
 type Error struct {
 	Line    int // in the template, 0 if unknown
 	Message string
+	Cause   error // ErrLimit, ErrRefused, the error of the context, or nil
 }
+
+func (e *Error) Unwrap() error { return e.Cause }
 
 func (e *Error) Error() string {
 	if e.Line == 0 {
@@ -410,8 +419,19 @@ func (e *Error) Error() string {
 }
 
 // throw gives up; catch turns that into an error. Nothing else panics here.
-func throw(line int, format string, args ...any) {
-	panic(&Error{line, fmt.Sprintf(format, args...)})
+func throw(line int, cause error, format string, args ...any) {
+	panic(&Error{line, fmt.Sprintf(format, clipped(args)...), cause})
+}
+
+// clipped shortens the texts of a message: they are a stranger's, and of any length.
+func clipped(args []any) []any {
+	const most = 300 // bytes
+	for i, a := range args {
+		if s, ok := a.(string); ok && len(s) > most {
+			args[i] = strings.ToValidUTF8(s[:most], "") + "..."
+		}
+	}
+	return args
 }
 
 func catch(err *error) {

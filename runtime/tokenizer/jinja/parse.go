@@ -3,13 +3,18 @@ package jinja
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // maxNesting bounds statements and expressions in each other.
 const maxNesting = 200
 
-// maxSource bounds a template in bytes; the largest published ones have 40 kB.
-const maxSource = 1 << 20
+// maxSource bounds a template in bytes; the largest published ones have 40 kB. What is read of one takes at most some
+// hundred times its size in memory.
+const maxSource = 256 << 10
+
+// maxNamed bounds the arguments of a macro, and those with names of a call: each is looked for among the others.
+const maxNamed = 255
 
 // Template is a parsed template. It can be executed any number of times, at the same time too.
 type Template struct{ body []statement }
@@ -17,7 +22,7 @@ type Template struct{ body []statement }
 // Parse reads a template. Errors are of type *Error.
 func Parse(source string) (t *Template, err error) {
 	if len(source) > maxSource {
-		return nil, &Error{0, "the template has " + strconv.Itoa(len(source)) + " bytes, want at most " + strconv.Itoa(maxSource)}
+		return nil, &Error{0, "the template has " + strconv.Itoa(len(source)) + " bytes, want at most " + strconv.Itoa(maxSource), ErrLimit}
 	}
 	defer catch(&err)
 	tokens, err := lex(source)
@@ -188,7 +193,7 @@ func (p *parser) next() token {
 	return t
 }
 
-func (p *parser) fail(format string, args ...any) { throw(p.peek().line, format, args...) }
+func (p *parser) fail(format string, args ...any) { throw(p.peek().line, nil, format, args...) }
 
 func (p *parser) is(k kind, text string) bool { t := p.peek(); return t.kind == k && t.text == text }
 
@@ -334,9 +339,9 @@ func (p *parser) statement(name token) []statement {
 		}
 		return out
 	case "include", "import", "from", "extends", "block", "autoescape":
-		throw(name.line, "%q is not supported: a chat template stands alone", name.text)
+		throw(name.line, nil, "%q is not supported: a chat template stands alone", name.text)
 	}
-	throw(name.line, "unknown tag %q", name.text)
+	throw(name.line, nil, "unknown tag %q", name.text)
 	return nil
 }
 
@@ -363,6 +368,9 @@ func (p *parser) signature(m *macro) {
 	for !p.is(tokOp, ")") {
 		if len(m.args) > 0 {
 			p.expect(tokOp, ",")
+		}
+		if len(m.args) == maxNamed {
+			p.fail("more than %d arguments", maxNamed)
 		}
 		m.args = append(m.args, p.expect(tokName, "").text)
 		if p.skip(tokOp, "=") {
@@ -411,7 +419,7 @@ func (p *parser) target(attributes bool) target {
 		} else {
 			name := p.expect(tokName, "")
 			if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, name.text) {
-				throw(name.line, "cannot assign to %q", name.text)
+				throw(name.line, nil, "cannot assign to %q", name.text)
 			}
 			t = target{line: name.line, name: name.text}
 			if attributes && p.skip(tokOp, ".") {
@@ -457,7 +465,8 @@ func (p *parser) tuple(conditional bool) expression {
 func (p *parser) expression() expression {
 	defer p.enter()()
 	x := p.or()
-	for p.skip(tokName, "if") {
+	for n := 0; p.skip(tokName, "if"); n++ {
+		p.chain(n)
 		c := &exIf{test: p.or(), yes: x}
 		if p.skip(tokName, "else") {
 			c.no = p.expression()
@@ -577,21 +586,21 @@ func (p *parser) primary() expression {
 		}
 		return &exName{t.line, t.text}
 	case tokString:
-		s := t.text
+		parts := []string{t.text}
 		for p.peek().kind == tokString {
-			s += p.next().text
+			parts = append(parts, p.next().text)
 		}
-		return &exConst{s}
+		return &exConst{strings.Join(parts, "")}
 	case tokInt:
 		v, err := strconv.ParseInt(t.text, 0, 64)
 		if err != nil {
-			throw(t.line, "the number %s is too large", t.text)
+			throw(t.line, nil, "the number %s is too large", t.text)
 		}
 		return &exConst{v}
 	case tokFloat:
 		v, err := strconv.ParseFloat(t.text, 64)
 		if err != nil {
-			throw(t.line, "the number %s is too large", t.text)
+			throw(t.line, nil, "the number %s is too large", t.text)
 		}
 		return &exConst{v}
 	case tokOp:
@@ -621,7 +630,7 @@ func (p *parser) primary() expression {
 			return d
 		}
 	}
-	throw(t.line, "unexpected %s, want an expression", t.describe())
+	throw(t.line, nil, "unexpected %s, want an expression", t.describe())
 	return nil
 }
 
@@ -654,11 +663,11 @@ func (p *parser) postfix(x expression) expression {
 			case tokInt:
 				i, err := strconv.ParseInt(name.text, 10, 64)
 				if err != nil {
-					throw(t.line, "the number %s is too large", name.text)
+					throw(t.line, nil, "the number %s is too large", name.text)
 				}
 				x = &exItem{t.line, x, &exConst{i}}
 			default:
-				throw(t.line, "unexpected %s, want a name or number", name.describe())
+				throw(t.line, nil, "unexpected %s, want a name or number", name.describe())
 			}
 		case t.text == "[":
 			p.next()
@@ -720,15 +729,18 @@ func (p *parser) arguments() arguments {
 			a.starStar = p.expression()
 		case t.kind == tokName && p.look(1).kind == tokOp && p.look(1).text == "=" && a.starStar == nil:
 			p.at += 2
+			if len(a.names) == maxNamed {
+				p.fail("more than %d arguments with names", maxNamed)
+			}
 			if slices.Contains(a.names, t.text) {
-				throw(t.line, "argument %q twice", t.text)
+				throw(t.line, nil, "argument %q twice", t.text)
 			}
 			a.names = append(a.names, t.text)
 			a.named = append(a.named, p.expression())
 		case a.star == nil && a.starStar == nil && len(a.names) == 0:
 			a.positional = append(a.positional, p.expression())
 		default:
-			throw(t.line, "arguments are in the wrong order")
+			throw(t.line, nil, "arguments are in the wrong order")
 		}
 	}
 	return a
@@ -757,6 +769,9 @@ func (p *parser) filters(x expression, inline bool) expression {
 func (p *parser) dotted() token {
 	name := p.expect(tokName, "")
 	for p.skip(tokOp, ".") {
+		if len(name.text) > maxName {
+			p.fail("a name of more than %d bytes", maxName)
+		}
 		name.text += "." + p.expect(tokName, "").text
 	}
 	return name

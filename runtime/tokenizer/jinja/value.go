@@ -34,7 +34,7 @@ type (
 	namespace struct{ attrs *Dict }
 	iterator  struct { // gives each item once
 		items []Value
-		fill  func() []Value // makes the items when the first is asked for, nil if they are there
+		fill  func() []Value // makes the items when the first is asked for (env.fill), nil if they are there
 	}
 	view struct {
 		name  string
@@ -84,8 +84,25 @@ func (d *Dict) set(hash any, key, v Value) {
 	d.values = append(d.values, v)
 }
 
-// hash is v as a key of a Go map; equal values have equal hashes.
-func hash(v Value) (any, bool) {
+// tupleKey is a tuple as a key of a Go map: its values, each with its kind, and with its length where that differs.
+type tupleKey string
+
+// key is v as a key of a Go map, false if a mapping of Python cannot have it as a key. Equal values have equal keys.
+func (e *env) key(v Value) (any, bool) {
+	e.spend(1)
+	if t, ok := v.(tuple); ok {
+		b := e.builder()
+		ok := e.writeKey(b, t, 0)
+		return tupleKey(b.String()), ok
+	}
+	if s, ok := v.(string); ok {
+		e.scan(len(s))
+	}
+	return scalarKey(v)
+}
+
+// scalarKey is the key of a value that holds no others.
+func scalarKey(v Value) (any, bool) {
 	switch v := v.(type) {
 	case nil:
 		return struct{}{}, true
@@ -105,18 +122,40 @@ func hash(v Value) (any, bool) {
 			return i, true
 		}
 		return v, !math.IsNaN(v)
-	case tuple:
-		parts := ""
-		for _, x := range v {
-			h, ok := hash(x)
-			if !ok {
-				return nil, false
-			}
-			parts += fmt.Sprintf("%T %q ", h, fmt.Sprint(h))
-		}
-		return [1]string{parts}, true
 	}
 	return nil, false
+}
+
+// writeKey writes what tells v from all values that are not equal to it. A tuple that holds another one twice is
+// written, and paid for, as what it stands for.
+func (e *env) writeKey(b *builder, v Value, depth int) bool {
+	e.spend(1)
+	e.deep(depth)
+	if t, ok := v.(tuple); ok {
+		b.WriteByte('(')
+		for _, x := range t {
+			if !e.writeKey(b, x, depth+1) {
+				return false
+			}
+		}
+		b.WriteByte(')')
+		return true
+	}
+	scalar, ok := scalarKey(v)
+	switch k := scalar.(type) {
+	case string:
+		b.WriteString("s" + strconv.Itoa(len(k)) + ":")
+		b.WriteString(k)
+	case int64:
+		b.WriteString("i" + strconv.FormatInt(k, 10) + ";")
+	case float64:
+		b.WriteString("f" + strconv.FormatUint(math.Float64bits(k), 16) + ";")
+	case struct{}:
+		b.WriteByte('n')
+	default:
+		b.WriteByte('u')
+	}
+	return ok
 }
 
 // FromJSON reads a JSON document; objects keep their order.
@@ -293,8 +332,11 @@ func (e *env) equalAt(a, b Value, depth int) bool {
 		return b == nil
 	case string:
 		b, ok := b.(string)
-		e.spend(len(a) / bytesPerStep)
-		return ok && a == b
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		e.scan(len(a))
+		return a == b
 	case *List:
 		b, ok := b.(*List)
 		return ok && items(a.Items, b.Items)
@@ -309,8 +351,8 @@ func (e *env) equalAt(a, b Value, depth int) bool {
 		if !ok || len(a.keys) != len(b.keys) {
 			return false
 		}
-		for h, i := range a.index {
-			j, ok := b.index[h]
+		for i, k := range a.keys {
+			j, ok := b.index[e.hash(k)]
 			if !ok || !e.equalAt(a.values[i], b.values[j], depth+1) {
 				return false
 			}
@@ -359,7 +401,7 @@ func (e *env) compareAt(a, b Value, depth int) int {
 	switch a := a.(type) {
 	case string:
 		if b, ok := b.(string); ok {
-			e.spend(min(len(a), len(b)) / bytesPerStep)
+			e.scan(min(len(a), len(b)))
 			return strings.Compare(a, b)
 		}
 	case *List:
@@ -383,18 +425,15 @@ func (e *env) text(v Value) string {
 	case *undefined:
 		return ""
 	}
-	var b strings.Builder
-	e.repr(&b, v, 0)
-	return e.grown(b.String())
+	b := e.builder()
+	e.repr(b, v, 0)
+	return b.String()
 }
 
 // repr writes repr(v).
-func (e *env) repr(b *strings.Builder, v Value, depth int) {
+func (e *env) repr(b *builder, v Value, depth int) {
 	e.spend(1)
 	e.deep(depth)
-	if b.Len() > maxOutput {
-		e.fail("a text is too long")
-	}
 	list := func(open, end string, items []Value) {
 		b.WriteString(open)
 		for i, x := range items {
@@ -415,8 +454,7 @@ func (e *env) repr(b *strings.Builder, v Value, depth int) {
 	case float64:
 		b.WriteString(formatFloat(v))
 	case string:
-		e.spend(len(v) / bytesPerStep)
-		e.quote(b, v)
+		quote(b, v)
 	case *List:
 		list("[", "]", v.Items)
 	case tuple:
@@ -452,7 +490,7 @@ func (e *env) repr(b *strings.Builder, v Value, depth int) {
 }
 
 // escape writes a character as \, kind and hexadecimal digits.
-func escape(b *strings.Builder, kind byte, r rune, digits int) {
+func escape(b *builder, kind byte, r rune, digits int) {
 	b.WriteByte('\\')
 	b.WriteByte(kind)
 	for digits--; digits >= 0; digits-- {
@@ -461,7 +499,8 @@ func escape(b *strings.Builder, kind byte, r rune, digits int) {
 }
 
 // quote writes the repr of a string.
-func (e *env) quote(b *strings.Builder, s string) {
+func quote(b *builder, s string) {
+	b.m.scan(2 * len(s))
 	mark := '\''
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
 		mark = '"'
@@ -480,8 +519,6 @@ func (e *env) quote(b *strings.Builder, s string) {
 			b.WriteString(`\t`)
 		case unicode.IsPrint(r):
 			b.WriteRune(r)
-		case b.Len() > maxOutput:
-			e.fail("a text is too long")
 		case r < 0x100:
 			escape(b, 'x', r, 2)
 		case r < 0x10000:
@@ -523,18 +560,13 @@ type jsonStyle struct {
 	item, key   string
 }
 
-func (e *env) json(b *strings.Builder, v Value, s *jsonStyle, depth int) {
+func (e *env) json(b *builder, v Value, s *jsonStyle, depth int) {
 	e.spend(1)
 	e.deep(depth)
-	if b.Len() > maxOutput {
-		e.fail("a text is too long")
-	}
 	line := func(depth int) {
 		if s.lines {
-			if e.spend(depth * len(s.indent) / bytesPerStep); b.Len()+depth*len(s.indent) > maxOutput {
-				e.fail("a text is too long")
-			}
-			b.WriteString("\n" + strings.Repeat(s.indent, depth))
+			b.WriteByte('\n')
+			b.repeat(s.indent, depth)
 		}
 	}
 	list := func(items []Value) {
@@ -563,8 +595,7 @@ func (e *env) json(b *strings.Builder, v Value, s *jsonStyle, depth int) {
 	case float64:
 		b.WriteString(jsonFloat(v))
 	case string:
-		e.spend(len(v) / bytesPerStep)
-		e.jsonString(b, v, s.ascii)
+		jsonString(b, v, s.ascii)
 	case *List:
 		list(v.Items)
 	case tuple:
@@ -574,6 +605,7 @@ func (e *env) json(b *strings.Builder, v Value, s *jsonStyle, depth int) {
 			b.WriteString("{}")
 			return
 		}
+		e.hold(8 * len(v.keys))
 		order := make([]int, len(v.keys))
 		for i := range order {
 			order[i] = i
@@ -589,7 +621,7 @@ func (e *env) json(b *strings.Builder, v Value, s *jsonStyle, depth int) {
 			line(depth + 1)
 			switch k := v.keys[i].(type) {
 			case string:
-				e.jsonString(b, k, s.ascii)
+				jsonString(b, k, s.ascii)
 			case nil:
 				b.WriteString(`"null"`)
 			case bool:
@@ -624,12 +656,11 @@ func jsonFloat(f float64) string {
 	}
 }
 
-func (e *env) jsonString(b *strings.Builder, s string, ascii bool) {
+func jsonString(b *builder, s string, ascii bool) {
+	b.m.scan(len(s))
 	b.WriteByte('"')
 	for _, r := range s {
 		switch {
-		case b.Len() > maxOutput:
-			e.fail("a text is too long")
 		case r == '"' || r == '\\':
 			b.WriteByte('\\')
 			b.WriteRune(r)

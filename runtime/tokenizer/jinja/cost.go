@@ -1,0 +1,49 @@
+package jinja
+
+// Every filter, test and method is charged by whoever calls it, whatever it does: one look at its operand and at each
+// argument before it runs, and the memory of the text that it returns. What takes more than that (sorting, case, parts of
+// parts) charges the rest itself. The tables name the exceptions, so that something new is charged without a word.
+
+// bare names what takes as long for a large operand as for a small one, or charges all that it looks at itself.
+type bare map[string]bool
+
+func names(of ...string) bare {
+	out := bare{}
+	for _, name := range of {
+		out[name] = true
+	}
+	return out
+}
+
+var (
+	// constantFilters do not look at their operand.
+	constantFilters = names("d", "default", "map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "items", "abs", "round")
+	// constantTests do not look at their operand, or compare it step by step.
+	constantTests = names("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string", "mapping", "sequence", "iterable", "callable",
+		"sameas", "even", "odd", "divisibleby", "in", "eq", "equalto", "==", "ne", "!=", "gt", "greaterthan", ">", "ge", ">=", "lt", "lessthan", "<", "le", "<=")
+	// constantMethods look at one end of the text, and charge how far.
+	constantMethods = names("startswith", "endswith", "removeprefix", "removesuffix", "strip", "lstrip", "rstrip", "get", "keys", "values")
+
+	// sharing filters and methods return what was there before, a part of it, or a text that they charge themselves.
+	sharing = names("d", "default", "first", "last", "min", "max", "sum", "string", "safe", "trim", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "get",
+		"join", "replace", "indent", "format", "tojson", "lower", "upper", "capitalize", "title")
+)
+
+// charged runs a filter, test or method and charges what it takes at least.
+func (e *env) charged(constant bare, name string, operand Value, a *args, run func() Value) Value {
+	if !constant[name] {
+		e.pass(operand)
+	}
+	e.spend(1 + (len(a.positional)+len(a.names))/8)
+	for _, v := range a.positional {
+		e.pass(v)
+	}
+	for _, v := range a.values {
+		e.pass(v)
+	}
+	out := run()
+	if text, ok := out.(string); ok && !sharing[name] {
+		e.grow(len(text))
+	}
+	return out
+}

@@ -1,0 +1,196 @@
+package jinja
+
+import (
+	"context"
+	"errors"
+	"strings"
+)
+
+// Bounds of one execution. A long conversation takes some 10,000 steps.
+//
+// The idea: a template can do nothing that is not counted, because whatever could take long or fill memory goes
+// through this file. There are three counters. A step is a node of the template that is evaluated, or a value that is
+// looked at: both take well under a microsecond. Bytes that are looked at are steps too, 64 to one. Memory is all that
+// was ever made, alive or not, so that no collection has to be understood. It also costs steps. Recursion of every kind,
+// in the template and in its values, is counted as depth.
+const (
+	maxSteps     = 2_000_000
+	bytesPerStep = 64       // a step also stands for this many bytes looked at
+	maxMemory    = 64 << 20 // of all values made, in bytes
+	maxOutput    = 16 << 20 // of the whole and of values written out, in bytes
+	maxDepth     = 200      // calls of macros, and values in each other
+	maxStack     = 10_000   // expressions, statements and lazy filters being evaluated in each other
+	maxRange     = 100_000
+)
+
+// What the parts of values take in memory beside what they hold.
+const (
+	objectBytes    = 32  // any value with a pointer of its own
+	scopeBytes     = 320 // the first variable of a scope
+	variableBytes  = 64
+	dictBytes      = 352 // the first key of a mapping
+	entryBytes     = 96  // each key of a mapping
+	undefinedBytes = 192 // with its message
+	methodBytes    = 96
+	lazyBytes      = 256
+)
+
+// ErrLimit is the cause of an Error when a template takes more time, memory or recursion than one may.
+var ErrLimit = errors.New("the template goes beyond its limits")
+
+// ErrRefused is the cause of an Error when the template refuses the conversation with raise_exception.
+var ErrRefused = errors.New("the template refuses the conversation")
+
+// meter counts what an execution takes.
+type meter struct {
+	ctx    context.Context
+	line   int // that is being executed
+	steps  int
+	asked  int // steps when ctx was last asked
+	bytes  int // looked at, less than a step
+	memory int
+	depth  int // calls of macros and loops in each other
+	stack  int // evaluations in each other
+}
+
+func (m *meter) fail(format string, args ...any) { throw(m.line, nil, format, args...) }
+
+// exceeded fails because of a bound.
+func (m *meter) exceeded(format string, args ...any) { throw(m.line, ErrLimit, format, args...) }
+
+// spend counts steps. It is also where an execution is interrupted.
+func (m *meter) spend(steps int) {
+	if steps < 0 || steps > maxSteps-m.steps {
+		m.exceeded("the template takes more than %d steps", maxSteps)
+	}
+	m.steps += steps
+	const often = 1 << 10 // steps; well under a millisecond
+	if m.steps-m.asked < often {
+		return
+	}
+	m.asked = m.steps
+	if err := m.ctx.Err(); err != nil {
+		throw(m.line, err, "%v", err)
+	}
+}
+
+// scan counts bytes that are looked at.
+func (m *meter) scan(bytes int) {
+	if m.bytes += bytes; m.bytes >= bytesPerStep {
+		m.spend(m.bytes / bytesPerStep)
+		m.bytes %= bytesPerStep
+	}
+}
+
+// hold counts memory before it is filled.
+func (m *meter) hold(bytes int) {
+	if bytes < 0 || bytes > maxMemory-m.memory {
+		m.exceeded("the template fills more than %d bytes", maxMemory)
+	}
+	m.memory += bytes
+	m.scan(bytes)
+}
+
+// grow counts the memory of a value of so many bytes before it is made.
+func (m *meter) grow(bytes int) {
+	if bytes > maxMemory {
+		bytes = maxMemory
+	}
+	m.hold(bytes + objectBytes)
+}
+
+// grown counts the memory of a text.
+func (m *meter) grown(s string) string {
+	m.grow(len(s))
+	return s
+}
+
+// deep bounds values in each other.
+func (m *meter) deep(depth int) {
+	if depth > maxDepth {
+		m.exceeded("more than %d values in each other", maxDepth)
+	}
+}
+
+// enter bounds what is being evaluated; the caller counts stack down again.
+func (m *meter) enter() {
+	if m.stack++; m.stack > maxStack {
+		m.exceeded("more than %d expressions and statements in each other", maxStack)
+	}
+}
+
+// called bounds calls in each other; the caller counts depth down again.
+func (m *meter) called() {
+	if m.depth++; m.depth > maxDepth {
+		m.exceeded("more than %d calls in each other", maxDepth)
+	}
+}
+
+// pass counts one look at each part of a value: the least that a filter, test or method takes.
+func (m *meter) pass(v Value) {
+	const pointer = 16
+	switch v := v.(type) {
+	case string:
+		m.scan(len(v))
+	case *List:
+		m.scan(pointer * len(v.Items))
+	case tuple:
+		m.scan(pointer * len(v))
+	case *Dict:
+		m.scan(2 * pointer * len(v.keys))
+	case *view:
+		m.scan(pointer * len(v.items))
+	case *loop:
+		m.scan(pointer * len(v.items))
+	}
+}
+
+// builder makes a text and counts it while it is written.
+type builder struct {
+	m    *meter
+	text strings.Builder
+	most int    // bytes
+	long string // what is said when there are more
+}
+
+// builder begins a text of a value.
+func (m *meter) builder() *builder {
+	m.hold(objectBytes)
+	return &builder{m: m, most: maxOutput, long: "a text is too long"}
+}
+
+func (b *builder) count(bytes int) {
+	if bytes > b.most-b.text.Len() {
+		b.m.exceeded("%s", b.long)
+	}
+	b.m.hold(bytes)
+}
+
+func (b *builder) WriteString(s string) (int, error) {
+	b.count(len(s))
+	return b.text.WriteString(s)
+}
+
+func (b *builder) WriteByte(c byte) error {
+	b.count(1)
+	return b.text.WriteByte(c)
+}
+
+func (b *builder) WriteRune(r rune) (int, error) {
+	b.count(4)
+	return b.text.WriteRune(r)
+}
+
+func (b *builder) Write(p []byte) (int, error) {
+	b.count(len(p))
+	return b.text.Write(p)
+}
+
+// repeat writes s so many times.
+func (b *builder) repeat(s string, times int) {
+	for ; times > 0 && s != ""; times-- {
+		b.WriteString(s)
+	}
+}
+
+func (b *builder) String() string { return b.text.String() }
