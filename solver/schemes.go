@@ -665,6 +665,9 @@ func (s *session) list(ph *phase) error {
 			for _, n := range sec.Nodes {
 				name := sec.Name + "." + n.Name
 				k, classed := s.classOf[name]
+				if p := s.packed; p.works() && name == p.node {
+					continue // what it takes depends on the head
+				}
 				if !classed {
 					scheme := n.Ops[len(n.Ops)-1].Scheme
 					if n.Exact {
@@ -775,22 +778,30 @@ func (s *session) sets() []uint64 {
 
 // assignments turns a pair of points into schemes. Prefill's has decode's for the head.
 func (s *session) assignments(p, d *point) (prefill, decode assignment) {
-	fill := func(ph *phase, x *point, a assignment) {
-		i := 0
-		for k, list := range ph.options {
-			if len(list) > 0 {
-				a[k] = list[x.pick[i]]
-				i++
-			}
+	decode = s.schemesOf(s.phases[1], d)
+	if p == nil {
+		return slices.Clone(decode), decode
+	}
+	prefill = s.schemesOf(s.phases[0], p)
+	for k := range prefill {
+		if len(s.phases[0].options[k]) == 0 {
+			prefill[k] = decode[k]
 		}
 	}
-	decode = make(assignment, len(s.classes))
-	fill(s.phases[1], d, decode)
-	prefill = slices.Clone(decode)
-	if p != nil {
-		fill(s.phases[0], p, prefill)
-	}
 	return prefill, decode
+}
+
+// schemesOf is a point of a phase as schemes; a32/w32 for classes that the phase does not decide.
+func (s *session) schemesOf(ph *phase, x *point) assignment {
+	a := s.uniform(op.A32W32)
+	i := 0
+	for k, list := range ph.options {
+		if len(list) > 0 {
+			a[k] = list[x.pick[i]]
+			i++
+		}
+	}
+	return a
 }
 
 // headKL is what the head costs in an assignment of decode: it counts in prefill too.
@@ -843,8 +854,9 @@ type found struct {
 
 // pair is a combination of assignments that waits to be looked at.
 type pair struct {
-	p, d  int
+	p, d  int // in the rankings of the phases
 	bound float64
+	whole bool // the bound counts everything
 }
 
 type pairs []pair
@@ -866,22 +878,23 @@ func (h *pairs) Pop() any {
 }
 
 // search finds the pair of assignments with the least objective below `below`, within the limits of
-// quality, that admits and try accept: it goes through the pairs in the order of their bounds, has those solved that
-// may still be the best, and ends where no bound is below the best. The first of equally good ones wins.
+// quality, that admits and try accept: it goes through the pairs in the order of what their shortest paths take (menus), has those
+// solved that may still be the best, and ends where none is below the best. As a rule the first that is accepted is the
+// best: that is best-first search with a bound that is exact but for what try adds. The first of equally good ones wins.
 // admits (nil: all) says whether a pair is worth trying.
 func (s *session) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool, try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
-	prefills, decodes := s.phases[0].points, s.phases[1].points
+	prefills, decodes := s.rankings()
 	none := len(s.phases[0].rows) == 0
-	if none {
-		prefills = []point{{}}
-	}
 	best := found{ns: below}
 	queue := &pairs{}
 	push := func(p, d int) {
-		if p < len(prefills) && d < len(decodes) {
-			if b := prefills[p].bound + decodes[d].bound; b < best.ns {
-				heap.Push(queue, pair{p, d, b})
-			}
+		x, ok := prefills.at(p)
+		y, also := decodes.at(d)
+		if !ok || !also {
+			return
+		}
+		if b := x.least + y.least; b < best.ns {
+			heap.Push(queue, pair{p, d, b, none})
 		}
 	}
 	push(0, 0)
@@ -899,19 +912,28 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		if err := ctx.Err(); err != nil {
 			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
-		push(x.p+1, x.d)
-		if x.p == 0 {
-			push(0, x.d+1)
+		var pp *point
+		if !none {
+			pp = &s.phases[0].points[prefills.order[x.p].point]
 		}
-		pp := &prefills[x.p]
-		if none {
-			pp = nil
-		}
-		prefill, decode := s.assignments(pp, &decodes[x.d])
-		if limit := s.phases[0].max; !none && limit > 0 && pp.kl+s.headKL(decode) > limit {
-			continue
-		}
-		if admits != nil && !admits(prefill, decode) {
+		prefill, decode := s.assignments(pp, &s.phases[1].points[decodes.order[x.d].point])
+		if !x.whole {
+			push(x.p+1, x.d)
+			if x.p == 0 {
+				push(0, x.d+1)
+			}
+			if limit := s.phases[0].max; limit > 0 && pp.kl+s.headKL(decode) > limit {
+				continue
+			}
+			if admits != nil && !admits(prefill, decode) {
+				continue
+			}
+			// Its turn comes again with what decode's head takes in prefill's programs.
+			x.whole = true
+			x.bound = max(x.bound, s.leastOfPoint(s.phases[0], prefill, false)+decodes.order[x.d].least)
+			if x.bound < best.ns {
+				heap.Push(queue, x)
+			}
 			continue
 		}
 		tried++

@@ -156,9 +156,11 @@ type session struct {
 	pools     map[poolKey]*pool
 	instances map[string]*instance    // by sectionKey
 	programs  map[programKey]*program // posed so far
-	divisions []planir.Decision       // how programs divide columns, offered to each other
-	said      map[string]bool         // processors whose lack of prices was mentioned
-	prefill   assignment              // chosen
+	menus     *menus
+	leasts    map[string][]int64 // by sectionKey, of each set of processors; nil: not known
+	divisions []planir.Decision  // how programs divide columns, offered to each other
+	said      map[string]bool    // processors whose lack of prices was mentioned
+	prefill   assignment         // chosen
 	decode    assignment
 	chosen    *planir.Solve // how, nil when there was no choice
 	bounds    []bound       // that all programs keep together
@@ -249,7 +251,7 @@ func sessionFor(in Input, want *demand) (*session, error) {
 		in.known = newFitted(in.Costs, in.SoC)
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
-		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}}
+		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]int64{}}
 	if in.suppose.schemes {
 		s.prices = supposed{s.prices}
 	}
