@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -88,13 +87,10 @@ func runBenchKernels(ctx context.Context, s *cli.Streams, o *kernelsOptions) err
 		return err
 	}
 	po := profiler.KernelOptions{Driver: d, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: o.rounds, Seed: 1}
-	if s.Terminal() {
-		bar := progressbar.NewOptions(o.rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("round"),
-			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
-		defer func() { _ = bar.Finish() }()
-		po.Progress = func(round int) { _ = bar.Set(round) }
-	}
+	line := s.Line(false)
+	po.Progress = func(round int) { line.Bar("round", round, o.rounds, "") }
 	list, err := profiler.Kernels(ctx, po)
+	line.End()
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -213,16 +212,12 @@ A refusal names the step that failed.
 				return err
 			}
 			defer b.Close()
-			var bar *progressbar.ProgressBar
-			if err := b.VerifyAll(c.Context(), func(done, total int64) {
-				if !s.Terminal() {
-					return
-				}
-				if bar == nil {
-					bar = progressbar.DefaultBytes(total, "verify")
-				}
-				_ = bar.Set64(done)
-			}); err != nil {
+			line := s.Line(false)
+			err = b.VerifyAll(c.Context(), func(done, total int64) {
+				line.Show("verify: %v of %v", unit.Bytes(done), unit.Bytes(total))
+			})
+			line.End()
+			if err != nil {
 				return err
 			}
 			doc := map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()}

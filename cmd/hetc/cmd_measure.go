@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -337,15 +336,14 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	}
 	po := profilerOptions(soc, o.seed)
 	po.Budget, po.Rounds = budget, o.rounds
-	if s.Terminal() {
-		bar := progressbar.NewOptions(len(requests)*o.rounds, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("profile"),
-			progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
+	line := s.Line(false)
+	if line != nil {
 		po.Progress = func(p profiler.Progress) {
-			bar.Describe(fmt.Sprintf("profile (%s left) %s", p.Left.Round(time.Second), p.Key))
-			_ = bar.Set(p.Done)
+			line.BarLeft("profile", p.Done, p.Total, p.Left, p.Key)
 		}
 	}
 	rep, err := profiler.Run(ctx, soc, requests, rec, po)
+	line.End()
 	if err != nil {
 		if rec.Set().Len() == 0 { // there is nothing to resume
 			return errors.Join(err, rec.Close(), os.Remove(o.out))

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -242,16 +240,11 @@ func (o *qualityOptions) compare(ctx context.Context, s *cli.Streams, text *tria
 
 // progress returns what shows on a terminal how much of the work is done and how long the rest will take.
 func progress(s *cli.Streams, what string) func(done, all int, part string) {
-	if !s.Terminal() {
-		return func(int, int, string) {}
-	}
-	bar := progressbar.NewOptions(1, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription(what),
-		progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
-	began := time.Now()
+	line := s.Line(false)
 	return func(done, all int, part string) {
-		left := time.Duration(float64(time.Since(began)) / float64(done) * float64(all-done))
-		bar.Describe(fmt.Sprintf("%s (%s left) %s", what, left.Round(time.Second), part))
-		bar.ChangeMax(all)
-		_ = bar.Set(done)
+		line.Bar(what, done, all, part)
+		if done == all {
+			line.End()
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
@@ -98,16 +97,10 @@ func runCompilerOnly(c *cobra.Command, s *cli.Streams, o *profileOptions) error 
 			fo.Bakers[b.Name()] = b
 		}
 	}
-	if s.Terminal() {
-		var bar *progressbar.ProgressBar
-		fo.Progress = func(done, all int, key string) {
-			if bar == nil {
-				bar = progressbar.NewOptions(all, progressbar.OptionSetWriter(s.Err), progressbar.OptionSetDescription("compile"), progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())
-			}
-			_ = bar.Set(done)
-		}
-	}
+	line := s.Line(false)
+	fo.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
 	rep, err := profiler.CompilerFacts(c.Context(), part, requests, rec, fo)
+	line.End()
 	if err != nil {
 		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
 			return errors.Join(err, rec.Close(), os.Remove(o.out))

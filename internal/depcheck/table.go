@@ -95,7 +95,7 @@ var table = []room{
 // commandLine are the modules for talking to people; they stay out of every other room.
 var commandLine = []string{
 	"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/olekukonko/tablewriter",
-	"github.com/schollz/progressbar/v3", "golang.org/x/term", sysUnix,
+	"golang.org/x/term", sysUnix,
 }
 
 // cmdOnly are rooms that only command lines import: they bind implementations to interfaces. The papers' items, which

@@ -38,7 +38,8 @@ type Streams struct {
 	Err  io.Writer // everything else
 	JSON bool      // results and errors as one JSON document on Out
 
-	answered bool // there was a result: an error that follows has no document of its own
+	answered bool  // there was a result: an error that follows has no document of its own
+	line     *Line // of progress, nil: none
 }
 
 // Printf writes a part of the human result; under --json it is silent.
@@ -72,6 +73,7 @@ func (s *Streams) Notef(format string, args ...any) {
 
 // say writes each line of a text to standard error after the program's name and what it is.
 func (s *Streams) say(kind, text string) {
+	s.line.clear()
 	for line := range strings.SplitSeq(text, "\n") {
 		fmt.Fprintf(s.Err, "%s: %s%s\n", s.Tool, kind, visible(line))
 	}
