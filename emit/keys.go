@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/bundle"
@@ -25,7 +26,7 @@ import (
 // The environment variables a signing key may come from, for CI systems. Setting both is an
 // error.
 const (
-	EnvSigningKey     = "HETC_SIGNING_KEY"      // the PEM text itself
+	EnvSigningKey     = child.EnvSigningKey     // the PEM text itself
 	EnvSigningKeyFile = "HETC_SIGNING_KEY_FILE" // a file that holds it
 )
 
@@ -115,22 +116,18 @@ func createFile(path string, data []byte, mode os.FileMode) error {
 }
 
 // LoadSigningKey reads the key at path, or, when path is empty, from the environment
-// (EnvSigningKey, EnvSigningKeyFile). EnvSigningKey is removed from the environment, so that
-// child processes do not inherit the secret. No key anywhere is an error: there is no
-// unsigned bundle.
+// (EnvSigningKey, EnvSigningKeyFile). Either way EnvSigningKey leaves the environment, see
+// child.TakeSigningKey. No key anywhere is an error: there is no unsigned bundle.
 func LoadSigningKey(path string) (*PrivateKey, error) {
+	text, hasText := child.SigningKey()
 	if path != "" {
 		return loadKey(path)
 	}
-	text, hasText := os.LookupEnv(EnvSigningKey)
 	file, hasFile := os.LookupEnv(EnvSigningKeyFile)
 	switch {
 	case hasText && hasFile:
 		return nil, diag.New(diag.ClassUsage, "both %s and %s are set", EnvSigningKey, EnvSigningKeyFile).WithHint("unset one of them")
 	case hasText:
-		if err := os.Unsetenv(EnvSigningKey); err != nil {
-			return nil, fmt.Errorf("remove %s from the environment: %w", EnvSigningKey, err)
-		}
 		return ParseKey([]byte(text), EnvSigningKey)
 	case hasFile:
 		return loadKey(file)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/engines"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
@@ -28,11 +29,7 @@ import (
 // it are skipped without, unless HETC_REQUIRE lists llama.cpp.
 func nativeLlamaCpp(t *testing.T) string {
 	t.Helper()
-	dir := os.Getenv(engines.EnvDir)
-	if dir == "" {
-		dir = "../../.deps/llama.cpp"
-	}
-	t.Setenv(engines.EnvDir, dir)
+	require.Deps()
 	l, err := engines.FindLlamaCpp(true)
 	if err != nil {
 		require.Skip(t, "llama.cpp", err)
@@ -45,7 +42,7 @@ func TestBenchEnginesReal(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures the machine for seconds; run without -short")
 	}
-	t.Setenv(engines.EnvDir, nativeLlamaCpp(t))
+	t.Setenv(native.EnvDir, nativeLlamaCpp(t))
 	model, err := filepath.Abs("../../testdata/models/tiny-llama-kjv")
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +130,7 @@ func TestBenchEnginesEnded(t *testing.T) {
 				}
 			}
 			c := exec.Command("hetc", "bench", "engines", "--model", model, "--prompt-len", "8", "--gen", "2", "--depth", "4", "--profile-budget", "1s", "--work", shared)
-			c.Env = append(os.Environ(), engines.EnvDir+"="+dir)
+			c.Env = append(os.Environ(), native.EnvDir+"="+dir)
 			var errs bytes.Buffer
 			c.Stderr = &errs
 			if err := c.Start(); err != nil {

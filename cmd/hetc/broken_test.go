@@ -371,7 +371,7 @@ var brokenInputs = []broken{
 // gguf makes m.gguf, the demo model, changed.
 func gguf(change func([]byte) []byte) func(d *dir) {
 	return func(d *dir) {
-		d.hetc("models export " + d.model + " -o m.gguf")
+		d.hetc("models export $M -o m.gguf")
 		d.must(os.WriteFile(d.at("m.gguf"), change([]byte(d.read(d.at("m.gguf")))), 0o644))
 	}
 }
@@ -386,10 +386,24 @@ func nanPlan(damage func(map[string]any, []byte)) func(d *dir) {
 	}
 }
 
+// words are those of a command line in which $A is the directory of artifacts and $M the model.
+func (d *dir) words(line string) []string {
+	return wordsOf(line, "$A", d.artifacts, "$M", d.model)
+}
+
+// wordsOf are the words of a command line, in which names are replaced by paths: these may hold blanks.
+func wordsOf(line string, replaced ...string) []string {
+	words := strings.Fields(line)
+	for i, word := range words {
+		words[i] = strings.NewReplacer(replaced...).Replace(word)
+	}
+	return words
+}
+
 // hetc runs a command that succeeds.
 func (d *dir) hetc(line string) {
 	d.Helper()
-	c := exec.Command("hetc", strings.Fields(line)...)
+	c := exec.Command("hetc", d.words(line)...)
 	c.Dir = d.path
 	if out, err := c.CombinedOutput(); err != nil {
 		d.Fatalf("hetc %s: %v\n%s", line, err, out)
@@ -441,23 +455,22 @@ func TestBrokenInputs(t *testing.T) {
 			if b.make != nil {
 				b.make(d)
 			}
-			line := strings.NewReplacer("$A", whole.path, "$M", whole.model).Replace(b.args)
 			before := snapshot(t, d.path)
 			for _, asJSON := range []bool{false, true} {
-				words := strings.Fields(line)
+				words := d.words(b.args)
 				if asJSON {
 					words = append(words, "--json")
 				}
 				code, stdout, stderr := refused(t, &b, d.path, words)
 				if code != b.code {
-					t.Errorf("%s: exit code %d, want %d\n%s", line, code, b.code, stderr)
+					t.Errorf("%s: exit code %d, want %d\n%s", b.args, code, b.code, stderr)
 				}
 				checkText(t, &b, stderr)
 				if asJSON && b.limit != "exec >/dev/full" {
 					checkDocument(t, &b, stdout)
 				}
 				if after := snapshot(t, d.path); !maps.Equal(before, after) {
-					t.Errorf("%s: left %v, before there was %v", line, after, before)
+					t.Errorf("%s: left %v, before there was %v", b.args, after, before)
 				}
 			}
 		})

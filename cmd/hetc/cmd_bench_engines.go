@@ -65,8 +65,8 @@ With --text the quality of both is measured: mean KL divergence from the same we
 often the likeliest token is the same. It needs a model with a tokenizer: where --model has none,
 --quality-model names one, for which the same schemes are measured.
 
-llama.cpp is looked for in $HETC_NATIVE_DIR, in .deps/llama.cpp (make deps-bench makes it) and in PATH. --work
-keeps plans, bundles and the other engine's files, and uses those that are there.
+llama.cpp is looked for in $HETC_NATIVE_DIR, beside this program, in .deps/llama.cpp of the checkout it
+lies in (make deps-bench makes it) and in PATH. --work keeps plans, bundles and the other engine's files, and uses those that are there.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,

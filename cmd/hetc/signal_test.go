@@ -43,7 +43,7 @@ func TestSignals(t *testing.T) {
 				var p *exec.Cmd
 				var out, errs bytes.Buffer
 				for delay := c.delay; ; delay *= 2 {
-					p = exec.Command("hetc", strings.Fields(strings.NewReplacer("$A", whole.path, "$B", more.path).Replace(c.args))...)
+					p = exec.Command("hetc", wordsOf(c.args, "$A", whole.path, "$B", more.path)...)
 					p.Dir, p.Stdout, p.Stderr = d, &out, &errs
 					if err := p.Start(); err != nil {
 						t.Fatal(err)

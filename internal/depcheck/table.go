@@ -28,7 +28,10 @@ var table = []room{
 	{path: "internal/wholefile"},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/canon"},
-	{path: "internal/native", third: []string{"github.com/ebitengine/purego", sysUnix}},
+	{path: "internal/child"},
+	{path: "internal/openfiles"},
+	{path: "internal/pins"},
+	{path: "internal/native", may: []string{"internal/pins"}, third: []string{"github.com/ebitengine/purego", sysUnix}},
 	{path: "internal/affinity", third: []string{sysUnix}},
 	{path: "internal/require", may: []string{"internal/native", "runtime/driver"}}, // native: the name of its variable; driver: a reason that no requirement overrides
 	{path: "internal/mem", third: []string{sysUnix}},
@@ -62,7 +65,7 @@ var table = []room{
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,
-	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx"}},                                                                  // onnx: what an artifact computes is checked
+	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx", "internal/child"}},                                                // onnx: what an artifact computes is checked
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
 	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
@@ -78,11 +81,11 @@ var table = []room{
 	{path: "solver/milp"},
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
-	{path: "solver/highs", may: []string{"solver/milp", "internal/native"}, third: []string{"github.com/tetratelabs/wazero"}},
+	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
-	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver"}},
-	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
+	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
+	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
 
 	{path: "internal/papers", may: []string{"solver", "solver/problem", "solver/exact", "roofline", "models", "socs", "internal/decode", "profiler/stat"}}, // exact: what a paper decided is decided again, by the engine itself
 	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},

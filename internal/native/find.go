@@ -14,7 +14,7 @@ import (
 // EnvDir names a folder that is searched before all others.
 const EnvDir = "HETC_NATIVE_DIR"
 
-// Deps is the folder that `make deps` fills.
+// Deps is the folder of a checkout that `make deps` fills.
 const Deps = ".deps"
 
 // Search says what a library is called and where it may lie.
@@ -57,57 +57,35 @@ func Find(s Search) (l *Library, tried []string, err error) {
 	return nil, tried, &Error{Path: s.Folder, Problem: Absent}
 }
 
-// Locate is the first file that is there: the named one; in $HETC_NATIVE_DIR; in .deps of the current folder;
-// beside the executable and its folder. It is empty when there is none. Nothing is opened: this works in
-// builds that open no libraries. The error is an *Error: the folder that the environment names cannot be searched.
+// Locate is the first file that is there: the named one, or the one in the first of Places that has one. It is empty when there is
+// none. Nothing is opened: this works in builds that open no libraries. The error is an *Error: the folder that the
+// environment names cannot be searched, or the file is not what `make deps` fetched.
 func Locate(s Search) (file string, tried []string, err error) {
 	if s.File != "" {
 		path := s.File
 		if named(path) {
 			path = "." + string(filepath.Separator) + path // a file, not a name for the loader
 		}
-		return path, []string{s.File}, nil
+		return path, []string{s.File}, s.pinned(path, false)
 	}
-	for _, dir := range s.dirs() {
-		named := dir == filepath.Clean(os.Getenv(EnvDir))
-		file, err := s.in(dir)
+	for _, place := range places(s.Folder) {
+		file, err := s.in(place.dir)
+		shown := place.dir
 		switch {
+		case place.shared:
+			shown += " (passed over: others may write there)"
 		case file != "":
-			return file, append(tried, dir), nil
-		case err != nil && named && isFile(dir):
-			return "", append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
-		case named && errors.Is(err, fs.ErrPermission):
-			return "", append(tried, dir), &Error{Path: dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
+			return file, append(tried, shown), s.pinned(file, place.checkout)
+		case err != nil && place.chosen && isFile(place.dir):
+			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: EnvDir + " names a file, want a folder"}
+		case place.chosen && errors.Is(err, fs.ErrPermission):
+			return "", append(tried, shown), &Error{Path: place.dir, Problem: NoFolder, Detail: EnvDir + " names a folder that cannot be read"}
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			dir += fmt.Sprintf(" (%s)", reason(err))
+			shown += fmt.Sprintf(" (%s)", reason(err))
 		}
-		tried = append(tried, dir)
+		tried = append(tried, shown)
 	}
 	return "", tried, nil
-}
-
-func (s Search) dirs() []string {
-	var dirs []string
-	add := func(dir string) {
-		for _, d := range []string{filepath.Join(dir, s.Folder), dir} {
-			if !slices.Contains(dirs, d) {
-				dirs = append(dirs, d)
-			}
-		}
-	}
-	if dir := os.Getenv(EnvDir); dir != "" {
-		add(dir)
-	}
-	dirs = append(dirs, filepath.Join(Deps, s.Folder))
-	if self, err := os.Executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(self); err == nil {
-			self = real
-		}
-		at := filepath.Dir(self)
-		dirs = append(dirs, filepath.Join(at, Deps, s.Folder), filepath.Join(filepath.Dir(at), Deps, s.Folder))
-		add(at)
-	}
-	return dirs
 }
 
 func isFile(path string) bool {

@@ -26,6 +26,7 @@ const (
 	MissingSymbol                    // the library lacks a function
 	NoFolder                         // what is to be a folder with libraries is none
 	NotBuiltIn                       // this build of the program opens no libraries
+	Altered                          // it lies where `make deps` puts libraries, and is not what it fetched
 )
 
 func (p Problem) String() string {
@@ -42,6 +43,8 @@ func (p Problem) String() string {
 		return "no folder"
 	case NotBuiltIn:
 		return "not built in"
+	case Altered:
+		return "altered"
 	}
 	return fmt.Sprintf("problem %d", int(p))
 }
@@ -69,6 +72,8 @@ func (e *Error) Error() string {
 		return s + fmt.Sprintf("has no function %q", e.Detail)
 	case NotBuiltIn:
 		s += "this program was built without library drivers"
+	case Altered:
+		s += "is not what make deps fetched"
 	default:
 		s += e.Problem.String()
 	}

@@ -280,7 +280,9 @@ func TestFind(t *testing.T) {
 	name := FileNames("calls")[0]
 	s := Search{Folder: "calls", Names: FileNames("calls"), System: []string{"libhetc-test-nothing.so"}}
 	t.Setenv(EnvDir, "")
-	if l, tried, err := Find(s); l != nil || err == nil || len(tried) < 4 || tried[0] != ".deps/calls" || tried[len(tried)-1] != "libhetc-test-nothing.so (system)" {
+	playProgram(t, filepath.Join(root, "bin", "hetc"))
+	nothing := []string{filepath.Join(root, "bin", "calls"), filepath.Join(root, "bin"), "libhetc-test-nothing.so (system)"}
+	if l, tried, err := Find(s); l != nil || err == nil || !slices.Equal(tried, nothing) {
 		t.Errorf("nothing anywhere: %v, tried %q", err, tried)
 	}
 	want := func(what, path string, n int) {
@@ -291,9 +293,21 @@ func TestFind(t *testing.T) {
 		}
 	}
 	put(".deps/calls/"+name, whole)
-	want("make deps", ".deps/calls/"+name, 1)
+	if l, tried, err := Find(s); l != nil || err == nil || !slices.Equal(tried, nothing) {
+		t.Errorf("the current directory: %v, %v, tried %q", l, err, tried)
+	}
+	put("go.mod", []byte("module example.com/other\n"))
+	if l, _, _ := Find(s); l != nil {
+		t.Error("a library in the .deps of another module was opened")
+	}
+	put("go.mod", []byte("module github.com/hetc/hetc\n\ngo 1.25\n"))
+	want("the checkout of the program", ".deps/calls/"+name, 3)
+	put("bin/"+name, whole)
+	want("beside the program", "bin/"+name, 2)
+	put("bin/calls/"+name, whole)
+	want("the library's own folder beside the program", "bin/calls/"+name, 1)
 	t.Setenv(EnvDir, filepath.Join(root, "mine"))
-	want("folder that is not there", ".deps/calls/"+name, 3)
+	want("folder that is not there", "bin/calls/"+name, 3)
 	put("mine/"+name, whole)
 	want("the folder itself", "mine/"+name, 2)
 	put("mine/calls/"+name, whole)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/solver/milp"
@@ -85,6 +86,7 @@ func (n *Native) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp
 		return milp.Result{}, interrupted(nativeName, ctx)
 	}
 	c := exec.CommandContext(ctx, n.program, workerArg, n.library)
+	c.Env = child.Env()
 	c.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	c.Stderr = &tail{b: &stderr}

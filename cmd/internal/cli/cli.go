@@ -27,7 +27,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
+	_ "github.com/hetc/hetc/internal/openfiles" // the first thing that a program does
 )
 
 // Streams is where a command reads and speaks.
@@ -322,6 +324,7 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 			fmt.Fprintf(errw, "%s\n", debug.Stack())
 		}
 	}()
+	child.TakeSigningKey()
 	cmd := Prepare(s, root, args...)
 	ctx, stop := signalContext()
 	defer stop()

@@ -5,7 +5,6 @@ import (
 	"archive/zip"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -38,16 +37,11 @@ func fetch(ctx context.Context, dir string, p pkg) (archive string, err error) {
 		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], p.Name, p.Version, len(found))
 	}
 	archive = filepath.Join(dir, found[0].Name())
-	f, err := os.Open(archive)
+	got, err := digest(archive)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	if got := fmt.Sprintf("%x", h.Sum(nil)); got != p.SHA256 {
+	if got != p.SHA256 {
 		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", p.Name, p.Version, got, p.SHA256)
 	}
 	return archive, nil

@@ -16,40 +16,59 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/hetc/hetc/internal/child"
 )
 
 func main() {
 	dir := flag.String("dir", ".deps", "directory for what is fetched")
+	digests := flag.Bool("pins", false, "print the rows of internal/pins for what is named, on every platform, and keep nothing")
 	flag.Parse()
+	child.TakeSigningKey() // clients of registries and compilers get all else: proxies, certificates, accounts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *dir, flag.Args()); err != nil {
+	err := error(nil)
+	if *digests {
+		err = printPins(ctx, os.Stdout, flag.Args())
+	} else {
+		err = run(ctx, *dir, flag.Args())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "deps:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// names are what can be fetched.
-var names = strings.Join([]string{onnxRuntime[0].Name, highs.Name, highsNative[0].Name, llamaCpp.Name, qnn.Name}, ", ")
+// recipes are all there are; those of one name follow each other.
+var recipes = slices.Concat(onnxRuntime, []recipe{highs}, highsNative, []recipe{llamaCpp, qnn})
 
-// choose is the recipe of that name for a platform; nil when the name is known, but not for it.
-func choose(name, goos, arch string) (*recipe, error) {
-	switch name {
-	case llamaCpp.Name:
-		return &llamaCpp, nil
-	case highs.Name:
-		return &highs, nil
+// names are what can be fetched.
+var names = func() string {
+	var list []string
+	for _, r := range recipes {
+		if !slices.Contains(list, r.Name) {
+			list = append(list, r.Name)
+		}
 	}
+	return strings.Join(list, ", ")
+}()
+
+// choose is the recipe of that name for a platform; nil when the name is known, but not for it. What is built here is
+// chosen anywhere: its recipe says where it works.
+func choose(name, goos, arch string) (*recipe, error) {
 	known := false
-	for _, list := range [][]recipe{onnxRuntime, highsNative, {qnn}} {
-		for i, r := range list {
-			known = known || r.Name == name
-			if r.Name == name && r.OS == goos && r.Arch == arch {
-				return &list[i], nil
-			}
+	for i := range recipes {
+		r := &recipes[i]
+		if r.Name != name {
+			continue
+		}
+		known = true
+		if r.OS == "" || r.Source != "" || r.OS == goos && r.Arch == arch {
+			return r, nil
 		}
 	}
 	if known {

@@ -92,6 +92,9 @@ func (r *recipe) make(ctx context.Context, dir string) (made bool, err error) {
 	if err := r.build(ctx, temp, out); err != nil {
 		return false, err
 	}
+	if err := r.verify(out); err != nil {
+		return false, err
+	}
 	if err := os.WriteFile(filepath.Join(out, recipeFile), want, 0o644); err != nil {
 		return false, err
 	}
@@ -125,7 +128,7 @@ func (r *recipe) missing() (names []string) {
 	return names
 }
 
-// complete reports whether nothing was taken out of a finished folder.
+// complete reports whether nothing was taken out of a finished folder, and nothing pinned in it was changed.
 func (r *recipe) complete(dir string) bool {
 	names := append([]string{}, r.Link...)
 	for _, f := range r.Files {
@@ -139,7 +142,7 @@ func (r *recipe) complete(dir string) bool {
 			return false
 		}
 	}
-	return true
+	return r.verify(dir) == nil
 }
 
 func (r *recipe) build(ctx context.Context, temp, out string) error {

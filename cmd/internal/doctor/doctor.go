@@ -15,6 +15,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
@@ -374,7 +375,7 @@ func clock(now time.Time) Finding {
 // signingKey checks what the environment says about the key, without reading its contents.
 func signingKey() Finding {
 	const name = "signing key"
-	_, text := os.LookupEnv(emit.EnvSigningKey)
+	text, _ := child.HasSigningKey()
 	file, hasFile := os.LookupEnv(emit.EnvSigningKeyFile)
 	switch {
 	case text && hasFile:

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/native"
 )
 
 // LlamaCpp are the programs of one build of llama.cpp.
@@ -29,22 +30,10 @@ const (
 	llamaPerplexity = "llama-perplexity"
 )
 
-// EnvDir names a folder that is searched before all others.
-const EnvDir = "HETC_NATIVE_DIR"
-
-// FindLlamaCpp looks for llama-bench in $HETC_NATIVE_DIR and its llama.cpp, in .deps/llama.cpp of the current folder and
-// beside this executable and its folder, and in PATH. What it needs of the other programs must lie beside it.
+// FindLlamaCpp looks for llama-bench in the folders that libraries are looked for in ($HETC_NATIVE_DIR, beside this
+// executable, .deps of the checkout it lies in), and in PATH. What it needs of the other programs must lie beside it.
 func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
-	var dirs []string
-	if dir := os.Getenv(EnvDir); dir != "" {
-		dirs = append(dirs, dir, filepath.Join(dir, "llama.cpp"))
-	}
-	const made = ".deps/llama.cpp"
-	dirs = append(dirs, made)
-	if self, err := os.Executable(); err == nil {
-		at := filepath.Dir(self)
-		dirs = append(dirs, filepath.Join(at, made), filepath.Join(filepath.Dir(at), made))
-	}
+	dirs := native.Places("llama.cpp")
 	for _, dir := range dirs {
 		if st, err := os.Stat(filepath.Join(dir, llamaBench)); err == nil && st.Mode().IsRegular() {
 			return complete(dir, perplexity)
@@ -54,7 +43,7 @@ func FindLlamaCpp(perplexity bool) (*LlamaCpp, error) {
 		return complete(filepath.Dir(path), perplexity)
 	}
 	return nil, diag.New(diag.ClassUnavailable, "llama.cpp: no %s in %s, nor in PATH", llamaBench, strings.Join(dirs, ", ")).
-		WithHint("make deps-bench fetches and builds it; or set %s to the folder of one that you have", EnvDir)
+		WithHint("make deps-bench fetches and builds it; or set %s to the folder of one that you have", native.EnvDir)
 }
 
 func complete(dir string, perplexity bool) (*LlamaCpp, error) {
@@ -69,7 +58,7 @@ func complete(dir string, perplexity bool) (*LlamaCpp, error) {
 	for _, name := range need {
 		if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
 			return nil, diag.New(diag.ClassUnavailable, "llama.cpp: %s lies in %q without %s", llamaBench, dir, name).
-				WithHint("make deps-bench builds all of them; or set %s to a folder that has them", EnvDir)
+				WithHint("make deps-bench builds all of them; or set %s to a folder that has them", native.EnvDir)
 		}
 	}
 	return &LlamaCpp{Dir: dir}, nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 )
 
@@ -42,6 +43,7 @@ func Run(ctx context.Context, l Limits, program string, args ...string) (Done, e
 	limited, cancel := context.WithTimeout(ctx, l.Time)
 	defer cancel()
 	c := exec.CommandContext(limited, program, args...)
+	c.Env = child.Env()
 	out := &bounded{most: mostOutput, full: cancel}
 	complaints := &ends{keep: keptComplaints}
 	c.Stdout, c.Stderr = out, complaints

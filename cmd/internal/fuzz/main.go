@@ -21,6 +21,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/hetc/hetc/internal/child"
 )
 
 func main() {
@@ -29,6 +31,7 @@ func main() {
 	flag.StringVar(&o.only, "run", "", "only targets of which PACKAGE.TARGET contains this")
 	flag.Int64Var(&o.memoryMiB, "memory", 512, "MiB that no process of a target may exceed")
 	flag.Parse()
+	child.TakeSigningKey() // go and the tests need all else
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := o.run(ctx, flag.Args()); err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
@@ -351,17 +352,22 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 	if c.Sign == signNever {
 		return nil, nil
 	}
-	if c.Key != "" || os.Getenv(emit.EnvSigningKey) != "" || os.Getenv(emit.EnvSigningKeyFile) != "" {
+	set, filled := child.HasSigningKey()
+	file, fileSet := os.LookupEnv(emit.EnvSigningKeyFile)
+	if c.Key != "" || filled || file != "" {
 		return emit.LoadSigningKey(c.inside(c.Key))
 	}
 	if c.Sign == signOptional {
 		return nil, nil
 	}
 	empty := ""
-	for _, name := range []string{emit.EnvSigningKey, emit.EnvSigningKeyFile} {
-		if _, set := os.LookupEnv(name); set {
-			empty = fmt.Sprintf(" (%s is set and empty: this job may not see the secret)", name)
-		}
+	if fileSet {
+		empty = emit.EnvSigningKeyFile
+	} else if set {
+		empty = emit.EnvSigningKey
+	}
+	if empty != "" {
+		empty = fmt.Sprintf(" (%s is set and empty: this job may not see the secret)", empty)
 	}
 	return nil, diag.New(diag.ClassInput, "build: bundles are wanted, and there is no key to sign them%s", empty).
 		WithHint("write key: FILE, or set %s or %s; for plans alone write sign: never", emit.EnvSigningKey, emit.EnvSigningKeyFile)

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/onnx"
@@ -676,7 +677,7 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	defer cancel()
 	p := exec.CommandContext(limited, tools.program, workerArg)
 	p.Dir = dir
-	p.Env = append(os.Environ(), "TMPDIR="+dir) // libraries leave files there
+	p.Env = child.Env("TMPDIR=" + dir) // libraries leave files there
 	group(p)
 	p.WaitDelay = time.Second
 	var said ends

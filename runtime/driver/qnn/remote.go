@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/ortapi"
 )
@@ -126,7 +127,7 @@ func openRemote(ctx context.Context, ort string, q ortapi.QNN) (*remote, error) 
 	}
 	r := &remote{c: exec.Command(self, workerArg), to: to, from: from, enc: gob.NewEncoder(to), dec: gob.NewDecoder(from), said: &tail{}}
 	r.c.ExtraFiles = []*os.File{theirIn, theirOut}
-	r.c.Env = append(os.Environ(), workerEnv+"=1")
+	r.c.Env = child.Env(workerEnv + "=1")
 	r.c.Stdout, r.c.Stderr = r.said, r.said
 	r.c.WaitDelay = time.Second
 	apart(r.c)

@@ -1,0 +1,39 @@
+//go:build unix
+
+package openfiles
+
+import "syscall"
+
+func init() {
+	if enough() {
+		return
+	}
+	_, _ = syscall.Write(2, []byte(refusal)) // nothing else can be done
+	syscall.Exit(unavailable)
+}
+
+// enough opens files to see whether it can, and closes them.
+func enough() bool {
+	const plenty = 64
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < limit.Max && limit.Max > plenty {
+		return true // package os raises it in its own initialisation
+	}
+	var open [fewest]int
+	for i := range open {
+		fd, err := syscall.Open("/dev/null", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+		if err != nil {
+			closeAll(open[:i])
+			return err != syscall.EMFILE && err != syscall.ENFILE
+		}
+		open[i] = fd
+	}
+	closeAll(open[:])
+	return true
+}
+
+func closeAll(descriptors []int) {
+	for _, fd := range descriptors {
+		_ = syscall.Close(fd) // nothing was written
+	}
+}
