@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// Commands that write, each to a path.
+// Commands that write to a disk, $D.
 var writers = map[string]string{
-	"fit":    "hetc fit --soc snapdragon-8gen3 --record $A/rec.jsonl -o ",
-	"solve":  "hetc solve --soc snapdragon-8gen3 --costs $A/costs.yaml --model $A/model -o ",
-	"keygen": "hetc keygen --out ",
-	"emit":   "hetc emit --plan $A/plan.yaml --model $A/model --key $A/k.key -o ",
-	"synth":  "hetc models synth qwen2-0.5b -o ",
-	"gguf":   "hetc models synth qwen2-0.5b -o $D/x.gguf --type ",
-	"export": "hetc models export $A/model -o $D/y.gguf --type ",
+	"fit":    "hetc fit --soc snapdragon-8gen3 --record $A/rec.jsonl -o $D/x",
+	"solve":  "hetc solve --soc snapdragon-8gen3 --costs $A/costs.yaml --model $A/model -o $D/x",
+	"keygen": "hetc keygen --out $D/x",
+	"emit":   "hetc emit --plan $A/plan.yaml --model $A/model --key $A/k.key -o $D/x",
+	"synth":  "hetc models synth qwen2-0.5b -o $D/x",
+	"gguf":   "hetc models synth qwen2-0.5b -o $D/x.gguf --type f16",
+	"export": "hetc models export $A/model -o $D/y.gguf --type f16",
 }
 
 // A full disk and a read-only file system end every command that writes with exit code 9, the reason and a
@@ -33,18 +33,9 @@ func TestFullAndReadOnlyDisk(t *testing.T) {
 	}()
 	whole := artifacts(t)
 	try := func(reason string) {
-		for name, args := range writers {
-			last := "x"
-			if name == "gguf" || name == "export" {
-				last = "f16"
-			}
-			line := strings.NewReplacer("$A", whole.path, "$D", disk).Replace(args)
-			if last == "x" {
-				line += filepath.Join(disk, last)
-			} else {
-				line += last
-			}
-			code, _, stderr := refused(t, &broken{}, t.TempDir(), strings.Fields(line))
+		for _, args := range writers {
+			line := wordsOf(args, "$A", whole.path, "$D", disk)
+			code, _, stderr := refused(t, &broken{}, t.TempDir(), line)
 			if code != 9 || !strings.Contains(stderr, reason) || !strings.Contains(stderr, "hetc: hint: ") {
 				t.Errorf("%s: exit code %d, want 9 and %q\n%s", line, code, reason, stderr)
 			}
