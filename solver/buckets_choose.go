@@ -110,6 +110,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 		r, err := t.solve(ctx)
+		t.close()
 		switch {
 		case err == nil:
 			r.Plan.Solver = append(r.Plan.Solver, reports...)
@@ -324,6 +325,6 @@ func solveSizes(ctx context.Context, engine problem.Engine, b *sizes) ([]int, pl
 		rows = append(rows, b.Sizes[i].Rows)
 	}
 	weight := max(1, b.Weight())
-	return rows, planir.Solve{Problem: b.Name, Status: string(got.Status),
+	return rows, planir.Solve{Problem: b.Name, Status: statusOf(got.Status, got.Objective, got.Bound),
 		ObjectiveNS: got.Objective / weight, BoundNS: got.Bound / weight, Choices: len(b.Sizes)}, nil
 }

@@ -15,6 +15,7 @@ type instance struct {
 	candidates [][]candidate
 	prob       problem.Chain
 	needs      [][][]need // by node and candidate, once asked for
+	counted    bool       // its bytes, by the session
 }
 
 // with adds a decision to the candidates of a node, unless they have it or it cannot be.
@@ -151,7 +152,7 @@ func (pr *program) solve(ctx context.Context, s *session) ([]planir.Decision, pl
 		name = "energy " + pr.name
 	}
 	pr.report = planir.Solve{
-		Problem: name, Status: string(sol.Status),
+		Problem: name, Status: statusOf(sol.Status, sol.ObjectiveNS, sol.BoundNS),
 		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
 	}
 	for k, in := range pr.instances {

@@ -368,6 +368,7 @@ type trial struct {
 	most   int // solves
 	made   int
 	known  map[string]attempt // by which limits hold
+	what   string             // solves are for, as progress tells
 }
 
 func newTrial(in Input, limits []Limit) *trial {
@@ -386,6 +387,12 @@ func (t *trial) solve(ctx context.Context, changes ...func(*Input)) (attempt, er
 		return attempt{}, errTrials
 	}
 	in := t.in
+	if tell := in.Progress; tell != nil { // of this solve as a part of the whole
+		made := t.made
+		in.Progress = func(p Progress) {
+			tell(Progress{Phase: strings.TrimPrefix(fmt.Sprintf("%s, solve %d: %s", t.what, made, p.Phase), ", "), Done: p.Done, All: p.All, What: p.What, Best: p.Best, Bound: p.Bound})
+		}
+	}
 	for _, c := range changes {
 		if c != nil {
 			c(&in)

@@ -44,15 +44,9 @@ func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
 			}
 			return nil, a.err
 		}
-		p := &ParetoPoint{ExpectedMS: a.result.ExpectedNS / 1e6, EnergyMJ: a.result.ExpectedNJ / 1e6, LimitMJ: limit, Proved: true, Plan: a.result.Plan}
-		for _, x := range p.Plan.Solver {
-			if x.Status != string(problem.Optimal) {
-				p.Proved = false
-				if x.ObjectiveNS > 0 {
-					p.Gap = max(p.Gap, float64(x.ObjectiveNS-x.BoundNS)/float64(x.ObjectiveNS))
-				}
-			}
-		}
+		p := &ParetoPoint{ExpectedMS: a.result.ExpectedNS / 1e6, EnergyMJ: a.result.ExpectedNJ / 1e6, LimitMJ: limit, Plan: a.result.Plan}
+		proof := ProofOf(p.Plan.Solver)
+		p.Proved, p.Gap = proof.Open == 0, proof.Gap
 		return p, nil
 	}
 	fastest, err := at(problem.Time, 0)

@@ -489,6 +489,7 @@ func LimitsOf(ctx context.Context, in Input) (list []LimitStory, expectedNS floa
 		if l.Key == "processors.schemes" {
 			continue // hypothetical: nobody knows how fast they would be
 		}
+		t.what = fmt.Sprintf("limit %d/%d %s", i+1, len(t.limits), l.Key)
 		s := LimitStory{Limit: *l}
 		if l.used != nil {
 			if u := l.used(&t.in, r); !math.IsNaN(u) {

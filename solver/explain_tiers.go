@@ -77,6 +77,7 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 		out.Now = outcome(t.x, *s)
 	} else {
 		out.Anew = true
+		t.in.tell(Progress{Phase: "solve tiers again"})
 		s, err := t.x.Solve(ctx, in.Engine)
 		if err != nil {
 			return nil, err
@@ -85,7 +86,9 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 		out.Now.gap()
 	}
 	t.now = &out.Now
-	for _, l := range t.limits(npu) {
+	limits := t.limits(npu)
+	for i, l := range limits {
+		t.in.tell(Progress{Phase: "limits of tiers", Done: i, All: len(limits), What: l.key})
 		y, err := t.story(&l)
 		if err != nil {
 			return nil, err

@@ -357,9 +357,13 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		}
 		j.programs = append(j.programs, pr)
 		for _, in := range pr.instances {
+			fresh := in.needs == nil
 			all, err := in.loads()
 			if err != nil {
 				return nil, err
+			}
+			if fresh {
+				s.cache(needsBytes(all))
 			}
 			for i := range all {
 				for k := range all[i] {
@@ -393,7 +397,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: max(1, int64(math.Round(s.weight(i)*j.unit))), MaxNS: part[pr.name]})
 	}
 	j.Assets = a.list
-	return j, nil
+	return j, s.ledger.lend(j.bytes(), "the problem of all programs together")
 }
 
 // layers is how many layers have each weight.
@@ -549,12 +553,12 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 		}
 		x.list = out
 	}
-	s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+	s.forget()
 	return func() {
 		for k, list := range all {
 			s.pools[k].list = list
 		}
-		s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+		s.forget()
 	}
 }
 
@@ -580,7 +584,8 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 				return nil, err
 			}
 		}
-		sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes})
+		limits := problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())}
+		sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
 		if err != nil {
 			return nil, s.unreachable(err, plan, j)
 		}
@@ -593,7 +598,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		if j.Minimise == problem.Memory { // of the plans that hold as little the fastest
 			least := *j.Joint
 			least.Minimise, least.MaxBytes = problem.Time, max(1, sol.Objective)
-			faster, err := s.in.Engine.Joint(ctx, &least, problem.Limits{Nodes: s.nodes})
+			faster, err := s.in.Engine.Joint(ctx, &least, limits)
 			if err == nil {
 				err = least.Verify(faster)
 			}
@@ -605,7 +610,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 			}
 		}
 		report := planir.Solve{
-			Problem: jointProblem(s.measure()), Status: string(sol.Status), Choices: j.Size(),
+			Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
 			ObjectiveNS: whole(s.worth(j, sol.Objective)), BoundNS: whole(s.worth(j, sol.Bound)),
 		}
 		if sol.Status == problem.Feasible {

@@ -45,7 +45,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			}
 		}
 		t.bind(bound)
-		t.nodes = triedNodes
+		t.nodes, t.phase = triedNodes, fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(bound), n)
 		var last *planir.Plan
 		try := func(prefill, decode assignment) (float64, bool, error) {
 			t.prefill, t.decode, t.chosen = prefill, decode, nil
@@ -71,7 +71,11 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 		}, func(prefill, decode assignment) (float64, bool, error) {
 			ns, ok, err := try(prefill, decode)
 			if ok && ns < bestNS {
-				best, by, bestNS = last, t, ns
+				best, bestNS = last, ns
+				if by != nil && by != t && by != s {
+					by.close()
+				}
+				by = t
 			}
 			return ns, ok, err
 		})
@@ -89,6 +93,9 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 					return nil, nil, err
 				}
 			}
+		}
+		if t != s && by != t {
+			t.close()
 		}
 	}
 	if best == nil {

@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
@@ -218,7 +219,7 @@ func (s *session) loss(c *class, scheme op.Scheme) (float64, bool) {
 func (s *session) permit(ctx context.Context, ph *phase) error {
 	ph.options = make([][]op.Scheme, len(s.classes))
 	var first error
-	for _, scheme := range ph.permits {
+	for i, scheme := range ph.permits {
 		if !ph.asked && ph.max > 0 && !slices.ContainsFunc(s.procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
 			continue // nobody asked for it, and nobody executes it
 		}
@@ -226,6 +227,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 		var why error
 		for k := range s.classes {
 			c := &s.classes[k]
+			s.tell(Progress{Phase: "price " + ph.name, Done: i*len(s.classes) + k, All: len(ph.permits) * len(s.classes), What: c.nodes[0] + " " + string(scheme)})
 			if c.head && ph.name == "prefill" || ph.name == "decode" && !slices.Contains(s.permitted(c), scheme) {
 				continue
 			}
@@ -239,6 +241,9 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 			err := s.ranged(c, scheme)
 			if err == nil {
 				err = s.usable(ph, k, scheme)
+			}
+			if full := s.ledger.check("the candidates of operators"); full != nil {
+				return full
 			}
 			if err == nil && c.head { // runs in prefill's programs too
 				err = s.usable(s.phases[0], k, scheme)
@@ -505,6 +510,7 @@ func (s *session) price(sec *lower.Section, rows int) {
 		switch {
 		case old == nil:
 			s.pools[k] = &pool{lists[i], errs[i], st, i}
+			s.take(candidatesBytes(lists[i]))
 		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
 			seen := map[string]bool{}
 			for j := range old.list {
@@ -513,6 +519,7 @@ func (s *session) price(sec *lower.Section, rows int) {
 			for _, c := range lists[i] {
 				if !seen[c.label()] {
 					old.list = append(old.list, c)
+					s.take(c.bytes())
 				}
 			}
 		}
@@ -709,6 +716,7 @@ func (s *session) list(ph *phase) error {
 				bound += float64(ph.weights[r] * slices.Min(sums[i][r]))
 			}
 			ph.points = append(ph.points, point{slices.Clone(pick), bound, losses[i]})
+			s.take(pointBytes + rankedBytes)
 			return
 		}
 		k := vary[i]
@@ -724,6 +732,9 @@ func (s *session) list(ph *phase) error {
 		}
 	}
 	walk(0)
+	if err := s.ledger.check("combinations of schemes"); err != nil {
+		return err
+	}
 	slices.SortStableFunc(ph.points, func(a, b point) int {
 		switch {
 		case a.bound < b.bound:
@@ -898,17 +909,24 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		}
 	}
 	push(0, 0)
+	most := 0 // pairs that wait, at a time
+	defer func() { s.ledger.release(int64(most) * pairBytes) }()
 	status, bound := problem.Optimal, 0.0
 	seen, tried := 0, 0
 	for queue.Len() > 0 {
+		if n := queue.Len(); n > most {
+			s.ledger.take(int64(n-most) * pairBytes)
+			most = n
+		}
 		x := heap.Pop(queue).(pair)
 		if x.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried {
+		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) {
 			status, bound = problem.Feasible, x.bound
 			break
 		}
+		s.trim()
 		if err := ctx.Err(); err != nil {
 			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
@@ -937,6 +955,7 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 			continue
 		}
 		tried++
+		s.searching(tried, x.bound, best.ns)
 		ns, ok, err := try(prefill, decode)
 		if err != nil {
 			return found{}, err
@@ -959,6 +978,18 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	}
 	best.report = r
 	return best, nil
+}
+
+// searching reports how far a search for schemes is.
+func (s *session) searching(tried int, bound, best float64) {
+	p := Progress{Phase: cmp.Or(s.phase, "choose schemes"), Done: tried, All: 0}
+	if s.measure() != problem.Memory {
+		p.Bound = bound / 1e6
+		if !math.IsInf(best, 1) {
+			p.Best = best / 1e6
+		}
+	}
+	s.tell(p)
 }
 
 func whole(ns float64) int64 { return int64(min(ns, math.MaxInt64/2)) }

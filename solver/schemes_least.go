@@ -120,6 +120,7 @@ func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) ([
 		costs[k] = s.menus.shortest(chain, set, int64(in.Repeat), int64(in.Wraps()))
 	}
 	s.leasts[key] = costs
+	s.cache(leastBytes + 8*int64(len(costs)))
 	return costs, true
 }
 
@@ -179,6 +180,7 @@ func (s *session) link(st *stage, i int, loops bool) (*menuLink, error) {
 	l, err := s.newLink(st, m, from)
 	if err == nil {
 		s.menus.links[key] = l
+		s.take(l.bytes())
 	}
 	return l, err
 }

@@ -38,7 +38,13 @@ type Input struct {
 	Facts *record.Set
 	// MaxMemory bounds what a process that executes the plan holds, in bytes; 0: the workload's bound.
 	MaxMemory int64
-	dropped   []string // limits that are not kept, by their names
+	// WorkingMemory bounds what Solve itself keeps of candidates, problems and combinations, in bytes as it counts them; 0:
+	// DefaultWorkingMemory. Where a search would keep more it ends, and its result is Feasible; where the problem itself
+	// takes more Solve ends with an error of class ClassUnavailable.
+	WorkingMemory int64
+	// Progress is called where a solve stands, often; nil: nobody looks.
+	Progress func(Progress)
+	dropped  []string // limits that are not kept, by their names
 
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
@@ -51,6 +57,7 @@ type Input struct {
 	Ratio map[string]float64
 
 	whole   *socs.SoC // nil: SoC is all of it
+	ledger  *ledger   // nil: of one session alone
 	suppose whatIf    // of a solve that explains another one
 	known   *fitted   // prices that other solves with these costs have asked for, nil: none
 }
@@ -64,6 +71,8 @@ type Result struct {
 	ExpectedNS float64
 	// ExpectedNJ is the same of the energy, modelled from the SoC's power, in nanojoules; 0 where that is not known.
 	ExpectedNJ float64
+	// WorkingBytes is the most that was kept at a time, as Input.WorkingMemory counts it.
+	WorkingBytes int64
 }
 
 // cacheType is the element type of the KV cache: stored precision, as nobody offered less.
@@ -74,14 +83,22 @@ const cacheType = op.F32
 // Errors are of class ClassInfeasible when no plan can satisfy the limits, of class ClassInput when
 // the costs lack something, each naming it.
 func Solve(ctx context.Context, in Input) (*Result, error) {
+	in.ledger = newLedger(&in)
 	s, err := newSession(in)
 	if err != nil {
 		return nil, err
 	}
+	var r *Result
 	if s.open() {
-		return s.sized(ctx)
+		r, err = s.sized(ctx)
+	} else {
+		r, err = s.solve(ctx)
 	}
-	return s.solve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.WorkingBytes = in.ledger.peak
+	return r, nil
 }
 
 // solve makes the plan for the buckets and batches there are.
@@ -109,10 +126,15 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		if s.measure() == problem.Memory {
 			return nil, tooLarge(bound, plan)
 		}
+		free := s
 		if s, plan, err = s.within(ctx, bound, plan); err != nil {
 			return nil, err
 		}
+		if s != free {
+			free.close()
+		}
 	}
+	defer s.close()
 	plan.Memory.Max, plan.Quality, plan.Compiled = bound, s.quality(), s.compiled(plan)
 	if p := s.packed; p != nil && p.not != nil && eightBit(s.decode[p.head]) {
 		s.note("the embedding is not looked up in the 8-bit head, and takes memory beside it: %v", p.not)
@@ -164,6 +186,10 @@ type session struct {
 	decode    assignment
 	chosen    *planir.Solve // how, nil when there was no choice
 	bounds    []bound       // that all programs keep together
+	ledger    *ledger       // of what is kept, shared with sessions of the same solve
+	kept      int64         // bytes of it, of candidates and combinations
+	cached    int64         // bytes of it, of posed problems
+	phase     string        // what a search for schemes is for, "" for the plan without a bound of memory
 	nodes     int64         // of the search for them, 0: the engine's own limit
 }
 
@@ -252,6 +278,9 @@ func sessionFor(in Input, want *demand) (*session, error) {
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]int64{}}
+	if s.ledger = in.ledger; s.ledger == nil {
+		s.ledger = newLedger(&in)
+	}
 	if in.suppose.schemes {
 		s.prices = supposed{s.prices}
 	}
@@ -434,8 +463,7 @@ func (s *session) program(rows int, a assignment) (*program, error) {
 		}
 		p.instances = append(p.instances, in)
 	}
-	s.programs[key] = p
-	return p, nil
+	return p, s.keep(key, p)
 }
 
 func (s *session) programName(rows int) string { return lower.ProgramName(rows, s.decodes(rows)) }
@@ -510,7 +538,7 @@ func (s *session) offer(p *planir.Plan) {
 			}
 		}
 	}
-	s.programs, s.instances = map[programKey]*program{}, map[string]*instance{}
+	s.forget()
 }
 
 // objective is the workload's, of the programs' problems.
@@ -736,7 +764,7 @@ func (s *session) giveTo(p *planir.Plan, rows int, proc string) (bool, error) {
 	}
 	for i := range p.Solver {
 		if x := &p.Solver[i]; changed && x.Problem == "partition "+pr.name {
-			x.ObjectiveNS, x.Status = total, string(problem.Feasible)
+			x.ObjectiveNS, x.Status = total, StatusReplaced
 		}
 	}
 	return changed, nil

@@ -23,6 +23,7 @@ import (
 
 func newExplain(s *cli.Streams) *cobra.Command {
 	var in inputs
+	var work working
 	var cal, most, loads string
 	var only []string
 	c := &cobra.Command{
@@ -84,6 +85,13 @@ measured are labelled so.
 					return err
 				}
 			}
+			if input != nil {
+				end, err := work.begin(s, input)
+				if err != nil {
+					return err
+				}
+				defer end()
+			}
 			x := explaining{s, c.Context(), p, soc, input, nil, args[0]}
 			switch {
 			case loads == "":
@@ -109,6 +117,7 @@ measured are labelled so.
 		},
 	}
 	in.flags(c)
+	work.flags(c)
 	c.Flags().StringVar(&cal, "calibration", "", "calibration that the plan was solved with")
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts that the plan's tiers were solved with")
 	c.Flags().StringVar(&most, "max-memory", "", "bound that the plan was solved with; default: what the plan says")

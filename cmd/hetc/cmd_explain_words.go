@@ -27,7 +27,7 @@ func (x *explaining) plan() error {
 		s.Printf("- %s\n", line)
 	}
 	x.stored("plans without each of the processors are not stored")
-	doc := map[string]any{"summary": summary, "programs": stories, "predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver,
+	doc := map[string]any{"summary": summary, "programs": stories, "predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "proof": solver.ProofOf(p.Solver),
 		"quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
 		list, err := solver.Without(x.ctx, p, *x.input)
@@ -136,7 +136,7 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 	}
 	out = append(out, x.forms()...)
 	out = append(out, compiledWords(x.p.Compiled)...)
-	if proof := proofOf(x.p); proof != "" {
+	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
 		out = append(out, proof)
 	}
 	if x.p.SoC.Simulated {
@@ -296,36 +296,6 @@ func (x *explaining) bounds(st *solver.ProgramStory) string {
 		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s", float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
 	}
 	return text
-}
-
-// proofOf tells whether the decisions are proved to be the best under the cost model.
-func proofOf(p *planir.Plan) string {
-	open, proved, gap := 0, 0, 0.0
-	for _, x := range p.Solver {
-		if x.Status == "optimal" {
-			proved++
-			continue
-		}
-		open++
-		if x.ObjectiveNS > 0 {
-			gap = max(gap, float64(x.ObjectiveNS-x.BoundNS)/float64(x.ObjectiveNS))
-		}
-	}
-	switch {
-	case proved == 0 && open == 0:
-		return ""
-	case open == 0:
-		return "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. " +
-			"Where processors meet between sections is predicted, and no part of what is proved."
-	}
-	best := fmt.Sprintf("a plan that is up to %.2g %% better under these predictions is not ruled out", 100*gap)
-	if gap == 0 {
-		best = "no plan is better under these predictions, though another one may be as good"
-	}
-	if proved == 0 {
-		return "The search ended at its limit: " + best + "."
-	}
-	return fmt.Sprintf("Of %d problems that were solved for it %d are proved best; for the others %s.", proved+open, proved, best)
 }
 
 // alternatives is a table of plans under other conditions.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -108,6 +109,7 @@ func socOrTarget(c *cobra.Command, soc, target string) (string, error) {
 func newSolve(s *cli.Streams) *cobra.Command {
 	var in inputs
 	var engine engineFlags
+	var work working
 	var out, cal, most, loads, pareto string
 	var only, strategies []string
 	var ratio map[string]string
@@ -131,7 +133,9 @@ The workload may ask for the least energy or memory instead of the least time, a
 that processors address. What programs share is then decided for all of them together; limits that cannot be kept are named.
 Energy is modelled from the SoC's power_w, never measured.
 
---max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program.
+--max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program. --working-memory
+bounds what solving itself keeps of candidates, problems and combinations, as it counts them: the same on every machine. A search that
+would keep more ends with the best plan so far and its bound; where the problems themselves take more, solve refuses.
 
 Problems are solved exactly in Go. What that leaves open at its limit, with a gap, HiGHS closes where it is there (--engine auto; make deps
 fetches it, hetc doctor says whether it is found). --engine highs has HiGHS solve all of them, highs-native the same as a library in a process of
@@ -148,6 +152,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			work.began = time.Now()
 			if pareto == "" {
 				if err := cli.Required(c, "output"); err != nil {
 					return err
@@ -178,6 +183,11 @@ take the same time, and what graphs are charged for; times never depend on it.
 				return err
 			}
 			input.Only = only
+			end, err := work.begin(s, input)
+			if err != nil {
+				return err
+			}
+			defer end()
 			if pareto != "" {
 				return showPareto(c.Context(), s, *input)
 			}
@@ -196,6 +206,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			if err != nil {
 				return errors.Join(solver.Diagnose(c.Context(), *input, err), log.written())
 			}
+			end()
 			if err := log.written(); err != nil {
 				return err
 			}
@@ -229,13 +240,17 @@ take the same time, and what graphs are charged for; times never depend on it.
 			showTiers(s, r.Plan)
 			showCompiled(s, r.Plan)
 			log.show()
-			return s.Result(map[string]any{"file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
+			proof := solver.ProofOf(r.Plan.Solver)
+			s.Printf("%s\n", proof)
+			took := work.show(s, r)
+			return s.Result(map[string]any{"proof": proof, "took": took, "file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
 				"predictions": r.Plan.Predictions, "compiled": r.Plan.Compiled, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
 		},
 	}
 	in.flags(c)
 	engine.flags(c)
+	work.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")

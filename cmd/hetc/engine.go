@@ -244,7 +244,7 @@ func (l *solves) show() {
 	type sum struct {
 		problems   int
 		nodes      int64
-		ms, gap    float64
+		gap        float64
 		vars, most int
 		failed     string
 	}
@@ -258,7 +258,7 @@ func (l *solves) show() {
 			sums[k] = t
 			order = append(order, k)
 		}
-		t.problems, t.nodes, t.ms = t.problems+1, t.nodes+x.Nodes, t.ms+x.MS
+		t.problems, t.nodes = t.problems+1, t.nodes+x.Nodes
 		t.vars, t.most = max(t.vars, x.Vars), max(t.most, x.Choices)
 		if x.Gap != nil {
 			t.gap = max(t.gap, *x.Gap)
@@ -281,7 +281,7 @@ func (l *solves) show() {
 		if k.status == string(problem.Feasible) {
 			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*t.gap)
 		}
-		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all, %.0f ms\n", problems, k.engine, k.status, gap, size, t.nodes, t.ms)
+		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, k.engine, k.status, gap, size, t.nodes)
 	}
 	for _, k := range order {
 		if f := sums[k].failed; f != "" {

@@ -64,6 +64,7 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 		nodes = c.defaultNodes()
 	}
 	s := newSearch(ctx, c)
+	s.most = limits.Bytes
 	root := c.root()
 	for i := range root.allowed {
 		if len(root.allowed[i]) == 0 {
@@ -129,6 +130,7 @@ func solveJoint(ctx context.Context, j *problem.Joint, limits problem.Limits, an
 		return s.solution(min(c.bound(root.bound), s.value), problem.Feasible), nil
 	}
 	s.queue = queue{root.child()}
+	s.kept = s.queue[0].bytes()
 	left, err := s.run(root, nodes)
 	if err != nil {
 		return stopped(err)

@@ -24,6 +24,11 @@ const (
 	closed int8 = -1
 )
 
+// bytes is what a node keeps. Lists of choices are shared with the nodes it came from.
+func (n *node) bytes() int64 {
+	return 160 + int64(len(n.state)) + 24*int64(len(n.allowed)) + 8*int64(len(n.mult)+len(n.lambda))
+}
+
 func (n *node) child() *node {
 	return &node{state: slices.Clone(n.state), allowed: slices.Clone(n.allowed), mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound, reach: n.reach}
 }

@@ -43,6 +43,8 @@ type search struct {
 	first  bool    // looking for the lexicographically first of the optimal solutions
 	ties   []*node // may have solutions that are as good as the best, but no better
 	nodes  int64
+	kept   int64 // bytes of the nodes that wait
+	most   int64 // of them, 0: any
 	number int64
 	queue  queue
 	plain  node // of heuristics
@@ -778,7 +780,7 @@ func (s *search) branchChoice(n *node) (item int, choice int32) {
 	return item, choice
 }
 
-// run searches until nothing is left or the limit of nodes is reached. It returns the least bound (scaled) of what was
+// run searches until nothing is left or a limit, of nodes or of what those that wait take, is reached. It returns the least bound (scaled) of what was
 // not searched, unreachable when nothing was left.
 func (s *search) run(root *node, limit int64) (left int64, err error) {
 	heap.Init(&s.queue)
@@ -794,13 +796,14 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 			s.queue = nil // and so are the others
 			break
 		}
-		if s.nodes >= limit && (s.first || s.x == nil || s.c.bound(n.bound) < s.value) {
+		if (s.nodes >= limit || s.most > 0 && s.kept > s.most) && (s.first || s.x == nil || s.c.bound(n.bound) < s.value) {
 			return n.bound, nil
 		}
 		heap.Pop(&s.queue)
 		if s.noBetter(n) {
 			continue
 		}
+		s.kept -= n.bytes()
 		s.nodes++
 		children := s.visit(n)
 		if children != nil && s.nodes&3 == 1 && !s.first {
@@ -813,6 +816,7 @@ func (s *search) run(root *node, limit int64) (left int64, err error) {
 		for _, child := range children {
 			child.number = s.number
 			s.number++
+			s.kept += child.bytes()
 			heap.Push(&s.queue, child)
 		}
 	}

@@ -84,6 +84,7 @@ type JointSolution struct {
 // Limits bound a search. The zero value means the engine's default.
 type Limits struct {
 	Nodes int64     // deterministic
+	Bytes int64     // that a search may keep, as its engine counts them; 0: any
 	Start [][][]int // choices of a known solution to a joint problem, nil: none. One that breaks a limit is ignored
 }
 

@@ -47,6 +47,7 @@ type Streams struct {
 // Printf writes a part of the human result; under --json it is silent.
 func (s *Streams) Printf(format string, args ...any) {
 	if !s.JSON {
+		s.line.clear()
 		fmt.Fprintf(s.Out, format, args...)
 	}
 }
@@ -97,6 +98,7 @@ func (s *Streams) Table(header []string, rows [][]string) {
 	if s.JSON {
 		return
 	}
+	s.line.clear()
 	if last := len(header) - 1; strings.HasPrefix(header[last], "<") {
 		header = slices.Clone(header)
 		header[last] = header[last][1:]

@@ -149,7 +149,7 @@ func (l *Line) End() {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.ended && l.terminal && l.text != "" && (l.drawn || !l.now().Before(l.next)) {
+	if !l.ended && l.drawn { // else something else was told since
 		l.draw()
 		fmt.Fprintln(l.w)
 	}

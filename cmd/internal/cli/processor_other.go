@@ -1,0 +1,8 @@
+//go:build !unix
+
+package cli
+
+import "time"
+
+// ProcessorTime is what this process has used of all processors together; 0 where the system does not say.
+func ProcessorTime() time.Duration { return 0 }

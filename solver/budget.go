@@ -1,0 +1,198 @@
+package solver
+
+import (
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+)
+
+// DefaultWorkingMemory is what a solve keeps at most where its input does not say.
+const DefaultWorkingMemory = 1 << 30
+
+// cachedPart is the part of the working memory that posed problems take at most while other plans are looked at, one in so many.
+const cachedPart = 8
+
+// ledger counts the bytes of what a solve keeps: candidates, problems, combinations of schemes. It adds up lengths times sizes, and never asks
+// the system or the collector, so that what is decided by it is the same on every machine. Several sessions share one.
+type ledger struct {
+	limit, held, peak int64
+}
+
+func newLedger(in *Input) *ledger {
+	limit := in.WorkingMemory
+	if limit == 0 {
+		limit = DefaultWorkingMemory
+	}
+	return &ledger{limit: limit}
+}
+
+func (l *ledger) take(bytes int64) {
+	l.held += bytes
+	l.peak = max(l.peak, l.held)
+}
+
+func (l *ledger) release(bytes int64) { l.held -= bytes }
+
+// over reports whether more is kept than is permitted, with more bytes still to come.
+func (l *ledger) over(more int64) bool { return l.held+more > l.limit }
+
+// left is what an engine may keep beside bytes that are needed for a while.
+func (l *ledger) left(bytes int64) int64 { return max(1, l.limit-l.held-bytes) }
+
+// check is an error of class ClassUnavailable where more is kept than is permitted: no plan is known to be impossible.
+func (l *ledger) check(what string) error {
+	return l.lend(0, what)
+}
+
+// lend is check for bytes that are needed for a while.
+func (l *ledger) lend(bytes int64, what string) error {
+	l.peak = max(l.peak, l.held+bytes)
+	if !l.over(bytes) {
+		return nil
+	}
+	return diag.New(diag.ClassUnavailable, "solve: %s take more working memory than the %v that are permitted", what, unit.Bytes(l.limit)).
+		WithHint("permit more with --working-memory, or fewer schemes, buckets or batches in the workload")
+}
+
+// take is that of the ledger, for what the session keeps until it is closed.
+func (s *session) take(bytes int64) {
+	s.kept += bytes
+	s.ledger.take(bytes)
+}
+
+// close releases what the session keeps. It may be used again all the same: what it then takes counts again.
+func (s *session) close() {
+	s.forget()
+	s.ledger.release(s.kept)
+	s.kept = 0
+}
+
+// Sizes in bytes of what is kept, on machines of 64 bits: of the structures with what every one of them points to.
+const (
+	candidateBytes   = 368
+	shareBytes       = 104 + 24 // with its estimate
+	accessBytes      = 168
+	choiceBytes      = 88
+	classBytes       = 40
+	nodeBytes        = 640 // of an expanded section
+	decisionBytes    = 256
+	alternativeBytes = 160
+	pointBytes       = 56
+	rankedBytes      = 40
+	pairBytes        = 40
+	needBytes        = 96
+	useBytes         = 192
+	bufferBytes      = 56
+	assetBytes       = 160
+	leastBytes       = 160 // of a section's cost, with its key
+)
+
+func (c *candidate) bytes() int64 {
+	return candidateBytes + int64(len(c.Shares))*shareBytes + int64(len(c.reads)+len(c.writes))*accessBytes
+}
+
+func candidatesBytes(list []candidate) (n int64) {
+	for i := range list {
+		n += list[i].bytes()
+	}
+	return n
+}
+
+// bytes is what an instance keeps beside its candidates.
+func (in *instance) bytes() (n int64) {
+	for i := range in.prob.Items {
+		it := &in.prob.Items[i]
+		for k := range it.Choices {
+			n += choiceBytes + int64(len(it.Choices[k].Label)+8*len(it.Choices[k].Procs))
+		}
+		for _, list := range [][]string{it.Before, it.After} {
+			for _, name := range list {
+				n += classBytes + int64(len(name))
+			}
+		}
+		for _, row := range it.EdgeNS {
+			n += 24 + 8*int64(len(row))
+		}
+	}
+	return n
+}
+
+// needsBytes is what an instance keeps of what its candidates need.
+func needsBytes(all [][][]need) (n int64) {
+	for _, list := range all {
+		for _, needs := range list {
+			for i := range needs {
+				x := &needs[i]
+				n += needBytes + int64(len(x.graph)) + int64(len(x.weights))*useBytes + int64(len(x.buffers))*bufferBytes
+			}
+		}
+	}
+	return n
+}
+
+func sectionsBytes(list []lower.Section) (n int64) {
+	for i := range list {
+		n += int64(len(list[i].Nodes)) * nodeBytes
+	}
+	return n
+}
+
+func decisionsBytes(list []planir.Decision) (n int64) {
+	for i := range list {
+		n += decisionBytes + int64(len(list[i].Shares))*shareBytes + int64(len(list[i].Alternatives))*alternativeBytes
+	}
+	return n
+}
+
+func (l *menuLink) bytes() int64 {
+	return int64(len(l.cost))*24 + int64(len(l.edge))*8
+}
+
+func (j *joint) bytes() (n int64) {
+	for i := range j.Parts {
+		for k := range j.Parts[i].Partition.Chains {
+			items := j.Parts[i].Partition.Chains[k].Items
+			for m := range items {
+				for c := range items[m].Choices {
+					n += choiceBytes + 8*int64(len(items[m].Choices[c].Assets))
+				}
+			}
+		}
+	}
+	return n + int64(len(j.Assets))*assetBytes
+}
+
+// keep puts a program among those that are used again.
+func (s *session) keep(key programKey, p *program) error {
+	s.programs[key] = p
+	bytes := sectionsBytes(p.sections)
+	for _, in := range p.instances {
+		if !in.counted {
+			in.counted = true
+			bytes += in.bytes()
+		}
+	}
+	s.cache(bytes)
+	return s.ledger.check("the problems of a plan")
+}
+
+// cache counts bytes that forget lets go.
+func (s *session) cache(bytes int64) {
+	s.cached += bytes
+	s.ledger.take(bytes)
+}
+
+// trim lets the posed problems go where they take too much, before those of another plan are posed.
+func (s *session) trim() {
+	if s.cached > s.ledger.limit/cachedPart {
+		s.forget()
+	}
+}
+
+// forget lets all posed problems go. What is in use elsewhere stays alive by itself.
+func (s *session) forget() {
+	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
+	s.ledger.release(s.cached)
+	s.cached = 0
+}

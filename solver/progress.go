@@ -1,0 +1,21 @@
+package solver
+
+// Progress is where a solve stands.
+type Progress struct {
+	Phase string // "price candidates", "choose schemes", "limits"
+	Done  int    // of what the phase counts
+	All   int    // 0: nobody knows how many there are
+	What  string // that the phase looks at, "" for nothing in particular
+	// Best is the objective of the best plan so far, and Bound what none falls below, in ms of the expected time (mJ or MiB where
+	// those are minimised); 0: not known yet.
+	Best, Bound float64
+}
+
+func (in *Input) tell(p Progress) {
+	if in.Progress != nil {
+		in.Progress(p)
+	}
+}
+
+// tell reports where the session stands.
+func (s *session) tell(p Progress) { s.in.tell(p) }

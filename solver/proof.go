@@ -1,0 +1,103 @@
+package solver
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// What a plan says of the problems it was solved from (planir.Solve.Status), beside problem.Optimal, problem.Feasible and
+// problem.LimitReached. They are the solver's words: engines know nothing of a plan.
+const (
+	// StatusTied: nothing better exists, that is proved; whether the solution is the first of several equally good ones is not.
+	StatusTied = "optimal, order not proved"
+	// StatusReplaced: the problem was solved as BoundNS says, and the best single processor is taken instead, which a timeline of the
+	// whole program predicts to be faster. ObjectiveNS is what it takes in the problem.
+	StatusReplaced = "single processor instead"
+)
+
+// statusOf is an engine's status as a plan says it.
+func statusOf(status problem.Status, objective, bound int64) string {
+	if status == problem.Feasible && bound >= objective {
+		return StatusTied
+	}
+	return string(status)
+}
+
+// Proof is what is proved of a plan, from the problems that it stores. Whoever tells of a plan's proof asks it, so that all
+// say the same.
+type Proof struct {
+	Problems int `json:"problems"` // whose solutions the plan is made of
+	Proved   int `json:"proved"`   // nothing is better
+	Tied     int `json:"tied"`     // of the proved: whether the first of equally good solutions was taken is not known
+	Replaced int `json:"replaced"` // of the proved: the best single processor was taken instead, predicted to be faster
+	Open     int `json:"open"`     // something better is not ruled out
+	// Gap is how much better, relative to the objective: the largest of a problem.
+	Gap float64 `json:"gap"`
+}
+
+// ProofOf sums up the problems of a plan. Where a plan from older versions says feasible of an objective that is its bound, that is a
+// proof all the same.
+func ProofOf(list []planir.Solve) Proof {
+	p := Proof{Problems: len(list)}
+	for _, x := range list {
+		switch statusOf(problem.Status(x.Status), x.ObjectiveNS, x.BoundNS) {
+		case string(problem.Optimal):
+			p.Proved++
+		case StatusTied:
+			p.Proved++
+			p.Tied++
+		case StatusReplaced:
+			p.Proved++
+			p.Replaced++
+		default:
+			p.Open++
+			p.Gap = math.Max(p.Gap, gapOf(x))
+		}
+	}
+	return p
+}
+
+// gapOf is how much better a solution could be, relative to its objective.
+func gapOf(x planir.Solve) float64 {
+	if x.ObjectiveNS <= 0 {
+		return 0
+	}
+	return float64(max(0, x.ObjectiveNS-x.BoundNS)) / float64(x.ObjectiveNS)
+}
+
+// String is the proof as a sentence; "" where no problem was solved.
+func (p Proof) String() string {
+	if p.Problems == 0 {
+		return ""
+	}
+	var parts []string
+	switch {
+	case p.Open == 0:
+		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. "+
+			"Where processors meet between sections is predicted, and no part of what is proved.")
+	case p.Proved == 0:
+		parts = append(parts, fmt.Sprintf("The search ended at its limit: a plan that is up to %.2g %% better under these predictions is not ruled out.", 100*p.Gap))
+	default:
+		parts = append(parts, fmt.Sprintf("Of %d problems that the plan is made of %d are proved best; for the others a plan that is up to %.2g %% better under these predictions is not ruled out.",
+			p.Problems, p.Proved, 100*p.Gap))
+	}
+	if p.Tied > 0 {
+		parts = append(parts, fmt.Sprintf("Of %s another solution may be as good.", several(p.Tied, "of them")))
+	}
+	if p.Replaced > 0 {
+		parts = append(parts, fmt.Sprintf("%s executed by its best single processor, which is predicted to be faster than the proved division.", several(p.Replaced, "program is", "programs are")))
+	}
+	return strings.Join(parts, " ")
+}
+
+// several counts things: "1 program is", "3 programs are".
+func several(n int, words ...string) string {
+	if n == 1 || len(words) == 1 {
+		return fmt.Sprintf("%d %s", n, words[0])
+	}
+	return fmt.Sprintf("%d %s", n, words[1])
+}

@@ -1,0 +1,34 @@
+package solver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+)
+
+// One function says what is proved of a plan, and an objective that is its bound never looks like a gap.
+func TestProofOf(t *testing.T) {
+	solve := func(status string, objective, bound int64) planir.Solve {
+		return planir.Solve{Problem: "p", Status: status, ObjectiveNS: objective, BoundNS: bound}
+	}
+	for _, c := range []struct {
+		name string
+		list []planir.Solve
+		want Proof
+		says string
+		not  string
+	}{
+		{"nothing", nil, Proof{}, "", "x"},
+		{"all", []planir.Solve{solve("optimal", 5, 5), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2}, "proved for every program", "as good"},
+		{"tied", []planir.Solve{solve("optimal", 5, 5), solve(StatusTied, 7, 7)}, Proof{Problems: 2, Proved: 2, Tied: 1}, "may be as good", "ruled out"},
+		{"an older plan", []planir.Solve{solve("feasible", 7, 7)}, Proof{Problems: 1, Proved: 1, Tied: 1}, "may be as good", "ended at its limit"},
+		{"replaced", []planir.Solve{solve(StatusReplaced, 110, 100), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 2, Replaced: 1}, "1 program is executed by its best single processor", "ruled out"},
+		{"open", []planir.Solve{solve("feasible", 1000, 975), solve("optimal", 7, 7)}, Proof{Problems: 2, Proved: 1, Open: 1, Gap: 0.025}, "up to 2.5 % better", "every program"},
+	} {
+		got := ProofOf(c.list)
+		if text := got.String(); got != c.want || !strings.Contains(text, c.says) || strings.Contains(text, c.not) {
+			t.Errorf("%s: %+v, want %+v\n%s", c.name, got, c.want, text)
+		}
+	}
+}
