@@ -633,7 +633,7 @@ func TestSoCWithoutLinksRefusesCopies(t *testing.T) {
 	if m == nil {
 		t.Fatal("no bandwidth")
 	}
-	o := streamOp
+	o := streamOp(false)
 	if want := work("", o, 1) * 4096 / float64(o.Bytes()); m.Samples[0] != round(want, 7) {
 		t.Errorf("bandwidth sample %g, want %g", m.Samples[0], want)
 	}

@@ -2,9 +2,9 @@ package profiler
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -533,21 +533,15 @@ func (r *runner) footprint(cold bool, bytes int64) int64 {
 }
 
 func (r *runner) openOp(ctx context.Context, m *record.Measurement) (source, error) {
-	virtual := r.virtual(m.Proc)
-	options := map[string]string(nil)
-	if virtual && len(m.Concurrent) > 0 {
-		text, err := r.simulatedCompany(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		options = map[string]string{"beside": text}
+	if r.virtual(m.Proc) {
+		return r.openVirtual(ctx, m)
 	}
-	l, err := r.lane(ctx, m.Proc, options)
+	l, err := r.lane(ctx, m.Proc, nil)
 	if err != nil {
 		return nil, err
 	}
 	ld, err := r.loadFor(ctx, l, *m.Op, m.Layout, r.footprint(m.Cold, m.Footprint), len(m.Concurrent) > 0)
-	if err != nil || virtual || len(m.Concurrent) == 0 {
+	if err != nil || len(m.Concurrent) == 0 {
 		return alone{ld}, err
 	}
 	b := &beside{load: ld}
@@ -583,41 +577,99 @@ func (r *runner) openOp(ctx context.Context, m *record.Measurement) (source, err
 	return b, nil
 }
 
-// simulatedCompany is the option that tells a simulated processor who takes how much of the memory
-// bandwidth: "gpu=12.5" in 1e9 byte/s.
-func (r *runner) simulatedCompany(ctx context.Context, m *record.Measurement) (string, error) {
-	text := ""
-	for i, p := range m.Concurrent {
-		if i > 0 {
-			text += ","
-		}
-		text += p.Proc
+// openVirtual is openOp on a processor with a virtual clock: streams beside it are an option of its driver, and when operators
+// ran side by side is settled once they have run.
+func (r *runner) openVirtual(ctx context.Context, m *record.Measurement) (source, error) {
+	var streams []string
+	var partners []*load
+	open := func(p record.Partner) error {
 		if p.Op == nil {
-			continue
+			streams = append(streams, p.Proc)
+			return nil
 		}
 		l, err := r.lane(ctx, p.Proc, nil)
 		if err != nil {
-			return "", err
+			return err
 		}
 		ld, err := r.newLoad(ctx, l, *p.Op, p.Layout, 0)
-		if err != nil {
-			return "", err
+		if err == nil {
+			partners = append(partners, ld)
 		}
-		ns, err := alone{ld}.sample(ctx, 1)
-		ld.close(ctx)
-		if err != nil {
-			return "", err
-		}
-		if ns > 0 {
-			text += fmt.Sprintf("=%g", round(float64(p.Op.Bytes())/ns, 6))
+		return err
+	}
+	closeAll := func() {
+		for _, p := range partners {
+			p.close(ctx)
 		}
 	}
-	return text, nil
+	for _, p := range m.Concurrent {
+		if err := open(p); err != nil {
+			closeAll()
+			return nil, err
+		}
+	}
+	var options map[string]string
+	if len(streams) > 0 {
+		options = map[string]string{"beside": strings.Join(streams, ",")}
+	}
+	l, err := r.lane(ctx, m.Proc, options)
+	if err != nil {
+		closeAll()
+		return nil, err
+	}
+	ld, err := r.loadFor(ctx, l, *m.Op, m.Layout, r.footprint(m.Cold, m.Footprint), len(m.Concurrent) > 0)
+	if err != nil || len(partners) == 0 {
+		return alone{ld}, err
+	}
+	return &settled{ld, partners}, nil
+}
+
+// settled runs one operator on a virtual clock while others repeat theirs.
+type settled struct {
+	*load
+	others []*load
+}
+
+// sample runs each once, and then lets the driver find out how long the first takes while the others go on.
+func (s *settled) sample(ctx context.Context, n int) (ns float64, err error) {
+	loads := append([]*load{s.load}, s.others...)
+	for range n {
+		schedule := driver.Schedule{}
+		for i, ld := range loads {
+			proc, ok := ld.lane.proc.(driver.Virtual)
+			if !ok {
+				return 0, diag.New(diag.ClassRun, "measure side by side: processor %q does not tell what its calls did", ld.lane.name)
+			}
+			if _, err := (alone{ld}).sample(ctx, 1); err != nil {
+				return 0, err
+			}
+			schedule.Lanes = append(schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: []driver.ScheduleCall{{Work: proc.Last()}}, Endless: i > 0})
+		}
+		if err := schedule.Lanes[0].Proc.(driver.Virtual).Settle(&schedule); err != nil {
+			return 0, err
+		}
+		span := schedule.Lanes[0].Calls[0].Span
+		ns += float64(span.End - span.Start)
+	}
+	return ns / float64(n), nil
+}
+
+func (s *settled) close(ctx context.Context) {
+	s.load.close(ctx)
+	for _, o := range s.others {
+		o.close(ctx)
+	}
 }
 
 // streamOp is what measures the bandwidth of processors without readable cores: an addition of
-// large matrices, which only moves memory.
-var streamOp = op.Op{Kind: op.Add, M: 2048, N: 4096}
+// large matrices, which only moves memory. What takes only virtual time is so large that the launch does not count.
+func streamOp(virtual bool) op.Op {
+	o := op.Op{Kind: op.Add, M: 2048, N: 4096}
+	if virtual {
+		o.M = 1 << 22
+	}
+	return o
+}
 
 func (r *runner) openBandwidth(ctx context.Context, m *record.Measurement) (source, error) {
 	p := r.soc.Processor(m.Proc)
@@ -625,7 +677,7 @@ func (r *runner) openBandwidth(ctx context.Context, m *record.Measurement) (sour
 		return nil, r.unknown(m.Proc)
 	}
 	if r.virtual(m.Proc) || len(p.Cores) == 0 {
-		o := streamOp
+		o := streamOp(r.virtual(m.Proc))
 		x := *m
 		x.Op, x.Layout = &o, ""
 		src, err := r.openOp(ctx, &x)

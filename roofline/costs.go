@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs/timeline"
 )
 
 // Schema identifies the costs format.
@@ -60,9 +61,13 @@ type Costs struct {
 	Copies      []Copy       `json:"copies,omitempty" yaml:"copies,omitempty"`
 	Sharing     []Sharing    `json:"sharing,omitempty" yaml:"sharing,omitempty"`
 	Infeasible  []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
+	// CacheBytes is the size of the largest cache, 0 for none: what was written last and fits is not read from memory.
+	CacheBytes int64 `json:"cache_bytes,omitempty" yaml:"cache_bytes,omitempty"`
 
-	once  sync.Once
-	index index
+	once   sync.Once
+	index  index
+	shared sync.Once
+	memory timeline.Memory
 }
 
 // Processor is what is known of a processor as a whole.
@@ -114,6 +119,8 @@ type Family struct {
 	ErrShape float64 `json:"err_shape" yaml:"err_shape"`
 
 	Curves []Curve `json:"curves" yaml:"curves"` // ascending by (A, B)
+
+	reads bool // some sample is bound by memory, so that the samples tell how fast it reads
 }
 
 // Curve is the samples of one weight shape (of one size of an operator without weights) over M.
@@ -161,6 +168,8 @@ type Pair struct {
 	Key    string  `json:"key" yaml:"key"`
 	Beside string  `json:"beside" yaml:"beside"`
 	Factor float64 `json:"factor" yaml:"factor"`
+	// Overlap is the part of it that counts while both work: set-ups, in which nobody touches memory, are taken out.
+	Overlap float64 `json:"overlap,omitempty" yaml:"overlap,omitempty"`
 }
 
 // Infeasible is an operator that a processor's compiler refused. It is never predicted from others.

@@ -302,7 +302,13 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 
 // prepare computes the knots of all curves.
 func (f *Family) prepare() {
+	f.reads = false
 	for i := range f.Curves {
-		f.Curves[i].ready = f.knots(&f.Curves[i], nil)
+		k := &f.Curves[i]
+		k.ready = f.knots(k, nil)
+		for _, p := range k.Points {
+			w, q := f.size(int(p[0]), k.A, k.B, f.Step)
+			f.reads = f.reads || q/k.BytesPerNS >= w/k.OpsPerNS
+		}
 	}
 }

@@ -31,7 +31,7 @@ func fit(s *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error)
 		return nil, diag.New(diag.ClassInput, "fit costs of SoC %q: the record is about SoC %q with digest %.12s, want %.12s", s.Name, set.Header.SoC, set.Header.SoCDigest, digest).
 			WithCode("costs.soc").WithHint("give the SoC file the record was made with, or profile again")
 	}
-	c := &Costs{Schema: Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: set.Header.Fingerprint, Simulated: set.Header.Simulated}
+	c := &Costs{Schema: Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: set.Header.Fingerprint, Simulated: set.Header.Simulated, CacheBytes: s.LastCacheBytes()}
 	if c.Record, err = set.Digest(); err != nil {
 		return nil, err
 	}

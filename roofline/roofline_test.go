@@ -1,7 +1,6 @@
 package roofline
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -251,11 +250,7 @@ func TestShards(t *testing.T) {
 // beside is the exact time of an operator while another processor repeats one that reads at the given rate.
 func beside(t testing.TB, s *socs.SoC, proc string, o op.Op, other string, p op.Op) float64 {
 	t.Helper()
-	alone, err := sim.NS(s, other, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x, err := sim.NS(s, proc, o, fmt.Sprintf("%s=%.6f", other, float64(p.Bytes())/float64(alone)))
+	x, err := sim.Beside(s, sim.Company{Proc: proc, Op: o}, sim.Company{Proc: other, Op: p})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,12 +332,16 @@ func TestConcurrent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, pair := range [][2]op.Op{{x.a, x.b}, {x.b, x.a}} {
-			alone, err := sim.NS(s, gpuAndNPU[i], pair[0])
+		exact, err := sim.Together(s, sim.Company{Proc: "gpu", Op: x.a}, sim.Company{Proc: "npu", Op: x.b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range []op.Op{x.a, x.b} {
+			alone, err := sim.NS(s, gpuAndNPU[i], o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := beside(t, s, gpuAndNPU[i], pair[0], gpuAndNPU[1-i], pair[1]) / float64(alone)
+			want := float64(exact[i]) / float64(alone)
 			t.Logf("%s on %s: factor %.3f, exactly %.3f", x.name, gpuAndNPU[i], f[i], want)
 			if math.Abs(f[i]/want-1) > x.tolerance {
 				t.Errorf("%s on %s: factor %.3f, want %.3f", x.name, gpuAndNPU[i], f[i], want)
@@ -358,32 +357,6 @@ func TestConcurrent(t *testing.T) {
 	if _, err := c.Concurrent(Load{Proc: "dsp", Op: gemv}, Load{Proc: "gpu", Op: gemm}); err == nil {
 		t.Error("an unknown processor was predicted")
 	}
-}
-
-// Together, operators never read more than the joint bandwidth.
-func TestShareJoint(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		n := rapid.IntRange(2, 4).Draw(rt, "n")
-		parts := make([]part, n)
-		compute := make([]float64, n)
-		positive := rapid.Float64Range(1, 1e6)
-		for i := range parts {
-			p := part{setup: positive.Draw(rt, "setup"), compute: positive.Draw(rt, "compute"), memory: positive.Draw(rt, "memory"), sharp: rapid.SampledFrom([]float64{1, 2, 4, maxSharpness}).Draw(rt, "p"), bytes: positive.Draw(rt, "bytes")}
-			p.total = p.time(1, 1)
-			parts[i], compute[i] = p, rapid.Float64Range(1, 2).Draw(rt, "slow")
-		}
-		joint := rapid.Float64Range(1e-3, 1e3).Draw(rt, "joint")
-		sum := 0.0
-		for i, f := range share(parts, compute, joint) {
-			if !(f >= 1) {
-				rt.Fatalf("factor %v", f)
-			}
-			sum += parts[i].bytes / (parts[i].total * f)
-		}
-		if sum > joint*1.001 {
-			rt.Fatalf("%d operators read %v bytes per ns together, want at most %v", n, sum, joint)
-		}
-	})
 }
 
 func TestWholeMachine(t *testing.T) {

@@ -1,6 +1,7 @@
 package roofline
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sort"
@@ -10,6 +11,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 )
 
 // Load is an operator that runs on a processor while others run elsewhere.
@@ -19,58 +21,61 @@ type Load struct {
 	Cold bool
 }
 
-// Concurrent returns by how much each load slows down (>= 1) while all run together on distinct
-// processors. A measured pair answers for itself. Otherwise all together read at most what the set
-// reads jointly: the memory part of each is stretched by one common factor until they fit, the
-// compute part by what was measured for the set. Sets of which nothing is known do not slow down.
+// Concurrent returns by how much each load slows down (>= 1) when all start together on distinct processors: while others
+// run, the memory decides (see Memory), and who is left alone proceeds at full speed.
 func (c *Costs) Concurrent(loads ...Load) ([]float64, error) {
-	loads = slices.Clone(loads)
-	out := make([]float64, len(loads))
-	parts := make([]part, len(loads))
-	procs := make([]string, len(loads))
+	procs, phases := make([]string, len(loads)), make([][]timeline.Phase, len(loads))
 	for i, l := range loads {
-		out[i] = 1
-		procs[i] = l.Proc
-		l.Op = c.priced(l.Proc, l.Op)
-		loads[i] = l
-		var err error
-		if parts[i], err = c.part(l); err != nil {
+		p, err := c.Phase(l)
+		if err != nil {
 			return nil, err
 		}
+		if slices.Contains(procs[:i], l.Proc) {
+			return nil, diag.New(diag.ClassInput, "predict %d operators at once: two of them run on processor %q, want one each", len(loads), l.Proc)
+		}
+		procs[i], phases[i] = l.Proc, []timeline.Phase{p}
 	}
-	slices.Sort(procs)
-	if n := len(slices.Compact(slices.Clone(procs))); n != len(loads) {
-		return nil, diag.New(diag.ClassInput, "predict %d operators at once: they run on %d processors, want one each", len(loads), n)
-	}
+	out := slices.Repeat([]float64{1}, len(loads))
 	if len(loads) < 2 {
 		return out, nil
 	}
-	var s *Sharing
-	for i := range c.Sharing {
-		if slices.Equal(c.Sharing[i].Procs, procs) {
-			s = &c.Sharing[i]
-		}
-	}
-	if s == nil {
-		return out, nil
-	}
-	compute := make([]float64, len(loads))
-	for i, l := range loads {
-		at, _ := slices.BinarySearch(s.Procs, l.Proc)
-		compute[i] = s.Compute[at]
-	}
-	factors := share(parts, compute, s.BytesPerNS)
-	for i, l := range loads {
-		out[i] = factors[i]
-		if len(loads) == 2 {
-			for _, p := range s.Pairs {
-				if p.Proc == l.Proc && p.Key == loadKey(l) && p.Beside == loadKey(loads[1-i]) {
-					out[i] = max(p.Factor, 1)
-				}
-			}
+	ends := timeline.Together(&timeline.Machine{Memory: *c.Memory()}, procs, phases)
+	for i := range out {
+		if alone := phases[i][0].NS(); alone > 0 {
+			out[i] = max(ends[i]/alone, 1)
 		}
 	}
 	return out, nil
+}
+
+// Memory is how the processors share memory: what each set reads together, and of measured pairs what one takes while the
+// other runs.
+func (c *Costs) Memory() *timeline.Memory {
+	c.shared.Do(func() {
+		c.memory.Pairs = map[timeline.Pair]float64{}
+		for i := range c.Sharing {
+			s := &c.Sharing[i]
+			c.memory.Sets = append(c.memory.Sets, timeline.Set{Procs: s.Procs, BytesPerNS: s.BytesPerNS, Compute: s.Compute})
+			if len(s.Procs) != 2 {
+				continue
+			}
+			for _, p := range s.Pairs {
+				other := s.Procs[0]
+				if other == p.Proc {
+					other = s.Procs[1]
+				}
+				c.memory.Pairs[timeline.Pair{Proc: p.Proc, Key: p.Key, Beside: other, BesideKey: p.Beside}] = cmp.Or(p.Overlap, p.Factor)
+			}
+		}
+	})
+	return &c.memory
+}
+
+// Phase is a load taken apart as its family's roofline says, scaled to its predicted time. It reads as fast as its
+// processor does alone while its memory part lasts.
+func (c *Costs) Phase(l Load) (timeline.Phase, error) {
+	l.Op = c.priced(l.Proc, l.Op)
+	return c.phase(l)
 }
 
 func loadKey(l Load) string {
@@ -80,21 +85,11 @@ func loadKey(l Load) string {
 	return l.Op.Key()
 }
 
-// part is an operator taken apart: T = setup + norm(compute, memory), scaled to its predicted time.
-type part struct {
-	total, setup, compute, memory, sharp float64 // ns
-	bytes                                float64
-}
-
-func (p *part) time(compute, memory float64) float64 {
-	return p.setup + norm(p.compute*compute, p.memory*memory, p.sharp)
-}
-
-// part predicts a load and divides its time by its family's roofline.
-func (c *Costs) part(l Load) (part, error) {
+// phase is Phase of a load in the scheme that it is priced in.
+func (c *Costs) phase(l Load) (timeline.Phase, error) {
 	t, err := c.Op(l.Proc, l.Op, l.Cold)
 	if err != nil {
-		return part{}, err
+		return timeline.Phase{}, err
 	}
 	x := c.look()
 	want, m, a, b := familyOf(l.Proc, l.Op, l.Cold)
@@ -108,40 +103,40 @@ func (c *Costs) part(l Load) (part, error) {
 	if k := f.curve(a, b); k != nil {
 		ops, bytes = k.OpsPerNS, k.BytesPerNS
 	}
-	p := part{setup: f.SetupNS, compute: w / ops, memory: q / bytes, sharp: f.Sharpness, bytes: q}
-	scale := float64(t.NS) / p.time(1, 1)
-	p.total, p.setup, p.compute, p.memory = float64(t.NS), p.setup*scale, p.compute*scale, p.memory*scale
+	p := timeline.Phase{SetupNS: f.SetupNS, ComputeNS: w / ops, MemoryNS: q / bytes, Sharp: f.Sharpness, Rate: bytes, Key: loadKey(l)}
+	whole := p.NS()
+	if whole == 0 {
+		p.SetupNS = float64(t.NS)
+		return p, nil
+	}
+	p = p.Times(float64(t.NS) / whole)
+	if own := x.processors[l.Proc]; own != nil && own.BytesPerNS > 0 {
+		p.Rate = own.BytesPerNS
+		if l.Cold || q > float64(c.CacheBytes) {
+			plausible(&p, q/p.Rate, f.reads)
+		}
+	}
 	return p, nil
 }
 
-// share stretches the memory parts by one factor until all together read at most joint bytes per ns.
-func share(parts []part, compute []float64, joint float64) []float64 {
-	rate := func(stretch float64) float64 {
-		sum := 0.0
-		for i := range parts {
-			sum += parts[i].bytes / parts[i].time(compute[i], stretch)
-		}
-		return sum
+// slowest is how many times as long as a stream an operator reads that is bound by memory: kernels reach half of it, and
+// a processor may read weights wider than they are stored.
+const slowest = 2
+
+// plausible corrects the memory part of an operator whose bytes a stream reads in the given time. Where arithmetic takes longer at
+// all sizes (reads is false) samples do not tell how long reading takes, and where reading seems to take many times as long as a
+// stream it is something else that takes long. The time of the whole stays.
+func plausible(p *timeline.Phase, stream float64, reads bool) {
+	work := p.NS() - p.SetupNS
+	switch {
+	case !reads:
+		p.MemoryNS = min(stream, work)
+	case p.MemoryNS > slowest*stream:
+		p.MemoryNS = slowest * stream
+	default:
+		return
 	}
-	lo, hi := 1.0, 1.0
-	if rate(1) > joint {
-		for hi < 1e15 && rate(hi) > joint {
-			hi *= 2
-		}
-		for range 80 {
-			mid := (lo + hi) / 2
-			if rate(mid) > joint {
-				lo = mid
-			} else {
-				hi = mid
-			}
-		}
-	}
-	out := make([]float64, len(parts))
-	for i := range parts {
-		out[i] = max(parts[i].time(compute[i], hi)/parts[i].total, 1)
-	}
-	return out
+	p.ComputeNS, p.Sharp = work, maxSharpness
 }
 
 // fitSharing collects joint bandwidths and slowdowns of every measured or described set.
@@ -195,9 +190,10 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 	}
 	// Slowdowns of operators beside operators.
 	type pair struct {
-		a, b   part
+		a, b   timeline.Phase
 		at     int // of a in the set
 		factor float64
+		index  int // in the set's pairs
 	}
 	pairs := map[string][]pair{}
 	for _, k := range all {
@@ -216,11 +212,11 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 			continue
 		}
 		set.Pairs = append(set.Pairs, Pair{Proc: la.Proc, Key: loadKey(la), Beside: loadKey(lb), Factor: factor})
-		a, errA := c.part(la)
-		b, errB := c.part(lb)
+		a, errA := c.phase(la)
+		b, errB := c.phase(lb)
 		if errA == nil && errB == nil {
 			at, _ := slices.BinarySearch(set.Procs, la.Proc)
-			pairs[setKey(set.Procs)] = append(pairs[setKey(set.Procs)], pair{a, b, at, factor})
+			pairs[setKey(set.Procs)] = append(pairs[setKey(set.Procs)], pair{a, b, at, factor, len(set.Pairs) - 1})
 		}
 	}
 	keys := make([]string, 0, len(sets))
@@ -245,7 +241,7 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 		for at := range set.Procs {
 			var f []float64
 			for _, p := range list {
-				if p.at == at && p.a.memory < p.a.compute/4 {
+				if p.at == at && p.a.MemoryNS < p.a.ComputeNS/4 {
 					f = append(f, p.factor)
 				}
 			}
@@ -256,17 +252,21 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 		// Memory: the joint rate that explains best the slowdowns of operators that mostly read.
 		var bound []pair
 		for _, p := range list {
-			if p.a.memory > p.a.compute {
+			if p.a.MemoryNS > p.a.ComputeNS {
 				bound = append(bound, p)
 			}
+		}
+		// explained is the slowdown of a pair if the set reads so much together.
+		explained := func(p *pair, joint float64) float64 {
+			m := timeline.Machine{Memory: timeline.Memory{Sets: []timeline.Set{{Procs: set.Procs, BytesPerNS: joint, Compute: set.Compute}}}}
+			t := timeline.Beside(&m, []string{set.Procs[p.at], set.Procs[1-p.at]}, [][]timeline.Phase{{p.a}, {p.b}})
+			return t / p.a.NS()
 		}
 		if len(bound) >= 2 {
 			loss := func(joint float64) float64 {
 				sum := 0.0
-				for _, p := range bound {
-					other := 1 - p.at
-					f := share([]part{p.a, p.b}, []float64{set.Compute[p.at], set.Compute[other]}, joint)
-					sum += huber(math.Log(f[0] / max(p.factor, 1)))
+				for i := range bound {
+					sum += huber(math.Log(explained(&bound[i], joint) / max(bound[i].factor, 1)))
 				}
 				return sum
 			}
@@ -278,6 +278,10 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 				}
 			}
 			set.BytesPerNS, set.Source = round(at), Measured
+		}
+		for i := range list {
+			p := &list[i]
+			set.Pairs[p.index].Overlap = round(overlap(set, p.at, p.a, p.b, p.factor, explained(p, set.BytesPerNS)))
 		}
 		sort.Slice(set.Pairs, func(i, j int) bool {
 			a, b := set.Pairs[i], set.Pairs[j]
@@ -291,6 +295,18 @@ func (c *Costs) fitSharing(s *socs.SoC, all []sample) {
 		})
 		c.Sharing = append(c.Sharing, *set)
 	}
+}
+
+// overlap is by how much the work of a slows down while b works beside it. What was measured is the slowdown of a as a whole while b was
+// repeated, set-ups of both included; explained is the same as the set explains it.
+func overlap(set *Sharing, at int, a, b timeline.Phase, measured, explained float64) float64 {
+	m := timeline.Memory{Sets: []timeline.Set{{Procs: set.Procs, BytesPerNS: set.BytesPerNS, Compute: set.Compute}}}
+	law := m.Slow([]timeline.Activity{{Proc: set.Procs[at], Phase: &a}, {Proc: set.Procs[1-at], Phase: &b}}, nil)[0]
+	setup := a.SetupNS / a.NS()
+	if explained <= setup {
+		return max(measured, 1)
+	}
+	return max(float64(law*(measured-setup))/(explained-setup), 1)
 }
 
 func members(m *record.Measurement) []string {

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -37,6 +38,10 @@ type prices interface {
 	// together predicts tasks that different processors execute at the same time, each slowed down
 	// by the others.
 	together(tasks []task) ([]estimate, error)
+	// phase is a task taken apart: what of it others slow down.
+	phase(task) (timeline.Phase, error)
+	// memory is how processors slow each other down.
+	memory() *timeline.Memory
 	// handover is the time from one processor's setting of a flag to the other's noticing it.
 	handover(from, to string) (estimate, error)
 	// launch is the part of every operator's price that a graph of several pays once.

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -125,6 +126,12 @@ func (f *fitted) compute(tasks []task) ([]estimate, error) {
 	}
 	return out, nil
 }
+
+func (f *fitted) phase(t task) (timeline.Phase, error) {
+	return f.costs.Phase(roofline.Load{Proc: t.proc, Op: t.op, Cold: t.cold()})
+}
+
+func (f *fitted) memory() *timeline.Memory { return f.costs.Memory() }
 
 func (f *fitted) launch(proc string) (int64, error) {
 	p, err := f.costs.Launch(proc)

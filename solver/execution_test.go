@@ -23,11 +23,8 @@ import (
 func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 	m := demo(t)
 	s := twoCores(t, 0.6)
-	s.Joint[0].BandwidthGBps = 16 // the cores together read what each reads alone:
-	for i := range s.Links {      // a simulated lane does not see the other's traffic,
-		s.Links[i].HandoverUS = 0 // and flags take no time on a virtual clock
-	}
-	s.Processors[0].BandwidthGBps, s.Processors[1].BandwidthGBps = 10, 6
+	s.Joint[0].BandwidthGBps = 12 // of the 16 that both would read alone
+	s.Processors[0].BandwidthGBps, s.Processors[1].BandwidthGBps, s.Processors[2].BandwidthGBps = 10, 6, 9
 	w := DefaultWorkload()
 	w.Prompts, w.OutputTokens, w.Buckets = []Prompt{{Tokens: 256, Share: 1}}, 128, []int{64, 256}
 	for name, scheme := range map[string]op.Scheme{"stored": op.A32W32, "quantised": op.A8TQ8C} {

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -38,9 +39,17 @@ func (d lottery) together(tasks []task) ([]estimate, error) {
 	return out, nil
 }
 
-func (d lottery) forms(t task) []op.Form                           { return op.FormsOf(t.op.M, op.FormClasses) }
-func (d lottery) handover(from, to string) (estimate, error)       { return estimate{700, 700, 700}, nil }
-func (d lottery) launch(string) (int64, error)                     { return 0, nil }
+func (d lottery) forms(t task) []op.Form                     { return op.FormsOf(t.op.M, op.FormClasses) }
+func (d lottery) handover(from, to string) (estimate, error) { return estimate{700, 700, 700}, nil }
+func (d lottery) launch(string) (int64, error)               { return 0, nil }
+func (d lottery) memory() *timeline.Memory                   { return &timeline.Memory{} }
+func (d lottery) phase(t task) (timeline.Phase, error) {
+	e, err := d.together([]task{t})
+	if err != nil {
+		return timeline.Phase{}, err
+	}
+	return timeline.Phase{ComputeNS: float64(e[0].ns)}, nil
+}
 func (d lottery) copy(from, to string, bytes int64) (int64, error) { return 0, nil }
 
 // Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of all

@@ -6,35 +6,25 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/op"
 )
 
 // prediction goes through a lowered program three times: with the expected, the low and the high
 // time of every step and hand-over.
 func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
-	times, err := s.stepTimes(p, ph)
-	if err != nil {
-		return planir.Prediction{}, err
-	}
 	pred := planir.Prediction{Program: ph.Name}
-	var failed error
-	run := func(pick func(estimate) int64) (int64, []int64) {
-		return timeline(ph, s.thread,
-			func(lane string, st *planir.Step) int64 { return pick(times[stepKey{lane, st.Node, st.Run}]) },
-			func(from, to string) int64 {
-				h, err := s.prices.handover(from, to)
-				if err != nil {
-					failed = err
-				}
-				return pick(h)
-			})
+	of, err := s.efforts(p, ph)
+	if err != nil {
+		return pred, err
 	}
 	var sections []int64
-	pred.PlanNS, sections = run(func(e estimate) int64 { return e.ns })
-	pred.LowNS, _ = run(func(e estimate) int64 { return e.low })
-	pred.HighNS, _ = run(func(e estimate) int64 { return e.high })
-	if failed != nil {
-		return pred, failed
+	if pred.PlanNS, sections, err = s.walk(ph, of, func(e estimate) int64 { return e.ns }); err != nil {
+		return pred, err
+	}
+	if pred.LowNS, _, err = s.walk(ph, of, func(e estimate) int64 { return e.low }); err != nil {
+		return pred, err
+	}
+	if pred.HighNS, _, err = s.walk(ph, of, func(e estimate) int64 { return e.high }); err != nil {
+		return pred, err
 	}
 	nj, ok, err := s.energy(p, ph)
 	if err != nil {
@@ -46,37 +36,31 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	for i, ns := range sections {
 		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
 	}
-	for i := range s.procs {
-		name := s.procs[i].Name
-		ns, ok, err := s.alone(ph.Rows, name)
-		if err != nil {
-			return pred, err
-		}
-		if ok {
-			pred.Singles = append(pred.Singles, planir.SingleTime{Proc: name, NS: ns})
-		}
-	}
-	return pred, nil
+	pred.Singles, err = s.singles(ph.Rows)
+	return pred, err
 }
 
-// energy is what one execution of a program is modelled to take in nanojoules: the power of each processor times the time of its steps.
-// ok is false where the SoC does not say the power of one of them.
+// energy is what one execution of a program is modelled to take in nanojoules: what its decisions were priced with.
+// ok is false where the SoC does not say the power of a processor that takes part.
 func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, err error) {
-	times, err := s.stepTimes(p, ph)
+	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return 0, false, err
 	}
 	total := 0.0
-	for i := range ph.Sections {
-		for _, l := range ph.Sections[i].Lanes {
-			busy := int64(0)
-			for k := range l.Steps {
-				busy += times[stepKey{l.Proc, l.Steps[k].Node, l.Steps[k].Run}].ns
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
+			c := in.find(i, d)
+			if c < 0 {
+				panic("BUG: decision on " + d.Node + " is none of its candidates")
 			}
-			if s.power[l.Proc] == 0 {
-				return 0, false, nil
+			for _, sh := range d.Shares {
+				if s.power[sh.Proc] == 0 {
+					return 0, false, nil
+				}
 			}
-			total += float64(s.power[l.Proc] * float64(busy*int64(max(1, ph.Sections[i].Layers))))
+			total += float64(float64(in.stage.repeat) * float64(in.candidates[i][c].energyNJ))
 		}
 	}
 	return whole(math.Round(total)), true, nil
@@ -92,88 +76,104 @@ func (s *session) thread(lane string) string {
 	return lane
 }
 
-// alone is the time of a program that one processor executes by itself; false when it cannot.
-func (s *session) alone(rows int, proc string) (int64, bool, error) {
+// singles are the times of a program on each processor that can execute all of it.
+func (s *session) singles(rows int) (out []planir.SingleTime, err error) {
 	pr, err := s.program(rows, s.assigned(rows))
-	if err != nil {
-		return 0, false, err
-	}
-	var total int64
-	for _, in := range pr.instances {
-		_, ns, ok := in.single(proc)
-		if !ok {
-			return 0, false, nil
-		}
-		total += ns
-	}
-	return total, true, nil
-}
-
-type stepKey struct{ lane, node, graph string }
-
-// stepTimes is the time of every step of a program: of a share as its candidate was priced, of a
-// gather or an addition of partial sums as such.
-func (s *session) stepTimes(p *planir.Plan, ph *planir.Phase) (map[stepKey]estimate, error) {
-	type part struct {
-		node, proc string
-		row        int // first, of what is divided by rows
-	}
-	shares := map[part]estimate{}
-	at := func(d *planir.Decision, row int) int {
-		if d.Axis == planir.AxisRows {
-			return row
-		}
-		return 0
-	}
-	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 	if err != nil {
 		return nil, err
 	}
-	for _, in := range pr.instances {
-		for i := range in.candidates {
-			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
-			c := in.find(i, d)
-			if c < 0 {
-				panic("BUG: decision on " + d.Node + " is none of its candidates")
-			}
-			for k, sh := range d.Shares {
-				shares[part{d.Node, sh.Proc, at(d, sh.From)}] = in.candidates[i][c].shares[k]
-			}
-		}
-	}
-	graphs := map[string]*op.Graph{}
-	for i := range p.Program.Graphs {
-		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i].Graph
-	}
-	out := map[stepKey]estimate{}
-	for i := range ph.Sections {
-		for _, l := range ph.Sections[i].Lanes {
-			for k := range l.Steps {
-				st := &l.Steps[k]
-				nodes := graphs[st.Run].Nodes
-				var sum estimate
-				names := st.Nodes()
-				for k, name := range names {
-					d := decision(p, name, ph.Rows)
-					o := nodes[len(nodes)-1].Op // of a chain the last one counts
-					if len(names) == len(nodes) {
-						o = nodes[k].Op
-					}
-					x := shares[part{name, l.Proc, at(d, st.R0)}]
-					if d.Axis == planir.AxisK && o.Kind == op.Add || o.Kind == op.Copy { // no share
-						e, err := s.prices.together([]task{{l.Proc, o}})
-						if err != nil {
-							return nil, err
-						}
-						x = e[0]
-					}
-					sum.ns, sum.low, sum.high = sum.ns+x.ns, sum.low+x.low, sum.high+x.high
-				}
-				out[stepKey{l.Proc, st.Node, st.Run}] = sum
-			}
+	for i := range s.procs {
+		name := s.procs[i].Name
+		if ns, ok := pr.alone[name]; ok {
+			out = append(out, planir.SingleTime{Proc: name, NS: ns})
 		}
 	}
 	return out, nil
+}
+
+// timeSingles predicts the programs of a plan on each processor that can execute all of one: as a plan that leaves them to it is lowered, so
+// that what is joined there counts as it does in the plan itself.
+func (s *session) timeSingles(p *planir.Plan) error {
+	for i := range s.procs {
+		name := s.procs[i].Name
+		q, whole, err := s.onlyOn(p, name)
+		if err != nil {
+			return err
+		}
+		if len(whole) == 0 {
+			continue
+		}
+		if err := s.lower(q); err != nil {
+			return err
+		}
+		for k := range q.Program.Programs {
+			ph := &q.Program.Programs[k]
+			pr := whole[ph.Rows]
+			if pr == nil {
+				continue
+			}
+			of, err := s.efforts(q, ph)
+			if err != nil {
+				return err
+			}
+			ns, _, err := s.walk(ph, of, func(e estimate) int64 { return e.ns })
+			if err != nil {
+				return err
+			}
+			if pr.alone == nil {
+				pr.alone = map[string]int64{}
+			}
+			pr.alone[name] = ns
+		}
+	}
+	return nil
+}
+
+// onlyOn is the plan with all programs that a processor can execute by itself given to it, and of those the ones, by rows, whose time is
+// not known yet: nil if there are none.
+func (s *session) onlyOn(p *planir.Plan, name string) (*planir.Plan, map[int]*program, error) {
+	q, whole := *p, map[int]*program{}
+	q.Decisions = nil
+	given := map[int]bool{}
+	news := false
+	for i := range p.Program.Programs {
+		rows := p.Program.Programs[i].Rows
+		pr, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return nil, nil, err
+		}
+		list, ok := pr.only(name)
+		if !ok {
+			continue
+		}
+		given[rows], whole[rows] = true, pr
+		q.Decisions = append(q.Decisions, list...)
+		_, known := pr.alone[name]
+		news = news || !known
+	}
+	if !news {
+		return nil, nil, nil
+	}
+	for _, d := range p.Decisions {
+		if !given[d.Rows] {
+			q.Decisions = append(q.Decisions, d)
+		}
+	}
+	return &q, whole, nil
+}
+
+// only is the program's decisions if a processor executes all of it; false when it cannot.
+func (pr *program) only(name string) (out []planir.Decision, ok bool) {
+	for _, in := range pr.instances {
+		choices, _, ok := in.single(name)
+		if !ok {
+			return nil, false
+		}
+		for i, c := range choices {
+			out = append(out, in.candidates[i][c].Decision)
+		}
+	}
+	return out, true
 }
 
 // decision is what a program with that many rows goes by: the head's may be decode's.

@@ -204,6 +204,7 @@ type program struct {
 	sections  []lower.Section
 	instances []*instance
 	decided   []planir.Decision // by itself, once solved
+	alone     map[string]int64  // on one processor, predicted: see timeSingles
 	report    planir.Solve
 }
 
@@ -694,6 +695,9 @@ func (s *session) lower(p *planir.Plan) error {
 // (hand-overs that the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is minimised.
 func (s *session) predict(p *planir.Plan) error {
 	kept := s.measure() != problem.Time || len(s.in.Ratio) > 0
+	if err := s.timeSingles(p); err != nil {
+		return err
+	}
 	for {
 		p.Predictions = nil
 		before := *p

@@ -1,88 +1,184 @@
 package solver
 
 import (
+	"math"
+
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs/timeline"
 )
 
-// clock is when something happens on every thread, in ns, for one assumption about the steps' times.
-type clock map[string]int64
-
-// timeline predicts a lowered program by going through its steps: each lane's one after another, a
-// wait until its flag has been set and handed over, all lanes meeting between sections. It knows
-// nothing of how the decisions came about. Lanes of one thread take turns. step returns the time of a step on a lane. It returns the time of
-// the whole program and of each section.
-func timeline(ph *planir.Phase, thread func(lane string) string, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) (total int64, sections []int64) {
-	lanes := map[string]bool{}
-	for i := range ph.Sections {
-		for _, l := range ph.Sections[i].Lanes {
-			lanes[l.Proc] = true
-		}
-	}
-	var meet int64 // for all lanes to notice that a section has ended
-	for a := range lanes {
-		for b := range lanes {
-			if a != b {
-				meet = max(meet, handover(a, b))
-			}
-		}
-	}
-	for i := range ph.Sections {
-		s := &ph.Sections[i]
-		sections = append(sections, section(s, thread, step, handover)+meet)
-		total += sections[i]
-	}
-	return total, sections
+// effort is what a step does alone on its processor, and how long that takes.
+type effort struct {
+	phases []timeline.Phase
+	estimate
 }
 
-func section(s *planir.Section, thread func(lane string) string, step func(lane string, st *planir.Step) int64, handover func(from, to string) int64) int64 {
-	type setting struct {
-		at   int64
-		lane string
-	}
-	type instance struct{ flag, iter int }
-	set := map[instance]setting{}
-	now := clock{}
-	pos := make([]int, len(s.Lanes))
-	iters := max(1, s.Layers)
-	for progress := true; progress; {
-		progress = false
+// sections lays a lowered program out for walks, one for each of its sections: lanes with their steps, and instead of flags the steps
+// that set them. It knows nothing of how the decisions came about.
+func sections(ph *planir.Phase, control string, thread func(lane string) string) []timeline.Section {
+	out := make([]timeline.Section, len(ph.Sections))
+	for i := range ph.Sections {
+		s := &ph.Sections[i]
+		setters, threads := map[int]timeline.After{}, map[string]int{}
 		for l := range s.Lanes {
-			lane := &s.Lanes[l]
-		next:
-			for pos[l] < len(lane.Steps)*iters {
-				st, iter := &lane.Steps[pos[l]%len(lane.Steps)], pos[l]/len(lane.Steps)
-				on := thread(lane.Proc)
-				start := now[on]
-				for _, w := range st.Wait {
-					k := instance{w.Flag, iter}
-					if w.Back {
-						k.iter--
-					}
-					if k.iter < 0 {
-						continue
-					}
-					f, ok := set[k]
-					if !ok {
-						break next
-					}
-					// A flag that was set long ago costs nothing.
-					start = max(start, f.at+handover(f.lane, lane.Proc))
+			for k := range s.Lanes[l].Steps {
+				if set := s.Lanes[l].Steps[k].Set; set != nil {
+					setters[*set] = timeline.After{Lane: l, Step: k}
 				}
-				now[on] = start + step(lane.Proc, st)
-				if st.Set != nil {
-					set[instance{*st.Set, iter}] = setting{now[on], lane.Proc}
+			}
+		}
+		out[i] = timeline.Section{Iterations: s.Layers, Control: control}
+		for l := range s.Lanes {
+			from := &s.Lanes[l]
+			on := thread(from.Proc)
+			if _, ok := threads[on]; !ok {
+				threads[on] = len(threads)
+			}
+			lane := timeline.Lane{Proc: from.Proc, Thread: threads[on], Steps: make([]timeline.Step, len(from.Steps))}
+			for k := range from.Steps {
+				for _, w := range from.Steps[k].Wait {
+					after := setters[w.Flag]
+					after.Back = w.Back
+					lane.Steps[k].After = append(lane.Steps[k].After, after)
 				}
-				pos[l]++
-				progress = true
+			}
+			out[i].Lanes = append(out[i].Lanes, lane)
+		}
+	}
+	return out
+}
+
+// efforts are those of a section's steps, under one assumption about their times.
+type efforts struct {
+	phases [][][]timeline.Phase // by lane and step
+}
+
+// Phases are the same in every iteration.
+func (e *efforts) Phases(lane, step, _ int) []timeline.Phase { return e.phases[lane][step] }
+
+// Ran notes nothing.
+func (e *efforts) Ran(_, _, _ int, _, _, _ int64) {}
+
+// assume is the efforts of a section with their expected times, or those that pick selects.
+func assume(s *planir.Section, of map[stepKey]effort, pick func(estimate) int64) *efforts {
+	out := &efforts{phases: make([][][]timeline.Phase, len(s.Lanes))}
+	for l := range s.Lanes {
+		lane := &s.Lanes[l]
+		out.phases[l] = make([][]timeline.Phase, len(lane.Steps))
+		for k := range lane.Steps {
+			st := &lane.Steps[k]
+			e := of[stepKey{lane.Proc, st.Node, st.Run}]
+			out.phases[l][k] = e.phases
+			if ns := pick(e.estimate); ns != e.ns && e.ns > 0 {
+				out.phases[l][k] = stretched(e.phases, float64(ns)/float64(e.ns))
 			}
 		}
 	}
-	var end int64
-	for l := range s.Lanes {
-		if pos[l] < len(s.Lanes[l].Steps)*iters {
-			panic("BUG: lanes of " + s.Name + " wait in a circle, which rule P008 excludes")
-		}
-		end = max(end, now[thread(s.Lanes[l].Proc)])
+	return out
+}
+
+// stretched is phases that take that many times as long.
+func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
+	out := make([]timeline.Phase, len(phases))
+	for i := range phases {
+		out[i] = phases[i].Times(factor)
 	}
-	return end
+	return out
+}
+
+// walk predicts a program and each of its sections, under one assumption about all times.
+func (s *session) walk(ph *planir.Phase, of map[stepKey]effort, pick func(estimate) int64) (total int64, each []int64, err error) {
+	m := timeline.Machine{Memory: *s.prices.memory(), Handover: func(from, to string) float64 {
+		if s.thread(from) == s.thread(to) || s.apart[[2]string{from, to}] {
+			return 0 // of those that are never combined one may still be started by the other, at a price that nobody knows
+		}
+		h, failed := s.prices.handover(from, to)
+		if failed != nil {
+			err = failed
+		}
+		return float64(pick(h))
+	}}
+	for i, sec := range sections(ph, s.in.SoC.Control, s.thread) {
+		ns, ok := timeline.Walk(&m, &sec, assume(&ph.Sections[i], of, pick))
+		if !ok {
+			panic("BUG: lanes of " + ph.Sections[i].Name + " wait in a circle, which rule P008 excludes")
+		}
+		each = append(each, ns)
+		total += ns
+	}
+	return total, each, err
+}
+
+// stepKey names a step: what is told apart by it takes the same time.
+type stepKey struct{ lane, node, graph string }
+
+// efforts are what the steps of a program do: the operators of their graphs, which are launched once.
+func (s *session) efforts(p *planir.Plan, ph *planir.Phase) (map[stepKey]effort, error) {
+	graphs := map[string]*planir.Graph{}
+	for i := range p.Program.Graphs {
+		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i]
+	}
+	out := map[stepKey]effort{}
+	for i := range ph.Sections {
+		for _, l := range ph.Sections[i].Lanes {
+			for k := range l.Steps {
+				st := &l.Steps[k]
+				key := stepKey{l.Proc, st.Node, st.Run}
+				if _, ok := out[key]; ok {
+					continue
+				}
+				e, err := s.effort(ph, l.Proc, graphs[st.Run])
+				if err != nil {
+					return nil, diag.New(diag.ClassOr(err, diag.ClassInput), "predict step %q of %s: %w", st.Node, ph.Name, err)
+				}
+				out[key] = e
+			}
+		}
+	}
+	return out, nil
+}
+
+// effort is what a graph does on a processor: that of its operators less the launches that it saves.
+func (s *session) effort(ph *planir.Phase, proc string, g *planir.Graph) (effort, error) {
+	var out effort
+	launch, err := s.prices.launch(proc)
+	if err != nil && len(g.Graph.Nodes) > 1 {
+		return out, err
+	}
+	for i, n := range g.Graph.Nodes {
+		t := task{proc, n.Op}
+		if t.op.Kind == op.Attention {
+			t.op.Context = s.want.contextAt(ph.Rows)
+		}
+		est, err := s.prices.together([]task{t})
+		if err != nil {
+			return out, err
+		}
+		phase, err := s.prices.phase(t)
+		if err != nil {
+			return out, err
+		}
+		e := est[0]
+		if i > 0 {
+			saved := min(launch, e.ns)
+			phase = less(phase, float64(saved))
+			e.ns, e.low, e.high = e.ns-saved, max(0, e.low-saved), max(0, e.high-saved)
+		}
+		out.phases = append(out.phases, phase)
+		out.ns, out.low, out.high = out.ns+e.ns, out.low+e.low, out.high+e.high
+	}
+	return out, nil
+}
+
+// less is a phase that takes that much less: its set-up is shorter, and where that is not enough, all of it.
+func less(p timeline.Phase, ns float64) timeline.Phase {
+	cut := min(p.SetupNS, ns)
+	p.SetupNS -= cut
+	if rest := ns - cut; rest > 0 {
+		whole := p.NS()
+		p = p.Times(math.Max(0, whole-rest) / math.Max(whole, 1e-9))
+	}
+	return p
 }

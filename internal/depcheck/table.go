@@ -47,6 +47,7 @@ var table = []room{
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "internal/decode"}},
+	{path: "socs/timeline"},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models/gguf", may: []string{"planir/op", "internal/mem"}},
 	{path: "models", may: []string{"models/safetensors", "models/gguf", "planir/op", "internal/decode", "internal/mem"}},
@@ -57,7 +58,7 @@ var table = []room{
 
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
-	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "internal/decode"}, third: []string{gonum}},
+	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}, third: []string{gonum}},
 
 	{path: "runtime/driver", may: []string{"planir/op", "internal/mem", "internal/canon"}},                  // canon: graphs in artifacts have one spelling
 	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}}, // pack: its weights are packed ones
@@ -68,7 +69,7 @@ var table = []room{
 	{path: "runtime/driver/qnn", may: []string{"runtime/driver", "internal/ortapi", "internal/onnx", "internal/child"}},                                                // onnx: what an artifact computes is checked
 	{path: "runtime/driver/opencl", may: []string{"runtime/driver", "planir/pack", "internal/clapi"}, later: true},
 	{path: "runtime/driver/openvino", may: []string{"runtime/driver", "planir/pack", "internal/ovapi"}, later: true},
-	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs"}},
+	{path: "runtime/driver/sim", may: []string{"runtime/driver", "runtime/driver/host", "socs", "socs/timeline"}},
 	{path: "runtime/driver/all", may: []string{"runtime/driver/host", "runtime/driver/ort", "runtime/driver/qnn", "runtime/driver/opencl", "runtime/driver/openvino"}},
 	{path: "runtime/executor", may: []string{"planir", "planir/bundle", "planir/op", "runtime/driver", "internal/mem", "planir/pack"}, third: []string{sysUnix}}, // pack: the byte range of a shard's tiles
 	{path: "runtime/tokenizer/jinja"},
@@ -82,7 +83,7 @@ var table = []room{
 	{path: "solver/problem", may: []string{"planir/op", "solver/milp"}},
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
-	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver", may: []string{"solver/problem", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},

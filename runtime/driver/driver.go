@@ -173,6 +173,46 @@ type Processor interface {
 	Close() error
 }
 
+// Virtual is implemented by processors with a virtual clock. Run does not know what other processors do at the same
+// virtual time and takes as long as alone. When calls of several processors ran is settled once all of them are done.
+type Virtual interface {
+	Processor
+	// Last is what the latest call of Run did, for Settle.
+	Last() Work
+	// Settle finds out when the calls of a schedule ran, on this and other processors of the same machine. It moves no clock.
+	Settle(*Schedule) error
+}
+
+// Work is what a call on a virtual processor did; only its driver knows more. nil: nothing.
+type Work any
+
+// Schedule is calls that virtual processors have executed since Start, of each processor in their order. Control starts
+// them, and notices End; nil: nobody has to.
+type Schedule struct {
+	Start   Tick
+	Control Processor
+	Lanes   []ScheduleLane
+	End     Tick // from Settle
+}
+
+// ScheduleLane is the calls of one processor. Endless ones are repeated until all others are done.
+type ScheduleLane struct {
+	Proc    Processor
+	Calls   []ScheduleCall
+	Endless bool
+}
+
+// ScheduleCall is one call. Idle is since when its processor had had nothing to do; it and Span are from Settle.
+type ScheduleCall struct {
+	Work  Work
+	After []ScheduleAfter // calls that had to be done, on other lanes
+	Idle  Tick
+	Span  Span
+}
+
+// ScheduleAfter names a call by its numbers in the schedule.
+type ScheduleAfter struct{ Lane, Call int }
+
 // Bounded is implemented by processors made of CPU cores: what bounds their kernels can be measured.
 type Bounded interface{ Bounds() Bounds }
 

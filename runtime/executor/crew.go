@@ -47,6 +47,7 @@ type laneSection struct {
 	iter   int
 	next   int   // step of the iteration
 	missed *wait // for traces: the latest flag that was not set
+	virt   *virtualLane
 
 	watched bool // lanes of other threads wait for it
 	// What they want to know of it: 2n while n steps are finished and the next has not begun, 2n+1 once it has, and when
@@ -255,24 +256,17 @@ func (m *Machine) walk(cs *crewSection) error {
 
 // advance runs a lane's steps until the end of the iteration, or until one waits; it returns whether it came any further.
 func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
-	l, ran := ls.lane, false
+	ran := false
 	for ls.next < len(ls.steps) {
 		st := ls.steps[ls.next]
 		if m.poison.Load() != nil || ls.blocked() != nil {
 			return ran, nil
 		}
-		if l.virt {
-			m.catchUp(ls, st)
-		}
 		if err := m.run(cs, ls, st); err != nil {
 			return ran, err
 		}
 		if st.Set != nil {
-			f := &m.flags[*st.Set]
-			if l.virt {
-				f.tick.Store(int64(l.proc.Now()))
-			}
-			f.epoch.Store(int64(ls.iter) + 1)
+			m.flags[*st.Set].epoch.Store(int64(ls.iter) + 1)
 		}
 		m.steps.Add(1)
 		ls.next++
@@ -280,25 +274,6 @@ func (m *Machine) advance(cs *crewSection, ls *laneSection) (bool, error) {
 	}
 	ls.iter, ls.next = ls.iter+1, 0
 	return true, nil
-}
-
-// catchUp moves a virtual clock to when the last flag of a step was set.
-func (m *Machine) catchUp(ls *laneSection, st *step) {
-	proc := ls.lane.proc
-	before, now := proc.Now(), proc.Now()
-	var last *wait
-	for i := range st.waits {
-		if w := &st.waits[i]; int64(ls.iter) >= w.back {
-			proc.WaitUntil(driver.Tick(w.flag.tick.Load()))
-			if proc.Now() > now {
-				now, last = proc.Now(), w
-			}
-		}
-	}
-	st.waitNS += int64(now - before)
-	if m.trace != nil && last != nil {
-		m.trace.add(ls.lane, st, last, ls.iter, 0, int64(before), int64(now))
-	}
 }
 
 // run executes a lane's next step, on the rows that the call has for it.
@@ -324,12 +299,8 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			from = m.now()
 		}
 		span, err := l.proc.Run(c.exe, &c.bind)
-		if m.trace != nil {
-			to := m.now()
-			if l.virt {
-				from, to = int64(span.Start), int64(span.End)
-			}
-			m.trace.add(l, st, nil, ls.iter, n, from, to)
+		if m.trace != nil && !l.virt {
+			m.trace.add(l, st, nil, ls.iter, n, from, m.now())
 		}
 		if err != nil {
 			return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
@@ -338,10 +309,14 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In, Out: c.bind.Out})
 		}
 		took := int64(span.End - span.Start)
-		st.runNS += took
-		st.runCount++
-		if ls.watched {
-			st.learn(took)
+		if ls.virt != nil {
+			ls.ran(number, n)
+		} else {
+			st.runNS += took
+			st.runCount++
+			if ls.watched {
+				st.learn(took)
+			}
 		}
 	}
 	if ls.watched {

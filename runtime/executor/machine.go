@@ -112,8 +112,7 @@ type job struct {
 // flag is set once per iteration of its section. Padding keeps flags of different lanes apart.
 type flag struct {
 	epoch atomic.Int64
-	tick  atomic.Int64 // setter's clock
-	_     [48]byte
+	_     [56]byte
 }
 
 type program struct {
@@ -127,6 +126,8 @@ type section struct {
 	lanes []*laneSection // of the lanes that have steps here
 	crews []*crewSection // the same lanes by the threads that run them
 	rest  []*crew        // threads that have no steps here, and a core that is needed
+
+	schedule *driver.Schedule // of the lanes with virtual clocks; nil: there are none
 }
 
 // step is one step with everything resolved: one executable and one set of bindings per iteration.
@@ -378,6 +379,7 @@ func (m *Machine) load(ctx context.Context, pr *program) error {
 			s.lanes = append(s.lanes, ls)
 		}
 		m.connect(s)
+		m.arrange(s)
 		sections = append(sections, s)
 	}
 	pr.sections = sections

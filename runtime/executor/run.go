@@ -309,6 +309,7 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 		c.rest.Store(true)
 	}
 	m.trace.section(s, call.Row, m.tick())
+	began := m.control.proc.Now() // of virtual clocks: all have met
 	own := -1
 	for i, cs := range s.crews {
 		cs.reset(s.iters, call)
@@ -336,12 +337,14 @@ func (m *Machine) section(s *section, call driver.Scalars) error {
 			return *m.broken.Load()
 		}
 	}
+	var err error
+	if p := m.poison.Load(); p != nil {
+		err = *p
+	}
+	err = m.settle(s, began, err)
 	m.meet()
 	m.trace.end(m.tick())
-	if p := m.poison.Load(); p != nil {
-		return *p
-	}
-	return nil
+	return err
 }
 
 // StepStat is what one step has cost since the last ResetStats.

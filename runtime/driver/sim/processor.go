@@ -11,13 +11,14 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 )
 
-// processor is one simulated processor with its own virtual clock. It does not know what others do at
-// the same virtual time: contention is stated by option beside, because lanes reach a virtual time
-// in no fixed order.
+// processor is one simulated processor with its own virtual clock. Run does not know what others do at the same virtual
+// time, because lanes reach it in no fixed order: it takes as long as alone. Settle finds out how long calls took side by side.
 type processor struct {
 	name   string
+	soc    *socs.SoC
 	desc   *socs.Processor
 	caps   *driver.Capabilities
 	model  model
@@ -28,6 +29,7 @@ type processor struct {
 
 	now    atomic.Int64      // other lanes' goroutines may look
 	counts map[string]uint64 // runs so far of each graph
+	last   []timeline.Phase  // of the latest call
 	closed bool
 }
 
@@ -148,14 +150,19 @@ func (p *processor) Run(exe driver.Executable, b *driver.Bindings) (driver.Span,
 	if b != nil {
 		s = b.Scalars
 	}
-	t := p.model.graph(&e.graph, s)
+	p.last = p.model.graph(&e.graph, s)
+	t := total(p.last)
 	cv := 0.0
 	if p.noisy {
 		cv = p.desc.Sim.NoiseCV
 	}
 	i := p.counts[e.key]
 	p.counts[e.key]++
-	end := start + driver.Tick(max(noisy(t, cv, p.seed, e.key, i), 0))
+	took := max(noisy(t, cv, p.seed, e.key, i), 0)
+	for k := range p.last {
+		p.last[k] = p.last[k].Times(float64(took) / max(t, 1e-9))
+	}
+	end := start + driver.Tick(took)
 	p.now.Store(int64(end))
 	return driver.Span{Start: start, End: end}, nil
 }

@@ -63,7 +63,7 @@ func (d *sim) Open(ctx context.Context, c driver.Config) (driver.Processor, erro
 		return nil, fail("SoC %q has no such simulated processor", d.soc.Name).WithHint("it has %s", strings.Join(names, ", "))
 	}
 	p := &processor{name: c.Select, caps: capabilities(desc), desc: desc, noisy: true, counts: map[string]uint64{}}
-	p.model = model{desc: desc, rate: desc.BandwidthGBps}
+	p.model, p.soc = model{desc: desc, memory: memory(d.soc)}, d.soc
 	compute := true
 	for _, key := range sortedKeys(c.Options) {
 		value := c.Options[key]
@@ -76,7 +76,7 @@ func (d *sim) Open(ctx context.Context, c driver.Config) (driver.Processor, erro
 		case "seed":
 			p.seed, err = strconv.ParseUint(value, 10, 64)
 		case "beside":
-			p.model.rate, err = contended(d.soc, desc, value)
+			p.model.company, err = company(d.soc, desc, value)
 			p.beside = value
 		default:
 			return nil, fail("unknown option %q", key).WithHint("options: beside, compute, noise, seed")

@@ -12,64 +12,115 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 )
 
 // NS is the exact time of a graph of one operator on a processor, without noise, while the processors
 // in beside stream from memory: nanoseconds. It is the truth that profiling and fitting are tested against.
 func NS(s *socs.SoC, proc string, o op.Op, beside ...string) (int64, error) {
-	p := s.Processor(proc)
-	if p == nil || p.Sim == nil {
-		return 0, diag.New(diag.ClassInput, "simulate %s: SoC %q has no simulated processor %q", o.Key(), s.Name, proc)
-	}
-	m := model{desc: p, rate: p.BandwidthGBps}
-	if len(beside) > 0 {
-		rate, err := contended(s, p, strings.Join(beside, ","))
-		if err != nil {
-			return 0, fmt.Errorf("simulate %s on %q: %w", o.Key(), proc, err)
+	m, err := exactly(s, proc, o)
+	if err == nil && len(beside) > 0 {
+		if m.company, err = company(s, m.desc, strings.Join(beside, ",")); err != nil {
+			err = fmt.Errorf("simulate %s on %q: %w", o.Key(), proc, err)
 		}
-		m.rate = rate
 	}
-	if err := m.feasible(o); err != nil {
+	if err != nil {
 		return 0, err
 	}
-	return int64(math.Round(1e3*p.LaunchUS + m.op(o))), nil
+	g := op.Graph{Nodes: []op.Node{{Op: o}}}
+	return int64(math.Round(total(m.graph(&g, nil)))), nil
 }
 
-// model is the time of operators on one processor at the memory rate left to it (1e9 byte/s, that
-// is bytes per nanosecond).
+// Company is an operator on a processor beside others.
+type Company struct {
+	Proc string
+	Op   op.Op
+}
+
+// Beside is the NS of the first while the others are repeated all along.
+func Beside(s *socs.SoC, all ...Company) (int64, error) {
+	m, procs, graphs, err := besides(s, all)
+	if err != nil {
+		return 0, err
+	}
+	return int64(timeline.Beside(m, procs, graphs)), nil
+}
+
+// Together is the NS of each when all start at the same time.
+func Together(s *socs.SoC, all ...Company) ([]int64, error) {
+	m, procs, graphs, err := besides(s, all)
+	if err != nil {
+		return nil, err
+	}
+	var out []int64
+	for _, ns := range timeline.Together(m, procs, graphs) {
+		out = append(out, int64(ns))
+	}
+	return out, nil
+}
+
+func besides(s *socs.SoC, all []Company) (m *timeline.Machine, procs []string, graphs [][]timeline.Phase, err error) {
+	for _, c := range all {
+		one, err := exactly(s, c.Proc, c.Op)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		procs, graphs = append(procs, c.Proc), append(graphs, one.graph(&op.Graph{Nodes: []op.Node{{Op: c.Op}}}, nil))
+	}
+	return &timeline.Machine{Memory: memory(s)}, procs, graphs, nil
+}
+
+// exactly is the model of an operator that a processor can execute.
+func exactly(s *socs.SoC, proc string, o op.Op) (model, error) {
+	p := s.Processor(proc)
+	if p == nil || p.Sim == nil {
+		return model{}, diag.New(diag.ClassInput, "simulate %s: SoC %q has no simulated processor %q", o.Key(), s.Name, proc)
+	}
+	m := model{desc: p, memory: memory(s)}
+	return m, m.feasible(o)
+}
+
+// model is the time of operators on one processor, beside streams that others read all along.
 type model struct {
-	desc *socs.Processor
-	rate float64
+	desc    *socs.Processor
+	memory  timeline.Memory
+	company []timeline.Activity
 }
 
-// contended is the memory rate left to p beside other processors, given as "gpu,npu=12.5": when all
-// together want more than they reach jointly, each keeps its share of that.
-func contended(s *socs.SoC, p *socs.Processor, beside string) (float64, error) {
-	set, sum := []string{p.Name}, p.BandwidthGBps
+// memory is what the SoC says of processors that read together.
+func memory(s *socs.SoC) timeline.Memory {
+	var m timeline.Memory
+	for _, j := range s.Joint {
+		m.Sets = append(m.Sets, timeline.Set{Procs: j.Processors, BytesPerNS: j.BandwidthGBps})
+	}
+	return m
+}
+
+// company is the streams of other processors, given as "gpu,npu=12.5": each reads as fast as it can alone, or as much as
+// it says in 1e9 byte/s.
+func company(s *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity, error) {
+	set := []string{p.Name}
+	var out []timeline.Activity
 	for _, part := range strings.Split(beside, ",") {
 		name, rate, limited := strings.Cut(strings.TrimSpace(part), "=")
 		other := s.Processor(name)
 		if other == nil {
-			return 0, fmt.Errorf("SoC %q has no processor %q", s.Name, name)
+			return nil, fmt.Errorf("SoC %q has no processor %q", s.Name, name)
 		}
-		want := other.BandwidthGBps
+		stream := &timeline.Phase{MemoryNS: 1, Rate: other.BandwidthGBps}
 		if limited {
 			x, err := strconv.ParseFloat(rate, 64)
 			if err != nil || !(x >= 0 && x <= 1e6) {
-				return 0, fmt.Errorf("rate %q of processor %q, want 1e9 byte/s in 0..1e6", rate, name)
+				return nil, fmt.Errorf("rate %q of processor %q, want 1e9 byte/s in 0..1e6", rate, name)
 			}
-			want = min(want, x)
+			if x < other.BandwidthGBps {
+				stream.ComputeNS, stream.MemoryNS = 1, x/other.BandwidthGBps
+			}
 		}
-		set, sum = append(set, name), sum+want
+		set = append(set, name)
+		out = append(out, timeline.Activity{Proc: name, Phase: stream})
 	}
-	if err := s.Concurrent(set...); err != nil {
-		return 0, err
-	}
-	joint, known := s.JointGBps(set...)
-	if !known || sum <= joint {
-		return p.BandwidthGBps, nil
-	}
-	return p.BandwidthGBps * joint / sum, nil
+	return out, s.Concurrent(set...)
 }
 
 // products is the matmuls that o stands for, as many as count of one shape: those of an ExpertMatMul are as if
@@ -101,12 +152,13 @@ func (m *model) feasible(o op.Op) error {
 	return nil
 }
 
-// op is the time of one operator in nanoseconds, without the launch. Products are rounded before they
-// are added, so that no machine fuses them.
-func (m *model) op(o op.Op) float64 {
+// op is one operator, without the launch. Products are rounded before they are added, so that no machine fuses them.
+func (m *model) op(o op.Op) timeline.Phase {
 	s := m.desc.Sim
+	p := timeline.Phase{Rate: m.desc.BandwidthGBps}
 	if !o.HasScheme() {
-		return max(float64(o.Flops())/s.OtherGops, float64(o.Bytes())/m.rate)
+		p.ComputeNS, p.MemoryNS = float64(o.Flops())/s.OtherGops, float64(o.Bytes())/p.Rate
+		return m.beside(p)
 	}
 	count, o := products(o)
 	form, r := o.Form, s.Schemes[o.Scheme]
@@ -117,16 +169,30 @@ func (m *model) op(o op.Op) float64 {
 		bytes = float64(o.Bytes()-stored) + float64(float64(o.K)*float64(o.N)*(r.WeightBits/8))
 	}
 	compute, whole := r.FormFactors(form, o.M, o.N)
-	t := max(float64(float64(o.Flops())/r.PeakGops)*compute, bytes/m.rate)
-	if r.LongK > 1 && o.K >= r.LongKFrom {
-		t *= r.LongK
+	times := float64(float64(count) * whole)
+	p.SetupNS = float64(1e3*r.SetupUS) * whole
+	p.ComputeNS = float64(float64(float64(o.Flops())/r.PeakGops)*compute) * times
+	p.MemoryNS = float64(bytes/p.Rate) * times
+	if r.LongK > 1 && o.K >= r.LongKFrom { // as much is read, in more time
+		p.ComputeNS = float64(max(p.ComputeNS, p.MemoryNS) * r.LongK)
 	}
-	return float64(float64(1e3*r.SetupUS)+float64(float64(count)*t)) * whole
+	return m.beside(p)
 }
 
-// graph is the time of a graph in nanoseconds for a call with the given scalars (nil: as described).
-func (m *model) graph(g *op.Graph, s *driver.Scalars) float64 {
-	t := float64(1e3 * m.desc.LaunchUS)
+// beside is a phase slowed down by the company, as time in which nothing else happens.
+func (m *model) beside(p timeline.Phase) timeline.Phase {
+	if len(m.company) == 0 {
+		return p
+	}
+	slow := m.memory.Slow(append([]timeline.Activity{{Proc: m.desc.Name, Phase: &p}}, m.company...), nil)[0]
+	setup := p.SetupNS
+	p.SetupNS = 0
+	return timeline.Phase{SetupNS: setup + float64(p.NS()*slow)}
+}
+
+// graph is what a graph does in a call with the given scalars (nil: as described).
+func (m *model) graph(g *op.Graph, s *driver.Scalars) []timeline.Phase {
+	phases := append(make([]timeline.Phase, 0, 1+len(g.Nodes)), timeline.Phase{SetupNS: float64(1e3 * m.desc.LaunchUS)})
 	for _, n := range g.Nodes {
 		o := n.Op
 		if s != nil {
@@ -138,7 +204,7 @@ func (m *model) graph(g *op.Graph, s *driver.Scalars) float64 {
 				o.M = 1
 				for _, p := range rows {
 					o.Context = p.Pos + 1
-					t += m.op(o)
+					phases = append(phases, m.op(o))
 				}
 				continue
 			}
@@ -147,10 +213,19 @@ func (m *model) graph(g *op.Graph, s *driver.Scalars) float64 {
 			}
 		}
 		if o.M > 0 {
-			t += m.op(o)
+			phases = append(phases, m.op(o))
 		}
 	}
-	return t
+	return phases
+}
+
+// total is the time of phases alone.
+func total(phases []timeline.Phase) float64 {
+	sum := 0.0
+	for i := range phases {
+		sum += phases[i].NS()
+	}
+	return sum
 }
 
 // noisy is sample i of a time: ns times a factor of mean 1 and the given coefficient of variation. The

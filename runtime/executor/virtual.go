@@ -1,0 +1,126 @@
+package executor
+
+import (
+	"github.com/hetc/hetc/runtime/driver"
+)
+
+// Lanes of processors with virtual clocks compute in real time, in whatever order their threads come to it. When their
+// steps ran on the virtual clock is settled by the driver once a section is done, from what each step did and which flags
+// it waited for: so it does not depend on the scheduler of this machine.
+
+// virtualLane is a lane's part of the schedule of its section.
+type virtualLane struct {
+	proc     driver.Virtual
+	schedule *driver.Schedule
+	lane     int   // in the schedule
+	rows     []int // of each call, 0: it did not run
+}
+
+// arrange lists the calls of a section's virtual lanes, all iterations one after the other, with what each waits for.
+func (m *Machine) arrange(s *section) {
+	for _, ls := range s.lanes {
+		proc, ok := ls.lane.proc.(driver.Virtual)
+		if !ok || !ls.lane.virt {
+			continue
+		}
+		if s.schedule == nil {
+			s.schedule = &driver.Schedule{Control: m.control.proc}
+		}
+		n := s.iters * len(ls.steps)
+		ls.virt = &virtualLane{proc: proc, schedule: s.schedule, lane: len(s.schedule.Lanes), rows: make([]int, n)}
+		s.schedule.Lanes = append(s.schedule.Lanes, driver.ScheduleLane{Proc: proc, Calls: make([]driver.ScheduleCall, n)})
+	}
+	for _, ls := range s.lanes {
+		if ls.virt == nil {
+			continue
+		}
+		calls := s.schedule.Lanes[ls.virt.lane].Calls
+		for i := range calls {
+			iter := int64(i / len(ls.steps))
+			for _, w := range ls.steps[i%len(ls.steps)].waits {
+				if by := w.setter; by.virt != nil && by != ls && iter >= w.back {
+					after := driver.ScheduleAfter{Lane: by.virt.lane, Call: int(iter-w.back)*len(by.steps) + w.after - 1}
+					calls[i].After = append(calls[i].After, after)
+				}
+			}
+		}
+	}
+}
+
+// ran notes the work of a call that has just run on a virtual clock.
+func (ls *laneSection) ran(number int64, rows int) {
+	v := ls.virt
+	v.rows[number] = rows
+	v.schedule.Lanes[v.lane].Calls[number].Work = v.proc.Last()
+}
+
+// settle finds out when the steps of a section ran that started at a virtual time, and moves all virtual clocks to its end.
+// Of a section that failed nothing is known. It returns the error why it failed, or its own.
+func (m *Machine) settle(s *section, start driver.Tick, failed error) error {
+	if s.schedule == nil {
+		return failed
+	}
+	s.schedule.Start = start
+	if failed == nil {
+		failed = s.schedule.Lanes[0].Proc.(driver.Virtual).Settle(s.schedule)
+	}
+	for _, ls := range s.lanes {
+		if ls.virt == nil {
+			continue
+		}
+		if failed == nil {
+			m.account(s, ls)
+		}
+		ls.virt.forget()
+	}
+	if failed == nil {
+		for _, l := range m.lanes {
+			l.proc.WaitUntil(s.schedule.End)
+		}
+	}
+	return failed
+}
+
+// forget makes the lane ready for the next execution of its section.
+func (v *virtualLane) forget() {
+	clear(v.rows)
+	for i := range v.schedule.Lanes[v.lane].Calls {
+		v.schedule.Lanes[v.lane].Calls[i].Work = nil
+	}
+}
+
+// account adds what is settled of a lane to the statistics and the trace.
+func (m *Machine) account(s *section, ls *laneSection) {
+	calls := s.schedule.Lanes[ls.virt.lane].Calls
+	for i := range calls {
+		c, st, iter := &calls[i], ls.steps[i%len(ls.steps)], i/len(ls.steps)
+		st.waitNS += int64(c.Span.Start - c.Idle)
+		if w := m.latest(s, ls, i); m.trace != nil && w != nil && c.Span.Start > c.Idle {
+			m.trace.add(ls.lane, st, w, iter, 0, int64(c.Idle), int64(c.Span.Start))
+		}
+		if rows := ls.virt.rows[i]; rows > 0 {
+			st.runNS += int64(c.Span.End - c.Span.Start)
+			st.runCount++
+			if m.trace != nil {
+				m.trace.add(ls.lane, st, nil, iter, rows, int64(c.Span.Start), int64(c.Span.End))
+			}
+		}
+	}
+}
+
+// latest is the flag that a call waited for that was set last.
+func (m *Machine) latest(s *section, ls *laneSection, call int) (last *wait) {
+	end, iter := driver.Tick(-1), call/len(ls.steps)
+	st := ls.steps[call%len(ls.steps)]
+	for i := range st.waits {
+		w := &st.waits[i]
+		if w.setter.virt == nil || int64(iter) < w.back {
+			continue
+		}
+		number := (iter-int(w.back))*len(w.setter.steps) + w.after - 1
+		if at := s.schedule.Lanes[w.setter.virt.lane].Calls[number].Span.End; at > end {
+			end, last = at, w
+		}
+	}
+	return last
+}
