@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models/gguf"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -64,7 +65,11 @@ func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory,
 	failed := func(err error) error {
 		return diag.New(diag.ClassIO, "export model %q: %w", m.Name, err)
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	target, err := wholefile.Target(path)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(target), "."+filepath.Base(target)+".*")
 	if err != nil {
 		return failed(err)
 	}
@@ -84,7 +89,7 @@ func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory,
 	if err := got.Close(); err != nil {
 		return failed(err)
 	}
-	if err := os.Rename(temp, path); err != nil {
+	if err := wholefile.Adopt(temp, target); err != nil {
 		return failed(err)
 	}
 	return nil

@@ -161,14 +161,15 @@ func Synth(ctx context.Context, m *Model, dir string, seed uint64, t op.Type) (e
 	if err != nil {
 		return failed(err)
 	}
-	defer os.RemoveAll(temp) // gone after the rename
-	if err := os.Chmod(temp, 0o755); err != nil {
+	defer os.RemoveAll(temp)
+	whole := filepath.Join(temp, "model")
+	if err := os.Mkdir(whole, 0o777); err != nil { // what the user's umask leaves
 		return failed(err)
 	}
-	if err := m.synthFiles(ctx, temp, seed); err != nil {
+	if err := m.synthFiles(ctx, whole, seed); err != nil {
 		return failed(err)
 	}
-	if err := os.Rename(temp, abs); err != nil {
+	if err := os.Rename(whole, abs); err != nil {
 		return failed(err)
 	}
 	return nil

@@ -436,7 +436,7 @@ func (e *Entry) Data(limit int64) ([]byte, error) {
 
 // Save replaces the file at path with the content, as a whole or not at all.
 func (e *Entry) Save(path string) error {
-	if e.own != "" && e.move(path) {
+	if e.own != "" && wholefile.Adopt(e.own, path) == nil { // what nobody else needs may be large
 		return nil
 	}
 	return wholefile.Stream(path, func(w io.Writer) error {
@@ -449,18 +449,6 @@ func (e *Entry) Save(path string) error {
 		}
 		return nil
 	})
-}
-
-// move saves a copy of what nobody else needs, which may be large.
-func (e *Entry) move(path string) bool {
-	target, err := wholefile.Target(path)
-	if err != nil {
-		return false
-	}
-	if e.file.Chmod(0o644) != nil || e.file.Sync() != nil {
-		return false
-	}
-	return os.Rename(e.own, target) == nil
 }
 
 // Close releases the content.

@@ -4,6 +4,7 @@ package wholefile
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -23,7 +24,8 @@ func Write(path string, data []byte) error {
 // Stream replaces the file at path with what write produces: a temporary file in the same directory,
 // synced and renamed. On failure, also of write, path is untouched and nothing is left beside it; the
 // error is of class ClassIO unless write gave it another. Where path is a symbolic link, the file it
-// points to is replaced. A directory, device or pipe is refused and stays what it is.
+// points to is replaced. A directory, device or pipe is refused and stays what it is. Permissions are those of
+// Create.
 func Stream(path string, write func(io.Writer) error) (err error) {
 	fail := func(err error) error {
 		class := diag.ClassIO
@@ -36,7 +38,7 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(target), temporary(target))
+	f, err := createBeside(target)
 	if err != nil {
 		return fail(bare(err))
 	}
@@ -58,9 +60,6 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 	if err = w.Flush(); err != nil {
 		return err
 	}
-	if err = f.Chmod(0o644); err != nil {
-		return err
-	}
 	if err = f.Sync(); err != nil {
 		return err
 	}
@@ -68,6 +67,66 @@ func Stream(path string, write func(io.Writer) error) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), target)
+}
+
+// createBeside is Create with a name of its own.
+func createBeside(target string) (*os.File, error) {
+	const most = 1 << 16
+	for try := 0; ; try++ {
+		name := fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), try)
+		f, err := Create(filepath.Join(filepath.Dir(target), name), target)
+		if err == nil || !errors.Is(err, fs.ErrExist) || try == most {
+			return f, err
+		}
+	}
+}
+
+// Create makes the file temp, which nobody has yet, for target. It is as private as target, if that is there, and
+// otherwise what the user's umask makes of a new file: so what is renamed to target is never open to more people than
+// what was there, nor than the user wants.
+func Create(temp, target string) (*os.File, error) {
+	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
+	old, err := os.Stat(target)
+	if err != nil || !old.Mode().IsRegular() {
+		return os.OpenFile(temp, flags, 0o666)
+	}
+	f, err := os.OpenFile(temp, flags, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Chmod(old.Mode().Perm()); err != nil {
+		f.Close()
+		os.Remove(temp)
+		return nil, err
+	}
+	return f, nil
+}
+
+// Adopt gives the file at own the name path, with the permissions of Create. It is Stream for a file that is whole
+// already, on the same file system.
+func Adopt(own, path string) error {
+	target, err := Target(path)
+	if err != nil {
+		return err
+	}
+	model, err := createBeside(target) // its permissions are the wanted ones
+	if err != nil {
+		return err
+	}
+	defer os.Remove(model.Name())
+	defer model.Close()
+	st, err := model.Stat()
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(own, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Chmod(st.Mode().Perm()), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(own, target)
 }
 
 // Writable reports why Stream could not replace the file at path, nil if it could: a command asks before

@@ -79,3 +79,26 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 		b.Close()
 	}
 }
+
+// A bundle that is replaced keeps its permissions, a new one has those that the umask leaves.
+func TestBundlePermissions(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "app.hetb")
+	for _, c := range []struct {
+		chmod, want os.FileMode
+	}{{0, 0o640}, {0o600, 0o600}, {0o644, 0o644}} {
+		if c.chmod != 0 {
+			check(t, os.Chmod(path, c.chmod))
+		}
+		before := syscall.Umask(0o027)
+		f := &fileForm{path: path}
+		err := f.begin(&Manifest{}, 0)
+		if err == nil {
+			err = f.commit()
+		}
+		syscall.Umask(before)
+		check(t, err)
+		if mode := must(os.Stat(path)).Mode().Perm(); mode != c.want {
+			t.Errorf("over %#o: mode %#o, want %#o", c.chmod, mode, c.want)
+		}
+	}
+}

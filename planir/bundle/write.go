@@ -371,11 +371,10 @@ func (f *fileForm) abort() error {
 	return errors.Join(f.file.Close(), os.Remove(f.file.Name()))
 }
 
-// createBeside creates a file that nobody has yet in the directory of path, with the
-// permissions the user's umask leaves.
+// createBeside creates a file that nobody has yet in the directory of path, with the permissions of wholefile.Create.
 func createBeside(path string) (*os.File, error) {
 	for try := 0; ; try++ {
-		f, err := os.OpenFile(besides(path), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		f, err := wholefile.Create(besides(path), path)
 		if err == nil || !errors.Is(err, fs.ErrExist) || try == 100 {
 			return f, err
 		}
