@@ -70,8 +70,22 @@ type SoCRef struct {
 	Digest      string `json:"digest" yaml:"digest"`
 	Fingerprint string `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
 	Simulated   bool   `json:"simulated,omitempty" yaml:"simulated,omitempty"` // times come from a simulation
+	Imported    bool   `json:"imported,omitempty" yaml:"imported,omitempty"`   // some times were measured elsewhere and imported
 	Control     string `json:"control" yaml:"control"`                         // processor that owns control steps
 	Target      bool   `json:"target,omitempty" yaml:"target,omitempty"`       // planned for its device: only processors with target data, as they execute there
+}
+
+// Times says what the plan's times are predicted from when that is no measurement by hetc; "" when it is.
+func (s *SoCRef) Times() string {
+	switch {
+	case s.Simulated && s.Imported:
+		return "simulated times and times measured elsewhere (imported)"
+	case s.Simulated:
+		return "simulated times"
+	case s.Imported:
+		return "times measured elsewhere (imported)"
+	}
+	return ""
 }
 
 // Compiled is what the compiler of a device had said about the graphs of an operator when the plan was solved (compiler facts of a

@@ -54,6 +54,7 @@ type Costs struct {
 	SoCDigest   string       `json:"soc_digest" yaml:"soc_digest"`
 	Fingerprint string       `json:"fingerprint,omitempty" yaml:"fingerprint,omitempty"`
 	Simulated   bool         `json:"simulated,omitempty" yaml:"simulated,omitempty"` // no time in here comes from a device
+	Imported    bool         `json:"imported,omitempty" yaml:"imported,omitempty"`   // some times were measured elsewhere and imported
 	Record      string       `json:"record" yaml:"record"`                           // digest of the record they were fitted from
 	Processors  []Processor  `json:"processors" yaml:"processors"`                   // ascending by name
 	Families    []Family     `json:"families" yaml:"families"`                       // ascending by key

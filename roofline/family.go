@@ -238,14 +238,16 @@ func (f *Family) curve(a, b int) *Curve {
 // across predicts a shape that has no curve from the curves that skip does not hide: the family's roofline
 // times what it leaves over on neighbouring curves at the same M. Between two curves of one a (or
 // one b) that is interpolated in the logarithm of the other axis; else the nearest curves count by
-// their distance. inside is true in the first case.
-func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
+// their distance. inside is true in the first case; around, when the two curves also have samples on both sides of m.
+func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside, around bool) {
 	type near struct {
 		c    *Curve
 		dist float64
 	}
+	around = true
 	over := func(c *Curve) float64 {
-		t, _ := f.along(c, c.ready, m)
+		t, within := f.along(c, c.ready, m)
+		around = around && within
 		return math.Log(t / f.roof(m, c.A, c.B, f.OpsPerNS, f.BytesPerNS))
 	}
 	dist := func(x, y int) float64 { return math.Abs(math.Log(float64(max(x, 1)) / float64(max(y, 1)))) }
@@ -277,10 +279,10 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 		return over(lo)*(1-t) + over(hi)*t, true
 	}
 	if r, ok := between(func(c *Curve) bool { return atA(c) == a }, atB, b); ok {
-		return roof * math.Exp(r), true
+		return roof * math.Exp(r), true, around
 	}
 	if r, ok := between(func(c *Curve) bool { return atB(c) == b }, atA, a); ok {
-		return roof * math.Exp(r), true
+		return roof * math.Exp(r), true, around
 	}
 	var all []near
 	for i := range f.Curves {
@@ -295,9 +297,9 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside bool) {
 		sum, weight = sum+w*over(n.c), weight+w
 	}
 	if weight == 0 {
-		return roof, false
+		return roof, false, false
 	}
-	return roof * math.Exp(sum/weight), false
+	return roof * math.Exp(sum/weight), false, false
 }
 
 // prepare computes the knots of all curves.

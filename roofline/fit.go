@@ -31,7 +31,10 @@ func fit(s *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error)
 		return nil, diag.New(diag.ClassInput, "fit costs of SoC %q: the record is about SoC %q with digest %.12s, want %.12s", s.Name, set.Header.SoC, set.Header.SoCDigest, digest).
 			WithCode("costs.soc").WithHint("give the SoC file the record was made with, or profile again")
 	}
-	c := &Costs{Schema: Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: set.Header.Fingerprint, Simulated: set.Header.Simulated, CacheBytes: s.LastCacheBytes()}
+	c := &Costs{
+		Schema: Schema, SoC: s.Name, SoCDigest: digest, Fingerprint: set.Header.Fingerprint,
+		Simulated: set.Header.Simulated, Imported: len(set.Header.Imported) > 0, CacheBytes: s.LastCacheBytes(),
+	}
 	if c.Record, err = set.Digest(); err != nil {
 		return nil, err
 	}
@@ -48,6 +51,11 @@ func fit(s *socs.SoC, set *record.Set, known map[string]*Family) (*Costs, error)
 	c.fitFamilies(s, all, known)
 	c.fitHandovers(s, all)
 	c.fitSharing(s, all)
+	for _, f := range set.Facts() {
+		if f.Compiler == record.ImportedCompiler && f.Refused != "" {
+			c.Exclude(f.Proc, *f.Op, f.Refused)
+		}
+	}
 	if len(c.Families) == 0 {
 		return nil, diag.New(diag.ClassInput, "fit costs of SoC %q: the record holds no operator", s.Name).WithHint("run `hetc profile --soc ... --model ... -o FILE` first")
 	}
@@ -550,7 +558,7 @@ func (f *Family) left(points []point) float64 {
 			if j > 0 && j < len(c.Points)-1 {
 				continue // its ends show what a shape is like
 			}
-			if t, inside := f.across(int(p[0]), c.A, c.B, c); inside {
+			if t, inside, _ := f.across(int(p[0]), c.A, c.B, c); inside {
 				acrossShapes = append(acrossShapes, huber(math.Log(t/float64(p[1]))))
 			}
 		}
@@ -621,7 +629,7 @@ func (f *Family) errors() {
 		}
 		if len(f.Curves) > 1 {
 			for _, p := range c.Points {
-				t, _ := f.across(int(p[0]), c.A, c.B, c)
+				t, _, _ := f.across(int(p[0]), c.A, c.B, c)
 				shape = append(shape, math.Abs(math.Log(t/float64(p[1]))))
 			}
 		}
@@ -636,9 +644,17 @@ func (f *Family) errors() {
 	}
 }
 
+// quantile95 is what 95 % of further values like these stay below (split conformal prediction: the quantile of n values
+// and the one to come). Fewer than 19 values do not show it: the largest counts as many times more as values are missing.
 func quantile95(xs []float64) float64 {
+	const enough = 19
+
 	slices.Sort(xs)
-	return xs[min(int(math.Ceil(0.95*float64(len(xs))))-1, len(xs)-1)]
+	at := int(math.Ceil(0.95*float64(len(xs)+1))) - 1
+	if at < len(xs) {
+		return xs[at]
+	}
+	return xs[len(xs)-1] * enough / float64(len(xs))
 }
 
 func (c *Costs) fitHandovers(s *socs.SoC, all []sample) {

@@ -114,14 +114,46 @@ func (f *Family) predict(m, a, b int) (p Prediction, covered bool) {
 		if inside {
 			return spread(t, f.ErrM, Interpolated), true
 		}
-		return spread(t, max(2*f.ErrM, boundError), Bound), false
+		return f.beyond(t, max(2*f.ErrM, boundError), m, a, b), false
 	}
-	t, inside := f.across(m, a, b, nil)
+	t, inside, around := f.across(m, a, b, nil)
 	covered = f.covers(m)
-	if inside && covered {
+	if inside && around {
 		return spread(t, max(f.ErrShape, f.ErrM), Interpolated), true
 	}
-	return spread(t, max(2*f.ErrShape, boundError), Bound), covered
+	return f.beyond(t, max(2*f.ErrShape, boundError), m, a, b), covered
+}
+
+// beyond is a prediction where there are no samples around. t is the roofline's time, e its error as |log|. The interval is
+// widened to what the samples do not exclude (see envelope).
+func (f *Family) beyond(t, e float64, m, a, b int) Prediction {
+	low, high := f.envelope(m, a, b)
+	p := spread(t, e, Bound)
+	p.LowNS, p.HighNS = min(p.LowNS, ns(low)), max(p.HighNS, ns(high))
+	return p
+}
+
+// envelope bounds the time of a shape by every sample of the family, with no model: a larger operator takes no less time
+// than a smaller one, and no more than the smaller ones that it can be cut into.
+func (f *Family) envelope(m, a, b int) (low, high float64) {
+	high = math.Inf(1)
+	for i := range f.Curves {
+		c := &f.Curves[i]
+		up, down := pieces(a, c.A)*pieces(b, c.B), pieces(c.A, a)*pieces(c.B, b)
+		for _, p := range c.Points {
+			low = max(low, float64(p[1])/(down*pieces(int(p[0]), m)))
+			high = min(high, float64(p[1])*up*pieces(m, int(p[0])))
+		}
+	}
+	return low, high
+}
+
+// pieces is how many pieces of the size part cover whole. An axis that the family does not have counts once.
+func pieces(whole, part int) float64 {
+	if part < 1 || whole <= part {
+		return 1
+	}
+	return float64((whole + part - 1) / part)
 }
 
 // covers reports whether some curve was sampled on both sides of m.

@@ -9,6 +9,7 @@ import (
 	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 )
@@ -26,6 +27,9 @@ type Quality struct {
 // Miss is one held-out operator.
 type Miss struct {
 	Key        string     `json:"key"` // of the measurement
+	Proc       string     `json:"-"`
+	Op         op.Op      `json:"-"`
+	Cold       bool       `json:"-"`
 	MeasuredNS int64      `json:"measured_ns"`
 	Predicted  Prediction `json:"predicted"`
 	Error      float64    `json:"error"` // predicted/measured - 1
@@ -56,7 +60,7 @@ func (c *Costs) miss(k sample) (Miss, error) {
 	if err != nil {
 		return Miss{}, err
 	}
-	return Miss{Key: k.m.Key(), MeasuredNS: ns(k.ns), Predicted: p, Error: float64(p.NS)/k.ns - 1}, nil
+	return Miss{Key: k.m.Key(), Proc: k.m.Proc, Op: *k.m.Op, Cold: k.m.Cold, MeasuredNS: ns(k.ns), Predicted: p, Error: float64(p.NS)/k.ns - 1}, nil
 }
 
 func quality(misses []Miss) (Quality, error) {
@@ -81,6 +85,36 @@ func quality(misses []Miss) (Quality, error) {
 	q.MAPE, q.Within10, q.Within15, q.Covered = q.MAPE/n, q.Within10/n, q.Within15/n, q.Covered/n
 	sort.SliceStable(misses, func(i, j int) bool { return math.Abs(misses[i].Error) > math.Abs(misses[j].Error) })
 	return q, nil
+}
+
+// Within is the part of the operators that lie between the samples, and Beyond the others, of which the samples show less:
+// their predictions are of source Bound. Either may be empty.
+func (q *Quality) Within() Quality { return q.part(false) }
+
+// Beyond is the part that lies beyond the samples.
+func (q *Quality) Beyond() Quality { return q.part(true) }
+
+func (q *Quality) part(beyond bool) Quality {
+	var misses []Miss
+	for _, m := range q.Misses {
+		if (m.Predicted.Source == Bound) == beyond {
+			misses = append(misses, m)
+		}
+	}
+	out, err := quality(misses)
+	if err != nil {
+		return Quality{}
+	}
+	return out
+}
+
+// Worst is the largest error of an operator.
+func (q *Quality) Worst() float64 {
+	worst := 0.0
+	for i := range q.Misses {
+		worst = max(worst, math.Abs(q.Misses[i].Error))
+	}
+	return worst
 }
 
 // CrossValidate fits folds times, each time without one part of the operators, and predicts that part. Which

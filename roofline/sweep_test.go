@@ -2,6 +2,7 @@ package roofline
 
 import (
 	"encoding/csv"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -159,5 +160,87 @@ func TestThirdPartySweeps(t *testing.T) {
 				t.Errorf("MAPE %.3f, within 15 %%: %.3f; want at most %.3f and at least %.3f", q.MAPE, q.Within15, c.mape, c.within15)
 			}
 		})
+	}
+}
+
+// A random 15 % of each sweep's points is fitted: the intervals hold what they say for the others, also beyond the samples,
+// where the errors of the roofline are largest, and the mean error is what it was when intervals did not.
+func TestIntervalsOfSweeps(t *testing.T) {
+	const (
+		share = 0.15
+		seeds = 3
+	)
+	var within, beyond, inWithin, inBeyond float64
+	for _, c := range []struct {
+		file, target, op string
+		mape             float64 // of the three seeds together
+	}{
+		{"npu-vela.csv", "ethos-u65-512", "fc", 0.095},
+		{"npu-vela.csv", "ethos-u85-256", "fc", 0.125},
+		{"npu-vela.csv", "ethos-u85-256", "bmm", 0.075},
+		{"npu-vpunn.csv", "NPU2.7", "conv1x1_u8_H", 0.035},
+		{"npu-vpunn.csv", "NPU2.7", "layer_sok2_u8_H", 0.02},
+		{"npu-vpunn.csv", "NPU4.0", "conv1x1_f16_H", 0.03},
+		{"npu-scalesim.csv", "sys32x32_ws", "gemm", 0.20},
+		{"npu-scalesim.csv", "sys32x32_os", "gemm", 0.10},
+	} {
+		s := readSweep(t, c.file, "cycles", map[string]string{"target": c.target, "op": c.op})
+		mape := 0.0
+		for seed := range uint64(seeds) {
+			chosen := map[string]bool{}
+			for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(len(s.ops))[:int(share*float64(len(s.ops)))] {
+				chosen[s.ops[i].Key()] = true
+			}
+			_, q := s.split(t, func(o op.Op) bool { return chosen[o.Key()] })
+			mape += q.MAPE / seeds
+			in, out := q.Within(), q.Beyond()
+			within, inWithin = within+float64(in.N), inWithin+in.Covered*float64(in.N)
+			beyond, inBeyond = beyond+float64(out.N), inBeyond+out.Covered*float64(out.N)
+		}
+		t.Logf("%s %s: MAPE %s", c.target, c.op, percent(mape))
+		if mape > c.mape {
+			t.Errorf("%s %s: MAPE %s, want at most %s", c.target, c.op, percent(mape), percent(c.mape))
+		}
+	}
+	t.Logf("in interval: %s of %.0f within the samples, %s of %.0f beyond", percent(inWithin/within), within, percent(inBeyond/beyond), beyond)
+	if inWithin/within < 0.93 || inBeyond/beyond < 0.99 {
+		t.Errorf("in interval: %s within the samples and %s beyond, want at least 93 %% and 99 %%", percent(inWithin/within), percent(inBeyond/beyond))
+	}
+	if beyond < 100 {
+		t.Errorf("%.0f points beyond the samples, want at least 100", beyond)
+	}
+}
+
+// Measuring the operators that are asked for covers what lay beyond the samples: of held-out operators those themselves,
+// otherwise the corners of the sizes.
+func TestWanted(t *testing.T) {
+	s := readSweep(t, "npu-vpunn.csv", "cycles", map[string]string{"target": "NPU4.0", "op": "conv1x1_u8_H"})
+	at := map[string]float64{}
+	for i, o := range s.ops {
+		at[o.Key()] = s.cycles[i]
+	}
+	known := func(o op.Op) bool { return o.M <= 64 }
+	c, before := s.split(t, known)
+	asked := map[string]bool{}
+	for _, w := range c.Wanted(before.Misses, 5) {
+		if at[w.Op.Key()] == 0 || w.Predicted.Source != Bound || asked[w.Op.Key()] {
+			t.Errorf("asks for %s, %s", w.Op.Key(), w.Predicted.Source)
+		}
+		asked[w.Op.Key()] = true
+	}
+	_, after := s.split(t, func(o op.Op) bool { return known(o) || asked[o.Key()] })
+	b, a := before.Beyond(), after.Beyond()
+	t.Logf("beyond the samples: %d operators, mean error %s; %d and %s after measuring %d more", b.N, percent(b.MAPE), a.N, percent(a.MAPE), len(asked))
+	if b.N == 0 || len(asked) == 0 || len(asked) > 5 || 2*a.N > b.N {
+		t.Errorf("beyond the samples: %d before and %d after, MAPE %s and %s", b.N, a.N, percent(before.MAPE), percent(after.MAPE))
+	}
+	corners := c.Wanted(nil, 100)
+	if len(corners) == 0 {
+		t.Fatal("no corner is asked for")
+	}
+	for _, w := range corners {
+		if w.Op.M > 64 || w.Predicted.Source != Bound {
+			t.Errorf("asks for %s, which is no corner of what was sampled", w.Op.Key())
+		}
 	}
 }

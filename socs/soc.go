@@ -19,6 +19,9 @@ const Schema = "hetc.soc/1"
 // SimDriver is the driver of every catalog SoC: times come from a virtual clock.
 const SimDriver = "sim"
 
+// ImportedDriver is the driver of processors whose times were measured elsewhere and imported: nothing executes on them.
+const ImportedDriver = "imported"
+
 // SoC is one machine: processors that share memory, and how work is handed between them.
 type SoC struct {
 	Schema      string `json:"schema" yaml:"schema"`
@@ -299,6 +302,16 @@ func (s *SoC) Concurrent(names ...string) error { return concurrent(s, names) }
 func (s *SoC) Simulated() bool {
 	for i := range s.Processors {
 		if s.Processors[i].Driver == SimDriver {
+			return true
+		}
+	}
+	return false
+}
+
+// Imported reports whether any processor is known from imported times only.
+func (s *SoC) Imported() bool {
+	for i := range s.Processors {
+		if s.Processors[i].Driver == ImportedDriver {
 			return true
 		}
 	}

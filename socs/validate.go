@@ -295,7 +295,7 @@ func (v *validator) processor(path string, p *Processor) {
 			v.text(path+"."+m.key, m.values[k])
 		}
 	}
-	if p.Kind == KindCPU && p.Driver != SimDriver && len(p.Cores) == 0 {
+	if p.Kind == KindCPU && p.Driver != SimDriver && p.Driver != ImportedDriver && len(p.Cores) == 0 {
 		v.add(path+".cores", "a cpu processor occupies cores, got none")
 	}
 	v.cores(path+".cores", p.Cores)
@@ -411,8 +411,8 @@ func (v *validator) target(path string, p *Processor) {
 	switch t.Driver {
 	case "":
 		v.add(path+".driver", "no driver")
-	case SimDriver:
-		v.add(path+".driver", "driver %q is no device's", SimDriver)
+	case SimDriver, ImportedDriver:
+		v.add(path+".driver", "driver %q is no device's", t.Driver)
 	}
 	v.text(path+".driver", t.Driver)
 	v.text(path+".compiler", t.Compiler)

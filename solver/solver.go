@@ -269,6 +269,9 @@ func newSession(in Input) (*session, error) {
 	if err := in.checkExperts(want); err != nil {
 		return nil, err
 	}
+	if err := in.checkImported(); err != nil {
+		return nil, err
+	}
 	return sessionFor(in, want)
 }
 
@@ -597,7 +600,7 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType, Batches: s.want.batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
 		SoC: planir.SoCRef{
-			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Control: s.in.SoC.Control,
+			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Imported: s.in.Costs.Imported, Control: s.in.SoC.Control,
 			Target: s.in.Targeted(),
 		},
 	}

@@ -75,6 +75,9 @@ compared as far as they have the same names, and it says so. The exit code is 0 
 						notes = append(notes, x.name+" is "+text)
 					}
 				}
+				if a.plan.SoC.Imported || b.plan.SoC.Imported {
+					notes = append(notes, "times of imported records were measured elsewhere")
+				}
 			}
 			if len(list) == 0 {
 				s.Printf("equal\n")

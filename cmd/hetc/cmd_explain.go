@@ -225,11 +225,11 @@ func (x *explaining) stored(what string) {
 
 // title is the first line of every answer.
 func (x *explaining) title(what string) {
-	simulated := ""
-	if x.p.SoC.Simulated {
-		simulated = ", from simulated times"
+	from := ""
+	if times := x.p.SoC.Times(); times != "" {
+		from = ", from " + times
 	}
-	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, simulated)
+	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, from)
 }
 
 func (x *explaining) operator(node string, rows int) error {

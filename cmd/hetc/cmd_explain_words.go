@@ -139,9 +139,14 @@ func (x *explaining) summary(stories []solver.ProgramStory) []string {
 	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
 		out = append(out, proof)
 	}
-	if x.p.SoC.Simulated {
+	switch soc := &x.p.SoC; {
+	case soc.Simulated && soc.Imported:
+		out = append(out, "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine that was measured.")
+	case soc.Simulated:
 		out = append(out, "All times are simulated: the SoC is a description, not a machine that was measured.")
-	} else {
+	case soc.Imported:
+		out = append(out, "Times were measured elsewhere (imported): hetc did not measure them, and cannot.")
+	default:
 		out = append(out, "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself.")
 	}
 	return out
@@ -413,7 +418,7 @@ func (x *explaining) bucket(rows int) error {
 		x.alternatives(b.Sets)
 	}
 	x.parts(&st)
-	return s.Result(map[string]any{"bucket": b, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "stored_only": x.input == nil})
+	return s.Result(map[string]any{"bucket": b, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported, "stored_only": x.input == nil})
 }
 
 // limits tells which limits bind, and what relaxing each would buy.

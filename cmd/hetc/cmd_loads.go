@@ -199,8 +199,8 @@ func showTiers(s *cli.Streams, p *planir.Plan) {
 		padding += y.Padding / float64(len(t.Layers))
 	}
 	how := "predicted"
-	if p.SoC.Simulated {
-		how = "predicted from simulated times"
+	if times := p.SoC.Times(); times != "" {
+		how = "predicted from " + times
 	}
 	s.Printf("experts (%s loads): tiers of %v rows, %d of %d experts on %s in %d groups, the others on %s; overflow %.1f %% (%s), padding %.1f %%; %.3f ms for a chunk of %d tokens, %s; %s\n",
 		t.Loads, t.Capacities, npu, t.Experts*len(t.Layers), t.NPU, groups, t.CPU, 100*overflow, t.Overflow, 100*padding, float64(t.ExpectNS)/1e6, t.ChunkTokens, how, t.Status)

@@ -243,7 +243,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			proof := solver.ProofOf(r.Plan.Solver)
 			s.Printf("%s\n", proof)
 			took := work.show(s, r)
-			return s.Result(map[string]any{"proof": proof, "took": took, "file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated,
+			return s.Result(map[string]any{"proof": proof, "took": took, "file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated, "imported": r.Plan.SoC.Imported,
 				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
 				"predictions": r.Plan.Predictions, "compiled": r.Plan.Compiled, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
 		},
@@ -413,8 +413,8 @@ func showPredictions(s *cli.Streams, p *planir.Plan) {
 		rows = append(rows, row)
 	}
 	what := "predicted"
-	if p.SoC.Simulated {
-		what = "predicted from simulated times"
+	if times := p.SoC.Times(); times != "" {
+		what = "predicted from " + times
 	}
 	s.Printf("%s:\n", what)
 	s.Table(header, rows)

@@ -10,12 +10,16 @@ import (
 	"testing"
 )
 
-// TestReadme runs every command of the README's console blocks in one temporary directory, in order, and
+func TestReadme(t *testing.T) { runPage(t, "../../README.md", 5) }
+
+func TestImportPage(t *testing.T) { runPage(t, "../../docs/import.md", 2) }
+
+// runPage runs every command of a page's console blocks in one temporary directory, in order, and
 // compares what it prints. A line "..." stands for any lines, "…" within a line for anything.
 // HETC_UPDATE=1 writes what was printed instead.
-func TestReadme(t *testing.T) {
-	const readme = "../../README.md"
-	text, err := os.ReadFile(readme)
+func runPage(t *testing.T, page string, least int) {
+	t.Helper()
+	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +44,7 @@ func TestReadme(t *testing.T) {
 		for i++; i < len(lines) && lines[i] != "```"; {
 			command, ok := strings.CutPrefix(lines[i], "$ ")
 			if !ok {
-				t.Fatalf("%s:%d: want a command after \"$ \", got %q", readme, i+1, lines[i])
+				t.Fatalf("%s:%d: want a command after \"$ \", got %q", page, i+1, lines[i])
 			}
 			out = append(out, lines[i])
 			at := i + 1
@@ -63,15 +67,15 @@ func TestReadme(t *testing.T) {
 					out = append(out, strings.Split(got, "\n")...)
 				}
 			default:
-				t.Errorf("%s:%d: %s\ngot:\n%s\nwant:\n%s", readme, at, command, got, strings.Join(want, "\n"))
+				t.Errorf("%s:%d: %s\ngot:\n%s\nwant:\n%s", page, at, command, got, strings.Join(want, "\n"))
 			}
 		}
 	}
-	if commands < 5 {
-		t.Fatalf("%s has %d commands in console blocks, want at least 5", readme, commands)
+	if commands < least {
+		t.Fatalf("%s has %d commands in console blocks, want at least %d", page, commands, least)
 	}
 	if update && !t.Failed() {
-		if err := os.WriteFile(readme, []byte(strings.Join(out, "\n")), 0o644); err != nil {
+		if err := os.WriteFile(page, []byte(strings.Join(out, "\n")), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

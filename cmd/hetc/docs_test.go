@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/matrix"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -38,6 +39,8 @@ func TestDocExamples(t *testing.T) {
 				_, err = matrix.ParseConfig(name, []byte(body))
 			case strings.Contains(body, "hetc.soc/1"):
 				_, err = socs.Parse(name, []byte(body))
+			case strings.Contains(body, "hetc.import/1"):
+				_, err = imported.ParseMapping(name, []byte(body))
 			case strings.Contains(body, "hetc.record/1"):
 				_, err = record.Read(name, strings.NewReader(body))
 			case strings.Contains(body, "hetc.calibration/1"):

@@ -76,7 +76,7 @@ simulated, and everything made from it says so. hetc doctor checks whether all i
 			root.AddCommand(c)
 		}
 	}
-	add("main", newQuick(s), newProbe(s), newProfile(s), newFit(s), newCalibrate(s), newLoads(s), newSolve(s), newKeygen(s), newEmit(s), newQuality(s), newVerify(s), newRun(s), newBuild(s))
+	add("main", newQuick(s), newProbe(s), newProfile(s), newImport(s), newFit(s), newCalibrate(s), newLoads(s), newSolve(s), newKeygen(s), newEmit(s), newQuality(s), newVerify(s), newRun(s), newBuild(s))
 	add("look", newCheck(s), newExplain(s), newDiff(s), newInspect(s), newReproduce(s), newBench(s), newModels(s), newSocs(s), newDrivers(s), newDoctor(s))
 	root.AddCommand(newVersion(s))
 	return root

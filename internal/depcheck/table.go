@@ -58,6 +58,7 @@ var table = []room{
 
 	{path: "profiler/stat", third: []string{gonum}},
 	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
+	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}, third: []string{gonum}},
 
 	{path: "runtime/driver", may: []string{"planir/op", "internal/mem", "internal/canon"}},                  // canon: graphs in artifacts have one spelling

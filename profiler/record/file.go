@@ -167,6 +167,32 @@ type Writer struct {
 	size int64
 }
 
+// Write stores a whole set at path, replacing the file as a whole or not at all.
+func Write(path string, s *Set) error {
+	if err := s.Header.validate(); err != nil {
+		return diag.New(diag.ClassInput, "write record %q: %w", path, err)
+	}
+	lines := []any{&s.Header}
+	for _, m := range s.all {
+		lines = append(lines, m)
+	}
+	for _, f := range s.facts {
+		lines = append(lines, f)
+	}
+	return wholefile.Stream(path, func(w io.Writer) error {
+		for _, x := range lines {
+			text, err := encode(x)
+			if err != nil {
+				return err
+			}
+			if _, err := w.Write(text); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // Create begins a new record file. It refuses to touch an existing one.
 func Create(path string, h Header) (*Writer, error) {
 	path, err := wholefile.Target(path)

@@ -52,10 +52,21 @@ type Header struct {
 	SoCDigest   string      `json:"soc_digest"`            // of the SoC description
 	Fingerprint string      `json:"fingerprint,omitempty"` // of the machine; empty when simulated
 	Simulated   bool        `json:"simulated,omitempty"`   // times come from a model, not a clock
+	Imported    []Import    `json:"imported,omitempty"`    // tables that times were taken from: hetc measured none of these
 	Hetc        string      `json:"hetc"`                  // version that measured
 	Seed        uint64      `json:"seed"`                  // order of requests and contents of buffers
 	Environment Environment `json:"environment"`
 }
+
+// Import is a table of another program whose times are in a record.
+type Import struct {
+	File   string `json:"file"`   // its name
+	SHA256 string `json:"sha256"` // of its bytes, hex
+	Source string `json:"source"` // who measured what, with which tool
+}
+
+// ImportedCompiler is the compiler of facts that a table states: that an operator could not be executed.
+const ImportedCompiler = "imported"
 
 // Environment is what times depend on besides the SoC.
 type Environment struct {
@@ -225,8 +236,13 @@ func (h *Header) validate() error {
 			return fmt.Errorf("header: key %q is missing or longer than %d bytes", name, maxName)
 		}
 	}
-	if h.Fingerprint == "" && !h.Simulated {
-		return fmt.Errorf("header: key \"fingerprint\" is missing; only a simulated record has none")
+	if h.Fingerprint == "" && !h.Simulated && len(h.Imported) == 0 {
+		return fmt.Errorf("header: key \"fingerprint\" is missing; only a simulated or an imported record has none")
+	}
+	for _, x := range h.Imported {
+		if x.File == "" || len(x.File) > maxText || len(x.SHA256) != 2*sha256.Size || len(x.Source) > maxText {
+			return fmt.Errorf("header: key \"imported\": want a file of at most %d bytes with its sha256 and source", maxText)
+		}
 	}
 	return nil
 }
@@ -247,7 +263,7 @@ func (h *Header) Compatible(other *Header) error {
 		return differ("machine fingerprints", h.Fingerprint, other.Fingerprint)
 	case h.SoCDigest != other.SoCDigest:
 		return differ("digests of SoC "+h.SoC, h.SoCDigest, other.SoCDigest)
-	case h.Environment.Kernels != other.Environment.Kernels:
+	case h.Environment.Kernels != other.Environment.Kernels && len(h.Imported)+len(other.Imported) == 0: // no kernel of hetc made imported times
 		return differ("kernel sets", h.Environment.Kernels, other.Environment.Kernels)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.Environment.Drivers)) {
@@ -331,6 +347,11 @@ func (s *Set) check(m *Measurement) error {
 func (s *Set) Merge(other *Set) error {
 	if err := s.Header.Compatible(&other.Header); err != nil {
 		return err
+	}
+	for _, x := range other.Header.Imported {
+		if !slices.Contains(s.Header.Imported, x) {
+			s.Header.Imported = append(slices.Clone(s.Header.Imported), x)
+		}
 	}
 	for _, m := range other.all {
 		if s.Has(m.Key()) {

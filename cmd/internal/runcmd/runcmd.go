@@ -253,6 +253,9 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	case plan.Evidence() == planir.Unproved:
 		s.Notef("%s", plan.EvidenceText())
 	}
+	if plan.SoC.Imported {
+		s.Notef("the plan was made from times measured elsewhere (imported)")
+	}
 	err = func() error {
 		switch {
 		case o.bench:

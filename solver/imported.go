@@ -1,0 +1,45 @@
+package solver
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// checkImported refuses a model that needs operators of which the imported times of a SoC have none, and names them all:
+// nothing can measure them there.
+func (in *Input) checkImported() error {
+	if !in.SoC.Imported() {
+		return nil
+	}
+	var lacking []string
+	g := in.Model.Graph()
+	for i := range g.Sections {
+		for _, n := range g.Sections[i].Nodes {
+			for _, o := range n.Ops {
+				if kind := string(o.Kind); !slices.Contains(lacking, kind) && !in.executed(o.Kind) {
+					lacking = append(lacking, kind)
+				}
+			}
+		}
+	}
+	if len(lacking) == 0 {
+		return nil
+	}
+	slices.Sort(lacking)
+	return diag.New(diag.ClassInput, "solve: the imported times of SoC %q do not suffice for model %q: nothing is known of %s", in.SoC.Name, in.Model.Name, strings.Join(lacking, ", ")).
+		WithCode("solve.imported").
+		WithHint("import rows for them too, or import into a SoC that has other processors: hetc import --soc SOC, then hetc profile --soc SOC --resume adds the rest")
+}
+
+// executed reports whether a processor executes operators of a kind.
+func (in *Input) executed(kind op.Kind) bool {
+	for i := range in.SoC.Processors {
+		if in.SoC.Processors[i].Executes(kind) {
+			return true
+		}
+	}
+	return false
+}
