@@ -133,7 +133,7 @@ func (b *enginesBench) show(p *page, env record.Environment, m *enginesModel) {
 			row[2] = mib(x.Predicted)
 		}
 		for _, f := range b.formats {
-			row = append(row, fmt.Sprintf("%.2f", float64(peak)/float64(max(1, r.Peak("llama.cpp", f)))))
+			row = append(row, peakRatio(peak, r.Peak("llama.cpp", f)))
 		}
 		rows = append(rows, row)
 	}
@@ -197,4 +197,12 @@ func joined[T ~string](list []T) string {
 	}
 	slices.Sort(words)
 	return strings.Join(words, ", ")
+}
+
+// peakRatio is how many times as much memory one engine came to hold as another, "-" where the system did not tell of both.
+func peakRatio(peak, other int64) string {
+	if peak == 0 || other == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", float64(peak)/float64(other))
 }

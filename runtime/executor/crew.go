@@ -461,10 +461,13 @@ const (
 	lastNap   = 100 * time.Microsecond // long naps end later: the last one is short
 	lateFirst = 40 * time.Microsecond  // how late naps are thought to end before there was one
 	lateMost  = 200 * time.Microsecond
+
+	mostBetween = 100 * time.Millisecond // of two looks, on a machine where every nap ends late
 )
 
 // await waits on a crew's thread until ready: asleep while left says that it takes a while, then busily, then, when it takes
-// longer than expected, with naps. It returns false when stop says so, which is told how long it has waited.
+// longer than expected, with naps. It returns false when stop says so, which is told how long it has waited: looks that are
+// further apart than mostBetween count as that, because this process was stopped meanwhile and did not wait.
 func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, stop func(waited int64) bool) bool {
 	for range 256 {
 		if ready() {
@@ -472,6 +475,7 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 		}
 	}
 	began := m.now()
+	looked, waited := began, int64(0)
 	for due := began; ; {
 		for range 64 {
 			if ready() {
@@ -479,7 +483,9 @@ func (m *Machine) await(c *crew, ready func() bool, left func(now int64) int64, 
 			}
 		}
 		now := m.now()
-		if stop(now - began) {
+		waited += min(now-looked, int64(mostBetween))
+		looked = now
+		if stop(waited) {
 			return false
 		}
 		switch early := left(now) - int64(spinLast) - c.late; {

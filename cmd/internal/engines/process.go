@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/patience"
 )
 
 // Limits are what a process gets.
@@ -40,7 +41,7 @@ const (
 // Run executes a program to its end in a process group of its own, which ends with the context, with the
 // time limit and with this process. An error says what the program was complaining about last.
 func Run(ctx context.Context, l Limits, program string, args ...string) (Done, error) {
-	limited, cancel := context.WithTimeout(ctx, l.Time)
+	limited, cancel := patience.WithTimeout(ctx, l.Time)
 	defer cancel()
 	c := exec.CommandContext(limited, program, args...)
 	c.Env = child.Env()

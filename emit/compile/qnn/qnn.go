@@ -33,6 +33,7 @@ import (
 	"github.com/hetc/hetc/internal/native"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/patience"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -673,7 +674,7 @@ func stage(dir, name string, parts ...[]byte) error {
 
 // process runs the compiler in dir, where so many graphs are, and reads its answer.
 func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, graphs int) (*answer, error) {
-	limited, cancel := context.WithTimeout(ctx, c.o.Time)
+	limited, cancel := patience.WithTimeout(ctx, c.o.Time)
 	defer cancel()
 	p := exec.CommandContext(limited, tools.program, workerArg)
 	p.Dir = dir

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/internal/child"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/internal/patience"
 )
 
 // workerArg is the first argument of the process that the emulator runs in; workerEnv is set in it, so that none starts
@@ -170,11 +171,11 @@ func (r *remote) ask(q request) (*reply, error) {
 // within asks, and ends the process when ctx ends or the limit has passed: a library does not come back by itself.
 func (r *remote) within(ctx context.Context, limit time.Duration, what string, q request) (*reply, error) {
 	kill := func() { _ = r.c.Process.Kill() }
-	late := time.AfterFunc(limit, kill)
+	inTime := patience.AfterFunc(limit, kill)
 	stop := context.AfterFunc(ctx, kill)
 	a, err := r.ask(q)
 	stop()
-	switch inTime := late.Stop(); {
+	switch inTime := inTime(); {
 	case err == nil:
 	case ctx.Err() != nil:
 		err = ctx.Err()

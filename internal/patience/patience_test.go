@@ -1,0 +1,59 @@
+package patience
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Only ticks that were taken count: a process that was stopped takes one, however long it was.
+func TestStopsDoNotCount(t *testing.T) {
+	clock := make(chan time.Time)
+	var period time.Duration
+	called := make(chan bool)
+	stop := afterTicks(2*time.Second, func() { close(called) }, func(p time.Duration) (<-chan time.Time, func()) {
+		period = p
+		return clock, func() {}
+	})
+	now := time.Time{}
+	for i := range ticks {
+		select {
+		case <-called:
+			t.Fatalf("called after %d ticks of %v", i, period)
+		default:
+		}
+		now = now.Add(time.Hour) // as far as a clock goes while the process is stopped
+		clock <- now
+	}
+	<-called
+	if stop() || stop() {
+		t.Error("stopped in time, when it was late")
+	}
+}
+
+func TestWithTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		ctx, cancel := WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		<-ctx.Done()
+		if took := time.Since(began); took < time.Minute || took > time.Minute+longest || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			t.Errorf("ended after %v: %v", took, context.Cause(ctx))
+		}
+		ctx, cancel = WithTimeout(t.Context(), time.Minute)
+		cancel()
+		cancel()
+		if !errors.Is(ctx.Err(), context.Canceled) || errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			t.Errorf("cancelled: %v", context.Cause(ctx))
+		}
+		stop := AfterFunc(time.Hour, func() { t.Error("called") })
+		if !stop() || !stop() {
+			t.Error("stopped late")
+		}
+		done := make(chan bool)
+		AfterFunc(time.Nanosecond, func() { close(done) })
+		<-done
+	})
+}
