@@ -73,7 +73,7 @@ demo: build
 	@mkdir -p $(DEMO)
 	$(BIN)/hetc probe -o $(DEMO)/soc.yaml
 	$(BIN)/hetc profile --soc $(DEMO)/soc.yaml --model $(MODEL) -o $(DEMO)/rec.jsonl --budget 100s --resume
-	$(BIN)/hetc fit --soc $(DEMO)/soc.yaml --record $(DEMO)/rec.jsonl -o $(DEMO)/costs.yaml
+	$(BIN)/hetc fit --soc $(DEMO)/soc.yaml --record $(DEMO)/rec.jsonl -o $(DEMO)/costs.yaml --accept-noisy
 	$(BIN)/hetc solve --soc $(DEMO)/soc.yaml --costs $(DEMO)/costs.yaml --model $(MODEL) -o $(DEMO)/plan.yaml
 	@test -f $(DEMO)/demo.key || $(BIN)/hetc keygen --out $(DEMO)/demo
 	$(BIN)/hetc emit --plan $(DEMO)/plan.yaml --model $(MODEL) --soc $(DEMO)/soc.yaml --key $(DEMO)/demo.key --with-reference -o $(DEMO)/app.hetb

@@ -28,6 +28,7 @@ type Options struct {
 	Budget    time.Duration              // 0: as long as it takes
 	Seed      uint64                     // order of measurements and contents of operands
 	Rounds    int                        // visits to every operator, spread over the run; 0: one
+	Flagged   bool                       // also measure anew what the record has flagged
 	Rule      stat.Rule                  // default stat.DefaultRule
 	Progress  func(Progress)             // called when a measurement begins and when it ends; may be nil
 
@@ -49,9 +50,9 @@ type Progress struct {
 // Report is what a run did.
 type Report struct {
 	Measured int       // in this run
-	Present  int       // were in the record already
+	Present  int       // were in the record already, and were not visited again
 	Refused  []Refusal // the processor cannot do it, or failed
-	Left     []string  // keys for which no budget was left
+	Left     []string  // keys that were never measured, because the budget ended
 	Warnings map[string]int
 	Elapsed  time.Duration
 }
@@ -83,6 +84,14 @@ func Pending(requests []Request, set *record.Set, rounds int, seed uint64) []Req
 		drop := seen[key] || set != nil && set.Rounds(key) >= want
 		seen[key] = true
 		return drop
+	})
+}
+
+// Flagged returns the requests whose measurements in the set carry warnings, ordered as by Pending.
+func Flagged(requests []Request, set *record.Set, seed uint64) []Request {
+	return slices.DeleteFunc(Pending(requests, nil, 1, seed), func(r Request) bool {
+		m := set.Lookup(r.Key())
+		return m == nil || len(m.Warnings) == 0
 	})
 }
 
@@ -141,13 +150,33 @@ func Run(ctx context.Context, s *socs.SoC, requests []Request, w *record.Writer,
 	}
 	r.o = o
 	r.total = len(Pending(requests, nil, 1, o.Seed)) * o.Rounds
-	r.report.Present = len(requests) - len(Pending(requests, w.Set(), o.Rounds, o.Seed))
 	r.done = map[string]bool{}
+	r.begun = w.Set().Len() > 0
+	if o.Flagged {
+		r.flagged = Flagged(requests, w.Set(), o.Seed)
+		r.total += len(r.flagged)
+	}
+	all := Pending(requests, nil, 1, o.Seed)
+	for _, q := range all {
+		r.before += min(w.Set().Rounds(q.Key()), r.o.Rounds)
+	}
 	// A collection in the middle of a sample would be measured.
 	if !s.Simulated() {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	}
 	err := r.rounds(ctx, requests)
+	for _, q := range all {
+		key := q.Key()
+		switch m := w.Set().Lookup(key); {
+		case m == nil:
+		case !r.done[key]:
+			r.report.Present++
+		case w.Set().Rounds(key) >= r.o.Rounds:
+			for _, flag := range m.Warnings {
+				r.report.Warnings[flag]++
+			}
+		}
+	}
 	if cerr := r.close(ctx); err == nil {
 		err = cerr
 	}
@@ -165,17 +194,21 @@ type runner struct {
 	memory []byte // for bandwidth
 	free   func() error
 
-	queue  []Request
-	ahead  int // visits after those of the queue
-	active []*task
-	must   bool            // what no plan can do without is measured although the budget has ended
-	total  int             // visits
-	visits int             // of this run
-	done   map[string]bool // keys of this run
-	rng    *rand.Rand
-	began  time.Time
-	report Report
-	last   *lane // that ran a sample last
+	queue   []Request
+	ahead   int // visits after those of the queue
+	active  []*task
+	must    bool            // what no plan can do without is measured although the budget has ended
+	total   int             // visits
+	before  int             // visits that the record had when the run began
+	visits  int             // of this run
+	begun   bool            // the record had measurements when the run began
+	anew    bool            // what is visited is measured anew, in one visit
+	flagged []Request       // measurements that the record had flagged when the run began
+	done    map[string]bool // keys of this run
+	rng     *rand.Rand
+	began   time.Time
+	report  Report
+	last    *lane // that ran a sample last
 
 	coldBytes int64 // through which operands are rotated that no cache shall hold
 	ids       int
@@ -202,8 +235,8 @@ type task struct {
 }
 
 // rounds visits every request once a round. Without a budget a round goes over all of them; with one,
-// everything that no plan can do without is visited once, and then all rounds of what matters more come
-// before the first of what matters less.
+// everything that no plan can do without is visited once, then whatever an earlier run left, and then all rounds of what
+// matters more come before the first of what matters less. What was flagged is measured anew at the end.
 func (r *runner) rounds(ctx context.Context, requests []Request) error {
 	classes := [][]Request{requests}
 	if r.o.Budget > 0 {
@@ -240,12 +273,25 @@ func (r *runner) rounds(ctx context.Context, requests []Request) error {
 			}
 		}
 	}
+	// What an earlier run left comes before more visits to what it measured.
+	for c := range classes {
+		if !r.begun {
+			break
+		}
+		if err := visit(c, 0); err != nil {
+			return err
+		}
+	}
 	for c := range classes {
 		for round := range r.o.Rounds {
 			if err := visit(c, round); err != nil {
 				return err
 			}
 		}
+	}
+	r.ahead, r.queue, r.anew = 0, r.flagged, true
+	if err := r.run(ctx); err != nil {
+		return err
 	}
 	refused := map[string]bool{}
 	for _, x := range r.report.Refused {
@@ -290,7 +336,7 @@ func (r *runner) over() bool {
 // fillWindow takes up requests until enough are in progress or the budget has ended.
 func (r *runner) fillWindow(ctx context.Context) error {
 	together := window
-	if r.o.Rounds > 1 {
+	if r.o.Rounds > 1 && !r.anew {
 		together = 1 // rounds interleave already, and a kill then loses one visit
 	}
 	for len(r.active) < together && len(r.queue) > 0 {
@@ -495,7 +541,7 @@ func (r *runner) judge(ctx context.Context) error {
 func (r *runner) enough(t *task, over bool) bool {
 	n := len(t.samples)
 	t.verdict = ""
-	if r.o.Rounds > 1 {
+	if r.o.Rounds > 1 && !r.anew {
 		return r.visited(t, over)
 	}
 	if r.virtual(t.req.What.Proc) && n >= fewSamples && slices.Max(t.samples) == slices.Min(t.samples) {
@@ -555,6 +601,8 @@ func (r *runner) finish(ctx context.Context, t *task) error {
 	if t.verdict != "" {
 		m.Warnings = append(m.Warnings, t.verdict)
 	}
+	old := r.w.Set().Lookup(m.Key())
+	m.Anew = r.anew && (len(m.Warnings) == 0 || narrower(m.Samples, old.Samples))
 	t.src.close(ctx)
 	r.active = slices.DeleteFunc(r.active, func(x *task) bool { return x == t })
 	if err := r.w.Append(&m); err != nil {
@@ -565,20 +613,22 @@ func (r *runner) finish(ctx context.Context, t *task) error {
 		r.done[key] = true
 		r.report.Measured++
 	}
-	if m.Round+1 == r.o.Rounds {
-		for _, w := range r.w.Set().Lookup(m.Key()).Warnings {
-			r.report.Warnings[w]++
-		}
-	}
 	r.progress(t, true)
 	return nil
+}
+
+// narrower reports whether the interval of a's median is narrower than that of b's.
+func narrower(a, b []float64) bool {
+	x, errX := stat.Summarise(a)
+	y, errY := stat.Summarise(b)
+	return errX == nil && (errY != nil || x.Relative() < y.Relative())
 }
 
 func (r *runner) progress(t *task, ended bool) {
 	if r.o.Progress == nil {
 		return
 	}
-	done := r.report.Present*r.o.Rounds + r.visits + len(r.report.Refused)
+	done := r.before + r.visits + len(r.report.Refused)
 	p := Progress{Key: t.req.Key(), Ended: ended, Done: done, Total: r.total, Elapsed: r.o.now().Sub(r.began)}
 	if n := r.visits; n > 0 {
 		p.Left = time.Duration(float64(p.Elapsed) / float64(n) * float64(r.total-done))

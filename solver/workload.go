@@ -560,8 +560,8 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 		}
 	}
 	if n := len(d.buckets); n > 0 && d.buckets[n-1] > d.context {
-		return nil, diag.New(diag.ClassInput, "%s: a bucket has %d rows, and the context %d positions", w.title(), d.buckets[n-1], d.context).
-			WithHint("raise context or leave the bucket out")
+		return nil, diag.New(diag.ClassInput, "%s: a bucket has %d rows, but the context holds only %d", w.title(), d.buckets[n-1], d.context).
+			WithHint("%s", roomFor("bucket", d.buckets[n-1], maxContext))
 	}
 	d.share = make([]float64, len(d.buckets))
 	d.contexts = map[int]int{}
@@ -579,8 +579,8 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 	total, mean := 0.0, 0.0
 	for _, p := range d.prompts {
 		if p.Tokens > d.context {
-			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, and the context %d positions", w.title(), p.Tokens, d.context).
-				WithHint("raise context to at least that (the model has %d positions), or leave the length out", maxContext)
+			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, but the context holds only %d", w.title(), p.Tokens, d.context).
+				WithHint("%s", roomFor("prompt", p.Tokens, maxContext))
 		}
 		total += p.Share
 		mean += float64(p.Share * float64(p.Tokens))
@@ -643,4 +643,13 @@ func spread(below, bucket int) []Prompt {
 		out = append(out, Prompt{Tokens: below + (bucket-below)*k/samples, Share: 1.0 / samples})
 	}
 	return out
+}
+
+// roomFor is the way out of a prompt or bucket that is longer than the workload's context, in words that the model's own
+// positions permit.
+func roomFor(what string, rows, maxContext int) string {
+	if rows > maxContext {
+		return fmt.Sprintf("the model has %d positions: shorten the %s to that, or leave it out", maxContext, what)
+	}
+	return fmt.Sprintf("set context to at least %d (the model has %d positions), or leave the %s out", rows, maxContext, what)
 }

@@ -440,7 +440,7 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 }
 
 func (b *enginesBench) solve(dir, model string) []string {
-	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"), "--model", model}
+	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"), "--accept-noisy", "--model", model}
 }
 
 // writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both

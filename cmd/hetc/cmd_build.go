@@ -38,7 +38,7 @@ type buildOptions struct {
 	jobs               int
 	memory             string
 	cache, cacheSize   string
-	dryRun             bool
+	dryRun, noisy      bool
 }
 
 func newBuild(s *cli.Streams) *cobra.Command {
@@ -71,6 +71,7 @@ reason is in the table, and the exit code is that of the first one that failed.
 	f.StringVar(&o.cache, "cache", "", "directory of the cache; default $"+envCache+", else the user's cache directory")
 	f.StringVar(&o.cacheSize, "cache-size", unit.Bytes(defaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
 	f.BoolVar(&o.dryRun, "dry-run", false, "tell what would be made, and write nothing")
+	acceptNoisy(f, &o.noisy)
 	return c
 }
 
@@ -103,7 +104,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", o.jobs)
 	}
 	mo := matrix.Options{
-		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, Now: time.Now,
+		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, AcceptNoisy: o.noisy, Now: time.Now,
 		Tools: matrix.Tools{Engine: autoEngine(nil), Simulate: simulate, Emit: emitCell, Compilers: compilerIdentity},
 	}
 	if o.memory != "" {

@@ -293,7 +293,7 @@ func (x *explaining) bounds(st *solver.ProgramStory) string {
 		text = fmt.Sprintf("every token reads %v of weights, at %.1f GB/s while it does", unit.Bytes(st.WeightBytes), rate)
 		if x.soc != nil {
 			if most, ok := x.soc.JointGBps(procs...); ok {
-				text += fmt.Sprintf(" (%s can read %.1f)", and(procs), most)
+				text += " (" + besideProbe(rate, most, and(procs)) + ")"
 			}
 		}
 		text += ": " + and(parts)
@@ -631,4 +631,13 @@ func showPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
 	}
 	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
 	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
+}
+
+// besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it unless the
+// reason stands there.
+func besideProbe(rate, probed float64, procs string) string {
+	if rate <= 1.05*probed {
+		return fmt.Sprintf("%s can read %.1f", procs, probed)
+	}
+	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in caches, or the machine was busy then", probed, procs)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
@@ -74,6 +75,9 @@ makes of the same cores (hetc drivers lists them): plans may then mix both, and 
 			soc, err := profiler.Probe(c.Context(), host.New(), o)
 			if err != nil {
 				return err
+			}
+			if old, err := socs.Open(out); err == nil && !force && old.Fingerprint == host.Fingerprint() {
+				return kept(s, out, "another probe wrote it meanwhile; --force probes again")
 			}
 			if err := socs.Write(out, soc); err != nil {
 				return err
@@ -172,7 +176,7 @@ type profileOptions struct {
 	soc, target, model, workload, out string
 	budget                            string
 	compilerOnly                      bool
-	resume, dryRun                    bool
+	resume, flagged, dryRun           bool
 	heldOut, rounds                   int
 	seed                              uint64
 }
@@ -185,10 +189,11 @@ func newProfile(s *cli.Streams) *cobra.Command {
 		Long: `Measures every weight shape of the model at every number of rows a plan may need, alone and beside other
 processors, with the operators between, bandwidths and hand-overs. Every sample is kept. The record grows
 by whole lines: after a kill or an interruption --resume goes on, and at most the running measurements are
-lost. --budget measures what matters most first and says what was left; what no plan can do without is
-measured although the time is over. Every operator is visited in each of
+lost. --budget measures what matters most first and says what was skipped; what no plan can do without is
+measured although the time is over. With --resume, what was skipped comes first. Every operator is visited in each of
 --rounds, so that all meet the same moments of a machine whose speed changes; more rounds can be added with
---resume. On a catalog SoC times are simulated, and the record says so.
+--resume. --resume --flagged also measures anew what is flagged, because the machine was busy; the newer measurement
+counts when it is better. On a catalog SoC times are simulated, and the record says so.
 
 --compiler-only --target NAME measures no time: the compiler of the device's NPU is asked about the product of every weight at one row, the
 buckets and batches, and the lengths of prompts with the multiples of 8 and 32 rows above them. What it says (bytes, the buffer that
@@ -228,6 +233,7 @@ predictions by; they are never fitted.
 	f.StringVarP(&o.out, "output", "o", "", "record to write")
 	f.StringVar(&o.budget, "budget", "", "time to spend, e.g. 60s or 10m; default as long as it takes")
 	f.BoolVar(&o.resume, "resume", false, "go on with an existing record")
+	f.BoolVar(&o.flagged, "flagged", false, "with --resume: also measure anew what is flagged (noisy, drift, few-samples)")
 	f.BoolVar(&o.compilerOnly, "compiler-only", false, "measure nothing: record what the target's compiler says about every graph")
 	f.BoolVar(&o.dryRun, "dry-run", false, "list what would be measured")
 	f.IntVar(&o.rounds, "rounds", profiler.Rounds, "visits to every operator: fewer are faster and less certain")
@@ -276,6 +282,9 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	budget, err := parseTime("budget", o.budget)
 	if err != nil {
 		return err
+	}
+	if o.flagged && !o.resume {
+		return diag.New(diag.ClassUsage, "--flagged needs --resume").WithHint("a new record has nothing that is flagged")
 	}
 	const mostHeldOut = 1000
 	if o.heldOut < 0 || o.heldOut > mostHeldOut {
@@ -335,11 +344,12 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 		return err
 	}
 	defer rec.Close()
-	if len(profiler.Pending(requests, rec.Set(), o.rounds, o.seed)) == 0 {
+	nothing := !o.flagged || len(profiler.Flagged(requests, rec.Set(), o.seed)) == 0
+	if nothing && len(profiler.Pending(requests, rec.Set(), o.rounds, o.seed)) == 0 {
 		return kept(s, o.out, fmt.Sprintf("all %d measurements are there", len(requests)))
 	}
 	po := profilerOptions(soc, o.seed)
-	po.Budget, po.Rounds = budget, o.rounds
+	po.Budget, po.Rounds, po.Flagged = budget, o.rounds, o.flagged
 	line := s.Line(false)
 	if line != nil {
 		po.Progress = func(p profiler.Progress) {
@@ -364,10 +374,18 @@ func runProfile(ctx context.Context, s *cli.Streams, o *profileOptions) error {
 	if soc.Simulated() {
 		note = ", simulated"
 	}
-	s.Printf("%s: %d measured, %d there before, %d refused by a processor, %d left for lack of budget%s\n", o.out, rep.Measured, rep.Present, len(rep.Refused), len(rep.Left), note)
-	for _, w := range []string{record.Noisy, record.FewSamples, record.Drifted} {
-		if n := rep.Warnings[w]; n > 0 {
-			s.Warnf("%d measurements are flagged %q", n, w)
+	s.Printf("%s: %d measured, %d reused, %d unsupported, %d skipped (out of time)%s\n", o.out, rep.Measured, rep.Present, len(rep.Refused), len(rep.Left), note)
+	for _, w := range []struct{ flag, one, many string }{
+		{record.Noisy, "measurement is noisy", "measurements are noisy"},
+		{record.FewSamples, "measurement has few samples", "measurements have few samples"},
+		{record.Drifted, "measurement drifted during the run", "measurements drifted during the run"},
+	} {
+		switch n := rep.Warnings[w.flag]; n {
+		case 0:
+		case 1:
+			s.Warnf("1 %s (flag: %s)", w.one, w.flag)
+		default:
+			s.Warnf("%d %s (flag: %s)", n, w.many, w.flag)
 		}
 	}
 	if len(rep.Left) > 0 {
@@ -405,6 +423,7 @@ func listRequests(s *cli.Streams, requests []profiler.Request, seed uint64) erro
 
 func newFit(s *cli.Streams) *cobra.Command {
 	var soc, rec, out string
+	var noisy bool
 	c := &cobra.Command{
 		Use:   "fit --soc soc.yaml --record rec.jsonl -o costs.yaml",
 		Short: "fit latency models to a record",
@@ -413,6 +432,9 @@ refit. Shows how well the models predict measurements they have not seen: those 
 the record has them, and by five-fold cross-validation. Held-out operators beyond the samples (in rows, or in the shape
 of the weight) count by themselves: there predictions are the roofline's, with wide intervals. Where there are any, or
 the record was imported, it names the operators whose measurement would narrow the intervals most.
+
+A record of which most measurements are flagged noisy or drift is refused, because nothing better is there to rest on;
+--accept-noisy fits it all the same.
 
 ` + cli.ExitCodes,
 		Args: cobra.NoArgs,
@@ -425,6 +447,9 @@ the record was imported, it names the operators whose measurement would narrow t
 			}
 			machine, set, costs, err := fit(soc, rec)
 			if err != nil {
+				return err
+			}
+			if err := steady(s, set, rec, noisy); err != nil {
 				return err
 			}
 			if set.Truncated {
@@ -474,6 +499,7 @@ the record was imported, it names the operators whose measurement would narrow t
 	f.StringVar(&soc, "soc", "", "SoC file or catalog name")
 	f.StringVar(&rec, "record", "", "record of hetc profile")
 	f.StringVarP(&out, "output", "o", "", "costs file to write")
+	acceptNoisy(f, &noisy)
 	return c
 }
 
@@ -509,6 +535,22 @@ func showWanted(s *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []r
 	}
 	s.Table([]string{"to predict better, measure on", "operator", ">predicted", ">interval"}, rows)
 	return wanted
+}
+
+// acceptNoisy is the flag of whatever makes a plan of measurements.
+func acceptNoisy(f *pflag.FlagSet, value *bool) {
+	f.BoolVar(value, "accept-noisy", false, "plan even if most measurements of the record are flagged noisy or drift")
+}
+
+// steady refuses a record of which most measurements are noisy, or warns where that is accepted.
+func steady(s *cli.Streams, set *record.Set, name string, accept bool) error {
+	err := set.Steady(name)
+	if err == nil || !accept {
+		return err
+	}
+	flagged, all := set.Noise()
+	s.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged, all, name)
+	return nil
 }
 
 // product is what was fitted to the matrix products of a processor in a scheme.

@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
@@ -25,6 +27,8 @@ import (
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
@@ -51,8 +55,9 @@ for measuring or another workload. The model is computed in its stored precision
 others.
 
 A bundle that is there already and still belongs to model and machine is used as it is; --again measures
-further (what was measured stays) and makes plan and bundle anew. DIR/local.key signs for this machine's own
-use; --trust DIR/local.pub is what hetrun wants.
+further (what was measured stays) and makes plan and bundle anew. It also replaces files in DIR that are damaged or belong
+to another machine, and measures anew where a record does not belong to DIR/soc.yaml. DIR/local.key signs for this
+machine's own use; --trust DIR/local.pub is what hetrun wants. A second hetc quick in DIR waits for the first.
 
 With --target NAME the bundle is for the device of a catalog SoC that is not here: calibrate (static schemes need
 ranges: --text FILE, or --calibration), profile (simulated), profile --compiler-only, solve and emit for the target,
@@ -162,9 +167,11 @@ func (q *quick) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return diag.New(diag.ClassIO, "quick: %w", err)
+	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
+	if err != nil {
+		return err
 	}
+	defer unlock()
 	var cal []string
 	calDigest := ""
 	if q.o.calibration != "" {
@@ -179,6 +186,11 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
 	key, app := file("local"), file("app.hetb")
+	if q.o.again {
+		if err := q.repair(file); err != nil {
+			return err
+		}
+	}
 	changed, err := q.workload(file("workload.yaml"), schemes)
 	if err != nil {
 		return err
@@ -193,9 +205,12 @@ func (q *quick) run(ctx context.Context) error {
 		steps := [][]string{
 			{"probe", "-o", file("soc.yaml")},
 			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.budget}, with...),
-			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml")}, with, cal),
+			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
 			{"keygen", "--out", key},
 			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
+		}
+		if q.o.again {
+			steps[1] = append(steps[1], "--flagged")
 		}
 		if _, err := os.Stat(key + ".key"); err == nil {
 			steps = slices.Delete(steps, 3, 4)
@@ -310,6 +325,11 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 
 // step shows a command and runs it in this process.
 func (q *quick) step(ctx context.Context, args ...string) error {
+	if i := slices.Index(args, "--resume"); i > 0 && args[0] == "profile" {
+		if err := q.usableRecord(ctx, args); err != nil {
+			return err
+		}
+	}
 	q.s.Printf("$ %s %s\n", program("hetc"), cli.Quote(args...))
 	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
 	var result bytes.Buffer
@@ -324,6 +344,97 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 	}
 	q.steps = append(q.steps, quickStep{append([]string{"hetc"}, args...), result.Bytes()})
 	return nil
+}
+
+// repair removes what no step could use or replace: the steps then make it anew.
+func (q *quick) repair(file func(string) string) error {
+	soc, key := file("soc.yaml"), file("local")
+	_, workloadErr := solver.ReadWorkload(file("workload.yaml"))
+	machine, socErr := socs.Open(soc)
+	if socErr == nil && machine.Fingerprint != host.Fingerprint() {
+		socErr = errors.New("it describes another machine")
+	}
+	for _, x := range []struct {
+		err   error
+		files []string
+	}{
+		{socErr, []string{soc}},
+		{workloadErr, []string{file("workload.yaml")}},
+		{usableKey(key), []string{key + ".key", key + ".pub"}},
+	} {
+		if x.err == nil || errors.Is(x.err, fs.ErrNotExist) && len(x.files) == 1 {
+			continue
+		}
+		for _, f := range x.files {
+			if err := q.discard(f, x.err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// usableKey reports why a key pair cannot sign, or cannot be trusted by what it signs.
+func usableKey(base string) error {
+	private, err := emit.LoadSigningKey(base + ".key")
+	if err != nil {
+		return err
+	}
+	trust, err := bundle.LoadTrust(base + ".pub")
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(trust.Keys, func(k bundle.Key) bool { return k.ID() == private.Public.ID() }) {
+		return errors.New("they are no pair")
+	}
+	return nil
+}
+
+// discard removes a file that is there, and says why.
+func (q *quick) discard(path string, why error) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "quick: %w", err)
+	}
+	q.s.Notef("%s is made anew: %v", path, why)
+	return nil
+}
+
+// usableRecord looks at the record that a step of profile would go on with. One of another SoC file, machine or version
+// of the kernels cannot be continued: with --again it is begun anew.
+func (q *quick) usableRecord(ctx context.Context, step []string) error {
+	value := func(flags ...string) string {
+		i := slices.IndexFunc(step, func(s string) bool { return slices.Contains(flags, s) })
+		return step[i+1]
+	}
+	path := value("-o")
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	soc, err := socs.Open(value("--soc", "--target"))
+	if err != nil {
+		return err
+	}
+	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, 1)
+	if err != nil {
+		return err
+	}
+	if err := libraryVersions(ctx, soc, &header); err != nil {
+		return err
+	}
+	w, err := record.Resume(path, header)
+	switch {
+	case err == nil:
+		return w.Close()
+	case diag.ClassOf(err) != diag.ClassInput:
+		return err
+	case q.o.again:
+		return q.discard(path, err)
+	}
+	return diag.New(diag.ClassInput, "quick: %w", err).WithHint("the same hetc quick with --again measures anew")
 }
 
 // permitted are the schemes a workload permits when these are offered besides the stored precision.

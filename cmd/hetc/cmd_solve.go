@@ -28,7 +28,11 @@ import (
 )
 
 // inputs are the flags that say what a plan is made from.
-type inputs struct{ soc, target, rec, costs, facts, model, workload string }
+type inputs struct {
+	soc, target, rec, costs, facts, model, workload string
+	noisy                                           bool         // a record of which most is noisy is good enough
+	makes                                           *cli.Streams // of a command that makes a plan to execute, nil for others
+}
 
 func (in *inputs) flags(c *cobra.Command) {
 	f := c.Flags()
@@ -58,7 +62,9 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	var facts *record.Set
 	var costs *roofline.Costs
 	if in.rec != "" {
-		soc, facts, costs, err = fit(name, in.rec)
+		if soc, facts, costs, err = fit(name, in.rec); err == nil && in.makes != nil {
+			err = steady(in.makes, facts, in.rec, in.noisy)
+		}
 	} else if soc, err = socs.Open(name); err == nil {
 		costs, err = roofline.Open(in.costs)
 	}
@@ -133,6 +139,9 @@ The workload may ask for the least energy or memory instead of the least time, a
 that processors address. What programs share is then decided for all of them together; limits that cannot be kept are named.
 Energy is modelled from the SoC's power_w, never measured.
 
+A record of which most measurements are flagged noisy or drift is refused: hetc profile --resume --flagged measures those anew,
+--accept-noisy plans with them.
+
 --max-memory bounds what a process that executes the plan holds, all of it: weights, cache, buffers, program. --working-memory
 bounds what solving itself keeps of candidates, problems and combinations, as it counts them: the same on every machine. A search that
 would keep more ends with the best plan so far and its bound; where the problems themselves take more, solve refuses.
@@ -164,6 +173,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 				return diag.New(diag.ClassUsage, "solve: --pareto %q lists plans and writes none, want --pareto energy,latency and no -o", pareto).
 					WithHint("the list says which limit in the workload gives which plan")
 			}
+			in.makes = s
 			input, err := in.open(c)
 			if err != nil {
 				return err
@@ -249,6 +259,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 		},
 	}
 	in.flags(c)
+	acceptNoisy(c.Flags(), &in.noisy)
 	engine.flags(c)
 	work.flags(c)
 	c.Flags().StringVarP(&out, "output", "o", "", "plan to write")
@@ -327,7 +338,7 @@ func showLimits(s *cli.Streams, p *planir.Plan) {
 		if m.Max > 0 {
 			limit = fmt.Sprintf(" of at most %v", unit.Bytes(m.Max))
 		}
-		s.Printf("memory: predicted %v%s: %s\n", unit.Bytes(m.Total), limit, m)
+		s.Printf("memory: predicted %v%s, with every program loaded and a full context: %s\n", unit.Bytes(m.Total), limit, m)
 	}
 }
 

@@ -108,7 +108,7 @@ func runCompilerOnly(c *cobra.Command, s *cli.Streams, o *profileOptions) error 
 		s.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), o.out)
 		return err
 	}
-	s.Printf("%s: %d compiler facts added, %d there before, %d graphs refused by the compiler; no time of the device was measured or simulated\n", o.out, rep.Added, rep.Present, len(rep.Refused))
+	s.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n", o.out, rep.Added, rep.Present, len(rep.Refused))
 	for _, f := range rep.Refused {
 		s.Warnf("%s: %s", f.Op.Key(), f.Refused)
 	}

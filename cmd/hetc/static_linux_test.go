@@ -80,7 +80,7 @@ func TestStatic(t *testing.T) {
 	d.write("soc.yaml", soc)
 	d.write("w.yaml", header+"buckets: [16]\ncontext: 64\n")
 	d.hetc("profile --soc soc.yaml --model model --workload w.yaml -o rec.jsonl --budget 1s")
-	d.hetc("solve --soc soc.yaml --record rec.jsonl --model model --workload w.yaml -o plan.yaml")
+	d.hetc("solve --soc soc.yaml --record rec.jsonl --accept-noisy --model model --workload w.yaml -o plan.yaml")
 	d.hetc("keygen --out k")
 	d.hetc("emit --plan plan.yaml --soc soc.yaml --model model --key k.key -o app.hetb")
 	run := func(t *testing.T, c *exec.Cmd) string {

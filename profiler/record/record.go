@@ -101,6 +101,7 @@ type Measurement struct {
 	Concurrent []Partner `json:"concurrent,omitempty"`
 	HeldOut    bool      `json:"held_out,omitempty"` // for judging predictions: never fitted
 	Round      int       `json:"round,omitempty"`    // visits before this one: a key may be sampled in several rounds, a line each
+	Anew       bool      `json:"anew,omitempty"`     // it replaces the visits before it, which were flagged
 
 	Unit      string    `json:"unit"`                // "ns"
 	First     float64   `json:"first,omitempty"`     // first execution, kept apart
@@ -253,7 +254,7 @@ func (h *Header) Compatible(other *Header) error {
 	differ := func(what, a, b string) error {
 		return diag.New(diag.ClassInput, "records do not belong together: %s %q and %q", what, a, b).
 			WithCode("record.mixed").
-			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of its own")
+			WithHint("profile each machine, and each change of its description or of hetc's kernels, into a file of its own; a record that no longer applies may be deleted")
 	}
 	switch {
 	case h.Simulated != other.Simulated:
@@ -288,7 +289,8 @@ type Set struct {
 func NewSet(h Header) *Set { return &Set{Header: h, byKey: map[string]int{}} }
 
 // Add puts m into the set. The samples of a key that was visited in several rounds become one
-// measurement. The same round twice is refused, and a simulated flag that differs from the header's.
+// measurement, and one that begins anew takes the place of those before it. The same round twice is refused, and a
+// simulated flag that differs from the header's.
 func (s *Set) Add(m *Measurement) error {
 	if err := s.check(m); err != nil {
 		return err
@@ -300,7 +302,12 @@ func (s *Set) Add(m *Measurement) error {
 		return nil
 	}
 	old := s.all[i]
+	if m.Anew {
+		s.all[i] = m
+		return nil
+	}
 	all := *m
+	all.Anew = old.Anew
 	all.First = old.First
 	all.Samples = slices.Concat(old.Samples, m.Samples)
 	all.Warnings = nil

@@ -155,7 +155,7 @@ func (m *Machine) admits(sequence int, tokens []int32) error {
 	}
 	if pos := m.pos[sequence]; pos+len(tokens) > m.plan.MaxContext {
 		return diag.New(diag.ClassInput, "forward: %d tokens at position %d exceed the plan's context of %d", len(tokens), pos, m.plan.MaxContext).
-			WithHint("solve with a larger context in the workload")
+			WithHint("shorten the prompt or generate fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
 	}
 	vocab := int32(m.Vocabulary())
 	for i, t := range tokens {

@@ -32,6 +32,8 @@ type Options struct {
 	MaxMemory int64 // bytes for all jobs together
 	DryRun    bool  // change nothing; the cache is open for reading only
 
+	AcceptNoisy bool // plan with records of which most measurements are noisy
+
 	Cache   *cas.Cache
 	Program string           // digest of this program: what another one made is made again
 	Key     *emit.PrivateKey // nil: no bundles
@@ -287,31 +289,9 @@ func nearest(pattern string, cells []string) string {
 
 // lock makes the output directory, keeps other builds out of it, and removes what a killed one left.
 func (b *build) lock(ctx context.Context) (unlock func(), err error) {
-	fail := func(err error) error { return diag.New(diag.ClassIO, "output %q: %w", b.out, err) }
-	if err := os.MkdirAll(b.out, 0o755); err != nil {
-		return nil, fail(err)
-	}
-	d, err := os.Open(b.out)
+	unlock, err = OwnDirectory(ctx, b.out, func() { b.o.Note("waiting for another build into %q", b.out) })
 	if err != nil {
-		return nil, fail(err)
-	}
-	for first := true; ; first = false {
-		ok, err := lockDir(d)
-		if ok {
-			break
-		}
-		if err != nil { // no locks here: files are replaced whole all the same
-			return func() { d.Close() }, nil
-		}
-		if first {
-			b.o.Note("waiting for another build into %q", b.out)
-		}
-		select {
-		case <-ctx.Done():
-			d.Close()
-			return nil, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
-		}
+		return nil, err
 	}
 	cells, err := b.cells()
 	for _, c := range cells {
@@ -324,7 +304,7 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 			}
 		}
 	}
-	return func() { d.Close() }, err
+	return unlock, err
 }
 
 // note tells that a cell is finished.

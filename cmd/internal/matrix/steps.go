@@ -247,6 +247,9 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 			return e.Data(maxRecord)
 		}
 	}
+	if b.o.AcceptNoisy { // costs that were accepted are not found by a build that accepts none
+		key = cas.KeyOf("noisy", key.String())
+	}
 	name := s.entry.Record
 	if name == "" {
 		name = "simulated record of " + s.entry.Name
@@ -265,6 +268,11 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 			set, err := record.Read(name, bytes.NewReader(data))
 			if err != nil {
 				return err
+			}
+			if !b.o.AcceptNoisy {
+				if err := set.Steady(name); err != nil {
+					return err
+				}
 			}
 			costs, err := roofline.Fit(s.soc, set)
 			if err != nil {

@@ -224,7 +224,7 @@ func Round(ctx context.Context, m *executor.Machine, promptLen, gen int) (Times,
 	var t Times
 	if limit := m.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
 		return t, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
-			WithHint("measure fewer tokens, or solve with a larger context in the workload")
+			WithHint("measure fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
 	}
 	prompt := benchPrompt(promptLen, m.Vocabulary(), 0)
 	m.Reset()

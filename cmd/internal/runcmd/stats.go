@@ -55,12 +55,24 @@ type stats struct {
 	LoadMS       float64 `json:"load_ms"` // all loading, that for later tokens included
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
 	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
-	Emulated     bool    `json:"emulated,omitempty"`   // times are those of an emulator, not of a device
+	MostBytes    int64   `json:"predicted_most_bytes"` // by the plan, of all programs and a full context: what solve prints
+	Loaded       int     `json:"programs_loaded"`
+	Programs     int     `json:"programs"`
+	Positions    int     `json:"positions"`          // in the cache at the end
+	Context      int     `json:"context"`            // positions that the cache has
+	Emulated     bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 }
 
 func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(m.Emulated()) > 0}
-	s.PredictBytes = planir.MemoryAt(m.Plan(), planir.Extent{Programs: m.Loaded(), Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer}).Total
+	p, loaded := m.Plan(), m.Loaded()
+	s.PredictBytes = planir.MemoryAt(p, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer}).Total
+	s.MostBytes = s.PredictBytes
+	if p.Memory != nil {
+		s.MostBytes = p.Memory.Total
+	}
+	s.Loaded, s.Programs = len(loaded), len(p.Program.Programs)
+	s.Positions, s.Context = m.Pos(), p.MaxContext
 	for _, p := range t.parts {
 		s.FirstTokenMS += p.MS
 	}
@@ -80,6 +92,7 @@ func (x *stats) print(s *cli.Streams) {
 	s.Table([]string{"start", head}, rows)
 	if x.PeakBytes > 0 {
 		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
-		s.Printf("peak memory: %v, %+.1f %% of the %v the plan predicts\n", unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes))
+		s.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs loaded and %d of %d positions used (at most %v with all)\n",
+			unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes), x.Loaded, x.Programs, x.Positions, x.Context, unit.Bytes(x.MostBytes))
 	}
 }

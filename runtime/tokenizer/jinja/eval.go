@@ -19,6 +19,8 @@ import (
 // Options are what a template is given beside its variables.
 type Options struct {
 	Now time.Time // what strftime_now writes; the zero time makes it an error
+
+	steps int // tests: instead of maxSteps
 }
 
 // Execute returns the text of the template with variables. Errors are of type *Error; the message of
@@ -46,7 +48,11 @@ type env struct {
 }
 
 func newEnv(ctx context.Context, o Options) *env {
-	e := &env{meter: meter{ctx: ctx}, now: o.Now, scope: &scope{variables: map[string]Value{}}}
+	most := maxSteps
+	if o.steps > 0 {
+		most = o.steps
+	}
+	e := &env{meter: meter{ctx: ctx, most: most}, now: o.Now, scope: &scope{variables: map[string]Value{}}}
 	e.out = e.output()
 	return e
 }

@@ -44,6 +44,7 @@ var ErrRefused = errors.New("the template refuses the conversation")
 // meter counts what an execution takes.
 type meter struct {
 	ctx    context.Context
+	most   int // steps
 	line   int // that is being executed
 	steps  int
 	asked  int // steps when ctx was last asked
@@ -60,8 +61,8 @@ func (m *meter) exceeded(format string, args ...any) { throw(m.line, ErrLimit, f
 
 // spend counts steps. It is also where an execution is interrupted.
 func (m *meter) spend(steps int) {
-	if steps < 0 || steps > maxSteps-m.steps {
-		m.exceeded("the template takes more than %d steps", maxSteps)
+	if steps < 0 || steps > m.most-m.steps {
+		m.exceeded("the template takes more than %d steps", m.most)
 	}
 	m.steps += steps
 	const often = 1 << 10 // steps; well under a millisecond

@@ -1,0 +1,36 @@
+package matrix
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// OwnDirectory makes a directory, and keeps other processes that call it out until unlock is called or this process dies.
+// While another has it, it waits, and says so once.
+func OwnDirectory(ctx context.Context, dir string, waiting func()) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, diag.New(diag.ClassIO, "output %q: %w", dir, err)
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "output %q: %w", dir, err)
+	}
+	for first := true; ; first = false {
+		// Where there are no locks, files are replaced whole all the same.
+		if ok, err := lockDir(d); ok || err != nil {
+			return func() { d.Close() }, nil
+		}
+		if first {
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			d.Close()
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

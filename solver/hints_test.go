@@ -1,0 +1,28 @@
+package solver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// TestHintsArePossible looks whether what a hint asks for is something that the model has.
+func TestHintsArePossible(t *testing.T) {
+	for name, c := range map[string]struct {
+		workload     Workload
+		want, refuse string
+	}{
+		"a prompt beyond the model":   {Workload{Prompts: Prompts{{Tokens: 1000, Share: 1}}}, "the model has 512 positions: shorten the prompt to that", "at least 1000"},
+		"a prompt beyond the context": {Workload{Context: 100, Prompts: Prompts{{Tokens: 400, Share: 1}}}, "set context to at least 400 (the model has 512 positions)", "shorten"},
+		"a bucket beyond the model":   {Workload{Buckets: Rows{1024}}, "the model has 512 positions: shorten the bucket to that", "at least 1024"},
+		"a bucket beyond the context": {Workload{Context: 100, Buckets: Rows{256}}, "set context to at least 256", "shorten"},
+		"a context beyond the model":  {Workload{Context: 1000}, "at most 512", "at least"},
+	} {
+		_, err := c.workload.apply(512)
+		hints := strings.Join(diag.HintsOf(err), "; ")
+		if err == nil || !strings.Contains(hints, c.want) || strings.Contains(hints, c.refuse) {
+			t.Errorf("%s: %v: %q, want %q and not %q", name, err, hints, c.want, c.refuse)
+		}
+	}
+}
