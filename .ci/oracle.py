@@ -267,7 +267,7 @@ def compare(highspy, hetc, seed, tally, options, at):
             if len(tally.mismatches) > before:
                 keep = os.path.join(options.keep, "seed-%d-%s" % (seed, name))
                 os.makedirs(keep, exist_ok=True)
-                for f in files + [os.path.join(at, name + ".yaml"), os.path.join(at, "rec.jsonl")]:
+                for f in files + [os.path.join(at, name + ".models", "index.jsonl"), os.path.join(at, name + ".yaml"), os.path.join(at, "rec.jsonl")]:
                     shutil.copy(f, keep)
         if code != 0:
             return
@@ -283,7 +283,7 @@ def main():
     p.add_argument("--per-solve", type=int, default=6, help="most linear programs of one solve")
     p.add_argument("--seconds", type=float, default=60, help="time limit of HiGHS for one linear program")
     p.add_argument("--solve-seconds", type=float, default=120, help="time limit of hetc for one command")
-    p.add_argument("--keep", default="oracle-mismatches", help="where inputs of a mismatch are kept")
+    p.add_argument("--keep", default="hetc-mismatches", help="where inputs of a mismatch are kept")
     options = p.parse_args()
     highspy = highs()
     if not os.path.exists(options.hetc):
