@@ -9,6 +9,7 @@ const (
 	Measured  Evidence = "measured"  // its times were measured on the machine that executes it
 	Simulated Evidence = "simulated" // hetc's simulator executes it: results are computed, times are virtual
 	Emulated  Evidence = "emulated"  // the vendor's emulator executes it: results are the device's, times are nobody's
+	Imported  Evidence = "imported"  // some of its times were measured elsewhere, not by hetc
 	Unproved  Evidence = "unproved"  // it is for a device on which nothing of it was ever executed
 )
 
@@ -17,6 +18,8 @@ func (p *Plan) Evidence() Evidence {
 	switch {
 	case p.SoC.Simulated:
 		return Simulated
+	case p.Target == nil && p.SoC.Imported:
+		return Imported
 	case p.Target == nil:
 		return Measured
 	case p.Target.Emulator:
@@ -27,7 +30,17 @@ func (p *Plan) Evidence() Evidence {
 
 // EvidenceText is the sentence that every command prints about a plan that is not Measured; "" where it is.
 func (p *Plan) EvidenceText() string {
+	text := p.evidenceText()
+	if p.SoC.Imported && p.Evidence() != Imported {
+		text += "; some of the times it expects were measured elsewhere (imported)"
+	}
+	return text
+}
+
+func (p *Plan) evidenceText() string {
 	switch p.Evidence() {
+	case Imported:
+		return "imported: some of the times it expects were measured elsewhere, and none of those by hetc"
 	case Simulated:
 		return fmt.Sprintf("simulated: it runs on the simulator of %q (hetc run), on no device, and its times are simulated", p.SoC.Name)
 	case Emulated:
