@@ -101,6 +101,9 @@ func (t *Table) SoC(d Description) (*socs.SoC, error) {
 		slices.Sort(p.Kinds)
 		slices.Sort(p.Schemes)
 		at := "processors." + p.Name
+		if p.DynamicRows {
+			s.Sources[at+".dynamic_rows"] = "assumed: the table has operators on a KV cache, which must not see rows beyond a call's"
+		}
 		for path, told := range map[string]bool{".tile": d.Tile != socs.Tile{}, ".launch_us": d.LaunchUS != 0, ".bandwidth_gbps": d.BandwidthGBps != 0} {
 			if told {
 				s.Sources[at+path] = "assumed: given to hetc import"
@@ -128,6 +131,9 @@ func extend(p *socs.Processor, o *op.Op) {
 	}
 	if o.KV != "" && !slices.Contains(p.KV, o.KV) {
 		p.KV = append(p.KV, o.KV)
+	}
+	if o.Kind == op.KVAppend || o.Kind == op.Attention {
+		p.DynamicRows = true // a cache must not see rows beyond a call's: without that it could do neither
 	}
 	if o.Kind == op.Embed || o.Scheme == "" {
 		return
