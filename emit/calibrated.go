@@ -20,7 +20,7 @@ func checkCalibration(p *planir.Plan, cal *calibration.Calibration) error {
 			return nil
 		}
 		return diag.New(diag.ClassInput, "pack weights: the plan was made with calibration %.12s, and none is given", want).
-			WithHint("give the same file: --calibration cal.yaml")
+			WithHint("pass the calibration the plan was solved with: --calibration cal.yaml")
 	}
 	got, err := cal.Digest()
 	if err != nil {

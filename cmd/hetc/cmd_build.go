@@ -65,7 +65,7 @@ reason is in the table, and the exit code is that of the first one that failed.
 	f := c.Flags()
 	f.StringVarP(&o.file, "file", "f", "hetc.yaml", "the matrix")
 	f.StringVarP(&o.output, "output", "o", "", "directory to write to, instead of the file's")
-	f.StringVar(&o.only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a beginning of it")
+	f.StringVar(&o.only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
 	f.IntVarP(&o.jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
 	f.StringVar(&o.memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
 	f.StringVar(&o.cache, "cache", "", "directory of the cache; default $"+envCache+", else the user's cache directory")

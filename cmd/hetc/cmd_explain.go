@@ -28,7 +28,7 @@ func newExplain(s *cli.Streams) *cobra.Command {
 	var only []string
 	c := &cobra.Command{
 		Use:   "explain plan.yaml [WHAT]",
-		Short: "tell in words why a plan is as it is, and what anything else would have cost",
+		Short: "explain why a plan looks the way it does, and what anything else would have cost",
 		Long: `Without WHAT: what runs where, how much that gains over the best single processor, what bounds it, and the next best
 plans; then every decision with its shares. WHAT may be
 

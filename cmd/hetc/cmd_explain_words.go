@@ -436,7 +436,7 @@ func (x *explaining) limits() error {
 		if rows != nil {
 			s.Table([]string{"limit", ">value"}, rows)
 		}
-		x.stored("which of them bind, and what relaxing them would buy, is found by solving again")
+		x.stored("which of them bind, and what relaxing them would gain, is found by solving again")
 		return s.Result(map[string]any{"stored_only": true, "memory": p.Memory, "quality": p.Quality, "simulated": p.SoC.Simulated})
 	}
 	list, expected, err := solver.LimitsOf(x.ctx, *x.input)
@@ -525,7 +525,7 @@ func (x *explaining) tiers() error {
 		x.s.Printf("%s\n", proof)
 		result["proof"] = proof
 		if x.loads == nil {
-			x.s.Printf("which of their limits bind, and what relaxing them would buy, is found by solving again: give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
+			x.s.Printf("which of their limits bind, and what relaxing them would gain, is found by solving again: give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
 		} else if err := x.tierLimits(result); err != nil {
 			return err
 		}

@@ -103,7 +103,7 @@ and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/
 	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
 	f.StringVar(&o.calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
 	f.StringVar(&o.target, "target", "", "catalog SoC with target data, whose device the bundle is for")
-	f.StringVar(&o.only, "only", "", "with --target: processors that may execute what they can, such as npu")
+	f.StringVar(&o.only, "only", "", "with --target: processors that execute what they support, such as npu; the rest goes to the others")
 	f.StringVar(&o.text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
 	f.BoolVar(&o.again, "again", false, "measure further, and make plan and bundle anew")
 	return c

@@ -266,7 +266,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 	c.Flags().StringVar(&cal, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
 	c.Flags().StringVar(&loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
 	c.Flags().StringVar(&pareto, "pareto", "", "energy,latency: list the plans that no other one beats in both, and write none")
-	c.Flags().StringSliceVar(&only, "only", nil, "only this processor executes what it can; may be repeated")
+	c.Flags().StringSliceVar(&only, "only", nil, "let this processor execute what it supports; unsupported operators go to the other processors; may be repeated")
 	c.Flags().StringSliceVar(&strategies, "strategies", nil, "to compare with: only these, such as single,padding for whole operators on one processor")
 	c.Flags().StringToStringVar(&ratio, "ratio", nil, "to compare with: these parts of the columns of every matrix, such as npu=0.75,gpu=0.25")
 	c.Flags().StringVar(&most, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")

@@ -303,7 +303,7 @@ func isIO(err error) bool {
 // ExitCodes is the table shown in every help text.
 const ExitCodes = `Exit codes:
   0    success
-  1    a defect of the tool, or an error nobody classified
+  1    internal error
   2    wrong command line
   3    an input file is missing, malformed or inconsistent
   4    a library, device or feature is not available here

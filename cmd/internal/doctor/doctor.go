@@ -321,7 +321,7 @@ func timer() Finding {
 		late = append(late, float64((time.Since(start) - nap).Nanoseconds()))
 	}
 	step, lateNS := stat.Median(steps), stat.Median(late)
-	f := ok("timer", "steps of %.0f ns, sleeps end %.0f us late", step, lateNS/1e3)
+	f := ok("timer", "steps of %.0f ns, timer wake-up delay %.0f us", step, lateNS/1e3)
 	if step > 1000 {
 		return f.but(Note, "the clock is coarse: short operators are measured in loops, with wider intervals")
 	}
@@ -352,7 +352,7 @@ func busy(cores int) Finding {
 func governor(cores []int, kernels string) Finding {
 	env := profiler.ThisMachine(cores, kernels)
 	if env.Governor == "" {
-		return ok("clock speed", "not in the hands of this system")
+		return ok("clock speed", "cannot be controlled from here")
 	}
 	f := ok("clock speed", "governor %s", env.Governor)
 	if env.Governor != "performance" && env.Governor != "schedutil" {

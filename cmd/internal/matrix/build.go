@@ -26,7 +26,7 @@ import (
 type Options struct {
 	Config *Config
 	Output string // directory, instead of the configuration's
-	Only   string // SOC/MODEL/WORKLOAD with *, or a beginning of it; "": all
+	Only   string // SOC/MODEL/WORKLOAD with *, or a prefix; "": all
 
 	Jobs      int   // at the same time
 	MaxMemory int64 // bytes for all jobs together
@@ -262,7 +262,7 @@ func (b *build) cells() ([]*Cell, error) {
 	}
 	if len(out) == 0 {
 		return nil, diag.New(diag.ClassUsage, "--only %q matches nothing", b.o.Only).
-			WithHint("%s (SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it)", nearest(b.o.Only, all))
+			WithHint("%s (SOC/MODEL/WORKLOAD, each with * for anything, or a prefix)", nearest(b.o.Only, all))
 	}
 	return out, nil
 }

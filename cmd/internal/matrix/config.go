@@ -406,11 +406,11 @@ func selected(pattern string, parts ...string) bool {
 func checkPattern(pattern string) error {
 	for p := range strings.SplitSeq(pattern, "/") {
 		if _, err := path.Match(p, ""); err != nil {
-			return diag.New(diag.ClassUsage, "--only %q: %w", pattern, err).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it")
+			return diag.New(diag.ClassUsage, "--only %q: %w", pattern, err).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
 		}
 	}
 	if strings.Count(pattern, "/") > 2 {
-		return diag.New(diag.ClassUsage, "--only %q: more than three parts", pattern).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a beginning of it")
+		return diag.New(diag.ClassUsage, "--only %q: more than three parts", pattern).WithHint("want SOC/MODEL/WORKLOAD, each with * for anything, or a prefix")
 	}
 	return nil
 }

@@ -296,7 +296,7 @@ func (o *options) writeTrace(s *cli.Streams, m *executor.Machine) error {
 	if err != nil {
 		return err
 	}
-	s.Notef("%s: what ran when, for ui.perfetto.dev", o.trace)
+	s.Notef("wrote trace %s; open it at ui.perfetto.dev", o.trace)
 	if lost > 0 {
 		s.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
 	}
