@@ -9,7 +9,6 @@ package mem
 import (
 	"fmt"
 	"os"
-	"runtime/debug"
 	"unsafe"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -39,6 +38,7 @@ func (r *Region) Bytes() []byte { return r.data }
 // Close gives the memory back. Calling it again does nothing.
 func (r *Region) Close() error {
 	release := r.release
+	forget(r)
 	r.data, r.whole, r.release = nil, nil, nil
 	if release == nil {
 		return nil
@@ -91,6 +91,7 @@ func Map(file *os.File) (*Region, error) {
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "map %q: %w", file.Name(), err)
 	}
+	remember(r)
 	return r, nil
 }
 
@@ -106,7 +107,12 @@ func fenced(bytes int, before bool) (*Region, error) {
 	if err := checkSize("allocate guarded", int64(bytes)); err != nil {
 		return nil, err
 	}
-	return guarded(bytes, before)
+	r, err := guarded(bytes, before)
+	if err != nil {
+		return nil, err
+	}
+	remember(r)
+	return r, nil
 }
 
 func checkSize(what string, bytes int64) error {
@@ -146,29 +152,6 @@ func (r *Region) Advise(offset, bytes int, a Advice) error {
 		return nil
 	}
 	return r.advise(offset, bytes, a)
-}
-
-// CatchFault runs f and turns an access fault inside it (a mapped file that was truncated, a
-// guard page) into an error of class ClassIO. Other panics pass through. It covers only code
-// that runs on f's own goroutine.
-func CatchFault(f func()) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
-		}
-		if e, ok := p.(interface {
-			error
-			Addr() uintptr // only faults have it
-		}); ok {
-			err = diag.New(diag.ClassIO, "memory fault: %w", e).WithHint("the mapped file was probably truncated while in use")
-			return
-		}
-		panic(p)
-	}()
-	f()
-	return nil
 }
 
 // Scalar is an element type of a typed view.

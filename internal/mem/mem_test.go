@@ -240,6 +240,26 @@ func TestCatchFaultOnTruncatedMapping(t *testing.T) {
 	}
 }
 
+// A fault outside mapped files and guard pages is a defect: no file is blamed for it.
+func TestCatchFaultPassesOtherFaults(t *testing.T) {
+	r, err := GuardedBefore(1)
+	if diag.ClassOf(err) == diag.ClassUnavailable {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	forget(r) // so that its guard page is any address
+	defer func() {
+		if p, ok := recover().(interface{ Addr() uintptr }); !ok || p.Addr() != Address(r.whole) {
+			t.Errorf("recovered %v, want the fault", p)
+		}
+	}()
+	err = CatchFault(func() { sink = r.whole[0] })
+	t.Errorf("got %v, want a panic", err)
+}
+
 func TestCatchFaultPassesOtherPanics(t *testing.T) {
 	cause := errors.New("other")
 	defer func() {

@@ -40,6 +40,7 @@ type Options struct {
 // Eager whoever may write to the file can still change weights after they were checked; all
 // other roles live in private memory.
 type Bundle struct {
+	path     string // for errors
 	manifest *Manifest
 	envelope []byte
 	digest   Digest
@@ -73,6 +74,7 @@ func Open(path string, o Options) (*Bundle, error) {
 	if err != nil {
 		return nil, at(path, err)
 	}
+	b.path = path
 	return b, nil
 }
 
@@ -255,6 +257,15 @@ func (x *blob) verifyChunk(c int64) error {
 	if x.known(c) {
 		return nil
 	}
+	if err := x.compare(c); err != nil {
+		return err
+	}
+	x.good[c/64].Or(1 << (c % 64))
+	return nil
+}
+
+// compare compares a chunk with its digest.
+func (x *blob) compare(c int64) error {
 	from, to := c*x.chunk, min((c+1)*x.chunk, x.Bytes)
 	sum, err := x.sum(from, to)
 	if err != nil {
@@ -264,7 +275,6 @@ func (x *blob) verifyChunk(c int64) error {
 		return refuse(x.step, "blob %q: chunk %d (bytes %d to %d) has digest %s, want %s", x.Name, c, from, to, sum, x.leaves[c]).
 			hint("the file was damaged or changed; fetch it again")
 	}
-	x.good[c/64].Or(1 << (c % 64))
 	return nil
 }
 
@@ -373,7 +383,7 @@ func (b *Bundle) Range(name string, offset, bytes int64) ([]byte, error) {
 		return nil, refuse(StepRelease, "range [%d, %d+%d) of blob %q, which has %d bytes", offset, offset, bytes, name, x.Bytes)
 	}
 	if err := x.verify(offset, offset+bytes); err != nil {
-		return nil, err
+		return nil, at(b.path, err)
 	}
 	return x.data[offset : offset+bytes : offset+bytes], nil
 }

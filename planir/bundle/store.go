@@ -25,6 +25,8 @@ type store interface {
 	// mapped returns memory shared with the page cache, which the store owns, where blob i lies in it, and a way to
 	// read the same bytes without making them resident, nil when there is none.
 	mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, error)
+	// watched are the files that mapped has returned memory of.
+	watched() []watched
 	// gaps checks that what lies between the blobs is zero.
 	gaps(m *Manifest) error
 	close() error
@@ -99,6 +101,7 @@ type fileStore struct {
 	header int // envelope length
 	layout layout
 	region *mem.Region
+	watch  []watched // file, once it is mapped
 }
 
 func (s *fileStore) envelope() ([]byte, error) {
@@ -185,10 +188,17 @@ func (s *fileStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt,
 		if int64(len(r.Bytes())) != s.bytes {
 			return nil, 0, nil, refuse(StepWeights, "file of %d bytes had %d when it was opened", len(r.Bytes()), s.bytes)
 		}
+		w, err := watch(s.file)
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		s.watch = []watched{w}
 	}
 	from := s.layout.offsets[i]
 	return s.region, from, io.NewSectionReader(s.file, from, m.Blobs[i].Bytes), nil
 }
+
+func (s *fileStore) watched() []watched { return s.watch }
 
 func (s *fileStore) close() error {
 	err := s.file.Close()
@@ -209,6 +219,7 @@ type dirStore struct {
 	root    *os.Root
 	blobs   *os.Root
 	regions map[Digest]*mem.Region
+	watch   []watched // the files of regions
 }
 
 func openDir(path string, before os.FileInfo) (store, error) {
@@ -355,7 +366,11 @@ func (s *dirStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, 
 		if err != nil {
 			return nil, 0, nil, err
 		}
-		defer f.Close()
+		w, err := watch(f)
+		if err != nil {
+			return nil, 0, nil, errors.Join(err, f.Close())
+		}
+		s.watch = append(s.watch, w)
 		if r, err = mem.Map(f); err != nil {
 			return nil, 0, nil, refuseAs(diag.ClassIO, StepWeights, "%w", err)
 		}
@@ -367,8 +382,13 @@ func (s *dirStore) mapped(m *Manifest, i int) (*mem.Region, int64, io.ReaderAt, 
 	return r, 0, nil, nil
 }
 
+func (s *dirStore) watched() []watched { return s.watch }
+
 func (s *dirStore) close() error {
 	errs := []error{s.root.Close()}
+	for _, w := range s.watch {
+		errs = append(errs, w.file.Close())
+	}
 	if s.blobs != nil {
 		errs = append(errs, s.blobs.Close())
 	}

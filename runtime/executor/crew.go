@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/runtime/driver"
 )
 
@@ -141,7 +143,8 @@ func (m *Machine) startCrews() error {
 	ready := make(chan error, len(m.crews))
 	for _, c := range m.crews {
 		go func() {
-			runtime.LockOSThread() // never unlocked: the thread keeps its pinning and ends with the crew
+			runtime.LockOSThread()      // never unlocked: the thread keeps its pinning and ends with the crew
+			debug.SetPanicOnFault(true) // weights may lie in a file that somebody truncates
 			sharpen()
 			defer close(c.exited)
 			var err error
@@ -298,12 +301,16 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		if m.trace != nil {
 			from = m.now()
 		}
-		span, err := l.proc.Run(c.exe, &c.bind)
+		span, err := l.execute(c)
 		if m.trace != nil && !l.virt {
 			m.trace.add(l, st, nil, ls.iter, n, from, m.now())
 		}
 		if err != nil {
-			return diag.New(diag.ClassRun, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
+			class := diag.ClassRun
+			if mem.IsFault(err) {
+				class = diag.ClassIO
+			}
+			return diag.New(class, "step %q (graph %q, layer %d) on processor %q: %w", st.Node, st.Run, ls.first+ls.iter, l.name, err)
 		}
 		if m.observe != nil {
 			m.observe(Observed{Node: st.Node, Layer: ls.first + ls.iter, Graph: st.graph, Rows: n, In: c.bind.In, Out: c.bind.Out})
@@ -323,6 +330,16 @@ func (m *Machine) run(cs *crewSection, ls *laneSection, st *step) error {
 		ls.at.Store(2*number + 2)
 	}
 	return nil
+}
+
+// execute runs a call. Weights that are not there any more are an error: the thread has SetPanicOnFault.
+func (l *lane) execute(c *call) (span driver.Span, err error) {
+	defer func() {
+		if fault := mem.Recovered(recover()); fault != nil {
+			err = fault
+		}
+	}()
+	return l.proc.Run(c.exe, &c.bind)
 }
 
 // learn corrects what is expected of a step by what it took: at once when it is shorter, because

@@ -43,6 +43,12 @@ type Ahead interface {
 	Ahead(ctx context.Context, parts []Part)
 }
 
+// Steady is what a Source may have beside its methods. Unchanged says why the bytes that it gave out are no longer
+// what they were, if it can tell. It is called after every program call and must be cheap.
+type Steady interface {
+	Unchanged() error
+}
+
 // Options configure a Machine.
 type Options struct {
 	Drivers  []driver.Driver
@@ -300,6 +306,7 @@ type bakedBlobs struct{ artifact, shared string }
 // loader is what loading a program needs, and what the programs share.
 type loader struct {
 	src     Source
+	steady  Steady // nil: src is none
 	weights *weights
 	pool    map[*lane]driver.Buffer // imported once per processor: views of the pool share the handle
 	lanes   map[string]*lane
@@ -320,6 +327,7 @@ func (m *Machine) prepare(src Source) error {
 		src: src, weights: newWeights(m.plan, src), pool: map[*lane]driver.Buffer{}, lanes: map[string]*lane{},
 		graphs: map[string]*planir.Graph{}, codes: map[string][]byte{}, loaded: map[string]driver.Executable{}, baked: map[bakedKey]bakedBlobs{},
 	}
+	x.steady, _ = src.(Steady)
 	for _, b := range m.plan.Bakings() {
 		var shared string
 		if b.Context != "" {
@@ -354,7 +362,14 @@ func (m *Machine) prepare(src Source) error {
 }
 
 // load makes a program executable. No lane may be running.
-func (m *Machine) load(ctx context.Context, pr *program) error {
+func (m *Machine) load(ctx context.Context, pr *program) (err error) {
+	if fault := mem.CatchFault(func() { err = m.loadSections(ctx, pr) }); fault != nil {
+		return fmt.Errorf("load program %q: %w", pr.Name, fault)
+	}
+	return err
+}
+
+func (m *Machine) loadSections(ctx context.Context, pr *program) error {
 	defer func(began time.Time) { m.loader.took += time.Since(began) }(time.Now())
 	if m.loader.foreseen != nil {
 		<-m.loader.foreseen
@@ -546,6 +561,14 @@ func mainKind(g *op.Graph) op.Kind {
 		}
 	}
 	return kind
+}
+
+// intact says why the results of a call cannot be believed: what they were computed with has changed under it.
+func (m *Machine) intact() error {
+	if m.loader.steady == nil {
+		return nil
+	}
+	return m.loader.steady.Unchanged()
 }
 
 // LoadTime is how long loading programs and checking their weights has taken so far.

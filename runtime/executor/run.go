@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -53,9 +54,9 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 		select {
 		case err := <-j.done:
 			if p := m.poison.Swap(nil); p != nil && err != nil {
-				return *p // the first failure, not what it caused elsewhere
+				err = *p // the first failure, not what it caused elsewhere
 			}
-			return err
+			return m.cause(err)
 		case <-cancelled:
 			m.fail(ctx.Err())
 			cancelled, quiet = nil, 0
@@ -77,6 +78,17 @@ func (m *Machine) Do(ctx context.Context, fn func(*Control) error) error {
 			}
 		}
 	}
+}
+
+// cause is what is behind an error: weights that changed, whatever came of it, and not only a page that was missing.
+func (m *Machine) cause(err error) error {
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if changed := m.intact(); changed != nil {
+		return changed
+	}
+	return err
 }
 
 // fail poisons all flags with the first error.
@@ -142,7 +154,8 @@ func (c *Control) Extend(sequence int, tokens []int32, want Want, sink func(row 
 		*pos += n
 		done += n
 	}
-	return Timing{NS: int64(m.meet() - start), Virtual: m.control.virt}, nil
+	took := m.meet() - start
+	return Timing{NS: int64(took), Virtual: m.control.virt}, m.intact()
 }
 
 // admits says why tokens cannot follow a sequence, if they cannot.
@@ -216,6 +229,9 @@ func (c *Control) Step(tokens []Token, sink func(i int, logits []float32) error)
 		if err := m.section(s, driver.Scalars{Rows: len(tokens), Batch: m.places}); err != nil {
 			return Timing{}, err
 		}
+	}
+	if err := m.intact(); err != nil {
+		return Timing{}, err
 	}
 	for i, t := range tokens {
 		m.pos[t.Sequence]++

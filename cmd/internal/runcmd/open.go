@@ -127,6 +127,14 @@ func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part) {
 	}
 }
 
+// Unchanged says why what src gave out cannot be believed any more; it implements executor.Steady.
+func (u *untilDone) Unchanged() error {
+	if s, ok := u.src.(executor.Steady); ok {
+		return s.Unchanged()
+	}
+	return nil
+}
+
 // Has reports whether the bundle has a blob of that name.
 func (b *opened) Has(name string) bool {
 	for i := range b.Manifest().Blobs {

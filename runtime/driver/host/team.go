@@ -1,12 +1,15 @@
 package host
 
 import (
+	"errors"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/mem"
 )
 
 // idleSpin is how long a helper spins after the last call before it sleeps: longer than the
@@ -32,6 +35,7 @@ type team struct {
 	next    atomic.Int64  // next task
 	tasks   int
 	job     func(worker, task int)
+	fault   atomic.Pointer[mem.Fault] // the first of the job
 	done    sync.WaitGroup
 }
 
@@ -51,6 +55,7 @@ func (t *team) start(cores []int) error {
 		go func() {
 			defer t.done.Done()
 			runtime.LockOSThread() // never unlocked: the pinned thread ends with the goroutine
+			debug.SetPanicOnFault(true)
 			err := affinity.Pin(core)
 			ready <- err
 			if err == nil {
@@ -87,7 +92,8 @@ func (t *team) wakeAll() {
 func (t *team) begin() { t.running.Store(true) }
 func (t *team) end()   { t.running.Store(false) }
 
-// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done.
+// run calls job(worker, task) for every task in 0..tasks-1, each once, and returns when all are done. When a task reads
+// memory that is not there any more, the rest are left out and the *mem.Fault is thrown once no helper is inside the job.
 func (t *team) run(tasks int, job func(worker, task int)) {
 	if len(t.helpers) == 0 || tasks < 2 {
 		for i := range tasks {
@@ -106,9 +112,17 @@ func (t *team) run(tasks int, job func(worker, task int)) {
 			runtime.Gosched()
 		}
 	}
+	if fault := t.fault.Swap(nil); fault != nil {
+		panic(fault)
+	}
 }
 
 func (t *team) work(worker int) {
+	defer func() {
+		if err := mem.Recovered(recover()); err != nil {
+			t.fail(err)
+		}
+	}()
 	for {
 		i := int(t.next.Add(1) - 1)
 		if i >= t.tasks {
@@ -116,6 +130,15 @@ func (t *team) work(worker int) {
 		}
 		t.job(worker, i)
 	}
+}
+
+// fail ends the job early.
+func (t *team) fail(err error) {
+	var fault *mem.Fault
+	if errors.As(err, &fault) {
+		t.fault.CompareAndSwap(nil, fault)
+	}
+	t.next.Store(int64(t.tasks))
 }
 
 // join enters the open job, if there is one.

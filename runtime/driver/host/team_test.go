@@ -1,6 +1,8 @@
 package host
 
 import (
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/affinity"
+	"github.com/hetc/hetc/internal/mem"
 )
 
 // startTeam runs helpers on the cores the process may use, at least one helper.
@@ -52,6 +55,57 @@ func TestTeamRunsEveryTaskOnce(t *testing.T) {
 		}
 		if i%2000 == 0 {
 			time.Sleep(idleSpin) // about when helpers fall asleep
+		}
+	}
+}
+
+// A task that reads memory that is not there ends its job on every thread, and the next job is whole.
+func TestTeamFault(t *testing.T) {
+	if r, err := mem.Guarded(1); err != nil {
+		t.Skip(err) // Map does not map here
+	} else {
+		r.Close()
+	}
+	tm := startTeam(t)
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(1 << 16); err != nil {
+		t.Fatal(err)
+	}
+	r, err := mem.Map(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := f.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	var inside, sum atomic.Int32
+	for i := range 2000 {
+		bad := i % 16
+		fault := mem.CatchFault(func() {
+			tm.begin()
+			defer tm.end()
+			tm.run(16, func(_, task int) {
+				inside.Add(1)
+				defer inside.Add(-1)
+				if task == bad {
+					sum.Add(int32(r.Bytes()[task]))
+				}
+			})
+		})
+		if !mem.IsFault(fault) || inside.Load() != 0 {
+			t.Fatalf("job %d: got %v with %d threads inside, want a fault and none", i, fault, inside.Load())
+		}
+		done := atomic.Int32{}
+		tm.begin()
+		tm.run(16, func(int, int) { done.Add(1) })
+		tm.end()
+		if done.Load() != 16 {
+			t.Fatalf("job after fault %d: %d of 16 tasks", i, done.Load())
 		}
 	}
 }

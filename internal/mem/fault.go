@@ -1,0 +1,96 @@
+package mem
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// Pages of a mapped file go away when somebody truncates the file, and an access to them is then a signal. Where
+// debug.SetPanicOnFault is on, which counts for one goroutine, the Go runtime turns the signal into a panic that holds
+// the address, in assembly as well; not in a native library. Such a panic says something about the file only when the
+// address lies in a mapping of one: everywhere else it is a defect, which must end the program with its trace.
+
+// fragile are the regions in which a fault is expected: mappings of files and regions with a guard page.
+var fragile struct {
+	sync.Mutex
+	spans map[*Region]span
+}
+
+type span struct{ from, to uintptr }
+
+func remember(r *Region) {
+	if len(r.whole) == 0 {
+		return
+	}
+	from := Address(r.whole)
+	fragile.Lock()
+	defer fragile.Unlock()
+	if fragile.spans == nil {
+		fragile.spans = map[*Region]span{}
+	}
+	fragile.spans[r] = span{from, from + uintptr(len(r.whole))}
+}
+
+func forget(r *Region) {
+	fragile.Lock()
+	defer fragile.Unlock()
+	delete(fragile.spans, r)
+}
+
+// expected reports whether an address lies in a fragile region.
+func expected(address uintptr) bool {
+	fragile.Lock()
+	defer fragile.Unlock()
+	for _, s := range fragile.spans {
+		if s.from <= address && address < s.to {
+			return true
+		}
+	}
+	return false
+}
+
+// Fault is an access to a page of a region that is not there: of a file that was truncated or cannot be read, or a
+// guard page.
+type Fault struct{ Address uintptr }
+
+func (f *Fault) Error() string { return fmt.Sprintf("no memory at address %#x", f.Address) }
+
+// IsFault reports whether err comes from a Fault.
+func IsFault(err error) bool {
+	var f *Fault
+	return errors.As(err, &f)
+}
+
+// Recovered turns what recover returned into an error of class ClassIO that wraps a *Fault, when it is an access fault
+// inside a mapped file or at a guard page, or a *Fault that was thrown again. nil stays nil. Every other panic goes on.
+func Recovered(thrown any) error {
+	if thrown == nil {
+		return nil
+	}
+	fault, ok := thrown.(*Fault)
+	if !ok {
+		e, has := thrown.(interface{ Addr() uintptr }) // only faults have it
+		if !has || !expected(e.Addr()) {
+			panic(thrown)
+		}
+		fault = &Fault{e.Addr()}
+	}
+	return diag.New(diag.ClassIO, "memory fault: %w", fault).WithHint("the mapped file was probably truncated while in use")
+}
+
+// CatchFault runs f and turns an access fault inside a mapped file (one that was truncated) or at a guard page into an
+// error, as Recovered does. Other panics pass through. It covers only code that runs on f's own goroutine.
+func CatchFault(f func()) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if fault := Recovered(recover()); fault != nil {
+			err = fault
+		}
+	}()
+	f()
+	return nil
+}
