@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -326,6 +327,7 @@ func (f *fileForm) begin(m *Manifest, payloadBytes int) (err error) {
 	if f.path, err = wholefile.Target(f.path); err != nil {
 		return err
 	}
+	removeLeftBehind(f.path)
 	if f.file, err = createBeside(f.path); err != nil {
 		return err
 	}
@@ -352,14 +354,23 @@ func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
 }
 
 func (f *fileForm) commit() error {
-	temp := f.file.Name()
-	err := errors.Join(f.file.Sync(), f.file.Close())
+	file, temp := f.file, f.file.Name()
 	f.file = nil
+	err := file.Sync()
+	if !claims { // such systems do not rename open files
+		err = errors.Join(err, file.Close())
+	}
 	if err == nil {
 		err = os.Rename(temp, f.path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(temp))
+		err = errors.Join(err, os.Remove(temp))
+	}
+	if claims { // only now: the name is nobody's to remove any more
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return err
 	}
 	return syncDir(filepath.Dir(f.path))
 }
@@ -371,12 +382,19 @@ func (f *fileForm) abort() error {
 	return errors.Join(f.file.Close(), os.Remove(f.file.Name()))
 }
 
-// createBeside creates a file that nobody has yet in the directory of path, with the permissions of wholefile.Create.
+// createBeside creates a file that nobody has yet in the directory of path, with the permissions of wholefile.Create. Its
+// lock is held until the file is closed: that is how others see that it has a writer.
 func createBeside(path string) (*os.File, error) {
 	for try := 0; ; try++ {
 		f, err := wholefile.Create(besides(path), path)
-		if err == nil || !errors.Is(err, fs.ErrExist) || try == 100 {
-			return f, err
+		if err == nil {
+			if err = claim(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
+				return f, nil
+			}
+			err = errors.Join(fs.ErrExist, err, f.Close()) // somebody took it for left behind before it was locked
+		}
+		if !errors.Is(err, fs.ErrExist) || try == 100 {
+			return nil, err
 		}
 	}
 }
@@ -384,6 +402,32 @@ func createBeside(path string) (*os.File, error) {
 // besides returns a temporary name in the directory of path; it is never stored.
 func besides(path string) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32()))
+}
+
+// removeLeftBehind removes what writers of path that were killed have left beside it. A file whose lock somebody holds
+// has a writer and stays, as does everything where locks do not work. Nothing of it is an error: it only takes space.
+func removeLeftBehind(path string) {
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		middle, begins := strings.CutPrefix(e.Name(), "."+filepath.Base(path)+".")
+		number, ends := strings.CutSuffix(middle, ".tmp")
+		if _, err := strconv.ParseUint(number, 16, 32); !begins || !ends || len(number) != 8 || err != nil || !e.Type().IsRegular() {
+			continue
+		}
+		name := filepath.Join(dir, e.Name())
+		f, err := os.OpenFile(name, openFlags, 0)
+		if err != nil {
+			continue
+		}
+		if claim(f) == nil {
+			_ = os.Remove(name)
+		}
+		_ = f.Close() // only read
+	}
 }
 
 // syncDir makes a rename durable; systems that cannot sync a directory need not.
