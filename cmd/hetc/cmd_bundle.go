@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
@@ -133,7 +134,7 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 	f.StringVar(&o.Version, "bundle-version", "0", "version of the bundle, for people")
 	f.Int64Var(&o.SecurityVersion, "security-version", 0, "raised when older bundles must be refused")
 	f.Int64Var(&o.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
-	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts with a trusted clock refuse it, 0: never")
+	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts refuse it, by their clock, 0: never")
 	return c
 }
 
@@ -189,13 +190,17 @@ func tryTokenizer(ctx context.Context, o *emit.Options) error {
 }
 
 func newVerify(s *cli.Streams) *cobra.Command {
-	var trust string
-	var allowDev bool
+	var terms accept.Terms
 	c := &cobra.Command{
 		Use:   "verify app.hetb --trust NAME.pub",
 		Short: "verify every byte of a bundle",
 		Long: `Verifies header, envelope, signature, manifest, layout, chunk table and every byte of every blob.
 A refusal names the step that failed.
+
+Whether a machine may run the bundle is more than that. The table behind the result says what else the bundle claims, and
+what that was compared with: its time always (--now, --ignore-expiry), product, security version and the versions accepted
+before where flags ask for it (--product, --min-security-version, --state), the target never: hetrun compares it with the
+machine it runs on. --state is only read here; hetrun raises it after a successful run.
 
 ` + cli.ExitCodes,
 		Args: cobra.ExactArgs(1),
@@ -203,11 +208,7 @@ A refusal names the step that failed.
 			if err := cli.Required(c, "trust"); err != nil {
 				return err
 			}
-			keys, err := bundle.LoadTrust(trust)
-			if err != nil {
-				return err
-			}
-			b, err := bundle.Open(args[0], bundle.Options{Trust: keys, Policy: bundle.Policy{AllowDev: allowDev}})
+			b, err := terms.Open(s, args[0], nil)
 			if err != nil {
 				return err
 			}
@@ -221,7 +222,7 @@ A refusal names the step that failed.
 				return err
 			}
 			doc := map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()}
-			p, unread := verifiedPlan(b)
+			p, unread := verifiedPlan(b.Bundle)
 			if unread == nil {
 				if err := runcmd.CheckEvidence(b.Manifest(), p); err != nil {
 					return err
@@ -236,21 +237,19 @@ A refusal names the step that failed.
 			} else {
 				showEvidence(s, p)
 			}
+			comparisons := b.Comparisons(false)
+			accept.ShowComparisons(s, comparisons)
+			doc["comparisons"] = comparisons
 			return s.Result(doc)
 		},
 	}
-	c.Flags().StringVar(&trust, "trust", "", "public key (.pub) or keyring file")
-	c.Flags().BoolVar(&allowDev, "allow-dev", false, "accept a signature by a development key")
+	terms.Register(c.Flags())
 	return c
 }
 
 // verifiedPlan is the plan of a bundle whose every byte was verified.
 func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
-	text, err := b.Bytes(emit.PlanBlob)
-	if err != nil {
-		return nil, err
-	}
-	p, err := planir.Decode(text)
+	p, err := planOf(b)
 	if err != nil {
 		return nil, err
 	}
@@ -324,7 +323,11 @@ func targetText(t *bundle.Target) string {
 
 // claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
 func claimedPlan(path string) *planir.Plan {
-	text, err := bundle.Claimed(path, emit.PlanBlob, maxClaimedPlan)
+	u, err := bundle.Inspect(path)
+	if err != nil {
+		return nil
+	}
+	text, err := bundle.Claimed(path, u.Manifest.Entrypoint, maxClaimedPlan)
 	if text == nil || err != nil {
 		return nil
 	}

@@ -126,11 +126,7 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	if err := b.VerifyAll(ctx, nil); err != nil {
 		return fail(err, "")
 	}
-	text, err := b.Bytes(emit.PlanBlob)
-	if err != nil {
-		return fail(err, "")
-	}
-	of, err := planir.Decode(text)
+	of, err := planOf(b)
 	if err != nil {
 		return fail(err, again)
 	}
@@ -140,7 +136,11 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	if !slices.Equal(of.Inputs, plan.Inputs) {
 		return fail(errors.New("it is of a plan that was solved from other inputs"), again)
 	}
-	if text, err = b.Bytes(emit.ReportBlob); err != nil {
+	if err := b.Expect(emit.ReportBlob, bundle.RoleReport); err != nil {
+		return fail(err, again)
+	}
+	text, err := b.Bytes(emit.ReportBlob)
+	if err != nil {
 		return fail(err, "")
 	}
 	r, err := emit.DecodeReport(text)
@@ -148,6 +148,19 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 		return fail(err, again)
 	}
 	return r, nil
+}
+
+// planOf is the plan that a verified bundle begins with.
+func planOf(b *bundle.Bundle) (*planir.Plan, error) {
+	entry := b.Manifest().Entrypoint
+	if err := b.Expect(entry, bundle.RolePlan); err != nil {
+		return nil, err
+	}
+	text, err := b.Bytes(entry)
+	if err != nil {
+		return nil, err
+	}
+	return planir.Decode(text)
 }
 
 // targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/cmd/internal/trial"
@@ -21,12 +22,13 @@ import (
 )
 
 type qualityOptions struct {
-	bundle, trust, plan, model, text, soc, calibration string
+	bundle, plan, model, text, soc, calibration string
 
-	windows              int
-	decode               bool
-	maxKL                float64
-	allowDev, anyMachine bool
+	terms      accept.Terms
+	windows    int
+	decode     bool
+	maxKL      float64
+	anyMachine bool
 }
 
 func newQuality(s *cli.Streams) *cobra.Command {
@@ -60,7 +62,7 @@ the table is printed all the same.
 			if o.bundle != "" && o.calibration != "" {
 				return diag.New(diag.ClassUsage, "--calibration is for --plan, which is not there").WithHint("a bundle's weights are packed already: leave it out")
 			}
-			for _, f := range []string{"trust", "allow-dev", "any-machine"} {
+			for _, f := range append([]string{"any-machine"}, accept.Flags...) {
 				if o.plan != "" && c.Flags().Changed(f) {
 					return diag.New(diag.ClassUsage, "--%s is for --bundle, which is not there", f).WithHint("leave it out")
 				}
@@ -76,7 +78,8 @@ the table is printed all the same.
 	}
 	f := c.Flags()
 	f.StringVar(&o.bundle, "bundle", "", "bundle to measure")
-	f.StringVar(&o.trust, "trust", "", "public key or keyring that signed the bundle")
+	o.terms.Register(f)
+	o.terms.RegisterCopy(f)
 	f.StringVar(&o.plan, "plan", "", "plan to measure instead, with weights packed in memory")
 	f.StringVar(&o.calibration, "calibration", "", "calibration that the plan was made with")
 	f.StringVar(&o.model, "model", "", "directory of the model it was made from: the reference")
@@ -85,7 +88,6 @@ the table is printed all the same.
 	f.IntVar(&o.windows, "windows", 60, "windows of 256 tokens to read from the text's beginning, 0: all")
 	f.BoolVar(&o.decode, "decode", false, "measure decode even where its precision is prefill's")
 	f.Float64Var(&o.maxKL, "max-kl", 0, "fail when the mean divergence of a phase is larger")
-	f.BoolVar(&o.allowDev, "allow-dev", false, "accept a signature by a development key")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	return c
 }
@@ -108,7 +110,7 @@ func (o *qualityOptions) run(ctx context.Context, s *cli.Streams, limited bool) 
 	if err != nil {
 		return err
 	}
-	what, p, src, held, err := o.candidate(ctx, m)
+	what, p, src, held, err := o.candidate(ctx, s, m)
 	if err != nil {
 		return err
 	}
@@ -180,9 +182,9 @@ func spread(e quality.Estimate, scale float64, format string) string {
 
 // candidate opens what is measured: what it is called, its plan, where its blobs come from, and how many bytes
 // of weights are to be allocated.
-func (o *qualityOptions) candidate(ctx context.Context, m *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
+func (o *qualityOptions) candidate(ctx context.Context, s *cli.Streams, m *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
 	if o.bundle != "" {
-		p, src, err := runcmd.OpenPlan(o.bundle, o.trust, o.allowDev, o.anyMachine)
+		p, src, err := runcmd.OpenPlan(s, o.bundle, o.terms, o.anyMachine)
 		return o.bundle, p, src, 0, err
 	}
 	p, err := plantext.Read(o.plan)

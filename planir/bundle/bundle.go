@@ -33,6 +33,8 @@ type Options struct {
 	Policy Policy
 	Host   *Host // nil: the target is not compared, for checking a bundle away from its device
 	Mode   Mode
+	// Admit, which may be nil, sees the verified manifest before anything of its size is allocated; its error is Open's.
+	Admit func(*Manifest) error
 }
 
 // Bundle is an open bundle that passed every check. Its methods except Close may be called
@@ -121,6 +123,11 @@ func open(path string, o Options) (_ *Bundle, err error) {
 	}
 	if err := s.check(b.manifest, len(payload)); err != nil {
 		return nil, err
+	}
+	if o.Admit != nil {
+		if err := o.Admit(b.manifest); err != nil {
+			return nil, err
+		}
 	}
 	if err := b.load(o.Mode); err != nil {
 		return nil, err
@@ -361,6 +368,37 @@ func (b *Bundle) Signers() []string { return slices.Clone(b.signers) }
 func (b *Bundle) Ratchet() Ratchet {
 	m := b.manifest
 	return Ratchet{Product: m.Product, Generation: m.KeyringGeneration, SecurityVersion: m.SecurityVersion}
+}
+
+// Expect refuses a blob whose signed role is none of roles. Whoever is about to parse or execute a blob asks first: a
+// name alone does not say that the signer meant it for this, nor that its bytes cannot change any more.
+func (b *Bundle) Expect(name string, roles ...Role) error {
+	x, err := b.find(name)
+	if err != nil {
+		return at(b.path, err)
+	}
+	if slices.Contains(roles, x.Role) {
+		return nil
+	}
+	return at(b.path, refuse(StepRelease, "blob %q has role %q, want %q", name, x.Role, roles).
+		hint("the bundle was signed with a wrong role: emit it again with hetc"))
+}
+
+// Has reports whether the bundle has a blob of that name.
+func (b *Bundle) Has(name string) bool {
+	_, found := b.manifest.blob(name)
+	return found
+}
+
+// CopiedBytes is how much Copy reads into private memory of the bundle with this manifest, beside what every mode does.
+func CopiedBytes(m *Manifest) int64 {
+	sum := int64(0)
+	for i := range m.Blobs {
+		if m.Blobs[i].Role.bulk() {
+			sum += m.Blobs[i].Bytes
+		}
+	}
+	return sum
 }
 
 // Bytes returns the whole of a blob, verified.

@@ -655,7 +655,7 @@ func TestRatchet(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	r := b.Ratchet()
-	again, err := Open(path, Options{Trust: ring(1, keyA), Policy: Policy{Stored: &r}})
+	again, err := Open(path, Options{Trust: ring(1, keyA), Policy: Policy{Stored: Ratchets{r}}})
 	if err != nil {
 		t.Fatal("refused by its own ratchet:", err)
 	}

@@ -123,7 +123,7 @@ func parsePolicy(s string) (p Policy, err error) {
 			if len(part) != 3 {
 				return p, fmt.Errorf("bad policy field %q", field)
 			}
-			p.Stored = &Ratchet{Product: part[0], Generation: number(part[1]), SecurityVersion: number(part[2])}
+			p.Stored = Ratchets{{Product: part[0], Generation: number(part[1]), SecurityVersion: number(part[2])}}
 		default:
 			return p, fmt.Errorf("unknown policy field %q", field)
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // DefaultMaxJump is how far a security version may lie above the floor: a stolen key cannot
@@ -14,20 +15,12 @@ const DefaultMaxJump = 1000
 type Policy struct {
 	Product       string   // the only product accepted; "": any, for tools
 	SecurityFloor int64    // least security version, compiled into the host
-	Stored        *Ratchet // what was stored after the last success for this product, nil: nothing
+	Stored        Ratchets // what was stored after earlier successes, by product
 	MaxJump       int64    // 0: DefaultMaxJump
 	Now           int64    // Unix seconds of a clock that can be trusted; 0: there is none, expiry is not checked
 	AllowDev      bool     // count signatures by development keys
 	Runtime       string   // this runtime's version, dotted numbers
 	Features      []string // manifest features the host implements beside FeatureChunks
-}
-
-// Ratchet is what a host stores after the first successful run of a bundle, one per product,
-// and passes in again as Policy.Stored.
-type Ratchet struct {
-	Product         string
-	Generation      int64
-	SecurityVersion int64
 }
 
 // Host describes the machine that is to run the bundle.
@@ -79,10 +72,12 @@ func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
 	}
 	if p.Now != 0 {
 		if m.NotAfter != 0 && p.Now > m.NotAfter {
-			return refuse(StepPolicy, "expired: not_after %d, the clock says %d", m.NotAfter, p.Now).hint("fetch a newer bundle")
+			return refuse(StepPolicy, "expired: not_after %s, the clock says %s", moment(m.NotAfter), moment(p.Now)).
+				hint("fetch a newer bundle; if it is the clock that is wrong, give the time (--now), or accept it all the same (--ignore-expiry)")
 		}
 		if m.IssuedAt > p.Now {
-			return refuse(StepPolicy, "issued in the future: issued_at %d, the clock says %d", m.IssuedAt, p.Now).hint("check this machine's clock")
+			return refuse(StepPolicy, "issued in the future: issued_at %s, the clock says %s", moment(m.IssuedAt), moment(p.Now)).
+				hint("set this machine's clock; where there is none, give the time (--now), or leave it out (--ignore-expiry)")
 		}
 	}
 	if host == nil {
@@ -106,9 +101,14 @@ func (p *Policy) check(m *Manifest, trust *Keyring, host *Host) error {
 	return nil
 }
 
+// moment writes Unix seconds with the date that people read.
+func moment(seconds int64) string {
+	return fmt.Sprintf("%d (%s)", seconds, time.Unix(seconds, 0).UTC().Format(time.RFC3339))
+}
+
 func (p *Policy) checkRollback(m *Manifest) error {
 	floor := p.SecurityFloor
-	if s := p.Stored; s != nil && s.Product == m.Product {
+	if s := p.Stored.Of(m.Product); s != nil {
 		if m.KeyringGeneration < s.Generation {
 			return refuse(StepPolicy, "rolled back: keyring generation %d, this host has accepted %d", m.KeyringGeneration, s.Generation).hint("fetch a newer bundle")
 		}
@@ -126,7 +126,7 @@ func (p *Policy) checkRollback(m *Manifest) error {
 		return refuse(StepPolicy, "rolled back: security version %d, want at least %d", m.SecurityVersion, floor).hint("fetch a newer bundle")
 	case m.SecurityVersion-floor > jump:
 		return refuse(StepPolicy, "security version %d lies more than %d above %d", m.SecurityVersion, jump, floor).
-			hint("a jump this large looks like a stolen key; if it is intended, allow it in the host's policy")
+			hint("a jump this large looks like a stolen key; if it is intended, raise what is asked for: --min-security-version %d", m.SecurityVersion)
 	}
 	return nil
 }

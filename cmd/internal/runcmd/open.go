@@ -8,8 +8,11 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
+	"github.com/hetc/hetc/cmd/internal/accept"
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models/safetensors"
@@ -23,26 +26,24 @@ import (
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
 
-// opened is a verified bundle as a source of blobs, optionally under a prefix.
+// opened is a verified bundle as a source of blobs, optionally under a prefix. Every blob is asked for by what it is used
+// as: one that was signed for another purpose is refused, whatever its name.
 type opened struct {
-	*bundle.Bundle
-	prefix string
+	*accept.Accepted
+	prefix  string
+	weights bundle.Role // of what Range reads
 }
 
-func openBundle(path string, o *options) (*opened, error) {
-	trust, err := bundle.LoadTrust(o.trust)
+// code are the roles of artifacts, which drivers load: all of them are private copies.
+var code = []bundle.Role{bundle.RolePlan, bundle.RoleNPUGraph, bundle.RoleGPUKernel}
+
+func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
+	a, err := o.terms.Open(s, path, thisHost(o.anyMachine || o.simulates))
 	if err != nil {
 		return nil, err
 	}
-	b, err := bundle.Open(path, bundle.Options{
-		Trust:  trust,
-		Policy: bundle.Policy{AllowDev: o.allowDev},
-		Host:   thisHost(o.anyMachine || o.simulates),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &opened{Bundle: b}, nil
+	entry := a.Manifest().Entrypoint
+	return &opened{Accepted: a, prefix: entry[:strings.LastIndexByte(entry, '/')+1], weights: bundle.RoleWeights}, nil
 }
 
 // Source is where the blobs of an open bundle come from.
@@ -51,15 +52,15 @@ type Source interface {
 	Close() error
 }
 
-// OpenPlan verifies a bundle with the keys of the file trust and returns its plan and the source of what the plan
-// needs. A bundle for another machine is refused, unless its times are simulated or anyMachine is set.
-func OpenPlan(path, trust string, allowDev, anyMachine bool) (*planir.Plan, Source, error) {
-	o := &options{trust: trust, allowDev: allowDev, anyMachine: anyMachine, simulates: true}
-	b, err := openBundle(path, o)
+// OpenPlan verifies a bundle on these terms and returns its plan and the source of what the plan needs. A bundle for
+// another machine is refused, unless its times are simulated or anyMachine is set.
+func OpenPlan(s *cli.Streams, path string, terms accept.Terms, anyMachine bool) (*planir.Plan, Source, error) {
+	o := &options{terms: terms, anyMachine: anyMachine, simulates: true}
+	b, err := openBundle(s, path, o)
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := b.plan("plan")
+	p, err := b.entry()
 	if err == nil {
 		err = b.checkTarget(p, o)
 	}
@@ -69,13 +70,27 @@ func OpenPlan(path, trust string, allowDev, anyMachine bool) (*planir.Plan, Sour
 	return p, b, nil
 }
 
-func (b *opened) under(prefix string) *opened { return &opened{b.Bundle, prefix} }
+// reference is the program of the bundle's reference, and its values.
+func (b *opened) reference() *opened {
+	return &opened{b.Accepted, referencePrefix, bundle.RoleReference}
+}
 
-// Blob returns a verified blob; it implements executor.Source.
-func (b *opened) Blob(name string) ([]byte, error) { return b.Bytes(b.prefix + name) }
+// Blob returns a verified artifact; it implements executor.Source.
+func (b *opened) Blob(name string) ([]byte, error) { return b.of(b.prefix+name, code...) }
 
-// Range returns a part of a blob, verified; it implements executor.Source.
+// of returns a blob that has one of these roles.
+func (b *opened) of(name string, roles ...bundle.Role) ([]byte, error) {
+	if err := b.Expect(name, roles...); err != nil {
+		return nil, err
+	}
+	return b.Bytes(name)
+}
+
+// Range returns a part of the weights, verified; it implements executor.Source.
 func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
+	if err := b.Expect(b.prefix+name, b.weights); err != nil {
+		return nil, err
+	}
 	return b.Bundle.Range(b.prefix+name, offset, bytes)
 }
 
@@ -135,18 +150,11 @@ func (u *untilDone) Unchanged() error {
 	return nil
 }
 
-// Has reports whether the bundle has a blob of that name.
-func (b *opened) Has(name string) bool {
-	for i := range b.Manifest().Blobs {
-		if b.Manifest().Blobs[i].Name == name {
-			return true
-		}
-	}
-	return false
-}
+// entry is the plan that the bundle begins with.
+func (b *opened) entry() (*planir.Plan, error) { return b.plan(b.Manifest().Entrypoint) }
 
 func (b *opened) plan(name string) (*planir.Plan, error) {
-	data, err := b.Bytes(name)
+	data, err := b.of(name, bundle.RolePlan)
 	if err != nil {
 		return nil, err
 	}
@@ -157,18 +165,26 @@ func (b *opened) plan(name string) (*planir.Plan, error) {
 	return p, planir.Check(p).Err()
 }
 
+// Names of blobs.
+const (
+	tokenizerBlob   = "tokenizer"
+	configBlob      = "config"
+	referencePrefix = "reference/"
+	referencePlan   = referencePrefix + "plan"
+)
+
 // tokenizer reads the tokenizer, if there is one.
 func (b *opened) tokenizer() (*tokenizer.Unbound, error) {
-	if !b.Has("tokenizer") {
+	if !b.Has(tokenizerBlob) {
 		return nil, nil
 	}
-	data, err := b.Bytes("tokenizer")
+	data, err := b.of(tokenizerBlob, bundle.RoleTokenizer)
 	if err != nil {
 		return nil, err
 	}
 	var config []byte
-	if b.Has("config") {
-		if config, err = b.Bytes("config"); err != nil {
+	if b.Has(configBlob) {
+		if config, err = b.of(configBlob, bundle.RoleConfig); err != nil {
 			return nil, err
 		}
 	}

@@ -16,9 +16,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hetc/hetc/cmd/internal/accept"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/machine"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
@@ -27,7 +29,7 @@ import (
 )
 
 type options struct {
-	trust      string
+	terms      accept.Terms
 	prompt     string
 	promptFile string
 	prompts    string
@@ -46,7 +48,6 @@ type options struct {
 	steps      bool
 	stats      bool
 	trace      string
-	allowDev   bool
 	anyMachine bool
 	simulates  bool // hetc run: also what was made for a simulated SoC
 	deadline   time.Duration
@@ -94,7 +95,8 @@ waits of every lane, the first ` + fmt.Sprint(traceEvents) + ` of each. Times of
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.trust, "trust", "", "public key (.pub) or keyring file the bundle must be signed by")
+	o.terms.Register(f)
+	o.terms.RegisterCopy(f)
 	f.StringVar(&o.prompt, "prompt", "", "text to continue")
 	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
 	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
@@ -116,7 +118,6 @@ waits of every lane, the first ` + fmt.Sprint(traceEvents) + ` of each. Times of
 	f.BoolVar(&o.steps, "steps", false, "list every step with its time")
 	f.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
 	f.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
-	f.BoolVar(&o.allowDev, "allow-dev", false, "accept a signature by a development key")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
 	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
 	return c
@@ -175,6 +176,9 @@ func (o *options) validate(changed func(string) bool) error {
 			return diag.New(diag.ClassUsage, "--%s is for generating, which --bench and --dump-logits do not do", f).WithHint("leave it out, or run them separately")
 		}
 	}
+	if err := o.terms.Validate(); err != nil {
+		return err
+	}
 	return o.sampler.Validate()
 }
 
@@ -191,7 +195,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 		}
 	}
 	t := newStopwatch()
-	b, err := openBundle(path, o)
+	b, err := openBundle(s, path, o)
 	if err != nil {
 		return err
 	}
@@ -199,7 +203,7 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	vocabulary := beside(b.tokenizer)
 	defer vocabulary() // it reads the bundle
 	t.mark("open and verify the bundle")
-	plan, err := b.plan("plan")
+	plan, err := b.entry()
 	if err != nil {
 		return err
 	}
@@ -271,12 +275,18 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 			}
 			m.Reset()
 		}
-		return o.generate(ctx, s, m, tok, prompt, t)
+		return o.generate(ctx, s, m, tok, prompt, t, b.CopiedBytes())
 	}()
+	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
+		err = fmt.Errorf("%s: %w", path, err)
+	}
 	if err == nil && o.trace != "" {
 		err = o.writeTrace(s, m)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return b.Remember(s)
 }
 
 // emulatedNote says whose times these are.
@@ -388,7 +398,7 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
-func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch) error {
+func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch, copied int64) error {
 	out := bufio.NewWriter(s.Out)
 	var text strings.Builder
 	emit := func(piece string) {
@@ -448,7 +458,7 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 		printSteps(s, r.Steps)
 	}
 	if o.stats {
-		r.Stats = t.stats(m, len(prompt), tok != nil)
+		r.Stats = t.stats(m, len(prompt), tok != nil, copied)
 		r.Stats.print(s)
 	}
 	return s.Result(r)
@@ -515,14 +525,14 @@ const (
 )
 
 func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *executor.Machine, prompt []int32, drivers []driver.Driver) error {
-	if !b.Has("reference/plan") {
+	if !b.Has(referencePlan) {
 		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").WithHint("emit it with --with-reference")
 	}
-	plan, err := b.plan("reference/plan")
+	plan, err := b.plan(referencePlan)
 	if err != nil {
 		return err
 	}
-	ref, err := Execute(ctx, plan, b.under("reference/"), 0, executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
+	ref, err := Execute(ctx, plan, b.reference(), 0, executor.Options{Drivers: drivers, Deadline: o.deadline, Checked: true})
 	if err != nil {
 		return err
 	}

@@ -54,8 +54,9 @@ type stats struct {
 	FirstTokenMS float64 `json:"first_token_ms"`
 	LoadMS       float64 `json:"load_ms"` // all loading, that for later tokens included
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
-	PredictBytes int64   `json:"predicted_peak_bytes"` // by the plan, for as many positions
-	MostBytes    int64   `json:"predicted_most_bytes"` // by the plan, of all programs and a full context: what solve prints
+	PredictBytes int64   `json:"predicted_peak_bytes"`   // by the plan, for as many positions
+	CopiedBytes  int64   `json:"copied_bytes,omitempty"` // of both: weights that --copy holds, used or not
+	MostBytes    int64   `json:"predicted_most_bytes"`   // by the plan, of all programs and a full context: what solve prints
 	Loaded       int     `json:"programs_loaded"`
 	Programs     int     `json:"programs"`
 	Positions    int     `json:"positions"`          // in the cache at the end
@@ -63,13 +64,18 @@ type stats struct {
 	Emulated     bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 }
 
-func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool) *stats {
+func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(m.Emulated()) > 0}
 	p, loaded := m.Plan(), m.Loaded()
-	s.PredictBytes = planir.MemoryAt(p, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer}).Total
-	s.MostBytes = s.PredictBytes
+	predicted := planir.MemoryAt(p, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer})
+	most := predicted
 	if p.Memory != nil {
-		s.MostBytes = p.Memory.Total
+		most = *p.Memory
+	}
+	s.PredictBytes, s.MostBytes, s.CopiedBytes = predicted.Total, most.Total, copied
+	if copied > 0 { // all of them instead of what is read
+		s.PredictBytes += copied - predicted.Weights - predicted.Tables
+		s.MostBytes += copied - most.Weights - most.Tables
 	}
 	s.Loaded, s.Programs = len(loaded), len(p.Program.Programs)
 	s.Positions, s.Context = m.Pos(), p.MaxContext
@@ -94,5 +100,8 @@ func (x *stats) print(s *cli.Streams) {
 		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
 		s.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs loaded and %d of %d positions used (at most %v with all)\n",
 			unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes), x.Loaded, x.Programs, x.Positions, x.Context, unit.Bytes(x.MostBytes))
+		if x.CopiedBytes > 0 {
+			s.Printf("of it %v: all weights of the bundle, in private memory (--copy)\n", unit.Bytes(x.CopiedBytes))
+		}
 	}
 }

@@ -1,0 +1,98 @@
+package accept
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir/bundle"
+)
+
+// state is a file of ratchets. It is read when a bundle is opened, and replaced as a whole when one has run, under a lock
+// of its own that ends with the process: the file itself is renamed over. Whoever reads it meanwhile sees the old or the
+// new one.
+type state struct {
+	path   string
+	stored bundle.Ratchets
+}
+
+func openState(path string) (*state, error) {
+	x := &state{path: path}
+	dir := filepath.Dir(path)
+	if st, err := os.Stat(dir); err != nil || !st.IsDir() { // known now rather than after the run
+		return nil, diag.New(diag.ClassIO, "--%s %q: %q is no directory", flagState, path, dir).WithHint("make it: mkdir -p %q", dir)
+	}
+	var err error
+	x.stored, err = x.read()
+	return x, err
+}
+
+// read returns what is stored; a file that is not there yet stores nothing.
+func (x *state) read() (bundle.Ratchets, error) {
+	data, err := wholefile.Read(x.path, bundle.MaxRatchetsBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(x.path); err == nil { // a link that leads nowhere
+			return nil, diag.New(diag.ClassInput, "--%s %q: a link that leads nowhere", flagState, x.path).WithHint("make it lead to a file, or remove it")
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flagState, err)
+	}
+	r, err := bundle.ParseRatchets(data)
+	if err != nil {
+		return nil, fmt.Errorf("--%s %q: %w", flagState, x.path, err)
+	}
+	return r, nil
+}
+
+// lockPatience is how long another process may hold the lock, which takes milliseconds.
+const lockPatience = 10 * time.Second
+
+// raise stores what a bundle that ran demands of later ones. Two processes raise one after the other, each what it finds
+// then. A place that cannot be written is said and is no error: what it holds was compared.
+func (x *state) raise(s *cli.Streams, ran bundle.Ratchet) error {
+	if _, raised := x.stored.Raised(ran); !raised {
+		return nil
+	}
+	err := x.store(ran)
+	switch {
+	case err == nil:
+		s.Notef("%s: from now on product %q needs security version %d, keyring generation %d", x.path, ran.Product, ran.SecurityVersion, ran.Generation)
+	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
+		s.Warnf("%s cannot be written, so older bundles of product %q stay accepted: %v", x.path, ran.Product, err)
+	default:
+		return diag.New(diag.ClassIO, "the bundle ran, but its security version was not stored: %w", err).
+			WithHint("until it is, older bundles of product %q stay accepted: run it again with a --%s that can be written", ran.Product, flagState)
+	}
+	return nil
+}
+
+func (x *state) store(ran bundle.Ratchet) error {
+	unlock, err := lock(x.path+".lock", lockPatience)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	stored, err := x.read()
+	if err != nil {
+		return err
+	}
+	stored, raised := stored.Raised(ran)
+	x.stored = stored
+	if !raised {
+		return nil // by another process
+	}
+	data, err := stored.Encode()
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(x.path, data)
+}
