@@ -1,4 +1,4 @@
-# Verbs: build, test, check, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, check, test-elsewhere, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -8,7 +8,7 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test check platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-elsewhere check platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -17,6 +17,13 @@ build:
 test:
 	$(GO) vet $(PKGS)
 	$(GO) test -vet=off -timeout 30m $(PKGS)
+
+# The same tests as on other machines: in a path with blanks, as nobody, with umask 077, without HOME, with terminals of 40 and
+# 240 columns. It needs root to become nobody, and compiles everything anew. ELSEWHERE names some of its configurations (root
+# nobody wide home), TESTS the packages and flags of go test.
+TESTS ?= ./...
+test-elsewhere:
+	.ci/elsewhere.sh $(TESTS)
 
 # What continuous integration adds to test: formatting, other platforms, checked pointers, the race detector. Suites that
 # test has run whole run -short under the last two: every kind of operator in each scheme, in fewer shapes. Two checks at a
