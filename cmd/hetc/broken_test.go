@@ -54,6 +54,7 @@ func (d *dir) write(name, text string) {
 	d.Helper()
 	d.must(os.MkdirAll(filepath.Dir(d.at(name)), 0o755))
 	d.must(os.WriteFile(d.at(name), []byte(text), 0o644))
+	d.must(os.Chmod(d.at(name), 0o644)) // whatever the umask is: others may read it
 }
 
 func (d *dir) read(path string) string {
