@@ -226,7 +226,7 @@ func (s *session) call(ctx context.Context, rows int, a assignment) (int64, erro
 	if err != nil {
 		return 0, err
 	}
-	_, report, err := pr.solve(ctx, s)
+	report, err := pr.solve(ctx, s)
 	return report.ObjectiveNS, err
 }
 

@@ -13,7 +13,10 @@ import (
 type instance struct {
 	stage      *stage
 	candidates [][]candidate
-	prob       problem.Chain
+	prob       problem.Chain // without the ways through forks
+	posed      problem.Chain // with them
+	forks      []fork
+	masks      [][]uint64 // processors of choices, where there are forks
 	needs      [][][]need // by node and candidate, once asked for
 	counted    bool       // its bytes, by the session
 }
@@ -95,6 +98,18 @@ func (st *stage) pose(candidates [][]candidate) (*instance, error) {
 			in.prob.Items[i].EdgeNS = append(in.prob.Items[i].EdgeNS, row)
 		}
 	}
+	in.forks = findForks(st.sec)
+	for k := range in.forks {
+		f := &in.forks[k]
+		if f.entry, err = st.waits(sides[f.split].after, st.sec.Nodes[f.split].Out, candidates[f.second]); err != nil {
+			return nil, err
+		}
+		if f.exit, err = st.waits(sides[f.second-1].after, st.sec.Nodes[f.second-1].Out, candidates[f.join]); err != nil {
+			return nil, err
+		}
+	}
+	in.findPaths()
+	in.posed = in.widen()
 	return in, nil
 }
 
@@ -105,8 +120,8 @@ func (pr *program) partition(s *session, measure problem.Measure) *problem.Parti
 		p.Procs = append(p.Procs, s.procs[i].Name)
 	}
 	for _, in := range pr.instances {
-		c := in.prob
-		if measure == problem.Energy {
+		c := in.posed
+		if measure == problem.Energy { // which side by side takes as much
 			c = in.energy()
 		}
 		p.Chains = append(p.Chains, c)
@@ -132,39 +147,54 @@ func (in *instance) energy() problem.Chain {
 	return c
 }
 
-// solve returns the choice for every node, with its price and the alternatives to it, and how it was found. Less than all memory is
-// no measure of one program: such solves begin with the fastest.
-func (pr *program) solve(ctx context.Context, s *session) ([]planir.Decision, planir.Solve, error) {
-	if pr.decided != nil {
-		return pr.decided, pr.report, nil
+// solve finds the choice for every node, and says how. Less than all memory is no measure of one program: such solves begin
+// with the fastest.
+func (pr *program) solve(ctx context.Context, s *session) (planir.Solve, error) {
+	if pr.choices != nil {
+		return pr.report, nil
 	}
-	engine, measure := s.in.Engine, s.measure()
+	measure := s.measure()
 	p := pr.partition(s, measure)
-	sol, err := engine.Partition(ctx, p)
+	sol, err := solvePartition(ctx, s.in.Engine, p)
 	if err != nil {
-		return nil, planir.Solve{}, err
-	}
-	if err := p.Verify(sol); err != nil {
-		return nil, planir.Solve{}, err
+		return planir.Solve{}, err
 	}
 	name := "partition " + pr.name
 	if measure == problem.Energy {
 		name = "energy " + pr.name
 	}
+	pr.choices = sol.Choices
 	pr.report = planir.Solve{
 		Problem: name, Status: statusOf(sol.Status, sol.ObjectiveNS, sol.BoundNS),
 		ObjectiveNS: sol.ObjectiveNS, BoundNS: sol.BoundNS, Choices: p.Size(),
 	}
-	for k, in := range pr.instances {
-		pr.decided = append(pr.decided, in.decisions(sol.Choices[k])...)
+	return pr.report, nil
+}
+
+// solvePartition has an engine solve a partition problem, and checks its answer.
+func solvePartition(ctx context.Context, engine problem.Engine, p *problem.Partition) (problem.Solution, error) {
+	sol, err := engine.Partition(ctx, p)
+	if err == nil {
+		err = p.Verify(sol)
 	}
-	return pr.decided, pr.report, nil
+	return sol, err
+}
+
+// decisions are those of a program's choices, with their prices and alternatives.
+func (pr *program) decisions(choices [][]int) (out []planir.Decision) {
+	for k, in := range pr.instances {
+		out = append(out, in.decisions(choices[k])...)
+	}
+	return out
 }
 
 // decisions turns choices into decisions. A decision's time is its hand-over and execution, so that the
 // times of a section's decisions add up to the section's; an alternative's is what the decision's would
 // become if this node alone changed.
+//
+// Of branches that run side by side each decision says what it takes, and the section takes as long as the longer branch.
 func (in *instance) decisions(choices []int) []planir.Decision {
+	choices = in.nodes(choices)
 	out := make([]planir.Decision, len(choices))
 	for i, chosen := range choices {
 		d := in.candidates[i][chosen].Decision
@@ -177,28 +207,40 @@ func (in *instance) decisions(choices []int) []planir.Decision {
 
 // entry is the hand-over into node i when it is executed as choice c and the others as in choices.
 func (in *instance) entry(choices []int, i, c int) int64 {
-	it := &in.prob.Items[i]
-	if len(it.EdgeNS) == 0 {
-		return 0
+	if f := in.forkOf(i); f != nil && i > f.split {
+		if as := with(choices, i, c); in.sideBySide(f, as) {
+			return in.forkEntry(f, as, i, c)
+		}
 	}
-	prev := (i + len(choices) - 1) % len(choices)
-	return it.EdgeNS[in.prob.Items[prev].Choices[choices[prev]].After][it.Choices[c].Before]
+	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], c)
 }
 
-// exit is the hand-over from node i to the next.
-func (in *instance) exit(choices []int, i, c int) int64 {
-	next := (i + 1) % len(choices)
-	it := &in.prob.Items[next]
-	if len(it.EdgeNS) == 0 {
-		return 0
-	}
-	to := choices[next]
-	return it.EdgeNS[in.prob.Items[i].Choices[c].After][it.Choices[to].Before]
+// with is choices with another one of node i.
+func with(choices []int, i, c int) []int {
+	out := slices.Clone(choices)
+	out[i] = c
+	return out
 }
 
-// price is what a decision of node i would say if it were executed as choice c.
+func (in *instance) predicted(node, choice int) int64 { return in.candidates[node][choice].PredictNS }
+
+// price is what a decision of node i would say if it were executed as choice c: what the node takes now, and by how much the section's
+// time would change.
 func (in *instance) price(choices []int, i, c int) int64 {
-	return in.entry(choices, i, c) + in.candidates[i][c].PredictNS + in.exit(choices, i, c) - in.exit(choices, i, choices[i])
+	own := in.entry(choices, i, choices[i]) + in.predicted(i, choices[i])
+	if c == choices[i] {
+		return own
+	}
+	return max(1, own+in.around(choices, i, c)-in.around(choices, i, choices[i]))
+}
+
+// around is the part of the section's time that depends on node i, when it is executed as choice c.
+func (in *instance) around(choices []int, i, c int) int64 {
+	if in.forkOf(i) != nil {
+		return in.once(with(choices, i, c), in.predicted)
+	}
+	next := (i + 1) % len(choices)
+	return in.edge(i, choices[(i+len(choices)-1)%len(choices)], c) + in.predicted(i, c) + in.edge(next, c, choices[next])
 }
 
 // alternatives lists for every strategy and tuple of processors but the chosen one the cheapest

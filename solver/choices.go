@@ -80,8 +80,10 @@ type stage struct {
 	procs  []planir.Proc
 	static map[string]int     // row granularity of processors with static shapes
 	apart  map[[2]string]bool // pairs of processors that never appear together
+	beside map[[2]int]bool    // pairs that may work at the same time, by index in procs, in both orders
 	prices prices
-	hops   []hop // by index of writer and reader in procs
+	memory *timeline.Machine // what work shares that runs at the same time
+	hops   []hop             // by index of writer and reader in procs
 	facts  *compilerFacts
 	power  map[string]float64 // W while busy
 	// context is the number of cached positions that attention is priced for.
@@ -140,10 +142,7 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 			continue
 		}
 		for _, o := range p.Ops {
-			if o.Kind == op.Attention {
-				o.Context = st.context
-			}
-			tasks[k] = append(tasks[k], task{p.Proc, o})
+			tasks[k] = append(tasks[k], task{p.Proc, st.inContext(o)})
 		}
 		longest = max(longest, len(tasks[k]))
 		if o := p.Op(); o.HasScheme() {
@@ -203,6 +202,14 @@ func (st *stage) as(i int, strategy planir.Strategy, axis planir.Axis, shares []
 	c.access(n, pieces)
 	c.name()
 	return c, nil
+}
+
+// inContext is an operator as it is priced: attention reads as many positions as are cached.
+func (st *stage) inContext(o op.Op) op.Op {
+	if o.Kind == op.Attention {
+		o.Context = st.context
+	}
+	return o
 }
 
 // concurrent predicts tasks that start together; of one processor's each runs beside the first of every other's.

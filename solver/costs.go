@@ -188,6 +188,7 @@ type machine struct {
 	power     map[string]float64 // W while busy, 0: not known
 	conflicts [][2]int           // pairs that never appear together
 	apart     map[[2]string]bool // the same, by name and in both orders
+	beside    map[[2]int]bool    // pairs that may work at the same time, by index and in both orders
 	tuples    [][]string
 
 	assistants map[string][]string // whom of those that Input.Only names a processor assists

@@ -383,8 +383,9 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 				for k := range items[n].Choices {
 					var err error
 					var list []int
-					for m := range pr.instances[c].needs[n][k] {
-						if list, err = a.of(&pr.instances[c].needs[n][k][m], list); err != nil {
+					needs := pr.instances[c].needs[n][pr.instances[c].node(n, k)]
+					for m := range needs {
+						if list, err = a.of(&needs[m], list); err != nil {
 							return nil, err
 						}
 					}
@@ -618,11 +619,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		}
 		x := solved{reports: []planir.Solve{report}}
 		for i, pr := range j.programs {
-			var list []planir.Decision
-			for k, in := range pr.instances {
-				list = append(list, in.decisions(sol.Choices[i][k])...)
-			}
-			x.decisions = append(x.decisions, list)
+			x.decisions = append(x.decisions, pr.decisions(sol.Choices[i]))
 		}
 		if plan, err = s.build(x); err != nil {
 			return nil, err

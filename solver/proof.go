@@ -17,6 +17,8 @@ const (
 	// StatusReplaced: the problem was solved as BoundNS says, and the best single processor is taken instead, which a timeline of the
 	// whole program predicts to be faster. ObjectiveNS is what it takes in the problem.
 	StatusReplaced = "single processor instead"
+	// StatusFaster: likewise, and the optimum of a problem with fewer choices is taken instead (see rivals).
+	StatusFaster = "predicted faster than the optimum"
 )
 
 // statusOf is an engine's status as a plan says it.
@@ -34,6 +36,7 @@ type Proof struct {
 	Proved   int `json:"proved"`   // nothing is better
 	Tied     int `json:"tied"`     // of the proved: whether the first of equally good solutions was taken is not known
 	Replaced int `json:"replaced"` // of the proved: the best single processor was taken instead, predicted to be faster
+	Faster   int `json:"faster"`   // of the proved: other decisions were taken instead, predicted to be faster
 	Open     int `json:"open"`     // something better is not ruled out
 	// Gap is how much better, relative to the objective: the largest of a problem.
 	Gap float64 `json:"gap"`
@@ -53,6 +56,9 @@ func ProofOf(list []planir.Solve) Proof {
 		case StatusReplaced:
 			p.Proved++
 			p.Replaced++
+		case StatusFaster:
+			p.Proved++
+			p.Faster++
 		default:
 			p.Open++
 			p.Gap = math.Max(p.Gap, gapOf(x))
@@ -90,6 +96,10 @@ func (p Proof) String() string {
 	}
 	if p.Replaced > 0 {
 		parts = append(parts, fmt.Sprintf("%s executed by its best single processor, which is predicted to be faster than the proved division.", several(p.Replaced, "program is", "programs are")))
+	}
+	if p.Faster > 0 {
+		parts = append(parts, fmt.Sprintf("%s other decisions than the proved ones, which are predicted to be faster once it counts where processors meet and when each share ends.",
+			several(p.Faster, "program has", "programs have")))
 	}
 	return strings.Join(parts, " ")
 }

@@ -628,7 +628,8 @@ func (s *session) prepare(ctx context.Context) error {
 }
 
 // list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes
-// cost at least, each executed as it is cheapest: hand-overs are left out. Prefill's leave out the head.
+// cost at least, each executed as it is cheapest: hand-overs are left out. Prefill's leave out the head. Of branches that may run
+// side by side one is left out.
 func (s *session) list(ph *phase) error {
 	total := 1
 	var vary []int
@@ -669,8 +670,12 @@ func (s *session) list(ph *phase) error {
 		for i := range s.graph.Sections {
 			sec := &s.graph.Sections[i]
 			times := float64(max(1, sec.Layers))
+			hidden := s.hidden(ph, rows, sec.Name)
 			for _, n := range sec.Nodes {
 				name := sec.Name + "." + n.Name
+				if hidden[name] {
+					continue
+				}
 				k, classed := s.classOf[name]
 				if p := s.packed; p.works() && name == p.node {
 					continue // what it takes depends on the head
@@ -843,7 +848,7 @@ func (s *session) value(ctx context.Context, prefill, decode assignment) (float6
 				if err != nil {
 					return 0, err
 				}
-				_, report, err := pr.solve(ctx, s)
+				report, err := pr.solve(ctx, s)
 				if err != nil {
 					return 0, err
 				}

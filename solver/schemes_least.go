@@ -18,6 +18,7 @@ import (
 // State of the pass: the location class that a node leaves its result in. A section that follows itself is gone through once for each
 // class its first node may read from, likeliest first, until none can be better. Sets of processors without a conflict are gone
 // through one after the other. The result is what the engine proves for the program, or, with more sets than sets() lists, a lower bound.
+// Of sections with branches that may run side by side it is a lower bound, too: hand-overs at their ends and contention are left out.
 type menus struct {
 	items map[poolKey]*menu
 	links map[linkKey]*menuLink
@@ -115,9 +116,13 @@ func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) ([
 		chain = append(chain, link)
 	}
 	s.menus.room.chain = chain
+	forks := findForks(sec)
 	costs := make([]int64, len(sets))
 	for k, set := range sets {
 		costs[k] = s.menus.shortest(chain, set, int64(in.Repeat), int64(in.Wraps()))
+		if len(forks) > 0 {
+			costs[k] = min(costs[k], s.menus.aside(chain, forks, st.pairs(), set, int64(in.Repeat)))
+		}
 	}
 	s.leasts[key] = costs
 	s.cache(leastBytes + 8*int64(len(costs)))
@@ -321,6 +326,35 @@ func (m *menus) backward(chain []*menuLink, set uint64, start int, repeat, wraps
 			rest[a] = best
 		}
 	}
+}
+
+// aside is what a section costs at least on a set of processors when its forks may run side by side: the parts between them and the
+// branches each as cheap as they can be, without hand-overs between them. pairs are the sets that branches may have.
+func (m *menus) aside(chain []*menuLink, forks []fork, pairs [][2]uint64, set uint64, repeat int64) int64 {
+	sum := func(a, b int64) int64 {
+		if a == unknownCost || b == unknownCost {
+			return unknownCost
+		}
+		return a + b
+	}
+	part := func(from, to int, set uint64) int64 {
+		if from == to {
+			return 0
+		}
+		return m.backward(chain[from:to], set, -1, repeat, 0)
+	}
+	total, from := int64(0), 0
+	for _, f := range slices.SortedFunc(slices.Values(forks), func(a, b fork) int { return a.split - b.split }) {
+		total = sum(total, part(from, f.split+1, set))
+		across := part(f.split+1, f.join, set) // one after the other
+		for _, pair := range pairs {
+			if (pair[0]|pair[1])&^set == 0 {
+				across = min(across, max(part(f.split+1, f.second, pair[0]), part(f.second, f.join, pair[1])))
+			}
+		}
+		total, from = sum(total, across), f.join
+	}
+	return sum(total, part(from, len(chain), set))
 }
 
 // grown is a slice of a length in memory that is used again.

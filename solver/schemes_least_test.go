@@ -39,7 +39,7 @@ func TestLeastIsTheOptimum(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				_, report, err := pr.solve(ctx, ses)
+				report, err := pr.solve(ctx, ses)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -492,6 +492,7 @@ func TestMemoryBound(t *testing.T) {
 	if err := ses.chooseSchemes(ctx); err != nil {
 		t.Fatal(err)
 	}
+	ses.nodes = triedNodes // as combinations are tried
 	free, err := ses.complete(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -507,6 +508,7 @@ func TestMemoryBound(t *testing.T) {
 			if y, err = ses.fewer(ctx, 1); err != nil {
 				t.Fatal(err)
 			}
+			y.nodes = triedNodes
 		}
 		keep := [2]assignment{y.prefill, y.decode}
 		everyPair(y, func(p, d assignment) {

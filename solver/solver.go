@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -178,6 +179,7 @@ type session struct {
 	pools     map[poolKey]*pool
 	instances map[string]*instance    // by sectionKey
 	programs  map[programKey]*program // posed so far
+	memory    *timeline.Machine       // see sharing
 	menus     *menus
 	leasts    map[string][]int64 // by sectionKey, of each set of processors; nil: not known
 	divisions []planir.Decision  // how programs divide columns, offered to each other
@@ -203,8 +205,8 @@ type program struct {
 	name      string
 	sections  []lower.Section
 	instances []*instance
-	decided   []planir.Decision // by itself, once solved
-	alone     map[string]int64  // on one processor, predicted: see timeSingles
+	choices   [][]int          // by itself, once solved: of the posed chains
+	alone     map[string]int64 // on one processor, predicted: see timeSingles
 	report    planir.Solve
 }
 
@@ -353,10 +355,12 @@ func (s *session) enlist() error {
 	for i := range compatible {
 		compatible[i] = make([]bool, n)
 	}
+	s.beside = map[[2]int]bool{}
 	for i := range n {
 		for j := i + 1; j < n; j++ {
 			compatible[i][j] = together(s.procs[i].Name, s.procs[j].Name)
 			compatible[j][i] = compatible[i][j]
+			s.beside[[2]int{i, j}], s.beside[[2]int{j, i}] = compatible[i][j], compatible[i][j]
 			if !compatible[i][j] && !takeTurns(soc, s.procs[i].Name, s.procs[j].Name) {
 				s.conflicts = append(s.conflicts, [2]int{i, j})
 				a, b := s.procs[i].Name, s.procs[j].Name
@@ -479,9 +483,23 @@ func (s *session) isHead(node string) bool {
 	return sec != nil && slices.ContainsFunc(sec.Values, func(v models.Value) bool { return v.Rows1 })
 }
 
+// sharing is what branches that run side by side cost each other, by expected times.
+func (s *session) sharing() *timeline.Machine {
+	if s.memory == nil {
+		s.memory = &timeline.Machine{Memory: *s.prices.memory(), Handover: func(from, to string) float64 {
+			hand, err := s.prices.handover(from, to)
+			if s.thread(from) == s.thread(to) || err != nil {
+				return 0 // without a price candidates of both have none either
+			}
+			return float64(hand.ns)
+		}}
+	}
+	return s.memory
+}
+
 func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
-		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, prices: s.prices, facts: s.facts, context: s.want.contextAt(rows),
+		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, beside: s.beside, memory: s.sharing(), prices: s.prices, facts: s.facts, context: s.want.contextAt(rows),
 		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
 		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
@@ -510,12 +528,22 @@ func (s *session) fit(ctx context.Context) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken, err := s.taken(plan)
-	if err != nil {
-		return nil, err
+	plans := []*planir.Plan{plan}
+	if s.nodes == 0 { // not one of many combinations
+		faster, err := s.compete(ctx, plan)
+		if err != nil {
+			return nil, err
+		}
+		plans = []*planir.Plan{faster, plan}
 	}
-	if s.measure() != problem.Memory && len(s.broken(plan, taken)) == 0 {
-		return plan, nil
+	for _, p := range plans {
+		taken, err := s.taken(p)
+		if err != nil {
+			return nil, err
+		}
+		if s.measure() != problem.Memory && len(s.broken(p, taken)) == 0 {
+			return p, nil
+		}
 	}
 	return s.together(ctx, plan)
 }
@@ -585,11 +613,11 @@ func (s *session) free(ctx context.Context) (*planir.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		list, report, err := pr.solve(ctx, s)
+		report, err := pr.solve(ctx, s)
 		if err != nil {
 			return nil, err
 		}
-		x.decisions, x.reports = append(x.decisions, list), append(x.reports, report)
+		x.decisions, x.reports = append(x.decisions, pr.decisions(pr.choices)), append(x.reports, report)
 	}
 	return s.build(x)
 }
@@ -640,9 +668,18 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 	if s.chosen != nil {
 		p.Solver = append(p.Solver, *s.chosen)
 	}
+	if err := s.decide(p, x.decisions); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// decide gives a plan the decisions of every program, and lowers it.
+func (s *session) decide(p *planir.Plan, decisions [][]planir.Decision) error {
+	p.Decisions = nil
 	for i, rows := range s.want.rows() {
-		for k := range x.decisions[i] {
-			d := &x.decisions[i][k]
+		for k := range decisions[i] {
+			d := &decisions[i][k]
 			// The head is decided at one row, and again only where a bucket has other processors.
 			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(p.DecisionFor(d.Node, 1), d) {
 				continue
@@ -650,10 +687,7 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 			p.Decisions = append(p.Decisions, *d)
 		}
 	}
-	if err := s.lower(p); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return s.lower(p)
 }
 
 func (s *session) assigned(rows int) assignment {

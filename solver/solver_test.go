@@ -146,7 +146,7 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 								}
 								add(p, o)
 							}
-							if o.Kind == op.MatMul {
+							if o.Kind == op.MatMul && o.N > 1 {
 								half := o
 								half.N = socs.Round(o.N/2, 32)
 								add(p, half)
@@ -298,7 +298,8 @@ func TestTwoCores(t *testing.T) {
 				}
 			}
 			for _, x := range r.Plan.Solver {
-				if x.Status != "optimal" || x.BoundNS != x.ObjectiveNS || x.Choices < 100 {
+				proved := x.Status == "optimal" && x.BoundNS == x.ObjectiveNS
+				if !proved && x.Status != StatusFaster || x.Choices < 100 {
 					t.Errorf("%+v", x)
 				}
 			}
@@ -455,7 +456,10 @@ func TestDearHandoversPair(t *testing.T) {
 		}
 		w := permit(op.A32W32)
 		w.Buckets = []int{64}
-		p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
+		p, err := prepared(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).free(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
 		n := map[planir.Strategy]int{}
 		for _, d := range p.Decisions {
 			if d.Rows == 1 && strings.HasPrefix(d.Node, "layers.") {

@@ -224,9 +224,9 @@ func (x *explaining) where(stories []solver.ProgramStory) []string {
 		case st.Divided > 0.5:
 			text += " divide the matrix products among them and compute their parts at the same time"
 		case st.Divided > 0:
-			text += " take turns, each operator on the one that is faster at it, and divide some matrix products"
+			text += " share the operators, each executed by one of them, and divide some matrix products"
 		default:
-			text += " take turns, each operator on the one that is faster at it"
+			text += " share the operators, each executed by one of them"
 		}
 		name := st.Program
 		if k := slices.IndexFunc(groups, func(g group) bool { return g.text == text }); k >= 0 {

@@ -46,6 +46,22 @@ type watched struct {
 	e Engine
 }
 
+// Direct is the engine behind e that solves partition problems without a general one, unwatched: for problems that are solved to
+// compare with, which nobody asked for. They have one answer whatever engine solves them.
+func Direct(e Engine) Engine {
+	switch x := e.(type) {
+	case watched:
+		return Direct(x.e)
+	case Auto:
+		return Direct(x.Exact)
+	case Relay:
+		if x.Exact != nil {
+			return Direct(x.Exact)
+		}
+	}
+	return e
+}
+
 // Name implements Engine.
 func (x watched) Name() string { return x.e.Name() }
 

@@ -1,0 +1,129 @@
+package solver
+
+import (
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/socs/timeline"
+)
+
+// piece is a step of a choice, as lanes execute it.
+type piece struct {
+	proc    string
+	in, out []planir.View
+	phases  []timeline.Phase
+}
+
+// pieces are the steps of a node's choice.
+func (in *instance) pieces(f *fork, node, choice int) []piece {
+	key := [2]int{node, choice}
+	if out, ok := f.pieces[key]; ok {
+		return out
+	}
+	st := in.stage
+	cut, err := lower.Cut(st.sec, &st.sec.Nodes[node], &in.candidates[node][choice].Decision, st.proc)
+	var out []piece
+	for k := range cut {
+		p := piece{proc: cut[k].Proc, in: cut[k].In, out: cut[k].Out}
+		for i, o := range cut[k].Ops {
+			var phase timeline.Phase
+			if err == nil {
+				phase, err = st.phase(task{p.proc, st.inContext(o)}, i > 0)
+			}
+			p.phases = append(p.phases, phase)
+		}
+		out = append(out, p)
+	}
+	if err != nil {
+		panic("BUG: a candidate of " + st.sec.Nodes[node].Name + " was priced and cannot be again: " + err.Error())
+	}
+	f.pieces[key] = out
+	return out
+}
+
+// phase is a task taken apart, without its launch where it is joined to the one before.
+func (st *stage) phase(t task, joined bool) (timeline.Phase, error) {
+	phase, err := st.prices.phase(t)
+	if err != nil || !joined {
+		return phase, err
+	}
+	est, err := st.prices.together([]task{t})
+	if err != nil {
+		return phase, err
+	}
+	launch, err := st.prices.launch(t.proc)
+	return less(phase, float64(min(launch, est[0].ns))), err
+}
+
+// contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step begins when its lane is free
+// and what it needs has been handed over, and steps that run at once share the memory.
+func (in *instance) contended(f *fork, choices []int, of price) int64 {
+	var all []placed
+	var lanes timeline.Section
+	work := &forkWork{}
+	for i := f.split; i <= f.join; i++ {
+		stretch := 1.0
+		if ns := in.predicted(i, choices[i]); ns > 0 {
+			stretch = float64(of(i, choices[i])) / float64(ns)
+		}
+		for _, p := range in.pieces(f, i, choices[i]) {
+			lane := slices.IndexFunc(lanes.Lanes, func(l timeline.Lane) bool { return l.Proc == p.proc })
+			if lane < 0 {
+				lane = len(lanes.Lanes)
+				lanes.Lanes = append(lanes.Lanes, timeline.Lane{Proc: p.proc, Thread: lane})
+				work.phases = append(work.phases, nil)
+			}
+			phases := p.phases
+			switch {
+			case i == f.split:
+				phases = nil
+			case stretch != 1:
+				phases = stretched(phases, stretch)
+			}
+			l := &lanes.Lanes[lane]
+			l.Steps = append(l.Steps, timeline.Step{After: needs(all, &p, lane)})
+			all = append(all, placed{p, lane, len(l.Steps) - 1})
+			work.phases[lane] = append(work.phases[lane], phases)
+		}
+	}
+	ns, ok := timeline.Walk(in.stage.memory, &lanes, work)
+	if !ok {
+		panic("BUG: branches of " + in.stage.sec.Name + " wait in a circle")
+	}
+	return ns
+}
+
+// placed is a piece with its place in the lanes.
+type placed struct {
+	piece
+	lane, step int
+}
+
+// needs are the steps of other lanes that a piece waits for: the last of each that it must follow.
+func needs(all []placed, p *piece, lane int) (out []timeline.After) {
+	for _, earlier := range slices.Backward(all) {
+		if earlier.lane == lane || slices.ContainsFunc(out, func(a timeline.After) bool { return a.Lane == earlier.lane }) {
+			continue
+		}
+		if overlap(p.in, earlier.out) || overlap(p.out, earlier.out) || overlap(p.out, earlier.in) {
+			out = append(out, timeline.After{Lane: earlier.lane, Step: earlier.step})
+		}
+	}
+	return out
+}
+
+func overlap(a, b []planir.View) bool {
+	return slices.ContainsFunc(a, func(x planir.View) bool {
+		return slices.ContainsFunc(b, func(y planir.View) bool { return x.Overlaps(y) })
+	})
+}
+
+// forkWork is what the lanes of a fork do.
+type forkWork struct{ phases [][][]timeline.Phase }
+
+// Phases are by lane and step.
+func (w *forkWork) Phases(lane, step, _ int) []timeline.Phase { return w.phases[lane][step] }
+
+// Ran notes nothing.
+func (w *forkWork) Ran(_, _, _ int, _, _, _ int64) {}

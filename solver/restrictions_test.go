@@ -1,0 +1,134 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+)
+
+// restriction is what a user may leave a plan to, to compare with.
+type restriction struct {
+	name       string
+	only       []string
+	strategies []planir.Strategy
+}
+
+// restrictions of a SoC: each set of strategies that means something by itself, each set of processors, and both at once for
+// whole operators.
+func restrictions(s *socs.SoC) (out []restriction) {
+	whole := []planir.Strategy{planir.Single, planir.Padding}
+	sets := [][]planir.Strategy{
+		whole,
+		{planir.Single, planir.Padding, planir.Pipe},
+		{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid},
+		{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.Paired},
+		{planir.Single, planir.Padding, planir.ActivationDivide},
+	}
+	for _, set := range sets {
+		out = append(out, restriction{fmt.Sprintf("strategies %v", set), nil, set})
+	}
+	names := processorNames(s)
+	for mask := 1; mask < 1<<len(names)-1; mask++ {
+		var only []string
+		for i, name := range names {
+			if mask>>i&1 == 1 {
+				only = append(only, name)
+			}
+		}
+		out = append(out, restriction{"only " + strings.Join(only, ","), only, nil})
+		if len(only) > 1 {
+			out = append(out, restriction{"whole operators, only " + strings.Join(only, ","), only, whole})
+		}
+	}
+	return out
+}
+
+// commonScheme is the first of some schemes that the control processor of a SoC executes.
+func commonScheme(s *socs.SoC) op.Scheme {
+	for _, x := range []op.Scheme{op.A8TQ8C, op.A32W32} {
+		if slices.Contains(s.Processor(s.Control).Schemes, x) {
+			return x
+		}
+	}
+	return s.Processor(s.Control).Schemes[0]
+}
+
+// violations solves without and with every restriction, and tells which of them is predicted to be faster.
+func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *Workload, list []restriction) (out []string, worst float64, compared int) {
+	t.Helper()
+	known := newFitted(c, s)
+	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, known: known}
+	free := solve(t, in)
+	for _, r := range list {
+		in.Only, in.Strategies = r.only, r.strategies
+		bound, err := Solve(context.Background(), in)
+		if err != nil {
+			if diag.ClassOf(err) == diag.ClassInternal {
+				t.Fatalf("%s: %v", r.name, err)
+			}
+			continue // a processor that cannot
+		}
+		compared++
+		if gain := free.ExpectedNS/bound.ExpectedNS - 1; gain > 1e-12 {
+			worst = max(worst, gain)
+			out = append(out, fmt.Sprintf("%s: %.6g ns expected, %.6g without: %.4f %% better", r.name, bound.ExpectedNS, free.ExpectedNS, 100*gain))
+		}
+		for _, x := range bound.Plan.Predictions {
+			mine := prediction(t, free.Plan, x.Program)
+			if gain := float64(mine.PlanNS)/float64(x.PlanNS) - 1; gain > 0 {
+				worst = max(worst, gain)
+				out = append(out, fmt.Sprintf("%s, %s: %d ns, %d without: %.4f %% better", r.name, x.Program, x.PlanNS, mine.PlanNS, 100*gain))
+			}
+		}
+	}
+	return out, worst, compared
+}
+
+// No restriction of choices predicts better than no restriction: here of parallel blocks, with HETC_LONG=1 of every model and SoC of the
+// catalogs, or of those in HETC_MODELS and HETC_SOCS. Sums of programs are rounded, and so is what is compared.
+func TestNoRestrictionPredictsBetter(t *testing.T) {
+	modelNames, socNames := models.CatalogNames(), socs.Catalog()
+	long := os.Getenv("HETC_LONG") != ""
+	if x := os.Getenv("HETC_MODELS"); x != "" {
+		modelNames = strings.Split(x, ",")
+	}
+	if x := os.Getenv("HETC_SOCS"); x != "" {
+		socNames = strings.Split(x, ",")
+	}
+	if !long {
+		modelNames, socNames = []string{"phi-2"}, []string{"core-ultra-5-125h"}
+	}
+	total, most := 0, 0.0
+	for _, socName := range socNames {
+		s, err := socs.Open(socName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scheme := commonScheme(s)
+		for _, name := range modelNames {
+			t.Run(name+" on "+socName, func(t *testing.T) {
+				m := open(t, name)
+				w := permit(scheme)
+				w.Buckets, w.Context = []int{16, 256}, 1024
+				bad, worst, n := violations(t, m, s, costs(t, s, m, scheme), w, restrictions(s))
+				total, most = total+n, max(most, worst)
+				if len(bad) > 0 {
+					t.Error(strings.Join(bad, "\n"))
+				}
+				t.Logf("%d compared", n)
+			})
+		}
+	}
+	t.Logf("%d combinations, the worst violation %.4f %%", total, 100*most)
+}

@@ -1,0 +1,270 @@
+package solver
+
+import (
+	"context"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes meet
+// between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline with the
+// optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts solve to one of
+// them then cannot be told of a faster plan.
+
+// families are sets of strategies that rivals are made of; nil is all.
+var families = [][]planir.Strategy{
+	nil,
+	{planir.Single, planir.Padding},
+	{planir.Single, planir.Padding, planir.Pipe},
+	{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid},
+	{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.Paired},
+	{planir.Single, planir.Padding, planir.ActivationDivide},
+}
+
+// maxRivalSets is how many sets of processors rivals are made of.
+const maxRivalSets = 1<<4 - 1
+
+// rivalSpread is how much more a rival's objective may be than the optimum's: more is not made up for by what the timeline knows better.
+const rivalSpread = 1.15
+
+// rival is a solution of a restricted problem.
+type rival struct {
+	program   *program
+	choices   [][]int // of nodes
+	objective int64
+}
+
+// rivals are the optima of a program's problem under restrictions, without the program's own.
+func (pr *program) rivals(ctx context.Context, s *session) (out []rival, err error) {
+	engine := problem.Direct(s.in.Engine)
+	seen := [][][]int{pr.nodes(pr.choices)}
+	for _, set := range s.rivalSets() {
+		for _, family := range families {
+			fewer, kept := pr.restricted(set, family)
+			if fewer == nil {
+				continue
+			}
+			sol, err := solvePartition(ctx, engine, fewer.partition(s, problem.Time))
+			if diag.ClassOf(err) == diag.ClassInfeasible {
+				continue // processors that exclude each other are left
+			}
+			if err != nil {
+				return nil, err
+			}
+			if float64(sol.ObjectiveNS) > rivalSpread*float64(pr.report.ObjectiveNS) {
+				continue
+			}
+			nodes := original(fewer.nodes(sol.Choices), kept)
+			if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
+				seen = append(seen, nodes)
+				out = append(out, rival{pr, nodes, sol.ObjectiveNS})
+			}
+		}
+	}
+	return out, nil
+}
+
+// shares are a rival's decisions as the timeline needs them, without prices and alternatives.
+func (r *rival) shares() (out []planir.Decision) {
+	for k, in := range r.program.instances {
+		for i, c := range r.choices[k] {
+			out = append(out, in.candidates[i][c].Decision)
+		}
+	}
+	return out
+}
+
+// decided are a program's decisions as a plan has them.
+func (pr *program) decided(p *planir.Plan) (out []planir.Decision) {
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			d := *decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
+			d.Rows = in.stage.rows
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// timed is what the timeline says a program takes.
+func (s *session) timed(p *planir.Plan, rows int) (int64, error) {
+	at := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Rows == rows })
+	ph := &p.Program.Programs[at]
+	of, err := s.efforts(p, ph)
+	if err != nil {
+		return 0, err
+	}
+	ns, _, err := s.walk(ph, of, func(e estimate) int64 { return e.ns })
+	return ns, err
+}
+
+// nodes are the choices of nodes that choices of the posed chains stand for.
+func (pr *program) nodes(posed [][]int) [][]int {
+	out := make([][]int, len(posed))
+	for k, in := range pr.instances {
+		out[k] = in.nodes(posed[k])
+	}
+	return out
+}
+
+// rivalSets are the sets of processors that rivals may use, those of many processors first.
+func (s *session) rivalSets() (out []uint64) {
+	n := len(s.procs)
+	for set := uint64(1)<<min(n, 16) - 1; set > 0 && len(out) < maxRivalSets; set-- {
+		out = append(out, set)
+	}
+	for q := range n { // one alone is always among them
+		if !slices.Contains(out, 1<<q) {
+			out = append(out, 1<<q)
+		}
+	}
+	return out
+}
+
+// restricted is a program's problem with the choices that use processors of a set and strategies of a family, and the numbers that
+// those have in the whole problem; nil where a node is left without one.
+func (pr *program) restricted(set uint64, family []planir.Strategy) (*program, [][][]int) {
+	out := &program{name: pr.name, sections: pr.sections}
+	var kept [][][]int
+	for _, in := range pr.instances {
+		lists := make([][]int, len(in.candidates))
+		for i := range in.candidates {
+			used := usedBy(&in.prob.Items[i])
+			for c := range in.candidates[i] {
+				if used[c]&^set == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
+					lists[i] = append(lists[i], c)
+				}
+			}
+			if lists[i] == nil {
+				return nil, nil
+			}
+		}
+		out.instances, kept = append(out.instances, in.among(lists)), append(kept, lists)
+	}
+	return out, kept
+}
+
+// among is the instance with some of its candidates.
+func (in *instance) among(kept [][]int) *instance {
+	out := &instance{stage: in.stage, prob: in.prob}
+	out.prob.Items = slices.Clone(in.prob.Items)
+	for i, list := range kept {
+		out.candidates = append(out.candidates, pick(in.candidates[i], list))
+		out.prob.Items[i].Choices = pick(in.prob.Items[i].Choices, list)
+	}
+	for _, f := range in.forks {
+		f.entry.class, f.exit.class = pick(f.entry.class, kept[f.second]), pick(f.exit.class, kept[f.join])
+		out.forks = append(out.forks, f)
+	}
+	out.findPaths()
+	out.posed = out.widen()
+	return out
+}
+
+func pick[T any](all []T, list []int) []T {
+	out := make([]T, len(list))
+	for k, n := range list {
+		out[k] = all[n]
+	}
+	return out
+}
+
+// original are choices in the numbers of the whole problem.
+func original(choices [][]int, kept [][][]int) [][]int {
+	out := make([][]int, len(choices))
+	for k := range choices {
+		for i, c := range choices[k] {
+			out[k] = append(out[k], kept[k][i][c])
+		}
+	}
+	return out
+}
+
+// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline. A program that is not its
+// problem's optimum is no longer said to be.
+func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
+		return plan, nil // what is asked for is not the least time of every program
+	}
+	rows := s.want.rows()
+	field := make([]contest, len(rows))
+	for i, r := range rows {
+		pr, err := s.program(r, s.assigned(r))
+		if err != nil {
+			return nil, err
+		}
+		x := &field[i]
+		x.decisions = pr.decided(plan)
+		if x.rivals, err = pr.rivals(ctx, s); err != nil {
+			return nil, err
+		}
+		if x.best, err = s.timed(plan, r); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.race(plan, field); err != nil {
+		return nil, err
+	}
+	out := *plan
+	out.Solver = slices.Clone(plan.Solver)
+	decisions := make([][]planir.Decision, len(field))
+	changed := false
+	for i := range field {
+		x := &field[i]
+		decisions[i] = x.decisions
+		if x.winner != nil {
+			changed = true
+			decisions[i] = x.winner.program.decisions(x.winner.choices)
+			report := &out.Solver[i]
+			report.ObjectiveNS, report.Status = x.winner.objective, StatusFaster
+		}
+	}
+	if !changed {
+		return plan, nil
+	}
+	return &out, s.decide(&out, decisions)
+}
+
+// contest is a program's optimum and its rivals.
+type contest struct {
+	decisions []planir.Decision
+	rivals    []rival
+	best      int64  // predicted
+	winner    *rival // nil: the optimum
+}
+
+// race times all rivals: the first of every program in one lowered plan, then the second of every one, and so on.
+func (s *session) race(plan *planir.Plan, field []contest) error {
+	for round := 0; ; round++ {
+		trial, decisions := *plan, make([][]planir.Decision, len(field))
+		running := false
+		for i := range field {
+			decisions[i] = field[i].decisions
+			if round < len(field[i].rivals) {
+				decisions[i], running = field[i].rivals[round].shares(), true
+			}
+		}
+		if !running {
+			return nil
+		}
+		if err := s.decide(&trial, decisions); err != nil {
+			return err
+		}
+		for i, rows := range s.want.rows() {
+			x := &field[i]
+			if round >= len(x.rivals) {
+				continue
+			}
+			ns, err := s.timed(&trial, rows)
+			if err != nil {
+				return err
+			}
+			if ns < x.best {
+				x.best, x.winner = ns, &x.rivals[round]
+			}
+		}
+	}
+}
