@@ -17,6 +17,7 @@ const cachedPart = 8
 // the system or the collector, so that what is decided by it is the same on every machine. Several sessions share one.
 type ledger struct {
 	limit, held, peak int64
+	joints            map[planir.Solve]int64 // objectives of joint problems, as engines have them
 }
 
 func newLedger(in *Input) *ledger {
@@ -24,7 +25,7 @@ func newLedger(in *Input) *ledger {
 	if limit == 0 {
 		limit = DefaultWorkingMemory
 	}
-	return &ledger{limit: limit}
+	return &ledger{limit: limit, joints: map[planir.Solve]int64{}}
 }
 
 func (l *ledger) take(bytes int64) {

@@ -617,6 +617,7 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		if sol.Status == problem.Feasible {
 			report.BoundNS = min(report.BoundNS, report.ObjectiveNS)
 		}
+		s.ledger.joints[report] = sol.Objective
 		x := solved{reports: []planir.Solve{report}}
 		for i, pr := range j.programs {
 			x.decisions = append(x.decisions, pr.decisions(sol.Choices[i]))

@@ -74,6 +74,8 @@ type Result struct {
 	ExpectedNJ float64
 	// WorkingBytes is the most that was kept at a time, as Input.WorkingMemory counts it.
 	WorkingBytes int64
+	// JointObjective is that of the plan's joint problem, in the unit in which an engine got it; 0: there is none.
+	JointObjective int64
 }
 
 // cacheType is the element type of the KV cache: stored precision, as nobody offered less.
@@ -99,6 +101,9 @@ func Solve(ctx context.Context, in Input) (*Result, error) {
 		return nil, err
 	}
 	r.WorkingBytes = in.ledger.peak
+	for _, x := range r.Plan.Solver {
+		r.JointObjective += in.ledger.joints[x]
+	}
 	return r, nil
 }
 

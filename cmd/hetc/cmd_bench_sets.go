@@ -48,7 +48,7 @@ func runBenchSets(c *cobra.Command, s *cli.Streams, o *benchOptions) error {
 	if err != nil {
 		return err
 	}
-	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil), Calibration: cal}
+	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal}
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
 	var labels []string

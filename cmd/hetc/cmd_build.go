@@ -25,6 +25,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
 )
 
 // envCache names the cache's directory.
@@ -105,7 +106,7 @@ func runBuild(ctx context.Context, s *cli.Streams, o *buildOptions) (err error) 
 	}
 	mo := matrix.Options{
 		Output: o.output, Only: o.only, Jobs: o.jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.dryRun, AcceptNoisy: o.noisy, Now: time.Now,
-		Tools: matrix.Tools{Engine: autoEngine(nil), Simulate: simulate, Emit: emitCell, Compilers: compilerIdentity},
+		Tools: matrix.Tools{Engine: autoEngine(nil, solver.DefaultWorkingMemory), Simulate: simulate, Emit: emitCell, Compilers: compilerIdentity},
 	}
 	if o.memory != "" {
 		if mo.MaxMemory, err = size("max-memory", o.memory); err != nil {

@@ -90,7 +90,7 @@ func (in *inputs) open(c *cobra.Command) (*solver.Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil), Facts: facts}
+	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: autoEngine(nil, solver.DefaultWorkingMemory), Facts: facts}
 	if in.target != "" {
 		if err := out.ForTarget(); err != nil {
 			m.Close()
@@ -148,7 +148,8 @@ would keep more ends with the best plan so far and its bound; where the problems
 
 Problems are solved exactly in Go. What that leaves open at its limit, with a gap, HiGHS closes where it is there (--engine auto; make deps
 fetches it, hetc doctor says whether it is found). --engine highs has HiGHS solve all of them, highs-native the same as a library in a process of
-its own. Where they prove the optimum all of them give the same plan, in which neither the engine nor its time stands: both are in the
+its own. HiGHS stops at a number of nodes, and inside the process at --working-memory; the library takes what it needs, and one node of a
+large problem may take it long. Where they prove the optimum all of them give the same plan, in which neither the engine nor its time stands: both are in the
 output, and per problem in --json.
 
 --target NAME plans for the device of a SoC: only its processors with target data take part, with the operators and schemes they
@@ -201,7 +202,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			if pareto != "" {
 				return showPareto(c.Context(), s, *input)
 			}
-			e, log, err := engine.open(s)
+			e, log, err := engine.open(s, input.WorkingMemory)
 			if err != nil {
 				return err
 			}
@@ -217,6 +218,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 				return errors.Join(solver.Diagnose(c.Context(), *input, err), log.written())
 			}
 			end()
+			log.choose(r)
 			if err := log.written(); err != nil {
 				return err
 			}
@@ -250,6 +252,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			showTiers(s, r.Plan)
 			showCompiled(s, r.Plan)
 			log.show()
+			log.showModels()
 			proof := solver.ProofOf(r.Plan.Solver)
 			s.Printf("%s\n", proof)
 			took := work.show(s, r)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,15 +17,17 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/highs"
 	"github.com/hetc/hetc/solver/milp"
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// autoEngine solves exactly, and has HiGHS close what that leaves open, where HiGHS is there. w may be nil.
-func autoEngine(w *problem.Watch) problem.Engine {
+// autoEngine solves exactly, and has HiGHS close what that leaves open in at most that many bytes, where HiGHS is there. w may be nil.
+func autoEngine(w *problem.Watch, bytes int64) problem.Engine {
 	var e problem.Engine = exact.Engine{}
 	if w != nil {
 		e = w.Engine(e)
@@ -33,11 +36,12 @@ func autoEngine(w *problem.Watch) problem.Engine {
 	if err != nil {
 		return e
 	}
+	h.Limit(bytes)
 	return problem.Auto{Exact: e, General: general(h, w)}
 }
 
 func general(h milp.Engine, w *problem.Watch) problem.Engine {
-	r := problem.Relay{General: h, Exact: exact.Engine{}}
+	r := problem.Relay{General: h, Exact: exact.Engine{}, Nodes: problem.GeneralNodes}
 	if w != nil {
 		return w.Engine(r)
 	}
@@ -45,16 +49,17 @@ func general(h milp.Engine, w *problem.Watch) problem.Engine {
 }
 
 // engineFlags say what solves the problems that solve poses, and where these are written.
-type engineFlags struct{ engine, models string }
+type engineFlags struct{ engine, models, of string }
 
 func (f *engineFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
-	c.Flags().StringVar(&f.models, "write-models", "", "directory for every problem as a linear program that other solvers read (.lp)")
+	c.Flags().StringVar(&f.models, "write-models", "", "directory for problems as linear programs that other solvers read (.lp)")
+	c.Flags().StringVar(&f.of, "write-models-of", ofPlan, "which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of names such as 'prefill@*'")
 }
 
-// open returns the engine with a log of its solves. Errors are of class ClassUsage for an unknown name and
+// open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors are of class ClassUsage for an unknown name and
 // ClassUnavailable for an engine that is not there.
-func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
+func (f *engineFlags) open(s *cli.Streams, bytes int64) (problem.Engine, *solves, error) {
 	log := &solves{s: s, begun: map[string]time.Time{}}
 	w := &problem.Watch{Started: log.started, Done: log.done}
 	if s.Terminal() {
@@ -63,7 +68,7 @@ func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
 	var e problem.Engine
 	switch f.engine {
 	case "auto":
-		e = autoEngine(w)
+		e = autoEngine(w, bytes)
 	case "exact":
 		e = w.Engine(exact.Engine{})
 	case "highs":
@@ -71,6 +76,7 @@ func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
 		if err != nil {
 			return nil, nil, err
 		}
+		h.Limit(bytes)
 		e = general(h, w)
 	case "highs-native":
 		h, err := highs.OpenNative()
@@ -85,7 +91,10 @@ func (f *engineFlags) open(s *cli.Streams) (problem.Engine, *solves, error) {
 		if err := os.MkdirAll(f.models, 0o777); err != nil {
 			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
 		}
-		log.models = f.models
+		if _, err := path.Match(f.of, ""); err != nil || f.of == "" {
+			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
+		}
+		log.models, log.of = f.models, f.of
 		e = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(e)
 	}
 	return e, log, nil
@@ -100,10 +109,20 @@ type solves struct {
 	list  []solved
 	err   error // of writing models, the first
 
-	models string // directory of the linear programs, "" for none
-	files  int
-	index  []indexed
+	models  string // directory of the linear programs, "" for none
+	of      string // which of them
+	files   int
+	bytes   int64 // of those that are there
+	skipped int   // for lack of room
+	index   []indexed
 }
+
+const (
+	ofPlan = "plan"
+	ofAll  = "all"
+	// mostModelBytes is what all linear programs of a solve take together; those beyond are not written.
+	mostModelBytes = 1 << 30
+)
 
 // indexed is a line of the index of the linear programs: which answer a file had, for comparing another solver's.
 type indexed struct {
@@ -198,6 +217,9 @@ func (l *solves) write(m *milp.Model) (file string) {
 	if l.err != nil {
 		return ""
 	}
+	if chosen, _ := path.Match(l.of, m.Name); !chosen && l.of != ofPlan && l.of != ofAll {
+		return ""
+	}
 	var b bytes.Buffer
 	if l.err = m.WriteLP(&b); l.err != nil {
 		return ""
@@ -208,10 +230,74 @@ func (l *solves) write(m *milp.Model) (file string) {
 		}
 		return '-'
 	}, m.Name)
+	if l.bytes+int64(b.Len()) > mostModelBytes {
+		l.skipped++
+		return ""
+	}
+	l.bytes += int64(b.Len())
 	l.files++
 	file = fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])
 	l.err = wholefile.Write(filepath.Join(l.models, file), b.Bytes())
 	return file
+}
+
+// choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are solved in any number of
+// combinations of schemes: theirs is the one with the plan's objective, or, where a single processor is taken instead, its bound.
+func (l *solves) choose(r *solver.Result) {
+	if l.models == "" || l.of != ofPlan || l.err != nil {
+		return
+	}
+	inPlan := func(x *indexed) bool {
+		for _, p := range r.Plan.Solver {
+			kind, name, _ := strings.Cut(p.Problem, " ")
+			switch kind {
+			case "partition", "energy":
+				if x.Problem == "partition "+name && (x.Objective == p.ObjectiveNS || x.Objective == p.BoundNS) {
+					return true
+				}
+			case "joint":
+				if x.Problem == "joint plan" && x.Objective == r.JointObjective {
+					return true
+				}
+			default: // there are few
+				if strings.HasPrefix(x.Problem, "buckets ") && x.Problem == "buckets "+kind {
+					return true
+				}
+			}
+		}
+		return strings.HasPrefix(x.Problem, "tiers ")
+	}
+	kept := map[string]string{} // file by problem and answer: some are posed again, and one file will do
+	l.index = slices.DeleteFunc(l.index, func(x indexed) bool {
+		answer := fmt.Sprint(x.Problem, x.Objective)
+		if first, ok := kept[answer]; inPlan(&x) && (!ok || first == x.File || x.Of > 1) {
+			kept[answer] = x.File
+			return false
+		}
+		at := filepath.Join(l.models, x.File)
+		if info, err := os.Stat(at); err == nil {
+			l.bytes -= info.Size()
+		}
+		if err := os.Remove(at); err != nil && l.err == nil {
+			l.err = err
+		}
+		return true
+	})
+}
+
+// showModels tells what was written.
+func (l *solves) showModels() {
+	if l.models == "" {
+		return
+	}
+	others := ""
+	if l.of == ofPlan && l.files > len(l.index) {
+		others = fmt.Sprintf(", of %d; --write-models-of %s keeps every one", l.files, ofAll)
+	}
+	l.s.Printf("%s: %d linear programs, %v%s\n", l.models, len(l.index), unit.Bytes(l.bytes), others)
+	if l.skipped > 0 {
+		l.s.Warnf("%d linear programs were not written: all together they would take more than %v; a pattern of --write-models-of selects some", l.skipped, unit.Bytes(mostModelBytes))
+	}
 }
 
 // written writes the index of the models, and returns the error of writing them.

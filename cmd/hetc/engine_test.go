@@ -61,7 +61,7 @@ func TestEngines(t *testing.T) {
 			if err != nil {
 				require.Skip(t, engine, err)
 			}
-			out, code, stderr := solveWith(t, d, "--only", "cpu,gpu", "--engine", engine, "-o", engine+".yaml", "--write-models", "models-"+engine)
+			out, code, stderr := solveWith(t, d, "--only", "cpu,gpu", "--engine", engine, "-o", engine+".yaml", "--write-models", "models-"+engine, "--write-models-of", "all")
 			if code != 0 {
 				t.Fatalf("exit code %d\n%s%s", code, out, stderr)
 			}

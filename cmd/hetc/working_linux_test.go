@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,7 +57,7 @@ func TestWorkingMemory(t *testing.T) {
 		t.Fatalf("profile: %d\n%s", code, text)
 	}
 	solve := func(memory, plan string) (string, int, int64) {
-		return limited(t, d, "--json", "solve", "--soc", "snapdragon-8gen3", "--record", "r.jsonl", "--model", d.model, "--workload", "w.yaml", "--working-memory", memory, "-o", plan)
+		return limited(t, d, "--json", "solve", "--soc", "snapdragon-8gen3", "--record", "r.jsonl", "--model", d.model, "--workload", "w.yaml", "--working-memory", memory, "-o", plan, "--write-models", "models-"+memory)
 	}
 	digests := map[string]bool{}
 	for memory, bytes := range map[string]int64{"1GiB": 1 << 30, "80MiB": 80 << 20} {
@@ -83,6 +84,12 @@ func TestWorkingMemory(t *testing.T) {
 			t.Errorf("%s: %+v", memory, r.Proof)
 		}
 		digests[r.Digest] = true
+		// Of the problems that were posed only those whose solutions are in the plan are written.
+		files, err := filepath.Glob(d.at("models-" + memory + "/*.lp"))
+		if err != nil || len(files) == 0 || len(files) > r.Proof.Problems || len(files) >= len(r.Solves) {
+			t.Errorf("%s: %d linear programs of %d problems, %d of the plan, %v", memory, len(files), len(r.Solves), r.Proof.Problems, err)
+		}
+		checkIndex(t, d.at("models-"+memory), files, r.Solves)
 	}
 	if len(digests) != 1 {
 		t.Errorf("the plan depends on the working memory: %v", digests)

@@ -21,6 +21,9 @@ import (
 // MaxMemory is the most memory that a solve in this process takes, in bytes.
 const MaxMemory = 2 << 30
 
+// leastMemory lets the solver itself begin.
+const leastMemory = 24 << 20
+
 const pageBytes = 64 << 10
 
 // Wasm is the engine "highs". It may be used by several goroutines: each solve has an instance of its own.
@@ -44,6 +47,11 @@ func Open() (*Wasm, error) {
 		return nil, err
 	}
 	return &Wasm{where: where, maxPages: MaxMemory / pageBytes}, nil
+}
+
+// Limit sets the most memory that a solve takes, in bytes, up to MaxMemory.
+func (w *Wasm) Limit(bytes int64) {
+	w.maxPages = uint64(min(max(bytes, leastMemory), MaxMemory)) / pageBytes
 }
 
 // Name implements milp.Engine.
@@ -288,8 +296,8 @@ func (in *instance) crashed(what string, err error) error {
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n") // a stack of minified names follows
 	if in.outOfPages {
-		return diag.New(diag.ClassInternal, "engine %q: model %q: %s needs more than %d MiB of memory", wasmName, in.model, what, MaxMemory>>20).
-			WithHint("--engine highs-native has no such limit")
+		return diag.New(diag.ClassUnavailable, "engine %q: model %q: %s needs more than %d MiB of memory", wasmName, in.model, what, in.pages*pageBytes>>20).
+			WithHint("permit more with --working-memory, at most %d MiB; --engine highs-native has no such limit", MaxMemory>>20)
 	}
 	return diag.New(diag.ClassInternal, "engine %q: model %q: %s crashed: %s", wasmName, in.model, what, text)
 }

@@ -190,7 +190,7 @@ func (r Relay) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolutio
 	if err != nil {
 		return BucketSolution{}, err
 	}
-	got, err := r.General.Solve(ctx, m, milp.Options{Nodes: l.Nodes})
+	got, err := r.General.Solve(ctx, m, milp.Options{Nodes: r.limit(l)})
 	if err != nil {
 		return BucketSolution{}, fmt.Errorf("solve buckets %q: %w", b.Name, err)
 	}

@@ -529,7 +529,7 @@ const tightenings = 4
 // the limit: then it is solved again with that limit a little smaller, and the first bound stands.
 func (r Relay) solve(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
 	m, vars := j.MILP()
-	options := milp.Options{Nodes: limits.Nodes}
+	options := milp.Options{Nodes: r.limit(limits)}
 	if limits.Start != nil && j.Keeps(limits.Start) {
 		options.Start = vars.X(j, m, limits.Start)
 	}

@@ -82,7 +82,7 @@ func (r Relay) Scales(ctx context.Context, s *Scales, l Limits) (ScaleSolution, 
 	if err != nil {
 		return ScaleSolution{}, err
 	}
-	got, err := r.General.Solve(ctx, m, milp.Options{Nodes: l.Nodes})
+	got, err := r.General.Solve(ctx, m, milp.Options{Nodes: r.limit(l)})
 	if err != nil {
 		return ScaleSolution{}, fmt.Errorf("solve scales: %w", err)
 	}

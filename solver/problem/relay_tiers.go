@@ -23,7 +23,7 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		if k := p.Measure(); k == TierOff || k == TierLaunches {
 			unit = 1
 		}
-		x, err := r.General.Solve(ctx, m, milp.Options{Nodes: limits.Nodes})
+		x, err := r.General.Solve(ctx, m, milp.Options{Nodes: r.limit(limits)})
 		if err != nil {
 			return TierSolution{}, fmt.Errorf("solve tiers %q: %w", p.Name, err)
 		}
