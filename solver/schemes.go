@@ -794,22 +794,19 @@ func (s *session) sets() []uint64 {
 
 // assignments turns a pair of points into schemes. Prefill's has decode's for the head.
 func (s *session) assignments(p, d *point) (prefill, decode assignment) {
-	decode = s.schemesOf(s.phases[1], d)
+	decode = s.schemesOf(s.phases[1], d, nil)
 	if p == nil {
 		return slices.Clone(decode), decode
 	}
-	prefill = s.schemesOf(s.phases[0], p)
-	for k := range prefill {
-		if len(s.phases[0].options[k]) == 0 {
-			prefill[k] = decode[k]
-		}
-	}
-	return prefill, decode
+	return s.schemesOf(s.phases[0], p, decode), decode
 }
 
-// schemesOf is a point of a phase as schemes; a32/w32 for classes that the phase does not decide.
-func (s *session) schemesOf(ph *phase, x *point) assignment {
-	a := s.uniform(op.A32W32)
+// schemesOf is a point of a phase as schemes; classes that the phase does not decide have those of others (nil: a32/w32).
+func (s *session) schemesOf(ph *phase, x *point, others assignment) assignment {
+	a := slices.Clone(others)
+	if others == nil {
+		a = s.uniform(op.A32W32)
+	}
 	i := 0
 	for k, list := range ph.options {
 		if len(list) > 0 {
@@ -870,9 +867,9 @@ type found struct {
 
 // pair is a combination of assignments that waits to be looked at.
 type pair struct {
-	p, d  int // in the rankings of the phases
+	head  int // which choice for it
+	p, d  int // in the rankings of the phases under that
 	bound float64
-	whole bool // the bound counts everything
 }
 
 type pairs []pair
@@ -882,7 +879,7 @@ func (h pairs) Less(i, j int) bool {
 	if h[i].bound != h[j].bound {
 		return h[i].bound < h[j].bound
 	}
-	return h[i].d < h[j].d || h[i].d == h[j].d && h[i].p < h[j].p
+	return cmp.Or(cmp.Compare(h[i].head, h[j].head), cmp.Compare(h[i].d, h[j].d), cmp.Compare(h[i].p, h[j].p)) < 0
 }
 func (h pairs) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 func (h *pairs) Push(x any)   { *h = append(*h, x.(pair)) }
@@ -899,21 +896,23 @@ func (h *pairs) Pop() any {
 // best: that is best-first search with a bound that is exact but for what try adds. The first of equally good ones wins.
 // admits (nil: all) says whether a pair is worth trying.
 func (s *session) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool, try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
-	prefills, decodes := s.rankings()
+	groups := s.rankings()
 	none := len(s.phases[0].rows) == 0
 	best := found{ns: below}
 	queue := &pairs{}
-	push := func(p, d int) {
-		x, ok := prefills.at(p)
-		y, also := decodes.at(d)
+	push := func(g, p, d int) {
+		x, ok := groups[g].prefill.at(p)
+		y, also := groups[g].decode.at(d)
 		if !ok || !also {
 			return
 		}
 		if b := x.least + y.least; b < best.ns {
-			heap.Push(queue, pair{p, d, b, none})
+			heap.Push(queue, pair{g, p, d, b})
 		}
 	}
-	push(0, 0)
+	for g := range groups {
+		push(g, 0, 0)
+	}
 	most := 0 // pairs that wait, at a time
 	defer func() { s.ledger.release(int64(most) * pairBytes) }()
 	status, bound := problem.Optimal, 0.0
@@ -935,28 +934,16 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		if err := ctx.Err(); err != nil {
 			return found{}, diag.New(diag.ClassInterrupted, "choose schemes: %w", err)
 		}
+		push(x.head, x.p+1, x.d)
+		if x.p == 0 {
+			push(x.head, 0, x.d+1)
+		}
 		var pp *point
 		if !none {
-			pp = &s.phases[0].points[prefills.order[x.p].point]
+			pp = &s.phases[0].points[groups[x.head].prefill.order[x.p].point]
 		}
-		prefill, decode := s.assignments(pp, &s.phases[1].points[decodes.order[x.d].point])
-		if !x.whole {
-			push(x.p+1, x.d)
-			if x.p == 0 {
-				push(0, x.d+1)
-			}
-			if limit := s.phases[0].max; limit > 0 && pp.kl+s.headKL(decode) > limit {
-				continue
-			}
-			if admits != nil && !admits(prefill, decode) {
-				continue
-			}
-			// Its turn comes again with what decode's head takes in prefill's programs.
-			x.whole = true
-			x.bound = max(x.bound, s.leastOfPoint(s.phases[0], prefill, false)+decodes.order[x.d].least)
-			if x.bound < best.ns {
-				heap.Push(queue, x)
-			}
+		prefill, decode := s.assignments(pp, &s.phases[1].points[groups[x.head].decode.order[x.d].point])
+		if admits != nil && !admits(prefill, decode) {
 			continue
 		}
 		tried++

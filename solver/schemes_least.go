@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -66,8 +67,8 @@ func newMenus() *menus {
 }
 
 // leastOf is what a program costs at least under an assignment, in the unit of the objective; false where that cannot be told
-// without posing it. open leaves out what decode's head decides.
-func (s *session) leastOf(rows int, a assignment, open bool) (int64, bool) {
+// without posing it.
+func (s *session) leastOf(rows int, a assignment) (int64, bool) {
 	sections, err := s.expand(rows, a)
 	if err != nil {
 		return 0, false
@@ -78,9 +79,6 @@ func (s *session) leastOf(rows int, a assignment, open bool) (int64, bool) {
 		sec := &sections[i]
 		if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) {
 			continue // the same decisions for other layers
-		}
-		if open && s.followsHead(sec.Name) {
-			continue
 		}
 		costs, ok := s.leastOfSection(sec, rows, sets)
 		if !ok {
@@ -366,13 +364,15 @@ func grown(room *[]int64, n int) []int64 {
 	return *room
 }
 
-// ranking lists the points of a phase by what they cost at least, as its shortest paths tell, each looked at only when the list
+// ranking lists points of a phase by what they cost at least, as their shortest paths tell, each looked at only when the list
 // gets to its bound.
 type ranking struct {
 	s       *session
 	ph      *phase
-	order   []ranked // found so far, cheapest first
-	next    int      // point whose cost is looked at next
+	head    assignment // schemes of classes that the phase does not decide
+	points  []int      // of the phase, least bound first
+	order   []ranked   // found so far, cheapest first
+	next    int        // of points, whose cost is looked at next
 	pending rankedHeap
 }
 
@@ -400,9 +400,10 @@ func (h *rankedHeap) Pop() any {
 // at is the k-th of the points; false where there are fewer.
 func (r *ranking) at(k int) (ranked, bool) {
 	for len(r.order) <= k {
-		for r.next < len(r.ph.points) && (len(r.pending) == 0 || r.ph.points[r.next].bound <= r.pending[0].least) {
-			p := &r.ph.points[r.next]
-			heap.Push(&r.pending, ranked{r.next, max(p.bound, r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, p), r.ph == r.s.phases[0]))})
+		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
+			at := r.points[r.next]
+			p := &r.ph.points[at]
+			heap.Push(&r.pending, ranked{at, max(p.bound, r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, p, r.head)))})
 			r.next++
 		}
 		if len(r.pending) == 0 {
@@ -413,36 +414,56 @@ func (r *ranking) at(k int) (ranked, bool) {
 	return r.order[k], true
 }
 
-// rankings are those of both phases. Where no prompt has a program prefill has one point that costs nothing.
-func (s *session) rankings() (prefill, decode *ranking) {
-	prefill, decode = &ranking{s: s, ph: s.phases[0]}, &ranking{s: s, ph: s.phases[1]}
-	if len(s.phases[0].rows) == 0 {
-		prefill = &ranking{s: s, ph: &phase{}, order: []ranked{{}}}
+// headed are the rankings of both phases under one choice of schemes for the head, which decode makes for the programs of prefill as
+// well: what a pair costs is then the sum of what its points cost.
+type headed struct{ prefill, decode *ranking }
+
+// rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs nothing.
+func (s *session) rankings() (out []headed) {
+	// within are the points of prefill whose loss, with the head's, is permitted.
+	within := func(head assignment) (out []int) {
+		limit, lost := s.phases[0].max, s.headKL(head)
+		for i := range s.phases[0].points {
+			if limit == 0 || s.phases[0].points[i].kl+lost <= limit {
+				out = append(out, i)
+			}
+		}
+		s.take(int64(len(out)) * rankedBytes)
+		return out
 	}
-	return prefill, decode
+	index := map[string]int{}
+	for i := range s.phases[1].points {
+		a := s.schemesOf(s.phases[1], &s.phases[1].points[i], nil)
+		head := s.uniform(op.A32W32)
+		for k := range s.classes {
+			if s.classes[k].head {
+				head[k] = a[k]
+			}
+		}
+		g, ok := index[head.key()]
+		if !ok {
+			g = len(out)
+			index[head.key()] = g
+			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)}, &ranking{s: s, ph: s.phases[1]}}
+			if len(s.phases[0].rows) == 0 {
+				x.prefill = &ranking{order: []ranked{{}}}
+			}
+			out = append(out, x)
+		}
+		out[g].decode.points = append(out[g].decode.points, i)
+	}
+	return out
 }
 
 // leastOfPoint is what an assignment of a phase costs at least in the objective; 0 where that cannot be told.
-func (s *session) leastOfPoint(ph *phase, a assignment, open bool) float64 {
+func (s *session) leastOfPoint(ph *phase, a assignment) float64 {
 	total := 0.0
 	for r, rows := range ph.rows {
-		ns, ok := s.leastOf(rows, a, open)
+		ns, ok := s.leastOf(rows, a)
 		if !ok {
 			return 0
 		}
 		total += float64(ph.weights[r] * float64(ns))
 	}
 	return total
-}
-
-// followsHead reports whether what a section costs depends on the scheme of the head, which decode decides for all programs.
-func (s *session) followsHead(section string) bool {
-	sec := s.graph.Section(section)
-	for i := range sec.Nodes {
-		name := section + "." + sec.Nodes[i].Name
-		if k, ok := s.classOf[name]; ok && s.classes[k].head || s.packed.works() && name == s.packed.node {
-			return true
-		}
-	}
-	return false
 }

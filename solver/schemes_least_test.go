@@ -43,7 +43,7 @@ func TestLeastIsTheOptimum(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				least, ok := ses.leastOf(x.rows, x.a, false)
+				least, ok := ses.leastOf(x.rows, x.a)
 				if !ok || least != report.ObjectiveNS {
 					t.Fatalf("%s: %d rows in %v cost at least %d (%v), the engine proves %d", measure, x.rows, x.a, least, ok, report.ObjectiveNS)
 				}
