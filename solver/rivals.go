@@ -43,7 +43,7 @@ func (pr *program) rivals(ctx context.Context, s *session) (out []rival, err err
 	seen := [][][]int{pr.nodes(pr.choices)}
 	for _, set := range s.rivalSets() {
 		for _, family := range families {
-			fewer, kept := pr.restricted(set, family)
+			fewer, kept := pr.restricted(s, set, family)
 			if fewer == nil {
 				continue
 			}
@@ -126,15 +126,15 @@ func (s *session) rivalSets() (out []uint64) {
 
 // restricted is a program's problem with the choices that use processors of a set and strategies of a family, and the numbers that
 // those have in the whole problem; nil where a node is left without one.
-func (pr *program) restricted(set uint64, family []planir.Strategy) (*program, [][][]int) {
+func (pr *program) restricted(s *session, set uint64, family []planir.Strategy) (*program, [][][]int) {
 	out := &program{name: pr.name, sections: pr.sections}
 	var kept [][][]int
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
-			used := usedBy(&in.prob.Items[i])
+			used, may := usedBy(&in.prob.Items[i]), s.assisted(in, i, set)
 			for c := range in.candidates[i] {
-				if used[c]&^set == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
+				if used[c]&^may == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
 					lists[i] = append(lists[i], c)
 				}
 			}
@@ -145,6 +145,20 @@ func (pr *program) restricted(set uint64, family []planir.Strategy) (*program, [
 		out.instances, kept = append(out.instances, in.among(lists)), append(kept, lists)
 	}
 	return out, kept
+}
+
+// assisted is a set of processors with those that execute a node for one of them that cannot (Input.Only).
+func (s *session) assisted(in *instance, node int, set uint64) uint64 {
+	out := set
+	for q := range s.procs {
+		alone := slices.ContainsFunc(in.candidates[node], func(c candidate) bool { return c.Axis == planir.AxisNone && c.Shares[0].Proc == s.procs[q].Name })
+		for a := range s.procs {
+			if set>>q&1 == 1 && !alone && assists(s.in.SoC, s.procs[a].Name, s.procs[q].Name) {
+				out |= 1 << a
+			}
+		}
+	}
+	return out
 }
 
 // among is the instance with some of its candidates.
