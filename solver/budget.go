@@ -71,22 +71,20 @@ func (s *session) close() {
 
 // Sizes in bytes of what is kept, on machines of 64 bits: of the structures with what every one of them points to.
 const (
-	candidateBytes   = 368
-	shareBytes       = 104 + 24 // with its estimate
-	accessBytes      = 168
-	choiceBytes      = 88
-	classBytes       = 40
-	nodeBytes        = 640 // of an expanded section
-	decisionBytes    = 256
-	alternativeBytes = 160
-	pointBytes       = 56
-	rankedBytes      = 40
-	pairBytes        = 40
-	needBytes        = 96
-	useBytes         = 192
-	bufferBytes      = 56
-	assetBytes       = 160
-	leastBytes       = 160 // of a section's cost, with its key
+	candidateBytes = 368
+	shareBytes     = 104 + 24 // with its estimate
+	accessBytes    = 168
+	choiceBytes    = 88
+	classBytes     = 40
+	nodeBytes      = 640 // of an expanded section
+	pointBytes     = 56
+	rankedBytes    = 40
+	pairBytes      = 40
+	needBytes      = 96
+	useBytes       = 192
+	bufferBytes    = 56
+	assetBytes     = 160
+	leastBytes     = 160 // of a section's cost, with its key
 )
 
 func (c *candidate) bytes() int64 {
@@ -135,13 +133,6 @@ func needsBytes(all [][][]need) (n int64) {
 func sectionsBytes(list []lower.Section) (n int64) {
 	for i := range list {
 		n += int64(len(list[i].Nodes)) * nodeBytes
-	}
-	return n
-}
-
-func decisionsBytes(list []planir.Decision) (n int64) {
-	for i := range list {
-		n += decisionBytes + int64(len(list[i].Shares))*shareBytes + int64(len(list[i].Alternatives))*alternativeBytes
 	}
 	return n
 }
