@@ -311,7 +311,7 @@ var brokenInputs = []broken{
 	{name: "bundle that is a plan", args: "hetc inspect $A/plan.yaml", code: 5, want: `not a bundle, or one damaged in transfer`, hint: `do not use the file`},
 	{name: "bundle that is a directory", make: func(d *dir) { d.must(os.Mkdir(d.at("x.hetb"), 0o755)) }, args: runIt, code: 3, want: `a directory that holds no bundle`, hint: `give the .hetb file`},
 	{name: "signed by another", args: "hetc run $A/app.hetb --trust $A/other.pub --tokens 1", code: 5, want: `bundle.signature`, hint: `.`},
-	{name: "for another machine", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1", code: 5, want: `made for another machine`, hint: `emit the bundle for this machine`},
+	{name: "of a simulation", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1", code: 5, want: `a simulation of simulated:\S+, which runs on no device`, hint: `hetc run`},
 	{name: "driver that is not linked", args: "hetrun $A/app.hetb --trust $A/k.pub --tokens 1 --any-machine", code: 4, want: `driver "sim" is not part of this program`, hint: `.`},
 	{name: "driver that does not exist", make: func(d *dir) { d.write("s.yaml", boardSoC("opencl")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 4, want: `driver "opencl" is not available`, hint: `hetc drivers`},
 	{name: "secret key as trust", args: "hetc run $A/app.hetb --trust $A/k.key --tokens 1", code: 3, want: `it is a private key, which only signs: want the PEM block "PUBLIC KEY"`, hint: `hetc keygen`},
