@@ -358,6 +358,11 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 			q.N = part(o.N, quarter, 4, p.Tile.N)
 			shard(q)
 		}
+		if len(p.Forms[o.Scheme]) > 0 { // the order of operands decides how much few columns take: one tile tells it
+			q := o
+			q.N = part(o.N, 0, 4, p.Tile.N)
+			shard(q)
+		}
 		if o.Kind != op.MatMul || o.Scheme.Grid() { // results on a grid have no partial sums
 			return
 		}

@@ -8,6 +8,10 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
+// modelError is what the walk itself may be wrong by, relative: executions on a virtual clock, where operators take exactly what
+// was measured, are within it.
+const modelError = 0.01
+
 // prediction goes through a lowered program three times: with the expected, the low and the high
 // time of every step and hand-over.
 func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Prediction, error) {
@@ -26,6 +30,9 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	if pred.HighNS, _, err = s.walk(ph, of, func(e estimate) int64 { return e.high }); err != nil {
 		return pred, err
 	}
+	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them is not.
+	pred.LowNS = min(pred.LowNS, whole(float64(pred.PlanNS)*(1-modelError)))
+	pred.HighNS = max(pred.HighNS, whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
 	nj, ok, err := s.energy(p, ph)
 	if err != nil {
 		return pred, err

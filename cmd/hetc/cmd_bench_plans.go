@@ -35,6 +35,7 @@ type planTable struct {
 var planTables = []planTable{
 	{"buckets", "sequence-length buckets against fixed ladders, on four distributions of prompt lengths", comparedBuckets},
 	{"partition", "tensor partition against processors alone, whole operators and fixed parts", comparedPartitions},
+	{"regret", "the plan executed beside forced alternatives, on every catalog SoC", comparedRegret},
 	{"tiers", "capacity tiers of experts against NPUMoE's ladder and uniform capacity, on skewed routing", comparedTiers},
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,17 +106,23 @@ func TestContention(t *testing.T) {
 	}
 }
 
-// A product by experts takes as long as the products of the experts that were chosen at most.
+// A product by experts takes as long as the products of as many experts as possible, evenly divided.
 func TestExperts(t *testing.T) {
 	s := phone(t)
 	for _, proc := range []string{"cpu", "gpu"} {
 		p := s.Processor(proc)
 		for _, scheme := range p.Schemes {
-			for _, c := range []struct{ m, fan, experts, count, each int }{{1, 2, 16, 2, 1}, {256, 2, 16, 16, 32}, {3, 3, 4, 4, 3}, {5, 1, 1, 1, 5}} {
+			for _, c := range []struct {
+				m, fan, experts int
+				each            []int // rows of each that was chosen
+			}{{1, 2, 16, []int{1, 1}}, {256, 2, 16, slices.Repeat([]int{32}, 16)}, {3, 3, 4, []int{3, 2, 2, 2}}, {5, 1, 1, []int{5}}} {
 				o := op.Op{Kind: op.ExpertMatMul, M: c.m, Fan: c.fan, Experts: c.experts, K: 1024, N: 768, Scheme: scheme, Spread: true}
 				fixed := 1e3 * (p.LaunchUS + p.Sim.Schemes[scheme].SetupUS)
-				one := float64(ns(t, s, proc, matmul(c.each, 1024, 768, scheme))) - fixed
-				if got, want := float64(ns(t, s, proc, o)), fixed+float64(c.count)*one; math.Abs(got-want) > float64(c.count)+1 {
+				want := fixed
+				for _, rows := range c.each {
+					want += float64(ns(t, s, proc, matmul(rows, 1024, 768, scheme))) - fixed
+				}
+				if got := float64(ns(t, s, proc, o)); math.Abs(got-want) > float64(len(c.each))+1 {
 					t.Errorf("%s on %s: got %.0f ns, want %.0f", o.Key(), proc, got, want)
 				}
 			}
@@ -211,6 +218,48 @@ func TestVirtualClock(t *testing.T) {
 	o.M = 64
 	if got, want := half.End-half.Start, driver.Tick(ns(t, s, "gpu", o)); got != want {
 		t.Errorf("64 of 128 rows take %d ns, want %d", got, want)
+	}
+}
+
+// Calls that ran side by side are settled afterwards: who reads memory while the other one does takes longer, a call waits until its
+// processor has noticed that another one is done, and whoever starts them notices the end.
+func TestSettle(t *testing.T) {
+	s := phone(t)
+	gpu, npu, cpu := open(t, s, "gpu", map[string]string{"compute": "false", "noise": "false"}), open(t, s, "npu", map[string]string{"compute": "false", "noise": "false"}), open(t, s, "cpu", nil)
+	o := op.Op{Kind: op.Add, M: 512, N: 4096}
+	last := func(p driver.Processor, proc string) driver.Work {
+		if _, err := p.Run(load(t, s, p, proc, o, nil), nil); err != nil {
+			t.Fatal(err)
+		}
+		return p.(driver.Virtual).Last()
+	}
+	x := driver.Schedule{Start: 1000, Control: cpu, Lanes: []driver.ScheduleLane{
+		{Proc: gpu, Calls: []driver.ScheduleCall{{Work: last(gpu, "gpu")}, {Work: last(gpu, "gpu"), After: []driver.ScheduleAfter{{Lane: 1, Call: 0}}}}},
+		{Proc: npu, Calls: []driver.ScheduleCall{{Work: last(npu, "npu")}}},
+	}}
+	if err := gpu.(driver.Virtual).Settle(&x); err != nil {
+		t.Fatal(err)
+	}
+	us := func(from, to string) driver.Tick {
+		l, _ := s.Link(from, to)
+		return driver.Tick(1e3 * l.HandoverUS)
+	}
+	alone := driver.Tick(ns(t, s, "gpu", o))
+	first, second, other := x.Lanes[0].Calls[0].Span, x.Lanes[0].Calls[1], x.Lanes[1].Calls[0].Span
+	if took := first.End - first.Start; first.Start != 1000+us("cpu", "gpu") || other.Start != 1000+us("cpu", "npu") || float64(took) < 1.2*float64(alone) || float64(took) > 1.45*float64(alone) {
+		t.Errorf("first call %v beside %v, alone %d ns", first, other, alone)
+	}
+	begins := max(first.End, other.End+us("npu", "gpu"))
+	if second.Span != (driver.Span{Start: begins, End: begins + alone}) || second.Idle != first.End || x.End != second.Span.End+us("gpu", "cpu") {
+		t.Errorf("second call %+v, end %d, want start %d, %d ns", second, x.End, begins, alone)
+	}
+	x.Lanes[1].Calls[0].After = []driver.ScheduleAfter{{Lane: 0, Call: 1}}
+	if err := gpu.(driver.Virtual).Settle(&x); err == nil || !strings.Contains(err.Error(), "circle") {
+		t.Errorf("a circle: got %v", err)
+	}
+	elsewhere := open(t, phone(t), "npu", map[string]string{"compute": "false"})
+	if err := elsewhere.(driver.Virtual).Settle(&x); err == nil {
+		t.Error("another SoC's calls were settled")
 	}
 }
 

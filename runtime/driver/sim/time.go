@@ -123,14 +123,27 @@ func company(s *socs.SoC, p *socs.Processor, beside string) ([]timeline.Activity
 	return out, s.Concurrent(set...)
 }
 
-// products is the matmuls that o stands for, as many as count of one shape: those of an ExpertMatMul are as if
-// its rows were evenly divided among as many experts as possible.
-func products(o op.Op) (count int, each op.Op) {
+// products is the matmuls that o stands for: those of an ExpertMatMul are as if its rows were divided among as many experts
+// as possible, evenly, so that some have a row more than the others.
+func products(o op.Op) []product {
 	if o.Kind != op.ExpertMatMul {
-		return 1, o
+		return []product{{1, o}}
 	}
-	count = min(o.Rows(), o.Experts)
-	return count, op.Op{Kind: op.MatMul, M: (o.Rows() + count - 1) / count, K: o.K, N: o.N, Scheme: o.Scheme}
+	count := min(o.Rows(), o.Experts)
+	each, more := o.Rows()/count, o.Rows()%count
+	one := op.Op{Kind: op.MatMul, M: each, K: o.K, N: o.N, Scheme: o.Scheme}
+	out := []product{{count - more, one}}
+	if more > 0 {
+		one.M++
+		out = append(out, product{more, one})
+	}
+	return out
+}
+
+// product is as many matmuls of one shape.
+type product struct {
+	count int
+	op    op.Op
 }
 
 // feasible refuses the matmuls that the simulated compiler cannot build, and schemes without a description.
@@ -142,10 +155,11 @@ func (m *model) feasible(o op.Op) error {
 		if !m.desc.HasForm(o.Scheme, o.Form) {
 			return diag.New(diag.ClassInfeasible, "processor %q is not described in form %q of scheme %q", m.desc.Name, o.Form, o.Scheme).WithCode("sim.infeasible")
 		}
-		_, each := products(o)
-		for _, r := range m.desc.Sim.Infeasible {
-			if r.Contains(each.M, each.K, each.N) {
-				return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", o.Key(), m.desc.Name).WithCode("sim.infeasible")
+		for _, each := range products(o) {
+			for _, r := range m.desc.Sim.Infeasible {
+				if r.Contains(each.op.M, each.op.K, each.op.N) {
+					return diag.New(diag.ClassInfeasible, "%s cannot be compiled for processor %q", o.Key(), m.desc.Name).WithCode("sim.infeasible")
+				}
 			}
 		}
 	}
@@ -160,8 +174,23 @@ func (m *model) op(o op.Op) timeline.Phase {
 		p.ComputeNS, p.MemoryNS = float64(o.Flops())/s.OtherGops, float64(o.Bytes())/p.Rate
 		return m.beside(p)
 	}
-	count, o := products(o)
-	form, r := o.Form, s.Schemes[o.Scheme]
+	r := s.Schemes[o.Scheme]
+	list := products(o)
+	for _, x := range list {
+		q, whole := m.product(x, &r)
+		if len(list) > 1 { // one after the other
+			q.ComputeNS = max(q.ComputeNS, q.MemoryNS)
+		}
+		p.SetupNS = float64(1e3*r.SetupUS) * whole
+		p.ComputeNS, p.MemoryNS = p.ComputeNS+q.ComputeNS, p.MemoryNS+q.MemoryNS
+	}
+	return m.beside(p)
+}
+
+// product is the computing and reading of matmuls of one shape, and how many times as long the form makes all of it take.
+func (m *model) product(x product, r *socs.SimScheme) (p timeline.Phase, whole float64) {
+	o := x.op
+	form := o.Form
 	o.M, o.K, o.N = socs.Round(o.M, r.Step.M), socs.Round(o.K, r.Step.K), socs.Round(o.N, r.Step.N)
 	bytes := float64(o.Bytes())
 	if r.WeightBits > 0 {
@@ -169,14 +198,13 @@ func (m *model) op(o op.Op) timeline.Phase {
 		bytes = float64(o.Bytes()-stored) + float64(float64(o.K)*float64(o.N)*(r.WeightBits/8))
 	}
 	compute, whole := r.FormFactors(form, o.M, o.N)
-	times := float64(float64(count) * whole)
-	p.SetupNS = float64(1e3*r.SetupUS) * whole
+	times := float64(float64(x.count) * whole)
 	p.ComputeNS = float64(float64(float64(o.Flops())/r.PeakGops)*compute) * times
-	p.MemoryNS = float64(bytes/p.Rate) * times
+	p.MemoryNS = float64(bytes/m.desc.BandwidthGBps) * times
 	if r.LongK > 1 && o.K >= r.LongKFrom { // as much is read, in more time
 		p.ComputeNS = float64(max(p.ComputeNS, p.MemoryNS) * r.LongK)
 	}
-	return m.beside(p)
+	return p, whole
 }
 
 // beside is a phase slowed down by the company, as time in which nothing else happens.
