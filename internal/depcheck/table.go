@@ -90,7 +90,7 @@ var table = []room{
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
 
-	{path: "internal/papers", may: []string{"solver", "solver/problem", "solver/exact", "roofline", "models", "socs", "internal/decode", "profiler/stat"}}, // exact: what a paper decided is decided again, by the engine itself
+	{path: "internal/papers", may: []string{"solver", "solver/problem", "solver/exact", "roofline", "models", "socs", "runtime/driver/sim", "internal/decode", "profiler/stat"}}, // exact, sim: what a paper decided is decided and simulated again, by the engine and the simulation themselves
 	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},
 
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
@@ -105,7 +105,7 @@ var commandLine = []string{
 }
 
 // cmdOnly are rooms that only command lines import: they bind implementations to interfaces. The papers' items, which
-// nothing but a command line runs, import the exact engine.
+// nothing but a command line runs, import the exact engine and the simulation.
 var cmdOnly = []string{"runtime/driver/all", "runtime/driver/sim", "solver/highs", "solver/exact", "emit/compile/*"}
 
 // hetrunNever are packages that hetrun must not link, with the reason.

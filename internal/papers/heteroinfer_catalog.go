@@ -7,31 +7,25 @@ import (
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
 )
 
-// simulatedNS is a product of the catalog's SoC as its description says (socs.SimScheme), without noise; beside tells that
-// the other processor reads memory, too.
-func simulatedNS(soc *socs.SoC, proc, other string, o op.Op, beside bool) int64 {
-	p := soc.Processor(proc)
-	rate := p.BandwidthGBps
-	if joint, ok := soc.JointGBps(proc, other); ok && beside {
-		if sum := rate + soc.Processor(other).BandwidthGBps; sum > joint {
-			rate *= joint / sum
-		}
+// simulated times products on the catalog's SoC with the simulation itself, without noise. The first product that it refuses
+// is kept in err, and every later time is then 0.
+type simulated struct {
+	soc *socs.SoC
+	err error
+}
+
+// ns is the time of a product on a processor while those in beside stream from memory, in nanoseconds.
+func (s *simulated) ns(proc string, o op.Op, beside ...string) int64 {
+	if s.err != nil {
+		return 0
 	}
-	r := p.Sim.Schemes[o.Scheme]
-	o.M, o.K, o.N = socs.Round(o.M, r.Step.M), socs.Round(o.K, r.Step.K), socs.Round(o.N, r.Step.N)
-	bytes := float64(o.Bytes())
-	if r.WeightBits > 0 {
-		bytes += float64(float64(o.K)*float64(o.N)*(r.WeightBits/8)) - float64(op.WeightBytes(o.Scheme.Weight(), o.K, o.N))
-	}
-	compute, whole := r.FormFactors(o.Form, o.M, o.N)
-	t := math.Max(float64(float64(o.Flops())/r.PeakGops)*compute, bytes/rate)
-	if r.LongK > 1 && o.K >= r.LongKFrom {
-		t *= r.LongK
-	}
-	return int64(math.Round(float64(1e3*p.LaunchUS) + float64(float64(float64(1e3*r.SetupUS)+t)*whole)))
+	var ns int64
+	ns, s.err = sim.NS(s.soc, proc, o, beside...)
+	return ns
 }
 
 // heteroOrder is the order of operands on the catalog's SoC (sec. 3.2, 5.6): its one number is fitted to the ablation, and the
@@ -46,8 +40,9 @@ func heteroOrder(_ context.Context, s *sheet) error {
 		return err
 	}
 	defer model.Close()
+	times := &simulated{soc: soc}
 	npu := func(m, k, n int, scheme op.Scheme, f op.Form) float64 {
-		return float64(simulatedNS(soc, "npu", "gpu", op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme, Form: f}, false))
+		return float64(times.ns("npu", op.Op{Kind: op.MatMul, M: m, K: k, N: n, Scheme: scheme, Form: f}))
 	}
 	var first, swapped float64
 	for _, w := range linearShapes(model) {
@@ -65,7 +60,7 @@ func heteroOrder(_ context.Context, s *sheet) error {
 	}
 	s.add(Modelled, "example/gain", hetero("m_order_sensitivity_example").at("values", "speedup").num(), best,
 		"[%d,%d]x[%d,tokens] over [tokens,%d]x[%d,%d] in FP16 on catalog SoC %s, most over 32 to 1024 tokens (at %d): what the ablation gained leaves no room for 6 times", n, k, k, k, k, n, soc.Name, at)
-	return nil
+	return times.err
 }
 
 // heteroCatalog decides Table 3 with the latencies of the catalog's SoC, which has the fixed costs and the shared memory
@@ -89,6 +84,7 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 	if err != nil {
 		return err
 	}
+	times := &simulated{soc: soc}
 	for i := range rows {
 		sh := rows[i].shape
 		other := map[string]string{"gpu": "npu", "npu": "gpu"}
@@ -97,7 +93,10 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 			if soc.Processor(proc).HasForm(o.Scheme, op.Swapped) {
 				o.Form = op.Swapped // as Table 3 is written
 			}
-			return simulatedNS(soc, proc, other[proc], o, beside)
+			if beside {
+				return times.ns(proc, o, other[proc])
+			}
+			return times.ns(proc, o)
 		}
 		clear(sh.lookup)
 	}
@@ -125,5 +124,5 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 		}
 	}
 	s.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/n)-1), "of the printed latencies, geometric mean")
-	return nil
+	return times.err
 }

@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/runtime/driver/sim"
-	"github.com/hetc/hetc/socs"
 	"pgregory.net/rapid"
 )
 
@@ -150,38 +147,6 @@ func TestTable3Decision(t *testing.T) {
 		more.anyCut, more.pipe = true, true
 		if e, err := r.shape.decide(t.Context(), tokens, false, &more); err != nil || e.ns > d.ns {
 			t.Fatalf("more choices: %+v, %v, want at most %d ns", e, err, d.ns)
-		}
-	})
-}
-
-// What the catalog item computes by the description is what the simulation does.
-func TestSimulatedNS(t *testing.T) {
-	soc, err := socs.Open("snapdragon-8gen3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		o := op.Op{Kind: op.MatMul, M: rapid.IntRange(1, 600).Draw(t, "m"), K: 32 * rapid.IntRange(1, 500).Draw(t, "k"), N: 32 * rapid.IntRange(1, 900).Draw(t, "n"), Scheme: op.A8TQ4B32}
-		for _, x := range [][2]string{{"gpu", "npu"}, {"npu", "gpu"}} {
-			o := o
-			if x[0] == "npu" {
-				o.Form = rapid.SampledFrom([]op.Form{"", op.Swapped}).Draw(t, "form")
-				if rapid.Bool().Draw(t, "int8") {
-					o.Scheme = op.A8TQ8C
-					o.Form = rapid.SampledFrom(append(op.FormsOf(o.M, []op.Form{op.Conv}), "")).Draw(t, "image")
-				}
-			}
-			alone, err := sim.NS(soc, x[0], o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			both, err := sim.NS(soc, x[0], o, x[1])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if a, b := simulatedNS(soc, x[0], x[1], o, false), simulatedNS(soc, x[0], x[1], o, true); a != alone || b != both {
-				t.Fatalf("%s on %s: %d ns alone and %d ns beside %s, the simulation takes %d and %d", o.Key(), x[0], a, b, x[1], alone, both)
-			}
 		}
 	})
 }

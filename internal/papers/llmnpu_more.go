@@ -384,8 +384,9 @@ func npuShapes(s *sheet) error {
 		return err
 	}
 	side := int(v.at("input_b", 2).num())
+	product := &simulated{soc: soc}
 	took := func(f op.Form) float64 {
-		return float64(simulatedNS(soc, "npu", "cpu", op.Op{Kind: op.MatMul, M: rows, K: side, N: side, Scheme: op.A8TQ8C, Form: f}, false)) - 1e3*soc.Processor("npu").LaunchUS
+		return float64(product.ns("npu", op.Op{Kind: op.MatMul, M: rows, K: side, N: side, Scheme: op.A8TQ8C, Form: f})) - 1e3*soc.Processor("npu").LaunchUS
 	}
 	all := op.FormsOf(rows, []op.Form{op.Conv})
 	best := all[0]
@@ -397,7 +398,7 @@ func npuShapes(s *sheet) error {
 	note := fmt.Sprintf("times [%d,%d] in INT8 on catalog SoC %s, whose price of images is these two points, interpolated by the shorter side", side, side, soc.Name)
 	s.add(Modelled, "search-over-all", printed, strings.TrimPrefix(string(best), string(op.Conv)+" "), "the fastest of all %d, %s", len(all), note)
 	s.add(Modelled, "gain", gain, took(op.ConvForm(rows, 1))/took(best), "%s, without the launch; %s", printed, note)
-	return nil
+	return product.err
 }
 
 // npuMemory places the linear weights of a 7B model in INT8 under the limit of the NPU's address space.
