@@ -42,10 +42,12 @@ const TableStep = 2 << 20
 // it is code and tables of hetrun, an eighth libraries, the rest the runtime, the plan and what the collector leaves.
 const FixedBytes = 63 << 18
 
+// StepBytes is what one loaded step takes in one layer, a part of Memory.Fixed, measured as those below.
+const StepBytes = 3 << 10
+
 // Further parts of Memory.Fixed, measured (docs/results.md): what is alive, and half as much again that the collector
 // has not come by for.
 const (
-	loadedStepBytes = 3 << 10  // of one step in one layer
 	vocabularyBytes = 224      // of one token of the vocabulary, its part of the tokenizer's file included
 	libraryBytes    = 40 << 20 // of a library that prepacks weights, with nothing loaded
 	sessionBytes    = 80 << 10 // of a graph with its weights that such a library has loaded
@@ -163,7 +165,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 && tokenizer {
 		vocabulary = int64(pr.Buffers[i].Cols)
 	}
-	m.Fixed = FixedBytes + steps*loadedStepBytes + vocabulary*vocabularyBytes
+	m.Fixed = FixedBytes + steps*StepBytes + vocabulary*vocabularyBytes
 	if sessions > 0 {
 		m.Fixed += libraryBytes + sessions*sessionBytes
 	}

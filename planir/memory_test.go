@@ -31,7 +31,7 @@ func TestMemoryOf(t *testing.T) {
 	m := MemoryOf(p)
 	want := Memory{
 		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: touched(100<<20, 100),
-		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*loadedStepBytes + 1000*vocabularyBytes,
+		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*StepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
 	if m != want {
@@ -50,7 +50,7 @@ func TestMemoryOf(t *testing.T) {
 	if x := MemoryAt(p, Extent{both, 100, 1, false}); x.Fixed != m.Fixed-1000*vocabularyBytes || x.Total != m.Total-1000*vocabularyBytes {
 		t.Errorf("without a tokenizer: %+v, with one: %+v", x, m)
 	}
-	if x := MemoryAt(p, Extent{both[1:], 100, 1, true}); x.DecodeWeights != 0 || x.Weights != 2*4096+2*4096 || x.Fixed != m.Fixed-2*3*loadedStepBytes {
+	if x := MemoryAt(p, Extent{both[1:], 100, 1, true}); x.DecodeWeights != 0 || x.Weights != 2*4096+2*4096 || x.Fixed != m.Fixed-2*3*StepBytes {
 		t.Errorf("without decoding: %+v, with it: %+v", x, m)
 	}
 	p.Program.Programs[1].Rows, p.Memory = 16, &m

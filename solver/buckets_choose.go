@@ -75,6 +75,9 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	if err := s.calibrated(); err != nil {
 		return nil, err
 	}
+	if s.measure() == problem.Memory {
+		return s.fewSizes(ctx)
+	}
 	c, err := s.candidates(ctx)
 	if err != nil {
 		return nil, err
@@ -130,9 +133,70 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 		}
 	}
 	if best == nil {
-		return nil, first
+		return s.otherSizes(ctx, first)
 	}
 	return best, nil
+}
+
+// fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch. Others only add to
+// what a process holds.
+func (s *session) fewSizes(ctx context.Context) (*Result, error) {
+	buckets, batches := []int(s.want.buckets), []int(s.want.batches)
+	if s.in.Workload.Batches.Max() > 0 {
+		batches = nil
+	}
+	sets := [][]int{buckets}
+	if s.in.Workload.Buckets.Max() > 0 {
+		sets = nil
+		for _, rows := range buckets[:min(fewestTried, len(buckets))] {
+			sets = append(sets, []int{rows})
+		}
+	}
+	var first error
+	for _, list := range sets {
+		t, err := s.resized(list, batches)
+		if err != nil {
+			return nil, err
+		}
+		r, err := t.solve(ctx)
+		if err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
+			return r, err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// fewestTried is how many of the smallest candidates are tried alone.
+const fewestTried = 3
+
+// otherSizes is the plan for the sizes that take least of what is limited; why is the error for those that are fastest.
+func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
+	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
+		in := s.in.Without(LimitEnergy)
+		minimising(problem.Energy)(&in)
+		frugal, err := sessionFor(in, s.want)
+		if err != nil {
+			return nil, err
+		}
+		if r, err := frugal.sized(ctx); err == nil {
+			t, err := s.resized(r.by.want.buckets, r.by.want.batches)
+			if err != nil {
+				return nil, err
+			}
+			if r, err = t.solve(ctx); err == nil || diag.ClassOf(err) != diag.ClassInfeasible {
+				return r, err
+			}
+		}
+	}
+	if s.in.MaxMemory > 0 || s.in.Workload.Memory > 0 {
+		if r, err := s.fewSizes(ctx); err == nil || diag.ClassOf(err) == diag.ClassInterrupted {
+			return r, err
+		}
+	}
+	return nil, why
 }
 
 // buckets is the number of programs that the plan has for prefill.

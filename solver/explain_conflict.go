@@ -6,15 +6,18 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Conflict is a smallest set of limits that no plan satisfies together: without any one of them there is a plan, and no
-// smaller set has none.
+// Conflict is a smallest set of limits for which no plan was found: without any one of them there is a plan, and every smaller
+// set has one.
 type Conflict struct {
 	Limits []Conflicting `json:"limits"`
+	// Proved: no plan satisfies these limits. Else none was found, and there may be one.
+	Proved bool `json:"proved"`
 	// Smallest is false where the search for a smaller set was cut short; without any of Limits there is a plan all the same.
 	Smallest bool  `json:"smallest"`
 	Reason   error `json:"-"` // what solve said
@@ -23,17 +26,22 @@ type Conflict struct {
 // Conflicting is a limit in conflict with what would do in its place, the others as they are.
 type Conflicting struct {
 	Limit
-	// Nearest is the value nearest to the limit's for which a plan was found, as people write it; "" where none was. No
-	// value up to Below has a plan.
+	// Nearest is a value in the limit's place for which solve found a plan, as people write it; "" where none was. Lower ones may
+	// work, too.
 	Nearest string `json:"nearest,omitempty"`
-	Below   string `json:"below,omitempty"`
 	// Wider are additions to a list, each of which suffices.
 	Wider []string `json:"wider,omitempty"`
 	// Rest: further limits are in conflict too, and were taken away to find these.
 	Rest bool `json:"rest,omitempty"`
 
-	least float64 // Nearest, unrounded
+	works float64 // Nearest as a number
 }
+
+// Solves that a search for a conflict takes at most, and one for a value that works: each takes about as long as the solve that failed.
+const (
+	conflictSolves = 48
+	nearestSolves  = 10
+)
 
 // Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It returns err
 // itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of that class which
@@ -55,11 +63,13 @@ func Diagnose(ctx context.Context, in Input, err error) error {
 // FindConflict is Diagnose with its result as data; nil where no limit is to blame.
 func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error) {
 	t := newTrial(in, limitsOf(&in))
+	t.most = conflictSolves
 	if !slices.ContainsFunc(t.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
 		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to try all others
 		// under a limit that none keeps takes long.
 		given := slices.DeleteFunc(slices.Clone(t.limits), func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
 		u := newTrial(in, given)
+		u.most = conflictSolves
 		a, err := u.holding(ctx, make([]bool, len(given)))
 		if err != nil {
 			return nil, err
@@ -71,7 +81,7 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	n := len(t.limits)
 	all := slices.Repeat([]bool{true}, n)
 	t.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
-	// infeasible: proved that no plan satisfies these. What cannot be told (times never measured) counts as feasible.
+	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as feasible.
 	infeasible := func(holds []bool) (bool, error) {
 		a, err := t.holding(ctx, holds)
 		if err != nil {
@@ -96,6 +106,7 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	if a, err := t.holding(ctx, only); err == nil && a.err != nil {
 		c.Reason = a.err // what these limits alone make impossible
 	}
+	c.Proved = proved(c.Reason)
 	for _, i := range set {
 		x := Conflicting{Limit: t.limits[i]}
 		var rest []func(*Input) // takes the limits away that have no part in it
@@ -104,11 +115,8 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 				rest = append(rest, t.limits[k].without)
 			}
 		}
-		if err := t.nearest(ctx, i, rest, &x); err != nil {
-			if errors.Is(err, errTrials) {
-				c.Limits = append(c.Limits, x)
-				continue
-			}
+		t.most = t.made + nearestSolves
+		if err := t.nearest(ctx, i, rest, &x); err != nil && !errors.Is(err, errTrials) {
 			return nil, err
 		}
 		c.Limits = append(c.Limits, x)
@@ -116,10 +124,16 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	return c, nil
 }
 
+// proved reports whether an error of class ClassInfeasible says that there is no plan, rather than that none was found.
+func proved(err error) bool {
+	var limits *LimitError
+	return !errors.As(err, &limits) || limits.Proved
+}
+
 // smallestConflict finds a smallest subset of 0..n-1 that is infeasible, where subsets of feasible sets are feasible: the
 // first in lexicographic order of those of its size. It is nil where all together are feasible. Where no single one will do, a deletion filter finds
 // a set of which every proper subset is feasible; smaller ones are then looked for by size. smallest is false where
-// infeasible ended that search with errTrials.
+// infeasible ended the search with errTrials: the set is infeasible all the same.
 func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set []int, smallest bool, err error) {
 	holds := make([]bool, n)
 	for i := range holds {
@@ -128,26 +142,38 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 	if bad, err := infeasible(holds); !bad || err != nil {
 		return nil, false, err
 	}
+	held := func() (set []int) {
+		for i := range holds {
+			if holds[i] {
+				set = append(set, i)
+			}
+		}
+		return set
+	}
 	for i := range n { // most often one limit is enough
 		only := make([]bool, n)
 		only[i] = true
-		if bad, err := infeasible(only); bad || err != nil {
+		bad, err := infeasible(only)
+		if errors.Is(err, errTrials) {
+			return held(), false, nil
+		}
+		if bad || err != nil {
 			return []int{i}, true, err
 		}
 	}
 	for i := range holds {
 		holds[i] = false
 		bad, err := infeasible(holds)
+		if errors.Is(err, errTrials) {
+			holds[i] = true
+			return held(), false, nil
+		}
 		if err != nil {
 			return nil, false, err
 		}
 		holds[i] = !bad
 	}
-	for i := range holds {
-		if holds[i] {
-			set = append(set, i)
-		}
-	}
+	set = held()
 	for size := 2; size <= len(set); size++ {
 		pick := make([]int, 0, size)
 		var walk func(from int) (bool, error)
@@ -182,14 +208,14 @@ func smallestConflict(n int, infeasible func(holds []bool) (bool, error)) (set [
 	return set, true, nil
 }
 
-// Steps of the search for the nearest value, and how near is near enough.
+// Steps of the search for a value near the limit's, and how near is near enough.
 const (
-	nearestSteps = 5
+	nearestSteps = 4
 	nearEnough   = 0.01
 )
 
 // nearest fills in what would do instead of limit i, the others as they are; or, where those are in conflict among
-// themselves, without the rest.
+// themselves, without the rest. A value is named only after solve found a plan with it, as it is written.
 func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conflicting) error {
 	l := &t.limits[i]
 	free, err := t.possible(ctx, l.without)
@@ -221,43 +247,58 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 	if l.set == nil || free.result == nil {
 		return nil
 	}
-	// What solve found to be the least needs no search.
-	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
-	if err != nil {
+	if least, ok, err := t.fromLeast(ctx, l); err != nil || ok {
+		x.name(l, least)
 		return err
-	}
-	if least, ok := leastOf(l, now.err); ok {
-		if a, err := t.possible(ctx, func(in *Input) { l.set(in, least) }); err != nil || a.result != nil {
-			x.Nearest, x.least = l.ceil(least), least
-			return err
-		}
-	}
-	if l.least != nil && l.used != nil {
-		a, err := t.solve(ctx, l.without, l.least)
-		if err != nil {
-			return err
-		}
-		if a.result != nil {
-			if v := l.used(&t.in, a.result); v > l.number {
-				x.Nearest, x.least = l.ceil(v), v
-				return nil
-			}
-		}
 	}
 	if l.used != nil {
 		if free, err = t.solve(ctx, l.without); err != nil || free.result == nil { // the best, for what it takes
 			return err
 		}
 	}
-	least, below, err := t.search(ctx, l, free.result)
+	least, ok, err := t.search(ctx, l, free.result)
+	if ok {
+		x.name(l, least)
+	}
+	return err
+}
+
+// name names a value that works.
+func (x *Conflicting) name(l *Limit, value float64) {
+	if value > 0 {
+		x.Nearest, x.works = l.format(value), value
+	}
+}
+
+// fromLeast is a value that works, from the plan that takes least of the limit: solve says what that is, or has it as a goal.
+func (t *trial) fromLeast(ctx context.Context, l *Limit) (value float64, ok bool, err error) {
+	now, err := t.holding(ctx, slices.Repeat([]bool{true}, len(t.limits)))
 	if err != nil {
-		return err
+		return 0, false, err
 	}
-	x.Nearest, x.least = l.ceil(least), least
-	if below > l.number {
-		x.Below = l.format(below)
+	if least, known := leastOf(l, now.err); known {
+		if value, ok, err = t.works(ctx, l, least); ok || err != nil {
+			return value, ok, err
+		}
 	}
-	return nil
+	if l.least == nil || l.used == nil {
+		return 0, false, nil
+	}
+	a, err := t.solve(ctx, l.without, l.least)
+	if err != nil || a.result == nil {
+		return 0, false, err
+	}
+	return t.works(ctx, l, l.used(&t.in, a.result))
+}
+
+// works is a value, rounded up to what is written, if solve finds a plan with that.
+func (t *trial) works(ctx context.Context, l *Limit, value float64) (rounded float64, ok bool, err error) {
+	if math.IsNaN(value) || value <= l.number {
+		return 0, false, nil
+	}
+	rounded = l.ceil(value)
+	a, err := t.solve(ctx, func(in *Input) { l.set(in, rounded) })
+	return rounded, a.result != nil, err
 }
 
 // leastOf is the least value of a limit for which there may be a plan, where the error of a solve says it.
@@ -273,61 +314,52 @@ func leastOf(l *Limit, err error) (least float64, ok bool) {
 	return 0, false
 }
 
-// search is the least value of a limit for which a plan is found, and a value below it for which none is. free is a plan without
-// the limit: what it takes is enough.
-func (t *trial) search(ctx context.Context, l *Limit, free *Result) (least, below float64, err error) {
-	try := func(v float64) (*Result, error) {
-		if l.whole {
-			v = math.Ceil(v)
-		}
-		a, err := t.solve(ctx, func(in *Input) { l.set(in, v) })
-		return a.result, err
-	}
+// search is a value of a limit for which a plan is found, near the limit's own. free is a plan without the limit: what it takes is enough.
+func (t *trial) search(ctx context.Context, l *Limit, free *Result) (value float64, ok bool, err error) {
 	takes := func(r *Result) float64 {
 		if l.used == nil {
 			return math.NaN()
 		}
 		return l.used(&t.in, r)
 	}
-	below, least = l.number, takes(free)
-	if math.IsNaN(least) || least <= below { // how much it takes is not known: double
-		for least = max(2*below, 1); ; least *= 2 {
-			r, err := try(least)
-			if err != nil {
-				return 0, 0, err
-			}
-			if r != nil {
-				if u := takes(r); u > below && u < least {
-					least = u
-				}
-				break
-			}
-			below = least
+	below, start := l.number, takes(free)
+	if !(start > below) { // how much it takes is not known: double
+		start = max(2*below, 1)
+	}
+	for !ok {
+		if value, ok, err = t.works(ctx, l, start); err != nil {
+			return 0, false, err
+		}
+		if !ok {
+			below, start = start, 2*start
 		}
 	}
 	for range nearestSteps {
-		if least-below <= nearEnough*least || l.whole && least-below <= 1 {
+		if value-below <= nearEnough*value || l.whole && value-below <= 1 {
 			break
 		}
-		mid := below + (least-below)/2
-		r, err := try(mid)
+		middle := below + (value-below)/2
+		lower, found, err := t.works(ctx, l, middle)
+		if errors.Is(err, errTrials) {
+			break
+		}
 		if err != nil {
-			return 0, 0, err
+			return 0, false, err
 		}
-		if r == nil {
-			below = mid
-			continue
-		}
-		least = mid
-		if u := takes(r); u > below && u < least {
-			least = u
+		switch {
+		case !found:
+			below = middle
+		case lower >= value: // no fewer digits tell them apart
+			return value, true, nil
+		default:
+			value = lower
 		}
 	}
-	return least, below, nil
+	return value, true, nil
 }
 
-// ceil writes a value with few digits, rounded up.
-func (l *Limit) ceil(v float64) string {
+// ceil rounds a value up to few digits.
+func (l *Limit) ceil(v float64) float64 {
 	step := 1.0
 	if v > 0 {
 		step = math.Pow(10, math.Floor(math.Log10(v))-2)
@@ -346,7 +378,14 @@ func (l *Limit) ceil(v float64) string {
 			}
 		}
 	}
-	return l.format(math.Ceil(v/step-1e-9) * step)
+	rounded := math.Ceil(v/step-1e-9) * step
+	if l.whole {
+		return math.Floor(rounded) // of what is written, as it is read again
+	}
+	if x, err := strconv.ParseFloat(fmt.Sprintf("%.6g", rounded), 64); err == nil {
+		return x
+	}
+	return rounded
 }
 
 // err is the conflict as an error.
@@ -366,9 +405,9 @@ func (c *Conflict) err() error {
 		}
 		switch {
 		case l.Nearest != "":
-			d = diag.New(diag.ClassInfeasible, "the least that works is %s%s", l.Nearest, others).WithHint("raise %s to %s", l.Key, l.Nearest)
+			d = diag.New(diag.ClassInfeasible, "a value that works is %s%s", l.Nearest, others).WithHint("raise %s to %s", l.Key, l.Nearest)
 			if l.Key == "--max-memory" {
-				d.WithHint("permit at least %.0f bytes: --max-memory %s", l.least, strings.ReplaceAll(l.Nearest, " ", ""))
+				d.WithHint("permit at least %.0f bytes: --max-memory %s", l.works, strings.ReplaceAll(l.Nearest, " ", ""))
 			}
 		case len(l.Wider) > 0:
 			d = diag.New(diag.ClassInfeasible, "works with any of these added: %s%s", strings.Join(l.Wider, ", "), others).WithHint("add one of %s to %s", strings.Join(l.Wider, ", "), l.Key)
@@ -381,10 +420,14 @@ func (c *Conflict) err() error {
 		d.Path = l.Key
 		list = append(list, d)
 	}
-	what := fmt.Sprintf("no plan satisfies %s", names[0])
-	if len(names) > 1 {
-		what = fmt.Sprintf("no plan satisfies these %d limits together: %s", len(names), strings.Join(names, "; "))
+	what, code := "no plan satisfies", "limits.conflict"
+	if !c.Proved {
+		what, code = "no plan was found that satisfies", "limits.open"
 	}
+	if len(names) > 1 {
+		what += fmt.Sprintf(" these %d limits together:", len(names))
+	}
+	what += " " + strings.Join(names, "; ")
 	reason := strings.TrimPrefix(c.Reason.Error(), "solve: ")
-	return diag.New(diag.ClassInfeasible, "solve: %s: %s\n%w", what, reason, list).WithCode("limits.conflict")
+	return diag.New(diag.ClassInfeasible, "solve: %s: %s\n%w", what, reason, list).WithCode(code)
 }

@@ -361,6 +361,7 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *Input) (*BucketSt
 	prompts := d.asPrompts(w)
 	fixed := func(list []int) func(*Input) {
 		return func(x *Input) {
+			x.AllBuckets = true
 			x.Workload = edited(w, func(w *Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, p.MaxContext })
 		}
 	}

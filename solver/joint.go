@@ -22,6 +22,7 @@ type need struct {
 	proc    string
 	graph   string // key
 	weights []lower.Use
+	scratch int64    // temporary memory of its graph
 	table   bool     // the weight is a table that rows are looked up in as they are stored
 	buffers []buffer // that its steps touch
 }
@@ -46,6 +47,7 @@ func (st *stage) needs(node int, c *candidate) ([]need, error) {
 		p := &pieces[k]
 		x := need{proc: p.Proc, table: p.Op().Kind == op.Embed && p.Op().Scheme == ""}
 		x.weights, x.graph = lower.Needs(n, p, st.proc(p.Proc))
+		x.scratch = scratchOf(p, st.proc(p.Proc))
 		for _, v := range slices.Concat(p.In, p.Out) {
 			b := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
 			value, ok := st.sec.Values[v.Buffer]
@@ -72,6 +74,16 @@ func (st *stage) needs(node int, c *candidate) ([]need, error) {
 		}
 	}
 	return out, nil
+}
+
+// scratchOf is the temporary memory of a piece's graph where nothing is joined to it.
+func scratchOf(p *lower.Piece, proc *planir.Proc) int64 {
+	var most int64
+	for _, o := range p.Ops {
+		g := op.Single(o, "")
+		most = max(most, planir.Scratch(&g, max(1, len(proc.Cores))))
+	}
+	return most
 }
 
 // loads are what all candidates of an instance need, by node and candidate.
@@ -135,9 +147,17 @@ func (a *assets) scan(x *need) {
 	}
 	for _, b := range x.buffers {
 		a.rows[b.name] = max(a.rows[b.name], b.rows)
-		if at, found := slices.BinarySearch(a.levels[b.name], b.rows); !found {
-			a.levels[b.name] = slices.Insert(a.levels[b.name], at, b.rows)
-		}
+		a.level(b.name, b.rows)
+	}
+	if a.pool {
+		a.level("scratch "+x.proc, int(x.scratch))
+	}
+}
+
+// level notes a size that something of growing size may have.
+func (a *assets) level(name string, size int) {
+	if at, found := slices.BinarySearch(a.levels[name], size); !found {
+		a.levels[name] = slices.Insert(a.levels[name], at, size)
 	}
 }
 
@@ -201,6 +221,7 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 		for i := range x.buffers {
 			upTo("pool", &x.buffers[i], a.regions[""])
 		}
+		upTo("held", &buffer{name: "scratch " + x.proc, rows: int(x.scratch), cols: 1, size: 1}, a.regions[""])
 	}
 	if bounded {
 		out = append(out, a.add(problem.Asset{Name: "graph " + x.graph, Region: region, Graphs: 1, OpenNS: openNS(sp)}))
@@ -292,7 +313,7 @@ func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 // joint poses the problem of all programs. Less is taken off each bound beforehand for what the problem leaves out.
 func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	rows := s.want.rows()
-	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.in.Workload.Minimise}, posed: map[quantity]int64{}}
+	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}}
 	heaviest := 0.0
 	for i := range rows {
 		heaviest = max(heaviest, s.weight(i))
@@ -341,7 +362,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 			part[b.name] = max
 		}
 	}
-	if j.Minimise == problem.Memory {
+	if j.Minimise == problem.Memory || a.memory && s.tight {
 		a.memory, a.pool = true, true
 	}
 	if a.memory {
@@ -387,6 +408,11 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 					for m := range needs {
 						if list, err = a.of(&needs[m], list); err != nil {
 							return nil, err
+						}
+						if a.pool { // the m-th step of this operator, whoever executes it
+							in := pr.instances[c].stage
+							name := fmt.Sprintf("step %d of %s@%s", m, items[n].Name, pr.name)
+							list = append(list, a.add(problem.Asset{Name: name, Region: a.regions[""], Bytes: int64(in.repeat) * planir.StepBytes}))
 						}
 					}
 					slices.Sort(list)
@@ -512,16 +538,19 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 		keep := make([]bool, len(x.list))
 		for _, key := range order {
 			list := kinds[key]
-			cheapest := list[0]
+			cheapest, frugal := list[0], list[0]
 			for _, i := range list {
 				c := &x.list[i]
 				if c.costNS < x.list[cheapest].costNS {
 					cheapest = i
 				}
+				if c.energyNJ < x.list[frugal].energyNJ {
+					frugal = i
+				}
 				keep[i] = kept[c.Node+" "+c.ShareText()] || len(c.Shares) != 2 ||
 					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && sameShares(&d, c.withoutForms()) })
 			}
-			keep[cheapest] = true
+			keep[cheapest], keep[frugal] = true, true
 			cuts := jointCuts
 			if x.list[cheapest].Axis == planir.AxisRows {
 				cuts = jointRowCuts
@@ -552,6 +581,7 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 				out = append(out, c)
 			}
 		}
+		s.thinned = s.thinned || len(out) < len(x.list)
 		x.list = out
 	}
 	s.forget()
@@ -568,6 +598,11 @@ const jointRounds = 8
 
 // together returns the best plan whose programs keep all bounds together. plan is one that does not.
 func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	return s.togetherFrom(ctx, plan, false)
+}
+
+// togetherFrom is together. Where plan keeps all bounds it is where the search starts, and nothing worse is returned.
+func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps bool) (*planir.Plan, error) {
 	s.offer(plan)
 	defer s.thin(plan)()
 	less := map[quantity]int64{}
@@ -586,7 +621,13 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 			}
 		}
 		limits := problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())}
+		if keeps && round == 0 {
+			limits.Start = j.choices(plan)
+		}
 		sol, err := s.in.Engine.Joint(ctx, j.Joint, limits)
+		if err == nil && sol.Choices == nil {
+			sol, err = s.foothold(ctx, j, sol)
+		}
 		if err != nil {
 			return nil, s.unreachable(err, plan, j)
 		}
@@ -639,6 +680,39 @@ func (s *session) together(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		}
 	}
 	return nil, last
+}
+
+// foothold is the best solution of a problem for which the engine found none, from the one that takes least of a limited time, energy
+// or memory within the other limits; without one it is the engine's answer.
+func (s *session) foothold(ctx context.Context, j *joint, none problem.JointSolution) (problem.JointSolution, error) {
+	for _, goal := range []problem.Measure{problem.Energy, problem.Memory, problem.Time} {
+		x := *j.Joint
+		x.Minimise = goal
+		switch {
+		case goal == problem.Energy && x.MaxEnergyNJ > 0:
+			x.MaxEnergyNJ = 0
+		case goal == problem.Memory && (x.MaxBytes > 0 || len(x.Regions) > 0):
+			x.MaxBytes = 0
+		case goal == problem.Time && s.limits(problem.LimitPartNS):
+			x.Parts = slices.Clone(x.Parts)
+			for i := range x.Parts {
+				x.Parts[i].MaxNS = 0
+			}
+		default:
+			continue
+		}
+		least, err := s.in.Engine.Joint(ctx, &x, problem.Limits{Nodes: triedNodes, Bytes: s.ledger.left(j.bytes())})
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			continue
+		}
+		if err != nil {
+			return none, err
+		}
+		if least.Choices != nil && j.Keeps(least.Choices) {
+			return s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes()), Start: least.Choices})
+		}
+	}
+	return none, nil
 }
 
 // worth is an objective of a joint problem in the unit of its measure.
@@ -698,8 +772,8 @@ func (s *session) undecided(what string, plan *planir.Plan) error {
 
 // measure is what is minimised.
 func (s *session) measure() problem.Measure {
-	if m := s.in.Workload.Minimise; m != "" {
-		return m
+	if s.goal != "" {
+		return s.goal
 	}
 	return problem.Time
 }

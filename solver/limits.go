@@ -186,7 +186,7 @@ func (s *session) findBounds() error {
 		}
 	}
 	add := func(kind problem.LimitKind, name string, max int64, user string) {
-		if max > 0 {
+		if max > 0 && !slices.Contains(s.waived, kind) {
 			s.bounds = append(s.bounds, bound{quantity{kind, name}, max, user})
 		}
 	}
@@ -285,7 +285,7 @@ func (s *session) taken(p *planir.Plan) (map[quantity]int64, error) {
 				if err != nil {
 					return nil, err
 				}
-				energy += float64(s.weight(i) * float64(nj))
+				energy += float64(s.weight(i) * float64(1000*microjoules(nj)))
 			}
 			if b.kind == problem.LimitEnergyNJ {
 				out[b.quantity] = whole(energy)
@@ -312,8 +312,10 @@ func (s *session) broken(p *planir.Plan, taken map[quantity]int64) (out []bound)
 // Input.LimitNames lists. There may be smaller sets of them.
 type LimitError struct {
 	Names []string
-	text  string
-	cause error
+	// Proved: there is no plan. Else none was found, among all that were looked at.
+	Proved bool
+	text   string
+	cause  error
 }
 
 // Error says what is limited and what would be needed.
@@ -328,9 +330,10 @@ func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	if !errors.As(err, &joint) {
 		return err
 	}
-	e := &LimitError{cause: err}
+	e := &LimitError{cause: err, Proved: s.posesAll()}
 	var parts []string
 	for _, l := range joint.Limits {
+		e.Proved = e.Proved && s.countsExactly(l)
 		k := slices.IndexFunc(s.bounds, func(b bound) bool { return b.quantity == quantity{l.Kind, l.Name} })
 		if k < 0 {
 			continue
@@ -356,6 +359,27 @@ func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 	}
 	e.text = fmt.Sprintf("no plan keeps %s: %s", strings.Join(e.Names, " and "), strings.Join(parts, "; "))
 	return diag.New(diag.ClassInfeasible, "solve: %w", e).WithHint(limitHint)
+}
+
+// posesAll reports whether a joint problem has every plan among its solutions: there are no other schemes or buckets, and no
+// candidate was left out.
+func (s *session) posesAll() bool {
+	for _, ph := range s.phases {
+		if ph != nil && len(ph.rows) > 0 && len(ph.points) > 1 {
+			return false
+		}
+	}
+	return !s.thinned && len(s.want.buckets) <= s.fewestForTime()
+}
+
+// countsExactly reports whether a joint problem counts of a limit what the lowered plan takes: what a processor loads, unless it joins
+// graphs.
+func (s *session) countsExactly(l problem.Limit) bool {
+	if l.Kind != problem.LimitRegionBytes && l.Kind != problem.LimitRegionGraphs {
+		return false
+	}
+	i := slices.IndexFunc(s.procs, func(p planir.Proc) bool { return p.Name == l.Name })
+	return i >= 0 && !s.procs[i].Fuses && !s.procs[i].DynamicRows
 }
 
 // words say what a bound is of, and its amounts.

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // complete makes the plan of the chosen schemes: fitted to the processors, with its predictions and memory.
@@ -32,11 +33,11 @@ func (s *session) complete(ctx context.Context) (*planir.Plan, error) {
 // out the largest buckets, are its choices; a program's divisions follow from them, with equal regions preferred where
 // processors own copies.
 func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*session, *planir.Plan, error) {
-	var best, smallest *planir.Plan
+	var best *planir.Plan
 	var by *session
 	var notes diag.List
 	bestNS := math.Inf(1)
-	for n := len(s.want.buckets); n >= min(1, len(s.want.buckets)); n-- {
+	for n := len(s.want.buckets); n >= s.fewest(); n-- {
 		t := s
 		if n < len(s.want.buckets) {
 			var err error
@@ -47,24 +48,23 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 		t.bind(bound)
 		t.nodes, t.phase = triedNodes, fmt.Sprintf("fit %v of memory, %d buckets", unit.Bytes(bound), n)
 		var last *planir.Plan
+		unproved := false // some pair may have a plan that was not found
 		try := func(prefill, decode assignment) (float64, bool, error) {
 			t.prefill, t.decode, t.chosen = prefill, decode, nil
 			plan, err := t.complete(ctx)
 			if err != nil {
-				if diag.ClassOf(err) == diag.ClassInfeasible {
-					return 0, false, nil // for another reason: an address space
+				if diag.ClassOf(err) == diag.ClassInfeasible { // for another reason: an address space
+					unproved = unproved || !proved(err)
+					return 0, false, nil
 				}
 				return 0, false, err
-			}
-			if smallest == nil || plan.Memory.Total < smallest.Memory.Total {
-				smallest = plan
 			}
 			last = plan
 			return t.objective(plan), plan.Memory.Total <= bound, nil
 		}
-		rest := free.Memory.Cache + t.leastPool() + planir.FixedBytes
-		if !t.packed.works() { // else the embedding may be the head's
-			rest += free.Memory.Tables
+		rest := t.leastPool() + planir.FixedBytes
+		if free != nil {
+			rest = t.fixedPart(free)
 		}
 		found, err := t.search(ctx, bestNS, func(prefill, decode assignment) bool {
 			return t.weightBytes(prefill, decode)+rest <= bound
@@ -83,23 +83,19 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 			return nil, nil, err
 		}
 		if by == t {
+			if unproved && found.report != nil {
+				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(whole(t.lowest()), found.report.ObjectiveNS)
+			}
 			t.prefill, t.decode, t.chosen = found.prefill, found.decode, found.report
 			best.Solver = append(slices.Clone(best.Solver), *found.report)
 			notes = t.notes
-		}
-		if best == nil && n == min(1, len(s.want.buckets)) {
-			if p, d := t.lightest(); d != nil {
-				if _, _, err := try(p, d); err != nil {
-					return nil, nil, err
-				}
-			}
 		}
 		if t != s && by != t {
 			t.close()
 		}
 	}
 	if best == nil {
-		return nil, nil, tooLarge(bound, smallest)
+		return s.fromSmallest(ctx, bound)
 	}
 	if by != s {
 		by.notes = notes
@@ -112,41 +108,42 @@ const triedNodes = 24
 
 // fewer is a session for the same prompts with the first n buckets only.
 func (s *session) fewer(ctx context.Context, n int) (*session, error) {
-	t, err := newSession(s.in)
+	want, err := s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	if t.want, err = s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext); err != nil {
+	t, err := sessionFor(s.in, want)
+	if err != nil {
 		return nil, err
 	}
-	t.prices = s.prices
+	t.prices, t.goal, t.tight = s.prices, s.goal, s.tight
+	t.waive(s.waived...)
 	return t, t.prepare(ctx)
 }
 
-// fewer applies the workload again with the first n buckets only, to the same prompts. A call counts as much as its
-// bucket has rows, so prompts are taken to fill the buckets they have now: else smaller ones would gain what
-// is only padding of the larger.
+// fewer applies the workload again with the first n buckets only: what is posed of each program is what a workload that lists only
+// these would pose. Prompts are the same. Where the workload gives none, every bucket stands for calls that fill it, and those of
+// buckets that are left out are cut into pieces of the others.
 func (d *demand) fewer(w *Workload, n, maxContext int) (*demand, error) {
 	x := *w
-	x.Buckets, x.Batches, x.Context, x.Prompts = d.buckets[:n], d.batches, d.context, nil
-	if len(w.Prompts) == 0 { // what the buckets stand for
-		for i, b := range d.buckets {
-			x.Prompts = append(x.Prompts, Prompt{Tokens: b, Share: d.share[i]})
-		}
-	}
-	for _, p := range w.Prompts {
-		largest := d.buckets[len(d.buckets)-1]
-		full := (p.Tokens - 1) / largest * largest
-		if left := p.Tokens - full; left > 1 {
-			p.Tokens = min(full+d.buckets[sort.SearchInts(d.buckets, left)], d.context)
-		}
-		x.Prompts = append(x.Prompts, p)
-	}
+	x.Buckets, x.Batches, x.Context, x.Prompts = d.buckets[:n], d.batches, d.context, d.prompts
 	out, err := x.apply(maxContext)
 	if err != nil {
 		return nil, err
 	}
+	out.outputTokens = d.outputTokens
 	out.decodeAt(d.contexts[1])
+	if len(d.prompts) > 0 || n == 0 {
+		return out, nil
+	}
+	copy(out.share, d.share)
+	for i := n; i < len(d.buckets); i++ {
+		full, left := problem.Cut(d.buckets[i], d.buckets[n-1])
+		out.share[n-1] += float64(d.share[i] * float64(full))
+		if left > 1 {
+			out.share[sort.SearchInts(out.buckets, left)] += d.share[i]
+		}
+	}
 	return out, nil
 }
 
@@ -225,13 +222,11 @@ type smallestError struct {
 
 func (e *smallestError) Error() string { return e.text }
 
-// tooLarge explains that no plan was found within the bound.
-func tooLarge(bound int64, smallest *planir.Plan) error {
-	b := unit.Bytes(bound)
-	if smallest == nil {
-		return diag.New(diag.ClassInfeasible, "solve: no plan holds at most %v", b).WithHint("give more memory, or permit schemes with fewer bits in the workload")
-	}
+// tooLarge is the error that the smallest plan found holds more than is permitted.
+func (s *session) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
-	return diag.New(diag.ClassInfeasible, "solve: %w", &smallestError{m.Total, fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), b, m)}).
+	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), unit.Bytes(bound), m)
+	e := &LimitError{Names: []string{LimitMemory}, Proved: s.leastMemory() > bound, text: text, cause: &smallestError{m.Total, text}}
+	return diag.New(diag.ClassInfeasible, "solve: %w", e).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

@@ -38,7 +38,7 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 		return pred, err
 	}
 	if ok {
-		pred.EnergyUJ = (nj + 500) / 1000
+		pred.EnergyUJ = microjoules(nj)
 	}
 	for i, ns := range sections {
 		pred.Sections = append(pred.Sections, planir.SectionTime{Section: ph.Sections[i].Name, NS: ns / int64(max(1, ph.Sections[i].Layers))})
@@ -46,6 +46,9 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 	pred.Singles, err = s.singles(ph.Rows)
 	return pred, err
 }
+
+// microjoules is an energy as predictions say it.
+func microjoules(nj int64) int64 { return (nj + 500) / 1000 }
 
 // energy is what one execution of a program is modelled to take in nanojoules: what its decisions were priced with.
 // ok is false where the SoC does not say the power of a processor that takes part.
@@ -223,8 +226,8 @@ func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) flo
 	return total
 }
 
-// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy bounds: predictions hold
-// whole microjoules.
+// expectedNJ is the expected energy, modelled; 0 where it is not known of every program. It is what a limit of energy bounds: the sum over
+// predictions as the plan says them, in whole microjoules.
 func (s *session) expectedNJ(p *planir.Plan) float64 {
 	nj := map[string]int64{}
 	for i := range p.Program.Programs {
@@ -233,7 +236,7 @@ func (s *session) expectedNJ(p *planir.Plan) float64 {
 		if err != nil || !ok {
 			return 0
 		}
-		nj[ph.Name] = n
+		nj[ph.Name] = 1000 * microjoules(n)
 	}
 	return s.expected(p, func(x planir.Prediction) int64 { return nj[x.Program] })
 }

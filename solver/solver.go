@@ -57,6 +57,10 @@ type Input struct {
 	// granularity allows, to compare with; empty: what is best. Everything else goes to one of them.
 	Ratio map[string]float64
 
+	// AllBuckets has every listed bucket get its program, to compare with; else those that only slow prompts down, or that a limit has no
+	// room for, are left out, the largest first.
+	AllBuckets bool
+
 	whole   *socs.SoC // nil: SoC is all of it
 	ledger  *ledger   // nil: of one session alone
 	suppose whatIf    // of a solve that explains another one
@@ -76,6 +80,8 @@ type Result struct {
 	WorkingBytes int64
 	// JointObjective is that of the plan's joint problem, in the unit in which an engine got it; 0: there is none.
 	JointObjective int64
+
+	by *session // that decided it
 }
 
 // cacheType is the element type of the KV cache: stored precision, as nobody offered less.
@@ -116,29 +122,17 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	if err := s.chooseSchemes(ctx); err != nil {
 		return nil, err
 	}
-	if s.measure() == problem.Memory {
-		s.prefill, s.decode = s.lightest()
-		s.chosen = nil
-	}
-	plan, err := s.complete(ctx)
-	if err != nil {
-		return nil, err
-	}
 	bound := in.MaxMemory
 	if bound == 0 {
 		bound = int64(s.in.Workload.Memory)
 	}
-	if bound > 0 && plan.Memory.Total > bound {
-		if s.measure() == problem.Memory {
-			return nil, tooLarge(bound, plan)
-		}
-		free := s
-		if s, plan, err = s.within(ctx, bound, plan); err != nil {
-			return nil, err
-		}
-		if s != free {
-			free.close()
-		}
+	free := s
+	s, plan, err := s.planWithin(ctx, bound)
+	if err != nil {
+		return nil, err
+	}
+	if s != free {
+		free.close()
 	}
 	defer s.close()
 	plan.Memory.Max, plan.Quality, plan.Compiled = bound, s.quality(), s.compiled(plan)
@@ -160,7 +154,11 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 		}
 	}
 	s.checkMemory(plan)
-	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: s.expected(plan, func(x planir.Prediction) int64 { return x.PlanNS }), ExpectedNJ: s.expectedNJ(plan)}, nil
+	expected, err := s.expectedNS(plan)
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected, ExpectedNJ: s.expectedNJ(plan), by: s}, nil
 }
 
 // maxCombined is how many processors of a SoC are combined in one operator.
@@ -191,13 +189,18 @@ type session struct {
 	said      map[string]bool    // processors whose lack of prices was mentioned
 	prefill   assignment         // chosen
 	decode    assignment
-	chosen    *planir.Solve // how, nil when there was no choice
-	bounds    []bound       // that all programs keep together
-	ledger    *ledger       // of what is kept, shared with sessions of the same solve
-	kept      int64         // bytes of it, of candidates and combinations
-	cached    int64         // bytes of it, of posed problems
-	phase     string        // what a search for schemes is for, "" for the plan without a bound of memory
-	nodes     int64         // of the search for them, 0: the engine's own limit
+	chosen    *planir.Solve       // how, nil when there was no choice
+	bounds    []bound             // that all programs keep together
+	ledger    *ledger             // of what is kept, shared with sessions of the same solve
+	kept      int64               // bytes of it, of candidates and combinations
+	cached    int64               // bytes of it, of posed problems
+	phase     string              // what a search for schemes is for, "" for the plan without a bound of memory
+	nodes     int64               // of the search for them, 0: the engine's own limit
+	goal      problem.Measure     // what is minimised
+	waived    []problem.LimitKind // bounds that do not count
+	settled   bool                // no program is given to its best single processor
+	thinned   bool                // joint problems do not have all candidates
+	tight     bool                // joint problems count buffers, scratch and steps where memory is bounded
 }
 
 type programKey struct {
@@ -287,7 +290,7 @@ func sessionFor(in Input, want *demand) (*session, error) {
 	if in.known == nil || in.known.costs != in.Costs {
 		in.known = newFitted(in.Costs, in.SoC)
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
+	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]int64{}}
 	if s.ledger = in.ledger; s.ledger == nil {
 		s.ledger = newLedger(&in)
@@ -681,18 +684,23 @@ func (s *session) build(x solved) (*planir.Plan, error) {
 
 // decide gives a plan the decisions of every program, and lowers it.
 func (s *session) decide(p *planir.Plan, decisions [][]planir.Decision) error {
-	p.Decisions = nil
+	p.Decisions = s.merged(&solved{decisions: decisions})
+	return s.lower(p)
+}
+
+// merged lists the decisions of all programs. The head is decided at one row, and again only where a bucket has other processors.
+func (s *session) merged(x *solved) []planir.Decision {
+	var out planir.Plan
 	for i, rows := range s.want.rows() {
-		for k := range decisions[i] {
-			d := &decisions[i][k]
-			// The head is decided at one row, and again only where a bucket has other processors.
-			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(p.DecisionFor(d.Node, 1), d) {
+		for k := range x.decisions[i] {
+			d := &x.decisions[i][k]
+			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(out.DecisionFor(d.Node, 1), d) {
 				continue
 			}
-			p.Decisions = append(p.Decisions, *d)
+			out.Decisions = append(out.Decisions, *d)
 		}
 	}
-	return s.lower(p)
+	return out.Decisions
 }
 
 func (s *session) assigned(rows int) assignment {
@@ -736,7 +744,7 @@ func (s *session) lower(p *planir.Plan) error {
 // predict adds the predicted times. A program that comes out slower than its best single processor
 // (hand-overs that the problem's edges do not see) is given to that processor, unless that breaks a bound or time is not what is minimised.
 func (s *session) predict(p *planir.Plan) error {
-	kept := s.measure() != problem.Time || len(s.in.Ratio) > 0
+	kept := s.settled || s.measure() != problem.Time || len(s.in.Ratio) > 0
 	if err := s.timeSingles(p); err != nil {
 		return err
 	}

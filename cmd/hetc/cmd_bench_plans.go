@@ -208,7 +208,7 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 		for _, l := range lengths {
 			base := 0.0
 			for _, r := range rules {
-				result, err := solver.Solve(ctx, solver.Input{Model: m, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}})
+				result, err := solver.Solve(ctx, solver.Input{Model: m, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}, AllBuckets: r.buckets.Max() == 0})
 				if err != nil {
 					return "", nil, err
 				}

@@ -1,0 +1,144 @@
+package solver
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// limitedCase is an input whose fastest, most frugal and smallest plans differ in schemes, buckets and placement.
+func limitedCase(t *testing.T, seed uint64) Input {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 3))
+	m := demo(t)
+	s := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = r.IntN(2) == 0 })
+	s.Processors[0].PowerW, s.Processors[1].PowerW = 1+4*r.Float64(), 0.2+2*r.Float64()
+	w := permit(op.A8TQ8C, op.A32W32)
+	w.Buckets, w.Context, w.OutputTokens = Rows{16, 64 + 32*r.IntN(4)}, 256, 8+r.IntN(32)
+	w.Prompts = Prompts{{Tokens: 10 + r.IntN(60), Share: 1}, {Tokens: 100 + r.IntN(90), Share: r.Float64()}}
+	if seed%2 == 1 {
+		w.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + r.IntN(4<<20))}
+	}
+	return Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C, op.A32W32), Workload: w, Engine: exact.Engine{}}
+}
+
+// A limit that is not below what minimising reaches has a plan, whatever else is limited and whatever is minimised.
+func TestWhatIsReachedIsPossible(t *testing.T) {
+	for seed := range uint64(3) {
+		in := limitedCase(t, seed)
+		goal := func(m problem.Measure) *Result {
+			x := in
+			minimising(m)(&x)
+			return solve(t, x)
+		}
+
+		frugal, small := goal(problem.Energy), goal(problem.Memory)
+		x := in
+		x.Workload = edited(in.Workload, func(w *Workload) { w.Limits.EnergyMJ = frugal.ExpectedNJ/1e6 + 1e-6 })
+		r, err := Solve(t.Context(), x)
+		if err != nil {
+			t.Errorf("seed %d: energy as it was reached, %v nJ: %v", seed, frugal.ExpectedNJ, err)
+		} else if r.ExpectedNJ > frugal.ExpectedNJ+1 {
+			t.Errorf("seed %d: %v nJ, at most %v are allowed", seed, r.ExpectedNJ, frugal.ExpectedNJ)
+		}
+		x = in
+		x.MaxMemory = small.Plan.Memory.Total
+		r, err = Solve(t.Context(), x)
+		if err != nil {
+			t.Errorf("seed %d: memory as it was reached, %d bytes: %v", seed, x.MaxMemory, err)
+		} else if found := check.Plan(r.Plan, in.Model, in.SoC); r.Plan.Memory.Total > x.MaxMemory || len(found) > 0 {
+			t.Errorf("seed %d: %d bytes, at most %d are allowed; %v", seed, r.Plan.Memory.Total, x.MaxMemory, found)
+		}
+	}
+}
+
+// No plan for another goal, with a bound of memory or restricted in placement, holds less than the one that minimises memory.
+func TestLeastMemoryIsLeast(t *testing.T) {
+	for seed := range uint64(2) {
+		in := limitedCase(t, seed)
+		in.Workload.Limits = Limits{}
+		least := in
+		minimising(problem.Memory)(&least)
+		small := solve(t, least).Plan
+		if got := small.Solver[0]; got.ObjectiveNS != small.Memory.Total || got.BoundNS > got.ObjectiveNS {
+			t.Errorf("seed %d: objective %d, at least %d, and the plan says %d bytes", seed, got.ObjectiveNS, got.BoundNS, small.Memory.Total)
+		}
+		for name, change := range map[string]func(*Input){
+			"least time":       func(*Input) {},
+			"least energy":     minimising(problem.Energy),
+			"only c0":          func(x *Input) { x.Only = []string{"c0"} },
+			"only c1":          func(x *Input) { x.Only = []string{"c1"} },
+			"whole operators":  func(x *Input) { x.Strategies = []planir.Strategy{planir.Single, planir.Padding} },
+			"little memory":    func(x *Input) { x.MaxMemory = small.Memory.Total * 21 / 20 },
+			"one bucket alone": func(x *Input) { x.Workload = edited(x.Workload, func(w *Workload) { w.Buckets = w.Buckets[:1] }) },
+		} {
+			x := in
+			change(&x)
+			if r := solve(t, x); r.Plan.Memory.Total < small.Memory.Total {
+				t.Errorf("seed %d: %s holds %d bytes, the least is said to be %d", seed, name, r.Plan.Memory.Total, small.Memory.Total)
+			}
+		}
+	}
+}
+
+// What is named in place of a limit was solved: with it there is a plan. Without a proof the error does not say that there is none.
+func TestNamedValuesWork(t *testing.T) {
+	for name, limit := range map[string]func(in *Input, frugal, small *Result){
+		"memory":             func(in *Input, _, small *Result) { in.MaxMemory = small.Plan.Memory.Total * 9 / 10 },
+		"energy":             func(in *Input, frugal, _ *Result) { in.Workload.Limits.EnergyMJ = 0.9 * frugal.ExpectedNJ / 1e6 },
+		"far too little":     func(in *Input, _, _ *Result) { in.MaxMemory = 1 << 20 },
+		"energy and address": func(in *Input, frugal, _ *Result) { in.Workload.Limits.EnergyMJ = 0.5 * frugal.ExpectedNJ / 1e6 },
+	} {
+		seed := uint64(0)
+		if strings.Contains(name, "address") {
+			seed = 1
+		}
+		in := limitedCase(t, seed)
+		goal := func(m problem.Measure) *Result {
+			x := in
+			minimising(m)(&x)
+			return solve(t, x)
+		}
+		limit(&in, goal(problem.Energy), goal(problem.Memory))
+		_, err := Solve(t.Context(), in)
+		if diag.ClassOf(err) != diag.ClassInfeasible {
+			t.Errorf("%s: %v, want no plan", name, err)
+			continue
+		}
+		c, failed := FindConflict(context.Background(), in, err)
+		if failed != nil || c == nil {
+			t.Errorf("%s: %v: no conflict, %v", name, err, failed)
+			continue
+		}
+		var limits *LimitError
+		if known := errors.As(err, &limits); known && limits.Proved != c.Proved && len(c.Limits) == 1 {
+			t.Errorf("%s: proved %v, and the error says %v", name, c.Proved, limits.Proved)
+		}
+		if text := c.err().Error(); strings.Contains(text, "the least that works") || strings.Contains(text, "no plan satisfies") != c.Proved {
+			t.Errorf("%s: proved %v: %q", name, c.Proved, text)
+		}
+		for i := range c.Limits {
+			l := &c.Limits[i]
+			if l.Nearest == "" {
+				t.Errorf("%s: no value that works for %s", name, l.Key)
+				continue
+			}
+			x := in
+			l.set(&x, l.works)
+			if _, err := Solve(t.Context(), x); err != nil {
+				t.Errorf("%s: %s is said to work for %s: %v", name, l.Nearest, l.Key, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to the smallest
+// that holds it: a prompt of 400 tokens fills a call of 512 rows, or calls of 384 and 16 where 512 is left out. With prompts, every
+// solve may therefore leave out the largest buckets, with a limit in the way and without one, so that a limit never gives a faster
+// plan than none. Without prompts the list says what is to be executed, and only memory leaves buckets out.
+
+// fewest is the least number of buckets that a plan may have.
+func (s *session) fewest() int {
+	if s.in.AllBuckets {
+		return len(s.want.buckets)
+	}
+	return min(1, len(s.want.buckets))
+}
+
+// fewestForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
+func (s *session) fewestForTime() int {
+	if len(s.want.prompts) == 0 {
+		return len(s.want.buckets)
+	}
+	return s.fewest()
+}
+
+// withFewer is the better one of a plan for all buckets and the best plan for the first of them only, with its session. Sets of
+// buckets whose lower bound is no better are not solved.
+func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
+	by, best, bestNS := s, plan, s.objective(plan)
+	for n := len(s.want.buckets) - 1; n >= s.fewestForTime(); n-- {
+		promising, err := s.mayBeat(n, plan, bestNS)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !promising {
+			continue
+		}
+		t, err := s.fewer(ctx, n)
+		if err != nil {
+			return nil, nil, err
+		}
+		other, err := t.below(ctx, bestNS)
+		if err != nil {
+			return nil, nil, err
+		}
+		if other == nil {
+			t.close()
+			continue
+		}
+		if by != s {
+			by.close()
+		}
+		by, best, bestNS = t, other, t.objective(other)
+	}
+	return by, best, nil
+}
+
+// below is the best plan of a prepared session if its objective is below a number, else nil.
+func (s *session) below(ctx context.Context, most float64) (*planir.Plan, error) {
+	found, err := s.search(ctx, most, nil, func(p, d assignment) (float64, bool, error) {
+		ns, err := s.value(ctx, p, d)
+		return ns, err == nil, err
+	})
+	if err != nil || found.decode == nil {
+		return nil, err
+	}
+	s.prefill, s.decode, s.chosen = found.prefill, found.decode, found.report
+	plan, err := s.complete(ctx)
+	if diag.ClassOf(err) == diag.ClassInfeasible {
+		return nil, nil
+	}
+	if err != nil || s.objective(plan) >= most {
+		return nil, err
+	}
+	return plan, nil
+}
+
+// mayBeat reports whether the first n buckets may have an objective below most. plan is one for all buckets, and decodes the same
+// way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without what short calls leave idle;
+// attention over fewer positions than it was priced for counts nothing.
+func (s *session) mayBeat(n int, plan *planir.Plan, most float64) (bool, error) {
+	fewer, err := s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext)
+	if err != nil {
+		return false, err
+	}
+	total := s.decodeBound(plan)
+	for i, rows := range fewer.buckets {
+		if fewer.share[i] == 0 {
+			continue
+		}
+		shorter := fewer.contextAt(rows) < s.want.contextAt(rows)
+		total += float64(s.want.weights.Prefill*fewer.share[i]) * s.leastOver(rows, shorter, s.bare)
+		if total >= most {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// decodeBound is what decode adds to the objective at least.
+func (s *session) decodeBound(plan *planir.Plan) float64 {
+	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.limit != (KLLimit{}) {
+		if len(s.phases[1].points) == 0 {
+			return 0
+		}
+		return s.phases[1].points[0].bound
+	}
+	total := 0.0
+	for i := range s.want.decodes() {
+		total += float64(s.weight(i) * float64(plan.Solver[i].ObjectiveNS))
+	}
+	return total
+}
+
+// leastOver is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator the least that a
+// candidate takes.
+func (s *session) leastOver(rows int, noAttention bool, takes func(c *candidate) float64) float64 {
+	cheapest := map[string]float64{}
+	for key, x := range s.pools {
+		if key.rows != rows || x.err != nil {
+			continue
+		}
+		if noAttention && x.st.sec.Nodes[x.node].Op().Kind == op.Attention {
+			continue
+		}
+		least := math.Inf(1)
+		for i := range x.list {
+			least = min(least, takes(&x.list[i]))
+		}
+		if old, ok := cheapest[key.node]; !ok || least < old {
+			cheapest[key.node] = least
+		}
+	}
+	total := 0.0
+	for i := range s.graph.Sections {
+		sec := &s.graph.Sections[i]
+		for _, node := range sec.Nodes {
+			if least, ok := cheapest[sec.Name+"."+node.Name]; ok && !math.IsInf(least, 1) {
+				total += float64(max(1, sec.Layers)) * least
+			}
+		}
+	}
+	return total
+}
+
+// bare is what a candidate takes by itself of what is minimised, however short its calls are.
+func (s *session) bare(c *candidate) float64 {
+	if s.measure() == problem.Energy {
+		return float64(c.energyNJ)
+	}
+	return float64(c.PredictNS)
+}
+
+// idleNS is what calls that do not fill their program leave idle of it, as far as the objective counts it: per program.
+func (s *session) idleNS(p *planir.Plan, ph *planir.Phase) (int64, error) {
+	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
+	if err != nil {
+		return 0, err
+	}
+	var total int64
+	for _, in := range pr.instances {
+		for i := range in.candidates {
+			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
+			at := in.find(i, d)
+			if at < 0 {
+				continue
+			}
+			c := &in.candidates[i][at]
+			total += (c.costNS - c.PredictNS) * int64(in.stage.repeat)
+		}
+	}
+	return total, nil
+}
+
+// expectedNS is the expected time: that of the programs' timelines, and what calls leave idle that do not fill them.
+func (s *session) expectedNS(p *planir.Plan) (float64, error) {
+	idle := map[string]int64{}
+	for i := range p.Program.Programs {
+		ph := &p.Program.Programs[i]
+		if !slices.Contains(s.want.buckets, ph.Rows) {
+			continue
+		}
+		ns, err := s.idleNS(p, ph)
+		if err != nil {
+			return 0, err
+		}
+		idle[ph.Name] = ns
+	}
+	return s.expected(p, func(x planir.Prediction) int64 { return x.PlanNS + idle[x.Program] }), nil
+}

@@ -1,0 +1,413 @@
+package solver
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// The least memory is looked for in four steps.
+//
+//  1. Buckets: a plan for fewer of them holds no more than the same plan for all, so the first one alone is tried, and more only
+//     where that breaks a limit.
+//  2. Schemes: pairs of assignments in the order of what their weights take at least. No pair is tried whose lower bound is not
+//     below the best plan.
+//  3. Placement: the joint problem minimises the bytes of shared assets, which is nearly what a process holds (lowering joins
+//     steps, which the problem does not see). Beside its answer every processor is tried for everything it can do. From the
+//     smallest of these plans, single operators are moved as long as planir.MemoryOf, the number that the plan prints, falls.
+//  4. Of plans that hold as little, the fastest that a joint problem finds.
+//
+// The bound that goes with the answer counts what every plan holds: one copy of the weights, the cache, the values of the program
+// and the process itself.
+
+// Limits of the search for the least memory.
+const (
+	smallestPairs  = 6 // of assignments that are tried
+	smallestPasses = 4 // over all operators
+)
+
+// smallest is the plan that holds least, within all other bounds, with its session.
+func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
+	var first error
+	for n := s.fewest(); n <= len(s.want.buckets); n++ {
+		t := s
+		if n < len(s.want.buckets) {
+			var err error
+			if t, err = s.fewer(ctx, n); err != nil {
+				return nil, nil, err
+			}
+		}
+		plan, err := t.lightestPlan(ctx)
+		if err == nil {
+			return t, plan, nil
+		}
+		if t != s {
+			t.close()
+		}
+		if diag.ClassOf(err) != diag.ClassInfeasible {
+			return nil, nil, err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, nil, first
+}
+
+// weighed is a pair of assignments with what its weights take.
+type weighed struct {
+	prefill, decode assignment
+	bytes           int64
+}
+
+// byWeight lists the pairs of assignments within the limits of quality, the lightest first.
+func (s *session) byWeight() []weighed {
+	var out []weighed
+	prefills, decodes := s.phases[0].points, s.phases[1].points
+	limit := s.phases[0].max
+	add := func(prefill, decode *point) {
+		a, b := s.assignments(prefill, decode)
+		if limit > 0 && prefill != nil && prefill.kl+s.headKL(b) > limit {
+			return
+		}
+		out = append(out, weighed{a, b, s.weightBytes(a, b)})
+	}
+	if len(s.phases[0].rows) == 0 {
+		for i := range decodes {
+			add(nil, &decodes[i])
+		}
+	} else if len(prefills)*len(decodes) > maxPairs/64 { // too many to list: the lightest
+		if prefill, decode := s.lightest(); decode != nil {
+			return []weighed{{prefill, decode, s.weightBytes(prefill, decode)}}
+		}
+	} else {
+		for i := range prefills {
+			for k := range decodes {
+				add(&prefills[i], &decodes[k])
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b weighed) int { return cmp.Compare(a.bytes, b.bytes) })
+	return out
+}
+
+// lightestPlan is the smallest plan found for the buckets of a prepared session.
+func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
+	var best *planir.Plan
+	var chosen weighed
+	var first error
+	pairs := s.byWeight()
+	if len(pairs) == 0 {
+		return nil, s.tooLossy()
+	}
+	for i, pair := range pairs {
+		if i >= smallestPairs && best != nil || i >= 4*smallestPairs {
+			break
+		}
+		if best != nil && pair.bytes+s.fixedPart(best) >= best.Memory.Total {
+			break
+		}
+		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
+		plan, err := s.lean(ctx)
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if best == nil || plan.Memory.Total < best.Memory.Total {
+			best, chosen = plan, pair
+		}
+	}
+	if best == nil {
+		return nil, first
+	}
+	s.prefill, s.decode = chosen.prefill, chosen.decode
+	report := planir.Solve{
+		Problem: jointProblem(problem.Memory), Status: string(problem.Optimal), Choices: best.Solver[0].Choices,
+		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, pairs[0].bytes+s.fixedPart(best)),
+	}
+	if report.BoundNS < report.ObjectiveNS {
+		report.Status = string(problem.Feasible)
+	}
+	best.Solver = []planir.Solve{report}
+	return best, nil
+}
+
+// fixedPart is what every plan for these programs holds beside its weights.
+func (s *session) fixedPart(plan *planir.Plan) int64 {
+	total := plan.Memory.Cache + s.leastPool() + planir.FixedBytes
+	if !s.packed.works() { // else the embedding may be the head's
+		total += plan.Memory.Tables
+	}
+	return total
+}
+
+// lean is the smallest plan found with the schemes that are set.
+func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
+	best, err := s.fit(ctx)
+	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
+		return nil, err
+	}
+	why := err
+	free := best
+	if free == nil {
+		if free, err = s.free(ctx); err != nil {
+			return nil, err
+		}
+	}
+	m, err := s.mover(free)
+	if err != nil {
+		return nil, err
+	}
+	defer m.restore()
+	for i := range s.procs {
+		plan, err := m.allOn(s.procs[i].Name)
+		if err != nil {
+			return nil, err
+		}
+		if plan != nil && (best == nil || planir.MemoryOf(plan).Total < planir.MemoryOf(best).Total) {
+			best = plan
+		}
+	}
+	if best == nil {
+		return nil, why
+	}
+	if best, err = m.descend(ctx, best); err != nil {
+		return nil, err
+	}
+	if best, err = m.explained(best); err != nil {
+		return nil, err
+	}
+	return s.quickest(ctx, best)
+}
+
+// quickest is the fastest plan found that holds no more than one does.
+func (s *session) quickest(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	memory := planir.MemoryOf(plan)
+	plan.Memory = &memory
+	t, err := s.minimising(problem.Time)
+	if err != nil {
+		return nil, err
+	}
+	t.bind(memory.Total)
+	t.tight = true
+	t.nodes = triedNodes
+	faster, err := t.together(ctx, plan)
+	if err != nil && diag.ClassOf(err) != diag.ClassInfeasible {
+		return nil, err
+	}
+	if err == nil && planir.MemoryOf(faster).Total <= memory.Total {
+		held := planir.MemoryOf(faster)
+		faster.Memory, plan = &held, faster
+	}
+	return plan, s.predict(plan)
+}
+
+// mover changes plans operator by operator.
+type mover struct {
+	s       *session
+	j       *joint
+	like    *planir.Plan // for everything but decisions
+	restore func()
+}
+
+// mover is one for plans with the schemes that are set; restore has to be called.
+func (s *session) mover(plan *planir.Plan) (*mover, error) {
+	m := &mover{s: s, like: plan, restore: s.thin(plan)}
+	var err error
+	if m.j, err = s.joint(nil); err != nil {
+		m.restore()
+		return nil, err
+	}
+	return m, nil
+}
+
+// plan lowers choices; nil where they break a bound, or a rule of the processors.
+func (m *mover) plan(choices [][][]int) (*planir.Plan, error) {
+	if !m.permitted(choices) {
+		return nil, nil
+	}
+	x := solved{reports: m.like.Solver}
+	for i, pr := range m.j.programs {
+		var list []planir.Decision
+		for k, in := range pr.instances {
+			for n, pick := range in.nodes(choices[i][k]) {
+				list = append(list, in.candidates[n][pick].Decision)
+			}
+		}
+		x.decisions = append(x.decisions, list)
+	}
+	p := *m.like
+	p.Decisions, p.Program, p.Memory = m.s.merged(&x), planir.Program{}, nil
+	if err := m.s.lower(&p); err != nil {
+		return nil, err
+	}
+	taken, err := m.s.taken(&p)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range m.s.bounds {
+		if taken[b.quantity] > b.max {
+			return nil, nil
+		}
+	}
+	return &p, nil
+}
+
+// explained is a plan whose decisions say what they cost and what the alternatives were.
+func (m *mover) explained(plan *planir.Plan) (*planir.Plan, error) {
+	x := solved{reports: plan.Solver}
+	for i, part := range m.j.choices(plan) {
+		x.decisions = append(x.decisions, m.j.programs[i].decisions(part))
+	}
+	return m.s.build(x)
+}
+
+// permitted reports whether no program has processors that exclude each other.
+func (m *mover) permitted(choices [][][]int) bool {
+	for i := range m.j.Parts {
+		alone := problem.Joint{Parts: []problem.Part{{Partition: m.j.Parts[i].Partition}}, Assets: m.j.Assets}
+		alone.Regions = slices.Clone(m.j.Regions)
+		for r := range alone.Regions {
+			alone.Regions[r].MaxBytes, alone.Regions[r].MaxGraphs = 0, 0
+		}
+		if !alone.Keeps(choices[i : i+1]) {
+			return false
+		}
+	}
+	return true
+}
+
+// allOn places everything that a processor executes by itself there, and the rest whole where it is cheapest.
+func (m *mover) allOn(proc string) (*planir.Plan, error) {
+	var choices [][][]int
+	for _, pr := range m.j.programs {
+		var part [][]int
+		for _, in := range pr.instances {
+			list := make([]int, len(in.candidates))
+			for n := range list {
+				if list[n] = wholeOn(in.candidates[n], proc); list[n] < 0 {
+					return nil, nil
+				}
+			}
+			part = append(part, list)
+		}
+		choices = append(choices, part)
+	}
+	return m.plan(choices)
+}
+
+// wholeOn is the candidate on one processor, or on the one that is cheapest where it cannot; -1 where there is none.
+func wholeOn(list []candidate, proc string) int {
+	best := -1
+	for k := range list {
+		c := &list[k]
+		if c.Axis != planir.AxisNone {
+			continue
+		}
+		if c.Shares[0].Proc == proc {
+			return k
+		}
+		if best < 0 || c.costNS < list[best].costNS {
+			best = k
+		}
+	}
+	return best
+}
+
+// descend moves one operator after the other to where the plan holds less, until none is left or the passes are used up.
+func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
+	choices := m.j.choices(plan)
+	least := planir.MemoryOf(plan).Total
+	for range smallestPasses {
+		before := least
+		for i, pr := range m.j.programs {
+			for k, in := range pr.instances {
+				for n := range in.candidates {
+					if err := ctx.Err(); err != nil {
+						return nil, diag.New(diag.ClassInterrupted, "look for the least memory: %w", err)
+					}
+					kept := choices[i][k][n]
+					for _, pick := range kinds(in.candidates[n]) {
+						if pick == kept {
+							continue
+						}
+						choices[i][k][n] = pick
+						other, err := m.plan(choices)
+						if err != nil {
+							return nil, err
+						}
+						if other == nil {
+							continue
+						}
+						if total := planir.MemoryOf(other).Total; total < least {
+							plan, least, kept = other, total, pick
+						}
+					}
+					choices[i][k][n] = kept
+				}
+			}
+		}
+		if least == before {
+			break
+		}
+	}
+	return plan, nil
+}
+
+// kinds is the cheapest candidate of every way to divide an operator between some processors.
+func kinds(list []candidate) []int {
+	cheapest := map[string]int{}
+	var order []string
+	for i := range list {
+		c := &list[i]
+		key := string(base(c.Strategy)) + " " + string(c.Axis)
+		for _, sh := range c.Shares {
+			key += " " + sh.Proc
+		}
+		old, ok := cheapest[key]
+		if !ok {
+			order = append(order, key)
+		}
+		if !ok || c.costNS < list[old].costNS {
+			cheapest[key] = i
+		}
+	}
+	out := make([]int, len(order))
+	for i, key := range order {
+		out[i] = cheapest[key]
+	}
+	return out
+}
+
+// minimising is the session with another measure, and its schemes as they are.
+func (s *session) minimising(goal problem.Measure) (*session, error) {
+	t := *s
+	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)
+	t.programs = map[programKey]*program{}
+	t.menus, t.leasts = newMenus(), map[string][]int64{}
+	t.kept, t.cached = 0, 0 // the session they were counted for releases them
+	for i, ph := range s.phases {
+		if ph == nil {
+			continue
+		}
+		other := *ph
+		other.points, other.worth = nil, nil
+		t.phases[i] = &other
+		if len(other.rows) == 0 {
+			continue
+		}
+		if err := t.list(&other); err != nil {
+			return nil, err
+		}
+	}
+	return &t, nil
+}
