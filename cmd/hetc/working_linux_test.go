@@ -60,7 +60,7 @@ func TestWorkingMemory(t *testing.T) {
 		return limited(t, d, "--json", "solve", "--soc", "snapdragon-8gen3", "--record", "r.jsonl", "--model", d.model, "--workload", "w.yaml", "--working-memory", memory, "-o", plan, "--write-models", "models-"+memory)
 	}
 	digests := map[string]bool{}
-	for memory, bytes := range map[string]int64{"1GiB": 1 << 30, "80MiB": 80 << 20} {
+	for memory, bytes := range map[string]int64{"1GiB": 1 << 30, "96MiB": 96 << 20} {
 		text, code, rss := solve(memory, memory+".yaml")
 		var r workingResult
 		if err := json.Unmarshal([]byte(text), &r); code != 0 || err != nil {
