@@ -64,6 +64,8 @@ type Costs struct {
 	Infeasible  []Infeasible `json:"infeasible,omitempty" yaml:"infeasible,omitempty"`
 	// CacheBytes is the size of the largest cache, 0 for none: what was written last and fits is not read from memory.
 	CacheBytes int64 `json:"cache_bytes,omitempty" yaml:"cache_bytes,omitempty"`
+	// End is the last line of a file. One that was cut off lacks it, and may be legal otherwise.
+	End bool `json:"-" yaml:"end"`
 
 	once   sync.Once
 	index  index
@@ -264,6 +266,9 @@ func Parse(name string, data []byte) (*Costs, error) {
 
 func (c *Costs) checked(name string) (*Costs, error) {
 	c.Schema = Schema
+	if !c.End {
+		return nil, diag.New(diag.ClassInput, "costs lack their last line, \"end: true\": the file was cut off").WithCode("costs.end").At("%s", name).WithHint("make it again with `hetc fit`")
+	}
 	if err := c.validate(); err != nil {
 		return nil, diag.New(diag.ClassInput, "%w", err).WithCode("costs.value").At("%s", name).WithHint("make it again with `hetc fit`")
 	}
@@ -437,6 +442,7 @@ func Write(path string, c *Costs) error {
 	if err := c.validate(); err != nil {
 		return fmt.Errorf("write costs: %w", err)
 	}
+	c.End = true
 	text, err := decode.YAML(c)
 	if err != nil {
 		return fmt.Errorf("write costs: %w", err)

@@ -732,8 +732,8 @@ func FuzzParse(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(seed)
-	f.Add([]byte("schema: hetc.costs/1\nfamilies: [{proc: a, kind: matmul, step: [0,0,0], curves: [{points: [[1,2,3,4]]}]}]\n"))
-	f.Add([]byte(`{"schema":"hetc.costs/1","families":[{"proc":"a","kind":"rope","group":-1,"head_dim":1,"setup_ns":1e308,"curves":[{"a":-1,"b":9223372036854775807}]}]}`))
+	f.Add([]byte("schema: hetc.costs/1\nfamilies: [{proc: a, kind: matmul, step: [0,0,0], curves: [{points: [[1,2,3,4]]}]}]\nend: true\n"))
+	f.Add([]byte(`{"schema":"hetc.costs/1","end":true,"families":[{"proc":"a","kind":"rope","group":-1,"head_dim":1,"setup_ns":1e308,"curves":[{"a":-1,"b":9223372036854775807}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse("fuzz.yaml", data)
 		if err != nil {

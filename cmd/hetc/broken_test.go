@@ -278,7 +278,14 @@ var brokenInputs = []broken{
 	{name: "resuming a file that is no record", make: func(d *dir) { d.write("notes.txt", "keep me\n") }, args: "hetc profile --soc snapdragon-8gen3 --model $M -o notes.txt --resume", code: 3, want: `notes.txt:1: record.syntax`, hint: `.`},
 	{name: "edited costs", make: func(d *dir) { d.edited("costs.yaml", "sharpness: ", "sharpness: -") }, args: solveIt, code: 3, want: `costs.value: .*sharpness -\d+, want`, hint: `hetc fit`},
 	{name: "costs that deny the simulation", make: func(d *dir) { d.edited("costs.yaml", "simulated: true\n", "simulated: false\n") }, args: solveIt, code: 3, want: `costs say simulated: false`, hint: `fit the costs again`},
-	{name: "costs cut off", make: func(d *dir) { text := d.read(d.artifacts + "/costs.yaml"); d.write("costs.yaml", text[:strings.LastIndex(text[:len(text)/2], "[")+1]) }, args: solveIt, code: 3, want: `costs.yaml`, hint: `.`},
+	{name: "costs cut off", make: func(d *dir) {
+		text := d.read(d.artifacts + "/costs.yaml")
+		d.write("costs.yaml", text[:strings.LastIndex(text[:len(text)/2], "[")+1])
+	}, args: solveIt, code: 3, want: `costs.yaml`, hint: `.`},
+	{name: "costs cut off between two entries", make: func(d *dir) {
+		text := d.read(d.artifacts + "/costs.yaml")
+		d.write("costs.yaml", text[:strings.LastIndex(text[:len(text)/2], "\n  - ")+1])
+	}, args: solveIt, code: 3, want: `costs lack their last line, "end: true"`, hint: `hetc fit`},
 
 	// Limits
 	{name: "quality without a calibration", make: func(d *dir) { d.write("w.yaml", header+"buckets: [64]\ncontext: 64\nquality: {max_kl: 0.1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `no calibration says what the schemes cost`, hint: `hetc calibrate .* --calibration`},
