@@ -77,9 +77,9 @@ const (
 	choiceBytes    = 88
 	classBytes     = 40
 	nodeBytes      = 640 // of an expanded section
-	pointBytes     = 56
-	rankedBytes    = 40
-	pairBytes      = 40
+	pointBytes     = 64
+	rankedBytes    = 48
+	pairBytes      = 48
 	needBytes      = 96
 	useBytes       = 192
 	bufferBytes    = 56
@@ -184,7 +184,7 @@ func (s *session) trim() {
 
 // forget lets all posed problems go. What is in use elsewhere stays alive by itself.
 func (s *session) forget() {
-	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
+	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]leastCost{}
 	s.ledger.release(s.cached)
 	s.cached = 0
 }

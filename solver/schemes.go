@@ -174,6 +174,7 @@ type phase struct {
 type point struct {
 	pick  []uint8
 	bound float64 // the objective is at least that, in ns
+	chain float64 // and that, where no branches run side by side
 	kl    float64
 }
 
@@ -182,6 +183,8 @@ const (
 	maxAssignments = 1 << 19 // of a phase
 	maxPairs       = 1 << 22 // of assignments that are looked at
 	maxTried       = 4096    // pairs that are solved
+	maxBounded     = 128     // points whose bound is looked at closer
+	maxBranched    = 64      // of them where branches may run side by side, and only a solve tells what that gains
 )
 
 // loss is what a scheme costs in a class by the calibration; false when that was not measured.
@@ -648,7 +651,7 @@ func (s *session) list(ph *phase) error {
 	zero := func() costs {
 		c := make(costs, len(ph.rows))
 		for r := range c {
-			c[r] = make([]float64, len(sets))
+			c[r] = make([]float64, 2*len(sets)) // with what branches hide left out, and all of it
 		}
 		return c
 	}
@@ -673,9 +676,6 @@ func (s *session) list(ph *phase) error {
 			hidden := s.hidden(ph, rows, sec.Name)
 			for _, n := range sec.Nodes {
 				name := sec.Name + "." + n.Name
-				if hidden[name] {
-					continue
-				}
 				k, classed := s.classOf[name]
 				if p := s.packed; p.works() && name == p.node {
 					continue // what it takes depends on the head
@@ -689,13 +689,21 @@ func (s *session) list(ph *phase) error {
 						return x.err
 					}
 					for x, set := range sets {
-						base[r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
+						ns := times * s.cheapest(poolKey{rows, name, scheme}, set)
+						base[r][len(sets)+x] += ns
+						if !hidden[name] {
+							base[r][x] += ns
+						}
 					}
 					continue
 				}
 				for j, scheme := range ph.options[k] {
 					for x, set := range sets {
-						low[k][j][r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
+						ns := times * s.cheapest(poolKey{rows, name, scheme}, set)
+						low[k][j][r][len(sets)+x] += ns
+						if !hidden[name] {
+							low[k][j][r][x] += ns
+						}
 					}
 				}
 			}
@@ -716,11 +724,12 @@ func (s *session) list(ph *phase) error {
 			if ph.max > 0 && losses[i] > ph.max {
 				return
 			}
-			bound := 0.0
+			bound, chain := 0.0, 0.0
 			for r := range ph.rows {
-				bound += float64(ph.weights[r] * slices.Min(sums[i][r]))
+				bound += float64(ph.weights[r] * slices.Min(sums[i][r][:len(sets)]))
+				chain += float64(ph.weights[r] * slices.Min(sums[i][r][len(sets):]))
 			}
-			ph.points = append(ph.points, point{slices.Clone(pick), bound, losses[i]})
+			ph.points = append(ph.points, point{slices.Clone(pick), bound, chain, losses[i]})
 			s.take(pointBytes + rankedBytes)
 			return
 		}
@@ -741,13 +750,7 @@ func (s *session) list(ph *phase) error {
 		return err
 	}
 	slices.SortStableFunc(ph.points, func(a, b point) int {
-		switch {
-		case a.bound < b.bound:
-			return -1
-		case a.bound > b.bound:
-			return 1
-		}
-		return 0
+		return cmp.Compare(a.chain, b.chain)
 	})
 	return nil
 }
@@ -867,9 +870,10 @@ type found struct {
 
 // pair is a combination of assignments that waits to be looked at.
 type pair struct {
-	head  int // which choice for it
-	p, d  int // in the rankings of the phases under that
-	bound float64
+	head  int     // which choice for it
+	p, d  int     // in the rankings of the phases under that
+	bound float64 // what it is looked at by
+	low   float64 // a bound in any case
 }
 
 type pairs []pair
@@ -896,7 +900,8 @@ func (h *pairs) Pop() any {
 // best: that is best-first search with a bound that is exact but for what try adds. The first of equally good ones wins.
 // admits (nil: all) says whether a pair is worth trying.
 func (s *session) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool, try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
-	groups := s.rankings()
+	chains := s.branches()
+	groups := s.rankings(chains)
 	none := len(s.phases[0].rows) == 0
 	best := found{ns: below}
 	queue := &pairs{}
@@ -906,8 +911,8 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		if !ok || !also {
 			return
 		}
-		if b := x.least + y.least; b < best.ns {
-			heap.Push(queue, pair{g, p, d, b})
+		if b := x.least + y.least; b < best.ns || chains {
+			heap.Push(queue, pair{g, p, d, b, x.bound + y.bound})
 		}
 	}
 	for g := range groups {
@@ -916,17 +921,20 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	most := 0 // pairs that wait, at a time
 	defer func() { s.ledger.release(int64(most) * pairBytes) }()
 	status, bound := problem.Optimal, 0.0
-	seen, tried := 0, 0
+	seen, tried, looked, limit := 0, 0, maxPairs, maxTried
+	if chains {
+		looked, limit = maxTried, maxBranched
+	}
 	for queue.Len() > 0 {
 		if n := queue.Len(); n > most {
 			s.ledger.take(int64(n-most) * pairBytes)
 			most = n
 		}
 		x := heap.Pop(queue).(pair)
-		if x.bound >= best.ns {
+		if !chains && x.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) {
+		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) || !math.IsInf(best.ns, 1) && (seen > looked || tried > limit) {
 			status, bound = problem.Feasible, x.bound
 			break
 		}
@@ -943,7 +951,7 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 			pp = &s.phases[0].points[groups[x.head].prefill.order[x.p].point]
 		}
 		prefill, decode := s.assignments(pp, &s.phases[1].points[groups[x.head].decode.order[x.d].point])
-		if admits != nil && !admits(prefill, decode) {
+		if x.low >= best.ns || admits != nil && !admits(prefill, decode) {
 			continue
 		}
 		tried++
@@ -954,6 +962,11 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		}
 		if ok && ns < best.ns {
 			best.prefill, best.decode, best.ns = prefill, decode, ns
+		}
+	}
+	if chains && status != problem.Optimal {
+		if bound = s.leastOfAll(groups); bound >= best.ns {
+			status = problem.Optimal
 		}
 	}
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
@@ -970,6 +983,41 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	}
 	best.report = r
 	return best, nil
+}
+
+// leastOfAll is what no pair of assignments is below: the least bound of a point of either phase, after a closer look at those
+// with the least.
+func (s *session) leastOfAll(groups []headed) float64 {
+	total := 0.0
+	heads := map[bool][]assignment{true: {nil}} // of prefill any, and of decode its own
+	for _, g := range groups {
+		heads[false] = append(heads[false], g.prefill.head)
+	}
+	for _, ph := range s.phases {
+		order := make([]int, len(ph.points))
+		for i := range order {
+			order[i] = i
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(ph.points[a].bound, ph.points[b].bound) })
+		least := math.Inf(1)
+		for k, i := range order {
+			p := &ph.points[i]
+			if p.bound >= least || k >= maxBounded {
+				least = min(least, p.bound)
+				break
+			}
+			closer := math.Inf(1)
+			for _, head := range heads[ph.name == "decode"] {
+				bound, _ := s.leastOfPoint(ph, s.schemesOf(ph, p, head))
+				closer = min(closer, bound)
+			}
+			least = min(least, max(p.bound, closer))
+		}
+		if len(ph.rows) > 0 {
+			total += least
+		}
+	}
+	return total
 }
 
 // searching reports how far a search for schemes is.

@@ -62,19 +62,34 @@ type leastStart struct {
 // unknownCost says that the least cost of a section could not be found out; 0 then bounds it.
 const unknownCost = math.MaxInt64
 
+// leastCost is what is known of a cost without posing a problem: nothing is below bound, and a chain of one operator after the other
+// takes chain. They differ where branches may run side by side: how much that gains only a posed problem tells.
+type leastCost struct{ bound, chain int64 }
+
+func (c leastCost) plus(d leastCost) leastCost {
+	if c.bound == unknownCost || d.bound == unknownCost {
+		return leastCost{unknownCost, unknownCost} // no plan on these processors
+	}
+	chain := int64(unknownCost)
+	if c.chain != unknownCost && d.chain != unknownCost {
+		chain = c.chain + d.chain
+	}
+	return leastCost{c.bound + d.bound, chain}
+}
+
 func newMenus() *menus {
 	return &menus{items: map[poolKey]*menu{}, links: map[linkKey]*menuLink{}}
 }
 
 // leastOf is what a program costs at least under an assignment, in the unit of the objective; false where that cannot be told
 // without posing it.
-func (s *session) leastOf(rows int, a assignment) (int64, bool) {
+func (s *session) leastOf(rows int, a assignment) (leastCost, bool) {
 	sections, err := s.expand(rows, a)
 	if err != nil {
-		return 0, false
+		return leastCost{}, false
 	}
 	sets := s.sets()
-	totals := make([]int64, len(sets))
+	totals := make([]leastCost, len(sets))
 	for i := range sections {
 		sec := &sections[i]
 		if slices.ContainsFunc(sections[:i], func(x lower.Section) bool { return x.Name == sec.Name }) {
@@ -82,22 +97,21 @@ func (s *session) leastOf(rows int, a assignment) (int64, bool) {
 		}
 		costs, ok := s.leastOfSection(sec, rows, sets)
 		if !ok {
-			return 0, false
+			return leastCost{}, false
 		}
-		for k, ns := range costs {
-			if totals[k] == unknownCost || ns == unknownCost {
-				totals[k] = unknownCost // no plan on these processors
-				continue
-			}
-			totals[k] += ns
+		for k := range costs {
+			totals[k] = totals[k].plus(costs[k])
 		}
 	}
-	least := slices.Min(totals)
-	return least, least != unknownCost
+	least := totals[0]
+	for _, x := range totals[1:] {
+		least = leastCost{min(least.bound, x.bound), min(least.chain, x.chain)}
+	}
+	return least, least.bound != unknownCost
 }
 
 // leastOfSection is what a section costs at least on each set of processors.
-func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) ([]int64, bool) {
+func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) ([]leastCost, bool) {
 	key := sectionKey(sec, rows)
 	if costs, ok := s.leasts[key]; ok {
 		return costs, costs != nil
@@ -115,15 +129,16 @@ func (s *session) leastOfSection(sec *lower.Section, rows int, sets []uint64) ([
 	}
 	s.menus.room.chain = chain
 	forks := findForks(sec)
-	costs := make([]int64, len(sets))
+	costs := make([]leastCost, len(sets))
 	for k, set := range sets {
-		costs[k] = s.menus.shortest(chain, set, int64(in.Repeat), int64(in.Wraps()))
+		ns := s.menus.shortest(chain, set, int64(in.Repeat), int64(in.Wraps()))
+		costs[k] = leastCost{ns, ns}
 		if len(forks) > 0 {
-			costs[k] = min(costs[k], s.menus.aside(chain, forks, st.pairs(), set, int64(in.Repeat)))
+			costs[k].bound = min(ns, s.menus.aside(chain, forks, st.pairs(), set, int64(in.Repeat)))
 		}
 	}
 	s.leasts[key] = costs
-	s.cache(leastBytes + 8*int64(len(costs)))
+	s.cache(leastBytes + 16*int64(len(costs)))
 	return costs, true
 }
 
@@ -374,12 +389,14 @@ type ranking struct {
 	order   []ranked   // found so far, cheapest first
 	next    int        // of points, whose cost is looked at next
 	pending rankedHeap
+	chains  bool // ranked by what chains take, which is no bound
 }
 
 // ranked is a point with its least cost in the objective.
 type ranked struct {
 	point int
-	least float64
+	least float64 // what it is ranked by
+	bound float64
 }
 
 type rankedHeap []ranked
@@ -400,10 +417,15 @@ func (h *rankedHeap) Pop() any {
 // at is the k-th of the points; false where there are fewer.
 func (r *ranking) at(k int) (ranked, bool) {
 	for len(r.order) <= k {
-		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].bound <= r.pending[0].least) {
+		for r.next < len(r.points) && (len(r.pending) == 0 || r.ph.points[r.points[r.next]].chain <= r.pending[0].least) {
 			at := r.points[r.next]
 			p := &r.ph.points[at]
-			heap.Push(&r.pending, ranked{at, max(p.bound, r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, p, r.head)))})
+			bound, chain := r.s.leastOfPoint(r.ph, r.s.schemesOf(r.ph, p, r.head))
+			x := ranked{at, max(p.bound, bound), max(p.bound, bound)}
+			if r.chains && !math.IsInf(chain, 1) {
+				x.least = chain
+			}
+			heap.Push(&r.pending, x)
 			r.next++
 		}
 		if len(r.pending) == 0 {
@@ -418,8 +440,9 @@ func (r *ranking) at(k int) (ranked, bool) {
 // well: what a pair costs is then the sum of what its points cost.
 type headed struct{ prefill, decode *ranking }
 
-// rankings are those of every choice for the head. Where no prompt has a program prefill has one point that costs nothing.
-func (s *session) rankings() (out []headed) {
+// rankings are those of every choice for the head, by what chains take or by bounds. Where no prompt has a program prefill has one
+// point that costs nothing.
+func (s *session) rankings(chains bool) (out []headed) {
 	// within are the points of prefill whose loss, with the head's, is permitted.
 	within := func(head assignment) (out []int) {
 		limit, lost := s.phases[0].max, s.headKL(head)
@@ -444,7 +467,7 @@ func (s *session) rankings() (out []headed) {
 		if !ok {
 			g = len(out)
 			index[head.key()] = g
-			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head)}, &ranking{s: s, ph: s.phases[1]}}
+			x := headed{&ranking{s: s, ph: s.phases[0], head: head, points: within(head), chains: chains}, &ranking{s: s, ph: s.phases[1], chains: chains}}
 			if len(s.phases[0].rows) == 0 {
 				x.prefill = &ranking{order: []ranked{{}}}
 			}
@@ -456,14 +479,35 @@ func (s *session) rankings() (out []headed) {
 }
 
 // leastOfPoint is what an assignment of a phase costs at least in the objective; 0 where that cannot be told.
-func (s *session) leastOfPoint(ph *phase, a assignment) float64 {
-	total := 0.0
+// chain is what chains take, infinite where that cannot be told.
+func (s *session) leastOfPoint(ph *phase, a assignment) (bound, chain float64) {
 	for r, rows := range ph.rows {
 		ns, ok := s.leastOf(rows, a)
 		if !ok {
-			return 0
+			return 0, math.Inf(1)
 		}
-		total += float64(ph.weights[r] * float64(ns))
+		bound += float64(ph.weights[r] * float64(ns.bound))
+		if ns.chain == unknownCost {
+			chain = math.Inf(1)
+		}
+		chain += float64(ph.weights[r] * float64(ns.chain))
 	}
-	return total
+	return bound, chain
+}
+
+// branches reports whether some section of the programs has branches that may run side by side.
+func (s *session) branches() bool {
+	if s.measure() == problem.Energy { // which they take as much of
+		return false
+	}
+	for _, ph := range s.phases {
+		if len(ph.rows) == 0 {
+			continue
+		}
+		sections, err := s.expand(ph.rows[0], s.uniform(op.A32W32))
+		if err == nil && slices.ContainsFunc(sections, func(x lower.Section) bool { return len(findForks(&x)) > 0 }) {
+			return true
+		}
+	}
+	return false
 }

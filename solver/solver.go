@@ -184,10 +184,10 @@ type session struct {
 	programs  map[programKey]*program // posed so far
 	memory    *timeline.Machine       // see sharing
 	menus     *menus
-	leasts    map[string][]int64 // by sectionKey, of each set of processors; nil: not known
-	divisions []planir.Decision  // how programs divide columns, offered to each other
-	said      map[string]bool    // processors whose lack of prices was mentioned
-	prefill   assignment         // chosen
+	leasts    map[string][]leastCost // by sectionKey, of each set of processors; nil: not known
+	divisions []planir.Decision      // how programs divide columns, offered to each other
+	said      map[string]bool        // processors whose lack of prices was mentioned
+	prefill   assignment             // chosen
 	decode    assignment
 	chosen    *planir.Solve       // how, nil when there was no choice
 	bounds    []bound             // that all programs keep together
@@ -291,7 +291,7 @@ func sessionFor(in Input, want *demand) (*session, error) {
 		in.known = newFitted(in.Costs, in.SoC)
 	}
 	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
-		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]int64{}}
+		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]leastCost{}}
 	if s.ledger = in.ledger; s.ledger == nil {
 		s.ledger = newLedger(&in)
 	}
