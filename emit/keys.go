@@ -136,6 +136,11 @@ func LoadSigningKey(path string) (*PrivateKey, error) {
 		WithHint("pass --key NAME.key (made by `hetc keygen --out NAME`), or set %s or %s", EnvSigningKeyFile, EnvSigningKey)
 }
 
+func errPublicKey(name string) error {
+	return diag.New(diag.ClassInput, "signing key %q is a public key, which verifies and cannot sign", name).
+		WithHint("give the .key file that was made with it")
+}
+
 func loadKey(path string) (*PrivateKey, error) {
 	f, err := wholefile.Open(path)
 	if err != nil {
@@ -152,8 +157,7 @@ func loadKey(path string) (*PrivateKey, error) {
 	}
 	if mode := st.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
 		if strings.HasSuffix(path, ".pub") {
-			return nil, diag.New(diag.ClassInput, "signing key %q is a public key, which verifies and cannot sign", path).
-				WithHint("give the .key file that was made with it")
+			return nil, errPublicKey(path)
 		}
 		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
 			WithHint("chmod 600 %s, and make a new key if somebody may have read this one", path)
@@ -183,6 +187,8 @@ func ParseKey(data []byte, name string) (*PrivateKey, error) {
 	}
 	switch block.Type {
 	case pemPrivate, pemDevPrivate:
+	case "PUBLIC KEY", "HETC DEV PUBLIC KEY":
+		return nil, errPublicKey(name)
 	case "ENCRYPTED PRIVATE KEY":
 		return nil, diag.New(diag.ClassUnavailable, "signing key %q is encrypted, which hetc cannot read", name).
 			WithHint("decrypt it for this run: openssl pkcs8 -in %s.key", name)

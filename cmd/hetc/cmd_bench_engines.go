@@ -83,7 +83,7 @@ lies in (make deps-bench makes it) and in PATH. --work keeps plans, bundles and 
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.models, "model", nil, "model directory with weights; several are measured one after the other")
+	f.StringArrayVar(&o.models, "model", nil, "model directory with weights; several, each with a --model of its own, are measured one after the other")
 	f.IntSliceVar(&o.prompts, "prompt-len", []int{256, 1024}, "tokens of the prompts")
 	f.IntVar(&o.gen, "gen", 32, "tokens to decode")
 	f.IntVar(&o.depth, "depth", 256, "tokens in the cache before decoding")

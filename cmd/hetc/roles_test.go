@@ -25,7 +25,7 @@ func TestWrongRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &dir{T: t, path: t.TempDir(), artifacts: whole.path, model: whole.model}
-	d.hetc("emit --plan " + d.artifacts + "/plan.yaml --model " + d.model + " --key " + d.artifacts + "/k.key --with-reference -o app.hetb")
+	d.hetc("emit --plan $A/plan.yaml --model $M --key $A/k.key --with-reference -o app.hetb")
 	b, err := bundle.Open(d.at("app.hetb"), bundle.Options{Trust: trust})
 	if err != nil {
 		t.Fatal(err)

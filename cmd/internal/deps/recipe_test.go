@@ -61,7 +61,7 @@ g++ -shared -fPIC -o libanswer.so answer.cpp`)
 	archive := tgz(t, map[string]string{"package/llama/source.bundle": read("source.bundle"), "package/bins/x/libanswer.so": read("src/libanswer.so"), "package/dist/unwanted.js": "x"})
 	write("archive.tgz", string(archive))
 	bin = filepath.Join(dir, "bin")
-	write("bin/npm", "#!/bin/sh\necho $@ >> "+dir+"/npm.log\ncp "+dir+"/archive.tgz package.tgz\n")
+	write("bin/npm", "#!/bin/sh\necho $@ >> '"+dir+"/npm.log'\ncp '"+dir+"/archive.tgz' package.tgz\n")
 	return recipe{Name: "small", OS: runtime.GOOS, Arch: runtime.GOARCH,
 		Packages: []pkg{{"small", "1.2.3", fmt.Sprintf("%x", sha256.Sum256(archive)), ""}},
 		Source:   "llama/source.bundle", Libs: "bins/x", Licence: "LICENSE", Include: []string{"include"}, Link: []string{"libanswer.so"},

@@ -50,7 +50,7 @@ func smallWheel(t *testing.T, files map[string]string, script string) (r recipe,
 	if err := os.WriteFile(filepath.Join(dir, "w.whl"), b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	pip := "#!/bin/sh\necho $@ >> " + dir + "/pip.log\ncp " + dir + "/w.whl lib-1.0-cp311.whl\n" + script + "\n"
+	pip := "#!/bin/sh\necho $@ >> '" + dir + "/pip.log'\ncp '" + dir + "/w.whl' lib-1.0-cp311.whl\n" + script + "\n"
 	if err := os.WriteFile(filepath.Join(bin, "pip"), []byte(pip), 0o755); err != nil {
 		t.Fatal(err)
 	}
