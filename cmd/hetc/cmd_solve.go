@@ -248,6 +248,10 @@ take the same time, and what graphs are charged for; times never depend on it.
 			showTarget(s, r.Plan)
 			showPredictions(s, r.Plan)
 			showSizes(s, r.Plan)
+			dropped := leftOut(input.Workload.Buckets, r.Plan)
+			if len(dropped) > 0 {
+				s.Printf("buckets left out of the workload's list: %v; the plan serves its prompts faster without them, or within its bound of memory\n", dropped)
+			}
 			showLimits(s, r.Plan)
 			showTiers(s, r.Plan)
 			showCompiled(s, r.Plan)
@@ -257,7 +261,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 			s.Printf("%s\n", proof)
 			took := work.show(s, r)
 			return s.Result(map[string]any{"proof": proof, "took": took, "file": out, "digest": digest, "unchanged": same, "simulated": r.Plan.SoC.Simulated, "imported": r.Plan.SoC.Imported,
-				"quality": r.Plan.Quality, "memory": r.Plan.Memory,
+				"quality": r.Plan.Quality, "memory": r.Plan.Memory, "buckets_left_out": dropped,
 				"predictions": r.Plan.Predictions, "compiled": r.Plan.Compiled, "solver": r.Plan.Solver, "solves": log.list, "expected_ns": r.ExpectedNS, "expected_nj_modelled": r.ExpectedNJ})
 		},
 	}
@@ -286,6 +290,18 @@ func maxMemory(text string) (int64, error) {
 		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
 	}
 	return int64(b), nil
+}
+
+// leftOut are the buckets that a workload lists and the plan has no program for, ascending.
+func leftOut(listed solver.Rows, p *planir.Plan) []int {
+	out := []int{}
+	for _, rows := range listed {
+		has := func(ph planir.Phase) bool { return ph.Phase == "prefill" && ph.Rows == rows }
+		if rows > 0 && !slices.ContainsFunc(p.Program.Programs, has) {
+			out = append(out, rows)
+		}
+	}
+	return out
 }
 
 // showSizes tells which buckets and batches were chosen, among how many.
