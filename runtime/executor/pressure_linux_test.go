@@ -24,14 +24,22 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
+// catch has the signals of press caught, for the rest of the process. One that reaches a thread later, when nobody wanted it
+// any more, would end the process: on a thread that Go's runtime did not start, as ONNX Runtime's, it raises such a signal
+// again with its default action.
+var catch = sync.OnceValue(func() <-chan os.Signal {
+	caught := make(chan os.Signal, 64)
+	signal.Notify(caught, unix.SIGUSR1, unix.SIGUSR2)
+	return caught
+})
+
 // press disturbs the process until the test ends: two goroutines allocate and collect garbage, and every thread gets
 // signals in turn, those of Go's own preemption and of its profiler among them. It returns how many of each there were.
 func press(t *testing.T) (collections, signals func() int64) {
 	t.Helper()
 	var before debug.GCStats
 	debug.ReadGCStats(&before)
-	caught := make(chan os.Signal, 64)
-	signal.Notify(caught, unix.SIGUSR1, unix.SIGUSR2)
+	caught := catch()
 	stop := make(chan struct{})
 	var all sync.WaitGroup
 	every := func(pause time.Duration, f func()) {
@@ -81,7 +89,6 @@ func press(t *testing.T) (collections, signals func() int64) {
 	t.Cleanup(func() {
 		close(stop)
 		all.Wait()
-		signal.Stop(caught)
 	})
 	return func() int64 {
 		var now debug.GCStats
