@@ -85,6 +85,11 @@ const (
 	bufferBytes    = 56
 	assetBytes     = 160
 	leastBytes     = 160 // of a section's cost, with its key
+	itemBytes      = 200
+	placeBytes     = 56
+	legBytes       = 24
+	sideBytes      = 120 // of what is known of a fork or a branch
+	slowedBytes    = 40
 )
 
 func (c *candidate) bytes() int64 {
@@ -98,20 +103,13 @@ func candidatesBytes(list []candidate) (n int64) {
 	return n
 }
 
-// bytes is what an instance keeps beside its candidates.
+// bytes is what an instance keeps beside candidates and items: the ways through its forks.
 func (in *instance) bytes() (n int64) {
-	for i := range in.prob.Items {
-		it := &in.prob.Items[i]
-		for k := range it.Choices {
-			n += choiceBytes + int64(len(it.Choices[k].Label)+8*len(it.Choices[k].Procs))
-		}
-		for _, list := range [][]string{it.Before, it.After} {
-			for _, name := range list {
-				n += classBytes + int64(len(name))
-			}
-		}
-		for _, row := range it.EdgeNS {
-			n += 24 + 8*int64(len(row))
+	for i := range in.posed.Items {
+		it, base := &in.posed.Items[i], &in.prob.Items[i]
+		n += itemBytes
+		if len(it.Choices) > len(base.Choices) {
+			n += int64(len(it.Choices))*(choiceBytes+32) + int64(len(it.EdgeNS))*(24+8*int64(len(it.Before)))
 		}
 	}
 	return n
@@ -137,8 +135,33 @@ func sectionsBytes(list []lower.Section) (n int64) {
 	return n
 }
 
-func (l *menuLink) bytes() int64 {
-	return int64(len(l.cost))*24 + int64(len(l.edge))*8
+// bytes is what a menu keeps beside its candidates.
+func (m *menu) bytes() (n int64) {
+	for k := range m.choices {
+		n += choiceBytes + int64(len(m.choices[k].Label)+8*len(m.choices[k].Procs)) + 8
+	}
+	for k := range m.after {
+		n += classBytes + int64(len(m.after[k])) + int64(len(m.places[k]))*placeBytes
+	}
+	return n
+}
+
+// bytes is what an item keeps beside its menu.
+func (x *item) bytes() int64 {
+	n := itemBytes + int64(len(x.Choices))*choiceBytes
+	for _, name := range x.Before {
+		n += classBytes + int64(len(name))
+	}
+	return n + int64(len(x.EdgeNS))*(24+8*int64(len(x.Before)))
+}
+
+// bytes is what a solved branch keeps.
+func (b *branch) bytes() int64 {
+	n := sideBytes + 12*int64(len(b.ns)) + 12*int64(len(b.handed))
+	for _, list := range b.choices {
+		n += 48 + 8*int64(len(list))
+	}
+	return n
 }
 
 func (j *joint) bytes() (n int64) {
@@ -184,7 +207,8 @@ func (s *session) trim() {
 
 // forget lets all posed problems go. What is in use elsewhere stays alive by itself.
 func (s *session) forget() {
-	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]leastCost{}
+	s.programs, s.instances, s.leasts = map[programKey]*program{}, map[string]*instance{}, map[string][]int64{}
+	s.sides, s.crossings = map[string]*side{}, map[string]*crossing{}
 	s.ledger.release(s.cached)
 	s.cached = 0
 }

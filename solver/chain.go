@@ -15,8 +15,9 @@ type instance struct {
 	candidates [][]candidate
 	prob       problem.Chain // without the ways through forks
 	posed      problem.Chain // with them
+	items      []*item       // that prob has, where they are kept
 	forks      []fork
-	masks      [][]uint64 // processors of choices, where there are forks
+	masks      [][]uint64 // processors, by node and choice
 	needs      [][][]need // by node and candidate, once asked for
 	counted    bool       // its bytes, by the session
 }
@@ -37,80 +38,6 @@ func withCandidate(list []candidate, price func() (candidate, error)) []candidat
 		return list
 	}
 	return append(list, c)
-}
-
-// pose poses the problem of a section: its nodes in order, their candidates, and as
-// edges the hand-overs between neighbours. What a node reads of earlier ones than its neighbour (the
-// residual stream) has long been written and costs no wait.
-func (st *stage) pose(candidates [][]candidate) (*instance, error) {
-	var err error
-	in := &instance{stage: st, candidates: candidates}
-	in.prob = problem.Chain{Name: st.sec.Name, Repeat: st.repeat, Breaks: st.breaks}
-	index := map[string]int{}
-	for i, p := range st.procs {
-		index[p.Name] = i
-	}
-	// For every node, the accesses that stand for its location classes.
-	type side struct{ before, after [][]place }
-	sides := make([]side, len(candidates))
-	for i, list := range candidates {
-		prev := (i + len(candidates) - 1) % len(candidates)
-		before := st.sec.Nodes[prev].Out // what of its input the node before wrote
-		it := problem.Item{Name: st.sec.Nodes[i].Name}
-		seenBefore, seenAfter := map[string]int{}, map[string]int{}
-		number := func(names *[]string, reps *[][]place, seen map[string]int, list []access, buffers []string) int {
-			name := locations(list, buffers)
-			k, ok := seen[name]
-			if !ok {
-				k = len(*names)
-				seen[name] = k
-				*names = append(*names, name)
-				*reps = append(*reps, st.places(list, buffers))
-			}
-			return k
-		}
-		for _, c := range list {
-			ch := problem.Choice{Label: c.label(), CostNS: c.costNS, EnergyNJ: c.energyNJ}
-			for _, s := range c.Shares {
-				if k := index[s.Proc]; !slices.Contains(ch.Procs, k) {
-					ch.Procs = append(ch.Procs, k)
-				}
-			}
-			sort.Ints(ch.Procs)
-			ch.Before = number(&it.Before, &sides[i].before, seenBefore, c.reads, before)
-			ch.After = number(&it.After, &sides[i].after, seenAfter, c.writes, st.sec.Nodes[i].Out)
-			it.Choices = append(it.Choices, ch)
-		}
-		in.prob.Items = append(in.prob.Items, it)
-	}
-	for i := range in.prob.Items {
-		if i == 0 && in.prob.Wraps() == 0 {
-			continue
-		}
-		prev := (i + len(candidates) - 1) % len(candidates)
-		for _, w := range sides[prev].after {
-			row := make([]int64, len(sides[i].before))
-			for b, r := range sides[i].before {
-				if row[b], err = st.handover(w, r); err != nil {
-					return nil, err
-				}
-			}
-			in.prob.Items[i].EdgeNS = append(in.prob.Items[i].EdgeNS, row)
-		}
-	}
-	in.forks = findForks(st.sec)
-	for k := range in.forks {
-		f := &in.forks[k]
-		if f.entry, err = st.waits(sides[f.split].after, st.sec.Nodes[f.split].Out, candidates[f.second]); err != nil {
-			return nil, err
-		}
-		if f.exit, err = st.waits(sides[f.second-1].after, st.sec.Nodes[f.second-1].Out, candidates[f.join]); err != nil {
-			return nil, err
-		}
-	}
-	in.findPaths()
-	in.posed = in.widen()
-	return in, nil
 }
 
 // partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost nothing.

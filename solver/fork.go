@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir/lower"
-	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -32,8 +31,9 @@ import (
 // is the first node that needs both.
 type fork struct {
 	split, second, join int
-	entry               waits // of the second branch's first node for split
-	exit                waits // of join for the first branch's last node
+	entry               waits     // of the second branch's first node for split
+	exit                waits     // of join for the first branch's last node
+	crossing            *crossing // what is known of it, also to other sections that have the same fork
 	paths               []path
 	pieces              map[[2]int][]piece // of nodes and choices
 }
@@ -102,45 +102,6 @@ func findForks(sec *lower.Section) (out []fork) {
 	return out
 }
 
-// waits prices hand-overs from a node to a later one that reads its outputs.
-func (st *stage) waits(after [][]place, buffers []string, readers []candidate) (waits, error) {
-	var out waits
-	seen := map[string]int{}
-	var before [][]place
-	for _, c := range readers {
-		name := locations(c.reads, buffers)
-		k, ok := seen[name]
-		if !ok {
-			k = len(before)
-			seen[name] = k
-			before = append(before, st.places(c.reads, buffers))
-		}
-		out.class = append(out.class, k)
-	}
-	for _, from := range after {
-		row := make([]int64, len(before))
-		for k, to := range before {
-			var err error
-			if row[k], err = st.handover(from, to); err != nil {
-				return out, err
-			}
-		}
-		out.ns = append(out.ns, row)
-	}
-	return out, nil
-}
-
-// usedBy are the processors that every choice of an item uses, as bits.
-func usedBy(it *problem.Item) []uint64 {
-	out := make([]uint64, len(it.Choices))
-	for k := range it.Choices {
-		for _, q := range it.Choices[k].Procs {
-			out[k] |= 1 << q
-		}
-	}
-	return out
-}
-
 // sideBySide reports whether the branches of a fork use no processor and no thread in common: lanes then execute both at once.
 func (in *instance) sideBySide(f *fork, choices []int) bool {
 	var first, second uint64
@@ -177,7 +138,7 @@ func (in *instance) through(f *fork, choices []int, of price) int64 {
 	if in.stage.memory == nil {
 		return ns
 	}
-	return max(ns, in.contended(f, choices, of))
+	return max(ns, in.contended(f, choices, f.join+1, of))
 }
 
 // apart is through where neither branch slows the other.
@@ -273,13 +234,14 @@ func (in *instance) findPaths() {
 	if len(in.forks) == 0 {
 		return
 	}
-	for i := range in.prob.Items {
-		in.masks = append(in.masks, usedBy(&in.prob.Items[i]))
-	}
 	come, togo := in.relaxed()
 	for k := range in.forks {
-		in.forks[k].pieces = map[[2]int][]piece{}
-		in.forks[k].paths = in.paths(&in.forks[k], come, togo)
+		f := &in.forks[k]
+		f.pieces = map[[2]int][]piece{}
+		if f.crossing == nil {
+			f.crossing = newCrossing(newSide(nil), newSide(nil), nil)
+		}
+		f.paths = in.paths(f, come, togo)
 	}
 }
 
@@ -332,237 +294,6 @@ func (in *instance) arrive(come []int64, edge [][]int64, classes int) []int64 {
 		}
 	}
 	return out
-}
-
-// branch is the cheapest way through the nodes from first up to end with processors of a set, to each class in which the last
-// leaves its outputs.
-type branch struct {
-	ns      []int64
-	choices [][]int32 // by node and class it leaves its outputs in
-	from    [][]int32 // class before
-}
-
-// cheapest solves a branch. enter is the cost to have the first node's input where a choice reads it.
-func (in *instance) cheapest(first, end int, set uint64, enter func(choice int) int64) (out branch) {
-	var now []int64
-	for i := first; i < end; i++ {
-		it := &in.prob.Items[i]
-		next, choice, from := fill(len(it.After)), make([]int32, len(it.After)), make([]int32, len(it.After))
-		arrive, via := fill(len(it.Before)), make([]int32, len(it.Before))
-		if i > first {
-			for a, row := range it.EdgeNS {
-				if now[a] >= never {
-					continue
-				}
-				for b, ns := range row {
-					if now[a]+ns < arrive[b] {
-						arrive[b], via[b] = now[a]+ns, int32(a)
-					}
-				}
-			}
-		}
-		for k := range it.Choices {
-			c := &it.Choices[k]
-			if in.masks[i][k]&^set != 0 {
-				continue
-			}
-			ns := arrive[c.Before]
-			if i == first {
-				ns = enter(k)
-			}
-			if ns += c.CostNS; ns < next[c.After] {
-				next[c.After], choice[c.After], from[c.After] = ns, int32(k), via[c.Before]
-			}
-		}
-		now = next
-		out.choices, out.from = append(out.choices, choice), append(out.from, from)
-	}
-	out.ns = now
-	return out
-}
-
-// follow writes the choices of the way that ends in a class.
-func (b *branch) follow(class int, out []int) {
-	for i := len(b.choices) - 1; i >= 0; i-- {
-		out[i] = int(b.choices[i][class])
-		class = int(b.from[i][class])
-	}
-}
-
-// pairs lists the disjoint sets of processors that branches may have, the largest last.
-func (st *stage) pairs() (out [][2]uint64) {
-	var able []int // that work beside another one
-	for a := range st.procs {
-		for b := range st.procs {
-			if st.beside[[2]int{a, b}] && !slices.Contains(able, a) {
-				able = append(able, a)
-			}
-		}
-	}
-	able = able[:min(len(able), maxCombined)]
-	var sets []uint64
-	for bits := 1; bits < 1<<len(able); bits++ {
-		var set uint64
-		fits := true
-		for k, a := range able {
-			for j, b := range able {
-				if bits>>k&1 == 1 && bits>>j&1 == 1 && st.apart[[2]string{st.procs[a].Name, st.procs[b].Name}] {
-					fits = false
-				}
-			}
-			if bits>>k&1 == 1 {
-				set |= 1 << a
-			}
-		}
-		if fits {
-			sets = append(sets, set)
-		}
-	}
-	for _, p := range sets {
-		for _, q := range sets {
-			if p&q == 0 && st.apartFrom(p, q) {
-				out = append(out, [2]uint64{p, q})
-			}
-		}
-	}
-	return out
-}
-
-// paths searches the ways through a fork: for every pair of sets of processors, every class that split may leave its outputs in and
-// every class that join may, the best. Those that cannot be part of the best solution are left out, but for the best of each pair, which
-// limits of the whole plan may call for.
-func (in *instance) paths(f *fork, come, togo [][]int64) []path {
-	best := int64(never) // of one execution, wherever it begins
-	for _, ns := range come[len(come)-1] {
-		best = min(best, ns)
-	}
-	best += in.wrapMost()
-	var kept, spare []path
-	for _, pair := range in.stage.pairs() {
-		found := in.pathsOf(f, pair, come[f.split], togo[f.join], &best)
-		sort := func(a, b path) int { return cmp.Compare(in.bound(f, a, come, togo), in.bound(f, b, come, togo)) }
-		slices.SortStableFunc(found, sort)
-		if len(found) > 0 {
-			spare = append(spare, found[0])
-			kept = append(kept, found[1:]...)
-		}
-	}
-	kept = slices.DeleteFunc(kept, func(p path) bool { return in.bound(f, p, come, togo) > best })
-	kept = append(spare, kept...)
-	slices.SortStableFunc(kept, func(a, b path) int { return cmp.Compare(in.bound(f, a, come, togo), in.bound(f, b, come, togo)) })
-	kept = slices.CompactFunc(kept, func(a, b path) bool { return a.entry == b.entry && slices.Equal(a.choices, b.choices) })
-	return kept[:min(len(kept), maxPaths)]
-}
-
-// wrapMost is the dearest hand-over from the section's last node to its first.
-func (in *instance) wrapMost() (most int64) {
-	for _, row := range in.prob.Items[0].EdgeNS {
-		for _, ns := range row {
-			most = max(most, ns)
-		}
-	}
-	return most
-}
-
-// bound is what an execution with a path takes at least.
-func (in *instance) bound(f *fork, p path, come, togo [][]int64) int64 {
-	last := p.choices[len(p.choices)-1]
-	return come[f.split][p.entry] + p.ns + togo[f.join][in.prob.Items[f.join].Choices[last].After]
-}
-
-// pathsOf are the ways of a pair of sets that may be better than best, which it lowers to the best it finds, wherever the section begins.
-func (in *instance) pathsOf(f *fork, pair [2]uint64, come, togo []int64, best *int64) (out []path) {
-	free := func(int) int64 { return 0 }
-	first := in.cheapest(f.split+1, f.second, pair[0], free)
-	second := in.cheapest(f.second, f.join, pair[1], free)
-	least := max(slices.Min(first.ns), slices.Min(second.ns))
-	if least >= never {
-		return nil
-	}
-	rest := int64(never)
-	for k := range in.prob.Items[f.join].Choices {
-		c := &in.prob.Items[f.join].Choices[k]
-		rest = min(rest, c.CostNS+togo[c.After])
-	}
-	slowed := 0
-	entries := numbers(len(come))
-	slices.SortStableFunc(entries, func(a, b int) int { return cmp.Compare(come[a], come[b]) })
-	for n, e := range entries {
-		if come[e] >= never || n > 0 && come[e]+least+rest > *best {
-			break
-		}
-		a := in.cheapest(f.split+1, f.second, pair[0], func(k int) int64 {
-			it := &in.prob.Items[f.split+1]
-			return it.EdgeNS[e][it.Choices[k].Before]
-		})
-		b := in.cheapest(f.second, f.join, pair[1], func(k int) int64 { return f.entry.ns[e][f.entry.class[k]] })
-		found := in.joined(f, e, &a, &b)
-		after := func(p path) int64 { return togo[in.prob.Items[f.join].Choices[p.choices[len(p.choices)-1]].After] }
-		slices.SortStableFunc(found, func(a, b path) int { return cmp.Compare(a.ns+after(a), b.ns+after(b)) })
-		for _, p := range found {
-			if len(out) > 0 && come[e]+p.ns+after(p) > *best {
-				break // contention only adds to it
-			}
-			alone := p.ns
-			p.ns = in.through(f, in.whole(f, p), in.cost)
-			if out = append(out, p); p.ns > alone {
-				slowed++
-			}
-			if slowed == maxSlowed {
-				return out
-			}
-			*best = min(*best, come[e]+p.ns+after(p)+in.wrapMost())
-		}
-	}
-	return out
-}
-
-func numbers(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = i
-	}
-	return out
-}
-
-// whole are choices of all nodes that have a path's: those outside the fork are any that leave what enters it where the path
-// reads it.
-func (in *instance) whole(f *fork, p path) []int {
-	out := make([]int, len(in.prob.Items))
-	copy(out[f.split+1:], p.choices)
-	out[f.split] = slices.IndexFunc(in.prob.Items[f.split].Choices, func(c problem.Choice) bool { return c.After == p.entry })
-	return out
-}
-
-// joined are the best ways of two branches through join, one for every class that it leaves its outputs in, with what they take where
-// neither branch slows the other.
-func (in *instance) joined(f *fork, entry int, a, b *branch) (out []path) {
-	join := &in.prob.Items[f.join]
-	least := func(ns []int64, edge [][]int64, class int) (best int64, at int) {
-		best = never
-		for x := range ns {
-			if v := ns[x] + edge[x][class]; v < best {
-				best, at = v, x
-			}
-		}
-		return best, at
-	}
-	ends := make([]path, len(join.After))
-	for k := range join.Choices {
-		c := &join.Choices[k]
-		first, x := least(a.ns, f.exit.ns, f.exit.class[k])
-		second, y := least(b.ns, join.EdgeNS, c.Before)
-		ns := max(first, second) + c.CostNS
-		if ns >= never || ends[c.After].choices != nil && ends[c.After].ns <= ns {
-			continue
-		}
-		choices := make([]int, f.join-f.split)
-		a.follow(x, choices[:f.second-f.split-1])
-		b.follow(y, choices[f.second-f.split-1:])
-		choices[len(choices)-1] = k
-		ends[c.After] = path{choices, entry, ns}
-	}
-	return slices.DeleteFunc(ends, func(p path) bool { return p.choices == nil })
 }
 
 // widen is the chain with the ways through its forks as further choices of their items.
@@ -661,56 +392,4 @@ func (in *instance) node(i, posed int) int {
 	}
 	f := in.forkOf(i)
 	return f.paths[way].choices[i-f.split-1]
-}
-
-// hidden are the nodes of a section that a bound below the time of every assignment of schemes has to leave out: while one branch of a
-// fork runs, the other may cost nothing more. Which nodes a branch has depends on where activations are quantised: those
-// that belong to it under some assignment are left out, of the branch that takes less.
-func (s *session) hidden(ph *phase, rows int, section string) map[string]bool {
-	if s.measure() == problem.Energy {
-		return nil // adds up whenever it is taken
-	}
-	var branches [2]map[string]bool
-	for _, scheme := range slices.Concat([]op.Scheme{op.A32W32}, ph.permits) {
-		sections, err := s.expand(rows, s.uniform(scheme))
-		if err != nil {
-			continue // no scheme for all
-		}
-		for i := range sections {
-			if sections[i].Name == section {
-				branches[0], branches[1] = branchNodes(&sections[i], branches[0], 0), branchNodes(&sections[i], branches[1], 1)
-			}
-		}
-	}
-	if s.least(ph, rows, branches[0]) < s.least(ph, rows, branches[1]) {
-		return branches[0]
-	}
-	return branches[1]
-}
-
-// branchNodes adds the nodes of a section's first or second branches.
-func branchNodes(sec *lower.Section, to map[string]bool, which int) map[string]bool {
-	for _, f := range findForks(sec) {
-		ends := [][2]int{{f.split + 1, f.second}, {f.second, f.join}}[which]
-		for _, n := range sec.Nodes[ends[0]:ends[1]] {
-			if to == nil {
-				to = map[string]bool{}
-			}
-			to[n.Name] = true
-		}
-	}
-	return to
-}
-
-// least is what nodes take at least in the first scheme that they have a price in.
-func (s *session) least(ph *phase, rows int, nodes map[string]bool) (total float64) {
-	for name := range nodes { // a sum of whole numbers: in any order
-		for _, scheme := range slices.Concat(ph.permits, []op.Scheme{op.A32W32, ""}) {
-			if x := s.pools[poolKey{rows, name, scheme}]; x != nil && x.err == nil {
-				total += s.cheapest(poolKey{rows, name, scheme}, math.MaxUint64)
-				break
-			}
-		}
-	}
-	return total
 }

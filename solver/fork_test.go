@@ -101,7 +101,11 @@ func drawnFork(t *rapid.T) *instance {
 		if i > 0 || in.prob.Wraps() > 0 {
 			it.EdgeNS = edges(2, 2)
 		}
-		in.prob.Items = append(in.prob.Items, it)
+		masks := make([]uint64, len(it.Choices))
+		for k := range masks {
+			masks[k] = maskOf(it.Choices[k].Procs)
+		}
+		in.prob.Items, in.masks = append(in.prob.Items, it), append(in.masks, masks)
 	}
 	class := func(node int) (out []int) {
 		for range in.prob.Items[node].Choices {

@@ -584,12 +584,12 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 		s.thinned = s.thinned || len(out) < len(x.list)
 		x.list = out
 	}
-	s.forget()
+	s.renew()
 	return func() {
 		for k, list := range all {
 			s.pools[k].list = list
 		}
-		s.forget()
+		s.renew()
 	}
 }
 

@@ -57,12 +57,12 @@ func (st *stage) phase(t task, joined bool) (timeline.Phase, error) {
 }
 
 // contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step begins when its lane is free
-// and what it needs has been handed over, and steps that run at once share the memory.
-func (in *instance) contended(f *fork, choices []int, of price) int64 {
+// and what it needs has been handed over, and steps that run at once share the memory. Nodes from end on do not count.
+func (in *instance) contended(f *fork, choices []int, end int, of price) int64 {
 	var all []placed
 	var lanes timeline.Section
 	work := &forkWork{}
-	for i := f.split; i <= f.join; i++ {
+	for i := f.split + 1; i < end; i++ {
 		stretch := 1.0
 		if ns := in.predicted(i, choices[i]); ns > 0 {
 			stretch = float64(of(i, choices[i])) / float64(ns)
@@ -75,10 +75,7 @@ func (in *instance) contended(f *fork, choices []int, of price) int64 {
 				work.phases = append(work.phases, nil)
 			}
 			phases := p.phases
-			switch {
-			case i == f.split:
-				phases = nil
-			case stretch != 1:
+			if stretch != 1 {
 				phases = stretched(phases, stretch)
 			}
 			l := &lanes.Lanes[lane]

@@ -132,9 +132,9 @@ func (pr *program) restricted(s *session, set uint64, family []planir.Strategy) 
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
-			used, may := usedBy(&in.prob.Items[i]), s.assisted(in, i, set)
+			may := s.assisted(in, i, set)
 			for c := range in.candidates[i] {
-				if used[c]&^may == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
+				if in.masks[i][c]&^may == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
 					lists[i] = append(lists[i], c)
 				}
 			}
@@ -166,11 +166,12 @@ func (in *instance) among(kept [][]int) *instance {
 	out := &instance{stage: in.stage, prob: in.prob}
 	out.prob.Items = slices.Clone(in.prob.Items)
 	for i, list := range kept {
-		out.candidates = append(out.candidates, pick(in.candidates[i], list))
+		out.candidates, out.masks = append(out.candidates, pick(in.candidates[i], list)), append(out.masks, pick(in.masks[i], list))
 		out.prob.Items[i].Choices = pick(in.prob.Items[i].Choices, list)
 	}
 	for _, f := range in.forks {
 		f.entry.class, f.exit.class = pick(f.entry.class, kept[f.second]), pick(f.exit.class, kept[f.join])
+		f.crossing = nil // known for all choices
 		out.forks = append(out.forks, f)
 	}
 	out.findPaths()

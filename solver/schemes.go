@@ -174,7 +174,6 @@ type phase struct {
 type point struct {
 	pick  []uint8
 	bound float64 // the objective is at least that, in ns
-	chain float64 // and that, where no branches run side by side
 	kl    float64
 }
 
@@ -183,8 +182,6 @@ const (
 	maxAssignments = 1 << 19 // of a phase
 	maxPairs       = 1 << 22 // of assignments that are looked at
 	maxTried       = 4096    // pairs that are solved
-	maxBounded     = 128     // points whose bound is looked at closer
-	maxBranched    = 64      // of them where branches may run side by side, and only a solve tells what that gains
 )
 
 // loss is what a scheme costs in a class by the calibration; false when that was not measured.
@@ -554,23 +551,14 @@ func (s *session) instance(sec *lower.Section, rows int) (*instance, error) {
 	if in := s.instances[key]; in != nil {
 		return in, nil
 	}
-	lists := make([][]candidate, len(sec.Nodes))
-	for i := range sec.Nodes {
-		x := s.pools[poolOf(rows, &sec.Nodes[i])]
-		if x == nil {
-			s.price(sec, rows)
-			x = s.pools[poolOf(rows, &sec.Nodes[i])]
-		}
-		if x.err != nil {
-			return nil, x.err
-		}
-		lists[i] = x.list
+	in, err := s.assembled(sec, rows)
+	if err != nil {
+		return nil, err
 	}
-	in, err := s.stage(sec, rows).pose(lists)
-	if err == nil {
-		s.instances[key] = in
-	}
-	return in, err
+	in.findPaths()
+	in.posed = in.widen()
+	s.instances[key] = in
+	return in, nil
 }
 
 // chooseSchemes decides the scheme of every class in either phase: of the permitted assignments that stay
@@ -631,8 +619,7 @@ func (s *session) prepare(ctx context.Context) error {
 }
 
 // list enumerates a phase's assignments, least bound first. The bound of an assignment is what its nodes
-// cost at least, each executed as it is cheapest: hand-overs are left out. Prefill's leave out the head. Of branches that may run
-// side by side one is left out.
+// cost at least, each executed as it is cheapest: hand-overs are left out, but in sections with forks. Prefill's leave out the head.
 func (s *session) list(ph *phase) error {
 	total := 1
 	var vary []int
@@ -646,12 +633,12 @@ func (s *session) list(ph *phase) error {
 				WithHint("permit fewer schemes in the workload")
 		}
 	}
-	sets := s.sets()
+	sets, parts := s.sets(), s.partBounds(ph)
 	type costs [][]float64 // by program and set of processors
 	zero := func() costs {
 		c := make(costs, len(ph.rows))
 		for r := range c {
-			c[r] = make([]float64, 2*len(sets)) // with what branches hide left out, and all of it
+			c[r] = make([]float64, len(sets))
 		}
 		return c
 	}
@@ -673,7 +660,9 @@ func (s *session) list(ph *phase) error {
 		for i := range s.graph.Sections {
 			sec := &s.graph.Sections[i]
 			times := float64(max(1, sec.Layers))
-			hidden := s.hidden(ph, rows, sec.Name)
+			if parts != nil && parts.sections[sec.Name] {
+				continue // bounded apart
+			}
 			for _, n := range sec.Nodes {
 				name := sec.Name + "." + n.Name
 				k, classed := s.classOf[name]
@@ -689,21 +678,13 @@ func (s *session) list(ph *phase) error {
 						return x.err
 					}
 					for x, set := range sets {
-						ns := times * s.cheapest(poolKey{rows, name, scheme}, set)
-						base[r][len(sets)+x] += ns
-						if !hidden[name] {
-							base[r][x] += ns
-						}
+						base[r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
 					}
 					continue
 				}
 				for j, scheme := range ph.options[k] {
 					for x, set := range sets {
-						ns := times * s.cheapest(poolKey{rows, name, scheme}, set)
-						low[k][j][r][len(sets)+x] += ns
-						if !hidden[name] {
-							low[k][j][r][x] += ns
-						}
+						low[k][j][r][x] += times * s.cheapest(poolKey{rows, name, scheme}, set)
 					}
 				}
 			}
@@ -724,12 +705,15 @@ func (s *session) list(ph *phase) error {
 			if ph.max > 0 && losses[i] > ph.max {
 				return
 			}
-			bound, chain := 0.0, 0.0
+			bound := 0.0
 			for r := range ph.rows {
-				bound += float64(ph.weights[r] * slices.Min(sums[i][r][:len(sets)]))
-				chain += float64(ph.weights[r] * slices.Min(sums[i][r][len(sets):]))
+				bound += float64(ph.weights[r] * slices.Min(sums[i][r]))
 			}
-			ph.points = append(ph.points, point{slices.Clone(pick), bound, chain, losses[i]})
+			p := point{slices.Clone(pick), bound, losses[i]}
+			if parts != nil {
+				p.bound += parts.of(s.schemesOf(ph, &p, nil))
+			}
+			ph.points = append(ph.points, p)
 			s.take(pointBytes + rankedBytes)
 			return
 		}
@@ -749,9 +733,7 @@ func (s *session) list(ph *phase) error {
 	if err := s.ledger.check("combinations of schemes"); err != nil {
 		return err
 	}
-	slices.SortStableFunc(ph.points, func(a, b point) int {
-		return cmp.Compare(a.chain, b.chain)
-	})
+	slices.SortStableFunc(ph.points, func(a, b point) int { return cmp.Compare(a.bound, b.bound) })
 	return nil
 }
 
@@ -844,6 +826,9 @@ func (s *session) value(ctx context.Context, prefill, decode assignment) (float6
 		ns, ok := ph.worth[key]
 		if !ok {
 			for r, rows := range ph.rows {
+				if _, ok := s.leastOf(rows, a); ok && ph.weights[r] == 0 {
+					continue // no prompt has that program, and it has a plan
+				}
 				pr, err := s.program(rows, a)
 				if err != nil {
 					return 0, err
@@ -870,10 +855,9 @@ type found struct {
 
 // pair is a combination of assignments that waits to be looked at.
 type pair struct {
-	head  int     // which choice for it
-	p, d  int     // in the rankings of the phases under that
-	bound float64 // what it is looked at by
-	low   float64 // a bound in any case
+	head  int // which choice for it
+	p, d  int // in the rankings of the phases under that
+	bound float64
 }
 
 type pairs []pair
@@ -900,8 +884,7 @@ func (h *pairs) Pop() any {
 // best: that is best-first search with a bound that is exact but for what try adds. The first of equally good ones wins.
 // admits (nil: all) says whether a pair is worth trying.
 func (s *session) search(ctx context.Context, below float64, admits func(prefill, decode assignment) bool, try func(prefill, decode assignment) (ns float64, ok bool, err error)) (found, error) {
-	chains := s.branches()
-	groups := s.rankings(chains)
+	groups := s.rankings()
 	none := len(s.phases[0].rows) == 0
 	best := found{ns: below}
 	queue := &pairs{}
@@ -911,8 +894,8 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		if !ok || !also {
 			return
 		}
-		if b := x.least + y.least; b < best.ns || chains {
-			heap.Push(queue, pair{g, p, d, b, x.bound + y.bound})
+		if b := x.least + y.least; b < best.ns {
+			heap.Push(queue, pair{g, p, d, b})
 		}
 	}
 	for g := range groups {
@@ -921,20 +904,17 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	most := 0 // pairs that wait, at a time
 	defer func() { s.ledger.release(int64(most) * pairBytes) }()
 	status, bound := problem.Optimal, 0.0
-	seen, tried, looked, limit := 0, 0, maxPairs, maxTried
-	if chains {
-		looked, limit = maxTried, maxBranched
-	}
+	seen, tried := 0, 0
 	for queue.Len() > 0 {
 		if n := queue.Len(); n > most {
 			s.ledger.take(int64(n-most) * pairBytes)
 			most = n
 		}
 		x := heap.Pop(queue).(pair)
-		if !chains && x.bound >= best.ns {
+		if x.bound >= best.ns {
 			break
 		}
-		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) || !math.IsInf(best.ns, 1) && (seen > looked || tried > limit) {
+		if seen++; seen > maxPairs || tried > maxTried || s.ledger.over(0) {
 			status, bound = problem.Feasible, x.bound
 			break
 		}
@@ -951,7 +931,7 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 			pp = &s.phases[0].points[groups[x.head].prefill.order[x.p].point]
 		}
 		prefill, decode := s.assignments(pp, &s.phases[1].points[groups[x.head].decode.order[x.d].point])
-		if x.low >= best.ns || admits != nil && !admits(prefill, decode) {
+		if admits != nil && !admits(prefill, decode) {
 			continue
 		}
 		tried++
@@ -962,11 +942,6 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 		}
 		if ok && ns < best.ns {
 			best.prefill, best.decode, best.ns = prefill, decode, ns
-		}
-	}
-	if chains && status != problem.Optimal {
-		if bound = s.leastOfAll(groups); bound >= best.ns {
-			status = problem.Optimal
 		}
 	}
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
@@ -983,41 +958,6 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	}
 	best.report = r
 	return best, nil
-}
-
-// leastOfAll is what no pair of assignments is below: the least bound of a point of either phase, after a closer look at those
-// with the least.
-func (s *session) leastOfAll(groups []headed) float64 {
-	total := 0.0
-	heads := map[bool][]assignment{true: {nil}} // of prefill any, and of decode its own
-	for _, g := range groups {
-		heads[false] = append(heads[false], g.prefill.head)
-	}
-	for _, ph := range s.phases {
-		order := make([]int, len(ph.points))
-		for i := range order {
-			order[i] = i
-		}
-		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(ph.points[a].bound, ph.points[b].bound) })
-		least := math.Inf(1)
-		for k, i := range order {
-			p := &ph.points[i]
-			if p.bound >= least || k >= maxBounded {
-				least = min(least, p.bound)
-				break
-			}
-			closer := math.Inf(1)
-			for _, head := range heads[ph.name == "decode"] {
-				bound, _ := s.leastOfPoint(ph, s.schemesOf(ph, p, head))
-				closer = min(closer, bound)
-			}
-			least = min(least, max(p.bound, closer))
-		}
-		if len(ph.rows) > 0 {
-			total += least
-		}
-	}
-	return total
 }
 
 // searching reports how far a search for schemes is.

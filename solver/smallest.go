@@ -392,9 +392,9 @@ func kinds(list []candidate) []int {
 func (s *session) minimising(goal problem.Measure) (*session, error) {
 	t := *s
 	t.goal, t.chosen, t.notes = goal, nil, slices.Clone(s.notes)
-	t.programs = map[programKey]*program{}
-	t.menus, t.leasts = newMenus(), map[string][]leastCost{}
 	t.kept, t.cached = 0, 0 // the session they were counted for releases them
+	t.shelf = newShelf()
+	t.forget()
 	for i, ph := range s.phases {
 		if ph == nil {
 			continue

@@ -183,11 +183,13 @@ type session struct {
 	instances map[string]*instance    // by sectionKey
 	programs  map[programKey]*program // posed so far
 	memory    *timeline.Machine       // see sharing
-	menus     *menus
-	leasts    map[string][]leastCost // by sectionKey, of each set of processors; nil: not known
-	divisions []planir.Decision      // how programs divide columns, offered to each other
-	said      map[string]bool        // processors whose lack of prices was mentioned
-	prefill   assignment             // chosen
+	shelf     *shelf
+	leasts    map[string][]int64   // by sectionKey, of each set of processors; nil: not known
+	sides     map[string]*side     // branches of forks, by the schemes of their nodes
+	crossings map[string]*crossing // forks, by the same
+	divisions []planir.Decision    // how programs divide columns, offered to each other
+	said      map[string]bool      // processors whose lack of prices was mentioned
+	prefill   assignment           // chosen
 	decode    assignment
 	chosen    *planir.Solve       // how, nil when there was no choice
 	bounds    []bound             // that all programs keep together
@@ -290,11 +292,12 @@ func sessionFor(in Input, want *demand) (*session, error) {
 	if in.known == nil || in.known.costs != in.Costs {
 		in.known = newFitted(in.Costs, in.SoC)
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.with(in.SoC), programs: map[programKey]*program{}, said: map[string]bool{},
-		priced: map[string]bool{}, pools: map[poolKey]*pool{}, instances: map[string]*instance{}, menus: newMenus(), leasts: map[string][]leastCost{}}
+	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.with(in.SoC), said: map[string]bool{},
+		priced: map[string]bool{}, pools: map[poolKey]*pool{}, shelf: newShelf()}
 	if s.ledger = in.ledger; s.ledger == nil {
 		s.ledger = newLedger(&in)
 	}
+	s.forget()
 	if in.suppose.schemes {
 		s.prices = supposed{s.prices}
 	}
@@ -578,7 +581,7 @@ func (s *session) offer(p *planir.Plan) {
 			}
 		}
 	}
-	s.forget()
+	s.renew()
 }
 
 // objective is the workload's, of the programs' problems.
