@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
@@ -93,25 +94,31 @@ func (e counted) Partition(ctx context.Context, p *problem.Partition) (problem.S
 	return e.Engine.Partition(ctx, p)
 }
 
-// However many combinations of schemes there are, a problem is posed only for those that may be the best: here for each program one.
+// However many combinations of schemes there are, a problem is posed only for those that may be the best: here for each program
+// one, also where branches may run side by side.
 func TestCombinationsAreNotPosed(t *testing.T) {
-	m, s := demo(t), twoCores(t, 0.7)
+	s := twoCores(t, 0.7)
 	w := DefaultWorkload()
 	w.Buckets, w.Context, w.OutputTokens = []int{16, 32}, 128, 8
 	three := []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32}
 	w.Schemes = Schemes{Prefill: three, Decode: three}
-	for seed := range uint64(4) {
-		ses := randomSession(t, s, m, w, seed)
-		ses.in.Calibration = invented(t, m, rand.New(rand.NewPCG(seed, 1)), op.A8TQ8C, op.A8TQ4B32)
-		ses.want.limit = KLLimit{Prefill: 0.02, Decode: 0.02}
-		var posed atomic.Int64
-		ses.in.Engine = counted{exact.Engine{}, &posed}
-		if err := ses.chooseSchemes(context.Background()); err != nil {
-			t.Fatal(err)
-		}
-		combinations := len(ses.phases[0].points) * len(ses.phases[1].points)
-		if n := posed.Load(); n > int64(len(w.Buckets)+1) || combinations < 100 {
-			t.Errorf("seed %d: %d problems for %d combinations, want %d", seed, n, combinations, len(w.Buckets)+1)
+	for _, m := range []*models.Model{demo(t), open(t, "phi-2")} {
+		for seed := range uint64(4) {
+			ses := randomSession(t, s, m, w, seed)
+			ses.in.Calibration = invented(t, m, rand.New(rand.NewPCG(seed, 1)), op.A8TQ8C, op.A8TQ4B32)
+			ses.want.limit = KLLimit{Prefill: 0.02, Decode: 0.02}
+			var posed atomic.Int64
+			ses.in.Engine = counted{exact.Engine{}, &posed}
+			if err := ses.chooseSchemes(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			combinations := len(ses.phases[0].points) * len(ses.phases[1].points)
+			if n := posed.Load(); n > int64(len(w.Buckets)+1) || combinations < 100 {
+				t.Errorf("%s, seed %d: %d problems for %d combinations, want %d", m.Name, seed, n, combinations, len(w.Buckets)+1)
+			}
+			if r := ses.chosen; r.Status != string(problem.Optimal) {
+				t.Errorf("%s, seed %d: schemes are %s, %d of at least %d ns", m.Name, seed, r.Status, r.ObjectiveNS, r.BoundNS)
+			}
 		}
 	}
 }
