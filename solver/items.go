@@ -66,6 +66,11 @@ func (st *stage) menu(node int, list []candidate) *menu {
 	return m
 }
 
+// of reports whether a menu is of these candidates, the very same ones.
+func (m *menu) of(list []candidate) bool {
+	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
+}
+
 func maskOf(procs []int) (mask uint64) {
 	for _, q := range procs {
 		mask |= 1 << q
@@ -182,6 +187,9 @@ func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
 			return nil, x.err
 		}
 		lists[i] = x.list
+		if m := s.shelf.menus[key]; m != nil && !m.of(x.list) {
+			s.renew() // a session that shares the candidates has others
+		}
 	}
 	st := s.stage(sec, rows)
 	in, err := st.assemble(lists, func(before, node int, meets bool) (*item, error) {

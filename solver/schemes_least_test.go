@@ -122,3 +122,33 @@ func TestCombinationsAreNotPosed(t *testing.T) {
 		}
 	}
 }
+
+// A session that shares candidates with another one, which has added some, poses them as well.
+func TestSharedCandidates(t *testing.T) {
+	w := DefaultWorkload()
+	w.Buckets, w.Context = []int{16}, 128
+	s := randomSession(t, twoCores(t, 0.7), demo(t), w, 1)
+	if err := s.chooseSchemes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before, err := s.program(16, s.prefill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.minimising(problem.Energy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := poolOf(16, &before.sections[1].Nodes[0])
+	other.pools[key].list = append(other.pools[key].list, other.pools[key].list[0])
+	other.renew()
+	s.forget()
+	after, err := s.program(16, s.prefill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := after.instances[1]
+	if got, want := len(in.prob.Items[0].Choices), len(in.candidates[0]); got != want || want != len(before.instances[1].candidates[0])+1 {
+		t.Errorf("%d choices of %d candidates, %d before", got, want, len(before.instances[1].candidates[0]))
+	}
+}
