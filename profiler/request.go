@@ -328,7 +328,7 @@ func eachScheme(o op.Op, schemes []op.Scheme, f func(op.Op)) {
 }
 
 // matrix asks for a weight at one row count a plan uses, whole and, at M = 1 and the largest bucket, in
-// parts along N and, if it is one matrix, along K.
+// parts along N, down to one tile, and, if it is one matrix, along K.
 func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 	eachScheme(o, schemes, func(o op.Op) {
 		b.op(PriorityBase, p, o)
@@ -353,14 +353,9 @@ func (b *builder) matrix(p *socs.Processor, o op.Op, schemes []op.Scheme) {
 			}
 			b.forms(PriorityShards, p, o, false, often)
 		}
-		for _, quarter := range []int{2, 1, 3} {
+		for _, quarter := range []int{2, 1, 3, 0} { // the last is one tile: how much few columns take does not follow from many
 			q := o
 			q.N = part(o.N, quarter, 4, p.Tile.N)
-			shard(q)
-		}
-		if len(p.Forms[o.Scheme]) > 0 { // the order of operands decides how much few columns take: one tile tells it
-			q := o
-			q.N = part(o.N, 0, 4, p.Tile.N)
 			shard(q)
 		}
 		if o.Kind != op.MatMul || o.Scheme.Grid() { // results on a grid have no partial sums

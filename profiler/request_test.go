@@ -65,6 +65,7 @@ func TestRequests(t *testing.T) {
 		"op b matmul[64,2048]x[2048,11264] a32/w32 n32 cold":            PriorityBase, // gate-up
 		"op c matmul[1,2048]x[2048,32000] a32/w32 n32 cold":             PriorityBase, // head
 		"op b matmul[256,5632]x[5632,512] a8t/q8c n32 cold":             PriorityShards,
+		"op b matmul[256,5632]x[5632,32] a8t/q8c n32 cold":              PriorityShards, // one tile
 		"op b matmul[1,2816]x[2816,2048] a8t/q8c n32 cold":              PriorityShards,
 		"op a matmul[96,5632]x[5632,2048] a8t/q8c n32 cold":             PriorityBetween,
 		"op b quant_rows[256,5632]":                                     PriorityGlue,
