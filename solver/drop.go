@@ -160,16 +160,12 @@ func (s *session) bare(c *candidate) float64 {
 	return float64(c.PredictNS)
 }
 
-// idleNS is what calls that do not fill their program leave idle of it, as far as the objective counts it: per program.
-func (s *session) idleNS(p *planir.Plan, ph *planir.Phase) (int64, error) {
-	pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
-	if err != nil {
-		return 0, err
-	}
+// idleNS is what calls that do not fill a program of a plan leave idle of it, as far as the objective counts it.
+func (pr *program) idleNS(p *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
+			d := decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
 			at := in.find(i, d)
 			if at < 0 {
 				continue
@@ -178,7 +174,7 @@ func (s *session) idleNS(p *planir.Plan, ph *planir.Phase) (int64, error) {
 			total += (c.costNS - c.PredictNS) * int64(in.stage.repeat)
 		}
 	}
-	return total, nil
+	return total
 }
 
 // expectedNS is the expected time: that of the programs' timelines, and what calls leave idle that do not fill them.
@@ -189,11 +185,11 @@ func (s *session) expectedNS(p *planir.Plan) (float64, error) {
 		if !slices.Contains(s.want.buckets, ph.Rows) {
 			continue
 		}
-		ns, err := s.idleNS(p, ph)
+		pr, err := s.program(ph.Rows, s.assigned(ph.Rows))
 		if err != nil {
 			return 0, err
 		}
-		idle[ph.Name] = ns
+		idle[ph.Name] = pr.idleNS(p)
 	}
 	return s.expected(p, func(x planir.Prediction) int64 { return x.PlanNS + idle[x.Program] }), nil
 }

@@ -14,7 +14,8 @@ import (
 // optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts solve to one of
 // them then cannot be told of a faster plan.
 
-// families are sets of strategies that rivals are made of; nil is all.
+// families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no choice of a family are
+// executed by one processor.
 var families = [][]planir.Strategy{
 	nil,
 	{planir.Single, planir.Padding},
@@ -22,6 +23,9 @@ var families = [][]planir.Strategy{
 	{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid},
 	{planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.Paired},
 	{planir.Single, planir.Padding, planir.ActivationDivide},
+	// Whole operators only where a node has no other choice.
+	{planir.WeightCentric, planir.Hybrid, planir.Paired},
+	{planir.ActivationDivide, planir.Pipe},
 }
 
 // maxRivalSets is how many sets of processors rivals are made of.
@@ -124,17 +128,18 @@ func (s *session) rivalSets() (out []uint64) {
 	return out
 }
 
-// restricted is a program's problem with the choices that use processors of a set and strategies of a family, and the numbers that
-// those have in the whole problem; nil where a node is left without one.
+// restricted is a program's problem with the choices of a family of strategies that use processors of a set, and the numbers that those have
+// in the whole problem; nil where a node is left without one.
 func (pr *program) restricted(s *session, set uint64, family []planir.Strategy) (*program, [][][]int) {
 	out := &program{name: pr.name, sections: pr.sections}
 	var kept [][][]int
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
-			may := s.assisted(in, i, set)
-			for c := range in.candidates[i] {
-				if in.masks[i][c]&^may == 0 && (family == nil || slices.Contains(family, in.candidates[i][c].Strategy)) {
+			list := in.family(i, family)
+			may := s.assisted(in, i, list, set)
+			for _, c := range list {
+				if in.masks[i][c]&^may == 0 {
 					lists[i] = append(lists[i], c)
 				}
 			}
@@ -147,11 +152,32 @@ func (pr *program) restricted(s *session, set uint64, family []planir.Strategy) 
 	return out, kept
 }
 
-// assisted is a set of processors with those that execute a node for one of them that cannot (Input.Only).
-func (s *session) assisted(in *instance, node int, set uint64) uint64 {
+// family are a node's choices of some strategies; where there is none, those of one processor.
+func (in *instance) family(node int, strategies []planir.Strategy) (list []int) {
+	var whole []int
+	for c := range in.candidates[node] {
+		x := &in.candidates[node][c]
+		if strategies == nil || slices.Contains(strategies, x.Strategy) {
+			list = append(list, c)
+		}
+		if x.Axis == planir.AxisNone {
+			whole = append(whole, c)
+		}
+	}
+	if list == nil {
+		return whole
+	}
+	return list
+}
+
+// assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed choices (Input.Only).
+func (s *session) assisted(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
 	for q := range s.procs {
-		alone := slices.ContainsFunc(in.candidates[node], func(c candidate) bool { return c.Axis == planir.AxisNone && c.Shares[0].Proc == s.procs[q].Name })
+		alone := slices.ContainsFunc(list, func(c int) bool {
+			x := &in.candidates[node][c]
+			return x.Axis == planir.AxisNone && x.Shares[0].Proc == s.procs[q].Name
+		})
 		for a := range s.procs {
 			if set>>q&1 == 1 && !alone && assists(s.in.SoC, s.procs[a].Name, s.procs[q].Name) {
 				out |= 1 << a
@@ -198,8 +224,8 @@ func original(choices [][]int, kept [][][]int) [][]int {
 	return out
 }
 
-// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline. A program that is not its
-// problem's optimum is no longer said to be.
+// compete returns the plan in which every program is the fastest of its optimum and its rivals by the timeline, with what short calls leave
+// idle. A program that is not its problem's optimum is no longer said to be.
 func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
@@ -219,6 +245,7 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 		if x.best, err = s.timed(plan, r); err != nil {
 			return nil, err
 		}
+		x.best += pr.idleNS(plan)
 	}
 	if err := s.race(plan, field); err != nil {
 		return nil, err
@@ -247,7 +274,7 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 type contest struct {
 	decisions []planir.Decision
 	rivals    []rival
-	best      int64  // predicted
+	best      int64  // predicted, and idle
 	winner    *rival // nil: the optimum
 }
 
@@ -277,8 +304,9 @@ func (s *session) race(plan *planir.Plan, field []contest) error {
 			if err != nil {
 				return err
 			}
-			if ns < x.best {
-				x.best, x.winner = ns, &x.rivals[round]
+			r := &x.rivals[round]
+			if ns += r.program.idleNS(&trial); ns < x.best {
+				x.best, x.winner = ns, r
 			}
 		}
 	}
