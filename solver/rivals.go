@@ -2,6 +2,7 @@ package solver
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -45,27 +46,29 @@ type rival struct {
 func (pr *program) rivals(ctx context.Context, s *session) (out []rival, err error) {
 	engine := problem.Direct(s.in.Engine)
 	seen := [][][]int{pr.nodes(pr.choices)}
-	for _, set := range s.rivalSets() {
-		for _, family := range families {
-			fewer, kept := pr.restricted(s, set, family)
-			if fewer == nil {
-				continue
-			}
-			sol, err := solvePartition(ctx, engine, fewer.partition(s, problem.Time))
-			if diag.ClassOf(err) == diag.ClassInfeasible {
-				continue // processors that exclude each other are left
-			}
-			if err != nil {
-				return nil, err
-			}
-			if float64(sol.ObjectiveNS) > rivalSpread*float64(pr.report.ObjectiveNS) {
-				continue
-			}
-			nodes := original(fewer.nodes(sol.Choices), kept)
-			if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
-				seen = append(seen, nodes)
-				out = append(out, rival{pr, nodes, sol.ObjectiveNS})
-			}
+	posed := map[string]bool{}
+	for _, x := range s.restraints() {
+		kept := pr.kept(s, x)
+		key := fmt.Sprint(kept)
+		if kept == nil || posed[key] {
+			continue
+		}
+		posed[key] = true
+		fewer := pr.among(kept)
+		sol, err := solvePartition(ctx, engine, fewer.partition(s, problem.Time))
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			continue // processors that exclude each other are left
+		}
+		if err != nil {
+			return nil, err
+		}
+		if float64(sol.ObjectiveNS) > rivalSpread*float64(pr.report.ObjectiveNS) {
+			continue
+		}
+		nodes := original(fewer.nodes(sol.Choices), kept)
+		if !slices.ContainsFunc(seen, func(x [][]int) bool { return slices.EqualFunc(x, nodes, slices.Equal) }) {
+			seen = append(seen, nodes)
+			out = append(out, rival{pr, nodes, sol.ObjectiveNS})
 		}
 	}
 	return out, nil
@@ -128,46 +131,80 @@ func (s *session) rivalSets() (out []uint64) {
 	return out
 }
 
-// restricted is a program's problem with the choices of a family of strategies that use processors of a set, and the numbers that those have
-// in the whole problem; nil where a node is left without one.
-func (pr *program) restricted(s *session, set uint64, family []planir.Strategy) (*program, [][][]int) {
-	out := &program{name: pr.name, sections: pr.sections}
-	var kept [][][]int
+// restraint is what the choices of a rival are: in turn those of strategies and of processors.
+type restraint struct {
+	strategies []planir.Strategy
+	procs      uint64
+}
+
+// restraints are what rivals are made under: strategies of some processors. Solve with some processors only (Input.Only) is compared
+// with rivals of its own; so these are rivals, too: strategies of some processors among the choices that are left then.
+func (s *session) restraints() (out [][]restraint) {
+	sets := s.rivalSets()
+	for _, set := range sets {
+		for _, family := range families {
+			out = append(out, []restraint{{family, set}})
+		}
+	}
+	for _, only := range sets[1:] {
+		for _, set := range sets[1:] {
+			for _, family := range families {
+				out = append(out, []restraint{{nil, only}, {family, set}})
+			}
+		}
+	}
+	return out
+}
+
+// kept are the choices of each node under restraints; nil where a node is left without one.
+func (pr *program) kept(s *session, all []restraint) (kept [][][]int) {
 	for _, in := range pr.instances {
 		lists := make([][]int, len(in.candidates))
 		for i := range in.candidates {
-			list := in.family(i, family)
-			may := s.assisted(in, i, list, set)
-			for _, c := range list {
-				if in.masks[i][c]&^may == 0 {
-					lists[i] = append(lists[i], c)
-				}
+			list := numbers(len(in.candidates[i]))
+			for _, r := range all {
+				list = in.family(i, list, r.strategies)
+				may := s.assisted(in, i, list, r.procs)
+				list = slices.DeleteFunc(list, func(c int) bool { return in.masks[i][c]&^may != 0 })
 			}
-			if lists[i] == nil {
-				return nil, nil
+			if len(list) == 0 {
+				return nil
 			}
+			lists[i] = list
 		}
-		out.instances, kept = append(out.instances, in.among(lists)), append(kept, lists)
+		kept = append(kept, lists)
 	}
-	return out, kept
+	return kept
 }
 
-// family are a node's choices of some strategies; where there is none, those of one processor.
-func (in *instance) family(node int, strategies []planir.Strategy) (list []int) {
+// among is a program's problem with some choices only.
+func (pr *program) among(kept [][][]int) *program {
+	out := &program{name: pr.name, sections: pr.sections}
+	for k, in := range pr.instances {
+		out.instances = append(out.instances, in.among(kept[k]))
+	}
+	return out
+}
+
+// family are those of a node's choices that have some strategies; where there is none, those of one processor.
+func (in *instance) family(node int, list []int, strategies []planir.Strategy) (kept []int) {
+	if strategies == nil {
+		return list
+	}
 	var whole []int
-	for c := range in.candidates[node] {
+	for _, c := range list {
 		x := &in.candidates[node][c]
-		if strategies == nil || slices.Contains(strategies, x.Strategy) {
-			list = append(list, c)
+		if slices.Contains(strategies, x.Strategy) {
+			kept = append(kept, c)
 		}
 		if x.Axis == planir.AxisNone {
 			whole = append(whole, c)
 		}
 	}
-	if list == nil {
+	if kept == nil {
 		return whole
 	}
-	return list
+	return kept
 }
 
 // assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed choices (Input.Only).
