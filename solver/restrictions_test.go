@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // restriction is what a user may leave a plan to, to compare with.
@@ -88,6 +89,9 @@ func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w
 			worst = max(worst, gain)
 			out = append(out, fmt.Sprintf("%s: %.6g ns expected, %.6g without: %.4f %% better", r.name, bound.ExpectedNS, free.ExpectedNS, 100*gain))
 		}
+		if free.Plan.Solver[0].Problem == jointProblem(problem.Time) {
+			continue // programs share a limit: one may take longer for another's sake
+		}
 		for i := range bound.Plan.Program.Programs {
 			ph := &bound.Plan.Program.Programs[i]
 			theirs, mine := takes(t, bound, ph), takes(t, free, ph)
@@ -110,7 +114,7 @@ func takes(t *testing.T, r *Result, ph *planir.Phase) int64 {
 	return prediction(t, r.Plan, ph.Name).PlanNS + pr.idleNS(r.Plan)
 }
 
-// No restriction of choices predicts better than no restriction: here of parallel blocks, with HETC_LONG=1 of every model and SoC of the
+// No restriction of choices predicts better than no restriction, for what is expected and for every program: here of parallel blocks, with HETC_LONG=1 of every model and SoC of the
 // catalogs, or of those in HETC_MODELS and HETC_SOCS. Sums of programs are rounded, and so is what is compared.
 func TestNoRestrictionPredictsBetter(t *testing.T) {
 	modelNames, socNames := models.CatalogNames(), socs.Catalog()
