@@ -2,12 +2,5 @@
 
 package cas
 
-import (
-	"errors"
-	"os"
-)
-
-func lockFile(*os.File, bool) error { return errors.ErrUnsupported }
-
 // Permissions are not in the mode there; a user's own cache directory is private by default.
 func private(dir, root string) bool { return true }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/hetc/hetc/internal/filelock"
 )
 
 // session is the directory in which one process makes contents. Its lock dies with the process, so that
@@ -19,17 +21,15 @@ const lockName = "lock"
 // staleAfter is how long a session is left alone where systems cannot tell whether its process lives.
 const staleAfter = 24 * time.Hour
 
-var errBusy = errors.New("locked")
-
 // begin removes dead sessions below tmp and begins one.
 func (s *session) begin(tmp string, now func() time.Time) (err error) {
 	// Nobody may look at a session that has no lock yet.
-	gate, err := os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	gate, err := filelock.Open(filepath.Join(tmp, lockName), 0o600)
 	if err != nil {
 		return err
 	}
 	defer gate.Close()
-	locks := lockFile(gate, true) == nil
+	locks := filelock.Wait(gate) == nil
 	entries, err := os.ReadDir(tmp)
 	if err != nil {
 		return err
@@ -42,9 +42,9 @@ func (s *session) begin(tmp string, now func() time.Time) (err error) {
 	if s.dir, err = os.MkdirTemp(tmp, "p"); err != nil {
 		return err
 	}
-	s.lock, err = os.OpenFile(filepath.Join(s.dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	s.lock, err = filelock.Open(filepath.Join(s.dir, lockName), 0o600)
 	if err == nil && locks {
-		err = lockFile(s.lock, false)
+		err = filelock.Try(s.lock)
 	}
 	if err != nil {
 		os.RemoveAll(s.dir)
@@ -65,7 +65,7 @@ func dead(dir string, locks bool, now func() time.Time) bool {
 		return false
 	}
 	defer f.Close()
-	return lockFile(f, false) == nil
+	return filelock.Try(f) == nil
 }
 
 func (s *session) end() error {

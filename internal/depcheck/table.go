@@ -25,7 +25,8 @@ var helpers = []string{"internal/diag", "internal/unit", "internal/wholefile"}
 var table = []room{
 	{path: "internal/diag"},
 	{path: "internal/unit"},
-	{path: "internal/wholefile"},
+	{path: "internal/filelock"},
+	{path: "internal/wholefile", may: []string{"internal/filelock"}},
 	{path: "internal/decode", third: []string{"go.yaml.in/yaml/v3"}},
 	{path: "internal/canon"},
 	{path: "internal/child"},
@@ -38,7 +39,7 @@ var table = []room{
 	{path: "internal/mem", third: []string{sysUnix}},
 	{path: "internal/shalanes", third: []string{sysUnix}},                     // sys: the features of the CPU
 	{path: "internal/*api", may: []string{"internal/native", "internal/mem"}}, // mem: arrays of pointers that C reads,
-	{path: "internal/cas"},
+	{path: "internal/cas", may: []string{"internal/filelock"}},
 	{path: "internal/onnx", third: []string{"google.golang.org/protobuf/encoding/protowire"}},
 	{path: "internal/golden"},
 	{path: "internal/depcheck"},
@@ -58,7 +59,7 @@ var table = []room{
 	{path: "planir/bundle", may: []string{"planir", "internal/mem", "internal/shalanes"}},
 
 	{path: "profiler/stat", third: []string{gonum}},
-	{path: "profiler/record", may: []string{"planir/op", "internal/decode"}},
+	{path: "profiler/record", may: []string{"planir/op", "internal/decode", "internal/filelock"}},
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}, third: []string{gonum}},
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hetc/hetc/internal/decode"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
@@ -290,7 +291,7 @@ var lockTries = 60
 func own(f *os.File) error {
 	var err error
 	for range lockTries {
-		if err = lock(f); err == nil {
+		if err = filelock.Try(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
 		time.Sleep(lockPause)

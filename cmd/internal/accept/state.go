@@ -11,6 +11,7 @@ import (
 
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/bundle"
 )
@@ -95,4 +96,24 @@ func (x *state) store(ran bundle.Ratchet) error {
 		return err
 	}
 	return wholefile.Write(x.path, data)
+}
+
+// lock waits for a lock file to be nobody else's, where there are locks. Without, of two processes that raise at the same
+// time one may be forgotten until its bundle runs again.
+func lock(path string, patience time.Duration) (unlock func(), err error) {
+	f, err := filelock.Open(path, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := filelock.Try(f)
+		switch {
+		case err == nil, errors.Is(err, errors.ErrUnsupported):
+			return func() { _ = f.Close() }, nil
+		case !errors.Is(err, filelock.ErrBusy):
+			return nil, errors.Join(fmt.Errorf("lock %q: %w", path, err), f.Close())
+		case time.Now().After(deadline):
+			return nil, errors.Join(fmt.Errorf("lock %q: another process holds it for more than %v", path, patience), f.Close())
+		}
+	}
 }

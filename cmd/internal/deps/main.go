@@ -21,6 +21,7 @@ import (
 	"syscall"
 
 	"github.com/hetc/hetc/internal/child"
+	"github.com/hetc/hetc/internal/filelock"
 )
 
 func main() {
@@ -89,11 +90,17 @@ func run(ctx context.Context, dir string, wanted []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	unlock, err := lock(filepath.Join(dir, ".lock"))
+	lock, err := filelock.Open(filepath.Join(dir, ".lock"), 0o644)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer lock.Close()
+	switch err := filelock.Try(lock); {
+	case errors.Is(err, filelock.ErrBusy):
+		return fmt.Errorf("another run holds %q", lock.Name())
+	case err != nil && !errors.Is(err, errors.ErrUnsupported):
+		return err
+	}
 	var errs []error
 	for _, name := range wanted {
 		if err := one(ctx, dir, name); err != nil {

@@ -2,10 +2,12 @@ package matrix
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/filelock"
 )
 
 // OwnDirectory makes a directory, and keeps other processes that call it out until unlock is called or this process dies.
@@ -20,7 +22,7 @@ func OwnDirectory(ctx context.Context, dir string, waiting func()) (unlock func(
 	}
 	for first := true; ; first = false {
 		// Where there are no locks, files are replaced whole all the same.
-		if ok, err := lockDir(d); ok || err != nil {
+		if err := filelock.Try(d); !errors.Is(err, filelock.ErrBusy) {
 			return func() { d.Close() }, nil
 		}
 		if first {

@@ -2,12 +2,6 @@
 
 package matrix
 
-import (
-	"errors"
-	"os"
-	"time"
-)
+import "time"
 
 func inode(string) (string, time.Time, bool) { return "", time.Time{}, false }
-
-func lockDir(*os.File) (bool, error) { return false, errors.ErrUnsupported }

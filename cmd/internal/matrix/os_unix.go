@@ -4,8 +4,6 @@ package matrix
 
 import (
 	"fmt"
-	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,13 +20,4 @@ func inode(path string) (id string, changed time.Time, ok bool) {
 		changed = m
 	}
 	return fmt.Sprint(st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim), changed, true
-}
-
-// lockDir locks a directory until it is closed or this process dies; false: another process has it.
-func lockDir(d *os.File) (bool, error) {
-	err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == syscall.EWOULDBLOCK || err == syscall.EINTR {
-		return false, nil
-	}
-	return err == nil, err
 }

@@ -1,0 +1,27 @@
+// Package filelock knows how processes keep each other out of a file or directory: with a lock that ends with the process
+// which holds it, however that ends.
+//
+// A lock belongs to an open file. Another opening of the same path is another holder, also in this process.
+package filelock
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// ErrBusy is the error of Try while another opening of the same file holds the lock.
+var ErrBusy = errors.New("another process holds the lock")
+
+// Open opens the file at path for locking, and makes it with permissions perm where it is missing. Its contents are
+// nobody's. It is not to be removed: two processes could then hold locks on files of that name. Links are refused.
+func Open(path string, perm fs.FileMode) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|openFlags, perm)
+}
+
+// Try locks an open file or directory until it is closed or this process dies. The error is ErrBusy while somebody else
+// holds the lock. It wraps errors.ErrUnsupported where this system or file system has no locks: callers then go on without.
+func Try(f *os.File) error { return lock(f, false) }
+
+// Wait is Try, but waits for whoever holds the lock.
+func Wait(f *os.File) error { return lock(f, true) }
