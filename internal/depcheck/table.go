@@ -150,7 +150,6 @@ var calls = []call{
 	{pkg: "math/rand", names: []string{"*"}, allowed: []string{"New", "NewSource", "NewZipf", "Rand", "Source", "Source64", "Zipf"},
 		reason: "randomness is seeded: rand.New(rand.NewSource(seed))"},
 	{pkg: "math/rand/v2", names: []string{"*"}, allowed: []string{"New", "NewPCG", "NewChaCha8", "NewZipf", "Rand", "Source", "PCG", "ChaCha8", "Zipf"},
-		rooms:  []string{"planir/bundle"}, // names of temporary files
 		reason: "randomness is seeded: rand.New(rand.NewPCG(seed, 0))"},
 	{pkg: "crypto/rand", names: []string{"*"}, rooms: []string{"cmd/hetc", "emit"},
 		reason: "only keys are random"},

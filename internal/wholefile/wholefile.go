@@ -4,7 +4,6 @@ package wholefile
 import (
 	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -25,98 +24,44 @@ func Write(path string, data []byte) error {
 // synced and renamed. On failure, also of write, path is untouched and nothing is left beside it; the
 // error is of class ClassIO unless write gave it another. Where path is a symbolic link, the file it
 // points to is replaced. A directory, device or pipe is refused and stays what it is. Permissions are those of
-// Create.
-func Stream(path string, write func(io.Writer) error) (err error) {
-	fail := func(err error) error {
-		class := diag.ClassIO
-		if c := diag.ClassOf(err); c != diag.ClassInternal {
-			class = c
-		}
-		return diag.New(class, "write %q: %w", path, err)
-	}
-	target, err := Target(path)
+// Create, and what a killed process left beside path is removed.
+func Stream(path string, write func(io.Writer) error) error {
+	f, err := Create(path)
 	if err != nil {
 		return err
 	}
-	f, err := createBeside(target)
-	if err != nil {
-		return fail(bare(err))
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-			var p *fs.PathError
-			if errors.As(err, &p) && p.Path == f.Name() {
-				err = p.Err // the user knows nothing of a temporary file
-			}
-			err = fail(err)
-		}
-	}()
+	defer f.Abandon()
 	w := bufio.NewWriterSize(f, 1<<18)
-	if err = write(w); err != nil {
-		return err
+	err = write(w)
+	if err == nil {
+		err = w.Flush()
 	}
-	if err = w.Flush(); err != nil {
-		return err
+	if err == nil {
+		err = f.Commit()
 	}
-	if err = f.Sync(); err != nil {
-		return err
+	if err == nil {
+		return nil
 	}
-	if err = f.Close(); err != nil {
-		return err
+	class := diag.ClassIO
+	if c := diag.ClassOf(err); c != diag.ClassInternal {
+		class = c
 	}
-	return os.Rename(f.Name(), target)
-}
-
-// createBeside is Create with a name of its own.
-func createBeside(target string) (*os.File, error) {
-	const most = 1 << 16
-	for try := 0; ; try++ {
-		name := fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(target), os.Getpid(), try)
-		f, err := Create(filepath.Join(filepath.Dir(target), name), target)
-		if err == nil || !errors.Is(err, fs.ErrExist) || try == most {
-			return f, err
-		}
+	var p *fs.PathError
+	if errors.As(err, &p) && p.Path == f.Name() {
+		err = p.Err // the user knows nothing of a temporary file
 	}
-}
-
-// Create makes the file temp, which nobody has yet, for target. It is as private as target, if that is there, and
-// otherwise what the user's umask makes of a new file: so what is renamed to target is never open to more people than
-// what was there, nor than the user wants.
-func Create(temp, target string) (*os.File, error) {
-	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
-	old, err := os.Stat(target)
-	if err != nil || !old.Mode().IsRegular() {
-		return os.OpenFile(temp, flags, 0o666)
-	}
-	f, err := os.OpenFile(temp, flags, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.Chmod(old.Mode().Perm()); err != nil {
-		f.Close()
-		os.Remove(temp)
-		return nil, err
-	}
-	return f, nil
+	return diag.New(class, "write %q: %w", path, err)
 }
 
 // Adopt gives the file at own the name path, with the permissions of Create. It is Stream for a file that is whole
 // already, on the same file system.
 func Adopt(own, path string) error {
-	target, err := Target(path)
+	model, err := Create(path) // its permissions are the wanted ones
 	if err != nil {
 		return err
 	}
-	model, err := createBeside(target) // its permissions are the wanted ones
-	if err != nil {
-		return err
-	}
-	defer os.Remove(model.Name())
-	defer model.Close()
 	st, err := model.Stat()
-	if err != nil {
+	if err := errors.Join(err, model.Abandon()); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(own, os.O_RDWR, 0)
@@ -126,7 +71,11 @@ func Adopt(own, path string) error {
 	if err := errors.Join(f.Chmod(st.Mode().Perm()), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(own, target)
+	if err := os.Rename(own, model.target); err != nil {
+		return err
+	}
+	SyncDir(filepath.Dir(model.target))
+	return nil
 }
 
 // Writable reports why Stream could not replace the file at path, nil if it could: a command asks before
@@ -145,22 +94,22 @@ func Writable(path string) error {
 	case !st.IsDir():
 		return diag.New(diag.ClassIO, "write %q: %q is a file, want a directory", path, dir).WithHint("name another path")
 	}
-	f, err := os.CreateTemp(dir, temporary(target))
+	f, err := Create(path)
 	if err != nil {
-		return diag.New(diag.ClassIO, "write %q: %w", path, bare(err))
+		return err
 	}
-	f.Close()
-	return os.Remove(f.Name())
+	return f.Abandon()
 }
 
-// temporary is the pattern of a temporary file's name that stands for target until it is whole.
-func temporary(target string) string { return "." + filepath.Base(target) + ".*" }
-
-// bare is err without the path it repeats.
+// bare is err without the paths it repeats.
 func bare(err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
 	}
 	return err
 }

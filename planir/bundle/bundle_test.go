@@ -20,6 +20,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/wholefile"
 )
 
 var ctx = context.Background()
@@ -996,9 +997,10 @@ func TestVeryLargeBlobs(t *testing.T) {
 		l := layOut(&m, len(payload))
 		w := &writer{signers: signersOf(keyA)}
 		envelope := must(w.sign(payload))
-		path := writeTemp(t, nil)
-		f := must(os.OpenFile(path, os.O_RDWR, 0))
+		path := filepath.Join(t.TempDir(), "big.hetb")
+		f := must(wholefile.Create(path))
 		if err := f.Truncate(l.size); err != nil {
+			check(t, f.Abandon())
 			t.Skip("no room for a file with holes here:", err)
 		}
 		form := &fileForm{file: f, layout: l}
@@ -1008,7 +1010,7 @@ func TestVeryLargeBlobs(t *testing.T) {
 		if _, err := f.WriteAt(r.contents["plan"], l.offsets[1]); err != nil {
 			t.Fatal(err)
 		}
-		f.Close()
+		check(t, form.commit())
 		b, err := Open(path, Options{Trust: ring(1, keyA)})
 		if role == RolePlan {
 			if StepOf(err) != StepCode {

@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -318,17 +316,13 @@ func ioError(err error) error {
 // fileForm writes a `.hetb` beside its target and renames it.
 type fileForm struct {
 	path   string
-	file   *os.File
+	file   *wholefile.Pending
 	layout layout
 }
 
 func (f *fileForm) begin(m *Manifest, payloadBytes int) (err error) {
 	f.layout = layOut(m, payloadBytes)
-	if f.path, err = wholefile.Target(f.path); err != nil {
-		return err
-	}
-	removeLeftBehind(f.path)
-	if f.file, err = createBeside(f.path); err != nil {
+	if f.file, err = wholefile.Create(f.path); err != nil {
 		return err
 	}
 	return f.file.Truncate(f.layout.size) // gaps are zeros
@@ -353,97 +347,20 @@ func (f *fileForm) finish(envelope []byte, leaves []Digest) error {
 	return err
 }
 
-func (f *fileForm) commit() error {
-	file, temp := f.file, f.file.Name()
-	f.file = nil
-	err := file.Sync()
-	if !claims { // such systems do not rename open files
-		err = errors.Join(err, file.Close())
-	}
-	if err == nil {
-		err = os.Rename(temp, f.path)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(temp))
-	}
-	if claims { // only now: the name is nobody's to remove any more
-		err = errors.Join(err, file.Close())
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(f.path))
-}
+func (f *fileForm) commit() error { return f.file.Commit() }
 
 func (f *fileForm) abort() error {
 	if f.file == nil {
 		return nil
 	}
-	return errors.Join(f.file.Close(), os.Remove(f.file.Name()))
-}
-
-// createBeside creates a file that nobody has yet in the directory of path, with the permissions of wholefile.Create. Its
-// lock is held until the file is closed: that is how others see that it has a writer.
-func createBeside(path string) (*os.File, error) {
-	for try := 0; ; try++ {
-		f, err := wholefile.Create(besides(path), path)
-		if err == nil {
-			if err = claim(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
-				return f, nil
-			}
-			err = errors.Join(fs.ErrExist, err, f.Close()) // somebody took it for left behind before it was locked
-		}
-		if !errors.Is(err, fs.ErrExist) || try == 100 {
-			return nil, err
-		}
-	}
-}
-
-// besides returns a temporary name in the directory of path; it is never stored.
-func besides(path string) string {
-	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32()))
-}
-
-// removeLeftBehind removes what writers of path that were killed have left beside it. A file whose lock somebody holds
-// has a writer and stays, as does everything where locks do not work. Nothing of it is an error: it only takes space.
-func removeLeftBehind(path string) {
-	dir := filepath.Dir(path)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		middle, begins := strings.CutPrefix(e.Name(), "."+filepath.Base(path)+".")
-		number, ends := strings.CutSuffix(middle, ".tmp")
-		if _, err := strconv.ParseUint(number, 16, 32); !begins || !ends || len(number) != 8 || err != nil || !e.Type().IsRegular() {
-			continue
-		}
-		name := filepath.Join(dir, e.Name())
-		f, err := os.OpenFile(name, openFlags, 0)
-		if err != nil {
-			continue
-		}
-		if claim(f) == nil {
-			_ = os.Remove(name)
-		}
-		_ = f.Close() // only read
-	}
-}
-
-// syncDir makes a rename durable; systems that cannot sync a directory need not.
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	_ = d.Sync()
-	return d.Close()
+	return f.file.Abandon()
 }
 
 // dirForm writes an exploded bundle beside its target and renames it.
 type dirForm struct {
 	path string
-	temp string
+	temp string   // holds the bundle until it is whole; "" when there is none
+	dir  string   // the bundle in it
 	file *os.File // being written
 }
 
@@ -454,12 +371,12 @@ func (f *dirForm) begin(*Manifest, int) error {
 		}
 		return err
 	}
-	temp := besides(f.path)
-	if err := os.Mkdir(temp, 0o777); err != nil {
+	temp, err := os.MkdirTemp(filepath.Dir(f.path), "."+filepath.Base(f.path)+".*.tmp")
+	if err != nil {
 		return err
 	}
-	f.temp = temp
-	return os.Mkdir(filepath.Join(temp, dirBlobs), 0o777)
+	f.temp, f.dir = temp, filepath.Join(temp, "bundle")
+	return os.MkdirAll(filepath.Join(f.dir, dirBlobs), 0o777) // what the user's umask leaves
 }
 
 func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
@@ -471,12 +388,12 @@ func (f *dirForm) content(int) (io.Writer, func(Digest) error, error) {
 			return err
 		}
 		// Equal contents share one file: renaming over it changes nothing.
-		return os.Rename(filepath.Join(f.temp, "part"), filepath.Join(f.temp, dirBlobs, d.String()))
+		return os.Rename(filepath.Join(f.dir, "part"), filepath.Join(f.dir, dirBlobs, d.String()))
 	}, nil
 }
 
 func (f *dirForm) open(name string) (err error) {
-	f.file, err = os.OpenFile(filepath.Join(f.temp, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f.file, err = os.OpenFile(filepath.Join(f.dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	return err
 }
 
@@ -497,14 +414,13 @@ func (f *dirForm) finish(envelope []byte, _ []Digest) error {
 }
 
 func (f *dirForm) commit() error {
-	if err := errors.Join(syncDir(filepath.Join(f.temp, dirBlobs)), syncDir(f.temp)); err != nil {
+	wholefile.SyncDir(filepath.Join(f.dir, dirBlobs))
+	wholefile.SyncDir(f.dir)
+	if err := os.Rename(f.dir, f.path); err != nil {
 		return err
 	}
-	if err := os.Rename(f.temp, f.path); err != nil {
-		return err
-	}
-	f.temp = ""
-	return syncDir(filepath.Dir(f.path))
+	wholefile.SyncDir(filepath.Dir(f.path))
+	return f.abort() // what is left is empty
 }
 
 func (f *dirForm) abort() error {
@@ -514,5 +430,7 @@ func (f *dirForm) abort() error {
 	if f.temp == "" {
 		return nil
 	}
-	return os.RemoveAll(f.temp)
+	temp := f.temp
+	f.temp = ""
+	return os.RemoveAll(temp)
 }

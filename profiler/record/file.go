@@ -315,11 +315,7 @@ func begin(f *os.File, h Header) (*Writer, error) {
 	if err := w.write(line); err != nil {
 		return nil, err
 	}
-	// The new name must survive a crash too.
-	if d, err := os.Open(filepath.Dir(f.Name())); err == nil {
-		d.Sync()
-		d.Close()
-	}
+	wholefile.SyncDir(filepath.Dir(f.Name()))
 	return w, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/cas"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/profiler"
@@ -296,12 +297,7 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 	cells, err := b.cells()
 	for _, c := range cells {
 		for _, file := range []string{c.Plan.File, c.Bundle.File, twinFile(c)} {
-			left, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "."+filepath.Base(file)+".[0-9]*"))
-			for _, f := range left {
-				if strings.Trim(filepath.Ext(f), ".0123456789") == "" {
-					os.Remove(f)
-				}
-			}
+			wholefile.RemoveLeftBehind(file) // also beside what is not written again
 		}
 	}
 	return unlock, err

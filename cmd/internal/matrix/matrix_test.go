@@ -731,11 +731,11 @@ func TestLeftovers(t *testing.T) {
 	only := func(o *Options) { o.Only = "apple-m2-ultra/a/chat" }
 	w.ok(t, "cache", &counter{}, only)
 	want := w.tree(t, "out")
-	for _, name := range []string{".chat.plan.yaml.swp", ".chat.plan.yaml.1.swp", "notes", ".other.hetb.123"} {
+	for _, name := range []string{".chat.plan.yaml.swp", ".chat.plan.yaml.1.swp", "notes", ".other.hetb.123-0.tmp"} {
 		w.write(t, "out/apple-m2-ultra/a/"+name, "mine")
 		want["apple-m2-ultra/a/"+name] = "mine"
 	}
-	for _, name := range []string{".chat.plan.yaml.123", ".chat.hetb.4567890"} {
+	for _, name := range []string{".chat.plan.yaml.123-0.tmp", ".chat.hetb.4567890-1.tmp"} {
 		w.write(t, "out/apple-m2-ultra/a/"+name, "half")
 	}
 	w.ok(t, "cache", &counter{}, only)

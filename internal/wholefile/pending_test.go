@@ -1,0 +1,230 @@
+//go:build linux || darwin || freebsd
+
+package wholefile
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// The test binary is also the process that is killed in the middle of Stream: it writes more than is buffered, says so,
+// and writes the rest when its input ends.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("HETC_TEST_STREAM"); path != "" {
+		err := Stream(path, func(w io.Writer) error {
+			if _, err := w.Write(bytes.Repeat([]byte("child "), 1<<18)); err != nil {
+				return err
+			}
+			os.Stdout.WriteString("writing\n")
+			_, err := io.Copy(w, os.Stdin)
+			return err
+		})
+		if err != nil {
+			os.Stderr.WriteString(err.Error() + "\n")
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// begin starts a process that is in the middle of Stream. end ends its input and waits for it.
+func begin(t *testing.T, path string) (c *exec.Cmd, end func() error) {
+	t.Helper()
+	c = exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), "HETC_TEST_STREAM="+path)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "writing\n" {
+		t.Fatalf("the process said %q, %v", line, err)
+	}
+	return c, func() error {
+		_ = in.Close() // of a process that may be dead
+		return c.Wait()
+	}
+}
+
+func names(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+// What a process left that was killed in the middle is removed by the next writer of the same file, whatever it calls.
+func TestKilledWriter(t *testing.T) {
+	for name, write := range map[string]func(path string) error{
+		"Write": func(path string) error { return Write(path, []byte("new")) },
+		"Adopt": func(path string) error {
+			own := filepath.Join(filepath.Dir(filepath.Dir(path)), "own")
+			if err := os.WriteFile(own, []byte("new"), 0o644); err != nil {
+				return err
+			}
+			return Adopt(own, path)
+		},
+		"RemoveLeftBehind": func(path string) error {
+			RemoveLeftBehind(path)
+			return os.WriteFile(path, []byte("new"), 0o644)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "d")
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, "a")
+			for range 2 {
+				c, end := begin(t, path)
+				if err := c.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				if err := end(); err == nil {
+					t.Fatal("the process ended before it was killed")
+				}
+			}
+			left := names(t, dir)
+			if len(left) == 0 || slices.Contains(left, "a") {
+				t.Fatalf("killed processes left %q, want what was in the making", left)
+			}
+			if err := write(path); err != nil {
+				t.Fatal(err)
+			}
+			if got := names(t, dir); !slices.Equal(got, []string{"a"}) {
+				t.Errorf("left %q, want the file alone", got)
+			}
+		})
+	}
+}
+
+// Two processes that write one file at the same time both succeed, and the later one's contents stay.
+func TestLivingWriter(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	_, end := begin(t, path)
+	for range 3 {
+		if err := Write(path, []byte("parent")); err != nil {
+			t.Fatal(err)
+		}
+		RemoveLeftBehind(path)
+	}
+	if got, err := os.ReadFile(path); string(got) != "parent" {
+		t.Errorf("after the first one: %.20q, %v", got, err)
+	}
+	if got := names(t, dir); len(got) != 2 {
+		t.Errorf("while the second one writes: %q, want its file too", got)
+	}
+	if err := end(); err != nil {
+		t.Errorf("the second one: %v", err)
+	}
+	if got, err := os.ReadFile(path); string(got) != strings.Repeat("child ", 1<<18) {
+		t.Errorf("after the second one: %.20q, %v", got, err)
+	}
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("left %q", got)
+	}
+}
+
+// Many writers of one file in this process do not take each other's files for left behind.
+func TestWritersSideBySide(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			text := strings.Repeat(string(rune('a'+i)), 1000)
+			for range 40 {
+				if err := Write(path, []byte(text)); err != nil {
+					t.Error(err)
+				}
+				got, err := os.ReadFile(path)
+				if err != nil || len(got) != len(text) || strings.Trim(string(got), string(got[:1])) != "" {
+					t.Errorf("read %.20q, %v: want the text of one writer", got, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("left %q", got)
+	}
+}
+
+// What only looks similar is somebody else's and stays.
+func TestOthersStay(t *testing.T) {
+	dir := t.TempDir()
+	want := []string{".a.1-.tmp", ".a.1-0", ".a.1-0.tmp.bak", ".a.1-0x.tmp", ".a.12.tmp", ".a.aaaa-0.tmp", ".ab.1-0.tmp", ".b.1-0.tmp", "a", "a.1-0.tmp"}
+	for _, name := range append(slices.Clone(want), ".a.1-0.tmp", ".a.4194304-17.tmp") {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, ".a.2-0.tmp"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("a", filepath.Join(dir, ".a.3-0.tmp")); err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, ".a.2-0.tmp", ".a.3-0.tmp")
+	slices.Sort(want)
+	if err := Write(filepath.Join(dir, "a"), []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, dir); !slices.Equal(got, want) {
+		t.Errorf("left %q, want %q", got, want)
+	}
+}
+
+// What is abandoned leaves nothing, and neither does what cannot be committed; a source that panics is abandoned.
+func TestAbandon(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	f, err := Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Abandon(); err != nil {
+		t.Error(err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = Stream(path, func(io.Writer) error { panic("defect") })
+	}()
+	if f, err = Create(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o755); err != nil { // appears while the file is written
+		t.Fatal(err)
+	}
+	if err := f.Commit(); err == nil || strings.Contains(err.Error(), ".tmp") {
+		t.Errorf("over a directory: got %v, want an error without temporary names", err)
+	}
+	if err := f.Abandon(); err != nil {
+		t.Errorf("after it was committed: %v", err)
+	}
+	if got := names(t, dir); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("left %q, want the directory alone", got)
+	}
+}
