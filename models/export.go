@@ -1,11 +1,10 @@
 package models
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -65,20 +64,23 @@ func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory,
 	failed := func(err error) error {
 		return diag.New(diag.ClassIO, "export model %q: %w", m.Name, err)
 	}
-	target, err := wholefile.Target(path)
+	f, err := wholefile.Create(path)
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(target), "."+filepath.Base(target)+".*")
-	if err != nil {
-		return failed(err)
+	defer f.Abandon()
+	w := bufio.NewWriterSize(f, 1<<18)
+	err = gguf.Export(ctx, w, d, t)
+	if err == nil {
+		err = w.Flush()
 	}
-	defer os.RemoveAll(dir)
-	temp := filepath.Join(dir, "x.gguf")
-	if err := gguf.Export(ctx, temp, d, t); err != nil {
+	if err != nil {
+		if diag.ClassOf(err) == diag.ClassInternal {
+			err = failed(err)
+		}
 		return err
 	}
-	got, err := openGGUF(temp)
+	got, err := openGGUF(f.Name())
 	if err != nil {
 		return diag.New(diag.ClassInternal, "export model %q: read back: %w", m.Name, err)
 	}
@@ -89,7 +91,7 @@ func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory,
 	if err := got.Close(); err != nil {
 		return failed(err)
 	}
-	if err := wholefile.Adopt(temp, target); err != nil {
+	if err := f.Commit(); err != nil {
 		return failed(err)
 	}
 	return nil

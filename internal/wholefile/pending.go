@@ -17,11 +17,31 @@ import (
 //
 // It is locked until then, or until its process dies. So the next writer of the same target can tell what a killed process
 // left behind, which it removes, from what another process is writing.
+//
+// Its errors are without the temporary name: the user knows nothing of that.
 type Pending struct {
-	*os.File
+	file    *os.File
 	target  string
 	settled bool // committed or abandoned
 }
+
+// Name is the temporary name.
+func (p *Pending) Name() string { return p.file.Name() }
+
+// Write writes at the end of what was written.
+func (p *Pending) Write(data []byte) (int, error) {
+	n, err := p.file.Write(data)
+	return n, bare(err)
+}
+
+// WriteAt writes at an offset from the beginning.
+func (p *Pending) WriteAt(data []byte, at int64) (int, error) {
+	n, err := p.file.WriteAt(data, at)
+	return n, bare(err)
+}
+
+// Truncate makes the file so many bytes long; what was not written is zero.
+func (p *Pending) Truncate(bytes int64) error { return bare(p.file.Truncate(bytes)) }
 
 // Create begins a file that is to replace the one at path, or what that links to. It has that one's permissions, or
 // those which the umask leaves where there is none: it is never open to more people. Errors are of class ClassIO.
@@ -36,7 +56,7 @@ func Create(path string) (*Pending, error) {
 		f, err := createLike(target, temporary(target, try))
 		if err == nil {
 			if err = claim(f); err == nil || errors.Is(err, errors.ErrUnsupported) {
-				return &Pending{File: f, target: target}, nil
+				return &Pending{file: f, target: target}, nil
 			}
 			err = errors.Join(fs.ErrExist, err, f.Close()) // somebody took it for left behind before it was locked
 		}
@@ -49,7 +69,7 @@ func Create(path string) (*Pending, error) {
 // Commit gives the file the name of its target, after its contents have reached the disk. When it fails the target is
 // what it was, and the file is gone.
 func (p *Pending) Commit() error {
-	err := p.Sync()
+	err := p.file.Sync()
 	err = p.settle(func() error {
 		if err == nil {
 			err = os.Rename(p.Name(), p.target)
@@ -79,9 +99,9 @@ func (p *Pending) Abandon() error {
 func (p *Pending) settle(last func() error) error {
 	p.settled = true
 	if runtime.GOOS == "windows" {
-		return errors.Join(p.Close(), last())
+		return errors.Join(p.file.Close(), last())
 	}
-	return errors.Join(last(), p.Close())
+	return errors.Join(last(), p.file.Close())
 }
 
 // SyncDir makes names in a directory survive a crash of the machine, where its system can.

@@ -46,10 +46,6 @@ func Stream(path string, write func(io.Writer) error) error {
 	if c := diag.ClassOf(err); c != diag.ClassInternal {
 		class = c
 	}
-	var p *fs.PathError
-	if errors.As(err, &p) && p.Path == f.Name() {
-		err = p.Err // the user knows nothing of a temporary file
-	}
 	return diag.New(class, "write %q: %w", path, err)
 }
 
@@ -60,7 +56,7 @@ func Adopt(own, path string) error {
 	if err != nil {
 		return err
 	}
-	st, err := model.Stat()
+	st, err := model.file.Stat()
 	if err := errors.Join(err, model.Abandon()); err != nil {
 		return err
 	}

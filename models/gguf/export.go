@@ -3,6 +3,7 @@ package gguf
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"sort"
@@ -27,13 +28,13 @@ type Directory struct {
 // Export writes a model as a GGUF file with matrices of type f32, f16, bf16, q8_0 or q4_0. Vectors and
 // the matrices that choose experts stay f32; rows that no block divides become f16, as other
 // converters have it. What has no form in the file is refused by its key or tensor. Matrices are read
-// by several goroutines at once. The file appears at path complete or not at all.
-func Export(ctx context.Context, path string, d Directory, t op.Type) error {
+// by several goroutines at once.
+func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 	metadata, tensors, err := plan(&d, t)
 	if err != nil {
 		return fmt.Errorf("export %q: %w", d.Name, err)
 	}
-	return Write(ctx, path, metadata, tensors)
+	return Write(ctx, w, metadata, tensors)
 }
 
 // plan is what Export writes.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -28,6 +30,16 @@ func open(t testing.TB, path string) *File {
 	}
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+// written opens a file with what write writes.
+func written(t testing.TB, write func(io.Writer) error) *File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "x.gguf")
+	if err := wholefile.Stream(path, write); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, path)
 }
 
 // all reads a whole matrix.
@@ -434,19 +446,20 @@ func TestWriteThenOpen(t *testing.T) {
 		}
 		var images [2][]byte
 		for i := range images {
-			path := filepath.Join(dir, fmt.Sprint(i))
-			if err := Write(context.Background(), path, meta, in); err != nil {
+			var b bytes.Buffer
+			if err := Write(context.Background(), &b, meta, in); err != nil {
 				t.Fatal(err)
 			}
-			var err error
-			if images[i], err = os.ReadFile(path); err != nil {
-				t.Fatal(err)
-			}
+			images[i] = b.Bytes()
 		}
 		if !bytes.Equal(images[0], images[1]) {
 			t.Fatal("two runs write different bytes")
 		}
-		f, err := Open(filepath.Join(dir, "0"))
+		path := filepath.Join(dir, "x")
+		if err := os.WriteFile(path, images[0], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -472,8 +485,7 @@ func TestWriteThenOpen(t *testing.T) {
 	})
 }
 
-func TestWriteRefusesNonsenseAndLeavesNothing(t *testing.T) {
-	dir := t.TempDir()
+func TestWriteRefusesNonsense(t *testing.T) {
 	zero := func(dst []float32, _ int) error { clear(dst); return nil }
 	ok := Source{Name: "a", Type: op.F32, Shape: []int{32}, Row: zero}
 	with := func(change func(*Source)) []Source {
@@ -512,15 +524,9 @@ func TestWriteRefusesNonsenseAndLeavesNothing(t *testing.T) {
 		if c.class == 0 {
 			c.class = diag.ClassInput
 		}
-		if err := Write(c.ctx, filepath.Join(dir, "x"), c.meta, c.tensors); diag.ClassOf(err) != c.class {
+		if err := Write(c.ctx, io.Discard, c.meta, c.tensors); diag.ClassOf(err) != c.class {
 			t.Errorf("%s: got %v", name, err)
 		}
-	}
-	if err := Write(context.Background(), filepath.Join(dir, "no", "x"), nil, nil); diag.ClassOf(err) != diag.ClassIO {
-		t.Errorf("no directory: got %v", err)
-	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Errorf("left behind: %v, %v", entries, err)
 	}
 }
 

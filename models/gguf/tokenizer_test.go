@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/tokenizer"
 )
@@ -155,11 +157,7 @@ func exportedTokenizer(t *testing.T, tok, config []byte, size int, more ...KV) *
 			meta = append(meta, KV{s.key, uint32(s.id)})
 		}
 	}
-	path := filepath.Join(t.TempDir(), "x.gguf")
-	if err := Write(context.Background(), path, meta, nil); err != nil {
-		t.Fatal(err)
-	}
-	return open(t, path)
+	return written(t, func(w io.Writer) error { return Write(context.Background(), w, meta, nil) })
 }
 
 // A whole model carries its tokenizer, and the configuration's tokens win.
@@ -174,11 +172,7 @@ func TestExportedModelHasItsTokenizer(t *testing.T) {
 		}
 		return tensors(name)
 	}
-	path := filepath.Join(t.TempDir(), "x.gguf")
-	if err := Export(context.Background(), path, d, op.F16); err != nil {
-		t.Fatal(err)
-	}
-	f := open(t, path)
+	f := written(t, func(w io.Writer) error { return Export(context.Background(), w, d, op.F16) })
 	tok, config, err := f.Tokenizer()
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +186,7 @@ func TestExportedModelHasItsTokenizer(t *testing.T) {
 		t.Errorf("got begin token %d, want the configuration's 1", bos)
 	}
 	d.Config["vocab_size"] = int64(100)
-	if err := Export(context.Background(), path, d, op.F16); err == nil || !strings.Contains(err.Error(), "but the model has 100") {
+	if err := Export(context.Background(), io.Discard, d, op.F16); err == nil || !strings.Contains(err.Error(), "but the model has 100") {
 		t.Errorf("a vocabulary that is too small: got %v", err)
 	}
 }
@@ -264,7 +258,7 @@ func TestTokenizersThatAreNotSupportedAreRefused(t *testing.T) {
 			}
 		}
 		path := filepath.Join(t.TempDir(), "x.gguf")
-		if err := Write(context.Background(), path, meta, nil); err != nil {
+		if err := wholefile.Stream(path, func(w io.Writer) error { return Write(context.Background(), w, meta, nil) }); err != nil {
 			t.Fatal(err)
 		}
 		return open(t, path), path

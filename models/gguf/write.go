@@ -12,7 +12,6 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -36,24 +35,22 @@ type Source struct {
 }
 
 // Write writes metadata and tensors, in this order, as a GGUF file. Equal arguments give equal bytes.
-// The file appears at path complete or not at all. Values are rounded to a tensor's type as by the
-// format's reference; values without an image in it are an error.
-func Write(ctx context.Context, path string, metadata []KV, tensors []Source) error {
+// Values are rounded to a tensor's type as by the format's reference; values without an image in it are
+// an error.
+func Write(ctx context.Context, w io.Writer, metadata []KV, tensors []Source) error {
 	header, err := head(metadata, tensors)
 	if err != nil {
 		return diag.New(diag.ClassInput, "write gguf: %w", err)
 	}
-	return wholefile.Stream(path, func(w io.Writer) error {
-		if _, err := w.Write(header); err != nil {
+	if _, err := w.Write(header); err != nil {
+		return err
+	}
+	for i := range tensors {
+		if err := tensors[i].stream(ctx, w); err != nil {
 			return err
 		}
-		for i := range tensors {
-			if err := tensors[i].stream(ctx, w); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // head is everything before the data, padded to the alignment.
