@@ -23,9 +23,9 @@ func Of(folder, goos, arch string) map[string]string {
 	return nil
 }
 
-// table is printed by `go run ./cmd/internal/deps -pins onnxruntime highs highs-native`, which fetches every archive and
-// checks it against its own pinned digest. onnxruntime-qnn is not in it: fetching that accepts Qualcomm's terms, which
-// is for whoever runs `make deps-qnn`. llama.cpp is built from source, so its programs are different on every machine.
+// table is printed by `go run ./cmd/internal/deps -pins onnxruntime highs highs-native onnxruntime-qnn`, which fetches
+// every archive and checks it against its own pinned digest; fetching the last one accepts Qualcomm's terms, as `make
+// deps-qnn` does. llama.cpp is built from source, so its programs are different on every machine.
 var table = []set{
 	{"onnxruntime", "linux", "amd64", map[string]string{
 		"libonnxruntime.so.1.31.1":           "fc44112fbe06d7d689c57e11d3862031f64711007e4ee020f8eed5185fd2c1d3",
@@ -63,5 +63,13 @@ var table = []set{
 	}},
 	{"highs-native", "windows", "amd64", map[string]string{
 		"highs.dll": "b83beac8a8fde5f6515f7195eb0db1e77731cb8135504de6ffdd215aad996a85",
+	}},
+	{"onnxruntime-qnn", "linux", "amd64", map[string]string{
+		"onnxruntime_qnn/libonnxruntime_providers_qnn.so": "629dfc151fc842bf9aa6ecdba89c0a864cd50e90fda960f9631e234fed5fc457",
+		"onnxruntime_qnn/libQnnHtp.so":                    "66fbcc1a97b3ca186c0170123e03978f2351222d59b2e9ceb0202e4a9b0116c0",
+		"onnxruntime_qnn/libQnnSystem.so":                 "a5441fe0307cfb10478d18f6de16053f3b111eaa01ff3975a54b10afdfa33a38",
+		"onnxruntime_qnn.libs/libc++-71bc274c.so.1.0":     "46cee8e5f62e9b4a79b863b058879c5e9d4f41841650841df6f6669ebef2e2e2",
+		"onnxruntime_qnn.libs/libc++abi-0539aa51.so.1.0":  "2cb6d3e6acc815575d5a76acb45f99ae4ed5a4fcc04febaa8cd8981e07b89a47",
+		"onnxruntime_qnn.libs/libunwind-6b740a46.so.1.0":  "a00822cc6221850754a491cbafa2b2e2fefac06f61f108cc8e80f0869fe5f724",
 	}},
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -17,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hetc/hetc/internal/pins"
 )
 
 func zipped(t *testing.T, files map[string]string) []byte {
@@ -186,6 +189,20 @@ func TestUnzip(t *testing.T) {
 	left := int64(10)
 	if err := write(to, "large", strings.NewReader(strings.Repeat("x", 11)), &left); err == nil {
 		t.Error("a file above the bound was written")
+	}
+}
+
+// Every file of a package that is executed has a digest in the programs, and nothing else has.
+func TestWhatIsExecutedIsPinned(t *testing.T) {
+	for i := range recipes {
+		r := &recipes[i]
+		if r.Source != "" {
+			continue // built here
+		}
+		pinned := slices.Sorted(maps.Keys(pins.Of(r.Name, r.OS, r.Arch)))
+		if code := slices.Sorted(slices.Values(r.code())); len(code) == 0 || !slices.Equal(code, pinned) {
+			t.Errorf("%s %s/%s: internal/pins has digests of %q, want of %q: print them with -pins %s", r.Name, r.OS, r.Arch, pinned, code, r.Name)
+		}
 	}
 }
 
