@@ -43,6 +43,12 @@ const (
 	nearestSolves  = 10
 )
 
+// Phases of such a search, as progress tells.
+const (
+	conflictPhase = "limits in conflict" // Done counts solves
+	nearestPhase  = "values that work"   // of the limits in conflict
+)
+
 // Diagnose looks for the limits in conflict that made Solve fail with err, by solving again without some of them. It returns err
 // itself where it is no error of class ClassInfeasible or where no limit is to blame, else an error of that class which
 // names the limits, and what would do instead of each.
@@ -63,13 +69,14 @@ func Diagnose(ctx context.Context, in Input, err error) error {
 // FindConflict is Diagnose with its result as data; nil where no limit is to blame.
 func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error) {
 	t := newTrial(in, limitsOf(&in))
-	t.most = conflictSolves
+	t.most, t.what = conflictSolves, conflictPhase
+	in.tell(Progress{Phase: conflictPhase})
 	if !slices.ContainsFunc(t.limits, func(l Limit) bool { return strings.HasPrefix(l.Key, "quality.") }) {
 		// Where the precisions that are permitted have plans without the other limits, they are taken as given: to try all others
 		// under a limit that none keeps takes long.
 		given := slices.DeleteFunc(slices.Clone(t.limits), func(l Limit) bool { return strings.Contains(l.Key, "schemes") })
 		u := newTrial(in, given)
-		u.most = conflictSolves
+		u.most, u.what = conflictSolves, conflictPhase
 		a, err := u.holding(ctx, make([]bool, len(given)))
 		if err != nil {
 			return nil, err
@@ -83,6 +90,7 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 	t.known[fmt.Sprint(all)] = attempt{err: reason} // the input as it is
 	// infeasible: no plan was found that satisfies these. What cannot be told (times never measured) counts as feasible.
 	infeasible := func(holds []bool) (bool, error) {
+		in.tell(Progress{Phase: conflictPhase, Done: t.made}) // many an attempt ends before Solve tells anything
 		a, err := t.holding(ctx, holds)
 		if err != nil {
 			return false, err
@@ -107,8 +115,10 @@ func FindConflict(ctx context.Context, in Input, reason error) (*Conflict, error
 		c.Reason = a.err // what these limits alone make impossible
 	}
 	c.Proved = proved(c.Reason)
-	for _, i := range set {
+	for k, i := range set {
 		x := Conflicting{Limit: t.limits[i]}
+		t.what = fmt.Sprintf("%s %d/%d %s", nearestPhase, k+1, len(set), x.Key)
+		in.tell(Progress{Phase: nearestPhase, Done: k, All: len(set), What: x.Key})
 		var rest []func(*Input) // takes the limits away that have no part in it
 		for k := range t.limits {
 			if !slices.Contains(set, k) {
@@ -225,7 +235,7 @@ func (t *trial) nearest(ctx context.Context, i int, rest []func(*Input), x *Conf
 	if free.result == nil && len(rest) > 0 {
 		x.Rest = true
 		u := newTrial(t.in, t.limits)
-		u.most, u.made = t.most, t.made
+		u.most, u.made, u.what = t.most, t.made, t.what
 		for _, c := range rest {
 			c(&u.in)
 		}

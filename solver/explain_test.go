@@ -121,6 +121,39 @@ func conflicts(t *testing.T) map[string]struct {
 	}
 }
 
+// A search for a conflict tells where it stands, also from within the solves that it makes.
+func TestConflictTellsProgress(t *testing.T) {
+	in := conflicts(t)["nothing may be lost in 8 bit"].in
+	in.Engine = exact.Engine{}
+	_, reason := Solve(context.Background(), in)
+	var phases []string
+	in.Progress = func(p Progress) { phases = append(phases, p.Phase) }
+	if _, err := FindConflict(context.Background(), in, reason); err != nil {
+		t.Fatal(err)
+	}
+	if len(phases) == 0 || phases[0] != conflictPhase {
+		t.Fatalf("begins with %.3q, want %q", phases, conflictPhase)
+	}
+	values := slices.Index(phases, nearestPhase)
+	if values < 0 {
+		t.Fatalf("phases %.20q, want %q among them", phases, nearestPhase)
+	}
+	for what, list := range map[string][]string{conflictPhase: phases[:values], nearestPhase: phases[values:]} {
+		inner := 0
+		for _, phase := range list {
+			if !strings.HasPrefix(phase, what) {
+				t.Errorf("while it looks for %s: %q", what, phase)
+			}
+			if strings.Contains(phase, ", solve ") {
+				inner++
+			}
+		}
+		if inner == 0 {
+			t.Errorf("while it looks for %s no solve tells where it stands: %.20q", what, list)
+		}
+	}
+}
+
 // The limits named are a smallest set in conflict, as solving under every subset of them shows; of every limit in it the
 // value named has a plan.
 func TestConflicts(t *testing.T) {
