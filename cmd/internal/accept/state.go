@@ -39,10 +39,14 @@ func openState(path string) (*state, error) {
 func (x *state) read() (bundle.Ratchets, error) {
 	data, err := wholefile.Read(x.path, bundle.MaxRatchetsBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Lstat(x.path); err == nil { // a link that leads nowhere
-			return nil, diag.New(diag.ClassInput, "--%s %q: a link that leads nowhere", flagState, x.path).WithHint("make it lead to a file, or remove it")
+		st, err := os.Lstat(x.path)
+		switch {
+		case err != nil:
+			return nil, nil
+		case st.Mode()&fs.ModeSymlink == 0:
+			return x.read() // another process has made it meanwhile
 		}
-		return nil, nil
+		return nil, diag.New(diag.ClassInput, "--%s %q: a link that leads nowhere", flagState, x.path).WithHint("make it lead to a file, or remove it")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagState, err)
