@@ -149,36 +149,80 @@ func raiseByOne(path string) {
 	}
 }
 
-// A place that cannot be written is compared, and that nothing was stored is said.
-func TestStateThatCannotBeWritten(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "s.json")
-	old := bundle.Ratchets{{Product: "p", Generation: 1, SecurityVersion: 3}}
-	data, err := old.Encode()
+// storedBefore is what putState stores.
+var storedBefore = bundle.Ratchet{Product: "p", Generation: 1, SecurityVersion: 3}
+
+func putState(t *testing.T, path string) {
+	t.Helper()
+	data, err := bundle.Ratchets{storedBefore}.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, data, 0o444); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// onlyRead raises a state that can be read and not written: it is compared, and that nothing was stored is said.
+func onlyRead(t *testing.T, path string) {
+	t.Helper()
+	x, err := openState(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, errs := streams()
+	if err := x.raise(s, storedBefore); err != nil || errs.Len() > 0 {
+		t.Errorf("nothing to store: %v, %q", err, errs)
+	}
+	newer := storedBefore
+	newer.SecurityVersion++
+	if err := x.raise(s, newer); err != nil || !strings.Contains(errs.String(), "warning: ") || !strings.Contains(errs.String(), "cannot be written") {
+		t.Errorf("got %v, %q", err, errs)
+	}
+	if x, err = openState(path); err != nil || *x.stored.Of("p") != storedBefore {
+		t.Errorf("stored %+v, %v, want %+v", x.stored, err, storedBefore)
+	}
+}
+
+func TestStateThatCannotBeWritten(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s.json")
+	putState(t, path)
 	if err := os.Chmod(dir, 0o555); err != nil {
 		t.Fatal(err)
 	}
 	defer os.Chmod(dir, 0o755)
 	if f, err := os.Create(filepath.Join(dir, "x")); err == nil {
 		f.Close()
-		t.Skip("this user may write everywhere")
+		t.Skip("this user may write everywhere, whatever the permissions say; TestStateOnReadOnlyDisk is for such a user")
 	}
+	onlyRead(t, path)
+}
+
+// A state that is lost while a bundle runs is an error that says so, for every user.
+func TestStateThatCannotBeStored(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "s.json")
 	x, err := openState(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, errs := streams()
-	if err := x.raise(s, old[0]); err != nil || errs.Len() > 0 {
-		t.Errorf("nothing to store: %v, %q", err, errs)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
 	}
-	if err := x.raise(s, bundle.Ratchet{Product: "p", Generation: 1, SecurityVersion: 4}); err != nil || !strings.Contains(errs.String(), "warning: ") {
-		t.Errorf("got %v, %q", err, errs)
+	s, errs := streams()
+	err = x.raise(s, storedBefore)
+	if diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "was not stored") || len(diag.HintsOf(err)) == 0 || errs.Len() > 0 {
+		t.Errorf("without the directory: got %v, %q", err, errs)
+	}
+	if err := os.WriteFile(dir, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openState(path); diag.ClassOf(err) != diag.ClassIO || !strings.Contains(err.Error(), "is no directory") {
+		t.Errorf("below a file: got %v", err)
 	}
 }
 
