@@ -84,17 +84,21 @@ func alternatives() []alternative {
 	return list
 }
 
-// quiet is a catalog SoC whose samples have no noise and whose processors compute nothing: only their times are of interest.
-func quiet(name string) (*socs.SoC, error) {
+// timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise every sample of an operator, and
+// every execution, takes the same time.
+func timesOnly(name string, noise bool) (*socs.SoC, error) {
 	s, err := socs.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	for i := range s.Processors {
 		p := &s.Processors[i]
-		if p.Sim != nil {
+		if p.Sim == nil {
+			continue
+		}
+		p.Options = map[string]string{"compute": "false"}
+		if !noise {
 			p.Sim.NoiseCV = 0
-			p.Options = map[string]string{"compute": "false"}
 		}
 	}
 	return s, nil
@@ -111,13 +115,9 @@ func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
 }
 
 // regretOf solves one case in all ways and executes them. Ways that are impossible are left out.
-func regretOf(ctx context.Context, soc string, m *models.Model, rows int, ways []alternative) (*regretCase, error) {
-	s, err := quiet(soc)
-	if err != nil {
-		return nil, err
-	}
+func regretOf(ctx context.Context, s *socs.SoC, m *models.Model, rows int, ways []alternative) (*regretCase, error) {
 	scheme := schemeFor(s, op.A8TQ4B32, op.A8TQ8C)
-	x := &regretCase{SoC: soc, Model: m.Name, Scheme: scheme, Rows: rows}
+	x := &regretCase{SoC: s.Name, Model: m.Name, Scheme: scheme, Rows: rows}
 	const answer = 64
 	w := &solver.Workload{Schema: solver.WorkloadSchema, Buckets: solver.Rows{rows}, Prompts: solver.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
 		Schemes: solver.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
@@ -135,7 +135,7 @@ func regretOf(ctx context.Context, soc string, m *models.Model, rows int, ways [
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s on %s, %s: %w", m.Name, soc, a.name, err)
+			return nil, fmt.Errorf("%s on %s, %s: %w", m.Name, s.Name, a.name, err)
 		}
 		x.Ways = append(x.Ways, *one)
 	}
@@ -282,13 +282,17 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 	var out []regretRow
 	var all []*regretCase
 	for _, soc := range socs.Catalog() {
+		s, err := timesOnly(soc, false)
+		if err != nil {
+			return "", nil, err
+		}
 		var cases []*regretCase
 		for _, name := range regretModels {
 			m, err := models.Open(name)
 			if err != nil {
 				return "", nil, err
 			}
-			c, err := regretOf(ctx, soc, m, rows, alternatives())
+			c, err := regretOf(ctx, s, m, rows, alternatives())
 			m.Close()
 			if err != nil {
 				return "", nil, err

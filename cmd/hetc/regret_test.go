@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/profiler/stat"
 	"github.com/hetc/hetc/socs"
 )
 
@@ -50,7 +51,11 @@ func TestExecutedIsPredicted(t *testing.T) {
 					ways = append(ways, a)
 				}
 			}
-			x, err := regretOf(t.Context(), c.soc, m, 128, ways)
+			s, err := timesOnly(c.soc, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x, err := regretOf(t.Context(), s, m, 128, ways)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,4 +71,70 @@ func TestExecutedIsPredicted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Of executions on the virtual clock 95 % take what the prediction's interval says, with and without noise in the samples that costs are
+// fitted to and in the executions. The intervals are narrow enough to mean something.
+func TestExecutionsLieWithinIntervals(t *testing.T) {
+	names, catalog := []string{"../../testdata/models/tiny-llama-kjv"}, []string{"apple-m2-max", "core-ultra-5-125h", "snapdragon-8gen1"}
+	if os.Getenv("HETC_LONG") != "" {
+		names, catalog = append(names, regretModels...), socs.Catalog()
+	}
+	for _, c := range []struct {
+		name  string
+		seeds []string // of noise
+		width float64  // that half of the intervals keep, relative, of the larger side
+	}{{"without noise", nil, 0.02}, {"with noise", []string{"1", "2"}, 0.05}} {
+		t.Run(c.name, func(t *testing.T) {
+			inside := 0
+			var widths []float64
+			for _, soc := range catalog {
+				for _, name := range names {
+					for k := range max(1, len(c.seeds)) {
+						s, err := timesOnly(soc, c.seeds != nil)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if c.seeds != nil {
+							for i := range s.Processors {
+								s.Processors[i].Options["seed"] = c.seeds[k]
+							}
+						}
+						for _, p := range executions(t, s, name) {
+							if p.LowNS <= p.ExecutedNS && p.ExecutedNS <= p.HighNS {
+								inside++
+							}
+							widths = append(widths, float64(max(p.HighNS-p.PredictedNS, p.PredictedNS-p.LowNS))/float64(p.PredictedNS))
+						}
+					}
+				}
+			}
+			width := stat.Median(widths)
+			t.Logf("%d of %d executions are inside, half of the intervals are within %.1f %%", inside, len(widths), 100*width)
+			if len(widths) < 50 || float64(inside) < 0.95*float64(len(widths)) {
+				t.Errorf("%d of %d executions are within their intervals, want 95 %%", inside, len(widths))
+			}
+			if width > c.width {
+				t.Errorf("the median interval reaches %.1f %% to a side, want at most %.0f", 100*width, 100*c.width)
+			}
+		})
+	}
+}
+
+// executions are both programs of a model on a SoC in all ways.
+func executions(t *testing.T, s *socs.SoC, model string) (out []timedPlan) {
+	t.Helper()
+	m, err := models.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	x, err := regretOf(t.Context(), s, m, 128, alternatives())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range x.Ways {
+		out = append(out, w.Prefill, w.Decode)
+	}
+	return out
 }
