@@ -302,6 +302,10 @@ func (f *Family) across(m, a, b int, skip *Curve) (ns float64, inside, around bo
 	return roof * math.Exp(sum/weight), false, false
 }
 
+// evident is how many times as long as it computes an operator must read for its samples to tell how long it reads. With less, a rate of
+// reading that nothing determines may only make up for what a fit leaves over.
+const evident = 1.1
+
 // prepare computes the knots of all curves.
 func (f *Family) prepare() {
 	f.reads = false
@@ -310,7 +314,7 @@ func (f *Family) prepare() {
 		k.ready = f.knots(k, nil)
 		for _, p := range k.Points {
 			w, q := f.size(int(p[0]), k.A, k.B, f.Step)
-			f.reads = f.reads || q/k.BytesPerNS >= w/k.OpsPerNS
+			f.reads = f.reads || q/k.BytesPerNS >= evident*w/k.OpsPerNS
 		}
 	}
 }

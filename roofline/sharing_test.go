@@ -59,3 +59,42 @@ func TestSharingThatProductsDoNotShow(t *testing.T) {
 		})
 	}
 }
+
+// Products that compute for longer than they read do not show how long they read: then it is as long as a stream takes, whatever the fit makes of
+// what single tiles leave over.
+func TestReadingThatProductsDoNotShow(t *testing.T) {
+	s := openSoC(t, "snapdragon-8gen1")
+	set := record.NewSet(header(t, s))
+	p := s.Processor("cpu")
+	add(t, set, record.Measurement{Kind: record.Bandwidth, Proc: "cpu", Bytes: 1 << 28, Samples: []float64{(1 << 28) / p.BandwidthGBps}})
+	for _, x := range []struct {
+		depth int
+		cols  []int
+	}{{1024, []int{2048, 3072, 16384}}, {2048, []int{32, 512, 1024, 2048, 3072, 4096, 8192, 16384}}, {4096, []int{2048}}, {8192, []int{32, 512, 1024, 2048}}} {
+		for _, cols := range x.cols {
+			for _, rows := range []int{1, 2, 3, 4, 8, 16, 32, 64, 128} {
+				if rows > 1 && rows < 128 && (cols != 2048 || x.depth == 4096) {
+					continue
+				}
+				o := matmul(rows, x.depth, cols, op.A8TQ4B32)
+				ns, err := sim.NS(s, "cpu", o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				add(t, set, record.Measurement{Kind: record.Op, Proc: "cpu", Op: &o, Layout: "n32", Samples: []float64{float64(ns)}, Cold: true})
+			}
+		}
+	}
+	c, err := Fit(s, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := matmul(1, 2048, 4096, op.A8TQ4B32)
+	got, err := c.Phase(Load{Proc: "cpu", Op: o, Cold: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := float64(o.Bytes()) / p.BandwidthGBps; math.Abs(got.MemoryNS/want-1) > 0.01 {
+		t.Errorf("%s reads for %.0f ns, want %.0f", o.Key(), got.MemoryNS, want)
+	}
+}
