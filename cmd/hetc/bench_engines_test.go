@@ -122,7 +122,7 @@ func TestBenchEnginesEnded(t *testing.T) {
 			dir := t.TempDir()
 			pid := filepath.Join(dir, "pid")
 			for name, script := range map[string]string{ // stands in for an engine that is at work
-				"llama-quantize": "echo $$ > " + pid + ".tmp; mv " + pid + ".tmp " + pid + "; exec sleep 600",
+				"llama-quantize": "echo $$ > '" + pid + ".tmp'; mv '" + pid + ".tmp' '" + pid + "'; exec sleep 600",
 				"llama-bench":    "exit 1",
 			} {
 				if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {

@@ -29,7 +29,7 @@ func (s *scripted) Command(t Task, _ int) (string, []string) {
 		s.ran = map[Task]int{}
 	}
 	s.ran[t]++
-	return "sh", []string{"-c", fmt.Sprintf("echo %s %s %s >> %s; echo %s", s.name, s.form, t.Phase(), s.log, s.seconds(t, s.ran[t]))}
+	return "sh", []string{"-c", fmt.Sprintf("echo %s %s %s >> '%s'; echo %s", s.name, s.form, t.Phase(), s.log, s.seconds(t, s.ran[t]))}
 }
 
 func (s *scripted) Parse(t Task, _ int, out, _ []byte) (Reading, error) {

@@ -22,7 +22,7 @@ import (
 // TestMain also is a program that starts another and waits for it, for TestKilledParent.
 func TestMain(m *testing.M) {
 	if pids := os.Getenv("ENGINES_TEST_PARENT"); pids != "" {
-		_, _ = Run(context.Background(), Limits{Time: time.Minute}, "sh", "-c", "echo $$ > "+pids+"; exec sleep 60")
+		_, _ = Run(context.Background(), Limits{Time: time.Minute}, "sh", "-c", "echo $$ > '"+pids+"'; exec sleep 60")
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -120,8 +120,8 @@ func TestRunFails(t *testing.T) {
 func TestRunLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	for name, script := range map[string]string{
-		"ended":     "sleep 60 & echo $! > " + dir + "/ended; sleep 60",
-		"forgotten": "sleep 60 > /dev/null 2>&1 & echo $! > " + dir + "/forgotten",
+		"ended":     "sleep 60 & echo $! > '" + dir + "/ended'; sleep 60",
+		"forgotten": "sleep 60 > /dev/null 2>&1 & echo $! > '" + dir + "/forgotten'",
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		file := filepath.Join(dir, name)
