@@ -53,6 +53,29 @@ const (
 	sessionBytes    = 80 << 10 // of a graph with its weights that such a library has loaded
 )
 
+// BufferBytes is what a buffer of that many bytes takes of the pool.
+func BufferBytes(bytes int64) int64 { return roundUp(bytes, 128) }
+
+// LibraryBytes is what a process holds for processors whose library prepacks weights or bakes them into graphs: once, whatever
+// is loaded, and for each loaded step in one layer, beside StepBytes.
+func LibraryBytes(prepacks, bakes bool) (once, step int64) {
+	if !prepacks && !bakes {
+		return 0, 0
+	}
+	return libraryBytes, sessionBytes
+}
+
+// LeastFixed is Memory.Fixed of a plan without a loaded step.
+func LeastFixed(p *Plan) int64 {
+	n := int64(FixedBytes)
+	for i := range p.Program.Buffers {
+		if b := &p.Program.Buffers[i]; b.Name == Logits {
+			n += int64(b.Cols) * vocabularyBytes
+		}
+	}
+	return n
+}
+
 // MemoryOf computes the memory of a plan whose program is complete.
 func MemoryOf(p *Plan) Memory {
 	var all []string
@@ -114,7 +137,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	rows := tables(p)
 	for i := range pr.Packs {
 		k := &pr.Packs[i]
-		bytes := roundUp(k.Bytes, memoryPage) * layers[k.Weight]
+		bytes := roundUp(k.Bytes, PageBytes) * layers[k.Weight]
 		if prepacked[k.Name] && rows[k.Name] == 0 && k.Layout != op.RowsLayout {
 			m.Prepacked += bytes
 		}
@@ -149,7 +172,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	}
 	m.Cache = pr.Cache.Bytes()
 	for _, b := range pr.Buffers {
-		m.Pool += roundUp(int64(b.Rows)*int64(b.Cols)*int64(b.Type.Bytes()), 128)
+		m.Pool += BufferBytes(int64(b.Rows) * int64(b.Cols) * int64(b.Type.Bytes()))
 	}
 	work := map[string]int64{}
 	for i := range pr.Graphs {
@@ -161,13 +184,13 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for _, n := range work {
 		m.Work += n
 	}
-	vocabulary := int64(0)
-	if i := slices.IndexFunc(pr.Buffers, func(b Buffer) bool { return b.Name == Logits }); i >= 0 && tokenizer {
-		vocabulary = int64(pr.Buffers[i].Cols)
+	m.Fixed = FixedBytes + steps*StepBytes
+	if tokenizer {
+		m.Fixed = LeastFixed(p) + steps*StepBytes
 	}
-	m.Fixed = FixedBytes + steps*StepBytes + vocabulary*vocabularyBytes
 	if sessions > 0 {
-		m.Fixed += libraryBytes + sessions*sessionBytes
+		once, each := LibraryBytes(true, false)
+		m.Fixed += once + sessions*each
 	}
 	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
@@ -244,7 +267,7 @@ func tables(p *Plan) map[string]int64 {
 	out := map[string]int64{}
 	for i := range p.Program.Packs {
 		if k := &p.Program.Packs[i]; read[k.Name] && !product[k.Name] {
-			out[k.Name] = roundUp(k.Bytes, memoryPage)
+			out[k.Name] = roundUp(k.Bytes, PageBytes)
 		}
 	}
 	return out
@@ -266,7 +289,8 @@ func touched(bytes int64, rows int) int64 {
 	return bytes - int64(left*float64(bytes))
 }
 
-const memoryPage = 4 << 10
+// PageBytes is what packed weights are rounded up to, in each layer.
+const PageBytes = 4 << 10
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 

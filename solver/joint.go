@@ -24,6 +24,8 @@ type need struct {
 	weights []lower.Use
 	scratch int64    // temporary memory of its graph
 	table   bool     // the weight is a table that rows are looked up in as they are stored
+	joins   bool     // its step may be joined to its neighbours
+	inside  bool     // and what they pass to each other may then have no buffer
 	buffers []buffer // that its steps touch
 }
 
@@ -48,6 +50,7 @@ func (st *stage) needs(node int, c *candidate) ([]need, error) {
 		x := need{proc: p.Proc, table: p.Op().Kind == op.Embed && p.Op().Scheme == ""}
 		x.weights, x.graph = lower.Needs(n, p, st.proc(p.Proc))
 		x.scratch = scratchOf(p, st.proc(p.Proc))
+		x.joins, x.inside = lower.Joins(p.Ops, st.proc(p.Proc))
 		for _, v := range slices.Concat(p.In, p.Out) {
 			b := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
 			value, ok := st.sec.Values[v.Buffer]
@@ -117,9 +120,32 @@ type assets struct {
 	levels  map[string][]int       // numbers of rows of a buffer of its own
 	regions map[string]int         // by processor: those whose bytes, graphs or opening times are bounded
 	memory  bool                   // what a process holds is bounded or minimised
-	pool    bool                   // its buffers count, too: it is minimised
-	sizes   map[[2]string]int64    // of ranges of packs
+	pool    bool                   // its buffers, scratch and steps count, too: it is minimised
+	least   bool                   // for leastBytes: no packs, and no asset that a range ends within
+	sizes   map[sizeKey]int64      // of ranges of packs
 	procs   map[string]*socs.Processor
+}
+
+// sizeKey is a range of a pack's columns, with what each layer of it is rounded up to.
+type sizeKey struct {
+	pack     string
+	from, to int
+	unit     int64
+}
+
+// newAssets is an empty collection.
+func (s *session) newAssets() *assets {
+	a := &assets{
+		s: s, index: map[string]int{}, layers: s.layers(), experts: map[string]int{}, cuts: map[string][]int{}, whole: map[string]planir.Pack{},
+		rows: map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[sizeKey]int64{}, procs: map[string]*socs.Processor{},
+	}
+	for _, w := range s.graph.Weights {
+		a.experts[w.Name] = w.Experts
+	}
+	for i := range s.procs {
+		a.procs[s.procs[i].Name] = s.in.SoC.Processor(s.procs[i].Name)
+	}
+	return a
 }
 
 // packKey names the pack that a range of a weight belongs to, on a processor: for its region that owner reads it.
@@ -161,9 +187,10 @@ func (a *assets) level(name string, size int) {
 	}
 }
 
-// bytes is what columns of a pack take, in all layers and experts: as check.Load counts it.
-func (a *assets) bytes(key string, from, to int) (int64, error) {
-	id := [2]string{key, fmt.Sprint(from, to)}
+// bytes is what columns of a pack take, in all layers and experts: in units of one byte as check.Load counts it, in pages as
+// planir.MemoryOf does. A range of several takes no less than all of them together.
+func (a *assets) bytes(key string, from, to int, unit int64) (int64, error) {
+	id := sizeKey{key, from, to, unit}
 	if n, ok := a.sizes[id]; ok {
 		return n, nil
 	}
@@ -174,7 +201,8 @@ func (a *assets) bytes(key string, from, to int) (int64, error) {
 		}
 		p := w
 		p.N1 = cols
-		return pack.Bytes(p.Spec())
+		n, err := pack.Bytes(p.Spec())
+		return (n + unit - 1) / unit * unit, err
 	}
 	low, high, err := int64(0), int64(0), error(nil)
 	// Columns 0..to less columns 0..from: what layouts add once for a pack belongs to its beginning.
@@ -207,27 +235,34 @@ func (a *assets) add(x problem.Asset) int {
 func (a *assets) of(x *need, out []int) ([]int, error) {
 	region, bounded := a.regions[x.proc]
 	sp := a.procs[x.proc]
-	upTo := func(name string, b *buffer, region int) {
-		from := 0
-		for _, to := range a.levels[b.name] {
-			if to > b.rows {
+	upTo := func(name string, b *buffer, region int, rounded func(bytes int64) int64) {
+		from := int64(0)
+		for _, level := range a.levels[b.name] {
+			if level > b.rows {
 				break
 			}
-			out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s %s to row %d", name, b.name, to), Region: region, Bytes: int64(to-from) * int64(b.cols) * int64(b.size)}))
+			to := rounded(int64(level) * int64(b.cols) * int64(b.size))
+			out = append(out, a.add(problem.Asset{Name: fmt.Sprintf("%s %s to row %d", name, b.name, level), Region: region, Bytes: to - from}))
 			from = to
 		}
 	}
+	same := func(bytes int64) int64 { return bytes }
 	if a.pool {
 		for i := range x.buffers {
-			upTo("pool", &x.buffers[i], a.regions[""])
+			if !x.inside {
+				upTo("pool", &x.buffers[i], a.regions[""], planir.BufferBytes)
+			}
 		}
-		upTo("held", &buffer{name: "scratch " + x.proc, rows: int(x.scratch), cols: 1, size: 1}, a.regions[""])
+		upTo("held", &buffer{name: "scratch " + x.proc, rows: int(x.scratch), cols: 1, size: 1}, a.regions[""], same)
+		if once, _ := planir.LibraryBytes(sp.Prepacks, sp.Bakes); once > 0 {
+			out = append(out, a.add(problem.Asset{Name: "library", Region: a.regions[""], Bytes: once}))
+		}
 	}
 	if bounded {
 		out = append(out, a.add(problem.Asset{Name: "graph " + x.graph, Region: region, Graphs: 1, OpenNS: openNS(sp)}))
 		for _, b := range x.buffers {
 			if b.own {
-				upTo(x.proc+" buffer", &b, region)
+				upTo(x.proc+" buffer", &b, region, same)
 			} else {
 				out = append(out, a.add(problem.Asset{Name: x.proc + " buffer " + b.name, Region: region, Bytes: int64(a.rows[b.name]) * int64(b.cols) * int64(b.size)}))
 			}
@@ -236,14 +271,14 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 	for i := range x.weights {
 		u := &x.weights[i]
 		// atoms adds an asset for every part of the range between two of the cuts.
-		atoms := func(prefix, suffix string, region int, cuts []int) error {
+		atoms := func(prefix, suffix string, region int, cuts []int, unit int64) error {
 			key := packKey(u)
 			from, found := slices.BinarySearch(cuts, u.N0)
-			if !found {
+			if !found && !a.least {
 				from--
 			}
-			for ; cuts[from] < u.N1; from++ {
-				n, err := a.bytes(key, cuts[from], cuts[from+1])
+			for ; from < len(cuts)-1 && (cuts[from+1] <= u.N1 || cuts[from] < u.N1 && !a.least); from++ {
+				n, err := a.bytes(key, cuts[from], cuts[from+1], unit)
 				if err != nil {
 					return err
 				}
@@ -257,20 +292,54 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 		}
 		var err error
 		if bounded {
-			err = atoms(x.proc, each, region, cuts)
+			err = atoms(x.proc, each, region, cuts, 1)
 		}
 		owned := u.Owner != "" && each == ""
-		if err == nil && a.memory && !x.table && !(bounded && owned) {
-			err = atoms("memory", "", a.regions[""], coarse(cuts))
+		if err == nil && a.memory && !a.least && !x.table && !(bounded && owned) {
+			err = atoms("memory", "", a.regions[""], coarse(cuts), planir.PageBytes)
 		}
 		if err == nil && a.memory && sp.Prepacks && u.Layout != op.RowsLayout {
-			err = atoms("prepacked", "", a.regions[""], coarse(cuts))
+			err = atoms("prepacked", "", a.regions[""], coarse(cuts), planir.PageBytes)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// endings are, for each node, the processors that may join its first step to the only one of the node before.
+func endings(needs [][][]need) []map[string]bool {
+	out := []map[string]bool{{}}
+	for _, list := range needs {
+		ends := map[string]bool{}
+		for _, steps := range list {
+			if len(steps) == 1 && steps[0].joins {
+				ends[steps[0].proc] = true
+			}
+		}
+		out = append(out, ends)
+	}
+	return out
+}
+
+// steps lists the assets of a candidate's steps but for those that may be joined to another one that counts: the first to the only
+// step of the node before it, by processors of ends; the last of several, a sum, to the first of the next node.
+func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
+	for m := range needs {
+		x := &needs[m]
+		if x.joins && (m == 0 && ends[x.proc] || m > 0 && (m == len(needs)-1 || needs[m-1].joins && needs[m-1].proc == x.proc)) {
+			continue
+		}
+		bytes := int64(planir.StepBytes)
+		sp := a.procs[x.proc]
+		text := fmt.Sprintf("step %d of %s", m, name)
+		if _, each := planir.LibraryBytes(sp.Prepacks, sp.Bakes); each > 0 {
+			bytes, text = bytes+each, text+" in a library"
+		}
+		out = append(out, a.add(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
+	}
+	return out
 }
 
 // maxAtoms is how many parts of one packed copy are told apart in what a process holds.
@@ -322,13 +391,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	if heaviest > 0 {
 		j.unit /= heaviest
 	}
-	a := &assets{
-		s: s, index: map[string]int{}, layers: s.layers(), experts: map[string]int{}, cuts: map[string][]int{}, whole: map[string]planir.Pack{},
-		rows: map[string]int{}, levels: map[string][]int{}, regions: map[string]int{}, sizes: map[[2]string]int64{}, procs: map[string]*socs.Processor{},
-	}
-	for _, w := range s.graph.Weights {
-		a.experts[w.Name] = w.Experts
-	}
+	a := s.newAssets()
 	region := func(name string) *problem.Region {
 		i, ok := a.regions[name]
 		if !ok {
@@ -368,9 +431,6 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 	if a.memory {
 		region("").Name = "memory"
 	}
-	for i := range s.procs {
-		a.procs[s.procs[i].Name] = s.in.SoC.Processor(s.procs[i].Name)
-	}
 	for _, r := range rows {
 		pr, err := s.program(r, s.assigned(r))
 		if err != nil {
@@ -399,6 +459,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 		p := pr.partition(s, problem.Time)
 		for c := range p.Chains {
 			items := slices.Clone(p.Chains[c].Items)
+			ends := endings(pr.instances[c].needs)
 			for n := range items {
 				items[n].Choices = slices.Clone(items[n].Choices)
 				for k := range items[n].Choices {
@@ -409,11 +470,9 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 						if list, err = a.of(&needs[m], list); err != nil {
 							return nil, err
 						}
-						if a.pool { // the m-th step of this operator, whoever executes it
-							in := pr.instances[c].stage
-							name := fmt.Sprintf("step %d of %s@%s", m, items[n].Name, pr.name)
-							list = append(list, a.add(problem.Asset{Name: name, Region: a.regions[""], Bytes: int64(in.repeat) * planir.StepBytes}))
-						}
+					}
+					if a.pool {
+						list = a.steps(needs, ends[n], items[n].Name+"@"+pr.name, pr.instances[c].stage.repeat, list)
 					}
 					slices.Sort(list)
 					items[n].Choices[k].Assets = slices.Compact(list)
@@ -526,10 +585,7 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 		var order []string
 		for i := range x.list {
 			c := &x.list[i]
-			key := string(base(c.Strategy)) + " " + string(c.Axis)
-			for _, sh := range c.Shares {
-				key += " " + sh.Proc
-			}
+			key := c.kind()
 			if kinds[key] == nil {
 				order = append(order, key)
 			}

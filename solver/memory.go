@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -64,7 +65,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 		}
 		rest := t.leastPool() + planir.FixedBytes
 		if free != nil {
-			rest = t.fixedPart(free)
+			rest = t.leastPool() + t.fixedPart(free)
 		}
 		found, err := t.search(ctx, bestNS, func(prefill, decode assignment) bool {
 			return t.weightBytes(prefill, decode)+rest <= bound
@@ -161,7 +162,8 @@ func (s *session) weightBytes(prefill, decode assignment) int64 {
 	return total
 }
 
-// leastPool is what the values of the largest program take: every plan has a buffer for each.
+// leastPool is what the values of the largest program take at least: every plan has a buffer for each that no graph of several
+// operators can keep inside.
 func (s *session) leastPool() int64 {
 	rows := 1
 	if n := len(s.want.buckets); n > 0 {
@@ -175,6 +177,9 @@ func (s *session) leastPool() int64 {
 	var total int64
 	for i := range sections {
 		for _, n := range sections[i].Nodes {
+			if slices.ContainsFunc(s.procs, func(p planir.Proc) bool { _, inside := lower.Joins(n.Ops, &p); return inside }) {
+				continue
+			}
 			for _, name := range slices.Concat(n.In, n.Out) {
 				if v := sections[i].Values[name]; !seen[name] {
 					seen[name] = true

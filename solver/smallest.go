@@ -3,10 +3,12 @@ package solver
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -21,8 +23,8 @@ import (
 //     smallest of these plans, single operators are moved as long as planir.MemoryOf, the number that the plan prints, falls.
 //  4. Of plans that hold as little, the fastest that a joint problem finds.
 //
-// The bound that goes with the answer counts what every plan holds: one copy of the weights, the cache, the values of the program
-// and the process itself.
+// The bound that goes with the answer is that of leastBytes for the pairs that were tried; for those that were not it is what every
+// plan holds: one copy of the weights, the cache, the values of the program and the process itself.
 
 // Limits of the search for the least memory.
 const (
@@ -104,14 +106,23 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if len(pairs) == 0 {
 		return nil, s.tooLossy()
 	}
-	for i, pair := range pairs {
-		if i >= smallestPairs && best != nil || i >= 4*smallestPairs {
-			break
-		}
-		if best != nil && pair.bytes+s.fixedPart(best) >= best.Memory.Total {
+	bound := int64(math.MaxInt64) // of the pairs that were looked at, beside the fixed part
+	next := 0
+	for tried := 0; next < len(pairs); next++ {
+		pair := pairs[next]
+		if tried == smallestPairs && best != nil || next >= 4*smallestPairs || best != nil && pair.bytes+s.leastPool()+s.fixedPart(best) >= best.Memory.Total {
 			break
 		}
 		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
+		least, err := s.leastBytes(ctx)
+		if err != nil {
+			return nil, err
+		}
+		bound = min(bound, least)
+		if best != nil && least+s.fixedPart(best) >= best.Memory.Total {
+			continue
+		}
+		tried++
 		plan, err := s.lean(ctx)
 		if diag.ClassOf(err) == diag.ClassInfeasible {
 			if first == nil {
@@ -129,10 +140,13 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if best == nil {
 		return nil, first
 	}
+	if next < len(pairs) {
+		bound = min(bound, pairs[next].bytes+s.leastPool())
+	}
 	s.prefill, s.decode = chosen.prefill, chosen.decode
 	report := planir.Solve{
 		Problem: jointProblem(problem.Memory), Status: string(problem.Optimal), Choices: best.Solver[0].Choices,
-		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, pairs[0].bytes+s.fixedPart(best)),
+		ObjectiveNS: best.Memory.Total, BoundNS: min(best.Memory.Total, bound+s.fixedPart(best)),
 	}
 	if report.BoundNS < report.ObjectiveNS {
 		report.Status = string(problem.Feasible)
@@ -141,13 +155,182 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	return best, nil
 }
 
-// fixedPart is what every plan for these programs holds beside its weights.
+// fixedPart is what every plan for these programs holds beside its weights, buffers and steps.
 func (s *session) fixedPart(plan *planir.Plan) int64 {
-	total := plan.Memory.Cache + s.leastPool() + planir.FixedBytes
+	total := plan.Memory.Cache + planir.LeastFixed(plan)
 	if !s.packed.works() { // else the embedding may be the head's
 		total += plan.Memory.Tables
 	}
 	return total
+}
+
+// leastBytes is a lower bound of what all programs hold with the schemes that are set, beside fixedPart: one packed copy of each
+// weight for each format that they read it in, and the least of a joint problem of everything else, without costs and other limits.
+// Candidates of one kind are one choice there, which needs what all of them need: of a buffer the fewest rows, of scratch the least.
+// A step counts where it is joined to no other whatever is chosen, and a buffer where no graph can keep its value inside.
+func (s *session) leastBytes(ctx context.Context) (int64, error) {
+	a := s.newAssets()
+	a.memory, a.pool, a.least, a.regions[""] = true, true, true, 0
+	packs := packsOnce{assets: a, all: map[[2]string]*onePack{}}
+	var programs []*program
+	for _, rows := range s.want.rows() {
+		pr, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return 0, err
+		}
+		programs = append(programs, pr)
+		for _, in := range pr.instances {
+			all, err := in.loads()
+			if err != nil {
+				return 0, err
+			}
+			for n := range all {
+				for k := range all[n] {
+					for m := range all[n][k] {
+						a.scan(&all[n][k][m])
+						packs.scan(&all[n][k][m])
+					}
+				}
+			}
+		}
+	}
+	j := &joint{Joint: &problem.Joint{Name: "least memory", Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
+	for _, pr := range programs {
+		p := pr.partition(s, problem.Time)
+		for c, in := range pr.instances {
+			chain := problem.Chain{Name: p.Chains[c].Name, Repeat: 1}
+			ends := endings(in.needs)
+			for n := range in.candidates {
+				item, err := in.commonNeeds(a, n, ends[n], pr.name)
+				if err != nil {
+					return 0, err
+				}
+				chain.Items = append(chain.Items, item)
+			}
+			p.Chains[c] = chain
+		}
+		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
+	}
+	j.keep(a.list)
+	if err := s.ledger.lend(j.bytes(), "the problem of what all programs hold"); err != nil {
+		return 0, err
+	}
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())})
+	if err != nil {
+		return 0, err
+	}
+	if err := j.Verify(sol); err != nil {
+		return 0, err
+	}
+	weights, err := packs.bytes()
+	return sol.Bound + weights, err
+}
+
+// packsOnce are the weights that programs read, by name and format: however they are divided, all of each is packed.
+type packsOnce struct {
+	*assets
+	all map[[2]string]*onePack
+}
+
+// onePack is the region that all uses of a weight cover, and the layouts they have.
+type onePack struct {
+	k, n    int
+	layouts []string
+}
+
+func (p *packsOnce) scan(x *need) {
+	for i := range x.weights {
+		u := &x.weights[i]
+		if x.table {
+			continue
+		}
+		key := [2]string{u.Weight, u.Scheme}
+		w := p.all[key]
+		if w == nil {
+			w = &onePack{}
+			p.all[key] = w
+		}
+		w.k, w.n = max(w.k, u.K1), max(w.n, u.N1)
+		if !slices.Contains(w.layouts, u.Layout) {
+			w.layouts = append(w.layouts, u.Layout)
+		}
+	}
+}
+
+// bytes is what the packs take, each in the layout in which it is smallest.
+func (p *packsOnce) bytes() (total int64, err error) {
+	for key, w := range p.all {
+		least := int64(math.MaxInt64)
+		for _, layout := range w.layouts {
+			x := planir.Pack{Weight: key[0], Experts: p.experts[key[0]], K1: w.k, N1: w.n, Scheme: key[1], Layout: layout}
+			n, err := pack.Bytes(x.Spec())
+			if err != nil {
+				return 0, err
+			}
+			least = min(least, (n+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
+		}
+		total += least * int64(max(1, p.layers[key[0]]))
+	}
+	return total, nil
+}
+
+// commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all of them need.
+func (in *instance) commonNeeds(a *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
+	name := in.stage.sec.Nodes[node].Name
+	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
+	if node > 0 {
+		item.EdgeNS = [][]int64{{0}}
+	}
+	byKind := map[string]int{}
+	for k := range in.candidates[node] {
+		c, needs := &in.candidates[node][k], in.needs[node][k]
+		var list []int
+		var err error
+		for m := range needs {
+			if list, err = a.of(&needs[m], list); err != nil {
+				return item, err
+			}
+		}
+		list = a.steps(needs, ends, name+"@"+program, in.stage.repeat, list)
+		slices.Sort(list)
+		list = slices.Compact(list)
+		key := c.kind()
+		at, known := byKind[key]
+		if !known {
+			byKind[key] = len(item.Choices)
+			item.Choices = append(item.Choices, problem.Choice{Label: key, Procs: in.prob.Items[node].Choices[k].Procs, Assets: list})
+			continue
+		}
+		item.Choices[at].Assets = slices.DeleteFunc(item.Choices[at].Assets, func(x int) bool {
+			_, both := slices.BinarySearch(list, x)
+			return !both
+		})
+	}
+	return item, nil
+}
+
+// keep leaves of the assets those that a choice needs.
+func (j *joint) keep(all []problem.Asset) {
+	numbers := map[int]int{}
+	for i := range j.Parts {
+		for _, chain := range j.Parts[i].Partition.Chains {
+			for n := range chain.Items {
+				for k := range chain.Items[n].Choices {
+					list := chain.Items[n].Choices[k].Assets
+					for m, x := range list {
+						at, known := numbers[x]
+						if !known {
+							at = len(j.Assets)
+							numbers[x] = at
+							j.Assets = append(j.Assets, all[x])
+						}
+						list[m] = at
+					}
+					slices.Sort(list)
+				}
+			}
+		}
+	}
 }
 
 // lean is the smallest plan found with the schemes that are set.
@@ -363,16 +546,22 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 	return plan, nil
 }
 
+// kind says which processors a candidate divides its operator between, and how, without where.
+func (c *candidate) kind() string {
+	key := string(base(c.Strategy)) + " " + string(c.Axis)
+	for _, sh := range c.Shares {
+		key += " " + sh.Proc
+	}
+	return key
+}
+
 // kinds is the cheapest candidate of every way to divide an operator between some processors.
 func kinds(list []candidate) []int {
 	cheapest := map[string]int{}
 	var order []string
 	for i := range list {
 		c := &list[i]
-		key := string(base(c.Strategy)) + " " + string(c.Axis)
-		for _, sh := range c.Shares {
-			key += " " + sh.Proc
-		}
+		key := c.kind()
 		old, ok := cheapest[key]
 		if !ok {
 			order = append(order, key)

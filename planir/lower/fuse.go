@@ -58,6 +58,17 @@ func fuse(tasks []*task, proc func(name string) *planir.Proc, outside map[string
 	return out
 }
 
+// Joins reports whether the step of a piece with these operators may be joined to its neighbours on a processor, and whether what
+// they pass to each other may then stay inside their graph, without a buffer.
+func Joins(ops []op.Op, p *planir.Proc) (joins, inside bool) {
+	if len(ops) != 1 {
+		return false, false
+	}
+	rows := slices.Contains(rowOps, ops[0].Kind)
+	joins = p.DynamicRows && rows || p.Fuses && (rows || ops[0].Kind == op.MatMul)
+	return joins, joins && p.Fuses
+}
+
 // readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
 // the list, which starts again with the next layer, up to where all of v is written anew.
 func readers(tasks []*task, i int, v planir.View) (out []*task) {
