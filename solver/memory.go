@@ -227,11 +227,11 @@ type smallestError struct {
 
 func (e *smallestError) Error() string { return e.text }
 
-// tooLarge is the error that the smallest plan found holds more than is permitted.
+// tooLarge is the error that the smallest plan found, for this measure, holds more than is permitted.
 func (s *session) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
 	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), unit.Bytes(bound), m)
-	e := &LimitError{Names: []string{LimitMemory}, Proved: s.leastMemory() > bound, text: text, cause: &smallestError{m.Total, text}}
+	e := &LimitError{Names: []string{LimitMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &smallestError{m.Total, text}}
 	return diag.New(diag.ClassInfeasible, "solve: %w", e).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

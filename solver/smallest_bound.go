@@ -1,0 +1,180 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// leastBytes is a lower bound of what all programs hold with the schemes that are set, beside fixedPart: one packed copy of each
+// weight for each format that they read it in, and the least of a joint problem of everything else, without costs and other limits.
+// Candidates of one kind are one choice there, which needs what all of them need: of a buffer the fewest rows, of scratch the least.
+// A step counts where it is joined to no other whatever is chosen, and a buffer where no graph can keep its value inside.
+func (s *session) leastBytes(ctx context.Context) (int64, error) {
+	a := s.newAssets()
+	a.memory, a.pool, a.least, a.regions[""] = true, true, true, 0
+	packs := packsOnce{assets: a, all: map[[2]string]*onePack{}}
+	var programs []*program
+	for _, rows := range s.want.rows() {
+		pr, err := s.program(rows, s.assigned(rows))
+		if err != nil {
+			return 0, err
+		}
+		programs = append(programs, pr)
+		for _, in := range pr.instances {
+			all, err := in.loads()
+			if err != nil {
+				return 0, err
+			}
+			for n := range all {
+				for k := range all[n] {
+					for m := range all[n][k] {
+						a.scan(&all[n][k][m])
+						packs.scan(&all[n][k][m])
+					}
+				}
+			}
+		}
+	}
+	j := &joint{Joint: &problem.Joint{Name: "least memory", Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
+	for _, pr := range programs {
+		p := pr.partition(s, problem.Time)
+		for c, in := range pr.instances {
+			chain := problem.Chain{Name: p.Chains[c].Name, Repeat: 1}
+			ends := endings(in.needs)
+			for n := range in.candidates {
+				item, err := in.commonNeeds(a, n, ends[n], pr.name)
+				if err != nil {
+					return 0, err
+				}
+				chain.Items = append(chain.Items, item)
+			}
+			p.Chains[c] = chain
+		}
+		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
+	}
+	j.keep(a.list)
+	if err := s.ledger.lend(j.bytes(), "the problem of what all programs hold"); err != nil {
+		return 0, err
+	}
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())})
+	if err != nil {
+		return 0, err
+	}
+	if err := j.Verify(sol); err != nil {
+		return 0, err
+	}
+	weights, err := packs.bytes()
+	return sol.Bound + weights, err
+}
+
+// packsOnce are the weights that programs read, by name and format: however they are divided, all of each is packed.
+type packsOnce struct {
+	*assets
+	all map[[2]string]*onePack
+}
+
+// onePack is the region that all uses of a weight cover, and the layouts they have.
+type onePack struct {
+	k, n    int
+	layouts []string
+}
+
+func (p *packsOnce) scan(x *need) {
+	for i := range x.weights {
+		u := &x.weights[i]
+		if x.table {
+			continue
+		}
+		key := [2]string{u.Weight, u.Scheme}
+		w := p.all[key]
+		if w == nil {
+			w = &onePack{}
+			p.all[key] = w
+		}
+		w.k, w.n = max(w.k, u.K1), max(w.n, u.N1)
+		if !slices.Contains(w.layouts, u.Layout) {
+			w.layouts = append(w.layouts, u.Layout)
+		}
+	}
+}
+
+// bytes is what the packs take, each in the layout in which it is smallest.
+func (p *packsOnce) bytes() (total int64, err error) {
+	for key, w := range p.all {
+		least := int64(math.MaxInt64)
+		for _, layout := range w.layouts {
+			x := planir.Pack{Weight: key[0], Experts: p.experts[key[0]], K1: w.k, N1: w.n, Scheme: key[1], Layout: layout}
+			n, err := pack.Bytes(x.Spec())
+			if err != nil {
+				return 0, err
+			}
+			least = min(least, (n+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
+		}
+		total += least * int64(max(1, p.layers[key[0]]))
+	}
+	return total, nil
+}
+
+// commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all of them need.
+func (in *instance) commonNeeds(a *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
+	name := in.stage.sec.Nodes[node].Name
+	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
+	if node > 0 {
+		item.EdgeNS = [][]int64{{0}}
+	}
+	byKind := map[string]int{}
+	for k := range in.candidates[node] {
+		c, needs := &in.candidates[node][k], in.needs[node][k]
+		var list []int
+		var err error
+		for m := range needs {
+			if list, err = a.of(&needs[m], list); err != nil {
+				return item, err
+			}
+		}
+		list = a.steps(needs, ends, name+"@"+program, in.stage.repeat, list)
+		slices.Sort(list)
+		list = slices.Compact(list)
+		key := c.kind()
+		at, known := byKind[key]
+		if !known {
+			byKind[key] = len(item.Choices)
+			item.Choices = append(item.Choices, problem.Choice{Label: key, Procs: in.prob.Items[node].Choices[k].Procs, Assets: list})
+			continue
+		}
+		item.Choices[at].Assets = slices.DeleteFunc(item.Choices[at].Assets, func(x int) bool {
+			_, both := slices.BinarySearch(list, x)
+			return !both
+		})
+	}
+	return item, nil
+}
+
+// keep leaves of the assets those that a choice needs.
+func (j *joint) keep(all []problem.Asset) {
+	numbers := map[int]int{}
+	for i := range j.Parts {
+		for _, chain := range j.Parts[i].Partition.Chains {
+			for n := range chain.Items {
+				for k := range chain.Items[n].Choices {
+					list := chain.Items[n].Choices[k].Assets
+					for m, x := range list {
+						at, known := numbers[x]
+						if !known {
+							at = len(j.Assets)
+							numbers[x] = at
+							j.Assets = append(j.Assets, all[x])
+						}
+						list[m] = at
+					}
+					slices.Sort(list)
+				}
+			}
+		}
+	}
+}
