@@ -15,8 +15,12 @@ import (
 // A signal ends every command that takes long with the documented exit code and a hint, and leaves nothing
 // half written. A command that is faster than the signal succeeds, and its output is whole.
 func TestSignals(t *testing.T) {
-	whole, more := artifacts(t), &dir{T: t, path: t.TempDir()}
+	whole := artifacts(t)
+	more := &dir{T: t, path: t.TempDir(), model: whole.model, artifacts: whole.path}
 	more.hetc("profile --soc snapdragon-8gen3 --model llama-3-8b -o big.jsonl")
+	// A template that takes nearly what one may.
+	more.modelWith("tokenizer_config.json", []byte(`{"chat_template": "{% for i in range(250) %}{% for j in range(250) %}{% set x = i * j %}{% endfor %}{% endfor %}{{ messages[0].content }}"}`))
+	more.hetc("emit --plan $A/plan.yaml --model m --key $A/k.key -o heavy.hetb")
 	more.write("board.yaml", strings.Replace(boardSoC("any"), "driver: any", "driver: host", 1))
 	for _, c := range []struct {
 		args  string
@@ -32,6 +36,7 @@ func TestSignals(t *testing.T) {
 		{args: "models synth llama-3-8b -o x", delay: 500 * time.Millisecond, hint: "run the same command again"},
 		{args: "models synth llama-3-8b -o x.gguf", delay: 500 * time.Millisecond, hint: "run the same command again"},
 		{args: "run $A/app.hetb --trust $A/k.pub --bench --prompt-len 16 --gen 8 --rounds 1000000", delay: 500 * time.Millisecond, hint: "run the same command again"},
+		{args: "run $B/heavy.hetb --trust $A/k.pub --chat --prompt hello --max-tokens 1", delay: 100 * time.Millisecond, hint: "run the same command again"},
 		{args: "bench processors --plan $A/plan.yaml --model $A/model --prompt-len 16 --gen 8 --rounds 1000000", delay: time.Second, hint: "run the same command again"},
 		{args: "quick $A/model -o x --budget 10m", delay: 300 * time.Millisecond, keeps: "x", hint: "the same hetc quick goes on"},
 	} {
