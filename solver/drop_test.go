@@ -2,6 +2,7 @@ package solver
 
 import (
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"testing"
 
@@ -37,11 +38,15 @@ func TestFewerBucketsAreTheSameProblem(t *testing.T) {
 }
 
 // The same machine, model and prompts: less memory is never faster, a bound that is met changes nothing, and a list of buckets is
-// never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much they may differ.
+// never worse than a part of it. Objectives leave out how lanes meet, which predictions know: that much they may differ, 0.6 % in the worst of
+// twelve cases.
 func TestFreedomNeverHurts(t *testing.T) {
-	const meets = 0.99
-	m := demo(t)
-	for seed := range uint64(2) {
+	const meets = 0.994
+	m, seeds := demo(t), uint64(2)
+	if os.Getenv("HETC_LONG") != "" {
+		seeds = 12
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 18))
 		s := twoCores(t, 0.3+r.Float64())
 		if seed%2 == 1 {

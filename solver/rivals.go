@@ -15,6 +15,8 @@ import (
 // optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts solve to one of
 // them then cannot be told of a faster plan.
 
+// From the fastest of them single operators are moved, as long as the timeline gets shorter (polish).
+
 // families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no choice of a family are
 // executed by one processor.
 var families = [][]planir.Strategy{
@@ -275,6 +277,7 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 			return nil, err
 		}
 		x := &field[i]
+		x.program, x.choices = pr, pr.nodes(pr.choices)
 		x.decisions = pr.decided(plan)
 		if x.rivals, err = pr.rivals(ctx, s); err != nil {
 			return nil, err
@@ -286,6 +289,11 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	}
 	if err := s.race(plan, field); err != nil {
 		return nil, err
+	}
+	if s.in.Only == nil && s.in.Strategies == nil { // what is restricted is to be no better than what is not
+		if err := s.polish(ctx, plan, field); err != nil {
+			return nil, err
+		}
 	}
 	out := *plan
 	out.Solver = slices.Clone(plan.Solver)
@@ -307,8 +315,98 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	return &out, s.decide(&out, decisions)
 }
 
+// polish moves single nodes of the best that there is of every program, one at a time in all programs, to the cheapest choice of another
+// kind, as long as the timeline gets shorter.
+func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
+	type move struct{ instance, node, choice int }
+	moves, problems, starts := make([][]move, len(field)), make([]*problem.Partition, len(field)), make([]rival, len(field))
+	most := 0
+	for i := range field {
+		x := &field[i]
+		starts[i] = rival{x.program, x.choices, x.program.report.ObjectiveNS}
+		if x.winner != nil {
+			starts[i] = *x.winner
+			x.choices, x.decisions = x.winner.choices, x.winner.shares()
+		}
+		problems[i] = x.program.partition(s, problem.Time)
+		for k, in := range x.program.instances {
+			for n := range in.candidates {
+				for _, c := range kinds(in.candidates[n]) {
+					moves[i] = append(moves[i], move{k, n, c})
+				}
+			}
+		}
+		most = max(most, len(moves[i]))
+	}
+	// after is a program's choices with one of them moved; nil where that is no other program, not permitted or far too long.
+	after := func(i int, m move) *rival {
+		x := &field[i]
+		if x.choices[m.instance][m.node] == m.choice {
+			return nil
+		}
+		r := &rival{program: x.program, choices: slices.Clone(x.choices)}
+		r.choices[m.instance] = slices.Clone(r.choices[m.instance])
+		r.choices[m.instance][m.node] = m.choice
+		// Nodes are posed one after the other; what branches save side by side counts as it did before.
+		r.objective = max(x.program.report.BoundNS, starts[i].objective+problems[i].ObjectiveNS(r.choices)-problems[i].ObjectiveNS(starts[i].choices))
+		if _, _, excluded := problems[i].Conflict(r.choices); excluded || float64(r.objective) > polishSpread*float64(x.program.report.ObjectiveNS) {
+			return nil
+		}
+		return r
+	}
+	for range polishPasses {
+		better := false
+		for round := range most {
+			if err := ctx.Err(); err != nil {
+				return diag.New(diag.ClassInterrupted, "solve: %w", err)
+			}
+			trial, decisions, tried := *plan, make([][]planir.Decision, len(field)), make([]*rival, len(field))
+			some := false
+			for i := range field {
+				decisions[i] = field[i].decisions
+				if round < len(moves[i]) {
+					if tried[i] = after(i, moves[i][round]); tried[i] != nil {
+						decisions[i], some = tried[i].shares(), true
+					}
+				}
+			}
+			if !some {
+				continue
+			}
+			if err := s.decide(&trial, decisions); err != nil {
+				return err
+			}
+			for i, rows := range s.want.rows() {
+				x, r := &field[i], tried[i]
+				if r == nil {
+					continue
+				}
+				ns, err := s.timed(&trial, rows)
+				if err != nil {
+					return err
+				}
+				if ns += r.program.idleNS(&trial); ns < x.best {
+					x.best, x.winner, x.choices, x.decisions, better = ns, r, r.choices, decisions[i], true
+				}
+			}
+		}
+		if !better {
+			break
+		}
+	}
+	return nil
+}
+
+// Limits of polish.
+const (
+	polishPasses = 4    // over all nodes
+	polishSpread = 1.05 // as rivalSpread: one node moves at a time
+)
+
 // contest is a program's optimum and its rivals.
 type contest struct {
+	program   *program
+	choices   [][]int // of nodes: the best that there is
 	decisions []planir.Decision
 	rivals    []rival
 	best      int64  // predicted, and idle

@@ -1,0 +1,66 @@
+package solver
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+)
+
+// No single operator, moved to the cheapest choice of another kind, makes the timeline of a program shorter.
+func TestNoMoveIsFaster(t *testing.T) {
+	moves := 0
+	for _, name := range []string{"../testdata/models/tiny-llama-kjv", "../testdata/arch/phi-partial"} {
+		m, s := open(t, name), coresAndNPU(t)
+		w := small(m, op.A8TQ8C)
+		ses := prepared(t, Input{Model: m, SoC: s, Costs: profiled(t, s, m, w), Workload: w})
+		plan, err := ses.complete(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, rows := range ses.want.rows() {
+			pr, err := ses.program(rows, ses.assigned(rows))
+			if err != nil {
+				t.Fatal(err)
+			}
+			best, err := ses.timed(plan, rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			best += pr.idleNS(plan)
+			for _, in := range pr.instances {
+				for n := range in.candidates {
+					node := in.stage.sec.Nodes[n].Name
+					for _, c := range kinds(in.candidates[n]) {
+						other := *plan
+						decisions := make([][]planir.Decision, len(ses.want.rows()))
+						for k, r := range ses.want.rows() {
+							x, err := ses.program(r, ses.assigned(r))
+							if err != nil {
+								t.Fatal(err)
+							}
+							decisions[k] = x.decided(plan)
+						}
+						at := slices.IndexFunc(decisions[i], func(d planir.Decision) bool { return d.Node == node })
+						decisions[i][at] = in.candidates[n][c].Decision
+						if err := ses.decide(&other, decisions); err != nil {
+							t.Fatal(err)
+						}
+						ns, err := ses.timed(&other, rows)
+						if err != nil {
+							t.Fatal(err)
+						}
+						moves++
+						if ns += pr.idleNS(&other); ns < best {
+							t.Errorf("%s, %s: %d ns, and %d with %s@%d as %s", name, pr.name, best, ns, node, rows, in.candidates[n][c].ShareText())
+						}
+					}
+				}
+			}
+		}
+	}
+	if moves < 100 {
+		t.Errorf("%d moves: the cases test little", moves)
+	}
+}
