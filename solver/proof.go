@@ -40,6 +40,8 @@ type Proof struct {
 	Open     int `json:"open"`     // something better is not ruled out
 	// Gap is how much better, relative to the objective: the largest of a problem.
 	Gap float64 `json:"gap"`
+
+	holds bool // the measure is what a process holds
 }
 
 // ProofOf sums up the problems of a plan. Where a plan from older versions says feasible of an objective that is its bound, that is a
@@ -47,6 +49,7 @@ type Proof struct {
 func ProofOf(list []planir.Solve) Proof {
 	p := Proof{Problems: len(list)}
 	for _, x := range list {
+		p.holds = p.holds || x.Problem == jointProblem(problem.Memory)
 		switch statusOf(problem.Status(x.Status), x.ObjectiveNS, x.BoundNS) {
 		case string(problem.Optimal):
 			p.Proved++
@@ -82,6 +85,8 @@ func (p Proof) String() string {
 	}
 	var parts []string
 	switch {
+	case p.Open == 0 && p.holds:
+		parts = append(parts, "No plan made of these candidates is predicted to hold less: that is proved. Of those that hold as little another one may be faster.")
 	case p.Open == 0:
 		parts = append(parts, "No other choice among the candidates makes operators and hand-overs within a section take less together: that is proved for every program. "+
 			"Where processors meet between sections is predicted, and no part of what is proved.")

@@ -155,6 +155,7 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	if report.BoundNS < report.ObjectiveNS {
 		report.Status = string(problem.Feasible)
 	}
+	s.ledger.joints[report] = s.ledger.joints[best.Solver[0]]
 	best.Solver = []planir.Solve{report}
 	return best, nil
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/problem"
 )
 
 // inputs are the flags that say what a plan is made from.
@@ -306,6 +307,10 @@ func leftOut(listed solver.Rows, p *planir.Plan) []int {
 
 // showSizes tells which buckets and batches were chosen, among how many.
 func showSizes(s *cli.Streams, p *planir.Plan) {
+	unit := "ms"
+	if slices.ContainsFunc(p.Solver, func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
+		unit = "mJ"
+	}
 	for _, x := range p.Solver {
 		var rows []string
 		for i := range p.Program.Programs {
@@ -319,9 +324,9 @@ func showSizes(s *cli.Streams, p *planir.Plan) {
 		}
 		switch x.Problem {
 		case "buckets":
-			s.Printf("buckets: %s of %d candidates; %.3f ms of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, float64(x.BoundNS)/1e6, x.Status)
+			s.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, unit, float64(x.BoundNS)/1e6, x.Status)
 		case "batches":
-			s.Printf("batches: %s of %d candidates; %.3f ms of decode a token, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, float64(x.BoundNS)/1e6, x.Status)
+			s.Printf("batches: %s of %d candidates; %.3f %s of decode a token, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, unit, float64(x.BoundNS)/1e6, x.Status)
 		}
 	}
 }
