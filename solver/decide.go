@@ -403,7 +403,7 @@ func (s *session) leastEnergy() (int64, error) {
 
 // leastMemory is a lower bound of what a process holds.
 func (s *session) leastMemory() int64 {
-	pairs := s.byWeight()
+	pairs, _ := s.byWeight()
 	if len(pairs) == 0 {
 		return 0
 	}

@@ -70,9 +70,8 @@ type weighed struct {
 	bytes           int64
 }
 
-// byWeight lists the pairs of assignments within the limits of quality, the lightest first.
-func (s *session) byWeight() []weighed {
-	var out []weighed
+// byWeight lists the pairs of assignments within the limits of quality, the lightest first; where they are too many, that one alone.
+func (s *session) byWeight() (out []weighed, all bool) {
 	prefills, decodes := s.phases[0].points, s.phases[1].points
 	limit := s.phases[0].max
 	add := func(prefill, decode *point) {
@@ -86,9 +85,9 @@ func (s *session) byWeight() []weighed {
 		for i := range decodes {
 			add(nil, &decodes[i])
 		}
-	} else if len(prefills)*len(decodes) > maxPairs/64 { // too many to list: the lightest
+	} else if len(prefills)*len(decodes) > maxPairs/64 {
 		if prefill, decode := s.lightest(); decode != nil {
-			return []weighed{{prefill, decode, s.weightBytes(prefill, decode)}}
+			return []weighed{{prefill, decode, s.weightBytes(prefill, decode)}}, false
 		}
 	} else {
 		for i := range prefills {
@@ -98,7 +97,7 @@ func (s *session) byWeight() []weighed {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b weighed) int { return cmp.Compare(a.bytes, b.bytes) })
-	return out
+	return out, true
 }
 
 // lightestPlan is the smallest plan found for the buckets of a prepared session.
@@ -106,11 +105,14 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 	var best *planir.Plan
 	var chosen weighed
 	var first error
-	pairs := s.byWeight()
+	pairs, all := s.byWeight()
 	if len(pairs) == 0 {
 		return nil, s.tooLossy()
 	}
-	bound := int64(math.MaxInt64) // of the pairs that were looked at, beside the fixed part
+	bound := int64(math.MaxInt64) // of all pairs, beside the fixed part
+	if !all {
+		bound = pairs[0].bytes + s.leastPool()
+	}
 	next := 0
 	for tried := 0; next < len(pairs); next++ {
 		pair := pairs[next]
@@ -118,20 +120,17 @@ func (s *session) lightestPlan(ctx context.Context) (*planir.Plan, error) {
 			break
 		}
 		s.prefill, s.decode, s.chosen = pair.prefill, pair.decode, nil
+		var plan *planir.Plan
 		least, err := s.leastBytes(ctx)
-		if err != nil {
-			return nil, err
-		}
-		bound = min(bound, least)
-		if best != nil && least+s.fixedPart(best) >= best.Memory.Total {
-			continue
-		}
-		tried++
-		plan, err := s.lean(ctx)
-		if diag.ClassOf(err) == diag.ClassInfeasible {
-			if first == nil {
-				first = err
+		if err == nil {
+			if bound = min(bound, least); best != nil && least+s.fixedPart(best) >= best.Memory.Total {
+				continue
 			}
+			tried++
+			plan, err = s.lean(ctx)
+		}
+		if diag.ClassOf(err) == diag.ClassInfeasible {
+			first = firstOf(first, err)
 			continue
 		}
 		if err != nil {

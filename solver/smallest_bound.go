@@ -19,6 +19,7 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 	a.memory, a.pool, a.least, a.regions[""] = true, true, true, 0
 	packs := packsOnce{assets: a, all: map[[2]string]*onePack{}}
 	var programs []*program
+	kept := int64(0) // for this problem only
 	for _, rows := range s.want.rows() {
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
@@ -26,9 +27,14 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 		}
 		programs = append(programs, pr)
 		for _, in := range pr.instances {
+			fresh := in.needs == nil
 			all, err := in.loads()
 			if err != nil {
 				return 0, err
+			}
+			if fresh {
+				defer func() { in.needs = nil }()
+				kept += needsBytes(all)
 			}
 			for n := range all {
 				for k := range all[n] {
@@ -58,10 +64,12 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
 	}
 	j.keep(a.list)
-	if err := s.ledger.lend(j.bytes(), "the problem of what all programs hold"); err != nil {
-		return 0, err
+	if kept += j.bytes(); s.ledger.over(kept) { // without the problem
+		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
 	}
-	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(j.bytes())})
+	s.ledger.take(kept)
+	defer s.ledger.release(kept)
+	sol, err := s.in.Engine.Joint(ctx, j.Joint, problem.Limits{Nodes: s.nodes, Bytes: s.ledger.left(0)})
 	if err != nil {
 		return 0, err
 	}

@@ -44,7 +44,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 		found := least
 		var better *planir.Plan
 		lowered := 0
-		pairs := by.byWeight()
+		pairs, _ := by.byWeight()
 		r.Shuffle(len(pairs)-1, func(a, b int) { pairs[a+1], pairs[b+1] = pairs[b+1], pairs[a+1] }) // the lightest stays the first
 		for _, pair := range pairs[:min(schemes, len(pairs))] {
 			by.prefill, by.decode, by.chosen = pair.prefill, pair.decode, nil
