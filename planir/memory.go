@@ -100,7 +100,8 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for i := range pr.Graphs {
 		shared[pr.Graphs[i].Name] = pr.Graphs[i].Context != ""
 	}
-	var steps, sessions int64 // loaded, once for each layer
+	var steps int64             // loaded, once for each layer
+	var library, sessions int64 // bytes, see LibraryBytes
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
 		if !slices.Contains(programs, ph.Name) {
@@ -114,12 +115,12 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 			for _, l := range ph.Sections[j].Lanes {
 				q := p.Proc(l.Proc)
 				prepacks, bakes := q != nil && q.Prepacks, q != nil && q.Bakes
+				once, each := LibraryBytes(prepacks, bakes)
 				for k := range l.Steps {
 					st := &l.Steps[k]
 					steps += int64(max(1, ph.Sections[j].Layers))
-					if prepacks || bakes {
-						sessions += int64(max(1, ph.Sections[j].Layers))
-					}
+					library = max(library, once)
+					sessions += each * int64(max(1, ph.Sections[j].Layers))
 					for _, w := range st.W {
 						uses[w.Pack] |= phase
 						prepacked[w.Pack] = prepacked[w.Pack] || prepacks
@@ -184,14 +185,11 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for _, n := range work {
 		m.Work += n
 	}
-	m.Fixed = FixedBytes + steps*StepBytes
+	m.Fixed = FixedBytes
 	if tokenizer {
-		m.Fixed = LeastFixed(p) + steps*StepBytes
+		m.Fixed = LeastFixed(p)
 	}
-	if sessions > 0 {
-		once, each := LibraryBytes(true, false)
-		m.Fixed += once + sessions*each
-	}
+	m.Fixed += steps*StepBytes + library + sessions
 	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
 }

@@ -64,10 +64,12 @@ func Joins(ops []op.Op, p *planir.Proc) (joins, inside bool) {
 	if len(ops) != 1 {
 		return false, false
 	}
-	rows := slices.Contains(rowOps, ops[0].Kind)
-	joins = p.DynamicRows && rows || p.Fuses && (rows || ops[0].Kind == op.MatMul)
+	joins = p.DynamicRows && onRows(ops[0].Kind) || p.Fuses && fusibleKind(ops[0].Kind)
 	return joins, joins && p.Fuses
 }
+
+func onRows(k op.Kind) bool      { return slices.Contains(rowOps, k) }
+func fusibleKind(k op.Kind) bool { return k == op.MatMul || onRows(k) }
 
 // readers are the tasks that read what is written to v by task i, or one before it. They are looked for in the order of
 // the list, which starts again with the next layer, up to where all of v is written anew.
@@ -91,7 +93,7 @@ func contains(w, v planir.View) bool {
 // fusible reports whether a task is operators on rows and products, one for each of its names.
 func fusible(t *task) bool {
 	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
-		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return n.Op.Kind != op.MatMul && !slices.Contains(rowOps, n.Op.Kind) })
+		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return !fusibleKind(n.Op.Kind) })
 }
 
 // waits reports whether another processor would wait longer if task i were joined to a, the tasks before it, or a for
@@ -273,5 +275,5 @@ func join(a, b *task) *task {
 // rowwise reports whether a task is operators on rows, one for each of its names.
 func rowwise(t *task) bool {
 	return len(t.step.Nodes()) == len(t.graph.Nodes) &&
-		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return !slices.Contains(rowOps, n.Op.Kind) })
+		!slices.ContainsFunc(t.graph.Nodes, func(n op.Node) bool { return !onRows(n.Op.Kind) })
 }
