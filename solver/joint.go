@@ -180,6 +180,17 @@ func (a *assets) scan(x *need) {
 	}
 }
 
+// scanAll is scan for all that an instance needs.
+func (a *assets) scanAll(needs [][][]need) {
+	for _, candidates := range needs {
+		for _, steps := range candidates {
+			for i := range steps {
+				a.scan(&steps[i])
+			}
+		}
+	}
+}
+
 // level notes a size that something of growing size may have.
 func (a *assets) level(name string, size int) {
 	if at, found := slices.BinarySearch(a.levels[name], size); !found {
@@ -308,7 +319,10 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 	return out, nil
 }
 
-// endings are, for each node, the processors that may join its first step to the only one of the node before.
+// Which steps lowering joins depends on the choices of neighbours, which no asset can say. So a step counts only where no choice
+// joins it: two nodes that may be joined count as one step, whether they are or not.
+
+// endings are, for each node, the processors that may join its first step to the only step of the node before.
 func endings(needs [][][]need) []map[string]bool {
 	out := []map[string]bool{{}}
 	for _, list := range needs {
@@ -328,7 +342,8 @@ func endings(needs [][][]need) []map[string]bool {
 func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat int, out []int) []int {
 	for m := range needs {
 		x := &needs[m]
-		if x.joins && (m == 0 && ends[x.proc] || m > 0 && (m == len(needs)-1 || needs[m-1].joins && needs[m-1].proc == x.proc)) {
+		afterNode, afterStep := m == 0 && ends[x.proc], m > 0 && needs[m-1].joins && needs[m-1].proc == x.proc
+		if lastOfMore := m > 0 && m == len(needs)-1; x.joins && (afterNode || afterStep || lastOfMore) {
 			continue
 		}
 		bytes := int64(planir.StepBytes)
@@ -446,13 +461,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 			if fresh {
 				s.cache(needsBytes(all))
 			}
-			for i := range all {
-				for k := range all[i] {
-					for m := range all[i][k] {
-						a.scan(&all[i][k][m])
-					}
-				}
-			}
+			a.scanAll(all)
 		}
 	}
 	for i, pr := range j.programs {

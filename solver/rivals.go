@@ -13,9 +13,8 @@ import (
 // What is posed rounds up: an operator begins when the slowest share of the one before has ended, and where lanes meet
 // between sections costs nothing. The timeline knows better. The optimum is therefore compared by the timeline with the
 // optima of problems that have fewer choices: some processors only, some strategies only. Whoever restricts solve to one of
-// them then cannot be told of a faster plan.
-
-// From the fastest of them single operators are moved, as long as the timeline gets shorter (polish).
+// them then cannot be told of a faster plan. In the fastest of all, single operators are then moved for as long as the timeline gets
+// shorter (polish).
 
 // families are sets of strategies that rivals are made of; nil is all. As for Input.Strategies, nodes that have no choice of a family are
 // executed by one processor.
@@ -290,7 +289,8 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	if err := s.race(plan, field); err != nil {
 		return nil, err
 	}
-	if s.in.Only == nil && s.in.Strategies == nil { // what is restricted is to be no better than what is not
+	// A restricted plan is not polished: moving could take it to a better one than that without the restriction.
+	if len(s.in.Only) == 0 && len(s.in.Strategies) == 0 {
 		if err := s.polish(ctx, plan, field); err != nil {
 			return nil, err
 		}
@@ -315,8 +315,9 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	return &out, s.decide(&out, decisions)
 }
 
-// polish moves single nodes of the best that there is of every program, one at a time in all programs, to the cheapest choice of another
-// kind, as long as the timeline gets shorter.
+// polish starts from the fastest choices known of every program. It moves one node to the cheapest choice of another kind, keeps the
+// move if the timeline gets shorter, and goes on with the next node until no move helps. As lowering makes all programs at a time, each
+// trial plan has one move of every program; programs do not change each other's times.
 func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest) error {
 	type move struct{ instance, node, choice int }
 	moves, problems, starts := make([][]move, len(field)), make([]*problem.Partition, len(field)), make([]rival, len(field))
@@ -338,7 +339,8 @@ func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest
 		}
 		most = max(most, len(moves[i]))
 	}
-	// after is a program's choices with one of them moved; nil where that is no other program, not permitted or far too long.
+	// after is a program with one node moved; nil where the node is there already, processors exclude each other, or the problem says
+	// that the program takes far too long.
 	after := func(i int, m move) *rival {
 		x := &field[i]
 		if x.choices[m.instance][m.node] == m.choice {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/solver/problem"
 )
@@ -17,7 +18,7 @@ import (
 func (s *session) leastBytes(ctx context.Context) (int64, error) {
 	a := s.newAssets()
 	a.memory, a.pool, a.least, a.regions[""] = true, true, true, 0
-	packs := packsOnce{assets: a, all: map[[2]string]*onePack{}}
+	packs := packsOnce{of: a, all: map[[2]string]*onePack{}}
 	var programs []*program
 	kept := int64(0) // for this problem only
 	for _, rows := range s.want.rows() {
@@ -36,14 +37,8 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 				defer func() { in.needs = nil }()
 				kept += needsBytes(all)
 			}
-			for n := range all {
-				for k := range all[n] {
-					for m := range all[n][k] {
-						a.scan(&all[n][k][m])
-						packs.scan(&all[n][k][m])
-					}
-				}
-			}
+			a.scanAll(all)
+			packs.scanAll(all)
 		}
 	}
 	j := &joint{Joint: &problem.Joint{Name: "least memory", Minimise: problem.Memory, Regions: []problem.Region{{Name: "memory"}}}}
@@ -64,7 +59,8 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 		j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
 	}
 	j.keep(a.list)
-	if kept += j.bytes(); s.ledger.over(kept) { // without the problem
+	if kept += j.bytes(); s.ledger.over(kept) {
+		// The problem takes more than solving may keep: a weaker bound needs none.
 		return s.weightBytes(s.prefill, s.decode) + s.leastPool(), nil
 	}
 	s.ledger.take(kept)
@@ -82,7 +78,7 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 
 // packsOnce are the weights that programs read, by name and format: however they are divided, all of each is packed.
 type packsOnce struct {
-	*assets
+	of  *assets
 	all map[[2]string]*onePack
 }
 
@@ -92,12 +88,22 @@ type onePack struct {
 	layouts []string
 }
 
-func (p *packsOnce) scan(x *need) {
-	for i := range x.weights {
-		u := &x.weights[i]
-		if x.table {
-			continue
+// scanAll notes the weights that an instance needs, but for tables.
+func (p *packsOnce) scanAll(needs [][][]need) {
+	for _, candidates := range needs {
+		for _, steps := range candidates {
+			for i := range steps {
+				if !steps[i].table {
+					p.scan(steps[i].weights)
+				}
+			}
 		}
+	}
+}
+
+func (p *packsOnce) scan(uses []lower.Use) {
+	for i := range uses {
+		u := &uses[i]
 		key := [2]string{u.Weight, u.Scheme}
 		w := p.all[key]
 		if w == nil {
@@ -116,14 +122,14 @@ func (p *packsOnce) bytes() (total int64, err error) {
 	for key, w := range p.all {
 		least := int64(math.MaxInt64)
 		for _, layout := range w.layouts {
-			x := planir.Pack{Weight: key[0], Experts: p.experts[key[0]], K1: w.k, N1: w.n, Scheme: key[1], Layout: layout}
+			x := planir.Pack{Weight: key[0], Experts: p.of.experts[key[0]], K1: w.k, N1: w.n, Scheme: key[1], Layout: layout}
 			n, err := pack.Bytes(x.Spec())
 			if err != nil {
 				return 0, err
 			}
 			least = min(least, (n+planir.PageBytes-1)/planir.PageBytes*planir.PageBytes)
 		}
-		total += least * int64(max(1, p.layers[key[0]]))
+		total += least * int64(max(1, p.of.layers[key[0]]))
 	}
 	return total, nil
 }

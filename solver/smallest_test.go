@@ -60,9 +60,8 @@ func TestNoPlanHoldsLess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			start := mv.j.choices(free)
+			choices := mv.j.choices(free)
 			for range trials {
-				choices := start
 				type place struct{ i, k, n int }
 				var places []place
 				for i, pr := range mv.j.programs {
@@ -73,9 +72,9 @@ func TestNoPlanHoldsLess(t *testing.T) {
 						}
 					}
 				}
-				if whole := mv.j.programs; r.IntN(2) == 0 { // everything on one processor, but for the free ones
+				if r.IntN(2) == 0 { // everything on one processor, but for the open ones
 					proc := by.procs[r.IntN(len(by.procs))].Name
-					for i, pr := range whole {
+					for i, pr := range mv.j.programs {
 						for k, in := range pr.instances {
 							for n := range in.candidates {
 								choices[i][k][n] = max(0, wholeOn(in.candidates[n], proc))
@@ -84,14 +83,14 @@ func TestNoPlanHoldsLess(t *testing.T) {
 					}
 				}
 				r.Shuffle(len(places), func(a, b int) { places[a], places[b] = places[b], places[a] })
-				count, free := 1, places[:0:0]
+				count, open := 1, places[:0:0] // all their combinations are tried
 				for _, p := range places {
 					if n := len(mv.j.programs[p.i].instances[p.k].candidates[p.n]); n > 1 && count*n <= most {
-						count, free = count*n, append(free, p)
+						count, open = count*n, append(open, p)
 					}
 				}
 				for x := range count {
-					for _, p := range free {
+					for _, p := range open {
 						n := len(mv.j.programs[p.i].instances[p.k].candidates[p.n])
 						choices[p.i][p.k][p.n] = x % n
 						x /= n
