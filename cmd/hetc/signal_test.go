@@ -19,7 +19,7 @@ func TestSignals(t *testing.T) {
 	more := &dir{T: t, path: t.TempDir(), model: whole.model, artifacts: whole.path}
 	more.hetc("profile --soc snapdragon-8gen3 --model llama-3-8b -o big.jsonl")
 	// A template that takes nearly what one may.
-	more.modelWith("tokenizer_config.json", []byte(`{"chat_template": "{% for i in range(250) %}{% for j in range(250) %}{% set x = i * j %}{% endfor %}{% endfor %}{{ messages[0].content }}"}`))
+	more.modelWith("tokenizer_config.json", []byte(`{"chat_template": "{% for i in range(380) %}{% for j in range(380) %}{% set x = i * j %}{% endfor %}{% endfor %}{{ messages[0].content }}"}`))
 	more.hetc("emit --plan $A/plan.yaml --model m --key $A/k.key -o heavy.hetb")
 	more.write("board.yaml", strings.Replace(boardSoC("any"), "driver: any", "driver: host", 1))
 	for _, c := range []struct {
