@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/papers"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/papers"
 )
 
 func newReproduce(s *cli.Streams) *cobra.Command {

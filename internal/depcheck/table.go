@@ -91,7 +91,6 @@ var table = []room{
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},
 
-	{path: "internal/papers", may: []string{"solver", "solver/problem", "solver/exact", "roofline", "models", "socs", "runtime/driver/sim", "internal/decode", "profiler/stat"}}, // exact, sim: what a paper decided is decided and simulated again, by the engine and the simulation themselves
 	{path: "internal/report", may: []string{"planir", "solver", "roofline", "models", "socs", "profiler/record", "profiler/stat", "internal/decode"}, later: true},
 
 	{path: "cmd/internal/*", may: []string{everything}, third: commandLine},
@@ -105,8 +104,7 @@ var commandLine = []string{
 	"golang.org/x/term", sysUnix,
 }
 
-// cmdOnly are rooms that only command lines import: they bind implementations to interfaces. The papers' items, which
-// nothing but a command line runs, import the exact engine and the simulation.
+// cmdOnly are rooms that only command lines import: they bind implementations to interfaces.
 var cmdOnly = []string{"runtime/driver/all", "runtime/driver/sim", "solver/highs", "solver/exact", "emit/compile/*"}
 
 // hetrunNever are packages that hetrun must not link, with the reason.
@@ -131,7 +129,8 @@ var hetrunNever = map[string]string{
 	"runtime/driver/sim": "simulated times never come from a device",
 	"runtime/quality":    "quality is judged by hetc",
 	"internal/report":    "reports are made by hetc",
-	"internal/papers":    "papers are recomputed by hetc",
+
+	"cmd/internal/papers": "papers are recomputed by hetc",
 }
 
 // call is a rule about functions of a standard package.

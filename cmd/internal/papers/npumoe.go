@@ -134,10 +134,7 @@ func moeTiers(s *sheet) error {
 		s.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
 		s.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
 	}
-	traced, err := tracedLoads(tokens)
-	if err != nil {
-		return err
-	}
+	traced := tracedLoads(tokens)
 	show("traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced)
 	for _, skew := range []float64{0, 0.5, 1, 1.5} {
 		show(fmt.Sprintf("skew_%v", skew), fmt.Sprintf("synthetic routing of PhiMoE's shape, popularity by rank^-%v, halved or doubled from chunk to chunk", skew), drawnLoads(42, 8, 128, tokens, 16, 2, skew))
@@ -475,10 +472,7 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 
 func moeOptimum(ctx context.Context, s *sheet) error {
 	const tokens = 512
-	traced, err := tracedLoads(tokens)
-	if err != nil {
-		return err
-	}
+	traced := tracedLoads(tokens)
 	type source struct {
 		name, given string
 		loads       [][][]float64
@@ -667,10 +661,7 @@ func moeCalibration(s *sheet) error {
 		return order[:k]
 	}
 	printed := moe("r_calibration").at("values")
-	traced, err := tracedLoads(256)
-	if err != nil {
-		return err
-	}
+	traced := tracedLoads(256)
 	for _, from := range []struct {
 		name, given string
 		split       int // chunks of the profile

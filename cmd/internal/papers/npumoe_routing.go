@@ -1,7 +1,6 @@
 package papers
 
 import (
-	_ "embed"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -90,18 +89,10 @@ func loadsOf(experts int, routed [][]int) []float64 {
 	return n
 }
 
-// tracedRouting is what the router of a small trained model (tiny-moe-kjv: 16 experts, 2 a token, as PhiMoE) did on text that it was
-// not trained on: a copy of solver/loads/tiny-moe-kjv.json.
-//
-//go:embed data/loads-tiny-moe-kjv.json
-var tracedRouting []byte
-
-// tracedLoads are the traced model's loads by layer, chunk of so many tokens, and expert.
-func tracedLoads(tokens int) ([][][]float64, error) {
-	loads, err := solver.ParseLoads("loads-tiny-moe-kjv.json", tracedRouting)
-	if err != nil {
-		return nil, err
-	}
+// tracedLoads are the loads that the router of a small trained model produced on text it was not trained on, by layer, chunk
+// of so many tokens, and expert. The model has 16 experts, 2 a token, as PhiMoE has.
+func tracedLoads(tokens int) [][][]float64 {
+	loads := solver.TracedExample()
 	n := tokens / loads.ChunkTokens
 	var out [][][]float64
 	for _, layer := range loads.Layers {
@@ -116,7 +107,7 @@ func tracedLoads(tokens int) ([][][]float64, error) {
 		}
 		out = append(out, chunks)
 	}
-	return out, nil
+	return out
 }
 
 // drawnLoads are those of synthetic routing.
