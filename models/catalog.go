@@ -29,24 +29,24 @@ func CatalogNames() []string {
 		panic("BUG: glob of the catalog: " + err.Error())
 	}
 	out := make([]string, len(files))
-	for i, f := range files {
-		out[i] = strings.TrimSuffix(path.Base(f), ".yaml")
+	for i, file := range files {
+		out[i] = strings.TrimSuffix(path.Base(file), ".yaml")
 	}
 	return out
 }
 
 // openCatalog returns the entry of that name; ok reports whether there is one.
-func openCatalog(name string) (m *Model, ok bool, err error) {
+func openCatalog(name string) (model *Model, ok bool, err error) {
 	file := "catalog/" + name + ".yaml"
 	data, err := fs.ReadFile(catalogFiles, file)
 	if err != nil {
 		return nil, false, nil
 	}
-	m, err = parseEntry(file, data)
-	if err == nil && m.Name != name {
-		err = diag.New(diag.ClassInternal, "name %q, want %q", m.Name, name).At("%s", file)
+	model, err = parseEntry(file, data)
+	if err == nil && model.Name != name {
+		err = diag.New(diag.ClassInternal, "name %q, want %q", model.Name, name).At("%s", file)
 	}
-	return m, true, err
+	return model, true, err
 }
 
 func parseEntry(file string, data []byte) (*Model, error) {
@@ -54,15 +54,15 @@ func parseEntry(file string, data []byte) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	var e entry
-	if err := doc.Into(entrySchema, &e); err != nil {
+	var published entry
+	if err := doc.Into(entrySchema, &published); err != nil {
 		return nil, err
 	}
-	m, err := newConfig(e.Config, func(key string) string { return doc.At("config", key) }).model()
+	model, err := newConfig(published.Config, func(key string) string { return doc.At("config", key) }).model()
 	if err != nil {
 		return nil, err
 	}
-	m.Name, m.Source, m.config = e.Name, e.Source, e.Config
-	m.graph = decoderGraph(m)
-	return m, nil
+	model.Name, model.Source, model.config = published.Name, published.Source, published.Config
+	model.graph = decoderGraph(model)
+	return model, nil
 }

@@ -62,27 +62,27 @@ func newDocument(doc *decode.Document) (*config, error) {
 // model reads the configuration into a Model without graph and tensors. All problems are reported
 // at once, each with its key.
 func (c *config) model() (*Model, error) {
-	for _, k := range neutral {
-		c.read[k] = true
+	for _, key := range neutral {
+		c.read[key] = true
 	}
 	arch := c.architecture()
 	if arch == nil {
 		return nil, c.errs.Err()
 	}
-	m := &Model{Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey), dec: &decoder{act: op.SiLU, names: layerNames()}}
+	model := &Model{Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey), dec: &decoder{act: op.SiLU, names: layerNames()}}
 	c.refuseEverywhere()
-	arch.read(c, m)
-	for _, k := range slices.Sorted(maps.Keys(c.keys)) {
-		if !c.read[k] {
-			m.unread = append(m.unread, k)
+	arch.read(c, model)
+	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
+		if !c.read[key] {
+			model.unread = append(model.unread, key)
 		}
 	}
-	m.unread = append(m.unread, c.ignored...)
-	slices.Sort(m.unread)
+	model.unread = append(model.unread, c.ignored...)
+	slices.Sort(model.unread)
 	if err := c.errs.Err(); err != nil {
 		return nil, err
 	}
-	return m, nil
+	return model, nil
 }
 
 // refuseEverywhere refuses keys that change the computation in ways no architecture here knows.
@@ -98,10 +98,10 @@ func (c *config) architecture() *architecture {
 	names := c.list("architectures")
 	supported := make([]string, len(architectures))
 	for i := range architectures {
-		a := &architectures[i]
-		supported[i] = a.name
-		if len(names) == 1 && names[0] == a.name || len(names) == 0 && c.keys["model_type"] == a.modelType {
-			return a
+		candidate := &architectures[i]
+		supported[i] = candidate.name
+		if len(names) == 1 && names[0] == candidate.name || len(names) == 0 && c.keys["model_type"] == candidate.modelType {
+			return candidate
 		}
 	}
 	key := "architectures"
@@ -145,8 +145,8 @@ func (c *config) fail(key, format string, args ...any) {
 func (c *config) must(key string, want any, supported string) {
 	c.read[key] = true
 	got := c.keys[key]
-	if n, ok := got.(int64); ok {
-		got = float64(n)
+	if number, ok := got.(int64); ok {
+		got = float64(number)
 	}
 	if got == nil || isScalar(got) && got == want {
 		return
@@ -169,18 +169,18 @@ func (c *config) list(key string) []any {
 	if !c.has(key) {
 		return nil
 	}
-	v, ok := c.keys[key].([]any)
+	elements, ok := c.keys[key].([]any)
 	if !ok {
 		c.fail(key, "got %s, want a list", brief(c.keys[key]))
 		return nil
 	}
-	for i := range v {
-		if !isScalar(v[i]) {
-			c.fail(key, "element %d is %s, want a single value", i, brief(v[i]))
+	for i := range elements {
+		if !isScalar(elements[i]) {
+			c.fail(key, "element %d is %s, want a single value", i, brief(elements[i]))
 			return nil
 		}
 	}
-	return v
+	return elements
 }
 
 func (c *config) bool(key string, def bool) bool {
@@ -188,11 +188,11 @@ func (c *config) bool(key string, def bool) bool {
 	if !c.has(key) {
 		return def
 	}
-	v, ok := c.keys[key].(bool)
+	value, ok := c.keys[key].(bool)
 	if !ok {
 		c.fail(key, "got %s, want true or false", brief(c.keys[key]))
 	}
-	return v
+	return value
 }
 
 func (c *config) text(key, def string) string {
@@ -200,12 +200,12 @@ func (c *config) text(key, def string) string {
 	if !c.has(key) {
 		return def
 	}
-	v, ok := c.keys[key].(string)
+	value, ok := c.keys[key].(string)
 	if !ok {
 		c.fail(key, "got %s, want a word", brief(c.keys[key]))
 		return def
 	}
-	return v
+	return value
 }
 
 // integer reads an integer in lo..limit.
@@ -214,12 +214,12 @@ func (c *config) integer(key string, def, lo, limit int) int {
 	if !c.has(key) {
 		return def
 	}
-	n, ok := c.keys[key].(int64)
-	if !ok || n < int64(lo) || n > int64(limit) {
+	value, ok := c.keys[key].(int64)
+	if !ok || value < int64(lo) || value > int64(limit) {
 		c.fail(key, "got %s, want an integer in %d..%d", brief(c.keys[key]), lo, limit)
 		return def
 	}
-	return int(n)
+	return int(value)
 }
 
 // bounded reads an integer in 1..limit; def 0 makes it required.
@@ -231,24 +231,24 @@ func (c *config) bounded(key string, def, limit int) int {
 		}
 		return def
 	}
-	n, ok := c.keys[key].(int64)
-	if !ok || n < 1 || n > int64(limit) {
+	value, ok := c.keys[key].(int64)
+	if !ok || value < 1 || value > int64(limit) {
 		c.fail(key, "got %s, want an integer in 1..%d", brief(c.keys[key]), limit)
 		return def
 	}
-	return int(n)
+	return int(value)
 }
 
 func (c *config) dim(key string, def int) int { return c.bounded(key, def, maxDim) }
 
 // product refuses factors whose product no operator could describe.
 func (c *config) product(key, formula string, factors ...int) {
-	p := int64(1)
-	for _, f := range factors {
-		p *= int64(f)
+	total := int64(1)
+	for _, factor := range factors {
+		total *= int64(factor)
 	}
-	if p > maxDim {
-		c.fail(key, "%s = %d, want at most %d", formula, p, maxDim)
+	if total > maxDim {
+		c.fail(key, "%s = %d, want at most %d", formula, total, maxDim)
 	}
 }
 
@@ -258,15 +258,15 @@ func (c *config) float(key string, def, lo, hi float64) float64 {
 	if !c.has(key) {
 		return def
 	}
-	v, ok := c.keys[key].(float64)
-	if n, isInt := c.keys[key].(int64); isInt {
-		v, ok = float64(n), true
+	value, ok := c.keys[key].(float64)
+	if integer, isInt := c.keys[key].(int64); isInt {
+		value, ok = float64(integer), true
 	}
-	if !ok || !(v >= lo && v <= hi) {
+	if !ok || !(value >= lo && value <= hi) {
 		c.fail(key, "got %s, want a number from %v to %v", brief(c.keys[key]), lo, hi)
 		return def
 	}
-	return v
+	return value
 }
 
 // ids reads one token id or a list of them, ascending and each once; nil for none.
@@ -276,17 +276,17 @@ func (c *config) ids(key string, vocab int) []int {
 		return nil
 	}
 	raw := []any{c.keys[key]}
-	if l, ok := raw[0].([]any); ok {
-		raw = l
+	if list, ok := raw[0].([]any); ok {
+		raw = list
 	}
 	var out []int
-	for _, v := range raw {
-		n, ok := v.(int64)
-		if !ok || n < 0 || n >= int64(vocab) {
+	for _, element := range raw {
+		id, ok := element.(int64)
+		if !ok || id < 0 || id >= int64(vocab) {
 			c.fail(key, "got %s, want token ids below vocab_size %d", brief(c.keys[key]), vocab)
 			return nil
 		}
-		out = append(out, int(n))
+		out = append(out, int(id))
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
@@ -319,26 +319,26 @@ func (c *config) generation(m *Model) error {
 // brief shows the beginning of a value in an error message.
 func brief(v any) string {
 	const most = 60
-	var s string
+	var text string
 	switch v := v.(type) {
 	case nil:
 		return "nothing"
 	case string:
-		s = strconv.Quote(v[:min(len(v), 2*most)])
+		text = strconv.Quote(v[:min(len(v), 2*most)])
 	case map[string]any:
 		keys := slices.Sorted(maps.Keys(v))
-		s = "an object with the keys " + strings.Join(keys[:min(len(keys), 8)], ", ")
+		text = "an object with the keys " + strings.Join(keys[:min(len(keys), 8)], ", ")
 	case []any:
 		parts := make([]string, 0, 8)
-		for _, e := range v[:min(len(v), 8)] {
-			parts = append(parts, brief(e))
+		for _, element := range v[:min(len(v), 8)] {
+			parts = append(parts, brief(element))
 		}
-		s = "[" + strings.Join(parts, " ") + "]"
+		text = "[" + strings.Join(parts, " ") + "]"
 	default:
-		s = fmt.Sprint(v)
+		text = fmt.Sprint(v)
 	}
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
 	}
-	return s
+	return text
 }

@@ -84,8 +84,8 @@ func (b *graphBuilder) value(v Value) {
 }
 
 func (b *graphBuilder) values(cols int, names ...string) {
-	for _, n := range names {
-		b.value(Value{Name: n, Cols: cols})
+	for _, name := range names {
+		b.value(Value{Name: name, Cols: cols})
 	}
 }
 
@@ -98,43 +98,43 @@ func (b *graphBuilder) weight(w Weight) string {
 
 // node appends a node; in, w and out are names separated by spaces.
 func (b *graphBuilder) node(name, in, w, out string, o ...op.Op) *Node {
-	n := Node{Name: name, Ops: o, In: strings.Fields(in), W: strings.Fields(w), Out: strings.Fields(out)}
-	b.section.Nodes = append(b.section.Nodes, n)
+	node := Node{Name: name, Ops: o, In: strings.Fields(in), W: strings.Fields(w), Out: strings.Fields(out)}
+	b.section.Nodes = append(b.section.Nodes, node)
 	return &b.section.Nodes[len(b.section.Nodes)-1]
 }
 
 // matmul appends y = x*W (+ bias) with W from the given tensors, interleaved by columns.
-func (b *graphBuilder) matmul(name, x, y string, w Weight, bias bool) *Node {
-	names := b.weight(w)
+func (b *graphBuilder) matmul(name, in, out string, weight Weight, bias bool) *Node {
+	names := b.weight(weight)
 	if bias {
-		v := Weight{Name: w.Name + "_bias", Interleave: w.Interleave, K: 1, N: w.N}
-		for _, f := range w.From {
-			v.From = append(v.From, strings.Replace(f, ".weight", ".bias", 1))
+		biases := Weight{Name: weight.Name + "_bias", Interleave: weight.Interleave, K: 1, N: weight.N}
+		for _, source := range weight.From {
+			biases.From = append(biases.From, strings.Replace(source, ".weight", ".bias", 1))
 		}
-		names += " " + b.weight(v)
+		names += " " + b.weight(biases)
 	}
-	return b.node(name, x, names, y, op.Op{Kind: op.MatMul, K: w.K, N: w.N, Scheme: op.A32W32, Bias: bias})
+	return b.node(name, in, names, out, op.Op{Kind: op.MatMul, K: weight.K, N: weight.N, Scheme: op.A32W32, Bias: bias})
 }
 
 // linear is a stored projection [N,K], or several interleaved by columns.
 func linear(name string, k, n int, from ...string) Weight {
-	w := Weight{Name: name, K: k, N: n, Transposed: true}
-	for _, f := range from {
-		w.From = append(w.From, withSuffix(f, ".weight"))
+	weight := Weight{Name: name, K: k, N: n, Transposed: true}
+	for _, source := range from {
+		weight.From = append(weight.From, withSuffix(source, ".weight"))
 	}
-	return w
+	return weight
 }
 
 // norm appends y = norm(x) with the gain of a stored tensor.
-func (b *graphBuilder) norm(name, x, y, weight, from string) {
-	d := b.m.dec
-	w := b.weight(Weight{Name: weight, From: []string{from + ".weight"}, K: 1, N: b.m.Hidden, Plus: d.gainPlus})
-	o := op.Op{Kind: op.Norm, N: b.m.Hidden, Eps: b.m.NormEps}
-	if d.layerNorm {
-		o.Kind = op.LayerNorm
-		w += " " + b.weight(Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.m.Hidden})
+func (b *graphBuilder) norm(name, in, out, weight, from string) {
+	dec := b.m.dec
+	weights := b.weight(Weight{Name: weight, From: []string{from + ".weight"}, K: 1, N: b.m.Hidden, Plus: dec.gainPlus})
+	operator := op.Op{Kind: op.Norm, N: b.m.Hidden, Eps: b.m.NormEps}
+	if dec.layerNorm {
+		operator.Kind = op.LayerNorm
+		weights += " " + b.weight(Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.m.Hidden})
 	}
-	b.node(name, x, w, y, o)
+	b.node(name, in, weights, out, operator)
 }
 
 // headWeight is the name of the matrix of the head.
@@ -152,75 +152,75 @@ const headWeight = "head.lm_head"
 // q[i+h]*cos + q[i]*sin. A fused QKV row holds KVHeads groups of Heads/KVHeads query heads, one key head
 // and one value head; attention's output row holds the query heads in order. Scores are scaled by
 // 1/sqrt(HeadDim).
-func decoderGraph(m *Model) Graph {
-	b := &graphBuilder{m: m}
-	d := m.dec
-	var g Graph
+func decoderGraph(model *Model) Graph {
+	builder := &graphBuilder{m: model}
+	dec := model.dec
+	var graph Graph
 	section := func(name string, first, layers int) {
-		g.Sections = append(g.Sections, Section{Name: name, First: first, Layers: layers})
-		b.section = &g.Sections[len(g.Sections)-1]
+		graph.Sections = append(graph.Sections, Section{Name: name, First: first, Layers: layers})
+		builder.section = &graph.Sections[len(graph.Sections)-1]
 	}
 
 	section("embed", 0, 0)
-	b.value(Value{Name: "ids", Type: op.I32, Cols: 1})
-	b.values(m.Hidden, "x")
-	table := b.weight(Weight{Name: "embed.table", From: []string{d.names.embed + ".weight"}, K: m.Vocab, N: m.Hidden})
-	embed := b.node("embed", "ids", table, "x", op.Op{Kind: op.Embed, K: m.Vocab, N: m.Hidden, Table: m.Stored, Scale: d.embedScale})
-	if m.Tied {
+	builder.value(Value{Name: "ids", Type: op.I32, Cols: 1})
+	builder.values(model.Hidden, "x")
+	table := builder.weight(Weight{Name: "embed.table", From: []string{dec.names.embed + ".weight"}, K: model.Vocab, N: model.Hidden})
+	embed := builder.node("embed", "ids", table, "x", op.Op{Kind: op.Embed, K: model.Vocab, N: model.Hidden, Table: model.Stored, Scale: dec.embedScale})
+	if model.Tied {
 		embed.Packed = headWeight
 	}
 
-	name := d.classes(m.Layers)
-	for first := 0; first < m.Layers; {
+	name := dec.classes(model.Layers)
+	for first := 0; first < model.Layers; {
 		last := first + 1
-		for last < m.Layers && name(last) == name(first) {
+		for last < model.Layers && name(last) == name(first) {
 			last++
 		}
 		section(name(first), first, last-first)
-		b.attention(d.windowed != nil && d.windowed(first))
-		if m.Experts > 0 && (d.dense == nil || !d.dense(first)) {
-			b.experts()
+		builder.attention(dec.windowed != nil && dec.windowed(first))
+		if model.Experts > 0 && (dec.dense == nil || !dec.dense(first)) {
+			builder.experts()
 		} else {
-			b.feedForward("ffn", "g", "a", "d", m.FFN, d.names.gate, d.names.up, d.names.down)
+			builder.feedForward("ffn", "g", "a", "d", model.FFN, dec.names.gate, dec.names.up, dec.names.down)
 		}
 		out := "d"
-		if d.post {
-			b.values(m.Hidden, "dn")
-			b.norm("ffn_post_norm", "d", "dn", "layers.ffn_post_norm", d.names.ffnPost)
+		if dec.post {
+			builder.values(model.Hidden, "dn")
+			builder.norm("ffn_post_norm", "d", "dn", "layers.ffn_post_norm", dec.names.ffnPost)
 			out = "dn"
 		}
-		b.node("ffn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: m.Hidden})
+		builder.node("ffn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: model.Hidden})
 		first = last
 	}
 
 	section("head", 0, 0)
-	b.values(m.Hidden, "x")
-	for _, n := range []string{"xl", "hl"} {
-		b.value(Value{Name: n, Cols: m.Hidden, Rows1: true})
+	builder.values(model.Hidden, "x")
+	for _, value := range []string{"xl", "hl"} {
+		builder.value(Value{Name: value, Cols: model.Hidden, Rows1: true})
 	}
-	b.value(Value{Name: "logits", Cols: m.Vocab, Rows1: true})
-	b.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: m.Hidden})
-	b.norm("head_norm", "xl", "hl", "head.norm", d.names.norm)
-	head := d.names.head
-	if m.Tied {
-		head = d.names.embed
+	builder.value(Value{Name: "logits", Cols: model.Vocab, Rows1: true})
+	builder.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: model.Hidden})
+	builder.norm("head_norm", "xl", "hl", "head.norm", dec.names.norm)
+	head := dec.names.head
+	if model.Tied {
+		head = dec.names.embed
 	}
-	b.matmul("lm_head", "hl", "logits", linear(headWeight, m.Hidden, m.Vocab, head), d.headBias)
-	if d.headBias { // a tied head has a bias of its own
-		b.weights[len(b.weights)-1].From = []string{d.names.head + ".bias"}
+	builder.matmul("lm_head", "hl", "logits", linear(headWeight, model.Hidden, model.Vocab, head), dec.headBias)
+	if dec.headBias { // a tied head has a bias of its own
+		builder.weights[len(builder.weights)-1].From = []string{dec.names.head + ".bias"}
 	}
-	if d.logitCap > 0 {
-		b.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: m.Vocab, Cap: d.logitCap})
+	if dec.logitCap > 0 {
+		builder.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: model.Vocab, Cap: dec.logitCap})
 	}
-	g.Weights = b.weights
-	return g
+	graph.Weights = builder.weights
+	return graph
 }
 
 // classes names the class of each layer: "layers" where all are alike.
 func (d *decoder) classes(layers int) func(layer int) string {
 	mixed := func(f func(int) bool) bool {
-		for l := 1; f != nil && l < layers; l++ {
-			if f(l) != f(0) {
+		for layer := 1; f != nil && layer < layers; layer++ {
+			if f(layer) != f(0) {
 				return true
 			}
 		}
@@ -241,40 +241,40 @@ func (d *decoder) classes(layers int) func(layer int) string {
 
 // attention appends the first block of a layer.
 func (b *graphBuilder) attention(windowed bool) {
-	m, d := b.m, b.m.dec
-	group := m.Heads / m.KVHeads
-	qkv := op.QKVColumns(m.Heads, m.KVHeads, m.HeadDim)
+	model, dec := b.m, b.m.dec
+	group := model.Heads / model.KVHeads
+	qkv := op.QKVColumns(model.Heads, model.KVHeads, model.HeadDim)
 	heads := func(o op.Op) op.Op {
-		o.Heads, o.KVHeads, o.HeadDim = m.Heads, m.KVHeads, m.HeadDim
+		o.Heads, o.KVHeads, o.HeadDim = model.Heads, model.KVHeads, model.HeadDim
 		return o
 	}
-	b.values(m.Hidden, "x", "h", "t")
+	b.values(model.Hidden, "x", "h", "t")
 	b.values(qkv, "qkv")
-	b.values(m.Heads*m.HeadDim, "o")
+	b.values(model.Heads*model.HeadDim, "o")
 	in := "x"
-	if !d.noPre {
-		b.norm("attn_norm", "x", "h", "layers.attn_norm", d.names.attnNorm)
+	if !dec.noPre {
+		b.norm("attn_norm", "x", "h", "layers.attn_norm", dec.names.attnNorm)
 		in = "h"
 	}
-	fused := linear("layers.qkv", m.Hidden, qkv, d.names.q, d.names.k, d.names.v)
-	if d.names.k == "" { // stored in the order of a fused row
-		fused = linear("layers.qkv", m.Hidden, qkv, d.names.q)
+	fused := linear("layers.qkv", model.Hidden, qkv, dec.names.q, dec.names.k, dec.names.v)
+	if dec.names.k == "" { // stored in the order of a fused row
+		fused = linear("layers.qkv", model.Hidden, qkv, dec.names.q)
 	} else {
-		fused.Interleave = []int{group * m.HeadDim, m.HeadDim, m.HeadDim}
+		fused.Interleave = []int{group * model.HeadDim, model.HeadDim, model.HeadDim}
 	}
-	b.matmul("qkv", in, "qkv", fused, d.qkvBias)
+	b.matmul("qkv", in, "qkv", fused, dec.qkvBias)
 
 	var weights []string
 	var chain []op.Op
-	if d.qkNorm != "" {
-		qk := heads(op.Op{Kind: op.QKNorm, Eps: m.NormEps, Joint: d.qkNorm == "joint"})
-		q, k := 1, 1
+	if dec.qkNorm != "" {
+		qk := heads(op.Op{Kind: op.QKNorm, Eps: model.NormEps, Joint: dec.qkNorm == "joint"})
+		queries, keys := 1, 1
 		if qk.Joint {
-			q, k = m.Heads, m.KVHeads
+			queries, keys = model.Heads, model.KVHeads
 		}
 		gains := []string{
-			b.weight(Weight{Name: "layers.q_norm", From: []string{d.names.qNorm + ".weight"}, K: 1, N: q * m.HeadDim, Plus: d.gainPlus}),
-			b.weight(Weight{Name: "layers.k_norm", From: []string{d.names.kNorm + ".weight"}, K: 1, N: k * m.HeadDim, Plus: d.gainPlus}),
+			b.weight(Weight{Name: "layers.q_norm", From: []string{dec.names.qNorm + ".weight"}, K: 1, N: queries * model.HeadDim, Plus: dec.gainPlus}),
+			b.weight(Weight{Name: "layers.k_norm", From: []string{dec.names.kNorm + ".weight"}, K: 1, N: keys * model.HeadDim, Plus: dec.gainPlus}),
 		}
 		if qk.Joint { // needs all heads at once
 			b.node("qk_norm", "qkv", strings.Join(gains, " "), "qkv", qk)
@@ -282,29 +282,29 @@ func (b *graphBuilder) attention(windowed bool) {
 			weights, chain = gains, []op.Op{qk}
 		}
 	}
-	if d.clip > 0 {
-		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: qkv, Cap: d.clip})
+	if dec.clip > 0 {
+		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: qkv, Cap: dec.clip})
 	}
-	rotate := heads(d.rope.op)
+	rotate := heads(dec.rope.op)
 	rotate.Kind = op.Rope
-	weights = append(weights, b.weight(Weight{Name: "rope.invfreq", K: d.rope.rows, N: rotate.Rotary() / 2, Const: d.rope.table}))
-	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: d.attnScale, Cap: d.attnCap})
+	weights = append(weights, b.weight(Weight{Name: "rope.invfreq", K: dec.rope.rows, N: rotate.Rotary() / 2, Const: dec.rope.table}))
+	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: dec.attnScale, Cap: dec.attnCap})
 	if windowed {
-		attend.Window = d.window
+		attend.Window = dec.window
 	}
 	chain = append(chain, rotate, heads(op.Op{Kind: op.KVAppend, KV: op.F32}), attend)
 	b.node("attention", "qkv", strings.Join(weights, " "), "o", chain...)
 
-	b.matmul("attn_out", "o", "t", linear("layers.attn_out", m.Heads*m.HeadDim, m.Hidden, d.names.o), d.outBias)
+	b.matmul("attn_out", "o", "t", linear("layers.attn_out", model.Heads*model.HeadDim, model.Hidden, dec.names.o), dec.outBias)
 	out := "t"
-	if d.post {
-		b.values(m.Hidden, "tn")
-		b.norm("attn_post_norm", "t", "tn", "layers.attn_post_norm", d.names.attnPost)
+	if dec.post {
+		b.values(model.Hidden, "tn")
+		b.norm("attn_post_norm", "t", "tn", "layers.attn_post_norm", dec.names.attnPost)
 		out = "tn"
 	}
-	b.node("attn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: m.Hidden})
-	if !d.noPre && !d.parallel { // a parallel block reads the norm of the attention
-		b.norm("ffn_norm", "x", "h", "layers.ffn_norm", d.names.ffnNorm)
+	b.node("attn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: model.Hidden})
+	if !dec.noPre && !dec.parallel { // a parallel block reads the norm of the attention
+		b.norm("ffn_norm", "x", "h", "layers.ffn_norm", dec.names.ffnNorm)
 	}
 }
 
@@ -317,60 +317,60 @@ func (b *graphBuilder) ffnInput() string {
 }
 
 // feedForward appends a dense block of n columns: nodes and weights are named after prefix, values as given.
-func (b *graphBuilder) feedForward(prefix, wide, act, out string, n int, gate, up, down string) {
-	m, d := b.m, b.m.dec
-	b.values(n, act)
-	b.values(m.Hidden, out)
-	if d.ungated {
-		b.values(n, wide)
-		b.matmul(prefix+"_up", b.ffnInput(), wide, linear("layers."+prefix+"_up", m.Hidden, n, up), d.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.Activate, N: n, Act: d.act})
+func (b *graphBuilder) feedForward(prefix, wide, act, out string, cols int, gate, up, down string) {
+	model, dec := b.m, b.m.dec
+	b.values(cols, act)
+	b.values(model.Hidden, out)
+	if dec.ungated {
+		b.values(cols, wide)
+		b.matmul(prefix+"_up", b.ffnInput(), wide, linear("layers."+prefix+"_up", model.Hidden, cols, up), dec.ffnBias)
+		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.Activate, N: cols, Act: dec.act})
 	} else {
-		interleave := gcd(n, 16)
-		b.values(2*n, wide)
-		w := linear("layers."+prefix+"_gate_up", m.Hidden, 2*n, gate, up)
-		w.Interleave = []int{interleave, interleave}
-		b.matmul(prefix+"_gate_up", b.ffnInput(), wide, w, d.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.GLU, N: n, Interleave: interleave, Act: d.act})
+		interleave := gcd(cols, 16)
+		b.values(2*cols, wide)
+		weight := linear("layers."+prefix+"_gate_up", model.Hidden, 2*cols, gate, up)
+		weight.Interleave = []int{interleave, interleave}
+		b.matmul(prefix+"_gate_up", b.ffnInput(), wide, weight, dec.ffnBias)
+		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: dec.act})
 	}
-	b.matmul(prefix+"_down", act, out, linear("layers."+prefix+"_down", n, m.Hidden, down), d.ffnBias)
+	b.matmul(prefix+"_down", act, out, linear("layers."+prefix+"_down", cols, model.Hidden, down), dec.ffnBias)
 }
 
 // experts appends a block of routed experts, and the shared one beside them.
 func (b *graphBuilder) experts() {
-	m, d := b.m, b.m.dec
-	fan, n := m.ExpertsPerToken, m.ExpertFFN
-	b.values(m.Experts, "router")
+	model, dec := b.m, b.m.dec
+	fan, cols := model.ExpertsPerToken, model.ExpertFFN
+	b.values(model.Experts, "router")
 	b.value(Value{Name: "experts", Type: op.I32, Cols: fan})
 	b.value(Value{Name: "shares", Cols: fan})
-	b.value(Value{Name: "eg", Fan: fan, Cols: 2 * n})
-	b.value(Value{Name: "ea", Fan: fan, Cols: n})
-	b.value(Value{Name: "ed", Fan: fan, Cols: m.Hidden})
-	b.values(m.Hidden, "d")
-	h := b.ffnInput()
-	b.matmul("router", h, "router", linear("layers.router", m.Hidden, m.Experts, d.names.router), false).Exact = true
-	b.node("route", "router", "", "experts shares", op.Op{Kind: op.Route, Experts: m.Experts, Fan: fan, Router: d.router, Jitter: d.jitter})
+	b.value(Value{Name: "eg", Fan: fan, Cols: 2 * cols})
+	b.value(Value{Name: "ea", Fan: fan, Cols: cols})
+	b.value(Value{Name: "ed", Fan: fan, Cols: model.Hidden})
+	b.values(model.Hidden, "d")
+	in := b.ffnInput()
+	b.matmul("router", in, "router", linear("layers.router", model.Hidden, model.Experts, dec.names.router), false).Exact = true
+	b.node("route", "router", "", "experts shares", op.Op{Kind: op.Route, Experts: model.Experts, Fan: fan, Router: dec.router, Jitter: dec.jitter})
 	expert := func(name, x, y string, w Weight, spread bool) {
-		w.Experts = m.Experts
-		b.node(name, x+" experts", b.weight(w), y, op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Experts: m.Experts, Fan: fan, Spread: spread})
+		w.Experts = model.Experts
+		b.node(name, x+" experts", b.weight(w), y, op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Experts: model.Experts, Fan: fan, Spread: spread})
 	}
-	interleave := gcd(n, 16)
-	w := linear("layers.expert_gate_up", m.Hidden, 2*n, d.names.expertGate, d.names.expertUp)
-	w.Interleave = []int{interleave, interleave}
-	expert("expert_gate_up", h, "eg", w, true)
-	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: n, Interleave: interleave, Act: d.act, Fan: fan})
-	expert("expert_down", "ea", "ed", linear("layers.expert_down", n, m.Hidden, d.names.expertDown), false)
-	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: m.Hidden, Fan: fan})
-	if m.SharedFFN == 0 {
+	interleave := gcd(cols, 16)
+	weight := linear("layers.expert_gate_up", model.Hidden, 2*cols, dec.names.expertGate, dec.names.expertUp)
+	weight.Interleave = []int{interleave, interleave}
+	expert("expert_gate_up", in, "eg", weight, true)
+	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: dec.act, Fan: fan})
+	expert("expert_down", "ea", "ed", linear("layers.expert_down", cols, model.Hidden, dec.names.expertDown), false)
+	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: model.Hidden, Fan: fan})
+	if model.SharedFFN == 0 {
 		return
 	}
-	b.feedForward("shared", "sg", "sa", "sd", m.SharedFFN, d.names.sharedGate, d.names.sharedUp, d.names.sharedDown)
-	if d.sharedGate {
+	b.feedForward("shared", "sg", "sa", "sd", model.SharedFFN, dec.names.sharedGate, dec.names.sharedUp, dec.names.sharedDown)
+	if dec.sharedGate {
 		b.values(1, "switch")
-		b.matmul("shared_switch", h, "switch", linear("layers.shared_switch", m.Hidden, 1, d.names.sharedSwitch), false).Exact = true
-		b.node("shared_gate", "sd switch", "", "sd", op.Op{Kind: op.Gate, N: m.Hidden})
+		b.matmul("shared_switch", in, "switch", linear("layers.shared_switch", model.Hidden, 1, dec.names.sharedSwitch), false).Exact = true
+		b.node("shared_gate", "sd switch", "", "sd", op.Op{Kind: op.Gate, N: model.Hidden})
 	}
-	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: m.Hidden})
+	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: model.Hidden})
 }
 
 func gcd(a, b int) int {

@@ -49,21 +49,21 @@ func (m *Model) Digest() (string, error) {
 }
 
 func (m *Model) computeDigest() (string, error) {
-	d := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext, BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
+	covered := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext, BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
 	if m.Dir != "" { // a closed model must not pass for a catalog entry
 		if !m.HasWeights() {
 			return "", m.noWeights("digest")
 		}
 		var err error
-		if d.Tensors, err = m.sealTensors(); err != nil {
+		if covered.Tensors, err = m.sealTensors(); err != nil {
 			return "", err
 		}
 	}
-	b, err := json.Marshal(d)
+	text, err := json.Marshal(covered)
 	if err != nil {
 		return "", fmt.Errorf("digest of model %q: %w", m.Name, err)
 	}
-	sum := sha256.Sum256(b)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -76,9 +76,9 @@ func (m *Model) sealTensors() ([]tensorSeal, error) {
 	seals := make([]tensorSeal, 0, len(m.tensors))
 	sums := make([][][sha256.Size]byte, 0, len(m.tensors))
 	for _, name := range slices.Sorted(maps.Keys(m.tensors)) {
-		t := m.tensors[name]
-		seals = append(seals, tensorSeal{Name: name, Type: t.Type(), Form: t.Form(), Shape: t.Shape()})
-		data := t.Data()
+		tensor := m.tensors[name]
+		seals = append(seals, tensorSeal{Name: name, Type: tensor.Type(), Form: tensor.Form(), Shape: tensor.Shape()})
+		data := tensor.Data()
 		own := make([][sha256.Size]byte, (len(data)+digestChunk-1)/digestChunk)
 		for i := range own {
 			leaves = append(leaves, leaf{data[i*digestChunk : min((i+1)*digestChunk, len(data))], &own[i]})
@@ -92,29 +92,29 @@ func (m *Model) sealTensors() ([]tensorSeal, error) {
 		return nil, diag.New(diag.ClassIO, "digest of model %q: %w", m.Name, err)
 	}
 	for i := range seals {
-		h := sha256.New()
-		for _, s := range sums[i] {
-			h.Write(s[:])
+		hash := sha256.New()
+		for _, sum := range sums[i] {
+			hash.Write(sum[:])
 		}
-		seals[i].SHA256 = hex.EncodeToString(h.Sum(nil))
+		seals[i].SHA256 = hex.EncodeToString(hash.Sum(nil))
 	}
 	return seals, nil
 }
 
 // parallel calls f(0..n-1) on all cores and returns the error of the lowest index that failed.
-func parallel(n int, f func(i int) error) error {
+func parallel(count int, work func(i int) error) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	failed, first := n, error(nil)
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	failed, first := count, error(nil)
+	for range min(count, runtime.GOMAXPROCS(0)) {
 		wg.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
-				if i >= n {
+				if i >= count {
 					return
 				}
-				if err := f(i); err != nil {
+				if err := work(i); err != nil {
 					mu.Lock()
 					if i < failed {
 						failed, first = i, err

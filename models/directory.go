@@ -43,8 +43,8 @@ func Open(nameOrDir string) (*Model, error) {
 	if isGGUF(nameOrDir) {
 		return openGGUF(nameOrDir)
 	}
-	if m, ok, err := openCatalog(nameOrDir); ok || err != nil {
-		return m, err
+	if model, ok, err := openCatalog(nameOrDir); ok || err != nil {
+		return model, err
 	}
 	if err == nil {
 		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory, a .gguf file or a catalog name", nameOrDir).
@@ -60,29 +60,29 @@ func Open(nameOrDir string) (*Model, error) {
 
 // noConfig is the error of a directory without config.json: perhaps a GGUF file in it was meant.
 func noConfig(dir string) error {
-	d := diag.New(diag.ClassInput, "open model %q: no %s in the directory: %w", dir, configName, fs.ErrNotExist).
+	problem := diag.New(diag.ClassInput, "open model %q: no %s in the directory: %w", dir, configName, fs.ErrNotExist).
 		WithHint("give the directory that holds config.json and *.safetensors, or a .gguf file")
 	if files, err := filepath.Glob(filepath.Join(dir, "*.gguf")); err == nil && len(files) > 0 {
-		d.WithHint("did you mean the file %q?", files[0])
+		problem.WithHint("did you mean the file %q?", files[0])
 	}
-	return d
+	return problem
 }
 
-func openDir(dir string) (m *Model, err error) {
+func openDir(dir string) (model *Model, err error) {
 	fail := func(err error) error { return fmt.Errorf("open model %q: %w", dir, err) }
-	c, err := readJSONFile(filepath.Join(dir, configName))
+	cfg, err := readJSONFile(filepath.Join(dir, configName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, noConfig(dir)
 	}
 	if err != nil {
 		return nil, fail(err)
 	}
-	m, err = c.model()
+	model, err = cfg.model()
 	if err != nil {
 		return nil, fail(err)
 	}
-	if c, err := readJSONFile(filepath.Join(dir, generationName)); err == nil {
-		if err := c.generation(m); err != nil {
+	if cfg, err := readJSONFile(filepath.Join(dir, generationName)); err == nil {
+		if err := cfg.generation(model); err != nil {
 			return nil, fail(err)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -92,63 +92,63 @@ func openDir(dir string) (m *Model, err error) {
 	if err != nil {
 		return nil, fail(err)
 	}
-	m.Dir, m.Name, m.config = dir, filepath.Base(abs), c.keys
-	m.graph = decoderGraph(m)
-	opened := m
+	model.Dir, model.Name, model.config = dir, filepath.Base(abs), cfg.keys
+	model.graph = decoderGraph(model)
+	opened := model
 	defer func() {
 		if err != nil {
 			opened.Close()
 		}
 	}()
-	stored, err := m.openFiles()
+	stored, err := model.openFiles()
 	if err != nil {
 		return nil, fail(err)
 	}
-	if err := m.untie(stored); err != nil {
+	if err := model.untie(stored); err != nil {
 		return nil, fail(err)
 	}
-	err = m.adopt(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
-		t, base, ok := find(stored, name)
-		return plain{t}, base, ok
+	err = model.adopt(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
+		tensor, base, ok := find(stored, name)
+		return plain{tensor}, base, ok
 	})
 	if err != nil {
 		return nil, fail(err)
 	}
-	return m, nil
+	return model, nil
 }
 
 // openGGUF opens a GGUF file, which says and holds what a directory does.
-func openGGUF(path string) (m *Model, err error) {
+func openGGUF(path string) (model *Model, err error) {
 	fail := func(err error) error { return fmt.Errorf("open model %q: %w", path, err) }
-	f, err := gguf.Open(path)
+	file, err := gguf.Open(path)
 	if err != nil {
 		return nil, fail(err)
 	}
 	defer func() {
 		if err != nil {
-			f.Close()
+			file.Close()
 		}
 	}()
-	stored, err := f.Model()
+	stored, err := file.Model()
 	if err != nil {
 		return nil, fail(err)
 	}
-	c := newConfig(stored.Config, func(string) string { return path })
-	if m, err = c.model(); err != nil {
+	cfg := newConfig(stored.Config, func(string) string { return path })
+	if model, err = cfg.model(); err != nil {
 		return nil, fail(err)
 	}
-	m.unread, m.config = append(m.unread, stored.Unread...), stored.Config
-	m.Dir, m.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
-	m.files, m.gguf = []io.Closer{f}, f
-	m.graph = decoderGraph(m)
-	err = m.adopt(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {
-		t, ok := stored.Tensors[name]
-		return t, name, ok
+	model.unread, model.config = append(model.unread, stored.Unread...), stored.Config
+	model.Dir, model.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
+	model.files, model.gguf = []io.Closer{file}, file
+	model.graph = decoderGraph(model)
+	err = model.adopt(slices.Sorted(maps.Keys(stored.Tensors)), func(name string) (Tensor, string, bool) {
+		tensor, ok := stored.Tensors[name]
+		return tensor, name, ok
 	})
 	if err != nil {
 		return nil, fail(err)
 	}
-	return m, nil
+	return model, nil
 }
 
 // openFiles maps the model's files and returns their tensors by name.
@@ -156,7 +156,7 @@ func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
 	shards := map[string][]string{singleName: nil}
 	index := filepath.Join(m.Dir, indexName)
 	if _, err := os.Stat(filepath.Join(m.Dir, singleName)); err != nil {
-		c, err := readJSONFile(index)
+		keys, err := readJSONFile(index)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
 				WithHint("only safetensors weights are read; convert others first (save_pretrained with safe_serialization)")
@@ -164,27 +164,27 @@ func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
 		if err != nil {
 			return nil, err
 		}
-		if shards, err = c.shards(); err != nil {
+		if shards, err = keys.shards(); err != nil {
 			return nil, err
 		}
 	}
 	out := map[string]safetensors.Tensor{}
 	for _, name := range slices.Sorted(maps.Keys(shards)) {
-		f, err := safetensors.Open(filepath.Join(m.Dir, name))
+		file, err := safetensors.Open(filepath.Join(m.Dir, name))
 		if err != nil {
 			return nil, err
 		}
-		m.files = append(m.files, f)
+		m.files = append(m.files, file)
 		for _, want := range shards[name] {
-			if _, ok := f.Tensor(want); !ok {
+			if _, ok := file.Tensor(want); !ok {
 				return nil, diag.New(diag.ClassInput, "tensor %q: the index says it is in %q, which does not hold it", want, name).At("%s", index)
 			}
 		}
-		for _, own := range f.Names() {
+		for _, own := range file.Names() {
 			if _, dup := out[own]; dup {
 				return nil, diag.New(diag.ClassInput, "tensor %q is in several shards, the last one %q", own, name).At("%s", index)
 			}
-			out[own], _ = f.Tensor(own)
+			out[own], _ = file.Tensor(own)
 		}
 	}
 	return out, nil
@@ -227,8 +227,8 @@ func plainShardName(name string) bool {
 	if len(name) > 255 || !strings.HasSuffix(name, ".safetensors") || name[0] == '.' {
 		return false
 	}
-	for _, r := range name {
-		if !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.", r)) {
+	for _, char := range name {
+		if !('a' <= char && char <= 'z' || 'A' <= char && char <= 'Z' || '0' <= char && char <= '9' || strings.ContainsRune("-_.", char)) {
 			return false
 		}
 	}
@@ -243,19 +243,19 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 	m.tensors = make(map[string]Tensor, len(stored))
 	used := map[string]bool{}
 	for _, want := range m.required() {
-		t, base, ok := find(want.name)
+		tensor, base, ok := find(want.name)
 		used[base] = ok
-		_, plain := t.(plain)
+		_, plain := tensor.(plain)
 		switch {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
-		case !slices.Equal(t.Shape(), want.shape):
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, t.Shape(), want.shape).
+		case !slices.Equal(tensor.Shape(), want.shape):
+			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, tensor.Shape(), want.shape).
 				WithHint("config.json and the weights do not belong together"))
-		case plain && t.Type() != op.F32 && t.Type() != op.F16 && t.Type() != op.BF16:
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16", want.name, t.Type()))
+		case plain && tensor.Type() != op.F32 && tensor.Type() != op.F16 && tensor.Type() != op.BF16:
+			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16", want.name, tensor.Type()))
 		default:
-			m.tensors[want.name] = t
+			m.tensors[want.name] = tensor
 		}
 	}
 	for _, name := range stored {
@@ -264,13 +264,13 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 		}
 	}
 	sort.Strings(m.ignored)
-	if n := len(missing); n > 0 {
-		errs = append(errs, diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", n, some(missing)).
+	if count := len(missing); count > 0 {
+		errs = append(errs, diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count, some(missing)).
 			WithHint("a shard may be missing, or config.json describes another model"))
 	}
 	if len(errs) > maxReported {
-		n := len(errs) - maxReported
-		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", n))
+		more := len(errs) - maxReported
+		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", more))
 	}
 	if err := errs.Err(); err != nil {
 		return err
@@ -308,42 +308,42 @@ func rows(tensor string, from, to int) string { return fmt.Sprintf("%s[%d:%d]", 
 
 // find returns a tensor the graph names: a stored one, rows of one, or a matrix of one that holds all
 // experts of a layer. base is the name of what is stored.
-func find(stored map[string]safetensors.Tensor, name string) (t safetensors.Tensor, base string, ok bool) {
+func find(stored map[string]safetensors.Tensor, name string) (tensor safetensors.Tensor, base string, ok bool) {
 	base, ranges, part := strings.Cut(name, "[")
-	if t, ok = stored[base]; ok {
+	if tensor, ok = stored[base]; ok {
 		if part {
 			var from, to int
-			if n, err := fmt.Sscanf(ranges, "%d:%d]", &from, &to); n != 2 || err != nil {
+			if parsed, err := fmt.Sscanf(ranges, "%d:%d]", &from, &to); parsed != 2 || err != nil {
 				panic("BUG: tensor name " + name)
 			}
-			t = rowRange(t, from, to)
+			tensor = rowRange(tensor, from, to)
 		}
-		return t, base, true
+		return tensor, base, true
 	}
-	for _, f := range fusedNames {
-		m := f.name.FindStringSubmatch(name)
-		if m == nil {
+	for _, fused := range fusedNames {
+		match := fused.name.FindStringSubmatch(name)
+		if match == nil {
 			continue
 		}
-		base = m[1] + f.stored
-		if t, ok = stored[base]; !ok {
+		base = match[1] + fused.stored
+		if tensor, ok = stored[base]; !ok {
 			continue
 		}
-		if len(m) > 2 { // one expert
-			e, _ := strconv.Atoi(m[2])
-			t = rowRange(t, e, e+1)
-			if len(t.Shape) != 3 || t.Shape[0] != 1 {
-				return t, base, true // another shape than wanted
+		if len(match) > 2 { // one expert
+			expert, _ := strconv.Atoi(match[2])
+			tensor = rowRange(tensor, expert, expert+1)
+			if len(tensor.Shape) != 3 || tensor.Shape[0] != 1 {
+				return tensor, base, true // another shape than wanted
 			}
-			t.Shape = t.Shape[1:]
-			if f.halves > 0 {
-				half := t.Shape[0] / 2
-				t = rowRange(t, f.half*half, (f.half+1)*half)
+			tensor.Shape = tensor.Shape[1:]
+			if fused.halves > 0 {
+				half := tensor.Shape[0] / 2
+				tensor = rowRange(tensor, fused.half*half, (fused.half+1)*half)
 			}
 		}
-		return t, base, true
+		return tensor, base, true
 	}
-	return t, name, false
+	return tensor, name, false
 }
 
 // fusedNames are the other form in which mixtures are stored: all experts of a layer in one tensor, gate

@@ -14,10 +14,10 @@ var ExpertNodes = []string{FirstExpertNode, "expert_act", "expert_down"}
 
 // ExpertLayers are the numbers of the layers that have experts, ascending.
 func (m *Model) ExpertLayers() (out []int) {
-	for _, s := range m.graph.Sections {
-		if slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == FirstExpertNode }) {
-			for i := range max(1, s.Layers) {
-				out = append(out, s.First+i)
+	for _, section := range m.graph.Sections {
+		if slices.ContainsFunc(section.Nodes, func(n Node) bool { return n.Name == FirstExpertNode }) {
+			for i := range max(1, section.Layers) {
+				out = append(out, section.First+i)
 			}
 		}
 	}
@@ -28,18 +28,18 @@ func (m *Model) ExpertLayers() (out []int) {
 // ExpertOps are the operators of a single expert for a number of rows, as a graph of static shape has them: a product, the gated
 // activation, a product. The products have no scheme yet.
 func (m *Model) ExpertOps(rows int) (out []op.Op) {
-	for _, s := range m.graph.Sections {
-		for _, n := range s.Nodes {
-			if len(out) == len(ExpertNodes) || !slices.Contains(ExpertNodes, n.Name) {
+	for _, section := range m.graph.Sections {
+		for _, node := range section.Nodes {
+			if len(out) == len(ExpertNodes) || !slices.Contains(ExpertNodes, node.Name) {
 				continue
 			}
-			o := n.Ops[0]
-			o.M = rows
-			if o.Kind == op.ExpertMatMul {
-				o = op.Op{Kind: op.MatMul, M: rows, K: o.K, N: o.N}
+			operator := node.Ops[0]
+			operator.M = rows
+			if operator.Kind == op.ExpertMatMul {
+				operator = op.Op{Kind: op.MatMul, M: rows, K: operator.K, N: operator.N}
 			}
-			o.Fan = 0
-			out = append(out, o)
+			operator.Fan = 0
+			out = append(out, operator)
 		}
 	}
 	return out
@@ -48,17 +48,17 @@ func (m *Model) ExpertOps(rows int) (out []op.Op) {
 // ExpertBytes is the size of one expert's weights with its products in the schemes, in order. Unquantised ones count as they
 // are stored, as targets with 16-bit weights hold them.
 func (m *Model) ExpertBytes(schemes []op.Scheme) (sum int64) {
-	k := 0
-	for _, o := range m.ExpertOps(1) {
-		if o.Kind != op.MatMul || k >= len(schemes) {
+	product := 0
+	for _, operator := range m.ExpertOps(1) {
+		if operator.Kind != op.MatMul || product >= len(schemes) {
 			continue
 		}
-		if w := schemes[k].Weight(); w == op.A32W32.Weight() {
-			sum += int64(o.K) * int64(o.N) * int64(max(1, m.Stored.Bytes()))
+		if weightType := schemes[product].Weight(); weightType == op.A32W32.Weight() {
+			sum += int64(operator.K) * int64(operator.N) * int64(max(1, m.Stored.Bytes()))
 		} else {
-			sum += op.WeightBytes(w, o.K, o.N)
+			sum += op.WeightBytes(weightType, operator.K, operator.N)
 		}
-		k++
+		product++
 	}
 	return sum
 }

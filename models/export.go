@@ -19,29 +19,29 @@ func isGGUF(path string) bool { return strings.HasSuffix(path, ".gguf") }
 // Export writes a model with its tokenizer as a GGUF file whose matrices have type t (f32, f16, bf16,
 // q8_0, q4_0). What it wrote is opened again: a model that the format has no form for is refused rather
 // than changed. The file appears complete or not at all.
-func Export(ctx context.Context, m *Model, path string, t op.Type) error {
-	if !m.HasWeights() {
-		return m.noWeights("export to %q", path)
+func Export(ctx context.Context, model *Model, path string, elementType op.Type) error {
+	if !model.HasWeights() {
+		return model.noWeights("export to %q", path)
 	}
-	files, err := m.TokenizerFiles()
+	files, err := model.TokenizerFiles()
 	if err != nil {
 		return err
 	}
-	d := gguf.Directory{
-		Name: m.Name, Config: m.exportConfig(),
+	directory := gguf.Directory{
+		Name: model.Name, Config: model.exportConfig(),
 		Tokenizer: files["tokenizer"], TokenizerConfig: files["config"],
-		Names:  slices.Sorted(maps.Keys(m.tensors)),
-		Tensor: func(name string) (gguf.Matrix, error) { return m.Tensor(name) },
+		Names:  slices.Sorted(maps.Keys(model.tensors)),
+		Tensor: func(name string) (gguf.Matrix, error) { return model.Tensor(name) },
 	}
-	return exportChecked(ctx, m, path, d, t)
+	return exportChecked(ctx, model, path, directory, elementType)
 }
 
 // exportConfig is config.json with what is in force where it says nothing or something else.
 func (m *Model) exportConfig() map[string]any {
 	config := maps.Clone(m.config)
-	for key, v := range map[string]int{"num_key_value_heads": m.KVHeads, "head_dim": m.HeadDim, "num_experts_per_tok": m.ExpertsPerToken} {
-		if config[key] == nil && v > 0 {
-			config[key] = int64(v)
+	for key, value := range map[string]int{"num_key_value_heads": m.KVHeads, "head_dim": m.HeadDim, "num_experts_per_tok": m.ExpertsPerToken} {
+		if config[key] == nil && value > 0 {
+			config[key] = int64(value)
 		}
 	}
 	config[m.dec.epsKey] = m.NormEps
@@ -60,19 +60,19 @@ func (m *Model) exportConfig() map[string]any {
 }
 
 // exportChecked writes the file beside its place, compares what it says with m, and puts it there.
-func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory, t op.Type) error {
+func exportChecked(ctx context.Context, model *Model, path string, directory gguf.Directory, elementType op.Type) error {
 	failed := func(err error) error {
-		return diag.New(diag.ClassIO, "export model %q: %w", m.Name, err)
+		return diag.New(diag.ClassIO, "export model %q: %w", model.Name, err)
 	}
-	f, err := wholefile.Create(path)
+	pending, err := wholefile.Create(path)
 	if err != nil {
 		return err
 	}
-	defer f.Abandon()
-	w := bufio.NewWriterSize(f, 1<<18)
-	err = gguf.Export(ctx, w, d, t)
+	defer pending.Abandon()
+	buffered := bufio.NewWriterSize(pending, 1<<18)
+	err = gguf.Export(ctx, buffered, directory, elementType)
 	if err == nil {
-		err = w.Flush()
+		err = buffered.Flush()
 	}
 	if err != nil {
 		if diag.ClassOf(err) == diag.ClassInternal {
@@ -80,18 +80,18 @@ func exportChecked(ctx context.Context, m *Model, path string, d gguf.Directory,
 		}
 		return err
 	}
-	got, err := openGGUF(f.Name())
+	got, err := openGGUF(pending.Name())
 	if err != nil {
-		return diag.New(diag.ClassInternal, "export model %q: read back: %w", m.Name, err)
+		return diag.New(diag.ClassInternal, "export model %q: read back: %w", model.Name, err)
 	}
 	defer got.Close()
-	if what := difference(got, m); what != "" {
-		return diag.New(diag.ClassInput, "export model %q: %s has no form in GGUF that is supported", m.Name, what)
+	if what := difference(got, model); what != "" {
+		return diag.New(diag.ClassInput, "export model %q: %s has no form in GGUF that is supported", model.Name, what)
 	}
 	if err := got.Close(); err != nil {
 		return failed(err)
 	}
-	if err := f.Commit(); err != nil {
+	if err := pending.Commit(); err != nil {
 		return failed(err)
 	}
 	return nil
@@ -103,29 +103,29 @@ func difference(got, want *Model) string {
 	if got.Tied != want.Tied {
 		return "a tied head"
 	}
-	a, b := decoderGraph(got), decoderGraph(want)
+	gotGraph, wantGraph := decoderGraph(got), decoderGraph(want)
 	name := func(g *Graph, i int) string {
 		if i < len(g.Sections) {
 			return g.Sections[i].Name
 		}
 		return "nothing"
 	}
-	for i := range max(len(a.Sections), len(b.Sections)) {
-		if name(&a, i) != name(&b, i) || len(a.Sections[i].Nodes) != len(b.Sections[i].Nodes) || a.Sections[i].First != b.Sections[i].First {
-			return fmt.Sprintf("the section %q", name(&b, i))
+	for i := range max(len(gotGraph.Sections), len(wantGraph.Sections)) {
+		if name(&gotGraph, i) != name(&wantGraph, i) || len(gotGraph.Sections[i].Nodes) != len(wantGraph.Sections[i].Nodes) || gotGraph.Sections[i].First != wantGraph.Sections[i].First {
+			return fmt.Sprintf("the section %q", name(&wantGraph, i))
 		}
-		for j, n := range b.Sections[i].Nodes {
-			for k, o := range n.Ops {
-				p := a.Sections[i].Nodes[j].Ops
-				if k >= len(p) || rounded(p[k]) != rounded(o) {
-					return fmt.Sprintf("operator %q of %q", o.Kind, b.Sections[i].Name+"."+n.Name)
+		for j, node := range wantGraph.Sections[i].Nodes {
+			for at, operator := range node.Ops {
+				gotOps := gotGraph.Sections[i].Nodes[j].Ops
+				if at >= len(gotOps) || rounded(gotOps[at]) != rounded(operator) {
+					return fmt.Sprintf("operator %q of %q", operator.Kind, wantGraph.Sections[i].Name+"."+node.Name)
 				}
 			}
 		}
 	}
-	for i := range b.Weights {
-		if w := &b.Weights[i]; !slices.Equal(a.Weight(w.Name).Const, w.Const) || a.Weight(w.Name).Plus != w.Plus {
-			return fmt.Sprintf("weight %q", w.Name)
+	for i := range wantGraph.Weights {
+		if weight := &wantGraph.Weights[i]; !slices.Equal(gotGraph.Weight(weight.Name).Const, weight.Const) || gotGraph.Weight(weight.Name).Plus != weight.Plus {
+			return fmt.Sprintf("weight %q", weight.Name)
 		}
 	}
 	return ""
@@ -133,31 +133,31 @@ func difference(got, want *Model) string {
 
 // rounded is an operator with its numbers as float32, and without the type of the embedding table.
 func rounded(o op.Op) op.Op {
-	for _, v := range []*float64{&o.Eps, &o.Cap, &o.Scale, &o.Amplitude, &o.LongAmplitude, &o.NTK, &o.Jitter} {
-		*v = float64(float32(*v))
+	for _, number := range []*float64{&o.Eps, &o.Cap, &o.Scale, &o.Amplitude, &o.LongAmplitude, &o.NTK, &o.Jitter} {
+		*number = float64(float32(*number))
 	}
 	o.Table = ""
 	return o
 }
 
 // synthGGUF writes synthetic weights as they are drawn, with no directory in between.
-func (m *Model) synthGGUF(ctx context.Context, path string, seed uint64, t op.Type) error {
+func (m *Model) synthGGUF(ctx context.Context, path string, seed uint64, elementType op.Type) error {
 	tensors, _ := m.synthTensors()
 	byName := map[string]*synthTensor{}
-	d := gguf.Directory{Name: fmt.Sprintf("%s, random weights of seed %d", m.Name, seed), Config: m.exportConfig()}
+	directory := gguf.Directory{Name: fmt.Sprintf("%s, random weights of seed %d", m.Name, seed), Config: m.exportConfig()}
 	for i := range tensors {
 		byName[tensors[i].name] = &tensors[i]
-		d.Names = append(d.Names, tensors[i].name)
+		directory.Names = append(directory.Names, tensors[i].name)
 	}
 	tables, channels := newQuantiles(), outlierChannels(m.Hidden)
-	d.Tensor = func(name string) (gguf.Matrix, error) {
-		x, ok := byName[name]
+	directory.Tensor = func(name string) (gguf.Matrix, error) {
+		tensor, ok := byName[name]
 		if !ok {
 			return nil, diag.New(diag.ClassInternal, "synthesise model %q: unknown tensor %q", m.Name, name)
 		}
-		return &drawn{x, seed, tables, channels}, nil
+		return &drawn{tensor, seed, tables, channels}, nil
 	}
-	return exportChecked(ctx, m, path, d, t)
+	return exportChecked(ctx, m, path, directory, elementType)
 }
 
 // drawn is a synthetic tensor whose values are drawn when they are read.
@@ -173,8 +173,8 @@ func (d *drawn) Shape() []int { return d.shape }
 func (d *drawn) Read(dst []float32, row0, row1, col0, col1 int) error {
 	_, cols := matrixShape(d.shape)
 	buf := make([]byte, 2*(col1-col0))
-	for r := row0; r < row1; r++ {
-		d.fill(buf, int64(r)*int64(cols)+int64(col0), d.seed, d.tables, d.channels)
+	for row := row0; row < row1; row++ {
+		d.fill(buf, int64(row)*int64(cols)+int64(col0), d.seed, d.tables, d.channels)
 		for i := range col1 - col0 {
 			dst[i] = fromBF16(buf[2*i:])
 		}

@@ -33,38 +33,38 @@ func (g *Graph) Folds() []FoldGroup {
 	bad := map[string]bool{}               // groups that some section does not permit
 	behind := map[string]map[string]bool{} // by weight of a product: the groups in front of it, "" for none
 	for i := range g.Sections {
-		s := &g.Sections[i]
-		group := make([]string, len(s.Nodes)) // in front of each node
-		for k := range s.Nodes {
-			parts := g.divisible(s, k)
+		section := &g.Sections[i]
+		group := make([]string, len(section.Nodes)) // in front of each node
+		for at := range section.Nodes {
+			parts := g.divisible(section, at)
 			if parts == nil {
 				continue
 			}
 			name := parts[0].Weight
-			readers := s.readers(k, s.Nodes[k].Out[0])
+			readers := section.readers(at, section.Nodes[at].Out[0])
 			j := slices.IndexFunc(out, func(f FoldGroup) bool { return f.Name == name })
 			if j < 0 {
 				j = len(out)
-				out = append(out, FoldGroup{Name: name, Divide: parts, K: s.Nodes[k].Ops[0].N})
+				out = append(out, FoldGroup{Name: name, Divide: parts, K: section.Nodes[at].Ops[0].N})
 			}
 			bad[name] = bad[name] || len(readers) == 0
-			for _, r := range readers {
-				n := &s.Nodes[r]
-				group[r] = name
-				if len(n.Ops) != 1 || !n.Ops[0].HasScheme() || slices.Index(n.In, s.Nodes[k].Out[0]) != 0 {
+			for _, reader := range readers {
+				node := &section.Nodes[reader]
+				group[reader] = name
+				if len(node.Ops) != 1 || !node.Ops[0].HasScheme() || slices.Index(node.In, section.Nodes[at].Out[0]) != 0 {
 					bad[name] = true
 					continue
 				}
-				out[j].Multiply = appendNew(out[j].Multiply, n.W[0])
-				out[j].Readers = appendNew(out[j].Readers, s.Name+"."+n.Name)
+				out[j].Multiply = appendNew(out[j].Multiply, node.W[0])
+				out[j].Readers = appendNew(out[j].Readers, section.Name+"."+node.Name)
 			}
 		}
-		for k, n := range s.Nodes {
-			if len(n.Ops) == 1 && n.Ops[0].HasScheme() {
-				if behind[n.W[0]] == nil {
-					behind[n.W[0]] = map[string]bool{}
+		for at, node := range section.Nodes {
+			if len(node.Ops) == 1 && node.Ops[0].HasScheme() {
+				if behind[node.W[0]] == nil {
+					behind[node.W[0]] = map[string]bool{}
 				}
-				behind[n.W[0]][group[k]] = true
+				behind[node.W[0]][group[at]] = true
 			}
 		}
 	}
@@ -81,34 +81,34 @@ func appendNew(list []string, x string) []string {
 }
 
 // divisible is what divides the result of node k of s by factors, nil where nothing does.
-func (g *Graph) divisible(s *Section, k int) []FoldPart {
-	n := &s.Nodes[k]
-	if len(n.Ops) != 1 {
+func (g *Graph) divisible(section *Section, number int) []FoldPart {
+	node := &section.Nodes[number]
+	if len(node.Ops) != 1 {
 		return nil
 	}
-	switch o := n.Ops[0]; o.Kind {
+	switch operator := node.Ops[0]; operator.Kind {
 	case op.Norm, op.LayerNorm:
-		parts := make([]FoldPart, len(n.W)) // gain, bias
-		for i, w := range n.W {
-			parts[i].Weight = w
+		parts := make([]FoldPart, len(node.W)) // gain, bias
+		for i, name := range node.W {
+			parts[i].Weight = name
 		}
 		return parts
 	case op.GLU:
 		at := -1 // the product that it reads
-		for i := range s.Nodes[:k] {
-			if slices.Contains(s.Nodes[i].Out, n.In[0]) {
+		for i := range section.Nodes[:number] {
+			if slices.Contains(section.Nodes[i].Out, node.In[0]) {
 				at = i
 			}
 		}
-		if at < 0 || len(s.Nodes[at].Ops) != 1 || !s.Nodes[at].Ops[0].HasScheme() || !slices.Equal(s.readers(at, n.In[0]), []int{k}) {
+		if at < 0 || len(section.Nodes[at].Ops) != 1 || !section.Nodes[at].Ops[0].HasScheme() || !slices.Equal(section.readers(at, node.In[0]), []int{number}) {
 			return nil
 		}
 		var parts []FoldPart
-		for _, w := range s.Nodes[at].W { // the matrix and its bias
-			if !slices.Equal(g.Weight(w).Interleave, []int{o.Interleave, o.Interleave}) {
+		for _, name := range section.Nodes[at].W { // the matrix and its bias
+			if !slices.Equal(g.Weight(name).Interleave, []int{operator.Interleave, operator.Interleave}) {
 				return nil // gate and up cannot be told apart
 			}
-			parts = append(parts, FoldPart{Weight: w, Source: 1})
+			parts = append(parts, FoldPart{Weight: name, Source: 1})
 		}
 		return parts
 	}
@@ -119,15 +119,15 @@ func (g *Graph) divisible(s *Section, k int) []FoldPart {
 func (s *Section) readers(k int, value string) []int {
 	var out []int
 	for i := 1; i < len(s.Nodes); i++ {
-		r := (k + i) % len(s.Nodes)
-		if r < k && s.Layers == 0 {
+		reader := (k + i) % len(s.Nodes)
+		if reader < k && s.Layers == 0 {
 			break
 		}
-		n := &s.Nodes[r]
-		if slices.Contains(n.In, value) {
-			out = append(out, r)
+		node := &s.Nodes[reader]
+		if slices.Contains(node.In, value) {
+			out = append(out, reader)
 		}
-		if slices.Contains(n.Out, value) {
+		if slices.Contains(node.Out, value) {
 			break
 		}
 	}

@@ -53,37 +53,37 @@ type Node struct {
 // cache of its own, and all rows have logits, so that the head selects none.
 func (g *Graph) Batch() Graph {
 	out := Graph{Weights: g.Weights}
-	for _, s := range g.Sections {
-		s.Values, s.Nodes = slices.Clone(s.Values), slices.Clone(s.Nodes)
-		for i := range s.Values {
-			s.Values[i].Rows1 = false
+	for _, section := range g.Sections {
+		section.Values, section.Nodes = slices.Clone(section.Values), slices.Clone(section.Nodes)
+		for i := range section.Values {
+			section.Values[i].Rows1 = false
 		}
 		selected := map[string]string{}
-		s.Nodes = slices.DeleteFunc(s.Nodes, func(n Node) bool {
+		section.Nodes = slices.DeleteFunc(section.Nodes, func(n Node) bool {
 			if n.Ops[0].Kind != op.SelectRow {
 				return false
 			}
 			selected[n.Out[0]] = n.In[0]
 			return true
 		})
-		for i := range s.Nodes {
-			n := &s.Nodes[i]
-			n.In, n.Out, n.Ops = slices.Clone(n.In), slices.Clone(n.Out), slices.Clone(n.Ops)
-			for _, names := range [][]string{n.In, n.Out} {
-				for k, v := range names {
-					if all, ok := selected[v]; ok {
-						names[k] = all
+		for i := range section.Nodes {
+			node := &section.Nodes[i]
+			node.In, node.Out, node.Ops = slices.Clone(node.In), slices.Clone(node.Out), slices.Clone(node.Ops)
+			for _, names := range [][]string{node.In, node.Out} {
+				for at, value := range names {
+					if all, ok := selected[value]; ok {
+						names[at] = all
 					}
 				}
 			}
-			for k := range n.Ops {
-				switch o := &n.Ops[k]; o.Kind {
+			for at := range node.Ops {
+				switch operator := &node.Ops[at]; operator.Kind {
 				case op.Rope, op.KVAppend, op.Attention:
-					o.Batch = true
+					operator.Batch = true
 				}
 			}
 		}
-		out.Sections = append(out.Sections, s)
+		out.Sections = append(out.Sections, section)
 	}
 	return out
 }
@@ -91,12 +91,12 @@ func (g *Graph) Batch() Graph {
 // At returns the node's operators for m rows and a context of ctx cached positions.
 func (n *Node) At(m, ctx int) []op.Op {
 	out := make([]op.Op, len(n.Ops))
-	for i, o := range n.Ops {
-		o.M = m
-		if o.Kind == op.Attention {
-			o.Context = ctx
+	for i, operator := range n.Ops {
+		operator.M = m
+		if operator.Kind == op.Attention {
+			operator.Context = ctx
 		}
-		out[i] = o
+		out[i] = operator
 	}
 	return out
 }

@@ -76,8 +76,8 @@ func (m *Model) HasWeights() bool { return m.tensors != nil }
 // Parameters is the number of stored values the graph needs.
 func (m *Model) Parameters() int64 {
 	var n int64
-	for _, s := range m.required() {
-		n += elements(s.shape)
+	for _, needed := range m.required() {
+		n += elements(needed.shape)
 	}
 	return n
 }
@@ -88,18 +88,18 @@ func (m *Model) Tensor(name string) (Tensor, error) {
 	if !m.HasWeights() {
 		return nil, m.noWeights("read tensor %q", name)
 	}
-	t, ok := m.tensors[name]
+	tensor, ok := m.tensors[name]
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "read tensor %q of model %q: not a tensor its graph uses", name, m.Name)
 	}
-	return t, nil
+	return tensor, nil
 }
 
 // Required lists the names of the stored tensors that the graph needs, sorted.
 func (m *Model) Required() []string {
 	var out []string
-	for _, s := range m.required() {
-		out = append(out, s.name)
+	for _, needed := range m.required() {
+		out = append(out, needed.name)
 	}
 	return out
 }
@@ -111,8 +111,8 @@ func (m *Model) StoredTypes() []op.Type {
 		return []op.Type{m.Stored}
 	}
 	bytes := map[op.Type]int{}
-	for _, t := range m.tensors {
-		bytes[t.Type()] += len(t.Data())
+	for _, tensor := range m.tensors {
+		bytes[tensor.Type()] += len(tensor.Data())
 	}
 	return slices.SortedFunc(maps.Keys(bytes), func(a, b op.Type) int {
 		if bytes[a] != bytes[b] {
@@ -131,8 +131,8 @@ func (m *Model) UnreadKeys() []string { return m.unread }
 // Close unmaps the stored tensors. Calling it again does nothing.
 func (m *Model) Close() error {
 	var first error
-	for _, f := range m.files {
-		if err := f.Close(); err != nil && first == nil {
+	for _, file := range m.files {
+		if err := file.Close(); err != nil && first == nil {
 			first = err
 		}
 	}
@@ -187,10 +187,10 @@ func (g *Graph) layers(w *Weight) (out []int) {
 	if !w.PerLayer() {
 		return nil
 	}
-	for _, s := range g.Sections {
-		if slices.ContainsFunc(s.Nodes, func(n Node) bool { return slices.Contains(n.W, w.Name) }) {
-			for l := range s.Layers {
-				out = append(out, s.First+l)
+	for _, section := range g.Sections {
+		if slices.ContainsFunc(section.Nodes, func(n Node) bool { return slices.Contains(n.W, w.Name) }) {
+			for layer := range section.Layers {
+				out = append(out, section.First+layer)
 			}
 		}
 	}
@@ -198,17 +198,17 @@ func (g *Graph) layers(w *Weight) (out []int) {
 }
 
 // eachSource calls f for every tensor that makes up a weight: its source s in a layer, for an expert.
-func (g *Graph) eachSource(f func(w *Weight, s int, name string)) {
+func (g *Graph) eachSource(visit func(w *Weight, s int, name string)) {
 	for i := range g.Weights {
-		w := &g.Weights[i]
-		layers := g.layers(w)
-		if !w.PerLayer() {
+		weight := &g.Weights[i]
+		layers := g.layers(weight)
+		if !weight.PerLayer() {
 			layers = []int{0}
 		}
-		for _, l := range layers {
-			for e := range max(1, w.Experts) {
-				for s, name := range w.Sources(l, e) {
-					f(w, s, name)
+		for _, layer := range layers {
+			for expert := range max(1, weight.Experts) {
+				for source, name := range weight.Sources(layer, expert) {
+					visit(weight, source, name)
 				}
 			}
 		}
@@ -240,8 +240,8 @@ func (w *Weight) sourceShape(i int) []int {
 	cols := w.N
 	if w.Interleave != nil {
 		round := 0
-		for _, c := range w.Interleave {
-			round += c
+		for _, taken := range w.Interleave {
+			round += taken
 		}
 		cols = w.N / round * w.Interleave[i]
 	}
@@ -255,9 +255,9 @@ func (w *Weight) sourceShape(i int) []int {
 }
 
 func elements(shape []int) int64 {
-	n := int64(1)
-	for _, d := range shape {
-		n *= int64(d)
+	count := int64(1)
+	for _, dim := range shape {
+		count *= int64(dim)
 	}
-	return n
+	return count
 }

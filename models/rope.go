@@ -38,24 +38,24 @@ type scaling struct {
 // close reports what was wrong. Keys that the type of scaling does not have are only listed as unread, as
 // the reference implementation does; parameters for each type of layer are refused.
 func (s *scaling) close() {
-	for _, k := range slices.Sorted(maps.Keys(s.keys)) {
-		if s.read[k] {
+	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
+		if s.read[key] {
 			continue
 		}
-		if _, nested := s.keys[k].(map[string]any); nested {
-			s.fail(k, "%s is not supported; supported: one set of parameters for all layers", brief(s.keys[k]))
+		if _, nested := s.keys[key].(map[string]any); nested {
+			s.fail(key, "%s is not supported; supported: one set of parameters for all layers", brief(s.keys[key]))
 		}
-		s.outer.ignore(s.name + "." + k)
+		s.outer.ignore(s.name + "." + key)
 	}
-	for _, e := range s.errs {
-		e.Summary = strings.Replace(e.Summary, `key "`, `key "`+s.name+".", 1)
+	for _, problem := range s.errs {
+		problem.Summary = strings.Replace(problem.Summary, `key "`, `key "`+s.name+".", 1)
 	}
 	s.outer.errs = append(s.outer.errs, s.errs...)
 }
 
 // scaling finds the parameters in the spelling that the file uses; empty ones if in none.
 func (c *config) scaling() *scaling {
-	s := &scaling{config: newConfig(map[string]any{}, c.at), outer: c, name: "rope_parameters"}
+	found := &scaling{config: newConfig(map[string]any{}, c.at), outer: c, name: "rope_parameters"}
 	for _, name := range []string{"rope_parameters", "rope_scaling"} { // the second wins, as in the reference implementation
 		c.read[name] = true
 		if !c.has(name) {
@@ -67,93 +67,93 @@ func (c *config) scaling() *scaling {
 			continue
 		}
 		if len(inner) > 0 {
-			s.config, s.name = newConfig(inner, func(string) string { return c.at(name) }), name
+			found.config, found.name = newConfig(inner, func(string) string { return c.at(name) }), name
 		}
 	}
-	return s
+	return found
 }
 
 // rope reads the rotary positions of heads of headDim in all spellings and scalings that the reference
 // implementation knows for language models.
-func (c *config) rope(headDim, maxContext int, o ropeOptions) rope {
+func (c *config) rope(headDim, maxContext int, assumed ropeOptions) rope {
 	const most = 1e9
 	c.read["original_max_position_embeddings"] = true
-	theta := c.float("rope_theta", o.theta, 1, math.MaxFloat32)
-	s := c.scaling()
-	theta = s.float("rope_theta", theta, 1, math.MaxFloat32)
+	theta := c.float("rope_theta", assumed.theta, 1, math.MaxFloat32)
+	params := c.scaling()
+	theta = params.float("rope_theta", theta, 1, math.MaxFloat32)
 	partial := c.float("partial_rotary_factor", 1, 0, 1)
-	if o.partial > 0 && !c.has("partial_rotary_factor") {
-		partial = o.partial
+	if assumed.partial > 0 && !c.has("partial_rotary_factor") {
+		partial = assumed.partial
 	}
-	partial = s.float("partial_rotary_factor", partial, 0, 1)
+	partial = params.float("partial_rotary_factor", partial, 0, 1)
 	dim := int(float64(headDim) * partial)
 	switch {
-	case o.partial == 0 && partial != 1:
+	case assumed.partial == 0 && partial != 1:
 		c.fail("partial_rotary_factor", "%v is not supported; supported: rotary positions over the whole head", partial)
 		dim = headDim
 	case dim < 2 || dim%2 != 0:
 		c.fail("partial_rotary_factor", "rotates %d of %d elements of a head, want an even number", dim, headDim)
 		dim = 2
 	}
-	kind := s.text("rope_type", s.text("type", "default"))
-	s.read["type"] = true
-	if o.su && (kind == "su" || kind == "yarn") {
+	kind := params.text("rope_type", params.text("type", "default"))
+	params.read["type"] = true
+	if assumed.su && (kind == "su" || kind == "yarn") {
 		kind = "longrope"
 	}
-	r := rope{theta: theta, rows: 1}
+	rotary := rope{theta: theta, rows: 1}
 	if dim != headDim {
-		r.op.RotaryDim = dim
+		rotary.op.RotaryDim = dim
 	}
 	original := func() int {
-		n := maxContext
-		if c.has("original_max_position_embeddings") || o.original > 0 {
-			n = c.dim("original_max_position_embeddings", o.original)
-			s.read["original_max_position_embeddings"] = true
-			return n
+		context := maxContext
+		if c.has("original_max_position_embeddings") || assumed.original > 0 {
+			context = c.dim("original_max_position_embeddings", assumed.original)
+			params.read["original_max_position_embeddings"] = true
+			return context
 		}
-		return s.dim("original_max_position_embeddings", n)
+		return params.dim("original_max_position_embeddings", context)
 	}
 	required := func(key string) float64 {
-		if !s.has(key) {
-			s.fail(key, "missing, want a number")
+		if !params.has(key) {
+			params.fail(key, "missing, want a number")
 		}
-		return s.float(key, 1, 1e-6, most)
+		return params.float(key, 1, 1e-6, most)
 	}
 	base := inverseFrequencies(theta, dim)
-	r.table = base
+	rotary.table = base
 	switch kind {
 	case "default":
 	case "linear":
-		r.stretch = required("factor")
-		f := float32(r.stretch)
+		rotary.stretch = required("factor")
+		factor := float32(rotary.stretch)
 		for i := range base {
-			base[i] /= f
+			base[i] /= factor
 		}
 	case "dynamic":
 		// Sequences longer than the context the model was trained for use a larger base.
-		r.op.NTK, r.op.LongFrom = required("factor"), maxContext
-		r.stretch = r.op.NTK
-		s.read["original_max_position_embeddings"] = true
+		rotary.op.NTK, rotary.op.LongFrom = required("factor"), maxContext
+		rotary.stretch = rotary.op.NTK
+		params.read["original_max_position_embeddings"] = true
 		if dim < 4 {
-			s.fail("rope_type", `"dynamic" rotates %d elements of a head, want at least 4`, dim)
+			params.fail("rope_type", `"dynamic" rotates %d elements of a head, want at least 4`, dim)
 		}
 	case "llama3":
-		r.table = llama3Frequencies(base, required("factor"), required("low_freq_factor"), required("high_freq_factor"), float64(original()))
+		rotary.table = llama3Frequencies(base, required("factor"), required("low_freq_factor"), required("high_freq_factor"), float64(original()))
 	case "yarn":
-		r.table, r.op.Amplitude = s.yarn(base, theta, dim, maxContext, original())
+		rotary.table, rotary.op.Amplitude = params.yarn(base, theta, dim, maxContext, original())
 	case "longrope":
-		c.longrope(s, &r, dim, maxContext, original(), o)
+		c.longrope(params, &rotary, dim, maxContext, original(), assumed)
 	default:
-		s.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
+		params.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
 	}
-	s.close()
-	for _, f := range r.table {
-		if !(f >= 0 && f <= math.MaxFloat32) {
-			c.fail(s.name, "gives the frequency %v, want finite numbers", f)
+	params.close()
+	for _, frequency := range rotary.table {
+		if !(frequency >= 0 && frequency <= math.MaxFloat32) {
+			c.fail(params.name, "gives the frequency %v, want finite numbers", frequency)
 			break
 		}
 	}
-	return r
+	return rotary
 }
 
 // inverseFrequencies returns 1/theta^(2i/dim) for i < dim/2, rounded to float32 after the quotient
@@ -175,15 +175,15 @@ func power(theta float64, i, dim int) float32 {
 // near it in part.
 func llama3Frequencies(base []float32, factor, low, high, original float64) []float32 {
 	out := slices.Clone(base)
-	for i, f := range base {
-		wave := 2 * math.Pi / float64(f)
+	for i, frequency := range base {
+		wave := 2 * math.Pi / float64(frequency)
 		switch {
 		case wave < original/high:
 		case wave > original/low:
-			out[i] = f / float32(factor)
+			out[i] = frequency / float32(factor)
 		default:
 			smooth := float32((original/wave - low) / (high - low))
-			out[i] = float32((1-smooth)*f/float32(factor)) + float32(smooth*f)
+			out[i] = float32((1-smooth)*frequency/float32(factor)) + float32(smooth*frequency)
 		}
 	}
 	return out
@@ -224,54 +224,54 @@ func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original 
 		hi += 0.001
 	}
 	out := slices.Clone(base)
-	for i, f := range base {
+	for i, frequency := range base {
 		keep := 1 - min(1, max(0, float32((float64(i)-lo)/(hi-lo))))
 		slowed := 1 / float32(float32(factor)*power(theta, i, dim))
-		out[i] = float32(slowed*(1-keep)) + float32(f*keep)
+		out[i] = float32(slowed*(1-keep)) + float32(frequency*keep)
 	}
 	return out, amplitude
 }
 
 // longrope divides every frequency by a factor of its own, others for sequences beyond the original context.
-func (c *config) longrope(s *scaling, r *rope, dim, maxContext, original int, o ropeOptions) {
+func (c *config) longrope(params *scaling, rotary *rope, dim, maxContext, original int, assumed ropeOptions) {
 	factors := func(key string) []float32 {
-		list := s.list(key)
+		list := params.list(key)
 		out := make([]float32, dim/2)
 		if len(list) != len(out) {
-			s.fail(key, "got %d numbers, want %d, half the rotated elements of a head", len(list), len(out))
+			params.fail(key, "got %d numbers, want %d, half the rotated elements of a head", len(list), len(out))
 			return out
 		}
-		for i, v := range list {
-			f, ok := v.(float64)
-			if n, isInt := v.(int64); isInt {
-				f, ok = float64(n), true
+		for i, element := range list {
+			factor, ok := element.(float64)
+			if integer, isInt := element.(int64); isInt {
+				factor, ok = float64(integer), true
 			}
-			if !ok || !(f >= 1e-6 && f <= 1e9) {
-				s.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(v))
+			if !ok || !(factor >= 1e-6 && factor <= 1e9) {
+				params.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(element))
 			}
-			out[i] = float32(f)
+			out[i] = float32(factor)
 		}
 		return out
 	}
 	short, long := factors("short_factor"), factors("long_factor")
 	amplitude := 1.0
-	if factor := s.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9); factor > 1 && original > 1 {
+	if factor := params.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9); factor > 1 && original > 1 {
 		amplitude = math.Sqrt(1 + math.Log(factor)/math.Log(float64(original)))
 	}
-	amplitude = s.float("attention_factor", amplitude, 1e-6, 1e6)
-	r.op.LongFrom, r.op.Amplitude, r.op.LongAmplitude = original, amplitude, amplitude
-	if o.mscale {
-		r.op.Amplitude, r.op.LongAmplitude = s.float("short_mscale", 1, 1e-6, 1e6), s.float("long_mscale", 1, 1e-6, 1e6)
+	amplitude = params.float("attention_factor", amplitude, 1e-6, 1e6)
+	rotary.op.LongFrom, rotary.op.Amplitude, rotary.op.LongAmplitude = original, amplitude, amplitude
+	if assumed.mscale {
+		rotary.op.Amplitude, rotary.op.LongAmplitude = params.float("short_mscale", 1, 1e-6, 1e6), params.float("long_mscale", 1, 1e-6, 1e6)
 		for _, key := range []string{"short_mscale", "long_mscale"} {
-			if !s.has(key) {
-				s.fail(key, "missing, want a number")
+			if !params.has(key) {
+				params.fail(key, "missing, want a number")
 			}
 		}
 	}
-	r.rows, r.table = 2, nil
+	rotary.rows, rotary.table = 2, nil
 	for _, list := range [][]float32{short, long} {
-		for i, f := range list {
-			r.table = append(r.table, 1/float32(f*power(r.theta, i, dim)))
+		for i, factor := range list {
+			rotary.table = append(rotary.table, 1/float32(factor*power(rotary.theta, i, dim)))
 		}
 	}
 }

@@ -65,18 +65,18 @@ const (
 
 // role finds out what a weight does from the nodes that use it.
 func (g *Graph) role(w *Weight) role {
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			at := slices.Index(n.W, w.Name)
+	for _, section := range g.Sections {
+		for _, node := range section.Nodes {
+			at := slices.Index(node.W, w.Name)
 			if at < 0 {
 				continue
 			}
 			var kind op.Kind
 			var name string
-			for _, o := range n.Ops {
-				for _, r := range o.Sig().W {
+			for _, operator := range node.Ops {
+				for _, weightRole := range operator.Sig().W {
 					if at == 0 {
-						kind, name = o.Kind, r
+						kind, name = operator.Kind, weightRole
 					}
 					at--
 				}
@@ -90,7 +90,7 @@ func (g *Graph) role(w *Weight) role {
 				return gain
 			case name == "bias":
 				return bias
-			case s.addsToResidual(n.Out[0]):
+			case section.addsToResidual(node.Out[0]):
 				return residual
 			}
 			return projection
@@ -101,15 +101,15 @@ func (g *Graph) role(w *Weight) role {
 
 // addsToResidual reports whether a value reaches an addition with nothing but sums, gates and norms between.
 func (s *Section) addsToResidual(value string) bool {
-	for _, n := range s.Nodes {
-		if !slices.Contains(n.In, value) || slices.Contains(n.Out, value) {
+	for _, node := range s.Nodes {
+		if !slices.Contains(node.In, value) || slices.Contains(node.Out, value) {
 			continue
 		}
-		switch n.Ops[0].Kind {
+		switch node.Ops[0].Kind {
 		case op.Add:
 			return true
 		case op.Combine, op.Gate, op.Norm, op.LayerNorm:
-			if n.In[0] == value && s.addsToResidual(n.Out[0]) {
+			if node.In[0] == value && s.addsToResidual(node.Out[0]) {
 				return true
 			}
 		}
@@ -132,21 +132,21 @@ type synthTensor struct {
 // depend on seed alone. It has no tokenizer, and config.json says that it is synthetic. The directory
 // appears complete or not at all; one that exists and is not empty is refused. A name that ends in .gguf
 // is written as a GGUF file with matrices of type t instead.
-func Synth(ctx context.Context, m *Model, dir string, seed uint64, t op.Type) (err error) {
-	if m.Dir != "" {
-		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", m.Name).WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
+func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementType op.Type) (err error) {
+	if model.Dir != "" {
+		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", model.Name).WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
 	}
 	failed := func(err error) error {
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", m.Name, err)
+			return diag.New(diag.ClassInterrupted, "synthesise model %q: %w", model.Name, err)
 		}
-		return diag.New(diag.ClassIO, "synthesise model %q: %w", m.Name, err)
+		return diag.New(diag.ClassIO, "synthesise model %q: %w", model.Name, err)
 	}
 	if isGGUF(dir) {
-		return m.synthGGUF(ctx, dir, seed, t)
+		return model.synthGGUF(ctx, dir, seed, elementType)
 	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", m.Name, dir).WithHint("remove it, or give another one")
+		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", model.Name, dir).WithHint("remove it, or give another one")
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return failed(err)
 	}
@@ -166,7 +166,7 @@ func Synth(ctx context.Context, m *Model, dir string, seed uint64, t op.Type) (e
 	if err := os.Mkdir(whole, 0o777); err != nil { // what the user's umask leaves
 		return failed(err)
 	}
-	if err := m.synthFiles(ctx, whole, seed); err != nil {
+	if err := model.synthFiles(ctx, whole, seed); err != nil {
 		return failed(err)
 	}
 	if err := os.Rename(whole, abs); err != nil {
@@ -182,9 +182,9 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 	tensors, shards := m.synthTensors()
 	files := make([]*os.File, len(shards))
 	defer func() {
-		for _, f := range files {
-			if f != nil {
-				f.Close()
+		for _, file := range files {
+			if file != nil {
+				file.Close()
 			}
 		}
 	}()
@@ -206,13 +206,13 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 			return err
 		}
 		at := map[string]int64{}
-		for j, t := range shard {
-			at[t.Name], index[t.Name] = offsets[j], name
-			total += 2 * elements(t.Shape)
+		for j, tensor := range shard {
+			at[tensor.Name], index[tensor.Name] = offsets[j], name
+			total += 2 * elements(tensor.Shape)
 		}
 		for j := range tensors {
-			if t := &tensors[j]; t.file == i {
-				t.offset = at[t.name]
+			if tensor := &tensors[j]; tensor.file == i {
+				tensor.offset = at[tensor.name]
 			}
 		}
 	}
@@ -238,20 +238,20 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		t, from := jobs[i].t, jobs[i].from
-		buf := make([]byte, 2*min(synthChunk, elements(t.shape)-from))
-		t.fill(buf, from, seed, tables, channels)
-		_, err := files[t.file].WriteAt(buf, t.offset+2*from)
+		tensor, from := jobs[i].t, jobs[i].from
+		buf := make([]byte, 2*min(synthChunk, elements(tensor.shape)-from))
+		tensor.fill(buf, from, seed, tables, channels)
+		_, err := files[tensor.file].WriteAt(buf, tensor.offset+2*from)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	for i, f := range files {
-		if err := f.Sync(); err != nil {
+	for i, file := range files {
+		if err := file.Sync(); err != nil {
 			return err
 		}
-		if err := f.Close(); err != nil {
+		if err := file.Close(); err != nil {
 			return err
 		}
 		files[i] = nil
@@ -279,30 +279,30 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 	var out []synthTensor
 	var shards [][]safetensors.Tensor
 	size := int64(maxShardBytes)
-	for _, s := range m.required() {
-		n := 2 * elements(s.shape)
-		if size+n > maxShardBytes {
+	for _, needed := range m.required() {
+		bytes := 2 * elements(needed.shape)
+		if size+bytes > maxShardBytes {
 			shards, size = append(shards, nil), 0
 		}
-		size += n
+		size += bytes
 		last := len(shards) - 1
-		shards[last] = append(shards[last], safetensors.Tensor{Name: s.name, Type: op.BF16, Shape: s.shape})
-		out = append(out, synthTensor{name: s.name, shape: s.shape, role: roles[s.name], plus: plus[s.name], fanIn: fanIn[s.name], file: last})
+		shards[last] = append(shards[last], safetensors.Tensor{Name: needed.name, Type: op.BF16, Shape: needed.shape})
+		out = append(out, synthTensor{name: needed.name, shape: needed.shape, role: roles[needed.name], plus: plus[needed.name], fanIn: fanIn[needed.name], file: last})
 	}
 	return out, shards
 }
 
 // fill writes values [from, from+len(buf)/2) as bf16. Value i is drawn by 16 bits of the i/4-th word
 // of the tensor's own random sequence, so that chunks need no common state.
-func (t *synthTensor) fill(buf []byte, from int64, seed uint64, q *quantiles, channels []int) {
+func (t *synthTensor) fill(buf []byte, from int64, seed uint64, tables *quantiles, channels []int) {
 	if t.role == gain || t.role == headGain {
 		for i := range len(buf) / 2 {
-			v := 1.0
-			if c := slices.Index(channels, int(from)+i); c >= 0 && t.role == gain {
-				v = outlierGains[c]
+			value := 1.0
+			if channel := slices.Index(channels, int(from)+i); channel >= 0 && t.role == gain {
+				value = outlierGains[channel]
 			}
-			v -= float64(t.plus)
-			binary.LittleEndian.PutUint16(buf[2*i:], toBF16(v))
+			value -= float64(t.plus)
+			binary.LittleEndian.PutUint16(buf[2*i:], toBF16(value))
 		}
 		return
 	}
@@ -313,10 +313,10 @@ func (t *synthTensor) fill(buf []byte, from int64, seed uint64, q *quantiles, ch
 	case residual:
 		scale *= residualScale
 	}
-	plain := q.scaled(scale)
+	plain := tables.scaled(scale)
 	outlier := plain
 	if t.role == residual {
-		outlier = q.scaled(scale * outlierRowScale)
+		outlier = tables.scaled(scale * outlierRowScale)
 	}
 	key := sha256.Sum256(fmt.Appendf(nil, "hetc.synth/1 %d %s", seed, t.name))
 	state := binary.LittleEndian.Uint64(key[:])
@@ -352,13 +352,13 @@ type quantiles struct {
 }
 
 func newQuantiles() *quantiles {
-	q := &quantiles{byScale: map[float64]*[1 << 16]uint16{}}
-	half := len(q.values) / 2
+	tables := &quantiles{byScale: map[float64]*[1 << 16]uint16{}}
+	half := len(tables.values) / 2
 	for i := range half {
-		v := math.Sqrt2 * math.Erfinv((float64(i)+0.5)/float64(half))
-		q.values[half+i], q.values[half-1-i] = v, -v
+		value := math.Sqrt2 * math.Erfinv((float64(i)+0.5)/float64(half))
+		tables.values[half+i], tables.values[half-1-i] = value, -value
 	}
-	return q
+	return tables
 }
 
 // scaled returns the table times scale as bf16.
@@ -368,8 +368,8 @@ func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
 	out := q.byScale[scale]
 	if out == nil {
 		out = new([1 << 16]uint16)
-		for i, v := range q.values {
-			out[i] = toBF16(v * scale)
+		for i, value := range q.values {
+			out[i] = toBF16(value * scale)
 		}
 		q.byScale[scale] = out
 	}
@@ -378,8 +378,8 @@ func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
 
 // toBF16 rounds a finite value to nearest, ties to even.
 func toBF16(v float64) uint16 {
-	b := math.Float32bits(float32(v))
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
+	bits := math.Float32bits(float32(v))
+	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
 func writeJSON(path string, v any) error {
@@ -387,15 +387,15 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.Create(path)
+	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if _, err := f.Write(append(data, '\n')); err != nil {
+	defer file.Close()
+	if _, err := file.Write(append(data, '\n')); err != nil {
 		return err
 	}
-	return f.Sync()
+	return file.Sync()
 }
 
 func fromBF16(b []byte) float32 {

@@ -41,12 +41,12 @@ func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
 	if row0 < 0 || row1 > rows || col0 < 0 || col1 > cols || row0 > row1 || col0 > col1 || len(dst) != (row1-row0)*(col1-col0) {
 		return diag.New(diag.ClassInternal, "read tensor %q: rows %d:%d, columns %d:%d of [%d,%d] to %d values", p.t.Name, row0, row1, col0, col1, rows, cols, len(dst))
 	}
-	n := col1 - col0
-	for r := row0; r < row1; r++ {
-		if err := p.t.Floats(dst[:n], r*cols+col0); err != nil {
+	width := col1 - col0
+	for row := row0; row < row1; row++ {
+		if err := p.t.Floats(dst[:width], row*cols+col0); err != nil {
 			return fmt.Errorf("tensor %q: %w", p.t.Name, err)
 		}
-		dst = dst[n:]
+		dst = dst[width:]
 	}
 	return nil
 }
@@ -54,11 +54,11 @@ func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
 // matrixShape is the number of rows and columns of a stored tensor.
 func matrixShape(shape []int) (rows, cols int) {
 	rows, cols = 1, 1
-	for i, d := range shape {
+	for i, dim := range shape {
 		if i == len(shape)-1 {
-			cols = d
+			cols = dim
 		} else {
-			rows *= d
+			rows *= dim
 		}
 	}
 	return rows, cols

@@ -42,7 +42,7 @@ func (m *Model) TokenizerFiles() (map[string][]byte, error) {
 		return out, nil
 	}
 	var template []byte
-	for _, f := range []struct {
+	for _, file := range []struct {
 		name string
 		put  func([]byte)
 	}{
@@ -50,9 +50,9 @@ func (m *Model) TokenizerFiles() (map[string][]byte, error) {
 		{tokenizerConfigName, func(b []byte) { out["config"] = b }},
 		{templateName, func(b []byte) { template = b }},
 	} {
-		data, err := wholefile.Read(filepath.Join(m.Dir, f.name), maxTokenizerBytes)
+		data, err := wholefile.Read(filepath.Join(m.Dir, file.name), maxTokenizerBytes)
 		if err == nil {
-			f.put(data)
+			file.put(data)
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return fail(err)
 		}

@@ -8,7 +8,7 @@ type architecture struct {
 	name    string   // metadata key general.architecture
 	classes []string // Hugging Face classes written as this architecture; a file yields the first that fits
 	model   string   // model_type of the first class
-	pairs   []pair
+	pairs   []namePair
 
 	rotaryPairs bool   // rows of q and k are stored as rotary pairs (see rotaryPair)
 	plusOne     bool   // norm weights are stored plus one
@@ -20,38 +20,38 @@ type architecture struct {
 }
 
 // pair is one tensor in both worlds. Those ending in .bias and norms are vectors.
-type pair struct {
+type namePair struct {
 	stored, hf string
 	optional   bool
 }
 
-func (p pair) vector() bool {
+func (p namePair) vector() bool {
 	return strings.HasSuffix(p.hf, ".bias") || p.norm()
 }
 
-func (p pair) norm() bool { return strings.Contains(p.hf, "norm") }
+func (p namePair) norm() bool { return strings.Contains(p.hf, "norm") }
 
 // router tensors choose experts; they are never quantised.
-func (p pair) router() bool { return strings.Contains(p.stored, "_gate_inp") }
+func (p namePair) router() bool { return strings.Contains(p.stored, "_gate_inp") }
 
-func (p pair) perLayer() bool  { return strings.Contains(p.stored, "{l}") }
-func (p pair) perExpert() bool { return strings.Contains(p.hf, "{e}") }
+func (p namePair) perLayer() bool  { return strings.Contains(p.stored, "{l}") }
+func (p namePair) perExpert() bool { return strings.Contains(p.hf, "{e}") }
 
 // pairs parses lines "stored hf", names without their {l} prefixes where they begin with a dot; a
 // question mark after the stored name makes it optional.
-func pairs(groups ...string) []pair {
-	var out []pair
+func pairs(groups ...string) []namePair {
+	var out []namePair
 	for line := range strings.Lines(strings.Join(groups, "\n")) {
-		f := strings.Fields(line)
-		if len(f) != 2 {
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
 			continue
 		}
-		stored, optional := strings.CutSuffix(f[0], "?")
-		p := pair{stored, f[1], optional}
-		if rest, ok := strings.CutPrefix(p.stored, "."); ok {
-			p.stored, p.hf = "blk.{l}."+rest, "model.layers.{l}"+p.hf
+		stored, optional := strings.CutSuffix(fields[0], "?")
+		pair := namePair{stored, fields[1], optional}
+		if rest, ok := strings.CutPrefix(pair.stored, "."); ok {
+			pair.stored, pair.hf = "blk.{l}."+rest, "model.layers.{l}"+pair.hf
 		}
-		out = append(out, p)
+		out = append(out, pair)
 	}
 	return out
 }
@@ -190,9 +190,9 @@ func (a *architecture) epsKeys() (hf, stored string) {
 // architectureNames lists the names of GGUF architectures, each once.
 func architectureNames() string {
 	var out []string
-	for i, a := range architectures {
-		if i == 0 || a.name != architectures[i-1].name {
-			out = append(out, a.name)
+	for i, arch := range architectures {
+		if i == 0 || arch.name != architectures[i-1].name {
+			out = append(out, arch.name)
 		}
 	}
 	return strings.Join(out, ", ")

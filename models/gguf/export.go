@@ -38,32 +38,32 @@ func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 }
 
 // plan is what Export writes.
-func plan(d *Directory, t op.Type) ([]KV, []Source, error) {
-	fileType, ok := fileTypes[t]
+func plan(directory *Directory, elementType op.Type) ([]KV, []Source, error) {
+	fileType, ok := fileTypes[elementType]
 	if !ok {
-		return nil, nil, diag.New(diag.ClassUsage, "type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t)
+		return nil, nil, diag.New(diag.ClassUsage, "type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", elementType)
 	}
-	c := &exportConfig{keys: d.Config}
-	a, err := c.architecture()
+	cfg := &exportConfig{keys: directory.Config}
+	arch, err := cfg.architecture()
 	if err != nil {
 		return nil, nil, err
 	}
-	metadata := []KV{{"general.architecture", a.name}, {"general.type", "model"}}
-	if d.Name != "" {
-		metadata = append(metadata, KV{"general.name", d.Name})
+	metadata := []KV{{"general.architecture", arch.name}, {"general.type", "model"}}
+	if directory.Name != "" {
+		metadata = append(metadata, KV{"general.name", directory.Name})
 	}
 	metadata = append(metadata, KV{"general.quantization_version", uint32(2)}, KV{"general.file_type", fileType})
-	c.metadata(a)
-	if err := c.errs.Err(); err != nil {
+	cfg.metadata(arch)
+	if err := cfg.errs.Err(); err != nil {
 		return nil, nil, err
 	}
-	metadata = append(metadata, c.out...)
-	tokenizer, err := c.tokenizer(d)
+	metadata = append(metadata, cfg.out...)
+	tokenizer, err := cfg.tokenizer(directory)
 	if err != nil {
 		return nil, nil, err
 	}
 	metadata = append(metadata, tokenizer...)
-	tensors, err := c.sources(a, d, t)
+	tensors, err := cfg.sources(arch, directory, elementType)
 	return metadata, tensors, err
 }
 
@@ -104,12 +104,12 @@ func (c *exportConfig) int(key string, def, lo, hi int) int {
 	if c.keys[key] == nil && def >= 0 {
 		return def
 	}
-	x, ok := c.number(key)
-	if !ok || x != math.Trunc(x) || x < float64(lo) || x > float64(hi) {
+	number, ok := c.number(key)
+	if !ok || number != math.Trunc(number) || number < float64(lo) || number > float64(hi) {
 		c.fail(key, "got %s, want an integer in %d..%d", brief(c.keys[key]), lo, hi)
 		return lo
 	}
-	return int(x)
+	return int(number)
 }
 
 // float reads a number in [lo, hi].
@@ -117,29 +117,29 @@ func (c *exportConfig) float(key string, def, lo, hi float64) float64 {
 	if c.keys[key] == nil {
 		return def
 	}
-	x, ok := c.number(key)
-	if !ok || !(x >= lo && x <= hi) {
+	number, ok := c.number(key)
+	if !ok || !(number >= lo && number <= hi) {
 		c.fail(key, "got %s, want a number from %v to %v", brief(c.keys[key]), lo, hi)
 		return lo
 	}
-	return x
+	return number
 }
 
-func (c *exportConfig) flag(key string) bool { b, _ := c.keys[key].(bool); return b }
+func (c *exportConfig) flag(key string) bool { on, _ := c.keys[key].(bool); return on }
 
 // architecture finds the GGUF architecture of the configuration's class.
 func (c *exportConfig) architecture() (*architecture, error) {
 	list, _ := c.keys["architectures"].([]any)
 	var classes []string
 	for i := range architectures {
-		a := &architectures[i]
-		if a.name == "internlm2" { // its files are read as llama, so llama is what is written
+		arch := &architectures[i]
+		if arch.name == "internlm2" { // its files are read as llama, so llama is what is written
 			continue
 		}
-		for _, class := range a.classes {
+		for _, class := range arch.classes {
 			if len(list) == 1 && list[0] == class {
-				c.arch, c.class = a.name, class
-				return a, nil
+				c.arch, c.class = arch.name, class
+				return arch, nil
 			}
 			classes = append(classes, class)
 		}
@@ -149,7 +149,7 @@ func (c *exportConfig) architecture() (*architecture, error) {
 }
 
 // metadata translates the configuration.
-func (c *exportConfig) metadata(a *architecture) {
+func (c *exportConfig) metadata(arch *architecture) {
 	c.layers = c.int("num_hidden_layers", -1, 1, maxLayers)
 	hidden := c.int("hidden_size", -1, 1, maxDim)
 	c.heads = c.int("num_attention_heads", -1, 1, maxDim)
@@ -160,9 +160,9 @@ func (c *exportConfig) metadata(a *architecture) {
 	ffn := c.int("intermediate_size", -1, 1, maxDim)
 	c.tied = c.flag("tie_word_embeddings")
 	if c.keys["tie_word_embeddings"] == nil {
-		c.tied = a.plusOne // Gemma's default
+		c.tied = arch.plusOne // Gemma's default
 	}
-	if a.plusOne && !c.tied {
+	if arch.plusOne && !c.tied {
 		c.fail("tie_word_embeddings", "false has no form in GGUF for this architecture")
 	}
 	c.put("block_count", uint32(c.layers))
@@ -174,23 +174,23 @@ func (c *exportConfig) metadata(a *architecture) {
 	c.put("attention.key_length", uint32(headDim))
 	c.put("attention.value_length", uint32(headDim))
 	c.put("vocab_size", uint32(c.vocab))
-	from, to := a.epsKeys()
+	from, to := arch.epsKeys()
 	c.put(to, float32(c.float(from, 1e-6, 0, 1)))
-	c.rope(a, headDim, context)
-	c.activation(a)
-	c.window(a)
-	if a.experts {
-		c.moe(a)
+	c.rope(arch, headDim, context)
+	c.activation(arch)
+	c.window(arch)
+	if arch.experts {
+		c.moe(arch)
 	}
-	if a.model == "gemma2" {
+	if arch.model == "gemma2" {
 		c.cap("attn_logit_softcapping", 50)
 		c.cap("final_logit_softcapping", 30)
 		implied := headDim
 		if c.layers == 46 {
 			implied = hidden / c.heads
 		}
-		if q := c.int("query_pre_attn_scalar", 256, 1, maxDim); q != implied {
-			c.put("attention.scale", float32(1/math.Sqrt(float64(q))))
+		if scalar := c.int("query_pre_attn_scalar", 256, 1, maxDim); scalar != implied {
+			c.put("attention.scale", float32(1/math.Sqrt(float64(scalar))))
 		}
 	} else {
 		for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
@@ -199,7 +199,7 @@ func (c *exportConfig) metadata(a *architecture) {
 			}
 		}
 	}
-	if a.model == "phi" && c.flag("qk_layernorm") {
+	if arch.model == "phi" && c.flag("qk_layernorm") {
 		c.fail("qk_layernorm", "true has no form in GGUF")
 	}
 	c.ends()
@@ -207,15 +207,15 @@ func (c *exportConfig) metadata(a *architecture) {
 
 // cap writes a soft cap; readers assume one, and a null, which means none, has no form.
 func (c *exportConfig) cap(key string, def float64) {
-	x, ok := c.number(key)
+	limit, ok := c.number(key)
 	if _, said := c.keys[key]; !said {
-		x, ok = def, true
+		limit, ok = def, true
 	}
-	if !ok || x <= 0 {
+	if !ok || limit <= 0 {
 		c.fail(key, "got %s, want a positive number: readers of GGUF always cap in this architecture", brief(c.keys[key]))
 		return
 	}
-	c.put(key, float32(x))
+	c.put(key, float32(limit))
 }
 
 func (c *exportConfig) activation(a *architecture) {
@@ -227,17 +227,17 @@ func (c *exportConfig) activation(a *architecture) {
 		want = append(want, "gelu")
 	}
 	for _, key := range []string{"hidden_activation", "hidden_act"} {
-		if v, ok := c.keys[key].(string); ok {
-			if !slices.Contains(want, v) {
-				c.fail(key, "%q has no form in GGUF for this architecture; supported: %s", v, want[0])
+		if name, ok := c.keys[key].(string); ok {
+			if !slices.Contains(want, name) {
+				c.fail(key, "%q has no form in GGUF for this architecture; supported: %s", name, want[0])
 			}
 			return
 		}
 	}
 }
 
-func (c *exportConfig) moe(a *architecture) {
-	key := a.countKey()
+func (c *exportConfig) moe(arch *architecture) {
+	key := arch.countKey()
 	for _, other := range []string{"num_local_experts", "num_experts"} {
 		if c.keys[key] == nil {
 			key = other
@@ -246,16 +246,16 @@ func (c *exportConfig) moe(a *architecture) {
 	c.experts = c.int(key, -1, 1, maxExperts)
 	c.put("expert_count", uint32(c.experts))
 	c.put("expert_used_count", uint32(c.int("num_experts_per_tok", -1, 1, c.experts)))
-	switch a.model {
+	switch arch.model {
 	case "qwen2_moe", "qwen3_moe":
 		c.put("expert_feed_forward_length", uint32(c.int("moe_intermediate_size", -1, 1, maxDim)))
 		if list, _ := c.keys["mlp_only_layers"].([]any); len(list) > 0 {
 			c.fail("mlp_only_layers", "%s has no form in GGUF: every layer has experts", brief(c.keys["mlp_only_layers"]))
 		}
-		if n := c.int("decoder_sparse_step", 1, 1, maxLayers); n != 1 {
-			c.fail("decoder_sparse_step", "%d has no form in GGUF: every layer has experts", n)
+		if step := c.int("decoder_sparse_step", 1, 1, maxLayers); step != 1 {
+			c.fail("decoder_sparse_step", "%d has no form in GGUF: every layer has experts", step)
 		}
-		if a.model == "qwen2_moe" {
+		if arch.model == "qwen2_moe" {
 			c.put("expert_shared_feed_forward_length", uint32(c.int("shared_expert_intermediate_size", -1, 1, maxDim)))
 		}
 	case "olmoe":
@@ -266,34 +266,34 @@ func (c *exportConfig) moe(a *architecture) {
 		return
 	}
 	// Readers have their own opinion for each architecture; it is written where it differs.
-	if norm := c.flag("norm_topk_prob"); norm != (a.model == "qwen3_moe") {
+	if norm := c.flag("norm_topk_prob"); norm != (arch.model == "qwen3_moe") {
 		c.put("expert_weights_norm", norm)
 	}
 }
 
 // window writes the sliding window; a list of layer types says which layers have it.
-func (c *exportConfig) window(a *architecture) {
+func (c *exportConfig) window(arch *architecture) {
 	def := 0
-	if _, said := c.keys["sliding_window"]; !said && (a.model == "gemma2" || c.class == "MistralForCausalLM") {
+	if _, said := c.keys["sliding_window"]; !said && (arch.model == "gemma2" || c.class == "MistralForCausalLM") {
 		def = 4096
 	}
 	size := c.int("sliding_window", def, 0, math.MaxInt32)
 	types, _ := c.keys["layer_types"].([]any)
 	sliding := make([]bool, len(types))
 	some, all := false, true
-	for i, t := range types {
-		switch t {
+	for i, layerType := range types {
+		switch layerType {
 		case "sliding_attention":
 			sliding[i], some = true, true
 		case "full_attention":
 			all = false
 		default:
-			c.fail("layer_types", "%s has no form in GGUF", brief(t))
+			c.fail("layer_types", "%s has no form in GGUF", brief(layerType))
 			return
 		}
 	}
 	switch {
-	case a.model == "gemma2":
+	case arch.model == "gemma2":
 		c.put("attention.sliding_window", uint32(size))
 		for i := range sliding {
 			if sliding[i] != (i%2 == 0) {
@@ -302,10 +302,10 @@ func (c *exportConfig) window(a *architecture) {
 			}
 		}
 		return
-	case size == 0, strings.HasPrefix(a.model, "qwen") && !c.flag("use_sliding_window"), len(types) > 0 && !some:
+	case size == 0, strings.HasPrefix(arch.model, "qwen") && !c.flag("use_sliding_window"), len(types) > 0 && !some:
 		return
 	}
-	if len(types) == 0 && strings.HasPrefix(a.model, "qwen") {
+	if len(types) == 0 && strings.HasPrefix(arch.model, "qwen") {
 		// Without a list the layers below max_window_layers attend to everything.
 		full := c.int("max_window_layers", 28, 0, maxLayers)
 		for i := range c.layers {
@@ -330,13 +330,13 @@ func (c *exportConfig) ends() {
 			list = []any{c.keys[key]}
 		}
 		var out []uint32
-		for _, v := range list {
-			x, ok := number(v)
-			if !ok || x != math.Trunc(x) || x < 0 || x >= float64(c.vocab) {
+		for _, element := range list {
+			id, ok := number(element)
+			if !ok || id != math.Trunc(id) || id < 0 || id >= float64(c.vocab) {
 				c.fail(key, "got %s, want token ids below vocab_size %d", brief(c.keys[key]), c.vocab)
 				return nil
 			}
-			out = append(out, uint32(x))
+			out = append(out, uint32(id))
 		}
 		return out
 	}
@@ -355,84 +355,84 @@ func (c *exportConfig) ends() {
 }
 
 // tokenizer translates the tokenizer, if there is one.
-func (c *exportConfig) tokenizer(d *Directory) ([]KV, error) {
-	if d.Tokenizer == nil {
+func (c *exportConfig) tokenizer(directory *Directory) ([]KV, error) {
+	if directory.Tokenizer == nil {
 		return []KV{{"tokenizer.ggml.model", "no_vocab"}}, nil
 	}
-	v, err := exportVocab(d.Tokenizer, d.TokenizerConfig, c.vocab)
+	vocab, err := exportVocab(directory.Tokenizer, directory.TokenizerConfig, c.vocab)
 	if err != nil {
 		return nil, err
 	}
-	out := v.metadata()
+	out := vocab.metadata()
 	has := func(key string) bool {
 		return slices.ContainsFunc(c.out, func(kv KV) bool { return kv.Key == key })
 	}
-	for _, s := range []struct {
+	for _, special := range []struct {
 		key string
 		id  int
-	}{{"tokenizer.ggml.bos_token_id", v.bos}, {"tokenizer.ggml.eos_token_id", v.eos}} {
-		if s.id >= 0 && !has(s.key) {
-			out = append(out, KV{s.key, uint32(s.id)})
+	}{{"tokenizer.ggml.bos_token_id", vocab.bos}, {"tokenizer.ggml.eos_token_id", vocab.eos}} {
+		if special.id >= 0 && !has(special.key) {
+			out = append(out, KV{special.key, uint32(special.id)})
 		}
 	}
-	templates, err := exportTemplates(d)
+	templates, err := exportTemplates(directory)
 	return append(out, templates...), err
 }
 
 // sources lists the tensors in the order in which they are written: the embedding, the layers, the head.
-func (c *exportConfig) sources(a *architecture, d *Directory, t op.Type) ([]Source, error) {
-	x := &exporter{c: c, a: a, d: d, t: t, left: map[string]bool{}}
-	for _, n := range d.Names {
-		x.left[n] = true
+func (c *exportConfig) sources(arch *architecture, d *Directory, t op.Type) ([]Source, error) {
+	list := &sourceList{c: c, a: arch, d: d, t: t, left: map[string]bool{}}
+	for _, name := range d.Names {
+		list.left[name] = true
 	}
-	for _, p := range a.pairs {
-		if p.stored == "token_embd.weight" {
-			x.add(p, 0)
+	for _, pair := range arch.pairs {
+		if pair.stored == "token_embd.weight" {
+			list.add(pair, 0)
 		}
 	}
-	for l := range c.layers {
-		for _, p := range a.pairs {
-			if p.perLayer() {
-				x.add(p, l)
+	for layer := range c.layers {
+		for _, pair := range arch.pairs {
+			if pair.perLayer() {
+				list.add(pair, layer)
 			}
 		}
 	}
-	for _, p := range a.pairs {
-		if !p.perLayer() && p.stored != "token_embd.weight" {
-			x.add(p, 0)
+	for _, pair := range arch.pairs {
+		if !pair.perLayer() && pair.stored != "token_embd.weight" {
+			list.add(pair, 0)
 		}
 	}
-	for _, f := range []struct {
+	for _, factors := range []struct {
 		name   string
 		values []float32
 	}{{ropeFreqs, c.freqs}, {ropeLong, c.long}, {ropeShort, c.short}} {
-		if f.values != nil {
-			x.out = append(x.out, Source{Name: f.name, Type: op.F32, Shape: []int{len(f.values)}, Row: func(dst []float32, _ int) error {
-				copy(dst, f.values)
+		if factors.values != nil {
+			list.out = append(list.out, Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: func(dst []float32, _ int) error {
+				copy(dst, factors.values)
 				return nil
 			}})
 		}
 	}
 	var rest []string
-	for n := range x.left {
-		if !strings.HasSuffix(n, ".rotary_emb.inv_freq") { // follows from the configuration
-			rest = append(rest, n)
+	for name := range list.left {
+		if !strings.HasSuffix(name, ".rotary_emb.inv_freq") { // follows from the configuration
+			rest = append(rest, name)
 		}
 	}
 	sort.Strings(rest)
 	const most = 10
-	for i, n := range rest {
+	for i, name := range rest {
 		if i == most {
-			x.errs = append(x.errs, diag.New(diag.ClassInput, "and %d more", len(rest)-most))
+			list.errs = append(list.errs, diag.New(diag.ClassInput, "and %d more", len(rest)-most))
 			break
 		}
-		x.errs = append(x.errs, diag.New(diag.ClassInput, "tensor %q: has no place in a GGUF file of architecture %s", n, a.name))
+		list.errs = append(list.errs, diag.New(diag.ClassInput, "tensor %q: has no place in a GGUF file of architecture %s", name, arch.name))
 	}
-	return x.out, x.errs.Err()
+	return list.out, list.errs.Err()
 }
 
 // exporter collects the tensors to be written.
-type exporter struct {
+type sourceList struct {
 	c    *exportConfig
 	a    *architecture
 	d    *Directory
@@ -442,13 +442,13 @@ type exporter struct {
 	errs diag.List
 }
 
-func (x *exporter) fail(name, format string, args ...any) {
+func (x *sourceList) fail(name, format string, args ...any) {
 	x.errs = append(x.errs, diag.New(diag.ClassInput, "tensor %q: %s", name, fmt.Sprintf(format, args...)))
 }
 
 // matrix takes the tensor of that name, or its parts; nil with an error collected, or when it is not
 // there and optional.
-func (x *exporter) matrix(name string, optional bool) Matrix {
+func (x *sourceList) matrix(name string, optional bool) Matrix {
 	names := x.partNames(name)
 	if len(names) == 0 {
 		if !optional {
@@ -457,19 +457,19 @@ func (x *exporter) matrix(name string, optional bool) Matrix {
 		return nil
 	}
 	parts := make(joined, len(names))
-	for i, n := range names {
-		delete(x.left, n)
-		m, err := x.d.Tensor(n)
+	for i, part := range names {
+		delete(x.left, part)
+		stored, err := x.d.Tensor(part)
 		if err != nil {
-			x.fail(n, "%v", err)
+			x.fail(part, "%v", err)
 			return nil
 		}
 		if len(names) == 1 {
-			return m
+			return stored
 		}
-		parts[i] = m
-		if shape := m.Shape(); len(shape) != 2 || shape[1] != parts[0].Shape()[1] {
-			x.fail(n, "shape %v, want rows like those of the other parts", shape)
+		parts[i] = stored
+		if shape := stored.Shape(); len(shape) != 2 || shape[1] != parts[0].Shape()[1] {
+			x.fail(part, "shape %v, want rows like those of the other parts", shape)
 			return nil
 		}
 	}
@@ -477,16 +477,16 @@ func (x *exporter) matrix(name string, optional bool) Matrix {
 }
 
 // partNames is the name itself, or NAME[0:a], NAME[a:b], ... where the rows are given in parts.
-func (x *exporter) partNames(name string) []string {
+func (x *sourceList) partNames(name string) []string {
 	if x.left[name] {
 		return []string{name}
 	}
 	next := map[int]string{}
-	for n := range x.left {
-		rest, ok := strings.CutPrefix(n, name+"[")
+	for stored := range x.left {
+		rest, ok := strings.CutPrefix(stored, name+"[")
 		var from, to int
 		if _, err := fmt.Sscanf(rest, "%d:%d]", &from, &to); ok && err == nil && from < to {
-			next[from] = n
+			next[from] = stored
 		}
 	}
 	var out []string
@@ -502,21 +502,21 @@ type joined []Matrix
 
 func (j joined) Shape() []int {
 	rows := 0
-	for _, m := range j {
-		rows += m.Shape()[0]
+	for _, part := range j {
+		rows += part.Shape()[0]
 	}
 	return []int{rows, j[0].Shape()[1]}
 }
 
 func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
-	for _, m := range j {
-		rows := m.Shape()[0]
-		if a, b := max(row0, 0), min(row1, rows); a < b {
-			n := (b - a) * (col1 - col0)
-			if err := m.Read(dst[:n], a, b, col0, col1); err != nil {
+	for _, part := range j {
+		rows := part.Shape()[0]
+		if first, last := max(row0, 0), min(row1, rows); first < last {
+			count := (last - first) * (col1 - col0)
+			if err := part.Read(dst[:count], first, last, col0, col1); err != nil {
 				return err
 			}
-			dst = dst[n:]
+			dst = dst[count:]
 		}
 		row0, row1 = row0-rows, row1-rows
 	}
@@ -524,19 +524,19 @@ func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
 }
 
 // add collects the stored tensor of p in layer l.
-func (x *exporter) add(p pair, l int) {
+func (x *sourceList) add(pair namePair, l int) {
 	layer := strconv.Itoa(l)
-	s := Source{Name: strings.ReplaceAll(p.stored, "{l}", layer), Type: x.t}
-	name := strings.ReplaceAll(p.hf, "{l}", layer)
-	if p.vector() || p.router() {
-		s.Type = op.F32
+	source := Source{Name: strings.ReplaceAll(pair.stored, "{l}", layer), Type: x.t}
+	name := strings.ReplaceAll(pair.hf, "{l}", layer)
+	if pair.vector() || pair.router() {
+		source.Type = op.F32
 	}
-	if p.perExpert() {
-		x.stack(s, name)
+	if pair.perExpert() {
+		x.stack(source, name)
 		return
 	}
-	optional := p.optional
-	if p.stored == "output.weight" {
+	optional := pair.optional
+	if pair.stored == "output.weight" {
 		switch {
 		case !x.c.tied:
 			optional = false
@@ -550,19 +550,19 @@ func (x *exporter) add(p pair, l int) {
 			return
 		}
 	}
-	m := x.matrix(name, optional)
-	if m == nil {
+	matrix := x.matrix(name, optional)
+	if matrix == nil {
 		return
 	}
-	shape := m.Shape()
-	if want := map[bool]int{true: 1, false: 2}[p.vector()]; len(shape) != want {
+	shape := matrix.Shape()
+	if want := map[bool]int{true: 1, false: 2}[pair.vector()]; len(shape) != want {
 		x.fail(name, "shape %v, want %d dimensions", shape, want)
 		return
 	}
-	s.Shape = shape
+	source.Shape = shape
 	heads := 0
 	if x.a.rotaryPairs {
-		switch base := strings.TrimPrefix(p.stored, "blk.{l}."); {
+		switch base := strings.TrimPrefix(pair.stored, "blk.{l}."); {
 		case strings.HasPrefix(base, "attn_q."):
 			heads = x.c.heads
 		case strings.HasPrefix(base, "attn_k."):
@@ -575,17 +575,17 @@ func (x *exporter) add(p pair, l int) {
 	}
 	cols := shape[len(shape)-1]
 	add := float32(0)
-	if x.a.plusOne && p.norm() {
+	if x.a.plusOne && pair.norm() {
 		add = 1
 	}
-	s.Row = func(dst []float32, r int) error {
-		if heads > 0 && !p.vector() {
+	source.Row = func(dst []float32, r int) error {
+		if heads > 0 && !pair.vector() {
 			r = halvesRow(r, shape[0]/heads)
 		}
-		if err := m.Read(dst, r, r+1, 0, cols); err != nil {
+		if err := matrix.Read(dst, r, r+1, 0, cols); err != nil {
 			return err
 		}
-		if heads > 0 && p.vector() {
+		if heads > 0 && pair.vector() {
 			plain := slices.Clone(dst)
 			for i := range dst {
 				dst[i] = plain[halvesRow(i, cols/heads)]
@@ -598,31 +598,31 @@ func (x *exporter) add(p pair, l int) {
 		}
 		return nil
 	}
-	x.put(s)
+	x.put(source)
 }
 
 // stack collects one tensor [experts, rows, cols] made of a matrix for each expert.
-func (x *exporter) stack(s Source, name string) {
+func (x *sourceList) stack(source Source, name string) {
 	parts := make([]Matrix, x.c.experts)
-	for e := range parts {
-		one := strings.ReplaceAll(name, "{e}", strconv.Itoa(e))
-		m := x.matrix(one, false)
-		if m == nil {
+	for expert := range parts {
+		one := strings.ReplaceAll(name, "{e}", strconv.Itoa(expert))
+		matrix := x.matrix(one, false)
+		if matrix == nil {
 			return
 		}
-		if shape := m.Shape(); len(shape) != 2 || e > 0 && !slices.Equal(shape, parts[0].Shape()) {
+		if shape := matrix.Shape(); len(shape) != 2 || expert > 0 && !slices.Equal(shape, parts[0].Shape()) {
 			x.fail(one, "shape %v, want a matrix like that of expert 0", shape)
 			return
 		}
-		parts[e] = m
+		parts[expert] = matrix
 	}
 	rows, cols := parts[0].Shape()[0], parts[0].Shape()[1]
-	s.Shape = []int{len(parts), rows, cols}
-	s.Row = func(dst []float32, r int) error { return parts[r/rows].Read(dst, r%rows, r%rows+1, 0, cols) }
-	x.put(s)
+	source.Shape = []int{len(parts), rows, cols}
+	source.Row = func(dst []float32, r int) error { return parts[r/rows].Read(dst, r%rows, r%rows+1, 0, cols) }
+	x.put(source)
 }
 
-func (x *exporter) put(s Source) {
+func (x *sourceList) put(s Source) {
 	if s.Shape[len(s.Shape)-1]%layouts[s.Type].block != 0 {
 		s.Type = op.F16
 	}

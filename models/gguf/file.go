@@ -77,12 +77,12 @@ type File struct {
 // Open maps the GGUF file at path (version 2 or 3, little endian) and checks its metadata and its
 // tensor table: sizes, names, types, and that every tensor lies in the file and overlaps no other.
 func Open(path string) (*File, error) {
-	f, err := wholefile.Open(path) // a pipe named .gguf must not hang
+	file, err := wholefile.Open(path) // a pipe named .gguf must not hang
 	if err != nil {
 		return nil, fmt.Errorf("open gguf: %w", err)
 	}
-	defer f.Close()
-	region, err := mem.Map(f)
+	defer file.Close()
+	region, err := mem.Map(file)
 	if err != nil {
 		return nil, fmt.Errorf("open gguf: %w", err)
 	}
@@ -92,11 +92,11 @@ func Open(path string) (*File, error) {
 	}
 	if err != nil {
 		region.Close()
-		d := diag.New(diag.ClassInput, "open gguf: %w", err).At("%s", path)
-		for _, h := range diag.HintsOf(err) {
-			d.Hint = h
+		problem := diag.New(diag.ClassInput, "open gguf: %w", err).At("%s", path)
+		for _, hint := range diag.HintsOf(err) {
+			problem.Hint = hint
 		}
-		return nil, d
+		return nil, problem
 	}
 	out.region = region
 	return out, nil
@@ -111,12 +111,12 @@ func (f *File) Keys() []string { return f.keys }
 // Value returns a metadata value as the Go type of its kind: a sized number, bool, string, or a slice of
 // one of these. It is a copy. A string may hold any bytes.
 func (f *File) Value(key string) (any, bool) {
-	v, ok := f.values[key]
+	entry, ok := f.values[key]
 	if !ok {
 		return nil, false
 	}
 	var out any
-	if err := mem.CatchFault(func() { out = v.decode() }); err != nil {
+	if err := mem.CatchFault(func() { out = entry.decode() }); err != nil {
 		return nil, false
 	}
 	return out, true
@@ -154,86 +154,86 @@ func (r *reader) fail(format string, args ...any) {
 }
 
 // take returns the next n bytes, nil when there are fewer.
-func (r *reader) take(n int, what string) []byte {
+func (r *reader) take(size int, what string) []byte {
 	if r.err != nil {
 		return nil
 	}
-	if n > len(r.b)-r.at {
-		r.fail("truncated: %d bytes left, want %d for %s", len(r.b)-r.at, n, what)
+	if size > len(r.b)-r.at {
+		r.fail("truncated: %d bytes left, want %d for %s", len(r.b)-r.at, size, what)
 		return nil
 	}
-	r.at += n
-	return r.b[r.at-n : r.at]
+	r.at += size
+	return r.b[r.at-size : r.at]
 }
 
 func (r *reader) u32(what string) uint32 {
-	if b := r.take(4, what); b != nil {
-		return binary.LittleEndian.Uint32(b)
+	if word := r.take(4, what); word != nil {
+		return binary.LittleEndian.Uint32(word)
 	}
 	return 0
 }
 
 // count reads a 64-bit number that must not exceed limit.
 func (r *reader) count(limit int, what string) int {
-	b := r.take(8, what)
-	if b == nil {
+	word := r.take(8, what)
+	if word == nil {
 		return 0
 	}
-	n := binary.LittleEndian.Uint64(b)
-	if n > uint64(limit) {
+	number := binary.LittleEndian.Uint64(word)
+	if number > uint64(limit) {
 		r.at -= 8
-		r.fail("%s is %d, want at most %d", what, n, limit)
+		r.fail("%s is %d, want at most %d", what, number, limit)
 		return 0
 	}
-	return int(n)
+	return int(number)
 }
 
 // name reads a key or a tensor's name.
 func (r *reader) name(what string) string {
-	n := r.count(maxNameBytes, "length of "+what)
-	b := r.take(n, what)
-	if r.err == nil && (n == 0 || !utf8.Valid(b)) {
-		r.fail("%s: got %d bytes that are no text", what, n)
+	size := r.count(maxNameBytes, "length of "+what)
+	text := r.take(size, what)
+	if r.err == nil && (size == 0 || !utf8.Valid(text)) {
+		r.fail("%s: got %d bytes that are no text", what, size)
 	}
-	return string(b)
+	return string(text)
 }
 
 // value reads the type and the extent of a metadata value.
 func (r *reader) value() value {
-	v := value{kind: kind(r.u32("type of the value")), n: 1}
-	if v.kind == kindArray {
-		v.list, v.kind = true, kind(r.u32("type of the elements"))
-		if v.kind == kindArray && r.err == nil {
+	entry := value{kind: kind(r.u32("type of the value")), n: 1}
+	if entry.kind == kindArray {
+		entry.list, entry.kind = true, kind(r.u32("type of the elements"))
+		if entry.kind == kindArray && r.err == nil {
 			r.fail("an array of arrays is not supported")
 		}
-		v.n = r.count(maxElements, "number of elements")
+		entry.n = r.count(maxElements, "number of elements")
 	}
-	if r.err == nil && int(v.kind) >= len(kindBytes) {
-		r.fail("unknown value type %d", v.kind)
+	if r.err == nil && int(entry.kind) >= len(kindBytes) {
+		r.fail("unknown value type %d", entry.kind)
 	}
 	if r.err != nil {
-		return v
+		return entry
 	}
 	start := r.at
-	if v.kind == kindString {
-		for i := 0; i < v.n && r.err == nil; i++ {
+	if entry.kind == kindString {
+		for i := 0; i < entry.n && r.err == nil; i++ {
 			r.take(r.count(maxValueBytes, "length of a string"), "a string")
 			if r.at-start > maxValueBytes {
 				r.fail("strings of more than %d bytes", maxValueBytes)
 			}
 		}
 	} else {
-		b := r.take(v.n*kindBytes[v.kind], "the value")
-		if v.kind == kindBool {
-			if i := bytes.IndexFunc(b, func(c rune) bool { return c > 1 }); i >= 0 {
-				r.fail("a bool is %d, want 0 or 1", b[i])
+		raw := r.take(entry.n*kindBytes[entry.kind], "the value")
+		if entry.kind == kindBool {
+			if i := bytes.IndexFunc(raw, func(c rune) bool { return c > 1 }); i >= 0 {
+				r.fail("a bool is %d, want 0 or 1", raw[i])
 			}
 		}
 	}
 	if r.err == nil {
-		v.raw = r.b[start:r.at]
+		entry.raw = r.b[start:r.at]
 	}
-	return v
+	return entry
 }
 
 // decode copies the value out of the file.
@@ -267,9 +267,9 @@ func (v value) decode() any {
 	out := make([]string, v.n)
 	at := 0
 	for i := range out {
-		n := int(binary.LittleEndian.Uint64(v.raw[at:]))
-		out[i] = whole[at+8 : at+8+n]
-		at += 8 + n
+		size := int(binary.LittleEndian.Uint64(v.raw[at:]))
+		out[i] = whole[at+8 : at+8+size]
+		at += 8 + size
 	}
 	if !v.list {
 		return out[0]
@@ -290,119 +290,119 @@ func numbers[T any](v value, get func([]byte) T) any {
 }
 
 // parse checks a whole file: magic, version, counts, metadata, tensor table, aligned data.
-func parse(b []byte) (*File, error) {
-	r := &reader{b: b}
-	if m := r.take(len(magic), "the magic number"); m == nil || string(m) != magic {
+func parse(raw []byte) (*File, error) {
+	header := &reader{b: raw}
+	if start := header.take(len(magic), "the magic number"); start == nil || string(start) != magic {
 		return nil, diag.New(diag.ClassInput, "no GGUF file: it does not begin with %q", magic)
 	}
-	switch v := r.u32("the version"); {
-	case r.err != nil:
-		return nil, r.err
-	case v&0xffff == 0 && v != 0:
+	switch version := header.u32("the version"); {
+	case header.err != nil:
+		return nil, header.err
+	case version&0xffff == 0 && version != 0:
 		return nil, diag.New(diag.ClassInput, "big endian GGUF is not supported").WithHint("convert the model again without --bigendian")
-	case v != 2 && v != 3:
-		return nil, diag.New(diag.ClassInput, "GGUF version %d is not supported; supported: 2, 3", v).WithHint("convert the model again with a current converter")
+	case version != 2 && version != 3:
+		return nil, diag.New(diag.ClassInput, "GGUF version %d is not supported; supported: 2, 3", version).WithHint("convert the model again with a current converter")
 	}
-	tensors := r.count(maxTensors, "number of tensors")
-	keys := r.count(maxKeys, "number of metadata keys")
-	f := &File{values: map[string]value{}, index: map[string]int{}}
+	tensors := header.count(maxTensors, "number of tensors")
+	keys := header.count(maxKeys, "number of metadata keys")
+	file := &File{values: map[string]value{}, index: map[string]int{}}
 	for range keys {
-		key := r.name("a metadata key")
-		if r.err != nil {
-			return nil, r.err
+		key := header.name("a metadata key")
+		if header.err != nil {
+			return nil, header.err
 		}
-		if _, dup := f.values[key]; dup {
+		if _, dup := file.values[key]; dup {
 			return nil, fmt.Errorf("metadata key %q twice", key)
 		}
-		v := r.value()
-		if r.err != nil {
-			return nil, fmt.Errorf("metadata key %q: %w", key, r.err)
+		version := header.value()
+		if header.err != nil {
+			return nil, fmt.Errorf("metadata key %q: %w", key, header.err)
 		}
-		f.keys, f.values[key] = append(f.keys, key), v
+		file.keys, file.values[key] = append(file.keys, key), version
 	}
-	if err := f.refuseParts(); err != nil {
+	if err := file.refuseParts(); err != nil {
 		return nil, err
 	}
-	align, err := f.alignment()
+	align, err := file.alignment()
 	if err != nil {
 		return nil, err
 	}
 	table := make([]extent, 0, min(tensors, 1024))
 	for i := range tensors {
-		e := r.tensor()
-		if r.err != nil {
-			return nil, fmt.Errorf("tensor %d: %w", i, r.err)
+		entry := header.tensor()
+		if header.err != nil {
+			return nil, fmt.Errorf("tensor %d: %w", i, header.err)
 		}
-		if err := e.check(align); err != nil {
-			return nil, atTensor(e.Name, err)
+		if err := entry.check(align); err != nil {
+			return nil, atTensor(entry.Name, err)
 		}
-		table = append(table, e)
+		table = append(table, entry)
 	}
-	if r.err != nil {
-		return nil, r.err
+	if header.err != nil {
+		return nil, header.err
 	}
-	data := b[min(len(b), r.at+(align-r.at%align)%align):]
+	data := raw[min(len(raw), header.at+(align-header.at%align)%align):]
 	// In the order of their data.
 	sort.SliceStable(table, func(a, b int) bool { return table[a].begin < table[b].begin })
 	end := int64(0)
-	for i, e := range table {
+	for i, entry := range table {
 		switch {
-		case e.begin > int64(len(data)) || e.size > int64(len(data))-e.begin:
-			return nil, fmt.Errorf("tensor %q: truncated: its data ends at byte %d of the data, which has %d", e.Name, e.begin+e.size, len(data))
-		case e.begin < end:
-			return nil, fmt.Errorf("tensor %q: begins at byte %d of the data, inside %q that ends at %d", e.Name, e.begin, table[i-1].Name, end)
+		case entry.begin > int64(len(data)) || entry.size > int64(len(data))-entry.begin:
+			return nil, fmt.Errorf("tensor %q: truncated: its data ends at byte %d of the data, which has %d", entry.Name, entry.begin+entry.size, len(data))
+		case entry.begin < end:
+			return nil, fmt.Errorf("tensor %q: begins at byte %d of the data, inside %q that ends at %d", entry.Name, entry.begin, table[i-1].Name, end)
 		}
-		end = e.begin + e.size
-		if _, dup := f.index[e.Name]; dup {
-			return nil, fmt.Errorf("tensor %q twice", e.Name)
+		end = entry.begin + entry.size
+		if _, dup := file.index[entry.Name]; dup {
+			return nil, fmt.Errorf("tensor %q twice", entry.Name)
 		}
-		e.Data = data[e.begin:end:end]
-		f.index[e.Name] = len(f.tensors)
-		f.tensors = append(f.tensors, e.Tensor)
+		entry.Data = data[entry.begin:end:end]
+		file.index[entry.Name] = len(file.tensors)
+		file.tensors = append(file.tensors, entry.Tensor)
 	}
-	return f, nil
+	return file, nil
 }
 
 func atTensor(name string, err error) error {
-	d := diag.New(diag.ClassInput, "tensor %q: %w", name, err)
-	for _, h := range diag.HintsOf(err) {
-		d.Hint = h
+	problem := diag.New(diag.ClassInput, "tensor %q: %w", name, err)
+	for _, hint := range diag.HintsOf(err) {
+		problem.Hint = hint
 	}
-	return d
+	return problem
 }
 
 // refuseParts refuses one part of a model spread over several files, and files that are no model.
 func (f *File) refuseParts() error {
-	if n, ok := f.integer("split.count"); ok && n > 1 {
-		return diag.New(diag.ClassInput, "metadata key %q: one of %d files of a model, want a single file", "split.count", n).
+	if files, ok := f.integer("split.count"); ok && files > 1 {
+		return diag.New(diag.ClassInput, "metadata key %q: one of %d files of a model, want a single file", "split.count", files).
 			WithHint("merge them first: llama-gguf-split --merge FIRST.gguf WHOLE.gguf")
 	}
-	if v, ok := f.Value("general.type"); ok && v != "model" {
-		return diag.New(diag.ClassInput, "metadata key %q: got %s, want \"model\"", "general.type", brief(v)).
+	if kind, ok := f.Value("general.type"); ok && kind != "model" {
+		return diag.New(diag.ClassInput, "metadata key %q: got %s, want \"model\"", "general.type", brief(kind)).
 			WithHint("adapters and projectors are no models of their own; merge the adapter into its model first")
 	}
 	return nil
 }
 
 func (f *File) alignment() (int, error) {
-	v, ok := f.Value("general.alignment")
+	stored, ok := f.Value("general.alignment")
 	if !ok {
 		return defaultAlignment, nil
 	}
-	n, ok := v.(uint32)
-	if !ok || n == 0 || n&(n-1) != 0 || n > maxAlignment {
-		return 0, fmt.Errorf("metadata key %q: got %s, want a power of two up to %d", "general.alignment", brief(v), maxAlignment)
+	align, ok := stored.(uint32)
+	if !ok || align == 0 || align&(align-1) != 0 || align > maxAlignment {
+		return 0, fmt.Errorf("metadata key %q: got %s, want a power of two up to %d", "general.alignment", brief(stored), maxAlignment)
 	}
-	return int(n), nil
+	return int(align), nil
 }
 
 // integer returns a metadata value of any integer kind that fits an int.
 func (f *File) integer(key string) (int, bool) {
-	v, ok := f.Value(key)
+	stored, ok := f.Value(key)
 	if !ok {
 		return 0, false
 	}
-	return toInt(v)
+	return toInt(stored)
 }
 
 func toInt(v any) (int, bool) {
@@ -435,51 +435,51 @@ type extent struct {
 }
 
 // tensor reads one entry of the tensor table.
-func (r *reader) tensor() (e extent) {
-	e.Name = r.name("a tensor's name")
+func (r *reader) tensor() (entry extent) {
+	entry.Name = r.name("a tensor's name")
 	rank := r.u32("number of dimensions")
 	if r.err == nil && (rank == 0 || rank > maxRank) {
-		r.fail("tensor %q: %d dimensions, want 1 to %d", e.Name, rank, maxRank)
+		r.fail("tensor %q: %d dimensions, want 1 to %d", entry.Name, rank, maxRank)
 	}
 	if r.err != nil {
-		return e
+		return entry
 	}
-	e.Shape = make([]int, rank)
-	for i := range e.Shape {
-		e.Shape[i] = r.count(int(mem.MaxBytes), "a dimension")
+	entry.Shape = make([]int, rank)
+	for i := range entry.Shape {
+		entry.Shape[i] = r.count(int(mem.MaxBytes), "a dimension")
 	}
-	slices.Reverse(e.Shape) // the file counts the fastest one first
-	e.typ = r.u32("tensor type")
-	if b := r.take(8, "tensor offset"); b != nil {
-		e.begin = int64(binary.LittleEndian.Uint64(b))
+	slices.Reverse(entry.Shape) // the file counts the fastest one first
+	entry.typ = r.u32("tensor type")
+	if offset := r.take(8, "tensor offset"); offset != nil {
+		entry.begin = int64(binary.LittleEndian.Uint64(offset))
 	}
-	return e
+	return entry
 }
 
 // check finds the type and the size of an entry.
 func (e *extent) check(align int) error {
-	t, ok := ggmlTypes[e.typ]
+	elementType, ok := ggmlTypes[e.typ]
 	if !ok {
 		return diag.New(diag.ClassInput, "unknown type %d", e.typ).WithHint("%s", typeHint)
 	}
-	layout, ok := layouts[t]
+	layout, ok := layouts[elementType]
 	if !ok {
-		return diag.New(diag.ClassInput, "type %s is not supported; supported: %s", strings.ToUpper(string(t)), supportedTypes()).WithHint("%s", typeHint)
+		return diag.New(diag.ClassInput, "type %s is not supported; supported: %s", strings.ToUpper(string(elementType)), supportedTypes()).WithHint("%s", typeHint)
 	}
-	e.Type = t
+	e.Type = elementType
 	cols := e.Shape[len(e.Shape)-1]
 	if cols%layout.block != 0 {
-		return fmt.Errorf("%d columns of type %s, want a multiple of %d", cols, t, layout.block)
+		return fmt.Errorf("%d columns of type %s, want a multiple of %d", cols, elementType, layout.block)
 	}
 	size := int64(layout.bytes)
-	for i, d := range e.Shape {
+	for i, dim := range e.Shape {
 		if i == len(e.Shape)-1 {
-			d /= layout.block
+			dim /= layout.block
 		}
-		if d <= 0 || size > mem.MaxBytes/int64(d) {
+		if dim <= 0 || size > mem.MaxBytes/int64(dim) {
 			return fmt.Errorf("shape %v is impossible", e.Shape)
 		}
-		size *= int64(d)
+		size *= int64(dim)
 	}
 	e.size = size
 	if e.begin < 0 || e.begin%int64(align) != 0 {
@@ -491,14 +491,14 @@ func (e *extent) check(align int) error {
 // brief shows the beginning of a metadata value in an error message.
 func brief(v any) string {
 	const most = 60
-	s := fmt.Sprint(v)
+	shown := fmt.Sprint(v)
 	if text, ok := v.(string); ok {
-		s = fmt.Sprintf("%q", text[:min(len(text), 2*most)])
+		shown = fmt.Sprintf("%q", text[:min(len(text), 2*most)])
 	} else if list, ok := v.([]string); ok {
-		s = fmt.Sprintf("a list of %d strings", len(list))
+		shown = fmt.Sprintf("a list of %d strings", len(list))
 	}
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
+	if len(shown) > most {
+		shown = strings.ToValidUTF8(shown[:most], "") + "..."
 	}
-	return s
+	return shown
 }

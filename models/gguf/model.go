@@ -24,52 +24,52 @@ type Model struct {
 // is refused by its metadata key or tensor; tensors that are missing are left to the caller, who
 // knows from the configuration which ones there must be.
 func (f *File) Model() (*Model, error) {
-	a, err := f.architecture()
+	arch, err := f.architecture()
 	if err != nil {
 		return nil, fmt.Errorf("read gguf model: %w", err)
 	}
-	k := &keys{f: f, arch: a.name, read: map[string]bool{}}
-	m := &Model{Config: k.config(a)}
-	if err := k.errs.Err(); err != nil {
+	meta := &keys{f: f, arch: arch.name, read: map[string]bool{}}
+	model := &Model{Config: meta.config(arch)}
+	if err := meta.errs.Err(); err != nil {
 		return nil, fmt.Errorf("read gguf model: %w", err)
 	}
-	if v, ok := f.Value("general.name"); ok {
-		m.Name, _ = v.(string)
+	if name, ok := f.Value("general.name"); ok {
+		model.Name, _ = name.(string)
 	}
-	m.Unread = k.unread()
-	if m.Tensors, err = f.views(a, k); err != nil {
+	model.Unread = meta.unread()
+	if model.Tensors, err = f.views(arch, meta); err != nil {
 		return nil, fmt.Errorf("read gguf model: %w", err)
 	}
-	return m, nil
+	return model, nil
 }
 
 func (f *File) architecture() (*architecture, error) {
 	const key = "general.architecture"
-	v, ok := f.Value(key)
+	name, ok := f.Value(key)
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "metadata key %q: missing", key).WithHint("the file holds no model that llama.cpp converters made")
 	}
-	experts, _ := f.integer(fmt.Sprint(v, ".expert_count"))
+	experts, _ := f.integer(fmt.Sprint(name, ".expert_count"))
 	for i := range architectures {
-		a := &architectures[i]
-		if a.name != v {
+		arch := &architectures[i]
+		if arch.name != name {
 			continue
 		}
-		if a.experts == (experts > 0) {
-			return a, nil
+		if arch.experts == (experts > 0) {
+			return arch, nil
 		}
-		if a.experts && i > 0 && architectures[i-1].name != a.name {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", a.name+".expert_count")
+		if arch.experts && i > 0 && architectures[i-1].name != arch.name {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", arch.name+".expert_count")
 		}
-		if !a.experts && (i+1 == len(architectures) || architectures[i+1].name != a.name) {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s", a.name+".expert_count", experts, a.name)
+		if !arch.experts && (i+1 == len(architectures) || architectures[i+1].name != arch.name) {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s", arch.name+".expert_count", experts, arch.name)
 		}
 	}
-	return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(v)).WithHint("supported architectures: %s", architectureNames())
+	return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(name)).WithHint("supported architectures: %s", architectureNames())
 }
 
 // views names the file's tensors as Hugging Face does.
-func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
+func (f *File) views(arch *architecture, meta *keys) (map[string]View, error) {
 	out := map[string]View{}
 	used := map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}
 	put := func(name string, v View, err error) error {
@@ -82,32 +82,32 @@ func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
 		out[name] = v
 		return nil
 	}
-	for _, p := range a.pairs {
+	for _, pair := range arch.pairs {
 		layers := 1
-		if p.perLayer() {
-			layers = k.layers
+		if pair.perLayer() {
+			layers = meta.layers
 		}
-		for l := range layers {
-			layer := strconv.Itoa(l)
-			hf := strings.ReplaceAll(p.hf, "{l}", layer)
-			t, first, rows, ok := f.find(strings.ReplaceAll(p.stored, "{l}", layer), k, used)
+		for number := range layers {
+			layer := strconv.Itoa(number)
+			hf := strings.ReplaceAll(pair.hf, "{l}", layer)
+			tensor, first, rows, ok := f.find(strings.ReplaceAll(pair.stored, "{l}", layer), meta, used)
 			if !ok {
 				continue
 			}
-			if !p.perExpert() {
-				v, err := view(t, p.vector(), first, rows)
-				switch base := strings.TrimPrefix(p.stored, "blk.{l}."); {
+			if !pair.perExpert() {
+				view, err := newView(tensor, pair.vector(), first, rows)
+				switch base := strings.TrimPrefix(pair.stored, "blk.{l}."); {
 				case err != nil:
-				case a.rotaryPairs && strings.HasPrefix(base, "attn_q."):
-					v, err = v.rotary(k.heads)
-				case a.rotaryPairs && strings.HasPrefix(base, "attn_k."):
-					v, err = v.rotary(k.kvHeads)
-				case a.plusOne && p.norm():
-					v.add = -1
+				case arch.rotaryPairs && strings.HasPrefix(base, "attn_q."):
+					view, err = view.rotary(meta.heads)
+				case arch.rotaryPairs && strings.HasPrefix(base, "attn_k."):
+					view, err = view.rotary(meta.kvHeads)
+				case arch.plusOne && pair.norm():
+					view.add = -1
 				}
 				from := 0
-				for _, to := range k.projections(hf) {
-					part, err := v.Rows(from, to)
+				for _, to := range meta.projections(hf) {
+					part, err := view.Rows(from, to)
 					if err := put(fmt.Sprintf("%s[%d:%d]", hf, from, to), part, err); err != nil {
 						return nil, err
 					}
@@ -116,21 +116,21 @@ func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
 				if from > 0 {
 					continue
 				}
-				if err := put(hf, v, err); err != nil {
+				if err := put(hf, view, err); err != nil {
 					return nil, err
 				}
 				continue
 			}
-			if len(t.Shape) != 3 || t.Shape[0] != k.experts {
-				return nil, diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts", t.Name, t.Shape, k.experts)
+			if len(tensor.Shape) != 3 || tensor.Shape[0] != meta.experts {
+				return nil, diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts", tensor.Name, tensor.Shape, meta.experts)
 			}
-			for e := range k.experts {
-				one, err := t.Slice(e)
+			for expert := range meta.experts {
+				one, err := tensor.Slice(expert)
 				if err != nil {
 					return nil, err
 				}
-				v, err := view(one, false, first, rows)
-				if err := put(strings.ReplaceAll(hf, "{e}", strconv.Itoa(e)), v, err); err != nil {
+				view, err := newView(one, false, first, rows)
+				if err := put(strings.ReplaceAll(hf, "{e}", strconv.Itoa(expert)), view, err); err != nil {
 					return nil, err
 				}
 			}
@@ -140,23 +140,23 @@ func (f *File) views(a *architecture, k *keys) (map[string]View, error) {
 		if used[name] || strings.HasSuffix(name, ".attn_rot_embd.weight") { // the latter are frequencies that follow from the metadata
 			continue
 		}
-		d := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, a.name, k.layers)
-		if parts := strings.Split(name, "."); len(parts) == 5 && a.experts {
-			d.WithHint("one tensor per expert is an old form of the format: convert the model again")
+		problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, arch.name, meta.layers)
+		if parts := strings.Split(name, "."); len(parts) == 5 && arch.experts {
+			problem.WithHint("one tensor per expert is an old form of the format: convert the model again")
 		} else {
-			d.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
+			problem.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
 		}
-		return nil, d
+		return nil, problem
 	}
 	return out, nil
 }
 
 // projections is where the projections end that share a tensor of that Hugging Face name; nil for others.
 func (k *keys) projections(hf string) []int {
-	q, kv := k.headDim*k.heads, k.headDim*k.kvHeads
+	query, kv := k.headDim*k.heads, k.headDim*k.kvHeads
 	switch {
 	case strings.Contains(hf, ".qkv_proj."):
-		return []int{q, q + kv, q + 2*kv}
+		return []int{query, query + kv, query + 2*kv}
 	case strings.Contains(hf, ".mlp.gate_up_proj."):
 		return []int{k.ffn, 2 * k.ffn}
 	}
@@ -164,12 +164,12 @@ func (k *keys) projections(hf string) []int {
 }
 
 // find returns the tensor of that name, or the rows of a fused one that hold it (all rows: rows < 0).
-func (f *File) find(name string, k *keys, used map[string]bool) (t Tensor, first, rows int, ok bool) {
-	if t, ok = f.Tensor(name); ok {
+func (f *File) find(name string, meta *keys, used map[string]bool) (tensor Tensor, first, rows int, ok bool) {
+	if tensor, ok = f.Tensor(name); ok {
 		used[name] = true
-		return t, 0, -1, true
+		return tensor, 0, -1, true
 	}
-	head, kv := k.headDim*k.heads, k.headDim*k.kvHeads
+	head, kv := meta.headDim*meta.heads, meta.headDim*meta.kvHeads
 	for _, part := range []struct {
 		of, whole   string
 		first, rows int
@@ -177,16 +177,16 @@ func (f *File) find(name string, k *keys, used map[string]bool) (t Tensor, first
 		{".attn_q.", ".attn_qkv.", 0, head},
 		{".attn_k.", ".attn_qkv.", head, kv},
 		{".attn_v.", ".attn_qkv.", head + kv, kv},
-		{".ffn_gate_exps.", ".ffn_gate_up_exps.", 0, k.expertFFN},
-		{".ffn_up_exps.", ".ffn_gate_up_exps.", k.expertFFN, k.expertFFN},
+		{".ffn_gate_exps.", ".ffn_gate_up_exps.", 0, meta.expertFFN},
+		{".ffn_up_exps.", ".ffn_gate_up_exps.", meta.expertFFN, meta.expertFFN},
 	} {
 		if !strings.Contains(name, part.of) {
 			continue
 		}
 		whole := strings.Replace(name, part.of, part.whole, 1)
-		if t, ok = f.Tensor(whole); ok {
+		if tensor, ok = f.Tensor(whole); ok {
 			used[whole] = true
-			return t, part.first, part.rows, true
+			return tensor, part.first, part.rows, true
 		}
 	}
 	return Tensor{}, 0, 0, false
@@ -210,7 +210,7 @@ func (k *keys) fail(key, format string, args ...any) {
 // get returns a value without the architecture's prefix; lists of one value for all layers count as that value.
 func (k *keys) get(key string) (any, bool) {
 	k.read[key] = true
-	v, ok := k.f.Value(k.arch + "." + key)
+	stored, ok := k.f.Value(k.arch + "." + key)
 	if !ok {
 		return nil, false
 	}
@@ -227,7 +227,7 @@ func (k *keys) get(key string) (any, bool) {
 		}
 		return at(0), true
 	}
-	switch list := v.(type) {
+	switch list := stored.(type) {
 	case []int32:
 		return same(len(list), func(i int) any { return list[i] })
 	case []uint32:
@@ -235,12 +235,12 @@ func (k *keys) get(key string) (any, bool) {
 	case []float32:
 		return same(len(list), func(i int) any { return list[i] })
 	}
-	return v, true
+	return stored, true
 }
 
 // int reads an integer in lo..hi; def < 0 makes it required.
 func (k *keys) int(key string, def, lo, hi int) int {
-	v, ok := k.get(key)
+	stored, ok := k.get(key)
 	if !ok {
 		if def < 0 {
 			k.fail(key, "missing, want an integer in %d..%d", lo, hi)
@@ -248,96 +248,96 @@ func (k *keys) int(key string, def, lo, hi int) int {
 		}
 		return def
 	}
-	n, ok := toInt(v)
-	if !ok || n < lo || n > hi {
-		k.fail(key, "got %s, want an integer in %d..%d", brief(v), lo, hi)
+	number, ok := toInt(stored)
+	if !ok || number < lo || number > hi {
+		k.fail(key, "got %s, want an integer in %d..%d", brief(stored), lo, hi)
 		return lo
 	}
-	return n
+	return number
 }
 
 // float reads a number in [lo, hi] as the shortest decimal that rounds to the stored float32; def < 0
 // makes it required.
 func (k *keys) float(key string, def, lo, hi float64) float64 {
-	v, ok := k.get(key)
+	stored, ok := k.get(key)
 	if !ok {
 		if def < 0 {
 			k.fail(key, "missing, want a number from %v to %v", lo, hi)
 		}
 		return def
 	}
-	var x float64
-	switch v := v.(type) {
+	var number float64
+	switch v := stored.(type) {
 	case float32:
-		x = shortest(v)
+		number = shortest(v)
 	case float64:
-		x = v
+		number = v
 	default:
-		n, isInt := toInt(v)
-		if x, ok = float64(n), isInt; !ok {
-			x = lo - 1
+		integer, isInt := toInt(v)
+		if number, ok = float64(integer), isInt; !ok {
+			number = lo - 1
 		}
 	}
-	if !(x >= lo && x <= hi) {
-		k.fail(key, "got %s, want a number from %v to %v", brief(v), lo, hi)
+	if !(number >= lo && number <= hi) {
+		k.fail(key, "got %s, want a number from %v to %v", brief(stored), lo, hi)
 		return lo
 	}
-	return x
+	return number
 }
 
 func shortest(v float32) float64 {
-	x, _ := strconv.ParseFloat(strconv.FormatFloat(float64(v), 'g', -1, 32), 64)
-	return x
+	parsed, _ := strconv.ParseFloat(strconv.FormatFloat(float64(v), 'g', -1, 32), 64)
+	return parsed
 }
 
 func (k *keys) string(key, def string) string {
-	v, ok := k.get(key)
+	stored, ok := k.get(key)
 	if !ok {
 		return def
 	}
-	s, ok := v.(string)
+	text, ok := stored.(string)
 	if !ok {
-		k.fail(key, "got %s, want a string", brief(v))
+		k.fail(key, "got %s, want a string", brief(stored))
 	}
-	return s
+	return text
 }
 
 // bool reads a flag; set tells whether the file says anything.
 func (k *keys) bool(key string) (on, set bool) {
-	v, ok := k.get(key)
+	stored, ok := k.get(key)
 	if !ok {
 		return false, false
 	}
-	on, ok = v.(bool)
+	on, ok = stored.(bool)
 	if !ok {
-		k.fail(key, "got %s, want a bool", brief(v))
+		k.fail(key, "got %s, want a bool", brief(stored))
 	}
 	return on, ok
 }
 
 // must refuses any value of key but those that change nothing.
 func (k *keys) must(key string, neutral ...float64) {
-	v, ok := k.get(key)
+	stored, ok := k.get(key)
 	if !ok {
 		return
 	}
-	x := 0.0
-	switch v := v.(type) {
+	number := 0.0
+	switch v := stored.(type) {
 	case bool:
 		if v {
-			x = 1
+			number = 1
 		}
 	case float32:
-		x = float64(v)
+		number = float64(v)
 	default:
-		n, isInt := toInt(v)
-		if x, ok = float64(n), isInt; !ok {
+		integer, isInt := toInt(v)
+		if number, ok = float64(integer), isInt; !ok {
 			k.fail(key, "got %s, want a number", brief(v))
 			return
 		}
 	}
-	if !slices.Contains(neutral, x) {
-		k.fail(key, "%s is not supported; supported: %v", brief(v), neutral[0])
+	if !slices.Contains(neutral, number) {
+		k.fail(key, "%s is not supported; supported: %v", brief(stored), neutral[0])
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 
 // rope translates the rotary positions to the key rope_parameters. Factors that come from Llama 3's
 // formula are given as such; others as "longrope", whose frequencies are divided by any factors.
-func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
+func (k *keys) rope(arch *architecture, rotary, context int) map[string]any {
 	theta := k.float("rope.freq_base", 10000, 1, math.MaxFloat32)
 	k.must("rope.freq_base_swa", theta)
 	kind := k.string("rope.scaling.type", "linear")
@@ -50,7 +50,7 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 			k.fail("rope.scaling.type", "tensors %q and %q belong together and exclude other scaling", ropeLong, ropeShort)
 		}
 		out = longrope(theta, short, long, attention, original)
-		if a.model == "phimoe" {
+		if arch.model == "phimoe" {
 			out["short_mscale"], out["long_mscale"] = attention, attention
 		}
 		return out
@@ -61,11 +61,11 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 		if !slices.ContainsFunc(freqs, func(v float32) bool { return v != 1 }) {
 			return out
 		}
-		for _, n := range []int{original, llama3Original} {
-			p := map[string]any{"rope_type": "llama3", "rope_theta": theta, "factor": peak(freqs),
-				"low_freq_factor": llama3Low, "high_freq_factor": llama3High, "original_max_position_embeddings": int64(n)}
-			if close32(freqs, llama3Factors(theta, peak(freqs), llama3Low, llama3High, float64(n), rotary)) {
-				return p
+		for _, context := range []int{original, llama3Original} {
+			params := map[string]any{"rope_type": "llama3", "rope_theta": theta, "factor": peak(freqs),
+				"low_freq_factor": llama3Low, "high_freq_factor": llama3High, "original_max_position_embeddings": int64(context)}
+			if close32(freqs, llama3Factors(theta, peak(freqs), llama3Low, llama3High, float64(context), rotary)) {
+				return params
 			}
 		}
 		// Texts within the context never get beyond original, so only one set of factors counts.
@@ -94,11 +94,11 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 		case total != 0:
 			out["attention_factor"] = total
 		}
-		if v := k.float("rope.scaling.yarn_beta_fast", 0, 0, 1e6); v != 0 {
-			out["beta_fast"] = v
+		if beta := k.float("rope.scaling.yarn_beta_fast", 0, 0, 1e6); beta != 0 {
+			out["beta_fast"] = beta
 		}
-		if v := k.float("rope.scaling.yarn_beta_slow", 0, 0, 1e6); v != 0 {
-			out["beta_slow"] = v
+		if beta := k.float("rope.scaling.yarn_beta_slow", 0, 0, 1e6); beta != 0 {
+			out["beta_slow"] = beta
 		}
 		k.must("rope.scaling.yarn_ext_factor", 1)
 		k.must("rope.scaling.yarn_log_multiplier", 0)
@@ -111,8 +111,8 @@ func (k *keys) rope(a *architecture, rotary, context int) map[string]any {
 func longrope(theta float64, short, long []float32, attention float64, original int) map[string]any {
 	list := func(values []float32) []any {
 		out := make([]any, len(values))
-		for i, v := range values {
-			out[i] = shortest(v)
+		for i, factor := range values {
+			out[i] = shortest(factor)
 		}
 		return out
 	}
@@ -121,8 +121,8 @@ func longrope(theta float64, short, long []float32, attention float64, original 
 }
 
 // factors reads a tensor of n positive frequency factors.
-func (k *keys) factors(name string, n int) ([]float32, bool) {
-	t, ok := k.f.Tensor(name)
+func (k *keys) factors(name string, count int) ([]float32, bool) {
+	tensor, ok := k.f.Tensor(name)
 	if !ok {
 		return nil, false
 	}
@@ -130,16 +130,16 @@ func (k *keys) factors(name string, n int) ([]float32, bool) {
 		k.errs = append(k.errs, diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...).WithCode("gguf.metadata"))
 		return nil, false
 	}
-	if t.Rows() != 1 || t.Cols() != n || n > maxDim {
-		return refuse("shape %v, want [%d]", t.Shape, n)
+	if tensor.Rows() != 1 || tensor.Cols() != count || count > maxDim {
+		return refuse("shape %v, want [%d]", tensor.Shape, count)
 	}
-	out := make([]float32, n)
-	if err := t.Read(out, 0, 1, 0, n); err != nil {
+	out := make([]float32, count)
+	if err := tensor.Read(out, 0, 1, 0, count); err != nil {
 		return refuse("%v", err)
 	}
-	for i, v := range out {
-		if !(v > 0 && v <= math.MaxFloat32) {
-			return refuse("element %d is %v, want a positive number", i, v)
+	for i, factor := range out {
+		if !(factor > 0 && factor <= math.MaxFloat32) {
+			return refuse("element %d is %v, want a positive number", i, factor)
 		}
 	}
 	return out, true
@@ -185,60 +185,60 @@ func close32(a, b []float32) bool {
 
 func peak(v []float32) float64 {
 	most := float32(0)
-	for _, x := range v {
-		most = max(most, x)
+	for _, value := range v {
+		most = max(most, value)
 	}
 	return shortest(most)
 }
 
 // rope writes the rotary positions of a configuration, in the older or the newer spelling.
-func (c *exportConfig) rope(a *architecture, headDim, context int) {
+func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 	where := "rope_scaling" // wins, as in the reference implementation
 	inner, _ := c.keys[where].(map[string]any)
 	if len(inner) == 0 {
 		where = "rope_parameters"
 		inner, _ = c.keys[where].(map[string]any)
 	}
-	p := map[string]any{}
-	maps.Copy(p, inner)
+	params := map[string]any{}
+	maps.Copy(params, inner)
 	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
-		if c.keys[key] != nil && (p[key] == nil || key == "original_max_position_embeddings") {
-			p[key] = c.keys[key]
+		if c.keys[key] != nil && (params[key] == nil || key == "original_max_position_embeddings") {
+			params[key] = c.keys[key]
 		}
 	}
 	fail := func(format string, args ...any) { c.fail(where, format, args...) }
 	num := func(key string, def, lo, hi float64) float64 {
-		x, ok := number(p[key])
-		if p[key] == nil && def >= 0 {
+		value, ok := number(params[key])
+		if params[key] == nil && def >= 0 {
 			return def
 		}
-		if !ok || !(x >= lo && x <= hi) {
-			fail("%s is %s, want a number from %v to %v", key, brief(p[key]), lo, hi)
+		if !ok || !(value >= lo && value <= hi) {
+			fail("%s is %s, want a number from %v to %v", key, brief(params[key]), lo, hi)
 			return lo
 		}
-		return x
+		return value
 	}
 	base := 10000.0
-	if a.model == "mixtral" || a.model == "phimoe" { // what their configurations leave out
+	if arch.model == "mixtral" || arch.model == "phimoe" { // what their configurations leave out
 		base = 1e6
 	}
 	theta := num("rope_theta", base, 1, math.MaxFloat32)
 	rotary := headDim
 	part := 1.0
-	if a.model == "phi" {
+	if arch.model == "phi" {
 		part = 0.5
 	}
-	if f := num("partial_rotary_factor", part, 1e-3, 1); f != 1 {
-		rotary = int(float64(headDim) * f)
-		if !a.partial {
-			fail("partial_rotary_factor %v has no form in GGUF for this architecture", f)
+	if share := num("partial_rotary_factor", part, 1e-3, 1); share != 1 {
+		rotary = int(float64(headDim) * share)
+		if !arch.partial {
+			fail("partial_rotary_factor %v has no form in GGUF for this architecture", share)
 		}
 	}
 	c.put("rope.freq_base", float32(theta))
 	c.put("rope.dimension_count", uint32(rotary))
-	kind, _ := p["rope_type"].(string)
+	kind, _ := params["rope_type"].(string)
 	if kind == "" {
-		kind, _ = p["type"].(string)
+		kind, _ = params["type"].(string)
 	}
 	original := func() float64 { return num("original_max_position_embeddings", float64(context), 1, math.MaxInt32) }
 	switch kind {
@@ -248,8 +248,8 @@ func (c *exportConfig) rope(a *architecture, headDim, context int) {
 		c.put("rope.scaling.factor", float32(num("factor", -1, 1, 1e6)))
 	case "llama3":
 		c.freqs = llama3Factors(theta, num("factor", -1, 1, 1e6), num("low_freq_factor", -1, 0, 1e6), num("high_freq_factor", -1, 0, 1e6), original(), rotary)
-		if n := original(); n != llama3Original {
-			c.put("rope.scaling.original_context_length", uint32(n))
+		if length := original(); length != llama3Original {
+			c.put("rope.scaling.original_context_length", uint32(length))
 		}
 	case "yarn":
 		factor := num("factor", float64(context)/original(), 1, 1e6)
@@ -257,31 +257,31 @@ func (c *exportConfig) rope(a *architecture, headDim, context int) {
 		c.put("rope.scaling.factor", float32(factor))
 		c.put("rope.scaling.original_context_length", uint32(original()))
 		attention := yarnAttention(factor)
-		if m, all := num("mscale", 0, 0, 1e3), num("mscale_all_dim", 0, 0, 1e3); m != 0 && all != 0 && factor > 1 {
-			attention = (0.1*m*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
+		if mscale, all := num("mscale", 0, 0, 1e3), num("mscale_all_dim", 0, 0, 1e3); mscale != 0 && all != 0 && factor > 1 {
+			attention = (0.1*mscale*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
 		}
 		if total := num("attention_factor", attention, 1e-3, 1e3); total != yarnAttention(factor) {
 			c.put("rope.scaling.attn_factor", float32(total/yarnAttention(factor)))
 		}
 		for _, key := range []string{"beta_fast", "beta_slow"} {
-			if p[key] != nil {
+			if params[key] != nil {
 				c.put("rope.scaling.yarn_"+key, float32(num(key, -1, 1e-3, 1e6)))
 			}
 		}
-		if p["truncate"] == false {
+		if params["truncate"] == false {
 			fail("truncate false has no form in GGUF")
 		}
 	case "longrope", "su":
 		list := func(key string) []float32 {
-			values, _ := p[key].([]any)
+			values, _ := params[key].([]any)
 			out := make([]float32, len(values))
-			for i, v := range values {
-				x, ok := number(v)
-				if !ok || !(x > 0 && x <= math.MaxFloat32) {
-					fail("%s: element %d is %s, want a positive number", key, i, brief(v))
+			for i, element := range values {
+				factor, ok := number(element)
+				if !ok || !(factor > 0 && factor <= math.MaxFloat32) {
+					fail("%s: element %d is %s, want a positive number", key, i, brief(element))
 					return nil
 				}
-				out[i] = float32(x)
+				out[i] = float32(factor)
 			}
 			if len(out) != rotary/2 {
 				fail("%s has %d elements, want %d", key, len(out), rotary/2)
@@ -295,7 +295,7 @@ func (c *exportConfig) rope(a *architecture, headDim, context int) {
 			attention = math.Sqrt(1 + math.Log(factor)/math.Log(original()))
 		}
 		attention = num("attention_factor", attention, 1e-3, 1e3)
-		if a.model == "phimoe" {
+		if arch.model == "phimoe" {
 			attention = num("short_mscale", attention, 1e-3, 1e3)
 			if long := num("long_mscale", attention, 1e-3, 1e3); long != attention {
 				fail("short_mscale %v and long_mscale %v differ, which has no form in GGUF", attention, long)

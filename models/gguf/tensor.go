@@ -66,8 +66,8 @@ const typeHint = "download or make the file in a supported type, for example: ll
 func supportedTypes() string {
 	types := slices.SortedFunc(maps.Keys(layouts), func(a, b op.Type) int { return cmp.Compare(layouts[a].id, layouts[b].id) })
 	names := make([]string, len(types))
-	for i, t := range types {
-		names[i] = strings.ToUpper(string(t))
+	for i, elementType := range types {
+		names[i] = strings.ToUpper(string(elementType))
 	}
 	return strings.Join(names, ", ")
 }
@@ -84,11 +84,11 @@ type Tensor struct {
 
 // Rows is the number of rows of the tensor as a matrix [Rows, Cols]: all dimensions but the last.
 func (t *Tensor) Rows() int {
-	n := 1
-	for _, d := range t.Shape[:len(t.Shape)-1] {
-		n *= d
+	rows := 1
+	for _, dim := range t.Shape[:len(t.Shape)-1] {
+		rows *= dim
 	}
-	return n
+	return rows
 }
 
 // Cols is the last dimension.
@@ -111,10 +111,10 @@ func (t *Tensor) Read(dst []float32, row0, row1, col0, col1 int) error {
 		return err
 	}
 	return mem.CatchFault(func() {
-		n := col1 - col0
-		for r := row0; r < row1; r++ {
-			t.row(dst[:n], r, col0)
-			dst = dst[n:]
+		cols := col1 - col0
+		for row := row0; row < row1; row++ {
+			t.row(dst[:cols], row, col0)
+			dst = dst[cols:]
 		}
 	})
 }
@@ -131,30 +131,30 @@ func checkRange(name string, rows, cols, values, row0, row1, col0, col1 int) err
 
 // row decodes len(dst) values of row r from column col on; the range was checked.
 func (t *Tensor) row(dst []float32, r, col int) {
-	l := layouts[t.Type]
-	stride := t.Cols() / l.block * l.bytes
+	layout := layouts[t.Type]
+	stride := t.Cols() / layout.block * layout.bytes
 	src := t.Data[r*stride : (r+1)*stride]
-	if l.block == 1 {
-		decodePlain(dst, src[col*l.bytes:], t.Type)
+	if layout.block == 1 {
+		decodePlain(dst, src[col*layout.bytes:], t.Type)
 		return
 	}
-	src = src[col/l.block*l.bytes:]
-	if skip := col % l.block; skip > 0 || len(dst) < l.block { // begins inside a block
+	src = src[col/layout.block*layout.bytes:]
+	if skip := col % layout.block; skip > 0 || len(dst) < layout.block { // begins inside a block
 		var tmp [maxBlock]float32
 		if len(dst) == 0 {
 			return
 		}
-		l.decode(tmp[:l.block], src[:l.bytes])
-		n := copy(dst, tmp[skip:l.block])
-		dst, src = dst[n:], src[l.bytes:]
+		layout.decode(tmp[:layout.block], src[:layout.bytes])
+		copied := copy(dst, tmp[skip:layout.block])
+		dst, src = dst[copied:], src[layout.bytes:]
 	}
-	for len(dst) >= l.block {
-		l.decode(dst[:l.block], src[:l.bytes])
-		dst, src = dst[l.block:], src[l.bytes:]
+	for len(dst) >= layout.block {
+		layout.decode(dst[:layout.block], src[:layout.bytes])
+		dst, src = dst[layout.block:], src[layout.bytes:]
 	}
 	if len(dst) > 0 {
 		var tmp [maxBlock]float32
-		l.decode(tmp[:l.block], src[:l.bytes])
+		layout.decode(tmp[:layout.block], src[:layout.bytes])
 		copy(dst, tmp[:])
 	}
 }

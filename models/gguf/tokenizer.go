@@ -67,8 +67,8 @@ var splittings = []splitting{
 
 func splittingNames() string {
 	var out []string
-	for _, s := range splittings {
-		out = append(out, s.names...)
+	for _, way := range splittings {
+		out = append(out, way.names...)
 	}
 	return strings.Join(out, ", ")
 }
@@ -114,14 +114,14 @@ type vocabulary []string
 
 // MarshalJSON writes the tokens in the order of their ids.
 func (v vocabulary) MarshalJSON() ([]byte, error) {
-	b := []byte{'{'}
+	buf := []byte{'{'}
 	for id, token := range v {
 		if id > 0 {
-			b = append(b, ',')
+			buf = append(buf, ',')
 		}
-		b = strconv.AppendInt(append(appendQuoted(b, token), ':'), int64(id), 10)
+		buf = strconv.AppendInt(append(appendQuoted(buf, token), ':'), int64(id), 10)
 	}
-	return append(b, '}'), nil
+	return append(buf, '}'), nil
 }
 
 // mergeList is the merges, best first.
@@ -129,41 +129,41 @@ type mergeList [][2]string
 
 // MarshalJSON writes each as a list of two.
 func (l mergeList) MarshalJSON() ([]byte, error) {
-	b := []byte{'['}
-	for i, m := range l {
+	buf := []byte{'['}
+	for i, merge := range l {
 		if i > 0 {
-			b = append(b, ',')
+			buf = append(buf, ',')
 		}
-		b = append(appendQuoted(append(appendQuoted(append(b, '['), m[0]), ','), m[1]), ']')
+		buf = append(appendQuoted(append(appendQuoted(append(buf, '['), merge[0]), ','), merge[1]), ']')
 	}
-	return append(b, ']'), nil
+	return append(buf, ']'), nil
 }
 
 // quotedBytes bounds what appendQuoted appends.
 func quotedBytes(s string) int {
-	n := len(s) + 16
+	size := len(s) + 16
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' {
-			n += 5
+			size += 5
 		}
 	}
-	return n
+	return size
 }
 
 // appendQuoted appends valid UTF-8 as a JSON string; the general encoder is several times slower.
-func appendQuoted(b []byte, s string) []byte {
-	b = append(b, '"')
+func appendQuoted(buf []byte, s string) []byte {
+	buf = append(buf, '"')
 	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		case c < ' ':
-			b = fmt.Appendf(b, `\u%04x`, c)
+		switch char := s[i]; {
+		case char == '"' || char == '\\':
+			buf = append(buf, '\\', char)
+		case char < ' ':
+			buf = fmt.Appendf(buf, `\u%04x`, char)
 		default:
-			b = append(b, c)
+			buf = append(buf, char)
 		}
 	}
-	return append(b, '"')
+	return append(buf, '"')
 }
 
 // object is a JSON object of a tokenizer's part.
@@ -184,46 +184,46 @@ type vocab struct {
 
 // isSentencePiece reports whether the tokenizer merges by scores on text with visible blanks.
 func (f *File) isSentencePiece() bool {
-	v, _ := f.Value("tokenizer.ggml.model")
-	return v == "llama"
+	kind, _ := f.Value("tokenizer.ggml.model")
+	return kind == "llama"
 }
 
 // Tokenizer translates the tokenizer to a tokenizer.json and the tokenizer_config.json beside it, with
 // the chat template; nil when the file has none. Kinds of tokenizers that have no such form here are
 // refused by their name.
 func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
-	v, err := f.vocab()
-	if v == nil || err != nil {
+	vocab, err := f.vocab()
+	if vocab == nil || err != nil {
 		if err != nil {
 			err = fmt.Errorf("read gguf tokenizer: %w", err)
 		}
 		return nil, nil, err
 	}
-	doc, err := v.document()
+	doc, err := vocab.document()
 	if err != nil {
 		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
 	}
 	if tokenizer, err = marshal(doc); err != nil {
 		return nil, nil, err
 	}
-	c := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
-	for key, id := range map[string]int{"bos_token": v.bos, "eos_token": v.eos, "unk_token": v.unk, "pad_token": v.pad} {
+	settings := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
+	for key, id := range map[string]int{"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad} {
 		if id >= 0 {
-			c[key] = v.tokens[id]
+			settings[key] = vocab.tokens[id]
 		}
 	}
-	if v.addBOS != nil {
-		c["add_bos_token"] = *v.addBOS && v.bos >= 0
+	if vocab.addBOS != nil {
+		settings["add_bos_token"] = *vocab.addBOS && vocab.bos >= 0
 	}
-	if v.addEOS != nil {
-		c["add_eos_token"] = *v.addEOS && v.eos >= 0
+	if vocab.addEOS != nil {
+		settings["add_eos_token"] = *vocab.addEOS && vocab.eos >= 0
 	}
-	if t, err := f.chatTemplates(); err != nil {
+	if templates, err := f.chatTemplates(); err != nil {
 		return nil, nil, fmt.Errorf("read gguf tokenizer: %w", err)
-	} else if t != nil {
-		c["chat_template"] = t
+	} else if templates != nil {
+		settings["chat_template"] = templates
 	}
-	if config, err = marshal(c); err != nil {
+	if config, err = marshal(settings); err != nil {
 		return nil, nil, err
 	}
 	return tokenizer, config, nil
@@ -243,28 +243,28 @@ func marshal(v any) ([]byte, error) {
 func (f *File) chatTemplates() (any, error) {
 	const key = "tokenizer.chat_template"
 	text := func(key string) (string, bool, error) {
-		v, ok := f.Value(key)
+		stored, ok := f.Value(key)
 		if !ok {
 			return "", false, nil
 		}
-		s, isText := v.(string)
-		if !isText || !utf8.ValidString(s) {
+		template, isText := stored.(string)
+		if !isText || !utf8.ValidString(template) {
 			return "", false, diag.New(diag.ClassInput, "metadata key %q: want a text", key)
 		}
-		return s, true, nil
+		return template, true, nil
 	}
 	plain, has, err := text(key)
 	if err != nil {
 		return nil, err
 	}
 	var named []any
-	for _, k := range f.Keys() {
-		if name, ok := strings.CutPrefix(k, key+"."); ok {
-			s, _, err := text(k)
+	for _, full := range f.Keys() {
+		if name, ok := strings.CutPrefix(full, key+"."); ok {
+			template, _, err := text(full)
 			if err != nil {
 				return nil, err
 			}
-			named = append(named, object{"name": name, "template": s})
+			named = append(named, object{"name": name, "template": template})
 		}
 	}
 	switch {
@@ -290,63 +290,63 @@ func (f *File) vocab() (*vocab, error) {
 	}
 	if kind != "gpt2" && kind != "llama" {
 		what := map[any]string{"t5": " (Unigram)", "bert": " (WordPiece)", "rwkv": " (RWKV)"}[kind]
-		d := refuse("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).(*diag.Diagnostic)
-		return nil, d.WithHint("a model without a supported tokenizer runs on token ids")
+		problem := refuse("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).(*diag.Diagnostic)
+		return nil, problem.WithHint("a model without a supported tokenizer runs on token ids")
 	}
-	v := &vocab{}
+	result := &vocab{}
 	tokens, _ := f.Value(p + "tokens")
-	if v.tokens, ok = tokens.([]string); !ok || len(v.tokens) == 0 || len(v.tokens) > maxTokens {
+	if result.tokens, ok = tokens.([]string); !ok || len(result.tokens) == 0 || len(result.tokens) > maxTokens {
 		return nil, refuse("tokens", "got %s, want a list of 1 to %d strings", brief(tokens), maxTokens)
 	}
-	n := len(v.tokens)
-	types, err := f.integers(p+"token_type", n)
+	size := len(result.tokens)
+	types, err := f.integers(p+"token_type", size)
 	if err != nil {
 		return nil, err
 	}
-	if v.types = types; types == nil {
-		v.types = slices.Repeat([]int{tokenNormal}, n)
+	if result.types = types; types == nil {
+		result.types = slices.Repeat([]int{tokenNormal}, size)
 	}
 	ids := map[string]int{}
-	for i, t := range v.tokens {
-		if t == "" {
-			t = fmt.Sprintf("[EMPTY_%d]", i)
-			v.tokens[i], v.types[i] = t, tokenUnused
+	for i, token := range result.tokens {
+		if token == "" {
+			token = fmt.Sprintf("[EMPTY_%d]", i)
+			result.tokens[i], result.types[i] = token, tokenUnused
 		}
-		if !utf8.ValidString(t) || len(t) > maxTokenBytes {
-			return nil, refuse("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(t), maxTokenBytes)
+		if !utf8.ValidString(token) || len(token) > maxTokenBytes {
+			return nil, refuse("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(token), maxTokenBytes)
 		}
-		if v.types[i] < tokenNormal || v.types[i] > tokenByte {
-			v.types[i] = tokenNormal
+		if result.types[i] < tokenNormal || result.types[i] > tokenByte {
+			result.types[i] = tokenNormal
 		}
-		if first, dup := ids[t]; dup {
-			return nil, refuse("tokens", "tokens %d and %d are both %s", first, i, brief(t))
+		if first, dup := ids[token]; dup {
+			return nil, refuse("tokens", "tokens %d and %d are both %s", first, i, brief(token))
 		}
-		ids[t] = i
+		ids[token] = i
 	}
 	id := func(key string, def int) int {
 		if i, ok := f.integer(p + key); ok {
 			def = i
 		}
-		if def < 0 || def >= n {
+		if def < 0 || def >= size {
 			return -1
 		}
 		return def
 	}
 	flag := func(key string) *bool {
-		if b, ok := f.Value(p + key); ok {
-			if on, isBool := b.(bool); isBool {
+		if stored, ok := f.Value(p + key); ok {
+			if on, isBool := stored.(bool); isBool {
 				return &on
 			}
 		}
 		return nil
 	}
 	yes := true
-	v.addBOS, v.addEOS = flag("add_bos_token"), flag("add_eos_token")
-	v.pad = id("padding_token_id", -1)
+	result.addBOS, result.addEOS = flag("add_bos_token"), flag("add_eos_token")
+	result.pad = id("padding_token_id", -1)
 	if prefix := flag("add_space_prefix"); prefix != nil {
-		v.prefix = *prefix
+		result.prefix = *prefix
 	} else {
-		v.prefix = kind == "llama"
+		result.prefix = kind == "llama"
 	}
 	merges, hasMerges := f.Value(p + "merges")
 	if hasMerges {
@@ -354,119 +354,119 @@ func (f *File) vocab() (*vocab, error) {
 		if !ok || len(list) > maxMerges {
 			return nil, refuse("merges", "got %s, want a list of at most %d strings", brief(merges), maxMerges)
 		}
-		v.merges = make([][2]string, 0, len(list))
+		result.merges = make([][2]string, 0, len(list))
 		var whole []byte
-		for i, m := range list {
+		for i, merge := range list {
 			at := -1
-			if len(m) > 1 {
-				at = strings.IndexByte(m[1:], ' ') + 1 // a token may begin with a blank
+			if len(merge) > 1 {
+				at = strings.IndexByte(merge[1:], ' ') + 1 // a token may begin with a blank
 			}
-			if at < 1 || at+1 == len(m) {
-				return nil, refuse("merges", "merge %d is %s, want two tokens with a blank between", i, brief(m))
+			if at < 1 || at+1 == len(merge) {
+				return nil, refuse("merges", "merge %d is %s, want two tokens with a blank between", i, brief(merge))
 			}
-			pair := [2]string{m[:at], m[at+1:]}
+			pair := [2]string{merge[:at], merge[at+1:]}
 			whole = append(append(whole[:0], pair[0]...), pair[1]...)
 			_, left := ids[pair[0]]
 			_, right := ids[pair[1]]
 			if _, both := ids[string(whole)]; !left || !right || !both {
 				return nil, refuse("merges", "merge %d: %s, %s or both together are no token", i, brief(pair[0]), brief(pair[1]))
 			}
-			v.merges = append(v.merges, pair)
+			result.merges = append(result.merges, pair)
 		}
 	}
 	if kind == "llama" {
-		v.bos, v.eos, v.unk = id("bos_token_id", 1), id("eos_token_id", 2), id("unknown_token_id", 0)
-		if v.addBOS == nil {
-			v.addBOS = &yes
+		result.bos, result.eos, result.unk = id("bos_token_id", 1), id("eos_token_id", 2), id("unknown_token_id", 0)
+		if result.addBOS == nil {
+			result.addBOS = &yes
 		}
-		if err := v.sentencePiece(f, types == nil, hasMerges); err != nil {
+		if err := result.sentencePiece(f, types == nil, hasMerges); err != nil {
 			return nil, err
 		}
-		return v, nil
+		return result, nil
 	}
-	v.bos, v.eos, v.unk = id("bos_token_id", -1), id("eos_token_id", -1), id("unknown_token_id", -1)
+	result.bos, result.eos, result.unk = id("bos_token_id", -1), id("eos_token_id", -1), id("unknown_token_id", -1)
 	if !hasMerges {
 		return nil, refuse("merges", "missing, want the merges of the byte-level BPE")
 	}
 	pre, ok := f.Value(p + "pre")
 	for i := range splittings {
-		if s, isText := pre.(string); isText && slices.Contains(splittings[i].names, s) {
-			v.split = &splittings[i]
+		if name, isText := pre.(string); isText && slices.Contains(splittings[i].names, name) {
+			result.split = &splittings[i]
 		}
 	}
 	switch {
 	case !ok || pre == "default":
-		d := refuse("pre", "missing, so the file does not say how text is split").(*diag.Diagnostic)
-		return nil, d.WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
-	case v.split == nil:
+		problem := refuse("pre", "missing, so the file does not say how text is split").(*diag.Diagnostic)
+		return nil, problem.WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
+	case result.split == nil:
 		return nil, refuse("pre", "%s is not supported; supported: %s", brief(pre), splittingNames())
 	}
-	if v.addBOS == nil && v.split.addBOS {
-		v.addBOS = &yes
+	if result.addBOS == nil && result.split.addBOS {
+		result.addBOS = &yes
 	}
-	return v, nil
+	return result, nil
 }
 
 // integers reads a list of n integers, nil when there is none.
-func (f *File) integers(key string, n int) ([]int, error) {
-	v, ok := f.Value(key)
+func (f *File) integers(key string, count int) ([]int, error) {
+	stored, ok := f.Value(key)
 	if !ok {
 		return nil, nil
 	}
-	out := make([]int, 0, n)
-	switch list := v.(type) {
+	out := make([]int, 0, count)
+	switch list := stored.(type) {
 	case []int32:
-		for _, x := range list {
-			out = append(out, int(x))
+		for _, element := range list {
+			out = append(out, int(element))
 		}
 	case []uint32:
-		for _, x := range list {
-			out = append(out, int(x))
+		for _, element := range list {
+			out = append(out, int(element))
 		}
 	}
-	if len(out) != n {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), n).WithCode("gguf.metadata")
+	if len(out) != count {
+		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), count).WithCode("gguf.metadata")
 	}
 	return out, nil
 }
 
 // sentencePiece completes a SentencePiece vocabulary: types where the file has none, and merges.
-func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
+func (v *vocab) sentencePiece(file *File, untyped, hasMerges bool) error {
 	const key = "tokenizer.ggml.scores"
 	if untyped {
-		for i, t := range v.tokens {
-			if _, ok := byteOf(t); ok {
+		for i, token := range v.tokens {
+			if _, ok := byteOf(token); ok {
 				v.types[i] = tokenByte
 			}
 		}
-		for id, t := range map[int]int{v.bos: tokenControl, v.eos: tokenControl, v.unk: tokenUnknown} {
+		for id, kind := range map[int]int{v.bos: tokenControl, v.eos: tokenControl, v.unk: tokenUnknown} {
 			if id >= 0 {
-				v.types[id] = t
+				v.types[id] = kind
 			}
 		}
 	}
-	for i, t := range v.tokens {
-		if _, ok := byteOf(t); !ok && v.types[i] == tokenByte {
-			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(t)).WithCode("gguf.metadata")
+	for i, token := range v.tokens {
+		if _, ok := byteOf(token); !ok && v.types[i] == tokenByte {
+			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(token)).WithCode("gguf.metadata")
 		}
 	}
-	switch s, ok := f.Value(key); list := s.(type) {
+	switch stored, ok := file.Value(key); list := stored.(type) {
 	case []float32:
 		v.scores = list
 	case []int32:
-		for _, x := range list {
-			v.scores = append(v.scores, float32(x))
+		for _, score := range list {
+			v.scores = append(v.scores, float32(score))
 		}
 	default:
 		if ok {
-			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(s)).WithCode("gguf.metadata")
+			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(stored)).WithCode("gguf.metadata")
 		}
 	}
 	if v.scores != nil && len(v.scores) != len(v.tokens) {
 		return diag.New(diag.ClassInput, "metadata key %q: got %d scores, want %d", key, len(v.scores), len(v.tokens)).WithCode("gguf.metadata")
 	}
-	for i, s := range v.scores {
-		if s != s {
+	for i, score := range v.scores {
+		if score != score {
 			return diag.New(diag.ClassInput, "metadata key %q: score %d is not a number", key, i).WithCode("gguf.metadata")
 		}
 	}
@@ -484,7 +484,7 @@ func byteOf(token string) (byte, bool) {
 	if len(token) != 6 {
 		return 0, false
 	}
-	if n, err := fmt.Sscanf(token, "<0x%02X>", &b); n != 1 || err != nil {
+	if parsed, err := fmt.Sscanf(token, "<0x%02X>", &b); parsed != 1 || err != nil {
 		return 0, false
 	}
 	return b, token == fmt.Sprintf("<0x%02X>", b)
@@ -498,13 +498,13 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 	ids := map[string]int{}
 	var order []int
 	alike, work := true, 0
-	for i, t := range tokens {
+	for i, token := range tokens {
 		if types[i] != tokenNormal && types[i] != tokenByte {
 			continue
 		}
-		ids[t] = i
+		ids[token] = i
 		order = append(order, i)
-		work += len(t) * len(t)
+		work += len(token) * len(token)
 		if work > maxMergeWork {
 			return nil, diag.New(diag.ClassInput, "metadata key %q: the tokens are too long to derive merges from", "tokenizer.ggml.tokens").WithCode("gguf.metadata")
 		}
@@ -517,19 +517,19 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 	}
 	var out []merge
 	for _, i := range order {
-		t := tokens[i]
+		token := tokens[i]
 		from := len(out)
-		runes := utf8.RuneCountInString(t)
+		runes := utf8.RuneCountInString(token)
 		left := 0
-		for at := range t {
+		for at := range token {
 			if at > 0 {
-				_, l := ids[t[:at]]
-				_, r := ids[t[at:]]
-				if l && r {
+				_, hasLeft := ids[token[:at]]
+				_, hasRight := ids[token[at:]]
+				if hasLeft && hasRight {
 					if len(out) == maxMerges {
 						return nil, diag.New(diag.ClassInput, "metadata key %q: more than %d pairs of tokens make a token", "tokenizer.ggml.tokens", maxMerges).WithCode("gguf.metadata")
 					}
-					out = append(out, merge{[2]string{t[:at], t[at:]}, i, left, runes - left})
+					out = append(out, merge{[2]string{token[:at], token[at:]}, i, left, runes - left})
 				}
 			}
 			left++
@@ -553,13 +553,13 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 
 // document makes the tokenizer.json.
 func (v *vocab) document() (*tokenizerJSON, error) {
-	d := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
+	doc := &tokenizerJSON{Version: "1.0", AddedTokens: []addedToken{}, Model: modelJSON{Type: "BPE", Merges: v.merges}}
 	quoted := 0
-	for _, t := range v.tokens {
-		quoted += quotedBytes(t)
+	for _, token := range v.tokens {
+		quoted += quotedBytes(token)
 	}
-	for _, m := range v.merges {
-		quoted += quotedBytes(m[0]) + quotedBytes(m[1])
+	for _, merge := range v.merges {
+		quoted += quotedBytes(merge[0]) + quotedBytes(merge[1])
 	}
 	if quoted > maxQuotedBytes {
 		return nil, diag.New(diag.ClassInput, "metadata key %q: tokens and merges have %d bytes in a tokenizer.json, want at most %d", "tokenizer.ggml.tokens", quoted, maxQuotedBytes).WithCode("gguf.metadata")
@@ -568,31 +568,31 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
 	}
 	// Padding of the vocabulary is no tokens; tokens added behind it are listed once.
-	n := len(v.tokens)
-	for n > 0 && v.types[n-1] == tokenUnused {
-		n--
+	count := len(v.tokens)
+	for count > 0 && v.types[count-1] == tokenUnused {
+		count--
 	}
-	base := n
+	base := count
 	for base > 0 && recognised(base-1) {
 		base--
 	}
-	d.Model.Vocab = v.tokens[:base]
-	for i := range n {
+	doc.Model.Vocab = v.tokens[:base]
+	for i := range count {
 		if !recognised(i) {
 			continue
 		}
-		t := v.tokens[i]
-		if len(t) > maxSpecialBytes {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: token %d is recognised in text and has %d bytes, want at most %d", "tokenizer.ggml.tokens", i, len(t), maxSpecialBytes)
+		token := v.tokens[i]
+		if len(token) > maxSpecialBytes {
+			return nil, diag.New(diag.ClassInput, "metadata key %q: token %d is recognised in text and has %d bytes, want at most %d", "tokenizer.ggml.tokens", i, len(token), maxSpecialBytes)
 		}
-		d.AddedTokens = append(d.AddedTokens, addedToken{ID: i, Content: t, Special: v.types[i] != tokenUser})
+		doc.AddedTokens = append(doc.AddedTokens, addedToken{ID: i, Content: token, Special: v.types[i] != tokenUser})
 	}
 	if v.split != nil {
-		v.byteLevelParts(d)
+		v.byteLevelParts(doc)
 	} else {
-		v.sentencePieceParts(d)
+		v.sentencePieceParts(doc)
 	}
-	return d, nil
+	return doc, nil
 }
 
 func byteLevel(prefixSpace, trim, regex bool) object {
@@ -601,44 +601,44 @@ func byteLevel(prefixSpace, trim, regex bool) object {
 
 func sequence(key string, parts ...any) object { return object{"type": "Sequence", key: parts} }
 
-func (v *vocab) byteLevelParts(d *tokenizerJSON) {
-	d.Model.IgnoreMerges = v.split.ignoreMerges
+func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
+	doc.Model.IgnoreMerges = v.split.ignoreMerges
 	if v.split.nfc {
-		d.Normalizer = object{"type": "NFC"}
+		doc.Normalizer = object{"type": "NFC"}
 	}
 	switch {
 	case v.split.pattern != "":
-		d.PreTokenizer = sequence("pretokenizers",
+		doc.PreTokenizer = sequence("pretokenizers",
 			object{"type": "Split", "pattern": object{"Regex": v.split.pattern}, "behavior": "Isolated", "invert": false},
 			byteLevel(v.prefix, true, false))
 	case v.split.digits:
-		d.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true}, byteLevel(v.prefix, true, true))
+		doc.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true}, byteLevel(v.prefix, true, true))
 	default:
-		d.PreTokenizer = byteLevel(v.prefix, true, true)
+		doc.PreTokenizer = byteLevel(v.prefix, true, true)
 	}
-	d.Decoder = byteLevel(true, true, true)
-	d.PostProcessor = byteLevel(true, false, true)
-	if t := v.template(); t != nil {
-		d.PostProcessor = sequence("processors", byteLevel(true, false, true), t)
+	doc.Decoder = byteLevel(true, true, true)
+	doc.PostProcessor = byteLevel(true, false, true)
+	if template := v.template(); template != nil {
+		doc.PostProcessor = sequence("processors", byteLevel(true, false, true), template)
 	}
 }
 
-func (v *vocab) sentencePieceParts(d *tokenizerJSON) {
+func (v *vocab) sentencePieceParts(doc *tokenizerJSON) {
 	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
 	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "}, object{"type": "ByteFallback"}, object{"type": "Fuse"}}
-	d.Normalizer = replace
+	doc.Normalizer = replace
 	if v.prefix {
-		d.Normalizer = sequence("normalizers", object{"type": "Prepend", "prepend": space}, replace)
+		doc.Normalizer = sequence("normalizers", object{"type": "Prepend", "prepend": space}, replace)
 		back = append(back, object{"type": "Strip", "content": " ", "start": 1, "stop": 0})
 	}
-	d.Decoder = sequence("decoders", back...)
+	doc.Decoder = sequence("decoders", back...)
 	if v.unk >= 0 {
-		d.Model.UnkToken = &v.tokens[v.unk]
+		doc.Model.UnkToken = &v.tokens[v.unk]
 	}
-	d.Model.FuseUnk = true
-	d.Model.ByteFallback = slices.Contains(v.types, tokenByte)
-	if t := v.template(); t != nil {
-		d.PostProcessor = t
+	doc.Model.FuseUnk = true
+	doc.Model.ByteFallback = slices.Contains(v.types, tokenByte)
+	if template := v.template(); template != nil {
+		doc.PostProcessor = template
 	}
 }
 
@@ -653,9 +653,9 @@ func (v *vocab) template() object {
 	text := func(id string, kind int) []any {
 		var out []any
 		special := func(id int) {
-			t := v.tokens[id]
-			specials[t] = object{"id": t, "ids": []int{id}, "tokens": []string{t}}
-			out = append(out, object{"SpecialToken": object{"id": t, "type_id": kind}})
+			token := v.tokens[id]
+			specials[token] = object{"id": token, "ids": []int{id}, "tokens": []string{token}}
+			out = append(out, object{"SpecialToken": object{"id": token, "type_id": kind}})
 		}
 		if bos {
 			special(v.bos)
@@ -666,6 +666,6 @@ func (v *vocab) template() object {
 		}
 		return out
 	}
-	a, b := text("A", 0), text("B", 1)
-	return object{"type": "TemplateProcessing", "single": a, "pair": slices.Concat(a, b), "special_tokens": specials}
+	first, second := text("A", 0), text("B", 1)
+	return object{"type": "TemplateProcessing", "single": first, "pair": slices.Concat(first, second), "special_tokens": specials}
 }

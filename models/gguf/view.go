@@ -79,10 +79,10 @@ func (v View) Read(dst []float32, row0, row1, col0, col1 int) error {
 		return err
 	}
 	return mem.CatchFault(func() {
-		n := col1 - col0
-		for r := row0; r < row1; r++ {
-			v.row(dst[:n], r, col0)
-			dst = dst[n:]
+		cols := col1 - col0
+		for row := row0; row < row1; row++ {
+			v.row(dst[:cols], row, col0)
+			dst = dst[cols:]
 		}
 	})
 }
@@ -122,30 +122,30 @@ func rotaryPair(r, dim int) int {
 
 // view makes the view of rows [first, first+rows) of t; vector and matrix shapes of one row differ
 // between the two worlds, so the shape wanted decides.
-func view(t Tensor, vector bool, first, rows int) (View, error) {
-	v := View{t: t, first: first}
+func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
+	view := View{t: tensor, first: first}
 	switch {
-	case vector && t.Rows() == 1:
+	case vector && tensor.Rows() == 1:
 		// A vector's elements count as rows here, because they are rows of the matrix beside it.
 		if rows < 0 {
-			rows = t.Cols() - first
+			rows = tensor.Cols() - first
 		}
-		if len(t.Shape) != 1 || first+rows > t.Cols() || rows != t.Cols() && layouts[t.Type].block != 1 {
-			return v, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d", t.Name, t.Shape, t.Type, first+rows)
+		if len(tensor.Shape) != 1 || first+rows > tensor.Cols() || rows != tensor.Cols() && layouts[tensor.Type].block != 1 {
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d", tensor.Name, tensor.Shape, tensor.Type, first+rows)
 		}
-		v.shape = []int{rows}
-	case !vector && len(t.Shape) <= 2:
+		view.shape = []int{rows}
+	case !vector && len(tensor.Shape) <= 2:
 		if rows < 0 {
-			rows = t.Rows() - first
+			rows = tensor.Rows() - first
 		}
-		if first+rows > t.Rows() {
-			return v, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows", t.Name, t.Shape, first+rows)
+		if first+rows > tensor.Rows() {
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows", tensor.Name, tensor.Shape, first+rows)
 		}
-		v.shape = []int{rows, t.Cols()}
+		view.shape = []int{rows, tensor.Cols()}
 	default:
-		return v, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s", t.Name, t.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
+		return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s", tensor.Name, tensor.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
 	}
-	return v, nil
+	return view, nil
 }
 
 // Rows returns rows [from, to) of a matrix, without copying; not of one with rows in another form.

@@ -92,93 +92,93 @@ func exportVocab(tokenizer, config []byte, size int) (*vocab, error) {
 	refuse := func(what, format string, args ...any) error {
 		return diag.New(diag.ClassInput, "tokenizer.json: %s: %s", what, fmt.Sprintf(format, args...)).WithHint("GGUF has no form for this tokenizer; export the weights without it")
 	}
-	var t readTokenizer
-	if err := json.Unmarshal(tokenizer, &t); err != nil {
+	var parsed readTokenizer
+	if err := json.Unmarshal(tokenizer, &parsed); err != nil {
 		return nil, diag.New(diag.ClassInput, "tokenizer.json: %w", err)
 	}
-	switch m := t.Model; {
-	case m.Type != "BPE":
-		return nil, refuse("model", "%q is not supported; supported: BPE", m.Type)
-	case m.Dropout != nil || m.Prefix != "" || m.Suffix != "":
+	switch model := parsed.Model; {
+	case model.Type != "BPE":
+		return nil, refuse("model", "%q is not supported; supported: BPE", model.Type)
+	case model.Dropout != nil || model.Prefix != "" || model.Suffix != "":
 		return nil, refuse("model", "dropout, prefixes and suffixes are not supported")
 	}
-	v := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size), types: slices.Repeat([]int{tokenUnused}, size)}
+	result := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size), types: slices.Repeat([]int{tokenUnused}, size)}
 	set := func(id int, token string, kind int) error {
 		if id < 0 || id >= size {
 			return refuse("vocab", "token %d, but the model has %d", id, size)
 		}
-		if v.tokens[id] != "" && v.tokens[id] != token {
-			return refuse("vocab", "token %d is both %q and %q", id, v.tokens[id], token)
+		if result.tokens[id] != "" && result.tokens[id] != token {
+			return refuse("vocab", "token %d is both %q and %q", id, result.tokens[id], token)
 		}
-		v.tokens[id], v.types[id] = token, kind
+		result.tokens[id], result.types[id] = token, kind
 		return nil
 	}
-	for token, id := range t.Model.Vocab {
+	for token, id := range parsed.Model.Vocab {
 		if err := set(id, token, tokenNormal); err != nil {
 			return nil, err
 		}
 	}
-	for _, a := range t.AddedTokens {
-		if a.SingleWord || a.LStrip || a.RStrip {
-			return nil, refuse("added_tokens", "token %q: single_word, lstrip and rstrip are not supported", a.Content)
+	for _, added := range parsed.AddedTokens {
+		if added.SingleWord || added.LStrip || added.RStrip {
+			return nil, refuse("added_tokens", "token %q: single_word, lstrip and rstrip are not supported", added.Content)
 		}
 		kind := tokenUser
-		if a.Special {
+		if added.Special {
 			kind = tokenControl
 		}
-		if err := set(a.ID, a.Content, kind); err != nil {
+		if err := set(added.ID, added.Content, kind); err != nil {
 			return nil, err
 		}
 	}
 	ids := map[string]int{}
-	for i, token := range v.tokens {
+	for i, token := range result.tokens {
 		if token == "" {
-			v.tokens[i] = fmt.Sprintf("[PAD%d]", i)
+			result.tokens[i] = fmt.Sprintf("[PAD%d]", i)
 		}
-		if first, dup := ids[v.tokens[i]]; dup {
-			return nil, refuse("vocab", "tokens %d and %d are both %q", first, i, v.tokens[i])
+		if first, dup := ids[result.tokens[i]]; dup {
+			return nil, refuse("vocab", "tokens %d and %d are both %q", first, i, result.tokens[i])
 		}
-		ids[v.tokens[i]] = i
+		ids[result.tokens[i]] = i
 	}
-	for _, m := range t.Model.Merges {
-		if strings.Contains(m[0], " ") || strings.Contains(m[1], " ") {
-			return nil, refuse("merges", "%q contains a blank", m)
+	for _, merge := range parsed.Model.Merges {
+		if strings.Contains(merge[0], " ") || strings.Contains(merge[1], " ") {
+			return nil, refuse("merges", "%q contains a blank", merge)
 		}
-		v.merges = append(v.merges, m)
+		result.merges = append(result.merges, merge)
 	}
-	if err := v.splittingOf(&t, refuse); err != nil {
+	if err := result.splittingOf(&parsed, refuse); err != nil {
 		return nil, err
 	}
-	if v.split == nil {
-		v.scoreTokens(&t, ids)
+	if result.split == nil {
+		result.scoreTokens(&parsed, ids)
 	}
-	return v, v.specials(&t, config, ids, refuse)
+	return result, result.specials(&parsed, config, ids, refuse)
 }
 
 // splittingOf finds out which kind of tokenizer it is and how it cuts text.
-func (v *vocab) splittingOf(t *readTokenizer, refuse func(what, format string, args ...any) error) error {
-	norm, err := steps(t.Normalizer, func(p part) []part { return p.Normalizers })
+func (v *vocab) splittingOf(parsed *readTokenizer, refuse func(what, format string, args ...any) error) error {
+	norm, err := steps(parsed.Normalizer, func(p part) []part { return p.Normalizers })
 	if err != nil {
 		return refuse("normalizer", "%v", err)
 	}
-	pre, err := steps(t.PreTokenizer, func(p part) []part { return p.PreTokenizers })
+	pre, err := steps(parsed.PreTokenizer, func(p part) []part { return p.PreTokenizers })
 	if err != nil {
 		return refuse("pre_tokenizer", "%v", err)
 	}
 	if len(pre) > 0 && pre[len(pre)-1].Type == "ByteLevel" {
-		var s splitting
+		var found splitting
 		last := pre[len(pre)-1]
 		v.prefix = last.AddPrefixSpace != nil && *last.AddPrefixSpace
 		ownRegex := last.UseRegex == nil || *last.UseRegex
 		switch first := pre[0]; {
 		case len(pre) == 1 && ownRegex:
 		case len(pre) == 2 && ownRegex && first.Type == "Digits" && first.IndividualDigits:
-			s.digits = true
+			found.digits = true
 		case len(pre) == 2 && !ownRegex && first.Type == "Split" && first.Behavior == "Isolated" && !first.Invert:
-			s.pattern, _ = first.Pattern["Regex"].(string)
-			if s.pattern == patternGPT2 {
-				s.pattern = ""
-			} else if s.pattern == "" {
+			found.pattern, _ = first.Pattern["Regex"].(string)
+			if found.pattern == patternGPT2 {
+				found.pattern = ""
+			} else if found.pattern == "" {
 				return refuse("pre_tokenizer", "a Split without a regular expression is not supported")
 			}
 		default:
@@ -187,39 +187,39 @@ func (v *vocab) splittingOf(t *readTokenizer, refuse func(what, format string, a
 		switch {
 		case len(norm) == 0:
 		case len(norm) == 1 && norm[0].Type == "NFC":
-			s.nfc = true
+			found.nfc = true
 		default:
 			return refuse("normalizer", "%s is not supported; supported: nothing, NFC", norm[0].Type)
 		}
 		for i := range splittings {
-			k := &splittings[i]
-			if k.pattern == s.pattern && k.nfc == s.nfc && k.digits == s.digits && k.ignoreMerges == t.Model.IgnoreMerges {
-				v.split = k
+			known := &splittings[i]
+			if known.pattern == found.pattern && known.nfc == found.nfc && known.digits == found.digits && known.ignoreMerges == parsed.Model.IgnoreMerges {
+				v.split = known
 				return nil
 			}
 		}
 		return refuse("pre_tokenizer", "this way to split text has no name in GGUF; those that have: %s", splittingNames())
 	}
 	// SentencePiece: blanks become visible, in the normalizer or before the merges.
-	for _, n := range norm {
-		switch blank, _ := n.Pattern["String"].(string); {
-		case n.Type == "Prepend" && n.Prepend == space:
+	for _, step := range norm {
+		switch blank, _ := step.Pattern["String"].(string); {
+		case step.Type == "Prepend" && step.Prepend == space:
 			v.prefix = true
-		case n.Type == "Replace" && blank == " " && n.Content == space:
+		case step.Type == "Replace" && blank == " " && step.Content == space:
 		default:
-			return refuse("normalizer", "%s is not supported; supported: what SentencePiece does with blanks", n.Type)
+			return refuse("normalizer", "%s is not supported; supported: what SentencePiece does with blanks", step.Type)
 		}
 	}
-	for _, p := range pre {
-		switch blank, _ := p.Pattern["String"].(string); {
-		case p.Type == "Metaspace" && p.Replacement == space && p.Split != nil && !*p.Split:
-			v.prefix = v.prefix || p.PrependScheme != "never"
-		case p.Type == "Split" && blank == " " && len(norm) > 0: // there are none left
+	for _, step := range pre {
+		switch blank, _ := step.Pattern["String"].(string); {
+		case step.Type == "Metaspace" && step.Replacement == space && step.Split != nil && !*step.Split:
+			v.prefix = v.prefix || step.PrependScheme != "never"
+		case step.Type == "Split" && blank == " " && len(norm) > 0: // there are none left
 		default:
-			return refuse("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split", p.Type)
+			return refuse("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split", step.Type)
 		}
 	}
-	if len(norm)+len(pre) == 0 || !t.Model.ByteFallback {
+	if len(norm)+len(pre) == 0 || !parsed.Model.ByteFallback {
 		return refuse("model", "this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
 	}
 	return nil
@@ -228,7 +228,7 @@ func (v *vocab) splittingOf(t *readTokenizer, refuse func(what, format string, a
 // scoreTokens gives a SentencePiece vocabulary its types and the scores that order its merges: the
 // negative number of the first merge that makes a token. The merges themselves are kept only where
 // they do not follow from the scores.
-func (v *vocab) scoreTokens(t *readTokenizer, ids map[string]int) {
+func (v *vocab) scoreTokens(parsed *readTokenizer, ids map[string]int) {
 	v.scores = make([]float32, len(v.tokens))
 	for i, token := range v.tokens {
 		switch _, isByte := byteOf(token); {
@@ -240,8 +240,8 @@ func (v *vocab) scoreTokens(t *readTokenizer, ids map[string]int) {
 			v.tokens[i] = strings.ReplaceAll(token, space, " ")
 		}
 	}
-	if u := t.Model.UnkToken; u != nil {
-		if id, ok := ids[*u]; ok {
+	if token := parsed.Model.UnkToken; token != nil {
+		if id, ok := ids[*token]; ok {
 			v.unk, v.types[id] = id, tokenUnknown
 		}
 	}
@@ -256,17 +256,17 @@ func (v *vocab) scoreTokens(t *readTokenizer, ids map[string]int) {
 }
 
 // specials reads which tokens begin and end a text.
-func (v *vocab) specials(t *readTokenizer, config []byte, ids map[string]int, refuse func(what, format string, args ...any) error) error {
-	var c map[string]any
+func (v *vocab) specials(parsed *readTokenizer, config []byte, ids map[string]int, refuse func(what, format string, args ...any) error) error {
+	var settings map[string]any
 	if config != nil {
-		if err := json.Unmarshal(config, &c); err != nil {
+		if err := json.Unmarshal(config, &settings); err != nil {
 			return diag.New(diag.ClassInput, "tokenizer_config.json: %w", err)
 		}
 	}
 	named := func(key string) int {
-		text, ok := c[key].(string)
-		if o, isObject := c[key].(map[string]any); isObject {
-			text, ok = o["content"].(string)
+		text, ok := settings[key].(string)
+		if object, isObject := settings[key].(map[string]any); isObject {
+			text, ok = object["content"].(string)
 		}
 		if id, known := ids[text]; ok && known {
 			return id
@@ -274,8 +274,8 @@ func (v *vocab) specials(t *readTokenizer, config []byte, ids map[string]int, re
 		return -1
 	}
 	flag := func(key string) *bool {
-		if b, ok := c[key].(bool); ok {
-			return &b
+		if on, ok := settings[key].(bool); ok {
+			return &on
 		}
 		return nil
 	}
@@ -284,21 +284,21 @@ func (v *vocab) specials(t *readTokenizer, config []byte, ids map[string]int, re
 		v.unk = named("unk_token")
 	}
 	v.addBOS, v.addEOS = flag("add_bos_token"), flag("add_eos_token")
-	post, err := steps(t.PostProcessor, func(p part) []part { return p.Processors })
+	post, err := steps(parsed.PostProcessor, func(p part) []part { return p.Processors })
 	if err != nil {
 		return refuse("post_processor", "%v", err)
 	}
 	yes := true
-	for _, p := range post {
-		switch p.Type {
+	for _, step := range post {
+		switch step.Type {
 		case "ByteLevel":
 			continue
 		case "TemplateProcessing":
 		default:
-			return refuse("post_processor", "%s is not supported; supported: ByteLevel, TemplateProcessing", p.Type)
+			return refuse("post_processor", "%s is not supported; supported: ByteLevel, TemplateProcessing", step.Type)
 		}
 		behind := false
-		for _, piece := range p.Single {
+		for _, piece := range step.Single {
 			if piece.Sequence != nil {
 				behind = true
 				continue
@@ -330,8 +330,8 @@ func (v *vocab) specials(t *readTokenizer, config []byte, ids map[string]int, re
 func (v *vocab) metadata() []KV {
 	const p = "tokenizer.ggml."
 	types := make([]int32, len(v.types))
-	for i, t := range v.types {
-		types[i] = int32(t)
+	for i, kind := range v.types {
+		types[i] = int32(kind)
 	}
 	kind, pre := "llama", "default"
 	if v.split != nil {
@@ -344,25 +344,25 @@ func (v *vocab) metadata() []KV {
 	out = append(out, KV{p + "token_type", types})
 	if len(v.merges) > 0 || v.split != nil {
 		merges := make([]string, len(v.merges))
-		for i, m := range v.merges {
-			merges[i] = m[0] + " " + m[1]
+		for i, merge := range v.merges {
+			merges[i] = merge[0] + " " + merge[1]
 		}
 		out = append(out, KV{p + "merges", merges})
 	}
-	for _, s := range []struct {
+	for _, key := range []struct {
 		key string
 		id  int
 	}{{"unknown_token_id", v.unk}, {"padding_token_id", v.pad}} {
-		if s.id >= 0 {
-			out = append(out, KV{p + s.key, uint32(s.id)})
+		if key.id >= 0 {
+			out = append(out, KV{p + key.key, uint32(key.id)})
 		}
 	}
-	for _, s := range []struct {
+	for _, key := range []struct {
 		key string
 		on  *bool
 	}{{"add_bos_token", v.addBOS}, {"add_eos_token", v.addEOS}} {
-		if s.on != nil {
-			out = append(out, KV{p + s.key, *s.on})
+		if key.on != nil {
+			out = append(out, KV{p + key.key, *key.on})
 		}
 	}
 	if v.prefix != (v.split == nil) {
@@ -372,40 +372,40 @@ func (v *vocab) metadata() []KV {
 }
 
 // exportTemplates writes the chat templates: the file beside the tokenizer, or those in its configuration.
-func exportTemplates(d *Directory) ([]KV, error) {
+func exportTemplates(directory *Directory) ([]KV, error) {
 	const key = "tokenizer.chat_template"
-	if d.ChatTemplate != "" {
-		return []KV{{key, d.ChatTemplate}}, nil
+	if directory.ChatTemplate != "" {
+		return []KV{{key, directory.ChatTemplate}}, nil
 	}
-	var c struct {
+	var config struct {
 		ChatTemplate json.RawMessage `json:"chat_template"`
 	}
-	if d.TokenizerConfig == nil {
+	if directory.TokenizerConfig == nil {
 		return nil, nil
 	}
-	if err := json.Unmarshal(d.TokenizerConfig, &c); err != nil {
+	if err := json.Unmarshal(directory.TokenizerConfig, &config); err != nil {
 		return nil, diag.New(diag.ClassInput, "tokenizer_config.json: %w", err)
 	}
-	if len(c.ChatTemplate) == 0 || string(c.ChatTemplate) == "null" {
+	if len(config.ChatTemplate) == 0 || string(config.ChatTemplate) == "null" {
 		return nil, nil
 	}
 	var plain string
-	if json.Unmarshal(c.ChatTemplate, &plain) == nil {
+	if json.Unmarshal(config.ChatTemplate, &plain) == nil {
 		return []KV{{key, plain}}, nil
 	}
 	var named []struct{ Name, Template string }
-	if err := json.Unmarshal(c.ChatTemplate, &named); err != nil {
+	if err := json.Unmarshal(config.ChatTemplate, &named); err != nil {
 		return nil, diag.New(diag.ClassInput, "tokenizer_config.json: key %q: want a text or a list of named texts", "chat_template")
 	}
 	var out []KV
 	var names []string
-	for _, t := range named {
-		if t.Name == "default" {
-			out = append(out, KV{key, t.Template})
+	for _, template := range named {
+		if template.Name == "default" {
+			out = append(out, KV{key, template.Template})
 			continue
 		}
-		names = append(names, t.Name)
-		out = append(out, KV{key + "." + t.Name, t.Template})
+		names = append(names, template.Name)
+		out = append(out, KV{key + "." + template.Name, template.Template})
 	}
 	if names != nil {
 		out = append(out, KV{"tokenizer.chat_templates", names})

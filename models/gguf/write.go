@@ -37,16 +37,16 @@ type Source struct {
 // Write writes metadata and tensors, in this order, as a GGUF file. Equal arguments give equal bytes.
 // Values are rounded to a tensor's type as by the format's reference; values without an image in it are
 // an error.
-func Write(ctx context.Context, w io.Writer, metadata []KV, tensors []Source) error {
+func Write(ctx context.Context, out io.Writer, metadata []KV, tensors []Source) error {
 	header, err := head(metadata, tensors)
 	if err != nil {
 		return diag.New(diag.ClassInput, "write gguf: %w", err)
 	}
-	if _, err := w.Write(header); err != nil {
+	if _, err := out.Write(header); err != nil {
 		return err
 	}
 	for i := range tensors {
-		if err := tensors[i].stream(ctx, w); err != nil {
+		if err := tensors[i].stream(ctx, out); err != nil {
 			return err
 		}
 	}
@@ -56,41 +56,41 @@ func Write(ctx context.Context, w io.Writer, metadata []KV, tensors []Source) er
 // head is everything before the data, padded to the alignment.
 func head(metadata []KV, tensors []Source) ([]byte, error) {
 	le := binary.LittleEndian
-	b := le.AppendUint32([]byte(magic), version)
-	b = le.AppendUint64(b, uint64(len(tensors)))
-	b = le.AppendUint64(b, uint64(len(metadata)))
+	buf := le.AppendUint32([]byte(magic), version)
+	buf = le.AppendUint64(buf, uint64(len(tensors)))
+	buf = le.AppendUint64(buf, uint64(len(metadata)))
 	seen := map[string]bool{}
 	for _, kv := range metadata {
 		if !usable(kv.Key, seen) || kv.Key == "general.alignment" {
 			return nil, fmt.Errorf("metadata key %q: used twice, reserved or no text", kv.Key)
 		}
-		b = appendText(b, kv.Key)
+		buf = appendText(buf, kv.Key)
 		var ok bool
-		if b, ok = appendValue(b, kv.Value); !ok {
+		if buf, ok = appendValue(buf, kv.Value); !ok {
 			return nil, fmt.Errorf("metadata key %q: a %T has no form in GGUF", kv.Key, kv.Value)
 		}
 	}
 	clear(seen)
 	at := int64(0)
 	for i := range tensors {
-		t := &tensors[i]
-		size, err := t.size()
-		if err == nil && !usable(t.Name, seen) {
+		source := &tensors[i]
+		size, err := source.size()
+		if err == nil && !usable(source.Name, seen) {
 			err = fmt.Errorf("name is used twice or no text")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+			return nil, fmt.Errorf("tensor %q: %w", source.Name, err)
 		}
-		b = appendText(b, t.Name)
-		b = le.AppendUint32(b, uint32(len(t.Shape)))
-		for d := len(t.Shape) - 1; d >= 0; d-- {
-			b = le.AppendUint64(b, uint64(t.Shape[d]))
+		buf = appendText(buf, source.Name)
+		buf = le.AppendUint32(buf, uint32(len(source.Shape)))
+		for dim := len(source.Shape) - 1; dim >= 0; dim-- {
+			buf = le.AppendUint64(buf, uint64(source.Shape[dim]))
 		}
-		b = le.AppendUint32(b, layouts[t.Type].id)
-		b = le.AppendUint64(b, uint64(at))
+		buf = le.AppendUint32(buf, layouts[source.Type].id)
+		buf = le.AppendUint64(buf, uint64(at))
 		at += (size + defaultAlignment - 1) / defaultAlignment * defaultAlignment
 	}
-	return pad(b), nil
+	return pad(buf), nil
 }
 
 func usable(name string, seen map[string]bool) bool {
@@ -113,11 +113,11 @@ func appendText(b []byte, s string) []byte {
 }
 
 // appendValue appends the type and the value; false when it has none.
-func appendValue(b []byte, v any) ([]byte, bool) {
+func appendValue(buf []byte, v any) ([]byte, bool) {
 	le := binary.LittleEndian
-	scalar := func(k kind) []byte { return le.AppendUint32(b, uint32(k)) }
+	scalar := func(k kind) []byte { return le.AppendUint32(buf, uint32(k)) }
 	list := func(k kind, n int) []byte {
-		return le.AppendUint64(le.AppendUint32(le.AppendUint32(b, uint32(kindArray)), uint32(k)), uint64(n))
+		return le.AppendUint64(le.AppendUint32(le.AppendUint32(buf, uint32(kindArray)), uint32(k)), uint64(n))
 	}
 	switch v := v.(type) {
 	case uint32:
@@ -133,31 +133,31 @@ func appendValue(b []byte, v any) ([]byte, bool) {
 	case string:
 		return appendText(scalar(kindString), v), true
 	case []bool:
-		b = list(kindBool, len(v))
-		for _, x := range v {
-			b = appendBool(b, x)
+		buf = list(kindBool, len(v))
+		for _, element := range v {
+			buf = appendBool(buf, element)
 		}
-		return b, true
+		return buf, true
 	case []int32:
-		b = list(kindI32, len(v))
-		for _, x := range v {
-			b = le.AppendUint32(b, uint32(x))
+		buf = list(kindI32, len(v))
+		for _, element := range v {
+			buf = le.AppendUint32(buf, uint32(element))
 		}
-		return b, true
+		return buf, true
 	case []float32:
-		b = list(kindF32, len(v))
-		for _, x := range v {
-			b = le.AppendUint32(b, math.Float32bits(x))
+		buf = list(kindF32, len(v))
+		for _, element := range v {
+			buf = le.AppendUint32(buf, math.Float32bits(element))
 		}
-		return b, true
+		return buf, true
 	case []string:
-		b = list(kindString, len(v))
-		for _, x := range v {
-			b = appendText(b, x)
+		buf = list(kindString, len(v))
+		for _, element := range v {
+			buf = appendText(buf, element)
 		}
-		return b, true
+		return buf, true
 	}
-	return b, false
+	return buf, false
 }
 
 func appendBool(b []byte, on bool) []byte {
@@ -172,29 +172,29 @@ func (t *Source) size() (int64, error) {
 	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 && t.Type != q8_0 && t.Type != q4_0 {
 		return 0, fmt.Errorf("type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", t.Type)
 	}
-	l := layouts[t.Type]
-	if len(t.Shape) == 0 || len(t.Shape) > maxRank || t.Shape[len(t.Shape)-1]%l.block != 0 {
-		return 0, fmt.Errorf("shape %v, want 1 to %d dimensions, the last one a multiple of %d", t.Shape, maxRank, l.block)
+	layout := layouts[t.Type]
+	if len(t.Shape) == 0 || len(t.Shape) > maxRank || t.Shape[len(t.Shape)-1]%layout.block != 0 {
+		return 0, fmt.Errorf("shape %v, want 1 to %d dimensions, the last one a multiple of %d", t.Shape, maxRank, layout.block)
 	}
-	size := int64(l.bytes)
-	for i, d := range t.Shape {
+	size := int64(layout.bytes)
+	for i, dim := range t.Shape {
 		if i == len(t.Shape)-1 {
-			d /= l.block
+			dim /= layout.block
 		}
-		if d <= 0 || size > mem.MaxBytes/int64(d) {
+		if dim <= 0 || size > mem.MaxBytes/int64(dim) {
 			return 0, fmt.Errorf("shape %v is impossible", t.Shape)
 		}
-		size *= int64(d)
+		size *= int64(dim)
 	}
 	return size, nil
 }
 
 // stream writes the tensor's data and its padding, a few chunks of rows at a time on all cores.
-func (t *Source) stream(ctx context.Context, w io.Writer) error {
+func (t *Source) stream(ctx context.Context, dst io.Writer) error {
 	cols := t.Shape[len(t.Shape)-1]
 	rows, written := 1, 0
-	for _, d := range t.Shape[:len(t.Shape)-1] {
-		rows *= d
+	for _, dim := range t.Shape[:len(t.Shape)-1] {
+		rows *= dim
 	}
 	each := max(1, chunkValues/cols)
 	workers := runtime.GOMAXPROCS(0)
@@ -209,11 +209,11 @@ func (t *Source) stream(ctx context.Context, w io.Writer) error {
 			out[i], errs[i] = out[i][:0], nil
 			wg.Go(func() {
 				row := buf[i*cols : (i+1)*cols]
-				for r := r0 + i*each; r < min(rows, r0+(i+1)*each) && errs[i] == nil; r++ {
-					if errs[i] = t.Row(row, r); errs[i] == nil {
+				for at := r0 + i*each; at < min(rows, r0+(i+1)*each) && errs[i] == nil; at++ {
+					if errs[i] = t.Row(row, at); errs[i] == nil {
 						var err error
 						if out[i], err = encode(out[i], row, t.Type); err != nil {
-							errs[i] = diag.New(diag.ClassInput, "tensor %q: row %d: %w", t.Name, r, err)
+							errs[i] = diag.New(diag.ClassInput, "tensor %q: row %d: %w", t.Name, at, err)
 						}
 					}
 				}
@@ -224,13 +224,13 @@ func (t *Source) stream(ctx context.Context, w io.Writer) error {
 			if errs[i] != nil {
 				return errs[i]
 			}
-			if _, err := w.Write(out[i]); err != nil {
+			if _, err := dst.Write(out[i]); err != nil {
 				return err
 			}
 			written += len(out[i])
 		}
 	}
 	var zeros [defaultAlignment]byte
-	_, err := w.Write(zeros[:(defaultAlignment-written%defaultAlignment)%defaultAlignment])
+	_, err := dst.Write(zeros[:(defaultAlignment-written%defaultAlignment)%defaultAlignment])
 	return err
 }

@@ -76,8 +76,8 @@ func halfToFloat(h uint16) float32 {
 	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
 	switch exp {
 	case 0: // zero and subnormals: frac * 2^-24
-		f := float32(frac) * (1.0 / (1 << 24))
-		return math.Float32frombits(math.Float32bits(f) | sign)
+		size := float32(frac) * (1.0 / (1 << 24))
+		return math.Float32frombits(math.Float32bits(size) | sign)
 	case 31:
 		return math.Float32frombits(sign | 0xff<<23 | frac<<13)
 	}
@@ -94,12 +94,12 @@ type File struct {
 // Open maps the safetensors file at path and checks its header: every tensor has a known type,
 // exactly the bytes its shape asks for, and the tensors tile the data without holes or overlaps.
 func Open(path string) (*File, error) {
-	f, err := wholefile.Open(path)
+	file, err := wholefile.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open safetensors: %w", err)
 	}
-	defer f.Close()
-	region, err := mem.Map(f)
+	defer file.Close()
+	region, err := mem.Map(file)
 	if err != nil {
 		return nil, fmt.Errorf("open safetensors: %w", err)
 	}
@@ -141,19 +141,19 @@ func (f *File) Tensor(name string) (Tensor, bool) {
 func (f *File) Close() error { return f.region.Close() }
 
 // parse checks a whole file: 8 bytes of header length, a JSON header, the data.
-func parse(b []byte) ([]Tensor, error) {
-	if len(b) < 8 {
-		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(b))
+func parse(raw []byte) ([]Tensor, error) {
+	if len(raw) < 8 {
+		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(raw))
 	}
-	n := binary.LittleEndian.Uint64(b)
-	if n > maxHeaderBytes {
-		return nil, fmt.Errorf("header length %d bytes, want at most %d", n, maxHeaderBytes)
+	headerSize := binary.LittleEndian.Uint64(raw)
+	if headerSize > maxHeaderBytes {
+		return nil, fmt.Errorf("header length %d bytes, want at most %d", headerSize, maxHeaderBytes)
 	}
-	if n > uint64(len(b)-8) {
-		return nil, fmt.Errorf("truncated: got %d bytes, want %d for the header alone", len(b), 8+n)
+	if headerSize > uint64(len(raw)-8) {
+		return nil, fmt.Errorf("truncated: got %d bytes, want %d for the header alone", len(raw), 8+headerSize)
 	}
-	header, data := b[8:8+n], b[8+n:]
-	if n == 0 || header[0] != '{' {
+	header, data := raw[8:8+headerSize], raw[8+headerSize:]
+	if headerSize == 0 || header[0] != '{' {
 		return nil, fmt.Errorf("header does not begin with {")
 	}
 	var found []extent
@@ -174,11 +174,11 @@ func parse(b []byte) ([]Tensor, error) {
 		if len(found) == maxTensors {
 			return fmt.Errorf("more than %d tensors", maxTensors)
 		}
-		e, err := parseTensor(name, value)
+		entry, err := parseTensor(name, value)
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", name, err)
 		}
-		found, size = append(found, e), max(size, e.end)
+		found, size = append(found, entry), max(size, entry.end)
 		return nil
 	})
 	if err != nil {
@@ -186,9 +186,9 @@ func parse(b []byte) ([]Tensor, error) {
 	}
 	switch got := int64(len(data)); {
 	case got < size:
-		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(b), 8+int64(n)+size)
+		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(raw), 8+int64(headerSize)+size)
 	case got > size:
-		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes", len(b), 8+int64(n)+size)
+		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes", len(raw), 8+int64(headerSize)+size)
 	}
 	// In the order of their data; empty tensors before the one that begins at the same byte.
 	sort.SliceStable(found, func(a, b int) bool {
@@ -199,16 +199,16 @@ func parse(b []byte) ([]Tensor, error) {
 	})
 	at := int64(0)
 	tensors := make([]Tensor, len(found))
-	for i, e := range found {
+	for i, entry := range found {
 		switch {
-		case e.begin < at:
-			return nil, fmt.Errorf("header: tensor %q begins at byte %d, inside another one that ends at %d", e.Name, e.begin, at)
-		case e.begin > at:
-			return nil, fmt.Errorf("header: hole of %d bytes before tensor %q", e.begin-at, e.Name)
+		case entry.begin < at:
+			return nil, fmt.Errorf("header: tensor %q begins at byte %d, inside another one that ends at %d", entry.Name, entry.begin, at)
+		case entry.begin > at:
+			return nil, fmt.Errorf("header: hole of %d bytes before tensor %q", entry.begin-at, entry.Name)
 		}
-		at = e.end
-		e.Data = data[e.begin:e.end:e.end]
-		tensors[i] = e.Tensor
+		at = entry.end
+		entry.Data = data[entry.begin:entry.end:entry.end]
+		tensors[i] = entry.Tensor
 	}
 	return tensors, nil
 }
@@ -220,12 +220,12 @@ type extent struct {
 }
 
 // parseTensor reads one header entry and checks its length against type and shape.
-func parseTensor(name string, value json.RawMessage) (e extent, err error) {
+func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	var dtype string
 	var shape []int
 	var offsets []int64
 	seen := 0
-	err = eachMember(value, func(key string, v json.RawMessage) error {
+	err = eachMember(value, func(key string, raw json.RawMessage) error {
 		var dst any
 		bit := 0
 		switch key {
@@ -243,32 +243,32 @@ func parseTensor(name string, value json.RawMessage) (e extent, err error) {
 		}
 		seen |= bit
 		// A null would count as 0.
-		if err := json.Unmarshal(v, dst); err != nil || bit != 1 && bytes.Contains(v, []byte("null")) {
-			return fmt.Errorf("key %q: got %s", key, brief(v))
+		if err := json.Unmarshal(raw, dst); err != nil || bit != 1 && bytes.Contains(raw, []byte("null")) {
+			return fmt.Errorf("key %q: got %s", key, brief(raw))
 		}
 		return nil
 	})
 	if err != nil {
-		return e, err
+		return entry, err
 	}
 	if seen != 7 {
-		return e, fmt.Errorf("want the keys dtype, shape and data_offsets")
+		return entry, fmt.Errorf("want the keys dtype, shape and data_offsets")
 	}
 	if elementBytes[strings.ToLower(dtype)] == 0 || strings.ToUpper(dtype) != dtype {
-		return e, fmt.Errorf("unknown dtype %q", dtype)
+		return entry, fmt.Errorf("unknown dtype %q", dtype)
 	}
 	if len(offsets) != 2 || offsets[0] < 0 || offsets[1] < offsets[0] {
-		return e, fmt.Errorf("data_offsets %v, want [begin, end]", offsets)
+		return entry, fmt.Errorf("data_offsets %v, want [begin, end]", offsets)
 	}
-	e = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0], end: offsets[1]}
-	want, err := sizeOf(e.Type, shape)
+	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0], end: offsets[1]}
+	want, err := sizeOf(entry.Type, shape)
 	if err != nil {
-		return e, err
+		return entry, err
 	}
-	if got := e.end - e.begin; got != want {
-		return e, fmt.Errorf("got %d bytes in data_offsets, want %d for %s %v", got, want, dtype, shape)
+	if got := entry.end - entry.begin; got != want {
+		return entry, fmt.Errorf("got %d bytes in data_offsets, want %d for %s %v", got, want, dtype, shape)
 	}
-	return e, nil
+	return entry, nil
 }
 
 // sizeOf is the number of bytes of an array; a shape that cannot exist is an error.
@@ -277,50 +277,50 @@ func sizeOf(t op.Type, shape []int) (int64, error) {
 		return 0, fmt.Errorf("%d dimensions, want at most %d", len(shape), maxRank)
 	}
 	size := elementBytes[string(t)]
-	for _, d := range shape {
-		if d < 0 || d > 0 && size > mem.MaxBytes/int64(d) {
+	for _, dim := range shape {
+		if dim < 0 || dim > 0 && size > mem.MaxBytes/int64(dim) {
 			return 0, fmt.Errorf("shape %v is impossible", shape)
 		}
-		size *= int64(d)
+		size *= int64(dim)
 	}
 	return size, nil
 }
 
 func elements(shape []int) int64 {
-	n := int64(1)
-	for _, d := range shape {
-		n *= int64(d)
+	count := int64(1)
+	for _, dim := range shape {
+		count *= int64(dim)
 	}
-	return n
+	return count
 }
 
 // eachMember calls f for every member of the JSON object in data, in order.
-func eachMember(data []byte, f func(key string, value json.RawMessage) error) error {
+func eachMember(data []byte, visit func(key string, value json.RawMessage) error) error {
 	if !utf8.Valid(data) {
 		return fmt.Errorf("not valid UTF-8")
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
-	t, err := dec.Token()
+	token, err := dec.Token()
 	if err != nil {
 		return jsonError(dec, err)
 	}
-	if t != json.Delim('{') {
+	if token != json.Delim('{') {
 		return fmt.Errorf("got %s, want a JSON object", brief(data))
 	}
 	for dec.More() {
-		t, err := dec.Token()
+		token, err := dec.Token()
 		if err != nil {
 			return jsonError(dec, err)
 		}
-		key, ok := t.(string)
+		key, ok := token.(string)
 		if !ok {
-			return fmt.Errorf("at byte %d: got %v, want a key", dec.InputOffset(), t)
+			return fmt.Errorf("at byte %d: got %v, want a key", dec.InputOffset(), token)
 		}
 		var value json.RawMessage
 		if err := dec.Decode(&value); err != nil {
 			return jsonError(dec, err)
 		}
-		if err := f(key, value); err != nil {
+		if err := visit(key, value); err != nil {
 			return err
 		}
 	}
@@ -343,9 +343,9 @@ func jsonError(dec *json.Decoder, err error) error {
 // brief shows the beginning of a JSON value in an error message.
 func brief(raw []byte) string {
 	const most = 60
-	s := strings.Join(strings.Fields(string(raw[:min(len(raw), 4*most)])), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "..."
+	text := strings.Join(strings.Fields(string(raw[:min(len(raw), 4*most)])), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
 	}
-	return s
+	return text
 }

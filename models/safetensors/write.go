@@ -24,9 +24,9 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 		return err
 	}
 	for i := range tensors {
-		t := &tensors[i]
-		if want := elements(t.Shape) * elementBytes[string(t.Type)]; int64(len(t.Data)) != want {
-			return diag.New(diag.ClassInput, "write safetensors: tensor %q: got %d bytes, want %d for %s %v", t.Name, len(t.Data), want, t.Type, t.Shape)
+		tensor := &tensors[i]
+		if want := elements(tensor.Shape) * elementBytes[string(tensor.Type)]; int64(len(tensor.Data)) != want {
+			return diag.New(diag.ClassInput, "write safetensors: tensor %q: got %d bytes, want %d for %s %v", tensor.Name, len(tensor.Data), want, tensor.Type, tensor.Shape)
 		}
 	}
 	order := make([]int, len(tensors))
@@ -54,70 +54,70 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 	order := make([]int, len(tensors))
 	seen := map[string]bool{}
 	for i := range tensors {
-		t := &tensors[i]
+		tensor := &tensors[i]
 		order[i] = i
 		fail := func(format string, args ...any) error {
-			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s", t.Name, fmt.Sprintf(format, args...))
+			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s", tensor.Name, fmt.Sprintf(format, args...))
 		}
-		if seen[t.Name] || t.Name == metadataKey || !utf8.ValidString(t.Name) {
+		if seen[tensor.Name] || tensor.Name == metadataKey || !utf8.ValidString(tensor.Name) {
 			return nil, nil, fail("name is used twice, reserved, or not valid UTF-8")
 		}
-		seen[t.Name] = true
-		if elementBytes[string(t.Type)] == 0 {
-			return nil, nil, fail("unknown element type %q", t.Type)
+		seen[tensor.Name] = true
+		if elementBytes[string(tensor.Type)] == 0 {
+			return nil, nil, fail("unknown element type %q", tensor.Type)
 		}
-		if _, err := sizeOf(t.Type, t.Shape); err != nil {
+		if _, err := sizeOf(tensor.Type, tensor.Shape); err != nil {
 			return nil, nil, fail("%v", err)
 		}
 	}
 	sort.SliceStable(order, func(a, b int) bool {
 		return elementBytes[string(tensors[order[a]].Type)] > elementBytes[string(tensors[order[b]].Type)]
 	})
-	var b bytes.Buffer
-	b.Write(make([]byte, 8))
-	b.WriteByte('{')
+	var buf bytes.Buffer
+	buf.Write(make([]byte, 8))
+	buf.WriteByte('{')
 	quote := func(s string) {
-		enc := json.NewEncoder(&b)
+		enc := json.NewEncoder(&buf)
 		enc.SetEscapeHTML(false)
 		if err := enc.Encode(s); err != nil {
 			panic("BUG: encode a string: " + err.Error())
 		}
-		b.Truncate(b.Len() - 1) // Encode ends with a line feed
+		buf.Truncate(buf.Len() - 1) // Encode ends with a line feed
 	}
 	if len(metadata) > 0 {
-		b.WriteString(`"__metadata__":{`)
-		for i, k := range slices.Sorted(maps.Keys(metadata)) {
+		buf.WriteString(`"__metadata__":{`)
+		for i, key := range slices.Sorted(maps.Keys(metadata)) {
 			if i > 0 {
-				b.WriteByte(',')
+				buf.WriteByte(',')
 			}
-			quote(k)
-			b.WriteByte(':')
-			quote(metadata[k])
+			quote(key)
+			buf.WriteByte(':')
+			quote(metadata[key])
 		}
-		b.WriteByte('}')
+		buf.WriteByte('}')
 	}
 	at := int64(0)
 	offsets = make([]int64, len(tensors))
 	for _, i := range order {
-		t := &tensors[i]
-		if b.Len() > 9 {
-			b.WriteByte(',')
+		tensor := &tensors[i]
+		if buf.Len() > 9 {
+			buf.WriteByte(',')
 		}
-		end := at + elements(t.Shape)*elementBytes[string(t.Type)]
-		shape := strings.Join(strings.Fields(fmt.Sprint(t.Shape)), ",")
+		end := at + elements(tensor.Shape)*elementBytes[string(tensor.Type)]
+		shape := strings.Join(strings.Fields(fmt.Sprint(tensor.Shape)), ",")
 		offsets[i] = at
-		quote(t.Name)
-		fmt.Fprintf(&b, `:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, strings.ToUpper(string(t.Type)), shape, at, end)
+		quote(tensor.Name)
+		fmt.Fprintf(&buf, `:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, strings.ToUpper(string(tensor.Type)), shape, at, end)
 		at = end
 	}
-	b.WriteByte('}')
-	for b.Len()%64 != 0 {
-		b.WriteByte(' ')
+	buf.WriteByte('}')
+	for buf.Len()%64 != 0 {
+		buf.WriteByte(' ')
 	}
-	if b.Len()-8 > maxHeaderBytes {
-		return nil, nil, diag.New(diag.ClassInput, "lay out safetensors: header of %d bytes, want at most %d", b.Len()-8, maxHeaderBytes)
+	if buf.Len()-8 > maxHeaderBytes {
+		return nil, nil, diag.New(diag.ClassInput, "lay out safetensors: header of %d bytes, want at most %d", buf.Len()-8, maxHeaderBytes)
 	}
-	header = b.Bytes()
+	header = buf.Bytes()
 	binary.LittleEndian.PutUint64(header, uint64(len(header)-8))
 	for i := range offsets {
 		offsets[i] += int64(len(header))
