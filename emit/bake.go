@@ -37,7 +37,7 @@ type Event struct {
 }
 
 // bakery is what baking needs beside the content, and what it has made for another round.
-type bakery struct {
+type compileOptions struct {
 	compilers []driver.Compiler
 	oracle    driver.Driver // nil: nothing is tried
 	watch     func(Event)
@@ -47,7 +47,7 @@ type bakery struct {
 }
 
 // bakingFor is what a processor's graphs are compiled for: the device where they share binaries, else its emulator.
-func bakingFor(q *planir.Proc) driver.Target {
+func targetOf(q *planir.Proc) driver.Target {
 	return driver.Target{Proc: q.Name, Options: q.Options, Emulator: !q.Shares}
 }
 
@@ -63,32 +63,32 @@ func workers() int { return min(runtime.GOMAXPROCS(0), 8) }
 
 // bake makes the artifacts that hold weights. Graphs that are not made are returned by name, all of them; any other
 // failure ends it.
-func (c *Content) bake(ctx context.Context, b *bakery) ([]refusal, error) {
+func (c *Content) compileGroups(ctx context.Context, options *compileOptions) ([]refusal, error) {
 	groups := c.plan.Bakings()
 	if len(groups) == 0 {
 		return nil, nil
 	}
-	bakers := map[string]driver.Baker{}
+	byProcessor := map[string]driver.Baker{}
 	for i := range groups {
-		q := c.plan.Proc(groups[i].Proc)
-		k, err := compilerFor(q, groups[i].Graphs[0].Name, b.compilers)
+		proc := c.plan.Proc(groups[i].Proc)
+		compiler, err := compilerFor(proc, groups[i].Graphs[0].Name, options.compilers)
 		if err != nil {
 			return nil, err
 		}
-		baker, ok := k.(driver.Baker)
+		groups, ok := compiler.(driver.Baker)
 		if !ok {
-			return nil, diag.New(diag.ClassIllegal, "compile for processor %q: its artifacts hold their weights, and those of compiler %q do not", q.Name, k.Name())
+			return nil, diag.New(diag.ClassIllegal, "compile for processor %q: its artifacts hold their weights, and those of compiler %q do not", proc.Name, compiler.Name())
 		}
-		bakers[q.Name] = baker
+		byProcessor[proc.Name] = groups
 	}
 	var err error
-	if c.scratch, err = os.MkdirTemp(b.scratch, "hetc-emit-"); err != nil {
+	if c.scratch, err = os.MkdirTemp(options.scratch, "hetc-emit-"); err != nil {
 		return nil, diag.New(diag.ClassIO, "make a directory for what is compiled: %w", err)
 	}
-	proof := newProof(b.oracle)
+	proof := newOracle(options.oracle)
 	defer proof.close()
-	b.classify(c.plan, groups)
-	r := &round{content: c, bakery: b, bakers: bakers, refused: map[string]*refusal{}, proof: proof, facts: make([]*groupFacts, len(groups))}
+	options.classify(c.plan, groups)
+	run := &groupCompiler{content: c, compileOptions: options, byProcessor: byProcessor, refused: map[string]*refusal{}, proof: proof, facts: make([]*groupFacts, len(groups))}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	orders := make(chan int)
@@ -98,7 +98,7 @@ func (c *Content) bake(ctx context.Context, b *bakery) ([]refusal, error) {
 		go func() {
 			defer wg.Done()
 			for i := range orders {
-				if err := r.group(ctx, i, len(groups), &groups[i]); err != nil {
+				if err := run.compileGroup(ctx, i, len(groups), &groups[i]); err != nil {
 					cancel(err)
 				}
 			}
@@ -112,27 +112,27 @@ func (c *Content) bake(ctx context.Context, b *bakery) ([]refusal, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	c.facts = r.facts
+	c.facts = run.facts
 	var out []refusal
 	for i := range c.plan.Program.Graphs {
-		if x := r.refused[c.plan.Program.Graphs[i].Name]; x != nil {
-			out = append(out, *x)
+		if refusal := run.refused[c.plan.Program.Graphs[i].Name]; refusal != nil {
+			out = append(out, *refusal)
 		}
 	}
 	return out, nil
 }
 
 // classify chooses which graph of every class is tried: the first one.
-func (b *bakery) classify(p *planir.Plan, groups []planir.Baking) {
+func (b *compileOptions) classify(p *planir.Plan, groups []planir.Baking) {
 	b.classes = map[string]string{}
 	first := map[string]string{}
 	for i := range groups {
-		for _, g := range groups[i].Graphs {
-			key := classOf(g)
+		for _, graph := range groups[i].Graphs {
+			key := classOf(graph)
 			if first[key] == "" {
-				first[key] = planir.LayerBlob(g.Artifact, groups[i].Layer)
+				first[key] = planir.LayerBlob(graph.Artifact, groups[i].Layer)
 			}
-			b.classes[planir.LayerBlob(g.Artifact, groups[i].Layer)] = first[key]
+			b.classes[planir.LayerBlob(graph.Artifact, groups[i].Layer)] = first[key]
 		}
 	}
 }
@@ -147,13 +147,13 @@ func classOf(g *planir.Graph) string {
 }
 
 // round is one pass over all groups.
-type round struct {
+type groupCompiler struct {
 	content *Content
-	*bakery
-	bakers map[string]driver.Baker
-	proof  *proof
+	*compileOptions
+	byProcessor map[string]driver.Baker
+	proof       *oracle
 
-	weighing sync.Mutex // weights are packed, and samples made, for one group at a time: they use all cores
+	packing sync.Mutex // weights are packed, and samples made, for one group at a time: they use all cores
 
 	mu      sync.Mutex
 	refused map[string]*refusal // by graph
@@ -162,7 +162,7 @@ type round struct {
 
 // groupFacts is what is known of a group that was made.
 type groupFacts struct {
-	baking   planir.Baking
+	group    planir.Baking
 	compiler string
 	token    string
 	cached   bool
@@ -186,13 +186,13 @@ type graphFacts struct {
 }
 
 // weighed are the packed weights of a group, and the samples of those of its graphs that are tried.
-type weighed struct {
+type packedGroup struct {
 	region  *mem.Region
 	weights driver.Weights
 	samples []*sample // of each graph, nil for none
 }
 
-func (w *weighed) close() error {
+func (w *packedGroup) close() error {
 	if w == nil {
 		return nil
 	}
@@ -205,58 +205,58 @@ type digests struct {
 	Samples []string `json:"samples"` // of each graph, "" for none
 }
 
-func (w *weighed) digests() digests {
-	d := digests{Weights: w.weights.Digest()}
-	for _, s := range w.samples {
-		if s == nil {
-			d.Samples = append(d.Samples, "")
+func (w *packedGroup) digests() digests {
+	found := digests{Weights: w.weights.Digest()}
+	for _, sample := range w.samples {
+		if sample == nil {
+			found.Samples = append(found.Samples, "")
 		} else {
-			d.Samples = append(d.Samples, driver.SampleDigest(s.in))
+			found.Samples = append(found.Samples, driver.SampleDigest(sample.in))
 		}
 	}
-	return d
+	return found
 }
 
 // scales are what a group reads, packed when it is needed.
-type scales struct {
-	round  *round
-	group  *planir.Baking
-	key    string
-	known  digests
-	once   sync.Once
-	loaded *weighed
-	err    error
+type lazyWeights struct {
+	round   *groupCompiler
+	group   *planir.Baking
+	key     string
+	digests digests
+	once    sync.Once
+	loaded  *packedGroup
+	err     error
 }
 
 // errForgotten says that a memo does not fit what was made.
-var errForgotten = errors.New("the memo is of other weights")
+var errStaleMemo = errors.New("the memo is of other weights")
 
 // scales returns those of a group, and its digests from the memo, for which the weights are not packed.
-func (r *round) scales(ctx context.Context, g *planir.Baking) (*scales, error) {
-	s := &scales{round: r, group: g}
+func (r *groupCompiler) weightsOf(ctx context.Context, g *planir.Baking) (*lazyWeights, error) {
+	weights := &lazyWeights{round: r, group: g}
 	var err error
-	if s.key, err = r.recipe(g); err != nil {
+	if weights.key, err = r.memoKey(g); err != nil {
 		return nil, err
 	}
 	if r.memo != nil {
-		if text, ok := r.memo.Recall(s.key); ok && json.Unmarshal(text, &s.known) == nil && len(s.known.Samples) == len(g.Graphs) {
-			return s, nil
+		if text, ok := r.memo.Recall(weights.key); ok && json.Unmarshal(text, &weights.digests) == nil && len(weights.digests.Samples) == len(g.Graphs) {
+			return weights, nil
 		}
 	}
-	s.known = digests{}
-	w, err := s.weigh(ctx)
+	weights.digests = digests{}
+	packed, err := weights.packed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.known = w.digests()
-	return s, s.remember()
+	weights.digests = packed.digests()
+	return weights, weights.remember()
 }
 
-func (s *scales) remember() error {
+func (s *lazyWeights) remember() error {
 	if s.round.memo == nil {
 		return nil
 	}
-	text, err := json.Marshal(s.known)
+	text, err := json.Marshal(s.digests)
 	if err != nil {
 		return err
 	}
@@ -264,18 +264,18 @@ func (s *scales) remember() error {
 }
 
 // weigh packs the weights, unless they are.
-func (s *scales) weigh(ctx context.Context) (*weighed, error) {
+func (s *lazyWeights) packed(ctx context.Context) (*packedGroup, error) {
 	s.once.Do(func() {
-		s.round.weighing.Lock()
-		defer s.round.weighing.Unlock()
+		s.round.packing.Lock()
+		defer s.round.packing.Unlock()
 		if s.err = ctx.Err(); s.err == nil {
-			s.loaded, s.err = s.round.weigh(ctx, s.group)
+			s.loaded, s.err = s.round.pack(ctx, s.group)
 		}
-		if s.err != nil || s.known.Weights == "" {
+		if s.err != nil || s.digests.Weights == "" {
 			return
 		}
-		if d := s.loaded.digests(); d.Weights != s.known.Weights || !slices.Equal(d.Samples, s.known.Samples) {
-			s.known, s.err = d, errForgotten
+		if found := s.loaded.digests(); found.Weights != s.digests.Weights || !slices.Equal(found.Samples, s.digests.Samples) {
+			s.digests, s.err = found, errStaleMemo
 		}
 	})
 	return s.loaded, s.err
@@ -283,79 +283,79 @@ func (s *scales) weigh(ctx context.Context) (*weighed, error) {
 
 // recipe names everything that decides what a group reads: the model with the calibration, and what of them is packed how.
 // What packs them is the program, which the memo stands for.
-func (r *round) recipe(g *planir.Baking) (string, error) {
-	c := r.content
-	digest, err := c.model.Digest()
+func (r *groupCompiler) memoKey(group *planir.Baking) (string, error) {
+	content := r.content
+	digest, err := content.model.Digest()
 	if err != nil {
 		return "", err
 	}
-	list := []any{digest, c.plan.Calibration(), g.Layer, r.oracle != nil}
-	for _, ref := range g.W {
-		i := slices.IndexFunc(c.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
-		k := &c.plan.Program.Packs[i]
-		list = append(list, k, c.weight(planir.Placement{Pack: k}), ref)
+	list := []any{digest, content.plan.Calibration(), group.Layer, r.oracle != nil}
+	for _, ref := range group.W {
+		i := slices.IndexFunc(content.plan.Program.Packs, func(k planir.Pack) bool { return k.Name == ref.Pack })
+		packing := &content.plan.Program.Packs[i]
+		list = append(list, packing, content.weight(planir.Placement{Pack: packing}), ref)
 	}
-	for _, graph := range g.Graphs {
-		name := planir.LayerBlob(graph.Artifact, g.Layer)
+	for _, graph := range group.Graphs {
+		name := planir.LayerBlob(graph.Artifact, group.Layer)
 		list = append(list, &graph.Graph, r.classes[name] == name)
 	}
-	h := sha256.New()
-	if err := json.NewEncoder(h).Encode(list); err != nil {
+	hash := sha256.New()
+	if err := json.NewEncoder(hash).Encode(list); err != nil {
 		return "", err
 	}
-	return "weights " + hex.EncodeToString(h.Sum(nil)), nil
+	return "weights " + hex.EncodeToString(hash.Sum(nil)), nil
 }
 
 // weigh packs what a group reads.
-func (r *round) weigh(ctx context.Context, g *planir.Baking) (_ *weighed, err error) {
-	c := r.content
+func (r *groupCompiler) pack(ctx context.Context, group *planir.Baking) (_ *packedGroup, err error) {
+	content := r.content
 	packs := map[string]*planir.Pack{}
-	for i := range c.plan.Program.Packs {
-		packs[c.plan.Program.Packs[i].Name] = &c.plan.Program.Packs[i]
+	for i := range content.plan.Program.Packs {
+		packs[content.plan.Program.Packs[i].Name] = &content.plan.Program.Packs[i]
 	}
 	var size int64
 	round := func(n int64) int64 { return (n + driver.Align - 1) / driver.Align * driver.Align }
-	for _, ref := range g.W {
+	for _, ref := range group.W {
 		size += round(packs[ref.Pack].Bytes)
 	}
-	w := &weighed{}
-	if w.region, err = mem.Alloc(int(max(size, 1)), driver.Align); err != nil {
-		return nil, diag.New(diag.ClassRun, "memory for the weights of %q: %w", g.Graphs[0].Name, err)
+	packed := &packedGroup{}
+	if packed.region, err = mem.Alloc(int(max(size, 1)), driver.Align); err != nil {
+		return nil, diag.New(diag.ClassRun, "memory for the weights of %q: %w", group.Graphs[0].Name, err)
 	}
-	fail := func(err error) (*weighed, error) { return nil, errors.Join(err, w.close()) }
+	fail := func(err error) (*packedGroup, error) { return nil, errors.Join(err, packed.close()) }
 	at := int64(0)
-	for i, ref := range g.W {
+	for i, ref := range group.W {
 		if err := ctx.Err(); err != nil {
 			return fail(err)
 		}
-		k := packs[ref.Pack]
-		pl := planir.Placement{Pack: k, Layer: g.Layer}
-		if len(c.weight(pl).Layers) == 0 {
+		packing := packs[ref.Pack]
+		pl := planir.Placement{Pack: packing, Layer: group.Layer}
+		if len(content.weight(pl).Layers) == 0 {
 			pl.Layer = -1
 		}
-		bytes := w.region.Bytes()[at : at+k.Bytes]
-		if err := c.pack(bytes, pl); err != nil {
+		bytes := packed.region.Bytes()[at : at+packing.Bytes]
+		if err := content.pack(bytes, pl); err != nil {
 			return fail(err)
 		}
-		spec := k.Spec()
-		spec.Name = g.Graphs[0].Graph.Weights[i].Name
+		spec := packing.Spec()
+		spec.Name = group.Graphs[0].Graph.Weights[i].Name
 		var stride int64
-		if k.Experts > 0 {
-			stride = k.Bytes / int64(k.Experts)
+		if packing.Experts > 0 {
+			stride = packing.Bytes / int64(packing.Experts)
 		}
-		w.weights = append(w.weights, driver.Packed{Spec: spec, Bytes: bytes, Stride: stride})
-		at += round(k.Bytes)
+		packed.weights = append(packed.weights, driver.Packed{Spec: spec, Bytes: bytes, Stride: stride})
+		at += round(packing.Bytes)
 	}
-	for _, graph := range g.Graphs {
+	for _, graph := range group.Graphs {
 		var s *sample
-		if name := planir.LayerBlob(graph.Artifact, g.Layer); r.oracle != nil && r.classes[name] == name {
-			if s, err = r.proof.sample(ctx, &graph.Graph, w.weights); err != nil {
+		if name := planir.LayerBlob(graph.Artifact, group.Layer); r.oracle != nil && r.classes[name] == name {
+			if s, err = r.proof.sample(ctx, &graph.Graph, packed.weights); err != nil {
 				return fail(fmt.Errorf("sample of graph %q: %w", graph.Name, err))
 			}
 		}
-		w.samples = append(w.samples, s)
+		packed.samples = append(packed.samples, s)
 	}
-	return w, nil
+	return packed, nil
 }
 
 func label(g *planir.Baking) string {
@@ -367,151 +367,151 @@ func label(g *planir.Baking) string {
 }
 
 // group bakes one group. What its compiler refuses is noted; an error is anything else.
-func (r *round) group(ctx context.Context, i, of int, g *planir.Baking) (err error) {
+func (r *groupCompiler) compileGroup(ctx context.Context, i, of int, group *planir.Baking) (err error) {
 	if ctx.Err() != nil {
 		return nil
 	}
-	s, err := r.scales(ctx, g)
+	weights, err := r.weightsOf(ctx, group)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.loaded.close()) }()
-	if err = r.bakeGroup(ctx, i, of, g, s); errors.Is(err, errForgotten) {
-		if err = s.remember(); err == nil {
-			s.err = nil
-			err = r.bakeGroup(ctx, i, of, g, s)
+	defer func() { err = errors.Join(err, weights.loaded.close()) }()
+	if err = r.compileOnce(ctx, i, of, group, weights); errors.Is(err, errStaleMemo) {
+		if err = weights.remember(); err == nil {
+			weights.err = nil
+			err = r.compileOnce(ctx, i, of, group, weights)
 		}
 	}
 	return err
 }
 
 // bakeGroup is group with what it reads.
-func (r *round) bakeGroup(ctx context.Context, i, of int, g *planir.Baking, s *scales) error {
-	e := Event{Group: i, Groups: of, Label: label(g)}
+func (r *groupCompiler) compileOnce(ctx context.Context, i, of int, group *planir.Baking, weights *lazyWeights) error {
+	event := Event{Group: i, Groups: of, Label: label(group)}
 	// A graph that another layer's weights could not be compiled into is not tried again.
 	var graphs []*planir.Graph
 	var pieces []driver.Piece
 	var places []int // of graphs among those of the group
 	r.mu.Lock()
-	for k, graph := range g.Graphs {
-		if x := r.refused[graph.Name]; x != nil && x.layer < g.Layer {
+	for at, graph := range group.Graphs {
+		if refusal := r.refused[graph.Name]; refusal != nil && refusal.layer < group.Layer {
 			continue
 		}
-		name := planir.LayerBlob(graph.Artifact, g.Layer)
-		later := &driver.Later{Weights: s.known.Weights, Sample: s.known.Samples[k], Make: func() (driver.Weights, [][]byte, error) {
-			w, err := s.weigh(ctx)
+		name := planir.LayerBlob(graph.Artifact, group.Layer)
+		later := &driver.Later{Weights: weights.digests.Weights, Sample: weights.digests.Samples[at], Make: func() (driver.Weights, [][]byte, error) {
+			packed, err := weights.packed(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
 			var in [][]byte
-			if x := w.samples[k]; x != nil {
-				in = x.in
+			if tried := packed.samples[at]; tried != nil {
+				in = tried.in
 			}
-			return named(w.weights, graph.Graph.Weights), in, nil
+			return named(packed.weights, graph.Graph.Weights), in, nil
 		}}
-		graphs, pieces, places = append(graphs, graph), append(pieces, driver.Piece{Name: name, Graph: graph.Graph, Later: later}), append(places, k)
-		e.Graphs = append(e.Graphs, name)
+		graphs, pieces, places = append(graphs, graph), append(pieces, driver.Piece{Name: name, Graph: graph.Graph, Later: later}), append(places, at)
+		event.Graphs = append(event.Graphs, name)
 	}
 	r.mu.Unlock()
 	if len(pieces) == 0 {
 		return nil
 	}
-	r.tell(e)
-	e.Done = true
-	baked, err := r.bakers[g.Proc].Bake(ctx, pieces, bakingFor(r.content.plan.Proc(g.Proc)))
+	r.tell(event)
+	event.Done = true
+	compiled, err := r.byProcessor[group.Proc].Bake(ctx, pieces, targetOf(r.content.plan.Proc(group.Proc)))
 	if ctx.Err() != nil {
 		return nil // whoever ended it says why
 	}
-	if s.err != nil {
-		return s.err
+	if weights.err != nil {
+		return weights.err
 	}
 	var refused *driver.Refused
 	switch {
 	case errors.As(err, &refused):
-		for k, p := range refused.Pieces {
-			r.refuse(graphs[p], g.Layer, refused.Reasons[k])
+		for at, piece := range refused.Pieces {
+			r.refuse(graphs[piece], group.Layer, refused.Reasons[at])
 		}
 	case err != nil && concernsAll(err):
-		e.Err = err
-		r.tell(e)
+		event.Err = err
+		r.tell(event)
 		return err
 	case err != nil:
 		for _, graph := range graphs {
-			r.refuse(graph, g.Layer, err)
+			r.refuse(graph, group.Layer, err)
 		}
 	}
 	if err != nil {
-		e.Err = err
-		r.tell(e)
+		event.Err = err
+		r.tell(event)
 		return nil
 	}
-	if len(baked.Artifacts) != len(pieces) || (baked.Shared != nil) != (g.Context != "") {
-		return diag.New(diag.ClassInternal, "compile %s: %d artifacts with a shared binary: %v, want %d: %v", e.Label, len(baked.Artifacts), baked.Shared != nil, len(pieces), g.Context != "")
+	if len(compiled.Artifacts) != len(pieces) || (compiled.Shared != nil) != (group.Context != "") {
+		return diag.New(diag.ClassInternal, "compile %s: %d artifacts with a shared binary: %v, want %d: %v", event.Label, len(compiled.Artifacts), compiled.Shared != nil, len(pieces), group.Context != "")
 	}
-	f := &groupFacts{baking: *g, compiler: baked.Compiler, token: baked.Token, cached: baked.Cached}
-	f.baking.Graphs = graphs
-	if g.Context != "" {
-		b, err := r.keep(planir.LayerBlob(g.Context, g.Layer), g.Proc, baked.Shared)
+	facts := &groupFacts{group: *group, compiler: compiled.Compiler, token: compiled.Token, cached: compiled.Cached}
+	facts.group.Graphs = graphs
+	if group.Context != "" {
+		blob, err := r.keep(planir.LayerBlob(group.Context, group.Layer), group.Proc, compiled.Shared)
 		if err != nil {
 			return err
 		}
-		f.shared = &b
+		facts.shared = &blob
 	}
-	for k := range baked.Artifacts {
-		a := &baked.Artifacts[k]
-		b, err := r.keep(pieces[k].Name, g.Proc, a.Code)
+	for at := range compiled.Artifacts {
+		artifact := &compiled.Artifacts[at]
+		blob, err := r.keep(pieces[at].Name, group.Proc, artifact.Code)
 		if err != nil {
 			return err
 		}
-		gf := graphFacts{blobFacts: b, graph: graphs[k], facts: a.Facts, twin: a.Twin}
+		gf := graphFacts{blobFacts: blob, graph: graphs[at], facts: artifact.Facts, twin: artifact.Twin}
 		if r.oracle != nil {
-			gf.tried = r.classes[pieces[k].Name]
+			gf.tried = r.classes[pieces[at].Name]
 		}
-		if s.known.Samples[places[k]] != "" {
-			if gf.trial, err = s.judge(ctx, places[k], a); err != nil {
-				if s.err != nil {
-					return s.err
+		if weights.digests.Samples[places[at]] != "" {
+			if gf.trial, err = weights.judge(ctx, places[at], artifact); err != nil {
+				if weights.err != nil {
+					return weights.err
 				}
-				r.refuse(graphs[k], g.Layer, err)
-				e.Err = err
+				r.refuse(graphs[at], group.Layer, err)
+				event.Err = err
 			}
 		}
-		f.graphs = append(f.graphs, gf)
+		facts.graphs = append(facts.graphs, gf)
 	}
-	r.facts[i] = f
-	e.Cached, e.Packed = baked.Cached, s.loaded != nil
-	r.tell(e)
+	r.facts[i] = facts
+	event.Cached, event.Packed = compiled.Cached, weights.loaded != nil
+	r.tell(event)
 	return nil
 }
 
 // judge compares what was computed of the sample of the group's graph k. The errors of a graph within its bound are remembered,
 // so that the reference is not computed again.
-func (s *scales) judge(ctx context.Context, k int, a *driver.BakedArtifact) (*trial, error) {
-	g := &s.group.Graphs[k].Graph
-	key := fmt.Sprintf("trial %d of %s on %s and %s", k, s.key, driver.SampleDigest(a.Emulated), driver.SampleDigest(a.Portable))
+func (s *lazyWeights) judge(ctx context.Context, at int, artifact *driver.BakedArtifact) (*trial, error) {
+	graph := &s.group.Graphs[at].Graph
+	key := fmt.Sprintf("trial %d of %s on %s and %s", at, s.key, driver.SampleDigest(artifact.Emulated), driver.SampleDigest(artifact.Portable))
 	if s.round.memo != nil {
 		var known [2]float64
 		if text, ok := s.round.memo.Recall(key); ok && json.Unmarshal(text, &known) == nil {
-			t := &trial{known[0], known[1], boundOf(g)}
-			return t, t.err()
+			remembered := &trial{known[0], known[1], boundOf(graph)}
+			return remembered, remembered.err()
 		}
 	}
-	w, err := s.weigh(ctx)
+	packed, err := s.packed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	t, err := w.samples[k].judge(g, a)
+	trial, err := packed.samples[at].judge(graph, artifact)
 	if err != nil || s.round.memo == nil {
-		return t, err
+		return trial, err
 	}
-	text, err := json.Marshal([2]float64{t.float, t.portable})
+	text, err := json.Marshal([2]float64{trial.float, trial.portable})
 	if err == nil {
 		err = s.round.memo.Keep(key, text)
 	}
 	if err != nil {
 		s.err = err // no fault of the graph
 	}
-	return t, err
+	return trial, err
 }
 
 // concernsAll reports an error that no other processor helps against.
@@ -523,31 +523,31 @@ func concernsAll(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-func (r *round) tell(e Event) {
+func (r *groupCompiler) tell(e Event) {
 	if r.watch != nil {
 		r.watch(e)
 	}
 }
 
-func (r *round) refuse(g *planir.Graph, layer int, reason error) {
+func (r *groupCompiler) refuse(g *planir.Graph, layer int, reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if x := r.refused[g.Name]; x == nil || layer < x.layer {
+	if earlier := r.refused[g.Name]; earlier == nil || layer < earlier.layer {
 		r.refused[g.Name] = &refusal{graph: g, layer: layer, reason: reason}
 	}
 }
 
 // keep writes a blob to the scratch directory.
-func (r *round) keep(name, proc string, code []byte) (blobFacts, error) {
+func (r *groupCompiler) keep(name, proc string, code []byte) (blobFacts, error) {
 	sum := sha256.Sum256(code)
-	a := artifact{proc: proc, bytes: int64(len(code)), file: filepath.Join(r.content.scratch, strings.ReplaceAll(name, "/", "-"))}
-	if err := os.WriteFile(a.file, code, 0o600); err != nil {
+	made := artifact{proc: proc, bytes: int64(len(code)), file: filepath.Join(r.content.scratch, strings.ReplaceAll(name, "/", "-"))}
+	if err := os.WriteFile(made.file, code, 0o600); err != nil {
 		return blobFacts{}, diag.New(diag.ClassIO, "keep what was compiled: %w", err).WithHint("it needs room for all graphs, which is in the cache ($HETC_CACHE names another), or without one among temporary files (TMPDIR)")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.content.artifacts[name] = a
-	return blobFacts{name: name, bytes: a.bytes, sha256: hex.EncodeToString(sum[:])}, nil
+	r.content.artifacts[name] = made
+	return blobFacts{name: name, bytes: made.bytes, sha256: hex.EncodeToString(sum[:])}, nil
 }
 
 // named are weights under the names that a graph has for them.
@@ -562,58 +562,58 @@ func named(w driver.Weights, specs []op.WeightSpec) driver.Weights {
 // content makes everything that is written: of the plan itself, or of what it becomes for the target. The report is nil when
 // nothing is baked.
 func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
-	b := &bakery{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch, memo: o.Memo, scratch: o.Scratch}
-	stage := func(done bool) {
-		if b.watch != nil {
-			b.watch(Event{Done: done})
+	options := &compileOptions{compilers: o.Compilers, oracle: o.Oracle, watch: o.Watch, memo: o.Memo, scratch: o.Scratch}
+	announce := func(done bool) {
+		if options.watch != nil {
+			options.watch(Event{Done: done})
 		}
 	}
-	g := o.Model.Graph()
+	graph := o.Model.Graph()
 	var fallen []planir.Fallback
 	for {
-		p := o.Plan
+		plan := o.Plan
 		var bad []misfit
 		if o.Target != nil {
 			var err error
-			if p, bad, err = retarget(o.Plan, &g, o.Target, fallen); err != nil {
+			if plan, bad, err = retarget(o.Plan, &graph, o.Target, fallen); err != nil {
 				return nil, nil, err
 			}
 		}
-		var c *Content
+		var content *Content
 		if len(bad) == 0 {
 			if o.Target != nil {
-				if err := check.Plan(p, o.Model, nil).Err(); err != nil {
+				if err := check.Plan(plan, o.Model, nil).Err(); err != nil {
 					return nil, nil, fmt.Errorf("emit for target %q: %w", o.Target.SoC, err)
 				}
 			}
 			var err error
-			if c, err = newContent(p, o.Model, o.Calibration); err != nil {
+			if content, err = newContent(plan, o.Model, o.Calibration); err != nil {
 				return nil, nil, err
 			}
-			if err = c.compile(ctx, o.Compilers); err != nil {
-				return nil, nil, errors.Join(err, c.Close())
+			if err = content.compile(ctx, o.Compilers); err != nil {
+				return nil, nil, errors.Join(err, content.Close())
 			}
-			stage(false)
-			refused, err := c.bake(ctx, b)
-			stage(true)
+			announce(false)
+			refused, err := content.compileGroups(ctx, options)
+			announce(true)
 			if err != nil {
-				return nil, nil, errors.Join(err, c.Close())
+				return nil, nil, errors.Join(err, content.Close())
 			}
 			if len(refused) == 0 {
-				r, err := c.report(o)
+				report, err := content.report(o)
 				if err != nil {
-					return nil, nil, errors.Join(err, c.Close())
+					return nil, nil, errors.Join(err, content.Close())
 				}
-				return c, r, nil
+				return content, report, nil
 			}
 			for i := range refused {
-				bad = append(bad, decisionsOf(p, &refused[i])...)
+				bad = append(bad, decisionsOf(plan, &refused[i])...)
 			}
-			if err := c.Close(); err != nil {
+			if err := content.Close(); err != nil {
 				return nil, nil, err
 			}
 		}
-		more, err := o.fallBack(&g, bad, fallen)
+		more, err := o.fallBack(&graph, bad, fallen)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -622,26 +622,26 @@ func (o *Options) content(ctx context.Context) (*Content, *Report, error) {
 }
 
 // decisionsOf are the decisions whose steps run a graph that was refused.
-func decisionsOf(p *planir.Plan, x *refusal) (out []misfit) {
+func decisionsOf(plan *planir.Plan, refused *refusal) (out []misfit) {
 	layers := ""
-	if x.layer >= 0 {
-		layers = fmt.Sprintf(" with the weights of layer %d", x.layer)
+	if refused.layer >= 0 {
+		layers = fmt.Sprintf(" with the weights of layer %d", refused.layer)
 	}
-	for i := range p.Program.Programs {
-		ph := &p.Program.Programs[i]
-		for _, s := range ph.Sections {
-			for _, l := range s.Lanes {
-				for _, st := range l.Steps {
-					if st.Run != x.graph.Name {
+	for i := range plan.Program.Programs {
+		ph := &plan.Program.Programs[i]
+		for _, section := range ph.Sections {
+			for _, lane := range section.Lanes {
+				for _, st := range lane.Steps {
+					if st.Run != refused.graph.Name {
 						continue
 					}
 					for _, node := range st.Nodes() {
-						d := p.DecisionFor(node, ph.Rows)
-						if d == nil {
-							d = p.DecisionFor(node, 1) // the head
+						decision := plan.DecisionFor(node, ph.Rows)
+						if decision == nil {
+							decision = plan.DecisionFor(node, 1) // the head
 						}
-						if d != nil && !slices.ContainsFunc(out, func(m misfit) bool { return m.decision == d }) {
-							out = append(out, misfit{decision: d, what: fmt.Sprintf("graph %q%s", x.graph.Name, layers), proc: x.graph.Proc, reason: x.reason})
+						if decision != nil && !slices.ContainsFunc(out, func(m misfit) bool { return m.decision == decision }) {
+							out = append(out, misfit{decision: decision, what: fmt.Sprintf("graph %q%s", refused.graph.Name, layers), proc: refused.graph.Proc, reason: refused.reason})
 						}
 					}
 				}
@@ -663,29 +663,29 @@ func (o *Options) fallBack(g *models.Graph, bad []misfit, fallen []planir.Fallba
 	var list diag.List
 	said := map[string]bool{}
 	more := slices.Clone(fallen)
-	for _, m := range bad {
-		d := m.decision
-		others := able(procs, d, kinds[d.Node], m.proc)
-		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && m.proc != control
-		again := slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == d.Node && f.Rows == d.Rows })
+	for _, misfit := range bad {
+		decision := misfit.decision
+		others := able(procs, decision, kinds[decision.Node], misfit.proc)
+		helps := slices.Contains(others, fmt.Sprintf("%q", control)) && misfit.proc != control
+		again := slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == decision.Node && f.Rows == decision.Rows })
 		if o.AllowFallback && o.Target != nil && helps && !again {
-			original := o.Plan.DecisionFor(d.Node, d.Rows)
-			more = append(more, planir.Fallback{Node: d.Node, Rows: d.Rows, From: original.ShareText(), Reason: oneLine(m.reason)})
+			original := o.Plan.DecisionFor(decision.Node, decision.Rows)
+			more = append(more, planir.Fallback{Node: decision.Node, Rows: decision.Rows, From: original.ShareText(), Reason: oneLine(misfit.reason)})
 			continue
 		}
-		if said[m.what] {
+		if said[misfit.what] {
 			continue
 		}
-		said[m.what] = true
+		said[misfit.what] = true
 		way := "no other processor of the plan executes it"
 		if len(others) > 0 {
 			way = "could be executed by " + strings.Join(others, ", ")
 		}
-		x := diag.New(diag.ClassOr(m.reason, diag.ClassInfeasible), "emit %s for processor %q: %w; %s", m.what, m.proc, m.reason, way)
+		problem := diag.New(diag.ClassOr(misfit.reason, diag.ClassInfeasible), "emit %s for processor %q: %w; %s", misfit.what, misfit.proc, misfit.reason, way)
 		if helps && o.Target != nil {
-			_ = x.WithHint("--allow-fallback gives such operators to %q, and says so in the plan and the report; or solve again without them on %q", control, m.proc)
+			_ = problem.WithHint("--allow-fallback gives such operators to %q, and says so in the plan and the report; or solve again without them on %q", control, misfit.proc)
 		}
-		list = append(list, x)
+		list = append(list, problem)
 	}
 	if len(list) > 0 {
 		return nil, list.Err()
@@ -702,11 +702,11 @@ func (o *Options) fallBack(g *models.Graph, bad []misfit, fallen []planir.Fallba
 // kindsOf are the kinds of the operators that nodes are made of, by the names that decisions have for them.
 func kindsOf(g *models.Graph) map[string][]op.Kind {
 	out := map[string][]op.Kind{}
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			name := s.Name + "." + n.Name
-			for _, o := range n.Ops {
-				out[name] = append(out[name], o.Kind)
+	for _, section := range g.Sections {
+		for _, node := range section.Nodes {
+			name := section.Name + "." + node.Name
+			for _, operator := range node.Ops {
+				out[name] = append(out[name], operator.Kind)
 			}
 			for _, quant := range lower.Quantising(name) {
 				out[quant] = []op.Kind{op.QuantRows}
@@ -719,15 +719,15 @@ func kindsOf(g *models.Graph) map[string][]op.Kind {
 // oneLine is an error as a plan records it: printable, of one line, and not too long.
 func oneLine(err error) string {
 	const most = 300
-	s := strings.Join(strings.Fields(err.Error()), " ")
-	s = strings.Map(func(r rune) rune {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	text = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
 			return '?'
 		}
 		return r
-	}, s)
-	if len(s) > most {
-		s = s[:most-3] + "..."
+	}, text)
+	if len(text) > most {
+		text = text[:most-3] + "..."
 	}
-	return s
+	return text
 }

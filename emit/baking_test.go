@@ -494,7 +494,7 @@ func TestTargetsRefused(t *testing.T) {
 // The float32 form of a graph computes what the graph does, without its rounding.
 func TestFloatGraph(t *testing.T) {
 	k := newKit(t)
-	p := newProof(host.New())
+	p := newOracle(host.New())
 	defer p.close()
 	for _, s := range op.Schemes {
 		for _, form := range []string{"product", "chain", "rows"} {

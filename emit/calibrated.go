@@ -13,8 +13,8 @@ import (
 )
 
 // checkCalibration refuses a calibration (nil: none) other than the one that the plan was made with.
-func checkCalibration(p *planir.Plan, cal *calibration.Calibration) error {
-	want := p.Calibration()
+func checkCalibration(plan *planir.Plan, cal *calibration.Calibration) error {
+	want := plan.Calibration()
 	if cal == nil {
 		if want == "" {
 			return nil
@@ -28,7 +28,7 @@ func checkCalibration(p *planir.Plan, cal *calibration.Calibration) error {
 	}
 	switch want {
 	case got:
-		return cal.CheckModel(p.Model.Name, p.Model.Digest)
+		return cal.CheckModel(plan.Model.Name, plan.Model.Digest)
 	case "":
 		return diag.New(diag.ClassInput, "pack weights: calibration %.12s is given, and the plan was made without one", got).
 			WithHint("solve again with --calibration, or leave it out here")
@@ -42,91 +42,91 @@ func (c *Content) factors(group string, layer, want int) ([]float32, error) {
 	if group == "" {
 		return nil, nil
 	}
-	f := c.cal.Fold(group, max(0, layer))
-	if f == nil {
+	fold := c.cal.Fold(group, max(0, layer))
+	if fold == nil {
 		return nil, nil
 	}
-	if len(f.Factors) != want {
-		return nil, diag.New(diag.ClassInput, "calibration: fold %q has %d factors in layer %d, want %d", group, len(f.Factors), f.Layer, want)
+	if len(fold.Factors) != want {
+		return nil, diag.New(diag.ClassInput, "calibration: fold %q has %d factors in layer %d, want %d", group, len(fold.Factors), fold.Layer, want)
 	}
-	return f.Factors, nil
+	return fold.Factors, nil
 }
 
 // staticScales are the scales of what enters a class of products in a layer (-1: of none), as it is after folding.
-func (c *Content) staticScales(w *planir.Weight, layer int) ([]float32, error) {
-	var a *calibration.Activation
+func (c *Content) staticScales(weight *planir.Weight, layer int) ([]float32, error) {
+	var activation *calibration.Activation
 	if c.cal != nil {
-		a = c.cal.Activation(w.ScaleOf, max(0, layer))
+		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
 	}
-	if a == nil {
-		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", w.ScaleOf, max(0, layer)).
+	if activation == nil {
+		return nil, diag.New(diag.ClassInput, "calibration: nothing is said about what enters %q in layer %d, whose static scale is wanted", weight.ScaleOf, max(0, layer)).
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
-	if w.N > 1 {
-		scales := c.cal.RowScales(w.ScaleOf, max(0, layer), w.N)
+	if weight.N > 1 {
+		scales := c.cal.RowScales(weight.ScaleOf, max(0, layer), weight.N)
 		if scales == nil {
-			return nil, diag.New(diag.ClassInput, "calibration: nothing is said about %d static scales of what enters %q in layer %d", w.N, w.ScaleOf, max(0, layer)).
-				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", severalScales(w.N))
+			return nil, diag.New(diag.ClassInput, "calibration: nothing is said about %d static scales of what enters %q in layer %d", weight.N, weight.ScaleOf, max(0, layer)).
+				WithHint("measure them: hetc calibrate --model DIR --text FILE --schemes %s -o cal.yaml", severalScales(weight.N))
 		}
 		return scales, nil
 	}
-	factors, err := c.factors(w.FoldRows, layer, a.K)
+	factors, err := c.factors(weight.FoldRows, layer, activation.K)
 	if err != nil {
 		return nil, err
 	}
-	return []float32{a.StaticScale(factors, c.cal.Share(w.ScaleOf))}, nil
+	return []float32{activation.StaticScale(factors, c.cal.Share(weight.ScaleOf))}, nil
 }
 
 // severalScales is the scheme whose rows choose from n static scales.
 func severalScales(n int) op.Scheme {
-	for _, s := range op.Schemes {
-		if s.Scales() == n {
-			return s
+	for _, scheme := range op.Schemes {
+		if scheme.Scales() == n {
+			return scheme
 		}
 	}
 	return ""
 }
 
 // steps are those of the grids of a class of products in a layer (-1: of none), [2,N] for weight w.
-func (c *Content) steps(w *planir.Weight, layer int) ([]float32, error) {
-	var a *calibration.Activation
+func (c *Content) steps(weight *planir.Weight, layer int) ([]float32, error) {
+	var activation *calibration.Activation
 	if c.cal != nil {
-		a = c.cal.Activation(w.ScaleOf, max(0, layer))
+		activation = c.cal.Activation(weight.ScaleOf, max(0, layer))
 	}
 	fail := func(format string, args ...any) ([]float32, error) {
 		return nil, diag.New(diag.ClassInput, "calibration: "+format, args...).
 			WithHint("measure this model again: hetc calibrate --model DIR --text FILE -o cal.yaml")
 	}
-	if a == nil {
-		return fail("nothing is said about what enters %q in layer %d, whose steps are wanted", w.ScaleOf, max(0, layer))
+	if activation == nil {
+		return fail("nothing is said about what enters %q in layer %d, whose steps are wanted", weight.ScaleOf, max(0, layer))
 	}
-	if len(a.OutMax) > 0 && len(a.OutMax) != w.N {
-		return fail("class %q has %d columns in layer %d, want %d", w.ScaleOf, len(a.OutMax), a.Layer, w.N)
+	if len(activation.OutMax) > 0 && len(activation.OutMax) != weight.N {
+		return fail("class %q has %d columns in layer %d, want %d", weight.ScaleOf, len(activation.OutMax), activation.Layer, weight.N)
 	}
-	factors, err := c.factors(w.FoldRows, layer, a.K)
+	factors, err := c.factors(weight.FoldRows, layer, activation.K)
 	if err != nil {
 		return nil, err
 	}
 	var divide []float32
 	var interleave []int
-	if w.FoldCols != "" {
+	if weight.FoldCols != "" {
 		of := &c.plan.Program.Weights[slices.IndexFunc(c.plan.Program.Weights, func(x planir.Weight) bool {
-			return x.FoldCols == w.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name, max(0, layer)) == w.ScaleOf
+			return x.FoldCols == weight.FoldCols && x.ScaleOf == "" && className(&c.graph, x.Name, max(0, layer)) == weight.ScaleOf
 		})]
 		interleave = of.Interleave
-		if divide, err = c.factors(w.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
+		if divide, err = c.factors(weight.FoldCols, layer, of.N/max(1, len(of.Interleave))); err != nil {
 			return nil, err
 		}
 	}
-	in, out, ok := a.Steps(factors, divide, interleave, w.FoldSource)
+	in, out, ok := activation.Steps(factors, divide, interleave, weight.FoldSource)
 	if !ok {
-		return fail("nothing is said about what %q computes in layer %d, and steps of its results are wanted", w.ScaleOf, max(0, layer))
+		return fail("nothing is said about what %q computes in layer %d, and steps of its results are wanted", weight.ScaleOf, max(0, layer))
 	}
-	v := make([]float32, 2*w.N)
-	for i := range w.N {
-		v[i], v[w.N+i] = in, out
+	values := make([]float32, 2*weight.N)
+	for i := range weight.N {
+		values[i], values[weight.N+i] = in, out
 	}
-	return v, nil
+	return values, nil
 }
 
 // importance is what the calibration says about the rows of a weight that is packed in blocks, as they are after
@@ -135,30 +135,30 @@ func (c *Content) importance(pl planir.Placement) (*pack.Importance, error) {
 	if c.cal == nil || !inBlocks(pl.Pack.Scheme) {
 		return nil, nil
 	}
-	w := c.weight(pl)
-	at := place{w.Name, pl.Layer}
-	c.weigh.Lock()
-	defer c.weigh.Unlock()
+	weight := c.weight(pl)
+	at := packKey{weight.Name, pl.Layer}
+	c.importanceMu.Lock()
+	defer c.importanceMu.Unlock()
 	if imp, ok := c.important[at]; ok {
 		return imp, nil
 	}
-	a := c.cal.Activation(className(&c.graph, w.Name, pl.Layer), max(0, pl.Layer))
-	if a == nil {
+	activation := c.cal.Activation(className(&c.graph, weight.Name, pl.Layer), max(0, pl.Layer))
+	if activation == nil {
 		return nil, nil
 	}
-	if a.K != w.K {
-		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d", a.Class, a.K, a.Layer, w.K)
+	if activation.K != weight.K {
+		return nil, diag.New(diag.ClassInput, "calibration: class %q has %d channels in layer %d, want %d", activation.Class, activation.K, activation.Layer, weight.K)
 	}
-	factors, err := c.factors(w.FoldRows, pl.Layer, w.K)
+	factors, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
 	if err != nil {
 		return nil, err
 	}
-	square := slices.Clone(a.MeanSquare)
-	directions := slices.Clone(a.Directions)
-	for i, f := range factors {
-		square[i] /= f * f
-		for j := range len(directions) / a.K {
-			directions[i*len(directions)/a.K+j] /= f
+	square := slices.Clone(activation.MeanSquare)
+	directions := slices.Clone(activation.Directions)
+	for i, factor := range factors {
+		square[i] /= factor * factor
+		for j := range len(directions) / activation.K {
+			directions[i*len(directions)/activation.K+j] /= factor
 		}
 	}
 	imp, err := pack.NewImportance(square, directions)
@@ -178,13 +178,13 @@ func inBlocks(scheme string) bool {
 // className is the node that multiplies by a weight in a layer, as the calibration names classes.
 func className(g *models.Graph, weight string, layer int) string {
 	for i := range g.Sections {
-		s := &g.Sections[i]
-		if s.Layers > 0 && (layer < s.First || layer >= s.First+s.Layers) {
+		section := &g.Sections[i]
+		if section.Layers > 0 && (layer < section.First || layer >= section.First+section.Layers) {
 			continue
 		}
-		for _, n := range s.Nodes {
-			if len(n.W) > 0 && n.W[0] == weight {
-				return s.Name + "." + n.Name
+		for _, node := range section.Nodes {
+			if len(node.W) > 0 && node.W[0] == weight {
+				return section.Name + "." + node.Name
 			}
 		}
 	}

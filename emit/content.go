@@ -31,13 +31,13 @@ type Content struct {
 	blobs     map[string]planir.WeightBlob
 
 	mu     sync.Mutex
-	loaded map[place]*mem.Region
+	loaded map[packKey]*mem.Region
 	shared *Content // packed weights are taken from there where they are equal
 
-	cal       *calibration.Calibration // nil: none
-	graph     models.Graph
-	weigh     sync.Mutex
-	important map[place]*pack.Importance // of the weight that was packed last
+	cal          *calibration.Calibration // nil: none
+	graph        models.Graph
+	importanceMu sync.Mutex
+	important    map[packKey]*pack.Importance // of the weight that was packed last
 }
 
 // NewContent is NewCalibrated of a plan that was made without a calibration.
@@ -48,62 +48,62 @@ func NewContent(ctx context.Context, p *planir.Plan, m *models.Model, compilers 
 // NewCalibrated compiles the plan's graphs. The plan's program must belong to the model (planir/check), and cal be
 // the calibration that the plan was made with, nil for none: its folds and its activations decide what is packed.
 func NewCalibrated(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, compilers []driver.Compiler) (*Content, error) {
-	c, err := newContent(p, m, cal)
+	content, err := newContent(p, m, cal)
 	if err != nil {
 		return nil, err
 	}
-	err = c.compile(ctx, compilers)
+	err = content.compile(ctx, compilers)
 	if err == nil {
-		_, err = c.bake(ctx, &bakery{compilers: compilers})
+		_, err = content.compileGroups(ctx, &compileOptions{compilers: compilers})
 	}
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, errors.Join(err, content.Close())
 	}
-	return c, nil
+	return content, nil
 }
 
 // newContent is a content without artifacts.
-func newContent(p *planir.Plan, m *models.Model, cal *calibration.Calibration) (*Content, error) {
-	if err := checkCalibration(p, cal); err != nil {
+func newContent(plan *planir.Plan, m *models.Model, cal *calibration.Calibration) (*Content, error) {
+	if err := checkCalibration(plan, cal); err != nil {
 		return nil, err
 	}
-	c := &Content{
-		plan: p, model: m, artifacts: map[string]artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[place]*mem.Region{},
-		cal: cal, graph: m.Graph(), important: map[place]*pack.Importance{},
+	content := &Content{
+		plan: plan, model: m, artifacts: map[string]artifact{}, blobs: map[string]planir.WeightBlob{}, loaded: map[packKey]*mem.Region{},
+		cal: cal, graph: m.Graph(), important: map[packKey]*pack.Importance{},
 	}
-	for _, b := range p.Program.WeightBlobs() {
-		c.blobs[b.Name] = b
+	for _, blob := range plan.Program.WeightBlobs() {
+		content.blobs[blob.Name] = blob
 	}
-	return c, nil
+	return content, nil
 }
 
 // compile makes the artifacts that hold no weights.
 func (c *Content) compile(ctx context.Context, compilers []driver.Compiler) error {
 	for i := range c.plan.Program.Graphs {
-		g := &c.plan.Program.Graphs[i]
-		proc := c.plan.Proc(g.Proc)
+		graph := &c.plan.Program.Graphs[i]
+		proc := c.plan.Proc(graph.Proc)
 		if proc.Bakes {
 			continue
 		}
-		k, err := compilerFor(proc, g.Name, compilers)
+		compiler, err := compilerFor(proc, graph.Name, compilers)
 		if err != nil {
 			return err
 		}
-		a, err := k.Compile(ctx, g.Graph, nil, driver.Target{Proc: proc.Name, Options: proc.Options})
+		compiled, err := compiler.Compile(ctx, graph.Graph, nil, driver.Target{Proc: proc.Name, Options: proc.Options})
 		if err != nil {
-			return fmt.Errorf("compile graph %q for %q: %w", g.Name, g.Proc, err)
+			return fmt.Errorf("compile graph %q for %q: %w", graph.Name, graph.Proc, err)
 		}
-		c.artifacts[g.Artifact] = artifact{proc: g.Proc, code: a.Code, bytes: int64(len(a.Code))}
+		c.artifacts[graph.Artifact] = artifact{proc: graph.Proc, code: compiled.Code, bytes: int64(len(compiled.Code))}
 	}
 	return nil
 }
 
 func compilerFor(proc *planir.Proc, graph string, compilers []driver.Compiler) (driver.Compiler, error) {
-	k := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
-	if k < 0 {
+	at := slices.IndexFunc(compilers, func(c driver.Compiler) bool { return c.Name() == proc.Driver })
+	if at < 0 {
 		return nil, diag.New(diag.ClassUnavailable, "compile graph %q: no compiler for driver %q in this build", graph, proc.Driver)
 	}
-	return compilers[k], nil
+	return compilers[at], nil
 }
 
 // artifact is a blob that a compiler made: in memory, or in a file of the scratch directory.
@@ -119,11 +119,11 @@ func (a artifact) read() ([]byte, error) {
 	if a.file == "" {
 		return a.code, nil
 	}
-	b, err := os.ReadFile(a.file)
+	data, err := os.ReadFile(a.file)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read back what was compiled: %w", err)
 	}
-	return b, nil
+	return data, nil
 }
 
 // ShareWith makes c take packed weights from o where both pack the same; o is closed after c.
@@ -131,22 +131,22 @@ func (c *Content) ShareWith(o *Content) { c.shared = o }
 
 // Blob returns an artifact. It implements executor.Source.
 func (c *Content) Blob(name string) ([]byte, error) {
-	a, ok := c.artifacts[name]
+	made, ok := c.artifacts[name]
 	if !ok {
 		return nil, diag.New(diag.ClassInput, "plan content: unknown artifact %q", name)
 	}
-	return a.read()
+	return made.read()
 }
 
 // Range returns the packed weight that lies there in a weights blob, in memory and 64-byte aligned. It
 // implements executor.Source.
 func (c *Content) Range(name string, offset, bytes int64) ([]byte, error) {
-	b := c.blobs[name]
-	i := slices.IndexFunc(b.Packs, func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
+	blob := c.blobs[name]
+	i := slices.IndexFunc(blob.Packs, func(pl planir.Placement) bool { return pl.Offset == offset && pl.Pack.Bytes == bytes })
 	if i < 0 {
 		return nil, diag.New(diag.ClassInput, "plan content: blob %q has no packed weight of %d bytes at %d", name, bytes, offset)
 	}
-	return c.packed(b.Packs[i])
+	return c.packed(blob.Packs[i])
 }
 
 // packed packs a weight, unless it is in memory here or where c shares.
@@ -158,38 +158,38 @@ func (c *Content) packed(pl planir.Placement) ([]byte, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := place{pl.Pack.Name, pl.Layer}
-	if r, ok := c.loaded[at]; ok {
-		return r.Bytes(), nil
+	at := packKey{pl.Pack.Name, pl.Layer}
+	if region, ok := c.loaded[at]; ok {
+		return region.Bytes(), nil
 	}
-	r, err := mem.Alloc(int(pl.Pack.Bytes), 4096)
+	region, err := mem.Alloc(int(pl.Pack.Bytes), 4096)
 	if err != nil {
 		return nil, diag.New(diag.ClassRun, "plan content: %w", err)
 	}
-	if err := c.pack(r.Bytes(), pl); err != nil {
-		return nil, errors.Join(err, r.Close())
+	if err := c.pack(region.Bytes(), pl); err != nil {
+		return nil, errors.Join(err, region.Close())
 	}
-	c.loaded[at] = r
-	return r.Bytes(), nil
+	c.loaded[at] = region
+	return region.Bytes(), nil
 }
 
 // place is a pack in a layer.
-type place struct {
+type packKey struct {
 	pack  string
 	layer int
 }
 
 // equal finds the placement of c that packs what pl of another content of the same model does.
 func (c *Content) equal(pl planir.Placement, o *Content) (planir.Placement, bool) {
-	w := o.weight(pl)
-	if c.plan.Calibration() != o.plan.Calibration() && (w.FoldRows != "" || w.FoldCols != "" || w.ScaleOf != "" || inBlocks(pl.Pack.Scheme)) {
+	weight := o.weight(pl)
+	if c.plan.Calibration() != o.plan.Calibration() && (weight.FoldRows != "" || weight.FoldCols != "" || weight.ScaleOf != "" || inBlocks(pl.Pack.Scheme)) {
 		return planir.Placement{}, false
 	}
-	for _, b := range c.blobs {
-		for _, own := range b.Packs {
-			k := *own.Pack
-			k.Name = pl.Pack.Name
-			if own.Layer == pl.Layer && k == *pl.Pack && reflect.DeepEqual(c.weight(own), w) {
+	for _, blob := range c.blobs {
+		for _, own := range blob.Packs {
+			packing := *own.Pack
+			packing.Name = pl.Pack.Name
+			if own.Layer == pl.Layer && packing == *pl.Pack && reflect.DeepEqual(c.weight(own), weight) {
 				return own, true
 			}
 		}
@@ -208,13 +208,13 @@ func (c *Content) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var err error
-	for _, r := range c.loaded {
-		err = errors.Join(err, r.Close())
+	for _, region := range c.loaded {
+		err = errors.Join(err, region.Close())
 	}
 	clear(c.loaded)
 	if c.scratch != "" {
-		if e := os.RemoveAll(c.scratch); e != nil {
-			err = errors.Join(err, diag.New(diag.ClassIO, "remove what was compiled: %w", e))
+		if failed := os.RemoveAll(c.scratch); failed != nil {
+			err = errors.Join(err, diag.New(diag.ClassIO, "remove what was compiled: %w", failed))
 		}
 		c.scratch = ""
 	}
@@ -222,7 +222,7 @@ func (c *Content) Close() error {
 }
 
 // write streams a weights blob, one packed matrix in memory at a time.
-func (c *Content) write(w io.Writer, b planir.WeightBlob) error {
+func (c *Content) write(out io.Writer, b planir.WeightBlob) error {
 	var at int64
 	var buf []byte
 	for i, pl := range b.Packs {
@@ -230,16 +230,16 @@ func (c *Content) write(w io.Writer, b planir.WeightBlob) error {
 		if i+1 < len(b.Packs) {
 			end = b.Packs[i+1].Offset
 		}
-		n := int(end - at)
-		if cap(buf) < n {
-			buf = make([]byte, n)
+		size := int(end - at)
+		if cap(buf) < size {
+			buf = make([]byte, size)
 		}
-		buf = buf[:n]
+		buf = buf[:size]
 		clear(buf[pl.Pack.Bytes:])
 		if err := c.pack(buf[:pl.Pack.Bytes], pl); err != nil {
 			return err
 		}
-		if _, err := w.Write(buf); err != nil {
+		if _, err := out.Write(buf); err != nil {
 			return err
 		}
 		at = end
@@ -255,12 +255,12 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 	if err != nil {
 		return err
 	}
-	for e := range count {
-		src, names, err := c.source(pl, e, imp != nil)
+	for expert := range count {
+		src, names, err := c.source(pl, expert, imp != nil)
 		if err != nil {
 			return err
 		}
-		if err := pack.PackFor(dst[e*size:(e+1)*size], pack.Expert(pl.Pack.Spec()), src, imp); err != nil {
+		if err := pack.PackFor(dst[expert*size:(expert+1)*size], pack.Expert(pl.Pack.Spec()), src, imp); err != nil {
 			return fmt.Errorf("pack %s: %w", strings.Join(names, ", "), err)
 		}
 	}
@@ -270,69 +270,69 @@ func (c *Content) pack(dst []byte, pl planir.Placement) error {
 // source is the matrix that a placement packs of an expert, and the tensors it is made of. With front, the rows in
 // front of the placement's come with it.
 func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Source, []string, error) {
-	w := c.weight(pl)
+	weight := c.weight(pl)
 	var whole pack.Source
 	var names []string
 	var err error
-	if w.ScaleOf != "" && w.K == 2 {
-		v, err := c.steps(w, pl.Layer)
+	if weight.ScaleOf != "" && weight.K == 2 {
+		values, err := c.steps(weight, pl.Layer)
 		if err != nil {
 			return nil, nil, err
 		}
-		s, err := pack.Floats(v, 2, w.N)
-		if k := pl.Pack; err == nil && (k.N0 != 0 || k.N1 != w.N) {
-			s, err = pack.Slice(s, 0, 2, k.N0, k.N1)
+		matrix, err := pack.Floats(values, 2, weight.N)
+		if packing := pl.Pack; err == nil && (packing.N0 != 0 || packing.N1 != weight.N) {
+			matrix, err = pack.Slice(matrix, 0, 2, packing.N0, packing.N1)
 		}
-		return s, nil, err
+		return matrix, nil, err
 	}
-	if w.ScaleOf != "" {
-		v, err := c.staticScales(w, pl.Layer)
+	if weight.ScaleOf != "" {
+		values, err := c.staticScales(weight, pl.Layer)
 		if err != nil {
 			return nil, nil, err
 		}
-		s, err := pack.Floats(v, 1, len(v))
-		return s, nil, err
+		matrix, err := pack.Floats(values, 1, len(values))
+		return matrix, nil, err
 	}
-	if len(w.Const) > 0 {
-		whole, err = pack.Floats(w.Const, w.K, w.N)
+	if len(weight.Const) > 0 {
+		whole, err = pack.Floats(weight.Const, weight.K, weight.N)
 	} else {
-		divide, err := c.factors(w.FoldCols, pl.Layer, w.N/max(1, len(w.Interleave)))
+		divide, err := c.factors(weight.FoldCols, pl.Layer, weight.N/max(1, len(weight.Interleave)))
 		if err != nil {
 			return nil, nil, err
 		}
-		mw := models.Weight{From: w.From}
+		mw := models.Weight{From: weight.From}
 		names = mw.Sources(pl.Layer, expert)
 		var parts []pack.Source
 		for j, name := range names {
-			t, err := c.model.Tensor(name)
+			tensor, err := c.model.Tensor(name)
 			if err != nil {
 				return nil, nil, err
 			}
-			n := w.N
-			if len(w.Interleave) > 0 {
+			cols := weight.N
+			if len(weight.Interleave) > 0 {
 				total := 0
-				for _, k := range w.Interleave {
-					total += k
+				for _, taken := range weight.Interleave {
+					total += taken
 				}
-				n = w.N / total * w.Interleave[j]
+				cols = weight.N / total * weight.Interleave[j]
 			}
-			s, err := pack.Tensor(t, w.K, n, w.Transposed)
+			source, err := pack.Tensor(tensor, weight.K, cols, weight.Transposed)
 			if err != nil {
 				return nil, nil, diag.New(diag.ClassInput, "tensor %q: %w", name, err)
 			}
-			if w.Plus != 0 {
-				s = pack.Plus(s, w.Plus)
+			if weight.Plus != 0 {
+				source = pack.Plus(source, weight.Plus)
 			}
-			if divide != nil && j == w.FoldSource {
-				if s, err = pack.DivideColumns(s, divide); err != nil {
+			if divide != nil && j == weight.FoldSource {
+				if source, err = pack.DivideColumns(source, divide); err != nil {
 					return nil, nil, fmt.Errorf("tensor %q: %w", name, err)
 				}
 			}
-			parts = append(parts, s)
+			parts = append(parts, source)
 		}
 		whole = parts[0]
 		if len(parts) > 1 {
-			if whole, err = pack.Interleave(parts, w.Interleave); err != nil {
+			if whole, err = pack.Interleave(parts, weight.Interleave); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -340,20 +340,20 @@ func (c *Content) source(pl planir.Placement, expert int, front bool) (pack.Sour
 	if err != nil {
 		return nil, nil, err
 	}
-	multiply, err := c.factors(w.FoldRows, pl.Layer, w.K)
+	multiply, err := c.factors(weight.FoldRows, pl.Layer, weight.K)
 	if err == nil && multiply != nil {
 		whole, err = pack.ScaleRows(whole, multiply)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	k := pl.Pack
-	k0 := k.K0
+	packing := pl.Pack
+	k0 := packing.K0
 	if front {
 		k0 = 0
 	}
-	if k0 != 0 || k.N0 != 0 || k.K1 != w.K || k.N1 != w.N {
-		whole, err = pack.Slice(whole, k0, k.K1, k.N0, k.N1)
+	if k0 != 0 || packing.N0 != 0 || packing.K1 != weight.K || packing.N1 != weight.N {
+		whole, err = pack.Slice(whole, k0, packing.K1, packing.N0, packing.N1)
 	}
 	return whole, names, err
 }

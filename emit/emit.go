@@ -67,22 +67,22 @@ const (
 )
 
 // Emit writes the bundle to path, atomically, and returns its identity.
-func Emit(ctx context.Context, path string, o Options) (id bundle.Digest, err error) {
-	if !o.Model.HasWeights() {
-		return bundle.Digest{}, diag.New(diag.ClassInput, "emit: model %q has shapes only", o.Model.Name).
+func Emit(ctx context.Context, path string, options Options) (id bundle.Digest, err error) {
+	if !options.Model.HasWeights() {
+		return bundle.Digest{}, diag.New(diag.ClassInput, "emit: model %q has shapes only", options.Model.Name).
 			WithHint("give the directory of a model with weights, or make random ones with hetc models synth")
 	}
-	c, report, err := o.content(ctx)
+	content, report, err := options.content(ctx)
 	if err != nil {
 		return bundle.Digest{}, err
 	}
 	defer func() {
-		if e := c.Close(); e != nil && err == nil {
-			err = e
+		if failed := content.Close(); failed != nil && err == nil {
+			err = failed
 		}
 	}()
-	p := c.plan
-	sources, err := c.sources(ctx, "", bundle.RoleWeights)
+	plan := content.plan
+	sources, err := content.sources(ctx, "", bundle.RoleWeights)
 	if err != nil {
 		return bundle.Digest{}, err
 	}
@@ -95,35 +95,35 @@ func Emit(ctx context.Context, path string, o Options) (id bundle.Digest, err er
 		sources = append(sources, blob(ReportBlob, bundle.RoleReport, "application/vnd.hetc.npu-report.v1+json", text))
 		components = report.components()
 	}
-	if o.Reference {
-		ref, err := referencePlan(p, o.Model)
+	if options.Reference {
+		ref, err := referencePlan(plan, options.Model)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
-		rc, err := NewCalibrated(ctx, ref, o.Model, o.Calibration, o.Compilers)
+		rc, err := NewCalibrated(ctx, ref, options.Model, options.Calibration, options.Compilers)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
 		defer rc.Close() // it holds nothing that needs closing
-		s, err := rc.sources(ctx, Reference, bundle.RoleReference)
+		more, err := rc.sources(ctx, Reference, bundle.RoleReference)
 		if err != nil {
 			return bundle.Digest{}, fmt.Errorf("emit reference: %w", err)
 		}
-		sources = append(sources, s...)
+		sources = append(sources, more...)
 	}
-	for name, data := range o.Files {
+	for name, data := range options.Files {
 		sources = append(sources, blob(name, bundle.Role(name), "application/json", data))
 	}
 	slices.SortFunc(sources, func(a, b bundle.Source) int { return strings.Compare(a.Name, b.Name) })
-	m := bundle.Manifest{
-		Product: o.Product, Version: o.Version, SecurityVersion: o.SecurityVersion, KeyringGeneration: o.Generation,
-		IssuedAt: o.IssuedAt, NotAfter: o.NotAfter,
-		Toolchain:  bundle.Toolchain{Hetc: o.Toolchain, Plan: planir.Schema},
+	manifest := bundle.Manifest{
+		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion, KeyringGeneration: options.Generation,
+		IssuedAt: options.IssuedAt, NotAfter: options.NotAfter,
+		Toolchain:  bundle.Toolchain{Hetc: options.Toolchain, Plan: planir.Schema},
 		Requires:   bundle.Requires{Features: []string{bundle.FeatureChunks}},
-		Target:     o.manifestTarget(p, components),
+		Target:     options.manifestTarget(plan, components),
 		Entrypoint: PlanBlob,
 	}
-	return bundle.Write(ctx, path, m, sources, o.Signers...)
+	return bundle.Write(ctx, path, manifest, sources, options.Signers...)
 }
 
 // manifestTarget says where a plan's bundle may run. A simulation names no device and no system: only the simulator answers
@@ -146,18 +146,18 @@ func blob(name string, role bundle.Role, media string, data []byte) bundle.Sourc
 
 // sources lists a plan, its artifacts and its weights as blobs.
 func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Role) ([]bundle.Source, error) {
-	p := c.plan
-	code, err := planir.Encode(p)
+	plan := c.plan
+	code, err := planir.Encode(plan)
 	if err != nil {
 		return nil, err
 	}
 	out := []bundle.Source{blob(prefix+PlanBlob, bundle.RolePlan, "application/vnd.hetc.plan.v1+json", code)}
 	for _, name := range slices.Sorted(maps.Keys(c.artifacts)) {
-		a := c.artifacts[name]
+		made := c.artifacts[name]
 		out = append(out, bundle.Source{
-			Name: prefix + name, Role: roleOf(p.Proc(a.proc)), Type: "application/octet-stream", Bytes: a.bytes,
+			Name: prefix + name, Role: roleOf(plan.Proc(made.proc)), Type: "application/octet-stream", Bytes: made.bytes,
 			Write: func(dst io.Writer) error {
-				code, err := a.read()
+				code, err := made.read()
 				if err == nil {
 					_, err = dst.Write(code)
 				}
@@ -165,14 +165,14 @@ func (c *Content) sources(ctx context.Context, prefix string, weights bundle.Rol
 			},
 		})
 	}
-	for _, w := range p.Program.WeightBlobs() {
+	for _, blob := range plan.Program.WeightBlobs() {
 		out = append(out, bundle.Source{
-			Name: prefix + w.Name, Role: weights, Bytes: w.Size,
+			Name: prefix + blob.Name, Role: weights, Bytes: blob.Size,
 			Write: func(dst io.Writer) error {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				return c.write(dst, w)
+				return c.write(dst, blob)
 			},
 		})
 	}
@@ -194,13 +194,13 @@ func roleOf(p *planir.Proc) bundle.Role {
 // referencePlan is the trivial plan for the same schemes and lengths on the host's reference kernels:
 // float32 with float64 accumulation on the values that are stored. It shares no packed weights, graphs
 // or flags with the plan it checks.
-func referencePlan(p *planir.Plan, m *models.Model) (*planir.Plan, error) {
+func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error) {
 	const name = "reference"
 	ref := &planir.Plan{
-		Schema: planir.Schema, Model: p.Model, Folds: p.Folds, MaxContext: p.MaxContext, KV: op.F32,
-		SoC: planir.SoCRef{Name: p.SoC.Name, Digest: p.SoC.Digest, Fingerprint: p.SoC.Fingerprint, Control: name},
+		Schema: planir.Schema, Model: plan.Model, Folds: plan.Folds, MaxContext: plan.MaxContext, KV: op.F32,
+		SoC: planir.SoCRef{Name: plan.SoC.Name, Digest: plan.SoC.Digest, Fingerprint: plan.SoC.Fingerprint, Control: name},
 	}
-	for _, in := range p.Inputs {
+	for _, in := range plan.Inputs {
 		if in.Kind == planir.CalibrationInput {
 			ref.Inputs = append(ref.Inputs, in) // its weights are folded and rounded as the plan's are
 		}
@@ -210,26 +210,26 @@ func referencePlan(p *planir.Plan, m *models.Model) (*planir.Plan, error) {
 		Schemes: op.Schemes, TileN: pack.TileN, TileK: pack.BlockK,
 		DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
 	}
-	if c := p.Proc(p.SoC.Control); c.Driver == proc.Driver {
-		proc.Select, proc.Cores = c.Select, c.Cores // cores this machine lets us use
+	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
+		proc.Select, proc.Cores = control.Select, control.Cores // cores this machine lets us use
 	}
-	for _, s := range op.Schemes {
-		proc.Layouts = append(proc.Layouts, planir.Layout{Scheme: s.Weight(), Layout: pack.N32})
+	for _, scheme := range op.Schemes {
+		proc.Layouts = append(proc.Layouts, planir.Layout{Scheme: scheme.Weight(), Layout: pack.N32})
 	}
 	slices.SortFunc(proc.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
 	ref.Procs = []planir.Proc{proc}
-	g := m.Graph()
+	graph := model.Graph()
 	var rows []int
-	for _, ph := range p.Program.Programs {
+	for _, ph := range plan.Program.Programs {
 		if !ph.Batch() { // it executes one sequence
 			rows = append(rows, ph.Rows)
 		}
 	}
 	var err error
-	ref.Decisions, err = lower.Trivial(&g, name, rows, p.MaxContext, ref.KV, func(node string, r int) op.Scheme {
+	ref.Decisions, err = lower.Trivial(&graph, name, rows, plan.MaxContext, ref.KV, func(node string, r int) op.Scheme {
 		for _, at := range []int{r, 1} {
-			if d := p.DecisionFor(node, at); d != nil {
-				return d.Scheme
+			if decision := plan.DecisionFor(node, at); decision != nil {
+				return decision.Scheme
 			}
 		}
 		return ""
@@ -237,7 +237,7 @@ func referencePlan(p *planir.Plan, m *models.Model) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := lower.Lower(ref, &g); err != nil {
+	if err := lower.Lower(ref, &graph); err != nil {
 		return nil, err
 	}
 	return ref, planir.Check(ref).Err()

@@ -101,15 +101,15 @@ func (k *PrivateKey) Save(base string) (err error) {
 }
 
 func createFile(path string, data []byte, mode os.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, os.ErrExist) {
 		return diag.New(diag.ClassInput, "write key: %w", err).WithHint("keys are never overwritten; choose another name")
 	}
 	if err != nil {
 		return diag.New(diag.ClassIO, "write key: %w", err)
 	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
 		return errors.Join(diag.New(diag.ClassIO, "write key %q: %w", path, err), os.Remove(path))
 	}
 	return nil
@@ -142,16 +142,16 @@ func errPublicKey(name string) error {
 }
 
 func loadKey(path string) (*PrivateKey, error) {
-	f, err := wholefile.Open(path)
+	file, err := wholefile.Open(path)
 	if err != nil {
-		d := diag.New(diag.ClassOf(err), "signing key: %w", err)
+		problem := diag.New(diag.ClassOf(err), "signing key: %w", err)
 		if len(diag.HintsOf(err)) == 0 {
-			d.Hint = "make one with `hetc keygen --out NAME`"
+			problem.Hint = "make one with `hetc keygen --out NAME`"
 		}
-		return nil, d
+		return nil, problem
 	}
-	defer f.Close()
-	st, err := f.Stat()
+	defer file.Close()
+	st, err := file.Stat()
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}
@@ -162,7 +162,7 @@ func loadKey(path string) (*PrivateKey, error) {
 		return nil, diag.New(diag.ClassInput, "signing key %q has permissions %#o: others may read it", path, mode).
 			WithHint("chmod 600 %s, and make a new key if somebody may have read this one", path)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxKeyFile+1))
+	data, err := io.ReadAll(io.LimitReader(file, maxKeyFile+1))
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "read signing key: %w", err)
 	}

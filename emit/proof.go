@@ -42,23 +42,23 @@ var halfBound = bound{5e-3, 3e-3}
 
 // boundOf is that of a graph.
 func boundOf(g *op.Graph) bound {
-	b := bound{}
+	total := bound{}
 	products := slices.ContainsFunc(g.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
-	for _, n := range g.Nodes {
-		one, ok := bounds[n.Op.Scheme]
+	for _, node := range g.Nodes {
+		one, ok := bounds[node.Op.Scheme]
 		switch {
-		case n.Op.Kind == op.QuantRows && products:
+		case node.Op.Kind == op.QuantRows && products:
 			continue // what rounding loses is in their bounds
-		case n.Op.Kind == op.QuantRows:
+		case node.Op.Kind == op.QuantRows:
 			one = bounds[op.A8SQ8C]
 		case !ok:
 			one = halfBound
 		}
-		if n.Op.HasScheme() || b.float == 0 {
-			b.float, b.portable = b.float+one.float, b.portable+one.portable
+		if node.Op.HasScheme() || total.float == 0 {
+			total.float, total.portable = total.float+one.float, total.portable+one.portable
 		}
 	}
-	return b
+	return total
 }
 
 // trial is how a graph did.
@@ -68,16 +68,16 @@ type trial struct {
 }
 
 // proof computes references on a thread of its own.
-type proof struct {
+type oracle struct {
 	driver driver.Driver
 	jobs   chan func(driver.Processor)
 	failed error
 }
 
-func newProof(d driver.Driver) *proof { return &proof{driver: d} }
+func newOracle(d driver.Driver) *oracle { return &oracle{driver: d} }
 
 // do runs f with the processor of the oracle.
-func (p *proof) do(ctx context.Context, f func(driver.Processor) error) error {
+func (p *oracle) do(ctx context.Context, work func(driver.Processor) error) error {
 	if p.jobs == nil && p.failed == nil {
 		p.failed = p.start(ctx)
 	}
@@ -85,35 +85,35 @@ func (p *proof) do(ctx context.Context, f func(driver.Processor) error) error {
 		return p.failed
 	}
 	done := make(chan error, 1)
-	p.jobs <- func(x driver.Processor) { done <- f(x) }
+	p.jobs <- func(x driver.Processor) { done <- work(x) }
 	return <-done
 }
 
-func (p *proof) start(ctx context.Context) error {
+func (p *oracle) start(ctx context.Context) error {
 	devices, err := p.driver.Devices(ctx)
 	if err != nil {
 		return err
 	}
 	widest := slices.MaxFunc(devices, func(a, b driver.Device) int { return len(a.Cores) - len(b.Cores) })
-	x, err := p.driver.Open(ctx, driver.Config{Select: widest.Select})
+	proc, err := p.driver.Open(ctx, driver.Config{Select: widest.Select})
 	if err != nil {
 		return err
 	}
 	jobs, begun := make(chan func(driver.Processor)), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: see driver.Processor
-		err := x.Attach()
+		err := proc.Attach()
 		begun <- err
-		for f := range jobs {
-			f(x)
+		for work := range jobs {
+			work(proc)
 		}
-		_ = x.Close() // it holds memory only
+		_ = proc.Close() // it holds memory only
 	}()
 	p.jobs = jobs
 	return <-begun
 }
 
-func (p *proof) close() {
+func (p *oracle) close() {
 	if p.jobs != nil {
 		close(p.jobs)
 	}
@@ -129,105 +129,105 @@ type sample struct {
 const fullScale = 0.75
 
 // sample makes one of a graph with its weights.
-func (p *proof) sample(ctx context.Context, g *op.Graph, w driver.Weights) (*sample, error) {
-	if g.State() {
+func (p *oracle) sample(ctx context.Context, graph *op.Graph, w driver.Weights) (*sample, error) {
+	if graph.State() {
 		return nil, diag.New(diag.ClassInfeasible, "it uses the cache, and nothing says what that held")
 	}
-	f := &floats{}
-	defer f.close()
-	if err := f.rewrite(g, w); err != nil {
+	float := &floatGraph{}
+	defer float.close()
+	if err := float.rewrite(graph, w); err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(g)
+	text, err := json.Marshal(graph)
 	if err != nil {
 		return nil, err
 	}
 	seed := fnv.New64a()
 	_, _ = seed.Write(text)
 	rng := rand.New(rand.NewPCG(seed.Sum64(), 0))
-	base := make([][]float32, len(f.graph.Inputs))
-	for i, v := range f.graph.Inputs {
-		base[i] = make([]float32, v.Rows*v.Cols)
-		for k := range base[i] {
-			base[i][k] = float32(2*rng.Float64() - 1)
+	base := make([][]float32, len(float.graph.Inputs))
+	for i, value := range float.graph.Inputs {
+		base[i] = make([]float32, value.Rows*value.Cols)
+		for at := range base[i] {
+			base[i][at] = float32(2*rng.Float64() - 1)
 		}
 	}
 	// Inputs are made smaller until nothing leaves the range that the calibration gave it.
 	scale := 1.0
 	for range 12 {
-		s := &sample{}
+		made := &sample{}
 		in := make([][]float32, len(base))
 		for i := range base {
 			in[i] = make([]float32, len(base[i]))
-			for k, x := range base[i] {
-				in[i][k] = float32(float64(x) * float64(scale) * float64(f.amplitude[i]))
+			for at, value := range base[i] {
+				in[i][at] = float32(float64(value) * float64(scale) * float64(float.amplitude[i]))
 			}
 		}
-		s.in = f.bind(g, in) // rounds what enters as 8 bits
-		out, err := p.run(ctx, f, in)
+		made.in = float.bind(graph, in) // rounds what enters as 8 bits
+		out, err := p.run(ctx, float, in)
 		if err != nil {
 			return nil, err
 		}
 		worst := 0.0
-		for _, l := range f.limits {
-			for _, x := range out[l.output] {
-				worst = max(worst, math.Abs(float64(x))/float64(l.most))
+		for _, limit := range float.limits {
+			for _, value := range out[limit.output] {
+				worst = max(worst, math.Abs(float64(value))/float64(limit.most))
 			}
 		}
 		if worst > 1 {
 			scale *= fullScale / worst
 			continue
 		}
-		s.want = make([][]float32, len(g.Outputs))
-		for i := range g.Outputs {
-			if k := f.outputs[i]; k >= 0 {
-				s.want[i] = out[k]
+		made.want = make([][]float32, len(graph.Outputs))
+		for i := range graph.Outputs {
+			if at := float.outputs[i]; at >= 0 {
+				made.want[i] = out[at]
 			}
 		}
-		return s, nil
+		return made, nil
 	}
 	return nil, diag.New(diag.ClassRun, "no inputs were found whose results stay within the ranges of the calibration")
 }
 
 // floats is a graph in float32: products by the values that the packed weights stand for, and no rounding of activations.
-type floats struct {
+type floatGraph struct {
 	graph     op.Graph
 	weights   driver.Weights
 	regions   []*mem.Region
-	amplitude []float32 // of each input, its largest value
-	outputs   []int     // of the original graph's outputs, the places among graph.Outputs; -1: scales
-	limits    []limit   // of values that a grid holds
-	from      []int     // of the original graph's inputs, the places among graph.Inputs; -1: scales
+	amplitude []float32     // of each input, its largest value
+	outputs   []int         // of the original graph's outputs, the places among graph.Outputs; -1: scales
+	limits    []outputLimit // of values that a grid holds
+	from      []int         // of the original graph's inputs, the places among graph.Inputs; -1: scales
 }
 
-type limit struct {
+type outputLimit struct {
 	output int
 	most   float32
 }
 
-func (f *floats) close() {
-	for _, r := range f.regions {
-		_ = r.Close() // memory only
+func (f *floatGraph) close() {
+	for _, region := range f.regions {
+		_ = region.Close() // memory only
 	}
 }
 
 // rewrite makes f the graph in float32. Quantised rows are the values they stand for, clipped where their scale is static; their scales are gone.
-func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
+func (f *floatGraph) rewrite(graph *op.Graph, w driver.Weights) error {
 	weights := map[string]driver.Packed{}
-	for i, spec := range g.Weights {
+	for i, spec := range graph.Weights {
 		weights[spec.Name] = w[i]
 	}
 	scales := map[string]bool{} // values that are scales of rows
 	alias := map[string]string{}
-	for _, n := range g.Nodes {
+	for _, node := range graph.Nodes {
 		switch {
-		case n.Op.Kind == op.QuantRows:
-			scales[n.Out[1]] = true
-			if len(n.W) == 0 { // static scales saturate, which float32 imitates
-				alias[n.Out[0]] = n.In[0]
+		case node.Op.Kind == op.QuantRows:
+			scales[node.Out[1]] = true
+			if len(node.W) == 0 { // static scales saturate, which float32 imitates
+				alias[node.Out[0]] = node.In[0]
 			}
-		case n.Op.HasScheme() && n.Op.Scheme.QuantisedRows():
-			scales[n.In[1]] = true
+		case node.Op.HasScheme() && node.Op.Scheme.QuantisedRows():
+			scales[node.In[1]] = true
 		}
 	}
 	real := func(name string) string {
@@ -260,40 +260,40 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 		return nil
 	}
 	unpacked := func(name string) (driver.Packed, []float32, error) {
-		k := weights[name]
-		v := make([]float32, k.Spec.K*k.Spec.N)
-		return k, v, pack.Unpack(v, k.Spec, k.Bytes)
+		stored := weights[name]
+		values := make([]float32, stored.Spec.K*stored.Spec.N)
+		return stored, values, pack.Unpack(values, stored.Spec, stored.Bytes)
 	}
 	done := map[string]bool{}
-	for _, n := range g.Nodes {
-		if n.Op.Kind == op.QuantRows {
-			if len(n.W) > 0 {
-				_, v, err := unpacked(n.W[0])
+	for _, node := range graph.Nodes {
+		if node.Op.Kind == op.QuantRows {
+			if len(node.W) > 0 {
+				_, values, err := unpacked(node.W[0])
 				if err != nil {
 					return err
 				}
-				most := 127 * v[len(v)-1]
-				holds[n.In[0]] = most
-				f.graph.Nodes = append(f.graph.Nodes, op.Node{Op: op.Op{Kind: op.Clip, M: n.Op.Rows(), N: n.Op.N, Cap: float64(most)}, In: []string{real(n.In[0])}, Out: n.Out[:1]})
+				most := 127 * values[len(values)-1]
+				holds[node.In[0]] = most
+				f.graph.Nodes = append(f.graph.Nodes, op.Node{Op: op.Op{Kind: op.Clip, M: node.Op.Rows(), N: node.Op.N, Cap: float64(most)}, In: []string{real(node.In[0])}, Out: node.Out[:1]})
 			}
 			continue
 		}
-		m := op.Node{Op: n.Op}
-		for _, name := range n.In {
+		product := op.Node{Op: node.Op}
+		for _, name := range node.In {
 			if !scales[name] {
-				m.In = append(m.In, real(name))
+				product.In = append(product.In, real(name))
 			}
 		}
-		m.Out = n.Out
-		roles := n.Op.Sig().W
-		if n.Op.Kind == op.ExpertMatMul {
+		product.Out = node.Out
+		roles := node.Op.Sig().W
+		if node.Op.Kind == op.ExpertMatMul {
 			return diag.New(diag.ClassInfeasible, "products by experts are not tried")
 		}
-		if n.Op.Kind == op.MatMul {
-			m.Op.Scheme, m.Op.Form = op.A32W32, ""
+		if node.Op.Kind == op.MatMul {
+			product.Op.Scheme, product.Op.Form = op.A32W32, ""
 		}
-		for i, name := range n.W {
-			k, v, err := unpacked(name)
+		for i, name := range node.W {
+			stored, values, err := unpacked(name)
 			if err != nil {
 				return err
 			}
@@ -304,23 +304,23 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 						steps[value] = most
 					}
 				}
-				set(m.In[0], v[0])
-				set(n.Out[0], v[k.Spec.N])
+				set(product.In[0], values[0])
+				set(node.Out[0], values[stored.Spec.N])
 				continue
 			}
-			spec := op.WeightSpec{Name: name, K: k.Spec.K, N: k.Spec.N, Scheme: string(op.F32), Layout: op.RowsLayout}
-			if n.Op.Kind == op.MatMul && roles[i] == "weight" {
+			spec := op.WeightSpec{Name: name, K: stored.Spec.K, N: stored.Spec.N, Scheme: string(op.F32), Layout: op.RowsLayout}
+			if node.Op.Kind == op.MatMul && roles[i] == "weight" {
 				spec.Scheme, spec.Layout = op.A32W32.Weight(), pack.N32
 			}
 			if !done[name] {
-				if err := plain(spec, v); err != nil {
+				if err := plain(spec, values); err != nil {
 					return err
 				}
 				done[name] = true
 			}
-			m.W = append(m.W, name)
+			product.W = append(product.W, name)
 		}
-		f.graph.Nodes = append(f.graph.Nodes, m)
+		f.graph.Nodes = append(f.graph.Nodes, product)
 	}
 	as := func(v op.Value) op.Value {
 		if v.Type == op.U8 {
@@ -329,20 +329,20 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 		return v
 	}
 	place := map[string]int{}
-	for _, v := range g.Inputs {
-		if scales[v.Name] {
+	for _, value := range graph.Inputs {
+		if scales[value.Name] {
 			f.from = append(f.from, -1)
 			continue
 		}
-		if v.Type != op.F32 && v.Type != op.U8 {
-			return diag.New(diag.ClassInfeasible, "inputs of type %s are not tried", v.Type)
+		if value.Type != op.F32 && value.Type != op.U8 {
+			return diag.New(diag.ClassInfeasible, "inputs of type %s are not tried", value.Type)
 		}
 		f.from = append(f.from, len(f.graph.Inputs))
-		f.graph.Inputs = append(f.graph.Inputs, as(v))
+		f.graph.Inputs = append(f.graph.Inputs, as(value))
 		amplitude := float32(math.Sqrt(3)) // a deviation of 1
-		if most, ok := steps[v.Name]; ok {
+		if most, ok := steps[value.Name]; ok {
 			amplitude = most / 2 // the largest that was seen
-		} else if most, ok := holds[v.Name]; ok {
+		} else if most, ok := holds[value.Name]; ok {
 			amplitude = most
 		}
 		f.amplitude = append(f.amplitude, amplitude)
@@ -355,22 +355,22 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 		f.graph.Outputs = append(f.graph.Outputs, as(v))
 		return place[v.Name]
 	}
-	for _, v := range g.Outputs {
+	for _, value := range graph.Outputs {
 		at := -1
-		if !scales[v.Name] {
-			v.Name = real(v.Name)
-			at = output(v)
+		if !scales[value.Name] {
+			value.Name = real(value.Name)
+			at = output(value)
 		}
 		f.outputs = append(f.outputs, at)
 	}
-	for _, v := range slices.Concat(g.Temps, g.Outputs) {
-		if scales[v.Name] || alias[v.Name] != "" {
+	for _, value := range slices.Concat(graph.Temps, graph.Outputs) {
+		if scales[value.Name] || alias[value.Name] != "" {
 			continue
 		}
-		if most, ok := steps[v.Name]; ok {
-			f.limits = append(f.limits, limit{output(v), most})
-		} else if _, is := place[v.Name]; !is {
-			f.graph.Temps = append(f.graph.Temps, as(v))
+		if most, ok := steps[value.Name]; ok {
+			f.limits = append(f.limits, outputLimit{output(value), most})
+		} else if _, is := place[value.Name]; !is {
+			f.graph.Temps = append(f.graph.Temps, as(value))
 		}
 	}
 	if err := f.graph.Validate(); err != nil {
@@ -380,114 +380,114 @@ func (f *floats) rewrite(g *op.Graph, w driver.Weights) error {
 }
 
 // bind are the original graph's inputs for those of its float32 form, which it changes to what these stand for.
-func (f *floats) bind(g *op.Graph, in [][]float32) [][]byte {
-	out := make([][]byte, len(g.Inputs))
+func (f *floatGraph) bind(graph *op.Graph, in [][]float32) [][]byte {
+	out := make([][]byte, len(graph.Inputs))
 	bytesOf := func(v []float32) []byte {
-		b := make([]byte, 4*len(v))
-		for i, x := range v {
-			binary.LittleEndian.PutUint32(b[4*i:], math.Float32bits(x))
+		raw := make([]byte, 4*len(v))
+		for i, number := range v {
+			binary.LittleEndian.PutUint32(raw[4*i:], math.Float32bits(number))
 		}
-		return b
+		return raw
 	}
 	// Scales follow from the rows they belong to, as op.QuantRows has it.
 	scales := map[string]string{}
-	for _, n := range g.Nodes {
-		if n.Op.HasScheme() && n.Op.Scheme.QuantisedRows() {
-			scales[n.In[0]] = n.In[1]
+	for _, node := range graph.Nodes {
+		if node.Op.HasScheme() && node.Op.Scheme.QuantisedRows() {
+			scales[node.In[0]] = node.In[1]
 		}
 	}
 	at := map[string]int{}
-	for i, v := range g.Inputs {
-		at[v.Name] = i
+	for i, value := range graph.Inputs {
+		at[value.Name] = i
 	}
-	for i, v := range g.Inputs {
+	for i, value := range graph.Inputs {
 		if f.from[i] < 0 {
 			continue
 		}
-		x := in[f.from[i]]
-		if v.Type != op.U8 {
-			out[i] = bytesOf(x)
+		values := in[f.from[i]]
+		if value.Type != op.U8 {
+			out[i] = bytesOf(values)
 			continue
 		}
-		codes, rows := make([]byte, len(x)), make([]float32, v.Rows)
-		for r := range v.Rows {
-			row := x[r*v.Cols : (r+1)*v.Cols]
+		codes, rows := make([]byte, len(values)), make([]float32, value.Rows)
+		for at := range value.Rows {
+			row := values[at*value.Cols : (at+1)*value.Cols]
 			most := float32(0)
-			for _, y := range row {
-				most = max(most, float32(math.Abs(float64(y))))
+			for _, number := range row {
+				most = max(most, float32(math.Abs(float64(number))))
 			}
 			step := most / 127
 			if step == 0 {
 				step = 1
 			}
-			rows[r] = step
-			for k, y := range row {
-				q := math.RoundToEven(float64(y / step))
-				codes[r*v.Cols+k] = byte(int(q) + 128)
-				row[k] = float32(q) * step
+			rows[at] = step
+			for col, number := range row {
+				code := math.RoundToEven(float64(number / step))
+				codes[at*value.Cols+col] = byte(int(code) + 128)
+				row[col] = float32(code) * step
 			}
 		}
 		out[i] = codes
-		if k, ok := at[scales[v.Name]]; ok {
-			out[k] = bytesOf(rows)
+		if of, ok := at[scales[value.Name]]; ok {
+			out[of] = bytesOf(rows)
 		}
 	}
 	return out
 }
 
 // run executes the graph in float32.
-func (p *proof) run(ctx context.Context, f *floats, in [][]float32) (out [][]float32, err error) {
-	code, err := json.Marshal(&f.graph)
+func (p *oracle) run(ctx context.Context, float *floatGraph, in [][]float32) (out [][]float32, err error) {
+	code, err := json.Marshal(&float.graph)
 	if err != nil {
 		return nil, err
 	}
-	err = p.do(ctx, func(x driver.Processor) error {
-		exe, err := x.Load(ctx, driver.Artifact{Driver: p.driver.Name(), Code: code}, f.weights)
+	err = p.do(ctx, func(proc driver.Processor) error {
+		exe, err := proc.Load(ctx, driver.Artifact{Driver: p.driver.Name(), Code: code}, float.weights)
 		if err != nil {
 			return err
 		}
 		defer exe.Close()
-		rows := f.graph.Rows()
-		b := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
+		rows := float.graph.Rows()
+		bindings := driver.Bindings{Scalars: &driver.Scalars{Rows: rows, KVLen: rows, Seq: rows}}
 		buffers := map[string]driver.View{}
-		view := func(v op.Value) (driver.View, error) {
-			if have, ok := buffers[v.Name]; ok { // changed in place
+		view := func(value op.Value) (driver.View, error) {
+			if have, ok := buffers[value.Name]; ok { // changed in place
 				return have, nil
 			}
-			buf, err := x.Alloc(4 * int64(v.Rows) * int64(v.Cols))
+			buf, err := proc.Alloc(4 * int64(value.Rows) * int64(value.Cols))
 			if err != nil {
 				return driver.View{}, err
 			}
-			buffers[v.Name] = driver.View{Buffer: buf, Type: op.F32, Rows: v.Rows, Cols: v.Cols, Stride: v.Cols}
-			return buffers[v.Name], nil
+			buffers[value.Name] = driver.View{Buffer: buf, Type: op.F32, Rows: value.Rows, Cols: value.Cols, Stride: value.Cols}
+			return buffers[value.Name], nil
 		}
 		defer func() {
-			for _, v := range buffers {
-				_ = v.Buffer.Close() // memory only
+			for _, view := range buffers {
+				_ = view.Buffer.Close() // memory only
 			}
 		}()
-		for i, v := range f.graph.Inputs {
-			w, err := view(v)
+		for i, value := range float.graph.Inputs {
+			bound, err := view(value)
 			if err != nil {
 				return err
 			}
-			for k, y := range in[i] {
-				binary.LittleEndian.PutUint32(w.Buffer.Bytes()[4*k:], math.Float32bits(y))
+			for at, number := range in[i] {
+				binary.LittleEndian.PutUint32(bound.Buffer.Bytes()[4*at:], math.Float32bits(number))
 			}
-			b.In = append(b.In, w)
+			bindings.In = append(bindings.In, bound)
 		}
-		for _, v := range f.graph.Outputs {
-			w, err := view(v)
+		for _, value := range float.graph.Outputs {
+			out, err := view(value)
 			if err != nil {
 				return err
 			}
-			b.Out = append(b.Out, w)
+			bindings.Out = append(bindings.Out, out)
 		}
-		if _, err := x.Run(exe, &b); err != nil {
+		if _, err := proc.Run(exe, &bindings); err != nil {
 			return err
 		}
-		for _, w := range b.Out {
-			out = append(out, numbers(w.Buffer.Bytes()[:4*w.Rows*w.Cols]))
+		for _, view := range bindings.Out {
+			out = append(out, numbers(view.Buffer.Bytes()[:4*view.Rows*view.Cols]))
 		}
 		return nil
 	})
@@ -507,24 +507,24 @@ func numbers(b []byte) []float32 {
 }
 
 // judge compares what was computed with what should have been. An error refuses the graph.
-func (s *sample) judge(g *op.Graph, a *driver.BakedArtifact) (*trial, error) {
-	t := &trial{bound: boundOf(g)}
-	if len(a.Emulated) != len(g.Outputs) || len(a.Portable) != len(g.Outputs) {
-		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d", len(a.Emulated), len(a.Portable), len(g.Outputs))
+func (s *sample) judge(graph *op.Graph, a *driver.BakedArtifact) (*trial, error) {
+	result := &trial{bound: boundOf(graph)}
+	if len(a.Emulated) != len(graph.Outputs) || len(a.Portable) != len(graph.Outputs) {
+		return nil, diag.New(diag.ClassRun, "its sample was not executed: %d and %d outputs, want %d", len(a.Emulated), len(a.Portable), len(graph.Outputs))
 	}
-	emulated, portable := s.values(g, a.Emulated), s.values(g, a.Portable)
-	for i := range g.Outputs {
+	emulated, portable := s.values(graph, a.Emulated), s.values(graph, a.Portable)
+	for i := range graph.Outputs {
 		if s.want[i] == nil {
 			continue
 		}
 		if len(emulated[i]) != len(s.want[i]) || len(portable[i]) != len(s.want[i]) {
-			return nil, diag.New(diag.ClassRun, "output %q of its sample has %d and %d values, want %d", g.Outputs[i].Name, len(emulated[i]), len(portable[i]), len(s.want[i]))
+			return nil, diag.New(diag.ClassRun, "output %q of its sample has %d and %d values, want %d", graph.Outputs[i].Name, len(emulated[i]), len(portable[i]), len(s.want[i]))
 		}
 		// The worst output counts: a large one must not hide a small one that is wrong.
-		t.float = max(t.float, relative(emulated[i], s.want[i]))
-		t.portable = max(t.portable, relative(emulated[i], portable[i]))
+		result.float = max(result.float, relative(emulated[i], s.want[i]))
+		result.portable = max(result.portable, relative(emulated[i], portable[i]))
 	}
-	return t, t.err()
+	return result, result.err()
 }
 
 // err refuses a graph beyond its bound.
@@ -543,31 +543,31 @@ func (t *trial) err() error {
 }
 
 // values are the outputs as numbers; quantised rows as what they stand for.
-func (s *sample) values(g *op.Graph, out [][]byte) [][]float32 {
+func (s *sample) values(graph *op.Graph, out [][]byte) [][]float32 {
 	scale := map[string]string{}
-	for _, n := range g.Nodes {
-		if n.Op.Kind == op.QuantRows {
-			scale[n.Out[0]] = n.Out[1]
+	for _, node := range graph.Nodes {
+		if node.Op.Kind == op.QuantRows {
+			scale[node.Out[0]] = node.Out[1]
 		}
 	}
 	at := map[string]int{}
-	for i, v := range g.Outputs {
-		at[v.Name] = i
+	for i, value := range graph.Outputs {
+		at[value.Name] = i
 	}
 	res := make([][]float32, len(out))
-	for i, v := range g.Outputs {
-		if v.Type != op.U8 {
+	for i, value := range graph.Outputs {
+		if value.Type != op.U8 {
 			res[i] = numbers(out[i])
 			continue
 		}
-		k, ok := at[scale[v.Name]]
-		if !ok || len(out[k]) < 4*v.Rows || len(out[i]) < v.Rows*v.Cols {
+		of, ok := at[scale[value.Name]]
+		if !ok || len(out[of]) < 4*value.Rows || len(out[i]) < value.Rows*value.Cols {
 			continue // a length that judge refuses
 		}
-		steps := numbers(out[k])
-		for r := range v.Rows {
-			for c := range v.Cols {
-				res[i] = append(res[i], float32(int(out[i][r*v.Cols+c])-128)*steps[r])
+		steps := numbers(out[of])
+		for row := range value.Rows {
+			for col := range value.Cols {
+				res[i] = append(res[i], float32(int(out[i][row*value.Cols+col])-128)*steps[row])
 			}
 		}
 	}
@@ -578,13 +578,13 @@ func (s *sample) values(g *op.Graph, out [][]byte) [][]float32 {
 func relative(a, b []float32) float64 {
 	var diff, size float64
 	for i := range a {
-		d := float64(a[i]) - float64(b[i])
-		diff += float64(d * d)
+		off := float64(a[i]) - float64(b[i])
+		diff += float64(off * off)
 		size += float64(float64(b[i]) * float64(b[i]))
 	}
-	r := math.Sqrt(diff / max(size, math.SmallestNonzeroFloat64))
-	if math.IsNaN(r) {
+	ratio := math.Sqrt(diff / max(size, math.SmallestNonzeroFloat64))
+	if math.IsNaN(ratio) {
 		return math.Inf(1)
 	}
-	return r
+	return ratio
 }

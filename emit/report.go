@@ -77,51 +77,51 @@ func (c *Content) report(o *Options) (*Report, error) {
 	if len(c.facts) == 0 {
 		return nil, nil
 	}
-	r := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(o)}
+	report := &Report{Schema: ReportSchema, Target: c.plan.Target, Bounds: boundsText, Unchecked: c.unchecked(o)}
 	twins := map[string]string{}
-	if t := o.TwinReport; t != nil {
+	if twin := o.TwinReport; twin != nil {
 		var err error
-		if twins, err = t.twins(c.plan); err != nil {
+		if twins, err = twin.twins(c.plan); err != nil {
 			return nil, err
 		}
 	}
-	for _, f := range c.facts {
-		if f == nil {
+	for _, facts := range c.facts {
+		if facts == nil {
 			continue
 		}
-		if err := r.compiler(c, f); err != nil {
+		if err := report.compiler(c, facts); err != nil {
 			return nil, err
 		}
 		binary := ""
-		if f.shared != nil {
-			binary = f.shared.name
-			r.Binaries = append(r.Binaries, ReportItem{f.shared.name, f.shared.bytes, f.shared.sha256})
+		if facts.shared != nil {
+			binary = facts.shared.name
+			report.Binaries = append(report.Binaries, ReportItem{facts.shared.name, facts.shared.bytes, facts.shared.sha256})
 		}
-		for i := range f.graphs {
-			g := &f.graphs[i]
-			x := ReportGraph{
-				ReportItem: ReportItem{g.name, g.bytes, g.sha256}, Name: g.graph.Name, Proc: g.graph.Proc, Layer: f.baking.Layer, Rows: g.graph.Graph.Rows(),
-				Binary: binary, Facts: g.facts, Twin: g.twin, Tried: g.tried,
+		for i := range facts.graphs {
+			graph := &facts.graphs[i]
+			entry := ReportGraph{
+				ReportItem: ReportItem{graph.name, graph.bytes, graph.sha256}, Name: graph.graph.Name, Proc: graph.graph.Proc, Layer: facts.group.Layer, Rows: graph.graph.Graph.Rows(),
+				Binary: binary, Facts: graph.facts, Twin: graph.twin, Tried: graph.tried,
 			}
-			if t := twins[g.name]; t != "" {
-				if x.Twin != "" && x.Twin != t {
-					return nil, diag.New(diag.ClassInput, "report: the twin of %q that was compiled now has digest %.12s, and in the bundle given %.12s", g.name, x.Twin, t).
+			if twin := twins[graph.name]; twin != "" {
+				if entry.Twin != "" && entry.Twin != twin {
+					return nil, diag.New(diag.ClassInput, "report: the twin of %q that was compiled now has digest %.12s, and in the bundle given %.12s", graph.name, entry.Twin, twin).
 						WithHint("make the twin again with the same plan, model and libraries")
 				}
-				x.Twin = t
+				entry.Twin = twin
 			}
-			for _, n := range g.graph.Graph.Nodes {
-				x.Ops = append(x.Ops, n.Op.Key())
+			for _, node := range graph.graph.Graph.Nodes {
+				entry.Ops = append(entry.Ops, node.Op.Key())
 			}
-			if t := g.trial; t != nil {
-				x.Errors = &ReportErrors{round3(t.float), t.bound.float, round3(t.portable), t.bound.portable}
+			if trial := graph.trial; trial != nil {
+				entry.Errors = &ReportErrors{round3(trial.float), trial.bound.float, round3(trial.portable), trial.bound.portable}
 			}
-			r.Graphs = append(r.Graphs, x)
+			report.Graphs = append(report.Graphs, entry)
 		}
 	}
-	slices.SortFunc(r.Graphs, func(a, b ReportGraph) int { return strings.Compare(a.Blob, b.Blob) })
-	slices.SortFunc(r.Binaries, func(a, b ReportItem) int { return strings.Compare(a.Blob, b.Blob) })
-	return r, nil
+	slices.SortFunc(report.Graphs, func(a, b ReportGraph) int { return strings.Compare(a.Blob, b.Blob) })
+	slices.SortFunc(report.Binaries, func(a, b ReportItem) int { return strings.Compare(a.Blob, b.Blob) })
+	return report, nil
 }
 
 // round3 leaves three digits: what others of a float64 say depends on the order of sums.
@@ -133,26 +133,26 @@ func round3(x float64) float64 {
 	return y
 }
 
-func (r *Report) compiler(c *Content, f *groupFacts) error {
-	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == f.baking.Proc })
+func (r *Report) compiler(content *Content, facts *groupFacts) error {
+	i := slices.IndexFunc(r.Compilers, func(x ReportCompiler) bool { return x.Proc == facts.group.Proc })
 	if i >= 0 {
-		if x := r.Compilers[i]; x.Token != f.token || x.Version != f.compiler {
-			return diag.New(diag.ClassRun, "report: graphs of processor %q were compiled by %q with token %q and by %q with token %q", x.Proc, x.Version, x.Token, f.compiler, f.token).
+		if known := r.Compilers[i]; known.Token != facts.token || known.Version != facts.compiler {
+			return diag.New(diag.ClassRun, "report: graphs of processor %q were compiled by %q with token %q and by %q with token %q", known.Proc, known.Version, known.Token, facts.compiler, facts.token).
 				WithHint("the compiler changed while it was used, or its cache holds what another one made: emit again with an empty cache")
 		}
 		return nil
 	}
-	q := c.plan.Proc(f.baking.Proc)
-	r.Compilers = append(r.Compilers, ReportCompiler{Proc: q.Name, Driver: q.Driver, Version: f.compiler, Token: f.token, Options: q.Options})
+	proc := content.plan.Proc(facts.group.Proc)
+	r.Compilers = append(r.Compilers, ReportCompiler{Proc: proc.Name, Driver: proc.Driver, Version: facts.compiler, Token: facts.token, Options: proc.Options})
 	slices.SortFunc(r.Compilers, func(a, b ReportCompiler) int { return strings.Compare(a.Proc, b.Proc) })
 	return nil
 }
 
 // unchecked lists what nobody has tried.
-func (c *Content) unchecked(o *Options) []string {
+func (c *Content) unchecked(options *Options) []string {
 	var out []string
 	switch {
-	case o.Target != nil && o.Target.Emulator:
+	case options.Target != nil && options.Target.Emulator:
 		out = append(out, "this is a twin for the vendor's emulator: it says how the device should compute, and nothing of its time")
 	default:
 		out = append(out, "never loaded on a device")
@@ -160,7 +160,7 @@ func (c *Content) unchecked(o *Options) []string {
 			out = append(out, "binaries that several graphs share: the emulator does not load them; what it executed is each graph compiled by itself, its twin")
 		}
 	}
-	if o.Oracle == nil {
+	if options.Oracle == nil {
 		return append(out, "no graph was executed")
 	}
 	return append(out, "graphs of operators, shapes and schemes of which another was executed, by themselves")
@@ -173,25 +173,25 @@ func (r *Report) twins(p *planir.Plan) (map[string]string, error) {
 	}
 	names := map[string]string{}
 	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		names[g.Artifact] = textOf(g)
+		graph := &p.Program.Graphs[i]
+		names[graph.Artifact] = textOf(graph)
 	}
 	out := map[string]string{}
-	for _, g := range r.Graphs {
-		base, _, _ := strings.Cut(g.Blob, ".")
-		if names[base] != g.Name+" "+strings.Join(g.Ops, "; ") {
-			return nil, diag.New(diag.ClassInput, "report: graph %q of the twin is %s, and this bundle's is %s", g.Blob, g.Name, names[base]).
+	for _, graph := range r.Graphs {
+		base, _, _ := strings.Cut(graph.Blob, ".")
+		if names[base] != graph.Name+" "+strings.Join(graph.Ops, "; ") {
+			return nil, diag.New(diag.ClassInput, "report: graph %q of the twin is %s, and this bundle's is %s", graph.Blob, graph.Name, names[base]).
 				WithHint("make the twin from the same plan")
 		}
-		out[g.Blob] = g.SHA256
+		out[graph.Blob] = graph.SHA256
 	}
 	return out, nil
 }
 
 func textOf(g *planir.Graph) string {
 	var ops []string
-	for _, n := range g.Graph.Nodes {
-		ops = append(ops, n.Op.Key())
+	for _, node := range g.Graph.Nodes {
+		ops = append(ops, node.Op.Key())
 	}
 	return g.Name + " " + strings.Join(ops, "; ")
 }
@@ -199,10 +199,10 @@ func textOf(g *planir.Graph) string {
 // components are what the bundle's target must have.
 func (r *Report) components() []bundle.Component {
 	var out []bundle.Component
-	for _, c := range r.Compilers {
-		x := bundle.Component{Name: "driver/" + c.Driver, Token: c.Token}
-		if !slices.Contains(out, x) {
-			out = append(out, x)
+	for _, compiler := range r.Compilers {
+		component := bundle.Component{Name: "driver/" + compiler.Driver, Token: compiler.Token}
+		if !slices.Contains(out, component) {
+			out = append(out, component)
 		}
 	}
 	slices.SortFunc(out, func(a, b bundle.Component) int { return strings.Compare(a.Name, b.Name) })
@@ -212,9 +212,9 @@ func (r *Report) components() []bundle.Component {
 // encode is the canonical form.
 func (r *Report) encode() ([]byte, error) {
 	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(r); err != nil {
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(r); err != nil {
 		return nil, fmt.Errorf("encode report: %w", err)
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
@@ -226,20 +226,20 @@ func DecodeReport(text []byte) (*Report, error) {
 	if bytes.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) || bytes.Contains(text, []byte(`\u`)) {
 		return nil, diag.New(diag.ClassInput, "decode report: other than printable ASCII characters")
 	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	r := &Report{}
-	if err := d.Decode(r); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	report := &Report{}
+	if err := decoder.Decode(report); err != nil {
 		return nil, diag.New(diag.ClassInput, "decode report: %w", err)
 	}
-	if _, err := d.Token(); err != io.EOF {
+	if _, err := decoder.Token(); err != io.EOF {
 		return nil, diag.New(diag.ClassInput, "decode report: data after the document")
 	}
-	if r.Schema != ReportSchema {
-		return nil, diag.New(diag.ClassInput, "decode report: schema %q, want %q", r.Schema, ReportSchema)
+	if report.Schema != ReportSchema {
+		return nil, diag.New(diag.ClassInput, "decode report: schema %q, want %q", report.Schema, ReportSchema)
 	}
-	if again, err := r.encode(); err != nil || !bytes.Equal(again, text) {
+	if again, err := report.encode(); err != nil || !bytes.Equal(again, text) {
 		return nil, diag.New(diag.ClassInput, "decode report: not in canonical form")
 	}
-	return r, nil
+	return report, nil
 }

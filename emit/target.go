@@ -40,90 +40,90 @@ type misfit struct {
 
 // retarget is the plan for the target: the same decisions but for those of fallen, which the control processor executes
 // alone, on the target's processors. What they do not execute is returned as misfits instead.
-func retarget(p *planir.Plan, g *models.Graph, t *Target, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
-	if t.SoC != p.SoC.Name {
-		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", t.SoC, p.SoC.Name).
-			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", t.SoC, p.SoC.Name)
+func retarget(plan *planir.Plan, graph *models.Graph, target *Target, fallen []planir.Fallback) (*planir.Plan, []misfit, error) {
+	if target.SoC != plan.SoC.Name {
+		return nil, nil, diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", target.SoC, plan.SoC.Name).
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", target.SoC, plan.SoC.Name)
 	}
-	out := *p
-	out.SoC.Simulated, out.SoC.Fingerprint = false, t.Fingerprint
-	out.Target = &planir.Target{SoC: t.SoC, Emulator: t.Emulator, Simulated: p.SoC.Simulated, Fallbacks: fallen}
-	out.Procs = slices.Clone(t.Procs)
+	out := *plan
+	out.SoC.Simulated, out.SoC.Fingerprint = false, target.Fingerprint
+	out.Target = &planir.Target{SoC: target.SoC, Emulator: target.Emulator, Simulated: plan.SoC.Simulated, Fallbacks: fallen}
+	out.Procs = slices.Clone(target.Procs)
 	slices.SortFunc(out.Procs, func(a, b planir.Proc) int { return strings.Compare(a.Name, b.Name) })
-	if t.Emulator { // what the device was expected to take says nothing about the emulator
+	if target.Emulator { // what the device was expected to take says nothing about the emulator
 		out.Predictions, out.Solver = nil, nil
 	}
-	out.Decisions = make([]planir.Decision, len(p.Decisions))
+	out.Decisions = make([]planir.Decision, len(plan.Decisions))
 	missing := map[string][]string{}
-	for i, d := range p.Decisions {
-		d.Shares = slices.Clone(d.Shares)
-		if slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == d.Node && f.Rows == d.Rows }) {
-			d.Strategy, d.Axis, d.PredictNS = planir.Single, planir.AxisNone, 0
-			d.Shares = []planir.Share{{Proc: p.SoC.Control}}
+	for i, decision := range plan.Decisions {
+		decision.Shares = slices.Clone(decision.Shares)
+		if slices.ContainsFunc(fallen, func(f planir.Fallback) bool { return f.Node == decision.Node && f.Rows == decision.Rows }) {
+			decision.Strategy, decision.Axis, decision.PredictNS = planir.Single, planir.AxisNone, 0
+			decision.Shares = []planir.Share{{Proc: plan.SoC.Control}}
 		}
-		for k := range d.Shares {
-			if name := d.Shares[k].Proc; t.proc(name) == nil && !slices.Contains(missing[name], d.Node) {
-				missing[name] = append(missing[name], d.Node)
+		for at := range decision.Shares {
+			if name := decision.Shares[at].Proc; target.proc(name) == nil && !slices.Contains(missing[name], decision.Node) {
+				missing[name] = append(missing[name], decision.Node)
 			}
-			if t.Emulator {
-				d.Shares[k].PredictNS = 0
+			if target.Emulator {
+				decision.Shares[at].PredictNS = 0
 			}
 		}
-		if t.Emulator {
-			d.PredictNS, d.Alternatives = 0, nil
+		if target.Emulator {
+			decision.PredictNS, decision.Alternatives = 0, nil
 		}
-		out.Decisions[i] = d
+		out.Decisions[i] = decision
 	}
-	if t.proc(p.SoC.Control) == nil {
-		missing[p.SoC.Control] = append(missing[p.SoC.Control], "control")
+	if target.proc(plan.SoC.Control) == nil {
+		missing[plan.SoC.Control] = append(missing[plan.SoC.Control], "control")
 	}
 	if len(missing) > 0 {
 		var list diag.List
-		for _, q := range p.Procs {
-			if nodes := missing[q.Name]; len(nodes) > 0 {
-				list = append(list, diag.New(diag.ClassInput, "emit for target %q: processor %q executes %s, and the SoC has no target data for it", t.SoC, q.Name, some(nodes)).
-					WithHint("solve with processors that bundles can be made for: hetc solve --target %s", t.SoC))
+		for _, proc := range plan.Procs {
+			if nodes := missing[proc.Name]; len(nodes) > 0 {
+				list = append(list, diag.New(diag.ClassInput, "emit for target %q: processor %q executes %s, and the SoC has no target data for it", target.SoC, proc.Name, some(nodes)).
+					WithHint("solve with processors that bundles can be made for: hetc solve --target %s", target.SoC))
 			}
 		}
 		return nil, nil, list.Err()
 	}
-	misfits, err := misfits(&out, g)
+	misfits, err := misfits(&out, graph)
 	if err != nil || len(misfits) > 0 {
 		return nil, misfits, err
 	}
-	if err := lower.Lower(&out, g); err != nil {
+	if err := lower.Lower(&out, graph); err != nil {
 		return nil, nil, err
 	}
-	if p.Memory != nil {
-		m := planir.MemoryOf(&out)
-		if !t.Emulator {
-			m.Max = p.Memory.Max
+	if plan.Memory != nil {
+		memory := planir.MemoryOf(&out)
+		if !target.Emulator {
+			memory.Max = plan.Memory.Max
 		}
-		out.Memory = &m
+		out.Memory = &memory
 	}
 	return &out, nil, nil
 }
 
 // misfits are the decisions of a plan that its processors do not execute.
-func misfits(p *planir.Plan, g *models.Graph) (out []misfit, err error) {
+func misfits(plan *planir.Plan, graph *models.Graph) (out []misfit, err error) {
 	var rows []int
-	for _, d := range p.Decisions {
-		if !slices.Contains(rows, d.Rows) {
-			rows = append(rows, d.Rows)
+	for _, decision := range plan.Decisions {
+		if !slices.Contains(rows, decision.Rows) {
+			rows = append(rows, decision.Rows)
 		}
 	}
 	slices.Sort(rows)
-	batch := g.Batch()
+	batch := graph.Batch()
 	seen := map[*planir.Decision]bool{}
-	for _, r := range rows {
-		of := g
-		if r > 1 && p.Decodes(r) {
+	for _, count := range rows {
+		of := graph
+		if count > 1 && plan.Decodes(count) {
 			of = &batch
 		}
-		sections, err := lower.Expand(of, r, p.MaxContext, p.KV, func(node string) op.Scheme {
-			for _, at := range []int{r, 1} {
-				if d := p.DecisionFor(node, at); d != nil {
-					return d.Scheme
+		sections, err := lower.Expand(of, count, plan.MaxContext, plan.KV, func(node string) op.Scheme {
+			for _, at := range []int{count, 1} {
+				if decision := plan.DecisionFor(node, at); decision != nil {
+					return decision.Scheme
 				}
 			}
 			return op.A32W32 // reported by lower
@@ -133,14 +133,14 @@ func misfits(p *planir.Plan, g *models.Graph) (out []misfit, err error) {
 		}
 		for i := range sections {
 			for j := range sections[i].Nodes {
-				n := &sections[i].Nodes[j]
-				d := p.DecisionFor(n.Name, r)
-				if d == nil || seen[d] {
+				node := &sections[i].Nodes[j]
+				decision := plan.DecisionFor(node.Name, count)
+				if decision == nil || seen[decision] {
 					continue
 				}
-				seen[d] = true
-				if _, err := lower.Cut(&sections[i], n, d, p.Proc); err != nil {
-					out = append(out, misfit{decision: d, what: fmt.Sprintf("%s at %d rows", d.Node, d.Rows), proc: d.Shares[0].Proc, reason: err})
+				seen[decision] = true
+				if _, err := lower.Cut(&sections[i], node, decision, plan.Proc); err != nil {
+					out = append(out, misfit{decision: decision, what: fmt.Sprintf("%s at %d rows", decision.Node, decision.Rows), proc: decision.Shares[0].Proc, reason: err})
 				}
 			}
 		}
@@ -151,15 +151,15 @@ func misfits(p *planir.Plan, g *models.Graph) (out []misfit, err error) {
 // able lists the processors of a plan that execute a decision alone, in their order; those of skip are left out.
 func able(p []planir.Proc, d *planir.Decision, kinds []op.Kind, skip ...string) (out []string) {
 	for i := range p {
-		q := &p[i]
-		if slices.Contains(skip, q.Name) {
+		proc := &p[i]
+		if slices.Contains(skip, proc.Name) {
 			continue
 		}
-		lacks := func(k op.Kind) bool { return len(q.Kinds) > 0 && !slices.Contains(q.Kinds, k) }
-		if slices.ContainsFunc(kinds, lacks) || d.Scheme != "" && !slices.Contains(q.Schemes, d.Scheme) {
+		lacks := func(k op.Kind) bool { return len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, k) }
+		if slices.ContainsFunc(kinds, lacks) || d.Scheme != "" && !slices.Contains(proc.Schemes, d.Scheme) {
 			continue
 		}
-		out = append(out, fmt.Sprintf("%q", q.Name))
+		out = append(out, fmt.Sprintf("%q", proc.Name))
 	}
 	return out
 }

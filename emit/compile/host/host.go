@@ -21,29 +21,29 @@ func (compiler) Name() string { return "host" }
 // Compile validates g and writes it as JSON. The code does not depend on the weights' values, so w may
 // be nil; weights that are given must have the sizes of the graph's. Facts: "bytes" is the size
 // of the code, "weight_bytes" that of the packed weights it runs with, of all their experts.
-func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights, t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
 		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Artifact{}, err
 	}
-	if err := g.Validate(); err != nil {
+	if err := graph.Validate(); err != nil {
 		return fail(err)
 	}
-	if w != nil && len(w) != len(g.Weights) {
-		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(w), len(g.Weights)))
+	if weights != nil && len(weights) != len(graph.Weights) {
+		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(weights), len(graph.Weights)))
 	}
 	total := int64(0)
-	for i, spec := range g.Weights {
+	for i, spec := range graph.Weights {
 		size, err := pack.Bytes(spec)
 		if err != nil {
 			return fail(err)
 		}
-		if w != nil {
-			want, have := size, int64(len(w[i].Bytes))
+		if weights != nil {
+			want, have := size, int64(len(weights[i].Bytes))
 			if spec.Experts > 1 { // a part of the columns of each lies wider apart
-				one, stride := size/int64(spec.Experts), w[i].Stride
+				one, stride := size/int64(spec.Experts), weights[i].Stride
 				if stride < one || stride > have {
 					return fail(diag.New(diag.ClassInput, "weight %q: got a stride of %d bytes from expert to expert, want %d..%d", spec.Name, stride, one, have))
 				}
@@ -55,7 +55,7 @@ func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t dri
 		}
 		total += size
 	}
-	code, err := json.Marshal(&g)
+	code, err := json.Marshal(&graph)
 	if err != nil { // a NaN
 		return fail(err)
 	}

@@ -28,45 +28,45 @@ func (compiler) Name() string { return "ort" }
 // Compile writes g as an ONNX model. The code does not depend on the weights' values, so w may be nil; weights that are
 // given must have the sizes of the graph's. What the model cannot say is refused by name. Facts: "bytes" is the size of
 // the code, "weight_bytes" that of the packed weights it runs with.
-func (compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
+func (compiler) Compile(ctx context.Context, graph op.Graph, weights driver.Weights, t driver.Target) (driver.Artifact, error) {
 	fail := func(err error) (driver.Artifact, error) {
 		return driver.Artifact{}, diag.New(diag.ClassInput, "compile graph for processor %q: %w", t.Proc, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Artifact{}, err
 	}
-	if err := g.Validate(); err != nil {
+	if err := graph.Validate(); err != nil {
 		return fail(err)
 	}
-	if w != nil && len(w) != len(g.Weights) {
-		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(w), len(g.Weights)))
+	if weights != nil && len(weights) != len(graph.Weights) {
+		return fail(diag.New(diag.ClassInput, "got %d weights, want %d", len(weights), len(graph.Weights)))
 	}
-	for i, n := range g.Nodes {
-		if err := refuse(n.Op); err != nil {
-			return fail(diag.New(diag.ClassInput, "node %d (%s): %w", i, n.Op.Kind, err))
+	for i, node := range graph.Nodes {
+		if err := refuse(node.Op); err != nil {
+			return fail(diag.New(diag.ClassInput, "node %d (%s): %w", i, node.Op.Kind, err))
 		}
 	}
 	total := int64(0)
-	for i, spec := range g.Weights {
+	for i, spec := range graph.Weights {
 		size, err := pack.Bytes(spec)
 		if err != nil {
 			return fail(err)
 		}
-		if w != nil && int64(len(w[i].Bytes)) != size {
-			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(w[i].Bytes), size))
+		if weights != nil && int64(len(weights[i].Bytes)) != size {
+			return fail(diag.New(diag.ClassInput, "weight %q: got %d bytes, want %d", spec.Name, len(weights[i].Bytes), size))
 		}
 		total += size
 	}
-	text, err := json.Marshal(&g)
+	text, err := json.Marshal(&graph)
 	if err != nil { // a NaN
 		return fail(err)
 	}
-	m, err := translate(&g)
+	model, err := translate(&graph)
 	if err != nil {
 		return fail(err)
 	}
-	m.Props = append([]onnx.Prop{{Key: "hetc.graph", Value: string(text)}}, m.Props...)
-	code := m.Marshal()
+	model.Props = append([]onnx.Prop{{Key: "hetc.graph", Value: string(text)}}, model.Props...)
+	code := model.Marshal()
 	if len(code) > onnx.MaxBytes {
 		return fail(diag.New(diag.ClassInput, "the model has %d bytes, want at most %d", len(code), onnx.MaxBytes))
 	}

@@ -98,33 +98,33 @@ const maxTensor = 1 << 34
 
 // readRequest reads what the process is asked. Whoever asks may have been cut off.
 func readRequest(b []byte) (*request, error) {
-	q := &request{}
-	if err := json.Unmarshal(b, q); err != nil {
+	asked := &request{}
+	if err := json.Unmarshal(b, asked); err != nil {
 		return nil, fmt.Errorf("read the request: %w", err)
 	}
-	if len(q.Graphs) == 0 || q.Memory < 0 {
-		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number", len(q.Graphs), q.Memory)
+	if len(asked.Graphs) == 0 || asked.Memory < 0 {
+		return nil, fmt.Errorf("read the request: %d graphs and %d bytes of memory, want a graph and no negative number", len(asked.Graphs), asked.Memory)
 	}
-	for i, g := range q.Graphs {
-		for _, t := range slices.Concat(g.Inputs, g.Outputs) {
-			if t.Rows < 1 || t.Cols < 1 || t.Rows > maxTensor || t.Cols > maxTensor/t.Rows || t.bytes() < 1 || t.bytes() > maxTensor {
-				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d", t.Name, i, t.Rows, t.Cols, t.Type)
+	for i, graph := range asked.Graphs {
+		for _, tensor := range slices.Concat(graph.Inputs, graph.Outputs) {
+			if tensor.Rows < 1 || tensor.Cols < 1 || tensor.Rows > maxTensor || tensor.Cols > maxTensor/tensor.Rows || tensor.bytes() < 1 || tensor.bytes() > maxTensor {
+				return nil, fmt.Errorf("read the request: tensor %q of graph %d is [%d,%d] of type %d", tensor.Name, i, tensor.Rows, tensor.Cols, tensor.Type)
 			}
 		}
 	}
-	return q, nil
+	return asked, nil
 }
 
 // readAnswer reads what the process says of that many graphs. A library that went wrong may have written over it.
 func readAnswer(b []byte, graphs int) (*answer, error) {
-	a := &answer{}
-	if err := json.Unmarshal(b, a); err != nil {
+	said := &answer{}
+	if err := json.Unmarshal(b, said); err != nil {
 		return nil, err
 	}
-	if a.Failed == nil && len(a.Graphs) != graphs {
-		return nil, fmt.Errorf("it tells of %d graphs, want %d", len(a.Graphs), graphs)
+	if said.Failed == nil && len(said.Graphs) != graphs {
+		return nil, fmt.Errorf("it tells of %d graphs, want %d", len(said.Graphs), graphs)
 	}
-	return a, nil
+	return said, nil
 }
 
 // Work is the whole of that process. in ends when the parent does; dir is the process's folder.
@@ -137,73 +137,73 @@ func Work(dir string, in io.Reader) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
 	}
-	b, err := os.ReadFile(requestFile)
+	text, err := os.ReadFile(requestFile)
 	if err != nil {
 		return fmt.Errorf("read the request: %w", err)
 	}
-	q, err := readRequest(b)
+	asked, err := readRequest(text)
 	if err != nil {
 		return err
 	}
-	if err := limitMemory(q.Memory); err != nil {
+	if err := limitMemory(asked.Memory); err != nil {
 		return fmt.Errorf("limit memory: %w", err)
 	}
-	a, graph := &answer{}, -1
-	if err := q.work(a, &graph); err != nil {
+	reply, graph := &answer{}, -1
+	if err := asked.work(reply, &graph); err != nil {
 		class := diag.ClassOf(err)
 		if class == diag.ClassInternal {
 			class = diag.ClassRun
 		}
-		a = &answer{Failed: &failure{class, graph, err.Error()}}
+		reply = &answer{Failed: &failure{class, graph, err.Error()}}
 	}
-	if b, err = json.Marshal(a); err != nil {
+	if text, err = json.Marshal(reply); err != nil {
 		return err
 	}
-	return os.WriteFile(answerFile, b, 0o600)
+	return os.WriteFile(answerFile, text, 0o600)
 }
 
 // work compiles the request's graphs and runs their samples. *at is the graph that it works on.
-func (q *request) work(a *answer, at *int) error {
+func (q *request) work(reply *answer, at *int) error {
 	lib, err := ortapi.Load(q.ORT)
 	if err != nil {
 		return err
 	}
-	e, err := lib.NewEnv(ortapi.EnvOptions{Threads: 1})
+	env, err := lib.NewEnv(ortapi.EnvOptions{Threads: 1})
 	if err != nil {
 		return err
 	}
 	// Nothing is closed: the process ends.
-	if err := e.RegisterProvider(ortapi.QNNProvider, q.Provider); err != nil {
+	if err := env.RegisterProvider(ortapi.QNNProvider, q.Provider); err != nil {
 		return diag.New(diag.ClassUnavailable, "library %q: %w", q.Provider, err)
 	}
-	all, err := e.Devices()
+	all, err := env.Devices()
 	if err != nil {
 		return err
 	}
 	var devices []ortapi.Device
-	for _, d := range all {
-		if d.Provider == ortapi.QNNProvider {
-			devices = append(devices, d)
+	for _, device := range all {
+		if device.Provider == ortapi.QNNProvider {
+			devices = append(devices, device)
 			break // one device, whatever its hardware is called
 		}
 	}
 	if len(devices) == 0 {
 		return diag.New(diag.ClassUnavailable, "library %q offers no device", q.Provider)
 	}
-	a.ORT, a.Provider = lib.Version, devices[0].Version
+	reply.ORT, reply.Provider = lib.Version, devices[0].Version
 	for i := range q.Graphs {
 		*at = i
 		if err := q.progress(i); err != nil {
 			return err
 		}
-		o := &ortapi.SessionOptions{Threads: 1, Devices: devices, ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
+		session := &ortapi.SessionOptions{Threads: 1, Devices: devices, ProviderOptions: append([][2]string{{"backend_path", q.Backend}}, q.Options...)}
 		if q.Shared {
-			o.Config = append(o.Config, [2]string{"ep.share_ep_contexts", "1"})
+			session.Config = append(session.Config, [2]string{"ep.share_ep_contexts", "1"})
 			if i == len(q.Graphs)-1 {
-				o.Config = append(o.Config, [2]string{"ep.stop_share_ep_contexts", "1"})
+				session.Config = append(session.Config, [2]string{"ep.stop_share_ep_contexts", "1"})
 			}
 		}
-		if err := e.Compile(ortapi.Compilation{Model: modelFile(i), Output: contextFile(i), Embed: !q.Shared}, o); err != nil {
+		if err := env.Compile(ortapi.Compilation{Model: modelFile(i), Output: contextFile(i), Embed: !q.Shared}, session); err != nil {
 			return err
 		}
 	}
@@ -216,40 +216,40 @@ func (q *request) work(a *answer, at *int) error {
 	var info *qnnapi.Context // of shared
 	for i := range q.Graphs {
 		*at = i
-		b, err := os.ReadFile(contextFile(i))
+		code, err := os.ReadFile(contextFile(i))
 		if err != nil {
 			return err
 		}
-		w, err := inspect(b, q.Shared)
+		wrapped, err := inspect(code, q.Shared)
 		if err != nil {
 			return err
 		}
 		context := shared
 		if !q.Shared {
-			context = []byte(w.context)
+			context = []byte(wrapped.context)
 		}
 		if info == nil || !q.Shared {
 			if info, err = qnnapi.ReadContext(q.System, context); err != nil {
 				return err
 			}
 		}
-		g, ok := info.Graphs[w.graph]
+		graph, ok := info.Graphs[wrapped.graph]
 		if !ok {
-			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", w.graph)
+			return diag.New(diag.ClassRun, "the binary has no graph %q, which the model refers to", wrapped.graph)
 		}
-		a.Arch, a.SoC, a.SDK = info.Arch, info.SoC, w.sdk
-		a.Graphs = append(a.Graphs, facts{Spill: g.SpillBytes, VTCM: g.VTCMBytes, Nodes: w.nodes, Edge: w.edge, Context: int64(len(context)), Token: w.token})
+		reply.Arch, reply.SoC, reply.SDK = info.Arch, info.SoC, wrapped.sdk
+		reply.Graphs = append(reply.Graphs, facts{Spill: graph.SpillBytes, VTCM: graph.VTCMBytes, Nodes: wrapped.nodes, Edge: wrapped.edge, Context: int64(len(context)), Token: wrapped.token})
 	}
-	for i, g := range q.Graphs {
+	for i, task := range q.Graphs {
 		*at = i
-		if !g.Sample {
+		if !task.Sample {
 			continue
 		}
 		if err := q.progress(i); err != nil {
 			return err
 		}
 		// The emulator needs no target: the binary is for one.
-		for name, o := range map[string]*ortapi.SessionOptions{
+		for name, session := range map[string]*ortapi.SessionOptions{
 			"emulated": {Threads: 1, Devices: devices, ProviderOptions: [][2]string{{"backend_path", q.Backend}, {"offload_graph_io_quantization", "1"}}},
 			"portable": {Threads: 1},
 		} {
@@ -257,7 +257,7 @@ func (q *request) work(a *answer, at *int) error {
 			if name == "emulated" {
 				path = contextFile(i)
 			}
-			if err := g.run(e, path, o, i, name); err != nil {
+			if err := task.run(env, path, session, i, name); err != nil {
 				return diag.New(diag.ClassRun, "run %q on its sample: %w", name, err)
 			}
 		}
@@ -270,58 +270,58 @@ func (q *request) progress(i int) error {
 }
 
 // run executes a model on the sample of graph i and writes its results.
-func (g *task) run(e *ortapi.Env, path string, o *ortapi.SessionOptions, i int, name string) error {
-	s, err := e.NewSessionFromFile(path, o)
+func (g *task) run(env *ortapi.Env, path string, o *ortapi.SessionOptions, i int, name string) error {
+	session, err := env.NewSessionFromFile(path, o)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	b, err := s.NewBinding()
+	defer session.Close()
+	binding, err := session.NewBinding()
 	if err != nil {
 		return err
 	}
-	defer b.Close()
+	defer binding.Close()
 	region := func(t tensor) ([]byte, *ortapi.Value, error) {
-		r, err := mem.Alloc(int(t.bytes()), 64)
+		region, err := mem.Alloc(int(t.bytes()), 64)
 		if err != nil {
 			return nil, nil, err
 		}
-		v, err := e.NewTensor(r.Bytes(), ortapi.ElementType(t.Type), []int64{int64(t.Rows), int64(t.Cols)})
-		return r.Bytes(), v, err
+		value, err := env.NewTensor(region.Bytes(), ortapi.ElementType(t.Type), []int64{int64(t.Rows), int64(t.Cols)})
+		return region.Bytes(), value, err
 	}
-	for k, t := range g.Inputs {
-		data, err := os.ReadFile(sampleFile(i, k))
+	for at, input := range g.Inputs {
+		data, err := os.ReadFile(sampleFile(i, at))
 		if err != nil {
 			return err
 		}
-		to, v, err := region(t)
+		to, value, err := region(input)
 		if err != nil {
 			return err
 		}
 		if len(data) != len(to) {
-			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d", t.Name, len(data), len(to))
+			return diag.New(diag.ClassInput, "input %q of the sample has %d bytes, want %d", input.Name, len(data), len(to))
 		}
 		copy(to, data)
-		if err := b.BindInput(t.Name, v); err != nil {
+		if err := binding.BindInput(input.Name, value); err != nil {
 			return err
 		}
 	}
 	var results [][]byte
-	for _, t := range g.Outputs {
-		to, v, err := region(t)
+	for _, output := range g.Outputs {
+		to, value, err := region(output)
 		if err != nil {
 			return err
 		}
-		if err := b.BindOutput(t.Name, v); err != nil {
+		if err := binding.BindOutput(output.Name, value); err != nil {
 			return err
 		}
 		results = append(results, to)
 	}
-	if err := s.Run(b); err != nil {
+	if err := session.Run(binding); err != nil {
 		return err
 	}
-	for k, r := range results {
-		if err := os.WriteFile(resultFile(i, k, name), r, 0o600); err != nil {
+	for at, result := range results {
+		if err := os.WriteFile(resultFile(i, at, name), result, 0o600); err != nil {
 			return err
 		}
 	}
@@ -347,27 +347,27 @@ var edges = []string{"QuantizeLinear", "DequantizeLinear", "Cast"}
 // inspect reads a compiled model and refuses one that is not wholly the NPU's: a provider hands what it does not take
 // to the CPU, and says nothing.
 func inspect(b []byte, shared bool) (*wrapper, error) {
-	m, err := onnx.Read(b)
+	model, err := onnx.Read(b)
 	if err != nil {
 		return nil, err
 	}
-	w := &wrapper{nodes: int64(len(m.Graph.Nodes))}
+	wrapped := &wrapper{nodes: int64(len(model.Graph.Nodes))}
 	made := map[string]bool{} // by a compiled graph
 	var left, contexts []string
-	var c *onnx.Node
-	for i := range m.Graph.Nodes {
-		n := &m.Graph.Nodes[i]
+	var context *onnx.Node
+	for i := range model.Graph.Nodes {
+		node := &model.Graph.Nodes[i]
 		switch {
-		case n.Op == "EPContext":
-			contexts = append(contexts, n.Name)
-			c = n
-			for _, out := range n.Out {
+		case node.Op == "EPContext":
+			contexts = append(contexts, node.Name)
+			context = node
+			for _, out := range node.Out {
 				made[out] = true
 			}
-		case isEdge(n, m):
-			w.edge++
+		case isEdge(node, model):
+			wrapped.edge++
 		default:
-			left = append(left, n.Op)
+			left = append(left, node.Op)
 		}
 	}
 	switch {
@@ -379,37 +379,37 @@ func inspect(b []byte, shared bool) (*wrapper, error) {
 		return nil, diag.New(diag.ClassInput, "the NPU takes the graph in %d pieces, with conversions between them", len(contexts))
 	}
 	text := func(name string) string {
-		a, _ := c.Attr(name)
-		return a.S
+		attr, _ := context.Attr(name)
+		return attr.S
 	}
 	number := func(name string) int64 {
-		a, _ := c.Attr(name)
-		return a.I
+		attr, _ := context.Attr(name)
+		return attr.I
 	}
-	if w.graph = text("partition_name"); w.graph == "" {
-		w.graph = c.Name
+	if wrapped.graph = text("partition_name"); wrapped.graph == "" {
+		wrapped.graph = context.Name
 	}
-	w.context, w.sdk = text("ep_cache_context"), text("ep_sdk_version")
-	w.token, _ = m.Prop(tokenKey)
+	wrapped.context, wrapped.sdk = text("ep_cache_context"), text("ep_sdk_version")
+	wrapped.token, _ = model.Prop(tokenKey)
 	switch {
-	case w.token == "":
+	case wrapped.token == "":
 		return nil, diag.New(diag.ClassUnavailable, "the compiled model has no %s: the library is another one than hetc knows", tokenKey)
-	case shared && (w.context != sharedFile || number("embed_mode") != 0):
-		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q", w.context, sharedFile)
-	case !shared && (number("embed_mode") != 1 || w.context == ""):
+	case shared && (wrapped.context != sharedFile || number("embed_mode") != 0):
+		return nil, diag.New(diag.ClassRun, "the compiled model refers to the binary %q, want %q", wrapped.context, sharedFile)
+	case !shared && (number("embed_mode") != 1 || wrapped.context == ""):
 		return nil, diag.New(diag.ClassRun, "the compiled model does not hold its binary")
 	}
-	return w, nil
+	return wrapped, nil
 }
 
 // isEdge reports whether a node converts between the graph's operands and what is compiled.
 func isEdge(n *onnx.Node, m *onnx.Model) bool {
-	for _, e := range edges {
-		if n.Op != e || len(n.In) == 0 {
+	for _, edge := range edges {
+		if n.Op != edge || len(n.In) == 0 {
 			continue
 		}
-		for _, x := range m.Graph.Initializers {
-			if x.Name == n.In[0] { // a weight, which the compiled graph would be given anew with every call
+		for _, initializer := range m.Graph.Initializers {
+			if initializer.Name == n.In[0] { // a weight, which the compiled graph would be given anew with every call
 				return false
 			}
 		}

@@ -14,7 +14,7 @@ func limitMemory(bytes int64) error {
 }
 
 // group gives a process a group of its own, and kills it with all that it has started.
-func group(c *exec.Cmd) {
+func ownProcessGroup(c *exec.Cmd) {
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 }

@@ -59,22 +59,22 @@ type Options struct {
 }
 
 // New returns the compiler of the driver "qnn". No library is opened before there is something to compile.
-func New(o Options) driver.Baker {
-	if o.Time == 0 {
-		o.Time = Time
+func New(options Options) driver.Baker {
+	if options.Time == 0 {
+		options.Time = Time
 	}
-	if o.Memory == 0 {
-		o.Memory = Memory
+	if options.Memory == 0 {
+		options.Memory = Memory
 	}
-	if o.CacheBytes == 0 {
-		o.CacheBytes = CacheBytes
+	if options.CacheBytes == 0 {
+		options.CacheBytes = CacheBytes
 	}
-	return &compiler{o: o, budget: newBudget(o.Memory), toolchains: map[[2]string]*toolchain{}}
+	return &compiler{options: options, budget: newBudget(options.Memory), toolchains: map[[2]string]*toolchain{}}
 }
 
 type compiler struct {
-	o      Options
-	budget *budget
+	options Options
+	budget  *budget
 
 	mu         sync.Mutex
 	toolchains map[[2]string]*toolchain // by the files that a target names
@@ -84,13 +84,13 @@ func (*compiler) Name() string { return name }
 
 // Compile refuses: there is no artifact without weights.
 func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
-	b, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
+	compiled, err := c.Bake(ctx, []driver.Piece{{Name: "graph", Graph: g, Weights: w}}, t)
 	if err != nil {
 		return driver.Artifact{}, err
 	}
-	a := b.Artifacts[0].Artifact
-	a.Shared = b.Shared
-	return a, nil
+	artifact := compiled.Artifacts[0].Artifact
+	artifact.Shared = compiled.Shared
+	return artifact, nil
 }
 
 // Bake compiles a group, for the emulator each of its graphs in a process of its own. The bytes of what it makes depend on
@@ -99,14 +99,14 @@ func (c *compiler) Compile(ctx context.Context, g op.Graph, w driver.Weights, t 
 // Facts: "bytes" of the artifact, "context_bytes" of the binary that holds the graph (with others of the group, or
 // alone), "spill_bytes" and "vtcm_bytes" of memory, "nodes" of the artifact's model, "edge_nodes" of them that convert on the CPU,
 // "cpu_nodes" (always 0), "arch" and "soc_model" that the binary is for.
-func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Target) (*driver.Baked, error) {
+func (c *compiler) Bake(ctx context.Context, group []driver.Piece, asked driver.Target) (*driver.Baked, error) {
 	fail := func(err error) (*driver.Baked, error) {
-		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", t.Proc, err)
+		return nil, diag.New(diag.ClassOr(err, diag.ClassRun), "compile for processor %q: %w", asked.Proc, err)
 	}
 	if len(group) == 0 {
 		return fail(diag.New(diag.ClassInput, "no graph"))
 	}
-	to, err := readTarget(t)
+	to, err := readTarget(asked)
 	if err != nil {
 		return fail(err)
 	}
@@ -121,35 +121,35 @@ func (c *compiler) Bake(ctx context.Context, group []driver.Piece, t driver.Targ
 	if err != nil {
 		return fail(err)
 	}
-	b := &batch{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
+	job := &groupJob{compiler: c, cache: cache, tools: tools, to: to, group: group, refused: map[int]error{},
 		baked: driver.Baked{Artifacts: make([]driver.BakedArtifact, len(group)), Cached: true}}
 	for i := range group {
 		one, err := prepare(&group[i])
 		if err != nil {
-			b.refuse(i, err)
+			job.refuse(i, err)
 		}
-		b.jobs = append(b.jobs, one)
+		job.jobs = append(job.jobs, one)
 	}
-	if t.Emulator {
-		err = b.unshared(ctx)
+	if asked.Emulator {
+		err = job.compileEach(ctx)
 	} else {
-		err = b.shared(ctx)
+		err = job.compileShared(ctx)
 	}
-	if err == nil && len(b.refused) > 0 {
-		r := &driver.Refused{Pieces: slices.Sorted(maps.Keys(b.refused))}
-		for _, i := range r.Pieces {
-			r.Reasons = append(r.Reasons, b.refused[i])
+	if err == nil && len(job.refused) > 0 {
+		refused := &driver.Refused{Pieces: slices.Sorted(maps.Keys(job.refused))}
+		for _, i := range refused.Pieces {
+			refused.Reasons = append(refused.Reasons, job.refused[i])
 		}
-		err = r
+		err = refused
 	}
 	if err != nil {
 		return fail(err)
 	}
-	return &b.baked, nil
+	return &job.baked, nil
 }
 
 // batch is a group in the making.
-type batch struct {
+type groupJob struct {
 	*compiler
 	cache   *cas.Cache // nil: none
 	tools   *toolchain
@@ -160,17 +160,17 @@ type batch struct {
 	baked   driver.Baked
 }
 
-func (b *batch) refuse(i int, err error) {
+func (b *groupJob) refuse(i int, err error) {
 	b.refused[i] = diag.New(diag.ClassOr(err, diag.ClassRun), "graph %q: %w", b.group[i].Name, err)
 }
 
 // unshared bakes for the emulator.
-func (b *batch) unshared(ctx context.Context) error {
+func (b *groupJob) compileEach(ctx context.Context) error {
 	for i := range b.group {
-		if r, err := b.alone(ctx, i); err != nil {
+		if made, err := b.compileAlone(ctx, i); err != nil {
 			return err
-		} else if r != nil {
-			b.baked.Artifacts[i].Artifact = artifact(r, 0, nil)
+		} else if made != nil {
+			b.baked.Artifacts[i].Artifact = artifact(made, 0, nil)
 		}
 	}
 	return nil
@@ -178,20 +178,20 @@ func (b *batch) unshared(ctx context.Context) error {
 
 // alone compiles one graph in a process of its own, as a second one in the same process gets other bytes, and notes
 // the results of its sample. A graph that is refused has no result.
-func (b *batch) alone(ctx context.Context, i int) (*result, error) {
+func (b *groupJob) compileAlone(ctx context.Context, i int) (*result, error) {
 	if b.refused[i] != nil {
 		return nil, nil
 	}
-	r, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
-	if r != nil && b.jobs[i].sampleDigest != "" {
-		b.baked.Artifacts[i].Emulated, b.baked.Artifacts[i].Portable = r.Emulated, r.Portable
+	made, err := b.run(ctx, []*job{b.jobs[i]}, []int{i}, false)
+	if made != nil && b.jobs[i].sampleDigest != "" {
+		b.baked.Artifacts[i].Emulated, b.baked.Artifacts[i].Portable = made.Emulated, made.Portable
 	}
-	return r, err
+	return made, err
 }
 
 // shared bakes for a device: all graphs in one process, by rows and then contents, so that nothing depends on the
 // order of the caller. Samples are tried on binaries of their own, which the emulator loads.
-func (b *batch) shared(ctx context.Context) error {
+func (b *groupJob) compileShared(ctx context.Context) error {
 	var order []int
 	for i := range b.group {
 		if b.refused[i] == nil {
@@ -199,8 +199,8 @@ func (b *batch) shared(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(order, func(i, j int) int {
-		if d := b.group[i].Graph.Rows() - b.group[j].Graph.Rows(); d != 0 {
-			return d
+		if more := b.group[i].Graph.Rows() - b.group[j].Graph.Rows(); more != 0 {
+			return more
 		}
 		return strings.Compare(b.jobs[i].digest, b.jobs[j].digest)
 	})
@@ -209,17 +209,17 @@ func (b *batch) shared(ctx context.Context) error {
 		for _, i := range order {
 			jobs = append(jobs, b.jobs[i].untried())
 		}
-		r, err := b.run(ctx, jobs, order, true)
+		made, err := b.run(ctx, jobs, order, true)
 		if err != nil {
 			return err
 		}
-		if r == nil {
+		if made == nil {
 			order = slices.DeleteFunc(order, func(i int) bool { return b.refused[i] != nil })
 			continue
 		}
-		b.baked.Shared = r.Shared
-		for k, i := range order {
-			b.baked.Artifacts[i].Artifact = artifact(r, k, r.Shared)
+		b.baked.Shared = made.Shared
+		for at, i := range order {
+			b.baked.Artifacts[i].Artifact = artifact(made, at, made.Shared)
 		}
 		break
 	}
@@ -228,7 +228,7 @@ func (b *batch) shared(ctx context.Context) error {
 			continue
 		}
 		token := b.baked.Token
-		twin, err := b.alone(ctx, i)
+		twin, err := b.compileAlone(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -242,8 +242,8 @@ func (b *batch) shared(ctx context.Context) error {
 
 // run compiles jobs, which are the pieces order, in one process. Where one of them is to blame it is refused, and there
 // is no result.
-func (b *batch) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
-	r, err := b.compile(ctx, jobs, shared)
+func (b *groupJob) run(ctx context.Context, jobs []*job, order []int, shared bool) (*result, error) {
+	made, err := b.compile(ctx, jobs, shared)
 	var at *graphError
 	switch {
 	case errors.As(err, &at) && at.graph >= 0 && at.graph < len(order):
@@ -252,22 +252,22 @@ func (b *batch) run(ctx context.Context, jobs []*job, order []int, shared bool) 
 	case err != nil:
 		return nil, err
 	}
-	for _, g := range r.Answer.Graphs {
-		if err := b.to.matches(&r.Answer, g.Token); err != nil {
+	for _, graph := range made.Answer.Graphs {
+		if err := b.to.matches(&made.Answer, graph.Token); err != nil {
 			return nil, err
 		}
-		b.baked.Token = g.Token
+		b.baked.Token = graph.Token
 	}
-	b.baked.Cached = b.baked.Cached && r.cached
-	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)", short(r.Answer.SDK), r.Answer.Provider, r.Answer.ORT)
-	return r, nil
+	b.baked.Cached = b.baked.Cached && made.cached
+	b.baked.Compiler = fmt.Sprintf("QNN %s (plugin %s, ONNX Runtime %s)", short(made.Answer.SDK), made.Answer.Provider, made.Answer.ORT)
+	return made, nil
 }
 
 func artifact(r *result, k int, shared []byte) driver.Artifact {
-	f, code := r.Answer.Graphs[k], r.Models[k]
+	facts, code := r.Answer.Graphs[k], r.Models[k]
 	return driver.Artifact{Driver: name, Code: code, Shared: shared, Facts: map[string]int64{
-		"bytes": int64(len(code)), "context_bytes": f.Context, "spill_bytes": f.Spill, "vtcm_bytes": f.VTCM,
-		"nodes": f.Nodes, "edge_nodes": f.Edge, "cpu_nodes": 0, "arch": r.Answer.Arch, "soc_model": r.Answer.SoC,
+		"bytes": int64(len(code)), "context_bytes": facts.Context, "spill_bytes": facts.Spill, "vtcm_bytes": facts.VTCM,
+		"nodes": facts.Nodes, "edge_nodes": facts.Edge, "cpu_nodes": 0, "arch": r.Answer.Arch, "soc_model": r.Answer.SoC,
 	}}
 }
 
@@ -285,24 +285,24 @@ type target struct {
 
 // readTarget reads a target's options: soc_model, htp_arch and vtcm_mb are needed, opt is 0 to 3 (3); library and
 // onnxruntime name files.
-func readTarget(t driver.Target) (target, error) {
+func readTarget(asked driver.Target) (target, error) {
 	to := target{opt: 3}
 	fields := map[string]*int64{"soc_model": &to.soc, "htp_arch": &to.arch, "vtcm_mb": &to.vtcm, "opt": &to.opt}
 	files := map[string]*string{"library": &to.library, "onnxruntime": &to.ort}
-	for _, key := range slices.Sorted(maps.Keys(t.Options)) {
+	for _, key := range slices.Sorted(maps.Keys(asked.Options)) {
 		if file := files[key]; file != nil {
-			*file = t.Options[key]
+			*file = asked.Options[key]
 			continue
 		}
 		to, ok := fields[key]
 		if !ok {
 			return target{}, diag.New(diag.ClassInput, "target option %q is unknown, want soc_model, htp_arch, vtcm_mb, opt, library, onnxruntime", key)
 		}
-		v, err := strconv.ParseInt(t.Options[key], 10, 32)
-		if err != nil || v < 0 {
-			return target{}, diag.New(diag.ClassInput, "target option %s is %q, want a number", key, t.Options[key])
+		number, err := strconv.ParseInt(asked.Options[key], 10, 32)
+		if err != nil || number < 0 {
+			return target{}, diag.New(diag.ClassInput, "target option %s is %q, want a number", key, asked.Options[key])
 		}
-		*to = v
+		*to = number
 	}
 	for _, key := range []string{"soc_model", "htp_arch", "vtcm_mb"} {
 		if *fields[key] == 0 {
@@ -339,10 +339,10 @@ func (c *compiler) Identity(ctx context.Context, t driver.Target) (string, error
 // options are the provider's for compiling. The size of VTCM is always given: without it the library notes another one
 // than it uses.
 func (t target) options() [][2]string {
-	n := func(v int64) string { return strconv.FormatInt(v, 10) }
+	text := func(v int64) string { return strconv.FormatInt(v, 10) }
 	return [][2]string{
-		{"soc_model", n(t.soc)}, {"htp_arch", n(t.arch)}, {"vtcm_mb", n(t.vtcm)},
-		{"htp_graph_finalization_optimization_mode", n(t.opt)},
+		{"soc_model", text(t.soc)}, {"htp_arch", text(t.arch)}, {"vtcm_mb", text(t.vtcm)},
+		{"htp_graph_finalization_optimization_mode", text(t.opt)},
 		{"offload_graph_io_quantization", "1"}, {"enable_htp_spill_fill_buffer", "1"},
 	}
 }
@@ -367,13 +367,13 @@ type job struct {
 	digest       string // of graph and weights
 	sampleDigest string // "": it is not tried
 	sample       [][]byte
-	*source
+	*compilerInput
 }
 
 func (j *job) untried() *job {
-	n := *j
-	n.sampleDigest = ""
-	return &n
+	copied := *j
+	copied.sampleDigest = ""
+	return &copied
 }
 
 // translation names what translate makes of a graph: it is raised whenever the models of the tests change, so that
@@ -381,31 +381,31 @@ func (j *job) untried() *job {
 const translation = "1"
 
 // prepare makes the job of a piece; what is in the cache is not translated, and its weights need not be there.
-func prepare(p *driver.Piece) (*job, error) {
-	if err := p.Graph.Validate(); err != nil {
+func prepare(piece *driver.Piece) (*job, error) {
+	if err := piece.Graph.Validate(); err != nil {
 		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
-	text, err := json.Marshal(&p.Graph)
+	text, err := json.Marshal(&piece.Graph)
 	if err != nil { // a NaN
 		return nil, diag.New(diag.ClassInput, "%w", err)
 	}
-	later := p.Later
+	later := piece.Later
 	if later == nil {
-		later = &driver.Later{Weights: p.Weights.Digest(), Sample: driver.SampleDigest(p.Sample)}
+		later = &driver.Later{Weights: piece.Weights.Digest(), Sample: driver.SampleDigest(piece.Sample)}
 	}
-	h := sha256.New()
-	h.Write(text)
-	fmt.Fprintln(h, later.Weights)
-	return &job{piece: p, digest: hex.EncodeToString(h.Sum(nil)), sampleDigest: later.Sample}, nil
+	hash := sha256.New()
+	hash.Write(text)
+	fmt.Fprintln(hash, later.Weights)
+	return &job{piece: piece, digest: hex.EncodeToString(hash.Sum(nil)), sampleDigest: later.Sample}, nil
 }
 
 // ready makes what the compiler reads. A graphError says that graph i is to blame.
-func (j *job) ready(i int) error {
+func (j *job) translate(i int) error {
 	weights, sample, err := j.piece.Now()
 	if err != nil {
 		return err
 	}
-	if j.source, err = translate(&j.piece.Graph, weights); err != nil {
+	if j.compilerInput, err = translate(&j.piece.Graph, weights); err != nil {
 		return &graphError{i, err}
 	}
 	if j.sampleDigest == "" {
@@ -415,10 +415,10 @@ func (j *job) ready(i int) error {
 	if len(sample) != len(inputs) {
 		return &graphError{i, diag.New(diag.ClassInput, "the sample has %d inputs, want %d", len(sample), len(inputs))}
 	}
-	for k, b := range sample {
-		v := inputs[k]
-		if want := v.Rows * v.Cols * v.Type.Bytes(); len(b) != want {
-			return &graphError{i, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", k, len(b), want)}
+	for at, raw := range sample {
+		input := inputs[at]
+		if want := input.Rows * input.Cols * input.Type.Bytes(); len(raw) != want {
+			return &graphError{i, diag.New(diag.ClassInput, "input %d of the sample has %d bytes, want %d", at, len(raw), want)}
 		}
 	}
 	j.sample = sample
@@ -445,7 +445,7 @@ func (e *graphError) Error() string { return e.err.Error() }
 func (e *graphError) Unwrap() error { return e.err }
 
 // compile is what a process makes of jobs, from the cache if it is there.
-func (b *batch) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
+func (b *groupJob) compile(ctx context.Context, jobs []*job, shared bool) (*result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -457,43 +457,43 @@ func (b *batch) compile(ctx context.Context, jobs []*job, shared bool) (*result,
 	if b.cache != nil {
 		data, err := b.cache.Read(key)
 		if err == nil {
-			if r, err := decode(data, len(jobs)); err == nil {
-				r.cached = true
-				return r, nil
+			if made, err := decode(data, len(jobs)); err == nil {
+				made.cached = true
+				return made, nil
 			}
 		} else if !errors.Is(err, cas.ErrMissing) {
 			return nil, err
 		}
 	}
 	for i, j := range jobs {
-		if err := j.ready(i); err != nil {
+		if err := j.translate(i); err != nil {
 			return nil, err
 		}
 	}
-	r, err := b.start(ctx, jobs, shared)
+	made, err := b.start(ctx, jobs, shared)
 	if err != nil {
 		return nil, err
 	}
 	if b.cache != nil {
-		e, err := b.cache.Put(key, r.write)
+		e, err := b.cache.Put(key, made.write)
 		if err != nil {
 			return nil, err
 		}
 		e.Close()
 	}
-	return r, nil
+	return made, nil
 }
 
 // cache opens the cache, nil without one.
 func (c *compiler) cache() (*cas.Cache, error) {
-	if c.o.Cache == "" {
+	if c.options.Cache == "" {
 		return nil, nil
 	}
-	return cas.Open(c.o.Cache, cas.Options{MaxBytes: c.o.CacheBytes, Now: c.o.Now})
+	return cas.Open(c.options.Cache, cas.Options{MaxBytes: c.options.CacheBytes, Now: c.options.Now})
 }
 
 // stored is the beginning of a kept result: what follows are the parts, one behind the other.
-type stored struct {
+type resultHeader struct {
 	Answer answer
 	Parts  [4][]int64 // bytes of the models, the shared binary, results of the emulator, and of the source
 }
@@ -505,56 +505,56 @@ func (r *result) parts() [4][][]byte {
 
 // write keeps a result in a file: the length of a header, the header, the parts.
 func (r *result) write(path string) error {
-	h := stored{Answer: r.Answer}
+	header := resultHeader{Answer: r.Answer}
 	var all [][]byte
 	for i, list := range r.parts() {
-		for _, b := range list {
-			h.Parts[i], all = append(h.Parts[i], int64(len(b))), append(all, b)
+		for _, part := range list {
+			header.Parts[i], all = append(header.Parts[i], int64(len(part))), append(all, part)
 		}
 	}
-	text, err := json.Marshal(h)
+	text, err := json.Marshal(header)
 	if err != nil {
 		return err
 	}
-	return stage(filepath.Dir(path), filepath.Base(path), slices.Concat([][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text}, all)...)
+	return writeNew(filepath.Dir(path), filepath.Base(path), slices.Concat([][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text}, all)...)
 }
 
 // decode reads a result back, without copying its parts. One that this version of hetc does not understand is made again.
-func decode(b []byte, graphs int) (*result, error) {
+func decode(data []byte, graphs int) (*result, error) {
 	short := errors.New("it is too short")
-	if len(b) < 8 {
+	if len(data) < 8 {
 		return nil, short
 	}
-	n := binary.LittleEndian.Uint64(b)
-	if b = b[8:]; n > uint64(len(b)) {
+	size := binary.LittleEndian.Uint64(data)
+	if data = data[8:]; size > uint64(len(data)) {
 		return nil, short
 	}
-	var h stored
-	if err := json.Unmarshal(b[:n], &h); err != nil {
+	var header resultHeader
+	if err := json.Unmarshal(data[:size], &header); err != nil {
 		return nil, err
 	}
-	b = b[n:]
+	data = data[size:]
 	var parts [4][][]byte
-	for i, list := range h.Parts {
-		for _, n := range list {
-			if n < 0 || n > int64(len(b)) {
+	for i, list := range header.Parts {
+		for _, size := range list {
+			if size < 0 || size > int64(len(data)) {
 				return nil, short
 			}
-			parts[i], b = append(parts[i], b[:n:n]), b[n:]
+			parts[i], data = append(parts[i], data[:size:size]), data[size:]
 		}
 	}
-	r := &result{Answer: h.Answer, Models: parts[0], Emulated: parts[2], Portable: parts[3]}
-	if len(r.Models) != graphs || len(r.Answer.Graphs) != graphs || len(parts[1]) != 1 {
+	made := &result{Answer: header.Answer, Models: parts[0], Emulated: parts[2], Portable: parts[3]}
+	if len(made.Models) != graphs || len(made.Answer.Graphs) != graphs || len(parts[1]) != 1 {
 		return nil, errors.New("it is of other graphs")
 	}
 	if len(parts[1][0]) > 0 {
-		r.Shared = parts[1][0]
+		made.Shared = parts[1][0]
 	}
-	return r, nil
+	return made, nil
 }
 
 // folder makes one for a process: in the cache, where the next one removes what a killed one leaves, or among the temporary files.
-func (b *batch) folder() (string, error) {
+func (b *groupJob) folder() (string, error) {
 	if b.cache != nil {
 		return b.cache.Scratch()
 	}
@@ -566,7 +566,7 @@ func (b *batch) folder() (string, error) {
 }
 
 // start runs a process in a folder of its own.
-func (b *batch) start(ctx context.Context, jobs []*job, shared bool) (_ *result, err error) {
+func (b *groupJob) start(ctx context.Context, jobs []*job, shared bool) (_ *result, err error) {
 	var weights int64
 	for _, part := range jobs[0].weights {
 		weights += int64(len(part))
@@ -581,74 +581,74 @@ func (b *batch) start(ctx context.Context, jobs []*job, shared bool) (_ *result,
 		return nil, err
 	}
 	defer func() {
-		if e := os.RemoveAll(dir); e != nil && err == nil {
-			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", e)
+		if failed := os.RemoveAll(dir); failed != nil && err == nil {
+			err = diag.New(diag.ClassIO, "remove the compiler's folder: %w", failed)
 		}
 	}()
-	q := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend, System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.o.Memory}
+	asked := request{ORT: b.tools.ort.Path, Provider: b.tools.qnn.Provider, Backend: b.tools.qnn.Backend, System: b.tools.system, Options: b.to.options(), Shared: shared, Memory: b.options.Memory}
 	for i, j := range jobs {
 		if !slices.EqualFunc(j.weights, jobs[0].weights, bytes.Equal) {
 			return nil, &graphError{i, diag.New(diag.ClassInput, "it reads other weights than the first of its group")}
 		}
-		q.Graphs = append(q.Graphs, task{j.inputs, j.outputs, j.sample != nil})
+		asked.Graphs = append(asked.Graphs, task{j.inputs, j.outputs, j.sample != nil})
 		if err := j.write(dir, i); err != nil {
 			return nil, err
 		}
 	}
-	if err := stage(dir, weightsFile, jobs[0].weights...); err != nil {
+	if err := writeNew(dir, weightsFile, jobs[0].weights...); err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(q)
+	text, err := json.Marshal(asked)
 	if err != nil {
 		return nil, err
 	}
-	if err := stage(dir, requestFile, text); err != nil {
+	if err := writeNew(dir, requestFile, text); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(filepath.Join(dir, outFolder), 0o700); err != nil {
 		return nil, diag.New(diag.ClassIO, "make a folder for the compiler: %w", err)
 	}
-	a, err := b.process(ctx, b.tools, dir, len(jobs))
+	reply, err := b.process(ctx, b.tools, dir, len(jobs))
 	if err != nil {
 		return nil, err
 	}
-	r := &result{Answer: *a}
+	made := &result{Answer: *reply}
 	for i := range jobs {
-		b, err := os.ReadFile(filepath.Join(dir, contextFile(i)))
+		code, err := os.ReadFile(filepath.Join(dir, contextFile(i)))
 		if err != nil {
 			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
 		}
-		m, err := onnx.Read(b)
+		model, err := onnx.Read(code)
 		if err != nil {
 			return nil, err
 		}
-		r.Models = append(r.Models, m.Marshal())
+		made.Models = append(made.Models, model.Marshal())
 	}
 	if shared {
-		if r.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
+		if made.Shared, err = os.ReadFile(filepath.Join(dir, outFolder, sharedFile)); err != nil {
 			return nil, diag.New(diag.ClassIO, "read what was compiled: %w", err)
 		}
 	}
 	if jobs[0].sample != nil {
-		for what, to := range map[string]*[][]byte{"emulated": &r.Emulated, "portable": &r.Portable} {
-			for k, o := range jobs[0].outputs {
-				b, err := os.ReadFile(filepath.Join(dir, resultFile(0, k, what)))
-				if err != nil || int64(len(b)) != o.bytes() {
-					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)", len(b), o.bytes(), err)
+		for what, to := range map[string]*[][]byte{"emulated": &made.Emulated, "portable": &made.Portable} {
+			for at, output := range jobs[0].outputs {
+				raw, err := os.ReadFile(filepath.Join(dir, resultFile(0, at, what)))
+				if err != nil || int64(len(raw)) != output.bytes() {
+					return nil, diag.New(diag.ClassIO, "read the sample's result: %d bytes, want %d (%w)", len(raw), output.bytes(), err)
 				}
-				*to = append(*to, b)
+				*to = append(*to, raw)
 			}
 		}
 	}
-	return r, nil
+	return made, nil
 }
 
 func (j *job) write(dir string, i int) error {
-	if err := stage(dir, modelFile(i), j.model); err != nil {
+	if err := writeNew(dir, modelFile(i), j.model); err != nil {
 		return err
 	}
-	for k, b := range j.sample {
-		if err := stage(dir, sampleFile(i, k), b); err != nil {
+	for at, part := range j.sample {
+		if err := writeNew(dir, sampleFile(i, at), part); err != nil {
 			return err
 		}
 	}
@@ -656,17 +656,17 @@ func (j *job) write(dir string, i int) error {
 }
 
 // stage writes a file of the process's folder.
-func stage(dir, name string, parts ...[]byte) error {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+func writeNew(dir, name string, parts ...[]byte) error {
+	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
 	}
 	for _, part := range parts {
-		if _, err = f.Write(part); err != nil {
+		if _, err = file.Write(part); err != nil {
 			break
 		}
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, file.Close()); err != nil {
 		return diag.New(diag.ClassIO, "write for the compiler: %w", err)
 	}
 	return nil
@@ -674,36 +674,36 @@ func stage(dir, name string, parts ...[]byte) error {
 
 // process runs the compiler in dir, where so many graphs are, and reads its answer.
 func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, graphs int) (*answer, error) {
-	limited, cancel := patience.WithTimeout(ctx, c.o.Time)
+	limited, cancel := patience.WithTimeout(ctx, c.options.Time)
 	defer cancel()
-	p := exec.CommandContext(limited, tools.program, workerArg)
-	p.Dir = dir
-	p.Env = child.Env("TMPDIR=" + dir) // libraries leave files there
-	group(p)
-	p.WaitDelay = time.Second
-	var said ends
-	p.Stdout, p.Stderr = &said, &said
-	alive, err := p.StdinPipe() // it ends when we do
+	process := exec.CommandContext(limited, tools.program, workerArg)
+	process.Dir = dir
+	process.Env = child.Env("TMPDIR=" + dir) // libraries leave files there
+	ownProcessGroup(process)
+	process.WaitDelay = time.Second
+	var output outputEnds
+	process.Stdout, process.Stderr = &output, &output
+	alive, err := process.StdinPipe() // it ends when we do
 	if err != nil {
 		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
 	}
 	defer alive.Close()
-	if err := p.Start(); err != nil {
+	if err := process.Start(); err != nil {
 		return nil, diag.New(diag.ClassRun, "start the compiler: %w", err)
 	}
-	ended := p.Wait()
+	ended := process.Wait()
 	at := -1
-	if b, err := os.ReadFile(filepath.Join(dir, progressFile)); err == nil {
-		at, _ = strconv.Atoi(string(b))
+	if text, err := os.ReadFile(filepath.Join(dir, progressFile)); err == nil {
+		at, _ = strconv.Atoi(string(text))
 	}
-	b, err := os.ReadFile(filepath.Join(dir, answerFile))
-	var a *answer
+	text, err := os.ReadFile(filepath.Join(dir, answerFile))
+	var reply *answer
 	if err == nil && ended == nil {
-		a, err = readAnswer(b, graphs)
+		reply, err = readAnswer(text, graphs)
 	}
-	if ctx.Err() == nil && (ended != nil || err != nil || a.Failed != nil) {
+	if ctx.Err() == nil && (ended != nil || err != nil || reply.Failed != nil) {
 		// The library has many words for a full disk, which is no fault of the graph.
-		if err := stage(dir, "room", make([]byte, 1<<20)); err != nil {
+		if err := writeNew(dir, "room", make([]byte, 1<<20)); err != nil {
 			return nil, err
 		}
 	}
@@ -711,43 +711,43 @@ func (c *compiler) process(ctx context.Context, tools *toolchain, dir string, gr
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case limited.Err() != nil:
-		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler was stopped after %v%s", c.o.Time, said.text())}
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler was stopped after %v%s", c.options.Time, output.text())}
 	case ended != nil:
-		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler crashed: %w%s", ended, said.text()).
-			WithHint("its memory is limited to %d MiB", c.o.Memory>>20)}
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler crashed: %w%s", ended, output.text()).
+			WithHint("its memory is limited to %d MiB", c.options.Memory>>20)}
 	case err != nil:
-		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler ended without an answer: %w%s", err, said.text())}
-	case a.Failed != nil:
-		return nil, &graphError{a.Failed.Graph, diag.New(a.Failed.Class, "%s%s", a.Failed.Summary, said.text())}
+		return nil, &graphError{at, diag.New(diag.ClassRun, "the compiler ended without an answer: %w%s", err, output.text())}
+	case reply.Failed != nil:
+		return nil, &graphError{reply.Failed.Graph, diag.New(reply.Failed.Class, "%s%s", reply.Failed.Summary, output.text())}
 	}
-	return a, nil
+	return reply, nil
 }
 
 // ends keeps the beginning and the end of what a process says.
-type ends struct {
+type outputEnds struct {
 	mu        sync.Mutex
 	head, end []byte
 }
 
-func (t *ends) Write(p []byte) (int, error) {
+func (t *outputEnds) Write(text []byte) (int, error) {
 	const most = 1500 // bytes of each
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := min(len(p), most-len(t.head))
-	t.head = append(t.head, p[:n]...)
-	t.end = append(t.end, p[n:]...)
+	size := min(len(text), most-len(t.head))
+	t.head = append(t.head, text[:size]...)
+	t.end = append(t.end, text[size:]...)
 	if cut := len(t.end) - most; cut > 0 {
 		t.end = append([]byte(" ... "), t.end[cut:]...)
 	}
-	return len(p), nil
+	return len(text), nil
 }
 
 // text is what was said, on one line, to follow an error.
-func (t *ends) text() string {
+func (t *outputEnds) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := strings.Join(strings.Fields(string(t.head)+string(t.end)), " "); s != "" {
-		return "; it said: " + s
+	if said := strings.Join(strings.Fields(string(t.head)+string(t.end)), " "); said != "" {
+		return "; it said: " + said
 	}
 	return ""
 }
@@ -766,45 +766,45 @@ func (c *compiler) tools(ctx context.Context, to target, cache *cas.Cache) (*too
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := [2]string{to.library, to.ort}
-	if t := c.toolchains[key]; t != nil {
-		return t, nil
+	if found := c.toolchains[key]; found != nil {
+		return found, nil
 	}
 	qnn, err := ortapi.FindQNN(to.library)
 	if err != nil {
-		e := &driver.Unavailable{Driver: name, Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
+		problem := &driver.Unavailable{Driver: name, Override: ortapi.EnvQNN, Get: ortapi.GetQNN}
 		var qe *ortapi.QNNError
 		if errors.As(err, &qe) {
-			e.Tried = qe.Tried
+			problem.Tried = qe.Tried
 			if qe.Cause != nil {
-				e.Found = qe.Cause.Error()
+				problem.Found = qe.Cause.Error()
 			}
 		}
-		return nil, e
+		return nil, problem
 	}
 	ort, err := ortapi.Find(to.ort)
 	if err != nil {
-		e := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches ONNX Runtime"}
+		problem := &driver.Unavailable{Driver: name, Found: err.Error(), Override: ortapi.EnvLibrary, Get: "make deps fetches ONNX Runtime"}
 		var le *ortapi.LoadError
 		if errors.As(err, &le) {
-			e.Tried = le.Tried
+			problem.Tried = le.Tried
 		}
-		return nil, e
+		return nil, problem
 	}
-	t := &toolchain{ort: ort, qnn: qnn, system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
-	if t.program, err = os.Executable(); err != nil {
+	found := &toolchain{ort: ort, qnn: qnn, system: filepath.Join(filepath.Dir(qnn.Provider), native.FileNames("QnnSystem")[0])}
+	if found.program, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "the program's own file is not known: %w", err)
 	}
 	list := []string{ort.Version}
-	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, t.system} {
-		d, err := digest(ctx, path, cache)
+	for _, path := range []string{ort.Path, qnn.Provider, qnn.Backend, found.system} {
+		sum, err := digest(ctx, path, cache)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, d)
+		list = append(list, sum)
 	}
-	t.key = strings.Join(list, " ")
-	c.toolchains[key] = t
-	return t, nil
+	found.key = strings.Join(list, " ")
+	c.toolchains[key] = found
+	return found, nil
 }
 
 // digest is that of a library's file. It is remembered for its path, size and time of change: these files are large.
@@ -815,30 +815,30 @@ func digest(ctx context.Context, path string, cache *cas.Cache) (string, error) 
 	if !strings.ContainsAny(path, `/\`) { // the system's loader found it; its version says what it is
 		return path, nil
 	}
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return fail(err)
 	}
-	defer f.Close()
-	st, err := f.Stat()
+	defer file.Close()
+	st, err := file.Stat()
 	if err != nil {
 		return fail(err)
 	}
 	key := cas.KeyOf("library", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
 	if cache != nil {
-		if d, _, ok, err := cache.Sum(key); err == nil && ok {
-			return d.String(), nil
+		if sum, _, ok, err := cache.Sum(key); err == nil && ok {
+			return sum.String(), nil
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
 		return fail(err)
 	}
 	var d cas.Digest
-	h.Sum(d[:0])
+	hash.Sum(d[:0])
 	if cache != nil {
 		if err := cache.Note(key, d, st.Size()); err != nil {
 			return "", err
