@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/profiler/record"
@@ -68,8 +69,10 @@ type fakeExecutable struct {
 func (fakeExecutable) Close() error { return nil }
 
 func (p *fakeProcessor) Capabilities() *driver.Capabilities {
-	return &driver.Capabilities{Prepacks: p.f.prepacks, Emulated: p.f.emulated, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, TileN: 32, TileK: 32,
-		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}
+	return &driver.Capabilities{Emulated: p.f.emulated, Set: capability.Set{
+		Tile: capability.Tile{K: 32, N: 32}, Kinds: op.Kinds, Schemes: op.Schemes, KV: []op.Type{op.F32}, StaticShapes: true, Prepacks: p.f.prepacks,
+		Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32},
+	}}
 }
 
 func (p *fakeProcessor) Attach() error {
@@ -212,8 +215,8 @@ func fakeSoC() *socs.SoC {
 	for i, cores := range [][]int{{0}, {1}, {0, 1}} {
 		name := string(rune('a' + i))
 		s.Processors = append(s.Processors, socs.Processor{Name: name, Kind: socs.KindCPU, Driver: "fake", Select: name, Cores: cores,
-			Tile: socs.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
-			Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}})
+			Set: capability.Set{Tile: socs.Tile{M: 1, K: 32, N: 32}, Schemes: op.Schemes, KV: []op.Type{op.F32},
+				Layouts: map[string]string{"w32": pack.N32, "q8c": pack.N32, "q4b32": pack.N32}}})
 	}
 	return s
 }

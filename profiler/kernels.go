@@ -382,7 +382,7 @@ func (c *comparison) enter(ctx context.Context, set string, one, many *lane) err
 		}
 		return nil
 	}
-	for _, scheme := range offered(one.caps) {
+	for _, scheme := range one.caps.Offered().Schemes {
 		for _, kn := range c.size.gemm {
 			for _, m := range c.size.rows {
 				if _, main := gemmMarks[scheme]; !main && (m != c.size.rows[len(c.size.rows)/2] || kn != c.size.gemm[len(c.size.gemm)/2]) {
@@ -482,7 +482,7 @@ func (c *comparison) together(ctx context.Context, set string, marked bool, one,
 			})
 		}
 	}
-	for _, scheme := range offered(many.caps) {
+	for _, scheme := range many.caps.Offered().Schemes {
 		if _, ok := gemvMarks[scheme]; !ok {
 			continue
 		}

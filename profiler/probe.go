@@ -180,23 +180,7 @@ func describe(ctx context.Context, d driver.Driver, cores []int, options map[str
 	}
 	out := socs.Processor{
 		Name: d.Name() + ":" + sel, Kind: socs.KindCPU, Driver: d.Name(), Select: sel, Options: options, Cores: slices.Clone(c.Cores),
-		Tile: socs.Tile{M: 1, K: c.TileK, N: c.TileN}, Schemes: offered(c), Layouts: map[string]string{}, KV: slices.Clone(c.KV),
-		StaticShapes: !c.DynamicRows, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Prepacks: c.Prepacks, Fuses: c.Fuses, Bakes: c.Bakes,
-		WeightBytes: socs.WeightsShared,
-	}
-	for scheme, forms := range c.Forms {
-		if out.Forms == nil {
-			out.Forms = map[op.Scheme][]op.Form{}
-		}
-		out.Forms[scheme] = slices.Clone(forms)
-	}
-	for _, scheme := range c.Schemes {
-		out.Layouts[scheme.Weight()] = c.Layouts[scheme.Weight()]
-	}
-	for _, k := range op.Kinds {
-		if !slices.Contains(c.Kinds, k) { // it executes only some
-			out.Kinds = slices.Clone(c.Kinds)
-		}
+		Set: c.Offered(), WeightBytes: socs.WeightsShared,
 	}
 	return out, bounds, nil
 }
@@ -343,9 +327,4 @@ func concurrentPairs(s *socs.SoC) (out [][2]string) {
 		}
 	}
 	return out
-}
-
-// offered are the schemes that plans may use a processor for.
-func offered(c *driver.Capabilities) []op.Scheme {
-	return slices.DeleteFunc(slices.Clone(c.Schemes), func(s op.Scheme) bool { return slices.Contains(c.Imitates, s) })
 }

@@ -2,7 +2,6 @@ package socs
 
 import (
 	"math"
-	"slices"
 
 	"github.com/hetc/hetc/planir/op"
 )
@@ -19,11 +18,6 @@ type SimForm struct {
 	// could stream through meanwhile (HeteroInfer sec. 3.2). The scheme's rates are then those of the weight-first
 	// order, and computing in the default order takes (M+FillRows)/M * N/(N+FillRows) times as long.
 	FillRows int `json:"fill_rows,omitempty" yaml:"fill_rows,omitempty"`
-}
-
-// HasForm reports whether matmuls of the scheme can be put to the processor in that form.
-func (p *Processor) HasForm(scheme op.Scheme, f op.Form) bool {
-	return f == "" || slices.Contains(p.Forms[scheme], f.Class())
 }
 
 // FormFactors is what the form of a matmul of m rows and n columns changes: its computing takes compute times, and then

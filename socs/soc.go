@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strconv"
 
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -99,23 +100,9 @@ type Processor struct {
 	CompileMS     float64            `json:"compile_ms,omitempty" yaml:"compile_ms,omitempty"`         // to build or open one graph on the device
 	PowerW        float64            `json:"power_w,omitempty" yaml:"power_w,omitempty"`               // while busy
 
-	Tile    Tile        `json:"tile" yaml:"tile"`
-	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty,flow"` // operators it executes; empty: every kind
-	Schemes []op.Scheme `json:"schemes" yaml:"schemes,flow"`                 // what its matmuls execute
-	// Forms are the classes of forms, besides the default, in which matmuls of a scheme can be put to it.
-	Forms   map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
-	Layouts map[string]string       `json:"layouts" yaml:"layouts"`                // weight scheme ("q8c") -> packed layout
-	KV      []op.Type               `json:"kv,omitempty" yaml:"kv,omitempty,flow"` // cache element types of its attention
+	capability.Set `yaml:",inline"`
 
-	StaticShapes  bool `json:"static_shapes,omitempty" yaml:"static_shapes,omitempty"`   // a graph exists for one M only
-	DynamicRows   bool `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`     // a call may use fewer rows than the graph's
-	StridedOutput bool `json:"strided_output,omitempty" yaml:"strided_output,omitempty"` // outputs may be column ranges of wider buffers
-	StridedInput  bool `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`   // inputs may be column ranges of wider buffers
-	WeightRanges  bool `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`   // a shard may be a tile range of one packed copy
-	Prepacks      bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`             // its library holds a copy of weights of its own
-	Fuses         bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`                   // a graph may be several operators, products too, and neighbours are made one
-	Bakes         bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`                   // its artifacts hold their weights
-	SingleQueue   bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"`     // parallel submissions do not run concurrently
+	SingleQueue bool `json:"single_queue,omitempty" yaml:"single_queue,omitempty"` // parallel submissions do not run concurrently
 
 	GraphBytes   int64  `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"`     // limit of one graph, 0: none
 	AddressBytes int64  `json:"address_bytes,omitempty" yaml:"address_bytes,omitempty"` // limit of all its graphs and buffers, 0: none
@@ -157,13 +144,8 @@ func (t *Target) Options() map[string]string {
 	return out
 }
 
-// Tile is the granularity of a processor in each dimension of a matmul: column shards are multiples of
-// N, splits of the reduction multiples of K, standard row counts multiples of M. 0 counts as 1.
-type Tile struct {
-	M int `json:"m,omitempty" yaml:"m,omitempty"`
-	K int `json:"k,omitempty" yaml:"k,omitempty"`
-	N int `json:"n,omitempty" yaml:"n,omitempty"`
-}
+// Tile is the granularity of a processor, and of a simulated latency.
+type Tile = capability.Tile
 
 // Sim holds the simulation's truth about a processor: a graph takes launch_us and the sum of its operators.
 type Sim struct {
@@ -327,19 +309,6 @@ func (s *SoC) LastCacheBytes() int64 {
 		}
 	}
 	return n
-}
-
-// Executes reports whether the processor's kinds include k.
-func (p *Processor) Executes(k op.Kind) bool {
-	if len(p.Kinds) == 0 {
-		return true
-	}
-	for _, have := range p.Kinds {
-		if have == k {
-			return true
-		}
-	}
-	return false
 }
 
 // Round rounds v up to a multiple of step; a step below 2 leaves it.

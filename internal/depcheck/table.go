@@ -45,10 +45,11 @@ var table = []room{
 	{path: "internal/depcheck"},
 
 	{path: "planir/op"},
+	{path: "planir/capability", may: []string{"planir/op"}},
 	{path: "planir", may: []string{"planir/op", "internal/canon"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
-	{path: "socs", may: []string{"planir/op", "internal/decode"}},
+	{path: "socs", may: []string{"planir/op", "planir/capability", "internal/decode"}},
 	{path: "socs/timeline"},
 	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
 	{path: "models/gguf", may: []string{"planir/op", "internal/mem"}},
@@ -63,9 +64,9 @@ var table = []room{
 	{path: "profiler/imported", may: []string{"profiler/record", "planir/op", "socs", "internal/decode"}},
 	{path: "roofline", may: []string{"planir/op", "profiler/record", "profiler/stat", "socs", "socs/timeline", "internal/decode"}, third: []string{gonum}},
 
-	{path: "runtime/driver", may: []string{"planir/op", "internal/mem", "internal/canon"}},                  // canon: graphs in artifacts have one spelling
-	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}}, // pack: its weights are packed ones
-	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                 // writes the kernels, linked by nothing
+	{path: "runtime/driver", may: []string{"planir/op", "planir/capability", "internal/mem", "internal/canon"}}, // canon: graphs in artifacts have one spelling
+	{path: "runtime/driver/drivertest", may: []string{"runtime/driver", "planir/pack", "internal/require"}},     // pack: its weights are packed ones
+	{path: "runtime/driver/host/kernel/gen", third: []string{"github.com/mmcloughlin/avo"}},                     // writes the kernels, linked by nothing
 	{path: "runtime/driver/host/kernel", may: []string{"planir/op", "planir/pack", "internal/mem"}, third: []string{sysUnix}},
 	{path: "runtime/driver/host", may: []string{"runtime/driver", "planir/pack", "runtime/driver/host/kernel", "internal/affinity"}, third: []string{sysUnix, "github.com/klauspost/cpuid/v2"}},
 	{path: "runtime/driver/ort", may: []string{"runtime/driver", "planir/pack", "internal/ortapi", "internal/affinity", "internal/onnx", "internal/cas"}, later: true}, // onnx: what an artifact computes is checked; cas: prepacked weights,

@@ -121,7 +121,11 @@ func (d *Description) processor(name string) socs.Processor {
 	if slices.Contains([]string{socs.KindCPU, socs.KindGPU, socs.KindNPU}, name) {
 		kind = name
 	}
-	return socs.Processor{Name: name, Kind: kind, Driver: socs.ImportedDriver, Select: name, Tile: d.Tile, LaunchUS: d.LaunchUS, BandwidthGBps: d.BandwidthGBps, Layouts: map[string]string{}}
+	p := socs.Processor{
+		Name: name, Kind: kind, Driver: socs.ImportedDriver, Select: name, LaunchUS: d.LaunchUS, BandwidthGBps: d.BandwidthGBps,
+	}
+	p.Tile, p.Layouts = d.Tile, map[string]string{}
+	return p
 }
 
 // extend adds to a processor what executing an operator shows about it.

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -67,14 +68,10 @@ type Device struct {
 	Cores       []int // CPU cores it occupies, nil for devices that have their own
 }
 
-// Capabilities is what a processor can do. Plans are checked against it before anything is loaded.
+// Capabilities is what a processor can do. Plans are checked against it before anything is loaded. Kinds lists every
+// operator that it executes, and Layouts also tables of plain values ("f32"), in which rows are looked up.
 type Capabilities struct {
-	Kinds   []op.Kind
-	Schemes []op.Scheme
-	Layouts map[string]string // weight scheme ("q8c") -> packed layout it reads (see planir/pack)
-	KV      []op.Type         // cache element types
-	// Forms are the classes of forms, besides the default, in which it computes matmuls of a scheme.
-	Forms map[op.Scheme][]op.Form
+	capability.Set
 	// Rerounds are the schemes of Schemes whose products round activations once more on the way, to 8 bits with a scale
 	// per block of the weight: at most half a step of their block's largest activation, and near to nothing in quality.
 	Rerounds []op.Scheme
@@ -82,29 +79,31 @@ type Capabilities struct {
 	// kernels of its own, and never worth planning for. Probing leaves them out.
 	Imitates []op.Scheme
 
-	TileN int // columns of one weight tile; shards are multiples
-	TileK int // granularity of a split along K
-
-	DynamicRows   bool // a call may use fewer rows than the graph's
-	StridedOutput bool // outputs may be column ranges of wider buffers
-	StridedInput  bool // inputs may be column ranges of wider buffers
-	WeightRanges  bool // a shard may be a tile range of one shared packed copy
-	Fuses         bool // graphs of several operators, products among them, are worth making: what is between them stays inside
-	Prepacks      bool // loading copies weights into a layout of the library's own
-	Bakes         bool // artifacts hold their weights (see Baker): Load gets none
-	Virtual       bool // times are simulated, not measured
-	Emulated      bool // results are a device's that a program here imitates: times are real, and none of the device's
+	Virtual  bool // times are simulated, not measured
+	Emulated bool // results are a device's that a program here imitates: times are real, and none of the device's
 
 	Cores []int // CPU cores it occupies while running
 }
 
+// Offered is what plans may use the processor for, as SoC files state it: no schemes that it imitates, no layouts but
+// those of its schemes, and no list of kinds where it executes all.
+func (c *Capabilities) Offered() capability.Set {
+	out := c.Set.Clone()
+	out.Tile.M = max(1, out.Tile.M)
+	out.Schemes = slices.DeleteFunc(out.Schemes, func(s op.Scheme) bool { return slices.Contains(c.Imitates, s) })
+	out.Layouts = map[string]string{}
+	for _, s := range c.Schemes {
+		out.Layouts[s.Weight()] = c.Layouts[s.Weight()]
+	}
+	if !slices.ContainsFunc(op.Kinds, func(k op.Kind) bool { return !slices.Contains(c.Kinds, k) }) {
+		out.Kinds = nil
+	}
+	return out
+}
+
 // Supports reports whether the processor executes o, with the reason if not.
 func (c *Capabilities) Supports(o op.Op) error {
-	ok := false
-	for _, k := range c.Kinds {
-		ok = ok || k == o.Kind
-	}
-	if !ok {
+	if !slices.Contains(c.Kinds, o.Kind) {
 		return fmt.Errorf("operator %q is not supported", o.Kind)
 	}
 	if o.HasScheme() {
@@ -114,7 +113,7 @@ func (c *Capabilities) Supports(o op.Op) error {
 		if !slices.Contains(c.Schemes, o.Scheme) {
 			return fmt.Errorf("scheme %q is not supported", o.Scheme)
 		}
-		if o.Form != "" && !slices.Contains(c.Forms[o.Scheme], o.Form.Class()) {
+		if !c.HasForm(o.Scheme, o.Form) {
 			return fmt.Errorf("form %q of scheme %q is not supported", o.Form, o.Scheme)
 		}
 		return nil
@@ -123,10 +122,8 @@ func (c *Capabilities) Supports(o op.Op) error {
 		return fmt.Errorf("weights %q are not read in layout %q, in which rows are looked up", w, op.TilesLayout)
 	}
 	if o.Kind == op.KVAppend || o.Kind == op.Attention {
-		for _, t := range c.KV {
-			if t == o.KV {
-				return nil
-			}
+		if slices.Contains(c.KV, o.KV) {
+			return nil
 		}
 		return fmt.Errorf("cache type %q is not supported", o.KV)
 	}

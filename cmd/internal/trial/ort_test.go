@@ -51,7 +51,7 @@ func withORT(t *testing.T) *mixedMachine {
 			c := p.Capabilities()
 			proc := planir.Proc{
 				Name: d.Name() + string("ab"[found]), Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, Kinds: c.Kinds,
-				TileN: c.TileN, TileK: c.TileK, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
+				TileN: c.Tile.N, TileK: c.Tile.K, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
 				Prepacks: c.Prepacks, Fuses: c.Fuses,
 			}
 			for scheme, layout := range c.Layouts {

@@ -66,7 +66,7 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 	defer p.Close()
 	c := p.Capabilities()
 	proc := planir.Proc{
-		Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.TileN, TileK: c.TileK,
+		Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.Tile.N, TileK: c.Tile.K,
 		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Fuses: c.Fuses,
 	}
 	for scheme, layout := range c.Layouts {

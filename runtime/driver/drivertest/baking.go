@@ -284,6 +284,7 @@ func (d *bakingDriver) Open(ctx context.Context, c driver.Config) (driver.Proces
 		return nil, err
 	}
 	caps := *p.Capabilities()
+	caps.Set = caps.Set.Clone()
 	caps.Bakes, caps.WeightRanges, caps.DynamicRows, caps.StridedInput, caps.StridedOutput = true, false, false, false, false
 	return &bakingProcessor{p, &caps, d}, nil
 }

@@ -147,8 +147,11 @@ func testCapabilities(t *testing.T, f *Factory) {
 			t.Errorf("scheme %q is said to be imitated, and is not supported", s)
 		}
 	}
-	if len(c.Kinds) == 0 || c.TileN < 1 || c.TileK < 1 {
-		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.TileN, c.TileK)
+	if len(c.Kinds) == 0 || c.Tile.N < 1 || c.Tile.K < 1 {
+		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.Tile.N, c.Tile.K)
+	}
+	if c.StaticShapes && c.DynamicRows {
+		t.Error("static shapes and dynamic rows exclude each other")
 	}
 	if slices.Contains(c.Kinds, op.MatMul) != (len(c.Schemes) > 0) {
 		t.Errorf("got kinds %v with schemes %v", c.Kinds, c.Schemes)
@@ -329,7 +332,7 @@ func (s *session) variants(tr *trial, m, maxContext int, seed uint64) {
 	calls := []call{{place{}, scalars(0, m)}}
 	end := scalars(maxContext-m, m)
 	if s.caps.StridedInput && s.caps.StridedOutput {
-		calls = append(calls, call{place{gap: s.caps.TileN, below: 2}, scalars(21, m)}, call{place{gap: 3}, end})
+		calls = append(calls, call{place{gap: s.caps.Tile.N, below: 2}, scalars(21, m)}, call{place{gap: 3}, end})
 	} else {
 		calls = append(calls, call{place{}, end})
 	}
@@ -608,7 +611,7 @@ func testWeightRanges(t *testing.T, f *Factory) {
 	if !s.caps.WeightRanges {
 		t.Skip("the processor needs its own copy of a shard's weight")
 	}
-	n0 := s.caps.TileN
+	n0 := s.caps.Tile.N
 	whole := 3*n0 + 5
 	for _, scheme := range s.caps.Schemes {
 		for _, o := range []op.Op{

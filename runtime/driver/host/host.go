@@ -11,10 +11,13 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -99,21 +102,21 @@ var layouts = map[string]string{
 
 func capabilities(cores []int) *driver.Capabilities {
 	c := &driver.Capabilities{
-		Kinds:   append([]op.Kind(nil), op.Kinds...),
-		Schemes: append([]op.Scheme(nil), op.Schemes...),
-		Layouts: map[string]string{},
-		KV:      []op.Type{op.F32, op.F16},
-		TileN:   pack.TileN, TileK: pack.BlockK,
-		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
-		Cores: append([]int(nil), cores...),
+		Set: capability.Set{
+			Tile:    capability.Tile{K: pack.BlockK, N: pack.TileN},
+			Kinds:   slices.Clone(op.Kinds),
+			Schemes: slices.Clone(op.Schemes),
+			Layouts: maps.Clone(layouts),
+			KV:      []op.Type{op.F32, op.F16},
+
+			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		},
+		Cores: slices.Clone(cores),
 	}
 	for _, s := range op.Schemes {
 		if s.Grid() || s.Half() {
 			c.Imitates = append(c.Imitates, s)
 		}
-	}
-	for scheme, layout := range layouts {
-		c.Layouts[scheme] = layout
 	}
 	return c
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -189,20 +191,19 @@ func layout(scheme string) string { return layouts[scheme] }
 const tileN = 32
 
 func capabilities(cores []int) *driver.Capabilities {
-	c := &driver.Capabilities{
-		Kinds: []op.Kind{
-			op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
+	return &driver.Capabilities{
+		Set: capability.Set{
+			Tile: capability.Tile{K: 128, N: tileN},
+			Kinds: []op.Kind{
+				op.Embed, op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op.Activate, op.Gate, op.Softcap, op.Clip, op.Add, op.Copy,
+			},
+			Schemes: []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8TQ4B32, op.A8TQ4B128},
+			Forms:   map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
+			Layouts: maps.Clone(layouts),
+
+			StaticShapes: true, Prepacks: true, Fuses: true,
 		},
-		Schemes:  []op.Scheme{op.A32W32, op.A8TQ8C, op.A8SQ8C, op.A8S2Q8C, op.A8S4Q8C, op.A8TQ4B32, op.A8TQ4B128},
-		Forms:    map[op.Scheme][]op.Form{op.A32W32: {op.Swapped, op.Conv}},
 		Rerounds: []op.Scheme{op.A8TQ4B32, op.A8TQ4B128},
-		Layouts:  map[string]string{},
-		TileN:    tileN, TileK: 128,
-		Prepacks: true, Fuses: true,
-		Cores: slices.Clone(cores),
+		Cores:    slices.Clone(cores),
 	}
-	for scheme, l := range layouts {
-		c.Layouts[scheme] = l
-	}
-	return c
 }

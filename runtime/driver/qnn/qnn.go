@@ -25,6 +25,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/ortapi"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/runtime/driver"
 )
@@ -223,8 +224,12 @@ var schemes = []op.Scheme{op.A16SQ8C, op.A16SQ4C, op.A16FW16, op.A16FQ4B32, op.A
 
 func capabilities(emulated bool) *driver.Capabilities {
 	c := &driver.Capabilities{
-		Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
-		TileN: tileN, TileK: tileK, Fuses: true, Bakes: true, Emulated: emulated,
+		Set: capability.Set{
+			Tile:  capability.Tile{K: tileK, N: tileN},
+			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
+			StaticShapes: true, Fuses: true, Bakes: true,
+		},
+		Emulated: emulated,
 	}
 	for _, s := range schemes {
 		c.Layouts[s.Weight()] = op.OnnxLayout

@@ -5,6 +5,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,28 +116,14 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 
 // capabilities is what the SoC says, as far as packed layouts allow.
 func capabilities(p *socs.Processor) *driver.Capabilities {
-	c := &driver.Capabilities{
-		Kinds:   slices.Clone(p.Kinds),
-		Schemes: slices.Clone(p.Schemes),
-		Layouts: map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout},
-		KV:      slices.Clone(p.KV),
-		TileN:   socs.Round(max(p.Tile.N, 1), pack.TileN), TileK: socs.Round(max(p.Tile.K, 1), pack.BlockK),
-		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges, Fuses: p.Fuses,
-		Virtual: true,
-		Cores:   slices.Clone(p.Cores),
-	}
+	c := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
+	c.Prepacks, c.Bakes = false, false
+	c.Tile.N, c.Tile.K = socs.Round(max(p.Tile.N, 1), pack.TileN), socs.Round(max(p.Tile.K, 1), pack.BlockK)
 	if len(c.Kinds) == 0 {
 		c.Kinds = slices.Clone(op.Kinds)
 	}
-	for scheme, layout := range p.Layouts {
-		c.Layouts[scheme] = layout
-	}
-	for scheme, forms := range p.Forms {
-		if c.Forms == nil {
-			c.Forms = map[op.Scheme][]op.Form{}
-		}
-		c.Forms[scheme] = slices.Clone(forms)
-	}
+	c.Layouts = map[string]string{string(op.F32): op.RowsLayout, string(op.F16): op.RowsLayout, string(op.BF16): op.RowsLayout}
+	maps.Copy(c.Layouts, p.Layouts)
 	return c
 }
 
