@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models/gguf"
 	"github.com/hetc/hetc/planir/op"
@@ -175,9 +176,7 @@ func (d *drawn) Read(dst []float32, row0, row1, col0, col1 int) error {
 	buf := make([]byte, 2*(col1-col0))
 	for row := row0; row < row1; row++ {
 		d.fill(buf, int64(row)*int64(cols)+int64(col0), d.seed, d.tables, d.channels)
-		for i := range col1 - col0 {
-			dst[i] = fromBF16(buf[2*i:])
-		}
+		number.Decode(dst[:col1-col0], buf, op.BF16)
 		dst = dst[col1-col0:]
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -302,7 +303,7 @@ func (t *synthTensor) fill(buf []byte, from int64, seed uint64, tables *quantile
 				value = outlierGains[channel]
 			}
 			value -= float64(t.plus)
-			binary.LittleEndian.PutUint16(buf[2*i:], toBF16(value))
+			binary.LittleEndian.PutUint16(buf[2*i:], number.FloatToBrain(float32(value)))
 		}
 		return
 	}
@@ -369,17 +370,11 @@ func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
 	if out == nil {
 		out = new([1 << 16]uint16)
 		for i, value := range q.values {
-			out[i] = toBF16(value * scale)
+			out[i] = number.FloatToBrain(float32(value * scale))
 		}
 		q.byScale[scale] = out
 	}
 	return out
-}
-
-// toBF16 rounds a finite value to nearest, ties to even.
-func toBF16(v float64) uint16 {
-	bits := math.Float32bits(float32(v))
-	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
 func writeJSON(path string, v any) error {
@@ -396,8 +391,4 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	return file.Sync()
-}
-
-func fromBF16(b []byte) float32 {
-	return math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -108,7 +109,7 @@ func fillValues(b []byte, t op.Type, ids int, rng *rand.Rand) {
 		case op.F32:
 			put32(at, floatBits(x))
 		case op.F16:
-			put16(at, pack.FloatToHalf(x))
+			put16(at, number.FloatToHalf(x))
 		case op.BF16:
 			put16(at, uint16(floatBits(x)>>16))
 		case op.I32:

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -111,7 +112,7 @@ func TestFillIsValid(t *testing.T) {
 		case op.F16:
 			xs, _ := mem.View[uint16](b)
 			for _, x := range xs {
-				if f := pack.HalfToFloat(x); !(f >= -1 && f <= 1) {
+				if f := number.HalfToFloat(x); !(f >= -1 && f <= 1) {
 					t.Fatalf("f16 %g", f)
 				}
 			}

@@ -46,15 +46,16 @@ var table = []room{
 
 	{path: "planir/op"},
 	{path: "planir/capability", may: []string{"planir/op"}},
+	{path: "internal/number", may: []string{"planir/op"}},
 	{path: "planir", may: []string{"planir/op", "internal/canon"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "planir/capability", "internal/decode"}},
 	{path: "socs/timeline"},
-	{path: "models/safetensors", may: []string{"planir/op", "internal/mem"}}, // the file format alone, so that hetrun can write logits without linking models
-	{path: "models/gguf", may: []string{"planir/op", "internal/mem"}},
+	{path: "models/safetensors", may: []string{"planir/op", "internal/mem", "internal/number"}}, // the file format alone, so that hetrun can write logits without linking models
+	{path: "models/gguf", may: []string{"planir/op", "internal/mem", "internal/number"}},
 	{path: "models", may: []string{"models/safetensors", "models/gguf", "planir/op", "internal/decode", "internal/mem"}},
-	{path: "planir/pack", may: []string{"planir/op", "internal/mem"}},
+	{path: "planir/pack", may: []string{"planir/op", "internal/mem", "internal/number"}},
 	{path: "planir/lower", may: []string{"planir", "planir/op", "socs", "models", "planir/pack"}},                 // pack: the sizes of packs
 	{path: "planir/check", may: []string{"planir", "planir/op", "socs", "models", "planir/lower", "planir/pack"}}, // lower, pack: it lowers the decisions again and compares program and sizes
 	{path: "planir/bundle", may: []string{"planir", "internal/mem", "internal/shalanes"}},

@@ -2,24 +2,15 @@ package gguf
 
 import (
 	"encoding/binary"
-	"math"
+
+	"github.com/hetc/hetc/internal/number"
 )
 
 // The block formats of ggml. Products are rounded to float32 before they are added to anything
 // (float32(a*b) + c), so that every machine gives the reference's bits.
 
 // half reads an IEEE 754 half; exact.
-func half(b []byte) float32 {
-	bits := binary.LittleEndian.Uint16(b)
-	sign, exp, frac := uint32(bits>>15)<<31, uint32(bits>>10)&31, uint32(bits)&1023
-	switch exp {
-	case 0: // zero and subnormals: frac * 2^-24
-		return math.Float32frombits(math.Float32bits(float32(frac)*(1.0/(1<<24))) | sign)
-	case 31:
-		return math.Float32frombits(sign | 0xff<<23 | frac<<13)
-	}
-	return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
-}
+func half(b []byte) float32 { return number.HalfToFloat(binary.LittleEndian.Uint16(b)) }
 
 // decodeQ4_0: half scale, then 32 unsigned nibbles around 8; the low ones are values 0..15.
 func decodeQ4_0(dst []float32, b []byte) {

@@ -85,9 +85,9 @@ func (c *exportConfig) fail(key, format string, args ...any) {
 
 func (c *exportConfig) put(key string, v any) { c.out = append(c.out, KV{c.arch + "." + key, v}) }
 
-func (c *exportConfig) number(key string) (float64, bool) { return number(c.keys[key]) }
+func (c *exportConfig) number(key string) (float64, bool) { return toFloat(c.keys[key]) }
 
-func number(v any) (float64, bool) {
+func toFloat(v any) (float64, bool) {
 	switch v := v.(type) {
 	case int:
 		return float64(v), true
@@ -331,7 +331,7 @@ func (c *exportConfig) ends() {
 		}
 		var out []uint32
 		for _, element := range list {
-			id, ok := number(element)
+			id, ok := toFloat(element)
 			if !ok || id != math.Trunc(id) || id < 0 || id >= float64(c.vocab) {
 				c.fail(key, "got %s, want token ids below vocab_size %d", brief(c.keys[key]), c.vocab)
 				return nil

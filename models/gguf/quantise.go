@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -24,8 +25,7 @@ func encode(dst []byte, row []float32, elementType op.Type) ([]byte, error) {
 		}
 	case op.BF16:
 		for _, value := range row {
-			bits := math.Float32bits(value)
-			image := uint16((bits + 0x7fff + bits>>16&1) >> 16)
+			image := number.FloatToBrain(value)
 			if image&0x7fff == 0x7f80 {
 				return nil, fmt.Errorf("%v overflows type %s", value, elementType)
 			}
@@ -107,15 +107,6 @@ func appendQ4_0(dst []byte, block []float32) ([]byte, bool) {
 
 // toHalf rounds a finite value to an IEEE 754 half, to nearest, ties to even; false when it overflows.
 func toHalf(v float32) (uint16, bool) {
-	bits := math.Float32bits(v)
-	sign := uint16(bits >> 16 & 0x8000)
-	bits &= 0x7fffffff
-	switch {
-	case bits >= 0x477ff000: // from 65520 on the nearest half is infinity
-		return sign | 0x7c00, false
-	case bits < 0x38800000: // below 2^-14: a multiple of 2^-24
-		return sign | uint16(math.RoundToEven(float64(math.Float32frombits(bits))*(1<<24))), true
-	}
-	bits += 0xfff + bits>>13&1
-	return sign | uint16((bits-0x38000000)>>13), true
+	half := number.FloatToHalf(v)
+	return half, half&0x7c00 != 0x7c00
 }

@@ -208,7 +208,7 @@ func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 	}
 	fail := func(format string, args ...any) { c.fail(where, format, args...) }
 	num := func(key string, def, lo, hi float64) float64 {
-		value, ok := number(params[key])
+		value, ok := toFloat(params[key])
 		if params[key] == nil && def >= 0 {
 			return def
 		}
@@ -276,7 +276,7 @@ func (c *exportConfig) rope(arch *architecture, headDim, context int) {
 			values, _ := params[key].([]any)
 			out := make([]float32, len(values))
 			for i, element := range values {
-				factor, ok := number(element)
+				factor, ok := toFloat(element)
 				if !ok || !(factor > 0 && factor <= math.MaxFloat32) {
 					fail("%s: element %d is %s, want a positive number", key, i, brief(element))
 					return nil

@@ -2,14 +2,13 @@ package gguf
 
 import (
 	"cmp"
-	"encoding/binary"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -28,7 +27,8 @@ const (
 // maxBlock is the largest number of values of a block.
 const maxBlock = 256
 
-// layout is how a type stores values: blocks of bytes, and how one block becomes float32.
+// layout is how a type stores values: blocks of bytes, and how one block becomes float32. Types with blocks of one value
+// need no decode: they are those of package number.
 type layout struct {
 	id     uint32 // in the tensor table
 	block  int    // values
@@ -37,19 +37,17 @@ type layout struct {
 }
 
 var layouts = map[op.Type]layout{
-	op.F32: {0, 1, 4, func(dst []float32, b []byte) { dst[0] = math.Float32frombits(binary.LittleEndian.Uint32(b)) }},
-	op.F16: {1, 1, 2, func(dst []float32, b []byte) { dst[0] = half(b) }},
-	op.BF16: {30, 1, 2, func(dst []float32, b []byte) {
-		dst[0] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16)
-	}},
-	q4_0: {2, 32, 18, decodeQ4_0},
-	q4_1: {3, 32, 20, decodeQ4_1},
-	q5_0: {6, 32, 22, decodeQ5_0},
-	q5_1: {7, 32, 24, decodeQ5_1},
-	q8_0: {8, 32, 34, decodeQ8_0},
-	q4K:  {12, 256, 144, decodeQ4K},
-	q5K:  {13, 256, 176, decodeQ5K},
-	q6K:  {14, 256, 210, decodeQ6K},
+	op.F32:  {0, 1, 4, nil},
+	op.F16:  {1, 1, 2, nil},
+	op.BF16: {30, 1, 2, nil},
+	q4_0:    {2, 32, 18, decodeQ4_0},
+	q4_1:    {3, 32, 20, decodeQ4_1},
+	q5_0:    {6, 32, 22, decodeQ5_0},
+	q5_1:    {7, 32, 24, decodeQ5_1},
+	q8_0:    {8, 32, 34, decodeQ8_0},
+	q4K:     {12, 256, 144, decodeQ4K},
+	q5K:     {13, 256, 176, decodeQ5K},
+	q6K:     {14, 256, 210, decodeQ6K},
 }
 
 // ggmlTypes names every type number, so that an unsupported one is refused by its name.
@@ -135,7 +133,7 @@ func (t *Tensor) row(dst []float32, r, col int) {
 	stride := t.Cols() / layout.block * layout.bytes
 	src := t.Data[r*stride : (r+1)*stride]
 	if layout.block == 1 {
-		decodePlain(dst, src[col*layout.bytes:], t.Type)
+		number.Decode(dst, src[col*layout.bytes:], t.Type)
 		return
 	}
 	src = src[col/layout.block*layout.bytes:]
@@ -156,23 +154,5 @@ func (t *Tensor) row(dst []float32, r, col int) {
 		var tmp [maxBlock]float32
 		layout.decode(tmp[:layout.block], src[:layout.bytes])
 		copy(dst, tmp[:])
-	}
-}
-
-// decodePlain converts values that are not quantised; exact.
-func decodePlain(dst []float32, src []byte, t op.Type) {
-	switch t {
-	case op.F32:
-		for i := range dst {
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-		}
-	case op.F16:
-		for i := range dst {
-			dst[i] = half(src[2*i:])
-		}
-	case op.BF16:
-		for i := range dst {
-			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
-		}
 	}
 }

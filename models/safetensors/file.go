@@ -8,13 +8,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"sort"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -53,35 +53,8 @@ func (t *Tensor) Floats(dst []float32, from int) error {
 	if from < 0 || len(dst) > len(t.Data)/size || from > len(t.Data)/size-len(dst) {
 		return diag.New(diag.ClassInput, "read tensor %q: elements [%d, %d+%d), want within its %d", t.Name, from, from, len(dst), len(t.Data)/size)
 	}
-	src := t.Data[from*size : (from+len(dst))*size]
-	switch t.Type {
-	case op.F32:
-		for i := range dst {
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-		}
-	case op.BF16:
-		for i := range dst {
-			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
-		}
-	case op.F16:
-		for i := range dst {
-			dst[i] = halfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
-		}
-	}
+	number.Decode(dst, t.Data[from*size:], t.Type)
 	return nil
-}
-
-// halfToFloat converts an IEEE 754 half; exact.
-func halfToFloat(h uint16) float32 {
-	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
-	switch exp {
-	case 0: // zero and subnormals: frac * 2^-24
-		size := float32(frac) * (1.0 / (1 << 24))
-		return math.Float32frombits(math.Float32bits(size) | sign)
-	case 31:
-		return math.Float32frombits(sign | 0xff<<23 | frac<<13)
-	}
-	return math.Float32frombits(sign | (exp+112)<<23 | frac<<13)
 }
 
 // File is an open safetensors file, mapped into memory.

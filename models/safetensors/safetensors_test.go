@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -226,7 +227,7 @@ func TestFloatsAreExact(t *testing.T) {
 			t.Errorf("half %d: got %v, want %v", i, got[i], want[i])
 		}
 	}
-	if v := halfToFloat(0x7e00); !math.IsNaN(float64(v)) {
+	if v := number.HalfToFloat(0x7e00); !math.IsNaN(float64(v)) {
 		t.Errorf("half NaN: got %v", v)
 	}
 	x.Type = op.BF16

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -101,7 +102,7 @@ func (p *onnxPacker) q4(block, k, n, t, k0, k1 int) {
 				o := i>>1<<6 + c%16*4 + i&1*2
 				to[i] = from[o]>>shift&15 | from[o+1]>>shift<<4
 			}
-			scale := HalfToFloat(binary.LittleEndian.Uint16(from[16*block+2*c:]))
+			scale := number.HalfToFloat(binary.LittleEndian.Uint16(from[16*block+2*c:]))
 			binary.LittleEndian.PutUint32(p.scales[4*at:], math.Float32bits(scale))
 		}
 	}
@@ -143,12 +144,12 @@ func unpackOnnx(dst []float32, spec op.WeightSpec, packed []byte) error {
 		return err
 	}
 	scale := make([]float32, scales)
-	decode(scale, packed[at:], op.F32)
+	number.Decode(scale, packed[at:], op.F32)
 	switch spec.Scheme {
 	case "w32":
-		decode(dst, packed, op.F32)
+		number.Decode(dst, packed, op.F32)
 	case "w16":
-		decode(dst, packed, op.F16)
+		number.Decode(dst, packed, op.F16)
 	case "q4c":
 		for i := range dst {
 			code := packed[i/2] >> (4 * (i & 1)) & 15

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -114,7 +115,7 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 			spec := op.WeightSpec{Name: "w", K: k - front, N: n, Scheme: scheme, Layout: layout}
 			b := bytes.Repeat([]byte{0x5a}, int(must(Bytes(spec)))) // every byte is written
 			err := PackFor(b, spec, must(Floats(w, k, n)), imp)
-			if scheme == "w16" && layout == Onnx && slices.ContainsFunc(got[0], func(v float32) bool { return math.IsInf(float64(HalfToFloat(FloatToHalf(v))), 0) }) {
+			if scheme == "w16" && layout == Onnx && slices.ContainsFunc(got[0], func(v float32) bool { return math.IsInf(float64(number.HalfToFloat(number.FloatToHalf(v))), 0) }) {
 				if err == nil {
 					t.Fatal("values beyond f16 are packed")
 				}
@@ -139,7 +140,7 @@ func TestOnnxStoresTheSameValues(t *testing.T) {
 		}
 		if scheme == "w16" {
 			for i, v := range got[0] {
-				got[0][i] = HalfToFloat(FloatToHalf(v))
+				got[0][i] = number.HalfToFloat(number.FloatToHalf(v))
 			}
 		}
 		for i := range got[0] {

@@ -45,6 +45,7 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -251,7 +252,7 @@ func Unpack(dst []float32, spec op.WeightSpec, packed []byte) error {
 		return diag.New(diag.ClassInput, "unpack weight %q: destination has %d values, want %d", spec.Name, len(dst), int64(spec.K)*int64(spec.N))
 	}
 	if spec.Layout == op.RowsLayout {
-		decode(dst, packed, op.Type(spec.Scheme))
+		number.Decode(dst, packed, op.Type(spec.Scheme))
 		return nil
 	}
 	if spec.Layout == Onnx {
@@ -537,6 +538,10 @@ func roundEven(x float32) int32 {
 	return int32(math.Float32bits(x+12582912)) - 0x4B400000
 }
 
+func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
+
+func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
+
 func quant8(x, scale float32) int32 { return max(-127, min(127, roundEven(x/scale))) }
 
 // q4Block is the number of rows that share a scale, q4Bytes the size of their block of a tile.
@@ -559,7 +564,7 @@ func (p *tilePacker) packW16(dst []byte, cols *[TileN][]float32, t, k0 int) erro
 		for k := range len(dst) / (2 * TileN) {
 			var h uint16
 			if col != nil {
-				if h = floatToBrain(col[k]); h&0x7f80 == 0x7f80 {
+				if h = number.FloatToBrain(col[k]); h&0x7f80 == 0x7f80 {
 					return p.refuse(col[k], k0+k, t*TileN+c, "is too large for bf16")
 				}
 			}
@@ -605,7 +610,7 @@ func (p *tilePacker) packQ4(dst []byte, cols *[TileN][]float32, block, k, t, k0 
 					at := largest(want)
 					return p.refuse(want[at], k0+b*block+at, t*TileN+c, "is too large for a 16-bit block scale")
 				}
-				d := HalfToFloat(h)
+				d := number.HalfToFloat(h)
 				switch {
 				case p.feed != nil:
 					p.feed.codes(q, part, want, k0+b*block, c, d)
@@ -715,11 +720,11 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 	switch spec.Scheme {
 	case "w32":
 		for k := range spec.K {
-			decode(at(k), tile[k*4*TileN:], op.F32)
+			number.Decode(at(k), tile[k*4*TileN:], op.F32)
 		}
 	case "q8c":
 		var scale [TileN]float32
-		decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
+		number.Decode(scale[:], tile[len(tile)-8*TileN:], op.F32)
 		for k := range spec.K {
 			row := at(k)
 			for c := range row {
@@ -728,7 +733,7 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 		}
 	case "q4c":
 		var scale [TileN]float32
-		decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
+		number.Decode(scale[:], tile[len(tile)-4*TileN:], op.F32)
 		for k := range spec.K {
 			row := at(k)
 			for c := range row {
@@ -751,7 +756,7 @@ func unpackTile(dst []float32, spec op.WeightSpec, tile []byte, n0 int) {
 		for k := range spec.K {
 			block := tile[k/size*q4Bytes(size):]
 			if k%size == 0 {
-				decode(scale[:], block[16*size:], op.F16)
+				number.Decode(scale[:], block[16*size:], op.F16)
 			}
 			i := k % size
 			row := at(k)
@@ -786,19 +791,19 @@ func packRows(dst []byte, spec op.WeightSpec, t op.Type, src Source) error {
 							return refuse(v, k, n, "is not finite")
 						}
 						if spec.Scheme == "w16" { // as N32 holds it
-							v = math.Float32frombits(uint32(floatToBrain(v)) << 16)
+							v = math.Float32frombits(uint32(number.FloatToBrain(v)) << 16)
 						}
 						switch t {
 						case op.F32:
 							binary.LittleEndian.PutUint32(row[(n-n0)*4:], math.Float32bits(v))
 						case op.BF16:
-							h := floatToBrain(v)
+							h := number.FloatToBrain(v)
 							if h&0x7f80 == 0x7f80 {
 								return refuse(v, k, n, "is too large for bf16")
 							}
 							binary.LittleEndian.PutUint16(row[(n-n0)*2:], h)
 						case op.F16:
-							h := FloatToHalf(v)
+							h := number.FloatToHalf(v)
 							if h&0x7c00 == 0x7c00 {
 								return refuse(v, k, n, "is too large for f16")
 							}

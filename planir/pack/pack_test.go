@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -434,17 +435,17 @@ func TestSourcesAgree(t *testing.T) {
 				case op.F32:
 					binary.LittleEndian.PutUint32(e[:], math.Float32bits(w[i*n+j]))
 				case op.F16:
-					h := FloatToHalf(w[i*n+j])
+					h := number.FloatToHalf(w[i*n+j])
 					if h&0x7c00 == 0x7c00 {
 						h = 0x3c00
 					}
 					binary.LittleEndian.PutUint16(e[:], h)
 				case op.BF16:
-					binary.LittleEndian.PutUint16(e[:], floatToBrain(w[i*n+j]))
+					binary.LittleEndian.PutUint16(e[:], number.FloatToBrain(w[i*n+j]))
 				}
 				copy(plain[(i*n+j)*size:], e[:size])
 				copy(trans[(j*k+i)*size:], e[:size])
-				decode(w[i*n+j:i*n+j+1], e[:], typ)
+				number.Decode(w[i*n+j:i*n+j+1], e[:], typ)
 			}
 		}
 		spec := op.WeightSpec{Name: "w", K: k, N: n, Scheme: scheme, Layout: N32}
@@ -511,7 +512,7 @@ func TestInterleave(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make([]float32, len(want))
-		decode(got, b, op.F32)
+		number.Decode(got, b, op.F32)
 		for i := range want {
 			if got[i] != want[i] {
 				t.Fatalf("value %d: got %v, want %v", i, got[i], want[i])
@@ -745,9 +746,9 @@ func TestErrors(t *testing.T) {
 func TestHalf(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)
-		f := HalfToFloat(h)
+		f := number.HalfToFloat(h)
 		if h&0x7c00 == 0x7c00 && h&0x3ff != 0 {
-			if f == f || FloatToHalf(f)&0x7c00 != 0x7c00 {
+			if f == f || number.FloatToHalf(f)&0x7c00 != 0x7c00 {
 				t.Fatalf("NaN %#x became %v", h, f)
 			}
 			continue
@@ -764,13 +765,13 @@ func TestHalf(t *testing.T) {
 		if float64(f) != want || math.Signbit(float64(f)) != (h>>15 == 1) {
 			t.Fatalf("half %#x: got %v, want %v", h, f, want)
 		}
-		if back := FloatToHalf(f); back != h {
+		if back := number.FloatToHalf(f); back != h {
 			t.Fatalf("half %#x became %#x", h, back)
 		}
 		if h&0x7fff < 0x7c00 { // the next half up in magnitude, or where it would be
 			next := 65536.0
 			if h&0x7fff < 0x7bff {
-				next = math.Abs(float64(HalfToFloat(h + 1)))
+				next = math.Abs(float64(number.HalfToFloat(h + 1)))
 			}
 			mid := (math.Abs(want) + next) / 2
 			even := h + h&1
@@ -781,13 +782,13 @@ func TestHalf(t *testing.T) {
 				v    float32
 				want uint16
 			}{{below, h}, {float32(mid), even}, {above, h + 1}} {
-				if got := FloatToHalf(c.v * float32(sign)); got != c.want {
+				if got := number.FloatToHalf(c.v * float32(sign)); got != c.want {
 					t.Fatalf("%v: got half %#x, want %#x", c.v, got, c.want)
 				}
 			}
 		}
 	}
-	if FloatToHalf(math.MaxFloat32) != 0x7c00 || FloatToHalf(float32(math.Inf(-1))) != 0xfc00 {
+	if number.FloatToHalf(math.MaxFloat32) != 0x7c00 || number.FloatToHalf(float32(math.Inf(-1))) != 0xfc00 {
 		t.Error("overflow is not infinite")
 	}
 }
@@ -834,7 +835,7 @@ func BenchmarkPack(b *testing.B) {
 	const k, n = 2048, 2048
 	raw := make([]byte, 2*k*n)
 	for i := range k * n {
-		binary.LittleEndian.PutUint16(raw[2*i:], floatToBrain(float32(math.Sin(float64(i)))))
+		binary.LittleEndian.PutUint16(raw[2*i:], number.FloatToBrain(float32(math.Sin(float64(i)))))
 	}
 	src := must(Matrix(raw, op.BF16, k, n, true))
 	for _, scheme := range schemes {

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 )
 
 // Importance says which errors of a weight [K,N] matter, from what enters it: activations x whose second
@@ -156,7 +157,7 @@ func largest(x []float32) int {
 // scale means that this one is too large for a float16, 0 that all values are too small for one.
 func (s *blockSearch) scale(x, w []float32) uint16 {
 	at := largest(x)
-	h := FloatToHalf(x[at] / -8)
+	h := number.FloatToHalf(x[at] / -8)
 	if h&0x7c00 == 0x7c00 {
 		return h
 	}
@@ -169,14 +170,14 @@ func (s *blockSearch) scale(x, w []float32) uint16 {
 	for i, v := range x {
 		u[i] = v * inv
 	}
-	best, _, _ := s.loss(u, w, HalfToFloat(h)*inv)
+	best, _, _ := s.loss(u, w, number.HalfToFloat(h)*inv)
 	d := s.candidate(u, w)
 	for range 3 {
-		c := FloatToHalf(d * top)
+		c := number.FloatToHalf(d * top)
 		if c&0x7fff == 0 || c&0x7c00 == 0x7c00 || c == h {
 			break
 		}
-		loss, a, b := s.loss(u, w, HalfToFloat(c)*inv)
+		loss, a, b := s.loss(u, w, number.HalfToFloat(c)*inv)
 		if !(loss < best) {
 			break
 		}

@@ -12,13 +12,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // plain4 quantises a block by its largest magnitude alone, which maps to -8.
 func plain4(x []float32) []float32 {
 	out := make([]float32, len(x))
-	d := HalfToFloat(FloatToHalf(x[largest(x)] / -8))
+	d := number.HalfToFloat(number.FloatToHalf(x[largest(x)] / -8))
 	for i, v := range x {
 		if d != 0 {
 			out[i] = float32(quant4(v/d)) * d

@@ -2,6 +2,7 @@ package pack
 
 import (
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -51,7 +52,7 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 	size := m.t.Bytes()
 	if m.transposed {
 		for n := n0; n < n1; n++ {
-			decode(dst[(n-n0)*(k1-k0):(n-n0+1)*(k1-k0)], m.b[(n*m.k+k0)*size:], m.t)
+			number.Decode(dst[(n-n0)*(k1-k0):(n-n0+1)*(k1-k0)], m.b[(n*m.k+k0)*size:], m.t)
 		}
 		return nil
 	}
@@ -68,7 +69,7 @@ func (m *matrix) Read(dst []float32, k0, k1, n0, n1 int) error {
 				if m.v != nil {
 					copy(row, m.v[at:])
 				} else {
-					decode(row, m.b[at*size:], m.t)
+					number.Decode(row, m.b[at*size:], m.t)
 				}
 			}
 			for j := range w {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
@@ -95,8 +96,8 @@ func (l *llama) write(t *testing.T, dir string) {
 				v = math.Float32frombits(math.Float32bits(v) &^ 0xffff)
 				x.Data = binary.LittleEndian.AppendUint16(x.Data, uint16(math.Float32bits(v)>>16))
 			case op.F16:
-				half := pack.FloatToHalf(v)
-				v = pack.HalfToFloat(half)
+				half := number.FloatToHalf(v)
+				v = number.HalfToFloat(half)
 				x.Data = binary.LittleEndian.AppendUint16(x.Data, half)
 			}
 			values[i] = float64(v)

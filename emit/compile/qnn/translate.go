@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/internal/onnx"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -507,10 +508,10 @@ func (t *translator) matMul(node *op.Node, in []string, weights []int) error {
 		operands, kind := list(rows, t.weight(fmt.Sprintf("w%d", j), onnx.Float16, stored.values, int64(stored.k), int64(stored.n))), "MatMul"
 		if operator.Bias {
 			half := make([]byte, 0, 2*len(bias))
-			for col, number := range bias {
-				image := pack.FloatToHalf(number)
+			for col, shift := range bias {
+				image := number.FloatToHalf(shift)
 				if image&0x7fff >= 0x7c00 {
-					return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision", node.W[1], col, number)
+					return diag.New(diag.ClassInput, "bias %q: column %d is %v, beyond half precision", node.W[1], col, shift)
 				}
 				half = binary.LittleEndian.AppendUint16(half, image)
 			}

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -125,9 +126,9 @@ func halve(dst, src []float32) bool {
 			dst[i] = math.Float32frombits((b + 0xfff + b>>13&1) &^ 0x1fff)
 			continue
 		}
-		h := pack.FloatToHalf(v)
+		h := number.FloatToHalf(v)
 		finite = finite && h&0x7c00 != 0x7c00
-		dst[i] = pack.HalfToFloat(h)
+		dst[i] = number.HalfToFloat(h)
 	}
 	return finite
 }

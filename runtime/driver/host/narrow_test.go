@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/internal/number"
 )
 
 // Both roads to f16 are one function.
@@ -16,8 +16,8 @@ func TestHalve(t *testing.T) {
 		if rng.IntN(2) == 0 { // near the borders of what is normal
 			v = float32(math.Ldexp(rng.Float64()*2-1, rng.IntN(36)-18))
 		}
-		h := pack.FloatToHalf(v)
-		want, ok := pack.HalfToFloat(h), h&0x7c00 != 0x7c00
+		h := number.FloatToHalf(v)
+		want, ok := number.HalfToFloat(h), h&0x7c00 != 0x7c00
 		var got [1]float32
 		if finite := halve(got[:], []float32{v}); finite != ok || ok && math.Float32bits(got[0]) != math.Float32bits(want) {
 			t.Fatalf("%v (%#x): got %v, %v, want %v, %v", v, math.Float32bits(v), got[0], finite, want, ok)

@@ -3,13 +3,13 @@ package kernel
 import (
 	"math"
 
-	"github.com/hetc/hetc/planir/pack"
+	"github.com/hetc/hetc/internal/number"
 )
 
 func fromF16(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i := range dst {
-		dst[i] = pack.HalfToFloat(src[i])
+		dst[i] = number.HalfToFloat(src[i])
 	}
 }
 
@@ -24,7 +24,7 @@ func toF16(dst []uint16, src []float32) bool {
 	dst = dst[:len(src)]
 	finite := true
 	for i, f := range src {
-		h := pack.FloatToHalf(f)
+		h := number.FloatToHalf(f)
 		finite = finite && h&0x7c00 != 0x7c00
 		dst[i] = h
 	}

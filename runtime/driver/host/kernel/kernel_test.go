@@ -10,6 +10,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -283,7 +284,7 @@ func testMatMulQ4(t *testing.T, size int) {
 								}
 								dot += x.at(r, p) * (int(nibble&15) - 8)
 							}
-							d := pack.HalfToFloat(uint16(block[16*size+2*c]) | uint16(block[16*size+2*c+1])<<8)
+							d := number.HalfToFloat(uint16(block[16*size+2*c]) | uint16(block[16*size+2*c+1])<<8)
 							v := float64(x.scale[r]) * float64(dot) * float64(d)
 							want, mag = want+v, mag+math.Abs(v)
 						}
@@ -816,7 +817,7 @@ func TestAttention(t *testing.T) {
 				k, v := newStrided(t, context, c.dim, 0, normal(rng)), newStrided(t, context, c.dim, 0, normal(rng))
 				k16, v16 := guardedSlice[uint16](t, context*c.dim), guardedSlice[uint16](t, context*c.dim)
 				for i := range k16 {
-					k16[i], v16[i] = pack.FloatToHalf(k.v[i]), pack.FloatToHalf(v.v[i])
+					k16[i], v16[i] = number.FloatToHalf(k.v[i]), number.FloatToHalf(v.v[i])
 				}
 				scratch := guardedSlice[float32](t, AttentionScratch(c.heads, c.dim))
 				for i := range scratch {
@@ -826,7 +827,7 @@ func TestAttention(t *testing.T) {
 					y := newStrided(t, c.m, c.heads*c.dim, 3, zero)
 					get := func(wide []float32, narrow []uint16, i int) float64 {
 						if half {
-							return float64(pack.HalfToFloat(narrow[i]))
+							return float64(number.HalfToFloat(narrow[i]))
 						}
 						return float64(wide[i])
 					}
@@ -887,7 +888,7 @@ func TestConversions(t *testing.T) {
 		}
 		s.FromF16(dst, src)
 		for i, v := range dst {
-			if want := pack.HalfToFloat(uint16(i)); v != want && (v == v || want == want) {
+			if want := number.HalfToFloat(uint16(i)); v != want && (v == v || want == want) {
 				t.Fatalf("f16 %04x: got %v, want %v", i, v, want)
 			}
 		}
@@ -901,7 +902,7 @@ func TestConversions(t *testing.T) {
 				finite := true
 				ok := s.ToF16(out, in)
 				for i, h := range out {
-					if want := pack.FloatToHalf(in[i]); h != want {
+					if want := number.FloatToHalf(in[i]); h != want {
 						t.Fatalf("to f16 of %v: got %04x, want %04x", in[i], h, want)
 					}
 					finite = finite && h&0x7c00 != 0x7c00

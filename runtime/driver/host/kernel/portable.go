@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -216,7 +217,7 @@ func matMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []float
 					}
 				}
 				for c := range TileN {
-					scale := pack.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:]))
+					scale := number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:]))
 					for i := range count {
 						acc[i][c] += float32(dots[i][c]) * scale
 					}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -28,7 +29,7 @@ func Reference() *Set {
 			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(k[i]) }, func(i int) float64 { return float64(v[i]) }, a)
 		},
 		AttentionF16: func(y []float32, ldy int, q []float32, ldq int, k, v []uint16, _ []float32, a Attention) {
-			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(pack.HalfToFloat(k[i])) }, func(i int) float64 { return float64(pack.HalfToFloat(v[i])) }, a)
+			refAttention(y, ldy, q, ldq, func(i int) float64 { return float64(number.HalfToFloat(k[i])) }, func(i int) float64 { return float64(number.HalfToFloat(v[i])) }, a)
 		},
 		FromF16: fromF16, FromBF16: fromBF16, ToF16: toF16,
 		PeakI8: peakI8, PeakF32: peakF32, Stream: stream,
@@ -104,7 +105,7 @@ func refMatMulQ4(size int, y []float32, ldy int, x []uint8, ldx int, xscale []fl
 					q := block[i/4*64+c%16*4+i%4] >> (c / 16 * 4) & 15
 					dot += (int(x[r*ldx+p]) - 128) * (int(q) - 8)
 				}
-				sum += float64(dot) * float64(pack.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:])))
+				sum += float64(dot) * float64(number.HalfToFloat(binary.LittleEndian.Uint16(block[16*size+2*c:])))
 			}
 			y[r*ldy+j] = float32(float64(xscale[r]) * sum)
 		}

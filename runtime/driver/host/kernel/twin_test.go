@@ -11,6 +11,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 )
@@ -252,7 +253,7 @@ func (v *values) half() uint16 {
 	case second:
 		return uint16(v.rng.UintN(0x400))
 	}
-	return pack.FloatToHalf(float32(v.rng.NormFloat64()))
+	return number.FloatToHalf(float32(v.rng.NormFloat64()))
 }
 
 func (v *values) matrix(rows, cols, ld int, top float32) []float32 {
@@ -356,7 +357,7 @@ func tiledWeight(v *values, scheme string, k, n int) (b []byte, w []float64) {
 					le.PutUint16(scales[2*c:], h)
 					for p := at / bytes * block; p < min(k, (at/bytes+1)*block); p++ {
 						i := p % block
-						set(p, t*TileN+c, float64(int(nibbles[i/4*64+c%16*4+i%4]>>(c/16*4)&15)-8)*float64(pack.HalfToFloat(h)))
+						set(p, t*TileN+c, float64(int(nibbles[i/4*64+c%16*4+i%4]>>(c/16*4)&15)-8)*float64(number.HalfToFloat(h)))
 					}
 				}
 			}

@@ -3,6 +3,7 @@ package kernel
 import (
 	"golang.org/x/sys/cpu"
 
+	"github.com/hetc/hetc/internal/number"
 	"github.com/hetc/hetc/planir/pack"
 )
 
@@ -204,7 +205,7 @@ func transpose16(tiles []float32, k []uint16, dim int) {
 	for p := range len(k) / dim {
 		tile := tiles[p/TileN*dim*TileN+p%TileN:]
 		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN] = pack.HalfToFloat(v)
+			tile[d*TileN] = number.HalfToFloat(v)
 		}
 	}
 }

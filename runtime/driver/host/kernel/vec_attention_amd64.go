@@ -1,6 +1,6 @@
 package kernel
 
-import "github.com/hetc/hetc/planir/pack"
+import "github.com/hetc/hetc/internal/number"
 
 // capScores computes limit*tanh(s*scale) in place for a multiple of vecN scores.
 func capScores(s []float32, scale, limit float32) { softcap256(&s[0], &s[0], len(s), scale, limit) }
@@ -67,7 +67,7 @@ func transpose16(tiles []float32, k []uint16, dim int) {
 			continue
 		}
 		for d, v := range k[p*dim : (p+1)*dim] {
-			tile[d*TileN+p%TileN] = pack.HalfToFloat(v)
+			tile[d*TileN+p%TileN] = number.HalfToFloat(v)
 		}
 	}
 }

@@ -1,4 +1,5 @@
-package pack
+// Package number knows the 16-bit floating-point formats: IEEE binary16 (f16) and bfloat16 (bf16). Go has neither.
+package number
 
 import (
 	"encoding/binary"
@@ -6,10 +7,6 @@ import (
 
 	"github.com/hetc/hetc/planir/op"
 )
-
-func finite(x float32) bool { return math.Float32bits(x)>>23&0xff != 0xff }
-
-func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
 // HalfToFloat converts an IEEE binary16 number exactly.
 func HalfToFloat(h uint16) float32 {
@@ -22,8 +19,7 @@ func HalfToFloat(h uint16) float32 {
 	return math.Float32frombits(math.Float32bits(v) | sign)
 }
 
-// FloatToHalf rounds to the nearest IEEE binary16 number, halves to even; what is too large
-// becomes infinite.
+// FloatToHalf rounds to the nearest IEEE binary16 number, halves to even. Values from 65520 on become infinite.
 func FloatToHalf(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b >> 16 & 0x8000)
@@ -35,36 +31,40 @@ func FloatToHalf(f float32) uint16 {
 		return sign | 0x7c00
 	case b < 113<<23: // below the smallest normal half: an integer number of 2^-24
 		v := math.Float32frombits(b) * (1 << 24)
-		return sign | uint16(roundEven(v))
+		return sign | uint16(math.RoundToEven(float64(v)))
 	}
 	b += 0xfff + b>>13&1
 	return sign | uint16((b-112<<23)>>13)
 }
 
-func floatToBrain(f float32) uint16 {
+// BrainToFloat converts a bfloat16 number exactly.
+func BrainToFloat(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
+
+// FloatToBrain rounds a finite value to the nearest bfloat16 number, halves to even. It may become infinite.
+func FloatToBrain(f float32) uint16 {
 	b := math.Float32bits(f)
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// decode converts len(dst) stored little-endian numbers of type t (f32, f16, bf16).
-func decode(dst []float32, b []byte, t op.Type) {
+// Decode converts len(dst) stored little-endian numbers of type t (f32, f16, bf16) exactly.
+func Decode(dst []float32, src []byte, t op.Type) {
 	switch t {
 	case op.F32:
-		b = b[:4*len(dst)]
+		src = src[:4*len(dst)]
 		for i := range dst {
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
 		}
 	case op.BF16:
-		b = b[:2*len(dst)]
+		src = src[:2*len(dst)]
 		for i := range dst {
-			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
+			dst[i] = BrainToFloat(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 	case op.F16:
-		b = b[:2*len(dst)]
+		src = src[:2*len(dst)]
 		for i := range dst {
-			dst[i] = HalfToFloat(binary.LittleEndian.Uint16(b[2*i:]))
+			dst[i] = HalfToFloat(binary.LittleEndian.Uint16(src[2*i:]))
 		}
 	default:
-		panic("BUG: pack: decode of type " + string(t))
+		panic("BUG: decode numbers of type " + string(t))
 	}
 }
