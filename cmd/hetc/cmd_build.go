@@ -263,6 +263,11 @@ func showBuild(s *cli.Streams, r *matrix.Report) error {
 	}
 	s.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""}, rows)
 	s.Printf("%s: %s\n", r.Output, r.Summary())
+	for _, c := range r.Cells {
+		for _, change := range c.Changes {
+			s.Printf("%s: %s\n", c.Name(), change)
+		}
+	}
 	if simulated {
 		s.Printf("times marked simulated are predicted from simulated measurements\n")
 	}

@@ -100,7 +100,9 @@ type Cell struct {
 	Evidence    planir.Evidence     `json:"evidence,omitempty"`
 	Plan        Artifact            `json:"plan"`
 	Bundle      Artifact            `json:"bundle"`
-	Twin        *Artifact           `json:"twin,omitempty"` // of the bundle, for the emulator
+	Twin        *Artifact           `json:"twin,omitempty"`    // of the bundle, for the emulator
+	Outline     string              `json:"outline,omitempty"` // file of the plan's outline, where the configuration wants outlines
+	Changes     []string            `json:"changes,omitempty"` // of the outline, against the file that was there
 	Predictions []planir.Prediction `json:"predictions,omitempty"`
 	Warnings    []string            `json:"warnings,omitempty"`
 	Error       *Failure            `json:"error,omitempty"`
@@ -251,10 +253,14 @@ func (b *build) cells() ([]*Cell, error) {
 				if !selected(b.o.Only, s.entry.Name, m.entry.Name, w.entry.Name) {
 					continue
 				}
-				base := filepath.Join(b.out, s.entry.Name, m.entry.Name, w.entry.Name)
-				out = append(out, &Cell{Target: s.entry.Target != "", SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
-					Plan: Artifact{File: base + ".plan.yaml"}, Bundle: Artifact{File: base + ".hetb"},
-					model: m, soc: s, workload: w})
+				made := &Cell{Target: s.entry.Target != "", SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
+					model: m, soc: s, workload: w}
+				base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
+				made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
+				if c.Outlines != "" {
+					made.Outline = filepath.Join(c.inside(c.Outlines), made.SoC, made.Model, made.Workload+".txt")
+				}
+				out = append(out, made)
 			}
 		}
 	}
@@ -296,8 +302,10 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 	}
 	cells, err := b.cells()
 	for _, c := range cells {
-		for _, file := range []string{c.Plan.File, c.Bundle.File, twinFile(c)} {
-			wholefile.RemoveLeftBehind(file) // also beside what is not written again
+		for _, file := range []string{c.Plan.File, c.Bundle.File, twinFile(c), c.Outline} {
+			if file != "" {
+				wholefile.RemoveLeftBehind(file) // also beside what is not written again
+			}
 		}
 	}
 	return unlock, err

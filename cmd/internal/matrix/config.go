@@ -31,9 +31,10 @@ type Config struct {
 	SoCs      []socEntry      `yaml:"socs" decode:"required"`
 	Workloads []workloadEntry `yaml:"workloads"` // none: the default one
 	Exclude   []exclusion     `yaml:"exclude"`
-	Key       string          `yaml:"key"`    // signs the bundles; none: the environment's
-	Sign      signing         `yaml:"sign"`   // default: required where key or bundle is there, else optional
-	Output    string          `yaml:"output"` // directory; default "out"
+	Key       string          `yaml:"key"`      // signs the bundles; none: the environment's
+	Sign      signing         `yaml:"sign"`     // default: required where key or bundle is there, else optional
+	Output    string          `yaml:"output"`   // directory; default "out"
+	Outlines  string          `yaml:"outlines"` // directory of planir.Outline texts; none: they are not written
 	Bundle    *bundleOptions  `yaml:"bundle"`
 
 	dir string // paths are relative to it
@@ -332,14 +333,19 @@ func (c *Config) inside(p string) string {
 	return filepath.Join(c.dir, filepath.FromSlash(p))
 }
 
-// find is what an entry refers to: a file beside the configuration, or a name of the catalog.
+// find is what an entry refers to: a path beside the configuration, or a name of the catalog. A SoC is never a folder, so
+// that outlines, which are sorted into folders by SoC, may lie beside the configuration.
 func (c *Config) find(what, value string, catalog []string) (string, error) {
+	there := func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && (what == "model" || !info.IsDir())
+	}
 	file := c.inside(value)
-	if _, err := os.Stat(file); err == nil || !slices.Contains(catalog, value) {
+	if !slices.Contains(catalog, value) || there(file) {
 		return file, nil
 	}
 	// What is called like the catalog's entry in the working directory is not meant.
-	if _, err := os.Stat(value); err == nil {
+	if there(value) {
 		return "", diag.New(diag.ClassInput, "%s %q is a name of the catalog, and %q is in the way", what, value, value).
 			WithHint("run hetc in another directory")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -810,5 +811,72 @@ func TestSigning(t *testing.T) {
 		if key != nil || (err != nil) != fails {
 			t.Errorf("sign %s without a key: %v, %v", sign, key, err)
 		}
+	}
+}
+
+// Outlines lie where the configuration says, follow the plans, and a plan that changes is told with what changed.
+func TestOutlines(t *testing.T) {
+	w := newWork(t, twoByTwo+"outlines: plans\nexclude: [{soc: snapdragon-8gen3}, {model: b}]\n")
+	r := w.ok(t, "cache", &counter{}, nil)
+	file := filepath.Join(w.dir, "plans", "apple-m2-ultra", "a", "chat.txt")
+	first, err := os.ReadFile(file)
+	if err != nil || !strings.HasPrefix(string(first), "a on apple-m2-ultra, from simulated times\n") {
+		t.Fatalf("outline %q, %v", first, err)
+	}
+	for _, c := range r.Cells {
+		if c.Changes != nil {
+			t.Errorf("%s changed from nothing: %q", c.Name(), c.Changes)
+		}
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(first), "decode: ", "decode: 1", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r = w.ok(t, "cache", &counter{}, func(o *Options) { o.DryRun = true })
+	if again, err := os.ReadFile(file); err != nil || string(again) == string(first) {
+		t.Errorf("a dry run wrote the outline (%v)", err)
+	}
+	changed := func(r *Report) {
+		t.Helper()
+		for _, c := range r.Cells {
+			if want := c.Name() == "apple-m2-ultra/a/chat"; want != (len(c.Changes) == 1 && strings.HasPrefix(c.Changes[0], "decode: 1")) {
+				t.Errorf("%s: changes %q", c.Name(), c.Changes)
+			}
+		}
+	}
+	changed(r)
+	changed(w.ok(t, "cache", &counter{}, nil))
+	if again, err := os.ReadFile(file); err != nil || string(again) != string(first) {
+		t.Errorf("the outline is not what it was (%v)", err)
+	}
+}
+
+// Every combination of the reference plans has its outline, and no outline is left of one that is gone.
+func TestReferencePlans(t *testing.T) {
+	const root = "../../../plans"
+	config, err := ReadConfig(filepath.Join(root, "hetc.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &build{o: Options{Config: config}}
+	cells, err := b.cells()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, got []string
+	for _, c := range cells {
+		want = append(want, filepath.Clean(c.Outline))
+	}
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if filepath.Ext(path) == ".txt" {
+			got = append(got, filepath.Clean(path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("plans holds %q, want %q: make plans writes what is missing, remove what is gone", got, want)
 	}
 }

@@ -7,9 +7,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -356,7 +359,38 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 	if c.Plan.Digest, err = planir.Digest(p); err != nil {
 		return err
 	}
+	if err := b.outline(c, p); err != nil {
+		return err
+	}
 	return b.showWarnings(c, warnings)
+}
+
+// outline writes the outline of a cell's plan where the configuration wants it, and tells how it differs from the one
+// that was there.
+func (b *build) outline(c *Cell, p *planir.Plan) error {
+	if c.Outline == "" {
+		return nil
+	}
+	text, err := planir.Outline(p)
+	if err != nil {
+		return err
+	}
+	before, err := wholefile.Read(c.Outline, maxText)
+	switch {
+	case err == nil:
+		if c.Changes = planir.OutlineChanges(string(before), text); c.Changes == nil {
+			return nil
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return diag.New(diag.ClassIO, "outline: %w", err)
+	}
+	if b.o.DryRun {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(c.Outline), 0o755); err != nil {
+		return diag.New(diag.ClassIO, "outline: %w", err)
+	}
+	return wholefile.Write(c.Outline, []byte(text))
 }
 
 // keepWarnings stores what solve had to say, so that it is said in every run.

@@ -1,0 +1,205 @@
+package planir
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Outline renders what a plan decides and predicts as short text with one fact a line, in a fixed order and without
+// alignment, so that two plans differ in exactly the lines whose facts differ. Alternatives and the program appear as
+// digests only: Dump shows the program.
+//
+// Times are milliseconds in the first part and microseconds beside decisions; memory is in bytes.
+func Outline(p *Plan) (string, error) {
+	var text strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
+	heading := func(title string) { line("\n%s", title) }
+
+	line("%s on %s%s", p.Model.Name, p.SoC.Name, prefixed(", from ", p.SoC.Times()))
+	line("context %d, cache %s%s", p.MaxContext, p.KV, prefixed(", folds ", strings.Join(p.Folds, " ")))
+
+	heading(outlineTimes)
+	for i := range p.Predictions {
+		line("%s", p.Predictions[i].outline())
+	}
+	heading("problems")
+	for _, s := range p.Solver {
+		line("%s: %s, objective %d, bound %d, %d choices", s.Problem, s.Status, s.ObjectiveNS, s.BoundNS, s.Choices)
+	}
+	for _, q := range p.Quality {
+		line("mean KL of %s: %.6f%s", q.Phase, q.KL, prefixed(" of at most ", positive(q.MaxKL)))
+	}
+	if p.Memory != nil {
+		heading(outlineMemory)
+		for _, line := range p.Memory.outline() {
+			text.WriteString(line + "\n")
+		}
+	}
+	heading(outlineDecisions)
+	for i := range p.Decisions {
+		d := &p.Decisions[i]
+		line("%s@%d: %s %s%s, %s us", d.Node, d.Rows, d.Strategy, d.ShareText(), prefixed(" in ", string(d.Scheme)), thousandths(d.PredictNS))
+	}
+
+	heading("digests")
+	program, err := json.Marshal(p.Program)
+	if err != nil {
+		return "", fmt.Errorf("outline of a plan: %w", err)
+	}
+	whole, err := Digest(p)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(program)
+	line("program %s\nplan %s", hex.EncodeToString(sum[:]), whole)
+	return text.String(), nil
+}
+
+// Headings of an outline whose parts OutlineChanges compares by name.
+const (
+	outlineTimes     = "times in ms"
+	outlineMemory    = "memory in bytes"
+	outlineDecisions = "decisions"
+)
+
+// outline is one line: "decode: 20.577 (19.897..22.121), cpu alone 24.939; 131.492 mJ (modelled)".
+func (p *Prediction) outline() string {
+	text := fmt.Sprintf("%s: %s (%s..%s)", p.Program, milliseconds(p.PlanNS), milliseconds(p.LowNS), milliseconds(p.HighNS))
+	for _, s := range p.Singles {
+		text += fmt.Sprintf(", %s alone %s", s.Proc, milliseconds(s.NS))
+	}
+	if p.EnergyUJ > 0 {
+		text += fmt.Sprintf("; %s mJ (modelled)", thousandths(p.EnergyUJ))
+	}
+	return text
+}
+
+// outline is one line for each part of the memory that is not empty, the total last.
+func (m *Memory) outline() []string {
+	var lines []string
+	for _, part := range []struct {
+		name  string
+		bytes int64
+	}{
+		{"weights", m.Weights}, {"weights of prefill only", m.PrefillWeights}, {"weights of decode only", m.DecodeWeights},
+		{"embedding rows", m.Tables}, {"prepacked copies", m.Prepacked}, {"cache", m.Cache}, {"buffers", m.Pool},
+		{"scratch", m.Work}, {"program", m.Fixed}, {"limit", m.Max}, {"total", m.Total},
+	} {
+		if part.bytes > 0 {
+			lines = append(lines, fmt.Sprintf("%s: %d", part.name, part.bytes))
+		}
+	}
+	return lines
+}
+
+// OutlineChanges tells how two outlines of one combination of model, SoC and workload differ, in lines for a person:
+// every time and size of memory that changed with its ratio, then how many decisions did. It returns nil for equal
+// outlines, and says so where only a part differs that it does not compare.
+func OutlineChanges(before, after string) []string {
+	if before == after {
+		return nil
+	}
+	var changes []string
+	for _, part := range []string{outlineTimes, outlineMemory} {
+		old, now := outlinePart(before, part), outlinePart(after, part)
+		unit := part[strings.LastIndexByte(part, ' ')+1:]
+		for _, name := range now.names {
+			if change := ratioText(old.facts[name], now.facts[name], unit); change != "" {
+				changes = append(changes, name+": "+change)
+			}
+		}
+		for _, name := range old.names {
+			if now.facts[name] == "" {
+				changes = append(changes, name+": no more")
+			}
+		}
+	}
+	old, now := outlinePart(before, outlineDecisions), outlinePart(after, outlineDecisions)
+	differ := 0
+	for _, name := range now.names {
+		choice, _, _ := cutLast(now.facts[name], ", ")
+		was, _, _ := cutLast(old.facts[name], ", ")
+		if choice != was {
+			differ++
+		}
+	}
+	if differ > 0 {
+		changes = append(changes, fmt.Sprintf("%d of %d decisions differ", differ, len(now.names)))
+	}
+	if less := len(old.names) - len(now.names); less > 0 {
+		changes = append(changes, fmt.Sprintf("%d decisions are no more", less))
+	}
+	if changes == nil {
+		return []string{"the same times, memory and decisions; proofs, alternatives or steps differ"}
+	}
+	return changes
+}
+
+// outlineFacts are the lines "name: fact" under one heading, in their order.
+type outlineFacts struct {
+	names []string
+	facts map[string]string
+}
+
+func outlinePart(outline, heading string) outlineFacts {
+	part := outlineFacts{facts: map[string]string{}}
+	_, rest, _ := strings.Cut(outline, "\n\n"+heading+"\n")
+	rest, _, _ = strings.Cut(rest, "\n\n")
+	for line := range strings.SplitSeq(strings.TrimSuffix(rest, "\n"), "\n") {
+		if name, fact, ok := strings.Cut(line, ": "); ok {
+			part.names = append(part.names, name)
+			part.facts[name] = fact
+		}
+	}
+	return part
+}
+
+// ratioText compares the numbers that two facts begin with: "20.577 -> 20.320 ms (-1.25 %)", "" for equal ones.
+func ratioText(before, after, unit string) string {
+	old, _, _ := strings.Cut(before, " ")
+	now, _, _ := strings.Cut(after, " ")
+	if old == now {
+		return ""
+	}
+	was, err := strconv.ParseFloat(old, 64)
+	if err != nil || was == 0 {
+		return fmt.Sprintf("new, %s %s", now, unit)
+	}
+	is, err := strconv.ParseFloat(now, 64)
+	if err != nil {
+		return fmt.Sprintf("%s -> %s", old, now)
+	}
+	return fmt.Sprintf("%s -> %s %s (%+.2f %%)", old, now, unit, 100*(is/was-1))
+}
+
+func cutLast(text, separator string) (before, after string, found bool) {
+	if at := strings.LastIndex(text, separator); at >= 0 {
+		return text[:at], text[at+len(separator):], true
+	}
+	return text, "", false
+}
+
+// prefixed is text after prefix, "" for no text.
+func prefixed(prefix, text string) string {
+	if text == "" {
+		return ""
+	}
+	return prefix + text
+}
+
+// positive writes a limit, "" for none.
+func positive(limit float64) string {
+	if limit <= 0 {
+		return ""
+	}
+	return strconv.FormatFloat(limit, 'g', -1, 64)
+}
+
+func milliseconds(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
+
+// thousandths writes a count of thousandths: nanoseconds as microseconds, microjoules as millijoules.
+func thousandths(count int64) string { return fmt.Sprintf("%d.%03d", count/1000, count%1000) }
