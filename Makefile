@@ -1,4 +1,4 @@
-# Verbs: build, test, check, test-elsewhere, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
+# Verbs: build, test, check, test-elsewhere, plans, demo, static, race, fuzz, deps, deps-bench, deps-qnn, clean. Only Go and make are needed.
 # cgo is off everywhere (where gcc exists the go command silently turns it on); race needs it.
 export CGO_ENABLED = 0
 GO      ?= go
@@ -8,7 +8,7 @@ export GOFLAGS # the same for every command, so that each finds what others comp
 LDFLAGS := -s -w
 PKGS    := ./...
 
-.PHONY: build test test-elsewhere check platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
+.PHONY: build test test-elsewhere check plans platforms tagged pressure pointers emulated no-race demo static race fuzz deps deps-bench deps-qnn clean
 
 build:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/hetc ./cmd/hetrun
@@ -70,6 +70,11 @@ race:
 
 no-race:
 	@echo "race: skipped, no C compiler for cgo"
+
+# The reference plans of plans/hetc.yaml, and how they differ from the outlines that are committed. The same bytes on every
+# machine; git diff plans shows every line. The full plans stay in .plans/.
+plans: build
+	$(BIN)/hetc build -f plans/hetc.yaml
 
 # Profiles this machine's processors for the small model in testdata, plans, signs, runs, and compares
 # the plan with every single processor. Files stay in .demo/; a step whose inputs are unchanged says so.
