@@ -31,6 +31,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // architectures opens those models of testdata/arch, made by another implementation, that differ in what
@@ -72,7 +73,7 @@ func architectures(t *testing.T) []*models.Model {
 }
 
 // profiled fits what the simulated SoC takes for exactly what is asked to be measured.
-func profiled(t *testing.T, s *socs.SoC, m *models.Model, w *Workload) *roofline.Costs {
+func profiled(t *testing.T, s *socs.SoC, m *models.Model, w *workload.Workload) *roofline.Costs {
 	t.Helper()
 	digest, err := s.Digest()
 	if err != nil {
@@ -127,10 +128,10 @@ func coresAndNPU(t *testing.T) *socs.SoC {
 }
 
 // small is a workload for the models of testdata/arch.
-func small(m *models.Model, schemes ...op.Scheme) *Workload {
-	w := DefaultWorkload()
+func small(m *models.Model, schemes ...op.Scheme) *workload.Workload {
+	w := workload.Default()
 	w.Buckets, w.Context = []int{16, 64}, min(m.MaxContext, 160)
-	w.Schemes = Schemes{Prefill: schemes, Decode: schemes}
+	w.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
 	return w
 }
 
@@ -535,7 +536,7 @@ func newDrawn(t *testing.T, s *socs.SoC, m *models.Model, scheme op.Scheme) *dra
 func (x *drawn) draw(rt *rapid.T) *planir.Plan {
 	p := *x.plan
 	p.Decisions, p.Solver, p.Program = nil, nil, planir.Program{}
-	for i, rows := range append([]int{1}, x.session.want.buckets...) {
+	for i, rows := range append([]int{1}, x.session.want.Buckets...) {
 		pr, err := x.session.program(rows, x.session.assigned(rows))
 		if err != nil {
 			rt.Fatal(err)
@@ -631,8 +632,8 @@ func TestExpertsLackSchemes(t *testing.T) {
 		{"mixtral-full", both, both, ""},
 		{"llama-plain", grid, grid, ""},
 	} {
-		in := &Input{Model: open(t, "../testdata/arch/"+c.model), Workload: DefaultWorkload()}
-		in.Workload.Schemes = Schemes{Prefill: c.prefill, Decode: c.decode}
+		in := &Input{Model: open(t, "../testdata/arch/"+c.model), Workload: workload.Default()}
+		in.Workload.Schemes = workload.Schemes{Prefill: c.prefill, Decode: c.decode}
 		err := in.CheckSchemes()
 		switch {
 		case c.want == "" && err == nil:

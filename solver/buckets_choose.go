@@ -10,6 +10,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // open reports whether the workload leaves buckets or batches to be chosen.
@@ -26,7 +27,7 @@ func (s *session) more(ladder []int) []int {
 	top := ladder[len(ladder)-1]
 	out := slices.Clone(ladder)
 	add := func(rows int) {
-		if rows >= 2 && rows <= top && !slices.Contains(s.want.batches, rows) {
+		if rows >= 2 && rows <= top && !slices.Contains(s.want.Batches, rows) {
 			out = append(out, rows)
 		}
 	}
@@ -54,12 +55,12 @@ func (s *session) more(ladder []int) []int {
 // resized is a session for the same prompts with other buckets and batches.
 func (s *session) resized(buckets, batches []int) (*session, error) {
 	w := *s.in.Workload
-	w.Buckets, w.Batches, w.Prompts, w.Context = buckets, batches, s.want.prompts, s.want.context
-	want, err := w.apply(s.in.Model.MaxContext)
+	w.Buckets, w.Batches, w.Prompts, w.Context = buckets, batches, s.want.Prompts, s.want.Context
+	want, err := w.Apply(s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	want.outputTokens = s.want.outputTokens
+	want.OutputTokens = s.want.OutputTokens
 	t, err := sessionFor(s.in, want)
 	if err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 	var first error
 	var bound int64 // of the buckets' objective without limits
 	for most := s.in.Workload.Buckets.Max(); ; most-- {
-		buckets, batches := []int(s.want.buckets), []int(s.want.batches)
+		buckets, batches := []int(s.want.Buckets), []int(s.want.Batches)
 		var reports []planir.Solve
 		if s.in.Workload.Buckets.Max() > 0 {
 			list, report, err := c.buckets(ctx, most)
@@ -141,7 +142,7 @@ func (s *session) sized(ctx context.Context) (*Result, error) {
 // fewSizes is the plan for as few programs as there may be: one bucket, the smallest that has a plan, and no batch. Others only add to
 // what a process holds.
 func (s *session) fewSizes(ctx context.Context) (*Result, error) {
-	buckets, batches := []int(s.want.buckets), []int(s.want.batches)
+	buckets, batches := []int(s.want.Buckets), []int(s.want.Batches)
 	if s.in.Workload.Batches.Max() > 0 {
 		batches = nil
 	}
@@ -175,14 +176,15 @@ const fewestTried = 3
 // otherSizes is the plan for the sizes that take least of what is limited; why is the error for those that are fastest.
 func (s *session) otherSizes(ctx context.Context, why error) (*Result, error) {
 	if s.in.Workload.Limits.EnergyMJ > 0 && s.measure() != problem.Energy {
-		in := s.in.Without(LimitEnergy)
+		in := s.in
+		in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = 0 })
 		minimising(problem.Energy)(&in)
 		frugal, err := sessionFor(in, s.want)
 		if err != nil {
 			return nil, err
 		}
 		if r, err := frugal.sized(ctx); err == nil {
-			t, err := s.resized(r.by.want.buckets, r.by.want.batches)
+			t, err := s.resized(r.by.want.Buckets, r.by.want.Batches)
 			if err != nil {
 				return nil, err
 			}
@@ -217,7 +219,7 @@ type sizeCosts struct {
 
 // candidates prices every number of rows that may be chosen, and 1.
 func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
-	buckets := []int(s.want.buckets)
+	buckets := []int(s.want.Buckets)
 	if s.in.Workload.Buckets.Max() > 0 {
 		buckets = s.more(buckets)
 	}
@@ -246,9 +248,9 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		if err != nil {
 			return nil, err
 		}
-		return t, t.want.average(s.in.Workload, s.in.Model.MaxContext)
+		return t, t.want.Average(s.in.Workload, s.in.Model.MaxContext)
 	}
-	all, err := candidates(buckets, s.want.batches)
+	all, err := candidates(buckets, s.want.Batches)
 	if err != nil {
 		return nil, err
 	}
@@ -256,18 +258,18 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		_, err := all.program(rows, all.uniform(scheme))
 		return err
 	}
-	left, err := usable(buckets, s.want.prefill, price)
+	left, err := usable(buckets, s.want.Prefill, price)
 	if err != nil {
 		return nil, err
 	}
-	batches, err := usable(s.want.batches, s.want.decode, price)
+	batches, err := usable(s.want.Batches, s.want.Decode, price)
 	if err != nil {
 		return nil, err
 	}
 	if len(left) == 0 && len(buckets) > 0 {
 		return nil, why
 	}
-	if len(left) < len(buckets) || len(batches) < len(s.want.batches) {
+	if len(left) < len(buckets) || len(batches) < len(s.want.Batches) {
 		if all, err = candidates(left, batches); err != nil {
 			return nil, err
 		}
@@ -276,7 +278,7 @@ func (s *session) candidates(ctx context.Context) (*sizeCosts, error) {
 		return nil, err
 	}
 	c := &sizeCosts{all, map[int]int64{}}
-	for _, rows := range all.want.rows() {
+	for _, rows := range all.want.Rows() {
 		if c.costs[rows], err = all.call(ctx, rows, all.assigned(rows)); err != nil {
 			return nil, err
 		}
@@ -297,17 +299,17 @@ func (s *session) call(ctx context.Context, rows int, a assignment) (int64, erro
 // buckets chooses at most that many.
 func (c *sizeCosts) buckets(ctx context.Context, most int) ([]int, planir.Solve, error) {
 	s := c.s
-	return solveSizes(ctx, s.in.Engine, s.want.prompts.instance(s.want.buckets, c.costs, most))
+	return solveSizes(ctx, s.in.Engine, sizesOf(s.want.Prompts, s.want.Buckets, c.costs, most))
 }
 
 // batches chooses among the candidates: sequences that come together are cut as prompts are.
 func (c *sizeCosts) batches(ctx context.Context) ([]int, planir.Solve, error) {
 	w := c.s.in.Workload
-	var steps Prompts
+	var steps workload.Prompts
 	for _, p := range w.Parallel {
-		steps = append(steps, Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
+		steps = append(steps, workload.Prompt{Tokens: p.Sequences, Share: p.Share / float64(p.Sequences)})
 	}
-	p := steps.instance(c.s.want.batches, c.costs, w.Batches.Max())
+	p := sizesOf(steps, c.s.want.Batches, c.costs, w.Batches.Max())
 	p.Name = "batches"
 	rows, report, err := solveSizes(ctx, c.s.in.Engine, p)
 	all, each := 0.0, 0.0
@@ -325,11 +327,11 @@ type sizes struct {
 	problem.Buckets
 }
 
-// instance poses the choice among rows at these costs of a call.
-func (p Prompts) instance(rows []int, costs map[int]int64, most int) *sizes {
+// sizesOf poses the choice among rows at these costs of a call.
+func sizesOf(prompts workload.Prompts, rows []int, costs map[int]int64, most int) *sizes {
 	b := &sizes{problem.Buckets{Name: "buckets", Max: most, OneNS: max(1, costs[1])}}
 	total, mean := 0.0, 0.0
-	for _, x := range p {
+	for _, x := range prompts {
 		total, mean = total+x.Share, mean+float64(x.Share*float64(x.Tokens))
 	}
 	mean /= total
@@ -341,7 +343,7 @@ func (p Prompts) instance(rows []int, costs map[int]int64, most int) *sizes {
 	}
 	unit := math.Floor(min(1e9, (1<<59)/worst))
 	lengths := map[int]int64{}
-	for _, x := range p {
+	for _, x := range prompts {
 		lengths[x.Tokens] += int64(math.Round(x.Share / total * unit))
 	}
 	for tokens, weight := range lengths {
@@ -349,21 +351,6 @@ func (p Prompts) instance(rows []int, costs map[int]int64, most int) *sizes {
 	}
 	sort.Slice(b.Lengths, func(i, j int) bool { return b.Lengths[i].Tokens < b.Lengths[j].Tokens })
 	return b
-}
-
-// average sets the positions that each bucket's attention works on to what they are where it is the only one.
-func (d *demand) average(w *Workload, maxContext int) error {
-	x := *w
-	x.Batches, x.Prompts, x.Context = d.batches, d.prompts, d.context
-	for _, b := range d.buckets {
-		x.Buckets = Rows{b}
-		alone, err := x.apply(maxContext)
-		if err != nil {
-			return err
-		}
-		d.contexts[b] = alone.contexts[b]
-	}
-	return nil
 }
 
 // solveSizes solves an instance: the rows chosen, at least one of buckets, and what a prompt costs on average.

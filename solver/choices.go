@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // estimate is a predicted time in nanoseconds.
@@ -93,7 +94,7 @@ type stage struct {
 	only    []string // processors that execute all they can; empty: all do
 	// assistants may execute what those of only that they assist cannot.
 	assistants map[string][]string
-	lengths    []Prompt // rows of the calls that the program is for
+	lengths    []workload.Prompt // rows of the calls that the program is for
 
 	exact   map[string]bool            // nodes that are computed in float32 whatever is permitted
 	missing map[string]error           // per processor, why a price was not to be had: the first one

@@ -83,7 +83,7 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 	var by *session
 	var best *planir.Plan
 	bestNS := math.Inf(1)
-	for n := len(s.want.buckets); n >= s.fewestForTime(); n-- {
+	for n := len(s.want.Buckets); n >= s.fewestForTime(); n-- {
 		t, err := s.withBuckets(ctx, n)
 		if err != nil {
 			return nil, nil, err
@@ -98,7 +98,7 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 		used := false
 		t.phase = fmt.Sprintf("fit the limits, %d buckets", n)
 		for _, pair := range pairs {
-			if n == len(s.want.buckets) && pair.same(s) {
+			if n == len(s.want.Buckets) && pair.same(s) {
 				continue // it broke a limit
 			}
 			t.prefill, t.decode, t.chosen, t.nodes = pair.prefill, pair.decode, nil, triedNodes
@@ -128,7 +128,7 @@ func (s *session) limited(ctx context.Context, why error) (*session, *planir.Pla
 
 // withBuckets is the session with the first n buckets, prepared.
 func (s *session) withBuckets(ctx context.Context, n int) (*session, error) {
-	if n < len(s.want.buckets) {
+	if n < len(s.want.Buckets) {
 		return s.fewer(ctx, n)
 	}
 	t := *s
@@ -302,7 +302,7 @@ func (s *session) measured(plan *planir.Plan) (*planir.Plan, error) {
 func (s *session) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan, error) {
 	p := *plan
 	p.Solver = nil
-	for _, rows := range s.want.rows() {
+	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
 			return nil, err
@@ -345,10 +345,10 @@ func (s *session) disproved() (proof, err error) {
 	for _, b := range s.bounds {
 		switch b.kind {
 		case problem.LimitPartNS:
-			for i, rows := range s.want.rows() {
+			for i, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
-				if s.programName(rows) == b.name && (s.decodes(rows) || slices.Index(s.want.buckets, rows) < s.fewestForTime()) {
-					least[b.quantity] = whole(s.leastOver(s.want.rows()[i], false, s.work) / float64(len(s.procs)))
+				if s.programName(rows) == b.name && (s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestForTime()) {
+					least[b.quantity] = whole(s.leastOver(s.want.Rows()[i], false, s.work) / float64(len(s.procs)))
 				}
 			}
 		case problem.LimitEnergyNJ:
@@ -383,18 +383,18 @@ func (s *session) work(c *candidate) float64 {
 func (s *session) leastEnergy() (int64, error) {
 	energy := func(c *candidate) float64 { return float64(c.energyNJ) }
 	least := math.Inf(1)
-	for n := len(s.want.buckets); n >= s.fewestForTime(); n-- {
-		fewer, err := s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext)
+	for n := len(s.want.Buckets); n >= s.fewestForTime(); n-- {
+		fewer, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
 		if err != nil {
 			return 0, err
 		}
 		total := 0.0
-		for _, rows := range fewer.decodes() {
-			total += float64(fewer.decodeNS(rows, s.want.weights.Decode) * s.leastOver(rows, false, energy))
+		for _, rows := range fewer.DecodeRows() {
+			total += float64(fewer.DecodeNS(rows, s.want.Weights.Decode) * s.leastOver(rows, false, energy))
 		}
-		for i, rows := range fewer.buckets {
-			shorter := fewer.contextAt(rows) < s.want.contextAt(rows)
-			total += float64(fewer.weights.Prefill * fewer.share[i] * s.leastOver(rows, shorter, energy))
+		for i, rows := range fewer.Buckets {
+			shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
+			total += float64(fewer.Weights.Prefill * fewer.Share[i] * s.leastOver(rows, shorter, energy))
 		}
 		least = min(least, total)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // limitedCase is an input whose fastest, most frugal and smallest plans differ in schemes, buckets and placement.
@@ -25,8 +26,8 @@ func limitedCase(t *testing.T, seed uint64) Input {
 	s := withNPU(t, func(npu *socs.Processor) { npu.WeightRanges = r.IntN(2) == 0 })
 	s.Processors[0].PowerW, s.Processors[1].PowerW = 1+4*r.Float64(), 0.2+2*r.Float64()
 	w := permit(op.A8TQ8C, op.A32W32)
-	w.Buckets, w.Context, w.OutputTokens = Rows{16, 64 + 32*r.IntN(4)}, 256, 8+r.IntN(32)
-	w.Prompts = Prompts{{Tokens: 10 + r.IntN(60), Share: 1}, {Tokens: 100 + r.IntN(90), Share: r.Float64()}}
+	w.Buckets, w.Context, w.OutputTokens = workload.Rows{16, 64 + 32*r.IntN(4)}, 256, 8+r.IntN(32)
+	w.Prompts = workload.Prompts{{Tokens: 10 + r.IntN(60), Share: 1}, {Tokens: 100 + r.IntN(90), Share: r.Float64()}}
 	if seed%2 == 1 {
 		w.Limits.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(200<<10 + r.IntN(4<<20))}
 	}
@@ -45,7 +46,7 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 
 		frugal, small := goal(problem.Energy), goal(problem.Memory)
 		x := in
-		x.Workload = edited(in.Workload, func(w *Workload) { w.Limits.EnergyMJ = frugal.ExpectedNJ/1e6 + 1e-6 })
+		x.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Limits.EnergyMJ = frugal.ExpectedNJ/1e6 + 1e-6 })
 		r, err := Solve(t.Context(), x)
 		if err != nil {
 			t.Errorf("seed %d: energy as it was reached, %v nJ: %v", seed, frugal.ExpectedNJ, err)
@@ -67,7 +68,7 @@ func TestWhatIsReachedIsPossible(t *testing.T) {
 func TestLeastMemoryIsLeast(t *testing.T) {
 	for seed := range uint64(2) {
 		in := limitedCase(t, seed)
-		in.Workload.Limits = Limits{}
+		in.Workload.Limits = workload.Limits{}
 		least := in
 		minimising(problem.Memory)(&least)
 		small := solve(t, least).Plan
@@ -75,13 +76,15 @@ func TestLeastMemoryIsLeast(t *testing.T) {
 			t.Errorf("seed %d: objective %d, at least %d, and the plan says %d bytes", seed, got.ObjectiveNS, got.BoundNS, small.Memory.Total)
 		}
 		for name, change := range map[string]func(*Input){
-			"least time":       func(*Input) {},
-			"least energy":     minimising(problem.Energy),
-			"only c0":          func(x *Input) { x.Only = []string{"c0"} },
-			"only c1":          func(x *Input) { x.Only = []string{"c1"} },
-			"whole operators":  func(x *Input) { x.Strategies = []planir.Strategy{planir.Single, planir.Padding} },
-			"little memory":    func(x *Input) { x.MaxMemory = small.Memory.Total * 21 / 20 },
-			"one bucket alone": func(x *Input) { x.Workload = edited(x.Workload, func(w *Workload) { w.Buckets = w.Buckets[:1] }) },
+			"least time":      func(*Input) {},
+			"least energy":    minimising(problem.Energy),
+			"only c0":         func(x *Input) { x.Only = []string{"c0"} },
+			"only c1":         func(x *Input) { x.Only = []string{"c1"} },
+			"whole operators": func(x *Input) { x.Strategies = []planir.Strategy{planir.Single, planir.Padding} },
+			"little memory":   func(x *Input) { x.MaxMemory = small.Memory.Total * 21 / 20 },
+			"one bucket alone": func(x *Input) {
+				x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Buckets = w.Buckets[:1] })
+			},
 		} {
 			x := in
 			change(&x)

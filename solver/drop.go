@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // A listed bucket need not get a program. Prompts are cut into pieces of the largest bucket, and what is left goes to the smallest
@@ -19,15 +20,15 @@ import (
 // fewest is the least number of buckets that a plan may have.
 func (s *session) fewest() int {
 	if s.in.AllBuckets {
-		return len(s.want.buckets)
+		return len(s.want.Buckets)
 	}
-	return min(1, len(s.want.buckets))
+	return min(1, len(s.want.Buckets))
 }
 
 // fewestForTime is fewest where the time of prompts, and not memory, is the reason to leave buckets out.
 func (s *session) fewestForTime() int {
-	if len(s.want.prompts) == 0 {
-		return len(s.want.buckets)
+	if len(s.want.Prompts) == 0 {
+		return len(s.want.Buckets)
 	}
 	return s.fewest()
 }
@@ -36,7 +37,7 @@ func (s *session) fewestForTime() int {
 // buckets whose lower bound is no better are not solved.
 func (s *session) withFewer(ctx context.Context, plan *planir.Plan) (*session, *planir.Plan, error) {
 	by, best, bestNS := s, plan, s.objective(plan)
-	for n := len(s.want.buckets) - 1; n >= s.fewestForTime(); n-- {
+	for n := len(s.want.Buckets) - 1; n >= s.fewestForTime(); n-- {
 		promising, err := s.mayBeat(n, plan, bestNS)
 		if err != nil {
 			return nil, nil, err
@@ -88,17 +89,17 @@ func (s *session) below(ctx context.Context, most float64) (*planir.Plan, error)
 // way. Every operator of prefill counts with its cheapest candidate, without hand-overs and without what short calls leave idle;
 // attention over fewer positions than it was priced for counts nothing.
 func (s *session) mayBeat(n int, plan *planir.Plan, most float64) (bool, error) {
-	fewer, err := s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext)
+	fewer, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
 	if err != nil {
 		return false, err
 	}
 	total := s.decodeBound(plan)
-	for i, rows := range fewer.buckets {
-		if fewer.share[i] == 0 {
+	for i, rows := range fewer.Buckets {
+		if fewer.Share[i] == 0 {
 			continue
 		}
-		shorter := fewer.contextAt(rows) < s.want.contextAt(rows)
-		total += float64(s.want.weights.Prefill*fewer.share[i]) * s.leastOver(rows, shorter, s.bare)
+		shorter := fewer.ContextAt(rows) < s.want.ContextAt(rows)
+		total += float64(s.want.Weights.Prefill*fewer.Share[i]) * s.leastOver(rows, shorter, s.bare)
 		if total >= most {
 			return false, nil
 		}
@@ -108,14 +109,14 @@ func (s *session) mayBeat(n int, plan *planir.Plan, most float64) (bool, error) 
 
 // decodeBound is what decode adds to the objective at least.
 func (s *session) decodeBound(plan *planir.Plan) float64 {
-	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.limit != (KLLimit{}) {
+	if plan.Solver[0].Problem == jointProblem(s.measure()) || s.want.MaxKL != (workload.KLLimit{}) {
 		if len(s.phases[1].points) == 0 {
 			return 0
 		}
 		return s.phases[1].points[0].bound
 	}
 	total := 0.0
-	for i := range s.want.decodes() {
+	for i := range s.want.DecodeRows() {
 		total += float64(s.weight(i) * float64(plan.Solver[i].ObjectiveNS))
 	}
 	return total
@@ -182,7 +183,7 @@ func (s *session) expectedNS(p *planir.Plan) (float64, error) {
 	idle := map[string]int64{}
 	for i := range p.Program.Programs {
 		ph := &p.Program.Programs[i]
-		if !slices.Contains(s.want.buckets, ph.Rows) {
+		if !slices.Contains(s.want.Buckets, ph.Rows) {
 			continue
 		}
 		pr, err := s.program(ph.Rows, s.assigned(ph.Rows))

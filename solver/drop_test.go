@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Leaving a bucket out poses what a workload without that bucket poses: the same calls, of the same lengths, at the same positions.
@@ -15,19 +16,19 @@ func TestFewerBucketsAreTheSameProblem(t *testing.T) {
 	m := demo(t)
 	w := permit(op.A8TQ8C)
 	w.Buckets, w.Context = []int{32, 384, 512}, 1024
-	w.Prompts = Prompts{{Tokens: 157, Share: 0.51}, {Tokens: 186, Share: 0.73}, {Tokens: 366, Share: 0.49}, {Tokens: 900, Share: 0.1}}
-	all, err := w.apply(m.MaxContext)
+	w.Prompts = workload.Prompts{{Tokens: 157, Share: 0.51}, {Tokens: 186, Share: 0.73}, {Tokens: 366, Share: 0.49}, {Tokens: 900, Share: 0.1}}
+	all, err := w.Apply(m.MaxContext)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n := 1; n <= len(w.Buckets); n++ {
-		got, err := all.fewer(w, n, m.MaxContext)
+		got, err := all.Fewer(w, n, m.MaxContext)
 		if err != nil {
 			t.Fatal(err)
 		}
 		without := *w
 		without.Buckets = w.Buckets[:n]
-		want, err := without.apply(m.MaxContext)
+		want, err := without.Apply(m.MaxContext)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,7 @@ func TestFreedomNeverHurts(t *testing.T) {
 			w.Buckets = append(w.Buckets, rows)
 		}
 		for range 1 + r.IntN(4) {
-			w.Prompts = append(w.Prompts, Prompt{Tokens: 2 + r.IntN(500), Share: 0.1 + r.Float64()})
+			w.Prompts = append(w.Prompts, workload.Prompt{Tokens: 2 + r.IntN(500), Share: 0.1 + r.Float64()})
 		}
 		in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A8TQ8C), Workload: w}
 		free := solve(t, in)

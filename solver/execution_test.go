@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // What a solved program takes on the simulated machine's clock is what was predicted: prices,
@@ -25,11 +26,11 @@ func TestExecutionTakesAsLongAsPredicted(t *testing.T) {
 	s := twoCores(t, 0.6)
 	s.Joint[0].BandwidthGBps = 12 // of the 16 that both would read alone
 	s.Processors[0].BandwidthGBps, s.Processors[1].BandwidthGBps, s.Processors[2].BandwidthGBps = 10, 6, 9
-	w := DefaultWorkload()
-	w.Prompts, w.OutputTokens, w.Buckets = []Prompt{{Tokens: 256, Share: 1}}, 128, []int{64, 256}
+	w := workload.Default()
+	w.Prompts, w.OutputTokens, w.Buckets = []workload.Prompt{{Tokens: 256, Share: 1}}, 128, []int{64, 256}
 	for name, scheme := range map[string]op.Scheme{"stored": op.A32W32, "quantised": op.A8TQ8C} {
 		t.Run(name, func(t *testing.T) {
-			w.Schemes = Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}
+			w.Schemes = workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}
 			w.Batches = []int{3, 8}
 			p := solve(t, Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, w.Batches, scheme), Workload: w}).Plan
 			split := 0
@@ -106,7 +107,7 @@ func TestExecutionOnStaticProcessor(t *testing.T) {
 	npu.Kind, npu.Cores, npu.StaticShapes, npu.DynamicRows = socs.KindNPU, nil, true, false
 	npu.StridedInput, npu.StridedOutput, npu.WeightRanges, npu.Tile.M = false, false, false, 32
 	npu.Kinds, npu.KV = []op.Kind{op.Norm, op.QuantRows, op.MatMul, op.GLU, op.Add, op.Copy}, nil
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets, w.Batches = []int{48, 256}, []int{40}
 	p := solve(t, Input{Model: m, SoC: s, Costs: batchCosts(t, s, m, w.Batches, op.A32W32), Workload: w}).Plan
 	gathers, padded := 0, 0
@@ -236,9 +237,9 @@ func logitsOf(t *testing.T, m *models.Model, p *planir.Plan, drivers []driver.Dr
 // when a call has fewer rows.
 func TestExecutionInPieces(t *testing.T) {
 	m, s := demo(t), withNPU(t, nil)
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets = []int{48, 256, 352}
-	w.Prompts, w.OutputTokens = []Prompt{{Tokens: 352, Share: 1}}, 16
+	w.Prompts, w.OutputTokens = []workload.Prompt{{Tokens: 352, Share: 1}}, 16
 	c := costs(t, s, m, op.A32W32)
 	g := m.Graph()
 	for _, strategy := range []planir.Strategy{planir.Pipe, planir.ActivationDivide} {
@@ -246,7 +247,7 @@ func TestExecutionInPieces(t *testing.T) {
 			ses := prepared(t, Input{Model: m, SoC: s, Costs: c, Workload: w})
 			var x solved
 			pieces := map[int]int{} // matrices with several pieces on the processor, by rows
-			for _, rows := range ses.want.rows() {
+			for _, rows := range ses.want.Rows() {
 				pr, err := ses.program(rows, ses.assigned(rows))
 				if err != nil {
 					t.Fatal(err)

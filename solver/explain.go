@@ -86,8 +86,8 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.want.context != p.MaxContext {
-		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d", s.want.context, p.MaxContext).
+	if s.want.Context != p.MaxContext {
+		return nil, diag.New(diag.ClassInput, "explain: the workload caches %d positions, and the plan %d", s.want.Context, p.MaxContext).
 			WithHint("give the workload the plan was solved for")
 	}
 	sections, err := lower.Expand(s.of(d.Rows), d.Rows, p.MaxContext, p.KV, func(node string) op.Scheme {

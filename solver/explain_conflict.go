@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Conflict is a smallest set of limits for which no plan was found: without any one of them there is a plan, and every smaller
@@ -318,7 +319,7 @@ func leastOf(l *Limit, err error) (least float64, ok bool) {
 		return float64(small.total), true
 	}
 	var slow *expertsError
-	if l.Key == limitExperts && errors.As(err, &slow) {
+	if l.Key == workload.KeyExperts && errors.As(err, &slow) {
 		return slow.leastUS, true
 	}
 	return 0, false

@@ -11,18 +11,19 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // extraLimits are those of a workload's section limits.
-func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
+func extraLimits(w *workload.Workload, of string, machine *socs.SoC) []Limit {
 	var out []Limit
-	add := func(key string, value float64, unitOf string, field func(*Limits) *float64, least func(*Input), used func(*Result) float64) {
+	add := func(key string, value float64, unitOf string, field func(*workload.Limits) *float64, least func(*Input), used func(*Result) float64) {
 		if value == 0 {
 			return
 		}
 		text := func(v float64) string { return fmt.Sprintf("%.6g %s", v, unitOf) }
 		set := func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) { *field(&w.Limits) = v })
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *field(&w.Limits) = v })
 		}
 		out = append(out, Limit{Key: key, In: of, Value: text(value), number: value, format: text, set: set, least: least,
 			without: func(x *Input) { set(x, 0) }, used: func(_ *Input, r *Result) float64 { return used(r) }})
@@ -38,34 +39,34 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 			return most
 		}
 	}
-	only := func(weights Weights) func(*Input) {
+	only := func(weights workload.Weights) func(*Input) {
 		return func(x *Input) {
-			x.Workload = edited(x.Workload, func(w *Workload) { w.Weights, w.Minimise = weights, problem.Time })
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Weights, w.Minimise = weights, problem.Time })
 		}
 	}
 	unknown := func(*Result) float64 { return math.NaN() }
-	add(LimitPrefill, w.Limits.PrefillMS, "ms", func(l *Limits) *float64 { return &l.PrefillMS }, only(Weights{Prefill: 1}), slowest("prefill"))
-	add(LimitDecode, w.Limits.DecodeMS, "ms", func(l *Limits) *float64 { return &l.DecodeMS }, only(Weights{Decode: 1}), slowest("decode"))
-	add(LimitEnergy, w.Limits.EnergyMJ, "mJ, modelled", func(l *Limits) *float64 { return &l.EnergyMJ }, minimising(problem.Energy), func(r *Result) float64 {
+	add(workload.KeyPrefill, w.Limits.PrefillMS, "ms", func(l *workload.Limits) *float64 { return &l.PrefillMS }, only(workload.Weights{Prefill: 1}), slowest("prefill"))
+	add(workload.KeyDecode, w.Limits.DecodeMS, "ms", func(l *workload.Limits) *float64 { return &l.DecodeMS }, only(workload.Weights{Decode: 1}), slowest("decode"))
+	add(workload.KeyEnergy, w.Limits.EnergyMJ, "mJ, modelled", func(l *workload.Limits) *float64 { return &l.EnergyMJ }, minimising(problem.Energy), func(r *Result) float64 {
 		if r.ExpectedNJ == 0 {
 			return math.NaN()
 		}
 		return r.ExpectedNJ / 1e6
 	})
-	add(LimitOpen, w.Limits.OpenMS, "ms", func(l *Limits) *float64 { return &l.OpenMS }, nil, unknown)
+	add(workload.KeyOpen, w.Limits.OpenMS, "ms", func(l *workload.Limits) *float64 { return &l.OpenMS }, nil, unknown)
 	if e := w.Experts; e.MaxUSToken > 0 {
 		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
 		set := func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) { w.Experts.MaxUSToken = v })
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Experts.MaxUSToken = v })
 		}
-		out = append(out, Limit{Key: limitExperts, In: of, Value: text(e.MaxUSToken), number: e.MaxUSToken, format: text, set: set,
-			without: func(x *Input) { set(x, most) }})
+		out = append(out, Limit{Key: workload.KeyExperts, In: of, Value: text(e.MaxUSToken), number: e.MaxUSToken, format: text, set: set,
+			without: func(x *Input) { set(x, workload.MaxLimit) }})
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Limits.AddressBytes)) {
 		text := func(v float64) string { return unit.Bytes(v).String() }
 		value := float64(w.Limits.AddressBytes[name])
 		set := func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) {
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				w.Limits.AddressBytes = maps.Clone(w.Limits.AddressBytes)
 				w.Limits.AddressBytes[name] = unit.Bytes(v)
 				if v == 0 {
@@ -73,14 +74,14 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 				}
 			})
 		}
-		out = append(out, Limit{Key: limitAddress + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
+		out = append(out, Limit{Key: workload.KeyAddress + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
 			without: func(x *Input) { set(x, 0) }, used: loaded(machine, name, func(l check.Loaded) float64 { return float64(l.Bytes) })})
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Limits.MaxGraphs)) {
 		text := func(v float64) string { return fmt.Sprintf("%.0f graphs", v) }
 		value := float64(w.Limits.MaxGraphs[name])
 		set := func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) {
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				w.Limits.MaxGraphs = maps.Clone(w.Limits.MaxGraphs)
 				w.Limits.MaxGraphs[name] = int(v)
 				if v == 0 {
@@ -88,7 +89,7 @@ func extraLimits(w *Workload, of string, machine *socs.SoC) []Limit {
 				}
 			})
 		}
-		out = append(out, Limit{Key: limitGraphs + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
+		out = append(out, Limit{Key: workload.KeyGraphs + name, In: of, Value: text(value), number: value, format: text, whole: true, set: set,
 			without: func(x *Input) { set(x, 0) }, used: loaded(machine, name, func(l check.Loaded) float64 { return float64(l.Graphs) })})
 	}
 	return out

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Limit is something that a user restricts plans by, named as where it was written.
@@ -57,7 +58,7 @@ type whatIf struct {
 func limitsOf(in *Input) []Limit {
 	w := in.Workload
 	if w == nil {
-		w = DefaultWorkload()
+		w = workload.Default()
 	}
 	var out []Limit
 	number := func(key, where string, value float64, format func(float64) string, set func(*Input, float64), none float64, used func(*Input, *Result) float64) {
@@ -67,19 +68,19 @@ func limitsOf(in *Input) []Limit {
 	bytes := func(x float64) string { return unit.Bytes(x).String() }
 	of := "workload"
 	if w.Name != "" {
-		of = w.title()
+		of = w.Title()
 	}
 	total := func(_ *Input, r *Result) float64 { return float64(r.Plan.Memory.Total) }
 	if in.MaxMemory > 0 {
 		number("--max-memory", "command line", float64(in.MaxMemory), bytes, func(x *Input, v float64) {
 			x.MaxMemory = int64(v)
 			if v == 0 {
-				x.Workload = edited(x.Workload, func(w *Workload) { w.Memory = 0 })
+				x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = 0 })
 			}
 		}, 0, total)
 	} else if w.Memory > 0 {
 		number("memory", of, float64(w.Memory), bytes, func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) { w.Memory = unit.Bytes(v) })
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Memory = unit.Bytes(v) })
 		}, 0, total)
 	}
 	for i := range out {
@@ -129,15 +130,12 @@ func limitsOf(in *Input) []Limit {
 // maxKL is a limit that nothing exceeds: the largest that a workload may name.
 const maxKL = 1e6
 
-// measured reports whether what schemes lose has to be known: a limit of nothing is kept without that.
-func (k KLLimit) measured() bool { return k.Prefill > Lossless || k.Decode > Lossless }
-
 // qualityLimits are those of what may be lost: one where both phases have the same.
-func qualityLimits(in *Input, w *Workload, of string) []Limit {
+func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 	var out []Limit
 	add := func(key string, value float64, phases ...string) {
 		set := func(x *Input, v float64) {
-			x.Workload = edited(x.Workload, func(w *Workload) {
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				for _, ph := range phases {
 					to, schemes := &w.Quality.MaxKL.Prefill, &w.Schemes.Prefill
 					if ph == "decode" {
@@ -185,25 +183,17 @@ func qualityLimits(in *Input, w *Workload, of string) []Limit {
 
 // minimising has solve look for the plan that takes least of a measure.
 func minimising(m problem.Measure) func(*Input) {
-	return func(x *Input) { x.Workload = edited(x.Workload, func(w *Workload) { w.Minimise = m }) }
+	return func(x *Input) {
+		x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { w.Minimise = m })
+	}
 }
 
 // klText writes a limit of quality.
 func klText(x float64) string {
-	if x <= Lossless {
+	if x <= workload.Lossless {
 		return "0 nats a token"
 	}
 	return fmt.Sprintf("%.3g nats a token", x)
-}
-
-// edited is a copy of a workload, changed.
-func edited(w *Workload, change func(*Workload)) *Workload {
-	c := *DefaultWorkload()
-	if w != nil {
-		c = *w
-	}
-	change(&c)
-	return &c
 }
 
 // editProc changes a processor of a copy of the SoC.
@@ -216,7 +206,7 @@ func editProc(in *Input, i int, change func(*socs.Processor)) {
 }
 
 // schemeLimits are the precisions that a workload permits, and those that the processors execute.
-func schemeLimits(in *Input, w *Workload, of string) []Limit {
+func schemeLimits(in *Input, w *workload.Workload, of string) []Limit {
 	var out []Limit
 	text := func(list []op.Scheme) string {
 		names := make([]string, len(list))
@@ -227,12 +217,12 @@ func schemeLimits(in *Input, w *Workload, of string) []Limit {
 	}
 	for _, ph := range []struct {
 		name string
-		of   func(*Schemes) *[]op.Scheme
+		of   func(*workload.Schemes) *[]op.Scheme
 		max  float64
 	}{
-		{"prefill", func(s *Schemes) *[]op.Scheme { return &s.Prefill }, w.Quality.MaxKL.Prefill},
-		{"decode", func(s *Schemes) *[]op.Scheme { return &s.Decode }, w.Quality.MaxKL.Decode},
-		{"head", func(s *Schemes) *[]op.Scheme { return &s.Head }, 0},
+		{"prefill", func(s *workload.Schemes) *[]op.Scheme { return &s.Prefill }, w.Quality.MaxKL.Prefill},
+		{"decode", func(s *workload.Schemes) *[]op.Scheme { return &s.Decode }, w.Quality.MaxKL.Decode},
+		{"head", func(s *workload.Schemes) *[]op.Scheme { return &s.Head }, 0},
 	} {
 		list := *ph.of(&w.Schemes)
 		if len(list) == 0 && (ph.max > 0 || ph.name == "head") {
@@ -244,7 +234,7 @@ func schemeLimits(in *Input, w *Workload, of string) []Limit {
 			l.Value = "left out: a32/w32, as stored"
 		}
 		set := func(x *Input, list []op.Scheme) {
-			x.Workload = edited(x.Workload, func(w *Workload) { *ph.of(&w.Schemes) = list })
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) { *ph.of(&w.Schemes) = list })
 		}
 		l.without = func(x *Input) { set(x, dynamic()) }
 		for _, s := range dynamic() {

@@ -7,6 +7,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // ParetoPoint is a plan that no other one found beats in both expected time and modelled energy.
@@ -28,7 +29,7 @@ func Pareto(ctx context.Context, in Input, steps int) ([]ParetoPoint, error) {
 	t := newTrial(in, nil)
 	at := func(measure problem.Measure, limit float64) (*ParetoPoint, error) {
 		a, err := t.solve(ctx, func(x *Input) {
-			x.Workload = edited(x.Workload, func(w *Workload) {
+			x.Workload = workload.Edited(x.Workload, func(w *workload.Workload) {
 				w.Minimise = measure
 				if limit > 0 && (w.Limits.EnergyMJ == 0 || limit < w.Limits.EnergyMJ) {
 					w.Limits.EnergyMJ = limit

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // ProgramStory is where the time of one execution of a program goes, as the plan itself predicts it. Nothing of it is
@@ -200,7 +201,7 @@ func SameInputs(p *planir.Plan, in *Input) (differ []string, err error) {
 	}
 	w := in.Workload
 	if w == nil {
-		w = DefaultWorkload()
+		w = workload.Default()
 	}
 	have := map[string]func() (string, error){"costs": in.Costs.Digest, "workload": w.Digest}
 	if in.Calibration != nil {
@@ -352,17 +353,17 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *Input) (*BucketSt
 	}
 	w := in.Workload
 	if w == nil {
-		w = DefaultWorkload()
+		w = workload.Default()
 	}
-	d, err := w.apply(in.Model.MaxContext)
+	d, err := w.Apply(in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	prompts := d.asPrompts(w)
+	prompts := d.AsPrompts(w)
 	fixed := func(list []int) func(*Input) {
 		return func(x *Input) {
 			x.AllBuckets = true
-			x.Workload = edited(w, func(w *Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, p.MaxContext })
+			x.Workload = workload.Edited(w, func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, list, p.MaxContext })
 		}
 	}
 	t := newTrial(*in, nil)
@@ -372,7 +373,7 @@ func Bucket(ctx context.Context, p *planir.Plan, rows int, in *Input) (*BucketSt
 	}
 	base.Ratio = 1
 	out.Sets = append(out.Sets, base)
-	out.Calls, out.Time = callsOf(edited(w, func(w *Workload) { w.Prompts, w.Buckets, w.Context = prompts, buckets, p.MaxContext }), in.Model.MaxContext, r.Plan, rows)
+	out.Calls, out.Time = callsOf(workload.Edited(w, func(w *workload.Workload) { w.Prompts, w.Buckets, w.Context = prompts, buckets, p.MaxContext }), in.Model.MaxContext, r.Plan, rows)
 	if len(buckets) > 1 {
 		rest := slices.DeleteFunc(slices.Clone(buckets), func(b int) bool { return b == rows })
 		a, _, err := t.alternative(ctx, fmt.Sprintf("without %d", rows), base.ExpectedNS, fixed(rest))
@@ -424,21 +425,21 @@ func listed(list []int) string {
 }
 
 // callsOf is how many calls of a bucket a prompt makes, and the bucket's part of prefill's expected time.
-func callsOf(w *Workload, maxContext int, p *planir.Plan, rows int) (calls, part float64) {
-	d, err := w.apply(maxContext)
+func callsOf(w *workload.Workload, maxContext int, p *planir.Plan, rows int) (calls, part float64) {
+	d, err := w.Apply(maxContext)
 	if err != nil {
 		return 0, 0
 	}
 	total := 0.0
-	for i, b := range d.buckets {
+	for i, b := range d.Buckets {
 		for _, pred := range p.Predictions {
 			if pred.Program != fmt.Sprintf("prefill@%d", b) {
 				continue
 			}
-			ns := float64(d.share[i] * float64(pred.PlanNS))
+			ns := float64(d.Share[i] * float64(pred.PlanNS))
 			total += ns
 			if b == rows {
-				calls, part = d.share[i], ns
+				calls, part = d.Share[i], ns
 			}
 		}
 	}
@@ -446,20 +447,6 @@ func callsOf(w *Workload, maxContext int, p *planir.Plan, rows int) (calls, part
 		part /= total
 	}
 	return calls, part
-}
-
-// asPrompts are the prompts that a workload stands for, written out: without any, those that fill each bucket evenly.
-func (d *demand) asPrompts(w *Workload) []Prompt {
-	if len(w.Prompts) > 0 {
-		return w.Prompts
-	}
-	var out []Prompt
-	for i, b := range d.buckets {
-		for _, x := range d.lengths[b] {
-			out = append(out, Prompt{Tokens: x.Tokens, Share: float64(d.share[i] * x.Share)})
-		}
-	}
-	return out
 }
 
 // LimitStory is a limit, what the plan takes of it, and what relaxing it would buy.

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // The set found is as small as the smallest infeasible subset of all, the first of them, over random families of
@@ -80,8 +81,8 @@ func conflicts(t *testing.T) map[string]struct {
 	t.Helper()
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
-	small := func(change func(*Workload)) *Workload {
-		w := DefaultWorkload()
+	small := func(change func(*workload.Workload)) *workload.Workload {
+		w := workload.Default()
 		w.Buckets, w.Context = []int{16}, 128
 		change(w)
 		return w
@@ -106,17 +107,17 @@ func conflicts(t *testing.T) map[string]struct {
 		want []string
 	}
 	return map[string]c{
-		"memory": {Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20, Workload: small(func(*Workload) {})}, []string{"--max-memory"}},
-		"a region and a choice": {Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32), Only: []string{"c1"}, Workload: small(func(*Workload) {})},
+		"memory": {Input{Model: m, SoC: s, Costs: both, MaxMemory: 10 << 20, Workload: small(func(*workload.Workload) {})}, []string{"--max-memory"}},
+		"a region and a choice": {Input{Model: m, SoC: tight, Costs: costs(t, tight, m, op.A32W32), Only: []string{"c1"}, Workload: small(func(*workload.Workload) {})},
 			[]string{"--only", "c1.address_bytes"}},
-		"nothing may be lost in 8 bit": {Input{Model: m, SoC: s, Costs: both, Workload: small(func(w *Workload) {
-			w.Quality.MaxKL = KLLimit{Lossless, Lossless}
-			w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+		"nothing may be lost in 8 bit": {Input{Model: m, SoC: s, Costs: both, Workload: small(func(w *workload.Workload) {
+			w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
+			w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
 		})}, []string{"quality.max_kl", "schemes.prefill"}},
-		"processors of 8 bit": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(w *Workload) {
-			w.Quality.MaxKL = KLLimit{Lossless, Lossless}
+		"processors of 8 bit": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(w *workload.Workload) {
+			w.Quality.MaxKL = workload.KLLimit{Prefill: workload.Lossless, Decode: workload.Lossless}
 		})}, []string{"quality.max_kl", "processors.schemes"}},
-		"processors of 8 bit, nothing permitted": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*Workload) {})},
+		"processors of 8 bit, nothing permitted": {Input{Model: m, SoC: int8s, Costs: costs(t, int8s, m, op.A8TQ8C), Workload: small(func(*workload.Workload) {})},
 			[]string{"schemes.prefill", "processors.schemes"}},
 	}
 }
@@ -236,7 +237,7 @@ func TestPareto(t *testing.T) {
 	for i := range s.Processors {
 		s.Processors[i].PowerW = []float64{4, 1, 5}[i]
 	}
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets, w.Context = []int{16}, 128
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w, Engine: exact.Engine{}}
 	list, err := Pareto(context.Background(), in, 2)

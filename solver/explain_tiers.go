@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // TierOutcome is what a choice of capacity tiers comes to: expected, and of a token in all layers where it says so.
@@ -62,7 +63,7 @@ func TierLimitsOf(ctx context.Context, in Input, p *planir.Plan) (*TierStory, er
 		return nil, diag.New(diag.ClassInput, "explain tiers: the plan has none, or no loads are given").WithHint("hetc solve --loads chooses them")
 	}
 	if in.Workload == nil {
-		in.Workload = DefaultWorkload()
+		in.Workload = workload.Default()
 	}
 	npu, err := staticProcessor(in.SoC)
 	if err != nil {
@@ -198,8 +199,10 @@ func (t *tierTrial) story(l *tierLimit) (TierLimit, error) {
 // limits lists what restricts the tiers, in a fixed order.
 func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 	p, w, now := t.x.Problem, t.in.Workload.Experts, t.now
-	experts := func(edit func(*ExpertTiers)) tierChange {
-		return tierChange{input: func(in *Input) { in.Workload = edited(in.Workload, func(w *Workload) { edit(&w.Experts) }) }}
+	experts := func(edit func(*workload.Experts)) tierChange {
+		return tierChange{input: func(in *Input) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { edit(&w.Experts) })
+		}}
 	}
 	posed := func(edit func(*problem.Tiers)) tierChange { return tierChange{problem: edit} }
 	bytes := func(n int64) string { return unit.Bytes(n).String() }
@@ -222,7 +225,7 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 		}
 		all := union(own, capacities(p.Tile, largest))
 		l := tierLimit{key: "experts.capacities", value: fmt.Sprint(own), used: fmt.Sprint(now.Capacities)}
-		if l.free = experts(func(e *ExpertTiers) { e.Capacities = all }); len(all) == len(own) || len(all) >= problem.MaxTierChoices {
+		if l.free = experts(func(e *workload.Experts) { e.Capacities = all }); len(all) == len(own) || len(all) >= problem.MaxTierChoices {
 			l.free, l.note = tierChange{}, "it has all that are tried without it"
 		}
 		out = append(out, l)
@@ -260,12 +263,12 @@ func (t *tierTrial) limits(npu *socs.Processor) (out []tierLimit) {
 			to: fmt.Sprint(more(most)), next: posed(func(p *problem.Tiers) { p.MaxGraphs = more(most) }), free: posed(func(p *problem.Tiers) { p.MaxGraphs = 0 })})
 	}
 	if w.Serial {
-		out = append(out, tierLimit{key: "experts.serial", value: "true", free: experts(func(e *ExpertTiers) { e.Serial = false })})
+		out = append(out, tierLimit{key: "experts.serial", value: "true", free: experts(func(e *workload.Experts) { e.Serial = false })})
 	}
 	if us := w.MaxUSToken; us > 0 {
 		text := func(v float64) string { return fmt.Sprintf("%.6g us", v) }
-		out = append(out, tierLimit{key: limitExperts, value: text(us), used: text(now.TokenNS / 1e3), to: text(1.1 * us),
-			next: experts(func(e *ExpertTiers) { e.MaxUSToken = 1.1 * us }), free: experts(func(e *ExpertTiers) { e.MaxUSToken = 1e9 })})
+		out = append(out, tierLimit{key: workload.KeyExperts, value: text(us), used: text(now.TokenNS / 1e3), to: text(1.1 * us),
+			next: experts(func(e *workload.Experts) { e.MaxUSToken = 1.1 * us }), free: experts(func(e *workload.Experts) { e.MaxUSToken = 1e9 })})
 	}
 	shares := []struct {
 		key   string
@@ -305,7 +308,9 @@ func (t *tierTrial) chunks() tierLimit {
 		}
 	}
 	change := func(list []int) tierChange {
-		return tierChange{input: func(in *Input) { in.Workload = edited(in.Workload, func(w *Workload) { w.Experts.Chunks = list }) }}
+		return tierChange{input: func(in *Input) {
+			in.Workload = workload.Edited(in.Workload, func(w *workload.Workload) { w.Experts.Chunks = list })
+		}}
 	}
 	longest := slices.Max(lengths)
 	if len(all) == len(lengths) {

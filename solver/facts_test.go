@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // realFacts are what QNN 2.51.0 said about a product of 2048 by 2048 in a16s/q8c for snapdragon-8gen3 (cmd/hetc's TestSpillRecord makes
@@ -57,9 +58,9 @@ func at250(t testing.TB, s *socs.SoC) Input {
 			}
 		}
 	}
-	w := DefaultWorkload()
-	w.Prompts, w.Buckets = Prompts{{Tokens: 250, Share: 1}}, Rows{250}
-	w.Schemes = Schemes{Prefill: []op.Scheme{op.A16SQ8C}, Decode: []op.Scheme{op.A16SQ8C}}
+	w := workload.Default()
+	w.Prompts, w.Buckets = workload.Prompts{{Tokens: 250, Share: 1}}, workload.Rows{250}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A16SQ8C}, Decode: []op.Scheme{op.A16SQ8C}}
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A16SQ8C), Engine: exact.Engine{}, Workload: w, Calibration: cal, Only: []string{"npu"}}
 	if err := in.ForTarget(); err != nil {
 		t.Fatal(err)
@@ -173,7 +174,7 @@ func TestSharedLengthsAreChargedOnce(t *testing.T) {
 	}
 	in := at250(t, s)
 	in.Facts = realFacts(t)
-	in.Workload.Buckets = Rows{64, 128, 256, 512}
+	in.Workload.Buckets = workload.Rows{64, 128, 256, 512}
 	r := solve(t, in)
 	c := compiledOf(r.Plan, outProduct)
 	if c == nil || len(c.Graphs) < 4 {

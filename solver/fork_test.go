@@ -221,7 +221,7 @@ func TestForkAgainstTimeline(t *testing.T) {
 	}
 	// Nodes that no sensible plan separates are placed together.
 	groups := [][]string{{"attn_norm", "qkv_quant"}, {"qkv"}, {"attention"}, {"attn_out_quant", "attn_out"}, {"attn_add"}, {"ffn_up"}, {"ffn_act", "ffn_down_quant", "ffn_down"}, {"ffn_add"}}
-	for at, rows := range ses.want.rows() {
+	for at, rows := range ses.want.Rows() {
 		pr, err := ses.program(rows, ses.assigned(rows))
 		if err != nil {
 			t.Fatal(err)
@@ -232,8 +232,8 @@ func TestForkAgainstTimeline(t *testing.T) {
 		}
 		best := int64(never)
 		for placement := range 1 << len(groups) {
-			decisions := make([][]planir.Decision, len(ses.want.rows()))
-			for i, r := range ses.want.rows() {
+			decisions := make([][]planir.Decision, len(ses.want.Rows()))
+			for i, r := range ses.want.Rows() {
 				other, err := ses.program(r, ses.assigned(r))
 				if err != nil {
 					t.Fatal(err)

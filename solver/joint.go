@@ -385,18 +385,18 @@ const weightScale = 1 << 14
 
 // weight is what a call of the i-th program of demand.rows counts for.
 func (s *session) weight(i int) float64 {
-	rows := s.want.rows()[i]
+	rows := s.want.Rows()[i]
 	if s.decodes(rows) {
-		return s.want.decodeNS(rows, s.want.weights.Decode)
+		return s.want.DecodeNS(rows, s.want.Weights.Decode)
 	}
-	return s.want.weights.Prefill * s.want.share[slices.Index(s.want.buckets, rows)]
+	return s.want.Weights.Prefill * s.want.Share[slices.Index(s.want.Buckets, rows)]
 }
 
 func jointProblem(m problem.Measure) string { return "joint " + string(m) }
 
 // joint poses the problem of all programs. Less is taken off each bound beforehand for what the problem leaves out.
 func (s *session) joint(less map[quantity]int64) (*joint, error) {
-	rows := s.want.rows()
+	rows := s.want.Rows()
 	j := &joint{Joint: &problem.Joint{Name: "plan", Minimise: s.goal}, posed: map[quantity]int64{}}
 	heaviest := 0.0
 	for i := range rows {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // withNPU is the two cores with the second one turned into a processor with static shapes and little memory.
@@ -165,12 +167,12 @@ func TestLimitsAreKept(t *testing.T) {
 	m, s := demo(t), withNPU(t, nil)
 	c := costs(t, s, m, op.A8TQ8C)
 	in := Input{Model: m, SoC: s, Costs: c}
-	workload := func() *Workload {
+	newWorkload := func() *workload.Workload {
 		w := permit(op.A8TQ8C)
 		w.Buckets = []int{64, 256}
 		return w
 	}
-	in.Workload = workload()
+	in.Workload = newWorkload()
 	free := solveOr(t, in)
 	load := check.Load(free.Plan, s.Processor("c1"))
 	if load.Graphs < 4 || load.Bytes < 1<<20 {
@@ -185,11 +187,11 @@ func TestLimitsAreKept(t *testing.T) {
 		return ns
 	}
 	for name, x := range map[string]struct {
-		set   func(l *Limits, part float64)
+		set   func(l *workload.Limits, part float64)
 		taken func(r *Result) float64 // of the unlimited plan's is 1
 	}{
 		"limits.address_bytes.c1": {
-			func(l *Limits, part float64) {
+			func(l *workload.Limits, part float64) {
 				l.AddressBytes = map[string]unit.Bytes{"c1": unit.Bytes(part * float64(load.Bytes))}
 			},
 			func(r *Result) float64 {
@@ -197,27 +199,29 @@ func TestLimitsAreKept(t *testing.T) {
 			},
 		},
 		"limits.max_graphs.c1": {
-			func(l *Limits, part float64) { l.MaxGraphs = map[string]int{"c1": int(part * float64(load.Graphs))} },
+			func(l *workload.Limits, part float64) {
+				l.MaxGraphs = map[string]int{"c1": int(part * float64(load.Graphs))}
+			},
 			func(r *Result) float64 {
 				return float64(check.Load(r.Plan, s.Processor("c1")).Graphs) / float64(load.Graphs)
 			},
 		},
-		LimitOpen: {
-			func(l *Limits, part float64) { l.OpenMS = part * float64(10*load.Graphs) },
+		workload.KeyOpen: {
+			func(l *workload.Limits, part float64) { l.OpenMS = part * float64(10*load.Graphs) },
 			func(r *Result) float64 {
 				return float64(check.Load(r.Plan, s.Processor("c1")).Graphs) / float64(load.Graphs)
 			},
 		},
-		LimitEnergy: {
-			func(l *Limits, part float64) { l.EnergyMJ = part * free.ExpectedNJ / 1e6 },
+		workload.KeyEnergy: {
+			func(l *workload.Limits, part float64) { l.EnergyMJ = part * free.ExpectedNJ / 1e6 },
 			func(r *Result) float64 { return r.ExpectedNJ / free.ExpectedNJ },
 		},
-		LimitPrefill: {
-			func(l *Limits, part float64) { l.PrefillMS = part * float64(slowest(free, "prefill")) / 1e6 },
+		workload.KeyPrefill: {
+			func(l *workload.Limits, part float64) { l.PrefillMS = part * float64(slowest(free, "prefill")) / 1e6 },
 			func(r *Result) float64 { return float64(slowest(r, "prefill")) / float64(slowest(free, "prefill")) },
 		},
-		LimitDecode: {
-			func(l *Limits, part float64) { l.DecodeMS = part * float64(slowest(free, "decode")) / 1e6 },
+		workload.KeyDecode: {
+			func(l *workload.Limits, part float64) { l.DecodeMS = part * float64(slowest(free, "decode")) / 1e6 },
 			func(r *Result) float64 { return float64(slowest(r, "decode")) / float64(slowest(free, "decode")) },
 		},
 	} {
@@ -226,14 +230,16 @@ func TestLimitsAreKept(t *testing.T) {
 			within := 0
 			for _, part := range []float64{1.001, 0.8, 0.5, 0.05} {
 				in := in
-				in.Workload = workload()
+				in.Workload = newWorkload()
 				x.set(&in.Workload.Limits, part)
-				if got := in.LimitNames(); len(got) != 1 || got[0] != name {
-					t.Fatalf("limits %q, want %q", got, name)
+				limit := slices.IndexFunc(limitsOf(&in), func(l Limit) bool { return l.Key == name })
+				if limit < 0 {
+					t.Fatalf("no limit %q in %v", name, limitsOf(&in))
 				}
 				r := solveOr(t, in)
 				if r == nil {
-					if again := solveOr(t, in.Without(name)); again == nil || math.Abs(again.ExpectedNS-free.ExpectedNS) > 1 {
+					limitsOf(&in)[limit].without(&in)
+					if again := solveOr(t, in); again == nil || math.Abs(again.ExpectedNS-free.ExpectedNS) > 1 {
 						t.Errorf("without the limit: %v", again)
 					}
 					continue

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
@@ -13,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // complete makes the plan of the chosen schemes: fitted to the processors, with its predictions and memory.
@@ -38,9 +38,9 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 	var by *session
 	var notes diag.List
 	bestNS := math.Inf(1)
-	for n := len(s.want.buckets); n >= s.fewest(); n-- {
+	for n := len(s.want.Buckets); n >= s.fewest(); n-- {
 		t := s
-		if n < len(s.want.buckets) {
+		if n < len(s.want.Buckets) {
 			var err error
 			if t, err = s.fewer(ctx, n); err != nil {
 				return nil, nil, err
@@ -109,7 +109,7 @@ const triedNodes = 24
 
 // fewer is a session for the same prompts with the first n buckets only.
 func (s *session) fewer(ctx context.Context, n int) (*session, error) {
-	want, err := s.want.fewer(s.in.Workload, n, s.in.Model.MaxContext)
+	want, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
@@ -122,32 +122,6 @@ func (s *session) fewer(ctx context.Context, n int) (*session, error) {
 	return t, t.prepare(ctx)
 }
 
-// fewer applies the workload again with the first n buckets only: what is posed of each program is what a workload that lists only
-// these would pose. Prompts are the same. Where the workload gives none, every bucket stands for calls that fill it, and those of
-// buckets that are left out are cut into pieces of the others.
-func (d *demand) fewer(w *Workload, n, maxContext int) (*demand, error) {
-	x := *w
-	x.Buckets, x.Batches, x.Context, x.Prompts = d.buckets[:n], d.batches, d.context, d.prompts
-	out, err := x.apply(maxContext)
-	if err != nil {
-		return nil, err
-	}
-	out.outputTokens = d.outputTokens
-	out.decodeAt(d.contexts[1])
-	if len(d.prompts) > 0 || n == 0 {
-		return out, nil
-	}
-	copy(out.share, d.share)
-	for i := n; i < len(d.buckets); i++ {
-		full, left := problem.Cut(d.buckets[i], d.buckets[n-1])
-		out.share[n-1] += float64(d.share[i] * float64(full))
-		if left > 1 {
-			out.share[sort.SearchInts(out.buckets, left)] += d.share[i]
-		}
-	}
-	return out, nil
-}
-
 // weightBytes is what the classes take at least in a pair of assignments: one packed copy for each format.
 func (s *session) weightBytes(prefill, decode assignment) int64 {
 	var total int64
@@ -155,7 +129,7 @@ func (s *session) weightBytes(prefill, decode assignment) int64 {
 		c := &s.classes[k]
 		p, d := prefill[k].Weight(), decode[k].Weight()
 		total += c.bytes(d)
-		if p != d && !c.head && len(s.want.buckets) > 0 {
+		if p != d && !c.head && len(s.want.Buckets) > 0 {
 			total += c.bytes(p)
 		}
 	}
@@ -166,8 +140,8 @@ func (s *session) weightBytes(prefill, decode assignment) int64 {
 // operators can keep inside.
 func (s *session) leastPool() int64 {
 	rows := 1
-	if n := len(s.want.buckets); n > 0 {
-		rows = s.want.buckets[n-1]
+	if n := len(s.want.Buckets); n > 0 {
+		rows = s.want.Buckets[n-1]
 	}
 	sections, err := s.expand(rows, s.uniform(op.A32W32))
 	if err != nil {
@@ -231,7 +205,7 @@ func (e *smallestError) Error() string { return e.text }
 func (s *session) tooLarge(bound int64, smallest *planir.Plan) error {
 	m := smallest.Memory
 	text := fmt.Sprintf("the smallest plan found holds %v, and at most %v are permitted: %s", unit.Bytes(m.Total), unit.Bytes(bound), m)
-	e := &LimitError{Names: []string{LimitMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &smallestError{m.Total, text}}
+	e := &LimitError{Names: []string{workload.KeyMemory}, Proved: max(s.leastMemory(), smallest.Solver[0].BoundNS) > bound, text: text, cause: &smallestError{m.Total, text}}
 	return diag.New(diag.ClassInfeasible, "solve: %w", e).
 		WithHint("permit at least %d bytes, a smaller context than %d (the cache takes %v), schemes with fewer bits, or smaller buckets and batches", m.Total, smallest.MaxContext, unit.Bytes(m.Cache))
 }

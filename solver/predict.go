@@ -216,10 +216,10 @@ func (s *session) expected(p *planir.Plan, of func(planir.Prediction) int64) flo
 		for i := range p.Program.Programs {
 			ph := &p.Program.Programs[i]
 			if ph.Name == pred.Program && ph.Phase == "decode" {
-				total += float64(s.want.weights.Decode * s.want.decodeNS(ph.Rows, float64(of(pred))))
+				total += float64(s.want.Weights.Decode * s.want.DecodeNS(ph.Rows, float64(of(pred))))
 			}
-			if k := slices.Index(s.want.buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
-				total += float64(s.want.weights.Prefill * float64(s.want.share[k]*float64(of(pred))))
+			if k := slices.Index(s.want.Buckets, ph.Rows); ph.Name == pred.Program && k >= 0 {
+				total += float64(s.want.Weights.Prefill * float64(s.want.Share[k]*float64(of(pred))))
 			}
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // restriction is what a user may leave a plan to, to compare with.
@@ -70,7 +71,7 @@ func commonScheme(s *socs.SoC) op.Scheme {
 }
 
 // violations solves without and with every restriction, and tells which of them is predicted to be faster.
-func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *Workload, list []restriction) (out []string, worst float64, compared int) {
+func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *workload.Workload, list []restriction) (out []string, worst float64, compared int) {
 	t.Helper()
 	known := newFitted(c, s)
 	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, known: known}

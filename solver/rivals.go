@@ -268,7 +268,7 @@ func (s *session) compete(ctx context.Context, plan *planir.Plan) (*planir.Plan,
 	if s.measure() != problem.Time || len(s.in.Ratio) > 0 || plan.Solver[0].Problem == jointProblem(problem.Time) {
 		return plan, nil // what is asked for is not the least time of every program
 	}
-	rows := s.want.rows()
+	rows := s.want.Rows()
 	field := make([]contest, len(rows))
 	for i, r := range rows {
 		pr, err := s.program(r, s.assigned(r))
@@ -378,7 +378,7 @@ func (s *session) polish(ctx context.Context, plan *planir.Plan, field []contest
 			if err := s.decide(&trial, decisions); err != nil {
 				return err
 			}
-			for i, rows := range s.want.rows() {
+			for i, rows := range s.want.Rows() {
 				x, r := &field[i], tried[i]
 				if r == nil {
 					continue
@@ -432,7 +432,7 @@ func (s *session) race(plan *planir.Plan, field []contest) error {
 		if err := s.decide(&trial, decisions); err != nil {
 			return err
 		}
-		for i, rows := range s.want.rows() {
+		for i, rows := range s.want.Rows() {
 			x := &field[i]
 			if round >= len(x.rivals) {
 				continue

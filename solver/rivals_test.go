@@ -19,7 +19,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, rows := range ses.want.rows() {
+		for i, rows := range ses.want.Rows() {
 			pr, err := ses.program(rows, ses.assigned(rows))
 			if err != nil {
 				t.Fatal(err)
@@ -34,8 +34,8 @@ func TestNoMoveIsFaster(t *testing.T) {
 					node := in.stage.sec.Nodes[n].Name
 					for _, c := range kinds(in.candidates[n]) {
 						other := *plan
-						decisions := make([][]planir.Decision, len(ses.want.rows()))
-						for k, r := range ses.want.rows() {
+						decisions := make([][]planir.Decision, len(ses.want.Rows()))
+						for k, r := range ses.want.Rows() {
 							x, err := ses.program(r, ses.assigned(r))
 							if err != nil {
 								t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // class is a weight whose scheme is a choice: every node that multiplies by it has the same, so that
@@ -107,7 +108,7 @@ func (s *session) findPacked() {
 				continue
 			}
 			s.packed = &packed{node: sec.Name + "." + n.Name, head: k, not: err}
-			if ok && cal != nil && s.want.limit != (KLLimit{}) && s.tableLoss(s.packed.node) == nil {
+			if ok && cal != nil && s.want.MaxKL != (workload.KLLimit{}) && s.tableLoss(s.packed.node) == nil {
 				s.packed.not = errors.New("the calibration does not say what that loses")
 			}
 		}
@@ -124,7 +125,7 @@ func (s *session) looksUp(n *models.Node) (ok bool, err error) {
 			continue
 		}
 		var unknown error
-		for _, rows := range s.want.rows() {
+		for _, rows := range s.want.Rows() {
 			o := n.Ops[0]
 			o.M, o.Scheme, o.Table = rows, op.I32Q8C, ""
 			if _, unknown = s.prices.together([]task{{p.Name, o}}); unknown != nil {
@@ -387,10 +388,10 @@ func (s *session) ranged(c *class, scheme op.Scheme) error {
 
 // permitted are the schemes that the workload permits a class when decoding.
 func (s *session) permitted(c *class) []op.Scheme {
-	if c.head && len(s.want.head) > 0 {
-		return s.want.head
+	if c.head && len(s.want.Head) > 0 {
+		return s.want.Head
 	}
-	return s.want.decode
+	return s.want.Decode
 }
 
 // heads is the number of classes with one row whatever the bucket is.
@@ -467,7 +468,7 @@ func (s *session) usable(ph *phase, k int, scheme op.Scheme) error {
 
 // expand is the graph at a number of rows under an assignment.
 func (s *session) expand(rows int, a assignment) ([]lower.Section, error) {
-	out, err := lower.Expand(s.of(rows), rows, s.want.context, cacheType, s.schemeOf(a))
+	out, err := lower.Expand(s.of(rows), rows, s.want.Context, cacheType, s.schemeOf(a))
 	if err != nil {
 		return nil, diag.New(diag.ClassInput, "solve: rows %d: %w", rows, err)
 	}
@@ -583,19 +584,19 @@ func (s *session) chooseSchemes(ctx context.Context) error {
 
 // prepare lists the assignments of both phases with what bounds them.
 func (s *session) prepare(ctx context.Context) error {
-	d := &phase{name: "decode", rows: s.want.decodes(),
-		permits: slices.Clone(s.want.decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.limit.Decode}
-	for _, x := range s.want.head {
+	d := &phase{name: "decode", rows: s.want.DecodeRows(),
+		permits: slices.Clone(s.want.Decode), asked: len(s.in.Workload.Schemes.Decode) > 0, max: s.want.MaxKL.Decode}
+	for _, x := range s.want.Head {
 		if !slices.Contains(d.permits, x) {
 			d.permits = append(d.permits, x)
 		}
 	}
 	for _, rows := range d.rows {
-		d.weights = append(d.weights, s.want.decodeNS(rows, s.want.weights.Decode))
+		d.weights = append(d.weights, s.want.DecodeNS(rows, s.want.Weights.Decode))
 	}
-	p := &phase{name: "prefill", rows: s.want.buckets, permits: s.want.prefill, asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.limit.Prefill}
-	for _, share := range s.want.share {
-		p.weights = append(p.weights, s.want.weights.Prefill*share)
+	p := &phase{name: "prefill", rows: s.want.Buckets, permits: s.want.Prefill, asked: len(s.in.Workload.Schemes.Prefill) > 0, max: s.want.MaxKL.Prefill}
+	for _, share := range s.want.Share {
+		p.weights = append(p.weights, s.want.Weights.Prefill*share)
 	}
 	s.phases = [2]*phase{p, d}
 	for _, ph := range []*phase{d, p} {

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // What is said of a combination of schemes before it is posed is what the engine proves of it, minimising time and energy, with
@@ -26,10 +27,10 @@ func TestLeastIsTheOptimum(t *testing.T) {
 	for _, x := range []struct{ model, soc string }{{"../testdata/models/tiny-llama-kjv", ""}, {"qwen1.5-moe-a2.7b", ""}, {"phi-2", ultra.Name}} {
 		name := x.model + " on " + x.soc
 		for _, measure := range []problem.Measure{problem.Time, problem.Energy} {
-			w := DefaultWorkload()
+			w := workload.Default()
 			w.Minimise = measure
 			w.Buckets, w.Context = []int{16}, 128
-			w.Schemes = Schemes{Prefill: both, Decode: both}
+			w.Schemes = workload.Schemes{Prefill: both, Decode: both}
 			m := open(t, x.model)
 			var ses *session
 			if x.soc == "" {
@@ -98,15 +99,15 @@ func (e counted) Partition(ctx context.Context, p *problem.Partition) (problem.S
 // one, also where branches may run side by side.
 func TestCombinationsAreNotPosed(t *testing.T) {
 	s := twoCores(t, 0.7)
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets, w.Context, w.OutputTokens = []int{16, 32}, 128, 8
 	three := []op.Scheme{op.A32W32, op.A8TQ8C, op.A8TQ4B32}
-	w.Schemes = Schemes{Prefill: three, Decode: three}
+	w.Schemes = workload.Schemes{Prefill: three, Decode: three}
 	for _, m := range []*models.Model{demo(t), open(t, "phi-2")} {
 		for seed := range uint64(4) {
 			ses := randomSession(t, s, m, w, seed)
 			ses.in.Calibration = invented(t, m, rand.New(rand.NewPCG(seed, 1)), op.A8TQ8C, op.A8TQ4B32)
-			ses.want.limit = KLLimit{Prefill: 0.02, Decode: 0.02}
+			ses.want.MaxKL = workload.KLLimit{Prefill: 0.02, Decode: 0.02}
 			var posed atomic.Int64
 			ses.in.Engine = counted{exact.Engine{}, &posed}
 			if err := ses.chooseSchemes(context.Background()); err != nil {
@@ -125,7 +126,7 @@ func TestCombinationsAreNotPosed(t *testing.T) {
 
 // A session that shares candidates with another one, which has added some, poses them as well.
 func TestSharedCandidates(t *testing.T) {
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets, w.Context = []int{16}, 128
 	s := randomSession(t, twoCores(t, 0.7), demo(t), w, 1)
 	if err := s.chooseSchemes(t.Context()); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // skewed are true prices, but matrices of each shape and scheme take a random factor more.
@@ -68,7 +69,7 @@ func invented(t testing.TB, m *models.Model, r *rand.Rand, schemes ...op.Scheme)
 }
 
 // randomSession is one with random prices by class and scheme.
-func randomSession(t testing.TB, s *socs.SoC, m *models.Model, w *Workload, seed uint64) *session {
+func randomSession(t testing.TB, s *socs.SoC, m *models.Model, w *workload.Workload, seed uint64) *session {
 	t.Helper()
 	digest, err := s.Digest()
 	if err != nil {
@@ -106,8 +107,8 @@ func everyPair(s *session, f func(prefill, decode assignment)) {
 		}
 		return out
 	}
-	for _, d := range combos(s.want.decode, true) {
-		for _, p := range combos(s.want.prefill, false) {
+	for _, d := range combos(s.want.Decode, true) {
+		for _, p := range combos(s.want.Prefill, false) {
 			for k := range p {
 				if s.classes[k].head {
 					p[k] = d[k]
@@ -138,14 +139,14 @@ func TestSchemesAreTheBest(t *testing.T) {
 	both := []op.Scheme{op.A32W32, op.A8TQ8C}
 	mixes, limited := 0, 0
 	for seed := range uint64(8) {
-		w := DefaultWorkload()
+		w := workload.Default()
 		w.Buckets, w.Context, w.OutputTokens = []int{16}, 128, 8
-		w.Schemes = Schemes{Prefill: both, Decode: both}
+		w.Schemes = workload.Schemes{Prefill: both, Decode: both}
 		ses := randomSession(t, s, m, w, seed)
 		r := rand.New(rand.NewPCG(seed, 1))
 		ses.in.Calibration = invented(t, m, r, op.A8TQ8C)
 		if seed%2 == 1 {
-			ses.want.limit = KLLimit{Prefill: 0.002 + 0.01*r.Float64(), Decode: 0.002 + 0.01*r.Float64()}
+			ses.want.MaxKL = workload.KLLimit{Prefill: 0.002 + 0.01*r.Float64(), Decode: 0.002 + 0.01*r.Float64()}
 		}
 		if err := ses.chooseSchemes(context.Background()); err != nil {
 			t.Fatal(err)
@@ -161,7 +162,7 @@ func TestSchemesAreTheBest(t *testing.T) {
 				t.Fatal(err)
 			}
 			free = min(free, ns)
-			if limit := ses.want.limit; limit == (KLLimit{}) || kl(ses, p) <= limit.Prefill && kl(ses, d) <= limit.Decode {
+			if limit := ses.want.MaxKL; limit == (workload.KLLimit{}) || kl(ses, p) <= limit.Prefill && kl(ses, d) <= limit.Decode {
 				best = min(best, ns)
 			}
 		})
@@ -200,7 +201,7 @@ func TestQuality(t *testing.T) {
 	var used []int
 	for _, limit := range []float64{1, 0.02, 0.01, 0.005, 1e-9} {
 		in.Workload = quick()
-		in.Workload.Quality.MaxKL = KLLimit{limit, limit / 2}
+		in.Workload.Quality.MaxKL = workload.KLLimit{Prefill: limit, Decode: limit / 2}
 		r := solve(t, in)
 		if r.ExpectedNS < last {
 			t.Errorf("limit %v: %v ns, and %v with a looser one", limit, r.ExpectedNS, last)
@@ -286,12 +287,12 @@ func TestStaticScales(t *testing.T) {
 		t.Errorf("%v ns expected, and %v of the twin", r.ExpectedNS, twin.ExpectedNS)
 	}
 	w := quick()
-	w.Quality.MaxKL = KLLimit{1, 1}
+	w.Quality.MaxKL = workload.KLLimit{Prefill: 1, Decode: 1}
 	r = solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal})
 	if got := schemes(r.Plan); slices.Contains(got, op.A8SQ8C) || !slices.Contains(got, op.A8TQ8C) {
 		t.Errorf("under a limit: schemes %v", got)
 	}
-	w.Schemes = Schemes{Prefill: []op.Scheme{op.A32W32, op.A8SQ8C}, Decode: []op.Scheme{op.A32W32}}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32, op.A8SQ8C}, Decode: []op.Scheme{op.A32W32}}
 	if r = solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal}); !slices.Contains(schemes(r.Plan), op.A8SQ8C) {
 		t.Errorf("under a limit, permitted: schemes %v", schemes(r.Plan))
 	}
@@ -334,7 +335,7 @@ func TestSeveralStaticScales(t *testing.T) {
 	older.Scales = nil
 	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	w := quick()
-	w.Quality.MaxKL = KLLimit{0.005, 0.005}
+	w.Quality.MaxKL = workload.KLLimit{Prefill: 0.005, Decode: 0.005}
 	r := solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w, Calibration: cal})
 	used := map[op.Scheme]int{}
 	for _, d := range r.Plan.Decisions {
@@ -407,9 +408,9 @@ func TestQualityRefusals(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	cal := invented(t, m, rand.New(rand.NewPCG(3, 3)), op.A8TQ8C)
 	c := costs(t, s, m, op.A32W32, op.A8TQ8C)
-	bounded := func(change func(w *Workload)) *Workload {
+	bounded := func(change func(w *workload.Workload)) *workload.Workload {
 		w := quick()
-		w.Quality.MaxKL = KLLimit{1, 1}
+		w.Quality.MaxKL = workload.KLLimit{Prefill: 1, Decode: 1}
 		if change != nil {
 			change(w)
 		}
@@ -447,15 +448,15 @@ func TestQualityRefusals(t *testing.T) {
 	}{
 		"none":             {Input{Workload: bounded(nil)}, diag.ClassInput, []string{"hetc calibrate", "--calibration"}},
 		"of another model": {Input{Workload: bounded(nil), Calibration: &other}, diag.ClassInput, []string{"000000000000", "hetc calibrate"}},
-		"too tight": {Input{Workload: bounded(func(w *Workload) {
-			w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
-			w.Quality.MaxKL = KLLimit{1, 1e-9}
+		"too tight": {Input{Workload: bounded(func(w *workload.Workload) {
+			w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}
+			w.Quality.MaxKL = workload.KLLimit{Prefill: 1, Decode: 1e-9}
 		}), Calibration: cal}, diag.ClassInfeasible, []string{"decode", "at most 1e-09", "quality.max_kl.decode"}},
-		"too tight for prefill": {Input{Workload: bounded(func(w *Workload) {
+		"too tight for prefill": {Input{Workload: bounded(func(w *workload.Workload) {
 			w.Schemes.Prefill = []op.Scheme{op.A8TQ8C}
-			w.Quality.MaxKL = KLLimit{1e-9, 1}
+			w.Quality.MaxKL = workload.KLLimit{Prefill: 1e-9, Decode: 1}
 		}), Calibration: cal}, diag.ClassInfeasible, []string{"prefill", "quality.max_kl.prefill"}},
-		"nothing measured": {Input{Workload: bounded(func(w *Workload) {
+		"nothing measured": {Input{Workload: bounded(func(w *workload.Workload) {
 			w.Schemes.Decode = []op.Scheme{op.A8TQ8C}
 		}), Calibration: &calibration.Calibration{Schema: cal.Schema, Model: cal.Model}}, diag.ClassInfeasible, []string{"no scheme is left", "hetc calibrate"}},
 	} {
@@ -481,9 +482,9 @@ func TestQualityRefusals(t *testing.T) {
 func TestMemoryBound(t *testing.T) {
 	ctx := context.Background()
 	m, s := demo(t), twoCores(t, 0.7)
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets, w.Context, w.OutputTokens = []int{16, 128}, 256, 8
-	w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A32W32, op.A8TQ8C}}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A32W32, op.A8TQ8C}}
 	ses := randomSession(t, s, m, w, 5)
 	// Stored precision is what decode prefers, so that two formats of some weights are held.
 	x := ses.prices.(skewed)
@@ -638,11 +639,11 @@ func TestPackedEmbedding(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
 	both := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	w := quick()
-	w.Schemes = Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A8TQ8C}}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A32W32}, Decode: []op.Scheme{op.A8TQ8C}}
 	wide := *w
 	wide.Schemes.Head = []op.Scheme{op.A32W32}
 	bounded := *w
-	bounded.Quality.MaxKL = KLLimit{1, 1}
+	bounded.Quality.MaxKL = workload.KLLimit{Prefill: 1, Decode: 1}
 	without := costs(t, s, m, op.A32W32, op.A8TQ8C)
 	without.Families = slices.DeleteFunc(without.Families, func(f roofline.Family) bool { return f.Scheme == op.I32Q8C })
 	cal := invented(t, m, rand.New(rand.NewPCG(5, 5)), op.A8TQ8C)
@@ -705,7 +706,7 @@ func TestOnlyDecidesSchemes(t *testing.T) {
 	}
 	m := demo(t)
 	w := quick()
-	w.Schemes = Schemes{Prefill: []op.Scheme{op.A8TQ8C, op.A16FW16}, Decode: []op.Scheme{op.A8TQ8C, op.A16FW16}}
+	w.Schemes = workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C, op.A16FW16}, Decode: []op.Scheme{op.A8TQ8C, op.A16FW16}}
 	in := Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32, op.A8TQ8C, op.A16FW16), Engine: exact.Engine{}, Workload: w}
 	if err := in.ForTarget(); err != nil {
 		t.Fatal(err)

@@ -35,9 +35,9 @@ const (
 func (s *session) smallest(ctx context.Context) (*session, *planir.Plan, error) {
 	var first error
 	open := false // there may be a plan for fewer buckets that was not found
-	for n := s.fewest(); n <= len(s.want.buckets); n++ {
+	for n := s.fewest(); n <= len(s.want.Buckets); n++ {
 		t := s
-		if n < len(s.want.buckets) {
+		if n < len(s.want.Buckets) {
 			var err error
 			if t, err = s.fewer(ctx, n); err != nil {
 				return nil, nil, err

@@ -21,7 +21,7 @@ func (s *session) leastBytes(ctx context.Context) (int64, error) {
 	packs := packsOnce{of: a, all: map[[2]string]*onePack{}}
 	var programs []*program
 	kept := int64(0) // for this problem only
-	for _, rows := range s.want.rows() {
+	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
 			return 0, err

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // No plan holds less than the smallest one, nor less than its bound: plans of any schemes, with all operators on one processor or
@@ -30,7 +31,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 			npu.Fuses, npu.Prepacks = seed%2 == 1, seed%4 == 3
 		})
 		w := permit(op.A8TQ8C, op.A32W32)
-		w.Minimise, w.Buckets, w.Context = problem.Memory, Rows{16 + 16*r.IntN(4)}, 128
+		w.Minimise, w.Buckets, w.Context = problem.Memory, workload.Rows{16 + 16*r.IntN(4)}, 128
 		if seed < 4 {
 			w.Buckets, w.Context = nil, 1
 		}
@@ -171,7 +172,7 @@ func TestLeastBytesIsABound(t *testing.T) {
 func (x *drawn) wholeOn(rt *rapid.T, proc string) *planir.Plan {
 	p := *x.plan
 	p.Decisions, p.Solver, p.Program = nil, nil, planir.Program{}
-	for i, rows := range append([]int{1}, x.session.want.buckets...) {
+	for i, rows := range append([]int{1}, x.session.want.Buckets...) {
 		pr, err := x.session.program(rows, x.session.assigned(rows))
 		if err != nil {
 			rt.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // Input is everything a plan depends on.
@@ -28,12 +29,12 @@ type Input struct {
 	Model    *models.Model
 	SoC      *socs.SoC // what may be used of it
 	Costs    *roofline.Costs
-	Workload *Workload // nil: DefaultWorkload
+	Workload *workload.Workload // nil: DefaultWorkload
 	Engine   problem.Engine
 	// Calibration says what each scheme costs; nil where the workload bounds no quality.
 	Calibration *calibration.Calibration
 	// Loads are what a router sends to every expert; nil: no capacity tiers are chosen.
-	Loads *Loads
+	Loads *workload.Loads
 	// Facts are what the compiler of the device said about graphs (record.Facts; nothing else of the set is used). Only plans for the
 	// device take them into account (ForTarget). nil: nothing is known.
 	Facts *record.Set
@@ -45,7 +46,6 @@ type Input struct {
 	WorkingMemory int64
 	// Progress is called where a solve stands, often; nil: nobody looks.
 	Progress func(Progress)
-	dropped  []string // limits that are not kept, by their names
 
 	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
 	// turns with it on its first core, or else to the control processor. Empty: all processors.
@@ -145,13 +145,11 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	found := check.Plan(plan, in.Model, in.wholeSoC())
 	if err := found.Err(); err != nil {
 		full := slices.IndexFunc(found, func(d *diag.Diagnostic) bool { return d.Code == "P027" })
-		switch {
-		case full < 0:
+		if full < 0 {
 			return nil, diag.New(diag.ClassInternal, "BUG: the solved plan is illegal: %w", err)
-		case !in.beyondSoC(): // else whoever dropped the SoC's limits asked for that
-			return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
-				WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 		}
+		return nil, diag.New(diag.ClassInfeasible, "no plan was found that fits the SoC: %s", found[full].Summary).
+			WithHint("permit a scheme with fewer bits, or fewer buckets, in the workload")
 	}
 	s.checkMemory(plan)
 	expected, err := s.expectedNS(plan)
@@ -169,7 +167,7 @@ type session struct {
 	in     Input
 	graph  models.Graph
 	batch  models.Graph // graph of rows of a sequence each
-	want   *demand
+	want   *workload.Demand
 	prices prices
 	facts  *compilerFacts // nil: none are known
 	machine
@@ -223,16 +221,16 @@ type program struct {
 // calibrated checks that limits of quality and static scales come with a calibration of this model.
 func (s *session) calibrated() error {
 	if s.in.Calibration == nil {
-		for _, x := range slices.Concat(s.want.prefill, s.want.decode, s.want.head) {
-			if x.Static() && s.want.limit == (KLLimit{}) {
-				return diag.New(diag.ClassInput, "solve: %s permits %q, whose static scales come from a calibration, and none is given", s.in.Workload.title(), x).
+		for _, x := range slices.Concat(s.want.Prefill, s.want.Decode, s.want.Head) {
+			if x.Static() && s.want.MaxKL == (workload.KLLimit{}) {
+				return diag.New(diag.ClassInput, "solve: %s permits %q, whose static scales come from a calibration, and none is given", s.in.Workload.Title(), x).
 					WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
 			}
 		}
-		if !s.want.limit.measured() {
+		if !s.want.MaxKL.Measured() {
 			return nil
 		}
-		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost", s.in.Workload.title()).
+		return diag.New(diag.ClassInput, "solve: %s bounds quality, and no calibration says what the schemes cost", s.in.Workload.Title()).
 			WithHint("make one with hetc calibrate --model DIR --text FILE -o cal.yaml, and give it with --calibration cal.yaml")
 	}
 	digest, err := s.in.Model.Digest()
@@ -263,7 +261,7 @@ func newSession(in Input) (*session, error) {
 			WithHint("fit the costs again from their record")
 	}
 	if in.Workload == nil {
-		in.Workload = DefaultWorkload()
+		in.Workload = workload.Default()
 	}
 	if err := in.Workload.Validate(); err != nil {
 		return nil, err
@@ -271,7 +269,7 @@ func newSession(in Input) (*session, error) {
 	if err := in.checkPolicy(); err != nil {
 		return nil, err
 	}
-	want, err := in.Workload.apply(in.Model.MaxContext)
+	want, err := in.Workload.Apply(in.Model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +286,7 @@ func newSession(in Input) (*session, error) {
 }
 
 // sessionFor is a session for a demand that need not be all of the workload's.
-func sessionFor(in Input, want *demand) (*session, error) {
+func sessionFor(in Input, want *workload.Demand) (*session, error) {
 	if in.known == nil || in.known.costs != in.Costs {
 		in.known = newFitted(in.Costs, in.SoC)
 	}
@@ -510,9 +508,9 @@ func (s *session) sharing() *timeline.Machine {
 
 func (s *session) stage(sec *lower.Section, rows int) *stage {
 	st := &stage{
-		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, beside: s.beside, memory: s.sharing(), prices: s.prices, facts: s.facts, context: s.want.contextAt(rows),
-		lengths: s.want.lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
-		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
+		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, beside: s.beside, memory: s.sharing(), prices: s.prices, facts: s.facts, context: s.want.ContextAt(rows),
+		lengths: s.want.Lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
+		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.Buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
 	}
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
@@ -590,7 +588,7 @@ func (s *session) objective(p *planir.Plan) float64 {
 		return float64(p.Solver[0].ObjectiveNS)
 	}
 	total := 0.0
-	for i := range s.want.rows() {
+	for i := range s.want.Rows() {
 		total += float64(s.weight(i) * float64(p.Solver[i].ObjectiveNS))
 	}
 	return total
@@ -619,7 +617,7 @@ type solved struct {
 // free solves every program by itself and lowers the plan.
 func (s *session) free(ctx context.Context) (*planir.Plan, error) {
 	var x solved
-	for _, rows := range s.want.rows() {
+	for _, rows := range s.want.Rows() {
 		pr, err := s.program(rows, s.assigned(rows))
 		if err != nil {
 			return nil, err
@@ -636,7 +634,7 @@ func (s *session) free(ctx context.Context) (*planir.Plan, error) {
 // build makes the plan of decisions, and lowers it.
 func (s *session) build(x solved) (*planir.Plan, error) {
 	p := &planir.Plan{
-		Schema: planir.Schema, MaxContext: s.want.context, KV: cacheType, Batches: s.want.batches,
+		Schema: planir.Schema, MaxContext: s.want.Context, KV: cacheType, Batches: s.want.Batches,
 		Model: planir.ModelRef{Name: s.in.Model.Name, EOS: s.in.Model.EOS, BOS: s.in.Model.BOS},
 		SoC: planir.SoCRef{
 			Name: s.in.SoC.Name, Fingerprint: s.in.SoC.Fingerprint, Simulated: s.in.SoC.Simulated(), Imported: s.in.Costs.Imported, Control: s.in.SoC.Control,
@@ -694,7 +692,7 @@ func (s *session) decide(p *planir.Plan, decisions [][]planir.Decision) error {
 // merged lists the decisions of all programs. The head is decided at one row, and again only where a bucket has other processors.
 func (s *session) merged(x *solved) []planir.Decision {
 	var out planir.Plan
-	for i, rows := range s.want.rows() {
+	for i, rows := range s.want.Rows() {
 		for k := range x.decisions[i] {
 			d := &x.decisions[i][k]
 			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(out.DecisionFor(d.Node, 1), d) {
@@ -714,11 +712,11 @@ func (s *session) assigned(rows int) assignment {
 }
 
 // decodes reports whether a program of that many rows decodes.
-func (s *session) decodes(rows int) bool { return slices.Contains(s.want.decodes(), rows) }
+func (s *session) decodes(rows int) bool { return slices.Contains(s.want.DecodeRows(), rows) }
 
 // of is the graph of a program of that many rows.
 func (s *session) of(rows int) *models.Graph {
-	if slices.Contains(s.want.batches, rows) {
+	if slices.Contains(s.want.Batches, rows) {
 		return &s.batch
 	}
 	return &s.graph

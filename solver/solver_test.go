@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // twoCores is a machine of two cores, the second slower by ratio, which together read 1.6 times what
@@ -207,22 +208,22 @@ func best(p planir.Prediction) int64 {
 }
 
 // quick is the default with two buckets.
-func quick() *Workload {
-	w := DefaultWorkload()
+func quick() *workload.Workload {
+	w := workload.Default()
 	w.Buckets = []int{16, 256}
 	return w
 }
 
-func permit(schemes ...op.Scheme) *Workload {
+func permit(schemes ...op.Scheme) *workload.Workload {
 	w := quick()
-	w.Schemes = Schemes{Prefill: schemes, Decode: schemes}
+	w.Schemes = workload.Schemes{Prefill: schemes, Decode: schemes}
 	return w
 }
 
 // A context of one position has no program for prompts.
 func TestOnePosition(t *testing.T) {
 	m, s := demo(t), twoCores(t, 1)
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Context = 1
 	p := solve(t, Input{Model: m, SoC: s, Costs: costs(t, s, m, op.A32W32), Workload: w}).Plan
 	if len(p.Program.Programs) != 1 || p.MaxContext != 1 {
@@ -482,7 +483,7 @@ func TestDearHandoversPair(t *testing.T) {
 // What gets faster or cheaper never makes the optimum worse.
 func TestFasterNeverHurts(t *testing.T) {
 	m := demo(t)
-	w := DefaultWorkload()
+	w := workload.Default()
 	w.Buckets = []int{64, 256}
 	objective := func(change func(s *socs.SoC)) map[string]int64 {
 		s := twoCores(t, 0.5)
@@ -644,7 +645,7 @@ func TestErrors(t *testing.T) {
 			return Input{Model: m, SoC: edited, Costs: c}
 		}, diag.ClassInput, []string{"digest", "fitted with"}},
 		"context beyond the model": {func() Input {
-			w := DefaultWorkload()
+			w := workload.Default()
 			w.Context = 1 << 20
 			return Input{Model: m, SoC: s, Costs: c, Workload: w}
 		}, diag.ClassInput, []string{"1024"}},
@@ -764,8 +765,8 @@ func TestLengths(t *testing.T) {
 		s.Links[i].HandoverUS = 20
 	}
 	c := costs(t, s, m, op.A32W32)
-	rows := func(prompts ...Prompt) int {
-		w := DefaultWorkload()
+	rows := func(prompts ...workload.Prompt) int {
+		w := workload.Default()
 		w.Buckets, w.Prompts = []int{256}, prompts
 		n := 0
 		for _, d := range solve(t, Input{Model: m, SoC: s, Costs: c, Workload: w}).Plan.Decisions {
@@ -775,10 +776,10 @@ func TestLengths(t *testing.T) {
 		}
 		return n
 	}
-	if n := rows(Prompt{Tokens: 256, Share: 1}); n < 3 {
+	if n := rows(workload.Prompt{Tokens: 256, Share: 1}); n < 3 {
 		t.Errorf("full buckets: %d matrices are divided by rows, want most of 4", n)
 	}
-	if n := rows(Prompt{Tokens: 130, Share: 1}, Prompt{Tokens: 140, Share: 1}); n > 0 {
+	if n := rows(workload.Prompt{Tokens: 130, Share: 1}, workload.Prompt{Tokens: 140, Share: 1}); n > 0 {
 		t.Errorf("half empty buckets: %d matrices are divided by rows", n)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // ForTarget makes the input one for the SoC's device: only processors with target data take part, with the operators and
@@ -35,11 +36,11 @@ func (in *Input) wholeSoC() *socs.SoC {
 
 // checkTarget reports that an NPU of the device executes nothing the workload permits, so that a plan for it would leave it out
 // without anybody having asked for that.
-func (in *Input) checkTarget(want *demand) error {
+func (in *Input) checkTarget(want *workload.Demand) error {
 	if !in.Targeted() {
 		return nil
 	}
-	permitted := slices.Concat(want.prefill, want.decode, want.head)
+	permitted := slices.Concat(want.Prefill, want.Decode, want.Head)
 	for i := range in.SoC.Processors {
 		p := &in.SoC.Processors[i]
 		if p.Kind != socs.KindNPU || len(p.Schemes) == 0 || len(in.Only) > 0 && !slices.Contains(in.Only, p.Name) ||
@@ -62,7 +63,7 @@ func (in *Input) checkTarget(want *demand) error {
 			hint += fmt.Sprintf("; or plan without it: --only %s", control)
 		}
 		return diag.New(diag.ClassInput, "solve: on the device of %q processor %q executes products in %s, and %s permits none of them",
-			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.title()).WithHint("%s", hint)
+			in.SoC.Name, p.Name, strings.Join(list, ", "), in.Workload.Title()).WithHint("%s", hint)
 	}
 	return nil
 }
@@ -73,7 +74,7 @@ func (in *Input) CheckSchemes() error {
 	if err := in.Workload.Validate(); err != nil {
 		return err
 	}
-	want, err := in.Workload.apply(in.Model.MaxContext)
+	want, err := in.Workload.Apply(in.Model.MaxContext)
 	if err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func (in *Input) CheckSchemes() error {
 }
 
 // checkExperts reports that a phase permits no scheme that products by experts have.
-func (in *Input) checkExperts(want *demand) error {
+func (in *Input) checkExperts(want *workload.Demand) error {
 	g := in.Model.Graph()
 	if !slices.ContainsFunc(g.Sections, func(s models.Section) bool {
 		return slices.ContainsFunc(s.Nodes, func(n models.Node) bool {
@@ -96,11 +97,11 @@ func (in *Input) checkExperts(want *demand) error {
 	for _, phase := range []struct {
 		name    string
 		schemes []op.Scheme
-	}{{"prefill", want.prefill}, {"decode", want.decode}} {
+	}{{"prefill", want.Prefill}, {"decode", want.Decode}} {
 		if len(phase.schemes) == 0 || slices.ContainsFunc(phase.schemes, op.Scheme.Experts) {
 			continue
 		}
-		return diag.New(diag.ClassInput, "solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v", in.Model.Name, in.Workload.title(), phase.name, phase.schemes).
+		return diag.New(diag.ClassInput, "solve: model %q has experts, whose products have none of the schemes that %s permits in %s: %v", in.Model.Name, in.Workload.Title(), phase.name, phase.schemes).
 			WithHint("permit one for them beside these, which the control processor executes: schemes: {prefill: [%s, %s], decode: [%s, %s]}", phase.schemes[0], op.A8TQ8C, phase.schemes[0], op.A8TQ8C)
 	}
 	return nil

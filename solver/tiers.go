@@ -14,88 +14,18 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
-
-// ExpertTiers is what a workload wants of capacity tiers.
-type ExpertTiers struct {
-	Tiers        int     `json:"tiers,omitempty" yaml:"tiers,omitempty"`                       // in use at most; 0: DefaultTiers
-	Capacities   []int   `json:"capacities,omitempty" yaml:"capacities,omitempty,flow"`        // rows to choose from; empty: multiples of the processor's tile
-	Chunks       []int   `json:"chunks,omitempty" yaml:"chunks,omitempty,flow"`                // lengths to choose from, in tokens; empty: 256, 512, 1024
-	Overflow     string  `json:"overflow,omitempty" yaml:"overflow,omitempty"`                 // exact (default), prune
-	MaxDrop      float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`                 // with prune: share of all routed rows
-	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`     // with prune: of those of each layer; 0: max_drop
-	MaxLost      float64 `json:"max_lost,omitempty" yaml:"max_lost,omitempty"`                 // with prune: share of the squared norm of what experts add
-	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"`     // with prune: of that of each layer; 0: max_lost
-	Serial       bool    `json:"serial,omitempty" yaml:"serial,omitempty"`                     // NPU and CPU never work at the same time
-	Prefer       string  `json:"prefer,omitempty" yaml:"prefer,omitempty"`                     // time (default), offload: NPUMoE sec. 3.2, saliency: least lost
-	MaxUSToken   float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"` // with offload or saliency: experts' time of a token
-}
-
-// DefaultTiers is how many tiers are in use where nobody says.
-const DefaultTiers = 4
-
-// Overflow policies and preferences.
-const (
-	overflowExact  = "exact"
-	overflowPrune  = "prune"
-	preferTime     = "time"
-	preferOffload  = "offload"
-	preferSaliency = "saliency"
-)
-
-func (t *ExpertTiers) validate(fail func(path, format string, args ...any)) {
-	if t.Tiers < 0 || t.Tiers >= problem.MaxTierChoices {
-		fail("experts.tiers", "%d tiers, want 1..%d", t.Tiers, problem.MaxTierChoices-1)
-	}
-	for _, x := range []struct {
-		path string
-		list []int
-		most int
-	}{{"experts.capacities", t.Capacities, problem.MaxTierRows}, {"experts.chunks", t.Chunks, maxLoadTokens}} {
-		if len(x.list) >= problem.MaxTierChoices {
-			fail(x.path, "%d numbers, want at most %d", len(x.list), problem.MaxTierChoices-1)
-		}
-		for i, n := range x.list {
-			if n < 1 || n > x.most || i > 0 && x.list[i-1] >= n {
-				fail(fmt.Sprintf("%s[%d]", x.path, i), "%d, want ascending numbers of 1..%d", n, x.most)
-			}
-		}
-	}
-	if !slices.Contains([]string{"", overflowExact, overflowPrune}, t.Overflow) {
-		fail("experts.overflow", "overflow is %q, want %s or %s", t.Overflow, overflowExact, overflowPrune)
-	}
-	if !slices.Contains([]string{"", preferTime, preferOffload, preferSaliency}, t.Prefer) {
-		fail("experts.prefer", "prefers %q, want %s, %s or %s", t.Prefer, preferTime, preferOffload, preferSaliency)
-	}
-	if t.Prefer == preferSaliency && t.Overflow != overflowPrune {
-		fail("experts.prefer", "prefers %s, and nothing is lost unless overflow is %s", preferSaliency, overflowPrune)
-	}
-	for _, x := range []struct {
-		path  string
-		share float64
-	}{{"experts.max_drop", t.MaxDrop}, {"experts.max_layer_drop", t.MaxLayerDrop}, {"experts.max_lost", t.MaxLost}, {"experts.max_layer_lost", t.MaxLayerLost}} {
-		if !(x.share >= 0 && x.share <= 1) || x.share > 0 && t.Overflow != overflowPrune {
-			fail(x.path, "share is %v, want 0..1, and 0 unless overflow is prune", x.share)
-		}
-	}
-	targeted := t.Prefer == preferOffload || t.Prefer == preferSaliency
-	if !(t.MaxUSToken >= 0 && t.MaxUSToken <= 1e9) || t.MaxUSToken > 0 && !targeted {
-		fail("experts.max_us_per_token", "target is %v us, want 0..1e9, and 0 unless prefer is %s or %s", t.MaxUSToken, preferOffload, preferSaliency)
-	}
-	if targeted && t.MaxUSToken == 0 {
-		fail("experts.max_us_per_token", "prefer: "+t.Prefer+" wants the time that a token's experts may take, in all layers, in microseconds")
-	}
-}
 
 // TierInstance is a tiers problem with what its indices mean.
 type TierInstance struct {
 	Problem  *problem.Tiers
 	NPU, CPU string
 	Schemes  []op.Scheme // of an expert's products, in order
-	Loads    *Loads
+	Loads    *workload.Loads
 	Layers   []int // numbers in the model
 
-	want ExpertTiers
+	want workload.Experts
 }
 
 // TierRoom is what the processor of groups has left for them; 0: what the SoC says.
@@ -116,7 +46,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	}
 	w := in.Workload
 	if w == nil {
-		w = DefaultWorkload()
+		w = workload.Default()
 	}
 	x := &TierInstance{Schemes: schemes, Loads: in.Loads, want: w.Experts, CPU: in.SoC.Control, Layers: in.Model.ExpertLayers()}
 	npu, err := staticProcessor(in.SoC)
@@ -134,7 +64,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 		NPUMilliwatts: milliwatts(npu), CPUMilliwatts: milliwatts(in.SoC.Processor(x.CPU)),
 	}
 	if p.MaxTiers == 0 {
-		p.MaxTiers = DefaultTiers
+		p.MaxTiers = workload.DefaultTiers
 	}
 	if room.Bytes == 0 {
 		p.RegionBytes = npu.AddressBytes
@@ -156,13 +86,13 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	all := multiple(lengths)
 	same := in.Loads.Chunks - in.Loads.Chunks%(all/in.Loads.ChunkTokens)
 	if same == 0 {
-		if same = in.Loads.Chunks; x.want.Prefer == preferOffload || x.want.Prefer == preferSaliency {
+		if same = in.Loads.Chunks; x.want.Prefer == workload.PreferOffload || x.want.Prefer == workload.PreferSaliency {
 			return nil, diag.New(diag.ClassInput, "experts.chunks: lengths of %v are compared by the rows of the same tokens, %d at least, and the loads are of %d", lengths, all, same*in.Loads.ChunkTokens).
 				WithHint("want lengths that are multiples of one another, or loads of more chunks")
 		}
 	}
 	for _, n := range lengths {
-		m := in.Loads.merged(n/in.Loads.ChunkTokens, same)
+		m := in.Loads.Merged(n/in.Loads.ChunkTokens, same)
 		for l := range m {
 			for e := range m[l] {
 				most = max(most, int(slices.Max(m[l][e])))
@@ -203,11 +133,11 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
 		for l, layer := range x.Layers {
-			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l], Saliency: in.Loads.Layers[l].curves()})
+			c.Layers = append(c.Layers, problem.TierLayer{Name: fmt.Sprintf("layers.%d", layer), Rows: loads[i][l], Saliency: in.Loads.Layers[l].Curves()})
 		}
 		p.Chunks = append(p.Chunks, c)
 	}
-	if m, ok := map[string]problem.TierMeasure{preferOffload: problem.TierOff, preferSaliency: problem.TierLost}[x.want.Prefer]; ok {
+	if m, ok := map[string]problem.TierMeasure{workload.PreferOffload: problem.TierOff, workload.PreferSaliency: problem.TierLost}[x.want.Prefer]; ok {
 		p.Minimise = m
 		p.Bounds = map[problem.TierMeasure]int64{problem.TierTime: int64(x.want.MaxUSToken * 1e3 * float64(all))}
 	}
@@ -219,11 +149,11 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 // rows alone the norm.
 func (x *TierInstance) prune(p *problem.Tiers) error {
 	w := &x.want
-	if w.Overflow != overflowPrune {
+	if w.Overflow != workload.OverflowPrune {
 		return nil
 	}
 	p.Prune = true
-	norm := w.MaxLost > 0 || w.MaxLayerLost > 0 || w.Prefer == preferSaliency
+	norm := w.MaxLost > 0 || w.MaxLayerLost > 0 || w.Prefer == workload.PreferSaliency
 	if norm && !x.Loads.Salient() {
 		return diag.New(diag.ClassInput, "experts.max_lost: %s loads of format %s say how many rows experts get, and not what dropping them costs", x.Loads.Source, x.Loads.Schema).
 			WithHint("trace the model itself with hetc loads --text, or limit rows: max_drop")
@@ -375,9 +305,6 @@ func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers)
 	return out, nil
 }
 
-// limitExperts is the key of a limit on the time of a token's experts.
-const limitExperts = "experts.max_us_per_token"
-
 // expertsError is about what a token's experts take at least, where that is above the limit: a little more, because of the least
 // itself few choices of tiers are left, which take long to find.
 type expertsError struct {
@@ -393,7 +320,7 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 	var s problem.TierSolution
 	var err error
 	switch x.want.Prefer {
-	case preferOffload, preferSaliency:
+	case workload.PreferOffload, workload.PreferSaliency:
 		fastest := *x.Problem
 		fastest.Minimise, fastest.Bounds = problem.TierTime, nil
 		if s, err = e.Tiers(ctx, &fastest, problem.Limits{}); err != nil {
@@ -401,7 +328,7 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 		}
 		if limit := x.Problem.Bounds[problem.TierTime]; s.Bound > limit {
 			tokens := float64(fastest.Chunks[0].Tokens) * float64(fastest.Chunks[0].Weight) * 1e3
-			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", limitExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
+			text := fmt.Sprintf("%s: the experts of a token may take %.4g us, and they take at least %.4g us", workload.KeyExperts, float64(limit)/tokens, float64(s.Bound)/tokens)
 			return s, diag.New(diag.ClassInfeasible, "%w", &expertsError{1.005 * float64(s.Bound) / tokens, text}).
 				WithHint("raise the latency target, or prefer time")
 		} else if s.Choices != nil && s.Objective <= limit {
@@ -419,9 +346,9 @@ func (x *TierInstance) Solve(ctx context.Context, e problem.Engine) (problem.Tie
 // order is what is minimised, one after the other.
 func (x *TierInstance) order() []problem.TierMeasure {
 	switch x.want.Prefer {
-	case preferOffload:
+	case workload.PreferOffload:
 		return problem.PaperOrder
-	case preferSaliency:
+	case workload.PreferSaliency:
 		return []problem.TierMeasure{problem.TierLost, problem.TierTime}
 	}
 	return []problem.TierMeasure{problem.TierTime}
@@ -444,7 +371,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	out := &planir.Tiers{
 		Loads: source, NPU: x.NPU, CPU: x.CPU, Experts: x.Loads.Experts, Schemes: x.Schemes,
 		ExpertBytes: p.ExpertBytes, GraphBytes: p.GraphBytes, RegionBytes: p.RegionBytes,
-		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: overflowExact, Prefer: preferTime,
+		Tile: p.Tile, MaxTiers: p.MaxTiers, Overflow: workload.OverflowExact, Prefer: workload.PreferTime,
 		ChunkTokens: p.Chunks[s.Chunk].Tokens, Objective: s.Objective, Bound: s.Bound, Status: string(s.Status),
 	}
 	for _, y := range s.Stages {
@@ -452,7 +379,7 @@ func (x *TierInstance) Plan(s problem.TierSolution) *planir.Tiers {
 	}
 	out.Serial, out.SyncNS, out.MaxGraphs = p.Serial, t.SyncNS, max(0, p.MaxGraphs)
 	if p.Prune {
-		out.Overflow = overflowPrune
+		out.Overflow = workload.OverflowPrune
 		out.MaxDrop, out.MaxLayerDrop = float64(p.MaxDropPPM)/1e6, float64(p.MaxLayerDropPPM)/1e6
 		if _, ok := t.TotalLost(); ok {
 			out.MaxLost, out.MaxLayerLost = float64(p.MaxLostPPM)/1e6, float64(p.MaxLayerLostPPM)/1e6
@@ -525,8 +452,8 @@ func round6(v float64) float64 { return math.Round(v*1e6) / 1e6 }
 // tiers adds capacity tiers to a plan, for the schemes that its largest program gives the experts.
 func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 	if s.in.Loads == nil {
-		if x, empty := s.in.Workload.Experts, (ExpertTiers{}); !reflect.DeepEqual(x, empty) {
-			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are", s.in.Workload.title())
+		if x, empty := s.in.Workload.Experts, (workload.Experts{}); !reflect.DeepEqual(x, empty) {
+			s.note("%s says how capacity tiers of experts are chosen, and without --loads none are", s.in.Workload.Title())
 		}
 		return nil
 	}
@@ -535,7 +462,7 @@ func (s *session) tiers(ctx context.Context, p *planir.Plan) error {
 		return err
 	}
 	var schemes []op.Scheme
-	rows := s.want.rows()
+	rows := s.want.Rows()
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
 		if len(schemes) > 0 {

@@ -1,184 +1,20 @@
 package solver
 
 import (
-	"errors"
-	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
-
-func traced(t testing.TB) *Loads {
-	t.Helper()
-	l, err := ReadLoads("loads/tiny-moe-kjv.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-func catalog(t testing.TB, name string) *models.Model {
-	t.Helper()
-	m, err := models.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func TestTracedLoads(t *testing.T) {
-	l := traced(t)
-	if l.Source != "traced" || l.Experts != 16 || len(l.Layers) != 4 {
-		t.Fatalf("%s loads of %d experts in %d layers", l.Source, l.Experts, len(l.Layers))
-	}
-	b, err := l.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.ReadFile("loads/tiny-moe-kjv.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(b) != string(file) {
-		t.Error("encoding the file again gives other bytes")
-	}
-	for i := range l.Layers {
-		if x := l.Imbalance(i); x < 1 || x > 16 {
-			t.Errorf("layer %d: imbalance %v, want 1..16", i, x)
-		}
-	}
-	if err := l.Fits(catalog(t, "phi-3.5-moe")); err == nil || !strings.Contains(err.Error(), "4 layers") {
-		t.Errorf("loads of four layers fit phi-3.5-moe: %v", err)
-	}
-	as, err := l.As(catalog(t, "phi-3.5-moe"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if as.Source != "synthetic" || len(as.Layers) != 32 || as.Imbalance(5) != l.Imbalance(1) {
-		t.Errorf("repeated loads: %s, %d layers", as.Source, len(as.Layers))
-	}
-}
-
-func TestMergedLoads(t *testing.T) {
-	l := traced(t)
-	m := l.merged(4, l.Chunks)
-	for i := range m {
-		for c := range l.Chunks / 4 {
-			sum := 0
-			for e := range m[i] {
-				sum += int(m[i][e][c])
-			}
-			if sum != 4*64*2 {
-				t.Fatalf("layer %d, chunk %d: %d rows, want %d", i, c, sum, 4*64*2)
-			}
-		}
-	}
-}
-
-func TestSyntheticLoads(t *testing.T) {
-	m := catalog(t, "olmoe-1b-7b")
-	imbalance := func(generator string) float64 {
-		l, err := Synthetic(m, generator, 64, 64, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, err := Synthetic(m, generator, 64, 64, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, _ := l.Digest()
-		if b, _ := again.Digest(); a != b {
-			t.Errorf("%s: two digests", generator)
-		}
-		return l.Imbalance(3)
-	}
-	even, skewed, more := imbalance("uniform"), imbalance("zipf:0.8"), imbalance("zipf:1.4")
-	if !(even < 1.2 && skewed > 2 && more > skewed) {
-		t.Errorf("imbalances %v, %v, %v", even, skewed, more)
-	}
-	if hot := imbalance("hot:4:0.5"); hot < 3 {
-		t.Errorf("hot experts: imbalance %v", hot)
-	}
-	for _, bad := range []string{"", "zipf", "zipf:x", "zipf:-1", "zipf:NaN", "uniform:1", "hot:64:0.5", "hot:4", "hot:0:0.5", "hot:4:1", "normal"} {
-		var d *diag.Diagnostic
-		if _, err := Synthetic(m, bad, 64, 64, 1); !errors.As(err, &d) || d.Class != diag.ClassUsage {
-			t.Errorf("%q: %v", bad, err)
-		}
-	}
-}
-
-func TestHostileLoads(t *testing.T) {
-	good, err := os.ReadFile("loads/tiny-moe-kjv.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range []struct{ old, new, want string }{
-		{`"traced"`, `"guessed"`, "want traced or synthetic"},
-		{`"chunks": 256`, `"chunks": 255`, "want 255"},
-		{`"chunks": 256`, `"chunks": -1`, "want 1.."},
-		{`"chunk_tokens": 64`, `"chunk_tokens": 63`, "rows in chunk"},
-		{`"experts": 16`, `"experts": 17`, "want 17"},
-		{`"experts_per_token": 2`, `"experts_per_token": 99`, "want 1..16"},
-		{`"layer": 1,`, `"layer": 0,`, "ascending"},
-		{`"0 0 1 2 3`, `"1 0 1 2 3`, "rows in chunk 0"},
-		{`"0 0 1 2 3`, `"0  0 1 2 3`, "single spaces"},
-		{`"0 0 1 2 3`, `"00 0 1 2 3`, "whole numbers"},
-		{`"0 0 1 2 3`, `"-1 0 1 2 3`, "whole numbers"},
-		{`"0 0 1 2 3`, `"99999999 0 1 2 3`, "whole numbers"},
-		{`"model_digest": "5`, `"model_digest": "`, "64 hexadecimal"},
-		{`hetc.loads/2`, `hetc.loads/9`, "hetc.loads"},
-		{`hetc.loads/2`, `hetc.loads/1`, "has no saliency"},
-		{`"4435 38484 `, `"38484 4435 `, "ascending"},
-		{`"4435 38484 `, `"44350000 38484000 `, "saliency"},
-		{`"4435 38484 `, `"4435 `, "want 16"},
-		{`"4435 38484 `, `"-1 38484 `, "whole numbers"},
-		{`"experts"`, `"expert"`, "expert"},
-	} {
-		text := strings.Replace(string(good), x.old, x.new, 1)
-		if text == string(good) {
-			t.Fatalf("%q is not in the file", x.old)
-		}
-		_, err := ParseLoads("loads.json", []byte(text))
-		if err == nil || !strings.Contains(err.Error(), x.want) {
-			t.Errorf("%s for %s: %v, want %q", x.new, x.old, err, x.want)
-		}
-	}
-}
-
-func FuzzParseLoads(f *testing.F) {
-	f.Add([]byte(`{"schema":"hetc.loads/1","source":"synthetic","model":"m","generator":"uniform","experts":2,"experts_per_token":1,"chunk_tokens":2,"chunks":2,"layers":[{"layer":0,"rows":["1 2","1 0"]}]}`))
-	f.Add([]byte(`{"schema":"hetc.loads/1","source":"synthetic","model":"m","generator":"x","experts":1,"experts_per_token":1,"chunk_tokens":1,"chunks":1,"layers":[{"layer":3,"rows":["1"]}]}`))
-	f.Add([]byte("schema: hetc.loads/1\nlayers: [{rows: ['']}]"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := ParseLoads("loads.json", data)
-		if err != nil {
-			return
-		}
-		b, err := l.Encode()
-		if err != nil {
-			t.Fatalf("accepted, but %v", err)
-		}
-		again, err := ParseLoads("loads.json", b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, _ := l.Digest()
-		if y, _ := again.Digest(); x != y {
-			t.Fatal("another digest after encoding")
-		}
-	})
-}
 
 // The plan says what the problem decided: choices, groups and times.
 func TestTiersInThePlan(t *testing.T) {
 	p := problem.GenerateTiers(5, 3, 12, 4)
 	p.MaxTiers = 2
-	x := &TierInstance{Problem: p, NPU: "npu", CPU: "cpu", Schemes: nil, Loads: &Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12}, Layers: []int{0, 1, 2}}
+	x := &TierInstance{Problem: p, NPU: "npu", CPU: "cpu", Schemes: nil, Loads: &workload.Loads{Source: "synthetic", Generator: "zipf:1", Experts: 12}, Layers: []int{0, 1, 2}}
 	var choices [][]int
 	for range 3 {
 		choices = append(choices, []int{0, 1, 3, 0, 1, 1, 3, 0, 0, 1, 1, 1})

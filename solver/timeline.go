@@ -150,7 +150,7 @@ func (s *session) effort(ph *planir.Phase, proc string, g *planir.Graph) (effort
 	for i, n := range g.Graph.Nodes {
 		t := task{proc, n.Op}
 		if t.op.Kind == op.Attention {
-			t.op.Context = s.want.contextAt(ph.Rows)
+			t.op.Context = s.want.ContextAt(ph.Rows)
 		}
 		est, err := s.prices.together([]task{t})
 		if err != nil {

@@ -29,7 +29,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
 	"github.com/hetc/hetc/runtime/driver/host"
-	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 type enginesOptions struct {
@@ -446,8 +446,8 @@ func (b *enginesBench) solve(dir, model string) []string {
 // writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
 // phases in each, so that one copy of the weights can serve both.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
-	w := &solver.Workload{Schema: solver.WorkloadSchema, OutputTokens: b.gen, Context: max(slices.Max(b.prompts), b.depth+b.gen),
-		Schemes: solver.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
+	w := &workload.Workload{Schema: workload.Schema, OutputTokens: b.gen, Context: max(slices.Max(b.prompts), b.depth+b.gen),
+		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
 	for n := 64; n <= largest && n <= slices.Max(b.prompts); n *= 2 {
 		w.Buckets = append(w.Buckets, n)
@@ -456,11 +456,11 @@ func (b *enginesBench) writeWorkload(path string, bounded bool) error {
 		w.Buckets = []int{max(2, slices.Max(b.prompts))}
 	}
 	for _, n := range b.prompts {
-		w.Prompts = append(w.Prompts, solver.Prompt{Tokens: n, Share: 1})
+		w.Prompts = append(w.Prompts, workload.Prompt{Tokens: n, Share: 1})
 	}
 	if b.workload != "" {
 		var err error
-		if w, err = solver.ReadWorkload(b.workload); err != nil {
+		if w, err = workload.Read(b.workload); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // comparedPartition is one row of the comparison of partitions.
@@ -49,8 +50,8 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 				break
 			}
 		}
-		w := &solver.Workload{Schema: solver.WorkloadSchema, Buckets: solver.Rows{bucket}, Prompts: solver.Prompts{{Tokens: bucket, Share: 1}},
-			Schemes: solver.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
+		w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{bucket}, Prompts: workload.Prompts{{Tokens: bucket, Share: 1}},
+			Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
 		needs, err := w.Needs(m.MaxContext)
 		if err != nil {
 			return "", nil, err

@@ -23,6 +23,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // planTable is one comparison of hetc bench plans: what solve decides beside rules that people use, at the same costs. It
@@ -141,24 +142,24 @@ type comparedBucket struct {
 const mostChosen = 6
 
 func comparedBuckets(ctx context.Context) (string, any, error) {
-	lognormal, err := (&solver.LogNormal{Median: 200, Sigma: 0.8, Max: 1024}).Prompts()
+	lognormal, err := (&workload.LogNormal{Median: 200, Sigma: 0.8, Max: 1024}).Prompts()
 	if err != nil {
 		return "", nil, err
 	}
-	paper, err := solver.NamedPrompts("llmnpu-ui")
+	paper, err := workload.NamedPrompts("llmnpu-ui")
 	if err != nil {
 		return "", nil, err
 	}
-	var bimodal, uniform solver.Prompts
+	var bimodal, uniform workload.Prompts
 	for n := 1; n <= 1024; n++ {
-		uniform = append(uniform, solver.Prompt{Tokens: n, Share: 1})
+		uniform = append(uniform, workload.Prompt{Tokens: n, Share: 1})
 		if n >= 30 && n < 60 || n >= 700 && n < 730 {
-			bimodal = append(bimodal, solver.Prompt{Tokens: n, Share: 1})
+			bimodal = append(bimodal, workload.Prompt{Tokens: n, Share: 1})
 		}
 	}
 	lengths := []struct {
 		name    string
-		prompts solver.Prompts
+		prompts workload.Prompts
 	}{
 		{"log-normal, median 200, sigma 0.8, up to 1024", lognormal},
 		{"llm.npu sec. 2.1, UI automation: 505 to 827", paper},
@@ -167,12 +168,12 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 	}
 	rules := []struct {
 		name    string
-		buckets solver.Rows
+		buckets workload.Rows
 	}{
-		{fmt.Sprintf("solve, at most %d", mostChosen), solver.AtMost(mostChosen)},
-		{"one chunk of 256", solver.Rows{256}},
-		{"powers of two, 16 to 512", solver.Rows{16, 32, 64, 128, 256, 512}},
-		{"16, 32, 64, 128, 256", solver.Rows{16, 32, 64, 128, 256}},
+		{fmt.Sprintf("solve, at most %d", mostChosen), workload.AtMost(mostChosen)},
+		{"one chunk of 256", workload.Rows{256}},
+		{"powers of two, 16 to 512", workload.Rows{16, 32, 64, 128, 256, 512}},
+		{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
 	}
 	var b strings.Builder
 	var rows []comparedBucket
@@ -184,9 +185,9 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 			return "", nil, err
 		}
 		defer m.Close()
-		workload := func(p solver.Prompts, buckets solver.Rows) *solver.Workload {
-			return &solver.Workload{Schema: solver.WorkloadSchema, Prompts: p, Buckets: buckets, Weights: solver.Weights{Prefill: 1},
-				Schemes: solver.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}}
+		workload := func(p workload.Prompts, buckets workload.Rows) *workload.Workload {
+			return &workload.Workload{Schema: workload.Schema, Prompts: p, Buckets: buckets, Weights: workload.Weights{Prefill: 1},
+				Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}}
 		}
 		want := profiler.Want{Schemes: []op.Scheme{op.A8TQ8C}}
 		for _, l := range lengths {

@@ -22,6 +22,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // regretCase is a model on a SoC, solved as solve decides and in every forced way, all executed on the virtual clock.
@@ -119,8 +120,8 @@ func regretOf(ctx context.Context, s *socs.SoC, m *models.Model, rows int, ways 
 	scheme := schemeFor(s, op.A8TQ4B32, op.A8TQ8C)
 	x := &regretCase{SoC: s.Name, Model: m.Name, Scheme: scheme, Rows: rows}
 	const answer = 64
-	w := &solver.Workload{Schema: solver.WorkloadSchema, Buckets: solver.Rows{rows}, Prompts: solver.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
-		Schemes: solver.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
+	w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
+		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
 	needs, err := w.Needs(m.MaxContext)
 	if err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ func regretOf(ctx context.Context, s *socs.SoC, m *models.Model, rows int, ways 
 }
 
 // executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is predicted.
-func executed(ctx context.Context, s *socs.SoC, m *models.Model, costs *roofline.Costs, w *solver.Workload, a alternative) (*forced, error) {
+func executed(ctx context.Context, s *socs.SoC, m *models.Model, costs *roofline.Costs, w *workload.Workload, a alternative) (*forced, error) {
 	solved, err := solver.Solve(ctx, solver.Input{Model: m, SoC: s, Costs: costs, Workload: w, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // comparedTier is one row of the comparison of tiers.
@@ -63,14 +64,14 @@ func comparedTiers(ctx context.Context) (string, any, error) {
 			return "", nil, err
 		}
 		for _, generator := range []string{"traced", "uniform", "zipf:0.6", "zipf:1", "zipf:1.4", "hot:2:0.5"} {
-			var loads *solver.Loads
+			var loads *workload.Loads
 			if generator == "traced" {
 				if m.Experts != 16 {
 					continue
 				}
-				loads, err = solver.TracedExample().As(m)
+				loads, err = workload.TracedExample().As(m)
 			} else {
-				loads, err = solver.Synthetic(m, generator, loadTokens, 128, 1)
+				loads, err = workload.Synthetic(m, generator, loadTokens, 128, 1)
 			}
 			if err != nil {
 				return "", nil, err
@@ -113,8 +114,8 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op.Scheme) ([]comparedTier, error) {
 	npu := slices.IndexFunc(soc.Processors, func(p socs.Processor) bool { return p.StaticShapes })
 	tile := max(1, soc.Processors[npu].Tile.M)
-	in.Workload = solver.DefaultWorkload()
-	in.Workload.Experts = solver.ExpertTiers{Tiers: len(paperLadder), Chunks: []int{tierChunk}}
+	in.Workload = workload.Default()
+	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder), Chunks: []int{tierChunk}}
 	var ladder []int
 	for _, n := range paperLadder {
 		if n%tile == 0 {

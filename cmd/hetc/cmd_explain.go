@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 func newExplain(s *cli.Streams) *cobra.Command {
@@ -77,7 +78,7 @@ measured are labelled so.
 				}
 				defer input.Model.Close()
 				if loads != "" {
-					if input.Loads, err = solver.ReadLoads(loads); err != nil {
+					if input.Loads, err = workload.ReadLoads(loads); err != nil {
 						return err
 					}
 				}
@@ -212,7 +213,7 @@ type explaining struct {
 	p     *planir.Plan
 	soc   *socs.SoC
 	input *solver.Input
-	loads *solver.Loads // nil: tiers are not solved again
+	loads *workload.Loads // nil: tiers are not solved again
 	file  string
 }
 

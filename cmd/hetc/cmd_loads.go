@@ -18,8 +18,8 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/quality"
-	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // loadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
@@ -67,7 +67,7 @@ The same inputs give the same bytes on one kind of CPU.
 	f := c.Flags()
 	f.StringVar(&o.model, "model", "", "model directory or catalog name")
 	f.StringVar(&o.text, "text", "", "text to execute the model on")
-	f.StringVar(&o.synthetic, "synthetic", "", "distribution instead: "+solver.Generators)
+	f.StringVar(&o.synthetic, "synthetic", "", "distribution instead: "+workload.Generators)
 	f.StringVarP(&o.out, "output", "o", "", "loads to write")
 	f.IntVar(&o.windows, "windows", 64, "windows of 256 tokens to read from the text's beginning, at most")
 	f.IntVar(&o.chunks, "chunks", 256, "chunks to draw")
@@ -84,9 +84,9 @@ func (o *loadsOptions) run(ctx context.Context, s *cli.Streams) error {
 		return err
 	}
 	defer m.Close()
-	var l *solver.Loads
+	var l *workload.Loads
 	if o.synthetic != "" {
-		l, err = solver.Synthetic(m, o.synthetic, loadTokens, o.chunks, o.seed)
+		l, err = workload.Synthetic(m, o.synthetic, loadTokens, o.chunks, o.seed)
 	} else {
 		l, err = o.trace(ctx, m)
 	}
@@ -125,7 +125,7 @@ func (o *loadsOptions) run(ctx context.Context, s *cli.Streams) error {
 }
 
 // trace executes the model and observes its router.
-func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Loads, err error) {
+func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.Loads, err error) {
 	if m.Experts == 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.model).WithHint("hetc models list shows which have")
 	}
@@ -156,8 +156,8 @@ func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Lo
 			return nil, fmt.Errorf("window %d: %w", i, err)
 		}
 	}
-	l := &solver.Loads{
-		Schema: solver.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
+	l := &workload.Loads{
+		Schema: workload.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
 		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: loadTokens, Chunks: len(text.Windows) * size / loadTokens,
 	}
 	for _, layer := range routes.Layers() {
@@ -165,7 +165,7 @@ func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Lo
 		if err != nil {
 			return nil, err
 		}
-		y := solver.LoadLayer{Layer: layer}
+		y := workload.LoadLayer{Layer: layer}
 		for _, r := range rows {
 			y.Rows = append(y.Rows, r)
 		}
@@ -174,7 +174,7 @@ func (o *loadsOptions) trace(ctx context.Context, m *models.Model) (_ *solver.Lo
 			return nil, err
 		}
 		for _, c := range problem.Curves(norms) {
-			y.Saliency = append(y.Saliency, solver.Saliency(c))
+			y.Saliency = append(y.Saliency, workload.Saliency(c))
 		}
 		l.Layers = append(l.Layers, y)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 func newProbe(s *cli.Streams) *cobra.Command {
@@ -242,26 +242,26 @@ predictions by; they are never fitted.
 	return c
 }
 
-func readWorkload(path string) (*solver.Workload, error) {
+func readWorkload(path string) (*workload.Workload, error) {
 	if path == "" {
-		return solver.DefaultWorkload(), nil
+		return workload.Default(), nil
 	}
-	return solver.ReadWorkload(path)
+	return workload.Read(path)
 }
 
 // openPlanned opens a model, and tells what a plan of it for that workload needs to know; "" is the default workload.
-func openPlanned(model, workload string) (*models.Model, solver.Needs, error) {
+func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, error) {
 	m, err := models.Open(model)
 	if err != nil {
-		return nil, solver.Needs{}, err
+		return nil, workload.Needs{}, err
 	}
-	w, err := readWorkload(workload)
+	w, err := readWorkload(workloadFile)
 	if err != nil {
-		return nil, solver.Needs{}, errors.Join(err, m.Close())
+		return nil, workload.Needs{}, errors.Join(err, m.Close())
 	}
 	needs, err := w.Needs(m.MaxContext)
 	if err != nil {
-		return nil, solver.Needs{}, errors.Join(err, m.Close())
+		return nil, workload.Needs{}, errors.Join(err, m.Close())
 	}
 	return m, needs, nil
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/host"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 type quickOptions struct {
@@ -262,8 +263,8 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	return nil
 }
 
-func quickWorkload(schemes []op.Scheme) solver.Workload {
-	return solver.Workload{Schema: solver.WorkloadSchema, Buckets: quickBuckets, Schemes: solver.Schemes{Prefill: schemes, Decode: schemes}}
+func quickWorkload(schemes []op.Scheme) workload.Workload {
+	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets, Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
 }
 
 // forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
@@ -349,7 +350,7 @@ func (q *quick) step(ctx context.Context, args ...string) error {
 // repair removes what no step could use or replace: the steps then make it anew.
 func (q *quick) repair(file func(string) string) error {
 	soc, key := file("soc.yaml"), file("local")
-	_, workloadErr := solver.ReadWorkload(file("workload.yaml"))
+	_, workloadErr := workload.Read(file("workload.yaml"))
 	machine, socErr := socs.Open(soc)
 	if socErr == nil && machine.Fingerprint != host.Fingerprint() {
 		socErr = errors.New("it describes another machine")

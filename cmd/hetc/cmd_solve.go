@@ -26,6 +26,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // inputs are the flags that say what a plan is made from.
@@ -187,7 +188,7 @@ take the same time, and what graphs are charged for; times never depend on it.
 				}
 			}
 			if loads != "" {
-				if input.Loads, err = solver.ReadLoads(loads); err != nil {
+				if input.Loads, err = workload.ReadLoads(loads); err != nil {
 					return err
 				}
 			}
@@ -294,7 +295,7 @@ func maxMemory(text string) (int64, error) {
 }
 
 // leftOut are the buckets that a workload lists and the plan has no program for, ascending.
-func leftOut(listed solver.Rows, p *planir.Plan) []int {
+func leftOut(listed workload.Rows, p *planir.Plan) []int {
 	out := []int{}
 	for _, rows := range listed {
 		has := func(ph planir.Phase) bool { return ph.Phase == "prefill" && ph.Rows == rows }
@@ -350,7 +351,7 @@ func showLimits(s *cli.Streams, p *planir.Plan) {
 		limit := ""
 		if q.MaxKL > 0 {
 			limit = fmt.Sprintf(" of at most %.3g", q.MaxKL)
-			if q.MaxKL <= solver.Lossless {
+			if q.MaxKL <= workload.Lossless {
 				limit = " of at most 0"
 			}
 		}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // A bucket that a workload lists and the plan lacks is told; a number to choose is no list.
@@ -13,12 +13,12 @@ func TestLeftOut(t *testing.T) {
 	p := &planir.Plan{}
 	p.Program.Programs = []planir.Phase{{Phase: "decode", Rows: 1}, {Phase: "prefill", Rows: 16}, {Phase: "decode", Rows: 32}}
 	for _, x := range []struct {
-		listed solver.Rows
+		listed workload.Rows
 		want   []int
 	}{
-		{solver.Rows{16}, []int{}},
-		{solver.Rows{16, 32, 64}, []int{32, 64}},
-		{solver.AtMost(4), []int{}},
+		{workload.Rows{16}, []int{}},
+		{workload.Rows{16, 32, 64}, []int{32, 64}},
+		{workload.AtMost(4), []int{}},
 		{nil, []int{}},
 	} {
 		if got := leftOut(x.listed, p); !slices.Equal(got, x.want) {

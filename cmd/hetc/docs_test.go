@@ -11,7 +11,7 @@ import (
 	"github.com/hetc/hetc/profiler/imported"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // TestDocExamples reads every example file of docs with the reader it is an example for.
@@ -34,7 +34,7 @@ func TestDocExamples(t *testing.T) {
 			examples++
 			switch {
 			case strings.Contains(body, "hetc.workload/1"):
-				_, err = solver.ParseWorkload(name, []byte(body))
+				_, err = workload.Parse(name, []byte(body))
 			case strings.Contains(body, "hetc.build/1"):
 				_, err = matrix.ParseConfig(name, []byte(body))
 			case strings.Contains(body, "hetc.soc/1"):

@@ -27,8 +27,8 @@ import (
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 func TestConfigNames(t *testing.T) {
@@ -714,7 +714,7 @@ func TestChangingInputs(t *testing.T) {
 		t.Fatal(err)
 	}
 	load := &workloadInput{entry: w.config.Workloads[0]}
-	if load.workload, err = solver.ReadWorkload(filepath.Join(w.dir, "chat.yaml")); err != nil {
+	if load.workload, err = workload.Read(filepath.Join(w.dir, "chat.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	cell := &Cell{soc: soc, model: m, workload: load, Plan: Artifact{File: filepath.Join(w.dir, "x.plan.yaml")}}

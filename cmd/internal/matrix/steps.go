@@ -31,6 +31,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 const (
@@ -69,7 +70,7 @@ type socInput struct {
 type workloadInput struct {
 	entry    workloadEntry
 	err      error
-	workload *solver.Workload
+	workload *workload.Workload
 	digest   string
 }
 
@@ -93,9 +94,9 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 		}
 		if w := c.workload; once(w) {
 			if w.entry.Workload == "" {
-				w.workload = solver.DefaultWorkload()
+				w.workload = workload.Default()
 			} else {
-				w.workload, w.err = solver.ReadWorkload(b.o.Config.inside(w.entry.Workload))
+				w.workload, w.err = workload.Read(b.o.Config.inside(w.entry.Workload))
 			}
 			if w.err == nil {
 				w.digest, w.err = w.workload.Digest()

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/hetc/hetc/solver"
 	"github.com/hetc/hetc/solver/problem"
+	"github.com/hetc/hetc/solver/workload"
 )
 
 // alignedUp is the least multiple of 16 (sec. 3.2) that is at least x.
@@ -92,7 +92,7 @@ func loadsOf(experts int, routed [][]int) []float64 {
 // tracedLoads are the loads that the router of a small trained model produced on text it was not trained on, by layer, chunk
 // of so many tokens, and expert. The model has 16 experts, 2 a token, as PhiMoE has.
 func tracedLoads(tokens int) [][][]float64 {
-	loads := solver.TracedExample()
+	loads := workload.TracedExample()
 	n := tokens / loads.ChunkTokens
 	var out [][][]float64
 	for _, layer := range loads.Layers {

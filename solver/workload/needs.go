@@ -1,4 +1,4 @@
-package solver
+package workload
 
 import (
 	"slices"
@@ -21,15 +21,15 @@ type Needs struct {
 // Needs applies the workload to a model of that many positions; nil is DefaultWorkload.
 func (w *Workload) Needs(maxContext int) (Needs, error) {
 	if w == nil {
-		w = DefaultWorkload()
+		w = Default()
 	}
-	d, err := w.apply(maxContext)
+	d, err := w.Apply(maxContext)
 	if err != nil {
 		return Needs{}, err
 	}
-	schemes := slices.Concat(d.prefill, d.decode, d.head)
+	schemes := slices.Concat(d.Prefill, d.Decode, d.Head)
 	slices.Sort(schemes)
-	out := Needs{Buckets: d.buckets, Batches: d.batches, Schemes: slices.Compact(schemes), Context: d.context, Lengths: d.prompts.marks()}
+	out := Needs{Buckets: d.Buckets, Batches: d.Batches, Schemes: slices.Compact(schemes), Context: d.Context, Lengths: d.Prompts.marks()}
 	for _, x := range out.Schemes {
 		if asked := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode, w.Schemes.Head); w.Quality.MaxKL != (KLLimit{}) && x != op.A32W32 && !slices.Contains(asked, x) {
 			out.Optional = append(out.Optional, x)

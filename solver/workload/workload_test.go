@@ -1,4 +1,4 @@
-package solver
+package workload
 
 import (
 	"math"
@@ -9,57 +9,58 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/socs"
 )
 
 func TestWorkloadDefaults(t *testing.T) {
-	d, err := DefaultWorkload().apply(1024)
+	d, err := Default().Apply(1024)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.buckets) != 6 || d.buckets[0] != 16 || d.buckets[5] != 512 || d.context != 1024 || d.outputTokens != DefaultOutputTokens {
+	if len(d.Buckets) != 6 || d.Buckets[0] != 16 || d.Buckets[5] != 512 || d.Context != 1024 || d.OutputTokens != DefaultOutputTokens {
 		t.Errorf("%+v", d)
 	}
-	if len(d.prefill) != 1 || d.prefill[0] != "a32/w32" || len(d.decode) != 1 || d.decode[0] != "a32/w32" {
-		t.Errorf("schemes %v %v, want stored precision", d.prefill, d.decode)
+	if len(d.Prefill) != 1 || d.Prefill[0] != "a32/w32" || len(d.Decode) != 1 || d.Decode[0] != "a32/w32" {
+		t.Errorf("schemes %v %v, want stored precision", d.Prefill, d.Decode)
 	}
-	if d, err := DefaultWorkload().apply(100_000); err != nil || d.context != DefaultContext {
-		t.Errorf("context %d, want %d (%v)", d.context, DefaultContext, err)
+	if d, err := Default().Apply(100_000); err != nil || d.Context != DefaultContext {
+		t.Errorf("context %d, want %d (%v)", d.Context, DefaultContext, err)
 	}
-	if d, err := DefaultWorkload().apply(8); err != nil || len(d.buckets) != 1 || d.buckets[0] != 8 {
-		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.buckets, err)
+	if d, err := Default().Apply(8); err != nil || len(d.Buckets) != 1 || d.Buckets[0] != 8 {
+		t.Errorf("buckets of a model with 8 positions: %v (%v)", d.Buckets, err)
 	}
-	w := DefaultWorkload()
+	w := Default()
 	w.Batches = []int{4, 16} // of 16 rows there is one program
-	if d, err := w.apply(1024); err != nil || len(d.buckets) != 5 || d.buckets[0] != 32 || d.contexts[16] != d.contexts[1] || !slices.Equal(d.rows(), []int{1, 4, 16, 32, 64, 128, 256, 512}) {
+	if d, err := w.Apply(1024); err != nil || len(d.Buckets) != 5 || d.Buckets[0] != 32 || d.contexts[16] != d.contexts[1] || !slices.Equal(d.Rows(), []int{1, 4, 16, 32, 64, 128, 256, 512}) {
 		t.Errorf("%+v (%v)", d, err)
 	}
-	if ns := (&demand{outputTokens: 100, batches: []int{4}}).decodeNS(4, 8); ns != 100*8/4/2 {
+	if ns := (&Demand{OutputTokens: 100, Batches: []int{4}}).DecodeNS(4, 8); ns != 100*8/4/2 {
 		t.Errorf("100 tokens, half of them four at a time in steps of 8 ns, are counted as %v ns", ns)
 	}
-	if d, err := DefaultWorkload().apply(1); err != nil || len(d.buckets) != 0 {
-		t.Errorf("buckets of a model with one position: %v (%v)", d.buckets, err)
+	if d, err := Default().Apply(1); err != nil || len(d.Buckets) != 0 {
+		t.Errorf("buckets of a model with one position: %v (%v)", d.Buckets, err)
 	}
 }
 
 // A prompt fills the largest bucket as often as it can and the rest goes to the smallest that holds it,
 // as the decider does.
 func TestWorkloadShares(t *testing.T) {
-	w := DefaultWorkload()
+	w := Default()
 	w.Buckets = []int{32, 128}
 	w.Prompts = []Prompt{{Tokens: 20, Share: 1}, {Tokens: 300, Share: 3}} // 300 = 128 + 128 + 44
-	d, err := w.apply(1024)
+	d, err := w.Apply(1024)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.share[0] != 0.25 || d.share[1] != 2.25 {
-		t.Errorf("calls per prompt %v, want 0.25 of 32 and 2.25 of 128", d.share)
+	if d.Share[0] != 0.25 || d.Share[1] != 2.25 {
+		t.Errorf("calls per prompt %v, want 0.25 of 32 and 2.25 of 128", d.Share)
 	}
 	if d.contexts[32] != 20 || d.contexts[128] != (128+256+300)/3 || // two full calls and the rest
 		d.contexts[1] != 230+64 {
 		t.Errorf("contexts %v", d.contexts)
 	}
 	sum := 0.0
-	for _, l := range d.lengths[128] {
+	for _, l := range d.Lengths[128] {
 		sum += l.Share
 		if l.Tokens != 128 && l.Tokens != 44 {
 			t.Errorf("a call of %d rows", l.Tokens)
@@ -71,7 +72,7 @@ func TestWorkloadShares(t *testing.T) {
 }
 
 func TestWorkloadFile(t *testing.T) {
-	w, err := ParseWorkload("w.yaml", []byte(`
+	w, err := Parse("w.yaml", []byte(`
 schema: hetc.workload/1
 name: chat
 prompts: [54, {tokens: 296, share: 0.5}]
@@ -138,7 +139,7 @@ func TestWorkloadRefuses(t *testing.T) {
 		"no list of buckets":   {"schema: hetc.workload/1\nbuckets: true\n", "buckets is a truth value"},
 		"no number in a list":  {"schema: hetc.workload/1\nbuckets: [16.0]\n", "buckets[0] is a number"},
 	} {
-		_, err := ParseWorkload("w.yaml", []byte(c.text))
+		_, err := Parse("w.yaml", []byte(c.text))
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("%s: got %v, want an input error", name, err)
 			continue
@@ -147,65 +148,25 @@ func TestWorkloadRefuses(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, text, c.want)
 		}
 	}
-	w, err := ParseWorkload("w.yaml", []byte("schema: hetc.workload/1\nweights: {prefill: 3}\n"))
+	w, err := Parse("w.yaml", []byte("schema: hetc.workload/1\nweights: {prefill: 3}\n"))
 	if err != nil || w.Weights != (Weights{3, 1}) || w.Context != 0 || w.Memory != 0 || !w.Limits.IsZero() {
 		t.Errorf("a weight that is left out: %+v (%v), want 1", w, err)
 	}
-	w = DefaultWorkload()
+	w = Default()
 	w.Prompts = []Prompt{{Tokens: 5000, Share: 1}}
-	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
+	if _, err := w.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "5000") {
 		t.Errorf("a prompt beyond the context: %v", err)
 	}
-	w = DefaultWorkload()
+	w = Default()
 	w.Context, w.Buckets = 64, []int{128}
-	if _, err := w.apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
+	if _, err := w.Apply(2048); diag.ClassOf(err) != diag.ClassInput || !strings.Contains(err.Error(), "128") {
 		t.Errorf("a bucket beyond the context: %v", err)
-	}
-}
-
-// A limit of quality permits what is measured, for the phases it names; schemes narrow it down.
-func TestWorkloadQuality(t *testing.T) {
-	parse := func(text string) *demand {
-		t.Helper()
-		w, err := ParseWorkload("w.yaml", []byte("schema: hetc.workload/1\n"+text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := w.apply(1024)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d
-	}
-	if d := parse("quality: {max_kl: 0.01}\nmemory: 1.2GiB\n"); d.limit != (KLLimit{0.01, 0.01}) || len(d.prefill) != len(op.Schemes) || len(d.decode) != len(op.Schemes) {
-		t.Errorf("%+v", d)
-	}
-	if d := parse("quality: {max_kl: {decode: 0.01}}\n"); d.limit != (KLLimit{Decode: 0.01}) || len(d.prefill) != 1 || len(d.decode) != len(op.Schemes) {
-		t.Errorf("%+v", d)
-	}
-	if d := parse("quality: {max_kl: {decode: 0}}\n"); d.limit != (KLLimit{Decode: Lossless}) || len(d.decode) != len(op.Schemes) {
-		t.Errorf("without any loss: %+v", d)
-	}
-	d := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
-	if len(d.decode) != 1 || d.limit.Decode != 0.01 {
-		t.Errorf("%+v", d)
-	}
-	w := DefaultWorkload()
-	w.Quality.MaxKL.Decode = 1
-	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {
-		t.Errorf("needs %v (%v), want every scheme", n.Schemes, err)
-	} else if on := n.On(twoCores(t, 1)); len(on) != 2 { // whose cores execute two
-		t.Errorf("to measure on two cores: %v", on)
-	}
-	w.Schemes.Decode = []op.Scheme{op.A8TQ4B32}
-	if n, err := w.Needs(1024); err != nil || len(n.On(twoCores(t, 1))) != 2 || !slices.Contains(n.On(twoCores(t, 1)), op.A8TQ4B32) {
-		t.Errorf("asked for by name: %v (%v)", n, err)
 	}
 }
 
 // The example of the documentation is a workload.
 func TestWorkloadDocumentation(t *testing.T) {
-	text, err := os.ReadFile("../docs/workload.md")
+	text, err := os.ReadFile("../../docs/workload.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +176,7 @@ func TestWorkloadDocumentation(t *testing.T) {
 	}
 	for _, b := range blocks[1:] {
 		example, _, _ := strings.Cut(b, "```")
-		if _, err := ParseWorkload("docs/workload.md", []byte(example)); err != nil {
+		if _, err := Parse("docs/workload.md", []byte(example)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -226,15 +187,56 @@ func FuzzWorkload(f *testing.F) {
 	f.Add([]byte(`{"schema":"hetc.workload/1","context":5,"schemes":{"decode":["a8t/q8c"]}}`))
 	f.Add([]byte("schema: hetc.workload/1\nquality: {max_kl: {prefill: 0.1, decode: 1e-3}}\nmemory: 1.5GiB\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		w, err := ParseWorkload("w.yaml", b)
+		w, err := Parse("w.yaml", b)
 		if err != nil {
 			return
 		}
-		if d, err := w.apply(2048); err == nil && (d.context < 1 || d.context > 2048) {
-			t.Fatalf("context %d of a model with 2048 positions", d.context)
+		if d, err := w.Apply(2048); err == nil && (d.Context < 1 || d.Context > 2048) {
+			t.Fatalf("context %d of a model with 2048 positions", d.Context)
 		}
 		if _, err := w.Digest(); err != nil {
 			t.Fatal(err)
 		}
 	})
+}
+
+// A limit of quality permits what is measured, for the phases it names; schemes narrow it down.
+func TestWorkloadQuality(t *testing.T) {
+	parse := func(text string) *Demand {
+		t.Helper()
+		w, err := Parse("w.yaml", []byte("schema: hetc.workload/1\n"+text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := w.Apply(1024)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	if d := parse("quality: {max_kl: 0.01}\nmemory: 1.2GiB\n"); d.MaxKL != (KLLimit{0.01, 0.01}) || len(d.Prefill) != len(op.Schemes) || len(d.Decode) != len(op.Schemes) {
+		t.Errorf("%+v", d)
+	}
+	if d := parse("quality: {max_kl: {decode: 0.01}}\n"); d.MaxKL != (KLLimit{Decode: 0.01}) || len(d.Prefill) != 1 || len(d.Decode) != len(op.Schemes) {
+		t.Errorf("%+v", d)
+	}
+	if d := parse("quality: {max_kl: {decode: 0}}\n"); d.MaxKL != (KLLimit{Decode: Lossless}) || len(d.Decode) != len(op.Schemes) {
+		t.Errorf("without any loss: %+v", d)
+	}
+	d := parse("quality: {max_kl: {decode: 0.01}}\nschemes: {decode: [a8t/q8c]}\n")
+	if len(d.Decode) != 1 || d.MaxKL.Decode != 0.01 {
+		t.Errorf("%+v", d)
+	}
+	cores := &socs.SoC{Processors: []socs.Processor{{Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}}}}
+	w := Default()
+	w.Quality.MaxKL.Decode = 1
+	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {
+		t.Errorf("needs %v (%v), want every scheme", n.Schemes, err)
+	} else if on := n.On(cores); len(on) != 2 { // which execute two
+		t.Errorf("to measure on its processors: %v", on)
+	}
+	w.Schemes.Decode = []op.Scheme{op.A8TQ4B32}
+	if n, err := w.Needs(1024); err != nil || len(n.On(cores)) != 2 || !slices.Contains(n.On(cores), op.A8TQ4B32) {
+		t.Errorf("asked for by name: %v (%v)", n, err)
+	}
 }

@@ -1,4 +1,4 @@
-package solver
+package workload
 
 import (
 	"crypto/sha256"
@@ -239,7 +239,7 @@ func (l *Loads) Validate() error {
 			if l.Schema == loadsSchemaFirst {
 				fail(at+".saliency", "format %s has no saliency, want %s", loadsSchemaFirst, LoadsSchema)
 			}
-			if err := problem.ValidateCurves(y.curves(), l.Experts); err != nil {
+			if err := problem.ValidateCurves(y.Curves(), l.Experts); err != nil {
 				fail(at+".saliency", "%v", err)
 			}
 		}
@@ -266,7 +266,7 @@ func (l *Loads) Validate() error {
 	return list.Err()
 }
 
-func (y *LoadLayer) curves() []problem.Curve {
+func (y *LoadLayer) Curves() []problem.Curve {
 	if y.Saliency == nil {
 		return nil
 	}
@@ -414,7 +414,7 @@ func popularity(generator string, experts int) ([]float64, error) {
 }
 
 // merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end is not used.
-func (l *Loads) merged(n, chunks int) [][][]int32 {
+func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	chunks /= n
 	out := make([][][]int32, len(l.Layers))
 	for i := range out {

@@ -1,4 +1,6 @@
-package solver
+// Package workload knows what a plan is optimised for: the lengths of prompts and answers, the precisions and numbers of rows
+// that are permitted, the limits, and what follows from them for a model (Demand).
+package workload
 
 import (
 	"crypto/sha256"
@@ -19,7 +21,7 @@ import (
 )
 
 // WorkloadSchema identifies the workload format.
-const WorkloadSchema = "hetc.workload/1"
+const Schema = "hetc.workload/1"
 
 // Workload is what a plan is optimised for: how long prompts and answers are, how many positions are
 // cached, which precisions are permitted, and how prefill and decode count against each other.
@@ -51,7 +53,7 @@ type Workload struct {
 	// Weights are the importance of a second of prefill and of a second of decode.
 	Weights Weights `json:"weights,omitzero" yaml:"weights,omitempty"`
 	// Experts say how capacity tiers are chosen, where solve is given the loads of experts.
-	Experts ExpertTiers `json:"experts,omitzero" yaml:"experts,omitempty"`
+	Experts Experts `json:"experts,omitzero" yaml:"experts,omitempty"`
 }
 
 // Rows are ascending numbers of rows that programs are for, or AtMost some of them, which solve then chooses.
@@ -179,37 +181,47 @@ const (
 
 // DefaultWorkload is what a plan is made for when nobody says: prompts of every bucket, stored
 // precision, prefill and decode of equal weight.
-func DefaultWorkload() *Workload { return &Workload{Schema: WorkloadSchema} }
+func Default() *Workload { return &Workload{Schema: Schema} }
+
+// Edited is a copy of a workload with a change; nil is DefaultWorkload. Lists and maps are shared: change must replace them whole.
+func Edited(w *Workload, change func(*Workload)) *Workload {
+	c := *Default()
+	if w != nil {
+		c = *w
+	}
+	change(&c)
+	return &c
+}
 
 // ReadWorkload reads a workload from a YAML or JSON file. Mistakes are of class ClassInput, with
 // their line.
-func ReadWorkload(path string) (*Workload, error) {
+func Read(path string) (*Workload, error) {
 	d, err := decode.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	return decodeWorkload(d)
+	return decodeDocument(d)
 }
 
 // ParseWorkload is ReadWorkload of bytes; name is shown in errors.
-func ParseWorkload(name string, data []byte) (*Workload, error) {
+func Parse(name string, data []byte) (*Workload, error) {
 	d, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return decodeWorkload(d)
+	return decodeDocument(d)
 }
 
-func decodeWorkload(d *decode.Document) (*Workload, error) {
+func decodeDocument(d *decode.Document) (*Workload, error) {
 	// What is left out has a default; a 0 that somebody wrote would silently be the same.
 	no := math.NaN()
 	w := Workload{OutputTokens: notSaid, Context: notSaid, Memory: notSaid, Weights: Weights{no, no},
 		Limits:  Limits{EnergyMJ: no, PrefillMS: no, DecodeMS: no, OpenMS: no},
-		Experts: ExpertTiers{MaxDrop: no, MaxLayerDrop: no, MaxLost: no, MaxLayerLost: no, MaxUSToken: no}}
-	if err := d.Into(WorkloadSchema, &w); err != nil {
+		Experts: Experts{MaxDrop: no, MaxLayerDrop: no, MaxLost: no, MaxLayerLost: no, MaxUSToken: no}}
+	if err := d.Into(Schema, &w); err != nil {
 		return nil, err
 	}
-	w.Schema = WorkloadSchema
+	w.Schema = Schema
 	list := w.settle()
 	switch err := w.Validate().(type) {
 	case nil:
@@ -309,8 +321,8 @@ func (w *Workload) Validate() error {
 		list = append(list, d)
 	}
 	w.Experts.validate(fail)
-	if w.Schema != WorkloadSchema {
-		fail("schema", "schema is %q, want %q", w.Schema, WorkloadSchema)
+	if w.Schema != Schema {
+		fail("schema", "schema is %q, want %q", w.Schema, Schema)
 	}
 	if len(w.Prompts) > maxPrompts {
 		fail("prompts", "%d lengths, want at most %d", len(w.Prompts), maxPrompts)
@@ -429,7 +441,7 @@ func (w *Workload) Validate() error {
 }
 
 // title names the workload in messages.
-func (w *Workload) title() string {
+func (w *Workload) Title() string {
 	if w.Name == "" {
 		return "workload"
 	}
@@ -447,47 +459,47 @@ func (w *Workload) Digest() (string, error) {
 }
 
 // demand is a workload applied to a model: everything has a value.
-type demand struct {
-	context int
-	buckets []int // ascending, without decode
-	batches []int // ascending, without one
+type Demand struct {
+	Context int
+	Buckets []int // ascending, without decode
+	Batches []int // ascending, without one
 	// share is each bucket's part of the expected prefill work, in calls per prompt; it includes the
 	// calls that full buckets of a longer prompt make.
-	share           []float64
-	prefill, decode []op.Scheme
-	head            []op.Scheme // instead of decode's, none: those
-	limit           KLLimit
-	outputTokens    int
-	weights         Weights
+	Share           []float64
+	Prefill, Decode []op.Scheme
+	Head            []op.Scheme // instead of decode's, none: those
+	MaxKL           KLLimit
+	OutputTokens    int
+	Weights         Weights
 	contexts        map[int]int      // by rows: positions an attention works on, on average
-	lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
-	prompts         Prompts          // empty: none are given, and every bucket counts the same
+	Lengths         map[int][]Prompt // by bucket: the tokens of its calls, shares adding up to 1
+	Prompts         Prompts          // empty: none are given, and every bucket counts the same
 	steps           map[int]float64  // by rows of decode's programs: executions for each token decoded; nil: nothing says how many sequences come together
 }
 
 // decodes are the numbers of rows of decode's programs.
-func (d *demand) decodes() []int { return append([]int{1}, d.batches...) }
+func (d *Demand) DecodeRows() []int { return append([]int{1}, d.Batches...) }
 
 // rows are those of all programs.
-func (d *demand) rows() []int { return append(d.decodes(), d.buckets...) }
+func (d *Demand) Rows() []int { return append(d.DecodeRows(), d.Buckets...) }
 
 // decodeNS is what a program of that many rows counts for in the time of an answer.
-func (d *demand) decodeNS(rows int, ns float64) float64 {
+func (d *Demand) DecodeNS(rows int, ns float64) float64 {
 	if d.steps == nil {
-		return float64(d.outputTokens) * ns / float64(rows*len(d.decodes()))
+		return float64(d.OutputTokens) * ns / float64(rows*len(d.DecodeRows()))
 	}
-	return float64(float64(d.outputTokens)*ns) * d.steps[rows]
+	return float64(float64(d.OutputTokens)*ns) * d.steps[rows]
 }
 
 // decodeSteps says how often each of decode's programs is executed for a token. Without a distribution of sequences,
 // tokens are decoded evenly in batches of every size, and each is its part of its batch; with one, sequences that come together go
 // to the smallest batch that holds them, those beyond the largest one after the other.
-func (d *demand) decodeSteps(parallel []Parallel) {
+func (d *Demand) decodeSteps(parallel []Parallel) {
 	if len(parallel) == 0 {
 		return
 	}
 	d.steps = map[int]float64{}
-	rows := d.decodes()
+	rows := d.DecodeRows()
 	total := 0.0
 	for _, p := range parallel {
 		total += p.Share
@@ -501,40 +513,40 @@ func (d *demand) decodeSteps(parallel []Parallel) {
 }
 
 // contextAt is the number of cached positions, the new rows included, that attention is priced for.
-func (d *demand) contextAt(rows int) int { return min(max(d.contexts[rows], rows), d.context) }
+func (d *Demand) ContextAt(rows int) int { return min(max(d.contexts[rows], rows), d.Context) }
 
 // apply fills in what the workload leaves open, for a model with that many positions.
-func (w *Workload) apply(maxContext int) (*demand, error) {
-	d := &demand{
-		prompts: w.Prompts,
-		context: w.Context, outputTokens: w.OutputTokens, weights: w.Weights,
-		prefill: w.Schemes.Prefill, decode: w.Schemes.Decode, head: w.Schemes.Head,
+func (w *Workload) Apply(maxContext int) (*Demand, error) {
+	d := &Demand{
+		Prompts: w.Prompts,
+		Context: w.Context, OutputTokens: w.OutputTokens, Weights: w.Weights,
+		Prefill: w.Schemes.Prefill, Decode: w.Schemes.Decode, Head: w.Schemes.Head,
 	}
-	if d.context == 0 {
-		d.context = min(maxContext, DefaultContext)
+	if d.Context == 0 {
+		d.Context = min(maxContext, DefaultContext)
 	}
-	if d.context > maxContext {
-		return nil, diag.New(diag.ClassInput, "%s: context is %d positions, and the model has %d", w.title(), d.context, maxContext).
+	if d.Context > maxContext {
+		return nil, diag.New(diag.ClassInput, "%s: context is %d positions, and the model has %d", w.Title(), d.Context, maxContext).
 			WithHint("set context to at most %d", maxContext)
 	}
-	if d.outputTokens == 0 {
-		d.outputTokens = int(math.Round(w.Prompts.answer()))
+	if d.OutputTokens == 0 {
+		d.OutputTokens = int(math.Round(w.Prompts.answer()))
 	}
-	if d.outputTokens == 0 {
-		d.outputTokens = DefaultOutputTokens
+	if d.OutputTokens == 0 {
+		d.OutputTokens = DefaultOutputTokens
 	}
-	if d.batches = slices.Clone(w.Batches); w.Batches.Max() > 0 {
-		d.batches = w.batchLadder()
+	if d.Batches = slices.Clone(w.Batches); w.Batches.Max() > 0 {
+		d.Batches = w.batchLadder()
 	}
 	d.decodeSteps(w.Parallel)
-	if d.weights == (Weights{}) {
-		d.weights = Weights{1, 1}
+	if d.Weights == (Weights{}) {
+		d.Weights = Weights{1, 1}
 	}
-	d.limit = w.Quality.MaxKL
+	d.MaxKL = w.Quality.MaxKL
 	for _, x := range []struct {
 		list *[]op.Scheme
 		max  float64
-	}{{&d.prefill, d.limit.Prefill}, {&d.decode, d.limit.Decode}} {
+	}{{&d.Prefill, d.MaxKL.Prefill}, {&d.Decode, d.MaxKL.Decode}} {
 		switch {
 		case len(*x.list) > 0:
 		case x.max > 0:
@@ -543,82 +555,82 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 			*x.list = []op.Scheme{op.A32W32}
 		}
 	}
-	switch d.buckets = slices.Clone(w.Buckets); {
+	switch d.Buckets = slices.Clone(w.Buckets); {
 	case w.Buckets.Max() > 0:
-		if len(d.prompts) == 0 {
-			d.prompts = uniform(min(defaultMaxBucket, d.context))
+		if len(d.Prompts) == 0 {
+			d.Prompts = uniform(min(defaultMaxBucket, d.Context))
 		}
-		d.buckets = slices.DeleteFunc(d.prompts.ladder(d.context), func(b int) bool { return slices.Contains(d.batches, b) })
-	case len(d.buckets) == 0:
-		for b := defaultMinBucket; b <= min(defaultMaxBucket, d.context); b *= 2 {
-			if !slices.Contains(d.batches, b) { // a number of rows has one program
-				d.buckets = append(d.buckets, b)
+		d.Buckets = slices.DeleteFunc(d.Prompts.ladder(d.Context), func(b int) bool { return slices.Contains(d.Batches, b) })
+	case len(d.Buckets) == 0:
+		for b := defaultMinBucket; b <= min(defaultMaxBucket, d.Context); b *= 2 {
+			if !slices.Contains(d.Batches, b) { // a number of rows has one program
+				d.Buckets = append(d.Buckets, b)
 			}
 		}
-		if len(d.buckets) == 0 && d.context > 1 {
-			d.buckets = []int{d.context}
+		if len(d.Buckets) == 0 && d.Context > 1 {
+			d.Buckets = []int{d.Context}
 		}
 	}
-	if n := len(d.buckets); n > 0 && d.buckets[n-1] > d.context {
-		return nil, diag.New(diag.ClassInput, "%s: a bucket has %d rows, but the context holds only %d", w.title(), d.buckets[n-1], d.context).
-			WithHint("%s", roomFor("bucket", d.buckets[n-1], maxContext))
+	if n := len(d.Buckets); n > 0 && d.Buckets[n-1] > d.Context {
+		return nil, diag.New(diag.ClassInput, "%s: a bucket has %d rows, but the context holds only %d", w.Title(), d.Buckets[n-1], d.Context).
+			WithHint("%s", roomFor("bucket", d.Buckets[n-1], maxContext))
 	}
-	d.share = make([]float64, len(d.buckets))
+	d.Share = make([]float64, len(d.Buckets))
 	d.contexts = map[int]int{}
-	d.decodeAt(defaultPrompt + d.outputTokens/2)
-	d.lengths = map[int][]Prompt{}
-	if len(d.prompts) == 0 {
+	d.decodeAt(defaultPrompt + d.OutputTokens/2)
+	d.Lengths = map[int][]Prompt{}
+	if len(d.Prompts) == 0 {
 		below := 1
-		for i, b := range d.buckets {
-			d.share[i] = 1 / float64(len(d.share))
-			d.lengths[b] = spread(below, b)
+		for i, b := range d.Buckets {
+			d.Share[i] = 1 / float64(len(d.Share))
+			d.Lengths[b] = spread(below, b)
 			below = b
 		}
 		return d, nil
 	}
 	total, mean := 0.0, 0.0
-	for _, p := range d.prompts {
-		if p.Tokens > d.context {
-			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, but the context holds only %d", w.title(), p.Tokens, d.context).
+	for _, p := range d.Prompts {
+		if p.Tokens > d.Context {
+			return nil, diag.New(diag.ClassInput, "%s: a prompt has %d tokens, but the context holds only %d", w.Title(), p.Tokens, d.Context).
 				WithHint("%s", roomFor("prompt", p.Tokens, maxContext))
 		}
 		total += p.Share
 		mean += float64(p.Share * float64(p.Tokens))
 	}
-	d.decodeAt(int(mean/total) + d.outputTokens/2)
-	positions := make([]float64, len(d.buckets))
-	lengths := make([][lengthBins + 1]float64, len(d.buckets))
-	for _, p := range d.prompts {
-		if len(d.buckets) == 0 {
+	d.decodeAt(int(mean/total) + d.OutputTokens/2)
+	positions := make([]float64, len(d.Buckets))
+	lengths := make([][lengthBins + 1]float64, len(d.Buckets))
+	for _, p := range d.Prompts {
+		if len(d.Buckets) == 0 {
 			break
 		}
 		share := p.Share / total
 		call := func(i, rows int, times, done float64) { // done: positions after each of them, on average
-			d.share[i] += float64(share * times)
+			d.Share[i] += float64(share * times)
 			positions[i] += float64(share * times * done)
-			lengths[i][(rows*lengthBins+d.buckets[i]-1)/d.buckets[i]] += float64(share * times)
+			lengths[i][(rows*lengthBins+d.Buckets[i]-1)/d.Buckets[i]] += float64(share * times)
 		}
-		last := len(d.buckets) - 1
-		largest := d.buckets[last]
+		last := len(d.Buckets) - 1
+		largest := d.Buckets[last]
 		full, left := problem.Cut(p.Tokens, largest)
 		if full > 0 {
 			call(last, largest, float64(full), float64(largest)*float64(full+1)/2)
 		}
 		if left > 1 {
-			call(sort.SearchInts(d.buckets, left), left, 1, float64(p.Tokens))
+			call(sort.SearchInts(d.Buckets, left), left, 1, float64(p.Tokens))
 		}
 	}
 	below := 1
-	for i, b := range d.buckets {
-		if d.share[i] > 0 {
-			d.contexts[b] = int(positions[i] / d.share[i])
+	for i, b := range d.Buckets {
+		if d.Share[i] > 0 {
+			d.contexts[b] = int(positions[i] / d.Share[i])
 			for k, share := range lengths[i] {
 				if share > 0 {
-					d.lengths[b] = append(d.lengths[b], Prompt{Tokens: max(1, k*b/lengthBins), Share: share / d.share[i]})
+					d.Lengths[b] = append(d.Lengths[b], Prompt{Tokens: max(1, k*b/lengthBins), Share: share / d.Share[i]})
 				}
 			}
 		} else {
-			d.lengths[b] = spread(below, b)
+			d.Lengths[b] = spread(below, b)
 		}
 		below = b
 	}
@@ -626,8 +638,8 @@ func (w *Workload) apply(maxContext int) (*demand, error) {
 }
 
 // decodeAt sets the positions that a decoded row attends to on average.
-func (d *demand) decodeAt(positions int) {
-	for _, r := range d.decodes() {
+func (d *Demand) decodeAt(positions int) {
+	for _, r := range d.DecodeRows() {
 		d.contexts[r] = positions
 	}
 }
@@ -652,4 +664,18 @@ func roomFor(what string, rows, maxContext int) string {
 		return fmt.Sprintf("the model has %d positions: shorten the %s to that, or leave it out", maxContext, what)
 	}
 	return fmt.Sprintf("set context to at least %d (the model has %d positions), or leave the %s out", rows, maxContext, what)
+}
+
+// AsPrompts are the prompts that a workload stands for, written out: without any, those that fill each bucket evenly.
+func (d *Demand) AsPrompts(w *Workload) []Prompt {
+	if len(w.Prompts) > 0 {
+		return w.Prompts
+	}
+	var out []Prompt
+	for i, b := range d.Buckets {
+		for _, x := range d.Lengths[b] {
+			out = append(out, Prompt{Tokens: x.Tokens, Share: float64(d.Share[i] * x.Share)})
+		}
+	}
+	return out
 }

@@ -1,6 +1,7 @@
-package solver
+package workload
 
 import (
+	"github.com/hetc/hetc/solver/problem"
 	"slices"
 	"sort"
 )
@@ -101,4 +102,45 @@ func (w *Workload) batchLadder() []int {
 	}
 	sort.Ints(out)
 	return out
+}
+
+// fewer applies the workload again with the first n buckets only: what is posed of each program is what a workload that lists only
+// these would pose. Prompts are the same. Where the workload gives none, every bucket stands for calls that fill it, and those of
+// buckets that are left out are cut into pieces of the others.
+func (d *Demand) Fewer(w *Workload, n, maxContext int) (*Demand, error) {
+	x := *w
+	x.Buckets, x.Batches, x.Context, x.Prompts = d.Buckets[:n], d.Batches, d.Context, d.Prompts
+	out, err := x.Apply(maxContext)
+	if err != nil {
+		return nil, err
+	}
+	out.OutputTokens = d.OutputTokens
+	out.decodeAt(d.contexts[1])
+	if len(d.Prompts) > 0 || n == 0 {
+		return out, nil
+	}
+	copy(out.Share, d.Share)
+	for i := n; i < len(d.Buckets); i++ {
+		full, left := problem.Cut(d.Buckets[i], d.Buckets[n-1])
+		out.Share[n-1] += float64(d.Share[i] * float64(full))
+		if left > 1 {
+			out.Share[sort.SearchInts(out.Buckets, left)] += d.Share[i]
+		}
+	}
+	return out, nil
+}
+
+// average sets the positions that each bucket's attention works on to what they are where it is the only one.
+func (d *Demand) Average(w *Workload, maxContext int) error {
+	x := *w
+	x.Batches, x.Prompts, x.Context = d.Batches, d.Prompts, d.Context
+	for _, b := range d.Buckets {
+		x.Buckets = Rows{b}
+		alone, err := x.Apply(maxContext)
+		if err != nil {
+			return err
+		}
+		d.contexts[b] = alone.contexts[b]
+	}
+	return nil
 }
