@@ -127,9 +127,6 @@ func limitsOf(in *Input) []Limit {
 	return out
 }
 
-// maxKL is a limit that nothing exceeds: the largest that a workload may name.
-const maxKL = 1e6
-
 // qualityLimits are those of what may be lost: one where both phases have the same.
 func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 	var out []Limit
@@ -142,7 +139,7 @@ func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 						to, schemes = &w.Quality.MaxKL.Decode, &w.Schemes.Decode
 					}
 					*to = v
-					if v == maxKL && in.Calibration == nil { // what is lost is not known: the permission stays
+					if v == workload.LargestKL && in.Calibration == nil { // what is lost is not known: the permission stays
 						if *to = 0; len(*schemes) == 0 {
 							*schemes = dynamic()
 						}
@@ -150,7 +147,7 @@ func qualityLimits(in *Input, w *workload.Workload, of string) []Limit {
 				}
 			})
 		}
-		l := Limit{Key: key, In: of, Value: klText(value), number: value, format: klText, without: func(x *Input) { set(x, maxKL) }}
+		l := Limit{Key: key, In: of, Value: klText(value), number: value, format: klText, without: func(x *Input) { set(x, workload.LargestKL) }}
 		if in.Calibration != nil {
 			l.set, l.used = set, func(_ *Input, r *Result) float64 {
 				most := math.NaN()

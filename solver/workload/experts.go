@@ -7,19 +7,30 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// ExpertTiers is what a workload wants of capacity tiers.
+// Experts are what a workload wants of capacity tiers.
 type Experts struct {
-	Tiers        int     `json:"tiers,omitempty" yaml:"tiers,omitempty"`                       // in use at most; 0: DefaultTiers
-	Capacities   []int   `json:"capacities,omitempty" yaml:"capacities,omitempty,flow"`        // rows to choose from; empty: multiples of the processor's tile
-	Chunks       []int   `json:"chunks,omitempty" yaml:"chunks,omitempty,flow"`                // lengths to choose from, in tokens; empty: 256, 512, 1024
-	Overflow     string  `json:"overflow,omitempty" yaml:"overflow,omitempty"`                 // exact (default), prune
-	MaxDrop      float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`                 // with prune: share of all routed rows
-	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`     // with prune: of those of each layer; 0: max_drop
-	MaxLost      float64 `json:"max_lost,omitempty" yaml:"max_lost,omitempty"`                 // with prune: share of the squared norm of what experts add
-	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"`     // with prune: of that of each layer; 0: max_lost
-	Serial       bool    `json:"serial,omitempty" yaml:"serial,omitempty"`                     // NPU and CPU never work at the same time
-	Prefer       string  `json:"prefer,omitempty" yaml:"prefer,omitempty"`                     // time (default), offload: NPUMoE sec. 3.2, saliency: least lost
-	MaxUSToken   float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"` // with offload or saliency: experts' time of a token
+	// Tiers is how many are in use at most; 0: DefaultTiers.
+	Tiers int `json:"tiers,omitempty" yaml:"tiers,omitempty"`
+	// Capacities are the rows to choose from; empty: multiples of the processor's tile.
+	Capacities []int `json:"capacities,omitempty" yaml:"capacities,omitempty,flow"`
+	// Chunks are the lengths to choose from, in tokens; empty: 256, 512, 1024.
+	Chunks []int `json:"chunks,omitempty" yaml:"chunks,omitempty,flow"`
+	// Overflow is what happens to rows beyond the capacity: exact (default) or prune.
+	Overflow string `json:"overflow,omitempty" yaml:"overflow,omitempty"`
+	// MaxDrop is, with prune, the share of all routed rows that may be dropped.
+	MaxDrop float64 `json:"max_drop,omitempty" yaml:"max_drop,omitempty"`
+	// MaxLayerDrop is the same of each layer; 0: MaxDrop.
+	MaxLayerDrop float64 `json:"max_layer_drop,omitempty" yaml:"max_layer_drop,omitempty"`
+	// MaxLost is, with prune, the share that may be lost of the squared norm of what experts add.
+	MaxLost float64 `json:"max_lost,omitempty" yaml:"max_lost,omitempty"`
+	// MaxLayerLost is the same of each layer; 0: MaxLost.
+	MaxLayerLost float64 `json:"max_layer_lost,omitempty" yaml:"max_layer_lost,omitempty"`
+	// Serial: NPU and CPU never work at the same time.
+	Serial bool `json:"serial,omitempty" yaml:"serial,omitempty"`
+	// Prefer is time (default), offload (NPUMoE sec. 3.2) or saliency (least lost).
+	Prefer string `json:"prefer,omitempty" yaml:"prefer,omitempty"`
+	// MaxUSToken is, with offload or saliency, the time of a token's experts in microseconds.
+	MaxUSToken float64 `json:"max_us_per_token,omitempty" yaml:"max_us_per_token,omitempty"`
 }
 
 // DefaultTiers is how many tiers are in use where nobody says.
@@ -34,46 +45,43 @@ const (
 	PreferSaliency = "saliency"
 )
 
-func (t *Experts) validate(fail func(path, format string, args ...any)) {
-	if t.Tiers < 0 || t.Tiers >= problem.MaxTierChoices {
-		fail("experts.tiers", "%d tiers, want 1..%d", t.Tiers, problem.MaxTierChoices-1)
-	}
-	for _, x := range []struct {
+func (e *Experts) validate(check *checker) {
+	check.want(within(e.Tiers, 0, problem.MaxTierChoices-1), "experts.tiers", "%d tiers, want 1..%d",
+		e.Tiers, problem.MaxTierChoices-1)
+	for _, choice := range []struct {
 		path string
 		list []int
 		most int
-	}{{"experts.capacities", t.Capacities, problem.MaxTierRows}, {"experts.chunks", t.Chunks, maxLoadTokens}} {
-		if len(x.list) >= problem.MaxTierChoices {
-			fail(x.path, "%d numbers, want at most %d", len(x.list), problem.MaxTierChoices-1)
+	}{{"experts.capacities", e.Capacities, problem.MaxTierRows}, {"experts.chunks", e.Chunks, maxLoadTokens}} {
+		check.want(len(choice.list) < problem.MaxTierChoices, choice.path, "%d numbers, want at most %d",
+			len(choice.list), problem.MaxTierChoices-1)
+		last := 0
+		for i, n := range choice.list {
+			check.want(within(n, last+1, choice.most), fmt.Sprintf("%s[%d]", choice.path, i),
+				"%d, want ascending numbers of 1..%d", n, choice.most)
+			last = max(0, n)
 		}
-		for i, n := range x.list {
-			if n < 1 || n > x.most || i > 0 && x.list[i-1] >= n {
-				fail(fmt.Sprintf("%s[%d]", x.path, i), "%d, want ascending numbers of 1..%d", n, x.most)
-			}
-		}
 	}
-	if !slices.Contains([]string{"", OverflowExact, OverflowPrune}, t.Overflow) {
-		fail("experts.overflow", "overflow is %q, want %s or %s", t.Overflow, OverflowExact, OverflowPrune)
-	}
-	if !slices.Contains([]string{"", PreferTime, PreferOffload, PreferSaliency}, t.Prefer) {
-		fail("experts.prefer", "prefers %q, want %s, %s or %s", t.Prefer, PreferTime, PreferOffload, PreferSaliency)
-	}
-	if t.Prefer == PreferSaliency && t.Overflow != OverflowPrune {
-		fail("experts.prefer", "prefers %s, and nothing is lost unless overflow is %s", PreferSaliency, OverflowPrune)
-	}
-	for _, x := range []struct {
+	check.want(slices.Contains([]string{"", OverflowExact, OverflowPrune}, e.Overflow), "experts.overflow",
+		"overflow is %q, want %s or %s", e.Overflow, OverflowExact, OverflowPrune)
+	check.want(slices.Contains([]string{"", PreferTime, PreferOffload, PreferSaliency}, e.Prefer), "experts.prefer",
+		"prefers %q, want %s, %s or %s", e.Prefer, PreferTime, PreferOffload, PreferSaliency)
+	prunes := e.Overflow == OverflowPrune
+	check.want(e.Prefer != PreferSaliency || prunes, "experts.prefer",
+		"prefers %s, and nothing is lost unless overflow is %s", PreferSaliency, OverflowPrune)
+	for _, limit := range []struct {
 		path  string
 		share float64
-	}{{"experts.max_drop", t.MaxDrop}, {"experts.max_layer_drop", t.MaxLayerDrop}, {"experts.max_lost", t.MaxLost}, {"experts.max_layer_lost", t.MaxLayerLost}} {
-		if !(x.share >= 0 && x.share <= 1) || x.share > 0 && t.Overflow != OverflowPrune {
-			fail(x.path, "share is %v, want 0..1, and 0 unless overflow is prune", x.share)
-		}
+	}{
+		{"experts.max_drop", e.MaxDrop}, {"experts.max_layer_drop", e.MaxLayerDrop},
+		{"experts.max_lost", e.MaxLost}, {"experts.max_layer_lost", e.MaxLayerLost},
+	} {
+		check.want(limit.share == 0 || prunes && within(limit.share, 0, 1), limit.path,
+			"share is %v, want 0..1, and 0 unless overflow is prune", limit.share)
 	}
-	targeted := t.Prefer == PreferOffload || t.Prefer == PreferSaliency
-	if !(t.MaxUSToken >= 0 && t.MaxUSToken <= 1e9) || t.MaxUSToken > 0 && !targeted {
-		fail("experts.max_us_per_token", "target is %v us, want 0..1e9, and 0 unless prefer is %s or %s", t.MaxUSToken, PreferOffload, PreferSaliency)
-	}
-	if targeted && t.MaxUSToken == 0 {
-		fail("experts.max_us_per_token", "prefer: "+t.Prefer+" wants the time that a token's experts may take, in all layers, in microseconds")
-	}
+	targeted := e.Prefer == PreferOffload || e.Prefer == PreferSaliency
+	check.want(e.MaxUSToken == 0 || targeted && within(e.MaxUSToken, 0, 1e9), KeyExperts,
+		"target is %v us, want 0..1e9, and 0 unless prefer is %s or %s", e.MaxUSToken, PreferOffload, PreferSaliency)
+	check.want(!targeted || e.MaxUSToken != 0, KeyExperts,
+		"prefer: %s wants the time that a token's experts may take, in all layers, in microseconds", e.Prefer)
 }

@@ -9,8 +9,8 @@ import (
 
 // Limits are what a plan may take at most, whatever it minimises. 0 and absent keys are no limit.
 type Limits struct {
-	// EnergyMJ bounds the energy of the expected request in millijoules, modelled as power_w of each processor times its busy
-	// time; phases count by the workload's weights, as they do in the expected time.
+	// EnergyMJ bounds the energy of the expected request in millijoules, modelled as power_w of each processor times
+	// its busy time; phases count by the workload's weights, as they do in the expected time.
 	EnergyMJ float64 `json:"energy_mj,omitempty" yaml:"energy_mj,omitempty"`
 	// PrefillMS and DecodeMS bound the predicted time of one call of every program of prefill, and of decode.
 	PrefillMS float64 `json:"prefill_ms,omitempty" yaml:"prefill_ms,omitempty"`
@@ -24,32 +24,34 @@ type Limits struct {
 
 // IsZero reports whether nothing is limited.
 func (l Limits) IsZero() bool {
-	return l.EnergyMJ == 0 && l.PrefillMS == 0 && l.DecodeMS == 0 && l.OpenMS == 0 && len(l.AddressBytes) == 0 && len(l.MaxGraphs) == 0
+	return l.EnergyMJ == 0 && l.PrefillMS == 0 && l.DecodeMS == 0 && l.OpenMS == 0 && len(l.AddressBytes) == 0 &&
+		len(l.MaxGraphs) == 0
 }
 
-// most is the largest limit that is accepted of a number of ms or mJ.
-const MaxLimit = 1e9
+// Largest values of limits: of a number of ms or mJ, and of graphs.
+const (
+	MaxLimit  = 1e9
+	maxGraphs = 1 << 20
+)
 
-// validate calls fail for everything that makes no sense.
-func (l *Limits) validate(fail func(path, format string, args ...any)) {
-	for _, x := range []struct {
+func (l *Limits) validate(check *checker) {
+	for _, limit := range []struct {
 		path  string
 		value float64
 		unit  string
-	}{{"energy_mj", l.EnergyMJ, "mJ"}, {"prefill_ms", l.PrefillMS, "ms"}, {"decode_ms", l.DecodeMS, "ms"}, {"open_ms", l.OpenMS, "ms"}} {
-		if !(x.value >= 0 && x.value <= MaxLimit) {
-			fail("limits."+x.path, "limit is %v %s, want more than 0, at most %g (leave it out for no limit)", x.value, x.unit, MaxLimit)
-		}
+	}{{KeyEnergy, l.EnergyMJ, "mJ"}, {KeyPrefill, l.PrefillMS, "ms"}, {KeyDecode, l.DecodeMS, "ms"}, {KeyOpen,
+		l.OpenMS, "ms"}} {
+		check.want(within(limit.value, 0, MaxLimit), limit.path,
+			"limit is %v %s, want more than 0, at most %g (leave it out for no limit)",
+			limit.value, limit.unit, MaxLimit)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.AddressBytes)) {
-		if b := l.AddressBytes[name]; b < 1 || b > maxMemory {
-			fail("limits.address_bytes."+name, "limit is %v, want more than 0, at most %v", b, unit.Bytes(maxMemory))
-		}
+		check.want(within(l.AddressBytes[name], 1, maxMemory), KeyAddress+name, "limit is %v, want more than 0, at most %v",
+			l.AddressBytes[name], unit.Bytes(maxMemory))
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.MaxGraphs)) {
-		if n := l.MaxGraphs[name]; n < 1 || n > 1<<20 {
-			fail("limits.max_graphs."+name, "limit is %d graphs, want 1..%d (hetc solve --only leaves a processor out)", n, 1<<20)
-		}
+		check.want(within(l.MaxGraphs[name], 1, maxGraphs), KeyGraphs+name,
+			"limit is %d graphs, want 1..%d (hetc solve --only leaves a processor out)", l.MaxGraphs[name], maxGraphs)
 	}
 }
 
@@ -66,6 +68,3 @@ const (
 	KeyGraphs    = "limits.max_graphs."
 	KeyExperts   = "experts.max_us_per_token"
 )
-
-// measured reports whether what schemes lose has to be known: a limit of nothing is kept without that.
-func (k KLLimit) Measured() bool { return k.Prefill > Lossless || k.Decode > Lossless }

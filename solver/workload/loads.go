@@ -56,7 +56,8 @@ type Loads struct {
 type LoadLayer struct {
 	Layer int      `json:"layer" yaml:"layer"`                 // its number in the model
 	Rows  []Counts `json:"rows" yaml:"rows" decode:"required"` // by expert: of every chunk
-	// Saliency is by expert what its rows add to the layer's output, those of the lowest norms first (see problem.Curve).
+	// Saliency is by expert what its rows add to the layer's output, those of the lowest norms first (see
+	// problem.Curve).
 	Saliency []Saliency `json:"saliency,omitempty" yaml:"saliency,omitempty"`
 }
 
@@ -65,26 +66,28 @@ type Saliency problem.Curve
 
 // MarshalText implements encoding.TextMarshaler.
 func (c Saliency) MarshalText() ([]byte, error) {
-	var b []byte
+	var text []byte
 	for i, n := range c {
 		if i > 0 {
-			b = append(b, ' ')
+			text = append(text, ' ')
 		}
-		b = strconv.AppendInt(b, n, 10)
+		text = strconv.AppendInt(text, n, 10)
 	}
-	return b, nil
+	return text, nil
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (c *Saliency) UnmarshalText(text []byte) error {
 	list := strings.SplitN(string(text), " ", len(c)+1)
 	if len(list) != len(c) {
-		return diag.New(diag.ClassInput, "saliency %q, want %d whole numbers with single spaces between", clip(string(text)), len(c))
+		return diag.New(diag.ClassInput, "saliency %q, want %d whole numbers with single spaces between",
+			clip(string(text)), len(c))
 	}
 	for i, s := range list {
 		n, err := strconv.ParseUint(s, 10, 31)
 		if err != nil || n > problem.SaliencyOne || strconv.FormatUint(n, 10) != s {
-			return diag.New(diag.ClassInput, "saliency %q, want whole numbers of 0..%d with single spaces between", clip(s), problem.SaliencyOne)
+			return diag.New(diag.ClassInput, "saliency %q, want whole numbers of 0..%d with single spaces between",
+				clip(s), problem.SaliencyOne)
 		}
 		c[i] = int64(n)
 	}
@@ -96,14 +99,14 @@ type Counts []int32
 
 // MarshalText implements encoding.TextMarshaler.
 func (c Counts) MarshalText() ([]byte, error) {
-	var b []byte
+	var text []byte
 	for i, n := range c {
 		if i > 0 {
-			b = append(b, ' ')
+			text = append(text, ' ')
 		}
-		b = strconv.AppendInt(b, int64(n), 10)
+		text = strconv.AppendInt(text, int64(n), 10)
 	}
-	return b, nil
+	return text, nil
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -118,7 +121,8 @@ func (c *Counts) UnmarshalText(text []byte) error {
 	for _, s := range strings.Split(string(text), " ") {
 		n, err := strconv.ParseUint(s, 10, 31)
 		if err != nil || n > maxLoadTokens || strconv.FormatUint(n, 10) != s {
-			return diag.New(diag.ClassInput, "number of rows %q, want whole numbers of 0..%d with single spaces between", clip(s), maxLoadTokens)
+			return diag.New(diag.ClassInput,
+				"number of rows %q, want whole numbers of 0..%d with single spaces between", clip(s), maxLoadTokens)
 		}
 		*c = append(*c, int32(n))
 	}
@@ -135,7 +139,8 @@ func clip(s string) string {
 //go:embed loads/tiny-moe-kjv.json
 var tracedExample []byte
 
-// TracedExample are loads that were traced with a small trained model (loads/README.md): 4 layers of 16 experts, 2 a token.
+// TracedExample are loads that were traced with a small trained model (loads/README.md): 4 layers of 16 experts, 2 a
+// token.
 func TracedExample() *Loads {
 	l, err := ParseLoads("loads/tiny-moe-kjv.json", tracedExample)
 	if err != nil {
@@ -162,108 +167,101 @@ func ParseLoads(name string, data []byte) (*Loads, error) {
 	return decodeLoads(d)
 }
 
-func decodeLoads(d *decode.Document) (*Loads, error) {
+func decodeLoads(doc *decode.Document) (*Loads, error) {
 	var l Loads
 	schema := LoadsSchema
-	if d.Schema() == loadsSchemaFirst {
+	if doc.Schema() == loadsSchemaFirst {
 		schema = loadsSchemaFirst
 	}
-	if err := d.Into(schema, &l); err != nil {
+	if err := doc.Into(schema, &l); err != nil {
 		return nil, err
 	}
 	l.Schema = schema
 	if err := l.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Name(), err)
+		return nil, fmt.Errorf("%s: %w", doc.Name(), err)
 	}
 	return &l, nil
 }
 
-// Validate reports everything that contradicts itself. Every token goes to experts_per_token experts, each once.
+// Validate reports what contradicts itself. Every token goes to experts_per_token experts, each once.
 func (l *Loads) Validate() error {
-	var list diag.List
-	fail := func(path, format string, args ...any) {
-		if len(list) < 20 {
-			d := diag.New(diag.ClassInput, format, args...).WithCode("loads.value")
-			d.Path = path
-			list = append(list, d)
-		}
-	}
-	if l.Schema != LoadsSchema && l.Schema != loadsSchemaFirst {
-		fail("schema", "schema is %q, want %q", l.Schema, LoadsSchema)
-	}
-	switch {
-	case l.Source != "traced" && l.Source != "synthetic":
-		fail("source", "source is %q, want traced or synthetic", clip(l.Source))
-	case l.Source == "traced" && len(l.ModelDigest) != 64:
-		fail("model_digest", "digest %q of the traced model, want 64 hexadecimal digits", clip(l.ModelDigest))
-	case l.Source == "synthetic" && l.Generator == "":
-		fail("generator", "synthetic loads name no generator, want %s, or what they were made from", Generators)
-	}
-	if l.Experts < 1 || l.Experts > maxLoadExperts {
-		fail("experts", "%d experts, want 1..%d", l.Experts, maxLoadExperts)
-	}
-	if l.ExpertsPerToken < 1 || l.ExpertsPerToken > l.Experts {
-		fail("experts_per_token", "%d experts a token, want 1..%d", l.ExpertsPerToken, l.Experts)
-	}
-	if l.ChunkTokens < 1 || l.ChunkTokens > maxLoadTokens {
-		fail("chunk_tokens", "chunks of %d tokens, want 1..%d", l.ChunkTokens, maxLoadTokens)
-	}
-	if l.Chunks < 1 || l.Chunks > maxLoadChunks {
-		fail("chunks", "%d chunks, want 1..%d", l.Chunks, maxLoadChunks)
-	}
-	if len(l.Layers) < 1 || len(l.Layers) > maxLoadLayers {
-		fail("layers", "%d layers, want 1..%d", len(l.Layers), maxLoadLayers)
-	}
-	if float64(len(l.Layers))*float64(l.Experts)*float64(l.Chunks) > maxLoadCells {
-		fail("layers", "%d layers of %d experts in %d chunks are more than %d numbers", len(l.Layers), l.Experts, l.Chunks, maxLoadCells)
-	}
-	if len(list) > 0 {
-		return list.Err()
+	check := &checker{code: "loads.value", most: 20}
+	l.validateHead(check)
+	if len(check.list) > 0 {
+		return check.list.Err()
 	}
 	for i := range l.Layers {
-		y := &l.Layers[i]
-		at := fmt.Sprintf("layers[%d]", i)
-		if y.Layer < 0 || y.Layer >= maxLoadLayers || i > 0 && l.Layers[i-1].Layer >= y.Layer {
-			fail(at+".layer", "layer %d, want ascending numbers of 0..%d", y.Layer, maxLoadLayers-1)
-		}
-		if len(y.Rows) != l.Experts {
-			fail(at+".rows", "loads of %d experts, want %d", len(y.Rows), l.Experts)
+		path := fmt.Sprintf("layers[%d]", i)
+		layer := &l.Layers[i]
+		check.want(within(layer.Layer, 0, maxLoadLayers-1) && (i == 0 || l.Layers[i-1].Layer < layer.Layer), path+".layer",
+			"layer %d, want ascending numbers of 0..%d", layer.Layer, maxLoadLayers-1)
+		if len(layer.Rows) != l.Experts {
+			check.fail(path+".rows", "loads of %d experts, want %d", len(layer.Rows), l.Experts)
 			continue
 		}
-		for e, rows := range y.Rows {
-			if len(rows) != l.Chunks {
-				fail(fmt.Sprintf("%s.rows[%d]", at, e), "loads of %d chunks, want %d", len(rows), l.Chunks)
-			}
+		for e, rows := range layer.Rows {
+			check.want(len(rows) == l.Chunks, fmt.Sprintf("%s.rows[%d]", path, e), "loads of %d chunks, want %d",
+				len(rows), l.Chunks)
 		}
-		if y.Saliency != nil {
-			if l.Schema == loadsSchemaFirst {
-				fail(at+".saliency", "format %s has no saliency, want %s", loadsSchemaFirst, LoadsSchema)
-			}
-			if err := problem.ValidateCurves(y.Curves(), l.Experts); err != nil {
-				fail(at+".saliency", "%v", err)
-			}
-		}
-		if (y.Saliency == nil) != (l.Layers[0].Saliency == nil) {
-			fail(at+".saliency", "saliency is there for some layers only")
-		}
-		if len(list) > 0 {
-			continue
-		}
-		for c := range l.Chunks {
-			sum := 0
-			for e, rows := range y.Rows {
-				if n := int(rows[c]); n < 0 || n > l.ChunkTokens {
-					fail(fmt.Sprintf("%s.rows[%d]", at, e), "chunk %d has %d tokens, and %d of them go to one expert", c, l.ChunkTokens, n)
-				}
-				sum += int(rows[c])
-			}
-			if want := l.ChunkTokens * l.ExpertsPerToken; sum != want {
-				fail(at, "%d rows in chunk %d, want %d: %d tokens to %d experts each", sum, c, want, l.ChunkTokens, l.ExpertsPerToken)
-				break
-			}
+		l.validateSaliency(check, layer, path+".saliency")
+		if len(check.list) == 0 {
+			l.validateRows(check, layer, path)
 		}
 	}
-	return list.Err()
+	return check.list.Err()
+}
+
+func (l *Loads) validateHead(check *checker) {
+	check.want(l.Schema == LoadsSchema || l.Schema == loadsSchemaFirst, "schema", "schema is %q, want %q",
+		l.Schema, LoadsSchema)
+	switch l.Source {
+	case "traced":
+		check.want(len(l.ModelDigest) == 64, "model_digest", "digest %q of the traced model, want 64 hexadecimal digits",
+			clip(l.ModelDigest))
+	case "synthetic":
+		check.want(l.Generator != "", "generator",
+			"synthetic loads name no generator, want %s, or what they were made from", Generators)
+	default:
+		check.fail("source", "source is %q, want traced or synthetic", clip(l.Source))
+	}
+	check.want(within(l.Experts, 1, maxLoadExperts), "experts", "%d experts, want 1..%d", l.Experts, maxLoadExperts)
+	check.want(within(l.ExpertsPerToken, 1, l.Experts), "experts_per_token", "%d experts a token, want 1..%d",
+		l.ExpertsPerToken, l.Experts)
+	check.want(within(l.ChunkTokens, 1, maxLoadTokens), "chunk_tokens", "chunks of %d tokens, want 1..%d",
+		l.ChunkTokens, maxLoadTokens)
+	check.want(within(l.Chunks, 1, maxLoadChunks), "chunks", "%d chunks, want 1..%d", l.Chunks, maxLoadChunks)
+	check.want(within(len(l.Layers), 1, maxLoadLayers), "layers", "%d layers, want 1..%d", len(l.Layers), maxLoadLayers)
+	check.want(float64(len(l.Layers))*float64(l.Experts)*float64(l.Chunks) <= maxLoadCells, "layers",
+		"%d layers of %d experts in %d chunks are more than %d numbers",
+		len(l.Layers), l.Experts, l.Chunks, maxLoadCells)
+}
+
+func (l *Loads) validateSaliency(check *checker, layer *LoadLayer, path string) {
+	if layer.Saliency != nil {
+		check.want(l.Schema != loadsSchemaFirst, path, "format %s has no saliency, want %s", loadsSchemaFirst, LoadsSchema)
+		if err := problem.ValidateCurves(layer.Curves(), l.Experts); err != nil {
+			check.fail(path, "%v", err)
+		}
+	}
+	check.want((layer.Saliency == nil) == (l.Layers[0].Saliency == nil), path, "saliency is there for some layers only")
+}
+
+// validateRows checks that each chunk's rows are what its tokens send to experts.
+func (l *Loads) validateRows(check *checker, layer *LoadLayer, path string) {
+	for chunk := range l.Chunks {
+		sum := 0
+		for e, rows := range layer.Rows {
+			n := int(rows[chunk])
+			check.want(within(n, 0, l.ChunkTokens), fmt.Sprintf("%s.rows[%d]", path, e),
+				"chunk %d has %d tokens, and %d of them go to one expert", chunk, l.ChunkTokens, n)
+			sum += n
+		}
+		if want := l.ChunkTokens * l.ExpertsPerToken; sum != want {
+			check.fail(path, "%d rows in chunk %d, want %d: %d tokens to %d experts each",
+				sum, chunk, want, l.ChunkTokens, l.ExpertsPerToken)
+			break
+		}
+	}
 }
 
 func (y *LoadLayer) Curves() []problem.Curve {
@@ -303,74 +301,82 @@ func (l *Loads) Digest() (string, error) {
 }
 
 // Fits reports whether the loads are of the model: of itself if traced, else of its shape.
-func (l *Loads) Fits(m *models.Model) error {
-	if m.Experts == 0 {
-		return diag.New(diag.ClassInput, "model %q has no experts, and loads are of %d", m.Name, l.Experts).WithHint("leave --loads out")
+func (l *Loads) Fits(model *models.Model) error {
+	if model.Experts == 0 {
+		return diag.New(diag.ClassInput, "model %q has no experts, and loads are of %d", model.Name, l.Experts).
+			WithHint("leave --loads out")
 	}
-	layers := m.ExpertLayers()
-	if l.Experts != m.Experts || l.ExpertsPerToken != m.ExpertsPerToken || len(l.Layers) != len(layers) {
-		return diag.New(diag.ClassInput, "loads are of %d layers with %d experts, %d a token, and model %q has %d with %d, %d a token",
-			len(l.Layers), l.Experts, l.ExpertsPerToken, m.Name, len(layers), m.Experts, m.ExpertsPerToken).
-			WithHint("make them for this model: hetc loads --model %s", m.Name)
+	layers := model.ExpertLayers()
+	if l.Experts != model.Experts || l.ExpertsPerToken != model.ExpertsPerToken || len(l.Layers) != len(layers) {
+		return diag.New(diag.ClassInput,
+			"loads are of %d layers with %d experts, %d a token, and model %q has %d with %d, %d a token",
+			len(l.Layers), l.Experts, l.ExpertsPerToken, model.Name, len(layers), model.Experts, model.ExpertsPerToken).
+			WithHint("make them for this model: hetc loads --model %s", model.Name)
 	}
 	for i, y := range l.Layers {
 		if y.Layer != layers[i] {
-			return diag.New(diag.ClassInput, "loads are of layer %d, and the experts of model %q are in layers %v", y.Layer, m.Name, layers)
+			return diag.New(diag.ClassInput, "loads are of layer %d, and the experts of model %q are in layers %v",
+				y.Layer, model.Name, layers)
 		}
 	}
 	if l.Source == "traced" {
-		digest, err := m.Digest()
+		digest, err := model.Digest()
 		if err != nil {
 			return err
 		}
 		if digest != l.ModelDigest {
-			return diag.New(diag.ClassInput, "loads were traced with model %q (digest %.12s), and this is %q (%.12s)", l.Model, l.ModelDigest, m.Name, digest).
+			return diag.New(diag.ClassInput, "loads were traced with model %q (digest %.12s), and this is %q (%.12s)",
+				l.Model, l.ModelDigest, model.Name, digest).
 				WithHint("trace this model: hetc loads --model DIR --text FILE")
 		}
 	}
 	return nil
 }
 
-// As repeats the layers of loads for a model of another depth, with the same experts: a stand-in where the model itself was not
-// traced. The result is synthetic and says from what it was made.
-func (l *Loads) As(m *models.Model) (*Loads, error) {
+// As repeats the layers of loads for a model of another depth, with the same experts: a stand-in where the model
+// itself was not traced. The result is synthetic and says from what it was made.
+func (l *Loads) As(model *models.Model) (*Loads, error) {
 	out := *l
-	out.Source, out.Model, out.ModelDigest, out.Text = "synthetic", m.Name, "", ""
+	out.Source, out.Model, out.ModelDigest, out.Text = "synthetic", model.Name, "", ""
 	out.Generator = fmt.Sprintf("%s of %s, layers repeated", l.Source, l.Model)
 	out.Layers = nil
-	for i, layer := range m.ExpertLayers() {
-		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows, l.Layers[i%len(l.Layers)].Saliency})
+	for i, layer := range model.ExpertLayers() {
+		out.Layers = append(out.Layers, LoadLayer{layer, l.Layers[i%len(l.Layers)].Rows,
+			l.Layers[i%len(l.Layers)].Saliency})
 	}
-	return &out, out.Fits(m)
+	return &out, out.Fits(model)
 }
 
 // Generators are the named distributions of Synthetic.
 const Generators = "uniform, zipf:EXPONENT, hot:EXPERTS:SHARE"
 
-// Synthetic draws loads for a model: every token goes to different experts, drawn by their popularity, which every layer
-// gives to its experts in another order. Generators: uniform; zipf:1.2, popularity in proportion to 1/rank^1.2;
+// Synthetic draws loads for a model: every token goes to different experts, drawn by their popularity, which every
+// layer gives to its experts in another order. Generators: uniform; zipf:1.2, popularity in proportion to 1/rank^1.2;
 // hot:4:0.5, where 4 experts share half of it evenly and all others the rest.
-func Synthetic(m *models.Model, generator string, tokens, chunks int, seed uint64) (*Loads, error) {
-	if m.Experts == 0 {
-		return nil, diag.New(diag.ClassInput, "model %q has no experts", m.Name).WithHint("hetc models list shows which have")
+func Synthetic(model *models.Model, generator string, tokens, chunks int, seed uint64) (*Loads, error) {
+	if model.Experts == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has no experts", model.Name).
+			WithHint("hetc models list shows which have")
 	}
-	share, err := popularity(generator, m.Experts)
+	share, err := popularity(generator, model.Experts)
 	if err != nil {
 		return nil, err
 	}
 	l := &Loads{
-		Schema: LoadsSchema, Source: "synthetic", Model: m.Name, Generator: generator, Seed: seed,
-		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: tokens, Chunks: chunks,
+		Schema: LoadsSchema, Source: "synthetic", Model: model.Name, Generator: generator, Seed: seed,
+		Experts: model.Experts, ExpertsPerToken: model.ExpertsPerToken, ChunkTokens: tokens, Chunks: chunks,
 	}
-	layers := m.ExpertLayers()
-	if float64(len(layers))*float64(m.Experts)*float64(chunks) > maxLoadCells || tokens < 1 || tokens > maxLoadTokens || chunks < 1 || chunks > maxLoadChunks {
-		return nil, diag.New(diag.ClassInput, "%d chunks of %d tokens, want 1..%d of 1..%d", chunks, tokens, maxLoadChunks, maxLoadTokens)
+	layers := model.ExpertLayers()
+	cells := float64(len(layers)) * float64(model.Experts) * float64(chunks)
+	if cells > maxLoadCells || !within(tokens, 1, maxLoadTokens) || !within(chunks, 1, maxLoadChunks) {
+		return nil, diag.New(diag.ClassInput, "%d chunks of %d tokens, want 1..%d of 1..%d",
+			chunks, tokens, maxLoadChunks, maxLoadTokens)
 	}
 	r := rand.New(rand.NewPCG(seed, 0x10ad5))
 	for _, layer := range layers {
 		r.Shuffle(len(share), func(i, j int) { share[i], share[j] = share[j], share[i] })
 		y := LoadLayer{Layer: layer}
-		for _, rows := range problem.Route(r, share, tokens, m.ExpertsPerToken, chunks) {
+		for _, rows := range problem.Route(r, share, tokens, model.ExpertsPerToken, chunks) {
 			y.Rows = append(y.Rows, rows)
 		}
 		l.Layers = append(l.Layers, y)
@@ -413,7 +419,8 @@ func popularity(generator string, experts int) ([]float64, error) {
 	return nil, wrong()
 }
 
-// merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end is not used.
+// merged are the loads of chunks n times as long, by layer and expert, of the first chunks; what is left at the end
+// is not used.
 func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	chunks /= n
 	out := make([][][]int32, len(l.Layers))
@@ -432,7 +439,8 @@ func (l *Loads) Merged(n, chunks int) [][][]int32 {
 	return out
 }
 
-// Imbalance is how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the mean of all.
+// Imbalance is how skewed a layer's routing is (NPUMoE sec. 4.1): the most that an expert gets on average over the
+// mean of all.
 func (l *Loads) Imbalance(layer int) float64 {
 	most, all := 0.0, 0.0
 	for _, rows := range l.Layers[layer].Rows {

@@ -129,15 +129,18 @@ func TestWorkloadRefuses(t *testing.T) {
 		"memory of no unit":    {"schema: hetc.workload/1\nmemory: 3 Gb\n", "unknown unit"},
 		"too much memory":      {"schema: hetc.workload/1\nmemory: 9000000GiB\n", "bound is"},
 		"negative weight":      {"schema: hetc.workload/1\nweights: {decode: -1}\n", "-1"},
-		"a limit of nothing":   {"schema: hetc.workload/1\nlimits:\n  decode_ms: 0\n", "w.yaml:3: limits.decode_ms: workload.value: limit is 0"},
-		"a bound of nothing":   {"schema: hetc.workload/1\nmemory: 0\n", "w.yaml:2: memory"},
-		"no context":           {"schema: hetc.workload/1\ncontext: 0\n", "at least 1"},
-		"no answer":            {"schema: hetc.workload/1\noutput_tokens: 0\n", "at least 1"},
-		"nothing counts":       {"schema: hetc.workload/1\nweights: {prefill: 0, decode: 0}\n", "both are 0"},
-		"nothing may be lost":  {"schema: hetc.workload/1\nexperts: {overflow: prune, max_drop: 0, max_lost: 0.1}\n", "experts.max_drop: workload.value: limit is 0"},
-		"the line of a list":   {"schema: hetc.workload/1\nprompts:\n  - 5\n  - {tokens: 5, share: -1}\n", "w.yaml:4: prompts[1].share"},
-		"no list of buckets":   {"schema: hetc.workload/1\nbuckets: true\n", "buckets is a truth value"},
-		"no number in a list":  {"schema: hetc.workload/1\nbuckets: [16.0]\n", "buckets[0] is a number"},
+		"a limit of nothing": {"schema: hetc.workload/1\nlimits:\n  decode_ms: 0\n",
+			"w.yaml:3: limits.decode_ms: workload.value: limit is 0"},
+		"a bound of nothing": {"schema: hetc.workload/1\nmemory: 0\n", "w.yaml:2: memory"},
+		"no context":         {"schema: hetc.workload/1\ncontext: 0\n", "at least 1"},
+		"no answer":          {"schema: hetc.workload/1\noutput_tokens: 0\n", "at least 1"},
+		"nothing counts":     {"schema: hetc.workload/1\nweights: {prefill: 0, decode: 0}\n", "both are 0"},
+		"nothing may be lost": {"schema: hetc.workload/1\nexperts: {overflow: prune, max_drop: 0, max_lost: 0.1}\n",
+			"experts.max_drop: workload.value: limit is 0"},
+		"the line of a list": {"schema: hetc.workload/1\nprompts:\n  - 5\n  - {tokens: 5, share: -1}\n",
+			"w.yaml:4: prompts[1].share"},
+		"no list of buckets":  {"schema: hetc.workload/1\nbuckets: true\n", "buckets is a truth value"},
+		"no number in a list": {"schema: hetc.workload/1\nbuckets: [16.0]\n", "buckets[0] is a number"},
 	} {
 		_, err := Parse("w.yaml", []byte(c.text))
 		if err == nil || diag.ClassOf(err) != diag.ClassInput {
@@ -227,7 +230,8 @@ func TestWorkloadQuality(t *testing.T) {
 	if len(d.Decode) != 1 || d.MaxKL.Decode != 0.01 {
 		t.Errorf("%+v", d)
 	}
-	cores := &socs.SoC{Processors: []socs.Processor{{Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}}}}
+	cores := &socs.SoC{Processors: make([]socs.Processor, 1)}
+	cores.Processors[0].Schemes = []op.Scheme{op.A32W32, op.A8TQ8C}
 	w := Default()
 	w.Quality.MaxKL.Decode = 1
 	if n, err := w.Needs(1024); err != nil || len(n.Schemes) != len(op.Schemes) {

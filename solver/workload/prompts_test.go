@@ -12,10 +12,11 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-// Of 4 sequences, in batches of 3, one is left over: 3 of 4 tokens are decoded in a batch that takes a third of a step each.
+// Of 4 sequences, in batches of 3, one is left over: 3 of 4 tokens are decoded in a batch that takes a third of a
+// step each.
 func TestDecodeSteps(t *testing.T) {
 	d := &Demand{OutputTokens: 10, Batches: []int{3}}
-	d.decodeSteps([]Parallel{{1, 1}, {2, 1}, {4, 2}})
+	d.countSteps([]Parallel{{1, 1}, {2, 1}, {4, 2}})
 	if one, three := d.DecodeNS(1, 8), d.DecodeNS(3, 8); one != 10*8*(1.0/4+1.0/8) || three != 10*8*(1.0/8+1.0/8) {
 		t.Errorf("%v and %v", one, three)
 	}

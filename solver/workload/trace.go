@@ -1,0 +1,139 @@
+package workload
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// Limits of a trace.
+const (
+	maxTraceBytes = 256 << 20
+	maxTraceLine  = 1 << 16
+)
+
+// ReadTrace reads prompt lengths from a file with one request per line: "PROMPT" or "PROMPT OUTPUT" in tokens (a
+// comma may stand between them), or a JSON object {"prompt": 120, "output": 40} each. Empty lines and lines that
+// begin with # are skipped. Errors are of class ClassInput and name the line.
+func ReadTrace(path string) (Prompts, error) {
+	data, err := wholefile.Read(path, maxTraceBytes)
+	if err != nil {
+		return nil, diag.New(diag.ClassInput, "read trace %q: %w", path, err)
+	}
+	return ParseTrace(path, data)
+}
+
+// request is one line of a trace, in tokens.
+type request struct {
+	prompt, output int
+	answered       bool // output is given
+}
+
+// ParseTrace is ReadTrace of bytes; name is shown in errors.
+func ParseTrace(name string, data []byte) (Prompts, error) {
+	type sums struct{ count, answers, output float64 }
+	lengths := map[int]*sums{}
+	in := bufio.NewScanner(bytes.NewReader(data))
+	in.Buffer(nil, maxTraceLine)
+	line := 0
+	for in.Scan() {
+		line++
+		text := strings.TrimSpace(in.Text())
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		request, err := parseRequest(text)
+		if err == nil && lengths[request.prompt] == nil && len(lengths) == maxPrompts {
+			err = fmt.Errorf("more than %d different lengths", maxPrompts)
+		}
+		if err != nil {
+			return nil, diag.New(diag.ClassInput, "%w", err).WithCode("workload.trace").At("%s:%d", name, line).
+				WithHint(`want a line such as 120, 120 40 or {"prompt": 120, "output": 40}: tokens of the prompt and of the answer`)
+		}
+		sum := lengths[request.prompt]
+		if sum == nil {
+			sum = &sums{}
+			lengths[request.prompt] = sum
+		}
+		sum.count++
+		if request.answered {
+			sum.answers, sum.output = sum.answers+1, sum.output+float64(request.output)
+		}
+	}
+	if err := in.Err(); err != nil {
+		return nil, diag.New(diag.ClassInput, "read trace %q after line %d: %w", name, line, err).
+			WithCode("workload.trace")
+	}
+	if len(lengths) == 0 {
+		return nil, diag.New(diag.ClassInput, "trace %q has no request", name).WithCode("workload.trace").
+			WithHint("write one length in tokens per line")
+	}
+	var out Prompts
+	for tokens, sum := range lengths {
+		p := Prompt{Tokens: tokens, Share: sum.count}
+		if sum.answers > 0 {
+			p.Output = sum.output / sum.answers
+		}
+		out = append(out, p)
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].Tokens < out[j].Tokens })
+	return out, nil
+}
+
+// parseRequest reads a line that is neither empty nor a comment.
+func parseRequest(text string) (r request, err error) {
+	if text[0] == '{' {
+		r, err = parseObject(text)
+	} else {
+		r, err = parseNumbers(text)
+	}
+	if err == nil && (!within(r.prompt, 1, maxLength) || !within(r.output, 0, maxLength)) {
+		err = fmt.Errorf("request of %d tokens with an answer of %d, want 1..%d and 0..%d",
+			r.prompt, r.output, maxLength, maxLength)
+	}
+	return r, err
+}
+
+func parseObject(text string) (r request, err error) {
+	var object struct {
+		Prompt *int `json:"prompt"`
+		Output *int `json:"output"`
+	}
+	if err := json.Unmarshal([]byte(text), &object); err != nil {
+		return r, fmt.Errorf("request is no JSON object of numbers: %v", err)
+	}
+	if object.Prompt == nil {
+		return r, errors.New(`request has no "prompt"`)
+	}
+	r.prompt = *object.Prompt
+	if object.Output != nil {
+		r.output, r.answered = *object.Output, true
+	}
+	return r, nil
+}
+
+func parseNumbers(text string) (r request, err error) {
+	fields := strings.FieldsFunc(text, func(c rune) bool { return c == ' ' || c == '\t' || c == ',' })
+	if !within(len(fields), 1, 2) {
+		return r, fmt.Errorf("request has %d values, want 1 or 2", len(fields))
+	}
+	for i, field := range fields {
+		tokens, err := strconv.Atoi(field)
+		if err != nil {
+			return r, fmt.Errorf("%q is no number of tokens", field)
+		}
+		if i == 0 {
+			r.prompt = tokens
+		} else {
+			r.output, r.answered = tokens, true
+		}
+	}
+	return r, nil
+}
