@@ -40,15 +40,15 @@ func Windows(ids []int32, size, most int) ([]Window, error) {
 	if size < minWindow {
 		return nil, diag.New(diag.ClassInput, "windows of %d tokens, want at least %d", size, minWindow)
 	}
-	n := len(ids) / size
-	if n < 2 {
+	count := len(ids) / size
+	if count < 2 {
 		return nil, diag.New(diag.ClassInput, "text has %d tokens, want at least %d (two windows of %d)", len(ids), 2*size, size).
 			WithHint("give a longer text; a few thousand words are enough")
 	}
 	if most > 0 {
-		n = min(n, most)
+		count = min(count, most)
 	}
-	out := make([]Window, n)
+	out := make([]Window, count)
 	for i := range out {
 		end := (i + 1) * size
 		out[i] = Window{ids[i*size : end : end], -1}
@@ -89,58 +89,58 @@ type Tally struct {
 
 // Result is the mean over all windows with its interval; two windows are needed at least.
 func (t *Tally) Result() (Result, error) {
-	n := len(t.kl)
-	if n < 2 {
-		return Result{}, diag.New(diag.ClassUsage, "%d windows were compared, want at least 2", n)
+	count := len(t.kl)
+	if count < 2 {
+		return Result{}, diag.New(diag.ClassUsage, "%d windows were compared, want at least 2", count)
 	}
-	r := Result{Windows: n, Positions: t.positions, KL: estimate(t.kl), TopAgreement: estimate(t.top)}
-	r.KL.Low = max(0, r.KL.Low)
-	r.TopAgreement.Low, r.TopAgreement.High = max(0, r.TopAgreement.Low), min(1, r.TopAgreement.High)
-	r.Perplexity, r.ReferencePerplexity = exp(estimate(t.nll)), exp(estimate(t.ref))
-	ratio := make([]float64, n)
+	result := Result{Windows: count, Positions: t.positions, KL: estimate(t.kl), TopAgreement: estimate(t.top)}
+	result.KL.Low = max(0, result.KL.Low)
+	result.TopAgreement.Low, result.TopAgreement.High = max(0, result.TopAgreement.Low), min(1, result.TopAgreement.High)
+	result.Perplexity, result.ReferencePerplexity = exp(estimate(t.nll)), exp(estimate(t.ref))
+	ratio := make([]float64, count)
 	for i := range ratio {
 		ratio[i] = t.nll[i] - t.ref[i]
 	}
-	r.PerplexityRatio = exp(estimate(ratio))
-	return r, nil
+	result.PerplexityRatio = exp(estimate(ratio))
+	return result, nil
 }
 
 // KL is the mean divergence so far.
 func (t *Tally) KL() float64 {
 	sum := 0.0
-	for _, x := range t.kl {
-		sum += x
+	for _, divergence := range t.kl {
+		sum += divergence
 	}
 	return sum / float64(len(t.kl))
 }
 
 // Ratio is the divergence of a over that of b, from the ratios within the same windows (their geometric mean), of
 // which there are two at least. Divergences below rounding count as equal.
-func Ratio(a, b *Tally) Estimate {
+func Ratio(other, base *Tally) Estimate {
 	const rounding = 1e-12
-	d := make([]float64, len(a.kl))
-	for i := range d {
-		d[i] = math.Log(max(a.kl[i], rounding)) - math.Log(max(b.kl[i], rounding))
+	logs := make([]float64, len(other.kl))
+	for i := range logs {
+		logs[i] = math.Log(max(other.kl[i], rounding)) - math.Log(max(base.kl[i], rounding))
 	}
-	return exp(estimate(d))
+	return exp(estimate(logs))
 }
 
-func exp(e Estimate) Estimate {
-	return Estimate{math.Exp(e.Mean), math.Exp(e.Low), math.Exp(e.High)}
+func exp(logs Estimate) Estimate {
+	return Estimate{math.Exp(logs.Mean), math.Exp(logs.Low), math.Exp(logs.High)}
 }
 
 // estimate is the mean of at least two samples with Student's interval.
-func estimate(x []float64) Estimate {
-	n := float64(len(x))
+func estimate(samples []float64) Estimate {
+	count := float64(len(samples))
 	mean := 0.0
-	for _, v := range x {
-		mean += v / n
+	for _, sample := range samples {
+		mean += sample / count
 	}
 	square := 0.0
-	for _, v := range x {
-		square += (v - mean) * (v - mean)
+	for _, sample := range samples {
+		square += (sample - mean) * (sample - mean)
 	}
-	half := student(len(x)-1) * math.Sqrt(square/(n-1)/n)
+	half := student(len(samples)-1) * math.Sqrt(square/(count-1)/count)
 	return Estimate{mean, mean - half, mean + half}
 }
 
@@ -152,9 +152,9 @@ func student(df int) float64 {
 		return table[df-1]
 	}
 	const z = 1.959963984540054
-	v := float64(df)
+	freedom := float64(df)
 	z3, z5, z7 := z*z*z, z*z*z*z*z, z*z*z*z*z*z*z
-	return z + (z3+z)/(4*v) + (5*z5+16*z3+3*z)/(96*v*v) + (3*z7+19*z5+17*z3-15*z)/(384*v*v*v)
+	return z + (z3+z)/(4*freedom) + (5*z5+16*z3+3*z)/(96*freedom*freedom) + (3*z7+19*z5+17*z3-15*z)/(384*freedom*freedom*freedom)
 }
 
 // row is one position's logits and what follows from them.
@@ -165,32 +165,32 @@ type row struct {
 }
 
 func newRow(logits []float32) (row, error) {
-	r := row{logits: logits}
-	for i, x := range logits {
-		if x > logits[r.top] {
-			r.top = i
+	out := row{logits: logits}
+	for i, logit := range logits {
+		if logit > logits[out.top] {
+			out.top = i
 		}
-		if d := x - x; d != 0 { // NaN, infinite
-			return row{}, fmt.Errorf("logit %d is %v", i, x)
+		if difference := logit - logit; difference != 0 { // NaN, infinite
+			return row{}, fmt.Errorf("logit %d is %v", i, logit)
 		}
 	}
-	hi, sum := float64(logits[r.top]), 0.0
-	for _, x := range logits {
-		sum += math.Exp(float64(x) - hi)
+	hi, sum := float64(logits[out.top]), 0.0
+	for _, logit := range logits {
+		sum += math.Exp(float64(logit) - hi)
 	}
-	r.lse = hi + math.Log(sum)
-	return r, nil
+	out.lse = hi + math.Log(sum)
+	return out, nil
 }
 
 // logp is the logarithm of token i's probability.
 func (r *row) logp(i int) float64 { return float64(r.logits[i]) - r.lse }
 
 // divergence is the Kullback-Leibler divergence of q from p in nats. Rounding alone never makes it negative.
-func divergence(p, q *row) float64 {
+func divergence(reference, candidate *row) float64 {
 	kl := 0.0
-	for i := range p.logits {
-		lp := p.logp(i)
-		kl += math.Exp(lp) * (lp - q.logp(i))
+	for i := range reference.logits {
+		lp := reference.logp(i)
+		kl += math.Exp(lp) * (lp - candidate.logp(i))
 	}
 	return max(0, kl)
 }

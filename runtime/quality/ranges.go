@@ -47,86 +47,86 @@ type channels struct {
 }
 
 // product is the matrix product of a step and the rows of float32 that it reads, nil where it has none.
-func product(o *executor.Observed) (n *op.Node, rows func(yield func([]float32) bool), cols int, err error) {
-	k := slices.IndexFunc(o.Graph.Nodes, func(n op.Node) bool { return n.Op.HasScheme() })
-	if k < 0 {
+func product(seen *executor.Observed) (node *op.Node, rows func(yield func([]float32) bool), cols int, err error) {
+	index := slices.IndexFunc(seen.Graph.Nodes, func(candidate op.Node) bool { return candidate.Op.HasScheme() })
+	if index < 0 {
 		return nil, nil, 0, nil
 	}
-	n = &o.Graph.Nodes[k]
-	i := slices.IndexFunc(o.Graph.Inputs, func(v op.Value) bool { return v.Name == n.In[0] })
-	if i < 0 || o.In[i].Type != op.F32 {
-		return nil, nil, 0, diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", o.Node)
+	node = &seen.Graph.Nodes[index]
+	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == node.In[0] })
+	if i < 0 || seen.In[i].Type != op.F32 {
+		return nil, nil, 0, diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", seen.Node)
 	}
-	v := o.In[i]
-	x, err := mem.View[float32](v.Bytes())
+	view := seen.In[i]
+	values, err := mem.View[float32](view.Bytes())
 	if err != nil {
-		return nil, nil, 0, fmt.Errorf("observe %q: %w", o.Node, err)
+		return nil, nil, 0, fmt.Errorf("observe %q: %w", seen.Node, err)
 	}
-	return n, func(yield func([]float32) bool) {
-		for m := range o.Rows * (v.Rows / n.Op.M) { // with experts several a token
-			if !yield(x[m*v.Stride : m*v.Stride+v.Cols]) {
+	return node, func(yield func([]float32) bool) {
+		for row := range seen.Rows * (view.Rows / node.Op.M) { // with experts several a token
+			if !yield(values[row*view.Stride : row*view.Stride+view.Cols]) {
 				return
 			}
 		}
-	}, v.Cols, nil
+	}, view.Cols, nil
 }
 
 // Observe adds what a step has read and computed, if it is a matrix product. Executions are observed one after another.
-func (r *Ranges) Observe(o executor.Observed) {
+func (r *Ranges) Observe(seen executor.Observed) {
 	if r.err != nil || r.stopped {
 		return
 	}
-	n, rows, cols, err := product(&o)
+	node, rows, cols, err := product(&seen)
 	if err != nil {
 		r.err = err
 	}
-	if n == nil {
+	if node == nil {
 		return
 	}
 	if r.index == nil {
 		r.index = map[place]*channels{}
 	}
-	p := place{o.Node, o.Layer}
-	c := r.index[p]
-	if c == nil {
-		c = &channels{place: p, absmax: make([]float32, cols), square: make([]float64, cols)}
-		r.index[p] = c
-		r.places = append(r.places, c)
+	at := place{seen.Node, seen.Layer}
+	found := r.index[at]
+	if found == nil {
+		found = &channels{place: at, absmax: make([]float32, cols), square: make([]float64, cols)}
+		r.index[at] = found
+		r.places = append(r.places, found)
 	}
-	if !r.again && n.Op.Kind == op.MatMul {
-		if err := c.computed(&o, n); err != nil {
-			r.err = fmt.Errorf("observe %q: %w", o.Node, err)
+	if !r.again && node.Op.Kind == op.MatMul {
+		if err := found.computed(&seen, node); err != nil {
+			r.err = fmt.Errorf("observe %q: %w", seen.Node, err)
 			return
 		}
 	}
 	for row := range rows {
 		if r.again {
-			c.exceed(row)
-			c.sketch.add(row)
-		} else if err := c.add(row); err != nil {
-			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %w", o.Node, o.Layer, err)
+			found.exceed(row)
+			found.sketch.add(row)
+		} else if err := found.add(row); err != nil {
+			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %w", seen.Node, seen.Layer, err)
 			return
 		}
 	}
 }
 
 // computed adds the result of a product.
-func (c *channels) computed(o *executor.Observed, n *op.Node) error {
-	i := slices.IndexFunc(o.Graph.Outputs, func(v op.Value) bool { return v.Name == n.Out[0] })
-	if i < 0 || o.Out[i].Type != op.F32 {
+func (c *channels) computed(seen *executor.Observed, node *op.Node) error {
+	i := slices.IndexFunc(seen.Graph.Outputs, func(output op.Value) bool { return output.Name == node.Out[0] })
+	if i < 0 || seen.Out[i].Type != op.F32 {
 		return diag.New(diag.ClassRun, "what the product computes is not a float32 output of its step")
 	}
-	v := o.Out[i]
-	y, err := mem.View[float32](v.Bytes())
+	view := seen.Out[i]
+	values, err := mem.View[float32](view.Bytes())
 	if err != nil {
 		return err
 	}
 	if c.out == nil {
-		c.out = make([]float32, v.Cols)
+		c.out = make([]float32, view.Cols)
 	}
-	for m := range min(o.Rows, v.Rows) {
-		for j, x := range y[m*v.Stride : m*v.Stride+v.Cols] {
-			c.out[j] = max(c.out[j], float32(math.Abs(float64(x))))
+	for row := range min(seen.Rows, view.Rows) {
+		for j, value := range values[row*view.Stride : row*view.Stride+view.Cols] {
+			c.out[j] = max(c.out[j], float32(math.Abs(float64(value))))
 		}
 	}
 	return nil
@@ -134,14 +134,14 @@ func (c *channels) computed(o *executor.Observed, n *op.Node) error {
 
 func (c *channels) add(row []float32) error {
 	c.rows++
-	for i, v := range row {
-		a := float32(math.Abs(float64(v)))
-		if a > c.absmax[i] {
-			c.absmax[i] = a
+	for i, value := range row {
+		magnitude := float32(math.Abs(float64(value)))
+		if magnitude > c.absmax[i] {
+			c.absmax[i] = magnitude
 		}
-		c.square[i] += float64(v) * float64(v)
-		if v-v != 0 {
-			return fmt.Errorf("channel %d is %v", i, v)
+		c.square[i] += float64(value) * float64(value)
+		if value-value != 0 {
+			return fmt.Errorf("channel %d is %v", i, value)
 		}
 	}
 	return nil
@@ -149,7 +149,7 @@ func (c *channels) add(row []float32) error {
 
 func (c *channels) exceed(row []float32) {
 	for j := range c.outliers {
-		if v := row[c.outliers[j].Channel]; v > c.threshold || -v > c.threshold {
+		if value := row[c.outliers[j].Channel]; value > c.threshold || -value > c.threshold {
 			c.count[j]++
 		}
 	}
@@ -158,11 +158,11 @@ func (c *channels) exceed(row []float32) {
 // Again ends the first pass: the same windows are to be executed once more.
 func (r *Ranges) Again() {
 	r.again = true
-	for _, c := range r.places {
-		a := calibration.Activation{AbsMax: c.absmax}
-		c.threshold = a.Summarise()
-		c.outliers, c.count = a.Outliers, make([]int64, len(a.Outliers))
-		c.sketch = newSketch(c.meanSquare())
+	for _, found := range r.places {
+		activation := calibration.Activation{AbsMax: found.absmax}
+		found.threshold = activation.Summarise()
+		found.outliers, found.count = activation.Outliers, make([]int64, len(activation.Outliers))
+		found.sketch = newSketch(found.meanSquare())
 	}
 }
 
@@ -171,8 +171,8 @@ func (r *Ranges) Stop() { r.stopped = true }
 
 func (c *channels) meanSquare() []float32 {
 	out := make([]float32, len(c.square))
-	for i, s := range c.square {
-		out[i] = float32(s / float64(c.rows))
+	for i, sum := range c.square {
+		out[i] = float32(sum / float64(c.rows))
 	}
 	return out
 }
@@ -183,16 +183,16 @@ func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 		return nil, r.err
 	}
 	var out []calibration.Activation
-	for _, c := range r.places {
-		a := calibration.Activation{Class: c.node, Layer: c.layer, K: len(c.absmax), Rows: c.rows, AbsMax: c.absmax, OutMax: c.out}
-		a.MeanSquare = c.meanSquare()
-		a.Directions = c.sketch.directions(min(rank, MaxRank))
-		a.Directions.Round()
-		a.Summarise()
-		for j := range a.Outliers {
-			a.Outliers[j].Share = float64(c.count[j]) / float64(c.rows)
+	for _, found := range r.places {
+		activation := calibration.Activation{Class: found.node, Layer: found.layer, K: len(found.absmax), Rows: found.rows, AbsMax: found.absmax, OutMax: found.out}
+		activation.MeanSquare = found.meanSquare()
+		activation.Directions = found.sketch.directions(min(rank, MaxRank))
+		activation.Directions.Round()
+		activation.Summarise()
+		for j := range activation.Outliers {
+			activation.Outliers[j].Share = float64(found.count[j]) / float64(found.rows)
 		}
-		out = append(out, a)
+		out = append(out, activation)
 	}
 	return out, nil
 }

@@ -29,87 +29,87 @@ type routes struct {
 
 // Observe counts what a step reads: the chosen experts' numbers, if it is the first product of a layer's experts; what they
 // computed and the router's weights, if it is the sum of both.
-func (r *Routes) Observe(o executor.Observed) {
+func (r *Routes) Observe(seen executor.Observed) {
 	if r.err != nil {
 		return
 	}
-	for i := range o.Graph.Nodes {
-		switch n := &o.Graph.Nodes[i]; {
-		case n.Op.Kind == op.ExpertMatMul && n.Op.Spread:
-			r.err = r.count(o, n)
-		case n.Op.Kind == op.Combine:
-			r.err = r.weigh(o, n)
+	for i := range seen.Graph.Nodes {
+		switch node := &seen.Graph.Nodes[i]; {
+		case node.Op.Kind == op.ExpertMatMul && node.Op.Spread:
+			r.err = r.count(seen, node)
+		case node.Op.Kind == op.Combine:
+			r.err = r.weigh(seen, node)
 		}
 	}
 }
 
 // input is an input of a step, as numbers.
-func input[T float32 | int32](o executor.Observed, name string, t op.Type) ([]T, int, error) {
-	i := slices.IndexFunc(o.Graph.Inputs, func(v op.Value) bool { return v.Name == name })
-	if i < 0 || o.In[i].Type != t {
-		return nil, 0, diag.New(diag.ClassRun, "observe %q in layer %d: %q is no input of type %s of its step", o.Node, o.Layer, name, t)
+func input[T float32 | int32](seen executor.Observed, name string, kind op.Type) ([]T, int, error) {
+	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == name })
+	if i < 0 || seen.In[i].Type != kind {
+		return nil, 0, diag.New(diag.ClassRun, "observe %q in layer %d: %q is no input of type %s of its step", seen.Node, seen.Layer, name, kind)
 	}
-	list, err := mem.View[T](o.In[i].Bytes())
+	list, err := mem.View[T](seen.In[i].Bytes())
 	if err != nil {
-		return nil, 0, fmt.Errorf("observe %q: %w", o.Node, err)
+		return nil, 0, fmt.Errorf("observe %q: %w", seen.Node, err)
 	}
-	return list, o.In[i].Stride, nil
+	return list, seen.In[i].Stride, nil
 }
 
-func (r *Routes) count(o executor.Observed, n *op.Node) error {
-	ids, stride, err := input[int32](o, n.In[len(n.In)-1], op.I32)
+func (r *Routes) count(seen executor.Observed, node *op.Node) error {
+	ids, stride, err := input[int32](seen, node.In[len(node.In)-1], op.I32)
 	if err != nil {
 		return err
 	}
 	if r.layers == nil {
 		r.layers = map[int]*routes{}
 	}
-	y := r.layers[o.Layer]
-	if y == nil {
-		y = &routes{rows: make([][]int32, n.Op.Experts), norms: make([][]float64, n.Op.Experts)}
-		r.layers[o.Layer] = y
+	layer := r.layers[seen.Layer]
+	if layer == nil {
+		layer = &routes{rows: make([][]int32, node.Op.Experts), norms: make([][]float64, node.Op.Experts)}
+		r.layers[seen.Layer] = layer
 	}
-	y.ids = y.ids[:0]
-	for m := range o.Rows {
-		if y.seen%r.Tokens == 0 {
-			for e := range y.rows {
-				y.rows[e] = append(y.rows[e], 0)
+	layer.ids = layer.ids[:0]
+	for row := range seen.Rows {
+		if layer.seen%r.Tokens == 0 {
+			for expert := range layer.rows {
+				layer.rows[expert] = append(layer.rows[expert], 0)
 			}
 		}
-		for _, e := range ids[m*stride : m*stride+n.Op.Fan] {
-			if e < 0 || int(e) >= len(y.rows) {
-				return diag.New(diag.ClassRun, "observe %q in layer %d: expert %d of %d", o.Node, o.Layer, e, len(y.rows))
+		for _, expert := range ids[row*stride : row*stride+node.Op.Fan] {
+			if expert < 0 || int(expert) >= len(layer.rows) {
+				return diag.New(diag.ClassRun, "observe %q in layer %d: expert %d of %d", seen.Node, seen.Layer, expert, len(layer.rows))
 			}
-			y.rows[e][y.seen/r.Tokens]++
-			y.ids = append(y.ids, e)
+			layer.rows[expert][layer.seen/r.Tokens]++
+			layer.ids = append(layer.ids, expert)
 		}
-		y.seen++
+		layer.seen++
 	}
 	return nil
 }
 
-func (r *Routes) weigh(o executor.Observed, n *op.Node) error {
-	y := r.layers[o.Layer]
-	if y == nil || len(y.ids) != o.Rows*n.Op.Fan {
-		return diag.New(diag.ClassRun, "observe %q in layer %d: %d rows are summed up, and not as many were sent to experts", o.Node, o.Layer, o.Rows)
+func (r *Routes) weigh(seen executor.Observed, node *op.Node) error {
+	layer := r.layers[seen.Layer]
+	if layer == nil || len(layer.ids) != seen.Rows*node.Op.Fan {
+		return diag.New(diag.ClassRun, "observe %q in layer %d: %d rows are summed up, and not as many were sent to experts", seen.Node, seen.Layer, seen.Rows)
 	}
-	computed, width, err := input[float32](o, n.In[0], op.F32)
+	computed, width, err := input[float32](seen, node.In[0], op.F32)
 	if err != nil {
 		return err
 	}
-	shares, stride, err := input[float32](o, n.In[1], op.F32)
+	shares, stride, err := input[float32](seen, node.In[1], op.F32)
 	if err != nil {
 		return err
 	}
-	for i, e := range y.ids {
+	for i, expert := range layer.ids {
 		sum := 0.0
-		for _, v := range computed[i*width : i*width+n.Op.N] {
-			sum += float64(float64(v) * float64(v))
+		for _, value := range computed[i*width : i*width+node.Op.N] {
+			sum += float64(float64(value) * float64(value))
 		}
-		w := float64(shares[i/n.Op.Fan*stride+i%n.Op.Fan])
-		y.norms[e] = append(y.norms[e], float64(w*w)*sum)
+		share := float64(shares[i/node.Op.Fan*stride+i%node.Op.Fan])
+		layer.norms[expert] = append(layer.norms[expert], float64(share*share)*sum)
 	}
-	y.ids = y.ids[:0]
+	layer.ids = layer.ids[:0]
 	return nil
 }
 
@@ -135,13 +135,13 @@ func (r *Routes) Norms(layer int) ([][]float64, error) {
 		return nil, err
 	}
 	y := r.layers[layer]
-	for e, list := range y.norms {
+	for expert, list := range y.norms {
 		rows := 0
-		for _, n := range y.rows[e] {
-			rows += int(n)
+		for _, count := range y.rows[expert] {
+			rows += int(count)
 		}
 		if len(list) != rows {
-			return nil, diag.New(diag.ClassRun, "routes of layer %d: %d rows of expert %d, and it computed %d", layer, rows, e, len(list))
+			return nil, diag.New(diag.ClassRun, "routes of layer %d: %d rows of expert %d, and it computed %d", layer, rows, expert, len(list))
 		}
 	}
 	return y.norms, nil

@@ -27,46 +27,46 @@ type rowSamples struct {
 }
 
 // Observe adds what a step has read, if it is a matrix product. Executions are observed one after another.
-func (r *RowScales) Observe(o executor.Observed) {
+func (r *RowScales) Observe(seen executor.Observed) {
 	if r.err != nil {
 		return
 	}
-	n, rows, cols, err := product(&o)
+	node, rows, cols, err := product(&seen)
 	if err != nil {
 		r.err = err
 	}
-	if n == nil {
+	if node == nil {
 		return
 	}
 	var factors []float32
 	if r.Factors != nil {
-		factors = r.Factors(o.Node, o.Layer)
+		factors = r.Factors(seen.Node, seen.Layer)
 	}
 	if factors != nil && len(factors) != cols {
-		r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %d factors, want %d", o.Node, o.Layer, len(factors), cols)
+		r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %d factors, want %d", seen.Node, seen.Layer, len(factors), cols)
 		return
 	}
 	if r.samples == nil {
 		r.samples = map[place]*rowSamples{}
 	}
-	p := place{o.Node, o.Layer}
-	if r.samples[p] == nil {
-		r.samples[p] = &rowSamples{every: 1}
+	at := place{seen.Node, seen.Layer}
+	if r.samples[at] == nil {
+		r.samples[at] = &rowSamples{every: 1}
 	}
 	for row := range rows {
 		top := 0.0
-		for i, v := range row {
-			a := math.Abs(float64(v))
+		for i, value := range row {
+			magnitude := math.Abs(float64(value))
 			if factors != nil {
-				a /= float64(factors[i])
+				magnitude /= float64(factors[i])
 			}
-			top = max(top, a)
+			top = max(top, magnitude)
 		}
 		if math.IsNaN(top) || math.IsInf(top, 0) {
-			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: a row holds NaN or an infinity", o.Node, o.Layer)
+			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: a row holds NaN or an infinity", seen.Node, seen.Layer)
 			return
 		}
-		r.samples[p].add(top / 127)
+		r.samples[at].add(top / 127)
 	}
 }
 
@@ -91,8 +91,8 @@ func (r *RowScales) Samples(class string, layer int) ([]float64, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	if s := r.samples[place{class, layer}]; s != nil {
-		return s.kept, nil
+	if samples := r.samples[place{class, layer}]; samples != nil {
+		return samples.kept, nil
 	}
 	return nil, nil
 }

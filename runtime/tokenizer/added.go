@@ -35,21 +35,21 @@ func readAdded(raw []byte) ([]addedToken, error) {
 		if len(out) == maxAdded {
 			return fmt.Errorf("more than %d added tokens", maxAdded)
 		}
-		var a addedToken
-		if err := part(value).strict(&a); err != nil {
+		var token addedToken
+		if err := part(value).strict(&token); err != nil {
 			return fmt.Errorf("added token: %w", err)
 		}
-		if a.Content == "" || len(a.Content) > maxAddedBytes {
-			return fmt.Errorf("added token %q: %d bytes, want 1 to %d", a.Content, len(a.Content), maxAddedBytes)
+		if token.Content == "" || len(token.Content) > maxAddedBytes {
+			return fmt.Errorf("added token %q: %d bytes, want 1 to %d", token.Content, len(token.Content), maxAddedBytes)
 		}
-		if seen[a.Content] {
-			return fmt.Errorf("added token %q twice", a.Content)
+		if seen[token.Content] {
+			return fmt.Errorf("added token %q twice", token.Content)
 		}
-		if total += len(a.Content); total > maxAddedTotal {
+		if total += len(token.Content); total > maxAddedTotal {
 			return fmt.Errorf("added tokens: more than %d bytes", maxAddedTotal)
 		}
-		seen[a.Content] = true
-		out = append(out, a)
+		seen[token.Content] = true
+		out = append(out, token)
 		return nil
 	})
 }
@@ -80,65 +80,65 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 	var inOrder []edge
 	for i, text := range texts {
 		at := int32(0)
-		for _, b := range []byte(text) {
-			to, ok := f.edges[uint64(at)<<8|uint64(b)]
+		for _, char := range []byte(text) {
+			to, ok := f.edges[uint64(at)<<8|uint64(char)]
 			if !ok {
 				to = int32(len(f.nodes))
 				f.nodes = append(f.nodes, finderNode{depth: f.nodes[at].depth + 1, token: -1})
-				f.edges[uint64(at)<<8|uint64(b)] = to
-				inOrder = append(inOrder, edge{at, b, to})
+				f.edges[uint64(at)<<8|uint64(char)] = to
+				inOrder = append(inOrder, edge{at, char, to})
 			}
 			at = to
 		}
-		if n := &f.nodes[at]; at > 0 && n.token < 0 {
-			n.token, n.size = int32(i), int32(len(text))
+		if node := &f.nodes[at]; at > 0 && node.token < 0 {
+			node.token, node.size = int32(i), int32(len(text))
 		}
 	}
-	slices.SortStableFunc(inOrder, func(a, b edge) int { return int(f.nodes[a.to].depth - f.nodes[b.to].depth) })
-	for _, e := range inOrder {
-		n := &f.nodes[e.to]
-		if e.from == 0 {
-			f.root[e.b] = e.to
+	slices.SortStableFunc(inOrder, func(left, right edge) int { return int(f.nodes[left.to].depth - f.nodes[right.to].depth) })
+	for _, link := range inOrder {
+		node := &f.nodes[link.to]
+		if link.from == 0 {
+			f.root[link.b] = link.to
 		} else {
-			n.fail = f.step(f.nodes[e.from].fail, e.b)
+			node.fail = f.step(f.nodes[link.from].fail, link.b)
 		}
-		if short := f.nodes[n.fail]; n.token < 0 {
-			n.token, n.size = short.token, short.size
+		if short := f.nodes[node.fail]; node.token < 0 {
+			node.token, node.size = short.token, short.size
 		}
 	}
 	return f
 }
 
-func (f *finder) step(at int32, b byte) int32 {
+func (f *finder) step(at int32, char byte) int32 {
 	for at != 0 {
-		if to, ok := f.edges[uint64(at)<<8|uint64(b)]; ok {
+		if to, ok := f.edges[uint64(at)<<8|uint64(char)]; ok {
 			return to
 		}
 		at = f.nodes[at].fail
 	}
-	return f.root[b]
+	return f.root[char]
 }
 
 // next finds the first token in text[from:]: text[at:end] is token number i, or i is -1.
 func (f *finder) next(text string, from int) (at, end, i int) {
 	node, best := int32(0), -1
-	for p := from; p < len(text); p++ {
+	for pos := from; pos < len(text); pos++ {
 		if node == 0 {
-			for p < len(text) && f.root[text[p]] == 0 {
-				p++
+			for pos < len(text) && f.root[text[pos]] == 0 {
+				pos++
 			}
-			if p == len(text) {
+			if pos == len(text) {
 				break
 			}
 		}
-		node = f.step(node, text[p])
+		node = f.step(node, text[pos])
 		n := &f.nodes[node]
-		if best >= 0 && p+1-int(n.depth) > at {
+		if best >= 0 && pos+1-int(n.depth) > at {
 			break // nothing that begins earlier, or there and is longer, can come
 		}
 		if n.token >= 0 {
-			if start := p + 1 - int(n.size); best < 0 || start <= at {
-				best, at, end = int(n.token), start, p+1
+			if start := pos + 1 - int(n.size); best < 0 || start <= at {
+				best, at, end = int(n.token), start, pos+1
 			}
 		}
 	}
@@ -158,19 +158,19 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 		token := &f.tokens[i]
 		if token.SingleWord {
 			boundary := unicodeTables().sets["boundary"]
-			before, n := utf8.DecodeLastRuneInString(text[:at])
-			after, m := utf8.DecodeRuneInString(text[end:])
-			if n > 0 && boundary.has(before) || m > 0 && boundary.has(after) {
+			before, sizeBefore := utf8.DecodeLastRuneInString(text[:at])
+			after, sizeAfter := utf8.DecodeRuneInString(text[end:])
+			if sizeBefore > 0 && boundary.has(before) || sizeAfter > 0 && boundary.has(after) {
 				continue
 			}
 		}
 		if token.LStrip {
 			for at > start {
-				r, n := utf8.DecodeLastRuneInString(text[start:at])
-				if !isSpace(r) {
+				char, width := utf8.DecodeLastRuneInString(text[start:at])
+				if !isSpace(char) {
 					break
 				}
-				at -= n
+				at -= width
 			}
 		}
 		if token.RStrip {
@@ -189,8 +189,8 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 
 // spaces is the length in bytes of the white space that text begins with.
 func spaces(text string) int {
-	for i, r := range text {
-		if !isSpace(r) {
+	for i, char := range text {
+		if !isSpace(char) {
 			return i
 		}
 	}
@@ -201,26 +201,26 @@ func spaces(text string) int {
 // the file must say.
 func (t *bpe) addTokens(tokens []addedToken) error {
 	next := int32(len(t.vocab))
-	for _, a := range tokens {
+	for _, token := range tokens {
 		fail := func(format string, args ...any) error {
-			return fmt.Errorf("added token %q: %s", a.Content, fmt.Sprintf(format, args...))
+			return fmt.Errorf("added token %q: %s", token.Content, fmt.Sprintf(format, args...))
 		}
-		want, known := t.vocab[a.Content]
+		want, known := t.vocab[token.Content]
 		switch {
-		case known && a.ID != want:
-			return fail("id %d, but %d in the vocabulary", a.ID, want)
-		case !known && a.ID != next:
-			return fail("id %d, but %d is the first that is free", a.ID, next)
-		case !known && int(a.ID) < len(t.tokens) && t.tokens[a.ID] != "":
-			return fail("id %d belongs to another token", a.ID)
+		case known && token.ID != want:
+			return fail("id %d, but %d in the vocabulary", token.ID, want)
+		case !known && token.ID != next:
+			return fail("id %d, but %d is the first that is free", token.ID, next)
+		case !known && int(token.ID) < len(t.tokens) && t.tokens[token.ID] != "":
+			return fail("id %d belongs to another token", token.ID)
 		}
 		if !known {
 			next++
 		}
-		for int(a.ID) >= len(t.tokens) {
+		for int(token.ID) >= len(t.tokens) {
 			t.tokens = append(t.tokens, "")
 		}
-		t.tokens[a.ID] = a.Content
+		t.tokens[token.ID] = token.Content
 	}
 	return nil
 }

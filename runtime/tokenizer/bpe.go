@@ -49,7 +49,7 @@ type bpe struct {
 
 type merge struct{ rank, id int32 }
 
-func pairKey(a, b int32) uint64 { return uint64(uint32(a))<<32 | uint64(uint32(b)) }
+func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
 // metaspace stands for a space in vocabularies that come from SentencePiece.
 const metaspace = "▁"
@@ -80,11 +80,11 @@ var byteOf = func() map[rune]byte {
 
 // inAlphabet writes the bytes of text in the alphabet.
 func inAlphabet(text string) string {
-	var b strings.Builder
+	var out strings.Builder
 	for i := range len(text) {
-		b.WriteRune(alphabet[text[i]])
+		out.WriteRune(alphabet[text[i]])
 	}
-	return b.String()
+	return out.String()
 }
 
 // appendBytes appends the bytes that a token in the alphabet stands for; one with other characters stands
@@ -104,7 +104,7 @@ func appendBytes(out []byte, token string) []byte {
 // readBPE reads the model part of a tokenizer.json.
 func readBPE(raw []byte) (*bpe, error) {
 	var vocab, merges []byte
-	var m struct {
+	var options struct {
 		Dropout      *float64 `json:"dropout"`
 		UnkToken     *string  `json:"unk_token"`
 		Prefix       string   `json:"continuing_subword_prefix"`
@@ -115,8 +115,8 @@ func readBPE(raw []byte) (*bpe, error) {
 	}
 	kind := ""
 	fields := map[string]any{
-		"type": &kind, "dropout": &m.Dropout, "unk_token": &m.UnkToken, "continuing_subword_prefix": &m.Prefix,
-		"end_of_word_suffix": &m.Suffix, "fuse_unk": &m.FuseUnk, "byte_fallback": &m.ByteFallback, "ignore_merges": &m.IgnoreMerges,
+		"type": &kind, "dropout": &options.Dropout, "unk_token": &options.UnkToken, "continuing_subword_prefix": &options.Prefix,
+		"end_of_word_suffix": &options.Suffix, "fuse_unk": &options.FuseUnk, "byte_fallback": &options.ByteFallback, "ignore_merges": &options.IgnoreMerges,
 	}
 	var unknown error // reported last, so that another kind of model is refused as such
 	err := members(raw, func(key string, value []byte) error {
@@ -141,50 +141,50 @@ func readBPE(raw []byte) (*bpe, error) {
 		return nil, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
 	case unknown != nil:
 		return nil, unknown
-	case m.Dropout != nil && *m.Dropout != 0:
+	case options.Dropout != nil && *options.Dropout != 0:
 		return nil, errors.New("dropout is not supported")
-	case m.Prefix != "" || m.Suffix != "":
+	case options.Prefix != "" || options.Suffix != "":
 		return nil, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
 	case vocab == nil:
 		return nil, errors.New("no vocab")
 	}
-	t := &bpe{unk: -1, fuseUnk: m.FuseUnk, ignoreMerges: m.IgnoreMerges, cache: map[string][]int32{}}
-	if err := t.readVocab(vocab); err != nil {
+	model := &bpe{unk: -1, fuseUnk: options.FuseUnk, ignoreMerges: options.IgnoreMerges, cache: map[string][]int32{}}
+	if err := model.readVocab(vocab); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
 	}
 	if merges == nil {
 		merges = []byte("[]")
 	}
-	if t.cuts, err = t.readMerges(merges); err != nil {
+	if model.cuts, err = model.readMerges(merges); err != nil {
 		return nil, fmt.Errorf("merges: %w", err)
 	}
-	if m.UnkToken != nil {
-		id, ok := t.vocab[*m.UnkToken]
-		if t.unk = id; !ok {
-			t.unk, t.unkMissing = -1, *m.UnkToken
+	if options.UnkToken != nil {
+		id, ok := model.vocab[*options.UnkToken]
+		if model.unk = id; !ok {
+			model.unk, model.unkMissing = -1, *options.UnkToken
 		}
-		t.cuts = t.cuts && ok && !strings.HasPrefix(*m.UnkToken, metaspace) && !strings.HasSuffix(*m.UnkToken, metaspace)
+		model.cuts = model.cuts && ok && !strings.HasPrefix(*options.UnkToken, metaspace) && !strings.HasSuffix(*options.UnkToken, metaspace)
 	}
-	complete := m.ByteFallback
-	if m.ByteFallback {
-		t.byteFallback = new([256]int32)
-		for b := range t.byteFallback {
-			id, ok := t.vocab[fmt.Sprintf("<0x%02X>", b)]
+	complete := options.ByteFallback
+	if options.ByteFallback {
+		model.byteFallback = new([256]int32)
+		for value := range model.byteFallback {
+			id, ok := model.vocab[fmt.Sprintf("<0x%02X>", value)]
 			if !ok {
 				id, complete = -1, false
 			}
-			t.byteFallback[b] = id
+			model.byteFallback[value] = id
 		}
 	}
-	_, ok := t.vocab[metaspace]
-	t.cuts = t.cuts && ok && !t.ignoreMerges && (complete || t.unk >= 0)
-	for b, r := range alphabet {
-		id, ok := t.vocab[string(r)]
-		if t.bytes[b] = id; !ok {
-			t.bytes[b] = -1
+	_, ok := model.vocab[metaspace]
+	model.cuts = model.cuts && ok && !model.ignoreMerges && (complete || model.unk >= 0)
+	for value, char := range alphabet {
+		id, ok := model.vocab[string(char)]
+		if model.bytes[value] = id; !ok {
+			model.bytes[value] = -1
 		}
 	}
-	return t, nil
+	return model, nil
 }
 
 func (t *bpe) readVocab(raw []byte) error {
@@ -234,12 +234,12 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 		var ok bool
 		if value[0] == '[' {
 			parts = parts[:0]
-			if err := elements(value, func(v []byte) error {
-				s, err := unquoted(v)
+			if err := elements(value, func(part []byte) error {
+				text, err := unquoted(part)
 				if len(parts) == 2 {
 					return fmt.Errorf("more than 2 parts in merge %d", rank)
 				}
-				parts = append(parts, s)
+				parts = append(parts, text)
 				return err
 			}); err != nil {
 				return err
@@ -248,11 +248,11 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 				left, right = parts[0], parts[1]
 			}
 		} else {
-			s, err := unquoted(value)
+			text, err := unquoted(value)
 			if err != nil {
 				return err
 			}
-			left, right, _ = bytes.Cut(s, []byte{' '})
+			left, right, _ = bytes.Cut(text, []byte{' '})
 		}
 		if len(left) == 0 || len(right) == 0 || value[0] == '"' && bytes.IndexByte(right, ' ') >= 0 {
 			return fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
@@ -261,8 +261,8 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 			return fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
 		}
 		joined = append(append(joined[:0], left...), right...)
-		a, okA := t.vocab[string(left)]
-		b, okB := t.vocab[string(right)]
+		leftID, okA := t.vocab[string(left)]
+		rightID, okB := t.vocab[string(right)]
 		// Most files list tokens in the order of the merges that make them.
 		if id++; int(id) >= len(t.tokens) || t.tokens[id] != string(joined) {
 			if id, ok = t.vocab[string(joined)]; !ok {
@@ -272,7 +272,7 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 		if !okA || !okB || id < 0 {
 			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
-		t.merges[pairKey(a, b)] = merge{rank, id} // of two equal pairs the later counts
+		t.merges[pairKey(leftID, rightID)] = merge{rank, id} // of two equal pairs the later counts
 		cuts = cuts && (bytes.HasSuffix(left, []byte(metaspace)) || !bytes.HasPrefix(right, []byte(metaspace)))
 		rank++
 		return nil
@@ -284,15 +284,15 @@ func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
 func (t *bpe) encode(out []int32, word string) ([]int32, error) {
 	if t.cuts {
 		for len(word) > cacheWord {
-			n := nextMetaspace(word)
-			if n == len(word) {
+			cut := nextMetaspace(word)
+			if cut == len(word) {
 				break
 			}
 			var err error
-			if out, err = t.encodeWord(out, word[:n]); err != nil {
+			if out, err = t.encodeWord(out, word[:cut]); err != nil {
 				return nil, err
 			}
-			word = word[n:]
+			word = word[cut:]
 		}
 	}
 	return t.encodeWord(out, word)
@@ -304,8 +304,8 @@ func nextMetaspace(word string) int {
 	for strings.HasPrefix(word[i:], metaspace) {
 		i += len(metaspace)
 	}
-	if n := strings.Index(word[i:], metaspace); n >= 0 {
-		return i + n
+	if offset := strings.Index(word[i:], metaspace); offset >= 0 {
+		return i + offset
 	}
 	return len(word)
 }
@@ -349,17 +349,17 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 	waits := false
 	unknown := func(char string) error {
 		if t.byteFallback != nil {
-			n := len(out)
+			before := len(out)
 			for i := range len(char) {
 				if t.byteFallback[char[i]] < 0 {
 					break
 				}
 				add(t.byteFallback[char[i]])
 			}
-			if len(out) == n+len(char) {
+			if len(out) == before+len(char) {
 				return nil
 			}
-			out = out[:n]
+			out = out[:before]
 		}
 		if t.unkMissing != "" {
 			return fmt.Errorf("the text needs the token for what is unknown, %q, which is not in the vocabulary", t.unkMissing)
@@ -380,17 +380,17 @@ func (t *bpe) symbols(word string) ([]symbol, error) {
 		add(id)
 	}
 	for i := 0; i < len(word); {
-		id, n := int32(-1), 1
+		id, width := int32(-1), 1
 		if t.raw {
 			id = t.bytes[word[i]]
 		} else {
-			_, n = utf8.DecodeRuneInString(word[i:])
-			if v, ok := t.vocab[word[i:i+n]]; ok {
-				id = v
+			_, width = utf8.DecodeRuneInString(word[i:])
+			if found, ok := t.vocab[word[i:i+width]]; ok {
+				id = found
 			}
 		}
-		char := word[i : i+n]
-		i += n
+		char := word[i : i+width]
+		i += width
 		if id >= 0 {
 			known(id)
 			continue
@@ -426,37 +426,37 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	if err != nil || len(symbols) == 0 {
 		return out, err
 	}
-	q := make(queue, 0, len(symbols))
+	pairs := make(queue, 0, len(symbols))
 	for i := range symbols[:len(symbols)-1] {
-		if m, ok := t.merges[pairKey(symbols[i].id, symbols[i+1].id)]; ok {
-			q = append(q, candidate{m.rank, int32(i), m.id})
+		if found, ok := t.merges[pairKey(symbols[i].id, symbols[i+1].id)]; ok {
+			pairs = append(pairs, candidate{found.rank, int32(i), found.id})
 		}
 	}
-	q.build()
+	pairs.build()
 	offer := func(pos int32) {
 		if pos < 0 || symbols[pos].next < 0 {
 			return
 		}
-		if m, ok := t.merges[pairKey(symbols[pos].id, symbols[symbols[pos].next].id)]; ok {
-			q.push(candidate{m.rank, pos, m.id})
+		if found, ok := t.merges[pairKey(symbols[pos].id, symbols[symbols[pos].next].id)]; ok {
+			pairs.push(candidate{found.rank, pos, found.id})
 		}
 	}
-	for len(q) > 0 {
-		c := q.pop()
-		s := &symbols[c.pos]
-		if s.id < 0 || s.next < 0 {
+	for len(pairs) > 0 {
+		pair := pairs.pop()
+		left := &symbols[pair.pos]
+		if left.id < 0 || left.next < 0 {
 			continue
 		}
-		gone := &symbols[s.next]
-		if m, ok := t.merges[pairKey(s.id, gone.id)]; !ok || m.id != c.id {
+		gone := &symbols[left.next]
+		if found, ok := t.merges[pairKey(left.id, gone.id)]; !ok || found.id != pair.id {
 			continue // one of them was merged meanwhile
 		}
-		s.id, s.next, gone.id = c.id, gone.next, -1
-		if s.next >= 0 {
-			symbols[s.next].prev = c.pos
+		left.id, left.next, gone.id = pair.id, gone.next, -1
+		if left.next >= 0 {
+			symbols[left.next].prev = pair.pos
 		}
-		offer(s.prev)
-		offer(c.pos)
+		offer(left.prev)
+		offer(pair.pos)
 	}
 	for i := int32(0); i >= 0; i = symbols[i].next {
 		out = append(out, symbols[i].id)
@@ -467,8 +467,8 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 // candidate is a pair that can be merged to id, if the symbols at pos and after it still can.
 type candidate struct{ rank, pos, id int32 }
 
-func (c candidate) before(o candidate) bool {
-	return c.rank < o.rank || c.rank == o.rank && c.pos < o.pos
+func (c candidate) before(other candidate) bool {
+	return c.rank < other.rank || c.rank == other.rank && c.pos < other.pos
 }
 
 // queue is a heap of candidates: lowest rank first, leftmost among equals. (container/heap would put
@@ -498,8 +498,8 @@ func (q queue) down(i int) {
 	}
 }
 
-func (q *queue) push(c candidate) {
-	*q = append(*q, c)
+func (q *queue) push(pair candidate) {
+	*q = append(*q, pair)
 	for i := len(*q) - 1; i > 0; {
 		parent := (i - 1) / 2
 		if !(*q)[i].before((*q)[parent]) {

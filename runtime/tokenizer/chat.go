@@ -38,21 +38,21 @@ func ParseMessages(data []byte) ([]Message, error) {
 	}
 	var out []Message
 	err := elements(trim(data), func(value []byte) error {
-		var m struct {
+		var message struct {
 			Role    string `json:"role"`
 			Content any    `json:"content"`
 		}
 		if len(out) == maxMessages {
 			return fmt.Errorf("more than %d messages", maxMessages)
 		}
-		if err := json.Unmarshal(value, &m); err != nil {
+		if err := json.Unmarshal(value, &message); err != nil {
 			return fmt.Errorf("message %d: %s", len(out)+1, clip(err.Error()))
 		}
-		if m.Role == "" {
+		if message.Role == "" {
 			return fmt.Errorf("message %d has no role", len(out)+1)
 		}
-		content, _ := m.Content.(string)
-		out = append(out, Message{m.Role, content, slices.Clone(value)})
+		content, _ := message.Content.(string)
+		out = append(out, Message{message.Role, content, slices.Clone(value)})
 		return nil
 	})
 	if err != nil {
@@ -81,12 +81,12 @@ type namedVariable struct{ name, value string }
 // chat reads chat_template: a template, or a list of them with names. file counts more.
 func (c *config) chat(file *string) chat {
 	out := chat{templates: map[string]string{}}
-	for _, t := range []namedVariable{
+	for _, variable := range []namedVariable{
 		{"bos_token", string(c.BOS)}, {"eos_token", string(c.EOS)}, {"unk_token", string(c.UNK)}, {"sep_token", string(c.SEP)},
 		{"pad_token", string(c.PAD)}, {"cls_token", string(c.CLS)}, {"mask_token", string(c.MASK)},
 	} {
-		if t.value != "" {
-			out.tokens = append(out.tokens, t)
+		if variable.value != "" {
+			out.tokens = append(out.tokens, variable)
 		}
 	}
 	if file != nil {
@@ -100,8 +100,8 @@ func (c *config) chat(file *string) chat {
 	case json.Unmarshal(raw, &one) == nil:
 		out.templates["default"] = one
 	case json.Unmarshal(raw, &several) == nil:
-		for _, t := range several {
-			out.templates[t.Name] = t.Template
+		for _, template := range several {
+			out.templates[template.Name] = template.Template
 		}
 	default:
 		out.err = errors.New("chat_template of tokenizer_config.json is neither a text nor a list of templates with names")
@@ -116,8 +116,8 @@ func (c *chat) pick(tools bool) (string, error) {
 		names = []string{"tool_use", "default"}
 	}
 	for _, name := range names {
-		if t, ok := c.templates[name]; ok {
-			return t, nil
+		if template, ok := c.templates[name]; ok {
+			return template, nil
 		}
 	}
 	if c.err != nil {
@@ -134,8 +134,8 @@ func (c *chat) pick(tools bool) (string, error) {
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
-func (t *pipeline) Chat(ctx context.Context, messages []Message, o ChatOptions) (string, error) {
-	text, err := t.chat.write(ctx, messages, o)
+func (t *pipeline) Chat(ctx context.Context, messages []Message, options ChatOptions) (string, error) {
+	text, err := t.chat.write(ctx, messages, options)
 	if err != nil && ctx.Err() != nil {
 		return "", fmt.Errorf("apply chat template: %w", err)
 	}
@@ -145,8 +145,8 @@ func (t *pipeline) Chat(ctx context.Context, messages []Message, o ChatOptions) 
 	return text, nil
 }
 
-func (c *chat) write(ctx context.Context, messages []Message, o ChatOptions) (string, error) {
-	source, err := c.pick(o.Tools != nil)
+func (c *chat) write(ctx context.Context, messages []Message, options ChatOptions) (string, error) {
+	source, err := c.pick(options.Tools != nil)
 	if err != nil {
 		return "", err
 	}
@@ -154,43 +154,43 @@ func (c *chat) write(ctx context.Context, messages []Message, o ChatOptions) (st
 	if err != nil {
 		return "", err
 	}
-	variables := map[string]jinja.Value{"tools": nil, "documents": nil, "add_generation_prompt": o.AddGenerationPrompt}
-	for _, t := range c.tokens {
-		variables[t.name] = t.value
+	variables := map[string]jinja.Value{"tools": nil, "documents": nil, "add_generation_prompt": options.AddGenerationPrompt}
+	for _, variable := range c.tokens {
+		variables[variable.name] = variable.value
 	}
-	if o.Variables != nil {
-		v, err := readJSON("variables", o.Variables)
+	if options.Variables != nil {
+		value, err := readJSON("variables", options.Variables)
 		if err != nil {
 			return "", err
 		}
-		d, ok := v.(*jinja.Dict)
+		dict, ok := value.(*jinja.Dict)
 		if !ok {
 			return "", errors.New("variables: want a JSON object")
 		}
-		for name, v := range d.All() {
-			variables[name] = v
+		for name, value := range dict.All() {
+			variables[name] = value
 		}
 	}
-	if o.Tools != nil {
-		if variables["tools"], err = readJSON("tools", o.Tools); err != nil {
+	if options.Tools != nil {
+		if variables["tools"], err = readJSON("tools", options.Tools); err != nil {
 			return "", err
 		}
 	}
 	if variables["messages"], err = messageList(messages); err != nil {
 		return "", err
 	}
-	return template.Execute(ctx, variables, jinja.Options{Now: o.Now})
+	return template.Execute(ctx, variables, jinja.Options{Now: options.Now})
 }
 
 func readJSON(what string, data []byte) (jinja.Value, error) {
 	if len(data) > maxText {
 		return nil, fmt.Errorf("%s: %d bytes, want at most %d", what, len(data), maxText)
 	}
-	v, err := jinja.FromJSON(data)
+	value, err := jinja.FromJSON(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	return v, nil
+	return value, nil
 }
 
 // reasoning are the names under which what a model thought is kept; templates read the first, or the second.
@@ -203,38 +203,38 @@ func messageList(messages []Message) (*jinja.List, error) {
 	}
 	total := 0
 	out := &jinja.List{Items: make([]jinja.Value, 0, len(messages))}
-	for i, m := range messages {
-		if total += len(m.Role) + len(m.Content) + len(m.JSON); total > maxText {
+	for i, message := range messages {
+		if total += len(message.Role) + len(message.Content) + len(message.JSON); total > maxText {
 			return nil, fmt.Errorf("the messages have more than %d bytes", maxText)
 		}
-		d := &jinja.Dict{}
-		if m.JSON == nil {
-			d.Set("role", strings.ToValidUTF8(m.Role, "\ufffd"))
-			d.Set("content", strings.ToValidUTF8(m.Content, "\ufffd"))
+		dict := &jinja.Dict{}
+		if message.JSON == nil {
+			dict.Set("role", strings.ToValidUTF8(message.Role, "\ufffd"))
+			dict.Set("content", strings.ToValidUTF8(message.Content, "\ufffd"))
 		} else {
-			v, err := readJSON(fmt.Sprintf("message %d", i+1), m.JSON)
+			value, err := readJSON(fmt.Sprintf("message %d", i+1), message.JSON)
 			if err != nil {
 				return nil, err
 			}
 			var ok bool
-			if d, ok = v.(*jinja.Dict); !ok {
+			if dict, ok = value.(*jinja.Dict); !ok {
 				return nil, fmt.Errorf("message %d: want a JSON object", i+1)
 			}
 		}
 		for _, name := range reasoning {
-			if v, _ := d.Get(name); v != nil {
+			if value, _ := dict.Get(name); value != nil {
 				// In the order of the reference, which templates that write whole messages show.
 				aliased := &jinja.Dict{}
-				aliased.Set("thinking", v)
-				for k, x := range d.All() {
-					aliased.Set(k, x)
+				aliased.Set("thinking", value)
+				for key, item := range dict.All() {
+					aliased.Set(key, item)
 				}
-				aliased.Set("reasoning_content", v)
-				d = aliased
+				aliased.Set("reasoning_content", value)
+				dict = aliased
 				break
 			}
 		}
-		out.Items = append(out.Items, d)
+		out.Items = append(out.Items, dict)
 	}
 	return out, nil
 }

@@ -36,11 +36,11 @@ func (t *pipeline) TryChat(ctx context.Context) (unusable, err error) {
 	written := false
 	for _, tools := range []string{"", sampleTools} {
 		for _, messages := range samples() {
-			o := ChatOptions{AddGenerationPrompt: true, Now: time.Date(2024, 1, 2, 3, 4, 5, 0, time.UTC)}
+			options := ChatOptions{AddGenerationPrompt: true, Now: time.Date(2024, 1, 2, 3, 4, 5, 0, time.UTC)}
 			if tools != "" {
-				o.Tools = []byte(tools)
+				options.Tools = []byte(tools)
 			}
-			_, err := t.chat.write(ctx, messages, o)
+			_, err := t.chat.write(ctx, messages, options)
 			switch {
 			case err == nil:
 				written = true

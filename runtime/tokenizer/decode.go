@@ -50,7 +50,7 @@ func newDecoder(raw part) ([]decoderStep, error) {
 }
 
 func readDecoders(raw part, depth int) ([]decoderStep, error) {
-	var p struct {
+	var fields struct {
 		Type           string  `json:"type"`
 		Decoders       []part  `json:"decoders"`
 		AddPrefixSpace *bool   `json:"add_prefix_space"`
@@ -65,12 +65,12 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 		Split          bool    `json:"split"`
 		StrRep         *string `json:"str_rep"`
 	}
-	if err := raw.strict(&p); err != nil {
+	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
-	switch p.Type {
+	switch fields.Type {
 	case "Sequence":
-		return flatten(p.Decoders, depth, readDecoders)
+		return flatten(fields.Decoders, depth, readDecoders)
 	case "ByteLevel":
 		return []decoderStep{byteLevelStep{}}, nil
 	case "ByteFallback":
@@ -78,28 +78,28 @@ func readDecoders(raw part, depth int) ([]decoderStep, error) {
 	case "Fuse":
 		return []decoderStep{fuseStep{}}, nil
 	case "Replace":
-		r, err := newReplacer(p.Pattern, p.Content)
+		replacer, err := newReplacer(fields.Pattern, fields.Content)
 		if err != nil {
 			return nil, err
 		}
-		return []decoderStep{replaceStep{r}}, nil
+		return []decoderStep{replaceStep{replacer}}, nil
 	case "Strip":
 		switch {
-		case utf8.RuneCountInString(p.Content) != 1:
-			return nil, fmt.Errorf("Strip: content %q, want one character", clip(p.Content))
-		case p.Start < 0 || p.Stop != 0:
-			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", p.Stop)
+		case utf8.RuneCountInString(fields.Content) != 1:
+			return nil, fmt.Errorf("Strip: content %q, want one character", clip(fields.Content))
+		case fields.Start < 0 || fields.Stop != 0:
+			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", fields.Stop)
 		}
-		return []decoderStep{stripStep{p.Content, p.Start}}, nil
+		return []decoderStep{stripStep{fields.Content, fields.Start}}, nil
 	case "Metaspace":
-		if utf8.RuneCountInString(p.Replacement) != 1 {
-			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(p.Replacement))
+		if utf8.RuneCountInString(fields.Replacement) != 1 {
+			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(fields.Replacement))
 		}
-		never := p.PrependScheme != nil && *p.PrependScheme == "never"
-		if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && !never {
+		never := fields.PrependScheme != nil && *fields.PrependScheme == "never"
+		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && !never {
 			return nil, fmt.Errorf("Metaspace: add_prefix_space is false, but prepend_scheme is not never")
 		}
-		return []decoderStep{metaspaceStep{p.Replacement, !never}}, nil
+		return []decoderStep{metaspaceStep{fields.Replacement, !never}}, nil
 	}
 	return nil, raw.unsupported(knownDecoders)
 }
@@ -143,8 +143,8 @@ type byteFallbackDecoder struct {
 func (d *byteFallbackDecoder) take(text []byte, more bool) {
 	if len(text) == 6 && string(text[:3]) == "<0x" && text[5] == '>' {
 		digits, _ := strings.CutPrefix(string(text[3:5]), "+") // "+A" is a number to the reference
-		if v, err := strconv.ParseUint(digits, 16, 8); err == nil {
-			d.run = append(d.run, byte(v))
+		if value, err := strconv.ParseUint(digits, 16, 8); err == nil {
+			d.run = append(d.run, byte(value))
 			return
 		}
 	}
@@ -271,12 +271,12 @@ type Stream struct {
 }
 
 func newStream(steps []decoderStep, token func(id int32) (string, bool)) *Stream {
-	s := &Stream{token: token, out: &collector{}}
-	s.in = s.out
+	stream := &Stream{token: token, out: &collector{}}
+	stream.in = stream.out
 	for i := len(steps) - 1; i >= 0; i-- {
-		s.in = steps[i].begin(s.in)
+		stream.in = steps[i].begin(stream.in)
 	}
-	return s
+	return stream
 }
 
 // Push returns the text that id completes, possibly "".
@@ -307,18 +307,18 @@ func (s *Stream) taken() string {
 // replaced by U+FFFD. The beginning of a character at the end of src is returned as rest unless end is set.
 func appendValid(dst, src []byte, end bool) (out, rest []byte) {
 	for len(src) > 0 {
-		if r, n := utf8.DecodeRune(src); r != utf8.RuneError || n > 1 {
-			dst, src = append(dst, src[:n]...), src[n:]
+		if char, width := utf8.DecodeRune(src); char != utf8.RuneError || width > 1 {
+			dst, src = append(dst, src[:width]...), src[width:]
 			continue
 		}
 		if !utf8.FullRune(src) && !end {
 			return dst, src
 		}
-		n := 1
-		for n < len(src) && !utf8.FullRune(src[:n+1]) {
-			n++
+		width := 1
+		for width < len(src) && !utf8.FullRune(src[:width+1]) {
+			width++
 		}
-		dst, src = utf8.AppendRune(dst, utf8.RuneError), src[n:]
+		dst, src = utf8.AppendRune(dst, utf8.RuneError), src[width:]
 	}
 	return dst, nil
 }

@@ -42,23 +42,23 @@ func newAutomaton(program []instruction, start int32) (*automaton, error) {
 	states := map[string]int32{"": 0}
 	lists := [][]int32{nil, {start}}
 	key := func(list []int32) string {
-		b := make([]byte, 0, 4*len(list))
+		out := make([]byte, 0, 4*len(list))
 		for _, pc := range list {
-			b = binary.LittleEndian.AppendUint32(b, uint32(pc))
+			out = binary.LittleEndian.AppendUint32(out, uint32(pc))
 		}
-		return string(b)
+		return string(out)
 	}
 	states[key(lists[1])] = 1
 	seen, listed := make([]int, len(program)), make([]int, len(program)) // in which round
 	a.next = make([]int32, a.stride)                                     // dead stays dead
-	for s := 1; s < len(lists); s++ {
+	for state := 1; state < len(lists); state++ {
 		for class := range a.stride {
 			var list []int32
 			matched := false
 			round++
 			stack := make([]int32, 0, 16)
-			for i := len(lists[s]) - 1; i >= 0; i-- {
-				stack = append(stack, lists[s][i])
+			for i := len(lists[state]) - 1; i >= 0; i-- {
+				stack = append(stack, lists[state][i])
 			}
 			for len(stack) > 0 && !matched {
 				pc := stack[len(stack)-1]
@@ -68,7 +68,7 @@ func newAutomaton(program []instruction, start int32) (*automaton, error) {
 				}
 				seen[pc] = round
 				i := &program[pc]
-				fits := func(s set) bool { return class != a.end && s.has(sample[class]) }
+				fits := func(chars set) bool { return class != a.end && chars.has(sample[class]) }
 				switch i.op {
 				case opMatch:
 					matched = true
@@ -113,19 +113,19 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 	var sets []set
 	known := map[*span]bool{} // a loop that was written out has the same set many times
 	for _, i := range program {
-		for _, s := range []set{i.set, i.look.set} {
-			if len(s) == 0 || known[&s[0]] {
+		for _, chars := range []set{i.set, i.look.set} {
+			if len(chars) == 0 || known[&chars[0]] {
 				continue
 			}
-			if known[&s[0]] = true; slices.ContainsFunc(sets, func(o set) bool { return slices.Equal(o, s) }) {
+			if known[&chars[0]] = true; slices.ContainsFunc(sets, func(other set) bool { return slices.Equal(other, chars) }) {
 				continue
 			}
 			if len(sets) == 1024 {
 				return nil, errors.New("it is too complex")
 			}
-			sets = append(sets, s)
-			for _, x := range s {
-				cuts = append(cuts, x.lo, x.hi+1)
+			sets = append(sets, chars)
+			for _, run := range chars {
+				cuts = append(cuts, run.lo, run.hi+1)
 			}
 		}
 	}
@@ -139,11 +139,11 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 	at := make([]int, len(sets)) // the first span of each set that does not end before the cut
 	for i, lo := range cuts[:len(cuts)-1] {
 		signature := make([]byte, (len(sets)+7)/8)
-		for j, s := range sets {
-			for at[j] < len(s) && s[at[j]].hi < lo {
+		for j, chars := range sets {
+			for at[j] < len(chars) && chars[at[j]].hi < lo {
 				at[j]++
 			}
-			if at[j] < len(s) && s[at[j]].lo <= lo {
+			if at[j] < len(chars) && chars[at[j]].lo <= lo {
 				signature[j/8] |= 1 << (j % 8)
 			}
 		}
@@ -173,11 +173,11 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 		}
 		var block [256]uint8
 		same := true
-		for r := page; r < page+256; r++ {
-			if cuts[i+1] == r {
+		for char := page; char < page+256; char++ {
+			if cuts[i+1] == char {
 				i++
 			}
-			block[r-page] = of[i]
+			block[char-page] = of[i]
 			same = same && of[i] == block[0]
 		}
 		number, ok := blocks[block]
@@ -194,8 +194,8 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 			i++
 		}
 	}
-	for r := range rune(utf8.RuneSelf) {
-		a.ascii[r] = a.blocks[a.pages[0]][r]
+	for char := range rune(utf8.RuneSelf) {
+		a.ascii[char] = a.blocks[a.pages[0]][char]
 	}
 	a.end = len(sample)
 	a.stride = len(sample) + 1
@@ -226,8 +226,8 @@ func (a *automaton) class(text string) (class, size int) {
 	if text[0] < utf8.RuneSelf {
 		return int(a.ascii[text[0]]), 1
 	}
-	r, size := utf8.DecodeRuneInString(text)
-	return int(a.blocks[a.pages[r>>8]][r&0xff]), size
+	char, size := utf8.DecodeRuneInString(text)
+	return int(a.blocks[a.pages[char>>8]][char&0xff]), size
 }
 
 // matches finds the matches in text from left to right and gives the bytes from and to of each. A

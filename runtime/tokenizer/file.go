@@ -24,7 +24,7 @@ type options struct{ chatTemplate *string }
 // WithChatTemplate gives the bytes of the chat_template.jinja beside tokenizer.json. It counts before the
 // chat_template of tokenizer_config.json.
 func WithChatTemplate(jinja []byte) Option {
-	return func(o *options) { s := string(jinja); o.chatTemplate = &s }
+	return func(o *options) { text := string(jinja); o.chatTemplate = &text }
 }
 
 // New reads the bytes of a tokenizer.json. config is the tokenizer_config.json beside it, nil when
@@ -40,11 +40,11 @@ func WithChatTemplate(jinja []byte) Option {
 // Errors are of class ClassInput and name the part that is malformed or not supported. A chat template that
 // is malformed is no error until Chat is called.
 func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
-	u, err := Read(tokenizer, config, opts...)
+	unbound, err := Read(tokenizer, config, opts...)
 	if err != nil {
 		return nil, err
 	}
-	return u.Begin(bos)
+	return unbound.Begin(bos)
 }
 
 // Unbound is a tokenizer that has not been told yet which token begins a text.
@@ -61,8 +61,8 @@ func Read(tokenizer, config []byte, opts ...Option) (*Unbound, error) {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	u := &Unbound{chat: o.chatTemplate}
-	return u, refused(u.read(tokenizer, config))
+	unbound := &Unbound{chat: o.chatTemplate}
+	return unbound, refused(unbound.read(tokenizer, config))
 }
 
 // Begin is the rest of New. It may be called once.
@@ -100,23 +100,23 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 }
 
 func (u *Unbound) bind(bos int) (err error) {
-	t, c, after := u.t, u.config, u.after
-	if t.front, err = c.edge(t, after.front, c.AddBOS, c.BOS, "bos_token", bos); err != nil {
+	pipe, config, after := u.t, u.config, u.after
+	if pipe.front, err = config.edge(pipe, after.front, config.AddBOS, config.BOS, "bos_token", bos); err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	if id, ok := t.id(string(c.BOS)); ok && c.AddBOS == nil && len(after.front)+len(after.back) == 0 &&
-		slices.Contains(beginNames, string(c.BOS)) && c.BOS != c.EOS && int(id) == bos {
-		t.front = []int32{id}
+	if id, ok := pipe.id(string(config.BOS)); ok && config.AddBOS == nil && len(after.front)+len(after.back) == 0 &&
+		slices.Contains(beginNames, string(config.BOS)) && config.BOS != config.EOS && int(id) == bos {
+		pipe.front = []int32{id}
 	}
-	if t.back, err = c.edge(t, after.back, c.AddEOS, c.EOS, "eos_token", -1); err != nil {
+	if pipe.back, err = config.edge(pipe, after.back, config.AddEOS, config.EOS, "eos_token", -1); err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	for _, id := range slices.Concat(t.front, t.back) {
-		if id < 0 || int(id) >= t.VocabSize() {
-			return fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, t.VocabSize()-1)
+	for _, id := range slices.Concat(pipe.front, pipe.back) {
+		if id < 0 || int(id) >= pipe.VocabSize() {
+			return fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, pipe.VocabSize()-1)
 		}
 	}
-	t.chat = c.chat(u.chat)
+	pipe.chat = config.chat(u.chat)
 	return nil
 }
 
@@ -144,27 +144,27 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	if part(parts.model).isNull() {
 		return fail(errors.New("no model"))
 	}
-	t := &pipeline{}
+	pipe := &pipeline{}
 	var err error
-	if t.model, err = readBPE(parts.model); err != nil {
+	if pipe.model, err = readBPE(parts.model); err != nil {
 		return fail(fmt.Errorf("model: %w", err))
 	}
-	if t.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
+	if pipe.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
 		return fail(fmt.Errorf("normalizer: %w", err))
 	}
-	if t.splitters, t.model.raw, err = newSplitters(parts.pre); err != nil {
+	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre); err != nil {
 		return fail(fmt.Errorf("pre_tokenizer: %w", err))
 	}
-	t.model.cuts = t.model.cuts && !t.model.raw
-	if t.decoder, err = newDecoder(parts.decoder); err != nil {
+	pipe.model.cuts = pipe.model.cuts && !pipe.model.raw
+	if pipe.decoder, err = newDecoder(parts.decoder); err != nil {
 		return fail(fmt.Errorf("decoder: %w", err))
 	}
 	added, err := readAdded(parts.added)
 	if err == nil {
-		err = t.model.addTokens(added)
+		err = pipe.model.addTokens(added)
 	}
 	if err == nil {
-		err = t.addFinders(added)
+		err = pipe.addFinders(added)
 	}
 	if err != nil {
 		return fail(err)
@@ -173,7 +173,7 @@ func readFile(data []byte) (*pipeline, edges, error) {
 	if err != nil {
 		return fail(fmt.Errorf("post_processor: %w", err))
 	}
-	return t, after, nil
+	return pipe, after, nil
 }
 
 // addFinders says where added tokens are looked for: normalized ones, normalised themselves, after
@@ -183,36 +183,36 @@ func (t *pipeline) addFinders(added []addedToken) error {
 	var tokens [2][]addedToken
 	var texts [2][]string
 	special := map[string]bool{}
-	for _, a := range added {
-		special[a.Content] = special[a.Content] || a.Special
+	for _, token := range added {
+		special[token.Content] = special[token.Content] || token.Special
 	}
 	total := 0
 	for _, first := range []bool{true, false} {
-		for _, a := range added {
-			if a.Special != first {
+		for _, token := range added {
+			if token.Special != first {
 				continue
 			}
-			text, k := a.Content, 0
-			if a.Normalized {
-				k = 1
-				for _, n := range t.normalizers {
+			text, phase := token.Content, 0
+			if token.Normalized {
+				phase = 1
+				for _, normalize := range t.normalizers {
 					var err error
-					if text, err = n(text); err != nil {
-						return fmt.Errorf("added token %q: %w", a.Content, err)
+					if text, err = normalize(text); err != nil {
+						return fmt.Errorf("added token %q: %w", token.Content, err)
 					}
 				}
 				if text == "" {
-					return fmt.Errorf("added token %q: nothing is left of it after normalisation", a.Content)
+					return fmt.Errorf("added token %q: nothing is left of it after normalisation", token.Content)
 				}
 			}
 			if total += len(text); total > 4*maxAddedTotal {
 				return errors.New("added tokens are too long after normalisation")
 			}
-			tokens[k] = append(tokens[k], a)
-			texts[k] = append(texts[k], text)
-			t.model.tokens[a.ID] = text
+			tokens[phase] = append(tokens[phase], token)
+			texts[phase] = append(texts[phase], text)
+			t.model.tokens[token.ID] = text
 			if special[text] {
-				t.model.special = append(t.model.special, a.ID)
+				t.model.special = append(t.model.special, token.ID)
 			}
 		}
 	}
@@ -240,7 +240,7 @@ func readPostProcessor(raw part, depth int) (edges, error) {
 			TypeID int    `json:"type_id"`
 		}
 	}
-	var p struct {
+	var fields struct {
 		Type           string  `json:"type"`
 		Processors     []part  `json:"processors"`
 		AddPrefixSpace bool    `json:"add_prefix_space"`
@@ -259,38 +259,38 @@ func readPostProcessor(raw part, depth int) (edges, error) {
 	default:
 		return edges{}, raw.unsupported(knownProcessors)
 	}
-	if err := raw.strict(&p); err != nil {
+	if err := raw.strict(&fields); err != nil {
 		return edges{}, err
 	}
 	var out edges
-	if p.Type == "Sequence" {
-		all, err := flatten(p.Processors, depth, func(p part, depth int) ([]edges, error) {
-			e, err := readPostProcessor(p, depth)
-			return []edges{e}, err
+	if fields.Type == "Sequence" {
+		all, err := flatten(fields.Processors, depth, func(raw part, depth int) ([]edges, error) {
+			inner, err := readPostProcessor(raw, depth)
+			return []edges{inner}, err
 		})
-		for _, e := range all { // a later one adds outside
-			out.front = append(e.front, out.front...)
-			out.back = append(out.back, e.back...)
+		for _, inner := range all { // a later one adds outside
+			out.front = append(inner.front, out.front...)
+			out.back = append(out.back, inner.back...)
 		}
 		return out, err
 	}
-	if p.Type == "ByteLevel" {
+	if fields.Type == "ByteLevel" {
 		return out, nil
 	}
 	text := false
-	for _, s := range p.Single {
+	for _, part := range fields.Single {
 		switch {
-		case s.SpecialToken != nil && s.Sequence == nil:
-			tok, ok := p.SpecialTokens[s.SpecialToken.ID]
+		case part.SpecialToken != nil && part.Sequence == nil:
+			tok, ok := fields.SpecialTokens[part.SpecialToken.ID]
 			if !ok || len(tok.IDs) == 0 || len(tok.IDs) > maxEdge || len(out.front)+len(out.back) > maxEdge {
-				return out, fmt.Errorf("special token %q has no ids, or too many", clip(s.SpecialToken.ID))
+				return out, fmt.Errorf("special token %q has no ids, or too many", clip(part.SpecialToken.ID))
 			}
 			if text {
 				out.back = append(out.back, tok.IDs...)
 			} else {
 				out.front = append(out.front, tok.IDs...)
 			}
-		case s.Sequence != nil && s.SpecialToken == nil && s.Sequence.ID == "A" && !text:
+		case part.Sequence != nil && part.SpecialToken == nil && part.Sequence.ID == "A" && !text:
 			text = true
 		default:
 			return out, errors.New("a template that is not special tokens around one text is not supported")
@@ -319,19 +319,19 @@ type config struct {
 // namedToken is written "text" or {"content":"text", ..}; "" for null or none.
 type namedToken string
 
-func (n *namedToken) UnmarshalJSON(b []byte) error {
-	var t struct {
+func (n *namedToken) UnmarshalJSON(data []byte) error {
+	var token struct {
 		Content string `json:"content"`
 	}
-	if len(b) > 0 && b[0] == '{' {
-		err := json.Unmarshal(b, &t)
-		*n = namedToken(t.Content)
+	if len(data) > 0 && data[0] == '{' {
+		err := json.Unmarshal(data, &token)
+		*n = namedToken(token.Content)
 		return err
 	}
-	if string(b) == "null" || string(b) == "false" {
+	if string(data) == "null" || string(data) == "false" {
 		return nil
 	}
-	return json.Unmarshal(b, (*string)(n))
+	return json.Unmarshal(data, (*string)(n))
 }
 
 func readConfig(data []byte) (*config, error) {
@@ -350,7 +350,7 @@ func readConfig(data []byte) (*config, error) {
 
 // edge returns the ids before or after a text: those of the post-processor, unless config says
 // whether there are any.
-func (c *config) edge(t *pipeline, processor []int32, add *bool, token namedToken, name string, id int) ([]int32, error) {
+func (c *config) edge(pipe *pipeline, processor []int32, add *bool, token namedToken, name string, id int) ([]int32, error) {
 	switch {
 	case add == nil:
 		return processor, nil
@@ -360,7 +360,7 @@ func (c *config) edge(t *pipeline, processor []int32, add *bool, token namedToke
 		return processor, nil
 	}
 	if token != "" {
-		known, ok := t.id(string(token))
+		known, ok := pipe.id(string(token))
 		if !ok {
 			return nil, fmt.Errorf("%s %q is not in the vocabulary", name, clip(string(token)))
 		}
@@ -385,9 +385,9 @@ func (t *pipeline) id(token string) (int32, bool) {
 	return id, ok
 }
 
-func trim(b []byte) []byte {
-	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t' || b[0] == '\r' || b[0] == '\n') {
-		b = b[1:]
+func trim(data []byte) []byte {
+	for len(data) > 0 && (data[0] == ' ' || data[0] == '\t' || data[0] == '\r' || data[0] == '\n') {
+		data = data[1:]
 	}
-	return b
+	return data
 }

@@ -13,7 +13,7 @@ import (
 // document that json.Valid accepted, without copying it, so that the caller can count before it stores.
 
 // members calls f with each key of an object and its value. A key that comes twice is an error.
-func members(object []byte, f func(key string, value []byte) error) error {
+func members(object []byte, visit func(key string, value []byte) error) error {
 	seen := map[string]bool{}
 	return entries(object, func(key string, value []byte) error {
 		if seen[key] {
@@ -23,61 +23,61 @@ func members(object []byte, f func(key string, value []byte) error) error {
 			return fmt.Errorf("more than 1000 keys")
 		}
 		seen[key] = true
-		return f(key, value)
+		return visit(key, value)
 	})
 }
 
 // entries is members without a look at keys that come twice.
-func entries(object []byte, f func(key string, value []byte) error) error {
+func entries(object []byte, visit func(key string, value []byte) error) error {
 	if len(object) == 0 || object[0] != '{' {
 		return fmt.Errorf("want an object, got %.20q", object)
 	}
-	b := trim(object[1:])
-	for b[0] != '}' {
-		n := length(b)
-		key, err := unquote(b[:n])
+	data := trim(object[1:])
+	for data[0] != '}' {
+		size := length(data)
+		key, err := unquote(data[:size])
 		if err != nil {
 			return err
 		}
-		b = trim(b[n:])
-		b = trim(b[1:]) // the colon
-		n = length(b)
-		if err := f(key, b[:n]); err != nil {
+		data = trim(data[size:])
+		data = trim(data[1:]) // the colon
+		size = length(data)
+		if err := visit(key, data[:size]); err != nil {
 			return err
 		}
-		if b = trim(b[n:]); b[0] == ',' {
-			b = trim(b[1:])
+		if data = trim(data[size:]); data[0] == ',' {
+			data = trim(data[1:])
 		}
 	}
 	return nil
 }
 
 // elements calls f with each element of a list.
-func elements(list []byte, f func(value []byte) error) error {
+func elements(list []byte, visit func(value []byte) error) error {
 	if len(list) == 0 || list[0] != '[' {
 		return fmt.Errorf("want a list, got %.20q", list)
 	}
-	b := trim(list[1:])
-	for b[0] != ']' {
-		n := length(b)
-		if err := f(b[:n]); err != nil {
+	data := trim(list[1:])
+	for data[0] != ']' {
+		size := length(data)
+		if err := visit(data[:size]); err != nil {
 			return err
 		}
-		if b = trim(b[n:]); b[0] == ',' {
-			b = trim(b[1:])
+		if data = trim(data[size:]); data[0] == ',' {
+			data = trim(data[1:])
 		}
 	}
 	return nil
 }
 
 // length is the length of the value that b begins with.
-func length(b []byte) int {
+func length(data []byte) int {
 	depth := 0
 	for i := 0; ; {
-		switch b[i] {
+		switch data[i] {
 		case '"':
-			for i++; b[i] != '"'; i++ {
-				if b[i] == '\\' {
+			for i++; data[i] != '"'; i++ {
+				if data[i] == '\\' {
 					i++
 				}
 			}
@@ -91,10 +91,10 @@ func length(b []byte) int {
 		case ',', ':', ' ', '\t', '\r', '\n':
 			i++
 		default: // a number, or a word
-			for i < len(b) && strings.IndexByte(",:]} \t\r\n", b[i]) < 0 {
+			for i < len(data) && strings.IndexByte(",:]} \t\r\n", data[i]) < 0 {
 				i++
 			}
-			if i == len(b) {
+			if i == len(data) {
 				return i
 			}
 		}
@@ -105,22 +105,22 @@ func length(b []byte) int {
 }
 
 // unquote is the text of a JSON string.
-func unquote(b []byte) (string, error) {
-	s, err := unquoted(b)
-	return string(s), err
+func unquote(data []byte) (string, error) {
+	text, err := unquoted(data)
+	return string(text), err
 }
 
 // unquoted is unquote that shares the memory of b where it can.
-func unquoted(b []byte) ([]byte, error) {
-	if len(b) < 2 || b[0] != '"' {
-		return nil, fmt.Errorf("want a string, got %.20q", b)
+func unquoted(data []byte) ([]byte, error) {
+	if len(data) < 2 || data[0] != '"' {
+		return nil, fmt.Errorf("want a string, got %.20q", data)
 	}
-	if bytes.IndexByte(b, '\\') < 0 {
-		return b[1 : len(b)-1], nil
+	if bytes.IndexByte(data, '\\') < 0 {
+		return data[1 : len(data)-1], nil
 	}
-	var s string
-	err := json.Unmarshal(b, &s)
-	return []byte(s), err
+	var text string
+	err := json.Unmarshal(data, &text)
+	return []byte(text), err
 }
 
 // maxPart bounds the parts of a tokenizer.json around the model, in bytes.
@@ -130,34 +130,34 @@ const maxPart = 1 << 20
 type part []byte
 
 // UnmarshalJSON keeps b. It may: the document it is a piece of is not changed.
-func (p *part) UnmarshalJSON(b []byte) error {
-	if len(b) > maxPart {
-		return fmt.Errorf("%d bytes, want at most %d", len(b), maxPart)
+func (p *part) UnmarshalJSON(data []byte) error {
+	if len(data) > maxPart {
+		return fmt.Errorf("%d bytes, want at most %d", len(data), maxPart)
 	}
-	*p = bytes.Clone(b)
+	*p = bytes.Clone(data)
 	return nil
 }
 
 // clip shortens a text for a message, and keeps it on one line.
-func clip(s string) string {
-	if len(s) > 80 {
-		s = strings.ToValidUTF8(s[:80], "") + "..."
+func clip(text string) string {
+	if len(text) > 80 {
+		text = strings.ToValidUTF8(text[:80], "") + "..."
 	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
+	return strings.Map(func(char rune) rune {
+		if unicode.IsPrint(char) {
+			return char
 		}
 		return ' '
-	}, s)
+	}, text)
 }
 
 func (p part) isNull() bool { return len(p) == 0 || string(p) == "null" }
 
 // strict decodes p into v; a key that v does not have is an error.
-func (p part) strict(v any) error {
-	d := json.NewDecoder(bytes.NewReader(p))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
+func (p part) strict(into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(p))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
 		return errors.New(clip(err.Error()))
 	}
 	return nil
@@ -165,16 +165,16 @@ func (p part) strict(v any) error {
 
 // kind is the "type" of a part, for messages.
 func (p part) kind() string {
-	var t struct {
+	var part struct {
 		Type string `json:"type"`
 	}
 	if p.isNull() {
 		return "nothing"
 	}
-	if err := json.Unmarshal(p, &t); err != nil || t.Type == "" {
+	if err := json.Unmarshal(p, &part); err != nil || part.Type == "" {
 		return "something without a type"
 	}
-	return clip(t.Type)
+	return clip(part.Type)
 }
 
 func (p part) unsupported(supported string) error {
@@ -193,8 +193,8 @@ func flatten[T any](parts []part, depth int, read func(part, int) ([]T, error)) 
 		return nil, fmt.Errorf("more than %d sequences in each other", maxDepth)
 	}
 	var out []T
-	for _, p := range parts {
-		steps, err := read(p, depth+1)
+	for _, part := range parts {
+		steps, err := read(part, depth+1)
 		if err != nil {
 			return nil, err
 		}

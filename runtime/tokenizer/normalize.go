@@ -21,7 +21,7 @@ const knownNormalizers = "NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence"
 
 // newNormalizers reads a normalizer part as the steps it takes.
 func newNormalizers(raw part, depth int) ([]normalizer, error) {
-	var p struct {
+	var fields struct {
 		Type        string `json:"type"`
 		Normalizers []part `json:"normalizers"`
 		Prepend     string `json:"prepend"`
@@ -31,31 +31,31 @@ func newNormalizers(raw part, depth int) ([]normalizer, error) {
 	if raw.isNull() {
 		return nil, nil
 	}
-	if err := raw.strict(&p); err != nil {
+	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
-	switch p.Type {
+	switch fields.Type {
 	case "Sequence":
-		return flatten(p.Normalizers, depth, newNormalizers)
+		return flatten(fields.Normalizers, depth, newNormalizers)
 	case "NFC", "NFD", "NFKC", "NFKD":
-		form := forms()[p.Type]
+		form := forms()[fields.Type]
 		return []normalizer{func(text string) (string, error) { return form.apply(text), nil }}, nil
 	case "Prepend":
-		if len(p.Prepend) > maxAddedBytes {
-			return nil, fmt.Errorf("prepend: %d bytes, want at most %d", len(p.Prepend), maxAddedBytes)
+		if len(fields.Prepend) > maxAddedBytes {
+			return nil, fmt.Errorf("prepend: %d bytes, want at most %d", len(fields.Prepend), maxAddedBytes)
 		}
 		return []normalizer{func(text string) (string, error) {
 			if text == "" {
 				return text, nil
 			}
-			return p.Prepend + text, nil
+			return fields.Prepend + text, nil
 		}}, nil
 	case "Replace":
-		r, err := newReplacer(p.Pattern, p.Content)
+		replacer, err := newReplacer(fields.Pattern, fields.Content)
 		if err != nil {
 			return nil, err
 		}
-		return []normalizer{r.replace}, nil
+		return []normalizer{replacer.replace}, nil
 	}
 	return nil, raw.unsupported(knownNormalizers)
 }
@@ -81,51 +81,51 @@ func newReplacer(raw part, content string) (*replacer, error) {
 
 // readPattern reads {"String": ..} as text or {"Regex": ..} as pattern.
 func readPattern(raw part) (text string, pattern *automaton, err error) {
-	var p struct {
+	var fields struct {
 		String *string `json:"String"`
 		Regex  *string `json:"Regex"`
 	}
-	if err := raw.strict(&p); err != nil {
+	if err := raw.strict(&fields); err != nil {
 		return "", nil, err
 	}
 	switch {
-	case p.Regex != nil && p.String == nil:
-		pattern, err = compile(*p.Regex)
+	case fields.Regex != nil && fields.String == nil:
+		pattern, err = compile(*fields.Regex)
 		return "", pattern, err
-	case p.String != nil && p.Regex == nil:
-		if n := len(*p.String); n == 0 || n > maxPattern {
-			return "", nil, fmt.Errorf("pattern of %d bytes, want 1 to %d", n, maxPattern)
+	case fields.String != nil && fields.Regex == nil:
+		if size := len(*fields.String); size == 0 || size > maxPattern {
+			return "", nil, fmt.Errorf("pattern of %d bytes, want 1 to %d", size, maxPattern)
 		}
-		return *p.String, nil, nil
+		return *fields.String, nil, nil
 	}
 	return "", nil, errors.New("want a pattern of type String or Regex")
 }
 
 func (r *replacer) replace(text string) (string, error) {
 	if r.pattern == nil {
-		n := strings.Count(text, r.text)
-		if n == 0 {
+		count := strings.Count(text, r.text)
+		if count == 0 {
 			return text, nil
 		}
-		if len(text)+n*(len(r.content)-len(r.text)) > maxNormalized {
+		if len(text)+count*(len(r.content)-len(r.text)) > maxNormalized {
 			return "", errGrows
 		}
 		return strings.ReplaceAll(text, r.text, r.content), nil
 	}
-	var b strings.Builder
+	var out strings.Builder
 	last := 0
 	err := r.pattern.matches(text, func(from, to int) {
-		if b.Len() <= maxNormalized {
-			b.WriteString(text[last:from])
-			b.WriteString(r.content)
+		if out.Len() <= maxNormalized {
+			out.WriteString(text[last:from])
+			out.WriteString(r.content)
 		}
 		last = to
 	})
-	b.WriteString(text[last:])
-	if err == nil && b.Len() > maxNormalized {
+	out.WriteString(text[last:])
+	if err == nil && out.Len() > maxNormalized {
 		err = errGrows
 	}
-	return b.String(), err
+	return out.String(), err
 }
 
 // form is a normalisation form of Unicode. (golang.org/x/text/unicode/norm is of another version of Unicode
@@ -225,8 +225,8 @@ func (f *form) apply(text string) string {
 
 func (f *form) touches(text string) bool {
 	low := f.suspects[0].lo
-	for _, r := range text {
-		if r >= low && f.suspects.has(r) {
+	for _, char := range text {
+		if char >= low && f.suspects.has(char) {
 			return true
 		}
 	}
@@ -240,25 +240,25 @@ func (f *form) decompose(text string) []rune {
 	out := make([]rune, 0, len(text))
 	marks := 0 // at the end of out
 	sortMarks := func() {
-		slices.SortStableFunc(out[len(out)-marks:], func(a, b rune) int { return int(class[a]) - int(class[b]) })
+		slices.SortStableFunc(out[len(out)-marks:], func(left, right rune) int { return int(class[left]) - int(class[right]) })
 		marks = 0
 	}
-	add := func(r rune) {
-		if r < 0x300 || class[r] == 0 {
+	add := func(char rune) {
+		if char < 0x300 || class[char] == 0 {
 			sortMarks()
-			out = append(out, r)
+			out = append(out, char)
 			return
 		}
-		out = append(out, r)
+		out = append(out, char)
 		marks++
 	}
-	for _, r := range text {
-		var d string
+	for _, char := range text {
+		var parts string
 		ok := false
 		switch {
-		case r < 0x80:
-		case r >= hangulS && r < hangulS+hangulNS:
-			i := r - hangulS
+		case char < 0x80:
+		case char >= hangulS && char < hangulS+hangulNS:
+			i := char - hangulS
 			add(hangulL + i/(hangulNV*hangulNT))
 			add(hangulV + i%(hangulNV*hangulNT)/hangulNT)
 			if i%hangulNT > 0 {
@@ -266,18 +266,18 @@ func (f *form) decompose(text string) []rune {
 			}
 			continue
 		case f.compat:
-			if d, ok = nfkd[r]; !ok {
-				d, ok = nfd[r]
+			if parts, ok = nfkd[char]; !ok {
+				parts, ok = nfd[char]
 			}
 		default:
-			d, ok = nfd[r]
+			parts, ok = nfd[char]
 		}
 		if !ok {
-			add(r)
+			add(char)
 			continue
 		}
-		for _, r := range d {
-			add(r)
+		for _, part := range parts {
+			add(part)
 		}
 	}
 	sortMarks()
@@ -290,31 +290,31 @@ func compose(in []rune) []rune {
 	out := in[:0]
 	starter := -1 // position in out
 	last := 0     // class of the last character in out after the starter, -1: none
-	for _, r := range in {
-		k := int(class[r])
-		if starter >= 0 && last < k || starter >= 0 && last == -1 {
-			if c, ok := pair(pairs, out[starter], r); ok {
-				out[starter] = c
+	for _, char := range in {
+		order := int(class[char])
+		if starter >= 0 && last < order || starter >= 0 && last == -1 {
+			if composite, ok := pair(pairs, out[starter], char); ok {
+				out[starter] = composite
 				continue
 			}
 		}
-		if k == 0 {
+		if order == 0 {
 			starter, last = len(out), -1
 		} else {
-			last = k
+			last = order
 		}
-		out = append(out, r)
+		out = append(out, char)
 	}
 	return out
 }
 
-func pair(pairs map[[2]rune]rune, a, b rune) (rune, bool) {
-	if l, v := a-hangulL, b-hangulV; l >= 0 && l < hangulNL && v >= 0 && v < hangulNV {
-		return hangulS + (l*hangulNV+v)*hangulNT, true
+func pair(pairs map[[2]rune]rune, left, right rune) (rune, bool) {
+	if lead, vowel := left-hangulL, right-hangulV; lead >= 0 && lead < hangulNL && vowel >= 0 && vowel < hangulNV {
+		return hangulS + (lead*hangulNV+vowel)*hangulNT, true
 	}
-	if s, t := a-hangulS, b-hangulT; s >= 0 && s < hangulNS && s%hangulNT == 0 && t > 0 && t < hangulNT {
-		return a + t, true
+	if syllable, tail := left-hangulS, right-hangulT; syllable >= 0 && syllable < hangulNS && syllable%hangulNT == 0 && tail > 0 && tail < hangulNT {
+		return left + tail, true
 	}
-	c, ok := pairs[[2]rune{a, b}]
-	return c, ok
+	composite, ok := pairs[[2]rune{left, right}]
+	return composite, ok
 }

@@ -67,19 +67,19 @@ func compile(pattern string) (*automaton, error) {
 	if len(pattern) > maxPattern {
 		return nil, fmt.Errorf("pattern of %d bytes, want at most %d", len(pattern), maxPattern)
 	}
-	p := &patternParser{in: pattern}
-	n, err := p.alternatives(false)
-	if err == nil && p.at < len(p.in) {
-		err = p.fail("a group ends that was not begun")
+	parser := &patternParser{in: pattern}
+	tree, err := parser.alternatives(false)
+	if err == nil && parser.at < len(parser.in) {
+		err = parser.fail("a group ends that was not begun")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pattern %q: %w", pattern, err)
 	}
-	if nullable(n) {
+	if nullable(tree) {
 		return nil, fmt.Errorf("pattern %q: it can match no character at all, which is not supported", pattern)
 	}
 	c := &compiler{}
-	start, err := c.add(n, c.emit(instruction{op: opMatch}))
+	start, err := c.add(tree, c.emit(instruction{op: opMatch}))
 	if err == nil {
 		var a *automaton
 		if a, err = newAutomaton(c.program, start); err == nil {
@@ -97,24 +97,24 @@ func literal(text string) (*automaton, error) {
 	if len(text) > maxPattern {
 		return nil, fmt.Errorf("pattern of %d bytes, want at most %d", len(text), maxPattern)
 	}
-	var n nodeSeq
-	for _, r := range text {
-		n = append(n, nodeSet{set{{r, r}}})
+	var chars nodeSeq
+	for _, char := range text {
+		chars = append(chars, nodeSet{set{{char, char}}})
 	}
 	c := &compiler{}
-	start, err := c.add(n, c.emit(instruction{op: opMatch}))
+	start, err := c.add(chars, c.emit(instruction{op: opMatch}))
 	if err != nil {
 		return nil, err
 	}
 	return newAutomaton(c.program, start)
 }
 
-func nullable(n node) bool {
-	switch n := n.(type) {
+func nullable(tree node) bool {
+	switch n := tree.(type) {
 	case nodeSet:
 		return false
 	case nodeSeq:
-		return !slices.ContainsFunc(n, func(n node) bool { return !nullable(n) })
+		return !slices.ContainsFunc(n, func(part node) bool { return !nullable(part) })
 	case nodeAlt:
 		return slices.ContainsFunc(n, nullable)
 	case nodeLoop:
@@ -131,12 +131,12 @@ func (c *compiler) emit(i instruction) int32 {
 }
 
 // add translates n so that it goes on at next, and returns where it begins.
-func (c *compiler) add(n node, next int32) (int32, error) {
+func (c *compiler) add(tree node, next int32) (int32, error) {
 	if len(c.program) > maxProgram {
 		return 0, fmt.Errorf("it is too long: more than %d states", maxProgram)
 	}
 	var err error
-	switch n := n.(type) {
+	switch n := tree.(type) {
 	case nodeSet:
 		return c.emit(instruction{op: opChar, set: n.set, x: next}), nil
 	case nodeNext:
@@ -182,7 +182,7 @@ func (c *compiler) add(n node, next int32) (int32, error) {
 		}
 		return next, err
 	}
-	panic(fmt.Sprintf("BUG: pattern node %T", n))
+	panic(fmt.Sprintf("BUG: pattern node %T", tree))
 }
 
 type patternParser struct {
@@ -195,9 +195,9 @@ func (p *patternParser) fail(format string, args ...any) error {
 	return fmt.Errorf("at byte %d: %s", p.at, fmt.Sprintf(format, args...))
 }
 
-func (p *patternParser) take(s string) bool {
-	if strings.HasPrefix(p.in[p.at:], s) {
-		p.at += len(s)
+func (p *patternParser) take(text string) bool {
+	if strings.HasPrefix(p.in[p.at:], text) {
+		p.at += len(text)
 		return true
 	}
 	return false
@@ -213,11 +213,11 @@ func (p *patternParser) alternatives(fold bool) (node, error) {
 	fold = p.take("(?i)") || fold
 	var out nodeAlt
 	for {
-		n, err := p.sequence(fold)
+		branch, err := p.sequence(fold)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, n)
+		out = append(out, branch)
 		if !p.take("|") {
 			break
 		}
@@ -236,12 +236,12 @@ func (p *patternParser) sequence(fold bool) (node, error) {
 	var letters string // the literal just read, where case is ignored
 	for p.at < len(p.in) && p.in[p.at] != '|' && p.in[p.at] != ')' {
 		start := p.at
-		n, err := p.piece(fold)
+		atom, err := p.piece(fold)
 		if err != nil {
 			return nil, err
 		}
-		if s := p.in[start:p.at]; fold && len(s) == 1 {
-			letters += strings.ToLower(s)
+		if source := p.in[start:p.at]; fold && len(source) == 1 {
+			letters += strings.ToLower(source)
 			for _, pair := range folded {
 				if strings.HasSuffix(letters, pair) {
 					return nil, p.fail("%q without regard to case is not supported", pair)
@@ -250,29 +250,29 @@ func (p *patternParser) sequence(fold bool) (node, error) {
 		} else {
 			letters = ""
 		}
-		out = append(out, n)
+		out = append(out, atom)
 	}
 	return out, nil
 }
 
 // piece reads one atom with what repeats it.
 func (p *patternParser) piece(fold bool) (node, error) {
-	n, err := p.atom(fold)
+	tree, err := p.atom(fold)
 	for err == nil && p.at < len(p.in) {
 		lo, hi := 0, -1
 		braces := false
-		switch c := p.in[p.at]; {
-		case c == '*':
-		case c == '+':
+		switch char := p.in[p.at]; {
+		case char == '*':
+		case char == '+':
 			lo = 1
-		case c == '?':
+		case char == '?':
 			hi = 1
-		case c == '{':
+		case char == '{':
 			if lo, hi, braces = p.braces(); !braces {
-				return n, nil // a character like any other
+				return tree, nil // a character like any other
 			}
 		default:
-			return n, nil
+			return tree, nil
 		}
 		if !braces {
 			p.at++
@@ -280,7 +280,7 @@ func (p *patternParser) piece(fold bool) (node, error) {
 		if hi > 1000 || lo > 1000 || hi >= 0 && lo > hi {
 			return nil, p.fail("repetition %d to %d, want at most 1000", lo, hi)
 		}
-		if nullable(n) && hi != 1 {
+		if nullable(tree) && hi != 1 {
 			return nil, p.fail("repeating what may match nothing is not supported")
 		}
 		switch {
@@ -288,29 +288,29 @@ func (p *patternParser) piece(fold bool) (node, error) {
 			if braces && lo == hi {
 				return nil, p.fail("a lazy {n} is not supported")
 			}
-			n = nodeLoop{n, lo, hi, true}
+			tree = nodeLoop{tree, lo, hi, true}
 		case !braces && p.take("+"): // after braces, + is a loop around the loop
-			n, err = p.possessive(n, lo, hi)
+			tree, err = p.possessive(tree, lo, hi)
 		default:
-			n = nodeLoop{n, lo, hi, false}
+			tree = nodeLoop{tree, lo, hi, false}
 		}
 	}
-	return n, err
+	return tree, err
 }
 
 // braces reads {n}, {n,}, {,m} or {n,m}.
 func (p *patternParser) braces() (lo, hi int, ok bool) {
 	body, _, found := strings.Cut(p.in[p.at+1:], "}")
 	left, right, comma := strings.Cut(body, ",")
-	number := func(s string, none int) int {
-		if s == "" {
+	number := func(digits string, none int) int {
+		if digits == "" {
 			return none
 		}
-		v, err := strconv.ParseUint(s, 10, 16)
+		value, err := strconv.ParseUint(digits, 10, 16)
 		if err != nil {
 			ok = false
 		}
-		return int(v)
+		return int(value)
 	}
 	ok = found && (left != "" || comma && right != "")
 	lo, hi = number(left, 0), number(right, -1)
@@ -324,28 +324,28 @@ func (p *patternParser) braces() (lo, hi int, ok bool) {
 }
 
 // possessive is a loop that gives nothing back: if it may stop early, no further character fits.
-func (p *patternParser) possessive(n node, lo, hi int) (node, error) {
-	one, ok := single(n)
+func (p *patternParser) possessive(body node, lo, hi int) (node, error) {
+	one, ok := single(body)
 	if !ok {
 		return nil, p.fail("a loop that gives nothing back is supported for single characters only")
 	}
 	stop := nodeNext{look{one.negate(), true}}
 	if hi < 0 {
-		return nodeSeq{nodeLoop{n, lo, hi, false}, stop}, nil
+		return nodeSeq{nodeLoop{body, lo, hi, false}, stop}, nil
 	}
 	if lo == hi {
-		return nodeLoop{n, lo, hi, false}, nil
+		return nodeLoop{body, lo, hi, false}, nil
 	}
-	return nodeAlt{nodeLoop{n, hi, hi, false}, nodeSeq{nodeLoop{n, lo, hi - 1, false}, stop}}, nil
+	return nodeAlt{nodeLoop{body, hi, hi, false}, nodeSeq{nodeLoop{body, lo, hi - 1, false}, stop}}, nil
 }
 
 func (p *patternParser) atom(fold bool) (node, error) {
-	switch c := p.in[p.at]; c {
+	switch char := p.in[p.at]; char {
 	case '(':
 		return p.group(fold)
 	case '[':
-		s, err := p.class(fold)
-		return nodeSet{s}, err
+		chars, err := p.class(fold)
+		return nodeSet{chars}, err
 	case '.':
 		p.at++
 		return nodeSet{set{{'\n', '\n'}}.negate()}, nil
@@ -360,29 +360,29 @@ func (p *patternParser) atom(fold bool) (node, error) {
 		if p.take(`\z`) {
 			return nodeNext{look{nil, true}}, nil
 		}
-		s, single, err := p.escape("word")
+		chars, single, err := p.escape("word")
 		if err == nil && fold && single {
-			s, err = p.bothCases(s)
+			chars, err = p.bothCases(chars)
 		}
-		return nodeSet{s}, err
+		return nodeSet{chars}, err
 	}
-	r, n := utf8.DecodeRuneInString(p.in[p.at:])
-	p.at += n
-	s := set{{r, r}}
+	char, width := utf8.DecodeRuneInString(p.in[p.at:])
+	p.at += width
+	chars := set{{char, char}}
 	if fold {
 		var err error
-		s, err = p.bothCases(s)
-		return nodeSet{s}, err
+		chars, err = p.bothCases(chars)
+		return nodeSet{chars}, err
 	}
-	return nodeSet{s}, nil
+	return nodeSet{chars}, nil
 }
 
 func (p *patternParser) group(fold bool) (node, error) {
 	start := p.at
 	kind := "("
-	for _, k := range []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("} {
-		if p.take(k) {
-			kind = k
+	for _, prefix := range []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("} {
+		if p.take(prefix) {
+			kind = prefix
 			break
 		}
 	}
@@ -394,7 +394,7 @@ func (p *patternParser) group(fold bool) (node, error) {
 		p.at = start
 		return nil, p.fail("a group of kind %q is not supported", p.in[start:end])
 	}
-	n, err := p.alternatives((fold || kind == "(?i:") && kind != "(?-i:")
+	body, err := p.alternatives((fold || kind == "(?i:") && kind != "(?-i:")
 	if err != nil {
 		return nil, err
 	}
@@ -403,35 +403,35 @@ func (p *patternParser) group(fold bool) (node, error) {
 	}
 	switch kind {
 	case "(?=", "(?!":
-		s, ok := single(n)
+		chars, ok := single(body)
 		if !ok {
 			p.at = start
 			return nil, p.fail("looking ahead is supported for one character only")
 		}
 		if kind == "(?!" {
-			return nodeNext{look{s.negate(), true}}, nil
+			return nodeNext{look{chars.negate(), true}}, nil
 		}
-		return nodeNext{look{s, false}}, nil
+		return nodeNext{look{chars, false}}, nil
 	case "(?>":
-		if s, ok := single(n); ok {
-			return nodeSet{s}, nil
+		if chars, ok := single(body); ok {
+			return nodeSet{chars}, nil
 		}
-		if q, ok := n.(nodeSeq); ok && len(q) == 1 {
-			if l, ok := q[0].(nodeLoop); ok && !l.lazy {
-				if s, ok := single(l.body); ok {
-					return p.possessive(nodeSet{s}, l.min, l.max)
+		if sequence, ok := body.(nodeSeq); ok && len(sequence) == 1 {
+			if loop, ok := sequence[0].(nodeLoop); ok && !loop.lazy {
+				if chars, ok := single(loop.body); ok {
+					return p.possessive(nodeSet{chars}, loop.min, loop.max)
 				}
 			}
 		}
 		p.at = start
 		return nil, p.fail("a group that gives nothing back is supported for a loop over single characters only")
 	}
-	return n, nil
+	return body, nil
 }
 
 // single is the set of a node that matches one character.
-func single(n node) (set, bool) {
-	switch n := n.(type) {
+func single(tree node) (set, bool) {
+	switch n := tree.(type) {
 	case nodeSet:
 		return n.set, true
 	case nodeSeq:
@@ -440,12 +440,12 @@ func single(n node) (set, bool) {
 		}
 	case nodeAlt:
 		var all set
-		for _, a := range n {
-			s, ok := single(a)
+		for _, branch := range n {
+			chars, ok := single(branch)
 			if !ok {
 				return nil, false
 			}
-			all = append(all, s...)
+			all = append(all, chars...)
 		}
 		return all.normal(), true
 	}
@@ -453,42 +453,42 @@ func single(n node) (set, bool) {
 }
 
 // escape reads what \ begins: a class, or a single character. word is the name of the set of \w.
-func (p *patternParser) escape(word string) (s set, single bool, err error) {
+func (p *patternParser) escape(word string) (chars set, single bool, err error) {
 	p.at++
 	if p.at == len(p.in) {
 		return nil, false, p.fail("nothing after \\")
 	}
-	r, n := utf8.DecodeRuneInString(p.in[p.at:])
-	p.at += n
+	char, width := utf8.DecodeRuneInString(p.in[p.at:])
+	p.at += width
 	sets := unicodeTables().sets
-	class := func(s set, negated bool) (set, bool, error) {
+	class := func(chars set, negated bool) (set, bool, error) {
 		if negated {
-			s = s.negate()
+			chars = chars.negate()
 		}
-		return s, false, nil
+		return chars, false, nil
 	}
-	one := func(r rune) (set, bool, error) { return set{{r, r}}, true, nil }
-	switch r {
+	one := func(char rune) (set, bool, error) { return set{{char, char}}, true, nil }
+	switch char {
 	case 's', 'S':
-		return class(sets["space"], r == 'S')
+		return class(sets["space"], char == 'S')
 	case 'd', 'D':
-		return class(sets["Nd"], r == 'D')
+		return class(sets["Nd"], char == 'D')
 	case 'w', 'W':
-		return class(sets[word], r == 'W')
+		return class(sets[word], char == 'W')
 	case 'h', 'H':
-		return class(set{{'0', '9'}, {'A', 'F'}, {'a', 'f'}}, r == 'H')
+		return class(set{{'0', '9'}, {'A', 'F'}, {'a', 'f'}}, char == 'H')
 	case 'p', 'P':
 		body, _, ok := strings.Cut(p.in[p.at:], "}")
 		if !ok || !strings.HasPrefix(body, "{") {
-			return nil, false, p.fail("want a name in braces after \\%c", r)
+			return nil, false, p.fail("want a name in braces after \\%c", char)
 		}
 		p.at += len(body) + 1
 		name, not := strings.CutPrefix(body[1:], "^")
-		s, ok := property(name)
+		chars, ok := property(name)
 		if !ok {
 			return nil, false, p.fail("the property %q is not supported", name)
 		}
-		return class(s, not != (r == 'P'))
+		return class(chars, not != (char == 'P'))
 	case 'n':
 		return one('\n')
 	case 'r':
@@ -505,10 +505,10 @@ func (p *patternParser) escape(word string) (s set, single bool, err error) {
 		return one(0x1b)
 	case 'x', 'u':
 		digits, size := p.in[p.at:], 2
-		if r == 'u' {
+		if char == 'u' {
 			size = 4
 		}
-		if r == 'x' && strings.HasPrefix(digits, "{") {
+		if char == 'x' && strings.HasPrefix(digits, "{") {
 			body, _, ok := strings.Cut(digits[1:], "}")
 			if !ok {
 				return nil, false, p.fail("\\x{ without }")
@@ -517,31 +517,31 @@ func (p *patternParser) escape(word string) (s set, single bool, err error) {
 			p.at += 2
 		}
 		if len(digits) < size {
-			return nil, false, p.fail("want %d digits after \\%c", size, r)
+			return nil, false, p.fail("want %d digits after \\%c", size, char)
 		}
-		v, err := strconv.ParseUint(digits[:size], 16, 32)
-		if err != nil || !utf8.ValidRune(rune(v)) || r == 'x' && size == 2 && v > 0x7f {
-			return nil, false, p.fail("%q after \\%c is not a character", digits[:size], r)
+		code, err := strconv.ParseUint(digits[:size], 16, 32)
+		if err != nil || !utf8.ValidRune(rune(code)) || char == 'x' && size == 2 && code > 0x7f {
+			return nil, false, p.fail("%q after \\%c is not a character", digits[:size], char)
 		}
 		p.at += size
-		return one(rune(v))
+		return one(rune(code))
 	}
-	if r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r)) {
-		return nil, false, p.fail("\\%c is not supported", r)
+	if char < utf8.RuneSelf && (unicode.IsLetter(char) || unicode.IsDigit(char)) {
+		return nil, false, p.fail("\\%c is not supported", char)
 	}
-	return one(r)
+	return one(char)
 }
 
 // bothCases adds the other cases of the letters in s.
-func (p *patternParser) bothCases(s set) (set, error) {
-	out := slices.Clone(s)
-	for _, x := range s {
-		if x.hi >= utf8.RuneSelf {
-			return nil, p.fail("%q without regard to case is not supported", x.hi)
+func (p *patternParser) bothCases(chars set) (set, error) {
+	out := slices.Clone(chars)
+	for _, run := range chars {
+		if run.hi >= utf8.RuneSelf {
+			return nil, p.fail("%q without regard to case is not supported", run.hi)
 		}
-		for r := x.lo; r <= x.hi; r++ {
-			for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
-				out = append(out, span{f, f})
+		for char := run.lo; char <= run.hi; char++ {
+			for other := unicode.SimpleFold(char); other != char; other = unicode.SimpleFold(other) {
+				out = append(out, span{other, other})
 			}
 		}
 	}
@@ -571,7 +571,7 @@ func (p *patternParser) class(fold bool) (set, error) {
 			part = nil
 			continue
 		}
-		s, single, err := p.classItem(fold)
+		chars, single, err := p.classItem(fold)
 		if err != nil {
 			return nil, err
 		}
@@ -582,17 +582,17 @@ func (p *patternParser) class(fold bool) (set, error) {
 			if err != nil {
 				return nil, err
 			}
-			if !toSingle || to[0].lo < s[0].lo {
+			if !toSingle || to[0].lo < chars[0].lo {
 				return nil, p.fail("a range that has no end or ends before it begins is not supported")
 			}
-			s = set{{s[0].lo, to[0].lo}}
+			chars = set{{chars[0].lo, to[0].lo}}
 		}
 		if fold {
-			if s, err = p.bothCases(s); err != nil {
+			if chars, err = p.bothCases(chars); err != nil {
 				return nil, err
 			}
 		}
-		part = append(part, s...)
+		part = append(part, chars...)
 	}
 	all = meet(all, part, intersect)
 	if negated {
@@ -613,17 +613,17 @@ func meet(all, part set, intersect bool) set {
 	return part
 }
 
-func (p *patternParser) classItem(fold bool) (s set, single bool, err error) {
+func (p *patternParser) classItem(fold bool) (chars set, single bool, err error) {
 	switch {
 	case strings.HasPrefix(p.in[p.at:], "[:"):
 		return nil, false, p.fail("[: :] is not supported")
 	case p.in[p.at] == '[':
-		s, err = p.class(fold)
-		return s, false, err
+		chars, err = p.class(fold)
+		return chars, false, err
 	case p.in[p.at] == '\\':
 		return p.escape("word in class")
 	}
-	r, n := utf8.DecodeRuneInString(p.in[p.at:])
-	p.at += n
-	return set{{r, r}}, true, nil
+	char, width := utf8.DecodeRuneInString(p.in[p.at:])
+	p.at += width
+	return set{{char, char}}, true, nil
 }

@@ -21,11 +21,11 @@ func newSplitters(p part) (steps []splitter, raw bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	for i, s := range found {
-		steps = append(steps, s.split)
-		if s.byteLevel && i == len(found)-1 {
+	for i, step := range found {
+		steps = append(steps, step.split)
+		if step.byteLevel && i == len(found)-1 {
 			raw = true
-		} else if s.byteLevel {
+		} else if step.byteLevel {
 			steps = append(steps, func(piece string, first bool, yield func(string, bool)) error {
 				yield(inAlphabet(piece), first)
 				return nil
@@ -48,8 +48,8 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	if raw.isNull() {
 		return nil, nil
 	}
-	one := func(s splitter) ([]readSplitter, error) { return []readSplitter{{s, false}}, nil }
-	var p struct {
+	one := func(split splitter) ([]readSplitter, error) { return []readSplitter{{split, false}}, nil }
+	var fields struct {
 		Type             string  `json:"type"`
 		PreTokenizers    []part  `json:"pretokenizers"`
 		AddPrefixSpace   *bool   `json:"add_prefix_space"`
@@ -64,24 +64,24 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		Split            *bool   `json:"split"`
 		StrRep           *string `json:"str_rep"`
 	}
-	if err := raw.strict(&p); err != nil {
+	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
 	of := func(name string) set { return unicodeTables().sets[name] } // made when somebody needs one
-	switch p.Type {
+	switch fields.Type {
 	case "Sequence":
-		return flatten(p.PreTokenizers, depth, readSplitters)
+		return flatten(fields.PreTokenizers, depth, readSplitters)
 	case "ByteLevel":
-		if p.AddPrefixSpace == nil {
+		if fields.AddPrefixSpace == nil {
 			return nil, errors.New("ByteLevel does not say add_prefix_space")
 		}
-		return []readSplitter{{byteLevelSplitter(*p.AddPrefixSpace, p.UseRegex == nil || *p.UseRegex), true}}, nil
+		return []readSplitter{{byteLevelSplitter(*fields.AddPrefixSpace, fields.UseRegex == nil || *fields.UseRegex), true}}, nil
 	case "Split":
-		text, pattern, err := readPattern(p.Pattern)
+		text, pattern, err := readPattern(fields.Pattern)
 		if err != nil {
 			return nil, err
 		}
-		behavior, err := readBehavior(p.Behavior)
+		behavior, err := readBehavior(fields.Behavior)
 		if err != nil {
 			return nil, err
 		}
@@ -90,15 +90,15 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 			find = func(s string, yield func(from, to int, match bool)) error {
 				at := 0
 				for {
-					n := strings.Index(s[at:], text)
-					if n < 0 {
+					offset := strings.Index(s[at:], text)
+					if offset < 0 {
 						break
 					}
-					if n > 0 {
-						yield(at, at+n, false)
+					if offset > 0 {
+						yield(at, at+offset, false)
 					}
-					yield(at+n, at+n+len(text), true)
-					at += n + len(text)
+					yield(at+offset, at+offset+len(text), true)
+					at += offset + len(text)
 				}
 				if at < len(s) {
 					yield(at, len(s), false)
@@ -106,20 +106,20 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 				return nil
 			}
 		}
-		return one(cut(find, behavior, p.Invert))
+		return one(cut(find, behavior, fields.Invert))
 	case "Digits":
-		if p.IndividualDigits == nil {
+		if fields.IndividualDigits == nil {
 			return nil, errors.New("Digits does not say individual_digits")
 		}
-		if *p.IndividualDigits {
+		if *fields.IndividualDigits {
 			return one(cut(characters(of("numeric")), isolated, false))
 		}
 		return one(cut(characters(of("numeric")), contiguous, false))
 	case "Punctuation":
-		if p.Behavior == "" {
-			p.Behavior = "Isolated"
+		if fields.Behavior == "" {
+			fields.Behavior = "Isolated"
 		}
-		behavior, err := readBehavior(p.Behavior)
+		behavior, err := readBehavior(fields.Behavior)
 		if err != nil {
 			return nil, err
 		}
@@ -134,18 +134,18 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		if err != nil {
 			return nil, err
 		}
-		a, err := newAutomaton(c.program, start)
-		return []readSplitter{{cut(a.regions, removed, true), false}}, err
+		words, err := newAutomaton(c.program, start)
+		return []readSplitter{{cut(words.regions, removed, true), false}}, err
 	case "Metaspace":
 		scheme := "always"
-		if p.PrependScheme != nil {
-			scheme = *p.PrependScheme
+		if fields.PrependScheme != nil {
+			scheme = *fields.PrependScheme
 		}
-		if p.AddPrefixSpace != nil && !*p.AddPrefixSpace && scheme != "never" {
+		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && scheme != "never" {
 			return nil, fmt.Errorf("add_prefix_space is false, but prepend_scheme is %q", clip(scheme))
 		}
-		s, err := metaspaceSplitter(p.Replacement, scheme, p.Split == nil || *p.Split)
-		return []readSplitter{{s, false}}, err
+		split, err := metaspaceSplitter(fields.Replacement, scheme, fields.Split == nil || *fields.Split)
+		return []readSplitter{{split, false}}, err
 	}
 	return nil, raw.unsupported(knownSplitters)
 }
@@ -180,11 +180,11 @@ func metaspaceSplitter(replacement, scheme string, split bool) (splitter, error)
 	if !slices.Contains([]string{"always", "first", "never"}, scheme) {
 		return nil, fmt.Errorf("prepend_scheme %q, want always, first or never", clip(scheme))
 	}
-	a, err := literal(replacement)
+	matches, err := literal(replacement)
 	if err != nil {
 		return nil, err
 	}
-	words := cut(a.regions, mergedWithNext, false)
+	words := cut(matches.regions, mergedWithNext, false)
 	return func(piece string, first bool, yield func(string, bool)) error {
 		piece = strings.ReplaceAll(piece, " ", replacement)
 		if (scheme == "always" || scheme == "first" && first) && !strings.HasPrefix(piece, replacement) {
@@ -238,17 +238,17 @@ func (a *automaton) regions(text string, yield func(from, to int, match bool)) e
 }
 
 // characters are the regions whose matches are single characters of s.
-func characters(s set) regions {
+func characters(chars set) regions {
 	return func(text string, yield func(from, to int, match bool)) error {
 		last := 0
-		for i, r := range text {
-			if !s.has(r) {
+		for i, char := range text {
+			if !chars.has(char) {
 				continue
 			}
 			if i > last {
 				yield(last, i, false)
 			}
-			last = i + utf8.RuneLen(r)
+			last = i + utf8.RuneLen(char)
 			yield(i, last, true)
 		}
 		if last < len(text) {
@@ -259,11 +259,11 @@ func characters(s set) regions {
 }
 
 // cut makes a splitter of regions; invert exchanges matches and the rest.
-func cut(find regions, b behavior, invert bool) splitter {
-	if b == isolated || b == removed {
+func cut(find regions, how behavior, invert bool) splitter {
+	if how == isolated || how == removed {
 		return func(piece string, first bool, yield func(string, bool)) error {
 			return find(piece, func(from, to int, match bool) {
-				if b == isolated || match == invert {
+				if how == isolated || match == invert {
 					yield(piece[from:to], first && from == 0)
 				}
 			})
@@ -275,7 +275,7 @@ func cut(find regions, b behavior, invert bool) splitter {
 		err := find(piece, func(from, to int, match bool) {
 			match = match != invert
 			joined := false
-			switch b {
+			switch how {
 			case contiguous:
 				joined = match == before
 			case mergedWithPrevious:

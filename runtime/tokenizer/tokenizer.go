@@ -77,33 +77,33 @@ func (t *pipeline) Encode(text string) ([]int32, error) {
 		valid, _ := appendValid(nil, []byte(text), true)
 		text = string(valid)
 	}
-	e := encoder{pipeline: t}
-	e.words = func(word string, _ bool) {
-		if e.err == nil {
-			e.ids, e.err = t.model.encode(e.ids, word)
+	call := encoder{pipeline: t}
+	call.words = func(word string, _ bool) {
+		if call.err == nil {
+			call.ids, call.err = t.model.encode(call.ids, word)
 		}
 	}
 	for i := len(t.splitters) - 1; i >= 0; i-- {
-		split, next := t.splitters[i], e.words
-		e.words = func(piece string, first bool) {
-			if e.err == nil {
-				if err := split(piece, first, next); err != nil && e.err == nil {
-					e.err = err
+		split, next := t.splitters[i], call.words
+		call.words = func(piece string, first bool) {
+			if call.err == nil {
+				if err := split(piece, first, next); err != nil && call.err == nil {
+					call.err = err
 				}
 			}
 		}
 	}
 	t.before.find(text, func(piece string, from, token int) {
 		if token >= 0 {
-			e.ids = append(e.ids, t.before.tokens[token].ID)
+			call.ids = append(call.ids, t.before.tokens[token].ID)
 		} else {
-			e.plain(piece, from == 0)
+			call.plain(piece, from == 0)
 		}
 	})
-	if e.err != nil {
-		return nil, diag.New(diag.ClassInput, "encode text: %w", e.err)
+	if call.err != nil {
+		return nil, diag.New(diag.ClassInput, "encode text: %w", call.err)
 	}
-	return e.ids, nil
+	return call.ids, nil
 }
 
 // encoder is one call of Encode.
@@ -117,11 +117,11 @@ type encoder struct {
 
 // plain encodes text between added tokens that are looked for before normalisation.
 func (e *encoder) plain(text string, first bool) {
-	for _, n := range e.normalizers {
+	for _, normalize := range e.normalizers {
 		if e.err != nil {
 			return
 		}
-		text, e.err = n(text)
+		text, e.err = normalize(text)
 	}
 	if e.normalized += len(text); e.normalized > maxNormalized && e.err == nil {
 		e.err = errGrows
@@ -143,11 +143,11 @@ func (t *pipeline) DecodeSpecial(ids []int32) string { return t.decode(ids, t.to
 func (t *pipeline) Stream() *Stream                  { return newStream(t.decoder, t.plainToken) }
 
 func (t *pipeline) decode(ids []int32, token func(int32) (string, bool)) string {
-	s := newStream(t.decoder, token)
+	stream := newStream(t.decoder, token)
 	for _, id := range ids {
-		s.push(id)
+		stream.push(id)
 	}
-	return s.Flush()
+	return stream.Flush()
 }
 
 // token is the token of an id, false outside the vocabulary.

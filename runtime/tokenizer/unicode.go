@@ -26,15 +26,15 @@ type set []span
 type tables struct{ sets map[string]set }
 
 // eachTable calls one of the functions for each table of unicodeData.
-func eachTable(spans func(name string, s set), texts func(name string, text map[rune]string)) {
+func eachTable(spans func(name string, chars set), texts func(name string, text map[rune]string)) {
 	data := unicodeData
 	number := func() int {
-		v, shift := 0, 0
+		value, shift := 0, 0
 		for i := 0; ; i++ {
-			v |= int(data[i]&0x7f) << shift
+			value |= int(data[i]&0x7f) << shift
 			if shift += 7; data[i] < 0x80 {
 				data = data[i+1:]
-				return v
+				return value
 			}
 		}
 	}
@@ -43,36 +43,36 @@ func eachTable(spans func(name string, s set), texts func(name string, text map[
 		data = data[1+data[0]:]
 		entries, next := number(), 0
 		if name == "NFD" || name == "NFKD" {
-			var m map[rune]string
+			var table map[rune]string
 			if texts != nil {
-				m = make(map[rune]string, entries)
+				table = make(map[rune]string, entries)
 			}
 			for range entries {
-				c := next + number()
-				n := number()
-				if m != nil {
-					m[rune(c)] = data[:n]
+				char := next + number()
+				size := number()
+				if table != nil {
+					table[rune(char)] = data[:size]
 				}
-				data, next = data[n:], c+1
+				data, next = data[size:], char+1
 			}
-			if m != nil {
-				texts(name, m)
+			if table != nil {
+				texts(name, table)
 			}
 			continue
 		}
-		var s set
+		var chars set
 		if spans != nil {
-			s = make(set, 0, entries)
+			chars = make(set, 0, entries)
 		}
 		for range entries {
 			lo := next + number()
 			hi := lo + number()
 			if next = hi + 1; spans != nil {
-				s = append(s, span{rune(lo), rune(hi)})
+				chars = append(chars, span{rune(lo), rune(hi)})
 			}
 		}
 		if spans != nil {
-			spans(name, s)
+			spans(name, chars)
 		}
 	}
 }
@@ -132,25 +132,25 @@ func property(name string) (set, bool) {
 	if key != "" {
 		key = strings.ToUpper(key[:1]) + key[1:]
 	}
-	s, ok := unicodeTables().sets[key]
-	return s, ok
+	chars, ok := unicodeTables().sets[key]
+	return chars, ok
 }
 
-func (s set) has(r rune) bool {
-	i := sort.Search(len(s), func(i int) bool { return s[i].hi >= r })
-	return i < len(s) && s[i].lo <= r
+func (s set) has(char rune) bool {
+	i := sort.Search(len(s), func(i int) bool { return s[i].hi >= char })
+	return i < len(s) && s[i].lo <= char
 }
 
 // normal sorts s and joins spans that touch.
 func (s set) normal() set {
-	slices.SortFunc(s, func(a, b span) int { return int(a.lo - b.lo) })
+	slices.SortFunc(s, func(left, right span) int { return int(left.lo - right.lo) })
 	out := s[:0]
-	for _, x := range s {
-		if n := len(out); n > 0 && x.lo <= out[n-1].hi+1 {
-			out[n-1].hi = max(out[n-1].hi, x.hi)
+	for _, run := range s {
+		if last := len(out); last > 0 && run.lo <= out[last-1].hi+1 {
+			out[last-1].hi = max(out[last-1].hi, run.hi)
 			continue
 		}
-		out = append(out, x)
+		out = append(out, run)
 	}
 	return out
 }
@@ -158,11 +158,11 @@ func (s set) normal() set {
 func (s set) negate() set {
 	out := set{}
 	next := rune(0)
-	for _, x := range s {
-		if x.lo > next {
-			out = append(out, span{next, x.lo - 1})
+	for _, run := range s {
+		if run.lo > next {
+			out = append(out, span{next, run.lo - 1})
 		}
-		next = x.hi + 1
+		next = run.hi + 1
 	}
 	if next <= utf8.MaxRune {
 		out = append(out, span{next, utf8.MaxRune})
@@ -170,13 +170,13 @@ func (s set) negate() set {
 	return out
 }
 
-func (s set) and(o set) set {
+func (s set) and(other set) set {
 	out := set{}
-	for i, j := 0, 0; i < len(s) && j < len(o); {
-		if lo, hi := max(s[i].lo, o[j].lo), min(s[i].hi, o[j].hi); lo <= hi {
+	for i, j := 0, 0; i < len(s) && j < len(other); {
+		if lo, hi := max(s[i].lo, other[j].lo), min(s[i].hi, other[j].hi); lo <= hi {
 			out = append(out, span{lo, hi})
 		}
-		if s[i].hi < o[j].hi {
+		if s[i].hi < other[j].hi {
 			i++
 		} else {
 			j++
@@ -186,9 +186,9 @@ func (s set) and(o set) set {
 }
 
 // isSpace is the property White_Space.
-func isSpace(r rune) bool {
-	if r < 0x80 {
-		return r == ' ' || '\t' <= r && r <= '\r'
+func isSpace(char rune) bool {
+	if char < 0x80 {
+		return char == ' ' || '\t' <= char && char <= '\r'
 	}
-	return unicodeTables().sets["space"].has(r)
+	return unicodeTables().sets["space"].has(char)
 }

@@ -5,10 +5,10 @@ package jinja
 // parts) charges the rest itself. The tables name the exceptions, so that something new is charged without a word.
 
 // bare names what takes as long for a large operand as for a small one, or charges all that it looks at itself.
-type bare map[string]bool
+type nameSet map[string]bool
 
-func names(of ...string) bare {
-	out := bare{}
+func nameSetOf(of ...string) nameSet {
+	out := nameSet{}
 	for _, name := range of {
 		out[name] = true
 	}
@@ -17,33 +17,33 @@ func names(of ...string) bare {
 
 var (
 	// constantFilters do not look at their operand.
-	constantFilters = names("d", "default", "map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "items", "abs", "round")
+	constantFilters = nameSetOf("d", "default", "map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "items", "abs", "round")
 	// constantTests do not look at their operand, or compare it step by step.
-	constantTests = names("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string", "mapping", "sequence", "iterable", "callable",
+	constantTests = nameSetOf("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string", "mapping", "sequence", "iterable", "callable",
 		"sameas", "even", "odd", "divisibleby", "in", "eq", "equalto", "==", "ne", "!=", "gt", "greaterthan", ">", "ge", ">=", "lt", "lessthan", "<", "le", "<=")
 	// constantMethods look at one end of the text, and charge how far.
-	constantMethods = names("startswith", "endswith", "removeprefix", "removesuffix", "strip", "lstrip", "rstrip", "get", "keys", "values")
+	constantMethods = nameSetOf("startswith", "endswith", "removeprefix", "removesuffix", "strip", "lstrip", "rstrip", "get", "keys", "values")
 
 	// sharing filters and methods return what was there before, a part of it, or a text that they charge themselves.
-	sharing = names("d", "default", "first", "last", "min", "max", "sum", "string", "safe", "trim", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "get",
+	sharing = nameSetOf("d", "default", "first", "last", "min", "max", "sum", "string", "safe", "trim", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "get",
 		"join", "replace", "indent", "format", "tojson", "lower", "upper", "capitalize", "title")
 )
 
 // charged runs a filter, test or method and charges what it takes at least.
-func (e *env) charged(constant bare, name string, operand Value, a *args, run func() Value) Value {
+func (e *environment) charged(constant nameSet, name string, operand Value, args *callArgs, run func() Value) Value {
 	if !constant[name] {
-		e.pass(operand)
+		e.visit(operand)
 	}
-	e.spend(1 + (len(a.positional)+len(a.names))/8)
-	for _, v := range a.positional {
-		e.pass(v)
+	e.spend(1 + (len(args.positional)+len(args.names))/8)
+	for _, arg := range args.positional {
+		e.visit(arg)
 	}
-	for _, v := range a.values {
-		e.pass(v)
+	for _, arg := range args.values {
+		e.visit(arg)
 	}
 	out := run()
 	if text, ok := out.(string); ok && !sharing[name] {
-		e.grow(len(text))
+		e.allocateValue(len(text))
 	}
 	return out
 }

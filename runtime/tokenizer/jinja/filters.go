@@ -8,545 +8,471 @@ import (
 	"unicode/utf8"
 )
 
-var filters map[string]func(e *env, v Value, a *args) Value
+// A filter is the function behind value|name(..). An argument that it does not take is an error.
+type filter func(args *callArgs, value Value) Value
 
-var tests map[string]func(e *env, v Value, a *args) bool
+// filters is filled by init, because some filters look up others by name.
+var filters map[string]filter
 
-// Both maps are used by functions in them.
 func init() {
-	text := func(f func(e *env, s string) string) func(e *env, v Value, a *args) Value {
-		return func(e *env, v Value, a *args) Value {
-			a.end()
-			return f(e, e.text(v))
-		}
-	}
-	pick := func(keep, byAttribute bool) func(e *env, v Value, a *args) Value {
-		return lazy(func(e *env, v Value, a *args) []Value {
-			var key Value
-			if byAttribute {
-				key = a.next("attribute", required)
-			}
-			var test string
-			if len(a.positional) > 0 {
-				test = a.str("test", required)
-			}
-			var out []Value
-			for _, x := range e.items(v) {
-				got := x
-				if byAttribute {
-					got = e.path(x, key, nil)
-				}
-				ok := false
-				if test == "" {
-					ok = truth(got)
-				} else {
-					ok = e.test(test, got, a.clone())
-				}
-				if ok == keep {
-					e.hold(16)
-					out = append(out, x)
-				}
-			}
-			return out
-		})
-	}
-	extreme := func(sign int) func(e *env, v Value, a *args) Value {
-		return func(e *env, v Value, a *args) Value {
-			sensitive, attr := truth(a.next("case_sensitive", false)), a.next("attribute", nil)
-			a.end()
-			items := e.items(v)
-			if len(items) == 0 {
-				return &undefined{"No aggregated item, sequence was empty."}
-			}
-			best := items[0]
-			bestKey := e.sortKey(best, attr, sensitive)
-			for _, x := range items[1:] {
-				if k := e.sortKey(x, attr, sensitive); sign*e.compare(k, bestKey) > 0 {
-					best, bestKey = x, k
-				}
-			}
-			return best
-		}
-	}
-	filters = map[string]func(e *env, v Value, a *args) Value{
-		"upper":      text((*env).upper),
-		"lower":      text((*env).lower),
-		"capitalize": text((*env).capitalize),
-		"string":     text(func(_ *env, s string) string { return s }),
-		"safe":       text(func(_ *env, s string) string { return s }),
-		"title": text(func(e *env, s string) string {
-			b := e.builder()
-			start := true
-			from := 0
-			flush := func(to int) {
-				if part := s[from:to]; part != "" {
-					_, n := utf8.DecodeRuneInString(part)
-					b.WriteString(e.upper(part[:n]))
-					b.WriteString(e.lower(part[n:]))
-				}
-				from = to
-			}
-			for i, r := range s {
-				if sep := strings.ContainsRune("-({[<", r) || isSpace(r); sep != start {
-					flush(i)
-					start = sep
-				}
-			}
-			flush(len(s))
-			return b.String()
-		}),
-		"trim": func(e *env, v Value, a *args) Value {
-			s := strip(a, e.text(v), true, true)
-			a.end()
-			return s
-		},
-		"center": func(e *env, v Value, a *args) Value {
-			a.positional = append(a.positional, a.next("width", int64(80)))
-			out := methods["center"](a, e.text(v))
-			a.end()
-			return out
-		},
-		"replace": func(e *env, v Value, a *args) Value {
-			old, with, n := e.text(a.next("old", required)), e.text(a.next("new", required)), a.next("count", nil)
-			a.end()
-			if n == nil {
-				n = int64(-1)
-			}
-			count, _, ok, _ := number(n)
-			if !ok {
-				e.fail("replace: count must be int, not %s", typeName(n))
-			}
-			return e.replace(e.text(v), old, with, count)
-		},
-		"format": func(e *env, v Value, a *args) Value {
-			if len(a.names) > 0 {
-				if len(a.positional) > 0 {
-					e.fail("format: positions and names at the same time")
-				}
-				return e.percent(e.text(v), newDict(a))
-			}
-			return e.percent(e.text(v), tuple(a.positional))
-		},
-		"indent":     indent,
-		"truncate":   truncate,
-		"wordcount":  func(e *env, v Value, a *args) Value { a.end(); return e.words(e.text(v)) },
-		"tojson":     toJSON,
-		"default":    orDefault,
-		"d":          orDefault,
-		"length":     length,
+	filters = map[string]filter{
+		"abs":        absolute,
+		"batch":      lazy(batch),
+		"capitalize": onText(methods["capitalize"]),
+		"center":     center,
 		"count":      length,
-		"first":      func(e *env, v Value, a *args) Value { a.end(); return e.first(v) },
-		"last":       func(e *env, v Value, a *args) Value { a.end(); return e.last(v) },
-		"list":       func(e *env, v Value, a *args) Value { a.end(); return e.list(slices.Clone(e.items(v))) },
-		"select":     pick(true, false),
-		"reject":     pick(false, false),
-		"selectattr": pick(true, true),
-		"rejectattr": pick(false, true),
+		"d":          orDefault,
+		"default":    orDefault,
+		"dictsort":   sortDict,
+		"first":      func(args *callArgs, value Value) Value { return args.first(value) },
+		"float":      toFloat,
+		"format":     formatFilter,
+		"indent":     indent,
+		"int":        toInt,
+		"items":      dictItems,
+		"join":       joinFilter,
+		"last":       func(args *callArgs, value Value) Value { return args.last(value) },
+		"length":     length,
+		"list":       func(args *callArgs, value Value) Value { return args.newList(slices.Clone(args.items(value))) },
+		"lower":      onText(methods["lower"]),
+		"map":        lazy(mapItems),
 		"max":        extreme(1),
 		"min":        extreme(-1),
-		"map":        lazy(mapFilter),
-		"join": func(e *env, v Value, a *args) Value {
-			sep, attr := e.text(a.next("d", "")), a.next("attribute", nil)
-			a.end()
-			var parts []string
-			for _, x := range e.items(v) {
-				if attr != nil {
-					x = e.path(x, attr, nil)
-				}
-				e.hold(16)
-				parts = append(parts, e.text(x))
-			}
-			return e.join(parts, sep)
-		},
-		"items": func(e *env, v Value, a *args) Value {
-			a.end()
-			e.hold(lazyBytes)
-			return &iterator{fill: func() []Value {
-				switch v := v.(type) {
-				case *undefined:
-					return nil
-				case *Dict:
-					return e.pairs(v)
-				}
-				e.fail("items: want a mapping, got %s", typeName(v))
-				return nil
-			}}
-		},
-		"reverse": func(e *env, v Value, a *args) Value {
-			a.end()
-			if s, ok := v.(string); ok {
-				e.grow(4 * len(s))
-				runes := []rune(s)
-				slices.Reverse(runes)
-				return string(runes)
-			}
-			out := slices.Clone(e.items(v))
-			e.grow(16 * len(out))
-			slices.Reverse(out)
-			return &iterator{items: out}
-		},
-		"sort": func(e *env, v Value, a *args) Value {
-			reverse, sensitive, attr := truth(a.next("reverse", false)), truth(a.next("case_sensitive", false)), a.next("attribute", nil)
-			a.end()
-			return &List{e.sorted(e.items(v), reverse, func(x Value) Value { return e.sortKeys(x, attr, sensitive) })}
-		},
-		"dictsort": func(e *env, v Value, a *args) Value {
-			sensitive, by, reverse := truth(a.next("case_sensitive", false)), a.str("by", "key"), truth(a.next("reverse", false))
-			a.end()
-			d, ok := v.(*Dict)
-			i := slices.Index([]string{"key", "value"}, by)
-			if !ok || i < 0 {
-				e.fail("dictsort: want a mapping and key or value, got %s and %q", typeName(v), by)
-			}
-			return &List{e.sorted(e.pairs(d), reverse, func(x Value) Value { return e.fold(x.(tuple)[i], sensitive) })}
-		},
-		"unique": lazy(func(e *env, v Value, a *args) []Value {
-			sensitive, attr := truth(a.next("case_sensitive", false)), a.next("attribute", nil)
-			a.end()
-			e.hold(dictBytes)
-			seen := map[any]bool{}
-			var out []Value
-			for _, x := range e.items(v) {
-				h := e.hash(e.sortKey(x, attr, sensitive))
-				if !seen[h] {
-					e.hold(entryBytes)
-					seen[h] = true
-					out = append(out, x)
-				}
-			}
-			return out
-		}),
-		"sum": func(e *env, v Value, a *args) Value {
-			attr, sum := a.next("attribute", nil), a.next("start", int64(0))
-			a.end()
-			for _, x := range e.items(v) {
-				if attr != nil {
-					x = e.path(x, attr, nil)
-				}
-				e.defined(x)
-				sum = e.arithmetic("+", sum, x)
-			}
-			return sum
-		},
-		"batch": lazy(func(e *env, v Value, a *args) []Value {
-			n, fill := a.int("linecount", required), a.next("fill_with", nil)
-			a.end()
-			items := e.items(v)
-			if n < 1 || n > maxRange {
-				e.fail("batch: %d, want 1 to %d", n, maxRange)
-			}
-			var out []Value
-			for len(items) > 0 {
-				most := len(items)
-				if fill != nil {
-					most = int(n)
-				}
-				e.grow(16 * min(int(n), most))
-				row := slices.Clone(items[:min(int(n), len(items))])
-				items = items[len(row):]
-				for fill != nil && len(row) < int(n) {
-					row = append(row, fill)
-				}
-				e.hold(16)
-				out = append(out, &List{row})
-			}
-			return out
-		}),
-		"abs": func(e *env, v Value, a *args) Value {
-			a.end()
-			i, f, isInt, ok := number(v)
-			switch {
-			case !ok:
-				e.defined(v)
-				e.fail("bad operand type for abs(): '%s'", typeName(v))
-			case isInt && i < 0:
-				return e.ints("-", 0, i)
-			case isInt:
-				return i
-			}
-			return math.Abs(f)
-		},
-		"int":   toInt,
-		"float": toFloat,
-		"round": round,
-	}
-
-	is := func(f func(v Value) bool) func(e *env, v Value, a *args) bool {
-		return func(_ *env, v Value, _ *args) bool { return f(v) }
-	}
-	order := func(f func(c int) bool) func(e *env, v Value, a *args) bool {
-		return func(e *env, v Value, a *args) bool { return f(e.compare(v, a.next("other", required))) }
-	}
-	same := func(e *env, v Value, a *args) bool { return e.equal(v, a.next("other", required)) }
-	differs := func(e *env, v Value, a *args) bool { return !e.equal(v, a.next("other", required)) }
-	gt, ge := order(func(c int) bool { return c > 0 }), order(func(c int) bool { return c >= 0 })
-	lt, le := order(func(c int) bool { return c < 0 }), order(func(c int) bool { return c <= 0 })
-	divides := func(e *env, v, by Value) bool {
-		e.defined(v)
-		return e.equal(e.arithmetic("%", v, by), int64(0))
-	}
-	tests = map[string]func(e *env, v Value, a *args) bool{
-		"defined":   is(func(v Value) bool { _, u := v.(*undefined); return !u }),
-		"undefined": is(func(v Value) bool { _, u := v.(*undefined); return u }),
-		"none":      is(func(v Value) bool { return v == nil }),
-		"boolean":   is(func(v Value) bool { _, ok := v.(bool); return ok }),
-		"true":      is(func(v Value) bool { b, ok := v.(bool); return ok && b }),
-		"false":     is(func(v Value) bool { b, ok := v.(bool); return ok && !b }),
-		"integer":   is(func(v Value) bool { _, ok := v.(int64); return ok }),
-		"float":     is(func(v Value) bool { _, ok := v.(float64); return ok }),
-		"number":    is(func(v Value) bool { _, _, _, ok := number(v); return ok }),
-		"string":    is(func(v Value) bool { _, ok := v.(string); return ok }),
-		"mapping":   is(func(v Value) bool { _, ok := v.(*Dict); return ok }),
-		"sequence": is(func(v Value) bool {
-			switch v.(type) {
-			case string, *List, tuple, *Dict, *span, *undefined:
-				return true
-			}
-			return false
-		}),
-		"iterable": is(func(v Value) bool {
-			switch v.(type) {
-			case string, *List, tuple, *Dict, *span, *view, *iterator, *loop, *undefined:
-				return true
-			}
-			return false
-		}),
-		"callable": is(func(v Value) bool {
-			switch v.(type) {
-			case *function, *macroValue, *loop, *undefined:
-				return true
-			}
-			return false
-		}),
-		"sameas": func(e *env, v Value, a *args) bool {
-			o := a.next("other", required)
-			if typeName(v) != typeName(o) {
-				return false
-			}
-			switch v := v.(type) {
-			case tuple, slice:
-				return false
-			default:
-				return v == o
-			}
-		},
-		"even": func(e *env, v Value, _ *args) bool { return divides(e, v, int64(2)) },
-		"odd": func(e *env, v Value, _ *args) bool {
-			e.defined(v)
-			return e.equal(e.arithmetic("%", v, int64(2)), int64(1))
-		},
-		"divisibleby": func(e *env, v Value, a *args) bool { return divides(e, v, a.next("num", required)) },
-		"lower":       func(e *env, v Value, a *args) bool { s := e.text(v); return methods["islower"](a, s).(bool) },
-		"upper":       func(e *env, v Value, a *args) bool { s := e.text(v); return methods["isupper"](a, s).(bool) },
-		"in":          func(e *env, v Value, a *args) bool { return e.contains(a.next("seq", required), v) },
-		"filter":      func(e *env, v Value, _ *args) bool { s, ok := v.(string); _, known := filters[s]; return ok && known },
-		"test":        func(e *env, v Value, _ *args) bool { s, ok := v.(string); _, known := tests[s]; return ok && known },
-		"eq":          same, "equalto": same, "==": same,
-		"ne": differs, "!=": differs,
-		"gt": gt, "greaterthan": gt, ">": gt,
-		"ge": ge, ">=": ge,
-		"lt": lt, "lessthan": lt, "<": lt,
-		"le": le, "<=": le,
+		"reject":     choose(false, false),
+		"rejectattr": choose(false, true),
+		"replace":    replaceFilter,
+		"reverse":    reverse,
+		"round":      round,
+		"safe":       onText(func(_ *callArgs, text string) Value { return text }),
+		"select":     choose(true, false),
+		"selectattr": choose(true, true),
+		"sort":       sortFilter,
+		"string":     onText(func(_ *callArgs, text string) Value { return text }),
+		"sum":        sum,
+		"title":      onText(titleFilter),
+		"tojson":     toJSON,
+		"trim":       onText(methods["strip"]),
+		"truncate":   truncate,
+		"unique":     lazy(unique),
+		"upper":      onText(methods["upper"]),
+		"wordcount":  onText(func(args *callArgs, text string) Value { return args.countWords(text) }),
 	}
 }
 
+// onText makes a filter of a method of strings. Other values are written as text first.
+func onText(run method) filter {
+	return func(args *callArgs, value Value) Value { return run(args, args.text(value)) }
+}
+
 // lazy makes a filter that does nothing, not even look at its arguments, before its items are asked for.
-func lazy(f func(e *env, v Value, a *args) []Value) func(e *env, v Value, a *args) Value {
-	return func(e *env, v Value, a *args) Value {
-		e.hold(lazyBytes)
+func lazy(run func(args *callArgs, value Value) []Value) filter {
+	return func(args *callArgs, value Value) Value {
+		args.allocate(lazyBytes)
+		later := *args
+		args.positional, args.names = nil, nil
 		return &iterator{fill: func() []Value {
-			if !truth(v) {
+			if !truth(value) {
 				return nil
 			}
-			return f(e, v, a.clone())
+			return run(later.clone(), value)
 		}}
 	}
 }
 
-// path is the attribute of v that a filter names: "a.b.0".
-func (e *env) path(v, attribute, none Value) Value {
+// choose makes the filters that keep or drop the items for which a test is true. byAttribute tests an attribute of
+// each item, which the first argument names. Without a test, the truth of the value decides.
+func choose(keep, byAttribute bool) filter {
+	return lazy(func(args *callArgs, value Value) []Value {
+		var attribute Value
+		if byAttribute {
+			attribute = args.next("attribute", required)
+		}
+		name := ""
+		if len(args.positional) > 0 {
+			name = args.str("test", required)
+		}
+		var out []Value
+		for _, item := range args.items(value) {
+			tested := item
+			if byAttribute {
+				tested = args.attributePath(item, attribute, nil)
+			}
+			fits := name == "" && truth(tested)
+			if name != "" {
+				fits = args.test(name, tested, args.clone())
+			}
+			if fits == keep {
+				args.allocate(16)
+				out = append(out, item)
+			}
+		}
+		return out
+	})
+}
+
+// extreme makes the filters max (sign 1) and min (-1). Of equal items the first is taken.
+func extreme(sign int) filter {
+	return func(args *callArgs, value Value) Value {
+		sensitive, attribute := args.flag("case_sensitive"), args.next("attribute", nil)
+		items := args.items(value)
+		if len(items) == 0 {
+			return &undefined{"No aggregated item, sequence was empty."}
+		}
+		best := items[0]
+		bestKey := args.sortKey(best, attribute, sensitive)
+		for _, item := range items[1:] {
+			key := args.sortKey(item, attribute, sensitive)
+			if sign*args.compare(key, bestKey) > 0 {
+				best, bestKey = item, key
+			}
+		}
+		return best
+	}
+}
+
+// titleFilter begins each word with a capital. Unlike the method title, it ends words at white space and a few signs
+// only.
+func titleFilter(args *callArgs, text string) Value {
+	out := args.builder()
+	separated := true
+	from := 0
+	flush := func(to int) {
+		if part := text[from:to]; part != "" {
+			_, width := utf8.DecodeRuneInString(part)
+			out.WriteString(args.upper(part[:width]))
+			out.WriteString(args.lower(part[width:]))
+		}
+		from = to
+	}
+	for i, char := range text {
+		if separator := strings.ContainsRune("-({[<", char) || isSpace(char); separator != separated {
+			flush(i)
+			separated = separator
+		}
+	}
+	flush(len(text))
+	return out.String()
+}
+
+func center(args *callArgs, value Value) Value {
+	args.positional = append(args.positional, args.next("width", int64(80)))
+	return methods["center"](args, args.text(value))
+}
+
+func replaceFilter(args *callArgs, value Value) Value {
+	old, with := args.text(args.next("old", required)), args.text(args.next("new", required))
+	limit := args.next("count", nil)
+	if limit == nil {
+		limit = int64(-1)
+	}
+	count, _, ok, _ := number(limit)
+	if !ok {
+		args.fail("replace: count must be int, not %s", typeName(limit))
+	}
+	return args.replace(args.text(value), old, with, count)
+}
+
+// formatFilter is value % args of Python, where args are all positions or all names.
+func formatFilter(args *callArgs, value Value) Value {
+	if len(args.names) > 0 && len(args.positional) > 0 {
+		args.fail("format: positions and names at the same time")
+	}
+	var operand Value = tuple(args.positional)
+	if len(args.names) > 0 {
+		operand = dictFromArgs(args)
+	}
+	args.positional, args.names = nil, nil
+	return args.percent(args.text(value), operand)
+}
+
+func joinFilter(args *callArgs, value Value) Value {
+	separator, attribute := args.text(args.next("d", "")), args.next("attribute", nil)
+	var parts []string
+	for _, item := range args.items(value) {
+		if attribute != nil {
+			item = args.attributePath(item, attribute, nil)
+		}
+		args.allocate(16)
+		parts = append(parts, args.text(item))
+	}
+	return args.join(parts, separator)
+}
+
+func dictItems(args *callArgs, value Value) Value {
+	args.allocate(lazyBytes)
+	return &iterator{fill: func() []Value {
+		switch value := value.(type) {
+		case *undefined:
+			return nil
+		case *Dict:
+			return args.pairs(value)
+		}
+		args.fail("items: want a mapping, got %s", typeName(value))
+		return nil
+	}}
+}
+
+func reverse(args *callArgs, value Value) Value {
+	if text, ok := value.(string); ok {
+		args.allocateValue(4 * len(text))
+		chars := []rune(text)
+		slices.Reverse(chars)
+		return string(chars)
+	}
+	out := slices.Clone(args.items(value))
+	args.allocateValue(16 * len(out))
+	slices.Reverse(out)
+	return &iterator{items: out}
+}
+
+func sortFilter(args *callArgs, value Value) Value {
+	reverse, sensitive, attribute := args.flag("reverse"), args.flag("case_sensitive"), args.next("attribute", nil)
+	key := func(item Value) Value { return args.sortKeys(item, attribute, sensitive) }
+	return &List{args.sorted(args.items(value), reverse, key)}
+}
+
+func sortDict(args *callArgs, value Value) Value {
+	sensitive, by, reverse := args.flag("case_sensitive"), args.str("by", "key"), args.flag("reverse")
+	dict, ok := value.(*Dict)
+	part := slices.Index([]string{"key", "value"}, by)
+	if !ok || part < 0 {
+		args.fail("dictsort: want a mapping and key or value, got %s and %q", typeName(value), by)
+	}
+	key := func(item Value) Value { return args.foldCase(item.(tuple)[part], sensitive) }
+	return &List{args.sorted(args.pairs(dict), reverse, key)}
+}
+
+func unique(args *callArgs, value Value) []Value {
+	sensitive, attribute := args.flag("case_sensitive"), args.next("attribute", nil)
+	args.end()
+	args.allocate(dictBytes)
+	seen := map[any]bool{}
+	var out []Value
+	for _, item := range args.items(value) {
+		hash := args.hash(args.sortKey(item, attribute, sensitive))
+		if !seen[hash] {
+			args.allocate(entryBytes)
+			seen[hash] = true
+			out = append(out, item)
+		}
+	}
+	return out
+}
+
+func sum(args *callArgs, value Value) Value {
+	attribute, total := args.next("attribute", nil), args.next("start", int64(0))
+	for _, item := range args.items(value) {
+		if attribute != nil {
+			item = args.attributePath(item, attribute, nil)
+		}
+		args.defined(item)
+		total = args.arithmetic("+", total, item)
+	}
+	return total
+}
+
+// batch cuts the items into rows of linecount. fill_with, unless none, fills up the last one.
+func batch(args *callArgs, value Value) []Value {
+	count, fill := args.int("linecount", required), args.next("fill_with", nil)
+	args.end()
+	items := args.items(value)
+	if count < 1 || count > maxRange {
+		args.fail("batch: %d, want 1 to %d", count, maxRange)
+	}
+	size := int(count)
+	var out []Value
+	for len(items) > 0 {
+		capacity := size
+		if fill == nil {
+			capacity = min(size, len(items))
+		}
+		args.allocateValue(16 * capacity)
+		row := slices.Clone(items[:min(size, len(items))])
+		items = items[len(row):]
+		for fill != nil && len(row) < size {
+			row = append(row, fill)
+		}
+		args.allocate(16)
+		out = append(out, &List{row})
+	}
+	return out
+}
+
+func mapItems(args *callArgs, value Value) []Value {
+	var change func(item Value) Value
+	if len(args.positional) == 0 && slices.Contains(args.names, "attribute") {
+		attribute, none := args.next("attribute", required), args.next("default", nil)
+		args.end()
+		change = func(item Value) Value { return args.attributePath(item, attribute, none) }
+	} else {
+		name := args.str("filter", required)
+		change = func(item Value) Value { return args.filter(name, item, args.clone()) }
+	}
+	items := args.items(value)
+	args.allocateValue(16 * len(items))
+	out := make([]Value, len(items))
+	for i, item := range items {
+		out[i] = change(item)
+	}
+	return out
+}
+
+// attributePath returns the attribute of value that a filter names, as "a.b.0". none, unless nil, takes the place of
+// what is undefined.
+func (e *environment) attributePath(value, attribute, none Value) Value {
 	parts := []Value{attribute}
-	if s, ok := attribute.(string); ok {
+	if text, ok := attribute.(string); ok {
 		parts = nil
-		e.scan(len(s))
-		for p := range strings.SplitSeq(s, ".") {
-			var key Value = p
-			if i, err := strconv.ParseInt(p, 10, 64); err == nil && p[0] != '-' && p[0] != '+' {
+		e.scan(len(text))
+		for part := range strings.SplitSeq(text, ".") {
+			var key Value = part
+			if i, err := strconv.ParseInt(part, 10, 64); err == nil && part[0] != '-' && part[0] != '+' {
 				key = i
 			}
-			e.hold(objectBytes)
+			e.allocate(objectBytes)
 			parts = append(parts, key)
 		}
 	}
-	for _, p := range parts {
+	for _, part := range parts {
 		e.spend(1)
-		v = e.getItem(v, p)
-		if _, u := v.(*undefined); u && none != nil {
-			v = none
+		value = e.getItem(value, part)
+		if _, isUndefined := value.(*undefined); isUndefined && none != nil {
+			value = none
 		}
 	}
-	return v
+	return value
 }
 
-// fold makes strings equal that differ in case.
-func (e *env) fold(v Value, sensitive bool) Value {
-	if s, ok := v.(string); ok && !sensitive {
-		return e.lower(s)
+// foldCase makes strings equal that differ in case.
+func (e *environment) foldCase(value Value, sensitive bool) Value {
+	if text, ok := value.(string); ok && !sensitive {
+		return e.lower(text)
 	}
-	return v
+	return value
 }
 
-func (e *env) sortKey(v, attribute Value, sensitive bool) Value {
+func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	if attribute != nil {
-		v = e.path(v, attribute, nil)
+		value = e.attributePath(value, attribute, nil)
 	}
-	return e.fold(v, sensitive)
+	return e.foldCase(value, sensitive)
 }
 
 // sortKeys are the keys for several attributes with commas. Even a single one is compared as a list of
 // one, in which equal items are not ordered.
-func (e *env) sortKeys(v, attribute Value, sensitive bool) Value {
-	s, ok := attribute.(string)
-	e.grow(16)
+func (e *environment) sortKeys(value, attribute Value, sensitive bool) Value {
+	names, ok := attribute.(string)
+	e.allocateValue(16)
 	if !ok {
-		return tuple{e.sortKey(v, attribute, sensitive)}
+		return tuple{e.sortKey(value, attribute, sensitive)}
 	}
 	var out tuple
-	for p := range strings.SplitSeq(s, ",") {
-		e.hold(16)
-		out = append(out, e.sortKey(v, p, sensitive))
+	for name := range strings.SplitSeq(names, ",") {
+		e.allocate(16)
+		out = append(out, e.sortKey(value, name, sensitive))
 	}
 	return out
 }
 
-func (e *env) sorted(items []Value, reverse bool, key func(Value) Value) []Value {
-	type keyed struct{ key, v Value }
-	e.grow(48 * len(items))
+// sorted returns the items in the order of their keys. Items with equal keys keep their order, also in reverse.
+func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value) []Value {
+	type keyed struct{ key, item Value }
+	e.allocateValue(48 * len(items))
 	all := make([]keyed, len(items))
-	for i, x := range items {
-		all[i] = keyed{key(x), x}
+	for i, item := range items {
+		all[i] = keyed{key(item), item}
 	}
-	slices.SortStableFunc(all, func(a, b keyed) int {
-		c := e.compare(a.key, b.key)
+	slices.SortStableFunc(all, func(left, right keyed) int {
 		if reverse {
-			return -c
+			return -e.compare(left.key, right.key)
 		}
-		return c
+		return e.compare(left.key, right.key)
 	})
 	out := make([]Value, len(all))
 	for i := range all {
-		out[i] = all[i].v
+		out[i] = all[i].item
 	}
 	return out
 }
 
-func (e *env) first(v Value) Value {
-	switch v := v.(type) {
-	case *iterator:
-		if items := e.fill(v); len(items) > 0 {
-			v.items = items[1:]
+func (e *environment) first(value Value) Value {
+	switch value := value.(type) {
+	case *iterator: // only its first item is used up
+		if items := e.fill(value); len(items) > 0 {
+			value.items = items[1:]
 			return items[0]
 		}
 	case string:
-		if r, n := utf8.DecodeRuneInString(v); n > 0 {
-			return string(r)
+		if char, width := utf8.DecodeRuneInString(value); width > 0 {
+			return string(char)
 		}
 	default:
-		if items := e.items(v); len(items) > 0 {
+		if items := e.items(value); len(items) > 0 {
 			return items[0]
 		}
 	}
 	return &undefined{"No first item, sequence was empty."}
 }
 
-func (e *env) last(v Value) Value {
-	switch v := v.(type) {
+func (e *environment) last(value Value) Value {
+	switch value := value.(type) {
 	case *iterator:
 		e.fail("'generator' object is not reversible")
 	case string:
-		if r, n := utf8.DecodeLastRuneInString(v); n > 0 {
-			return string(r)
+		if char, width := utf8.DecodeLastRuneInString(value); width > 0 {
+			return string(char)
 		}
 	default:
-		if items := e.items(v); len(items) > 0 {
+		if items := e.items(value); len(items) > 0 {
 			return items[len(items)-1]
 		}
 	}
 	return &undefined{"No last item, sequence was empty."}
 }
 
-func length(e *env, v Value, a *args) Value {
-	a.end()
-	switch v := v.(type) {
+func length(args *callArgs, value Value) Value {
+	switch value := value.(type) {
 	case string:
-		return int64(utf8.RuneCountInString(v))
+		return int64(utf8.RuneCountInString(value))
 	case *List:
-		return int64(len(v.Items))
+		return int64(len(value.Items))
 	case tuple:
-		return int64(len(v))
+		return int64(len(value))
 	case *Dict:
-		return int64(len(v.keys))
-	case *view:
-		return int64(len(v.items))
-	case *span:
-		return v.n
+		return int64(len(value.keys))
+	case *dictView:
+		return int64(len(value.items))
+	case *rangeValue:
+		return value.count
 	case *loop:
-		return int64(len(v.items))
+		return int64(len(value.items))
 	case *undefined:
 		return int64(0)
 	}
-	e.fail("object of type '%s' has no len()", typeName(v))
+	args.fail("object of type '%s' has no len()", typeName(value))
 	return nil
 }
 
-func orDefault(e *env, v Value, a *args) Value {
-	none, boolean := a.next("default_value", ""), a.next("boolean", false)
-	a.end()
-	if _, u := v.(*undefined); u || truth(boolean) && !truth(v) {
+func orDefault(args *callArgs, value Value) Value {
+	none, orFalse := args.next("default_value", ""), args.flag("boolean")
+	if _, isUndefined := value.(*undefined); isUndefined || orFalse && !truth(value) {
 		return none
 	}
-	return v
+	return value
 }
 
-func mapFilter(e *env, v Value, a *args) []Value {
-	var each func(x Value) Value
-	if i := slices.Index(a.names, "attribute"); len(a.positional) == 0 && i >= 0 {
-		attr := a.next("attribute", required)
-		none := a.next("default", nil)
-		a.end()
-		each = func(x Value) Value { return e.path(x, attr, none) }
-	} else {
-		name := a.str("filter", required)
-		each = func(x Value) Value { return e.filter(name, x, a.clone()) }
-	}
-	items := e.items(v)
-	e.grow(16 * len(items))
-	out := make([]Value, len(items))
-	for i, x := range items {
-		out[i] = each(x)
-	}
-	return out
-}
-
-func indent(e *env, v Value, a *args) Value {
-	width, first, blank := a.next("width", int64(4)), truth(a.next("first", false)), truth(a.next("blank", false))
-	a.end()
-	s, ok := v.(string)
+// indent puts width spaces, or the text width, before each line: the first and blank ones only if asked for.
+func indent(args *callArgs, value Value) Value {
+	width, first, blank := args.next("width", int64(4)), args.flag("first"), args.flag("blank")
+	text, ok := value.(string)
 	if !ok {
-		e.defined(v)
-		e.fail("indent: want str, got %s", typeName(v))
+		args.defined(value)
+		args.fail("indent: want str, got %s", typeName(value))
 	}
-	by, ok := width.(string)
-	if !ok {
-		n, _, isInt, _ := number(width)
-		if !isInt || n > maxRange {
-			e.fail("indent: bad width")
-		}
-		by = strings.Repeat(" ", int(max(n, 0)))
-	}
-	e.grow(len(s) + len(by))
-	lines := e.lines(s+"\n", false)
-	e.grow(2 * (len(s) + len(lines)*(len(by)+16))) // the lines, and the text
+	by := args.indentation(width, "indent: bad width")
+	args.allocateValue(len(text) + len(by))
+	lines := args.lines(text+"\n", false)
+	args.allocateValue(2 * (len(text) + len(lines)*(len(by)+16))) // the lines, and the text
 	for i := range lines {
 		if i > 0 && (blank || lines[i] != "") {
 			lines[i] = by + lines[i]
@@ -558,141 +484,157 @@ func indent(e *env, v Value, a *args) Value {
 	return strings.Join(lines, "\n")
 }
 
-func truncate(e *env, v Value, a *args) Value {
-	n, kill, end, leeway := a.int("length", int64(255)), truth(a.next("killwords", false)), a.str("end", "..."), a.int("leeway", int64(5))
-	a.end()
-	s, ok := v.(string)
-	if _, u := v.(*undefined); !ok && !u {
-		e.fail("truncate: want str, got %s", typeName(v))
+// indentation is a text, or so many spaces.
+func (e *environment) indentation(width Value, message string) string {
+	if text, ok := width.(string); ok {
+		return text
 	}
-	e.grow(4 * len(s))
-	runes := []rune(s)
-	keep := n - int64(utf8.RuneCountInString(end))
-	if keep < 0 || leeway < 0 || n > maxMemory || leeway > maxMemory {
-		e.fail("truncate: length %d, leeway %d", n, leeway)
+	count, _, isInt, _ := number(width)
+	if !isInt || count > maxRange {
+		e.fail("%s", message)
 	}
-	if int64(len(runes)) <= n+leeway {
-		return v
+	count = max(count, 0)
+	e.allocateValue(int(count))
+	return strings.Repeat(" ", int(count))
+}
+
+// truncate shortens a text of more than length+leeway characters to length, of which end takes the last ones.
+// It cuts between words unless killwords is true.
+func truncate(args *callArgs, value Value) Value {
+	most, kill := args.int("length", int64(255)), args.flag("killwords")
+	end, leeway := args.str("end", "..."), args.int("leeway", int64(5))
+	text, ok := value.(string)
+	if _, isUndefined := value.(*undefined); !ok && !isUndefined {
+		args.fail("truncate: want str, got %s", typeName(value))
 	}
-	out := string(runes[:keep])
+	args.allocateValue(4 * len(text))
+	chars := []rune(text)
+	keep := most - int64(utf8.RuneCountInString(end))
+	if keep < 0 || leeway < 0 || most > maxMemory || leeway > maxMemory {
+		args.fail("truncate: length %d, leeway %d", most, leeway)
+	}
+	if int64(len(chars)) <= most+leeway {
+		return value
+	}
+	out := string(chars[:keep])
 	if i := strings.LastIndexByte(out, ' '); !kill && i >= 0 {
 		out = out[:i]
 	}
 	return out + end
 }
 
-// words counts words; which characters are of one takes a look at tables, twice.
-func (e *env) words(s string) int64 {
-	e.scan(casePasses * len(s))
-	n, inside := int64(0), false
-	for _, r := range s {
-		if isWord(r) && !inside {
-			n++
+// countWords counts runs of word characters. Each character is looked up in tables, twice.
+func (e *environment) countWords(text string) int64 {
+	e.scan(casePasses * len(text))
+	count, inside := int64(0), false
+	for _, char := range text {
+		if isWord(char) && !inside {
+			count++
 		}
-		inside = isWord(r)
+		inside = isWord(char)
 	}
-	return n
+	return count
 }
 
-func toJSON(e *env, v Value, a *args) Value {
-	s := &jsonStyle{ascii: truth(a.next("ensure_ascii", false)), item: ", ", key: ": "}
-	indent := a.next("indent", nil)
-	separators := a.next("separators", nil)
-	s.sort = truth(a.next("sort_keys", false))
-	a.end()
-	switch by := indent.(type) {
-	case nil:
-	case string:
-		s.lines, s.indent, s.item = true, by, ","
-	default:
-		n, _, isInt, _ := number(by)
-		if !isInt || n > maxRange {
-			e.fail("tojson: bad indent")
-		}
-		e.grow(int(max(n, 0)))
-		s.lines, s.indent, s.item = true, strings.Repeat(" ", int(max(n, 0))), ","
+func toJSON(args *callArgs, value Value) Value {
+	style := &jsonStyle{ascii: args.flag("ensure_ascii"), item: ", ", key: ": "}
+	width, separators := args.next("indent", nil), args.next("separators", nil)
+	style.sort = args.flag("sort_keys")
+	if width != nil {
+		style.lines, style.indent, style.item = true, args.indentation(width, "tojson: bad indent"), ","
 	}
 	if separators != nil {
-		two := e.items(separators)
-		if len(two) != 2 {
-			e.fail("tojson: want two separators, got %d", len(two))
+		pair := args.items(separators)
+		if len(pair) != 2 {
+			args.fail("tojson: want two separators, got %d", len(pair))
 		}
-		s.item, s.key = e.text(two[0]), e.text(two[1])
+		style.item, style.key = args.text(pair[0]), args.text(pair[1])
 	}
-	b := e.builder()
-	e.json(b, v, s, 0)
-	return b.String()
+	writer := jsonWriter{args.environment, args.builder(), style}
+	writer.value(value, 0)
+	return writer.out.String()
 }
 
-func toInt(e *env, v Value, a *args) Value {
-	none, base := a.next("default", int64(0)), a.int("base", int64(10))
-	a.end()
-	e.defined(v)
-	if s, ok := v.(string); ok {
-		e.grow(2 * len(s)) // errors, which are made in vain, hold it
-		s = strings.TrimFunc(s, isSpace)
-		if i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", "x"), int(base), 64); err == nil && base >= 2 && base <= 36 {
-			return i
-		}
-		f, err := strconv.ParseFloat(s, 64)
-		if err != nil {
-			return none
-		}
-		v = f
-	}
-	i, f, isInt, ok := number(v)
+func absolute(args *callArgs, value Value) Value {
+	whole, float, isInt, ok := number(value)
 	switch {
 	case !ok:
-		return none
+		args.defined(value)
+		args.fail("bad operand type for abs(): '%s'", typeName(value))
+	case isInt && whole < 0:
+		return args.ints("-", 0, whole)
 	case isInt:
-		return i
-	case math.IsNaN(f) || math.IsInf(f, 0):
-		return none
-	case math.Abs(f) >= 1<<62:
-		e.fail("a number is too large")
+		return whole
 	}
-	return int64(f)
+	return math.Abs(float)
 }
 
-func toFloat(e *env, v Value, a *args) Value {
-	none := a.next("default", 0.0)
-	a.end()
-	e.defined(v)
-	if s, ok := v.(string); ok {
-		e.grow(2 * len(s)) // as in toInt
-		f, err := strconv.ParseFloat(strings.TrimFunc(s, isSpace), 64)
+// toInt is int of Python, with a default instead of an error.
+func toInt(args *callArgs, value Value) Value {
+	none, base := args.next("default", int64(0)), args.int("base", int64(10))
+	args.defined(value)
+	if text, ok := value.(string); ok {
+		args.allocateValue(2 * len(text)) // errors, which are made in vain, hold it
+		text = strings.TrimFunc(text, isSpace)
+		whole, err := strconv.ParseInt(strings.ReplaceAll(text, "_", "x"), int(base), 64)
+		if err == nil && base >= 2 && base <= 36 {
+			return whole
+		}
+		float, err := strconv.ParseFloat(text, 64)
 		if err != nil {
 			return none
 		}
-		return f
+		value = float
 	}
-	_, f, _, ok := number(v)
+	whole, float, isInt, ok := number(value)
+	switch {
+	case isInt:
+		return whole
+	case !ok || math.IsNaN(float) || math.IsInf(float, 0):
+		return none
+	case math.Abs(float) >= 1<<62:
+		args.fail("a number is too large")
+	}
+	return int64(float)
+}
+
+func toFloat(args *callArgs, value Value) Value {
+	none := args.next("default", 0.0)
+	args.defined(value)
+	if text, ok := value.(string); ok {
+		args.allocateValue(2 * len(text)) // as in toInt
+		float, err := strconv.ParseFloat(strings.TrimFunc(text, isSpace), 64)
+		if err != nil {
+			return none
+		}
+		return float
+	}
+	_, float, _, ok := number(value)
 	if !ok {
 		return none
 	}
-	return f
+	return float
 }
 
-func round(e *env, v Value, a *args) Value {
-	precision, method := a.int("precision", int64(0)), a.str("method", "common")
-	a.end()
-	e.defined(v)
-	i, f, isInt, ok := number(v)
+func round(args *callArgs, value Value) Value {
+	precision, method := args.int("precision", int64(0)), args.str("method", "common")
+	args.defined(value)
+	whole, float, isInt, ok := number(value)
 	if !ok || precision < 0 || precision > 15 {
-		e.fail("round: %s with precision %d is not supported", typeName(v), precision)
+		args.fail("round: %s with precision %d is not supported", typeName(value), precision)
 	}
-	p := math.Pow(10, float64(precision))
+	scale := math.Pow(10, float64(precision))
 	switch {
 	case method == "common" && isInt:
-		return i
+		return whole
 	case method == "common": // the nearest decimal, as it is written
-		r, _ := strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(precision), 64), 64)
-		return r
+		rounded, _ := strconv.ParseFloat(strconv.FormatFloat(float, 'f', int(precision), 64), 64)
+		return rounded
 	case method == "ceil":
-		return math.Ceil(f*p) / p
+		return math.Ceil(float*scale) / scale
 	case method == "floor":
-		return math.Floor(f*p) / p
+		return math.Floor(float*scale) / scale
 	}
-	e.fail("round: method must be common, ceil or floor")
+	args.fail("round: method must be common, ceil or floor")
 	return nil
 }

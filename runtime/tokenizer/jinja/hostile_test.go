@@ -152,13 +152,13 @@ func sized() (text string, list *List) {
 func TestEveryBuiltinIsCharged(t *testing.T) {
 	text, list := sized()
 	e := newEnv(context.Background(), Options{Now: clock})
-	call := func(kind, name string, constant bare, run func(v Value, a *args) Value, operand Value, size int, arguments []Value) {
+	call := func(kind, name string, constant nameSet, run func(v Value, a *callArgs) Value, operand Value, size int, arguments []Value) {
 		e = newEnv(context.Background(), Options{Now: clock})
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		failure := func() (err error) {
 			defer catch(&err)
-			out := run(operand, &args{env: e, positional: slices.Clone(arguments)})
+			out := run(operand, &callArgs{environment: e, positional: slices.Clone(arguments)})
 			if it, ok := out.(*iterator); ok {
 				e.items(it)
 			}
@@ -176,21 +176,21 @@ func TestEveryBuiltinIsCharged(t *testing.T) {
 	}
 	for _, arguments := range [][]Value{{}, {"b"}, {"b", "cc"}, {int64(3)}, {list}, {text}} {
 		for name := range filters {
-			run := func(v Value, a *args) Value { return e.filter(name, v, a) }
+			run := func(v Value, a *callArgs) Value { return e.filter(name, v, a) }
 			call("filter", name, constantFilters, run, text, len(text), arguments)
 			call("filter", name, constantFilters, run, list, 16*len(list.Items), arguments)
 		}
 		for name := range tests {
-			run := func(v Value, a *args) Value { return e.test(name, v, a) }
+			run := func(v Value, a *callArgs) Value { return e.test(name, v, a) }
 			call("test", name, constantTests, run, text, len(text), arguments)
 			call("test", name, constantTests, run, list, 16*len(list.Items), arguments)
 		}
 		for name := range methods {
-			run := func(v Value, a *args) Value { f, _ := e.attribute(v, name); return e.call(f, a) }
+			run := func(v Value, a *callArgs) Value { f, _ := e.attribute(v, name); return e.call(f, a) }
 			call("method", name, constantMethods, run, text, len(text), arguments)
 		}
 		for name, f := range globals {
-			call("function", name, nil, func(_ Value, a *args) Value { return e.call(f, a) }, nil, 0, arguments)
+			call("function", name, nil, func(_ Value, a *callArgs) Value { return e.call(f, a) }, nil, 0, arguments)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 package jinja
 
 import (
-	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -26,13 +26,40 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"text", "{{", "}}", "{%", "%}", "name", "string", "number", "number", "operator", "end of template"}[k]
+	return [...]string{
+		"text", "{{", "}}", "{%", "%}", "name", "string", "number", "number", "operator", "end of template",
+	}[k]
 }
 
 type token struct {
 	kind kind
 	text string // of a string: its value
 	line int
+}
+
+func (t token) is(kind kind, text string) bool { return t.kind == kind && t.text == text }
+
+// isOp reports whether t is one of some operators.
+func (t token) isOp(texts ...string) bool { return t.kind == tokOp && slices.Contains(texts, t.text) }
+
+// beginsArgument reports whether t begins the argument of a test that has no parentheses.
+func (t token) beginsArgument() bool {
+	switch t.kind {
+	case tokString, tokInt, tokFloat:
+		return true
+	case tokName:
+		return !slices.Contains([]string{"else", "or", "and"}, t.text)
+	}
+	return t.isOp("[", "{")
+}
+
+// whole is the value of a number; base 0 permits prefixes.
+func (t token) whole(base int) int64 {
+	number, err := strconv.ParseInt(t.text, base, 64)
+	if err != nil {
+		throw(t.line, nil, "the number %s is too large", t.text)
+	}
+	return number
 }
 
 func (t token) describe() string {
@@ -45,110 +72,126 @@ func (t token) describe() string {
 // lexer splits a template as Jinja does with trim_blocks and lstrip_blocks: the line break after a tag and the
 // white space before it on its line are no text.
 type lexer struct {
-	in     string
-	at     int
-	line   int
-	starts bool // the last token ended a line
-	tokens []token
+	source    string
+	at        int
+	line      int
+	lineStart bool // the last token ended a line
+	tokens    []token
 }
 
 // lex reads a template. Line breaks of all kinds count as \n, and one at the end is dropped.
 func lex(source string) (tokens []token, err error) {
 	source = strings.ToValidUTF8(source, "\ufffd")
 	source = strings.ReplaceAll(strings.ReplaceAll(source, "\r\n", "\n"), "\r", "\n")
-	l := &lexer{in: strings.TrimSuffix(source, "\n"), line: 1, starts: true}
+	l := &lexer{source: strings.TrimSuffix(source, "\n"), line: 1, lineStart: true}
 	defer catch(&err)
-	for l.at < len(l.in) {
-		l.text()
+	for l.at < len(l.source) {
+		l.readText()
 	}
 	return append(l.tokens, token{tokEOF, "", l.line}), nil
 }
 
 func (l *lexer) fail(format string, args ...any) { throw(l.line, nil, format, args...) }
 
-func (l *lexer) emit(k kind, text string) { l.tokens = append(l.tokens, token{k, text, l.line}) }
+func (l *lexer) emit(kind kind, text string) { l.tokens = append(l.tokens, token{kind, text, l.line}) }
 
 // skip moves on to the position to.
 func (l *lexer) skip(to int) {
 	if to > l.at {
-		l.line += strings.Count(l.in[l.at:to], "\n")
-		l.starts = l.in[to-1] == '\n'
+		l.line += strings.Count(l.source[l.at:to], "\n")
+		l.lineStart = l.source[to-1] == '\n'
 		l.at = to
 	}
 }
 
-// take moves past s if it comes next.
-func (l *lexer) take(s string) bool {
-	if !strings.HasPrefix(l.in[l.at:], s) {
+// take moves past text if it comes next.
+func (l *lexer) take(text string) bool {
+	if !strings.HasPrefix(l.source[l.at:], text) {
 		return false
 	}
-	l.skip(l.at + len(s))
+	l.skip(l.at + len(text))
 	return true
 }
 
-func (l *lexer) skipSpace() {
-	l.skip(len(l.in) - len(strings.TrimLeftFunc(l.in[l.at:], isSpace)))
-}
+func trimSpace(text string) string { return strings.TrimLeftFunc(text, isSpace) }
 
-// text reads up to the next tag, and the tag.
-func (l *lexer) text() {
-	from := l.at
-	at := from
-	for {
-		n := strings.IndexByte(l.in[at:], '{')
-		if n < 0 || at+n+1 >= len(l.in) {
-			l.emit(tokData, l.in[from:])
-			l.skip(len(l.in))
-			return
-		}
-		if at += n; strings.IndexByte("{%#", l.in[at+1]) >= 0 {
-			break
-		}
-		at++
+func (l *lexer) skipSpace() { l.skip(len(l.source) - len(trimSpace(l.source[l.at:]))) }
+
+// readText reads up to the next tag, and the tag.
+func (l *lexer) readText() {
+	at := l.nextTag()
+	if at < 0 {
+		l.emit(tokData, l.source[l.at:])
+		l.skip(len(l.source))
+		return
 	}
-	data, tag := l.in[from:at], l.in[at:at+2]
-	sign := byte(0)
-	if at+2 < len(l.in) && (l.in[at+2] == '-' || l.in[at+2] == '+') {
-		sign = l.in[at+2]
-	}
-	stripped := data
-	switch {
-	case sign == '-':
-		stripped = strings.TrimRightFunc(data, isSpace)
-	case sign == 0 && tag != "{{":
-		begin := strings.LastIndexByte(data, '\n') + 1
-		if (begin > 0 || l.starts) && strings.TrimLeftFunc(data[begin:], isSpace) == "" {
-			stripped = data[:begin]
-		}
-	}
-	if stripped != "" {
-		l.emit(tokData, stripped)
-	}
-	l.skip(at + 2)
-	if sign != 0 {
-		l.skip(l.at + 1)
-	}
+	tag, sign := l.source[at:at+2], signOf(l.source[at+2:])
+	l.emitData(l.source[l.at:at], sign, tag != "{{", l.lineStart)
+	l.skip(at + 2 + len(sign))
 	switch tag {
 	case "{#":
-		n := strings.Index(l.in[l.at:], "#}")
-		if l.at == len(l.in) {
-			return // the reference sees no comment that has no end here
-		}
-		if n < 0 {
-			l.fail("a comment has no end")
-		}
-		end := l.at + n
-		l.skip(max(l.at, end-1))
-		l.endTag("#}", true)
+		l.skipComment()
 	case "{%":
-		if l.raw() {
+		if l.readRaw() {
 			return
 		}
 		l.emit(tokTag, "")
-		l.inside("%}", tokTagEnd)
+		l.readTag("%}", tokTagEnd)
 	default:
 		l.emit(tokPrint, "")
-		l.inside("}}", tokPrintEnd)
+		l.readTag("}}", tokPrintEnd)
+	}
+}
+
+// nextTag is the position of the next tag of any kind, -1 if there is none.
+func (l *lexer) nextTag() int {
+	for at := l.at; ; at++ {
+		offset := strings.IndexByte(l.source[at:], '{')
+		if offset < 0 || at+offset+1 >= len(l.source) {
+			return -1
+		}
+		at += offset
+		if strings.IndexByte("{%#", l.source[at+1]) >= 0 {
+			return at
+		}
+	}
+}
+
+// signOf is the - or + that a text begins with, or "".
+func signOf(text string) string {
+	if text != "" && (text[0] == '-' || text[0] == '+') {
+		return text[:1]
+	}
+	return ""
+}
+
+// emitData emits the text before a tag. A sign - takes the white space before the tag along. Without a sign, a tag
+// that is a block takes what is before it on its line, if that is white space; lineStart says that data begins a line.
+func (l *lexer) emitData(data, sign string, block, lineStart bool) {
+	if sign == "-" {
+		data = strings.TrimRightFunc(data, isSpace)
+	}
+	line := strings.LastIndexByte(data, '\n') + 1
+	if sign == "" && block && (line > 0 || lineStart) && trimSpace(data[line:]) == "" {
+		data = data[:line]
+	}
+	if data != "" {
+		l.emit(tokData, data)
+	}
+}
+
+func (l *lexer) skipComment() {
+	if l.at == len(l.source) {
+		return // the reference sees no comment that has no end here
+	}
+	size := strings.Index(l.source[l.at:], "#}")
+	if size < 0 {
+		l.fail("a comment has no end")
+	}
+	l.skip(l.at + size - 1)
+	if !l.endTag("#}", true) { // the last character is no sign
+		l.skip(l.at + 1)
+		l.endTag("#}", true)
 	}
 }
 
@@ -163,60 +206,44 @@ func (l *lexer) endTag(end string, trim bool) bool {
 			l.take("\n")
 		}
 	default:
-		if end == "#}" { // the character before the end belongs to the comment
-			l.skip(l.at + 1)
-			return l.endTag(end, trim)
-		}
 		return false
 	}
 	return true
 }
 
-// raw reads {% raw %} up to {% endraw %}, if that is the tag.
-func (l *lexer) raw() bool {
-	rest, ok := strings.CutPrefix(strings.TrimLeftFunc(l.in[l.at:], isSpace), "raw")
+// readRaw reads {% raw %} up to {% endraw %}, if that is the tag.
+func (l *lexer) readRaw() bool {
+	rest, ok := strings.CutPrefix(trimSpace(l.source[l.at:]), "raw")
 	if !ok {
 		return false
 	}
-	rest = strings.TrimLeftFunc(rest, isSpace)
-	switch {
-	case strings.HasPrefix(rest, "-%}"):
-		l.skip(len(l.in) - len(rest) + 3)
-		l.skipSpace()
-	case strings.HasPrefix(rest, "%}"):
-		l.skip(len(l.in) - len(rest) + 2)
-	default:
+	rest = trimSpace(rest)
+	inner, strip := strings.CutPrefix(rest, "-")
+	inner, ok = strings.CutPrefix(inner, "%}")
+	if !ok {
 		return false
 	}
-	if l.at == len(l.in) {
+	l.skip(len(l.source) - len(inner))
+	if strip {
+		l.skipSpace()
+	}
+	if l.at == len(l.source) {
 		return true // as with a comment
 	}
-	from, starts := l.at, l.starts
-	for at := from; ; at++ {
-		n := strings.Index(l.in[at:], "{%")
-		if n < 0 {
+	for at := l.at; ; at++ {
+		offset := strings.Index(l.source[at:], "{%")
+		if offset < 0 {
 			l.fail("raw has no end")
 		}
-		at += n
-		body, sign := l.in[at+2:], ""
-		if body != "" && (body[0] == '-' || body[0] == '+') {
-			sign, body = body[:1], body[1:]
-		}
-		name, ok := strings.CutPrefix(strings.TrimLeftFunc(body, isSpace), "endraw")
-		name = strings.TrimLeftFunc(name, isSpace)
-		if !ok || !strings.HasPrefix(name, "%}") && !strings.HasPrefix(name, "-%}") && !strings.HasPrefix(name, "+%}") {
+		at += offset
+		sign := signOf(l.source[at+2:])
+		rest, ok := strings.CutPrefix(trimSpace(l.source[at+2+len(sign):]), "endraw")
+		rest = trimSpace(rest)
+		if !ok || !strings.HasPrefix(rest[len(signOf(rest)):], "%}") {
 			continue
 		}
-		data := l.in[from:at]
-		if sign == "-" {
-			data = strings.TrimRightFunc(data, isSpace)
-		} else if begin := strings.LastIndexByte(data, '\n') + 1; sign == "" && (begin > 0 || starts) && strings.TrimLeftFunc(data[begin:], isSpace) == "" {
-			data = data[:begin]
-		}
-		if data != "" {
-			l.emit(tokData, data)
-		}
-		l.skip(len(l.in) - len(name))
+		l.emitData(l.source[l.at:at], sign, true, l.lineStart)
+		l.skip(len(l.source) - len(rest))
 		l.endTag("%}", true)
 		return true
 	}
@@ -226,220 +253,189 @@ func (l *lexer) raw() bool {
 const maxName = 256
 
 // operators, longest first.
-var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
+var operators = strings.Fields("// ** == != >= <= + - / * % ~ [ ] ( ) { } > < = . : | , ;")
 
-// inside reads the expression of a tag up to end.
-func (l *lexer) inside(end string, endKind kind) {
-	var open []byte // brackets
+// readTag reads the expression of a tag up to end. Where a bracket is open, the end of a tag is none.
+func (l *lexer) readTag(end string, endKind kind) {
+	var open []byte // what closes each bracket
 	for {
 		l.skipSpace()
-		if l.at == len(l.in) {
+		if l.at == len(l.source) {
 			l.fail("a tag has no end, want %q", end)
 		}
-		if len(open) == 0 {
-			line := l.line
-			if l.endTag(end, end == "%}") {
-				l.tokens = append(l.tokens, token{endKind, "", line})
-				return
-			}
+		line := l.line
+		if len(open) == 0 && l.endTag(end, end == "%}") {
+			l.tokens = append(l.tokens, token{endKind, "", line})
+			return
 		}
-		rest := l.in[l.at:]
-		c := rest[0]
-		r, _ := utf8.DecodeRuneInString(rest)
+		rest := l.source[l.at:]
+		char, _ := utf8.DecodeRuneInString(rest)
 		switch {
-		case c >= '0' && c <= '9':
-			l.number()
-		case isWord(r):
-			n := strings.IndexFunc(rest, func(r rune) bool { return !isWord(r) })
-			if n < 0 {
-				n = len(rest)
-			}
-			if n > maxName {
-				l.fail("a name of %d bytes, want at most %d", n, maxName)
-			}
-			l.emit(tokName, rest[:n])
-			l.skip(l.at + n)
-		case c == '\'' || c == '"':
-			l.quoted(c)
+		case char >= '0' && char <= '9':
+			l.readNumber()
+		case isWord(char):
+			l.readName()
+		case char == '\'' || char == '"':
+			l.readString(rest[0])
 		default:
-			op := ""
-			for _, o := range operators {
-				if strings.HasPrefix(rest, o) {
-					op = o
-					break
-				}
-			}
-			switch op {
-			case "":
-				l.fail("unexpected character %q", r)
-			case "(":
-				open = append(open, ')')
-			case "[":
-				open = append(open, ']')
-			case "{":
-				open = append(open, '}')
-			case ")", "]", "}":
-				if len(open) == 0 || open[len(open)-1] != op[0] {
-					l.fail("unexpected %q", op)
-				}
-				open = open[:len(open)-1]
-			}
-			l.emit(tokOp, op)
-			l.skip(l.at + len(op))
+			open = l.readOperator(open)
 		}
 	}
+}
+
+func (l *lexer) readName() {
+	rest := l.source[l.at:]
+	size := len(rest) - len(strings.TrimLeftFunc(rest, isWord))
+	if size > maxName {
+		l.fail("a name of %d bytes, want at most %d", size, maxName)
+	}
+	l.emit(tokName, rest[:size])
+	l.skip(l.at + size)
+}
+
+// readOperator reads an operator or bracket and returns which brackets are open after it.
+func (l *lexer) readOperator(open []byte) []byte {
+	rest := l.source[l.at:]
+	i := slices.IndexFunc(operators, func(operator string) bool { return strings.HasPrefix(rest, operator) })
+	if i < 0 {
+		char, _ := utf8.DecodeRuneInString(rest)
+		l.fail("unexpected character %q", char)
+	}
+	switch operator := operators[i]; operator {
+	case "(":
+		open = append(open, ')')
+	case "[":
+		open = append(open, ']')
+	case "{":
+		open = append(open, '}')
+	case ")", "]", "}":
+		if len(open) == 0 || open[len(open)-1] != operator[0] {
+			l.fail("unexpected %q", operator)
+		}
+		open = open[:len(open)-1]
+	}
+	l.emit(tokOp, operators[i])
+	l.skip(l.at + len(operators[i]))
+	return open
 }
 
 // isWord is \w of the reference's regular expressions.
-func isWord(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r) }
-
-// digits is the length of digits in s, single underscores between them.
-func digits(s, set string) int {
-	n := 0
-	for n < len(s) && (strings.IndexByte(set, s[n]) >= 0 || s[n] == '_' && n > 0 && n+1 < len(s) && strings.IndexByte(set, s[n+1]) >= 0) {
-		n++
-	}
-	return n
-}
+func isWord(char rune) bool { return char == '_' || unicode.IsLetter(char) || unicode.IsNumber(char) }
 
 const decimal = "0123456789"
 
-func (l *lexer) number() {
-	rest := l.in[l.at:]
-	n := digits(rest, decimal)
-	end := n
-	// After a dot, a number is the index of what is before it.
-	index := l.at > 0 && l.in[l.at-1] == '.'
-	if !index {
-		if m := digits(rest[min(n+1, len(rest)):], decimal); n < len(rest) && rest[n] == '.' && m > 0 {
-			end = n + 1 + m
-		}
-		if e := end; e < len(rest) && (rest[e] == 'e' || rest[e] == 'E') {
-			if e++; e < len(rest) && (rest[e] == '+' || rest[e] == '-') {
-				e++
-			}
-			if m := digits(rest[min(e, len(rest)):], decimal); m > 0 {
-				end = e + m
-			}
+// digitsOf are the digits after the prefix of a number that is not decimal.
+var digitsOf = map[string]string{"0x": decimal + "abcdefABCDEF", "0o": "01234567", "0b": "01"}
+
+// countDigits is the length of the digits that text begins with, single underscores between them.
+func countDigits(text, digits string) int {
+	isDigit := func(i int) bool { return i < len(text) && strings.IndexByte(digits, text[i]) >= 0 }
+	size := 0
+	for isDigit(size) || size > 0 && size < len(text) && text[size] == '_' && isDigit(size+1) {
+		size++
+	}
+	return size
+}
+
+// floatSize is the length of the number that text begins with, its fraction and exponent included. whole is that of
+// the digits before them.
+func floatSize(text string, whole int) int {
+	size := whole
+	if strings.HasPrefix(text[size:], ".") {
+		if digits := countDigits(text[size+1:], decimal); digits > 0 {
+			size += 1 + digits
 		}
 	}
-	if end > n {
-		l.emit(tokFloat, strings.ReplaceAll(rest[:end], "_", ""))
-		l.skip(l.at + end)
+	if size == len(text) || text[size] != 'e' && text[size] != 'E' {
+		return size
+	}
+	from := size + 1
+	from += len(signOf(text[from:]))
+	if digits := countDigits(text[from:], decimal); digits > 0 {
+		size = from + digits
+	}
+	return size
+}
+
+func (l *lexer) readNumber() {
+	rest := l.source[l.at:]
+	whole := countDigits(rest, decimal)
+	afterDot := l.at > 0 && l.source[l.at-1] == '.' // the number is the index of what is before the dot
+	if size := floatSize(rest, whole); size > whole && !afterDot {
+		l.emit(tokFloat, strings.ReplaceAll(rest[:size], "_", ""))
+		l.skip(l.at + size)
 		return
 	}
-	if len(rest) > 2 && rest[0] == '0' {
-		for prefix, set := range map[string]string{"0x": decimal + "abcdefABCDEF", "0o": "01234567", "0b": "01"} {
-			if m := digits(rest[2:], set); strings.EqualFold(rest[:2], prefix) && m > 0 {
-				n = 2 + m
-			}
+	if digits := digitsOf[strings.ToLower(rest[:min(2, len(rest))])]; digits != "" {
+		if size := countDigits(rest[2:], digits); size > 0 {
+			whole = 2 + size
 		}
 	}
-	text := strings.ReplaceAll(rest[:n], "_", "")
-	if text[0] == '0' && strings.Trim(text, "0") == "" {
+	text := strings.ReplaceAll(rest[:whole], "_", "")
+	if strings.Trim(text, "0") == "" {
 		text = "0"
 	}
 	if len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9' {
 		l.fail("a number begins with 0: %q", text)
 	}
 	l.emit(tokInt, text)
-	l.skip(l.at + n)
+	l.skip(l.at + whole)
 }
 
-func (l *lexer) quoted(quote byte) {
-	rest := l.in[l.at:]
-	var b strings.Builder
-	for i := 1; ; i++ {
-		if i >= len(rest) {
-			l.fail("a string has no end")
-		}
-		if rest[i] == quote {
-			l.emit(tokString, b.String())
+func (l *lexer) readString(quote byte) {
+	rest := l.source[l.at:]
+	var out strings.Builder
+	for i := 1; i < len(rest); {
+		switch rest[i] {
+		case quote:
+			l.emit(tokString, out.String())
 			l.skip(l.at + i + 1)
 			return
-		}
-		if rest[i] != '\\' {
-			b.WriteByte(rest[i])
-			continue
-		}
-		if i++; i == len(rest) {
-			l.fail("a string has no end")
-		}
-		switch c := rest[i]; c {
-		case '\n':
-		case '\\', '\'', '"':
-			b.WriteByte(c)
-		case 'a', 'b', 'f', 'n', 'r', 't', 'v':
-			b.WriteByte("\a\b\f\n\r\t\v"[strings.IndexByte("abfnrtv", c)])
-		case '0', '1', '2', '3', '4', '5', '6', '7':
-			n := 1
-			for n < 3 && i+n < len(rest) && rest[i+n] >= '0' && rest[i+n] <= '7' {
-				n++
-			}
-			v, _ := strconv.ParseUint(rest[i:i+n], 8, 32)
-			b.WriteRune(rune(v))
-			i += n - 1
-		case 'x', 'u', 'U':
-			n := map[byte]int{'x': 2, 'u': 4, 'U': 8}[c]
-			if i+n >= len(rest) {
-				l.fail("a string has no end")
-			}
-			v, err := strconv.ParseUint(rest[i+1:i+1+n], 16, 32)
-			if err != nil || !utf8.ValidRune(rune(v)) || v > utf8.MaxRune {
-				l.fail("\\%c%s is not a character", c, rest[i+1:i+1+n])
-			}
-			b.WriteRune(rune(v))
-			i += n
-		case 'N':
-			l.fail("\\N in a string is not supported")
+		case '\\':
+			text, size := l.escape(rest[i+1:])
+			out.WriteString(text)
+			i += 1 + size
 		default:
-			b.WriteByte('\\')
-			b.WriteByte(c)
+			out.WriteByte(rest[i])
+			i++
 		}
 	}
+	l.fail("a string has no end")
+}
+
+// escape returns what a backslash before rest stands for, and how many bytes of rest belong to it.
+func (l *lexer) escape(rest string) (text string, size int) {
+	if rest == "" {
+		l.fail("a string has no end")
+	}
+	switch char := rest[0]; char {
+	case '\n':
+		return "", 1
+	case '\\', '\'', '"':
+		return rest[:1], 1
+	case 'a', 'b', 'f', 'n', 'r', 't', 'v':
+		i := strings.IndexByte("abfnrtv", char)
+		return "\a\b\f\n\r\t\v"[i : i+1], 1
+	case '0', '1', '2', '3', '4', '5', '6', '7':
+		octal := rest[:min(3, len(rest))]
+		size = len(octal) - len(strings.TrimLeft(octal, "01234567"))
+		code, _ := strconv.ParseUint(rest[:size], 8, 32)
+		return string(rune(code)), size
+	case 'x', 'u', 'U':
+		size = 1 + map[byte]int{'x': 2, 'u': 4, 'U': 8}[char]
+		if size > len(rest) {
+			l.fail("a string has no end")
+		}
+		code, err := strconv.ParseUint(rest[1:size], 16, 32)
+		if err != nil || code > utf8.MaxRune || !utf8.ValidRune(rune(code)) {
+			l.fail("\\%c%s is not a character", char, rest[1:size])
+		}
+		return string(rune(code)), size
+	case 'N':
+		l.fail("\\N in a string is not supported")
+	}
+	return `\` + rest[:1], 1
 }
 
 // isSpace is str.isspace of Python.
-func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
-
-// Error is what is wrong with a template, or went wrong while it was executed.
-type Error struct {
-	Line    int // in the template, 0 if unknown
-	Message string
-	Cause   error // ErrLimit, ErrRefused, the error of the context, or nil
-}
-
-func (e *Error) Unwrap() error { return e.Cause }
-
-func (e *Error) Error() string {
-	if e.Line == 0 {
-		return e.Message
-	}
-	return fmt.Sprintf("line %d: %s", e.Line, e.Message)
-}
-
-// throw gives up; catch turns that into an error. Nothing else panics here.
-func throw(line int, cause error, format string, args ...any) {
-	panic(&Error{line, fmt.Sprintf(format, clipped(args)...), cause})
-}
-
-// clipped shortens the texts of a message: they are a stranger's, and of any length.
-func clipped(args []any) []any {
-	const most = 300 // bytes
-	for i, a := range args {
-		if s, ok := a.(string); ok && len(s) > most {
-			args[i] = strings.ToValidUTF8(s[:most], "") + "..."
-		}
-	}
-	return args
-}
-
-func catch(err *error) {
-	switch r := recover().(type) {
-	case nil:
-	case *Error:
-		*err = r
-	default:
-		panic(r)
-	}
-}
+func isSpace(char rune) bool { return unicode.IsSpace(char) || char >= 0x1c && char <= 0x1f }

@@ -43,15 +43,15 @@ var ErrRefused = errors.New("the template refuses the conversation")
 
 // meter counts what an execution takes.
 type meter struct {
-	ctx    context.Context
-	most   int // steps
-	line   int // that is being executed
-	steps  int
-	asked  int // steps when ctx was last asked
-	bytes  int // looked at, less than a step
-	memory int
-	depth  int // calls of macros and loops in each other
-	stack  int // evaluations in each other
+	ctx       context.Context
+	maxSteps  int // steps
+	line      int // that is being executed
+	steps     int
+	checkedAt int // steps when ctx was last asked
+	scanned   int // looked at, less than a step
+	memory    int
+	depth     int // calls of macros and loops in each other
+	stack     int // evaluations in each other
 }
 
 func (m *meter) fail(format string, args ...any) { throw(m.line, nil, format, args...) }
@@ -61,15 +61,15 @@ func (m *meter) exceeded(format string, args ...any) { throw(m.line, ErrLimit, f
 
 // spend counts steps. It is also where an execution is interrupted.
 func (m *meter) spend(steps int) {
-	if steps < 0 || steps > m.most-m.steps {
-		m.exceeded("the template takes more than %d steps", m.most)
+	if steps < 0 || steps > m.maxSteps-m.steps {
+		m.exceeded("the template takes more than %d steps", m.maxSteps)
 	}
 	m.steps += steps
 	const often = 1 << 10 // steps; well under a millisecond
-	if m.steps-m.asked < often {
+	if m.steps-m.checkedAt < often {
 		return
 	}
-	m.asked = m.steps
+	m.checkedAt = m.steps
 	if err := m.ctx.Err(); err != nil {
 		throw(m.line, err, "%v", err)
 	}
@@ -77,14 +77,14 @@ func (m *meter) spend(steps int) {
 
 // scan counts bytes that are looked at.
 func (m *meter) scan(bytes int) {
-	if m.bytes += bytes; m.bytes >= bytesPerStep {
-		m.spend(m.bytes / bytesPerStep)
-		m.bytes %= bytesPerStep
+	if m.scanned += bytes; m.scanned >= bytesPerStep {
+		m.spend(m.scanned / bytesPerStep)
+		m.scanned %= bytesPerStep
 	}
 }
 
 // hold counts memory before it is filled.
-func (m *meter) hold(bytes int) {
+func (m *meter) allocate(bytes int) {
 	if bytes < 0 || bytes > maxMemory-m.memory {
 		m.exceeded("the template fills more than %d bytes", maxMemory)
 	}
@@ -93,44 +93,44 @@ func (m *meter) hold(bytes int) {
 }
 
 // grow counts the memory of a value of so many bytes before it is made.
-func (m *meter) grow(bytes int) {
+func (m *meter) allocateValue(bytes int) {
 	if bytes > maxMemory {
 		bytes = maxMemory
 	}
-	m.hold(bytes + objectBytes)
+	m.allocate(bytes + objectBytes)
 }
 
 // grown counts the memory of a text.
-func (m *meter) grown(s string) string {
-	m.grow(len(s))
-	return s
+func (m *meter) allocateText(text string) string {
+	m.allocateValue(len(text))
+	return text
 }
 
 // deep bounds values in each other.
-func (m *meter) deep(depth int) {
+func (m *meter) checkDepth(depth int) {
 	if depth > maxDepth {
 		m.exceeded("more than %d values in each other", maxDepth)
 	}
 }
 
 // enter bounds what is being evaluated; the caller counts stack down again.
-func (m *meter) enter() {
+func (m *meter) enterNode() {
 	if m.stack++; m.stack > maxStack {
 		m.exceeded("more than %d expressions and statements in each other", maxStack)
 	}
 }
 
 // called bounds calls in each other; the caller counts depth down again.
-func (m *meter) called() {
+func (m *meter) enterCall() {
 	if m.depth++; m.depth > maxDepth {
 		m.exceeded("more than %d calls in each other", maxDepth)
 	}
 }
 
 // pass counts one look at each part of a value: the least that a filter, test or method takes.
-func (m *meter) pass(v Value) {
+func (m *meter) visit(value Value) {
 	const pointer = 16
-	switch v := v.(type) {
+	switch v := value.(type) {
 	case string:
 		m.scan(len(v))
 	case *List:
@@ -139,7 +139,7 @@ func (m *meter) pass(v Value) {
 		m.scan(pointer * len(v))
 	case *Dict:
 		m.scan(2 * pointer * len(v.keys))
-	case *view:
+	case *dictView:
 		m.scan(pointer * len(v.items))
 	case *loop:
 		m.scan(pointer * len(v.items))
@@ -148,49 +148,49 @@ func (m *meter) pass(v Value) {
 
 // builder makes a text and counts it while it is written.
 type builder struct {
-	m    *meter
-	text strings.Builder
-	most int    // bytes
-	long string // what is said when there are more
+	meter *meter
+	text  strings.Builder
+	most  int    // bytes
+	long  string // what is said when there are more
 }
 
 // builder begins a text of a value.
 func (m *meter) builder() *builder {
-	m.hold(objectBytes)
-	return &builder{m: m, most: maxOutput, long: "a text is too long"}
+	m.allocate(objectBytes)
+	return &builder{meter: m, most: maxOutput, long: "a text is too long"}
 }
 
 func (b *builder) count(bytes int) {
 	if bytes > b.most-b.text.Len() {
-		b.m.exceeded("%s", b.long)
+		b.meter.exceeded("%s", b.long)
 	}
-	b.m.hold(bytes)
+	b.meter.allocate(bytes)
 }
 
-func (b *builder) WriteString(s string) (int, error) {
-	b.count(len(s))
-	return b.text.WriteString(s)
+func (b *builder) WriteString(text string) (int, error) {
+	b.count(len(text))
+	return b.text.WriteString(text)
 }
 
-func (b *builder) WriteByte(c byte) error {
+func (b *builder) WriteByte(char byte) error {
 	b.count(1)
-	return b.text.WriteByte(c)
+	return b.text.WriteByte(char)
 }
 
-func (b *builder) WriteRune(r rune) (int, error) {
+func (b *builder) WriteRune(char rune) (int, error) {
 	b.count(4)
-	return b.text.WriteRune(r)
+	return b.text.WriteRune(char)
 }
 
-func (b *builder) Write(p []byte) (int, error) {
-	b.count(len(p))
-	return b.text.Write(p)
+func (b *builder) Write(data []byte) (int, error) {
+	b.count(len(data))
+	return b.text.Write(data)
 }
 
 // repeat writes s so many times.
-func (b *builder) repeat(s string, times int) {
-	for ; times > 0 && s != ""; times-- {
-		b.WriteString(s)
+func (b *builder) repeat(text string, times int) {
+	for ; times > 0 && text != ""; times-- {
+		b.WriteString(text)
 	}
 }
 

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,9 +21,9 @@ const maxNamed = 255
 type Template struct{ body []statement }
 
 // Parse reads a template. Errors are of type *Error.
-func Parse(source string) (t *Template, err error) {
+func Parse(source string) (template *Template, err error) {
 	if len(source) > maxSource {
-		return nil, &Error{0, "the template has " + strconv.Itoa(len(source)) + " bytes, want at most " + strconv.Itoa(maxSource), ErrLimit}
+		return nil, &Error{0, fmt.Sprintf("the template has %d bytes, want at most %d", len(source), maxSource), ErrLimit}
 	}
 	defer catch(&err)
 	tokens, err := lex(source)
@@ -30,150 +31,11 @@ func Parse(source string) (t *Template, err error) {
 		return nil, err
 	}
 	p := &parser{tokens: tokens}
-	body := p.statements()
-	return &Template{body}, nil
+	return &Template{p.statements()}, nil
 }
 
-type statement interface{ exec(e *env) signal }
-
-type expression interface{ eval(e *env) Value }
-
-// Statements.
-type (
-	stText  struct{ text string }
-	stPrint struct {
-		line int
-		x    expression
-	}
-	stFor struct {
-		line        int
-		target      target
-		over        expression
-		test        expression // nil: none
-		recursive   bool
-		body, empty []statement
-	}
-	stIf struct {
-		tests  []expression
-		bodies [][]statement // one more than tests when there is an else
-	}
-	stSet struct {
-		line   int
-		target target
-		x      expression // nil: body
-		filter expression // applied to the body, nil: none
-		body   []statement
-	}
-	stWith struct {
-		line    int
-		targets []target
-		values  []expression
-		body    []statement
-	}
-	stScope struct{ body []statement } // a body with variables of its own
-	stMacro struct {
-		line int
-		name string
-		def  *macro
-	}
-	stCall struct { // {% call %}
-		line int
-		call *exCall
-		def  *macro
-	}
-	stFilter struct {
-		line   int
-		filter expression
-		body   []statement
-	}
-	stLoop struct{ signal signal } // break, continue
-)
-
-type macro struct {
-	name     string
-	args     []string
-	defaults []expression // of the last args
-	body     []statement
-	caller   bool // the body asks for caller, varargs or kwargs
-	varargs  bool
-	kwargs   bool
-}
-
-// Expressions.
-type (
-	exConst struct{ v Value }
-	exName  struct {
-		line int
-		name string
-	}
-	exTuple struct{ items []expression }
-	exList  struct{ items []expression }
-	exDict  struct{ keys, values []expression }
-	exAttr  struct {
-		line int
-		x    expression
-		name string
-	}
-	exItem struct {
-		line int
-		x, i expression
-	}
-	exSlice  struct{ from, to, step expression } // nil: left out
-	exFilter struct {
-		line int
-		x    expression // nil: the body the filter is applied to
-		name string
-		args arguments
-	}
-	exTest struct {
-		line int
-		x    expression
-		name string
-		args arguments
-	}
-	exCall struct {
-		line int
-		f    expression
-		args arguments
-	}
-	exUnary struct {
-		line int
-		op   string
-		x    expression
-	}
-	exBinary struct {
-		line int
-		op   string
-		a, b expression
-	}
-	exCompare struct {
-		line int
-		x    expression
-		ops  []string
-		with []expression
-	}
-	exConcat struct {
-		line  int
-		items []expression
-	}
-	exIf struct{ test, yes, no expression } // no may be nil
-)
-
-// arguments of a call; dynamic ones are * and **, nil if left out.
-type arguments struct {
-	positional     []expression
-	names          []string
-	named          []expression
-	star, starStar expression
-}
-
-// target is what is assigned to: a name, an attribute of a namespace, or several.
-type target struct {
-	line       int
-	name, attr string
-	several    []target
-}
-
+// parser reads by recursive descent: each level of precedence is a method that calls the next higher one. What would
+// nest deeper than maxNesting is refused, so that neither the parser nor an execution runs out of stack.
 type parser struct {
 	tokens []token
 	at     int
@@ -183,35 +45,35 @@ type parser struct {
 
 func (p *parser) peek() token { return p.tokens[p.at] }
 
-func (p *parser) look(n int) token { return p.tokens[min(p.at+n, len(p.tokens)-1)] }
+func (p *parser) look(ahead int) token { return p.tokens[min(p.at+ahead, len(p.tokens)-1)] }
 
 func (p *parser) next() token {
-	t := p.tokens[p.at]
-	if t.kind != tokEOF {
+	tok := p.tokens[p.at]
+	if tok.kind != tokEOF {
 		p.at++
 	}
-	return t
+	return tok
 }
 
 func (p *parser) fail(format string, args ...any) { throw(p.peek().line, nil, format, args...) }
 
-func (p *parser) is(k kind, text string) bool { t := p.peek(); return t.kind == k && t.text == text }
-
-func (p *parser) skip(k kind, text string) bool {
-	if p.is(k, text) {
-		p.at++
-		return true
+// skip moves past a token if it comes next.
+func (p *parser) skip(kind kind, text string) bool {
+	if !p.peek().is(kind, text) {
+		return false
 	}
-	return false
+	p.at++
+	return true
 }
 
-func (p *parser) expect(k kind, text string) token {
-	if t := p.peek(); t.kind != k || text != "" && t.text != text {
+// expect takes a token of a kind, with the text unless that is "".
+func (p *parser) expect(kind kind, text string) token {
+	if tok := p.peek(); tok.kind != kind || text != "" && tok.text != text {
 		want := strconv.Quote(text)
 		if text == "" {
-			want = k.String()
+			want = kind.String()
 		}
-		p.fail("unexpected %s, want %s", t.describe(), want)
+		p.fail("unexpected %s, want %s", tok.describe(), want)
 	}
 	return p.next()
 }
@@ -229,19 +91,19 @@ func (p *parser) statements(ends ...string) []statement {
 	defer p.enter()()
 	var out []statement
 	for {
-		switch t := p.peek(); t.kind {
+		switch tok := p.peek(); tok.kind {
 		case tokEOF:
 			if len(ends) > 0 {
 				p.fail("unexpected end of template, want %q", ends[len(ends)-1])
 			}
 			return out
 		case tokData:
-			out = append(out, &stText{p.next().text})
+			out = append(out, &textStmt{p.next().text})
 		case tokPrint:
 			p.next()
-			x := p.tuple(true)
+			value := p.tuple(true)
 			p.expect(tokPrintEnd, "")
-			out = append(out, &stPrint{t.line, x})
+			out = append(out, &printStmt{tok.line, []expression{value}})
 		default:
 			p.next()
 			name := p.expect(tokName, "")
@@ -249,7 +111,7 @@ func (p *parser) statements(ends ...string) []statement {
 				p.at--
 				return out
 			}
-			out = append(out, p.statement(name)...)
+			out = append(out, p.statement(name))
 			p.expect(tokTagEnd, "")
 		}
 	}
@@ -263,81 +125,43 @@ func (p *parser) block(ends ...string) ([]statement, string) {
 	return body, p.next().text
 }
 
-func (p *parser) statement(name token) []statement {
-	one := func(s statement) []statement { return []statement{s} }
+// statement reads what follows the name of a tag.
+func (p *parser) statement(name token) statement {
 	switch name.text {
 	case "for":
-		return one(p.parseFor(name.line))
+		return p.forStatement(name.line)
 	case "if":
-		s := &stIf{}
-		for end := "elif"; end == "elif"; {
-			s.tests = append(s.tests, p.tuple(false))
-			var body []statement
-			body, end = p.block("elif", "else", "endif")
-			s.bodies = append(s.bodies, body)
-			if end == "else" {
-				body, _ = p.block("endif")
-				s.bodies = append(s.bodies, body)
-			}
-		}
-		return one(s)
+		return p.ifStatement()
 	case "set":
-		s := &stSet{line: name.line, target: p.target(true)}
-		if p.skip(tokOp, "=") {
-			s.x = p.tuple(true)
-			return one(s)
-		}
-		s.filter = p.filters(nil, false)
-		s.body = p.apart("endset")
-		return one(s)
+		return p.setStatement(name.line)
 	case "with":
-		s := &stWith{line: name.line}
-		for p.peek().kind != tokTagEnd {
-			if len(s.targets) > 0 {
-				p.expect(tokOp, ",")
-			}
-			s.targets = append(s.targets, p.target(false))
-			p.expect(tokOp, "=")
-			s.values = append(s.values, p.expression())
-		}
-		s.body, _ = p.block("endwith")
-		return one(s)
+		return p.withStatement(name.line)
 	case "macro":
-		m := &macro{name: p.expect(tokName, "").text}
-		p.signature(m)
-		p.macroBody(m, "endmacro")
-		return one(&stMacro{name.line, m.name, m})
+		def := &macro{name: p.expect(tokName, "").text}
+		p.signature(def)
+		p.macroBody(def, "endmacro")
+		return &macroStmt{name.line, def.name, def}
 	case "call":
-		m := &macro{name: "caller"}
-		if p.is(tokOp, "(") {
-			p.signature(m)
-		}
-		call, ok := p.expression().(*exCall)
-		if !ok {
-			p.fail("want a call")
-		}
-		p.macroBody(m, "endcall")
-		return one(&stCall{name.line, call, m})
+		return p.callStatement(name.line)
 	case "filter":
-		s := &stFilter{line: name.line, filter: p.filters(nil, true)}
-		s.body = p.apart("endfilter")
-		return one(s)
+		filter := p.filters(nil, true)
+		return &filterStmt{name.line, filter, p.detachedBody("endfilter")}
 	case "generation": // marks what the model wrote
-		return one(&stScope{p.apart("endgeneration")})
+		return &scopeStmt{p.detachedBody("endgeneration")}
 	case "break", "continue":
 		if p.loops == 0 {
 			p.fail("%s outside a loop", name.text)
 		}
-		return one(&stLoop{map[string]signal{"break": sigBreak, "continue": sigContinue}[name.text]})
+		return &loopControl{map[string]signal{"break": sigBreak, "continue": sigContinue}[name.text]}
 	case "print":
-		var out []statement
+		stmt := &printStmt{line: name.line}
 		for p.peek().kind != tokTagEnd {
-			if len(out) > 0 {
+			if len(stmt.values) > 0 {
 				p.expect(tokOp, ",")
 			}
-			out = append(out, &stPrint{name.line, p.expression()})
+			stmt.values = append(stmt.values, p.expression())
 		}
-		return out
+		return stmt
 	case "include", "import", "from", "extends", "block", "autoescape":
 		throw(name.line, nil, "%q is not supported: a chat template stands alone", name.text)
 	}
@@ -345,45 +169,99 @@ func (p *parser) statement(name token) []statement {
 	return nil
 }
 
-func (p *parser) parseFor(line int) statement {
-	s := &stFor{line: line, target: p.target(false)}
+func (p *parser) forStatement(line int) statement {
+	stmt := &forStmt{line: line, target: p.target(false)}
 	p.expect(tokName, "in")
-	s.over = p.tuple(false)
+	stmt.over = p.tuple(false)
 	if p.skip(tokName, "if") {
-		s.test = p.expression()
+		stmt.test = p.expression()
 	}
-	s.recursive = p.skip(tokName, "recursive")
+	stmt.recursive = p.skip(tokName, "recursive")
 	p.loops++
 	body, end := p.block("endfor", "else")
 	p.loops--
-	s.body = body
+	stmt.body = body
 	if end == "else" {
-		s.empty, _ = p.block("endfor")
+		stmt.empty, _ = p.block("endfor")
 	}
-	return s
+	return stmt
 }
 
-func (p *parser) signature(m *macro) {
-	p.expect(tokOp, "(")
-	for !p.is(tokOp, ")") {
-		if len(m.args) > 0 {
+func (p *parser) ifStatement() statement {
+	stmt := &ifStmt{}
+	for end := "elif"; end == "elif"; {
+		stmt.tests = append(stmt.tests, p.tuple(false))
+		var body []statement
+		body, end = p.block("elif", "else", "endif")
+		stmt.bodies = append(stmt.bodies, body)
+		if end == "else" {
+			body, _ = p.block("endif")
+			stmt.bodies = append(stmt.bodies, body)
+		}
+	}
+	return stmt
+}
+
+func (p *parser) setStatement(line int) statement {
+	stmt := &setStmt{line: line, target: p.target(true)}
+	if p.skip(tokOp, "=") {
+		stmt.value = p.tuple(true)
+		return stmt
+	}
+	stmt.filter = p.filters(nil, false)
+	stmt.body = p.detachedBody("endset")
+	return stmt
+}
+
+func (p *parser) withStatement(line int) statement {
+	stmt := &withStmt{line: line}
+	for p.peek().kind != tokTagEnd {
+		if len(stmt.targets) > 0 {
 			p.expect(tokOp, ",")
 		}
-		if len(m.args) == maxNamed {
+		stmt.targets = append(stmt.targets, p.target(false))
+		p.expect(tokOp, "=")
+		stmt.values = append(stmt.values, p.expression())
+	}
+	stmt.body, _ = p.block("endwith")
+	return stmt
+}
+
+// callStatement reads {% call f(..) %}, whose body f finds as the macro caller.
+func (p *parser) callStatement(line int) statement {
+	def := &macro{name: "caller"}
+	if p.peek().is(tokOp, "(") {
+		p.signature(def)
+	}
+	call, ok := p.expression().(*callExpr)
+	if !ok {
+		p.fail("want a call")
+	}
+	p.macroBody(def, "endcall")
+	return &callStmt{line, call, def}
+}
+
+// signature reads the names of a macro's arguments and their defaults.
+func (p *parser) signature(def *macro) {
+	p.expect(tokOp, "(")
+	for !p.skip(tokOp, ")") {
+		if len(def.args) > 0 {
+			p.expect(tokOp, ",")
+		}
+		if len(def.args) == maxNamed {
 			p.fail("more than %d arguments", maxNamed)
 		}
-		m.args = append(m.args, p.expect(tokName, "").text)
+		def.args = append(def.args, p.expect(tokName, "").text)
 		if p.skip(tokOp, "=") {
-			m.defaults = append(m.defaults, p.expression())
-		} else if len(m.defaults) > 0 {
+			def.defaults = append(def.defaults, p.expression())
+		} else if len(def.defaults) > 0 {
 			p.fail("an argument without a default after one that has one")
 		}
 	}
-	p.expect(tokOp, ")")
 }
 
-// apart reads a body that cannot end a loop around it.
-func (p *parser) apart(end string) []statement {
+// detachedBody reads a body that cannot end a loop around it.
+func (p *parser) detachedBody(end string) []statement {
 	loops := p.loops
 	p.loops = 0
 	body, _ := p.block(end)
@@ -391,50 +269,50 @@ func (p *parser) apart(end string) []statement {
 	return body
 }
 
-func (p *parser) macroBody(m *macro, end string) {
+// macroBody reads the body of a macro and notes which of the names with a meaning occur anywhere in it.
+func (p *parser) macroBody(def *macro, end string) {
 	from := p.at
-	m.body = p.apart(end)
-	for _, t := range p.tokens[from:p.at] {
-		if t.kind == tokName {
-			m.caller = m.caller || t.text == "caller"
-			m.varargs = m.varargs || t.text == "varargs"
-			m.kwargs = m.kwargs || t.text == "kwargs"
-		}
+	def.body = p.detachedBody(end)
+	mentions := func(name string) bool {
+		return slices.ContainsFunc(p.tokens[from:p.at], func(tok token) bool { return tok.is(tokName, name) })
 	}
+	def.caller, def.varargs, def.kwargs = mentions("caller"), mentions("varargs"), mentions("kwargs")
 }
 
 // target reads names to assign to; attributes permits one of a namespace.
 func (p *parser) target(attributes bool) target {
 	defer p.enter()()
-	var out target
-	out.line = p.peek().line
+	out := target{line: p.peek().line}
 	for {
-		if len(out.several) > 0 && (p.is(tokName, "in") || p.is(tokOp, "=") || p.is(tokOp, ")") || p.peek().kind == tokTagEnd) {
-			return out // a comma at the end
+		one := p.oneTarget(attributes)
+		comma := p.skip(tokOp, ",")
+		if !comma && len(out.several) == 0 {
+			return one
 		}
-		var t target
-		if p.skip(tokOp, "(") {
-			t = p.target(attributes)
-			p.expect(tokOp, ")")
-		} else {
-			name := p.expect(tokName, "")
-			if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, name.text) {
-				throw(name.line, nil, "cannot assign to %q", name.text)
-			}
-			t = target{line: name.line, name: name.text}
-			if attributes && p.skip(tokOp, ".") {
-				t.attr = p.expect(tokName, "").text
-			}
+		out.several = append(out.several, one)
+		tok := p.peek()
+		if !comma || tok.is(tokName, "in") || tok.isOp("=", ")") || tok.kind == tokTagEnd {
+			return out // the last comma may have nothing after it
 		}
-		if !p.skip(tokOp, ",") {
-			if len(out.several) == 0 {
-				return t
-			}
-			out.several = append(out.several, t)
-			return out
-		}
-		out.several = append(out.several, t)
 	}
+}
+
+// oneTarget reads a name, or targets in parentheses.
+func (p *parser) oneTarget(attributes bool) target {
+	if p.skip(tokOp, "(") {
+		out := p.target(attributes)
+		p.expect(tokOp, ")")
+		return out
+	}
+	name := p.expect(tokName, "")
+	if _, constant := constants[name.text]; constant {
+		throw(name.line, nil, "cannot assign to %q", name.text)
+	}
+	out := target{line: name.line, name: name.text}
+	if attributes && p.skip(tokOp, ".") {
+		out.attr = p.expect(tokName, "").text
+	}
+	return out
 }
 
 // tuple reads an expression, or several with commas; conditional permits x if y.
@@ -445,93 +323,97 @@ func (p *parser) tuple(conditional bool) expression {
 	}
 	var items []expression
 	for {
-		t := p.peek()
-		if t.kind == tokTagEnd || t.kind == tokPrintEnd || t.kind == tokOp && t.text == ")" {
+		tok := p.peek()
+		if tok.kind == tokTagEnd || tok.kind == tokPrintEnd || tok.isOp(")") {
 			if len(items) == 0 {
-				p.fail("unexpected %s, want an expression", t.describe())
+				p.fail("unexpected %s, want an expression", tok.describe())
 			}
-			return &exTuple{items}
+			return &tupleExpr{items}
 		}
 		items = append(items, read())
-		if !p.skip(tokOp, ",") {
-			if len(items) == 1 {
-				return items[0]
-			}
-			return &exTuple{items}
+		if p.skip(tokOp, ",") {
+			continue
 		}
+		if len(items) == 1 {
+			return items[0]
+		}
+		return &tupleExpr{items}
 	}
 }
 
+// expression reads x if y else z and whatever binds tighter.
 func (p *parser) expression() expression {
 	defer p.enter()()
-	x := p.or()
-	for n := 0; p.skip(tokName, "if"); n++ {
-		p.chain(n)
-		c := &exIf{test: p.or(), yes: x}
+	operand := p.or()
+	for count := 0; p.skip(tokName, "if"); count++ {
+		p.checkLength(count)
+		choice := &conditionalExpr{test: p.or(), yes: operand}
 		if p.skip(tokName, "else") {
-			c.no = p.expression()
+			choice.no = p.expression()
 		}
-		x = c
+		operand = choice
 	}
-	return x
+	return operand
 }
 
 // binary reads operands of one level, joined from the left.
-func (p *parser) binary(operand func() expression, k kind, ops ...string) expression {
-	x := operand()
-	for n := 0; p.peek().kind == k && slices.Contains(ops, p.peek().text); n++ {
-		if n == maxNesting {
+func (p *parser) binary(operand func() expression, kind kind, ops ...string) expression {
+	left := operand()
+	for count := 0; p.peek().kind == kind && slices.Contains(ops, p.peek().text); count++ {
+		if count == maxNesting {
 			p.fail("more than %d operators in a row", maxNesting)
 		}
-		t := p.next()
-		x = &exBinary{t.line, t.text, x, operand()}
+		tok := p.next()
+		left = &binaryExpr{tok.line, tok.text, left, operand()}
 	}
-	return x
+	return left
 }
 
 func (p *parser) or() expression  { return p.binary(p.and, tokName, "or") }
 func (p *parser) and() expression { return p.binary(p.not, tokName, "and") }
 
 func (p *parser) not() expression {
-	if p.is(tokName, "not") {
+	if p.peek().is(tokName, "not") {
 		defer p.enter()()
-		return &exUnary{p.next().line, "not", p.not()}
+		return &unaryExpr{p.next().line, "not", p.not()}
 	}
 	return p.compare()
 }
 
 func (p *parser) compare() expression {
-	c := &exCompare{line: p.peek().line, x: p.sum()}
+	out := &compareExpr{line: p.peek().line, first: p.sum()}
 	for {
-		switch t := p.peek(); {
-		case t.kind == tokOp && slices.Contains([]string{"==", "!=", "<", "<=", ">", ">="}, t.text), t.kind == tokName && t.text == "in":
-			p.next()
-			c.ops = append(c.ops, t.text)
-		case t.kind == tokName && t.text == "not" && p.look(1).kind == tokName && p.look(1).text == "in":
-			p.at += 2
-			c.ops = append(c.ops, "not in")
+		tok := p.next()
+		switch {
+		case tok.isOp("==", "!=", "<", "<=", ">", ">="), tok.is(tokName, "in"):
+			out.ops = append(out.ops, tok.text)
+		case tok.is(tokName, "not") && p.skip(tokName, "in"):
+			out.ops = append(out.ops, "not in")
 		default:
-			if len(c.ops) == 0 {
-				return c.x
+			if tok.kind != tokEOF {
+				p.at--
 			}
-			return c
+			if len(out.ops) == 0 {
+				return out.first
+			}
+			return out
 		}
-		c.with = append(c.with, p.sum())
+		out.rest = append(out.rest, p.sum())
 	}
 }
 
 func (p *parser) sum() expression { return p.binary(p.concat, tokOp, "+", "-") }
 
 func (p *parser) concat() expression {
-	x := p.product()
-	if !p.is(tokOp, "~") {
-		return x
+	first := p.product()
+	if !p.peek().is(tokOp, "~") {
+		return first
 	}
-	c := &exConcat{p.peek().line, []expression{x}}
+	out := &concatExpr{p.peek().line, []expression{first}}
 	for p.skip(tokOp, "~") {
-		c.items = append(c.items, p.product())
+		out.items = append(out.items, p.product())
 	}
-	return c
+	return out
 }
 
 func (p *parser) product() expression { return p.binary(p.power, tokOp, "*", "/", "//", "%") }
@@ -539,233 +421,223 @@ func (p *parser) power() expression {
 	return p.binary(func() expression { return p.unary(true) }, tokOp, "**")
 }
 
+// unary reads signs and what they stand before. After a sign, filters and tests are left to what is around it.
 func (p *parser) unary(filters bool) expression {
 	defer p.enter()()
-	var x expression
-	if t := p.peek(); t.kind == tokOp && (t.text == "-" || t.text == "+") {
+	var operand expression
+	if tok := p.peek(); tok.isOp("-", "+") {
 		p.next()
-		x = &exUnary{t.line, t.text, p.unary(false)}
+		operand = &unaryExpr{tok.line, tok.text, p.unary(false)}
 	} else {
-		x = p.primary()
+		operand = p.primary()
 	}
-	x = p.postfix(x)
-	for n := 0; filters; n++ {
-		p.chain(n)
-		switch {
-		case p.is(tokOp, "|"):
-			x = p.filters(x, false)
-		case p.is(tokName, "is"):
-			x = p.test(x)
-		case p.is(tokOp, "("):
-			x = p.call(x)
+	operand = p.postfix(operand)
+	for count := 0; filters; count++ {
+		p.checkLength(count)
+		switch tok := p.peek(); {
+		case tok.isOp("|"):
+			operand = p.filters(operand, false)
+		case tok.is(tokName, "is"):
+			operand = p.test(operand)
+		case tok.isOp("("):
+			operand = p.call(operand)
 		default:
-			return x
+			return operand
 		}
 	}
-	return x
+	return operand
 }
 
-// chain bounds what follows an expression: a tree as deep as it is long.
-func (p *parser) chain(n int) {
-	if n > 4*maxNesting {
+// checkLength bounds what follows an expression: a tree as deep as it is long.
+func (p *parser) checkLength(count int) {
+	if count > 4*maxNesting {
 		p.fail("an expression has more than %d parts", 4*maxNesting)
 	}
 }
 
+// constants are the names that stand for values, and cannot be assigned to.
+var constants = map[string]Value{
+	"true": true, "True": true, "false": false, "False": false, "none": nil, "None": nil,
+}
+
 func (p *parser) primary() expression {
-	t := p.next()
-	switch t.kind {
+	tok := p.next()
+	switch tok.kind {
 	case tokName:
-		switch t.text {
-		case "true", "True":
-			return &exConst{true}
-		case "false", "False":
-			return &exConst{false}
-		case "none", "None":
-			return &exConst{nil}
+		if value, ok := constants[tok.text]; ok {
+			return &constExpr{value}
 		}
-		return &exName{t.line, t.text}
-	case tokString:
-		parts := []string{t.text}
+		return &nameExpr{tok.text}
+	case tokString: // neighbours are one
+		parts := []string{tok.text}
 		for p.peek().kind == tokString {
 			parts = append(parts, p.next().text)
 		}
-		return &exConst{strings.Join(parts, "")}
+		return &constExpr{strings.Join(parts, "")}
 	case tokInt:
-		v, err := strconv.ParseInt(t.text, 0, 64)
-		if err != nil {
-			throw(t.line, nil, "the number %s is too large", t.text)
-		}
-		return &exConst{v}
+		return &constExpr{tok.whole(0)}
 	case tokFloat:
-		v, err := strconv.ParseFloat(t.text, 64)
+		number, err := strconv.ParseFloat(tok.text, 64)
 		if err != nil {
-			throw(t.line, nil, "the number %s is too large", t.text)
+			throw(tok.line, nil, "the number %s is too large", tok.text)
 		}
-		return &exConst{v}
-	case tokOp:
-		switch t.text {
-		case "(":
-			if p.skip(tokOp, ")") {
-				return &exTuple{}
-			}
-			x := p.tuple(true)
-			p.expect(tokOp, ")")
-			return x
-		case "[":
-			return &exList{p.items("]")}
-		case "{":
-			d := &exDict{}
-			for !p.skip(tokOp, "}") {
-				if len(d.keys) > 0 {
-					p.expect(tokOp, ",")
-					if p.skip(tokOp, "}") {
-						break
-					}
-				}
-				d.keys = append(d.keys, p.expression())
-				p.expect(tokOp, ":")
-				d.values = append(d.values, p.expression())
-			}
-			return d
-		}
+		return &constExpr{number}
 	}
-	throw(t.line, nil, "unexpected %s, want an expression", t.describe())
+	switch {
+	case tok.isOp("("):
+		if p.skip(tokOp, ")") {
+			return &tupleExpr{}
+		}
+		inner := p.tuple(true)
+		p.expect(tokOp, ")")
+		return inner
+	case tok.isOp("["):
+		out := &listExpr{}
+		p.list("]", func() { out.items = append(out.items, p.expression()) })
+		return out
+	case tok.isOp("{"):
+		out := &dictExpr{}
+		p.list("}", func() {
+			out.keys = append(out.keys, p.expression())
+			p.expect(tokOp, ":")
+			out.values = append(out.values, p.expression())
+		})
+		return out
+	}
+	throw(tok.line, nil, "unexpected %s, want an expression", tok.describe())
 	return nil
 }
 
-func (p *parser) items(end string) []expression {
-	var out []expression
-	for !p.skip(tokOp, end) {
-		if len(out) > 0 {
+// list reads items up to end. A comma may follow the last one.
+func (p *parser) list(end string, item func()) {
+	for count := 0; !p.skip(tokOp, end); count++ {
+		if count > 0 {
 			p.expect(tokOp, ",")
 			if p.skip(tokOp, end) {
-				break
+				return
 			}
 		}
-		out = append(out, p.expression())
+		item()
 	}
-	return out
 }
 
-func (p *parser) postfix(x expression) expression {
-	for n := 0; ; n++ {
-		p.chain(n)
-		t := p.peek()
+// postfix reads the attributes, subscripts and calls that follow an operand.
+func (p *parser) postfix(operand expression) expression {
+	for count := 0; ; count++ {
+		p.checkLength(count)
+		tok := p.peek()
 		switch {
-		case t.kind != tokOp:
-			return x
-		case t.text == ".":
+		case tok.isOp("."):
 			p.next()
-			switch name := p.next(); name.kind {
-			case tokName:
-				x = &exAttr{t.line, x, name.text}
-			case tokInt:
-				i, err := strconv.ParseInt(name.text, 10, 64)
-				if err != nil {
-					throw(t.line, nil, "the number %s is too large", name.text)
-				}
-				x = &exItem{t.line, x, &exConst{i}}
-			default:
-				throw(t.line, nil, "unexpected %s, want a name or number", name.describe())
-			}
-		case t.text == "[":
+			operand = p.attribute(operand, tok.line)
+		case tok.isOp("["):
 			p.next()
 			var items []expression
-			for !p.is(tokOp, "]") {
+			for !p.skip(tokOp, "]") {
 				if len(items) > 0 {
 					p.expect(tokOp, ",")
 				}
 				items = append(items, p.subscript())
 			}
-			p.next()
+			var index expression = &tupleExpr{items}
 			if len(items) == 1 {
-				x = &exItem{t.line, x, items[0]}
-			} else {
-				x = &exItem{t.line, x, &exTuple{items}}
+				index = items[0]
 			}
-		case t.text == "(":
-			x = p.call(x)
+			operand = &subscriptExpr{tok.line, operand, index}
+		case tok.isOp("("):
+			operand = p.call(operand)
 		default:
-			return x
+			return operand
 		}
 	}
 }
 
+// attribute reads what follows a dot: a name, or the number of an item.
+func (p *parser) attribute(operand expression, line int) expression {
+	name := p.next()
+	switch name.kind {
+	case tokName:
+		return &attrExpr{line, operand, name.text}
+	case tokInt:
+		return &subscriptExpr{line, operand, &constExpr{name.whole(10)}}
+	}
+	throw(line, nil, "unexpected %s, want a name or number", name.describe())
+	return nil
+}
+
 func (p *parser) subscript() expression {
-	s := &exSlice{}
-	if !p.is(tokOp, ":") {
-		x := p.expression()
-		if !p.is(tokOp, ":") {
-			return x
+	slice := &sliceExpr{}
+	if !p.peek().isOp(":") {
+		index := p.expression()
+		if !p.peek().isOp(":") {
+			return index
 		}
-		s.from = x
+		slice.from = index
 	}
 	part := func() expression {
-		if !p.skip(tokOp, ":") || p.is(tokOp, ":") || p.is(tokOp, "]") || p.is(tokOp, ",") {
+		if !p.skip(tokOp, ":") || p.peek().isOp(":", "]", ",") {
 			return nil
 		}
 		return p.expression()
 	}
-	s.to = part()
-	s.step = part()
-	return s
+	slice.to = part()
+	slice.step = part()
+	return slice
 }
 
+// arguments reads those of a call: by position, by name, *list, **mapping, in this order but for names after *list.
 func (p *parser) arguments() arguments {
 	p.expect(tokOp, "(")
-	var a arguments
-	for n := 0; !p.skip(tokOp, ")"); n++ {
-		if n > 0 {
-			p.expect(tokOp, ",")
-			if p.skip(tokOp, ")") {
-				break
-			}
-		}
-		switch t := p.peek(); {
-		case p.skip(tokOp, "*") && a.star == nil && a.starStar == nil:
-			a.star = p.expression()
-		case p.skip(tokOp, "**") && a.starStar == nil:
-			a.starStar = p.expression()
-		case t.kind == tokName && p.look(1).kind == tokOp && p.look(1).text == "=" && a.starStar == nil:
+	var out arguments
+	p.list(")", func() {
+		tok := p.peek()
+		switch {
+		case out.starStar != nil:
+			throw(tok.line, nil, "arguments are in the wrong order")
+		case out.star == nil && p.skip(tokOp, "*"):
+			out.star = p.expression()
+		case p.skip(tokOp, "**"):
+			out.starStar = p.expression()
+		case tok.kind == tokName && p.look(1).isOp("="):
 			p.at += 2
-			if len(a.names) == maxNamed {
+			if len(out.names) == maxNamed {
 				p.fail("more than %d arguments with names", maxNamed)
 			}
-			if slices.Contains(a.names, t.text) {
-				throw(t.line, nil, "argument %q twice", t.text)
+			if slices.Contains(out.names, tok.text) {
+				throw(tok.line, nil, "argument %q twice", tok.text)
 			}
-			a.names = append(a.names, t.text)
-			a.named = append(a.named, p.expression())
-		case a.star == nil && a.starStar == nil && len(a.names) == 0:
-			a.positional = append(a.positional, p.expression())
+			out.names = append(out.names, tok.text)
+			out.named = append(out.named, p.expression())
+		case out.star == nil && len(out.names) == 0:
+			out.positional = append(out.positional, p.expression())
 		default:
-			throw(t.line, nil, "arguments are in the wrong order")
+			throw(tok.line, nil, "arguments are in the wrong order")
 		}
-	}
-	return a
+	})
+	return out
 }
 
-func (p *parser) call(f expression) expression {
+func (p *parser) call(callee expression) expression {
 	line := p.peek().line
-	return &exCall{line, f, p.arguments()}
+	return &callExpr{line, callee, p.arguments()}
 }
 
 // filters reads | and the names of filters; inline says that the first | is left out.
-func (p *parser) filters(x expression, inline bool) expression {
-	for n := 0; inline || p.skip(tokOp, "|"); n++ {
-		p.chain(n)
+func (p *parser) filters(operand expression, inline bool) expression {
+	for count := 0; inline || p.skip(tokOp, "|"); count++ {
+		p.checkLength(count)
 		inline = false
 		name := p.dotted()
-		f := &exFilter{line: name.line, x: x, name: name.text}
-		if p.is(tokOp, "(") {
-			f.args = p.arguments()
+		filter := &filterExpr{line: name.line, operand: operand, name: name.text}
+		if p.peek().isOp("(") {
+			filter.args = p.arguments()
 		}
-		x = f
+		operand = filter
 	}
-	return x
+	return operand
 }
 
+// dotted reads the name of a filter or test.
 func (p *parser) dotted() token {
 	name := p.expect(tokName, "")
 	for p.skip(tokOp, ".") {
@@ -777,22 +649,22 @@ func (p *parser) dotted() token {
 	return name
 }
 
-func (p *parser) test(x expression) expression {
+// test reads is name, with arguments in parentheses or a single one without.
+func (p *parser) test(operand expression) expression {
 	line := p.next().line
 	negated := p.skip(tokName, "not")
-	t := &exTest{line: line, x: x, name: p.dotted().text}
+	test := &testExpr{line: line, operand: operand, name: p.dotted().text}
 	next := p.peek()
-	switch {
-	case next.kind == tokOp && next.text == "(":
-		t.args = p.arguments()
-	case next.kind == tokName && !slices.Contains([]string{"else", "or", "and"}, next.text), next.kind == tokString, next.kind == tokInt, next.kind == tokFloat, next.kind == tokOp && (next.text == "[" || next.text == "{"):
-		if next.kind == tokName && next.text == "is" {
+	if next.isOp("(") {
+		test.args = p.arguments()
+	} else if next.beginsArgument() {
+		if next.is(tokName, "is") {
 			p.fail("tests cannot be chained")
 		}
-		t.args.positional = []expression{p.postfix(p.primary())}
+		test.args.positional = []expression{p.postfix(p.primary())}
 	}
 	if negated {
-		return &exUnary{line, "not", t}
+		return &unaryExpr{line, "not", test}
 	}
-	return t
+	return test
 }

@@ -1,0 +1,48 @@
+package jinja
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Error is what is wrong with a template, or went wrong while it was executed.
+type Error struct {
+	Line    int // in the template, 0 if unknown
+	Message string
+	Cause   error // ErrLimit, ErrRefused, the error of the context, or nil
+}
+
+func (e *Error) Unwrap() error { return e.Cause }
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.Message
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.Message)
+}
+
+// throw gives up; catch turns that into an error. Nothing else panics here.
+func throw(line int, cause error, format string, args ...any) {
+	panic(&Error{line, fmt.Sprintf(format, clipped(args)...), cause})
+}
+
+// clipped shortens the texts of a message: they are a stranger's, and of any length.
+func clipped(args []any) []any {
+	const most = 300 // bytes
+	for i, arg := range args {
+		if text, ok := arg.(string); ok && len(text) > most {
+			args[i] = strings.ToValidUTF8(text[:most], "") + "..."
+		}
+	}
+	return args
+}
+
+func catch(err *error) {
+	switch r := recover().(type) {
+	case nil:
+	case *Error:
+		*err = r
+	default:
+		panic(r)
+	}
+}

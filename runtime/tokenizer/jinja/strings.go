@@ -1,0 +1,464 @@
+package jinja
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A method is one of a string. An argument that it does not take is an error.
+type method func(args *callArgs, text string) Value
+
+var methods = map[string]method{
+	"capitalize":   func(args *callArgs, text string) Value { return args.capitalize(text) },
+	"center":       pad(func(free, width int) int { return free/2 + free&width&1 }),
+	"count":        func(args *callArgs, text string) Value { return countPart(args, text) },
+	"endswith":     affix(strings.HasSuffix),
+	"find":         find(strings.Index, false),
+	"format":       format,
+	"index":        find(strings.Index, true),
+	"isalnum":      every(func(char rune) bool { return unicode.IsLetter(char) || unicode.IsNumber(char) }),
+	"isalpha":      every(unicode.IsLetter),
+	"isdecimal":    every(unicode.IsDigit),
+	"isdigit":      every(func(char rune) bool { return unicode.IsDigit(char) || unicode.Is(otherDigits, char) }),
+	"islower":      func(args *callArgs, text string) Value { return text != args.upper(text) && text == args.lower(text) },
+	"isnumeric":    every(unicode.IsNumber),
+	"isspace":      every(isSpace),
+	"isupper":      func(args *callArgs, text string) Value { return text != args.lower(text) && text == args.upper(text) },
+	"join":         joinMethod,
+	"ljust":        pad(func(free, _ int) int { return 0 }),
+	"lower":        func(args *callArgs, text string) Value { return args.lower(text) },
+	"lstrip":       func(args *callArgs, text string) Value { return strip(args, text, true, false) },
+	"partition":    partition(strings.Index, false),
+	"removeprefix": func(args *callArgs, text string) Value { return strings.TrimPrefix(text, args.str("prefix", required)) },
+	"removesuffix": func(args *callArgs, text string) Value { return strings.TrimSuffix(text, args.str("suffix", required)) },
+	"replace": func(args *callArgs, text string) Value {
+		old, with, count := args.str("old", required), args.str("new", required), args.int("count", int64(-1))
+		return args.replace(text, old, with, count)
+	},
+	"rfind":      find(strings.LastIndex, false),
+	"rindex":     find(strings.LastIndex, true),
+	"rjust":      pad(func(free, _ int) int { return free }),
+	"rpartition": partition(strings.LastIndex, true),
+	"rsplit":     func(args *callArgs, text string) Value { return split(args, text, true) },
+	"rstrip":     func(args *callArgs, text string) Value { return strip(args, text, false, true) },
+	"split":      func(args *callArgs, text string) Value { return split(args, text, false) },
+	"splitlines": func(args *callArgs, text string) Value { return args.texts(args.lines(text, args.flag("keepends"))) },
+	"startswith": affix(strings.HasPrefix),
+	"strip":      func(args *callArgs, text string) Value { return strip(args, text, true, true) },
+	"title":      func(args *callArgs, text string) Value { return args.title(text) },
+	"upper":      func(args *callArgs, text string) Value { return args.upper(text) },
+	"zfill":      fillZeros,
+}
+
+// otherDigits are the digits that are no decimal ones: superscript, subscript, circled and the like.
+var otherDigits = &unicode.RangeTable{R16: []unicode.Range16{
+	{0xb2, 0xb3, 1}, {0xb9, 0xb9, 1}, {0x1369, 0x1371, 1}, {0x19da, 0x19da, 1}, {0x2070, 0x2070, 1}, {0x2074, 0x2079, 1},
+	{0x2080, 0x2089, 1}, {0x2460, 0x2468, 1}, {0x2474, 0x247c, 1}, {0x2488, 0x2490, 1}, {0x24ea, 0x24ea, 1},
+	{0x24f5, 0x24fd, 1}, {0x24ff, 0x24ff, 1}, {0x2776, 0x277e, 1}, {0x2780, 0x2788, 1}, {0x278a, 0x2792, 1},
+}}
+
+// every makes the method that asks whether a text has characters, all of which fit.
+func every(fits func(char rune) bool) method {
+	return func(_ *callArgs, text string) Value {
+		return text != "" && strings.IndexFunc(text, func(char rune) bool { return !fits(char) }) < 0
+	}
+}
+
+// affix makes startswith and endswith, of one text or any of a tuple.
+func affix(has func(text, part string) bool) method {
+	return func(args *callArgs, text string) Value {
+		wanted := args.next("prefix", required)
+		text = args.part(text)
+		if several, ok := wanted.(tuple); ok {
+			return slices.ContainsFunc(several, func(item Value) bool {
+				part, ok := item.(string)
+				args.scan(len(part))
+				return ok && has(text, part)
+			})
+		}
+		part, ok := wanted.(string)
+		if !ok {
+			args.defined(wanted)
+			args.fail("%s: want str or a tuple of str, got %s", args.what, typeName(wanted))
+		}
+		return has(text, part)
+	}
+}
+
+// find makes the methods that return the position of a part. Where there is none, that is -1 or, with must, an error.
+func find(index func(text, part string) int, must bool) method {
+	return func(args *callArgs, text string) Value {
+		part := args.str("sub", required)
+		if len(args.positional) > 0 {
+			args.fail("%s: start and end are not supported", args.what)
+		}
+		i := index(text, part)
+		switch {
+		case i >= 0:
+			return int64(utf8.RuneCountInString(text[:i]))
+		case must:
+			args.fail("substring not found")
+		}
+		return int64(-1)
+	}
+}
+
+// pad makes the methods that fill a text up to a width. left says how much of what is free comes before the text.
+func pad(left func(free, width int) int) method {
+	return func(args *callArgs, text string) Value {
+		width, fill := args.int("width", required), args.str("fillchar", " ")
+		if utf8.RuneCountInString(fill) != 1 {
+			args.fail("%s: the fill character must be exactly one character long", args.what)
+		}
+		free := int(min(width, maxMemory)) - utf8.RuneCountInString(text)
+		if free <= 0 {
+			return text
+		}
+		args.allocateValue(free * len(fill)) // besides what is returned
+		before := left(free, int(width))
+		return strings.Repeat(fill, before) + text + strings.Repeat(fill, free-before)
+	}
+}
+
+// partition makes the methods that cut a text at a separator. last says on which side a text without one goes.
+func partition(index func(text, part string) int, last bool) method {
+	return func(args *callArgs, text string) Value {
+		separator := args.str("sep", required)
+		if separator == "" {
+			args.fail("empty separator")
+		}
+		if i := index(text, separator); i >= 0 {
+			return tuple{text[:i], separator, text[i+len(separator):]}
+		}
+		if last {
+			return tuple{"", "", text}
+		}
+		return tuple{text, "", ""}
+	}
+}
+
+func countPart(args *callArgs, text string) Value {
+	part := args.str("sub", required)
+	return int64(strings.Count(args.part(text), part))
+}
+
+func joinMethod(args *callArgs, text string) Value {
+	items := args.items(args.next("iterable", required))
+	args.allocateValue(16 * len(items))
+	parts := make([]string, len(items))
+	for i, item := range items {
+		part, ok := item.(string)
+		if !ok {
+			args.fail("sequence item %d: expected str instance, %s found", i, typeName(item))
+		}
+		parts[i] = part
+	}
+	return args.join(parts, text)
+}
+
+func fillZeros(args *callArgs, text string) Value {
+	free := int(min(args.int("width", required), maxMemory)) - utf8.RuneCountInString(text)
+	if free <= 0 {
+		return text
+	}
+	args.allocateValue(free)
+	sign := ""
+	if text != "" && (text[0] == '-' || text[0] == '+') {
+		sign, text = text[:1], text[1:]
+	}
+	return sign + strings.Repeat("0", free) + text
+}
+
+// part is text[start:end] of the arguments start and end.
+func (a *callArgs) part(text string) string {
+	if len(a.positional) == 0 {
+		return text
+	}
+	from, to := a.next("start", nil), a.next("end", nil)
+	out, _ := a.subscript(text, sliceBounds{from, to, nil})
+	return out.(string)
+}
+
+// texts is a list of strings.
+func (e *environment) texts(parts []string) *List {
+	e.allocateValue(objectBytes * len(parts))
+	out := make([]Value, len(parts))
+	for i, part := range parts {
+		out[i] = part
+	}
+	return &List{out}
+}
+
+func (e *environment) join(parts []string, separator string) string {
+	size := 0
+	for _, part := range parts {
+		e.spend(1)
+		if size += len(part) + len(separator); size > maxMemory {
+			e.exceeded("a text is too long")
+		}
+	}
+	e.allocateValue(size)
+	return strings.Join(parts, separator)
+}
+
+// replace replaces up to most occurrences, or all if most is negative.
+func (e *environment) replace(text, old, with string, most int64) string {
+	e.scan(len(text))
+	count := int64(strings.Count(text, old))
+	if most >= 0 {
+		count = min(count, most)
+	}
+	e.scan(len(old) + len(with))
+	size := int64(len(text)) + count*int64(len(with)-len(old))
+	if size > maxMemory {
+		e.exceeded("a text is too long")
+	}
+	e.allocateValue(int(size))
+	return strings.Replace(text, old, with, int(count))
+}
+
+// strip removes white space, or the characters of the argument, from the ends of a text.
+func strip(args *callArgs, text string, left, right bool) string {
+	removed := func(char rune) bool {
+		args.scan(4)
+		return isSpace(char)
+	}
+	if value := args.next("chars", nil); value != nil {
+		chars, ok := value.(string)
+		if !ok {
+			args.defined(value)
+			args.fail("%s arg must be None or str", args.what)
+		}
+		removed = func(char rune) bool {
+			args.scan(len(chars) + 4)
+			return strings.ContainsRune(chars, char)
+		}
+	}
+	if left {
+		text = strings.TrimLeftFunc(text, removed)
+	}
+	if right {
+		text = strings.TrimRightFunc(text, removed)
+	}
+	return text
+}
+
+// splitting takes parts off one end of a text.
+type splitting struct {
+	args  *callArgs
+	rest  string
+	right bool // the end, and the parts are in reverse
+	parts []string
+}
+
+// cut takes off the part up to a separator of width bytes at position at.
+func (s *splitting) cut(at, width int) {
+	before, after := s.rest[:at], s.rest[at+width:]
+	if s.right {
+		before, after = after, before
+	}
+	s.parts, s.rest = append(s.parts, before), after
+	s.args.allocate(objectBytes)
+	s.args.spend(1)
+}
+
+// split is split or, from the right, rsplit of Python.
+func split(args *callArgs, text string, right bool) Value {
+	separator, most := args.next("sep", nil), args.int("maxsplit", int64(-1))
+	if most < 0 {
+		most = math.MaxInt64
+	}
+	rest := &splitting{args: args, rest: text, right: right}
+	switch separator := separator.(type) {
+	case nil:
+		rest.atSpace(most)
+	case string:
+		rest.at(separator, most)
+	default:
+		args.defined(separator)
+		args.fail("%s: sep must be str or None, not %s", args.what, typeName(separator))
+	}
+	if right {
+		slices.Reverse(rest.parts)
+	}
+	return args.texts(rest.parts)
+}
+
+// atSpace splits at runs of white space, which also separate nothing from the ends of the text.
+func (s *splitting) atSpace(most int64) {
+	for ; ; most-- {
+		if s.right {
+			s.rest = strings.TrimRightFunc(s.rest, isSpace)
+		} else {
+			s.rest = strings.TrimLeftFunc(s.rest, isSpace)
+		}
+		if s.rest == "" {
+			return
+		}
+		at := -1
+		switch {
+		case most <= 0:
+		case s.right:
+			at = strings.LastIndexFunc(s.rest, isSpace)
+		default:
+			at = strings.IndexFunc(s.rest, isSpace)
+		}
+		if at < 0 {
+			s.parts = append(s.parts, s.rest)
+			return
+		}
+		width := 0 // the white space goes when the next part is taken
+		if s.right {
+			_, width = utf8.DecodeRuneInString(s.rest[at:])
+		}
+		s.cut(at, width)
+	}
+}
+
+func (s *splitting) at(separator string, most int64) {
+	if separator == "" {
+		s.args.fail("empty separator")
+	}
+	index := strings.Index
+	if s.right {
+		index = strings.LastIndex
+	}
+	for ; most > 0; most-- {
+		at := index(s.rest, separator)
+		if at < 0 {
+			break
+		}
+		s.cut(at, len(separator))
+	}
+	s.parts = append(s.parts, s.rest)
+}
+
+// lines is splitlines of Python.
+func (e *environment) lines(text string, keepEnds bool) []string {
+	ends := func(char rune) bool {
+		return char >= '\n' && char <= '\r' || char >= 0x1c && char <= 0x1e ||
+			char == 0x85 || char == 0x2028 || char == 0x2029
+	}
+	var out []string
+	for text != "" {
+		e.allocate(objectBytes)
+		e.spend(1)
+		at := strings.IndexFunc(text, ends)
+		if at < 0 {
+			return append(out, text)
+		}
+		_, width := utf8.DecodeRuneInString(text[at:])
+		if strings.HasPrefix(text[at:], "\r\n") {
+			width = 2
+		}
+		kept := at
+		if keepEnds {
+			kept += width
+		}
+		out, text = append(out, text[:kept]), text[at+width:]
+	}
+	return out
+}
+
+// casePasses is how much longer a pass takes that changes case: each character is looked up in tables.
+const casePasses = 4
+
+// cased charges a change of case: the time, and the new text.
+func (e *environment) cased(text string, change func(string) string) string {
+	e.scan(casePasses * len(text))
+	e.allocateValue(len(text))
+	out := change(text)
+	e.allocate(max(0, len(out)-len(text)))
+	return out
+}
+
+func (e *environment) upper(text string) string      { return e.cased(text, upper) }
+func (e *environment) lower(text string) string      { return e.cased(text, lower) }
+func (e *environment) capitalize(text string) string { return e.cased(text, capitalize) }
+
+// title takes a look at a table, and a text of its own, for each word.
+func (e *environment) title(text string) string {
+	e.scan(2 * casePasses * len(text))
+	return e.cased(text, title)
+}
+
+// Characters that become several, all of them large, or only the first.
+var (
+	severalUpper = map[rune]string{
+		'ß': "SS", 'ŉ': "ʼN", 'ﬀ': "FF", 'ﬁ': "FI", 'ﬂ': "FL", 'ﬃ': "FFI", 'ﬄ': "FFL", 'ﬅ': "ST", 'ﬆ': "ST",
+	}
+	severalTitle = map[rune]string{
+		'ß': "Ss", 'ŉ': "ʼN", 'ﬀ': "Ff", 'ﬁ': "Fi", 'ﬂ': "Fl", 'ﬃ': "Ffi", 'ﬄ': "Ffl", 'ﬅ': "St", 'ﬆ': "St",
+	}
+)
+
+// upper maps as Unicode does without a language; of characters that become several, the common ones.
+func upper(text string) string {
+	if !strings.ContainsAny(text, "ßŉﬀﬁﬂﬃﬄﬅﬆ") {
+		return strings.ToUpper(text)
+	}
+	var out strings.Builder
+	for _, char := range text {
+		if several, ok := severalUpper[char]; ok {
+			out.WriteString(several)
+		} else {
+			out.WriteRune(unicode.ToUpper(char))
+		}
+	}
+	return out.String()
+}
+
+func lower(text string) string {
+	if !strings.ContainsAny(text, "İΣ") {
+		return strings.ToLower(text)
+	}
+	// A sigma at the end of a word has a form of its own.
+	var out strings.Builder
+	inside := false
+	for i, char := range text {
+		next, _ := utf8.DecodeRuneInString(text[i+utf8.RuneLen(char):])
+		switch {
+		case char == 'İ':
+			out.WriteString("i\u0307")
+		case char == 'Σ' && inside && !unicode.IsLetter(next):
+			out.WriteRune('ς')
+		default:
+			out.WriteRune(unicode.ToLower(char))
+		}
+		inside = unicode.IsLetter(char)
+	}
+	return out.String()
+}
+
+func capitalize(text string) string {
+	char, width := utf8.DecodeRuneInString(text)
+	if width == 0 {
+		return text
+	}
+	return titleCase(char) + lower(text[width:])
+}
+
+func titleCase(char rune) string {
+	if several, ok := severalTitle[char]; ok {
+		return several
+	}
+	return string(unicode.ToTitle(char))
+}
+
+// title is str.title: a letter after something else is large.
+func title(text string) string {
+	var out strings.Builder
+	inside := false
+	for _, char := range text {
+		if inside {
+			out.WriteRune(unicode.ToLower(char))
+		} else {
+			out.WriteString(titleCase(char))
+		}
+		inside = unicode.IsUpper(char) || unicode.IsLower(char) || unicode.IsTitle(char)
+	}
+	return out.String()
+}
