@@ -1,34 +1,32 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/accept"
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/bundling"
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/planview"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
-	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/plantext"
-	"github.com/hetc/hetc/runtime/tokenizer"
 	"github.com/hetc/hetc/socs"
 )
 
 func newEmit(s *cli.Streams) *cobra.Command {
 	var plan, model, key, out, soc, cal string
 	var o emit.Options
-	var target targetFlags
+	var target bundling.TargetFlags
 	c := &cobra.Command{
 		Use:   "emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb",
 		Short: "pack the weights, compile the graphs, and sign a bundle",
@@ -45,7 +43,7 @@ weights, and what it knows about activations decides how 4-bit weights are round
 A plan for a simulated SoC becomes a bundle for its device with --target NAME, the plan's SoC: its processors are those that the SoC's
 target data name, and the graphs of an NPU are compiled with their weights by its vendor's compiler, which needs no device (make deps-qnn
 fetches Qualcomm's; docs/npu.md). One graph of every kind is executed by the vendor's emulator on random values and compared with float32 and with the
-uncompiled model in another engine; a graph beyond its bound is not written. What was compiled is kept in the cache ($` + envCache + `). --for-emulator
+uncompiled model in another engine; a graph beyond its bound is not written. What was compiled is kept in the cache ($` + bindings.EnvCache + `). --for-emulator
 writes the bundle's twin for this machine: the same graphs for the vendor's emulator, the CPU's part on this CPU. Its times mean nothing.
 With --twin the report of the bundle names the digest of every graph's twin; the twin is verified by the key that signs.
 
@@ -70,7 +68,7 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 				return err
 			}
 			defer m.Close()
-			machine, err := socOf(p, soc)
+			machine, err := bindings.SoCOf(p, soc)
 			if err != nil {
 				return err
 			}
@@ -84,33 +82,33 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 			if len(o.Files["tokenizer"]) == 0 {
 				s.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", model)
 			}
-			if o.Calibration, err = readCalibration(cal); err != nil {
+			if o.Calibration, err = bindings.ReadCalibration(cal); err != nil {
 				return err
 			}
 			o.Plan, o.Model, o.Signers = p, m, []bundle.Signer{private.Signer()}
-			if err := target.apply(c.Context(), &o, machine, &private.Public); err != nil {
+			if err := target.Apply(c.Context(), &o, machine, &private.Public); err != nil {
 				return err
 			}
-			progress := newBakes(s)
-			o.Watch = progress.watch
-			id, err := emitPlan(c.Context(), out, o, machine)
+			progress := bundling.NewProgress(s)
+			o.Watch = progress.Watch
+			id, err := bundling.Emit(c.Context(), out, o, machine)
 			if err != nil {
 				return err
 			}
-			progress.written()
+			progress.Written()
 			u, err := bundle.Inspect(out)
 			if err != nil {
 				return fmt.Errorf("read back: %w", err)
 			}
-			took := progress.show()
-			report, err := claimedReport(out)
+			took := progress.Show()
+			report, err := bundling.ClaimedReport(out)
 			if err != nil {
 				return fmt.Errorf("read back: %w", err)
 			}
 			if report != nil {
-				showReport(s, report)
+				bundling.ShowReport(s, report)
 			}
-			wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.Bytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
+			cli.Wrote(s, out, "%s, %d blobs, identity %s, key %s", unit.Bytes(u.Bytes), len(u.Manifest.Blobs), id, private.Public.ID())
 			doc := map[string]any{"file": out, "bytes": u.Bytes, "blobs": len(u.Manifest.Blobs), "identity": id.String(), "keyid": private.Public.ID()}
 			if report != nil {
 				doc["report"], doc["compiled"] = report, took
@@ -123,10 +121,10 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 	f.StringVar(&model, "model", "", "model directory with weights")
 	f.StringVar(&soc, "soc", "", "check the plan against this SoC again")
 	f.StringVar(&cal, "calibration", "", "calibration that the plan was made with")
-	f.StringVar(&target.name, "target", "", "make a bundle for the device of this SoC, the plan's")
-	f.BoolVar(&target.emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
-	f.BoolVar(&target.fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
-	f.StringVar(&target.twin, "twin", "", "the twin made before, whose digests the report repeats")
+	f.StringVar(&target.Name, "target", "", "make a bundle for the device of this SoC, the plan's")
+	f.BoolVar(&target.Emulator, "for-emulator", false, "make the twin for the vendor's emulator, on this machine")
+	f.BoolVar(&target.Fallback, "allow-fallback", false, "give what cannot be compiled to the control processor, and say so")
+	f.StringVar(&target.Twin, "twin", "", "the twin made before, whose digests the report repeats")
 	f.StringVar(&key, "key", "", "private key that signs")
 	f.StringVarP(&out, "output", "o", "", "bundle to write")
 	f.BoolVar(&o.Reference, "with-reference", false, "add a reference program for hetrun --check")
@@ -136,57 +134,6 @@ A graph that cannot be compiled, or is beyond its bound, is refused, with the pr
 	f.Int64Var(&o.Generation, "keyring-generation", 1, "generation of the keyring the bundle is signed for")
 	f.Int64Var(&o.NotAfter, "not-after", 0, "unix time after which hosts refuse it, by their clock, 0: never")
 	return c
-}
-
-// readCalibration reads a calibration; without a path there is none.
-func readCalibration(path string) (*calibration.Calibration, error) {
-	if path == "" {
-		return nil, nil
-	}
-	return calibration.Read(path)
-}
-
-// emitPlan checks the plan of o for its model, and for the machine where there is one, and writes a bundle
-// for that machine.
-func emitPlan(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
-	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
-		return bundle.Digest{}, err
-	}
-	o.Compilers, o.Toolchain = compilers(machine), cli.Version
-	o.OS, o.Arch = targetSystem(&o, machine)
-	if err := tryTokenizer(ctx, &o); err != nil {
-		return bundle.Digest{}, err
-	}
-	m, err := openMemo(&o)
-	if err != nil {
-		return bundle.Digest{}, err
-	}
-	if m != nil {
-		o.Memo, o.Scratch = m, m.dir
-		defer func() {
-			if e := m.cache.Close(); err == nil {
-				err = e
-			}
-		}()
-	}
-	return emit.Emit(ctx, path, o)
-}
-
-// tryTokenizer refuses what nobody should sign: a tokenizer that hetrun could not read, and a chat template that takes
-// more than a template may. One that fails otherwise, or refuses the samples, harms nobody: hetrun --chat says so.
-func tryTokenizer(ctx context.Context, o *emit.Options) error {
-	text, ok := o.Files["tokenizer"]
-	if !ok {
-		return nil
-	}
-	t, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS)
-	if err != nil {
-		return fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
-	}
-	if _, err := t.TryChat(ctx); err != nil {
-		return fmt.Errorf("model %q: %w", o.Model.Dir, err)
-	}
-	return nil
 }
 
 func newVerify(s *cli.Streams) *cobra.Command {
@@ -222,7 +169,7 @@ machine it runs on. --state is only read here; hetrun raises it after a successf
 				return err
 			}
 			doc := map[string]any{"file": args[0], "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()}
-			p, unread := verifiedPlan(b.Bundle)
+			p, unread := bundling.VerifiedPlan(b.Bundle)
 			if unread == nil {
 				if err := runcmd.CheckEvidence(b.Manifest(), p); err != nil {
 					return err
@@ -235,7 +182,7 @@ machine it runs on. --state is only read here; hetrun raises it after a successf
 			if unread != nil { // its bytes are what was signed all the same
 				s.Warnf("this hetc cannot read the plan in it: %v", unread)
 			} else {
-				showEvidence(s, p)
+				planview.ShowEvidence(s, p)
 			}
 			comparisons := b.Comparisons(false)
 			accept.ShowComparisons(s, comparisons)
@@ -245,22 +192,6 @@ machine it runs on. --state is only read here; hetrun raises it after a successf
 	}
 	terms.Register(c.Flags())
 	return c
-}
-
-// verifiedPlan is the plan of a bundle whose every byte was verified.
-func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
-	p, err := planOf(b)
-	if err != nil {
-		return nil, err
-	}
-	return p, planir.Check(p).Err()
-}
-
-// showEvidence says what a plan is that was not measured on the machine that executes it.
-func showEvidence(s *cli.Streams, p *planir.Plan) {
-	if text := p.EvidenceText(); text != "" {
-		s.Printf("%s\n", text)
-	}
 }
 
 func newInspect(s *cli.Streams) *cobra.Command {
@@ -279,7 +210,7 @@ func newInspect(s *cli.Streams) *cobra.Command {
 			m := u.Manifest
 			s.Printf("%s: not verified\n", args[0])
 			s.Printf("identity   %s\nclaims     signed by %v\nproduct    %s, version %s, security version %d\n", u.Digest, u.Signers, m.Product, m.Version, m.SecurityVersion)
-			s.Printf("target     %s\n", targetText(&m.Target))
+			s.Printf("target     %s\n", bundling.TargetText(&m.Target))
 			for _, x := range m.Target.Components {
 				s.Printf("needs      %s that accepts token %s\n", x.Name, x.Token)
 			}
@@ -289,19 +220,19 @@ func newInspect(s *cli.Streams) *cobra.Command {
 				rows[i] = []string{b.Name, string(b.Role), strconv.FormatInt(b.Bytes, 10), b.SHA256.String()[:16]}
 			}
 			s.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
-			report, err := claimedReport(args[0])
+			report, err := bundling.ClaimedReport(args[0])
 			if err != nil {
 				return err
 			}
 			if report != nil {
 				s.Printf("\n")
-				showReport(s, report)
+				bundling.ShowReport(s, report)
 			}
 			doc := map[string]any{"verified": false, "identity": u.Digest.String(), "claimed_signers": u.Signers, "manifest": m}
-			if p := claimedPlan(args[0]); p != nil {
+			if p := bundling.ClaimedPlan(args[0]); p != nil {
 				s.Printf("\n")
-				showEvidence(s, p)
-				showLimits(s, p)
+				planview.ShowEvidence(s, p)
+				planview.ShowLimits(s, p)
 				doc["evidence"], doc["quality"], doc["memory"] = p.Evidence(), p.Quality, p.Memory
 			}
 			if report != nil {
@@ -311,34 +242,6 @@ func newInspect(s *cli.Streams) *cobra.Command {
 		},
 	}
 }
-
-// targetText says where a bundle may run.
-func targetText(t *bundle.Target) string {
-	system := "any system"
-	if t.OS != "" || t.Arch != "" {
-		system = cmp.Or(t.OS, "any system") + "/" + cmp.Or(t.Arch, "any architecture")
-	}
-	return fmt.Sprintf("soc %v, %s", t.SoC, system)
-}
-
-// claimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
-func claimedPlan(path string) *planir.Plan {
-	u, err := bundle.Inspect(path)
-	if err != nil {
-		return nil
-	}
-	text, err := bundle.Claimed(path, u.Manifest.Entrypoint, maxClaimedPlan)
-	if text == nil || err != nil {
-		return nil
-	}
-	p, err := planir.Decode(text)
-	if err != nil || planir.Check(p).Err() != nil {
-		return nil
-	}
-	return p
-}
-
-const maxClaimedPlan = 64 << 20
 
 func newCheck(s *cli.Streams) *cobra.Command {
 	var soc, model string

@@ -1,31 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"maps"
-	"os"
-	"reflect"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/diff"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/bundle"
-	"github.com/hetc/hetc/planir/plantext"
 )
-
-// unlike is something that two plans or bundles do not have alike. A side that lacks it is "".
-type unlike struct {
-	Section string `json:"section"` // inputs, processors, decisions, ...
-	What    string `json:"what"`
-	A       string `json:"a"`
-	B       string `json:"b"`
-}
 
 func newDiff(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
@@ -39,43 +23,43 @@ compared as far as they have the same names, and it says so. The exit code is 0 
 ` + cli.ExitCodes,
 		Args: cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			a, err := openSide(args[0])
+			a, err := diff.Open(args[0])
 			if err != nil {
 				return err
 			}
-			b, err := openSide(args[1])
+			b, err := diff.Open(args[1])
 			if err != nil {
 				return err
 			}
-			if (a.manifest == nil) != (b.manifest == nil) {
+			if (a.Manifest == nil) != (b.Manifest == nil) {
 				return diag.New(diag.ClassUsage, "diff: one of %q and %q is a bundle, and the other a plan", args[0], args[1]).WithHint("compare two plans, or two bundles")
 			}
-			var list []unlike
-			if a.manifest != nil {
-				list = diffBundles(a, b)
+			var list []diff.Unlike
+			if a.Manifest != nil {
+				list = diff.Bundles(a, b)
 			}
-			if a.plan != nil && b.plan != nil {
-				list = append(list, diffPlans(a.plan, b.plan)...)
+			if a.Plan != nil && b.Plan != nil {
+				list = append(list, diff.Plans(a.Plan, b.Plan)...)
 			}
 			var notes []string
-			if a.plan == nil || b.plan == nil {
+			if a.Plan == nil || b.Plan == nil {
 				notes = append(notes, "a bundle whose plan cannot be read is compared by its manifest only")
 			} else {
-				if a.plan.Model.Name != b.plan.Model.Name {
-					notes = append(notes, fmt.Sprintf("the plans are for different models (%s, %s): only what has the same name is compared", a.plan.Model.Name, b.plan.Model.Name))
+				if a.Plan.Model.Name != b.Plan.Model.Name {
+					notes = append(notes, fmt.Sprintf("the plans are for different models (%s, %s): only what has the same name is compared", a.Plan.Model.Name, b.Plan.Model.Name))
 				}
-				if a.plan.SoC.Name != b.plan.SoC.Name {
-					notes = append(notes, fmt.Sprintf("the plans are for different SoCs (%s, %s): times are of different machines", a.plan.SoC.Name, b.plan.SoC.Name))
+				if a.Plan.SoC.Name != b.Plan.SoC.Name {
+					notes = append(notes, fmt.Sprintf("the plans are for different SoCs (%s, %s): times are of different machines", a.Plan.SoC.Name, b.Plan.SoC.Name))
 				}
 				for _, x := range []struct {
 					name string
 					plan *planir.Plan
-				}{{"A", a.plan}, {"B", b.plan}} {
+				}{{"A", a.Plan}, {"B", b.Plan}} {
 					if text := x.plan.EvidenceText(); text != "" {
 						notes = append(notes, x.name+" is "+text)
 					}
 				}
-				if a.plan.SoC.Imported || b.plan.SoC.Imported {
+				if a.Plan.SoC.Imported || b.Plan.SoC.Imported {
 					notes = append(notes, "times of imported records were measured elsewhere")
 				}
 			}
@@ -87,258 +71,20 @@ compared as far as they have the same names, and it says so. The exit code is 0 
 			}
 			var rows [][]string
 			for _, d := range list {
-				rows = append(rows, []string{d.Section, d.What, short(d.A), short(d.B)})
+				rows = append(rows, []string{d.Section, d.What, diff.Short(d.A), diff.Short(d.B)})
 			}
 			if rows != nil {
 				s.Table([]string{"", "what", "A", "B"}, rows)
 				s.Printf("%d differences\n", len(list))
 			}
 			if list == nil {
-				list = []unlike{}
+				list = []diff.Unlike{}
 			}
 			doc := map[string]any{"equal": len(list) == 0, "a": args[0], "b": args[1], "notes": notes, "differences": list}
-			if a.plan != nil && b.plan != nil {
-				doc["evidence_a"], doc["evidence_b"] = a.plan.Evidence(), b.plan.Evidence()
+			if a.Plan != nil && b.Plan != nil {
+				doc["evidence_a"], doc["evidence_b"] = a.Plan.Evidence(), b.Plan.Evidence()
 			}
 			return s.Result(doc)
 		},
 	}
-}
-
-func short(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
-}
-
-// side is one of what is compared: a plan, or a bundle with the plan it claims to hold.
-type side struct {
-	plan     *planir.Plan
-	manifest *bundle.Manifest
-	digest   string
-	signers  []string
-}
-
-func openSide(path string) (*side, error) {
-	if isBundle(path) {
-		u, err := bundle.Inspect(path)
-		if err != nil {
-			return nil, err
-		}
-		return &side{plan: claimedPlan(path), manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
-	}
-	p, err := plantext.Read(path)
-	if err != nil {
-		return nil, err
-	}
-	return &side{plan: p}, nil
-}
-
-// isBundle tells by its first bytes, or because it is a directory.
-func isBundle(path string) bool {
-	st, err := os.Stat(path)
-	if err != nil {
-		return false // plantext says it better
-	}
-	if st.IsDir() {
-		return true
-	}
-	if !st.Mode().IsRegular() {
-		return false
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	head := make([]byte, 5)
-	n, _ := f.Read(head)
-	return bytes.Equal(head[:n], []byte("\x89HETB")) || strings.HasSuffix(path, ".hetb")
-}
-
-func diffBundles(a, b *side) []unlike {
-	var out []unlike
-	add := func(section, what, x, y string) {
-		if x != y {
-			out = append(out, unlike{section, what, x, y})
-		}
-	}
-	m, n := a.manifest, b.manifest
-	add("bundle", "identity", a.digest[:16], b.digest[:16])
-	add("bundle", "claims signed by", strings.Join(a.signers, " "), strings.Join(b.signers, " "))
-	add("bundle", "product", m.Product, n.Product)
-	add("bundle", "version", m.Version, n.Version)
-	add("bundle", "security version", fmt.Sprint(m.SecurityVersion), fmt.Sprint(n.SecurityVersion))
-	add("bundle", "target", targetText(&m.Target), targetText(&n.Target))
-	blobs := func(m *bundle.Manifest) map[string]string {
-		out := map[string]string{}
-		for _, x := range m.Blobs {
-			out[x.Name] = fmt.Sprintf("%d bytes, %.16s", x.Bytes, x.SHA256)
-		}
-		return out
-	}
-	out = append(out, diffMaps("blobs", blobs(m), blobs(n))...)
-	return out
-}
-
-// diffMaps compares by name.
-func diffMaps(section string, a, b map[string]string) []unlike {
-	names := map[string]bool{}
-	for k := range a {
-		names[k] = true
-	}
-	for k := range b {
-		names[k] = true
-	}
-	var out []unlike
-	for _, k := range slices.Sorted(maps.Keys(names)) {
-		if x, inA := a[k]; true {
-			if y, inB := b[k]; inA != inB || x != y {
-				out = append(out, unlike{section, k, x, y})
-			}
-		}
-	}
-	return out
-}
-
-func diffPlans(a, b *planir.Plan) []unlike {
-	var out []unlike
-	add := func(section, what, x, y string) {
-		if x != y {
-			out = append(out, unlike{section, what, x, y})
-		}
-	}
-	id := func(name, digest string) string { return fmt.Sprintf("%s (%.12s)", name, digest) }
-	add("inputs", "model", id(a.Model.Name, a.Model.Digest), id(b.Model.Name, b.Model.Digest))
-	add("plan", "evidence", string(a.Evidence()), string(b.Evidence()))
-	add("inputs", "soc", id(a.SoC.Name, a.SoC.Digest), id(b.SoC.Name, b.SoC.Digest))
-	inputs := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Inputs {
-			out[x.Kind] = fmt.Sprintf("%.12s", x.Digest)
-		}
-		return out
-	}
-	out = append(out, diffMaps("inputs", inputs(a), inputs(b))...)
-	add("plan", "context", fmt.Sprint(a.MaxContext), fmt.Sprint(b.MaxContext))
-	add("plan", "cache", string(a.KV), string(b.KV))
-	add("plan", "batches", trim(a.Batches), trim(b.Batches))
-	add("plan", "folds", strings.Join(a.Folds, ", "), strings.Join(b.Folds, ", "))
-	buckets := func(p *planir.Plan) string {
-		var list []int
-		for _, ph := range p.Program.Programs {
-			if ph.Phase == "prefill" {
-				list = append(list, ph.Rows)
-			}
-		}
-		slices.Sort(list)
-		return trim(list)
-	}
-	add("plan", "buckets", buckets(a), buckets(b))
-	procs := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Procs {
-			out[x.Name] = fmt.Sprintf("%s, driver %s %s", x.Kind, x.Driver, x.Select)
-		}
-		return out
-	}
-	out = append(out, diffMaps("processors", procs(a), procs(b))...)
-	for i := range a.Procs {
-		if q := b.Proc(a.Procs[i].Name); q != nil && !reflect.DeepEqual(&a.Procs[i], q) && len(diffMaps("", procs(&planir.Plan{Procs: a.Procs[i : i+1]}), procs(&planir.Plan{Procs: []planir.Proc{*q}}))) == 0 {
-			out = append(out, unlike{"processors", q.Name, "other capabilities", "other capabilities"})
-		}
-	}
-	decisions := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for i := range p.Decisions {
-			d := &p.Decisions[i]
-			out[fmt.Sprintf("%s@%d", d.Node, d.Rows)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", d.Scheme, d.Strategy, d.ShareText()))
-		}
-		return out
-	}
-	out = append(out, inOrder(diffMaps("decisions", decisions(a), decisions(b)), a, b)...)
-	times := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Predictions {
-			out[x.Program] = fmt.Sprintf("%.3f ms", float64(x.PlanNS)/1e6)
-		}
-		return out
-	}
-	for _, d := range diffMaps("predictions", times(a), times(b)) {
-		var x, y int64
-		for _, p := range a.Predictions {
-			if p.Program == d.What {
-				x = p.PlanNS
-			}
-		}
-		for _, p := range b.Predictions {
-			if p.Program == d.What {
-				y = p.PlanNS
-			}
-		}
-		if x > 0 && y > 0 {
-			d.B += fmt.Sprintf(" (%+.1f %%)", 100*(float64(y)/float64(x)-1))
-		}
-		out = append(out, d)
-	}
-	quality := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, q := range p.Quality {
-			out[q.Phase] = fmt.Sprintf("KL %.3g", q.KL)
-		}
-		return out
-	}
-	out = append(out, diffMaps("quality", quality(a), quality(b))...)
-	memory := func(p *planir.Plan) map[string]string {
-		m := p.Memory
-		if m == nil {
-			return nil
-		}
-		out := map[string]string{}
-		for _, x := range []struct {
-			name  string
-			bytes int64
-		}{{"total", m.Total}, {"weights", m.Weights}, {"tables", m.Tables}, {"cache", m.Cache}, {"buffers", m.Pool}, {"bound", m.Max}} {
-			if x.bytes > 0 {
-				out[x.name] = fmt.Sprintf("%v", unit.Bytes(x.bytes))
-			}
-		}
-		return out
-	}
-	out = append(out, diffMaps("memory", memory(a), memory(b))...)
-	if (a.Tiers == nil) != (b.Tiers == nil) || a.Tiers != nil && !reflect.DeepEqual(a.Tiers, b.Tiers) {
-		tiers := func(p *planir.Plan) string {
-			if p.Tiers == nil {
-				return ""
-			}
-			return fmt.Sprintf("tiers of %v rows, %.3f ms for %d tokens", p.Tiers.Capacities, float64(p.Tiers.ExpectNS)/1e6, p.Tiers.ChunkTokens)
-		}
-		out = append(out, unlike{"experts", "tiers", tiers(a), tiers(b)})
-	}
-	if len(out) == 0 { // whatever else there is
-		x, err1 := planir.Digest(a)
-		y, err2 := planir.Digest(b)
-		if err1 == nil && err2 == nil {
-			add("plan", "digest", x[:12], y[:12])
-		}
-	}
-	return out
-}
-
-func trim(list []int) string { return strings.Trim(fmt.Sprint(list), "[]") }
-
-// inOrder puts differences of decisions into the order of the plans.
-func inOrder(list []unlike, a, b *planir.Plan) []unlike {
-	at := map[string]int{}
-	for _, p := range []*planir.Plan{a, b} {
-		for i := range p.Decisions {
-			name := fmt.Sprintf("%s@%d", p.Decisions[i].Node, p.Decisions[i].Rows)
-			if _, ok := at[name]; !ok {
-				at[name] = len(at)
-			}
-		}
-	}
-	slices.SortStableFunc(list, func(x, y unlike) int { return at[x.What] - at[y.What] })
-	return list
 }

@@ -3,86 +3,25 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/catalog"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/runcmd"
-	"github.com/hetc/hetc/emit/compile/host"
-	"github.com/hetc/hetc/emit/compile/ort"
-	"github.com/hetc/hetc/emit/compile/qnn"
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/runtime/driver"
-	"github.com/hetc/hetc/runtime/driver/all"
-	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
 )
-
-// compilers are the compilers this build has, for a plan's processors on soc.
-func compilers(soc *socs.SoC) []driver.Compiler {
-	out := []driver.Compiler{host.New(), ort.New(), qnn.New(qnn.Options{Cache: compiledCache(), Now: time.Now})}
-	if soc != nil && soc.Simulated() {
-		out = append(out, sim.NewCompiler(soc))
-	}
-	return out
-}
-
-// compiledCache is the folder of what vendors' compilers made, empty where there is no place for it.
-func compiledCache() string {
-	dir, err := cacheDir("")
-	if err != nil {
-		return ""
-	}
-	return filepath.Join(dir, "qnn")
-}
-
-// drivers are those that execute for real, and the simulation of soc if it is simulated.
-func drivers(soc *socs.SoC) []driver.Driver {
-	out := all.Drivers()
-	if soc != nil && soc.Simulated() {
-		out = append(out, sim.New(soc))
-	}
-	return out
-}
-
-// socOf returns the SoC a plan is for: the file or name given, or for a simulated plan the catalog's.
-// A SoC with another digest than the plan's is refused.
-func socOf(p *planir.Plan, given string) (*socs.SoC, error) {
-	name := given
-	if name == "" {
-		if !p.SoC.Simulated {
-			return nil, nil
-		}
-		name = p.SoC.Name
-	}
-	soc, err := socs.Open(name)
-	if err != nil && given == "" {
-		return nil, diag.New(diag.ClassOf(err), "find the machine the plan was made for: %w", err).WithHint("give the SoC file the plan was solved with: --soc FILE")
-	}
-	if err != nil {
-		return nil, err
-	}
-	digest, err := soc.Digest()
-	if err != nil {
-		return nil, err
-	}
-	if digest != p.SoC.Digest {
-		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name, digest, p.SoC.Name, p.SoC.Digest).
-			WithHint("give the SoC file the plan was solved with (--soc), or solve again")
-	}
-	return soc, nil
-}
 
 // newRun is hetrun with the simulation beside it.
 func newRun(s *cli.Streams) *cobra.Command {
 	var soc string
 	c := runcmd.New(s, "run", true, func(p *planir.Plan) ([]driver.Driver, error) {
-		x, err := socOf(p, soc)
-		return drivers(x), err
+		x, err := bindings.SoCOf(p, soc)
+		return bindings.Drivers(x), err
 	})
 	c.Flags().StringVar(&soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
 	return c
@@ -108,7 +47,7 @@ func newSocs(s *cli.Streams) *cobra.Command {
 				if npu := x.TargetNPU(); npu != nil {
 					target = npu.Target.Driver
 				}
-				rows = append(rows, []string{name, strings.Join(procs, " "), cmp.Or(target, "-"), fmt.Sprint(len(x.Assumptions())), firstSentence(x.Description)})
+				rows = append(rows, []string{name, strings.Join(procs, " "), cmp.Or(target, "-"), fmt.Sprint(len(x.Assumptions())), catalog.FirstSentence(x.Description)})
 				docs = append(docs, map[string]any{"name": name, "processors": procs, "target": target, "assumptions": len(x.Assumptions()), "description": x.Description})
 			}
 			s.Table([]string{"soc", "processors", "target", ">assumed", "<what"}, rows)
@@ -131,11 +70,4 @@ func newSocs(s *cli.Streams) *cobra.Command {
 		}}
 	c.AddCommand(list, show)
 	return c
-}
-
-func firstSentence(text string) string {
-	if first, _, more := strings.Cut(text, ". "); more {
-		return first + "."
-	}
-	return text
 }

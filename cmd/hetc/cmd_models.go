@@ -2,17 +2,14 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hetc/hetc/cmd/internal/catalog"
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/models"
-	"github.com/hetc/hetc/planir/op"
 )
 
 func newModels(s *cli.Streams) *cobra.Command {
@@ -84,7 +81,7 @@ gives the same bytes.
 			if err := cli.Required(c, "output"); err != nil {
 				return err
 			}
-			if err := newModelAt(out); err != nil {
+			if err := catalog.WritableModel(out); err != nil {
 				return err
 			}
 			m, err := models.Open(args[0])
@@ -92,7 +89,7 @@ gives the same bytes.
 				return err
 			}
 			defer m.Close()
-			element, err := elementType(stored)
+			element, err := catalog.ElementType(stored)
 			if err != nil {
 				return err
 			}
@@ -103,32 +100,10 @@ gives the same bytes.
 			return s.Result(map[string]any{"dir": out, "model": m.Name, "seed": seed, "parameters": m.Parameters()})
 		}}
 	synth.Flags().StringVarP(&out, "output", "o", "", "directory or .gguf file to write")
-	synth.Flags().StringVar(&stored, "type", "bf16", "element type of matrices in a .gguf file: "+strings.Join(elementTypes, ", "))
+	synth.Flags().StringVar(&stored, "type", "bf16", "element type of matrices in a .gguf file: "+strings.Join(catalog.ElementTypes, ", "))
 	synth.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
 	c.AddCommand(list, show, synth, newExport(s))
 	return c
-}
-
-// newModelAt reports why no model can be written as the directory or .gguf file out, before minutes are
-// spent on it.
-func newModelAt(out string) error {
-	if strings.HasSuffix(out, ".gguf") {
-		return wholefile.Writable(out)
-	}
-	if st, err := os.Lstat(out); err == nil && !st.IsDir() {
-		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).WithHint("remove it, or give another name")
-	}
-	return nil
-}
-
-// elementTypes are those that matrices can be exported as.
-var elementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
-
-func elementType(name string) (op.Type, error) {
-	if !slices.Contains(elementTypes, name) {
-		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", diag.DidYouMean(name, elementTypes))
-	}
-	return op.Type(name), nil
 }
 
 func newExport(s *cli.Streams) *cobra.Command {
@@ -143,7 +118,7 @@ what was written is read back and compared.
 			if err := cli.Required(c, "output"); err != nil {
 				return err
 			}
-			element, err := elementType(stored)
+			element, err := catalog.ElementType(stored)
 			if err != nil {
 				return err
 			}
@@ -158,10 +133,10 @@ what was written is read back and compared.
 			if err := models.Export(c.Context(), m, out, element); err != nil {
 				return err
 			}
-			wrote(s, out, "%s as GGUF, matrices of %s", m.Name, stored)
+			cli.Wrote(s, out, "%s as GGUF, matrices of %s", m.Name, stored)
 			return s.Result(map[string]any{"file": out, "model": m.Name, "type": stored})
 		}}
 	c.Flags().StringVarP(&out, "output", "o", "", "GGUF file to write")
-	c.Flags().StringVar(&stored, "type", "f16", "element type of matrices: "+strings.Join(elementTypes, ", "))
+	c.Flags().StringVar(&stored, "type", "f16", "element type of matrices: "+strings.Join(catalog.ElementTypes, ", "))
 	return c
 }

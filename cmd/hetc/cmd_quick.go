@@ -1,51 +1,15 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/json"
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"slices"
-	"strconv"
-	"strings"
-
 	"github.com/spf13/cobra"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
-	"github.com/hetc/hetc/cmd/internal/matrix"
-	"github.com/hetc/hetc/emit"
-	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/cmd/internal/quick"
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/wholefile"
-	"github.com/hetc/hetc/models"
-	"github.com/hetc/hetc/planir"
-	"github.com/hetc/hetc/planir/bundle"
-	"github.com/hetc/hetc/planir/calibration"
-	"github.com/hetc/hetc/planir/op"
-	"github.com/hetc/hetc/planir/plantext"
-	"github.com/hetc/hetc/profiler"
-	"github.com/hetc/hetc/profiler/record"
-	"github.com/hetc/hetc/runtime/driver/host"
-	"github.com/hetc/hetc/socs"
-	"github.com/hetc/hetc/solver"
-	"github.com/hetc/hetc/solver/workload"
 )
 
-type quickOptions struct {
-	model, out, prompt, budget string
-	calibration, text          string
-	target, only               string
-	schemes                    []string
-	maxTokens                  int
-	again, chat                bool
-}
-
 func newQuick(s *cli.Streams) *cobra.Command {
-	var o quickOptions
+	var o quick.Options
 	c := &cobra.Command{
 		Use:   "quick MODEL [--prompt TEXT [--chat]] [-o DIR]",
 		Short: "from a model to a running bundle in one command",
@@ -67,7 +31,7 @@ and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/
 ` + cli.ExitCodes,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			o.model = args[0]
+			o.Model = args[0]
 			for _, name := range []string{"prompt", "output"} {
 				if c.Flags().Changed(name) {
 					if err := cli.Required(c, name); err != nil {
@@ -76,445 +40,36 @@ and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/
 				}
 			}
 			for _, name := range []string{"max-tokens", "chat"} {
-				if c.Flags().Changed(name) && o.prompt == "" {
+				if c.Flags().Changed(name) && o.Prompt == "" {
 					return diag.New(diag.ClassUsage, "--%s is for --prompt, which is not there", name).WithHint("add --prompt TEXT, or leave it out")
 				}
 			}
 			for _, name := range []string{"text", "only"} {
-				if c.Flags().Changed(name) && o.target == "" {
+				if c.Flags().Changed(name) && o.Target == "" {
 					return diag.New(diag.ClassUsage, "--%s is for --target, which is not there", name).WithHint("add --target NAME, or leave it out")
 				}
 			}
-			if o.text != "" && o.calibration != "" {
+			if o.Text != "" && o.Calibration != "" {
 				return diag.New(diag.ClassUsage, "--text and --calibration exclude each other").WithHint("a calibration is made of a text: give one of them")
 			}
-			if _, err := parseTime("budget", o.budget); err != nil {
+			if _, err := cli.ParseTime("budget", o.Budget); err != nil {
 				return err
 			}
-			q := &quick{s: s, o: &o}
-			return q.run(c.Context())
+			q := &quick.Run{Streams: s, Options: &o, Root: newRoot}
+			return q.Run(c.Context())
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
-	f.StringVar(&o.prompt, "prompt", "", "text to continue once the bundle is there")
-	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
-	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
-	f.StringVar(&o.budget, "budget", "20s", "time to measure; more makes a better plan")
-	f.StringSliceVar(&o.schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
-	f.StringVar(&o.calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
-	f.StringVar(&o.target, "target", "", "catalog SoC with target data, whose device the bundle is for")
-	f.StringVar(&o.only, "only", "", "with --target: processors that execute what they support, such as npu; the rest goes to the others")
-	f.StringVar(&o.text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
-	f.BoolVar(&o.again, "again", false, "measure further, and make plan and bundle anew")
+	f.StringVarP(&o.Out, "output", "o", "", "directory for the files of every step (default hetc-MODEL)")
+	f.StringVar(&o.Prompt, "prompt", "", "text to continue once the bundle is there")
+	f.BoolVar(&o.Chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	f.IntVar(&o.MaxTokens, "max-tokens", 64, "most tokens to generate")
+	f.StringVar(&o.Budget, "budget", "20s", "time to measure; more makes a better plan")
+	f.StringSliceVar(&o.Schemes, "schemes", nil, "precisions to permit besides the stored one, such as a8t/q8c")
+	f.StringVar(&o.Calibration, "calibration", "", "calibration of hetc calibrate: what solve knows of losses, and how weights are rounded")
+	f.StringVar(&o.Target, "target", "", "catalog SoC with target data, whose device the bundle is for")
+	f.StringVar(&o.Only, "only", "", "with --target: processors that execute what they support, such as npu; the rest goes to the others")
+	f.StringVar(&o.Text, "text", "", "with --target: text to calibrate with, of the kind the model will see")
+	f.BoolVar(&o.Again, "again", false, "measure further, and make plan and bundle anew")
 	return c
-}
-
-// quick is one run of the command.
-type quick struct {
-	s     *cli.Streams
-	o     *quickOptions
-	input string // flag of hetrun that the model's bundle takes
-	steps []quickStep
-}
-
-// quickStep is a command that was run, and under --json its result.
-type quickStep struct {
-	Command []string        `json:"command"`
-	Result  json.RawMessage `json:"result"`
-}
-
-// Buckets of a quick plan: a few programs, so that there is little to measure.
-var quickBuckets = []int{64, 256}
-
-func (q *quick) run(ctx context.Context) error {
-	m, err := models.Open(q.o.model)
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	if !m.HasWeights() {
-		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.model).
-			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.model)
-	}
-	q.input = "--prompt TEXT"
-	switch files, err := m.TokenizerFiles(); {
-	case err != nil:
-		return err
-	case files["tokenizer"] == nil && q.o.prompt != "":
-		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
-	case files["tokenizer"] == nil:
-		q.input = "--tokens 1,2,3"
-	}
-	dir := q.o.out
-	if dir == "" {
-		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
-	}
-	if q.o.target != "" {
-		if _, err := socs.OpenTarget(q.o.target); err != nil {
-			return err
-		}
-		if len(q.o.schemes) == 0 {
-			q.o.schemes = []string{string(op.A16SQ8C)}
-		}
-	}
-	schemes, err := permitted(q.o.schemes)
-	if err != nil {
-		return err
-	}
-	if q.o.target != "" {
-		schemes = schemes[1:] // no NPU computes the stored precision
-		if err := q.plannable(m, schemes); err != nil {
-			return err
-		}
-	}
-	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	var cal []string
-	calDigest := ""
-	if q.o.calibration != "" {
-		c, err := calibration.Read(q.o.calibration)
-		if err != nil {
-			return err
-		}
-		if calDigest, err = c.Digest(); err != nil {
-			return err
-		}
-		cal = []string{"--calibration", q.o.calibration}
-	}
-	file := func(name string) string { return filepath.Join(dir, name) }
-	key, app := file("local"), file("app.hetb")
-	if q.o.again {
-		if err := q.repair(file); err != nil {
-			return err
-		}
-	}
-	changed, err := q.workload(file("workload.yaml"), schemes)
-	if err != nil {
-		return err
-	}
-	if q.o.target != "" {
-		return q.forTarget(ctx, schemes, file)
-	}
-	if !q.o.again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
-		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
-	} else {
-		with := []string{"--soc", file("soc.yaml"), "--model", q.o.model, "--workload", file("workload.yaml")}
-		steps := [][]string{
-			{"probe", "-o", file("soc.yaml")},
-			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.budget}, with...),
-			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
-			{"keygen", "--out", key},
-			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
-		}
-		if q.o.again {
-			steps[1] = append(steps[1], "--flagged")
-		}
-		if _, err := os.Stat(key + ".key"); err == nil {
-			steps = slices.Delete(steps, 3, 4)
-		}
-		for _, args := range steps {
-			if err := q.step(ctx, args...); err != nil {
-				return err
-			}
-		}
-	}
-	if q.o.prompt != "" {
-		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)}
-		if q.o.chat {
-			args = append(args, "--chat")
-		}
-		if err := q.step(ctx, args...); err != nil {
-			return err
-		}
-	}
-	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
-	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
-}
-
-// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
-func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
-	soc, err := socs.OpenTarget(q.o.target)
-	if err != nil {
-		return err
-	}
-	w := quickWorkload(schemes)
-	in := solver.Input{Model: m, SoC: soc, Workload: &w}
-	if q.o.only != "" {
-		in.Only = []string{q.o.only}
-	}
-	if err := in.ForTarget(); err != nil {
-		return err
-	}
-	if err := in.CheckSchemes(); err != nil {
-		var names []string
-		for _, x := range schemes {
-			names = append(names, string(x))
-		}
-		more := op.A8TQ8C // of products by experts, which the control processor executes
-		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 && !slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
-			more = npu.Target.Schemes[0]
-		}
-		return diag.New(diag.ClassOf(err), "quick: %w", err).WithHint("hetc quick permits it besides with --schemes %s,%s", strings.Join(names, ","), more)
-	}
-	return nil
-}
-
-func quickWorkload(schemes []op.Scheme) workload.Workload {
-	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets, Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
-}
-
-// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
-func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
-	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.o.calibration
-	var steps [][]string
-	if cal == "" && slices.ContainsFunc(schemes, op.Scheme.Static) {
-		cal = file("calibration.yaml")
-		_, err := os.Stat(cal)
-		switch {
-		case err == nil && !q.o.again:
-		case q.o.text == "":
-			return diag.New(diag.ClassUsage, "quick: schemes with static scales need ranges of activations, and no text is given").
-				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
-		default:
-			step := []string{"calibrate", "--model", q.o.model, "--text", q.o.text, "-o", cal}
-			for _, s := range schemes {
-				step = append(step, "--schemes", string(s))
-			}
-			steps = append(steps, step)
-		}
-	}
-	with := []string{"--target", q.o.target, "--model", q.o.model, "--workload", file("workload.yaml")}
-	var ranges []string
-	if cal != "" {
-		ranges = []string{"--calibration", cal}
-	}
-	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.model, "--key", key + ".key"}, ranges)
-	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o", file("plan.yaml")}, with, ranges)
-	if q.o.only != "" {
-		solve = append(solve, "--only", q.o.only)
-	}
-	steps = append(steps,
-		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
-		append([]string{"profile", "--compiler-only", "-o", file("facts.jsonl"), "--resume"}, with...),
-		solve)
-	if _, err := os.Stat(key + ".key"); err != nil {
-		steps = append(steps, []string{"keygen", "--out", key})
-	}
-	steps = append(steps,
-		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
-		slices.Concat(emit, []string{"--target", q.o.target, "--twin", twin, "-o", app}))
-	if q.o.prompt != "" {
-		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.o.prompt, "--max-tokens", strconv.Itoa(q.o.maxTokens)}
-		if q.o.chat {
-			run = append(run, "--chat")
-		}
-		steps = append(steps, run)
-	}
-	for _, args := range steps {
-		if err := q.step(ctx, args...); err != nil {
-			return err
-		}
-	}
-	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
-		app, q.o.target, program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
-	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
-}
-
-// step shows a command and runs it in this process.
-func (q *quick) step(ctx context.Context, args ...string) error {
-	if i := slices.Index(args, "--resume"); i > 0 && args[0] == "profile" {
-		if err := q.usableRecord(ctx, args); err != nil {
-			return err
-		}
-	}
-	q.s.Printf("$ %s %s\n", program("hetc"), cli.Quote(args...))
-	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
-	var result bytes.Buffer
-	if sub.JSON {
-		sub.Out = &result
-	}
-	if err := cli.Prepare(sub, newRoot, args...).ExecuteContext(ctx); err != nil {
-		if errors.Is(err, context.Canceled) {
-			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
-		}
-		return err
-	}
-	q.steps = append(q.steps, quickStep{append([]string{"hetc"}, args...), result.Bytes()})
-	return nil
-}
-
-// repair removes what no step could use or replace: the steps then make it anew.
-func (q *quick) repair(file func(string) string) error {
-	soc, key := file("soc.yaml"), file("local")
-	_, workloadErr := workload.Read(file("workload.yaml"))
-	machine, socErr := socs.Open(soc)
-	if socErr == nil && machine.Fingerprint != host.Fingerprint() {
-		socErr = errors.New("it describes another machine")
-	}
-	for _, x := range []struct {
-		err   error
-		files []string
-	}{
-		{socErr, []string{soc}},
-		{workloadErr, []string{file("workload.yaml")}},
-		{usableKey(key), []string{key + ".key", key + ".pub"}},
-	} {
-		if x.err == nil || errors.Is(x.err, fs.ErrNotExist) && len(x.files) == 1 {
-			continue
-		}
-		for _, f := range x.files {
-			if err := q.discard(f, x.err); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// usableKey reports why a key pair cannot sign, or cannot be trusted by what it signs.
-func usableKey(base string) error {
-	private, err := emit.LoadSigningKey(base + ".key")
-	if err != nil {
-		return err
-	}
-	trust, err := bundle.LoadTrust(base + ".pub")
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(trust.Keys, func(k bundle.Key) bool { return k.ID() == private.Public.ID() }) {
-		return errors.New("they are no pair")
-	}
-	return nil
-}
-
-// discard removes a file that is there, and says why.
-func (q *quick) discard(path string, why error) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return diag.New(diag.ClassIO, "quick: %w", err)
-	}
-	q.s.Notef("%s is made anew: %v", path, why)
-	return nil
-}
-
-// usableRecord looks at the record that a step of profile would go on with. One of another SoC file, machine or version
-// of the kernels cannot be continued: with --again it is begun anew.
-func (q *quick) usableRecord(ctx context.Context, step []string) error {
-	value := func(flags ...string) string {
-		i := slices.IndexFunc(step, func(s string) bool { return slices.Contains(flags, s) })
-		return step[i+1]
-	}
-	path := value("-o")
-	if _, err := os.Stat(path); err != nil {
-		return nil
-	}
-	soc, err := socs.Open(value("--soc", "--target"))
-	if err != nil {
-		return err
-	}
-	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, 1)
-	if err != nil {
-		return err
-	}
-	if err := libraryVersions(ctx, soc, &header); err != nil {
-		return err
-	}
-	w, err := record.Resume(path, header)
-	switch {
-	case err == nil:
-		return w.Close()
-	case diag.ClassOf(err) != diag.ClassInput:
-		return err
-	case q.o.again:
-		return q.discard(path, err)
-	}
-	return diag.New(diag.ClassInput, "quick: %w", err).WithHint("the same hetc quick with --again measures anew")
-}
-
-// permitted are the schemes a workload permits when these are offered besides the stored precision.
-func permitted(offered []string) ([]op.Scheme, error) {
-	if len(offered) == 0 {
-		return nil, nil
-	}
-	out := []op.Scheme{op.A32W32}
-	for _, text := range offered {
-		x, err := op.ParseScheme(text)
-		if err != nil {
-			var names []string
-			for _, s := range op.Schemes {
-				names = append(names, string(s))
-			}
-			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).WithHint("%s", diag.DidYouMean(text, names))
-		}
-		if !slices.Contains(out, x) {
-			out = append(out, x)
-		}
-	}
-	return out, nil
-}
-
-// workload writes what the plan is for, unless it is there.
-func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
-	w := quickWorkload(schemes)
-	text, err := decode.YAML(w)
-	if err != nil {
-		return false, err
-	}
-	old, err := wholefile.Read(path, 1<<20)
-	if err == nil && (bytes.Equal(old, text) || len(q.o.schemes) == 0) {
-		return false, nil // also one that was edited by hand
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, err
-	}
-	return true, wholefile.Write(path, text)
-}
-
-// current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
-// to this machine.
-func (q *quick) current(plan, app string, m *models.Model, calibration string) bool {
-	p, err := plantext.Read(plan)
-	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
-		return false
-	}
-	if digest, err := m.Digest(); err != nil || digest != p.Model.Digest {
-		return false
-	}
-	code, err := planir.Encode(p)
-	if err != nil {
-		return false
-	}
-	u, err := bundle.Inspect(app)
-	if err != nil || u.Manifest.Toolchain.Hetc != cli.Version {
-		return false
-	}
-	want := map[string][]byte{"plan": code}
-	files, err := m.TokenizerFiles()
-	if err != nil {
-		return false
-	}
-	for name, data := range files {
-		want[name] = data
-	}
-	for _, b := range u.Manifest.Blobs {
-		if data, ok := want[b.Name]; ok && sha256.Sum256(data) == b.SHA256 {
-			delete(want, b.Name)
-		}
-	}
-	return len(want) == 0
-}
-
-// program is how the user calls a program that lies beside this one.
-func program(name string) string {
-	if dir, _ := filepath.Split(os.Args[0]); dir != "" {
-		return cli.Quote(filepath.Join(dir, name))
-	}
-	return name
 }

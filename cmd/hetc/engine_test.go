@@ -11,14 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hetc/hetc/cmd/internal/solving"
 	"github.com/hetc/hetc/internal/require"
 	"github.com/hetc/hetc/solver/highs"
 )
 
 // solvedBy is the part of solve's result that tells about engines.
 type solvedBy struct {
-	Digest string   `json:"digest"`
-	Solves []solved `json:"solves"`
+	Digest string           `json:"digest"`
+	Solves []solving.Solved `json:"solves"`
 }
 
 // engineDir has costs of a problem that HiGHS solves in seconds.
@@ -96,9 +97,9 @@ func TestEngines(t *testing.T) {
 }
 
 // checkIndex compares the index of written models with the files and with the answers that solve reports.
-func checkIndex(t *testing.T, dir string, files []string, solves []solved) {
+func checkIndex(t *testing.T, dir string, files []string, solves []solving.Solved) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, indexName))
+	b, err := os.ReadFile(filepath.Join(dir, solving.IndexName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func checkIndex(t *testing.T, dir string, files []string, solves []solved) {
 		t.Fatalf("%d lines of %d files", len(lines), len(files))
 	}
 	for i, line := range lines {
-		var x indexed
+		var x solving.Indexed
 		if err := json.Unmarshal([]byte(line), &x); err != nil {
 			t.Fatal(err)
 		}

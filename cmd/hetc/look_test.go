@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/hetc/hetc/emit"
-	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 )
 
@@ -42,20 +40,5 @@ func TestInspectShowsTheReport(t *testing.T) {
 		if code := run([]string{"inspect", write(report[:len(report)-1], form)}, nil, &out, &errs); code != 3 || !strings.Contains(errs.String(), "decode report: unexpected EOF") || !strings.Contains(errs.String(), "hetc verify") {
 			t.Errorf("inspect of a damaged report exits with %d:\n%s%s", code, out.String(), errs.String())
 		}
-	}
-}
-
-// A plan for a machine of one's own is found by giving its file, and the first hint says so.
-func TestMachineOfPlanOutsideTheCatalog(t *testing.T) {
-	p := &planir.Plan{SoC: planir.SoCRef{Name: "my-board", Simulated: true}}
-	_, err := socOf(p, "")
-	if err == nil || !strings.Contains(err.Error(), `"my-board"`) {
-		t.Fatalf("got %v, want an error about my-board", err)
-	}
-	if hints := diag.HintsOf(err); len(hints) == 0 || !strings.Contains(hints[0], "--soc FILE") {
-		t.Errorf("hints %q, want --soc FILE first", hints)
-	}
-	if soc, err := socOf(&planir.Plan{}, ""); soc != nil || err != nil {
-		t.Errorf("a plan for a real machine: got %v, %v, want nothing to open", soc, err)
 	}
 }

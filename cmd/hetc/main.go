@@ -104,13 +104,3 @@ func newVersion(s *cli.Streams) *cobra.Command {
 	c.Flags().BoolVar(&licences, "licenses", false, "print the licences of the solver that a build with the tag highs contains")
 	return c
 }
-
-// kept tells that an output already is what the command would write.
-func kept(s *cli.Streams, path, why string) error {
-	s.Printf("%s: unchanged (%s)\n", path, why)
-	return s.Result(map[string]any{"file": path, "unchanged": true, "why": why})
-}
-
-func wrote(s *cli.Streams, path, format string, args ...any) {
-	s.Printf("%s: %s\n", path, fmt.Sprintf(format, args...))
-}

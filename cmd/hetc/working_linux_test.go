@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hetc/hetc/cmd/internal/solving"
 	"github.com/hetc/hetc/solver"
 )
 
@@ -24,9 +25,9 @@ memory: 60MiB
 
 // workingResult is the part of solve's result that tells what solving took.
 type workingResult struct {
-	Digest string       `json:"digest"`
-	Proof  solver.Proof `json:"proof"`
-	Solves []solved     `json:"solves"`
+	Digest string           `json:"digest"`
+	Proof  solver.Proof     `json:"proof"`
+	Solves []solving.Solved `json:"solves"`
 	Took   struct {
 		MS           int64 `json:"ms"`
 		ProcessorMS  int64 `json:"processor_ms"`

@@ -1,0 +1,55 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// A decoded token reads every dense matrix, and of the experts' those it is given to, in all layers.
+func TestDecodeBytes(t *testing.T) {
+	for _, name := range []string{"models/tiny-llama-kjv", "arch/qwen2-moe-dense-layers-fused"} {
+		m, err := models.Open("../../../testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		g := m.Graph()
+		p := &planir.Plan{Schema: planir.Schema, SoC: planir.SoCRef{Control: "a"}, MaxContext: 64, KV: op.F32, Procs: []planir.Proc{{
+			Name: "a", Layouts: []planir.Layout{{Scheme: "q8c", Layout: pack.N32}, {Scheme: "w32", Layout: pack.N32}},
+			Schemes: op.Schemes, DynamicRows: true, WeightRanges: true, StridedInput: true, StridedOutput: true,
+		}}}
+		p.Decisions, err = lower.Trivial(&g, "a", []int{1}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A8TQ8C })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lower.Lower(p, &g); err != nil {
+			t.Fatal(err)
+		}
+		want := int64(0)
+		for _, s := range g.Sections {
+			for _, n := range s.Nodes {
+				for _, o := range n.Ops {
+					if !o.HasScheme() {
+						continue
+					}
+					if o.Scheme = op.A8TQ8C; n.Exact {
+						o.Scheme = op.A32W32
+					}
+					bytes, err := pack.Bytes(pack.Expert(o.WeightSpec("weight", pack.N32)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					want += bytes * int64(max(1, o.Fan)) * int64(max(1, s.Layers))
+				}
+			}
+		}
+		if got := decodeBytes(p); got != want {
+			t.Errorf("%s: %d bytes, want %d", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,588 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/solver/workload"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+type EnginesOptions struct {
+	Models, Formats              []string
+	Prompts, Cores               []int
+	Gen, Depth                   int
+	Rounds, Reps                 int
+	Workload, Plan, SoC          string
+	Memory, Work                 string
+	Text, QualityModel           string
+	Out, Markdown                string
+	Budget, ProfileBudget, Limit string
+	MaxOthers                    float64
+	Seed                         uint64
+}
+
+// enginesBench is one run of the command.
+type enginesBench struct {
+	*EnginesOptions
+	Streams                 *cli.Streams
+	peer                    *engines.LlamaCpp
+	self, dir               string
+	maxBytes                int64  // of --max-memory, where it is a size
+	maxFormat               string // of --max-memory, where it is a format
+	match, profile, timeout time.Duration
+}
+
+func (o *EnginesOptions) Validate() (*enginesBench, error) {
+	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
+	b := &enginesBench{EnginesOptions: o}
+	for _, x := range []struct {
+		name      string
+		got, most int
+	}{{"gen", o.Gen, 1 << 20}, {"depth", o.Depth, 1 << 20}, {"rounds", o.Rounds, 1000}, {"reps", o.Reps, 1000}} {
+		if x.got < 1 || x.got > x.most {
+			return nil, usage("--%s %d: want 1 to %d", x.name, x.got, x.most)
+		}
+	}
+	if !(o.MaxOthers >= 0) {
+		return nil, usage("--max-others %v: want 0 or more", o.MaxOthers)
+	}
+	for _, p := range o.Prompts {
+		if p < 1 || p > 1<<20 {
+			return nil, usage("--prompt-len %d: want 1 to %d", p, 1<<20)
+		}
+	}
+	if len(o.Prompts) == 0 || len(o.Formats) == 0 {
+		return nil, usage("--prompt-len or --formats is empty").WithHint("leave it out for the default")
+	}
+	var err error
+	if o.Formats, err = noRepeats("formats", o.Formats); err != nil {
+		return nil, err
+	}
+	for _, f := range o.Formats {
+		if strings.ContainsAny(f, "/\\.- ") || f == "" {
+			return nil, usage("--formats %q: not a format of llama.cpp", f).WithHint("such as Q4_0, Q8_0 or Q4_K_M")
+		}
+	}
+	if o.Prompts, err = noRepeats("prompt-len", o.Prompts); err != nil {
+		return nil, err
+	}
+	if o.Cores, err = noRepeats("cores", o.Cores); err != nil {
+		return nil, err
+	}
+	usable, err := engines.Cores()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range o.Cores {
+		if !slices.Contains(usable, c) {
+			return nil, usage("--cores %d: this process may use %v", c, usable).WithHint("name some of those")
+		}
+	}
+	if len(o.Cores) == 0 {
+		o.Cores = usable
+	}
+	switch {
+	case o.Plan != "" && o.Workload != "":
+		return nil, usage("--plan and --workload exclude each other").WithHint("a plan has been made for a workload")
+	case (o.Plan == "") != (o.SoC == ""):
+		return nil, usage("--plan and --soc belong together").WithHint("without both a plan is made")
+	case o.Plan != "" && len(o.Models) != 1:
+		return nil, usage("--plan is for one model, got %d", len(o.Models))
+	case o.Plan != "" && o.Memory != "":
+		return nil, usage("--max-memory makes a second plan, which --plan cannot").WithHint("leave --plan out, or measure the plan of hetc solve --max-memory in a run of its own")
+	case o.QualityModel != "" && o.Text == "":
+		return nil, usage("--quality-model needs --text")
+	}
+	if o.Memory != "" {
+		if slices.Contains(o.Formats, o.Memory) {
+			b.maxFormat = o.Memory
+		} else if n, err := unit.ParseBytes(o.Memory); err == nil && n > 0 {
+			b.maxBytes = int64(n)
+		} else {
+			return nil, usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", o.Memory, strings.Join(o.Formats, ", "))
+		}
+	}
+	for _, x := range []struct {
+		name, text string
+		to         *time.Duration
+	}{{"budget", o.Budget, &b.match}, {"profile-budget", o.ProfileBudget, &b.profile}, {"timeout", o.Limit, &b.timeout}} {
+		if *x.to, err = cli.ParseTime(x.name, x.text); err != nil {
+			return nil, err
+		}
+	}
+	if b.profile == 0 || b.timeout == 0 {
+		return nil, usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
+	}
+	if o.Text != "" { // not found out after an hour
+		f, err := wholefile.Open(o.Text)
+		if err != nil {
+			return nil, err
+		}
+		f.Close()
+	}
+	for _, path := range []string{o.Out, o.Markdown} {
+		if path != "" {
+			if err := wholefile.Writable(path); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if b.peer, err = engines.FindLlamaCpp(o.Text != ""); err != nil {
+		return nil, err
+	}
+	if b.self, err = os.Executable(); err != nil {
+		return nil, diag.New(diag.ClassUnavailable, "bench engines: where is this program: %w", err)
+	}
+	return b, nil
+}
+
+func noRepeats[T comparable](flag string, list []T) ([]T, error) {
+	seen := map[T]bool{}
+	for _, x := range list {
+		if seen[x] {
+			return nil, diag.New(diag.ClassUsage, "--%s names %v twice", flag, x)
+		}
+		seen[x] = true
+	}
+	return list, nil
+}
+
+// tasks are what is measured, in the order of the tables.
+func (b *enginesBench) tasks() []engines.Task {
+	const long = 512 // a process with a long prompt has repetitions within it
+	const start = 8  // tokens
+	out := []engines.Task{{Start: start, Reps: 1}}
+	for _, n := range b.Prompts {
+		t := engines.Task{Prompt: n, Reps: b.Reps}
+		if n > long {
+			t.Reps = 1
+		}
+		out = append(out, t)
+	}
+	return append(out, engines.Task{Depth: b.Depth, Gen: b.Gen, Reps: b.Reps})
+}
+
+// enginesPlan is a plan of hetc that is measured.
+type enginesPlan struct {
+	Form      string                 `json:"form"`
+	Digest    string                 `json:"digest"`
+	Schemes   map[string][]op.Scheme `json:"schemes"` // of matrices, by phase
+	Bytes     int64                  `json:"weight_bytes"`
+	Predicted int64                  `json:"predicted_memory_bytes,omitempty"`
+	MaxMemory int64                  `json:"max_memory_bytes,omitempty"`
+
+	name, bundle string // of files
+	plan         *planir.Plan
+}
+
+// EnginesModel is what was found out about one model.
+type EnginesModel struct {
+	Name       string            `json:"name"`
+	Parameters int64             `json:"parameters"`
+	Digest     string            `json:"digest"`
+	Stored     string            `json:"stored"` // type of the weights both engines start from
+	Plans      []enginesPlan     `json:"plans"`
+	NoBounded  string            `json:"no_bounded_plan,omitempty"` // why there is none
+	Match      *engines.Result   `json:"match"`
+	Quality    []engines.Quality `json:"quality,omitempty"`
+	QualityOf  string            `json:"quality_model,omitempty"`
+}
+
+func (b *enginesBench) Run(ctx context.Context) error {
+	b.dir = b.Work
+	if b.dir == "" {
+		dir, err := os.MkdirTemp("", "hetc-engines")
+		if err != nil {
+			return diag.New(diag.ClassIO, "bench engines: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		b.dir = dir
+	}
+	if b.Text != "" {
+		for _, path := range b.Models { // not found out after an hour
+			m, err := b.openQuality(path)
+			if err != nil {
+				return err
+			}
+			m.Close()
+		}
+	}
+	var list []EnginesModel
+	taken := map[string]bool{}
+	for _, path := range b.Models {
+		m, err := b.model(ctx, path, taken)
+		if err != nil {
+			return fmt.Errorf("model %q: %w", path, err)
+		}
+		list = append(list, m)
+	}
+	if b.Text != "" { // last: it may take more memory than what is measured
+		peers := map[string][]engines.Quality{}
+		for i, path := range b.Models {
+			if err := b.quality(ctx, path, &list[i], peers); err != nil {
+				return fmt.Errorf("model %q: %w", path, err)
+			}
+		}
+	}
+	return b.report(list)
+}
+
+// model measures one model.
+func (b *enginesBench) model(ctx context.Context, path string, taken map[string]bool) (r EnginesModel, err error) {
+	m, err := models.Open(path)
+	if err != nil {
+		return r, err
+	}
+	defer m.Close()
+	if !m.HasWeights() {
+		return r, diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
+			WithHint("make random ones: hetc models synth %s -o DIR", path)
+	}
+	r.Name, r.Parameters = strings.TrimSuffix(m.Name, ".gguf"), m.Parameters()
+	for n := 2; taken[r.Name]; n++ {
+		r.Name = fmt.Sprintf("%s-%d", strings.TrimSuffix(m.Name, ".gguf"), n)
+	}
+	taken[r.Name] = true
+	dir := filepath.Join(b.dir, r.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return r, diag.New(diag.ClassIO, "bench engines: %w", err)
+	}
+	p, err := b.firstPlan(ctx, dir, path)
+	if err != nil {
+		return r, err
+	}
+	first, err := b.bundle(ctx, dir, path, "plan", p)
+	if err != nil {
+		return r, err
+	}
+	r.Plans, r.Digest = []enginesPlan{first}, p.Model.Digest
+	if r.Stored = string(floatType(m)); r.Stored == "" {
+		return r, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", m.StoredTypes())
+	}
+	peers, err := b.peers(ctx, dir, path, r)
+	if err != nil {
+		return r, err
+	}
+	if b.Memory != "" {
+		limited, err := b.limitedPlan(ctx, dir, path, peers)
+		switch {
+		case diag.ClassOf(err) == diag.ClassInfeasible: // the rest is worth measuring all the same
+			r.NoBounded = err.Error()
+			b.Streams.Warnf("%v", err)
+		case err != nil:
+			return r, err
+		default:
+			r.Plans = append(r.Plans, limited)
+		}
+	}
+	var all []engines.Engine
+	for i := range r.Plans {
+		all = append(all, &engines.Hetc{Program: b.self, Bundle: r.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: r.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
+	}
+	const patience = time.Minute
+	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed, Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.Streams.Notef}
+	r.Match, err = match.Play(ctx)
+	return r, err
+}
+
+// floatType is the float type a model's matrices are stored in, "" if they are quantised.
+func floatType(m *models.Model) op.Type {
+	best := op.Type("")
+	for _, t := range m.StoredTypes() {
+		switch t {
+		case op.F32:
+			if len(m.StoredTypes()) == 1 { // else those are its vectors
+				best = t
+			}
+		case op.F16, op.BF16:
+			best = t
+		default:
+			return ""
+		}
+	}
+	return best
+}
+
+// step shows a command of hetc and runs it as a process of its own, so that what it uses is not counted as
+// memory of the processes that are measured.
+func (b *enginesBench) step(ctx context.Context, args ...string) error {
+	_, err := b.output(ctx, args...)
+	return err
+}
+
+// output is step, and returns what the command prints.
+func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, error) {
+	b.Streams.Notef("$ %s %s", cli.Program("hetc"), cli.Quote(args...))
+	const most = time.Hour
+	d, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
+		said, hint := []string{}, "run it by hand: "+cli.Program("hetc")+" "+cli.Quote(args...)
+		for line := range strings.SplitSeq(string(d.Complaints), "\n") {
+			if text, ok := strings.CutPrefix(line, b.Streams.Tool+": error: "); ok {
+				said = append(said, text)
+			} else if text, ok := strings.CutPrefix(line, b.Streams.Tool+": hint: "); ok {
+				hint = text
+			}
+		}
+		return nil, diag.New(diag.Class(exit.ExitCode()), "hetc %s: %s", args[0], strings.Join(said, "\n")).WithHint("%s", hint)
+	}
+	return d.Out, err
+}
+
+// firstPlan is the plan that was given, or one that is made.
+func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*planir.Plan, error) {
+	if b.Plan != "" {
+		if err := b.step(ctx, "check", b.Plan, "--soc", b.SoC, "--model", model); err != nil {
+			return nil, err
+		}
+		return plantext.Read(b.Plan)
+	}
+	w := filepath.Join(dir, "workload.yaml")
+	if err := b.writeWorkload(w, false); err != nil {
+		return nil, err
+	}
+	if err := b.measure(ctx, dir, model); err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, "plan.yaml")
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "-o", out)...); err != nil {
+		return nil, err
+	}
+	return plantext.Read(out)
+}
+
+func (b *enginesBench) solve(dir, model string) []string {
+	return []string{"solve", "--soc", filepath.Join(dir, "soc.yaml"), "--record", filepath.Join(dir, "rec.jsonl"), "--accept-noisy", "--model", model}
+}
+
+// writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
+// phases in each, so that one copy of the weights can serve both.
+func (b *enginesBench) writeWorkload(path string, bounded bool) error {
+	w := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen, Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
+		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
+	const largest = 512 // rows of a program: longer prompts come in pieces
+	for n := 64; n <= largest && n <= slices.Max(b.Prompts); n *= 2 {
+		w.Buckets = append(w.Buckets, n)
+	}
+	if len(w.Buckets) == 0 {
+		w.Buckets = []int{max(2, slices.Max(b.Prompts))}
+	}
+	for _, n := range b.Prompts {
+		w.Prompts = append(w.Prompts, workload.Prompt{Tokens: n, Share: 1})
+	}
+	if b.Workload != "" {
+		var err error
+		if w, err = workload.Read(b.Workload); err != nil {
+			return err
+		}
+	}
+	if bounded {
+		both := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode)
+		slices.Sort(both)
+		both = slices.Compact(both)
+		w.Schemes.Prefill, w.Schemes.Decode = both, both
+	}
+	text, err := decode.YAML(*w)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(path, text)
+}
+
+// measure describes the machine and measures the model's operators on it, unless that was done in this folder
+// for the same workloads, by the same program.
+func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
+	soc, rec, both := filepath.Join(dir, "soc.yaml"), filepath.Join(dir, "rec.jsonl"), filepath.Join(dir, "measured.yaml")
+	if err := b.writeWorkload(both, b.Memory != ""); err != nil { // all schemes that some plan may use
+		return err
+	}
+	stamp, err := b.stamp(model, both)
+	if err != nil {
+		return err
+	}
+	done := filepath.Join(dir, "measured")
+	if old, err := wholefile.Read(done, 1<<16); err == nil && bytes.Equal(old, stamp) {
+		b.Streams.Notef("%s: used as it is: the same program has measured the same", rec)
+		return nil
+	}
+	for _, path := range []string{done, rec} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return diag.New(diag.ClassIO, "bench engines: %w", err)
+		}
+	}
+	if err := b.step(ctx, "probe", "--force", "-o", soc); err != nil {
+		return err
+	}
+	if err := b.step(ctx, "profile", "--soc", soc, "--model", model, "--workload", both, "--budget", b.profile.String(), "-o", rec); err != nil {
+		return err
+	}
+	return wholefile.Write(done, stamp)
+}
+
+// stamp says what a record belongs to.
+func (b *enginesBench) stamp(model, workload string) ([]byte, error) {
+	program, err := os.ReadFile(b.self)
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "bench engines: %w", err)
+	}
+	text, err := wholefile.Read(workload, 1<<20)
+	if err != nil {
+		return nil, err
+	}
+	model, err = filepath.Abs(model)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "program %x\nmodel %s\nworkload %x\ncores %v\nkernels %s\nbudget %v\n", sha256.Sum256(program), model, sha256.Sum256(text), b.Cores, host.Kernels(), b.profile), nil
+}
+
+// limitedPlan makes the plan that has to do with the memory of --max-memory.
+func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers []engines.Engine) (enginesPlan, error) {
+	bytes := b.maxBytes
+	if b.maxFormat != "" {
+		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
+		trial := engines.Match{Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout, Note: func(string, ...any) {}}
+		for _, t := range b.tasks() {
+			t.Reps = 1
+			trial.Tasks = append(trial.Tasks, t)
+		}
+		r, err := trial.Play(ctx)
+		if err != nil {
+			return enginesPlan{}, err
+		}
+		bytes = r.Peak(peers[i].Name(), b.maxFormat)
+		b.Streams.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
+	}
+	w, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
+	if err := b.writeWorkload(w, true); err != nil {
+		return enginesPlan{}, err
+	}
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
+		return enginesPlan{}, err
+	}
+	p, err := plantext.Read(out)
+	if err != nil {
+		return enginesPlan{}, err
+	}
+	x, err := b.bundle(ctx, dir, model, "bounded", p)
+	x.Form, x.MaxMemory = fmt.Sprintf("within %v", unit.Bytes(bytes)), bytes
+	return x, err
+}
+
+// bundle emits a plan, unless the bundle with it is there.
+func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *planir.Plan) (enginesPlan, error) {
+	x := enginesPlan{Form: name, name: name, plan: p, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	code, err := planir.Encode(p)
+	if err != nil {
+		return x, err
+	}
+	if x.Digest, err = planir.Digest(p); err != nil {
+		return x, err
+	}
+	for _, d := range p.Decisions {
+		phase := "prefill"
+		if p.Decodes(d.Rows) {
+			phase = "decode"
+		}
+		if d.Scheme != "" && !slices.Contains(x.Schemes[phase], d.Scheme) {
+			x.Schemes[phase] = append(x.Schemes[phase], d.Scheme)
+		}
+	}
+	for _, w := range p.Program.WeightBlobs() {
+		x.Bytes += w.Size
+	}
+	if p.Memory != nil {
+		x.Predicted = p.Memory.Total
+	}
+	key := filepath.Join(dir, "local")
+	if _, err := os.Stat(key + ".key"); err != nil {
+		if err := b.step(ctx, "keygen", "--out", key); err != nil {
+			return x, err
+		}
+	}
+	if u, err := bundle.Inspect(x.bundle); err == nil && u.Manifest.Toolchain.Hetc == cli.Version {
+		for _, blob := range u.Manifest.Blobs {
+			if blob.Name == "plan" && blob.SHA256 == sha256.Sum256(code) {
+				return x, nil
+			}
+		}
+	}
+	plan, soc := filepath.Join(dir, name+".yaml"), filepath.Join(dir, "soc.yaml")
+	if b.Plan != "" {
+		plan, soc = b.Plan, b.SoC
+	}
+	return x, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o", x.bundle)
+}
+
+// peers makes llama.cpp's files from the weights as they are stored.
+func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesModel) ([]engines.Engine, error) {
+	const digits = 12 // of the digest, in names of files
+	float := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, r.Stored))
+	var out []engines.Engine
+	for _, format := range b.Formats {
+		file := filepath.Join(dir, fmt.Sprintf("%.*s-%s.gguf", digits, r.Digest, format))
+		if _, err := os.Stat(file); err != nil {
+			if _, err := os.Stat(float); err != nil {
+				if err := b.step(ctx, "models", "export", model, "--type", r.Stored, "-o", float); err != nil {
+					return nil, err
+				}
+			}
+			b.Streams.Notef("%s: made by llama-quantize", file)
+			const most = time.Hour
+			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: most}, float, file, format, len(b.Cores)); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, b.peer.Engine(file, format))
+	}
+	return out, nil
+}
+
+func (b *enginesBench) report(list []EnginesModel) error {
+	env := measuredOn(b.Cores)
+	doc := map[string]any{"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version, "models": list}
+	p := &page{s: b.Streams}
+	for i := range list {
+		b.show(p, env, &list[i])
+	}
+	if b.Markdown != "" {
+		if err := wholefile.Write(b.Markdown, []byte(p.md.String())); err != nil {
+			return err
+		}
+	}
+	if b.Out != "" {
+		text, err := json.MarshalIndent(doc, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := wholefile.Write(b.Out, append(text, '\n')); err != nil {
+			return err
+		}
+	}
+	return b.Streams.Result(doc)
+}

@@ -1,0 +1,207 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+)
+
+// mostQuality is the time that one process may take to measure quality.
+const mostQuality = time.Hour
+
+// quality measures what the forms of a model cost, on the model itself or, where it has no tokenizer, the same
+// schemes and formats on another model. Llama.cpp's figures are kept by model: several may share one.
+func (b *enginesBench) quality(ctx context.Context, path string, r *EnginesModel, peers map[string][]engines.Quality) error {
+	m, err := b.openQuality(path)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	of := m.Dir
+	r.QualityOf = strings.TrimSuffix(m.Name, ".gguf")
+	dir := filepath.Join(b.dir, r.Name)
+	for i := range r.Plans {
+		x := &r.Plans[i]
+		var got []engines.Quality
+		if b.QualityModel == "" {
+			got, err = b.ownQuality(ctx, x.Form, "--bundle", x.bundle, "--trust", filepath.Join(dir, "local.pub"), "--model", of, "--decode")
+		} else {
+			got, err = b.schemesQuality(ctx, dir, m, of, x)
+		}
+		if err != nil {
+			return fmt.Errorf("quality of hetc %s: %w", x.Form, err)
+		}
+		r.Quality = append(r.Quality, got...)
+	}
+	if _, ok := peers[of]; !ok {
+		if peers[of], err = b.peerQuality(ctx, of); err != nil {
+			return fmt.Errorf("quality of llama.cpp: %w", err)
+		}
+	}
+	r.Quality = append(r.Quality, peers[of]...)
+	return nil
+}
+
+// openQuality opens the model that shows the quality of the one at path.
+func (b *enginesBench) openQuality(path string) (*models.Model, error) {
+	if b.QualityModel != "" {
+		path = b.QualityModel
+	}
+	m, err := models.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	files, err := m.TokenizerFiles()
+	if err == nil && len(files["tokenizer"]) == 0 {
+		err = diag.New(diag.ClassInput, "quality: model %q has no tokenizer, and a text is to be read", path).
+			WithHint("name a model that has one with --quality-model: the same schemes are measured with it")
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// ownQuality runs hetc quality and reads its phases.
+func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...string) ([]engines.Quality, error) {
+	out, err := b.output(ctx, append([]string{"quality", "--json", "--text", b.Text, "--windows", strconv.Itoa(engines.Windows)}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	type estimate struct{ Mean, Low, High float64 }
+	var doc struct {
+		Phases []struct {
+			Phase        string
+			KL           estimate `json:"kl"`
+			TopAgreement estimate `json:"top_agreement"`
+			Perplexity   estimate `json:"perplexity"`
+		} `json:"phases"`
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return nil, diag.New(diag.ClassInternal, "hetc quality --json: %w", err)
+	}
+	var list []engines.Quality
+	for _, p := range doc.Phases {
+		list = append(list, engines.Quality{Engine: "hetc", Form: form, Phase: p.Phase, MeanKL: p.KL.Mean, KLError: (p.KL.High - p.KL.Low) / 2, SameTop: p.TopAgreement.Mean, Perplexity: p.Perplexity.Mean})
+	}
+	return list, nil
+}
+
+// schemesQuality measures, on model m, the schemes that a plan for another model has in each phase, operator by
+// operator.
+func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models.Model, path string, x *enginesPlan) ([]engines.Quality, error) {
+	on, err := trial.Open(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	var list []engines.Quality
+	for _, phase := range []string{"prefill", "decode"} {
+		var missing []string
+		tied := true
+		p, err := on.Plan(engines.Window, func(node string) op.Scheme {
+			s, ok := schemeIn(x.plan, node, phase)
+			tied = tied && (s != op.I32Q8C || on.PackedTable() == node)
+			if !ok {
+				missing = append(missing, node)
+			}
+			return s
+		}, nil)
+		if len(missing) > 0 {
+			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them", path, strings.Join(missing, ", ")).
+				WithHint("name a --quality-model of the same architecture")
+		}
+		if !tied {
+			return nil, diag.New(diag.ClassInput, "model %q has a table and a head of its own, and the plan reads the embedding from the head", path).
+				WithHint("name a --quality-model whose head is tied")
+		}
+		if err != nil {
+			return nil, err
+		}
+		text, err := plantext.Encode(p)
+		if err != nil {
+			return nil, err
+		}
+		file := filepath.Join(dir, fmt.Sprintf("quality-%s-%s.yaml", x.name, phase))
+		if err := wholefile.Write(file, text); err != nil {
+			return nil, err
+		}
+		got, err := b.ownQuality(ctx, x.Form, "--plan", file, "--model", path, "--decode")
+		if err != nil {
+			return nil, err
+		}
+		for _, q := range got {
+			if q.Phase == phase {
+				list = append(list, q)
+			}
+		}
+	}
+	return list, nil
+}
+
+// schemeIn is the scheme of a node in the largest program of a phase; the programs of prefill share the last
+// matrix, which has one row, with decode's.
+func schemeIn(p *planir.Plan, node, phase string) (op.Scheme, bool) {
+	best := -1
+	for i := range p.Decisions {
+		d := &p.Decisions[i]
+		if d.Node != node || phase == "decode" && d.Rows != 1 || d.Rows != 1 && p.Decodes(d.Rows) {
+			continue
+		}
+		if best < 0 || d.Rows > p.Decisions[best].Rows {
+			best = i
+		}
+	}
+	if best < 0 {
+		return "", false
+	}
+	return p.Decisions[best].Scheme, true
+}
+
+// peerQuality measures llama.cpp's formats of a model against its own execution in float32.
+func (b *enginesBench) peerQuality(ctx context.Context, model string) ([]engines.Quality, error) {
+	dir, err := os.MkdirTemp(b.dir, ".quality")
+	if err != nil {
+		return nil, diag.New(diag.ClassIO, "%w", err)
+	}
+	defer os.RemoveAll(dir)
+	float, base := filepath.Join(dir, "f32.gguf"), filepath.Join(dir, "base")
+	if err := b.step(ctx, "models", "export", model, "--type", "f32", "-o", float); err != nil {
+		return nil, err
+	}
+	l := engines.Limits{Cores: b.Cores, Time: mostQuality}
+	if err := b.peer.Reference(ctx, l, float, b.Text, base, len(b.Cores)); err != nil {
+		return nil, err
+	}
+	var list []engines.Quality
+	for _, format := range b.Formats {
+		file := filepath.Join(dir, format+".gguf")
+		if err := b.peer.Quantize(ctx, l, float, file, format, len(b.Cores)); err != nil {
+			return nil, err
+		}
+		q, err := b.peer.Compare(ctx, l, file, format, base, len(b.Cores))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, q)
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, diag.New(diag.ClassIO, "%w", err)
+		}
+	}
+	return list, nil
+}

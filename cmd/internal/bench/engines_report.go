@@ -1,0 +1,208 @@
+package bench
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/engines"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+// measuredOn describes what a comparison ran on.
+func measuredOn(cores []int) record.Environment {
+	env := profiler.ThisMachine(cores, host.Kernels())
+	if env.CPU == "" {
+		env.CPU = env.Arch
+	}
+	return env
+}
+
+// page shows the same text and tables on the terminal and as Markdown.
+type page struct {
+	s  *cli.Streams
+	md strings.Builder
+}
+
+func (p *page) title(text string) {
+	p.s.Printf("%s\n\n", text)
+	fmt.Fprintf(&p.md, "## %s\n\n", text)
+}
+
+func (p *page) text(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.s.Printf("%s\n", text)
+	fmt.Fprintf(&p.md, "%s\n", text)
+}
+
+func (p *page) table(header []string, rows [][]string) {
+	p.s.Printf("\n")
+	p.s.Table(header, rows)
+	p.s.Printf("\n")
+	line := func(cells []string) {
+		p.md.WriteString("|")
+		for _, c := range cells {
+			p.md.WriteString(" " + strings.ReplaceAll(c, "|", `\|`) + " |")
+		}
+		p.md.WriteString("\n")
+	}
+	names, rules := make([]string, len(header)), make([]string, len(header))
+	for i, h := range header {
+		name, right := strings.CutPrefix(h, ">")
+		if names[i], rules[i] = name, "---"; right {
+			rules[i] = "---:"
+		}
+	}
+	p.md.WriteString("\n")
+	line(names)
+	line(rules)
+	for _, r := range rows {
+		line(r)
+	}
+	p.md.WriteString("\n")
+}
+
+// show writes what was found out about a model.
+func (b *enginesBench) show(p *page, env record.Environment, m *EnginesModel) {
+	r := m.Match
+	p.title(fmt.Sprintf("%s: hetc against other engines", m.Name))
+	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
+	p.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the same weights for all.",
+		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(r), "; "), float64(m.Parameters)/1e9, m.Stored)
+	processes := 0
+	for _, s := range r.Series {
+		processes += len(s.Samples)
+	}
+	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", r.Rounds, r.Seed, processes, r.Seconds)
+	if r.Stopped {
+		p.text("The time did not suffice for %d rounds.", b.Rounds)
+	}
+	if b.MaxOthers > 0 {
+		p.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, r.Disturbed, r.Repeated)
+	} else {
+		p.text("Nobody looked whether others were at work meanwhile.")
+	}
+	for _, x := range m.Plans {
+		note := ""
+		if x.MaxMemory > 0 {
+			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(x.MaxMemory))
+		}
+		p.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", x.Form, x.Digest, note, joined(x.Schemes["prefill"]), joined(x.Schemes["decode"]))
+	}
+	if m.NoBounded != "" {
+		p.text("No plan within --max-memory: %s.", m.NoBounded)
+	}
+
+	var rows [][]string
+	for _, t := range tasksOf(r) {
+		for _, s := range r.Series {
+			if s.Task != t {
+				continue
+			}
+			row := []string{t.String(), s.Engine, s.Form, fmt.Sprint(s.Summary.N), fmt.Sprintf("%.1f", s.Summary.Median), interval(s.Summary, "%.1f"), "", "", mib(s.Peak)}
+			if t.Start > 0 {
+				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
+				row[4], row[5] = ms(s.Summary.Median), ms(s.Summary.High)+".."+ms(s.Summary.Low)
+			}
+			for _, x := range r.Ratios {
+				if s.Engine == "hetc" && x.Form == s.Form && x.Task == t {
+					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", x.Summary.Median, x.Peer, x.Best), interval(x.Summary, "%.2f")
+				}
+			}
+			if s.Dropped {
+				row[6] = "slower throughout, dropped"
+			}
+			rows = append(rows, row)
+		}
+	}
+	p.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval", "ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
+	if r.Rounds < 6 {
+		p.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
+	}
+
+	rows = nil
+	for _, x := range m.Plans {
+		peak := r.Peak("hetc", x.Form)
+		row := []string{"hetc " + x.Form, mib(peak), "-"}
+		if x.Predicted > 0 {
+			row[2] = mib(x.Predicted)
+		}
+		for _, f := range b.Formats {
+			row = append(row, peakRatio(peak, r.Peak("llama.cpp", f)))
+		}
+		rows = append(rows, row)
+	}
+	header := []string{"peak memory", ">MiB", ">predicted MiB"}
+	for _, f := range b.Formats {
+		header = append(header, ">/ llama.cpp "+f)
+		rows = append(rows, append([]string{"llama.cpp " + f, mib(r.Peak("llama.cpp", f)), "-"}, make([]string, len(b.Formats))...))
+	}
+	p.table(header, rows)
+
+	if len(m.Quality) == 0 {
+		return
+	}
+	p.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), m.QualityOf)
+	rows = nil
+	for _, q := range m.Quality {
+		rows = append(rows, []string{q.Engine, q.Form, q.Phase, fmt.Sprintf("%.5f ± %.5f", q.MeanKL, q.KLError), fmt.Sprintf("%.2f %%", 100*q.SameTop), fmt.Sprintf("%.3f", q.Perplexity)})
+	}
+	p.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
+}
+
+func tasksOf(r *engines.Result) (out []engines.Task) {
+	for _, s := range r.Series {
+		if !slices.Contains(out, s.Task) {
+			out = append(out, s.Task)
+		}
+	}
+	return out
+}
+
+// peersOf says which other engines took part.
+func peersOf(r *engines.Result) (out []string) {
+	for _, s := range r.Series {
+		text := fmt.Sprintf("%s %s (%s)", s.Engine, s.Version, s.Backend)
+		if s.Engine != "hetc" && !slices.Contains(out, text) {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+func interval(s stat.Summary, format string) string {
+	return fmt.Sprintf(format+".."+format, s.Low, s.High)
+}
+
+// mib is a size, "-" for one that is not known: of a process too short to be looked at.
+func mib(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", float64(bytes)/(1<<20))
+}
+
+func joined[T ~string](list []T) string {
+	if len(list) == 0 {
+		return "-"
+	}
+	var words []string
+	for _, x := range list {
+		words = append(words, string(x))
+	}
+	slices.Sort(words)
+	return strings.Join(words, ", ")
+}
+
+// peakRatio is how many times as much memory one engine came to hold as another, "-" where the system did not tell of both.
+func peakRatio(peak, other int64) string {
+	if peak == 0 || other == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", float64(peak)/float64(other))
+}

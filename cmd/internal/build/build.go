@@ -1,0 +1,126 @@
+// Package build knows how hetc build makes the cells of a matrix with the engines and compilers of this
+// program, and what it tells of them.
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/bundling"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+)
+
+// DefaultCacheBytes bounds the cache where --cache-size does not.
+const DefaultCacheBytes = 10 << 30
+
+type Options struct {
+	File, Output, Only  string
+	Jobs                int
+	Memory              string
+	Cache, CacheSize    string
+	DryRun, AcceptNoisy bool
+}
+
+func Run(ctx context.Context, s *cli.Streams, o *Options) (err error) {
+	if o.Jobs < 1 {
+		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", o.Jobs)
+	}
+	mo := matrix.Options{
+		Output: o.Output, Only: o.Only, Jobs: o.Jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.DryRun, AcceptNoisy: o.AcceptNoisy, Now: time.Now,
+		Tools: matrix.Tools{Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Simulate: bindings.Simulate, Emit: emitCell, Compilers: compilerIdentity},
+	}
+	if o.Memory != "" {
+		if mo.MaxMemory, err = cli.ParseSize("max-memory", o.Memory); err != nil {
+			return err
+		}
+	}
+	keep, err := cli.ParseSize("cache-size", o.CacheSize)
+	if err != nil {
+		return err
+	}
+	if mo.Config, err = matrix.ReadConfig(o.File); err != nil {
+		return err
+	}
+	if mo.Key, err = mo.Config.SigningKey(); err != nil {
+		return err
+	}
+	if mo.Program, err = matrix.Program(); err != nil {
+		return err
+	}
+	dir, err := bindings.CacheDir(o.Cache)
+	if err != nil {
+		return err
+	}
+	if mo.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: o.DryRun}); err != nil {
+		if len(diag.HintsOf(err)) == 0 {
+			err = diag.New(diag.ClassOf(err), "%w", err).WithHint("name another directory: --cache DIR, or %s", bindings.EnvCache)
+		}
+		return err
+	}
+	defer func() {
+		if cerr := mo.Cache.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	mo.Note, mo.Progress = s.Notef, s.Terminal()
+	r, err := matrix.Run(ctx, mo)
+	if err != nil {
+		return err
+	}
+	return showBuild(s, r)
+}
+
+// emitCell writes a bundle of a cell.
+func emitCell(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key) (bundle.Digest, error) {
+	if t != nil {
+		flags := bundling.TargetFlags{Name: soc.Name, Emulator: t.Emulator, Fallback: t.AllowFallback}
+		if t.Twin != nil {
+			flags.Twin = t.Twin.File
+		}
+		if err := flags.Apply(ctx, &o, soc, key); err != nil {
+			return bundle.Digest{}, err
+		}
+	}
+	return bundling.Emit(ctx, path, o, soc)
+}
+
+// compilerIdentity names the libraries that compile for the processors of a target. A missing one is no error yet: a plan may
+// give its processor no graph.
+func compilerIdentity(ctx context.Context, soc *socs.SoC) (string, error) {
+	var parts []string
+	for _, c := range bindings.Compilers(nil) {
+		known, ok := c.(interface {
+			Identity(context.Context, driver.Target) (string, error)
+		})
+		if !ok {
+			continue
+		}
+		for i := range soc.Processors {
+			p := &soc.Processors[i]
+			if p.Target == nil || p.Target.Compiler != c.Name() {
+				continue
+			}
+			id, err := known.Identity(ctx, driver.Target{Proc: p.Name, Options: p.Target.Options()})
+			if errors.Is(err, driver.ErrUnavailable) {
+				id, err = "missing", nil
+			}
+			if err != nil {
+				return "", fmt.Errorf("compile for processor %q: %w", p.Name, err)
+			}
+			parts = append(parts, p.Name, id)
+		}
+	}
+	return strings.Join(parts, " "), nil
+}

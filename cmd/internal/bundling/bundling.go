@@ -1,0 +1,88 @@
+// Package bundling knows how a plan becomes a signed bundle for this machine, a simulated one or a target's
+// device, and what is told of it.
+package bundling
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/runtime/tokenizer"
+	"github.com/hetc/hetc/socs"
+)
+
+// Emit checks the plan of o for its model, and for the machine where there is one, and writes a bundle
+// for that machine.
+func Emit(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
+	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
+		return bundle.Digest{}, err
+	}
+	o.Compilers, o.Toolchain = bindings.Compilers(machine), cli.Version
+	o.OS, o.Arch = targetSystem(&o, machine)
+	if err := tryTokenizer(ctx, &o); err != nil {
+		return bundle.Digest{}, err
+	}
+	m, err := openMemo(&o)
+	if err != nil {
+		return bundle.Digest{}, err
+	}
+	if m != nil {
+		o.Memo, o.Scratch = m, m.dir
+		defer func() {
+			if e := m.cache.Close(); err == nil {
+				err = e
+			}
+		}()
+	}
+	return emit.Emit(ctx, path, o)
+}
+
+// tryTokenizer refuses what nobody should sign: a tokenizer that hetrun could not read, and a chat template that takes
+// more than a template may. One that fails otherwise, or refuses the samples, harms nobody: hetrun --chat says so.
+func tryTokenizer(ctx context.Context, o *emit.Options) error {
+	text, ok := o.Files["tokenizer"]
+	if !ok {
+		return nil
+	}
+	t, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS)
+	if err != nil {
+		return fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
+	}
+	if _, err := t.TryChat(ctx); err != nil {
+		return fmt.Errorf("model %q: %w", o.Model.Dir, err)
+	}
+	return nil
+}
+
+// VerifiedPlan is the plan of a bundle whose every byte was verified.
+func VerifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
+	p, err := planOf(b)
+	if err != nil {
+		return nil, err
+	}
+	return p, planir.Check(p).Err()
+}
+
+// ClaimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
+func ClaimedPlan(path string) *planir.Plan {
+	u, err := bundle.Inspect(path)
+	if err != nil {
+		return nil
+	}
+	text, err := bundle.Claimed(path, u.Manifest.Entrypoint, maxClaimedPlan)
+	if text == nil || err != nil {
+		return nil
+	}
+	p, err := planir.Decode(text)
+	if err != nil || planir.Check(p).Err() != nil {
+		return nil
+	}
+	return p
+}
+
+const maxClaimedPlan = 64 << 20

@@ -1,0 +1,88 @@
+package bundling
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/emit/compile/qnn"
+	"github.com/hetc/hetc/internal/cas"
+	"github.com/hetc/hetc/runtime/driver/host"
+)
+
+// memo remembers what emit computed for graphs that hold their weights, beside what their compilers made.
+type memo struct {
+	cache *cas.Cache
+	maker string // this program on this machine
+	dir   string // for what waits for the bundle
+}
+
+// openMemo opens the memo for o, nil where nothing is to be remembered.
+func openMemo(o *emit.Options) (*memo, error) {
+	bakes := o.Target != nil
+	for _, q := range o.Plan.Procs {
+		bakes = bakes || q.Bakes
+	}
+	dir := bindings.CompiledCache()
+	if !bakes || dir == "" {
+		return nil, nil
+	}
+	c, err := cas.Open(dir, cas.Options{MaxBytes: qnn.CacheBytes, Now: time.Now})
+	if err != nil {
+		return nil, err
+	}
+	m := &memo{cache: c}
+	if m.maker, err = programDigest(c); err == nil {
+		m.dir, err = c.Scratch()
+	}
+	if err != nil {
+		_ = c.Close() // the error before it says more
+		return nil, err
+	}
+	m.maker += " " + host.Fingerprint() + " " + host.Kernels()
+	return m, nil
+}
+
+func (m *memo) Recall(key string) ([]byte, bool) {
+	b, err := m.cache.Read(cas.KeyOf("emit", m.maker, key))
+	return b, err == nil
+}
+
+func (m *memo) Keep(key string, result []byte) error {
+	e, err := m.cache.Put(cas.KeyOf("emit", m.maker, key), func(path string) error { return os.WriteFile(path, result, 0o600) })
+	if err != nil {
+		return err
+	}
+	return e.Close()
+}
+
+// programDigest is that of this program, remembered for its file's path, size and time of change.
+func programDigest(c *cas.Cache) (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return matrix.Program()
+	}
+	st, err := os.Stat("/proc/self/exe") // what runs, even when its file was replaced
+	if err != nil {
+		st, err = os.Stat(path)
+	}
+	if err != nil {
+		return matrix.Program()
+	}
+	key := cas.KeyOf("program", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
+	if d, _, ok, err := c.Sum(key); err == nil && ok {
+		return d.String(), nil
+	}
+	text, err := matrix.Program()
+	if err != nil {
+		return "", err
+	}
+	d, err := cas.ParseDigest(text)
+	if err != nil {
+		return "", err
+	}
+	return text, c.Note(key, d, st.Size())
+}

@@ -1,0 +1,110 @@
+package bundling
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/planir"
+)
+
+// bakes shows progress of baking on a terminal, and adds up what it took.
+type bakes struct {
+	s     *cli.Streams
+	mu    sync.Mutex
+	begun map[int]time.Time
+	order []string
+	sums  map[string]*bakeSum // by the graphs' name
+	since time.Time           // that the stage that is under way began
+	check time.Duration       // before anything is compiled
+	took  time.Duration       // packing, compiling and trying
+	write time.Duration       // the bundle
+}
+
+type bakeSum struct {
+	groups, graphs, cached, packed int
+	took                           time.Duration
+}
+
+func NewProgress(s *cli.Streams) *bakes {
+	return &bakes{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
+}
+
+// stage adds what passed since the last one to d.
+func (b *bakes) stage(d *time.Duration) {
+	now := time.Now()
+	*d += now.Sub(b.since)
+	b.since = now
+}
+
+func (b *bakes) Written() { b.stage(&b.write) }
+
+func (b *bakes) Watch(e emit.Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case e.Groups == 0 && e.Done:
+		b.stage(&b.took)
+		return
+	case e.Groups == 0:
+		b.stage(&b.check)
+		return
+	case !e.Done:
+		b.begun[e.Group] = time.Now()
+		return
+	}
+	took := time.Since(b.begun[e.Group])
+	name, _, _ := strings.Cut(e.Label, ", ")
+	sum := b.sums[name]
+	if sum == nil {
+		sum = &bakeSum{}
+		b.sums[name], b.order = sum, append(b.order, name)
+	}
+	sum.groups++
+	sum.graphs += len(e.Graphs)
+	sum.took += took
+	if e.Packed {
+		sum.packed++
+	}
+	from := ""
+	if e.Cached {
+		sum.cached++
+		from = ", from the cache"
+	}
+	if e.Err != nil {
+		from = ", refused"
+	}
+	if b.s.Terminal() {
+		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", e.Group+1, e.Groups, e.Label, len(e.Graphs), took.Seconds(), from)
+	}
+}
+
+// Show prints what compiling took. Times are of this run and stand in no file.
+func (b *bakes) Show() map[string]any {
+	var rows [][]string
+	groups, cached, packed := 0, 0, 0
+	slices.Sort(b.order)
+	for _, name := range b.order {
+		x := b.sums[name]
+		groups, cached, packed = groups+x.groups, cached+x.cached, packed+x.packed
+		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
+			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
+		}
+		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), strconv.Itoa(x.packed), fmt.Sprintf("%.1f", x.took.Seconds())})
+	}
+	if groups == 0 {
+		return nil
+	}
+	b.s.Table([]string{"compiled with its weights", ">groups", ">graphs", ">from the cache", ">packed", ">seconds"}, rows)
+	b.s.Printf("compiled %d groups in %.2f s, %d from the cache, weights packed for %d; graphs of the same weights at several numbers of rows are one group\n", groups, b.took.Seconds(), cached, packed)
+	b.s.Printf("stages: plan and model checked in %.2f s, compiled in %.2f s, bundle written in %.2f s\n\n", b.check.Seconds(), b.took.Seconds(), b.write.Seconds())
+	return map[string]any{
+		"groups": groups, "cached": cached, "packed": packed, "seconds": b.took.Seconds(),
+		"check_seconds": b.check.Seconds(), "write_seconds": b.write.Seconds(),
+	}
+}

@@ -1,0 +1,245 @@
+package bundling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+)
+
+// TargetFlags say for what emit makes a bundle of a plan that was made for a simulated SoC.
+type TargetFlags struct {
+	Name     string
+	Emulator bool
+	Fallback bool
+	Twin     string
+}
+
+// Apply sets the options of emit, for a plan of machine (nil: of this one). key is the one that signs.
+func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.SoC, key *bundle.Key) error {
+	if f.Name == "" && !f.Emulator {
+		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
+			if set {
+				return diag.New(diag.ClassUsage, "--%s: it is for bundles made for a target", flag).WithHint("name the target: --target NAME")
+			}
+		}
+		return nil
+	}
+	if f.Emulator && f.Twin != "" {
+		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
+	}
+	if machine == nil {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name, o.Plan.SoC.Name).
+			WithHint("plan for the target: hetc solve --target NAME")
+	}
+	name := f.Name
+	if name == "" {
+		name = machine.Name
+	}
+	if x, err := socs.Open(name); err == nil { // a file is known by its name
+		name = x.Name
+	} else if f.Name != "" && f.Name != machine.Name {
+		return err
+	}
+	if name != machine.Name {
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for SoC %q", name, machine.Name).
+			WithHint("solve for the target: hetc solve --target %s, or emit for the plan's: --target %s", name, machine.Name)
+	}
+	soc, err := machine.Restricted()
+	if err != nil {
+		return err
+	}
+	o.AllowFallback, o.Oracle = f.Fallback, host.New()
+	o.Target = &emit.Target{SoC: soc.Name, Emulator: f.Emulator}
+	var here *driver.Device // what stands for the device's CPU beside its emulator
+	if f.Emulator {
+		devices, err := host.New().Devices(ctx)
+		if err != nil {
+			return err
+		}
+		here = &devices[0]
+		o.Target.Fingerprint = host.Fingerprint()
+	}
+	known := bindings.Compilers(machine)
+	for i := range soc.Processors {
+		q, err := targetProc(&soc.Processors[i], known, here)
+		if err != nil {
+			return err
+		}
+		o.Target.Procs = append(o.Target.Procs, q)
+	}
+	if f.Twin != "" {
+		if o.TwinReport, err = twinReport(ctx, f.Twin, key, o.Plan); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// twinReport is the report of a twin. What it says goes into a signed bundle: every byte of the twin is verified, by the
+// key that signs, and it has to be of the same model and inputs as the plan.
+func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
+	fail := func(err error, hint string) (*emit.Report, error) {
+		d := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
+		if bundle.StepOf(err) != "" { // which names the file
+			d = diag.New(diag.ClassOf(err), "--twin: %w", err)
+		}
+		if hint != "" {
+			d = d.WithHint("%s", hint)
+		}
+		return nil, d
+	}
+	again := "make it from the same plan with hetc emit --for-emulator"
+	trust, err := bundle.ParseTrust(key.PEM(), key.Name)
+	if err != nil {
+		return fail(err, "")
+	}
+	b, err := bundle.Open(path, bundle.Options{Trust: trust, Policy: bundle.Policy{AllowDev: true}})
+	if err != nil {
+		hint := ""
+		if bundle.StepOf(err) == bundle.StepSignature {
+			hint = "its report is repeated in what --key signs: emit the twin with the same key"
+		}
+		return fail(err, hint)
+	}
+	defer b.Close()
+	if !slices.ContainsFunc(b.Manifest().Blobs, func(x bundle.Blob) bool { return x.Name == emit.ReportBlob }) {
+		return fail(errors.New("the bundle holds no graphs that were compiled with their weights"), again)
+	}
+	if err := b.VerifyAll(ctx, nil); err != nil {
+		return fail(err, "")
+	}
+	of, err := planOf(b)
+	if err != nil {
+		return fail(err, again)
+	}
+	if of.Model.Digest != plan.Model.Digest {
+		return fail(fmt.Errorf("it is of model %q, digest %.12s, and the plan of %q, digest %.12s", of.Model.Name, of.Model.Digest, plan.Model.Name, plan.Model.Digest), again)
+	}
+	if !slices.Equal(of.Inputs, plan.Inputs) {
+		return fail(errors.New("it is of a plan that was solved from other inputs"), again)
+	}
+	if err := b.Expect(emit.ReportBlob, bundle.RoleReport); err != nil {
+		return fail(err, again)
+	}
+	text, err := b.Bytes(emit.ReportBlob)
+	if err != nil {
+		return fail(err, "")
+	}
+	r, err := emit.DecodeReport(text)
+	if err != nil {
+		return fail(err, again)
+	}
+	return r, nil
+}
+
+// planOf is the plan that a verified bundle begins with.
+func planOf(b *bundle.Bundle) (*planir.Plan, error) {
+	entry := b.Manifest().Entrypoint
+	if err := b.Expect(entry, bundle.RolePlan); err != nil {
+		return nil, err
+	}
+	text, err := b.Bytes(entry)
+	if err != nil {
+		return nil, err
+	}
+	return planir.Decode(text)
+}
+
+// targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
+func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
+	t := p.Target
+	out := check.Proc(p)
+	q := &out
+	q.Driver, q.Select, q.Options, q.Cores = t.Driver, t.Select, nil, nil
+	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == t.Compiler })
+	switch {
+	case t.Compiler == "" && here != nil:
+		q.Select, q.Cores = here.Select, slices.Clone(here.Cores)
+	case t.Compiler == "":
+		if q.Select == "" {
+			q.Select = coreRange(p.Cores)
+		}
+		cores, err := coresOf(q.Select)
+		if err != nil {
+			return out, diag.New(diag.ClassInput, "soc: target of processor %q: %w", p.Name, err)
+		}
+		q.Cores = cores
+	case k < 0:
+		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", p.Name, t.Compiler)
+	default:
+		if here != nil {
+			q.Select = "emulator"
+		}
+		q.Options = t.Options() // of the compiler, and what the driver compares artifacts with
+		if _, bakes := known[k].(driver.Baker); !bakes {
+			return out, nil
+		}
+		q.Bakes, q.Shares = true, here == nil && p.WeightBytes != socs.WeightsPerGraph
+		q.WeightRanges, q.DynamicRows, q.StridedInput, q.StridedOutput, q.Prepacks = false, false, false, false, false
+		q.Fuses = true
+		for i := range q.Layouts {
+			q.Layouts[i].Layout = op.OnnxLayout
+		}
+		for _, s := range q.Schemes {
+			if q.LayoutOf(s.Weight()) == "" {
+				q.Layouts = append(q.Layouts, planir.Layout{Scheme: s.Weight(), Layout: op.OnnxLayout})
+			}
+		}
+		slices.SortFunc(q.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
+	}
+	return out, nil
+}
+
+// coreRange is a selection of the driver "host".
+func coreRange(cores []int) string {
+	if len(cores) == 0 {
+		return "0"
+	}
+	lo, hi := slices.Min(cores), slices.Max(cores)
+	if lo == hi {
+		return strconv.Itoa(lo)
+	}
+	return fmt.Sprintf("%d-%d", lo, hi)
+}
+
+// coresOf reads one: "2-7".
+func coresOf(sel string) ([]int, error) {
+	a, b, two := strings.Cut(sel, "-")
+	lo, err := strconv.Atoi(a)
+	hi := lo
+	if err == nil && two {
+		hi, err = strconv.Atoi(b)
+	}
+	const most = 1 << 10
+	if err != nil || lo < 0 || hi < lo || hi >= most {
+		return nil, fmt.Errorf("select %q of driver %q, want a core or a range of cores such as 2-7", sel, host.Name)
+	}
+	var out []int
+	for c := lo; c <= hi; c++ {
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// targetSystem is what the bundle of a plan runs on.
+func targetSystem(o *emit.Options, machine *socs.SoC) (goos, arch string) {
+	if machine != nil && machine.OS != "" && (o.Target == nil || !o.Target.Emulator) {
+		return machine.OS, machine.Arch
+	}
+	return runtime.GOOS, runtime.GOARCH
+}

@@ -1,0 +1,41 @@
+// Package catalog knows how models and SoCs are listed, shown and written.
+package catalog
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir/op"
+)
+
+func FirstSentence(text string) string {
+	if first, _, more := strings.Cut(text, ". "); more {
+		return first + "."
+	}
+	return text
+}
+
+// WritableModel reports why no model can be written as the directory or .gguf file out, before minutes are
+// spent on it.
+func WritableModel(out string) error {
+	if strings.HasSuffix(out, ".gguf") {
+		return wholefile.Writable(out)
+	}
+	if st, err := os.Lstat(out); err == nil && !st.IsDir() {
+		return diag.New(diag.ClassIO, "write model %q: it is there and no directory", out).WithHint("remove it, or give another name")
+	}
+	return nil
+}
+
+// ElementTypes are those that matrices can be exported as.
+var ElementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
+
+func ElementType(name string) (op.Type, error) {
+	if !slices.Contains(ElementTypes, name) {
+		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", diag.DidYouMean(name, ElementTypes))
+	}
+	return op.Type(name), nil
+}

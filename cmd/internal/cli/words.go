@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Wrap joins words, which sep ends, into lines of readable width.
+func Wrap(words []string, sep string) (lines []string) {
+	const width = 72
+	line := ""
+	for i, w := range words {
+		if i < len(words)-1 {
+			w += sep
+		}
+		if line != "" && len(line)+1+len(w) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += w
+	}
+	return append(lines, line)
+}
+
+func Enumerate(list []string) string {
+	switch n := len(list); {
+	case n == 0:
+		return "nothing"
+	case n == 1:
+		return list[0]
+	default:
+		return strings.Join(list[:n-1], ", ") + " and " + list[n-1]
+	}
+}
+
+// Progress returns what shows on a terminal how much of the work is done and how long the rest will take.
+func Progress(s *Streams, what string) func(done, all int, part string) {
+	line := s.Line(false)
+	return func(done, all int, part string) {
+		line.Bar(what, done, all, part)
+		if done == all {
+			line.End()
+		}
+	}
+}
+
+// Program is how the user calls a program that lies beside this one.
+func Program(name string) string {
+	if dir, _ := filepath.Split(os.Args[0]); dir != "" {
+		return Quote(filepath.Join(dir, name))
+	}
+	return name
+}
+
+// Kept tells that an output already is what the command would write.
+func Kept(s *Streams, path, why string) error {
+	s.Printf("%s: unchanged (%s)\n", path, why)
+	return s.Result(map[string]any{"file": path, "unchanged": true, "why": why})
+}
+
+func Wrote(s *Streams, path, format string, args ...any) {
+	s.Printf("%s: %s\n", path, fmt.Sprintf(format, args...))
+}

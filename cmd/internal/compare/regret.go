@@ -1,0 +1,314 @@
+package compare
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/mem"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/stat"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/sim"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// regretCase is a model on a SoC, solved as solve decides and in every forced way, all executed on the virtual clock.
+type regretCase struct {
+	SoC    string    `json:"soc"`
+	Model  string    `json:"model"`
+	Scheme op.Scheme `json:"scheme"`
+	Rows   int       `json:"rows"` // of the prompt, and of its bucket
+	Ways   []forced  `json:"ways"` // solve's own first
+}
+
+// forced is one way to solve a case.
+type forced struct {
+	Name    string    `json:"name"`
+	Prefill timedPlan `json:"prefill"`
+	Decode  timedPlan `json:"decode"`
+}
+
+// timedPlan is what a program takes: predicted, and executed on the virtual clock.
+type timedPlan struct {
+	PredictedNS int64 `json:"predicted_ns"`
+	LowNS       int64 `json:"low_ns"`
+	HighNS      int64 `json:"high_ns"`
+	ExecutedNS  int64 `json:"simulated_ns"`
+}
+
+// off is by how much execution took longer than predicted.
+func (t *timedPlan) off() float64 { return float64(t.ExecutedNS)/float64(t.PredictedNS) - 1 }
+
+// alternative is a constraint on a solve.
+type alternative struct {
+	name       string
+	strategies []planir.Strategy
+	only       []string
+	ratio      map[string]float64
+}
+
+// alternatives are the forced ways: sets of strategies, single processors, and fixed parts of every matrix.
+func alternatives() []alternative {
+	list := []alternative{{name: "solve"}}
+	for _, set := range [][]planir.Strategy{
+		{planir.Single}, {planir.Single, planir.Padding}, {planir.WeightCentric}, {planir.WeightCentric, planir.Hybrid, planir.Padding},
+		{planir.ActivationDivide, planir.Pipe}, {planir.WeightCentric, planir.Paired},
+	} {
+		names := make([]string, len(set))
+		for i := range set {
+			names[i] = string(set[i])
+		}
+		list = append(list, alternative{name: "strategies " + strings.Join(names, ","), strategies: set})
+	}
+	for _, name := range []string{"cpu", "gpu", "npu"} {
+		list = append(list, alternative{name: "only " + name, only: []string{name}})
+	}
+	for _, r := range []struct {
+		a, b string
+		part float64
+	}{{"gpu", "cpu", 0.5}, {"gpu", "cpu", 0.75}, {"gpu", "npu", 0.5}, {"gpu", "npu", 0.75}} {
+		list = append(list, alternative{name: fmt.Sprintf("ratio %s=%g,%s=%g", r.a, r.part, r.b, 1-r.part), ratio: map[string]float64{r.a: r.part, r.b: 1 - r.part}})
+	}
+	return list
+}
+
+// timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise every sample of an operator, and
+// every execution, takes the same time.
+func timesOnly(name string, noise bool) (*socs.SoC, error) {
+	s, err := socs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.Processors {
+		p := &s.Processors[i]
+		if p.Sim == nil {
+			continue
+		}
+		p.Options = map[string]string{"compute": "false"}
+		if !noise {
+			p.Sim.NoiseCV = 0
+		}
+	}
+	return s, nil
+}
+
+// schemeFor is the first of the schemes that all processors execute.
+func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
+	for _, x := range list {
+		if !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, x) }) {
+			return x
+		}
+	}
+	return op.A32W32
+}
+
+// regretOf solves one case in all ways and executes them. Ways that are impossible are left out.
+func regretOf(ctx context.Context, s *socs.SoC, m *models.Model, rows int, ways []alternative) (*regretCase, error) {
+	scheme := schemeFor(s, op.A8TQ4B32, op.A8TQ8C)
+	x := &regretCase{SoC: s.Name, Model: m.Name, Scheme: scheme, Rows: rows}
+	const answer = 64
+	w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
+		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
+	needs, err := w.Needs(m.MaxContext)
+	if err != nil {
+		return nil, err
+	}
+	costs, err := simulatedCosts(ctx, s, m, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range ways {
+		one, err := executed(ctx, s, m, costs, w, a)
+		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput && a.name != "solve" {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s on %s, %s: %w", m.Name, s.Name, a.name, err)
+		}
+		x.Ways = append(x.Ways, *one)
+	}
+	return x, nil
+}
+
+// executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is predicted.
+func executed(ctx context.Context, s *socs.SoC, m *models.Model, costs *roofline.Costs, w *workload.Workload, a alternative) (*forced, error) {
+	solved, err := solver.Solve(ctx, solver.Input{Model: m, SoC: s, Costs: costs, Workload: w, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
+	if err != nil {
+		return nil, err
+	}
+	p := solved.Plan
+	x := &forced{Name: a.name}
+	for _, pred := range p.Predictions {
+		t := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
+		if strings.HasPrefix(pred.Program, "prefill") {
+			x.Prefill = t
+		} else {
+			x.Decode = t
+		}
+	}
+	src, err := newEmpty(ctx, p, m, s)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	machine, err := executor.Open(ctx, p, src, executor.Options{Drivers: []driver.Driver{sim.New(s)}})
+	if err != nil {
+		return nil, err
+	}
+	defer machine.Close()
+	rows := w.Buckets[0]
+	err = machine.Do(ctx, func(c *executor.Control) error {
+		for _, call := range []struct {
+			tokens int
+			to     *int64
+		}{{rows, &x.Prefill.ExecutedNS}, {w.OutputTokens/2 - 1, nil}, {1, &x.Decode.ExecutedNS}} {
+			got, err := c.Forward(make([]int32, call.tokens), executor.WantLast, nil)
+			if err != nil {
+				return err
+			}
+			if call.to != nil {
+				*call.to = got.NS
+			}
+		}
+		return nil
+	})
+	return x, err
+}
+
+// empty is a plan's artifacts without its weights, which nobody reads who computes nothing.
+type empty struct {
+	*emit.Content
+	region *mem.Region
+}
+
+func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC) (*empty, error) {
+	c, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
+	if err != nil {
+		return nil, err
+	}
+	largest := int64(1)
+	for _, b := range p.Program.WeightBlobs() {
+		for _, at := range b.Packs {
+			largest = max(largest, at.Pack.Bytes)
+		}
+	}
+	region, err := mem.Alloc(int(largest), 64)
+	if err != nil {
+		c.Close()
+		return nil, diag.New(diag.ClassRun, "bench plans: %w", err)
+	}
+	return &empty{c, region}, nil
+}
+
+// Range is as many zeros, which are never touched.
+func (e *empty) Range(_ string, _, bytes int64) ([]byte, error) { return e.region.Bytes()[:bytes], nil }
+
+// Close releases both.
+func (e *empty) Close() error {
+	err := e.Content.Close()
+	if other := e.region.Close(); err == nil {
+		err = other
+	}
+	return err
+}
+
+// regretRow sums up the cases of one SoC, in one phase.
+type regretRow struct {
+	SoC         string  `json:"soc"`
+	Phase       string  `json:"phase"`
+	Cases       int     `json:"cases"`
+	Executed    int     `json:"executed"`
+	Fastest     int     `json:"plan_fastest"`
+	RegretMean  float64 `json:"regret_mean"`
+	RegretMax   float64 `json:"regret_max"`
+	PlanMedian  float64 `json:"plan_executed_over_predicted_median"`
+	PlanLow     float64 `json:"plan_executed_over_predicted_low"`
+	PlanHigh    float64 `json:"plan_executed_over_predicted_high"`
+	OthersLow   float64 `json:"all_executed_over_predicted_low"`
+	OthersHigh  float64 `json:"all_executed_over_predicted_high"`
+	InsideTimes int     `json:"inside_interval"`
+}
+
+// sumUp is the row of a phase; of says which times it is about.
+func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan) regretRow {
+	r := regretRow{SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1), OthersLow: math.Inf(1), OthersHigh: math.Inf(-1)}
+	var plan []float64
+	for _, c := range cases {
+		best, own := int64(math.MaxInt64), of(&c.Ways[0])
+		for i := range c.Ways {
+			t := of(&c.Ways[i])
+			best = min(best, t.ExecutedNS)
+			r.OthersLow, r.OthersHigh = min(r.OthersLow, t.off()), max(r.OthersHigh, t.off())
+			if t.LowNS <= t.ExecutedNS && t.ExecutedNS <= t.HighNS {
+				r.InsideTimes++
+			}
+		}
+		r.Executed += len(c.Ways)
+		regret := float64(own.ExecutedNS)/float64(best) - 1
+		if own.ExecutedNS == best {
+			r.Fastest++
+		}
+		r.RegretMean += regret / float64(len(cases))
+		r.RegretMax = max(r.RegretMax, regret)
+		plan = append(plan, own.off())
+	}
+	r.PlanMedian, r.PlanLow, r.PlanHigh = stat.Median(plan), slices.Min(plan), slices.Max(plan)
+	return r
+}
+
+// regretModels are the models of the comparison: dense ones, one with attention and feed-forward side by side, one of experts.
+var regretModels = []string{"qwen2-0.5b", "llama-3.2-1b", "phi-2", "olmoe-1b-7b"}
+
+// comparedRegret executes what solve decides and what it could have been forced to.
+func comparedRegret(ctx context.Context) (string, any, error) {
+	const rows = 128
+	var b strings.Builder
+	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC without its noise, and all plans are executed on its virtual clock; no device was measured.\n"+
+		"A case is one of %s with a prompt of %d tokens, solved as solve decides and in %d forced ways as far as they are possible: sets of strategies, --only, --ratio.\n"+
+		"Regret is the time of the plan over that of the fastest of all of them.\n\n", strings.Join(regretModels, ", "), rows, len(alternatives())-1)
+	fmt.Fprintf(&b, "| SoC | phase | cases | executed | plan fastest | regret mean %% | max %% | plan: executed over predicted, median %% | range %% | all: range %% | inside interval |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
+	var out []regretRow
+	var all []*regretCase
+	for _, soc := range socs.Catalog() {
+		s, err := timesOnly(soc, false)
+		if err != nil {
+			return "", nil, err
+		}
+		var cases []*regretCase
+		for _, name := range regretModels {
+			m, err := models.Open(name)
+			if err != nil {
+				return "", nil, err
+			}
+			c, err := regretOf(ctx, s, m, rows, alternatives())
+			m.Close()
+			if err != nil {
+				return "", nil, err
+			}
+			cases = append(cases, c)
+		}
+		all = append(all, cases...)
+		for _, r := range []regretRow{
+			sumUp(soc, "prefill", cases, func(f *forced) *timedPlan { return &f.Prefill }),
+			sumUp(soc, "decode", cases, func(f *forced) *timedPlan { return &f.Decode }),
+		} {
+			out = append(out, r)
+			fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %.2f | %.2f | %+.2f | %+.2f..%+.2f | %+.2f..%+.2f | %d |\n", r.SoC, r.Phase, r.Cases, r.Executed, r.Fastest,
+				100*r.RegretMean, 100*r.RegretMax, 100*r.PlanMedian, 100*r.PlanLow, 100*r.PlanHigh, 100*r.OthersLow, 100*r.OthersHigh, r.InsideTimes)
+		}
+	}
+	return b.String(), map[string]any{"socs": out, "cases": all}, nil
+}

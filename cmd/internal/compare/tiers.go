@@ -1,0 +1,194 @@
+package compare
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/hetc/hetc/solver/workload"
+
+	"github.com/hetc/hetc/cmd/internal/precision"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/exact"
+)
+
+// comparedTier is one row of the comparison of tiers.
+type comparedTier struct {
+	SoC       string  `json:"soc"`
+	Model     string  `json:"model"`
+	Loads     string  `json:"loads"`
+	Imbalance float64 `json:"imbalance"` // mean over layers
+	Rule      string  `json:"rule"`
+	Tiers     []int   `json:"tiers"`
+	NS        int64   `json:"simulated_ns"` // expected, of a chunk
+	Ratio     float64 `json:"ratio"`        // to solve's
+	Experts   int64   `json:"npu_experts"`
+	Launches  int64   `json:"launches"`
+	Overflow  float64 `json:"overflow"` // share of routed rows
+	Padding   float64 `json:"padding"`  // share of reserved rows
+	Status    string  `json:"status,omitempty"`
+	Gap       float64 `json:"gap,omitempty"` // how much less another choice may take, relative
+}
+
+// paperLadder is what NPUMoE's capacities are compared with.
+var paperLadder = []int{16, 32, 64, 128, 256}
+
+// tierChunk is the chunk length of the comparison: the paper's middle one.
+const tierChunk = 512
+
+func comparedTiers(ctx context.Context) (string, any, error) {
+	var rows []comparedTier
+	for _, x := range []struct{ soc, model string }{
+		{"apple-m2-max", "phi-3.5-moe"}, {"apple-m2-max", "qwen3-30b-a3b"}, {"snapdragon-8gen3", "phi-3.5-moe"}, {"snapdragon-8gen3", "qwen1.5-moe-a2.7b"},
+	} {
+		soc, err := socs.Open(x.soc)
+		if err != nil {
+			return "", nil, err
+		}
+		m, err := models.Open(x.model)
+		if err != nil {
+			return "", nil, err
+		}
+		defer m.Close()
+		// The SoC's own arithmetic: FP16 on the ANE, 4-bit weights on the phone.
+		scheme := op.A32W32
+		if x.soc == "snapdragon-8gen3" {
+			scheme = op.A8TQ4B32
+		}
+		costs, err := simulatedCosts(ctx, soc, m, profiler.Want{Schemes: []op.Scheme{scheme}})
+		if err != nil {
+			return "", nil, err
+		}
+		for _, generator := range []string{"traced", "uniform", "zipf:0.6", "zipf:1", "zipf:1.4", "hot:2:0.5"} {
+			var loads *workload.Loads
+			if generator == "traced" {
+				if m.Experts != 16 {
+					continue
+				}
+				loads, err = workload.TracedExample().As(m)
+			} else {
+				loads, err = workload.Synthetic(m, generator, precision.LoadTokens, 128, 1)
+			}
+			if err != nil {
+				return "", nil, err
+			}
+			list, err := compareTiers(ctx, soc, solver.Input{Model: m, SoC: soc, Costs: costs, Loads: loads}, scheme)
+			if err != nil {
+				return "", nil, err
+			}
+			rows = append(rows, list...)
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `Simulated: expected time of all experts of a chunk of %d tokens. Rows beyond a capacity go to the CPU in every row of the table; every
+rule groups experts as solve does. *ladder*: every expert on the NPU in the smallest of %v at or above its expected load (NPUMoE sec. 4.1).
+*best uniform*: the one capacity for all experts, of all that solve may choose from, that is fastest. Traced loads
+are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its imbalance is the mean over layers of the busiest expert's load over the mean.
+
+| SoC | model | loads | imbalance | rule | tiers | simulated ms | ratio | experts on the NPU | launches | overflow %% | padding %% |
+| --- | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
+`, tierChunk, paperLadder)
+	for _, r := range rows {
+		tiers := "-"
+		if len(r.Tiers) > 0 {
+			tiers = strings.Trim(fmt.Sprint(r.Tiers), "[]")
+		}
+		rule := r.Rule
+		if r.Status != "" {
+			rule = fmt.Sprintf("**%s** (%s)", rule, r.Status)
+			if r.Gap > 0 {
+				rule = fmt.Sprintf("**%s** (%s, gap %.2g %%)", r.Rule, r.Status, 100*r.Gap)
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | %s | %s | %.1f | %.3f | %d | %d | %.1f | %.1f |\n",
+			r.SoC, r.Model, r.Loads, r.Imbalance, rule, tiers, float64(r.NS)/1e6, r.Ratio, r.Experts, r.Launches, 100*r.Overflow, 100*r.Padding)
+	}
+	return b.String(), rows, nil
+}
+
+// compareTiers is one block of rows: solve's choice and each rule's.
+func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op.Scheme) ([]comparedTier, error) {
+	npu := slices.IndexFunc(soc.Processors, func(p socs.Processor) bool { return p.StaticShapes })
+	tile := max(1, soc.Processors[npu].Tile.M)
+	in.Workload = workload.Default()
+	in.Workload.Experts = workload.Experts{Tiers: len(paperLadder), Chunks: []int{tierChunk}}
+	var ladder []int
+	for _, n := range paperLadder {
+		if n%tile == 0 {
+			ladder = append(ladder, n)
+		}
+	}
+	for _, n := range []int{16, 32, 48, 64, 96, 128, 192, 256, 384, 512} {
+		if n%tile == 0 {
+			in.Workload.Experts.Capacities = append(in.Workload.Experts.Capacities, n)
+		}
+	}
+	// Rules ignore how many experts the NPU's region holds; to be compared with them solve does, too.
+	x, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
+	if err != nil {
+		return nil, err
+	}
+	p := x.Problem
+	s, err := x.Solve(ctx, exact.Engine{})
+	if err != nil {
+		return nil, err
+	}
+	t := p.Table(0)
+	imbalance := 0.0
+	for i := range in.Loads.Layers {
+		imbalance += in.Loads.Imbalance(i) / float64(len(in.Loads.Layers))
+	}
+	best := int64(math.MaxInt64)
+	var uniform [][]int
+	for _, c := range p.Capacities {
+		u := p.UniformChoices(0, c)
+		if cost := t.Total(u); cost.NS < best {
+			best, uniform = cost.NS, u
+		}
+	}
+	cpu := p.UniformChoices(0, 0)
+	label := in.Loads.Generator
+	if strings.HasPrefix(label, "traced") {
+		label = "traced"
+	}
+	var out []comparedTier
+	for _, rule := range []struct {
+		name    string
+		choices [][]int
+		status  string
+	}{{"solve", s.Choices, string(s.Status)}, {"ladder", p.LadderChoices(0, ladder), ""}, {"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
+		cost := t.Total(rule.choices)
+		r := comparedTier{
+			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
+			Ratio: float64(cost.NS) / float64(s.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
+		}
+		if rule.status != "" {
+			r.Gap = float64(s.Objective-s.Bound) / float64(s.Objective)
+		}
+		var unused, reserved float64
+		for l, list := range rule.choices {
+			a, b := p.Padding(0, l, list)
+			unused, reserved = unused+a, reserved+b
+			for _, k := range list {
+				if k > 0 && !slices.Contains(r.Tiers, p.Capacities[k-1]) {
+					r.Tiers = append(r.Tiers, p.Capacities[k-1])
+				}
+			}
+		}
+		slices.Sort(r.Tiers)
+		if cost.Rows > 0 {
+			r.Overflow = float64(cost.Overflow) / float64(cost.Rows)
+		}
+		if reserved > 0 {
+			r.Padding = unused / reserved
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}

@@ -1,0 +1,772 @@
+// Package explain knows the questions that hetc explain answers, and words its answers.
+package explain
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/solver/workload"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/planview"
+	"github.com/hetc/hetc/cmd/internal/solving"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/exact"
+)
+
+// Options are the flags of hetc explain: the inputs of the solve that made the plan, for solving again.
+type Options struct {
+	solving.Inputs
+	Working     solving.Working
+	Calibration string // file
+	MaxMemory   string
+	Loads       string   // file
+	Only        []string // names of processors
+}
+
+// Run answers the question that args ask: a plan file, and optionally what is asked of it.
+func (o *Options) Run(c *cobra.Command, s *cli.Streams, args []string) error {
+	p, err := plantext.Read(args[0])
+	if err != nil {
+		return err
+	}
+	answer := answer{s: s, ctx: c.Context(), p: p, file: args[0]}
+	if name := cmp.Or(o.Target, o.SoC); name != "" {
+		if answer.soc, err = bindings.SoCOf(p, name); err != nil {
+			return err
+		}
+	}
+	what := ""
+	if len(args) == 2 {
+		what = args[1]
+	}
+	ask, err := parse(p, what)
+	if err != nil {
+		return err
+	}
+	if o.Record != "" || o.Costs != "" || o.Model != "" || o.Workload != "" {
+		if answer.input, err = o.open(c, s, p); err != nil {
+			return err
+		}
+		defer answer.input.Model.Close()
+		end, err := o.Working.Begin(s, answer.input)
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	switch {
+	case o.Loads == "":
+	case answer.input == nil:
+		return diag.New(diag.ClassUsage, "explain: --loads is one of the inputs of solve, and the others are missing").
+			WithHint("give --soc, --costs (or --record), --model and --workload too, as for hetc solve")
+	default: // only tiers are solved again with loads
+		answer.loads, answer.input.Loads = answer.input.Loads, nil
+	}
+	return answer.to(ask)
+}
+
+// open reads the inputs for solving again. The caller closes the model.
+func (o *Options) open(c *cobra.Command, s *cli.Streams, p *planir.Plan) (*solver.Input, error) {
+	input, err := o.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	if o.Loads != "" {
+		if input.Loads, err = workload.ReadLoads(o.Loads); err != nil {
+			return nil, errors.Join(err, input.Model.Close())
+		}
+	}
+	if err := complete(s, p, input, o); err != nil {
+		return nil, errors.Join(err, input.Model.Close())
+	}
+	return input, nil
+}
+
+// to answers a question.
+func (x *answer) to(ask question) error {
+	switch {
+	case ask.node != "":
+		return x.operator(ask.node, ask.rows)
+	case ask.what == "limits":
+		return x.limits()
+	case ask.what == "tiers":
+		return x.tiers()
+	case ask.program != "" && !x.p.Decodes(ask.rows):
+		return x.bucket(ask.rows)
+	case ask.program != "":
+		return x.program(ask.program)
+	}
+	return x.plan()
+}
+
+// question is what explain is asked.
+type question struct {
+	what, program, node string
+	rows                int
+}
+
+// parse reads WHAT. A word that the plan has nothing of is an error of class ClassUsage that names the nearest.
+func parse(p *planir.Plan, what string) (question, error) {
+	if what == "" || what == "limits" || what == "tiers" {
+		return question{what: what}, nil
+	}
+	node, at, _ := strings.Cut(what, "@")
+	rows := 1
+	if at != "" {
+		var err error
+		if rows, err = strconv.Atoi(at); err != nil || rows < 1 {
+			return question{}, diag.New(diag.ClassUsage, "explain %q: %q is not a number of rows", what, at).WithHint("write NODE@ROWS, such as layers.ffn_down@256")
+		}
+	}
+	var programs, words []string
+	for _, ph := range p.Program.Programs {
+		programs = append(programs, ph.Name)
+		switch {
+		case node == "" && ph.Rows == rows, ph.Name == what, node == ph.Phase && at != "" && ph.Rows == rows:
+			return question{program: ph.Name, rows: ph.Rows}, nil
+		}
+		words = append(words, ph.Name)
+	}
+	if node == "" || node == "prefill" || node == "decode" {
+		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).WithHint("it has %s", strings.Join(programs, ", "))
+	}
+	nodes := map[string]bool{}
+	for _, d := range p.Decisions {
+		if d.Node == node {
+			return question{node: node, rows: rows}, nil // the number of rows is looked at with the decisions
+		}
+		nodes[d.Node] = true
+	}
+	words = append(append(words, "limits", "tiers"), slices.Sorted(maps.Keys(nodes))...)
+	hint := diag.DidYouMean(what, words)
+	if near := diag.DidYouMean(node, words); hint == "" {
+		hint = near
+	}
+	if hint == "" {
+		hint = "WHAT is limits, tiers, one of " + strings.Join(programs, ", ") + ", or one of " + strings.Join(slices.Sorted(maps.Keys(nodes)), ", ") + " with @ROWS"
+	}
+	return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such operator, program or section", what).WithHint("%s", hint)
+}
+
+// complete adds the inputs for solving again, and tells where they are not those of the plan.
+func complete(s *cli.Streams, p *planir.Plan, input *solver.Input, o *Options) error {
+	var err error
+	if input.Calibration, err = bindings.ReadCalibration(o.Calibration); err != nil {
+		return err
+	}
+	if input.MaxMemory, err = solving.MaxMemory(o.MaxMemory); err != nil {
+		return err
+	}
+	if p.Memory != nil && o.MaxMemory == "" && int64(input.Workload.Memory) != p.Memory.Max {
+		input.MaxMemory = p.Memory.Max
+	}
+	input.Only = o.Only
+	if p.SoC.Target && !input.Targeted() {
+		if err := input.ForTarget(); err != nil {
+			return err
+		}
+	}
+	differ, err := solver.SameInputs(p, input)
+	if err != nil {
+		return err
+	}
+	for _, kind := range differ {
+		if kind == planir.CalibrationInput && o.Calibration == "" {
+			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").WithHint("give it with --calibration")
+		}
+		s.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that reason too", kind)
+	}
+	return nil
+}
+
+// answer is one run of explain. soc, input and loads may be nil.
+type answer struct {
+	s     *cli.Streams
+	ctx   context.Context
+	p     *planir.Plan
+	soc   *socs.SoC
+	input *solver.Input
+	loads *workload.Loads // nil: tiers are not solved again
+	file  string
+}
+
+// stored tells that nothing was solved again.
+func (x *answer) stored(what string) {
+	if x.input == nil {
+		x.s.Printf("%s: give --soc, --costs (or --record), --model and --workload, as for hetc solve\n", what)
+	}
+}
+
+// title is the first line of every answer.
+func (x *answer) title(what string) {
+	from := ""
+	if times := x.p.SoC.Times(); times != "" {
+		from = ", from " + times
+	}
+	x.s.Printf("%s on %s%s\n", what, x.p.SoC.Name, from)
+}
+
+func (x *answer) operator(node string, rows int) error {
+	p, s, soc := x.p, x.s, x.soc
+	list, err := solver.Explain(p, node, rows, x.input)
+	if err != nil {
+		return err
+	}
+	x.title(fmt.Sprintf("%s@%d", node, rows))
+	if x.input == nil {
+		s.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
+	}
+	var said []string
+	for _, c := range planview.CompiledFor(p, rows) {
+		if c.Node == node {
+			said = append(said, planview.CompiledWords([]planir.Compiled{c})...)
+		}
+	}
+	for _, line := range said {
+		s.Printf("- %s\n", line)
+	}
+	roofs := planview.Roofs{Plan: p, SoC: soc}
+	if x.input != nil {
+		roofs.Costs = x.input.Costs
+	}
+	var table [][]string
+	choices := make([]choice, len(list))
+	for i, r := range list {
+		choices[i] = choice{r, roofs.Of(p.DecisionFor(node, rows), r.Procs, r.NS)}
+		mark := ""
+		if r.Chosen {
+			mark = "chosen"
+		}
+		if r.Note != "" {
+			mark = strings.TrimSpace(mark + " " + r.Note)
+		}
+		us := "-" // it cannot be executed so
+		if r.NS > 0 {
+			us = fmt.Sprintf("%.1f", float64(r.NS)/1e3)
+		}
+		line := []string{string(r.Strategy), r.Shares, us}
+		if soc != nil {
+			line = append(line, choices[i].Roof.Text(true))
+		}
+		table = append(table, append(line, mark))
+	}
+	header := []string{"strategy", "shares", ">us"}
+	if soc != nil {
+		header = append(header, ">roof")
+	}
+	s.Table(append(header, ""), table)
+	return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": x.input == nil, "choices": choices, "compiled": said})
+}
+
+// choice is a row of explain.
+type choice struct {
+	solver.Row
+	Roof *planview.Roof `json:"roof,omitempty"`
+}
+
+// plan tells of the whole plan: sentences first, then the tables.
+func (x *answer) plan() error {
+	p, s := x.p, x.s
+	stories := solver.Stories(p)
+	summary := x.summary(stories)
+	x.title(p.Model.Name)
+	for _, line := range summary {
+		s.Printf("- %s\n", line)
+	}
+	x.stored("plans without each of the processors are not stored")
+	doc := map[string]any{"summary": summary, "programs": stories, "predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "proof": solver.ProofOf(p.Solver),
+		"quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated, "stored_only": x.input == nil}
+	if x.input != nil {
+		list, err := solver.Without(x.ctx, p, *x.input)
+		if err != nil {
+			return err
+		}
+		s.Printf("\nsolved again, expected time of a prompt and its answer:\n")
+		x.alternatives(list)
+		doc["alternatives"] = list
+	}
+	s.Printf("\n")
+	planview.ShowPredictions(s, p)
+	planview.ShowLimits(s, p)
+	s.Printf("\n")
+	shown := planview.ShowDecisions(s, p, x.soc)
+	var rows [][]string
+	for _, x := range p.Solver {
+		rows = append(rows, []string{x.Problem, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
+	}
+	s.Printf("\n")
+	s.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
+	if x.soc != nil {
+		doc["roofs"] = shown
+	}
+	return s.Result(doc)
+}
+
+// summary is the plan in sentences.
+func (x *answer) summary(stories []solver.ProgramStory) []string {
+	var out []string
+	if len(stories) == 0 {
+		return []string{"the plan has no programs"}
+	}
+	if x.p.SoC.Target {
+		out = append(out, "It is planned for the device: only processors with target data take part, with the operators and schemes they execute there.")
+	}
+	out = append(out, x.where(stories)...)
+	var decode, large *solver.ProgramStory
+	var prefill []*solver.ProgramStory
+	for i := range stories {
+		st := &stories[i]
+		if st.PlanNS <= 0 {
+			continue
+		}
+		switch {
+		case st.Phase == "decode" && st.Rows == 1:
+			decode = st
+		case st.Phase == "prefill":
+			prefill = append(prefill, st)
+			if large == nil || st.Rows > large.Rows {
+				large = st
+			}
+		}
+	}
+	if decode != nil {
+		out = append(out, fmt.Sprintf("An answer takes %s a token (%.0f tokens/s)%s.", ms(decode.PlanNS), 1e9/float64(decode.PlanNS), against(decode)))
+	}
+	if large != nil {
+		out = append(out, fmt.Sprintf("A prompt of %d tokens takes %s (%.0f tokens/s)%s.", large.Rows, ms(large.PlanNS), float64(large.Rows)*1e9/float64(large.PlanNS), against(large)))
+		least, most := large, large
+		for _, st := range prefill {
+			if st.Gain() < least.Gain() {
+				least = st
+			}
+			if st.Gain() > most.Gain() {
+				most = st
+			}
+		}
+		if least.Gain() > 0 && len(prefill) > 1 {
+			out = append(out, fmt.Sprintf("Over prompts of all sizes it is %.2f (%s) to %.2f times (%s) as fast as the best single processor for that size.", least.Gain(), least.Program, most.Gain(), most.Program))
+		}
+	}
+	if decode != nil {
+		out = append(out, "What bounds an answer: "+x.bounds(decode)+".")
+	}
+	if large != nil {
+		out = append(out, "What bounds a prompt: "+x.bounds(large)+".")
+	}
+	out = append(out, x.forms()...)
+	out = append(out, planview.CompiledWords(x.p.Compiled)...)
+	if proof := solver.ProofOf(x.p.Solver).String(); proof != "" {
+		out = append(out, proof)
+	}
+	switch soc := &x.p.SoC; {
+	case soc.Simulated && soc.Imported:
+		out = append(out, "Times are simulated, or were measured elsewhere (imported): the SoC is a description, not a machine that was measured.")
+	case soc.Simulated:
+		out = append(out, "All times are simulated: the SoC is a description, not a machine that was measured.")
+	case soc.Imported:
+		out = append(out, "Times were measured elsewhere (imported): hetc did not measure them, and cannot.")
+	default:
+		out = append(out, "All times are predictions from measurements of this machine; hetc bench processors measures the plan itself.")
+	}
+	return out
+}
+
+// forms tells which processors are given matrix products in another form than the default.
+func (x *answer) forms() (out []string) {
+	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul", op.Conv: "as a 1x1 convolution"}
+	for i := range x.p.Procs {
+		name, products, count := x.p.Procs[i].Name, 0, map[op.Form]int{}
+		for _, d := range x.p.Decisions {
+			for _, sh := range d.Shares {
+				if sh.Proc == name && d.Scheme != "" {
+					products++
+					count[sh.Form.Class()]++
+				}
+			}
+		}
+		var parts []string
+		for _, f := range op.FormClasses {
+			if count[f] > 0 {
+				parts = append(parts, fmt.Sprintf("%d of %d matrix products %s", count[f], products, words[f]))
+			}
+		}
+		if parts != nil {
+			out = append(out, fmt.Sprintf("%s is given %s: the arithmetic is the same, and it is faster at it.", name, cli.Enumerate(parts)))
+		}
+	}
+	return out
+}
+
+// where tells which processors do what, of programs that do alike together.
+func (x *answer) where(stories []solver.ProgramStory) []string {
+	type group struct {
+		text     string
+		programs []string
+	}
+	var groups []group
+	for i := range stories {
+		st := &stories[i]
+		var total int64
+		for _, b := range st.Busy {
+			total += b.NS
+		}
+		var main []solver.Busy
+		for _, b := range st.Busy {
+			if float64(b.NS) >= 0.02*float64(total) {
+				main = append(main, b)
+			}
+		}
+		var names []string
+		for _, b := range main {
+			names = append(names, b.Proc)
+		}
+		slices.Sort(names)
+		text := cli.Enumerate(names)
+		switch {
+		case len(names) == 1:
+			text += " computes everything"
+			if len(st.Busy) > 1 {
+				text = cli.Enumerate(names) + " computes nearly everything"
+			}
+		case st.Divided > 0.5:
+			text += " divide the matrix products among them and compute their parts at the same time"
+		case st.Divided > 0:
+			text += " share the operators, each executed by one of them, and divide some matrix products"
+		default:
+			text += " share the operators, each executed by one of them"
+		}
+		name := st.Program
+		if k := slices.IndexFunc(groups, func(g group) bool { return g.text == text }); k >= 0 {
+			groups[k].programs = append(groups[k].programs, name)
+			continue
+		}
+		groups = append(groups, group{text, []string{name}})
+	}
+	var out []string
+	for _, g := range groups {
+		who := cli.Enumerate(spoken(g.programs))
+		if len(g.programs) == len(stories) && len(stories) > 1 {
+			who = "answers and prompts of every size"
+		}
+		out = append(out, fmt.Sprintf("For %s: %s.", who, g.text))
+	}
+	return out
+}
+
+// bounds tells what takes the time of a program.
+func (x *answer) bounds(st *solver.ProgramStory) string {
+	total := st.ProductsNS + st.AttentionNS + st.OtherNS + st.HandoverNS
+	parts := []string{shareText(st.ProductsNS, total) + " of the time is matrix products"}
+	for _, part := range []struct {
+		ns   int64
+		what string
+	}{{st.AttentionNS, "attention"}, {st.HandoverNS, "handing over between processors"}, {st.OtherNS, "the rest"}} {
+		if 200*part.ns >= total {
+			parts = append(parts, shareText(part.ns, total)+" "+part.what)
+		}
+	}
+	text := cli.Enumerate(parts)
+	if st.ProductsNS <= 0 {
+		return text
+	}
+	var procs []string
+	for _, b := range st.Busy {
+		if b.NS*10 > st.Busy[0].NS {
+			procs = append(procs, b.Proc)
+		}
+	}
+	rate := float64(st.WeightBytes) / float64(st.ProductsNS)
+	switch {
+	case st.Rows == 1 || st.Phase == "decode":
+		text = fmt.Sprintf("every token reads %v of weights, at %.1f GB/s while it does", unit.Bytes(st.WeightBytes), rate)
+		if x.soc != nil {
+			if most, ok := x.soc.JointGBps(procs...); ok {
+				text += " (" + besideProbe(rate, most, cli.Enumerate(procs)) + ")"
+			}
+		}
+		text += ": " + cli.Enumerate(parts)
+	default:
+		text = fmt.Sprintf("arithmetic, %.0f Gop/s in matrix products and attention: %s", float64(st.Flops)/float64(max(1, st.ProductsNS+st.AttentionNS)), text)
+	}
+	return text
+}
+
+// alternatives is a table of plans under other conditions.
+func (x *answer) alternatives(list []solver.Alternative) {
+	var rows [][]string
+	for _, a := range list {
+		row := []string{a.What, "-", "", a.Note}
+		if a.ExpectedNS > 0 {
+			row[1] = fmt.Sprintf("%.3f", a.ExpectedNS/1e6)
+			row[2] = change(a.Ratio)
+		}
+		rows = append(rows, row)
+	}
+	x.s.Table([]string{"plan", ">expected ms", ">change", ""}, rows)
+}
+
+// program tells where the time of one goes.
+func (x *answer) program(name string) error {
+	s := x.s
+	for _, st := range solver.Stories(x.p) {
+		if st.Program != name {
+			continue
+		}
+		x.title(name)
+		lines := []string{}
+		unitOf := "a token"
+		if st.Rows > 1 {
+			unitOf = fmt.Sprintf("for a token of each of %d sequences", st.Rows)
+		}
+		lines = append(lines, fmt.Sprintf("It takes %s %s (%.0f tokens/s; between %s and %s)%s.", ms(st.PlanNS), unitOf, float64(st.Rows)*1e9/float64(max(1, st.PlanNS)), ms(st.LowNS), ms(st.HighNS), against(&st)))
+		lines = append(lines, x.where([]solver.ProgramStory{st})...)
+		lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
+		if st.Rows == 1 {
+			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the workload), decoding several sequences together (batches), or faster memory.")
+		}
+		for _, l := range lines {
+			s.Printf("- %s\n", l)
+		}
+		x.parts(&st)
+		return s.Result(map[string]any{"program": st, "summary": lines, "simulated": x.p.SoC.Simulated})
+	}
+	return diag.New(diag.ClassUsage, "explain %q: the plan has no such program", name)
+}
+
+// parts are tables of who works how long, and of the slowest operators.
+func (x *answer) parts(st *solver.ProgramStory) {
+	var rows [][]string
+	for _, b := range st.Busy {
+		rows = append(rows, []string{b.Proc, ms(b.NS), shareText(b.NS, st.PlanNS)})
+	}
+	x.s.Printf("\n")
+	x.s.Table([]string{"processor", ">works", ">of the time"}, rows)
+	rows = nil
+	for _, o := range st.Slowest {
+		var shares []string
+		if d := x.p.DecisionFor(o.Node, st.Rows); d != nil {
+			for _, sh := range d.Shares {
+				shares = append(shares, sh.Proc)
+			}
+		}
+		rows = append(rows, []string{o.Node, ms(o.NS), shareText(o.NS, st.PlanNS), strings.Join(shares, " + ")})
+	}
+	x.s.Printf("\n")
+	x.s.Table([]string{"slowest operators", ">all layers", ">of the time", "on"}, rows)
+}
+
+// bucket tells why a size of prefill exists.
+func (x *answer) bucket(rows int) error {
+	b, err := solver.Bucket(x.ctx, x.p, rows, x.input)
+	if err != nil {
+		return err
+	}
+	s, p := x.s, x.p
+	x.title(fmt.Sprintf("prefill@%d", rows))
+	var st solver.ProgramStory
+	largest := 0
+	for _, y := range solver.Stories(x.p) {
+		if y.Phase == "prefill" {
+			largest = max(largest, y.Rows)
+			if y.Rows == rows {
+				st = y
+			}
+		}
+	}
+	var lines []string
+	switch {
+	case b.From == b.To:
+		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
+	case rows == largest:
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that; longer ones are cut into pieces of %d.", b.From, b.To, rows, rows))
+	default:
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", b.From, b.To, rows, b.From, b.To))
+	}
+	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
+	lines = append(lines, x.where([]solver.ProgramStory{st})...)
+	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
+	lines = append(lines, planview.CompiledWords(planview.CompiledFor(p, rows))...)
+	if x.input != nil {
+		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", b.Calls, 100*b.Time))
+	}
+	for _, l := range lines {
+		s.Printf("- %s\n", l)
+	}
+	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
+	if len(b.Sets) > 0 {
+		s.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
+		x.alternatives(b.Sets)
+	}
+	x.parts(&st)
+	return s.Result(map[string]any{"bucket": b, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported, "stored_only": x.input == nil})
+}
+
+// limits tells which limits bind, and what relaxing each would buy.
+func (x *answer) limits() error {
+	s, p := x.s, x.p
+	x.title("limits of the plan")
+	if x.input == nil {
+		planview.ShowLimits(s, p)
+		var rows [][]string
+		for i := range p.Procs {
+			if g := p.Procs[i].GraphBytes; g > 0 {
+				rows = append(rows, []string{p.Procs[i].Name + ".graph_bytes", unit.Bytes(g).String()})
+			}
+		}
+		if rows != nil {
+			s.Table([]string{"limit", ">value"}, rows)
+		}
+		x.stored("which of them bind, and what relaxing them would gain, is found by solving again")
+		return s.Result(map[string]any{"stored_only": true, "memory": p.Memory, "quality": p.Quality, "simulated": p.SoC.Simulated})
+	}
+	list, expected, err := solver.LimitsOf(x.ctx, *x.input)
+	if err != nil {
+		return err
+	}
+	var rows [][]string
+	for _, l := range list {
+		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
+		if l.Binds {
+			row[3] = "yes"
+			if l.Step != nil {
+				row[4] = l.Step.What + ": " + change(l.Step.Ratio)
+			}
+			if l.Free != nil {
+				row[5] = change(l.Free.Ratio)
+			}
+		}
+		rows = append(rows, row)
+	}
+	s.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
+	s.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
+	binding := 0
+	for _, l := range list {
+		if l.Binds {
+			binding++
+		}
+	}
+	if binding == 0 {
+		s.Printf("no limit makes the plan slower\n")
+	}
+	return s.Result(map[string]any{"expected_ns": expected, "limits": list, "simulated": p.SoC.Simulated})
+}
+
+// tiers tells of the capacity tiers of a mixture of experts.
+func (x *answer) tiers() error {
+	x.title("capacity tiers")
+	if x.p.Tiers == nil {
+		x.s.Printf("the plan has none: hetc solve --loads chooses them for a model with experts\n")
+	}
+	planview.ShowTiers(x.s, x.p)
+	if t := x.p.Tiers; t != nil {
+		over := "overflows to " + t.CPU
+		if t.Overflow == "prune" {
+			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be dropped", 100*t.Drop, 100*t.MaxDrop)
+			if t.MaxLost > 0 {
+				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f %% may be lost", 100*t.Lost, 100*t.MaxLost)
+			}
+		}
+		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that %s.\n", over)
+		if t.Serial {
+			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", t.NPU, t.CPU)
+		} else {
+			x.s.Printf("%s and %s work at the same time: a layer takes the longer one's time.\n", t.NPU, t.CPU)
+		}
+		var layers [][]string
+		for i := range t.Layers {
+			y := &t.Layers[i]
+			longer := t.NPU
+			if y.CPUNS > y.NPUNS {
+				longer = t.CPU
+			}
+			layers = append(layers, []string{strconv.Itoa(y.Layer), fmt.Sprintf("%.1f", float64(y.NPUNS)/1e3), fmt.Sprintf("%.1f", float64(y.CPUNS)/1e3), longer, fmt.Sprintf("%.1f", float64(y.ExpectNS)/1e3)})
+		}
+		x.s.Table([]string{">layer", ">" + t.NPU + " us", ">" + t.CPU + " us", "longer", ">layer us"}, layers)
+		var rows [][]string
+		for i := range t.Layers {
+			y := &t.Layers[i]
+			for _, g := range y.Groups {
+				next := t.CPU
+				if g.NextRows > 0 {
+					next = fmt.Sprintf("%d rows", g.NextRows)
+				}
+				rows = append(rows, []string{strconv.Itoa(y.Layer), strconv.Itoa(g.Rows), strconv.Itoa(len(g.Experts)), t.NPU, fmt.Sprintf("%.1f", float64(g.ExpectNS)/1e3), next,
+					fmt.Sprintf("%+.1f", float64(g.NextNS-y.ExpectNS)/1e3)})
+			}
+			if len(y.Resident) > 0 {
+				rows = append(rows, []string{strconv.Itoa(y.Layer), "-", strconv.Itoa(len(y.Resident)), t.CPU, "", "", ""})
+			}
+		}
+		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"}, rows)
+	}
+	result := map[string]any{"tiers": x.p.Tiers, "simulated": x.p.SoC.Simulated}
+	if x.p.Tiers != nil {
+		proof := planview.TierProof(x.p.Tiers)
+		x.s.Printf("%s\n", proof)
+		result["proof"] = proof
+		if x.loads == nil {
+			x.s.Printf("which of their limits bind, and what relaxing them would gain, is found by solving again: give --loads, --soc, --costs (or --record), --model and --workload, as for hetc solve\n")
+		} else if err := x.tierLimits(result); err != nil {
+			return err
+		}
+		result["stored_only"] = x.loads == nil
+	}
+	return x.s.Result(result)
+}
+
+// tierLimits tells which limits of capacity tiers bind, and what relaxing each would buy.
+func (x *answer) tierLimits(result map[string]any) error {
+	in := *x.input
+	in.Loads, in.Engine = x.loads, exact.Engine{}
+	story, err := solver.TierLimitsOf(x.ctx, in, x.p)
+	if err != nil {
+		return err
+	}
+	t := x.p.Tiers
+	now := &story.Now
+	var rows [][]string
+	var binding []string
+	for _, l := range story.Limits {
+		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
+		if l.Binds {
+			row[3] = "yes"
+			binding = append(binding, l.Key)
+			if l.Next != nil {
+				row[4] = l.To + ": " + gained(t, now, l.Next)
+			}
+			if l.Free != nil {
+				row[5] = gained(t, now, l.Free)
+			}
+		}
+		rows = append(rows, row)
+	}
+	of := "as the plan has them"
+	if story.Anew {
+		of = "with these inputs, which are not the plan's"
+	}
+	x.s.Printf("\nsolved again by exact, each limit relaxed by itself; tiers %s: %s\n", of, outcomeOf(t, now))
+	x.s.Table([]string{"limit", "value", "the tiers take", "binds", "the next step buys", "without it", ""}, rows)
+	if len(binding) == 0 {
+		x.s.Printf("no limit keeps the tiers from being better\n")
+	} else {
+		x.s.Printf("%s %s the tiers from being better\n", cli.Enumerate(binding), map[bool]string{true: "keeps", false: "keep"}[len(binding) == 1])
+	}
+	result["now"], result["solved_anew"], result["limits"] = story.Now, story.Anew, story.Limits
+	return nil
+}

@@ -1,0 +1,135 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver"
+)
+
+func ms(ns int64) string {
+	switch {
+	case ns >= 100e6:
+		return fmt.Sprintf("%.0f ms", float64(ns)/1e6)
+	case ns >= 10e6:
+		return fmt.Sprintf("%.1f ms", float64(ns)/1e6)
+	}
+	return fmt.Sprintf("%.2f ms", float64(ns)/1e6)
+}
+
+func shareText(part, all int64) string {
+	if all <= 0 {
+		return "0 %"
+	}
+	return fmt.Sprintf("%.0f %%", 100*float64(part)/float64(all))
+}
+
+// against compares a program with its best single processor.
+func against(st *solver.ProgramStory) string {
+	switch g := st.Gain(); {
+	case st.Best == nil:
+		return "; no single processor could execute all of it"
+	case g < 1.005:
+		return fmt.Sprintf(", as fast as the best single processor, %s: dividing the work would not pay", st.Best.Proc)
+	default:
+		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", g, st.Best.Proc, ms(st.Best.NS))
+	}
+}
+
+// spoken says what programs are for.
+func spoken(programs []string) []string {
+	var out, sizes []string
+	for _, name := range programs {
+		switch phase, rows, _ := strings.Cut(name, "@"); {
+		case name == "decode":
+			out = append(out, "answers")
+		case phase == "decode":
+			out = append(out, rows+" answers at a time")
+		default:
+			sizes = append(sizes, rows)
+		}
+	}
+	if sizes != nil {
+		out = append(out, "prompts of up to "+cli.Enumerate(sizes)+" tokens")
+	}
+	return out
+}
+
+// change writes a ratio of times.
+func change(ratio float64) string {
+	if ratio == 1 {
+		return ""
+	}
+	return fmt.Sprintf("%+.1f %%", 100*(ratio-1))
+}
+
+// outcomeOf is a choice of tiers in words.
+func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
+	text := fmt.Sprintf("%.1f us for a token's experts in chunks of %d, %.2f %% of the rows not on %s, %d groups", o.TokenNS/1e3, o.ChunkTokens, 100*o.Off, t.NPU, o.Groups)
+	if t.Overflow == "prune" {
+		text += fmt.Sprintf(", %.2f %% of the rows dropped", 100*o.Drop)
+		if t.MaxLost > 0 {
+			text += fmt.Sprintf(" with %.3f %% of the squared norm", 100*o.Lost)
+		}
+	}
+	return text
+}
+
+// gained tells in what a choice of tiers is better: the first of what is preferred that differs.
+func gained(t *planir.Tiers, now, o *solver.TierOutcome) string {
+	same := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
+	time := fmt.Sprintf("%s (%.1f us a token)", change(o.TokenNS/now.TokenNS), o.TokenNS/1e3)
+	switch {
+	case t.Prefer == "offload" && !same(o.Off, now.Off):
+		return fmt.Sprintf("%.2f %% of the rows not on %s, not %.2f %%", 100*o.Off, t.NPU, 100*now.Off)
+	case t.Prefer == "offload" && !same(o.EnergyNJ, now.EnergyNJ):
+		return change(o.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
+	case t.Prefer == "offload":
+		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", o.Groups, o.ChunkTokens, now.Groups, now.ChunkTokens)
+	case t.Prefer == "saliency" && !same(o.Lost, now.Lost):
+		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*o.Lost, 100*now.Lost)
+	}
+	return time
+}
+
+// paretoSteps is how many limits of energy are tried between the fastest plan and the one of least energy.
+const paretoSteps = 8
+
+// ShowPareto lists plans that none beats in both time and energy.
+func ShowPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
+	list, err := solver.Pareto(ctx, in, paretoSteps)
+	if err != nil {
+		return err
+	}
+	simulated := ""
+	if in.SoC.Simulated() {
+		simulated = "; times are simulated"
+	}
+	s.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
+	var rows [][]string
+	for _, p := range list {
+		limit, proof := "none", "proved"
+		if p.LimitMJ > 0 {
+			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", p.LimitMJ)
+		}
+		if !p.Proved {
+			proof = fmt.Sprintf("gap %.2f %%", 100*p.Gap)
+		}
+		rows = append(rows, []string{fmt.Sprintf("%.3f", p.ExpectedMS), fmt.Sprintf("%.3f", p.EnergyMJ), limit, proof})
+	}
+	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
+	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
+}
+
+// besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it unless the
+// reason stands there.
+func besideProbe(rate, probed float64, procs string) string {
+	if rate <= 1.05*probed {
+		return fmt.Sprintf("%s can read %.1f", procs, probed)
+	}
+	return fmt.Sprintf("more than the %.1f that %s read from memory when probed: part of the weights stays in caches, or the machine was busy then", probed, procs)
+}

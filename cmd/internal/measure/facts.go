@@ -1,0 +1,138 @@
+package measure
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+)
+
+// CompilerFacts asks the compilers of a target about a model's graphs, and measures nothing.
+func CompilerFacts(c *cobra.Command, s *cli.Streams, o *ProfileOptions) error {
+	if o.Target == "" {
+		return diag.New(diag.ClassUsage, "profile: --compiler-only asks the compiler of a target, and --target is missing").WithHint("catalog SoCs that are targets: %s", targetNames())
+	}
+	for _, name := range []string{"budget", "rounds", "held-out"} {
+		if c.Flags().Changed(name) {
+			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing", name)
+		}
+	}
+	soc, err := socs.OpenTarget(o.Target)
+	if err != nil {
+		return err
+	}
+	part, err := soc.Restricted()
+	if err != nil {
+		return err
+	}
+	m, needs, err := openPlanned(o.Model, o.Workload)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	schemes := slices.DeleteFunc(needs.On(part), func(x op.Scheme) bool {
+		return !slices.ContainsFunc(part.Processors, func(p socs.Processor) bool { return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, x) })
+	})
+	requests, err := profiler.FactRequests(part, m, profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}, needs.Lengths)
+	if err != nil {
+		return err
+	}
+	if o.DryRun {
+		var keys []string
+		for i := range requests {
+			keys = append(keys, requests[i].Keys()...)
+		}
+		for _, k := range keys {
+			s.Printf("%s\n", k)
+		}
+		return s.Result(map[string]any{"compiler_facts": keys})
+	}
+	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, o.Seed)
+	if err != nil {
+		return err
+	}
+	open := record.Create
+	if o.Resume {
+		open = record.Resume
+	}
+	rec, err := open(o.Out, header)
+	if err != nil {
+		return err
+	}
+	defer rec.Close()
+	fo := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: o.Seed}
+	for _, x := range bindings.Compilers(nil) {
+		if b, ok := x.(driver.Baker); ok {
+			fo.Bakers[b.Name()] = b
+		}
+	}
+	line := s.Line(false)
+	fo.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
+	rep, err := profiler.CompilerFacts(c.Context(), part, requests, rec, fo)
+	line.End()
+	if err != nil {
+		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
+			return errors.Join(err, rec.Close(), os.Remove(o.Out))
+		}
+		s.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), o.Out)
+		return err
+	}
+	s.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n", o.Out, rep.Added, rep.Present, len(rep.Refused))
+	for _, f := range rep.Refused {
+		s.Warnf("%s: %s", f.Op.Key(), f.Refused)
+	}
+	showFacts(s, rec.Set().Facts())
+	return s.Result(map[string]any{"file": o.Out, "added": rep.Added, "present": rep.Present, "refused": len(rep.Refused), "facts": rec.Set().Facts()})
+}
+
+// targetNames lists the catalog's targets.
+func targetNames() string {
+	names, err := socs.Targets()
+	if err != nil {
+		return "see hetc socs list"
+	}
+	return strings.Join(names, ", ")
+}
+
+// showFacts is a table of what a compiler said.
+func showFacts(s *cli.Streams, facts []*record.Facts) {
+	facts = slices.Clone(facts)
+	shape := func(f *record.Facts) string { return fmt.Sprintf("%s [%d,%d] %s", f.Proc, f.Op.K, f.Op.N, f.Op.Scheme) }
+	slices.SortStableFunc(facts, func(a, b *record.Facts) int {
+		return cmp.Or(cmp.Compare(shape(a), shape(b)), cmp.Compare(len(a.Rows), len(b.Rows)), a.Op.M-b.Op.M)
+	})
+	var rows [][]string
+	for _, f := range facts {
+		n, compile := fmt.Sprint(f.Op.M), "-"
+		if f.Rows != nil {
+			n = strings.Trim(strings.ReplaceAll(fmt.Sprint(f.Rows), " ", "+"), "[]") + " shared"
+		}
+		if f.CompileMS > 0 {
+			compile = fmt.Sprintf("%.0f", f.CompileMS)
+		}
+		if f.Refused != "" {
+			rows = append(rows, []string{shape(f), n, "refused", "", "", compile})
+			continue
+		}
+		rows = append(rows, []string{shape(f), n, unit.Bytes(f.Bytes).String(), unit.Bytes(f.SpillBytes).String(), unit.Bytes(f.VTCMBytes).String(), compile})
+	}
+	if len(rows) > 0 {
+		s.Printf("sizes that the compiler reports; spill is a buffer in main memory, not a time:\n")
+		s.Table([]string{"product", ">rows", ">binary", ">spill", ">VTCM", ">ms to compile here"}, rows)
+	}
+}

@@ -1,0 +1,111 @@
+package papers
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+)
+
+// PickItems finds the items that a command line names.
+func PickItems(args []string) ([]Item, error) {
+	items := Items()
+	if len(args) == 0 {
+		return items, nil
+	}
+	unknown := func(what, word string, candidates []string) error {
+		return diag.New(diag.ClassUsage, "reproduce: no %s is called %q", what, word).WithHint("%s", diag.DidYouMean(word, candidates))
+	}
+	if !slices.Contains(Papers, args[0]) {
+		return nil, unknown("paper", args[0], Papers)
+	}
+	items = slices.DeleteFunc(items, func(it Item) bool { return it.Paper != args[0] })
+	if len(args) == 1 {
+		return items, nil
+	}
+	var names []string
+	for _, it := range items {
+		if it.Name == args[1] {
+			return []Item{it}, nil
+		}
+		names = append(names, it.Name)
+	}
+	return nil, unknown("item of "+args[0], args[1], names)
+}
+
+func ListItems(s *cli.Streams, items []Item) error {
+	var table [][]string
+	var docs []map[string]string
+	for _, it := range items {
+		table = append(table, []string{it.Paper, it.Name, it.Title, it.Source})
+		docs = append(docs, map[string]string{"paper": it.Paper, "item": it.Name, "title": it.Title, "source": it.Source})
+	}
+	s.Table([]string{"paper", "item", "what", "where"}, table)
+	return s.Result(map[string]any{"items": docs})
+}
+
+// ShowRows prints an item's rows as a table. Notes are long and often shared by rows: they stand below, by number.
+func ShowRows(s *cli.Streams, it *Item, rows []Row) {
+	s.Printf("%s %s: %s (%s)\n", it.Paper, it.Name, it.Title, it.Source)
+	var table [][]string
+	var notes []string
+	for _, r := range rows {
+		mark := ""
+		if r.Note != "" {
+			k := slices.Index(notes, r.Note)
+			if k < 0 {
+				k = len(notes)
+				notes = append(notes, r.Note)
+			}
+			mark = fmt.Sprintf("[%d]", k+1)
+		}
+		table = append(table, []string{strings.TrimPrefix(r.ID, it.Paper+"/"+it.Name+"/"), cellText(r.Paper), cellText(r.Ours), difference(r), string(r.Class), mark})
+	}
+	s.Table([]string{"row", ">paper", ">ours", ">difference", "class", "note"}, table)
+	for i, n := range notes {
+		s.Printf("[%d] %s\n", i+1, n)
+	}
+	s.Printf("\n")
+}
+
+// cellText is a row's value, numbers with four digits or all before the point.
+func cellText(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "-"
+	case float64:
+		if v == 0 {
+			return "0" // not -0
+		}
+		if v == math.Trunc(v) || math.Abs(v) >= 1000 {
+			return strconv.FormatFloat(v, 'f', 0, 64)
+		}
+		return strconv.FormatFloat(v, 'g', 4, 64)
+	}
+	return fmt.Sprint(v)
+}
+
+// difference compares the two values of a row.
+func difference(r Row) string {
+	a, isA := r.Paper.(float64)
+	b, isB := r.Ours.(float64)
+	switch {
+	case r.Ours == nil:
+		return ""
+	case isA && isB && a == b:
+		return "none"
+	case isA && isB && a == 0:
+		return cellText(b - a)
+	case isA && isB:
+		return fmt.Sprintf("%+.1f %%", 100*(b-a)/math.Abs(a))
+	case isA != isB, r.Paper == nil:
+		return ""
+	case r.Paper == r.Ours:
+		return "none"
+	}
+	return "differs"
+}

@@ -1,0 +1,134 @@
+package precision
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hetc/hetc/solver/workload"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/runtime/quality"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// LoadTokens is the length of the chunks that loads are noted for. Longer ones are put together from them.
+const LoadTokens = 64
+
+type LoadsOptions struct {
+	Model, Text, Synthetic, Out string
+	Windows, Chunks             int
+	Seed                        uint64
+}
+
+func (o *LoadsOptions) Run(ctx context.Context, s *cli.Streams) error {
+	if err := wholefile.Writable(o.Out); err != nil {
+		return err
+	}
+	m, err := models.Open(o.Model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var l *workload.Loads
+	if o.Synthetic != "" {
+		l, err = workload.Synthetic(m, o.Synthetic, LoadTokens, o.Chunks, o.Seed)
+	} else {
+		l, err = o.trace(ctx, m)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := l.Encode()
+	if err != nil {
+		return err
+	}
+	digest, err := l.Digest()
+	if err != nil {
+		return err
+	}
+	if old, err := wholefile.Read(o.Out, int64(len(text))); err == nil && bytes.Equal(old, text) {
+		return cli.Kept(s, o.Out, "same inputs")
+	}
+	if err := wholefile.Write(o.Out, text); err != nil {
+		return err
+	}
+	cli.Wrote(s, o.Out, "%s loads %.12s of %s, %d chunks of %d tokens", l.Source, digest, m.Name, l.Chunks, l.ChunkTokens)
+	var rows [][]string
+	imbalance := make([]float64, len(l.Layers))
+	for i, y := range l.Layers {
+		imbalance[i] = l.Imbalance(i)
+		idle := 0
+		for _, list := range y.Rows {
+			if slices.Max(list) == 0 {
+				idle++
+			}
+		}
+		rows = append(rows, []string{fmt.Sprint(y.Layer), fmt.Sprintf("%.2f", imbalance[i]), fmt.Sprint(idle)})
+	}
+	s.Table([]string{"layer", ">busiest / mean", ">never chosen"}, rows)
+	return s.Result(map[string]any{"file": o.Out, "digest": digest, "source": l.Source, "chunks": l.Chunks, "chunk_tokens": l.ChunkTokens, "imbalance": imbalance})
+}
+
+// trace executes the model and observes its router.
+func (o *LoadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.Loads, err error) {
+	if m.Experts == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).WithHint("hetc models list shows which have")
+	}
+	x, err := trial.Open(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	size := min(quality.WindowTokens, m.MaxContext/LoadTokens*LoadTokens)
+	if size == 0 {
+		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model, m.MaxContext, LoadTokens)
+	}
+	text, err := x.ReadText(o.Text, o.Windows, size)
+	if err != nil {
+		return nil, err
+	}
+	p, err := x.Plan(size, trial.Float32, nil)
+	if err != nil {
+		return nil, err
+	}
+	routes := quality.Routes{Tokens: LoadTokens}
+	machine, err := x.Open(ctx, p, nil, routes.Observe)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	for i, w := range text.Windows {
+		if err := quality.Execute(ctx, machine.Machine, w); err != nil {
+			return nil, fmt.Errorf("window %d: %w", i, err)
+		}
+	}
+	l := &workload.Loads{
+		Schema: workload.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
+		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: LoadTokens, Chunks: len(text.Windows) * size / LoadTokens,
+	}
+	for _, layer := range routes.Layers() {
+		rows, err := routes.Rows(layer)
+		if err != nil {
+			return nil, err
+		}
+		y := workload.LoadLayer{Layer: layer}
+		for _, r := range rows {
+			y.Rows = append(y.Rows, r)
+		}
+		norms, err := routes.Norms(layer)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range problem.Curves(norms) {
+			y.Saliency = append(y.Saliency, workload.Saliency(c))
+		}
+		l.Layers = append(l.Layers, y)
+	}
+	return l, l.Validate()
+}

@@ -1,0 +1,182 @@
+// Package precision knows how quality, calibrate and loads execute a model on a text, and what they tell of
+// it.
+package precision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hetc/hetc/cmd/internal/accept"
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/planview"
+	"github.com/hetc/hetc/cmd/internal/runcmd"
+	"github.com/hetc/hetc/cmd/internal/trial"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/check"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/runtime/executor"
+	"github.com/hetc/hetc/runtime/quality"
+)
+
+type QualityOptions struct {
+	Bundle, Plan, Model, Text, SoC, Calibration string
+
+	Terms      accept.Terms
+	Windows    int
+	Decode     bool
+	MaxKL      float64
+	AnyMachine bool
+}
+
+// phase is the quality of one phase.
+type phase struct {
+	Phase string `json:"phase"`
+	quality.Result
+	step  int // tokens a call
+	tally quality.Tally
+}
+
+func (o *QualityOptions) Run(ctx context.Context, s *cli.Streams, limited bool) (err error) {
+	m, err := models.Open(o.Model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	ref, err := trial.Open(ctx, m)
+	if err != nil {
+		return err
+	}
+	what, p, src, held, err := o.candidate(ctx, s, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	if p.Model.Digest != ref.Digest {
+		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what, p.Model.Name, p.Model.Digest, o.Model, ref.Digest).
+			WithHint("give the directory of the model it was made from")
+	}
+	text, err := ref.ReadText(o.Text, o.Windows, min(quality.WindowTokens, p.MaxContext))
+	if err != nil {
+		return err
+	}
+	size := len(text.Windows[0].Tokens)
+	plan, err := ref.Plan(size, trial.Float32, nil)
+	if err != nil {
+		return err
+	}
+	soc, err := bindings.SoCOf(p, o.SoC)
+	if err != nil {
+		return err
+	}
+	x, err := ref.Open(ctx, plan, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.Close()) }()
+	y, err := runcmd.Execute(ctx, p, src, held, executor.Options{Drivers: bindings.Drivers(soc)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, y.Close()) }()
+
+	phases := []*phase{{Phase: "prefill", step: size}}
+	if o.Decode || decodesOtherwise(p) {
+		phases = append(phases, &phase{Phase: "decode", step: 1})
+	}
+	if err := o.compare(ctx, s, text, x.Machine, y, phases); err != nil {
+		return err
+	}
+	s.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
+	planview.ShowStatic(s, p)
+	var rows [][]string
+	for _, ph := range phases {
+		if ph.Result, err = ph.tally.Result(); err != nil {
+			return err
+		}
+		r := &ph.Result
+		rows = append(rows, []string{ph.Phase,
+			spread(r.KL, 1, "%.6f"), spread(r.TopAgreement, 100, "%.2f") + " %",
+			spread(r.Perplexity, 1, "%.3f"), fmt.Sprintf("%.3f", r.ReferencePerplexity.Mean), spread(r.PerplexityRatio, 1, "%.4f")})
+	}
+	s.Table([]string{"phase", ">mean KL", ">same top token", ">perplexity", ">of float32", ">ratio"}, rows)
+	if err := s.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256, "window_tokens": size, "phases": phases}); err != nil {
+		return err
+	}
+	for _, ph := range phases {
+		if limited && !(ph.KL.Mean <= o.MaxKL) {
+			return diag.New(diag.ClassRun, "%s: mean KL of %s is %.6f, want at most %v", what, ph.Phase, ph.KL.Mean, o.MaxKL).
+				WithCode("quality.kl").WithHint("permit only more precise schemes in the workload and solve again")
+		}
+	}
+	return nil
+}
+
+// spread writes a mean with its interval.
+func spread(e quality.Estimate, scale float64, format string) string {
+	return fmt.Sprintf(format+" ("+format+".."+format+")", scale*e.Mean, scale*e.Low, scale*e.High)
+}
+
+// candidate opens what is measured: what it is called, its plan, where its blobs come from, and how many bytes
+// of weights are to be allocated.
+func (o *QualityOptions) candidate(ctx context.Context, s *cli.Streams, m *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
+	if o.Bundle != "" {
+		p, src, err := runcmd.OpenPlan(s, o.Bundle, o.Terms, o.AnyMachine)
+		return o.Bundle, p, src, 0, err
+	}
+	p, err := plantext.Read(o.Plan)
+	if err != nil {
+		return "", nil, nil, 0, err
+	}
+	soc, err := bindings.SoCOf(p, o.SoC)
+	if err != nil {
+		return "", nil, nil, 0, err
+	}
+	if err := check.Plan(p, m, soc).Err(); err != nil {
+		return "", nil, nil, 0, err
+	}
+	cal, err := bindings.ReadCalibration(o.Calibration)
+	if err != nil {
+		return "", nil, nil, 0, err
+	}
+	c, err := emit.NewCalibrated(ctx, p, m, cal, bindings.Compilers(soc))
+	return o.Plan, p, c, runcmd.WeightBytes(p), err
+}
+
+// decodesOtherwise reports whether a node's precision depends on the number of rows.
+func decodesOtherwise(p *planir.Plan) bool {
+	for i := range p.Decisions {
+		d := &p.Decisions[i]
+		if one := p.DecisionFor(d.Node, 1); one != nil && one.Scheme != d.Scheme && !p.Decodes(d.Rows) {
+			return true
+		}
+	}
+	return false
+}
+
+// compare executes both window by window, so that the logits of one window are held at a time.
+func (o *QualityOptions) compare(ctx context.Context, s *cli.Streams, text *trial.Text, x, y *executor.Machine, phases []*phase) (err error) {
+	r, err := quality.NewReference()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	step := cli.Progress(s, "quality")
+	for i := range text.Windows {
+		r.Clear()
+		if err := r.Add(ctx, x, text.Windows[i]); err != nil {
+			return fmt.Errorf("window %d: %w", i, err)
+		}
+		for _, ph := range phases {
+			if err := r.Compare(ctx, y, 0, ph.step, &ph.tally); err != nil {
+				return fmt.Errorf("window %d: %s: %w", i, ph.Phase, err)
+			}
+		}
+		step(i+1, len(text.Windows), "")
+	}
+	return nil
+}

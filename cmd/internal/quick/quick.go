@@ -1,0 +1,451 @@
+// Package quick knows the steps from a model to a running bundle, and which files of an earlier run can be
+// used.
+package quick
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hetc/hetc/solver/workload"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/matrix"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/decode"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/profiler"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+)
+
+type Options struct {
+	Model, Out, Prompt, Budget string
+	Calibration, Text          string
+	Target, Only               string
+	Schemes                    []string
+	MaxTokens                  int
+	Again, Chat                bool
+}
+
+// Run is one run of the command.
+type Run struct {
+	Streams *cli.Streams
+	Options *Options
+	Root    func(*cli.Streams) *cobra.Command // the program whose commands are run
+	input   string                            // flag of hetrun that the model's bundle takes
+	steps   []quickStep
+}
+
+// quickStep is a command that was run, and under --json its result.
+type quickStep struct {
+	Command []string        `json:"command"`
+	Result  json.RawMessage `json:"result"`
+}
+
+// Buckets of a quick plan: a few programs, so that there is little to measure.
+var quickBuckets = []int{64, 256}
+
+func (q *Run) Run(ctx context.Context) error {
+	m, err := models.Open(q.Options.Model)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if !m.HasWeights() {
+		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.Options.Model).
+			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.Options.Model)
+	}
+	q.input = "--prompt TEXT"
+	switch files, err := m.TokenizerFiles(); {
+	case err != nil:
+		return err
+	case files["tokenizer"] == nil && q.Options.Prompt != "":
+		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.Options.Model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
+	case files["tokenizer"] == nil:
+		q.input = "--tokens 1,2,3"
+	}
+	dir := q.Options.Out
+	if dir == "" {
+		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
+	}
+	if q.Options.Target != "" {
+		if _, err := socs.OpenTarget(q.Options.Target); err != nil {
+			return err
+		}
+		if len(q.Options.Schemes) == 0 {
+			q.Options.Schemes = []string{string(op.A16SQ8C)}
+		}
+	}
+	schemes, err := permitted(q.Options.Schemes)
+	if err != nil {
+		return err
+	}
+	if q.Options.Target != "" {
+		schemes = schemes[1:] // no NPU computes the stored precision
+		if err := q.plannable(m, schemes); err != nil {
+			return err
+		}
+	}
+	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.Streams.Notef("waiting for another hetc that works in %q", dir) })
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var cal []string
+	calDigest := ""
+	if q.Options.Calibration != "" {
+		c, err := calibration.Read(q.Options.Calibration)
+		if err != nil {
+			return err
+		}
+		if calDigest, err = c.Digest(); err != nil {
+			return err
+		}
+		cal = []string{"--calibration", q.Options.Calibration}
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	key, app := file("local"), file("app.hetb")
+	if q.Options.Again {
+		if err := q.repair(file); err != nil {
+			return err
+		}
+	}
+	changed, err := q.workload(file("workload.yaml"), schemes)
+	if err != nil {
+		return err
+	}
+	if q.Options.Target != "" {
+		return q.forTarget(ctx, schemes, file)
+	}
+	if !q.Options.Again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
+		q.Streams.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
+	} else {
+		with := []string{"--soc", file("soc.yaml"), "--model", q.Options.Model, "--workload", file("workload.yaml")}
+		steps := [][]string{
+			{"probe", "-o", file("soc.yaml")},
+			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.Options.Budget}, with...),
+			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
+			{"keygen", "--out", key},
+			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.Options.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
+		}
+		if q.Options.Again {
+			steps[1] = append(steps[1], "--flagged")
+		}
+		if _, err := os.Stat(key + ".key"); err == nil {
+			steps = slices.Delete(steps, 3, 4)
+		}
+		for _, args := range steps {
+			if err := q.step(ctx, args...); err != nil {
+				return err
+			}
+		}
+	}
+	if q.Options.Prompt != "" {
+		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.Options.Prompt, "--max-tokens", strconv.Itoa(q.Options.MaxTokens)}
+		if q.Options.Chat {
+			args = append(args, "--chat")
+		}
+		if err := q.step(ctx, args...); err != nil {
+			return err
+		}
+	}
+	q.Streams.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
+	return q.Streams.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+}
+
+// plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
+func (q *Run) plannable(m *models.Model, schemes []op.Scheme) error {
+	soc, err := socs.OpenTarget(q.Options.Target)
+	if err != nil {
+		return err
+	}
+	w := quickWorkload(schemes)
+	in := solver.Input{Model: m, SoC: soc, Workload: &w}
+	if q.Options.Only != "" {
+		in.Only = []string{q.Options.Only}
+	}
+	if err := in.ForTarget(); err != nil {
+		return err
+	}
+	if err := in.CheckSchemes(); err != nil {
+		var names []string
+		for _, x := range schemes {
+			names = append(names, string(x))
+		}
+		more := op.A8TQ8C // of products by experts, which the control processor executes
+		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 && !slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
+			more = npu.Target.Schemes[0]
+		}
+		return diag.New(diag.ClassOf(err), "quick: %w", err).WithHint("hetc quick permits it besides with --schemes %s,%s", strings.Join(names, ","), more)
+	}
+	return nil
+}
+
+func quickWorkload(schemes []op.Scheme) workload.Workload {
+	return workload.Workload{Schema: workload.Schema, Buckets: quickBuckets, Schemes: workload.Schemes{Prefill: schemes, Decode: schemes}}
+}
+
+// forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
+func (q *Run) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
+	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.Options.Calibration
+	var steps [][]string
+	if cal == "" && slices.ContainsFunc(schemes, op.Scheme.Static) {
+		cal = file("calibration.yaml")
+		_, err := os.Stat(cal)
+		switch {
+		case err == nil && !q.Options.Again:
+		case q.Options.Text == "":
+			return diag.New(diag.ClassUsage, "quick: schemes with static scales need ranges of activations, and no text is given").
+				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
+		default:
+			step := []string{"calibrate", "--model", q.Options.Model, "--text", q.Options.Text, "-o", cal}
+			for _, s := range schemes {
+				step = append(step, "--schemes", string(s))
+			}
+			steps = append(steps, step)
+		}
+	}
+	with := []string{"--target", q.Options.Target, "--model", q.Options.Model, "--workload", file("workload.yaml")}
+	var ranges []string
+	if cal != "" {
+		ranges = []string{"--calibration", cal}
+	}
+	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.Options.Model, "--key", key + ".key"}, ranges)
+	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o", file("plan.yaml")}, with, ranges)
+	if q.Options.Only != "" {
+		solve = append(solve, "--only", q.Options.Only)
+	}
+	steps = append(steps,
+		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
+		append([]string{"profile", "--compiler-only", "-o", file("facts.jsonl"), "--resume"}, with...),
+		solve)
+	if _, err := os.Stat(key + ".key"); err != nil {
+		steps = append(steps, []string{"keygen", "--out", key})
+	}
+	steps = append(steps,
+		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
+		slices.Concat(emit, []string{"--target", q.Options.Target, "--twin", twin, "-o", app}))
+	if q.Options.Prompt != "" {
+		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.Options.Prompt, "--max-tokens", strconv.Itoa(q.Options.MaxTokens)}
+		if q.Options.Chat {
+			run = append(run, "--chat")
+		}
+		steps = append(steps, run)
+	}
+	for _, args := range steps {
+		if err := q.step(ctx, args...); err != nil {
+			return err
+		}
+	}
+	q.Streams.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
+		app, q.Options.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
+	return q.Streams.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
+}
+
+// step shows a command and runs it in this process.
+func (q *Run) step(ctx context.Context, args ...string) error {
+	if i := slices.Index(args, "--resume"); i > 0 && args[0] == "profile" {
+		if err := q.usableRecord(ctx, args); err != nil {
+			return err
+		}
+	}
+	q.Streams.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
+	sub := &cli.Streams{Tool: q.Streams.Tool, In: q.Streams.In, Out: q.Streams.Out, Err: q.Streams.Err, JSON: q.Streams.JSON}
+	var result bytes.Buffer
+	if sub.JSON {
+		sub.Out = &result
+	}
+	if err := cli.Prepare(sub, q.Root, args...).ExecuteContext(ctx); err != nil {
+		if errors.Is(err, context.Canceled) {
+			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
+		}
+		return err
+	}
+	q.steps = append(q.steps, quickStep{append([]string{"hetc"}, args...), result.Bytes()})
+	return nil
+}
+
+// repair removes what no step could use or replace: the steps then make it anew.
+func (q *Run) repair(file func(string) string) error {
+	soc, key := file("soc.yaml"), file("local")
+	_, workloadErr := workload.Read(file("workload.yaml"))
+	machine, socErr := socs.Open(soc)
+	if socErr == nil && machine.Fingerprint != host.Fingerprint() {
+		socErr = errors.New("it describes another machine")
+	}
+	for _, x := range []struct {
+		err   error
+		files []string
+	}{
+		{socErr, []string{soc}},
+		{workloadErr, []string{file("workload.yaml")}},
+		{usableKey(key), []string{key + ".key", key + ".pub"}},
+	} {
+		if x.err == nil || errors.Is(x.err, fs.ErrNotExist) && len(x.files) == 1 {
+			continue
+		}
+		for _, f := range x.files {
+			if err := q.discard(f, x.err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// usableKey reports why a key pair cannot sign, or cannot be trusted by what it signs.
+func usableKey(base string) error {
+	private, err := emit.LoadSigningKey(base + ".key")
+	if err != nil {
+		return err
+	}
+	trust, err := bundle.LoadTrust(base + ".pub")
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(trust.Keys, func(k bundle.Key) bool { return k.ID() == private.Public.ID() }) {
+		return errors.New("they are no pair")
+	}
+	return nil
+}
+
+// discard removes a file that is there, and says why.
+func (q *Run) discard(path string, why error) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return diag.New(diag.ClassIO, "quick: %w", err)
+	}
+	q.Streams.Notef("%s is made anew: %v", path, why)
+	return nil
+}
+
+// usableRecord looks at the record that a step of profile would go on with. One of another SoC file, machine or version
+// of the kernels cannot be continued: with --again it is begun anew.
+func (q *Run) usableRecord(ctx context.Context, step []string) error {
+	value := func(flags ...string) string {
+		i := slices.IndexFunc(step, func(s string) bool { return slices.Contains(flags, s) })
+		return step[i+1]
+	}
+	path := value("-o")
+	if _, err := os.Stat(path); err != nil {
+		return nil
+	}
+	soc, err := socs.Open(value("--soc", "--target"))
+	if err != nil {
+		return err
+	}
+	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, 1)
+	if err != nil {
+		return err
+	}
+	if err := bindings.LibraryVersions(ctx, soc, &header); err != nil {
+		return err
+	}
+	w, err := record.Resume(path, header)
+	switch {
+	case err == nil:
+		return w.Close()
+	case diag.ClassOf(err) != diag.ClassInput:
+		return err
+	case q.Options.Again:
+		return q.discard(path, err)
+	}
+	return diag.New(diag.ClassInput, "quick: %w", err).WithHint("the same hetc quick with --again measures anew")
+}
+
+// permitted are the schemes a workload permits when these are offered besides the stored precision.
+func permitted(offered []string) ([]op.Scheme, error) {
+	if len(offered) == 0 {
+		return nil, nil
+	}
+	out := []op.Scheme{op.A32W32}
+	for _, text := range offered {
+		x, err := op.ParseScheme(text)
+		if err != nil {
+			var names []string
+			for _, s := range op.Schemes {
+				names = append(names, string(s))
+			}
+			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).WithHint("%s", diag.DidYouMean(text, names))
+		}
+		if !slices.Contains(out, x) {
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+// workload writes what the plan is for, unless it is there.
+func (q *Run) workload(path string, schemes []op.Scheme) (changed bool, err error) {
+	w := quickWorkload(schemes)
+	text, err := decode.YAML(w)
+	if err != nil {
+		return false, err
+	}
+	old, err := wholefile.Read(path, 1<<20)
+	if err == nil && (bytes.Equal(old, text) || len(q.Options.Schemes) == 0) {
+		return false, nil // also one that was edited by hand
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return true, wholefile.Write(path, text)
+}
+
+// current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
+// to this machine.
+func (q *Run) current(plan, app string, m *models.Model, calibration string) bool {
+	p, err := plantext.Read(plan)
+	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
+		return false
+	}
+	if digest, err := m.Digest(); err != nil || digest != p.Model.Digest {
+		return false
+	}
+	code, err := planir.Encode(p)
+	if err != nil {
+		return false
+	}
+	u, err := bundle.Inspect(app)
+	if err != nil || u.Manifest.Toolchain.Hetc != cli.Version {
+		return false
+	}
+	want := map[string][]byte{"plan": code}
+	files, err := m.TokenizerFiles()
+	if err != nil {
+		return false
+	}
+	for name, data := range files {
+		want[name] = data
+	}
+	for _, b := range u.Manifest.Blobs {
+		if data, ok := want[b.Name]; ok && sha256.Sum256(data) == b.SHA256 {
+			delete(want, b.Name)
+		}
+	}
+	return len(want) == 0
+}

@@ -1,0 +1,358 @@
+package solving
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/highs"
+	"github.com/hetc/hetc/solver/milp"
+	"github.com/hetc/hetc/solver/problem"
+)
+
+// EngineFlags say what solves the problems that solve poses, and where these are written.
+type EngineFlags struct{ engine, models, of string }
+
+func (f *EngineFlags) Flags(c *cobra.Command) {
+	c.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
+	c.Flags().StringVar(&f.models, "write-models", "", "directory for problems as linear programs that other solvers read (.lp)")
+	c.Flags().StringVar(&f.of, "write-models-of", ofPlan, "which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of names such as 'prefill@*'")
+}
+
+// Open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors are of class ClassUsage for an unknown name and
+// ClassUnavailable for an engine that is not there.
+func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *solves, error) {
+	log := NewLog(s)
+	w := &problem.Watch{Started: log.Started, Done: log.Done}
+	if s.Terminal() {
+		w.Progress = log.progress
+	}
+	var e problem.Engine
+	switch f.engine {
+	case "auto":
+		e = bindings.AutoEngine(w, bytes)
+	case "exact":
+		e = w.Engine(exact.Engine{})
+	case "highs":
+		h, err := highs.Open()
+		if err != nil {
+			return nil, nil, err
+		}
+		h.Limit(bytes)
+		e = bindings.GeneralEngine(h, w)
+	case "highs-native":
+		h, err := highs.OpenNative()
+		if err != nil {
+			return nil, nil, err
+		}
+		e = bindings.GeneralEngine(h, w)
+	default:
+		return nil, nil, diag.New(diag.ClassUsage, "--engine %q: want auto, exact, highs or highs-native", f.engine)
+	}
+	if f.models != "" {
+		if err := os.MkdirAll(f.models, 0o777); err != nil {
+			return nil, nil, diag.New(diag.ClassIO, "make directory %q: %w", f.models, err)
+		}
+		if _, err := path.Match(f.of, ""); err != nil || f.of == "" {
+			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
+		}
+		log.models, log.of = f.models, f.of
+		e = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(e)
+	}
+	return e, log, nil
+}
+
+// solves is what engines did.
+type solves struct {
+	s      *cli.Streams
+	mu     sync.Mutex
+	begun  map[string]time.Time
+	shown  time.Time // progress
+	Solves []Solved
+	err    error // of writing models, the first
+
+	models  string // directory of the linear programs, "" for none
+	of      string // which of them
+	files   int
+	bytes   int64 // of those that are there
+	skipped int   // for lack of room
+	index   []Indexed
+}
+
+const (
+	ofPlan = "plan"
+	ofAll  = "all"
+	// mostModelBytes is what all linear programs of a solve take together; those beyond are not written.
+	mostModelBytes = 1 << 30
+)
+
+// Indexed is a line of the index of the linear programs: which answer a file had, for comparing another solver's.
+type Indexed struct {
+	File      string `json:"file"`
+	Problem   string `json:"problem"`
+	Status    string `json:"status"`    // as in the list of solves; "failed" where there is none
+	Objective int64  `json:"objective"` // in whole ns, nJ or bytes; the file tells what its own objective is multiplied with
+	Bound     int64  `json:"bound"`
+	Of        int    `json:"of"` // files that pose the problem together, each for one length of chunk: the objective is the least of theirs
+}
+
+// IndexName is the file beside the linear programs.
+const IndexName = "index.jsonl"
+
+// Solved is one problem given to one engine.
+type Solved struct {
+	Problem   string   `json:"problem"`
+	Engine    string   `json:"engine"`
+	Status    string   `json:"status,omitempty"`
+	Objective int64    `json:"objective"`
+	Bound     int64    `json:"bound"`
+	Gap       *float64 `json:"gap"`              // relative to the objective; null where there is no solution
+	Choices   int      `json:"choices"`          // of the problem
+	Vars      int      `json:"variables"`        // of the linear program, 0 where none was needed
+	Rows      int      `json:"constraints"`      // likewise
+	Nodes     int64    `json:"nodes"`            // of the search tree
+	MS        float64  `json:"ms"`               // wall time
+	Failed    string   `json:"failed,omitempty"` // why there is no answer
+}
+
+func NewLog(s *cli.Streams) *solves { return &solves{s: s, begun: map[string]time.Time{}} }
+
+func (l *solves) Started(what, engine string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun[what+"\x00"+engine] = time.Now()
+	l.shown = time.Now()
+}
+
+func (l *solves) Done(r problem.Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := Solved{Problem: r.Problem, Engine: r.Engine, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Choices: r.Choices,
+		Vars: r.Vars, Rows: r.Rows, Nodes: r.Nodes, MS: float64(time.Since(l.begun[r.Problem+"\x00"+r.Engine]).Microseconds()) / 1e3}
+	if gap := r.Gap(); !math.IsInf(gap, 1) {
+		x.Gap = &gap
+	}
+	switch {
+	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
+		x.Status, x.Bound = "infeasible", 0
+	case r.Err != nil:
+		x.Status, x.Failed = "failed", r.Err.Error()
+	}
+	l.Solves = append(l.Solves, x)
+}
+
+// progress tells every other second how far a linear program is.
+func (l *solves) progress(what, engine string, objective, bound float64, nodes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.shown) < 2*time.Second {
+		return
+	}
+	l.shown = time.Now()
+	gap := "no solution yet"
+	if !math.IsInf(objective, 0) && !math.IsInf(bound, 0) {
+		gap = fmt.Sprintf("gap %.2g %%", 100*(objective-bound)/max(1e-9, math.Abs(objective)))
+	}
+	l.s.Notef("%s: %s: %s after %d nodes and %.0f s", what, engine, gap, nodes, time.Since(l.begun[what+"\x00"+engine]).Seconds())
+}
+
+// answered notes the answer that the linear programs of a problem have.
+func (l *solves) answered(r problem.Report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := Indexed{Problem: r.Problem, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Of: len(r.Models)}
+	switch {
+	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
+		x.Status, x.Objective, x.Bound = "infeasible", 0, 0
+	case r.Err != nil:
+		x.Status = "failed"
+	}
+	for _, x.File = range r.Models {
+		if x.File != "" {
+			l.index = append(l.index, x)
+		}
+	}
+}
+
+// write writes one model and returns the file's name. The first error is kept: engines do not wait for files.
+func (l *solves) write(m *milp.Model) (file string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return ""
+	}
+	if chosen, _ := path.Match(l.of, m.Name); !chosen && l.of != ofPlan && l.of != ofAll {
+		return ""
+	}
+	var b bytes.Buffer
+	if l.err = m.WriteLP(&b); l.err != nil {
+		return ""
+	}
+	name := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '@' || r == '.' {
+			return r
+		}
+		return '-'
+	}, m.Name)
+	if l.bytes+int64(b.Len()) > mostModelBytes {
+		l.skipped++
+		return ""
+	}
+	l.bytes += int64(b.Len())
+	l.files++
+	file = fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])
+	l.err = wholefile.Write(filepath.Join(l.models, file), b.Bytes())
+	return file
+}
+
+// Choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are solved in any number of
+// combinations of schemes: theirs is the one with the plan's objective, or, where a single processor is taken instead, its bound.
+func (l *solves) Choose(r *solver.Result) {
+	if l.models == "" || l.of != ofPlan || l.err != nil {
+		return
+	}
+	inPlan := func(x *Indexed) bool {
+		for _, p := range r.Plan.Solver {
+			kind, name, _ := strings.Cut(p.Problem, " ")
+			switch kind {
+			case "partition", "energy":
+				if x.Problem == "partition "+name && (x.Objective == p.ObjectiveNS || x.Objective == p.BoundNS) {
+					return true
+				}
+			case "joint":
+				if x.Problem == "joint plan" && x.Objective == r.JointObjective {
+					return true
+				}
+			default: // there are few
+				if strings.HasPrefix(x.Problem, "buckets ") && x.Problem == "buckets "+kind {
+					return true
+				}
+			}
+		}
+		return strings.HasPrefix(x.Problem, "tiers ")
+	}
+	kept := map[string]string{} // file by problem and answer: some are posed again, and one file will do
+	l.index = slices.DeleteFunc(l.index, func(x Indexed) bool {
+		answer := fmt.Sprint(x.Problem, x.Objective)
+		if first, ok := kept[answer]; inPlan(&x) && (!ok || first == x.File || x.Of > 1) {
+			kept[answer] = x.File
+			return false
+		}
+		at := filepath.Join(l.models, x.File)
+		if info, err := os.Stat(at); err == nil {
+			l.bytes -= info.Size()
+		}
+		if err := os.Remove(at); err != nil && l.err == nil {
+			l.err = err
+		}
+		return true
+	})
+}
+
+// ShowModels tells what was written.
+func (l *solves) ShowModels() {
+	if l.models == "" {
+		return
+	}
+	others := ""
+	if l.of == ofPlan && l.files > len(l.index) {
+		others = fmt.Sprintf(", of %d; --write-models-of %s keeps every one", l.files, ofAll)
+	}
+	l.s.Printf("%s: %d linear programs, %v%s\n", l.models, len(l.index), unit.Bytes(l.bytes), others)
+	if l.skipped > 0 {
+		l.s.Warnf("%d linear programs were not written: all together they would take more than %v; a pattern of --write-models-of selects some", l.skipped, unit.Bytes(mostModelBytes))
+	}
+}
+
+// Written writes the index of the models, and returns the error of writing them.
+func (l *solves) Written() error {
+	if l.models != "" && l.err == nil {
+		l.err = l.writeIndex()
+	}
+	if l.err != nil {
+		return diag.New(diag.ClassOr(l.err, diag.ClassIO), "write models: %w", l.err)
+	}
+	return nil
+}
+
+// writeIndex writes a line of JSON per linear program, in the order of the files.
+func (l *solves) writeIndex() error {
+	slices.SortFunc(l.index, func(a, b Indexed) int { return strings.Compare(a.File, b.File) })
+	var b bytes.Buffer
+	lines := json.NewEncoder(&b)
+	for _, x := range l.index {
+		if err := lines.Encode(x); err != nil {
+			return err
+		}
+	}
+	return wholefile.Write(filepath.Join(l.models, IndexName), b.Bytes())
+}
+
+// Show summarises by engine and status, and names what no engine answered for.
+func (l *solves) Show() {
+	type key struct{ engine, status string }
+	type sum struct {
+		problems   int
+		nodes      int64
+		gap        float64
+		vars, most int
+		failed     string
+	}
+	var order []key
+	sums := map[key]*sum{}
+	for _, x := range l.Solves {
+		k := key{x.Engine, x.Status}
+		t := sums[k]
+		if t == nil {
+			t = &sum{}
+			sums[k] = t
+			order = append(order, k)
+		}
+		t.problems, t.nodes = t.problems+1, t.nodes+x.Nodes
+		t.vars, t.most = max(t.vars, x.Vars), max(t.most, x.Choices)
+		if x.Gap != nil {
+			t.gap = max(t.gap, *x.Gap)
+		}
+		if x.Failed != "" {
+			t.failed = x.Failed
+		}
+	}
+	for _, k := range order {
+		t := sums[k]
+		problems := "1 problem"
+		if t.problems > 1 {
+			problems = fmt.Sprintf("%d problems", t.problems)
+		}
+		size := fmt.Sprintf("%d choices", t.most)
+		if t.vars > 0 {
+			size = fmt.Sprintf("%d variables", t.vars)
+		}
+		gap := ""
+		if k.status == string(problem.Feasible) {
+			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*t.gap)
+		}
+		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, k.engine, k.status, gap, size, t.nodes)
+	}
+	for _, k := range order {
+		if f := sums[k].failed; f != "" {
+			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", k.engine, f)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+// Package solving knows what a solve is made from: the inputs, engines and working memory that flags name,
+// and the log of what engines did.
+package solving
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/measure"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/profiler/record"
+	"github.com/hetc/hetc/roofline"
+	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver"
+)
+
+// Inputs are the flags that say what a plan is made from.
+type Inputs struct {
+	SoC, Target, Record, Costs, facts, Model, Workload string
+	AcceptNoisy                                        bool         // a record of which most is noisy is good enough
+	Warn                                               *cli.Streams // of a command that makes a plan to execute, nil for others
+}
+
+func (in *Inputs) Flags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&in.SoC, "soc", "", "SoC file or catalog name")
+	f.StringVar(&in.Target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
+	f.StringVar(&in.Record, "record", "", "record of hetc profile")
+	f.StringVar(&in.Costs, "costs", "", "costs of hetc fit")
+	f.StringVar(&in.facts, "facts", "", "record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
+	f.StringVar(&in.Model, "model", "", "model directory or catalog name")
+	f.StringVar(&in.Workload, "workload", "", "workload file; default: prompts of any length, stored precision")
+}
+
+// Open reads everything; the caller closes the model.
+func (in *Inputs) Open(c *cobra.Command) (*solver.Input, error) {
+	name, err := SoCOrTarget(c, in.SoC, in.Target)
+	if err != nil {
+		return nil, err
+	}
+	if err := cli.Required(c, "model"); err != nil {
+		return nil, err
+	}
+	if (in.Record == "") == (in.Costs == "") {
+		return nil, diag.New(diag.ClassUsage, "%s: want one of --record and --costs", c.CommandPath()).
+			WithHint("hetc profile makes a record, hetc fit makes costs from it")
+	}
+	var soc *socs.SoC
+	var facts *record.Set
+	var costs *roofline.Costs
+	if in.Record != "" {
+		if soc, facts, costs, err = measure.OpenCosts(name, in.Record); err == nil && in.Warn != nil {
+			err = measure.Steady(in.Warn, facts, in.Record, in.AcceptNoisy)
+		}
+	} else if soc, err = socs.Open(name); err == nil {
+		costs, err = roofline.Open(in.Costs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if in.facts != "" {
+		if in.Target == "" {
+			return nil, diag.New(diag.ClassUsage, "%s: --facts is what the compiler of a target said, and --target is missing", c.CommandPath())
+		}
+		if facts, err = record.Open(in.facts); err != nil {
+			return nil, err
+		}
+		if len(facts.Facts()) == 0 {
+			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
+		}
+	}
+	w, err := measure.ReadWorkload(in.Workload)
+	if err != nil {
+		return nil, err
+	}
+	m, err := models.Open(in.Model)
+	if err != nil {
+		return nil, err
+	}
+	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Facts: facts}
+	if in.Target != "" {
+		if err := out.ForTarget(); err != nil {
+			m.Close()
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// SoCOrTarget is the SoC that one of --soc and --target names.
+func SoCOrTarget(c *cobra.Command, soc, target string) (string, error) {
+	switch {
+	case c.Flags().Changed("soc") && c.Flags().Changed("target"):
+		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", c.CommandPath(), soc, target).
+			WithHint("--target is the SoC with only what its device executes")
+	case c.Flags().Changed("target"):
+		return target, cli.Required(c, "target")
+	}
+	return soc, cli.Required(c, "soc")
+}
+
+// MaxMemory reads --max-memory, 0 where it is not given.
+func MaxMemory(text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	b, err := unit.ParseBytes(text)
+	if err != nil || b <= 0 {
+		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
+	}
+	return int64(b), nil
+}
+
+// Parts reads numbers by processor.
+func Parts(given map[string]string) (map[string]float64, error) {
+	out := map[string]float64{}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		x, err := strconv.ParseFloat(given[name], 64)
+		if err != nil {
+			return nil, diag.New(diag.ClassUsage, "--ratio %s=%s: %q is no number", name, given[name], given[name]).WithHint("write parts of 1: npu=0.75,gpu=0.25")
+		}
+		out[name] = x
+	}
+	return out, nil
+}

@@ -1,0 +1,93 @@
+package solving
+
+import (
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/solver"
+)
+
+// baseBytes is what the program itself and its inputs take beside what a solve keeps.
+const baseBytes = 128 << 20
+
+// Working is how much solving may keep, and whether it tells how far it is.
+type Working struct {
+	most string
+	tell bool
+
+	Began time.Time
+	line  *cli.Line
+}
+
+func (w *Working) Flags(c *cobra.Command) {
+	c.Flags().StringVar(&w.most, "working-memory", unit.Bytes(solver.DefaultWorkingMemory).String(), "most memory that solving itself keeps: a search that needs more ends early and says so")
+	c.Flags().BoolVar(&w.tell, "progress", false, "tell every few seconds how far it is, also where standard error is no terminal")
+}
+
+// Begin sets what an input may keep and has it tell where it stands. end is called when nothing is solved any more.
+func (w *Working) Begin(s *cli.Streams, in *solver.Input) (end func(), err error) {
+	b, err := unit.ParseBytes(w.most)
+	if err != nil || b <= 0 {
+		return nil, diag.New(diag.ClassUsage, "--working-memory %q is no number of bytes above 0", w.most).WithHint("write it with a unit: 1GiB, 500MiB")
+	}
+	in.WorkingMemory = int64(b)
+	// The collector comes more often near that; what is decided depends on what is counted alone.
+	before := debug.SetMemoryLimit(int64(b) + baseBytes)
+	if w.Began.IsZero() {
+		w.Began = time.Now()
+	}
+	w.line = s.Line(w.tell)
+	if w.line != nil {
+		in.Progress = func(p solver.Progress) { w.line.Show("%s", progressText(p, time.Since(w.Began))) }
+	}
+	return func() {
+		w.line.End()
+		debug.SetMemoryLimit(before)
+	}, nil
+}
+
+// progressText is where a solve stands, what matters most first: the line is cut at the width of the terminal.
+func progressText(p solver.Progress, passed time.Duration) string {
+	text := p.Phase
+	switch {
+	case p.All > 0:
+		text += fmt.Sprintf(" %d/%d", p.Done, p.All)
+	case p.Done > 0:
+		text += fmt.Sprintf(" %d", p.Done)
+	}
+	text += fmt.Sprintf(", %v", passed.Round(time.Second))
+	if p.Best > 0 {
+		text += fmt.Sprintf(", best %.4g", p.Best)
+	}
+	if p.Bound > 0 {
+		text += fmt.Sprintf(", bound %.4g", p.Bound)
+	}
+	if p.What != "" {
+		text += ", " + p.What
+	}
+	return text
+}
+
+// spent is all of the time since begin: wall time, and processor time where that is more.
+func (w *Working) spent() string {
+	wall, processor := time.Since(w.Began), cli.ProcessorTime()
+	text := seconds(wall)
+	if processor > wall {
+		text += fmt.Sprintf(" (%s of processor time)", seconds(processor))
+	}
+	return text
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+// Show tells what solving took, and returns it for --json.
+func (w *Working) Show(s *cli.Streams, r *solver.Result) map[string]any {
+	s.Printf("solving took %s in all; working memory: at most %v, as counted, of %s\n", w.spent(), unit.Bytes(r.WorkingBytes), w.most)
+	return map[string]any{"ms": time.Since(w.Began).Milliseconds(), "processor_ms": cli.ProcessorTime().Milliseconds(), "working_bytes": r.WorkingBytes}
+}
