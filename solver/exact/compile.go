@@ -1,7 +1,6 @@
 package exact
 
 import (
-	"cmp"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -10,13 +9,13 @@ import (
 	"github.com/hetc/hetc/solver/problem"
 )
 
-// joint is a joint problem prepared for the search: classes of equal edges merged, choices that are never needed
+// prepared is a joint problem prepared for the search: classes of equal edges merged, choices that are never needed
 // left out, assets merged that always appear together and left out where no limit can bind them.
 //
 // The search calculates in whole numbers: what is minimised is shifted so that the largest value any solution can have
 // is near 2^50. Bounds are exact, and equal on every machine.
-type joint struct {
-	j     *problem.Joint
+type prepared struct {
+	joint *problem.Joint
 	shift int   // scaled = value * 2^shift
 	worst int64 // scaled: no solution takes more of the measure
 	clamp int64 // scaled: most that multipliers add to one choice
@@ -24,16 +23,16 @@ type joint struct {
 	parts  []jointPart
 	items  []*jointItem // of all parts, in order
 	assets []jointAsset
-	rows   []row
 	links  []link
-	nRows  int // rows over assets; those after them are over paths
-	slack  int64
-
-	bestFree int64 // scaled: the optimum without limits
+	rows   []row
+	// The first assetRows rows are over assets, those after them over paths.
+	assetRows          int
+	timeRow, energyRow int   // rows of the limits on weighted time and energy, -1: none
+	slack              int64 // scaled: most that roundings can raise a bound
 }
 
 type jointPart struct {
-	variants [][]*section // per set of processors without conflicts, per chain
+	variants [][]*chain // per set of processors without conflicts, per chain
 	sets     []uint64
 	first    int // item
 	items    int
@@ -45,9 +44,9 @@ type jointPart struct {
 type jointItem struct {
 	part, chain, index int
 	base               []int64 // scaled measure, of all executions
-	cost               []int64 // with multipliers; shared by the sections
-	ns                 []int64 // of all executions in one execution of the part
-	nj                 []int64 // of all executions, times the weight of the part
+	cost               []int64 // with multipliers; shared by the variants' chains
+	timeNS             []int64 // of all executions in one execution of the part
+	energyNJ           []int64 // of all executions, times the weight of the part
 	procs              []uint64
 	before, after      []int32
 	use                [][]int32 // assets by index into uses
@@ -55,9 +54,9 @@ type jointItem struct {
 	least              float64   // scaled measure, and 1
 	uses               []itemUse
 	has                [][]bool  // per use and choice
-	by                 [][]int32 // per use, the choices that name it
+	namedBy            [][]int32 // per use, the choices that name it
 	edgeBase, edgeNS   []int64
-	edge               []int64 // with multipliers; shared by the sections
+	edge               []int64 // with multipliers; shared by the variants' chains
 }
 
 // itemUse is an asset that some choices of an item name, and what they are charged for it.
@@ -67,14 +66,13 @@ type itemUse struct {
 	charge int64
 }
 
-// local is the index of an asset that some choices name in uses.
-func (it *jointItem) local(a int) int {
-	return slices.IndexFunc(it.uses, func(u itemUse) bool { return u.asset == int32(a) })
+// local is the index in uses of an asset that some choices name.
+func (it *jointItem) local(asset int) int {
+	return slices.IndexFunc(it.uses, func(use itemUse) bool { return use.asset == int32(asset) })
 }
 
 // jointAsset is one asset or several that always appear together.
 type jointAsset struct {
-	name  int     // lowest number in the problem
 	fixed int64   // scaled measure of opening it
 	size  []int64 // per row over assets
 	users []int32 // items
@@ -92,95 +90,64 @@ type row struct {
 	kind  problem.LimitKind
 	index int
 	cap   int64
-	part  int // of a limit on one part's time, else -1
 }
 
-func compile(j *problem.Joint) (*joint, error) {
-	c := &joint{j: j, parts: make([]jointPart, len(j.Parts))}
-	for i := range j.Parts {
+// compile prepares a valid joint problem.
+func compile(j *problem.Joint) (*prepared, error) {
+	c := &prepared{joint: j, parts: make([]jointPart, len(j.Parts))}
+	items := 0
+	for p := range j.Parts {
 		var err error
-		if c.parts[i].sets, err = variants(j.Parts[i].Partition); err != nil {
+		if c.parts[p].sets, err = processorSets(j.Parts[p].Partition); err != nil {
 			return nil, err
 		}
-	}
-	energy, memory := j.Minimise == problem.Energy, j.Minimise == problem.Memory
-	var worst float64
-	n := 0
-	for i := range j.Parts {
-		p := &j.Parts[i]
-		for k := range p.Partition.Chains {
-			n += len(p.Partition.Chains[k].Items)
-		}
-		worst += partWorst(p, energy)
-	}
-	if memory {
-		worst = 0
-		for a := range j.Assets {
-			worst += float64(j.Assets[a].Bytes)
+		for _, source := range j.Parts[p].Partition.Chains {
+			items += len(source.Items)
 		}
 	}
+	worst := worstMeasure(j)
 	c.shift = 50 - bits.Len64(uint64(worst))
 	c.worst = c.scale(int64(worst)) + 1
-	c.clamp = min(int64(1)<<50, int64(1)<<60/int64(n+1))
+	c.clamp = min(int64(1)<<50, int64(1)<<60/int64(items+1))
 
 	c.addRows()
-	used := c.addParts(energy, memory)
-	c.addAssets(used, memory)
+	c.addAssets(c.addParts())
 	for _, it := range c.items {
 		c.reduce(it)
 		it.least = 1
 		if len(it.keep) > 0 {
-			it.least += float64(it.base[slices.MinFunc(it.keep, func(a, b int32) int { return cmp.Compare(it.base[a], it.base[b]) })])
+			least := it.base[it.keep[0]]
+			for _, choice := range it.keep {
+				least = min(least, it.base[choice])
+			}
+			it.least += float64(least)
 		}
 	}
 	c.slack = int64(len(c.items)+len(c.assets)) + 4
 	return c, nil
 }
 
-// variants lists the sets of processors that a part is solved for: the largest without conflicts, of the
-// processors that its choices use, with which every item can be executed.
-func variants(p *problem.Partition) ([]uint64, error) {
-	if len(p.Conflicts) == 0 {
-		return []uint64{math.MaxUint64}, nil
-	}
-	sets, err := processorSets(p)
-	if err != nil {
-		return nil, err
-	}
-	var out []uint64
-	blocked := ""
-	for _, set := range sets {
-		if stuck := stuck(p, set); stuck != "" {
-			blocked = stuck
-			continue
+// worstMeasure is the most that any solution can take of the measure.
+func worstMeasure(j *problem.Joint) (worst float64) {
+	if j.Minimise == problem.Memory {
+		for a := range j.Assets {
+			worst += float64(j.Assets[a].Bytes)
 		}
-		out = append(out, set)
+		return worst
 	}
-	if out == nil {
-		return nil, noSet(p, blocked)
+	for p := range j.Parts {
+		worst += partWorst(&j.Parts[p], j.Minimise == problem.Energy)
 	}
-	return out, nil
+	return worst
 }
 
-// stuck is the first item that no choice executes with processors of set.
-func stuck(p *problem.Partition, set uint64) string {
-	for k := range p.Chains {
-		for i := range p.Chains[k].Items {
-			if !slices.ContainsFunc(p.Chains[k].Items[i].Choices, func(c problem.Choice) bool { return mask(c.Procs)&^set == 0 }) {
-				return p.Chains[k].Items[i].Name
-			}
-		}
-	}
-	return ""
-}
-
-// partWorst is the most that a part can take of the measure.
-func partWorst(p *problem.Part, energy bool) float64 {
+// partWorst is the most that a part can take of time or energy.
+func partWorst(part *problem.Part, energy bool) float64 {
 	var sum float64
-	for k := range p.Partition.Chains {
-		ch := &p.Partition.Chains[k]
-		for i := range ch.Items {
-			it := &ch.Items[i]
+	for k := range part.Partition.Chains {
+		source := &part.Partition.Chains[k]
+		for i := range source.Items {
+			it := &source.Items[i]
 			var most, edge int64
 			for n := range it.Choices {
 				if energy {
@@ -189,147 +156,166 @@ func partWorst(p *problem.Part, energy bool) float64 {
 					most = max(most, it.Choices[n].CostNS)
 				}
 			}
-			for _, r := range it.EdgeNS {
-				for _, ns := range r {
-					edge = max(edge, ns)
+			if !energy {
+				for _, row := range it.EdgeNS {
+					edge = max(edge, slices.Max(row))
 				}
 			}
-			if energy {
-				edge = 0
-			}
-			sum += float64(p.Weight*int64(ch.Repeat)) * float64(most+edge)
+			sum += float64(part.Weight*int64(source.Repeat)) * float64(most+edge)
 		}
 	}
 	return sum
 }
 
 // scale rounds down where the values are too large to be shifted up: what is below the scaled sum is below the sum.
-func (c *joint) scale(v int64) int64 {
+func (c *prepared) scale(value int64) int64 {
 	if c.shift >= 0 {
-		return v << c.shift
+		return value << c.shift
 	}
-	return v >> -c.shift
+	return value >> -c.shift
 }
 
-// bound is the least whole value of the measure whose scaled value is at least v.
-func (c *joint) bound(v int64) int64 {
+// bound is the least whole value of the measure whose scaled value is at least scaled.
+func (c *prepared) bound(scaled int64) int64 {
 	if c.shift >= 0 {
-		return (v + 1<<c.shift - 1) >> c.shift
+		return (scaled + 1<<c.shift - 1) >> c.shift
 	}
-	return v << -c.shift
+	return scaled << -c.shift
 }
 
-func (c *joint) addRows() {
-	j := c.j
-	add := func(kind problem.LimitKind, index int, limit, all int64, part int) int {
+// addRows lists the limits that something can break.
+func (c *prepared) addRows() {
+	j := c.joint
+	add := func(kind problem.LimitKind, index int, limit, all int64) int {
 		if limit == 0 || all <= limit {
 			return -1
 		}
-		c.rows = append(c.rows, row{kind, index, limit, part})
+		c.rows = append(c.rows, row{kind, index, limit})
 		return len(c.rows) - 1
 	}
 	var bytes, open int64
 	region, graphs := make([]int64, len(j.Regions)), make([]int64, len(j.Regions))
 	for a := range j.Assets {
-		as := &j.Assets[a]
-		bytes, open = bytes+as.Bytes, open+as.OpenNS
-		region[as.Region] += as.Bytes
-		graphs[as.Region] += int64(as.Graphs)
+		asset := &j.Assets[a]
+		bytes, open = bytes+asset.Bytes, open+asset.OpenNS
+		region[asset.Region] += asset.Bytes
+		graphs[asset.Region] += int64(asset.Graphs)
 	}
 	if j.MaxBytes > 0 {
 		// Resident bytes above the limit were refused before.
 		if left := j.MaxBytes - j.Resident; bytes > left {
-			c.rows = append(c.rows, row{problem.LimitBytes, 0, left, -1})
+			c.rows = append(c.rows, row{problem.LimitBytes, 0, left})
 		}
 	}
-	add(problem.LimitOpenNS, 0, j.MaxOpenNS, open, -1)
+	add(problem.LimitOpenNS, 0, j.MaxOpenNS, open)
 	for r := range j.Regions {
-		add(problem.LimitRegionBytes, r, j.Regions[r].MaxBytes, region[r], -1)
-		add(problem.LimitRegionGraphs, r, int64(j.Regions[r].MaxGraphs), graphs[r], -1)
+		add(problem.LimitRegionBytes, r, j.Regions[r].MaxBytes, region[r])
+		add(problem.LimitRegionGraphs, r, int64(j.Regions[r].MaxGraphs), graphs[r])
 	}
-	c.nRows = len(c.rows)
-	for i := range j.Parts {
-		c.parts[i].rowTime = add(problem.LimitPartNS, i, j.Parts[i].MaxNS, math.MaxInt64, i)
+	c.assetRows = len(c.rows)
+	for p := range j.Parts {
+		c.parts[p].rowTime = add(problem.LimitPartNS, p, j.Parts[p].MaxNS, math.MaxInt64)
 	}
-	add(problem.LimitTimeNS, 0, j.MaxTimeNS, math.MaxInt64, -1)
-	add(problem.LimitEnergyNJ, 0, j.MaxEnergyNJ, math.MaxInt64, -1)
+	c.timeRow = add(problem.LimitTimeNS, 0, j.MaxTimeNS, math.MaxInt64)
+	c.energyRow = add(problem.LimitEnergyNJ, 0, j.MaxEnergyNJ, math.MaxInt64)
 }
 
+// pathRows reports whether there are limits on times or energy.
+func (c *prepared) pathRows() bool { return len(c.rows) > c.assetRows }
+
 // addParts lists the items, and returns for every asset the items that name it.
-func (c *joint) addParts(energy, memory bool) (used [][]int32) {
-	used = make([][]int32, len(c.j.Assets))
-	for i := range c.j.Parts {
-		p := &c.j.Parts[i]
-		part := &c.parts[i]
+func (c *prepared) addParts() (users [][]int32) {
+	users = make([][]int32, len(c.joint.Assets))
+	for p := range c.joint.Parts {
+		source, part := c.joint.Parts[p].Partition, &c.parts[p]
 		part.first = len(c.items)
-		var widths [][2][]classes // per chain, before and after
-		for k := range p.Partition.Chains {
-			ch := &p.Partition.Chains[k]
+		var merged []chainClasses
+		for k := range source.Chains {
+			from := &source.Chains[k]
 			part.chains = append(part.chains, len(c.items))
-			before, after := mergeClasses(ch)
-			for n := range ch.Items {
-				it := &ch.Items[n]
-				x := &jointItem{part: i, chain: k, index: n}
-				for q := range it.Choices {
-					o := &it.Choices[q]
-					x.ns = append(x.ns, int64(ch.Repeat)*o.CostNS)
-					x.nj = append(x.nj, p.Weight*int64(ch.Repeat)*o.EnergyNJ)
-					switch {
-					case memory:
-						x.base = append(x.base, 0)
-					case energy:
-						x.base = append(x.base, c.scale(x.nj[q]))
-					default:
-						x.base = append(x.base, c.scale(p.Weight*x.ns[q]))
-					}
-					x.procs = append(x.procs, mask(o.Procs))
-					x.before, x.after = append(x.before, before[n].to[o.Before]), append(x.after, after[n].to[o.After])
-					for _, a := range o.Assets {
-						if u := used[a]; len(u) == 0 || u[len(u)-1] != int32(len(c.items)) {
-							used[a] = append(u, int32(len(c.items)))
+			classes := mergeClasses(from)
+			for i := range from.Items {
+				number := int32(len(c.items))
+				for _, choice := range from.Items[i].Choices {
+					for _, asset := range choice.Assets {
+						if list := users[asset]; len(list) == 0 || list[len(list)-1] != number {
+							users[asset] = append(list, number)
 						}
 					}
 				}
-				x.cost = slices.Clone(x.base)
-				prev := (n + len(ch.Items) - 1) % len(ch.Items)
-				times := int64(ch.Repeat)
-				if n == 0 {
-					times = int64(ch.Wraps())
-				}
-				if len(it.EdgeNS) > 0 {
-					for _, a := range after[prev].class {
-						for _, b := range before[n].class {
-							ns := times * it.EdgeNS[a][b]
-							x.edgeNS = append(x.edgeNS, ns)
-							if energy || memory {
-								ns = 0
-							}
-							x.edgeBase = append(x.edgeBase, c.scale(p.Weight*ns))
-						}
-					}
-				}
-				x.edge = slices.Clone(x.edgeBase)
-				c.items = append(c.items, x)
+				c.items = append(c.items, c.newItem(p, k, i, &classes))
 			}
-			widths = append(widths, [2][]classes{before, after})
+			merged = append(merged, classes)
 		}
 		part.items = len(c.items) - part.first
 		for range part.sets {
-			var variant []*section
-			for k := range p.Partition.Chains {
-				s := &section{loop: p.Partition.Chains[k].Wraps() > 0, steps: make([]step, len(p.Partition.Chains[k].Items))}
-				for n := range s.steps {
-					x := c.items[part.chains[k]+n]
-					s.steps[n] = step{cost: x.cost, before: x.before, after: x.after, edge: x.edge, nb: len(widths[k][0][n].class), na: len(widths[k][1][n].class)}
-				}
-				s.scratch()
-				variant = append(variant, s)
-			}
-			part.variants = append(part.variants, variant)
+			part.variants = append(part.variants, c.newVariant(part, source, merged))
 		}
 	}
-	return used
+	return users
 }
+
+// newItem prepares item i of chain k of part p.
+func (c *prepared) newItem(p, k, i int, classes *chainClasses) *jointItem {
+	part := &c.joint.Parts[p]
+	source := &part.Partition.Chains[k]
+	from := &source.Items[i]
+	it := &jointItem{part: p, chain: k, index: i}
+	repeat := int64(source.Repeat)
+	for q := range from.Choices {
+		choice := &from.Choices[q]
+		it.timeNS = append(it.timeNS, repeat*choice.CostNS)
+		it.energyNJ = append(it.energyNJ, part.Weight*repeat*choice.EnergyNJ)
+		switch c.joint.Minimise {
+		case problem.Memory:
+			it.base = append(it.base, 0)
+		case problem.Energy:
+			it.base = append(it.base, c.scale(it.energyNJ[q]))
+		default:
+			it.base = append(it.base, c.scale(part.Weight*it.timeNS[q]))
+		}
+		it.procs = append(it.procs, mask(choice.Procs))
+		it.before = append(it.before, classes.before[i].to[choice.Before])
+		it.after = append(it.after, classes.after[i].to[choice.After])
+	}
+	it.cost = slices.Clone(it.base)
+	if len(from.EdgeNS) > 0 {
+		prev := (i + len(source.Items) - 1) % len(source.Items)
+		times := edgeTimes(source, i)
+		for _, a := range classes.after[prev].class {
+			for _, b := range classes.before[i].class {
+				ns := times * from.EdgeNS[a][b]
+				it.edgeNS = append(it.edgeNS, ns)
+				if c.joint.Minimise == problem.Energy || c.joint.Minimise == problem.Memory {
+					ns = 0
+				}
+				it.edgeBase = append(it.edgeBase, c.scale(part.Weight*ns))
+			}
+		}
+	}
+	it.edge = slices.Clone(it.edgeBase)
+	return it
+}
+
+// newVariant makes the chains of a part for one set of processors. All variants share the items' costs and edges.
+func (c *prepared) newVariant(part *jointPart, source *problem.Partition, merged []chainClasses) (variant []*chain) {
+	for k := range source.Chains {
+		out := &chain{loop: source.Chains[k].Wraps() > 0}
+		for i := range source.Chains[k].Items {
+			it := c.items[part.chains[k]+i]
+			out.items = append(out.items, chainItem{
+				cost: it.cost, before: it.before, after: it.after, edge: it.edge,
+				nBefore: len(merged[k].before[i].class), nAfter: len(merged[k].after[i].class),
+			})
+		}
+		out.scratch()
+		variant = append(variant, out)
+	}
+	return variant
+}
+
+// chainClasses are the merged classes of a chain's items.
+type chainClasses struct{ before, after []classes }
 
 // classes maps location classes to merged ones; class[m] is one class of merged class m.
 type classes struct {
@@ -338,185 +324,187 @@ type classes struct {
 }
 
 // mergeClasses merges classes with equal edges.
-func mergeClasses(ch *problem.Chain) (before, after []classes) {
-	merge := func(n int, same func(a, b int) bool) classes {
-		var c classes
-		for a := range n {
-			m := slices.IndexFunc(c.class, func(b int) bool { return same(a, b) })
-			if m < 0 {
-				m = len(c.class)
-				c.class = append(c.class, a)
+func mergeClasses(source *problem.Chain) (out chainClasses) {
+	merge := func(n int, same func(a, b int) bool) (merged classes) {
+		for class := range n {
+			at := slices.IndexFunc(merged.class, func(other int) bool { return same(class, other) })
+			if at < 0 {
+				at = len(merged.class)
+				merged.class = append(merged.class, class)
 			}
-			c.to = append(c.to, int32(m))
+			merged.to = append(merged.to, int32(at))
 		}
-		return c
+		return merged
 	}
-	for i := range ch.Items {
-		it := &ch.Items[i]
-		before = append(before, merge(len(it.Before), func(a, b int) bool {
-			for _, r := range it.EdgeNS {
-				if r[a] != r[b] {
-					return false
-				}
-			}
-			return true
+	for i := range source.Items {
+		it := &source.Items[i]
+		out.before = append(out.before, merge(len(it.Before), func(a, b int) bool {
+			return !slices.ContainsFunc(it.EdgeNS, func(row []int64) bool { return row[a] != row[b] })
 		}))
-		next := &ch.Items[(i+1)%len(ch.Items)]
-		after = append(after, merge(len(it.After), func(a, b int) bool {
+		next := &source.Items[(i+1)%len(source.Items)]
+		out.after = append(out.after, merge(len(it.After), func(a, b int) bool {
 			return len(next.EdgeNS) == 0 || slices.Equal(next.EdgeNS[a], next.EdgeNS[b])
 		}))
 	}
-	return before, after
+	return out
 }
 
-// addAssets merges assets that the same choices name, leaves out those that no limit binds, and lists the links.
-func (c *joint) addAssets(used [][]int32, memory bool) {
-	j := c.j
-	size := func(a int) []int64 {
-		as := &j.Assets[a]
-		out := make([]int64, c.nRows)
-		for r, l := range c.rows[:c.nRows] {
-			switch l.kind {
-			case problem.LimitBytes:
-				out[r] = as.Bytes
-			case problem.LimitOpenNS:
-				out[r] = as.OpenNS
-			case problem.LimitRegionBytes:
-				if as.Region == l.index {
-					out[r] = as.Bytes
-				}
-			case problem.LimitRegionGraphs:
-				if as.Region == l.index {
-					out[r] = int64(as.Graphs)
-				}
-			}
-		}
-		return out
+// addAssets lists the assets that some limit or the measure counts, and the links. users are the items of each asset.
+func (c *prepared) addAssets(users [][]int32) {
+	merged := c.mergeAssets(users)
+	for n, it := range c.items {
+		c.linkItem(int32(n), it, merged)
 	}
-	// Which choices name an asset, as text.
-	names := make([][]byte, len(j.Assets))
-	for n, x := range c.items {
-		choices := j.Parts[x.part].Partition.Chains[x.chain].Items[x.index].Choices
-		for q := range choices {
-			for _, a := range choices[q].Assets {
-				names[a] = binary.AppendUvarint(binary.AppendUvarint(names[a], uint64(n)), uint64(q))
+}
+
+// sourceChoices are the choices of an item in the problem.
+func (c *prepared) sourceChoices(it *jointItem) []problem.Choice {
+	return c.joint.Parts[it.part].Partition.Chains[it.chain].Items[it.index].Choices
+}
+
+// mergeAssets merges assets that the same choices name, and leaves out those that no limit binds. It returns the number
+// of each asset's merged one, -1 where there is none.
+func (c *prepared) mergeAssets(users [][]int32) (merged []int32) {
+	j := c.joint
+	signatures := make([][]byte, len(j.Assets)) // the choices that name an asset
+	for n, it := range c.items {
+		for q, choice := range c.sourceChoices(it) {
+			for _, asset := range choice.Assets {
+				signature := binary.AppendUvarint(signatures[asset], uint64(n))
+				signatures[asset] = binary.AppendUvarint(signature, uint64(q))
 			}
 		}
 	}
-	number := make([]int32, len(j.Assets)) // of the merged asset, -1: none
+	merged = make([]int32, len(j.Assets))
 	seen := map[string]int32{}
 	for a := range j.Assets {
-		number[a] = -1
-		s := size(a)
-		free := !memory || j.Assets[a].Bytes == 0
-		if len(used[a]) == 0 || free && !slices.ContainsFunc(s, func(n int64) bool { return n != 0 }) {
+		merged[a] = -1
+		size := make([]int64, c.assetRows)
+		for r, row := range c.rows[:c.assetRows] {
+			size[r] = takenOf(&j.Assets[a], problem.Limit{Kind: row.kind, Index: row.index})
+		}
+		counts := j.Minimise == problem.Memory && j.Assets[a].Bytes != 0
+		limited := slices.ContainsFunc(size, func(n int64) bool { return n != 0 })
+		if len(users[a]) == 0 || !counts && !limited {
 			continue
 		}
-		m, ok := seen[string(names[a])]
+		number, ok := seen[string(signatures[a])]
 		if !ok {
-			m = int32(len(c.assets))
-			seen[string(names[a])] = m
-			c.assets = append(c.assets, jointAsset{name: a, size: make([]int64, c.nRows), users: used[a]})
+			number = int32(len(c.assets))
+			seen[string(signatures[a])] = number
+			c.assets = append(c.assets, jointAsset{size: make([]int64, c.assetRows), users: users[a]})
 		}
-		number[a] = m
-		as := &c.assets[m]
-		for r := range s {
-			as.size[r] += s[r]
+		merged[a] = number
+		for r := range size {
+			c.assets[number].size[r] += size[r]
 		}
-		if memory {
-			as.fixed += c.scale(j.Assets[a].Bytes)
+		if j.Minimise == problem.Memory {
+			c.assets[number].fixed += c.scale(j.Assets[a].Bytes)
 		}
 	}
-	for n, x := range c.items {
-		choices := j.Parts[x.part].Partition.Chains[x.chain].Items[x.index].Choices
-		local := map[int32]int32{}
-		x.use = make([][]int32, len(choices))
-		for q := range choices {
-			for _, a := range choices[q].Assets {
-				m := number[a]
-				if m < 0 {
-					continue
-				}
-				u, ok := local[m]
-				if !ok {
-					u = int32(len(x.uses))
-					local[m] = u
-					l := int32(-1)
-					if as := &c.assets[m]; len(as.users) > 1 {
-						l = int32(len(c.links))
-						as.links = append(as.links, l)
-						c.links = append(c.links, link{m, int32(n)})
-					}
-					x.uses = append(x.uses, itemUse{asset: m, link: l})
-				}
-				if !slices.Contains(x.use[q], u) {
-					x.use[q] = append(x.use[q], u)
-				}
+	return merged
+}
+
+// linkItem lists the merged assets that the choices of item n name, with a link to each that other items use too.
+func (c *prepared) linkItem(n int32, it *jointItem, merged []int32) {
+	choices := c.sourceChoices(it)
+	local := map[int32]int32{} // index into uses
+	it.use = make([][]int32, len(choices))
+	for q := range choices {
+		for _, a := range choices[q].Assets {
+			number := merged[a]
+			if number < 0 {
+				continue
 			}
-			slices.Sort(x.use[q])
-		}
-		x.has, x.by = make([][]bool, len(x.uses)), make([][]int32, len(x.uses))
-		for u := range x.has {
-			x.has[u] = make([]bool, len(choices))
-		}
-		for q, list := range x.use {
-			for _, u := range list {
-				x.has[u][q] = true
-				x.by[u] = append(x.by[u], int32(q))
+			use, ok := local[number]
+			if !ok {
+				use = int32(len(it.uses))
+				local[number] = use
+				it.uses = append(it.uses, itemUse{asset: number, link: c.newLink(number, n)})
 			}
+			if !slices.Contains(it.use[q], use) {
+				it.use[q] = append(it.use[q], use)
+			}
+		}
+		slices.Sort(it.use[q])
+	}
+	it.has, it.namedBy = make([][]bool, len(it.uses)), make([][]int32, len(it.uses))
+	for use := range it.has {
+		it.has[use] = make([]bool, len(choices))
+	}
+	for q, list := range it.use {
+		for _, use := range list {
+			it.has[use][q] = true
+			it.namedBy[use] = append(it.namedBy[use], int32(q))
 		}
 	}
 }
 
-// reduce keeps the choices of an item that may be in the first of the optimal solutions. A choice is not when
-// another that hands over alike takes no more of anything, and either less of the measure or comes first.
-func (c *joint) reduce(x *jointItem) {
-	p := &c.j.Parts[x.part]
-	conflicts := len(p.Partition.Conflicts) > 0
-	timed := c.j.MaxTimeNS > 0 || p.MaxNS > 0
-	powered := c.j.MaxEnergyNJ > 0
-	value := x.base
-	if c.shift < 0 { // rounded
-		if value = x.ns; c.j.Minimise == problem.Energy {
-			value = x.nj
-		}
+// newLink links an item to an asset, and returns the link's number; -1 where no other item uses the asset.
+func (c *prepared) newLink(number, item int32) int32 {
+	asset := &c.assets[number]
+	if len(asset.users) < 2 {
+		return -1
 	}
-	better := func(a, b int32) bool { // a instead of b
-		switch {
-		case x.before[a] != x.before[b], x.after[a] != x.after[b], value[a] > value[b]:
-			return false
-		case timed && x.ns[a] > x.ns[b], powered && x.nj[a] > x.nj[b], conflicts && x.procs[a]&^x.procs[b] != 0:
-			return false
-		case !(a < b || value[a] < value[b] && p.Weight > 0):
-			return false
-		}
-		return subset(x.use[a], x.use[b])
-	}
-	for b := range x.base {
-		drop := false
-		for _, u := range x.use[b] { // larger than a limit permits
-			for r, n := range c.assets[x.uses[u].asset].size {
-				drop = drop || n > c.rows[r].cap
+	at := int32(len(c.links))
+	asset.links = append(asset.links, at)
+	c.links = append(c.links, link{number, item})
+	return at
+}
+
+// reduce keeps the choices of an item that may be in the first of the optimal solutions: those that no limit forbids
+// alone and that no other choice makes superfluous.
+func (c *prepared) reduce(it *jointItem) {
+	for choice := range it.base {
+		tooLarge := slices.ContainsFunc(it.use[choice], func(use int32) bool {
+			for r, size := range c.assets[it.uses[use].asset].size {
+				if size > c.rows[r].cap {
+					return true
+				}
 			}
-		}
-		if !drop {
-			x.keep = append(x.keep, int32(b))
+			return false
+		})
+		if !tooLarge {
+			it.keep = append(it.keep, int32(choice))
 		}
 	}
-	all := slices.Clone(x.keep)
-	x.keep = slices.DeleteFunc(x.keep, func(b int32) bool {
-		return slices.ContainsFunc(all, func(a int32) bool { return a != b && better(a, b) })
+	all := slices.Clone(it.keep)
+	it.keep = slices.DeleteFunc(it.keep, func(choice int32) bool {
+		return slices.ContainsFunc(all, func(other int32) bool { return other != choice && c.replaces(it, other, choice) })
 	})
 }
 
-// subset reports whether all of a, ascending, is in b, ascending.
-func subset(a, b []int32) bool {
-	k := 0
-	for _, v := range a {
-		for k < len(b) && b[k] < v {
-			k++
+// replaces reports whether choice y of an item is never needed because of choice x: x hands over alike, takes no more
+// of anything, and either takes less of the measure or comes first.
+func (c *prepared) replaces(it *jointItem, x, y int32) bool {
+	part := &c.joint.Parts[it.part]
+	value := it.base
+	if c.shift < 0 { // rounded
+		if value = it.timeNS; c.joint.Minimise == problem.Energy {
+			value = it.energyNJ
 		}
-		if k == len(b) || b[k] != v {
+	}
+	timed := c.joint.MaxTimeNS > 0 || part.MaxNS > 0
+	cheaper := value[x] < value[y] && part.Weight > 0
+	switch {
+	case it.before[x] != it.before[y], it.after[x] != it.after[y], value[x] > value[y]:
+		return false
+	case timed && it.timeNS[x] > it.timeNS[y], c.joint.MaxEnergyNJ > 0 && it.energyNJ[x] > it.energyNJ[y]:
+		return false
+	case len(part.Partition.Conflicts) > 0 && it.procs[x]&^it.procs[y] != 0:
+		return false
+	}
+	return (x < y || cheaper) && subset(it.use[x], it.use[y])
+}
+
+// subset reports whether all of part, ascending, is in whole, ascending.
+func subset(part, whole []int32) bool {
+	at := 0
+	for _, v := range part {
+		for at < len(whole) && whole[at] < v {
+			at++
+		}
+		if at == len(whole) || whole[at] != v {
 			return false
 		}
 	}

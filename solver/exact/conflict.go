@@ -11,18 +11,26 @@ import (
 // conflictNodes bounds each search for a conflict.
 const conflictNodes = 400
 
+// noUse is the use of an instance of which nothing is chosen, to list its limits by.
+func noUse(j *problem.Joint) *problem.Use {
+	return &problem.Use{
+		PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)),
+		RegionGraphs: make([]int64, len(j.Regions)),
+	}
+}
+
 // conflict names limits of an infeasible instance that cannot be kept together: one that cannot be kept at all, else
-// what is left when limits are taken away as long as it is proved that the others cannot be kept.
+// what is left when limits are taken away as long as it is proved that the others cannot be kept (deletion filter for an
+// irreducible infeasible subset).
 func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
-	u := problem.Use{PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
-	limits := j.Limits(&u)
+	limits := j.Limits(noUse(j))
 	for i := range limits {
-		l := &limits[i]
+		limit := &limits[i]
 		var err error
-		if l.Need, err = least(ctx, j, *l); err != nil {
+		if limit.Need, err = least(ctx, j, *limit); err != nil {
 			return nil, err
 		}
-		if l.Need > l.Max {
+		if limit.Need > limit.Max {
 			return limits[i : i+1], nil
 		}
 	}
@@ -41,45 +49,43 @@ func conflict(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 	return limits, nil
 }
 
-// hopeless is a limit on a time or on energy that not even the choices that take least of it keep, nil where there is none. Those
-// choices share nothing: they are found at once, while a search under limits would look for long.
+// hopeless is a limit on a time or on energy that not even the choices that take least of it keep, nil where there is
+// none. Those choices share nothing: they are found at once, while a search under limits would look for long.
 func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
-	u := problem.Use{PartNS: make([]int64, len(j.Parts)), RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
-	taken := map[problem.Measure]problem.Use{}
-	for _, l := range j.Limits(&u) {
-		m := problem.Time
-		switch l.Kind {
+	uses := map[problem.Measure]problem.Use{}
+	for _, limit := range j.Limits(noUse(j)) {
+		measure := problem.Time
+		switch limit.Kind {
 		case problem.LimitPartNS, problem.LimitTimeNS:
 		case problem.LimitEnergyNJ:
-			m = problem.Energy
+			measure = problem.Energy
 		default:
 			continue
 		}
-		if _, ok := taken[m]; !ok {
-			x := only(j, nil)
-			x.Minimise = m
-			for i := range x.Parts { // a part that counts for nothing in the objective has a limit all the same
-				x.Parts[i].Weight = max(1, x.Parts[i].Weight)
+		use, ok := uses[measure]
+		if !ok {
+			unlimited := only(j, nil)
+			unlimited.Minimise = measure
+			for p := range unlimited.Parts { // a part that counts for nothing in the objective has a limit all the same
+				unlimited.Parts[p].Weight = max(1, unlimited.Parts[p].Weight)
 			}
-			s, err := solveJoint(ctx, x, problem.Limits{Nodes: conflictNodes}, true)
-			if err != nil {
+			solution, err := solveJoint(ctx, unlimited, problem.Limits{Nodes: conflictNodes}, true)
+			if err != nil || solution.Status != problem.Optimal {
 				return nil, err
 			}
-			if s.Status != problem.Optimal {
-				return nil, nil
-			}
-			taken[m] = j.Use(s.Choices)
+			use = j.Use(solution.Choices)
+			uses[measure] = use
 		}
-		switch use := taken[m]; l.Kind {
+		switch limit.Kind {
 		case problem.LimitPartNS:
-			l.Need = use.PartNS[l.Index]
+			limit.Need = use.PartNS[limit.Index]
 		case problem.LimitTimeNS:
-			l.Need = use.TimeNS
+			limit.Need = use.TimeNS
 		default:
-			l.Need = use.EnergyNJ
+			limit.Need = use.EnergyNJ
 		}
-		if l.Need > l.Max {
-			return []problem.Limit{l}, nil
+		if limit.Need > limit.Max {
+			return []problem.Limit{limit}, nil
 		}
 	}
 	return nil, nil
@@ -87,66 +93,72 @@ func hopeless(ctx context.Context, j *problem.Joint) ([]problem.Limit, error) {
 
 // only is the instance with these of its limits alone.
 func only(j *problem.Joint, limits []problem.Limit) *problem.Joint {
-	x := *j
-	x.Parts, x.Regions = slices.Clone(j.Parts), slices.Clone(j.Regions)
-	x.MaxBytes, x.MaxOpenNS, x.MaxEnergyNJ, x.MaxTimeNS = 0, 0, 0, 0
-	for i := range x.Parts {
-		x.Parts[i].MaxNS = 0
+	out := *j
+	out.Parts, out.Regions = slices.Clone(j.Parts), slices.Clone(j.Regions)
+	out.MaxBytes, out.MaxOpenNS, out.MaxEnergyNJ, out.MaxTimeNS = 0, 0, 0, 0
+	for p := range out.Parts {
+		out.Parts[p].MaxNS = 0
 	}
-	for r := range x.Regions {
-		x.Regions[r].MaxBytes, x.Regions[r].MaxGraphs = 0, 0
+	for r := range out.Regions {
+		out.Regions[r].MaxBytes, out.Regions[r].MaxGraphs = 0, 0
 	}
-	for _, l := range limits {
-		switch l.Kind {
+	for _, limit := range limits {
+		switch limit.Kind {
 		case problem.LimitPartNS:
-			x.Parts[l.Index].MaxNS = l.Max
+			out.Parts[limit.Index].MaxNS = limit.Max
 		case problem.LimitTimeNS:
-			x.MaxTimeNS = l.Max
+			out.MaxTimeNS = limit.Max
 		case problem.LimitEnergyNJ:
-			x.MaxEnergyNJ = l.Max
+			out.MaxEnergyNJ = limit.Max
 		case problem.LimitBytes:
-			x.MaxBytes = l.Max
+			out.MaxBytes = limit.Max
 		case problem.LimitOpenNS:
-			x.MaxOpenNS = l.Max
+			out.MaxOpenNS = limit.Max
 		case problem.LimitRegionBytes:
-			x.Regions[l.Index].MaxBytes = l.Max
+			out.Regions[limit.Index].MaxBytes = limit.Max
 		case problem.LimitRegionGraphs:
-			x.Regions[l.Index].MaxGraphs = int(l.Max)
+			out.Regions[limit.Index].MaxGraphs = int(limit.Max)
 		}
 	}
-	return &x
+	return &out
 }
 
-// least is a bound below what any choices take of a limit, whatever they take of others.
-func least(ctx context.Context, j *problem.Joint, l problem.Limit) (int64, error) {
-	x := only(j, nil)
-	x.Minimise = problem.Time
-	more := int64(0)
-	switch l.Kind {
+// least is a bound below what any choices take of a limit, whatever they take of others. For limits over assets it
+// minimises memory in an instance whose assets have, as bytes, what they take of the limit.
+func least(ctx context.Context, j *problem.Joint, limit problem.Limit) (int64, error) {
+	relaxed := only(j, nil)
+	relaxed.Minimise = problem.Time
+	resident := int64(0)
+	switch limit.Kind {
 	case problem.LimitPartNS:
-		x.Parts = []problem.Part{{Partition: x.Parts[l.Index].Partition, Weight: 1}}
+		relaxed.Parts = []problem.Part{{Partition: relaxed.Parts[limit.Index].Partition, Weight: 1}}
 	case problem.LimitTimeNS:
 	case problem.LimitEnergyNJ:
-		x.Minimise = problem.Energy
+		relaxed.Minimise = problem.Energy
 	default:
-		x.Minimise = problem.Memory
-		x.Assets = slices.Clone(j.Assets)
-		for a := range x.Assets {
-			as := &x.Assets[a]
-			switch {
-			case l.Kind == problem.LimitOpenNS:
-				as.Bytes = as.OpenNS
-			case l.Kind == problem.LimitRegionGraphs && as.Region == l.Index:
-				as.Bytes = int64(as.Graphs)
-			case l.Kind == problem.LimitBytes, l.Kind == problem.LimitRegionBytes && as.Region == l.Index:
-			default:
-				as.Bytes = 0
-			}
+		relaxed.Minimise = problem.Memory
+		relaxed.Assets = slices.Clone(j.Assets)
+		for a := range relaxed.Assets {
+			relaxed.Assets[a].Bytes = takenOf(&j.Assets[a], limit)
 		}
-		if l.Kind == problem.LimitBytes {
-			more = j.Resident
+		if limit.Kind == problem.LimitBytes {
+			resident = j.Resident
 		}
 	}
-	s, err := solveJoint(ctx, x, problem.Limits{Nodes: conflictNodes}, false)
-	return s.Bound + more, err
+	solution, err := solveJoint(ctx, relaxed, problem.Limits{Nodes: conflictNodes}, false)
+	return solution.Bound + resident, err
+}
+
+// takenOf is what an open asset takes of a limit over assets.
+func takenOf(asset *problem.Asset, limit problem.Limit) int64 {
+	here := asset.Region == limit.Index
+	switch {
+	case limit.Kind == problem.LimitBytes, limit.Kind == problem.LimitRegionBytes && here:
+		return asset.Bytes
+	case limit.Kind == problem.LimitOpenNS:
+		return asset.OpenNS
+	case limit.Kind == problem.LimitRegionGraphs && here:
+		return int64(asset.Graphs)
+	}
+	return 0
 }

@@ -31,91 +31,104 @@ func (Engine) Partition(ctx context.Context, p *problem.Partition) (problem.Solu
 	if err != nil {
 		return problem.Solution{}, err
 	}
-	sections := make([]*section, len(p.Chains))
+	chains := make([]*chain, len(p.Chains))
 	choices := make([][]int, len(p.Chains))
 	for k := range p.Chains {
-		sections[k] = newSection(&p.Chains[k])
+		chains[k] = newChain(&p.Chains[k])
 		choices[k] = make([]int, len(p.Chains[k].Items))
 	}
 	best := problem.Solution{ObjectiveNS: math.MaxInt64}
-	blocked := "" // the item that no set so far could execute
 	for _, set := range sets {
 		if err := ctx.Err(); err != nil {
 			return problem.Solution{}, diag.New(diag.ClassInterrupted, "solve partition %q: %w", p.Name, err)
 		}
 		total := int64(0)
 		for k := range p.Chains {
-			if stuck := permit(&p.Chains[k], sections[k], set); stuck != "" {
-				blocked, total = stuck, -1
-				break
-			}
+			permit(&p.Chains[k], chains[k], set)
+			total += chains[k].solve(choices[k])
 		}
-		for k := 0; k < len(p.Chains) && total >= 0; k++ {
-			total += sections[k].solve(choices[k])
+		if total < best.ObjectiveNS || total == best.ObjectiveNS && less(choices, best.Choices) {
+			best.ObjectiveNS, best.Choices = total, cloneLists(choices)
 		}
-		if total < 0 || total > best.ObjectiveNS {
-			continue
-		}
-		if total < best.ObjectiveNS || before(choices, best.Choices) {
-			best.ObjectiveNS, best.Choices = total, nil
-			for k := range choices {
-				best.Choices = append(best.Choices, slices.Clone(choices[k]))
-			}
-		}
-	}
-	if best.Choices == nil {
-		return problem.Solution{}, noSet(p, blocked)
 	}
 	best.BoundNS, best.Status = best.ObjectiveNS, problem.Optimal
 	return best, nil
 }
 
-// processorSets lists the largest sets of processors without a conflict.
-func processorSets(p *problem.Partition) ([]uint64, error) {
-	sets, ok := problem.IndependentSets(len(p.Procs), p.Conflicts, maxSets)
+// processorSets lists the sets of processors that a partition is solved for: the largest ones without a conflict with
+// which every item can be executed.
+func processorSets(p *problem.Partition) (sets []uint64, err error) {
+	if len(p.Conflicts) == 0 {
+		return []uint64{math.MaxUint64}, nil
+	}
+	largest, ok := problem.IndependentSets(len(p.Procs), p.Conflicts, maxSets)
 	if !ok {
-		return nil, diag.New(diag.ClassInfeasible, "partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
+		return nil, diag.New(diag.ClassInfeasible,
+			"partition %q: more than %d sets of processors without shared cores", p.Name, maxSets).
 			WithHint("describe fewer processors that share cores in the SoC file")
+	}
+	blocked := "" // an item that the last set tried cannot execute
+	for _, set := range largest {
+		if name := firstBlocked(p, set); name != "" {
+			blocked = name
+			continue
+		}
+		sets = append(sets, set)
+	}
+	if sets == nil {
+		return nil, diag.New(diag.ClassInfeasible, "partition %q: no set of processors without shared cores "+
+			"executes every operator; %q is left over", p.Name, blocked)
 	}
 	return sets, nil
 }
 
-func noSet(p *problem.Partition, blocked string) error {
-	return diag.New(diag.ClassInfeasible, "partition %q: no set of processors without shared cores executes every operator; %q is left over", p.Name, blocked)
-}
-
-// permit allows the section the choices that need processors of set only, and returns the name of the first
-// item that has none.
-func permit(c *problem.Chain, s *section, set uint64) (stuck string) {
-	for i := range s.steps {
-		st := &s.steps[i]
-		st.allowed = st.allowed[:0]
-		for j := range c.Items[i].Choices {
-			if mask(c.Items[i].Choices[j].Procs)&^set == 0 {
-				st.allowed = append(st.allowed, int32(j))
+// firstBlocked is the name of the first item that no choice executes with processors of set, empty if there is none.
+func firstBlocked(p *problem.Partition, set uint64) string {
+	for k := range p.Chains {
+		for _, it := range p.Chains[k].Items {
+			fits := func(choice problem.Choice) bool { return mask(choice.Procs)&^set == 0 }
+			if !slices.ContainsFunc(it.Choices, fits) {
+				return it.Name
 			}
-		}
-		if len(st.allowed) == 0 {
-			return c.Items[i].Name
 		}
 	}
 	return ""
 }
 
-// mask is a set of processors as bits.
-func mask(procs []int) (m uint64) {
-	for _, q := range procs {
-		m |= 1 << q
+// permit allows the chain the choices that need processors of set only.
+func permit(source *problem.Chain, out *chain, set uint64) {
+	for i := range out.items {
+		it := &out.items[i]
+		it.allowed = it.allowed[:0]
+		for choice := range source.Items[i].Choices {
+			if mask(source.Items[i].Choices[choice].Procs)&^set == 0 {
+				it.allowed = append(it.allowed, int32(choice))
+			}
+		}
 	}
-	return m
 }
 
-// before reports whether a is lexicographically smaller than b.
-func before(a, b [][]int) bool {
-	for k := range a {
-		if c := slices.Compare(a[k], b[k]); c != 0 {
-			return c < 0
+// mask is a set of processors as bits.
+func mask(procs []int) (set uint64) {
+	for _, proc := range procs {
+		set |= 1 << proc
+	}
+	return set
+}
+
+// less reports whether x is lexicographically smaller than y.
+func less(x, y [][]int) bool {
+	for k := range x {
+		if order := slices.Compare(x[k], y[k]); order != 0 {
+			return order < 0
 		}
 	}
 	return false
+}
+
+func cloneLists(lists [][]int) (out [][]int) {
+	for _, list := range lists {
+		out = append(out, slices.Clone(list))
+	}
+	return out
 }

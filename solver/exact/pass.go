@@ -10,71 +10,74 @@ const (
 	leastReach = 1.0 / 65536
 )
 
-// pass is one round of block-coordinate ascent over who pays for shared assets, at the node's prices of the limits: part
-// after part and item after item, an asset is charged half of what its item would pay for it at most (the least that
-// the part costs without it, less the least with it) and of what is left of its price. That is max-sum diffusion (Werner 2007) of
-// the part and the choice to open the asset, on shortest paths whose rest is known from both ends (Kolmogorov 2006).
-// Where it ends the bound is near that of the linear program, which subgradients, that see one path of each part, take thousands
-// of steps to. The node is charged by it; what assets are paid beyond their price is given back.
-func (r *relaxation) pass(n *node) {
-	c := r.c
+// pass is one round of block-coordinate ascent over who pays for shared assets, at the node's prices of the limits.
+//
+// It goes part after part and item after item. Two amounts pull at what an item is charged for an asset: what it would
+// pay at most (the least that the part costs without the asset, less the least with it), and what is left of the
+// asset's price. The item is charged half of their sum. That is max-sum diffusion (Werner 2007) of the part and the
+// choice to open the asset, on shortest paths whose rest is known from both ends (Kolmogorov 2006).
+//
+// Where it ends the bound is near that of the linear program. Subgradients see one path of each part and take thousands
+// of steps to get there. The node is charged by it; what assets are paid beyond their price is given back. A pass costs
+// about two dynamic programs per chain and start.
+func (r *relaxation) pass(n *treeNode) {
+	prep := r.prep
 	r.charge(n, false)
-	if c.links == nil {
+	if prep.links == nil {
 		return
 	}
-	left := r.left // of each price, to be paid
-	for a := range c.assets {
-		as := &c.assets[a]
-		left[a] = as.price
-		for _, l := range as.links {
-			left[a] -= n.lambda[l]
+	for a := range prep.assets {
+		r.left[a] = prep.assets[a].price
+		for _, link := range prep.assets[a].links {
+			r.left[a] -= n.lambda[link]
 		}
 	}
-	for p := range c.parts {
-		part := &c.parts[p]
-		for k, sec := range part.variants[r.variant[p]] {
-			if !slices.ContainsFunc(sec.steps, func(st step) bool { return len(st.allowed) == 0 }) {
-				r.sweep(n, sec, c.items[part.chains[k]:part.chains[k]+len(sec.steps)])
+	blocked := func(it chainItem) bool { return len(it.allowed) == 0 }
+	for p := range prep.parts {
+		part := &prep.parts[p]
+		for k, chain := range part.variants[r.variant[p]] {
+			if !slices.ContainsFunc(chain.items, blocked) {
+				r.sweep(n, chain, prep.items[part.chains[k]:part.chains[k]+len(chain.items)])
 			}
 		}
 	}
-	for a := range c.assets {
-		if as := &c.assets[a]; as.links != nil && n.state[a] == free && left[a] < 0 {
-			c.share(n, as, float64(as.price)/float64(as.price-left[a]))
+	for a := range prep.assets {
+		if asset := &prep.assets[a]; asset.links != nil && n.state[a] == free && r.left[a] < 0 {
+			prep.share(n, asset, float64(asset.price)/float64(asset.price-r.left[a]))
 		}
 	}
 }
 
-// share multiplies what the items pay for an asset; together it is at most the price.
-func (c *joint) share(n *node, as *jointAsset, f float64) {
-	left := as.price
-	for _, l := range as.links {
-		n.lambda[l] = min(int64(float64(n.lambda[l])*f), left)
-		left -= n.lambda[l]
+// share multiplies what the items pay for an asset by factor; together it is at most the price.
+func (c *prepared) share(n *treeNode, asset *jointAsset, factor float64) {
+	left := asset.price
+	for _, link := range asset.links {
+		n.lambda[link] = min(int64(float64(n.lambda[link])*factor), left)
+		left -= n.lambda[link]
 	}
 }
 
-// sweep is a pass over one chain.
-func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
-	if !sec.ranked { // else those of the last evaluation are likely enough
-		sec.rank()
+// sweep is a pass over one chain. r.togo and r.come hold the cheapest rest and the cheapest way, one row per start.
+func (r *relaxation) sweep(n *treeNode, chain *chain, items []*jointItem) {
+	if !chain.ranked { // else those of the last evaluation are likely enough
+		chain.rank()
 	}
-	starts := sec.starts[:min(len(sec.starts), passStarts)]
-	wide := 0
-	for i := range sec.steps {
-		wide += sec.steps[i].na
+	starts := chain.starts[:min(len(chain.starts), passStarts)]
+	width := 0 // of a row of togo
+	for i := range chain.items {
+		width += chain.items[i].nAfter
 	}
-	for len(r.togo) < len(starts)*wide {
+	for len(r.togo) < len(starts)*width {
 		r.togo = append(r.togo, 0)
 	}
-	most := len(r.seen)
+	classes := len(r.seen) // width of a row of come
 	for s, from := range starts {
-		sec.backward(from.class)
-		at := s * wide
-		for i := range sec.steps {
-			at += copy(r.togo[at:], sec.togo[i])
+		chain.backward(from.class)
+		at := s * width
+		for i := range chain.items {
+			at += copy(r.togo[at:], chain.togo[i])
 		}
-		come := r.come[s*most : s*most+sec.steps[0].nb]
+		come := r.come[s*classes : s*classes+chain.items[0].nBefore]
 		for b := range come {
 			come[b] = unreachable
 			if from.class < 0 || b == from.class {
@@ -82,256 +85,274 @@ func (r *relaxation) sweep(n *node, sec *section, items []*jointItem) {
 			}
 		}
 	}
-	at := 0 // of step i in togo
-	for i := range sec.steps {
-		st, it := &sec.steps[i], items[i]
-		theta := r.theta[:len(it.base)] // the least with each choice
-		for j := range theta {
-			theta[j] = unreachable
+	at := 0 // of item i in a row of togo
+	for i := range chain.items {
+		top := r.itemMarginals(&chain.items[i], items[i], len(starts), r.togo[at:], width)
+		r.diffuse(n, &chain.items[i], items[i], top)
+		at += chain.items[i].nAfter
+		if i+1 == len(chain.items) {
+			break
 		}
-		top := st.allowed[0] // the choice with the least
-		for _, j := range st.allowed {
-			v := int64(unreachable)
-			for s := range starts {
-				a, b := r.come[s*most+int(st.before[j])], r.togo[s*wide+at+int(st.after[j])]
-				if a != unreachable && b != unreachable {
-					v = min(v, a+b+it.cost[j])
-				}
-			}
-			if theta[j] = v; v < theta[top] {
-				top = j
-			}
-		}
-		at += st.na
-		for u := range it.uses {
-			use := &it.uses[u]
-			if use.link < 0 || n.state[use.asset] != free {
-				continue
-			}
-			with := int64(unreachable)
-			for _, j := range it.by[u] {
-				with = min(with, theta[j])
-			}
-			pays, left := &n.lambda[use.link], &r.left[use.asset]
-			if with == unreachable {
-				*left += *pays
-				*pays = 0
-				continue
-			}
-			without := theta[top]
-			if has := it.has[u]; has[top] {
-				without = unreachable
-				for _, j := range st.allowed {
-					if !has[j] {
-						without = min(without, theta[j])
-					}
-				}
-			}
-			worth := r.c.clamp
-			if without != unreachable {
-				worth = without - with
-			}
-			more := max((worth+*left-min(0, *left+*pays))/2, -*pays)
-			if more == 0 {
-				continue
-			}
-			*pays += more
-			*left -= more
-			for _, j := range it.by[u] {
-				it.cost[j] += more
-				if theta[j] != unreachable {
-					theta[j] += more
-					if theta[j] < theta[top] {
-						top = j
-					}
-				}
-			}
-			if more > 0 && it.has[u][top] {
-				for _, j := range st.allowed {
-					if theta[j] < theta[top] {
-						top = j
-					}
-				}
-			}
-		}
-		if i+1 < len(sec.steps) {
-			for s := range starts {
-				come := r.come[s*most : (s+1)*most]
-				sec.step(i, come, come)
-			}
+		for s := range starts {
+			come := r.come[s*classes : (s+1)*classes]
+			chain.advance(i, come, come)
 		}
 	}
 }
 
-// price sets the price of a limit; those who share assets pay the same parts of the new price.
-func (r *relaxation) price(n *node, k int, mult float64) {
-	c := r.c
+// itemMarginals fills theta with the least that the chain costs with each choice of an item, and returns the choice
+// with the least of all. togo begins with the item's classes; its rows are width apart.
+func (r *relaxation) itemMarginals(it *chainItem, source *jointItem, starts int, togo []int64, width int) (top int32) {
+	theta := r.theta[:len(source.base)]
+	for choice := range theta {
+		theta[choice] = unreachable
+	}
+	top = it.allowed[0]
+	for _, choice := range it.allowed {
+		best := int64(unreachable)
+		for s := range starts {
+			come, rest := r.come[s*len(r.seen)+int(it.before[choice])], togo[s*width+int(it.after[choice])]
+			if come != unreachable && rest != unreachable {
+				best = min(best, come+rest+source.cost[choice])
+			}
+		}
+		if theta[choice] = best; best < theta[top] {
+			top = choice
+		}
+	}
+	return top
+}
+
+// diffuse moves charges between an item and the assets that it shares, given theta, whose least is that of choice top.
+func (r *relaxation) diffuse(n *treeNode, it *chainItem, source *jointItem, top int32) {
+	theta := r.theta
+	for u := range source.uses {
+		use := &source.uses[u]
+		if use.link < 0 || n.state[use.asset] != free {
+			continue
+		}
+		with := int64(unreachable)
+		for _, choice := range source.namedBy[u] {
+			with = min(with, theta[choice])
+		}
+		pays, left := &n.lambda[use.link], &r.left[use.asset]
+		if with == unreachable {
+			*left += *pays
+			*pays = 0
+			continue
+		}
+		without := theta[top]
+		if has := source.has[u]; has[top] {
+			without = unreachable
+			for _, choice := range it.allowed {
+				if !has[choice] {
+					without = min(without, theta[choice])
+				}
+			}
+		}
+		worth := r.prep.clamp
+		if without != unreachable {
+			worth = without - with
+		}
+		more := max((worth+*left-min(0, *left+*pays))/2, -*pays)
+		if more == 0 {
+			continue
+		}
+		*pays += more
+		*left -= more
+		top = r.chargeMore(it, source, u, more, top)
+	}
+}
+
+// chargeMore charges the choices of an item that name an asset more for it, and returns the choice with the least theta.
+func (r *relaxation) chargeMore(it *chainItem, source *jointItem, use int, more int64, top int32) int32 {
+	theta := r.theta
+	for _, choice := range source.namedBy[use] {
+		source.cost[choice] += more
+		if theta[choice] != unreachable {
+			theta[choice] += more
+			if theta[choice] < theta[top] {
+				top = choice
+			}
+		}
+	}
+	if more > 0 && source.has[use][top] {
+		for _, choice := range it.allowed {
+			if theta[choice] < theta[top] {
+				top = choice
+			}
+		}
+	}
+	return top
+}
+
+// price sets the price of limit k; those who share assets pay the same parts of the new price.
+func (r *relaxation) price(n *treeNode, k int, mult float64) {
+	prep := r.prep
 	r.old = r.old[:0]
-	for a := range c.assets {
-		r.old = append(r.old, c.priceOf(n, &c.assets[a]))
+	for a := range prep.assets {
+		r.old = append(r.old, prep.priceOf(n, &prep.assets[a]))
 	}
 	n.mult[k] = mult
-	if k >= c.nRows {
+	if k >= prep.assetRows {
 		return
 	}
-	for a := range c.assets {
-		as := &c.assets[a]
-		if as.links == nil || n.state[a] != free {
+	for a := range prep.assets {
+		asset := &prep.assets[a]
+		if asset.links == nil || n.state[a] != free {
 			continue
 		}
-		as.price = c.priceOf(n, as)
+		asset.price = prep.priceOf(n, asset)
 		if r.old[a] > 0 {
-			c.share(n, as, float64(as.price)/float64(r.old[a]))
+			prep.share(n, asset, float64(asset.price)/float64(r.old[a]))
 			continue
 		}
-		c.portion(n, as)
+		prep.portion(n, asset)
 	}
 }
 
 // portion has the items pay for an asset by what they take at least: who takes little cannot gain much by it either.
-func (c *joint) portion(n *node, as *jointAsset) {
+func (c *prepared) portion(n *treeNode, asset *jointAsset) {
 	sum := 0.0
-	for _, l := range as.links {
-		sum += c.items[c.links[l].item].least
+	for _, link := range asset.links {
+		sum += c.items[c.links[link].item].least
 	}
-	left := as.price
-	for _, l := range as.links {
-		n.lambda[l] = min(int64(float64(as.price)*(c.items[c.links[l].item].least/sum)), left)
-		left -= n.lambda[l]
+	left := asset.price
+	for _, link := range asset.links {
+		n.lambda[link] = min(int64(float64(asset.price)*(c.items[c.links[link].item].least/sum)), left)
+		left -= n.lambda[link]
 	}
 }
 
 // priceOf is what opening an asset costs.
-func (c *joint) priceOf(n *node, as *jointAsset) int64 {
-	price := as.fixed
-	for k, size := range as.size {
+func (c *prepared) priceOf(n *treeNode, asset *jointAsset) int64 {
+	price := asset.fixed
+	for k, size := range asset.size {
 		if n.mult[k] > 0 && size > 0 {
-			price += int64(min(float64(float64(size)*n.mult[k]), float64(c.clamp)))
+			price += c.priced(size, n.mult[k])
 		}
 	}
 	return min(price, c.clamp)
 }
 
-// climb improves the multipliers of a node in at most evals evaluations, each after passes: the price of one limit after
-// the other is raised or lowered, as its use in the solution of the relaxation says, by a part of itself that grows as
-// long as it helps. It stops when the bound is above enough, and leaves the best multipliers in the node (attain: and x
-// as they give it); false when an item has no choices. found is called with x as it goes.
-func (r *relaxation) climb(n *node, evals, passes int, enough func(int64) bool, found func()) bool {
-	c := r.c
+// ascent is the state of one climb.
+type ascent struct {
+	r      *relaxation
+	evals  int // evaluations that are left
+	passes int // before each
+	enough func(bound int64) bool
+	found  func()
+
+	best  *treeNode // whose multipliers give its bound, or nearly so
+	trial *treeNode // what is tried
+	ok    bool      // every item has a choice
+	last  bool      // what was tried last is the best
+	up    []bool    // per row: the direction that its price is changed in
+}
+
+// climb improves the multipliers of a node in at most evals evaluations, each after passes.
+//
+// It is coordinate ascent on the Lagrangian dual: the price of one limit after the other is raised or lowered, as its
+// use in the solution of the relaxation says (the subgradient's sign). The change is a part of the price, reach, that
+// grows as long as it helps and shrinks when no price helps. It stops when the bound is above enough, and leaves the best
+// multipliers in the node (attain: and the choices as they give them); false when an item has no choices. found is
+// called with the choices as it goes.
+func (r *relaxation) climb(n *treeNode, evals, passes int, enough func(int64) bool, found func()) bool {
 	for i := range r.often {
 		clear(r.often[i])
 	}
-	best := n.child()       // whose multipliers give its bound, or nearly so
-	ok, last := true, false // whether what was tried last is the best
-	try := func(m *node, passes int) (better bool) {
-		for range passes {
-			r.pass(m)
-		}
-		evals--
-		v := r.evaluate(m)
-		if ok = v != unreachable; !ok {
-			return false
-		}
-		r.usage(m)
-		for i, j := range r.x {
-			r.often[i][j]++
-		}
-		found()
-		if last = v > best.bound; !last {
-			return false
-		}
-		best.bound = v
-		copy(best.mult, m.mult)
-		copy(best.lambda, m.lambda)
-		return true
+	a := &ascent{
+		r: r, evals: evals, passes: passes, enough: enough, found: found,
+		best: n.child(), trial: n.child(), ok: true, up: make([]bool, len(r.prep.rows)),
 	}
-	up := make([]bool, len(c.rows))
-	look := func() {
-		for k := range c.rows {
-			up[k] = r.rowUse[k] >= float64(c.rows[k].cap)
-		}
-	}
-	m := n.child()
-	if try(m, passes); ok && evals > 0 {
-		look()
+	if a.try(); a.ok && a.evals > 0 {
+		a.look()
 	}
 	reach := n.reach
-	for ok && evals > 0 && reach > leastReach && !enough(best.bound) {
-		any := false
-		for k := range c.rows {
-			for ok && evals > 0 && (up[k] || best.mult[k] > 0) && !enough(best.bound) {
-				copy(m.mult, best.mult)
-				copy(m.lambda, best.lambda)
-				to := best.mult[k]
-				switch {
-				case to == 0:
-					to = float64(c.worst) / float64(max(c.rows[k].cap, 1)) / (1 << 24)
-				case up[k]:
-					to *= 1 + reach
-				default:
-					to /= 1 + reach
-				}
-				r.price(m, k, to)
-				if !try(m, passes) {
-					break
-				}
-				any = true
-				was := up[k]
-				look()
-				if up[k] != was {
-					break
-				}
-				reach = min(reach*1.5, 3)
-			}
-		}
-		if !any {
+	for reach > leastReach && a.goesOn() {
+		if !a.round(&reach) {
 			reach /= 4
-			for k := range up {
-				up[k] = !up[k]
+			for k := range a.up {
+				a.up[k] = !a.up[k]
 			}
 		}
 	}
-	if !ok {
+	if !a.ok {
 		return false
 	}
 	n.reach = min(max(4*reach, leastReach), firstReach)
-	copy(n.mult, best.mult)
-	copy(n.lambda, best.lambda)
-	n.bound, r.attained = best.bound, last
+	n.setPrices(a.best)
+	n.bound, r.attained = a.best.bound, a.last
 	return true
 }
 
-// attain has x as the multipliers of a node give it that has just been climbed.
-func (r *relaxation) attain(n *node) {
-	if !r.attained {
-		r.evaluate(n)
-		r.usage(n)
+func (a *ascent) goesOn() bool { return a.ok && a.evals > 0 && !a.enough(a.best.bound) }
+
+// try evaluates the trial after passes, and keeps it where it is better.
+func (a *ascent) try() (better bool) {
+	r := a.r
+	for range a.passes {
+		r.pass(a.trial)
+	}
+	a.evals--
+	value := r.evaluate(a.trial)
+	if a.ok = value != unreachable; !a.ok {
+		return false
+	}
+	r.usage(a.trial)
+	for i, choice := range r.choices {
+		r.often[i][choice]++
+	}
+	a.found()
+	if a.last = value > a.best.bound; !a.last {
+		return false
+	}
+	a.best.bound = value
+	a.best.setPrices(a.trial)
+	return true
+}
+
+// look has the price of each limit that is used up rise.
+func (a *ascent) look() {
+	for k := range a.up {
+		a.up[k] = a.r.rowUse[k] >= float64(a.r.prep.rows[k].cap)
 	}
 }
 
-// step finds the cheapest ways to the input of step i+1, by class, from those to the input of step i. Both may be one slice.
-func (s *section) step(i int, from, to []int64) {
-	prev, st := &s.steps[i], &s.steps[i+1]
-	left := s.left[:prev.na] // the cheapest way to have executed the step and be in class a
-	for a := range left {
-		left[a] = unreachable
-	}
-	for _, j := range prev.allowed {
-		if c := from[prev.before[j]]; c != unreachable && c+prev.cost[j] < left[prev.after[j]] {
-			left[prev.after[j]] = c + prev.cost[j]
+// round changes the price of one limit after the other, each as long as that helps, and reports whether any did.
+func (a *ascent) round(reach *float64) (any bool) {
+	for k, row := range a.r.prep.rows {
+		for (a.up[k] || a.best.mult[k] > 0) && a.goesOn() {
+			a.trial.setPrices(a.best)
+			price := a.best.mult[k]
+			switch {
+			case price == 0:
+				price = float64(a.r.prep.worst) / float64(max(row.cap, 1)) / (1 << 24)
+			case a.up[k]:
+				price *= 1 + *reach
+			default:
+				price /= 1 + *reach
+			}
+			a.r.price(a.trial, k, price)
+			if !a.try() {
+				break
+			}
+			any = true
+			was := a.up[k]
+			a.look()
+			if a.up[k] != was {
+				break
+			}
+			*reach = min(*reach*1.5, 3)
 		}
 	}
-	to = to[:st.nb]
-	for b := range to {
-		to[b] = unreachable
-	}
-	for a, c := range left {
-		if c == unreachable {
-			continue
-		}
-		for b, ns := range st.edge[a*st.nb : (a+1)*st.nb] {
-			to[b] = min(to[b], c+ns)
-		}
-		s.work += int64(st.nb)
+	return any
+}
+
+// attain has the choices as the multipliers of a node give them that has just been climbed.
+func (r *relaxation) attain(n *treeNode) {
+	if !r.attained {
+		r.evaluate(n)
+		r.usage(n)
 	}
 }

@@ -3,12 +3,10 @@ package exact
 import (
 	"math"
 	"slices"
-
-	"github.com/hetc/hetc/solver/problem"
 )
 
-// node is a node of the search tree: what is decided, and the multipliers that gave its bound.
-type node struct {
+// treeNode is a node of the search tree: what is decided, and the multipliers that gave its bound.
+type treeNode struct {
 	state   []int8    // per asset: free, or decided
 	allowed [][]int32 // per item
 	mult    []float64 // per row: scaled measure per unit of what it limits
@@ -25,58 +23,68 @@ const (
 )
 
 // bytes is what a node keeps. Lists of choices are shared with the nodes it came from.
-func (n *node) bytes() int64 {
+func (n *treeNode) bytes() int64 {
 	return 160 + int64(len(n.state)) + 24*int64(len(n.allowed)) + 8*int64(len(n.mult)+len(n.lambda))
 }
 
-func (n *node) child() *node {
-	return &node{state: slices.Clone(n.state), allowed: slices.Clone(n.allowed), mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound, reach: n.reach}
+func (n *treeNode) child() *treeNode {
+	return &treeNode{
+		state: slices.Clone(n.state), allowed: slices.Clone(n.allowed),
+		mult: slices.Clone(n.mult), lambda: slices.Clone(n.lambda), bound: n.bound, reach: n.reach,
+	}
+}
+
+// setPrices copies the multipliers of another node.
+func (n *treeNode) setPrices(from *treeNode) {
+	copy(n.mult, from.mult)
+	copy(n.lambda, from.lambda)
 }
 
 // relaxation is the Lagrangian relaxation of a joint problem, and what it was evaluated to last. Limits are
-// moved into the measure, at a price per unit (mult); an asset that several items use is paid by them together, each a part
-// (lambda), so that every part of the problem can be solved on its own, as a shortest path. Whatever the
-// multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); climb looks for good ones.
+// moved into the measure, at a price per unit (mult). An asset that several items use is paid by them together, each a
+// part (lambda: Lagrangian decomposition). So every part of the problem can be solved on its own, as a shortest path.
+// Whatever the multipliers, the sum of the parts less the prices of the limits is a lower bound (Geoffrion 1974); climb
+// looks for good ones. An evaluation costs one dynamic program per chain and variant.
 type relaxation struct {
-	c *joint
+	prep *prepared
 
-	x                 []int   // choices of all items that attain the bound
+	choices           []int   // of all items, that attain the bound
 	partMin           []int64 // per part
 	variant           []int   // per part: the one that attains it
 	scratch           []int
 	coef              []float64 // per part: scaled measure per ns that its edges were priced with
-	usedLink          []bool
-	value             int64  // that was evaluated last
-	attained          bool   // x is as the multipliers of the node climbed last give it
-	used              []bool // per asset
-	rowUse            []float64
-	taken             []int64 // per row over assets, of all that x uses
-	least             [][]int64
-	old               []int64
-	left              []int64   // per asset
+	value             int64     // that was evaluated last
+	attained          bool      // choices are as the multipliers of the node climbed last give them
+	used              []bool    // per asset
+	rowUse            []float64 // per row, with shared assets counted as they are paid
+	taken             []int64   // per row over assets, of all that choices use
+	least             [][]int64 // per item and choice: a min-marginal, see search.marginals
+	old               []int64   // per asset: the price before the last change
+	left              []int64   // per asset: of its price, to be paid
 	togo, come, theta []int64   // of a pass
 	seen              []bool    // per class
-	often             [][]int32 // per item and choice: how often x had it in the last ascent
+	often             [][]int32 // per item and choice: how often it was chosen in the last ascent
 }
 
-func newRelaxation(c *joint) *relaxation {
-	n := len(c.items)
+func newRelaxation(prep *prepared) *relaxation {
+	items, parts, assets := len(prep.items), len(prep.parts), len(prep.assets)
 	r := &relaxation{
-		c: c, x: make([]int, n), scratch: make([]int, n), partMin: make([]int64, len(c.parts)), variant: make([]int, len(c.parts)),
-		coef: make([]float64, len(c.parts)), usedLink: make([]bool, len(c.links)), used: make([]bool, len(c.assets)),
-		rowUse: make([]float64, len(c.rows)), taken: make([]int64, c.nRows), least: make([][]int64, n), often: make([][]int32, n),
+		prep: prep, choices: make([]int, items), scratch: make([]int, items),
+		least: make([][]int64, items), often: make([][]int32, items),
+		partMin: make([]int64, parts), variant: make([]int, parts), coef: make([]float64, parts),
+		used: make([]bool, assets), old: make([]int64, assets), left: make([]int64, assets),
+		rowUse: make([]float64, len(prep.rows)), taken: make([]int64, prep.assetRows),
 	}
-	most, choices := 0, 0
-	for p := range c.parts {
-		for _, s := range c.parts[p].variants[0] {
-			for i := range s.steps {
-				most = max(most, s.steps[i].na, s.steps[i].nb)
+	classes, choices := 0, 0
+	for p := range prep.parts {
+		for _, chain := range prep.parts[p].variants[0] {
+			for i := range chain.items {
+				classes = max(classes, chain.items[i].nAfter, chain.items[i].nBefore)
 			}
 		}
 	}
-	r.seen, r.old, r.left = make([]bool, most), make([]int64, len(c.assets)), make([]int64, len(c.assets))
-	r.come = make([]int64, passStarts*most)
-	for i, it := range c.items {
+	r.seen, r.come = make([]bool, classes), make([]int64, passStarts*classes)
+	for i, it := range prep.items {
 		choices = max(choices, len(it.base))
 		r.least[i] = make([]int64, len(it.base))
 		r.often[i] = make([]int32, len(it.base))
@@ -85,30 +93,19 @@ func newRelaxation(c *joint) *relaxation {
 	return r
 }
 
-// permit allows the sections the choices of the lists. Where wide is set classes of other choices are visited too.
+// permit allows the chains the choices of the lists. Where wide is set classes of other choices are visited too.
 func (r *relaxation) permit(allowed [][]int32, wide bool) {
-	for p := range r.c.parts {
-		part := &r.c.parts[p]
+	for p := range r.prep.parts {
+		part := &r.prep.parts[p]
 		for v, variant := range part.variants {
-			for k, s := range variant {
-				s.ranked = false
-				for i := range s.steps {
-					n := part.chains[k] + i
-					st := &s.steps[i]
-					if part.sets[v] == math.MaxUint64 {
-						st.allowed = allowed[n]
-					} else {
-						st.allowed = st.allowed[:0]
-						for _, j := range allowed[n] {
-							if r.c.items[n].procs[j]&^part.sets[v] == 0 {
-								st.allowed = append(st.allowed, j)
-							}
-						}
-					}
+			for k, chain := range variant {
+				chain.ranked = false
+				for i := range chain.items {
+					r.permitItem(&chain.items[i], part.chains[k]+i, part.sets[v], allowed)
 					if wide {
-						st.widen()
+						chain.items[i].widen()
 					} else {
-						st.narrow(r.seen)
+						chain.items[i].narrow(r.seen)
 					}
 				}
 			}
@@ -116,84 +113,106 @@ func (r *relaxation) permit(allowed [][]int32, wide bool) {
 	}
 }
 
+// permitItem allows an item its choices of the lists that use processors of set only.
+func (r *relaxation) permitItem(it *chainItem, number int, set uint64, allowed [][]int32) {
+	if set == math.MaxUint64 {
+		it.allowed = allowed[number]
+		return
+	}
+	it.allowed = it.allowed[:0]
+	for _, choice := range allowed[number] {
+		if r.prep.items[number].procs[choice]&^set == 0 {
+			it.allowed = append(it.allowed, choice)
+		}
+	}
+}
+
+// priceOfRow is a node's multiplier of a row that there may be.
+func (n *treeNode) priceOfRow(row int) float64 {
+	if row < 0 {
+		return 0
+	}
+	return n.mult[row]
+}
+
+// priced is amount * price, at most clamp.
+func (c *prepared) priced(amount int64, price float64) int64 {
+	return int64(min(float64(float64(amount)*price), float64(c.clamp)))
+}
+
 // charge prices assets, choices and edges by the multipliers. Where plain is set assets cost nothing.
-func (r *relaxation) charge(n *node, plain bool) {
-	c := r.c
-	for a := range c.assets {
-		as := &c.assets[a]
-		as.price = c.priceOf(n, as)
+func (r *relaxation) charge(n *treeNode, plain bool) {
+	prep := r.prep
+	for a := range prep.assets {
+		prep.assets[a].price = prep.priceOf(n, &prep.assets[a])
 	}
-	timeMult, energyMult := 0.0, 0.0
-	for k := c.nRows; k < len(c.rows); k++ {
-		switch c.rows[k].kind {
-		case problem.LimitTimeNS:
-			timeMult = n.mult[k]
-		case problem.LimitEnergyNJ:
-			energyMult = n.mult[k]
+	timePrice, energyPrice := n.priceOfRow(prep.timeRow), n.priceOfRow(prep.energyRow)
+	for i, it := range prep.items {
+		part := &prep.parts[it.part]
+		coef := float64(float64(prep.joint.Parts[it.part].Weight) * timePrice)
+		if part.rowTime >= 0 {
+			coef += n.mult[part.rowTime]
 		}
-	}
-	for i, it := range c.items {
-		p := &c.parts[it.part]
-		coef := float64(float64(c.j.Parts[it.part].Weight) * timeMult)
-		if p.rowTime >= 0 {
-			coef += n.mult[p.rowTime]
-		}
-		for u := range it.uses {
-			use := &it.uses[u]
-			use.charge = 0
-			if !plain && n.state[use.asset] == free {
-				if use.link >= 0 {
-					use.charge = n.lambda[use.link]
-				} else {
-					use.charge = c.assets[use.asset].price
-				}
-			}
-		}
-		for _, j := range n.allowed[i] {
+		r.chargeUses(n, it, plain)
+		for _, choice := range n.allowed[i] {
 			more := int64(0)
-			for _, u := range it.use[j] {
-				more += it.uses[u].charge
+			for _, use := range it.use[choice] {
+				more += it.uses[use].charge
 			}
 			if coef > 0 {
-				more += int64(min(float64(float64(it.ns[j])*coef), float64(c.clamp)))
+				more += prep.priced(it.timeNS[choice], coef)
 			}
-			if energyMult > 0 {
-				more += int64(min(float64(float64(it.nj[j])*energyMult), float64(c.clamp)))
+			if energyPrice > 0 {
+				more += prep.priced(it.energyNJ[choice], energyPrice)
 			}
-			it.cost[j] = it.base[j] + min(more, c.clamp)
+			it.cost[choice] = it.base[choice] + min(more, prep.clamp)
 		}
 		if coef != r.coef[it.part] {
 			for k, ns := range it.edgeNS {
-				it.edge[k] = it.edgeBase[k] + int64(min(float64(float64(ns)*coef), float64(c.clamp)))
+				it.edge[k] = it.edgeBase[k] + prep.priced(ns, coef)
 			}
 		}
-		if i+1 == len(c.items) || c.items[i+1].part != it.part {
+		if i+1 == len(prep.items) || prep.items[i+1].part != it.part {
 			r.coef[it.part] = coef
+		}
+	}
+}
+
+// chargeUses sets what an item's choices are charged for each asset.
+func (r *relaxation) chargeUses(n *treeNode, it *jointItem, plain bool) {
+	for u := range it.uses {
+		use := &it.uses[u]
+		switch {
+		case plain || n.state[use.asset] != free:
+			use.charge = 0
+		case use.link >= 0:
+			use.charge = n.lambda[use.link]
+		default:
+			use.charge = r.prep.assets[use.asset].price
 		}
 	}
 }
 
 // shortest solves every part on its own as it is charged; false when one has no choices left.
 func (r *relaxation) shortest() bool {
-	for p := range r.c.parts {
-		part := &r.c.parts[p]
+	for p := range r.prep.parts {
+		part := &r.prep.parts[p]
 		r.partMin[p] = unreachable
 		out := r.scratch[part.first : part.first+part.items]
+		best := r.choices[part.first : part.first+part.items]
 		for v, variant := range part.variants {
-			sum := int64(0)
-			at := 0
-			for _, s := range variant {
-				ns := s.solve(out[at : at+len(s.steps)])
+			sum, at := int64(0), 0
+			for _, chain := range variant {
+				ns := chain.solve(out[at : at+len(chain.items)])
 				if ns == unreachable {
 					sum = unreachable
 					break
 				}
-				sum, at = sum+ns, at+len(s.steps)
+				sum, at = sum+ns, at+len(chain.items)
 			}
-			x := r.x[part.first : part.first+part.items]
-			if sum < r.partMin[p] || sum == r.partMin[p] && sum != unreachable && slices.Compare(out, x) < 0 {
+			if sum < r.partMin[p] || sum == r.partMin[p] && sum != unreachable && slices.Compare(out, best) < 0 {
 				r.partMin[p], r.variant[p] = sum, v
-				copy(x, out)
+				copy(best, out)
 			}
 		}
 		if r.partMin[p] == unreachable {
@@ -203,112 +222,114 @@ func (r *relaxation) shortest() bool {
 	return true
 }
 
-// evaluate returns the bound (scaled) that the multipliers of the node give, unreachable when an item has no choices left.
-func (r *relaxation) evaluate(n *node) int64 {
+// evaluate returns the bound (scaled) that the multipliers of the node give, unreachable when an item has no choices
+// left.
+func (r *relaxation) evaluate(n *treeNode) int64 {
 	r.charge(n, false)
 	if !r.shortest() {
 		return unreachable
 	}
-	c := r.c
+	prep := r.prep
 	sum, priced := int64(0), false
-	for _, v := range r.partMin {
-		sum += v
+	for _, least := range r.partMin {
+		sum += least
 	}
-	for a := range c.assets {
+	for a := range prep.assets {
 		if n.state[a] == opened {
-			sum += c.assets[a].price
+			sum += prep.assets[a].price
 		}
 	}
-	for k, m := range n.mult {
-		if m > 0 {
-			v := float64(m * float64(c.rows[k].cap))
-			sum -= int64(v) + 1 + int64(v)>>50
+	for k, price := range n.mult {
+		if price > 0 {
+			refund := float64(price * float64(prep.rows[k].cap))
+			sum -= int64(refund) + 1 + int64(refund)>>50
 			priced = true
 		}
 	}
 	if priced {
-		sum -= c.slack // products may have been rounded up
+		sum -= prep.slack // products may have been rounded up
 	}
 	r.value = sum
 	return sum
 }
 
-// usage finds what x uses: of the rows, with shared assets counted as they are paid (rowUse, for the ascent), and truly
-// (taken, used).
-func (r *relaxation) usage(n *node) {
-	c := r.c
-	clear(r.usedLink)
+// usage finds what the choices use: of the rows, with shared assets counted as they are paid (rowUse, for the ascent),
+// and truly (taken, used).
+func (r *relaxation) usage(n *treeNode) {
+	prep := r.prep
 	clear(r.used)
 	clear(r.rowUse)
 	clear(r.taken)
-	timeRow, energyRow := -1, -1
-	for k := c.nRows; k < len(c.rows); k++ {
-		switch c.rows[k].kind {
-		case problem.LimitTimeNS:
-			timeRow = k
-		case problem.LimitEnergyNJ:
-			energyRow = k
-		}
+	timed := prep.timeRow >= 0
+	for p := range prep.parts {
+		timed = timed || prep.parts[p].rowTime >= 0
 	}
-	timed := timeRow >= 0
-	for p := range c.parts {
-		timed = timed || c.parts[p].rowTime >= 0
-	}
-	for i, it := range c.items {
-		j := r.x[i]
-		for _, u := range it.use[j] {
-			use := &it.uses[u]
-			as := &c.assets[use.asset]
-			r.used[use.asset] = true
-			share := 1.0
-			if use.link >= 0 {
-				r.usedLink[use.link] = true
-				if share = 0; as.price > 0 {
-					share = float64(n.lambda[use.link]) / float64(as.price)
-				}
-			}
-			if n.state[use.asset] == free {
-				for k, size := range as.size {
-					r.rowUse[k] += float64(float64(size) * share)
-				}
-			}
-		}
-		if energyRow >= 0 {
-			r.rowUse[energyRow] += float64(it.nj[j])
+	for i, it := range prep.items {
+		r.assetUse(n, it, r.choices[i])
+		if prep.energyRow >= 0 {
+			r.rowUse[prep.energyRow] += float64(it.energyNJ[r.choices[i]])
 		}
 		if timed {
-			ns := it.ns[j]
-			if it.edgeNS != nil {
-				s := r.c.parts[it.part].variants[0][it.chain]
-				prev := c.parts[it.part].chains[it.chain] + (it.index+len(s.steps)-1)%len(s.steps)
-				ns += it.edgeNS[int(c.items[prev].after[r.x[prev]])*s.steps[it.index].nb+int(it.before[j])]
-			}
-			if k := c.parts[it.part].rowTime; k >= 0 {
+			ns := r.timeOf(i)
+			if k := prep.parts[it.part].rowTime; k >= 0 {
 				r.rowUse[k] += float64(ns)
 			}
-			if timeRow >= 0 {
-				r.rowUse[timeRow] += float64(float64(c.j.Parts[it.part].Weight) * float64(ns))
+			if prep.timeRow >= 0 {
+				r.rowUse[prep.timeRow] += float64(float64(prep.joint.Parts[it.part].Weight) * float64(ns))
 			}
 		}
 	}
-	for a := range c.assets {
-		if n.state[a] == opened {
-			for k, size := range c.assets[a].size {
+	for a := range prep.assets {
+		for k, size := range prep.assets[a].size {
+			if n.state[a] == opened {
 				r.rowUse[k] += float64(size)
 			}
-		}
-		if r.used[a] {
-			for k, size := range c.assets[a].size {
+			if r.used[a] {
 				r.taken[k] += size
 			}
 		}
 	}
 }
 
-// fits reports whether what x opens keeps the limits over assets.
+// assetUse adds to rowUse what one choice of an item pays for of free assets.
+func (r *relaxation) assetUse(n *treeNode, it *jointItem, choice int) {
+	for _, u := range it.use[choice] {
+		use := &it.uses[u]
+		asset := &r.prep.assets[use.asset]
+		r.used[use.asset] = true
+		if n.state[use.asset] != free {
+			continue
+		}
+		part := 1.0
+		if use.link >= 0 {
+			if part = 0; asset.price > 0 {
+				part = float64(n.lambda[use.link]) / float64(asset.price)
+			}
+		}
+		for k, size := range asset.size {
+			r.rowUse[k] += float64(float64(size) * part)
+		}
+	}
+}
+
+// timeOf is the time of all executions of item i as it is chosen, with the edge into it.
+func (r *relaxation) timeOf(i int) int64 {
+	it, choice := r.prep.items[i], r.choices[i]
+	ns := it.timeNS[choice]
+	if it.edgeNS == nil {
+		return ns
+	}
+	part := &r.prep.parts[it.part]
+	chain := part.variants[0][it.chain]
+	prev := part.chains[it.chain] + (it.index+len(chain.items)-1)%len(chain.items)
+	from := int(r.prep.items[prev].after[r.choices[prev]])
+	return ns + it.edgeNS[from*chain.items[it.index].nBefore+int(it.before[choice])]
+}
+
+// fits reports whether what the choices open keeps the limits over assets.
 func (r *relaxation) fits() bool {
-	for k, n := range r.taken {
-		if n > r.c.rows[k].cap {
+	for k, size := range r.taken {
+		if size > r.prep.rows[k].cap {
 			return false
 		}
 	}
@@ -316,9 +337,9 @@ func (r *relaxation) fits() bool {
 }
 
 // prime gives a node without multipliers the first ones: one price for all limits that its free optimum breaks, relative
-// to what each permits, searched for by powers of two; those who share an asset pay equal parts.
-func (r *relaxation) prime(n *node) {
-	c := r.c
+// to what each permits, searched for by powers of four; those who share an asset pay equal parts.
+func (r *relaxation) prime(n *treeNode) {
+	prep := r.prep
 	best := n.child()
 	most := r.evaluate(n)
 	if most == unreachable {
@@ -327,30 +348,28 @@ func (r *relaxation) prime(n *node) {
 	r.usage(n)
 	var over []int
 	for k, use := range r.rowUse {
-		if use > float64(c.rows[k].cap) || k < c.nRows && r.taken[k] > c.rows[k].cap {
+		if use > float64(prep.rows[k].cap) || k < prep.assetRows && r.taken[k] > prep.rows[k].cap {
 			over = append(over, k)
 		}
 	}
-	for g := 1.0 / (1 << 30); g <= 64; g *= 4 {
+	for price := 1.0 / (1 << 30); price <= 64; price *= 4 {
 		for _, k := range over {
-			n.mult[k] = float64(g*float64(c.worst)) / float64(max(c.rows[k].cap, 1))
+			n.mult[k] = float64(price*float64(prep.worst)) / float64(max(prep.rows[k].cap, 1))
 		}
-		for a := range c.assets {
-			if as := &c.assets[a]; as.links != nil && n.state[a] == free {
-				as.price = c.priceOf(n, as)
-				c.portion(n, as)
+		for a := range prep.assets {
+			if asset := &prep.assets[a]; asset.links != nil && n.state[a] == free {
+				asset.price = prep.priceOf(n, asset)
+				prep.portion(n, asset)
 			}
 		}
 		r.pass(n)
-		v := r.evaluate(n)
-		if v == unreachable || v < most {
+		value := r.evaluate(n)
+		if value == unreachable || value < most {
 			break
 		}
-		most = v
-		copy(best.mult, n.mult)
-		copy(best.lambda, n.lambda)
+		most = value
+		best.setPrices(n)
 	}
-	copy(n.mult, best.mult)
-	copy(n.lambda, best.lambda)
+	n.setPrices(best)
 	n.bound = max(n.bound, most)
 }

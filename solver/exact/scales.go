@@ -8,82 +8,106 @@ import (
 )
 
 // Scales chooses activation scales to optimality: weighted k-means in one dimension, whose clusters are intervals of
-// the sorted samples, by dynamic programming: an interval's scale is its mean, with Cover its largest sample. The cost of an interval is Monge, so the best left ends advance with the
-// right ends and divide and conquer takes O(K n log n) (Groenlund et al., arXiv 1701.07204).
+// the sorted samples, by dynamic programming: an interval's scale is its mean, with Cover its largest sample. The cost
+// of an interval is Monge, so the best left ends advance with the right ends and divide and conquer takes O(K n log n)
+// (Groenlund et al., arXiv 1701.07204).
 func Scales(s *problem.Scales) (problem.ScaleSolution, error) {
 	if err := s.Validate(); err != nil {
 		return problem.ScaleSolution{}, err
 	}
-	x := slices.Clone(s.Samples)
-	slices.Sort(x)
-	n := len(x)
-	// Sums of differences from the middle one: less is lost where all samples are alike.
-	middle := x[n/2]
-	sum, squares := make([]float64, n+1), make([]float64, n+1)
-	for i, v := range x {
-		d := v - middle
-		sum[i+1], squares[i+1] = sum[i]+d, squares[i]+float64(d*d)
-	}
-	cost := func(i, j int) float64 { // of samples i..j-1 as one cluster
-		t := sum[j] - sum[i]
-		if s.Cover {
-			top := x[j-1] - middle
-			return max(0, squares[j]-squares[i]-float64(2*top*t)+float64(float64(j-i)*float64(top*top)))
-		}
-		return max(0, squares[j]-squares[i]-float64(t*t)/float64(j-i))
-	}
-	k := 1
-	for i := 1; i < n && k < s.K; i++ { // no more clusters than different samples
-		if x[i] != x[i-1] {
-			k++
+	c := newClusters(s)
+	n := len(c.samples)
+	clusters := 1
+	for i := 1; i < n && clusters < s.K; i++ { // no more clusters than different samples
+		if c.samples[i] != c.samples[i-1] {
+			clusters++
 		}
 	}
-	best := make([]float64, n+1) // of the first j samples
-	from := make([][]int32, k)
-	for j := 1; j <= n; j++ {
-		best[j] = cost(0, j)
+	c.best = make([]float64, n+1)
+	for end := 1; end <= n; end++ {
+		c.best[end] = c.cost(0, end)
 	}
-	for c := 1; c < k; c++ {
-		next := slices.Clone(best)
-		at := make([]int32, n+1)
-		var fill func(low, high, first, last int)
-		fill = func(low, high, first, last int) {
-			if low > high {
-				return
-			}
-			j := (low + high) / 2
-			value, i := math.Inf(1), first
-			for m := first; m <= min(last, j-1); m++ {
-				if v := best[m] + cost(m, j); v < value {
-					value, i = v, m
-				}
-			}
-			next[j], at[j] = value, int32(i)
-			fill(low, j-1, first, i)
-			fill(j+1, high, i, last)
-		}
-		fill(c+1, n, c, n-1)
-		from[c], best = at, next
+	starts := make([][]int32, clusters) // of the last cluster of the first end samples, by number of clusters before it
+	for before := 1; before < clusters; before++ {
+		c.next, c.start = slices.Clone(c.best), make([]int32, n+1)
+		c.fill(before+1, n, before, n-1)
+		starts[before], c.best = c.start, c.next
 	}
 	var out problem.ScaleSolution
-	for c, j := k-1, n; j > 0; c-- {
-		i := 0
-		if c > 0 {
-			i = int(from[c][j])
+	for before, end := clusters-1, n; end > 0; before-- {
+		start := 0
+		if before > 0 {
+			start = int(starts[before][end])
 		}
-		if s.Cover {
-			out.Scales = append(out.Scales, x[j-1])
-			j = i
-			continue
-		}
-		total := 0.0
-		for _, v := range x[i:j] {
-			total += v - middle
-		}
-		out.Scales = append(out.Scales, middle+total/float64(j-i))
-		j = i
+		out.Scales = append(out.Scales, c.scale(start, end))
+		end = start
 	}
 	slices.Reverse(out.Scales)
 	out.MSE = s.MSEOf(out.Scales)
 	return out, nil
+}
+
+// clusters is the state of the dynamic program over how many samples are covered.
+type clusters struct {
+	cover        bool
+	samples      []float64 // sorted
+	middle       float64
+	sum, squares []float64 // of the first i differences from the middle sample: less is lost where all are alike
+	best         []float64 // least cost of the first i samples in as many clusters as were added, or fewer
+	next         []float64 // the same with one cluster more
+	start        []int32   // of the last one of these
+}
+
+func newClusters(s *problem.Scales) *clusters {
+	c := &clusters{cover: s.Cover, samples: slices.Clone(s.Samples)}
+	slices.Sort(c.samples)
+	n := len(c.samples)
+	c.middle = c.samples[n/2]
+	c.sum, c.squares = make([]float64, n+1), make([]float64, n+1)
+	for i, sample := range c.samples {
+		diff := sample - c.middle
+		c.sum[i+1], c.squares[i+1] = c.sum[i]+diff, c.squares[i]+float64(diff*diff)
+	}
+	return c
+}
+
+// cost is the squared error of samples i..j-1 as one cluster.
+func (c *clusters) cost(i, j int) float64 {
+	sum := c.sum[j] - c.sum[i]
+	squares := c.squares[j] - c.squares[i]
+	if c.cover {
+		top := c.samples[j-1] - c.middle
+		return max(0, squares-float64(2*top*sum)+float64(float64(j-i)*float64(top*top)))
+	}
+	return max(0, squares-float64(sum*sum)/float64(j-i))
+}
+
+// fill finds next and start for the ends from low to high, whose best starts are from first to last: the middle end's
+// start divides those of the ends on both sides of it.
+func (c *clusters) fill(low, high, first, last int) {
+	if low > high {
+		return
+	}
+	end := (low + high) / 2
+	least, at := math.Inf(1), first
+	for start := first; start <= min(last, end-1); start++ {
+		if cost := c.best[start] + c.cost(start, end); cost < least {
+			least, at = cost, start
+		}
+	}
+	c.next[end], c.start[end] = least, int32(at)
+	c.fill(low, end-1, first, at)
+	c.fill(end+1, high, at, last)
+}
+
+// scale is that of samples start..end-1 as one cluster.
+func (c *clusters) scale(start, end int) float64 {
+	if c.cover {
+		return c.samples[end-1]
+	}
+	total := 0.0
+	for _, sample := range c.samples[start:end] {
+		total += sample - c.middle
+	}
+	return c.middle + total/float64(end-start)
 }

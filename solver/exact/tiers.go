@@ -534,12 +534,3 @@ func (s *tierSearch) independent(free *duals, set []int, cutoff int64) (total, b
 
 // boundNodes is for how many nodes the two processors of a layer are weighed, to begin with.
 func (s *tierSearch) boundNodes() int { return max(16, boundWork/len(s.t.Cells[0])) }
-
-func less(a, b [][]int) bool {
-	for l := range a {
-		if c := slices.Compare(a[l], b[l]); c != 0 {
-			return c < 0
-		}
-	}
-	return false
-}

@@ -1,0 +1,253 @@
+package exact
+
+import (
+	"context"
+	"math"
+	"slices"
+)
+
+// spent is what sizes take: bytes, graphs, opening time.
+type spent [3]int64
+
+func (s *bucketSearch) takes(candidate int) spent {
+	size := &s.buckets.Sizes[s.size[candidate]]
+	return spent{size.Bytes, int64(size.Graphs), size.OpenNS}
+}
+
+func (a spent) plus(b spent) spent { return spent{a[0] + b[0], a[1] + b[1], a[2] + b[2]} }
+
+func (a spent) within(b spent) bool { return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] }
+
+// times is what the amounts cost.
+func (a spent) times(price spent) (sum int64) {
+	for d, amount := range a {
+		if price[d] > 0 { // an amount without a limit may be MaxInt64
+			sum += price[d] * amount
+		}
+	}
+	return sum
+}
+
+// relaxed are the layers with a price on every unit spent, for bounds: value[k][v] is the least of what the rests beyond
+// node v cost plus what the sizes opened for them are charged.
+type relaxed struct {
+	price spent
+	value [][]int64
+	next  [][]int32
+}
+
+// relax solves the chunk with prices. It costs about Max * sizes^2 / 2 steps.
+func (s *bucketSearch) relax(price spent) *relaxed {
+	chunk, most := s.chunk, min(s.buckets.Max, s.chunk+1)
+	charge := make([]int64, chunk+1)
+	for j := range charge {
+		charge[j] = s.takes(j).times(price)
+	}
+	out := &relaxed{price: price}
+	for k := range most {
+		value, next := make([]int64, chunk+1), make([]int32, chunk+1)
+		for node := range chunk + 1 {
+			value[node], next[node] = s.held(node, chunk)*s.cost[chunk]+charge[chunk], int32(chunk)
+			if k == 0 {
+				continue
+			}
+			for j := node; j < chunk; j++ {
+				if cost := s.held(node, j)*s.cost[j] + charge[j] + out.value[k-1][j+1]; cost < value[node] {
+					value[node], next[node] = cost, int32(j)
+				}
+			}
+		}
+		out.value, out.next = append(out.value, value), append(out.next, next)
+	}
+	s.nodes += int64(most) * int64(chunk+1) * int64(chunk+1) / 2
+	return out
+}
+
+// path is the choice that the relaxation makes, with what it costs without prices and what it spends.
+func (r *relaxed) path(s *bucketSearch) (list []int, cost int64, sum spent) {
+	node := 0
+	for k := len(r.value) - 1; ; k-- {
+		j := int(r.next[k][node])
+		list, cost, sum = append(list, j), cost+s.held(node, j)*s.cost[j], sum.plus(s.takes(j))
+		if j == s.chunk {
+			return list, cost, sum
+		}
+		node = j + 1
+	}
+}
+
+// dualSearch is a search for the prices with the highest Lagrangian bound of a chunk.
+type dualSearch struct {
+	*bucketSearch
+	best  *relaxed
+	value int64 // its bound
+}
+
+// at bounds the chunk with prices, offers the choice that they lead to if it is within the limits, and returns what
+// that spends.
+func (d *dualSearch) at(price spent) spent {
+	r := d.relax(price)
+	if bound := r.value[len(r.value)-1][0] - d.most.times(price); bound > d.value {
+		d.best, d.value = r, bound
+	}
+	list, cost, sum := r.path(d.bucketSearch)
+	if sum.within(d.most) {
+		d.offer(d.fixed+cost, list)
+	}
+	return sum
+}
+
+// dual searches prices under which the chunk's choice keeps the limits, raising one at a time by bisection, and returns
+// the relaxation with the highest bound. Choices within the limits that it comes across are offered.
+func (s *bucketSearch) dual() (best *relaxed, bound int64) {
+	d := &dualSearch{bucketSearch: s, value: math.MinInt64}
+	var price spent
+	for range len(price) { // a price may make another limit bind
+		sum := d.at(price)
+		over := slices.IndexFunc([]int{0, 1, 2}, func(i int) bool { return sum[i] > s.most[i] })
+		if over < 0 || s.nodes > s.nodeLimit {
+			break
+		}
+		d.raise(&price, over)
+	}
+	return d.best, d.value
+}
+
+// raise finds, nearly, the lowest price of one limit with which the choice keeps it.
+func (d *dualSearch) raise(price *spent, limit int) {
+	// The highest price is such that a unit costs as much as everything, and all of it stays in range.
+	var all int64 = 1
+	for j := range d.chunk + 1 {
+		all += d.takes(j)[limit]
+	}
+	low, high := price[limit], max(1, (1<<60)/all)
+	for high-low > max(1, low/64) && d.nodes <= d.nodeLimit {
+		mid := low + max(1, (high-low)/2)
+		if low == 0 || high/low > 4 { // by magnitude first
+			mid = max(low+1, int64(math.Sqrt(float64(max(1, low))*float64(high))))
+		}
+		if mid >= high {
+			break
+		}
+		price[limit] = mid
+		if sum := d.at(*price); sum[limit] > d.most[limit] {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	price[limit] = high
+}
+
+// label is a choice of sizes so far, ending with one, and what it costs and spends, the chunk included.
+type label struct {
+	cost  int64
+	sum   spent
+	prev  int32 // -1: none
+	size  int32
+	count int32
+}
+
+// labelSearch sets labels for a shortest path with resource constraints. A label at node v has decided everything
+// before candidate v. One is dropped when its bound exceeds the best, or when another at its node is no worse in
+// anything. Every arc leads to a later node, so one pass over the nodes sees all labels.
+type labelSearch struct {
+	*bucketSearch
+	bounds *relaxed
+	all    []label
+	nodeAt [][]int32 // labels by node
+}
+
+// limited searches the chunk within the limits; free is the bound without them.
+func (s *bucketSearch) limited(ctx context.Context, free int64) error {
+	if s.nodes > s.nodeLimit {
+		s.stop(free)
+		return nil
+	}
+	bounds, bound := s.dual()
+	if s.fixed+bound > s.best {
+		return nil
+	}
+	bound = max(free, s.fixed+bound)
+	l := &labelSearch{bucketSearch: s, bounds: bounds, nodeAt: make([][]int32, s.chunk+1)}
+	if !l.extend(-1, label{sum: s.takes(s.chunk)}, 0) {
+		s.stop(bound)
+		return nil
+	}
+	for node := 1; node <= s.chunk; node++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for _, i := range l.nodeAt[node] {
+			if !l.extend(i, l.all[i], node) {
+				s.stop(bound)
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// stop notes that something that costs at least bound was not searched to its end.
+func (s *bucketSearch) stop(bound int64) { s.stopped, s.bound = true, min(s.bound, bound) }
+
+// extend adds each candidate to label number from, which ends at node; false at the limit.
+func (l *labelSearch) extend(from int32, last label, node int) bool {
+	chunk := l.chunk
+	for j := node; j < chunk; j++ {
+		if l.nodes++; l.nodes > l.nodeLimit {
+			return false
+		}
+		next := label{
+			cost: last.cost + l.held(node, j)*l.cost[j], sum: last.sum.plus(l.takes(j)),
+			prev: from, size: int32(j), count: last.count + 1,
+		}
+		if int(next.count) >= l.buckets.Max || !next.sum.within(l.most) {
+			continue
+		}
+		if l.fixed+l.boundOf(&next) > l.best || l.dominated(&next) {
+			continue
+		}
+		l.all = append(l.all, next)
+		l.nodeAt[j+1] = append(l.nodeAt[j+1], int32(len(l.all)-1))
+	}
+	l.offer(l.fixed+last.cost+l.held(node, chunk)*l.cost[chunk], append(l.list(from), chunk))
+	return true
+}
+
+// boundOf is what choices that begin with a label cost at least: without limits, or priced.
+func (l *labelSearch) boundOf(x *label) int64 {
+	k, node := min(l.buckets.Max-int(x.count), l.chunk+1)-1, x.size+1
+	priced := x.cost + l.bounds.value[k][node]
+	for d, price := range l.bounds.price {
+		if price > 0 { // the relaxation charges the chunk, which sum has already
+			priced -= price * (l.most[d] - x.sum[d] + l.takes(l.chunk)[d])
+		}
+	}
+	return max(x.cost+l.layers[k][node], priced)
+}
+
+// list are the candidates of a label.
+func (l *labelSearch) list(at int32) (out []int) {
+	for ; at >= 0; at = l.all[at].prev {
+		out = append(out, int(l.all[at].size))
+	}
+	slices.Reverse(out)
+	return out
+}
+
+// dominated reports whether a label at the same node is no worse than x in everything, ties in the order of choices
+// included.
+func (l *labelSearch) dominated(x *label) bool {
+	for _, i := range l.nodeAt[x.size+1] {
+		other := &l.all[i]
+		if other.count > x.count || other.cost > x.cost || !other.sum.within(x.sum) {
+			continue
+		}
+		if other.cost < x.cost || other.count < x.count ||
+			slices.Compare(l.list(i), append(l.list(x.prev), int(x.size))) <= 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,341 @@
+package exact
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// restrict solves with the assets in open alone, without prices but for those of the limits on times and
+// energy; false when some item has no choice. The choices are then in the relaxation.
+func (s *search) restrict(root *treeNode, open []bool) bool {
+	prep := s.prep
+	plain := &s.plain
+	if plain.allowed == nil {
+		plain.allowed, plain.state = make([][]int32, len(prep.items)), make([]int8, len(prep.assets))
+		plain.mult, plain.lambda = make([]float64, len(prep.rows)), make([]int64, len(prep.links))
+	}
+	for i, it := range prep.items {
+		plain.allowed[i] = plain.allowed[i][:0]
+		for _, choice := range root.allowed[i] {
+			missing := func(use int32) bool { return !open[it.uses[use].asset] }
+			if !slices.ContainsFunc(it.use[choice], missing) {
+				plain.allowed[i] = append(plain.allowed[i], choice)
+			}
+		}
+		if len(plain.allowed[i]) == 0 {
+			return false
+		}
+	}
+	copy(plain.mult[prep.assetRows:], root.mult[prep.assetRows:])
+	s.relax.permit(plain.allowed, true)
+	s.relax.charge(plain, true)
+	if !s.relax.shortest() {
+		return false
+	}
+	s.relax.usage(plain)
+	return true
+}
+
+// repair is a greedy dual heuristic. It closes assets of what the relaxation has chosen, those first whose loss is
+// least for what they free, until the limits are kept, and offers the result.
+func (s *search) repair(root *treeNode) bool {
+	relax := s.relax
+	open := slices.Clone(relax.used)
+	pinned := make([]bool, len(s.prep.assets))
+	if !s.restrict(root, open) {
+		return false
+	}
+	for !relax.fits() {
+		copy(open, relax.used)
+		asset := s.cheapestToClose(open, pinned)
+		if asset < 0 {
+			return false
+		}
+		open[asset] = false
+		if !s.restrict(root, open) {
+			open[asset], pinned[asset] = true, true
+			if !s.restrict(root, open) {
+				return false
+			}
+		}
+	}
+	return s.offer(relax.choices)
+}
+
+// cheapestToClose is the open asset that loses least for the part of what is over the limits that it frees; -1: none.
+func (s *search) cheapestToClose(open, pinned []bool) int {
+	loss := s.closingLoss()
+	least, best := math.Inf(1), -1
+	for a := range s.prep.assets {
+		if !open[a] || pinned[a] || math.IsInf(loss[a], 1) {
+			continue
+		}
+		frees := 0.0
+		for k, size := range s.prep.assets[a].size {
+			if over := s.relax.taken[k] - s.prep.rows[k].cap; over > 0 {
+				frees += float64(min(size, over)) / float64(over)
+			}
+		}
+		if frees > 0 && (loss[a]+1)/frees < least {
+			least, best = (loss[a]+1)/frees, a
+		}
+	}
+	return best
+}
+
+// closingLoss is what each asset that is used is worth to its items, each on its own, infinite where one needs it.
+func (s *search) closingLoss() []float64 {
+	loss := make([]float64, len(s.prep.assets))
+	for p := range s.prep.parts {
+		s.marginals(p, math.MaxInt64/4, 0, nil)
+		part := &s.prep.parts[p]
+		for i := part.first; i < part.first+part.items; i++ {
+			it, least := s.prep.items[i], s.relax.least[i]
+			for _, use := range it.use[s.relax.choices[i]] {
+				with, without := int64(unreachable), int64(unreachable)
+				for _, choice := range s.plain.allowed[i] {
+					with = min(with, least[choice])
+					if !it.has[use][choice] {
+						without = min(without, least[choice])
+					}
+				}
+				if without == unreachable {
+					loss[it.uses[use].asset] = math.Inf(1)
+				} else {
+					loss[it.uses[use].asset] += float64(without - with)
+				}
+			}
+		}
+	}
+	return loss
+}
+
+// improve is a local search. It opens assets beside those that the best solution uses, in place of others where they do
+// not fit, as long as it gains.
+func (s *search) improve(root *treeNode) {
+	if s.best == nil {
+		return
+	}
+	tried := map[string]bool{}
+	for range improveRounds {
+		open := s.opened(s.best)
+		if !s.restrict(root, open) {
+			return
+		}
+		s.offer(s.relax.choices)
+		groups := s.openingGains(root, open)
+		before := s.value
+		for _, group := range groups[:min(len(groups), 8)] {
+			with := slices.Clone(open)
+			for _, asset := range group.assets {
+				with[asset] = true
+			}
+			key := setKey(with)
+			if tried[key] {
+				continue
+			}
+			tried[key] = true
+			if s.restrict(root, with) {
+				s.repair(root)
+			}
+			if s.value < before {
+				break
+			}
+		}
+		if s.value == before || s.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// assetGroup is a set of assets that are not open, and what opening it would gain.
+type assetGroup struct {
+	assets []int32
+	gain   int64
+	score  float64 // gain by what the assets take of the limits
+}
+
+// assetGroups collects groups: one per set of assets that a choice misses, and one per shared asset with what its items
+// would open beside it.
+type assetGroups struct {
+	search  *search
+	open    []bool
+	list    []assetGroup
+	index   map[string]int // by set of assets
+	anchors map[int32]int  // by shared asset
+}
+
+// openingGains lists what each set of assets that is not open would gain, were its items alone to use it, the best
+// score first.
+func (s *search) openingGains(root *treeNode, open []bool) []assetGroup {
+	groups := assetGroups{search: s, open: open, index: map[string]int{}, anchors: map[int32]int{}}
+	for p := range s.prep.parts {
+		s.marginals(p, s.relax.partMin[p], fewStarts, root.allowed)
+		part := &s.prep.parts[p]
+		for i := part.first; i < part.first+part.items; i++ {
+			groups.addItem(i, root.allowed[i])
+		}
+	}
+	for g := range groups.list {
+		group := &groups.list[g]
+		size := 1e-3
+		for _, asset := range group.assets {
+			for k, n := range s.prep.assets[asset].size {
+				size += float64(n) / float64(max(s.prep.rows[k].cap, 1))
+			}
+		}
+		group.score = float64(group.gain) / size
+	}
+	slices.SortStableFunc(groups.list, func(x, y assetGroup) int { return cmp.Compare(y.score, x.score) })
+	return groups.list
+}
+
+// addItem adds what item i would gain with each of its choices that misses assets.
+func (g *assetGroups) addItem(i int, allowed []int32) {
+	relax, it := g.search.relax, g.search.prep.items[i]
+	gains := map[int]int64{} // the most by group
+	var order []int
+	for _, choice := range allowed {
+		least := relax.least[i][choice]
+		gain := relax.partMin[it.part] - least
+		if least == unreachable || gain <= 0 {
+			continue
+		}
+		var missing []int32
+		for _, use := range it.use[choice] {
+			if asset := it.uses[use].asset; !g.open[asset] {
+				missing = append(missing, asset)
+			}
+		}
+		if missing == nil {
+			continue
+		}
+		group := g.groupOf(missing)
+		if _, ok := gains[group]; !ok {
+			order = append(order, group)
+		}
+		gains[group] = max(gains[group], gain)
+	}
+	for _, group := range order {
+		g.list[group].gain += gains[group]
+	}
+	g.addAnchors(order, gains)
+}
+
+// groupOf is the index of the group with just these assets.
+func (g *assetGroups) groupOf(assets []int32) int {
+	key := make([]byte, 0, 16)
+	for _, asset := range assets {
+		key = append(key, byte(asset), byte(asset>>8), byte(asset>>16))
+	}
+	at, ok := g.index[string(key)]
+	if !ok {
+		at = len(g.list)
+		g.index[string(key)] = at
+		g.list = append(g.list, assetGroup{assets: assets})
+	}
+	return at
+}
+
+// addAnchors adds, for each asset of an item's groups that several items use, the best of the groups it is in: such an
+// asset gains with what each of its items would open beside it.
+func (g *assetGroups) addAnchors(order []int, gains map[int]int64) {
+	best := map[int32]int{} // group by asset
+	var shared []int32
+	for _, group := range order {
+		for _, asset := range g.list[group].assets {
+			if g.search.prep.assets[asset].links == nil {
+				continue
+			}
+			if known, ok := best[asset]; !ok {
+				shared = append(shared, asset)
+				best[asset] = group
+			} else if gains[group] > gains[known] {
+				best[asset] = group
+			}
+		}
+	}
+	for _, asset := range shared {
+		at, ok := g.anchors[asset]
+		if !ok {
+			at = len(g.list)
+			g.anchors[asset] = at
+			g.list = append(g.list, assetGroup{})
+		}
+		anchor := &g.list[at]
+		anchor.gain += gains[best[asset]]
+		for _, other := range g.list[best[asset]].assets {
+			if !slices.Contains(anchor.assets, other) {
+				anchor.assets = append(anchor.assets, other)
+			}
+		}
+	}
+}
+
+func setKey(set []bool) string {
+	bits := make([]byte, (len(set)+7)/8)
+	for i, in := range set {
+		if in {
+			bits[i/8] |= 1 << (i % 8)
+		}
+	}
+	return string(bits)
+}
+
+// opened lists the assets that choices use.
+func (s *search) opened(choices []int) []bool {
+	open := make([]bool, len(s.prep.assets))
+	for i, it := range s.prep.items {
+		for _, use := range it.use[choices[i]] {
+			open[it.uses[use].asset] = true
+		}
+	}
+	return open
+}
+
+// cheapest offers solutions that take little of the limits over assets and those over paths: each limit is priced so
+// that all of it costs as much as the worst solution, times a factor.
+func (s *search) cheapest(root *treeNode, assets, paths float64) {
+	n := root.child()
+	for k := range s.prep.rows {
+		n.mult[k] = float64(s.prep.worst) / float64(max(s.prep.rows[k].cap, 1))
+		if k < s.prep.assetRows {
+			n.mult[k] *= assets
+		} else {
+			n.mult[k] *= paths
+		}
+	}
+	for a := range s.prep.assets {
+		asset := &s.prep.assets[a]
+		asset.price = s.prep.priceOf(n, asset)
+		s.prep.portion(n, asset)
+	}
+	s.relax.permit(n.allowed, false)
+	if s.relax.evaluate(n) != unreachable {
+		s.relax.usage(n)
+		s.tryRelaxed()
+		s.repair(n)
+	}
+}
+
+// discount repairs and improves what the relaxation chooses where limits cost a little less than they should: assets
+// that do not fit together, but are all worth their bytes.
+func (s *search) discount(root *treeNode) {
+	for _, factor := range []float64{1, 0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5} {
+		n := root.child()
+		for k := range s.prep.rows {
+			s.relax.price(n, k, n.mult[k]*factor)
+		}
+		s.relax.permit(n.allowed, false)
+		if s.ctx.Err() != nil || s.relax.evaluate(n) == unreachable {
+			return
+		}
+		s.relax.usage(n)
+		s.tryRelaxed()
+		before := s.value
+		if s.repair(root); s.value < before || factor == 1 {
+			s.improve(root)
+		}
+	}
+}
