@@ -17,6 +17,9 @@ type architecture struct {
 	partial     bool   // only a part of each head may be rotated
 	eps         string // configuration key of the norms' epsilon, "" for rms_norm_eps
 	activation  string // hidden_act, "" for silu
+
+	// settings translates the metadata that only this architecture has; nil for none.
+	settings func(k *keys, config map[string]any)
 }
 
 // pair is one tensor in both worlds. Those ending in .bias and norms are vectors.
@@ -108,31 +111,31 @@ const (
 // occurs twice where experts decide between two classes. InternLM2 computes what Llama does, and the
 // file stores it like Llama, so it is read as one.
 var architectures = []architecture{
-	{name: "llama", classes: []string{"LlamaForCausalLM", "MistralForCausalLM"}, model: "llama", rotaryPairs: true,
+	{name: "llama", classes: []string{"LlamaForCausalLM", "MistralForCausalLM"}, model: "llama", settings: llamaSettings, rotaryPairs: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, densePairs, denseBiasPairs)},
-	{name: "llama", classes: []string{"MixtralForCausalLM"}, model: "mixtral", rotaryPairs: true, experts: true,
+	{name: "llama", classes: []string{"MixtralForCausalLM"}, model: "mixtral", settings: mixtralSettings, rotaryPairs: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, sparsePairs)},
-	{name: "internlm2", classes: []string{"LlamaForCausalLM"}, model: "llama", rotaryPairs: true, ownHead: true,
+	{name: "internlm2", classes: []string{"LlamaForCausalLM"}, model: "llama", settings: llamaSettings, rotaryPairs: true, ownHead: true,
 		pairs: pairs(outerPairs, attentionPairs, densePairs)},
 	{name: "qwen2", classes: []string{"Qwen2ForCausalLM"}, model: "qwen2",
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, densePairs)},
 	{name: "qwen3", classes: []string{"Qwen3ForCausalLM"}, model: "qwen3",
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, densePairs)},
-	{name: "qwen2moe", classes: []string{"Qwen2MoeForCausalLM"}, model: "qwen2_moe", ownHead: true, experts: true,
+	{name: "qwen2moe", classes: []string{"Qwen2MoeForCausalLM"}, model: "qwen2_moe", settings: qwen2MoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, expertPairs, sharedExpertPairs)},
-	{name: "qwen3moe", classes: []string{"Qwen3MoeForCausalLM"}, model: "qwen3_moe", experts: true,
+	{name: "qwen3moe", classes: []string{"Qwen3MoeForCausalLM"}, model: "qwen3_moe", settings: qwen3MoeSettings, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
-	{name: "olmoe", classes: []string{"OlmoeForCausalLM"}, model: "olmoe", ownHead: true, experts: true,
+	{name: "olmoe", classes: []string{"OlmoeForCausalLM"}, model: "olmoe", settings: olmoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
-	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", ownHead: true, experts: true,
+	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", settings: phimoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, sparsePairs, `
 			output_norm.bias    model.norm.bias
 			output.bias?        lm_head.bias
 			.attn_norm.bias     .input_layernorm.bias
 			.ffn_norm.bias      .post_attention_layernorm.bias`)},
-	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", plusOne: true, activation: "gelu_pytorch_tanh",
+	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", settings: gemmaSettings, plusOne: true, activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, attentionPairs, densePairs)},
-	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", plusOne: true, activation: "gelu_pytorch_tanh",
+	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", settings: gemma2Settings, plusOne: true, activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, strings.Replace(attentionPairs, ".ffn_norm.weight        .post_attention_layernorm", ".ffn_norm.weight .pre_feedforward_layernorm", 1), densePairs, `
 			.post_attention_norm.weight .post_attention_layernorm.weight
 			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
@@ -159,7 +162,7 @@ var architectures = []architecture{
 			.ffn_norm.weight    .post_attention_layernorm.weight
 			.ffn_up.weight      .mlp.gate_up_proj.weight
 			.ffn_down.weight    .mlp.down_proj.weight`)},
-	{name: "olmo2", classes: []string{"Olmo2ForCausalLM"}, model: "olmo2", ownHead: true,
+	{name: "olmo2", classes: []string{"Olmo2ForCausalLM"}, model: "olmo2", settings: olmo2Settings, ownHead: true,
 		pairs: pairs(outerPairs, qkNormPairs, densePairs, `
 			.attn_q.weight      .self_attn.q_proj.weight
 			.attn_k.weight      .self_attn.k_proj.weight
@@ -167,7 +170,7 @@ var architectures = []architecture{
 			.attn_output.weight .self_attn.o_proj.weight
 			.post_attention_norm.weight .post_attention_layernorm.weight
 			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
-	{name: "starcoder2", classes: []string{"Starcoder2ForCausalLM"}, model: "starcoder2", eps: "norm_epsilon", activation: "gelu_pytorch_tanh",
+	{name: "starcoder2", classes: []string{"Starcoder2ForCausalLM"}, model: "starcoder2", settings: starcoder2Settings, eps: "norm_epsilon", activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, `
 			output_norm.bias    model.norm.bias
 			.attn_norm.bias     .input_layernorm.bias

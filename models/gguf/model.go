@@ -199,8 +199,9 @@ type keys struct {
 	read map[string]bool
 	errs diag.List
 
-	// What the tensors' forms depend on.
-	layers, heads, kvHeads, headDim, ffn, experts, expertFFN int
+	// Sizes that other keys and the tensors' forms depend on.
+	layers, hidden, heads, kvHeads, headDim, ffn, experts, expertFFN, context int
+	normShares                                                                *bool // expert_weights_norm, nil: not said
 }
 
 func (k *keys) fail(key, format string, args ...any) {

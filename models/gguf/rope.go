@@ -23,91 +23,115 @@ const (
 	llama3Original = 8192
 )
 
-// rope translates the rotary positions to the key rope_parameters. Factors that come from Llama 3's
-// formula are given as such; others as "longrope", whose frequencies are divided by any factors.
-func (k *keys) rope(arch *architecture, rotary, context int) map[string]any {
-	theta := k.float("rope.freq_base", 10000, 1, math.MaxFloat32)
-	k.must("rope.freq_base_swa", theta)
-	kind := k.string("rope.scaling.type", "linear")
-	if !slices.Contains([]string{"none", "linear", "yarn", "longrope"}, kind) {
-		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope", kind)
-	}
-	factor := k.float("rope.scaling.factor", 0, 0, math.MaxFloat32)
-	if old := k.float("rope.scale_linear", 0, 0, math.MaxFloat32); factor == 0 {
-		factor = old
-	}
-	original := k.int("rope.scaling.original_context_length", context, 1, math.MaxInt32)
-	attention := k.float("rope.scaling.attn_factor", 1, 1e-3, 1e3)
-	out := map[string]any{"rope_type": "default", "rope_theta": theta}
-	scaled := factor != 0 && factor != 1 && kind != "none"
+// scaling is how the metadata stretch the rotary positions beyond the context that a model was trained for.
+type scaling struct {
+	theta     float64 // base of the frequencies
+	kind      string  // "none", "linear", "yarn", "longrope"
+	factor    float64 // the context is this many times original; 0: not said
+	original  int     // positions
+	attention float64 // factor on the rotated values
+}
 
-	freqs, hasFreqs := k.factors(ropeFreqs, rotary/2)
-	long, hasLong := k.factors(ropeLong, rotary/2)
-	short, hasShort := k.factors(ropeShort, rotary/2)
+// scaled reports whether anything is stretched by one factor.
+func (s *scaling) scaled() bool { return s.factor != 0 && s.factor != 1 && s.kind != "none" }
+
+// scaling reads the keys of the scaling, in the older and the newer spelling.
+func (k *keys) scaling() *scaling {
+	s := &scaling{theta: k.float("rope.freq_base", 10000, 1, math.MaxFloat32)}
+	k.must("rope.freq_base_swa", s.theta)
+	s.kind = k.string("rope.scaling.type", "linear")
+	if !slices.Contains([]string{"none", "linear", "yarn", "longrope"}, s.kind) {
+		k.fail("rope.scaling.type", "%q is not supported; supported: none, linear, yarn, longrope", s.kind)
+	}
+	s.factor = k.float("rope.scaling.factor", 0, 0, math.MaxFloat32)
+	if old := k.float("rope.scale_linear", 0, 0, math.MaxFloat32); s.factor == 0 {
+		s.factor = old
+	}
+	s.original = k.int("rope.scaling.original_context_length", k.context, 1, math.MaxInt32)
+	s.attention = k.float("rope.scaling.attn_factor", 1, 1e-3, 1e3)
+	return s
+}
+
+// rope translates the rotary positions to the key rope_parameters. Tensors of factors win over the keys: those that
+// come from Llama 3's formula are given as such, others as "longrope", whose frequencies are divided by any factors.
+func (k *keys) rope(arch *architecture, rotated int) map[string]any {
+	s := k.scaling()
+	freqs, hasFreqs := k.factors(ropeFreqs, rotated/2)
+	long, hasLong := k.factors(ropeLong, rotated/2)
+	short, hasShort := k.factors(ropeShort, rotated/2)
 	switch {
 	case hasLong || hasShort:
-		if !hasLong || !hasShort || hasFreqs || scaled {
+		if !hasLong || !hasShort || hasFreqs || s.scaled() {
 			k.fail("rope.scaling.type", "tensors %q and %q belong together and exclude other scaling", ropeLong, ropeShort)
 		}
-		out = longrope(theta, short, long, attention, original)
+		out := longrope(s.theta, short, long, s.attention, s.original)
 		if arch.model == "phimoe" {
-			out["short_mscale"], out["long_mscale"] = attention, attention
+			out["short_mscale"], out["long_mscale"] = s.attention, s.attention
 		}
 		return out
 	case hasFreqs:
-		if scaled || attention != 1 {
+		if s.scaled() || s.attention != 1 {
 			k.fail("rope.scaling.type", "tensor %q beside other scaling is not supported", ropeFreqs)
 		}
-		if !slices.ContainsFunc(freqs, func(v float32) bool { return v != 1 }) {
-			return out
-		}
-		for _, context := range []int{original, llama3Original} {
-			params := map[string]any{"rope_type": "llama3", "rope_theta": theta, "factor": peak(freqs),
-				"low_freq_factor": llama3Low, "high_freq_factor": llama3High, "original_max_position_embeddings": int64(context)}
-			if close32(freqs, llama3Factors(theta, peak(freqs), llama3Low, llama3High, float64(context), rotary)) {
-				return params
-			}
-		}
-		// Texts within the context never get beyond original, so only one set of factors counts.
-		return longrope(theta, freqs, freqs, 1, context)
+		return k.frequencyFactors(s, freqs, rotated)
 	}
-	switch kind {
-	case "none":
+	out := map[string]any{"rope_type": "default", "rope_theta": s.theta}
+	switch s.kind {
 	case "linear":
-		if scaled {
-			out["rope_type"], out["factor"] = "linear", factor
+		if s.scaled() {
+			out["rope_type"], out["factor"] = "linear", s.factor
 		}
-		if attention != 1 {
-			k.fail("rope.scaling.attn_factor", "%v is not supported with linear scaling", attention)
+		if s.attention != 1 {
+			k.fail("rope.scaling.attn_factor", "%v is not supported with linear scaling", s.attention)
 		}
 	case "yarn":
-		if !scaled {
-			break
+		if s.scaled() {
+			k.yarn(s, out)
 		}
-		out["rope_type"], out["factor"], out["original_max_position_embeddings"] = "yarn", factor, int64(original)
-		// Readers multiply the paper's attention factor by attn_factor; converters write the total as
-		// yarn_attn_factor.
-		total := k.float("rope.scaling.yarn_attn_factor", 0, 0, 1e3)
-		switch {
-		case attention != 1:
-			out["attention_factor"] = shortest(float32(attention * yarnAttention(factor)))
-		case total != 0:
-			out["attention_factor"] = total
-		}
-		if beta := k.float("rope.scaling.yarn_beta_fast", 0, 0, 1e6); beta != 0 {
-			out["beta_fast"] = beta
-		}
-		if beta := k.float("rope.scaling.yarn_beta_slow", 0, 0, 1e6); beta != 0 {
-			out["beta_slow"] = beta
-		}
-		k.must("rope.scaling.yarn_ext_factor", 1)
-		k.must("rope.scaling.yarn_log_multiplier", 0)
 	case "longrope":
 		k.fail("rope.scaling.type", "longrope without the tensors %q and %q", ropeLong, ropeShort)
 	}
 	return out
 }
 
+// frequencyFactors finds the scaling that one tensor of factors comes from.
+func (k *keys) frequencyFactors(s *scaling, freqs []float32, rotated int) map[string]any {
+	if !slices.ContainsFunc(freqs, func(factor float32) bool { return factor != 1 }) {
+		return map[string]any{"rope_type": "default", "rope_theta": s.theta}
+	}
+	factor := peak(freqs)
+	for _, context := range []int{s.original, llama3Original} {
+		if close32(freqs, llama3Factors(s.theta, factor, llama3Low, llama3High, float64(context), rotated)) {
+			return map[string]any{"rope_type": "llama3", "rope_theta": s.theta, "factor": factor,
+				"low_freq_factor": llama3Low, "high_freq_factor": llama3High,
+				"original_max_position_embeddings": int64(context)}
+		}
+	}
+	// Texts within the context never get beyond original, so only one set of factors counts.
+	return longrope(s.theta, freqs, freqs, 1, k.context)
+}
+
+// yarn adds the parameters of YaRN. Readers multiply the paper's attention factor by attn_factor; converters write
+// the total as yarn_attn_factor.
+func (k *keys) yarn(s *scaling, out map[string]any) {
+	out["rope_type"], out["factor"], out["original_max_position_embeddings"] = "yarn", s.factor, int64(s.original)
+	total := k.float("rope.scaling.yarn_attn_factor", 0, 0, 1e3)
+	switch {
+	case s.attention != 1:
+		out["attention_factor"] = shortest(float32(s.attention * yarnAttention(s.factor)))
+	case total != 0:
+		out["attention_factor"] = total
+	}
+	for _, key := range []string{"beta_fast", "beta_slow"} {
+		if beta := k.float("rope.scaling.yarn_"+key, 0, 0, 1e6); beta != 0 {
+			out[key] = beta
+		}
+	}
+	k.must("rope.scaling.yarn_ext_factor", 1)
+	k.must("rope.scaling.yarn_log_multiplier", 0)
+}
+
+// longrope divides each frequency by a factor of its own, within the original context and beyond it.
 func longrope(theta float64, short, long []float32, attention float64, original int) map[string]any {
 	list := func(values []float32) []any {
 		out := make([]any, len(values))
@@ -116,8 +140,8 @@ func longrope(theta float64, short, long []float32, attention float64, original 
 		}
 		return out
 	}
-	return map[string]any{"rope_type": "longrope", "rope_theta": theta, "short_factor": list(short), "long_factor": list(long),
-		"attention_factor": attention, "original_max_position_embeddings": int64(original)}
+	return map[string]any{"rope_type": "longrope", "rope_theta": theta,
+		"short_factor": list(short), "long_factor": list(long), "attention_factor": attention, "original_max_position_embeddings": int64(original)}
 }
 
 // factors reads a tensor of n positive frequency factors.
@@ -127,7 +151,8 @@ func (k *keys) factors(name string, count int) ([]float32, bool) {
 		return nil, false
 	}
 	refuse := func(format string, args ...any) ([]float32, bool) {
-		k.errs = append(k.errs, diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...).WithCode("gguf.metadata"))
+		problem := diag.New(diag.ClassInput, "tensor %q: "+format, append([]any{name}, args...)...)
+		k.errs = append(k.errs, problem.WithCode("gguf.metadata"))
 		return nil, false
 	}
 	if tensor.Rows() != 1 || tensor.Cols() != count || count > maxDim {
@@ -191,120 +216,156 @@ func peak(v []float32) float64 {
 	return shortest(most)
 }
 
-// rope writes the rotary positions of a configuration, in the older or the newer spelling.
+// ropeExport writes the rotary positions of a configuration as metadata.
+type ropeExport struct {
+	*exportConfig
+	arch    *architecture
+	where   string // the key that holds the parameters, for messages
+	params  map[string]any
+	context int // positions
+	theta   float64
+	rotated int // elements of a head
+}
+
+// rope writes the rotary positions, in the older or the newer spelling.
 func (c *exportConfig) rope(arch *architecture, headDim, context int) {
-	where := "rope_scaling" // wins, as in the reference implementation
-	inner, _ := c.keys[where].(map[string]any)
+	r := &ropeExport{exportConfig: c, arch: arch, where: "rope_scaling", context: context, rotated: headDim}
+	inner, _ := c.keys[r.where].(map[string]any) // wins, as in the reference implementation
 	if len(inner) == 0 {
-		where = "rope_parameters"
-		inner, _ = c.keys[where].(map[string]any)
+		r.where = "rope_parameters"
+		inner, _ = c.keys[r.where].(map[string]any)
 	}
-	params := map[string]any{}
-	maps.Copy(params, inner)
+	r.params = map[string]any{}
+	maps.Copy(r.params, inner)
 	for _, key := range []string{"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"} {
-		if c.keys[key] != nil && (params[key] == nil || key == "original_max_position_embeddings") {
-			params[key] = c.keys[key]
+		if c.keys[key] != nil && (r.params[key] == nil || key == "original_max_position_embeddings") {
+			r.params[key] = c.keys[key]
 		}
 	}
-	fail := func(format string, args ...any) { c.fail(where, format, args...) }
-	num := func(key string, def, lo, hi float64) float64 {
-		value, ok := toFloat(params[key])
-		if params[key] == nil && def >= 0 {
-			return def
-		}
-		if !ok || !(value >= lo && value <= hi) {
-			fail("%s is %s, want a number from %v to %v", key, brief(params[key]), lo, hi)
-			return lo
-		}
-		return value
-	}
-	base := 10000.0
-	if arch.model == "mixtral" || arch.model == "phimoe" { // what their configurations leave out
+	base, share := 10000.0, 1.0
+	switch arch.model { // what their configurations leave out
+	case "mixtral", "phimoe":
 		base = 1e6
+	case "phi":
+		share = 0.5
 	}
-	theta := num("rope_theta", base, 1, math.MaxFloat32)
-	rotary := headDim
-	part := 1.0
-	if arch.model == "phi" {
-		part = 0.5
-	}
-	if share := num("partial_rotary_factor", part, 1e-3, 1); share != 1 {
-		rotary = int(float64(headDim) * share)
+	r.theta = r.number("rope_theta", base, 1, math.MaxFloat32)
+	if share = r.number("partial_rotary_factor", share, 1e-3, 1); share != 1 {
+		r.rotated = int(float64(headDim) * share)
 		if !arch.partial {
-			fail("partial_rotary_factor %v has no form in GGUF for this architecture", share)
+			r.fail("partial_rotary_factor %v has no form in GGUF for this architecture", share)
 		}
 	}
-	c.put("rope.freq_base", float32(theta))
-	c.put("rope.dimension_count", uint32(rotary))
-	kind, _ := params["rope_type"].(string)
+	c.put("rope.freq_base", float32(r.theta))
+	c.put("rope.dimension_count", uint32(r.rotated))
+	kind, _ := r.params["rope_type"].(string)
 	if kind == "" {
-		kind, _ = params["type"].(string)
+		kind, _ = r.params["type"].(string)
 	}
-	original := func() float64 { return num("original_max_position_embeddings", float64(context), 1, math.MaxInt32) }
 	switch kind {
 	case "", "default":
 	case "linear":
 		c.put("rope.scaling.type", "linear")
-		c.put("rope.scaling.factor", float32(num("factor", -1, 1, 1e6)))
+		c.put("rope.scaling.factor", float32(r.number("factor", -1, 1, 1e6)))
 	case "llama3":
-		c.freqs = llama3Factors(theta, num("factor", -1, 1, 1e6), num("low_freq_factor", -1, 0, 1e6), num("high_freq_factor", -1, 0, 1e6), original(), rotary)
-		if length := original(); length != llama3Original {
-			c.put("rope.scaling.original_context_length", uint32(length))
-		}
+		r.llama3()
 	case "yarn":
-		factor := num("factor", float64(context)/original(), 1, 1e6)
-		c.put("rope.scaling.type", "yarn")
-		c.put("rope.scaling.factor", float32(factor))
-		c.put("rope.scaling.original_context_length", uint32(original()))
-		attention := yarnAttention(factor)
-		if mscale, all := num("mscale", 0, 0, 1e3), num("mscale_all_dim", 0, 0, 1e3); mscale != 0 && all != 0 && factor > 1 {
-			attention = (0.1*mscale*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
-		}
-		if total := num("attention_factor", attention, 1e-3, 1e3); total != yarnAttention(factor) {
-			c.put("rope.scaling.attn_factor", float32(total/yarnAttention(factor)))
-		}
-		for _, key := range []string{"beta_fast", "beta_slow"} {
-			if params[key] != nil {
-				c.put("rope.scaling.yarn_"+key, float32(num(key, -1, 1e-3, 1e6)))
-			}
-		}
-		if params["truncate"] == false {
-			fail("truncate false has no form in GGUF")
-		}
+		r.yarn()
 	case "longrope", "su":
-		list := func(key string) []float32 {
-			values, _ := params[key].([]any)
-			out := make([]float32, len(values))
-			for i, element := range values {
-				factor, ok := toFloat(element)
-				if !ok || !(factor > 0 && factor <= math.MaxFloat32) {
-					fail("%s: element %d is %s, want a positive number", key, i, brief(element))
-					return nil
-				}
-				out[i] = float32(factor)
-			}
-			if len(out) != rotary/2 {
-				fail("%s has %d elements, want %d", key, len(out), rotary/2)
-			}
-			return out
-		}
-		c.short, c.long = list("short_factor"), list("long_factor")
-		factor := num("factor", float64(context)/original(), 0, 1e6)
-		attention := 1.0
-		if factor > 1 {
-			attention = math.Sqrt(1 + math.Log(factor)/math.Log(original()))
-		}
-		attention = num("attention_factor", attention, 1e-3, 1e3)
-		if arch.model == "phimoe" {
-			attention = num("short_mscale", attention, 1e-3, 1e3)
-			if long := num("long_mscale", attention, 1e-3, 1e3); long != attention {
-				fail("short_mscale %v and long_mscale %v differ, which has no form in GGUF", attention, long)
-			}
-		}
-		c.put("rope.scaling.type", "longrope")
-		c.put("rope.scaling.attn_factor", float32(attention))
-		c.put("rope.scaling.original_context_length", uint32(original()))
+		r.longrope()
 	default:
-		fail("rope_type %q has no form in GGUF", kind)
+		r.fail("rope_type %q has no form in GGUF", kind)
 	}
+}
+
+func (r *ropeExport) fail(format string, args ...any) { r.exportConfig.fail(r.where, format, args...) }
+
+// number reads a parameter in [lo, hi]; def < 0 makes it required.
+func (r *ropeExport) number(key string, def, lo, hi float64) float64 {
+	value, ok := toFloat(r.params[key])
+	if r.params[key] == nil && def >= 0 {
+		return def
+	}
+	if !ok || !(value >= lo && value <= hi) {
+		r.fail("%s is %s, want a number from %v to %v", key, brief(r.params[key]), lo, hi)
+		return lo
+	}
+	return value
+}
+
+// original is the number of positions that the model was trained for.
+func (r *ropeExport) original() float64 {
+	return r.number("original_max_position_embeddings", float64(r.context), 1, math.MaxInt32)
+}
+
+// llama3 writes Llama 3's scaling as the factors that follow from it, in a tensor.
+func (r *ropeExport) llama3() {
+	factor, low := r.number("factor", -1, 1, 1e6), r.number("low_freq_factor", -1, 0, 1e6)
+	high := r.number("high_freq_factor", -1, 0, 1e6)
+	r.freqs = llama3Factors(r.theta, factor, low, high, r.original(), r.rotated)
+	if length := r.original(); length != llama3Original {
+		r.put("rope.scaling.original_context_length", uint32(length))
+	}
+}
+
+// yarn writes YaRN's scaling; readers assume the paper's attention factor, so that only another one is written.
+func (r *ropeExport) yarn() {
+	factor := r.number("factor", float64(r.context)/r.original(), 1, 1e6)
+	r.put("rope.scaling.type", "yarn")
+	r.put("rope.scaling.factor", float32(factor))
+	r.put("rope.scaling.original_context_length", uint32(r.original()))
+	attention := yarnAttention(factor)
+	mscale, all := r.number("mscale", 0, 0, 1e3), r.number("mscale_all_dim", 0, 0, 1e3)
+	if mscale != 0 && all != 0 && factor > 1 {
+		attention = (0.1*mscale*math.Log(factor) + 1) / (0.1*all*math.Log(factor) + 1)
+	}
+	if total := r.number("attention_factor", attention, 1e-3, 1e3); total != yarnAttention(factor) {
+		r.put("rope.scaling.attn_factor", float32(total/yarnAttention(factor)))
+	}
+	for _, key := range []string{"beta_fast", "beta_slow"} {
+		if r.params[key] != nil {
+			r.put("rope.scaling.yarn_"+key, float32(r.number(key, -1, 1e-3, 1e6)))
+		}
+	}
+	if r.params["truncate"] == false {
+		r.fail("truncate false has no form in GGUF")
+	}
+}
+
+// longrope writes the two lists of factors as tensors.
+func (r *ropeExport) longrope() {
+	r.short, r.long = r.factors("short_factor"), r.factors("long_factor")
+	factor := r.number("factor", float64(r.context)/r.original(), 0, 1e6)
+	attention := 1.0
+	if factor > 1 {
+		attention = math.Sqrt(1 + math.Log(factor)/math.Log(r.original()))
+	}
+	attention = r.number("attention_factor", attention, 1e-3, 1e3)
+	if r.arch.model == "phimoe" {
+		attention = r.number("short_mscale", attention, 1e-3, 1e3)
+		if long := r.number("long_mscale", attention, 1e-3, 1e3); long != attention {
+			r.fail("short_mscale %v and long_mscale %v differ, which has no form in GGUF", attention, long)
+		}
+	}
+	r.put("rope.scaling.type", "longrope")
+	r.put("rope.scaling.attn_factor", float32(attention))
+	r.put("rope.scaling.original_context_length", uint32(r.original()))
+}
+
+// factors reads a list of one positive factor for each frequency.
+func (r *ropeExport) factors(key string) []float32 {
+	values, _ := r.params[key].([]any)
+	out := make([]float32, len(values))
+	for i, element := range values {
+		factor, ok := toFloat(element)
+		if !ok || !(factor > 0 && factor <= math.MaxFloat32) {
+			r.fail("%s: element %d is %s, want a positive number", key, i, brief(element))
+			return nil
+		}
+		out[i] = float32(factor)
+	}
+	if len(out) != r.rotated/2 {
+		r.fail("%s has %d elements, want %d", key, len(out), r.rotated/2)
+	}
+	return out
 }
