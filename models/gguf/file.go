@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
@@ -54,8 +55,10 @@ const (
 	kindF64
 )
 
-// kindBytes is the size of a scalar, 0 for strings and arrays.
-var kindBytes = [...]int{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}
+// kindTypes are values of the Go types of scalars, in the order of their kinds; nil for strings and arrays.
+var kindTypes = [...]any{
+	uint8(0), int8(0), uint16(0), int16(0), uint32(0), int32(0), float32(0), false, nil, nil, uint64(0), int64(0), float64(0),
+}
 
 // value is a metadata value in place: its bytes were walked and bounded, nothing is copied yet.
 type value struct {
@@ -92,11 +95,7 @@ func Open(path string) (*File, error) {
 	}
 	if err != nil {
 		region.Close()
-		problem := diag.New(diag.ClassInput, "open gguf: %w", err).At("%s", path)
-		for _, hint := range diag.HintsOf(err) {
-			problem.Hint = hint
-		}
-		return nil, problem
+		return nil, withHint("open gguf", err).At("%s", path)
 	}
 	out.region = region
 	return out, nil
@@ -208,7 +207,7 @@ func (r *reader) value() value {
 		}
 		entry.n = r.count(maxElements, "number of elements")
 	}
-	if r.err == nil && int(entry.kind) >= len(kindBytes) {
+	if r.err == nil && int(entry.kind) >= len(kindTypes) {
 		r.fail("unknown value type %d", entry.kind)
 	}
 	if r.err != nil {
@@ -223,7 +222,7 @@ func (r *reader) value() value {
 			}
 		}
 	} else {
-		raw := r.take(entry.n*kindBytes[entry.kind], "the value")
+		raw := r.take(entry.n*binary.Size(kindTypes[entry.kind]), "the value")
 		if entry.kind == kindBool {
 			if i := bytes.IndexFunc(raw, func(c rune) bool { return c > 1 }); i >= 0 {
 				r.fail("a bool is %d, want 0 or 1", raw[i])
@@ -238,31 +237,21 @@ func (r *reader) value() value {
 
 // decode copies the value out of the file.
 func (v value) decode() any {
-	switch v.kind {
-	case kindU8:
-		return numbers(v, func(b []byte) uint8 { return b[0] })
-	case kindI8:
-		return numbers(v, func(b []byte) int8 { return int8(b[0]) })
-	case kindU16:
-		return numbers(v, binary.LittleEndian.Uint16)
-	case kindI16:
-		return numbers(v, func(b []byte) int16 { return int16(binary.LittleEndian.Uint16(b)) })
-	case kindU32:
-		return numbers(v, binary.LittleEndian.Uint32)
-	case kindI32:
-		return numbers(v, func(b []byte) int32 { return int32(binary.LittleEndian.Uint32(b)) })
-	case kindF32:
-		return numbers(v, func(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) })
-	case kindBool:
-		return numbers(v, func(b []byte) bool { return b[0] == 1 })
-	case kindU64:
-		return numbers(v, binary.LittleEndian.Uint64)
-	case kindI64:
-		return numbers(v, func(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) })
-	case kindF64:
-		return numbers(v, func(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) })
+	if v.kind == kindString {
+		return v.strings()
 	}
-	// One copy holds all strings of an array.
+	list := reflect.MakeSlice(reflect.SliceOf(reflect.TypeOf(kindTypes[v.kind])), v.n, v.n)
+	if _, err := binary.Decode(v.raw, binary.LittleEndian, list.Interface()); err != nil {
+		panic("BUG: decode a metadata value that was bounded: " + err.Error())
+	}
+	if !v.list {
+		return list.Index(0).Interface()
+	}
+	return list.Interface()
+}
+
+// strings returns a string or a list of them; one copy holds all strings of the list.
+func (v value) strings() any {
 	whole := string(v.raw)
 	out := make([]string, v.n)
 	at := 0
@@ -277,53 +266,21 @@ func (v value) decode() any {
 	return out
 }
 
-func numbers[T any](v value, get func([]byte) T) any {
-	size := kindBytes[v.kind]
-	if !v.list {
-		return get(v.raw)
-	}
-	out := make([]T, v.n)
-	for i := range out {
-		out[i] = get(v.raw[i*size:])
-	}
-	return out
-}
-
 // parse checks a whole file: magic, version, counts, metadata, tensor table, aligned data.
 func parse(raw []byte) (*File, error) {
 	header := &reader{b: raw}
-	if start := header.take(len(magic), "the magic number"); start == nil || string(start) != magic {
-		return nil, diag.New(diag.ClassInput, "no GGUF file: it does not begin with %q", magic)
-	}
-	switch version := header.u32("the version"); {
-	case header.err != nil:
-		return nil, header.err
-	case version&0xffff == 0 && version != 0:
-		return nil, diag.New(diag.ClassInput, "big endian GGUF is not supported").WithHint("convert the model again without --bigendian")
-	case version != 2 && version != 3:
-		return nil, diag.New(diag.ClassInput, "GGUF version %d is not supported; supported: 2, 3", version).WithHint("convert the model again with a current converter")
-	}
-	tensors := header.count(maxTensors, "number of tensors")
-	keys := header.count(maxKeys, "number of metadata keys")
-	file := &File{values: map[string]value{}, index: map[string]int{}}
-	for range keys {
-		key := header.name("a metadata key")
-		if header.err != nil {
-			return nil, header.err
-		}
-		if _, dup := file.values[key]; dup {
-			return nil, fmt.Errorf("metadata key %q twice", key)
-		}
-		version := header.value()
-		if header.err != nil {
-			return nil, fmt.Errorf("metadata key %q: %w", key, header.err)
-		}
-		file.keys, file.values[key] = append(file.keys, key), version
-	}
-	if err := file.refuseParts(); err != nil {
+	if err := header.begin(); err != nil {
 		return nil, err
 	}
-	align, err := file.alignment()
+	tensors := header.count(maxTensors, "number of tensors")
+	f := &File{values: map[string]value{}, index: map[string]int{}}
+	if err := f.metadata(header); err != nil {
+		return nil, err
+	}
+	if err := f.refuseParts(); err != nil {
+		return nil, err
+	}
+	align, err := f.alignment()
 	if err != nil {
 		return nil, err
 	}
@@ -334,7 +291,7 @@ func parse(raw []byte) (*File, error) {
 			return nil, fmt.Errorf("tensor %d: %w", i, header.err)
 		}
 		if err := entry.check(align); err != nil {
-			return nil, atTensor(entry.Name, err)
+			return nil, withHint(fmt.Sprintf("tensor %q", entry.Name), err)
 		}
 		table = append(table, entry)
 	}
@@ -342,29 +299,73 @@ func parse(raw []byte) (*File, error) {
 		return nil, header.err
 	}
 	data := raw[min(len(raw), header.at+(align-header.at%align)%align):]
-	// In the order of their data.
+	return f, f.place(table, data)
+}
+
+// begin reads the magic number and the version.
+func (r *reader) begin() error {
+	if start := r.take(len(magic), "the magic number"); start == nil || string(start) != magic {
+		return diag.New(diag.ClassInput, "no GGUF file: it does not begin with %q", magic)
+	}
+	switch version := r.u32("the version"); {
+	case r.err != nil:
+		return r.err
+	case version&0xffff == 0 && version != 0:
+		return diag.New(diag.ClassInput, "big endian GGUF is not supported").
+			WithHint("convert the model again without --bigendian")
+	case version != 2 && version != 3:
+		return diag.New(diag.ClassInput, "GGUF version %d is not supported; supported: 2, 3", version).
+			WithHint("convert the model again with a current converter")
+	}
+	return nil
+}
+
+// metadata reads the keys, of which none may be there twice, and the extents of their values.
+func (f *File) metadata(header *reader) error {
+	for range header.count(maxKeys, "number of metadata keys") {
+		key := header.name("a metadata key")
+		if header.err != nil {
+			return header.err
+		}
+		if _, dup := f.values[key]; dup {
+			return fmt.Errorf("metadata key %q twice", key)
+		}
+		entry := header.value()
+		if header.err != nil {
+			return fmt.Errorf("metadata key %q: %w", key, header.err)
+		}
+		f.keys, f.values[key] = append(f.keys, key), entry
+	}
+	return nil
+}
+
+// place gives the tensors their data, in its order, and refuses those that overlap or end beyond it.
+func (f *File) place(table []extent, data []byte) error {
 	sort.SliceStable(table, func(a, b int) bool { return table[a].begin < table[b].begin })
 	end := int64(0)
 	for i, entry := range table {
 		switch {
 		case entry.begin > int64(len(data)) || entry.size > int64(len(data))-entry.begin:
-			return nil, fmt.Errorf("tensor %q: truncated: its data ends at byte %d of the data, which has %d", entry.Name, entry.begin+entry.size, len(data))
+			return fmt.Errorf("tensor %q: truncated: its data ends at byte %d of the data, which has %d",
+				entry.Name, entry.begin+entry.size, len(data))
 		case entry.begin < end:
-			return nil, fmt.Errorf("tensor %q: begins at byte %d of the data, inside %q that ends at %d", entry.Name, entry.begin, table[i-1].Name, end)
+			return fmt.Errorf("tensor %q: begins at byte %d of the data, inside %q that ends at %d",
+				entry.Name, entry.begin, table[i-1].Name, end)
 		}
 		end = entry.begin + entry.size
-		if _, dup := file.index[entry.Name]; dup {
-			return nil, fmt.Errorf("tensor %q twice", entry.Name)
+		if _, dup := f.index[entry.Name]; dup {
+			return fmt.Errorf("tensor %q twice", entry.Name)
 		}
 		entry.Data = data[entry.begin:end:end]
-		file.index[entry.Name] = len(file.tensors)
-		file.tensors = append(file.tensors, entry.Tensor)
+		f.index[entry.Name] = len(f.tensors)
+		f.tensors = append(f.tensors, entry.Tensor)
 	}
-	return file, nil
+	return nil
 }
 
-func atTensor(name string, err error) error {
-	problem := diag.New(diag.ClassInput, "tensor %q: %w", name, err)
+// withHint puts what was done in front of an error and keeps its hint.
+func withHint(what string, err error) *diag.Diagnostic {
+	problem := diag.New(diag.ClassInput, "%s: %w", what, err)
 	for _, hint := range diag.HintsOf(err) {
 		problem.Hint = hint
 	}
@@ -405,24 +406,13 @@ func (f *File) integer(key string) (int, bool) {
 	return toInt(stored)
 }
 
+// toInt converts a number of any integer kind that fits an int.
 func toInt(v any) (int, bool) {
-	switch v := v.(type) {
-	case uint8:
-		return int(v), true
-	case int8:
-		return int(v), true
-	case uint16:
-		return int(v), true
-	case int16:
-		return int(v), true
-	case uint32:
-		return int(v), uint64(v) <= math.MaxInt
-	case int32:
-		return int(v), true
-	case uint64:
-		return int(v), v <= math.MaxInt
-	case int64:
-		return int(v), int64(int(v)) == v
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return int(n.Int()), int64(int(n.Int())) == n.Int()
+	case n.CanUint():
+		return int(n.Uint()), n.Uint() <= math.MaxInt
 	}
 	return 0, false
 }

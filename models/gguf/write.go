@@ -5,8 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"math"
+	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -115,56 +116,37 @@ func appendText(b []byte, s string) []byte {
 // appendValue appends the type and the value; false when it has none.
 func appendValue(buf []byte, v any) ([]byte, bool) {
 	le := binary.LittleEndian
-	scalar := func(k kind) []byte { return le.AppendUint32(buf, uint32(k)) }
-	list := func(k kind, n int) []byte {
-		return le.AppendUint64(le.AppendUint32(le.AppendUint32(buf, uint32(kindArray)), uint32(k)), uint64(n))
+	element := reflect.TypeOf(v)
+	count, list := 1, element != nil && element.Kind() == reflect.Slice
+	if list {
+		element, count = element.Elem(), reflect.ValueOf(v).Len()
+	}
+	of := kindString
+	if element != reflect.TypeFor[string]() {
+		at := slices.IndexFunc(kindTypes[:], func(x any) bool { return x != nil && reflect.TypeOf(x) == element })
+		if at < 0 {
+			return buf, false
+		}
+		of = kind(at)
+	}
+	if list {
+		buf = le.AppendUint32(buf, uint32(kindArray))
+	}
+	buf = le.AppendUint32(buf, uint32(of))
+	if list {
+		buf = le.AppendUint64(buf, uint64(count))
 	}
 	switch v := v.(type) {
-	case uint32:
-		return le.AppendUint32(scalar(kindU32), v), true
-	case int32:
-		return le.AppendUint32(scalar(kindI32), uint32(v)), true
-	case uint64:
-		return le.AppendUint64(scalar(kindU64), v), true
-	case float32:
-		return le.AppendUint32(scalar(kindF32), math.Float32bits(v)), true
-	case bool:
-		return appendBool(scalar(kindBool), v), true
 	case string:
-		return appendText(scalar(kindString), v), true
-	case []bool:
-		buf = list(kindBool, len(v))
-		for _, element := range v {
-			buf = appendBool(buf, element)
-		}
-		return buf, true
-	case []int32:
-		buf = list(kindI32, len(v))
-		for _, element := range v {
-			buf = le.AppendUint32(buf, uint32(element))
-		}
-		return buf, true
-	case []float32:
-		buf = list(kindF32, len(v))
-		for _, element := range v {
-			buf = le.AppendUint32(buf, math.Float32bits(element))
-		}
-		return buf, true
+		return appendText(buf, v), true
 	case []string:
-		buf = list(kindString, len(v))
-		for _, element := range v {
-			buf = appendText(buf, element)
+		for _, text := range v {
+			buf = appendText(buf, text)
 		}
 		return buf, true
 	}
-	return buf, false
-}
-
-func appendBool(b []byte, on bool) []byte {
-	if on {
-		return append(b, 1)
-	}
-	return append(b, 0)
+	buf, err := binary.Append(buf, le, v)
+	return buf, err == nil
 }
 
 // size is the number of bytes of the tensor's data.
