@@ -182,6 +182,18 @@ var architectures = []architecture{
 			.ffn_down.bias      .mlp.c_proj.bias`)},
 }
 
+// pairedHeads is in how many heads the rows of a tensor are stored as rotary pairs, 0 for other tensors.
+func (a *architecture) pairedHeads(pair namePair, heads, kvHeads int) int {
+	base := strings.TrimPrefix(pair.stored, "blk.{l}.")
+	switch {
+	case a.rotaryPairs && strings.HasPrefix(base, "attn_q."):
+		return heads
+	case a.rotaryPairs && strings.HasPrefix(base, "attn_k."):
+		return kvHeads
+	}
+	return 0
+}
+
 // epsKeys are the keys of the norms' epsilon in a config.json and in the metadata.
 func (a *architecture) epsKeys() (hf, stored string) {
 	if a.eps == "" {

@@ -139,7 +139,7 @@ func TestReadRanges(t *testing.T) {
 		}
 	}
 	stack, _ := f.Tensor("stack")
-	one, err := stack.Slice(2)
+	one, err := stack.slice(2)
 	if err != nil || fmt.Sprint(one.Shape) != "[2 256]" {
 		t.Fatal(one.Shape, err)
 	}
@@ -148,7 +148,7 @@ func TestReadRanges(t *testing.T) {
 		t.Errorf("slice 2: %v", err)
 	}
 	for _, i := range []int{-1, 3} {
-		if _, err := stack.Slice(i); diag.ClassOf(err) != diag.ClassInput {
+		if _, err := stack.slice(i); diag.ClassOf(err) != diag.ClassInput {
 			t.Errorf("slice %d: got %v", i, err)
 		}
 	}

@@ -2,6 +2,7 @@ package gguf
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,33 +24,39 @@ type Model struct {
 // Model translates metadata and tensors. What changes the computation and has no Hugging Face form
 // is refused by its metadata key or tensor; tensors that are missing are left to the caller, who
 // knows from the configuration which ones there must be.
-func (f *File) Model() (*Model, error) {
+func (f *File) Model() (model *Model, err error) {
+	defer func() {
+		if err != nil {
+			model, err = nil, fmt.Errorf("read gguf model: %w", err)
+		}
+	}()
 	arch, err := f.architecture()
 	if err != nil {
-		return nil, fmt.Errorf("read gguf model: %w", err)
+		return nil, err
 	}
 	meta := &keys{f: f, arch: arch.name, read: map[string]bool{}}
-	model := &Model{Config: meta.config(arch)}
+	model = &Model{Config: meta.config(arch)}
 	if err := meta.errs.Err(); err != nil {
-		return nil, fmt.Errorf("read gguf model: %w", err)
+		return nil, err
 	}
 	if name, ok := f.Value("general.name"); ok {
 		model.Name, _ = name.(string)
 	}
 	model.Unread = meta.unread()
-	if model.Tensors, err = f.views(arch, meta); err != nil {
-		return nil, fmt.Errorf("read gguf model: %w", err)
-	}
-	return model, nil
+	model.Tensors, err = f.views(arch, meta)
+	return model, err
 }
 
+// architecture finds the row of the file's architecture; where a name has two, the number of experts decides.
 func (f *File) architecture() (*architecture, error) {
 	const key = "general.architecture"
 	name, ok := f.Value(key)
 	if !ok {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: missing", key).WithHint("the file holds no model that llama.cpp converters made")
+		return nil, diag.New(diag.ClassInput, "metadata key %q: missing", key).
+			WithHint("the file holds no model that llama.cpp converters made")
 	}
 	experts, _ := f.integer(fmt.Sprint(name, ".expert_count"))
+	var known *architecture
 	for i := range architectures {
 		arch := &architectures[i]
 		if arch.name != name {
@@ -58,97 +65,126 @@ func (f *File) architecture() (*architecture, error) {
 		if arch.experts == (experts > 0) {
 			return arch, nil
 		}
-		if arch.experts && i > 0 && architectures[i-1].name != arch.name {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", arch.name+".expert_count")
-		}
-		if !arch.experts && (i+1 == len(architectures) || architectures[i+1].name != arch.name) {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s", arch.name+".expert_count", experts, arch.name)
-		}
+		known = arch
 	}
-	return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(name)).WithHint("supported architectures: %s", architectureNames())
+	switch {
+	case known == nil:
+		return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(name)).
+			WithHint("supported architectures: %s", architectureNames())
+	case known.experts:
+		return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", known.name+".expert_count")
+	}
+	return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s",
+		known.name+".expert_count", experts, known.name)
 }
 
-// views names the file's tensors as Hugging Face does.
+// viewList collects the file's tensors under their Hugging Face names.
+type viewList struct {
+	f    *File
+	arch *architecture
+	meta *keys
+	out  map[string]View
+	used map[string]bool // stored names
+}
+
+// views names the file's tensors as Hugging Face does. Every tensor must have a meaning.
 func (f *File) views(arch *architecture, meta *keys) (map[string]View, error) {
-	out := map[string]View{}
-	used := map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}
-	put := func(name string, v View, err error) error {
-		if err != nil {
-			return err
-		}
-		if len(out) == maxViews {
-			return diag.New(diag.ClassInput, "more than %d tensors", maxViews)
-		}
-		out[name] = v
-		return nil
-	}
+	list := &viewList{f: f, arch: arch, meta: meta, out: map[string]View{}, used: map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}}
 	for _, pair := range arch.pairs {
 		layers := 1
 		if pair.perLayer() {
 			layers = meta.layers
 		}
-		for number := range layers {
-			layer := strconv.Itoa(number)
-			hf := strings.ReplaceAll(pair.hf, "{l}", layer)
-			tensor, first, rows, ok := f.find(strings.ReplaceAll(pair.stored, "{l}", layer), meta, used)
-			if !ok {
-				continue
-			}
-			if !pair.perExpert() {
-				view, err := newView(tensor, pair.vector(), first, rows)
-				switch base := strings.TrimPrefix(pair.stored, "blk.{l}."); {
-				case err != nil:
-				case arch.rotaryPairs && strings.HasPrefix(base, "attn_q."):
-					view, err = view.rotary(meta.heads)
-				case arch.rotaryPairs && strings.HasPrefix(base, "attn_k."):
-					view, err = view.rotary(meta.kvHeads)
-				case arch.plusOne && pair.norm():
-					view.add = -1
-				}
-				from := 0
-				for _, to := range meta.projections(hf) {
-					part, err := view.Rows(from, to)
-					if err := put(fmt.Sprintf("%s[%d:%d]", hf, from, to), part, err); err != nil {
-						return nil, err
-					}
-					from = to
-				}
-				if from > 0 {
-					continue
-				}
-				if err := put(hf, view, err); err != nil {
-					return nil, err
-				}
-				continue
-			}
-			if len(tensor.Shape) != 3 || tensor.Shape[0] != meta.experts {
-				return nil, diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts", tensor.Name, tensor.Shape, meta.experts)
-			}
-			for expert := range meta.experts {
-				one, err := tensor.Slice(expert)
-				if err != nil {
-					return nil, err
-				}
-				view, err := newView(one, false, first, rows)
-				if err := put(strings.ReplaceAll(hf, "{e}", strconv.Itoa(expert)), view, err); err != nil {
-					return nil, err
-				}
+		for layer := range layers {
+			if err := list.add(pair, strconv.Itoa(layer)); err != nil {
+				return nil, err
 			}
 		}
 	}
 	for _, name := range f.Names() {
-		if used[name] || strings.HasSuffix(name, ".attn_rot_embd.weight") { // the latter are frequencies that follow from the metadata
-			continue
+		if !list.used[name] && !strings.HasSuffix(name, ".attn_rot_embd.weight") { // these follow from the metadata
+			return nil, arch.unknownTensor(name, meta.layers)
 		}
-		problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, arch.name, meta.layers)
-		if parts := strings.Split(name, "."); len(parts) == 5 && arch.experts {
-			problem.WithHint("one tensor per expert is an old form of the format: convert the model again")
-		} else {
-			problem.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
-		}
-		return nil, problem
 	}
-	return out, nil
+	return list.out, nil
+}
+
+func (a *architecture) unknownTensor(name string, layers int) error {
+	problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, a.name, layers)
+	if parts := strings.Split(name, "."); len(parts) == 5 && a.experts {
+		return problem.WithHint("one tensor per expert is an old form of the format: convert the model again")
+	}
+	return problem.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
+}
+
+// add names what a layer has of a pair: a tensor, the projections in it, or the matrices of all experts.
+func (l *viewList) add(pair namePair, layer string) error {
+	hf := strings.ReplaceAll(pair.hf, "{l}", layer)
+	tensor, first, rows, ok := l.f.find(strings.ReplaceAll(pair.stored, "{l}", layer), l.meta, l.used)
+	if !ok {
+		return nil
+	}
+	if pair.perExpert() {
+		return l.addExperts(tensor, hf, first, rows)
+	}
+	view, err := newView(tensor, pair.vector(), first, rows)
+	if err != nil {
+		return err
+	}
+	if heads := l.arch.pairedHeads(pair, l.meta.heads, l.meta.kvHeads); heads > 0 {
+		if view, err = view.rotary(heads); err != nil {
+			return err
+		}
+	}
+	if l.arch.plusOne && pair.norm() {
+		view.add = -1
+	}
+	ends := l.meta.projections(hf)
+	if ends == nil {
+		return l.put(hf, view)
+	}
+	from := 0
+	for _, to := range ends {
+		part, err := view.Rows(from, to)
+		if err != nil {
+			return err
+		}
+		if err := l.put(fmt.Sprintf("%s[%d:%d]", hf, from, to), part); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
+// addExperts names the matrices of a tensor [experts, rows, cols].
+func (l *viewList) addExperts(tensor Tensor, hf string, first, rows int) error {
+	if len(tensor.Shape) != 3 || tensor.Shape[0] != l.meta.experts {
+		return diag.New(diag.ClassInput, "tensor %q: shape %v, want one matrix for each of %d experts",
+			tensor.Name, tensor.Shape, l.meta.experts)
+	}
+	for expert := range l.meta.experts {
+		one, err := tensor.slice(expert)
+		if err != nil {
+			return err
+		}
+		view, err := newView(one, false, first, rows)
+		if err != nil {
+			return err
+		}
+		if err := l.put(strings.ReplaceAll(hf, "{e}", strconv.Itoa(expert)), view); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *viewList) put(name string, view View) error {
+	if len(l.out) == maxViews {
+		return diag.New(diag.ClassInput, "more than %d tensors", maxViews)
+	}
+	l.out[name] = view
+	return nil
 }
 
 // projections is where the projections end that share a tensor of that Hugging Face name; nil for others.
@@ -205,7 +241,12 @@ type keys struct {
 }
 
 func (k *keys) fail(key, format string, args ...any) {
-	k.errs = append(k.errs, diag.New(diag.ClassInput, "metadata key %q: %s", k.arch+"."+key, fmt.Sprintf(format, args...)).WithCode("gguf.metadata"))
+	k.errs = append(k.errs, badKey(k.arch+"."+key, format, args...))
+}
+
+// badKey refuses a metadata key.
+func badKey(key, format string, args ...any) *diag.Diagnostic {
+	return diag.New(diag.ClassInput, "metadata key %q: %s", key, fmt.Sprintf(format, args...)).WithCode("gguf.metadata")
 }
 
 // get returns a value without the architecture's prefix; lists of one value for all layers count as that value.
@@ -215,28 +256,23 @@ func (k *keys) get(key string) (any, bool) {
 	if !ok {
 		return nil, false
 	}
-	same := func(n int, at func(int) any) (any, bool) {
-		for i := range n {
-			if at(i) != at(0) {
-				k.fail(key, "differs between layers, which is not supported")
-				return nil, false
-			}
-		}
-		if n == 0 {
-			k.fail(key, "got an empty list")
+	switch stored.(type) {
+	case []int32, []uint32, []float32:
+	default:
+		return stored, true
+	}
+	list := reflect.ValueOf(stored)
+	for i := range list.Len() {
+		if !list.Index(i).Equal(list.Index(0)) {
+			k.fail(key, "differs between layers, which is not supported")
 			return nil, false
 		}
-		return at(0), true
 	}
-	switch list := stored.(type) {
-	case []int32:
-		return same(len(list), func(i int) any { return list[i] })
-	case []uint32:
-		return same(len(list), func(i int) any { return list[i] })
-	case []float32:
-		return same(len(list), func(i int) any { return list[i] })
+	if list.Len() == 0 {
+		k.fail(key, "got an empty list")
+		return nil, false
 	}
-	return stored, true
+	return list.Index(0).Interface(), true
 }
 
 // int reads an integer in lo..hi; def < 0 makes it required.
@@ -257,8 +293,7 @@ func (k *keys) int(key string, def, lo, hi int) int {
 	return number
 }
 
-// float reads a number in [lo, hi] as the shortest decimal that rounds to the stored float32; def < 0
-// makes it required.
+// float reads a number in [lo, hi]; def < 0 makes it required.
 func (k *keys) float(key string, def, lo, hi float64) float64 {
 	stored, ok := k.get(key)
 	if !ok {
@@ -267,23 +302,24 @@ func (k *keys) float(key string, def, lo, hi float64) float64 {
 		}
 		return def
 	}
-	var number float64
-	switch v := stored.(type) {
-	case float32:
-		number = shortest(v)
-	case float64:
-		number = v
-	default:
-		integer, isInt := toInt(v)
-		if number, ok = float64(integer), isInt; !ok {
-			number = lo - 1
-		}
-	}
-	if !(number >= lo && number <= hi) {
+	number, ok := storedNumber(stored)
+	if !ok || !(number >= lo && number <= hi) {
 		k.fail(key, "got %s, want a number from %v to %v", brief(stored), lo, hi)
 		return lo
 	}
 	return number
+}
+
+// storedNumber converts a number of any kind; a float32 becomes the shortest decimal that rounds to it.
+func storedNumber(v any) (float64, bool) {
+	switch v := v.(type) {
+	case float32:
+		return shortest(v), true
+	case float64:
+		return v, true
+	}
+	integer, ok := toInt(v)
+	return float64(integer), ok
 }
 
 func shortest(v float32) float64 {
@@ -322,22 +358,17 @@ func (k *keys) must(key string, neutral ...float64) {
 	if !ok {
 		return
 	}
-	number := 0.0
-	switch v := stored.(type) {
-	case bool:
-		if v {
+	number, ok := storedNumber(stored)
+	if on, isBool := stored.(bool); isBool {
+		number, ok = 0, true
+		if on {
 			number = 1
 		}
-	case float32:
-		number = float64(v)
-	default:
-		integer, isInt := toInt(v)
-		if number, ok = float64(integer), isInt; !ok {
-			k.fail(key, "got %s, want a number", brief(v))
-			return
-		}
 	}
-	if !slices.Contains(neutral, number) {
+	switch {
+	case !ok:
+		k.fail(key, "got %s, want a number", brief(stored))
+	case !slices.Contains(neutral, number):
 		k.fail(key, "%s is not supported; supported: %v", brief(stored), neutral[0])
 	}
 }

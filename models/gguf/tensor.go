@@ -92,8 +92,8 @@ func (t *Tensor) Rows() int {
 // Cols is the last dimension.
 func (t *Tensor) Cols() int { return t.Shape[len(t.Shape)-1] }
 
-// Slice returns part i of the first of at least two dimensions, without copying.
-func (t *Tensor) Slice(i int) (Tensor, error) {
+// slice returns part i of the first of at least two dimensions, without copying.
+func (t *Tensor) slice(i int) (Tensor, error) {
 	if len(t.Shape) < 2 || i < 0 || i >= t.Shape[0] {
 		return Tensor{}, diag.New(diag.ClassInput, "slice tensor %q: part %d of shape %v", t.Name, i, t.Shape)
 	}

@@ -172,6 +172,7 @@ type object = map[string]any
 // vocab is a tokenizer as the file's metadata describe it.
 type vocab struct {
 	tokens         []string
+	ids            map[string]int // by token
 	types          []int
 	scores         []float32 // SentencePiece; nil without
 	merges         [][2]string
@@ -278,136 +279,158 @@ func (f *File) chatTemplates() (any, error) {
 	return nil, nil
 }
 
+// tokenizerKey is the beginning of the tokenizer's metadata keys.
+const tokenizerKey = "tokenizer.ggml."
+
+func badTokenizer(key, format string, args ...any) *diag.Diagnostic {
+	return badKey(tokenizerKey+key, format, args...)
+}
+
 // vocab reads the metadata of the tokenizer; nil when there is none.
 func (f *File) vocab() (*vocab, error) {
-	const p = "tokenizer.ggml."
-	refuse := func(key, format string, args ...any) error {
-		return diag.New(diag.ClassInput, "metadata key %q: %s", p+key, fmt.Sprintf(format, args...)).WithCode("gguf.metadata")
-	}
-	kind, ok := f.Value(p + "model")
+	kind, ok := f.Value(tokenizerKey + "model")
 	if !ok || kind == "no_vocab" || kind == "none" {
 		return nil, nil
 	}
 	if kind != "gpt2" && kind != "llama" {
 		what := map[any]string{"t5": " (Unigram)", "bert": " (WordPiece)", "rwkv": " (RWKV)"}[kind]
-		problem := refuse("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).(*diag.Diagnostic)
-		return nil, problem.WithHint("a model without a supported tokenizer runs on token ids")
+		return nil, badTokenizer("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).
+			WithHint("a model without a supported tokenizer runs on token ids")
 	}
-	result := &vocab{}
-	tokens, _ := f.Value(p + "tokens")
-	if result.tokens, ok = tokens.([]string); !ok || len(result.tokens) == 0 || len(result.tokens) > maxTokens {
-		return nil, refuse("tokens", "got %s, want a list of 1 to %d strings", brief(tokens), maxTokens)
-	}
-	size := len(result.tokens)
-	types, err := f.integers(p+"token_type", size)
+	v := &vocab{prefix: kind == "llama", addBOS: f.flag("add_bos_token"), addEOS: f.flag("add_eos_token")}
+	untyped, err := v.readTokens(f)
 	if err != nil {
 		return nil, err
 	}
-	if result.types = types; types == nil {
-		result.types = slices.Repeat([]int{tokenNormal}, size)
+	if prefix := f.flag("add_space_prefix"); prefix != nil {
+		v.prefix = *prefix
 	}
-	ids := map[string]int{}
-	for i, token := range result.tokens {
-		if token == "" {
-			token = fmt.Sprintf("[EMPTY_%d]", i)
-			result.tokens[i], result.types[i] = token, tokenUnused
-		}
-		if !utf8.ValidString(token) || len(token) > maxTokenBytes {
-			return nil, refuse("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(token), maxTokenBytes)
-		}
-		if result.types[i] < tokenNormal || result.types[i] > tokenByte {
-			result.types[i] = tokenNormal
-		}
-		if first, dup := ids[token]; dup {
-			return nil, refuse("tokens", "tokens %d and %d are both %s", first, i, brief(token))
-		}
-		ids[token] = i
+	hasMerges, err := v.readMerges(f)
+	if err != nil {
+		return nil, err
 	}
-	id := func(key string, def int) int {
-		if i, ok := f.integer(p + key); ok {
-			def = i
-		}
-		if def < 0 || def >= size {
-			return -1
-		}
-		return def
-	}
-	flag := func(key string) *bool {
-		if stored, ok := f.Value(p + key); ok {
-			if on, isBool := stored.(bool); isBool {
-				return &on
-			}
-		}
-		return nil
-	}
-	yes := true
-	result.addBOS, result.addEOS = flag("add_bos_token"), flag("add_eos_token")
-	result.pad = id("padding_token_id", -1)
-	if prefix := flag("add_space_prefix"); prefix != nil {
-		result.prefix = *prefix
-	} else {
-		result.prefix = kind == "llama"
-	}
-	merges, hasMerges := f.Value(p + "merges")
-	if hasMerges {
-		list, ok := merges.([]string)
-		if !ok || len(list) > maxMerges {
-			return nil, refuse("merges", "got %s, want a list of at most %d strings", brief(merges), maxMerges)
-		}
-		result.merges = make([][2]string, 0, len(list))
-		var whole []byte
-		for i, merge := range list {
-			at := -1
-			if len(merge) > 1 {
-				at = strings.IndexByte(merge[1:], ' ') + 1 // a token may begin with a blank
-			}
-			if at < 1 || at+1 == len(merge) {
-				return nil, refuse("merges", "merge %d is %s, want two tokens with a blank between", i, brief(merge))
-			}
-			pair := [2]string{merge[:at], merge[at+1:]}
-			whole = append(append(whole[:0], pair[0]...), pair[1]...)
-			_, left := ids[pair[0]]
-			_, right := ids[pair[1]]
-			if _, both := ids[string(whole)]; !left || !right || !both {
-				return nil, refuse("merges", "merge %d: %s, %s or both together are no token", i, brief(pair[0]), brief(pair[1]))
-			}
-			result.merges = append(result.merges, pair)
-		}
-	}
+	v.pad = v.special(f, "padding_token_id", -1)
 	if kind == "llama" {
-		result.bos, result.eos, result.unk = id("bos_token_id", 1), id("eos_token_id", 2), id("unknown_token_id", 0)
-		if result.addBOS == nil {
-			result.addBOS = &yes
-		}
-		if err := result.sentencePiece(f, types == nil, hasMerges); err != nil {
-			return nil, err
-		}
-		return result, nil
+		err = v.sentencePiece(f, untyped, hasMerges)
+	} else {
+		err = v.byteLevel(f, hasMerges)
 	}
-	result.bos, result.eos, result.unk = id("bos_token_id", -1), id("eos_token_id", -1), id("unknown_token_id", -1)
-	if !hasMerges {
-		return nil, refuse("merges", "missing, want the merges of the byte-level BPE")
-	}
-	pre, ok := f.Value(p + "pre")
-	for i := range splittings {
-		if name, isText := pre.(string); isText && slices.Contains(splittings[i].names, name) {
-			result.split = &splittings[i]
-		}
-	}
-	switch {
-	case !ok || pre == "default":
-		problem := refuse("pre", "missing, so the file does not say how text is split").(*diag.Diagnostic)
-		return nil, problem.WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
-	case result.split == nil:
-		return nil, refuse("pre", "%s is not supported; supported: %s", brief(pre), splittingNames())
-	}
-	if result.addBOS == nil && result.split.addBOS {
-		result.addBOS = &yes
-	}
-	return result, nil
+	return v, err
 }
 
-// integers reads a list of n integers, nil when there is none.
+// flag is a bool of the tokenizer, nil where the file does not say.
+func (f *File) flag(key string) *bool {
+	stored, _ := f.Value(tokenizerKey + key)
+	if on, isBool := stored.(bool); isBool {
+		return &on
+	}
+	return nil
+}
+
+// special is the id of a special token, def where the file does not say; -1 for none.
+func (v *vocab) special(f *File, key string, def int) int {
+	if id, ok := f.integer(tokenizerKey + key); ok {
+		def = id
+	}
+	if def < 0 || def >= len(v.tokens) {
+		return -1
+	}
+	return def
+}
+
+// readTokens reads the tokens and their types; untyped reports that the file has no types, and all are normal.
+func (v *vocab) readTokens(f *File) (untyped bool, err error) {
+	stored, _ := f.Value(tokenizerKey + "tokens")
+	tokens, ok := stored.([]string)
+	if !ok || len(tokens) == 0 || len(tokens) > maxTokens {
+		return false, badTokenizer("tokens", "got %s, want a list of 1 to %d strings", brief(stored), maxTokens)
+	}
+	v.tokens = tokens
+	if v.types, err = f.integers(tokenizerKey+"token_type", len(tokens)); err != nil {
+		return false, err
+	}
+	if untyped = v.types == nil; untyped {
+		v.types = slices.Repeat([]int{tokenNormal}, len(tokens))
+	}
+	v.ids = make(map[string]int, len(tokens))
+	for i, token := range tokens {
+		if token == "" {
+			token = fmt.Sprintf("[EMPTY_%d]", i)
+			tokens[i], v.types[i] = token, tokenUnused
+		}
+		if !utf8.ValidString(token) || len(token) > maxTokenBytes {
+			return false, badTokenizer("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(token), maxTokenBytes)
+		}
+		if v.types[i] < tokenNormal || v.types[i] > tokenByte {
+			v.types[i] = tokenNormal
+		}
+		if first, dup := v.ids[token]; dup {
+			return false, badTokenizer("tokens", "tokens %d and %d are both %s", first, i, brief(token))
+		}
+		v.ids[token] = i
+	}
+	return untyped, nil
+}
+
+// readMerges reads the merges, of which both parts and the whole must be tokens; ok is false where the file has none.
+func (v *vocab) readMerges(f *File) (ok bool, err error) {
+	stored, ok := f.Value(tokenizerKey + "merges")
+	if !ok {
+		return false, nil
+	}
+	list, isList := stored.([]string)
+	if !isList || len(list) > maxMerges {
+		return false, badTokenizer("merges", "got %s, want a list of at most %d strings", brief(stored), maxMerges)
+	}
+	v.merges = make([][2]string, 0, len(list))
+	var whole []byte
+	for i, merge := range list {
+		at := -1
+		if len(merge) > 1 {
+			at = strings.IndexByte(merge[1:], ' ') + 1 // a token may begin with a blank
+		}
+		if at < 1 || at+1 == len(merge) {
+			return false, badTokenizer("merges", "merge %d is %s, want two tokens with a blank between", i, brief(merge))
+		}
+		pair := [2]string{merge[:at], merge[at+1:]}
+		whole = append(append(whole[:0], pair[0]...), pair[1]...)
+		_, left := v.ids[pair[0]]
+		_, right := v.ids[pair[1]]
+		if _, both := v.ids[string(whole)]; !left || !right || !both {
+			return false, badTokenizer("merges", "merge %d: %s, %s or both together are no token", i, brief(pair[0]), brief(pair[1]))
+		}
+		v.merges = append(v.merges, pair)
+	}
+	return true, nil
+}
+
+// byteLevel completes the vocabulary of a byte-level BPE: its special tokens, and how it splits text.
+func (v *vocab) byteLevel(f *File, hasMerges bool) error {
+	v.bos, v.eos = v.special(f, "bos_token_id", -1), v.special(f, "eos_token_id", -1)
+	v.unk = v.special(f, "unknown_token_id", -1)
+	if !hasMerges {
+		return badTokenizer("merges", "missing, want the merges of the byte-level BPE")
+	}
+	pre, ok := f.Value(tokenizerKey + "pre")
+	if !ok || pre == "default" {
+		return badTokenizer("pre", "missing, so the file does not say how text is split").
+			WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
+	}
+	for i := range splittings {
+		if name, isText := pre.(string); isText && slices.Contains(splittings[i].names, name) {
+			v.split = &splittings[i]
+		}
+	}
+	if v.split == nil {
+		return badTokenizer("pre", "%s is not supported; supported: %s", brief(pre), splittingNames())
+	}
+	if v.addBOS == nil && v.split.addBOS {
+		v.addBOS = new(true)
+	}
+	return nil
+}
+
+// integers reads a list of count integers, nil when there is none.
 func (f *File) integers(key string, count int) ([]int, error) {
 	stored, ok := f.Value(key)
 	if !ok {
@@ -425,32 +448,55 @@ func (f *File) integers(key string, count int) ([]int, error) {
 		}
 	}
 	if len(out) != count {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: got %d integers, want %d", key, len(out), count).WithCode("gguf.metadata")
+		return nil, badKey(key, "got %d integers, want %d", len(out), count)
 	}
 	return out, nil
 }
 
-// sentencePiece completes a SentencePiece vocabulary: types where the file has none, and merges.
-func (v *vocab) sentencePiece(file *File, untyped, hasMerges bool) error {
-	const key = "tokenizer.ggml.scores"
+// sentencePiece completes a SentencePiece vocabulary: special tokens, types where the file has none, scores, and
+// merges where they follow from the scores.
+func (v *vocab) sentencePiece(f *File, untyped, hasMerges bool) error {
+	v.bos, v.eos = v.special(f, "bos_token_id", 1), v.special(f, "eos_token_id", 2)
+	v.unk = v.special(f, "unknown_token_id", 0)
+	if v.addBOS == nil {
+		v.addBOS = new(true)
+	}
 	if untyped {
-		for i, token := range v.tokens {
-			if _, ok := byteOf(token); ok {
-				v.types[i] = tokenByte
-			}
-		}
-		for id, kind := range map[int]int{v.bos: tokenControl, v.eos: tokenControl, v.unk: tokenUnknown} {
-			if id >= 0 {
-				v.types[id] = kind
-			}
-		}
+		v.guessTypes()
 	}
 	for i, token := range v.tokens {
 		if _, ok := byteOf(token); !ok && v.types[i] == tokenByte {
-			return diag.New(diag.ClassInput, "metadata key %q: token %d is a byte, but named %s", "tokenizer.ggml.token_type", i, brief(token)).WithCode("gguf.metadata")
+			return badTokenizer("token_type", "token %d is a byte, but named %s", i, brief(token))
 		}
 	}
-	switch stored, ok := file.Value(key); list := stored.(type) {
+	if err := v.readScores(f); err != nil {
+		return err
+	}
+	if hasMerges {
+		return nil
+	}
+	var err error
+	v.merges, err = derivedMerges(v.tokens, v.types, v.scores)
+	return err
+}
+
+// guessTypes gives bytes and special tokens their types.
+func (v *vocab) guessTypes() {
+	for i, token := range v.tokens {
+		if _, ok := byteOf(token); ok {
+			v.types[i] = tokenByte
+		}
+	}
+	for id, kind := range map[int]int{v.bos: tokenControl, v.eos: tokenControl, v.unk: tokenUnknown} {
+		if id >= 0 {
+			v.types[id] = kind
+		}
+	}
+}
+
+// readScores reads the scores of all tokens, if the file has them.
+func (v *vocab) readScores(f *File) error {
+	switch stored, ok := f.Value(tokenizerKey + "scores"); list := stored.(type) {
 	case []float32:
 		v.scores = list
 	case []int32:
@@ -459,23 +505,16 @@ func (v *vocab) sentencePiece(file *File, untyped, hasMerges bool) error {
 		}
 	default:
 		if ok {
-			return diag.New(diag.ClassInput, "metadata key %q: got %s, want a list of numbers", key, brief(stored)).WithCode("gguf.metadata")
+			return badTokenizer("scores", "got %s, want a list of numbers", brief(stored))
 		}
 	}
 	if v.scores != nil && len(v.scores) != len(v.tokens) {
-		return diag.New(diag.ClassInput, "metadata key %q: got %d scores, want %d", key, len(v.scores), len(v.tokens)).WithCode("gguf.metadata")
+		return badTokenizer("scores", "got %d scores, want %d", len(v.scores), len(v.tokens))
 	}
-	for i, score := range v.scores {
-		if score != score {
-			return diag.New(diag.ClassInput, "metadata key %q: score %d is not a number", key, i).WithCode("gguf.metadata")
-		}
+	if i := slices.IndexFunc(v.scores, func(score float32) bool { return score != score }); i >= 0 {
+		return badTokenizer("scores", "score %d is not a number", i)
 	}
-	if hasMerges {
-		return nil
-	}
-	var err error
-	v.merges, err = derivedMerges(v.tokens, v.types, v.scores)
-	return err
+	return nil
 }
 
 // byteOf is the byte that a token "<0x0A>" stands for.
@@ -506,7 +545,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		order = append(order, i)
 		work += len(token) * len(token)
 		if work > maxMergeWork {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: the tokens are too long to derive merges from", "tokenizer.ggml.tokens").WithCode("gguf.metadata")
+			return nil, badTokenizer("tokens", "the tokens are too long to derive merges from")
 		}
 		alike = alike && (scores == nil || scores[i] == scores[order[0]] || types[i] == tokenByte)
 	}
@@ -527,7 +566,7 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 				_, hasRight := ids[token[at:]]
 				if hasLeft && hasRight {
 					if len(out) == maxMerges {
-						return nil, diag.New(diag.ClassInput, "metadata key %q: more than %d pairs of tokens make a token", "tokenizer.ggml.tokens", maxMerges).WithCode("gguf.metadata")
+						return nil, badTokenizer("tokens", "more than %d pairs of tokens make a token", maxMerges)
 					}
 					out = append(out, merge{[2]string{token[:at], token[at:]}, i, left, runes - left})
 				}
@@ -562,7 +601,7 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		quoted += quotedBytes(merge[0]) + quotedBytes(merge[1])
 	}
 	if quoted > maxQuotedBytes {
-		return nil, diag.New(diag.ClassInput, "metadata key %q: tokens and merges have %d bytes in a tokenizer.json, want at most %d", "tokenizer.ggml.tokens", quoted, maxQuotedBytes).WithCode("gguf.metadata")
+		return nil, badTokenizer("tokens", "tokens and merges have %d bytes in a tokenizer.json, want at most %d", quoted, maxQuotedBytes)
 	}
 	recognised := func(i int) bool {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown

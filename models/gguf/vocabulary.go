@@ -86,141 +86,164 @@ func steps(raw json.RawMessage, inner func(part) []part) ([]part, error) {
 	return []part{p}, nil
 }
 
+// noForm refuses what a tokenizer.json says and GGUF cannot.
+func noForm(what, format string, args ...any) error {
+	return diag.New(diag.ClassInput, "tokenizer.json: %s: %s", what, fmt.Sprintf(format, args...)).
+		WithHint("GGUF has no form for this tokenizer; export the weights without it")
+}
+
 // exportVocab reads a tokenizer.json with its tokenizer_config.json (nil without). size is the number
 // of rows of the embedding: the vocabulary is padded to it.
 func exportVocab(tokenizer, config []byte, size int) (*vocab, error) {
-	refuse := func(what, format string, args ...any) error {
-		return diag.New(diag.ClassInput, "tokenizer.json: %s: %s", what, fmt.Sprintf(format, args...)).WithHint("GGUF has no form for this tokenizer; export the weights without it")
-	}
 	var parsed readTokenizer
 	if err := json.Unmarshal(tokenizer, &parsed); err != nil {
 		return nil, diag.New(diag.ClassInput, "tokenizer.json: %w", err)
 	}
 	switch model := parsed.Model; {
 	case model.Type != "BPE":
-		return nil, refuse("model", "%q is not supported; supported: BPE", model.Type)
+		return nil, noForm("model", "%q is not supported; supported: BPE", model.Type)
 	case model.Dropout != nil || model.Prefix != "" || model.Suffix != "":
-		return nil, refuse("model", "dropout, prefixes and suffixes are not supported")
+		return nil, noForm("model", "dropout, prefixes and suffixes are not supported")
 	}
-	result := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size), types: slices.Repeat([]int{tokenUnused}, size)}
-	set := func(id int, token string, kind int) error {
-		if id < 0 || id >= size {
-			return refuse("vocab", "token %d, but the model has %d", id, size)
-		}
-		if result.tokens[id] != "" && result.tokens[id] != token {
-			return refuse("vocab", "token %d is both %q and %q", id, result.tokens[id], token)
-		}
-		result.tokens[id], result.types[id] = token, kind
-		return nil
+	v := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size), types: slices.Repeat([]int{tokenUnused}, size)}
+	if err := v.exportTokens(&parsed); err != nil {
+		return nil, err
 	}
+	for _, merge := range parsed.Model.Merges {
+		if strings.Contains(merge[0], " ") || strings.Contains(merge[1], " ") {
+			return nil, noForm("merges", "%q contains a blank", merge)
+		}
+		v.merges = append(v.merges, merge)
+	}
+	if err := v.splittingOf(&parsed); err != nil {
+		return nil, err
+	}
+	if v.split == nil {
+		v.scoreTokens(&parsed)
+	}
+	return v, v.specials(&parsed, config)
+}
+
+// exportTokens takes the tokens of the model and those added to it; ids that neither has are padding.
+func (v *vocab) exportTokens(parsed *readTokenizer) error {
 	for token, id := range parsed.Model.Vocab {
-		if err := set(id, token, tokenNormal); err != nil {
-			return nil, err
+		if err := v.set(id, token, tokenNormal); err != nil {
+			return err
 		}
 	}
 	for _, added := range parsed.AddedTokens {
 		if added.SingleWord || added.LStrip || added.RStrip {
-			return nil, refuse("added_tokens", "token %q: single_word, lstrip and rstrip are not supported", added.Content)
+			return noForm("added_tokens", "token %q: single_word, lstrip and rstrip are not supported", added.Content)
 		}
 		kind := tokenUser
 		if added.Special {
 			kind = tokenControl
 		}
-		if err := set(added.ID, added.Content, kind); err != nil {
-			return nil, err
+		if err := v.set(added.ID, added.Content, kind); err != nil {
+			return err
 		}
 	}
-	ids := map[string]int{}
-	for i, token := range result.tokens {
+	v.ids = map[string]int{}
+	for i, token := range v.tokens {
 		if token == "" {
-			result.tokens[i] = fmt.Sprintf("[PAD%d]", i)
+			v.tokens[i] = fmt.Sprintf("[PAD%d]", i)
 		}
-		if first, dup := ids[result.tokens[i]]; dup {
-			return nil, refuse("vocab", "tokens %d and %d are both %q", first, i, result.tokens[i])
+		if first, dup := v.ids[v.tokens[i]]; dup {
+			return noForm("vocab", "tokens %d and %d are both %q", first, i, v.tokens[i])
 		}
-		ids[result.tokens[i]] = i
+		v.ids[v.tokens[i]] = i
 	}
-	for _, merge := range parsed.Model.Merges {
-		if strings.Contains(merge[0], " ") || strings.Contains(merge[1], " ") {
-			return nil, refuse("merges", "%q contains a blank", merge)
-		}
-		result.merges = append(result.merges, merge)
+	return nil
+}
+
+func (v *vocab) set(id int, token string, kind int) error {
+	if id < 0 || id >= len(v.tokens) {
+		return noForm("vocab", "token %d, but the model has %d", id, len(v.tokens))
 	}
-	if err := result.splittingOf(&parsed, refuse); err != nil {
-		return nil, err
+	if v.tokens[id] != "" && v.tokens[id] != token {
+		return noForm("vocab", "token %d is both %q and %q", id, v.tokens[id], token)
 	}
-	if result.split == nil {
-		result.scoreTokens(&parsed, ids)
-	}
-	return result, result.specials(&parsed, config, ids, refuse)
+	v.tokens[id], v.types[id] = token, kind
+	return nil
 }
 
 // splittingOf finds out which kind of tokenizer it is and how it cuts text.
-func (v *vocab) splittingOf(parsed *readTokenizer, refuse func(what, format string, args ...any) error) error {
-	norm, err := steps(parsed.Normalizer, func(p part) []part { return p.Normalizers })
+func (v *vocab) splittingOf(parsed *readTokenizer) error {
+	normalizers, err := steps(parsed.Normalizer, func(p part) []part { return p.Normalizers })
 	if err != nil {
-		return refuse("normalizer", "%v", err)
+		return noForm("normalizer", "%v", err)
 	}
-	pre, err := steps(parsed.PreTokenizer, func(p part) []part { return p.PreTokenizers })
+	splitters, err := steps(parsed.PreTokenizer, func(p part) []part { return p.PreTokenizers })
 	if err != nil {
-		return refuse("pre_tokenizer", "%v", err)
+		return noForm("pre_tokenizer", "%v", err)
 	}
-	if len(pre) > 0 && pre[len(pre)-1].Type == "ByteLevel" {
-		var found splitting
-		last := pre[len(pre)-1]
-		v.prefix = last.AddPrefixSpace != nil && *last.AddPrefixSpace
-		ownRegex := last.UseRegex == nil || *last.UseRegex
-		switch first := pre[0]; {
-		case len(pre) == 1 && ownRegex:
-		case len(pre) == 2 && ownRegex && first.Type == "Digits" && first.IndividualDigits:
-			found.digits = true
-		case len(pre) == 2 && !ownRegex && first.Type == "Split" && first.Behavior == "Isolated" && !first.Invert:
-			found.pattern, _ = first.Pattern["Regex"].(string)
-			if found.pattern == patternGPT2 {
-				found.pattern = ""
-			} else if found.pattern == "" {
-				return refuse("pre_tokenizer", "a Split without a regular expression is not supported")
-			}
-		default:
-			return refuse("pre_tokenizer", "this sequence of %d steps is not supported", len(pre))
-		}
-		switch {
-		case len(norm) == 0:
-		case len(norm) == 1 && norm[0].Type == "NFC":
-			found.nfc = true
-		default:
-			return refuse("normalizer", "%s is not supported; supported: nothing, NFC", norm[0].Type)
-		}
-		for i := range splittings {
-			known := &splittings[i]
-			if known.pattern == found.pattern && known.nfc == found.nfc && known.digits == found.digits && known.ignoreMerges == parsed.Model.IgnoreMerges {
-				v.split = known
-				return nil
-			}
-		}
-		return refuse("pre_tokenizer", "this way to split text has no name in GGUF; those that have: %s", splittingNames())
+	if len(splitters) > 0 && splitters[len(splitters)-1].Type == "ByteLevel" {
+		return v.byteLevelSplitting(parsed, normalizers, splitters)
 	}
-	// SentencePiece: blanks become visible, in the normalizer or before the merges.
-	for _, step := range norm {
+	return v.blankSplitting(parsed, normalizers, splitters)
+}
+
+// byteLevelSplitting finds the name that GGUF has for a byte-level BPE's way to split text.
+func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters []part) error {
+	found := splitting{ignoreMerges: parsed.Model.IgnoreMerges}
+	last := splitters[len(splitters)-1]
+	v.prefix = last.AddPrefixSpace != nil && *last.AddPrefixSpace
+	ownRegex := last.UseRegex == nil || *last.UseRegex
+	switch first := splitters[0]; {
+	case len(splitters) == 1 && ownRegex:
+	case len(splitters) == 2 && ownRegex && first.Type == "Digits" && first.IndividualDigits:
+		found.digits = true
+	case len(splitters) == 2 && !ownRegex && first.Type == "Split" && first.Behavior == "Isolated" && !first.Invert:
+		found.pattern, _ = first.Pattern["Regex"].(string)
+		if found.pattern == "" {
+			return noForm("pre_tokenizer", "a Split without a regular expression is not supported")
+		}
+		if found.pattern == patternGPT2 {
+			found.pattern = ""
+		}
+	default:
+		return noForm("pre_tokenizer", "this sequence of %d steps is not supported", len(splitters))
+	}
+	switch {
+	case len(normalizers) == 0:
+	case len(normalizers) == 1 && normalizers[0].Type == "NFC":
+		found.nfc = true
+	default:
+		return noForm("normalizer", "%s is not supported; supported: nothing, NFC", normalizers[0].Type)
+	}
+	at := slices.IndexFunc(splittings, func(known splitting) bool {
+		return known.pattern == found.pattern && known.nfc == found.nfc && known.digits == found.digits &&
+			known.ignoreMerges == found.ignoreMerges
+	})
+	if at < 0 {
+		return noForm("pre_tokenizer", "this way to split text has no name in GGUF; those that have: %s", splittingNames())
+	}
+	v.split = &splittings[at]
+	return nil
+}
+
+// blankSplitting accepts SentencePiece: blanks become visible, in the normalizer or before the merges.
+func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []part) error {
+	for _, step := range normalizers {
 		switch blank, _ := step.Pattern["String"].(string); {
 		case step.Type == "Prepend" && step.Prepend == space:
 			v.prefix = true
 		case step.Type == "Replace" && blank == " " && step.Content == space:
 		default:
-			return refuse("normalizer", "%s is not supported; supported: what SentencePiece does with blanks", step.Type)
+			return noForm("normalizer", "%s is not supported; supported: what SentencePiece does with blanks", step.Type)
 		}
 	}
-	for _, step := range pre {
+	for _, step := range splitters {
 		switch blank, _ := step.Pattern["String"].(string); {
 		case step.Type == "Metaspace" && step.Replacement == space && step.Split != nil && !*step.Split:
 			v.prefix = v.prefix || step.PrependScheme != "never"
-		case step.Type == "Split" && blank == " " && len(norm) > 0: // there are none left
+		case step.Type == "Split" && blank == " " && len(normalizers) > 0: // there are none left
 		default:
-			return refuse("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split", step.Type)
+			return noForm("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split", step.Type)
 		}
 	}
-	if len(norm)+len(pre) == 0 || !parsed.Model.ByteFallback {
-		return refuse("model", "this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
+	if len(normalizers)+len(splitters) == 0 || !parsed.Model.ByteFallback {
+		return noForm("model", "this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
 	}
 	return nil
 }
@@ -228,7 +251,7 @@ func (v *vocab) splittingOf(parsed *readTokenizer, refuse func(what, format stri
 // scoreTokens gives a SentencePiece vocabulary its types and the scores that order its merges: the
 // negative number of the first merge that makes a token. The merges themselves are kept only where
 // they do not follow from the scores.
-func (v *vocab) scoreTokens(parsed *readTokenizer, ids map[string]int) {
+func (v *vocab) scoreTokens(parsed *readTokenizer) {
 	v.scores = make([]float32, len(v.tokens))
 	for i, token := range v.tokens {
 		switch _, isByte := byteOf(token); {
@@ -241,12 +264,12 @@ func (v *vocab) scoreTokens(parsed *readTokenizer, ids map[string]int) {
 		}
 	}
 	if token := parsed.Model.UnkToken; token != nil {
-		if id, ok := ids[*token]; ok {
+		if id, ok := v.ids[*token]; ok {
 			v.unk, v.types[id] = id, tokenUnknown
 		}
 	}
 	for i := len(v.merges) - 1; i >= 0; i-- {
-		if id, ok := ids[v.merges[i][0]+v.merges[i][1]]; ok && v.types[id] == tokenNormal {
+		if id, ok := v.ids[v.merges[i][0]+v.merges[i][1]]; ok && v.types[id] == tokenNormal {
 			v.scores[id] = -float32(i)
 		}
 	}
@@ -256,7 +279,7 @@ func (v *vocab) scoreTokens(parsed *readTokenizer, ids map[string]int) {
 }
 
 // specials reads which tokens begin and end a text.
-func (v *vocab) specials(parsed *readTokenizer, config []byte, ids map[string]int, refuse func(what, format string, args ...any) error) error {
+func (v *vocab) specials(parsed *readTokenizer, config []byte) error {
 	var settings map[string]any
 	if config != nil {
 		if err := json.Unmarshal(config, &settings); err != nil {
@@ -268,7 +291,7 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte, ids map[string]in
 		if object, isObject := settings[key].(map[string]any); isObject {
 			text, ok = object["content"].(string)
 		}
-		if id, known := ids[text]; ok && known {
+		if id, known := v.ids[text]; ok && known {
 			return id
 		}
 		return -1
@@ -286,41 +309,41 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte, ids map[string]in
 	v.addBOS, v.addEOS = flag("add_bos_token"), flag("add_eos_token")
 	post, err := steps(parsed.PostProcessor, func(p part) []part { return p.Processors })
 	if err != nil {
-		return refuse("post_processor", "%v", err)
+		return noForm("post_processor", "%v", err)
 	}
-	yes := true
 	for _, step := range post {
-		switch step.Type {
-		case "ByteLevel":
-			continue
-		case "TemplateProcessing":
-		default:
-			return refuse("post_processor", "%s is not supported; supported: ByteLevel, TemplateProcessing", step.Type)
+		if step.Type != "ByteLevel" && step.Type != "TemplateProcessing" {
+			return noForm("post_processor", "%s is not supported; supported: ByteLevel, TemplateProcessing", step.Type)
 		}
-		behind := false
-		for _, piece := range step.Single {
-			if piece.Sequence != nil {
-				behind = true
-				continue
-			}
-			id, ok := -1, false
-			if piece.SpecialToken != nil {
-				id, ok = ids[piece.SpecialToken.ID]
-			}
-			switch {
-			case ok && !behind && (v.bos < 0 || v.bos == id):
-				v.bos = id
-				if v.addBOS == nil {
-					v.addBOS = &yes
-				}
-			case ok && behind && (v.eos < 0 || v.eos == id):
-				v.eos = id
-				if v.addEOS == nil {
-					v.addEOS = &yes
-				}
-			default:
-				return refuse("post_processor", "a template with other tokens than the begin and the end token is not supported")
-			}
+		if err := v.readTemplate(step.Single); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readTemplate takes the begin token from in front of the text and the end token from behind it.
+func (v *vocab) readTemplate(pieces []templatePiece) error {
+	behind := false
+	for _, piece := range pieces {
+		if piece.Sequence != nil {
+			behind = true
+			continue
+		}
+		id, ok := -1, false
+		if piece.SpecialToken != nil {
+			id, ok = v.ids[piece.SpecialToken.ID]
+		}
+		token, add := &v.bos, &v.addBOS
+		if behind {
+			token, add = &v.eos, &v.addEOS
+		}
+		if !ok || *token >= 0 && *token != id {
+			return noForm("post_processor", "a template with other tokens than the begin and the end token is not supported")
+		}
+		*token = id
+		if *add == nil {
+			*add = new(true)
 		}
 	}
 	return nil
@@ -328,7 +351,7 @@ func (v *vocab) specials(parsed *readTokenizer, config []byte, ids map[string]in
 
 // metadata is the tokenizer as GGUF keys.
 func (v *vocab) metadata() []KV {
-	const p = "tokenizer.ggml."
+	const p = tokenizerKey
 	types := make([]int32, len(v.types))
 	for i, kind := range v.types {
 		types[i] = int32(kind)
