@@ -148,7 +148,7 @@ func (c *exportConfig) architecture() (*architecture, error) {
 		WithHint("supported: %s", strings.Join(classes, ", "))
 }
 
-// metadata translates the configuration.
+// metadata translates the configuration. Whatever has no key in the format is refused.
 func (c *exportConfig) metadata(arch *architecture) {
 	c.layers = c.int("num_hidden_layers", -1, 1, maxLayers)
 	hidden := c.int("hidden_size", -1, 1, maxDim)
@@ -165,15 +165,16 @@ func (c *exportConfig) metadata(arch *architecture) {
 	if arch.plusOne && !c.tied {
 		c.fail("tie_word_embeddings", "false has no form in GGUF for this architecture")
 	}
-	c.put("block_count", uint32(c.layers))
-	c.put("context_length", uint32(context))
-	c.put("embedding_length", uint32(hidden))
-	c.put("feed_forward_length", uint32(ffn))
-	c.put("attention.head_count", uint32(c.heads))
-	c.put("attention.head_count_kv", uint32(c.kvHeads))
-	c.put("attention.key_length", uint32(headDim))
-	c.put("attention.value_length", uint32(headDim))
-	c.put("vocab_size", uint32(c.vocab))
+	for _, size := range []struct {
+		key   string
+		value int
+	}{
+		{"block_count", c.layers}, {"context_length", context}, {"embedding_length", hidden}, {"feed_forward_length", ffn},
+		{"attention.head_count", c.heads}, {"attention.head_count_kv", c.kvHeads},
+		{"attention.key_length", headDim}, {"attention.value_length", headDim}, {"vocab_size", c.vocab},
+	} {
+		c.put(size.key, uint32(size.value))
+	}
 	from, to := arch.epsKeys()
 	c.put(to, float32(c.float(from, 1e-6, 0, 1)))
 	c.rope(arch, headDim, context)
@@ -183,26 +184,36 @@ func (c *exportConfig) metadata(arch *architecture) {
 		c.moe(arch)
 	}
 	if arch.model == "gemma2" {
-		c.cap("attn_logit_softcapping", 50)
-		c.cap("final_logit_softcapping", 30)
-		implied := headDim
-		if c.layers == 46 {
-			implied = hidden / c.heads
-		}
-		if scalar := c.int("query_pre_attn_scalar", 256, 1, maxDim); scalar != implied {
-			c.put("attention.scale", float32(1/math.Sqrt(float64(scalar))))
-		}
+		c.gemma2(hidden, headDim)
 	} else {
-		for _, key := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
-			if c.keys[key] != nil {
-				c.fail(key, "%s has no form in GGUF for this architecture", brief(c.keys[key]))
-			}
-		}
+		c.absent("attn_logit_softcapping", "final_logit_softcapping")
 	}
 	if arch.model == "phi" && c.flag("qk_layernorm") {
 		c.fail("qk_layernorm", "true has no form in GGUF")
 	}
 	c.ends()
+}
+
+// gemma2 writes the soft caps, and what scores are divided by where readers would assume something else.
+func (c *exportConfig) gemma2(hidden, headDim int) {
+	c.cap("attn_logit_softcapping", 50)
+	c.cap("final_logit_softcapping", 30)
+	implied := headDim
+	if c.layers == 46 {
+		implied = hidden / c.heads
+	}
+	if scalar := c.int("query_pre_attn_scalar", 256, 1, maxDim); scalar != implied {
+		c.put("attention.scale", float32(1/math.Sqrt(float64(scalar))))
+	}
+}
+
+// absent refuses keys that the architecture has no metadata for.
+func (c *exportConfig) absent(keys ...string) {
+	for _, key := range keys {
+		if c.keys[key] != nil {
+			c.fail(key, "%s has no form in GGUF for this architecture", brief(c.keys[key]))
+		}
+	}
 }
 
 // cap writes a soft cap; readers assume one, and a null, which means none, has no form.
@@ -273,26 +284,16 @@ func (c *exportConfig) moe(arch *architecture) {
 
 // window writes the sliding window; a list of layer types says which layers have it.
 func (c *exportConfig) window(arch *architecture) {
-	def := 0
+	assumed := 0
 	if _, said := c.keys["sliding_window"]; !said && (arch.model == "gemma2" || c.class == "MistralForCausalLM") {
-		def = 4096
+		assumed = 4096
 	}
-	size := c.int("sliding_window", def, 0, math.MaxInt32)
-	types, _ := c.keys["layer_types"].([]any)
-	sliding := make([]bool, len(types))
-	some, all := false, true
-	for i, layerType := range types {
-		switch layerType {
-		case "sliding_attention":
-			sliding[i], some = true, true
-		case "full_attention":
-			all = false
-		default:
-			c.fail("layer_types", "%s has no form in GGUF", brief(layerType))
-			return
-		}
-	}
+	size := c.int("sliding_window", assumed, 0, math.MaxInt32)
+	qwen := strings.HasPrefix(arch.model, "qwen")
+	sliding, ok := c.slidingLayers(qwen)
 	switch {
+	case !ok:
+		return
 	case arch.model == "gemma2":
 		c.put("attention.sliding_window", uint32(size))
 		for i := range sliding {
@@ -301,25 +302,33 @@ func (c *exportConfig) window(arch *architecture) {
 				break
 			}
 		}
-		return
-	case size == 0, strings.HasPrefix(arch.model, "qwen") && !c.flag("use_sliding_window"), len(types) > 0 && !some:
-		return
+	case size == 0, qwen && !c.flag("use_sliding_window"), len(sliding) > 0 && !slices.Contains(sliding, true):
+	default:
+		c.put("attention.sliding_window", uint32(size))
+		if slices.Contains(sliding, false) {
+			c.put("attention.sliding_window_pattern", sliding)
+		}
 	}
-	if len(types) == 0 && strings.HasPrefix(arch.model, "qwen") {
-		// Without a list the layers below max_window_layers attend to everything.
+}
+
+// slidingLayers says which layers have the window, nil where that is not said. Qwen models without a list attend to
+// everything in the layers below max_window_layers.
+func (c *exportConfig) slidingLayers(qwen bool) (sliding []bool, ok bool) {
+	types, _ := c.keys["layer_types"].([]any)
+	for _, layerType := range types {
+		if layerType != "sliding_attention" && layerType != "full_attention" {
+			c.fail("layer_types", "%s has no form in GGUF", brief(layerType))
+			return nil, false
+		}
+		sliding = append(sliding, layerType == "sliding_attention")
+	}
+	if qwen && len(types) == 0 && c.flag("use_sliding_window") {
 		full := c.int("max_window_layers", 28, 0, maxLayers)
 		for i := range c.layers {
 			sliding = append(sliding, i >= full)
-			some, all = some || i >= full, all && i >= full
-		}
-		if !some {
-			return
 		}
 	}
-	c.put("attention.sliding_window", uint32(size))
-	if len(sliding) > 0 && !all {
-		c.put("attention.sliding_window_pattern", sliding)
-	}
+	return sliding, true
 }
 
 // ends writes the tokens that begin and end a text.
@@ -380,41 +389,53 @@ func (c *exportConfig) tokenizer(directory *Directory) ([]KV, error) {
 }
 
 // sources lists the tensors in the order in which they are written: the embedding, the layers, the head.
-func (c *exportConfig) sources(arch *architecture, d *Directory, t op.Type) ([]Source, error) {
-	list := &sourceList{c: c, a: arch, d: d, t: t, left: map[string]bool{}}
-	for _, name := range d.Names {
+func (c *exportConfig) sources(arch *architecture, directory *Directory, elementType op.Type) ([]Source, error) {
+	list := &sourceList{cfg: c, arch: arch, directory: directory, elementType: elementType, left: map[string]bool{}}
+	for _, name := range directory.Names {
 		list.left[name] = true
 	}
-	for _, pair := range arch.pairs {
-		if pair.stored == "token_embd.weight" {
-			list.add(pair, 0)
-		}
-	}
+	list.addWhere(0, func(pair namePair) bool { return pair.stored == "token_embd.weight" })
 	for layer := range c.layers {
-		for _, pair := range arch.pairs {
-			if pair.perLayer() {
-				list.add(pair, layer)
-			}
-		}
+		list.addWhere(layer, namePair.perLayer)
 	}
-	for _, pair := range arch.pairs {
-		if !pair.perLayer() && pair.stored != "token_embd.weight" {
-			list.add(pair, 0)
-		}
-	}
+	list.addWhere(0, func(pair namePair) bool { return !pair.perLayer() && pair.stored != "token_embd.weight" })
 	for _, factors := range []struct {
 		name   string
 		values []float32
 	}{{ropeFreqs, c.freqs}, {ropeLong, c.long}, {ropeShort, c.short}} {
 		if factors.values != nil {
-			list.out = append(list.out, Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: func(dst []float32, _ int) error {
-				copy(dst, factors.values)
-				return nil
-			}})
+			row := func(dst []float32, _ int) error { copy(dst, factors.values); return nil }
+			list.out = append(list.out, Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
 		}
 	}
+	list.refuseRest()
+	return list.out, list.errs.Err()
+}
+
+// sourceList collects the tensors to be written.
+type sourceList struct {
+	cfg         *exportConfig
+	arch        *architecture
+	directory   *Directory
+	elementType op.Type
+	left        map[string]bool // tensors of the directory without a place so far
+	out         []Source
+	errs        diag.List
+}
+
+// addWhere collects the chosen tensors of a layer.
+func (x *sourceList) addWhere(layer int, chosen func(namePair) bool) {
+	for _, pair := range x.arch.pairs {
+		if chosen(pair) {
+			x.add(pair, strconv.Itoa(layer))
+		}
+	}
+}
+
+// refuseRest refuses tensors that the format has no name for.
+func (x *sourceList) refuseRest() {
 	var rest []string
-	for name := range list.left {
+	for name := range x.left {
 		if !strings.HasSuffix(name, ".rotary_emb.inv_freq") { // follows from the configuration
 			rest = append(rest, name)
 		}
@@ -423,23 +444,11 @@ func (c *exportConfig) sources(arch *architecture, d *Directory, t op.Type) ([]S
 	const most = 10
 	for i, name := range rest {
 		if i == most {
-			list.errs = append(list.errs, diag.New(diag.ClassInput, "and %d more", len(rest)-most))
+			x.errs = append(x.errs, diag.New(diag.ClassInput, "and %d more", len(rest)-most))
 			break
 		}
-		list.errs = append(list.errs, diag.New(diag.ClassInput, "tensor %q: has no place in a GGUF file of architecture %s", name, arch.name))
+		x.fail(name, "has no place in a GGUF file of architecture %s", x.arch.name)
 	}
-	return list.out, list.errs.Err()
-}
-
-// exporter collects the tensors to be written.
-type sourceList struct {
-	c    *exportConfig
-	a    *architecture
-	d    *Directory
-	t    op.Type
-	left map[string]bool // tensors without a place so far
-	out  []Source
-	errs diag.List
 }
 
 func (x *sourceList) fail(name, format string, args ...any) {
@@ -452,14 +461,14 @@ func (x *sourceList) matrix(name string, optional bool) Matrix {
 	names := x.partNames(name)
 	if len(names) == 0 {
 		if !optional {
-			x.fail(name, "missing, but a GGUF file of architecture %s has it", x.a.name)
+			x.fail(name, "missing, but a GGUF file of architecture %s has it", x.arch.name)
 		}
 		return nil
 	}
 	parts := make(joined, len(names))
 	for i, part := range names {
 		delete(x.left, part)
-		stored, err := x.d.Tensor(part)
+		stored, err := x.directory.Tensor(part)
 		if err != nil {
 			x.fail(part, "%v", err)
 			return nil
@@ -523,10 +532,9 @@ func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
 	return nil
 }
 
-// add collects the stored tensor of p in layer l.
-func (x *sourceList) add(pair namePair, l int) {
-	layer := strconv.Itoa(l)
-	source := Source{Name: strings.ReplaceAll(pair.stored, "{l}", layer), Type: x.t}
+// add collects the stored tensor of a pair in a layer.
+func (x *sourceList) add(pair namePair, layer string) {
+	source := Source{Name: strings.ReplaceAll(pair.stored, "{l}", layer), Type: x.elementType}
 	name := strings.ReplaceAll(pair.hf, "{l}", layer)
 	if pair.vector() || pair.router() {
 		source.Type = op.F32
@@ -537,52 +545,40 @@ func (x *sourceList) add(pair namePair, l int) {
 	}
 	optional := pair.optional
 	if pair.stored == "output.weight" {
-		switch {
-		case !x.c.tied:
-			optional = false
-		case x.a.ownHead: // a copy of the embedding
+		optional = false
+		if x.cfg.tied {
 			delete(x.left, name)
-			name = "model.embed_tokens.weight"
+			if !x.arch.ownHead {
+				return
+			}
+			name = "model.embed_tokens.weight" // readers want a copy of the embedding
 			x.left[name] = true
-			optional = false
-		default:
-			delete(x.left, name)
-			return
 		}
 	}
-	matrix := x.matrix(name, optional)
-	if matrix == nil {
-		return
+	if matrix := x.matrix(name, optional); matrix != nil {
+		x.addMatrix(source, pair, name, matrix)
 	}
+}
+
+// addMatrix collects a tensor with its rows and values in the form that the architecture has for them.
+func (x *sourceList) addMatrix(source Source, pair namePair, name string, matrix Matrix) {
 	shape := matrix.Shape()
 	if want := map[bool]int{true: 1, false: 2}[pair.vector()]; len(shape) != want {
 		x.fail(name, "shape %v, want %d dimensions", shape, want)
 		return
 	}
 	source.Shape = shape
-	heads := 0
-	if x.a.rotaryPairs {
-		switch base := strings.TrimPrefix(pair.stored, "blk.{l}."); {
-		case strings.HasPrefix(base, "attn_q."):
-			heads = x.c.heads
-		case strings.HasPrefix(base, "attn_k."):
-			heads = x.c.kvHeads
-		}
-	}
+	heads := x.arch.pairedHeads(pair, x.cfg.heads, x.cfg.kvHeads)
 	if heads > 0 && shape[0]%(2*heads) != 0 {
 		x.fail(name, "%d rows, want an even number for each of %d heads", shape[0], heads)
 		return
 	}
 	cols := shape[len(shape)-1]
-	add := float32(0)
-	if x.a.plusOne && pair.norm() {
-		add = 1
-	}
-	source.Row = func(dst []float32, r int) error {
+	source.Row = func(dst []float32, row int) error {
 		if heads > 0 && !pair.vector() {
-			r = halvesRow(r, shape[0]/heads)
+			row = halvesRow(row, shape[0]/heads)
 		}
-		if err := matrix.Read(dst, r, r+1, 0, cols); err != nil {
+		if err := matrix.Read(dst, row, row+1, 0, cols); err != nil {
 			return err
 		}
 		if heads > 0 && pair.vector() {
@@ -591,9 +587,9 @@ func (x *sourceList) add(pair namePair, l int) {
 				dst[i] = plain[halvesRow(i, cols/heads)]
 			}
 		}
-		if add != 0 {
+		if x.arch.plusOne && pair.norm() {
 			for i := range dst {
-				dst[i] += add
+				dst[i]++
 			}
 		}
 		return nil
@@ -603,7 +599,7 @@ func (x *sourceList) add(pair namePair, l int) {
 
 // stack collects one tensor [experts, rows, cols] made of a matrix for each expert.
 func (x *sourceList) stack(source Source, name string) {
-	parts := make([]Matrix, x.c.experts)
+	parts := make([]Matrix, x.cfg.experts)
 	for expert := range parts {
 		one := strings.ReplaceAll(name, "{e}", strconv.Itoa(expert))
 		matrix := x.matrix(one, false)
