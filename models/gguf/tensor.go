@@ -105,26 +105,25 @@ func (t *Tensor) slice(i int) (Tensor, error) {
 // row by row; len(dst) is exactly their number. Quantised values are those of the format's reference,
 // bit by bit.
 func (t *Tensor) Read(dst []float32, row0, row1, col0, col1 int) error {
-	if err := checkRange(t.Name, t.Rows(), t.Cols(), len(dst), row0, row1, col0, col1); err != nil {
-		return err
-	}
-	return mem.CatchFault(func() {
-		cols := col1 - col0
-		for row := row0; row < row1; row++ {
-			t.row(dst[:cols], row, col0)
-			dst = dst[cols:]
-		}
-	})
+	return readRows(t.Name, t.Rows(), t.Cols(), t.row, dst, row0, row1, col0, col1)
 }
 
-func checkRange(name string, rows, cols, values, row0, row1, col0, col1 int) error {
+// readRows checks a range of a matrix [rows, cols] and decodes it row by row.
+func readRows(name string, rows, cols int, decode func(dst []float32, row, col int), dst []float32, row0, row1, col0, col1 int) error {
 	if row0 < 0 || row1 < row0 || row1 > rows || col0 < 0 || col1 < col0 || col1 > cols {
-		return diag.New(diag.ClassInput, "read tensor %q: rows [%d, %d) and columns [%d, %d), want within [%d, %d]", name, row0, row1, col0, col1, rows, cols)
+		return diag.New(diag.ClassInput, "read tensor %q: rows [%d, %d) and columns [%d, %d), want within [%d, %d]",
+			name, row0, row1, col0, col1, rows, cols)
 	}
-	if want := (row1 - row0) * (col1 - col0); values != want {
-		return diag.New(diag.ClassInput, "read tensor %q: room for %d values, want %d", name, values, want)
+	width := col1 - col0
+	if want := (row1 - row0) * width; len(dst) != want {
+		return diag.New(diag.ClassInput, "read tensor %q: room for %d values, want %d", name, len(dst), want)
 	}
-	return nil
+	return mem.CatchFault(func() {
+		for row := row0; row < row1; row++ {
+			decode(dst[:width], row, col0)
+			dst = dst[width:]
+		}
+	})
 }
 
 // row decodes len(dst) values of row r from column col on; the range was checked.
@@ -136,23 +135,18 @@ func (t *Tensor) row(dst []float32, r, col int) {
 		number.Decode(dst, src[col*layout.bytes:], t.Type)
 		return
 	}
+	// The first and the last block may be needed in part.
 	src = src[col/layout.block*layout.bytes:]
-	if skip := col % layout.block; skip > 0 || len(dst) < layout.block { // begins inside a block
-		var tmp [maxBlock]float32
-		if len(dst) == 0 {
-			return
+	for skip := col % layout.block; len(dst) > 0; skip = 0 {
+		block := src[:layout.bytes]
+		if skip == 0 && len(dst) >= layout.block {
+			layout.decode(dst[:layout.block], block)
+			dst = dst[layout.block:]
+		} else {
+			var whole [maxBlock]float32
+			layout.decode(whole[:layout.block], block)
+			dst = dst[copy(dst, whole[skip:layout.block]):]
 		}
-		layout.decode(tmp[:layout.block], src[:layout.bytes])
-		copied := copy(dst, tmp[skip:layout.block])
-		dst, src = dst[copied:], src[layout.bytes:]
-	}
-	for len(dst) >= layout.block {
-		layout.decode(dst[:layout.block], src[:layout.bytes])
-		dst, src = dst[layout.block:], src[layout.bytes:]
-	}
-	if len(dst) > 0 {
-		var tmp [maxBlock]float32
-		layout.decode(tmp[:layout.block], src[:layout.bytes])
-		copy(dst, tmp[:])
+		src = src[layout.bytes:]
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/hetc/hetc/internal/diag"
-	"github.com/hetc/hetc/internal/mem"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -75,16 +74,7 @@ func (v View) Plain() ([]byte, bool) {
 // Read writes columns [col0, col1) of rows [row0, row1) to dst as float32, row by row; a vector is
 // one row. len(dst) is exactly their number.
 func (v View) Read(dst []float32, row0, row1, col0, col1 int) error {
-	if err := checkRange(v.t.Name, v.rows(), v.cols(), len(dst), row0, row1, col0, col1); err != nil {
-		return err
-	}
-	return mem.CatchFault(func() {
-		cols := col1 - col0
-		for row := row0; row < row1; row++ {
-			v.row(dst[:cols], row, col0)
-			dst = dst[cols:]
-		}
-	})
+	return readRows(v.t.Name, v.rows(), v.cols(), v.row, dst, row0, row1, col0, col1)
 }
 
 // row decodes len(dst) values of row r from column col on; the range was checked.
