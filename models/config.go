@@ -43,7 +43,8 @@ func (c *config) ignore(key string) { c.ignored = append(c.ignored, key) }
 // neutral keys say nothing about what the model computes.
 var neutral = []string{
 	"_name_or_path", "transformers_version", "use_cache", "initializer_range", "attention_dropout", "pad_token_id",
-	"model_type", "torch_dtype", "dtype", "is_decoder", "output_attentions", "output_hidden_states", "output_router_logits", "router_aux_loss_coef", syntheticKey,
+	"model_type", "torch_dtype", "dtype", "is_decoder", "output_attentions", "output_hidden_states", "output_router_logits",
+	"router_aux_loss_coef", syntheticKey,
 }
 
 func newConfig(keys map[string]any, at func(key string) string) *config {
@@ -69,7 +70,10 @@ func (c *config) model() (*Model, error) {
 	if arch == nil {
 		return nil, c.errs.Err()
 	}
-	model := &Model{Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey), dec: &decoder{act: op.SiLU, names: layerNames()}}
+	model := &Model{
+		Architecture: arch.name, Stored: c.dtype(), Synthetic: c.has(syntheticKey),
+		dec: &decoder{act: op.SiLU, names: layerNames()},
+	}
 	c.refuseEverywhere()
 	arch.read(c, model)
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
@@ -100,7 +104,8 @@ func (c *config) architecture() *architecture {
 	for i := range architectures {
 		candidate := &architectures[i]
 		supported[i] = candidate.name
-		if len(names) == 1 && names[0] == candidate.name || len(names) == 0 && c.keys["model_type"] == candidate.modelType {
+		named := len(names) == 1 && names[0] == candidate.name
+		if named || len(names) == 0 && c.keys["model_type"] == candidate.modelType {
 			return candidate
 		}
 	}
@@ -138,7 +143,8 @@ func (c *config) dtype() op.Type {
 func (c *config) has(key string) bool { return c.keys[key] != nil }
 
 func (c *config) fail(key, format string, args ...any) {
-	c.errs = append(c.errs, diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...)).WithCode("model.config").At("%s", c.at(key)))
+	problem := diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...))
+	c.errs = append(c.errs, problem.WithCode("model.config").At("%s", c.at(key)))
 }
 
 // must refuses any value of key but want; numbers compare as float64.
@@ -163,17 +169,27 @@ func isScalar(v any) bool {
 	return false
 }
 
-// list reads a list, nil when absent.
-func (c *config) list(key string) []any {
+// typed reads a value of type T; a value of another type is refused, want says as what.
+func typed[T any](c *config, key string, def T, want string) T {
 	c.read[key] = true
 	if !c.has(key) {
-		return nil
+		return def
 	}
-	elements, ok := c.keys[key].([]any)
+	value, ok := c.keys[key].(T)
 	if !ok {
-		c.fail(key, "got %s, want a list", brief(c.keys[key]))
-		return nil
+		c.fail(key, "got %s, want %s", brief(c.keys[key]), want)
+		return def
 	}
+	return value
+}
+
+func (c *config) bool(key string, def bool) bool { return typed(c, key, def, "true or false") }
+
+func (c *config) text(key, def string) string { return typed(c, key, def, "a word") }
+
+// list reads a list of single values, nil when absent.
+func (c *config) list(key string) []any {
+	elements := typed[[]any](c, key, nil, "a list")
 	for i := range elements {
 		if !isScalar(elements[i]) {
 			c.fail(key, "element %d is %s, want a single value", i, brief(elements[i]))
@@ -181,31 +197,6 @@ func (c *config) list(key string) []any {
 		}
 	}
 	return elements
-}
-
-func (c *config) bool(key string, def bool) bool {
-	c.read[key] = true
-	if !c.has(key) {
-		return def
-	}
-	value, ok := c.keys[key].(bool)
-	if !ok {
-		c.fail(key, "got %s, want true or false", brief(c.keys[key]))
-	}
-	return value
-}
-
-func (c *config) text(key, def string) string {
-	c.read[key] = true
-	if !c.has(key) {
-		return def
-	}
-	value, ok := c.keys[key].(string)
-	if !ok {
-		c.fail(key, "got %s, want a word", brief(c.keys[key]))
-		return def
-	}
-	return value
 }
 
 // integer reads an integer in lo..limit.
@@ -224,21 +215,13 @@ func (c *config) integer(key string, def, lo, limit int) int {
 
 // bounded reads an integer in 1..limit; def 0 makes it required.
 func (c *config) bounded(key string, def, limit int) int {
-	c.read[key] = true
-	if !c.has(key) {
-		if def == 0 {
-			c.fail(key, "missing, want an integer in 1..%d", limit)
-		}
-		return def
+	if def == 0 && !c.has(key) {
+		c.fail(key, "missing, want an integer in 1..%d", limit)
 	}
-	value, ok := c.keys[key].(int64)
-	if !ok || value < 1 || value > int64(limit) {
-		c.fail(key, "got %s, want an integer in 1..%d", brief(c.keys[key]), limit)
-		return def
-	}
-	return int(value)
+	return c.integer(key, def, 1, limit)
 }
 
+// dim reads the number of rows or columns of a matrix; def 0 makes it required.
 func (c *config) dim(key string, def int) int { return c.bounded(key, def, maxDim) }
 
 // product refuses factors whose product no operator could describe.
@@ -252,16 +235,22 @@ func (c *config) product(key, formula string, factors ...int) {
 	}
 }
 
+// toFloat converts a number of a JSON file.
+func toFloat(v any) (float64, bool) {
+	if integer, ok := v.(int64); ok {
+		return float64(integer), true
+	}
+	value, ok := v.(float64)
+	return value, ok
+}
+
 // float reads a number in [lo, hi].
 func (c *config) float(key string, def, lo, hi float64) float64 {
 	c.read[key] = true
 	if !c.has(key) {
 		return def
 	}
-	value, ok := c.keys[key].(float64)
-	if integer, isInt := c.keys[key].(int64); isInt {
-		value, ok = float64(integer), true
-	}
+	value, ok := toFloat(c.keys[key])
 	if !ok || !(value >= lo && value <= hi) {
 		c.fail(key, "got %s, want a number from %v to %v", brief(c.keys[key]), lo, hi)
 		return def

@@ -109,7 +109,8 @@ func (t *Tensor) Read(dst []float32, row0, row1, col0, col1 int) error {
 }
 
 // readRows checks a range of a matrix [rows, cols] and decodes it row by row.
-func readRows(name string, rows, cols int, decode func(dst []float32, row, col int), dst []float32, row0, row1, col0, col1 int) error {
+func readRows(name string, rows, cols int, decode func(dst []float32, row, col int),
+	dst []float32, row0, row1, col0, col1 int) error {
 	if row0 < 0 || row1 < row0 || row1 > rows || col0 < 0 || col1 < col0 || col1 > cols {
 		return diag.New(diag.ClassInput, "read tensor %q: rows [%d, %d) and columns [%d, %d), want within [%d, %d]",
 			name, row0, row1, col0, col1, rows, cols)
