@@ -76,6 +76,10 @@ func (c *config) model() (*Model, error) {
 	}
 	c.refuseEverywhere()
 	arch.read(c, model)
+	c.refuse(arch.without)
+	for key := range strings.FieldsSeq(arch.ignored) {
+		c.read[key] = true
+	}
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
 		if !c.read[key] {
 			model.unread = append(model.unread, key)

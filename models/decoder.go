@@ -46,19 +46,22 @@ type tensorNames struct {
 	sharedSwitch                             string
 }
 
+// inLayer is the beginning of the names of a layer's tensors, in Hugging Face directories and here.
+const inLayer = "model.layers.{layer}."
+
 // layerNames are those of most architectures.
 func layerNames() tensorNames {
-	const l = "model.layers.{layer}."
-	const e = l + "mlp.experts.{expert}."
+	const attention, mlp, expert = inLayer + "self_attn.", inLayer + "mlp.", inLayer + "mlp.experts.{expert}."
+	const shared = mlp + "shared_expert."
 	return tensorNames{
 		embed: "model.embed_tokens", norm: "model.norm", head: "lm_head",
-		attnNorm: l + "input_layernorm", ffnNorm: l + "post_attention_layernorm",
-		q: l + "self_attn.q_proj", k: l + "self_attn.k_proj", v: l + "self_attn.v_proj", o: l + "self_attn.o_proj",
-		qNorm: l + "self_attn.q_norm", kNorm: l + "self_attn.k_norm",
-		gate: l + "mlp.gate_proj", up: l + "mlp.up_proj", down: l + "mlp.down_proj",
-		router: l + "mlp.gate", expertGate: e + "gate_proj", expertUp: e + "up_proj", expertDown: e + "down_proj",
-		sharedGate: l + "mlp.shared_expert.gate_proj", sharedUp: l + "mlp.shared_expert.up_proj", sharedDown: l + "mlp.shared_expert.down_proj",
-		sharedSwitch: l + "mlp.shared_expert_gate",
+		attnNorm: inLayer + "input_layernorm", ffnNorm: inLayer + "post_attention_layernorm",
+		q: attention + "q_proj", k: attention + "k_proj", v: attention + "v_proj", o: attention + "o_proj",
+		qNorm: attention + "q_norm", kNorm: attention + "k_norm",
+		gate: mlp + "gate_proj", up: mlp + "up_proj", down: mlp + "down_proj", router: mlp + "gate",
+		expertGate: expert + "gate_proj", expertUp: expert + "up_proj", expertDown: expert + "down_proj",
+		sharedGate: shared + "gate_proj", sharedUp: shared + "up_proj", sharedDown: shared + "down_proj",
+		sharedSwitch: mlp + "shared_expert_gate",
 	}
 }
 
