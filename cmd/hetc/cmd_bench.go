@@ -20,19 +20,7 @@ func newBenchProcessors(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "processors --model DIR (--plan plan.yaml | --soc soc.yaml --record rec.jsonl)",
 		Short: "measure plans against each other: of every processor, of pairs, and the best",
-		Long: `With --plan, loads it and, for every processor of it, the plan that uses this processor alone with the same
-schemes, and measures all of them in random order in rounds. Shows what the plan decided, what was
-predicted and measured, and the plan as a ratio to the best single processor. With --soc the decode
-bandwidth is compared with the joint bandwidth of the machine.
-
-With --soc and --record instead, solves for every processor of the SoC, for every pair that can work at the same
-time, and for all of them, and measures these plans: whether two processors together reach what the profile lets
-expect, and whether the plan that was chosen is the best. A processor or pair executes all it can; what it
-cannot (attention, say) is left to those of the SoC on its cores. Of processors, and of pairs, that differ only in which core they are, one is measured;
---all measures every one.
-
-` + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "model"); err != nil {
 				return err

@@ -12,35 +12,12 @@ func newBenchEngines(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "engines --model DIR [--workload w.yaml | --plan plan.yaml --soc soc.yaml]",
 		Short: "measure hetc against llama.cpp: same weights, same cores, taking turns",
-		Long: `Measures prefill and decode of hetc and of llama.cpp (llama-bench) with the same weights on the same cores. In
-every round each engine measures each task in a fresh process, in random order; shown are medians over
-the processes with 95 % intervals, hetc's ratio to llama.cpp's fastest format in the same rounds, and the
-memory that the processes came to hold. docs/bench.md says how to read it.
-
-Without --plan one is made by the ordinary commands, each shown: probe, profile, solve, emit. The workload
-permits the schemes, all else is the solver's choice; without --workload it permits a8t/q8c, and a8t/q4b32
-for decoding but for the last matrix. With --max-memory a second plan is measured that solve was given this bound for: a size, or the
-name of a format, for what llama.cpp needs with it.
-
-With --text the quality of both is measured: mean KL divergence from the same weights in float32, and how
-often the likeliest token is the same. It needs a model with a tokenizer: where --model has none,
---quality-model names one, for which the same schemes are measured.
-
-llama.cpp is looked for in $HETC_NATIVE_DIR, beside this program, in .deps/llama.cpp of the checkout it
-lies in (make deps-bench makes it) and in PATH. --work keeps plans, bundles and the other engine's files, and uses those that are there.
-
-` + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "model"); err != nil {
 				return err
 			}
-			b, err := o.Validate()
-			if err != nil {
-				return err
-			}
-			b.Streams = s
-			return b.Run(c.Context())
+			return bench.Engines(c.Context(), s, &o)
 		},
 	}
 	f := c.Flags()

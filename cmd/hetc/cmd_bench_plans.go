@@ -28,8 +28,7 @@ func newBenchPlans(s *cli.Streams) *cobra.Command {
 rules it is compared with, and writes a Markdown table. Nothing is measured on this machine: all times are
 simulated and say so, and the same version of hetc writes the same table.
 
-` + list + `
-` + cli.ExitCodes,
+` + strings.TrimSuffix(list, "\n"),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			k := slices.Index(names, what)

@@ -9,7 +9,6 @@ import (
 	"github.com/hetc/hetc/cmd/internal/build"
 	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/cmd/internal/measure"
-	"github.com/hetc/hetc/emit"
 	"github.com/hetc/hetc/internal/unit"
 )
 
@@ -18,21 +17,8 @@ func newBuild(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "build [-f hetc.yaml]",
 		Short: "make the plans and bundles of models x SoCs x workloads, each at most once",
-		Long: `Reads a matrix of models, SoCs and workloads (docs/build.md) and makes a plan of each combination, and a
-signed bundle where the model has weights, as OUTPUT/SOC/MODEL/WORKLOAD.plan.yaml and .hetb. The key is the file's or
-the environment's (` + emit.EnvSigningKey + `, ` + emit.EnvSigningKeyFile + `); without one a file that wants bundles is refused (sign:).
-
-A soc: of the catalog is simulated, and its bundles run on the simulator alone. A target: is the SoC's device: its bundles
-are what hetc emit --target writes.
-
-Results are kept in a cache under everything that influenced them: what nothing changed for is not made
-again, and a build that was interrupted or killed goes on where it stopped. The files do not depend on the
-number of jobs, on what the cache held, or on interruptions. A combination that fails stops no other; its
-reason is in the table, and the exit code is that of the first one that failed.
-
-` + cli.ExitCodes,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), s, &o) },
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), s, &o) },
 	}
 	f := c.Flags()
 	f.StringVarP(&o.File, "file", "f", "hetc.yaml", "the matrix")

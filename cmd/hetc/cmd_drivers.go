@@ -14,10 +14,7 @@ func newDrivers(s *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drivers",
 		Short: "list drivers: their libraries, the processors they offer here, or what they lack",
-		Long: "Lists every driver of this build: the library that does the work, the processors it offers on this machine with\n" +
-			"their operators, schemes and cache types; or what it lacks, where that was looked for, and how to get it. A driver\n" +
-			"that is not available is no error. Below stand the engines of solve that are libraries. Where libraries are looked for: docs/drivers.md.\n\n" + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var list []doctor.DriverEntry
 			var rows [][]string

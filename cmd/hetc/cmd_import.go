@@ -13,28 +13,8 @@ func newImport(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import FILE.csv -o rec.jsonl (--soc-out soc.yaml | --soc soc.yaml)",
 		Short: "make a record of times that another program measured",
-		Long: `Makes a record of a table of times (CSV with names of columns in its first line), so that hetc fit and hetc solve
-work on it. Without --soc it also writes a description of the processors in the table: it has what the rows show and
-what flags tell, no driver executes on it, and its launch cost is 0, which means unknown, unless --launch-us says it.
-Everything made from the record says that its times were measured elsewhere.
-
-Fields are time, proc, cold, held_out, and those of an operator as in a record: kind, m, k, n, scheme, bias, form,
-heads, context and so on (docs/record.md). Columns called m, k and n are found by their names; kind is matmul and
-proc is npu unless said otherwise.
-
-  hetc import sweep.csv -o rec.jsonl --soc-out npu.yaml --column time=cycles --time-unit cycles --clock-mhz 1000 \
-    --where target=ethos-u85-256 --where op=fc --set scheme=a8t/q8c --source "Arm Vela 5.2.0, estimates" --sample 0.15
-
---map FILE has the same in a file (schema hetc.import/1), and flags add to it. Rows that repeat an operator with the
-same time count once; with another time they are an error, because a column that is not mapped may tell them
-apart, unless --repeats samples says that they are samples of one thing.
-
---sample 0.15 fits 15 % of the operators of each kind and holds out the others for judging predictions; --held-out
-0.85 is the same. The corners of the range of sizes are always fitted.
-
-` + cli.ExitCodes,
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return measure.Import(c, s, &o, args[0]) },
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(c *cobra.Command, args []string) error { return measure.Import(c, s, &o, args[0]) },
 	}
 	f := c.Flags()
 	f.StringVarP(&o.Out, "output", "o", "", "record to write")

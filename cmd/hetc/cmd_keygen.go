@@ -18,13 +18,7 @@ func newKeygen(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "keygen --out NAME",
 		Short: "make a signing key: NAME.key and NAME.pub",
-		Long: `Makes a key pair. NAME.key signs (hetc emit --key), only its owner may read it, and it is not
-encrypted; NAME.pub is what verifiers trust (--trust). Existing files are never overwritten.
-
-A development key (--dev) signs bundles that hetrun refuses without --allow-dev.
-
-` + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "out"); err != nil {
 				return err

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/hetc/hetc/solver/workload"
 
 	"github.com/spf13/cobra"
@@ -17,18 +15,7 @@ func newLoads(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "loads --model DIR (--text FILE | --synthetic DISTRIBUTION) -o loads.json",
 		Short: "note how many rows a model's router sends to every expert",
-		Long: fmt.Sprintf(`With --text: executes the model in float32 on windows of a text and counts in every layer and chunk of %d tokens
-how many of them go to each expert, and what its rows add to the layer's output: the squared L2 norm of the expert's output times the
-router's weight, cumulated from the lowest up. hetc solve --loads chooses capacity tiers from it, and knows from the latter what it costs to drop rows.
-
-With --synthetic: draws the same for the shape of a model, which may be one of the catalog. Every token goes to
-different experts, drawn by their popularity: uniform; zipf:1.2, in proportion to 1/rank^1.2; hot:4:0.5, 4 experts share
-half of it. Every layer has another order of experts. The file says that it is synthetic, and so does every plan made from it.
-
-The same inputs give the same bytes on one kind of CPU.
-
-`, precision.LoadTokens) + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "model", "output"); err != nil {
 				return err

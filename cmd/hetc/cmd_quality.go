@@ -14,17 +14,7 @@ func newQuality(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "quality (--bundle app.hetb --trust NAME.pub | --plan plan.yaml) --model DIR --text FILE",
 		Short: "measure what a bundle's precision costs, against float32",
-		Long: `Executes the bundle, or the plan with weights packed in memory, and the same model in float32 on windows of a
-text, and compares what they predict for every position: the mean Kullback-Leibler divergence in nats a
-token, how often both find the same token most likely, and the perplexity of the text under both. Every
-window starts with an empty cache. Intervals are 95 %, from the means of windows.
-
-Prefill executes a window at once. Decode, token by token, is measured too where its precision differs from
-prefill's, or with --decode. With --max-kl the exit code is 8 when the mean divergence of a phase is larger;
-the table is printed all the same.
-
-` + cli.ExitCodes,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := cli.Required(c, "model", "text"); err != nil {
 				return err

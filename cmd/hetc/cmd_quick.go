@@ -13,23 +13,7 @@ func newQuick(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "quick MODEL [--prompt TEXT [--chat]] [-o DIR]",
 		Short: "from a model to a running bundle in one command",
-		Long: `Does the main job for a model of yours on this machine, with short measurements: probe, profile, solve, a
-signing key where there is none yet, emit, and with --prompt run. Every step is an ordinary command, shown
-before it runs; its files stay in DIR (default hetc-MODEL), and each can be repeated by hand, with more time
-for measuring or another workload. The model is computed in its stored precision unless --schemes permits
-others.
-
-A bundle that is there already and still belongs to model and machine is used as it is; --again measures
-further (what was measured stays) and makes plan and bundle anew. It also replaces files in DIR that are damaged or belong
-to another machine, and measures anew where a record does not belong to DIR/soc.yaml. DIR/local.key signs for this
-machine's own use; --trust DIR/local.pub is what hetrun wants. A second hetc quick in DIR waits for the first.
-
-With --target NAME the bundle is for the device of a catalog SoC that is not here: calibrate (static schemes need
-ranges: --text FILE, or --calibration), profile (simulated), profile --compiler-only, solve and emit for the target,
-and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/q8c unless --schemes names others.
-
-` + cli.ExitCodes,
-		Args: cobra.ExactArgs(1),
+		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Model = args[0]
 			for _, name := range []string{"prompt", "output"} {
@@ -55,8 +39,7 @@ and the twin for the vendor's emulator, on which --prompt runs. It permits a16s/
 			if _, err := cli.ParseTime("budget", o.Budget); err != nil {
 				return err
 			}
-			q := &quick.Run{Streams: s, Options: &o, Root: newRoot}
-			return q.Run(c.Context())
+			return quick.Run(c.Context(), s, &o, newRoot)
 		},
 	}
 	f := c.Flags()

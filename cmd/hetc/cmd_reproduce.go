@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,19 +14,7 @@ func newReproduce(s *cli.Streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reproduce [PAPER [ITEM]]",
 		Short: "recompute what the papers behind hetc print, beside the printed values",
-		Long: `Recomputes what can be recomputed of the five papers whose methods hetc implements, from what they print:
-all items, those of one paper, or one. Each row has the printed value, ours, and how ours comes about:
-
-  exact             a formula and its inputs are printed
-  modelled          through latency models fitted to some printed points
-  measured here     the same experiment on this machine's processors
-  not reproducible  the note says what is missing
-
-A difference is shown, never tuned away, and is no error. Papers: ` + strings.Join(papers.Papers, ", ") + `. What the
-items are: docs/reproduce.md.
-
-` + cli.ExitCodes,
-		Args: cobra.MaximumNArgs(2),
+		Args:  cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			items, err := papers.PickItems(args)
 			if err != nil {

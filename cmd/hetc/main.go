@@ -3,6 +3,9 @@
 package main
 
 import (
+	"embed"
+	"strings"
+
 	"fmt"
 	"io"
 	"os"
@@ -47,27 +50,6 @@ func newRoot(s *cli.Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hetc",
 		Short: "compile deployment plans for language models on CPU, GPU and NPU",
-		Long: `hetc compiles deployment plans for language models on machines whose CPU, GPU and NPU share one
-memory. From a clone to a model of yours (a directory with config.json and safetensors, or a GGUF file):
-
-  git clone URL hetc && cd hetc
-  make build
-  bin/hetc quick MODEL --prompt "Once upon a time"
-
-hetc quick shows every step it takes. The same by hand, with time to measure well:
-
-  hetc probe -o soc.yaml                                      what this machine has
-  hetc profile --soc soc.yaml --model DIR -o rec.jsonl        how fast it computes the model's shapes
-  hetc fit --soc soc.yaml --record rec.jsonl -o costs.yaml    latency models
-  hetc solve --soc soc.yaml --costs costs.yaml --model DIR -o plan.yaml
-  hetc keygen --out NAME                                      NAME.key, NAME.pub
-  hetc emit --plan plan.yaml --model DIR --key NAME.key -o app.hetb
-  hetrun app.hetb --trust NAME.pub --prompt TEXT
-
---soc and --model also take names of the catalogs (hetc socs list, hetc models list); a catalog SoC is
-simulated, and everything made from it says so. hetc doctor checks whether all is well.
-
-` + cli.ExitCodes,
 	}
 	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"}, &cobra.Group{ID: "look", Title: "Looking at things:"})
 	add := func(group string, cmds ...*cobra.Command) {
@@ -79,7 +61,27 @@ simulated, and everything made from it says so. hetc doctor checks whether all i
 	add("main", newQuick(s), newProbe(s), newProfile(s), newImport(s), newFit(s), newCalibrate(s), newLoads(s), newSolve(s), newKeygen(s), newEmit(s), newQuality(s), newVerify(s), newRun(s), newBuild(s))
 	add("look", newCheck(s), newExplain(s), newDiff(s), newInspect(s), newReproduce(s), newBench(s), newModels(s), newSocs(s), newDrivers(s), newDoctor(s))
 	root.AddCommand(newVersion(s))
+	describe(root, root.Name())
 	return root
+}
+
+// longHelp are the long descriptions of commands: a file for each, by the words of its path joined by "_".
+//
+//go:embed help/*.txt
+var longHelp embed.FS
+
+// describe gives a command and those below it their long descriptions. A command without a file keeps its own.
+func describe(c *cobra.Command, name string) {
+	if text, err := longHelp.ReadFile("help/" + name + ".txt"); err == nil {
+		c.Long = strings.TrimSuffix(string(text), "\n")
+	}
+	for _, sub := range c.Commands() {
+		path := sub.Name()
+		if c.HasParent() {
+			path = name + "_" + path
+		}
+		describe(sub, path)
+	}
 }
 
 func newVersion(s *cli.Streams) *cobra.Command {

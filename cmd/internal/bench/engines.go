@@ -48,7 +48,7 @@ type EnginesOptions struct {
 // enginesBench is one run of the command.
 type enginesBench struct {
 	*EnginesOptions
-	Streams                 *cli.Streams
+	s                       *cli.Streams
 	peer                    *engines.LlamaCpp
 	self, dir               string
 	maxBytes                int64  // of --max-memory, where it is a size
@@ -56,7 +56,17 @@ type enginesBench struct {
 	match, profile, timeout time.Duration
 }
 
-func (o *EnginesOptions) Validate() (*enginesBench, error) {
+// Engines measures hetc against other engines: same weights, same cores, taking turns.
+func Engines(ctx context.Context, s *cli.Streams, o *EnginesOptions) error {
+	b, err := o.validate()
+	if err != nil {
+		return err
+	}
+	b.s = s
+	return b.run(ctx)
+}
+
+func (o *EnginesOptions) validate() (*enginesBench, error) {
 	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
 	b := &enginesBench{EnginesOptions: o}
 	for _, x := range []struct {
@@ -212,7 +222,7 @@ type EnginesModel struct {
 	QualityOf  string            `json:"quality_model,omitempty"`
 }
 
-func (b *enginesBench) Run(ctx context.Context) error {
+func (b *enginesBench) run(ctx context.Context) error {
 	b.dir = b.Work
 	if b.dir == "" {
 		dir, err := os.MkdirTemp("", "hetc-engines")
@@ -292,7 +302,7 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 		switch {
 		case diag.ClassOf(err) == diag.ClassInfeasible: // the rest is worth measuring all the same
 			r.NoBounded = err.Error()
-			b.Streams.Warnf("%v", err)
+			b.s.Warnf("%v", err)
 		case err != nil:
 			return r, err
 		default:
@@ -304,7 +314,7 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 		all = append(all, &engines.Hetc{Program: b.self, Bundle: r.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: r.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
 	}
 	const patience = time.Minute
-	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed, Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.Streams.Notef}
+	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed, Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef}
 	r.Match, err = match.Play(ctx)
 	return r, err
 }
@@ -336,16 +346,16 @@ func (b *enginesBench) step(ctx context.Context, args ...string) error {
 
 // output is step, and returns what the command prints.
 func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, error) {
-	b.Streams.Notef("$ %s %s", cli.Program("hetc"), cli.Quote(args...))
+	b.s.Notef("$ %s %s", cli.Program("hetc"), cli.Quote(args...))
 	const most = time.Hour
 	d, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
 		said, hint := []string{}, "run it by hand: "+cli.Program("hetc")+" "+cli.Quote(args...)
 		for line := range strings.SplitSeq(string(d.Complaints), "\n") {
-			if text, ok := strings.CutPrefix(line, b.Streams.Tool+": error: "); ok {
+			if text, ok := strings.CutPrefix(line, b.s.Tool+": error: "); ok {
 				said = append(said, text)
-			} else if text, ok := strings.CutPrefix(line, b.Streams.Tool+": hint: "); ok {
+			} else if text, ok := strings.CutPrefix(line, b.s.Tool+": hint: "); ok {
 				hint = text
 			}
 		}
@@ -427,7 +437,7 @@ func (b *enginesBench) measure(ctx context.Context, dir, model string) error {
 	}
 	done := filepath.Join(dir, "measured")
 	if old, err := wholefile.Read(done, 1<<16); err == nil && bytes.Equal(old, stamp) {
-		b.Streams.Notef("%s: used as it is: the same program has measured the same", rec)
+		b.s.Notef("%s: used as it is: the same program has measured the same", rec)
 		return nil
 	}
 	for _, path := range []string{done, rec} {
@@ -476,7 +486,7 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 			return enginesPlan{}, err
 		}
 		bytes = r.Peak(peers[i].Name(), b.maxFormat)
-		b.Streams.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
+		b.s.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
 	}
 	w, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
 	if err := b.writeWorkload(w, true); err != nil {
@@ -552,7 +562,7 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 					return nil, err
 				}
 			}
-			b.Streams.Notef("%s: made by llama-quantize", file)
+			b.s.Notef("%s: made by llama-quantize", file)
 			const most = time.Hour
 			if err := b.peer.Quantize(ctx, engines.Limits{Cores: b.Cores, Time: most}, float, file, format, len(b.Cores)); err != nil {
 				return nil, err
@@ -566,7 +576,7 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 func (b *enginesBench) report(list []EnginesModel) error {
 	env := measuredOn(b.Cores)
 	doc := map[string]any{"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version, "models": list}
-	p := &page{s: b.Streams}
+	p := &page{s: b.s}
 	for i := range list {
 		b.show(p, env, &list[i])
 	}
@@ -584,5 +594,5 @@ func (b *enginesBench) report(list []EnginesModel) error {
 			return err
 		}
 	}
-	return b.Streams.Result(doc)
+	return b.s.Result(doc)
 }

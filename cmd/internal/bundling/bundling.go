@@ -59,8 +59,8 @@ func tryTokenizer(ctx context.Context, o *emit.Options) error {
 	return nil
 }
 
-// VerifiedPlan is the plan of a bundle whose every byte was verified.
-func VerifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
+// verifiedPlan is the plan of a bundle whose every byte was verified.
+func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
 	p, err := planOf(b)
 	if err != nil {
 		return nil, err

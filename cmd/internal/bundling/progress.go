@@ -13,8 +13,8 @@ import (
 	"github.com/hetc/hetc/planir"
 )
 
-// bakes shows progress of baking on a terminal, and adds up what it took.
-type bakes struct {
+// Progress shows progress of baking on a terminal, and adds up what it took.
+type Progress struct {
 	s     *cli.Streams
 	mu    sync.Mutex
 	begun map[int]time.Time
@@ -31,20 +31,20 @@ type bakeSum struct {
 	took                           time.Duration
 }
 
-func NewProgress(s *cli.Streams) *bakes {
-	return &bakes{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
+func NewProgress(s *cli.Streams) *Progress {
+	return &Progress{s: s, begun: map[int]time.Time{}, sums: map[string]*bakeSum{}, since: time.Now()}
 }
 
 // stage adds what passed since the last one to d.
-func (b *bakes) stage(d *time.Duration) {
+func (b *Progress) stage(d *time.Duration) {
 	now := time.Now()
 	*d += now.Sub(b.since)
 	b.since = now
 }
 
-func (b *bakes) Written() { b.stage(&b.write) }
+func (b *Progress) written() { b.stage(&b.write) }
 
-func (b *bakes) Watch(e emit.Event) {
+func (b *Progress) watch(e emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -84,8 +84,8 @@ func (b *bakes) Watch(e emit.Event) {
 	}
 }
 
-// Show prints what compiling took. Times are of this run and stand in no file.
-func (b *bakes) Show() map[string]any {
+// show prints what compiling took. Times are of this run and stand in no file.
+func (b *Progress) show() map[string]any {
 	var rows [][]string
 	groups, cached, packed := 0, 0, 0
 	slices.Sort(b.order)

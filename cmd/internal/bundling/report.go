@@ -22,8 +22,8 @@ func TargetText(t *bundle.Target) string {
 	return fmt.Sprintf("soc %v, %s", t.SoC, system)
 }
 
-// ClaimedReport is what a bundle file says about its compiled graphs, nil for one without such.
-func ClaimedReport(path string) (*emit.Report, error) {
+// claimedReport is what a bundle file says about its compiled graphs, nil for one without such.
+func claimedReport(path string) (*emit.Report, error) {
 	const most = 64 << 20
 	text, err := bundle.Claimed(path, emit.ReportBlob, most)
 	if text == nil || err != nil {
@@ -36,8 +36,8 @@ func ClaimedReport(path string) (*emit.Report, error) {
 	return r, nil
 }
 
-// ShowReport prints what is known of compiled graphs: those of all layers on one line.
-func ShowReport(s *cli.Streams, r *emit.Report) {
+// showReport prints what is known of compiled graphs: those of all layers on one line.
+func showReport(s *cli.Streams, r *emit.Report) {
 	what := ""
 	if t := r.Target; t != nil {
 		what = " for " + t.SoC

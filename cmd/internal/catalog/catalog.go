@@ -11,16 +11,16 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-func FirstSentence(text string) string {
+func firstSentence(text string) string {
 	if first, _, more := strings.Cut(text, ". "); more {
 		return first + "."
 	}
 	return text
 }
 
-// WritableModel reports why no model can be written as the directory or .gguf file out, before minutes are
+// writableModel reports why no model can be written as the directory or .gguf file out, before minutes are
 // spent on it.
-func WritableModel(out string) error {
+func writableModel(out string) error {
 	if strings.HasSuffix(out, ".gguf") {
 		return wholefile.Writable(out)
 	}
@@ -33,7 +33,7 @@ func WritableModel(out string) error {
 // ElementTypes are those that matrices can be exported as.
 var ElementTypes = []string{"f32", "f16", "bf16", "q8_0", "q4_0"}
 
-func ElementType(name string) (op.Type, error) {
+func elementType(name string) (op.Type, error) {
 	if !slices.Contains(ElementTypes, name) {
 		return "", diag.New(diag.ClassUsage, "flag --type: got %q", name).WithHint("%s", diag.DidYouMean(name, ElementTypes))
 	}

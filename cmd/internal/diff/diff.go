@@ -4,28 +4,97 @@ package diff
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"os"
-	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/bundling"
-	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/plantext"
 )
 
-// Unlike is something that two plans or bundles do not have alike. A side that lacks it is "".
-type Unlike struct {
+// difference is something that two plans or bundles do not have alike. A side that lacks it is "".
+type difference struct {
 	Section string `json:"section"` // inputs, processors, decisions, ...
 	What    string `json:"what"`
 	A       string `json:"a"`
 	B       string `json:"b"`
 }
 
-func Short(text string) string {
+// Compare shows in what two plans, or two bundles, differ.
+func Compare(s *cli.Streams, pathA, pathB string) error {
+	a, err := open(pathA)
+	if err != nil {
+		return err
+	}
+	b, err := open(pathB)
+	if err != nil {
+		return err
+	}
+	if (a.manifest == nil) != (b.manifest == nil) {
+		return diag.New(diag.ClassUsage, "diff: one of %q and %q is a bundle, and the other a plan", pathA, pathB).
+			WithHint("compare two plans, or two bundles")
+	}
+	differences := []difference{}
+	if a.manifest != nil {
+		differences = append(differences, bundles(a, b)...)
+	}
+	bothPlans := a.plan != nil && b.plan != nil
+	if bothPlans {
+		differences = append(differences, plans(a.plan, b.plan)...)
+	}
+	if len(differences) == 0 {
+		s.Printf("equal\n")
+	}
+	notes := caveats(a.plan, b.plan)
+	for _, note := range notes {
+		s.Printf("%s\n", note)
+	}
+	var rows [][]string
+	for _, d := range differences {
+		rows = append(rows, []string{d.Section, d.What, orDash(d.A), orDash(d.B)})
+	}
+	if rows != nil {
+		s.Table([]string{"", "what", "A", "B"}, rows)
+		s.Printf("%d differences\n", len(differences))
+	}
+	doc := map[string]any{
+		"equal": len(differences) == 0, "a": pathA, "b": pathB, "notes": notes, "differences": differences,
+	}
+	if bothPlans {
+		doc["evidence_a"], doc["evidence_b"] = a.plan.Evidence(), b.plan.Evidence()
+	}
+	return s.Result(doc)
+}
+
+// caveats say what a reader of the differences has to know. A plan that cannot be read is nil.
+func caveats(a, b *planir.Plan) (notes []string) {
+	if a == nil || b == nil {
+		return []string{"a bundle whose plan cannot be read is compared by its manifest only"}
+	}
+	if a.Model.Name != b.Model.Name {
+		notes = append(notes, fmt.Sprintf("the plans are for different models (%s, %s): only what has the same name is compared",
+			a.Model.Name, b.Model.Name))
+	}
+	if a.SoC.Name != b.SoC.Name {
+		notes = append(notes, fmt.Sprintf("the plans are for different SoCs (%s, %s): times are of different machines",
+			a.SoC.Name, b.SoC.Name))
+	}
+	if text := a.EvidenceText(); text != "" {
+		notes = append(notes, "A is "+text)
+	}
+	if text := b.EvidenceText(); text != "" {
+		notes = append(notes, "B is "+text)
+	}
+	if a.SoC.Imported || b.SoC.Imported {
+		notes = append(notes, "times of imported records were measured elsewhere")
+	}
+	return notes
+}
+
+func orDash(text string) string {
 	if text == "" {
 		return "-"
 	}
@@ -34,25 +103,25 @@ func Short(text string) string {
 
 // side is one of what is compared: a plan, or a bundle with the plan it claims to hold.
 type side struct {
-	Plan     *planir.Plan
-	Manifest *bundle.Manifest
+	plan     *planir.Plan
+	manifest *bundle.Manifest
 	digest   string
 	signers  []string
 }
 
-func Open(path string) (*side, error) {
+func open(path string) (*side, error) {
 	if isBundle(path) {
 		u, err := bundle.Inspect(path)
 		if err != nil {
 			return nil, err
 		}
-		return &side{Plan: bundling.ClaimedPlan(path), Manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
+		return &side{plan: bundling.ClaimedPlan(path), manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
 	}
 	p, err := plantext.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	return &side{Plan: p}, nil
+	return &side{plan: p}, nil
 }
 
 // isBundle tells by its first bytes, or because it is a directory.
@@ -77,188 +146,24 @@ func isBundle(path string) bool {
 	return bytes.Equal(head[:n], []byte("\x89HETB")) || strings.HasSuffix(path, ".hetb")
 }
 
-func Bundles(a, b *side) []Unlike {
-	var out []Unlike
-	add := func(section, what, x, y string) {
-		if x != y {
-			out = append(out, Unlike{section, what, x, y})
-		}
-	}
-	m, n := a.Manifest, b.Manifest
-	add("bundle", "identity", a.digest[:16], b.digest[:16])
-	add("bundle", "claims signed by", strings.Join(a.signers, " "), strings.Join(b.signers, " "))
-	add("bundle", "product", m.Product, n.Product)
-	add("bundle", "version", m.Version, n.Version)
-	add("bundle", "security version", fmt.Sprint(m.SecurityVersion), fmt.Sprint(n.SecurityVersion))
-	add("bundle", "target", bundling.TargetText(&m.Target), bundling.TargetText(&n.Target))
-	blobs := func(m *bundle.Manifest) map[string]string {
-		out := map[string]string{}
-		for _, x := range m.Blobs {
-			out[x.Name] = fmt.Sprintf("%d bytes, %.16s", x.Bytes, x.SHA256)
-		}
-		return out
-	}
-	out = append(out, diffMaps("blobs", blobs(m), blobs(n))...)
-	return out
+// bundles compares what two manifests claim.
+func bundles(a, b *side) []difference {
+	var found findings
+	x, y := a.manifest, b.manifest
+	found.add("bundle", "identity", a.digest[:16], b.digest[:16])
+	found.add("bundle", "claims signed by", strings.Join(a.signers, " "), strings.Join(b.signers, " "))
+	found.add("bundle", "product", x.Product, y.Product)
+	found.add("bundle", "version", x.Version, y.Version)
+	found.add("bundle", "security version", fmt.Sprint(x.SecurityVersion), fmt.Sprint(y.SecurityVersion))
+	found.add("bundle", "target", bundling.TargetText(&x.Target), bundling.TargetText(&y.Target))
+	found.byName("blobs", blobs(x), blobs(y))
+	return found
 }
 
-// diffMaps compares by name.
-func diffMaps(section string, a, b map[string]string) []Unlike {
-	names := map[string]bool{}
-	for k := range a {
-		names[k] = true
-	}
-	for k := range b {
-		names[k] = true
-	}
-	var out []Unlike
-	for _, k := range slices.Sorted(maps.Keys(names)) {
-		if x, inA := a[k]; true {
-			if y, inB := b[k]; inA != inB || x != y {
-				out = append(out, Unlike{section, k, x, y})
-			}
-		}
+func blobs(m *bundle.Manifest) map[string]string {
+	out := map[string]string{}
+	for _, blob := range m.Blobs {
+		out[blob.Name] = fmt.Sprintf("%d bytes, %.16s", blob.Bytes, blob.SHA256)
 	}
 	return out
-}
-
-func Plans(a, b *planir.Plan) []Unlike {
-	var out []Unlike
-	add := func(section, what, x, y string) {
-		if x != y {
-			out = append(out, Unlike{section, what, x, y})
-		}
-	}
-	id := func(name, digest string) string { return fmt.Sprintf("%s (%.12s)", name, digest) }
-	add("inputs", "model", id(a.Model.Name, a.Model.Digest), id(b.Model.Name, b.Model.Digest))
-	add("plan", "evidence", string(a.Evidence()), string(b.Evidence()))
-	add("inputs", "soc", id(a.SoC.Name, a.SoC.Digest), id(b.SoC.Name, b.SoC.Digest))
-	inputs := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Inputs {
-			out[x.Kind] = fmt.Sprintf("%.12s", x.Digest)
-		}
-		return out
-	}
-	out = append(out, diffMaps("inputs", inputs(a), inputs(b))...)
-	add("plan", "context", fmt.Sprint(a.MaxContext), fmt.Sprint(b.MaxContext))
-	add("plan", "cache", string(a.KV), string(b.KV))
-	add("plan", "batches", trim(a.Batches), trim(b.Batches))
-	add("plan", "folds", strings.Join(a.Folds, ", "), strings.Join(b.Folds, ", "))
-	buckets := func(p *planir.Plan) string {
-		var list []int
-		for _, ph := range p.Program.Programs {
-			if ph.Phase == "prefill" {
-				list = append(list, ph.Rows)
-			}
-		}
-		slices.Sort(list)
-		return trim(list)
-	}
-	add("plan", "buckets", buckets(a), buckets(b))
-	procs := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Procs {
-			out[x.Name] = fmt.Sprintf("%s, driver %s %s", x.Kind, x.Driver, x.Select)
-		}
-		return out
-	}
-	out = append(out, diffMaps("processors", procs(a), procs(b))...)
-	for i := range a.Procs {
-		if q := b.Proc(a.Procs[i].Name); q != nil && !reflect.DeepEqual(&a.Procs[i], q) && len(diffMaps("", procs(&planir.Plan{Procs: a.Procs[i : i+1]}), procs(&planir.Plan{Procs: []planir.Proc{*q}}))) == 0 {
-			out = append(out, Unlike{"processors", q.Name, "other capabilities", "other capabilities"})
-		}
-	}
-	decisions := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for i := range p.Decisions {
-			d := &p.Decisions[i]
-			out[fmt.Sprintf("%s@%d", d.Node, d.Rows)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", d.Scheme, d.Strategy, d.ShareText()))
-		}
-		return out
-	}
-	out = append(out, inOrder(diffMaps("decisions", decisions(a), decisions(b)), a, b)...)
-	times := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, x := range p.Predictions {
-			out[x.Program] = fmt.Sprintf("%.3f ms", float64(x.PlanNS)/1e6)
-		}
-		return out
-	}
-	for _, d := range diffMaps("predictions", times(a), times(b)) {
-		var x, y int64
-		for _, p := range a.Predictions {
-			if p.Program == d.What {
-				x = p.PlanNS
-			}
-		}
-		for _, p := range b.Predictions {
-			if p.Program == d.What {
-				y = p.PlanNS
-			}
-		}
-		if x > 0 && y > 0 {
-			d.B += fmt.Sprintf(" (%+.1f %%)", 100*(float64(y)/float64(x)-1))
-		}
-		out = append(out, d)
-	}
-	quality := func(p *planir.Plan) map[string]string {
-		out := map[string]string{}
-		for _, q := range p.Quality {
-			out[q.Phase] = fmt.Sprintf("KL %.3g", q.KL)
-		}
-		return out
-	}
-	out = append(out, diffMaps("quality", quality(a), quality(b))...)
-	memory := func(p *planir.Plan) map[string]string {
-		m := p.Memory
-		if m == nil {
-			return nil
-		}
-		out := map[string]string{}
-		for _, x := range []struct {
-			name  string
-			bytes int64
-		}{{"total", m.Total}, {"weights", m.Weights}, {"tables", m.Tables}, {"cache", m.Cache}, {"buffers", m.Pool}, {"bound", m.Max}} {
-			if x.bytes > 0 {
-				out[x.name] = fmt.Sprintf("%v", unit.Bytes(x.bytes))
-			}
-		}
-		return out
-	}
-	out = append(out, diffMaps("memory", memory(a), memory(b))...)
-	if (a.Tiers == nil) != (b.Tiers == nil) || a.Tiers != nil && !reflect.DeepEqual(a.Tiers, b.Tiers) {
-		tiers := func(p *planir.Plan) string {
-			if p.Tiers == nil {
-				return ""
-			}
-			return fmt.Sprintf("tiers of %v rows, %.3f ms for %d tokens", p.Tiers.Capacities, float64(p.Tiers.ExpectNS)/1e6, p.Tiers.ChunkTokens)
-		}
-		out = append(out, Unlike{"experts", "tiers", tiers(a), tiers(b)})
-	}
-	if len(out) == 0 { // whatever else there is
-		x, err1 := planir.Digest(a)
-		y, err2 := planir.Digest(b)
-		if err1 == nil && err2 == nil {
-			add("plan", "digest", x[:12], y[:12])
-		}
-	}
-	return out
-}
-
-func trim(list []int) string { return strings.Trim(fmt.Sprint(list), "[]") }
-
-// inOrder puts differences of decisions into the order of the plans.
-func inOrder(list []Unlike, a, b *planir.Plan) []Unlike {
-	at := map[string]int{}
-	for _, p := range []*planir.Plan{a, b} {
-		for i := range p.Decisions {
-			name := fmt.Sprintf("%s@%d", p.Decisions[i].Node, p.Decisions[i].Rows)
-			if _, ok := at[name]; !ok {
-				at[name] = len(at)
-			}
-		}
-	}
-	slices.SortStableFunc(list, func(x, y Unlike) int { return at[x.What] - at[y.What] })
-	return list
 }

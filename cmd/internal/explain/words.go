@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -94,35 +93,6 @@ func gained(t *planir.Tiers, now, o *solver.TierOutcome) string {
 		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*o.Lost, 100*now.Lost)
 	}
 	return time
-}
-
-// paretoSteps is how many limits of energy are tried between the fastest plan and the one of least energy.
-const paretoSteps = 8
-
-// ShowPareto lists plans that none beats in both time and energy.
-func ShowPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
-	list, err := solver.Pareto(ctx, in, paretoSteps)
-	if err != nil {
-		return err
-	}
-	simulated := ""
-	if in.SoC.Simulated() {
-		simulated = "; times are simulated"
-	}
-	s.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
-	var rows [][]string
-	for _, p := range list {
-		limit, proof := "none", "proved"
-		if p.LimitMJ > 0 {
-			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", p.LimitMJ)
-		}
-		if !p.Proved {
-			proof = fmt.Sprintf("gap %.2f %%", 100*p.Gap)
-		}
-		rows = append(rows, []string{fmt.Sprintf("%.3f", p.ExpectedMS), fmt.Sprintf("%.3f", p.EnergyMJ), limit, proof})
-	}
-	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
-	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
 }
 
 // besideProbe compares the rate at which weights are read with what was probed. More than that contradicts it unless the

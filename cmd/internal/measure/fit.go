@@ -1,20 +1,99 @@
 package measure
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/internal/wholefile"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 )
 
-// ImportedNote says that times of a record are not hetc's, and whose they are.
-func ImportedNote(set *record.Set) string {
+// FitOptions are the flags of hetc fit.
+type FitOptions struct {
+	SoC, Record, Output string
+	AcceptNoisy         bool
+}
+
+// Fit fits latency models to a record, writes them as costs, and tells how well they predict what they have not seen.
+func Fit(ctx context.Context, s *cli.Streams, o *FitOptions) error {
+	if err := wholefile.Writable(o.Output); err != nil {
+		return err
+	}
+	machine, set, costs, err := OpenCosts(o.SoC, o.Record)
+	if err != nil {
+		return err
+	}
+	if err := Steady(s, set, o.Record, o.AcceptNoisy); err != nil {
+		return err
+	}
+	if set.Truncated {
+		s.Warnf("%s: the last line was cut off and is not used", o.Record)
+	}
+	doc := map[string]any{
+		"file": o.Output, "measurements": set.Len(), "families": len(costs.Families),
+		"simulated": costs.Simulated, "imported": costs.Imported,
+	}
+	quality, misses, err := judge(ctx, machine, set, costs, doc)
+	if err != nil {
+		return err
+	}
+	same, err := writeCosts(o.Output, costs)
+	if err != nil {
+		return err
+	}
+	if same {
+		s.Printf("%s: unchanged (same record)\n", o.Output)
+		doc["unchanged"] = true
+	} else {
+		cli.Wrote(s, o.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(), importedNote(set))
+	}
+	s.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"}, quality)
+	doc["products"] = showProducts(s, costs)
+	doc["wanted"] = showWanted(s, costs, misses)
+	return s.Result(doc)
+}
+
+// judge compares predictions with held-out measurements, where the record has them, and by cross-validation. It returns the
+// lines of a table and the misses at held-out operators, and adds the same to doc.
+func judge(
+	ctx context.Context, machine *socs.SoC, set *record.Set, costs *roofline.Costs, doc map[string]any,
+) (rows [][]string, misses []roofline.Miss, err error) {
+	say := func(what string, q roofline.Quality) {
+		rows = append(rows, []string{
+			what, fmt.Sprint(q.N), fmt.Sprintf("%.1f %%", 100*q.MAPE), fmt.Sprintf("%.1f %%", 100*q.Worst()),
+			fmt.Sprintf("%.0f %%", 100*q.Within10), fmt.Sprintf("%.0f %%", 100*q.Within15), fmt.Sprintf("%.0f %%", 100*q.Covered),
+		})
+		doc[strings.ReplaceAll(what, " ", "_")] = q
+	}
+	if q, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
+		misses = q.Misses
+		say("held_out", q)
+		if beyond := q.Beyond(); beyond.N > 0 {
+			say("held_out within samples", q.Within())
+			say("held_out beyond samples", beyond)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("fit: %w", err)
+	}
+	if q, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
+		say("cross_validated", q)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("fit: %w", err)
+	}
+	return rows, misses, nil
+}
+
+// importedNote says that times of a record are not hetc's, and whose they are.
+func importedNote(set *record.Set) string {
 	var from []string
 	for _, x := range set.Header.Imported {
 		from = append(from, fmt.Sprintf("%s (%s)", x.File, x.Source))
@@ -25,9 +104,9 @@ func ImportedNote(set *record.Set) string {
 	return ", measured elsewhere (imported) from " + strings.Join(from, ", ")
 }
 
-// ShowWanted names the operators whose measurement would narrow predictions most. Held-out operators say which are of
+// showWanted names the operators whose measurement would narrow predictions most. Held-out operators say which are of
 // interest; without any, an imported record is asked for the corners of its sizes, as nothing else will measure them.
-func ShowWanted(s *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []roofline.Wanted {
+func showWanted(s *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []roofline.Wanted {
 	const most = 5
 
 	if held == nil && !costs.Imported {
@@ -72,8 +151,8 @@ type product struct {
 	RowStep int       `json:"row_step"` // latency is flat within so many rows; 1: it is linear in them
 }
 
-// ShowProducts tells the shape of each processor's latency: a straight line in the rows, or a staircase.
-func ShowProducts(s *cli.Streams, costs *roofline.Costs) (doc []product) {
+// showProducts tells the shape of each processor's latency: a straight line in the rows, or a staircase.
+func showProducts(s *cli.Streams, costs *roofline.Costs) (doc []product) {
 	var rows [][]string
 	for _, f := range costs.Families {
 		if f.Kind != op.MatMul || f.Bias {
@@ -106,8 +185,8 @@ func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error)
 	return machine, set, costs, err
 }
 
-// WriteCosts writes a costs file unless it holds the same already.
-func WriteCosts(path string, c *roofline.Costs) (same bool, err error) {
+// writeCosts writes a costs file unless it holds the same already.
+func writeCosts(path string, c *roofline.Costs) (same bool, err error) {
 	if old, err := roofline.Open(path); err == nil {
 		a, err := old.Digest()
 		if err != nil {

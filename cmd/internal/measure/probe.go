@@ -6,14 +6,97 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hetc/hetc/cmd/internal/cli"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/profiler"
 	"github.com/hetc/hetc/runtime/driver"
 	"github.com/hetc/hetc/runtime/driver/all"
 	"github.com/hetc/hetc/runtime/driver/host"
+	"github.com/hetc/hetc/socs"
 )
 
-// OtherDrivers are the drivers besides host that work here. Each of those asked for has to.
-func OtherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
+// ProbeOptions are the flags of hetc probe.
+type ProbeOptions struct {
+	Output, Name string
+	Force        bool     // replace a file that is there
+	Drivers      []string // besides host
+}
+
+// Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept unless forced.
+func Probe(ctx context.Context, s *cli.Streams, o *ProbeOptions) error {
+	if err := wholefile.Writable(o.Output); err != nil {
+		return err
+	}
+	described := func() bool { // by the file that is there
+		old, err := socs.Open(o.Output)
+		return err == nil && old.Fingerprint == host.Fingerprint()
+	}
+	if !o.Force {
+		if described() {
+			return cli.Kept(s, o.Output, "it describes this machine; --force probes again")
+		}
+		if _, err := socs.Open(o.Output); err == nil {
+			return diag.New(diag.ClassInput, "probe: %q describes another machine", o.Output).
+				WithHint("write elsewhere, or replace it with --force")
+		}
+	}
+	usable, err := otherDrivers(ctx, o.Drivers)
+	if err != nil {
+		return err
+	}
+	options := profiler.ProbeOptions{Name: o.Name, Fingerprint: host.Fingerprint()}
+	var unused []string
+	for _, d := range usable {
+		if slices.Contains(o.Drivers, d.Name()) {
+			options.Others = append(options.Others, d)
+		} else {
+			unused = append(unused, d.Name())
+		}
+	}
+	if s.Terminal() {
+		options.Note = s.Notef
+	}
+	soc, err := profiler.Probe(ctx, host.New(), options)
+	if err != nil {
+		return err
+	}
+	if !o.Force && described() {
+		return cli.Kept(s, o.Output, "another probe wrote it meanwhile; --force probes again")
+	}
+	if err := socs.Write(o.Output, soc); err != nil {
+		return err
+	}
+	s.Printf("%s: %s\n", o.Output, soc.Description)
+	showProcessors(s, soc)
+	for _, name := range unused {
+		s.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
+	}
+	return s.Result(soc)
+}
+
+// showProcessors prints what was probed of each processor, and of those that work together.
+func showProcessors(s *cli.Streams, soc *socs.SoC) {
+	peak := func(gops float64) string {
+		if gops == 0 {
+			return "-"
+		}
+		return fmt.Sprintf("%.1f", gops)
+	}
+	var rows [][]string
+	for _, p := range soc.Processors {
+		rows = append(rows, []string{
+			p.Name, p.Kind, fmt.Sprint(p.Cores), peak(p.PeakGops["i8"]), peak(p.PeakGops["f32"]), fmt.Sprintf("%.1f", p.BandwidthGBps),
+		})
+	}
+	s.Table([]string{"processor", "kind", "cores", ">int8 Gop/s", ">f32 Gop/s", ">read GB/s"}, rows)
+	for _, joint := range soc.Joint {
+		s.Printf("%s together: %.1f GB/s\n", strings.Join(joint.Processors, " + "), joint.BandwidthGBps)
+	}
+}
+
+// otherDrivers are the drivers besides host that work here. Each of those asked for has to.
+func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
 	var names []string
 	for _, d := range all.Drivers() {
 		names = append(names, d.Name())
@@ -49,11 +132,4 @@ func opens(ctx context.Context, d driver.Driver) error {
 		return err
 	}
 	return p.Close()
-}
-
-func PeakText(gops float64) string {
-	if gops == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f", gops)
 }

@@ -48,17 +48,22 @@ type Options struct {
 	Again, Chat                bool
 }
 
-// Run is one run of the command.
-type Run struct {
-	Streams *cli.Streams
-	Options *Options
-	Root    func(*cli.Streams) *cobra.Command // the program whose commands are run
-	input   string                            // flag of hetrun that the model's bundle takes
-	steps   []quickStep
+// Run takes the steps, which are commands of the program whose root command root makes.
+func Run(ctx context.Context, s *cli.Streams, o *Options, root func(*cli.Streams) *cobra.Command) error {
+	return (&quick{s: s, o: o, root: root}).run(ctx)
 }
 
-// quickStep is a command that was run, and under --json its result.
-type quickStep struct {
+// quick is one run of the command.
+type quick struct {
+	s     *cli.Streams
+	o     *Options
+	root  func(*cli.Streams) *cobra.Command
+	input string // flag of hetrun that the model's bundle takes
+	steps []step
+}
+
+// step is a command that was run, and under --json its result.
+type step struct {
 	Command []string        `json:"command"`
 	Result  json.RawMessage `json:"result"`
 }
@@ -66,67 +71,67 @@ type quickStep struct {
 // Buckets of a quick plan: a few programs, so that there is little to measure.
 var quickBuckets = []int{64, 256}
 
-func (q *Run) Run(ctx context.Context) error {
-	m, err := models.Open(q.Options.Model)
+func (q *quick) run(ctx context.Context) error {
+	m, err := models.Open(q.o.Model)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	if !m.HasWeights() {
-		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.Options.Model).
-			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.Options.Model)
+		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.Model).
+			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.Model)
 	}
 	q.input = "--prompt TEXT"
 	switch files, err := m.TokenizerFiles(); {
 	case err != nil:
 		return err
-	case files["tokenizer"] == nil && q.Options.Prompt != "":
-		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.Options.Model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
+	case files["tokenizer"] == nil && q.o.Prompt != "":
+		return diag.New(diag.ClassInput, "model %q has no tokenizer, which --prompt needs", q.o.Model).WithHint("leave --prompt out, and give hetrun token ids (--tokens)")
 	case files["tokenizer"] == nil:
 		q.input = "--tokens 1,2,3"
 	}
-	dir := q.Options.Out
+	dir := q.o.Out
 	if dir == "" {
 		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
 	}
-	if q.Options.Target != "" {
-		if _, err := socs.OpenTarget(q.Options.Target); err != nil {
+	if q.o.Target != "" {
+		if _, err := socs.OpenTarget(q.o.Target); err != nil {
 			return err
 		}
-		if len(q.Options.Schemes) == 0 {
-			q.Options.Schemes = []string{string(op.A16SQ8C)}
+		if len(q.o.Schemes) == 0 {
+			q.o.Schemes = []string{string(op.A16SQ8C)}
 		}
 	}
-	schemes, err := permitted(q.Options.Schemes)
+	schemes, err := permitted(q.o.Schemes)
 	if err != nil {
 		return err
 	}
-	if q.Options.Target != "" {
+	if q.o.Target != "" {
 		schemes = schemes[1:] // no NPU computes the stored precision
 		if err := q.plannable(m, schemes); err != nil {
 			return err
 		}
 	}
-	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.Streams.Notef("waiting for another hetc that works in %q", dir) })
+	unlock, err := matrix.OwnDirectory(ctx, dir, func() { q.s.Notef("waiting for another hetc that works in %q", dir) })
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	var cal []string
 	calDigest := ""
-	if q.Options.Calibration != "" {
-		c, err := calibration.Read(q.Options.Calibration)
+	if q.o.Calibration != "" {
+		c, err := calibration.Read(q.o.Calibration)
 		if err != nil {
 			return err
 		}
 		if calDigest, err = c.Digest(); err != nil {
 			return err
 		}
-		cal = []string{"--calibration", q.Options.Calibration}
+		cal = []string{"--calibration", q.o.Calibration}
 	}
 	file := func(name string) string { return filepath.Join(dir, name) }
 	key, app := file("local"), file("app.hetb")
-	if q.Options.Again {
+	if q.o.Again {
 		if err := q.repair(file); err != nil {
 			return err
 		}
@@ -135,21 +140,21 @@ func (q *Run) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if q.Options.Target != "" {
+	if q.o.Target != "" {
 		return q.forTarget(ctx, schemes, file)
 	}
-	if !q.Options.Again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
-		q.Streams.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
+	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
+		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
 	} else {
-		with := []string{"--soc", file("soc.yaml"), "--model", q.Options.Model, "--workload", file("workload.yaml")}
+		with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
 		steps := [][]string{
 			{"probe", "-o", file("soc.yaml")},
-			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.Options.Budget}, with...),
+			append([]string{"profile", "-o", file("rec.jsonl"), "--resume", "--rounds", "1", "--budget", q.o.Budget}, with...),
 			slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "-o", file("plan.yaml"), "--accept-noisy"}, with, cal),
 			{"keygen", "--out", key},
-			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.Options.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
+			append([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--soc", file("soc.yaml"), "--key", key + ".key", "-o", app}, cal...),
 		}
-		if q.Options.Again {
+		if q.o.Again {
 			steps[1] = append(steps[1], "--flagged")
 		}
 		if _, err := os.Stat(key + ".key"); err == nil {
@@ -161,29 +166,29 @@ func (q *Run) Run(ctx context.Context) error {
 			}
 		}
 	}
-	if q.Options.Prompt != "" {
-		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.Options.Prompt, "--max-tokens", strconv.Itoa(q.Options.MaxTokens)}
-		if q.Options.Chat {
+	if q.o.Prompt != "" {
+		args := []string{"run", app, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
+		if q.o.Chat {
 			args = append(args, "--chat")
 		}
 		if err := q.step(ctx, args...); err != nil {
 			return err
 		}
 	}
-	q.Streams.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
-	return q.Streams.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
+	q.s.Printf("\n%s runs on this kind of machine:\n  %s %s --trust %s %s\n", app, cli.Program("hetrun"), cli.Quote(app), cli.Quote(key+".pub"), q.input)
+	return q.s.Result(map[string]any{"bundle": app, "trust": key + ".pub", "steps": q.steps})
 }
 
 // plannable reports schemes with which no plan for the target can be made, before minutes are spent on what comes first.
-func (q *Run) plannable(m *models.Model, schemes []op.Scheme) error {
-	soc, err := socs.OpenTarget(q.Options.Target)
+func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
+	soc, err := socs.OpenTarget(q.o.Target)
 	if err != nil {
 		return err
 	}
 	w := quickWorkload(schemes)
 	in := solver.Input{Model: m, SoC: soc, Workload: &w}
-	if q.Options.Only != "" {
-		in.Only = []string{q.Options.Only}
+	if q.o.Only != "" {
+		in.Only = []string{q.o.Only}
 	}
 	if err := in.ForTarget(); err != nil {
 		return err
@@ -207,34 +212,34 @@ func quickWorkload(schemes []op.Scheme) workload.Workload {
 }
 
 // forTarget makes the bundle of a device that is not here, and its twin. What was calibrated, recorded and compiled stays.
-func (q *Run) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
-	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.Options.Calibration
+func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(string) string) error {
+	key, app, twin, cal := file("local"), file("app.hetb"), file("twin.hetb"), q.o.Calibration
 	var steps [][]string
 	if cal == "" && slices.ContainsFunc(schemes, op.Scheme.Static) {
 		cal = file("calibration.yaml")
 		_, err := os.Stat(cal)
 		switch {
-		case err == nil && !q.Options.Again:
-		case q.Options.Text == "":
+		case err == nil && !q.o.Again:
+		case q.o.Text == "":
 			return diag.New(diag.ClassUsage, "quick: schemes with static scales need ranges of activations, and no text is given").
 				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
 		default:
-			step := []string{"calibrate", "--model", q.Options.Model, "--text", q.Options.Text, "-o", cal}
+			step := []string{"calibrate", "--model", q.o.Model, "--text", q.o.Text, "-o", cal}
 			for _, s := range schemes {
 				step = append(step, "--schemes", string(s))
 			}
 			steps = append(steps, step)
 		}
 	}
-	with := []string{"--target", q.Options.Target, "--model", q.Options.Model, "--workload", file("workload.yaml")}
+	with := []string{"--target", q.o.Target, "--model", q.o.Model, "--workload", file("workload.yaml")}
 	var ranges []string
 	if cal != "" {
 		ranges = []string{"--calibration", cal}
 	}
-	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.Options.Model, "--key", key + ".key"}, ranges)
+	emit := slices.Concat([]string{"emit", "--plan", file("plan.yaml"), "--model", q.o.Model, "--key", key + ".key"}, ranges)
 	solve := slices.Concat([]string{"solve", "--record", file("rec.jsonl"), "--facts", file("facts.jsonl"), "-o", file("plan.yaml")}, with, ranges)
-	if q.Options.Only != "" {
-		solve = append(solve, "--only", q.Options.Only)
+	if q.o.Only != "" {
+		solve = append(solve, "--only", q.o.Only)
 	}
 	steps = append(steps,
 		append([]string{"profile", "-o", file("rec.jsonl"), "--resume"}, with...),
@@ -245,10 +250,10 @@ func (q *Run) forTarget(ctx context.Context, schemes []op.Scheme, file func(stri
 	}
 	steps = append(steps,
 		slices.Concat(emit, []string{"--for-emulator", "-o", twin}),
-		slices.Concat(emit, []string{"--target", q.Options.Target, "--twin", twin, "-o", app}))
-	if q.Options.Prompt != "" {
-		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.Options.Prompt, "--max-tokens", strconv.Itoa(q.Options.MaxTokens)}
-		if q.Options.Chat {
+		slices.Concat(emit, []string{"--target", q.o.Target, "--twin", twin, "-o", app}))
+	if q.o.Prompt != "" {
+		run := []string{"run", twin, "--trust", key + ".pub", "--prompt", q.o.Prompt, "--max-tokens", strconv.Itoa(q.o.MaxTokens)}
+		if q.o.Chat {
 			run = append(run, "--chat")
 		}
 		steps = append(steps, run)
@@ -258,36 +263,36 @@ func (q *Run) forTarget(ctx context.Context, schemes []op.Scheme, file func(stri
 			return err
 		}
 	}
-	q.Streams.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
-		app, q.Options.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
-	return q.Streams.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
+	q.s.Printf("\n%s is for %s and was never loaded there; its twin runs here, emulated:\n  %s %s --trust %s %s\n",
+		app, q.o.Target, cli.Program("hetrun"), cli.Quote(twin), cli.Quote(key+".pub"), q.input)
+	return q.s.Result(map[string]any{"bundle": app, "twin": twin, "trust": key + ".pub", "steps": q.steps})
 }
 
 // step shows a command and runs it in this process.
-func (q *Run) step(ctx context.Context, args ...string) error {
+func (q *quick) step(ctx context.Context, args ...string) error {
 	if i := slices.Index(args, "--resume"); i > 0 && args[0] == "profile" {
 		if err := q.usableRecord(ctx, args); err != nil {
 			return err
 		}
 	}
-	q.Streams.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
-	sub := &cli.Streams{Tool: q.Streams.Tool, In: q.Streams.In, Out: q.Streams.Out, Err: q.Streams.Err, JSON: q.Streams.JSON}
+	q.s.Printf("$ %s %s\n", cli.Program("hetc"), cli.Quote(args...))
+	sub := &cli.Streams{Tool: q.s.Tool, In: q.s.In, Out: q.s.Out, Err: q.s.Err, JSON: q.s.JSON}
 	var result bytes.Buffer
 	if sub.JSON {
 		sub.Out = &result
 	}
-	if err := cli.Prepare(sub, q.Root, args...).ExecuteContext(ctx); err != nil {
+	if err := cli.Prepare(sub, q.root, args...).ExecuteContext(ctx); err != nil {
 		if errors.Is(err, context.Canceled) {
 			return diag.New(diag.ClassInterrupted, "quick: %s: %w", args[0], err).WithHint("the same hetc quick goes on where it stopped")
 		}
 		return err
 	}
-	q.steps = append(q.steps, quickStep{append([]string{"hetc"}, args...), result.Bytes()})
+	q.steps = append(q.steps, step{append([]string{"hetc"}, args...), result.Bytes()})
 	return nil
 }
 
 // repair removes what no step could use or replace: the steps then make it anew.
-func (q *Run) repair(file func(string) string) error {
+func (q *quick) repair(file func(string) string) error {
 	soc, key := file("soc.yaml"), file("local")
 	_, workloadErr := workload.Read(file("workload.yaml"))
 	machine, socErr := socs.Open(soc)
@@ -331,7 +336,7 @@ func usableKey(base string) error {
 }
 
 // discard removes a file that is there, and says why.
-func (q *Run) discard(path string, why error) error {
+func (q *quick) discard(path string, why error) error {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -339,13 +344,13 @@ func (q *Run) discard(path string, why error) error {
 	if err != nil {
 		return diag.New(diag.ClassIO, "quick: %w", err)
 	}
-	q.Streams.Notef("%s is made anew: %v", path, why)
+	q.s.Notef("%s is made anew: %v", path, why)
 	return nil
 }
 
 // usableRecord looks at the record that a step of profile would go on with. One of another SoC file, machine or version
 // of the kernels cannot be continued: with --again it is begun anew.
-func (q *Run) usableRecord(ctx context.Context, step []string) error {
+func (q *quick) usableRecord(ctx context.Context, step []string) error {
 	value := func(flags ...string) string {
 		i := slices.IndexFunc(step, func(s string) bool { return slices.Contains(flags, s) })
 		return step[i+1]
@@ -371,7 +376,7 @@ func (q *Run) usableRecord(ctx context.Context, step []string) error {
 		return w.Close()
 	case diag.ClassOf(err) != diag.ClassInput:
 		return err
-	case q.Options.Again:
+	case q.o.Again:
 		return q.discard(path, err)
 	}
 	return diag.New(diag.ClassInput, "quick: %w", err).WithHint("the same hetc quick with --again measures anew")
@@ -400,14 +405,14 @@ func permitted(offered []string) ([]op.Scheme, error) {
 }
 
 // workload writes what the plan is for, unless it is there.
-func (q *Run) workload(path string, schemes []op.Scheme) (changed bool, err error) {
+func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
 	w := quickWorkload(schemes)
 	text, err := decode.YAML(w)
 	if err != nil {
 		return false, err
 	}
 	old, err := wholefile.Read(path, 1<<20)
-	if err == nil && (bytes.Equal(old, text) || len(q.Options.Schemes) == 0) {
+	if err == nil && (bytes.Equal(old, text) || len(q.o.Schemes) == 0) {
 		return false, nil // also one that was edited by hand
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -418,7 +423,7 @@ func (q *Run) workload(path string, schemes []op.Scheme) (changed bool, err erro
 
 // current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
 // to this machine.
-func (q *Run) current(plan, app string, m *models.Model, calibration string) bool {
+func (q *quick) current(plan, app string, m *models.Model, calibration string) bool {
 	p, err := plantext.Read(plan)
 	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
 		return false

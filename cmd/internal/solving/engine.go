@@ -38,7 +38,7 @@ func (f *EngineFlags) Flags(c *cobra.Command) {
 
 // Open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors are of class ClassUsage for an unknown name and
 // ClassUnavailable for an engine that is not there.
-func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *solves, error) {
+func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *Log, error) {
 	log := NewLog(s)
 	w := &problem.Watch{Started: log.Started, Done: log.Done}
 	if s.Terminal() {
@@ -79,8 +79,8 @@ func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *solves
 	return e, log, nil
 }
 
-// solves is what engines did.
-type solves struct {
+// Log is what engines did.
+type Log struct {
 	s      *cli.Streams
 	mu     sync.Mutex
 	begun  map[string]time.Time
@@ -132,16 +132,16 @@ type Solved struct {
 	Failed    string   `json:"failed,omitempty"` // why there is no answer
 }
 
-func NewLog(s *cli.Streams) *solves { return &solves{s: s, begun: map[string]time.Time{}} }
+func NewLog(s *cli.Streams) *Log { return &Log{s: s, begun: map[string]time.Time{}} }
 
-func (l *solves) Started(what, engine string) {
+func (l *Log) Started(what, engine string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.begun[what+"\x00"+engine] = time.Now()
 	l.shown = time.Now()
 }
 
-func (l *solves) Done(r problem.Report) {
+func (l *Log) Done(r problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := Solved{Problem: r.Problem, Engine: r.Engine, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Choices: r.Choices,
@@ -159,7 +159,7 @@ func (l *solves) Done(r problem.Report) {
 }
 
 // progress tells every other second how far a linear program is.
-func (l *solves) progress(what, engine string, objective, bound float64, nodes int64) {
+func (l *Log) progress(what, engine string, objective, bound float64, nodes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Since(l.shown) < 2*time.Second {
@@ -174,7 +174,7 @@ func (l *solves) progress(what, engine string, objective, bound float64, nodes i
 }
 
 // answered notes the answer that the linear programs of a problem have.
-func (l *solves) answered(r problem.Report) {
+func (l *Log) answered(r problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := Indexed{Problem: r.Problem, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Of: len(r.Models)}
@@ -192,7 +192,7 @@ func (l *solves) answered(r problem.Report) {
 }
 
 // write writes one model and returns the file's name. The first error is kept: engines do not wait for files.
-func (l *solves) write(m *milp.Model) (file string) {
+func (l *Log) write(m *milp.Model) (file string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -224,7 +224,7 @@ func (l *solves) write(m *milp.Model) (file string) {
 
 // Choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are solved in any number of
 // combinations of schemes: theirs is the one with the plan's objective, or, where a single processor is taken instead, its bound.
-func (l *solves) Choose(r *solver.Result) {
+func (l *Log) Choose(r *solver.Result) {
 	if l.models == "" || l.of != ofPlan || l.err != nil {
 		return
 	}
@@ -267,7 +267,7 @@ func (l *solves) Choose(r *solver.Result) {
 }
 
 // ShowModels tells what was written.
-func (l *solves) ShowModels() {
+func (l *Log) ShowModels() {
 	if l.models == "" {
 		return
 	}
@@ -282,7 +282,7 @@ func (l *solves) ShowModels() {
 }
 
 // Written writes the index of the models, and returns the error of writing them.
-func (l *solves) Written() error {
+func (l *Log) Written() error {
 	if l.models != "" && l.err == nil {
 		l.err = l.writeIndex()
 	}
@@ -293,7 +293,7 @@ func (l *solves) Written() error {
 }
 
 // writeIndex writes a line of JSON per linear program, in the order of the files.
-func (l *solves) writeIndex() error {
+func (l *Log) writeIndex() error {
 	slices.SortFunc(l.index, func(a, b Indexed) int { return strings.Compare(a.File, b.File) })
 	var b bytes.Buffer
 	lines := json.NewEncoder(&b)
@@ -306,7 +306,7 @@ func (l *solves) writeIndex() error {
 }
 
 // Show summarises by engine and status, and names what no engine answered for.
-func (l *solves) Show() {
+func (l *Log) Show() {
 	type key struct{ engine, status string }
 	type sum struct {
 		problems   int

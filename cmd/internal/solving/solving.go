@@ -118,8 +118,8 @@ func MaxMemory(text string) (int64, error) {
 	return int64(b), nil
 }
 
-// Parts reads numbers by processor.
-func Parts(given map[string]string) (map[string]float64, error) {
+// parts reads numbers by processor.
+func parts(given map[string]string) (map[string]float64, error) {
 	out := map[string]float64{}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		x, err := strconv.ParseFloat(given[name], 64)

@@ -1,0 +1,106 @@
+package bundling
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/emit"
+	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/models"
+	"github.com/hetc/hetc/planir/bundle"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/socs"
+)
+
+// Options are the flags of hetc emit, and what the bundle says of itself.
+type Options struct {
+	emit.Options
+	Target          TargetFlags
+	PlanFile        string
+	ModelDir        string
+	SoC             string // file or catalog name: check the plan against it again
+	Key             string // private key that signs; "": the environment's
+	CalibrationFile string
+	Output          string // bundle to write
+}
+
+// Write makes a bundle of a plan, signs it, and tells what is in it.
+func Write(c *cobra.Command, s *cli.Streams, o *Options) error {
+	if err := cli.Required(c, "plan", "model", "output"); err != nil {
+		return err
+	}
+	if err := wholefile.Writable(o.Output); err != nil {
+		return err
+	}
+	machine, public, err := o.open(c.Context(), s)
+	if err != nil {
+		return err
+	}
+	defer o.Model.Close()
+	progress := NewProgress(s)
+	o.Watch = progress.watch
+	identity, err := Emit(c.Context(), o.Output, o.Options, machine)
+	if err != nil {
+		return err
+	}
+	progress.written()
+	written, err := bundle.Inspect(o.Output)
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	took := progress.show()
+	report, err := claimedReport(o.Output)
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	if report != nil {
+		showReport(s, report)
+	}
+	blobs := len(written.Manifest.Blobs)
+	cli.Wrote(s, o.Output, "%s, %d blobs, identity %s, key %s", unit.Bytes(written.Bytes), blobs, identity, public.ID())
+	doc := map[string]any{
+		"file": o.Output, "bytes": written.Bytes, "blobs": blobs, "identity": identity.String(), "keyid": public.ID(),
+	}
+	if report != nil {
+		doc["report"], doc["compiled"] = report, took
+	}
+	return s.Result(doc)
+}
+
+// open reads what emit needs. The caller closes the model where there is no error.
+func (o *Options) open(ctx context.Context, s *cli.Streams) (machine *socs.SoC, public *bundle.Key, err error) {
+	if o.Plan, err = plantext.Read(o.PlanFile); err != nil {
+		return nil, nil, err
+	}
+	if o.Model, err = models.Open(o.ModelDir); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			o.Model.Close()
+		}
+	}()
+	if machine, err = bindings.SoCOf(o.Plan, o.SoC); err != nil {
+		return nil, nil, err
+	}
+	private, err := emit.LoadSigningKey(o.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	if o.Files, err = o.Model.TokenizerFiles(); err != nil {
+		return nil, nil, err
+	}
+	if len(o.Files["tokenizer"]) == 0 {
+		s.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", o.ModelDir)
+	}
+	if o.Calibration, err = bindings.ReadCalibration(o.CalibrationFile); err != nil {
+		return nil, nil, err
+	}
+	o.Signers = []bundle.Signer{private.Signer()}
+	return machine, &private.Public, o.Target.Apply(ctx, &o.Options, machine, &private.Public)
+}

@@ -1,0 +1,205 @@
+package solving
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hetc/hetc/cmd/internal/bindings"
+	"github.com/hetc/hetc/cmd/internal/cli"
+	"github.com/hetc/hetc/cmd/internal/planview"
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/internal/wholefile"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/plantext"
+	"github.com/hetc/hetc/solver"
+	"github.com/hetc/hetc/solver/workload"
+)
+
+// Options are the flags of hetc solve.
+type Options struct {
+	Inputs
+	Engine           EngineFlags
+	Working          Working
+	Output           string            // plan to write
+	Calibration      string            // file
+	Loads            string            // file
+	MaxMemory        string            // bound of a process that executes the plan
+	Pareto           string            // list plans instead of writing one
+	Only, Strategies []string          // restrictions to compare with
+	Ratio            map[string]string // likewise, share of columns by processor
+}
+
+// Solve decides, writes the plan unless the same bytes are there, and tells what was decided and how well it is proved.
+func Solve(c *cobra.Command, s *cli.Streams, o *Options) error {
+	o.Working.Began = time.Now()
+	if err := o.checkOutput(c); err != nil {
+		return err
+	}
+	o.Warn = s
+	input, err := o.open(c)
+	if err != nil {
+		return err
+	}
+	defer input.Model.Close()
+	end, err := o.Working.Begin(s, input)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if o.Pareto != "" {
+		return showPareto(c.Context(), s, *input)
+	}
+	result, log, err := o.decide(c.Context(), s, input)
+	if err != nil {
+		return err
+	}
+	end()
+	log.Choose(result)
+	if err := log.Written(); err != nil {
+		return err
+	}
+	for _, warning := range result.Warnings {
+		s.Warnf("%s", warning)
+	}
+	digest, unchanged, err := writePlan(s, o.Output, result.Plan)
+	if err != nil {
+		return err
+	}
+	doc := o.tell(s, input, result, log)
+	doc["file"], doc["digest"], doc["unchanged"] = o.Output, digest, unchanged
+	return s.Result(doc)
+}
+
+// checkOutput refuses flags that name no plan to write, or one beside --pareto, which writes none.
+func (o *Options) checkOutput(c *cobra.Command) error {
+	if o.Pareto == "" {
+		if err := cli.Required(c, "output"); err != nil {
+			return err
+		}
+		return wholefile.Writable(o.Output)
+	}
+	if o.Pareto != "energy,latency" && o.Pareto != "latency,energy" || o.Output != "" {
+		return diag.New(diag.ClassUsage, "solve: --pareto %q lists plans and writes none, want --pareto energy,latency and no -o", o.Pareto).
+			WithHint("the list says which limit in the workload gives which plan")
+	}
+	return nil
+}
+
+// open reads every input. The caller closes the model.
+func (o *Options) open(c *cobra.Command) (*solver.Input, error) {
+	input, err := o.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	if input.Calibration, err = bindings.ReadCalibration(o.Calibration); err == nil && o.Loads != "" {
+		input.Loads, err = workload.ReadLoads(o.Loads)
+	}
+	if err == nil {
+		input.MaxMemory, err = MaxMemory(o.MaxMemory)
+	}
+	if err != nil {
+		return nil, errors.Join(err, input.Model.Close())
+	}
+	input.Only = o.Only
+	return input, nil
+}
+
+// decide solves with the engine that the flags name.
+func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Input) (*solver.Result, *Log, error) {
+	engine, log, err := o.Engine.Open(s, input.WorkingMemory)
+	if err != nil {
+		return nil, nil, err
+	}
+	input.Engine = engine
+	for _, name := range o.Strategies {
+		input.Strategies = append(input.Strategies, planir.Strategy(name))
+	}
+	if input.Ratio, err = parts(o.Ratio); err != nil {
+		return nil, nil, err
+	}
+	result, err := solver.Solve(ctx, *input)
+	if err != nil {
+		return nil, nil, errors.Join(solver.Diagnose(ctx, *input, err), log.Written())
+	}
+	return result, log, nil
+}
+
+// writePlan writes a plan unless the file holds the same bytes.
+func writePlan(s *cli.Streams, path string, p *planir.Plan) (digest string, unchanged bool, err error) {
+	text, err := plantext.Encode(p)
+	if err != nil {
+		return "", false, err
+	}
+	if digest, err = planir.Digest(p); err != nil {
+		return "", false, err
+	}
+	if old, err := wholefile.Read(path, int64(len(text))); err == nil && bytes.Equal(old, text) {
+		s.Printf("%s: unchanged (same inputs)\n", path)
+		return digest, true, nil
+	}
+	if err := wholefile.Write(path, text); err != nil {
+		return "", false, err
+	}
+	cli.Wrote(s, path, "plan %.12s for %s on %s", digest, p.Model.Name, p.SoC.Name)
+	return digest, false, nil
+}
+
+// tell shows the plan and what solving took, and returns the same for --json.
+func (o *Options) tell(s *cli.Streams, input *solver.Input, result *solver.Result, log *Log) map[string]any {
+	p := result.Plan
+	planview.ShowTarget(s, p)
+	planview.ShowPredictions(s, p)
+	planview.ShowSizes(s, p)
+	dropped := planview.LeftOut(input.Workload.Buckets, p)
+	if len(dropped) > 0 {
+		s.Printf("buckets left out of the workload's list: %v; the plan serves its prompts faster without them, "+
+			"or within its bound of memory\n", dropped)
+	}
+	planview.ShowLimits(s, p)
+	planview.ShowTiers(s, p)
+	planview.ShowCompiled(s, p)
+	log.Show()
+	log.ShowModels()
+	proof := solver.ProofOf(p.Solver)
+	s.Printf("%s\n", proof)
+	return map[string]any{
+		"proof": proof, "took": o.Working.Show(s, result), "simulated": p.SoC.Simulated, "imported": p.SoC.Imported,
+		"quality": p.Quality, "memory": p.Memory, "buckets_left_out": dropped,
+		"predictions": p.Predictions, "compiled": p.Compiled, "solver": p.Solver, "solves": log.Solves,
+		"expected_ns": result.ExpectedNS, "expected_nj_modelled": result.ExpectedNJ,
+	}
+}
+
+// paretoSteps is how many limits of energy are tried between the fastest plan and the one of least energy.
+const paretoSteps = 8
+
+// showPareto lists plans that none beats in both time and energy.
+func showPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
+	list, err := solver.Pareto(ctx, in, paretoSteps)
+	if err != nil {
+		return err
+	}
+	simulated := ""
+	if in.SoC.Simulated() {
+		simulated = "; times are simulated"
+	}
+	s.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
+	var rows [][]string
+	for _, p := range list {
+		limit, proof := "none", "proved"
+		if p.LimitMJ > 0 {
+			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", p.LimitMJ)
+		}
+		if !p.Proved {
+			proof = fmt.Sprintf("gap %.2f %%", 100*p.Gap)
+		}
+		rows = append(rows, []string{fmt.Sprintf("%.3f", p.ExpectedMS), fmt.Sprintf("%.3f", p.EnergyMJ), limit, proof})
+	}
+	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
+	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
+}
