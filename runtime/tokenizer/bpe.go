@@ -38,15 +38,17 @@ type bpe struct {
 	byteFallback *[256]int32 // instead of unk, the token of each byte, -1 where there is none; else nil
 	ignoreMerges bool        // a word that is a token is that token
 
-	raw   bool // words are bytes, each a character of the byte alphabet
-	bytes [256]int32
-	// Where no merge joins what does not end in a metaspace and what begins with one, a text can be cut there.
+	raw   bool       // words are bytes, each a character of the byte alphabet
+	bytes [256]int32 // the token of each byte in the byte alphabet, -1: none
+	// cuts says that a text can be cut before a metaspace that follows something else: no merge joins across such a
+	// place, and no character is left out, so that what is beside it does not meet.
 	cuts bool
 
 	mu    sync.Mutex
 	cache map[string][]int32
 }
 
+// merge is what a pair becomes; the lowest rank is merged first.
 type merge struct{ rank, id int32 }
 
 func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
@@ -58,13 +60,13 @@ const metaspace = "▁"
 // characters for themselves, the others in order from U+0100.
 var alphabet = func() (out [256]rune) {
 	next := rune(256)
-	for b := range out {
-		r := rune(b)
-		if r > ' ' && r < 0x7f || r > 0xa0 && r != 0xad {
-			out[b] = r
+	for value := range out {
+		char := rune(value)
+		if char > ' ' && char < 0x7f || char > 0xa0 && char != 0xad {
+			out[value] = char
 			continue
 		}
-		out[b] = next
+		out[value] = next
 		next++
 	}
 	return out
@@ -72,8 +74,8 @@ var alphabet = func() (out [256]rune) {
 
 var byteOf = func() map[rune]byte {
 	out := map[rune]byte{}
-	for b, r := range alphabet {
-		out[r] = byte(b)
+	for value, char := range alphabet {
+		out[char] = byte(value)
 	}
 	return out
 }()
@@ -91,40 +93,41 @@ func inAlphabet(text string) string {
 // for itself.
 func appendBytes(out []byte, token string) []byte {
 	start := len(out)
-	for _, r := range token {
-		b, ok := byteOf[r]
+	for _, char := range token {
+		value, ok := byteOf[char]
 		if !ok {
 			return append(out[:start], token...)
 		}
-		out = append(out, b)
+		out = append(out, value)
 	}
 	return out
 }
 
-// readBPE reads the model part of a tokenizer.json.
-func readBPE(raw []byte) (*bpe, error) {
-	var vocab, merges []byte
-	var options struct {
-		Dropout      *float64 `json:"dropout"`
-		UnkToken     *string  `json:"unk_token"`
-		Prefix       string   `json:"continuing_subword_prefix"`
-		Suffix       string   `json:"end_of_word_suffix"`
-		FuseUnk      bool     `json:"fuse_unk"`
-		ByteFallback bool     `json:"byte_fallback"`
-		IgnoreMerges bool     `json:"ignore_merges"`
-	}
-	kind := ""
+// bpeFields are those of the model part of a tokenizer.json. vocab and merges are still JSON.
+type bpeFields struct {
+	kind           string
+	vocab, merges  []byte
+	dropout        *float64
+	unk            *string
+	prefix, suffix string
+	fuseUnk        bool
+	byteFallback   bool
+	ignoreMerges   bool
+}
+
+func readBPEFields(raw []byte) (f bpeFields, err error) {
 	fields := map[string]any{
-		"type": &kind, "dropout": &options.Dropout, "unk_token": &options.UnkToken, "continuing_subword_prefix": &options.Prefix,
-		"end_of_word_suffix": &options.Suffix, "fuse_unk": &options.FuseUnk, "byte_fallback": &options.ByteFallback, "ignore_merges": &options.IgnoreMerges,
+		"type": &f.kind, "dropout": &f.dropout, "unk_token": &f.unk, "continuing_subword_prefix": &f.prefix,
+		"end_of_word_suffix": &f.suffix, "fuse_unk": &f.fuseUnk, "byte_fallback": &f.byteFallback,
+		"ignore_merges": &f.ignoreMerges,
 	}
 	var unknown error // reported last, so that another kind of model is refused as such
-	err := members(raw, func(key string, value []byte) error {
+	err = members(raw, func(key string, value []byte) error {
 		switch {
 		case key == "vocab":
-			vocab = value
+			f.vocab = value
 		case key == "merges":
-			merges = value
+			f.merges = value
 		case fields[key] == nil || len(value) > maxPart:
 			unknown = fmt.Errorf("unknown field %q", clip(key))
 		default:
@@ -136,60 +139,69 @@ func readBPE(raw []byte) (*bpe, error) {
 	})
 	switch {
 	case err != nil:
-		return nil, err
-	case kind != "BPE" && (kind != "" || merges == nil):
-		return nil, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
+		return f, err
+	case f.kind != "BPE" && (f.kind != "" || f.merges == nil):
+		return f, fmt.Errorf("%s is not supported; supported: BPE", part(raw).kind())
 	case unknown != nil:
-		return nil, unknown
-	case options.Dropout != nil && *options.Dropout != 0:
-		return nil, errors.New("dropout is not supported")
-	case options.Prefix != "" || options.Suffix != "":
-		return nil, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
-	case vocab == nil:
-		return nil, errors.New("no vocab")
+		return f, unknown
+	case f.dropout != nil && *f.dropout != 0:
+		return f, errors.New("dropout is not supported")
+	case f.prefix != "" || f.suffix != "":
+		return f, errors.New("continuing_subword_prefix and end_of_word_suffix are not supported")
+	case f.vocab == nil:
+		return f, errors.New("no vocab")
 	}
-	model := &bpe{unk: -1, fuseUnk: options.FuseUnk, ignoreMerges: options.IgnoreMerges, cache: map[string][]int32{}}
-	if err := model.readVocab(vocab); err != nil {
+	return f, nil
+}
+
+// readBPE reads the model part of a tokenizer.json.
+func readBPE(raw []byte) (*bpe, error) {
+	fields, err := readBPEFields(raw)
+	if err != nil {
+		return nil, err
+	}
+	t := &bpe{fuseUnk: fields.fuseUnk, ignoreMerges: fields.ignoreMerges, cache: map[string][]int32{}}
+	if err := t.readVocab(fields.vocab); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
 	}
-	if merges == nil {
-		merges = []byte("[]")
-	}
-	if model.cuts, err = model.readMerges(merges); err != nil {
+	if err := t.readMerges(fields.merges); err != nil {
 		return nil, fmt.Errorf("merges: %w", err)
 	}
-	if options.UnkToken != nil {
-		id, ok := model.vocab[*options.UnkToken]
-		if model.unk = id; !ok {
-			model.unk, model.unkMissing = -1, *options.UnkToken
+	t.unk = -1
+	if fields.unk != nil {
+		unk := *fields.unk
+		if t.unk = t.id(unk); t.unk < 0 {
+			t.unkMissing = unk
 		}
-		model.cuts = model.cuts && ok && !strings.HasPrefix(*options.UnkToken, metaspace) && !strings.HasSuffix(*options.UnkToken, metaspace)
+		apart := !strings.HasPrefix(unk, metaspace) && !strings.HasSuffix(unk, metaspace)
+		t.cuts = t.cuts && t.unk >= 0 && apart
 	}
-	complete := options.ByteFallback
-	if options.ByteFallback {
-		model.byteFallback = new([256]int32)
-		for value := range model.byteFallback {
-			id, ok := model.vocab[fmt.Sprintf("<0x%02X>", value)]
-			if !ok {
-				id, complete = -1, false
-			}
-			model.byteFallback[value] = id
+	complete := fields.byteFallback
+	if fields.byteFallback {
+		t.byteFallback = new([256]int32)
+		for value := range t.byteFallback {
+			t.byteFallback[value] = t.id(fmt.Sprintf("<0x%02X>", value))
+			complete = complete && t.byteFallback[value] >= 0
 		}
 	}
-	_, ok := model.vocab[metaspace]
-	model.cuts = model.cuts && ok && !model.ignoreMerges && (complete || model.unk >= 0)
+	t.cuts = t.cuts && t.id(metaspace) >= 0 && !t.ignoreMerges && (complete || t.unk >= 0)
 	for value, char := range alphabet {
-		id, ok := model.vocab[string(char)]
-		if model.bytes[value] = id; !ok {
-			model.bytes[value] = -1
-		}
+		t.bytes[value] = t.id(string(char))
 	}
-	return model, nil
+	return t, nil
+}
+
+// id is the id of a token, -1 if there is none.
+func (t *bpe) id(token string) int32 {
+	if id, ok := t.vocab[token]; ok {
+		return id
+	}
+	return -1
 }
 
 func (t *bpe) readVocab(raw []byte) error {
 	t.vocab = make(map[string]int32, min(bytes.Count(raw, []byte{','})+1, maxVocab))
-	err := entries(raw, func(token string, value []byte) error {
+	return entries(raw, func(token string, value []byte) error {
 		id, err := strconv.ParseInt(string(value[:min(len(value), 20)]), 10, 32)
 		if err != nil {
 			return fmt.Errorf("token %q: want a whole number, got %.20q", clip(token), value)
@@ -215,69 +227,78 @@ func (t *bpe) readVocab(raw []byte) error {
 		t.vocab[token], t.tokens[id] = int32(id), token
 		return nil
 	})
-	return err
 }
 
-// readMerges reads pairs written "a b" or ["a","b"]; cuts says that none joins across the beginning of a word.
-func (t *bpe) readMerges(raw []byte) (cuts bool, err error) {
+// readMerges reads pairs, those that were learned first first. Of two equal pairs the later counts.
+func (t *bpe) readMerges(raw []byte) error {
+	t.cuts, t.merges = true, map[uint64]merge{}
+	if raw == nil {
+		return nil
+	}
 	const shortest = 8 // bytes of a merge in the file
 	t.merges = make(map[uint64]merge, min(len(t.vocab), len(raw)/shortest))
-	cuts = true
 	rank, id := int32(0), int32(-1)
 	var joined []byte
-	parts := make([][]byte, 0, 2)
-	err = elements(raw, func(value []byte) error {
+	return elements(raw, func(value []byte) error {
 		if rank == maxMerges {
 			return fmt.Errorf("more than %d", maxMerges)
 		}
-		var left, right []byte
-		var ok bool
-		if value[0] == '[' {
-			parts = parts[:0]
-			if err := elements(value, func(part []byte) error {
-				text, err := unquoted(part)
-				if len(parts) == 2 {
-					return fmt.Errorf("more than 2 parts in merge %d", rank)
-				}
-				parts = append(parts, text)
-				return err
-			}); err != nil {
-				return err
-			}
-			if len(parts) == 2 {
-				left, right = parts[0], parts[1]
-			}
-		} else {
-			text, err := unquoted(value)
-			if err != nil {
-				return err
-			}
-			left, right, _ = bytes.Cut(text, []byte{' '})
-		}
-		if len(left) == 0 || len(right) == 0 || value[0] == '"' && bytes.IndexByte(right, ' ') >= 0 {
-			return fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
-		}
-		if len(left)+len(right) > 2*maxTokenBytes {
-			return fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
+		left, right, err := mergeParts(value, rank)
+		if err != nil {
+			return err
 		}
 		joined = append(append(joined[:0], left...), right...)
-		leftID, okA := t.vocab[string(left)]
-		rightID, okB := t.vocab[string(right)]
+		leftID, leftOK := t.vocab[string(left)]
+		rightID, rightOK := t.vocab[string(right)]
 		// Most files list tokens in the order of the merges that make them.
-		if id++; int(id) >= len(t.tokens) || t.tokens[id] != string(joined) {
-			if id, ok = t.vocab[string(joined)]; !ok {
-				id = -1
-			}
+		id++
+		known := int(id) < len(t.tokens) && t.tokens[id] == string(joined)
+		if !known {
+			id, known = t.vocab[string(joined)]
 		}
-		if !okA || !okB || id < 0 {
+		if !leftOK || !rightOK || !known {
 			return fmt.Errorf("%q and %q do not merge to tokens of the vocabulary", clip(string(left)), clip(string(right)))
 		}
-		t.merges[pairKey(leftID, rightID)] = merge{rank, id} // of two equal pairs the later counts
-		cuts = cuts && (bytes.HasSuffix(left, []byte(metaspace)) || !bytes.HasPrefix(right, []byte(metaspace)))
+		t.merges[pairKey(leftID, rightID)] = merge{rank, id}
+		if bytes.HasPrefix(right, []byte(metaspace)) && !bytes.HasSuffix(left, []byte(metaspace)) {
+			t.cuts = false
+		}
 		rank++
 		return nil
 	})
-	return cuts, err
+}
+
+// mergeParts reads a pair that is written "a b" or ["a","b"].
+func mergeParts(value []byte, rank int32) (left, right []byte, err error) {
+	if value[0] == '[' {
+		var parts [2][]byte
+		count := 0
+		err = elements(value, func(part []byte) error {
+			if count == len(parts) {
+				return fmt.Errorf("more than 2 parts in merge %d", rank)
+			}
+			parts[count], err = unquoted(part)
+			count++
+			return err
+		})
+		left, right = parts[0], parts[1]
+	} else {
+		var text []byte
+		text, err = unquoted(value)
+		left, right, _ = bytes.Cut(text, []byte{' '})
+		if bytes.IndexByte(right, ' ') >= 0 {
+			right = nil
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case len(left) == 0 || len(right) == 0:
+		return nil, nil, fmt.Errorf("merge %d: want two tokens: \"a b\" or [\"a\",\"b\"]", rank)
+	case len(left)+len(right) > 2*maxTokenBytes:
+		return nil, nil, fmt.Errorf("merge %d: %d bytes, want at most %d", rank, len(left)+len(right), 2*maxTokenBytes)
+	}
+	return left, right, nil
 }
 
 // encode appends the ids of a word.
@@ -337,81 +358,103 @@ type symbol struct {
 	prev, next int32 // positions, -1 at the ends
 }
 
-// symbols are the tokens a word begins with: its characters.
+// spelling makes the symbols that a word begins with: its characters.
+type spelling struct {
+	*bpe
+	out []symbol
+	// waits says that an unknown character waits for the next one that is known, since others may join it. Bytes do not
+	// end its wait, which puts them before it; that is how the reference does it.
+	waits bool
+}
+
+func (s *spelling) add(id int32) {
+	at := int32(len(s.out))
+	s.out = append(s.out, symbol{id, at - 1, at + 1})
+}
+
+// flush adds the unknown character that waits.
+func (s *spelling) flush() {
+	if s.waits {
+		s.add(s.unk)
+		s.waits = false
+	}
+}
+
+// unknown adds a character without a token.
+func (s *spelling) unknown(char string) error {
+	if s.addBytes(char) {
+		return nil
+	}
+	if s.unkMissing != "" {
+		return fmt.Errorf("the text needs the token for what is unknown, %q, which is not in the vocabulary", s.unkMissing)
+	}
+	if s.unk < 0 {
+		return nil
+	}
+	if !s.fuseUnk {
+		s.flush()
+	}
+	s.waits = true
+	return nil
+}
+
+// addBytes adds the tokens of a character's bytes, if there is one for each.
+func (s *spelling) addBytes(char string) bool {
+	if s.byteFallback == nil {
+		return false
+	}
+	before := len(s.out)
+	for i := range len(char) {
+		id := s.byteFallback[char[i]]
+		if id < 0 {
+			s.out = s.out[:before]
+			return false
+		}
+		s.add(id)
+	}
+	return true
+}
+
 func (t *bpe) symbols(word string) ([]symbol, error) {
 	if word == "" {
 		return nil, nil
 	}
-	out := make([]symbol, 0, len(word))
-	add := func(id int32) { out = append(out, symbol{id, int32(len(out)) - 1, int32(len(out)) + 1}) }
-	// An unknown character waits for the next one that is known, since others may join it. Bytes do not end
-	// its wait, which puts them before it; that is how the reference does it.
-	waits := false
-	unknown := func(char string) error {
-		if t.byteFallback != nil {
-			before := len(out)
-			for i := range len(char) {
-				if t.byteFallback[char[i]] < 0 {
-					break
-				}
-				add(t.byteFallback[char[i]])
-			}
-			if len(out) == before+len(char) {
-				return nil
-			}
-			out = out[:before]
-		}
-		if t.unkMissing != "" {
-			return fmt.Errorf("the text needs the token for what is unknown, %q, which is not in the vocabulary", t.unkMissing)
-		}
-		if t.unk >= 0 {
-			if waits && !t.fuseUnk {
-				add(t.unk)
-			}
-			waits = true
-		}
-		return nil
-	}
-	known := func(id int32) {
-		if waits {
-			add(t.unk)
-			waits = false
-		}
-		add(id)
-	}
+	s := spelling{bpe: t, out: make([]symbol, 0, len(word))}
 	for i := 0; i < len(word); {
-		id, width := int32(-1), 1
+		var id int32
+		width := 1
 		if t.raw {
 			id = t.bytes[word[i]]
 		} else {
 			_, width = utf8.DecodeRuneInString(word[i:])
-			if found, ok := t.vocab[word[i:i+width]]; ok {
-				id = found
-			}
+			id = t.id(word[i : i+width])
 		}
 		char := word[i : i+width]
 		i += width
 		if id >= 0 {
-			known(id)
+			s.flush()
+			s.add(id)
 			continue
 		}
 		if t.raw {
 			char = string(alphabet[char[0]])
 		}
-		if err := unknown(char); err != nil {
+		if err := s.unknown(char); err != nil {
 			return nil, err
 		}
 	}
-	if waits {
-		add(t.unk)
+	s.flush()
+	if len(s.out) > 0 {
+		s.out[len(s.out)-1].next = -1
 	}
-	if len(out) > 0 {
-		out[len(out)-1].next = -1
-	}
-	return out, nil
+	return s.out, nil
 }
 
-// merge appends the ids of one word, in time n log n.
+// merge appends the ids of one word.
+//
+// The symbols are a linked list, and the pairs that can be merged wait in a heap by rank and position. A merge changes
+// at most the two pairs around it, which join the heap anew; what was there of the symbols merged away is recognised
+// when it comes up and skipped. With n symbols there are less than n merges, so all takes n log n.
 func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	if t.ignoreMerges {
 		whole := word
@@ -433,17 +476,17 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 		}
 	}
 	pairs.build()
-	offer := func(pos int32) {
-		if pos < 0 || symbols[pos].next < 0 {
+	offer := func(at int32) {
+		if at < 0 || symbols[at].next < 0 {
 			return
 		}
-		if found, ok := t.merges[pairKey(symbols[pos].id, symbols[symbols[pos].next].id)]; ok {
-			pairs.push(candidate{found.rank, pos, found.id})
+		if found, ok := t.merges[pairKey(symbols[at].id, symbols[symbols[at].next].id)]; ok {
+			pairs.push(candidate{found.rank, at, found.id})
 		}
 	}
 	for len(pairs) > 0 {
 		pair := pairs.pop()
-		left := &symbols[pair.pos]
+		left := &symbols[pair.at]
 		if left.id < 0 || left.next < 0 {
 			continue
 		}
@@ -453,10 +496,10 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 		}
 		left.id, left.next, gone.id = pair.id, gone.next, -1
 		if left.next >= 0 {
-			symbols[left.next].prev = pair.pos
+			symbols[left.next].prev = pair.at
 		}
 		offer(left.prev)
-		offer(pair.pos)
+		offer(pair.at)
 	}
 	for i := int32(0); i >= 0; i = symbols[i].next {
 		out = append(out, symbols[i].id)
@@ -464,11 +507,11 @@ func (t *bpe) merge(out []int32, word string) ([]int32, error) {
 	return out, nil
 }
 
-// candidate is a pair that can be merged to id, if the symbols at pos and after it still can.
-type candidate struct{ rank, pos, id int32 }
+// candidate is a pair that can be merged to id, if the symbols at a position and after it still can.
+type candidate struct{ rank, at, id int32 }
 
 func (c candidate) before(other candidate) bool {
-	return c.rank < other.rank || c.rank == other.rank && c.pos < other.pos
+	return c.rank < other.rank || c.rank == other.rank && c.at < other.at
 }
 
 // queue is a heap of candidates: lowest rank first, leftmost among equals. (container/heap would put

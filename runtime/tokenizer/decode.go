@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"strings"
@@ -9,11 +10,12 @@ import (
 
 const knownDecoders = "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip"
 
-// A decoder turns tokens into text in steps. Each is given tokens one after the other and hands on what it
-// makes of them, so a stream and a whole text are decoded by the same code.
-type decoderStep interface {
-	// begin returns the step for one text, which hands tokens on to next.
-	begin(next receiver) receiver
+// A decoderStep is one of those in which a decoder turns tokens into text. Each is given tokens one after the other and
+// hands on what it makes of them, so a stream and a whole text are decoded by the same code.
+type decoderStep struct {
+	begin func(next receiver) receiver // for one text, whose tokens go on to next
+	fuses bool                         // what comes next is given all text as one token
+	apart string                       // what a step is called, for messages, that must be given tokens apart
 }
 
 // receiver takes tokens. more says that text continues the token before.
@@ -21,6 +23,11 @@ type receiver interface {
 	take(text []byte, more bool)
 	flush() // nothing more comes
 }
+
+// passing is what all steps have. A step that keeps something back flushes it first.
+type passing struct{ next receiver }
+
+func (p passing) flush() { p.next.flush() }
 
 // newDecoder reads a decoder part as its steps.
 func newDecoder(raw part) ([]decoderStep, error) {
@@ -31,86 +38,91 @@ func newDecoder(raw part) ([]decoderStep, error) {
 	if err != nil {
 		return nil, err
 	}
-	fused := false // what comes next is given all text as one token
-	for i := range steps {
-		switch s := steps[i].(type) {
-		case byteLevelStep, fuseStep:
-			fused = true
-		case byteFallbackStep:
-			if fused {
-				return nil, fmt.Errorf("ByteFallback after ByteLevel or Fuse is not supported")
-			}
-		case replaceStep:
-			if fused && (s.pattern != nil || utf8.RuneCountInString(s.text) != 1) {
-				return nil, fmt.Errorf("Replace of more than a character after ByteLevel or Fuse is not supported")
-			}
+	fused := false
+	for _, step := range steps {
+		if fused && step.apart != "" {
+			return nil, fmt.Errorf("%s after ByteLevel or Fuse is not supported", step.apart)
 		}
+		fused = fused || step.fuses
 	}
 	return steps, nil
 }
 
+// decoderFields are those of all kinds of decoders.
+type decoderFields struct {
+	Type           string  `json:"type"`
+	Decoders       []part  `json:"decoders"`
+	AddPrefixSpace *bool   `json:"add_prefix_space"`
+	TrimOffsets    bool    `json:"trim_offsets"`
+	UseRegex       bool    `json:"use_regex"`
+	Pattern        part    `json:"pattern"`
+	Content        string  `json:"content"`
+	Start          int     `json:"start"`
+	Stop           int     `json:"stop"`
+	Replacement    string  `json:"replacement"`
+	PrependScheme  *string `json:"prepend_scheme"`
+	Split          bool    `json:"split"`
+	StrRep         *string `json:"str_rep"`
+}
+
 func readDecoders(raw part, depth int) ([]decoderStep, error) {
-	var fields struct {
-		Type           string  `json:"type"`
-		Decoders       []part  `json:"decoders"`
-		AddPrefixSpace *bool   `json:"add_prefix_space"`
-		TrimOffsets    bool    `json:"trim_offsets"`
-		UseRegex       bool    `json:"use_regex"`
-		Pattern        part    `json:"pattern"`
-		Content        string  `json:"content"`
-		Start          int     `json:"start"`
-		Stop           int     `json:"stop"`
-		Replacement    string  `json:"replacement"`
-		PrependScheme  *string `json:"prepend_scheme"`
-		Split          bool    `json:"split"`
-		StrRep         *string `json:"str_rep"`
-	}
+	var fields decoderFields
 	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
+	step := decoderStep{}
 	switch fields.Type {
 	case "Sequence":
 		return flatten(fields.Decoders, depth, readDecoders)
 	case "ByteLevel":
-		return []decoderStep{byteLevelStep{}}, nil
+		step.begin = func(next receiver) receiver { return &byteLevelDecoder{passing: passing{next}} }
+		step.fuses = true
 	case "ByteFallback":
-		return []decoderStep{byteFallbackStep{}}, nil
+		step.begin = func(next receiver) receiver { return &byteFallbackDecoder{passing: passing{next}} }
+		step.apart = "ByteFallback"
 	case "Fuse":
-		return []decoderStep{fuseStep{}}, nil
+		step.begin = func(next receiver) receiver { return &fuseDecoder{passing: passing{next}} }
+		step.fuses = true
 	case "Replace":
 		replacer, err := newReplacer(fields.Pattern, fields.Content)
 		if err != nil {
 			return nil, err
 		}
-		return []decoderStep{replaceStep{replacer}}, nil
+		step.begin = func(next receiver) receiver { return &replaceDecoder{passing{next}, replacer} }
+		if replacer.pattern != nil || utf8.RuneCountInString(replacer.text) != 1 {
+			step.apart = "Replace of more than a character"
+		}
 	case "Strip":
-		switch {
-		case utf8.RuneCountInString(fields.Content) != 1:
+		if utf8.RuneCountInString(fields.Content) != 1 {
 			return nil, fmt.Errorf("Strip: content %q, want one character", clip(fields.Content))
-		case fields.Start < 0 || fields.Stop != 0:
+		}
+		if fields.Start < 0 || fields.Stop != 0 {
 			return nil, fmt.Errorf("Strip: stop %d is not supported; supported: 0", fields.Stop)
 		}
-		return []decoderStep{stripStep{fields.Content, fields.Start}}, nil
-	case "Metaspace":
-		if utf8.RuneCountInString(fields.Replacement) != 1 {
-			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(fields.Replacement))
+		step.begin = func(next receiver) receiver {
+			return &stripDecoder{passing{next}, fields.Content, fields.Start, 0}
 		}
-		never := fields.PrependScheme != nil && *fields.PrependScheme == "never"
-		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && !never {
+	case "Metaspace":
+		char := fields.Replacement
+		if utf8.RuneCountInString(char) != 1 {
+			return nil, fmt.Errorf("Metaspace: replacement %q, want one character", clip(char))
+		}
+		prepended := fields.PrependScheme == nil || *fields.PrependScheme != "never"
+		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && prepended {
 			return nil, fmt.Errorf("Metaspace: add_prefix_space is false, but prepend_scheme is not never")
 		}
-		return []decoderStep{metaspaceStep{fields.Replacement, !never}}, nil
+		step.begin = func(next receiver) receiver {
+			return &metaspaceDecoder{passing: passing{next}, char: char, prepended: prepended}
+		}
+	default:
+		return nil, raw.unsupported(knownDecoders)
 	}
-	return nil, raw.unsupported(knownDecoders)
+	return []decoderStep{step}, nil
 }
 
-// byteLevelStep reads tokens in the byte alphabet. What is not UTF-8 becomes U+FFFD.
-type byteLevelStep struct{}
-
-func (byteLevelStep) begin(next receiver) receiver { return &byteLevelDecoder{next: next} }
-
+// byteLevelDecoder reads tokens in the byte alphabet. What is not UTF-8 becomes U+FFFD.
 type byteLevelDecoder struct {
-	next    receiver
+	passing
 	pending []byte // the beginning of a character
 	more    bool
 }
@@ -129,15 +141,11 @@ func (d *byteLevelDecoder) hand(text []byte, end bool) {
 	}
 }
 
-// byteFallbackStep turns runs of tokens like <0x0A> into text. A run that is not UTF-8 becomes a U+FFFD for
+// byteFallbackDecoder turns runs of tokens like <0x0A> into text. A run that is not UTF-8 becomes a U+FFFD for
 // each byte, so nothing of it can be handed on before its end.
-type byteFallbackStep struct{}
-
-func (byteFallbackStep) begin(next receiver) receiver { return &byteFallbackDecoder{next: next} }
-
 type byteFallbackDecoder struct {
-	next receiver
-	run  []byte
+	passing
+	run []byte
 }
 
 func (d *byteFallbackDecoder) take(text []byte, more bool) {
@@ -152,11 +160,9 @@ func (d *byteFallbackDecoder) take(text []byte, more bool) {
 	d.next.take(text, more)
 }
 
+// end hands the run on.
 func (d *byteFallbackDecoder) end() {
-	if len(d.run) == 0 {
-		return
-	}
-	if utf8.Valid(d.run) {
+	if len(d.run) > 0 && utf8.Valid(d.run) {
 		d.next.take(d.run, false)
 	} else {
 		for range d.run {
@@ -168,27 +174,18 @@ func (d *byteFallbackDecoder) end() {
 
 func (d *byteFallbackDecoder) flush() { d.end(); d.next.flush() }
 
-// fuseStep makes one token of all.
-type fuseStep struct{}
-
-func (fuseStep) begin(next receiver) receiver { return &fuseDecoder{next: next} }
-
+// fuseDecoder makes one token of all.
 type fuseDecoder struct {
-	next receiver
+	passing
 	more bool
 }
 
 func (d *fuseDecoder) take(text []byte, _ bool) { d.next.take(text, d.more); d.more = true }
-func (d *fuseDecoder) flush()                   { d.next.flush() }
 
-// replaceStep replaces in each token.
-type replaceStep struct{ *replacer }
-
-func (s replaceStep) begin(next receiver) receiver { return &replaceDecoder{s.replacer, next} }
-
+// replaceDecoder replaces in each token.
 type replaceDecoder struct {
+	passing
 	*replacer
-	next receiver
 }
 
 func (d *replaceDecoder) take(text []byte, more bool) {
@@ -198,63 +195,46 @@ func (d *replaceDecoder) take(text []byte, more bool) {
 	}
 	d.next.take([]byte(out), more)
 }
-func (d *replaceDecoder) flush() { d.next.flush() }
 
-// stripStep removes up to start characters char from the beginning of each token.
-type stripStep struct {
-	char  string
-	start int
-}
-
-func (s stripStep) begin(next receiver) receiver { return &stripDecoder{s, next, 0} }
-
+// stripDecoder removes up to start characters char from the beginning of each token.
 type stripDecoder struct {
-	stripStep
-	next receiver
-	left int
+	passing
+	char        string
+	start, left int
 }
 
 func (d *stripDecoder) take(text []byte, more bool) {
 	if !more {
 		d.left = d.start
 	}
-	for d.left > 0 && len(text) > 0 {
-		rest, ok := strings.CutPrefix(string(text), d.char)
+	for ; d.left > 0 && len(text) > 0; d.left-- {
+		rest, ok := bytes.CutPrefix(text, []byte(d.char))
 		if !ok {
 			d.left = 0
 			break
 		}
-		text = []byte(rest)
-		d.left--
+		text = rest
 	}
 	d.next.take(text, more)
 }
-func (d *stripDecoder) flush() { d.next.flush() }
 
-// metaspaceStep turns char into spaces; in the first token into nothing, if one was prepended.
-type metaspaceStep struct {
-	char      string
-	prepended bool
-}
-
-func (s metaspaceStep) begin(next receiver) receiver { return &metaspaceDecoder{s, next, false, false} }
-
+// metaspaceDecoder turns char into spaces; in the first token into nothing, if one was prepended.
 type metaspaceDecoder struct {
-	metaspaceStep
-	next         receiver
-	began, later bool
+	passing
+	char         string
+	prepended    bool
+	began, later bool // a token came, and another one after it
 }
 
 func (d *metaspaceDecoder) take(text []byte, more bool) {
-	if d.later = d.later || d.began && !more; d.later || !d.prepended {
-		text = []byte(strings.ReplaceAll(string(text), d.char, " "))
-	} else {
-		text = []byte(strings.ReplaceAll(string(text), d.char, ""))
-	}
+	d.later = d.later || d.began && !more
 	d.began = true
-	d.next.take(text, more)
+	space := " "
+	if d.prepended && !d.later {
+		space = ""
+	}
+	d.next.take([]byte(strings.ReplaceAll(string(text), d.char, space)), more)
 }
-func (d *metaspaceDecoder) flush() { d.next.flush() }
 
 // collector is the end of the steps.
 type collector struct{ text []byte }

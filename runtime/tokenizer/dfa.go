@@ -17,88 +17,48 @@ const (
 const maxScan = 256
 
 // automaton finds, from a position, the match that a backtracking matcher would find: of the alternatives
-// that match, the first. A state is the list of places in the program where a backtracking matcher could
-// be, in the order in which it would try them; a match ends the list, since what comes after it would
-// not be tried. Whether a place goes on depends on the next character or on the end of the text, so a
-// match is known one character late.
+// that match, the first. It is a deterministic automaton, made by subset construction. A state is the list of
+// instructions where a backtracking matcher could be, in the order in which it would try them; a match ends the list,
+// since what comes after it would not be tried. Whether an instruction goes on depends on the next character or on the
+// end of the text, so a match is known one character late.
+//
+// Characters that no set of the program tells apart are one class, so that a state has a row of some twenty entries.
 type automaton struct {
-	ascii  [utf8.RuneSelf]uint8
-	pages  []uint16 // by character / 256: an index to blocks
-	blocks [][256]uint8
-	end    int // class of the end of the text
-	stride int // classes
-	next   []int32
+	ascii  [utf8.RuneSelf]uint8 // class by character
+	pages  []uint16             // by character / 256: an index to blocks
+	blocks [][256]uint8         // class by character % 256
+	end    int                  // class of the end of the text
+	stride int                  // number of classes
+	// next is by state and class: the state that follows times two, plus one when a match ends before the character.
+	// No match goes on from state 0, and one begins in state 1.
+	next []int32
 }
 
-// An entry of next is the state times two, plus one when a match ends before the character. State 0 is dead.
+var errComplex = errors.New("it is too complex")
 
+// newAutomaton makes the automaton of a program that begins at start.
 func newAutomaton(program []instruction, start int32) (*automaton, error) {
 	a := &automaton{}
 	sample, err := a.classify(program)
 	if err != nil {
 		return nil, err
 	}
-	work, round := 0, 0
-	states := map[string]int32{"": 0}
-	lists := [][]int32{nil, {start}}
-	key := func(list []int32) string {
-		out := make([]byte, 0, 4*len(list))
-		for _, pc := range list {
-			out = binary.LittleEndian.AppendUint32(out, uint32(pc))
-		}
-		return string(out)
+	s := &subsets{
+		program: program, sample: sample, numbers: map[string]int32{},
+		seen: make([]int, len(program)), listed: make([]int, len(program)),
 	}
-	states[key(lists[1])] = 1
-	seen, listed := make([]int, len(program)), make([]int, len(program)) // in which round
-	a.next = make([]int32, a.stride)                                     // dead stays dead
-	for state := 1; state < len(lists); state++ {
+	s.number(nil)
+	s.number([]int32{start})
+	a.next = make([]int32, a.stride) // state 0 stays 0
+	for state := 1; state < len(s.lists); state++ {
 		for class := range a.stride {
-			var list []int32
-			matched := false
-			round++
-			stack := make([]int32, 0, 16)
-			for i := len(lists[state]) - 1; i >= 0; i-- {
-				stack = append(stack, lists[state][i])
-			}
-			for len(stack) > 0 && !matched {
-				pc := stack[len(stack)-1]
-				stack = stack[:len(stack)-1]
-				if work++; seen[pc] == round {
-					continue
-				}
-				seen[pc] = round
-				i := &program[pc]
-				fits := func(chars set) bool { return class != a.end && chars.has(sample[class]) }
-				switch i.op {
-				case opMatch:
-					matched = true
-				case opSplit:
-					stack = append(stack, i.y, i.x)
-				case opLook:
-					if fits(i.look.set) || class == a.end && i.look.end {
-						stack = append(stack, i.x)
-					}
-				case opChar:
-					if listed[i.x] != round && fits(i.set) {
-						listed[i.x] = round
-						list = append(list, i.x)
-					}
-				}
-			}
-			if work > maxWork {
-				return nil, errors.New("it is too complex")
-			}
-			k := key(list)
-			to, ok := states[k]
-			if !ok {
-				if to = int32(len(lists)); to == maxStates {
-					return nil, errors.New("it is too complex")
-				}
-				states[k] = to
-				lists = append(lists, list)
-			}
-			if to *= 2; matched {
+			list, matched := s.follow(s.lists[state], class)
+			to := 2 * s.number(list)
+			if matched {
 				to++
+			}
+			if s.work > maxWork || len(s.lists) > maxStates {
+				return nil, errComplex
 			}
 			a.next = append(a.next, to)
 		}
@@ -106,22 +66,116 @@ func newAutomaton(program []instruction, start int32) (*automaton, error) {
 	return a, nil
 }
 
+// subsets are the states of an automaton while it is made.
+type subsets struct {
+	program      []instruction
+	sample       []rune // a character of each class
+	numbers      map[string]int32
+	lists        [][]int32 // instructions by state
+	seen, listed []int     // by instruction: the last round in which it was met, and put into a list
+	round, work  int
+}
+
+// number is the state of a list.
+func (s *subsets) number(list []int32) int32 {
+	key := make([]byte, 0, 4*len(list))
+	for _, at := range list {
+		key = binary.LittleEndian.AppendUint32(key, uint32(at))
+	}
+	state, ok := s.numbers[string(key)]
+	if !ok {
+		state = int32(len(s.lists))
+		s.numbers[string(key)] = state
+		s.lists = append(s.lists, list)
+	}
+	return state
+}
+
+// follow returns where a matcher at one of the instructions of from can be after a character of the class, and whether
+// it has matched before that character.
+func (s *subsets) follow(from []int32, class int) (list []int32, matched bool) {
+	s.round++
+	fits := func(chars set) bool { return class < len(s.sample) && chars.has(s.sample[class]) }
+	stack := slices.Clone(from) // the next one last
+	slices.Reverse(stack)
+	for len(stack) > 0 {
+		at := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		s.work++
+		if s.seen[at] == s.round {
+			continue
+		}
+		s.seen[at] = s.round
+		switch i := &s.program[at]; i.op {
+		case opMatch:
+			return list, true
+		case opSplit:
+			stack = append(stack, i.y, i.x)
+		case opLook:
+			if fits(i.look.set) || class == len(s.sample) && i.look.end {
+				stack = append(stack, i.x)
+			}
+		case opChar:
+			if s.listed[i.x] != s.round && fits(i.set) {
+				s.listed[i.x] = s.round
+				list = append(list, i.x)
+			}
+		}
+	}
+	return list, false
+}
+
 // classify numbers the classes of characters that the program tells apart; sample has one of each.
 func (a *automaton) classify(program []instruction) (sample []rune, err error) {
-	// Where a span begins or ends, membership may change.
-	cuts := []rune{0, utf8.MaxRune + 1}
-	var sets []set
+	sets, cuts, err := boundaries(program)
+	if err != nil {
+		return nil, err
+	}
+	classes := map[string]uint8{}
+	classOf := make([]uint8, len(cuts)-1)
+	next := make([]int, len(sets)) // the first span of each set that does not end before the cut
+	for i, low := range cuts[:len(cuts)-1] {
+		signature := make([]byte, (len(sets)+7)/8) // a bit for each set that has the characters
+		for j, chars := range sets {
+			for next[j] < len(chars) && chars[next[j]].hi < low {
+				next[j]++
+			}
+			if next[j] < len(chars) && chars[next[j]].lo <= low {
+				signature[j/8] |= 1 << (j % 8)
+			}
+		}
+		class, ok := classes[string(signature)]
+		if !ok {
+			if len(classes) == 255 {
+				return nil, errComplex
+			}
+			class = uint8(len(classes))
+			classes[string(signature)] = class
+			sample = append(sample, low)
+		}
+		classOf[i] = class
+	}
+	a.fillPages(cuts, classOf)
+	a.end, a.stride = len(sample), len(sample)+1
+	return sample, nil
+}
+
+// boundaries returns the different sets of a program, and in order all characters where membership may change:
+// the first of a span, and the first after one.
+func boundaries(program []instruction) (sets []set, cuts []rune, err error) {
+	cuts = []rune{0, utf8.MaxRune + 1}
 	known := map[*span]bool{} // a loop that was written out has the same set many times
 	for _, i := range program {
 		for _, chars := range []set{i.set, i.look.set} {
 			if len(chars) == 0 || known[&chars[0]] {
 				continue
 			}
-			if known[&chars[0]] = true; slices.ContainsFunc(sets, func(other set) bool { return slices.Equal(other, chars) }) {
+			known[&chars[0]] = true
+			if slices.ContainsFunc(sets, func(other set) bool { return slices.Equal(other, chars) }) {
 				continue
 			}
 			if len(sets) == 1024 {
-				return nil, errors.New("it is too complex")
+				return nil, nil, errComplex
 			}
 			sets = append(sets, chars)
 			for _, run := range chars {
@@ -132,53 +186,31 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 	slices.Sort(cuts)
 	cuts = slices.Compact(cuts)
 	if len(cuts)*len(sets) > maxWork {
-		return nil, errors.New("it is too complex")
+		return nil, nil, errComplex
 	}
-	classes := map[string]uint8{}
-	of := make([]uint8, len(cuts)-1)
-	at := make([]int, len(sets)) // the first span of each set that does not end before the cut
-	for i, lo := range cuts[:len(cuts)-1] {
-		signature := make([]byte, (len(sets)+7)/8)
-		for j, chars := range sets {
-			for at[j] < len(chars) && chars[at[j]].hi < lo {
-				at[j]++
-			}
-			if at[j] < len(chars) && chars[at[j]].lo <= lo {
-				signature[j/8] |= 1 << (j % 8)
-			}
-		}
-		class, ok := classes[string(signature)]
-		if !ok {
-			if len(classes) == 255 {
-				return nil, errors.New("it is too complex")
-			}
-			class = uint8(len(classes))
-			classes[string(signature)] = class
-			sample = append(sample, lo)
-		}
-		of[i] = class
-	}
+	return sets, cuts, nil
+}
+
+// fillPages writes the class of each character; classOf is by interval between cuts. Equal blocks are stored once.
+func (a *automaton) fillPages(cuts []rune, classOf []uint8) {
 	blocks := map[[256]uint8]uint16{}
 	uniform := map[uint8]uint16{} // blocks of one class, which most are
-	i := 0                        // the cut before r
+	interval := 0
 	for page := rune(0); page <= utf8.MaxRune; page += 256 {
-		if cuts[i+1] >= page+256 {
-			if block, ok := uniform[of[i]]; ok {
-				a.pages = append(a.pages, block)
-				if cuts[i+1] == page+256 {
-					i++
-				}
-				continue
-			}
+		for cuts[interval+1] <= page {
+			interval++
+		}
+		first, whole := classOf[interval], cuts[interval+1] >= page+256
+		if number, ok := uniform[first]; ok && whole {
+			a.pages = append(a.pages, number)
+			continue
 		}
 		var block [256]uint8
-		same := true
 		for char := page; char < page+256; char++ {
-			if cuts[i+1] == char {
-				i++
+			if cuts[interval+1] == char {
+				interval++
 			}
-			block[char-page] = of[i]
-			same = same && of[i] == block[0]
+			block[char-page] = classOf[interval]
 		}
 		number, ok := blocks[block]
 		if !ok {
@@ -186,40 +218,12 @@ func (a *automaton) classify(program []instruction) (sample []rune, err error) {
 			blocks[block] = number
 			a.blocks = append(a.blocks, block)
 		}
-		if same {
-			uniform[block[0]] = number
+		if whole {
+			uniform[first] = number
 		}
 		a.pages = append(a.pages, number)
-		if i+1 < len(cuts)-1 && cuts[i+1] == page+256 {
-			i++
-		}
 	}
-	for char := range rune(utf8.RuneSelf) {
-		a.ascii[char] = a.blocks[a.pages[0]][char]
-	}
-	a.end = len(sample)
-	a.stride = len(sample) + 1
-	return sample, nil
-}
-
-// match returns the end of the match that begins at text[at], or -1, and how far it read.
-func (a *automaton) match(text string, at int) (end, read int) {
-	end = -1
-	state := int32(1)
-	for i := at; ; {
-		class, size := a.end, 1
-		if i < len(text) {
-			class, size = a.class(text[i:])
-		}
-		next := a.next[int(state)*a.stride+class]
-		if next&1 != 0 {
-			end = i
-		}
-		if state = next >> 1; state == 0 || i >= len(text) {
-			return end, i
-		}
-		i += size
-	}
+	copy(a.ascii[:], a.blocks[a.pages[0]][:])
 }
 
 func (a *automaton) class(text string) (class, size int) {
@@ -245,13 +249,13 @@ func (a *automaton) matches(text string, yield func(from, to int)) error {
 		}
 		var end, read int
 		if at < trailAt+len(trail) {
-			end, read = a.retrace(text, at, trail[at-trailAt:])
+			end, read = a.match(text, at, trail[at-trailAt:])
 		} else {
-			end, read = a.match(text, at)
+			end, read = a.match(text, at, nil)
 			if end < 0 && read > at+32 {
 				trail, trailAt = slices.Grow(trail[:0], read-at+1)[:read-at+1], at
 				clear(trail)
-				a.retrace(text, at, trail)
+				a.match(text, at, trail)
 			}
 		}
 		work += read - at
@@ -266,9 +270,9 @@ func (a *automaton) matches(text string, yield func(from, to int)) error {
 	return nil
 }
 
-// retrace is match that gives up, or stops with what it has, where trail has the state it is in, and
-// writes its states to trail when it fails.
-func (a *automaton) retrace(text string, at int, trail []int32) (end, read int) {
+// match returns the end of the match that begins at text[at], or -1, and how far it read. It stops with what it has
+// where trail already has the state it is in, and otherwise writes its states there.
+func (a *automaton) match(text string, at int, trail []int32) (end, read int) {
 	end = -1
 	state := int32(1)
 	for i := at; ; {

@@ -46,11 +46,12 @@ type look struct {
 	end bool
 }
 
+// instruction is one of a program for a backtracking matcher (Thompson's construction).
 type instruction struct {
 	op   opcode
 	set  set   // opChar
 	look look  // opLook
-	x, y int32 // where to go on, x preferred; opSplit only has y
+	x, y int32 // where to go on, x preferred; only opSplit has y
 }
 
 type opcode uint8
@@ -72,57 +73,45 @@ func compile(pattern string) (*automaton, error) {
 	if err == nil && parser.at < len(parser.in) {
 		err = parser.fail("a group ends that was not begun")
 	}
+	if err == nil && nullable(tree) {
+		err = errors.New("it can match no character at all, which is not supported")
+	}
+	var out *automaton
+	if err == nil {
+		out, err = build(tree)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pattern %q: %w", pattern, err)
 	}
-	if nullable(tree) {
-		return nil, fmt.Errorf("pattern %q: it can match no character at all, which is not supported", pattern)
-	}
-	c := &compiler{}
-	start, err := c.add(tree, c.emit(instruction{op: opMatch}))
-	if err == nil {
-		var a *automaton
-		if a, err = newAutomaton(c.program, start); err == nil {
-			return a, nil
-		}
-	}
-	return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+	return out, nil
 }
 
-// literal is the automaton of a text that stands for itself.
-func literal(text string) (*automaton, error) {
-	if text == "" {
-		return nil, errors.New("an empty pattern is not supported")
-	}
-	if len(text) > maxPattern {
-		return nil, fmt.Errorf("pattern of %d bytes, want at most %d", len(text), maxPattern)
-	}
-	var chars nodeSeq
-	for _, char := range text {
-		chars = append(chars, nodeSet{set{{char, char}}})
-	}
+// build makes the automaton that matches a tree.
+func build(tree node) (*automaton, error) {
 	c := &compiler{}
-	start, err := c.add(chars, c.emit(instruction{op: opMatch}))
+	start, err := c.add(tree, c.emit(instruction{op: opMatch}))
 	if err != nil {
 		return nil, err
 	}
 	return newAutomaton(c.program, start)
 }
 
+// nullable reports whether a node can match the empty text.
 func nullable(tree node) bool {
-	switch n := tree.(type) {
+	switch tree := tree.(type) {
 	case nodeSet:
 		return false
 	case nodeSeq:
-		return !slices.ContainsFunc(n, func(part node) bool { return !nullable(part) })
+		return !slices.ContainsFunc(tree, func(part node) bool { return !nullable(part) })
 	case nodeAlt:
-		return slices.ContainsFunc(n, nullable)
+		return slices.ContainsFunc(tree, nullable)
 	case nodeLoop:
-		return n.min == 0 || nullable(n.body)
+		return tree.min == 0 || nullable(tree.body)
 	}
 	return true
 }
 
+// compiler translates a tree to a program, from its end to its beginning.
 type compiler struct{ program []instruction }
 
 func (c *compiler) emit(i instruction) int32 {
@@ -130,61 +119,69 @@ func (c *compiler) emit(i instruction) int32 {
 	return int32(len(c.program) - 1)
 }
 
-// add translates n so that it goes on at next, and returns where it begins.
+// add translates a tree so that it goes on at next, and returns where it begins.
 func (c *compiler) add(tree node, next int32) (int32, error) {
 	if len(c.program) > maxProgram {
 		return 0, fmt.Errorf("it is too long: more than %d states", maxProgram)
 	}
 	var err error
-	switch n := tree.(type) {
+	switch tree := tree.(type) {
 	case nodeSet:
-		return c.emit(instruction{op: opChar, set: n.set, x: next}), nil
+		return c.emit(instruction{op: opChar, set: tree.set, x: next}), nil
 	case nodeNext:
-		return c.emit(instruction{op: opLook, look: n.next, x: next}), nil
+		return c.emit(instruction{op: opLook, look: tree.next, x: next}), nil
 	case nodeSeq:
-		for i := len(n) - 1; i >= 0 && err == nil; i-- {
-			next, err = c.add(n[i], next)
+		for i := len(tree) - 1; i >= 0 && err == nil; i-- {
+			next, err = c.add(tree[i], next)
 		}
 		return next, err
 	case nodeAlt:
-		out, err := c.add(n[len(n)-1], next)
-		for i := len(n) - 2; i >= 0 && err == nil; i-- {
+		out, err := c.add(tree[len(tree)-1], next)
+		for i := len(tree) - 2; i >= 0 && err == nil; i-- {
 			var first int32
-			first, err = c.add(n[i], next)
+			first, err = c.add(tree[i], next)
 			out = c.emit(instruction{op: opSplit, x: first, y: out})
 		}
 		return out, err
 	case nodeLoop:
-		split := func(body, past int32) instruction {
-			if n.lazy {
-				body, past = past, body
-			}
-			return instruction{op: opSplit, x: body, y: past}
-		}
-		past := next
-		if n.max < 0 {
-			at := c.emit(instruction{op: opSplit})
-			body, err := c.add(n.body, at)
-			if err != nil {
-				return 0, err
-			}
-			c.program[at] = split(body, past)
-			next = at
-		}
-		for i := n.max; i > n.min && err == nil; i-- {
-			var body int32
-			if body, err = c.add(n.body, next); err == nil {
-				next = c.emit(split(body, past))
-			}
-		}
-		for i := 0; i < n.min && err == nil; i++ {
-			next, err = c.add(n.body, next)
-		}
-		return next, err
+		return c.addLoop(tree, next)
 	}
 	panic(fmt.Sprintf("BUG: pattern node %T", tree))
 }
 
+// addLoop writes the body out min times. Where max bounds the loop, up to max times, and a split before each further
+// body leads past them all; where nothing does, one body at the end leads back to its split.
+func (c *compiler) addLoop(loop nodeLoop, next int32) (int32, error) {
+	split := func(body, past int32) instruction {
+		if loop.lazy {
+			body, past = past, body
+		}
+		return instruction{op: opSplit, x: body, y: past}
+	}
+	past := next
+	if loop.max < 0 {
+		at := c.emit(instruction{op: opSplit})
+		body, err := c.add(loop.body, at)
+		if err != nil {
+			return 0, err
+		}
+		c.program[at] = split(body, past)
+		next = at
+	}
+	var err error
+	for i := loop.max; i > loop.min && err == nil; i-- {
+		var body int32
+		if body, err = c.add(loop.body, next); err == nil {
+			next = c.emit(split(body, past))
+		}
+	}
+	for i := 0; i < loop.min && err == nil; i++ {
+		next, err = c.add(loop.body, next)
+	}
+	return next, err
+}
+
+// patternParser reads a pattern by recursive descent.
 type patternParser struct {
 	in    string
 	at    int
@@ -231,6 +228,7 @@ func (p *patternParser) alternatives(fold bool) (node, error) {
 // folded are pairs of letters that one character stands for when case is ignored ("ß" is "ss").
 var folded = []string{"ss", "st", "ff", "fi", "fl"}
 
+// sequence reads pieces up to the next | or the end of the group.
 func (p *patternParser) sequence(fold bool) (node, error) {
 	out := nodeSeq{}
 	var letters string // the literal just read, where case is ignored
@@ -259,47 +257,49 @@ func (p *patternParser) sequence(fold bool) (node, error) {
 func (p *patternParser) piece(fold bool) (node, error) {
 	tree, err := p.atom(fold)
 	for err == nil && p.at < len(p.in) {
-		lo, hi := 0, -1
-		braces := false
-		switch char := p.in[p.at]; {
-		case char == '*':
-		case char == '+':
-			lo = 1
-		case char == '?':
-			hi = 1
-		case char == '{':
-			if lo, hi, braces = p.braces(); !braces {
-				return tree, nil // a character like any other
-			}
-		default:
+		low, high, braces, ok := p.quantifier()
+		if !ok {
 			return tree, nil
 		}
-		if !braces {
-			p.at++
+		if high > 1000 || low > 1000 || high >= 0 && low > high {
+			return nil, p.fail("repetition %d to %d, want at most 1000", low, high)
 		}
-		if hi > 1000 || lo > 1000 || hi >= 0 && lo > hi {
-			return nil, p.fail("repetition %d to %d, want at most 1000", lo, hi)
-		}
-		if nullable(tree) && hi != 1 {
+		if nullable(tree) && high != 1 {
 			return nil, p.fail("repeating what may match nothing is not supported")
 		}
 		switch {
 		case p.take("?"):
-			if braces && lo == hi {
+			if braces && low == high {
 				return nil, p.fail("a lazy {n} is not supported")
 			}
-			tree = nodeLoop{tree, lo, hi, true}
+			tree = nodeLoop{tree, low, high, true}
 		case !braces && p.take("+"): // after braces, + is a loop around the loop
-			tree, err = p.possessive(tree, lo, hi)
+			tree, err = p.possessive(tree, low, high)
 		default:
-			tree = nodeLoop{tree, lo, hi, false}
+			tree = nodeLoop{tree, low, high, false}
 		}
 	}
 	return tree, err
 }
 
+// quantifier reads *, +, ? or a number in braces, if that comes next; high -1 is no bound.
+func (p *patternParser) quantifier() (low, high int, braces, ok bool) {
+	switch {
+	case p.take("*"):
+		return 0, -1, false, true
+	case p.take("+"):
+		return 1, -1, false, true
+	case p.take("?"):
+		return 0, 1, false, true
+	case p.in[p.at] == '{': // or a character like any other
+		low, high, ok = p.braces()
+		return low, high, true, ok
+	}
+	return 0, 0, false, false
+}
+
 // braces reads {n}, {n,}, {,m} or {n,m}.
-func (p *patternParser) braces() (lo, hi int, ok bool) {
+func (p *patternParser) braces() (low, high int, ok bool) {
 	body, _, found := strings.Cut(p.in[p.at+1:], "}")
 	left, right, comma := strings.Cut(body, ",")
 	number := func(digits string, none int) int {
@@ -313,30 +313,30 @@ func (p *patternParser) braces() (lo, hi int, ok bool) {
 		return int(value)
 	}
 	ok = found && (left != "" || comma && right != "")
-	lo, hi = number(left, 0), number(right, -1)
+	low, high = number(left, 0), number(right, -1)
 	if !comma {
-		hi = lo
+		high = low
 	}
 	if ok {
 		p.at += len(body) + 2
 	}
-	return lo, hi, ok
+	return low, high, ok
 }
 
 // possessive is a loop that gives nothing back: if it may stop early, no further character fits.
-func (p *patternParser) possessive(body node, lo, hi int) (node, error) {
+func (p *patternParser) possessive(body node, low, high int) (node, error) {
 	one, ok := single(body)
 	if !ok {
 		return nil, p.fail("a loop that gives nothing back is supported for single characters only")
 	}
 	stop := nodeNext{look{one.negate(), true}}
-	if hi < 0 {
-		return nodeSeq{nodeLoop{body, lo, hi, false}, stop}, nil
+	if high < 0 {
+		return nodeSeq{nodeLoop{body, low, high, false}, stop}, nil
 	}
-	if lo == hi {
-		return nodeLoop{body, lo, hi, false}, nil
+	if low == high {
+		return nodeLoop{body, low, high, false}, nil
 	}
-	return nodeAlt{nodeLoop{body, hi, hi, false}, nodeSeq{nodeLoop{body, lo, hi - 1, false}, stop}}, nil
+	return nodeAlt{nodeLoop{body, high, high, false}, nodeSeq{nodeLoop{body, low, high - 1, false}, stop}}, nil
 }
 
 func (p *patternParser) atom(fold bool) (node, error) {
@@ -368,24 +368,19 @@ func (p *patternParser) atom(fold bool) (node, error) {
 	}
 	char, width := utf8.DecodeRuneInString(p.in[p.at:])
 	p.at += width
-	chars := set{{char, char}}
-	if fold {
-		var err error
-		chars, err = p.bothCases(chars)
-		return nodeSet{chars}, err
+	if !fold {
+		return nodeSet{set{{char, char}}}, nil
 	}
-	return nodeSet{chars}, nil
+	chars, err := p.bothCases(set{{char, char}})
+	return nodeSet{chars}, err
 }
+
+// groupKinds are what a group can begin with, the shortest last.
+var groupKinds = []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("}
 
 func (p *patternParser) group(fold bool) (node, error) {
 	start := p.at
-	kind := "("
-	for _, prefix := range []string{"(?:", "(?i:", "(?-i:", "(?=", "(?!", "(?>", "("} {
-		if p.take(prefix) {
-			kind = prefix
-			break
-		}
-	}
+	kind := groupKinds[slices.IndexFunc(groupKinds, p.take)]
 	if kind == "(" && p.at < len(p.in) && p.in[p.at] == '?' {
 		end := min(len(p.in), start+4)
 		for !utf8.ValidString(p.in[start:end]) {
@@ -404,43 +399,48 @@ func (p *patternParser) group(fold bool) (node, error) {
 	switch kind {
 	case "(?=", "(?!":
 		chars, ok := single(body)
-		if !ok {
+		switch {
+		case !ok:
 			p.at = start
 			return nil, p.fail("looking ahead is supported for one character only")
-		}
-		if kind == "(?!" {
+		case kind == "(?!":
 			return nodeNext{look{chars.negate(), true}}, nil
 		}
 		return nodeNext{look{chars, false}}, nil
 	case "(?>":
-		if chars, ok := single(body); ok {
-			return nodeSet{chars}, nil
-		}
-		if sequence, ok := body.(nodeSeq); ok && len(sequence) == 1 {
-			if loop, ok := sequence[0].(nodeLoop); ok && !loop.lazy {
-				if chars, ok := single(loop.body); ok {
-					return p.possessive(nodeSet{chars}, loop.min, loop.max)
-				}
-			}
-		}
-		p.at = start
-		return nil, p.fail("a group that gives nothing back is supported for a loop over single characters only")
+		return p.atomic(body, start)
 	}
 	return body, nil
 }
 
+// atomic is a group that gives nothing back, which began at start.
+func (p *patternParser) atomic(body node, start int) (node, error) {
+	if chars, ok := single(body); ok {
+		return nodeSet{chars}, nil
+	}
+	if parts, ok := body.(nodeSeq); ok && len(parts) == 1 {
+		if loop, ok := parts[0].(nodeLoop); ok && !loop.lazy {
+			if chars, ok := single(loop.body); ok {
+				return p.possessive(nodeSet{chars}, loop.min, loop.max)
+			}
+		}
+	}
+	p.at = start
+	return nil, p.fail("a group that gives nothing back is supported for a loop over single characters only")
+}
+
 // single is the set of a node that matches one character.
 func single(tree node) (set, bool) {
-	switch n := tree.(type) {
+	switch tree := tree.(type) {
 	case nodeSet:
-		return n.set, true
+		return tree.set, true
 	case nodeSeq:
-		if len(n) == 1 {
-			return single(n[0])
+		if len(tree) == 1 {
+			return single(tree[0])
 		}
 	case nodeAlt:
 		var all set
-		for _, branch := range n {
+		for _, branch := range tree {
 			chars, ok := single(branch)
 			if !ok {
 				return nil, false
@@ -452,84 +452,94 @@ func single(tree node) (set, bool) {
 	return nil, false
 }
 
+// escapedChars are the letters that stand for a single character after a backslash.
+var escapedChars = map[rune]rune{
+	'a': '\a', 'e': 0x1b, 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t', 'v': '\v',
+}
+
 // escape reads what \ begins: a class, or a single character. word is the name of the set of \w.
 func (p *patternParser) escape(word string) (chars set, single bool, err error) {
 	p.at++
 	if p.at == len(p.in) {
 		return nil, false, p.fail("nothing after \\")
 	}
-	char, width := utf8.DecodeRuneInString(p.in[p.at:])
+	letter, width := utf8.DecodeRuneInString(p.in[p.at:])
 	p.at += width
 	sets := unicodeTables().sets
-	class := func(chars set, negated bool) (set, bool, error) {
-		if negated {
-			chars = chars.negate()
-		}
-		return chars, false, nil
-	}
-	one := func(char rune) (set, bool, error) { return set{{char, char}}, true, nil }
-	switch char {
+	switch letter {
 	case 's', 'S':
-		return class(sets["space"], char == 'S')
+		chars = sets["space"]
 	case 'd', 'D':
-		return class(sets["Nd"], char == 'D')
+		chars = sets["Nd"]
 	case 'w', 'W':
-		return class(sets[word], char == 'W')
+		chars = sets[word]
 	case 'h', 'H':
-		return class(set{{'0', '9'}, {'A', 'F'}, {'a', 'f'}}, char == 'H')
+		chars = set{{'0', '9'}, {'A', 'F'}, {'a', 'f'}}
 	case 'p', 'P':
-		body, _, ok := strings.Cut(p.in[p.at:], "}")
-		if !ok || !strings.HasPrefix(body, "{") {
-			return nil, false, p.fail("want a name in braces after \\%c", char)
-		}
-		p.at += len(body) + 1
-		name, not := strings.CutPrefix(body[1:], "^")
-		chars, ok := property(name)
-		if !ok {
-			return nil, false, p.fail("the property %q is not supported", name)
-		}
-		return class(chars, not != (char == 'P'))
-	case 'n':
-		return one('\n')
-	case 'r':
-		return one('\r')
-	case 't':
-		return one('\t')
-	case 'f':
-		return one('\f')
-	case 'v':
-		return one('\v')
-	case 'a':
-		return one('\a')
-	case 'e':
-		return one(0x1b)
+		chars, err = p.property(letter)
 	case 'x', 'u':
-		digits, size := p.in[p.at:], 2
-		if char == 'u' {
-			size = 4
+		char, err := p.hexadecimal(letter)
+		return set{{char, char}}, true, err
+	default:
+		char, known := escapedChars[letter]
+		if !known && letter < utf8.RuneSelf && (unicode.IsLetter(letter) || unicode.IsDigit(letter)) {
+			return nil, false, p.fail("\\%c is not supported", letter)
 		}
-		if char == 'x' && strings.HasPrefix(digits, "{") {
-			body, _, ok := strings.Cut(digits[1:], "}")
-			if !ok {
-				return nil, false, p.fail("\\x{ without }")
-			}
-			digits, size = body, len(body)
-			p.at += 2
+		if !known {
+			char = letter
 		}
-		if len(digits) < size {
-			return nil, false, p.fail("want %d digits after \\%c", size, char)
-		}
-		code, err := strconv.ParseUint(digits[:size], 16, 32)
-		if err != nil || !utf8.ValidRune(rune(code)) || char == 'x' && size == 2 && code > 0x7f {
-			return nil, false, p.fail("%q after \\%c is not a character", digits[:size], char)
-		}
-		p.at += size
-		return one(rune(code))
+		return set{{char, char}}, true, nil
 	}
-	if char < utf8.RuneSelf && (unicode.IsLetter(char) || unicode.IsDigit(char)) {
-		return nil, false, p.fail("\\%c is not supported", char)
+	if err == nil && unicode.IsUpper(letter) {
+		chars = chars.negate()
 	}
-	return one(char)
+	return chars, false, err
+}
+
+// property reads {name} or, negated, {^name}.
+func (p *patternParser) property(letter rune) (set, error) {
+	body, _, ok := strings.Cut(p.in[p.at:], "}")
+	if !ok || !strings.HasPrefix(body, "{") {
+		return nil, p.fail("want a name in braces after \\%c", letter)
+	}
+	p.at += len(body) + 1
+	name, negated := strings.CutPrefix(body[1:], "^")
+	chars, ok := property(name)
+	if !ok {
+		return nil, p.fail("the property %q is not supported", name)
+	}
+	if negated {
+		chars = chars.negate()
+	}
+	return chars, nil
+}
+
+// hexadecimal reads the digits after \u, or after \x, where braces may hold any number of them.
+func (p *patternParser) hexadecimal(letter rune) (rune, error) {
+	digits, size, most := p.in[p.at:], 2, uint64(0x7f)
+	if letter == 'u' {
+		size, most = 4, utf8.MaxRune
+	}
+	if letter == 'x' && strings.HasPrefix(digits, "{") {
+		body, _, ok := strings.Cut(digits[1:], "}")
+		if !ok {
+			return 0, p.fail("\\x{ without }")
+		}
+		digits, size, most = body, len(body), utf8.MaxRune
+		if size == 2 {
+			most = 0x7f
+		}
+		p.at += 2
+	}
+	if len(digits) < size {
+		return 0, p.fail("want %d digits after \\%c", size, letter)
+	}
+	code, err := strconv.ParseUint(digits[:size], 16, 32)
+	if err != nil || code > most || !utf8.ValidRune(rune(code)) {
+		return 0, p.fail("%q after \\%c is not a character", digits[:size], letter)
+	}
+	p.at += size
+	return rune(code), nil
 }
 
 // bothCases adds the other cases of the letters in s.
@@ -562,8 +572,7 @@ func (p *patternParser) class(fold bool) (set, error) {
 		if p.at == len(p.in) {
 			return nil, p.fail("a class has no end")
 		}
-		if p.in[p.at] == ']' && !first {
-			p.at++
+		if !first && p.take("]") {
 			break
 		}
 		if p.take("&&") {
@@ -571,26 +580,9 @@ func (p *patternParser) class(fold bool) (set, error) {
 			part = nil
 			continue
 		}
-		chars, single, err := p.classItem(fold)
+		chars, err := p.classRange(fold)
 		if err != nil {
 			return nil, err
-		}
-		// A hyphen between two single characters is a range, elsewhere itself.
-		if rest := p.in[p.at:]; single && len(rest) > 1 && rest[0] == '-' && rest[1] != ']' && rest[1] != '[' {
-			p.at++
-			to, toSingle, err := p.classItem(fold)
-			if err != nil {
-				return nil, err
-			}
-			if !toSingle || to[0].lo < chars[0].lo {
-				return nil, p.fail("a range that has no end or ends before it begins is not supported")
-			}
-			chars = set{{chars[0].lo, to[0].lo}}
-		}
-		if fold {
-			if chars, err = p.bothCases(chars); err != nil {
-				return nil, err
-			}
 		}
 		part = append(part, chars...)
 	}
@@ -602,6 +594,30 @@ func (p *patternParser) class(fold bool) (set, error) {
 		return nil, p.fail("a class without characters is not supported")
 	}
 	return all, nil
+}
+
+// classRange reads an item of a class, or two with a hyphen between them.
+func (p *patternParser) classRange(fold bool) (set, error) {
+	chars, single, err := p.classItem(fold)
+	if err != nil {
+		return nil, err
+	}
+	// A hyphen between two single characters is a range, elsewhere itself.
+	if rest := p.in[p.at:]; single && len(rest) > 1 && rest[0] == '-' && rest[1] != ']' && rest[1] != '[' {
+		p.at++
+		to, toSingle, err := p.classItem(fold)
+		if err != nil {
+			return nil, err
+		}
+		if !toSingle || to[0].lo < chars[0].lo {
+			return nil, p.fail("a range that has no end or ends before it begins is not supported")
+		}
+		chars = set{{chars[0].lo, to[0].lo}}
+	}
+	if fold {
+		return p.bothCases(chars)
+	}
+	return chars, nil
 }
 
 // meet is part, or what it has in common with all.

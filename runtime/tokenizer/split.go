@@ -16,23 +16,25 @@ const knownSplitters = "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Spl
 
 // newSplitters reads a pre_tokenizer part as the steps it takes. raw says that the last step leaves words as
 // they are, and that their bytes are to be read in the byte alphabet.
-func newSplitters(p part) (steps []splitter, raw bool, err error) {
-	found, err := readSplitters(p, 0)
+func newSplitters(source part) (steps []splitter, raw bool, err error) {
+	found, err := readSplitters(source, 0)
 	if err != nil {
 		return nil, false, err
 	}
 	for i, step := range found {
 		steps = append(steps, step.split)
-		if step.byteLevel && i == len(found)-1 {
-			raw = true
-		} else if step.byteLevel {
-			steps = append(steps, func(piece string, first bool, yield func(string, bool)) error {
-				yield(inAlphabet(piece), first)
-				return nil
-			})
+		if !step.byteLevel {
+			continue
 		}
+		if i == len(found)-1 {
+			return steps, true, nil
+		}
+		steps = append(steps, func(piece string, first bool, yield func(string, bool)) error {
+			yield(inAlphabet(piece), first)
+			return nil
+		})
 	}
-	return steps, raw, nil
+	return steps, false, nil
 }
 
 // readSplitter is a step; byteLevel says that its pieces go over to the byte alphabet.
@@ -41,33 +43,33 @@ type readSplitter struct {
 	byteLevel bool
 }
 
-// gpt2 is the pattern of ByteLevel.
-const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+// splitterFields are those of all kinds of splitters.
+type splitterFields struct {
+	Type             string  `json:"type"`
+	PreTokenizers    []part  `json:"pretokenizers"`
+	AddPrefixSpace   *bool   `json:"add_prefix_space"`
+	TrimOffsets      bool    `json:"trim_offsets"`
+	UseRegex         *bool   `json:"use_regex"`
+	Pattern          part    `json:"pattern"`
+	Behavior         string  `json:"behavior"`
+	Invert           bool    `json:"invert"`
+	IndividualDigits *bool   `json:"individual_digits"`
+	Replacement      string  `json:"replacement"`
+	PrependScheme    *string `json:"prepend_scheme"`
+	Split            *bool   `json:"split"`
+	StrRep           *string `json:"str_rep"`
+}
 
 func readSplitters(raw part, depth int) ([]readSplitter, error) {
 	if raw.isNull() {
 		return nil, nil
 	}
-	one := func(split splitter) ([]readSplitter, error) { return []readSplitter{{split, false}}, nil }
-	var fields struct {
-		Type             string  `json:"type"`
-		PreTokenizers    []part  `json:"pretokenizers"`
-		AddPrefixSpace   *bool   `json:"add_prefix_space"`
-		TrimOffsets      bool    `json:"trim_offsets"`
-		UseRegex         *bool   `json:"use_regex"`
-		Pattern          part    `json:"pattern"`
-		Behavior         string  `json:"behavior"`
-		Invert           bool    `json:"invert"`
-		IndividualDigits *bool   `json:"individual_digits"`
-		Replacement      string  `json:"replacement"`
-		PrependScheme    *string `json:"prepend_scheme"`
-		Split            *bool   `json:"split"`
-		StrRep           *string `json:"str_rep"`
-	}
+	var fields splitterFields
 	if err := raw.strict(&fields); err != nil {
 		return nil, err
 	}
-	of := func(name string) set { return unicodeTables().sets[name] } // made when somebody needs one
+	var split splitter
+	var err error
 	switch fields.Type {
 	case "Sequence":
 		return flatten(fields.PreTokenizers, depth, readSplitters)
@@ -75,88 +77,63 @@ func readSplitters(raw part, depth int) ([]readSplitter, error) {
 		if fields.AddPrefixSpace == nil {
 			return nil, errors.New("ByteLevel does not say add_prefix_space")
 		}
-		return []readSplitter{{byteLevelSplitter(*fields.AddPrefixSpace, fields.UseRegex == nil || *fields.UseRegex), true}}, nil
+		useRegex := fields.UseRegex == nil || *fields.UseRegex
+		return []readSplitter{{byteLevelSplitter(*fields.AddPrefixSpace, useRegex), true}}, nil
 	case "Split":
-		text, pattern, err := readPattern(fields.Pattern)
-		if err != nil {
-			return nil, err
-		}
-		behavior, err := readBehavior(fields.Behavior)
-		if err != nil {
-			return nil, err
-		}
-		find := pattern.regions
-		if pattern == nil {
-			find = func(s string, yield func(from, to int, match bool)) error {
-				at := 0
-				for {
-					offset := strings.Index(s[at:], text)
-					if offset < 0 {
-						break
-					}
-					if offset > 0 {
-						yield(at, at+offset, false)
-					}
-					yield(at+offset, at+offset+len(text), true)
-					at += offset + len(text)
-				}
-				if at < len(s) {
-					yield(at, len(s), false)
-				}
-				return nil
-			}
-		}
-		return one(cut(find, behavior, fields.Invert))
+		split, err = fields.patternSplitter()
 	case "Digits":
 		if fields.IndividualDigits == nil {
 			return nil, errors.New("Digits does not say individual_digits")
 		}
+		digits := contiguous
 		if *fields.IndividualDigits {
-			return one(cut(characters(of("numeric")), isolated, false))
+			digits = isolated
 		}
-		return one(cut(characters(of("numeric")), contiguous, false))
+		split = cut(characters("numeric"), digits, false)
 	case "Punctuation":
 		if fields.Behavior == "" {
 			fields.Behavior = "Isolated"
 		}
-		behavior, err := readBehavior(fields.Behavior)
-		if err != nil {
-			return nil, err
-		}
-		return one(cut(characters(of("punctuation")), behavior, false))
+		var how behavior
+		how, err = readBehavior(fields.Behavior)
+		split = cut(characters("punctuation"), how, false)
 	case "WhitespaceSplit":
-		return one(cut(characters(of("space")), removed, false))
-	case "Whitespace": // \w+|[^\w\s]+ , what does not match is left out
-		word := of("boundary")
-		other := append(slices.Clone(word), of("space")...).normal().negate()
-		c := &compiler{}
-		start, err := c.add(nodeAlt{nodeLoop{nodeSet{word}, 1, -1, false}, nodeLoop{nodeSet{other}, 1, -1, false}}, c.emit(instruction{op: opMatch}))
-		if err != nil {
-			return nil, err
-		}
-		words, err := newAutomaton(c.program, start)
-		return []readSplitter{{cut(words.regions, removed, true), false}}, err
+		split = cut(characters("space"), removed, false)
+	case "Whitespace":
+		split, err = wordSplitter()
 	case "Metaspace":
-		scheme := "always"
-		if fields.PrependScheme != nil {
-			scheme = *fields.PrependScheme
-		}
-		if fields.AddPrefixSpace != nil && !*fields.AddPrefixSpace && scheme != "never" {
-			return nil, fmt.Errorf("add_prefix_space is false, but prepend_scheme is %q", clip(scheme))
-		}
-		split, err := metaspaceSplitter(fields.Replacement, scheme, fields.Split == nil || *fields.Split)
-		return []readSplitter{{split, false}}, err
+		split, err = fields.metaspaceSplitter()
+	default:
+		return nil, raw.unsupported(knownSplitters)
 	}
-	return nil, raw.unsupported(knownSplitters)
+	return []readSplitter{{split, false}}, err
 }
+
+func (f *splitterFields) patternSplitter() (splitter, error) {
+	text, pattern, err := readPattern(f.Pattern)
+	if err != nil {
+		return nil, err
+	}
+	how, err := readBehavior(f.Behavior)
+	if err != nil {
+		return nil, err
+	}
+	if pattern != nil {
+		return cut(pattern.regions, how, f.Invert), nil
+	}
+	return cut(occurrences(text), how, f.Invert), nil
+}
+
+// gpt2 is the pattern of ByteLevel.
+const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // gpt2Words takes a while to make, and text that is only decoded does not need it.
 var gpt2Words = sync.OnceValue(func() splitter {
-	a, err := compile(gpt2)
+	pattern, err := compile(gpt2)
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
-	return cut(a.regions, isolated, false)
+	return cut(pattern.regions, isolated, false)
 })
 
 func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
@@ -172,25 +149,41 @@ func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
 	}
 }
 
-// metaspaceSplitter puts replacement in place of spaces, and in front as scheme says.
-func metaspaceSplitter(replacement, scheme string, split bool) (splitter, error) {
+// wordSplitter splits by \w+|[^\w\s]+ and leaves out what does not match.
+func wordSplitter() (splitter, error) {
+	sets := unicodeTables().sets
+	word := sets["boundary"]
+	other := append(slices.Clone(word), sets["space"]...).normal().negate()
+	pattern, err := build(nodeAlt{nodeLoop{nodeSet{word}, 1, -1, false}, nodeLoop{nodeSet{other}, 1, -1, false}})
+	if err != nil {
+		return nil, err
+	}
+	return cut(pattern.regions, removed, true), nil
+}
+
+// metaspaceSplitter puts the replacement in place of spaces, and in front as prepend_scheme says.
+func (f *splitterFields) metaspaceSplitter() (splitter, error) {
+	scheme, replacement := "always", f.Replacement
+	if f.PrependScheme != nil {
+		scheme = *f.PrependScheme
+	}
+	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && scheme != "never" {
+		return nil, fmt.Errorf("add_prefix_space is false, but prepend_scheme is %q", clip(scheme))
+	}
 	if utf8.RuneCountInString(replacement) != 1 {
 		return nil, fmt.Errorf("replacement %q, want one character", clip(replacement))
 	}
 	if !slices.Contains([]string{"always", "first", "never"}, scheme) {
 		return nil, fmt.Errorf("prepend_scheme %q, want always, first or never", clip(scheme))
 	}
-	matches, err := literal(replacement)
-	if err != nil {
-		return nil, err
-	}
-	words := cut(matches.regions, mergedWithNext, false)
+	words := cut(occurrences(replacement), mergedWithNext, false)
 	return func(piece string, first bool, yield func(string, bool)) error {
 		piece = strings.ReplaceAll(piece, " ", replacement)
-		if (scheme == "always" || scheme == "first" && first) && !strings.HasPrefix(piece, replacement) {
+		prepend := scheme == "always" || scheme == "first" && first
+		if prepend && !strings.HasPrefix(piece, replacement) {
 			piece = replacement + piece
 		}
-		if split {
+		if f.Split == nil || *f.Split {
 			return words(piece, first, yield)
 		}
 		yield(piece, first)
@@ -221,41 +214,54 @@ func readBehavior(name string) (behavior, error) {
 // regions divides a text, which it yields from left to right without a gap, into matches and other pieces.
 type regions func(text string, yield func(from, to int, match bool)) error
 
-// regions are the matches of a, and what is between them.
-func (a *automaton) regions(text string, yield func(from, to int, match bool)) error {
-	last := 0
-	err := a.matches(text, func(from, to int) {
-		if from > last {
-			yield(last, from, false)
-		}
-		yield(from, to, true)
-		last = to
-	})
-	if last < len(text) {
-		yield(last, len(text), false)
-	}
-	return err
-}
-
-// characters are the regions whose matches are single characters of s.
-func characters(chars set) regions {
+// withRest makes regions of a search: it yields what is between the matches, too.
+func withRest(search func(text string, yield func(from, to int)) error) regions {
 	return func(text string, yield func(from, to int, match bool)) error {
 		last := 0
-		for i, char := range text {
-			if !chars.has(char) {
-				continue
+		err := search(text, func(from, to int) {
+			if from > last {
+				yield(last, from, false)
 			}
-			if i > last {
-				yield(last, i, false)
-			}
-			last = i + utf8.RuneLen(char)
-			yield(i, last, true)
-		}
+			yield(from, to, true)
+			last = to
+		})
 		if last < len(text) {
 			yield(last, len(text), false)
 		}
-		return nil
+		return err
 	}
+}
+
+// regions are the matches of a, and what is between them.
+func (a *automaton) regions(text string, yield func(from, to int, match bool)) error {
+	return withRest(a.matches)(text, yield)
+}
+
+// occurrences are the regions whose matches are those of a part.
+func occurrences(part string) regions {
+	return withRest(func(text string, yield func(from, to int)) error {
+		for at := 0; ; at += len(part) {
+			offset := strings.Index(text[at:], part)
+			if offset < 0 {
+				return nil
+			}
+			at += offset
+			yield(at, at+len(part))
+		}
+	})
+}
+
+// characters are the regions whose matches are single characters of a set.
+func characters(name string) regions {
+	chars := unicodeTables().sets[name]
+	return withRest(func(text string, yield func(from, to int)) error {
+		for i, char := range text {
+			if chars.has(char) {
+				yield(i, i+utf8.RuneLen(char))
+			}
+		}
+		return nil
+	})
 }
 
 // cut makes a splitter of regions; invert exchanges matches and the rest.
@@ -269,21 +275,18 @@ func cut(find regions, how behavior, invert bool) splitter {
 			})
 		}
 	}
+	// joined says whether a region belongs to the piece of the one before.
+	joined := map[behavior]func(before, match bool) bool{
+		contiguous:         func(before, match bool) bool { return match == before },
+		mergedWithPrevious: func(before, match bool) bool { return match && !before },
+		mergedWithNext:     func(before, match bool) bool { return before && !match },
+	}[how]
 	return func(piece string, first bool, yield func(string, bool)) error {
-		// A piece is held back until it is known where it ends. before: what the region before was.
+		// A piece is held back until it is known where it ends.
 		start, before, any := 0, false, false
-		err := find(piece, func(from, to int, match bool) {
+		err := find(piece, func(from, _ int, match bool) {
 			match = match != invert
-			joined := false
-			switch how {
-			case contiguous:
-				joined = match == before
-			case mergedWithPrevious:
-				joined = match && !before
-			case mergedWithNext:
-				joined = before && !match
-			}
-			if any && !joined {
+			if any && !joined(before, match) {
 				yield(piece[start:from], first && start == 0)
 				start = from
 			}

@@ -593,7 +593,7 @@ func FuzzPattern(f *testing.F) {
 
 // mustMatch is the end of the match at from.
 func (a *automaton) mustMatch(text string, from int) int {
-	end, _ := a.match(text, from)
+	end, _ := a.match(text, from, nil)
 	return end
 }
 
