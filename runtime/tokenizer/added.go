@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -54,13 +55,17 @@ func readAdded(raw []byte) ([]addedToken, error) {
 	})
 }
 
-// finder finds added tokens: of those that begin first, the longest (the automaton of Aho and Corasick).
+// finder finds added tokens: of those that begin first, the longest (the automaton of Aho and Corasick). Its nodes are
+// the beginnings of tokens; node 0 is the empty one. One pass over a text finds all tokens, since where a node has no
+// edge for the next byte, the search goes on from the longest end of what was read that is a node too.
 type finder struct {
 	tokens []addedToken
-	edges  map[uint64]int32 // node*256 + byte
-	root   [256]int32
+	edges  map[uint64]int32 // by edgeKey
+	root   [256]int32       // by byte: where the empty node leads
 	nodes  []finderNode
 }
+
+func edgeKey(from int32, char byte) uint64 { return uint64(from)<<8 | uint64(char) }
 
 type finderNode struct {
 	depth int32
@@ -73,20 +78,19 @@ type finderNode struct {
 func newFinder(tokens []addedToken, texts []string) *finder {
 	f := &finder{tokens: tokens, edges: map[uint64]int32{}, nodes: []finderNode{{token: -1}}}
 	type edge struct {
-		from int32
-		b    byte
-		to   int32
+		from, to int32
+		char     byte
 	}
 	var inOrder []edge
 	for i, text := range texts {
 		at := int32(0)
 		for _, char := range []byte(text) {
-			to, ok := f.edges[uint64(at)<<8|uint64(char)]
+			to, ok := f.edges[edgeKey(at, char)]
 			if !ok {
 				to = int32(len(f.nodes))
 				f.nodes = append(f.nodes, finderNode{depth: f.nodes[at].depth + 1, token: -1})
-				f.edges[uint64(at)<<8|uint64(char)] = to
-				inOrder = append(inOrder, edge{at, char, to})
+				f.edges[edgeKey(at, char)] = to
+				inOrder = append(inOrder, edge{at, to, char})
 			}
 			at = to
 		}
@@ -94,13 +98,15 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 			node.token, node.size = int32(i), int32(len(text))
 		}
 	}
-	slices.SortStableFunc(inOrder, func(left, right edge) int { return int(f.nodes[left.to].depth - f.nodes[right.to].depth) })
+	slices.SortStableFunc(inOrder, func(left, right edge) int {
+		return int(f.nodes[left.to].depth - f.nodes[right.to].depth)
+	})
 	for _, link := range inOrder {
 		node := &f.nodes[link.to]
 		if link.from == 0 {
-			f.root[link.b] = link.to
+			f.root[link.char] = link.to
 		} else {
-			node.fail = f.step(f.nodes[link.from].fail, link.b)
+			node.fail = f.step(f.nodes[link.from].fail, link.char)
 		}
 		if short := f.nodes[node.fail]; node.token < 0 {
 			node.token, node.size = short.token, short.size
@@ -109,9 +115,10 @@ func newFinder(tokens []addedToken, texts []string) *finder {
 	return f
 }
 
+// step is the node after another byte.
 func (f *finder) step(at int32, char byte) int32 {
 	for at != 0 {
-		if to, ok := f.edges[uint64(at)<<8|uint64(char)]; ok {
+		if to, ok := f.edges[edgeKey(at, char)]; ok {
 			return to
 		}
 		at = f.nodes[at].fail
@@ -132,14 +139,13 @@ func (f *finder) next(text string, from int) (at, end, i int) {
 			}
 		}
 		node = f.step(node, text[pos])
-		n := &f.nodes[node]
-		if best >= 0 && pos+1-int(n.depth) > at {
+		found := &f.nodes[node]
+		if best >= 0 && pos+1-int(found.depth) > at {
 			break // nothing that begins earlier, or there and is longer, can come
 		}
-		if n.token >= 0 {
-			if start := pos + 1 - int(n.size); best < 0 || start <= at {
-				best, at, end = int(n.token), start, pos+1
-			}
+		start := pos + 1 - int(found.size)
+		if found.token >= 0 && (best < 0 || start <= at) {
+			best, at, end = int(found.token), start, pos+1
 		}
 	}
 	return at, end, best
@@ -156,25 +162,14 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 		}
 		from = end
 		token := &f.tokens[i]
-		if token.SingleWord {
-			boundary := unicodeTables().sets["boundary"]
-			before, sizeBefore := utf8.DecodeLastRuneInString(text[:at])
-			after, sizeAfter := utf8.DecodeRuneInString(text[end:])
-			if sizeBefore > 0 && boundary.has(before) || sizeAfter > 0 && boundary.has(after) {
-				continue
-			}
+		if token.SingleWord && insideWord(text[:at], text[end:]) {
+			continue
 		}
-		if token.LStrip {
-			for at > start {
-				char, width := utf8.DecodeLastRuneInString(text[start:at])
-				if !isSpace(char) {
-					break
-				}
-				at -= width
-			}
+		if token.LStrip && start < at {
+			at = start + len(strings.TrimRightFunc(text[start:at], isSpace))
 		}
 		if token.RStrip {
-			end += spaces(text[end:])
+			end = len(text) - len(strings.TrimLeftFunc(text[end:], isSpace))
 		}
 		if start < at {
 			yield(text[start:at], start, -1)
@@ -187,14 +182,12 @@ func (f *finder) find(text string, yield func(piece string, from int, token int)
 	}
 }
 
-// spaces is the length in bytes of the white space that text begins with.
-func spaces(text string) int {
-	for i, char := range text {
-		if !isSpace(char) {
-			return i
-		}
-	}
-	return len(text)
+// insideWord reports whether a word reaches up to what is between two texts.
+func insideWord(before, after string) bool {
+	boundary := unicodeSets()["boundary"]
+	last, sizeBefore := utf8.DecodeLastRuneInString(before)
+	first, sizeAfter := utf8.DecodeRuneInString(after)
+	return sizeBefore > 0 && boundary.has(last) || sizeAfter > 0 && boundary.has(first)
 }
 
 // addTokens gives added tokens their ids: that of the vocabulary, or the next free one, which is also what

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -28,7 +29,8 @@ type Message struct {
 // ParseMessages reads a JSON list of messages: objects with at least a role. The error is of class ClassInput.
 func ParseMessages(data []byte) ([]Message, error) {
 	fail := func(format string, args ...any) ([]Message, error) {
-		return nil, diag.New(diag.ClassInput, "read messages: "+format, args...).WithHint(`write [{"role":"user","content":"Hello"}]`)
+		return nil, diag.New(diag.ClassInput, "read messages: "+format, args...).
+			WithHint(`write [{"role":"user","content":"Hello"}]`)
 	}
 	if len(data) > maxText {
 		return fail("%d bytes, want at most %d", len(data), maxText)
@@ -69,29 +71,23 @@ type ChatOptions struct {
 	Now                 time.Time // the date, for templates that write it; zero makes those fail
 }
 
-// chat is how conversations are written: templates by name, and the variables every one is given.
+// chat is how conversations are written: templates by name, and the texts of tokens that every one is given.
 type chat struct {
 	templates map[string]string
 	err       error // why there are none
-	tokens    []namedVariable
+	tokens    map[string]string
 }
 
-type namedVariable struct{ name, value string }
-
-// chat reads chat_template: a template, or a list of them with names. file counts more.
-func (c *config) chat(file *string) chat {
-	out := chat{templates: map[string]string{}}
-	for _, variable := range []namedVariable{
-		{"bos_token", string(c.BOS)}, {"eos_token", string(c.EOS)}, {"unk_token", string(c.UNK)}, {"sep_token", string(c.SEP)},
-		{"pad_token", string(c.PAD)}, {"cls_token", string(c.CLS)}, {"mask_token", string(c.MASK)},
+// chat reads chat_template: a template, or a list of them with names.
+func (c *config) chat() chat {
+	out := chat{templates: map[string]string{}, tokens: map[string]string{}}
+	for name, token := range map[string]namedToken{
+		"bos_token": c.BOS, "eos_token": c.EOS, "unk_token": c.UNK, "sep_token": c.SEP, "pad_token": c.PAD,
+		"cls_token": c.CLS, "mask_token": c.MASK,
 	} {
-		if variable.value != "" {
-			out.tokens = append(out.tokens, variable)
+		if token != "" {
+			out.tokens[name] = string(token)
 		}
-	}
-	if file != nil {
-		out.templates["default"] = strings.ToValidUTF8(*file, "\ufffd")
-		return out
 	}
 	var one string
 	var several []struct{ Name, Template string }
@@ -111,14 +107,11 @@ func (c *config) chat(file *string) chat {
 
 // pick is the template for a conversation.
 func (c *chat) pick(tools bool) (string, error) {
-	names := []string{"default"}
-	if tools {
-		names = []string{"tool_use", "default"}
+	if template, ok := c.templates["tool_use"]; ok && tools {
+		return template, nil
 	}
-	for _, name := range names {
-		if template, ok := c.templates[name]; ok {
-			return template, nil
-		}
+	if template, ok := c.templates["default"]; ok {
+		return template, nil
 	}
 	if c.err != nil {
 		return "", c.err
@@ -126,11 +119,7 @@ func (c *chat) pick(tools bool) (string, error) {
 	if len(c.templates) == 0 {
 		return "", errors.New("the model has no chat template")
 	}
-	var known []string
-	for name := range c.templates {
-		known = append(known, name)
-	}
-	slices.Sort(known)
+	known := slices.Sorted(maps.Keys(c.templates))
 	return "", fmt.Errorf("the model has no default chat template, only %s", clip(strings.Join(known, ", ")))
 }
 
@@ -140,7 +129,8 @@ func (t *pipeline) Chat(ctx context.Context, messages []Message, options ChatOpt
 		return "", fmt.Errorf("apply chat template: %w", err)
 	}
 	if err != nil {
-		return "", diag.New(diag.ClassInput, "apply chat template: %w", err).WithHint("a prompt that is written as the model expects it needs no template (--prompt)")
+		return "", diag.New(diag.ClassInput, "apply chat template: %w", err).
+			WithHint("a prompt that is written as the model expects it needs no template (--prompt)")
 	}
 	return text, nil
 }
@@ -154,18 +144,16 @@ func (c *chat) write(ctx context.Context, messages []Message, options ChatOption
 	if err != nil {
 		return "", err
 	}
-	variables := map[string]jinja.Value{"tools": nil, "documents": nil, "add_generation_prompt": options.AddGenerationPrompt}
-	for _, variable := range c.tokens {
-		variables[variable.name] = variable.value
+	variables := map[string]jinja.Value{
+		"tools": nil, "documents": nil, "add_generation_prompt": options.AddGenerationPrompt,
+	}
+	for name, token := range c.tokens {
+		variables[name] = token
 	}
 	if options.Variables != nil {
-		value, err := readJSON("variables", options.Variables)
+		dict, err := readObject("variables", options.Variables)
 		if err != nil {
 			return "", err
-		}
-		dict, ok := value.(*jinja.Dict)
-		if !ok {
-			return "", errors.New("variables: want a JSON object")
 		}
 		for name, value := range dict.All() {
 			variables[name] = value
@@ -193,8 +181,17 @@ func readJSON(what string, data []byte) (jinja.Value, error) {
 	return value, nil
 }
 
-// reasoning are the names under which what a model thought is kept; templates read the first, or the second.
-var reasoning = []string{"reasoning_content", "thinking", "reasoning"}
+func readObject(what string, data []byte) (*jinja.Dict, error) {
+	value, err := readJSON(what, data)
+	if err != nil {
+		return nil, err
+	}
+	dict, ok := value.(*jinja.Dict)
+	if !ok {
+		return nil, fmt.Errorf("%s: want a JSON object", what)
+	}
+	return dict, nil
+}
 
 // messageList makes the variable messages.
 func messageList(messages []Message) (*jinja.List, error) {
@@ -212,29 +209,31 @@ func messageList(messages []Message) (*jinja.List, error) {
 			dict.Set("role", strings.ToValidUTF8(message.Role, "\ufffd"))
 			dict.Set("content", strings.ToValidUTF8(message.Content, "\ufffd"))
 		} else {
-			value, err := readJSON(fmt.Sprintf("message %d", i+1), message.JSON)
-			if err != nil {
+			var err error
+			if dict, err = readObject(fmt.Sprintf("message %d", i+1), message.JSON); err != nil {
 				return nil, err
 			}
-			var ok bool
-			if dict, ok = value.(*jinja.Dict); !ok {
-				return nil, fmt.Errorf("message %d: want a JSON object", i+1)
-			}
 		}
-		for _, name := range reasoning {
-			if value, _ := dict.Get(name); value != nil {
-				// In the order of the reference, which templates that write whole messages show.
-				aliased := &jinja.Dict{}
-				aliased.Set("thinking", value)
-				for key, item := range dict.All() {
-					aliased.Set(key, item)
-				}
-				aliased.Set("reasoning_content", value)
-				dict = aliased
-				break
-			}
-		}
-		out.Items = append(out.Items, dict)
+		out.Items = append(out.Items, withReasoning(dict))
 	}
 	return out, nil
+}
+
+// withReasoning adds the names under which templates look for what a model thought, wherever the message keeps it.
+func withReasoning(message *jinja.Dict) *jinja.Dict {
+	for _, name := range []string{"reasoning_content", "thinking", "reasoning"} {
+		thought, _ := message.Get(name)
+		if thought == nil {
+			continue
+		}
+		// In the order of the reference, which templates that write whole messages show.
+		out := &jinja.Dict{}
+		out.Set("thinking", thought)
+		for key, item := range message.All() {
+			out.Set(key, item)
+		}
+		out.Set("reasoning_content", thought)
+		return out
+	}
+	return message
 }

@@ -39,13 +39,13 @@ func chats(t testing.TB) *chatFile {
 }
 
 // withConfig is the demo tokenizer with a tokenizer_config.json.
-func withConfig(t testing.TB, config any, opts ...Option) Tokenizer {
+func withConfig(t testing.TB, config any) Tokenizer {
 	t.Helper()
 	b, err := json.Marshal(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tok, err := New(read(t, "tokenizer.json"), b, 1, opts...)
+	tok, err := New(read(t, "tokenizer.json"), b, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,9 +62,7 @@ func TestChatTemplates(t *testing.T) {
 		for k, v := range f.Tokens {
 			config[k] = v
 		}
-		inConfig := withConfig(t, config)
-		config["chat_template"] = "not this one"
-		inFile := withConfig(t, config, WithChatTemplate([]byte(template.Template)))
+		tok := withConfig(t, config)
 		texts := 0
 		for i, c := range f.Conversations {
 			// A message without a role is nothing ParseMessages takes.
@@ -78,18 +76,16 @@ func TestChatTemplates(t *testing.T) {
 			}
 			for j, prompt := range []bool{false, true} {
 				want := template.Texts[2*i+j]
-				for _, tok := range []Tokenizer{inConfig, inFile} {
-					got, err := tok.Chat(t.Context(), messages, ChatOptions{AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock})
-					switch {
-					case want == nil && err == nil:
-						t.Errorf("%s, conversation %d: got %q, want an error", name, i, got)
-					case want == nil && (diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0):
-						t.Errorf("%s, conversation %d: error %v of class %d without a hint", name, i, err, diag.ClassOf(err))
-					case want != nil && err != nil:
-						t.Errorf("%s, conversation %d: %v", name, i, err)
-					case want != nil && got != *want:
-						t.Errorf("%s, conversation %d:\n got %q\nwant %q", name, i, got, *want)
-					}
+				got, err := tok.Chat(t.Context(), messages, ChatOptions{AddGenerationPrompt: prompt, Tools: c.Tools, Variables: c.Variables, Now: clock})
+				switch {
+				case want == nil && err == nil:
+					t.Errorf("%s, conversation %d: got %q, want an error", name, i, got)
+				case want == nil && (diag.ClassOf(err) != diag.ClassInput || len(diag.HintsOf(err)) == 0):
+					t.Errorf("%s, conversation %d: error %v of class %d without a hint", name, i, err, diag.ClassOf(err))
+				case want != nil && err != nil:
+					t.Errorf("%s, conversation %d: %v", name, i, err)
+				case want != nil && got != *want:
+					t.Errorf("%s, conversation %d:\n got %q\nwant %q", name, i, got, *want)
 				}
 				if want != nil {
 					texts++
@@ -106,26 +102,24 @@ func TestWhichChatTemplate(t *testing.T) {
 	named := []any{map[string]any{"name": "default", "template": "D"}, map[string]any{"name": "tool_use", "template": "T"}, map[string]any{"name": "rag", "template": "R"}}
 	for name, c := range map[string]struct {
 		template any
-		options  []Option
 		tools    string
 		want     string // "!" and part of the error
 	}{
-		"text":             {"X{{ bos_token }}", nil, "", "X<s>"},
-		"default of list":  {named, nil, "", "D"},
-		"for tools":        {named, nil, "[]", "T"},
-		"none for tools":   {named[:1], nil, "[]", "D"},
-		"no default":       {named[1:], nil, "", "!no default chat template, only rag, tool_use"},
-		"none":             {nil, nil, "", "!the model has no chat template"},
-		"a number":         {5, nil, "", "!neither a text nor a list"},
-		"file":             {named, []Option{WithChatTemplate([]byte("F\n"))}, "[]", "F"},
-		"malformed":        {"{% if %}", nil, "", "!line 1: unexpected %}, want an expression"},
-		"tools no list":    {"{{ tools }}", nil, "{", "!tools: "},
-		"hostile":          {"{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}", nil, "", "!more than"},
-		"refuses":          {"{{ raise_exception('not today') }}", nil, "", "!not today"},
-		"no clock":         {"{{ strftime_now('%Y') }}", nil, "", "!no clock"},
-		"what there is of": {"{{ tools }}{{ documents }}{{ pad_token }}|{{ eos_token }}{{ add_generation_prompt }}", nil, "", "NoneNone|</s>False"},
+		"text":             {"X{{ bos_token }}", "", "X<s>"},
+		"default of list":  {named, "", "D"},
+		"for tools":        {named, "[]", "T"},
+		"none for tools":   {named[:1], "[]", "D"},
+		"no default":       {named[1:], "", "!no default chat template, only rag, tool_use"},
+		"none":             {nil, "", "!the model has no chat template"},
+		"a number":         {5, "", "!neither a text nor a list"},
+		"malformed":        {"{% if %}", "", "!line 1: unexpected %}, want an expression"},
+		"tools no list":    {"{{ tools }}", "{", "!tools: "},
+		"hostile":          {"{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}", "", "!more than"},
+		"refuses":          {"{{ raise_exception('not today') }}", "", "!not today"},
+		"no clock":         {"{{ strftime_now('%Y') }}", "", "!no clock"},
+		"what there is of": {"{{ tools }}{{ documents }}{{ pad_token }}|{{ eos_token }}{{ add_generation_prompt }}", "", "NoneNone|</s>False"},
 	} {
-		tok := withConfig(t, map[string]any{"chat_template": c.template, "bos_token": map[string]any{"content": "<s>"}, "eos_token": "</s>", "pad_token": nil}, c.options...)
+		tok := withConfig(t, map[string]any{"chat_template": c.template, "bos_token": map[string]any{"content": "<s>"}, "eos_token": "</s>", "pad_token": nil})
 		var o ChatOptions
 		if c.tools != "" {
 			o.Tools = []byte(c.tools)
@@ -187,7 +181,8 @@ func FuzzChatTemplate(f *testing.F) {
 	f.Add("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", []byte(`[]`), []byte(nil), false)
 	f.Add("{% for a in range(99999) recursive %}{{ loop([a]) }}{% endfor %}{{ '%5s' % 'x' }}", []byte(`[{"role":"user","content":null}]`), []byte(`{}`), false)
 	f.Fuzz(func(t *testing.T, template string, messages, tools []byte, prompt bool) {
-		tok := &pipeline{chat: (&config{BOS: "<s>"}).chat(&template)}
+		templates := map[string]string{"default": template}
+		tok := &pipeline{chat: chat{templates: templates, tokens: map[string]string{"bos_token": "<s>"}}}
 		m, err := ParseMessages(messages)
 		if err != nil {
 			m = []Message{{Role: "user", Content: string(messages)}}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -15,17 +16,6 @@ const (
 	maxFileBytes   = 64 << 20
 	maxConfigBytes = 8 << 20
 )
-
-// Option adds to what New is given.
-type Option func(*options)
-
-type options struct{ chatTemplate *string }
-
-// WithChatTemplate gives the bytes of the chat_template.jinja beside tokenizer.json. It counts before the
-// chat_template of tokenizer_config.json.
-func WithChatTemplate(jinja []byte) Option {
-	return func(o *options) { text := string(jinja); o.chatTemplate = &text }
-}
 
 // New reads the bytes of a tokenizer.json. config is the tokenizer_config.json beside it, nil when
 // there is none; bos is the id that begins a text according to the model, -1 for none.
@@ -39,8 +29,8 @@ func WithChatTemplate(jinja []byte) Option {
 //
 // Errors are of class ClassInput and name the part that is malformed or not supported. A chat template that
 // is malformed is no error until Chat is called.
-func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
-	unbound, err := Read(tokenizer, config, opts...)
+func New(tokenizer, config []byte, bos int) (Tokenizer, error) {
+	unbound, err := Read(tokenizer, config)
 	if err != nil {
 		return nil, err
 	}
@@ -49,19 +39,14 @@ func New(tokenizer, config []byte, bos int, opts ...Option) (Tokenizer, error) {
 
 // Unbound is a tokenizer that has not been told yet which token begins a text.
 type Unbound struct {
-	t      *pipeline
-	after  edges
-	config *config
-	chat   *string // instead of config's template
+	pipeline *pipeline
+	around   edges // by the post-processor
+	config   *config
 }
 
 // Read is New up to the point where bos counts: most of it.
-func Read(tokenizer, config []byte, opts ...Option) (*Unbound, error) {
-	var o options
-	for _, opt := range opts {
-		opt(&o)
-	}
-	unbound := &Unbound{chat: o.chatTemplate}
+func Read(tokenizer, config []byte) (*Unbound, error) {
+	unbound := &Unbound{}
 	return unbound, refused(unbound.read(tokenizer, config))
 }
 
@@ -70,14 +55,16 @@ func (u *Unbound) Begin(bos int) (Tokenizer, error) {
 	if err := refused(u.bind(bos)); err != nil {
 		return nil, err
 	}
-	return u.t, nil
+	return u.pipeline, nil
 }
 
+// refused says what to do without the tokenizer.
 func refused(err error) error {
 	if err == nil {
 		return nil
 	}
-	return diag.New(diag.ClassInput, "read tokenizer: %w", err).WithHint("a model without a supported tokenizer runs on token ids (--tokens)")
+	return diag.New(diag.ClassInput, "read tokenizer: %w", err).
+		WithHint("a model without a supported tokenizer runs on token ids (--tokens)")
 }
 
 // beginNames are names of tokens that begin texts and nothing else.
@@ -90,7 +77,7 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 	if !utf8.Valid(data) || !json.Valid(data) {
 		return errors.New("tokenizer.json: not valid JSON in UTF-8")
 	}
-	if u.t, u.after, err = readFile(trim(data)); err != nil {
+	if u.pipeline, u.around, err = readFile(trim(data)); err != nil {
 		return fmt.Errorf("tokenizer.json: %w", err)
 	}
 	if u.config, err = readConfig(configData); err != nil {
@@ -99,16 +86,21 @@ func (u *Unbound) read(data, configData []byte) (err error) {
 	return nil
 }
 
+// bind decides which tokens begin and end a text; see New.
 func (u *Unbound) bind(bos int) (err error) {
-	pipe, config, after := u.t, u.config, u.after
-	if pipe.front, err = config.edge(pipe, after.front, config.AddBOS, config.BOS, "bos_token", bos); err != nil {
+	pipe, config := u.pipeline, u.config
+	pipe.front, err = config.edge(pipe, u.around.front, config.AddBOS, config.BOS, "bos_token", bos)
+	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	if id, ok := pipe.id(string(config.BOS)); ok && config.AddBOS == nil && len(after.front)+len(after.back) == 0 &&
-		slices.Contains(beginNames, string(config.BOS)) && config.BOS != config.EOS && int(id) == bos {
-		pipe.front = []int32{id}
+	unsaid := config.AddBOS == nil && len(u.around.front)+len(u.around.back) == 0
+	if unsaid && slices.Contains(beginNames, string(config.BOS)) && config.BOS != config.EOS {
+		if id, ok := pipe.id(string(config.BOS)); ok && int(id) == bos {
+			pipe.front = []int32{id}
+		}
 	}
-	if pipe.back, err = config.edge(pipe, after.back, config.AddEOS, config.EOS, "eos_token", -1); err != nil {
+	pipe.back, err = config.edge(pipe, u.around.back, config.AddEOS, config.EOS, "eos_token", -1)
+	if err != nil {
 		return fmt.Errorf("tokenizer_config.json: %w", err)
 	}
 	for _, id := range slices.Concat(pipe.front, pipe.back) {
@@ -116,20 +108,20 @@ func (u *Unbound) bind(bos int) (err error) {
 			return fmt.Errorf("token %d begins or ends a text, but the vocabulary ends at %d", id, pipe.VocabSize()-1)
 		}
 	}
-	pipe.chat = config.chat(u.chat)
+	pipe.chat = config.chat()
 	return nil
 }
 
-// readFile reads a tokenizer.json that is valid JSON.
-func readFile(data []byte) (*pipeline, edges, error) {
-	var parts struct{ added, model, normalizer, pre, post, decoder []byte }
+// fileParts are the parts of a tokenizer.json, still as JSON.
+type fileParts struct{ added, model, normalizer, pre, post, decoder []byte }
+
+func readParts(data []byte) (parts fileParts, err error) {
 	fields := map[string]*[]byte{
 		"added_tokens": &parts.added, "model": &parts.model, "normalizer": &parts.normalizer,
 		"pre_tokenizer": &parts.pre, "post_processor": &parts.post, "decoder": &parts.decoder,
 		"version": new([]byte), "truncation": new([]byte), "padding": new([]byte),
 	}
-	fail := func(err error) (*pipeline, edges, error) { return nil, edges{}, err }
-	if err := members(data, func(key string, value []byte) error {
+	err = members(data, func(key string, value []byte) error {
 		if fields[key] == nil {
 			return fmt.Errorf("unknown field %q", clip(key))
 		}
@@ -138,82 +130,96 @@ func readFile(data []byte) (*pipeline, edges, error) {
 		}
 		*fields[key] = value
 		return nil
-	}); err != nil {
-		return fail(err)
+	})
+	if err == nil && part(parts.model).isNull() {
+		err = errors.New("no model")
 	}
-	if part(parts.model).isNull() {
-		return fail(errors.New("no model"))
+	return parts, err
+}
+
+// readFile reads a tokenizer.json that is valid JSON.
+func readFile(data []byte) (*pipeline, edges, error) {
+	fail := func(part string, err error) (*pipeline, edges, error) {
+		return nil, edges{}, fmt.Errorf("%s: %w", part, err)
+	}
+	parts, err := readParts(data)
+	if err != nil {
+		return nil, edges{}, err
 	}
 	pipe := &pipeline{}
-	var err error
 	if pipe.model, err = readBPE(parts.model); err != nil {
-		return fail(fmt.Errorf("model: %w", err))
+		return fail("model", err)
 	}
 	if pipe.normalizers, err = newNormalizers(parts.normalizer, 0); err != nil {
-		return fail(fmt.Errorf("normalizer: %w", err))
+		return fail("normalizer", err)
 	}
 	if pipe.splitters, pipe.model.raw, err = newSplitters(parts.pre); err != nil {
-		return fail(fmt.Errorf("pre_tokenizer: %w", err))
+		return fail("pre_tokenizer", err)
 	}
 	pipe.model.cuts = pipe.model.cuts && !pipe.model.raw
 	if pipe.decoder, err = newDecoder(parts.decoder); err != nil {
-		return fail(fmt.Errorf("decoder: %w", err))
+		return fail("decoder", err)
 	}
-	added, err := readAdded(parts.added)
-	if err == nil {
-		err = pipe.model.addTokens(added)
+	if err := pipe.addTokens(parts.added); err != nil {
+		return nil, edges{}, err
 	}
-	if err == nil {
-		err = pipe.addFinders(added)
-	}
+	around, err := readPostProcessor(parts.post, 0)
 	if err != nil {
-		return fail(err)
+		return fail("post_processor", err)
 	}
-	after, err := readPostProcessor(parts.post, 0)
+	return pipe, around, nil
+}
+
+// addTokens reads the added tokens, gives them their ids and says where they are looked for.
+func (t *pipeline) addTokens(raw []byte) error {
+	added, err := readAdded(raw)
 	if err != nil {
-		return fail(fmt.Errorf("post_processor: %w", err))
+		return err
 	}
-	return pipe, after, nil
+	if err := t.model.addTokens(added); err != nil {
+		return err
+	}
+	return t.addFinders(added)
 }
 
 // addFinders says where added tokens are looked for: normalized ones, normalised themselves, after
 // normalisation, the others before. Special tokens count first. Decoding gives the text that was looked
 // for, and the reference knows special tokens by their text.
 func (t *pipeline) addFinders(added []addedToken) error {
-	var tokens [2][]addedToken
+	var tokens [2][]addedToken // before and after normalisation
 	var texts [2][]string
 	special := map[string]bool{}
 	for _, token := range added {
 		special[token.Content] = special[token.Content] || token.Special
 	}
+	rank := func(token addedToken) int {
+		if token.Special {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(added, func(left, right addedToken) int { return rank(left) - rank(right) })
 	total := 0
-	for _, first := range []bool{true, false} {
-		for _, token := range added {
-			if token.Special != first {
-				continue
+	for _, token := range added {
+		text, phase := token.Content, 0
+		if token.Normalized {
+			var err error
+			if text, err = t.normalize(text); err != nil {
+				return fmt.Errorf("added token %q: %w", token.Content, err)
 			}
-			text, phase := token.Content, 0
-			if token.Normalized {
-				phase = 1
-				for _, normalize := range t.normalizers {
-					var err error
-					if text, err = normalize(text); err != nil {
-						return fmt.Errorf("added token %q: %w", token.Content, err)
-					}
-				}
-				if text == "" {
-					return fmt.Errorf("added token %q: nothing is left of it after normalisation", token.Content)
-				}
-			}
-			if total += len(text); total > 4*maxAddedTotal {
-				return errors.New("added tokens are too long after normalisation")
-			}
-			tokens[phase] = append(tokens[phase], token)
-			texts[phase] = append(texts[phase], text)
-			t.model.tokens[token.ID] = text
-			if special[text] {
-				t.model.special = append(t.model.special, token.ID)
-			}
+			phase = 1
+		}
+		if text == "" {
+			return fmt.Errorf("added token %q: nothing is left of it after normalisation", token.Content)
+		}
+		if total += len(text); total > 4*maxAddedTotal {
+			return errors.New("added tokens are too long after normalisation")
+		}
+		tokens[phase] = append(tokens[phase], token)
+		texts[phase] = append(texts[phase], text)
+		t.model.tokens[token.ID] = text
+		if special[text] {
+			t.model.special = append(t.model.special, token.ID)
 		}
 	}
 	slices.Sort(t.model.special)
@@ -229,41 +235,45 @@ const (
 	maxEdge         = 64
 )
 
+// processorFields are those of all kinds of post-processors.
+type processorFields struct {
+	Type           string         `json:"type"`
+	Processors     []part         `json:"processors"`
+	AddPrefixSpace bool           `json:"add_prefix_space"`
+	TrimOffsets    bool           `json:"trim_offsets"`
+	UseRegex       bool           `json:"use_regex"`
+	Single         []templatePart `json:"single"`
+	Pair           []templatePart `json:"pair"`
+	SpecialTokens  map[string]struct {
+		ID     string   `json:"id"`
+		IDs    []int32  `json:"ids"`
+		Tokens []string `json:"tokens"`
+	} `json:"special_tokens"`
+}
+
+// templatePart is the text, A, or a special token.
+type templatePart struct {
+	Sequence, SpecialToken *struct {
+		ID     string `json:"id"`
+		TypeID int    `json:"type_id"`
+	}
+}
+
 // readPostProcessor returns the ids a post-processor puts around a text.
-func readPostProcessor(raw part, depth int) (edges, error) {
+func readPostProcessor(raw part, depth int) (out edges, err error) {
 	if raw.isNull() {
 		return edges{}, nil
 	}
-	type piece struct {
-		Sequence, SpecialToken *struct {
-			ID     string `json:"id"`
-			TypeID int    `json:"type_id"`
-		}
-	}
-	var fields struct {
-		Type           string  `json:"type"`
-		Processors     []part  `json:"processors"`
-		AddPrefixSpace bool    `json:"add_prefix_space"`
-		TrimOffsets    bool    `json:"trim_offsets"`
-		UseRegex       bool    `json:"use_regex"`
-		Single         []piece `json:"single"`
-		Pair           []piece `json:"pair"`
-		SpecialTokens  map[string]struct {
-			ID     string   `json:"id"`
-			IDs    []int32  `json:"ids"`
-			Tokens []string `json:"tokens"`
-		} `json:"special_tokens"`
-	}
-	switch raw.kind() {
-	case "ByteLevel", "Sequence", "TemplateProcessing":
-	default:
+	kind := raw.kind()
+	if !slices.Contains(strings.Split(knownProcessors, ", "), kind) {
 		return edges{}, raw.unsupported(knownProcessors)
 	}
+	var fields processorFields
 	if err := raw.strict(&fields); err != nil {
 		return edges{}, err
 	}
-	var out edges
-	if fields.Type == "Sequence" {
+	switch fields.Type {
+	case "Sequence":
 		all, err := flatten(fields.Processors, depth, func(raw part, depth int) ([]edges, error) {
 			inner, err := readPostProcessor(raw, depth)
 			return []edges{inner}, err
@@ -273,22 +283,26 @@ func readPostProcessor(raw part, depth int) (edges, error) {
 			out.back = append(out.back, inner.back...)
 		}
 		return out, err
+	case "TemplateProcessing":
+		return fields.template()
 	}
-	if fields.Type == "ByteLevel" {
-		return out, nil
-	}
+	return out, nil
+}
+
+// template returns the ids of the special tokens before and after the text.
+func (f *processorFields) template() (out edges, err error) {
 	text := false
-	for _, part := range fields.Single {
+	for _, part := range f.Single {
 		switch {
 		case part.SpecialToken != nil && part.Sequence == nil:
-			tok, ok := fields.SpecialTokens[part.SpecialToken.ID]
-			if !ok || len(tok.IDs) == 0 || len(tok.IDs) > maxEdge || len(out.front)+len(out.back) > maxEdge {
+			ids := f.SpecialTokens[part.SpecialToken.ID].IDs
+			if len(ids) == 0 || len(ids) > maxEdge || len(out.front)+len(out.back) > maxEdge {
 				return out, fmt.Errorf("special token %q has no ids, or too many", clip(part.SpecialToken.ID))
 			}
 			if text {
-				out.back = append(out.back, tok.IDs...)
+				out.back = append(out.back, ids...)
 			} else {
-				out.front = append(out.front, tok.IDs...)
+				out.front = append(out.front, ids...)
 			}
 		case part.Sequence != nil && part.SpecialToken == nil && part.Sequence.ID == "A" && !text:
 			text = true

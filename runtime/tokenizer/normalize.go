@@ -15,6 +15,16 @@ const maxNormalized = 8 * maxText
 // normalizer changes text before it is split; nil leaves it alone.
 type normalizer func(text string) (string, error)
 
+// normalize takes all steps.
+func (t *pipeline) normalize(text string) (out string, err error) {
+	for _, step := range t.normalizers {
+		if text, err = step(text); err != nil {
+			return "", err
+		}
+	}
+	return text, nil
+}
+
 var errGrows = errors.New("the normalised text is too long")
 
 const knownNormalizers = "NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence"
@@ -145,72 +155,74 @@ const (
 // combining are the characters that do not begin one of their own, with their class; pairs are what composes.
 var combining = sync.OnceValues(func() (class map[rune]uint8, pairs map[[2]rune]rune) {
 	class, pairs = map[rune]uint8{}, map[[2]rune]rune{}
-	t := unicodeTables()
+	sets := unicodeSets()
 	nfd, _ := decompositions()
-	for name, s := range t.sets {
-		var k uint8
-		if _, err := fmt.Sscanf(name, "ccc%d", &k); err != nil {
+	for name, chars := range sets {
+		var number uint8
+		if _, err := fmt.Sscanf(name, "ccc%d", &number); err != nil {
 			continue
 		}
-		for _, x := range s {
-			for r := x.lo; r <= x.hi; r++ {
-				class[r] = k
-			}
+		for char := range chars.all() {
+			class[char] = number
 		}
 	}
 	// A composite is a shorter composite and a mark, or two characters; so the shorter come first.
-	var composites []rune
-	for _, x := range t.sets["compose"] {
-		for r := x.lo; r <= x.hi; r++ {
-			composites = append(composites, r)
-		}
-	}
-	slices.SortStableFunc(composites, func(a, b rune) int {
-		return utf8.RuneCountInString(nfd[a]) - utf8.RuneCountInString(nfd[b])
+	composites := slices.Collect(sets["compose"].all())
+	slices.SortStableFunc(composites, func(left, right rune) int {
+		return utf8.RuneCountInString(nfd[left]) - utf8.RuneCountInString(nfd[right])
 	})
-	for _, c := range composites {
-		all := []rune(nfd[c])
-		first := all[0]
-		for _, r := range all[1 : len(all)-1] {
-			first = pairs[[2]rune{first, r}]
+	for _, composite := range composites {
+		parts := []rune(nfd[composite])
+		first, last := parts[0], len(parts)-1
+		for _, mark := range parts[1:last] {
+			first = pairs[[2]rune{first, mark}]
 		}
-		pairs[[2]rune{first, all[len(all)-1]}] = c
+		pairs[[2]rune{first, parts[last]}] = composite
 	}
 	return class, pairs
 })
 
+// forms are the normalisation forms by name.
 var forms = sync.OnceValue(func() map[string]*form {
-	t := unicodeTables()
-	nfd, nfkd := decompositions()
-	class, pairs := combining()
-	out := map[string]*form{"NFC": {false, true, nil}, "NFD": {false, false, nil}, "NFKC": {true, true, nil}, "NFKD": {true, false, nil}}
-	for _, f := range out {
-		add := func(r rune) { f.suspects = append(f.suspects, span{r, r}) }
-		for r := range class {
-			add(r)
-		}
-		for r := range nfd {
-			if !f.compose || !t.sets["compose"].has(r) {
-				add(r)
-			}
-		}
-		if f.compat {
-			for r := range nfkd {
-				add(r)
-			}
-		}
-		if f.compose {
-			for p := range pairs {
-				add(p[1])
-			}
-			f.suspects = append(f.suspects, span{hangulV, hangulV + hangulNV - 1}, span{hangulT + 1, hangulT + hangulNT - 1})
-		} else {
-			f.suspects = append(f.suspects, span{hangulS, hangulS + hangulNS - 1})
-		}
-		f.suspects = f.suspects.normal()
+	out := map[string]*form{
+		"NFC": {compose: true}, "NFD": {}, "NFKC": {compat: true, compose: true}, "NFKD": {compat: true},
+	}
+	for _, form := range out {
+		form.findSuspects()
 	}
 	return out
 })
+
+// findSuspects collects what the form takes apart, reorders or may join to the character before.
+func (f *form) findSuspects() {
+	composable := unicodeSets()["compose"]
+	nfd, nfkd := decompositions()
+	class, pairs := combining()
+	add := func(char rune) { f.suspects = append(f.suspects, span{char, char}) }
+	for char := range class {
+		add(char)
+	}
+	for char := range nfd {
+		if !f.compose || !composable.has(char) {
+			add(char)
+		}
+	}
+	if f.compat {
+		for char := range nfkd {
+			add(char)
+		}
+	}
+	if f.compose {
+		for pair := range pairs {
+			add(pair[1])
+		}
+		vowels, tails := span{hangulV, hangulV + hangulNV - 1}, span{hangulT + 1, hangulT + hangulNT - 1}
+		f.suspects = append(f.suspects, vowels, tails)
+	} else {
+		f.suspects = append(f.suspects, span{hangulS, hangulS + hangulNS - 1})
+	}
+	f.suspects = f.suspects.normal()
+}
 
 func (f *form) apply(text string) string {
 	if !f.touches(text) {
@@ -223,6 +235,7 @@ func (f *form) apply(text string) string {
 	return string(out)
 }
 
+// touches reports whether a text has characters that may have to change.
 func (f *form) touches(text string) bool {
 	low := f.suspects[0].lo
 	for _, char := range text {
@@ -235,12 +248,13 @@ func (f *form) touches(text string) bool {
 
 // decompose takes characters apart and sorts each run of marks by class.
 func (f *form) decompose(text string) []rune {
-	nfd, nfkd := decompositions()
 	class, _ := combining()
 	out := make([]rune, 0, len(text))
 	marks := 0 // at the end of out
 	sortMarks := func() {
-		slices.SortStableFunc(out[len(out)-marks:], func(left, right rune) int { return int(class[left]) - int(class[right]) })
+		slices.SortStableFunc(out[len(out)-marks:], func(left, right rune) int {
+			return int(class[left]) - int(class[right])
+		})
 		marks = 0
 	}
 	add := func(char rune) {
@@ -253,26 +267,8 @@ func (f *form) decompose(text string) []rune {
 		marks++
 	}
 	for _, char := range text {
-		var parts string
-		ok := false
-		switch {
-		case char < 0x80:
-		case char >= hangulS && char < hangulS+hangulNS:
-			i := char - hangulS
-			add(hangulL + i/(hangulNV*hangulNT))
-			add(hangulV + i%(hangulNV*hangulNT)/hangulNT)
-			if i%hangulNT > 0 {
-				add(hangulT + i%hangulNT)
-			}
-			continue
-		case f.compat:
-			if parts, ok = nfkd[char]; !ok {
-				parts, ok = nfd[char]
-			}
-		default:
-			parts, ok = nfd[char]
-		}
-		if !ok {
+		parts := f.parts(char)
+		if parts == "" {
 			add(char)
 			continue
 		}
@@ -284,6 +280,25 @@ func (f *form) decompose(text string) []rune {
 	return out
 }
 
+// parts is what a character is taken apart to, "" if nothing.
+func (f *form) parts(char rune) string {
+	nfd, nfkd := decompositions()
+	switch {
+	case char < 0x80:
+		return ""
+	case char >= hangulS && char < hangulS+hangulNS:
+		i := char - hangulS
+		parts := []rune{hangulL + i/(hangulNV*hangulNT), hangulV + i%(hangulNV*hangulNT)/hangulNT, hangulT + i%hangulNT}
+		if i%hangulNT == 0 {
+			parts = parts[:2]
+		}
+		return string(parts)
+	case f.compat && nfkd[char] != "":
+		return nfkd[char]
+	}
+	return nfd[char]
+}
+
 // compose joins each character that begins with the marks after it that nothing separates from it.
 func compose(in []rune) []rune {
 	class, pairs := combining()
@@ -292,7 +307,7 @@ func compose(in []rune) []rune {
 	last := 0     // class of the last character in out after the starter, -1: none
 	for _, char := range in {
 		order := int(class[char])
-		if starter >= 0 && last < order || starter >= 0 && last == -1 {
+		if starter >= 0 && (last < order || last == -1) {
 			if composite, ok := pair(pairs, out[starter], char); ok {
 				out[starter] = composite
 				continue
@@ -308,11 +323,14 @@ func compose(in []rune) []rune {
 	return out
 }
 
+// pair is what two characters compose to, false if they do not.
 func pair(pairs map[[2]rune]rune, left, right rune) (rune, bool) {
-	if lead, vowel := left-hangulL, right-hangulV; lead >= 0 && lead < hangulNL && vowel >= 0 && vowel < hangulNV {
+	lead, vowel := left-hangulL, right-hangulV
+	if lead >= 0 && lead < hangulNL && vowel >= 0 && vowel < hangulNV {
 		return hangulS + (lead*hangulNV+vowel)*hangulNT, true
 	}
-	if syllable, tail := left-hangulS, right-hangulT; syllable >= 0 && syllable < hangulNS && syllable%hangulNT == 0 && tail > 0 && tail < hangulNT {
+	syllable, tail := left-hangulS, right-hangulT
+	if syllable >= 0 && syllable < hangulNS && syllable%hangulNT == 0 && tail > 0 && tail < hangulNT {
 		return left + tail, true
 	}
 	composite, ok := pairs[[2]rune{left, right}]

@@ -62,7 +62,7 @@ func TestFormsAgreeWithEachOther(t *testing.T) {
 
 // The tables say of old characters what Go's say of them; new ones differ with the version of Unicode.
 func TestTablesAreUnicode(t *testing.T) {
-	sets := unicodeTables().sets
+	sets := unicodeSets()
 	for name, table := range map[string]*unicode.RangeTable{"L": unicode.L, "M": unicode.M, "N": unicode.N, "P": unicode.P, "S": unicode.S, "Z": unicode.Z, "Lu": unicode.Lu, "Ll": unicode.Ll, "Nd": unicode.Nd, "Han": unicode.Han, "space": unicode.White_Space} {
 		differ := 0
 		for r := rune(0); r <= unicode.MaxRune; r++ {

@@ -465,7 +465,7 @@ func (p *patternParser) escape(word string) (chars set, single bool, err error) 
 	}
 	letter, width := utf8.DecodeRuneInString(p.in[p.at:])
 	p.at += width
-	sets := unicodeTables().sets
+	sets := unicodeSets()
 	switch letter {
 	case 's', 'S':
 		chars = sets["space"]
@@ -542,17 +542,15 @@ func (p *patternParser) hexadecimal(letter rune) (rune, error) {
 	return rune(code), nil
 }
 
-// bothCases adds the other cases of the letters in s.
+// bothCases adds the other cases of letters.
 func (p *patternParser) bothCases(chars set) (set, error) {
 	out := slices.Clone(chars)
-	for _, run := range chars {
-		if run.hi >= utf8.RuneSelf {
-			return nil, p.fail("%q without regard to case is not supported", run.hi)
-		}
-		for char := run.lo; char <= run.hi; char++ {
-			for other := unicode.SimpleFold(char); other != char; other = unicode.SimpleFold(other) {
-				out = append(out, span{other, other})
-			}
+	if i := slices.IndexFunc(chars, func(run span) bool { return run.hi >= utf8.RuneSelf }); i >= 0 {
+		return nil, p.fail("%q without regard to case is not supported", chars[i].hi)
+	}
+	for char := range chars.all() {
+		for other := unicode.SimpleFold(char); other != char; other = unicode.SimpleFold(other) {
+			out = append(out, span{other, other})
 		}
 	}
 	return out.normal(), nil

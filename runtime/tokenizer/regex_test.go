@@ -141,7 +141,7 @@ func TestPatternsTakeLinearTime(t *testing.T) {
 // What an automaton takes for a character of a class is one, for all characters.
 func TestClassesOfCharacters(t *testing.T) {
 	for _, name := range []string{"L", "Lu", "N", "P", "Han", "word", "space", "Cn"} {
-		s := unicodeTables().sets[name]
+		s := unicodeSets()[name]
 		c := &compiler{}
 		start, err := c.add(nodeAlt{nodeSet{s}, nodeSeq{nodeSet{set{{'a', 'a'}, {0x10ffff, 0x10ffff}}}, nodeSet{s}}}, c.emit(instruction{op: opMatch}))
 		if err != nil {

@@ -151,7 +151,7 @@ func byteLevelSplitter(prefixSpace, useRegex bool) splitter {
 
 // wordSplitter splits by \w+|[^\w\s]+ and leaves out what does not match.
 func wordSplitter() (splitter, error) {
-	sets := unicodeTables().sets
+	sets := unicodeSets()
 	word := sets["boundary"]
 	other := append(slices.Clone(word), sets["space"]...).normal().negate()
 	pattern, err := build(nodeAlt{nodeLoop{nodeSet{word}, 1, -1, false}, nodeLoop{nodeSet{other}, 1, -1, false}})
@@ -253,7 +253,7 @@ func occurrences(part string) regions {
 
 // characters are the regions whose matches are single characters of a set.
 func characters(name string) regions {
-	chars := unicodeTables().sets[name]
+	chars := unicodeSets()[name]
 	return withRest(func(text string, yield func(from, to int)) error {
 		for i, char := range text {
 			if chars.has(char) {

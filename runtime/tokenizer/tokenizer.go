@@ -117,11 +117,8 @@ type encoder struct {
 
 // plain encodes text between added tokens that are looked for before normalisation.
 func (e *encoder) plain(text string, first bool) {
-	for _, normalize := range e.normalizers {
-		if e.err != nil {
-			return
-		}
-		text, e.err = normalize(text)
+	if e.err == nil {
+		text, e.err = e.normalize(text)
 	}
 	if e.normalized += len(text); e.normalized > maxNormalized && e.err == nil {
 		e.err = errGrows

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	_ "embed"
+	"iter"
 	"slices"
 	"sort"
 	"strings"
@@ -22,52 +23,55 @@ type span struct{ lo, hi rune }
 // set is characters as spans in order, with a gap between neighbours.
 type set []span
 
-// tables are the sets of unicodeData.
-type tables struct{ sets map[string]set }
+// tableReader reads unicodeData.
+type tableReader struct{ data string }
 
-// eachTable calls one of the functions for each table of unicodeData.
-func eachTable(spans func(name string, chars set), texts func(name string, text map[rune]string)) {
-	data := unicodeData
-	number := func() int {
-		value, shift := 0, 0
-		for i := 0; ; i++ {
-			value |= int(data[i]&0x7f) << shift
-			if shift += 7; data[i] < 0x80 {
-				data = data[i+1:]
-				return value
-			}
+// number reads a number of seven bits a byte, the lowest first.
+func (r *tableReader) number() int {
+	value, shift := 0, 0
+	for i := 0; ; i++ {
+		value |= int(r.data[i]&0x7f) << shift
+		if shift += 7; r.data[i] < 0x80 {
+			r.data = r.data[i+1:]
+			return value
 		}
 	}
-	for len(data) > 0 {
-		name := data[1 : 1+data[0]]
-		data = data[1+data[0]:]
-		entries, next := number(), 0
+}
+
+func (r *tableReader) take(size int) string {
+	out := r.data[:size]
+	r.data = r.data[size:]
+	return out
+}
+
+// eachTable calls one of the functions for each table of unicodeData. Tables of a kind whose function is nil are
+// skipped.
+func eachTable(spans func(name string, chars set), texts func(name string, table map[rune]string)) {
+	r := &tableReader{unicodeData}
+	for r.data != "" {
+		name := r.take(int(r.take(1)[0]))
+		entries, next := r.number(), 0
 		if name == "NFD" || name == "NFKD" {
-			var table map[rune]string
-			if texts != nil {
-				table = make(map[rune]string, entries)
-			}
+			table := map[rune]string{}
 			for range entries {
-				char := next + number()
-				size := number()
-				if table != nil {
-					table[rune(char)] = data[:size]
+				char := next + r.number()
+				text := r.take(r.number())
+				next = char + 1
+				if texts != nil {
+					table[rune(char)] = text
 				}
-				data, next = data[size:], char+1
 			}
-			if table != nil {
+			if texts != nil {
 				texts(name, table)
 			}
 			continue
 		}
 		var chars set
-		if spans != nil {
-			chars = make(set, 0, entries)
-		}
 		for range entries {
-			lo := next + number()
-			hi := lo + number()
-			if next = hi + 1; spans != nil {
+			lo := next + r.number()
+			hi := lo + r.number()
+			next = hi + 1
+			if spans != nil {
 				chars = append(chars, span{rune(lo), rune(hi)})
 			}
 		}
@@ -89,38 +93,44 @@ var decompositions = sync.OnceValues(func() (nfd, nfkd map[rune]string) {
 	return nfd, nfkd
 })
 
-var unicodeTables = sync.OnceValue(func() *tables {
-	t := &tables{sets: map[string]set{}}
-	eachTable(func(name string, s set) { t.sets[name] = s }, nil)
-	for _, group := range []string{"L", "M", "N", "P", "S", "Z", "C"} {
-		var all set
-		for name, s := range t.sets {
-			if len(name) == 2 && name[:1] == group {
-				all = append(all, s...)
-			}
-		}
-		t.sets[group] = all.normal()
-	}
-	// Neither surrogates nor what is not assigned occurs in a table.
+// unicodeSets are the sets of unicodeData by name, and those that follow from them.
+var unicodeSets = sync.OnceValue(func() map[string]set {
+	sets := map[string]set{}
+	eachTable(func(name string, chars set) { sets[name] = chars }, nil)
 	var assigned set
 	for _, group := range []string{"L", "M", "N", "P", "S", "Z", "C"} {
-		assigned = append(assigned, t.sets[group]...)
+		var all set
+		for name, chars := range sets {
+			if len(name) == 2 && name[:1] == group {
+				all = append(all, chars...)
+			}
+		}
+		sets[group] = all.normal()
+		assigned = append(assigned, sets[group]...)
 	}
-	t.sets["Cn"] = assigned.normal().negate()
-	t.sets["C"] = append(slices.Clone(t.sets["C"]), t.sets["Cn"]...).normal()
+	// Neither surrogates nor what is not assigned occurs in a table.
+	sets["Cn"] = assigned.normal().negate()
+	sets["C"] = append(slices.Clone(sets["C"]), sets["Cn"]...).normal()
 	// In brackets, \w has no superscripts and fractions of Latin-1, to the reference.
-	t.sets["word in class"] = t.sets["word"].and(set{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}.negate())
-	t.sets["space"] = set{{'\t', '\r'}, {' ', ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}}
-	return t
+	sets["word in class"] = sets["word"].and(set{{0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}}.negate())
+	sets["space"] = set{
+		{'\t', '\r'}, {' ', ' '}, {0x85, 0x85}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029},
+		{0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000},
+	}
+	return sets
 })
 
 // propertyNames are the long names of general categories.
 var propertyNames = map[string]string{
-	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm", "otherletter": "Lo",
-	"mark": "M", "nonspacingmark": "Mn", "spacingmark": "Mc", "enclosingmark": "Me", "number": "N", "decimalnumber": "Nd", "letternumber": "Nl", "othernumber": "No",
-	"punctuation": "P", "connectorpunctuation": "Pc", "dashpunctuation": "Pd", "openpunctuation": "Ps", "closepunctuation": "Pe", "initialpunctuation": "Pi",
-	"finalpunctuation": "Pf", "otherpunctuation": "Po", "symbol": "S", "mathsymbol": "Sm", "currencysymbol": "Sc", "modifiersymbol": "Sk", "othersymbol": "So",
-	"separator": "Z", "spaceseparator": "Zs", "lineseparator": "Zl", "paragraphseparator": "Zp", "other": "C", "control": "Cc", "format": "Cf", "privateuse": "Co", "unassigned": "Cn",
+	"letter": "L", "uppercaseletter": "Lu", "lowercaseletter": "Ll", "titlecaseletter": "Lt", "modifierletter": "Lm",
+	"otherletter": "Lo",
+	"mark":        "M", "nonspacingmark": "Mn", "spacingmark": "Mc", "enclosingmark": "Me",
+	"number": "N", "decimalnumber": "Nd", "letternumber": "Nl", "othernumber": "No",
+	"punctuation": "P", "connectorpunctuation": "Pc", "dashpunctuation": "Pd", "openpunctuation": "Ps",
+	"closepunctuation": "Pe", "initialpunctuation": "Pi", "finalpunctuation": "Pf", "otherpunctuation": "Po",
+	"symbol": "S", "mathsymbol": "Sm", "currencysymbol": "Sc", "modifiersymbol": "Sk", "othersymbol": "So",
+	"separator": "Z", "spaceseparator": "Zs", "lineseparator": "Zl", "paragraphseparator": "Zp",
+	"other": "C", "control": "Cc", "format": "Cf", "privateuse": "Co", "unassigned": "Cn",
 }
 
 // property is the set of \p{name}: a general category or a script.
@@ -132,8 +142,21 @@ func property(name string) (set, bool) {
 	if key != "" {
 		key = strings.ToUpper(key[:1]) + key[1:]
 	}
-	chars, ok := unicodeTables().sets[key]
+	chars, ok := unicodeSets()[key]
 	return chars, ok
+}
+
+// all are the characters of s, in order.
+func (s set) all() iter.Seq[rune] {
+	return func(yield func(rune) bool) {
+		for _, run := range s {
+			for char := run.lo; char <= run.hi; char++ {
+				if !yield(char) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (s set) has(char rune) bool {
@@ -155,6 +178,7 @@ func (s set) normal() set {
 	return out
 }
 
+// negate is the set of all other characters.
 func (s set) negate() set {
 	out := set{}
 	next := rune(0)
@@ -170,6 +194,7 @@ func (s set) negate() set {
 	return out
 }
 
+// and is the set of what both have.
 func (s set) and(other set) set {
 	out := set{}
 	for i, j := 0, 0; i < len(s) && j < len(other); {
@@ -190,5 +215,5 @@ func isSpace(char rune) bool {
 	if char < 0x80 {
 		return char == ' ' || '\t' <= char && char <= '\r'
 	}
-	return unicodeTables().sets["space"].has(char)
+	return unicodeSets()["space"].has(char)
 }
