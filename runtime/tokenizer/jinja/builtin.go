@@ -145,11 +145,7 @@ func (e *environment) attribute(value Value, name string) (Value, bool) {
 	if run != nil {
 		e.allocate(methodBytes)
 		return &function{name, func(args *callArgs) Value {
-			return e.charged(constantMethods, name, value, args, func() Value {
-				out := run(args)
-				args.end()
-				return out
-			})
+			return e.charged(constantMethods, name, value, args, func() Value { return run(args) })
 		}}, true
 	}
 	if slices.Contains(otherMethods[kind], name) {

@@ -1,32 +1,34 @@
 package jinja
 
-// Every filter, test and method is charged by whoever calls it, whatever it does: one look at its operand and at each
-// argument before it runs, and the memory of the text that it returns. What takes more than that (sorting, case, parts of
-// parts) charges the rest itself. The tables name the exceptions, so that something new is charged without a word.
+import "strings"
 
-// bare names what takes as long for a large operand as for a small one, or charges all that it looks at itself.
+// Every filter, test and method is charged by whoever calls it, whatever it does: one look at its operand and at each
+// argument before it runs, and the memory of the text that it returns. What takes more than that (sorting, case, parts
+// of parts) charges the rest itself. The tables name the exceptions, so that something new is charged by default.
+
+// nameSet names filters, tests or methods.
 type nameSet map[string]bool
 
-func nameSetOf(of ...string) nameSet {
+func nameSetOf(names string) nameSet {
 	out := nameSet{}
-	for _, name := range of {
+	for _, name := range strings.Fields(names) {
 		out[name] = true
 	}
 	return out
 }
 
 var (
-	// constantFilters do not look at their operand.
-	constantFilters = nameSetOf("d", "default", "map", "select", "reject", "selectattr", "rejectattr", "unique", "batch", "items", "abs", "round")
+	// constantFilters do not look at their operand, or charge all that they look at themselves.
+	constantFilters = nameSetOf("d default map select reject selectattr rejectattr unique batch items abs round")
 	// constantTests do not look at their operand, or compare it step by step.
-	constantTests = nameSetOf("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string", "mapping", "sequence", "iterable", "callable",
-		"sameas", "even", "odd", "divisibleby", "in", "eq", "equalto", "==", "ne", "!=", "gt", "greaterthan", ">", "ge", ">=", "lt", "lessthan", "<", "le", "<=")
+	constantTests = nameSetOf(`defined undefined none boolean true false integer float number string mapping sequence
+		iterable callable sameas even odd divisibleby in eq equalto == ne != gt greaterthan > ge >= lt lessthan < le <=`)
 	// constantMethods look at one end of the text, and charge how far.
-	constantMethods = nameSetOf("startswith", "endswith", "removeprefix", "removesuffix", "strip", "lstrip", "rstrip", "get", "keys", "values")
+	constantMethods = nameSetOf("startswith endswith removeprefix removesuffix strip lstrip rstrip get keys values")
 
 	// sharing filters and methods return what was there before, a part of it, or a text that they charge themselves.
-	sharing = nameSetOf("d", "default", "first", "last", "min", "max", "sum", "string", "safe", "trim", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "get",
-		"join", "replace", "indent", "format", "tojson", "lower", "upper", "capitalize", "title")
+	sharing = nameSetOf(`d default first last min max sum string safe trim strip lstrip rstrip removeprefix removesuffix
+		get join replace indent format tojson lower upper capitalize title`)
 )
 
 // charged runs a filter, test or method and charges what it takes at least.
@@ -42,6 +44,7 @@ func (e *environment) charged(constant nameSet, name string, operand Value, args
 		e.visit(arg)
 	}
 	out := run()
+	args.end()
 	if text, ok := out.(string); ok && !sharing[name] {
 		e.allocateValue(len(text))
 	}

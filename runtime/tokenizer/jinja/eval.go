@@ -267,11 +267,7 @@ func (e *environment) filter(name string, value Value, args *callArgs) Value {
 		e.fail("the filter %q is not supported", name)
 	}
 	args.what = name
-	return e.charged(constantFilters, name, value, args, func() Value {
-		out := run(args, value)
-		args.end()
-		return out
-	})
+	return e.charged(constantFilters, name, value, args, func() Value { return run(args, value) })
 }
 
 func (x *testExpr) eval(env *environment) Value {
@@ -287,11 +283,7 @@ func (e *environment) test(name string, value Value, args *callArgs) bool {
 		e.fail("the test %q is not supported", name)
 	}
 	args.what = name
-	return e.charged(constantTests, name, value, args, func() Value {
-		out := run(args, value)
-		args.end()
-		return out
-	}).(bool)
+	return e.charged(constantTests, name, value, args, func() Value { return run(args, value) }).(bool)
 }
 
 func (x *callExpr) eval(env *environment) Value {

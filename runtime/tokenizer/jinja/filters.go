@@ -24,14 +24,14 @@ func init() {
 		"d":          orDefault,
 		"default":    orDefault,
 		"dictsort":   sortDict,
-		"first":      func(args *callArgs, value Value) Value { return args.first(value) },
+		"first":      first,
 		"float":      toFloat,
 		"format":     formatFilter,
 		"indent":     indent,
 		"int":        toInt,
 		"items":      dictItems,
 		"join":       joinFilter,
-		"last":       func(args *callArgs, value Value) Value { return args.last(value) },
+		"last":       last,
 		"length":     length,
 		"list":       func(args *callArgs, value Value) Value { return args.newList(slices.Clone(args.items(value))) },
 		"lower":      onText(methods["lower"]),
@@ -395,10 +395,10 @@ func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value)
 	return out
 }
 
-func (e *environment) first(value Value) Value {
+func first(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator: // only its first item is used up
-		if items := e.fill(value); len(items) > 0 {
+		if items := args.fill(value); len(items) > 0 {
 			value.items = items[1:]
 			return items[0]
 		}
@@ -407,23 +407,23 @@ func (e *environment) first(value Value) Value {
 			return string(char)
 		}
 	default:
-		if items := e.items(value); len(items) > 0 {
+		if items := args.items(value); len(items) > 0 {
 			return items[0]
 		}
 	}
 	return &undefined{"No first item, sequence was empty."}
 }
 
-func (e *environment) last(value Value) Value {
+func last(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator:
-		e.fail("'generator' object is not reversible")
+		args.fail("'generator' object is not reversible")
 	case string:
 		if char, width := utf8.DecodeLastRuneInString(value); width > 0 {
 			return string(char)
 		}
 	default:
-		if items := e.items(value); len(items) > 0 {
+		if items := args.items(value); len(items) > 0 {
 			return items[len(items)-1]
 		}
 	}
@@ -431,26 +431,14 @@ func (e *environment) last(value Value) Value {
 }
 
 func length(args *callArgs, value Value) Value {
-	switch value := value.(type) {
-	case string:
-		return int64(utf8.RuneCountInString(value))
-	case *List:
-		return int64(len(value.Items))
-	case tuple:
-		return int64(len(value))
-	case *Dict:
-		return int64(len(value.keys))
-	case *dictView:
-		return int64(len(value.items))
-	case *rangeValue:
-		return value.count
-	case *loop:
-		return int64(len(value.items))
-	case *undefined:
-		return int64(0)
+	if text, ok := value.(string); ok {
+		return int64(utf8.RuneCountInString(text))
 	}
-	args.fail("object of type '%s' has no len()", typeName(value))
-	return nil
+	items, ok := count(value)
+	if !ok {
+		args.fail("object of type '%s' has no len()", typeName(value))
+	}
+	return int64(items)
 }
 
 func orDefault(args *callArgs, value Value) Value {

@@ -127,22 +127,17 @@ func (m *meter) enterCall() {
 	}
 }
 
-// pass counts one look at each part of a value: the least that a filter, test or method takes.
+// visit counts one look at each part of a value: the least that a filter, test or method takes.
 func (m *meter) visit(value Value) {
 	const pointer = 16
-	switch v := value.(type) {
+	switch value := value.(type) {
 	case string:
-		m.scan(len(v))
-	case *List:
-		m.scan(pointer * len(v.Items))
-	case tuple:
-		m.scan(pointer * len(v))
+		m.scan(len(value))
 	case *Dict:
-		m.scan(2 * pointer * len(v.keys))
-	case *dictView:
-		m.scan(pointer * len(v.items))
-	case *loop:
-		m.scan(pointer * len(v.items))
+		m.scan(2 * pointer * len(value.keys))
+	case *List, tuple, *dictView, *loop:
+		items, _ := count(value)
+		m.scan(pointer * items)
 	}
 }
 
@@ -180,11 +175,6 @@ func (b *builder) WriteByte(char byte) error {
 func (b *builder) WriteRune(char rune) (int, error) {
 	b.count(4)
 	return b.text.WriteRune(char)
-}
-
-func (b *builder) Write(data []byte) (int, error) {
-	b.count(len(data))
-	return b.text.Write(data)
 }
 
 // repeat writes s so many times.

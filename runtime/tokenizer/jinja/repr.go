@@ -61,11 +61,11 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 	case *dictView:
 		list(value.name+"([", "])", value.items)
 	case *rangeValue:
-		if value.step == 1 {
-			fmt.Fprintf(out, "range(%d, %d)", value.from, value.to)
-		} else {
-			fmt.Fprintf(out, "range(%d, %d, %d)", value.from, value.to, value.step)
+		step := ""
+		if value.step != 1 {
+			step = fmt.Sprintf(", %d", value.step)
 		}
+		out.WriteString(fmt.Sprintf("range(%d, %d%s)", value.from, value.to, step))
 	default:
 		e.fail("a %s cannot be written", typeName(value))
 	}

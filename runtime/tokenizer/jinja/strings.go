@@ -14,7 +14,7 @@ type method func(args *callArgs, text string) Value
 var methods = map[string]method{
 	"capitalize":   func(args *callArgs, text string) Value { return args.capitalize(text) },
 	"center":       pad(func(free, width int) int { return free/2 + free&width&1 }),
-	"count":        func(args *callArgs, text string) Value { return countPart(args, text) },
+	"count":        countPart,
 	"endswith":     affix(strings.HasSuffix),
 	"find":         find(strings.Index, false),
 	"format":       format,
@@ -23,17 +23,17 @@ var methods = map[string]method{
 	"isalpha":      every(unicode.IsLetter),
 	"isdecimal":    every(unicode.IsDigit),
 	"isdigit":      every(func(char rune) bool { return unicode.IsDigit(char) || unicode.Is(otherDigits, char) }),
-	"islower":      func(args *callArgs, text string) Value { return text != args.upper(text) && text == args.lower(text) },
+	"islower":      func(args *callArgs, text string) Value { return args.isCased(text, lower, upper) },
 	"isnumeric":    every(unicode.IsNumber),
 	"isspace":      every(isSpace),
-	"isupper":      func(args *callArgs, text string) Value { return text != args.lower(text) && text == args.upper(text) },
+	"isupper":      func(args *callArgs, text string) Value { return args.isCased(text, upper, lower) },
 	"join":         joinMethod,
 	"ljust":        pad(func(free, _ int) int { return 0 }),
 	"lower":        func(args *callArgs, text string) Value { return args.lower(text) },
 	"lstrip":       func(args *callArgs, text string) Value { return strip(args, text, true, false) },
 	"partition":    partition(strings.Index, false),
-	"removeprefix": func(args *callArgs, text string) Value { return strings.TrimPrefix(text, args.str("prefix", required)) },
-	"removesuffix": func(args *callArgs, text string) Value { return strings.TrimSuffix(text, args.str("suffix", required)) },
+	"removeprefix": remove("prefix", strings.TrimPrefix),
+	"removesuffix": remove("suffix", strings.TrimSuffix),
 	"replace": func(args *callArgs, text string) Value {
 		old, with, count := args.str("old", required), args.str("new", required), args.int("count", int64(-1))
 		return args.replace(text, old, with, count)
@@ -45,7 +45,9 @@ var methods = map[string]method{
 	"rsplit":     func(args *callArgs, text string) Value { return split(args, text, true) },
 	"rstrip":     func(args *callArgs, text string) Value { return strip(args, text, false, true) },
 	"split":      func(args *callArgs, text string) Value { return split(args, text, false) },
-	"splitlines": func(args *callArgs, text string) Value { return args.texts(args.lines(text, args.flag("keepends"))) },
+	"splitlines": func(args *callArgs, text string) Value {
+		return args.texts(args.lines(text, args.flag("keepends")))
+	},
 	"startswith": affix(strings.HasPrefix),
 	"strip":      func(args *callArgs, text string) Value { return strip(args, text, true, true) },
 	"title":      func(args *callArgs, text string) Value { return args.title(text) },
@@ -138,6 +140,10 @@ func partition(index func(text, part string) int, last bool) method {
 		}
 		return tuple{text, "", ""}
 	}
+}
+
+func remove(argument string, trim func(text, part string) string) method {
+	return func(args *callArgs, text string) Value { return trim(text, args.str(argument, required)) }
 }
 
 func countPart(args *callArgs, text string) Value {
@@ -373,6 +379,11 @@ func (e *environment) cased(text string, change func(string) string) string {
 	out := change(text)
 	e.allocate(max(0, len(out)-len(text)))
 	return out
+}
+
+// isCased reports whether a text is as to makes it, and not the same in the other case.
+func (e *environment) isCased(text string, to, other func(string) string) bool {
+	return text != e.cased(text, other) && text == e.cased(text, to)
 }
 
 func (e *environment) upper(text string) string      { return e.cased(text, upper) }

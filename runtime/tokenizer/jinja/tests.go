@@ -12,47 +12,42 @@ func init() {
 	less := ordered(func(order int) bool { return order < 0 })
 	lessOrEqual := ordered(func(order int) bool { return order <= 0 })
 	tests = map[string]test{
-		"!=":          differs,
-		"<":           less,
-		"<=":          lessOrEqual,
-		"==":          same,
-		">":           greater,
-		">=":          greaterOrEqual,
-		"boolean":     ofType[bool],
-		"callable":    isCallable,
-		"defined":     func(args *callArgs, value Value) bool { return !ofType[*undefined](args, value) },
-		"divisibleby": func(args *callArgs, value Value) bool { return args.remainder(value, args.next("num", required), 0) },
-		"eq":          same,
-		"equalto":     same,
-		"even":        func(args *callArgs, value Value) bool { return args.remainder(value, int64(2), 0) },
-		"false":       func(_ *callArgs, value Value) bool { return value == false },
-		"filter":      func(_ *callArgs, value Value) bool { return isKey(filters, value) },
-		"float":       ofType[float64],
-		"ge":          greaterOrEqual,
-		"greaterthan": greater,
-		"gt":          greater,
-		"in":          func(args *callArgs, value Value) bool { return args.contains(args.next("seq", required), value) },
-		"integer":     ofType[int64],
-		"iterable":    isIterable,
-		"le":          lessOrEqual,
-		"lessthan":    less,
-		"lower":       func(args *callArgs, value Value) bool { return methods["islower"](args, args.text(value)).(bool) },
-		"lt":          less,
-		"mapping":     ofType[*Dict],
-		"ne":          differs,
-		"none":        func(_ *callArgs, value Value) bool { return value == nil },
-		"number":      func(_ *callArgs, value Value) bool { _, _, _, ok := number(value); return ok },
-		"odd":         func(args *callArgs, value Value) bool { return args.remainder(value, int64(2), 1) },
-		"sameas":      isSameAs,
-		"sequence":    isSequence,
-		"string":      ofType[string],
-		"test":        func(_ *callArgs, value Value) bool { return isKey(tests, value) },
-		"true":        func(_ *callArgs, value Value) bool { return value == true },
-		"undefined":   ofType[*undefined],
-		"upper":       func(args *callArgs, value Value) bool { return methods["isupper"](args, args.text(value)).(bool) },
+		"==": same, "eq": same, "equalto": same,
+		"!=": differs, "ne": differs,
+		">": greater, "gt": greater, "greaterthan": greater,
+		">=": greaterOrEqual, "ge": greaterOrEqual,
+		"<": less, "lt": less, "lessthan": less,
+		"<=": lessOrEqual, "le": lessOrEqual,
+
+		"defined":   func(args *callArgs, value Value) bool { return !ofType[*undefined](args, value) },
+		"undefined": ofType[*undefined],
+		"none":      func(_ *callArgs, value Value) bool { return value == nil },
+		"boolean":   ofType[bool],
+		"true":      func(_ *callArgs, value Value) bool { return value == true },
+		"false":     func(_ *callArgs, value Value) bool { return value == false },
+		"integer":   ofType[int64],
+		"float":     ofType[float64],
+		"number":    func(_ *callArgs, value Value) bool { _, _, _, ok := number(value); return ok },
+		"string":    ofType[string],
+		"mapping":   ofType[*Dict],
+		"sequence":  isSequence, "iterable": isIterable, "callable": isCallable,
+		"sameas": isSameAs,
+
+		"even": func(args *callArgs, value Value) bool { return args.remainder(value, int64(2), 0) },
+		"odd":  func(args *callArgs, value Value) bool { return args.remainder(value, int64(2), 1) },
+		"divisibleby": func(args *callArgs, value Value) bool {
+			return args.remainder(value, args.next("num", required), 0)
+		},
+		"lower": func(args *callArgs, value Value) bool { return args.isCased(args.text(value), lower, upper) },
+		"upper": func(args *callArgs, value Value) bool { return args.isCased(args.text(value), upper, lower) },
+		"in":    func(args *callArgs, value Value) bool { return args.contains(args.next("seq", required), value) },
+
+		"filter": func(_ *callArgs, value Value) bool { return isKey(filters, value) },
+		"test":   func(_ *callArgs, value Value) bool { return isKey(tests, value) },
 	}
 }
 
+// ofType tests whether a value is of a type.
 func ofType[T Value](_ *callArgs, value Value) bool {
 	_, ok := value.(T)
 	return ok

@@ -3,6 +3,7 @@ package jinja
 import (
 	"iter"
 	"math"
+	"reflect"
 	"strconv"
 )
 
@@ -147,72 +148,59 @@ func (e *environment) writeKey(out *builder, value Value, depth int) bool {
 	return ok
 }
 
+// typeNames are the names that types have in Python.
+var typeNames = map[reflect.Type]string{
+	reflect.TypeFor[bool](): "bool", reflect.TypeFor[int64](): "int", reflect.TypeFor[float64](): "float",
+	reflect.TypeFor[string](): "str", reflect.TypeFor[*List](): "list", reflect.TypeFor[*Dict](): "dict",
+	reflect.TypeFor[tuple](): "tuple", reflect.TypeFor[*undefined](): "Undefined",
+	reflect.TypeFor[*namespace](): "Namespace", reflect.TypeFor[*iterator](): "generator",
+	reflect.TypeFor[*rangeValue](): "range", reflect.TypeFor[*loop](): "LoopContext",
+	reflect.TypeFor[*macroValue](): "Macro", reflect.TypeFor[sliceBounds](): "slice",
+	reflect.TypeFor[*function](): "function", nil: "NoneType",
+}
+
 // typeName is the name of a value's type in Python.
 func typeName(value Value) string {
-	switch value := value.(type) {
-	case nil:
-		return "NoneType"
-	case bool:
-		return "bool"
-	case int64:
-		return "int"
-	case float64:
-		return "float"
-	case string:
-		return "str"
-	case *List:
-		return "list"
-	case *Dict:
-		return "dict"
-	case tuple:
-		return "tuple"
-	case *undefined:
-		return "Undefined"
-	case *namespace:
-		return "Namespace"
-	case *iterator:
-		return "generator"
-	case *dictView:
-		return value.name
-	case *rangeValue:
-		return "range"
-	case *loop:
-		return "LoopContext"
-	case *macroValue:
-		return "Macro"
-	case sliceBounds:
-		return "slice"
+	if view, ok := value.(*dictView); ok {
+		return view.name
 	}
-	return "function"
+	return typeNames[reflect.TypeOf(value)]
+}
+
+// count is the number of items that a value holds, false if it holds none. An iterator does not know it.
+func count(value Value) (int, bool) {
+	switch value := value.(type) {
+	case *List:
+		return len(value.Items), true
+	case tuple:
+		return len(value), true
+	case *Dict:
+		return len(value.keys), true
+	case *dictView:
+		return len(value.items), true
+	case *loop:
+		return len(value.items), true
+	case *rangeValue:
+		return int(value.count), true
+	case *undefined:
+		return 0, true
+	}
+	return 0, false
 }
 
 // truth is bool(value).
 func truth(value Value) bool {
 	switch value := value.(type) {
-	case nil, *undefined:
+	case nil:
 		return false
-	case bool:
-		return value
-	case int64:
-		return value != 0
-	case float64:
-		return value != 0
 	case string:
 		return value != ""
-	case *List:
-		return len(value.Items) > 0
-	case *Dict:
-		return len(value.keys) > 0
-	case tuple:
-		return len(value) > 0
-	case *dictView:
-		return len(value.items) > 0
-	case *rangeValue:
-		return value.count > 0
-	case *loop:
-		return len(value.items) > 0
 	}
-	return true
+	if _, float, _, ok := number(value); ok {
+		return float != 0
+	}
+	items, ok := count(value)
+	return !ok || items > 0
 }
 
 // number returns a value as a number; both results count, isInt says whether whole is exact.
