@@ -31,6 +31,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -314,12 +315,12 @@ func TestOneProcessorAddsUp(t *testing.T) {
 			}
 			layers := 0
 			for _, in := range pr.instances {
-				if in.stage.sec.Layers > 0 {
+				if in.stage.Layers > 0 {
 					layers += in.prob.Repeat
 					runs = max(runs, in.prob.Breaks+1)
 				}
 				for _, d := range in.decisions(make([]int, len(in.candidates))) {
-					if in.stage.exact[d.Node] && d.Scheme != op.A32W32 {
+					if in.stage.Exact[d.Node] && d.Scheme != op.A32W32 {
 						t.Errorf("%s: %s is decided in %s", m.Name, d.Node, d.Scheme)
 					}
 				}
@@ -431,39 +432,41 @@ func TestDeterministicExperts(t *testing.T) {
 // truth are prices without measurements: what the simulated SoC takes.
 type truth struct{ soc *socs.SoC }
 
-func (x truth) together(tasks []task) ([]estimate, error) {
-	out := make([]estimate, len(tasks))
+func (x truth) Together(tasks []price.Task) ([]price.Estimate, error) {
+	out := make([]price.Estimate, len(tasks))
 	for i, t := range tasks {
-		ns, err := sim.NS(x.soc, t.proc, t.op)
+		ns, err := sim.NS(x.soc, t.Proc, t.Op)
 		if err != nil {
 			return nil, err
 		}
-		out[i] = estimate{ns, ns, ns}
+		out[i] = price.Estimate{NS: ns, Low: ns, High: ns}
 	}
 	return out, nil
 }
 
-func (x truth) handover(from, to string) (estimate, error) {
+func (x truth) Handover(from, to string) (price.Estimate, error) {
 	l, _ := x.soc.Link(from, to)
 	ns := int64(1e3 * l.HandoverUS)
-	return estimate{ns, ns, ns}, nil
+	return price.Estimate{NS: ns, Low: ns, High: ns}, nil
 }
 
-func (x truth) launch(proc string) (int64, error) {
+func (x truth) Launch(proc string) (int64, error) {
 	return int64(1e3 * x.soc.Processor(proc).LaunchUS), nil
 }
 
-func (truth) memory() *timeline.Memory { return &timeline.Memory{} }
+func (truth) Measured(price.Task) []int  { return nil }
+func (truth) Forms(price.Task) []op.Form { return nil }
+func (truth) Memory() *timeline.Memory   { return &timeline.Memory{} }
 
-func (x truth) phase(t task) (timeline.Phase, error) {
-	e, err := x.together([]task{t})
+func (x truth) Phase(t price.Task) (timeline.Phase, error) {
+	e, err := x.Together([]price.Task{t})
 	if err != nil {
 		return timeline.Phase{}, err
 	}
-	return timeline.Phase{ComputeNS: float64(e[0].ns)}, nil
+	return timeline.Phase{ComputeNS: float64(e[0].NS)}, nil
 }
 
-func (truth) copy(_, _ string, _ int64) (int64, error) { return 0, nil }
+func (truth) Copy(_, _ string, _ int64) (int64, error) { return 0, nil }
 
 // drawn is a model in a scheme, of whose candidates random plans are made.
 type drawn struct {
@@ -555,7 +558,7 @@ func (x *drawn) draw(rt *rapid.T) *planir.Plan {
 				}
 			}
 			for _, d := range in.decisions(choices) {
-				if i > 0 && x.session.isHead(d.Node) && sameShares(p.DecisionFor(d.Node, 1), &d) {
+				if i > 0 && x.session.isHead(d.Node) && price.SameShares(p.DecisionFor(d.Node, 1), &d) {
 					continue
 				}
 				p.Decisions = append(p.Decisions, d)

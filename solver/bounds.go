@@ -128,7 +128,7 @@ func (s *session) leastOfParts(rows int, a assignment, forks bool) (total int64)
 			of = in.leastOfForks
 		}
 		if ns := of(); ns < never {
-			total += int64(in.stage.repeat) * ns
+			total += int64(in.stage.Repeat) * ns
 		}
 	}
 	return total
@@ -164,7 +164,7 @@ func (in *instance) leastOfFork(f *fork) int64 {
 	f.pieces = map[[2]int][]piece{}
 	across := in.cheapest(f.split+1, f.join+1, math.MaxUint64, func(int) int64 { return 0 })
 	best := slices.Min(across.ns)
-	for _, pair := range in.stage.pairs() {
+	for _, pair := range in.stage.Pairs() {
 		if free := in.branches(f, pair, anywhere); max(slices.Min(free[0].ns), slices.Min(free[1].ns)) >= best {
 			continue
 		}

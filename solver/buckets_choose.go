@@ -43,7 +43,7 @@ func (s *session) more(ladder []int) []int {
 		}
 	}
 	const tiles = 8 // multiples of a processor's tile
-	for _, tile := range s.static {
+	for _, tile := range s.Static {
 		for k := 1; k <= tiles && tile > 1; k++ {
 			add(tile * k)
 		}

@@ -5,6 +5,7 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // DefaultWorkingMemory is what a solve keeps at most where its input does not say.
@@ -92,13 +93,13 @@ const (
 	slowedBytes    = 40
 )
 
-func (c *candidate) bytes() int64 {
-	return candidateBytes + int64(len(c.Shares))*shareBytes + int64(len(c.reads)+len(c.writes))*accessBytes
+func candidateSize(c *price.Candidate) int64 {
+	return candidateBytes + int64(len(c.Shares))*shareBytes + int64(len(c.Reads)+len(c.Writes))*accessBytes
 }
 
-func candidatesBytes(list []candidate) (n int64) {
+func candidatesBytes(list []price.Candidate) (n int64) {
 	for i := range list {
-		n += list[i].bytes()
+		n += candidateSize(&list[i])
 	}
 	return n
 }

@@ -6,13 +6,14 @@ import (
 	"sort"
 
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
 // instance is a section's part of a partition problem with the candidates its choices stand for.
 type instance struct {
-	stage      *stage
-	candidates [][]candidate
+	stage      *price.Section
+	candidates [][]price.Candidate
 	prob       problem.Chain // without the ways through forks
 	posed      problem.Chain // with them
 	items      []*item       // that prob has, where they are kept
@@ -22,29 +23,11 @@ type instance struct {
 	counted    bool       // its bytes, by the session
 }
 
-// with adds a decision to the candidates of a node, unless they have it or it cannot be.
-func (st *stage) with(list []candidate, node int, d *planir.Decision) []candidate {
-	return withCandidate(list, func() (candidate, error) { return st.candidate(node, base(d.Strategy), d.Axis, d.Shares) })
-}
-
-// exactly is with, in the rows and forms that the decision says.
-func (st *stage) exactly(list []candidate, node int, d *planir.Decision) []candidate {
-	return withCandidate(list, func() (candidate, error) { return st.as(node, base(d.Strategy), d.Axis, d.Shares) })
-}
-
-func withCandidate(list []candidate, price func() (candidate, error)) []candidate {
-	c, err := price()
-	if err != nil || slices.ContainsFunc(list, func(old candidate) bool { return sameShares(&old.Decision, &c.Decision) }) {
-		return list
-	}
-	return append(list, c)
-}
-
 // partition is the program's problem. Minimising energy it has nanojoules where times were, and hand-overs cost nothing.
 func (pr *program) partition(s *session, measure problem.Measure) *problem.Partition {
-	p := &problem.Partition{Name: pr.name, Conflicts: s.conflicts}
-	for i := range s.procs {
-		p.Procs = append(p.Procs, s.procs[i].Name)
+	p := &problem.Partition{Name: pr.name, Conflicts: s.Conflicts}
+	for i := range s.Procs {
+		p.Procs = append(p.Procs, s.Procs[i].Name)
 	}
 	for _, in := range pr.instances {
 		c := in.posed
@@ -203,7 +186,7 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 			Strategy: in.candidates[i][c].Strategy, Shares: in.candidates[i][c].ShareText(), PredictNS: in.price(choices, i, c),
 		})
 	}
-	if plain, err := in.stage.plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
+	if plain, err := in.stage.Plain(i, &in.candidates[i][choices[i]].Decision); err == nil && plain != nil {
 		c := &in.candidates[i][choices[i]]
 		out = append(out, planir.Alternative{
 			Strategy: plain.Strategy, Shares: plain.ShareText(), PredictNS: in.price(choices, i, choices[i]) + plain.PredictNS - c.PredictNS,
@@ -213,28 +196,15 @@ func (in *instance) alternatives(choices []int, i int) []planir.Alternative {
 	return out
 }
 
-// plain is a decision with every share in the default form, nil where it is so already.
-func (st *stage) plain(i int, d *planir.Decision) (*candidate, error) {
-	if !slices.ContainsFunc(d.Shares, func(sh planir.Share) bool { return sh.Form != "" }) {
-		return nil, nil
-	}
-	shares := slices.Clone(d.Shares)
-	for k := range shares {
-		shares[k].Form = ""
-	}
-	c, err := st.as(i, base(d.Strategy), d.Axis, shares)
-	return &c, err
-}
-
 // find is the candidate of node i that divides it as d does, -1 when there is none.
 func (in *instance) find(i int, d *planir.Decision) int {
-	return slices.IndexFunc(in.candidates[i], func(c candidate) bool { return sameShares(&c.Decision, d) })
+	return slices.IndexFunc(in.candidates[i], func(c price.Candidate) bool { return price.SameShares(&c.Decision, d) })
 }
 
 // single is the section executed by one processor alone; false when it cannot.
 func (in *instance) single(proc string) (choices []int, ns int64, ok bool) {
 	for i := range in.candidates {
-		c := slices.IndexFunc(in.candidates[i], func(c candidate) bool {
+		c := slices.IndexFunc(in.candidates[i], func(c price.Candidate) bool {
 			return c.Axis == planir.AxisNone && c.Shares[0].Proc == proc
 		})
 		if c < 0 {

@@ -42,9 +42,9 @@ func newCrossing(first, second *side, keep func(int64)) *crossing {
 // crossing gives a fork what is known of it.
 func (s *session) crossing(in *instance, f *fork) {
 	key := func(from, to int) string {
-		b := fmt.Appendf(nil, "%d", in.stage.rows)
+		b := fmt.Appendf(nil, "%d", in.stage.Rows)
 		for i := from; i < to; i++ {
-			n := &in.stage.sec.Nodes[i]
+			n := &in.stage.Nodes[i]
 			b = append(append(append(append(b, ' '), n.Name...), ' '), n.Op().Scheme...)
 		}
 		return string(b)
@@ -134,7 +134,7 @@ func (x *side) number(b *branch, class int) int {
 
 // slowed is how long an end takes when its branches share the memory's bandwidth, join included or not.
 func (in *instance) slowed(f *fork, ways [2]*branch, entry int, x *end, join bool) int64 {
-	if in.stage.memory == nil {
+	if in.stage.Memory == nil {
 		return 0
 	}
 	key := [3]int{0, 0, withoutJoin}
@@ -215,45 +215,6 @@ func (b *branch) follow(class int, out []int) {
 	}
 }
 
-// pairs lists the disjoint sets of processors that branches may have, the largest last.
-func (st *stage) pairs() (out [][2]uint64) {
-	var able []int // that work beside another one
-	for a := range st.procs {
-		for b := range st.procs {
-			if st.beside[[2]int{a, b}] && !slices.Contains(able, a) {
-				able = append(able, a)
-			}
-		}
-	}
-	able = able[:min(len(able), maxCombined)]
-	var sets []uint64
-	for bits := 1; bits < 1<<len(able); bits++ {
-		var set uint64
-		fits := true
-		for k, a := range able {
-			for j, b := range able {
-				if bits>>k&1 == 1 && bits>>j&1 == 1 && st.apart[[2]string{st.procs[a].Name, st.procs[b].Name}] {
-					fits = false
-				}
-			}
-			if bits>>k&1 == 1 {
-				set |= 1 << a
-			}
-		}
-		if fits {
-			sets = append(sets, set)
-		}
-	}
-	for _, p := range sets {
-		for _, q := range sets {
-			if p&q == 0 && st.apartFrom(p, q) {
-				out = append(out, [2]uint64{p, q})
-			}
-		}
-	}
-	return out
-}
-
 // paths searches the ways through a fork: for every pair of sets of processors, every class that split may leave its outputs in and
 // every class that join may, the best. Those that cannot be part of the best solution are left out, but for the best of each pair, which
 // limits of the whole plan may call for.
@@ -264,7 +225,7 @@ func (in *instance) paths(f *fork, come, togo [][]int64) []path {
 	}
 	best += in.wrapMost()
 	var kept, spare []path
-	for _, pair := range in.stage.pairs() {
+	for _, pair := range in.stage.Pairs() {
 		found := in.pathsOf(f, pair, come[f.split], togo[f.join], &best)
 		sort := func(a, b path) int { return cmp.Compare(in.bound(f, a, come, togo), in.bound(f, b, come, togo)) }
 		slices.SortStableFunc(found, sort)

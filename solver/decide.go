@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -149,7 +150,7 @@ func (s *session) lowest() float64 {
 
 // openSchemes is the report of schemes that are not proved to be the best.
 func (s *session) openSchemes(ns, bound float64) *planir.Solve {
-	r := &planir.Solve{Problem: "schemes", Status: string(problem.Feasible), ObjectiveNS: whole(ns), BoundNS: min(whole(bound), whole(ns))}
+	r := &planir.Solve{Problem: "schemes", Status: string(problem.Feasible), ObjectiveNS: price.Whole(ns), BoundNS: min(price.Whole(bound), price.Whole(ns))}
 	for _, ph := range s.phases {
 		for _, list := range ph.options {
 			r.Choices += len(list)
@@ -315,7 +316,7 @@ func (s *session) restated(ctx context.Context, plan *planir.Plan) (*planir.Plan
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				d := decision(plan, in.stage.sec.Nodes[i].Name, rows)
+				d := decision(plan, in.stage.Nodes[i].Name, rows)
 				if list[i] = in.find(i, d); list[i] < 0 {
 					return nil, diag.New(diag.ClassInternal, "BUG: decision on %q at %d rows is none of its candidates", d.Node, rows)
 				}
@@ -348,7 +349,7 @@ func (s *session) disproved() (proof, err error) {
 			for i, rows := range s.want.Rows() {
 				// The larger buckets may be left out.
 				if s.programName(rows) == b.name && (s.decodes(rows) || slices.Index(s.want.Buckets, rows) < s.fewestForTime()) {
-					least[b.quantity] = whole(s.leastOver(s.want.Rows()[i], false, s.work) / float64(len(s.procs)))
+					least[b.quantity] = price.Whole(s.leastOver(s.want.Rows()[i], false, s.work) / float64(len(s.Procs)))
 				}
 			}
 		case problem.LimitEnergyNJ:
@@ -371,17 +372,17 @@ func (s *session) disproved() (proof, err error) {
 }
 
 // work is how long a candidate keeps processors busy, all of them together.
-func (s *session) work(c *candidate) float64 {
+func (s *session) work(c *price.Candidate) float64 {
 	total := 0.0
-	for _, x := range c.shares {
-		total += float64(x.ns)
+	for _, x := range c.Times {
+		total += float64(x.NS)
 	}
 	return total
 }
 
 // leastEnergy is a lower bound of the expected energy, over all numbers of buckets.
 func (s *session) leastEnergy() (int64, error) {
-	energy := func(c *candidate) float64 { return float64(c.energyNJ) }
+	energy := func(c *price.Candidate) float64 { return float64(c.EnergyNJ) }
 	least := math.Inf(1)
 	for n := len(s.want.Buckets); n >= s.fewestForTime(); n-- {
 		fewer, err := s.want.Fewer(s.in.Workload, n, s.in.Model.MaxContext)
@@ -398,7 +399,7 @@ func (s *session) leastEnergy() (int64, error) {
 		}
 		least = min(least, total)
 	}
-	return whole(least), nil
+	return price.Whole(least), nil
 }
 
 // leastMemory is a lower bound of what a process holds.

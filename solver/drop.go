@@ -8,6 +8,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -124,13 +125,13 @@ func (s *session) decodeBound(plan *planir.Plan) float64 {
 
 // leastOver is a lower bound of one call of the program of that many rows, whatever its schemes: of every operator the least that a
 // candidate takes.
-func (s *session) leastOver(rows int, noAttention bool, takes func(c *candidate) float64) float64 {
+func (s *session) leastOver(rows int, noAttention bool, takes func(c *price.Candidate) float64) float64 {
 	cheapest := map[string]float64{}
 	for key, x := range s.pools {
 		if key.rows != rows || x.err != nil {
 			continue
 		}
-		if noAttention && x.st.sec.Nodes[x.node].Op().Kind == op.Attention {
+		if noAttention && x.st.Nodes[x.node].Op().Kind == op.Attention {
 			continue
 		}
 		least := math.Inf(1)
@@ -154,9 +155,9 @@ func (s *session) leastOver(rows int, noAttention bool, takes func(c *candidate)
 }
 
 // bare is what a candidate takes by itself of what is minimised, however short its calls are.
-func (s *session) bare(c *candidate) float64 {
+func (s *session) bare(c *price.Candidate) float64 {
 	if s.measure() == problem.Energy {
-		return float64(c.energyNJ)
+		return float64(c.EnergyNJ)
 	}
 	return float64(c.PredictNS)
 }
@@ -166,13 +167,13 @@ func (pr *program) idleNS(p *planir.Plan) int64 {
 	var total int64
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
+			d := decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
 			at := in.find(i, d)
 			if at < 0 {
 				continue
 			}
 			c := &in.candidates[i][at]
-			total += (c.costNS - c.PredictNS) * int64(in.stage.repeat)
+			total += (c.CostNS - c.PredictNS) * int64(in.stage.Repeat)
 		}
 	}
 	return total

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/runtime/executor"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -256,7 +257,7 @@ func TestExecutionInPieces(t *testing.T) {
 				for _, in := range pr.instances {
 					pick := make([]int, len(in.candidates))
 					for i := range pick {
-						several := func(c candidate) bool {
+						several := func(c price.Candidate) bool {
 							n := 0
 							for _, sh := range c.Shares {
 								if sh.Proc == "c1" {

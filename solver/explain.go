@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // Row is one way to execute an operator and what it costs in its place of the plan.
@@ -47,10 +48,10 @@ func Explain(p *planir.Plan, node string, rows int, in *Input) ([]Row, error) {
 			return nil, err
 		}
 	}
-	plain := candidate{Decision: *d}
+	plain := price.Candidate{Decision: *d}
 	for i := range out {
 		out[i].Procs = processors(out[i].Shares)
-		if x := plain.withoutForms(); !out[i].Chosen && out[i].Strategy == d.Strategy && out[i].Shares == x.ShareText() {
+		if x := plain.WithoutForms(); !out[i].Chosen && out[i].Strategy == d.Strategy && out[i].Shares == x.ShareText() {
 			out[i].Note = "the default form"
 		}
 	}
@@ -114,14 +115,14 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 			decided = append(decided, *x)
 		}
 		st := s.stage(sec, d.Rows)
-		lists, errs := st.candidates(s.tuples)
+		lists, errs := st.Candidates()
 		for k := range decided {
 			if errs[k] != nil {
 				return nil, errs[k]
 			}
-			lists[k] = st.exactly(st.with(lists[k], k, &decided[k]), k, &decided[k])
+			lists[k] = st.Exactly(st.With(lists[k], k, &decided[k]), k, &decided[k])
 		}
-		inst, err := st.pose(lists)
+		inst, err := pose(st, lists)
 		if err != nil {
 			return nil, err
 		}
@@ -136,8 +137,8 @@ func reprice(p *planir.Plan, d *planir.Decision, in Input) ([]Row, error) {
 		for _, a := range inst.alternatives(choices, at) {
 			out = append(out, Row{Strategy: a.Strategy, Shares: a.Shares, NS: a.PredictNS, Note: obstacle(p, d, a, in.SoC)})
 		}
-		for _, r := range inst.stage.refused[d.Node] {
-			out = append(out, Row{Strategy: planir.Single, Shares: r.proc, Note: r.reason()})
+		for _, r := range inst.stage.Refused[d.Node] {
+			out = append(out, Row{Strategy: planir.Single, Shares: r.Proc, Note: r.Reason()})
 		}
 		return out, nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -290,34 +291,6 @@ func teach(p *socs.Processor, s *socs.SoC, list []op.Scheme) {
 	p.Layouts = layouts
 }
 
-// supposed prices what was never measured because no processor executes it, with another scheme's times: they tell
-// whether a plan exists, and nothing of how fast it is.
-type supposed struct{ prices }
-
-func (f supposed) together(tasks []task) ([]estimate, error) {
-	out, err := f.prices.together(tasks)
-	if err == nil {
-		return out, nil
-	}
-	out = nil
-	for _, t := range tasks {
-		e, err := f.prices.together([]task{t})
-		for _, s := range op.Schemes {
-			if err == nil || t.op.Scheme == "" {
-				break
-			}
-			x := t
-			x.op.Scheme = s
-			e, err = f.prices.together([]task{x})
-		}
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, e[0])
-	}
-	return out, nil
-}
-
 // largestGraph is the bytes of weights in the largest graph of a processor, as rule P014 counts them.
 func largestGraph(p *planir.Plan, proc string) int64 {
 	var most int64
@@ -360,7 +333,7 @@ type trial struct {
 
 func newTrial(in Input, limits []Limit) *trial {
 	if in.known == nil {
-		in.known = newFitted(in.Costs, in.SoC)
+		in.known = price.NewFitted(in.Costs, in.SoC)
 	}
 	return &trial{in: in, limits: limits, most: 400, known: map[string]attempt{}}
 }

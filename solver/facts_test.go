@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/profiler/record"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -193,7 +194,7 @@ func TestSharedLengthsAreChargedOnce(t *testing.T) {
 		t.Errorf("%d bytes beyond the packed weights, want about %d", more, want)
 	}
 	// A binary of which nothing is known is not taken to be shared.
-	f, err := newCompilerFacts(editedFacts(t, func(f *record.Facts) {
+	f, err := price.NewFacts(editedFacts(t, func(f *record.Facts) {
 		if f.Rows != nil {
 			f.Refused, f.Bytes = "no", 0
 		}
@@ -202,7 +203,7 @@ func TestSharedLengthsAreChargedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := op.Op{Kind: op.MatMul, M: 1, K: 2048, N: 2048, Scheme: op.A16SQ8C}
-	if alone, all, ok := f.charge("npu", o, []int{128, 256}); !ok || all != 2*alone {
+	if alone, all, ok := f.Charge("npu", o, []int{128, 256}); !ok || all != 2*alone {
 		t.Errorf("charged %d for two lengths of %d, want both", all, alone)
 	}
 }

@@ -112,37 +112,25 @@ func (in *instance) sideBySide(f *fork, choices []int) bool {
 			second |= in.masks[i][choices[i]]
 		}
 	}
-	return in.stage.apartFrom(first, second)
-}
-
-// apartFrom reports whether every processor of one set can work beside every one of the other.
-func (st *stage) apartFrom(first, second uint64) bool {
-	for a := range st.procs {
-		for b := range st.procs {
-			if first>>a&1 == 1 && second>>b&1 == 1 && !st.beside[[2]int{a, b}] {
-				return false
-			}
-		}
-	}
-	return true
+	return in.stage.SideBySide(first, second)
 }
 
 // price is what a node's choice counts for.
-type price func(node, choice int) int64
+type costOf func(node, choice int) int64
 
 func (in *instance) cost(node, choice int) int64 { return in.prob.Items[node].Choices[choice].CostNS }
 
 // through is the time from the end of split to the end of join when the fork's branches run side by side.
-func (in *instance) through(f *fork, choices []int, of price) int64 {
+func (in *instance) through(f *fork, choices []int, of costOf) int64 {
 	ns := in.apart(f, choices, of)
-	if in.stage.memory == nil {
+	if in.stage.Memory == nil {
 		return ns
 	}
 	return max(ns, in.contended(f, choices, f.join+1, of))
 }
 
 // apart is through where neither branch slows the other.
-func (in *instance) apart(f *fork, choices []int, of price) int64 {
+func (in *instance) apart(f *fork, choices []int, of costOf) int64 {
 	var done [2]int64
 	for i := f.split + 1; i < f.join; i++ {
 		b := 0
@@ -175,7 +163,7 @@ func (in *instance) forkEntry(f *fork, choices []int, node, choice int) int64 {
 }
 
 // once is the time of one execution of the section, with the hand-over into its first node where there is one.
-func (in *instance) once(choices []int, of price) (total int64) {
+func (in *instance) once(choices []int, of costOf) (total int64) {
 	one := func(i int) int64 {
 		return in.edge(i, choices[(i+len(choices)-1)%len(choices)], choices[i]) + of(i, choices[i])
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
 	"github.com/hetc/hetc/solver/highs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -62,12 +63,12 @@ func TestForksOfArchitectures(t *testing.T) {
 func drawnFork(t *rapid.T) *instance {
 	ints := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
 	n := ints("procs", 2, 3)
-	st := &stage{beside: map[[2]int]bool{}, apart: map[[2]string]bool{}, sec: &lower.Section{}}
+	st := &price.Section{Machine: &price.Machine{Beside: map[[2]int]bool{}, Apart: map[[2]string]bool{}}, Section: &lower.Section{}}
 	for i := range n {
-		st.procs = append(st.procs, planir.Proc{Name: fmt.Sprint("p", i)})
+		st.Procs = append(st.Procs, planir.Proc{Name: fmt.Sprint("p", i)})
 		for j := range i {
 			able := ints("beside", 0, 3) > 0
-			st.beside[[2]int{i, j}], st.beside[[2]int{j, i}] = able, able
+			st.Beside[[2]int{i, j}], st.Beside[[2]int{j, i}] = able, able
 		}
 	}
 	first, second := ints("first", 1, 2), ints("second", 1, 2)
@@ -197,8 +198,8 @@ func TestForkHiGHS(t *testing.T) {
 
 func partitionOf(in *instance) *problem.Partition {
 	p := &problem.Partition{Name: "drawn", Chains: []problem.Chain{in.posed}}
-	for i := range in.stage.procs {
-		p.Procs = append(p.Procs, in.stage.procs[i].Name)
+	for i := range in.stage.Procs {
+		p.Procs = append(p.Procs, in.stage.Procs[i].Name)
 	}
 	return p
 }

@@ -18,39 +18,43 @@ import (
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
 // lottery is prices by chance: every operator has its own on every processor, in every form, and some forms have none.
 type lottery struct{ seed int }
 
-func (d lottery) together(tasks []task) ([]estimate, error) {
-	var out []estimate
+func (d lottery) Together(tasks []price.Task) ([]price.Estimate, error) {
+	var out []price.Estimate
 	for _, t := range tasks {
 		h := fnv.New64a()
-		fmt.Fprint(h, d.seed, " ", t.key())
+		fmt.Fprint(h, d.seed, " ", t.Key())
 		x := h.Sum64()
-		if t.op.Form != "" && x%5 == 0 {
+		if t.Op.Form != "" && x%5 == 0 {
 			return nil, errors.New("never measured")
 		}
 		ns := int64(1000 + x%9000)
-		out = append(out, estimate{ns, ns, ns})
+		out = append(out, price.Estimate{NS: ns, Low: ns, High: ns})
 	}
 	return out, nil
 }
 
-func (d lottery) forms(t task) []op.Form                     { return op.FormsOf(t.op.M, op.FormClasses) }
-func (d lottery) handover(from, to string) (estimate, error) { return estimate{700, 700, 700}, nil }
-func (d lottery) launch(string) (int64, error)               { return 0, nil }
-func (d lottery) memory() *timeline.Memory                   { return &timeline.Memory{} }
-func (d lottery) phase(t task) (timeline.Phase, error) {
-	e, err := d.together([]task{t})
+func (d lottery) Measured(price.Task) []int    { return nil }
+func (d lottery) Forms(t price.Task) []op.Form { return op.FormsOf(t.Op.M, op.FormClasses) }
+func (d lottery) Handover(from, to string) (price.Estimate, error) {
+	return price.Estimate{NS: 700, Low: 700, High: 700}, nil
+}
+func (d lottery) Launch(string) (int64, error) { return 0, nil }
+func (d lottery) Memory() *timeline.Memory     { return &timeline.Memory{} }
+func (d lottery) Phase(t price.Task) (timeline.Phase, error) {
+	e, err := d.Together([]price.Task{t})
 	if err != nil {
 		return timeline.Phase{}, err
 	}
-	return timeline.Phase{ComputeNS: float64(e[0].ns)}, nil
+	return timeline.Phase{ComputeNS: float64(e[0].NS)}, nil
 }
-func (d lottery) copy(from, to string, bytes int64) (int64, error) { return 0, nil }
+func (d lottery) Copy(from, to string, bytes int64) (int64, error) { return 0, nil }
 
 // Of a few products on two processors the solver's choice of processors, padded rows and forms costs what the best of all
 // combinations costs.
@@ -79,15 +83,15 @@ func TestFormsAgainstAll(t *testing.T) {
 	for seed := range 6 {
 		session.prices = lottery{seed}
 		st := session.stage(&sec, 30)
-		lists, errs := st.candidates(nil)
-		all := make([][]candidate, len(lists))
+		lists, errs := st.Candidates()
+		all := make([][]price.Candidate, len(lists))
 		for i := range sec.Nodes {
 			if errs[i] != nil {
 				t.Fatal(errs[i])
 			}
-			for _, p := range st.procs {
+			for _, p := range st.Procs {
 				rows := []int{30}
-				if st.static[p.Name] > 0 {
+				if st.Static[p.Name] > 0 {
 					rows = []int{32, 64}
 				}
 				for _, r := range rows {
@@ -96,7 +100,7 @@ func TestFormsAgainstAll(t *testing.T) {
 						if r == 30 {
 							sh.PadRows = 0
 						}
-						if c, err := st.as(i, planir.Single, planir.AxisNone, []planir.Share{sh}); err == nil {
+						if c, err := st.CandidateAs(i, planir.Single, planir.AxisNone, []planir.Share{sh}); err == nil {
 							all[i] = append(all[i], c)
 						}
 					}
@@ -106,11 +110,11 @@ func TestFormsAgainstAll(t *testing.T) {
 				t.Fatalf("%d ways to execute %q", len(all[i]), sec.Nodes[i].Name)
 			}
 		}
-		few, err := st.pose(lists)
+		few, err := pose(st, lists)
 		if err != nil {
 			t.Fatal(err)
 		}
-		many, err := st.pose(all)
+		many, err := pose(st, all)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -32,33 +33,33 @@ type itemKey struct {
 
 // menu is what a node can be executed as, in one scheme.
 type menu struct {
-	list    []candidate
+	list    []price.Candidate
 	choices []problem.Choice // without Before
 	after   []string         // location classes
-	places  [][]place        // of each class
+	places  [][]price.Place  // of each class
 	out     []string         // buffers
 	masks   []uint64         // processors, by choice
 }
 
 // menu makes that of a node.
-func (st *stage) menu(node int, list []candidate) *menu {
-	m := &menu{list: list, out: st.sec.Nodes[node].Out}
+func newMenu(st *price.Section, node int, list []price.Candidate) *menu {
+	m := &menu{list: list, out: st.Nodes[node].Out}
 	seen := map[string]int{}
 	for k := range list {
 		c := &list[k]
-		ch := problem.Choice{Label: c.label(), CostNS: c.costNS, EnergyNJ: c.energyNJ}
-		for q := range st.procs {
-			if slices.ContainsFunc(c.Shares, func(sh planir.Share) bool { return sh.Proc == st.procs[q].Name }) {
+		ch := problem.Choice{Label: c.Label(), CostNS: c.CostNS, EnergyNJ: c.EnergyNJ}
+		for q := range st.Procs {
+			if slices.ContainsFunc(c.Shares, func(sh planir.Share) bool { return sh.Proc == st.Procs[q].Name }) {
 				ch.Procs = append(ch.Procs, q)
 			}
 		}
-		name := locations(c.writes, m.out)
+		name := price.Locations(c.Writes, m.out)
 		class, ok := seen[name]
 		if !ok {
 			class = len(m.after)
 			seen[name] = class
 			m.after = append(m.after, name)
-			m.places = append(m.places, st.places(c.writes, m.out))
+			m.places = append(m.places, st.Places(c.Writes, m.out))
 		}
 		ch.After = class
 		m.choices, m.masks = append(m.choices, ch), append(m.masks, maskOf(ch.Procs))
@@ -67,7 +68,7 @@ func (st *stage) menu(node int, list []candidate) *menu {
 }
 
 // of reports whether a menu is of these candidates, the very same ones.
-func (m *menu) of(list []candidate) bool {
+func (m *menu) of(list []price.Candidate) bool {
 	return len(m.list) == len(list) && (len(list) == 0 || &m.list[0] == &list[0])
 }
 
@@ -87,18 +88,18 @@ type item struct {
 
 // item makes that of a node behind another one. What the node reads of earlier ones (the residual stream) has long been written and
 // costs no wait.
-func (st *stage) item(node int, m, before *menu, meets bool) (*item, error) {
-	x := &item{Item: problem.Item{Name: st.sec.Nodes[node].Name, Choices: slices.Clone(m.choices), After: m.after}, masks: m.masks}
-	var reads [][]place
+func newItem(st *price.Section, node int, m, before *menu, meets bool) (*item, error) {
+	x := &item{Item: problem.Item{Name: st.Nodes[node].Name, Choices: slices.Clone(m.choices), After: m.after}, masks: m.masks}
+	var reads [][]price.Place
 	seen := map[string]int{}
 	for k := range m.list {
-		name := locations(m.list[k].reads, before.out)
+		name := price.Locations(m.list[k].Reads, before.out)
 		class, ok := seen[name]
 		if !ok {
 			class = len(x.Before)
 			seen[name] = class
 			x.Before = append(x.Before, name)
-			reads = append(reads, st.places(m.list[k].reads, before.out))
+			reads = append(reads, st.Places(m.list[k].Reads, before.out))
 		}
 		x.Choices[k].Before = class
 	}
@@ -111,7 +112,7 @@ func (st *stage) item(node int, m, before *menu, meets bool) (*item, error) {
 		all = all[len(reads):]
 		for b, r := range reads {
 			var err error
-			if row[b], err = st.handover(w, r); err != nil {
+			if row[b], err = st.Handover(w, r); err != nil {
 				return nil, err
 			}
 		}
@@ -130,13 +131,13 @@ func (x *item) waits() waits {
 }
 
 // pose poses the problem of a section: its nodes in order, with candidates.
-func (st *stage) pose(candidates [][]candidate) (*instance, error) {
+func pose(st *price.Section, candidates [][]price.Candidate) (*instance, error) {
 	menus := make([]*menu, len(candidates))
 	for i, list := range candidates {
-		menus[i] = st.menu(i, list)
+		menus[i] = newMenu(st, i, list)
 	}
-	in, err := st.assemble(candidates, func(before, node int, meets bool) (*item, error) {
-		return st.item(node, menus[node], menus[before], meets)
+	in, err := assemble(st, candidates, func(before, node int, meets bool) (*item, error) {
+		return newItem(st, node, menus[node], menus[before], meets)
 	})
 	if err != nil {
 		return nil, err
@@ -147,9 +148,9 @@ func (st *stage) pose(candidates [][]candidate) (*instance, error) {
 }
 
 // assemble makes an instance of items, without ways through its forks.
-func (st *stage) assemble(candidates [][]candidate, of func(before, node int, meets bool) (*item, error)) (*instance, error) {
+func assemble(st *price.Section, candidates [][]price.Candidate, of func(before, node int, meets bool) (*item, error)) (*instance, error) {
 	in := &instance{stage: st, candidates: candidates}
-	in.prob = problem.Chain{Name: st.sec.Name, Repeat: st.repeat, Breaks: st.breaks}
+	in.prob = problem.Chain{Name: st.Name, Repeat: st.Repeat, Breaks: st.Breaks}
 	n := len(candidates)
 	for i := range candidates {
 		x, err := of((i+n-1)%n, i, i > 0 || in.prob.Wraps() > 0)
@@ -158,7 +159,7 @@ func (st *stage) assemble(candidates [][]candidate, of func(before, node int, me
 		}
 		in.items, in.prob.Items, in.masks = append(in.items, x), append(in.prob.Items, x.Item), append(in.masks, x.masks)
 	}
-	in.forks = findForks(st.sec)
+	in.forks = findForks(st.Section)
 	for k := range in.forks {
 		f := &in.forks[k]
 		second, err := of(f.split, f.second, true)
@@ -176,7 +177,7 @@ func (st *stage) assemble(candidates [][]candidate, of func(before, node int, me
 
 // assembled is the instance of a section of items that the session keeps.
 func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
-	lists := make([][]candidate, len(sec.Nodes))
+	lists := make([][]price.Candidate, len(sec.Nodes))
 	for i := range sec.Nodes {
 		key := poolOf(rows, &sec.Nodes[i])
 		if s.pools[key] == nil {
@@ -192,7 +193,7 @@ func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
 		}
 	}
 	st := s.stage(sec, rows)
-	in, err := st.assemble(lists, func(before, node int, meets bool) (*item, error) {
+	in, err := assemble(st, lists, func(before, node int, meets bool) (*item, error) {
 		return s.item(st, lists, before, node, meets)
 	})
 	if err != nil {
@@ -205,22 +206,22 @@ func (s *session) assembled(sec *lower.Section, rows int) (*instance, error) {
 }
 
 // item is that of a node of a section, from the shelf.
-func (s *session) item(st *stage, lists [][]candidate, before, node int, meets bool) (*item, error) {
+func (s *session) item(st *price.Section, lists [][]price.Candidate, before, node int, meets bool) (*item, error) {
 	menu := func(i int) *menu {
-		key := poolOf(st.rows, &st.sec.Nodes[i])
+		key := poolOf(st.Rows, &st.Nodes[i])
 		m := s.shelf.menus[key]
 		if m == nil {
-			m = st.menu(i, lists[i])
+			m = newMenu(st, i, lists[i])
 			s.shelf.menus[key] = m
 			s.keepOnShelf(m.bytes())
 		}
 		return m
 	}
-	key := itemKey{poolOf(st.rows, &st.sec.Nodes[before]), poolOf(st.rows, &st.sec.Nodes[node]), meets}
+	key := itemKey{poolOf(st.Rows, &st.Nodes[before]), poolOf(st.Rows, &st.Nodes[node]), meets}
 	if x := s.shelf.items[key]; x != nil {
 		return x, nil
 	}
-	x, err := st.item(node, menu(node), menu(before), meets)
+	x, err := newItem(st, node, menu(node), menu(before), meets)
 	if err == nil {
 		s.shelf.items[key] = x
 		s.keepOnShelf(x.bytes())

@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -38,9 +39,9 @@ type buffer struct {
 }
 
 // needs lists what a node's candidate needs, step by step.
-func (st *stage) needs(node int, c *candidate) ([]need, error) {
-	n := &st.sec.Nodes[node]
-	pieces, err := lower.Cut(st.sec, n, &c.Decision, st.proc)
+func needsOf(st *price.Section, node int, c *price.Candidate) ([]need, error) {
+	n := &st.Nodes[node]
+	pieces, err := lower.Cut(st.Section, n, &c.Decision, st.Proc)
 	if err != nil {
 		return nil, diag.New(diag.ClassInternal, "BUG: a candidate of %q cannot be cut: %w", n.Name, err)
 	}
@@ -48,16 +49,16 @@ func (st *stage) needs(node int, c *candidate) ([]need, error) {
 	for k := range pieces {
 		p := &pieces[k]
 		x := need{proc: p.Proc, table: p.Op().Kind == op.Embed && p.Op().Scheme == ""}
-		x.weights, x.graph = lower.Needs(n, p, st.proc(p.Proc))
-		x.scratch = scratchOf(p, st.proc(p.Proc))
-		x.joins, x.inside = lower.Joins(p.Ops, st.proc(p.Proc))
+		x.weights, x.graph = lower.Needs(n, p, st.Proc(p.Proc))
+		x.scratch = scratchOf(p, st.Proc(p.Proc))
+		x.joins, x.inside = lower.Joins(p.Ops, st.Proc(p.Proc))
 		for _, v := range slices.Concat(p.In, p.Out) {
 			b := buffer{name: v.Buffer, rows: v.R1, cols: v.C1, own: true}
-			value, ok := st.sec.Values[v.Buffer]
+			value, ok := st.Values[v.Buffer]
 			if ok {
 				b.rows, b.cols, b.own = max(b.rows, value.Rows), value.Cols, false
 			} else {
-				value = st.sec.Values[n.Out[0]]
+				value = st.Values[n.Out[0]]
 			}
 			b.size = value.Type.Bytes()
 			x.buffers = append(x.buffers, b)
@@ -95,7 +96,7 @@ func (in *instance) loads() ([][][]need, error) {
 		all := make([][][]need, len(in.candidates))
 		for i := range in.candidates {
 			for j := range in.candidates[i] {
-				x, err := in.stage.needs(i, &in.candidates[i][j])
+				x, err := needsOf(in.stage, i, &in.candidates[i][j])
 				if err != nil {
 					return nil, err
 				}
@@ -142,8 +143,8 @@ func (s *session) newAssets() *assets {
 	for _, w := range s.graph.Weights {
 		a.experts[w.Name] = w.Experts
 	}
-	for i := range s.procs {
-		a.procs[s.procs[i].Name] = s.in.SoC.Processor(s.procs[i].Name)
+	for i := range s.Procs {
+		a.procs[s.Procs[i].Name] = s.in.SoC.Processor(s.Procs[i].Name)
 	}
 	return a
 }
@@ -429,13 +430,13 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 			j.MaxBytes, a.memory = max, true
 		case problem.LimitOpenNS:
 			j.MaxOpenNS = max
-			for i := range s.procs {
-				if openNS(s.in.SoC.Processor(s.procs[i].Name)) > 0 {
-					region(s.procs[i].Name)
+			for i := range s.Procs {
+				if openNS(s.in.SoC.Processor(s.Procs[i].Name)) > 0 {
+					region(s.Procs[i].Name)
 				}
 			}
 		case problem.LimitEnergyNJ:
-			j.MaxEnergyNJ = whole(math.Max(1, float64(max)*j.unit))
+			j.MaxEnergyNJ = price.Whole(math.Max(1, float64(max)*j.unit))
 		case problem.LimitPartNS:
 			part[b.name] = max
 		}
@@ -481,7 +482,7 @@ func (s *session) joint(less map[quantity]int64) (*joint, error) {
 						}
 					}
 					if a.pool {
-						list = a.steps(needs, ends[n], items[n].Name+"@"+pr.name, pr.instances[c].stage.repeat, list)
+						list = a.steps(needs, ends[n], items[n].Name+"@"+pr.name, pr.instances[c].stage.Repeat, list)
 					}
 					slices.Sort(list)
 					items[n].Choices[k].Assets = slices.Compact(list)
@@ -528,7 +529,7 @@ func (j *joint) choices(p *planir.Plan) [][][]int {
 		for _, in := range pr.instances {
 			list := make([]int, len(in.candidates))
 			for i := range list {
-				d := decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
+				d := decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
 				if list[i] = in.find(i, d); list[i] < 0 {
 					panic("BUG: decision on " + d.Node + " is none of its candidates")
 				}
@@ -557,7 +558,7 @@ func (j *joint) models(s *session, choices [][][]int) map[quantity]int64 {
 		case problem.LimitOpenNS:
 			out[b.quantity] = u.OpenNS
 		case problem.LimitEnergyNJ:
-			out[b.quantity] = whole(float64(u.EnergyNJ) / j.unit)
+			out[b.quantity] = price.Whole(float64(u.EnergyNJ) / j.unit)
 		case problem.LimitPartNS:
 			i := slices.IndexFunc(j.programs, func(pr *program) bool { return pr.name == b.name })
 			out[b.quantity] = u.PartNS[i]
@@ -578,7 +579,7 @@ const (
 // thin leaves of each node's candidates that divide an axis alike between the same processors only some, unless they are few or
 // plan has them, until the function it returns is called: other schemes and buckets are to be tried with all of them.
 func (s *session) thin(plan *planir.Plan) (restore func()) {
-	all := map[poolKey][]candidate{}
+	all := map[poolKey][]price.Candidate{}
 	for k, x := range s.pools {
 		all[k] = x.list
 	}
@@ -594,7 +595,7 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 		var order []string
 		for i := range x.list {
 			c := &x.list[i]
-			key := c.kind()
+			key := c.Kind()
 			if kinds[key] == nil {
 				order = append(order, key)
 			}
@@ -606,14 +607,14 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 			cheapest, frugal := list[0], list[0]
 			for _, i := range list {
 				c := &x.list[i]
-				if c.costNS < x.list[cheapest].costNS {
+				if c.CostNS < x.list[cheapest].CostNS {
 					cheapest = i
 				}
-				if c.energyNJ < x.list[frugal].energyNJ {
+				if c.EnergyNJ < x.list[frugal].EnergyNJ {
 					frugal = i
 				}
 				keep[i] = kept[c.Node+" "+c.ShareText()] || len(c.Shares) != 2 ||
-					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && sameShares(&d, c.withoutForms()) })
+					slices.ContainsFunc(s.divisions, func(d planir.Decision) bool { return d.Node == c.Node && price.SameShares(&d, c.WithoutForms()) })
 			}
 			keep[cheapest], keep[frugal] = true, true
 			cuts := jointCuts
@@ -640,7 +641,7 @@ func (s *session) thin(plan *planir.Plan) (restore func()) {
 				}
 			}
 		}
-		var out []candidate
+		var out []price.Candidate
 		for i, c := range x.list {
 			if keep[i] {
 				out = append(out, c)
@@ -718,7 +719,7 @@ func (s *session) togetherFrom(ctx context.Context, plan *planir.Plan, keeps boo
 		}
 		report := planir.Solve{
 			Problem: jointProblem(s.measure()), Status: statusOf(sol.Status, sol.Objective, sol.Bound), Choices: j.Size(),
-			ObjectiveNS: whole(s.worth(j, sol.Objective)), BoundNS: whole(s.worth(j, sol.Bound)),
+			ObjectiveNS: price.Whole(s.worth(j, sol.Objective)), BoundNS: price.Whole(s.worth(j, sol.Bound)),
 		}
 		if sol.Status == problem.Feasible {
 			report.BoundNS = min(report.BoundNS, report.ObjectiveNS)

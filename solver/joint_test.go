@@ -124,7 +124,7 @@ func TestJointCountsWhatIsLoaded(t *testing.T) {
 					var nj int64
 					for k := range part {
 						for n, pick := range part[k] {
-							nj += int64(j.Parts[i].Partition.Chains[k].Repeat) * j.programs[i].instances[k].candidates[n][pick].energyNJ
+							nj += int64(j.Parts[i].Partition.Chains[k].Repeat) * j.programs[i].instances[k].candidates[n][pick].EnergyNJ
 						}
 					}
 					got, ok, err := s.energy(p, &p.Program.Programs[i])

@@ -12,6 +12,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -42,7 +43,7 @@ func (s *session) findBounds() error {
 		for _, name := range names {
 			if s.in.SoC.Processor(name) == nil {
 				return diag.New(diag.ClassInput, "solve: %s limits processor %q, and SoC %q has none of that name", s.in.Workload.Title(), name, s.in.SoC.Name).
-					WithHint("%s", diag.DidYouMean(name, processorNames(s.in.SoC)))
+					WithHint("%s", diag.DidYouMean(name, price.ProcessorNames(s.in.SoC)))
 			}
 		}
 	}
@@ -51,8 +52,8 @@ func (s *session) findBounds() error {
 			s.bounds = append(s.bounds, bound{quantity{kind, name}, max, user})
 		}
 	}
-	for i := range s.procs {
-		name := s.procs[i].Name
+	for i := range s.Procs {
+		name := s.Procs[i].Name
 		sp := s.in.SoC.Processor(name)
 		lower := func(soc, own int64, socName, ownName string) (int64, string) {
 			if own > 0 && (soc == 0 || own < soc) {
@@ -68,7 +69,7 @@ func (s *session) findBounds() error {
 	// What is less than a nanosecond is a limit all the same.
 	millionth := func(x float64) int64 {
 		if x > 0 {
-			return max(1, whole(x*1e6))
+			return max(1, price.Whole(x*1e6))
 		}
 		return 0
 	}
@@ -82,9 +83,9 @@ func (s *session) findBounds() error {
 	add(problem.LimitEnergyNJ, "", millionth(l.EnergyMJ), workload.KeyEnergy)
 	add(problem.LimitOpenNS, "", millionth(l.OpenMS), workload.KeyOpen)
 	if l.EnergyMJ > 0 || s.in.Workload.Minimise == problem.Energy {
-		for i := range s.procs {
-			if s.in.SoC.Processor(s.procs[i].Name).PowerW == 0 {
-				return diag.New(diag.ClassInput, "solve: %s asks for energy, and SoC %q does not say the power of processor %q", s.in.Workload.Title(), s.in.SoC.Name, s.procs[i].Name).
+		for i := range s.Procs {
+			if s.in.SoC.Processor(s.Procs[i].Name).PowerW == 0 {
+				return diag.New(diag.ClassInput, "solve: %s asks for energy, and SoC %q does not say the power of processor %q", s.in.Workload.Title(), s.in.SoC.Name, s.Procs[i].Name).
 					WithHint("add power_w, watts while it is busy, to every processor of the SoC file")
 			}
 		}
@@ -143,14 +144,14 @@ func (s *session) taken(p *planir.Plan) (map[quantity]int64, error) {
 				energy += float64(s.weight(i) * float64(1000*microjoules(nj)))
 			}
 			if b.kind == problem.LimitEnergyNJ {
-				out[b.quantity] = whole(energy)
+				out[b.quantity] = price.Whole(energy)
 			}
 		}
 	}
 	return out, nil
 }
 
-func openNS(p *socs.Processor) int64 { return whole(p.CompileMS * 1e6) }
+func openNS(p *socs.Processor) int64 { return price.Whole(p.CompileMS * 1e6) }
 
 // broken lists the bounds that are not kept. What all processes hold is left to whoever chooses schemes and buckets, unless copies of the
 // same weights are part of it.
@@ -204,7 +205,7 @@ func (s *session) unreachable(err error, plan *planir.Plan, j *joint) error {
 		}
 		need := l.Need
 		if l.Kind == problem.LimitEnergyNJ {
-			need = whole(float64(need) / j.unit)
+			need = price.Whole(float64(need) / j.unit)
 		}
 		// What the problem leaves out of account was taken off its limit.
 		parts = append(parts, fmt.Sprintf("%s at least %s, and at most %s are allowed", what, amount(need+b.max-j.posed[b.quantity]), amount(b.max)))
@@ -233,8 +234,8 @@ func (s *session) countsExactly(l problem.Limit) bool {
 	if l.Kind != problem.LimitRegionBytes && l.Kind != problem.LimitRegionGraphs {
 		return false
 	}
-	i := slices.IndexFunc(s.procs, func(p planir.Proc) bool { return p.Name == l.Name })
-	return i >= 0 && !s.procs[i].Fuses && !s.procs[i].DynamicRows
+	i := slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == l.Name })
+	return i >= 0 && !s.Procs[i].Fuses && !s.Procs[i].DynamicRows
 }
 
 // words say what a bound is of, and its amounts.

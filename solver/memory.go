@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -85,7 +86,7 @@ func (s *session) within(ctx context.Context, bound int64, free *planir.Plan) (*
 		}
 		if by == t {
 			if unproved && found.report != nil {
-				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(whole(t.lowest()), found.report.ObjectiveNS)
+				found.report.Status, found.report.BoundNS = string(problem.Feasible), min(price.Whole(t.lowest()), found.report.ObjectiveNS)
 			}
 			t.prefill, t.decode, t.chosen = found.prefill, found.decode, found.report
 			best.Solver = append(slices.Clone(best.Solver), *found.report)
@@ -151,7 +152,7 @@ func (s *session) leastPool() int64 {
 	var total int64
 	for i := range sections {
 		for _, n := range sections[i].Nodes {
-			if slices.ContainsFunc(s.procs, func(p planir.Proc) bool { _, inside := lower.Joins(n.Ops, &p); return inside }) {
+			if slices.ContainsFunc(s.Procs, func(p planir.Proc) bool { _, inside := lower.Joins(n.Ops, &p); return inside }) {
 				continue
 			}
 			for _, name := range slices.Concat(n.In, n.Out) {

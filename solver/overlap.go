@@ -6,6 +6,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // piece is a step of a choice, as lanes execute it.
@@ -22,43 +23,29 @@ func (in *instance) pieces(f *fork, node, choice int) []piece {
 		return out
 	}
 	st := in.stage
-	cut, err := lower.Cut(st.sec, &st.sec.Nodes[node], &in.candidates[node][choice].Decision, st.proc)
+	cut, err := lower.Cut(st.Section, &st.Nodes[node], &in.candidates[node][choice].Decision, st.Proc)
 	var out []piece
 	for k := range cut {
 		p := piece{proc: cut[k].Proc, in: cut[k].In, out: cut[k].Out}
 		for i, o := range cut[k].Ops {
 			var phase timeline.Phase
 			if err == nil {
-				phase, err = st.phase(task{p.proc, st.inContext(o)}, i > 0)
+				phase, err = st.Phase(price.Task{Proc: p.proc, Op: st.InContext(o)}, i > 0)
 			}
 			p.phases = append(p.phases, phase)
 		}
 		out = append(out, p)
 	}
 	if err != nil {
-		panic("BUG: a candidate of " + st.sec.Nodes[node].Name + " was priced and cannot be again: " + err.Error())
+		panic("BUG: a candidate of " + st.Nodes[node].Name + " was priced and cannot be again: " + err.Error())
 	}
 	f.pieces[key] = out
 	return out
 }
 
-// phase is a task taken apart, without its launch where it is joined to the one before.
-func (st *stage) phase(t task, joined bool) (timeline.Phase, error) {
-	phase, err := st.prices.phase(t)
-	if err != nil || !joined {
-		return phase, err
-	}
-	est, err := st.prices.together([]task{t})
-	if err != nil {
-		return phase, err
-	}
-	launch, err := st.prices.launch(t.proc)
-	return less(phase, float64(min(launch, est[0].ns))), err
-}
-
 // contended goes through a fork as lanes do (timeline.Walk): what split leaves is there at the start, each step begins when its lane is free
 // and what it needs has been handed over, and steps that run at once share the memory. Nodes from end on do not count.
-func (in *instance) contended(f *fork, choices []int, end int, of price) int64 {
+func (in *instance) contended(f *fork, choices []int, end int, of costOf) int64 {
 	var all []placed
 	var lanes timeline.Section
 	work := &forkWork{}
@@ -84,9 +71,9 @@ func (in *instance) contended(f *fork, choices []int, end int, of price) int64 {
 			work.phases[lane] = append(work.phases[lane], phases)
 		}
 	}
-	ns, ok := timeline.Walk(in.stage.memory, &lanes, work)
+	ns, ok := timeline.Walk(in.stage.Memory, &lanes, work)
 	if !ok {
-		panic("BUG: branches of " + in.stage.sec.Name + " wait in a circle")
+		panic("BUG: branches of " + in.stage.Name + " wait in a circle")
 	}
 	return ns
 }

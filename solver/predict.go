@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // modelError is what the walk itself may be wrong by, relative: executions on a virtual clock, where operators take exactly what
@@ -21,18 +22,18 @@ func (s *session) prediction(p *planir.Plan, ph *planir.Phase) (planir.Predictio
 		return pred, err
 	}
 	var sections []int64
-	if pred.PlanNS, sections, err = s.walk(ph, of, func(e estimate) int64 { return e.ns }); err != nil {
+	if pred.PlanNS, sections, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.NS }); err != nil {
 		return pred, err
 	}
-	if pred.LowNS, _, err = s.walk(ph, of, func(e estimate) int64 { return e.low }); err != nil {
+	if pred.LowNS, _, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.Low }); err != nil {
 		return pred, err
 	}
-	if pred.HighNS, _, err = s.walk(ph, of, func(e estimate) int64 { return e.high }); err != nil {
+	if pred.HighNS, _, err = s.walk(ph, of, func(e price.Estimate) int64 { return e.High }); err != nil {
 		return pred, err
 	}
 	// Samples without noise would leave no interval: their medians are exact, the model of what happens between them is not.
-	pred.LowNS = min(pred.LowNS, whole(float64(pred.PlanNS)*(1-modelError)))
-	pred.HighNS = max(pred.HighNS, whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
+	pred.LowNS = min(pred.LowNS, price.Whole(float64(pred.PlanNS)*(1-modelError)))
+	pred.HighNS = max(pred.HighNS, price.Whole(math.Ceil(float64(pred.PlanNS)*(1+modelError))))
 	nj, ok, err := s.energy(p, ph)
 	if err != nil {
 		return pred, err
@@ -60,30 +61,20 @@ func (s *session) energy(p *planir.Plan, ph *planir.Phase) (nj int64, ok bool, e
 	total := 0.0
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := decision(p, in.stage.sec.Nodes[i].Name, ph.Rows)
+			d := decision(p, in.stage.Nodes[i].Name, ph.Rows)
 			c := in.find(i, d)
 			if c < 0 {
 				panic("BUG: decision on " + d.Node + " is none of its candidates")
 			}
 			for _, sh := range d.Shares {
-				if s.power[sh.Proc] == 0 {
+				if s.Power[sh.Proc] == 0 {
 					return 0, false, nil
 				}
 			}
-			total += float64(float64(in.stage.repeat) * float64(in.candidates[i][c].energyNJ))
+			total += float64(float64(in.stage.Repeat) * float64(in.candidates[i][c].EnergyNJ))
 		}
 	}
-	return whole(math.Round(total)), true, nil
-}
-
-// thread names what executes a lane: the first of the processors that take turns with it.
-func (s *session) thread(lane string) string {
-	for i := range s.procs {
-		if name := s.procs[i].Name; name == lane || takeTurns(s.in.SoC, name, lane) {
-			return name
-		}
-	}
-	return lane
+	return price.Whole(math.Round(total)), true, nil
 }
 
 // singles are the times of a program on each processor that can execute all of it.
@@ -92,8 +83,8 @@ func (s *session) singles(rows int) (out []planir.SingleTime, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range s.procs {
-		name := s.procs[i].Name
+	for i := range s.Procs {
+		name := s.Procs[i].Name
 		if ns, ok := pr.alone[name]; ok {
 			out = append(out, planir.SingleTime{Proc: name, NS: ns})
 		}
@@ -104,8 +95,8 @@ func (s *session) singles(rows int) (out []planir.SingleTime, err error) {
 // timeSingles predicts the programs of a plan on each processor that can execute all of one: as a plan that leaves them to it is lowered, so
 // that what is joined there counts as it does in the plan itself.
 func (s *session) timeSingles(p *planir.Plan) error {
-	for i := range s.procs {
-		name := s.procs[i].Name
+	for i := range s.Procs {
+		name := s.Procs[i].Name
 		q, whole, err := s.onlyOn(p, name)
 		if err != nil {
 			return err
@@ -126,7 +117,7 @@ func (s *session) timeSingles(p *planir.Plan) error {
 			if err != nil {
 				return err
 			}
-			ns, _, err := s.walk(ph, of, func(e estimate) int64 { return e.ns })
+			ns, _, err := s.walk(ph, of, func(e price.Estimate) int64 { return e.NS })
 			if err != nil {
 				return err
 			}
@@ -192,21 +183,6 @@ func decision(p *planir.Plan, node string, rows int) *planir.Decision {
 		return d
 	}
 	return p.DecisionFor(node, 1)
-}
-
-// withoutForms is the decision as divisions are compared over programs: the cheapest form depends on the rows.
-func (c *candidate) withoutForms() *planir.Decision {
-	d := c.Decision
-	d.Shares = slices.Clone(d.Shares)
-	for k := range d.Shares {
-		d.Shares[k].Form = ""
-	}
-	return &d
-}
-
-// sameShares reports whether two decisions of one node divide it alike.
-func sameShares(a, b *planir.Decision) bool {
-	return a.Strategy == b.Strategy && a.Axis == b.Axis && a.ShareText() == b.ShareText()
 }
 
 // expected is the workload's objective: the mean of what programs take.

@@ -15,6 +15,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -44,7 +45,7 @@ func restrictions(s *socs.SoC) (out []restriction) {
 	for _, set := range sets {
 		out = append(out, restriction{fmt.Sprintf("strategies %v", set), nil, set})
 	}
-	names := processorNames(s)
+	names := price.ProcessorNames(s)
 	for mask := 1; mask < 1<<len(names)-1; mask++ {
 		var only []string
 		for i, name := range names {
@@ -73,7 +74,7 @@ func commonScheme(s *socs.SoC) op.Scheme {
 // violations solves without and with every restriction, and tells which of them is predicted to be faster.
 func violations(t *testing.T, m *models.Model, s *socs.SoC, c *roofline.Costs, w *workload.Workload, list []restriction) (out []string, worst float64, compared int) {
 	t.Helper()
-	known := newFitted(c, s)
+	known := price.NewFitted(c, s)
 	in := Input{Model: m, SoC: s, Costs: c, Workload: w, Engine: exact.Engine{}, known: known}
 	free := solve(t, in)
 	for _, r := range list {

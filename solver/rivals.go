@@ -7,6 +7,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -89,8 +90,8 @@ func (r *rival) shares() (out []planir.Decision) {
 func (pr *program) decided(p *planir.Plan) (out []planir.Decision) {
 	for _, in := range pr.instances {
 		for i := range in.candidates {
-			d := *decision(p, in.stage.sec.Nodes[i].Name, in.stage.rows)
-			d.Rows = in.stage.rows
+			d := *decision(p, in.stage.Nodes[i].Name, in.stage.Rows)
+			d.Rows = in.stage.Rows
 			out = append(out, d)
 		}
 	}
@@ -105,7 +106,7 @@ func (s *session) timed(p *planir.Plan, rows int) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	ns, _, err := s.walk(ph, of, func(e estimate) int64 { return e.ns })
+	ns, _, err := s.walk(ph, of, func(e price.Estimate) int64 { return e.NS })
 	return ns, err
 }
 
@@ -120,7 +121,7 @@ func (pr *program) nodes(posed [][]int) [][]int {
 
 // rivalSets are the sets of processors that rivals may use, those of many processors first.
 func (s *session) rivalSets() (out []uint64) {
-	n := len(s.procs)
+	n := len(s.Procs)
 	for set := uint64(1)<<min(n, 16) - 1; set > 0 && len(out) < maxRivalSets; set-- {
 		out = append(out, set)
 	}
@@ -211,13 +212,13 @@ func (in *instance) family(node int, list []int, strategies []planir.Strategy) (
 // assisted is a set of processors with those that execute a node for one of them that cannot by any of the listed choices (Input.Only).
 func (s *session) assisted(in *instance, node int, list []int, set uint64) uint64 {
 	out := set
-	for q := range s.procs {
+	for q := range s.Procs {
 		alone := slices.ContainsFunc(list, func(c int) bool {
 			x := &in.candidates[node][c]
-			return x.Axis == planir.AxisNone && x.Shares[0].Proc == s.procs[q].Name
+			return x.Axis == planir.AxisNone && x.Shares[0].Proc == s.Procs[q].Name
 		})
-		for a := range s.procs {
-			if set>>q&1 == 1 && !alone && assists(s.in.SoC, s.procs[a].Name, s.procs[q].Name) {
+		for a := range s.Procs {
+			if set>>q&1 == 1 && !alone && price.Assists(s.in.SoC, s.Procs[a].Name, s.Procs[q].Name) {
 				out |= 1 << a
 			}
 		}

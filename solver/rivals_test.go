@@ -31,7 +31,7 @@ func TestNoMoveIsFaster(t *testing.T) {
 			best += pr.idleNS(plan)
 			for _, in := range pr.instances {
 				for n := range in.candidates {
-					node := in.stage.sec.Nodes[n].Name
+					node := in.stage.Nodes[n].Name
 					for _, c := range kinds(in.candidates[n]) {
 						other := *plan
 						decisions := make([][]planir.Decision, len(ses.want.Rows()))

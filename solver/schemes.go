@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/planir/calibration"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -120,7 +121,7 @@ func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
 // looksUp reports whether a processor looks rows up in packed tiles; the error is why the price of one that could
 // is not known.
 func (s *session) looksUp(n *models.Node) (ok bool, err error) {
-	for _, p := range s.procs {
+	for _, p := range s.Procs {
 		if len(p.Kinds) > 0 && !slices.Contains(p.Kinds, op.Embed) || p.LayoutOf(op.I32Q8C.Weight()) != op.TilesLayout {
 			continue
 		}
@@ -128,7 +129,7 @@ func (s *session) looksUp(n *models.Node) (ok bool, err error) {
 		for _, rows := range s.want.Rows() {
 			o := n.Ops[0]
 			o.M, o.Scheme, o.Table = rows, op.I32Q8C, ""
-			if _, unknown = s.prices.together([]task{{p.Name, o}}); unknown != nil {
+			if _, unknown = s.prices.Together([]price.Task{{Proc: p.Name, Op: o}}); unknown != nil {
 				break
 			}
 		}
@@ -221,7 +222,7 @@ func (s *session) permit(ctx context.Context, ph *phase) error {
 	ph.options = make([][]op.Scheme, len(s.classes))
 	var first error
 	for i, scheme := range ph.permits {
-		if !ph.asked && ph.max > 0 && !slices.ContainsFunc(s.procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
+		if !ph.asked && ph.max > 0 && !slices.ContainsFunc(s.Procs, func(p planir.Proc) bool { return slices.Contains(p.Schemes, scheme) }) {
 			continue // nobody asked for it, and nobody executes it
 		}
 		var unmeasured, failing []string
@@ -332,7 +333,7 @@ func (s *session) foreign(ph *phase, k int, scheme op.Scheme) (n int) {
 	for _, rows := range ph.rows {
 		for _, name := range s.classes[k].nodes {
 			p := s.pools[poolKey{rows, name, scheme}]
-			if p != nil && !slices.ContainsFunc(p.list, func(c candidate) bool {
+			if p != nil && !slices.ContainsFunc(p.list, func(c price.Candidate) bool {
 				return slices.ContainsFunc(c.Shares, func(x planir.Share) bool { return slices.Contains(s.in.Only, x.Proc) })
 			}) {
 				n++
@@ -347,7 +348,7 @@ func (s *session) foreign(ph *phase, k int, scheme op.Scheme) (n int) {
 func (s *session) outdone(ph *phase, c *class, scheme op.Scheme) bool {
 	twin := scheme.Twin()
 	if !scheme.Static() || ph.asked || !slices.Contains(ph.permits, twin) ||
-		slices.ContainsFunc(s.procs, func(p planir.Proc) bool {
+		slices.ContainsFunc(s.Procs, func(p planir.Proc) bool {
 			return slices.Contains(p.Schemes, scheme) && !slices.Contains(p.Schemes, twin)
 		}) {
 		return false
@@ -486,9 +487,9 @@ func poolOf(rows int, n *lower.Node) poolKey { return poolKey{rows, n.Name, n.Op
 
 // pool is the ways to execute a node, or why there are none.
 type pool struct {
-	list []candidate
+	list []price.Candidate
 	err  error
-	st   *stage // that made them
+	st   *price.Section // that made them
 	node int
 }
 
@@ -501,9 +502,9 @@ func (s *session) price(sec *lower.Section, rows int) {
 	}
 	s.priced[key] = true
 	st := s.stage(sec, rows)
-	lists, errs := st.candidates(s.tuples)
+	lists, errs := st.Candidates()
 	for i := range lists {
-		lists[i] = s.restrict(st, i, lists[i])
+		lists[i] = st.Restrict(i, lists[i])
 	}
 	for i := range sec.Nodes {
 		k := poolOf(rows, &sec.Nodes[i])
@@ -515,20 +516,20 @@ func (s *session) price(sec *lower.Section, rows int) {
 		case !sec.Nodes[i].Op().HasScheme() && !s.listed:
 			seen := map[string]bool{}
 			for j := range old.list {
-				seen[old.list[j].label()] = true
+				seen[old.list[j].Label()] = true
 			}
 			for _, c := range lists[i] {
-				if !seen[c.label()] {
+				if !seen[c.Label()] {
 					old.list = append(old.list, c)
-					s.take(c.bytes())
+					s.take(candidateSize(&c))
 				}
 			}
 		}
 	}
 	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil }) // told by whoever needs the section
-	for _, q := range s.procs {
+	for _, q := range s.Procs {
 		// Said once for a processor: a plan that does without it is not to look like a choice.
-		if err := st.missing[q.Name]; err != nil && !failed && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
+		if err := st.Missing[q.Name]; err != nil && !failed && diag.ClassOf(err) != diag.ClassInfeasible && !s.said[q.Name] {
 			s.said[q.Name] = true
 			s.note("some choices with processor %q are left out: %v", q.Name, err)
 		}
@@ -756,26 +757,26 @@ func (s *session) cheapest(k poolKey, set uint64) float64 {
 }
 
 // cost is what a candidate counts for in the objective.
-func (s *session) cost(c *candidate) int64 {
+func (s *session) cost(c *price.Candidate) int64 {
 	if s.measure() == problem.Energy {
-		return c.energyNJ
+		return c.EnergyNJ
 	}
-	return c.costNS
+	return c.CostNS
 }
 
 func (s *session) mask(shares []planir.Share) (m uint64) {
 	for _, sh := range shares {
-		m |= 1 << slices.IndexFunc(s.procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
+		m |= 1 << slices.IndexFunc(s.Procs, func(p planir.Proc) bool { return p.Name == sh.Proc })
 	}
 	return m
 }
 
 // sets are the sets of processors that may work in one program; a single set of all when there are many.
 func (s *session) sets() []uint64 {
-	if sets, ok := problem.IndependentSets(len(s.procs), s.conflicts, 64); ok {
+	if sets, ok := problem.IndependentSets(len(s.Procs), s.Conflicts, 64); ok {
 		return sets
 	}
-	return []uint64{1<<len(s.procs) - 1}
+	return []uint64{1<<len(s.Procs) - 1}
 }
 
 // assignments turns a pair of points into schemes. Prefill's has decode's for the head.
@@ -948,9 +949,9 @@ func (s *session) search(ctx context.Context, below float64, admits func(prefill
 	if best.decode == nil || len(s.phases[0].points)*max(1, len(s.phases[1].points)) <= 1 && admits == nil {
 		return best, nil
 	}
-	r := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: whole(best.ns), BoundNS: whole(best.ns)}
+	r := &planir.Solve{Problem: "schemes", Status: string(status), ObjectiveNS: price.Whole(best.ns), BoundNS: price.Whole(best.ns)}
 	if status != problem.Optimal {
-		r.BoundNS = min(r.BoundNS, whole(bound))
+		r.BoundNS = min(r.BoundNS, price.Whole(bound))
 	}
 	for _, ph := range s.phases {
 		for _, list := range ph.options {
@@ -972,8 +973,6 @@ func (s *session) searching(tried int, bound, best float64) {
 	}
 	s.tell(p)
 }
-
-func whole(ns float64) int64 { return int64(min(ns, math.MaxInt64/2)) }
 
 // tooLossy explains that no assignment is within the limits: what the least lossy one costs.
 func (s *session) tooLossy() error {

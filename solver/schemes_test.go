@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -30,10 +31,10 @@ type skewed struct {
 	rand   *rand.Rand
 }
 
-func (x skewed) together(tasks []task) ([]estimate, error) {
-	out, err := x.truth.together(tasks)
+func (x skewed) Together(tasks []price.Task) ([]price.Estimate, error) {
+	out, err := x.truth.Together(tasks)
 	for i := range out {
-		o := tasks[i].op
+		o := tasks[i].Op
 		if !o.HasScheme() {
 			continue
 		}
@@ -41,8 +42,8 @@ func (x skewed) together(tasks []task) ([]estimate, error) {
 		if x.factor[k] == 0 {
 			x.factor[k] = 0.2 + 3*x.rand.Float64()
 		}
-		ns := int64(float64(out[i].ns) * x.factor[k])
-		out[i] = estimate{ns, ns, ns}
+		ns := int64(float64(out[i].NS) * x.factor[k])
+		out[i] = price.Estimate{NS: ns, Low: ns, High: ns}
 	}
 	return out, err
 }
@@ -175,7 +176,7 @@ func TestSchemesAreTheBest(t *testing.T) {
 		if len(slices.Compact(slices.Sorted(slices.Values(ses.decode)))) > 1 {
 			mixes++
 		}
-		if ses.chosen == nil || ses.chosen.Status != "optimal" || ses.chosen.ObjectiveNS != whole(best) {
+		if ses.chosen == nil || ses.chosen.Status != "optimal" || ses.chosen.ObjectiveNS != price.Whole(best) {
 			t.Errorf("seed %d: %+v", seed, ses.chosen)
 		}
 		plan, err := ses.complete(context.Background())

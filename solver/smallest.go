@@ -8,6 +8,7 @@ import (
 
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 )
 
@@ -186,8 +187,8 @@ func (s *session) lean(ctx context.Context) (*planir.Plan, error) {
 		return nil, err
 	}
 	defer m.restore()
-	for i := range s.procs {
-		plan, err := m.allOn(s.procs[i].Name)
+	for i := range s.Procs {
+		plan, err := m.allOn(s.Procs[i].Name)
 		if err != nil {
 			return nil, err
 		}
@@ -324,7 +325,7 @@ func (m *mover) allOn(proc string) (*planir.Plan, error) {
 }
 
 // wholeOn is the candidate on one processor, or on the one that is cheapest where it cannot; -1 where there is none.
-func wholeOn(list []candidate, proc string) int {
+func wholeOn(list []price.Candidate, proc string) int {
 	best := -1
 	for k := range list {
 		c := &list[k]
@@ -334,7 +335,7 @@ func wholeOn(list []candidate, proc string) int {
 		if c.Shares[0].Proc == proc {
 			return k
 		}
-		if best < 0 || c.costNS < list[best].costNS {
+		if best < 0 || c.CostNS < list[best].CostNS {
 			best = k
 		}
 	}
@@ -381,27 +382,18 @@ func (m *mover) descend(ctx context.Context, plan *planir.Plan) (*planir.Plan, e
 	return plan, nil
 }
 
-// kind says which processors a candidate divides its operator between, and how, without where.
-func (c *candidate) kind() string {
-	key := string(base(c.Strategy)) + " " + string(c.Axis)
-	for _, sh := range c.Shares {
-		key += " " + sh.Proc
-	}
-	return key
-}
-
 // kinds is the cheapest candidate of every way to divide an operator between some processors.
-func kinds(list []candidate) []int {
+func kinds(list []price.Candidate) []int {
 	cheapest := map[string]int{}
 	var order []string
 	for i := range list {
 		c := &list[i]
-		key := c.kind()
+		key := c.Kind()
 		old, ok := cheapest[key]
 		if !ok {
 			order = append(order, key)
 		}
-		if !ok || c.costNS < list[old].costNS {
+		if !ok || c.CostNS < list[old].CostNS {
 			cheapest[key] = i
 		}
 	}

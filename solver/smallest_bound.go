@@ -136,7 +136,7 @@ func (p *packsOnce) bytes() (total int64, err error) {
 
 // commonNeeds is the item of a node with one choice for each kind of its candidates, which needs the assets that all of them need.
 func (in *instance) commonNeeds(a *assets, node int, ends map[string]bool, program string) (problem.Item, error) {
-	name := in.stage.sec.Nodes[node].Name
+	name := in.stage.Nodes[node].Name
 	item := problem.Item{Name: name, Before: []string{""}, After: []string{""}}
 	if node > 0 {
 		item.EdgeNS = [][]int64{{0}}
@@ -151,10 +151,10 @@ func (in *instance) commonNeeds(a *assets, node int, ends map[string]bool, progr
 				return item, err
 			}
 		}
-		list = a.steps(needs, ends, name+"@"+program, in.stage.repeat, list)
+		list = a.steps(needs, ends, name+"@"+program, in.stage.Repeat, list)
 		slices.Sort(list)
 		list = slices.Compact(list)
-		key := c.kind()
+		key := c.Kind()
 		at, known := byKind[key]
 		if !known {
 			byKind[key] = len(item.Choices)

@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -74,7 +75,7 @@ func TestNoPlanHoldsLess(t *testing.T) {
 					}
 				}
 				if r.IntN(2) == 0 { // everything on one processor, but for the open ones
-					proc := by.procs[r.IntN(len(by.procs))].Name
+					proc := by.Procs[r.IntN(len(by.Procs))].Name
 					for i, pr := range mv.j.programs {
 						for k, in := range pr.instances {
 							for n := range in.candidates {
@@ -152,8 +153,8 @@ func TestLeastBytesIsABound(t *testing.T) {
 			rt.Fatal(err)
 		}
 		var plans []*planir.Plan
-		for i := range x.session.procs {
-			plans = append(plans, x.wholeOn(rt, x.session.procs[i].Name))
+		for i := range x.session.Procs {
+			plans = append(plans, x.wholeOn(rt, x.session.Procs[i].Name))
 		}
 		for range 3 {
 			plans = append(plans, x.draw(rt))
@@ -183,7 +184,7 @@ func (x *drawn) wholeOn(rt *rapid.T, proc string) *planir.Plan {
 				choices[k] = wholeOn(list, proc)
 			}
 			for _, d := range in.decisions(choices) {
-				if i == 0 || !x.session.isHead(d.Node) || !sameShares(p.DecisionFor(d.Node, 1), &d) {
+				if i == 0 || !x.session.isHead(d.Node) || !price.SameShares(p.DecisionFor(d.Node, 1), &d) {
 					p.Decisions = append(p.Decisions, d)
 				}
 			}

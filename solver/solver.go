@@ -6,7 +6,6 @@ package solver
 import (
 	"context"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/hetc/hetc/internal/diag"
@@ -20,6 +19,7 @@ import (
 	"github.com/hetc/hetc/roofline"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -61,10 +61,10 @@ type Input struct {
 	// room for, are left out, the largest first.
 	AllBuckets bool
 
-	whole   *socs.SoC // nil: SoC is all of it
-	ledger  *ledger   // nil: of one session alone
-	suppose whatIf    // of a solve that explains another one
-	known   *fitted   // prices that other solves with these costs have asked for, nil: none
+	whole   *socs.SoC     // nil: SoC is all of it
+	ledger  *ledger       // nil: of one session alone
+	suppose whatIf        // of a solve that explains another one
+	known   *price.Fitted // prices that other solves with these costs have asked for, nil: none
 }
 
 // Result is a plan and what its user should know about it.
@@ -82,6 +82,11 @@ type Result struct {
 	JointObjective int64
 
 	by *session // that decided it
+}
+
+// policy is what restricts the ways to execute operators.
+func (in *Input) policy() *price.Policy {
+	return &price.Policy{Only: in.Only, Strategies: in.Strategies, Ratio: in.Ratio}
 }
 
 // cacheType is the element type of the KV cache: stored precision, as nobody offered less.
@@ -159,18 +164,16 @@ func (s *session) solve(ctx context.Context) (*Result, error) {
 	return &Result{Plan: plan, Warnings: s.notes, ExpectedNS: expected, ExpectedNJ: s.expectedNJ(plan), by: s}, nil
 }
 
-// maxCombined is how many processors of a SoC are combined in one operator.
-const maxCombined = 6
-
 // session is one solve.
 type session struct {
 	in     Input
 	graph  models.Graph
 	batch  models.Graph // graph of rows of a sequence each
 	want   *workload.Demand
-	prices prices
-	facts  *compilerFacts // nil: none are known
-	machine
+	prices price.Source
+	facts  *price.Facts // nil: none are known
+	*price.Machine
+	notes     diag.List // warnings so far
 	classes   []class
 	classOf   map[string]int // by node
 	packed    *packed        // nil: the embedding reads rows as they are stored
@@ -266,7 +269,7 @@ func newSession(in Input) (*session, error) {
 	if err := in.Workload.Validate(); err != nil {
 		return nil, err
 	}
-	if err := in.checkPolicy(); err != nil {
+	if err := in.policy().Check(in.SoC); err != nil {
 		return nil, err
 	}
 	want, err := in.Workload.Apply(in.Model.MaxContext)
@@ -287,27 +290,28 @@ func newSession(in Input) (*session, error) {
 
 // sessionFor is a session for a demand that need not be all of the workload's.
 func sessionFor(in Input, want *workload.Demand) (*session, error) {
-	if in.known == nil || in.known.costs != in.Costs {
-		in.known = newFitted(in.Costs, in.SoC)
+	if in.known == nil || in.known.Costs != in.Costs {
+		in.known = price.NewFitted(in.Costs, in.SoC)
 	}
-	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.with(in.SoC), said: map[string]bool{},
+	s := &session{in: in, graph: in.Model.Graph(), want: want, goal: in.Workload.Minimise, prices: in.known.With(in.SoC), said: map[string]bool{},
 		priced: map[string]bool{}, pools: map[poolKey]*pool{}, shelf: newShelf()}
 	if s.ledger = in.ledger; s.ledger == nil {
 		s.ledger = newLedger(&in)
 	}
 	s.forget()
 	if in.suppose.schemes {
-		s.prices = supposed{s.prices}
+		s.prices = price.AnyScheme{Source: s.prices}
 	}
 	if in.Targeted() {
 		var err error
-		if s.facts, err = newCompilerFacts(in.Facts, in.SoC); err != nil {
+		if s.facts, err = price.NewFacts(in.Facts, in.SoC); err != nil {
 			return nil, err
 		}
 	}
 	s.batch = s.graph.Batch()
 	s.findClasses()
-	if err := s.enlist(); err != nil {
+	var err error
+	if s.Machine, err = price.NewMachine(in.SoC, in.Only, s.prices, cacheType, s.note); err != nil {
 		return nil, err
 	}
 	s.findPacked()
@@ -315,142 +319,6 @@ func sessionFor(in Input, want *workload.Demand) (*session, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// enlist finds the processors that can work on one buffer pool with the control processor, which of
-// them exclude each other, and the tuples they form.
-func (s *session) enlist() error {
-	s.static, s.apart, s.assistants, s.power = map[string]int{}, map[[2]string]bool{}, map[string][]string{}, map[string]float64{}
-	soc := s.in.SoC
-	for _, x := range s.in.Only {
-		if soc.Processor(x) == nil {
-			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q", soc.Name, x).WithHint("%s", diag.DidYouMean(x, processorNames(soc)))
-		}
-	}
-	names := processorNames(soc)
-	for _, name := range names {
-		if !shareMemory(soc, name, soc.Control) {
-			s.note("processor %q shares no memory with control processor %q and is left out", name, soc.Control)
-			continue
-		}
-		sp := soc.Processor(name)
-		p := check.Proc(sp)
-		p.Kinds = executes(sp, cacheType)
-		s.procs = append(s.procs, p)
-		s.power[name] = sp.PowerW
-		for _, x := range s.in.Only {
-			if assists(soc, name, x) && !slices.Contains(s.in.Only, name) {
-				s.assistants[name] = append(s.assistants[name], x)
-			}
-		}
-		if sp.StaticShapes || sp.Tile.M > 1 {
-			s.static[name] = max(1, sp.Tile.M)
-		}
-	}
-	together := func(a, b string) bool {
-		if soc.Concurrent(a, b) != nil || !shareMemory(soc, a, b) {
-			return false
-		}
-		for _, d := range [][2]string{{a, b}, {b, a}} {
-			if _, err := s.prices.handover(d[0], d[1]); err != nil {
-				s.note("processors %q and %q are not combined: %v", a, b, err)
-				return false
-			}
-		}
-		return true
-	}
-	n := len(s.procs)
-	compatible := make([][]bool, n)
-	for i := range compatible {
-		compatible[i] = make([]bool, n)
-	}
-	s.beside = map[[2]int]bool{}
-	for i := range n {
-		for j := i + 1; j < n; j++ {
-			compatible[i][j] = together(s.procs[i].Name, s.procs[j].Name)
-			compatible[j][i] = compatible[i][j]
-			s.beside[[2]int{i, j}], s.beside[[2]int{j, i}] = compatible[i][j], compatible[i][j]
-			if !compatible[i][j] && !takeTurns(soc, s.procs[i].Name, s.procs[j].Name) {
-				s.conflicts = append(s.conflicts, [2]int{i, j})
-				a, b := s.procs[i].Name, s.procs[j].Name
-				s.apart[[2]string{a, b}], s.apart[[2]string{b, a}] = true, true
-			}
-		}
-	}
-	// Of many processors those that read fastest are combined: tuples grow with the third power.
-	combined := make([]int, n)
-	for i := range combined {
-		combined[i] = i
-	}
-	if n > maxCombined {
-		rate := func(i int) float64 { return soc.Processor(s.procs[i].Name).BandwidthGBps }
-		sort.SliceStable(combined, func(a, b int) bool { return rate(combined[a]) > rate(combined[b]) })
-		combined = combined[:maxCombined]
-		sort.Ints(combined)
-		s.note("of %d processors the %d with most bandwidth are combined", n, maxCombined)
-	}
-	var grow func(tuple []int)
-	grow = func(tuple []int) {
-		if len(tuple) > 1 {
-			list := make([]string, len(tuple))
-			for k, i := range tuple {
-				list[k] = s.procs[i].Name
-			}
-			s.tuples = append(s.tuples, list)
-		}
-		if len(tuple) == maxTuple {
-			return
-		}
-		for _, i := range combined {
-			// In one order only: who has the first columns makes no difference to the time, but one
-			// processor's shares at different numbers of rows are to be of the same columns.
-			if len(tuple) > 0 && i <= tuple[len(tuple)-1] || slices.ContainsFunc(tuple, func(j int) bool { return !compatible[i][j] }) {
-				continue
-			}
-			grow(append(slices.Clone(tuple), i))
-		}
-	}
-	grow(nil)
-	sort.SliceStable(s.tuples, func(a, b int) bool { return len(s.tuples[a]) < len(s.tuples[b]) })
-	if n > problem.MaxProcs {
-		return diag.New(diag.ClassInput, "solve: SoC %q has %d processors, want at most %d", soc.Name, n, problem.MaxProcs)
-	}
-	if n == 0 {
-		return diag.New(diag.ClassInfeasible, "solve: SoC %q has no processor that shares memory with its control processor %q", soc.Name, soc.Control)
-	}
-	return nil
-}
-
-// processorNames are those of a SoC, ascending.
-func processorNames(soc *socs.SoC) []string {
-	names := make([]string, 0, len(soc.Processors))
-	for i := range soc.Processors {
-		names = append(names, soc.Processors[i].Name)
-	}
-	sort.Strings(names)
-	return names
-}
-
-// takeTurns reports whether two processors work on one thread (rule P011): never at the same time, and handing over costs
-// nothing.
-func takeTurns(s *socs.SoC, a, b string) bool {
-	x, y := s.Processor(a).Cores, s.Processor(b).Cores
-	return !s.Simulated() && len(x) > 0 && len(y) > 0 && x[0] == y[0] && shareMemory(s, a, b)
-}
-
-// assists reports whether a processor does what another one cannot when that is to do all it can: those that take turns
-// with it, and where there are none the control processor.
-func assists(s *socs.SoC, a, b string) bool {
-	return takeTurns(s, a, b) || a == s.Control && !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return p.Name != b && takeTurns(s, p.Name, b) })
-}
-
-func shareMemory(s *socs.SoC, a, b string) bool {
-	if len(s.Memory) == 0 || a == b {
-		return true
-	}
-	return slices.ContainsFunc(s.Memory, func(d socs.Domain) bool {
-		return slices.Contains(d.Processors, a) && slices.Contains(d.Processors, b)
-	})
 }
 
 func (s *session) note(format string, args ...any) {
@@ -495,35 +363,33 @@ func (s *session) isHead(node string) bool {
 // sharing is what branches that run side by side cost each other, by expected times.
 func (s *session) sharing() *timeline.Machine {
 	if s.memory == nil {
-		s.memory = &timeline.Machine{Memory: *s.prices.memory(), Handover: func(from, to string) float64 {
-			hand, err := s.prices.handover(from, to)
-			if s.thread(from) == s.thread(to) || err != nil {
+		s.memory = &timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
+			hand, err := s.prices.Handover(from, to)
+			if s.Thread(from) == s.Thread(to) || err != nil {
 				return 0 // without a price candidates of both have none either
 			}
-			return float64(hand.ns)
+			return float64(hand.NS)
 		}}
 	}
 	return s.memory
 }
 
-func (s *session) stage(sec *lower.Section, rows int) *stage {
-	st := &stage{
-		sec: sec, rows: rows, procs: s.procs, static: s.static, apart: s.apart, beside: s.beside, memory: s.sharing(), prices: s.prices, facts: s.facts, context: s.want.ContextAt(rows),
-		lengths: s.want.Lengths[rows], grid: gridOf(len(s.tuples)), only: s.in.Only, assistants: s.assistants,
-		whole: s.in.wholeOperators(), power: s.power, buckets: s.want.Buckets, exact: map[string]bool{}, missing: map[string]error{}, refused: map[string][]refusedByProc{},
-	}
+func (s *session) stage(sec *lower.Section, rows int) *price.Section {
+	st := price.NewSection(sec, s.Machine, s.prices)
+	st.Facts, st.Policy, st.Memory = s.facts, *s.in.policy(), s.sharing()
+	st.Rows, st.Context, st.Buckets, st.Lengths = rows, s.want.ContextAt(rows), s.want.Buckets, s.want.Lengths[rows]
 	for i := range s.graph.Sections {
 		x := &s.graph.Sections[i]
 		if x.Name != sec.Name {
 			continue
 		}
-		if st.repeat > 0 {
-			st.breaks++
+		if st.Repeat > 0 {
+			st.Breaks++
 		}
-		st.repeat += max(1, x.Layers)
+		st.Repeat += max(1, x.Layers)
 		for _, n := range x.Nodes {
 			if n.Exact {
-				st.exact[x.Name+"."+n.Name] = true
+				st.Exact[x.Name+"."+n.Name] = true
 			}
 		}
 	}
@@ -564,18 +430,18 @@ func (s *session) offer(p *planir.Plan) {
 		if d.Axis != planir.AxisCols && d.Axis != planir.AxisK {
 			continue
 		}
-		d.Strategy, d.Shares = base(d.Strategy), slices.Clone(d.Shares)
+		d.Strategy, d.Shares = price.Base(d.Strategy), slices.Clone(d.Shares)
 		for k := range d.Shares {
 			d.Shares[k].PadRows, d.Shares[k].Form = 0, ""
 		}
-		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == d.Node && sameShares(&x, &d) }) {
+		if !slices.ContainsFunc(s.divisions, func(x planir.Decision) bool { return x.Node == d.Node && price.SameShares(&x, &d) }) {
 			s.divisions = append(s.divisions, d)
 		}
 	}
 	for _, x := range s.pools {
 		for k := range s.divisions {
-			if x.err == nil && s.divisions[k].Node == x.st.sec.Nodes[x.node].Name {
-				x.list = x.st.with(x.list, x.node, &s.divisions[k])
+			if x.err == nil && s.divisions[k].Node == x.st.Nodes[x.node].Name {
+				x.list = x.st.With(x.list, x.node, &s.divisions[k])
 			}
 		}
 	}
@@ -695,7 +561,7 @@ func (s *session) merged(x *solved) []planir.Decision {
 	for i, rows := range s.want.Rows() {
 		for k := range x.decisions[i] {
 			d := &x.decisions[i][k]
-			if !s.decodes(rows) && s.isHead(d.Node) && sameShares(out.DecisionFor(d.Node, 1), d) {
+			if !s.decodes(rows) && s.isHead(d.Node) && price.SameShares(out.DecisionFor(d.Node, 1), d) {
 				continue
 			}
 			out.Decisions = append(out.Decisions, *d)
@@ -731,9 +597,9 @@ func (s *session) lower(p *planir.Plan) error {
 		}
 	}
 	p.Procs = nil
-	for i := range s.procs {
-		if used[s.procs[i].Name] {
-			p.Procs = append(p.Procs, s.procs[i])
+	for i := range s.Procs {
+		if used[s.Procs[i].Name] {
+			p.Procs = append(p.Procs, s.Procs[i])
 		}
 	}
 	if err := lower.Lower(p, &s.graph); err != nil {
@@ -806,14 +672,14 @@ func (s *session) giveTo(p *planir.Plan, rows int, proc string) (bool, error) {
 		for _, d := range in.decisions(choices) {
 			old := p.DecisionFor(d.Node, d.Rows)
 			if old == nil { // the head, so far as in decode
-				if sameShares(p.DecisionFor(d.Node, 1), &d) {
+				if price.SameShares(p.DecisionFor(d.Node, 1), &d) {
 					continue
 				}
 				p.Decisions = append(p.Decisions, d)
 				changed = true
 				continue
 			}
-			changed = changed || !sameShares(old, &d)
+			changed = changed || !price.SameShares(old, &d)
 			*old = d
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/hetc/hetc/runtime/driver/sim"
 	"github.com/hetc/hetc/socs"
 	"github.com/hetc/hetc/solver/exact"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/workload"
 )
 
@@ -113,7 +114,7 @@ func batchCosts(t testing.TB, s *socs.SoC, m *models.Model, batches []int, schem
 		if err != nil {
 			return // infeasible
 		}
-		x := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o, Layout: layout, Cold: (&task{op: o}).cold(), Unit: "ns", Loops: 1, Samples: []float64{float64(ns)}, Simulated: true}
+		x := record.Measurement{Kind: record.Op, Proc: p.Name, Op: &o, Layout: layout, Cold: (&price.Task{Op: o}).Cold(), Unit: "ns", Loops: 1, Samples: []float64{float64(ns)}, Simulated: true}
 		if set.Has(x.Key()) {
 			return
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs"
+	"github.com/hetc/hetc/solver/price"
 	"github.com/hetc/hetc/solver/problem"
 	"github.com/hetc/hetc/solver/workload"
 )
@@ -57,7 +58,7 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	if x.CPU == x.NPU {
 		return nil, diag.New(diag.ClassInfeasible, "capacity tiers: the control processor %q is the one with static shapes, and overflow needs another", x.CPU)
 	}
-	pr := newFitted(in.Costs, in.SoC)
+	pr := price.NewFitted(in.Costs, in.SoC)
 	p := &problem.Tiers{
 		Name: in.Model.Name + " on " + in.SoC.Name, Tile: max(1, npu.Tile.M), MaxTiers: x.want.Tiers,
 		ExpertBytes: in.Model.ExpertBytes(schemes), GraphBytes: npu.GraphBytes, RegionBytes: room.Bytes, MaxGraphs: room.Graphs,
@@ -115,20 +116,20 @@ func PoseTiers(in Input, schemes []op.Scheme, room TierRoom) (*TierInstance, err
 	cpu := make([]int64, most+1)
 	for n := 1; n <= most; n++ {
 		for _, o := range expertOps(in.Model, schemes, n) {
-			e, err := pr.one(task{x.CPU, o})
+			e, err := pr.One(price.Task{Proc: x.CPU, Op: o})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert: %w", err)
 			}
-			cpu[n] += e.ns
+			cpu[n] += e.NS
 		}
 	}
 	var sync int64
 	for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-		e, err := pr.handover(link[0], link[1])
+		e, err := pr.Handover(link[0], link[1])
 		if err != nil {
 			return nil, err
 		}
-		sync += e.ns
+		sync += e.NS
 	}
 	for i, n := range lengths {
 		c := problem.TierChunk{Tokens: n, Weight: int64(all / n), GroupNS: groups, CPUNS: cpu, SyncNS: sync}
@@ -230,7 +231,7 @@ func (x *TierInstance) lengths(m *models.Model) (out []int, err error) {
 func multiple(list []int) int {
 	all := 1
 	for _, n := range list {
-		if all = lcm(all, n); all > 1<<40 {
+		if all = leastMultiple(all, n); all > 1<<40 {
 			break
 		}
 	}
@@ -270,29 +271,29 @@ func expertOps(m *models.Model, schemes []op.Scheme, rows int) (out []op.Op) {
 const maxGroup = 64
 
 // groupPrices are launches by tier and number of experts: one launch, the operators of every expert, and what links copy.
-func groupPrices(pr *fitted, x *TierInstance, m *models.Model, p *problem.Tiers) (out [][]int64, err error) {
+func groupPrices(pr *price.Fitted, x *TierInstance, m *models.Model, p *problem.Tiers) (out [][]int64, err error) {
 	size := min(maxGroup, m.Experts)
 	if p.GraphBytes > 0 {
 		size = min(size, problem.MostExperts(p.GraphBytes, p.ExpertBytes))
 	}
-	launch, err := pr.launch(x.NPU)
+	launch, err := pr.Launch(x.NPU)
 	if err != nil {
 		return nil, err
 	}
 	for _, rows := range p.Capacities {
 		var each int64
 		for _, o := range expertOps(m, x.Schemes, rows) {
-			e, err := pr.cheapest(task{x.NPU, o})
+			e, err := pr.Cheapest(price.Task{Proc: x.NPU, Op: o})
 			if err != nil {
 				return nil, fmt.Errorf("price an expert of %d rows: %w", rows, err)
 			}
-			each += max(0, e.ns-launch)
+			each += max(0, e.NS-launch)
 		}
 		var list []int64
 		for g := 1; g <= size; g++ {
 			ns := launch + int64(g)*each
 			for _, link := range [][2]string{{x.CPU, x.NPU}, {x.NPU, x.CPU}} {
-				moved, err := pr.copy(link[0], link[1], int64(g)*int64(rows)*int64(m.Hidden)*4)
+				moved, err := pr.Copy(link[0], link[1], int64(g)*int64(rows)*int64(m.Hidden)*4)
 				if err != nil {
 					return nil, err
 				}
@@ -521,11 +522,20 @@ func (s *session) tierRoom(p *planir.Plan, npu *socs.Processor) (out TierRoom) {
 		}
 	}
 	if each := openNS(npu); l.OpenMS > 0 && each > 0 {
-		left := whole(l.OpenMS * 1e6)
+		left := price.Whole(l.OpenMS * 1e6)
 		for i := range p.Program.Graphs {
 			left -= openNS(s.in.SoC.Processor(p.Program.Graphs[i].Proc))
 		}
 		least(left / each)
 	}
 	return out
+}
+
+// leastMultiple is the least common multiple of two numbers.
+func leastMultiple(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
 }

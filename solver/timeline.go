@@ -1,18 +1,17 @@
 package solver
 
 import (
-	"math"
-
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // effort is what a step does alone on its processor, and how long that takes.
 type effort struct {
 	phases []timeline.Phase
-	estimate
+	price.Estimate
 }
 
 // sections lays a lowered program out for walks, one for each of its sections: lanes with their steps, and instead of flags the steps
@@ -62,7 +61,7 @@ func (e *efforts) Phases(lane, step, _ int) []timeline.Phase { return e.phases[l
 func (e *efforts) Ran(_, _, _ int, _, _, _ int64) {}
 
 // assume is the efforts of a section with their expected times, or those that pick selects.
-func assume(s *planir.Section, of map[stepKey]effort, pick func(estimate) int64) *efforts {
+func assume(s *planir.Section, of map[stepKey]effort, pick func(price.Estimate) int64) *efforts {
 	out := &efforts{phases: make([][][]timeline.Phase, len(s.Lanes))}
 	for l := range s.Lanes {
 		lane := &s.Lanes[l]
@@ -71,8 +70,8 @@ func assume(s *planir.Section, of map[stepKey]effort, pick func(estimate) int64)
 			st := &lane.Steps[k]
 			e := of[stepKey{lane.Proc, st.Node, st.Run}]
 			out.phases[l][k] = e.phases
-			if ns := pick(e.estimate); ns != e.ns && e.ns > 0 {
-				out.phases[l][k] = stretched(e.phases, float64(ns)/float64(e.ns))
+			if ns := pick(e.Estimate); ns != e.NS && e.NS > 0 {
+				out.phases[l][k] = stretched(e.phases, float64(ns)/float64(e.NS))
 			}
 		}
 	}
@@ -89,18 +88,18 @@ func stretched(phases []timeline.Phase, factor float64) []timeline.Phase {
 }
 
 // walk predicts a program and each of its sections, under one assumption about all times.
-func (s *session) walk(ph *planir.Phase, of map[stepKey]effort, pick func(estimate) int64) (total int64, each []int64, err error) {
-	m := timeline.Machine{Memory: *s.prices.memory(), Handover: func(from, to string) float64 {
-		if s.thread(from) == s.thread(to) || s.apart[[2]string{from, to}] {
+func (s *session) walk(ph *planir.Phase, of map[stepKey]effort, pick func(price.Estimate) int64) (total int64, each []int64, err error) {
+	m := timeline.Machine{Memory: *s.prices.Memory(), Handover: func(from, to string) float64 {
+		if s.Thread(from) == s.Thread(to) || s.Apart[[2]string{from, to}] {
 			return 0 // of those that are never combined one may still be started by the other, at a price that nobody knows
 		}
-		h, failed := s.prices.handover(from, to)
+		h, failed := s.prices.Handover(from, to)
 		if failed != nil {
 			err = failed
 		}
 		return float64(pick(h))
 	}}
-	for i, sec := range sections(ph, s.in.SoC.Control, s.thread) {
+	for i, sec := range sections(ph, s.in.SoC.Control, s.Thread) {
 		ns, ok := timeline.Walk(&m, &sec, assume(&ph.Sections[i], of, pick))
 		if !ok {
 			panic("BUG: lanes of " + ph.Sections[i].Name + " wait in a circle, which rule P008 excludes")
@@ -143,42 +142,31 @@ func (s *session) efforts(p *planir.Plan, ph *planir.Phase) (map[stepKey]effort,
 // effort is what a graph does on a processor: that of its operators less the launches that it saves.
 func (s *session) effort(ph *planir.Phase, proc string, g *planir.Graph) (effort, error) {
 	var out effort
-	launch, err := s.prices.launch(proc)
+	launch, err := s.prices.Launch(proc)
 	if err != nil && len(g.Graph.Nodes) > 1 {
 		return out, err
 	}
 	for i, n := range g.Graph.Nodes {
-		t := task{proc, n.Op}
-		if t.op.Kind == op.Attention {
-			t.op.Context = s.want.ContextAt(ph.Rows)
+		t := price.Task{Proc: proc, Op: n.Op}
+		if t.Op.Kind == op.Attention {
+			t.Op.Context = s.want.ContextAt(ph.Rows)
 		}
-		est, err := s.prices.together([]task{t})
+		est, err := s.prices.Together([]price.Task{t})
 		if err != nil {
 			return out, err
 		}
-		phase, err := s.prices.phase(t)
+		phase, err := s.prices.Phase(t)
 		if err != nil {
 			return out, err
 		}
 		e := est[0]
 		if i > 0 {
-			saved := min(launch, e.ns)
-			phase = less(phase, float64(saved))
-			e.ns, e.low, e.high = e.ns-saved, max(0, e.low-saved), max(0, e.high-saved)
+			saved := min(launch, e.NS)
+			phase = price.Shorten(phase, float64(saved))
+			e.NS, e.Low, e.High = e.NS-saved, max(0, e.Low-saved), max(0, e.High-saved)
 		}
 		out.phases = append(out.phases, phase)
-		out.ns, out.low, out.high = out.ns+e.ns, out.low+e.low, out.high+e.high
+		out.NS, out.Low, out.High = out.NS+e.NS, out.Low+e.Low, out.High+e.High
 	}
 	return out, nil
-}
-
-// less is a phase that takes that much less: its set-up is shorter, and where that is not enough, all of it.
-func less(p timeline.Phase, ns float64) timeline.Phase {
-	cut := min(p.SetupNS, ns)
-	p.SetupNS -= cut
-	if rest := ns - cut; rest > 0 {
-		whole := p.NS()
-		p = p.Times(math.Max(0, whole-rest) / math.Max(whole, 1e-9))
-	}
-	return p
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/socs/timeline"
+	"github.com/hetc/hetc/solver/price"
 )
 
 // Two lanes, two layers, worked out by hand: a step waits for the hand-over of a flag only if the flag
@@ -32,11 +33,11 @@ func TestTimeline(t *testing.T) {
 		for _, l := range s.Lanes {
 			for _, st := range l.Steps {
 				ns := steps[st.Node]
-				of[stepKey{l.Proc, st.Node, ""}] = effort{[]timeline.Phase{{ComputeNS: float64(ns)}}, estimate{ns, ns, 2 * ns}}
+				of[stepKey{l.Proc, st.Node, ""}] = effort{[]timeline.Phase{{ComputeNS: float64(ns)}}, price.Estimate{NS: ns, Low: ns, High: 2 * ns}}
 			}
 		}
 	}
-	walks := func(thread func(string) string, handover float64, pick func(estimate) int64) (out []int64) {
+	walks := func(thread func(string) string, handover float64, pick func(price.Estimate) int64) (out []int64) {
 		m := timeline.Machine{Handover: func(string, string) float64 { return handover }}
 		for i, sec := range sections(ph, "a", thread) {
 			ns, ok := timeline.Walk(&m, &sec, assume(&ph.Sections[i], of, pick))
@@ -48,11 +49,11 @@ func TestTimeline(t *testing.T) {
 		return out
 	}
 	own := func(lane string) string { return lane }
-	expected := func(e estimate) int64 { return e.ns }
+	expected := func(e price.Estimate) int64 { return e.NS }
 	if got := walks(own, 2, expected); !slices.Equal(got, []int64{40, 4}) {
 		t.Errorf("sections %v, want 40 and 4", got)
 	}
-	if got := walks(own, 2, func(e estimate) int64 { return e.high }); !slices.Equal(got, []int64{2 * 36, 8}) {
+	if got := walks(own, 2, func(e price.Estimate) int64 { return e.High }); !slices.Equal(got, []int64{2 * 36, 8}) {
 		t.Errorf("with twice the times, sections %v, want 72 and 8", got)
 	}
 	// On one thread everything is done in turn: 10+3+5+1 a layer.

@@ -89,7 +89,8 @@ var table = []room{
 	{path: "solver/exact", may: []string{"solver/problem", "solver/milp"}},
 	{path: "solver/highs", may: []string{"solver/milp", "internal/native", "internal/child"}, third: []string{"github.com/tetratelabs/wazero"}},
 	{path: "solver/workload", may: []string{"solver/problem", "planir/op", "models", "socs", "internal/decode"}},
-	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
+	{path: "solver/price", may: []string{"solver/problem", "solver/workload", "planir", "planir/check", "planir/lower", "planir/op", "socs", "socs/timeline", "roofline", "profiler/record"}},
+	{path: "solver", may: []string{"solver/problem", "solver/workload", "solver/price", "solver/milp", "planir", "planir/calibration", "planir/lower", "planir/check", "planir/op", "socs", "socs/timeline", "models", "roofline", "profiler/record", "internal/decode"}, third: []string{gonum}},
 
 	{path: "emit", may: []string{"planir", "planir/calibration", "planir/lower", "planir/check", "planir/pack", "planir/bundle", "planir/op", "socs", "models", "runtime/driver", "internal/child"}},
 	{path: "emit/compile/*", may: []string{"runtime/driver", "planir/op", "planir/pack", "internal/child", "internal/patience", "internal/onnx", "internal/cas", "internal/ortapi", "internal/qnnapi", "internal/clapi", "internal/ovapi"}},

@@ -1,0 +1,126 @@
+package price
+
+import (
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/lower"
+	"github.com/hetc/hetc/socs"
+)
+
+// strategies are all that candidates have.
+var strategies = []planir.Strategy{
+	planir.Single, planir.Padding, planir.WeightCentric, planir.Hybrid, planir.ActivationDivide, planir.Pipe, planir.Paired,
+}
+
+// policy restricts the ways to execute operators, to compare with the best ones.
+type Policy struct {
+	// Only names the processors that execute everything they can. What one of them cannot may be left to those that take
+	// turns with it on its first core, or else to the control processor. Empty: all processors.
+	Only []string
+	// Strategies are those that may be used; empty: all. Where none of them executes a node, one processor does.
+	Strategies []planir.Strategy
+	// Ratio divides the columns of every matrix among the processors it names, in these parts of the whole as nearly as their
+	// granularity allows. Everything else goes to one of them. Empty: what is best.
+	Ratio map[string]float64
+}
+
+// check reports what a policy names that there is not.
+func (p *Policy) Check(soc *socs.SoC) error {
+	for _, strategy := range p.Strategies {
+		if !slices.Contains(strategies, strategy) {
+			return diag.New(diag.ClassInput, "solve: unknown strategy %q", strategy).WithHint("want some of %v", strategies)
+		}
+	}
+	total := 0.0
+	for _, name := range slices.Sorted(maps.Keys(p.Ratio)) {
+		part := p.Ratio[name]
+		if soc.Processor(name) == nil {
+			return diag.New(diag.ClassInput, "solve: SoC %q has no processor %q to give a part of every matrix to", soc.Name, name)
+		}
+		if !(part > 0 && part <= 1) {
+			return diag.New(diag.ClassInput, "solve: processor %q is to have %v of every matrix, want more than 0, at most 1", name, part)
+		}
+		total += part
+	}
+	if len(p.Ratio) > 0 && math.Abs(total-1) > 1e-6 {
+		return diag.New(diag.ClassInput, "solve: the processors' parts of every matrix add up to %v, want 1", total)
+	}
+	return nil
+}
+
+// wholeOperators reports whether nothing may be divided.
+func (p *Policy) wholeOperators() bool {
+	divides := func(x planir.Strategy) bool { return x != planir.Single && x != planir.Padding }
+	return len(p.Strategies) > 0 && len(p.Ratio) == 0 && !slices.ContainsFunc(p.Strategies, divides)
+}
+
+// may reports whether processors are candidates for a node that others, lacking, cannot execute: those of policy.Only, and
+// those that assist one that lacks it.
+func (st *Section) may(procs, lacking []string) bool {
+	return len(st.Policy.Only) == 0 || !slices.ContainsFunc(procs, func(proc string) bool {
+		assisted := func(x string) bool { return slices.Contains(lacking, x) }
+		return !slices.Contains(st.Policy.Only, proc) && !slices.ContainsFunc(st.assistants[proc], assisted)
+	})
+}
+
+// restrict leaves of a node's candidates those that the policy permits.
+func (st *Section) Restrict(node int, list []Candidate) []Candidate {
+	policy := &st.Policy
+	if len(policy.Strategies) == 0 && len(policy.Ratio) == 0 {
+		return list
+	}
+	whole := func(c *Candidate) bool { return c.Axis == planir.AxisNone }
+	var out []Candidate
+	if len(policy.Ratio) > 1 && st.Nodes[node].Op().HasScheme() {
+		if c, ok := st.inRatio(node); ok {
+			out = append(out, c)
+		}
+	}
+	for i := range list {
+		c := &list[i]
+		permitted := len(policy.Strategies) == 0 || slices.Contains(policy.Strategies, c.Strategy)
+		if len(policy.Ratio) > 0 {
+			permitted = permitted && out == nil && whole(c) && policy.Ratio[c.Shares[0].Proc] > 0 // one processor
+		}
+		if permitted {
+			out = append(out, *c)
+		}
+	}
+	if out != nil {
+		return out
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(c Candidate) bool { return !whole(&c) })
+}
+
+// inRatio is the division of a matrix's columns in the policy's ratio; false where it cannot be. Each processor but the last
+// ends at the boundary nearest to its part that leaves one for each of the others.
+func (st *Section) inRatio(node int) (Candidate, bool) {
+	names := slices.Sorted(maps.Keys(st.Policy.Ratio))
+	length, err := lower.AxisLength(&st.Nodes[node], planir.AxisCols)
+	at := st.boundaries([]link{{node, planir.AxisCols}}, names)
+	if err != nil || len(at) < len(names)-1 {
+		return Candidate{}, false
+	}
+	shares := make([]planir.Share, len(names))
+	sum, from, next := 0.0, 0, 0
+	for i, name := range names {
+		sum += st.Policy.Ratio[name]
+		to := length
+		if left := len(names) - 1 - i; left > 0 {
+			distance := func(k int) float64 { return math.Abs(float64(at[k][0]) - sum*float64(length)) }
+			for next < len(at)-left && distance(next+1) < distance(next) {
+				next++
+			}
+			to = at[next][0]
+			next++
+		}
+		shares[i] = planir.Share{Proc: name, From: from, To: to}
+		from = to
+	}
+	c, err := st.candidate(node, planir.WeightCentric, planir.AxisCols, shares)
+	return c, err == nil
+}
