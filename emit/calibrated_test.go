@@ -14,6 +14,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -91,13 +92,14 @@ func planOf(t *testing.T, m *models.Model, cal *calibration.Calibration, scheme 
 	}
 	proc := func(name string, core int) planir.Proc {
 		p := planir.Proc{
-			Name: name, Kind: "cpu", Driver: "host", Select: "0", Cores: []int{core}, Schemes: op.Schemes, TileN: pack.TileN, TileK: pack.BlockK,
-			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			Name: name, Kind: "cpu", Driver: "host", Select: "0", Cores: []int{core}, Set: capability.Set{
+				Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
+				DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			},
 		}
 		for _, s := range op.Schemes {
-			p.Layouts = append(p.Layouts, planir.Layout{Scheme: s.Weight(), Layout: pack.N32})
+			p.Layouts[s.Weight()] = pack.N32
 		}
-		slices.SortFunc(p.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
 		return p
 	}
 	p := &planir.Plan{

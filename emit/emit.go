@@ -14,10 +14,12 @@ import (
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/bundle"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
+	"github.com/hetc/hetc/socs"
 )
 
 // Options say what Emit writes. The plan must be legal for the model (planir/check).
@@ -207,16 +209,18 @@ func referencePlan(plan *planir.Plan, model *models.Model) (*planir.Plan, error)
 	}
 	proc := planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Select: "0", Options: map[string]string{"kernels": name}, Cores: []int{0},
-		Schemes: op.Schemes, TileN: pack.TileN, TileK: pack.BlockK,
-		DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+		Set: capability.Set{
+			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes, Layouts: map[string]string{},
+			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+			Memory: socs.DefaultMemory(false),
+		},
 	}
 	if control := plan.Proc(plan.SoC.Control); control.Driver == proc.Driver {
 		proc.Select, proc.Cores = control.Select, control.Cores // cores this machine lets us use
 	}
 	for _, scheme := range op.Schemes {
-		proc.Layouts = append(proc.Layouts, planir.Layout{Scheme: scheme.Weight(), Layout: pack.N32})
+		proc.Layouts[scheme.Weight()] = pack.N32
 	}
-	slices.SortFunc(proc.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
 	ref.Procs = []planir.Proc{proc}
 	graph := model.Graph()
 	var rows []int

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/hetc/hetc/internal/canon"
 	"github.com/hetc/hetc/internal/diag"
+	"github.com/hetc/hetc/planir/op"
 )
 
 // maxJSON bounds a canonical plan; a 100-layer model with 30 buckets stays below 4 MiB.
@@ -21,10 +24,39 @@ func Encode(p *Plan) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(p); err != nil {
+	if err := enc.Encode(withLists(p)); err != nil {
 		return nil, fmt.Errorf("encode plan: %w", err)
 	}
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
+}
+
+// withLists is p with empty lists where a processor has none but its key is always written, so that both are one value.
+func withLists(p *Plan) *Plan {
+	out := *p
+	out.Procs = slices.Clone(p.Procs)
+	for i := range out.Procs {
+		q := &out.Procs[i]
+		if q.Schemes == nil {
+			q.Schemes = []op.Scheme{}
+		}
+		if q.Layouts == nil {
+			q.Layouts = map[string]string{}
+		}
+	}
+	return &out
+}
+
+// otherVersion reports a document of another version of the schema, whose keys may be others.
+func otherVersion(b []byte) error {
+	var head struct {
+		Schema string `json:"schema"`
+	}
+	kind, _, _ := strings.Cut(Schema, "/")
+	if json.Unmarshal(b, &head) != nil || head.Schema == Schema || !strings.HasPrefix(head.Schema, kind+"/") {
+		return nil
+	}
+	return diag.New(diag.ClassInput, "decode plan: schema %q, want %q", head.Schema, Schema).
+		WithHint("the plan is from another version of hetc: solve again, and emit again what holds it")
 }
 
 // Decode accepts canonical JSON only: unknown keys, duplicates, other white space or key order,
@@ -36,6 +68,9 @@ func Decode(b []byte) (*Plan, error) {
 	var quick Plan
 	if canon.Read(b, &quick) && quick.Schema == Schema {
 		return &quick, nil
+	}
+	if err := otherVersion(b); err != nil {
+		return nil, err
 	}
 	dec := json.NewDecoder(bytes.NewReader(b)) // for what is wrong, or written with escapes
 	dec.DisallowUnknownFields()

@@ -13,7 +13,7 @@ func Dump(p *Plan) string {
 	line("plan %s model %s soc %s control %s context %d kv %s", p.Schema, p.Model.Name, p.SoC.Name, p.SoC.Control, p.MaxContext, p.KV)
 	for i := range p.Procs {
 		q := &p.Procs[i]
-		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", q.Name, q.Kind, q.Driver, q.Select, q.Cores, q.TileK, q.TileN, when(q.Bakes, " bakes"), when(q.Shares, " shares"))
+		line("proc %s %s %s/%s cores %v tile k%d n%d%s%s", q.Name, q.Kind, q.Driver, q.Select, q.Cores, q.Tile.K, q.Tile.N, when(q.Bakes, " bakes"), when(q.Shares, " shares"))
 	}
 	if t := p.Target; t != nil {
 		line("target %s%s%s", t.SoC, when(t.Emulator, " emulator"), when(t.Simulated, " simulated times"))

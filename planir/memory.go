@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/hetc/hetc/internal/unit"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
@@ -42,28 +43,13 @@ const TableStep = 2 << 20
 // it is code and tables of hetrun, an eighth libraries, the rest the runtime, the plan and what the collector leaves.
 const FixedBytes = 63 << 18
 
-// StepBytes is what one loaded step takes in one layer, a part of Memory.Fixed, measured as those below.
-const StepBytes = 3 << 10
-
-// Further parts of Memory.Fixed, measured (docs/results.md): what is alive, and half as much again that the collector
-// has not come by for.
-const (
-	vocabularyBytes = 224      // of one token of the vocabulary, its part of the tokenizer's file included
-	libraryBytes    = 40 << 20 // of a library that prepacks weights, with nothing loaded
-	sessionBytes    = 80 << 10 // of a graph with its weights that such a library has loaded
-)
+// vocabularyBytes is what the tokenizer holds of one token of the vocabulary, its part of the file included. Like
+// FixedBytes it is measured (docs/results.md): what is alive, and half as much again that the collector has not come by
+// for.
+const vocabularyBytes = 224
 
 // BufferBytes is what a buffer of that many bytes takes of the pool.
 func BufferBytes(bytes int64) int64 { return roundUp(bytes, 128) }
-
-// LibraryBytes is what a process holds for processors whose library prepacks weights or bakes them into graphs: once, whatever
-// is loaded, and for each loaded step in one layer, beside StepBytes.
-func LibraryBytes(prepacks, bakes bool) (once, step int64) {
-	if !prepacks && !bakes {
-		return 0, 0
-	}
-	return libraryBytes, sessionBytes
-}
 
 // LeastFixed is Memory.Fixed of a plan without a loaded step.
 func LeastFixed(p *Plan) int64 {
@@ -100,8 +86,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for i := range pr.Graphs {
 		shared[pr.Graphs[i].Name] = pr.Graphs[i].Context != ""
 	}
-	var steps int64             // loaded, once for each layer
-	var library, sessions int64 // bytes, see LibraryBytes
+	var steps, library int64 // bytes of what is loaded, a step once for each layer, and of the largest library
 	for i := range pr.Programs {
 		ph := &pr.Programs[i]
 		if !slices.Contains(programs, ph.Name) {
@@ -115,12 +100,11 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 			for _, l := range ph.Sections[j].Lanes {
 				q := p.Proc(l.Proc)
 				prepacks, bakes := q != nil && q.Prepacks, q != nil && q.Bakes
-				once, each := LibraryBytes(prepacks, bakes)
+				told := q.memory()
+				library = max(library, told.LibraryBytes)
 				for k := range l.Steps {
 					st := &l.Steps[k]
-					steps += int64(max(1, ph.Sections[j].Layers))
-					library = max(library, once)
-					sessions += each * int64(max(1, ph.Sections[j].Layers))
+					steps += told.StepBytes * int64(max(1, ph.Sections[j].Layers))
 					for _, w := range st.W {
 						uses[w.Pack] |= phase
 						prepacked[w.Pack] = prepacked[w.Pack] || prepacks
@@ -179,7 +163,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	for i := range pr.Graphs {
 		g := &pr.Graphs[i]
 		if q := p.Proc(g.Proc); q != nil {
-			work[g.Proc] = max(work[g.Proc], Scratch(&g.Graph, max(1, len(q.Cores))))
+			work[g.Proc] = max(work[g.Proc], q.ScratchBytes(&g.Graph))
 		}
 	}
 	for _, n := range work {
@@ -189,7 +173,7 @@ func memoryOf(p *Plan, programs []string, tokenizer bool) Memory {
 	if tokenizer {
 		m.Fixed = LeastFixed(p)
 	}
-	m.Fixed += steps*StepBytes + library + sessions
+	m.Fixed += steps + library
 	m.Total = m.Weights + m.Prepacked + m.Tables + m.Cache + m.Pool + m.Work + m.Fixed
 	return m
 }
@@ -292,72 +276,18 @@ const PageBytes = 4 << 10
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// Scratch is the temporary memory that a processor of that many cores of this CPU needs for a graph: its
-// temporary values, and what its operators keep for their rows and cores. Drivers hold the largest of
-// their graphs' once. It is an upper bound, which the host driver's tests compare with the driver.
-func Scratch(g *op.Graph, cores int) int64 {
-	const (
-		line, block = 64, 32
-		packFrom    = 24                // rows that are packed before they are multiplied
-		packTiles   = 16                // of a weight that they are packed for
-		packFloats  = 64                // the same for float32 rows
-		packEach    = 4                 // and for each core
-		spread      = 4<<10 + 448*block // unpacked weights and sums
-	)
-	var n int64
-	for _, v := range g.Temps {
-		n += roundUp(int64(v.Rows)*int64(v.Cols)*int64(v.Type.Bytes()), line)
+// memory is what the processor's driver told of it: nothing for a processor that is not there.
+func (p *Proc) memory() capability.Memory {
+	if p == nil || p.Memory == nil {
+		return capability.Memory{}
 	}
-	var sums, scales, gathered, order, packed, own int64
-	for i := range g.Nodes {
-		o := &g.Nodes[i].Op
-		rows := int64(o.Rows())
-		switch o.Kind {
-		case op.QuantRows:
-			scales = max(scales, rows)
-		case op.MatMul, op.ExpertMatMul:
-			if o.Scheme.Grid() || o.Scheme.Half() { // rounded rows, and an unpacked tile for each core
-				gathered = max(gathered, rows*int64(o.K))
-				own = max(own, int64(o.K)*block)
-				break
-			}
-			size := int64(4)
-			if o.Scheme.QuantisedRows() {
-				size = 1
-				scales = max(scales, rows)
-				sums = max(sums, rows*int64(o.K/block+1))
-			}
-			tiles := roundUp(int64(o.N), block) / block
-			if o.Kind == op.MatMul && rows >= packFrom && tiles >= max(packTiles, packEach*int64(cores)) {
-				each := int64(o.Scheme.BlockK())
-				switch {
-				case !o.Scheme.QuantisedRows() && tiles < packFloats:
-				case !o.Scheme.QuantisedRows():
-					packed = max(packed, rows*int64(o.K))
-				case each == 1:
-					own = max(own, roundUp(int64(o.K), 4)*block/4)
-					packed = max(packed, rows*(roundUp(int64(o.K), 4)/4+1))
-				default:
-					own = max(own, spread)
-					packed = max(packed, rows*(roundUp(int64(o.K), each)/each*(each/4+1)))
-				}
-			}
-			if o.Kind == op.ExpertMatMul {
-				order = max(order, rows)
-				gathered = max(gathered, (rows*int64(o.K)*size+3)/4)
-				own = max(own, min(1<<16, min(rows, 256)*roundUp(int64(o.N), block)))
-			}
-		case op.QKNorm:
-			if o.Joint {
-				own = max(own, int64(o.Heads)*int64(o.HeadDim))
-			}
-		case op.Attention:
-			group := int64(o.Heads / max(1, o.KVHeads))
-			own = max(own, 8*group*int64(o.HeadDim+128+2)+2*128*int64(o.HeadDim))
-		}
+	return *p.Memory
+}
+
+// ScratchBytes is the temporary memory that the processor needs for a graph, an upper bound.
+func (p *Proc) ScratchBytes(g *op.Graph) int64 {
+	if told := p.memory(); told.Scratch != nil {
+		return told.Scratch.Bytes(g, max(1, len(p.Cores)))
 	}
-	for _, x := range []int64{sums, scales, gathered, order, packed} {
-		n += roundUp(4*x, line)
-	}
-	return n + roundUp(4*own, line)*int64(cores)
+	return 0
 }

@@ -4,13 +4,15 @@ import (
 	"math"
 	"testing"
 
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // The parts of a plan's memory are counted from its program: packs once, by who reads them; positions that
 // nobody reaches are not counted.
 func TestMemoryOf(t *testing.T) {
-	p := &Plan{MaxContext: 100, Program: Program{
+	const stepBytes = 3000
+	p := &Plan{MaxContext: 100, Procs: []Proc{{Set: capability.Set{Memory: &capability.Memory{StepBytes: stepBytes}}}}, Program: Program{
 		Cache:   Cache{Type: op.F32, Layers: 2, KVHeads: 1, MaxContext: 100, HeadDim: 8},
 		Buffers: []Buffer{{Name: IDs, Type: op.I32, Rows: 16, Cols: 1}, {Name: Logits, Type: op.F32, Rows: 1, Cols: 1000}},
 		Weights: []Weight{{Name: "t"}, {Name: "w", Layers: []Range{{0, 2}}}},
@@ -31,7 +33,7 @@ func TestMemoryOf(t *testing.T) {
 	m := MemoryOf(p)
 	want := Memory{
 		Weights: 2*8192 + 2*4096 + 2*4096, DecodeWeights: 2 * 8192, PrefillWeights: 2 * 4096, Tables: touched(100<<20, 100),
-		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*StepBytes + 1000*vocabularyBytes,
+		Cache: 2 * 2 * 100 * 8 * 4, Pool: 128 + 4096, Fixed: FixedBytes + 2*7*stepBytes + 1000*vocabularyBytes,
 	}
 	want.Total = want.Weights + want.Tables + want.Cache + want.Pool + want.Fixed
 	if m != want {
@@ -39,8 +41,9 @@ func TestMemoryOf(t *testing.T) {
 	}
 	// A library that prepacks holds what its steps multiply by once more, and itself.
 	q := *p
-	q.Procs = []Proc{{Prepacks: true}}
-	if x := MemoryOf(&q); x.Prepacked != m.Weights || x.Fixed != m.Fixed+libraryBytes+2*7*sessionBytes || x.Total != m.Total+x.Prepacked+x.Fixed-m.Fixed {
+	library := capability.Memory{StepBytes: stepBytes + 5, LibraryBytes: 40 << 20}
+	q.Procs = []Proc{{Set: capability.Set{Prepacks: true, Memory: &library}}}
+	if x := MemoryOf(&q); x.Prepacked != m.Weights || x.Fixed != m.Fixed+library.LibraryBytes+2*7*5 || x.Total != m.Total+x.Prepacked+x.Fixed-m.Fixed {
 		t.Errorf("with a library that prepacks %+v, without %+v", x, m)
 	}
 	both := []string{"decode", "prefill"}
@@ -50,7 +53,7 @@ func TestMemoryOf(t *testing.T) {
 	if x := MemoryAt(p, Extent{both, 100, 1, false}); x.Fixed != m.Fixed-1000*vocabularyBytes || x.Total != m.Total-1000*vocabularyBytes {
 		t.Errorf("without a tokenizer: %+v, with one: %+v", x, m)
 	}
-	if x := MemoryAt(p, Extent{both[1:], 100, 1, true}); x.DecodeWeights != 0 || x.Weights != 2*4096+2*4096 || x.Fixed != m.Fixed-2*3*StepBytes {
+	if x := MemoryAt(p, Extent{both[1:], 100, 1, true}); x.DecodeWeights != 0 || x.Weights != 2*4096+2*4096 || x.Fixed != m.Fixed-2*3*stepBytes {
 		t.Errorf("without decoding: %+v, with it: %+v", x, m)
 	}
 	p.Program.Programs[1].Rows, p.Memory = 16, &m

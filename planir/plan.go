@@ -6,11 +6,12 @@ package planir
 import (
 	"slices"
 
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/op"
 )
 
 // Schema identifies the plan format. A change that an older reader would misunderstand gets a new number.
-const Schema = "hetc.plan/1"
+const Schema = "hetc.plan/2"
 
 // Plan is the output of solve: what was decided, why, and the program that carries it out.
 type Plan struct {
@@ -133,44 +134,10 @@ type Proc struct {
 	Options map[string]string `json:"options,omitempty" yaml:"options,omitempty"`
 	Cores   []int             `json:"cores,omitempty" yaml:"cores,omitempty"` // CPU cores it occupies
 
-	Layouts []Layout    `json:"layouts,omitempty" yaml:"layouts,omitempty"` // ascending by weight scheme
-	Schemes []op.Scheme `json:"schemes,omitempty" yaml:"schemes,omitempty"` // what its matmuls execute
-	Kinds   []op.Kind   `json:"kinds,omitempty" yaml:"kinds,omitempty"`     // empty: every kind
-	// Forms are the classes of forms of its matmuls, by scheme, besides the default.
-	Forms map[op.Scheme][]op.Form `json:"forms,omitempty" yaml:"forms,omitempty"`
-	TileN int                     `json:"tile_n" yaml:"tile_n"` // column shards are multiples
-	TileK int                     `json:"tile_k" yaml:"tile_k"` // K shards are multiples
+	capability.Set `yaml:",inline"`
 
-	DynamicRows   bool  `json:"dynamic_rows,omitempty" yaml:"dynamic_rows,omitempty"`
-	StridedOutput bool  `json:"strided_output,omitempty" yaml:"strided_output,omitempty"`
-	StridedInput  bool  `json:"strided_input,omitempty" yaml:"strided_input,omitempty"`
-	WeightRanges  bool  `json:"weight_ranges,omitempty" yaml:"weight_ranges,omitempty"`
-	Prepacks      bool  `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`       // its library holds a copy of weights of its own
-	Fuses         bool  `json:"fuses,omitempty" yaml:"fuses,omitempty"`             // neighbouring steps are one graph, products too
-	Bakes         bool  `json:"bakes,omitempty" yaml:"bakes,omitempty"`             // its artifacts hold their weights
-	Shares        bool  `json:"shares,omitempty" yaml:"shares,omitempty"`           // artifacts that hold the same weights refer to one binary
-	GraphBytes    int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
-}
-
-// Layout is the packed layout a processor reads for a weight scheme.
-type Layout struct {
-	Scheme string `json:"scheme" yaml:"scheme"`
-	Layout string `json:"layout" yaml:"layout"`
-}
-
-// HasForm reports whether matmuls of the scheme can be put to the processor in that form.
-func (p *Proc) HasForm(scheme op.Scheme, f op.Form) bool {
-	return f == "" || slices.Contains(p.Forms[scheme], f.Class())
-}
-
-// LayoutOf returns the layout for a weight scheme, "" when the processor has none.
-func (p *Proc) LayoutOf(scheme string) string {
-	for _, l := range p.Layouts {
-		if l.Scheme == scheme {
-			return l.Layout
-		}
-	}
-	return ""
+	Shares     bool  `json:"shares,omitempty" yaml:"shares,omitempty"`           // artifacts that hold the same weights refer to one binary
+	GraphBytes int64 `json:"graph_bytes,omitempty" yaml:"graph_bytes,omitempty"` // limit of one graph, 0: none
 }
 
 // Strategy is how one operator is spread over processors (HeteroInfer sec. 4).

@@ -9,9 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/internal/golden"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/check"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
@@ -25,13 +27,14 @@ func testProcs() []planir.Proc {
 	host := func(name, sel string, cores ...int) planir.Proc {
 		return planir.Proc{
 			Name: name, Kind: "cpu", Driver: "host", Select: sel, Cores: cores,
-			Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
-			Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, TileN: 32, TileK: 32,
-			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+			Set: capability.Set{
+				Tile: capability.Tile{K: 32, N: 32}, Schemes: []op.Scheme{op.A32W32, op.A8TQ8C}, Layouts: map[string]string{"q8c": "n32", "w32": "n32"},
+				DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+			},
 		}
 	}
 	npu := host("npu", "")
-	npu.Kind, npu.Driver, npu.TileN, npu.TileK = "npu", "sim", 64, 64
+	npu.Kind, npu.Driver, npu.Tile.N, npu.Tile.K = "npu", "sim", 64, 64
 	npu.DynamicRows, npu.StridedOutput, npu.StridedInput, npu.WeightRanges = false, false, false, false
 	return []planir.Proc{host("a", "0", 0), host("ab", "0-1", 0, 1), host("b", "1", 1), npu}
 }
@@ -281,7 +284,7 @@ func TestRules(t *testing.T) {
 		shape      string
 		mutate     func(t *testing.T, p *planir.Plan)
 	}{
-		{"P001", "schema of the future", "trivial", func(t *testing.T, p *planir.Plan) { p.Schema = "hetc.plan/2" }},
+		{"P001", "schema of the future", "trivial", func(t *testing.T, p *planir.Plan) { p.Schema = "hetc.plan/3" }},
 		{"P001", "buffer twice", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Buffers[1].Name = p.Program.Buffers[0].Name }},
 		{"P001", "processors out of order", "trivial", func(t *testing.T, p *planir.Plan) { slices.Reverse(p.Procs) }},
 		{"P001", "control character in a name", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[0].Name = "a\x1b[2J" }},
@@ -339,7 +342,7 @@ func TestRules(t *testing.T) {
 		{"P002", "decider names nothing", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Decider[0].Program = "prefill@7" }},
 		{"P003", "operator not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Kinds = []op.Kind{op.MatMul} }},
 		{"P003", "scheme not supported", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Schemes = []op.Scheme{op.A8TQ8C} }},
-		{"P003", "layout not read", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts[1].Layout = "n64" }},
+		{"P003", "layout not read", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].Layouts["w32"] = "n64" }},
 		{"P003", "graph contradicts itself", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Graphs[2].Graph.Inputs[0].Cols++ }},
 		{"P003", "cache on static rows", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].DynamicRows = false }},
 		{"P003", "graph over the limit", "trivial", func(t *testing.T, p *planir.Plan) { p.Procs[0].GraphBytes = 1 << 10 }},
@@ -354,7 +357,7 @@ func TestRules(t *testing.T) {
 		{"P005", "pack outside its weight", "trivial", func(t *testing.T, p *planir.Plan) { p.Program.Packs[0].K1++ }},
 		{"P005", "weight left out", "trivial", func(t *testing.T, p *planir.Plan) { step(t, p, 1, "layers.qkv", "a").W = nil }},
 		{"P005", "range on a processor without ranges", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].WeightRanges = false }},
-		{"P005", "range off the tiles", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].TileN = 512 }},
+		{"P005", "range off the tiles", "columns", func(t *testing.T, p *planir.Plan) { p.Procs[2].Tile.N = 512 }},
 		{"P006", "column used twice", "columns", func(t *testing.T, p *planir.Plan) {
 			a, b := step(t, p, 1, "layers.qkv", "a"), step(t, p, 1, "layers.qkv", "b")
 			b.W[0] = a.W[0]
@@ -759,9 +762,9 @@ func TestDecodeRefuses(t *testing.T) {
 		"white space":     append(slices.Clone(good), '\n'),
 		"data after":      append(slices.Clone(good), "{}"...),
 		"unknown key":     bytes.Replace(good, []byte(`{"schema"`), []byte(`{"x":1,"schema"`), 1),
-		"key twice":       bytes.Replace(good, []byte(`{"schema"`), []byte(`{"schema":"hetc.plan/1","schema"`), 1),
+		"key twice":       bytes.Replace(good, []byte(`{"schema"`), []byte(`{"schema":"hetc.plan/2","schema"`), 1),
 		"list of nothing": bytes.Replace(good, []byte(`"kv":"f32"`), []byte(`"kv":"f32","predictions":[]`), 1),
-		"other schema":    bytes.Replace(good, []byte("hetc.plan/1"), []byte("hetc.plan/9"), 1),
+		"other schema":    bytes.Replace(good, []byte("hetc.plan/2"), []byte("hetc.plan/9"), 1),
 		"view with space": bytes.Replace(good, []byte("x[0:1,"), []byte("x[0:1, "), 1),
 		"view with zeros": bytes.Replace(good, []byte("x[0:1,"), []byte("x[00:1,"), 1),
 	} {
@@ -787,6 +790,25 @@ func TestEmptyListsHaveOneEncoding(t *testing.T) {
 	if !bytes.Equal(a, b) {
 		t.Fatalf("%s and %s", a, b)
 	}
+	for _, proc := range []planir.Proc{{}, {Set: capability.Set{Schemes: []op.Scheme{}, Layouts: map[string]string{}}}} {
+		text, err := planir.Encode(&planir.Plan{Schema: planir.Schema, Procs: []planir.Proc{proc}})
+		if err != nil || !bytes.Contains(text, []byte(`"schemes":[],"layouts":{}`)) {
+			t.Fatalf("%s, %v", text, err)
+		}
+		if p, err := planir.Decode(text); err != nil || p.Procs[0].Layouts == nil {
+			t.Fatalf("%s is read as %+v, %v", text, p, err)
+		}
+	}
+}
+
+// A plan of another version is refused by its version, whatever keys it has.
+func TestOtherVersions(t *testing.T) {
+	for _, text := range []string{`{"schema":"hetc.plan/1","procs":[{"tile_n":32}]}`, `{"schema":"hetc.plan/3"}`} {
+		_, err := planir.Decode([]byte(text))
+		if err == nil || !strings.Contains(err.Error(), `want "hetc.plan/2"`) || len(diag.HintsOf(err)) == 0 {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
 }
 
 func FuzzDecode(f *testing.F) {
@@ -796,7 +818,7 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(`{"schema":"hetc.plan/1"}`))
+	f.Add([]byte(`{"schema":"hetc.plan/2"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := planir.Decode(b)
 		if err != nil {

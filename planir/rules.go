@@ -139,6 +139,11 @@ func (c *checker) names() {
 				c.fail(fmt.Sprintf("procs[%d].cores", i), "core %d, want 0..%d", core, maxCore)
 			}
 		}
+		if m := p.Procs[i].Memory; m != nil {
+			if err := m.Validate(); err != nil {
+				c.fail(fmt.Sprintf("procs[%d].memory", i), "%v", err)
+			}
+		}
 	}
 	unique("folds", len(p.Folds), true, func(i int) string { return p.Folds[i] })
 	unique("program.buffers", len(pr.Buffers), false, func(i int) string { return pr.Buffers[i].Name })
@@ -355,7 +360,7 @@ func (c *checker) graphs() {
 			c.fail(path, "graph %q: processor %q computes all %d rows whatever a call has, and the cache must not see rows beyond it", g.Name, proc.Name, g.Graph.Rows())
 		}
 		for _, n := range g.Graph.Nodes {
-			if len(proc.Kinds) > 0 && !slices.Contains(proc.Kinds, n.Op.Kind) {
+			if !proc.Executes(n.Op.Kind) {
 				c.fail(path, "graph %q: processor %q does not execute %q", g.Name, proc.Name, n.Op.Kind)
 			}
 			if n.Op.HasScheme() && !slices.Contains(proc.Schemes, n.Op.Scheme) {
@@ -364,7 +369,7 @@ func (c *checker) graphs() {
 			if !proc.HasForm(n.Op.Scheme, n.Op.Form) {
 				c.fail(path, "graph %q: processor %q does not execute form %q of scheme %q", g.Name, proc.Name, n.Op.Form, n.Op.Scheme)
 			}
-			if x := n.Op.Scheme; n.Op.Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
+			if x := n.Op.Scheme; n.Op.Kind == op.Embed && x != "" && proc.Layouts[x.Weight()] != op.TilesLayout {
 				c.fail(path, "graph %q: processor %q does not read weights %q in layout %q, in which rows are looked up", g.Name, proc.Name, x.Weight(), op.TilesLayout)
 			}
 		}
@@ -373,7 +378,7 @@ func (c *checker) graphs() {
 			if w.Layout != op.RowsLayout {
 				bytes += int64(max(1, w.Experts)) * op.WeightBytes(w.Scheme, w.K, w.N)
 			}
-			if want := proc.LayoutOf(w.Scheme); w.Layout != op.RowsLayout && w.Layout != want {
+			if want := proc.Layouts[w.Scheme]; w.Layout != op.RowsLayout && w.Layout != want {
 				c.fail(path, "graph %q: weight %q has layout %q, and processor %q reads %q", g.Name, w.Name, w.Layout, proc.Name, want)
 			}
 		}
@@ -455,7 +460,7 @@ func (c *checker) weights() {
 			case spec.Layout != op.RowsLayout && (r.C0 != 0 || r.C1 != k.N1-k.N0):
 				if !proc.WeightRanges {
 					c.fail(path.in(".w"), "%s is part of a pack, and processor %q loads whole packs only", r, proc.Name)
-				} else if t := max(1, proc.TileN); r.C0%t != 0 || r.C1%t != 0 && r.C1 != k.N1-k.N0 {
+				} else if t := max(1, proc.Tile.N); r.C0%t != 0 || r.C1%t != 0 && r.C1 != k.N1-k.N0 {
 					c.fail(path.in(".w"), "%s does not start and end on tiles of %d columns", r, t)
 				}
 			}

@@ -88,6 +88,11 @@ func Probe(ctx context.Context, d driver.Driver, o ProbeOptions) (*socs.SoC, err
 			s.Processors, bounds = append(s.Processors, p), append(bounds, b)
 		}
 	}
+	for i := range s.Processors {
+		if p := &s.Processors[i]; p.Memory != nil {
+			s.Sources["processors."+p.Name+".memory"] = "measured: told by driver " + p.Driver
+		}
+	}
 	s.Control = s.Processors[0].Name
 	if m.memoryBytes > 0 {
 		s.Memory = []socs.Domain{{Name: "ram", Bytes: m.memoryBytes, Processors: processorNames(s)}}

@@ -375,6 +375,11 @@ func (v *validator) processor(path string, p *Processor) {
 	if p.StaticShapes && p.DynamicRows {
 		v.add(path+".dynamic_rows", "static_shapes and dynamic_rows exclude each other")
 	}
+	if p.Memory != nil {
+		if err := p.Memory.Validate(); err != nil {
+			v.add(path+".memory", "%v", err)
+		}
+	}
 	v.bytes(path+".graph_bytes", p.GraphBytes)
 	v.bytes(path+".address_bytes", p.AddressBytes)
 	v.whole(path+".max_graphs", p.MaxGraphs, maxCount)

@@ -85,7 +85,7 @@ func scratchOf(p *lower.Piece, proc *planir.Proc) int64 {
 	var most int64
 	for _, o := range p.Ops {
 		g := op.Single(o, "")
-		most = max(most, planir.Scratch(&g, max(1, len(proc.Cores))))
+		most = max(most, proc.ScratchBytes(&g))
 	}
 	return most
 }
@@ -266,7 +266,7 @@ func (a *assets) of(x *need, out []int) ([]int, error) {
 			}
 		}
 		upTo("held", &buffer{name: "scratch " + x.proc, rows: int(x.scratch), cols: 1, size: 1}, a.regions[""], same)
-		if once, _ := planir.LibraryBytes(sp.Prepacks, sp.Bakes); once > 0 {
+		if once := sp.KernelMemory().LibraryBytes; once > 0 {
 			out = append(out, a.add(problem.Asset{Name: "library", Region: a.regions[""], Bytes: once}))
 		}
 	}
@@ -347,11 +347,10 @@ func (a *assets) steps(needs []need, ends map[string]bool, name string, repeat i
 		if lastOfMore := m > 0 && m == len(needs)-1; x.joins && (afterNode || afterStep || lastOfMore) {
 			continue
 		}
-		bytes := int64(planir.StepBytes)
-		sp := a.procs[x.proc]
-		text := fmt.Sprintf("step %d of %s", m, name)
-		if _, each := planir.LibraryBytes(sp.Prepacks, sp.Bakes); each > 0 {
-			bytes, text = bytes+each, text+" in a library"
+		told := a.procs[x.proc].KernelMemory()
+		bytes, text := told.StepBytes, fmt.Sprintf("step %d of %s", m, name)
+		if told.LibraryBytes > 0 {
+			text += " in a library"
 		}
 		out = append(out, a.add(problem.Asset{Name: text, Region: a.regions[""], Bytes: int64(repeat) * bytes}))
 	}

@@ -122,7 +122,7 @@ func eightBit(x op.Scheme) bool { return x.Weight() == op.I32Q8C.Weight() }
 // is not known.
 func (s *session) looksUp(n *models.Node) (ok bool, err error) {
 	for _, p := range s.Procs {
-		if len(p.Kinds) > 0 && !slices.Contains(p.Kinds, op.Embed) || p.LayoutOf(op.I32Q8C.Weight()) != op.TilesLayout {
+		if len(p.Kinds) > 0 && !slices.Contains(p.Kinds, op.Embed) || p.Layouts[op.I32Q8C.Weight()] != op.TilesLayout {
 			continue
 		}
 		var unknown error

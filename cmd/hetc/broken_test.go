@@ -246,7 +246,7 @@ var brokenInputs = []broken{
 	{name: "unknown key of a SoC", make: func(d *dir) { d.write("s.yaml", "schema: hetc.soc/1\nname: x\nprocesors: []\n") }, args: "hetc socs show s.yaml", code: 3, want: `s.yaml:3: decode.unknown-key: unknown key "procesors"`, hint: `did you mean "processors"`},
 	{name: "no processors", make: func(d *dir) { d.write("s.yaml", "schema: hetc.soc/1\nname: x\nprocessors: []\n") }, args: "hetc socs show s.yaml", code: 3, want: `0 processors, want 1..64`, hint: `correct what`},
 	{name: "SoC that inherits itself", make: func(d *dir) { d.write("s.yaml", "schema: hetc.soc/1\nname: x\ninherit: s.yaml\n") }, args: "hetc socs show s.yaml", code: 3, want: `inherits from itself: s.yaml > s.yaml`, hint: `correct what`},
-	{name: "a plan as SoC", args: "hetc socs show $A/plan.yaml", code: 3, want: `schema is "hetc.plan/1", want "hetc.soc/1"`, hint: `this is a plan file, not a soc file`},
+	{name: "a plan as SoC", args: "hetc socs show $A/plan.yaml", code: 3, want: `schema is "hetc.plan/2", want "hetc.soc/1"`, hint: `this is a plan file, not a soc file`},
 	{name: "SoC of another machine", make: func(d *dir) { d.write("s.yaml", boardSoC("host")) }, args: "hetc profile --soc s.yaml --model $M -o x.jsonl", code: 3, want: `it was probed on another machine`, hint: `hetc probe`},
 	{name: "bomb of aliases", make: func(d *dir) {
 		text := "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
@@ -290,7 +290,7 @@ var brokenInputs = []broken{
 	// Limits
 	{name: "quality without a calibration", make: func(d *dir) { d.write("w.yaml", header+"buckets: [64]\ncontext: 64\nquality: {max_kl: 0.1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `no calibration says what the schemes cost`, hint: `hetc calibrate .* --calibration`},
 	{name: "a negative loss", make: func(d *dir) { d.write("w.yaml", header+"quality: {max_kl: -1}\n") }, args: solveA + "x.yaml --workload w.yaml", code: 3, want: `quality.max_kl.prefill: .*want 0..1e6`, hint: `correct what`},
-	{name: "a calibration that is a plan", args: solveA + "x.yaml --calibration $A/plan.yaml", code: 3, want: `schema is "hetc.plan/1"`, hint: `.`},
+	{name: "a calibration that is a plan", args: solveA + "x.yaml --calibration $A/plan.yaml", code: 3, want: `schema is "hetc.plan/2"`, hint: `.`},
 	{name: "no calibration of that name", args: solveA + "x.yaml --calibration cal.yaml", code: 3, want: `cal.yaml`, hint: `.`},
 	{name: "no number of bytes", args: solveA + "x.yaml --max-memory lots", code: 2, want: `--max-memory "lots" is no number of bytes`, hint: `1.5GiB`},
 	{name: "no memory at all", args: solveA + "x.yaml --max-memory 0", code: 2, want: `--max-memory "0" is no number of bytes above 0`, hint: `1.5GiB`},

@@ -15,8 +15,8 @@ import (
 )
 
 // Read reads data into v, a pointer to a zero value, and reports whether data is canonical: encoding v again then gives
-// data. If not, v is unspecified. Types may be built from structs with named fields, slices, arrays, pointers,
-// strings, booleans, signed integers, floats and types with UnmarshalText, which must accept what their MarshalText
+// data. If not, v is unspecified. Types may be built from structs with named fields or embedded structs, slices, arrays, maps by
+// string, pointers, strings, booleans, signed integers, floats and types with UnmarshalText, which must accept what their MarshalText
 // writes and nothing else; none may contain itself.
 func Read(data []byte, v any) bool {
 	to := reflect.ValueOf(v)
@@ -102,6 +102,8 @@ func build(t reflect.Type) readFunc {
 	switch t.Kind() {
 	case reflect.Struct:
 		return structReader(t)
+	case reflect.Map:
+		return mapReader(t)
 	case reflect.Slice:
 		return sliceReader(t)
 	case reflect.Array:
@@ -154,20 +156,48 @@ func readFloat(r *reader, v reflect.Value) bool {
 }
 
 type fieldReader struct {
-	key  string // "name":
-	omit bool   // when empty
-	read readFunc
+	key   string // "name":
+	index []int  // of the field, through the structs that embed it
+	omit  bool   // when empty
+	read  readFunc
+}
+
+// fieldsOf lists the fields of a struct in the order in which they are written, those of embedded structs in their place.
+// It is false for structs that encoding/json treats in other ways.
+func fieldsOf(t reflect.Type) (fields []fieldReader, ok bool) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, rest, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && f.IsExported() && name == "" && f.Type.Kind() == reflect.Struct {
+			inner, ok := fieldsOf(f.Type)
+			if !ok {
+				return nil, false
+			}
+			for _, x := range inner {
+				x.index = append([]int{i}, x.index...)
+				fields = append(fields, x)
+			}
+			continue
+		}
+		if !f.IsExported() || f.Anonymous || name == "" || name == "-" || rest != "" && rest != "omitempty" {
+			return nil, false
+		}
+		fields = append(fields, fieldReader{`"` + name + `":`, []int{i}, rest != "", typeReader(f.Type)})
+	}
+	seen := map[string]bool{}
+	for _, f := range fields {
+		if seen[f.key] { // an outer field hides an inner one
+			return nil, false
+		}
+		seen[f.key] = true
+	}
+	return fields, true
 }
 
 func structReader(t reflect.Type) readFunc {
-	fields := make([]fieldReader, t.NumField())
-	for i := range fields {
-		f := t.Field(i)
-		name, rest, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if !f.IsExported() || f.Anonymous || name == "" || name == "-" || rest != "" && rest != "omitempty" {
-			return never
-		}
-		fields[i] = fieldReader{`"` + name + `":`, rest != "", typeReader(f.Type)}
+	fields, ok := fieldsOf(t)
+	if !ok {
+		return never
 	}
 	return func(r *reader, v reflect.Value) bool {
 		if !r.take("{") {
@@ -185,7 +215,7 @@ func structReader(t reflect.Type) readFunc {
 				continue
 			}
 			first = false
-			to := v.Field(i)
+			to := v.FieldByIndex(f.index)
 			if !f.read(r, to) || f.omit && empty(to) {
 				return false
 			}
@@ -197,12 +227,43 @@ func structReader(t reflect.Type) readFunc {
 // empty is what omitempty leaves out.
 func empty(v reflect.Value) bool {
 	switch v.Kind() {
-	case reflect.Slice, reflect.Array, reflect.String:
+	case reflect.Slice, reflect.Array, reflect.Map, reflect.String:
 		return v.Len() == 0
 	case reflect.Struct:
 		return false
 	}
 	return v.IsZero()
+}
+
+// mapReader reads maps whose keys are strings, which are written in ascending order.
+func mapReader(t reflect.Type) readFunc {
+	if t.Key().Kind() != reflect.String || t.Key().Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
+		reflect.PointerTo(t.Key()).Implements(textType) {
+		return never
+	}
+	of := typeReader(t.Elem())
+	return func(r *reader, v reflect.Value) bool {
+		if !r.take("{") {
+			return false
+		}
+		v.Set(reflect.MakeMap(t))
+		for last := ""; !r.take("}"); {
+			if v.Len() > 0 && !r.take(",") {
+				return false
+			}
+			key, ok := r.str()
+			if !ok || v.Len() > 0 && key <= last || !r.take(":") {
+				return false
+			}
+			last = key
+			elem := reflect.New(t.Elem()).Elem()
+			if !of(r, elem) {
+				return false
+			}
+			v.SetMapIndex(reflect.ValueOf(key).Convert(t.Key()), elem)
+		}
+		return true
+	}
 }
 
 func sliceReader(t reflect.Type) readFunc {

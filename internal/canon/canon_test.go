@@ -29,6 +29,12 @@ func (u *upper) UnmarshalText(b []byte) error {
 	return nil
 }
 
+// Embedded has its keys written in the place where it is embedded.
+type Embedded struct {
+	Deep  int              `json:"deep,omitempty"`
+	Lists map[string][]int `json:"lists"`
+}
+
 type document struct {
 	A    string            `json:"a"`
 	B    bool              `json:"b,omitempty"`
@@ -39,8 +45,9 @@ type document struct {
 	Set  *int              `json:"set,omitempty"`
 	U    []upper           `json:"u,omitempty"`
 	Map  map[string]string `json:"map,omitempty"`
-	Low  int8              `json:"low,omitempty"`
-	Last upper             `json:"last"`
+	Embedded
+	Low  int8  `json:"low,omitempty"`
+	Last upper `json:"last"`
 }
 
 // judge compares Read with encoding/json: what is read encodes to the same bytes, and equals what that decodes.
@@ -69,6 +76,8 @@ func TestReadsWhatWasWritten(t *testing.T) {
 		d := document{A: word.Draw(t, "a"), B: rapid.Bool().Draw(t, "b"), In: item.Draw(t, "in"), Low: rapid.Int8().Draw(t, "low"), Last: upper(word.Draw(t, "last"))}
 		d.List = rapid.SliceOfN(item, 0, 3).Draw(t, "list")
 		d.All = rapid.SliceOfN(rapid.Int(), 0, 3).Draw(t, "all")
+		d.Map = rapid.MapOfN(word, word, 0, 3).Draw(t, "map")
+		d.Lists = rapid.MapOfN(word, rapid.SliceOfN(rapid.Int(), 1, 2), 0, 3).Draw(t, "lists")
 		if d.All == nil {
 			d.All = []int{}
 		}
@@ -91,7 +100,7 @@ func TestReadsWhatWasWritten(t *testing.T) {
 	})
 }
 
-const good = `{"a":"x","b":true,"in":{"name":"","n":-5,"f":1e-9},"list":[{"name":"q","g":[0.1,3]}],"all":[0,1],"pair":[1,2],"set":0,"u":["AB"],"low":-128,"last":"Z"}`
+const good = `{"a":"x","b":true,"in":{"name":"","n":-5,"f":1e-9},"list":[{"name":"q","g":[0.1,3]}],"all":[0,1],"pair":[1,2],"set":0,"u":["AB"],"map":{"a":"b","c":""},"deep":7,"lists":{"x":[1],"y":[]},"low":-128,"last":"Z"}`
 
 func TestRefusesEverythingElse(t *testing.T) {
 	if !judge(t, []byte(good)) {
@@ -104,7 +113,8 @@ func TestRefusesEverythingElse(t *testing.T) {
 		{`[1,2]`, `[1]`}, {`[1,2]`, `[1,2,3]`}, {`[1,2]`, `null`}, {`"set":0`, `"set":null`}, {`["AB"]`, `["Ab"]`}, {`["AB"]`, `[]`}, {`-128`, `-129`}, {`"x"`, `"\u0078"`},
 		{`"x"`, `"<"`}, {`"x"`, "\"\xff\""}, {`"x"`, "\"\n\""}, {`"a":"x","b":true`, `"b":true,"a":"x"`}, {`"a":"x"`, `"a":"x","a":"x"`}, {`"a":"x"`, `"A":"x"`},
 		{`"a":"x"`, `"new":1,"a":"x"`}, {`"last":"Z"}`, `"last":"Z"`}, {`"last":"Z"}`, `"last":"Z"}}`}, {`"last":"Z"}`, `"last":"Z"} `}, {`"last":"Z"}`, `"last":"Z","more":1}`},
-		{`"u":["AB"]`, `"u":["AB"],"map":{"a":"b"}`}, // canonical, and rare
+		{`"map":{"a":"b","c":""}`, `"map":{"c":"","a":"b"}`}, {`"map":{"a":"b","c":""}`, `"map":{"a":"b","a":"c"}`}, {`"map":{"a":"b","c":""}`, `"map":{}`},
+		{`"map":{"a":"b","c":""}`, `"map":{"a":"b",}`}, {`"map":{"a":"b","c":""}`, `"map":{"a":1}`}, {`"map":{"a":"b","c":""}`, `"map":null`}, {`"deep":7`, `"deep":0`},
 	} {
 		if !strings.Contains(good, c.from) {
 			t.Fatalf("nothing to replace: %s", c.from)

@@ -47,7 +47,7 @@ var table = []room{
 	{path: "planir/op"},
 	{path: "planir/capability", may: []string{"planir/op"}},
 	{path: "internal/number", may: []string{"planir/op"}},
-	{path: "planir", may: []string{"planir/op", "internal/canon"}},
+	{path: "planir", may: []string{"planir/op", "planir/capability", "internal/canon"}},
 	{path: "planir/plantext", may: []string{"planir", "internal/decode"}, third: []string{"go.yaml.in/yaml/v3"}}, // yaml: it writes steps one per line, which decode does not know about
 	{path: "planir/calibration", may: []string{"planir/op", "internal/decode"}},
 	{path: "socs", may: []string{"planir/op", "planir/capability", "internal/decode"}},

@@ -27,6 +27,9 @@ type Set struct {
 	Prepacks      bool `json:"prepacks,omitempty" yaml:"prepacks,omitempty"`             // its library holds a copy of weights of its own
 	Fuses         bool `json:"fuses,omitempty" yaml:"fuses,omitempty"`                   // a graph may be several operators, products too, and neighbours are made one
 	Bakes         bool `json:"bakes,omitempty" yaml:"bakes,omitempty"`                   // its artifacts hold their weights: loading them takes none
+
+	// Memory is what its kernels and library hold; nil: its driver does not tell.
+	Memory *Memory `json:"memory,omitempty" yaml:"memory,omitempty"`
 }
 
 // Tile is the granularity of a processor in each dimension of a matmul: column shards are multiples of
@@ -46,6 +49,7 @@ func (s *Set) Clone() Set {
 	for scheme, forms := range s.Forms {
 		out.Forms[scheme] = slices.Clone(forms)
 	}
+	out.Memory = s.Memory.Clone()
 	return out
 }
 
@@ -55,4 +59,55 @@ func (s *Set) Executes(k op.Kind) bool { return len(s.Kinds) == 0 || slices.Cont
 // HasForm reports whether matmuls of the scheme can be put to the processor in that form.
 func (s *Set) HasForm(scheme op.Scheme, f op.Form) bool {
 	return f == "" || slices.Contains(s.Forms[scheme], f.Class())
+}
+
+// Difference is a capability that one set claims and another has not, by its key in files.
+type Difference struct {
+	Key       string
+	Have, Can any
+}
+
+// Beyond lists what the set claims and the other does not allow. Tiles may be multiples. What decides where weights lie
+// and which graphs exist (static_shapes, prepacks, bakes) must agree; kinds and cache types are compared where they are
+// used, and memory not at all, because it may be measured again.
+func (s *Set) Beyond(can *Set) (out []Difference) {
+	differs := func(key string, have, can any) { out = append(out, Difference{key, have, can}) }
+	for _, scheme := range slices.Sorted(maps.Keys(s.Layouts)) {
+		if layout := s.Layouts[scheme]; can.Layouts[scheme] != layout {
+			differs("layouts", scheme+": "+layout, can.Layouts)
+		}
+	}
+	for _, scheme := range s.Schemes {
+		if !slices.Contains(can.Schemes, scheme) {
+			differs("schemes", scheme, can.Schemes)
+		}
+		for _, form := range s.Forms[scheme] {
+			if !can.HasForm(scheme, form) {
+				differs("forms", form, can.Forms[scheme])
+			}
+		}
+	}
+	for _, x := range []struct {
+		key       string
+		have, can int
+	}{{"tile.n", s.Tile.N, can.Tile.N}, {"tile.k", s.Tile.K, can.Tile.K}} {
+		if x.have < 1 || x.have%max(1, x.can) != 0 {
+			differs(x.key, x.have, x.can)
+		}
+	}
+	for _, x := range []struct {
+		key       string
+		have, can bool
+		equal     bool // they must agree
+	}{
+		{"static_shapes", s.StaticShapes, can.StaticShapes, true}, {"dynamic_rows", s.DynamicRows, can.DynamicRows, false},
+		{"strided_output", s.StridedOutput, can.StridedOutput, false}, {"strided_input", s.StridedInput, can.StridedInput, false},
+		{"weight_ranges", s.WeightRanges, can.WeightRanges, false}, {"prepacks", s.Prepacks, can.Prepacks, true},
+		{"fuses", s.Fuses, can.Fuses, false}, {"bakes", s.Bakes, can.Bakes, true},
+	} {
+		if x.have != x.can && (x.have || x.equal) {
+			differs(x.key, x.have, x.can)
+		}
+	}
+	return out
 }

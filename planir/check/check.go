@@ -124,19 +124,10 @@ func (c *checker) soc() {
 func Proc(p *socs.Processor) planir.Proc {
 	out := planir.Proc{
 		Name: p.Name, Kind: p.Kind, Driver: p.Driver, Select: p.Select, Options: maps.Clone(p.Options), Cores: slices.Clone(p.Cores),
-		Schemes: slices.Clone(p.Schemes), Kinds: slices.Clone(p.Kinds), TileN: max(1, p.Tile.N), TileK: max(1, p.Tile.K),
-		DynamicRows: p.DynamicRows, StridedOutput: p.StridedOutput, StridedInput: p.StridedInput, WeightRanges: p.WeightRanges,
-		Prepacks: p.Prepacks, Fuses: p.Fuses, Bakes: p.Bakes, Shares: p.Bakes && p.WeightBytes != socs.WeightsPerGraph, GraphBytes: p.GraphBytes,
+		Set: p.Set.Clone(), Shares: p.Bakes && p.WeightBytes != socs.WeightsPerGraph, GraphBytes: p.GraphBytes,
 	}
-	for scheme, forms := range p.Forms {
-		if out.Forms == nil {
-			out.Forms = map[op.Scheme][]op.Form{}
-		}
-		out.Forms[scheme] = slices.Clone(forms)
-	}
-	for _, scheme := range slices.Sorted(maps.Keys(p.Layouts)) {
-		out.Layouts = append(out.Layouts, planir.Layout{Scheme: scheme, Layout: p.Layouts[scheme]})
-	}
+	out.Tile.N, out.Tile.K = max(1, p.Tile.N), max(1, p.Tile.K)
+	out.Memory = p.KernelMemory()
 	return out
 }
 
@@ -183,20 +174,11 @@ func (c *checker) procs() {
 		if !slices.Equal(have.Cores, can.Cores) {
 			differs("cores", have.Cores, can.Cores)
 		}
-		for _, l := range have.Layouts {
-			if can.LayoutOf(l.Scheme) != l.Layout {
-				differs("layouts", l, can.Layouts)
-			}
+		for _, d := range have.Beyond(&can.Set) {
+			differs(d.Key, d.Have, d.Can)
 		}
-		for _, s := range have.Schemes {
-			if !slices.Contains(can.Schemes, s) {
-				differs("schemes", s, can.Schemes)
-			}
-			for _, f := range have.Forms[s] {
-				if !can.HasForm(s, f) {
-					differs("forms", f, can.Forms[s])
-				}
-			}
+		if have.Shares != can.Shares {
+			differs("shares", have.Shares, can.Shares)
 		}
 		for _, k := range c.kinds(have) {
 			if !sp.Executes(k) {
@@ -204,32 +186,6 @@ func (c *checker) procs() {
 			}
 			if (k == op.Attention || k == op.KVAppend) && len(sp.KV) > 0 && !slices.Contains(sp.KV, c.p.KV) {
 				differs("kv", c.p.KV, sp.KV)
-			}
-		}
-		if have.TileN%can.TileN != 0 || have.TileN < 1 {
-			differs("tile_n", have.TileN, can.TileN)
-		}
-		if have.TileK%can.TileK != 0 || have.TileK < 1 {
-			differs("tile_k", have.TileK, can.TileK)
-		}
-		for _, f := range []struct {
-			name      string
-			have, can bool
-		}{
-			{"dynamic_rows", have.DynamicRows, can.DynamicRows}, {"strided_output", have.StridedOutput, can.StridedOutput},
-			{"strided_input", have.StridedInput, can.StridedInput}, {"weight_ranges", have.WeightRanges, can.WeightRanges},
-			{"fuses", have.Fuses, can.Fuses},
-		} {
-			if f.have && !f.can {
-				differs(f.name, f.have, f.can)
-			}
-		}
-		for _, f := range []struct {
-			name      string
-			have, can bool
-		}{{"prepacks", have.Prepacks, can.Prepacks}, {"bakes", have.Bakes, can.Bakes}, {"shares", have.Shares, can.Shares}} {
-			if f.have != f.can {
-				differs(f.name, f.have, f.can)
 			}
 		}
 		if can.GraphBytes > 0 && (have.GraphBytes == 0 || have.GraphBytes > can.GraphBytes) {

@@ -152,8 +152,8 @@ func TestRules(t *testing.T) {
 			s.Processors[0].Kinds = slices.DeleteFunc(slices.Clone(op.Kinds), func(k op.Kind) bool { return k == op.Norm })
 		}},
 		{"P022", "a cache it cannot read", "kv is f32", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].KV = []op.Type{op.F16} }},
-		{"P022", "coarser tiles", "tile_n is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.N = 64 }},
-		{"P022", "coarser tiles along K", "tile_k is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.K = 64 }},
+		{"P022", "coarser tiles", "tile.n is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.N = 64 }},
+		{"P022", "coarser tiles along K", "tile.k is 32", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].Tile.K = 64 }},
 		{"P022", "no strides", "strided_output", func(p *planir.Plan, s *socs.SoC) { s.Processors[1].StridedOutput = false }},
 		{"P022", "a smaller graph limit", "graph_bytes", func(p *planir.Plan, s *socs.SoC) { s.Processors[0].GraphBytes = 1 << 20 }},
 		{"P023", "a decision too many", "no operator of a program", func(p *planir.Plan, s *socs.SoC) {

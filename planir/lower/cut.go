@@ -177,9 +177,9 @@ func Granularity(n *Node, a planir.Axis, p *planir.Proc) int {
 	case a == planir.AxisCols && o.Kind == op.GLU:
 		return o.Interleave
 	case a == planir.AxisCols && o.Kind != op.Add: // also of operators behind a matmul: vectors then end where they do undivided
-		return max(1, p.TileN)
+		return max(1, p.Tile.N)
 	case a == planir.AxisK:
-		return lcm(max(1, p.TileK), o.Scheme.BlockK())
+		return lcm(max(1, p.Tile.K), o.Scheme.BlockK())
 	}
 	return 1
 }
@@ -295,7 +295,7 @@ func cutShare(s *Section, n *Node, axis planir.Axis, sh planir.Share, index int,
 		if !proc.HasForm(ops[i].Scheme, ops[i].Form) {
 			return Piece{}, fmt.Errorf("%q does not execute form %q of scheme %q", sh.Proc, ops[i].Form, ops[i].Scheme)
 		}
-		if x := ops[i].Scheme; ops[i].Kind == op.Embed && x != "" && proc.LayoutOf(x.Weight()) != op.TilesLayout {
+		if x := ops[i].Scheme; ops[i].Kind == op.Embed && x != "" && proc.Layouts[x.Weight()] != op.TilesLayout {
 			return Piece{}, fmt.Errorf("%q does not read weights %q in layout %q, in which rows are looked up", sh.Proc, x.Weight(), op.TilesLayout)
 		}
 		if err := ops[i].Validate(); err != nil {

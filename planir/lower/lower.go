@@ -288,7 +288,7 @@ func (b *builder) task(s *Section, n *Node, d *planir.Decision, p *Piece) (*task
 	proc := b.plan.Proc(p.Proc)
 	layout := ""
 	if o.Scheme != "" {
-		layout = proc.LayoutOf(o.Scheme.Weight())
+		layout = proc.Layouts[o.Scheme.Weight()]
 		if layout == "" {
 			return nil, fmt.Errorf("%q has no layout for weights %q", p.Proc, o.Scheme.Weight())
 		}
@@ -349,7 +349,7 @@ func Needs(n *Node, p *Piece, proc *planir.Proc) (weights []Use, graph string) {
 	if p.Role == Compute {
 		layout := ""
 		if o := p.Op(); o.Scheme != "" {
-			layout = proc.LayoutOf(o.Scheme.Weight())
+			layout = proc.Layouts[o.Scheme.Weight()]
 		}
 		for _, u := range uses(n, p, proc, layout) {
 			k := u.key

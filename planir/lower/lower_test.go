@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 )
@@ -34,9 +35,10 @@ func graphOf(t testing.TB, dir string) *models.Graph {
 func proc(name string, tile int, cores ...int) planir.Proc {
 	return planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Cores: cores,
-		Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}, {Scheme: "w32", Layout: "n32"}},
-		Schemes: schemes, TileN: tile, TileK: tile,
-		DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		Set: capability.Set{
+			Tile: capability.Tile{K: tile, N: tile}, Schemes: schemes, Layouts: map[string]string{"q8c": "n32", "w32": "n32"},
+			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+		},
 	}
 }
 
@@ -275,7 +277,7 @@ func TestPackedTable(t *testing.T) {
 		change func(p *planir.Plan)
 		want   string
 	}{
-		"no tiles":         {func(p *planir.Plan) { p.Procs[1].Layouts = []planir.Layout{{Scheme: "q8c", Layout: "rows"}} }, `does not read weights "q8c" in layout "n32"`},
+		"no tiles":         {func(p *planir.Plan) { p.Procs[1].Layouts = map[string]string{"q8c": "rows"} }, `does not read weights "q8c" in layout "n32"`},
 		"folded":           {func(p *planir.Plan) { p.Folds = []string{"head.norm"} }, `changed by the fold "head.norm"`},
 		"a matmul's":       {func(p *planir.Plan) { p.DecisionFor("embed.embed", 1).Scheme = op.A8TQ8C }, `scheme "a8t/q8c", and "embed" takes none`},
 		"of a matmul":      {func(p *planir.Plan) { p.DecisionFor("layers.qkv", 1).Scheme = op.I32Q8C }, "i32/q8c"},
@@ -576,7 +578,7 @@ func TestGranularityOfBlocks(t *testing.T) {
 		want   int
 	}{{op.A32W32, 32, 32}, {op.A32W16, 0, 1}, {op.A8TQ4B32, 48, 96}, {op.A8TQ4B128, 32, 128}, {op.A8TQ4B128, 48, 384}, {op.A8TQ4B128, 256, 256}} {
 		n := &lower.Node{Ops: []op.Op{{Kind: op.MatMul, M: 1, K: 1024, N: 64, Scheme: c.scheme}}}
-		if got := lower.Granularity(n, planir.AxisK, &planir.Proc{TileN: 32, TileK: c.tile}); got != c.want {
+		if got := lower.Granularity(n, planir.AxisK, &planir.Proc{Set: capability.Set{Tile: capability.Tile{K: c.tile, N: 32}}}); got != c.want {
 			t.Errorf("%s, tiles of %d rows: shares of multiples of %d, want %d", c.scheme, c.tile, got, c.want)
 		}
 	}

@@ -4,6 +4,7 @@ package plantext
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 
@@ -45,11 +46,25 @@ func lay(n *yaml.Node, key string) {
 			return
 		}
 		for _, e := range n.Content {
-			if key == "graphs" || !nested(e) {
+			if key == "procs" {
+				layProcessor(e)
+			} else if key == "graphs" || !nested(e) {
 				e.Style = yaml.FlowStyle
 			} else {
 				lay(e, "")
 			}
+		}
+	}
+}
+
+// layProcessor gives each key of a processor a line of its own.
+func layProcessor(n *yaml.Node) {
+	isMapping := func(c *yaml.Node) bool { return c.Kind == yaml.MappingNode }
+	for i := 1; i < len(n.Content); i += 2 {
+		if value := n.Content[i]; isMapping(value) && slices.ContainsFunc(value.Content, isMapping) {
+			layProcessor(value)
+		} else if value.Kind != yaml.ScalarNode {
+			value.Style = yaml.FlowStyle
 		}
 	}
 }

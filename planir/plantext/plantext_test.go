@@ -11,6 +11,7 @@ import (
 	"github.com/hetc/hetc/internal/golden"
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/plantext"
@@ -32,8 +33,12 @@ func plan(t testing.TB) *planir.Plan {
 		return planir.Proc{
 			Name: name, Kind: "cpu", Driver: "host", Select: sel, Cores: []int{core},
 			Options: map[string]string{"wait": "spin", "kernel": "fast"},
-			Layouts: []planir.Layout{{Scheme: "q8c", Layout: "n32"}}, Schemes: []op.Scheme{op.A8TQ8C},
-			TileN: 32, TileK: 32, DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true, GraphBytes: 1 << 31,
+			Set: capability.Set{
+				Tile: capability.Tile{M: 1, K: 32, N: 32}, Layouts: map[string]string{"q8c": "n32", "w32": "n32"}, Schemes: []op.Scheme{op.A8TQ8C},
+				DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+				Memory: &capability.Memory{StepBytes: 3, Scratch: &capability.Scratch{Align: 64, Block: 32, PackRows: 24}},
+			},
+			GraphBytes: 1 << 31,
 		}
 	}
 	p := &planir.Plan{
@@ -112,7 +117,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ old, new, want string }{
 		"unknown key":     {"max_context: 64", "max_contxt: 64", `did you mean "max_context"`},
-		"other schema":    {"hetc.plan/1", "hetc.record/1", "schema"},
+		"other schema":    {"hetc.plan/2", "hetc.record/1", "schema"},
 		"text for number": {"max_context: 64", "max_context: many", "max_context"},
 		"view":            {"x[0:1,0:256]", "x[0:1]", "name[r0:r1,c0:c1]"},
 		"key twice":       {"kv: f32\n", "kv: f32\nkv: f32\n", "kv"},
@@ -138,7 +143,7 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(text)
-	f.Add([]byte("schema: hetc.plan/1\n"))
+	f.Add([]byte("schema: hetc.plan/2\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := plantext.Decode("plan.yaml", b)
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/calibration"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -58,9 +59,11 @@ func cores(t *testing.T) (string, string) {
 func proc(name, sel, kernels string) planir.Proc {
 	p := planir.Proc{
 		Name: name, Kind: "cpu", Driver: "host", Select: sel,
-		Layouts: []planir.Layout{{Scheme: "q4b128", Layout: pack.N32}, {Scheme: "q4b32", Layout: pack.N32}, {Scheme: "q8c", Layout: pack.N32}, {Scheme: "w16", Layout: pack.N32}, {Scheme: "w32", Layout: pack.N32}},
-		Schemes: op.Schemes, TileN: pack.TileN, TileK: pack.BlockK,
-		DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+		Set: capability.Set{
+			Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}, Schemes: op.Schemes,
+			Layouts:     map[string]string{"q4b128": pack.N32, "q4b32": pack.N32, "q8c": pack.N32, "w16": pack.N32, "w32": pack.N32},
+			DynamicRows: true, StridedInput: true, StridedOutput: true, WeightRanges: true,
+		},
 	}
 	for _, c := range sel {
 		if c >= '0' && c <= '9' {

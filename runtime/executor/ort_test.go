@@ -44,11 +44,8 @@ func ortProc(t testing.TB, name, sel string) planir.Proc {
 	}
 	defer x.Close()
 	c := x.Capabilities()
-	p := planir.Proc{Name: name, Kind: "cpu", Driver: ort.Name, Select: sel, Cores: c.Cores, Kinds: slices.Clone(c.Kinds), Schemes: slices.Clone(c.Schemes), TileN: c.Tile.N, TileK: c.Tile.K, Fuses: c.Fuses}
+	p := planir.Proc{Name: name, Kind: "cpu", Driver: ort.Name, Select: sel, Cores: c.Cores, Set: c.Offered()}
 	slices.Sort(p.Kinds)
-	for _, scheme := range []string{"q4b128", "q4b32", "q8c", "w32"} {
-		p.Layouts = append(p.Layouts, planir.Layout{Scheme: scheme, Layout: c.Layouts[scheme]})
-	}
 	return p
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/models/safetensors"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -278,7 +279,7 @@ func (l *llama) logits(ids []int32) []float32 {
 func byFirst(d *planir.Decision, n *lower.Node) {
 	byPairs(d, n)
 	if len(d.Shares) == 2 {
-		unit := lower.Granularity(n, d.Axis, &planir.Proc{TileN: pack.TileN, TileK: pack.BlockK})
+		unit := lower.Granularity(n, d.Axis, &planir.Proc{Set: capability.Set{Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}}})
 		d.Shares[0].To, d.Shares[1].From = unit, unit
 	}
 }
@@ -308,7 +309,7 @@ func threeWays(f layoutOf) layoutOf {
 		if len(d.Shares) != 2 {
 			return
 		}
-		unit := lower.Granularity(n, d.Axis, &planir.Proc{TileN: pack.TileN, TileK: pack.BlockK})
+		unit := lower.Granularity(n, d.Axis, &planir.Proc{Set: capability.Set{Tile: capability.Tile{K: pack.BlockK, N: pack.TileN}}})
 		length := d.Shares[1].To
 		one, two := length/3/unit*unit, 2*length/3/unit*unit
 		if one == 0 || two == one || two == length {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/hetc/hetc/models"
 	"github.com/hetc/hetc/planir"
+	"github.com/hetc/hetc/planir/capability"
 	"github.com/hetc/hetc/planir/lower"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
@@ -20,8 +21,10 @@ func TestDecodeBytes(t *testing.T) {
 		defer m.Close()
 		g := m.Graph()
 		p := &planir.Plan{Schema: planir.Schema, SoC: planir.SoCRef{Control: "a"}, MaxContext: 64, KV: op.F32, Procs: []planir.Proc{{
-			Name: "a", Layouts: []planir.Layout{{Scheme: "q8c", Layout: pack.N32}, {Scheme: "w32", Layout: pack.N32}},
-			Schemes: op.Schemes, DynamicRows: true, WeightRanges: true, StridedInput: true, StridedOutput: true,
+			Name: "a", Set: capability.Set{
+				Schemes: op.Schemes, Layouts: map[string]string{"q8c": pack.N32, "w32": pack.N32},
+				DynamicRows: true, WeightRanges: true, StridedInput: true, StridedOutput: true,
+			},
 		}}}
 		p.Decisions, err = lower.Trivial(&g, "a", []int{1}, p.MaxContext, p.KV, func(string, int) op.Scheme { return op.A8TQ8C })
 		if err != nil {

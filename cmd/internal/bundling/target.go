@@ -191,16 +191,13 @@ func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device)
 		}
 		q.Bakes, q.Shares = true, here == nil && p.WeightBytes != socs.WeightsPerGraph
 		q.WeightRanges, q.DynamicRows, q.StridedInput, q.StridedOutput, q.Prepacks = false, false, false, false, false
-		q.Fuses = true
-		for i := range q.Layouts {
-			q.Layouts[i].Layout = op.OnnxLayout
+		q.Fuses, q.Memory = true, socs.DefaultMemory(true)
+		for scheme := range q.Layouts {
+			q.Layouts[scheme] = op.OnnxLayout
 		}
 		for _, s := range q.Schemes {
-			if q.LayoutOf(s.Weight()) == "" {
-				q.Layouts = append(q.Layouts, planir.Layout{Scheme: s.Weight(), Layout: op.OnnxLayout})
-			}
+			q.Layouts[s.Weight()] = op.OnnxLayout
 		}
-		slices.SortFunc(q.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
 	}
 	return out, nil
 }

@@ -50,16 +50,8 @@ func withORT(t *testing.T) *mixedMachine {
 			}
 			c := p.Capabilities()
 			proc := planir.Proc{
-				Name: d.Name() + string("ab"[found]), Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, Kinds: c.Kinds,
-				TileN: c.Tile.N, TileK: c.Tile.K, DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges,
-				Prepacks: c.Prepacks, Fuses: c.Fuses,
+				Name: d.Name() + string("ab"[found]), Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Set: c.Offered(),
 			}
-			for scheme, layout := range c.Layouts {
-				if slices.ContainsFunc(c.Schemes, func(s op.Scheme) bool { return s.Weight() == scheme }) {
-					proc.Layouts = append(proc.Layouts, planir.Layout{Scheme: scheme, Layout: layout})
-				}
-			}
-			slices.SortFunc(proc.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
 			x.procs = append(x.procs, proc)
 			found++
 			if err := p.Close(); err != nil {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/hetc/hetc/cmd/internal/runcmd"
 	"github.com/hetc/hetc/emit"
@@ -65,16 +64,8 @@ func Open(ctx context.Context, m *models.Model) (*Model, error) {
 	}
 	defer p.Close()
 	c := p.Capabilities()
-	proc := planir.Proc{
-		Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Schemes: c.Schemes, TileN: c.Tile.N, TileK: c.Tile.K,
-		DynamicRows: c.DynamicRows, StridedOutput: c.StridedOutput, StridedInput: c.StridedInput, WeightRanges: c.WeightRanges, Fuses: c.Fuses,
-	}
-	for scheme, layout := range c.Layouts {
-		if slices.ContainsFunc(c.Schemes, func(s op.Scheme) bool { return s.Weight() == scheme }) {
-			proc.Layouts = append(proc.Layouts, planir.Layout{Scheme: scheme, Layout: layout})
-		}
-	}
-	slices.SortFunc(proc.Layouts, func(a, b planir.Layout) int { return strings.Compare(a.Scheme, b.Scheme) })
+	proc := planir.Proc{Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Set: c.Offered()}
+	proc.Schemes = c.Schemes // imitations too: what they cost in accuracy is the question
 	return &Model{Model: m, Digest: digest, proc: proc}, nil
 }
 

@@ -150,6 +150,11 @@ func testCapabilities(t *testing.T, f *Factory) {
 	if len(c.Kinds) == 0 || c.Tile.N < 1 || c.Tile.K < 1 {
 		t.Errorf("got kinds %v, tiles of %d columns and %d rows", c.Kinds, c.Tile.N, c.Tile.K)
 	}
+	if c.Memory != nil {
+		if err := c.Memory.Validate(); err != nil {
+			t.Errorf("memory: %v", err)
+		}
+	}
 	if c.StaticShapes && c.DynamicRows {
 		t.Error("static shapes and dynamic rows exclude each other")
 	}

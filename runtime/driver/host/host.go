@@ -110,6 +110,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			KV:      []op.Type{op.F32, op.F16},
 
 			DynamicRows: true, StridedOutput: true, StridedInput: true, WeightRanges: true,
+			Memory: memory(),
 		},
 		Cores: slices.Clone(cores),
 	}

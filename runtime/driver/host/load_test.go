@@ -11,7 +11,6 @@ import (
 
 	"github.com/hetc/hetc/internal/affinity"
 	"github.com/hetc/hetc/internal/mem"
-	"github.com/hetc/hetc/planir"
 	"github.com/hetc/hetc/planir/op"
 	"github.com/hetc/hetc/planir/pack"
 	"github.com/hetc/hetc/runtime/driver"
@@ -260,8 +259,8 @@ func TestScratchIsPredicted(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", o.Key(), err)
 			}
-			need, bound := exe.(*executable).need.bytes, planir.Scratch(&g, len(cores))
-			// A plan does not know the kernels: it counts for those that hold most, which pack activations.
+			need, bound := exe.(*executable).need.bytes, memory().Scratch.Bytes(&g, len(cores))
+			// What is told does not depend on this CPU: it counts for those that hold most, which pack activations.
 			if tight := strings.HasPrefix(p.set.Name, "avx512"); need > bound || tight && bound > 2*need+256<<10 {
 				t.Errorf("%s on %d cores needs %d bytes, predicted %d", o.Key(), len(cores), need, bound)
 			}

@@ -495,7 +495,7 @@ type packed struct {
 }
 
 // packedTiles is the least number of tiles that rows are packed for, packedFloats that for float32 rows, whose packing takes
-// longer, and packedEach that for each worker: the same as planir.Scratch counts with.
+// longer, and packedEach that for each worker: the driver tells them (memory).
 const (
 	packedTiles  = 16
 	packedFloats = 64

@@ -190,6 +190,13 @@ func layout(scheme string) string { return layouts[scheme] }
 // tileN is what column shards are multiples of: two tiles of the widest matrix instructions.
 const tileN = 32
 
+// What the library holds, measured: what is alive, and half as much again. What its operators need for their rows is not
+// known.
+const (
+	stepBytes    = 83 << 10 // of a graph with its weights
+	libraryBytes = 40 << 20 // with nothing loaded
+)
+
 func capabilities(cores []int) *driver.Capabilities {
 	return &driver.Capabilities{
 		Set: capability.Set{
@@ -202,6 +209,7 @@ func capabilities(cores []int) *driver.Capabilities {
 			Layouts: maps.Clone(layouts),
 
 			StaticShapes: true, Prepacks: true, Fuses: true,
+			Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
 		},
 		Rerounds: []op.Scheme{op.A8TQ4B32, op.A8TQ4B128},
 		Cores:    slices.Clone(cores),

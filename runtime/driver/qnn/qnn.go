@@ -222,12 +222,19 @@ var kinds = []op.Kind{op.Norm, op.LayerNorm, op.QuantRows, op.MatMul, op.GLU, op
 
 var schemes = []op.Scheme{op.A16SQ8C, op.A16SQ4C, op.A16FW16, op.A16FQ4B32, op.A8SQ8C}
 
+// What the libraries hold is counted as what ONNX Runtime alone does, which loads them.
+const (
+	stepBytes    = 83 << 10 // of a graph with its weights
+	libraryBytes = 40 << 20 // with nothing loaded
+)
+
 func capabilities(emulated bool) *driver.Capabilities {
 	c := &driver.Capabilities{
 		Set: capability.Set{
 			Tile:  capability.Tile{K: tileK, N: tileN},
 			Kinds: slices.Clone(kinds), Schemes: slices.Clone(schemes), Layouts: map[string]string{},
 			StaticShapes: true, Fuses: true, Bakes: true,
+			Memory: &capability.Memory{StepBytes: stepBytes, LibraryBytes: libraryBytes},
 		},
 		Emulated: emulated,
 	}

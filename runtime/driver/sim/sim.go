@@ -117,7 +117,7 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 // capabilities is what the SoC says, as far as packed layouts allow.
 func capabilities(p *socs.Processor) *driver.Capabilities {
 	c := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
-	c.Prepacks, c.Bakes = false, false
+	c.Prepacks, c.Bakes, c.Memory = false, false, p.KernelMemory()
 	c.Tile.N, c.Tile.K = socs.Round(max(p.Tile.N, 1), pack.TileN), socs.Round(max(p.Tile.K, 1), pack.BlockK)
 	if len(c.Kinds) == 0 {
 		c.Kinds = slices.Clone(op.Kinds)

@@ -1,0 +1,182 @@
+package capability
+
+import (
+	"fmt"
+
+	"github.com/hetc/hetc/planir/op"
+)
+
+// Memory is what a process holds so that a processor can work, beside weights, cache and buffers. Drivers tell it, so
+// that plans predict their memory without knowing any kernel.
+type Memory struct {
+	StepBytes    int64    `json:"step_bytes" yaml:"step_bytes"`                           // of each loaded step, in each layer
+	LibraryBytes int64    `json:"library_bytes,omitempty" yaml:"library_bytes,omitempty"` // of the driver's library, once, with nothing loaded
+	Scratch      *Scratch `json:"scratch,omitempty" yaml:"scratch,omitempty"`             // nil: not known
+}
+
+// Scratch says how kernels hold the temporary memory of a graph: regions that are allocated once, each as large as the
+// operator that needs most of it, for all cores together or for each core. The counts are in 4-byte words where no unit
+// is named. A driver whose kernels hold less of a region may state what makes the result an upper bound.
+type Scratch struct {
+	Align int64 `json:"align" yaml:"align"` // bytes that regions and temporary values are rounded up to
+	Block int64 `json:"block" yaml:"block"` // columns of a weight's tile, and rows of K that have one sum
+
+	// Products of PackRows rows or more pack their rows first where the weight has at least PackTiles tiles, for float32
+	// rows at least PackFloatTiles, and PackTilesPerCore for each core.
+	PackRows         int64 `json:"pack_rows" yaml:"pack_rows"`
+	PackTiles        int64 `json:"pack_tiles" yaml:"pack_tiles"`
+	PackFloatTiles   int64 `json:"pack_float_tiles" yaml:"pack_float_tiles"`
+	PackTilesPerCore int64 `json:"pack_tiles_per_core" yaml:"pack_tiles_per_core"`
+	// UnpackWords is what each core holds of an unpacked weight of blocks of K, with its sums.
+	UnpackWords int64 `json:"unpack_words" yaml:"unpack_words"`
+
+	// Each core multiplies ExpertRows rows of an expert at a time, or fewer where their results exceed ExpertWords.
+	ExpertRows  int64 `json:"expert_rows" yaml:"expert_rows"`
+	ExpertWords int64 `json:"expert_words" yaml:"expert_words"`
+
+	// Each core attends with AttentionRows rows at a time to AttentionKeys positions of the cache.
+	AttentionRows int64 `json:"attention_rows" yaml:"attention_rows"`
+	AttentionKeys int64 `json:"attention_keys" yaml:"attention_keys"`
+}
+
+// maxNumber bounds the numbers of a Memory: above any real one, and products of them with a graph's sizes stay exact.
+const maxNumber = 1 << 32
+
+// Clone returns a copy that shares nothing with m, nil for nil.
+func (m *Memory) Clone() *Memory {
+	if m == nil {
+		return nil
+	}
+	out := *m
+	if m.Scratch != nil {
+		scratch := *m.Scratch
+		out.Scratch = &scratch
+	}
+	return &out
+}
+
+// Validate reports the first number that is out of range.
+func (m *Memory) Validate() error {
+	s := m.Scratch
+	if s == nil {
+		s = &Scratch{Align: 1, Block: 1, PackRows: 1}
+	}
+	for _, x := range []struct {
+		name        string
+		value, from int64
+	}{
+		{"step_bytes", m.StepBytes, 0}, {"library_bytes", m.LibraryBytes, 0}, {"scratch.align", s.Align, 1}, {"scratch.block", s.Block, 1},
+		{"scratch.pack_rows", s.PackRows, 1}, {"scratch.pack_tiles", s.PackTiles, 0}, {"scratch.pack_float_tiles", s.PackFloatTiles, 0},
+		{"scratch.pack_tiles_per_core", s.PackTilesPerCore, 0}, {"scratch.unpack_words", s.UnpackWords, 0},
+		{"scratch.expert_rows", s.ExpertRows, 0}, {"scratch.expert_words", s.ExpertWords, 0},
+		{"scratch.attention_rows", s.AttentionRows, 0}, {"scratch.attention_keys", s.AttentionKeys, 0},
+	} {
+		if x.value < x.from || x.value > maxNumber {
+			return fmt.Errorf("%s is %d, want %d..%d", x.name, x.value, x.from, int64(maxNumber))
+		}
+	}
+	return nil
+}
+
+// regions are the parts of a processor's scratch, in words. An operator has at most one use of each.
+type regions struct {
+	sums, scales, gathered, order, packed int64 // of all rows
+	own                                   int64 // of each core
+}
+
+func (r *regions) atLeast(x regions) {
+	r.sums, r.scales, r.gathered = max(r.sums, x.sums), max(r.scales, x.scales), max(r.gathered, x.gathered)
+	r.order, r.packed, r.own = max(r.order, x.order), max(r.packed, x.packed), max(r.own, x.own)
+}
+
+// Bytes is the temporary memory that a processor of that many cores needs for a graph: its temporary values, and what
+// its operators keep for their rows and cores. Processors hold that of their largest graph, once. It is an upper bound.
+func (s *Scratch) Bytes(g *op.Graph, cores int) int64 {
+	var bytes int64
+	for _, v := range g.Temps {
+		bytes += roundUp(int64(v.Rows)*int64(v.Cols)*int64(v.Type.Bytes()), s.Align)
+	}
+	var most regions
+	for i := range g.Nodes {
+		most.atLeast(s.of(&g.Nodes[i].Op, int64(cores)))
+	}
+	for _, words := range []int64{most.sums, most.scales, most.gathered, most.order, most.packed} {
+		bytes += roundUp(4*words, s.Align)
+	}
+	return bytes + roundUp(4*most.own, s.Align)*int64(cores)
+}
+
+// of is what one operator needs.
+func (s *Scratch) of(o *op.Op, cores int64) regions {
+	rows := int64(o.Rows())
+	switch o.Kind {
+	case op.QuantRows:
+		return regions{scales: rows}
+	case op.MatMul:
+		return s.product(o, rows, cores)
+	case op.ExpertMatMul:
+		return s.experts(o, rows)
+	case op.QKNorm:
+		if o.Joint {
+			return regions{own: int64(o.Heads) * int64(o.HeadDim)}
+		}
+	case op.Attention:
+		group := int64(o.Heads / max(1, o.KVHeads))
+		dim := int64(o.HeadDim)
+		return regions{own: s.AttentionRows*group*(dim+s.AttentionKeys+2) + 2*s.AttentionKeys*dim}
+	}
+	return regions{}
+}
+
+// inputs is what a product holds of its rows: scales and sums where they are quantised.
+func (s *Scratch) inputs(o *op.Op, rows int64) regions {
+	if !o.Scheme.QuantisedRows() {
+		return regions{}
+	}
+	return regions{scales: rows, sums: rows * (int64(o.K)/s.Block + 1)}
+}
+
+// imitated is what schemes without kernels hold: rounded rows, and an unpacked tile for each core.
+func (s *Scratch) imitated(o *op.Op, rows int64) regions {
+	return regions{gathered: rows * int64(o.K), own: int64(o.K) * s.Block}
+}
+
+func (s *Scratch) product(o *op.Op, rows, cores int64) regions {
+	if o.Scheme.Grid() || o.Scheme.Half() {
+		return s.imitated(o, rows)
+	}
+	out, k := s.inputs(o, rows), int64(o.K)
+	tiles := (int64(o.N) + s.Block - 1) / s.Block
+	if rows < s.PackRows || tiles < max(s.PackTiles, s.PackTilesPerCore*cores) {
+		return out
+	}
+	switch block := int64(o.Scheme.BlockK()); {
+	case !o.Scheme.QuantisedRows():
+		if tiles >= s.PackFloatTiles {
+			out.packed = rows * k
+		}
+	case block == 1: // four 8-bit values a word, and a sum for each row
+		out.own = roundUp(k, 4) / 4 * s.Block
+		out.packed = rows * (roundUp(k, 4)/4 + 1)
+	default: // the same for each block
+		out.own = s.UnpackWords
+		out.packed = rows * (roundUp(k, block) / block * (block/4 + 1))
+	}
+	return out
+}
+
+func (s *Scratch) experts(o *op.Op, rows int64) regions {
+	if o.Scheme.Grid() || o.Scheme.Half() {
+		return s.imitated(o, rows)
+	}
+	out, size := s.inputs(o, rows), int64(4)
+	if o.Scheme.QuantisedRows() {
+		size = 1
+	}
+	out.order = rows
+	out.gathered = (rows*int64(o.K)*size + 3) / 4
+	out.own = min(s.ExpertWords, min(rows, s.ExpertRows)*roundUp(int64(o.N), s.Block))
+	return out
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

@@ -1,0 +1,21 @@
+package host
+
+import (
+	"github.com/hetc/hetc/planir/capability"
+	"github.com/hetc/hetc/planir/pack"
+)
+
+// memory is what the driver tells of what it holds. It does not depend on the instructions of this CPU, because plans are
+// made elsewhere: it is that of the kernels that hold most, which pack rows. A test compares it with what is allocated.
+func memory() *capability.Memory {
+	return &capability.Memory{
+		StepBytes: 3 << 10, // measured, with half as much again that the collector has not come by for
+		Scratch: &capability.Scratch{
+			Align: align, Block: pack.TileN,
+			PackRows: 24, PackTiles: packedTiles, PackFloatTiles: packedFloats, PackTilesPerCore: packedEach,
+			UnpackWords: 4<<10 + 448*pack.TileN, // kernel.PackedScratch at most
+			ExpertRows:  groupRows, ExpertWords: groupCells,
+			AttentionRows: attentionRows, AttentionKeys: 128, // kernel.AttentionScratch
+		},
+	}
+}
