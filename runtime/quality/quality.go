@@ -42,7 +42,8 @@ func Windows(ids []int32, size, most int) ([]Window, error) {
 	}
 	count := len(ids) / size
 	if count < 2 {
-		return nil, diag.New(diag.ClassInput, "text has %d tokens, want at least %d (two windows of %d)", len(ids), 2*size, size).
+		const short = "text has %d tokens, want at least %d (two windows of %d)"
+		return nil, diag.New(diag.ClassInput, short, len(ids), 2*size, size).
 			WithHint("give a longer text; a few thousand words are enough")
 	}
 	if most > 0 {
@@ -95,7 +96,8 @@ func (t *Tally) Result() (Result, error) {
 	}
 	result := Result{Windows: count, Positions: t.positions, KL: estimate(t.kl), TopAgreement: estimate(t.top)}
 	result.KL.Low = max(0, result.KL.Low)
-	result.TopAgreement.Low, result.TopAgreement.High = max(0, result.TopAgreement.Low), min(1, result.TopAgreement.High)
+	result.TopAgreement.Low = max(0, result.TopAgreement.Low)
+	result.TopAgreement.High = min(1, result.TopAgreement.High)
 	result.Perplexity, result.ReferencePerplexity = exp(estimate(t.nll)), exp(estimate(t.ref))
 	ratio := make([]float64, count)
 	for i := range ratio {
@@ -114,8 +116,8 @@ func (t *Tally) KL() float64 {
 	return sum / float64(len(t.kl))
 }
 
-// Ratio is the divergence of a over that of b, from the ratios within the same windows (their geometric mean), of
-// which there are two at least. Divergences below rounding count as equal.
+// Ratio is the divergence of other over that of base. It is the geometric mean of the ratios within the same windows,
+// of which there are two at least. Divergences below rounding count as equal.
 func Ratio(other, base *Tally) Estimate {
 	const rounding = 1e-12
 	logs := make([]float64, len(other.kl))
@@ -125,11 +127,13 @@ func Ratio(other, base *Tally) Estimate {
 	return exp(estimate(logs))
 }
 
+// exp takes an estimate of a logarithm back.
 func exp(logs Estimate) Estimate {
 	return Estimate{math.Exp(logs.Mean), math.Exp(logs.Low), math.Exp(logs.High)}
 }
 
-// estimate is the mean of at least two samples with Student's interval.
+// estimate is the mean of at least two samples with Student's interval: the mean plus and minus the quantile times the
+// standard error.
 func estimate(samples []float64) Estimate {
 	count := float64(len(samples))
 	mean := 0.0
@@ -151,10 +155,11 @@ func student(df int) float64 {
 	if df <= len(table) {
 		return table[df-1]
 	}
-	const z = 1.959963984540054
-	freedom := float64(df)
+	const z = 1.959963984540054 // the quantile of the normal distribution
+	n := float64(df)
 	z3, z5, z7 := z*z*z, z*z*z*z*z, z*z*z*z*z*z*z
-	return z + (z3+z)/(4*freedom) + (5*z5+16*z3+3*z)/(96*freedom*freedom) + (3*z7+19*z5+17*z3-15*z)/(384*freedom*freedom*freedom)
+	return z + (z3+z)/(4*n) + (5*z5+16*z3+3*z)/(96*n*n) +
+		(3*z7+19*z5+17*z3-15*z)/(384*n*n*n)
 }
 
 // row is one position's logits and what follows from them.
@@ -164,6 +169,7 @@ type row struct {
 	top    int     // index of the largest, the first of equal ones
 }
 
+// newRow refuses logits that are not finite. Subtracting the largest keeps the exponentials from overflowing.
 func newRow(logits []float32) (row, error) {
 	out := row{logits: logits}
 	for i, logit := range logits {

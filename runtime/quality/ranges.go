@@ -13,8 +13,8 @@ import (
 )
 
 // Ranges collects what enters and leaves the matrix products of executions in float32 on one lane: pass Observe to the
-// executor, execute, and after Again the same once more, which counts how often outlier channels exceed and finds which
-// channels move together.
+// executor, execute, and after Again the same once more. The second pass counts how often outlier channels exceed their
+// threshold and finds which channels move together; both need what only the end of the first pass knows.
 type Ranges struct {
 	index  map[place]*channels
 	places []*channels // in the order of execution
@@ -24,6 +24,7 @@ type Ranges struct {
 	err     error
 }
 
+// place is a node of the graph in one layer.
 type place struct {
 	node  string
 	layer int
@@ -46,68 +47,82 @@ type channels struct {
 	sketch    *sketch
 }
 
-// product is the matrix product of a step and the rows of float32 that it reads, nil where it has none.
-func product(seen *executor.Observed) (node *op.Node, rows func(yield func([]float32) bool), cols int, err error) {
+// A rowProduct is the matrix product of a step: its node, and the rows [rows, cols] of float32 that it reads.
+type rowProduct struct {
+	node *op.Node
+	rows func(yield func([]float32) bool)
+	cols int
+}
+
+// product is the matrix product of a step, nil where it has none.
+func product(seen *executor.Observed) (*rowProduct, error) {
 	index := slices.IndexFunc(seen.Graph.Nodes, func(candidate op.Node) bool { return candidate.Op.HasScheme() })
 	if index < 0 {
-		return nil, nil, 0, nil
+		return nil, nil
 	}
-	node = &seen.Graph.Nodes[index]
+	node := &seen.Graph.Nodes[index]
 	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == node.In[0] })
 	if i < 0 || seen.In[i].Type != op.F32 {
-		return nil, nil, 0, diag.New(diag.ClassRun, "observe %q: what the product reads is not a float32 input of its step", seen.Node)
+		const other = "observe %q: what the product reads is not a float32 input of its step"
+		return nil, diag.New(diag.ClassRun, other, seen.Node)
 	}
 	view := seen.In[i]
 	values, err := mem.View[float32](view.Bytes())
 	if err != nil {
-		return nil, nil, 0, fmt.Errorf("observe %q: %w", seen.Node, err)
+		return nil, fmt.Errorf("observe %q: %w", seen.Node, err)
 	}
-	return node, func(yield func([]float32) bool) {
+	rows := func(yield func([]float32) bool) {
 		for row := range seen.Rows * (view.Rows / node.Op.M) { // with experts several a token
 			if !yield(values[row*view.Stride : row*view.Stride+view.Cols]) {
 				return
 			}
 		}
-	}, view.Cols, nil
+	}
+	return &rowProduct{node, rows, view.Cols}, nil
 }
 
 // Observe adds what a step has read and computed, if it is a matrix product. Executions are observed one after another.
+// The first error is kept for Activations.
 func (r *Ranges) Observe(seen executor.Observed) {
-	if r.err != nil || r.stopped {
-		return
+	if r.err == nil && !r.stopped {
+		r.err = r.observe(&seen)
 	}
-	node, rows, cols, err := product(&seen)
-	if err != nil {
-		r.err = err
+}
+
+func (r *Ranges) observe(seen *executor.Observed) error {
+	step, err := product(seen)
+	if step == nil {
+		return err
 	}
-	if node == nil {
-		return
+	at := r.at(place{seen.Node, seen.Layer}, step.cols)
+	if !r.again && step.node.Op.Kind == op.MatMul {
+		if err := at.computed(seen, step.node); err != nil {
+			return fmt.Errorf("observe %q: %w", seen.Node, err)
+		}
 	}
+	for row := range step.rows {
+		if r.again {
+			at.exceed(row)
+			at.sketch.add(row)
+		} else if err := at.add(row); err != nil {
+			return diag.New(diag.ClassRun, "observe %q in layer %d: %w", seen.Node, seen.Layer, err)
+		}
+	}
+	return nil
+}
+
+// at is what was collected of a place, new when it is seen first.
+func (r *Ranges) at(at place, cols int) *channels {
 	if r.index == nil {
 		r.index = map[place]*channels{}
 	}
-	at := place{seen.Node, seen.Layer}
 	found := r.index[at]
 	if found == nil {
 		found = &channels{place: at, absmax: make([]float32, cols), square: make([]float64, cols)}
 		r.index[at] = found
 		r.places = append(r.places, found)
 	}
-	if !r.again && node.Op.Kind == op.MatMul {
-		if err := found.computed(&seen, node); err != nil {
-			r.err = fmt.Errorf("observe %q: %w", seen.Node, err)
-			return
-		}
-	}
-	for row := range rows {
-		if r.again {
-			found.exceed(row)
-			found.sketch.add(row)
-		} else if err := found.add(row); err != nil {
-			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %w", seen.Node, seen.Layer, err)
-			return
-		}
-	}
+	return found
 }
 
 // computed adds the result of a product.
@@ -132,6 +147,7 @@ func (c *channels) computed(seen *executor.Observed, node *op.Node) error {
 	return nil
 }
 
+// add adds a row that was read. NaN and infinities are errors, since no range holds them.
 func (c *channels) add(row []float32) error {
 	c.rows++
 	for i, value := range row {
@@ -147,6 +163,7 @@ func (c *channels) add(row []float32) error {
 	return nil
 }
 
+// exceed counts for each outlier channel whether it is beyond the threshold in a row.
 func (c *channels) exceed(row []float32) {
 	for j := range c.outliers {
 		if value := row[c.outliers[j].Channel]; value > c.threshold || -value > c.threshold {
@@ -169,6 +186,7 @@ func (r *Ranges) Again() {
 // Stop ends observing: what is executed from now on does not count.
 func (r *Ranges) Stop() { r.stopped = true }
 
+// meanSquare is the mean of the squares of each channel.
 func (c *channels) meanSquare() []float32 {
 	out := make([]float32, len(c.square))
 	for i, sum := range c.square {
@@ -184,8 +202,10 @@ func (r *Ranges) Activations(rank int) ([]calibration.Activation, error) {
 	}
 	var out []calibration.Activation
 	for _, found := range r.places {
-		activation := calibration.Activation{Class: found.node, Layer: found.layer, K: len(found.absmax), Rows: found.rows, AbsMax: found.absmax, OutMax: found.out}
-		activation.MeanSquare = found.meanSquare()
+		activation := calibration.Activation{
+			Class: found.node, Layer: found.layer, K: len(found.absmax), Rows: found.rows,
+			AbsMax: found.absmax, MeanSquare: found.meanSquare(), OutMax: found.out,
+		}
 		activation.Directions = found.sketch.directions(min(rank, MaxRank))
 		activation.Directions.Round()
 		activation.Summarise()

@@ -21,9 +21,10 @@ type Reference struct {
 	at      int64
 }
 
+// window is one whose logits are in the file. lse and top are those of its rows.
 type window struct {
 	Window
-	offset int64
+	offset int64 // in the file, in bytes
 	lse    []float64
 	top    []int32
 }
@@ -32,9 +33,11 @@ type window struct {
 func NewReference() (*Reference, error) {
 	file, err := os.CreateTemp("", "hetc-reference-*")
 	if err != nil {
-		return nil, diag.New(diag.ClassIO, "keep the reference's logits: %w", err).WithHint("TMPDIR names a directory for temporary files")
+		return nil, diag.New(diag.ClassIO, "keep the reference's logits: %w", err).
+			WithHint("TMPDIR names a directory for temporary files")
 	}
-	removed := os.Remove(file.Name()) == nil // gone even if this process is killed; where open files stay, Close removes it
+	// Gone even if this process is killed. Where open files cannot be removed, Close does it.
+	removed := os.Remove(file.Name()) == nil
 	return &Reference{file: file, removed: removed}, nil
 }
 
@@ -77,13 +80,15 @@ func (r *Reference) Add(ctx context.Context, machine *executor.Machine, text Win
 		if errors.As(err, &diagnostic) || ctx.Err() != nil {
 			return fmt.Errorf("reference: %w", err)
 		}
-		return diag.New(diag.ClassIO, "keep the reference's logits: %w", err).WithHint("TMPDIR names a directory for temporary files; fewer --windows need less space")
+		return diag.New(diag.ClassIO, "keep the reference's logits: %w", err).
+			WithHint("TMPDIR names a directory for temporary files; fewer --windows need less space")
 	}
 	r.at += int64(count) * r.rowBytes()
 	r.windows = append(r.windows, kept)
 	return nil
 }
 
+// rowBytes is the size of a row in the file.
 func (r *Reference) rowBytes() int64 { return 4 * int64(r.vocab) }
 
 // Windows is the number of windows held.
@@ -93,10 +98,11 @@ func (r *Reference) Windows() int { return len(r.windows) }
 func (r *Reference) Clear() { r.windows, r.at = nil, 0 }
 
 // Compare executes window i with another machine, step tokens a call (the window's length for its prefill,
-// 1 for its decode programs), and adds the comparison to t.
+// 1 for its decode programs), and adds the comparison to tally. Only one row of each execution is in memory.
 func (r *Reference) Compare(ctx context.Context, machine *executor.Machine, i, step int, tally *Tally) error {
 	if machine.Vocabulary() != r.vocab {
-		return diag.New(diag.ClassInput, "compare: candidate has %d token ids, and its reference %d", machine.Vocabulary(), r.vocab)
+		const other = "compare: candidate has %d token ids, and its reference %d"
+		return diag.New(diag.ClassInput, other, machine.Vocabulary(), r.vocab)
 	}
 	kept := &r.windows[i]
 	want := make([]float32, r.vocab)
@@ -133,7 +139,9 @@ func Execute(ctx context.Context, machine *executor.Machine, text Window) error 
 }
 
 // forward executes tokens on an empty cache, step of them a call, and hands over every position's row.
-func forward(ctx context.Context, machine *executor.Machine, tokens []int32, step int, sink func(pos int, out row) error) error {
+func forward(
+	ctx context.Context, machine *executor.Machine, tokens []int32, step int, sink func(pos int, out row) error,
+) error {
 	machine.Reset()
 	return machine.Do(ctx, func(control *executor.Control) error {
 		for at := 0; at < len(tokens); at += step {

@@ -11,8 +11,9 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// Routes counts which experts a model's router chooses, by chunks of Tokens consecutive tokens, and notes how much each adds to the
-// residual stream: pass Observe to the executor, and execute windows of a whole number of chunks, one after another.
+// Routes counts which experts a model's router chooses, by chunks of Tokens consecutive tokens, and notes how much each
+// adds to the residual stream: pass Observe to the executor, and execute windows of a whole number of chunks, one after
+// another.
 type Routes struct {
 	Tokens int
 
@@ -20,6 +21,7 @@ type Routes struct {
 	err    error
 }
 
+// routes are those of one layer.
 type routes struct {
 	seen  int         // tokens
 	rows  [][]int32   // by expert and chunk
@@ -27,8 +29,8 @@ type routes struct {
 	norms [][]float64 // by expert: squared L2 norm of what each of its rows adds
 }
 
-// Observe counts what a step reads: the chosen experts' numbers, if it is the first product of a layer's experts; what they
-// computed and the router's weights, if it is the sum of both.
+// Observe counts what a step reads. Of the first product of a layer's experts, that is the numbers of the chosen
+// experts; of the sum of what they computed, their results and the router's weights.
 func (r *Routes) Observe(seen executor.Observed) {
 	if r.err != nil {
 		return
@@ -38,16 +40,17 @@ func (r *Routes) Observe(seen executor.Observed) {
 		case node.Op.Kind == op.ExpertMatMul && node.Op.Spread:
 			r.err = r.count(seen, node)
 		case node.Op.Kind == op.Combine:
-			r.err = r.weigh(seen, node)
+			r.err = r.addNorms(seen, node)
 		}
 	}
 }
 
-// input is an input of a step, as numbers.
+// input is an input of a step as numbers, with its stride.
 func input[T float32 | int32](seen executor.Observed, name string, kind op.Type) ([]T, int, error) {
 	i := slices.IndexFunc(seen.Graph.Inputs, func(value op.Value) bool { return value.Name == name })
 	if i < 0 || seen.In[i].Type != kind {
-		return nil, 0, diag.New(diag.ClassRun, "observe %q in layer %d: %q is no input of type %s of its step", seen.Node, seen.Layer, name, kind)
+		const other = "observe %q in layer %d: %q is no input of type %s of its step"
+		return nil, 0, diag.New(diag.ClassRun, other, seen.Node, seen.Layer, name, kind)
 	}
 	list, err := mem.View[T](seen.In[i].Bytes())
 	if err != nil {
@@ -56,6 +59,7 @@ func input[T float32 | int32](seen executor.Observed, name string, kind op.Type)
 	return list, seen.In[i].Stride, nil
 }
 
+// count counts the chosen experts, Fan of them a token. A chunk begins with a zero for each expert.
 func (r *Routes) count(seen executor.Observed, node *op.Node) error {
 	ids, stride, err := input[int32](seen, node.In[len(node.In)-1], op.I32)
 	if err != nil {
@@ -78,7 +82,8 @@ func (r *Routes) count(seen executor.Observed, node *op.Node) error {
 		}
 		for _, expert := range ids[row*stride : row*stride+node.Op.Fan] {
 			if expert < 0 || int(expert) >= len(layer.rows) {
-				return diag.New(diag.ClassRun, "observe %q in layer %d: expert %d of %d", seen.Node, seen.Layer, expert, len(layer.rows))
+				const outside = "observe %q in layer %d: expert %d of %d"
+				return diag.New(diag.ClassRun, outside, seen.Node, seen.Layer, expert, len(layer.rows))
 			}
 			layer.rows[expert][layer.seen/r.Tokens]++
 			layer.ids = append(layer.ids, expert)
@@ -88,10 +93,12 @@ func (r *Routes) count(seen executor.Observed, node *op.Node) error {
 	return nil
 }
 
-func (r *Routes) weigh(seen executor.Observed, node *op.Node) error {
+// addNorms notes what the experts, whose numbers were counted last, add.
+func (r *Routes) addNorms(seen executor.Observed, node *op.Node) error {
 	layer := r.layers[seen.Layer]
 	if layer == nil || len(layer.ids) != seen.Rows*node.Op.Fan {
-		return diag.New(diag.ClassRun, "observe %q in layer %d: %d rows are summed up, and not as many were sent to experts", seen.Node, seen.Layer, seen.Rows)
+		const differs = "observe %q in layer %d: %d rows are summed up, and not as many were sent to experts"
+		return diag.New(diag.ClassRun, differs, seen.Node, seen.Layer, seen.Rows)
 	}
 	computed, width, err := input[float32](seen, node.In[0], op.F32)
 	if err != nil {
@@ -121,28 +128,31 @@ func (r *Routes) Rows(layer int) ([][]int32, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	y := r.layers[layer]
-	if y == nil || y.seen%r.Tokens != 0 {
-		return nil, diag.New(diag.ClassRun, "routes of layer %d: no whole number of chunks of %d tokens was executed", layer, r.Tokens)
+	counted := r.layers[layer]
+	if counted == nil || counted.seen%r.Tokens != 0 {
+		const part = "routes of layer %d: no whole number of chunks of %d tokens was executed"
+		return nil, diag.New(diag.ClassRun, part, layer, r.Tokens)
 	}
-	return y.rows, nil
+	return counted.rows, nil
 }
 
-// Norms are by expert of a layer, for each of its rows, the squared L2 norm of what it adds to the layer's output: the expert's
-// output times the router's weight.
+// Norms are by expert of a layer, for each of its rows, the squared L2 norm of what it adds to the layer's output: the
+// expert's output times the router's weight.
 func (r *Routes) Norms(layer int) ([][]float64, error) {
-	if _, err := r.Rows(layer); err != nil {
+	chunks, err := r.Rows(layer)
+	if err != nil {
 		return nil, err
 	}
-	y := r.layers[layer]
-	for expert, list := range y.norms {
+	norms := r.layers[layer].norms
+	for expert, list := range norms {
 		rows := 0
-		for _, count := range y.rows[expert] {
+		for _, count := range chunks[expert] {
 			rows += int(count)
 		}
 		if len(list) != rows {
-			return nil, diag.New(diag.ClassRun, "routes of layer %d: %d rows of expert %d, and it computed %d", layer, rows, expert, len(list))
+			const differs = "routes of layer %d: %d rows of expert %d, and it computed %d"
+			return nil, diag.New(diag.ClassRun, differs, layer, rows, expert, len(list))
 		}
 	}
-	return y.norms, nil
+	return norms, nil
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/hetc/hetc/runtime/executor"
 )
 
-// MaxRowSamples bounds the samples that RowScales keeps of a class in a layer. Where there are more rows, every second one is
-// kept, every fourth, and so on, from the first.
-const MaxRowSamples = 1 << 14
+// maxRowSamples bounds the samples that RowScales keeps of a class in a layer. Where there are more rows, every second
+// one is kept, every fourth, and so on, from the first.
+const maxRowSamples = 1 << 14
 
-// RowScales collects the scales that the rows which enter the matrix products have of their own, from executions in float32
-// on one lane: pass Observe to the executor and execute.
+// RowScales collects the scales that the rows which enter the matrix products have of their own: the largest magnitude
+// of a row over 127, the largest number of int8. Pass Observe to the executor and execute in float32 on one lane.
 type RowScales struct {
 	// Factors divide the channels of a class in a layer; nil: none does.
 	Factors func(class string, layer int) []float32
@@ -21,30 +21,32 @@ type RowScales struct {
 	err     error
 }
 
+// rowSamples are the scales of every so many rows.
 type rowSamples struct {
 	rows, every int
 	kept        []float64
 }
 
-// Observe adds what a step has read, if it is a matrix product. Executions are observed one after another.
+// Observe adds what a step has read, if it is a matrix product. Executions are observed one after another. The first
+// error is kept for Samples.
 func (r *RowScales) Observe(seen executor.Observed) {
-	if r.err != nil {
-		return
+	if r.err == nil {
+		r.err = r.observe(&seen)
 	}
-	node, rows, cols, err := product(&seen)
-	if err != nil {
-		r.err = err
-	}
-	if node == nil {
-		return
+}
+
+func (r *RowScales) observe(seen *executor.Observed) error {
+	step, err := product(seen)
+	if step == nil {
+		return err
 	}
 	var factors []float32
 	if r.Factors != nil {
 		factors = r.Factors(seen.Node, seen.Layer)
 	}
-	if factors != nil && len(factors) != cols {
-		r.err = diag.New(diag.ClassRun, "observe %q in layer %d: %d factors, want %d", seen.Node, seen.Layer, len(factors), cols)
-		return
+	if factors != nil && len(factors) != step.cols {
+		const differ = "observe %q in layer %d: %d factors, want %d"
+		return diag.New(diag.ClassRun, differ, seen.Node, seen.Layer, len(factors), step.cols)
 	}
 	if r.samples == nil {
 		r.samples = map[place]*rowSamples{}
@@ -53,30 +55,38 @@ func (r *RowScales) Observe(seen executor.Observed) {
 	if r.samples[at] == nil {
 		r.samples[at] = &rowSamples{every: 1}
 	}
-	for row := range rows {
-		top := 0.0
-		for i, value := range row {
-			magnitude := math.Abs(float64(value))
-			if factors != nil {
-				magnitude /= float64(factors[i])
-			}
-			top = max(top, magnitude)
-		}
+	for row := range step.rows {
+		top := largest(row, factors)
 		if math.IsNaN(top) || math.IsInf(top, 0) {
-			r.err = diag.New(diag.ClassRun, "observe %q in layer %d: a row holds NaN or an infinity", seen.Node, seen.Layer)
-			return
+			const endless = "observe %q in layer %d: a row holds NaN or an infinity"
+			return diag.New(diag.ClassRun, endless, seen.Node, seen.Layer)
 		}
 		r.samples[at].add(top / 127)
 	}
+	return nil
 }
 
+// largest is the largest magnitude of a row whose channels are divided by factors, unless nil.
+func largest(row, factors []float32) float64 {
+	top := 0.0
+	for i, value := range row {
+		magnitude := math.Abs(float64(value))
+		if factors != nil {
+			magnitude /= float64(factors[i])
+		}
+		top = max(top, magnitude)
+	}
+	return top
+}
+
+// add keeps the scale of a row if it is its turn, and drops every second one when there are too many.
 func (s *rowSamples) add(scale float64) {
 	if s.rows%s.every == 0 {
-		if len(s.kept) == MaxRowSamples {
-			for i := range MaxRowSamples / 2 {
+		if len(s.kept) == maxRowSamples {
+			for i := range maxRowSamples / 2 {
 				s.kept[i] = s.kept[2*i]
 			}
-			s.kept = s.kept[:MaxRowSamples/2]
+			s.kept = s.kept[:maxRowSamples/2]
 			s.every *= 2
 		}
 		if s.rows%s.every == 0 {

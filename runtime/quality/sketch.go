@@ -12,26 +12,32 @@ const sketchWidth = 96
 // sketch collects the products of a matrix C = E[x x'] [K,K] with random vectors of signs, C*W [K,S], from which
 // the Nystrom approximation C = (C W) (W' C W)^-1 (C W)' follows without ever holding C.
 type sketch struct {
-	k     int
-	signs []float32 // W [K,S]
-	y     []float32 // [K,S]: sum of x (x'W)
-	z     [sketchWidth]float32
-	x     []float32 // the row, scaled
-	scale []float32 // [K]: inverse root mean squares, 0 for silent channels
-	rows  int
+	channels int
+	signs    []float32 // W [K,S]
+	products []float32 // [K,S]: sum of x (x'W)
+	dots     [sketchWidth]float32
+	scaled   []float32 // the row
+	scale    []float32 // [K]: inverse root mean squares, 0 for silent channels
+	rows     int
 }
+
+// matrix is one of W' C W, or of what follows from it.
+type matrix [sketchWidth][sketchWidth]float64
 
 // newSketch begins one for channels of the given mean squares: their scales must not matter to what is found.
 func newSketch(meanSquare []float32) *sketch {
-	k := len(meanSquare)
-	s := &sketch{k: k, signs: make([]float32, k*sketchWidth), y: make([]float32, k*sketchWidth), x: make([]float32, k), scale: make([]float32, k)}
-	rng := rand.New(rand.NewPCG(uint64(k), 0))
-	for i := range s.signs {
-		s.signs[i] = 1 - 2*float32(rng.Uint64()&1)
+	count := len(meanSquare)
+	s := &sketch{
+		channels: count, signs: make([]float32, count*sketchWidth), products: make([]float32, count*sketchWidth),
+		scaled: make([]float32, count), scale: make([]float32, count),
 	}
-	for i, m := range meanSquare {
-		if m > 0 {
-			s.scale[i] = float32(1 / math.Sqrt(float64(m)))
+	random := rand.New(rand.NewPCG(uint64(count), 0)) // the same for as many channels
+	for i := range s.signs {
+		s.signs[i] = 1 - 2*float32(random.Uint64()&1)
+	}
+	for i, square := range meanSquare {
+		if square > 0 {
+			s.scale[i] = float32(1 / math.Sqrt(float64(square)))
 		}
 	}
 	return s
@@ -40,149 +46,172 @@ func newSketch(meanSquare []float32) *sketch {
 // add adds a row [K].
 func (s *sketch) add(row []float32) {
 	s.rows++
-	clear(s.z[:])
-	for i, v := range row {
-		x := v * s.scale[i]
-		s.x[i] = x
-		w := s.signs[i*sketchWidth:][:sketchWidth]
-		for r := range s.z {
-			s.z[r] += float32(x * w[r])
+	clear(s.dots[:])
+	for i, value := range row {
+		scaled := value * s.scale[i]
+		s.scaled[i] = scaled
+		signs := s.signs[i*sketchWidth:][:sketchWidth]
+		for j := range s.dots {
+			s.dots[j] += float32(scaled * signs[j])
 		}
 	}
-	for i, x := range s.x {
-		y := s.y[i*sketchWidth:][:sketchWidth]
-		for r := range s.z {
-			y[r] += float32(x * s.z[r])
+	for i, scaled := range s.scaled {
+		products := s.products[i*sketchWidth:][:sketchWidth]
+		for j := range s.dots {
+			products[j] += float32(scaled * s.dots[j])
 		}
 	}
 }
 
 // directions returns V [K,rank] in units of the activations with V V' about E[x x'], but for what only one
 // channel does.
+//
+// With L L' = W' C W (Cholesky) and F = (C W) L'^-1 the approximation is C = F F'. The eigenvectors U of F'F, those of
+// the largest eigenvalues first, turn F into the principal directions F U. The cost is K S^2 for F and S^3 for U.
 func (s *sketch) directions(rank int) []float32 {
-	const n = sketchWidth
-	// L L' = W' C W.
-	var l [n][n]float64
-	for i := range s.k {
-		for a := range n {
-			for b := range a + 1 {
-				l[a][b] += float64(s.signs[i*n+a]) * float64(s.y[i*n+b]) / float64(s.rows)
-			}
-		}
-	}
-	trace := 0.0
-	for a := range n {
-		trace += l[a][a] / n
-	}
-	for a := range n {
-		for b := range a + 1 {
-			sum := l[a][b]
-			for c := range b {
-				sum -= l[a][c] * l[b][c]
-			}
-			switch {
-			case b < a && l[b][b] > 0:
-				l[a][b] = sum / l[b][b]
-			case b == a && sum > 1e-6*trace:
-				l[a][a] = math.Sqrt(sum)
-			default: // the vectors so far span it already
-				l[a][b] = 0
-			}
-		}
-	}
-	// F = (C W) L'^-1 [K,S], and G = F'F.
-	f := make([]float64, s.k*n)
-	var g [n][n]float64
-	for i := range s.k {
-		row := f[i*n : (i+1)*n]
-		for a := range n {
-			if l[a][a] == 0 {
-				continue
-			}
-			sum := float64(s.y[i*n+a]) / float64(s.rows)
-			for c := range a {
-				sum -= l[a][c] * row[c]
-			}
-			row[a] = sum / l[a][a]
-		}
-		for a := range n {
-			for b := range n {
-				g[a][b] += row[a] * row[b]
-			}
-		}
-	}
-	u, order := eigen(&g)
-	out := make([]float32, s.k*rank)
-	for i := range s.k {
+	factor, gram := s.factor(s.cholesky())
+	vectors, order := eigen(gram)
+	out := make([]float32, s.channels*rank)
+	direction := make([]float64, rank)
+	for i := range s.channels {
 		if s.scale[i] == 0 {
 			continue
 		}
-		v := make([]float64, rank)
+		clear(direction)
 		square := 0.0
-		for r := range rank {
-			for a := range n {
-				v[r] += f[i*n+a] * u[a][order[r]]
+		for j := range rank {
+			for k := range sketchWidth {
+				direction[j] += factor[i*sketchWidth+k] * vectors[k][order[j]]
 			}
-			square += v[r] * v[r]
+			square += direction[j] * direction[j]
 		}
+		// No channel has more than its own variance, which is 1 while scaled.
 		shrink := 1 / math.Sqrt(max(1, square)) / float64(s.scale[i])
-		for r := range rank {
-			out[i*rank+r] = float32(v[r] * shrink)
+		for j := range rank {
+			out[i*rank+j] = float32(direction[j] * shrink)
 		}
 	}
 	return out
 }
 
+// cholesky returns L with L L' = W' C W. A vector of W that those before it span has a column of zeros.
+func (s *sketch) cholesky() *matrix {
+	const n = sketchWidth
+	lower := &matrix{}
+	for i := range s.channels {
+		for row := range n {
+			for col := range row + 1 {
+				lower[row][col] += float64(s.signs[i*n+row]) * float64(s.products[i*n+col]) / float64(s.rows)
+			}
+		}
+	}
+	trace := 0.0
+	for row := range n {
+		trace += lower[row][row] / n
+	}
+	for row := range n {
+		for col := range row + 1 {
+			sum := lower[row][col]
+			for k := range col {
+				sum -= lower[row][k] * lower[col][k]
+			}
+			switch {
+			case col < row && lower[col][col] > 0:
+				lower[row][col] = sum / lower[col][col]
+			case col == row && sum > 1e-6*trace:
+				lower[row][row] = math.Sqrt(sum)
+			default:
+				lower[row][col] = 0
+			}
+		}
+	}
+	return lower
+}
+
+// factor returns F = (C W) L'^-1 [K,S], by forward substitution row by row, and F'F.
+func (s *sketch) factor(lower *matrix) (factor []float64, gram *matrix) {
+	const n = sketchWidth
+	factor, gram = make([]float64, s.channels*n), &matrix{}
+	for i := range s.channels {
+		row := factor[i*n : (i+1)*n]
+		for col := range n {
+			if lower[col][col] == 0 {
+				continue
+			}
+			sum := float64(s.products[i*n+col]) / float64(s.rows)
+			for k := range col {
+				sum -= lower[col][k] * row[k]
+			}
+			row[col] = sum / lower[col][col]
+		}
+		for j := range n {
+			for k := range n {
+				gram[j][k] += row[j] * row[k]
+			}
+		}
+	}
+	return factor, gram
+}
+
 // eigen returns the eigenvectors of a symmetric matrix as columns, by Jacobi's rotations, and their order by
 // falling eigenvalue. The matrix is destroyed.
-func eigen(g *[sketchWidth][sketchWidth]float64) (u [sketchWidth][sketchWidth]float64, order [sketchWidth]int) {
+//
+// Each rotation makes one element beside the diagonal zero. A sweep goes over all of them; sweeps go on until the
+// elements beside the diagonal are rounding errors of those on it, 30 times at most.
+func eigen(g *matrix) (vectors *matrix, order [sketchWidth]int) {
 	const n = sketchWidth
+	vectors = &matrix{}
 	for i := range n {
-		u[i][i] = 1
+		vectors[i][i] = 1
 		order[i] = i
 	}
 	for range 30 {
-		off, diag := 0.0, 0.0
+		off, diagonal := 0.0, 0.0
 		for p := range n {
-			diag += g[p][p] * g[p][p]
+			diagonal += g[p][p] * g[p][p]
 			for q := range p {
 				off += g[p][q] * g[p][q]
 			}
 		}
-		if off <= 1e-24*diag {
+		if off <= 1e-24*diagonal {
 			break
 		}
 		for p := range n {
 			for q := p + 1; q < n; q++ {
-				if g[p][q] == 0 {
-					continue
-				}
-				theta := (g[q][q] - g[p][p]) / (2 * g[p][q])
-				t := 1 / (math.Abs(theta) + math.Sqrt(theta*theta+1))
-				if theta < 0 {
-					t = -t
-				}
-				c := 1 / math.Sqrt(t*t+1)
-				s := t * c
-				for k := range n {
-					a, b := g[k][p], g[k][q]
-					g[k][p], g[k][q] = c*a-s*b, s*a+c*b
-				}
-				for k := range n {
-					a, b := g[p][k], g[q][k]
-					g[p][k], g[q][k] = c*a-s*b, s*a+c*b
-				}
-				for k := range n {
-					a, b := u[k][p], u[k][q]
-					u[k][p], u[k][q] = c*a-s*b, s*a+c*b
+				if g[p][q] != 0 {
+					g.eliminate(vectors, p, q)
 				}
 			}
 		}
 	}
-	for i := 1; i < n; i++ {
+	for i := 1; i < n; i++ { // insertion sort
 		for j := i; j > 0 && g[order[j]][order[j]] > g[order[j-1]][order[j-1]]; j-- {
 			order[j], order[j-1] = order[j-1], order[j]
 		}
 	}
-	return u, order
+	return vectors, order
+}
+
+// eliminate makes g[p][q] zero by a rotation of rows and columns p and q, which it also applies to the eigenvectors.
+func (g *matrix) eliminate(vectors *matrix, p, q int) {
+	theta := (g[q][q] - g[p][p]) / (2 * g[p][q])
+	tangent := 1 / (math.Abs(theta) + math.Sqrt(theta*theta+1))
+	if theta < 0 {
+		tangent = -tangent
+	}
+	cos := 1 / math.Sqrt(tangent*tangent+1)
+	sin := tangent * cos
+	rotate := func(x, y *float64) {
+		a, b := *x, *y
+		*x, *y = cos*a-sin*b, sin*a+cos*b
+	}
+	for k := range g {
+		rotate(&g[k][p], &g[k][q])
+	}
+	for k := range g {
+		rotate(&g[p][k], &g[q][k])
+	}
+	for k := range vectors {
+		rotate(&vectors[k][p], &vectors[k][q])
+	}
 }

@@ -53,6 +53,7 @@ func (e *environment) concat(left, right Value) Value {
 	return nil
 }
 
+// mismatch fails as an operator does that the types of its operands do not have.
 func (e *environment) mismatch(op string, left, right Value) Value {
 	e.fail("unsupported operand types for %s: '%s' and '%s'", op, typeName(left), typeName(right))
 	return nil
@@ -82,6 +83,8 @@ func (e *environment) repeat(sequence Value, count int64, times Value) Value {
 	return e.mismatch("*", sequence, times)
 }
 
+// floats computes with at least one float, or divides. A quotient of // is rounded down, so a rest has the sign of the
+// divisor.
 func (e *environment) floats(op string, left, right float64) Value {
 	if right == 0 && (op == "/" || op == "//" || op == "%") {
 		e.fail("division by zero")
@@ -143,12 +146,15 @@ func (e *environment) ints(op string, left, right int64) Value {
 	return quotient
 }
 
+// fits fails unless a result can be had in 64 bits.
 func (e *environment) fits(ok bool) {
 	if !ok {
 		e.fail("a number is too large")
 	}
 }
 
+// product checks for overflow by dividing again. The smallest number times -1 is the one overflow that this does not
+// show.
 func (e *environment) product(left, right int64) int64 {
 	product := left * right
 	e.fits(left == 0 || product/left == right && !(left == -1 && right == math.MinInt64))

@@ -18,6 +18,8 @@ var globals = map[string]Value{
 	}},
 }
 
+// newRange is range(stop) or range(start, stop, step). Only its bounds are kept; its numbers are made where they are
+// asked for.
 func newRange(args *callArgs) Value {
 	from, to, step := int64(0), args.int("start", required), int64(1)
 	if len(args.positional) > 0 {
@@ -42,6 +44,8 @@ func newRange(args *callArgs) Value {
 	return &rangeValue{from, to, step, max(count, 0)}
 }
 
+// newNamespace is namespace(..): the one object whose attributes a template can set, so that a loop can leave something
+// behind.
 func newNamespace(args *callArgs) Value {
 	args.allocate(objectBytes)
 	attrs := dictFromArgs(args)
@@ -112,6 +116,7 @@ var (
 // attribute is getattr(value, name), without items; false if value has none of that name.
 func (e *environment) attribute(value Value, name string) (Value, bool) {
 	kind := typeName(value)
+	// What the sandbox of the reference forbids is undefined there too: it prints nothing and fails when it is used.
 	special := strings.HasPrefix(name, "__") && strings.HasSuffix(name, "__")
 	if special || slices.Contains(unsafeMethods[kind], name) {
 		return e.undefined("access to attribute '%s' of '%s' object is unsafe", name, kind), true

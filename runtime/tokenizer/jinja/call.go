@@ -14,6 +14,7 @@ func (e *environment) newMacro(def *macro) *macroValue {
 	return &macroValue{def, e.scope.keep()}
 }
 
+// call calls a function that is built in, a macro, or a recursive loop with the items of the next level.
 func (e *environment) call(callee Value, args *callArgs) Value {
 	switch callee := callee.(type) {
 	case *function:
@@ -173,6 +174,7 @@ func (a *callArgs) next(name string, none Value) Value {
 	return none
 }
 
+// str takes the next argument, which must be a text.
 func (a *callArgs) str(name string, none Value) string {
 	value := a.next(name, none)
 	text, ok := value.(string)
@@ -183,6 +185,7 @@ func (a *callArgs) str(name string, none Value) string {
 	return text
 }
 
+// int takes the next argument, which must be a number that is whole. true counts as 1.
 func (a *callArgs) int(name string, none Value) int64 {
 	value := a.next(name, none)
 	whole, _, ok, _ := number(value)

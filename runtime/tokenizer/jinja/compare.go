@@ -5,6 +5,8 @@ import "strings"
 // equal is == of Python: numbers by value, lists, tuples and mappings by what they hold.
 func (e *environment) equal(left, right Value) bool { return e.equalAt(left, right, 0) }
 
+// equalAt is equal at a depth inside of other values. Values in each other may share parts, so depth and steps are
+// counted.
 func (e *environment) equalAt(left, right Value, depth int) bool {
 	e.spend(1)
 	e.checkDepth(depth)
@@ -78,6 +80,7 @@ func (r *rangeValue) equal(other *rangeValue) bool {
 // compare orders two values as Python does: below 0, 0 or above. Values without an order are an error.
 func (e *environment) compare(left, right Value) int { return e.compareAt(left, right, 0) }
 
+// compareAt is compare at a depth inside of other values.
 func (e *environment) compareAt(left, right Value, depth int) int {
 	e.spend(1)
 	e.checkDepth(depth)

@@ -37,6 +37,7 @@ func clipped(args []any) []any {
 	return args
 }
 
+// catch turns what throw threw into an error. It is deferred by all functions that others call.
 func catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

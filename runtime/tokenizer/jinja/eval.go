@@ -96,6 +96,7 @@ func (e *environment) inScope(parent *scope, body func()) {
 	}
 }
 
+// set sets a variable of the innermost scope. A scope in which nothing is set has no map.
 func (e *environment) set(name string, value Value) {
 	bytes := variableBytes
 	if e.scope.variables == nil {
@@ -107,6 +108,7 @@ func (e *environment) set(name string, value Value) {
 	e.scope.variables[name] = value
 }
 
+// lookup finds a variable in the scopes from the innermost out. Each costs as much as looking at its name.
 func (e *environment) lookup(name string) (Value, bool) {
 	for scope := e.scope; scope != nil; scope = scope.parent {
 		e.scan(len(name) + 8)
@@ -131,6 +133,7 @@ func (e *environment) undefined(format string, about ...any) *undefined {
 	return &undefined{fmt.Sprintf(format, clipped(about)...)}
 }
 
+// newList is a list of items that are charged here.
 func (e *environment) newList(items []Value) *List {
 	e.allocateValue(16 * len(items))
 	return &List{items}
@@ -211,6 +214,7 @@ func (e *environment) fill(from *iterator) []Value {
 	return from.items
 }
 
+// eval evaluates an expression. Each node of the tree is a step and, while it lasts, a level of the stack.
 func (e *environment) eval(expr expression) Value {
 	e.spend(1)
 	e.enterNode()
@@ -230,6 +234,7 @@ func (e *environment) evalAll(expressions []expression) []Value {
 
 func (x *constExpr) eval(*environment) Value { return x.value }
 
+// A name without a variable is no error before its value is used.
 func (x *nameExpr) eval(env *environment) Value {
 	if value, ok := env.lookup(x.name); ok {
 		return value
@@ -240,6 +245,7 @@ func (x *nameExpr) eval(env *environment) Value {
 func (x *tupleExpr) eval(env *environment) Value { return tuple(env.evalAll(x.items)) }
 func (x *listExpr) eval(env *environment) Value  { return &List{env.evalAll(x.items)} }
 
+// Keys and values are evaluated in turn, in the order in which they are written.
 func (x *dictExpr) eval(env *environment) Value {
 	dict := env.newDict()
 	for i, expr := range x.keys {
@@ -249,6 +255,8 @@ func (x *dictExpr) eval(env *environment) Value {
 	return dict
 }
 
+// Inside {% filter %} and {% set %}, a filter has no operand: the text of the body is found under a name that no
+// template can spell.
 func (x *filterExpr) eval(env *environment) Value {
 	var value Value
 	if x.operand != nil {
@@ -261,6 +269,7 @@ func (x *filterExpr) eval(env *environment) Value {
 	return env.filter(x.name, value, args)
 }
 
+// filter applies a filter by its name, as map does as well.
 func (e *environment) filter(name string, value Value, args *callArgs) Value {
 	run, ok := filters[name]
 	if !ok {
@@ -277,6 +286,7 @@ func (x *testExpr) eval(env *environment) Value {
 	return env.test(x.name, value, args)
 }
 
+// test asks a test by its name, as select does as well.
 func (e *environment) test(name string, value Value, args *callArgs) bool {
 	run, ok := tests[name]
 	if !ok {
@@ -293,6 +303,7 @@ func (x *callExpr) eval(env *environment) Value {
 	return env.call(callee, args)
 }
 
+// Only the side that counts is evaluated.
 func (x *conditionalExpr) eval(env *environment) Value {
 	if truth(env.eval(x.test)) {
 		return env.eval(x.yes)
@@ -303,6 +314,7 @@ func (x *conditionalExpr) eval(env *environment) Value {
 	return env.eval(x.no)
 }
 
+// ~ joins its operands as texts.
 func (x *concatExpr) eval(env *environment) Value {
 	out := env.builder()
 	out.most = maxMemory
@@ -335,6 +347,7 @@ func (x *unaryExpr) eval(env *environment) Value {
 	return float
 }
 
+// a < b < c is a < b and b < c, where b is evaluated once.
 func (x *compareExpr) eval(env *environment) Value {
 	left := env.eval(x.first)
 	for i, op := range x.ops {
@@ -384,6 +397,8 @@ func (e *environment) contains(all, value Value) bool {
 	return slices.ContainsFunc(e.items(all), func(item Value) bool { return e.equal(item, value) })
 }
 
+// and and or give one of their operands, and evaluate the right one only if it counts. The right side of a format may
+// be undefined.
 func (x *binaryExpr) eval(env *environment) Value {
 	left := env.eval(x.left)
 	switch x.op {

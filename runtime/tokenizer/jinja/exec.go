@@ -11,6 +11,7 @@ const (
 	sigContinue
 )
 
+// run executes statements until one of them leaves the loop around it.
 func (e *environment) run(body []statement) signal {
 	e.enterNode()
 	defer func() { e.stack-- }()
@@ -77,6 +78,7 @@ func (s *ifStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// {% set x = .. %}, or {% set x %} with a body, whose text is the value.
 func (s *setStmt) exec(env *environment) signal {
 	env.line = s.line
 	var value Value
@@ -95,6 +97,7 @@ func (s *filterStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// All values are evaluated before the first target is set.
 func (s *withStmt) exec(env *environment) signal {
 	env.line = s.line
 	values := make([]Value, len(s.values))
@@ -123,6 +126,7 @@ func (s *macroStmt) exec(env *environment) signal {
 	return sigNone
 }
 
+// {% call %} passes its body to the macro under the name caller.
 func (s *callStmt) exec(env *environment) signal {
 	env.line = s.line
 	callee := env.eval(s.call.callee)
@@ -171,6 +175,7 @@ type loop struct {
 	changed Value // the last arguments of changed
 }
 
+// A loop is a method apart, since a recursive one is called from its own body.
 func (s *forStmt) exec(env *environment) signal {
 	env.line = s.line
 	s.loop(env, env.eval(s.over), env.scope, 0)
@@ -222,6 +227,7 @@ func (s *forStmt) selected(env *environment, items []Value, around *scope) []Val
 	return out
 }
 
+// attribute is an attribute of the variable loop: a position, a neighbour, or a method.
 func (l *loop) attribute(env *environment, name string) (Value, bool) {
 	count, index := int64(len(l.items)), int64(l.index)
 	switch name {
@@ -257,6 +263,7 @@ func (l *loop) attribute(env *environment, name string) (Value, bool) {
 	return nil, false
 }
 
+// item is a neighbour of the current item, undefined at the ends.
 func (l *loop) item(index int, what string) Value {
 	if index < 0 || index >= len(l.items) {
 		return &undefined{"there is no " + what + " item"}
@@ -264,6 +271,7 @@ func (l *loop) item(index int, what string) Value {
 	return l.items[index]
 }
 
+// cycle returns one of its arguments after the other, round by round.
 func (l *loop) cycle(args *callArgs) Value {
 	if len(args.positional) == 0 {
 		args.fail("no items for cycling given")

@@ -14,6 +14,7 @@ type filter func(args *callArgs, value Value) Value
 // filters is filled by init, because some filters look up others by name.
 var filters map[string]filter
 
+// Synonyms stand beside each other in the reference too.
 func init() {
 	filters = map[string]filter{
 		"abs":        absolute,
@@ -154,11 +155,13 @@ func titleFilter(args *callArgs, text string) Value {
 	return out.String()
 }
 
+// center is the method center with a width of 80 by default.
 func center(args *callArgs, value Value) Value {
 	args.positional = append(args.positional, args.next("width", int64(80)))
 	return methods["center"](args, args.text(value))
 }
 
+// replaceFilter is the method replace for values of any type, which are written as text first.
 func replaceFilter(args *callArgs, value Value) Value {
 	old, with := args.text(args.next("old", required)), args.text(args.next("new", required))
 	limit := args.next("count", nil)
@@ -185,6 +188,7 @@ func formatFilter(args *callArgs, value Value) Value {
 	return args.percent(args.text(value), operand)
 }
 
+// joinFilter joins items of any type, or an attribute of each. The first argument is called d in the reference.
 func joinFilter(args *callArgs, value Value) Value {
 	separator, attribute := args.text(args.next("d", "")), args.next("attribute", nil)
 	var parts []string
@@ -198,6 +202,7 @@ func joinFilter(args *callArgs, value Value) Value {
 	return args.join(parts, separator)
 }
 
+// dictItems gives the pairs of a mapping. What is no mapping is an error only once a pair is asked for.
 func dictItems(args *callArgs, value Value) Value {
 	args.allocate(lazyBytes)
 	return &iterator{fill: func() []Value {
@@ -212,6 +217,7 @@ func dictItems(args *callArgs, value Value) Value {
 	}}
 }
 
+// reverse turns a text around character by character, and any other items one by one.
 func reverse(args *callArgs, value Value) Value {
 	if text, ok := value.(string); ok {
 		args.allocateValue(4 * len(text))
@@ -225,12 +231,14 @@ func reverse(args *callArgs, value Value) Value {
 	return &iterator{items: out}
 }
 
+// sortFilter sorts items, by one or several of their attributes if they are named.
 func sortFilter(args *callArgs, value Value) Value {
 	reverse, sensitive, attribute := args.flag("reverse"), args.flag("case_sensitive"), args.next("attribute", nil)
 	key := func(item Value) Value { return args.sortKeys(item, attribute, sensitive) }
 	return &List{args.sorted(args.items(value), reverse, key)}
 }
 
+// sortDict gives the pairs of a mapping in the order of their keys or values.
 func sortDict(args *callArgs, value Value) Value {
 	sensitive, by, reverse := args.flag("case_sensitive"), args.str("by", "key"), args.flag("reverse")
 	dict, ok := value.(*Dict)
@@ -242,6 +250,7 @@ func sortDict(args *callArgs, value Value) Value {
 	return &List{args.sorted(args.pairs(dict), reverse, key)}
 }
 
+// unique drops items that were there before. Items that are equal have one hash.
 func unique(args *callArgs, value Value) []Value {
 	sensitive, attribute := args.flag("case_sensitive"), args.next("attribute", nil)
 	args.end()
@@ -259,6 +268,7 @@ func unique(args *callArgs, value Value) []Value {
 	return out
 }
 
+// sum adds items to start. Lists can be added too.
 func sum(args *callArgs, value Value) Value {
 	attribute, total := args.next("attribute", nil), args.next("start", int64(0))
 	for _, item := range args.items(value) {
@@ -298,6 +308,7 @@ func batch(args *callArgs, value Value) []Value {
 	return out
 }
 
+// mapItems takes an attribute of each item, or applies a filter by its name to each with the rest of the arguments.
 func mapItems(args *callArgs, value Value) []Value {
 	var change func(item Value) Value
 	if len(args.positional) == 0 && slices.Contains(args.names, "attribute") {
@@ -351,6 +362,7 @@ func (e *environment) foldCase(value Value, sensitive bool) Value {
 	return value
 }
 
+// sortKey is what an item is compared by: itself or an attribute, without regard to case unless sensitive.
 func (e *environment) sortKey(value, attribute Value, sensitive bool) Value {
 	if attribute != nil {
 		value = e.attributePath(value, attribute, nil)
@@ -395,6 +407,7 @@ func (e *environment) sorted(items []Value, reverse bool, key func(Value) Value)
 	return out
 }
 
+// first uses up one item of an iterator. It has no fixed answer for a mapping but the first key.
 func first(args *callArgs, value Value) Value {
 	switch value := value.(type) {
 	case *iterator: // only its first item is used up
@@ -441,6 +454,7 @@ func length(args *callArgs, value Value) Value {
 	return int64(items)
 }
 
+// orDefault replaces what is undefined and, if boolean is true, whatever counts as false.
 func orDefault(args *callArgs, value Value) Value {
 	none, orFalse := args.next("default_value", ""), args.flag("boolean")
 	if _, isUndefined := value.(*undefined); isUndefined || orFalse && !truth(value) {
@@ -524,6 +538,8 @@ func (e *environment) countWords(text string) int64 {
 	return count
 }
 
+// toJSON is tojson of transformers, not of Jinja: it escapes nothing for HTML, and non-ASCII characters only if asked
+// to.
 func toJSON(args *callArgs, value Value) Value {
 	style := &jsonStyle{ascii: args.flag("ensure_ascii"), item: ", ", key: ": "}
 	width, separators := args.next("indent", nil), args.next("separators", nil)
@@ -543,6 +559,7 @@ func toJSON(args *callArgs, value Value) Value {
 	return writer.out.String()
 }
 
+// absolute is abs of Python.
 func absolute(args *callArgs, value Value) Value {
 	whole, float, isInt, ok := number(value)
 	switch {
@@ -586,6 +603,7 @@ func toInt(args *callArgs, value Value) Value {
 	return int64(float)
 }
 
+// toFloat is float of Python, with a default instead of an error.
 func toFloat(args *callArgs, value Value) Value {
 	none := args.next("default", 0.0)
 	args.defined(value)
@@ -604,6 +622,7 @@ func toFloat(args *callArgs, value Value) Value {
 	return float
 }
 
+// round rounds to decimals. A method other than common makes a float of a whole number, as in the reference.
 func round(args *callArgs, value Value) Value {
 	precision, method := args.int("precision", int64(0)), args.str("method", "common")
 	args.defined(value)

@@ -42,6 +42,7 @@ func (e *environment) strftime(format string) string {
 	return out.String()
 }
 
+// datePart is what a letter after % stands for.
 func (e *environment) datePart(now time.Time, letter byte) string {
 	switch letter {
 	case 'Y':
@@ -191,6 +192,7 @@ func (e *environment) percent(format string, operand Value) string {
 	return out.String()
 }
 
+// namedOperand is the value of %(name) in a mapping.
 func (e *environment) namedOperand(operand Value, name string) Value {
 	dict, ok := operand.(*Dict)
 	if !ok {

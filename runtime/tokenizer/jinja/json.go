@@ -30,6 +30,7 @@ func FromJSON(data []byte) (Value, error) {
 	return nil, err
 }
 
+// readJSON reads a value. A number that does not fit into 64 bits becomes a float.
 func readJSON(decoder *json.Decoder, depth int) (Value, error) {
 	token, err := decoder.Token()
 	if err != nil {
@@ -99,6 +100,7 @@ type jsonWriter struct {
 	style *jsonStyle
 }
 
+// value writes a value of any type that JSON has. What is undefined has none.
 func (w *jsonWriter) value(value Value, depth int) {
 	w.env.spend(1)
 	w.env.checkDepth(depth)
@@ -148,6 +150,7 @@ func (w *jsonWriter) list(items []Value, depth int) {
 	w.group("[", "]", len(items), depth, func(i int) { w.value(items[i], depth+1) })
 }
 
+// dict writes a mapping in the order of its keys if the style sorts, else in that in which they were added.
 func (w *jsonWriter) dict(dict *Dict, depth int) {
 	w.env.allocate(8 * len(dict.keys))
 	order := make([]int, len(dict.keys))
@@ -182,6 +185,7 @@ func (w *jsonWriter) key(key Value) {
 	}
 }
 
+// jsonFloat writes what JSON has no word for as Python does.
 func jsonFloat(float float64) string {
 	switch text := formatFloat(float); text {
 	case "inf":
@@ -195,6 +199,7 @@ func jsonFloat(float float64) string {
 	}
 }
 
+// text writes a string with as few escapes as JSON permits, or only ASCII characters.
 func (w *jsonWriter) text(text string) {
 	w.env.scan(len(text))
 	w.out.WriteByte('"')

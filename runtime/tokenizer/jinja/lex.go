@@ -31,6 +31,7 @@ func (k kind) String() string {
 	}[k]
 }
 
+// token is a piece of a template: text, the beginning or end of a tag, or a word inside of one.
 type token struct {
 	kind kind
 	text string // of a string: its value
@@ -62,6 +63,7 @@ func (t token) whole(base int) int64 {
 	return number
 }
 
+// describe names a token for messages.
 func (t token) describe() string {
 	if t.kind == tokName || t.kind == tokOp {
 		return strconv.Quote(t.text)
@@ -180,6 +182,7 @@ func (l *lexer) emitData(data, sign string, block, lineStart bool) {
 	}
 }
 
+// skipComment moves past a comment, whose beginning was read.
 func (l *lexer) skipComment() {
 	if l.at == len(l.source) {
 		return // the reference sees no comment that has no end here
@@ -283,6 +286,7 @@ func (l *lexer) readTag(end string, endKind kind) {
 	}
 }
 
+// readName reads a name or keyword; which it is depends on where it stands.
 func (l *lexer) readName() {
 	rest := l.source[l.at:]
 	size := len(rest) - len(strings.TrimLeftFunc(rest, isWord))
@@ -357,6 +361,7 @@ func floatSize(text string, whole int) int {
 	return size
 }
 
+// readNumber reads a number, without the underscores in it. Signs are operators.
 func (l *lexer) readNumber() {
 	rest := l.source[l.at:]
 	whole := countDigits(rest, decimal)
@@ -382,6 +387,7 @@ func (l *lexer) readNumber() {
 	l.skip(l.at + whole)
 }
 
+// readString reads a string in either kind of quotes, with the escapes of Python.
 func (l *lexer) readString(quote byte) {
 	rest := l.source[l.at:]
 	var out strings.Builder

@@ -155,6 +155,7 @@ func (m *meter) builder() *builder {
 	return &builder{meter: m, most: maxOutput, long: "a text is too long"}
 }
 
+// count charges what is to be written next.
 func (b *builder) count(bytes int) {
 	if bytes > b.most-b.text.Len() {
 		b.meter.exceeded("%s", b.long)

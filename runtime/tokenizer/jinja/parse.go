@@ -43,10 +43,13 @@ type parser struct {
 	loops  int // for statements around this one, within a macro
 }
 
+// peek is the next token, which stays.
 func (p *parser) peek() token { return p.tokens[p.at] }
 
+// look is a later token; the last one stands for all after it.
 func (p *parser) look(ahead int) token { return p.tokens[min(p.at+ahead, len(p.tokens)-1)] }
 
+// next takes a token. The end of the template can be taken any number of times.
 func (p *parser) next() token {
 	tok := p.tokens[p.at]
 	if tok.kind != tokEOF {
@@ -169,6 +172,7 @@ func (p *parser) statement(name token) statement {
 	return nil
 }
 
+// forStatement reads {% for target in items if test recursive %} with its else body.
 func (p *parser) forStatement(line int) statement {
 	stmt := &forStmt{line: line, target: p.target(false)}
 	p.expect(tokName, "in")
@@ -187,6 +191,7 @@ func (p *parser) forStatement(line int) statement {
 	return stmt
 }
 
+// ifStatement reads all branches: each elif is one more test.
 func (p *parser) ifStatement() statement {
 	stmt := &ifStmt{}
 	for end := "elif"; end == "elif"; {
@@ -202,6 +207,7 @@ func (p *parser) ifStatement() statement {
 	return stmt
 }
 
+// setStatement reads {% set x = value %} or {% set x | filter %} with a body.
 func (p *parser) setStatement(line int) statement {
 	stmt := &setStmt{line: line, target: p.target(true)}
 	if p.skip(tokOp, "=") {
@@ -213,6 +219,7 @@ func (p *parser) setStatement(line int) statement {
 	return stmt
 }
 
+// withStatement reads {% with a = 1, b = 2 %}, whose variables end with its body.
 func (p *parser) withStatement(line int) statement {
 	stmt := &withStmt{line: line}
 	for p.peek().kind != tokTagEnd {
@@ -369,6 +376,7 @@ func (p *parser) binary(operand func() expression, kind kind, ops ...string) exp
 	return left
 }
 
+// The levels of precedence, the loosest first, are or, and, not, comparisons, sums, ~, products, powers and signs.
 func (p *parser) or() expression  { return p.binary(p.and, tokName, "or") }
 func (p *parser) and() expression { return p.binary(p.not, tokName, "and") }
 
@@ -380,6 +388,7 @@ func (p *parser) not() expression {
 	return p.compare()
 }
 
+// compare reads a chain of comparisons, which is one expression.
 func (p *parser) compare() expression {
 	out := &compareExpr{line: p.peek().line, first: p.sum()}
 	for {
@@ -460,6 +469,7 @@ var constants = map[string]Value{
 	"true": true, "True": true, "false": false, "False": false, "none": nil, "None": nil,
 }
 
+// primary reads a name, a constant, or something in brackets. A tuple needs no brackets where one is permitted.
 func (p *parser) primary() expression {
 	tok := p.next()
 	switch tok.kind {
@@ -565,6 +575,7 @@ func (p *parser) attribute(operand expression, line int) expression {
 	return nil
 }
 
+// subscript reads an index or a slice from:to:step, any part of which may be left out.
 func (p *parser) subscript() expression {
 	slice := &sliceExpr{}
 	if !p.peek().isOp(":") {
@@ -617,6 +628,7 @@ func (p *parser) arguments() arguments {
 	return out
 }
 
+// call reads the arguments of a call and makes it of the callee.
 func (p *parser) call(callee expression) expression {
 	line := p.peek().line
 	return &callExpr{line, callee, p.arguments()}

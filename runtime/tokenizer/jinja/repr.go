@@ -71,6 +71,7 @@ func (e *environment) repr(out *builder, value Value, depth int) {
 	}
 }
 
+// reprDict writes the repr of a mapping.
 func (e *environment) reprDict(out *builder, dict *Dict, depth int) {
 	out.WriteString("{")
 	for i, key := range dict.keys {

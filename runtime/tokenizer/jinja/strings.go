@@ -142,15 +142,18 @@ func partition(index func(text, part string) int, last bool) method {
 	}
 }
 
+// remove makes removeprefix and removesuffix.
 func remove(argument string, trim func(text, part string) string) method {
 	return func(args *callArgs, text string) Value { return trim(text, args.str(argument, required)) }
 }
 
+// countPart counts occurrences that do not overlap, in all of a text or from start to end.
 func countPart(args *callArgs, text string) Value {
 	part := args.str("sub", required)
 	return int64(strings.Count(args.part(text), part))
 }
 
+// joinMethod joins items that must be texts, unlike the filter.
 func joinMethod(args *callArgs, text string) Value {
 	items := args.items(args.next("iterable", required))
 	args.allocateValue(16 * len(items))
@@ -165,6 +168,7 @@ func joinMethod(args *callArgs, text string) Value {
 	return args.join(parts, text)
 }
 
+// fillZeros puts zeros in front, but after a sign.
 func fillZeros(args *callArgs, text string) Value {
 	free := int(min(args.int("width", required), maxMemory)) - utf8.RuneCountInString(text)
 	if free <= 0 {
@@ -198,6 +202,7 @@ func (e *environment) texts(parts []string) *List {
 	return &List{out}
 }
 
+// join charges a text before it is made.
 func (e *environment) join(parts []string, separator string) string {
 	size := 0
 	for _, part := range parts {
@@ -324,6 +329,7 @@ func (s *splitting) atSpace(most int64) {
 	}
 }
 
+// at splits at a separator, of which two in a row have an empty part between them.
 func (s *splitting) at(separator string, most int64) {
 	if separator == "" {
 		s.args.fail("empty separator")
@@ -422,6 +428,7 @@ func upper(text string) string {
 	return out.String()
 }
 
+// lower maps as Unicode does, with the two characters whose lower case depends on what is around them or is several.
 func lower(text string) string {
 	if !strings.ContainsAny(text, "İΣ") {
 		return strings.ToLower(text)
@@ -444,6 +451,7 @@ func lower(text string) string {
 	return out.String()
 }
 
+// capitalize is str.capitalize: the first letter in title case, all others small.
 func capitalize(text string) string {
 	char, width := utf8.DecodeRuneInString(text)
 	if width == 0 {
@@ -452,6 +460,7 @@ func capitalize(text string) string {
 	return titleCase(char) + lower(text[width:])
 }
 
+// titleCase is a character as it begins a word: of a digraph, only the first letter is large.
 func titleCase(char rune) string {
 	if several, ok := severalTitle[char]; ok {
 		return several

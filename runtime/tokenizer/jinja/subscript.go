@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 )
 
+// x.name is an attribute of x, or an item of that name where there is none. x[name] looks in the other order.
 func (x *attrExpr) eval(env *environment) Value {
 	value := env.eval(x.operand)
 	env.line = x.line
@@ -18,6 +19,7 @@ func (x *attrExpr) eval(env *environment) Value {
 	return env.missing(value, x.name)
 }
 
+// A slice of what has no items in order is an error. An index that is not there is undefined.
 func (x *subscriptExpr) eval(env *environment) Value {
 	value, index := env.eval(x.operand), env.eval(x.index)
 	env.line = x.line
@@ -163,6 +165,7 @@ func (e *environment) character(text string, index int64) (Value, bool) {
 	return string(chars[at]), true
 }
 
+// textSlice is a part of a text. Without a step, and where bytes are characters, it shares the text's memory.
 func (e *environment) textSlice(text string, bounds sliceBounds) Value {
 	chars, length := e.characters(text)
 	from, step, count := e.sliceRange(bounds, length)

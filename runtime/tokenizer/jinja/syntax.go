@@ -1,9 +1,11 @@
 package jinja
 
+// statement is a node that writes or sets something. exec says how it was left.
 type statement interface {
 	exec(env *environment) signal
 }
 
+// expression is a node that has a value.
 type expression interface {
 	eval(env *environment) Value
 }

@@ -53,6 +53,7 @@ func ofType[T Value](_ *callArgs, value Value) bool {
 	return ok
 }
 
+// isKey tests whether a value is the name of something in a table.
 func isKey[V any](table map[string]V, value Value) bool {
 	name, ok := value.(string)
 	_, known := table[name]
@@ -73,6 +74,7 @@ func (e *environment) remainder(value, by Value, rest int64) bool {
 	return e.equal(e.arithmetic("%", value, by), rest)
 }
 
+// isSequence tests for a length and items in order. Python counts a mapping and what is undefined among them.
 func isSequence(_ *callArgs, value Value) bool {
 	switch value.(type) {
 	case string, *List, tuple, *Dict, *rangeValue, *undefined:
@@ -89,6 +91,7 @@ func isIterable(args *callArgs, value Value) bool {
 	return isSequence(args, value)
 }
 
+// isCallable tests whether a call can be tried. Calling what is undefined fails with its own message.
 func isCallable(_ *callArgs, value Value) bool {
 	switch value.(type) {
 	case *function, *macroValue, *loop, *undefined:

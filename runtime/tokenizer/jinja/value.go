@@ -64,6 +64,7 @@ func (d *Dict) All() iter.Seq2[string, Value] {
 // Set adds a key or replaces its value.
 func (d *Dict) Set(key string, value Value) { d.set(key, key, value) }
 
+// set keeps the place of a key that is there already, and the key itself, as Python does: 1 stays 1 when True is set.
 func (d *Dict) set(hash any, key, value Value) {
 	if i, ok := d.index[hash]; ok {
 		d.values[i] = value
