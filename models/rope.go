@@ -9,14 +9,13 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// rope is how positions turn query and key heads: the frequencies [rows,dim/2] as op.Rope takes them, and the
-// fields of that operator.
+// rope is how positions turn query and key heads: the frequencies as op.Rope takes them, and its other fields.
 type rope struct {
 	theta   float64
-	stretch float64 // the context is this many times max_position_embeddings
-	table   []float32
-	rows    int
-	op      op.Op // RotaryDim, Amplitude, LongFrom, LongAmplitude, NTK
+	stretch float64   // the context is this many times max_position_embeddings
+	table   []float32 // [rows,dim/2] radians per position
+	rows    int       // 2: within a context and beyond it
+	op      op.Op     // RotaryDim, Amplitude, LongFrom, LongAmplitude, NTK
 }
 
 // ropeOptions are what architectures differ in.
@@ -73,87 +72,117 @@ func (c *config) scaling() *scaling {
 	return found
 }
 
+// ropeReader reads the rotary positions of one model.
+type ropeReader struct {
+	*config
+	params     *scaling
+	assumed    ropeOptions
+	headDim    int
+	maxContext int
+	rope       rope
+}
+
 // rope reads the rotary positions of heads of headDim in all spellings and scalings that the reference
 // implementation knows for language models.
 func (c *config) rope(headDim, maxContext int, assumed ropeOptions) rope {
-	const most = 1e9
 	c.read["original_max_position_embeddings"] = true
 	theta := c.float("rope_theta", assumed.theta, 1, math.MaxFloat32)
-	params := c.scaling()
-	theta = params.float("rope_theta", theta, 1, math.MaxFloat32)
-	partial := c.float("partial_rotary_factor", 1, 0, 1)
-	if assumed.partial > 0 && !c.has("partial_rotary_factor") {
-		partial = assumed.partial
-	}
-	partial = params.float("partial_rotary_factor", partial, 0, 1)
-	dim := int(float64(headDim) * partial)
-	switch {
-	case assumed.partial == 0 && partial != 1:
-		c.fail("partial_rotary_factor", "%v is not supported; supported: rotary positions over the whole head", partial)
-		dim = headDim
-	case dim < 2 || dim%2 != 0:
-		c.fail("partial_rotary_factor", "rotates %d of %d elements of a head, want an even number", dim, headDim)
-		dim = 2
-	}
-	kind := params.text("rope_type", params.text("type", "default"))
-	params.read["type"] = true
-	if assumed.su && (kind == "su" || kind == "yarn") {
-		kind = "longrope"
-	}
-	rotary := rope{theta: theta, rows: 1}
+	r := &ropeReader{config: c, params: c.scaling(), assumed: assumed, headDim: headDim, maxContext: maxContext}
+	r.rope = rope{theta: r.params.float("rope_theta", theta, 1, math.MaxFloat32), rows: 1}
+	dim := r.rotated()
 	if dim != headDim {
-		rotary.op.RotaryDim = dim
+		r.rope.op.RotaryDim = dim
 	}
-	original := func() int {
-		context := maxContext
-		if c.has("original_max_position_embeddings") || assumed.original > 0 {
-			context = c.dim("original_max_position_embeddings", assumed.original)
-			params.read["original_max_position_embeddings"] = true
-			return context
+	r.scale(dim)
+	r.params.close()
+	for _, frequency := range r.rope.table {
+		if !(frequency >= 0 && frequency <= math.MaxFloat32) {
+			c.fail(r.params.name, "gives the frequency %v, want finite numbers", frequency)
+			break
 		}
-		return params.dim("original_max_position_embeddings", context)
 	}
-	required := func(key string) float64 {
-		if !params.has(key) {
-			params.fail(key, "missing, want a number")
-		}
-		return params.float(key, 1, 1e-6, most)
+	return r.rope
+}
+
+// rotated is how many elements of a head are rotated, an even number.
+func (r *ropeReader) rotated() int {
+	partial := r.float("partial_rotary_factor", 1, 0, 1)
+	if r.assumed.partial > 0 && !r.has("partial_rotary_factor") {
+		partial = r.assumed.partial
 	}
-	base := inverseFrequencies(theta, dim)
+	partial = r.params.float("partial_rotary_factor", partial, 0, 1)
+	dim := int(float64(r.headDim) * partial)
+	switch {
+	case r.assumed.partial == 0 && partial != 1:
+		r.fail("partial_rotary_factor", "%v is not supported; supported: rotary positions over the whole head", partial)
+		return r.headDim
+	case dim < 2 || dim%2 != 0:
+		r.fail("partial_rotary_factor", "rotates %d of %d elements of a head, want an even number", dim, r.headDim)
+		return 2
+	}
+	return dim
+}
+
+// kind is the type of scaling, in the newer or the older spelling.
+func (r *ropeReader) kind() string {
+	kind := r.params.text("rope_type", r.params.text("type", "default"))
+	r.params.read["type"] = true
+	if r.assumed.su && (kind == "su" || kind == "yarn") {
+		return "longrope"
+	}
+	return kind
+}
+
+// original is the number of positions that the model was trained for.
+func (r *ropeReader) original() int {
+	const key = "original_max_position_embeddings"
+	if r.has(key) || r.assumed.original > 0 {
+		original := r.dim(key, r.assumed.original)
+		r.params.read[key] = true
+		return original
+	}
+	return r.params.dim(key, r.maxContext)
+}
+
+// required reads a parameter that the type of scaling needs.
+func (r *ropeReader) required(key string) float64 {
+	if !r.params.has(key) {
+		r.params.fail(key, "missing, want a number")
+	}
+	return r.params.float(key, 1, 1e-6, 1e9)
+}
+
+// scale fills the table of frequencies and the operator's fields for the type of scaling.
+func (r *ropeReader) scale(dim int) {
+	kind := r.kind()
+	rotary := &r.rope
+	base := inverseFrequencies(rotary.theta, dim)
 	rotary.table = base
 	switch kind {
 	case "default":
 	case "linear":
-		rotary.stretch = required("factor")
-		factor := float32(rotary.stretch)
+		rotary.stretch = r.required("factor")
 		for i := range base {
-			base[i] /= factor
+			base[i] /= float32(rotary.stretch)
 		}
 	case "dynamic":
 		// Sequences longer than the context the model was trained for use a larger base.
-		rotary.op.NTK, rotary.op.LongFrom = required("factor"), maxContext
+		rotary.op.NTK, rotary.op.LongFrom = r.required("factor"), r.maxContext
 		rotary.stretch = rotary.op.NTK
-		params.read["original_max_position_embeddings"] = true
+		r.params.read["original_max_position_embeddings"] = true
 		if dim < 4 {
-			params.fail("rope_type", `"dynamic" rotates %d elements of a head, want at least 4`, dim)
+			r.params.fail("rope_type", `"dynamic" rotates %d elements of a head, want at least 4`, dim)
 		}
 	case "llama3":
-		rotary.table = llama3Frequencies(base, required("factor"), required("low_freq_factor"), required("high_freq_factor"), float64(original()))
+		factor, low, high := r.required("factor"), r.required("low_freq_factor"), r.required("high_freq_factor")
+		rotary.table = llama3Frequencies(base, factor, low, high, float64(r.original()))
 	case "yarn":
-		rotary.table, rotary.op.Amplitude = params.yarn(base, theta, dim, maxContext, original())
+		rotary.table, rotary.op.Amplitude = r.params.yarn(base, rotary.theta, dim, r.maxContext, r.original())
 	case "longrope":
-		c.longrope(params, &rotary, dim, maxContext, original(), assumed)
+		r.longrope(dim, r.original())
 	default:
-		params.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
+		r.params.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
 	}
-	params.close()
-	for _, frequency := range rotary.table {
-		if !(frequency >= 0 && frequency <= math.MaxFloat32) {
-			c.fail(params.name, "gives the frequency %v, want finite numbers", frequency)
-			break
-		}
-	}
-	return rotary
 }
 
 // inverseFrequencies returns 1/theta^(2i/dim) for i < dim/2, rounded to float32 after the quotient
@@ -189,7 +218,10 @@ func llama3Frequencies(base []float32, factor, low, high, original float64) []fl
 	return out
 }
 
-// yarn interpolates the slow rotations, keeps the fast ones, and raises the amplitude.
+// yarn computes the frequencies of YaRN (Peng et al. 2023) and the amplitude of the rotated values.
+//
+// A frequency that turns fewer than beta_slow times over the original context is divided by the factor, one that
+// turns more than beta_fast times stays, and those between are interpolated by their place in the head.
 func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original int) ([]float32, float64) {
 	factor := s.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9)
 	mscale, all := s.float("mscale", 0, 0, 1e6), s.float("mscale_all_dim", 0, 0, 1e6)
@@ -232,36 +264,21 @@ func (s *scaling) yarn(base []float32, theta float64, dim, maxContext, original 
 	return out, amplitude
 }
 
-// longrope divides every frequency by a factor of its own, others for sequences beyond the original context.
-func (c *config) longrope(params *scaling, rotary *rope, dim, maxContext, original int, assumed ropeOptions) {
-	factors := func(key string) []float32 {
-		list := params.list(key)
-		out := make([]float32, dim/2)
-		if len(list) != len(out) {
-			params.fail(key, "got %d numbers, want %d, half the rotated elements of a head", len(list), len(out))
-			return out
-		}
-		for i, element := range list {
-			factor, ok := element.(float64)
-			if integer, isInt := element.(int64); isInt {
-				factor, ok = float64(integer), true
-			}
-			if !ok || !(factor >= 1e-6 && factor <= 1e9) {
-				params.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(element))
-			}
-			out[i] = float32(factor)
-		}
-		return out
-	}
-	short, long := factors("short_factor"), factors("long_factor")
+// longrope divides every frequency by a factor of its own, others for sequences beyond the original context. The two
+// rows of the table are those within and beyond it.
+func (r *ropeReader) longrope(dim, original int) {
+	params, rotary := r.params, &r.rope
+	short, long := params.factors("short_factor", dim), params.factors("long_factor", dim)
 	amplitude := 1.0
-	if factor := params.float("factor", float64(maxContext)/float64(max(1, original)), 1e-6, 1e9); factor > 1 && original > 1 {
+	factor := params.float("factor", float64(r.maxContext)/float64(max(1, original)), 1e-6, 1e9)
+	if factor > 1 && original > 1 {
 		amplitude = math.Sqrt(1 + math.Log(factor)/math.Log(float64(original)))
 	}
 	amplitude = params.float("attention_factor", amplitude, 1e-6, 1e6)
 	rotary.op.LongFrom, rotary.op.Amplitude, rotary.op.LongAmplitude = original, amplitude, amplitude
-	if assumed.mscale {
-		rotary.op.Amplitude, rotary.op.LongAmplitude = params.float("short_mscale", 1, 1e-6, 1e6), params.float("long_mscale", 1, 1e-6, 1e6)
+	if r.assumed.mscale {
+		rotary.op.Amplitude = params.float("short_mscale", 1, 1e-6, 1e6)
+		rotary.op.LongAmplitude = params.float("long_mscale", 1, 1e-6, 1e6)
 		for _, key := range []string{"short_mscale", "long_mscale"} {
 			if !params.has(key) {
 				params.fail(key, "missing, want a number")
@@ -274,4 +291,22 @@ func (c *config) longrope(params *scaling, rotary *rope, dim, maxContext, origin
 			rotary.table = append(rotary.table, 1/float32(factor*power(rotary.theta, i, dim)))
 		}
 	}
+}
+
+// factors reads a list of one factor for each of dim/2 frequencies.
+func (s *scaling) factors(key string, dim int) []float32 {
+	list := s.list(key)
+	out := make([]float32, dim/2)
+	if len(list) != len(out) {
+		s.fail(key, "got %d numbers, want %d, half the rotated elements of a head", len(list), len(out))
+		return out
+	}
+	for i, element := range list {
+		factor, ok := toFloat(element)
+		if !ok || !(factor >= 1e-6 && factor <= 1e9) {
+			s.fail(key, "element %d is %s, want a number from 1e-06 to 1e+09", i, brief(element))
+		}
+		out[i] = float32(factor)
+	}
+	return out
 }
