@@ -73,28 +73,36 @@ func withSuffix(name, suffix string) string {
 	return name + suffix
 }
 
-// graphBuilder collects nodes and weights.
+// graphBuilder collects the graph of a model, whose sizes and decoder are at hand.
 type graphBuilder struct {
-	m       *Model
-	weights []Weight
-	section *Section
+	*Model
+	out     Graph
+	section *Section // the one under construction, the last of out
 }
 
+func (b *graphBuilder) begin(name string, first, layers int) {
+	b.out.Sections = append(b.out.Sections, Section{Name: name, First: first, Layers: layers})
+	b.section = &b.out.Sections[len(b.out.Sections)-1]
+}
+
+// value declares a value of the section; again is fine.
 func (b *graphBuilder) value(v Value) {
 	if !slices.ContainsFunc(b.section.Values, func(o Value) bool { return o.Name == v.Name }) {
 		b.section.Values = append(b.section.Values, v)
 	}
 }
 
+// values declares float32 values of one row per token.
 func (b *graphBuilder) values(cols int, names ...string) {
 	for _, name := range names {
 		b.value(Value{Name: name, Cols: cols})
 	}
 }
 
+// weight declares a weight and returns its name; sections with the same nodes share theirs.
 func (b *graphBuilder) weight(w Weight) string {
-	if !slices.ContainsFunc(b.weights, func(o Weight) bool { return o.Name == w.Name }) {
-		b.weights = append(b.weights, w)
+	if b.out.Weight(w.Name) == nil {
+		b.out.Weights = append(b.out.Weights, w)
 	}
 	return w.Name
 }
@@ -106,7 +114,7 @@ func (b *graphBuilder) node(name, in, w, out string, o ...op.Op) *Node {
 	return &b.section.Nodes[len(b.section.Nodes)-1]
 }
 
-// matmul appends y = x*W (+ bias) with W from the given tensors, interleaved by columns.
+// matmul appends out = in*W (+ bias).
 func (b *graphBuilder) matmul(name, in, out string, weight Weight, bias bool) *Node {
 	names := b.weight(weight)
 	if bias {
@@ -128,16 +136,30 @@ func linear(name string, k, n int, from ...string) Weight {
 	return weight
 }
 
-// norm appends y = norm(x) with the gain of a stored tensor.
+// gain declares the gain of a norm.
+func (b *graphBuilder) gain(name, from string, n int) string {
+	return b.weight(Weight{Name: name, From: []string{from + ".weight"}, K: 1, N: n, Plus: b.dec.gainPlus})
+}
+
+// norm appends out = norm(in) with the gain of a stored tensor.
 func (b *graphBuilder) norm(name, in, out, weight, from string) {
-	dec := b.m.dec
-	weights := b.weight(Weight{Name: weight, From: []string{from + ".weight"}, K: 1, N: b.m.Hidden, Plus: dec.gainPlus})
-	operator := op.Op{Kind: op.Norm, N: b.m.Hidden, Eps: b.m.NormEps}
-	if dec.layerNorm {
+	weights := b.gain(weight, from, b.Hidden)
+	operator := op.Op{Kind: op.Norm, N: b.Hidden, Eps: b.NormEps}
+	if b.dec.layerNorm {
 		operator.Kind = op.LayerNorm
-		weights += " " + b.weight(Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.m.Hidden})
+		weights += " " + b.weight(Weight{Name: weight + "_bias", From: []string{from + ".bias"}, K: 1, N: b.Hidden})
 	}
 	b.node(name, in, weights, out, operator)
+}
+
+// residual appends x += value, behind a norm of its own where the architecture has norms behind its blocks.
+func (b *graphBuilder) residual(block, value, normed, from string) {
+	if b.dec.post {
+		b.values(b.Hidden, normed)
+		b.norm(block+"_post_norm", value, normed, "layers."+block+"_post_norm", from)
+		value = normed
+	}
+	b.node(block+"_add", "x "+value, "", "x", op.Op{Kind: op.Add, N: b.Hidden})
 }
 
 // headWeight is the name of the matrix of the head.
@@ -156,67 +178,63 @@ const headWeight = "head.lm_head"
 // and one value head; attention's output row holds the query heads in order. Scores are scaled by
 // 1/sqrt(HeadDim).
 func decoderGraph(model *Model) Graph {
-	builder := &graphBuilder{m: model}
-	dec := model.dec
-	var graph Graph
-	section := func(name string, first, layers int) {
-		graph.Sections = append(graph.Sections, Section{Name: name, First: first, Layers: layers})
-		builder.section = &graph.Sections[len(graph.Sections)-1]
-	}
-
-	section("embed", 0, 0)
-	builder.value(Value{Name: "ids", Type: op.I32, Cols: 1})
-	builder.values(model.Hidden, "x")
-	table := builder.weight(Weight{Name: "embed.table", From: []string{dec.names.embed + ".weight"}, K: model.Vocab, N: model.Hidden})
-	embed := builder.node("embed", "ids", table, "x", op.Op{Kind: op.Embed, K: model.Vocab, N: model.Hidden, Table: model.Stored, Scale: dec.embedScale})
-	if model.Tied {
-		embed.Packed = headWeight
-	}
-
-	name := dec.classes(model.Layers)
-	for first := 0; first < model.Layers; {
+	b := &graphBuilder{Model: model}
+	b.embed()
+	class := b.dec.classes(b.Layers)
+	for first := 0; first < b.Layers; {
 		last := first + 1
-		for last < model.Layers && name(last) == name(first) {
+		for last < b.Layers && class(last) == class(first) {
 			last++
 		}
-		section(name(first), first, last-first)
-		builder.attention(dec.windowed != nil && dec.windowed(first))
-		if model.Experts > 0 && (dec.dense == nil || !dec.dense(first)) {
-			builder.experts()
+		b.begin(class(first), first, last-first)
+		b.attention(b.dec.windowed != nil && b.dec.windowed(first))
+		if b.Experts > 0 && (b.dec.dense == nil || !b.dec.dense(first)) {
+			b.experts()
 		} else {
-			builder.feedForward("ffn", "g", "a", "d", model.FFN, dec.names.gate, dec.names.up, dec.names.down)
+			b.feedForward("ffn", "g", "a", "d", b.FFN, b.dec.names.gate, b.dec.names.up, b.dec.names.down)
 		}
-		out := "d"
-		if dec.post {
-			builder.values(model.Hidden, "dn")
-			builder.norm("ffn_post_norm", "d", "dn", "layers.ffn_post_norm", dec.names.ffnPost)
-			out = "dn"
-		}
-		builder.node("ffn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: model.Hidden})
+		b.residual("ffn", "d", "dn", b.dec.names.ffnPost)
 		first = last
 	}
+	b.head()
+	return b.out
+}
 
-	section("head", 0, 0)
-	builder.values(model.Hidden, "x")
+// embed appends the section that looks up the rows of the embedding table.
+func (b *graphBuilder) embed() {
+	b.begin("embed", 0, 0)
+	b.value(Value{Name: "ids", Type: op.I32, Cols: 1})
+	b.values(b.Hidden, "x")
+	from := b.dec.names.embed + ".weight"
+	table := b.weight(Weight{Name: "embed.table", From: []string{from}, K: b.Vocab, N: b.Hidden})
+	lookup := op.Op{Kind: op.Embed, K: b.Vocab, N: b.Hidden, Table: b.Stored, Scale: b.dec.embedScale}
+	node := b.node("embed", "ids", table, "x", lookup)
+	if b.Tied {
+		node.Packed = headWeight
+	}
+}
+
+// head appends the section that computes the logits of one row.
+func (b *graphBuilder) head() {
+	b.begin("head", 0, 0)
+	b.values(b.Hidden, "x")
 	for _, value := range []string{"xl", "hl"} {
-		builder.value(Value{Name: value, Cols: model.Hidden, Rows1: true})
+		b.value(Value{Name: value, Cols: b.Hidden, Rows1: true})
 	}
-	builder.value(Value{Name: "logits", Cols: model.Vocab, Rows1: true})
-	builder.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: model.Hidden})
-	builder.norm("head_norm", "xl", "hl", "head.norm", dec.names.norm)
-	head := dec.names.head
-	if model.Tied {
-		head = dec.names.embed
+	b.value(Value{Name: "logits", Cols: b.Vocab, Rows1: true})
+	b.node("head_select", "x", "", "xl", op.Op{Kind: op.SelectRow, N: b.Hidden})
+	b.norm("head_norm", "xl", "hl", "head.norm", b.dec.names.norm)
+	from := b.dec.names.head
+	if b.Tied {
+		from = b.dec.names.embed
 	}
-	builder.matmul("lm_head", "hl", "logits", linear(headWeight, model.Hidden, model.Vocab, head), dec.headBias)
-	if dec.headBias { // a tied head has a bias of its own
-		builder.weights[len(builder.weights)-1].From = []string{dec.names.head + ".bias"}
+	b.matmul("lm_head", "hl", "logits", linear(headWeight, b.Hidden, b.Vocab, from), b.dec.headBias)
+	if b.dec.headBias { // a tied head has a bias of its own
+		b.out.Weights[len(b.out.Weights)-1].From = []string{b.dec.names.head + ".bias"}
 	}
-	if dec.logitCap > 0 {
-		builder.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: model.Vocab, Cap: dec.logitCap})
+	if b.dec.logitCap > 0 {
+		b.node("logit_cap", "logits", "", "logits", op.Op{Kind: op.Softcap, N: b.Vocab, Cap: b.dec.logitCap})
 	}
-	graph.Weights = builder.weights
-	return graph
 }
 
 // classes names the class of each layer: "layers" where all are alike.
@@ -244,136 +262,149 @@ func (d *decoder) classes(layers int) func(layer int) string {
 
 // attention appends the first block of a layer.
 func (b *graphBuilder) attention(windowed bool) {
-	model, dec := b.m, b.m.dec
-	group := model.Heads / model.KVHeads
-	qkv := op.QKVColumns(model.Heads, model.KVHeads, model.HeadDim)
-	heads := func(o op.Op) op.Op {
-		o.Heads, o.KVHeads, o.HeadDim = model.Heads, model.KVHeads, model.HeadDim
-		return o
-	}
-	b.values(model.Hidden, "x", "h", "t")
-	b.values(qkv, "qkv")
-	b.values(model.Heads*model.HeadDim, "o")
+	names := b.dec.names
+	b.values(b.Hidden, "x", "h", "t")
+	b.values(op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim), "qkv")
+	b.values(b.Heads*b.HeadDim, "o")
 	in := "x"
-	if !dec.noPre {
-		b.norm("attn_norm", "x", "h", "layers.attn_norm", dec.names.attnNorm)
+	if !b.dec.noPre {
+		b.norm("attn_norm", "x", "h", "layers.attn_norm", names.attnNorm)
 		in = "h"
 	}
-	fused := linear("layers.qkv", model.Hidden, qkv, dec.names.q, dec.names.k, dec.names.v)
-	if dec.names.k == "" { // stored in the order of a fused row
-		fused = linear("layers.qkv", model.Hidden, qkv, dec.names.q)
-	} else {
-		fused.Interleave = []int{group * model.HeadDim, model.HeadDim, model.HeadDim}
+	b.matmul("qkv", in, "qkv", b.fusedQKV(), b.dec.qkvBias)
+	b.scores(windowed)
+	b.matmul("attn_out", "o", "t", linear("layers.attn_out", b.Heads*b.HeadDim, b.Hidden, names.o), b.dec.outBias)
+	b.residual("attn", "t", "tn", names.attnPost)
+	if !b.dec.noPre && !b.dec.parallel { // a parallel block reads the norm of the attention
+		b.norm("ffn_norm", "x", "h", "layers.ffn_norm", names.ffnNorm)
 	}
-	b.matmul("qkv", in, "qkv", fused, dec.qkvBias)
+}
 
+// fusedQKV is the projection to a fused row: stored as such, or interleaved by groups of heads.
+func (b *graphBuilder) fusedQKV() Weight {
+	names, cols := b.dec.names, op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
+	if names.k == "" {
+		return linear("layers.qkv", b.Hidden, cols, names.q)
+	}
+	fused := linear("layers.qkv", b.Hidden, cols, names.q, names.k, names.v)
+	fused.Interleave = []int{b.Heads / b.KVHeads * b.HeadDim, b.HeadDim, b.HeadDim}
+	return fused
+}
+
+// scores appends what happens between the projections: norms and bounds of the heads, rotary positions, the cache,
+// and attention itself.
+func (b *graphBuilder) scores(windowed bool) {
+	heads := func(o op.Op) op.Op {
+		o.Heads, o.KVHeads, o.HeadDim = b.Heads, b.KVHeads, b.HeadDim
+		return o
+	}
 	var weights []string
 	var chain []op.Op
-	if dec.qkNorm != "" {
-		qk := heads(op.Op{Kind: op.QKNorm, Eps: model.NormEps, Joint: dec.qkNorm == "joint"})
-		queries, keys := 1, 1
-		if qk.Joint {
-			queries, keys = model.Heads, model.KVHeads
-		}
-		gains := []string{
-			b.weight(Weight{Name: "layers.q_norm", From: []string{dec.names.qNorm + ".weight"}, K: 1, N: queries * model.HeadDim, Plus: dec.gainPlus}),
-			b.weight(Weight{Name: "layers.k_norm", From: []string{dec.names.kNorm + ".weight"}, K: 1, N: keys * model.HeadDim, Plus: dec.gainPlus}),
-		}
-		if qk.Joint { // needs all heads at once
-			b.node("qk_norm", "qkv", strings.Join(gains, " "), "qkv", qk)
+	if b.dec.qkNorm != "" {
+		norm := heads(op.Op{Kind: op.QKNorm, Eps: b.NormEps, Joint: b.dec.qkNorm == "joint"})
+		gains := b.headGains(norm.Joint)
+		if norm.Joint { // needs all heads at once
+			b.node("qk_norm", "qkv", strings.Join(gains, " "), "qkv", norm)
 		} else {
-			weights, chain = gains, []op.Op{qk}
+			weights, chain = gains, []op.Op{norm}
 		}
 	}
-	if dec.clip > 0 {
-		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: qkv, Cap: dec.clip})
+	if b.dec.clip > 0 {
+		cols := op.QKVColumns(b.Heads, b.KVHeads, b.HeadDim)
+		b.node("qkv_clip", "qkv", "", "qkv", op.Op{Kind: op.Clip, N: cols, Cap: b.dec.clip})
 	}
-	rotate := heads(dec.rope.op)
+	rotate := heads(b.dec.rope.op)
 	rotate.Kind = op.Rope
-	weights = append(weights, b.weight(Weight{Name: "rope.invfreq", K: dec.rope.rows, N: rotate.Rotary() / 2, Const: dec.rope.table}))
-	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: dec.attnScale, Cap: dec.attnCap})
+	frequencies := Weight{Name: "rope.invfreq", K: b.dec.rope.rows, N: rotate.Rotary() / 2, Const: b.dec.rope.table}
+	weights = append(weights, b.weight(frequencies))
+	attend := heads(op.Op{Kind: op.Attention, KV: op.F32, Scale: b.dec.attnScale, Cap: b.dec.attnCap})
 	if windowed {
-		attend.Window = dec.window
+		attend.Window = b.dec.window
 	}
 	chain = append(chain, rotate, heads(op.Op{Kind: op.KVAppend, KV: op.F32}), attend)
 	b.node("attention", "qkv", strings.Join(weights, " "), "o", chain...)
+}
 
-	b.matmul("attn_out", "o", "t", linear("layers.attn_out", model.Heads*model.HeadDim, model.Hidden, dec.names.o), dec.outBias)
-	out := "t"
-	if dec.post {
-		b.values(model.Hidden, "tn")
-		b.norm("attn_post_norm", "t", "tn", "layers.attn_post_norm", dec.names.attnPost)
-		out = "tn"
+// headGains declares the gains of the norms of queries and keys: of one head each, or of all heads together.
+func (b *graphBuilder) headGains(joint bool) []string {
+	queries, keys := 1, 1
+	if joint {
+		queries, keys = b.Heads, b.KVHeads
 	}
-	b.node("attn_add", "x "+out, "", "x", op.Op{Kind: op.Add, N: model.Hidden})
-	if !dec.noPre && !dec.parallel { // a parallel block reads the norm of the attention
-		b.norm("ffn_norm", "x", "h", "layers.ffn_norm", dec.names.ffnNorm)
+	return []string{
+		b.gain("layers.q_norm", b.dec.names.qNorm, queries*b.HeadDim), b.gain("layers.k_norm", b.dec.names.kNorm, keys*b.HeadDim),
 	}
 }
 
 // ffnInput is the value that the second block reads.
 func (b *graphBuilder) ffnInput() string {
-	if b.m.dec.noPre {
+	if b.dec.noPre {
 		return "x"
 	}
 	return "h"
 }
 
-// feedForward appends a dense block of n columns: nodes and weights are named after prefix, values as given.
+// gateUp is the fused projection to cols columns each of gate and up, and how many of them alternate.
+func (b *graphBuilder) gateUp(name string, cols int, gate, up string) (Weight, int) {
+	weight, interleave := linear(name, b.Hidden, 2*cols, gate, up), gcd(cols, 16)
+	weight.Interleave = []int{interleave, interleave}
+	return weight, interleave
+}
+
+// feedForward appends a dense block of so many columns. Nodes and weights are named after prefix, values as given:
+// wide behind the first product, act behind the activation.
 func (b *graphBuilder) feedForward(prefix, wide, act, out string, cols int, gate, up, down string) {
-	model, dec := b.m, b.m.dec
 	b.values(cols, act)
-	b.values(model.Hidden, out)
-	if dec.ungated {
+	b.values(b.Hidden, out)
+	if b.dec.ungated {
 		b.values(cols, wide)
-		b.matmul(prefix+"_up", b.ffnInput(), wide, linear("layers."+prefix+"_up", model.Hidden, cols, up), dec.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.Activate, N: cols, Act: dec.act})
+		b.matmul(prefix+"_up", b.ffnInput(), wide, linear("layers."+prefix+"_up", b.Hidden, cols, up), b.dec.ffnBias)
+		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.Activate, N: cols, Act: b.dec.act})
 	} else {
-		interleave := gcd(cols, 16)
+		weight, interleave := b.gateUp("layers."+prefix+"_gate_up", cols, gate, up)
 		b.values(2*cols, wide)
-		weight := linear("layers."+prefix+"_gate_up", model.Hidden, 2*cols, gate, up)
-		weight.Interleave = []int{interleave, interleave}
-		b.matmul(prefix+"_gate_up", b.ffnInput(), wide, weight, dec.ffnBias)
-		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: dec.act})
+		b.matmul(prefix+"_gate_up", b.ffnInput(), wide, weight, b.dec.ffnBias)
+		b.node(prefix+"_act", wide, "", act, op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.dec.act})
 	}
-	b.matmul(prefix+"_down", act, out, linear("layers."+prefix+"_down", cols, model.Hidden, down), dec.ffnBias)
+	b.matmul(prefix+"_down", act, out, linear("layers."+prefix+"_down", cols, b.Hidden, down), b.dec.ffnBias)
 }
 
 // experts appends a block of routed experts, and the shared one beside them.
 func (b *graphBuilder) experts() {
-	model, dec := b.m, b.m.dec
-	fan, cols := model.ExpertsPerToken, model.ExpertFFN
-	b.values(model.Experts, "router")
+	names, in := b.dec.names, b.ffnInput()
+	fan, cols := b.ExpertsPerToken, b.ExpertFFN
+	b.values(b.Experts, "router")
 	b.value(Value{Name: "experts", Type: op.I32, Cols: fan})
 	b.value(Value{Name: "shares", Cols: fan})
 	b.value(Value{Name: "eg", Fan: fan, Cols: 2 * cols})
 	b.value(Value{Name: "ea", Fan: fan, Cols: cols})
-	b.value(Value{Name: "ed", Fan: fan, Cols: model.Hidden})
-	b.values(model.Hidden, "d")
-	in := b.ffnInput()
-	b.matmul("router", in, "router", linear("layers.router", model.Hidden, model.Experts, dec.names.router), false).Exact = true
-	b.node("route", "router", "", "experts shares", op.Op{Kind: op.Route, Experts: model.Experts, Fan: fan, Router: dec.router, Jitter: dec.jitter})
+	b.value(Value{Name: "ed", Fan: fan, Cols: b.Hidden})
+	b.values(b.Hidden, "d")
+	b.matmul("router", in, "router", linear("layers.router", b.Hidden, b.Experts, names.router), false).Exact = true
+	route := op.Op{Kind: op.Route, Experts: b.Experts, Fan: fan, Router: b.dec.router, Jitter: b.dec.jitter}
+	b.node("route", "router", "", "experts shares", route)
 	expert := func(name, x, y string, w Weight, spread bool) {
-		w.Experts = model.Experts
-		b.node(name, x+" experts", b.weight(w), y, op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Experts: model.Experts, Fan: fan, Spread: spread})
+		w.Experts = b.Experts
+		product := op.Op{Kind: op.ExpertMatMul, K: w.K, N: w.N, Scheme: op.A32W32, Fan: fan, Spread: spread}
+		product.Experts = b.Experts
+		b.node(name, x+" experts", b.weight(w), y, product)
 	}
-	interleave := gcd(cols, 16)
-	weight := linear("layers.expert_gate_up", model.Hidden, 2*cols, dec.names.expertGate, dec.names.expertUp)
-	weight.Interleave = []int{interleave, interleave}
-	expert("expert_gate_up", in, "eg", weight, true)
-	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: dec.act, Fan: fan})
-	expert("expert_down", "ea", "ed", linear("layers.expert_down", cols, model.Hidden, dec.names.expertDown), false)
-	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: model.Hidden, Fan: fan})
-	if model.SharedFFN == 0 {
+	gateUp, interleave := b.gateUp("layers.expert_gate_up", cols, names.expertGate, names.expertUp)
+	expert("expert_gate_up", in, "eg", gateUp, true)
+	b.node("expert_act", "eg", "", "ea", op.Op{Kind: op.GLU, N: cols, Interleave: interleave, Act: b.dec.act, Fan: fan})
+	expert("expert_down", "ea", "ed", linear("layers.expert_down", cols, b.Hidden, names.expertDown), false)
+	b.node("expert_sum", "ed shares", "", "d", op.Op{Kind: op.Combine, N: b.Hidden, Fan: fan})
+	if b.SharedFFN == 0 {
 		return
 	}
-	b.feedForward("shared", "sg", "sa", "sd", model.SharedFFN, dec.names.sharedGate, dec.names.sharedUp, dec.names.sharedDown)
-	if dec.sharedGate {
+	b.feedForward("shared", "sg", "sa", "sd", b.SharedFFN, names.sharedGate, names.sharedUp, names.sharedDown)
+	if b.dec.sharedGate {
 		b.values(1, "switch")
-		b.matmul("shared_switch", in, "switch", linear("layers.shared_switch", model.Hidden, 1, dec.names.sharedSwitch), false).Exact = true
-		b.node("shared_gate", "sd switch", "", "sd", op.Op{Kind: op.Gate, N: model.Hidden})
+		gate := linear("layers.shared_switch", b.Hidden, 1, names.sharedSwitch)
+		b.matmul("shared_switch", in, "switch", gate, false).Exact = true
+		b.node("shared_gate", "sd switch", "", "sd", op.Op{Kind: op.Gate, N: b.Hidden})
 	}
-	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: model.Hidden})
+	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: b.Hidden})
 }
 
 func gcd(a, b int) int {

@@ -64,38 +64,40 @@ const (
 	bias
 )
 
-// role finds out what a weight does from the nodes that use it.
-func (g *Graph) role(w *Weight) role {
+// role finds out what a weight does from the first node that uses it.
+func (g *Graph) role(weight *Weight) role {
 	for _, section := range g.Sections {
-		for _, node := range section.Nodes {
-			at := slices.Index(node.W, w.Name)
-			if at < 0 {
-				continue
+		for i := range section.Nodes {
+			if at := slices.Index(section.Nodes[i].W, weight.Name); at >= 0 {
+				return section.roleIn(&section.Nodes[i], at)
 			}
-			var kind op.Kind
-			var name string
-			for _, operator := range node.Ops {
-				for _, weightRole := range operator.Sig().W {
-					if at == 0 {
-						kind, name = operator.Kind, weightRole
-					}
-					at--
-				}
-			}
-			switch {
-			case kind == op.Embed:
-				return embedding
-			case kind == op.QKNorm:
-				return headGain
-			case name == "gain":
-				return gain
-			case name == "bias":
-				return bias
-			case section.addsToResidual(node.Out[0]):
-				return residual
-			}
-			return projection
 		}
+	}
+	return projection
+}
+
+// roleIn is what a node does with its weight at a position: the weights of its operators follow one another.
+func (s *Section) roleIn(node *Node, at int) role {
+	for _, operator := range node.Ops {
+		names := operator.Sig().W
+		if at >= len(names) {
+			at -= len(names)
+			continue
+		}
+		switch {
+		case operator.Kind == op.Embed:
+			return embedding
+		case operator.Kind == op.QKNorm:
+			return headGain
+		case names[at] == "gain":
+			return gain
+		case names[at] == "bias":
+			return bias
+		}
+		break
+	}
+	if s.addsToResidual(node.Out[0]) {
+		return residual
 	}
 	return projection
 }
@@ -135,7 +137,8 @@ type synthTensor struct {
 // is written as a GGUF file with matrices of type t instead.
 func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementType op.Type) (err error) {
 	if model.Dir != "" {
-		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", model.Name).WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
+		return diag.New(diag.ClassInput, "synthesise model %q: not a catalog entry", model.Name).
+			WithHint("catalog: %s", strings.Join(CatalogNames(), ", "))
 	}
 	failed := func(err error) error {
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -147,7 +150,8 @@ func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementTy
 		return model.synthGGUF(ctx, dir, seed, elementType)
 	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
-		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", model.Name, dir).WithHint("remove it, or give another one")
+		return diag.New(diag.ClassInput, "synthesise model %q: directory %q is not empty", model.Name, dir).
+			WithHint("remove it, or give another one")
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return failed(err)
 	}
@@ -176,6 +180,7 @@ func Synth(ctx context.Context, model *Model, dir string, seed uint64, elementTy
 	return nil
 }
 
+// synthFiles writes the directory: the configuration, the headers of all shards, then values by all cores.
 func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 	if err := writeJSON(filepath.Join(dir, configName), m.synthConfig(seed)); err != nil {
 		return err
@@ -184,9 +189,7 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 	files := make([]*os.File, len(shards))
 	defer func() {
 		for _, file := range files {
-			if file != nil {
-				file.Close()
-			}
+			file.Close() // harmless where it is closed already, or nil
 		}
 	}()
 	index := map[string]string{}
@@ -196,24 +199,17 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 		if len(shards) > 1 {
 			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
 		}
-		header, offsets, err := safetensors.Layout(shard, map[string]string{"format": "pt"})
+		offsets, err := createShard(&files[i], filepath.Join(dir, name), shard)
 		if err != nil {
 			return err
 		}
-		if files[i], err = os.Create(filepath.Join(dir, name)); err != nil {
-			return err
-		}
-		if _, err := files[i].WriteAt(header, 0); err != nil {
-			return err
-		}
-		at := map[string]int64{}
-		for j, tensor := range shard {
-			at[tensor.Name], index[tensor.Name] = offsets[j], name
+		for _, tensor := range shard {
+			index[tensor.Name] = name
 			total += 2 * elements(tensor.Shape)
 		}
 		for j := range tensors {
-			if tensor := &tensors[j]; tensor.file == i {
-				tensor.offset = at[tensor.name]
+			if tensors[j].file == i {
+				tensors[j].offset = offsets[tensors[j].name]
 			}
 		}
 	}
@@ -223,41 +219,59 @@ func (m *Model) synthFiles(ctx context.Context, dir string, seed uint64) error {
 			return err
 		}
 	}
-	type job struct {
-		t    *synthTensor
-		from int64
+	if err := m.drawValues(ctx, files, tensors, seed); err != nil {
+		return err
 	}
-	var jobs []job
-	for i := range tensors {
-		for from := int64(0); from < elements(tensors[i].shape); from += synthChunk {
-			jobs = append(jobs, job{&tensors[i], from})
+	for _, file := range files {
+		if err := errors.Join(file.Sync(), file.Close()); err != nil {
+			return err
 		}
 	}
-	tables := newQuantiles()
-	channels := outlierChannels(m.Hidden)
-	err := parallel(len(jobs), func(i int) error {
+	return nil
+}
+
+// createShard writes the beginning of a shard and returns where the data of its tensors belongs.
+func createShard(file **os.File, path string, shard []safetensors.Tensor) (map[string]int64, error) {
+	header, offsets, err := safetensors.Layout(shard, map[string]string{"format": "pt"})
+	if err != nil {
+		return nil, err
+	}
+	if *file, err = os.Create(path); err != nil {
+		return nil, err
+	}
+	if _, err := (*file).WriteAt(header, 0); err != nil {
+		return nil, err
+	}
+	out := map[string]int64{}
+	for i, tensor := range shard {
+		out[tensor.Name] = offsets[i]
+	}
+	return out, nil
+}
+
+// drawValues fills the shards, one chunk of a tensor per call of a goroutine.
+func (m *Model) drawValues(ctx context.Context, files []*os.File, tensors []synthTensor, seed uint64) error {
+	type chunk struct {
+		tensor *synthTensor
+		from   int64
+	}
+	var chunks []chunk
+	for i := range tensors {
+		for from := int64(0); from < elements(tensors[i].shape); from += synthChunk {
+			chunks = append(chunks, chunk{&tensors[i], from})
+		}
+	}
+	tables, channels := newQuantiles(), outlierChannels(m.Hidden)
+	return parallel(len(chunks), func(i int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		tensor, from := jobs[i].t, jobs[i].from
+		tensor, from := chunks[i].tensor, chunks[i].from
 		buf := make([]byte, 2*min(synthChunk, elements(tensor.shape)-from))
 		tensor.fill(buf, from, seed, tables, channels)
 		_, err := files[tensor.file].WriteAt(buf, tensor.offset+2*from)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	for i, file := range files {
-		if err := file.Sync(); err != nil {
-			return err
-		}
-		if err := file.Close(); err != nil {
-			return err
-		}
-		files[i] = nil
-	}
-	return nil
 }
 
 // synthConfig is the config.json of a synthetic model.
@@ -288,7 +302,10 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 		size += bytes
 		last := len(shards) - 1
 		shards[last] = append(shards[last], safetensors.Tensor{Name: needed.name, Type: op.BF16, Shape: needed.shape})
-		out = append(out, synthTensor{name: needed.name, shape: needed.shape, role: roles[needed.name], plus: plus[needed.name], fanIn: fanIn[needed.name], file: last})
+		out = append(out, synthTensor{
+			name: needed.name, shape: needed.shape, file: last,
+			role: roles[needed.name], plus: plus[needed.name], fanIn: fanIn[needed.name],
+		})
 	}
 	return out, shards
 }
@@ -297,14 +314,7 @@ func (m *Model) synthTensors() ([]synthTensor, [][]safetensors.Tensor) {
 // of the tensor's own random sequence, so that chunks need no common state.
 func (t *synthTensor) fill(buf []byte, from int64, seed uint64, tables *quantiles, channels []int) {
 	if t.role == gain || t.role == headGain {
-		for i := range len(buf) / 2 {
-			value := 1.0
-			if channel := slices.Index(channels, int(from)+i); channel >= 0 && t.role == gain {
-				value = outlierGains[channel]
-			}
-			value -= float64(t.plus)
-			binary.LittleEndian.PutUint16(buf[2*i:], number.FloatToBrain(float32(value)))
-		}
+		t.fillGains(buf, from, channels)
 		return
 	}
 	scale := projectionScale / math.Sqrt(float64(t.fanIn))
@@ -333,6 +343,17 @@ func (t *synthTensor) fill(buf []byte, from int64, seed uint64, tables *quantile
 			word := mix(state + uint64(i/4)*0x9e3779b97f4a7c15)
 			binary.LittleEndian.PutUint16(buf[2*(i-from):], table[uint16(word>>(16*(i%4)))])
 		}
+	}
+}
+
+// fillGains writes gains of 1, and larger ones for the outlier channels of the residual stream.
+func (t *synthTensor) fillGains(buf []byte, from int64, channels []int) {
+	for i := range len(buf) / 2 {
+		value := 1.0
+		if channel := slices.Index(channels, int(from)+i); channel >= 0 && t.role == gain {
+			value = outlierGains[channel]
+		}
+		binary.LittleEndian.PutUint16(buf[2*i:], number.FloatToBrain(float32(value-float64(t.plus))))
 	}
 }
 
