@@ -128,7 +128,8 @@ func (c *config) heads(model *Model, assumed defaults) {
 	if assumed.headDim == 0 && model.Heads > 0 {
 		assumed.headDim = model.Hidden / model.Heads
 		if !c.has("head_dim") && model.Hidden%model.Heads != 0 {
-			c.fail("hidden_size", "%d, want a multiple of num_attention_heads %d (or a head_dim)", model.Hidden, model.Heads)
+			c.fail("hidden_size", "%d, want a multiple of num_attention_heads %d (or a head_dim)",
+				model.Hidden, model.Heads)
 		}
 	}
 	model.HeadDim = c.bounded("head_dim", assumed.headDim, maxHeadDim)

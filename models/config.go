@@ -43,8 +43,8 @@ func (c *config) ignore(key string) { c.ignored = append(c.ignored, key) }
 // neutral keys say nothing about what the model computes.
 var neutral = []string{
 	"_name_or_path", "transformers_version", "use_cache", "initializer_range", "attention_dropout", "pad_token_id",
-	"model_type", "torch_dtype", "dtype", "is_decoder", "output_attentions", "output_hidden_states", "output_router_logits",
-	"router_aux_loss_coef", syntheticKey,
+	"model_type", "torch_dtype", "dtype", "is_decoder", "output_attentions", "output_hidden_states",
+	"output_router_logits", "router_aux_loss_coef", syntheticKey,
 }
 
 func newConfig(keys map[string]any, at func(key string) string) *config {

@@ -332,7 +332,8 @@ func (b *graphBuilder) headGains(joint bool) []string {
 		queries, keys = b.Heads, b.KVHeads
 	}
 	return []string{
-		b.gain("layers.q_norm", b.dec.names.qNorm, queries*b.HeadDim), b.gain("layers.k_norm", b.dec.names.kNorm, keys*b.HeadDim),
+		b.gain("layers.q_norm", b.dec.names.qNorm, queries*b.HeadDim),
+		b.gain("layers.k_norm", b.dec.names.kNorm, keys*b.HeadDim),
 	}
 }
 

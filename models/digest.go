@@ -49,7 +49,8 @@ func (m *Model) Digest() (string, error) {
 }
 
 func (m *Model) computeDigest() (string, error) {
-	covered := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext, BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
+	covered := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext,
+		BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
 	if m.Dir != "" { // a closed model must not pass for a catalog entry
 		if !m.HasWeights() {
 			return "", m.noWeights("digest")

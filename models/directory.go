@@ -47,7 +47,8 @@ func Open(nameOrDir string) (*Model, error) {
 		return model, err
 	}
 	if err == nil {
-		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory, a .gguf file or a catalog name", nameOrDir).
+		return nil, diag.New(diag.ClassInput, "open model %q: a file, want a directory, a .gguf file or a catalog name",
+			nameOrDir).
 			WithHint("give the directory that holds config.json and *.safetensors")
 	}
 	if errors.Is(err, fs.ErrPermission) {
@@ -177,12 +178,14 @@ func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
 		m.files = append(m.files, file)
 		for _, want := range shards[name] {
 			if _, ok := file.Tensor(want); !ok {
-				return nil, diag.New(diag.ClassInput, "tensor %q: the index says it is in %q, which does not hold it", want, name).At("%s", index)
+				return nil, diag.New(diag.ClassInput, "tensor %q: the index says it is in %q, which does not hold it",
+					want, name).At("%s", index)
 			}
 		}
 		for _, own := range file.Names() {
 			if _, dup := out[own]; dup {
-				return nil, diag.New(diag.ClassInput, "tensor %q is in several shards, the last one %q", own, name).At("%s", index)
+				return nil, diag.New(diag.ClassInput, "tensor %q is in several shards, the last one %q", own, name).
+					At("%s", index)
 			}
 			out[own], _ = file.Tensor(own)
 		}
@@ -202,7 +205,8 @@ func (c *config) shards() (map[string][]string, error) {
 	for _, tensor := range slices.Sorted(maps.Keys(weights)) {
 		name, ok := weights[tensor].(string)
 		if !ok || !plainShardName(name) {
-			c.fail("weight_map", "tensor %q: got %s, want the plain name of a .safetensors file", tensor, brief(weights[tensor]))
+			c.fail("weight_map", "tensor %q: got %s, want the plain name of a .safetensors file",
+				tensor, brief(weights[tensor]))
 			return nil, c.errs.Err()
 		}
 		out[name] = append(out[name], tensor)
@@ -253,7 +257,8 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, tensor.Shape(), want.shape).
 				WithHint("config.json and the weights do not belong together"))
 		case plain && tensor.Type() != op.F32 && tensor.Type() != op.F16 && tensor.Type() != op.BF16:
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16", want.name, tensor.Type()))
+			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16",
+				want.name, tensor.Type()))
 		default:
 			m.tensors[want.name] = tensor
 		}
@@ -270,7 +275,8 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 	}
 	if len(errs) > maxReported {
 		more := len(errs) - maxReported
-		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", more))
+		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type",
+			more))
 	}
 	if err := errs.Err(); err != nil {
 		return err
@@ -355,9 +361,12 @@ var fusedNames = []struct {
 }{
 	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.gate.weight"},
 	{name: regexp.MustCompile(`^(.*\.)block_sparse_moe\.gate\.weight$`), stored: "mlp.router.weight"},
-	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)\.weight$`), stored: "mlp.experts.gate_up_proj", half: 0, halves: 2},
-	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)\.weight$`), stored: "mlp.experts.gate_up_proj", half: 1, halves: 2},
-	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)\.weight$`), stored: "mlp.experts.down_proj"},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w1|gate_proj)\.weight$`),
+		stored: "mlp.experts.gate_up_proj", half: 0, halves: 2},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w3|up_proj)\.weight$`),
+		stored: "mlp.experts.gate_up_proj", half: 1, halves: 2},
+	{name: regexp.MustCompile(`^(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(?:w2|down_proj)\.weight$`),
+		stored: "mlp.experts.down_proj"},
 }
 
 // rowRange is rows [from,to) of the first dimension, the whole tensor if it has fewer.

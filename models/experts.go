@@ -25,8 +25,8 @@ func (m *Model) ExpertLayers() (out []int) {
 	return out
 }
 
-// ExpertOps are the operators of a single expert for a number of rows, as a graph of static shape has them: a product, the gated
-// activation, a product. The products have no scheme yet.
+// ExpertOps are the operators of a single expert for a number of rows, as a graph of static shape has them: a
+// product, the gated activation, a product. The products have no scheme yet.
 func (m *Model) ExpertOps(rows int) (out []op.Op) {
 	for _, section := range m.graph.Sections {
 		for _, node := range section.Nodes {
@@ -45,8 +45,8 @@ func (m *Model) ExpertOps(rows int) (out []op.Op) {
 	return out
 }
 
-// ExpertBytes is the size of one expert's weights with its products in the schemes, in order. Unquantised ones count as they
-// are stored, as targets with 16-bit weights hold them.
+// ExpertBytes is the size of one expert's weights with its products in the schemes, in order. Unquantised ones
+// count as they are stored, as targets with 16-bit weights hold them.
 func (m *Model) ExpertBytes(schemes []op.Scheme) (sum int64) {
 	product := 0
 	for _, operator := range m.ExpertOps(1) {

@@ -2,6 +2,7 @@ package models
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -40,7 +41,9 @@ func Export(ctx context.Context, model *Model, path string, elementType op.Type)
 // exportConfig is config.json with what is in force where it says nothing or something else.
 func (m *Model) exportConfig() map[string]any {
 	config := maps.Clone(m.config)
-	for key, value := range map[string]int{"num_key_value_heads": m.KVHeads, "head_dim": m.HeadDim, "num_experts_per_tok": m.ExpertsPerToken} {
+	for key, value := range map[string]int{
+		"num_key_value_heads": m.KVHeads, "head_dim": m.HeadDim, "num_experts_per_tok": m.ExpertsPerToken,
+	} {
 		if config[key] == nil && value > 0 {
 			config[key] = int64(value)
 		}
@@ -61,7 +64,7 @@ func (m *Model) exportConfig() map[string]any {
 }
 
 // exportChecked writes the file beside its place, compares what it says with m, and puts it there.
-func exportChecked(ctx context.Context, model *Model, path string, directory gguf.Directory, elementType op.Type) error {
+func exportChecked(ctx context.Context, model *Model, path string, directory gguf.Directory, t op.Type) error {
 	failed := func(err error) error {
 		return diag.New(diag.ClassIO, "export model %q: %w", model.Name, err)
 	}
@@ -71,7 +74,7 @@ func exportChecked(ctx context.Context, model *Model, path string, directory ggu
 	}
 	defer pending.Abandon()
 	buffered := bufio.NewWriterSize(pending, 1<<18)
-	err = gguf.Export(ctx, buffered, directory, elementType)
+	err = gguf.Export(ctx, buffered, directory, t)
 	if err == nil {
 		err = buffered.Flush()
 	}
@@ -105,31 +108,34 @@ func difference(got, want *Model) string {
 		return "a tied head"
 	}
 	gotGraph, wantGraph := decoderGraph(got), decoderGraph(want)
-	name := func(g *Graph, i int) string {
-		if i < len(g.Sections) {
-			return g.Sections[i].Name
-		}
-		return "nothing"
-	}
 	for i := range max(len(gotGraph.Sections), len(wantGraph.Sections)) {
-		if name(&gotGraph, i) != name(&wantGraph, i) || len(gotGraph.Sections[i].Nodes) != len(wantGraph.Sections[i].Nodes) || gotGraph.Sections[i].First != wantGraph.Sections[i].First {
-			return fmt.Sprintf("the section %q", name(&wantGraph, i))
+		a, b := gotGraph.sectionAt(i), wantGraph.sectionAt(i)
+		if a.Name != b.Name || a.First != b.First || len(a.Nodes) != len(b.Nodes) {
+			return fmt.Sprintf("the section %q", cmp.Or(b.Name, "nothing"))
 		}
-		for j, node := range wantGraph.Sections[i].Nodes {
+		for j, node := range b.Nodes {
 			for at, operator := range node.Ops {
-				gotOps := gotGraph.Sections[i].Nodes[j].Ops
-				if at >= len(gotOps) || rounded(gotOps[at]) != rounded(operator) {
-					return fmt.Sprintf("operator %q of %q", operator.Kind, wantGraph.Sections[i].Name+"."+node.Name)
+				if ops := a.Nodes[j].Ops; at >= len(ops) || rounded(ops[at]) != rounded(operator) {
+					return fmt.Sprintf("operator %q of %q", operator.Kind, b.Name+"."+node.Name)
 				}
 			}
 		}
 	}
-	for i := range wantGraph.Weights {
-		if weight := &wantGraph.Weights[i]; !slices.Equal(gotGraph.Weight(weight.Name).Const, weight.Const) || gotGraph.Weight(weight.Name).Plus != weight.Plus {
+	for _, weight := range wantGraph.Weights {
+		other := gotGraph.Weight(weight.Name)
+		if !slices.Equal(other.Const, weight.Const) || other.Plus != weight.Plus {
 			return fmt.Sprintf("weight %q", weight.Name)
 		}
 	}
 	return ""
+}
+
+// sectionAt is the section at a position, an empty one behind the last.
+func (g *Graph) sectionAt(i int) Section {
+	if i >= len(g.Sections) {
+		return Section{}
+	}
+	return g.Sections[i]
 }
 
 // rounded is an operator with its numbers as float32, and without the type of the embedding table.
@@ -145,7 +151,8 @@ func rounded(o op.Op) op.Op {
 func (m *Model) synthGGUF(ctx context.Context, path string, seed uint64, elementType op.Type) error {
 	tensors, _ := m.synthTensors()
 	byName := map[string]*synthTensor{}
-	directory := gguf.Directory{Name: fmt.Sprintf("%s, random weights of seed %d", m.Name, seed), Config: m.exportConfig()}
+	directory := gguf.Directory{Name: fmt.Sprintf("%s, random weights of seed %d",
+		m.Name, seed), Config: m.exportConfig()}
 	for i := range tensors {
 		byName[tensors[i].name] = &tensors[i]
 		directory.Names = append(directory.Names, tensors[i].name)

@@ -29,49 +29,67 @@ type FoldPart struct {
 // products, and gated products that enter nothing but matrix products, by their up columns. A weight
 // has at most one group that multiplies its rows and one that divides its columns.
 func (g *Graph) Folds() []FoldGroup {
-	var out []FoldGroup
-	bad := map[string]bool{}               // groups that some section does not permit
-	behind := map[string]map[string]bool{} // by weight of a product: the groups in front of it, "" for none
+	f := &folds{bad: map[string]bool{}, behind: map[string]map[string]bool{}}
 	for i := range g.Sections {
-		section := &g.Sections[i]
-		group := make([]string, len(section.Nodes)) // in front of each node
-		for at := range section.Nodes {
-			parts := g.divisible(section, at)
-			if parts == nil {
-				continue
-			}
-			name := parts[0].Weight
-			readers := section.readers(at, section.Nodes[at].Out[0])
-			j := slices.IndexFunc(out, func(f FoldGroup) bool { return f.Name == name })
-			if j < 0 {
-				j = len(out)
-				out = append(out, FoldGroup{Name: name, Divide: parts, K: section.Nodes[at].Ops[0].N})
-			}
-			bad[name] = bad[name] || len(readers) == 0
-			for _, reader := range readers {
-				node := &section.Nodes[reader]
-				group[reader] = name
-				if len(node.Ops) != 1 || !node.Ops[0].HasScheme() || slices.Index(node.In, section.Nodes[at].Out[0]) != 0 {
-					bad[name] = true
-					continue
-				}
-				out[j].Multiply = appendNew(out[j].Multiply, node.W[0])
-				out[j].Readers = appendNew(out[j].Readers, section.Name+"."+node.Name)
-			}
-		}
-		for at, node := range section.Nodes {
-			if len(node.Ops) == 1 && node.Ops[0].HasScheme() {
-				if behind[node.W[0]] == nil {
-					behind[node.W[0]] = map[string]bool{}
-				}
-				behind[node.W[0]][group[at]] = true
-			}
-		}
+		f.section(g, &g.Sections[i])
 	}
-	return slices.DeleteFunc(out, func(f FoldGroup) bool {
-		return bad[f.Name] || slices.ContainsFunc(f.Multiply, func(w string) bool { return len(behind[w]) > 1 })
+	return slices.DeleteFunc(f.groups, func(group FoldGroup) bool {
+		return f.bad[group.Name] || slices.ContainsFunc(group.Multiply, func(w string) bool { return len(f.behind[w]) > 1 })
 	})
 }
+
+// folds collects groups. One name may stand in several sections, all of which must permit it.
+type folds struct {
+	groups []FoldGroup
+	bad    map[string]bool            // groups that some section does not permit
+	behind map[string]map[string]bool // by weight of a product: the groups in front of it, "" for none
+}
+
+// group is the collected group of that name, a new one if there is none.
+func (f *folds) group(divide []FoldPart, channels int) *FoldGroup {
+	at := slices.IndexFunc(f.groups, func(group FoldGroup) bool { return group.Name == divide[0].Weight })
+	if at < 0 {
+		at = len(f.groups)
+		f.groups = append(f.groups, FoldGroup{Name: divide[0].Weight, Divide: divide, K: channels})
+	}
+	return &f.groups[at]
+}
+
+// section collects what a section divides and multiplies.
+func (f *folds) section(g *Graph, section *Section) {
+	front := make([]string, len(section.Nodes)) // the group in front of each node
+	for at := range section.Nodes {
+		writer := &section.Nodes[at]
+		divide := g.divisible(section, at)
+		if divide == nil {
+			continue
+		}
+		group := f.group(divide, writer.Ops[0].N)
+		readers := section.readers(at, writer.Out[0])
+		f.bad[group.Name] = f.bad[group.Name] || len(readers) == 0
+		for _, reader := range readers {
+			node := &section.Nodes[reader]
+			front[reader] = group.Name
+			if !node.isProduct() || slices.Index(node.In, writer.Out[0]) != 0 {
+				f.bad[group.Name] = true
+				continue
+			}
+			group.Multiply = appendNew(group.Multiply, node.W[0])
+			group.Readers = appendNew(group.Readers, section.Name+"."+node.Name)
+		}
+	}
+	for at := range section.Nodes {
+		if node := &section.Nodes[at]; node.isProduct() {
+			if f.behind[node.W[0]] == nil {
+				f.behind[node.W[0]] = map[string]bool{}
+			}
+			f.behind[node.W[0]][front[at]] = true
+		}
+	}
+}
+
+// isProduct reports whether a node is nothing but a product by a matrix.
+func (n *Node) isProduct() bool { return len(n.Ops) == 1 && n.Ops[0].HasScheme() }
 
 func appendNew(list []string, x string) []string {
 	if slices.Contains(list, x) {
@@ -94,13 +112,14 @@ func (g *Graph) divisible(section *Section, number int) []FoldPart {
 		}
 		return parts
 	case op.GLU:
-		at := -1 // the product that it reads
-		for i := range section.Nodes[:number] {
-			if slices.Contains(section.Nodes[i].Out, node.In[0]) {
-				at = i
-			}
+		at := number - 1 // of the product that it reads
+		for at >= 0 && !slices.Contains(section.Nodes[at].Out, node.In[0]) {
+			at--
 		}
-		if at < 0 || len(section.Nodes[at].Ops) != 1 || !section.Nodes[at].Ops[0].HasScheme() || !slices.Equal(section.readers(at, node.In[0]), []int{number}) {
+		if at < 0 || !section.Nodes[at].isProduct() {
+			return nil
+		}
+		if !slices.Equal(section.readers(at, node.In[0]), []int{number}) {
 			return nil
 		}
 		var parts []FoldPart

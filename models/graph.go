@@ -43,8 +43,8 @@ type Node struct {
 	Ops   []op.Op
 	In    []string // values
 	W     []string // weights
-	// Packed, of an embedding, is the weight of a product that holds the same matrix transposed: that of a tied head. It
-	// follows from the rest, and is no part of a digest.
+	// Packed, of an embedding, is the weight of a product that holds the same matrix transposed: that of a tied
+	// head. It follows from the rest, and is no part of a digest.
 	Packed string   `json:"-"`
 	Out    []string // values
 }

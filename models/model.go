@@ -2,9 +2,9 @@
 // safetensors), a GGUF file or a catalog entry and tells the graph of operators, the weights they use, the
 // tensors those weights are assembled from, and the digest of it all.
 //
-// An architecture is one value of type architecture (see architectures.go): which config keys it reads
-// and what they mean to the one graph of decoders (decoder.go). Everything else (checking tensors, digests, synthesis) works from
-// the graph, so that a new architecture adds one file here and touches nothing else.
+// An architecture is one value of type architecture (see architectures.go): which config keys it reads and what
+// they mean to the one graph of decoders (decoder.go). Everything else (checking tensors, digests, synthesis)
+// works from the graph, so that a new architecture adds one file here and touches nothing else.
 package models
 
 import (
@@ -143,7 +143,9 @@ func (m *Model) Close() error {
 func (m *Model) noWeights(format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	if m.Dir == "" {
-		return diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", what, m.Name).WithHint("give a directory with config.json and *.safetensors, or write one with random weights: hetc models synth %s -o DIR", m.Name)
+		return diag.New(diag.ClassInput, "%s: model %q has shapes only, no weights", what, m.Name).
+			WithHint("give a directory with config.json and *.safetensors, or write one with random weights: "+
+				"hetc models synth %s -o DIR", m.Name)
 	}
 	return diag.New(diag.ClassInternal, "%s: model %q is closed", what, m.Name)
 }

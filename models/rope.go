@@ -55,7 +55,8 @@ func (s *scaling) close() {
 // scaling finds the parameters in the spelling that the file uses; empty ones if in none.
 func (c *config) scaling() *scaling {
 	found := &scaling{config: newConfig(map[string]any{}, c.at), outer: c, name: "rope_parameters"}
-	for _, name := range []string{"rope_parameters", "rope_scaling"} { // the second wins, as in the reference implementation
+	// The second wins, as in the reference implementation.
+	for _, name := range []string{"rope_parameters", "rope_scaling"} {
 		c.read[name] = true
 		if !c.has(name) {
 			continue
@@ -181,7 +182,8 @@ func (r *ropeReader) scale(dim int) {
 	case "longrope":
 		r.longrope(dim, r.original())
 	default:
-		r.params.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope", kind)
+		r.params.fail("rope_type", "%q is not supported; supported: default, linear, dynamic, llama3, yarn, longrope",
+			kind)
 	}
 }
 

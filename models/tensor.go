@@ -38,8 +38,10 @@ func (p plain) Plain() ([]byte, bool) { return p.t.Data, true }
 
 func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
 	rows, cols := matrixShape(p.t.Shape)
-	if row0 < 0 || row1 > rows || col0 < 0 || col1 > cols || row0 > row1 || col0 > col1 || len(dst) != (row1-row0)*(col1-col0) {
-		return diag.New(diag.ClassInternal, "read tensor %q: rows %d:%d, columns %d:%d of [%d,%d] to %d values", p.t.Name, row0, row1, col0, col1, rows, cols, len(dst))
+	inside := 0 <= row0 && row0 <= row1 && row1 <= rows && 0 <= col0 && col0 <= col1 && col1 <= cols
+	if !inside || len(dst) != (row1-row0)*(col1-col0) {
+		return diag.New(diag.ClassInternal, "read tensor %q: rows %d:%d, columns %d:%d of [%d,%d] to %d values",
+			p.t.Name, row0, row1, col0, col1, rows, cols, len(dst))
 	}
 	width := col1 - col0
 	for row := row0; row < row1; row++ {

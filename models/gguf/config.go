@@ -193,7 +193,8 @@ var neutral = []struct {
 	key    string
 	values []float64
 }{
-	{"attention.causal", []float64{1}}, {"attention.max_alibi_bias", []float64{0}}, {"attention.clamp_kqv", []float64{0}},
+	{"attention.causal", []float64{1}}, {"attention.max_alibi_bias", []float64{0}},
+	{"attention.clamp_kqv", []float64{0}},
 	{"logit_scale", []float64{0, 1}}, {"embedding_scale", []float64{0, 1}}, {"residual_scale", []float64{0, 1}},
 	{"expert_group_count", []float64{0, 1}}, {"moe_every_n_layers", []float64{0, 1}},
 	{"interleave_moe_layer_step", []float64{0, 1}}, {"nextn_predict_layers", []float64{0}},
@@ -290,7 +291,8 @@ func (k *keys) slidingLayers(arch *architecture) (sliding []bool, ok bool) {
 		round, isInt = 2, true // Gemma 2's layers take turns
 	}
 	if !isInt || round < 1 {
-		k.fail(key, "got %s, want a bool for each of %d layers, or how many layers make a round", brief(pattern), k.layers)
+		k.fail(key, "got %s, want a bool for each of %d layers, or how many layers make a round",
+			brief(pattern), k.layers)
 		return nil, false
 	}
 	sliding = make([]bool, k.layers)

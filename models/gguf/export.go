@@ -41,7 +41,8 @@ func Export(ctx context.Context, w io.Writer, d Directory, t op.Type) error {
 func plan(directory *Directory, elementType op.Type) ([]KV, []Source, error) {
 	fileType, ok := fileTypes[elementType]
 	if !ok {
-		return nil, nil, diag.New(diag.ClassUsage, "type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", elementType)
+		return nil, nil, diag.New(diag.ClassUsage,
+			"type %q cannot be written; those that can: f32, f16, bf16, q8_0, q4_0", elementType)
 	}
 	cfg := &exportConfig{keys: directory.Config}
 	arch, err := cfg.architecture()
@@ -80,7 +81,8 @@ type exportConfig struct {
 }
 
 func (c *exportConfig) fail(key, format string, args ...any) {
-	c.errs = append(c.errs, diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...)).WithCode("model.config"))
+	c.errs = append(c.errs, diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...)).
+		WithCode("model.config"))
 }
 
 func (c *exportConfig) put(key string, v any) { c.out = append(c.out, KV{c.arch + "." + key, v}) }
@@ -144,7 +146,8 @@ func (c *exportConfig) architecture() (*architecture, error) {
 			classes = append(classes, class)
 		}
 	}
-	return nil, diag.New(diag.ClassInput, "key %q: %s has no form in GGUF that is supported", "architectures", brief(c.keys["architectures"])).
+	return nil, diag.New(diag.ClassInput, "key %q: %s has no form in GGUF that is supported", "architectures",
+		brief(c.keys["architectures"])).
 		WithHint("supported: %s", strings.Join(classes, ", "))
 }
 
@@ -169,7 +172,8 @@ func (c *exportConfig) metadata(arch *architecture) {
 		key   string
 		value int
 	}{
-		{"block_count", c.layers}, {"context_length", context}, {"embedding_length", hidden}, {"feed_forward_length", ffn},
+		{"block_count", c.layers}, {"context_length", context}, {"embedding_length", hidden},
+		{"feed_forward_length", ffn},
 		{"attention.head_count", c.heads}, {"attention.head_count_kv", c.kvHeads},
 		{"attention.key_length", headDim}, {"attention.value_length", headDim}, {"vocab_size", c.vocab},
 	} {
@@ -223,7 +227,8 @@ func (c *exportConfig) cap(key string, def float64) {
 		limit, ok = def, true
 	}
 	if !ok || limit <= 0 {
-		c.fail(key, "got %s, want a positive number: readers of GGUF always cap in this architecture", brief(c.keys[key]))
+		c.fail(key, "got %s, want a positive number: readers of GGUF always cap in this architecture",
+			brief(c.keys[key]))
 		return
 	}
 	c.put(key, float32(limit))
@@ -261,7 +266,8 @@ func (c *exportConfig) moe(arch *architecture) {
 	case "qwen2_moe", "qwen3_moe":
 		c.put("expert_feed_forward_length", uint32(c.int("moe_intermediate_size", -1, 1, maxDim)))
 		if list, _ := c.keys["mlp_only_layers"].([]any); len(list) > 0 {
-			c.fail("mlp_only_layers", "%s has no form in GGUF: every layer has experts", brief(c.keys["mlp_only_layers"]))
+			c.fail("mlp_only_layers", "%s has no form in GGUF: every layer has experts",
+				brief(c.keys["mlp_only_layers"]))
 		}
 		if step := c.int("decoder_sparse_step", 1, 1, maxLayers); step != 1 {
 			c.fail("decoder_sparse_step", "%d has no form in GGUF: every layer has experts", step)
@@ -405,7 +411,8 @@ func (c *exportConfig) sources(arch *architecture, directory *Directory, element
 	}{{ropeFreqs, c.freqs}, {ropeLong, c.long}, {ropeShort, c.short}} {
 		if factors.values != nil {
 			row := func(dst []float32, _ int) error { copy(dst, factors.values); return nil }
-			list.out = append(list.out, Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
+			list.out = append(list.out,
+				Source{Name: factors.name, Type: op.F32, Shape: []int{len(factors.values)}, Row: row})
 		}
 	}
 	list.refuseRest()

@@ -375,7 +375,8 @@ func withHint(what string, err error) *diag.Diagnostic {
 // refuseParts refuses one part of a model spread over several files, and files that are no model.
 func (f *File) refuseParts() error {
 	if files, ok := f.integer("split.count"); ok && files > 1 {
-		return diag.New(diag.ClassInput, "metadata key %q: one of %d files of a model, want a single file", "split.count", files).
+		return diag.New(diag.ClassInput, "metadata key %q: one of %d files of a model, want a single file",
+			"split.count", files).
 			WithHint("merge them first: llama-gguf-split --merge FIRST.gguf WHOLE.gguf")
 	}
 	if kind, ok := f.Value("general.type"); ok && kind != "model" {
@@ -392,7 +393,8 @@ func (f *File) alignment() (int, error) {
 	}
 	align, ok := stored.(uint32)
 	if !ok || align == 0 || align&(align-1) != 0 || align > maxAlignment {
-		return 0, fmt.Errorf("metadata key %q: got %s, want a power of two up to %d", "general.alignment", brief(stored), maxAlignment)
+		return 0, fmt.Errorf("metadata key %q: got %s, want a power of two up to %d", "general.alignment",
+			brief(stored), maxAlignment)
 	}
 	return int(align), nil
 }
@@ -454,7 +456,8 @@ func (e *extent) check(align int) error {
 	}
 	layout, ok := layouts[elementType]
 	if !ok {
-		return diag.New(diag.ClassInput, "type %s is not supported; supported: %s", strings.ToUpper(string(elementType)), supportedTypes()).WithHint("%s", typeHint)
+		return diag.New(diag.ClassInput, "type %s is not supported; supported: %s",
+			strings.ToUpper(string(elementType)), supportedTypes()).WithHint("%s", typeHint)
 	}
 	e.Type = elementType
 	cols := e.Shape[len(e.Shape)-1]

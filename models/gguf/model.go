@@ -72,7 +72,8 @@ func (f *File) architecture() (*architecture, error) {
 		return nil, diag.New(diag.ClassInput, "metadata key %q: %s is not supported", key, brief(name)).
 			WithHint("supported architectures: %s", architectureNames())
 	case known.experts:
-		return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts", known.name+".expert_count")
+		return nil, diag.New(diag.ClassInput, "metadata key %q: missing, want the number of experts",
+			known.name+".expert_count")
 	}
 	return nil, diag.New(diag.ClassInput, "metadata key %q: %d experts are not supported in architecture %s",
 		known.name+".expert_count", experts, known.name)
@@ -89,7 +90,8 @@ type viewList struct {
 
 // views names the file's tensors as Hugging Face does. Every tensor must have a meaning.
 func (f *File) views(arch *architecture, meta *keys) (map[string]View, error) {
-	list := &viewList{f: f, arch: arch, meta: meta, out: map[string]View{}, used: map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}}
+	list := &viewList{f: f, arch: arch, meta: meta, out: map[string]View{},
+		used: map[string]bool{ropeFreqs: true, ropeLong: true, ropeShort: true}}
 	for _, pair := range arch.pairs {
 		layers := 1
 		if pair.perLayer() {
@@ -110,7 +112,8 @@ func (f *File) views(arch *architecture, meta *keys) (map[string]View, error) {
 }
 
 func (a *architecture) unknownTensor(name string, layers int) error {
-	problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers", name, a.name, layers)
+	problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers",
+		name, a.name, layers)
 	if parts := strings.Split(name, "."); len(parts) == 5 && a.experts {
 		return problem.WithHint("one tensor per expert is an old form of the format: convert the model again")
 	}

@@ -62,7 +62,8 @@ func (k *keys) rope(arch *architecture, rotated int) map[string]any {
 	switch {
 	case hasLong || hasShort:
 		if !hasLong || !hasShort || hasFreqs || s.scaled() {
-			k.fail("rope.scaling.type", "tensors %q and %q belong together and exclude other scaling", ropeLong, ropeShort)
+			k.fail("rope.scaling.type", "tensors %q and %q belong together and exclude other scaling",
+				ropeLong, ropeShort)
 		}
 		out := longrope(s.theta, short, long, s.attention, s.original)
 		if arch.model == "phimoe" {

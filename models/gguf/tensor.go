@@ -27,8 +27,8 @@ const (
 // maxBlock is the largest number of values of a block.
 const maxBlock = 256
 
-// layout is how a type stores values: blocks of bytes, and how one block becomes float32. Types with blocks of one value
-// need no decode: they are those of package number.
+// layout is how a type stores values: blocks of bytes, and how one block becomes float32. Types with blocks of one
+// value need no decode: they are those of package number.
 type layout struct {
 	id     uint32 // in the tensor table
 	block  int    // values
@@ -62,7 +62,8 @@ const typeHint = "download or make the file in a supported type, for example: ll
 
 // supportedTypes lists the types that can be read, in the order of their numbers.
 func supportedTypes() string {
-	types := slices.SortedFunc(maps.Keys(layouts), func(a, b op.Type) int { return cmp.Compare(layouts[a].id, layouts[b].id) })
+	types := slices.SortedFunc(maps.Keys(layouts),
+		func(a, b op.Type) int { return cmp.Compare(layouts[a].id, layouts[b].id) })
 	names := make([]string, len(types))
 	for i, elementType := range types {
 		names[i] = strings.ToUpper(string(elementType))

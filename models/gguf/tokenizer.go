@@ -294,7 +294,8 @@ func (f *File) vocab() (*vocab, error) {
 	}
 	if kind != "gpt2" && kind != "llama" {
 		what := map[any]string{"t5": " (Unigram)", "bert": " (WordPiece)", "rwkv": " (RWKV)"}[kind]
-		return nil, badTokenizer("model", "%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).
+		return nil, badTokenizer("model",
+			"%s%s is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece BPE)", brief(kind), what).
 			WithHint("a model without a supported tokenizer runs on token ids")
 	}
 	v := &vocab{prefix: kind == "llama", addBOS: f.flag("add_bos_token"), addEOS: f.flag("add_eos_token")}
@@ -359,7 +360,8 @@ func (v *vocab) readTokens(f *File) (untyped bool, err error) {
 			tokens[i], v.types[i] = token, tokenUnused
 		}
 		if !utf8.ValidString(token) || len(token) > maxTokenBytes {
-			return false, badTokenizer("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d", i, len(token), maxTokenBytes)
+			return false, badTokenizer("tokens", "token %d: %d bytes, want valid UTF-8 of at most %d",
+				i, len(token), maxTokenBytes)
 		}
 		if v.types[i] < tokenNormal || v.types[i] > tokenByte {
 			v.types[i] = tokenNormal
@@ -390,14 +392,16 @@ func (v *vocab) readMerges(f *File) (ok bool, err error) {
 			at = strings.IndexByte(merge[1:], ' ') + 1 // a token may begin with a blank
 		}
 		if at < 1 || at+1 == len(merge) {
-			return false, badTokenizer("merges", "merge %d is %s, want two tokens with a blank between", i, brief(merge))
+			return false, badTokenizer("merges", "merge %d is %s, want two tokens with a blank between",
+				i, brief(merge))
 		}
 		pair := [2]string{merge[:at], merge[at+1:]}
 		whole = append(append(whole[:0], pair[0]...), pair[1]...)
 		_, left := v.ids[pair[0]]
 		_, right := v.ids[pair[1]]
 		if _, both := v.ids[string(whole)]; !left || !right || !both {
-			return false, badTokenizer("merges", "merge %d: %s, %s or both together are no token", i, brief(pair[0]), brief(pair[1]))
+			return false, badTokenizer("merges", "merge %d: %s, %s or both together are no token",
+				i, brief(pair[0]), brief(pair[1]))
 		}
 		v.merges = append(v.merges, pair)
 	}
@@ -581,7 +585,8 @@ func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string,
 		if alike {
 			return cmp.Or(cmp.Compare(a.whole, b.whole), cmp.Compare(a.left, b.left), cmp.Compare(a.right, b.right))
 		}
-		return cmp.Or(cmp.Compare(scores[b.whole], scores[a.whole]), cmp.Compare(b.left, a.left), cmp.Compare(b.right, a.right))
+		return cmp.Or(cmp.Compare(scores[b.whole], scores[a.whole]), cmp.Compare(b.left, a.left),
+			cmp.Compare(b.right, a.right))
 	})
 	pairs := make([][2]string, len(out))
 	for i := range out {
@@ -601,7 +606,8 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		quoted += quotedBytes(merge[0]) + quotedBytes(merge[1])
 	}
 	if quoted > maxQuotedBytes {
-		return nil, badTokenizer("tokens", "tokens and merges have %d bytes in a tokenizer.json, want at most %d", quoted, maxQuotedBytes)
+		return nil, badTokenizer("tokens", "tokens and merges have %d bytes in a tokenizer.json, want at most %d",
+			quoted, maxQuotedBytes)
 	}
 	recognised := func(i int) bool {
 		return v.types[i] == tokenControl || v.types[i] == tokenUser || v.types[i] == tokenUnknown
@@ -648,10 +654,12 @@ func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
 	switch {
 	case v.split.pattern != "":
 		doc.PreTokenizer = sequence("pretokenizers",
-			object{"type": "Split", "pattern": object{"Regex": v.split.pattern}, "behavior": "Isolated", "invert": false},
+			object{"type": "Split", "pattern": object{"Regex": v.split.pattern}, "behavior": "Isolated",
+				"invert": false},
 			byteLevel(v.prefix, true, false))
 	case v.split.digits:
-		doc.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true}, byteLevel(v.prefix, true, true))
+		doc.PreTokenizer = sequence("pretokenizers", object{"type": "Digits", "individual_digits": true},
+			byteLevel(v.prefix, true, true))
 	default:
 		doc.PreTokenizer = byteLevel(v.prefix, true, true)
 	}
@@ -664,7 +672,8 @@ func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
 
 func (v *vocab) sentencePieceParts(doc *tokenizerJSON) {
 	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
-	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "}, object{"type": "ByteFallback"}, object{"type": "Fuse"}}
+	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "},
+		object{"type": "ByteFallback"}, object{"type": "Fuse"}}
 	doc.Normalizer = replace
 	if v.prefix {
 		doc.Normalizer = sequence("normalizers", object{"type": "Prepend", "prepend": space}, replace)
@@ -706,5 +715,6 @@ func (v *vocab) template() object {
 		return out
 	}
 	first, second := text("A", 0), text("B", 1)
-	return object{"type": "TemplateProcessing", "single": first, "pair": slices.Concat(first, second), "special_tokens": specials}
+	return object{"type": "TemplateProcessing", "single": first, "pair": slices.Concat(first, second),
+		"special_tokens": specials}
 }

@@ -121,7 +121,8 @@ func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
 			rows = tensor.Cols() - first
 		}
 		if len(tensor.Shape) != 1 || first+rows > tensor.Cols() || rows != tensor.Cols() && layouts[tensor.Type].block != 1 {
-			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d", tensor.Name, tensor.Shape, tensor.Type, first+rows)
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d",
+				tensor.Name, tensor.Shape, tensor.Type, first+rows)
 		}
 		view.shape = []int{rows}
 	case !vector && len(tensor.Shape) <= 2:
@@ -129,11 +130,13 @@ func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
 			rows = tensor.Rows() - first
 		}
 		if first+rows > tensor.Rows() {
-			return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows", tensor.Name, tensor.Shape, first+rows)
+			return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want at least %d rows",
+				tensor.Name, tensor.Shape, first+rows)
 		}
 		view.shape = []int{rows, tensor.Cols()}
 	default:
-		return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s", tensor.Name, tensor.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
+		return view, diag.New(diag.ClassInput, "tensor %q: shape %v, want %s",
+			tensor.Name, tensor.Shape, map[bool]string{true: "a vector", false: "a matrix"}[vector])
 	}
 	return view, nil
 }
@@ -150,7 +153,8 @@ func (v View) Rows(from, to int) (View, error) {
 // rotary returns v with its rows stored as rotary pairs of heads.
 func (v View) rotary(heads int) (View, error) {
 	if heads < 1 || v.shape[0]%(2*heads) != 0 {
-		return v, diag.New(diag.ClassInput, "tensor %q: %d rows, want an even number for each of %d heads", v.t.Name, v.shape[0], heads)
+		return v, diag.New(diag.ClassInput, "tensor %q: %d rows, want an even number for each of %d heads",
+			v.t.Name, v.shape[0], heads)
 	}
 	v.heads = heads
 	return v, nil

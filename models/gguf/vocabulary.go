@@ -105,7 +105,8 @@ func exportVocab(tokenizer, config []byte, size int) (*vocab, error) {
 	case model.Dropout != nil || model.Prefix != "" || model.Suffix != "":
 		return nil, noForm("model", "dropout, prefixes and suffixes are not supported")
 	}
-	v := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size), types: slices.Repeat([]int{tokenUnused}, size)}
+	v := &vocab{bos: -1, eos: -1, unk: -1, pad: -1, tokens: make([]string, size),
+		types: slices.Repeat([]int{tokenUnused}, size)}
 	if err := v.exportTokens(&parsed); err != nil {
 		return nil, err
 	}
@@ -216,7 +217,8 @@ func (v *vocab) byteLevelSplitting(parsed *readTokenizer, normalizers, splitters
 			known.ignoreMerges == found.ignoreMerges
 	})
 	if at < 0 {
-		return noForm("pre_tokenizer", "this way to split text has no name in GGUF; those that have: %s", splittingNames())
+		return noForm("pre_tokenizer", "this way to split text has no name in GGUF; those that have: %s",
+			splittingNames())
 	}
 	v.split = &splittings[at]
 	return nil
@@ -230,7 +232,8 @@ func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []p
 			v.prefix = true
 		case step.Type == "Replace" && blank == " " && step.Content == space:
 		default:
-			return noForm("normalizer", "%s is not supported; supported: what SentencePiece does with blanks", step.Type)
+			return noForm("normalizer", "%s is not supported; supported: what SentencePiece does with blanks",
+				step.Type)
 		}
 	}
 	for _, step := range splitters {
@@ -239,11 +242,13 @@ func (v *vocab) blankSplitting(parsed *readTokenizer, normalizers, splitters []p
 			v.prefix = v.prefix || step.PrependScheme != "never"
 		case step.Type == "Split" && blank == " " && len(normalizers) > 0: // there are none left
 		default:
-			return noForm("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split", step.Type)
+			return noForm("pre_tokenizer", "%s is not supported; supported: ByteLevel, Metaspace without split",
+				step.Type)
 		}
 	}
 	if len(normalizers)+len(splitters) == 0 || !parsed.Model.ByteFallback {
-		return noForm("model", "this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
+		return noForm("model",
+			"this BPE is neither byte-level nor SentencePiece with byte_fallback, which is not supported")
 	}
 	return nil
 }
@@ -339,7 +344,8 @@ func (v *vocab) readTemplate(pieces []templatePiece) error {
 			token, add = &v.eos, &v.addEOS
 		}
 		if !ok || *token >= 0 && *token != id {
-			return noForm("post_processor", "a template with other tokens than the begin and the end token is not supported")
+			return noForm("post_processor",
+				"a template with other tokens than the begin and the end token is not supported")
 		}
 		*token = id
 		if *add == nil {
@@ -418,7 +424,8 @@ func exportTemplates(directory *Directory) ([]KV, error) {
 	}
 	var named []struct{ Name, Template string }
 	if err := json.Unmarshal(config.ChatTemplate, &named); err != nil {
-		return nil, diag.New(diag.ClassInput, "tokenizer_config.json: key %q: want a text or a list of named texts", "chat_template")
+		return nil, diag.New(diag.ClassInput, "tokenizer_config.json: key %q: want a text or a list of named texts",
+			"chat_template")
 	}
 	var out []KV
 	var names []string

@@ -156,7 +156,8 @@ func (t *Source) size() (int64, error) {
 	}
 	layout := layouts[t.Type]
 	if len(t.Shape) == 0 || len(t.Shape) > maxRank || t.Shape[len(t.Shape)-1]%layout.block != 0 {
-		return 0, fmt.Errorf("shape %v, want 1 to %d dimensions, the last one a multiple of %d", t.Shape, maxRank, layout.block)
+		return 0, fmt.Errorf("shape %v, want 1 to %d dimensions, the last one a multiple of %d",
+			t.Shape, maxRank, layout.block)
 	}
 	size := int64(layout.bytes)
 	for i, dim := range t.Shape {

@@ -48,10 +48,12 @@ type Tensor struct {
 func (t *Tensor) Floats(dst []float32, from int) error {
 	size := t.Type.Bytes()
 	if t.Type != op.F32 && t.Type != op.F16 && t.Type != op.BF16 {
-		return diag.New(diag.ClassInput, "read tensor %q as float32: element type %q, want f32, f16 or bf16", t.Name, t.Type)
+		return diag.New(diag.ClassInput, "read tensor %q as float32: element type %q, want f32, f16 or bf16",
+			t.Name, t.Type)
 	}
 	if from < 0 || len(dst) > len(t.Data)/size || from > len(t.Data)/size-len(dst) {
-		return diag.New(diag.ClassInput, "read tensor %q: elements [%d, %d+%d), want within its %d", t.Name, from, from, len(dst), len(t.Data)/size)
+		return diag.New(diag.ClassInput, "read tensor %q: elements [%d, %d+%d), want within its %d",
+			t.Name, from, from, len(dst), len(t.Data)/size)
 	}
 	number.Decode(dst, t.Data[from*size:], t.Type)
 	return nil
@@ -161,7 +163,8 @@ func parse(raw []byte) ([]Tensor, error) {
 	case got < size:
 		return nil, fmt.Errorf("truncated: got %d bytes, want %d", len(raw), 8+int64(headerSize)+size)
 	case got > size:
-		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes", len(raw), 8+int64(headerSize)+size)
+		return nil, fmt.Errorf("got %d bytes, want %d: there is data no tensor describes",
+			len(raw), 8+int64(headerSize)+size)
 	}
 	// In the order of their data; empty tensors before the one that begins at the same byte.
 	sort.SliceStable(found, func(a, b int) bool {
@@ -175,7 +178,8 @@ func parse(raw []byte) ([]Tensor, error) {
 	for i, entry := range found {
 		switch {
 		case entry.begin < at:
-			return nil, fmt.Errorf("header: tensor %q begins at byte %d, inside another one that ends at %d", entry.Name, entry.begin, at)
+			return nil, fmt.Errorf("header: tensor %q begins at byte %d, inside another one that ends at %d",
+				entry.Name, entry.begin, at)
 		case entry.begin > at:
 			return nil, fmt.Errorf("header: hole of %d bytes before tensor %q", entry.begin-at, entry.Name)
 		}
@@ -233,7 +237,8 @@ func parseTensor(name string, value json.RawMessage) (entry extent, err error) {
 	if len(offsets) != 2 || offsets[0] < 0 || offsets[1] < offsets[0] {
 		return entry, fmt.Errorf("data_offsets %v, want [begin, end]", offsets)
 	}
-	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0], end: offsets[1]}
+	entry = extent{Tensor: Tensor{Name: name, Type: op.Type(strings.ToLower(dtype)), Shape: shape}, begin: offsets[0],
+		end: offsets[1]}
 	want, err := sizeOf(entry.Type, shape)
 	if err != nil {
 		return entry, err

@@ -26,7 +26,8 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 	for i := range tensors {
 		tensor := &tensors[i]
 		if want := elements(tensor.Shape) * elementBytes[string(tensor.Type)]; int64(len(tensor.Data)) != want {
-			return diag.New(diag.ClassInput, "write safetensors: tensor %q: got %d bytes, want %d for %s %v", tensor.Name, len(tensor.Data), want, tensor.Type, tensor.Shape)
+			return diag.New(diag.ClassInput, "write safetensors: tensor %q: got %d bytes, want %d for %s %v",
+				tensor.Name, len(tensor.Data), want, tensor.Type, tensor.Shape)
 		}
 	}
 	order := make([]int, len(tensors))
@@ -57,7 +58,8 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		tensor := &tensors[i]
 		order[i] = i
 		fail := func(format string, args ...any) error {
-			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s", tensor.Name, fmt.Sprintf(format, args...))
+			return diag.New(diag.ClassInput, "lay out safetensors: tensor %q: %s",
+				tensor.Name, fmt.Sprintf(format, args...))
 		}
 		if seen[tensor.Name] || tensor.Name == metadataKey || !utf8.ValidString(tensor.Name) {
 			return nil, nil, fail("name is used twice, reserved, or not valid UTF-8")
@@ -107,7 +109,8 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		shape := strings.Join(strings.Fields(fmt.Sprint(tensor.Shape)), ",")
 		offsets[i] = at
 		quote(tensor.Name)
-		fmt.Fprintf(&buf, `:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, strings.ToUpper(string(tensor.Type)), shape, at, end)
+		fmt.Fprintf(&buf, `:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, strings.ToUpper(string(tensor.Type)),
+			shape, at, end)
 		at = end
 	}
 	buf.WriteByte('}')
@@ -115,7 +118,8 @@ func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offset
 		buf.WriteByte(' ')
 	}
 	if buf.Len()-8 > maxHeaderBytes {
-		return nil, nil, diag.New(diag.ClassInput, "lay out safetensors: header of %d bytes, want at most %d", buf.Len()-8, maxHeaderBytes)
+		return nil, nil, diag.New(diag.ClassInput, "lay out safetensors: header of %d bytes, want at most %d",
+			buf.Len()-8, maxHeaderBytes)
 	}
 	header = buf.Bytes()
 	binary.LittleEndian.PutUint64(header, uint64(len(header)-8))
