@@ -61,7 +61,8 @@ func Open(nameOrDir string) (*Model, error) {
 
 // noConfig is the error of a directory without config.json: perhaps a GGUF file in it was meant.
 func noConfig(dir string) error {
-	problem := diag.New(diag.ClassInput, "open model %q: no %s in the directory: %w", dir, configName, fs.ErrNotExist).
+	const what = "open model %q: no %s in the directory: %w"
+	problem := diag.New(diag.ClassInput, what, dir, configName, fs.ErrNotExist).
 		WithHint("give the directory that holds config.json and *.safetensors, or a .gguf file")
 	if files, err := filepath.Glob(filepath.Join(dir, "*.gguf")); err == nil && len(files) > 0 {
 		problem.WithHint("did you mean the file %q?", files[0])
@@ -69,74 +70,79 @@ func noConfig(dir string) error {
 	return problem
 }
 
+// openDir opens a Hugging Face directory. Its graph is built when the configuration is known, and again when the
+// stored tensors are: they decide about a tied head and the type of the embedding table.
 func openDir(dir string) (model *Model, err error) {
-	fail := func(err error) error { return fmt.Errorf("open model %q: %w", dir, err) }
 	cfg, err := readJSONFile(filepath.Join(dir, configName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, noConfig(dir)
 	}
-	if err != nil {
-		return nil, fail(err)
-	}
-	model, err = cfg.model()
-	if err != nil {
-		return nil, fail(err)
-	}
-	if cfg, err := readJSONFile(filepath.Join(dir, generationName)); err == nil {
-		if err := cfg.generation(model); err != nil {
-			return nil, fail(err)
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return nil, fail(err)
-	}
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, fail(err)
-	}
-	model.Dir, model.Name, model.config = dir, filepath.Base(abs), cfg.keys
-	model.graph = decoderGraph(model)
-	opened := model
+	var opened *Model
 	defer func() {
-		if err != nil {
+		if err == nil {
+			return
+		}
+		model, err = nil, fmt.Errorf("open model %q: %w", dir, err)
+		if opened != nil {
 			opened.Close()
 		}
 	}()
+	if err != nil {
+		return nil, err
+	}
+	if model, err = cfg.model(); err != nil {
+		return nil, err
+	}
+	generation, err := readJSONFile(filepath.Join(dir, generationName))
+	if err == nil {
+		err = generation.generation(model)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	model.Dir, model.Name, model.config = dir, filepath.Base(abs), cfg.keys
+	model.graph = decoderGraph(model)
+	opened = model
 	stored, err := model.openFiles()
 	if err != nil {
-		return nil, fail(err)
+		return nil, err
 	}
 	if err := model.untie(stored); err != nil {
-		return nil, fail(err)
+		return nil, err
 	}
 	err = model.adopt(slices.Sorted(maps.Keys(stored)), func(name string) (Tensor, string, bool) {
 		tensor, base, ok := find(stored, name)
 		return plain{tensor}, base, ok
 	})
-	if err != nil {
-		return nil, fail(err)
-	}
-	return model, nil
+	return model, err
 }
 
 // openGGUF opens a GGUF file, which says and holds what a directory does.
 func openGGUF(path string) (model *Model, err error) {
-	fail := func(err error) error { return fmt.Errorf("open model %q: %w", path, err) }
-	file, err := gguf.Open(path)
-	if err != nil {
-		return nil, fail(err)
-	}
+	var file *gguf.File
 	defer func() {
-		if err != nil {
+		if err == nil {
+			return
+		}
+		model, err = nil, fmt.Errorf("open model %q: %w", path, err)
+		if file != nil {
 			file.Close()
 		}
 	}()
+	if file, err = gguf.Open(path); err != nil {
+		return nil, err
+	}
 	stored, err := file.Model()
 	if err != nil {
-		return nil, fail(err)
+		return nil, err
 	}
 	cfg := newConfig(stored.Config, func(string) string { return path })
 	if model, err = cfg.model(); err != nil {
-		return nil, fail(err)
+		return nil, err
 	}
 	model.unread, model.config = append(model.unread, stored.Unread...), stored.Config
 	model.Dir, model.Name = path, strings.TrimSuffix(filepath.Base(path), ".gguf")
@@ -146,26 +152,15 @@ func openGGUF(path string) (model *Model, err error) {
 		tensor, ok := stored.Tensors[name]
 		return tensor, name, ok
 	})
-	if err != nil {
-		return nil, fail(err)
-	}
-	return model, nil
+	return model, err
 }
 
 // openFiles maps the model's files and returns their tensors by name.
 func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
-	shards := map[string][]string{singleName: nil}
 	index := filepath.Join(m.Dir, indexName)
+	shards := map[string][]string{singleName: nil}
 	if _, err := os.Stat(filepath.Join(m.Dir, singleName)); err != nil {
-		keys, err := readJSONFile(index)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
-				WithHint("only safetensors weights are read; convert others first (save_pretrained with safe_serialization)")
-		}
-		if err != nil {
-			return nil, err
-		}
-		if shards, err = keys.shards(); err != nil {
+		if shards, err = readShards(index); err != nil {
 			return nil, err
 		}
 	}
@@ -191,6 +186,20 @@ func (m *Model) openFiles() (map[string]safetensors.Tensor, error) {
 		}
 	}
 	return out, nil
+}
+
+// readShards reads the index of a model in several files.
+func readShards(index string) (map[string][]string, error) {
+	keys, err := readJSONFile(index)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, diag.New(diag.ClassInput, "found neither %s nor %s", singleName, indexName).
+			WithHint("only safetensors weights are read; convert others first " +
+				"(save_pretrained with safe_serialization)")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return keys.shards()
 }
 
 // shards reads model.safetensors.index.json: shard file name -> tensor names, sorted. Shards are
@@ -231,21 +240,42 @@ func plainShardName(name string) bool {
 	if len(name) > 255 || !strings.HasSuffix(name, ".safetensors") || name[0] == '.' {
 		return false
 	}
-	for _, char := range name {
-		if !('a' <= char && char <= 'z' || 'A' <= char && char <= 'Z' || '0' <= char && char <= '9' || strings.ContainsRune("-_.", char)) {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(name, func(r rune) bool {
+		letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		return !letter && !('0' <= r && r <= '9') && !strings.ContainsRune("-_.", r)
+	})
 }
 
 // adopt keeps the tensors the graph needs after checking type and shape, and lists the others of those stored.
 // The graph is built again for the type of the embedding table.
 func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base string, ok bool)) error {
+	used, err := m.takeTensors(find)
+	if err != nil {
+		return err
+	}
+	for _, name := range stored {
+		repeats := m.Tied && name == m.dec.names.head+".weight" // of a tied head it repeats the table
+		if !used[name] && !repeats {
+			m.ignored = append(m.ignored, name)
+		}
+	}
+	sort.Strings(m.ignored)
+	table := m.tensors[m.dec.names.embed+".weight"]
+	m.Stored = table.Type()
+	if _, ok := table.Plain(); !ok {
+		m.Stored = op.F32 // rows are dequantised
+	}
+	m.graph = decoderGraph(m)
+	return nil
+}
+
+// takeTensors checks and keeps what the graph needs; all problems are one error. used are the names of what is
+// stored, where that is not what the graph calls it.
+func (m *Model) takeTensors(find func(name string) (t Tensor, base string, ok bool)) (used map[string]bool, err error) {
 	var missing []string
 	var errs diag.List
-	m.tensors = make(map[string]Tensor, len(stored))
-	used := map[string]bool{}
+	m.tensors = map[string]Tensor{}
+	used = map[string]bool{}
 	for _, want := range m.required() {
 		tensor, base, ok := find(want.name)
 		used[base] = ok
@@ -254,8 +284,8 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 		case !ok:
 			missing = append(missing, fmt.Sprintf("%q %v", want.name, want.shape))
 		case !slices.Equal(tensor.Shape(), want.shape):
-			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, tensor.Shape(), want.shape).
-				WithHint("config.json and the weights do not belong together"))
+			problem := diag.New(diag.ClassInput, "tensor %q: got shape %v, want %v", want.name, tensor.Shape(), want.shape)
+			errs = append(errs, problem.WithHint("config.json and the weights do not belong together"))
 		case plain && tensor.Type() != op.F32 && tensor.Type() != op.F16 && tensor.Type() != op.BF16:
 			errs = append(errs, diag.New(diag.ClassInput, "tensor %q: got element type %q, want f32, f16 or bf16",
 				want.name, tensor.Type()))
@@ -263,31 +293,15 @@ func (m *Model) adopt(stored []string, find func(name string) (t Tensor, base st
 			m.tensors[want.name] = tensor
 		}
 	}
-	for _, name := range stored {
-		if !used[name] && !(m.Tied && name == m.dec.names.head+".weight") { // of a tied head it repeats the table
-			m.ignored = append(m.ignored, name)
-		}
-	}
-	sort.Strings(m.ignored)
 	if count := len(missing); count > 0 {
-		errs = append(errs, diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count, some(missing)).
-			WithHint("a shard may be missing, or config.json describes another model"))
+		problem := diag.New(diag.ClassInput, "%d of the tensors its graph needs are missing: %s", count, some(missing))
+		errs = append(errs, problem.WithHint("a shard may be missing, or config.json describes another model"))
 	}
-	if len(errs) > maxReported {
-		more := len(errs) - maxReported
-		errs = append(errs[:maxReported], diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type",
-			more))
+	if more := len(errs) - maxReported; more > 0 {
+		errs = append(errs[:maxReported],
+			diag.New(diag.ClassInput, "and %d more tensors with a wrong shape or type", more))
 	}
-	if err := errs.Err(); err != nil {
-		return err
-	}
-	table := m.tensors[m.dec.names.embed+".weight"]
-	m.Stored = table.Type()
-	if _, ok := table.Plain(); !ok {
-		m.Stored = op.F32 // rows are dequantised
-	}
-	m.graph = decoderGraph(m)
-	return nil
+	return used, errs.Err()
 }
 
 // untie gives the model a head of its own where the configuration calls it tied, but another one is stored:
@@ -298,8 +312,9 @@ func (m *Model) untie(stored map[string]safetensors.Tensor) error {
 	if !m.Tied || !ok1 || !ok2 {
 		return nil
 	}
-	same := false
-	if err := mem.CatchFault(func() { same = head.Type == table.Type && bytes.Equal(head.Data, table.Data) }); err != nil {
+	same := head.Type == table.Type
+	err := mem.CatchFault(func() { same = same && bytes.Equal(head.Data, table.Data) })
+	if err != nil {
 		return diag.New(diag.ClassIO, "compare head and embedding: %w", err)
 	}
 	if !same {

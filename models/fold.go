@@ -98,7 +98,8 @@ func appendNew(list []string, x string) []string {
 	return append(list, x)
 }
 
-// divisible is what divides the result of node k of s by factors, nil where nothing does.
+// divisible is what has to be divided so that the result of a section's node is: a norm's gain and bias, or the up
+// columns in front of a gated unit. It is nil where nothing does that.
 func (g *Graph) divisible(section *Section, number int) []FoldPart {
 	node := &section.Nodes[number]
 	if len(node.Ops) != 1 {
@@ -134,12 +135,12 @@ func (g *Graph) divisible(section *Section, number int) []FoldPart {
 	return nil
 }
 
-// readers are the nodes that read what node k writes to a value, in the next layer too.
-func (s *Section) readers(k int, value string) []int {
+// readers are the nodes that read what a node writes to a value, up to the next that writes it, in the next layer too.
+func (s *Section) readers(writer int, value string) []int {
 	var out []int
 	for i := 1; i < len(s.Nodes); i++ {
-		reader := (k + i) % len(s.Nodes)
-		if reader < k && s.Layers == 0 {
+		reader := (writer + i) % len(s.Nodes)
+		if reader < writer && s.Layers == 0 {
 			break
 		}
 		node := &s.Nodes[reader]

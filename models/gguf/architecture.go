@@ -107,39 +107,53 @@ const (
 		.ffn_down_exps.weight   .block_sparse_moe.experts.{e}.w2.weight`
 )
 
+// gemma2Attention has another name for the norm in front of the feed-forward block.
+var gemma2Attention = strings.Replace(attentionPairs,
+	".ffn_norm.weight        .post_attention_layernorm", ".ffn_norm.weight .pre_feedforward_layernorm", 1)
+
 // architectures lists what can be read and written, in the order error messages name it. A name
 // occurs twice where experts decide between two classes. InternLM2 computes what Llama does, and the
 // file stores it like Llama, so it is read as one.
 var architectures = []architecture{
-	{name: "llama", classes: []string{"LlamaForCausalLM", "MistralForCausalLM"}, model: "llama", settings: llamaSettings, rotaryPairs: true,
+	{name: "llama", classes: []string{"LlamaForCausalLM", "MistralForCausalLM"},
+		model: "llama", settings: llamaSettings, rotaryPairs: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, densePairs, denseBiasPairs)},
-	{name: "llama", classes: []string{"MixtralForCausalLM"}, model: "mixtral", settings: mixtralSettings, rotaryPairs: true, experts: true,
+	{name: "llama", classes: []string{"MixtralForCausalLM"},
+		model: "mixtral", settings: mixtralSettings, rotaryPairs: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, sparsePairs)},
-	{name: "internlm2", classes: []string{"LlamaForCausalLM"}, model: "llama", settings: llamaSettings, rotaryPairs: true, ownHead: true,
+	{name: "internlm2", classes: []string{"LlamaForCausalLM"},
+		model: "llama", settings: llamaSettings, rotaryPairs: true, ownHead: true,
 		pairs: pairs(outerPairs, attentionPairs, densePairs)},
 	{name: "qwen2", classes: []string{"Qwen2ForCausalLM"}, model: "qwen2",
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, densePairs)},
 	{name: "qwen3", classes: []string{"Qwen3ForCausalLM"}, model: "qwen3",
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, densePairs)},
-	{name: "qwen2moe", classes: []string{"Qwen2MoeForCausalLM"}, model: "qwen2_moe", settings: qwen2MoeSettings, ownHead: true, experts: true,
+	{name: "qwen2moe", classes: []string{"Qwen2MoeForCausalLM"},
+		model: "qwen2_moe", settings: qwen2MoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, expertPairs, sharedExpertPairs)},
-	{name: "qwen3moe", classes: []string{"Qwen3MoeForCausalLM"}, model: "qwen3_moe", settings: qwen3MoeSettings, experts: true,
+	{name: "qwen3moe", classes: []string{"Qwen3MoeForCausalLM"},
+		model: "qwen3_moe", settings: qwen3MoeSettings, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
-	{name: "olmoe", classes: []string{"OlmoeForCausalLM"}, model: "olmoe", settings: olmoeSettings, ownHead: true, experts: true,
+	{name: "olmoe", classes: []string{"OlmoeForCausalLM"},
+		model: "olmoe", settings: olmoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkNormPairs, expertPairs)},
-	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"}, model: "phimoe", settings: phimoeSettings, ownHead: true, experts: true,
+	{name: "phimoe", classes: []string{"PhimoeForCausalLM", "PhiMoEForCausalLM"},
+		model: "phimoe", settings: phimoeSettings, ownHead: true, experts: true,
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, outBiasPairs, sparsePairs, `
 			output_norm.bias    model.norm.bias
 			output.bias?        lm_head.bias
 			.attn_norm.bias     .input_layernorm.bias
 			.ffn_norm.bias      .post_attention_layernorm.bias`)},
-	{name: "gemma", classes: []string{"GemmaForCausalLM"}, model: "gemma", settings: gemmaSettings, plusOne: true, activation: "gelu_pytorch_tanh",
+	{name: "gemma", classes: []string{"GemmaForCausalLM"},
+		model: "gemma", settings: gemmaSettings, plusOne: true, activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, attentionPairs, densePairs)},
-	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"}, model: "gemma2", settings: gemma2Settings, plusOne: true, activation: "gelu_pytorch_tanh",
-		pairs: pairs(outerPairs, strings.Replace(attentionPairs, ".ffn_norm.weight        .post_attention_layernorm", ".ffn_norm.weight .pre_feedforward_layernorm", 1), densePairs, `
+	{name: "gemma2", classes: []string{"Gemma2ForCausalLM"},
+		model: "gemma2", settings: gemma2Settings, plusOne: true, activation: "gelu_pytorch_tanh",
+		pairs: pairs(outerPairs, gemma2Attention, densePairs, `
 			.post_attention_norm.weight .post_attention_layernorm.weight
 			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
-	{name: "phi2", classes: []string{"PhiForCausalLM"}, model: "phi", ownHead: true, partial: true, eps: "layer_norm_eps", activation: "gelu_new",
+	{name: "phi2", classes: []string{"PhiForCausalLM"},
+		model: "phi", ownHead: true, partial: true, eps: "layer_norm_eps", activation: "gelu_new",
 		pairs: pairs(strings.Replace(outerPairs, "model.norm", "model.final_layernorm", 1), qkvBiasPairs, `
 			output_norm.bias    model.final_layernorm.bias
 			output.bias         lm_head.bias
@@ -170,7 +184,8 @@ var architectures = []architecture{
 			.attn_output.weight .self_attn.o_proj.weight
 			.post_attention_norm.weight .post_attention_layernorm.weight
 			.post_ffw_norm.weight       .post_feedforward_layernorm.weight`)},
-	{name: "starcoder2", classes: []string{"Starcoder2ForCausalLM"}, model: "starcoder2", settings: starcoder2Settings, eps: "norm_epsilon", activation: "gelu_pytorch_tanh",
+	{name: "starcoder2", classes: []string{"Starcoder2ForCausalLM"},
+		model: "starcoder2", settings: starcoder2Settings, eps: "norm_epsilon", activation: "gelu_pytorch_tanh",
 		pairs: pairs(outerPairs, attentionPairs, qkvBiasPairs, `
 			output_norm.bias    model.norm.bias
 			.attn_norm.bias     .input_layernorm.bias

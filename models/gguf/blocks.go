@@ -103,7 +103,8 @@ func decodeQ5K(dst []float32, b []byte) {
 func decodeQ6K(dst []float32, b []byte) {
 	scale := half(b[208:])
 	for half := range 2 {
-		low, high, scales, out := b[64*half:64*half+64], b[128+32*half:160+32*half], b[192+8*half:200+8*half], dst[128*half:128*half+128]
+		low, high := b[64*half:64*half+64], b[128+32*half:160+32*half]
+		scales, out := b[192+8*half:200+8*half], dst[128*half:128*half+128]
 		var ds [8]float32
 		for j := range ds {
 			ds[j] = scale * float32(int8(scales[j]))

@@ -57,7 +57,8 @@ const (
 
 // kindTypes are values of the Go types of scalars, in the order of their kinds; nil for strings and arrays.
 var kindTypes = [...]any{
-	uint8(0), int8(0), uint16(0), int16(0), uint32(0), int32(0), float32(0), false, nil, nil, uint64(0), int64(0), float64(0),
+	uint8(0), int8(0), uint16(0), int16(0), uint32(0), int32(0), float32(0), false, nil, nil,
+	uint64(0), int64(0), float64(0),
 }
 
 // value is a metadata value in place: its bytes were walked and bounded, nothing is copied yet.

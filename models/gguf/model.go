@@ -117,7 +117,8 @@ func (a *architecture) unknownTensor(name string, layers int) error {
 	if parts := strings.Split(name, "."); len(parts) == 5 && a.experts {
 		return problem.WithHint("one tensor per expert is an old form of the format: convert the model again")
 	}
-	return problem.WithHint("the model has a part that is not supported, or its metadata and its tensors do not belong together")
+	return problem.WithHint("the model has a part that is not supported, " +
+		"or its metadata and its tensors do not belong together")
 }
 
 // add names what a layer has of a pair: a tensor, the projections in it, or the matrices of all experts.
@@ -240,7 +241,8 @@ type keys struct {
 
 	// Sizes that other keys and the tensors' forms depend on.
 	layers, hidden, heads, kvHeads, headDim, ffn, experts, expertFFN, context int
-	normShares                                                                *bool // expert_weights_norm, nil: not said
+
+	normShares *bool // expert_weights_norm, nil: not said
 }
 
 func (k *keys) fail(key, format string, args ...any) {

@@ -142,7 +142,8 @@ func longrope(theta float64, short, long []float32, attention float64, original 
 		return out
 	}
 	return map[string]any{"rope_type": "longrope", "rope_theta": theta,
-		"short_factor": list(short), "long_factor": list(long), "attention_factor": attention, "original_max_position_embeddings": int64(original)}
+		"short_factor": list(short), "long_factor": list(long), "attention_factor": attention,
+		"original_max_position_embeddings": int64(original)}
 }
 
 // factors reads a tensor of n positive frequency factors.

@@ -53,12 +53,13 @@ var layouts = map[op.Type]layout{
 // ggmlTypes names every type number, so that an unsupported one is refused by its name.
 var ggmlTypes = map[uint32]op.Type{
 	0: op.F32, 1: op.F16, 2: q4_0, 3: q4_1, 6: q5_0, 7: q5_1, 8: q8_0, 12: q4K, 13: q5K, 14: q6K, 30: op.BF16,
-	9: "q8_1", 10: "q2_k", 11: "q3_k", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
-	21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m",
+	9: "q8_1", 10: "q2_k", 11: "q3_k", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s",
+	20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m",
 	34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0",
 }
 
-const typeHint = "download or make the file in a supported type, for example: llama-quantize --allow-requantize IN.gguf OUT.gguf Q4_K_M"
+const typeHint = "download or make the file in a supported type, " +
+	"for example: llama-quantize --allow-requantize IN.gguf OUT.gguf Q4_K_M"
 
 // supportedTypes lists the types that can be read, in the order of their numbers.
 func supportedTypes() string {

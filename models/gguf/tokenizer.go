@@ -208,7 +208,9 @@ func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
 		return nil, nil, err
 	}
 	settings := object{"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false}
-	for key, id := range map[string]int{"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad} {
+	for key, id := range map[string]int{
+		"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad,
+	} {
 		if id >= 0 {
 			settings[key] = vocab.tokens[id]
 		}
@@ -418,7 +420,8 @@ func (v *vocab) byteLevel(f *File, hasMerges bool) error {
 	pre, ok := f.Value(tokenizerKey + "pre")
 	if !ok || pre == "default" {
 		return badTokenizer("pre", "missing, so the file does not say how text is split").
-			WithHint("convert the model again with a current converter, or set the key: gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
+			WithHint("convert the model again with a current converter, or set the key: " +
+				"gguf_new_metadata --pre-tokenizer NAME IN.gguf OUT.gguf")
 	}
 	for i := range splittings {
 		if name, isText := pre.(string); isText && slices.Contains(splittings[i].names, name) {
@@ -628,7 +631,9 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 		}
 		token := v.tokens[i]
 		if len(token) > maxSpecialBytes {
-			return nil, diag.New(diag.ClassInput, "metadata key %q: token %d is recognised in text and has %d bytes, want at most %d", "tokenizer.ggml.tokens", i, len(token), maxSpecialBytes)
+			return nil, diag.New(diag.ClassInput,
+				"metadata key %q: token %d is recognised in text and has %d bytes, want at most %d",
+				tokenizerKey+"tokens", i, len(token), maxSpecialBytes)
 		}
 		doc.AddedTokens = append(doc.AddedTokens, addedToken{ID: i, Content: token, Special: v.types[i] != tokenUser})
 	}

@@ -120,7 +120,8 @@ func newView(tensor Tensor, vector bool, first, rows int) (View, error) {
 		if rows < 0 {
 			rows = tensor.Cols() - first
 		}
-		if len(tensor.Shape) != 1 || first+rows > tensor.Cols() || rows != tensor.Cols() && layouts[tensor.Type].block != 1 {
+		inBlock := rows != tensor.Cols() && layouts[tensor.Type].block != 1
+		if len(tensor.Shape) != 1 || first+rows > tensor.Cols() || inBlock {
 			return view, diag.New(diag.ClassInput, "tensor %q: shape %v of type %s, want a vector of at least %d",
 				tensor.Name, tensor.Shape, tensor.Type, first+rows)
 		}
