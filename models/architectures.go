@@ -155,6 +155,7 @@ var activations = map[string]string{
 	"gelu_new": op.GELUTanh, "gelu_pytorch_tanh": op.GELUTanh, "gelu_fast": op.GELUTanh,
 }
 
+// activation reads the name of an activation, def where the key is absent, as one of op.Acts.
 func (c *config) activation(key, def string) string {
 	name := c.text(key, def)
 	act, ok := activations[name]
@@ -174,6 +175,8 @@ const (
 	given
 )
 
+// absent reports whether a key is missing, null or given. The reference implementation tells a null
+// apart only where a default depends on it.
 func (c *config) absent(key string) presence {
 	c.read[key] = true
 	value, ok := c.keys[key]
@@ -230,6 +233,8 @@ func (c *config) layerTypes(model *Model, window int, rule func(layer int) bool)
 	model.dec.windowed = func(l int) bool { return windowed[l] }
 }
 
+// readLlama reads the plain decoder: RMS norms, a gated feed-forward block, rotary positions, and
+// biases where the keys ask for them.
 func readLlama(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-6})
 	cfg.attentionBias(model)
@@ -242,6 +247,7 @@ func (c *config) attentionBias(model *Model) {
 	model.dec.qkvBias, model.dec.outBias = bias, bias
 }
 
+// readMistral reads a Llama without biases, whose layers all have the sliding window.
 func readMistral(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-6})
 	cfg.everyWindow(model, cfg.window(4096))
@@ -255,6 +261,7 @@ func (c *config) everyWindow(model *Model, window int) {
 	}
 }
 
+// readQwen2 reads a Llama with biases in the projections to queries, keys and values only.
 func readQwen2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 32, context: 32768, eps: 1e-6})
 	model.dec.qkvBias = true
@@ -277,6 +284,7 @@ func (c *config) qwenWindow(model *Model) {
 	c.layerTypes(model, window, func(l int) bool { return l >= from })
 }
 
+// readQwen3 reads a model with a norm of every query and key head.
 func readQwen3(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 32, headDim: 128, context: 32768, eps: 1e-6})
 	cfg.attentionBias(model)
@@ -334,6 +342,7 @@ func (n *tensorNames) sparseBlock() {
 	n.expertUp, n.expertDown = block+"experts.{expert}.w3", block+"experts.{expert}.w2"
 }
 
+// readMixtral reads a Mistral with a mixture of experts, whose chosen weights sum to 1.
 func readMixtral(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-5, rope: ropeOptions{theta: 1e6}})
 	cfg.everyWindow(model, cfg.window(0))
@@ -342,6 +351,8 @@ func readMixtral(cfg *config, model *Model) {
 	model.dec.names.sparseBlock()
 }
 
+// readQwen2Moe reads a mixture with a shared expert behind a gate. The window belongs to every second
+// layer below max_window_layers.
 func readQwen2Moe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 16, context: 32768, eps: 1e-6})
 	model.dec.qkvBias = cfg.bool("qkv_bias", true)
@@ -356,6 +367,7 @@ func readQwen2Moe(cfg *config, model *Model) {
 	cfg.sparseLayers(model)
 }
 
+// readQwen3Moe reads a mixture of Qwen3 layers. It has no shared expert.
 func readQwen3Moe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{kvHeads: 4, context: 32768, eps: 1e-6})
 	cfg.attentionBias(model)
@@ -367,6 +379,8 @@ func readQwen3Moe(cfg *config, model *Model) {
 	cfg.sparseLayers(model)
 }
 
+// readOlmoe reads a mixture with one norm over all query heads and one over all key heads, and bounded
+// projections.
 func readOlmoe(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 4096, eps: 1e-5})
 	cfg.attentionBias(model)
@@ -376,6 +390,8 @@ func readOlmoe(cfg *config, model *Model) {
 	model.dec.router = cfg.router("norm_topk_prob", false)
 }
 
+// readPhiMoe reads a mixture with layer norms and the SparseMixer router, which is defined for two
+// experts.
 func readPhiMoe(cfg *config, model *Model) {
 	rope := ropeOptions{theta: 1e6, mscale: true}
 	cfg.decoder(model, defaults{kvHeads: 8, context: 4096 * 32, eps: 1e-5, rope: rope})
@@ -390,6 +406,7 @@ func readPhiMoe(cfg *config, model *Model) {
 	cfg.must("num_experts_per_tok", 2.0, "2: the router is defined for two")
 }
 
+// readOlmo2 reads a model with norms behind its blocks, and none in front of them.
 func readOlmo2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-5})
 	cfg.attentionBias(model)
@@ -410,6 +427,7 @@ func (c *config) gemma(model *Model, assumed defaults) {
 	c.must("use_bidirectional_attention", false, "causal attention")
 }
 
+// readGemma reads the first generation of Gemma.
 func readGemma(cfg *config, model *Model) {
 	cfg.gemma(model, defaults{kvHeads: 16})
 	if model.dec.act == op.GELU { // the first files say gelu and mean its approximation
@@ -417,6 +435,8 @@ func readGemma(cfg *config, model *Model) {
 	}
 }
 
+// readGemma2 reads norms in front of and behind both blocks, soft caps, and a window in every second
+// layer. A null cap is none.
 func readGemma2(cfg *config, model *Model) {
 	cfg.gemma(model, defaults{kvHeads: 4, actKey: "hidden_activation"})
 	names := &model.dec.names
@@ -435,6 +455,8 @@ func readGemma2(cfg *config, model *Model) {
 	cfg.layerTypes(model, cfg.window(4096), func(l int) bool { return l%2 == 0 })
 }
 
+// readPhi reads Phi 1 to 2: layer norms, blocks in parallel, no gates, biases everywhere, and half of
+// each head rotated.
 func readPhi(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{
 		context: 2048, eps: 1e-5, epsKey: "layer_norm_eps", act: "gelu_new", rope: ropeOptions{partial: 0.5},
@@ -447,6 +469,8 @@ func readPhi(cfg *config, model *Model) {
 	cfg.must("qk_layernorm", false, "heads without norms")
 }
 
+// readPhi3 reads a model that stores its projections fused: rows of q, k and v in one tensor, of gate
+// and up in another.
 func readPhi3(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 4096, eps: 1e-5, rope: ropeOptions{partial: 1, su: true, original: 4096}})
 	query, kv := model.Heads*model.HeadDim, model.KVHeads*model.HeadDim
@@ -458,6 +482,8 @@ func readPhi3(cfg *config, model *Model) {
 	cfg.everyWindow(model, cfg.window(0))
 }
 
+// readStarcoder2 reads layer norms, feed-forward blocks without gates, and biases everywhere or
+// nowhere.
 func readStarcoder2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{
 		kvHeads: 2, context: 4096, eps: 1e-5, epsKey: "norm_epsilon", act: "gelu_pytorch_tanh", tied: true,
@@ -470,6 +496,8 @@ func readStarcoder2(cfg *config, model *Model) {
 	cfg.everyWindow(model, cfg.window(0))
 }
 
+// readInternLM2 reads a Llama with other names. Its fused projection is stored in the order of a fused
+// QKV row.
 func readInternLM2(cfg *config, model *Model) {
 	cfg.decoder(model, defaults{context: 2048, eps: 1e-6})
 	names := &model.dec.names

@@ -49,6 +49,8 @@ func openCatalog(name string) (model *Model, ok bool, err error) {
 	return model, true, err
 }
 
+// parseEntry reads a catalog file into a model with a graph and no tensors. Errors say where in the
+// file.
 func parseEntry(file string, data []byte) (*Model, error) {
 	doc, err := decode.Parse(file, data)
 	if err != nil {

@@ -38,6 +38,7 @@ type config struct {
 	ignored []string // keys within others that mean nothing
 }
 
+// ignore lists a key within another one as unread.
 func (c *config) ignore(key string) { c.ignored = append(c.ignored, key) }
 
 // neutral keys say nothing about what the model computes.
@@ -47,6 +48,7 @@ var neutral = []string{
 	"output_router_logits", "router_aux_loss_coef", syntheticKey,
 }
 
+// newConfig reads from keys; at says where a key stands, for messages.
 func newConfig(keys map[string]any, at func(key string) string) *config {
 	return &config{keys: keys, at: at, read: map[string]bool{}}
 }
@@ -146,6 +148,7 @@ func (c *config) dtype() op.Type {
 // has reports whether key is present and not null.
 func (c *config) has(key string) bool { return c.keys[key] != nil }
 
+// fail collects a problem with a key.
 func (c *config) fail(key, format string, args ...any) {
 	problem := diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...))
 	c.errs = append(c.errs, problem.WithCode("model.config").At("%s", c.at(key)))

@@ -80,6 +80,7 @@ type graphBuilder struct {
 	section *Section // the one under construction, the last of out
 }
 
+// begin starts a section of so many layers from first; 0 layers for one that runs once.
 func (b *graphBuilder) begin(name string, first, layers int) {
 	b.out.Sections = append(b.out.Sections, Section{Name: name, First: first, Layers: layers})
 	b.section = &b.out.Sections[len(b.out.Sections)-1]
@@ -408,6 +409,7 @@ func (b *graphBuilder) experts() {
 	b.node("shared_add", "d sd", "", "d", op.Op{Kind: op.Add, N: b.Hidden})
 }
 
+// gcd is the greatest common divisor of two positive numbers.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b

@@ -48,6 +48,8 @@ func (m *Model) Digest() (string, error) {
 	return m.digest, m.digestErr
 }
 
+// computeDigest hashes the description as JSON. Maps do not occur in it, so that its text is
+// canonical.
 func (m *Model) computeDigest() (string, error) {
 	covered := description{Schema: "hetc.model-digest/2", Architecture: m.Architecture, MaxContext: m.MaxContext,
 		BOS: m.BOS, EOS: m.EOS, Graph: m.graph}
@@ -68,6 +70,9 @@ func (m *Model) computeDigest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
+// sealTensors hashes the tensors the graph uses, in the order of their names. It hashes chunks on all
+// cores and then, for each tensor, the list of its chunks' sums (a tree of depth two), so that the
+// result does not depend on the number of cores.
 func (m *Model) sealTensors() ([]tensorSeal, error) {
 	type leaf struct {
 		data []byte

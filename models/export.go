@@ -16,6 +16,7 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
+// isGGUF tells a GGUF file from a directory by its name.
 func isGGUF(path string) bool { return strings.HasSuffix(path, ".gguf") }
 
 // Export writes a model with its tokenizer as a GGUF file whose matrices have type t (f32, f16, bf16,
@@ -176,8 +177,10 @@ type drawn struct {
 	channels []int
 }
 
+// Shape implements gguf.Matrix.
 func (d *drawn) Shape() []int { return d.shape }
 
+// Read implements gguf.Matrix: it draws the values as Synth does, rounded to bf16.
 func (d *drawn) Read(dst []float32, row0, row1, col0, col1 int) error {
 	_, cols := matrixShape(d.shape)
 	buf := make([]byte, 2*(col1-col0))

@@ -38,7 +38,8 @@ func (g *Graph) Folds() []FoldGroup {
 	})
 }
 
-// folds collects groups. One name may stand in several sections, all of which must permit it.
+// folds collects groups while Folds walks the sections. One name may stand in several sections, and
+// all must permit it: a class of layers that reads a norm elsewhere spoils the group for every layer.
 type folds struct {
 	groups []FoldGroup
 	bad    map[string]bool            // groups that some section does not permit
@@ -91,6 +92,7 @@ func (f *folds) section(g *Graph, section *Section) {
 // isProduct reports whether a node is nothing but a product by a matrix.
 func (n *Node) isProduct() bool { return len(n.Ops) == 1 && n.Ops[0].HasScheme() }
 
+// appendNew appends x unless the list has it.
 func appendNew(list []string, x string) []string {
 	if slices.Contains(list, x) {
 		return list

@@ -140,6 +140,7 @@ func (m *Model) Close() error {
 	return first
 }
 
+// noWeights says why a model has no tensors: it is a catalog entry, or closed.
 func (m *Model) noWeights(format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	if m.Dir == "" {
@@ -199,7 +200,8 @@ func (g *Graph) layers(w *Weight) (out []int) {
 	return out
 }
 
-// eachSource calls f for every tensor that makes up a weight: its source s in a layer, for an expert.
+// eachSource visits every tensor that makes up a weight: its source number s in a layer, for an
+// expert. Tensors that several weights share are visited for each.
 func (g *Graph) eachSource(visit func(w *Weight, s int, name string)) {
 	for i := range g.Weights {
 		weight := &g.Weights[i]
@@ -256,6 +258,7 @@ func (w *Weight) sourceShape(i int) []int {
 	return []int{w.K, cols}
 }
 
+// elements is the number of elements of a shape.
 func elements(shape []int) int64 {
 	count := int64(1)
 	for _, dim := range shape {

@@ -373,6 +373,7 @@ type quantiles struct {
 	byScale map[float64]*[1 << 16]uint16
 }
 
+// newQuantiles computes the table from the inverse error function; it is antisymmetric.
 func newQuantiles() *quantiles {
 	tables := &quantiles{byScale: map[float64]*[1 << 16]uint16{}}
 	half := len(tables.values) / 2
@@ -398,6 +399,7 @@ func (q *quantiles) scaled(scale float64) *[1 << 16]uint16 {
 	return out
 }
 
+// writeJSON writes a JSON file and waits until it is on the disk.
 func writeJSON(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

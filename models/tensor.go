@@ -36,6 +36,7 @@ func (p plain) Data() []byte          { return p.t.Data }
 func (p plain) Form() string          { return "" }
 func (p plain) Plain() ([]byte, bool) { return p.t.Data, true }
 
+// Read implements Tensor; the matrix has all dimensions but the last as rows.
 func (p plain) Read(dst []float32, row0, row1, col0, col1 int) error {
 	rows, cols := matrixShape(p.t.Shape)
 	inside := 0 <= row0 && row0 <= row1 && row1 <= rows && 0 <= col0 && col0 <= col1 && col1 <= cols

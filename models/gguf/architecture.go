@@ -28,10 +28,12 @@ type namePair struct {
 	optional   bool
 }
 
+// vector reports whether the tensor has one dimension.
 func (p namePair) vector() bool {
 	return strings.HasSuffix(p.hf, ".bias") || p.norm()
 }
 
+// norm reports whether the tensor belongs to a norm.
 func (p namePair) norm() bool { return strings.Contains(p.hf, "norm") }
 
 // router tensors choose experts; they are never quantised.

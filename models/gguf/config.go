@@ -121,6 +121,7 @@ func llamaSettings(k *keys, config map[string]any) {
 	}
 }
 
+// mixtralSettings refuses weights of the chosen experts that do not sum to 1.
 func mixtralSettings(k *keys, _ map[string]any) {
 	if k.normShares != nil && !*k.normShares {
 		k.fail("expert_weights_norm", "false is not supported in this architecture")
@@ -136,6 +137,7 @@ func (k *keys) shares(config map[string]any, assumed bool) {
 	}
 }
 
+// olmoeSettings reads the bound of the projections.
 func olmoeSettings(k *keys, config map[string]any) {
 	k.shares(config, false)
 	if clip := k.float("attention.clamp_kqv", 0, 0, math.MaxFloat32); clip > 0 {
@@ -143,6 +145,7 @@ func olmoeSettings(k *keys, config map[string]any) {
 	}
 }
 
+// qwen2MoeSettings reads the columns of an expert and of the shared one.
 func qwen2MoeSettings(k *keys, config map[string]any) {
 	k.shares(config, false)
 	k.expertSize(config)
@@ -150,6 +153,7 @@ func qwen2MoeSettings(k *keys, config map[string]any) {
 	config["shared_expert_intermediate_size"] = int64(shared)
 }
 
+// qwen3MoeSettings reads the columns of an expert.
 func qwen3MoeSettings(k *keys, config map[string]any) {
 	k.shares(config, true)
 	k.expertSize(config)
@@ -161,25 +165,30 @@ func (k *keys) expertSize(config map[string]any) {
 	config["moe_intermediate_size"] = int64(k.expertFFN)
 }
 
+// phimoeSettings finds out from the tensors which projections have biases.
 func phimoeSettings(k *keys, config map[string]any) {
 	_, config["attention_bias"] = k.anyLayer("attn_q.bias", "attn_qkv.bias")
 	_, config["lm_head_bias"] = k.f.Tensor("output.bias")
 }
 
+// olmo2Settings refuses the window of the next generation.
 func olmo2Settings(k *keys, config map[string]any) {
 	if window := config["sliding_window"]; window != nil {
 		k.fail("attention.sliding_window", "%d is not supported in this architecture (Olmo 3)", window)
 	}
 }
 
+// starcoder2Settings finds out from the tensors whether projections have biases.
 func starcoder2Settings(k *keys, config map[string]any) {
 	_, config["use_bias"] = k.anyLayer("attn_output.bias")
 }
 
+// gemmaSettings repeats the activation under the key that the reference implementation reads.
 func gemmaSettings(_ *keys, config map[string]any) {
 	config["hidden_activation"] = config["hidden_act"]
 }
 
+// gemma2Settings reads the soft caps, which readers assume, and what scores are divided by.
 func gemma2Settings(k *keys, config map[string]any) {
 	gemmaSettings(k, config)
 	config["attn_logit_softcapping"] = k.float("attn_logit_softcapping", 50, 1e-3, math.MaxFloat32)

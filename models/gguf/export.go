@@ -80,15 +80,18 @@ type exportConfig struct {
 	freqs, long, short                     []float32 // rotary factors that become tensors
 }
 
+// fail collects a problem with a key of the configuration.
 func (c *exportConfig) fail(key, format string, args ...any) {
 	c.errs = append(c.errs, diag.New(diag.ClassInput, "key %q: %s", key, fmt.Sprintf(format, args...)).
 		WithCode("model.config"))
 }
 
+// put writes a key of the architecture.
 func (c *exportConfig) put(key string, v any) { c.out = append(c.out, KV{c.arch + "." + key, v}) }
 
 func (c *exportConfig) number(key string) (float64, bool) { return toFloat(c.keys[key]) }
 
+// toFloat converts a number of a config.json.
 func toFloat(v any) (float64, bool) {
 	switch v := v.(type) {
 	case int:
@@ -234,6 +237,7 @@ func (c *exportConfig) cap(key string, def float64) {
 	c.put(key, float32(limit))
 }
 
+// activation refuses activations that readers of GGUF do not assume in the architecture.
 func (c *exportConfig) activation(a *architecture) {
 	want := []string{"silu"}
 	if a.activation != "" {
@@ -252,6 +256,7 @@ func (c *exportConfig) activation(a *architecture) {
 	}
 }
 
+// moe writes the numbers of a mixture. GGUF has experts in every layer or in none.
 func (c *exportConfig) moe(arch *architecture) {
 	key := arch.countKey()
 	for _, other := range []string{"num_local_experts", "num_experts"} {
@@ -524,6 +529,7 @@ func (j joined) Shape() []int {
 	return []int{rows, j[0].Shape()[1]}
 }
 
+// Read implements Matrix: it asks each part for its rows of the range.
 func (j joined) Read(dst []float32, row0, row1, col0, col1 int) error {
 	for _, part := range j {
 		rows := part.Shape()[0]
@@ -625,6 +631,7 @@ func (x *sourceList) stack(source Source, name string) {
 	x.put(source)
 }
 
+// put collects a tensor; rows that no block divides are written as f16.
 func (x *sourceList) put(s Source) {
 	if s.Shape[len(s.Shape)-1]%layouts[s.Type].block != 0 {
 		s.Type = op.F16

@@ -147,6 +147,7 @@ type reader struct {
 	err error
 }
 
+// fail keeps the first problem.
 func (r *reader) fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("at byte %d: %s", r.at, fmt.Sprintf(format, args...))
@@ -387,6 +388,7 @@ func (f *File) refuseParts() error {
 	return nil
 }
 
+// alignment is what every tensor's data starts on a multiple of, in bytes.
 func (f *File) alignment() (int, error) {
 	stored, ok := f.Value("general.alignment")
 	if !ok {

@@ -111,6 +111,7 @@ func (f *File) views(arch *architecture, meta *keys) (map[string]View, error) {
 	return list.out, nil
 }
 
+// unknownTensor refuses a tensor that the architecture has no name for.
 func (a *architecture) unknownTensor(name string, layers int) error {
 	problem := diag.New(diag.ClassInput, "tensor %q: has no meaning in architecture %s with %d layers",
 		name, a.name, layers)
@@ -327,6 +328,7 @@ func storedNumber(v any) (float64, bool) {
 	return float64(integer), ok
 }
 
+// shortest is the shortest decimal that rounds to v: what the writer of the file meant.
 func shortest(v float32) float64 {
 	parsed, _ := strconv.ParseFloat(strconv.FormatFloat(float64(v), 'g', -1, 32), 64)
 	return parsed

@@ -9,9 +9,11 @@ import (
 	"github.com/hetc/hetc/planir/op"
 )
 
-// encode appends the blocks of row, whose length is a multiple of the type's block. The rounding is
-// that of the format's reference. Values without an image in the type (NaN and infinities; in f16
-// and in the scales of blocks also values that overflow) are an error.
+// encode appends the blocks of a row, whose length is a multiple of the type's block. The rounding is
+// that of the format's reference.
+//
+// Values without an image in the type are an error: NaN and infinities, and in f16 and in the scales
+// of blocks also values that overflow.
 func encode(dst []byte, row []float32, elementType op.Type) ([]byte, error) {
 	for i, value := range row {
 		if math.IsNaN(float64(value)) || math.IsInf(float64(value), 0) {

@@ -210,6 +210,7 @@ func close32(a, b []float32) bool {
 	return true
 }
 
+// peak is the largest factor.
 func peak(v []float32) float64 {
 	most := float32(0)
 	for _, value := range v {

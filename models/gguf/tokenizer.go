@@ -65,6 +65,7 @@ var splittings = []splitting{
 	{names: []string{"tekken"}, pattern: patternTekken, ignoreMerges: true, addBOS: true},
 }
 
+// splittingNames lists the ways to split text that have a name.
 func splittingNames() string {
 	var out []string
 	for _, way := range splittings {
@@ -86,6 +87,7 @@ type tokenizerJSON struct {
 	Model         modelJSON    `json:"model"`
 }
 
+// addedToken is a token that is recognised in text before anything else. Special ones are not shown.
 type addedToken struct {
 	ID         int    `json:"id"`
 	Content    string `json:"content"`
@@ -96,6 +98,7 @@ type addedToken struct {
 	Special    bool   `json:"special"`
 }
 
+// modelJSON is the BPE of a tokenizer.json.
 type modelJSON struct {
 	Type         string     `json:"type"`
 	Dropout      any        `json:"dropout"`
@@ -232,6 +235,7 @@ func (f *File) Tokenizer() (tokenizer, config []byte, err error) {
 	return tokenizer, config, nil
 }
 
+// marshal writes JSON without escapes for HTML.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -284,6 +288,7 @@ func (f *File) chatTemplates() (any, error) {
 // tokenizerKey is the beginning of the tokenizer's metadata keys.
 const tokenizerKey = "tokenizer.ggml."
 
+// badTokenizer refuses a key of the tokenizer.
 func badTokenizer(key, format string, args ...any) *diag.Diagnostic {
 	return badKey(tokenizerKey+key, format, args...)
 }
@@ -536,10 +541,15 @@ func byteOf(token string) (byte, bool) {
 	return b, token == fmt.Sprintf("<0x%02X>", b)
 }
 
-// derivedMerges lists every pair of tokens whose concatenation is a token, best first: by the score
-// of the result, then longer left parts, then longer right parts. Where all scores are alike they say
+// derivedMerges lists every pair of tokens whose concatenation is a token, best first: by the score of
+// the result, then longer left parts, then longer right parts. Where all scores are alike they say
 // nothing, and the order of the ids counts with shorter parts first. Tokens that text cannot be merged
 // to take no part.
+//
+// SentencePiece merges the pair with the best score of what results, which a list of merges in that
+// order reproduces. Each token is split at every character, and both halves are looked up: the work is
+// the sum of the squared lengths, which maxMergeWork bounds. Sorting is stable, so that equal scores
+// keep the order of the ids.
 func derivedMerges(tokens []string, types []int, scores []float32) ([][2]string, error) {
 	ids := map[string]int{}
 	var order []int
@@ -645,12 +655,15 @@ func (v *vocab) document() (*tokenizerJSON, error) {
 	return doc, nil
 }
 
+// byteLevel is the step that turns bytes into visible characters, or back.
 func byteLevel(prefixSpace, trim, regex bool) object {
 	return object{"type": "ByteLevel", "add_prefix_space": prefixSpace, "trim_offsets": trim, "use_regex": regex}
 }
 
+// sequence is several steps, one after the other.
 func sequence(key string, parts ...any) object { return object{"type": "Sequence", key: parts} }
 
+// byteLevelParts fills in how a byte-level BPE normalises, splits and decodes text.
 func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
 	doc.Model.IgnoreMerges = v.split.ignoreMerges
 	if v.split.nfc {
@@ -675,6 +688,7 @@ func (v *vocab) byteLevelParts(doc *tokenizerJSON) {
 	}
 }
 
+// sentencePieceParts fills in that blanks become visible, and how text is decoded.
 func (v *vocab) sentencePieceParts(doc *tokenizerJSON) {
 	replace := object{"type": "Replace", "pattern": object{"String": " "}, "content": space}
 	back := []any{object{"type": "Replace", "pattern": object{"String": space}, "content": " "},

@@ -31,6 +31,7 @@ type readTokenizer struct {
 // mergePair is written "a b" or ["a","b"].
 type mergePair [2]string
 
+// UnmarshalJSON reads either spelling.
 func (p *mergePair) UnmarshalJSON(b []byte) error {
 	var list []string
 	var s string
@@ -66,6 +67,7 @@ type part struct {
 	Single           []templatePiece `json:"single"`
 }
 
+// templatePiece is the text, or a special token beside it.
 type templatePiece struct {
 	Sequence     *struct{}            `json:"Sequence"`
 	SpecialToken *struct{ ID string } `json:"SpecialToken"`
@@ -157,6 +159,7 @@ func (v *vocab) exportTokens(parsed *readTokenizer) error {
 	return nil
 }
 
+// set gives an id its token. Two tokens of one id are refused.
 func (v *vocab) set(id int, token string, kind int) error {
 	if id < 0 || id >= len(v.tokens) {
 		return noForm("vocab", "token %d, but the model has %d", id, len(v.tokens))

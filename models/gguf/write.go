@@ -94,6 +94,7 @@ func head(metadata []KV, tensors []Source) ([]byte, error) {
 	return pad(buf), nil
 }
 
+// usable reports whether a name is text of the permitted length that was not seen before.
 func usable(name string, seen map[string]bool) bool {
 	if seen[name] || name == "" || len(name) > maxNameBytes || !utf8.ValidString(name) {
 		return false
@@ -102,6 +103,7 @@ func usable(name string, seen map[string]bool) bool {
 	return true
 }
 
+// pad fills up to the alignment.
 func pad(b []byte) []byte {
 	for len(b)%defaultAlignment != 0 {
 		b = append(b, 0)
@@ -109,6 +111,7 @@ func pad(b []byte) []byte {
 	return b
 }
 
+// appendText appends a string behind its length.
 func appendText(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
@@ -172,7 +175,9 @@ func (t *Source) size() (int64, error) {
 	return size, nil
 }
 
-// stream writes the tensor's data and its padding, a few chunks of rows at a time on all cores.
+// stream writes the tensor's data and its padding. It works on so many chunks at a time as there are
+// cores: each goroutine reads and encodes the rows of its chunk, then the chunks are written in order.
+// Memory is bounded by the chunks, and the bytes do not depend on the number of cores.
 func (t *Source) stream(ctx context.Context, dst io.Writer) error {
 	cols := t.Shape[len(t.Shape)-1]
 	rows, written := 1, 0

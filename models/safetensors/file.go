@@ -115,7 +115,9 @@ func (f *File) Tensor(name string) (Tensor, bool) {
 // Close unmaps the file. Calling it again does nothing.
 func (f *File) Close() error { return f.region.Close() }
 
-// parse checks a whole file: 8 bytes of header length, a JSON header, the data.
+// parse checks a whole file: 8 bytes of header length, a JSON header, the data. It reads the header
+// member by member, as duplicate names must not hide each other, and then walks the tensors in the
+// order of their data to see that they tile it.
 func parse(raw []byte) ([]Tensor, error) {
 	if len(raw) < 8 {
 		return nil, fmt.Errorf("got %d bytes, want at least the 8 of the header length", len(raw))
@@ -264,6 +266,7 @@ func sizeOf(t op.Type, shape []int) (int64, error) {
 	return size, nil
 }
 
+// elements is the number of elements of a shape.
 func elements(shape []int) int64 {
 	count := int64(1)
 	for _, dim := range shape {
@@ -311,6 +314,7 @@ func eachMember(data []byte, visit func(key string, value json.RawMessage) error
 	return nil
 }
 
+// jsonError says where a header is no JSON.
 func jsonError(dec *json.Decoder, err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return fmt.Errorf("ends in the middle of a JSON object")

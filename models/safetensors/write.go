@@ -49,8 +49,11 @@ func Write(path string, tensors []Tensor, metadata map[string]string) error {
 }
 
 // Layout returns the beginning of a file of these tensors (length and header) and the offset in the
-// file of each tensor's data, for writers that do not hold the data. The data follows in the order
-// given, but larger element types first, so that every tensor is aligned to its element.
+// file of each tensor's data, in bytes, for writers that do not hold the data. The data follows in the
+// order given, but larger element types first, so that every tensor is aligned to its element.
+//
+// The header is padded with blanks to a multiple of 64 bytes. It is written by hand because its
+// members keep the order of the data.
 func Layout(tensors []Tensor, metadata map[string]string) (header []byte, offsets []int64, err error) {
 	order := make([]int, len(tensors))
 	seen := map[string]bool{}
