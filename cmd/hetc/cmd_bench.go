@@ -8,46 +8,46 @@ import (
 	"github.com/hetc/hetc/internal/diag"
 )
 
-func newBench(s *cli.Streams) *cobra.Command {
-	c := &cobra.Command{Use: "bench", Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
+func newBench(ui *cli.Streams) *cobra.Command {
+	cmd := &cobra.Command{Use: "bench", Short: "measure plans and kernels against alternatives and bounds in the same run", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(newBenchProcessors(s), newBenchKernels(s), newBenchEngines(s), newBenchPlans(s), newBenchSolver(s))
-	return c
+	cmd.AddCommand(newBenchProcessors(ui), newBenchKernels(ui), newBenchEngines(ui), newBenchPlans(ui), newBenchSolver(ui))
+	return cmd
 }
 
-func newBenchProcessors(s *cli.Streams) *cobra.Command {
-	var o bench.Options
-	c := &cobra.Command{
+func newBenchProcessors(ui *cli.Streams) *cobra.Command {
+	var options bench.Options
+	cmd := &cobra.Command{
 		Use:   "processors --model DIR (--plan plan.yaml | --soc soc.yaml --record rec.jsonl)",
 		Short: "measure plans against each other: of every processor, of pairs, and the best",
 		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := cli.Required(c, "model"); err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cli.Required(cmd, "model"); err != nil {
 				return err
 			}
-			if (o.Plan == "") == (o.Record == "") {
+			if (options.Plan == "") == (options.Record == "") {
 				return diag.New(diag.ClassUsage, "hetc bench processors: want one of --plan and --record").
 					WithHint("a plan is measured against its processors; from a record plans for all of them are solved and measured")
 			}
-			if o.PromptLen < 1 || o.Gen < 1 || o.Rounds < 1 {
-				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1", o.PromptLen, o.Gen, o.Rounds)
+			if options.PromptLen < 1 || options.Gen < 1 || options.Rounds < 1 {
+				return diag.New(diag.ClassUsage, "--prompt-len %d, --gen %d, --rounds %d: want at least 1", options.PromptLen, options.Gen, options.Rounds)
 			}
-			if o.Record != "" {
-				return bench.Sets(c, s, &o)
+			if options.Record != "" {
+				return bench.Sets(cmd, ui, &options)
 			}
-			return bench.Processors(c.Context(), s, &o)
+			return bench.Processors(cmd.Context(), ui, &options)
 		},
 	}
-	f := c.Flags()
-	f.StringVar(&o.Plan, "plan", "", "plan to measure")
-	f.StringVar(&o.Model, "model", "", "model directory with weights")
-	f.StringVar(&o.SoC, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
-	f.StringVar(&o.Record, "record", "", "record of hetc profile: solve for every processor and pair, and measure those plans")
-	f.StringVar(&o.Workload, "workload", "", "with --record: workload file")
-	f.BoolVar(&o.All, "all", false, "with --record: also processors and pairs that differ only in which core they are")
-	f.StringVar(&o.Calibration, "calibration", "", "calibration that the plan was made with")
-	f.IntVar(&o.PromptLen, "prompt-len", 256, "tokens of the prompt")
-	f.IntVar(&o.Gen, "gen", 32, "tokens to decode")
-	f.IntVar(&o.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
-	return c
+	flags := cmd.Flags()
+	flags.StringVar(&options.Plan, "plan", "", "plan to measure")
+	flags.StringVar(&options.Model, "model", "", "model directory with weights")
+	flags.StringVar(&options.SoC, "soc", "", "SoC file: for bandwidths, and for plans of simulated SoCs")
+	flags.StringVar(&options.Record, "record", "", "record of hetc profile: solve for every processor and pair, and measure those plans")
+	flags.StringVar(&options.Workload, "workload", "", "with --record: workload file")
+	flags.BoolVar(&options.All, "all", false, "with --record: also processors and pairs that differ only in which core they are")
+	flags.StringVar(&options.Calibration, "calibration", "", "calibration that the plan was made with")
+	flags.IntVar(&options.PromptLen, "prompt-len", 256, "tokens of the prompt")
+	flags.IntVar(&options.Gen, "gen", 32, "tokens to decode")
+	flags.IntVar(&options.Rounds, "rounds", 7, "measured rounds, after one that is not counted")
+	return cmd
 }

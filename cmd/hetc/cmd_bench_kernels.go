@@ -7,17 +7,17 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
-func newBenchKernels(s *cli.Streams) *cobra.Command {
-	var o bench.KernelsOptions
-	c := &cobra.Command{
+func newBenchKernels(ui *cli.Streams) *cobra.Command {
+	var options bench.KernelsOptions
+	cmd := &cobra.Command{
 		Use:   "kernels",
 		Short: "measure the host's kernels against what this CPU allows",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return bench.Kernels(c.Context(), s, &o) },
+		RunE:  func(c *cobra.Command, _ []string) error { return bench.Kernels(c.Context(), ui, &options) },
 	}
-	f := c.Flags()
-	f.StringVar(&o.Kernels, "kernels", "", "kernel set, or all; default the best one")
-	f.StringVar(&o.Cores, "cores", "", "cores to use, such as 0,1; default the first two")
-	f.IntVar(&o.Rounds, "rounds", 15, "measured rounds, after one that is not counted")
-	return c
+	flags := cmd.Flags()
+	flags.StringVar(&options.Kernels, "kernels", "", "kernel set, or all; default the best one")
+	flags.StringVar(&options.Cores, "cores", "", "cores to use, such as 0,1; default the first two")
+	flags.IntVar(&options.Rounds, "rounds", 15, "measured rounds, after one that is not counted")
+	return cmd
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/hetc/hetc/internal/wholefile"
 )
 
-func newBenchPlans(s *cli.Streams) *cobra.Command {
+func newBenchPlans(ui *cli.Streams) *cobra.Command {
 	var what, out string
 	var names []string
 	list := ""
-	for _, t := range compare.Tables {
-		names = append(names, t.Name)
-		list += fmt.Sprintf("  %-10s %s\n", t.Name, t.Short)
+	for _, table := range compare.Tables {
+		names = append(names, table.Name)
+		list += fmt.Sprintf("  %-10s %s\n", table.Name, table.Short)
 	}
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "plans --what " + strings.Join(names, "|"),
 		Short: "compare what solve decides with rules of thumb, at the same costs",
 		Long: `Solves for catalog SoCs and models at costs of a simulated profile, once as solve decides and once for each of the
@@ -30,7 +30,7 @@ simulated and say so, and the same version of hetc writes the same table.
 
 ` + strings.TrimSuffix(list, "\n"),
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			k := slices.Index(names, what)
 			if k < 0 {
 				return diag.New(diag.ClassUsage, "--what %q: no such comparison", what).WithHint("%s", diag.DidYouMean(what, names))
@@ -40,7 +40,7 @@ simulated and say so, and the same version of hetc writes the same table.
 					return err
 				}
 			}
-			text, rows, err := compare.Tables[k].Run(c.Context())
+			text, rows, err := compare.Tables[k].Run(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -49,12 +49,12 @@ simulated and say so, and the same version of hetc writes the same table.
 					return err
 				}
 			} else {
-				s.Printf("%s", text)
+				ui.Printf("%s", text)
 			}
-			return s.Result(map[string]any{"what": what, "simulated": true, "rows": rows})
+			return ui.Result(map[string]any{"what": what, "simulated": true, "rows": rows})
 		},
 	}
-	c.Flags().StringVar(&what, "what", "", "comparison to make: "+strings.Join(names, ", "))
-	c.Flags().StringVarP(&out, "output", "o", "", "Markdown file to write; default: standard output")
-	return c
+	cmd.Flags().StringVar(&what, "what", "", "comparison to make: "+strings.Join(names, ", "))
+	cmd.Flags().StringVarP(&out, "output", "o", "", "Markdown file to write; default: standard output")
+	return cmd
 }

@@ -12,23 +12,23 @@ import (
 	"github.com/hetc/hetc/internal/unit"
 )
 
-func newBuild(s *cli.Streams) *cobra.Command {
-	var o build.Options
-	c := &cobra.Command{
+func newBuild(ui *cli.Streams) *cobra.Command {
+	var options build.Options
+	cmd := &cobra.Command{
 		Use:   "build [-f hetc.yaml]",
 		Short: "make the plans and bundles of models x SoCs x workloads, each at most once",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), s, &o) },
+		RunE:  func(c *cobra.Command, _ []string) error { return build.Run(c.Context(), ui, &options) },
 	}
-	f := c.Flags()
-	f.StringVarP(&o.File, "file", "f", "hetc.yaml", "the matrix")
-	f.StringVarP(&o.Output, "output", "o", "", "directory to write to, instead of the file's")
-	f.StringVar(&o.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
-	f.IntVarP(&o.Jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
-	f.StringVar(&o.Memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
-	f.StringVar(&o.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+", else the user's cache directory")
-	f.StringVar(&o.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
-	f.BoolVar(&o.DryRun, "dry-run", false, "tell what would be made, and write nothing")
-	measure.AcceptNoisy(f, &o.AcceptNoisy)
-	return c
+	flags := cmd.Flags()
+	flags.StringVarP(&options.File, "file", "f", "hetc.yaml", "the matrix")
+	flags.StringVarP(&options.Output, "output", "o", "", "directory to write to, instead of the file's")
+	flags.StringVar(&options.Only, "only", "", "build SOC/MODEL/WORKLOAD alone, each with * for anything, or a prefix")
+	flags.IntVarP(&options.Jobs, "jobs", "j", runtime.GOMAXPROCS(0), "combinations at the same time, as far as memory allows")
+	flags.StringVar(&options.Memory, "max-memory", "", "memory for all jobs together, e.g. 8GiB; default three quarters of what is free")
+	flags.StringVar(&options.Cache, "cache", "", "directory of the cache; default $"+bindings.EnvCache+", else the user's cache directory")
+	flags.StringVar(&options.CacheSize, "cache-size", unit.Bytes(build.DefaultCacheBytes).String(), "bytes the cache keeps; what was not used for longest goes first")
+	flags.BoolVar(&options.DryRun, "dry-run", false, "tell what would be made, and write nothing")
+	measure.AcceptNoisy(flags, &options.AcceptNoisy)
+	return cmd
 }

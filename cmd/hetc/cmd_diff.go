@@ -7,11 +7,11 @@ import (
 	"github.com/hetc/hetc/cmd/internal/diff"
 )
 
-func newDiff(s *cli.Streams) *cobra.Command {
+func newDiff(ui *cli.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff A B",
 		Short: "show in what two plans or two bundles differ",
 		Args:  cobra.ExactArgs(2),
-		RunE:  func(_ *cobra.Command, args []string) error { return diff.Compare(s, args[0], args[1]) },
+		RunE:  func(_ *cobra.Command, args []string) error { return diff.Compare(ui, args[0], args[1]) },
 	}
 }

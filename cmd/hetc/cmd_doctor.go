@@ -7,21 +7,21 @@ import (
 	"github.com/hetc/hetc/cmd/internal/doctor"
 )
 
-func newDoctor(s *cli.Streams) *cobra.Command {
+func newDoctor(ui *cli.Streams) *cobra.Command {
 	var model string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "doctor [--model DIR]",
 		Short: "check this machine, this build and a model, and say what works",
 		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("model") {
-				if err := cli.Required(c, "model"); err != nil {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("model") {
+				if err := cli.Required(cmd, "model"); err != nil {
 					return err
 				}
 			}
-			return doctor.Show(c.Context(), s, model)
+			return doctor.Show(cmd.Context(), ui, model)
 		},
 	}
-	c.Flags().StringVar(&model, "model", "", "check this model directory or file instead of the machine")
-	return c
+	cmd.Flags().StringVar(&model, "model", "", "check this model directory or file instead of the machine")
+	return cmd
 }

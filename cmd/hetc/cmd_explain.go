@@ -7,19 +7,19 @@ import (
 	"github.com/hetc/hetc/cmd/internal/explain"
 )
 
-func newExplain(s *cli.Streams) *cobra.Command {
-	var o explain.Options
-	c := &cobra.Command{
+func newExplain(ui *cli.Streams) *cobra.Command {
+	var options explain.Options
+	cmd := &cobra.Command{
 		Use:   "explain plan.yaml [WHAT]",
 		Short: "explain why a plan looks the way it does, and what anything else would have cost",
 		Args:  cobra.RangeArgs(1, 2),
-		RunE:  func(c *cobra.Command, args []string) error { return o.Run(c, s, args) },
+		RunE:  func(c *cobra.Command, args []string) error { return options.Run(c, ui, args) },
 	}
-	o.Flags(c)
-	o.Working.Flags(c)
-	c.Flags().StringVar(&o.Calibration, "calibration", "", "calibration that the plan was solved with")
-	c.Flags().StringVar(&o.Loads, "loads", "", "loads of experts that the plan's tiers were solved with")
-	c.Flags().StringVar(&o.MaxMemory, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
-	c.Flags().StringSliceVar(&o.Only, "only", nil, "processors that the plan was solved for alone")
-	return c
+	options.Flags(cmd)
+	options.Working.Flags(cmd)
+	cmd.Flags().StringVar(&options.Calibration, "calibration", "", "calibration that the plan was solved with")
+	cmd.Flags().StringVar(&options.Loads, "loads", "", "loads of experts that the plan's tiers were solved with")
+	cmd.Flags().StringVar(&options.MaxMemory, "max-memory", "", "bound that the plan was solved with; default: what the plan says")
+	cmd.Flags().StringSliceVar(&options.Only, "only", nil, "processors that the plan was solved for alone")
+	return cmd
 }

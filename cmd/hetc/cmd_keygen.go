@@ -12,10 +12,10 @@ import (
 	"github.com/hetc/hetc/planir/bundle"
 )
 
-func newKeygen(s *cli.Streams) *cobra.Command {
+func newKeygen(ui *cli.Streams) *cobra.Command {
 	var out, kind string
 	var dev bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "keygen --out NAME",
 		Short: "make a signing key: NAME.key and NAME.pub",
 		Args:  cobra.NoArgs,
@@ -33,12 +33,12 @@ func newKeygen(s *cli.Streams) *cobra.Command {
 			if err := key.Save(out); err != nil {
 				return err
 			}
-			s.Printf("%s.key, %s.pub: %s key %s\n", out, out, kind, key.Public.ID())
-			return s.Result(map[string]any{"key": out + ".key", "public": out + ".pub", "algorithm": kind, "keyid": key.Public.ID(), "dev": dev})
+			ui.Printf("%s.key, %s.pub: %s key %s\n", out, out, kind, key.Public.ID())
+			return ui.Result(map[string]any{"key": out + ".key", "public": out + ".pub", "algorithm": kind, "keyid": key.Public.ID(), "dev": dev})
 		},
 	}
-	c.Flags().StringVar(&out, "out", "", "name of the two files, without extension")
-	c.Flags().StringVar(&kind, "type", string(bundle.Ed25519), "ed25519, or p256 for hardware keys")
-	c.Flags().BoolVar(&dev, "dev", false, "a key for development")
-	return c
+	cmd.Flags().StringVar(&out, "out", "", "name of the two files, without extension")
+	cmd.Flags().StringVar(&kind, "type", string(bundle.Ed25519), "ed25519, or p256 for hardware keys")
+	cmd.Flags().BoolVar(&dev, "dev", false, "a key for development")
+	return cmd
 }

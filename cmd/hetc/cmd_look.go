@@ -14,28 +14,28 @@ import (
 // newRun is hetrun with the simulation beside it.
 func newRun(s *cli.Streams) *cobra.Command {
 	var soc string
-	c := runcmd.New(s, "run", true, func(p *planir.Plan) ([]driver.Driver, error) {
+	cmd := runcmd.New(s, "run", true, func(p *planir.Plan) ([]driver.Driver, error) {
 		x, err := bindings.SoCOf(p, soc)
 		return bindings.Drivers(x), err
 	})
-	c.Flags().StringVar(&soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
-	return c
+	cmd.Flags().StringVar(&soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
+	return cmd
 }
 
-func newSocs(s *cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+func newSocs(ui *cli.Streams) *cobra.Command {
+	cmd := &cobra.Command{
 		Use: "socs", Short: "list and show SoCs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	list := &cobra.Command{
 		Use: "list", Short: "list the catalog (simulated SoCs)", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return catalog.ListSoCs(s) },
+		RunE: func(*cobra.Command, []string) error { return catalog.ListSoCs(ui) },
 	}
 	list.Long = list.Short + ". Descriptions are cut to a sentence here; hetc socs show has them whole."
 	show := &cobra.Command{
 		Use: "show SOC", Short: "show every number of a SoC with its source", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error { return catalog.ShowSoC(s, args[0]) },
+		RunE: func(_ *cobra.Command, args []string) error { return catalog.ShowSoC(ui, args[0]) },
 	}
-	c.AddCommand(list, show)
-	return c
+	cmd.AddCommand(list, show)
+	return cmd
 }

@@ -9,54 +9,54 @@ import (
 	"github.com/hetc/hetc/cmd/internal/cli"
 )
 
-func newModels(s *cli.Streams) *cobra.Command {
-	c := &cobra.Command{
+func newModels(ui *cli.Streams) *cobra.Command {
+	cmd := &cobra.Command{
 		Use: "models", Short: "list, show and synthesise models", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	list := &cobra.Command{
 		Use: "list", Short: "list the catalog (shapes without weights)", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return catalog.ListModels(s) },
+		RunE: func(*cobra.Command, []string) error { return catalog.ListModels(ui) },
 	}
 	show := &cobra.Command{
 		Use: "show MODEL", Short: "show a model's dimensions and weights", Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error { return catalog.ShowModel(s, args[0]) },
+		RunE: func(_ *cobra.Command, args []string) error { return catalog.ShowModel(ui, args[0]) },
 	}
-	c.AddCommand(list, show, newSynth(s), newExport(s))
-	return c
+	cmd.AddCommand(list, show, newSynth(ui), newExport(ui))
+	return cmd
 }
 
-func newSynth(s *cli.Streams) *cobra.Command {
+func newSynth(ui *cli.Streams) *cobra.Command {
 	var out, element string
 	var seed uint64
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "synth SHAPE -o DIR|FILE.gguf", Short: "write a model with seeded random weights", Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := cli.Required(c, "output"); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := cli.Required(cmd, "output"); err != nil {
 				return err
 			}
-			return catalog.Synthesise(c.Context(), s, args[0], out, element, seed)
+			return catalog.Synthesise(cmd.Context(), ui, args[0], out, element, seed)
 		},
 	}
 	types := strings.Join(catalog.ElementTypes, ", ")
-	c.Flags().StringVarP(&out, "output", "o", "", "directory or .gguf file to write")
-	c.Flags().StringVar(&element, "type", "bf16", "element type of matrices in a .gguf file: "+types)
-	c.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
-	return c
+	cmd.Flags().StringVarP(&out, "output", "o", "", "directory or .gguf file to write")
+	cmd.Flags().StringVar(&element, "type", "bf16", "element type of matrices in a .gguf file: "+types)
+	cmd.Flags().Uint64Var(&seed, "seed", 7, "seed of the weights")
+	return cmd
 }
 
-func newExport(s *cli.Streams) *cobra.Command {
+func newExport(ui *cli.Streams) *cobra.Command {
 	var out, element string
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "export MODEL -o FILE.gguf", Short: "write a model as a GGUF file", Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := cli.Required(c, "output"); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := cli.Required(cmd, "output"); err != nil {
 				return err
 			}
-			return catalog.Export(c.Context(), s, args[0], out, element)
+			return catalog.Export(cmd.Context(), ui, args[0], out, element)
 		},
 	}
-	c.Flags().StringVarP(&out, "output", "o", "", "GGUF file to write")
-	c.Flags().StringVar(&element, "type", "f16", "element type of matrices: "+strings.Join(catalog.ElementTypes, ", "))
-	return c
+	cmd.Flags().StringVarP(&out, "output", "o", "", "GGUF file to write")
+	cmd.Flags().StringVar(&element, "type", "f16", "element type of matrices: "+strings.Join(catalog.ElementTypes, ", "))
+	return cmd
 }

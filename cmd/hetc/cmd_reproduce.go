@@ -9,32 +9,32 @@ import (
 	"github.com/hetc/hetc/cmd/internal/papers"
 )
 
-func newReproduce(s *cli.Streams) *cobra.Command {
+func newReproduce(ui *cli.Streams) *cobra.Command {
 	var list bool
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "reproduce [PAPER [ITEM]]",
 		Short: "recompute what the papers behind hetc print, beside the printed values",
 		Args:  cobra.MaximumNArgs(2),
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			items, err := papers.PickItems(args)
 			if err != nil {
 				return err
 			}
 			if list {
-				return papers.ListItems(s, items)
+				return papers.ListItems(ui, items)
 			}
 			rows := []papers.Row{}
 			for _, it := range items {
-				more, err := it.Run(c.Context())
+				more, err := it.Run(cmd.Context())
 				if err != nil {
 					return fmt.Errorf("reproduce %s %s: %w", it.Paper, it.Name, err)
 				}
-				papers.ShowRows(s, &it, more)
+				papers.ShowRows(ui, &it, more)
 				rows = append(rows, more...)
 			}
-			return s.Result(map[string]any{"rows": rows})
+			return ui.Result(map[string]any{"rows": rows})
 		},
 	}
-	c.Flags().BoolVar(&list, "list", false, "list the items instead of recomputing them")
-	return c
+	cmd.Flags().BoolVar(&list, "list", false, "list the items instead of recomputing them")
+	return cmd
 }

@@ -8,25 +8,25 @@ import (
 	"github.com/hetc/hetc/cmd/internal/solving"
 )
 
-func newSolve(s *cli.Streams) *cobra.Command {
-	var o solving.Options
-	c := &cobra.Command{
+func newSolve(ui *cli.Streams) *cobra.Command {
+	var options solving.Options
+	cmd := &cobra.Command{
 		Use:   "solve (--soc soc.yaml | --target NAME) (--record rec.jsonl | --costs costs.yaml) --model DIR -o plan.yaml",
 		Short: "decide which processor computes which part of every operator",
 		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return solving.Solve(c, s, &o) },
+		RunE:  func(c *cobra.Command, _ []string) error { return solving.Solve(c, ui, &options) },
 	}
-	o.Flags(c)
-	measure.AcceptNoisy(c.Flags(), &o.AcceptNoisy)
-	o.Engine.Flags(c)
-	o.Working.Flags(c)
-	c.Flags().StringVarP(&o.Output, "output", "o", "", "plan to write")
-	c.Flags().StringVar(&o.Calibration, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
-	c.Flags().StringVar(&o.Loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
-	c.Flags().StringVar(&o.Pareto, "pareto", "", "energy,latency: list the plans that no other one beats in both, and write none")
-	c.Flags().StringSliceVar(&o.Only, "only", nil, "let this processor execute what it supports; unsupported operators go to the other processors; may be repeated")
-	c.Flags().StringSliceVar(&o.Strategies, "strategies", nil, "to compare with: only these, such as single,padding for whole operators on one processor")
-	c.Flags().StringToStringVar(&o.Ratio, "ratio", nil, "to compare with: these parts of the columns of every matrix, such as npu=0.75,gpu=0.25")
-	c.Flags().StringVar(&o.MaxMemory, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
-	return c
+	options.Flags(cmd)
+	measure.AcceptNoisy(cmd.Flags(), &options.AcceptNoisy)
+	options.Engine.Flags(cmd)
+	options.Working.Flags(cmd)
+	cmd.Flags().StringVarP(&options.Output, "output", "o", "", "plan to write")
+	cmd.Flags().StringVar(&options.Calibration, "calibration", "", "calibration of hetc calibrate: what each scheme costs")
+	cmd.Flags().StringVar(&options.Loads, "loads", "", "loads of experts, of hetc loads: choose capacity tiers from them")
+	cmd.Flags().StringVar(&options.Pareto, "pareto", "", "energy,latency: list the plans that no other one beats in both, and write none")
+	cmd.Flags().StringSliceVar(&options.Only, "only", nil, "let this processor execute what it supports; unsupported operators go to the other processors; may be repeated")
+	cmd.Flags().StringSliceVar(&options.Strategies, "strategies", nil, "to compare with: only these, such as single,padding for whole operators on one processor")
+	cmd.Flags().StringToStringVar(&options.Ratio, "ratio", nil, "to compare with: these parts of the columns of every matrix, such as npu=0.75,gpu=0.25")
+	cmd.Flags().StringVar(&options.MaxMemory, "max-memory", "", "most memory of a process that executes the plan, such as 1.5GiB; default: the workload's bound")
+	return cmd
 }

@@ -46,21 +46,21 @@ func run(args []string, in io.Reader, out, errw io.Writer) int {
 	return cli.Main("hetc", args, in, out, errw, newRoot)
 }
 
-func newRoot(s *cli.Streams) *cobra.Command {
+func newRoot(ui *cli.Streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hetc",
 		Short: "compile deployment plans for language models on CPU, GPU and NPU",
 	}
 	root.AddGroup(&cobra.Group{ID: "main", Title: "The main job:"}, &cobra.Group{ID: "look", Title: "Looking at things:"})
 	add := func(group string, cmds ...*cobra.Command) {
-		for _, c := range cmds {
-			c.GroupID = group
-			root.AddCommand(c)
+		for _, cmd := range cmds {
+			cmd.GroupID = group
+			root.AddCommand(cmd)
 		}
 	}
-	add("main", newQuick(s), newProbe(s), newProfile(s), newImport(s), newFit(s), newCalibrate(s), newLoads(s), newSolve(s), newKeygen(s), newEmit(s), newQuality(s), newVerify(s), newRun(s), newBuild(s))
-	add("look", newCheck(s), newExplain(s), newDiff(s), newInspect(s), newReproduce(s), newBench(s), newModels(s), newSocs(s), newDrivers(s), newDoctor(s))
-	root.AddCommand(newVersion(s))
+	add("main", newQuick(ui), newProbe(ui), newProfile(ui), newImport(ui), newFit(ui), newCalibrate(ui), newLoads(ui), newSolve(ui), newKeygen(ui), newEmit(ui), newQuality(ui), newVerify(ui), newRun(ui), newBuild(ui))
+	add("look", newCheck(ui), newExplain(ui), newDiff(ui), newInspect(ui), newReproduce(ui), newBench(ui), newModels(ui), newSocs(ui), newDrivers(ui), newDoctor(ui))
+	root.AddCommand(newVersion(ui))
 	describe(root, root.Name())
 	return root
 }
@@ -71,38 +71,38 @@ func newRoot(s *cli.Streams) *cobra.Command {
 var longHelp embed.FS
 
 // describe gives a command and those below it their long descriptions. A command without a file keeps its own.
-func describe(c *cobra.Command, name string) {
+func describe(cmd *cobra.Command, name string) {
 	if text, err := longHelp.ReadFile("help/" + name + ".txt"); err == nil {
-		c.Long = strings.TrimSuffix(string(text), "\n")
+		cmd.Long = strings.TrimSuffix(string(text), "\n")
 	}
-	for _, sub := range c.Commands() {
+	for _, sub := range cmd.Commands() {
 		path := sub.Name()
-		if c.HasParent() {
+		if cmd.HasParent() {
 			path = name + "_" + path
 		}
 		describe(sub, path)
 	}
 }
 
-func newVersion(s *cli.Streams) *cobra.Command {
+func newVersion(ui *cli.Streams) *cobra.Command {
 	licences := false
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "version", Short: "print the version", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			s.Printf("hetc %s\n", cli.Version)
+			ui.Printf("hetc %s\n", cli.Version)
 			result := map[string]string{"version": cli.Version}
 			if licences {
 				text := highs.Licences()
 				if text == "" {
-					s.Printf("Apache License 2.0. This program does not contain HiGHS: nothing of its licences is to be passed on.\n")
+					ui.Printf("Apache License 2.0. This program does not contain HiGHS: nothing of its licences is to be passed on.\n")
 				} else {
-					s.Printf("Apache License 2.0. This program contains HiGHS %s, as WebAssembly:\n\n%s", highs.Version, text)
+					ui.Printf("Apache License 2.0. This program contains HiGHS %s, as WebAssembly:\n\n%s", highs.Version, text)
 				}
 				result["licence"], result["highs_licences"] = "Apache-2.0", text
 			}
-			return s.Result(result)
+			return ui.Result(result)
 		},
 	}
-	c.Flags().BoolVar(&licences, "licenses", false, "print the licences of the solver that a build with the tag highs contains")
-	return c
+	cmd.Flags().BoolVar(&licences, "licenses", false, "print the licences of the solver that a build with the tag highs contains")
+	return cmd
 }

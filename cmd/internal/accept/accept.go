@@ -79,7 +79,7 @@ type Accepted struct {
 }
 
 // Open verifies the bundle at path on these terms. host is the machine that shall execute it; nil leaves its target out.
-func (t *Terms) Open(s *cli.Streams, path string, host *bundle.Host) (*Accepted, error) {
+func (t *Terms) Open(ui *cli.Streams, path string, host *bundle.Host) (*Accepted, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
@@ -91,25 +91,25 @@ func (t *Terms) Open(s *cli.Streams, path string, host *bundle.Host) (*Accepted,
 	if err != nil {
 		return nil, err
 	}
-	a := &Accepted{terms: t}
+	accepted := &Accepted{terms: t}
 	policy := bundle.Policy{Product: t.product, SecurityFloor: t.minSecurity, Now: now, AllowDev: t.allowDev, Runtime: cli.Version}
 	if t.state != "" {
-		if a.state, err = openState(t.state); err != nil {
+		if accepted.state, err = openState(t.state); err != nil {
 			return nil, err
 		}
-		policy.Stored = a.state.stored
+		policy.Stored = accepted.state.stored
 	}
 	options := bundle.Options{Trust: trust, Policy: policy, Host: host}
 	if t.copy {
 		options.Mode, options.Admit = bundle.Copy, fits
 	}
-	if a.Bundle, err = bundle.Open(path, options); err != nil {
+	if accepted.Bundle, err = bundle.Open(path, options); err != nil {
 		return nil, err
 	}
 	if t.ignoreExpiry {
-		s.Notef("%s: expiry is not compared (--%s)", path, flagIgnoreExpiry)
+		ui.Notef("%s: expiry is not compared (--%s)", path, flagIgnoreExpiry)
 	}
-	return a, nil
+	return accepted, nil
 }
 
 // clock is the time in Unix seconds that expiry is compared with, 0 for none.
@@ -153,9 +153,9 @@ func (a *Accepted) CopiedBytes() int64 {
 
 // Remember stores what the bundle demands of later ones. It is called after the first successful run, never before: a
 // bundle that does not work must not keep its predecessor from running.
-func (a *Accepted) Remember(s *cli.Streams) error {
+func (a *Accepted) Remember(ui *cli.Streams) error {
 	if a.state == nil {
 		return nil
 	}
-	return a.state.raise(s, a.Ratchet())
+	return a.state.raise(ui, a.Ratchet())
 }

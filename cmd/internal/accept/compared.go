@@ -20,13 +20,13 @@ type Comparison struct {
 // Comparisons are what was compared beside signature, layout and contents, and what was not. target says that the
 // bundle's target was.
 func (a *Accepted) Comparisons(target bool) []Comparison {
-	m, t := a.Manifest(), a.terms
+	manifest, terms := a.Manifest(), a.terms
 	out := []Comparison{
-		{What: "product", Claims: m.Product, Compared: t.product != "", With: "--" + flagProduct, How: "--" + flagProduct + " NAME"},
+		{What: "product", Claims: manifest.Product, Compared: terms.product != "", With: "--" + flagProduct, How: "--" + flagProduct + " NAME"},
 		a.securityVersion(),
-		{What: "keyring generation", Claims: fmt.Sprint(m.KeyringGeneration), Compared: true, With: "the trusted keys"},
-		{What: "issued", Claims: moment(m.IssuedAt, "not stated"), Compared: !t.ignoreExpiry, With: t.clockName(), How: "without --" + flagIgnoreExpiry},
-		{What: "expires", Claims: moment(m.NotAfter, "never"), Compared: !t.ignoreExpiry, With: t.clockName(), How: "without --" + flagIgnoreExpiry},
+		{What: "keyring generation", Claims: fmt.Sprint(manifest.KeyringGeneration), Compared: true, With: "the trusted keys"},
+		{What: "issued", Claims: moment(manifest.IssuedAt, "not stated"), Compared: !terms.ignoreExpiry, With: terms.clockName(), How: "without --" + flagIgnoreExpiry},
+		{What: "expires", Claims: moment(manifest.NotAfter, "never"), Compared: !terms.ignoreExpiry, With: terms.clockName(), How: "without --" + flagIgnoreExpiry},
 		{What: "target", Claims: a.target(), Compared: target, With: "this machine", How: "hetrun does, with the machine it runs on"},
 	}
 	for i := range out {
@@ -40,41 +40,41 @@ func (a *Accepted) Comparisons(target bool) []Comparison {
 }
 
 func (a *Accepted) securityVersion() Comparison {
-	c := Comparison{What: "security version", Claims: fmt.Sprint(a.Manifest().SecurityVersion), How: fmt.Sprintf("--%s N, --%s FILE", flagMinSecurity, flagState)}
+	comparison := Comparison{What: "security version", Claims: fmt.Sprint(a.Manifest().SecurityVersion), How: fmt.Sprintf("--%s N, --%s FILE", flagMinSecurity, flagState)}
 	var with []string
 	if a.terms.minSecurity > 0 {
 		with = append(with, fmt.Sprintf("--%s %d", flagMinSecurity, a.terms.minSecurity))
 	}
 	if a.state != nil {
 		stored := "nothing stored"
-		if r := a.state.stored.Of(a.Manifest().Product); r != nil {
-			stored = fmt.Sprintf("%d of generation %d", r.SecurityVersion, r.Generation)
+		if ratchet := a.state.stored.Of(a.Manifest().Product); ratchet != nil {
+			stored = fmt.Sprintf("%d of generation %d", ratchet.SecurityVersion, ratchet.Generation)
 		}
 		with = append(with, fmt.Sprintf("%s: %s", a.terms.state, stored))
 	}
-	c.With, c.Compared = strings.Join(with, ", "), len(with) > 0
-	return c
+	comparison.With, comparison.Compared = strings.Join(with, ", "), len(with) > 0
+	return comparison
 }
 
 // target describes where the bundle may run.
 func (a *Accepted) target() string {
-	t := &a.Manifest().Target
+	target := &a.Manifest().Target
 	var parts []string
 	say := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if len(t.SoC) > 0 {
-		say("soc %s", strings.Join(t.SoC, " or "))
+	if len(target.SoC) > 0 {
+		say("soc %s", strings.Join(target.SoC, " or "))
 	}
-	if t.OS != "" || t.Arch != "" {
-		say("%s/%s", t.OS, t.Arch)
+	if target.OS != "" || target.Arch != "" {
+		say("%s/%s", target.OS, target.Arch)
 	}
-	if len(t.CPUFeatures) > 0 {
-		say("cpu features %s", strings.Join(t.CPUFeatures, " "))
+	if len(target.CPUFeatures) > 0 {
+		say("cpu features %s", strings.Join(target.CPUFeatures, " "))
 	}
-	if t.RAMBytes > 0 {
-		say("%d bytes of memory", t.RAMBytes)
+	if target.RAMBytes > 0 {
+		say("%d bytes of memory", target.RAMBytes)
 	}
-	for i := range t.Components {
-		say("%s", t.Components[i].Name)
+	for i := range target.Components {
+		say("%s", target.Components[i].Name)
 	}
 	if len(parts) == 0 {
 		return "any machine"
@@ -97,14 +97,14 @@ func moment(seconds int64, none string) string {
 }
 
 // ShowComparisons prints them as a table.
-func ShowComparisons(s *cli.Streams, list []Comparison) {
+func ShowComparisons(ui *cli.Streams, list []Comparison) {
 	rows := make([][]string, len(list))
-	for i, c := range list {
-		with := c.With
-		if !c.Compared {
-			with = "not compared: " + c.How
+	for i, comparison := range list {
+		with := comparison.With
+		if !comparison.Compared {
+			with = "not compared: " + comparison.How
 		}
-		rows[i] = []string{c.What, c.Claims, with}
+		rows[i] = []string{comparison.What, comparison.Claims, with}
 	}
-	s.Table([]string{"demand", "bundle says", "<compared with"}, rows)
+	ui.Table([]string{"demand", "bundle says", "<compared with"}, rows)
 }

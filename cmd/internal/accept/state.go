@@ -51,11 +51,11 @@ func (x *state) read() (bundle.Ratchets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagState, err)
 	}
-	r, err := bundle.ParseRatchets(data)
+	ratchets, err := bundle.ParseRatchets(data)
 	if err != nil {
 		return nil, fmt.Errorf("--%s %q: %w", flagState, x.path, err)
 	}
-	return r, nil
+	return ratchets, nil
 }
 
 // lockPatience is how long another process may hold the lock, which takes milliseconds.
@@ -63,16 +63,16 @@ const lockPatience = 10 * time.Second
 
 // raise stores what a bundle that ran demands of later ones. Two processes raise one after the other, each what it finds
 // then. A place that cannot be written is said and is no error: what it holds was compared.
-func (x *state) raise(s *cli.Streams, ran bundle.Ratchet) error {
+func (x *state) raise(ui *cli.Streams, ran bundle.Ratchet) error {
 	if _, raised := x.stored.Raised(ran); !raised {
 		return nil
 	}
 	err := x.store(ran)
 	switch {
 	case err == nil:
-		s.Notef("%s: from now on product %q needs security version %d, keyring generation %d", x.path, ran.Product, ran.SecurityVersion, ran.Generation)
+		ui.Notef("%s: from now on product %q needs security version %d, keyring generation %d", x.path, ran.Product, ran.SecurityVersion, ran.Generation)
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
-		s.Warnf("%s cannot be written, so older bundles of product %q stay accepted: %v", x.path, ran.Product, err)
+		ui.Warnf("%s cannot be written, so older bundles of product %q stay accepted: %v", x.path, ran.Product, err)
 	default:
 		return diag.New(diag.ClassIO, "the bundle ran, but its security version was not stored: %w", err).
 			WithHint("until it is, older bundles of product %q stay accepted: run it again with a --%s that can be written", ran.Product, flagState)
@@ -105,19 +105,19 @@ func (x *state) store(ran bundle.Ratchet) error {
 // lock waits for a lock file to be nobody else's, where there are locks. Without, of two processes that raise at the same
 // time one may be forgotten until its bundle runs again.
 func lock(path string, patience time.Duration) (unlock func(), err error) {
-	f, err := filelock.Open(path, 0o666)
+	file, err := filelock.Open(path, 0o666)
 	if err != nil {
 		return nil, err
 	}
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		err := filelock.Try(f)
+		err := filelock.Try(file)
 		switch {
 		case err == nil, errors.Is(err, errors.ErrUnsupported):
-			return func() { _ = f.Close() }, nil
+			return func() { _ = file.Close() }, nil
 		case !errors.Is(err, filelock.ErrBusy):
-			return nil, errors.Join(fmt.Errorf("lock %q: %w", path, err), f.Close())
+			return nil, errors.Join(fmt.Errorf("lock %q: %w", path, err), file.Close())
 		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("lock %q: another process holds it for more than %v", path, patience), f.Close())
+			return nil, errors.Join(fmt.Errorf("lock %q: another process holds it for more than %v", path, patience), file.Close())
 		}
 	}
 }

@@ -50,77 +50,77 @@ type candidate struct {
 	decode  []float64
 }
 
-func Processors(ctx context.Context, s *cli.Streams, o *Options) error {
-	p, err := plantext.Read(o.Plan)
+func Processors(ctx context.Context, ui *cli.Streams, options *Options) error {
+	plan, err := plantext.Read(options.Plan)
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(o.Model)
+	model, err := models.Open(options.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	soc, err := bindings.SoCOf(p, o.SoC)
+	defer model.Close()
+	soc, err := bindings.SoCOf(plan, options.SoC)
 	if err != nil {
 		return err
 	}
-	if err := check.Plan(p, m, soc).Err(); err != nil {
+	if err := check.Plan(plan, model, soc).Err(); err != nil {
 		return err
 	}
-	if need := o.PromptLen + o.Gen; need > p.MaxContext {
-		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.PromptLen, o.Gen, need, p.MaxContext)
+	if need := options.PromptLen + options.Gen; need > plan.MaxContext {
+		return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", options.PromptLen, options.Gen, need, plan.MaxContext)
 	}
-	cal, err := bindings.ReadCalibration(o.Calibration)
+	cal, err := bindings.ReadCalibration(options.Calibration)
 	if err != nil {
 		return err
 	}
-	list, release, err := candidates(ctx, p, m, cal, soc)
+	list, release, err := candidates(ctx, plan, model, cal, soc)
 	defer release()
 	if err != nil {
 		return err
 	}
-	predict(list, p, o)
-	virtual, err := measureRounds(ctx, list, o)
+	predict(list, plan, options)
+	virtual, err := measureRounds(ctx, list, options)
 	if err != nil {
 		return err
 	}
-	return report(s, p, m, soc, list, o, virtual)
+	return report(ui, plan, model, soc, list, options, virtual)
 }
 
 // measureRounds measures all candidates in every round, in random order.
-func measureRounds(ctx context.Context, list []*candidate, o *Options) (virtual bool, err error) {
-	for _, c := range list {
-		if e := c.machine.Emulated(); len(e) > 0 {
-			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a device's", c.Name, strings.Join(e, ", "))
+func measureRounds(ctx context.Context, list []*candidate, options *Options) (virtual bool, err error) {
+	for _, candidate := range list {
+		if e := candidate.machine.Emulated(); len(e) > 0 {
+			return false, diag.New(diag.ClassInput, "measure %q: %s is an emulator, whose times are none of a device's", candidate.Name, strings.Join(e, ", "))
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
-	for r := -1; r < o.Rounds; r++ {
+	for r := -1; r < options.Rounds; r++ {
 		for _, i := range rng.Perm(len(list)) {
-			c := list[i]
-			t, err := runcmd.Round(ctx, c.machine, o.PromptLen, o.Gen)
+			candidate := list[i]
+			times, err := runcmd.Round(ctx, candidate.machine, options.PromptLen, options.Gen)
 			if err != nil {
-				return false, fmt.Errorf("measure %q: %w", c.Name, err)
+				return false, fmt.Errorf("measure %q: %w", candidate.Name, err)
 			}
-			virtual = t.Virtual
+			virtual = times.Virtual
 			if r < 0 {
 				continue
 			}
-			for _, ns := range t.PrefillNS {
-				c.prefill = append(c.prefill, float64(ns))
+			for _, ns := range times.PrefillNS {
+				candidate.prefill = append(candidate.prefill, float64(ns))
 			}
 			var sum float64
-			for _, ns := range t.DecodeNS {
+			for _, ns := range times.DecodeNS {
 				sum += float64(ns)
 			}
-			c.decode = append(c.decode, sum/float64(len(t.DecodeNS)))
+			candidate.decode = append(candidate.decode, sum/float64(len(times.DecodeNS)))
 		}
 	}
-	for _, c := range list {
-		if c.Prefill, err = stat.Summarise(c.prefill); err != nil {
+	for _, candidate := range list {
+		if candidate.Prefill, err = stat.Summarise(candidate.prefill); err != nil {
 			return false, err
 		}
-		if c.Decode, err = stat.Summarise(c.decode); err != nil {
+		if candidate.Decode, err = stat.Summarise(candidate.decode); err != nil {
 			return false, err
 		}
 	}
@@ -128,11 +128,11 @@ func measureRounds(ctx context.Context, list []*candidate, o *Options) (virtual 
 }
 
 // candidates opens the plan and every single-processor plan with the same schemes and lengths.
-func candidates(ctx context.Context, p *planir.Plan, m *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
-	f := &fleet{model: m, cal: cal, soc: soc}
+func candidates(ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
+	f := &fleet{model: model, cal: cal, soc: soc}
 	release = f.close
-	names, plans := []string{"plan"}, []*planir.Plan{p}
-	procs := p.Procs
+	names, plans := []string{"plan"}, []*planir.Plan{plan}
+	procs := plan.Procs
 	if soc != nil { // with the SoC also those that the plan leaves idle
 		procs = nil
 		for i := range soc.Processors {
@@ -140,14 +140,14 @@ func candidates(ctx context.Context, p *planir.Plan, m *models.Model, cal *calib
 		}
 	}
 	for i := range procs {
-		single, err := singlePlan(p, m, &procs[i])
+		single, err := singlePlan(plan, model, &procs[i])
 		if err != nil {
 			continue // it lacks an operator or a scheme: not an alternative
 		}
 		names, plans = append(names, procs[i].Name), append(plans, single)
 	}
 	// Packed weights that are equal are held once; those of the plan stand for all.
-	if err := runcmd.EnoughMemory(plans, runcmd.WeightBytes(p), machine.FreeMemory()); err != nil {
+	if err := runcmd.EnoughMemory(plans, runcmd.WeightBytes(plan), machine.FreeMemory()); err != nil {
 		return nil, release, fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
 	for i := range plans {
@@ -176,30 +176,30 @@ func (f *fleet) close() {
 	}
 }
 
-func (f *fleet) open(ctx context.Context, name string, p *planir.Plan) error {
-	c, err := emit.NewCalibrated(ctx, p, f.model, f.cal, bindings.Compilers(f.soc))
+func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error {
+	content, err := emit.NewCalibrated(ctx, plan, f.model, f.cal, bindings.Compilers(f.soc))
 	if err != nil {
 		return err
 	}
-	f.closers = append(f.closers, c.Close)
+	f.closers = append(f.closers, content.Close)
 	if f.first == nil {
-		f.first = c
+		f.first = content
 	} else {
-		c.ShareWith(f.first)
+		content.ShareWith(f.first)
 	}
-	f.threads += executor.Threads(p)
+	f.threads += executor.Threads(plan)
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), f.threads+2))
-	x, err := executor.Open(ctx, p, runcmd.UntilDone(ctx, c), executor.Options{Drivers: bindings.Drivers(f.soc)})
+	machine, err := executor.Open(ctx, plan, runcmd.UntilDone(ctx, content), executor.Options{Drivers: bindings.Drivers(f.soc)})
 	if err != nil {
 		return fmt.Errorf("open %q: %w", name, err)
 	}
-	f.closers = append(f.closers, x.Close)
-	f.list = append(f.list, &candidate{Name: name, machine: x})
+	f.closers = append(f.closers, machine.Close)
+	f.list = append(f.list, &candidate{Name: name, machine: machine})
 	return nil
 }
 
 // singlePlan is p with everything on one processor.
-func singlePlan(p *planir.Plan, m *models.Model, proc *planir.Proc) (*planir.Plan, error) {
+func singlePlan(p *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
 	q := *p
 	q.Procs = []planir.Proc{*proc}
 	q.SoC.Control = proc.Name
@@ -210,12 +210,12 @@ func singlePlan(p *planir.Plan, m *models.Model, proc *planir.Proc) (*planir.Pla
 			rows = append(rows, ph.Rows)
 		}
 	}
-	g := m.Graph()
+	graph := model.Graph()
 	var err error
-	q.Decisions, err = lower.Trivial(&g, proc.Name, rows, p.MaxContext, p.KV, func(node string, r int) op.Scheme {
+	q.Decisions, err = lower.Trivial(&graph, proc.Name, rows, p.MaxContext, p.KV, func(node string, r int) op.Scheme {
 		for _, at := range []int{r, 1} {
-			if d := p.DecisionFor(node, at); d != nil {
-				return d.Scheme
+			if decision := p.DecisionFor(node, at); decision != nil {
+				return decision.Scheme
 			}
 		}
 		return ""
@@ -223,41 +223,41 @@ func singlePlan(p *planir.Plan, m *models.Model, proc *planir.Proc) (*planir.Pla
 	if err != nil {
 		return nil, err
 	}
-	if err := lower.Lower(&q, &g); err != nil {
+	if err := lower.Lower(&q, &graph); err != nil {
 		return nil, err
 	}
 	return &q, planir.Check(&q).Err()
 }
 
 // predict fills in what the plan predicts for a prompt and a token.
-func predict(list []*candidate, p *planir.Plan, o *Options) {
+func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	time := func(program, proc string) int64 {
-		for _, pr := range p.Predictions {
+		for _, pr := range plan.Predictions {
 			if pr.Program != program {
 				continue
 			}
 			if proc == "" {
 				return pr.PlanNS
 			}
-			for _, x := range pr.Singles {
-				if x.Proc == proc {
-					return x.NS
+			for _, single := range pr.Singles {
+				if single.Proc == proc {
+					return single.NS
 				}
 			}
 		}
 		return 0
 	}
-	for _, c := range list {
-		proc := c.Name
-		if c.machine.Plan() == p {
+	for _, candidate := range list {
+		proc := candidate.Name
+		if candidate.machine.Plan() == plan {
 			proc = ""
 		}
-		for n := o.PromptLen; n > 0; {
-			for _, d := range p.Program.Decider {
-				if n >= d.Min && n <= d.Max {
-					c.PrefillNS += time(d.Program, proc)
-					for _, ph := range p.Program.Programs {
-						if ph.Name == d.Program {
+		for n := options.PromptLen; n > 0; {
+			for _, decide := range plan.Program.Decider {
+				if n >= decide.Min && n <= decide.Max {
+					candidate.PrefillNS += time(decide.Program, proc)
+					for _, ph := range plan.Program.Programs {
+						if ph.Name == decide.Program {
 							n -= min(n, ph.Rows)
 						}
 					}
@@ -265,19 +265,19 @@ func predict(list []*candidate, p *planir.Plan, o *Options) {
 				}
 			}
 		}
-		c.DecodeNS = time("decode", proc)
+		candidate.DecodeNS = time("decode", proc)
 	}
 }
 
-func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, o *Options, virtual bool) error {
-	planview.ShowDecisions(s, p, soc)
-	s.Printf("\n")
+func report(ui *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options, virtual bool) error {
+	planview.ShowDecisions(ui, p, soc)
+	ui.Printf("\n")
 
 	measured := "measured"
 	if virtual {
 		measured = "simulated"
 	}
-	s.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, o.PromptLen, o.Gen, o.Rounds)
+	ui.Printf("%s, prompt of %d tokens, %d decoded, medians of %d interleaved rounds:\n", measured, options.PromptLen, options.Gen, options.Rounds)
 	var rows [][]string
 	cell := func(x stat.Summary, predicted int64) []string {
 		ms := func(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
@@ -290,8 +290,8 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 	}
 	best := func(get func(*candidate) float64) float64 {
 		b := 0.0
-		for _, c := range list[1:] {
-			if v := get(c); b == 0 || v < b {
+		for _, candidate := range list[1:] {
+			if v := get(candidate); b == 0 || v < b {
 				b = v
 			}
 		}
@@ -299,31 +299,31 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 	}
 	bp := best(func(c *candidate) float64 { return c.Prefill.Median })
 	bd := best(func(c *candidate) float64 { return c.Decode.Median })
-	for _, c := range list {
-		row := append([]string{c.Name, "prefill"}, cell(c.Prefill, c.PrefillNS)...)
-		row = append(row, ratio(bp, c.Prefill.Median))
+	for _, candidate := range list {
+		row := append([]string{candidate.Name, "prefill"}, cell(candidate.Prefill, candidate.PrefillNS)...)
+		row = append(row, ratio(bp, candidate.Prefill.Median))
 		rows = append(rows, row)
 	}
-	for _, c := range list {
-		row := append([]string{c.Name, "decode"}, cell(c.Decode, c.DecodeNS)...)
-		row = append(row, ratio(bd, c.Decode.Median))
+	for _, candidate := range list {
+		row := append([]string{candidate.Name, "decode"}, cell(candidate.Decode, candidate.DecodeNS)...)
+		row = append(row, ratio(bd, candidate.Decode.Median))
 		rows = append(rows, row)
 	}
-	s.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best single / this"}, rows)
+	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best single / this"}, rows)
 
 	bytes := decodeBytes(p)
-	doc := map[string]any{"soc": p.SoC.Name, "simulated": virtual, "prompt_len": o.PromptLen, "gen": o.Gen, "rounds": o.Rounds, "candidates": list, "weight_bytes_per_token": bytes}
+	doc := map[string]any{"soc": p.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes}
 	plan := list[0]
 	rate := float64(bytes) / plan.Decode.Median
-	s.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
+	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
 		var single []string // those that the plan runs side by side when decoding
 		for _, ph := range p.Program.Programs {
 			if ph.Rows == 1 {
 				for _, sec := range ph.Sections {
-					for _, l := range sec.Lanes {
-						if !slices.Contains(single, l.Proc) {
-							single = append(single, l.Proc)
+					for _, lane := range sec.Lanes {
+						if !slices.Contains(single, lane.Proc) {
+							single = append(single, lane.Proc)
 						}
 					}
 				}
@@ -331,51 +331,51 @@ func report(s *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list
 		}
 		if joint, ok := soc.JointGBps(single...); ok {
 			sum := 0.0
-			for _, c := range list[1:] {
-				if slices.Contains(single, c.Name) {
-					sum += 1e9 / c.Decode.Median
+			for _, candidate := range list[1:] {
+				if slices.Contains(single, candidate.Name) {
+					sum += 1e9 / candidate.Decode.Median
 				}
 			}
 			bound := min(sum, joint*1e9/float64(bytes))
 			tps := 1e9 / plan.Decode.Median
-			s.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
+			ui.Printf(", %.0f %% of the joint %.1f GB/s\nplan %.2f tokens/s, %.2f of min(sum of singles %.2f, joint bandwidth / bytes %.2f)", 100*rate/joint, joint, tps, tps/bound, sum, joint*1e9/float64(bytes))
 			doc["joint_gbps"], doc["share_of_joint"], doc["share_of_bound"] = joint, rate/joint, tps/bound
 		}
 	}
-	s.Printf("\n")
-	return s.Result(doc)
+	ui.Printf("\n")
+	return ui.Result(doc)
 }
 
 func ratio(a, b float64) string { return fmt.Sprintf("%.2f", a/b) }
 
 // decodeBytes is what one decoded token reads of the packed weights of matrices, of those of experts as many
 // as a token is given to.
-func decodeBytes(p *planir.Plan) int64 {
+func decodeBytes(plan *planir.Plan) int64 {
 	packs := map[string]*planir.Pack{}
-	for i := range p.Program.Packs {
-		packs[p.Program.Packs[i].Name] = &p.Program.Packs[i]
+	for i := range plan.Program.Packs {
+		packs[plan.Program.Packs[i].Name] = &plan.Program.Packs[i]
 	}
 	fan := map[string]int{} // by graph
-	for i := range p.Program.Graphs {
-		g := &p.Program.Graphs[i]
-		fan[g.Name] = g.Graph.Nodes[0].Op.Fan
+	for i := range plan.Program.Graphs {
+		graph := &plan.Program.Graphs[i]
+		fan[graph.Name] = graph.Graph.Nodes[0].Op.Fan
 	}
 	var sum int64
-	for _, ph := range p.Program.Programs {
+	for _, ph := range plan.Program.Programs {
 		if ph.Rows != 1 {
 			continue
 		}
 		for _, sec := range ph.Sections {
-			for _, l := range sec.Lanes {
-				for _, st := range l.Steps {
-					for _, w := range st.W {
-						k := packs[w.Pack]
-						if k.Layout == op.RowsLayout {
+			for _, lane := range sec.Lanes {
+				for _, st := range lane.Steps {
+					for _, ref := range st.W {
+						pack := packs[ref.Pack]
+						if pack.Layout == op.RowsLayout {
 							continue
 						}
-						bytes := k.Bytes * int64(w.C1-w.C0) / int64(k.N1-k.N0)
-						if k.Experts > 0 {
-							bytes = bytes / int64(k.Experts) * int64(min(fan[st.Run], k.Experts))
+						bytes := pack.Bytes * int64(ref.C1-ref.C0) / int64(pack.N1-pack.N0)
+						if pack.Experts > 0 {
+							bytes = bytes / int64(pack.Experts) * int64(min(fan[st.Run], pack.Experts))
 						}
 						sum += bytes * int64(max(1, sec.Layers))
 					}

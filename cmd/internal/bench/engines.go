@@ -57,18 +57,18 @@ type enginesBench struct {
 }
 
 // Engines measures hetc against other engines: same weights, same cores, taking turns.
-func Engines(ctx context.Context, s *cli.Streams, o *EnginesOptions) error {
-	b, err := o.validate()
+func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
+	bench, err := o.validate()
 	if err != nil {
 		return err
 	}
-	b.s = s
-	return b.run(ctx)
+	bench.s = ui
+	return bench.run(ctx)
 }
 
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
-	b := &enginesBench{EnginesOptions: o}
+	bench := &enginesBench{EnginesOptions: o}
 	for _, x := range []struct {
 		name      string
 		got, most int
@@ -129,9 +129,9 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	}
 	if o.Memory != "" {
 		if slices.Contains(o.Formats, o.Memory) {
-			b.maxFormat = o.Memory
-		} else if n, err := unit.ParseBytes(o.Memory); err == nil && n > 0 {
-			b.maxBytes = int64(n)
+			bench.maxFormat = o.Memory
+		} else if bytes, err := unit.ParseBytes(o.Memory); err == nil && bytes > 0 {
+			bench.maxBytes = int64(bytes)
 		} else {
 			return nil, usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", o.Memory, strings.Join(o.Formats, ", "))
 		}
@@ -139,20 +139,20 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 	for _, x := range []struct {
 		name, text string
 		to         *time.Duration
-	}{{"budget", o.Budget, &b.match}, {"profile-budget", o.ProfileBudget, &b.profile}, {"timeout", o.Limit, &b.timeout}} {
+	}{{"budget", o.Budget, &bench.match}, {"profile-budget", o.ProfileBudget, &bench.profile}, {"timeout", o.Limit, &bench.timeout}} {
 		if *x.to, err = cli.ParseTime(x.name, x.text); err != nil {
 			return nil, err
 		}
 	}
-	if b.profile == 0 || b.timeout == 0 {
+	if bench.profile == 0 || bench.timeout == 0 {
 		return nil, usage("--profile-budget or --timeout is empty").WithHint("leave it out for the default")
 	}
 	if o.Text != "" { // not found out after an hour
-		f, err := wholefile.Open(o.Text)
+		file, err := wholefile.Open(o.Text)
 		if err != nil {
 			return nil, err
 		}
-		f.Close()
+		file.Close()
 	}
 	for _, path := range []string{o.Out, o.Markdown} {
 		if path != "" {
@@ -161,13 +161,13 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 			}
 		}
 	}
-	if b.peer, err = engines.FindLlamaCpp(o.Text != ""); err != nil {
+	if bench.peer, err = engines.FindLlamaCpp(o.Text != ""); err != nil {
 		return nil, err
 	}
-	if b.self, err = os.Executable(); err != nil {
+	if bench.self, err = os.Executable(); err != nil {
 		return nil, diag.New(diag.ClassUnavailable, "bench engines: where is this program: %w", err)
 	}
-	return b, nil
+	return bench, nil
 }
 
 func noRepeats[T comparable](flag string, list []T) ([]T, error) {
@@ -187,11 +187,11 @@ func (b *enginesBench) tasks() []engines.Task {
 	const start = 8  // tokens
 	out := []engines.Task{{Start: start, Reps: 1}}
 	for _, n := range b.Prompts {
-		t := engines.Task{Prompt: n, Reps: b.Reps}
+		task := engines.Task{Prompt: n, Reps: b.Reps}
 		if n > long {
-			t.Reps = 1
+			task.Reps = 1
 		}
-		out = append(out, t)
+		out = append(out, task)
 	}
 	return append(out, engines.Task{Depth: b.Depth, Gen: b.Gen, Reps: b.Reps})
 }
@@ -234,21 +234,21 @@ func (b *enginesBench) run(ctx context.Context) error {
 	}
 	if b.Text != "" {
 		for _, path := range b.Models { // not found out after an hour
-			m, err := b.openQuality(path)
+			model, err := b.openQuality(path)
 			if err != nil {
 				return err
 			}
-			m.Close()
+			model.Close()
 		}
 	}
 	var list []EnginesModel
 	taken := map[string]bool{}
 	for _, path := range b.Models {
-		m, err := b.model(ctx, path, taken)
+		model, err := b.model(ctx, path, taken)
 		if err != nil {
 			return fmt.Errorf("model %q: %w", path, err)
 		}
-		list = append(list, m)
+		list = append(list, model)
 	}
 	if b.Text != "" { // last: it may take more memory than what is measured
 		peers := map[string][]engines.Quality{}
@@ -281,15 +281,15 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return r, diag.New(diag.ClassIO, "bench engines: %w", err)
 	}
-	p, err := b.firstPlan(ctx, dir, path)
+	plan, err := b.firstPlan(ctx, dir, path)
 	if err != nil {
 		return r, err
 	}
-	first, err := b.bundle(ctx, dir, path, "plan", p)
+	first, err := b.bundle(ctx, dir, path, "plan", plan)
 	if err != nil {
 		return r, err
 	}
-	r.Plans, r.Digest = []enginesPlan{first}, p.Model.Digest
+	r.Plans, r.Digest = []enginesPlan{first}, plan.Model.Digest
 	if r.Stored = string(floatType(m)); r.Stored == "" {
 		return r, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", m.StoredTypes())
 	}
@@ -322,14 +322,14 @@ func (b *enginesBench) model(ctx context.Context, path string, taken map[string]
 // floatType is the float type a model's matrices are stored in, "" if they are quantised.
 func floatType(m *models.Model) op.Type {
 	best := op.Type("")
-	for _, t := range m.StoredTypes() {
-		switch t {
+	for _, element := range m.StoredTypes() {
+		switch element {
 		case op.F32:
 			if len(m.StoredTypes()) == 1 { // else those are its vectors
-				best = t
+				best = element
 			}
 		case op.F16, op.BF16:
-			best = t
+			best = element
 		default:
 			return ""
 		}
@@ -348,11 +348,11 @@ func (b *enginesBench) step(ctx context.Context, args ...string) error {
 func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, error) {
 	b.s.Notef("$ %s %s", cli.Program("hetc"), cli.Quote(args...))
 	const most = time.Hour
-	d, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
+	done, err := engines.Run(ctx, engines.Limits{Cores: b.Cores, Time: most}, b.self, args...)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() > int(diag.ClassInternal) && exit.ExitCode() <= int(diag.ClassIO) {
 		said, hint := []string{}, "run it by hand: "+cli.Program("hetc")+" "+cli.Quote(args...)
-		for line := range strings.SplitSeq(string(d.Complaints), "\n") {
+		for line := range strings.SplitSeq(string(done.Complaints), "\n") {
 			if text, ok := strings.CutPrefix(line, b.s.Tool+": error: "); ok {
 				said = append(said, text)
 			} else if text, ok := strings.CutPrefix(line, b.s.Tool+": hint: "); ok {
@@ -361,7 +361,7 @@ func (b *enginesBench) output(ctx context.Context, args ...string) ([]byte, erro
 		}
 		return nil, diag.New(diag.Class(exit.ExitCode()), "hetc %s: %s", args[0], strings.Join(said, "\n")).WithHint("%s", hint)
 	}
-	return d.Out, err
+	return done.Out, err
 }
 
 // firstPlan is the plan that was given, or one that is made.
@@ -477,15 +477,15 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 	if b.maxFormat != "" {
 		i := slices.IndexFunc(peers, func(e engines.Engine) bool { return e.Form() == b.maxFormat })
 		trial := engines.Match{Engines: peers[i : i+1], Cores: b.Cores, Rounds: 1, Seed: b.Seed, Timeout: b.timeout, Note: func(string, ...any) {}}
-		for _, t := range b.tasks() {
-			t.Reps = 1
-			trial.Tasks = append(trial.Tasks, t)
+		for _, task := range b.tasks() {
+			task.Reps = 1
+			trial.Tasks = append(trial.Tasks, task)
 		}
-		r, err := trial.Play(ctx)
+		result, err := trial.Play(ctx)
 		if err != nil {
 			return enginesPlan{}, err
 		}
-		bytes = r.Peak(peers[i].Name(), b.maxFormat)
+		bytes = result.Peak(peers[i].Name(), b.maxFormat)
 		b.s.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
 	}
 	w, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
@@ -495,50 +495,50 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
 		return enginesPlan{}, err
 	}
-	p, err := plantext.Read(out)
+	plan, err := plantext.Read(out)
 	if err != nil {
 		return enginesPlan{}, err
 	}
-	x, err := b.bundle(ctx, dir, model, "bounded", p)
-	x.Form, x.MaxMemory = fmt.Sprintf("within %v", unit.Bytes(bytes)), bytes
-	return x, err
+	made, err := b.bundle(ctx, dir, model, "bounded", plan)
+	made.Form, made.MaxMemory = fmt.Sprintf("within %v", unit.Bytes(bytes)), bytes
+	return made, err
 }
 
 // bundle emits a plan, unless the bundle with it is there.
 func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *planir.Plan) (enginesPlan, error) {
-	x := enginesPlan{Form: name, name: name, plan: p, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	made := enginesPlan{Form: name, name: name, plan: p, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
 	code, err := planir.Encode(p)
 	if err != nil {
-		return x, err
+		return made, err
 	}
-	if x.Digest, err = planir.Digest(p); err != nil {
-		return x, err
+	if made.Digest, err = planir.Digest(p); err != nil {
+		return made, err
 	}
-	for _, d := range p.Decisions {
+	for _, decision := range p.Decisions {
 		phase := "prefill"
-		if p.Decodes(d.Rows) {
+		if p.Decodes(decision.Rows) {
 			phase = "decode"
 		}
-		if d.Scheme != "" && !slices.Contains(x.Schemes[phase], d.Scheme) {
-			x.Schemes[phase] = append(x.Schemes[phase], d.Scheme)
+		if decision.Scheme != "" && !slices.Contains(made.Schemes[phase], decision.Scheme) {
+			made.Schemes[phase] = append(made.Schemes[phase], decision.Scheme)
 		}
 	}
-	for _, w := range p.Program.WeightBlobs() {
-		x.Bytes += w.Size
+	for _, blob := range p.Program.WeightBlobs() {
+		made.Bytes += blob.Size
 	}
 	if p.Memory != nil {
-		x.Predicted = p.Memory.Total
+		made.Predicted = p.Memory.Total
 	}
 	key := filepath.Join(dir, "local")
 	if _, err := os.Stat(key + ".key"); err != nil {
 		if err := b.step(ctx, "keygen", "--out", key); err != nil {
-			return x, err
+			return made, err
 		}
 	}
-	if u, err := bundle.Inspect(x.bundle); err == nil && u.Manifest.Toolchain.Hetc == cli.Version {
-		for _, blob := range u.Manifest.Blobs {
+	if unverified, err := bundle.Inspect(made.bundle); err == nil && unverified.Manifest.Toolchain.Hetc == cli.Version {
+		for _, blob := range unverified.Manifest.Blobs {
 			if blob.Name == "plan" && blob.SHA256 == sha256.Sum256(code) {
-				return x, nil
+				return made, nil
 			}
 		}
 	}
@@ -546,7 +546,7 @@ func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *p
 	if b.Plan != "" {
 		plan, soc = b.Plan, b.SoC
 	}
-	return x, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o", x.bundle)
+	return made, b.step(ctx, "emit", "--plan", plan, "--model", model, "--soc", soc, "--key", key+".key", "-o", made.bundle)
 }
 
 // peers makes llama.cpp's files from the weights as they are stored.

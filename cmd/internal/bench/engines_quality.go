@@ -37,15 +37,15 @@ func (b *enginesBench) quality(ctx context.Context, path string, r *EnginesModel
 	r.QualityOf = strings.TrimSuffix(m.Name, ".gguf")
 	dir := filepath.Join(b.dir, r.Name)
 	for i := range r.Plans {
-		x := &r.Plans[i]
+		made := &r.Plans[i]
 		var got []engines.Quality
 		if b.QualityModel == "" {
-			got, err = b.ownQuality(ctx, x.Form, "--bundle", x.bundle, "--trust", filepath.Join(dir, "local.pub"), "--model", of, "--decode")
+			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"), "--model", of, "--decode")
 		} else {
-			got, err = b.schemesQuality(ctx, dir, m, of, x)
+			got, err = b.schemesQuality(ctx, dir, m, of, made)
 		}
 		if err != nil {
-			return fmt.Errorf("quality of hetc %s: %w", x.Form, err)
+			return fmt.Errorf("quality of hetc %s: %w", made.Form, err)
 		}
 		r.Quality = append(r.Quality, got...)
 	}
@@ -63,19 +63,19 @@ func (b *enginesBench) openQuality(path string) (*models.Model, error) {
 	if b.QualityModel != "" {
 		path = b.QualityModel
 	}
-	m, err := models.Open(path)
+	model, err := models.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	files, err := m.TokenizerFiles()
+	files, err := model.TokenizerFiles()
 	if err == nil && len(files["tokenizer"]) == 0 {
 		err = diag.New(diag.ClassInput, "quality: model %q has no tokenizer, and a text is to be read", path).
 			WithHint("name a model that has one with --quality-model: the same schemes are measured with it")
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.Close())
+		return nil, errors.Join(err, model.Close())
 	}
-	return m, nil
+	return model, nil
 }
 
 // ownQuality runs hetc quality and reads its phases.
@@ -105,7 +105,7 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 
 // schemesQuality measures, on model m, the schemes that a plan for another model has in each phase, operator by
 // operator.
-func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models.Model, path string, x *enginesPlan) ([]engines.Quality, error) {
+func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models.Model, path string, made *enginesPlan) ([]engines.Quality, error) {
 	on, err := trial.Open(ctx, m)
 	if err != nil {
 		return nil, err
@@ -114,13 +114,13 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 	for _, phase := range []string{"prefill", "decode"} {
 		var missing []string
 		tied := true
-		p, err := on.Plan(engines.Window, func(node string) op.Scheme {
-			s, ok := schemeIn(x.plan, node, phase)
-			tied = tied && (s != op.I32Q8C || on.PackedTable() == node)
+		plan, err := on.Plan(engines.Window, func(node string) op.Scheme {
+			scheme, ok := schemeIn(made.plan, node, phase)
+			tied = tied && (scheme != op.I32Q8C || on.PackedTable() == node)
 			if !ok {
 				missing = append(missing, node)
 			}
-			return s
+			return scheme
 		}, nil)
 		if len(missing) > 0 {
 			return nil, diag.New(diag.ClassInput, "model %q has the operators %s, and the plan has no scheme for them", path, strings.Join(missing, ", ")).
@@ -133,21 +133,21 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 		if err != nil {
 			return nil, err
 		}
-		text, err := plantext.Encode(p)
+		text, err := plantext.Encode(plan)
 		if err != nil {
 			return nil, err
 		}
-		file := filepath.Join(dir, fmt.Sprintf("quality-%s-%s.yaml", x.name, phase))
+		file := filepath.Join(dir, fmt.Sprintf("quality-%s-%s.yaml", made.name, phase))
 		if err := wholefile.Write(file, text); err != nil {
 			return nil, err
 		}
-		got, err := b.ownQuality(ctx, x.Form, "--plan", file, "--model", path, "--decode")
+		got, err := b.ownQuality(ctx, made.Form, "--plan", file, "--model", path, "--decode")
 		if err != nil {
 			return nil, err
 		}
-		for _, q := range got {
-			if q.Phase == phase {
-				list = append(list, q)
+		for _, quality := range got {
+			if quality.Phase == phase {
+				list = append(list, quality)
 			}
 		}
 	}
@@ -156,21 +156,21 @@ func (b *enginesBench) schemesQuality(ctx context.Context, dir string, m *models
 
 // schemeIn is the scheme of a node in the largest program of a phase; the programs of prefill share the last
 // matrix, which has one row, with decode's.
-func schemeIn(p *planir.Plan, node, phase string) (op.Scheme, bool) {
+func schemeIn(plan *planir.Plan, node, phase string) (op.Scheme, bool) {
 	best := -1
-	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		if d.Node != node || phase == "decode" && d.Rows != 1 || d.Rows != 1 && p.Decodes(d.Rows) {
+	for i := range plan.Decisions {
+		decision := &plan.Decisions[i]
+		if decision.Node != node || phase == "decode" && decision.Rows != 1 || decision.Rows != 1 && plan.Decodes(decision.Rows) {
 			continue
 		}
-		if best < 0 || d.Rows > p.Decisions[best].Rows {
+		if best < 0 || decision.Rows > plan.Decisions[best].Rows {
 			best = i
 		}
 	}
 	if best < 0 {
 		return "", false
 	}
-	return p.Decisions[best].Scheme, true
+	return plan.Decisions[best].Scheme, true
 }
 
 // peerQuality measures llama.cpp's formats of a model against its own execution in float32.
@@ -184,21 +184,21 @@ func (b *enginesBench) peerQuality(ctx context.Context, model string) ([]engines
 	if err := b.step(ctx, "models", "export", model, "--type", "f32", "-o", float); err != nil {
 		return nil, err
 	}
-	l := engines.Limits{Cores: b.Cores, Time: mostQuality}
-	if err := b.peer.Reference(ctx, l, float, b.Text, base, len(b.Cores)); err != nil {
+	limits := engines.Limits{Cores: b.Cores, Time: mostQuality}
+	if err := b.peer.Reference(ctx, limits, float, b.Text, base, len(b.Cores)); err != nil {
 		return nil, err
 	}
 	var list []engines.Quality
 	for _, format := range b.Formats {
 		file := filepath.Join(dir, format+".gguf")
-		if err := b.peer.Quantize(ctx, l, float, file, format, len(b.Cores)); err != nil {
+		if err := b.peer.Quantize(ctx, limits, float, file, format, len(b.Cores)); err != nil {
 			return nil, err
 		}
-		q, err := b.peer.Compare(ctx, l, file, format, base, len(b.Cores))
+		quality, err := b.peer.Compare(ctx, limits, file, format, base, len(b.Cores))
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, q)
+		list = append(list, quality)
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, diag.New(diag.ClassIO, "%w", err)
 		}

@@ -68,97 +68,97 @@ func (p *page) table(header []string, rows [][]string) {
 }
 
 // show writes what was found out about a model.
-func (b *enginesBench) show(p *page, env record.Environment, m *EnginesModel) {
-	r := m.Match
-	p.title(fmt.Sprintf("%s: hetc against other engines", m.Name))
+func (b *enginesBench) show(p *page, env record.Environment, model *EnginesModel) {
+	result := model.Match
+	p.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
 	p.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the same weights for all.",
-		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(r), "; "), float64(m.Parameters)/1e9, m.Stored)
+		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9, model.Stored)
 	processes := 0
-	for _, s := range r.Series {
-		processes += len(s.Samples)
+	for _, series := range result.Series {
+		processes += len(series.Samples)
 	}
-	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", r.Rounds, r.Seed, processes, r.Seconds)
-	if r.Stopped {
+	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds, result.Seed, processes, result.Seconds)
+	if result.Stopped {
 		p.text("The time did not suffice for %d rounds.", b.Rounds)
 	}
 	if b.MaxOthers > 0 {
-		p.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, r.Disturbed, r.Repeated)
+		p.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, result.Disturbed, result.Repeated)
 	} else {
 		p.text("Nobody looked whether others were at work meanwhile.")
 	}
-	for _, x := range m.Plans {
+	for _, made := range model.Plans {
 		note := ""
-		if x.MaxMemory > 0 {
-			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(x.MaxMemory))
+		if made.MaxMemory > 0 {
+			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(made.MaxMemory))
 		}
-		p.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", x.Form, x.Digest, note, joined(x.Schemes["prefill"]), joined(x.Schemes["decode"]))
+		p.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note, joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
 	}
-	if m.NoBounded != "" {
-		p.text("No plan within --max-memory: %s.", m.NoBounded)
+	if model.NoBounded != "" {
+		p.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
 
 	var rows [][]string
-	for _, t := range tasksOf(r) {
-		for _, s := range r.Series {
-			if s.Task != t {
+	for _, task := range tasksOf(result) {
+		for _, series := range result.Series {
+			if series.Task != task {
 				continue
 			}
-			row := []string{t.String(), s.Engine, s.Form, fmt.Sprint(s.Summary.N), fmt.Sprintf("%.1f", s.Summary.Median), interval(s.Summary, "%.1f"), "", "", mib(s.Peak)}
-			if t.Start > 0 {
+			row := []string{task.String(), series.Engine, series.Form, fmt.Sprint(series.Summary.N), fmt.Sprintf("%.1f", series.Summary.Median), interval(series.Summary, "%.1f"), "", "", mib(series.Peak)}
+			if task.Start > 0 {
 				ms := func(tps float64) string { return fmt.Sprintf("%.0f ms", 1e3/tps) }
-				row[4], row[5] = ms(s.Summary.Median), ms(s.Summary.High)+".."+ms(s.Summary.Low)
+				row[4], row[5] = ms(series.Summary.Median), ms(series.Summary.High)+".."+ms(series.Summary.Low)
 			}
-			for _, x := range r.Ratios {
-				if s.Engine == "hetc" && x.Form == s.Form && x.Task == t {
-					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", x.Summary.Median, x.Peer, x.Best), interval(x.Summary, "%.2f")
+			for _, ratio := range result.Ratios {
+				if series.Engine == "hetc" && ratio.Form == series.Form && ratio.Task == task {
+					row[6], row[7] = fmt.Sprintf("%.2f x %s %s", ratio.Summary.Median, ratio.Peer, ratio.Best), interval(ratio.Summary, "%.2f")
 				}
 			}
-			if s.Dropped {
+			if series.Dropped {
 				row[6] = "slower throughout, dropped"
 			}
 			rows = append(rows, row)
 		}
 	}
 	p.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval", "ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
-	if r.Rounds < 6 {
+	if result.Rounds < 6 {
 		p.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
 	}
 
 	rows = nil
-	for _, x := range m.Plans {
-		peak := r.Peak("hetc", x.Form)
-		row := []string{"hetc " + x.Form, mib(peak), "-"}
-		if x.Predicted > 0 {
-			row[2] = mib(x.Predicted)
+	for _, made := range model.Plans {
+		peak := result.Peak("hetc", made.Form)
+		row := []string{"hetc " + made.Form, mib(peak), "-"}
+		if made.Predicted > 0 {
+			row[2] = mib(made.Predicted)
 		}
 		for _, f := range b.Formats {
-			row = append(row, peakRatio(peak, r.Peak("llama.cpp", f)))
+			row = append(row, peakRatio(peak, result.Peak("llama.cpp", f)))
 		}
 		rows = append(rows, row)
 	}
 	header := []string{"peak memory", ">MiB", ">predicted MiB"}
 	for _, f := range b.Formats {
 		header = append(header, ">/ llama.cpp "+f)
-		rows = append(rows, append([]string{"llama.cpp " + f, mib(r.Peak("llama.cpp", f)), "-"}, make([]string, len(b.Formats))...))
+		rows = append(rows, append([]string{"llama.cpp " + f, mib(result.Peak("llama.cpp", f)), "-"}, make([]string, len(b.Formats))...))
 	}
 	p.table(header, rows)
 
-	if len(m.Quality) == 0 {
+	if len(model.Quality) == 0 {
 		return
 	}
-	p.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), m.QualityOf)
+	p.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
 	rows = nil
-	for _, q := range m.Quality {
-		rows = append(rows, []string{q.Engine, q.Form, q.Phase, fmt.Sprintf("%.5f ± %.5f", q.MeanKL, q.KLError), fmt.Sprintf("%.2f %%", 100*q.SameTop), fmt.Sprintf("%.3f", q.Perplexity)})
+	for _, quality := range model.Quality {
+		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase, fmt.Sprintf("%.5f ± %.5f", quality.MeanKL, quality.KLError), fmt.Sprintf("%.2f %%", 100*quality.SameTop), fmt.Sprintf("%.3f", quality.Perplexity)})
 	}
 	p.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
 }
 
 func tasksOf(r *engines.Result) (out []engines.Task) {
-	for _, s := range r.Series {
-		if !slices.Contains(out, s.Task) {
-			out = append(out, s.Task)
+	for _, series := range r.Series {
+		if !slices.Contains(out, series.Task) {
+			out = append(out, series.Task)
 		}
 	}
 	return out
@@ -166,9 +166,9 @@ func tasksOf(r *engines.Result) (out []engines.Task) {
 
 // peersOf says which other engines took part.
 func peersOf(r *engines.Result) (out []string) {
-	for _, s := range r.Series {
-		text := fmt.Sprintf("%s %s (%s)", s.Engine, s.Version, s.Backend)
-		if s.Engine != "hetc" && !slices.Contains(out, text) {
+	for _, series := range r.Series {
+		text := fmt.Sprintf("%s %s (%s)", series.Engine, series.Version, series.Backend)
+		if series.Engine != "hetc" && !slices.Contains(out, text) {
 			out = append(out, text)
 		}
 	}

@@ -24,40 +24,40 @@ type KernelsOptions struct {
 	Rounds         int
 }
 
-func Kernels(ctx context.Context, s *cli.Streams, o *KernelsOptions) error {
+func Kernels(ctx context.Context, ui *cli.Streams, options *KernelsOptions) error {
 	const mostRounds = 1000
-	if o.Rounds < 1 || o.Rounds > mostRounds {
-		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", o.Rounds, mostRounds)
+	if options.Rounds < 1 || options.Rounds > mostRounds {
+		return diag.New(diag.ClassUsage, "--rounds %d: want 1 to %d", options.Rounds, mostRounds)
 	}
 	best, err := kernel.ByName("")
 	if err != nil {
 		return err
 	}
 	sets := []string{best.Name}
-	switch o.Kernels {
+	switch options.Kernels {
 	case "":
 	case "all":
 		sets = nil
-		for _, x := range kernel.Sets() {
-			if x.Name != "reference" { // float64 arithmetic, for comparisons of values
-				sets = append([]string{x.Name}, sets...)
+		for _, set := range kernel.Sets() {
+			if set.Name != "reference" { // float64 arithmetic, for comparisons of values
+				sets = append([]string{set.Name}, sets...)
 			}
 		}
 	default:
-		x, err := kernel.ByName(o.Kernels)
+		set, err := kernel.ByName(options.Kernels)
 		if err != nil {
 			return err
 		}
-		sets = []string{x.Name}
+		sets = []string{set.Name}
 	}
-	d := host.New()
-	cores, err := benchCores(ctx, d, o.Cores)
+	drv := host.New()
+	cores, err := benchCores(ctx, drv, options.Cores)
 	if err != nil {
 		return err
 	}
-	po := profiler.KernelOptions{Driver: d, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: o.Rounds, Seed: 1}
-	line := s.Line(false)
-	po.Progress = func(round int) { line.Bar("round", round, o.Rounds, "") }
+	po := profiler.KernelOptions{Driver: drv, Compiler: compiler.New(), Sets: sets, Marked: kernel.Best().Name, Cores: cores, Rounds: options.Rounds, Seed: 1}
+	line := ui.Line(false)
+	po.Progress = func(round int) { line.Bar("round", round, options.Rounds, "") }
 	list, err := profiler.Kernels(ctx, po)
 	line.End()
 	if err != nil {
@@ -65,31 +65,31 @@ func Kernels(ctx context.Context, s *cli.Streams, o *KernelsOptions) error {
 	}
 	for i := range list {
 		// Arithmetic on registers alone takes the same time whenever nobody else is there.
-		if k := &list[i]; k.Of == "" && k.Unit == "Gop/s" && k.Spread > restless {
-			s.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, and the shares are not to be relied on", k.What, k.Set, k.Cores, 100*k.Spread)
+		if kernel := &list[i]; kernel.Of == "" && kernel.Unit == "Gop/s" && kernel.Spread > restless {
+			ui.Warnf("the %s of kernels %s on %d cores moved by %.0f %% between rounds: other programs were running, and the shares are not to be relied on", kernel.What, kernel.Set, kernel.Cores, 100*kernel.Spread)
 			break
 		}
 	}
-	m := profiler.ThisMachine(cores, best.Name)
-	s.Printf("%s, cores %s, %d rounds\n", m.CPU, coreList(cores), o.Rounds)
+	environment := profiler.ThisMachine(cores, best.Name)
+	ui.Printf("%s, cores %s, %d rounds\n", environment.CPU, coreList(cores), options.Rounds)
 	var rows [][]string
 	for i := range list {
-		k := &list[i]
-		row := []string{k.Set, strconv.Itoa(k.Cores), k.What, k.Shape, fmt.Sprintf("%.4g", k.Rate), k.Unit, "", "", "", strconv.Itoa(k.Rounds), "", ""}
-		if k.Of != "" {
-			row[6], row[7], row[8] = k.Of, percent(k.Share), fmt.Sprintf("%s..%s", percent(k.Low), percent(k.High))
-			row[10] = percent(k.AllShare)
+		kernel := &list[i]
+		row := []string{kernel.Set, strconv.Itoa(kernel.Cores), kernel.What, kernel.Shape, fmt.Sprintf("%.4g", kernel.Rate), kernel.Unit, "", "", "", strconv.Itoa(kernel.Rounds), "", ""}
+		if kernel.Of != "" {
+			row[6], row[7], row[8] = kernel.Of, percent(kernel.Share), fmt.Sprintf("%s..%s", percent(kernel.Low), percent(kernel.High))
+			row[10] = percent(kernel.AllShare)
 		}
-		if k.Mark > 0 {
-			row[11] = percent(k.Mark)
-			if !k.Reached() {
+		if kernel.Mark > 0 {
+			row[11] = percent(kernel.Mark)
+			if !kernel.Reached() {
 				row[11] += " not reached"
 			}
 		}
 		rows = append(rows, row)
 	}
-	s.Table([]string{"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %"}, rows)
-	return s.Result(map[string]any{"cpu": m.CPU, "cores": cores, "rounds": o.Rounds, "kernels": list})
+	ui.Table([]string{"kernels", ">cores", "what", "shape", ">rate", "unit", "of", ">share %", ">95 % interval", ">rounds", ">of all %", "mark %"}, rows)
+	return ui.Result(map[string]any{"cpu": environment.CPU, "cores": cores, "rounds": options.Rounds, "kernels": list})
 }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f", 100*x) }
@@ -109,9 +109,9 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 		return nil, err
 	}
 	var usable []int
-	for _, x := range devices {
-		if len(x.Cores) == 1 {
-			usable = append(usable, x.Cores[0])
+	for _, device := range devices {
+		if len(device.Cores) == 1 {
+			usable = append(usable, device.Cores[0])
 		}
 	}
 	if text == "" {

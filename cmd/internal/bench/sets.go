@@ -28,75 +28,75 @@ import (
 const solvedName = "all: solved"
 
 // Sets measures plans for every processor, every pair and all of them, and those of two rules.
-func Sets(c *cobra.Command, s *cli.Streams, o *Options) error {
+func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	ctx := c.Context()
 	if err := cli.Required(c, "soc"); err != nil {
 		return err
 	}
-	soc, set, costs, err := measure.OpenCosts(o.SoC, o.Record)
+	soc, set, costs, err := measure.OpenCosts(options.SoC, options.Record)
 	if err != nil {
 		return err
 	}
-	w, err := measure.ReadWorkload(o.Workload)
+	workload, err := measure.ReadWorkload(options.Workload)
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(o.Model)
+	model, err := models.Open(options.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	cal, err := bindings.ReadCalibration(o.Calibration)
+	defer model.Close()
+	cal, err := bindings.ReadCalibration(options.Calibration)
 	if err != nil {
 		return err
 	}
-	in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal}
+	in := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Calibration: cal}
 	like := map[string]string{} // a set that is not measured, and the one that stands for it
 	var plans []*planir.Plan
 	var labels []string
-	for _, set := range planSets(soc, o.All, like) {
+	for _, set := range planSets(soc, options.All, like) {
 		in.Only, in.Strategies, in.Ratio = set.only, set.strategies, set.ratio
-		r, err := solver.Solve(ctx, in)
+		result, err := solver.Solve(ctx, in)
 		if err != nil {
 			if set.label == solvedName || diag.ClassOf(err) == diag.ClassUsage || ctx.Err() != nil {
 				return err
 			}
-			s.Warnf("%s is left out: %v", set.label, err)
+			ui.Warnf("%s is left out: %v", set.label, err)
 			continue
 		}
-		if need := o.PromptLen + o.Gen; need > r.Plan.MaxContext {
-			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", o.PromptLen, o.Gen, need, r.Plan.MaxContext)
+		if need := options.PromptLen + options.Gen; need > result.Plan.MaxContext {
+			return diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d need a context of %d, the plan has %d", options.PromptLen, options.Gen, need, result.Plan.MaxContext)
 		}
-		plans, labels = append(plans, r.Plan), append(labels, set.label)
+		plans, labels = append(plans, result.Plan), append(labels, set.label)
 	}
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
-	f := &fleet{model: m, cal: cal, soc: soc}
+	f := &fleet{model: model, cal: cal, soc: soc}
 	defer f.close()
-	for i, p := range plans {
-		if err := f.open(ctx, labels[i], p); err != nil {
+	for i, plan := range plans {
+		if err := f.open(ctx, labels[i], plan); err != nil {
 			return err
 		}
-		predict(f.list[i:], p, o)
+		predict(f.list[i:], plan, options)
 	}
-	virtual, err := measureRounds(ctx, f.list, o)
+	virtual, err := measureRounds(ctx, f.list, options)
 	if err != nil {
 		return err
 	}
-	doc := map[string]any{"soc": soc.Name, "simulated": virtual, "prompt_len": o.PromptLen, "gen": o.Gen, "rounds": o.Rounds, "candidates": f.list}
-	doc["rates"] = showRates(s, soc, set, plans[0], m)
+	doc := map[string]any{"soc": soc.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": f.list}
+	doc["rates"] = showRates(ui, soc, set, plans[0], model)
 	measured := "measured"
 	if virtual {
 		measured = "simulated"
 	}
 	for _, ph := range []string{"prefill", "decode"} {
-		s.Printf("\n%s, %s: %s\n", ph, measured, what(ph, o))
-		showCandidates(s, f.list, ph)
+		ui.Printf("\n%s, %s: %s\n", ph, measured, what(ph, options))
+		showCandidates(ui, f.list, ph)
 	}
-	doc["pairs"] = showPairs(s, soc, set, f.list, like, plans[0], m)
-	doc["solved"] = showSolved(s, f.list)
-	return s.Result(doc)
+	doc["pairs"] = showPairs(ui, soc, set, f.list, like, plans[0], model)
+	doc["solved"] = showSolved(ui, f.list)
+	return ui.Result(doc)
 }
 
 // planSet is what a plan that is measured may use.
@@ -137,10 +137,10 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 // libraries have copies of their own.
 func heldBytes(plans []*planir.Plan) int64 {
 	n, shared := int64(0), map[planir.Pack]bool{}
-	for i, p := range plans {
-		n += p.Memory.Prepacked
-		for _, b := range p.Program.WeightBlobs() {
-			for _, at := range b.Packs {
+	for i, plan := range plans {
+		n += plan.Memory.Prepacked
+		for _, blob := range plan.Program.WeightBlobs() {
+			for _, at := range blob.Packs {
 				if i == 0 {
 					shared[*at.Pack] = true
 				}
@@ -164,8 +164,8 @@ func what(phase string, o *Options) string {
 // one, same driver and as many cores, are left out unless all are wanted, and noted in like.
 func processorSets(soc *socs.SoC, all bool, like map[string]string) (out [][]string) {
 	kind := func(name string) string {
-		p := soc.Processor(name)
-		return fmt.Sprint(p.Driver, p.Kind, p.Options, len(p.Cores))
+		proc := soc.Processor(name)
+		return fmt.Sprint(proc.Driver, proc.Kind, proc.Options, len(proc.Cores))
 	}
 	seen := map[string]string{}
 	add := func(names ...string) {
@@ -203,23 +203,23 @@ func (c *candidate) of(phase string) (stat.Summary, []float64, int64) {
 	return c.Decode, c.decode, c.DecodeNS
 }
 
-func showCandidates(s *cli.Streams, list []*candidate, phase string) {
+func showCandidates(ui *cli.Streams, list []*candidate, phase string) {
 	var rows [][]string
 	fastest := 0.0
-	for _, c := range list {
-		if x, _, _ := c.of(phase); fastest == 0 || x.Median < fastest {
-			fastest = x.Median
+	for _, candidate := range list {
+		if summary, _, _ := candidate.of(phase); fastest == 0 || summary.Median < fastest {
+			fastest = summary.Median
 		}
 	}
-	for _, c := range list {
-		x, _, predicted := c.of(phase)
-		row := []string{c.Name, fmt.Sprintf("%.3f", x.Median/1e6), fmt.Sprintf("%.3f..%.3f", x.Low/1e6, x.High/1e6), "-", "-", ratio(fastest, x.Median)}
+	for _, candidate := range list {
+		summary, _, predicted := candidate.of(phase)
+		row := []string{candidate.Name, fmt.Sprintf("%.3f", summary.Median/1e6), fmt.Sprintf("%.3f..%.3f", summary.Low/1e6, summary.High/1e6), "-", "-", ratio(fastest, summary.Median)}
 		if predicted > 0 {
-			row[3], row[4] = fmt.Sprintf("%.3f", float64(predicted)/1e6), fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/x.Median-1))
+			row[3], row[4] = fmt.Sprintf("%.3f", float64(predicted)/1e6), fmt.Sprintf("%+.0f %%", 100*(float64(predicted)/summary.Median-1))
 		}
 		rows = append(rows, row)
 	}
-	s.Table([]string{"processors", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best / this"}, rows)
+	ui.Table([]string{"processors", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best / this"}, rows)
 }
 
 // rate is how fast a processor computes a matrix product, by the profile.
@@ -233,20 +233,20 @@ type rate struct {
 
 // products are the matrix products that a plan's program for as many rows computes, whole, and how often.
 func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []int) {
-	g := m.Graph()
-	for i := range g.Sections {
-		sec := &g.Sections[i]
-		for _, n := range sec.Nodes {
-			o := n.Ops[len(n.Ops)-1]
-			d := p.DecisionFor(sec.Name+"."+n.Name, rows)
-			if o.Kind != op.MatMul || d == nil {
+	graph := m.Graph()
+	for i := range graph.Sections {
+		sec := &graph.Sections[i]
+		for _, node := range sec.Nodes {
+			operator := node.Ops[len(node.Ops)-1]
+			decision := p.DecisionFor(sec.Name+"."+node.Name, rows)
+			if operator.Kind != op.MatMul || decision == nil {
 				continue
 			}
-			o.M, o.Scheme, o.Bias = rows, d.Scheme, false
-			k := slices.Index(out, o)
+			operator.M, operator.Scheme, operator.Bias = rows, decision.Scheme, false
+			k := slices.Index(out, operator)
 			if k < 0 {
 				k = len(out)
-				out, times = append(out, o), append(times, 0)
+				out, times = append(out, operator), append(times, 0)
 			}
 			times[k] += max(1, sec.Layers)
 		}
@@ -258,12 +258,12 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 // not measured.
 func profiled(set *record.Set, proc string, o op.Op, beside string) float64 {
 	var samples []float64
-	for _, x := range set.All() {
-		if x.Kind != record.Op || x.Proc != proc || x.Op == nil || *x.Op != o || x.HeldOut {
+	for _, measurement := range set.All() {
+		if measurement.Kind != record.Op || measurement.Proc != proc || measurement.Op == nil || *measurement.Op != o || measurement.HeldOut {
 			continue
 		}
-		if beside == "" && len(x.Concurrent) == 0 || len(x.Concurrent) == 1 && x.Concurrent[0].Proc == beside && x.Concurrent[0].Op != nil {
-			samples = append(samples, x.Samples...)
+		if beside == "" && len(measurement.Concurrent) == 0 || len(measurement.Concurrent) == 1 && measurement.Concurrent[0].Proc == beside && measurement.Concurrent[0].Op != nil {
+			samples = append(samples, measurement.Samples...)
 		}
 	}
 	if len(samples) == 0 {
@@ -283,7 +283,7 @@ func phaseRows(p *planir.Plan, phase string) int {
 	return rows
 }
 
-func showRates(s *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m *models.Model) (doc []rate) {
+func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m *models.Model) (doc []rate) {
 	for _, ph := range []string{"prefill", "decode"} {
 		ops, _ := products(p, m, phaseRows(p, ph))
 		header := []string{"product"}
@@ -291,16 +291,16 @@ func showRates(s *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m
 			header = append(header, ">"+soc.Processors[i].Name)
 		}
 		var rows [][]string
-		for _, o := range ops {
-			row := []string{o.Key()}
+		for _, operator := range ops {
+			row := []string{operator.Key()}
 			for i := range soc.Processors {
 				name := soc.Processors[i].Name
-				ns := profiled(set, name, o, "")
+				ns := profiled(set, name, operator, "")
 				if ns == 0 {
 					row = append(row, "-")
 					continue
 				}
-				r := rate{name, o.Key(), ns, float64(o.Flops()) / ns, float64(o.Bytes()) / ns}
+				r := rate{name, operator.Key(), ns, float64(operator.Flops()) / ns, float64(operator.Bytes()) / ns}
 				doc = append(doc, r)
 				if ph == "prefill" {
 					row = append(row, fmt.Sprintf("%.0f", r.Gops))
@@ -318,8 +318,8 @@ func showRates(s *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, m
 		if set.Header.Simulated {
 			from = "the simulated profile"
 		}
-		s.Printf("\nmatrix products of %s, from %s, weights cold: %s\n", ph, from, unit)
-		s.Table(header, rows)
+		ui.Printf("\nmatrix products of %s, from %s, weights cold: %s\n", ph, from, unit)
+		ui.Table(header, rows)
 	}
 	return doc
 }
@@ -336,7 +336,7 @@ type pair struct {
 	Share      float64 `json:"share"`      // speedup / (ideal * contention)
 }
 
-func showPairs(s *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, p *planir.Plan, m *models.Model) (doc []pair) {
+func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate, like map[string]string, plan *planir.Plan, model *models.Model) (doc []pair) {
 	find := func(label string) *candidate {
 		if old, ok := like[label]; ok {
 			label = old
@@ -370,7 +370,7 @@ func showPairs(s *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate
 			if err != nil {
 				continue
 			}
-			x := pair{c.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals), contention(soc, set, names, p, m, ph), 0}
+			x := pair{c.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals), contention(soc, set, names, plan, model, ph), 0}
 			row := []string{x.Processors, ph, fmt.Sprintf("%.2f", x.Speedup), fmt.Sprintf("%.2f..%.2f", x.Low, x.High), fmt.Sprintf("%.2f", x.Ideal), "-", "-"}
 			if x.Contention > 0 {
 				x.Share = x.Speedup / (x.Ideal * x.Contention)
@@ -380,8 +380,8 @@ func showPairs(s *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate
 		}
 	}
 	if len(rows) > 0 {
-		s.Printf("\npairs against the better of the two alone; ideal: both at the speed they have alone; contention: joint over separate\nrates of their halves of the products, from the profile\n")
-		s.Table([]string{"processors", "phase", ">speed-up", ">95 % interval", ">ideal", ">contention", ">of ideal * contention"}, rows)
+		ui.Printf("\npairs against the better of the two alone; ideal: both at the speed they have alone; contention: joint over separate\nrates of their halves of the products, from the profile\n")
+		ui.Table([]string{"processors", "phase", ">speed-up", ">95 % interval", ">ideal", ">contention", ">of ideal * contention"}, rows)
 	}
 	return doc
 }
@@ -391,12 +391,12 @@ func showPairs(s *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidate
 func contention(soc *socs.SoC, set *record.Set, names []string, p *planir.Plan, m *models.Model, phase string) float64 {
 	ops, times := products(p, m, phaseRows(p, phase))
 	sum, weight := 0.0, 0.0
-	for i, o := range ops {
+	for i, operator := range ops {
 		separate, joint := 0.0, 0.0
 		complete := true
 		for k, name := range names {
-			half := o
-			half.N = profiler.Half(o.N, soc.Processor(name).Tile.N)
+			half := operator
+			half.N = profiler.Half(operator.N, soc.Processor(name).Tile.N)
 			alone, beside := profiled(set, name, half, ""), profiled(set, name, half, names[1-k])
 			complete = complete && alone > 0 && beside > 0
 			if complete {
@@ -423,16 +423,16 @@ type comparison struct {
 	High  float64 `json:"high"`
 }
 
-func showSolved(s *cli.Streams, list []*candidate) (doc []comparison) {
-	s.Printf("\n")
+func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
+	ui.Printf("\n")
 	for _, ph := range []string{"prefill", "decode"} {
 		var best *candidate
-		for _, c := range list[1:] {
-			x, _, _ := c.of(ph)
+		for _, candidate := range list[1:] {
+			x, _, _ := candidate.of(ph)
 			if best == nil {
-				best = c
+				best = candidate
 			} else if y, _, _ := best.of(ph); x.Median < y.Median {
-				best = c
+				best = candidate
 			}
 		}
 		if best == nil {
@@ -444,12 +444,12 @@ func showSolved(s *cli.Streams, list []*candidate) (doc []comparison) {
 		for i := range solved {
 			ratios = append(ratios, solved[i]/other[i])
 		}
-		x, err := stat.Summarise(ratios)
+		summary, err := stat.Summarise(ratios)
 		if err != nil {
 			continue
 		}
-		doc = append(doc, comparison{ph, best.Name, x.Median, x.Low, x.High})
-		s.Printf("%s: the plan solved from the profile takes %.2f (%.2f..%.2f) of the time of the best of the others, %s\n", ph, x.Median, x.Low, x.High, best.Name)
+		doc = append(doc, comparison{ph, best.Name, summary.Median, summary.Low, summary.High})
+		ui.Printf("%s: the plan solved from the profile takes %.2f (%.2f..%.2f) of the time of the best of the others, %s\n", ph, summary.Median, summary.Low, summary.High, best.Name)
 	}
 	return doc
 }

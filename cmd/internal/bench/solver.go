@@ -46,12 +46,12 @@ type pairOfBuilds struct {
 	SameX     bool    `json:"same_values"`      // of every variable; equally good answers may differ in them
 }
 
-func (o *SolverOptions) Run(c *cobra.Command, s *cli.Streams) error {
-	ctx := c.Context()
+func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
+	ctx := cmd.Context()
 	runtime.GOMAXPROCS(1) // one core, also for the garbage collector
 	var joint *problem.Joint
 	if o.In.SoC != "" || o.In.Model != "" {
-		input, err := o.In.Open(c)
+		input, err := o.In.Open(cmd)
 		if err != nil {
 			return err
 		}
@@ -66,19 +66,19 @@ func (o *SolverOptions) Run(c *cobra.Command, s *cli.Streams) error {
 			return err
 		}
 	}
-	log := solving.NewLog(s)
-	w := &problem.Watch{Started: log.Started, Done: log.Done}
-	e := w.Engine(exact.Engine{})
+	log := solving.NewLog(ui)
+	watch := &problem.Watch{Started: log.Started, Done: log.Done}
+	engine := watch.Engine(exact.Engine{})
 	if wasmErr == nil {
-		e = problem.Auto{Exact: e, General: bindings.GeneralEngine(wasm, w)}
+		engine = problem.Auto{Exact: engine, General: bindings.GeneralEngine(wasm, watch)}
 	}
 	tiers, buckets := problem.GenerateTiers(1, 48, 512, 8), problem.BucketExample(2048, 8)
 	list := []func(context.Context) error{
-		func(ctx context.Context) error { _, err := e.Tiers(ctx, tiers, problem.Limits{}); return err },
-		func(ctx context.Context) error { _, err := e.Buckets(ctx, buckets, problem.Limits{}); return err },
+		func(ctx context.Context) error { _, err := engine.Tiers(ctx, tiers, problem.Limits{}); return err },
+		func(ctx context.Context) error { _, err := engine.Buckets(ctx, buckets, problem.Limits{}); return err },
 	}
 	if joint != nil {
-		list = append(list, func(ctx context.Context) error { _, err := e.Joint(ctx, joint, problem.Limits{}); return err })
+		list = append(list, func(ctx context.Context) error { _, err := engine.Joint(ctx, joint, problem.Limits{}); return err })
 	}
 	for _, solve := range list {
 		limited, cancel := context.WithTimeout(ctx, o.Limit)
@@ -93,24 +93,24 @@ func (o *SolverOptions) Run(c *cobra.Command, s *cli.Streams) error {
 		}
 	}
 	for i := range log.Solves {
-		if x := &log.Solves[i]; x.Failed != "" && x.MS >= float64(o.Limit.Milliseconds()) {
-			x.Status = "given up"
+		if solved := &log.Solves[i]; solved.Failed != "" && solved.MS >= float64(o.Limit.Milliseconds()) {
+			solved.Status = "given up"
 		}
 	}
-	p := &page{s: s}
+	p := &page{s: ui}
 	p.title("The engines of solve")
 	p.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general engine's include its linear program's being written.")
 	var rows [][]string
-	for _, x := range log.Solves {
+	for _, solved := range log.Solves {
 		gap := "-"
-		if x.Gap != nil {
-			gap = fmt.Sprintf("%.2g %%", 100**x.Gap)
+		if solved.Gap != nil {
+			gap = fmt.Sprintf("%.2g %%", 100**solved.Gap)
 		}
 		size := "-"
-		if x.Vars > 0 {
-			size = fmt.Sprintf("%d x %d", x.Vars, x.Rows)
+		if solved.Vars > 0 {
+			size = fmt.Sprintf("%d x %d", solved.Vars, solved.Rows)
 		}
-		rows = append(rows, []string{x.Problem, fmt.Sprint(x.Choices), x.Engine, x.Status, gap, size, fmt.Sprint(x.Nodes), fmt.Sprintf("%.1f", x.MS)})
+		rows = append(rows, []string{solved.Problem, fmt.Sprint(solved.Choices), solved.Engine, solved.Status, gap, size, fmt.Sprint(solved.Nodes), fmt.Sprintf("%.1f", solved.MS)})
 	}
 	p.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"}, rows)
 	pairs, err := o.compare(ctx, p, wasm, wasmErr)
@@ -122,7 +122,7 @@ func (o *SolverOptions) Run(c *cobra.Command, s *cli.Streams) error {
 			return err
 		}
 	}
-	return s.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
+	return ui.Result(map[string]any{"solves": log.Solves, "wasm_native": pairs})
 }
 
 // compare has both builds solve the same models in turns.
@@ -141,56 +141,56 @@ func (o *SolverOptions) compare(ctx context.Context, p *page, wasm *highs.Wasm, 
 		models = append(models, m)
 	}
 	for _, experts := range []int{16, 32} {
-		t := problem.GenerateTiers(1, 1, experts, 8)
-		m, _ := t.MILP(0)
-		m.Name = fmt.Sprintf("tiers of %d experts", experts)
-		models = append(models, m)
+		tiers := problem.GenerateTiers(1, 1, experts, 8)
+		problem, _ := tiers.MILP(0)
+		problem.Name = fmt.Sprintf("tiers of %d experts", experts)
+		models = append(models, problem)
 	}
 	var list []pairOfBuilds
 	var rows [][]string
 models:
-	for _, m := range models {
-		x := pairOfBuilds{Model: m.Name, Vars: len(m.Vars), Rows: len(m.Rows), SameX: true}
+	for _, problem := range models {
+		builds := pairOfBuilds{Model: problem.Name, Vars: len(problem.Vars), Rows: len(problem.Rows), SameX: true}
 		var ms [2][]float64
 		var answers [2]milp.Result
 		for round := -1; round < o.Rounds; round++ { // the first is not counted
 			for i := range 2 {
 				k := (i + round + 2) % 2 // who begins changes
-				e := [2]milp.Engine{wasm, native}[k]
+				engine := [2]milp.Engine{wasm, native}[k]
 				begun := time.Now()
-				r, err := e.Solve(ctx, m, milp.Options{Time: o.Limit})
+				result, err := engine.Solve(ctx, problem, milp.Options{Time: o.Limit})
 				if err != nil {
 					return nil, err
 				}
-				if r.Status != milp.Optimal {
-					rows = append(rows, []string{x.Model, fmt.Sprintf("%d x %d", x.Vars, x.Rows), "-", "-", "-", fmt.Sprintf("%s: over %v", e.Name(), o.Limit), "-", "-", "-"})
+				if result.Status != milp.Optimal {
+					rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), "-", "-", "-", fmt.Sprintf("%s: over %v", engine.Name(), o.Limit), "-", "-", "-"})
 					continue models
 				}
 				if round >= 0 {
 					ms[k] = append(ms[k], float64(time.Since(begun).Microseconds())/1e3)
 				}
-				answers[k] = r
+				answers[k] = result
 			}
 		}
 		if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
-			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v", m.Name, a, b)
+			return nil, diag.New(diag.ClassInternal, "bench solver: %q: WebAssembly finds %v, the library %v", problem.Name, a, b)
 		}
 		for j := range answers[0].X {
-			x.SameX = x.SameX && answers[0].X[j] == answers[1].X[j]
+			builds.SameX = builds.SameX && answers[0].X[j] == answers[1].X[j]
 		}
-		x.Objective, x.NativeObj = answers[0].Objective, answers[1].Objective
-		x.Apart = math.Abs(x.Objective-x.NativeObj) / max(1, math.Abs(x.Objective))
-		x.WasmMS, x.NativeMS = stat.Median(ms[0]), stat.Median(ms[1])
-		if x.Ratio, x.Low, x.High, err = stat.Ratio(ms[0], ms[1], 2000, 1); err != nil {
+		builds.Objective, builds.NativeObj = answers[0].Objective, answers[1].Objective
+		builds.Apart = math.Abs(builds.Objective-builds.NativeObj) / max(1, math.Abs(builds.Objective))
+		builds.WasmMS, builds.NativeMS = stat.Median(ms[0]), stat.Median(ms[1])
+		if builds.Ratio, builds.Low, builds.High, err = stat.Ratio(ms[0], ms[1], 2000, 1); err != nil {
 			return nil, err
 		}
-		list = append(list, x)
+		list = append(list, builds)
 		same := "no"
-		if x.SameX {
+		if builds.SameX {
 			same = "yes"
 		}
-		rows = append(rows, []string{x.Model, fmt.Sprintf("%d x %d", x.Vars, x.Rows), fmt.Sprintf("%.1f", x.WasmMS), fmt.Sprintf("%.1f", x.NativeMS),
-			fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f..%.2f", x.Low, x.High), fmt.Sprintf("%.6g", x.Objective), fmt.Sprintf("%.1g", x.Apart), same})
+		rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), fmt.Sprintf("%.1f", builds.WasmMS), fmt.Sprintf("%.1f", builds.NativeMS),
+			fmt.Sprintf("%.2f", builds.Ratio), fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective), fmt.Sprintf("%.1g", builds.Apart), same})
 	}
 	p.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
 		"Answers that are no further apart than the engines' tolerance may have other values of variables.", highs.Version, o.Rounds)
@@ -223,20 +223,20 @@ func (f *firstJoint) Joint(_ context.Context, j *problem.Joint, _ problem.Limits
 // posed is the problem that a solve of the input poses: all programs under the limits they share or, where no limit binds, all
 // programs without one.
 func posed(ctx context.Context, input *solver.Input) (*problem.Joint, error) {
-	f := &firstJoint{}
-	input.Engine = f
-	if _, err := solver.Solve(ctx, *input); err != nil && f.joint == nil {
+	joint := &firstJoint{}
+	input.Engine = joint
+	if _, err := solver.Solve(ctx, *input); err != nil && joint.joint == nil {
 		return nil, err
 	}
-	if f.joint != nil {
-		return f.joint, nil
+	if joint.joint != nil {
+		return joint.joint, nil
 	}
 	j := &problem.Joint{Name: "plan without limits"}
 	seen := map[string]bool{}
-	for _, p := range f.partitions {
-		if !seen[p.Name] {
-			seen[p.Name] = true
-			j.Parts = append(j.Parts, problem.Part{Partition: p, Weight: 1})
+	for _, partition := range joint.partitions {
+		if !seen[partition.Name] {
+			seen[partition.Name] = true
+			j.Parts = append(j.Parts, problem.Part{Partition: partition, Weight: 1})
 		}
 	}
 	return j, nil

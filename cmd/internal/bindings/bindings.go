@@ -74,13 +74,13 @@ func Drivers(soc *socs.SoC) []driver.Driver {
 
 // SoCOf returns the SoC a plan is for: the file or name given, or for a simulated plan the catalog's.
 // A SoC with another digest than the plan's is refused.
-func SoCOf(p *planir.Plan, given string) (*socs.SoC, error) {
+func SoCOf(plan *planir.Plan, given string) (*socs.SoC, error) {
 	name := given
 	if name == "" {
-		if !p.SoC.Simulated {
+		if !plan.SoC.Simulated {
 			return nil, nil
 		}
-		name = p.SoC.Name
+		name = plan.SoC.Name
 	}
 	soc, err := socs.Open(name)
 	if err != nil && given == "" {
@@ -93,8 +93,8 @@ func SoCOf(p *planir.Plan, given string) (*socs.SoC, error) {
 	if err != nil {
 		return nil, err
 	}
-	if digest != p.SoC.Digest {
-		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name, digest, p.SoC.Name, p.SoC.Digest).
+	if digest != plan.SoC.Digest {
+		return nil, diag.New(diag.ClassInput, "soc %q has digest %.12s, and the plan was made for %q with %.12s", name, digest, plan.SoC.Name, plan.SoC.Digest).
 			WithHint("give the SoC file the plan was solved with (--soc), or solve again")
 	}
 	return soc, nil

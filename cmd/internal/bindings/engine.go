@@ -8,23 +8,23 @@ import (
 )
 
 // AutoEngine solves exactly, and has HiGHS close what that leaves open in at most that many bytes, where HiGHS is there. w may be nil.
-func AutoEngine(w *problem.Watch, bytes int64) problem.Engine {
-	var e problem.Engine = exact.Engine{}
-	if w != nil {
-		e = w.Engine(e)
+func AutoEngine(watch *problem.Watch, bytes int64) problem.Engine {
+	var engine problem.Engine = exact.Engine{}
+	if watch != nil {
+		engine = watch.Engine(engine)
 	}
-	h, err := highs.Open()
+	wasm, err := highs.Open()
 	if err != nil {
-		return e
+		return engine
 	}
-	h.Limit(bytes)
-	return problem.Auto{Exact: e, General: GeneralEngine(h, w)}
+	wasm.Limit(bytes)
+	return problem.Auto{Exact: engine, General: GeneralEngine(wasm, watch)}
 }
 
 func GeneralEngine(h milp.Engine, w *problem.Watch) problem.Engine {
-	r := problem.Relay{General: h, Exact: exact.Engine{}, Nodes: problem.GeneralNodes}
+	relay := problem.Relay{General: h, Exact: exact.Engine{}, Nodes: problem.GeneralNodes}
 	if w != nil {
-		return w.Engine(r)
+		return w.Engine(relay)
 	}
-	return r
+	return relay
 }

@@ -30,32 +30,32 @@ func Simulate(ctx context.Context, soc *socs.SoC, requests []profiler.Request, p
 }
 
 // LibraryVersions notes which version of a shared library the drivers of a SoC work with.
-func LibraryVersions(ctx context.Context, soc *socs.SoC, h *record.Header) error {
-	for _, d := range all.Drivers() {
-		described, ok := d.(driver.Described)
-		if !ok || d.Name() == host.Name || !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return p.Driver == d.Name() }) {
+func LibraryVersions(ctx context.Context, soc *socs.SoC, header *record.Header) error {
+	for _, drv := range all.Drivers() {
+		described, ok := drv.(driver.Described)
+		if !ok || drv.Name() == host.Name || !slices.ContainsFunc(soc.Processors, func(p socs.Processor) bool { return p.Driver == drv.Name() }) {
 			continue
 		}
-		l, err := described.Library(ctx)
+		library, err := described.Library(ctx)
 		if err != nil {
 			return err
 		}
-		if h.Environment.Drivers == nil {
-			h.Environment.Drivers = map[string]string{}
+		if header.Environment.Drivers == nil {
+			header.Environment.Drivers = map[string]string{}
 		}
-		h.Environment.Drivers[d.Name()] = l.Version
+		header.Environment.Drivers[drv.Name()] = library.Version
 	}
 	return nil
 }
 
 // ProfilerOptions bind what measures on soc.
 func ProfilerOptions(soc *socs.SoC, seed uint64) profiler.Options {
-	o := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Seed: seed, Rounds: profiler.Rounds}
-	for _, d := range Drivers(soc) {
-		o.Drivers[d.Name()] = d
+	options := profiler.Options{Drivers: map[string]driver.Driver{}, Compilers: map[string]driver.Compiler{}, Seed: seed, Rounds: profiler.Rounds}
+	for _, drv := range Drivers(soc) {
+		options.Drivers[drv.Name()] = drv
 	}
-	for _, c := range Compilers(soc) {
-		o.Compilers[c.Name()] = c
+	for _, compiler := range Compilers(soc) {
+		options.Compilers[compiler.Name()] = compiler
 	}
-	return o
+	return options
 }

@@ -33,24 +33,24 @@ type Options struct {
 	DryRun, AcceptNoisy bool
 }
 
-func Run(ctx context.Context, s *cli.Streams, o *Options) (err error) {
-	if o.Jobs < 1 {
-		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", o.Jobs)
+func Run(ctx context.Context, ui *cli.Streams, options *Options) (err error) {
+	if options.Jobs < 1 {
+		return diag.New(diag.ClassUsage, "--jobs %d: want at least 1", options.Jobs)
 	}
 	mo := matrix.Options{
-		Output: o.Output, Only: o.Only, Jobs: o.Jobs, MaxMemory: matrix.DefaultMemory(), DryRun: o.DryRun, AcceptNoisy: o.AcceptNoisy, Now: time.Now,
+		Output: options.Output, Only: options.Only, Jobs: options.Jobs, MaxMemory: matrix.DefaultMemory(), DryRun: options.DryRun, AcceptNoisy: options.AcceptNoisy, Now: time.Now,
 		Tools: matrix.Tools{Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Simulate: bindings.Simulate, Emit: emitCell, Compilers: compilerIdentity},
 	}
-	if o.Memory != "" {
-		if mo.MaxMemory, err = cli.ParseSize("max-memory", o.Memory); err != nil {
+	if options.Memory != "" {
+		if mo.MaxMemory, err = cli.ParseSize("max-memory", options.Memory); err != nil {
 			return err
 		}
 	}
-	keep, err := cli.ParseSize("cache-size", o.CacheSize)
+	keep, err := cli.ParseSize("cache-size", options.CacheSize)
 	if err != nil {
 		return err
 	}
-	if mo.Config, err = matrix.ReadConfig(o.File); err != nil {
+	if mo.Config, err = matrix.ReadConfig(options.File); err != nil {
 		return err
 	}
 	if mo.Key, err = mo.Config.SigningKey(); err != nil {
@@ -59,11 +59,11 @@ func Run(ctx context.Context, s *cli.Streams, o *Options) (err error) {
 	if mo.Program, err = matrix.Program(); err != nil {
 		return err
 	}
-	dir, err := bindings.CacheDir(o.Cache)
+	dir, err := bindings.CacheDir(options.Cache)
 	if err != nil {
 		return err
 	}
-	if mo.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: o.DryRun}); err != nil {
+	if mo.Cache, err = cas.Open(dir, cas.Options{MaxBytes: keep, Now: time.Now, ReadOnly: options.DryRun}); err != nil {
 		if len(diag.HintsOf(err)) == 0 {
 			err = diag.New(diag.ClassOf(err), "%w", err).WithHint("name another directory: --cache DIR, or %s", bindings.EnvCache)
 		}
@@ -74,52 +74,52 @@ func Run(ctx context.Context, s *cli.Streams, o *Options) (err error) {
 			err = cerr
 		}
 	}()
-	mo.Note, mo.Progress = s.Notef, s.Terminal()
-	r, err := matrix.Run(ctx, mo)
+	mo.Note, mo.Progress = ui.Notef, ui.Terminal()
+	report, err := matrix.Run(ctx, mo)
 	if err != nil {
 		return err
 	}
-	return showBuild(s, r)
+	return showBuild(ui, report)
 }
 
 // emitCell writes a bundle of a cell.
-func emitCell(ctx context.Context, path string, o emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key) (bundle.Digest, error) {
+func emitCell(ctx context.Context, path string, options emit.Options, soc *socs.SoC, t *matrix.Target, key *bundle.Key) (bundle.Digest, error) {
 	if t != nil {
 		flags := bundling.TargetFlags{Name: soc.Name, Emulator: t.Emulator, Fallback: t.AllowFallback}
 		if t.Twin != nil {
 			flags.Twin = t.Twin.File
 		}
-		if err := flags.Apply(ctx, &o, soc, key); err != nil {
+		if err := flags.Apply(ctx, &options, soc, key); err != nil {
 			return bundle.Digest{}, err
 		}
 	}
-	return bundling.Emit(ctx, path, o, soc)
+	return bundling.Emit(ctx, path, options, soc)
 }
 
 // compilerIdentity names the libraries that compile for the processors of a target. A missing one is no error yet: a plan may
 // give its processor no graph.
 func compilerIdentity(ctx context.Context, soc *socs.SoC) (string, error) {
 	var parts []string
-	for _, c := range bindings.Compilers(nil) {
-		known, ok := c.(interface {
+	for _, compiler := range bindings.Compilers(nil) {
+		known, ok := compiler.(interface {
 			Identity(context.Context, driver.Target) (string, error)
 		})
 		if !ok {
 			continue
 		}
 		for i := range soc.Processors {
-			p := &soc.Processors[i]
-			if p.Target == nil || p.Target.Compiler != c.Name() {
+			proc := &soc.Processors[i]
+			if proc.Target == nil || proc.Target.Compiler != compiler.Name() {
 				continue
 			}
-			id, err := known.Identity(ctx, driver.Target{Proc: p.Name, Options: p.Target.Options()})
+			id, err := known.Identity(ctx, driver.Target{Proc: proc.Name, Options: proc.Target.Options()})
 			if errors.Is(err, driver.ErrUnavailable) {
 				id, err = "missing", nil
 			}
 			if err != nil {
-				return "", fmt.Errorf("compile for processor %q: %w", p.Name, err)
+				return "", fmt.Errorf("compile for processor %q: %w", proc.Name, err)
 			}
-			parts = append(parts, p.Name, id)
+			parts = append(parts, proc.Name, id)
 		}
 	}
 	return strings.Join(parts, " "), nil

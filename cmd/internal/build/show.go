@@ -13,84 +13,84 @@ import (
 )
 
 // showBuild prints the table and returns why cells failed.
-func showBuild(s *cli.Streams, r *matrix.Report) error {
+func showBuild(ui *cli.Streams, report *matrix.Report) error {
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
 	failures := &failedCells{}
 	simulated, onSimulator, unproved, unsigned := false, false, false, 0
-	for _, c := range r.Cells {
-		if c.Bundle.Why == matrix.NoKey {
+	for _, cell := range report.Cells {
+		if cell.Bundle.Why == matrix.NoKey {
 			unsigned++
 		}
-		row := []string{c.SoC, c.Model, c.Workload, string(c.Plan.State), strings.Replace(string(c.Bundle.State), string(matrix.Omitted), "-", 1), "-", "-", "-"}
+		row := []string{cell.SoC, cell.Model, cell.Workload, string(cell.Plan.State), strings.Replace(string(cell.Bundle.State), string(matrix.Omitted), "-", 1), "-", "-", "-"}
 		largest := 0
-		for _, p := range c.Predictions {
+		for _, prediction := range cell.Predictions {
 			rows := 0
-			if _, err := fmt.Sscanf(p.Program, "prefill@%d", &rows); err == nil && rows > largest {
+			if _, err := fmt.Sscanf(prediction.Program, "prefill@%d", &rows); err == nil && rows > largest {
 				largest = rows
-				row[5] = fmt.Sprintf("%s @%d", ms(p.PlanNS), rows)
-			} else if p.Program == "decode" {
-				row[6] = ms(p.PlanNS)
+				row[5] = fmt.Sprintf("%s @%d", ms(prediction.PlanNS), rows)
+			} else if prediction.Program == "decode" {
+				row[6] = ms(prediction.PlanNS)
 			}
 		}
-		if c.Bundle.Bytes > 0 {
-			row[7] = unit.Bytes(c.Bundle.Bytes).String()
+		if cell.Bundle.Bytes > 0 {
+			row[7] = unit.Bytes(cell.Bundle.Bytes).String()
 		}
 		var notes []string
 		switch {
-		case c.Evidence == planir.Unproved && c.Simulated:
+		case cell.Evidence == planir.Unproved && cell.Simulated:
 			unproved, simulated = true, true
 			notes = append(notes, "unproved, times simulated")
-		case c.Evidence == planir.Unproved:
+		case cell.Evidence == planir.Unproved:
 			unproved = true
 			notes = append(notes, "unproved")
-		case c.Simulated:
+		case cell.Simulated:
 			simulated = true
-			onSimulator = onSimulator || c.Bundle.Bytes > 0
+			onSimulator = onSimulator || cell.Bundle.Bytes > 0
 			notes = append(notes, "simulated")
 		}
-		for _, w := range c.Warnings {
-			s.Warnf("%s: %s", c.Name(), w)
+		for _, w := range cell.Warnings {
+			ui.Warnf("%s: %s", cell.Name(), w)
 		}
-		if c.Error != nil {
-			if failures.add(c) && c.Error.Stack != "" {
-				s.Notef("%s: %s", c.Name(), c.Error.Stack)
+		if cell.Error != nil {
+			if failures.add(cell) && cell.Error.Stack != "" {
+				ui.Notef("%s: %s", cell.Name(), cell.Error.Stack)
 			}
-			notes = append(notes, brief(c.Error.Message))
+			notes = append(notes, brief(cell.Error.Message))
 		}
-		for _, a := range []matrix.Artifact{c.Plan, c.Bundle} {
-			if a.State == matrix.Failed && a.Why != "" {
-				notes = append(notes, a.Why)
+		for _, artifact := range []matrix.Artifact{cell.Plan, cell.Bundle} {
+			if artifact.State == matrix.Failed && artifact.Why != "" {
+				notes = append(notes, artifact.Why)
 			}
 		}
 		rows = append(rows, append(row, strings.Join(notes, "; ")))
 	}
-	s.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""}, rows)
-	s.Printf("%s: %s\n", r.Output, r.Summary())
-	for _, c := range r.Cells {
-		for _, change := range c.Changes {
-			s.Printf("%s: %s\n", c.Name(), change)
+	ui.Table([]string{"soc", "model", "workload", "plan", "bundle", ">prefill ms", ">decode ms", ">bundle size", ""}, rows)
+	ui.Printf("%s: %s\n", report.Output, report.Summary())
+	for _, cell := range report.Cells {
+		for _, change := range cell.Changes {
+			ui.Printf("%s: %s\n", cell.Name(), change)
 		}
 	}
 	if simulated {
-		s.Printf("times marked simulated are predicted from simulated measurements\n")
+		ui.Printf("times marked simulated are predicted from simulated measurements\n")
 	}
 	if onSimulator {
-		s.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
+		ui.Printf("a bundle marked simulated runs on the simulator alone (hetc run); for a device write target: instead of soc:\n")
 	}
 	if unproved {
-		s.Printf("a bundle marked unproved was never executed on its device\n")
+		ui.Printf("a bundle marked unproved was never executed on its device\n")
 	}
 	if unsigned > 0 {
-		s.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error", unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
+		ui.Warnf("%d bundles are not written: there is no key to sign them (key: in the file, %s or %s); sign: required makes that an error", unsigned, emit.EnvSigningKey, emit.EnvSigningKeyFile)
 	}
-	if r.KeyID != "" {
-		s.Printf("bundles are signed by key %s\n", r.KeyID)
+	if report.KeyID != "" {
+		ui.Printf("bundles are signed by key %s\n", report.KeyID)
 	}
-	if err := s.Result(r); err != nil {
+	if err := ui.Result(report); err != nil {
 		return err
 	}
-	return failures.err(len(r.Cells))
+	return failures.err(len(report.Cells))
 }
 
 // brief is the beginning of a reason that is told in full elsewhere.
@@ -132,13 +132,13 @@ func (f *failedCells) err(of int) error {
 		return nil
 	}
 	var list diag.List
-	for _, x := range f.order {
-		names := f.cells[x.Message]
+	for _, failure := range f.order {
+		names := f.cells[failure.Message]
 		where := names[0]
 		if n := len(names) - 1; n > 0 {
 			where += fmt.Sprintf(" and %d more", n)
 		}
-		list = append(list, diag.New(diag.ClassOf(x.Err), "%s: %w", where, x.Err))
+		list = append(list, diag.New(diag.ClassOf(failure.Err), "%s: %w", where, failure.Err))
 	}
 	list = append(list, diag.New(list[0].Class, "build: %d of %d failed", f.all, of))
 	return list.Err()

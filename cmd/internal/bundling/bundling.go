@@ -18,71 +18,71 @@ import (
 
 // Emit checks the plan of o for its model, and for the machine where there is one, and writes a bundle
 // for that machine.
-func Emit(ctx context.Context, path string, o emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
-	if err := check.Plan(o.Plan, o.Model, machine).Err(); err != nil {
+func Emit(ctx context.Context, path string, options emit.Options, machine *socs.SoC) (id bundle.Digest, err error) {
+	if err := check.Plan(options.Plan, options.Model, machine).Err(); err != nil {
 		return bundle.Digest{}, err
 	}
-	o.Compilers, o.Toolchain = bindings.Compilers(machine), cli.Version
-	o.OS, o.Arch = targetSystem(&o, machine)
-	if err := tryTokenizer(ctx, &o); err != nil {
+	options.Compilers, options.Toolchain = bindings.Compilers(machine), cli.Version
+	options.OS, options.Arch = targetSystem(&options, machine)
+	if err := tryTokenizer(ctx, &options); err != nil {
 		return bundle.Digest{}, err
 	}
-	m, err := openMemo(&o)
+	memo, err := openMemo(&options)
 	if err != nil {
 		return bundle.Digest{}, err
 	}
-	if m != nil {
-		o.Memo, o.Scratch = m, m.dir
+	if memo != nil {
+		options.Memo, options.Scratch = memo, memo.dir
 		defer func() {
-			if e := m.cache.Close(); err == nil {
+			if e := memo.cache.Close(); err == nil {
 				err = e
 			}
 		}()
 	}
-	return emit.Emit(ctx, path, o)
+	return emit.Emit(ctx, path, options)
 }
 
 // tryTokenizer refuses what nobody should sign: a tokenizer that hetrun could not read, and a chat template that takes
 // more than a template may. One that fails otherwise, or refuses the samples, harms nobody: hetrun --chat says so.
-func tryTokenizer(ctx context.Context, o *emit.Options) error {
-	text, ok := o.Files["tokenizer"]
+func tryTokenizer(ctx context.Context, options *emit.Options) error {
+	text, ok := options.Files["tokenizer"]
 	if !ok {
 		return nil
 	}
-	t, err := tokenizer.New(text, o.Files["config"], o.Plan.Model.BOS)
+	t, err := tokenizer.New(text, options.Files["config"], options.Plan.Model.BOS)
 	if err != nil {
-		return fmt.Errorf("model %q: tokenizer.json: %w", o.Model.Dir, err)
+		return fmt.Errorf("model %q: tokenizer.json: %w", options.Model.Dir, err)
 	}
 	if _, err := t.TryChat(ctx); err != nil {
-		return fmt.Errorf("model %q: %w", o.Model.Dir, err)
+		return fmt.Errorf("model %q: %w", options.Model.Dir, err)
 	}
 	return nil
 }
 
 // verifiedPlan is the plan of a bundle whose every byte was verified.
 func verifiedPlan(b *bundle.Bundle) (*planir.Plan, error) {
-	p, err := planOf(b)
+	plan, err := planOf(b)
 	if err != nil {
 		return nil, err
 	}
-	return p, planir.Check(p).Err()
+	return plan, planir.Check(plan).Err()
 }
 
 // ClaimedPlan is the plan in a bundle file that nobody has verified: nil when there is none to be read.
 func ClaimedPlan(path string) *planir.Plan {
-	u, err := bundle.Inspect(path)
+	unverified, err := bundle.Inspect(path)
 	if err != nil {
 		return nil
 	}
-	text, err := bundle.Claimed(path, u.Manifest.Entrypoint, maxClaimedPlan)
+	text, err := bundle.Claimed(path, unverified.Manifest.Entrypoint, maxClaimedPlan)
 	if text == nil || err != nil {
 		return nil
 	}
-	p, err := planir.Decode(text)
-	if err != nil || planir.Check(p).Err() != nil {
+	plan, err := planir.Decode(text)
+	if err != nil || planir.Check(plan).Err() != nil {
 		return nil
 	}
-	return p
+	return plan
 }
 
 const maxClaimedPlan = 64 << 20

@@ -18,49 +18,49 @@ import (
 )
 
 // Verify verifies every byte of a bundle, and tells what else it claims and what that was compared with.
-func Verify(ctx context.Context, s *cli.Streams, path string, terms *accept.Terms) error {
-	b, err := terms.Open(s, path, nil)
+func Verify(ctx context.Context, ui *cli.Streams, path string, terms *accept.Terms) error {
+	accepted, err := terms.Open(ui, path, nil)
 	if err != nil {
 		return err
 	}
-	defer b.Close()
-	line := s.Line(false)
-	err = b.VerifyAll(ctx, func(done, total int64) {
+	defer accepted.Close()
+	line := ui.Line(false)
+	err = accepted.VerifyAll(ctx, func(done, total int64) {
 		line.Show("verify: %v of %v", unit.Bytes(done), unit.Bytes(total))
 	})
 	line.End()
 	if err != nil {
 		return err
 	}
-	doc := map[string]any{"file": path, "verified": true, "identity": b.Digest().String(), "keyids": b.Signers()}
-	p, unread := verifiedPlan(b.Bundle)
+	doc := map[string]any{"file": path, "verified": true, "identity": accepted.Digest().String(), "keyids": accepted.Signers()}
+	plan, unread := verifiedPlan(accepted.Bundle)
 	if unread == nil {
-		if err := runcmd.CheckEvidence(b.Manifest(), p); err != nil {
+		if err := runcmd.CheckEvidence(accepted.Manifest(), plan); err != nil {
 			return err
 		}
-		doc["evidence"] = p.Evidence()
+		doc["evidence"] = plan.Evidence()
 	} else {
 		doc["plan_error"] = unread.Error()
 	}
-	s.Printf("%s: verified, identity %s, signed by %v\n", path, b.Digest(), b.Signers())
+	ui.Printf("%s: verified, identity %s, signed by %v\n", path, accepted.Digest(), accepted.Signers())
 	if unread != nil { // its bytes are what was signed all the same
-		s.Warnf("this hetc cannot read the plan in it: %v", unread)
+		ui.Warnf("this hetc cannot read the plan in it: %v", unread)
 	} else {
-		planview.ShowEvidence(s, p)
+		planview.ShowEvidence(ui, plan)
 	}
-	comparisons := b.Comparisons(false)
-	accept.ShowComparisons(s, comparisons)
+	comparisons := accepted.Comparisons(false)
+	accept.ShowComparisons(ui, comparisons)
 	doc["comparisons"] = comparisons
-	return s.Result(doc)
+	return ui.Result(doc)
 }
 
 // Inspect shows what a bundle says of itself. Nothing is verified.
-func Inspect(s *cli.Streams, path string) error {
+func Inspect(ui *cli.Streams, path string) error {
 	unverified, err := bundle.Inspect(path)
 	if err != nil {
 		return err
 	}
-	showManifest(s, path, unverified)
+	showManifest(ui, path, unverified)
 	report, err := claimedReport(path)
 	if err != nil {
 		return err
@@ -70,40 +70,40 @@ func Inspect(s *cli.Streams, path string) error {
 		"manifest": unverified.Manifest,
 	}
 	if report != nil {
-		s.Printf("\n")
-		showReport(s, report)
+		ui.Printf("\n")
+		showReport(ui, report)
 		doc["report"] = report
 	}
-	if p := ClaimedPlan(path); p != nil {
-		s.Printf("\n")
-		planview.ShowEvidence(s, p)
-		planview.ShowLimits(s, p)
-		doc["evidence"], doc["quality"], doc["memory"] = p.Evidence(), p.Quality, p.Memory
+	if plan := ClaimedPlan(path); plan != nil {
+		ui.Printf("\n")
+		planview.ShowEvidence(ui, plan)
+		planview.ShowLimits(ui, plan)
+		doc["evidence"], doc["quality"], doc["memory"] = plan.Evidence(), plan.Quality, plan.Memory
 	}
-	return s.Result(doc)
+	return ui.Result(doc)
 }
 
 // showManifest prints the claims of a bundle and the table of its blobs.
-func showManifest(s *cli.Streams, path string, unverified *bundle.Unverified) {
-	m := unverified.Manifest
-	s.Printf("%s: not verified\n", path)
-	s.Printf("identity   %s\nclaims     signed by %v\n", unverified.Digest, unverified.Signers)
-	s.Printf("product    %s, version %s, security version %d\n", m.Product, m.Version, m.SecurityVersion)
-	s.Printf("target     %s\n", TargetText(&m.Target))
-	for _, component := range m.Target.Components {
-		s.Printf("needs      %s that accepts token %s\n", component.Name, component.Token)
+func showManifest(ui *cli.Streams, path string, unverified *bundle.Unverified) {
+	manifest := unverified.Manifest
+	ui.Printf("%s: not verified\n", path)
+	ui.Printf("identity   %s\nclaims     signed by %v\n", unverified.Digest, unverified.Signers)
+	ui.Printf("product    %s, version %s, security version %d\n", manifest.Product, manifest.Version, manifest.SecurityVersion)
+	ui.Printf("target     %s\n", TargetText(&manifest.Target))
+	for _, component := range manifest.Target.Components {
+		ui.Printf("needs      %s that accepts token %s\n", component.Name, component.Token)
 	}
-	s.Printf("toolchain  hetc %s, %s\n\n", m.Toolchain.Hetc, m.Toolchain.Plan)
-	rows := make([][]string, len(m.Blobs))
-	for i, blob := range m.Blobs {
+	ui.Printf("toolchain  hetc %s, %s\n\n", manifest.Toolchain.Hetc, manifest.Toolchain.Plan)
+	rows := make([][]string, len(manifest.Blobs))
+	for i, blob := range manifest.Blobs {
 		rows[i] = []string{blob.Name, string(blob.Role), strconv.FormatInt(blob.Bytes, 10), blob.SHA256.String()[:16]}
 	}
-	s.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
+	ui.Table([]string{"blob", "role", ">bytes", "sha256"}, rows)
 }
 
 // CheckPlan checks that a plan is legal for a model on a SoC, each a file or a catalog name.
-func CheckPlan(s *cli.Streams, path, soc, model string) error {
-	p, err := plantext.Read(path)
+func CheckPlan(ui *cli.Streams, path, soc, model string) error {
+	plan, err := plantext.Read(path)
 	if err != nil {
 		return err
 	}
@@ -116,15 +116,15 @@ func CheckPlan(s *cli.Streams, path, soc, model string) error {
 		return err
 	}
 	defer m.Close()
-	found := check.Plan(p, m, machine)
-	for _, d := range found {
-		if d.Severity != diag.Error {
-			s.Warnf("%s", d)
+	found := check.Plan(plan, m, machine)
+	for _, finding := range found {
+		if finding.Severity != diag.Error {
+			ui.Warnf("%s", finding)
 		}
 	}
 	if err := found.Err(); err != nil {
 		return err
 	}
-	s.Printf("%s: legal for %s on %s\n", path, p.Model.Name, p.SoC.Name)
-	return s.Result(map[string]any{"file": path, "legal": true})
+	ui.Printf("%s: legal for %s on %s\n", path, plan.Model.Name, plan.SoC.Name)
+	return ui.Result(map[string]any{"file": path, "legal": true})
 }

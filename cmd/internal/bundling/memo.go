@@ -23,23 +23,23 @@ type memo struct {
 // openMemo opens the memo for o, nil where nothing is to be remembered.
 func openMemo(o *emit.Options) (*memo, error) {
 	bakes := o.Target != nil
-	for _, q := range o.Plan.Procs {
-		bakes = bakes || q.Bakes
+	for _, proc := range o.Plan.Procs {
+		bakes = bakes || proc.Bakes
 	}
 	dir := bindings.CompiledCache()
 	if !bakes || dir == "" {
 		return nil, nil
 	}
-	c, err := cas.Open(dir, cas.Options{MaxBytes: qnn.CacheBytes, Now: time.Now})
+	cache, err := cas.Open(dir, cas.Options{MaxBytes: qnn.CacheBytes, Now: time.Now})
 	if err != nil {
 		return nil, err
 	}
-	m := &memo{cache: c}
-	if m.maker, err = programDigest(c); err == nil {
-		m.dir, err = c.Scratch()
+	m := &memo{cache: cache}
+	if m.maker, err = programDigest(cache); err == nil {
+		m.dir, err = cache.Scratch()
 	}
 	if err != nil {
-		_ = c.Close() // the error before it says more
+		_ = cache.Close() // the error before it says more
 		return nil, err
 	}
 	m.maker += " " + host.Fingerprint() + " " + host.Kernels()
@@ -52,15 +52,15 @@ func (m *memo) Recall(key string) ([]byte, bool) {
 }
 
 func (m *memo) Keep(key string, result []byte) error {
-	e, err := m.cache.Put(cas.KeyOf("emit", m.maker, key), func(path string) error { return os.WriteFile(path, result, 0o600) })
+	entry, err := m.cache.Put(cas.KeyOf("emit", m.maker, key), func(path string) error { return os.WriteFile(path, result, 0o600) })
 	if err != nil {
 		return err
 	}
-	return e.Close()
+	return entry.Close()
 }
 
 // programDigest is that of this program, remembered for its file's path, size and time of change.
-func programDigest(c *cas.Cache) (string, error) {
+func programDigest(cache *cas.Cache) (string, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return matrix.Program()
@@ -73,16 +73,16 @@ func programDigest(c *cas.Cache) (string, error) {
 		return matrix.Program()
 	}
 	key := cas.KeyOf("program", path, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
-	if d, _, ok, err := c.Sum(key); err == nil && ok {
-		return d.String(), nil
+	if digest, _, ok, err := cache.Sum(key); err == nil && ok {
+		return digest.String(), nil
 	}
 	text, err := matrix.Program()
 	if err != nil {
 		return "", err
 	}
-	d, err := cas.ParseDigest(text)
+	digest, err := cas.ParseDigest(text)
 	if err != nil {
 		return "", err
 	}
-	return text, c.Note(key, d, st.Size())
+	return text, cache.Note(key, digest, st.Size())
 }

@@ -44,43 +44,43 @@ func (b *Progress) stage(d *time.Duration) {
 
 func (b *Progress) written() { b.stage(&b.write) }
 
-func (b *Progress) watch(e emit.Event) {
+func (b *Progress) watch(event emit.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case e.Groups == 0 && e.Done:
+	case event.Groups == 0 && event.Done:
 		b.stage(&b.took)
 		return
-	case e.Groups == 0:
+	case event.Groups == 0:
 		b.stage(&b.check)
 		return
-	case !e.Done:
-		b.begun[e.Group] = time.Now()
+	case !event.Done:
+		b.begun[event.Group] = time.Now()
 		return
 	}
-	took := time.Since(b.begun[e.Group])
-	name, _, _ := strings.Cut(e.Label, ", ")
+	took := time.Since(b.begun[event.Group])
+	name, _, _ := strings.Cut(event.Label, ", ")
 	sum := b.sums[name]
 	if sum == nil {
 		sum = &bakeSum{}
 		b.sums[name], b.order = sum, append(b.order, name)
 	}
 	sum.groups++
-	sum.graphs += len(e.Graphs)
+	sum.graphs += len(event.Graphs)
 	sum.took += took
-	if e.Packed {
+	if event.Packed {
 		sum.packed++
 	}
 	from := ""
-	if e.Cached {
+	if event.Cached {
 		sum.cached++
 		from = ", from the cache"
 	}
-	if e.Err != nil {
+	if event.Err != nil {
 		from = ", refused"
 	}
 	if b.s.Terminal() {
-		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", e.Group+1, e.Groups, e.Label, len(e.Graphs), took.Seconds(), from)
+		b.s.Notef("%d of %d: %s, %d graphs in %.1f s%s", event.Group+1, event.Groups, event.Label, len(event.Graphs), took.Seconds(), from)
 	}
 }
 
@@ -90,12 +90,12 @@ func (b *Progress) show() map[string]any {
 	groups, cached, packed := 0, 0, 0
 	slices.Sort(b.order)
 	for _, name := range b.order {
-		x := b.sums[name]
-		groups, cached, packed = groups+x.groups, cached+x.cached, packed+x.packed
+		sum := b.sums[name]
+		groups, cached, packed = groups+sum.groups, cached+sum.cached, packed+sum.packed
 		if parts := strings.Split(name, planir.NodeSeparator); len(parts) > 2 {
 			name = parts[0] + planir.NodeSeparator + ".." + planir.NodeSeparator + parts[len(parts)-1]
 		}
-		rows = append(rows, []string{name, strconv.Itoa(x.groups), strconv.Itoa(x.graphs), strconv.Itoa(x.cached), strconv.Itoa(x.packed), fmt.Sprintf("%.1f", x.took.Seconds())})
+		rows = append(rows, []string{name, strconv.Itoa(sum.groups), strconv.Itoa(sum.graphs), strconv.Itoa(sum.cached), strconv.Itoa(sum.packed), fmt.Sprintf("%.1f", sum.took.Seconds())})
 	}
 	if groups == 0 {
 		return nil

@@ -29,36 +29,36 @@ func claimedReport(path string) (*emit.Report, error) {
 	if text == nil || err != nil {
 		return nil, err
 	}
-	r, err := emit.DecodeReport(text)
+	report, err := emit.DecodeReport(text)
 	if err != nil {
 		return nil, diag.New(diag.ClassOf(err), "%s: %w", path, err).WithHint("hetc verify says whether the file is what was signed")
 	}
-	return r, nil
+	return report, nil
 }
 
 // showReport prints what is known of compiled graphs: those of all layers on one line.
-func showReport(s *cli.Streams, r *emit.Report) {
+func showReport(ui *cli.Streams, report *emit.Report) {
 	what := ""
-	if t := r.Target; t != nil {
-		what = " for " + t.SoC
-		if t.Emulator {
+	if target := report.Target; target != nil {
+		what = " for " + target.SoC
+		if target.Emulator {
 			what += ", the twin for its emulator"
 		}
 	}
 	var bytes int64
-	for _, b := range r.Binaries {
-		bytes += b.Bytes
+	for _, item := range report.Binaries {
+		bytes += item.Bytes
 	}
-	for _, g := range r.Graphs {
-		bytes += g.Bytes
+	for _, graph := range report.Graphs {
+		bytes += graph.Bytes
 	}
-	s.Printf("%d graphs compiled with their weights%s, %s", len(r.Graphs), what, unit.Bytes(bytes))
-	if n := len(r.Binaries); n > 0 {
-		s.Printf(", in %d binaries that those of the same weights share", n)
+	ui.Printf("%d graphs compiled with their weights%s, %s", len(report.Graphs), what, unit.Bytes(bytes))
+	if n := len(report.Binaries); n > 0 {
+		ui.Printf(", in %d binaries that those of the same weights share", n)
 	}
-	s.Printf("\n")
-	for _, c := range r.Compilers {
-		s.Printf("%s: compiled by %s for %s, token %s\n", c.Proc, c.Version, optionText(c.Options), c.Token)
+	ui.Printf("\n")
+	for _, compiler := range report.Compilers {
+		ui.Printf("%s: compiled by %s for %s, token %s\n", compiler.Proc, compiler.Version, optionText(compiler.Options), compiler.Token)
 	}
 	type line struct {
 		first        *emit.ReportGraph
@@ -70,49 +70,49 @@ func showReport(s *cli.Streams, r *emit.Report) {
 	var order []*line
 	byName := map[string]*line{}
 	tried := map[string]*emit.ReportErrors{}
-	for i := range r.Graphs {
-		if g := &r.Graphs[i]; g.Errors != nil {
-			tried[g.Blob] = g.Errors
+	for i := range report.Graphs {
+		if graph := &report.Graphs[i]; graph.Errors != nil {
+			tried[graph.Blob] = graph.Errors
 		}
 	}
-	for i := range r.Graphs {
-		g := &r.Graphs[i]
-		x := byName[g.Name]
+	for i := range report.Graphs {
+		graph := &report.Graphs[i]
+		x := byName[graph.Name]
 		if x == nil {
-			x = &line{first: g, errors: tried[g.Tried]}
-			byName[g.Name], order = x, append(order, x)
+			x = &line{first: graph, errors: tried[graph.Tried]}
+			byName[graph.Name], order = x, append(order, x)
 		}
 		x.layers++
-		x.bytes += g.Bytes
-		x.spill = max(x.spill, g.Facts["spill_bytes"])
-		if g.Twin != "" {
+		x.bytes += graph.Bytes
+		x.spill = max(x.spill, graph.Facts["spill_bytes"])
+		if graph.Twin != "" {
 			x.twins++
 		}
 	}
-	for _, x := range order {
-		s.Printf("%s\n  %s\n  ", x.first.Name, strings.Join(x.first.Ops, "; "))
-		if x.first.Layer >= 0 {
-			s.Printf("%d layers, ", x.layers)
+	for _, line := range order {
+		ui.Printf("%s\n  %s\n  ", line.first.Name, strings.Join(line.first.Ops, "; "))
+		if line.first.Layer >= 0 {
+			ui.Printf("%d layers, ", line.layers)
 		}
-		s.Printf("%s, spill %s, ", unit.Bytes(x.bytes), unit.Bytes(x.spill))
-		if e := x.errors; e != nil {
-			s.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)", e.Float32, e.Float32Bound, e.Portable, e.PortableBound)
+		ui.Printf("%s, spill %s, ", unit.Bytes(line.bytes), unit.Bytes(line.spill))
+		if errors := line.errors; errors != nil {
+			ui.Printf("error %.1e from float32 (at most %.1e), %.1e from the uncompiled model (at most %.1e)", errors.Float32, errors.Float32Bound, errors.Portable, errors.PortableBound)
 		} else {
-			s.Printf("not executed")
+			ui.Printf("not executed")
 		}
-		if t := r.Target; t != nil && !t.Emulator {
-			s.Printf(", %d of %d twins known", x.twins, x.layers)
+		if target := report.Target; target != nil && !target.Emulator {
+			ui.Printf(", %d of %d twins known", line.twins, line.layers)
 		}
-		s.Printf("\n")
+		ui.Printf("\n")
 	}
-	s.Printf("errors: %s\n", r.Bounds)
-	if t := r.Target; t != nil {
-		for _, f := range t.Fallbacks {
-			s.Printf("fallback: %s at %d rows is on the control processor instead of %s: %s\n", f.Node, f.Rows, f.From, f.Reason)
+	ui.Printf("errors: %s\n", report.Bounds)
+	if target := report.Target; target != nil {
+		for _, fallback := range target.Fallbacks {
+			ui.Printf("fallback: %s at %d rows is on the control processor instead of %s: %s\n", fallback.Node, fallback.Rows, fallback.From, fallback.Reason)
 		}
 	}
-	for _, u := range r.Unchecked {
-		s.Printf("not checked: %s\n", u)
+	for _, u := range report.Unchecked {
+		ui.Printf("not checked: %s\n", u)
 	}
 }
 

@@ -30,7 +30,7 @@ type TargetFlags struct {
 }
 
 // Apply sets the options of emit, for a plan of machine (nil: of this one). key is the one that signs.
-func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.SoC, key *bundle.Key) error {
+func (f *TargetFlags) Apply(ctx context.Context, options *emit.Options, machine *socs.SoC, key *bundle.Key) error {
 	if f.Name == "" && !f.Emulator {
 		for flag, set := range map[string]bool{"allow-fallback": f.Fallback, "twin": f.Twin != ""} {
 			if set {
@@ -43,15 +43,15 @@ func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.
 		return diag.New(diag.ClassUsage, "--twin %q: this bundle is a twin itself (--for-emulator)", f.Twin)
 	}
 	if machine == nil {
-		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name, o.Plan.SoC.Name).
+		return diag.New(diag.ClassInput, "emit for target %q: the plan is for this machine, soc %q", f.Name, options.Plan.SoC.Name).
 			WithHint("plan for the target: hetc solve --target NAME")
 	}
 	name := f.Name
 	if name == "" {
 		name = machine.Name
 	}
-	if x, err := socs.Open(name); err == nil { // a file is known by its name
-		name = x.Name
+	if soc, err := socs.Open(name); err == nil { // a file is known by its name
+		name = soc.Name
 	} else if f.Name != "" && f.Name != machine.Name {
 		return err
 	}
@@ -63,8 +63,8 @@ func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.
 	if err != nil {
 		return err
 	}
-	o.AllowFallback, o.Oracle = f.Fallback, host.New()
-	o.Target = &emit.Target{SoC: soc.Name, Emulator: f.Emulator}
+	options.AllowFallback, options.Oracle = f.Fallback, host.New()
+	options.Target = &emit.Target{SoC: soc.Name, Emulator: f.Emulator}
 	var here *driver.Device // what stands for the device's CPU beside its emulator
 	if f.Emulator {
 		devices, err := host.New().Devices(ctx)
@@ -72,18 +72,18 @@ func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.
 			return err
 		}
 		here = &devices[0]
-		o.Target.Fingerprint = host.Fingerprint()
+		options.Target.Fingerprint = host.Fingerprint()
 	}
 	known := bindings.Compilers(machine)
 	for i := range soc.Processors {
-		q, err := targetProc(&soc.Processors[i], known, here)
+		proc, err := targetProc(&soc.Processors[i], known, here)
 		if err != nil {
 			return err
 		}
-		o.Target.Procs = append(o.Target.Procs, q)
+		options.Target.Procs = append(options.Target.Procs, proc)
 	}
 	if f.Twin != "" {
-		if o.TwinReport, err = twinReport(ctx, f.Twin, key, o.Plan); err != nil {
+		if options.TwinReport, err = twinReport(ctx, f.Twin, key, options.Plan); err != nil {
 			return err
 		}
 	}
@@ -94,14 +94,14 @@ func (f *TargetFlags) Apply(ctx context.Context, o *emit.Options, machine *socs.
 // key that signs, and it has to be of the same model and inputs as the plan.
 func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.Plan) (*emit.Report, error) {
 	fail := func(err error, hint string) (*emit.Report, error) {
-		d := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
+		finding := diag.New(diag.ClassOr(err, diag.ClassInput), "--twin %q: %w", path, err)
 		if bundle.StepOf(err) != "" { // which names the file
-			d = diag.New(diag.ClassOf(err), "--twin: %w", err)
+			finding = diag.New(diag.ClassOf(err), "--twin: %w", err)
 		}
 		if hint != "" {
-			d = d.WithHint("%s", hint)
+			finding = finding.WithHint("%s", hint)
 		}
-		return nil, d
+		return nil, finding
 	}
 	again := "make it from the same plan with hetc emit --for-emulator"
 	trust, err := bundle.ParseTrust(key.PEM(), key.Name)
@@ -140,11 +140,11 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	if err != nil {
 		return fail(err, "")
 	}
-	r, err := emit.DecodeReport(text)
+	report, err := emit.DecodeReport(text)
 	if err != nil {
 		return fail(err, again)
 	}
-	return r, nil
+	return report, nil
 }
 
 // planOf is the plan that a verified bundle begins with.
@@ -162,15 +162,15 @@ func planOf(b *bundle.Bundle) (*planir.Plan, error) {
 
 // targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
 func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
-	t := p.Target
+	target := p.Target
 	out := check.Proc(p)
 	q := &out
-	q.Driver, q.Select, q.Options, q.Cores = t.Driver, t.Select, nil, nil
-	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == t.Compiler })
+	q.Driver, q.Select, q.Options, q.Cores = target.Driver, target.Select, nil, nil
+	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == target.Compiler })
 	switch {
-	case t.Compiler == "" && here != nil:
+	case target.Compiler == "" && here != nil:
 		q.Select, q.Cores = here.Select, slices.Clone(here.Cores)
-	case t.Compiler == "":
+	case target.Compiler == "":
 		if q.Select == "" {
 			q.Select = coreRange(p.Cores)
 		}
@@ -180,12 +180,12 @@ func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device)
 		}
 		q.Cores = cores
 	case k < 0:
-		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", p.Name, t.Compiler)
+		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", p.Name, target.Compiler)
 	default:
 		if here != nil {
 			q.Select = "emulator"
 		}
-		q.Options = t.Options() // of the compiler, and what the driver compares artifacts with
+		q.Options = target.Options() // of the compiler, and what the driver compares artifacts with
 		if _, bakes := known[k].(driver.Baker); !bakes {
 			return out, nil
 		}
@@ -195,8 +195,8 @@ func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device)
 		for scheme := range q.Layouts {
 			q.Layouts[scheme] = op.OnnxLayout
 		}
-		for _, s := range q.Schemes {
-			q.Layouts[s.Weight()] = op.OnnxLayout
+		for _, scheme := range q.Schemes {
+			q.Layouts[scheme.Weight()] = op.OnnxLayout
 		}
 	}
 	return out, nil

@@ -30,50 +30,50 @@ type Options struct {
 }
 
 // Write makes a bundle of a plan, signs it, and tells what is in it.
-func Write(c *cobra.Command, s *cli.Streams, o *Options) error {
-	if err := cli.Required(c, "plan", "model", "output"); err != nil {
+func Write(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
+	if err := cli.Required(cmd, "plan", "model", "output"); err != nil {
 		return err
 	}
-	if err := wholefile.Writable(o.Output); err != nil {
+	if err := wholefile.Writable(options.Output); err != nil {
 		return err
 	}
-	machine, public, err := o.open(c.Context(), s)
+	machine, public, err := options.open(cmd.Context(), ui)
 	if err != nil {
 		return err
 	}
-	defer o.Model.Close()
-	progress := NewProgress(s)
-	o.Watch = progress.watch
-	identity, err := Emit(c.Context(), o.Output, o.Options, machine)
+	defer options.Model.Close()
+	progress := NewProgress(ui)
+	options.Watch = progress.watch
+	identity, err := Emit(cmd.Context(), options.Output, options.Options, machine)
 	if err != nil {
 		return err
 	}
 	progress.written()
-	written, err := bundle.Inspect(o.Output)
+	written, err := bundle.Inspect(options.Output)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}
 	took := progress.show()
-	report, err := claimedReport(o.Output)
+	report, err := claimedReport(options.Output)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}
 	if report != nil {
-		showReport(s, report)
+		showReport(ui, report)
 	}
 	blobs := len(written.Manifest.Blobs)
-	cli.Wrote(s, o.Output, "%s, %d blobs, identity %s, key %s", unit.Bytes(written.Bytes), blobs, identity, public.ID())
+	cli.Wrote(ui, options.Output, "%s, %d blobs, identity %s, key %s", unit.Bytes(written.Bytes), blobs, identity, public.ID())
 	doc := map[string]any{
-		"file": o.Output, "bytes": written.Bytes, "blobs": blobs, "identity": identity.String(), "keyid": public.ID(),
+		"file": options.Output, "bytes": written.Bytes, "blobs": blobs, "identity": identity.String(), "keyid": public.ID(),
 	}
 	if report != nil {
 		doc["report"], doc["compiled"] = report, took
 	}
-	return s.Result(doc)
+	return ui.Result(doc)
 }
 
 // open reads what emit needs. The caller closes the model where there is no error.
-func (o *Options) open(ctx context.Context, s *cli.Streams) (machine *socs.SoC, public *bundle.Key, err error) {
+func (o *Options) open(ctx context.Context, ui *cli.Streams) (machine *socs.SoC, public *bundle.Key, err error) {
 	if o.Plan, err = plantext.Read(o.PlanFile); err != nil {
 		return nil, nil, err
 	}
@@ -96,7 +96,7 @@ func (o *Options) open(ctx context.Context, s *cli.Streams) (machine *socs.SoC, 
 		return nil, nil, err
 	}
 	if len(o.Files["tokenizer"]) == 0 {
-		s.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", o.ModelDir)
+		ui.Warnf("model %q has no tokenizer: the bundle runs on token ids only (--tokens)", o.ModelDir)
 	}
 	if o.Calibration, err = bindings.ReadCalibration(o.CalibrationFile); err != nil {
 		return nil, nil, err

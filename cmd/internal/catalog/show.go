@@ -13,90 +13,90 @@ import (
 )
 
 // ListModels shows the models of the catalog.
-func ListModels(s *cli.Streams) error {
+func ListModels(ui *cli.Streams) error {
 	var rows [][]string
 	var docs []any
 	for _, name := range models.CatalogNames() {
-		m, err := models.Open(name)
+		model, err := models.Open(name)
 		if err != nil {
 			return err
 		}
-		rows = append(rows, []string{name, m.Architecture, fmt.Sprintf("%.2f", float64(m.Parameters())/1e9), m.Source})
+		rows = append(rows, []string{name, model.Architecture, fmt.Sprintf("%.2f", float64(model.Parameters())/1e9), model.Source})
 		docs = append(docs, map[string]any{
-			"name": name, "architecture": m.Architecture, "parameters": m.Parameters(), "source": m.Source,
+			"name": name, "architecture": model.Architecture, "parameters": model.Parameters(), "source": model.Source,
 		})
 	}
-	s.Table([]string{"model", "architecture", ">parameters 1e9", "<source"}, rows)
-	return s.Result(docs)
+	ui.Table([]string{"model", "architecture", ">parameters 1e9", "<source"}, rows)
+	return ui.Result(docs)
 }
 
 // ShowModel shows a model's dimensions and weights, and what in its files means nothing here.
-func ShowModel(s *cli.Streams, path string) error {
-	m, err := models.Open(path)
+func ShowModel(ui *cli.Streams, path string) error {
+	model, err := models.Open(path)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
+	defer model.Close()
 	experts := ""
-	if m.Experts > 0 {
-		experts = fmt.Sprintf(", %d experts of %d, %d per token", m.Experts, m.ExpertFFN, m.ExpertsPerToken)
+	if model.Experts > 0 {
+		experts = fmt.Sprintf(", %d experts of %d, %d per token", model.Experts, model.ExpertFFN, model.ExpertsPerToken)
 	}
 	var types []string
-	for _, stored := range m.StoredTypes() {
+	for _, stored := range model.StoredTypes() {
 		types = append(types, string(stored))
 	}
-	s.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d%s, vocabulary %d, context %d, stored %s, weights: %v\n",
-		m.Name, m.Architecture, m.Layers, m.Hidden, m.Heads, m.KVHeads, m.HeadDim, m.FFN, experts, m.Vocab, m.MaxContext,
-		strings.Join(types, " "), m.HasWeights())
-	for _, key := range m.UnreadKeys() {
-		s.Warnf("config key %q is not used", key)
+	ui.Printf("%s: %s, %d layers, hidden %d, heads %d/%d of %d, ffn %d%s, vocabulary %d, context %d, stored %s, weights: %v\n",
+		model.Name, model.Architecture, model.Layers, model.Hidden, model.Heads, model.KVHeads, model.HeadDim, model.FFN, experts, model.Vocab, model.MaxContext,
+		strings.Join(types, " "), model.HasWeights())
+	for _, key := range model.UnreadKeys() {
+		ui.Warnf("config key %q is not used", key)
 	}
-	for _, tensor := range m.Ignored() {
-		s.Warnf("tensor %q is not used", tensor)
+	for _, tensor := range model.Ignored() {
+		ui.Warnf("tensor %q is not used", tensor)
 	}
 	var rows [][]string
-	graph := m.Graph()
-	for _, w := range graph.Weights {
-		shape := fmt.Sprintf("[%d,%d]", w.K, w.N)
-		if w.Experts > 0 {
-			shape = fmt.Sprintf("%d x %s", w.Experts, shape)
+	graph := model.Graph()
+	for _, weight := range graph.Weights {
+		shape := fmt.Sprintf("[%d,%d]", weight.K, weight.N)
+		if weight.Experts > 0 {
+			shape = fmt.Sprintf("%d x %s", weight.Experts, shape)
 		}
-		rows = append(rows, []string{w.Name, shape, strings.Join(w.From, " ")})
+		rows = append(rows, []string{weight.Name, shape, strings.Join(weight.From, " ")})
 	}
-	s.Table([]string{"weight", "[K,N]", "from"}, rows)
-	return s.Result(map[string]any{
-		"name": m.Name, "architecture": m.Architecture, "layers": m.Layers, "hidden": m.Hidden,
-		"heads": m.Heads, "kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocabulary": m.Vocab,
-		"max_context": m.MaxContext, "experts": m.Experts, "experts_per_token": m.ExpertsPerToken,
-		"expert_ffn": m.ExpertFFN, "shared_ffn": m.SharedFFN, "stored": m.StoredTypes(),
-		"unread_keys": m.UnreadKeys(), "ignored_tensors": m.Ignored(),
-		"weights": m.HasWeights(), "parameters": m.Parameters(),
+	ui.Table([]string{"weight", "[K,N]", "from"}, rows)
+	return ui.Result(map[string]any{
+		"name": model.Name, "architecture": model.Architecture, "layers": model.Layers, "hidden": model.Hidden,
+		"heads": model.Heads, "kv_heads": model.KVHeads, "head_dim": model.HeadDim, "ffn": model.FFN, "vocabulary": model.Vocab,
+		"max_context": model.MaxContext, "experts": model.Experts, "experts_per_token": model.ExpertsPerToken,
+		"expert_ffn": model.ExpertFFN, "shared_ffn": model.SharedFFN, "stored": model.StoredTypes(),
+		"unread_keys": model.UnreadKeys(), "ignored_tensors": model.Ignored(),
+		"weights": model.HasWeights(), "parameters": model.Parameters(),
 	})
 }
 
 // Synthesise writes a model with the shapes of another one and seeded random weights of an element type.
-func Synthesise(ctx context.Context, s *cli.Streams, shape, out, element string, seed uint64) error {
+func Synthesise(ctx context.Context, ui *cli.Streams, shape, out, element string, seed uint64) error {
 	if err := writableModel(out); err != nil {
 		return err
 	}
-	m, err := models.Open(shape)
+	model, err := models.Open(shape)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
+	defer model.Close()
 	stored, err := elementType(element)
 	if err != nil {
 		return err
 	}
-	if err := models.Synth(ctx, m, out, seed, stored); err != nil {
+	if err := models.Synth(ctx, model, out, seed, stored); err != nil {
 		return err
 	}
-	s.Printf("%s: random weights of %s, seed %d\n", out, m.Name, seed)
-	return s.Result(map[string]any{"dir": out, "model": m.Name, "seed": seed, "parameters": m.Parameters()})
+	ui.Printf("%s: random weights of %s, seed %d\n", out, model.Name, seed)
+	return ui.Result(map[string]any{"dir": out, "model": model.Name, "seed": seed, "parameters": model.Parameters()})
 }
 
 // Export writes a model as a GGUF file with matrices of an element type.
-func Export(ctx context.Context, s *cli.Streams, path, out, element string) error {
+func Export(ctx context.Context, ui *cli.Streams, path, out, element string) error {
 	stored, err := elementType(element)
 	if err != nil {
 		return err
@@ -104,20 +104,20 @@ func Export(ctx context.Context, s *cli.Streams, path, out, element string) erro
 	if err := wholefile.Writable(out); err != nil {
 		return err
 	}
-	m, err := models.Open(path)
+	model, err := models.Open(path)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	if err := models.Export(ctx, m, out, stored); err != nil {
+	defer model.Close()
+	if err := models.Export(ctx, model, out, stored); err != nil {
 		return err
 	}
-	cli.Wrote(s, out, "%s as GGUF, matrices of %s", m.Name, element)
-	return s.Result(map[string]any{"file": out, "model": m.Name, "type": element})
+	cli.Wrote(ui, out, "%s as GGUF, matrices of %s", model.Name, element)
+	return ui.Result(map[string]any{"file": out, "model": model.Name, "type": element})
 }
 
 // ListSoCs shows the simulated SoCs of the catalog.
-func ListSoCs(s *cli.Streams) error {
+func ListSoCs(ui *cli.Streams) error {
 	var rows [][]string
 	var docs []any
 	for _, name := range socs.Catalog() {
@@ -126,8 +126,8 @@ func ListSoCs(s *cli.Streams) error {
 			return err
 		}
 		var procs []string
-		for _, p := range soc.Processors {
-			procs = append(procs, p.Name)
+		for _, proc := range soc.Processors {
+			procs = append(procs, proc.Name)
 		}
 		target := ""
 		if npu := soc.TargetNPU(); npu != nil {
@@ -141,12 +141,12 @@ func ListSoCs(s *cli.Streams) error {
 			"name": name, "processors": procs, "target": target, "assumptions": assumed, "description": soc.Description,
 		})
 	}
-	s.Table([]string{"soc", "processors", "target", ">assumed", "<what"}, rows)
-	return s.Result(docs)
+	ui.Table([]string{"soc", "processors", "target", ">assumed", "<what"}, rows)
+	return ui.Result(docs)
 }
 
 // ShowSoC shows every number of a SoC with its source.
-func ShowSoC(s *cli.Streams, path string) error {
+func ShowSoC(ui *cli.Streams, path string) error {
 	soc, err := socs.Open(path)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func ShowSoC(s *cli.Streams, path string) error {
 	for _, number := range soc.Numbers() {
 		rows = append(rows, []string{number.Path, number.Value, number.Kind, number.Text})
 	}
-	s.Printf("%s: %s\n", soc.Name, soc.Description)
-	s.Table([]string{"value", ">number", "source", "<where"}, rows)
-	return s.Result(soc)
+	ui.Printf("%s: %s\n", soc.Name, soc.Description)
+	ui.Table([]string{"value", ">number", "source", "<where"}, rows)
+	return ui.Result(soc)
 }

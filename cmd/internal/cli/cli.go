@@ -84,8 +84,8 @@ func (s *Streams) say(kind, text string) {
 
 // Terminal reports whether standard error is a terminal: progress is shown only there.
 func (s *Streams) Terminal() bool {
-	f, ok := s.Err.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	file, ok := s.Err.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
 }
 
 // TableWidth is how many columns a terminal needs for tables that Table fits into it.
@@ -112,7 +112,7 @@ func (s *Streams) Table(header []string, rows [][]string) {
 			names[i], align[i] = right, tw.AlignRight
 		}
 	}
-	t := tablewriter.NewTable(s.Out,
+	table := tablewriter.NewTable(s.Out,
 		tablewriter.WithRendition(tw.Rendition{
 			Borders:  tw.Border{Left: tw.Off, Right: tw.Off, Top: tw.Off, Bottom: tw.Off},
 			Settings: tw.Settings{Separators: tw.Separators{BetweenColumns: tw.Off, BetweenRows: tw.Off}},
@@ -123,15 +123,15 @@ func (s *Streams) Table(header []string, rows [][]string) {
 		tablewriter.WithHeaderAlignmentConfig(tw.CellAlignment{PerColumn: align}),
 		tablewriter.WithRowAlignmentConfig(tw.CellAlignment{PerColumn: align}),
 	)
-	t.Header(names)
+	table.Header(names)
 	for _, row := range rows {
 		shown := make([]string, len(row)) // names of keys and tensors come from files
 		for i := range row {
 			shown[i] = visible(row[i])
 		}
-		_ = t.Append(shown)
+		_ = table.Append(shown)
 	}
-	_ = t.Render()
+	_ = table.Render()
 }
 
 // wrapLast continues texts of the last column in rows of their own.
@@ -232,12 +232,12 @@ func visible(text string) string {
 		return text
 	}
 	var b strings.Builder
-	for _, r := range text {
-		if unicode.IsControl(r) {
-			fmt.Fprintf(&b, "\\x%02x", r)
+	for _, char := range text {
+		if unicode.IsControl(char) {
+			fmt.Fprintf(&b, "\\x%02x", char)
 			continue
 		}
-		b.WriteRune(r)
+		b.WriteRune(char)
 	}
 	return b.String()
 }
@@ -319,15 +319,15 @@ const ExitCodes = `Exit codes:
 // process at once.
 func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root func(*Streams) *cobra.Command) (code int) {
 	results := &stickyWriter{w: out}
-	s := &Streams{Tool: tool, In: in, Out: results, Err: errw}
+	ui := &Streams{Tool: tool, In: in, Out: results, Err: errw}
 	defer func() {
 		if p := recover(); p != nil {
-			code = s.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).WithHint("please report it with the command line and what follows"))
+			code = ui.report(diag.New(diag.ClassInternal, "a defect of %s: %v", tool, p).WithHint("please report it with the command line and what follows"))
 			fmt.Fprintf(errw, "%s\n", debug.Stack())
 		}
 	}()
 	child.TakeSigningKey()
-	cmd := Prepare(s, root, args...)
+	cmd := Prepare(ui, root, args...)
 	ctx, stop := signalContext()
 	defer stop()
 	context.AfterFunc(ctx, stop) // from now on a signal does what it does by default
@@ -335,27 +335,27 @@ func Main(tool string, args []string, in io.Reader, out, errw io.Writer, root fu
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 			err = interrupted(err)
 		}
-		s.JSON = s.JSON || wantsJSON(args)
-		return s.report(err)
+		ui.JSON = ui.JSON || wantsJSON(args)
+		return ui.report(err)
 	}
 	if results.err != nil {
-		return s.report(diag.New(diag.ClassIO, "write results: %w", results.err))
+		return ui.report(diag.New(diag.ClassIO, "write results: %w", results.err))
 	}
 	return 0
 }
 
 // Prepare builds the root command of a program for a command line, with the flags and manners that all
 // commands have.
-func Prepare(s *Streams, root func(*Streams) *cobra.Command, args ...string) *cobra.Command {
-	cmd := root(s)
+func Prepare(ui *Streams, root func(*Streams) *cobra.Command, args ...string) *cobra.Command {
+	cmd := root(ui)
 	cmd.SetArgs(append([]string{}, args...)) // never those of the process
-	cmd.SetIn(s.In)
-	cmd.SetOut(s.Out)
-	cmd.SetErr(s.Err)
+	cmd.SetIn(ui.In)
+	cmd.SetOut(ui.Out)
+	cmd.SetErr(ui.Err)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.Version = Version
 	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	cmd.PersistentFlags().BoolVar(&s.JSON, "json", s.JSON, "print the result, or the error, as one JSON document")
+	cmd.PersistentFlags().BoolVar(&ui.JSON, "json", ui.JSON, "print the result, or the error, as one JSON document")
 	manners(cmd, args)
 	return cmd
 }
@@ -372,14 +372,14 @@ func signalContext() (context.Context, context.CancelFunc) {
 // interrupted says what a signal ended, where the command can tell, and how to go on.
 func interrupted(err error) error {
 	what := strings.TrimSuffix(strings.TrimSuffix(err.Error(), context.Canceled.Error()), ": ")
-	d := diag.New(diag.ClassInterrupted, "interrupted")
+	finding := diag.New(diag.ClassInterrupted, "interrupted")
 	if what != "" {
-		d = diag.New(diag.ClassInterrupted, "interrupted: %s", what)
+		finding = diag.New(diag.ClassInterrupted, "interrupted: %s", what)
 	}
 	if hints := diag.HintsOf(err); len(hints) > 0 {
-		return d.WithHint("%s", hints[0])
+		return finding.WithHint("%s", hints[0])
 	}
-	return d
+	return finding
 }
 
 // wantsJSON finds --json on a command line that was not understood up to it.
@@ -411,15 +411,15 @@ func (w *stickyWriter) Write(p []byte) (int, error) {
 }
 
 // Required refuses a command line that lacks one of the named flags or leaves it empty.
-func Required(c *cobra.Command, names ...string) error {
+func Required(cmd *cobra.Command, names ...string) error {
 	var missing []string
 	for _, n := range names {
-		if f := c.Flags().Lookup(n); f == nil || !f.Changed || f.Value.String() == "" {
+		if flag := cmd.Flags().Lookup(n); flag == nil || !flag.Changed || flag.Value.String() == "" {
 			missing = append(missing, "--"+n)
 		}
 	}
 	if len(missing) > 0 {
-		return diag.New(diag.ClassUsage, "%s: missing %s", c.CommandPath(), strings.Join(missing, ", ")).WithHint("usage: %s", c.UseLine())
+		return diag.New(diag.ClassUsage, "%s: missing %s", cmd.CommandPath(), strings.Join(missing, ", ")).WithHint("usage: %s", cmd.UseLine())
 	}
 	return nil
 }

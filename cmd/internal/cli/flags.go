@@ -10,11 +10,11 @@ import (
 
 // ParseSize reads the value of a flag.
 func ParseSize(flag, text string) (int64, error) {
-	n, err := unit.ParseBytes(text)
-	if err != nil || n < 0 {
+	bytes, err := unit.ParseBytes(text)
+	if err != nil || bytes < 0 {
 		return 0, diag.New(diag.ClassUsage, "--%s %q: want a size such as 8GiB", flag, text)
 	}
-	return int64(n), nil
+	return int64(bytes), nil
 }
 
 // ParseTime reads the value of a flag; "" is none.

@@ -43,19 +43,19 @@ func (s *Streams) Line(asked bool) *Line {
 	if !s.Terminal() && !asked {
 		return nil
 	}
-	l := &Line{s: s, w: s.Err, terminal: s.Terminal(), width: s.width, now: time.Now}
-	l.began = l.now()
-	if l.next = l.began; !l.terminal {
-		l.next = l.began.Add(lineEvery)
+	line := &Line{s: s, w: s.Err, terminal: s.Terminal(), width: s.width, now: time.Now}
+	line.began = line.now()
+	if line.next = line.began; !line.terminal {
+		line.next = line.began.Add(lineEvery)
 	}
-	s.line = l
-	return l
+	s.line = line
+	return line
 }
 
 // width is the number of columns of standard error.
 func (s *Streams) width() int {
-	if f, ok := s.Err.(*os.File); ok {
-		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
+	if file, ok := s.Err.(*os.File); ok {
+		if columns, _, err := term.GetSize(int(file.Fd())); err == nil && columns > 0 {
 			return columns
 		}
 	}

@@ -20,7 +20,7 @@ import (
 func manners(root *cobra.Command, args []string) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if found, rest, ferr := root.Find(args); ferr == nil && found.HasSubCommands() {
 			known := func(word string) bool {
 				return slices.ContainsFunc(found.Commands(), func(c *cobra.Command) bool { return c.Name() == word })
@@ -30,34 +30,34 @@ func manners(root *cobra.Command, args []string) {
 				return unknownCommand(found, rest[i])
 			}
 		}
-		return flagError(c, err)
+		return flagError(cmd, err)
 	})
-	each(root, func(c *cobra.Command) {
-		c.DisableFlagsInUseLine = true
-		if !strings.Contains(c.Long, ExitCodes) {
-			if c.Long == "" {
-				c.Long = c.Short
+	each(root, func(cmd *cobra.Command) {
+		cmd.DisableFlagsInUseLine = true
+		if !strings.Contains(cmd.Long, ExitCodes) {
+			if cmd.Long == "" {
+				cmd.Long = cmd.Short
 			}
-			c.Long += "\n\n" + ExitCodes
+			cmd.Long += "\n\n" + ExitCodes
 		}
-		check, group := c.Args, c.HasSubCommands()
-		if group && c.Run == nil && c.RunE == nil {
-			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		check, group := cmd.Args, cmd.HasSubCommands()
+		if group && cmd.Run == nil && cmd.RunE == nil {
+			cmd.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 		}
-		c.Args = func(c *cobra.Command, rest []string) error {
+		cmd.Args = func(cmd *cobra.Command, rest []string) error {
 			if group && len(rest) > 0 {
-				return unknownCommand(c, rest[0])
+				return unknownCommand(cmd, rest[0])
 			}
-			if err := errors.Join(swallowed(c), clobbers(c, rest)); err != nil {
+			if err := errors.Join(swallowed(cmd), clobbers(cmd, rest)); err != nil {
 				return err
 			}
 			if check == nil {
 				return nil
 			}
-			return argsError(c, rest, check(c, rest))
+			return argsError(cmd, rest, check(cmd, rest))
 		}
-		if c.Name() == "help" && c.Parent() == root {
-			c.Args = func(_ *cobra.Command, words []string) error {
+		if cmd.Name() == "help" && cmd.Parent() == root {
+			cmd.Args = func(_ *cobra.Command, words []string) error {
 				if found, rest, err := root.Find(words); err == nil && len(rest) > 0 {
 					return unknownCommand(found, rest[0])
 				}
@@ -74,28 +74,28 @@ func each(c *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
-func unknownCommand(c *cobra.Command, word string) error {
+func unknownCommand(cmd *cobra.Command, word string) error {
 	var names []string
-	for _, sub := range c.Commands() {
+	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() {
 			names = append(names, sub.Name())
 		}
 	}
 	where := ""
-	if c.HasParent() {
-		where = c.CommandPath() + ": "
+	if cmd.HasParent() {
+		where = cmd.CommandPath() + ": "
 	}
 	return diag.New(diag.ClassUsage, "%sunknown command %q", where, word).WithHint("%s", diag.DidYouMean(word, names))
 }
 
 // argsError rephrases what cobra's checks of positional arguments say.
-func argsError(c *cobra.Command, args []string, err error) error {
-	var d *diag.Diagnostic
-	if err == nil || errors.As(err, &d) {
+func argsError(cmd *cobra.Command, args []string, err error) error {
+	var finding *diag.Diagnostic
+	if err == nil || errors.As(err, &finding) {
 		return err
 	}
-	if long := oneDash(c); long != "" {
-		return diag.New(diag.ClassUsage, "%s: unexpected argument %q", c.CommandPath(), args[0]).WithHint("long flags begin with two dashes: --%s", long)
+	if long := oneDash(cmd); long != "" {
+		return diag.New(diag.ClassUsage, "%s: unexpected argument %q", cmd.CommandPath(), args[0]).WithHint("long flags begin with two dashes: --%s", long)
 	}
 	var low, high, got int
 	text := err.Error()
@@ -107,7 +107,7 @@ func argsError(c *cobra.Command, args []string, err error) error {
 	case scan(text, "accepts between %d and %d arg(s), received %d", &low, &high, &got):
 		err = fmt.Errorf("got %d arguments, want %d to %d", got, low, high)
 	}
-	return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("usage: %s", c.UseLine())
+	return diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err).WithHint("usage: %s", cmd.UseLine())
 }
 
 func scan(text, format string, to ...any) bool {
@@ -127,14 +127,14 @@ func oneDash(c *cobra.Command) (long string) {
 }
 
 // swallowed refuses a flag whose value is another flag: --soc --model DIR.
-func swallowed(c *cobra.Command) (err error) {
-	c.Flags().VisitAll(func(f *pflag.Flag) {
+func swallowed(cmd *cobra.Command) (err error) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Changed || f.Value.Type() != "string" {
 			return
 		}
-		if name, ok := strings.CutPrefix(f.Value.String(), "--"); ok && c.Flags().Lookup(name) != nil {
-			err = diag.New(diag.ClassUsage, "%s: --%s has no value, --%s follows it", c.CommandPath(), f.Name, name).
-				WithHint("usage: %s", c.UseLine())
+		if name, ok := strings.CutPrefix(f.Value.String(), "--"); ok && cmd.Flags().Lookup(name) != nil {
+			err = diag.New(diag.ClassUsage, "%s: --%s has no value, --%s follows it", cmd.CommandPath(), f.Name, name).
+				WithHint("usage: %s", cmd.UseLine())
 		}
 	})
 	return err
@@ -148,22 +148,22 @@ var modelFiles = []string{".safetensors", ".json", ".gguf"}
 
 // clobbers refuses an output that would replace an input of the same command line: a file that is named
 // twice, or one of a model's in a directory that is read.
-func clobbers(c *cobra.Command, args []string) error {
+func clobbers(cmd *cobra.Command, args []string) error {
 	inputs := map[string]string{} // what it is called -> path
 	for i, a := range args {
 		inputs[fmt.Sprintf("argument %d", i+1)] = a
 	}
-	c.Flags().VisitAll(func(f *pflag.Flag) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed && f.Value.Type() == "string" && !slices.Contains(outputs, f.Name) {
 			inputs["--"+f.Name] = f.Value.String()
 		}
 	})
 	for _, name := range outputs {
-		f := c.Flags().Lookup(name)
-		if f == nil || !f.Changed {
+		flag := cmd.Flags().Lookup(name)
+		if flag == nil || !flag.Changed {
 			continue
 		}
-		path := f.Value.String()
+		path := flag.Value.String()
 		out, err := os.Stat(path)
 		if err != nil || !out.Mode().IsRegular() {
 			continue
@@ -178,7 +178,7 @@ func clobbers(c *cobra.Command, args []string) error {
 				same = same || os.SameFile(in, parent)
 			}
 			if same {
-				return diag.New(diag.ClassUsage, "%s: --%s %q would replace what %s reads", c.CommandPath(), name, path, what).
+				return diag.New(diag.ClassUsage, "%s: --%s %q would replace what %s reads", cmd.CommandPath(), name, path, what).
 					WithHint("write to another file")
 			}
 		}
@@ -187,18 +187,18 @@ func clobbers(c *cobra.Command, args []string) error {
 }
 
 // flagError is what a command line with a wrong flag gets.
-func flagError(c *cobra.Command, err error) error {
+func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var value *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown):
-		return unknownFlag(c, err, unknown)
+		return unknownFlag(cmd, err, unknown)
 	case errors.As(err, &value):
-		f := value.GetFlag()
-		d := diag.New(diag.ClassUsage, "%s: --%s %q: want %s", c.CommandPath(), f.Name, value.GetValue(), wanted(f.Value.Type()))
-		return d.WithHint("--%s: %s", f.Name, f.Usage)
+		flag := value.GetFlag()
+		finding := diag.New(diag.ClassUsage, "%s: --%s %q: want %s", cmd.CommandPath(), flag.Name, value.GetValue(), wanted(flag.Value.Type()))
+		return finding.WithHint("--%s: %s", flag.Name, flag.Usage)
 	}
-	return diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err).WithHint("%s --help lists the flags", c.CommandPath())
+	return diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err).WithHint("%s --help lists the flags", cmd.CommandPath())
 }
 
 // wanted describes the values of a flag of a type of pflag.
@@ -218,45 +218,45 @@ func wanted(kind string) string {
 	return kind
 }
 
-func unknownFlag(c *cobra.Command, err error, unknown *pflag.NotExistError) error {
-	d := diag.New(diag.ClassUsage, "%s: %w", c.CommandPath(), err)
+func unknownFlag(cmd *cobra.Command, err error, unknown *pflag.NotExistError) error {
+	finding := diag.New(diag.ClassUsage, "%s: %w", cmd.CommandPath(), err)
 	name := unknown.GetSpecifiedName()
 	if letters := unknown.GetSpecifiedShortnames(); letters != "" {
 		name = letters
 	}
-	names := flagNames(c)
+	names := flagNames(cmd)
 	if slices.Contains(names, name) {
-		return d.WithHint("long flags begin with two dashes: --%s", name)
+		return finding.WithHint("long flags begin with two dashes: --%s", name)
 	}
 	dashed := make([]string, len(names))
 	for i := range names {
 		dashed[i] = "--" + names[i]
 	}
 	if near := diag.Nearest("--"+name, dashed); near != "" {
-		return d.WithHint("did you mean %s?", near)
+		return finding.WithHint("did you mean %s?", near)
 	}
 	var others []string
-	each(c.Root(), func(o *cobra.Command) {
-		if o != c && o.IsAvailableCommand() && slices.Contains(flagNames(o), name) {
+	each(cmd.Root(), func(o *cobra.Command) {
+		if o != cmd && o.IsAvailableCommand() && slices.Contains(flagNames(o), name) {
 			others = append(others, o.CommandPath())
 		}
 	})
 	const most = 4
 	if n := len(others); n > 0 && n <= most {
-		return d.WithHint("--%s is a flag of %s", name, strings.Join(others, ", "))
+		return finding.WithHint("--%s is a flag of %s", name, strings.Join(others, ", "))
 	}
-	return d.WithHint("%s", diag.DidYouMean("--"+name, dashed))
+	return finding.WithHint("%s", diag.DidYouMean("--"+name, dashed))
 }
 
 // flagNames are the long names of the flags a command has of its own, and those of all commands.
-func flagNames(c *cobra.Command) []string {
+func flagNames(cmd *cobra.Command) []string {
 	var out []string
-	c.Flags().VisitAll(func(f *pflag.Flag) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
 			out = append(out, f.Name)
 		}
 	})
-	c.InheritedFlags().VisitAll(func(f *pflag.Flag) { out = append(out, f.Name) })
+	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) { out = append(out, f.Name) })
 	slices.Sort(out)
 	return slices.Compact(out) // once parsed, a flag of all commands is among its own
 }

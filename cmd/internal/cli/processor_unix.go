@@ -9,9 +9,9 @@ import (
 
 // ProcessorTime is what this process has used of all processors together; 0 where the system does not say.
 func ProcessorTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+	var rusage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &rusage); err != nil {
 		return 0
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return time.Duration(rusage.Utime.Nano() + rusage.Stime.Nano())
 }

@@ -46,8 +46,8 @@ func catalogPair(names [2]string) (*socs.SoC, *models.Model, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := models.Open(names[1])
-	return soc, m, err
+	model, err := models.Open(names[1])
+	return soc, model, err
 }
 
 // simulatedCosts fits costs from a profile of a catalog SoC.
@@ -128,16 +128,16 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 		{"powers of two, 16 to 512", workload.Rows{16, 32, 64, 128, 256, 512}},
 		{"16, 32, 64, 128, 256", workload.Rows{16, 32, 64, 128, 256}},
 	}
-	var b strings.Builder
+	var text strings.Builder
 	var rows []comparedBucket
-	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
+	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
 		"A row's buckets are solved as a plan of their own; prefill is the expected time of a prompt, and bytes and graphs are those of the processors with static shapes.\n")
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-1b"}, {"redmi-k70-pro", "qwen1.5-1.8b"}} {
-		soc, m, err := catalogPair(pair)
+		soc, model, err := catalogPair(pair)
 		if err != nil {
 			return "", nil, err
 		}
-		defer m.Close()
+		defer model.Close()
 		workload := func(p workload.Prompts, buckets workload.Rows) *workload.Workload {
 			return &workload.Workload{Schema: workload.Schema, Prompts: p, Buckets: buckets, Weights: workload.Weights{Prefill: 1},
 				Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}}
@@ -145,7 +145,7 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 		want := profiler.Want{Schemes: []op.Scheme{op.A8TQ8C}}
 		for _, l := range lengths {
 			for _, r := range rules {
-				needs, err := workload(l.prompts, r.buckets).Needs(m.MaxContext)
+				needs, err := workload(l.prompts, r.buckets).Needs(model.MaxContext)
 				if err != nil {
 					return "", nil, err
 				}
@@ -154,45 +154,45 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 		}
 		slices.Sort(want.Buckets)
 		want.Buckets = slices.Compact(want.Buckets)
-		costs, err := simulatedCosts(ctx, soc, m, want)
+		costs, err := simulatedCosts(ctx, soc, model, want)
 		if err != nil {
 			return "", nil, err
 		}
-		fmt.Fprintf(&b, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", m.Name, soc.Name)
+		fmt.Fprintf(&text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", model.Name, soc.Name)
 		for _, l := range lengths {
 			base := 0.0
 			for _, r := range rules {
-				result, err := solver.Solve(ctx, solver.Input{Model: m, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}, AllBuckets: r.buckets.Max() == 0})
+				result, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}, AllBuckets: r.buckets.Max() == 0})
 				if err != nil {
 					return "", nil, err
 				}
-				x := comparedBucket{SoC: soc.Name, Model: m.Name, Lengths: l.name, Rule: r.name, PrefillNS: result.ExpectedNS}
+				bucket := comparedBucket{SoC: soc.Name, Model: model.Name, Lengths: l.name, Rule: r.name, PrefillNS: result.ExpectedNS}
 				for i := range result.Plan.Program.Programs {
 					if n := result.Plan.Program.Programs[i].Rows; !result.Plan.Decodes(n) {
-						x.Buckets = append(x.Buckets, n)
+						bucket.Buckets = append(bucket.Buckets, n)
 					}
 				}
-				slices.Sort(x.Buckets)
+				slices.Sort(bucket.Buckets)
 				for i := range soc.Processors {
 					if sp := &soc.Processors[i]; sp.StaticShapes {
 						held := check.Load(result.Plan, sp)
-						x.Bytes, x.Graphs = x.Bytes+held.Bytes, x.Graphs+held.Graphs
+						bucket.Bytes, bucket.Graphs = bucket.Bytes+held.Bytes, bucket.Graphs+held.Graphs
 					}
 				}
-				for _, r := range result.Plan.Solver {
-					if r.Problem == "buckets" {
-						x.Status = r.Status
+				for _, solve := range result.Plan.Solver {
+					if solve.Problem == "buckets" {
+						bucket.Status = solve.Status
 					}
 				}
 				if base == 0 {
-					base = x.PrefillNS
+					base = bucket.PrefillNS
 				}
-				x.Ratio = x.PrefillNS / base
-				rows = append(rows, x)
-				list := strings.ReplaceAll(strings.Trim(fmt.Sprint(x.Buckets), "[]"), " ", ", ")
-				fmt.Fprintf(&b, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", l.name, r.name, list, x.PrefillNS/1e6, x.Ratio, x.Graphs, float64(x.Bytes)/(1<<20), x.Status)
+				bucket.Ratio = bucket.PrefillNS / base
+				rows = append(rows, bucket)
+				list := strings.ReplaceAll(strings.Trim(fmt.Sprint(bucket.Buckets), "[]"), " ", ", ")
+				fmt.Fprintf(&text, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", l.name, r.name, list, bucket.PrefillNS/1e6, bucket.Ratio, bucket.Graphs, float64(bucket.Bytes)/(1<<20), bucket.Status)
 			}
 		}
 	}
-	return b.String(), rows, nil
+	return text.String(), rows, nil
 }

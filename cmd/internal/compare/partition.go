@@ -29,16 +29,16 @@ type comparedPartition struct {
 // at each (layer-level placement, HeteroInfer sec. 4.1), and with matrices in fixed parts.
 func comparedPartitions(ctx context.Context) (string, any, error) {
 	const bucket = 256
-	var b strings.Builder
+	var text strings.Builder
 	var rows []comparedPartition
-	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
+	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC, times are what solve predicts with them, no device was measured.\n"+
 		"Prefill is a prompt of %d tokens, decode one token.\n", bucket)
 	for _, pair := range [][2]string{{"snapdragon-8gen3", "llama-3.2-3b"}, {"snapdragon-8-elite", "qwen1.5-1.8b"}, {"core-ultra-5-125h", "llama-3.2-3b"}} {
-		soc, m, err := catalogPair(pair)
+		soc, model, err := catalogPair(pair)
 		if err != nil {
 			return "", nil, err
 		}
-		defer m.Close()
+		defer model.Close()
 		scheme := op.A32W32
 		for _, x := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
 			ok := true
@@ -52,21 +52,21 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 		}
 		w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{bucket}, Prompts: workload.Prompts{{Tokens: bucket, Share: 1}},
 			Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
-		needs, err := w.Needs(m.MaxContext)
+		needs, err := w.Needs(model.MaxContext)
 		if err != nil {
 			return "", nil, err
 		}
-		costs, err := simulatedCosts(ctx, soc, m, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
+		costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
 		if err != nil {
 			return "", nil, err
 		}
-		fmt.Fprintf(&b, "\n%s on %s, %s:\n\n| partition by | prefill ms | / solve's | decode ms | / solve's |\n| --- | ---: | ---: | ---: | ---: |\n", m.Name, soc.Name, scheme)
-		in := solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}}
+		fmt.Fprintf(&text, "\n%s on %s, %s:\n\n| partition by | prefill ms | / solve's | decode ms | / solve's |\n| --- | ---: | ---: | ---: | ---: |\n", model.Name, soc.Name, scheme)
+		in := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}}
 		var base *comparedPartition
 		add := func(rule string, prefill, decode int64) {
-			x := comparedPartition{SoC: soc.Name, Model: m.Name, Rule: rule, PrefillNS: prefill, DecodeNS: decode}
+			partition := comparedPartition{SoC: soc.Name, Model: model.Name, Rule: rule, PrefillNS: prefill, DecodeNS: decode}
 			if base == nil {
-				base = &x
+				base = &partition
 			}
 			ms := func(ns, of int64, out *float64) string {
 				if ns == 0 {
@@ -75,8 +75,8 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 				*out = float64(ns) / float64(of)
 				return fmt.Sprintf("%.1f | %.2f", float64(ns)/1e6, *out)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", rule, ms(prefill, base.PrefillNS, &x.Prefill), ms(decode, base.DecodeNS, &x.Decode))
-			rows = append(rows, x)
+			fmt.Fprintf(&text, "| %s | %s | %s |\n", rule, ms(prefill, base.PrefillNS, &partition.Prefill), ms(decode, base.DecodeNS, &partition.Decode))
+			rows = append(rows, partition)
 		}
 		times := func(p *planir.Plan) (prefill, decode *planir.Prediction) {
 			for i := range p.Predictions {
@@ -97,9 +97,9 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 		for i := range soc.Processors {
 			name := soc.Processors[i].Name
 			of := func(p *planir.Prediction) int64 {
-				for _, x := range p.Singles {
-					if x.Proc == name {
-						return x.NS
+				for _, single := range p.Singles {
+					if single.Proc == name {
+						return single.NS
 					}
 				}
 				return 0
@@ -115,15 +115,15 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 		for _, of := range []float64{0.25, 0.5, 0.75} {
 			list = append(list, policy{fmt.Sprintf("npu %.0f %%, gpu %.0f %% of every matrix", 100*of, 100*(1-of)), nil, map[string]float64{"npu": of, "gpu": 1 - of}})
 		}
-		for _, x := range list {
-			in.Strategies, in.Ratio = x.strategies, x.ratio
-			r, err := solver.Solve(ctx, in)
+		for _, policy := range list {
+			in.Strategies, in.Ratio = policy.strategies, policy.ratio
+			result, err := solver.Solve(ctx, in)
 			if err != nil {
 				return "", nil, err
 			}
-			prefill, decode := times(r.Plan)
-			add(x.name, prefill.PlanNS, decode.PlanNS)
+			prefill, decode := times(result.Plan)
+			add(policy.name, prefill.PlanNS, decode.PlanNS)
 		}
 	}
-	return b.String(), rows, nil
+	return text.String(), rows, nil
 }

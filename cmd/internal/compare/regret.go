@@ -88,83 +88,83 @@ func alternatives() []alternative {
 // timesOnly is a catalog SoC whose processors compute nothing: only their times are of interest. Without noise every sample of an operator, and
 // every execution, takes the same time.
 func timesOnly(name string, noise bool) (*socs.SoC, error) {
-	s, err := socs.Open(name)
+	soc, err := socs.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	for i := range s.Processors {
-		p := &s.Processors[i]
-		if p.Sim == nil {
+	for i := range soc.Processors {
+		proc := &soc.Processors[i]
+		if proc.Sim == nil {
 			continue
 		}
-		p.Options = map[string]string{"compute": "false"}
+		proc.Options = map[string]string{"compute": "false"}
 		if !noise {
-			p.Sim.NoiseCV = 0
+			proc.Sim.NoiseCV = 0
 		}
 	}
-	return s, nil
+	return soc, nil
 }
 
 // schemeFor is the first of the schemes that all processors execute.
 func schemeFor(s *socs.SoC, list ...op.Scheme) op.Scheme {
-	for _, x := range list {
-		if !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, x) }) {
-			return x
+	for _, scheme := range list {
+		if !slices.ContainsFunc(s.Processors, func(p socs.Processor) bool { return len(p.Schemes) > 0 && !slices.Contains(p.Schemes, scheme) }) {
+			return scheme
 		}
 	}
 	return op.A32W32
 }
 
 // regretOf solves one case in all ways and executes them. Ways that are impossible are left out.
-func regretOf(ctx context.Context, s *socs.SoC, m *models.Model, rows int, ways []alternative) (*regretCase, error) {
-	scheme := schemeFor(s, op.A8TQ4B32, op.A8TQ8C)
-	x := &regretCase{SoC: s.Name, Model: m.Name, Scheme: scheme, Rows: rows}
+func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int, ways []alternative) (*regretCase, error) {
+	scheme := schemeFor(soc, op.A8TQ4B32, op.A8TQ8C)
+	found := &regretCase{SoC: soc.Name, Model: model.Name, Scheme: scheme, Rows: rows}
 	const answer = 64
 	w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
 		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
-	needs, err := w.Needs(m.MaxContext)
+	needs, err := w.Needs(model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
-	costs, err := simulatedCosts(ctx, s, m, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
+	costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: []op.Scheme{scheme}, Buckets: needs.Buckets, MaxContext: needs.Context})
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range ways {
-		one, err := executed(ctx, s, m, costs, w, a)
-		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput && a.name != "solve" {
+	for _, alternative := range ways {
+		one, err := executed(ctx, soc, model, costs, w, alternative)
+		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput && alternative.name != "solve" {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s on %s, %s: %w", m.Name, s.Name, a.name, err)
+			return nil, fmt.Errorf("%s on %s, %s: %w", model.Name, soc.Name, alternative.name, err)
 		}
-		x.Ways = append(x.Ways, *one)
+		found.Ways = append(found.Ways, *one)
 	}
-	return x, nil
+	return found, nil
 }
 
 // executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is predicted.
-func executed(ctx context.Context, s *socs.SoC, m *models.Model, costs *roofline.Costs, w *workload.Workload, a alternative) (*forced, error) {
-	solved, err := solver.Solve(ctx, solver.Input{Model: m, SoC: s, Costs: costs, Workload: w, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
+func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, w *workload.Workload, a alternative) (*forced, error) {
+	solved, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
 	if err != nil {
 		return nil, err
 	}
-	p := solved.Plan
+	plan := solved.Plan
 	x := &forced{Name: a.name}
-	for _, pred := range p.Predictions {
-		t := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
+	for _, pred := range plan.Predictions {
+		plan := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
 		if strings.HasPrefix(pred.Program, "prefill") {
-			x.Prefill = t
+			x.Prefill = plan
 		} else {
-			x.Decode = t
+			x.Decode = plan
 		}
 	}
-	src, err := newEmpty(ctx, p, m, s)
+	src, err := newEmpty(ctx, plan, model, soc)
 	if err != nil {
 		return nil, err
 	}
 	defer src.Close()
-	machine, err := executor.Open(ctx, p, src, executor.Options{Drivers: []driver.Driver{sim.New(s)}})
+	machine, err := executor.Open(ctx, plan, src, executor.Options{Drivers: []driver.Driver{sim.New(soc)}})
 	if err != nil {
 		return nil, err
 	}
@@ -195,22 +195,22 @@ type empty struct {
 }
 
 func newEmpty(ctx context.Context, p *planir.Plan, m *models.Model, s *socs.SoC) (*empty, error) {
-	c, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
+	content, err := emit.NewContent(ctx, p, m, []driver.Compiler{sim.NewCompiler(s)})
 	if err != nil {
 		return nil, err
 	}
 	largest := int64(1)
-	for _, b := range p.Program.WeightBlobs() {
-		for _, at := range b.Packs {
+	for _, blob := range p.Program.WeightBlobs() {
+		for _, at := range blob.Packs {
 			largest = max(largest, at.Pack.Bytes)
 		}
 	}
 	region, err := mem.Alloc(int(largest), 64)
 	if err != nil {
-		c.Close()
+		content.Close()
 		return nil, diag.New(diag.ClassRun, "bench plans: %w", err)
 	}
-	return &empty{c, region}, nil
+	return &empty{content, region}, nil
 }
 
 // Range is as many zeros, which are never touched.
@@ -244,29 +244,29 @@ type regretRow struct {
 
 // sumUp is the row of a phase; of says which times it is about.
 func sumUp(name, phase string, cases []*regretCase, of func(*forced) *timedPlan) regretRow {
-	r := regretRow{SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1), OthersLow: math.Inf(1), OthersHigh: math.Inf(-1)}
+	row := regretRow{SoC: name, Phase: phase, Cases: len(cases), PlanLow: math.Inf(1), PlanHigh: math.Inf(-1), OthersLow: math.Inf(1), OthersHigh: math.Inf(-1)}
 	var plan []float64
-	for _, c := range cases {
-		best, own := int64(math.MaxInt64), of(&c.Ways[0])
-		for i := range c.Ways {
-			t := of(&c.Ways[i])
-			best = min(best, t.ExecutedNS)
-			r.OthersLow, r.OthersHigh = min(r.OthersLow, t.off()), max(r.OthersHigh, t.off())
-			if t.LowNS <= t.ExecutedNS && t.ExecutedNS <= t.HighNS {
-				r.InsideTimes++
+	for _, found := range cases {
+		best, own := int64(math.MaxInt64), of(&found.Ways[0])
+		for i := range found.Ways {
+			plan := of(&found.Ways[i])
+			best = min(best, plan.ExecutedNS)
+			row.OthersLow, row.OthersHigh = min(row.OthersLow, plan.off()), max(row.OthersHigh, plan.off())
+			if plan.LowNS <= plan.ExecutedNS && plan.ExecutedNS <= plan.HighNS {
+				row.InsideTimes++
 			}
 		}
-		r.Executed += len(c.Ways)
+		row.Executed += len(found.Ways)
 		regret := float64(own.ExecutedNS)/float64(best) - 1
 		if own.ExecutedNS == best {
-			r.Fastest++
+			row.Fastest++
 		}
-		r.RegretMean += regret / float64(len(cases))
-		r.RegretMax = max(r.RegretMax, regret)
+		row.RegretMean += regret / float64(len(cases))
+		row.RegretMax = max(row.RegretMax, regret)
 		plan = append(plan, own.off())
 	}
-	r.PlanMedian, r.PlanLow, r.PlanHigh = stat.Median(plan), slices.Min(plan), slices.Max(plan)
-	return r
+	row.PlanMedian, row.PlanLow, row.PlanHigh = stat.Median(plan), slices.Min(plan), slices.Max(plan)
+	return row
 }
 
 // regretModels are the models of the comparison: dense ones, one with attention and feed-forward side by side, one of experts.
@@ -275,11 +275,11 @@ var regretModels = []string{"qwen2-0.5b", "llama-3.2-1b", "phi-2", "olmoe-1b-7b"
 // comparedRegret executes what solve decides and what it could have been forced to.
 func comparedRegret(ctx context.Context) (string, any, error) {
 	const rows = 128
-	var b strings.Builder
-	fmt.Fprintf(&b, "Simulated: costs are fitted from a profile of the catalog SoC without its noise, and all plans are executed on its virtual clock; no device was measured.\n"+
+	var text strings.Builder
+	fmt.Fprintf(&text, "Simulated: costs are fitted from a profile of the catalog SoC without its noise, and all plans are executed on its virtual clock; no device was measured.\n"+
 		"A case is one of %s with a prompt of %d tokens, solved as solve decides and in %d forced ways as far as they are possible: sets of strategies, --only, --ratio.\n"+
 		"Regret is the time of the plan over that of the fastest of all of them.\n\n", strings.Join(regretModels, ", "), rows, len(alternatives())-1)
-	fmt.Fprintf(&b, "| SoC | phase | cases | executed | plan fastest | regret mean %% | max %% | plan: executed over predicted, median %% | range %% | all: range %% | inside interval |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
+	fmt.Fprintf(&text, "| SoC | phase | cases | executed | plan fastest | regret mean %% | max %% | plan: executed over predicted, median %% | range %% | all: range %% | inside interval |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
 	var out []regretRow
 	var all []*regretCase
 	for _, soc := range socs.Catalog() {
@@ -289,26 +289,26 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 		}
 		var cases []*regretCase
 		for _, name := range regretModels {
-			m, err := models.Open(name)
+			model, err := models.Open(name)
 			if err != nil {
 				return "", nil, err
 			}
-			c, err := regretOf(ctx, s, m, rows, alternatives())
-			m.Close()
+			found, err := regretOf(ctx, s, model, rows, alternatives())
+			model.Close()
 			if err != nil {
 				return "", nil, err
 			}
-			cases = append(cases, c)
+			cases = append(cases, found)
 		}
 		all = append(all, cases...)
-		for _, r := range []regretRow{
+		for _, row := range []regretRow{
 			sumUp(soc, "prefill", cases, func(f *forced) *timedPlan { return &f.Prefill }),
 			sumUp(soc, "decode", cases, func(f *forced) *timedPlan { return &f.Decode }),
 		} {
-			out = append(out, r)
-			fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %.2f | %.2f | %+.2f | %+.2f..%+.2f | %+.2f..%+.2f | %d |\n", r.SoC, r.Phase, r.Cases, r.Executed, r.Fastest,
-				100*r.RegretMean, 100*r.RegretMax, 100*r.PlanMedian, 100*r.PlanLow, 100*r.PlanHigh, 100*r.OthersLow, 100*r.OthersHigh, r.InsideTimes)
+			out = append(out, row)
+			fmt.Fprintf(&text, "| %s | %s | %d | %d | %d | %.2f | %.2f | %+.2f | %+.2f..%+.2f | %+.2f..%+.2f | %d |\n", row.SoC, row.Phase, row.Cases, row.Executed, row.Fastest,
+				100*row.RegretMean, 100*row.RegretMax, 100*row.PlanMedian, 100*row.PlanLow, 100*row.PlanHigh, 100*row.OthersLow, 100*row.OthersHigh, row.InsideTimes)
 		}
 	}
-	return b.String(), map[string]any{"socs": out, "cases": all}, nil
+	return text.String(), map[string]any{"socs": out, "cases": all}, nil
 }

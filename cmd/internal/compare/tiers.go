@@ -51,42 +51,42 @@ func comparedTiers(ctx context.Context) (string, any, error) {
 		if err != nil {
 			return "", nil, err
 		}
-		m, err := models.Open(x.model)
+		model, err := models.Open(x.model)
 		if err != nil {
 			return "", nil, err
 		}
-		defer m.Close()
+		defer model.Close()
 		// The SoC's own arithmetic: FP16 on the ANE, 4-bit weights on the phone.
 		scheme := op.A32W32
 		if x.soc == "snapdragon-8gen3" {
 			scheme = op.A8TQ4B32
 		}
-		costs, err := simulatedCosts(ctx, soc, m, profiler.Want{Schemes: []op.Scheme{scheme}})
+		costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: []op.Scheme{scheme}})
 		if err != nil {
 			return "", nil, err
 		}
 		for _, generator := range []string{"traced", "uniform", "zipf:0.6", "zipf:1", "zipf:1.4", "hot:2:0.5"} {
 			var loads *workload.Loads
 			if generator == "traced" {
-				if m.Experts != 16 {
+				if model.Experts != 16 {
 					continue
 				}
-				loads, err = workload.TracedExample().As(m)
+				loads, err = workload.TracedExample().As(model)
 			} else {
-				loads, err = workload.Synthetic(m, generator, precision.LoadTokens, 128, 1)
+				loads, err = workload.Synthetic(model, generator, precision.LoadTokens, 128, 1)
 			}
 			if err != nil {
 				return "", nil, err
 			}
-			list, err := compareTiers(ctx, soc, solver.Input{Model: m, SoC: soc, Costs: costs, Loads: loads}, scheme)
+			list, err := compareTiers(ctx, soc, solver.Input{Model: model, SoC: soc, Costs: costs, Loads: loads}, scheme)
 			if err != nil {
 				return "", nil, err
 			}
 			rows = append(rows, list...)
 		}
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, `Simulated: expected time of all experts of a chunk of %d tokens. Rows beyond a capacity go to the CPU in every row of the table; every
+	var text strings.Builder
+	fmt.Fprintf(&text, `Simulated: expected time of all experts of a chunk of %d tokens. Rows beyond a capacity go to the CPU in every row of the table; every
 rule groups experts as solve does. *ladder*: every expert on the NPU in the smallest of %v at or above its expected load (NPUMoE sec. 4.1).
 *best uniform*: the one capacity for all experts, of all that solve may choose from, that is fastest. Traced loads
 are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its imbalance is the mean over layers of the busiest expert's load over the mean.
@@ -94,22 +94,22 @@ are those of tiny-moe-kjv (16 experts, 2 a token), its four layers repeated; its
 | SoC | model | loads | imbalance | rule | tiers | simulated ms | ratio | experts on the NPU | launches | overflow %% | padding %% |
 | --- | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 `, tierChunk, paperLadder)
-	for _, r := range rows {
+	for _, tier := range rows {
 		tiers := "-"
-		if len(r.Tiers) > 0 {
-			tiers = strings.Trim(fmt.Sprint(r.Tiers), "[]")
+		if len(tier.Tiers) > 0 {
+			tiers = strings.Trim(fmt.Sprint(tier.Tiers), "[]")
 		}
-		rule := r.Rule
-		if r.Status != "" {
-			rule = fmt.Sprintf("**%s** (%s)", rule, r.Status)
-			if r.Gap > 0 {
-				rule = fmt.Sprintf("**%s** (%s, gap %.2g %%)", r.Rule, r.Status, 100*r.Gap)
+		rule := tier.Rule
+		if tier.Status != "" {
+			rule = fmt.Sprintf("**%s** (%s)", rule, tier.Status)
+			if tier.Gap > 0 {
+				rule = fmt.Sprintf("**%s** (%s, gap %.2g %%)", tier.Rule, tier.Status, 100*tier.Gap)
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | %s | %s | %.1f | %.3f | %d | %d | %.1f | %.1f |\n",
-			r.SoC, r.Model, r.Loads, r.Imbalance, rule, tiers, float64(r.NS)/1e6, r.Ratio, r.Experts, r.Launches, 100*r.Overflow, 100*r.Padding)
+		fmt.Fprintf(&text, "| %s | %s | %s | %.2f | %s | %s | %.1f | %.3f | %d | %d | %.1f | %.1f |\n",
+			tier.SoC, tier.Model, tier.Loads, tier.Imbalance, rule, tiers, float64(tier.NS)/1e6, tier.Ratio, tier.Experts, tier.Launches, 100*tier.Overflow, 100*tier.Padding)
 	}
-	return b.String(), rows, nil
+	return text.String(), rows, nil
 }
 
 // compareTiers is one block of rows: solve's choice and each rule's.
@@ -130,29 +130,29 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		}
 	}
 	// Rules ignore how many experts the NPU's region holds; to be compared with them solve does, too.
-	x, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
+	instance, err := solver.PoseTiers(in, []op.Scheme{scheme, scheme}, solver.TierRoom{Bytes: math.MaxInt64, Graphs: math.MaxInt64})
 	if err != nil {
 		return nil, err
 	}
-	p := x.Problem
-	s, err := x.Solve(ctx, exact.Engine{})
+	tiers := instance.Problem
+	solution, err := instance.Solve(ctx, exact.Engine{})
 	if err != nil {
 		return nil, err
 	}
-	t := p.Table(0)
+	table := tiers.Table(0)
 	imbalance := 0.0
 	for i := range in.Loads.Layers {
 		imbalance += in.Loads.Imbalance(i) / float64(len(in.Loads.Layers))
 	}
 	best := int64(math.MaxInt64)
 	var uniform [][]int
-	for _, c := range p.Capacities {
-		u := p.UniformChoices(0, c)
-		if cost := t.Total(u); cost.NS < best {
+	for _, c := range tiers.Capacities {
+		u := tiers.UniformChoices(0, c)
+		if cost := table.Total(u); cost.NS < best {
 			best, uniform = cost.NS, u
 		}
 	}
-	cpu := p.UniformChoices(0, 0)
+	cpu := tiers.UniformChoices(0, 0)
 	label := in.Loads.Generator
 	if strings.HasPrefix(label, "traced") {
 		label = "traced"
@@ -162,33 +162,33 @@ func compareTiers(ctx context.Context, soc *socs.SoC, in solver.Input, scheme op
 		name    string
 		choices [][]int
 		status  string
-	}{{"solve", s.Choices, string(s.Status)}, {"ladder", p.LadderChoices(0, ladder), ""}, {"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
-		cost := t.Total(rule.choices)
-		r := comparedTier{
+	}{{"solve", solution.Choices, string(solution.Status)}, {"ladder", tiers.LadderChoices(0, ladder), ""}, {"best uniform", uniform, ""}, {"all on the CPU", cpu, ""}} {
+		cost := table.Total(rule.choices)
+		tier := comparedTier{
 			SoC: soc.Name, Model: in.Model.Name, Loads: label, Imbalance: imbalance, Rule: rule.name, NS: cost.NS,
-			Ratio: float64(cost.NS) / float64(s.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
+			Ratio: float64(cost.NS) / float64(solution.Objective), Experts: cost.Experts, Launches: cost.Launches, Status: rule.status,
 		}
 		if rule.status != "" {
-			r.Gap = float64(s.Objective-s.Bound) / float64(s.Objective)
+			tier.Gap = float64(solution.Objective-solution.Bound) / float64(solution.Objective)
 		}
 		var unused, reserved float64
 		for l, list := range rule.choices {
-			a, b := p.Padding(0, l, list)
+			a, b := tiers.Padding(0, l, list)
 			unused, reserved = unused+a, reserved+b
 			for _, k := range list {
-				if k > 0 && !slices.Contains(r.Tiers, p.Capacities[k-1]) {
-					r.Tiers = append(r.Tiers, p.Capacities[k-1])
+				if k > 0 && !slices.Contains(tier.Tiers, tiers.Capacities[k-1]) {
+					tier.Tiers = append(tier.Tiers, tiers.Capacities[k-1])
 				}
 			}
 		}
-		slices.Sort(r.Tiers)
+		slices.Sort(tier.Tiers)
 		if cost.Rows > 0 {
-			r.Overflow = float64(cost.Overflow) / float64(cost.Rows)
+			tier.Overflow = float64(cost.Overflow) / float64(cost.Rows)
 		}
 		if reserved > 0 {
-			r.Padding = unused / reserved
+			tier.Padding = unused / reserved
 		}
-		out = append(out, r)
+		out = append(out, tier)
 	}
 	return out, nil
 }

@@ -56,26 +56,26 @@ func unpack(archive, dir string, wanted ...string) error {
 	if strings.HasSuffix(archive, ".whl") {
 		return unzip(archive, dir, wanted)
 	}
-	f, err := os.Open(archive)
+	file, err := os.Open(archive)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
+	defer file.Close()
+	z, err := gzip.NewReader(file)
 	if err != nil {
 		return err
 	}
 	left := int64(mostUnpacked)
 	for t := tar.NewReader(z); ; {
-		h, err := t.Next()
+		header, err := t.Next()
 		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		name, ok := strings.CutPrefix(path.Clean(h.Name), "package/")
-		if !ok || h.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
+		name, ok := strings.CutPrefix(path.Clean(header.Name), "package/")
+		if !ok || header.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
 			continue
 		}
 		if err := write(dir, name, t, &left); err != nil {
@@ -85,23 +85,23 @@ func unpack(archive, dir string, wanted ...string) error {
 }
 
 func unzip(archive, dir string, wanted []string) error {
-	z, err := zip.OpenReader(archive)
+	closer, err := zip.OpenReader(archive)
 	if err != nil {
 		return err
 	}
-	defer z.Close()
+	defer closer.Close()
 	left := int64(mostUnpacked)
-	for _, f := range z.File {
-		name := path.Clean(f.Name)
-		if !f.Mode().IsRegular() || !filepath.IsLocal(name) || !below(name, wanted) {
+	for _, file := range closer.File {
+		name := path.Clean(file.Name)
+		if !file.Mode().IsRegular() || !filepath.IsLocal(name) || !below(name, wanted) {
 			continue
 		}
-		r, err := f.Open()
+		closer, err := file.Open()
 		if err != nil {
 			return err
 		}
-		err = write(dir, name, r, &left)
-		r.Close()
+		err = write(dir, name, closer, &left)
+		closer.Close()
 		if err != nil {
 			return err
 		}
@@ -115,12 +115,12 @@ func write(dir, name string, r io.Reader, left *int64) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	w, err := os.Create(to)
+	file, err := os.Create(to)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(w, io.LimitReader(r, *left+1))
-	if e := w.Close(); err == nil {
+	n, err := io.Copy(file, io.LimitReader(r, *left+1))
+	if e := file.Close(); err == nil {
 		err = e
 	}
 	if *left -= n; err == nil && *left < 0 {

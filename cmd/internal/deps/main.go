@@ -63,13 +63,13 @@ var names = func() string {
 func choose(name, goos, arch string) (*recipe, error) {
 	known := false
 	for i := range recipes {
-		r := &recipes[i]
-		if r.Name != name {
+		recipe := &recipes[i]
+		if recipe.Name != name {
 			continue
 		}
 		known = true
-		if r.OS == "" || r.Source != "" || r.OS == goos && r.Arch == arch {
-			return r, nil
+		if recipe.OS == "" || recipe.Source != "" || recipe.OS == goos && recipe.Arch == arch {
+			return recipe, nil
 		}
 	}
 	if known {
@@ -114,22 +114,22 @@ func run(ctx context.Context, dir string, wanted []string) error {
 }
 
 func one(ctx context.Context, dir, name string) error {
-	r, err := choose(name, runtime.GOOS, runtime.GOARCH)
+	recipe, err := choose(name, runtime.GOOS, runtime.GOARCH)
 	if err != nil {
 		return err
 	}
-	if r == nil {
+	if recipe == nil {
 		fmt.Printf("%s: no package for %s/%s; see docs/drivers.md for a library that you have\n", name, runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
-	if r.Terms != "" {
+	if recipe.Terms != "" {
 		var at []string
-		for _, f := range r.TermFiles {
-			at = append(at, filepath.Join(dir, r.Name, filepath.FromSlash(f)))
+		for _, f := range recipe.TermFiles {
+			at = append(at, filepath.Join(dir, recipe.Name, filepath.FromSlash(f)))
 		}
-		fmt.Printf("%s: %s %s\n", name, r.Terms, strings.Join(at, " and "))
+		fmt.Printf("%s: %s %s\n", name, recipe.Terms, strings.Join(at, " and "))
 	}
-	made, err := r.make(ctx, dir)
+	made, err := recipe.make(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -137,9 +137,9 @@ func one(ctx context.Context, dir, name string) error {
 	if !made {
 		state = "unchanged:"
 	}
-	fmt.Printf("%s: %s", filepath.Join(dir, r.Name), state)
-	for _, p := range r.Packages {
-		fmt.Printf(" %s %s", p.Name, p.Version)
+	fmt.Printf("%s: %s", filepath.Join(dir, recipe.Name), state)
+	for _, pkg := range recipe.Packages {
+		fmt.Printf(" %s %s", pkg.Name, pkg.Version)
 	}
 	fmt.Println()
 	return nil

@@ -18,9 +18,9 @@ var documents = []string{"", ".txt", ".md", ".pdf"} // LICENSE has none
 
 // code are the paths of those files of the result that are executed, and so have a pinned digest.
 func (r *recipe) code() (paths []string) {
-	for _, f := range r.Files {
-		if !slices.Contains(documents, path.Ext(f.To)) {
-			paths = append(paths, f.To)
+	for _, file := range r.Files {
+		if !slices.Contains(documents, path.Ext(file.To)) {
+			paths = append(paths, file.To)
 		}
 	}
 	return paths
@@ -55,22 +55,22 @@ func printPins(ctx context.Context, out io.Writer, wanted []string) error {
 	defer os.RemoveAll(temp)
 
 	for i := range recipes {
-		r := &recipes[i]
-		if !slices.Contains(wanted, r.Name) || len(r.code()) == 0 {
+		recipe := &recipes[i]
+		if !slices.Contains(wanted, recipe.Name) || len(recipe.code()) == 0 {
 			continue
 		}
-		if r.Terms != "" {
-			fmt.Fprintf(os.Stderr, "%s: %s the package\n", r.Name, r.Terms)
+		if recipe.Terms != "" {
+			fmt.Fprintf(os.Stderr, "%s: %s the package\n", recipe.Name, recipe.Terms)
 		}
 		dir := filepath.Join(temp, fmt.Sprint(i))
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
-		if err := r.build(ctx, dir, filepath.Join(dir, "out")); err != nil {
-			return fmt.Errorf("%s for %s/%s: %w", r.Name, r.OS, r.Arch, err)
+		if err := recipe.build(ctx, dir, filepath.Join(dir, "out")); err != nil {
+			return fmt.Errorf("%s for %s/%s: %w", recipe.Name, recipe.OS, recipe.Arch, err)
 		}
-		fmt.Fprintf(out, "\t{%q, %q, %q, map[string]string{\n", r.Name, r.OS, r.Arch)
-		for _, name := range r.code() {
+		fmt.Fprintf(out, "\t{%q, %q, %q, map[string]string{\n", recipe.Name, recipe.OS, recipe.Arch)
+		for _, name := range recipe.code() {
 			sum, err := digest(filepath.Join(dir, "out", filepath.FromSlash(name)))
 			if err != nil {
 				return err
@@ -84,14 +84,14 @@ func printPins(ctx context.Context, out io.Writer, wanted []string) error {
 
 // digest is the sha256 of a file in hexadecimal digits.
 func digest(path string) (string, error) {
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
+	return fmt.Sprintf("%x", hash.Sum(nil)), nil
 }

@@ -114,8 +114,8 @@ func (r *recipe) missing() (names []string) {
 			names = append(names, tool)
 		}
 	}
-	for _, p := range r.Packages {
-		if p.Wheel == "" {
+	for _, pkg := range r.Packages {
+		if pkg.Wheel == "" {
 			need("npm")
 		} else if _, err := exec.LookPath("pip3"); err != nil {
 			need("pip")
@@ -131,11 +131,11 @@ func (r *recipe) missing() (names []string) {
 // complete reports whether nothing was taken out of a finished folder, and nothing pinned in it was changed.
 func (r *recipe) complete(dir string) bool {
 	names := append([]string{}, r.Link...)
-	for _, f := range r.Files {
-		names = append(names, f.To)
+	for _, file := range r.Files {
+		names = append(names, file.To)
 	}
-	for _, p := range r.Programs {
-		names = append(names, p.Name)
+	for _, program := range r.Programs {
+		names = append(names, program.Name)
 	}
 	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
@@ -147,13 +147,13 @@ func (r *recipe) complete(dir string) bool {
 
 func (r *recipe) build(ctx context.Context, temp, out string) error {
 	tree := filepath.Join(temp, "packages")
-	for i, p := range r.Packages {
-		archive, err := fetch(ctx, filepath.Join(temp, fmt.Sprintf("fetch%d", i)), p)
+	for i, pkg := range r.Packages {
+		archive, err := fetch(ctx, filepath.Join(temp, fmt.Sprintf("fetch%d", i)), pkg)
 		if err != nil {
 			return err
 		}
 		if err := unpack(archive, tree, r.wanted()...); err != nil {
-			return fmt.Errorf("unpack %s: %w", p.Name, err)
+			return fmt.Errorf("unpack %s: %w", pkg.Name, err)
 		}
 	}
 	if r.Source == "" {
@@ -166,13 +166,13 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 	if err := command(ctx, temp, "git", "-c", "core.hooksPath=/dev/null", "clone", "-q", filepath.Join(tree, filepath.FromSlash(r.Source)), source); err != nil {
 		return err
 	}
-	for _, p := range r.Programs {
-		args := []string{"-O2", "-DNDEBUG", "-std=c++17", "-w", "-o", filepath.Join(out, p.Name)}
-		for _, d := range append([]string{p.Dir}, r.Include...) {
+	for _, program := range r.Programs {
+		args := []string{"-O2", "-DNDEBUG", "-std=c++17", "-w", "-o", filepath.Join(out, program.Name)}
+		for _, d := range append([]string{program.Dir}, r.Include...) {
 			args = append(args, "-I"+filepath.Join(source, d))
 		}
-		for _, f := range p.Files {
-			args = append(args, filepath.Join(source, p.Dir, f))
+		for _, f := range program.Files {
+			args = append(args, filepath.Join(source, program.Dir, f))
 		}
 		args = append(args, "-L"+out)
 		for _, lib := range r.Link {
@@ -181,7 +181,7 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 		if err := command(ctx, temp, "g++", append(args, "-lpthread", "-Wl,-rpath,$ORIGIN")...); err != nil {
 			return err
 		}
-		if err := command(ctx, temp, filepath.Join(out, p.Name), "--help"); err != nil && errors.Is(err, errCannotStart) {
+		if err := command(ctx, temp, filepath.Join(out, program.Name), "--help"); err != nil && errors.Is(err, errCannotStart) {
 			return err
 		}
 	}
@@ -194,8 +194,8 @@ func (r *recipe) build(ctx context.Context, temp, out string) error {
 
 // wanted are the paths, see unpack, that the recipe uses of its packages.
 func (r *recipe) wanted() (paths []string) {
-	for _, f := range r.Files {
-		paths = append(paths, f.From)
+	for _, file := range r.Files {
+		paths = append(paths, file.From)
 	}
 	if r.Source != "" {
 		paths = append(paths, r.Source, r.Libs+"/")
@@ -208,13 +208,13 @@ func (r *recipe) take(tree, out string) error {
 	if err := os.Mkdir(out, 0o755); err != nil {
 		return err
 	}
-	for _, f := range r.Files {
-		to := filepath.Join(out, filepath.FromSlash(f.To))
+	for _, file := range r.Files {
+		to := filepath.Join(out, filepath.FromSlash(file.To))
 		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 			return err
 		}
-		if err := os.Rename(filepath.Join(tree, filepath.FromSlash(f.From)), to); err != nil {
-			return fmt.Errorf("the packages have no file %q: %w", f.From, err)
+		if err := os.Rename(filepath.Join(tree, filepath.FromSlash(file.From)), to); err != nil {
+			return fmt.Errorf("the packages have no file %q: %w", file.From, err)
 		}
 	}
 	return nil
@@ -224,11 +224,11 @@ var errCannotStart = errors.New("the program that was built does not start")
 
 // command runs a program; what it prints is in the error.
 func command(ctx context.Context, dir, name string, args ...string) error {
-	c := exec.CommandContext(ctx, name, args...)
-	c.Dir = dir
-	c.WaitDelay = 5 * time.Second
-	group(c)
-	text, err := c.CombinedOutput()
+	process := exec.CommandContext(ctx, name, args...)
+	process.Dir = dir
+	process.WaitDelay = 5 * time.Second
+	group(process)
+	text, err := process.CombinedOutput()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -254,11 +254,11 @@ func syncTree(dir string) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		f, err := os.Open(p)
+		file, err := os.Open(p)
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		return f.Sync()
+		defer file.Close()
+		return file.Sync()
 	})
 }

@@ -24,7 +24,7 @@ type difference struct {
 }
 
 // Compare shows in what two plans, or two bundles, differ.
-func Compare(s *cli.Streams, pathA, pathB string) error {
+func Compare(ui *cli.Streams, pathA, pathB string) error {
 	a, err := open(pathA)
 	if err != nil {
 		return err
@@ -46,19 +46,19 @@ func Compare(s *cli.Streams, pathA, pathB string) error {
 		differences = append(differences, plans(a.plan, b.plan)...)
 	}
 	if len(differences) == 0 {
-		s.Printf("equal\n")
+		ui.Printf("equal\n")
 	}
 	notes := caveats(a.plan, b.plan)
 	for _, note := range notes {
-		s.Printf("%s\n", note)
+		ui.Printf("%s\n", note)
 	}
 	var rows [][]string
-	for _, d := range differences {
-		rows = append(rows, []string{d.Section, d.What, orDash(d.A), orDash(d.B)})
+	for _, difference := range differences {
+		rows = append(rows, []string{difference.Section, difference.What, orDash(difference.A), orDash(difference.B)})
 	}
 	if rows != nil {
-		s.Table([]string{"", "what", "A", "B"}, rows)
-		s.Printf("%d differences\n", len(differences))
+		ui.Table([]string{"", "what", "A", "B"}, rows)
+		ui.Printf("%d differences\n", len(differences))
 	}
 	doc := map[string]any{
 		"equal": len(differences) == 0, "a": pathA, "b": pathB, "notes": notes, "differences": differences,
@@ -66,7 +66,7 @@ func Compare(s *cli.Streams, pathA, pathB string) error {
 	if bothPlans {
 		doc["evidence_a"], doc["evidence_b"] = a.plan.Evidence(), b.plan.Evidence()
 	}
-	return s.Result(doc)
+	return ui.Result(doc)
 }
 
 // caveats say what a reader of the differences has to know. A plan that cannot be read is nil.
@@ -111,17 +111,17 @@ type side struct {
 
 func open(path string) (*side, error) {
 	if isBundle(path) {
-		u, err := bundle.Inspect(path)
+		unverified, err := bundle.Inspect(path)
 		if err != nil {
 			return nil, err
 		}
-		return &side{plan: bundling.ClaimedPlan(path), manifest: u.Manifest, digest: u.Digest.String(), signers: u.Signers}, nil
+		return &side{plan: bundling.ClaimedPlan(path), manifest: unverified.Manifest, digest: unverified.Digest.String(), signers: unverified.Signers}, nil
 	}
-	p, err := plantext.Read(path)
+	plan, err := plantext.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	return &side{plan: p}, nil
+	return &side{plan: plan}, nil
 }
 
 // isBundle tells by its first bytes, or because it is a directory.
@@ -136,13 +136,13 @@ func isBundle(path string) bool {
 	if !st.Mode().IsRegular() {
 		return false
 	}
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return false
 	}
-	defer f.Close()
+	defer file.Close()
 	head := make([]byte, 5)
-	n, _ := f.Read(head)
+	n, _ := file.Read(head)
 	return bytes.Equal(head[:n], []byte("\x89HETB")) || strings.HasSuffix(path, ".hetb")
 }
 

@@ -110,8 +110,8 @@ func (f *findings) processors(a, b *planir.Plan) {
 func decisions(p *planir.Plan) map[string]string {
 	out := map[string]string{}
 	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		out[decisionName(d)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", d.Scheme, d.Strategy, d.ShareText()))
+		decision := &p.Decisions[i]
+		out[decisionName(decision)] = strings.TrimSpace(fmt.Sprintf("%s %s %s", decision.Scheme, decision.Strategy, decision.ShareText()))
 	}
 	return out
 }
@@ -119,7 +119,7 @@ func decisions(p *planir.Plan) map[string]string {
 func decisionName(d *planir.Decision) string { return fmt.Sprintf("%s@%d", d.Node, d.Rows) }
 
 // predictions compares the predicted times of programs, with by how much the second one is longer.
-func (f *findings) predictions(a, b *planir.Plan) {
+func (f *findings) predictions(a, plan *planir.Plan) {
 	times := func(p *planir.Plan) (ns map[string]int64, text map[string]string) {
 		ns, text = map[string]int64{}, map[string]string{}
 		for _, prediction := range p.Predictions {
@@ -129,33 +129,33 @@ func (f *findings) predictions(a, b *planir.Plan) {
 		return ns, text
 	}
 	nsA, textA := times(a)
-	nsB, textB := times(b)
+	nsB, textB := times(plan)
 	var unlike findings
 	unlike.byName("predictions", textA, textB)
-	for _, d := range unlike {
-		if before, after := nsA[d.What], nsB[d.What]; before > 0 && after > 0 {
-			d.B += fmt.Sprintf(" (%+.1f %%)", 100*(float64(after)/float64(before)-1))
+	for _, difference := range unlike {
+		if before, after := nsA[difference.What], nsB[difference.What]; before > 0 && after > 0 {
+			difference.B += fmt.Sprintf(" (%+.1f %%)", 100*(float64(after)/float64(before)-1))
 		}
-		*f = append(*f, d)
+		*f = append(*f, difference)
 	}
 }
 
 func quality(p *planir.Plan) map[string]string {
 	out := map[string]string{}
-	for _, q := range p.Quality {
-		out[q.Phase] = fmt.Sprintf("KL %.3g", q.KL)
+	for _, quality := range p.Quality {
+		out[quality.Phase] = fmt.Sprintf("KL %.3g", quality.KL)
 	}
 	return out
 }
 
 func memory(p *planir.Plan) map[string]string {
-	m := p.Memory
-	if m == nil {
+	memory := p.Memory
+	if memory == nil {
 		return nil
 	}
 	out := map[string]string{}
 	for name, bytes := range map[string]int64{
-		"total": m.Total, "weights": m.Weights, "tables": m.Tables, "cache": m.Cache, "buffers": m.Pool, "bound": m.Max,
+		"total": memory.Total, "weights": memory.Weights, "tables": memory.Tables, "cache": memory.Cache, "buffers": memory.Pool, "bound": memory.Max,
 	} {
 		if bytes > 0 {
 			out[name] = fmt.Sprintf("%v", unit.Bytes(bytes))
@@ -177,9 +177,9 @@ func numbers(list []int) string { return strings.Trim(fmt.Sprint(list), "[]") }
 // inOrder puts differences of decisions into the order of the plans.
 func inOrder(list []difference, a, b *planir.Plan) []difference {
 	at := map[string]int{}
-	for _, p := range []*planir.Plan{a, b} {
-		for i := range p.Decisions {
-			name := decisionName(&p.Decisions[i])
+	for _, plan := range []*planir.Plan{a, b} {
+		for i := range plan.Decisions {
+			name := decisionName(&plan.Decisions[i])
 			if _, ok := at[name]; !ok {
 				at[name] = len(at)
 			}

@@ -58,23 +58,23 @@ func (f Finding) but(s Status, hint string, args ...any) Finding {
 
 // failed is the finding that err is.
 func failed(check string, err error) Finding {
-	f := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names", class: diag.ClassOf(err)}
+	finding := Finding{Check: check, Status: Problem, Found: err.Error(), Hint: "correct what it names", class: diag.ClassOf(err)}
 	if h := diag.HintsOf(err); len(h) > 0 {
-		f.Hint = h[0]
+		finding.Hint = h[0]
 	}
-	return f
+	return finding
 }
 
 // Err is nil unless there are problems; its class is the first one's.
 func Err(list []Finding) error {
 	var names []string
 	var class diag.Class
-	for _, f := range list {
-		if f.Status == Problem {
+	for _, finding := range list {
+		if finding.Status == Problem {
 			if len(names) == 0 {
-				class = f.class
+				class = finding.class
 			}
-			names = append(names, f.Check)
+			names = append(names, finding.Check)
 		}
 	}
 	if len(names) == 0 {
@@ -106,13 +106,13 @@ func (m Machine) Check(ctx context.Context) []Finding {
 // cores are those that the first driver with CPU cores may use.
 func (m Machine) cores(ctx context.Context) []int {
 	var out []int
-	for _, d := range m.Drivers {
-		devices, err := d.Devices(ctx)
+	for _, drv := range m.Drivers {
+		devices, err := drv.Devices(ctx)
 		if err != nil {
 			continue
 		}
-		for _, x := range devices {
-			out = append(out, x.Cores...)
+		for _, device := range devices {
+			out = append(out, device.Cores...)
 		}
 		if len(out) > 0 {
 			break
@@ -126,24 +126,24 @@ func (m Machine) cores(ctx context.Context) []int {
 func (m Machine) build() Finding {
 	kind, cgo, revision := "default build", "", ""
 	if info, have := debug.ReadBuildInfo(); have {
-		for _, s := range info.Settings {
+		for _, setting := range info.Settings {
 			switch {
-			case s.Key == "-tags" && strings.Contains(s.Value, "hetc_static"):
+			case setting.Key == "-tags" && strings.Contains(setting.Value, "hetc_static"):
 				kind = "static build"
-			case s.Key == "CGO_ENABLED":
-				cgo = s.Value
-			case s.Key == "vcs.revision" && len(s.Value) >= 12:
-				revision = ", revision " + s.Value[:12]
-			case s.Key == "vcs.modified" && s.Value == "true":
+			case setting.Key == "CGO_ENABLED":
+				cgo = setting.Value
+			case setting.Key == "vcs.revision" && len(setting.Value) >= 12:
+				revision = ", revision " + setting.Value[:12]
+			case setting.Key == "vcs.modified" && setting.Value == "true":
 				revision += " with changes"
 			}
 		}
 	}
-	f := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision)
+	finding := ok("build", "hetc %s, %s, %s %s/%s%s", m.Version, kind, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision)
 	if cgo == "1" {
-		return f.but(Note, "built with cgo, which hetc does not need: CGO_ENABLED=0 (make build sets it)")
+		return finding.but(Note, "built with cgo, which hetc does not need: CGO_ENABLED=0 (make build sets it)")
 	}
-	return f
+	return finding
 }
 
 func (m Machine) cpu(cores []int) Finding {
@@ -152,30 +152,30 @@ func (m Machine) cpu(cores []int) Finding {
 	if name == "" {
 		name = runtime.GOARCH
 	}
-	f := ok("cpu", "%s; kernels %s; features %s", name, m.Kernels, strings.Join(env.Features, " "))
+	finding := ok("cpu", "%s; kernels %s; features %s", name, m.Kernels, strings.Join(env.Features, " "))
 	switch m.Kernels {
 	case "":
-		f.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name, os.Getenv("HETC_HOST_KERNELS"))
-		return f.but(Problem, "unset HETC_HOST_KERNELS")
+		finding.Found = fmt.Sprintf("%s; HETC_HOST_KERNELS=%s is not a kernel set of this CPU", name, os.Getenv("HETC_HOST_KERNELS"))
+		return finding.but(Problem, "unset HETC_HOST_KERNELS")
 	case "portable", "reference":
 		hint := "this CPU has no vector kernels here: it works, several times slower"
 		if os.Getenv("HETC_HOST_KERNELS") != "" {
 			hint = "unset HETC_HOST_KERNELS for the fastest kernels"
 		}
-		return f.but(Note, "%s", hint)
+		return finding.but(Note, "%s", hint)
 	}
-	return f
+	return finding
 }
 
 func coresOf(cores []int) Finding {
-	f := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
+	finding := ok("cores", "%d usable of %d: %v", len(cores), runtime.NumCPU(), cores)
 	switch {
 	case len(cores) == 0:
-		return f.but(Problem, "no driver offers a core: allow this process one (taskset, the container's cpuset)")
+		return finding.but(Problem, "no driver offers a core: allow this process one (taskset, the container's cpuset)")
 	case len(cores) == 1:
-		return f.but(Note, "plans over several processors need a second core (taskset, the container's cpuset)")
+		return finding.but(Note, "plans over several processors need a second core (taskset, the container's cpuset)")
 	}
-	return f
+	return finding
 }
 
 func memory() Finding {
@@ -183,48 +183,48 @@ func memory() Finding {
 	if total == 0 {
 		return ok("memory", "unknown on this system")
 	}
-	f := ok("memory", "%v, %v free for this process", unit.Bytes(total), unit.Bytes(free))
+	finding := ok("memory", "%v, %v free for this process", unit.Bytes(total), unit.Bytes(free))
 	const little, least = 2 << 30, 256 << 20
 	switch {
 	case free < least:
-		return f.but(Problem, "end other programs, or raise the container's limit")
+		return finding.but(Problem, "end other programs, or raise the container's limit")
 	case free < little:
-		return f.but(Note, "enough for small models only; hetc probe alone uses 1 GiB")
+		return finding.but(Note, "enough for small models only; hetc probe alone uses 1 GiB")
 	}
-	return f
+	return finding
 }
 
 func pages() Finding { return ok("page size", "%v", unit.Bytes(os.Getpagesize())) }
 
 func (m Machine) drivers(ctx context.Context) []Finding {
 	var out []Finding
-	for _, d := range m.Drivers {
-		name := "driver " + d.Name()
-		devices, err := d.Devices(ctx)
+	for _, drv := range m.Drivers {
+		name := "driver " + drv.Name()
+		devices, err := drv.Devices(ctx)
 		if err != nil {
-			f := failed(name, err)
-			f.Status = Note // a plan for other processors does without it
-			out = append(out, f)
+			finding := failed(name, err)
+			finding.Status = Note // a plan for other processors does without it
+			out = append(out, finding)
 			continue
 		}
 		var what []string
-		for _, x := range devices {
-			what = append(what, x.Select)
+		for _, device := range devices {
+			what = append(what, device.Select)
 		}
 		with := ""
-		if k, has := d.(driver.Described); has {
-			l, err := k.Library(ctx)
+		if described, has := drv.(driver.Described); has {
+			library, err := described.Library(ctx)
 			if err != nil {
 				out = append(out, failed(name, err))
 				continue
 			}
-			with = strings.TrimSpace(l.Name+" "+l.Version) + "; "
+			with = strings.TrimSpace(library.Name+" "+library.Version) + "; "
 		}
-		f := ok(name, "%s%d processors: %s", with, len(devices), strings.Join(what, ", "))
+		finding := ok(name, "%s%d processors: %s", with, len(devices), strings.Join(what, ", "))
 		if len(devices) == 0 {
-			f = f.but(Note, "the driver found no device; hetc drivers says more")
+			finding = finding.but(Note, "the driver found no device; hetc drivers says more")
 		}
-		out = append(out, f)
+		out = append(out, finding)
 	}
 	return out
 }
@@ -234,12 +234,12 @@ func catalogs() []Finding {
 	names := models.CatalogNames()
 	out := []Finding{ok("catalog of models", "%d models", len(names))}
 	for _, name := range names {
-		m, err := models.Open(name)
+		model, err := models.Open(name)
 		if err != nil {
 			out = append(out, failed("catalog model "+name, err))
 			continue
 		}
-		_ = m.Close() // shapes only
+		_ = model.Close() // shapes only
 	}
 	out = append(out, ok("catalog of SoCs", "%d SoCs", len(socs.Catalog())))
 	for _, name := range socs.Catalog() {
@@ -259,15 +259,15 @@ func directory(check, dir string) Finding {
 	if !known {
 		return ok(check, "%s: writable", dir)
 	}
-	f := ok(check, "%s: writable, %v free", dir, unit.Bytes(space))
+	finding := ok(check, "%s: writable, %v free", dir, unit.Bytes(space))
 	const little, least = 2 << 30, 16 << 20
 	switch {
 	case space < least:
-		return f.but(Problem, "free space there, or work elsewhere")
+		return finding.but(Problem, "free space there, or work elsewhere")
 	case space < little:
-		return f.but(Note, "a bundle needs about as much space as the model's weights")
+		return finding.but(Note, "a bundle needs about as much space as the model's weights")
 	}
-	return f
+	return finding
 }
 
 func (m Machine) cache() Finding {
@@ -277,11 +277,11 @@ func (m Machine) cache() Finding {
 	}
 	for dir := m.CacheDir; ; dir = filepath.Dir(dir) { // it is made when it is needed
 		if st, err := os.Stat(dir); err == nil && st.IsDir() || dir == filepath.Dir(dir) {
-			f := directory(name, dir)
-			if dir != m.CacheDir && f.Status == OK {
-				f.Found = strings.Replace(f.Found, dir, m.CacheDir+" (not there yet)", 1)
+			finding := directory(name, dir)
+			if dir != m.CacheDir && finding.Status == OK {
+				finding.Found = strings.Replace(finding.Found, dir, m.CacheDir+" (not there yet)", 1)
 			}
-			return f
+			return finding
 		}
 	}
 }
@@ -321,14 +321,14 @@ func timer() Finding {
 		late = append(late, float64((time.Since(start) - nap).Nanoseconds()))
 	}
 	step, lateNS := stat.Median(steps), stat.Median(late)
-	f := ok("timer", "steps of %.0f ns, timer wake-up delay %.0f us", step, lateNS/1e3)
+	finding := ok("timer", "steps of %.0f ns, timer wake-up delay %.0f us", step, lateNS/1e3)
 	if step > 1000 {
-		return f.but(Note, "the clock is coarse: short operators are measured in loops, with wider intervals")
+		return finding.but(Note, "the clock is coarse: short operators are measured in loops, with wider intervals")
 	}
 	if lateNS > 2e6 {
-		return f.but(Note, "threads wake up late: hand-overs between processors cost more than they should")
+		return finding.but(Note, "threads wake up late: hand-overs between processors cost more than they should")
 	}
-	return f
+	return finding
 }
 
 // busy tells whether the machine is idle enough to be measured.
@@ -339,14 +339,14 @@ func busy(cores int) Finding {
 	if !known {
 		return ok(name, "unknown on this system")
 	}
-	f := ok(name, "%.0f %% of all cores busy, load %.1f on %d cores", 100*share, load, max(cores, 1))
+	finding := ok(name, "%.0f %% of all cores busy, load %.1f on %d cores", 100*share, load, max(cores, 1))
 	if stolen >= 0.02 {
-		f.Found += fmt.Sprintf(", %.0f %% taken by other virtual machines", 100*stolen)
+		finding.Found += fmt.Sprintf(", %.0f %% taken by other virtual machines", 100*stolen)
 	}
 	if share > 0.2 || stolen >= 0.02 {
-		return f.but(Note, "end other programs before hetc probe, profile and bench: what they take is measured too")
+		return finding.but(Note, "end other programs before hetc probe, profile and bench: what they take is measured too")
 	}
-	return f
+	return finding
 }
 
 func governor(cores []int, kernels string) Finding {
@@ -354,22 +354,22 @@ func governor(cores []int, kernels string) Finding {
 	if env.Governor == "" {
 		return ok("clock speed", "cannot be controlled from here")
 	}
-	f := ok("clock speed", "governor %s", env.Governor)
+	finding := ok("clock speed", "governor %s", env.Governor)
 	if env.Governor != "performance" && env.Governor != "schedutil" {
-		return f.but(Note, "measurements vary less with the governor performance (cpupower frequency-set -g performance)")
+		return finding.but(Note, "measurements vary less with the governor performance (cpupower frequency-set -g performance)")
 	}
-	return f
+	return finding
 }
 
 // released is before any build of this version: a clock that shows less is wrong.
 var released = time.Date(2025, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 func clock(now time.Time) Finding {
-	f := ok("clock", "%s", now.UTC().Format("2006-01-02 15:04 UTC"))
+	finding := ok("clock", "%s", now.UTC().Format("2006-01-02 15:04 UTC"))
 	if now.Before(released) || now.Year() > 2100 {
-		return f.but(Problem, "set the clock: a bundle's last day (--not-after) is judged by it")
+		return finding.but(Problem, "set the clock: a bundle's last day (--not-after) is judged by it")
 	}
-	return f
+	return finding
 }
 
 // signingKey checks what the environment says about the key, without reading its contents.

@@ -47,59 +47,59 @@ type missingEntry struct {
 }
 
 // Describe asks a driver for all there is to know; its first device is opened for what it can do.
-func Describe(ctx context.Context, d driver.Driver) DriverEntry {
-	e := DriverEntry{Driver: d.Name()}
-	devices, err := d.Devices(ctx)
-	var u *driver.Unavailable
+func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
+	entry := DriverEntry{Driver: drv.Name()}
+	devices, err := drv.Devices(ctx)
+	var missing *driver.Unavailable
 	switch {
-	case errors.As(err, &u):
-		e.Missing = &missingEntry{What: u.Found, Tried: u.Tried, Get: u.Get, Variable: u.Override}
-		if e.Missing.What == "" {
-			e.Missing.What = "the library is in none of the places it was looked for"
+	case errors.As(err, &missing):
+		entry.Missing = &missingEntry{What: missing.Found, Tried: missing.Tried, Get: missing.Get, Variable: missing.Override}
+		if entry.Missing.What == "" {
+			entry.Missing.What = "the library is in none of the places it was looked for"
 		}
-		return e
+		return entry
 	case err != nil:
-		e.Missing = &missingEntry{What: err.Error()}
-		return e
+		entry.Missing = &missingEntry{What: err.Error()}
+		return entry
 	}
-	e.Available = true
-	if k, ok := d.(driver.Described); ok {
-		if l, err := k.Library(ctx); err != nil {
-			e.Problem = err.Error()
+	entry.Available = true
+	if described, ok := drv.(driver.Described); ok {
+		if library, err := described.Library(ctx); err != nil {
+			entry.Problem = err.Error()
 		} else {
-			e.Library = &libraryEntry{l.Name, l.Version, l.Path, l.Build, l.Providers}
+			entry.Library = &libraryEntry{library.Name, library.Version, library.Path, library.Build, library.Providers}
 		}
 	}
-	for _, x := range devices {
-		e.Devices = append(e.Devices, deviceEntry{x.Select, x.Description, x.Cores})
+	for _, device := range devices {
+		entry.Devices = append(entry.Devices, deviceEntry{device.Select, device.Description, device.Cores})
 	}
 	if len(devices) == 0 {
-		e.Problem = "the driver found no device"
-		return e
+		entry.Problem = "the driver found no device"
+		return entry
 	}
-	p, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
+	proc, err := drv.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {
-		e.Problem = err.Error()
-		return e
+		entry.Problem = err.Error()
+		return entry
 	}
-	defer p.Close()
-	caps := p.Capabilities()
-	e.Emulated = caps.Emulated
-	for _, k := range caps.Kinds {
-		e.Operators = append(e.Operators, string(k))
+	defer proc.Close()
+	caps := proc.Capabilities()
+	entry.Emulated = caps.Emulated
+	for _, kind := range caps.Kinds {
+		entry.Operators = append(entry.Operators, string(kind))
 	}
-	for _, x := range caps.Schemes {
-		e.Schemes = append(e.Schemes, string(x))
+	for _, scheme := range caps.Schemes {
+		entry.Schemes = append(entry.Schemes, string(scheme))
 	}
-	for _, x := range caps.Schemes {
-		for _, f := range caps.Forms[x] {
-			e.Forms = append(e.Forms, fmt.Sprintf("%s as %s", x, f))
+	for _, scheme := range caps.Schemes {
+		for _, form := range caps.Forms[scheme] {
+			entry.Forms = append(entry.Forms, fmt.Sprintf("%s as %s", scheme, form))
 		}
 	}
-	for _, t := range caps.KV {
-		e.Cache = append(e.Cache, fmt.Sprint(t))
+	for _, element := range caps.KV {
+		entry.Cache = append(entry.Cache, fmt.Sprint(element))
 	}
-	return e
+	return entry
 }
 
 // Rows are the lines of the table: the driver's name stands in the first of them.
@@ -115,24 +115,24 @@ func (e *DriverEntry) Rows() (rows [][]string) {
 			rows = append(rows, []string{"", what, v})
 		}
 	}
-	if m := e.Missing; m != nil {
-		add("not available", m.What)
-		add("tried", m.Tried...)
-		ways := []string{m.Get}
-		if m.Variable != "" {
-			ways = append(ways, "set "+m.Variable+" to the library's path")
+	if entry := e.Missing; entry != nil {
+		add("not available", entry.What)
+		add("tried", entry.Tried...)
+		ways := []string{entry.Get}
+		if entry.Variable != "" {
+			ways = append(ways, "set "+entry.Variable+" to the library's path")
 		}
 		add("way out", ways...)
 	}
-	if l := e.Library; l != nil {
-		add("library", strings.TrimSpace(l.Name+" "+l.Version))
-		add("path", l.Path)
-		add("build", l.Build)
-		add("execution providers", strings.Join(l.Providers, ", "))
+	if entry := e.Library; entry != nil {
+		add("library", strings.TrimSpace(entry.Name+" "+entry.Version))
+		add("path", entry.Path)
+		add("build", entry.Build)
+		add("execution providers", strings.Join(entry.Providers, ", "))
 	}
 	var selects []string
-	for _, x := range e.Devices {
-		selects = append(selects, x.Select)
+	for _, entry := range e.Devices {
+		selects = append(selects, entry.Select)
 	}
 	add("processors", strings.Join(selects, ", "))
 	if e.Emulated {

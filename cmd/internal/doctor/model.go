@@ -19,29 +19,29 @@ import (
 // CheckModel checks a model's directory or file: whether it is read, which keys and tensors mean nothing
 // here, whether every weight is a number, and whether its tokenizer is understood. It reads all weights.
 func CheckModel(ctx context.Context, dir string) ([]Finding, error) {
-	m, err := models.Open(dir)
+	model, err := models.Open(dir)
 	if err != nil {
 		var list diag.List
 		if !errors.As(err, &list) {
 			return []Finding{failed("model", err)}, nil
 		}
 		var out []Finding
-		for _, d := range list {
-			out = append(out, failed("model", d))
+		for _, finding := range list {
+			out = append(out, failed("model", finding))
 		}
 		return out, nil
 	}
-	defer m.Close()
-	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", m.Name, m.Architecture, float64(m.Parameters())/1e9, m.Stored, m.MaxContext)}
-	if m.Dir == "" {
-		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note, "enough for planning; hetc models synth %s -o DIR writes random ones", m.Name)), nil
+	defer model.Close()
+	out := []Finding{ok("model", "%s, %s, %.2fe9 parameters stored as %s, context %d", model.Name, model.Architecture, float64(model.Parameters())/1e9, model.Stored, model.MaxContext)}
+	if model.Dir == "" {
+		return append(out, ok("weights", "none: a catalog entry has shapes only").but(Note, "enough for planning; hetc models synth %s -o DIR writes random ones", model.Name)), nil
 	}
-	out = append(out, unread(m), ignored(m))
-	weights, err := weights(ctx, m)
+	out = append(out, unread(model), ignored(model))
+	weights, err := weights(ctx, model)
 	if err != nil {
 		return nil, err
 	}
-	text, err := readTokenizer(ctx, m)
+	text, err := readTokenizer(ctx, model)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +77,8 @@ func some(names []string) string {
 }
 
 // weights reads every tensor and looks for values that are no numbers.
-func weights(ctx context.Context, m *models.Model) (Finding, error) {
-	names := m.Required()
+func weights(ctx context.Context, model *models.Model) (Finding, error) {
+	names := model.Required()
 	bad := make([]string, len(names))
 	errs := make([]error, len(names))
 	next := make(chan int)
@@ -86,7 +86,7 @@ func weights(ctx context.Context, m *models.Model) (Finding, error) {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for i := range next {
-				bad[i], errs[i] = notFinite(ctx, m, names[i])
+				bad[i], errs[i] = notFinite(ctx, model, names[i])
 			}
 		})
 	}
@@ -108,34 +108,34 @@ func weights(ctx context.Context, m *models.Model) (Finding, error) {
 		}
 	}
 	if len(found) > 0 {
-		f := ok("weights", "%d tensors hold values that are no numbers: %s", len(found), some(found)).
+		finding := ok("weights", "%d tensors hold values that are no numbers: %s", len(found), some(found)).
 			but(Problem, "fetch the model again; hetc emit refuses such weights")
-		f.class = diag.ClassInput
-		return f, nil
+		finding.class = diag.ClassInput
+		return finding, nil
 	}
 	bytes := int64(0)
 	for _, name := range names {
-		if t, err := m.Tensor(name); err == nil {
-			bytes += int64(len(t.Data()))
+		if tensor, err := model.Tensor(name); err == nil {
+			bytes += int64(len(tensor.Data()))
 		}
 	}
-	f := ok("weights", "%v, all finite", unit.Bytes(bytes))
+	finding := ok("weights", "%v, all finite", unit.Bytes(bytes))
 	if free := machine.FreeMemory(); free > 0 && bytes > free {
-		f.Found += fmt.Sprintf(", more than the %v of memory that are free", unit.Bytes(free))
-		return f.but(Note, "permit 8 or 4 bit weights in the workload (schemes:), or use a machine with more memory"), nil
+		finding.Found += fmt.Sprintf(", more than the %v of memory that are free", unit.Bytes(free))
+		return finding.but(Note, "permit 8 or 4 bit weights in the workload (schemes:), or use a machine with more memory"), nil
 	}
-	return f, nil
+	return finding, nil
 }
 
 // notFinite names the first value of a tensor that is NaN or infinite, "" when there is none.
 func notFinite(ctx context.Context, m *models.Model, name string) (string, error) {
-	t, err := m.Tensor(name)
+	tensor, err := m.Tensor(name)
 	if err != nil {
 		return "", err
 	}
 	rows, cols := 1, 1
-	for i, d := range t.Shape() {
-		if i < len(t.Shape())-1 {
+	for i, d := range tensor.Shape() {
+		if i < len(tensor.Shape())-1 {
 			rows *= d
 		} else {
 			cols = d
@@ -150,7 +150,7 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 		}
 		n := min(step, rows-r)
 		part := buf[:n*cols]
-		if err := t.Read(part, r, r+n, 0, cols); err != nil {
+		if err := tensor.Read(part, r, r+n, 0, cols); err != nil {
 			return "", fmt.Errorf("tensor %q: %w", name, err)
 		}
 		for i, v := range part {
@@ -163,34 +163,34 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 }
 
 // readTokenizer looks at the tokenizer, and at what its chat template takes.
-func readTokenizer(ctx context.Context, m *models.Model) ([]Finding, error) {
+func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) {
 	const name = "tokenizer"
-	files, err := m.TokenizerFiles()
+	files, err := model.TokenizerFiles()
 	if err != nil {
 		return []Finding{failed(name, err)}, nil
 	}
 	text, have := files["tokenizer"]
 	if !have {
-		f := ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
-		return []Finding{f}, nil
+		finding := ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
+		return []Finding{finding}, nil
 	}
-	t, err := tokenizer.New(text, files["config"], m.BOS)
+	t, err := tokenizer.New(text, files["config"], model.BOS)
 	if err != nil {
 		return []Finding{failed(name, err)}, nil
 	}
-	f := ok(name, "%d tokens", t.VocabSize())
-	if t.VocabSize() > m.Vocab {
-		f = f.but(Note, "the model has rows for %d tokens only", m.Vocab)
+	finding := ok(name, "%d tokens", t.VocabSize())
+	if t.VocabSize() > model.Vocab {
+		finding = finding.but(Note, "the model has rows for %d tokens only", model.Vocab)
 	}
 	unusable, err := t.TryChat(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return []Finding{f, failed("chat template", err)}, nil
+		return []Finding{finding, failed("chat template", err)}, nil
 	case unusable != nil:
 		template := ok("chat template", "%v", unusable).but(Note, "--chat cannot use it; prompts without --chat need none")
-		return []Finding{f, template}, nil
+		return []Finding{finding, template}, nil
 	}
-	return []Finding{f}, nil
+	return []Finding{finding}, nil
 }

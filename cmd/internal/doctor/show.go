@@ -20,22 +20,22 @@ func solverFindings() []Finding {
 		name, without string
 		locate        func() (string, error)
 	}{{"engine highs", "solve has the exact engine alone", highs.Locate}, {"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
-		f := Finding{Check: e.name, Status: OK}
+		finding := Finding{Check: e.name, Status: OK}
 		where, err := e.locate()
 		switch {
 		case err == nil:
-			f.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
+			finding.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
 		case e.name == "engine highs":
-			f.Status, f.Found, f.Hint = Note, "not there: "+e.without, "make deps fetches it; hetc drivers says where it was looked for"
+			finding.Status, finding.Found, finding.Hint = Note, "not there: "+e.without, "make deps fetches it; hetc drivers says where it was looked for"
 		default:
-			f.Found = "not there; " + e.without
+			finding.Found = "not there; " + e.without
 		}
-		out = append(out, f)
+		out = append(out, finding)
 	}
 	return out
 }
 
-func Show(ctx context.Context, s *cli.Streams, model string) error {
+func Show(ctx context.Context, ui *cli.Streams, model string) error {
 	var list []Finding
 	if model != "" {
 		var err error
@@ -53,22 +53,22 @@ func Show(ctx context.Context, s *cli.Streams, model string) error {
 		list = append(list, solverFindings()...)
 	}
 	rows := make([][]string, 0, len(list))
-	for _, f := range list {
-		lines := cli.Wrap(strings.Fields(f.Found), "")
-		if f.Hint != "" {
-			lines = append(lines, cli.Wrap(strings.Fields("-> "+f.Hint), "")...)
+	for _, finding := range list {
+		lines := cli.Wrap(strings.Fields(finding.Found), "")
+		if finding.Hint != "" {
+			lines = append(lines, cli.Wrap(strings.Fields("-> "+finding.Hint), "")...)
 		}
 		for i, l := range lines {
 			row := []string{"", "", l}
 			if i == 0 {
-				row[0], row[1] = string(f.Status), f.Check
+				row[0], row[1] = string(finding.Status), finding.Check
 			}
 			rows = append(rows, row)
 		}
 	}
-	s.Table([]string{"", "check", "found"}, rows)
+	ui.Table([]string{"", "check", "found"}, rows)
 	err := Err(list)
-	if rerr := s.Result(map[string]any{"ok": err == nil, "checks": list}); rerr != nil {
+	if rerr := ui.Result(map[string]any{"ok": err == nil, "checks": list}); rerr != nil {
 		return rerr
 	}
 	return err

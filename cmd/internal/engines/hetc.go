@@ -19,23 +19,23 @@ func (h *Hetc) Name() string { return "hetc" }
 func (h *Hetc) Form() string { return h.Of }
 
 // Command is hetc run --bench. A decoding process prefills as many tokens as are to be in the cache.
-func (h *Hetc) Command(t Task, _ int) (string, []string) {
-	if t.Start > 0 {
-		ids := make([]string, t.Start)
+func (h *Hetc) Command(task Task, _ int) (string, []string) {
+	if task.Start > 0 {
+		ids := make([]string, task.Start)
 		for i := range ids {
 			ids[i] = strconv.Itoa(i)
 		}
 		return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--json", "--tokens", strings.Join(ids, ","), "--max-tokens", "1"}
 	}
-	prompt := t.Prompt
+	prompt := task.Prompt
 	if prompt == 0 {
-		prompt = t.Depth
+		prompt = task.Depth
 	}
 	return h.Program, []string{"run", h.Bundle, "--trust", h.Trust, "--bench", "--json",
-		"--prompt-len", strconv.Itoa(prompt), "--gen", strconv.Itoa(t.Gen), "--rounds", strconv.Itoa(t.Reps)}
+		"--prompt-len", strconv.Itoa(prompt), "--gen", strconv.Itoa(task.Gen), "--rounds", strconv.Itoa(task.Reps)}
 }
 
-func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
+func (h *Hetc) Parse(task Task, _ int, out, _ []byte) (Reading, error) {
 	var doc struct {
 		Simulated bool      `json:"simulated"`
 		Tokens    []int     `json:"prompt_tokens"`
@@ -48,25 +48,25 @@ func (h *Hetc) Parse(t Task, _ int, out, _ []byte) (Reading, error) {
 	if doc.Simulated {
 		return Reading{}, diag.New(diag.ClassInput, "the plan is for a simulated SoC: its times cannot be compared with measured ones").WithHint("make one for this machine: hetc probe, profile, solve")
 	}
-	r := Reading{Version: h.Release, Backend: h.Kernels}
-	if t.Start > 0 {
-		if len(doc.Tokens) != t.Start {
-			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens), t.Start)
+	reading := Reading{Version: h.Release, Backend: h.Kernels}
+	if task.Start > 0 {
+		if len(doc.Tokens) != task.Start {
+			return Reading{}, diag.New(diag.ClassRun, "hetc run: a prompt of %d tokens, want %d", len(doc.Tokens), task.Start)
 		}
-		return r, nil
+		return reading, nil
 	}
 	samples, tokens := doc.PrefillUS, 1
-	if t.Prompt == 0 {
-		samples, tokens = doc.DecodeUS, t.Gen
+	if task.Prompt == 0 {
+		samples, tokens = doc.DecodeUS, task.Gen
 	}
-	if len(samples) != t.Reps {
-		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: got %d samples, want %d", len(samples), t.Reps)
+	if len(samples) != task.Reps {
+		return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: got %d samples, want %d", len(samples), task.Reps)
 	}
 	for i, us := range samples {
 		if !(us > 0) {
 			return Reading{}, diag.New(diag.ClassRun, "hetc run --bench: sample %d is %g us, want a time", i, us)
 		}
-		r.SecondsPerRep = append(r.SecondsPerRep, us*float64(tokens)/1e6)
+		reading.SecondsPerRep = append(reading.SecondsPerRep, us*float64(tokens)/1e6)
 	}
-	return r, nil
+	return reading, nil
 }

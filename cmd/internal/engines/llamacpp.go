@@ -131,7 +131,7 @@ var loadedBackend = regexp.MustCompile(`(?m)^load_backend: loaded CPU backend fr
 
 // parseLlamaBench reads the one test that was asked for. What it does not read may change; what it reads must
 // be what was asked for.
-func parseLlamaBench(t Task, threads int, out, complaints []byte) (Reading, error) {
+func parseLlamaBench(task Task, threads int, out, complaints []byte) (Reading, error) {
 	fail := func(format string, args ...any) (Reading, error) {
 		return Reading{}, diag.New(diag.ClassRun, "llama-bench: "+format, args...).WithHint("this version of llama.cpp prints what hetc does not read: make deps-bench fetches one that it does")
 	}
@@ -142,31 +142,31 @@ func parseLlamaBench(t Task, threads int, out, complaints []byte) (Reading, erro
 	if len(tests) != 1 {
 		return fail("got %d tests, want 1", len(tests))
 	}
-	b := &tests[0]
-	prompt := t.Start + t.Prompt
-	if b.Prompt != prompt || b.Gen != t.Gen || prompt == 0 && b.Depth != t.Depth || b.Threads != threads {
-		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", b.Prompt, b.Gen, b.Depth, b.Threads, prompt, t.Gen, t.Depth, threads)
+	test := &tests[0]
+	prompt := task.Start + task.Prompt
+	if test.Prompt != prompt || test.Gen != task.Gen || prompt == 0 && test.Depth != task.Depth || test.Threads != threads {
+		return fail("it measured prompt %d, generation %d after %d, on %d threads; asked for %d, %d after %d, on %d", test.Prompt, test.Gen, test.Depth, test.Threads, prompt, task.Gen, task.Depth, threads)
 	}
-	if len(b.SamplesNS) != t.Reps {
-		return fail("got %d samples, want %d", len(b.SamplesNS), t.Reps)
+	if len(test.SamplesNS) != task.Reps {
+		return fail("got %d samples, want %d", len(test.SamplesNS), task.Reps)
 	}
-	r := Reading{Version: label(b.Commit), Backend: label(b.Backends)}
-	if b.Build > 0 {
-		r.Version = strings.TrimSpace(fmt.Sprintf("%s build %d", r.Version, b.Build))
+	reading := Reading{Version: label(test.Commit), Backend: label(test.Backends)}
+	if test.Build > 0 {
+		reading.Version = strings.TrimSpace(fmt.Sprintf("%s build %d", reading.Version, test.Build))
 	}
-	for i, ns := range b.SamplesNS {
+	for i, ns := range test.SamplesNS {
 		if ns < 1 {
 			return fail("sample %d is %d ns, want a time", i, ns)
 		}
-		if t.Start > 0 {
+		if task.Start > 0 {
 			continue // it counts without the loading
 		}
-		r.SecondsPerRep = append(r.SecondsPerRep, float64(ns)/1e9)
+		reading.SecondsPerRep = append(reading.SecondsPerRep, float64(ns)/1e9)
 	}
 	if m := loadedBackend.FindSubmatch(complaints); m != nil {
-		r.Backend = label(filepath.Base(string(m[1])))
+		reading.Backend = label(filepath.Base(string(m[1])))
 	}
-	return r, nil
+	return reading, nil
 }
 
 // label is a short word of a program's output, fit to be shown.
@@ -217,11 +217,11 @@ func (l *LlamaCpp) Reference(ctx context.Context, lim Limits, file, text, base s
 
 // Compare measures a file against a reference.
 func (l *LlamaCpp) Compare(ctx context.Context, lim Limits, file, format, base string, threads int) (Quality, error) {
-	d, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
+	done, err := Run(ctx, lim, filepath.Join(l.Dir, llamaPerplexity), "-m", file, "-c", strconv.Itoa(Window), "--chunks", strconv.Itoa(Windows), "-t", strconv.Itoa(threads), "-ngl", "0", "--kl-divergence", "--kl-divergence-base", base)
 	if err != nil {
 		return Quality{}, err
 	}
-	return parsePerplexity(format, d.Out)
+	return parsePerplexity(format, done.Out)
 }
 
 var perplexityLines = map[string]*regexp.Regexp{
@@ -231,7 +231,7 @@ var perplexityLines = map[string]*regexp.Regexp{
 }
 
 func parsePerplexity(format string, out []byte) (Quality, error) {
-	q := Quality{Engine: "llama.cpp", Form: format}
+	quality := Quality{Engine: "llama.cpp", Form: format}
 	read := func(what string, to ...*float64) error {
 		m := perplexityLines[what].FindSubmatch(out)
 		if m == nil {
@@ -246,11 +246,11 @@ func parsePerplexity(format string, out []byte) (Quality, error) {
 		}
 		return nil
 	}
-	if err := errors.Join(read("KL", &q.MeanKL, &q.KLError), read("top token", &q.SameTop), read("perplexity", &q.Perplexity)); err != nil {
+	if err := errors.Join(read("KL", &quality.MeanKL, &quality.KLError), read("top token", &quality.SameTop), read("perplexity", &quality.Perplexity)); err != nil {
 		return Quality{}, err
 	}
 	const sigmas = 1.96 // it prints standard errors
-	q.KLError *= sigmas
-	q.SameTop /= 100
-	return q, nil
+	quality.KLError *= sigmas
+	quality.SameTop /= 100
+	return quality, nil
 }

@@ -74,10 +74,10 @@ type Result struct {
 // fresh. A process that others disturbed is repeated twice at most.
 func (m *Match) Play(ctx context.Context) (*Result, error) {
 	began := time.Now()
-	r := &Result{Cores: m.Cores, Seed: m.Seed}
-	for _, t := range m.Tasks {
-		for _, e := range m.Engines {
-			r.Series = append(r.Series, Series{Engine: e.Name(), Form: e.Form(), Task: t})
+	result := &Result{Cores: m.Cores, Seed: m.Seed}
+	for _, task := range m.Tasks {
+		for _, engine := range m.Engines {
+			result.Series = append(result.Series, Series{Engine: engine.Name(), Form: engine.Form(), Task: task})
 		}
 	}
 	rng := rand.New(rand.NewPCG(m.Seed, 0))
@@ -86,29 +86,29 @@ func (m *Match) Play(ctx context.Context) (*Result, error) {
 	for round := range m.Rounds {
 		start := time.Now()
 		if m.Budget > 0 && round > 0 && start.Sub(began)+last > m.Budget {
-			r.Stopped = true
+			result.Stopped = true
 			break
 		}
 		for _, ti := range rng.Perm(len(m.Tasks)) {
 			for _, ei := range rng.Perm(len(m.Engines)) {
-				s := &r.Series[ti*len(m.Engines)+ei]
-				if s.Dropped {
+				series := &result.Series[ti*len(m.Engines)+ei]
+				if series.Dropped {
 					continue
 				}
-				if err := m.measure(ctx, r, s, m.Engines[ei], &waits, &repeats); err != nil {
-					return nil, fmt.Errorf("measure %s %s, %v: %w", s.Engine, s.Form, s.Task, err)
+				if err := m.measure(ctx, result, series, m.Engines[ei], &waits, &repeats); err != nil {
+					return nil, fmt.Errorf("measure %s %s, %v: %w", series.Engine, series.Form, series.Task, err)
 				}
 			}
 		}
-		r.Rounds++
+		result.Rounds++
 		last = time.Since(start)
 		m.Note("round %d of %d: %v", round+1, m.Rounds, last.Round(time.Second))
-		if r.Rounds == trialRounds {
-			drop(r.Series)
+		if result.Rounds == trialRounds {
+			drop(result.Series)
 		}
 	}
-	r.Seconds = time.Since(began).Seconds()
-	return r, r.summarise()
+	result.Seconds = time.Since(began).Seconds()
+	return result, result.summarise()
 }
 
 // trialRounds is after how many rounds forms that cannot win any more are dropped.
@@ -129,23 +129,23 @@ func drop(all []Series) {
 }
 
 func fastest(s *Series) (tps float64) {
-	for _, x := range s.Samples {
-		tps = max(tps, x.Median)
+	for _, sample := range s.Samples {
+		tps = max(tps, sample.Median)
 	}
 	return tps
 }
 
 func slowest(s *Series) float64 {
 	tps := s.Samples[0].Median
-	for _, x := range s.Samples {
-		tps = min(tps, x.Median)
+	for _, sample := range s.Samples {
+		tps = min(tps, sample.Median)
 	}
 	return tps
 }
 
 // measure runs one process, or up to three while others are at work and there are repeats left; the least
 // disturbed one counts.
-func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, waits *time.Duration, repeats *int) error {
+func (m *Match) measure(ctx context.Context, result *Result, series *Series, engine Engine, waits *time.Duration, repeats *int) error {
 	const most = 3
 	var best Sample
 	for try := range most {
@@ -154,37 +154,37 @@ func (m *Match) measure(ctx context.Context, r *Result, s *Series, e Engine, wai
 				return err
 			}
 		}
-		program, args := e.Command(s.Task, len(m.Cores))
-		d, err := Run(ctx, Limits{Cores: m.Cores, Time: m.Timeout}, program, args...)
+		program, args := engine.Command(series.Task, len(m.Cores))
+		done, err := Run(ctx, Limits{Cores: m.Cores, Time: m.Timeout}, program, args...)
 		if err != nil {
 			return err
 		}
-		reading, err := e.Parse(s.Task, len(m.Cores), d.Out, d.Complaints)
+		reading, err := engine.Parse(series.Task, len(m.Cores), done.Out, done.Complaints)
 		if err != nil {
-			return fmt.Errorf("%w%s", err, tail(d.Complaints))
+			return fmt.Errorf("%w%s", err, tail(done.Complaints))
 		}
-		x := Sample{Round: r.Rounds, PeakBytes: d.PeakBytes, Others: d.OthersCores}
-		if s.Task.Start > 0 {
-			reading.SecondsPerRep = []float64{d.Wall.Seconds()}
+		sample := Sample{Round: result.Rounds, PeakBytes: done.PeakBytes, Others: done.OthersCores}
+		if series.Task.Start > 0 {
+			reading.SecondsPerRep = []float64{done.Wall.Seconds()}
 		}
 		for _, sec := range reading.SecondsPerRep {
-			x.TPS = append(x.TPS, float64(s.Task.Tokens())/sec)
+			sample.TPS = append(sample.TPS, float64(series.Task.Tokens())/sec)
 		}
-		x.Median = stat.Median(x.TPS)
-		s.Version, s.Backend, s.Peak = reading.Version, reading.Backend, max(s.Peak, x.PeakBytes)
-		if try == 0 || x.Others < best.Others {
-			best = x
+		sample.Median = stat.Median(sample.TPS)
+		series.Version, series.Backend, series.Peak = reading.Version, reading.Backend, max(series.Peak, sample.PeakBytes)
+		if try == 0 || sample.Others < best.Others {
+			best = sample
 		}
-		if best.Repeats = try; !m.disturbed(&x) || *repeats == 0 {
+		if best.Repeats = try; !m.disturbed(&sample) || *repeats == 0 {
 			break
 		}
 		*repeats--
 	}
-	r.Repeated += best.Repeats
+	result.Repeated += best.Repeats
 	if m.disturbed(&best) {
-		r.Disturbed++
+		result.Disturbed++
 	}
-	s.Samples = append(s.Samples, best)
+	series.Samples = append(series.Samples, best)
 	return nil
 }
 
@@ -215,13 +215,13 @@ func (m *Match) awaitQuiet(ctx context.Context, left *time.Duration) error {
 // summarise computes medians, intervals and ratios.
 func (r *Result) summarise() error {
 	for i := range r.Series {
-		s := &r.Series[i]
+		series := &r.Series[i]
 		var medians []float64
-		for _, x := range s.Samples {
-			medians = append(medians, x.Median)
+		for _, sample := range series.Samples {
+			medians = append(medians, sample.Median)
 		}
 		var err error
-		if s.Summary, err = stat.Summarise(medians); err != nil {
+		if series.Summary, err = stat.Summarise(medians); err != nil {
 			return err
 		}
 	}
@@ -249,16 +249,16 @@ func (r *Result) summarise() error {
 func (r *Result) best(t Task) []*Series {
 	var out []*Series
 	for i := range r.Series {
-		s := &r.Series[i]
-		if s.Engine == "hetc" || s.Task != t || s.Dropped {
+		series := &r.Series[i]
+		if series.Engine == "hetc" || series.Task != t || series.Dropped {
 			continue
 		}
-		k := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == s.Engine })
+		k := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == series.Engine })
 		switch {
 		case k < 0:
-			out = append(out, s)
-		case s.Summary.Median > out[k].Summary.Median:
-			out[k] = s
+			out = append(out, series)
+		case series.Summary.Median > out[k].Summary.Median:
+			out[k] = series
 		}
 	}
 	return out
@@ -267,9 +267,9 @@ func (r *Result) best(t Task) []*Series {
 // Peak is the largest memory of an engine's form over all tasks, bytes.
 func (r *Result) Peak(engine, form string) int64 {
 	var peak int64
-	for _, s := range r.Series {
-		if s.Engine == engine && s.Form == form {
-			peak = max(peak, s.Peak)
+	for _, series := range r.Series {
+		if series.Engine == engine && series.Form == form {
+			peak = max(peak, series.Peak)
 		}
 	}
 	return peak

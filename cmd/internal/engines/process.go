@@ -40,16 +40,16 @@ const (
 
 // Run executes a program to its end in a process group of its own, which ends with the context, with the
 // time limit and with this process. An error says what the program was complaining about last.
-func Run(ctx context.Context, l Limits, program string, args ...string) (Done, error) {
-	limited, cancel := patience.WithTimeout(ctx, l.Time)
+func Run(ctx context.Context, limits Limits, program string, args ...string) (Done, error) {
+	limited, cancel := patience.WithTimeout(ctx, limits.Time)
 	defer cancel()
-	c := exec.CommandContext(limited, program, args...)
-	c.Env = child.Env()
+	process := exec.CommandContext(limited, program, args...)
+	process.Env = child.Env()
 	out := &bounded{most: mostOutput, full: cancel}
 	complaints := &ends{keep: keptComplaints}
-	c.Stdout, c.Stderr = out, complaints
-	c.WaitDelay = 5 * time.Second // for those that do not end when asked
-	group(c)
+	process.Stdout, process.Stderr = out, complaints
+	process.WaitDelay = 5 * time.Second // for those that do not end when asked
+	group(process)
 	before, known := usage()
 	began := time.Now()
 	var small func() int64
@@ -57,30 +57,30 @@ func Run(ctx context.Context, l Limits, program string, args ...string) (Done, e
 	go func() {
 		// The thread that starts a process lends it its cores, and takes it along when it ends.
 		runtime.LockOSThread()
-		undo, err := restrict(l.Cores)
+		undo, err := restrict(limits.Cores)
 		if err != nil {
 			done <- err
 			return
 		}
-		if err = c.Start(); err == nil {
-			small = watchSmall(c.Process.Pid)
+		if err = process.Start(); err == nil {
+			small = watchSmall(process.Process.Pid)
 		}
 		if undo() {
 			defer runtime.UnlockOSThread()
 		}
 		if err == nil {
-			err = c.Wait()
-			endGroup(c)
+			err = process.Wait()
+			endGroup(process)
 		}
 		done <- err
 	}()
 	err := <-done
 	d := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), Wall: time.Since(began), OthersCores: -1}
 	if small != nil {
-		d.PeakBytes = peakBytes(c.ProcessState, small())
+		d.PeakBytes = peakBytes(process.ProcessState, small())
 	}
 	if after, ok := usage(); ok && known {
-		d.OthersCores = max(0, float64(after-before-cpuTime(c.ProcessState))/float64(max(d.Wall, 1)))
+		d.OthersCores = max(0, float64(after-before-cpuTime(process.ProcessState))/float64(max(d.Wall, 1)))
 	}
 	name := filepath.Base(program)
 	switch {
@@ -89,7 +89,7 @@ func Run(ctx context.Context, l Limits, program string, args ...string) (Done, e
 	case out.overflown():
 		return d, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).WithHint("is this the right program? it is %q", program)
 	case limited.Err() != nil:
-		return d, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, l.Time, tail(d.Complaints)).WithHint("give it more time with --timeout")
+		return d, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time, tail(d.Complaints)).WithHint("give it more time with --timeout")
 	case err != nil:
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {

@@ -62,11 +62,11 @@ func peakBytes(p *os.ProcessState, seen int64) int64 {
 	if p == nil {
 		return 0
 	}
-	u, ok := p.SysUsage().(*syscall.Rusage)
-	if !ok || u.Maxrss<<10 <= floor() {
+	rusage, ok := p.SysUsage().(*syscall.Rusage)
+	if !ok || rusage.Maxrss<<10 <= floor() {
 		return seen
 	}
-	return u.Maxrss << 10
+	return rusage.Maxrss << 10
 }
 
 // residentPeak is the largest resident size of a running process so far, 0 when it has ended.
@@ -76,11 +76,11 @@ func residentPeak(pid int) int64 {
 
 // floor is the largest resident size of this process: no peak of a process it starts is reported below.
 func floor() int64 {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+	var rusage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &rusage); err != nil {
 		return 0
 	}
-	return u.Maxrss << 10
+	return rusage.Maxrss << 10
 }
 
 // cpuTime is what a process that has ended, and those it waited for, used.
@@ -93,9 +93,9 @@ func cpuTime(p *os.ProcessState) time.Duration {
 
 // ownTime is what this process has used.
 func ownTime() (time.Duration, bool) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+	var rusage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &rusage); err != nil {
 		return 0, false
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), true
+	return time.Duration(rusage.Utime.Nano() + rusage.Stime.Nano()), true
 }

@@ -40,14 +40,14 @@ type Options struct {
 }
 
 // Run answers the question that args ask: a plan file, and optionally what is asked of it.
-func (o *Options) Run(c *cobra.Command, s *cli.Streams, args []string) error {
-	p, err := plantext.Read(args[0])
+func (o *Options) Run(cmd *cobra.Command, ui *cli.Streams, args []string) error {
+	plan, err := plantext.Read(args[0])
 	if err != nil {
 		return err
 	}
-	answer := answer{s: s, ctx: c.Context(), p: p, file: args[0]}
+	answer := answer{s: ui, ctx: cmd.Context(), p: plan, file: args[0]}
 	if name := cmp.Or(o.Target, o.SoC); name != "" {
-		if answer.soc, err = bindings.SoCOf(p, name); err != nil {
+		if answer.soc, err = bindings.SoCOf(plan, name); err != nil {
 			return err
 		}
 	}
@@ -55,16 +55,16 @@ func (o *Options) Run(c *cobra.Command, s *cli.Streams, args []string) error {
 	if len(args) == 2 {
 		what = args[1]
 	}
-	ask, err := parse(p, what)
+	ask, err := parse(plan, what)
 	if err != nil {
 		return err
 	}
 	if o.Record != "" || o.Costs != "" || o.Model != "" || o.Workload != "" {
-		if answer.input, err = o.open(c, s, p); err != nil {
+		if answer.input, err = o.open(cmd, ui, plan); err != nil {
 			return err
 		}
 		defer answer.input.Model.Close()
-		end, err := o.Working.Begin(s, answer.input)
+		end, err := o.Working.Begin(ui, answer.input)
 		if err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func (o *Options) Run(c *cobra.Command, s *cli.Streams, args []string) error {
 }
 
 // open reads the inputs for solving again. The caller closes the model.
-func (o *Options) open(c *cobra.Command, s *cli.Streams, p *planir.Plan) (*solver.Input, error) {
+func (o *Options) open(c *cobra.Command, ui *cli.Streams, plan *planir.Plan) (*solver.Input, error) {
 	input, err := o.Open(c)
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (o *Options) open(c *cobra.Command, s *cli.Streams, p *planir.Plan) (*solve
 			return nil, errors.Join(err, input.Model.Close())
 		}
 	}
-	if err := complete(s, p, input, o); err != nil {
+	if err := complete(ui, plan, input, o); err != nil {
 		return nil, errors.Join(err, input.Model.Close())
 	}
 	return input, nil
@@ -122,7 +122,7 @@ type question struct {
 }
 
 // parse reads WHAT. A word that the plan has nothing of is an error of class ClassUsage that names the nearest.
-func parse(p *planir.Plan, what string) (question, error) {
+func parse(plan *planir.Plan, what string) (question, error) {
 	if what == "" || what == "limits" || what == "tiers" {
 		return question{what: what}, nil
 	}
@@ -135,7 +135,7 @@ func parse(p *planir.Plan, what string) (question, error) {
 		}
 	}
 	var programs, words []string
-	for _, ph := range p.Program.Programs {
+	for _, ph := range plan.Program.Programs {
 		programs = append(programs, ph.Name)
 		switch {
 		case node == "" && ph.Rows == rows, ph.Name == what, node == ph.Phase && at != "" && ph.Rows == rows:
@@ -147,11 +147,11 @@ func parse(p *planir.Plan, what string) (question, error) {
 		return question{}, diag.New(diag.ClassUsage, "explain %q: the plan has no such program", what).WithHint("it has %s", strings.Join(programs, ", "))
 	}
 	nodes := map[string]bool{}
-	for _, d := range p.Decisions {
-		if d.Node == node {
+	for _, decision := range plan.Decisions {
+		if decision.Node == node {
 			return question{node: node, rows: rows}, nil // the number of rows is looked at with the decisions
 		}
-		nodes[d.Node] = true
+		nodes[decision.Node] = true
 	}
 	words = append(append(words, "limits", "tiers"), slices.Sorted(maps.Keys(nodes))...)
 	hint := diag.DidYouMean(what, words)
@@ -165,32 +165,32 @@ func parse(p *planir.Plan, what string) (question, error) {
 }
 
 // complete adds the inputs for solving again, and tells where they are not those of the plan.
-func complete(s *cli.Streams, p *planir.Plan, input *solver.Input, o *Options) error {
+func complete(ui *cli.Streams, plan *planir.Plan, input *solver.Input, options *Options) error {
 	var err error
-	if input.Calibration, err = bindings.ReadCalibration(o.Calibration); err != nil {
+	if input.Calibration, err = bindings.ReadCalibration(options.Calibration); err != nil {
 		return err
 	}
-	if input.MaxMemory, err = solving.MaxMemory(o.MaxMemory); err != nil {
+	if input.MaxMemory, err = solving.MaxMemory(options.MaxMemory); err != nil {
 		return err
 	}
-	if p.Memory != nil && o.MaxMemory == "" && int64(input.Workload.Memory) != p.Memory.Max {
-		input.MaxMemory = p.Memory.Max
+	if plan.Memory != nil && options.MaxMemory == "" && int64(input.Workload.Memory) != plan.Memory.Max {
+		input.MaxMemory = plan.Memory.Max
 	}
-	input.Only = o.Only
-	if p.SoC.Target && !input.Targeted() {
+	input.Only = options.Only
+	if plan.SoC.Target && !input.Targeted() {
 		if err := input.ForTarget(); err != nil {
 			return err
 		}
 	}
-	differ, err := solver.SameInputs(p, input)
+	differ, err := solver.SameInputs(plan, input)
 	if err != nil {
 		return err
 	}
 	for _, kind := range differ {
-		if kind == planir.CalibrationInput && o.Calibration == "" {
+		if kind == planir.CalibrationInput && options.Calibration == "" {
 			return diag.New(diag.ClassInput, "explain: the plan was solved with a calibration, and none is given").WithHint("give it with --calibration")
 		}
-		s.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that reason too", kind)
+		ui.Warnf("what was given as %s is not what the plan was solved with: what is solved again differs for that reason too", kind)
 	}
 	return nil
 }
@@ -223,44 +223,44 @@ func (x *answer) title(what string) {
 }
 
 func (x *answer) operator(node string, rows int) error {
-	p, s, soc := x.p, x.s, x.soc
-	list, err := solver.Explain(p, node, rows, x.input)
+	plan, ui, soc := x.p, x.s, x.soc
+	list, err := solver.Explain(plan, node, rows, x.input)
 	if err != nil {
 		return err
 	}
 	x.title(fmt.Sprintf("%s@%d", node, rows))
 	if x.input == nil {
-		s.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
+		ui.Printf("stored alternatives only: the best of each strategy; give --soc, --costs and --model to price every choice again\n")
 	}
 	var said []string
-	for _, c := range planview.CompiledFor(p, rows) {
-		if c.Node == node {
-			said = append(said, planview.CompiledWords([]planir.Compiled{c})...)
+	for _, compiled := range planview.CompiledFor(plan, rows) {
+		if compiled.Node == node {
+			said = append(said, planview.CompiledWords([]planir.Compiled{compiled})...)
 		}
 	}
 	for _, line := range said {
-		s.Printf("- %s\n", line)
+		ui.Printf("- %s\n", line)
 	}
-	roofs := planview.Roofs{Plan: p, SoC: soc}
+	roofs := planview.Roofs{Plan: plan, SoC: soc}
 	if x.input != nil {
 		roofs.Costs = x.input.Costs
 	}
 	var table [][]string
 	choices := make([]choice, len(list))
-	for i, r := range list {
-		choices[i] = choice{r, roofs.Of(p.DecisionFor(node, rows), r.Procs, r.NS)}
+	for i, row := range list {
+		choices[i] = choice{row, roofs.Of(plan.DecisionFor(node, rows), row.Procs, row.NS)}
 		mark := ""
-		if r.Chosen {
+		if row.Chosen {
 			mark = "chosen"
 		}
-		if r.Note != "" {
-			mark = strings.TrimSpace(mark + " " + r.Note)
+		if row.Note != "" {
+			mark = strings.TrimSpace(mark + " " + row.Note)
 		}
 		us := "-" // it cannot be executed so
-		if r.NS > 0 {
-			us = fmt.Sprintf("%.1f", float64(r.NS)/1e3)
+		if row.NS > 0 {
+			us = fmt.Sprintf("%.1f", float64(row.NS)/1e3)
 		}
-		line := []string{string(r.Strategy), r.Shares, us}
+		line := []string{string(row.Strategy), row.Shares, us}
 		if soc != nil {
 			line = append(line, choices[i].Roof.Text(true))
 		}
@@ -270,8 +270,8 @@ func (x *answer) operator(node string, rows int) error {
 	if soc != nil {
 		header = append(header, ">roof")
 	}
-	s.Table(append(header, ""), table)
-	return s.Result(map[string]any{"node": node, "rows": rows, "simulated": p.SoC.Simulated, "stored_only": x.input == nil, "choices": choices, "compiled": said})
+	ui.Table(append(header, ""), table)
+	return ui.Result(map[string]any{"node": node, "rows": rows, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil, "choices": choices, "compiled": said})
 }
 
 // choice is a row of explain.
@@ -282,40 +282,40 @@ type choice struct {
 
 // plan tells of the whole plan: sentences first, then the tables.
 func (x *answer) plan() error {
-	p, s := x.p, x.s
-	stories := solver.Stories(p)
+	plan, ui := x.p, x.s
+	stories := solver.Stories(plan)
 	summary := x.summary(stories)
-	x.title(p.Model.Name)
+	x.title(plan.Model.Name)
 	for _, line := range summary {
-		s.Printf("- %s\n", line)
+		ui.Printf("- %s\n", line)
 	}
 	x.stored("plans without each of the processors are not stored")
-	doc := map[string]any{"summary": summary, "programs": stories, "predictions": p.Predictions, "decisions": p.Decisions, "solver": p.Solver, "proof": solver.ProofOf(p.Solver),
-		"quality": p.Quality, "memory": p.Memory, "simulated": p.SoC.Simulated, "stored_only": x.input == nil}
+	doc := map[string]any{"summary": summary, "programs": stories, "predictions": plan.Predictions, "decisions": plan.Decisions, "solver": plan.Solver, "proof": solver.ProofOf(plan.Solver),
+		"quality": plan.Quality, "memory": plan.Memory, "simulated": plan.SoC.Simulated, "stored_only": x.input == nil}
 	if x.input != nil {
-		list, err := solver.Without(x.ctx, p, *x.input)
+		list, err := solver.Without(x.ctx, plan, *x.input)
 		if err != nil {
 			return err
 		}
-		s.Printf("\nsolved again, expected time of a prompt and its answer:\n")
+		ui.Printf("\nsolved again, expected time of a prompt and its answer:\n")
 		x.alternatives(list)
 		doc["alternatives"] = list
 	}
-	s.Printf("\n")
-	planview.ShowPredictions(s, p)
-	planview.ShowLimits(s, p)
-	s.Printf("\n")
-	shown := planview.ShowDecisions(s, p, x.soc)
+	ui.Printf("\n")
+	planview.ShowPredictions(ui, plan)
+	planview.ShowLimits(ui, plan)
+	ui.Printf("\n")
+	shown := planview.ShowDecisions(ui, plan, x.soc)
 	var rows [][]string
-	for _, x := range p.Solver {
-		rows = append(rows, []string{x.Problem, x.Status, fmt.Sprintf("%.1f", float64(x.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(x.BoundNS)/1e3), strconv.Itoa(x.Choices)})
+	for _, solve := range plan.Solver {
+		rows = append(rows, []string{solve.Problem, solve.Status, fmt.Sprintf("%.1f", float64(solve.ObjectiveNS)/1e3), fmt.Sprintf("%.1f", float64(solve.BoundNS)/1e3), strconv.Itoa(solve.Choices)})
 	}
-	s.Printf("\n")
-	s.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
+	ui.Printf("\n")
+	ui.Table([]string{"problem", "status", ">objective us", ">bound us", ">choices"}, rows)
 	if x.soc != nil {
 		doc["roofs"] = shown
 	}
-	return s.Result(doc)
+	return ui.Result(doc)
 }
 
 // summary is the plan in sentences.
@@ -392,18 +392,18 @@ func (x *answer) forms() (out []string) {
 	words := map[op.Form]string{op.Swapped: "weight first", op.BatchMatMul: "as a batch matmul", op.Conv: "as a 1x1 convolution"}
 	for i := range x.p.Procs {
 		name, products, count := x.p.Procs[i].Name, 0, map[op.Form]int{}
-		for _, d := range x.p.Decisions {
-			for _, sh := range d.Shares {
-				if sh.Proc == name && d.Scheme != "" {
+		for _, decision := range x.p.Decisions {
+			for _, sh := range decision.Shares {
+				if sh.Proc == name && decision.Scheme != "" {
 					products++
 					count[sh.Form.Class()]++
 				}
 			}
 		}
 		var parts []string
-		for _, f := range op.FormClasses {
-			if count[f] > 0 {
-				parts = append(parts, fmt.Sprintf("%d of %d matrix products %s", count[f], products, words[f]))
+		for _, form := range op.FormClasses {
+			if count[form] > 0 {
+				parts = append(parts, fmt.Sprintf("%d of %d matrix products %s", count[form], products, words[form]))
 			}
 		}
 		if parts != nil {
@@ -423,18 +423,18 @@ func (x *answer) where(stories []solver.ProgramStory) []string {
 	for i := range stories {
 		st := &stories[i]
 		var total int64
-		for _, b := range st.Busy {
-			total += b.NS
+		for _, busy := range st.Busy {
+			total += busy.NS
 		}
 		var main []solver.Busy
-		for _, b := range st.Busy {
-			if float64(b.NS) >= 0.02*float64(total) {
-				main = append(main, b)
+		for _, busy := range st.Busy {
+			if float64(busy.NS) >= 0.02*float64(total) {
+				main = append(main, busy)
 			}
 		}
 		var names []string
-		for _, b := range main {
-			names = append(names, b.Proc)
+		for _, busy := range main {
+			names = append(names, busy.Proc)
 		}
 		slices.Sort(names)
 		text := cli.Enumerate(names)
@@ -459,12 +459,12 @@ func (x *answer) where(stories []solver.ProgramStory) []string {
 		groups = append(groups, group{text, []string{name}})
 	}
 	var out []string
-	for _, g := range groups {
-		who := cli.Enumerate(spoken(g.programs))
-		if len(g.programs) == len(stories) && len(stories) > 1 {
+	for _, group := range groups {
+		who := cli.Enumerate(spoken(group.programs))
+		if len(group.programs) == len(stories) && len(stories) > 1 {
 			who = "answers and prompts of every size"
 		}
-		out = append(out, fmt.Sprintf("For %s: %s.", who, g.text))
+		out = append(out, fmt.Sprintf("For %s: %s.", who, group.text))
 	}
 	return out
 }
@@ -486,9 +486,9 @@ func (x *answer) bounds(st *solver.ProgramStory) string {
 		return text
 	}
 	var procs []string
-	for _, b := range st.Busy {
-		if b.NS*10 > st.Busy[0].NS {
-			procs = append(procs, b.Proc)
+	for _, busy := range st.Busy {
+		if busy.NS*10 > st.Busy[0].NS {
+			procs = append(procs, busy.Proc)
 		}
 	}
 	rate := float64(st.WeightBytes) / float64(st.ProductsNS)
@@ -510,11 +510,11 @@ func (x *answer) bounds(st *solver.ProgramStory) string {
 // alternatives is a table of plans under other conditions.
 func (x *answer) alternatives(list []solver.Alternative) {
 	var rows [][]string
-	for _, a := range list {
-		row := []string{a.What, "-", "", a.Note}
-		if a.ExpectedNS > 0 {
-			row[1] = fmt.Sprintf("%.3f", a.ExpectedNS/1e6)
-			row[2] = change(a.Ratio)
+	for _, alternative := range list {
+		row := []string{alternative.What, "-", "", alternative.Note}
+		if alternative.ExpectedNS > 0 {
+			row[1] = fmt.Sprintf("%.3f", alternative.ExpectedNS/1e6)
+			row[2] = change(alternative.Ratio)
 		}
 		rows = append(rows, row)
 	}
@@ -523,7 +523,7 @@ func (x *answer) alternatives(list []solver.Alternative) {
 
 // program tells where the time of one goes.
 func (x *answer) program(name string) error {
-	s := x.s
+	ui := x.s
 	for _, st := range solver.Stories(x.p) {
 		if st.Program != name {
 			continue
@@ -541,10 +541,10 @@ func (x *answer) program(name string) error {
 			lines = append(lines, "What would help: weights of fewer bits (schemes or quality.max_kl in the workload), decoding several sequences together (batches), or faster memory.")
 		}
 		for _, l := range lines {
-			s.Printf("- %s\n", l)
+			ui.Printf("- %s\n", l)
 		}
 		x.parts(&st)
-		return s.Result(map[string]any{"program": st, "summary": lines, "simulated": x.p.SoC.Simulated})
+		return ui.Result(map[string]any{"program": st, "summary": lines, "simulated": x.p.SoC.Simulated})
 	}
 	return diag.New(diag.ClassUsage, "explain %q: the plan has no such program", name)
 }
@@ -552,20 +552,20 @@ func (x *answer) program(name string) error {
 // parts are tables of who works how long, and of the slowest operators.
 func (x *answer) parts(st *solver.ProgramStory) {
 	var rows [][]string
-	for _, b := range st.Busy {
-		rows = append(rows, []string{b.Proc, ms(b.NS), shareText(b.NS, st.PlanNS)})
+	for _, busy := range st.Busy {
+		rows = append(rows, []string{busy.Proc, ms(busy.NS), shareText(busy.NS, st.PlanNS)})
 	}
 	x.s.Printf("\n")
 	x.s.Table([]string{"processor", ">works", ">of the time"}, rows)
 	rows = nil
-	for _, o := range st.Slowest {
+	for _, time := range st.Slowest {
 		var shares []string
-		if d := x.p.DecisionFor(o.Node, st.Rows); d != nil {
-			for _, sh := range d.Shares {
+		if decision := x.p.DecisionFor(time.Node, st.Rows); decision != nil {
+			for _, sh := range decision.Shares {
 				shares = append(shares, sh.Proc)
 			}
 		}
-		rows = append(rows, []string{o.Node, ms(o.NS), shareText(o.NS, st.PlanNS), strings.Join(shares, " + ")})
+		rows = append(rows, []string{time.Node, ms(time.NS), shareText(time.NS, st.PlanNS), strings.Join(shares, " + ")})
 	}
 	x.s.Printf("\n")
 	x.s.Table([]string{"slowest operators", ">all layers", ">of the time", "on"}, rows)
@@ -573,98 +573,98 @@ func (x *answer) parts(st *solver.ProgramStory) {
 
 // bucket tells why a size of prefill exists.
 func (x *answer) bucket(rows int) error {
-	b, err := solver.Bucket(x.ctx, x.p, rows, x.input)
+	story, err := solver.Bucket(x.ctx, x.p, rows, x.input)
 	if err != nil {
 		return err
 	}
-	s, p := x.s, x.p
+	ui, plan := x.s, x.p
 	x.title(fmt.Sprintf("prefill@%d", rows))
 	var st solver.ProgramStory
 	largest := 0
-	for _, y := range solver.Stories(x.p) {
-		if y.Phase == "prefill" {
-			largest = max(largest, y.Rows)
-			if y.Rows == rows {
-				st = y
+	for _, story := range solver.Stories(x.p) {
+		if story.Phase == "prefill" {
+			largest = max(largest, story.Rows)
+			if story.Rows == rows {
+				st = story
 			}
 		}
 	}
 	var lines []string
 	switch {
-	case b.From == b.To:
+	case story.From == story.To:
 		lines = append(lines, fmt.Sprintf("Prompts of %d tokens run in it.", rows))
 	case rows == largest:
-		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that; longer ones are cut into pieces of %d.", b.From, b.To, rows, rows))
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that; longer ones are cut into pieces of %d.", story.From, story.To, rows, rows))
 	default:
-		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", b.From, b.To, rows, b.From, b.To))
+		lines = append(lines, fmt.Sprintf("Prompts of %d to %d tokens run in it, padded to %d where a processor needs that, and so do the last %d to %d tokens of longer ones.", story.From, story.To, rows, story.From, story.To))
 	}
 	lines = append(lines, fmt.Sprintf("A full one takes %s (%.0f tokens/s)%s.", ms(st.PlanNS), float64(rows)*1e9/float64(max(1, st.PlanNS)), against(&st)))
 	lines = append(lines, x.where([]solver.ProgramStory{st})...)
 	lines = append(lines, "What bounds it: "+x.bounds(&st)+".")
-	lines = append(lines, planview.CompiledWords(planview.CompiledFor(p, rows))...)
+	lines = append(lines, planview.CompiledWords(planview.CompiledFor(plan, rows))...)
 	if x.input != nil {
-		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", b.Calls, 100*b.Time))
+		lines = append(lines, fmt.Sprintf("By the workload a prompt makes %.2f calls of it, %.0f %% of the time of prefill.", story.Calls, 100*story.Time))
 	}
 	for _, l := range lines {
-		s.Printf("- %s\n", l)
+		ui.Printf("- %s\n", l)
 	}
 	x.stored("what prefill would cost without it, or with one more, is not stored in the plan")
-	if len(b.Sets) > 0 {
-		s.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
-		x.alternatives(b.Sets)
+	if len(story.Sets) > 0 {
+		ui.Printf("\nsolved again for the same prompts, expected time of a prompt and its answer:\n")
+		x.alternatives(story.Sets)
 	}
 	x.parts(&st)
-	return s.Result(map[string]any{"bucket": b, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported, "stored_only": x.input == nil})
+	return ui.Result(map[string]any{"bucket": story, "program": st, "summary": lines, "simulated": x.p.SoC.Simulated, "imported": x.p.SoC.Imported, "stored_only": x.input == nil})
 }
 
 // limits tells which limits bind, and what relaxing each would buy.
 func (x *answer) limits() error {
-	s, p := x.s, x.p
+	ui, plan := x.s, x.p
 	x.title("limits of the plan")
 	if x.input == nil {
-		planview.ShowLimits(s, p)
+		planview.ShowLimits(ui, plan)
 		var rows [][]string
-		for i := range p.Procs {
-			if g := p.Procs[i].GraphBytes; g > 0 {
-				rows = append(rows, []string{p.Procs[i].Name + ".graph_bytes", unit.Bytes(g).String()})
+		for i := range plan.Procs {
+			if g := plan.Procs[i].GraphBytes; g > 0 {
+				rows = append(rows, []string{plan.Procs[i].Name + ".graph_bytes", unit.Bytes(g).String()})
 			}
 		}
 		if rows != nil {
-			s.Table([]string{"limit", ">value"}, rows)
+			ui.Table([]string{"limit", ">value"}, rows)
 		}
 		x.stored("which of them bind, and what relaxing them would gain, is found by solving again")
-		return s.Result(map[string]any{"stored_only": true, "memory": p.Memory, "quality": p.Quality, "simulated": p.SoC.Simulated})
+		return ui.Result(map[string]any{"stored_only": true, "memory": plan.Memory, "quality": plan.Quality, "simulated": plan.SoC.Simulated})
 	}
 	list, expected, err := solver.LimitsOf(x.ctx, *x.input)
 	if err != nil {
 		return err
 	}
 	var rows [][]string
-	for _, l := range list {
-		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
-		if l.Binds {
+	for _, story := range list {
+		row := []string{story.Key, story.Value, story.Used, "no", "", "", story.Note}
+		if story.Binds {
 			row[3] = "yes"
-			if l.Step != nil {
-				row[4] = l.Step.What + ": " + change(l.Step.Ratio)
+			if story.Step != nil {
+				row[4] = story.Step.What + ": " + change(story.Step.Ratio)
 			}
-			if l.Free != nil {
-				row[5] = change(l.Free.Ratio)
+			if story.Free != nil {
+				row[5] = change(story.Free.Ratio)
 			}
 		}
 		rows = append(rows, row)
 	}
-	s.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
-	s.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
+	ui.Printf("expected time of a prompt and its answer: %.3f ms; changes are of that\n", expected/1e6)
+	ui.Table([]string{"limit", "value", "the plan takes", "binds", "the next step buys", ">without it", ""}, rows)
 	binding := 0
-	for _, l := range list {
-		if l.Binds {
+	for _, story := range list {
+		if story.Binds {
 			binding++
 		}
 	}
 	if binding == 0 {
-		s.Printf("no limit makes the plan slower\n")
+		ui.Printf("no limit makes the plan slower\n")
 	}
-	return s.Result(map[string]any{"expected_ns": expected, "limits": list, "simulated": p.SoC.Simulated})
+	return ui.Result(map[string]any{"expected_ns": expected, "limits": list, "simulated": plan.SoC.Simulated})
 }
 
 // tiers tells of the capacity tiers of a mixture of experts.
@@ -674,43 +674,43 @@ func (x *answer) tiers() error {
 		x.s.Printf("the plan has none: hetc solve --loads chooses them for a model with experts\n")
 	}
 	planview.ShowTiers(x.s, x.p)
-	if t := x.p.Tiers; t != nil {
-		over := "overflows to " + t.CPU
-		if t.Overflow == "prune" {
-			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be dropped", 100*t.Drop, 100*t.MaxDrop)
-			if t.MaxLost > 0 {
-				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f %% may be lost", 100*t.Lost, 100*t.MaxLost)
+	if tiers := x.p.Tiers; tiers != nil {
+		over := "overflows to " + tiers.CPU
+		if tiers.Overflow == "prune" {
+			over = fmt.Sprintf("is dropped, what adds least first: %.2f %% of the rows, of which %.2f %% may be dropped", 100*tiers.Drop, 100*tiers.MaxDrop)
+			if tiers.MaxLost > 0 {
+				over += fmt.Sprintf(", and with them %.3f %% of the squared norm of what experts add, of which %.3f %% may be lost", 100*tiers.Lost, 100*tiers.MaxLost)
 			}
 		}
 		x.s.Printf("A tier is a number of rows that is reserved for each expert of a group; what an expert gets beyond that %s.\n", over)
-		if t.Serial {
-			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", t.NPU, t.CPU)
+		if tiers.Serial {
+			x.s.Printf("%s and %s take turns: a layer takes the time of both.\n", tiers.NPU, tiers.CPU)
 		} else {
-			x.s.Printf("%s and %s work at the same time: a layer takes the longer one's time.\n", t.NPU, t.CPU)
+			x.s.Printf("%s and %s work at the same time: a layer takes the longer one's time.\n", tiers.NPU, tiers.CPU)
 		}
 		var layers [][]string
-		for i := range t.Layers {
-			y := &t.Layers[i]
-			longer := t.NPU
-			if y.CPUNS > y.NPUNS {
-				longer = t.CPU
+		for i := range tiers.Layers {
+			layer := &tiers.Layers[i]
+			longer := tiers.NPU
+			if layer.CPUNS > layer.NPUNS {
+				longer = tiers.CPU
 			}
-			layers = append(layers, []string{strconv.Itoa(y.Layer), fmt.Sprintf("%.1f", float64(y.NPUNS)/1e3), fmt.Sprintf("%.1f", float64(y.CPUNS)/1e3), longer, fmt.Sprintf("%.1f", float64(y.ExpectNS)/1e3)})
+			layers = append(layers, []string{strconv.Itoa(layer.Layer), fmt.Sprintf("%.1f", float64(layer.NPUNS)/1e3), fmt.Sprintf("%.1f", float64(layer.CPUNS)/1e3), longer, fmt.Sprintf("%.1f", float64(layer.ExpectNS)/1e3)})
 		}
-		x.s.Table([]string{">layer", ">" + t.NPU + " us", ">" + t.CPU + " us", "longer", ">layer us"}, layers)
+		x.s.Table([]string{">layer", ">" + tiers.NPU + " us", ">" + tiers.CPU + " us", "longer", ">layer us"}, layers)
 		var rows [][]string
-		for i := range t.Layers {
-			y := &t.Layers[i]
-			for _, g := range y.Groups {
-				next := t.CPU
-				if g.NextRows > 0 {
-					next = fmt.Sprintf("%d rows", g.NextRows)
+		for i := range tiers.Layers {
+			layer := &tiers.Layers[i]
+			for _, group := range layer.Groups {
+				next := tiers.CPU
+				if group.NextRows > 0 {
+					next = fmt.Sprintf("%d rows", group.NextRows)
 				}
-				rows = append(rows, []string{strconv.Itoa(y.Layer), strconv.Itoa(g.Rows), strconv.Itoa(len(g.Experts)), t.NPU, fmt.Sprintf("%.1f", float64(g.ExpectNS)/1e3), next,
-					fmt.Sprintf("%+.1f", float64(g.NextNS-y.ExpectNS)/1e3)})
+				rows = append(rows, []string{strconv.Itoa(layer.Layer), strconv.Itoa(group.Rows), strconv.Itoa(len(group.Experts)), tiers.NPU, fmt.Sprintf("%.1f", float64(group.ExpectNS)/1e3), next,
+					fmt.Sprintf("%+.1f", float64(group.NextNS-layer.ExpectNS)/1e3)})
 			}
-			if len(y.Resident) > 0 {
-				rows = append(rows, []string{strconv.Itoa(y.Layer), "-", strconv.Itoa(len(y.Resident)), t.CPU, "", "", ""})
+			if len(layer.Resident) > 0 {
+				rows = append(rows, []string{strconv.Itoa(layer.Layer), "-", strconv.Itoa(len(layer.Resident)), tiers.CPU, "", "", ""})
 			}
 		}
 		x.s.Table([]string{">layer", ">rows reserved", ">experts", "on", ">launch us", "next best", ">layer us more"}, rows)
@@ -738,20 +738,20 @@ func (x *answer) tierLimits(result map[string]any) error {
 	if err != nil {
 		return err
 	}
-	t := x.p.Tiers
+	tiers := x.p.Tiers
 	now := &story.Now
 	var rows [][]string
 	var binding []string
-	for _, l := range story.Limits {
-		row := []string{l.Key, l.Value, l.Used, "no", "", "", l.Note}
-		if l.Binds {
+	for _, limit := range story.Limits {
+		row := []string{limit.Key, limit.Value, limit.Used, "no", "", "", limit.Note}
+		if limit.Binds {
 			row[3] = "yes"
-			binding = append(binding, l.Key)
-			if l.Next != nil {
-				row[4] = l.To + ": " + gained(t, now, l.Next)
+			binding = append(binding, limit.Key)
+			if limit.Next != nil {
+				row[4] = limit.To + ": " + gained(tiers, now, limit.Next)
 			}
-			if l.Free != nil {
-				row[5] = gained(t, now, l.Free)
+			if limit.Free != nil {
+				row[5] = gained(tiers, now, limit.Free)
 			}
 		}
 		rows = append(rows, row)
@@ -760,7 +760,7 @@ func (x *answer) tierLimits(result map[string]any) error {
 	if story.Anew {
 		of = "with these inputs, which are not the plan's"
 	}
-	x.s.Printf("\nsolved again by exact, each limit relaxed by itself; tiers %s: %s\n", of, outcomeOf(t, now))
+	x.s.Printf("\nsolved again by exact, each limit relaxed by itself; tiers %s: %s\n", of, outcomeOf(tiers, now))
 	x.s.Table([]string{"limit", "value", "the tiers take", "binds", "the next step buys", "without it", ""}, rows)
 	if len(binding) == 0 {
 		x.s.Printf("no limit keeps the tiers from being better\n")

@@ -79,18 +79,18 @@ func outcomeOf(t *planir.Tiers, o *solver.TierOutcome) string {
 }
 
 // gained tells in what a choice of tiers is better: the first of what is preferred that differs.
-func gained(t *planir.Tiers, now, o *solver.TierOutcome) string {
+func gained(tiers *planir.Tiers, now, outcome *solver.TierOutcome) string {
 	same := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
-	time := fmt.Sprintf("%s (%.1f us a token)", change(o.TokenNS/now.TokenNS), o.TokenNS/1e3)
+	time := fmt.Sprintf("%s (%.1f us a token)", change(outcome.TokenNS/now.TokenNS), outcome.TokenNS/1e3)
 	switch {
-	case t.Prefer == "offload" && !same(o.Off, now.Off):
-		return fmt.Sprintf("%.2f %% of the rows not on %s, not %.2f %%", 100*o.Off, t.NPU, 100*now.Off)
-	case t.Prefer == "offload" && !same(o.EnergyNJ, now.EnergyNJ):
-		return change(o.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
-	case t.Prefer == "offload":
-		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", o.Groups, o.ChunkTokens, now.Groups, now.ChunkTokens)
-	case t.Prefer == "saliency" && !same(o.Lost, now.Lost):
-		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*o.Lost, 100*now.Lost)
+	case tiers.Prefer == "offload" && !same(outcome.Off, now.Off):
+		return fmt.Sprintf("%.2f %% of the rows not on %s, not %.2f %%", 100*outcome.Off, tiers.NPU, 100*now.Off)
+	case tiers.Prefer == "offload" && !same(outcome.EnergyNJ, now.EnergyNJ):
+		return change(outcome.EnergyNJ/now.EnergyNJ) + " of energy, modelled"
+	case tiers.Prefer == "offload":
+		return fmt.Sprintf("%d groups in chunks of %d, not %d in chunks of %d", outcome.Groups, outcome.ChunkTokens, now.Groups, now.ChunkTokens)
+	case tiers.Prefer == "saliency" && !same(outcome.Lost, now.Lost):
+		return fmt.Sprintf("%.3g %% of the squared norm lost, not %.3g %%", 100*outcome.Lost, 100*now.Lost)
 	}
 	return time
 }

@@ -72,9 +72,9 @@ func (o *options) run(ctx context.Context, patterns []string) error {
 		return err
 	}
 	var failed []string
-	for _, t := range targets {
-		name := t.pkg + "." + t.name
-		if err := o.fuzz(ctx, t, filepath.Join(strings.TrimSpace(cache), "fuzz", t.pkg)); err != nil {
+	for _, target := range targets {
+		name := target.pkg + "." + target.name
+		if err := o.fuzz(ctx, target, filepath.Join(strings.TrimSpace(cache), "fuzz", target.pkg)); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -140,11 +140,11 @@ func (o *options) hasFuzz(pkg, dir string, files []string) bool {
 
 // output runs a command and returns what it prints; its complaints are in the error.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
-	c := exec.CommandContext(ctx, name, args...)
-	c.Dir = dir
+	process := exec.CommandContext(ctx, name, args...)
+	process.Dir = dir
 	var complaints bytes.Buffer
-	c.Stderr = &complaints
-	out, err := c.Output()
+	process.Stderr = &complaints
+	out, err := process.Output()
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, complaints.Bytes())
 	}
@@ -161,9 +161,9 @@ func (o *options) fuzz(ctx context.Context, t target, cache string) error {
 	wg.Wait()
 	var inputs, peak int64
 	var errs []error
-	for _, r := range runs {
-		inputs, peak = inputs+r.inputs, max(peak, r.peakMiB)
-		errs = append(errs, r.err)
+	for _, result := range runs {
+		inputs, peak = inputs+result.inputs, max(peak, result.peakMiB)
+		errs = append(errs, result.err)
 	}
 	if peak > o.memoryMiB {
 		errs = append(errs, fmt.Errorf("a process grew to %d MiB, want at most %d", peak, o.memoryMiB))
@@ -187,18 +187,18 @@ type result struct {
 func (o *options) worker(ctx context.Context, t target, cache string) result {
 	limited, cancel := context.WithTimeout(ctx, o.time+o.grace)
 	defer cancel()
-	c := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime", o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1",
+	process := exec.CommandContext(limited, t.binary, "-test.run", "^$", "-test.fuzz", "^"+t.name+"$", "-test.fuzztime", o.time.String(), "-test.fuzzcachedir", cache, "-test.parallel", "1",
 		"-test.fuzzminimizetime", "10x") // by default an interesting input is shortened for up to a minute, in which nothing is tried
-	c.Dir = t.dir // where crashes are kept
+	process.Dir = t.dir // where crashes are kept
 	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
-	c.WaitDelay = 10 * time.Second
-	group(c)
-	err := startLimited(c)
+	process.Stdout, process.Stderr = &out, &out
+	process.WaitDelay = 10 * time.Second
+	group(process)
+	err := startLimited(process)
 	if err == nil {
-		err = c.Wait()
+		err = process.Wait()
 	}
-	r := result{peakMiB: peakMiB(c.ProcessState)}
+	r := result{peakMiB: peakMiB(process.ProcessState)}
 	stalled := false
 	r.inputs, stalled = progress(out.String(), o.stall)
 	switch {

@@ -23,21 +23,21 @@ func peakMiB(p *os.ProcessState) int64 {
 	if p == nil {
 		return 0
 	}
-	u, ok := p.SysUsage().(*syscall.Rusage)
+	rusage, ok := p.SysUsage().(*syscall.Rusage)
 	if !ok {
 		return 0
 	}
 	if runtime.GOOS == "darwin" { // bytes there, KiB elsewhere
-		return u.Maxrss >> 20
+		return rusage.Maxrss >> 20
 	}
-	return u.Maxrss >> 10
+	return rusage.Maxrss >> 10
 }
 
 var limits sync.Mutex // of this process, which its children inherit
 
 // startLimited starts a command with a bound on its address space, which keeps an input that asks for
 // everything from taking the machine down. What is resident is judged afterwards.
-func startLimited(c *exec.Cmd) error {
+func startLimited(process *exec.Cmd) error {
 	const most = 16 << 30
 	limits.Lock()
 	defer limits.Unlock()
@@ -49,5 +49,5 @@ func startLimited(c *exec.Cmd) error {
 			defer func() { _ = unix.Setrlimit(unix.RLIMIT_AS, &old) }()
 		}
 	}
-	return c.Start()
+	return process.Start()
 }

@@ -18,11 +18,11 @@ func FileSize() int64 { return limit(unix.RLIMIT_FSIZE) }
 func OpenFiles() int64 { return limit(unix.RLIMIT_NOFILE) }
 
 func limit(which int) int64 {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(which, &l); err != nil || l.Cur > math.MaxInt64 {
+	var rlimit unix.Rlimit
+	if err := unix.Getrlimit(which, &rlimit); err != nil || rlimit.Cur > math.MaxInt64 {
 		return Unlimited
 	}
-	return int64(l.Cur)
+	return int64(rlimit.Cur)
 }
 
 // DiskSpace is how many bytes this user can still write in the file system of path; ok is false where

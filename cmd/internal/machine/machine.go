@@ -114,9 +114,9 @@ func Busy(during time.Duration) (busy, stolen float64, ok bool) {
 // Used is the processor time that all processes together, and the host of a virtual machine, have used on all
 // cores since the machine started; ok is false where the system does not say.
 func Used() (used time.Duration, ok bool) {
-	t, ok := cpuTimes()
+	ticks, ok := cpuTimes()
 	const tick = 10 * time.Millisecond // of every Linux that tells user space
-	return time.Duration(t.total-t.idle) * tick, ok
+	return time.Duration(ticks.total-ticks.idle) * tick, ok
 }
 
 // ticks are clock ticks of all cores since the machine started.

@@ -137,9 +137,9 @@ type Report struct {
 // Summary counts the cells by what became of them.
 func (r *Report) Summary() string {
 	var parts []string
-	for _, s := range []State{Built, WillBuild, Cached, WillCopy, Unchanged, Failed} {
-		if n := r.Counts[s]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+	for _, state := range []State{Built, WillBuild, Cached, WillCopy, Unchanged, Failed} {
+		if n := r.Counts[state]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -158,70 +158,70 @@ type build struct {
 
 // Run builds the matrix. A cell that fails does not stop the others: its reason is in the report. The
 // error is for what concerns all of them; when ctx ends it is of class ClassInterrupted.
-func Run(ctx context.Context, o Options) (*Report, error) {
-	if o.Note == nil {
-		o.Note = func(string, ...any) {}
+func Run(ctx context.Context, options Options) (*Report, error) {
+	if options.Note == nil {
+		options.Note = func(string, ...any) {}
 	}
-	b := &build{o: o, memory: newBudget(o.MaxMemory), making: map[cas.Key]chan struct{}{}}
-	b.out = o.Output
+	b := &build{o: options, memory: newBudget(options.MaxMemory), making: map[cas.Key]chan struct{}{}}
+	b.out = options.Output
 	if b.out == "" {
-		b.out = o.Config.inside(o.Config.Output)
+		b.out = options.Config.inside(options.Config.Output)
 	}
-	r := &Report{Output: b.out, DryRun: o.DryRun, Counts: map[State]int{}}
-	if o.Key != nil {
-		r.KeyID = o.Key.Public.ID()
+	report := &Report{Output: b.out, DryRun: options.DryRun, Counts: map[State]int{}}
+	if options.Key != nil {
+		report.KeyID = options.Key.Public.ID()
 	}
 	var err error
-	if r.Cells, err = b.cells(); err != nil {
+	if report.Cells, err = b.cells(); err != nil {
 		return nil, err
 	}
-	if !o.DryRun {
+	if !options.DryRun {
 		unlock, err := b.lock(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer unlock()
 	}
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(max(o.MaxMemory, 2*baseBytes)))
-	closeAll, err := b.openInputs(ctx, r.Cells)
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(max(options.MaxMemory, 2*baseBytes)))
+	closeAll, err := b.openInputs(ctx, report.Cells)
 	defer closeAll()
 	if err != nil {
 		return nil, err
 	}
-	jobs := min(max(o.Jobs, 1), max(int(o.MaxMemory/baseBytes), 1))
+	jobs := min(max(options.Jobs, 1), max(int(options.MaxMemory/baseBytes), 1))
 	next := make(chan *Cell)
 	var wg sync.WaitGroup
 	for range jobs {
 		wg.Go(func() {
-			for c := range next {
-				b.cell(ctx, c)
-				b.note(c, len(r.Cells))
+			for cell := range next {
+				b.cell(ctx, cell)
+				b.note(cell, len(report.Cells))
 			}
 		})
 	}
-	for _, c := range r.Cells {
+	for _, cell := range report.Cells {
 		if ctx.Err() != nil {
 			break
 		}
-		next <- c
+		next <- cell
 	}
 	close(next)
 	wg.Wait()
-	if ctx.Err() != nil && b.done < len(r.Cells) {
-		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(r.Cells), ctx.Err()).
+	if ctx.Err() != nil && b.done < len(report.Cells) {
+		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(report.Cells), ctx.Err()).
 			WithHint("the same command goes on where it stopped: what is finished is kept")
 	}
-	for _, c := range r.Cells {
-		r.Counts[c.state()]++
+	for _, cell := range report.Cells {
+		report.Counts[cell.state()]++
 	}
-	return r, nil
+	return report, nil
 }
 
 // state sums a cell up: the most that happened to one of its files.
 func (c *Cell) state() State {
-	for _, s := range []State{Failed, WillBuild, Built, WillCopy, Cached} {
-		if c.Plan.State == s || c.Bundle.State == s || c.Twin != nil && c.Twin.State == s {
-			return s
+	for _, state := range []State{Failed, WillBuild, Built, WillCopy, Cached} {
+		if c.Plan.State == state || c.Bundle.State == state || c.Twin != nil && c.Twin.State == state {
+			return state
 		}
 	}
 	return Unchanged
@@ -229,24 +229,24 @@ func (c *Cell) state() State {
 
 // cells lists what is asked for.
 func (b *build) cells() ([]*Cell, error) {
-	c := b.o.Config
+	config := b.o.Config
 	if err := checkPattern(b.o.Only); err != nil {
 		return nil, err
 	}
 	var out []*Cell
 	var all []string
-	models, workloads := make([]*modelInput, len(c.Models)), make([]*workloadInput, len(c.Workloads))
-	for i := range c.Models {
-		models[i] = &modelInput{entry: c.Models[i]}
+	models, workloads := make([]*modelInput, len(config.Models)), make([]*workloadInput, len(config.Workloads))
+	for i := range config.Models {
+		models[i] = &modelInput{entry: config.Models[i]}
 	}
-	for i := range c.Workloads {
-		workloads[i] = &workloadInput{entry: c.Workloads[i]}
+	for i := range config.Workloads {
+		workloads[i] = &workloadInput{entry: config.Workloads[i]}
 	}
-	for i := range c.SoCs {
-		s := &socInput{entry: c.SoCs[i]}
+	for i := range config.SoCs {
+		s := &socInput{entry: config.SoCs[i]}
 		for _, m := range models {
 			for _, w := range workloads {
-				if c.excluded(m.entry.Name, s.entry.Name, w.entry.Name) {
+				if config.excluded(m.entry.Name, s.entry.Name, w.entry.Name) {
 					continue
 				}
 				all = append(all, cellName(s.entry.Name, m.entry.Name, w.entry.Name))
@@ -257,8 +257,8 @@ func (b *build) cells() ([]*Cell, error) {
 					model: m, soc: s, workload: w}
 				base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
 				made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
-				if c.Outlines != "" {
-					made.Outline = filepath.Join(c.inside(c.Outlines), made.SoC, made.Model, made.Workload+".txt")
+				if config.Outlines != "" {
+					made.Outline = filepath.Join(config.inside(config.Outlines), made.SoC, made.Model, made.Workload+".txt")
 				}
 				out = append(out, made)
 			}
@@ -301,8 +301,8 @@ func (b *build) lock(ctx context.Context) (unlock func(), err error) {
 		return nil, err
 	}
 	cells, err := b.cells()
-	for _, c := range cells {
-		for _, file := range []string{c.Plan.File, c.Bundle.File, twinFile(c), c.Outline} {
+	for _, cell := range cells {
+		for _, file := range []string{cell.Plan.File, cell.Bundle.File, twinFile(cell), cell.Outline} {
 			if file != "" {
 				wholefile.RemoveLeftBehind(file) // also beside what is not written again
 			}
@@ -324,7 +324,7 @@ func (b *build) note(c *Cell, of int) {
 }
 
 // cell makes the files of one cell.
-func (b *build) cell(ctx context.Context, c *Cell) {
+func (b *build) cell(ctx context.Context, cell *Cell) {
 	var stack string
 	guarded := func(make func(context.Context, *Cell) error) (err error) {
 		defer func() {
@@ -333,18 +333,18 @@ func (b *build) cell(ctx context.Context, c *Cell) {
 				err = diag.New(diag.ClassInternal, "a defect of hetc: %v", p).WithHint("please report it with the configuration and what is printed")
 			}
 		}()
-		return make(ctx, c)
+		return make(ctx, cell)
 	}
-	err := firstOf(c.soc.err, c.model.err, c.workload.err)
+	err := firstOf(cell.soc.err, cell.model.err, cell.workload.err)
 	if err == nil {
-		c.Simulated = c.soc.soc.Simulated()
+		cell.Simulated = cell.soc.soc.Simulated()
 		err = guarded(b.plan)
 	}
-	failed := &c.Plan
+	failed := &cell.Plan
 	if err == nil {
-		failed, err = &c.Bundle, guarded(b.bundle)
+		failed, err = &cell.Bundle, guarded(b.bundle)
 	} else {
-		c.Bundle = Artifact{State: Omitted, Why: "there is no plan"}
+		cell.Bundle = Artifact{State: Omitted, Why: "there is no plan"}
 	}
 	if err != nil {
 		failed.State = Failed
@@ -355,7 +355,7 @@ func (b *build) cell(ctx context.Context, c *Cell) {
 		if errors.Is(err, context.Canceled) {
 			class = diag.ClassInterrupted
 		}
-		c.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack, Err: err}
+		cell.Error = &Failure{Class: class.String(), ExitCode: int(class), Message: err.Error(), Hints: diag.HintsOf(err), Stack: stack, Err: err}
 	}
 }
 
@@ -369,51 +369,51 @@ func firstOf(errs ...error) error {
 }
 
 // settle makes a file what the content of a key is.
-func (b *build) settle(ctx context.Context, c *Cell, a *Artifact, key cas.Key, produce func(path string) error) error {
+func (b *build) settle(ctx context.Context, cell *Cell, artifact *Artifact, key cas.Key, produce func(path string) error) error {
 	want, bytes, known, err := b.o.Cache.Sum(key)
 	if err != nil {
 		return err
 	}
 	if known {
-		same, err := b.holds(a.File, want, bytes)
+		same, err := b.holds(artifact.File, want, bytes)
 		if err != nil {
 			return err
 		}
 		if same {
-			a.State, a.Bytes, a.content = Unchanged, bytes, want
+			artifact.State, artifact.Bytes, artifact.content = Unchanged, bytes, want
 			return nil
 		}
 	}
 	if b.o.DryRun {
-		e, err := b.o.Cache.Get(key)
+		entry, err := b.o.Cache.Get(key)
 		switch {
 		case err == nil:
-			a.State, a.Bytes, a.content = WillCopy, e.Bytes, e.Digest
-			return e.Close()
+			artifact.State, artifact.Bytes, artifact.content = WillCopy, entry.Bytes, entry.Digest
+			return entry.Close()
 		case errors.Is(err, cas.ErrMissing):
-			a.State = WillBuild
+			artifact.State = WillBuild
 			return nil
 		}
 		return err
 	}
-	e, made, err := b.obtain(ctx, key, produce, c.warn)
+	entry, made, err := b.obtain(ctx, key, produce, cell.warn)
 	if err != nil {
 		return err
 	}
-	defer e.Close()
-	a.State, a.Bytes, a.content = Cached, e.Bytes, e.Digest
+	defer entry.Close()
+	artifact.State, artifact.Bytes, artifact.content = Cached, entry.Bytes, entry.Digest
 	if made {
-		a.State = Built
+		artifact.State = Built
 	}
 	// The cache may have forgotten what the file is.
-	same, err := b.holds(a.File, e.Digest, e.Bytes)
+	same, err := b.holds(artifact.File, entry.Digest, entry.Bytes)
 	if err != nil || same {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(a.File), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(artifact.File), 0o755); err != nil {
 		return diag.New(diag.ClassIO, "output: %w", err)
 	}
-	return e.Save(a.File)
+	return entry.Save(artifact.File)
 }
 
 func (c *Cell) warn(format string, args ...any) {
@@ -422,7 +422,7 @@ func (c *Cell) warn(format string, args ...any) {
 
 // obtain returns the content of a key, and makes it where the cache has none. Cells that need the same
 // wait for the one that makes it.
-func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any)) (e *cas.Entry, made bool, err error) {
+func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path string) error, warn func(string, ...any)) (entry *cas.Entry, made bool, err error) {
 	for {
 		b.mu.Lock()
 		wait, busy := b.making[key]
@@ -445,9 +445,9 @@ func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path strin
 			return nil, false, ctx.Err()
 		}
 	}
-	e, err = b.o.Cache.Get(key)
+	entry, err = b.o.Cache.Get(key)
 	if !errors.Is(err, cas.ErrMissing) {
-		return e, false, err
+		return entry, false, err
 	}
 	if errors.Is(err, cas.ErrCorrupt) {
 		warn("a content was damaged in the cache and is made again")
@@ -455,6 +455,6 @@ func (b *build) obtain(ctx context.Context, key cas.Key, produce func(path strin
 	if err := ctx.Err(); err != nil {
 		return nil, false, err
 	}
-	e, err = b.o.Cache.Put(key, produce)
-	return e, true, err
+	entry, err = b.o.Cache.Put(key, produce)
+	return entry, true, err
 }

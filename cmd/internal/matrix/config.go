@@ -134,56 +134,56 @@ func (e *workloadEntry) UnmarshalNode(n *decode.Node) error {
 // ReadConfig reads a configuration; paths in it are relative to its directory. Mistakes are of class
 // ClassInput, with their line.
 func ReadConfig(file string) (*Config, error) {
-	d, err := decode.ReadFile(file)
+	document, err := decode.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	return parseConfig(d, filepath.Dir(file))
+	return parseConfig(document, filepath.Dir(file))
 }
 
 // ParseConfig is ReadConfig of bytes; name is shown in errors, and its directory is that of the paths.
 func ParseConfig(name string, data []byte) (*Config, error) {
-	d, err := decode.Parse(name, data)
+	document, err := decode.Parse(name, data)
 	if err != nil {
 		return nil, err
 	}
-	return parseConfig(d, filepath.Dir(name))
+	return parseConfig(document, filepath.Dir(name))
 }
 
-func parseConfig(d *decode.Document, dir string) (*Config, error) {
-	c := &Config{dir: dir}
-	if err := d.Into(Schema, c); err != nil {
+func parseConfig(document *decode.Document, dir string) (*Config, error) {
+	config := &Config{dir: dir}
+	if err := document.Into(Schema, config); err != nil {
 		return nil, err
 	}
-	if c.Sign == "" {
-		c.Sign = signOptional
-		if c.Bundle != nil || c.Key != "" {
-			c.Sign = signRequired
+	if config.Sign == "" {
+		config.Sign = signOptional
+		if config.Bundle != nil || config.Key != "" {
+			config.Sign = signRequired
 		}
 	}
-	if c.Bundle == nil {
-		c.Bundle = newBundleOptions()
+	if config.Bundle == nil {
+		config.Bundle = newBundleOptions()
 	}
-	if c.Workloads == nil {
-		c.Workloads = []workloadEntry{{}}
+	if config.Workloads == nil {
+		config.Workloads = []workloadEntry{{}}
 	}
-	if c.Output == "" {
-		c.Output = "out"
+	if config.Output == "" {
+		config.Output = "out"
 	}
-	if err := c.validate(d); err != nil {
+	if err := config.validate(document); err != nil {
 		return nil, err
 	}
-	return c, nil
+	return config, nil
 }
 
 // validate gives every entry its name and reports everything that makes no sense.
 func (c *Config) validate(d *decode.Document) error {
 	var errs diag.List
 	fail := func(at []any, format string, args ...any) *diag.Diagnostic {
-		e := diag.New(diag.ClassInput, format, args...).WithCode("build.value")
-		e.Path = d.At(at...)
-		errs = append(errs, e)
-		return e
+		finding := diag.New(diag.ClassInput, format, args...).WithCode("build.value")
+		finding.Path = d.At(at...)
+		errs = append(errs, finding)
+		return finding
 	}
 	// Names become parts of paths, on file systems that ignore case too.
 	name := func(seen map[string]bool, list string, i int, name *string, from, key string) {
@@ -220,16 +220,16 @@ func (c *Config) validate(d *decode.Document) error {
 	}
 	seen = map[string]bool{}
 	for i := range c.Workloads {
-		e := &c.Workloads[i]
-		if e.Workload == "" && e.Name == "" {
-			e.Name = "default"
+		entry := &c.Workloads[i]
+		if entry.Workload == "" && entry.Name == "" {
+			entry.Name = "default"
 		}
-		name(seen, "workloads", i, &e.Name, e.Workload, "")
+		name(seen, "workloads", i, &entry.Name, entry.Workload, "")
 	}
 	if slices.ContainsFunc(c.SoCs, func(e socEntry) bool { return e.Twin }) {
-		for i, w := range c.Workloads {
-			if strings.HasSuffix(strings.ToLower(w.Name), ".twin") {
-				fail([]any{"workloads", i}, "workload %q: twins of bundles have names that end so", w.Name).WithHint("give it another name")
+		for i, entry := range c.Workloads {
+			if strings.HasSuffix(strings.ToLower(entry.Name), ".twin") {
+				fail([]any{"workloads", i}, "workload %q: twins of bundles have names that end so", entry.Name).WithHint("give it another name")
 			}
 		}
 	}
@@ -248,8 +248,8 @@ func (c *Config) validate(d *decode.Document) error {
 		fail(nil, "%d models, %d SoCs and %d workloads make more than %d plans", len(c.Models), len(c.SoCs), len(c.Workloads), maxCells)
 	}
 	if len(errs) == 0 {
-		for i, x := range c.Exclude {
-			c.checkExclusion(x, func(format string, args ...any) *diag.Diagnostic { return fail([]any{"exclude", i}, format, args...) })
+		for i, exclusion := range c.Exclude {
+			c.checkExclusion(exclusion, func(format string, args ...any) *diag.Diagnostic { return fail([]any{"exclude", i}, format, args...) })
 		}
 	}
 	errs.Sort()
@@ -273,14 +273,14 @@ func (c *Config) checkExclusion(x exclusion, fail func(string, ...any) *diag.Dia
 		return
 	}
 	var models, socs, workloads []string
-	for _, e := range c.Models {
-		models = append(models, e.Name)
+	for _, entry := range c.Models {
+		models = append(models, entry.Name)
 	}
-	for _, e := range c.SoCs {
-		socs = append(socs, e.Name)
+	for _, entry := range c.SoCs {
+		socs = append(socs, entry.Name)
 	}
-	for _, e := range c.Workloads {
-		workloads = append(workloads, e.Name)
+	for _, entry := range c.Workloads {
+		workloads = append(workloads, entry.Name)
 	}
 	for _, part := range []struct {
 		key, pattern string

@@ -16,21 +16,21 @@ func OwnDirectory(ctx context.Context, dir string, waiting func()) (unlock func(
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, diag.New(diag.ClassIO, "output %q: %w", dir, err)
 	}
-	d, err := os.Open(dir)
+	file, err := os.Open(dir)
 	if err != nil {
 		return nil, diag.New(diag.ClassIO, "output %q: %w", dir, err)
 	}
 	for first := true; ; first = false {
 		// Where there are no locks, files are replaced whole all the same.
-		if err := filelock.Try(d); !errors.Is(err, filelock.ErrBusy) {
-			return func() { d.Close() }, nil
+		if err := filelock.Try(file); !errors.Is(err, filelock.ErrBusy) {
+			return func() { file.Close() }, nil
 		}
 		if first {
 			waiting()
 		}
 		select {
 		case <-ctx.Done():
-			d.Close()
+			file.Close()
 			return nil, ctx.Err()
 		case <-time.After(100 * time.Millisecond):
 		}

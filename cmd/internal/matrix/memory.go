@@ -32,8 +32,8 @@ func DefaultMemory() int64 {
 // is made. Stored tensors are mapped files and count for nothing.
 func emitBytes(p *planir.Plan) int64 {
 	var largest int64
-	for _, b := range p.Program.WeightBlobs() {
-		for _, pl := range b.Packs {
+	for _, blob := range p.Program.WeightBlobs() {
+		for _, pl := range blob.Packs {
 			largest = max(largest, pl.Pack.Bytes)
 		}
 	}

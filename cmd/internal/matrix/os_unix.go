@@ -16,8 +16,8 @@ func inode(path string) (id string, changed time.Time, ok bool) {
 		return "", changed, false
 	}
 	changed = time.Unix(st.Ctim.Unix())
-	if m := time.Unix(st.Mtim.Unix()); m.After(changed) {
-		changed = m
+	if now := time.Unix(st.Mtim.Unix()); now.After(changed) {
+		changed = now
 	}
 	return fmt.Sprint(st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim), changed, true
 }

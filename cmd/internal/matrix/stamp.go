@@ -49,8 +49,8 @@ func stampOf(path string) (s stamp, ok bool) {
 		if err != nil {
 			return s, false
 		}
-		for _, e := range entries {
-			names = append(names, filepath.Join(abs, e.Name()))
+		for _, entry := range entries {
+			names = append(names, filepath.Join(abs, entry.Name()))
 		}
 	}
 	for _, name := range names {
@@ -72,33 +72,33 @@ func (b *build) remembered(path string, compute func() (cas.Digest, error)) (cas
 	before, ok := stampOf(path)
 	key := cas.KeyOf("digest", b.o.Program, before.id)
 	if ok {
-		if d, _, hit, err := b.o.Cache.Sum(key); hit || err != nil {
-			return d, err
+		if digest, _, hit, err := b.o.Cache.Sum(key); hit || err != nil {
+			return digest, err
 		}
 	}
-	d, err := compute()
+	digest, err := compute()
 	if err != nil {
-		return d, err
+		return digest, err
 	}
 	if after, still := stampOf(path); ok && still && after == before && now.Sub(before.changed) > settleTime {
-		err = b.o.Cache.Note(key, d, 0)
+		err = b.o.Cache.Note(key, digest, 0)
 	}
-	return d, err
+	return digest, err
 }
 
 // modelDigest is m.Digest, remembered for models with weights.
-func (b *build) modelDigest(m *models.Model) (cas.Digest, error) {
+func (b *build) modelDigest(model *models.Model) (cas.Digest, error) {
 	compute := func() (cas.Digest, error) {
-		text, err := m.Digest()
+		text, err := model.Digest()
 		if err != nil {
 			return cas.Digest{}, err
 		}
 		return cas.ParseDigest(text)
 	}
-	if m.Dir == "" {
+	if model.Dir == "" {
 		return compute()
 	}
-	return b.remembered(m.Dir, compute)
+	return b.remembered(model.Dir, compute)
 }
 
 // holds reports whether the file at path has the digest and the size.
@@ -108,16 +108,16 @@ func (b *build) holds(path string, want cas.Digest, bytes int64) (bool, error) {
 		return false, nil
 	}
 	hash := func() (d cas.Digest, err error) {
-		f, err := wholefile.Open(path)
+		file, err := wholefile.Open(path)
 		if err != nil {
 			return d, err
 		}
-		defer f.Close()
-		h := sha256.New()
-		if _, err = io.Copy(h, f); err != nil {
+		defer file.Close()
+		hash := sha256.New()
+		if _, err = io.Copy(hash, file); err != nil {
 			return d, diag.New(diag.ClassIO, "read %q: %w", path, err)
 		}
-		return cas.Digest(h.Sum(nil)), nil
+		return cas.Digest(hash.Sum(nil)), nil
 	}
 	var have cas.Digest
 	if bytes < smallFile {

@@ -81,96 +81,96 @@ func (b *build) openInputs(ctx context.Context, cells []*Cell) (closeAll func(),
 	once := func(x any) bool { old := seen[x]; seen[x] = true; return !old }
 	var opened []*models.Model
 	closeAll = func() {
-		for _, m := range opened {
-			m.Close()
+		for _, model := range opened {
+			model.Close()
 		}
 	}
-	for _, c := range cells {
+	for _, cell := range cells {
 		if err := ctx.Err(); err != nil {
 			return closeAll, err
 		}
-		if once(c.soc) {
-			c.soc.err = b.openSoC(c.soc)
+		if once(cell.soc) {
+			cell.soc.err = b.openSoC(cell.soc)
 		}
-		if w := c.workload; once(w) {
-			if w.entry.Workload == "" {
-				w.workload = workload.Default()
+		if input := cell.workload; once(input) {
+			if input.entry.Workload == "" {
+				input.workload = workload.Default()
 			} else {
-				w.workload, w.err = workload.Read(b.o.Config.inside(w.entry.Workload))
+				input.workload, input.err = workload.Read(b.o.Config.inside(input.entry.Workload))
 			}
-			if w.err == nil {
-				w.digest, w.err = w.workload.Digest()
+			if input.err == nil {
+				input.digest, input.err = input.workload.Digest()
 			}
 		}
-		if m := c.model; once(m) {
-			if m.err = b.openModel(m); m.model != nil {
-				opened = append(opened, m.model)
+		if input := cell.model; once(input) {
+			if input.err = b.openModel(input); input.model != nil {
+				opened = append(opened, input.model)
 			}
 		}
 	}
 	return closeAll, nil
 }
 
-func (b *build) openModel(m *modelInput) (err error) {
-	if m.model, err = b.o.Config.openModel(m.entry); err != nil {
+func (b *build) openModel(input *modelInput) (err error) {
+	if input.model, err = b.o.Config.openModel(input.entry); err != nil {
 		return err
 	}
-	if m.digest, err = b.modelDigest(m.model); err != nil {
+	if input.digest, err = b.modelDigest(input.model); err != nil {
 		return err
 	}
-	if m.entry.Calibration != "" {
-		if m.calibration, err = calibration.Read(b.o.Config.inside(m.entry.Calibration)); err != nil {
+	if input.entry.Calibration != "" {
+		if input.calibration, err = calibration.Read(b.o.Config.inside(input.entry.Calibration)); err != nil {
 			return err
 		}
-		if err = m.calibration.CheckModel(m.model.Name, m.digest.String()); err != nil {
+		if err = input.calibration.CheckModel(input.model.Name, input.digest.String()); err != nil {
 			return err
 		}
-		if m.calibrationDigest, err = m.calibration.Digest(); err != nil {
+		if input.calibrationDigest, err = input.calibration.Digest(); err != nil {
 			return err
 		}
 	}
-	if b.o.Key != nil && m.model.HasWeights() {
-		m.files, err = m.model.TokenizerFiles()
+	if b.o.Key != nil && input.model.HasWeights() {
+		input.files, err = input.model.TokenizerFiles()
 	}
 	return err
 }
 
-func (b *build) openSoC(s *socInput) (err error) {
-	if s.soc, err = b.o.Config.openSoC(s.entry); err != nil {
+func (b *build) openSoC(input *socInput) (err error) {
+	if input.soc, err = b.o.Config.openSoC(input.entry); err != nil {
 		return err
 	}
-	if s.digest, err = s.soc.Digest(); err != nil {
+	if input.digest, err = input.soc.Digest(); err != nil {
 		return err
 	}
-	s.part = s.soc
-	if s.entry.Target != "" {
-		if s.part, err = s.soc.Restricted(); err != nil {
+	input.part = input.soc
+	if input.entry.Target != "" {
+		if input.part, err = input.soc.Restricted(); err != nil {
 			return err
 		}
-		if s.facts, err = b.openFacts(s); err != nil {
+		if input.facts, err = b.openFacts(input); err != nil {
 			return err
 		}
 	}
-	if s.entry.Record == "" {
-		if !s.soc.Simulated() {
-			value, key := s.entry.source()
-			return diag.New(diag.ClassInput, "%s %q: a real machine needs a record, and none is given", key, s.entry.Name).
+	if input.entry.Record == "" {
+		if !input.soc.Simulated() {
+			value, key := input.entry.source()
+			return diag.New(diag.ClassInput, "%s %q: a real machine needs a record, and none is given", key, input.entry.Name).
 				WithHint("measure it there: hetc profile --%s %s --model DIR -o rec.jsonl; then {%s: %s, record: rec.jsonl}", key, value, key, value)
 		}
 		return nil
 	}
-	data, err := b.readRecord(s)
+	data, err := b.readRecord(input)
 	if err != nil {
 		return err
 	}
-	s.record, s.bytes = sha256.Sum256(data), int64(len(data))
-	s.cut = len(data) > 0 && data[len(data)-1] != '\n'
+	input.record, input.bytes = sha256.Sum256(data), int64(len(data))
+	input.cut = len(data) > 0 && data[len(data)-1] != '\n'
 	return nil
 }
 
 // openFacts reads what a target's compiler said: the file of facts, else what the record holds of them.
-func (b *build) openFacts(s *socInput) (*record.Set, error) {
-	file := cmp.Or(s.entry.Facts, s.entry.Record)
+func (b *build) openFacts(input *socInput) (*record.Set, error) {
+	file := cmp.Or(input.entry.Facts, input.entry.Record)
 	if file == "" {
 		return nil, nil
 	}
@@ -179,11 +179,11 @@ func (b *build) openFacts(s *socInput) (*record.Set, error) {
 		return nil, err
 	}
 	if len(set.Facts()) == 0 {
-		if s.entry.Facts == "" {
+		if input.entry.Facts == "" {
 			return nil, nil
 		}
 		return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", file).
-			WithHint("hetc profile --compiler-only --target %s makes them", s.entry.Target)
+			WithHint("hetc profile --compiler-only --target %s makes them", input.entry.Target)
 	}
 	return set, nil
 }
@@ -210,26 +210,26 @@ func errChanged(what, name string) error {
 }
 
 // costs returns the key of a cell's costs, and how they are made or found.
-func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs, error), error) {
-	s := c.soc
+func (b *build) costs(cell *Cell) (cas.Key, func(context.Context) (*roofline.Costs, error), error) {
+	input := cell.soc
 	var key cas.Key
 	var read func(ctx context.Context) ([]byte, error)
-	if s.entry.Record != "" {
-		key = cas.KeyOf("costs", b.o.Program, s.digest, s.record.String())
+	if input.entry.Record != "" {
+		key = cas.KeyOf("costs", b.o.Program, input.digest, input.record.String())
 		read = func(context.Context) ([]byte, error) {
-			data, err := b.readRecord(s)
-			if err == nil && sha256.Sum256(data) != s.record {
-				err = errChanged("record", s.entry.Record)
+			data, err := b.readRecord(input)
+			if err == nil && sha256.Sum256(data) != input.record {
+				err = errChanged("record", input.entry.Record)
 			}
 			return data, err
 		}
 	} else {
-		needs, err := c.workload.workload.Needs(c.model.model.MaxContext)
+		needs, err := cell.workload.workload.Needs(cell.model.model.MaxContext)
 		if err != nil {
 			return key, nil, err
 		}
-		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(s.part), MaxContext: needs.Context}
-		requests, err := profiler.Requests(s.part, c.model.model, want)
+		want := profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: needs.On(input.part), MaxContext: needs.Context}
+		requests, err := profiler.Requests(input.part, cell.model.model, want)
 		if err != nil {
 			return key, nil, err
 		}
@@ -238,28 +238,28 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 		if err != nil {
 			return key, nil, fmt.Errorf("requests: %w", err)
 		}
-		measured := cas.KeyOf("record", b.o.Program, s.digest, string(list))
-		key = cas.KeyOf("costs", b.o.Program, s.digest, measured.String())
+		measured := cas.KeyOf("record", b.o.Program, input.digest, string(list))
+		key = cas.KeyOf("costs", b.o.Program, input.digest, measured.String())
 		read = func(ctx context.Context) ([]byte, error) {
-			e, _, err := b.obtain(ctx, measured, func(path string) error {
-				return b.o.Tools.Simulate(ctx, s.soc, requests, path)
-			}, c.warn)
+			entry, _, err := b.obtain(ctx, measured, func(path string) error {
+				return b.o.Tools.Simulate(ctx, input.soc, requests, path)
+			}, cell.warn)
 			if err != nil {
 				return nil, err
 			}
-			defer e.Close()
-			return e.Data(maxRecord)
+			defer entry.Close()
+			return entry.Data(maxRecord)
 		}
 	}
 	if b.o.AcceptNoisy { // costs that were accepted are not found by a build that accepts none
 		key = cas.KeyOf("noisy", key.String())
 	}
-	name := s.entry.Record
+	name := input.entry.Record
 	if name == "" {
-		name = "simulated record of " + s.entry.Name
+		name = "simulated record of " + input.entry.Name
 	}
 	return key, func(ctx context.Context) (*roofline.Costs, error) {
-		e, _, err := b.obtain(ctx, key, func(path string) error {
+		entry, _, err := b.obtain(ctx, key, func(path string) error {
 			data, err := read(ctx)
 			if err != nil {
 				return err
@@ -278,42 +278,42 @@ func (b *build) costs(c *Cell) (cas.Key, func(context.Context) (*roofline.Costs,
 					return err
 				}
 			}
-			costs, err := roofline.Fit(s.soc, set)
+			costs, err := roofline.Fit(input.soc, set)
 			if err != nil {
 				return err
 			}
 			return roofline.Write(path, costs)
-		}, c.warn)
+		}, cell.warn)
 		if err != nil {
 			return nil, err
 		}
-		defer e.Close()
-		text, err := e.Data(maxText)
+		defer entry.Close()
+		text, err := entry.Data(maxText)
 		if err != nil {
 			return nil, err
 		}
-		return roofline.Parse("costs of "+s.entry.Name, text)
+		return roofline.Parse("costs of "+input.entry.Name, text)
 	}, nil
 }
 
 // plan makes the plan of a cell.
-func (b *build) plan(ctx context.Context, c *Cell) error {
-	costsKey, costs, err := b.costs(c)
+func (b *build) plan(ctx context.Context, cell *Cell) error {
+	costsKey, costs, err := b.costs(cell)
 	if err != nil {
 		return err
 	}
-	if c.soc.cut {
-		c.warn("%s: the last line was cut off and is not used", c.soc.entry.Record)
+	if cell.soc.cut {
+		cell.warn("%s: the last line was cut off and is not used", cell.soc.entry.Record)
 	}
-	m := c.model
-	facts, err := c.soc.factsText()
+	input := cell.model
+	facts, err := cell.soc.factsText()
 	if err != nil {
 		return err
 	}
-	parts := []string{b.o.Program, m.digest.String(), m.model.Name, c.soc.digest, costsKey.String(), c.workload.digest, m.calibrationDigest, c.soc.entry.Target, facts}
-	key := cas.KeyOf("plan", append(parts, c.soc.entry.Only...)...)
+	parts := []string{b.o.Program, input.digest.String(), input.model.Name, cell.soc.digest, costsKey.String(), cell.workload.digest, input.calibrationDigest, cell.soc.entry.Target, facts}
+	key := cas.KeyOf("plan", append(parts, cell.soc.entry.Only...)...)
 	warnings := cas.KeyOf("warnings", key.String())
-	err = b.settle(ctx, c, &c.Plan, key, func(path string) error {
+	err = b.settle(ctx, cell, &cell.Plan, key, func(path string) error {
 		prices, err := costs(ctx)
 		if err != nil {
 			return err
@@ -323,63 +323,63 @@ func (b *build) plan(ctx context.Context, c *Cell) error {
 			return fmt.Errorf("solve: %w", err)
 		}
 		defer give()
-		in := solver.Input{Model: m.model, SoC: c.soc.soc, Costs: prices, Workload: c.workload.workload, Calibration: m.calibration,
-			Engine: b.o.Tools.Engine, Facts: c.soc.facts, Only: c.soc.entry.Only}
-		if c.soc.entry.Target != "" {
+		in := solver.Input{Model: input.model, SoC: cell.soc.soc, Costs: prices, Workload: cell.workload.workload, Calibration: input.calibration,
+			Engine: b.o.Tools.Engine, Facts: cell.soc.facts, Only: cell.soc.entry.Only}
+		if cell.soc.entry.Target != "" {
 			if err := in.ForTarget(); err != nil {
 				return err
 			}
 		}
-		r, err := solver.Solve(ctx, in)
+		result, err := solver.Solve(ctx, in)
 		if err != nil {
 			return err
 		}
-		if r.Plan.Model.Digest != m.digest.String() {
-			return errChanged("model", m.entry.Model)
+		if result.Plan.Model.Digest != input.digest.String() {
+			return errChanged("model", input.entry.Model)
 		}
-		if err := b.keepWarnings(warnings, r.Warnings); err != nil {
+		if err := b.keepWarnings(warnings, result.Warnings); err != nil {
 			return err
 		}
-		text, err := plantext.Encode(r.Plan)
+		text, err := plantext.Encode(result.Plan)
 		if err != nil {
 			return err
 		}
 		return wholefile.Write(path, text)
 	})
-	if err != nil || c.Plan.State == WillBuild || c.Plan.State == WillCopy {
+	if err != nil || cell.Plan.State == WillBuild || cell.Plan.State == WillCopy {
 		return err
 	}
-	p, err := plantext.Read(c.Plan.File)
+	plan, err := plantext.Read(cell.Plan.File)
 	if err != nil {
 		return err
 	}
-	c.Predictions, c.Evidence = p.Predictions, p.Evidence()
-	if c.Target { // what emit makes of it
-		c.Evidence = planir.Unproved
+	cell.Predictions, cell.Evidence = plan.Predictions, plan.Evidence()
+	if cell.Target { // what emit makes of it
+		cell.Evidence = planir.Unproved
 	}
-	if c.Plan.Digest, err = planir.Digest(p); err != nil {
+	if cell.Plan.Digest, err = planir.Digest(plan); err != nil {
 		return err
 	}
-	if err := b.outline(c, p); err != nil {
+	if err := b.outline(cell, plan); err != nil {
 		return err
 	}
-	return b.showWarnings(c, warnings)
+	return b.showWarnings(cell, warnings)
 }
 
 // outline writes the outline of a cell's plan where the configuration wants it, and tells how it differs from the one
 // that was there.
-func (b *build) outline(c *Cell, p *planir.Plan) error {
-	if c.Outline == "" {
+func (b *build) outline(cell *Cell, p *planir.Plan) error {
+	if cell.Outline == "" {
 		return nil
 	}
 	text, err := planir.Outline(p)
 	if err != nil {
 		return err
 	}
-	before, err := wholefile.Read(c.Outline, maxText)
+	before, err := wholefile.Read(cell.Outline, maxText)
 	switch {
 	case err == nil:
-		if c.Changes = planir.OutlineChanges(string(before), text); c.Changes == nil {
+		if cell.Changes = planir.OutlineChanges(string(before), text); cell.Changes == nil {
 			return nil
 		}
 	case !errors.Is(err, fs.ErrNotExist):
@@ -388,10 +388,10 @@ func (b *build) outline(c *Cell, p *planir.Plan) error {
 	if b.o.DryRun {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(c.Outline), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(cell.Outline), 0o755); err != nil {
 		return diag.New(diag.ClassIO, "outline: %w", err)
 	}
-	return wholefile.Write(c.Outline, []byte(text))
+	return wholefile.Write(cell.Outline, []byte(text))
 }
 
 // keepWarnings stores what solve had to say, so that it is said in every run.
@@ -400,27 +400,27 @@ func (b *build) keepWarnings(key cas.Key, list diag.List) error {
 		return nil
 	}
 	var lines []string
-	for _, w := range list {
-		lines = append(lines, w.Error())
+	for _, finding := range list {
+		lines = append(lines, finding.Error())
 	}
 	text, err := json.Marshal(lines)
 	if err != nil {
 		return fmt.Errorf("warnings: %w", err)
 	}
-	e, err := b.o.Cache.Put(key, func(path string) error { return wholefile.Write(path, text) })
+	entry, err := b.o.Cache.Put(key, func(path string) error { return wholefile.Write(path, text) })
 	if err != nil {
 		return err
 	}
-	return e.Close()
+	return entry.Close()
 }
 
-func (b *build) showWarnings(c *Cell, key cas.Key) error {
-	e, err := b.o.Cache.Get(key)
+func (b *build) showWarnings(cell *Cell, key cas.Key) error {
+	entry, err := b.o.Cache.Get(key)
 	if err != nil {
 		return nil // there were none, or the cache has lost them
 	}
-	defer e.Close()
-	text, err := e.Data(maxText)
+	defer entry.Close()
+	text, err := entry.Data(maxText)
 	if err != nil {
 		return err
 	}
@@ -428,117 +428,117 @@ func (b *build) showWarnings(c *Cell, key cas.Key) error {
 	if err := json.Unmarshal(text, &lines); err != nil {
 		return fmt.Errorf("warnings: %w", err)
 	}
-	c.Warnings = append(c.Warnings, lines...)
+	cell.Warnings = append(cell.Warnings, lines...)
 	return nil
 }
 
 // bundle makes the bundle of a cell, whose plan is there; for a target also its twin.
-func (b *build) bundle(ctx context.Context, c *Cell) error {
-	switch m := c.model; {
+func (b *build) bundle(ctx context.Context, cell *Cell) error {
+	switch input := cell.model; {
 	case b.o.Config.Sign == signNever:
-		c.Bundle = Artifact{State: Omitted, Why: "sign: never"}
+		cell.Bundle = Artifact{State: Omitted, Why: "sign: never"}
 		return nil
-	case !m.model.HasWeights():
-		c.Bundle = Artifact{State: Omitted, Why: "the model has no weights"}
+	case !input.model.HasWeights():
+		cell.Bundle = Artifact{State: Omitted, Why: "the model has no weights"}
 		return nil
 	case b.o.Key == nil:
-		c.Bundle = Artifact{State: Omitted, Why: NoKey}
+		cell.Bundle = Artifact{State: Omitted, Why: NoKey}
 		return nil
-	case c.Plan.State == WillBuild:
-		c.Bundle.State = WillBuild
+	case cell.Plan.State == WillBuild:
+		cell.Bundle.State = WillBuild
 		return nil
 	}
 
-	var t *Target
-	if e := &c.soc.entry; e.Target != "" {
-		t = &Target{AllowFallback: e.AllowFallback}
-		if e.Twin {
-			c.Twin = &Artifact{File: twinFile(c)}
-			if err := b.emit(ctx, c, c.Twin, &Target{AllowFallback: e.AllowFallback, Emulator: true}); err != nil {
-				c.Twin.State = Failed
+	var target *Target
+	if entry := &cell.soc.entry; entry.Target != "" {
+		target = &Target{AllowFallback: entry.AllowFallback}
+		if entry.Twin {
+			cell.Twin = &Artifact{File: twinFile(cell)}
+			if err := b.emit(ctx, cell, cell.Twin, &Target{AllowFallback: entry.AllowFallback, Emulator: true}); err != nil {
+				cell.Twin.State = Failed
 				return fmt.Errorf("twin: %w", err)
 			}
-			t.Twin = c.Twin
+			target.Twin = cell.Twin
 		}
 	}
-	return b.emit(ctx, c, &c.Bundle, t)
+	return b.emit(ctx, cell, &cell.Bundle, target)
 }
 
 // twinFile is where the twin of a cell's bundle lies: beside it.
 func twinFile(c *Cell) string { return strings.TrimSuffix(c.Bundle.File, ".hetb") + ".twin.hetb" }
 
 // emit makes one bundle of a cell's plan, for the plan's processors or for t.
-func (b *build) emit(ctx context.Context, c *Cell, a *Artifact, t *Target) error {
-	key, err := b.bundleKey(ctx, c, t)
+func (b *build) emit(ctx context.Context, cell *Cell, artifact *Artifact, target *Target) error {
+	key, err := b.bundleKey(ctx, cell, target)
 	if err != nil {
 		return err
 	}
-	err = b.settle(ctx, c, a, key, func(path string) error {
-		o, err := b.emitOptions(c)
+	err = b.settle(ctx, cell, artifact, key, func(path string) error {
+		options, err := b.emitOptions(cell)
 		if err != nil {
 			return err
 		}
-		give, err := b.memory.take(ctx, emitBytes(o.Plan))
+		give, err := b.memory.take(ctx, emitBytes(options.Plan))
 		if err != nil {
 			return fmt.Errorf("emit: %w", err)
 		}
 		defer give()
-		_, err = b.o.Tools.Emit(ctx, path, *o, c.soc.soc, t, &b.o.Key.Public)
+		_, err = b.o.Tools.Emit(ctx, path, *options, cell.soc.soc, target, &b.o.Key.Public)
 		return err
 	})
-	if err != nil || a.State == WillBuild || a.State == WillCopy {
+	if err != nil || artifact.State == WillBuild || artifact.State == WillCopy {
 		return err
 	}
-	u, err := bundle.Inspect(a.File)
+	unverified, err := bundle.Inspect(artifact.File)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}
-	a.Digest = u.Digest.String()
+	artifact.Digest = unverified.Digest.String()
 	return nil
 }
 
 // bundleKey is the key of everything that a bundle's bytes follow from.
-func (b *build) bundleKey(ctx context.Context, c *Cell, t *Target) (cas.Key, error) {
-	m := c.model
+func (b *build) bundleKey(ctx context.Context, cell *Cell, target *Target) (cas.Key, error) {
+	input := cell.model
 	options, err := json.Marshal(b.o.Config.Bundle)
 	if err != nil {
 		return cas.Key{}, fmt.Errorf("bundle options: %w", err)
 	}
-	parts := []string{b.o.Program, c.Plan.content.String(), m.digest.String(), c.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
-	if t != nil {
-		libraries, err := b.o.Tools.Compilers(ctx, c.soc.part)
+	parts := []string{b.o.Program, cell.Plan.content.String(), input.digest.String(), cell.soc.digest, b.o.Key.Public.ID(), string(options), runtime.GOOS, runtime.GOARCH}
+	if target != nil {
+		libraries, err := b.o.Tools.Compilers(ctx, cell.soc.part)
 		if err != nil {
 			return cas.Key{}, err
 		}
 		twin := ""
-		if t.Twin != nil {
-			twin = t.Twin.content.String()
+		if target.Twin != nil {
+			twin = target.Twin.content.String()
 		}
-		parts = append(parts, "target", c.soc.soc.Name, fmt.Sprint(t.AllowFallback, t.Emulator), twin, libraries, m.calibrationDigest)
+		parts = append(parts, "target", cell.soc.soc.Name, fmt.Sprint(target.AllowFallback, target.Emulator), twin, libraries, input.calibrationDigest)
 	}
-	for _, name := range slices.Sorted(maps.Keys(m.files)) {
-		parts = append(parts, name, string(m.files[name]))
+	for _, name := range slices.Sorted(maps.Keys(input.files)) {
+		parts = append(parts, name, string(input.files[name]))
 	}
 	return cas.KeyOf("bundle", parts...), nil
 }
 
 // emitOptions are those of every bundle of a cell.
-func (b *build) emitOptions(c *Cell) (*emit.Options, error) {
-	text, err := wholefile.Read(c.Plan.File, maxText)
+func (b *build) emitOptions(cell *Cell) (*emit.Options, error) {
+	text, err := wholefile.Read(cell.Plan.File, maxText)
 	if err != nil {
 		return nil, err
 	}
-	if sha256.Sum256(text) != c.Plan.content {
-		return nil, errChanged("plan", c.Plan.File)
+	if sha256.Sum256(text) != cell.Plan.content {
+		return nil, errChanged("plan", cell.Plan.File)
 	}
-	p, err := plantext.Decode(c.Plan.File, text)
+	plan, err := plantext.Decode(cell.Plan.File, text)
 	if err != nil {
 		return nil, err
 	}
-	m, x := c.model, b.o.Config.Bundle
+	input, options := cell.model, b.o.Config.Bundle
 	return &emit.Options{
-		Plan: p, Model: m.model, Calibration: m.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: m.files, Reference: x.WithReference,
-		Product: x.Product, Version: x.Version, SecurityVersion: x.SecurityVersion, Generation: x.KeyringGeneration, NotAfter: x.NotAfter,
+		Plan: plan, Model: input.model, Calibration: input.calibration, Signers: []bundle.Signer{b.o.Key.Signer()}, Files: input.files, Reference: options.WithReference,
+		Product: options.Product, Version: options.Version, SecurityVersion: options.SecurityVersion, Generation: options.KeyringGeneration, NotAfter: options.NotAfter,
 	}, nil
 }
 
@@ -550,14 +550,14 @@ func Program() (string, error) {
 			return "", diag.New(diag.ClassIO, "find this program's file: %w", err)
 		}
 	}
-	f, err := os.Open(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return "", diag.New(diag.ClassIO, "read this program's file: %w", err)
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := f.WriteTo(h); err != nil {
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := file.WriteTo(hash); err != nil {
 		return "", diag.New(diag.ClassIO, "read this program's file: %w", err)
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }

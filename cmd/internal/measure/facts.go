@@ -23,16 +23,16 @@ import (
 )
 
 // CompilerFacts asks the compilers of a target about a model's graphs, and measures nothing.
-func CompilerFacts(c *cobra.Command, s *cli.Streams, o *ProfileOptions) error {
-	if o.Target == "" {
+func CompilerFacts(cmd *cobra.Command, ui *cli.Streams, options *ProfileOptions) error {
+	if options.Target == "" {
 		return diag.New(diag.ClassUsage, "profile: --compiler-only asks the compiler of a target, and --target is missing").WithHint("catalog SoCs that are targets: %s", targetNames())
 	}
 	for _, name := range []string{"budget", "rounds", "held-out"} {
-		if c.Flags().Changed(name) {
+		if cmd.Flags().Changed(name) {
 			return diag.New(diag.ClassUsage, "profile: --%s is for measuring, and --compiler-only measures nothing", name)
 		}
 	}
-	soc, err := socs.OpenTarget(o.Target)
+	soc, err := socs.OpenTarget(options.Target)
 	if err != nil {
 		return err
 	}
@@ -40,64 +40,64 @@ func CompilerFacts(c *cobra.Command, s *cli.Streams, o *ProfileOptions) error {
 	if err != nil {
 		return err
 	}
-	m, needs, err := openPlanned(o.Model, o.Workload)
+	model, needs, err := openPlanned(options.Model, options.Workload)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
+	defer model.Close()
 	schemes := slices.DeleteFunc(needs.On(part), func(x op.Scheme) bool {
 		return !slices.ContainsFunc(part.Processors, func(p socs.Processor) bool { return p.Kind == socs.KindNPU && slices.Contains(p.Schemes, x) })
 	})
-	requests, err := profiler.FactRequests(part, m, profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}, needs.Lengths)
+	requests, err := profiler.FactRequests(part, model, profiler.Want{Buckets: needs.Buckets, Batches: needs.Batches, Schemes: schemes, MaxContext: needs.Context}, needs.Lengths)
 	if err != nil {
 		return err
 	}
-	if o.DryRun {
+	if options.DryRun {
 		var keys []string
 		for i := range requests {
 			keys = append(keys, requests[i].Keys()...)
 		}
 		for _, k := range keys {
-			s.Printf("%s\n", k)
+			ui.Printf("%s\n", k)
 		}
-		return s.Result(map[string]any{"compiler_facts": keys})
+		return ui.Result(map[string]any{"compiler_facts": keys})
 	}
-	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, o.Seed)
+	header, err := profiler.Header(soc, host.Fingerprint(), host.Kernels(), cli.Version, options.Seed)
 	if err != nil {
 		return err
 	}
 	open := record.Create
-	if o.Resume {
+	if options.Resume {
 		open = record.Resume
 	}
-	rec, err := open(o.Out, header)
+	rec, err := open(options.Out, header)
 	if err != nil {
 		return err
 	}
 	defer rec.Close()
-	fo := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: o.Seed}
-	for _, x := range bindings.Compilers(nil) {
-		if b, ok := x.(driver.Baker); ok {
-			fo.Bakers[b.Name()] = b
+	fo := profiler.FactOptions{Bakers: map[string]driver.Baker{}, Seed: options.Seed}
+	for _, compiler := range bindings.Compilers(nil) {
+		if baker, ok := compiler.(driver.Baker); ok {
+			fo.Bakers[baker.Name()] = baker
 		}
 	}
-	line := s.Line(false)
+	line := ui.Line(false)
 	fo.Progress = func(done, all int, key string) { line.Bar("compile", done, all, key) }
-	rep, err := profiler.CompilerFacts(c.Context(), part, requests, rec, fo)
+	rep, err := profiler.CompilerFacts(cmd.Context(), part, requests, rec, fo)
 	line.End()
 	if err != nil {
 		if set := rec.Set(); set.Len() == 0 && len(set.Facts()) == 0 { // there is nothing to resume
-			return errors.Join(err, rec.Close(), os.Remove(o.Out))
+			return errors.Join(err, rec.Close(), os.Remove(options.Out))
 		}
-		s.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), o.Out)
+		ui.Notef("%d compiler facts are in %q: the same command with --resume goes on", len(rec.Set().Facts()), options.Out)
 		return err
 	}
-	s.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n", o.Out, rep.Added, rep.Present, len(rep.Refused))
-	for _, f := range rep.Refused {
-		s.Warnf("%s: %s", f.Op.Key(), f.Refused)
+	ui.Printf("%s: %d compiler facts added, %d reused, %d graphs refused by the compiler; no time of the device was measured or simulated\n", options.Out, rep.Added, rep.Present, len(rep.Refused))
+	for _, facts := range rep.Refused {
+		ui.Warnf("%s: %s", facts.Op.Key(), facts.Refused)
 	}
-	showFacts(s, rec.Set().Facts())
-	return s.Result(map[string]any{"file": o.Out, "added": rep.Added, "present": rep.Present, "refused": len(rep.Refused), "facts": rec.Set().Facts()})
+	showFacts(ui, rec.Set().Facts())
+	return ui.Result(map[string]any{"file": options.Out, "added": rep.Added, "present": rep.Present, "refused": len(rep.Refused), "facts": rec.Set().Facts()})
 }
 
 // targetNames lists the catalog's targets.
@@ -110,7 +110,7 @@ func targetNames() string {
 }
 
 // showFacts is a table of what a compiler said.
-func showFacts(s *cli.Streams, facts []*record.Facts) {
+func showFacts(ui *cli.Streams, facts []*record.Facts) {
 	facts = slices.Clone(facts)
 	shape := func(f *record.Facts) string { return fmt.Sprintf("%s [%d,%d] %s", f.Proc, f.Op.K, f.Op.N, f.Op.Scheme) }
 	slices.SortStableFunc(facts, func(a, b *record.Facts) int {
@@ -132,7 +132,7 @@ func showFacts(s *cli.Streams, facts []*record.Facts) {
 		rows = append(rows, []string{shape(f), n, unit.Bytes(f.Bytes).String(), unit.Bytes(f.SpillBytes).String(), unit.Bytes(f.VTCMBytes).String(), compile})
 	}
 	if len(rows) > 0 {
-		s.Printf("sizes that the compiler reports; spill is a buffer in main memory, not a time:\n")
-		s.Table([]string{"product", ">rows", ">binary", ">spill", ">VTCM", ">ms to compile here"}, rows)
+		ui.Printf("sizes that the compiler reports; spill is a buffer in main memory, not a time:\n")
+		ui.Table([]string{"product", ">rows", ">binary", ">spill", ">VTCM", ">ms to compile here"}, rows)
 	}
 }

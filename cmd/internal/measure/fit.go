@@ -22,42 +22,42 @@ type FitOptions struct {
 }
 
 // Fit fits latency models to a record, writes them as costs, and tells how well they predict what they have not seen.
-func Fit(ctx context.Context, s *cli.Streams, o *FitOptions) error {
-	if err := wholefile.Writable(o.Output); err != nil {
+func Fit(ctx context.Context, ui *cli.Streams, options *FitOptions) error {
+	if err := wholefile.Writable(options.Output); err != nil {
 		return err
 	}
-	machine, set, costs, err := OpenCosts(o.SoC, o.Record)
+	machine, set, costs, err := OpenCosts(options.SoC, options.Record)
 	if err != nil {
 		return err
 	}
-	if err := Steady(s, set, o.Record, o.AcceptNoisy); err != nil {
+	if err := Steady(ui, set, options.Record, options.AcceptNoisy); err != nil {
 		return err
 	}
 	if set.Truncated {
-		s.Warnf("%s: the last line was cut off and is not used", o.Record)
+		ui.Warnf("%s: the last line was cut off and is not used", options.Record)
 	}
 	doc := map[string]any{
-		"file": o.Output, "measurements": set.Len(), "families": len(costs.Families),
+		"file": options.Output, "measurements": set.Len(), "families": len(costs.Families),
 		"simulated": costs.Simulated, "imported": costs.Imported,
 	}
 	quality, misses, err := judge(ctx, machine, set, costs, doc)
 	if err != nil {
 		return err
 	}
-	same, err := writeCosts(o.Output, costs)
+	same, err := writeCosts(options.Output, costs)
 	if err != nil {
 		return err
 	}
 	if same {
-		s.Printf("%s: unchanged (same record)\n", o.Output)
+		ui.Printf("%s: unchanged (same record)\n", options.Output)
 		doc["unchanged"] = true
 	} else {
-		cli.Wrote(s, o.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(), importedNote(set))
+		cli.Wrote(ui, options.Output, "%d models from %d measurements%s", len(costs.Families), set.Len(), importedNote(set))
 	}
-	s.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"}, quality)
-	doc["products"] = showProducts(s, costs)
-	doc["wanted"] = showWanted(s, costs, misses)
-	return s.Result(doc)
+	ui.Table([]string{"predictions", ">n", ">mean error", ">worst", ">within 10 %", ">within 15 %", ">in interval"}, quality)
+	doc["products"] = showProducts(ui, costs)
+	doc["wanted"] = showWanted(ui, costs, misses)
+	return ui.Result(doc)
 }
 
 // judge compares predictions with held-out measurements, where the record has them, and by cross-validation. It returns the
@@ -72,19 +72,19 @@ func judge(
 		})
 		doc[strings.ReplaceAll(what, " ", "_")] = q
 	}
-	if q, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
-		misses = q.Misses
-		say("held_out", q)
-		if beyond := q.Beyond(); beyond.N > 0 {
-			say("held_out within samples", q.Within())
+	if quality, err := roofline.Evaluate(costs, set.HeldOut()); err == nil {
+		misses = quality.Misses
+		say("held_out", quality)
+		if beyond := quality.Beyond(); beyond.N > 0 {
+			say("held_out within samples", quality.Within())
 			say("held_out beyond samples", beyond)
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("fit: %w", err)
 	}
-	if q, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
-		say("cross_validated", q)
+	if quality, err := roofline.CrossValidate(machine, set.Training(), 5, costs); err == nil {
+		say("cross_validated", quality)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("fit: %w", err)
@@ -106,7 +106,7 @@ func importedNote(set *record.Set) string {
 
 // showWanted names the operators whose measurement would narrow predictions most. Held-out operators say which are of
 // interest; without any, an imported record is asked for the corners of its sizes, as nothing else will measure them.
-func showWanted(s *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []roofline.Wanted {
+func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []roofline.Wanted {
 	const most = 5
 
 	if held == nil && !costs.Imported {
@@ -119,10 +119,10 @@ func showWanted(s *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []r
 	var rows [][]string
 	for i := range wanted {
 		w := &wanted[i]
-		p := w.Predicted
-		rows = append(rows, []string{w.Proc, w.Op.Key(), fmt.Sprintf("%.1f us", float64(p.NS)/1e3), fmt.Sprintf("%.1f..%.1f us", float64(p.LowNS)/1e3, float64(p.HighNS)/1e3)})
+		predicted := w.Predicted
+		rows = append(rows, []string{w.Proc, w.Op.Key(), fmt.Sprintf("%.1f us", float64(predicted.NS)/1e3), fmt.Sprintf("%.1f..%.1f us", float64(predicted.LowNS)/1e3, float64(predicted.HighNS)/1e3)})
 	}
-	s.Table([]string{"to predict better, measure on", "operator", ">predicted", ">interval"}, rows)
+	ui.Table([]string{"to predict better, measure on", "operator", ">predicted", ">interval"}, rows)
 	return wanted
 }
 
@@ -132,13 +132,13 @@ func AcceptNoisy(f *pflag.FlagSet, value *bool) {
 }
 
 // Steady refuses a record of which most measurements are noisy, or warns where that is accepted.
-func Steady(s *cli.Streams, set *record.Set, name string, accept bool) error {
+func Steady(ui *cli.Streams, set *record.Set, name string, accept bool) error {
 	err := set.Steady(name)
 	if err == nil || !accept {
 		return err
 	}
 	flagged, all := set.Noise()
-	s.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged, all, name)
+	ui.Warnf("%d of %d measurements in %s are noisy: the machine was busy, so do not rely on the predictions", flagged, all, name)
 	return nil
 }
 
@@ -152,13 +152,13 @@ type product struct {
 }
 
 // showProducts tells the shape of each processor's latency: a straight line in the rows, or a staircase.
-func showProducts(s *cli.Streams, costs *roofline.Costs) (doc []product) {
+func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 	var rows [][]string
-	for _, f := range costs.Families {
-		if f.Kind != op.MatMul || f.Bias {
+	for _, family := range costs.Families {
+		if family.Kind != op.MatMul || family.Bias {
 			continue
 		}
-		x := product{f.Proc, f.Scheme, f.OpsPerNS, f.BytesPerNS, max(1, f.Step[0])}
+		x := product{family.Proc, family.Scheme, family.OpsPerNS, family.BytesPerNS, max(1, family.Step[0])}
 		shape := "linear"
 		if x.RowStep > 1 {
 			shape = fmt.Sprintf("steps of %d rows", x.RowStep)
@@ -167,7 +167,7 @@ func showProducts(s *cli.Streams, costs *roofline.Costs) (doc []product) {
 		rows = append(rows, []string{x.Proc, string(x.Scheme), fmt.Sprintf("%.0f", x.Gops), fmt.Sprintf("%.1f", x.GBps), shape})
 	}
 	if len(rows) > 0 {
-		s.Table([]string{"products on", "scheme", ">Gop/s", ">GB/s", "in rows"}, rows)
+		ui.Table([]string{"products on", "scheme", ">Gop/s", ">GB/s", "in rows"}, rows)
 	}
 	return doc
 }
@@ -186,13 +186,13 @@ func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error)
 }
 
 // writeCosts writes a costs file unless it holds the same already.
-func writeCosts(path string, c *roofline.Costs) (same bool, err error) {
+func writeCosts(path string, costs *roofline.Costs) (same bool, err error) {
 	if old, err := roofline.Open(path); err == nil {
 		a, err := old.Digest()
 		if err != nil {
 			return false, err
 		}
-		b, err := c.Digest()
+		b, err := costs.Digest()
 		if err != nil {
 			return false, err
 		}
@@ -200,5 +200,5 @@ func writeCosts(path string, c *roofline.Costs) (same bool, err error) {
 			return true, nil
 		}
 	}
-	return false, roofline.Write(path, c)
+	return false, roofline.Write(path, costs)
 }

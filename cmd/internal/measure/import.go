@@ -70,42 +70,42 @@ func each(to *map[string][]string) func(key, value string) bool {
 
 // read is the mapping of the file and the flags.
 func (o *ImportOptions) read() (*imported.Mapping, error) {
-	m := &imported.Mapping{}
+	mapping := &imported.Mapping{}
 	if o.Mapping != "" {
 		var err error
-		if m, err = imported.Open(o.Mapping); err != nil {
+		if mapping, err = imported.Open(o.Mapping); err != nil {
 			return nil, err
 		}
 	}
 	err := errors.Join(
-		pairs("column", o.Columns, once(&m.Columns)),
-		pairs("set", o.Set, once(&m.Set)),
-		pairs("where", o.Where, each(&m.Where)),
-		pairs("infeasible", o.Infeasible, each(&m.Infeasible)),
+		pairs("column", o.Columns, once(&mapping.Columns)),
+		pairs("set", o.Set, once(&mapping.Set)),
+		pairs("where", o.Where, each(&mapping.Where)),
+		pairs("infeasible", o.Infeasible, each(&mapping.Infeasible)),
 		pairs("value", o.Values, func(key, value string) bool {
 			field, cell, _ := strings.Cut(key, ":")
-			if m.Values == nil {
-				m.Values = map[string]map[string]string{}
+			if mapping.Values == nil {
+				mapping.Values = map[string]map[string]string{}
 			}
-			if m.Values[field] == nil {
-				m.Values[field] = map[string]string{}
+			if mapping.Values[field] == nil {
+				mapping.Values[field] = map[string]string{}
 			}
-			m.Values[field][cell] = value
+			mapping.Values[field][cell] = value
 			return true
 		}))
 	if err != nil {
 		return nil, err
 	}
-	m.TimeUnit = cmp.Or(o.Unit, m.TimeUnit)
-	m.ClockMHz = cmp.Or(o.Clock, m.ClockMHz)
-	m.Separator = cmp.Or(o.Separator, m.Separator)
-	m.Repeats = cmp.Or(o.Repeats, m.Repeats)
-	m.Source = cmp.Or(o.Source, m.Source)
-	if m.Source == "" {
+	mapping.TimeUnit = cmp.Or(o.Unit, mapping.TimeUnit)
+	mapping.ClockMHz = cmp.Or(o.Clock, mapping.ClockMHz)
+	mapping.Separator = cmp.Or(o.Separator, mapping.Separator)
+	mapping.Repeats = cmp.Or(o.Repeats, mapping.Repeats)
+	mapping.Source = cmp.Or(o.Source, mapping.Source)
+	if mapping.Source == "" {
 		return nil, diag.New(diag.ClassUsage, "import: nothing says where the times come from").
 			WithHint(`--source "who measured what with which tool": it stands in the record and the SoC file`)
 	}
-	return m, nil
+	return mapping, nil
 }
 
 // held is the share of operators to hold out; false where the flags say none.
@@ -143,54 +143,54 @@ func tileOf(text string) (socs.Tile, error) {
 	return socs.Tile{M: n[0], K: n[1], N: n[2]}, nil
 }
 
-func Import(c *cobra.Command, s *cli.Streams, o *ImportOptions, path string) error {
-	if err := cli.Required(c, "output"); err != nil {
+func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path string) error {
+	if err := cli.Required(cmd, "output"); err != nil {
 		return err
 	}
-	if (o.SoC == "") == (o.SoCOut == "") {
+	if (options.SoC == "") == (options.SoCOut == "") {
 		return diag.New(diag.ClassUsage, "import: want one of --soc and --soc-out").WithHint("--soc-out FILE describes the processors of the table, --soc FILE says which SoC they are of")
 	}
-	m, err := o.read()
+	mapping, err := options.read()
 	if err != nil {
 		return err
 	}
-	share, hold, err := o.held(c)
+	share, hold, err := options.held(cmd)
 	if err != nil {
 		return err
 	}
-	table, err := imported.Read(path, m)
+	table, err := imported.Read(path, mapping)
 	if err != nil {
 		return err
 	}
 	if hold {
-		if m.Columns["held_out"] != "" {
+		if mapping.Columns["held_out"] != "" {
 			return diag.New(diag.ClassUsage, "import: a column says what is held out, and a flag does too, want one of them")
 		}
-		table.HoldOut(share, o.Seed)
+		table.HoldOut(share, options.Seed)
 	}
-	soc, err := o.describe(table, m.Source)
+	soc, err := options.describe(table, mapping.Source)
 	if err != nil {
 		return err
 	}
-	set, err := table.Record(soc, m.Source, cli.Version, o.Seed)
+	set, err := table.Record(soc, mapping.Source, cli.Version, options.Seed)
 	if err != nil {
 		return err
 	}
 	if set.Training().Len() == 0 {
 		return diag.New(diag.ClassInput, "import %q: nothing is left to fit, %d operators are held out and %d were refused", path, set.HeldOut().Len(), len(set.Facts()))
 	}
-	if err := replaceable(o.Out); err != nil {
+	if err := replaceable(options.Out); err != nil {
 		return err
 	}
-	if o.SoCOut != "" {
-		if err := socs.Write(o.SoCOut, soc); err != nil {
+	if options.SoCOut != "" {
+		if err := socs.Write(options.SoCOut, soc); err != nil {
 			return err
 		}
 	}
-	if err := record.Write(o.Out, set); err != nil {
+	if err := record.Write(options.Out, set); err != nil {
 		return err
 	}
-	return showImport(s, o, table, set, soc)
+	return showImport(ui, options, table, set, soc)
 }
 
 // describe returns the SoC that the times belong to.
@@ -220,27 +220,27 @@ func replaceable(path string) error {
 	return nil
 }
 
-func showImport(s *cli.Streams, o *ImportOptions, t *imported.Table, set *record.Set, soc *socs.SoC) error {
+func showImport(ui *cli.Streams, options *ImportOptions, table *imported.Table, set *record.Set, soc *socs.SoC) error {
 	procs := map[string]bool{}
-	for _, m := range set.All() {
-		procs[m.Proc] = true
+	for _, measurement := range set.All() {
+		procs[measurement.Proc] = true
 	}
 	names := slices.Sorted(maps.Keys(procs))
 	held := set.HeldOut().Len()
-	s.Printf("%s: %d operators of %s, measured elsewhere (imported): %d to fit, %d held out, %d refused by their compiler\n",
-		o.Out, set.Len(), strings.Join(names, ", "), set.Len()-held, held, len(set.Facts()))
+	ui.Printf("%s: %d operators of %s, measured elsewhere (imported): %d to fit, %d held out, %d refused by their compiler\n",
+		options.Out, set.Len(), strings.Join(names, ", "), set.Len()-held, held, len(set.Facts()))
 	var used []string
-	for _, field := range slices.Sorted(maps.Keys(t.Columns)) {
-		used = append(used, field+" from "+strconv.Quote(t.Columns[field]))
+	for _, field := range slices.Sorted(maps.Keys(table.Columns)) {
+		used = append(used, field+" from "+strconv.Quote(table.Columns[field]))
 	}
-	s.Printf("%s: %s; %d rows filtered out, %d repeated\n", t.File, strings.Join(used, ", "), t.Filtered, t.Repeated)
-	if o.SoCOut != "" {
+	ui.Printf("%s: %s; %d rows filtered out, %d repeated\n", table.File, strings.Join(used, ", "), table.Filtered, table.Repeated)
+	if options.SoCOut != "" {
 		unknown := "; launch cost unknown"
-		if o.Launch > 0 {
-			unknown = fmt.Sprintf("; %g us to launch a graph, as told", o.Launch)
+		if options.Launch > 0 {
+			unknown = fmt.Sprintf("; %g us to launch a graph, as told", options.Launch)
 		}
-		s.Printf("%s: SoC %s%s\n", o.SoCOut, soc.Name, unknown)
+		ui.Printf("%s: SoC %s%s\n", options.SoCOut, soc.Name, unknown)
 	}
-	return s.Result(map[string]any{"file": o.Out, "soc": soc.Name, "soc_file": o.SoCOut, "processors": names, "operators": set.Len(), "held_out": held, "refused": len(set.Facts()),
-		"columns": t.Columns, "filtered": t.Filtered, "repeated": t.Repeated, "sha256": t.Digest, "imported": true, "simulated": soc.Simulated()})
+	return ui.Result(map[string]any{"file": options.Out, "soc": soc.Name, "soc_file": options.SoCOut, "processors": names, "operators": set.Len(), "held_out": held, "refused": len(set.Facts()),
+		"columns": table.Columns, "filtered": table.Filtered, "repeated": table.Repeated, "sha256": table.Digest, "imported": true, "simulated": soc.Simulated()})
 }

@@ -24,7 +24,7 @@ type ProbeOptions struct {
 }
 
 // Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept unless forced.
-func Probe(ctx context.Context, s *cli.Streams, o *ProbeOptions) error {
+func Probe(ctx context.Context, ui *cli.Streams, o *ProbeOptions) error {
 	if err := wholefile.Writable(o.Output); err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func Probe(ctx context.Context, s *cli.Streams, o *ProbeOptions) error {
 	}
 	if !o.Force {
 		if described() {
-			return cli.Kept(s, o.Output, "it describes this machine; --force probes again")
+			return cli.Kept(ui, o.Output, "it describes this machine; --force probes again")
 		}
 		if _, err := socs.Open(o.Output); err == nil {
 			return diag.New(diag.ClassInput, "probe: %q describes another machine", o.Output).
@@ -47,36 +47,36 @@ func Probe(ctx context.Context, s *cli.Streams, o *ProbeOptions) error {
 	}
 	options := profiler.ProbeOptions{Name: o.Name, Fingerprint: host.Fingerprint()}
 	var unused []string
-	for _, d := range usable {
-		if slices.Contains(o.Drivers, d.Name()) {
-			options.Others = append(options.Others, d)
+	for _, drv := range usable {
+		if slices.Contains(o.Drivers, drv.Name()) {
+			options.Others = append(options.Others, drv)
 		} else {
-			unused = append(unused, d.Name())
+			unused = append(unused, drv.Name())
 		}
 	}
-	if s.Terminal() {
-		options.Note = s.Notef
+	if ui.Terminal() {
+		options.Note = ui.Notef
 	}
 	soc, err := profiler.Probe(ctx, host.New(), options)
 	if err != nil {
 		return err
 	}
 	if !o.Force && described() {
-		return cli.Kept(s, o.Output, "another probe wrote it meanwhile; --force probes again")
+		return cli.Kept(ui, o.Output, "another probe wrote it meanwhile; --force probes again")
 	}
 	if err := socs.Write(o.Output, soc); err != nil {
 		return err
 	}
-	s.Printf("%s: %s\n", o.Output, soc.Description)
-	showProcessors(s, soc)
+	ui.Printf("%s: %s\n", o.Output, soc.Description)
+	showProcessors(ui, soc)
 	for _, name := range unused {
-		s.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
+		ui.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)
 	}
-	return s.Result(soc)
+	return ui.Result(soc)
 }
 
 // showProcessors prints what was probed of each processor, and of those that work together.
-func showProcessors(s *cli.Streams, soc *socs.SoC) {
+func showProcessors(ui *cli.Streams, soc *socs.SoC) {
 	peak := func(gops float64) string {
 		if gops == 0 {
 			return "-"
@@ -84,28 +84,28 @@ func showProcessors(s *cli.Streams, soc *socs.SoC) {
 		return fmt.Sprintf("%.1f", gops)
 	}
 	var rows [][]string
-	for _, p := range soc.Processors {
+	for _, proc := range soc.Processors {
 		rows = append(rows, []string{
-			p.Name, p.Kind, fmt.Sprint(p.Cores), peak(p.PeakGops["i8"]), peak(p.PeakGops["f32"]), fmt.Sprintf("%.1f", p.BandwidthGBps),
+			proc.Name, proc.Kind, fmt.Sprint(proc.Cores), peak(proc.PeakGops["i8"]), peak(proc.PeakGops["f32"]), fmt.Sprintf("%.1f", proc.BandwidthGBps),
 		})
 	}
-	s.Table([]string{"processor", "kind", "cores", ">int8 Gop/s", ">f32 Gop/s", ">read GB/s"}, rows)
+	ui.Table([]string{"processor", "kind", "cores", ">int8 Gop/s", ">f32 Gop/s", ">read GB/s"}, rows)
 	for _, joint := range soc.Joint {
-		s.Printf("%s together: %.1f GB/s\n", strings.Join(joint.Processors, " + "), joint.BandwidthGBps)
+		ui.Printf("%s together: %.1f GB/s\n", strings.Join(joint.Processors, " + "), joint.BandwidthGBps)
 	}
 }
 
 // otherDrivers are the drivers besides host that work here. Each of those asked for has to.
 func otherDrivers(ctx context.Context, asked []string) (out []driver.Driver, err error) {
 	var names []string
-	for _, d := range all.Drivers() {
-		names = append(names, d.Name())
-		if d.Name() == host.Name {
+	for _, drv := range all.Drivers() {
+		names = append(names, drv.Name())
+		if drv.Name() == host.Name {
 			continue
 		}
-		if err := opens(ctx, d); err == nil {
-			out = append(out, d)
-		} else if slices.Contains(asked, d.Name()) {
+		if err := opens(ctx, drv); err == nil {
+			out = append(out, drv)
+		} else if slices.Contains(asked, drv.Name()) {
 			return nil, err
 		}
 	}
@@ -127,9 +127,9 @@ func opens(ctx context.Context, d driver.Driver) error {
 		return diag.New(diag.ClassInput, "probe: driver %q offers no cores of this CPU: %s", d.Name(), devices[0].Description).
 			WithHint("an NPU comes with the SoC file of its catalog entry (hetc socs list), not from probing; an emulator is none")
 	}
-	p, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
+	proc, err := d.Open(ctx, driver.Config{Select: devices[0].Select})
 	if err != nil {
 		return err
 	}
-	return p.Close()
+	return proc.Close()
 }

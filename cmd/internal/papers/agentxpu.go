@@ -36,32 +36,32 @@ func agentRoofline(s *sheet) error {
 	same := func(x, y float64) bool { return math.Abs(x-y) <= 1e-9*max(math.Abs(x), math.Abs(y)) }
 	var clipped, three, third, times, pieces, bounded, eleven, elevenClipped int
 	for range draws {
-		a := roofline.Anchors{PeakOpsPerNS: between(100, 1e5), PeakBytesPerNS: between(5, 1000), MemoryShare: between(0.1, 1), ComputeShare: between(0.001, 1), ComputeIntensity: between(1, 1e4)}
+		anchors := roofline.Anchors{PeakOpsPerNS: between(100, 1e5), PeakBytesPerNS: between(5, 1000), MemoryShare: between(0.1, 1), ComputeShare: between(0.001, 1), ComputeIntensity: between(1, 1e4)}
 		q := between(1, 1e9)
 		w := q * between(0.01, 1e5)
 		i := w / q
-		pEff, bEff := a.OpsPerNS(), a.BytesPerNS()
-		knee := a.Knee()
+		pEff, bEff := anchors.OpsPerNS(), anchors.BytesPerNS()
+		knee := anchors.Knee()
 		p, b := min(pEff, bEff*i), min(bEff, pEff/i) // Eq. 9, 10
-		piece := q / (a.MemoryShare * a.PeakBytesPerNS)
+		piece := q / (anchors.MemoryShare * anchors.PeakBytesPerNS)
 		if i >= knee {
 			piece = w / pEff // Eq. 7
 		}
-		u := b / a.PeakBytesPerNS
-		t := a.NS(w, q) // Eq. 5
-		if same(t, w/p) && same(t, q/b) && same(t, q/(a.PeakBytesPerNS*u)) && same(t, w/(a.PeakBytesPerNS*u*i)) {
+		u := b / anchors.PeakBytesPerNS
+		t := anchors.NS(w, q) // Eq. 5
+		if same(t, w/p) && same(t, q/b) && same(t, q/(anchors.PeakBytesPerNS*u)) && same(t, w/(anchors.PeakBytesPerNS*u*i)) {
 			times++
 		}
 		if same(t, piece) && same(q/bEff, knee*q/pEff) {
 			pieces++
 		}
-		if p <= min(a.PeakOpsPerNS, a.PeakBytesPerNS*i)*(1+1e-12) {
+		if p <= min(anchors.PeakOpsPerNS, anchors.PeakBytesPerNS*i)*(1+1e-12) {
 			bounded++
 		}
-		short := same(pEff/(a.MemoryShare*a.PeakBytesPerNS), knee)
-		last := same(a.ComputeShare/a.MemoryShare*a.ComputeIntensity, knee)
-		closed := same(min(a.MemoryShare, a.ComputeShare*a.ComputeIntensity/i), u) // Eq. 11
-		if a.Clipped() {
+		short := same(pEff/(anchors.MemoryShare*anchors.PeakBytesPerNS), knee)
+		last := same(anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, knee)
+		closed := same(min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/i), u) // Eq. 11
+		if anchors.Clipped() {
 			clipped++
 			if short && !last {
 				third++
@@ -92,13 +92,13 @@ func agentRoofline(s *sheet) error {
 		name      string
 		intensity float64
 	}{{"unclipped", 600}, {"clipped", 1500}} {
-		a := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: c.intensity}
-		s.add(Modelled, "example/"+c.name+"/P_eff_gops", nil, a.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", c.intensity)
-		s.add(Modelled, "example/"+c.name+"/knee", nil, a.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", a.BytesPerNS())
-		s.add(Modelled, "example/"+c.name+"/knee_third_form", nil, a.ComputeShare/a.MemoryShare*a.ComputeIntensity, "(u_c/u_m) I_c")
-		s.add(Modelled, "example/"+c.name+"/memory_bound_us", nil, a.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
-		s.add(Modelled, "example/"+c.name+"/compute_bound_us", nil, a.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
-		s.add(Modelled, "example/"+c.name+"/compute_bound_eq11_us", nil, 1e9/(1000*a.PeakBytesPerNS*min(a.MemoryShare, a.ComputeShare*a.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/a.PeakOpsPerNS/1000)
+		anchors := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: c.intensity}
+		s.add(Modelled, "example/"+c.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", c.intensity)
+		s.add(Modelled, "example/"+c.name+"/knee", nil, anchors.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", anchors.BytesPerNS())
+		s.add(Modelled, "example/"+c.name+"/knee_third_form", nil, anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
+		s.add(Modelled, "example/"+c.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
+		s.add(Modelled, "example/"+c.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
+		s.add(Modelled, "example/"+c.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/anchors.PeakOpsPerNS/1000)
 	}
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
 	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
@@ -112,7 +112,7 @@ func agentRoofline(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open("llama-3-8b")
+	model, err := models.Open("llama-3-8b")
 	if err != nil {
 		return err
 	}
@@ -120,12 +120,12 @@ func agentRoofline(s *sheet) error {
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	for _, name := range []string{"npu", "gpu"} {
 		t := 0.0
-		for _, o := range feedForward(m, chunk) {
-			t += catalogNS(soc.Processor(name), o)
+		for _, operator := range feedForward(model, chunk) {
+			t += catalogNS(soc.Processor(name), operator)
 		}
 		s.add(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), t/1e6, "the 8B model's fused FFN of a chunk; the catalog's rate was set 20 %% above what this bound needs, so it is no test")
 	}
-	s.add(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(m, 2048))/1e6, "held out: at the catalog's rate for everything but matrix products, which is an assumption; positions above the diagonal are not computed")
+	s.add(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "held out: at the catalog's rate for everything but matrix products, which is an assumption; positions above the diagonal are not computed")
 	return nil
 }
 
@@ -151,8 +151,8 @@ func catalogNS(p *socs.Processor, o op.Op) float64 {
 	if o.HasScheme() {
 		rate = p.Sim.Schemes[o.Scheme].PeakGops
 	}
-	a := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
-	return 1000*p.LaunchUS + a.NS(float64(o.Flops()), float64(o.Bytes()))
+	anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+	return 1000*p.LaunchUS + anchors.NS(float64(o.Flops()), float64(o.Bytes()))
 }
 
 func agentChunks(s *sheet) error {
@@ -229,8 +229,8 @@ func agentDispatch(s *sheet) error {
 // names joins requests' names.
 func names(requests []served) string {
 	var out []string
-	for _, r := range requests {
-		out = append(out, fmt.Sprintf("%s(%d)", r.name, r.length))
+	for _, request := range requests {
+		out = append(out, fmt.Sprintf("%s(%d)", request.name, request.length))
 	}
 	return strings.Join(out, " ")
 }
@@ -287,12 +287,12 @@ func agentBatch(s *sheet) error {
 func layerNS(p *socs.Processor, m *models.Model, sequences, rows, context int) float64 {
 	all := sequences * rows
 	t := 0.0
-	for _, o := range append(feedForward(m, all), qkv(m, all), op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
-		t += catalogNS(p, o)
+	for _, operator := range append(feedForward(m, all), qkv(m, all), op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
+		t += catalogNS(p, operator)
 	}
-	a := attention(m, rows)
-	a.Context = context
-	return t + float64(float64(sequences)*catalogNS(p, a))
+	operator := attention(m, rows)
+	operator.Context = context
+	return t + float64(float64(sequences)*catalogNS(p, operator))
 }
 
 func agentBatching(s *sheet) error {
@@ -300,20 +300,20 @@ func agentBatching(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open("llama-3.2-3b")
+	model, err := models.Open("llama-3.2-3b")
 	if err != nil {
 		return err
 	}
 	gpu := soc.Processor("gpu")
 	shape := agent("r_fig5_shape").at("values")
 	most, limit := int(agent("m_max_decode_batch").at("values").num()), int(agent("m_b_cap").at("values").num())
-	one := layerNS(gpu, m, 1, 512, 512)
+	one := layerNS(gpu, model, 1, 512, 512)
 	for _, n := range []int{2, 4, 8} {
-		s.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, m, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
+		s.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
 	}
-	one = layerNS(gpu, m, 1, 1, 1024)
+	one = layerNS(gpu, model, 1, 1, 1024)
 	for _, n := range []int{2, limit, 8, 16, most} {
-		x := layerNS(gpu, m, n, 1, 1024) / one
+		x := layerNS(gpu, model, n, 1, 1024) / one
 		s.add(Modelled, fmt.Sprintf("decode_%d/latency_x", n), shape.at("decode_latency_vs_batch").any(), x, "of a step of %d sequences of 1024 cached tokens over that of one: weights are read once for all", n)
 		s.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", n), nil, float64(n)/x, "tokens a second over those of one sequence")
 	}
@@ -353,7 +353,7 @@ func agentMapping(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open("llama-3-8b")
+	model, err := models.Open("llama-3-8b")
 	if err != nil {
 		return err
 	}
@@ -367,18 +367,18 @@ func agentMapping(s *sheet) error {
 		watts       float64 // of the GPU
 		note        string
 	}{
-		{"prefill_qkv", "npu", []op.Op{qkv(m, chunk)}, prefillW, ""},
-		{"prefill_ffn", "npu", feedForward(m, chunk), prefillW, ""},
-		{"prefill_attention", "gpu", []op.Op{attention(m, 2048)}, prefillW, ""},
-		{"decode_qkv", "gpu", []op.Op{qkv(m, 1)}, decodeW, static},
-		{"decode_ffn", "gpu", feedForward(m, 1), decodeW, static},
-		{"decode_attention", "gpu", []op.Op{{Kind: op.Attention, M: 1, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Context: 2048, KV: op.F16}}, decodeW, static},
+		{"prefill_qkv", "npu", []op.Op{qkv(model, chunk)}, prefillW, ""},
+		{"prefill_ffn", "npu", feedForward(model, chunk), prefillW, ""},
+		{"prefill_attention", "gpu", []op.Op{attention(model, 2048)}, prefillW, ""},
+		{"decode_qkv", "gpu", []op.Op{qkv(model, 1)}, decodeW, static},
+		{"decode_ffn", "gpu", feedForward(model, 1), decodeW, static},
+		{"decode_attention", "gpu", []op.Op{{Kind: op.Attention, M: 1, Heads: model.Heads, KVHeads: model.KVHeads, HeadDim: model.HeadDim, Context: 2048, KV: op.F16}}, decodeW, static},
 	} {
 		tn, tg := 0.0, 0.0
 		legal := true
-		for _, o := range c.ops {
-			legal = legal && npu.Executes(o.Kind)
-			tn, tg = tn+catalogNS(npu, o), tg+catalogNS(gpu, o)
+		for _, operator := range c.ops {
+			legal = legal && npu.Executes(operator.Kind)
+			tn, tg = tn+catalogNS(npu, operator), tg+catalogNS(gpu, operator)
 		}
 		choose := func(n, g float64) string {
 			if legal && n < g {

@@ -51,11 +51,11 @@ type served struct {
 // length, which admits the longest; the prose evicts the longest, which is ascending. Requests of one length keep their order.
 func nextBatch(batch, reactive, proactive []served, most int, descending bool) (next, waiting []served) {
 	var others []served
-	for _, r := range batch {
-		if r.reactive {
-			next = append(next, r)
+	for _, request := range batch {
+		if request.reactive {
+			next = append(next, request)
 		} else {
-			others = append(others, r)
+			others = append(others, request)
 		}
 	}
 	next = append(next, reactive...)
@@ -67,11 +67,11 @@ func nextBatch(batch, reactive, proactive []served, most int, descending bool) (
 		}
 		return cmp.Compare(a.length, b.length)
 	})
-	for _, r := range others {
+	for _, request := range others {
 		if len(next) < most || alone {
-			next = append(next, r)
+			next = append(next, request)
 		} else {
-			waiting = append(waiting, r)
+			waiting = append(waiting, request)
 		}
 	}
 	return next, waiting
@@ -80,9 +80,9 @@ func nextBatch(batch, reactive, proactive []served, most int, descending bool) (
 // lengths are the sum and the maximum of the requests' lengths: what a decode step reads of caches, and what its slowest
 // sequence reads.
 func lengths(requests []served) (sum, longest int) {
-	for _, r := range requests {
-		sum += r.length
-		longest = max(longest, r.length)
+	for _, request := range requests {
+		sum += request.length
+		longest = max(longest, request.length)
 	}
 	return sum, longest
 }

@@ -40,7 +40,7 @@ func (t agentTimes) stepTime(batch []*agentJob) int64 {
 }
 
 // agentTrace draws Poisson arrivals of both kinds. Lengths are synthetic: the paper's are a plot.
-func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, t agentTimes) []*agentJob {
+func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, times agentTimes) []*agentJob {
 	var jobs []*agentJob
 	length := func(median, spread, least, most float64) int {
 		return int(min(max(median*math.Exp(float64(spread*random.NormFloat64())), least), most))
@@ -51,7 +51,7 @@ func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, t agent
 	}{{true, reactive}, {false, proactive}} {
 		for at := random.ExpFloat64() / stream.rate; at < minutes; at += random.ExpFloat64() / stream.rate {
 			j := &agentJob{reactive: stream.reactive, arrives: int64(at * 60e6), prompt: length(500, 0.8, 32, 3500), answer: length(80, 0.8, 4, 590)}
-			j.kernels, j.tokens = t.layers*((j.prompt+t.chunk-1)/t.chunk), j.answer
+			j.kernels, j.tokens = times.layers*((j.prompt+times.chunk-1)/times.chunk), j.answer
 			jobs = append(jobs, j)
 		}
 	}
@@ -61,7 +61,7 @@ func agentTrace(random *rand.Rand, minutes, reactive, proactive float64, t agent
 
 // replayAgent runs the two event loops of Agent.xpu: prefill takes a kernel at a time, reactive requests first; a reactive
 // one's chunks are shared with the GPU while nothing decodes. Decode takes a step at a time with the batch of Algorithm 2.
-func replayAgent(jobs []*agentJob, t agentTimes, most, buffer int) {
+func replayAgent(jobs []*agentJob, times agentTimes, most, buffer int) {
 	var prefill, decode int64
 	idle := true // nothing decodes
 	for {
@@ -88,9 +88,9 @@ func replayAgent(jobs []*agentJob, t agentTimes, most, buffer int) {
 			}
 		}
 		if first != nil && next <= step {
-			took := t.npu
+			took := times.npu
 			if idle && first.reactive {
-				took = t.npu * t.gpu / (t.npu + t.gpu)
+				took = times.npu * times.gpu / (times.npu + times.gpu)
 			}
 			prefill = next + took
 			if first.kernels--; first.kernels == 0 {
@@ -117,10 +117,10 @@ func replayAgent(jobs []*agentJob, t agentTimes, most, buffer int) {
 		chosen, _ := nextBatch(candidates, nil, nil, most, false)
 		chosen = chosen[:min(len(chosen), buffer)]
 		var batch []*agentJob
-		for _, c := range chosen {
-			batch = append(batch, byName[c.name])
+		for _, request := range chosen {
+			batch = append(batch, byName[request.name])
 		}
-		decode += t.stepTime(batch)
+		decode += times.stepTime(batch)
 		idle = false
 		for _, j := range batch {
 			if j.tokens--; j.tokens == 0 {
@@ -132,7 +132,7 @@ func replayAgent(jobs []*agentJob, t agentTimes, most, buffer int) {
 
 // replayGPU serves first come, first served on the GPU alone with continuous batching: a prompt as a whole as soon as
 // there is room in the batch, else a step of everything that decodes.
-func replayGPU(jobs []*agentJob, t agentTimes, buffer int) {
+func replayGPU(jobs []*agentJob, times agentTimes, buffer int) {
 	now := int64(0)
 	for {
 		var batch []*agentJob
@@ -148,10 +148,10 @@ func replayGPU(jobs []*agentJob, t agentTimes, buffer int) {
 		}
 		switch {
 		case first != nil && (len(batch) == 0 || next <= now && len(batch) < buffer):
-			now = next + int64(first.kernels)*t.gpu
+			now = next + int64(first.kernels)*times.gpu
 			first.kernels, first.ready = 0, now
 		case len(batch) > 0:
-			now += t.stepTime(batch)
+			now += times.stepTime(batch)
 			for _, j := range batch {
 				if j.tokens--; j.tokens == 0 {
 					j.finished = now
@@ -180,28 +180,28 @@ func agentReplay(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open("llama-3-8b")
+	model, err := models.Open("llama-3-8b")
 	if err != nil {
 		return err
 	}
-	t := agentTimes{layers: m.Layers, chunk: int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())}
+	times := agentTimes{layers: model.Layers, chunk: int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())}
 	npu, gpu := soc.Processor("npu"), soc.Processor("gpu")
-	ops := append(feedForward(m, t.chunk), qkv(m, t.chunk), op.Op{Kind: op.MatMul, M: t.chunk, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C})
-	for _, o := range ops {
-		t.npu += int64(catalogNS(npu, o) / 1000)
-		t.gpu += int64(catalogNS(gpu, o) / 1000)
+	ops := append(feedForward(model, times.chunk), qkv(model, times.chunk), op.Op{Kind: op.MatMul, M: times.chunk, K: model.Heads * model.HeadDim, N: model.Hidden, Scheme: op.A8TQ8C})
+	for _, operator := range ops {
+		times.npu += int64(catalogNS(npu, operator) / 1000)
+		times.gpu += int64(catalogNS(gpu, operator) / 1000)
 	}
-	t.step = int64(float64(m.Parameters()) / gpu.BandwidthGBps / 1000)
-	t.perToken = float64(2*m.Layers*m.KVHeads*m.HeadDim*2) / gpu.BandwidthGBps / 1000
+	times.step = int64(float64(model.Parameters()) / gpu.BandwidthGBps / 1000)
+	times.perToken = float64(2*model.Layers*model.KVHeads*model.HeadDim*2) / gpu.BandwidthGBps / 1000
 	most, buffer := int(agent("m_b_cap").at("values").num()), int(agent("m_max_decode_batch").at("values").num())
 	minutes := agent("wl_trace").at("values").num()
 	run := func(reactive, proactive float64) (ours, theirs [2]float64) {
 		const seeds = 5
 		for seed := range seeds {
 			random := func() *rand.Rand { return rand.New(rand.NewPCG(61, uint64(seed))) }
-			a, b := agentTrace(random(), minutes, reactive, proactive, t), agentTrace(random(), minutes, reactive, proactive, t)
-			replayAgent(a, t, most, buffer)
-			replayGPU(b, t, buffer)
+			a, b := agentTrace(random(), minutes, reactive, proactive, times), agentTrace(random(), minutes, reactive, proactive, times)
+			replayAgent(a, times, most, buffer)
+			replayGPU(b, times, buffer)
 			for i, kind := range []bool{true, false} {
 				ours[i] += normalized(a, kind) / seeds
 				theirs[i] += normalized(b, kind) / seeds

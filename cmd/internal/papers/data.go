@@ -187,17 +187,17 @@ func missing(paper string) Item {
 			if !notPrinted(f) {
 				continue
 			}
-			r := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + f.source(), Class: NotReproducible, Note: "its numbers are not printed"}
+			row := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + f.source(), Class: NotReproducible, Note: "its numbers are not printed"}
 			if strings.HasPrefix(id, "table") {
-				r.Paper = "a picture, " + f.source()
+				row.Paper = "a picture, " + f.source()
 			}
 			if strings.HasPrefix(id, "dc_") {
-				r.Paper, r.Note = f.at("check").text(), f.at("why").text()
+				row.Paper, row.Note = f.at("check").text(), f.at("why").text()
 			} else if f.has("note") {
 				note, _, _ := strings.Cut(f.at("note").text(), "; facts in ") // a reference within the data
-				r.Note += ": " + note
+				row.Note += ": " + note
 			}
-			rows = append(rows, r)
+			rows = append(rows, row)
 		}
 		return rows, nil
 	}

@@ -71,11 +71,11 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 		return err
 	}
 	for _, name := range []string{"gpu", "npu"} {
-		p := soc.Processor(name)
-		if p == nil || p.Sim == nil {
+		proc := soc.Processor(name)
+		if proc == nil || proc.Sim == nil {
 			return fmt.Errorf("the catalog SoC %q has no simulated %q", soc.Name, name)
 		}
-		if _, ok := p.Sim.Schemes[op.A8TQ4B32]; !ok {
+		if _, ok := proc.Sim.Schemes[op.A8TQ4B32]; !ok {
 			return fmt.Errorf("processor %q of the catalog SoC %q is not described in %q", name, soc.Name, op.A8TQ4B32)
 		}
 	}
@@ -89,38 +89,38 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 		sh := rows[i].shape
 		other := map[string]string{"gpu": "npu", "npu": "gpu"}
 		sh.catalog = func(proc string, tokens, n int, beside bool) int64 {
-			o := op.Op{Kind: op.MatMul, M: tokens, K: sh.k, N: n, Scheme: op.A8TQ4B32}
-			if soc.Processor(proc).HasForm(o.Scheme, op.Swapped) {
-				o.Form = op.Swapped // as Table 3 is written
+			operator := op.Op{Kind: op.MatMul, M: tokens, K: sh.k, N: n, Scheme: op.A8TQ4B32}
+			if soc.Processor(proc).HasForm(operator.Scheme, op.Swapped) {
+				operator.Form = op.Swapped // as Table 3 is written
 			}
 			if beside {
-				return times.ns(proc, o, other[proc])
+				return times.ns(proc, operator, other[proc])
 			}
-			return times.ns(proc, o)
+			return times.ns(proc, operator)
 		}
 		clear(sh.lookup)
 	}
 	var logs, n float64
 	for i := range rows {
-		r := &rows[i]
-		if !r.dynamic() {
+		row := &rows[i]
+		if !row.dynamic() {
 			for _, proc := range []string{"gpu", "npu"} {
-				printed, ours := r.cell.at(proc+"_us").num(), float64(r.shape.catalog(proc, r.from, r.shape.rows, false))/1000
+				printed, ours := row.cell.at(proc+"_us").num(), float64(row.shape.catalog(proc, row.from, row.shape.rows, false))/1000
 				logs, n = logs+math.Abs(math.Log(ours/printed)), n+1
-				s.add(Modelled, r.name+"/"+proc+"-us", printed, ours, "catalog SoC %s, fitted to these rows by few parameters (peak, fixed cost, bandwidth, factor for long K)", soc.Name)
+				s.add(Modelled, row.name+"/"+proc+"-us", printed, ours, "catalog SoC %s, fitted to these rows by few parameters (peak, fixed cost, bandwidth, factor for long K)", soc.Name)
 			}
 		}
 		for _, v := range []struct {
 			suffix, grid string
 			a            *assumptions
 		}{{"", "every stage", base}, {"-smallest-grid", "the smallest grid of table3", &onGrid}} {
-			list, err := r.shape.spans(ctx, r.from, r.to, r.dynamic(), v.a, decision.same)
+			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), v.a, decision.same)
 			if err != nil {
 				return err
 			}
 			note := fmt.Sprintf("latencies of catalog SoC %s, each part with its fixed cost and both sharing the memory; ratios from %s, other assumptions as for table3", soc.Name, v.grid)
-			s.add(Modelled, r.name+"/strategy"+v.suffix, r.printed.strategy, textOf(list, func(d decision) string { return d.strategy }), "%s", note)
-			s.add(Modelled, r.name+"/ratio"+v.suffix, r.printed.ratio, textOf(list, func(d decision) string { return d.ratio }), "%s", note)
+			s.add(Modelled, row.name+"/strategy"+v.suffix, row.printed.strategy, textOf(list, func(d decision) string { return d.strategy }), "%s", note)
+			s.add(Modelled, row.name+"/ratio"+v.suffix, row.printed.ratio, textOf(list, func(d decision) string { return d.ratio }), "%s", note)
 		}
 	}
 	s.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/n)-1), "of the printed latencies, geometric mean")

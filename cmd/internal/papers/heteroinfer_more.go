@@ -35,15 +35,15 @@ func measuredRows() []printedRow {
 
 // heteroSplits are the divisions of Table 3's measured rows as if the weight could be cut anywhere.
 func heteroSplits(s *sheet) error {
-	for i, p := range measuredRows() {
-		share := p.npu / (p.gpuUS + p.npu)
-		s.add(Exact, p.name+"/gpu-share", nil, share, "share of the rows with which both finish at once, T_npu / (T_gpu + T_npu)")
-		s.add(Exact, p.name+"/balanced-us", nil, share*p.gpuUS, "time of that division without synchronisation")
+	for i, row := range measuredRows() {
+		share := row.npu / (row.gpuUS + row.npu)
+		s.add(Exact, row.name+"/gpu-share", nil, share, "share of the rows with which both finish at once, T_npu / (T_gpu + T_npu)")
+		s.add(Exact, row.name+"/balanced-us", nil, share*row.gpuUS, "time of that division without synchronisation")
 		ratio := hetero("table3").at("values", rowOfLength(i), "ratio").text()
 		if g, n, ok := cutRatio(ratio); ok {
-			s.add(Exact, p.name+"/ratio", g/n, share/(1-share), "GPU rows per NPU row: the printed ratio beside the balanced one; a static ratio of 3 to 1 where 2 to 1 balances needs a coarse grid, or contention")
-			s.add(Exact, p.name+"/printed-ratio-us", nil, math.Max(p.gpuUS*g/(g+n), p.npu*n/(g+n)), "time of the printed ratio without synchronisation")
-			s.add(Modelled, p.name+"/npu-slowdown", nil, p.gpuUS*g/(g+n)/(p.npu*n/(g+n)), "by how much the NPU would have to be slower beside the GPU than alone for the printed ratio to balance; below 1 no contention explains it")
+			s.add(Exact, row.name+"/ratio", g/n, share/(1-share), "GPU rows per NPU row: the printed ratio beside the balanced one; a static ratio of 3 to 1 where 2 to 1 balances needs a coarse grid, or contention")
+			s.add(Exact, row.name+"/printed-ratio-us", nil, math.Max(row.gpuUS*g/(g+n), row.npu*n/(g+n)), "time of the printed ratio without synchronisation")
+			s.add(Modelled, row.name+"/npu-slowdown", nil, row.gpuUS*g/(g+n)/(row.npu*n/(g+n)), "by how much the NPU would have to be slower beside the GPU than alone for the printed ratio to balance; below 1 no contention explains it")
 		}
 	}
 	return nil
@@ -98,35 +98,35 @@ func heteroRanges(s *sheet) error {
 		{"line", func(c curve, m int) float64 { return float64(c.at(m)) }, "line through the printed lengths on both sides, beyond 256 through the last two"},
 		{"line-from-1", func(c curve, m int) float64 { return float64(curve{c[0], c[len(c)-1]}.at(m)) }, "line through lengths 1 and 256"},
 		{"proportional", func(c curve, m int) float64 {
-			l := c[len(c)-1]
-			return float64(l.ns) * float64(m) / float64(l.tokens)
+			point := c[len(c)-1]
+			return float64(point.ns) * float64(m) / float64(point.tokens)
 		}, "proportional to the length at 256"},
 		{"stage", func(c curve, m int) float64 { return float64((&shape{npu: c, gpu: c, stage: stageRows()}).npuNS(m)) }, "the line at the end of its stage of 32"},
 	}
 	fits, ends := make([]int, len(rules)), 0
-	for _, r := range table3() {
-		if !r.dynamic() {
+	for _, row := range table3() {
+		if !row.dynamic() {
 			continue
 		}
 		for _, proc := range []string{"gpu", "npu"} {
-			c := r.shape.gpu
+			curve := row.shape.gpu
 			if proc == "npu" {
-				c = r.shape.npu
+				curve = row.shape.npu
 			}
-			printed := r.cell.at(proc + "_us").nums()
+			printed := row.cell.at(proc + "_us").nums()
 			if len(printed) == 1 {
 				printed = append(printed, printed[0])
 			}
-			for k, m := range []int{r.from, r.to} {
+			for k, m := range []int{row.from, row.to} {
 				ends++
 				for i, rule := range rules {
-					ours := rule.at(c, m) / 1000
+					ours := rule.at(curve, m) / 1000
 					lands := "does not round to the printed value"
 					if roundTo(ours, printed[k]) == printed[k] {
 						lands = "rounds to the printed value"
 						fits[i]++
 					}
-					s.add(Modelled, fmt.Sprintf("%s/%s-at-%d/%s", r.name, proc, m, rule.name), printed[k], ours, "us; %s; %s", rule.note, lands)
+					s.add(Modelled, fmt.Sprintf("%s/%s-at-%d/%s", row.name, proc, m, rule.name), printed[k], ours, "us; %s; %s", rule.note, lands)
 				}
 			}
 		}
@@ -182,14 +182,14 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 			if err != nil {
 				return err
 			}
-			for _, x := range list {
-				ours := x.strategy
+			for _, span := range list {
+				ours := span.strategy
 				if ours == "no partition" {
-					ours = x.ratio
+					ours = span.ratio
 				}
-				lengths := fmt.Sprintf("%d-%d", x.from, x.to)
-				if x.from == x.to {
-					lengths = fmt.Sprint(x.from)
+				lengths := fmt.Sprintf("%d-%d", span.from, span.to)
+				if span.from == span.to {
+					lengths = fmt.Sprint(span.from)
 				}
 				s.add(Modelled, sh.name+"/"+v.name+"/"+lengths, nil, ours, "decision at these lengths, graphs of %s tokens; latencies as for table3; %s", joinInts(v.a.standard), v.note)
 			}
@@ -201,11 +201,11 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 	s.add(Modelled, "attn_proj/crossing-remainder", nil, float64(a.tokens)+float64(attn.npuNS(256)-a.ns)/(float64(b.ns-a.ns)/float64(b.tokens-a.tokens)), "remainder beside 256 tokens on the NPU at which the GPU becomes the longer one: row 7 ends well before")
 	last := 0
 	for m := 257; m < 384; m++ {
-		d, err := attn.decide(ctx, m, true, &coarse)
+		decision, err := attn.decide(ctx, m, true, &coarse)
 		if err != nil {
 			return err
 		}
-		if d.strategy != "activation-centric" {
+		if decision.strategy != "activation-centric" {
 			break
 		}
 		last = m
@@ -222,45 +222,45 @@ func heteroBoundaries(ctx context.Context, s *sheet) error {
 		last++
 	}
 	s.add(Modelled, "attn_proj/gpu-only-beats-padding-until", nil, last, "last length for which the GPU alone is faster than 128 tokens on the NPU")
-	d, err := attn.decide(ctx, 193, true, &coarse)
+	decision, err := attn.decide(ctx, 193, true, &coarse)
 	if err != nil {
 		return err
 	}
-	s.add(Modelled, "attn_proj/padding-us-at-193", nil, float64(d.ns)/1000, "what the decision at 193 tokens costs: %s", d.strategy)
+	s.add(Modelled, "attn_proj/padding-us-at-193", nil, float64(decision.ns)/1000, "what the decision at 193 tokens costs: %s", decision.strategy)
 	s.add(Modelled, "attn_proj/activation-us-at-193", nil, float64(max(attn.npuNS(128), attn.gpuNS(65)))/1000, "128 tokens on the NPU beside 65 on the GPU")
 	ex := hetero("m_activation_split_example").at("values")
 	named := coarse
 	named.standard = standardSets()[0].lengths
-	if d, err = attn.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
+	if decision, err = attn.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
 		return err
 	}
-	ours := d.strategy + " " + d.ratio
+	ours := decision.strategy + " " + decision.ratio
 	var piece int
-	if n, _ := fmt.Sscanf(d.ratio, "dynamic:%d", &piece); n == 1 {
+	if n, _ := fmt.Sscanf(decision.ratio, "dynamic:%d", &piece); n == 1 {
 		ours = fmt.Sprintf("%d on the NPU, %d on the GPU", piece, int(ex.at("sequence").num())-piece)
 	}
 	s.add(Modelled, "attn_proj/300-tokens", fmt.Sprintf("%v on the NPU, %v on the GPU", ex.at("npu_piece").num(), ex.at("gpu_piece").num()), ours, "sec. 4.2.2, graphs of %s tokens", joinInts(named.standard))
-	if d, err = down.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
+	if decision, err = down.decide(ctx, int(ex.at("sequence").num()), true, &named); err != nil {
 		return err
 	}
-	s.add(Modelled, "ffn_down/300-tokens", nil, d.strategy+" "+d.ratio, "the same for the other weight")
+	s.add(Modelled, "ffn_down/300-tokens", nil, decision.strategy+" "+decision.ratio, "the same for the other weight")
 	return nil
 }
 
 // heteroAchieved are rates of Table 3's measured rows.
 func heteroAchieved(s *sheet) error {
 	gpuMost, npuMost := hetero("hw_sd8g3_gpu_flops").at("values", "achieved_approx").num(), hetero("hw_sd8g3_npu_flops").at("values", "achieved_fp16_up_to").num()
-	for _, p := range measuredRows() {
-		if p.m == 1 {
+	for _, row := range measuredRows() {
+		if row.m == 1 {
 			continue
 		}
-		s.add(Exact, p.name+"/gpu-tflops", gpuMost, p.gpuOps, "2MNK over the printed latency beside what the GPU reaches at most (about, sec. 1)")
-		s.add(Exact, p.name+"/npu-tflops", npuMost, p.ops, "2MNK over the printed latency beside what the NPU reaches at most (sec. 1)")
+		s.add(Exact, row.name+"/gpu-tflops", gpuMost, row.gpuOps, "2MNK over the printed latency beside what the GPU reaches at most (about, sec. 1)")
+		s.add(Exact, row.name+"/npu-tflops", npuMost, row.ops, "2MNK over the printed latency beside what the NPU reaches at most (sec. 1)")
 	}
 	var down printedRow
-	for _, p := range measuredRows() {
-		if p.name == "ffn_down-256" {
-			down = p
+	for _, row := range measuredRows() {
+		if row.name == "ffn_down-256" {
+			down = row
 		}
 	}
 	r := hetero("m_ffn_down_npu_vs_gpu").at("values")
@@ -270,9 +270,9 @@ func heteroAchieved(s *sheet) error {
 	// The staircase of NPU-1 on the printed points.
 	for _, sh := range []string{"attn_proj", "ffn_down"} {
 		var c *shape
-		for _, r := range table3() {
-			if r.shape.name == sh {
-				c = r.shape
+		for _, row := range table3() {
+			if row.shape.name == sh {
+				c = row.shape
 			}
 		}
 		flat, rising := true, true
@@ -293,16 +293,16 @@ func heteroAchieved(s *sheet) error {
 // heteroBandwidth is about decode, which reads every weight once per token.
 func heteroBandwidth(s *sheet) error {
 	single := hetero("hw_mem_bw_single_processor_decode").at("values", "each_of_cpu_gpu_npu").nums()
-	for _, p := range measuredRows() {
-		if p.m != 1 {
+	for _, row := range measuredRows() {
+		if row.m != 1 {
 			continue
 		}
-		bytes := float64(p.n) * float64(p.k) / 2
+		bytes := float64(row.n) * float64(row.k) / 2
 		for _, q := range []struct {
 			proc string
 			us   float64
-		}{{"gpu", p.gpuUS}, {"npu", p.npu}} {
-			s.add(Modelled, fmt.Sprintf("%s/%s-gbps", p.name, q.proc), fmt.Sprintf("%v..%v alone", single[0], single[1]), bytes/q.us/1000,
+		}{{"gpu", row.gpuUS}, {"npu", row.npu}} {
+			s.add(Modelled, fmt.Sprintf("%s/%s-gbps", row.name, q.proc), fmt.Sprintf("%v..%v alone", single[0], single[1]), bytes/q.us/1000,
 				"4 bits per weight over the printed latency, scales left out; sec. 3.3 prints %v to %v GB/s for one processor in decode, which no row reaches: Table 3's latencies hold more than reading weights", single[0], single[1])
 		}
 	}
@@ -387,8 +387,8 @@ func heteroLayer(ctx context.Context, s *sheet) error {
 	}
 	tensor := func(m int, a *assumptions) (int64, error) {
 		return total(m, a, func(sh *shape) (int64, error) {
-			d, err := sh.decide(ctx, m, true, a)
-			return d.ns, err
+			decision, err := sh.decide(ctx, m, true, a)
+			return decision.ns, err
 		})
 	}
 	alone := func(m int, f func(sh *shape) int64) (int64, error) {

@@ -100,19 +100,19 @@ func table3() []table3Row {
 			s = &shape{name: role, rows: rows, k: k, stage: stageRows(), lookup: map[string][]int64{}}
 			shapes[role] = s
 		}
-		r := table3Row{shape: s, cell: v, printed: decision{strategy: v.at("strategy").text(), ratio: v.at("ratio").text()}}
+		row := table3Row{shape: s, cell: v, printed: decision{strategy: v.at("strategy").text(), ratio: v.at("ratio").text()}}
 		tokens := fmt.Sprint(v.at("activation", 1).v)
 		from, to, dynamic := strings.Cut(tokens, "-")
-		r.from, _ = strconv.Atoi(from)
-		r.to = r.from
+		row.from, _ = strconv.Atoi(from)
+		row.to = row.from
 		if dynamic {
-			r.to, _ = strconv.Atoi(to)
+			row.to, _ = strconv.Atoi(to)
 		} else {
-			s.gpu = append(s.gpu, point{r.from, us(v.at("gpu_us").num())})
-			s.npu = append(s.npu, point{r.from, us(v.at("npu_us").num())})
+			s.gpu = append(s.gpu, point{row.from, us(v.at("gpu_us").num())})
+			s.npu = append(s.npu, point{row.from, us(v.at("npu_us").num())})
 		}
-		r.name = role + "-" + tokens
-		out = append(out, r)
+		row.name = role + "-" + tokens
+		out = append(out, row)
 	}
 	return out
 }
@@ -183,7 +183,7 @@ func (s *shape) pieces(standard []int) []int64 {
 
 // item poses the choice of one operator at one length (sec. 4.4: the objective; sec. 4.2: the strategies) and what each
 // choice stands for.
-func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []decision) {
+func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.Item, []decision) {
 	it := problem.Item{Name: s.name, Before: []string{"shared"}, After: []string{"shared"}}
 	var ds []decision
 	const gpu, npu = 0, 1
@@ -194,44 +194,44 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 	add("no partition", "GPU-only", s.gpuNS(tokens), gpu)
 	pad := tokens // the length whose graph computes them
 	if tokens > 1 {
-		k, _ := slices.BinarySearch(a.standard, tokens)
+		k, _ := slices.BinarySearch(assumed.standard, tokens)
 		pad = 0
-		if k < len(a.standard) {
-			pad = a.standard[k]
+		if k < len(assumed.standard) {
+			pad = assumed.standard[k]
 		}
 	}
-	cost := s.pieces(a.standard)
+	cost := s.pieces(assumed.standard)
 	if pad > 0 {
 		strategy := "no partition"
 		if pad != tokens {
 			strategy = "padding"
 		}
-		add(strategy, "NPU-only", s.npuNS(pad)+a.syncNS, npu)
+		add(strategy, "NPU-only", s.npuNS(pad)+assumed.syncNS, npu)
 		split := "weight-centric"
 		if pad != tokens || dynamic {
 			split = "hybrid"
 		}
-		shares := a.shares
+		shares := assumed.shares
 		if shares == nil {
 			shares = uniform(s.rows / s.stage)
 		}
-		for _, r := range shares {
+		for _, share := range shares {
 			// part is linear in the rows beyond what is fixed.
 			part := func(whole, fixed int64, rows int) int64 {
-				n := int64(r.gpu + r.npu)
+				n := int64(share.gpu + share.npu)
 				fixed = min(fixed, whole)
 				return fixed + ((whole-fixed)*int64(rows)+n/2)/n
 			}
-			ratio := r.reduced().String()
+			ratio := share.reduced().String()
 			if split == "hybrid" {
 				ratio += " (weight)"
 			}
-			g, n := part(s.gpuNS(pad), a.gpuFixed, r.gpu), part(s.npuNS(pad), a.npuFixed, r.npu)
+			g, n := part(s.gpuNS(pad), assumed.gpuFixed, share.gpu), part(s.npuNS(pad), assumed.npuFixed, share.npu)
 			if s.catalog != nil {
-				rows := s.rows * r.gpu / (r.gpu + r.npu)
+				rows := s.rows * share.gpu / (share.gpu + share.npu)
 				g, n = s.catalog("gpu", pad, rows, true), s.catalog("npu", pad, s.rows-rows, true)
 			}
-			add(split, ratio, max(g, n)+a.syncNS+a.splitNS, gpu, npu)
+			add(split, ratio, max(g, n)+assumed.syncNS+assumed.splitNS, gpu, npu)
 		}
 	}
 	if tokens > 1 {
@@ -242,16 +242,16 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 				best, at = cost[m], m
 			}
 		}
-		if a.pipe && best >= 0 && (pad == 0 || best < s.npuNS(pad)) { // otherwise it is one piece
-			add("NPU-pipe", strconv.Itoa(at), best+a.syncNS, npu)
+		if assumed.pipe && best >= 0 && (pad == 0 || best < s.npuNS(pad)) { // otherwise it is one piece
+			add("NPU-pipe", strconv.Itoa(at), best+assumed.syncNS, npu)
 		}
 		// Standard lengths on the NPU beside the rest on the GPU.
 		for m := min(tokens-1, len(cost)-1); m > 0; m-- {
 			if cost[m] < 0 {
 				continue
 			}
-			add("activation-centric", fmt.Sprintf("dynamic:%d", m), max(cost[m], s.gpuNS(tokens-m))+a.syncNS+a.splitNS, gpu, npu)
-			if !a.anyCut {
+			add("activation-centric", fmt.Sprintf("dynamic:%d", m), max(cost[m], s.gpuNS(tokens-m))+assumed.syncNS+assumed.splitNS, gpu, npu)
+			if !assumed.anyCut {
 				break
 			}
 		}
@@ -262,8 +262,8 @@ func (s *shape) item(tokens int, dynamic bool, a *assumptions) (problem.Item, []
 // decide solves one operator at one length with the engine that solve uses.
 func (s *shape) decide(ctx context.Context, tokens int, dynamic bool, a *assumptions) (decision, error) {
 	it, ds := s.item(tokens, dynamic, a)
-	p := &problem.Partition{Name: s.name, Procs: []string{"gpu", "npu"}, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
-	sol, err := solvePartition(ctx, p)
+	partition := &problem.Partition{Name: s.name, Procs: []string{"gpu", "npu"}, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	sol, err := solvePartition(ctx, partition)
 	if err != nil {
 		return decision{}, err
 	}
@@ -295,15 +295,15 @@ type span struct {
 func (s *shape) spans(ctx context.Context, from, to int, dynamic bool, a *assumptions, same func(a, b decision) bool) ([]span, error) {
 	var out []span
 	for m := from; m <= to; m++ {
-		d, err := s.decide(ctx, m, dynamic, a)
+		decision, err := s.decide(ctx, m, dynamic, a)
 		if err != nil {
 			return nil, err
 		}
-		if k := len(out) - 1; k >= 0 && same(out[k].decision, d) {
+		if k := len(out) - 1; k >= 0 && same(out[k].decision, decision) {
 			out[k].to = m
 			continue
 		}
-		out = append(out, span{m, m, d})
+		out = append(out, span{m, m, decision})
 	}
 	return out, nil
 }
@@ -339,11 +339,11 @@ func textOf(list []span, of func(d decision) string) string {
 // strategy is asked for.
 func (r *table3Row) holds(ctx context.Context, a *assumptions, ratio bool) (bool, error) {
 	for m := r.from; m <= r.to; m++ {
-		d, err := r.shape.decide(ctx, m, r.dynamic(), a)
+		decision, err := r.shape.decide(ctx, m, r.dynamic(), a)
 		if err != nil {
 			return false, err
 		}
-		if d.strategy != r.printed.strategy || ratio && d.ratio != r.printed.ratio || !ratio && strings.HasSuffix(r.printed.ratio, "-only") && d.ratio != r.printed.ratio {
+		if decision.strategy != r.printed.strategy || ratio && decision.ratio != r.printed.ratio || !ratio && strings.HasSuffix(r.printed.ratio, "-only") && decision.ratio != r.printed.ratio {
 			return false, nil
 		}
 	}
@@ -445,12 +445,12 @@ func standardSets() []struct {
 
 // flagNS is T_sync + T_copy of the paper's fast synchronisation, as the catalog has it: a few microseconds.
 func flagNS() (int64, error) {
-	s, err := socs.Open("snapdragon-8gen3")
+	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		return 0, err
 	}
-	l, _ := s.Link("npu", "gpu")
-	return us(l.HandoverUS), nil
+	link, _ := soc.Link("npu", "gpu")
+	return us(link.HandoverUS), nil
 }
 
 // table3Base are the assumptions that the table is recomputed under, and then varied one by one.
@@ -464,9 +464,9 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 	const most = 8 // of gpu + npu
 	var all []share
 	for n := 2; n <= most; n++ {
-		for _, s := range uniform(n) {
-			if s.reduced() == s {
-				all = append(all, s)
+		for _, share := range uniform(n) {
+			if share.reduced() == share {
+				all = append(all, share)
 			}
 		}
 	}
@@ -478,12 +478,12 @@ func smallestGrid(ctx context.Context, rows []table3Row, base *assumptions) ([]s
 			return
 		}
 		if len(set) == size {
-			a := *base
-			a.shares = set
+			assumed := *base
+			assumed.shares = set
 			held := 0
 			for i := range rows {
 				var ok bool
-				if ok, err = rows[i].holds(ctx, &a, true); err != nil {
+				if ok, err = rows[i].holds(ctx, &assumed, true); err != nil {
 					return
 				}
 				if ok {
@@ -531,57 +531,57 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		stageRows(), usText(base.syncNS), joinInts(base.standard))
 	stageNote := model + "; ratios from every stage"
 	var names []string
-	for _, g := range onGrid.shares {
-		names = append(names, g.String())
+	for _, share := range onGrid.shares {
+		names = append(names, share.String())
 	}
 	gridNote := model + "; ratios from the smallest grid that gives the printed ones: " + strings.Join(names, ", ")
 	limits := map[string][]held{}
 	for i := range rows {
-		r := &rows[i]
+		row := &rows[i]
 		add := func(name string, paper, ours any, note string) {
-			out.add(Modelled, r.name+"/"+name, paper, ours, "%s", note)
+			out.add(Modelled, row.name+"/"+name, paper, ours, "%s", note)
 		}
 		for _, v := range []struct {
 			suffix string
 			a      *assumptions
 			note   string
 		}{{"", base, stageNote}, {"-smallest-grid", &onGrid, gridNote}} {
-			list, err := r.shape.spans(ctx, r.from, r.to, r.dynamic(), v.a, decision.same)
+			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), v.a, decision.same)
 			if err != nil {
 				return err
 			}
 			strategy := textOf(list, func(d decision) string { return d.strategy })
 			ratio := textOf(list, func(d decision) string { return d.ratio })
-			add("strategy"+v.suffix, r.printed.strategy, strategy, v.note+reason(r, strategy != r.printed.strategy, v.a))
-			add("ratio"+v.suffix, r.printed.ratio, ratio, v.note+reason(r, ratio != r.printed.ratio, v.a))
+			add("strategy"+v.suffix, row.printed.strategy, strategy, v.note+reason(row, strategy != row.printed.strategy, v.a))
+			add("ratio"+v.suffix, row.printed.ratio, ratio, v.note+reason(row, ratio != row.printed.ratio, v.a))
 			worst := int64(0)
-			for _, s := range list {
-				worst = max(worst, s.ns)
+			for _, span := range list {
+				worst = max(worst, span.ns)
 			}
 			add("us"+v.suffix, nil, float64(worst)/1000, v.note+"; microseconds, the longest of the row's lengths")
 		}
 		// Where the printed decision holds, one assumption moved at a time.
-		for _, v := range table3Moves(base, &onGrid) {
-			a := *v.a
+		for _, move := range table3Moves(base, &onGrid) {
+			assumed := *move.a
 			low, high, found, err := interval(mostNS, probesNS, func(ns int64) (bool, error) {
-				v.set(&a, ns)
-				return r.holds(ctx, &a, v.ratio)
+				move.set(&assumed, ns)
+				return row.holds(ctx, &assumed, move.ratio)
 			})
 			if err != nil {
 				return err
 			}
-			limits[v.name] = append(limits[v.name], held{r.name, low, high, found})
-			add(v.name, nil, rangeText(low, high, found), v.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
+			limits[move.name] = append(limits[move.name], held{row.name, low, high, found})
+			add(move.name, nil, rangeText(low, high, found), move.note+"; looked for from 0 to 1 s, ends by bisection to 1 ns")
 		}
 		var denominators []int
-		finest := r.shape.rows / r.shape.stage
+		finest := row.shape.rows / row.shape.stage
 		for n := 2; n <= finest; n++ {
 			if n > mostDenominator && n != finest {
 				continue
 			}
-			a := *base
-			a.shares = uniform(n)
-			ok, err := r.holds(ctx, &a, true)
+			assumed := *base
+			assumed.shares = uniform(n)
+			ok, err := row.holds(ctx, &assumed, true)
 			if err != nil {
 				return err
 			}
@@ -592,9 +592,9 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		add("holds-grid", nil, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
 		var sets []string
 		for _, set := range standardSets() {
-			a := onGrid
-			a.standard = set.lengths
-			ok, err := r.holds(ctx, &a, true)
+			assumed := onGrid
+			assumed.standard = set.lengths
+			ok, err := row.holds(ctx, &assumed, true)
 			if err != nil {
 				return err
 			}
@@ -614,9 +614,9 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			{"holds-any-cut", func(a *assumptions) { a.anyCut = true }, "whether it comes out as printed on the smallest grid when the GPU may take more of the tokens than what no standard length fits into (sec. 4.2.2 takes as little as possible)"},
 			{"holds-pipe", func(a *assumptions) { a.pipe = true }, "whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one of 256"},
 		} {
-			a := onGrid
-			v.set(&a)
-			ok, err := r.holds(ctx, &a, true)
+			assumed := onGrid
+			v.set(&assumed)
+			ok, err := row.holds(ctx, &assumed, true)
 			if err != nil {
 				return err
 			}
@@ -681,9 +681,9 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 	out.add(Modelled, "all/rows-stage-grid", len(rows), n, "rows whose strategy comes out as printed with ratios from every stage")
 	best, first := 0, 0
 	for n := 2; n <= mostDenominator; n++ {
-		a := *base
-		a.shares = uniform(n)
-		held, err := count(&a, true)
+		assumed := *base
+		assumed.shares = uniform(n)
+		held, err := count(&assumed, true)
 		if err != nil {
 			return err
 		}
@@ -692,23 +692,23 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 		}
 	}
 	out.add(Modelled, "all/rows-uniform-grid", len(rows), best, "most rows that come out as printed with ratios from one uniform grid 1/2 to 1/%d; 1/%d is the first such: the printed ratios have no common grid that is coarse enough for NPU-only", mostDenominator, first)
-	for _, v := range table3Moves(base, onGrid) {
+	for _, move := range table3Moves(base, onGrid) {
 		low, high := held{low: -1}, held{high: mostNS + 1}
 		none := ""
-		for _, h := range limits[v.name] {
+		for _, held := range limits[move.name] {
 			switch {
-			case !h.found:
-				none = h.row
+			case !held.found:
+				none = held.row
 			default:
-				if h.low > low.low {
-					low = h
+				if held.low > low.low {
+					low = held
 				}
-				if h.high < high.high {
-					high = h
+				if held.high < high.high {
+					high = held
 				}
 			}
 		}
-		note := "every row at once: " + v.note
+		note := "every row at once: " + move.note
 		switch {
 		case none != "":
 			note += "; " + none + " comes out as printed nowhere"
@@ -717,7 +717,7 @@ func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onG
 		default:
 			note += fmt.Sprintf("; the upper end is that of %s: a wait of %v us by clFinish (sec. 3.1) is beyond it, so the table rests on fast synchronisation", high.row, fact("heteroinfer", "hw_sync_clfinish").at("values", "clFinish_fixed").num())
 		}
-		out.add(Modelled, "all/"+v.name, nil, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
+		out.add(Modelled, "all/"+move.name, nil, rangeText(low.low, high.high, none == "" && low.low <= high.high), "%s", note)
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ func pick(ctx context.Context, name string, labels []string, ns []int64, procs [
 	for i := range labels {
 		it.Choices = append(it.Choices, problem.Choice{Label: labels[i], Procs: procs[i], CostNS: ns[i]})
 	}
-	p := &problem.Partition{Name: name, Procs: all, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
-	sol, err := solvePartition(ctx, p)
+	partition := &problem.Partition{Name: name, Procs: all, Chains: []problem.Chain{{Name: "op", Repeat: 1, Items: []problem.Item{it}}}}
+	sol, err := solvePartition(ctx, partition)
 	if err != nil {
 		return "", 0, err
 	}
@@ -105,23 +105,23 @@ func npuTable3(ctx context.Context, s *sheet) error {
 }
 
 // qwen is the prefill of one chunk of Qwen1.5-1.8B as six subgraphs per layer: the paper prints 144 in all, 24 of them attention.
-func qwen(m *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) chunkGraph {
-	linear := []float64{float64(m.Hidden * (m.Heads + 2*m.KVHeads) * m.HeadDim), float64(m.Hidden * m.Heads * m.HeadDim), float64(3 * m.Hidden * m.FFN)}
+func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, growth float64) chunkGraph {
+	linear := []float64{float64(model.Hidden * (model.Heads + 2*model.KVHeads) * model.HeadDim), float64(model.Hidden * model.Heads * model.HeadDim), float64(3 * model.Hidden * model.FFN)}
 	sum := linear[0] + linear[1] + linear[2]
-	g := make(chunkGraph, chunks)
-	for i := range g {
+	graph := make(chunkGraph, chunks)
+	for i := range graph {
 		npu := func(k int) subgraph {
-			return subgraph{proc: onNPU, ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(m.Layers)))}
+			return subgraph{proc: onNPU, ns: int64(math.Round(float64(npuNS) * linear[k] / sum / float64(model.Layers)))}
 		}
-		norm := subgraph{proc: onCPU, ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(m.Layers)))}
+		norm := subgraph{proc: onCPU, ns: int64(math.Round(float64(cpuNS) * (1 - attentionShare) / 2 / float64(model.Layers)))}
 		// growth is how much longer attention takes with each earlier chunk; its mean over the chunks stays.
 		weight := (1 + growth*float64(i)) / (1 + growth*float64(chunks-1)/2)
-		attention := subgraph{proc: onCPU, attention: true, ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(m.Layers)))}
-		for range m.Layers {
-			g[i] = append(g[i], norm, npu(0), attention, npu(1), norm, npu(2))
+		attention := subgraph{proc: onCPU, attention: true, ns: int64(math.Round(float64(cpuNS) * attentionShare * weight / float64(model.Layers)))}
+		for range model.Layers {
+			graph[i] = append(graph[i], norm, npu(0), attention, npu(1), norm, npu(2))
 		}
 	}
-	return g
+	return graph
 }
 
 // leastNodes bounds the search for the best order of a whole prompt.
@@ -152,19 +152,19 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		{"1024-tokens-growing", 4, 0.8, 1, "attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
 		{"1024-tokens-norms", 4, 0.2, 0, "attention 20 percent of the CPU's time, norms the rest"},
 	} {
-		g := qwen(model, v.chunks, npuNS, cpuNS, v.attention, v.growth)
-		in, out := g.inOrder(), g.eq5()
-		if err := g.check(out); err != nil {
+		graph := qwen(model, v.chunks, npuNS, cpuNS, v.attention, v.growth)
+		in, out := graph.inOrder(), graph.eq5()
+		if err := graph.check(out); err != nil {
 			return err
 		}
-		best, bound, err := g.least(ctx, leastNodes)
+		best, bound, err := graph.least(ctx, leastNodes)
 		if err != nil {
 			return err
 		}
 		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", v.chunks, model.Name, v.note)
 		add := func(name string, paper, ours any) { s.add(Modelled, v.name+"/"+name, paper, ours, "%s", note) }
-		add("in-order-bubble-percent", bubble, 100*g.bubble(in))
-		add("eq5-bubble-percent", nil, 100*g.bubble(out))
+		add("in-order-bubble-percent", bubble, 100*graph.bubble(in))
+		add("eq5-bubble-percent", nil, 100*graph.bubble(out))
 		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]), 100*(1-float64(out.end)/float64(in.end)))
 		add("in-order-ms", nil, float64(in.end)/1e6)
 		add("eq5-ms", nil, float64(out.end)/1e6)
@@ -291,8 +291,8 @@ func npuChunks(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	p := soc.Processor("npu")
-	if p == nil || p.Sim == nil {
+	proc := soc.Processor("npu")
+	if proc == nil || proc.Sim == nil {
 		return fmt.Errorf("the catalog SoC %q has no simulated NPU", soc.Name)
 	}
 	model, err := models.Open("qwen1.5-1.8b")
@@ -300,7 +300,7 @@ func npuChunks(s *sheet) error {
 		return err
 	}
 	defer model.Close()
-	rate := p.Sim.Schemes[op.A8TQ8C]
+	rate := proc.Sim.Schemes[op.A8TQ8C]
 	weights := linearShapes(model)
 	// oneNS is a chunk's linear layers on the NPU, as the catalog describes it (socs.SimScheme).
 	oneNS := func(m int) float64 {
@@ -309,7 +309,7 @@ func npuChunks(s *sheet) error {
 		ns := 0.0
 		for _, w := range weights {
 			elements := float64(w[0]) * float64(w[1])
-			ns += rate.SetupUS*1000 + math.Max(2*float64(m)*elements/rate.PeakGops, elements/p.BandwidthGBps)
+			ns += rate.SetupUS*1000 + math.Max(2*float64(m)*elements/rate.PeakGops, elements/proc.BandwidthGBps)
 		}
 		return ns * float64(model.Layers)
 	}
@@ -373,9 +373,9 @@ func npuShapes(s *sheet) error {
 	// The search keeps the fastest: with the printed ratio, 1024x1 takes gain and 32x32 takes 1.
 	times := map[string]float64{fmt.Sprintf("%vx%v", v.at("input_a", 0).num(), v.at("input_a", 1).num()): gain, printed: 1}
 	fastest := ""
-	for _, x := range shapes {
-		if t, ok := times[text(x)]; ok && (fastest == "" || t < times[fastest]) {
-			fastest = text(x)
+	for _, shape := range shapes {
+		if t, ok := times[text(shape)]; ok && (fastest == "" || t < times[fastest]) {
+			fastest = text(shape)
 		}
 	}
 	s.add(Modelled, "search-over-printed", printed, fastest, "the search over the two shapes of which a relative latency is printed (%v to 1); of the other %d nothing is printed", gain, len(shapes)-len(times))
@@ -390,9 +390,9 @@ func npuShapes(s *sheet) error {
 	}
 	all := op.FormsOf(rows, []op.Form{op.Conv})
 	best := all[0]
-	for _, f := range all {
-		if took(f) < took(best) {
-			best = f
+	for _, form := range all {
+		if took(form) < took(best) {
+			best = form
 		}
 	}
 	note := fmt.Sprintf("times [%d,%d] in INT8 on catalog SoC %s, whose price of images is these two points, interpolated by the shorter side", side, side, soc.Name)

@@ -31,7 +31,7 @@ type chunkOrder struct {
 }
 
 // ready is when the inputs of subgraph j of chunk i are there; false before all of them have been started.
-func (g chunkGraph) ready(o *chunkOrder, i, j int) (at int64, ok bool) {
+func (g chunkGraph) ready(order *chunkOrder, i, j int) (at int64, ok bool) {
 	if j == 0 {
 		return 0, true
 	}
@@ -40,36 +40,36 @@ func (g chunkGraph) ready(o *chunkOrder, i, j int) (at int64, ok bool) {
 		first = 0
 	}
 	for k := first; k <= i; k++ {
-		if o.start[k][j-1] < 0 {
+		if order.start[k][j-1] < 0 {
 			return 0, false
 		}
-		at = max(at, o.start[k][j-1]+g[k][j-1].ns)
+		at = max(at, order.start[k][j-1]+g[k][j-1].ns)
 	}
 	return at, true
 }
 
 func (g chunkGraph) empty() chunkOrder {
-	o := chunkOrder{start: make([][]int64, len(g))}
+	order := chunkOrder{start: make([][]int64, len(g))}
 	for i := range g {
-		o.start[i] = slices.Repeat([]int64{-1}, len(g[i]))
+		order.start[i] = slices.Repeat([]int64{-1}, len(g[i]))
 	}
-	return o
+	return order
 }
 
 // inOrder executes chunk after chunk: each processor takes its subgraphs in the order of chunks and indices and waits
 // for their inputs.
 func (g chunkGraph) inOrder() chunkOrder {
-	o := g.empty()
+	order := g.empty()
 	var free [2]int64
 	for i := range g {
-		for j, s := range g[i] {
-			at, _ := g.ready(&o, i, j)
-			o.start[i][j] = max(at, free[s.proc])
-			free[s.proc] = o.start[i][j] + s.ns
-			o.end = max(o.end, free[s.proc])
+		for j, graph := range g[i] {
+			at, _ := g.ready(&order, i, j)
+			order.start[i][j] = max(at, free[graph.proc])
+			free[graph.proc] = order.start[i][j] + graph.ns
+			order.end = max(order.end, free[graph.proc])
 		}
 	}
-	return o
+	return order
 }
 
 // contribution is C of Eq. 5: the time of the subgraphs that can be executed once subgraph j of chunk i has been, and could not
@@ -78,12 +78,12 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 	var sum int64
 	if j+1 < len(g[i]) {
 		for k := i; k < len(g); k++ {
-			s := g[k][j+1]
-			if k > i && !s.attention || done[k][j+1] {
+			graph := g[k][j+1]
+			if k > i && !graph.attention || done[k][j+1] {
 				continue
 			}
 			first := k
-			if s.attention {
+			if graph.attention {
 				first = 0
 			}
 			opens := true
@@ -91,7 +91,7 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 				opens = opens && (m == i || done[m][j])
 			}
 			if opens {
-				sum += s.ns
+				sum += graph.ns
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 // eq5 is the paper's online order (sec. 3.4): whenever a processor is free, of its subgraphs whose inputs are there the one with
 // the largest C starts; of several the one of the earliest chunk, which the paper leaves open.
 func (g chunkGraph) eq5() chunkOrder {
-	o := g.empty()
+	order := g.empty()
 	done := make([][]bool, len(g))
 	left := 0
 	for i := range g {
@@ -116,7 +116,7 @@ func (g chunkGraph) eq5() chunkOrder {
 	for now := int64(0); left > 0; {
 		for i := range g {
 			for j := range next[i] {
-				done[i][j] = o.start[i][j]+g[i][j].ns <= now
+				done[i][j] = order.start[i][j]+g[i][j].ns <= now
 			}
 		}
 		for proc := range free {
@@ -129,7 +129,7 @@ func (g chunkGraph) eq5() chunkOrder {
 				if j == len(g[i]) || g[i][j].proc != proc {
 					continue
 				}
-				if at, ok := g.ready(&o, i, j); !ok || at > now {
+				if at, ok := g.ready(&order, i, j); !ok || at > now {
 					continue
 				}
 				if c := g.contribution(done, i, j); best < 0 || c > bestC {
@@ -137,9 +137,9 @@ func (g chunkGraph) eq5() chunkOrder {
 				}
 			}
 			if best >= 0 {
-				o.start[best][next[best]] = now
+				order.start[best][next[best]] = now
 				free[proc] = now + g[best][next[best]].ns
-				o.end = max(o.end, free[proc])
+				order.end = max(order.end, free[proc])
 				next[best]++
 				left--
 			}
@@ -148,20 +148,20 @@ func (g chunkGraph) eq5() chunkOrder {
 		later := int64(math.MaxInt64)
 		for i := range g {
 			for j := range next[i] {
-				if end := o.start[i][j] + g[i][j].ns; end > now {
+				if end := order.start[i][j] + g[i][j].ns; end > now {
 					later = min(later, end)
 				}
 			}
 		}
 		if later == math.MaxInt64 {
-			if left > 0 && !g.startable(&o, next, now) {
+			if left > 0 && !g.startable(&order, next, now) {
 				panic("BUG: a chunk graph waits for itself")
 			}
 			continue // subgraphs of no duration
 		}
 		now = later
 	}
-	return o
+	return order
 }
 
 func (g chunkGraph) startable(o *chunkOrder, next []int, now int64) bool {
@@ -187,8 +187,8 @@ type partial struct {
 func (g chunkGraph) begin() *partial {
 	p := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
 	for i := range g {
-		for _, s := range g[i] {
-			p.load[s.proc] += s.ns
+		for _, graph := range g[i] {
+			p.load[graph.proc] += graph.ns
 		}
 	}
 	p.below = g.bound(p)
@@ -204,9 +204,9 @@ func (g chunkGraph) bound(p *partial) int64 {
 		if p.next[i] > 0 {
 			at = p.start[i][p.next[i]-1] + g[i][p.next[i]-1].ns
 		}
-		for _, s := range g[i][p.next[i]:] {
-			first[s.proc] = min(first[s.proc], at)
-			at += s.ns
+		for _, graph := range g[i][p.next[i]:] {
+			first[graph.proc] = min(first[graph.proc], at)
+			at += graph.ns
 		}
 		low = max(low, at)
 	}
@@ -228,14 +228,14 @@ func (g chunkGraph) begun(p *partial, i int) (*partial, bool) {
 	if !ok {
 		return nil, false
 	}
-	s := g[i][j]
+	graph := g[i][j]
 	q := *p
 	q.next, q.start = slices.Clone(p.next), slices.Clone(p.start)
 	q.start[i] = slices.Clone(p.start[i])
-	q.start[i][j] = max(at, p.free[s.proc])
+	q.start[i][j] = max(at, p.free[graph.proc])
 	q.next[i]++
-	q.free[s.proc], q.load[s.proc] = q.start[i][j]+s.ns, p.load[s.proc]-s.ns
-	q.end = max(p.end, q.free[s.proc])
+	q.free[graph.proc], q.load[graph.proc] = q.start[i][j]+graph.ns, p.load[graph.proc]-graph.ns
+	q.end = max(p.end, q.free[graph.proc])
 	q.below = g.bound(&q)
 	return &q, true
 }
@@ -273,12 +273,12 @@ var beamWidths = []int{8, 48}
 // order's when that is proved to be the least; nodes bounds the search.
 func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, bound int64, err error) {
 	best = g.inOrder()
-	if o := g.eq5(); o.end < best.end {
-		best = o
+	if order := g.eq5(); order.end < best.end {
+		best = order
 	}
 	for _, width := range beamWidths {
-		if o := g.beam(width); o.end < best.end {
-			best = o
+		if order := g.beam(width); order.end < best.end {
+			best = order
 		}
 	}
 	root := g.begin()
@@ -302,8 +302,8 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 			return nil
 		}
 		slices.SortStableFunc(longer, func(a, b *partial) int { return cmp.Compare(a.below, b.below) })
-		for _, q := range longer {
-			if err := walk(q); err != nil {
+		for _, partial := range longer {
+			if err := walk(partial); err != nil {
 				return err
 			}
 		}
@@ -319,18 +319,18 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 }
 
 // check reports the first thing that an order breaks of Eq. 2, 3 and 4.
-func (g chunkGraph) check(o chunkOrder) error {
+func (g chunkGraph) check(order chunkOrder) error {
 	var end int64
 	type slot struct{ from, to int64 }
 	var lanes [2][]slot
 	for i := range g {
-		for j, s := range g[i] {
-			at, ok := g.ready(&o, i, j)
-			if !ok || o.start[i][j] < at {
-				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i, o.start[i][j], at)
+		for j, graph := range g[i] {
+			at, ok := g.ready(&order, i, j)
+			if !ok || order.start[i][j] < at {
+				return fmt.Errorf("subgraph %d of chunk %d starts at %d ns, its inputs are there at %d ns", j, i, order.start[i][j], at)
 			}
-			end = max(end, o.start[i][j]+s.ns)
-			lanes[s.proc] = append(lanes[s.proc], slot{o.start[i][j], o.start[i][j] + s.ns})
+			end = max(end, order.start[i][j]+graph.ns)
+			lanes[graph.proc] = append(lanes[graph.proc], slot{order.start[i][j], order.start[i][j] + graph.ns})
 		}
 	}
 	for p, l := range lanes {
@@ -341,8 +341,8 @@ func (g chunkGraph) check(o chunkOrder) error {
 			}
 		}
 	}
-	if end != o.end {
-		return fmt.Errorf("ends at %d ns, its last subgraph at %d ns", o.end, end)
+	if end != order.end {
+		return fmt.Errorf("ends at %d ns, its last subgraph at %d ns", order.end, end)
 	}
 	return nil
 }
@@ -351,9 +351,9 @@ func (g chunkGraph) check(o chunkOrder) error {
 func (g chunkGraph) bubble(o chunkOrder) float64 {
 	var busy int64
 	for i := range g {
-		for _, s := range g[i] {
-			if s.proc == onNPU {
-				busy += s.ns
+		for _, graph := range g[i] {
+			if graph.proc == onNPU {
+				busy += graph.ns
 			}
 		}
 	}

@@ -38,11 +38,11 @@ func moe(id string) Value { return fact("npumoe", id) }
 func moeModels() ([]*models.Model, error) {
 	var out []*models.Model
 	for _, name := range []string{"phi-3.5-moe", "phi-tiny-moe", "qwen3-30b-a3b"} {
-		m, err := models.Open(name)
+		model, err := models.Open(name)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, m)
+		out = append(out, model)
 	}
 	return out, nil
 }
@@ -65,14 +65,14 @@ func moeCapacity(s *sheet) error {
 		return err
 	}
 	aligned, all := 0, 0
-	for _, m := range list {
+	for _, model := range list {
 		for _, chunk := range moe("wl_chunk_sizes").at("values").nums() {
-			base := problem.BaseCapacity(int(chunk), m.ExpertsPerToken, m.Experts)
+			base := problem.BaseCapacity(int(chunk), model.ExpertsPerToken, model.Experts)
 			class := Modelled // numbers of experts from the catalog
-			if m.Name == "phi-3.5-moe" {
+			if model.Name == "phi-3.5-moe" {
 				class = Exact // which are printed
 			}
-			s.add(class, fmt.Sprintf("%s/chunk_%v/base", m.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, m.ExpertsPerToken, m.Experts)
+			s.add(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, model.ExpertsPerToken, model.Experts)
 			for _, c := range ladder(base) {
 				all++
 				if c%16 == 0 {
@@ -89,8 +89,8 @@ func moeCapacity(s *sheet) error {
 	equal := 0
 	const layers = 200
 	for i := range layers {
-		r := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
-		loads := loadsOf(16, r.chunk(256))
+		routing := newRouting(rand.New(rand.NewPCG(41, uint64(i))), 16, 2, float64(i%4)/2, 2)
+		loads := loadsOf(16, routing.chunk(256))
 		if math.Abs(problem.MaxCapacity(problem.ImbalanceRatio(loads), mean(loads))-slices.Max(loads)) < 1e-9 && math.Abs(mean(loads)-problem.BaseCapacity(256, 2, 16)) < 1e-9 {
 			equal++
 		}
@@ -182,27 +182,27 @@ func moeGroups(s *sheet) error {
 		s.add(Modelled, fmt.Sprintf("%v_experts/mib_gb", n), paper, fits(n, phi, limit*1e9), "%.3f GB of %v: the experts' real size, limit of 1.2e9 bytes", n*phi/1e9, limit)
 		s.add(Modelled, fmt.Sprintf("%v_experts/mib_gib", n), paper, fits(n, phi, limit*gib), "%.3f GiB of %v: the experts' real size, limit of 1.2 x 2^30 bytes; with this reading 8 fit, as sec. 5.7 measures them", n*phi/gib, limit)
 	}
-	for _, m := range list {
-		s.add(Modelled, m.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(m)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(m)/1e6, m.Experts)
+	for _, model := range list {
+		s.add(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(model)/1e6, model.Experts)
 	}
 	// Homogeneous groups on synthetic layers.
 	groups, mixed, over := 0, 0, 0
 	const layers = 200
 	for layer := range layers {
-		r := newRouting(rand.New(rand.NewPCG(43, uint64(layer))), 16, 2, 1, 2)
-		loads := loadsOf(16, r.chunk(256))
+		routing := newRouting(rand.New(rand.NewPCG(43, uint64(layer))), 16, 2, 1, 2)
+		loads := loadsOf(16, routing.chunk(256))
 		tiers, hot := make([]int, 16), make([]bool, 16)
 		for e, n := range loads {
 			tiers[e], hot[e] = problem.SmallestTier(n, ladder(32)), n >= 16
 		}
 		most := problem.MostExperts(int64(math.Round(limit*1e9)), int64(each*1e6))
-		for _, g := range groupExperts(loads, tiers, hot, most) {
+		for _, group := range groupExperts(loads, tiers, hot, most) {
 			groups++
-			if len(g.Experts) > most {
+			if len(group.Experts) > most {
 				over++
 			}
-			for _, e := range g.Experts {
-				if tiers[e] != g.Tier || hot[e] != hot[g.Experts[0]] {
+			for _, e := range group.Experts {
+				if tiers[e] != group.Tier || hot[e] != hot[group.Experts[0]] {
 					mixed++
 				}
 			}
@@ -328,8 +328,8 @@ func moeTable5(s *sheet) error {
 // once, without a launch.
 func expertNS(p *socs.Processor, m *models.Model, rows int) float64 {
 	rate := p.Sim.Schemes[op.A32W32].PeakGops
-	a := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
-	return a.NS(float64(rows)*expertBytes(m), expertBytes(m)) // 2 operations for each value of 2 bytes and row
+	anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+	return anchors.NS(float64(rows)*expertBytes(m), expertBytes(m)) // 2 operations for each value of 2 bytes and row
 }
 
 func moeResidency(s *sheet) error {
@@ -337,15 +337,15 @@ func moeResidency(s *sheet) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open("phi-3.5-moe")
+	model, err := models.Open("phi-3.5-moe")
 	if err != nil {
 		return err
 	}
 	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
 	handover := 0.0
-	for _, l := range soc.Links {
-		if l.From == "cpu" && l.To == "npu" || l.From == "npu" && l.To == "cpu" {
-			handover += 1000 * l.HandoverUS
+	for _, link := range soc.Links {
+		if link.From == "cpu" && link.To == "npu" || link.From == "npu" && link.To == "cpu" {
+			handover += 1000 * link.HandoverUS
 		}
 	}
 	launch := 1000*npu.LaunchUS + handover
@@ -355,32 +355,32 @@ func moeResidency(s *sheet) error {
 	for _, g := range moe("m_group_sizes").at("values").nums() {
 		rows := 1
 		for ; rows < 1024; rows++ {
-			if launch+float64(g*expertNS(npu, m, rows)) < float64(g*expertNS(cpu, m, rows)) {
+			if launch+float64(g*expertNS(npu, model, rows)) < float64(g*expertNS(cpu, model, rows)) {
 				break
 			}
 		}
 		s.add(Modelled, fmt.Sprintf("group_%v/rows", g), nil, rows, "rows of each expert from which a group of %v PhiMoE experts is faster on the NPU; %s", g, given)
 	}
 	rows := 1
-	for ; rows < 1024 && launch+expertNS(npu, m, rows) >= expertNS(cpu, m, rows); rows++ {
+	for ; rows < 1024 && launch+expertNS(npu, model, rows) >= expertNS(cpu, model, rows); rows++ {
 	}
 	s.add(Modelled, "group_1/rows", nil, rows, "one expert a launch")
 	// The rule on skewed layers: groups on the NPU where that is faster, against all and none of them there.
 	var rule, all, none float64
 	hot, groups := 0, 0
 	for layer := range 32 {
-		r := newRouting(rand.New(rand.NewPCG(44, uint64(layer))), 16, 2, 1, 2)
-		loads := loadsOf(16, r.chunk(512))
+		routing := newRouting(rand.New(rand.NewPCG(44, uint64(layer))), 16, 2, 1, 2)
+		loads := loadsOf(16, routing.chunk(512))
 		tiers := make([]int, 16)
 		for e, n := range loads {
 			tiers[e] = problem.SmallestTier(n, ladder(64))
 		}
-		for _, g := range problem.GroupExperts(loads, tiers, 4) {
+		for _, group := range problem.GroupExperts(loads, tiers, 4) {
 			n, c := launch, 0.0
-			for _, e := range g.Experts {
-				n += expertNS(npu, m, ladder(64)[g.Tier])
+			for _, e := range group.Experts {
+				n += expertNS(npu, model, ladder(64)[group.Tier])
 				if loads[e] > 0 {
-					c += expertNS(cpu, m, int(loads[e]))
+					c += expertNS(cpu, model, int(loads[e]))
 				}
 			}
 			all, none, rule = all+n, none+c, rule+min(n, c)
@@ -397,11 +397,11 @@ func moeResidency(s *sheet) error {
 	window := moe("hw_npu_vs_cpu_matmul").at("values")
 	for _, rows := range []int{16, 64, 256, 1024, 4096, 32048} {
 		var t [2]float64
-		for i, p := range []*socs.Processor{cpu, npu} {
-			rate := p.Sim.Schemes[op.A32W32].PeakGops
-			a := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: p.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / p.BandwidthGBps}
+		for i, proc := range []*socs.Processor{cpu, npu} {
+			rate := proc.Sim.Schemes[op.A32W32].PeakGops
+			anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: proc.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / proc.BandwidthGBps}
 			size := 4096.0 * 4096
-			t[i] = 1000*p.LaunchUS + a.NS(2*float64(rows)*size, 2*(size+2*float64(rows)*4096))
+			t[i] = 1000*proc.LaunchUS + anchors.NS(2*float64(rows)*size, 2*(size+2*float64(rows)*4096))
 		}
 		t[1] += handover
 		paper, factor := any("npu"), any(fmt.Sprintf("%v to %v", window.at("min").any(), window.at("max").any()))
@@ -432,42 +432,42 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := models.Open("phi-3.5-moe")
+	model, err := models.Open("phi-3.5-moe")
 	if err != nil {
 		return nil, err
 	}
 	cpu, npu := soc.Processor("cpu"), soc.Processor("npu")
-	base := problem.BaseCapacity(tokens, m.ExpertsPerToken, m.Experts)
+	base := problem.BaseCapacity(tokens, model.ExpertsPerToken, model.Experts)
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num() * (1 << 30)
-	p := &problem.Tiers{Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(m)), GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW)}
-	p.MaxTiers = len(p.Capacities)
-	c := problem.TierChunk{Tokens: tokens, Weight: 1, CPUNS: []int64{0}}
-	for _, l := range soc.Links {
-		if l.From == "cpu" && l.To == "npu" || l.From == "npu" && l.To == "cpu" {
-			c.SyncNS += int64(1000 * l.HandoverUS)
+	tiers := &problem.Tiers{Name: "phi-3.5-moe", Tile: 16, Capacities: ladder(base), ExpertBytes: int64(expertBytes(model)), GraphBytes: int64(limit), NPUMilliwatts: int64(1000 * npu.PowerW), CPUMilliwatts: int64(1000 * cpu.PowerW)}
+	tiers.MaxTiers = len(tiers.Capacities)
+	chunk := problem.TierChunk{Tokens: tokens, Weight: 1, CPUNS: []int64{0}}
+	for _, link := range soc.Links {
+		if link.From == "cpu" && link.To == "npu" || link.From == "npu" && link.To == "cpu" {
+			chunk.SyncNS += int64(1000 * link.HandoverUS)
 		}
 	}
-	for _, rows := range p.Capacities {
+	for _, rows := range tiers.Capacities {
 		var groups []int64
-		for g := int64(1); g <= p.GraphBytes/p.ExpertBytes; g++ {
-			groups = append(groups, int64(1000*npu.LaunchUS)+g*int64(expertNS(npu, m, rows)))
+		for g := int64(1); g <= tiers.GraphBytes/tiers.ExpertBytes; g++ {
+			groups = append(groups, int64(1000*npu.LaunchUS)+g*int64(expertNS(npu, model, rows)))
 		}
-		c.GroupNS = append(c.GroupNS, groups)
+		chunk.GroupNS = append(chunk.GroupNS, groups)
 	}
 	for n := 1; n <= tokens; n++ {
-		c.CPUNS = append(c.CPUNS, int64(expertNS(cpu, m, n)))
+		chunk.CPUNS = append(chunk.CPUNS, int64(expertNS(cpu, model, n)))
 	}
 	for l, chunks := range loads {
-		layer := problem.TierLayer{Name: fmt.Sprintf("layers.%d", l), Rows: make([][]int32, m.Experts)}
+		layer := problem.TierLayer{Name: fmt.Sprintf("layers.%d", l), Rows: make([][]int32, model.Experts)}
 		for _, list := range chunks {
 			for e, n := range list {
 				layer.Rows[e] = append(layer.Rows[e], int32(n))
 			}
 		}
-		c.Layers = append(c.Layers, layer)
+		chunk.Layers = append(chunk.Layers, layer)
 	}
-	p.Chunks = []problem.TierChunk{c}
-	return p, p.Validate()
+	tiers.Chunks = []problem.TierChunk{chunk}
+	return tiers, tiers.Validate()
 }
 
 func moeOptimum(ctx context.Context, s *sheet) error {
@@ -483,24 +483,24 @@ func moeOptimum(ctx context.Context, s *sheet) error {
 	}
 	for _, from := range sources {
 		layers := len(from.loads)
-		p, err := moeInstance(tokens, from.loads)
+		tiers, err := moeInstance(tokens, from.loads)
 		if err != nil {
 			return err
 		}
-		best, err := exact.Engine{}.Tiers(ctx, p, problem.Limits{})
+		best, err := exact.Engine{}.Tiers(ctx, tiers, problem.Limits{})
 		if err != nil {
 			return err
 		}
-		if err := p.Verify(best); err != nil {
+		if err := tiers.Verify(best); err != nil {
 			return err
 		}
-		table := p.Table(0)
+		table := tiers.Table(0)
 		least := table.Total(best.Choices)
-		rule := table.Total(p.LadderChoices(0, p.Capacities))
-		uniform := table.Total(p.UniformChoices(0, p.Capacities[1]))
+		rule := table.Total(tiers.LadderChoices(0, tiers.Capacities))
+		uniform := table.Total(tiers.UniformChoices(0, tiers.Capacities[1]))
 		none := make([][]int, layers)
 		for l := range none {
-			none[l] = make([]int, len(p.Chunks[0].Layers[l].Rows))
+			none[l] = make([]int, len(tiers.Chunks[0].Layers[l].Rows))
 		}
 		cpu := table.Total(none)
 		name := from.name + "/"
@@ -559,8 +559,8 @@ func moeOverflow(s *sheet) error {
 	for range experts {
 		block.up, block.down = append(block.up, values(16*24)), append(block.down, values(16*24))
 	}
-	r := newRouting(random, experts, topK, 1, 1)
-	routed := r.chunk(tokens)
+	routing := newRouting(random, experts, topK, 1, 1)
+	routed := routing.chunk(tokens)
 	var x, weights [][]float32
 	var saliency []float64
 	for range tokens {
@@ -624,8 +624,8 @@ func moeMemory(s *sheet) error {
 	s.add(Modelled, "phimoe/experts_gb_by_shape", nil, real, "by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
 	s.add(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "of the printed size: attention, norms, embedding and head")
 	for i, p := range printed {
-		name, m := p.at("alias").text(), list[i]
-		params := float64(m.Parameters())
+		name, model := p.at("alias").text(), list[i]
+		params := float64(model.Parameters())
 		if v, ok := p.at("params_b").any().(float64); ok {
 			s.add(Exact, name+"/bytes_per_parameter", "FP16", p.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", p.at("size_gb").num(), v)
 			s.add(Modelled, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")

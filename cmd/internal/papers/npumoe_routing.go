@@ -114,9 +114,9 @@ func tracedLoads(tokens int) [][][]float64 {
 func drawnLoads(seed uint64, layers, chunks, tokens, experts, topK int, skew float64) [][][]float64 {
 	out := make([][][]float64, layers)
 	for l := range out {
-		r := newRouting(rand.New(rand.NewPCG(seed, uint64(l))), experts, topK, skew, 2)
+		routing := newRouting(rand.New(rand.NewPCG(seed, uint64(l))), experts, topK, skew, 2)
 		for range chunks {
-			out[l] = append(out[l], loadsOf(experts, r.chunk(tokens)))
+			out[l] = append(out[l], loadsOf(experts, routing.chunk(tokens)))
 		}
 	}
 	return out

@@ -117,19 +117,19 @@ type shadowRegime struct {
 // shadowPipeline is a layer with heads in scale buckets, those of a bucket in one launch. Only the NPU's times are printed.
 func shadowPipeline(random *rand.Rand, heads int, r shadowRegime) headPipeline {
 	between := func(x [2]int64) int64 { return x[0] + random.Int64N(x[1]-x[0]+1) }
-	var p headPipeline
+	var pipeline headPipeline
 	grid := make([][]int, 9)
 	for h := range heads {
-		p.heads = append(p.heads, headWork{between(r.topk), between(r.qkv)})
+		pipeline.heads = append(pipeline.heads, headWork{between(r.topk), between(r.qkv)})
 		axis := func() int { return []int{0, 1, 1, 2}[random.IntN(4)] }
 		b := 3*axis() + axis()
 		grid[b] = append(grid[b], h)
 	}
 	grid = slices.DeleteFunc(grid, func(hs []int) bool { return len(hs) == 0 })
 	for _, hs := range grid {
-		p.launches = append(p.launches, headLaunch{npu: shadowNPU(len(hs)), heads: hs})
+		pipeline.launches = append(pipeline.launches, headLaunch{npu: shadowNPU(len(hs)), heads: hs})
 	}
-	return p
+	return pipeline
 }
 
 // shadowNPU is the time of a launch of heads, in microseconds.
@@ -172,18 +172,18 @@ func shadowOrder(s *sheet) error {
 	var gaps []float64
 	first, interleaved, equal := 0, 0, 0
 	for range small {
-		var p headPipeline
+		var pipeline headPipeline
 		for l := range 2 + random.IntN(2) {
-			p.launches = append(p.launches, headLaunch{npu: 1 + random.Int64N(12)})
+			pipeline.launches = append(pipeline.launches, headLaunch{npu: 1 + random.Int64N(12)})
 			for range 1 + random.IntN(2) {
-				if len(p.heads) < 5 {
-					p.launches[l].heads = append(p.launches[l].heads, len(p.heads))
-					p.heads = append(p.heads, headWork{1 + random.Int64N(12), 1 + random.Int64N(12)})
+				if len(pipeline.heads) < 5 {
+					pipeline.launches[l].heads = append(pipeline.launches[l].heads, len(pipeline.heads))
+					pipeline.heads = append(pipeline.heads, headWork{1 + random.Int64N(12), 1 + random.Int64N(12)})
 				}
 			}
 		}
-		all, contiguous := p.everyOrder()
-		greedy := p.greedy(false).end
+		all, contiguous := pipeline.everyOrder()
+		greedy := pipeline.greedy(false).end
 		gaps = append(gaps, 100*(float64(greedy)/float64(all)-1))
 		if greedy == all {
 			first++
@@ -191,7 +191,7 @@ func shadowOrder(s *sheet) error {
 		if all < contiguous {
 			interleaved++
 		}
-		if p.byHead().end == all && p.byLaunch().end == contiguous {
+		if pipeline.byHead().end == all && pipeline.byLaunch().end == contiguous {
 			equal++
 		}
 	}
@@ -212,17 +212,17 @@ func shadowOrder(s *sheet) error {
 		random, gaps := rand.New(rand.NewPCG(34, uint64(i))), []float64(nil)
 		optimal := 0
 		for n := range layers {
-			p := shadowPipeline(random, heads, regime)
-			greedy, best := p.greedy(false), p.byLaunch()
-			t, err := p.run(greedy.launches, greedy.heads)
+			pipeline := shadowPipeline(random, heads, regime)
+			greedy, best := pipeline.greedy(false), pipeline.byLaunch()
+			t, err := pipeline.run(greedy.launches, greedy.heads)
 			if err != nil {
 				return fmt.Errorf("algorithm 1: %w", err)
 			}
 			if t == greedy.end {
 				runs++
 			}
-			literal := p.greedy(true)
-			if _, err := p.run(literal.launches, literal.heads); err != nil {
+			literal := pipeline.greedy(true)
+			if _, err := pipeline.run(literal.launches, literal.heads); err != nil {
 				literals++
 			}
 			all++
@@ -230,7 +230,7 @@ func shadowOrder(s *sheet) error {
 			if greedy.end == best.end {
 				optimal++
 			}
-			if n < covered && p.byHead().end < best.end {
+			if n < covered && pipeline.byHead().end < best.end {
 				widest++
 			}
 		}

@@ -54,16 +54,16 @@ func (p headPipeline) greedyHeads(npu, topk, qkv int64, heads []int) ([]int, int
 // greedy is Plan, lines 14 to 28 of Algorithm 1. Line 25 appends the order that line 22 assigned last, which is that of
 // the launch tried last; literal does so, otherwise it is that of the launch selected.
 func (p headPipeline) greedy(literal bool) headSchedule {
-	var s headSchedule
+	var schedule headSchedule
 	var npu, topk int64
 	for range p.launches {
 		least, selected := int64(math.MaxInt64), -1
 		var best, last []int
-		for i, l := range p.launches {
-			if slices.Contains(s.launches, i) {
+		for i, launch := range p.launches {
+			if slices.Contains(schedule.launches, i) {
 				continue
 			}
-			order, _, t := p.greedyHeads(npu+l.npu, topk, s.end, l.heads)
+			order, _, t := p.greedyHeads(npu+launch.npu, topk, schedule.end, launch.heads)
 			last = order
 			if t < least {
 				least, selected, best = t, i, order
@@ -72,12 +72,12 @@ func (p headPipeline) greedy(literal bool) headSchedule {
 		if literal {
 			best = last
 		}
-		s.launches = append(s.launches, selected)
-		s.heads = append(s.heads, best...)
+		schedule.launches = append(schedule.launches, selected)
+		schedule.heads = append(schedule.heads, best...)
 		npu += p.launches[selected].npu
-		_, topk, s.end = p.greedyHeads(npu, topk, s.end, p.launches[selected].heads)
+		_, topk, schedule.end = p.greedyHeads(npu, topk, schedule.end, p.launches[selected].heads)
 	}
-	return s
+	return schedule
 }
 
 // run recomputes when a schedule ends from the dependencies alone (Eq. 4: estimate, then top-k, then multiplication, each
@@ -116,11 +116,11 @@ func (p headPipeline) run(launches, heads []int) (int64, error) {
 // sequential is the time with nothing beside anything else.
 func (p headPipeline) sequential() int64 {
 	t := int64(0)
-	for _, l := range p.launches {
-		t += l.npu
+	for _, launch := range p.launches {
+		t += launch.npu
 	}
-	for _, h := range p.heads {
-		t += h.topk + h.qkv
+	for _, work := range p.heads {
+		t += work.topk + work.qkv
 	}
 	return t
 }
@@ -160,9 +160,9 @@ func pareto(labels []*label) []*label {
 		return cmp.Or(cmp.Compare(a.topk, b.topk), cmp.Compare(a.qkv, b.qkv))
 	})
 	kept := labels[:0]
-	for _, l := range labels {
-		if len(kept) == 0 || l.qkv < kept[len(kept)-1].qkv {
-			kept = append(kept, l)
+	for _, label := range labels {
+		if len(kept) == 0 || label.qkv < kept[len(kept)-1].qkv {
+			kept = append(kept, label)
 		}
 	}
 	return kept
@@ -184,27 +184,27 @@ func (l *label) path() []int {
 func (p headPipeline) byLaunch() headSchedule {
 	n := len(p.launches)
 	orders := make([][]int, n)
-	for i, l := range p.launches {
-		orders[i] = p.johnson(l.heads)
+	for i, launch := range p.launches {
+		orders[i] = p.johnson(launch.heads)
 	}
 	states := make([][]*label, 1<<n)
 	states[0] = []*label{{}}
 	for set := range states {
 		states[set] = pareto(states[set])
 		npu := int64(0)
-		for i, l := range p.launches {
+		for i, launch := range p.launches {
 			if set>>i&1 == 1 {
-				npu += l.npu
+				npu += launch.npu
 			}
 		}
-		for i, l := range p.launches {
+		for i, launch := range p.launches {
 			if set>>i&1 == 1 {
 				continue
 			}
 			for _, from := range states[set] {
 				next := &label{topk: from.topk, qkv: from.qkv, last: i, from: from}
 				for _, h := range orders[i] {
-					next.topk = max(next.topk, npu+l.npu) + p.heads[h].topk
+					next.topk = max(next.topk, npu+launch.npu) + p.heads[h].topk
 					next.qkv = max(next.qkv, next.topk) + p.heads[h].qkv
 				}
 				states[set|1<<i] = append(states[set|1<<i], next)
@@ -212,11 +212,11 @@ func (p headPipeline) byLaunch() headSchedule {
 		}
 	}
 	best := leastQKV(states[len(states)-1])
-	s := headSchedule{launches: best.path(), end: best.qkv}
-	for _, i := range s.launches {
-		s.heads = append(s.heads, orders[i]...)
+	schedule := headSchedule{launches: best.path(), end: best.qkv}
+	for _, i := range schedule.launches {
+		schedule.heads = append(schedule.heads, orders[i]...)
 	}
-	return s
+	return schedule
 }
 
 // byHead is the best schedule of all: heads in any order, and launches in the order in which they are first needed (launching
@@ -224,8 +224,8 @@ func (p headPipeline) byLaunch() headSchedule {
 // two stages and the set of heads done say everything: 2^heads steps instead of the n! that the paper fears.
 func (p headPipeline) byHead() headSchedule {
 	of := make([]int, len(p.heads))
-	for i, l := range p.launches {
-		for _, h := range l.heads {
+	for i, launch := range p.launches {
+		for _, h := range launch.heads {
 			of[h] = i
 		}
 	}
@@ -242,7 +242,7 @@ func (p headPipeline) byHead() headSchedule {
 				npu += p.launches[of[h]].npu
 			}
 		}
-		for h, w := range p.heads {
+		for h, work := range p.heads {
 			if set>>h&1 == 1 {
 				continue
 			}
@@ -251,19 +251,19 @@ func (p headPipeline) byHead() headSchedule {
 				ready = npu + p.launches[of[h]].npu
 			}
 			for _, from := range states[set] {
-				topk := max(from.topk, ready) + w.topk
-				states[set|1<<h] = append(states[set|1<<h], &label{topk: topk, qkv: max(from.qkv, topk) + w.qkv, last: h, from: from})
+				topk := max(from.topk, ready) + work.topk
+				states[set|1<<h] = append(states[set|1<<h], &label{topk: topk, qkv: max(from.qkv, topk) + work.qkv, last: h, from: from})
 			}
 		}
 	}
 	best := leastQKV(states[len(states)-1])
-	s := headSchedule{heads: best.path(), end: best.qkv}
-	for _, h := range s.heads {
-		if !slices.Contains(s.launches, of[h]) {
-			s.launches = append(s.launches, of[h])
+	schedule := headSchedule{heads: best.path(), end: best.qkv}
+	for _, h := range schedule.heads {
+		if !slices.Contains(schedule.launches, of[h]) {
+			schedule.launches = append(schedule.launches, of[h])
 		}
 	}
-	return s
+	return schedule
 }
 
 func leastQKV(labels []*label) *label {
@@ -291,30 +291,30 @@ func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (hea
 	var split func(done []headLaunch, open [][]int)
 	split = func(done []headLaunch, open [][]int) {
 		if len(open) == 0 {
-			p := headPipeline{launches: slices.Clone(done), heads: heads}
-			s := p.byHead()
-			if s.end < found.end || s.end == found.end && len(p.launches) < len(best.launches) {
-				best, found = p, s
+			pipeline := headPipeline{launches: slices.Clone(done), heads: heads}
+			schedule := pipeline.byHead()
+			if schedule.end < found.end || schedule.end == found.end && len(pipeline.launches) < len(best.launches) {
+				best, found = pipeline, schedule
 			}
 			return
 		}
 		first, rest := open[0][0], open[0][1:]
 		for with := range 1 << len(rest) {
-			l := headLaunch{heads: []int{first}}
+			launch := headLaunch{heads: []int{first}}
 			var left []int
 			for i, h := range rest {
 				if with>>i&1 == 1 {
-					l.heads = append(l.heads, h)
+					launch.heads = append(launch.heads, h)
 				} else {
 					left = append(left, h)
 				}
 			}
-			l.npu = npu(len(l.heads))
+			launch.npu = npu(len(launch.heads))
 			further := open[1:]
 			if len(left) > 0 {
 				further = append([][]int{left}, further...)
 			}
-			split(append(slices.Clone(done), l), further)
+			split(append(slices.Clone(done), launch), further)
 		}
 	}
 	split(nil, buckets)

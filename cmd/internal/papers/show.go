@@ -37,39 +37,39 @@ func PickItems(args []string) ([]Item, error) {
 	return nil, unknown("item of "+args[0], args[1], names)
 }
 
-func ListItems(s *cli.Streams, items []Item) error {
+func ListItems(ui *cli.Streams, items []Item) error {
 	var table [][]string
 	var docs []map[string]string
 	for _, it := range items {
 		table = append(table, []string{it.Paper, it.Name, it.Title, it.Source})
 		docs = append(docs, map[string]string{"paper": it.Paper, "item": it.Name, "title": it.Title, "source": it.Source})
 	}
-	s.Table([]string{"paper", "item", "what", "where"}, table)
-	return s.Result(map[string]any{"items": docs})
+	ui.Table([]string{"paper", "item", "what", "where"}, table)
+	return ui.Result(map[string]any{"items": docs})
 }
 
 // ShowRows prints an item's rows as a table. Notes are long and often shared by rows: they stand below, by number.
-func ShowRows(s *cli.Streams, it *Item, rows []Row) {
-	s.Printf("%s %s: %s (%s)\n", it.Paper, it.Name, it.Title, it.Source)
+func ShowRows(ui *cli.Streams, it *Item, rows []Row) {
+	ui.Printf("%s %s: %s (%s)\n", it.Paper, it.Name, it.Title, it.Source)
 	var table [][]string
 	var notes []string
-	for _, r := range rows {
+	for _, row := range rows {
 		mark := ""
-		if r.Note != "" {
-			k := slices.Index(notes, r.Note)
+		if row.Note != "" {
+			k := slices.Index(notes, row.Note)
 			if k < 0 {
 				k = len(notes)
-				notes = append(notes, r.Note)
+				notes = append(notes, row.Note)
 			}
 			mark = fmt.Sprintf("[%d]", k+1)
 		}
-		table = append(table, []string{strings.TrimPrefix(r.ID, it.Paper+"/"+it.Name+"/"), cellText(r.Paper), cellText(r.Ours), difference(r), string(r.Class), mark})
+		table = append(table, []string{strings.TrimPrefix(row.ID, it.Paper+"/"+it.Name+"/"), cellText(row.Paper), cellText(row.Ours), difference(row), string(row.Class), mark})
 	}
-	s.Table([]string{"row", ">paper", ">ours", ">difference", "class", "note"}, table)
+	ui.Table([]string{"row", ">paper", ">ours", ">difference", "class", "note"}, table)
 	for i, n := range notes {
-		s.Printf("[%d] %s\n", i+1, n)
+		ui.Printf("[%d] %s\n", i+1, n)
 	}
-	s.Printf("\n")
+	ui.Printf("\n")
 }
 
 // cellText is a row's value, numbers with four digits or all before the point.
@@ -90,11 +90,11 @@ func cellText(v any) string {
 }
 
 // difference compares the two values of a row.
-func difference(r Row) string {
-	a, isA := r.Paper.(float64)
-	b, isB := r.Ours.(float64)
+func difference(row Row) string {
+	a, isA := row.Paper.(float64)
+	b, isB := row.Ours.(float64)
 	switch {
-	case r.Ours == nil:
+	case row.Ours == nil:
 		return ""
 	case isA && isB && a == b:
 		return "none"
@@ -102,9 +102,9 @@ func difference(r Row) string {
 		return cellText(b - a)
 	case isA && isB:
 		return fmt.Sprintf("%+.1f %%", 100*(b-a)/math.Abs(a))
-	case isA != isB, r.Paper == nil:
+	case isA != isB, row.Paper == nil:
 		return ""
-	case r.Paper == r.Ours:
+	case row.Paper == row.Ours:
 		return "none"
 	}
 	return "differs"

@@ -11,10 +11,10 @@ import (
 
 // CompiledFor is what the compiler said about the graphs that programs of so many rows use.
 func CompiledFor(p *planir.Plan, rows int) (out []planir.Compiled) {
-	for _, c := range p.Compiled {
-		c.Graphs = slices.DeleteFunc(slices.Clone(c.Graphs), func(g planir.CompiledGraph) bool { return !slices.Contains(g.For, rows) })
-		if len(c.Graphs) > 0 {
-			out = append(out, c)
+	for _, compiled := range p.Compiled {
+		compiled.Graphs = slices.DeleteFunc(slices.Clone(compiled.Graphs), func(g planir.CompiledGraph) bool { return !slices.Contains(g.For, rows) })
+		if len(compiled.Graphs) > 0 {
+			out = append(out, compiled)
 		}
 	}
 	return out
@@ -32,25 +32,25 @@ func CompiledWords(list []planir.Compiled) []string {
 			nodes[text] = append(nodes[text], node)
 		}
 	}
-	for _, c := range list {
-		for _, g := range c.Graphs {
-			switch own := unit.Bytes(max(0, g.SpillBytes)); {
-			case len(g.Avoided) > 0:
+	for _, compiled := range list {
+		for _, graph := range compiled.Graphs {
+			switch own := unit.Bytes(max(0, graph.SpillBytes)); {
+			case len(graph.Avoided) > 0:
 				var other []string
-				for _, a := range g.Avoided[:min(4, len(g.Avoided))] {
-					other = append(other, fmt.Sprintf("%v at %d rows", unit.Bytes(a.Bytes), a.Rows))
+				for _, spill := range graph.Avoided[:min(4, len(graph.Avoided))] {
+					other = append(other, fmt.Sprintf("%v at %d rows", unit.Bytes(spill.Bytes), spill.Rows))
 				}
 				none := fmt.Sprintf("%v there", own)
 				if own == 0 {
 					none = "none there"
 				}
-				if g.SpillBytes < 0 {
+				if graph.SpillBytes < 0 {
 					none = "nothing known of it there"
 				}
-				add(c.Node, fmt.Sprintf("computed at %d rows on %s for %s: that takes the same predicted time, and spills less: %s, %s (spill bytes reported by the compiler, not a time)",
-					g.Rows, c.Proc, forRows(g.For), none, cli.Enumerate(other)))
-			case g.SpillBytes > 0:
-				add(c.Node, fmt.Sprintf("computed at %d rows on %s for %s, where the compiler reports %v of spill (bytes, not a time): no length of the same time is known to spill less", g.Rows, c.Proc, forRows(g.For), own))
+				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s: that takes the same predicted time, and spills less: %s, %s (spill bytes reported by the compiler, not a time)",
+					graph.Rows, compiled.Proc, forRows(graph.For), none, cli.Enumerate(other)))
+			case graph.SpillBytes > 0:
+				add(compiled.Node, fmt.Sprintf("computed at %d rows on %s for %s, where the compiler reports %v of spill (bytes, not a time): no length of the same time is known to spill less", graph.Rows, compiled.Proc, forRows(graph.For), own))
 			}
 		}
 	}
@@ -76,22 +76,22 @@ func forRows(rows []int) string {
 }
 
 // ShowCompiled tells what the binaries of a device's NPU are charged with.
-func ShowCompiled(s *cli.Streams, p *planir.Plan) {
-	if len(p.Compiled) == 0 {
-		if p.SoC.Target {
-			s.Notef("no compiler facts of the target are known: hetc profile --compiler-only --target %s records what its compiler says", p.SoC.Name)
+func ShowCompiled(ui *cli.Streams, plan *planir.Plan) {
+	if len(plan.Compiled) == 0 {
+		if plan.SoC.Target {
+			ui.Notef("no compiler facts of the target are known: hetc profile --compiler-only --target %s records what its compiler says", plan.SoC.Name)
 		}
 		return
 	}
 	var charged, alone int64
 	graphs := 0
-	for _, c := range p.Compiled {
-		charged += int64(c.Copies) * c.ChargedBytes
-		alone += int64(c.Copies) * c.AloneBytes
-		graphs += c.Copies * len(c.Graphs)
+	for _, compiled := range plan.Compiled {
+		charged += int64(compiled.Copies) * compiled.ChargedBytes
+		alone += int64(compiled.Copies) * compiled.AloneBytes
+		graphs += compiled.Copies * len(compiled.Graphs)
 	}
-	s.Printf("compiled: %d graphs charged with %v by compiler facts, %.3f times what one length each takes\n", graphs, unit.Bytes(charged), float64(charged)/float64(max(1, alone)))
-	for _, line := range CompiledWords(p.Compiled) {
-		s.Printf("compiled: %s\n", line)
+	ui.Printf("compiled: %d graphs charged with %v by compiler facts, %.3f times what one length each takes\n", graphs, unit.Bytes(charged), float64(charged)/float64(max(1, alone)))
+	for _, line := range CompiledWords(plan.Compiled) {
+		ui.Printf("compiled: %s\n", line)
 	}
 }

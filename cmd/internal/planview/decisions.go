@@ -42,13 +42,13 @@ func (r *Roofs) Of(d *planir.Decision, procs []string, ns int64) *Roof {
 		return nil
 	}
 	ops := operators(r.Plan, d)
-	x, ok := roofline.RoofOf(r.SoC, procs, ops, ns)
+	roof, ok := roofline.RoofOf(r.SoC, procs, ops, ns)
 	if !ok {
 		return nil
 	}
-	out := &Roof{x, "predicted"}
+	out := &Roof{roof, "predicted"}
 	if r.Costs != nil && len(procs) == 1 && len(ops) == 1 {
-		if t, err := r.Costs.Op(procs[0], ops[0], true); err == nil && t.Source == roofline.Measured && t.NS == ns {
+		if predicted, err := r.Costs.Op(procs[0], ops[0], true); err == nil && predicted.Source == roofline.Measured && predicted.NS == ns {
 			out.Source = string(roofline.Measured)
 		}
 	}
@@ -56,21 +56,21 @@ func (r *Roofs) Of(d *planir.Decision, procs []string, ns int64) *Roof {
 }
 
 // operators are those that the plan's program executes for a decision, one per share.
-func operators(p *planir.Plan, d *planir.Decision) (ops []op.Op) {
+func operators(p *planir.Plan, decision *planir.Decision) (ops []op.Op) {
 	graphs := map[string]*op.Graph{}
 	for i := range p.Program.Graphs {
 		graphs[p.Program.Graphs[i].Name] = &p.Program.Graphs[i].Graph
 	}
 	for _, ph := range p.Program.Programs {
-		if ph.Rows != d.Rows {
+		if ph.Rows != decision.Rows {
 			continue
 		}
 		for _, sec := range ph.Sections {
-			for _, l := range sec.Lanes {
-				for _, st := range l.Steps {
-					if g := graphs[st.Run]; g != nil && st.Node == d.Node && st.ExpectNS > 0 {
-						for _, n := range g.Nodes {
-							ops = append(ops, n.Op)
+			for _, lane := range sec.Lanes {
+				for _, st := range lane.Steps {
+					if graph := graphs[st.Run]; graph != nil && st.Node == decision.Node && st.ExpectNS > 0 {
+						for _, node := range graph.Nodes {
+							ops = append(ops, node.Op)
 						}
 					}
 				}
@@ -82,15 +82,15 @@ func operators(p *planir.Plan, d *planir.Decision) (ops []op.Op) {
 
 // ShowDecisions lists per operator and number of rows the strategy and the shares, and with the SoC what share of
 // the hardware's bound the predicted time is, which it returns by operator@rows.
-func ShowDecisions(s *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*Roof {
+func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*Roof {
 	var rows [][]string
 	roofs, shown := Roofs{p, soc, nil}, map[string]*Roof{}
 	for i := range p.Decisions {
-		d := &p.Decisions[i]
+		decision := &p.Decisions[i]
 		var shares, procs []string
-		for _, sh := range d.Shares {
+		for _, sh := range decision.Shares {
 			x := sh.Proc
-			if d.Axis != planir.AxisNone {
+			if decision.Axis != planir.AxisNone {
 				x += fmt.Sprintf(" %d:%d", sh.From, sh.To)
 			}
 			if sh.Form != "" {
@@ -101,14 +101,14 @@ func ShowDecisions(s *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*Ro
 				procs = append(procs, sh.Proc)
 			}
 		}
-		name := fmt.Sprintf("%s@%d", d.Node, d.Rows)
-		line := []string{name, string(d.Strategy), string(d.Scheme), string(d.Axis), strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(d.PredictNS)/1e3)}
+		name := fmt.Sprintf("%s@%d", decision.Node, decision.Rows)
+		line := []string{name, string(decision.Strategy), string(decision.Scheme), string(decision.Axis), strings.Join(shares, ", "), fmt.Sprintf("%.1f", float64(decision.PredictNS)/1e3)}
 		if soc != nil {
-			r := roofs.Of(d, procs, d.PredictNS)
-			if r != nil {
-				shown[name] = r
+			roof := roofs.Of(decision, procs, decision.PredictNS)
+			if roof != nil {
+				shown[name] = roof
 			}
-			line = append(line, r.Text(false))
+			line = append(line, roof.Text(false))
 		}
 		rows = append(rows, line)
 	}
@@ -116,6 +116,6 @@ func ShowDecisions(s *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*Ro
 	if soc != nil {
 		header = append(header, ">predicted share of roof")
 	}
-	s.Table(header, rows)
+	ui.Table(header, rows)
 	return shown
 }

@@ -39,15 +39,15 @@ func LeftOut(listed workload.Rows, p *planir.Plan) []int {
 }
 
 // ShowSizes tells which buckets and batches were chosen, among how many.
-func ShowSizes(s *cli.Streams, p *planir.Plan) {
+func ShowSizes(ui *cli.Streams, p *planir.Plan) {
 	unit := "ms"
 	if slices.ContainsFunc(p.Solver, func(x planir.Solve) bool { return strings.Contains(x.Problem, string(problem.Energy)) }) {
 		unit = "mJ"
 	}
-	for _, x := range p.Solver {
+	for _, solve := range p.Solver {
 		var rows []string
 		for i := range p.Program.Programs {
-			if n := p.Program.Programs[i].Rows; n > 1 && p.Decodes(n) == (x.Problem == "batches") {
+			if n := p.Program.Programs[i].Rows; n > 1 && p.Decodes(n) == (solve.Problem == "batches") {
 				rows = append(rows, strconv.Itoa(n))
 			}
 		}
@@ -55,49 +55,49 @@ func ShowSizes(s *cli.Streams, p *planir.Plan) {
 		if list == "" {
 			list = "none"
 		}
-		switch x.Problem {
+		switch solve.Problem {
 		case "buckets":
-			s.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, unit, float64(x.BoundNS)/1e6, x.Status)
+			ui.Printf("buckets: %s of %d candidates; %.3f %s of prefill a prompt, at least %.3f by the candidates' costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6, solve.Status)
 		case "batches":
-			s.Printf("batches: %s of %d candidates; %.3f %s of decode a token, at least %.3f by the candidates' costs (%s)\n", list, x.Choices, float64(x.ObjectiveNS)/1e6, unit, float64(x.BoundNS)/1e6, x.Status)
+			ui.Printf("batches: %s of %d candidates; %.3f %s of decode a token, at least %.3f by the candidates' costs (%s)\n", list, solve.Choices, float64(solve.ObjectiveNS)/1e6, unit, float64(solve.BoundNS)/1e6, solve.Status)
 		}
 	}
 }
 
 // ShowLimits tells what a plan is predicted to lose and to hold.
-func ShowLimits(s *cli.Streams, p *planir.Plan) {
-	for _, q := range p.Quality {
+func ShowLimits(ui *cli.Streams, plan *planir.Plan) {
+	for _, quality := range plan.Quality {
 		limit := ""
-		if q.MaxKL > 0 {
-			limit = fmt.Sprintf(" of at most %.3g", q.MaxKL)
-			if q.MaxKL <= workload.Lossless {
+		if quality.MaxKL > 0 {
+			limit = fmt.Sprintf(" of at most %.3g", quality.MaxKL)
+			if quality.MaxKL <= workload.Lossless {
 				limit = " of at most 0"
 			}
 		}
-		s.Printf("%s: predicted KL %.3g%s nats a token, from calibration\n", q.Phase, q.KL, limit)
+		ui.Printf("%s: predicted KL %.3g%s nats a token, from calibration\n", quality.Phase, quality.KL, limit)
 	}
-	ShowStatic(s, p)
-	if m := p.Memory; m != nil {
+	ShowStatic(ui, plan)
+	if memory := plan.Memory; memory != nil {
 		limit := ""
-		if m.Max > 0 {
-			limit = fmt.Sprintf(" of at most %v", unit.Bytes(m.Max))
+		if memory.Max > 0 {
+			limit = fmt.Sprintf(" of at most %v", unit.Bytes(memory.Max))
 		}
-		s.Printf("memory: predicted %v%s, with every program loaded and a full context: %s\n", unit.Bytes(m.Total), limit, m)
+		ui.Printf("memory: predicted %v%s, with every program loaded and a full context: %s\n", unit.Bytes(memory.Total), limit, memory)
 	}
 }
 
 // ShowStatic tells in which phases activations have static scales.
-func ShowStatic(s *cli.Streams, p *planir.Plan) {
+func ShowStatic(ui *cli.Streams, p *planir.Plan) {
 	count, scheme := map[string]int{}, map[string]op.Scheme{}
 	for i := range p.Decisions {
-		if d := &p.Decisions[i]; d.Scheme.Static() {
+		if decision := &p.Decisions[i]; decision.Scheme.Static() {
 			phase := "prefill"
-			if p.Decodes(d.Rows) {
+			if p.Decodes(decision.Rows) {
 				phase = "decode"
 			}
-			what := phase + " " + string(d.Scheme)
+			what := phase + " " + string(decision.Scheme)
 			count[what]++
-			scheme[what] = d.Scheme
+			scheme[what] = decision.Scheme
 		}
 	}
 	for _, what := range slices.Sorted(maps.Keys(count)) {
@@ -108,19 +108,19 @@ func ShowStatic(s *cli.Streams, p *planir.Plan) {
 		if n := scheme[what].Scales(); n > 1 {
 			choice = fmt.Sprintf("every row has the smallest of %d that holds it, and ", n)
 		}
-		s.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n", what, count[what], choice, beyond)
+		ui.Printf("static scales: %s in %d decisions: %sactivations that exceed %s the calibration saw are clipped\n", what, count[what], choice, beyond)
 	}
 }
 
-func ShowPredictions(s *cli.Streams, p *planir.Plan) {
-	if len(p.Predictions) == 0 {
+func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
+	if len(plan.Predictions) == 0 {
 		return
 	}
 	header := []string{"program", ">plan ms", ">interval"}
 	var procs []string // that execute some program alone
-	for _, pr := range p.Predictions {
-		for _, x := range pr.Singles {
-			procs = append(procs, x.Proc)
+	for _, pr := range plan.Predictions {
+		for _, single := range pr.Singles {
+			procs = append(procs, single.Proc)
 		}
 	}
 	slices.Sort(procs)
@@ -129,13 +129,13 @@ func ShowPredictions(s *cli.Streams, p *planir.Plan) {
 		header = append(header, ">"+name+" ms")
 	}
 	header = append(header, ">best single / plan", ">tokens/s")
-	energy := slices.ContainsFunc(p.Predictions, func(x planir.Prediction) bool { return x.EnergyUJ > 0 })
+	energy := slices.ContainsFunc(plan.Predictions, func(x planir.Prediction) bool { return x.EnergyUJ > 0 })
 	if energy {
 		header = append(header, ">mJ (modelled)")
 	}
 	ms := func(ns int64) string { return fmt.Sprintf("%.3f", float64(ns)/1e6) }
 	var rows [][]string
-	for _, pr := range p.Predictions {
+	for _, pr := range plan.Predictions {
 		row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
 		best := int64(0)
 		for _, name := range procs {
@@ -155,8 +155,8 @@ func ShowPredictions(s *cli.Streams, p *planir.Plan) {
 			gain = fmt.Sprintf("%.2f", float64(best)/float64(pr.PlanNS))
 		}
 		row = append(row, gain)
-		if i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
-			row = append(row, fmt.Sprintf("%.1f", float64(p.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
+		if i := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program }); i >= 0 {
+			row = append(row, fmt.Sprintf("%.1f", float64(plan.Program.Programs[i].Rows)*1e9/float64(max(1, pr.PlanNS))))
 		}
 		if energy {
 			mj := "-"
@@ -168,25 +168,25 @@ func ShowPredictions(s *cli.Streams, p *planir.Plan) {
 		rows = append(rows, row)
 	}
 	what := "predicted"
-	if times := p.SoC.Times(); times != "" {
+	if times := plan.SoC.Times(); times != "" {
 		what = "predicted from " + times
 	}
-	s.Printf("%s:\n", what)
-	s.Table(header, rows)
+	ui.Printf("%s:\n", what)
+	ui.Table(header, rows)
 }
 
 // ShowTarget tells that a plan is for the device of its SoC.
-func ShowTarget(s *cli.Streams, p *planir.Plan) {
-	if !p.SoC.Target {
+func ShowTarget(ui *cli.Streams, plan *planir.Plan) {
+	if !plan.SoC.Target {
 		return
 	}
 	var procs []string
-	for i := range p.Procs {
-		procs = append(procs, p.Procs[i].Name)
+	for i := range plan.Procs {
+		procs = append(procs, plan.Procs[i].Name)
 	}
 	times := ""
-	if p.SoC.Simulated {
+	if plan.SoC.Simulated {
 		times = "; its times are simulated"
 	}
-	s.Printf("target %s: only processors with target data, with what they execute there (%s)%s\n", p.SoC.Name, strings.Join(procs, ", "), times)
+	ui.Printf("target %s: only processors with target data, with what they execute there (%s)%s\n", plan.SoC.Name, strings.Join(procs, ", "), times)
 }

@@ -10,53 +10,53 @@ import (
 )
 
 // ShowTiers tells in a few lines what was decided for experts.
-func ShowTiers(s *cli.Streams, p *planir.Plan) {
-	t := p.Tiers
-	if t == nil {
+func ShowTiers(ui *cli.Streams, plan *planir.Plan) {
+	tiers := plan.Tiers
+	if tiers == nil {
 		return
 	}
 	var groups, npu int
 	var overflow, padding float64
-	for i := range t.Layers {
-		y := &t.Layers[i]
-		groups += len(y.Groups)
-		for _, g := range y.Groups {
-			npu += len(g.Experts)
+	for i := range tiers.Layers {
+		layer := &tiers.Layers[i]
+		groups += len(layer.Groups)
+		for _, group := range layer.Groups {
+			npu += len(group.Experts)
 		}
-		overflow += y.Overflow / float64(len(t.Layers))
-		padding += y.Padding / float64(len(t.Layers))
+		overflow += layer.Overflow / float64(len(tiers.Layers))
+		padding += layer.Padding / float64(len(tiers.Layers))
 	}
 	how := "predicted"
-	if times := p.SoC.Times(); times != "" {
+	if times := plan.SoC.Times(); times != "" {
 		how = "predicted from " + times
 	}
-	s.Printf("experts (%s loads): tiers of %v rows, %d of %d experts on %s in %d groups, the others on %s; overflow %.1f %% (%s), padding %.1f %%; %.3f ms for a chunk of %d tokens, %s; %s\n",
-		t.Loads, t.Capacities, npu, t.Experts*len(t.Layers), t.NPU, groups, t.CPU, 100*overflow, t.Overflow, 100*padding, float64(t.ExpectNS)/1e6, t.ChunkTokens, how, t.Status)
-	if t.Status != "optimal" {
-		s.Printf("  %s\n", TierProof(t))
+	ui.Printf("experts (%s loads): tiers of %v rows, %d of %d experts on %s in %d groups, the others on %s; overflow %.1f %% (%s), padding %.1f %%; %.3f ms for a chunk of %d tokens, %s; %s\n",
+		tiers.Loads, tiers.Capacities, npu, tiers.Experts*len(tiers.Layers), tiers.NPU, groups, tiers.CPU, 100*overflow, tiers.Overflow, 100*padding, float64(tiers.ExpectNS)/1e6, tiers.ChunkTokens, how, tiers.Status)
+	if tiers.Status != "optimal" {
+		ui.Printf("  %s\n", TierProof(tiers))
 	}
-	s.Printf("  for targets whose expert graphs have static shapes: this plan's own program executes experts with the rows they get\n")
+	ui.Printf("  for targets whose expert graphs have static shapes: this plan's own program executes experts with the rows they get\n")
 }
 
 // TierProof tells whether the tiers are proved to be the best under their costs and, where they are not, what may be done about it.
-func TierProof(t *planir.Tiers) string {
-	words := map[string]string{"time": "expected time", "off": "rows that are not on " + t.NPU, "energy": "energy, modelled", "launches": "groups", "lost": "squared norm that is lost"}
-	stages := t.Stages
+func TierProof(tiers *planir.Tiers) string {
+	words := map[string]string{"time": "expected time", "off": "rows that are not on " + tiers.NPU, "energy": "energy, modelled", "launches": "groups", "lost": "squared norm that is lost"}
+	stages := tiers.Stages
 	if len(stages) == 0 {
-		first := map[string]string{"offload": "off", "saliency": "lost"}[t.Prefer]
-		stages = []planir.TierStage{{Measure: cmp.Or(first, "time"), Objective: t.Objective, Bound: t.Bound}}
+		first := map[string]string{"offload": "off", "saliency": "lost"}[tiers.Prefer]
+		stages = []planir.TierStage{{Measure: cmp.Or(first, "time"), Objective: tiers.Objective, Bound: tiers.Bound}}
 	}
 	var names, open []string
-	for _, x := range stages {
-		names = append(names, words[x.Measure])
-		if gap := x.Objective - x.Bound; gap > 0 {
-			text := fmt.Sprintf("up to %.2g %% less %s", 100*float64(gap)/float64(x.Objective), words[x.Measure])
-			switch x.Measure {
+	for _, stage := range stages {
+		names = append(names, words[stage.Measure])
+		if gap := stage.Objective - stage.Bound; gap > 0 {
+			text := fmt.Sprintf("up to %.2g %% less %s", 100*float64(gap)/float64(stage.Objective), words[stage.Measure])
+			switch stage.Measure {
 			case "launches", "off":
-				text = fmt.Sprintf("%d %s, and up to %d fewer", x.Objective, words[x.Measure], gap)
+				text = fmt.Sprintf("%d %s, and up to %d fewer", stage.Objective, words[stage.Measure], gap)
 			case "lost": // it may be next to nothing, of which any part is much
-				norm := 1e9 * float64(len(t.Layers))
-				text = fmt.Sprintf("%.2g %% of the squared norm lost, and down to %.2g %%", 100*float64(x.Objective)/norm, 100*float64(x.Bound)/norm)
+				norm := 1e9 * float64(len(tiers.Layers))
+				text = fmt.Sprintf("%.2g %% of the squared norm lost, and down to %.2g %%", 100*float64(stage.Objective)/norm, 100*float64(stage.Bound)/norm)
 			}
 			open = append(open, text)
 		}
@@ -68,7 +68,7 @@ func TierProof(t *planir.Tiers) string {
 			text += " Each with what comes before it in the order (" + strings.Join(names, ", ") + ") held at what was found."
 		}
 		return text + " Fewer tiers, capacities or chunk lengths in the workload's section experts make the search smaller."
-	case t.Status != "optimal":
+	case tiers.Status != "optimal":
 		return "The search for tiers ended at its limit: no choice is better, though another one may be as good."
 	case len(stages) > 1:
 		return "No choice of tiers is better, in the order " + strings.Join(names, ", ") + ": that is proved."

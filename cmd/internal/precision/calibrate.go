@@ -28,7 +28,7 @@ func defaultWindows(parameters int64) int {
 	return int(min(most, max(least, most*usual/float64(max(1, parameters)))))
 }
 
-func (o *CalibrateOptions) Run(ctx context.Context, s *cli.Streams) error {
+func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
 	}
@@ -57,9 +57,9 @@ func (o *CalibrateOptions) Run(ctx context.Context, s *cli.Streams) error {
 			WithHint("models of this size cannot be calibrated yet")
 	}
 	if len(o.Schemes) == 0 {
-		s.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans will use takes less time", len(schemes), o.Windows/2)
+		ui.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans will use takes less time", len(schemes), o.Windows/2)
 	}
-	step := cli.Progress(s, "calibrate")
+	step := cli.Progress(ui, "calibrate")
 	cal, err := trial.Calibrate(ctx, x, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
 	if err != nil {
 		return fmt.Errorf("calibrate: %w", err)
@@ -70,15 +70,15 @@ func (o *CalibrateOptions) Run(ctx context.Context, s *cli.Streams) error {
 	}
 	if old, err := calibration.Read(o.Out); err == nil {
 		if d, err := old.Digest(); err == nil && d == digest {
-			return cli.Kept(s, o.Out, "same model and text")
+			return cli.Kept(ui, o.Out, "same model and text")
 		}
 	}
 	if err := calibration.Write(o.Out, cal); err != nil {
 		return err
 	}
-	cli.Wrote(s, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, m.Name, cal.Text.Windows, cal.Text.WindowTokens)
-	showCalibration(s, cal)
-	return s.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "folds": len(cal.Folds)})
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, m.Name, cal.Text.Windows, cal.Text.WindowTokens)
+	showCalibration(ui, cal)
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "folds": len(cal.Folds)})
 }
 
 // quantised are the schemes named, or all that lose anything.
@@ -91,8 +91,8 @@ func quantised(names []string) ([]op.Scheme, error) {
 	for _, text := range names {
 		if !slices.Contains(all, op.Scheme(text)) {
 			var known []string
-			for _, x := range all {
-				known = append(known, string(x))
+			for _, scheme := range all {
+				known = append(known, string(scheme))
 			}
 			return nil, diag.New(diag.ClassUsage, "--schemes %q: no scheme whose loss can be measured", text).WithHint("%s", diag.DidYouMean(text, known))
 		}
@@ -104,24 +104,24 @@ func quantised(names []string) ([]op.Scheme, error) {
 }
 
 // showCalibration prints what each class costs, and what is unusual about what enters it.
-func showCalibration(s *cli.Streams, c *calibration.Calibration) {
+func showCalibration(ui *cli.Streams, cal *calibration.Calibration) {
 	header := []string{"class", ">largest", ">/ typical", ">outliers"}
 	var schemes []op.Scheme
 	var classes []string
-	for _, l := range c.Losses {
-		if !slices.Contains(schemes, l.Scheme) {
-			schemes = append(schemes, l.Scheme)
-			name := string(l.Scheme)
-			if l.Scheme.Static() {
+	for _, loss := range cal.Losses {
+		if !slices.Contains(schemes, loss.Scheme) {
+			schemes = append(schemes, loss.Scheme)
+			name := string(loss.Scheme)
+			if loss.Scheme.Static() {
 				name += " (static)"
 			}
 			header = append(header, ">KL of "+name)
-			if len(c.Folds) > 0 {
+			if len(cal.Folds) > 0 {
 				header = append(header, ">folded")
 			}
 		}
-		if !slices.Contains(classes, l.Class) {
-			classes = append(classes, l.Class)
+		if !slices.Contains(classes, loss.Class) {
+			classes = append(classes, loss.Class)
 		}
 	}
 	var rows [][]string
@@ -130,38 +130,38 @@ func showCalibration(s *cli.Streams, c *calibration.Calibration) {
 		if class != calibration.All {
 			var largest, ratio float32
 			outliers := 0
-			for _, a := range c.Activations {
-				if a.Class != class {
+			for _, activation := range cal.Activations {
+				if activation.Class != class {
 					continue
 				}
-				outliers += len(a.Outliers)
-				largest = max(largest, a.Max)
-				if a.Median > 0 {
-					ratio = max(ratio, a.Max/a.Median)
+				outliers += len(activation.Outliers)
+				largest = max(largest, activation.Max)
+				if activation.Median > 0 {
+					ratio = max(ratio, activation.Max/activation.Median)
 				}
 			}
 			row = []string{class, fmt.Sprintf("%.1f", largest), fmt.Sprintf("%.1f", ratio), fmt.Sprint(outliers)}
 		}
-		for _, x := range schemes {
+		for _, scheme := range schemes {
 			for _, folded := range []bool{false, true} {
-				if l := c.Loss(class, x, folded); l != nil {
-					row = append(row, fmt.Sprintf("%.6f", l.KL))
-				} else if !folded || len(c.Folds) > 0 { // an embedding has a scheme of its own
+				if loss := cal.Loss(class, scheme, folded); loss != nil {
+					row = append(row, fmt.Sprintf("%.6f", loss.KL))
+				} else if !folded || len(cal.Folds) > 0 { // an embedding has a scheme of its own
 					row = append(row, "")
 				}
 			}
 		}
 		rows = append(rows, row)
 	}
-	s.Table(header, rows)
-	if groups := c.Groups(); len(groups) > 0 {
-		s.Printf("folded: %s\n", strings.Join(groups, ", "))
+	ui.Table(header, rows)
+	if groups := cal.Groups(); len(groups) > 0 {
+		ui.Printf("folded: %s\n", strings.Join(groups, ", "))
 	}
 	var clips []string
-	for _, x := range c.Clips {
-		clips = append(clips, fmt.Sprintf("%s at %.0f %%", x.Class, 100*x.Share))
+	for _, clip := range cal.Clips {
+		clips = append(clips, fmt.Sprintf("%s at %.0f %%", clip.Class, 100*clip.Share))
 	}
 	if clips != nil {
-		s.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
+		ui.Printf("static scales clip: %s of the range\n", strings.Join(clips, ", "))
 	}
 }

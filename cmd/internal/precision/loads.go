@@ -27,53 +27,53 @@ type LoadsOptions struct {
 	Seed                        uint64
 }
 
-func (o *LoadsOptions) Run(ctx context.Context, s *cli.Streams) error {
+func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := wholefile.Writable(o.Out); err != nil {
 		return err
 	}
-	m, err := models.Open(o.Model)
+	model, err := models.Open(o.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	var l *workload.Loads
+	defer model.Close()
+	var loads *workload.Loads
 	if o.Synthetic != "" {
-		l, err = workload.Synthetic(m, o.Synthetic, LoadTokens, o.Chunks, o.Seed)
+		loads, err = workload.Synthetic(model, o.Synthetic, LoadTokens, o.Chunks, o.Seed)
 	} else {
-		l, err = o.trace(ctx, m)
+		loads, err = o.trace(ctx, model)
 	}
 	if err != nil {
 		return err
 	}
-	text, err := l.Encode()
+	text, err := loads.Encode()
 	if err != nil {
 		return err
 	}
-	digest, err := l.Digest()
+	digest, err := loads.Digest()
 	if err != nil {
 		return err
 	}
 	if old, err := wholefile.Read(o.Out, int64(len(text))); err == nil && bytes.Equal(old, text) {
-		return cli.Kept(s, o.Out, "same inputs")
+		return cli.Kept(ui, o.Out, "same inputs")
 	}
 	if err := wholefile.Write(o.Out, text); err != nil {
 		return err
 	}
-	cli.Wrote(s, o.Out, "%s loads %.12s of %s, %d chunks of %d tokens", l.Source, digest, m.Name, l.Chunks, l.ChunkTokens)
+	cli.Wrote(ui, o.Out, "%s loads %.12s of %s, %d chunks of %d tokens", loads.Source, digest, model.Name, loads.Chunks, loads.ChunkTokens)
 	var rows [][]string
-	imbalance := make([]float64, len(l.Layers))
-	for i, y := range l.Layers {
-		imbalance[i] = l.Imbalance(i)
+	imbalance := make([]float64, len(loads.Layers))
+	for i, layer := range loads.Layers {
+		imbalance[i] = loads.Imbalance(i)
 		idle := 0
-		for _, list := range y.Rows {
+		for _, list := range layer.Rows {
 			if slices.Max(list) == 0 {
 				idle++
 			}
 		}
-		rows = append(rows, []string{fmt.Sprint(y.Layer), fmt.Sprintf("%.2f", imbalance[i]), fmt.Sprint(idle)})
+		rows = append(rows, []string{fmt.Sprint(layer.Layer), fmt.Sprintf("%.2f", imbalance[i]), fmt.Sprint(idle)})
 	}
-	s.Table([]string{"layer", ">busiest / mean", ">never chosen"}, rows)
-	return s.Result(map[string]any{"file": o.Out, "digest": digest, "source": l.Source, "chunks": l.Chunks, "chunk_tokens": l.ChunkTokens, "imbalance": imbalance})
+	ui.Table([]string{"layer", ">busiest / mean", ">never chosen"}, rows)
+	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "source": loads.Source, "chunks": loads.Chunks, "chunk_tokens": loads.ChunkTokens, "imbalance": imbalance})
 }
 
 // trace executes the model and observes its router.
@@ -93,22 +93,22 @@ func (o *LoadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.
 	if err != nil {
 		return nil, err
 	}
-	p, err := x.Plan(size, trial.Float32, nil)
+	plan, err := x.Plan(size, trial.Float32, nil)
 	if err != nil {
 		return nil, err
 	}
 	routes := quality.Routes{Tokens: LoadTokens}
-	machine, err := x.Open(ctx, p, nil, routes.Observe)
+	machine, err := x.Open(ctx, plan, nil, routes.Observe)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	for i, w := range text.Windows {
-		if err := quality.Execute(ctx, machine.Machine, w); err != nil {
+	for i, window := range text.Windows {
+		if err := quality.Execute(ctx, machine.Machine, window); err != nil {
 			return nil, fmt.Errorf("window %d: %w", i, err)
 		}
 	}
-	l := &workload.Loads{
+	loads := &workload.Loads{
 		Schema: workload.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
 		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: LoadTokens, Chunks: len(text.Windows) * size / LoadTokens,
 	}
@@ -125,10 +125,10 @@ func (o *LoadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.
 		if err != nil {
 			return nil, err
 		}
-		for _, c := range problem.Curves(norms) {
-			y.Saliency = append(y.Saliency, workload.Saliency(c))
+		for _, curve := range problem.Curves(norms) {
+			y.Saliency = append(y.Saliency, workload.Saliency(curve))
 		}
-		l.Layers = append(l.Layers, y)
+		loads.Layers = append(loads.Layers, y)
 	}
-	return l, l.Validate()
+	return loads, loads.Validate()
 }

@@ -41,17 +41,17 @@ type phase struct {
 	tally quality.Tally
 }
 
-func (o *QualityOptions) Run(ctx context.Context, s *cli.Streams, limited bool) (err error) {
-	m, err := models.Open(o.Model)
+func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool) (err error) {
+	model, err := models.Open(o.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	ref, err := trial.Open(ctx, m)
+	defer model.Close()
+	ref, err := trial.Open(ctx, model)
 	if err != nil {
 		return err
 	}
-	what, p, src, held, err := o.candidate(ctx, s, m)
+	what, p, src, held, err := o.candidate(ctx, ui, model)
 	if err != nil {
 		return err
 	}
@@ -88,23 +88,23 @@ func (o *QualityOptions) Run(ctx context.Context, s *cli.Streams, limited bool) 
 	if o.Decode || decodesOtherwise(p) {
 		phases = append(phases, &phase{Phase: "decode", step: 1})
 	}
-	if err := o.compare(ctx, s, text, x.Machine, y, phases); err != nil {
+	if err := o.compare(ctx, ui, text, x.Machine, y, phases); err != nil {
 		return err
 	}
-	s.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
-	planview.ShowStatic(s, p)
+	ui.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
+	planview.ShowStatic(ui, p)
 	var rows [][]string
 	for _, ph := range phases {
 		if ph.Result, err = ph.tally.Result(); err != nil {
 			return err
 		}
-		r := &ph.Result
+		result := &ph.Result
 		rows = append(rows, []string{ph.Phase,
-			spread(r.KL, 1, "%.6f"), spread(r.TopAgreement, 100, "%.2f") + " %",
-			spread(r.Perplexity, 1, "%.3f"), fmt.Sprintf("%.3f", r.ReferencePerplexity.Mean), spread(r.PerplexityRatio, 1, "%.4f")})
+			spread(result.KL, 1, "%.6f"), spread(result.TopAgreement, 100, "%.2f") + " %",
+			spread(result.Perplexity, 1, "%.3f"), fmt.Sprintf("%.3f", result.ReferencePerplexity.Mean), spread(result.PerplexityRatio, 1, "%.4f")})
 	}
-	s.Table([]string{"phase", ">mean KL", ">same top token", ">perplexity", ">of float32", ">ratio"}, rows)
-	if err := s.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256, "window_tokens": size, "phases": phases}); err != nil {
+	ui.Table([]string{"phase", ">mean KL", ">same top token", ">perplexity", ">of float32", ">ratio"}, rows)
+	if err := ui.Result(map[string]any{"of": what, "model": ref.Digest, "text_sha256": text.SHA256, "window_tokens": size, "phases": phases}); err != nil {
 		return err
 	}
 	for _, ph := range phases {
@@ -123,35 +123,35 @@ func spread(e quality.Estimate, scale float64, format string) string {
 
 // candidate opens what is measured: what it is called, its plan, where its blobs come from, and how many bytes
 // of weights are to be allocated.
-func (o *QualityOptions) candidate(ctx context.Context, s *cli.Streams, m *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
+func (o *QualityOptions) candidate(ctx context.Context, s *cli.Streams, model *models.Model) (string, *planir.Plan, runcmd.Source, int64, error) {
 	if o.Bundle != "" {
-		p, src, err := runcmd.OpenPlan(s, o.Bundle, o.Terms, o.AnyMachine)
-		return o.Bundle, p, src, 0, err
+		plan, src, err := runcmd.OpenPlan(s, o.Bundle, o.Terms, o.AnyMachine)
+		return o.Bundle, plan, src, 0, err
 	}
-	p, err := plantext.Read(o.Plan)
+	plan, err := plantext.Read(o.Plan)
 	if err != nil {
 		return "", nil, nil, 0, err
 	}
-	soc, err := bindings.SoCOf(p, o.SoC)
+	soc, err := bindings.SoCOf(plan, o.SoC)
 	if err != nil {
 		return "", nil, nil, 0, err
 	}
-	if err := check.Plan(p, m, soc).Err(); err != nil {
+	if err := check.Plan(plan, model, soc).Err(); err != nil {
 		return "", nil, nil, 0, err
 	}
 	cal, err := bindings.ReadCalibration(o.Calibration)
 	if err != nil {
 		return "", nil, nil, 0, err
 	}
-	c, err := emit.NewCalibrated(ctx, p, m, cal, bindings.Compilers(soc))
-	return o.Plan, p, c, runcmd.WeightBytes(p), err
+	content, err := emit.NewCalibrated(ctx, plan, model, cal, bindings.Compilers(soc))
+	return o.Plan, plan, content, runcmd.WeightBytes(plan), err
 }
 
 // decodesOtherwise reports whether a node's precision depends on the number of rows.
 func decodesOtherwise(p *planir.Plan) bool {
 	for i := range p.Decisions {
-		d := &p.Decisions[i]
-		if one := p.DecisionFor(d.Node, 1); one != nil && one.Scheme != d.Scheme && !p.Decodes(d.Rows) {
+		decision := &p.Decisions[i]
+		if one := p.DecisionFor(decision.Node, 1); one != nil && one.Scheme != decision.Scheme && !p.Decodes(decision.Rows) {
 			return true
 		}
 	}
@@ -159,20 +159,20 @@ func decodesOtherwise(p *planir.Plan) bool {
 }
 
 // compare executes both window by window, so that the logits of one window are held at a time.
-func (o *QualityOptions) compare(ctx context.Context, s *cli.Streams, text *trial.Text, x, y *executor.Machine, phases []*phase) (err error) {
-	r, err := quality.NewReference()
+func (o *QualityOptions) compare(ctx context.Context, ui *cli.Streams, text *trial.Text, x, machine *executor.Machine, phases []*phase) (err error) {
+	reference, err := quality.NewReference()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	step := cli.Progress(s, "quality")
+	defer func() { err = errors.Join(err, reference.Close()) }()
+	step := cli.Progress(ui, "quality")
 	for i := range text.Windows {
-		r.Clear()
-		if err := r.Add(ctx, x, text.Windows[i]); err != nil {
+		reference.Clear()
+		if err := reference.Add(ctx, x, text.Windows[i]); err != nil {
 			return fmt.Errorf("window %d: %w", i, err)
 		}
 		for _, ph := range phases {
-			if err := r.Compare(ctx, y, 0, ph.step, &ph.tally); err != nil {
+			if err := reference.Compare(ctx, machine, 0, ph.step, &ph.tally); err != nil {
 				return fmt.Errorf("window %d: %s: %w", i, ph.Phase, err)
 			}
 		}

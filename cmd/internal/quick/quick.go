@@ -72,17 +72,17 @@ type step struct {
 var quickBuckets = []int{64, 256}
 
 func (q *quick) run(ctx context.Context) error {
-	m, err := models.Open(q.o.Model)
+	model, err := models.Open(q.o.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	if !m.HasWeights() {
+	defer model.Close()
+	if !model.HasWeights() {
 		return diag.New(diag.ClassInput, "model %q is a catalog entry: it has shapes and no weights", q.o.Model).
 			WithHint("give a directory with weights, or make random ones: hetc models synth %s -o DIR", q.o.Model)
 	}
 	q.input = "--prompt TEXT"
-	switch files, err := m.TokenizerFiles(); {
+	switch files, err := model.TokenizerFiles(); {
 	case err != nil:
 		return err
 	case files["tokenizer"] == nil && q.o.Prompt != "":
@@ -92,7 +92,7 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	dir := q.o.Out
 	if dir == "" {
-		dir = "hetc-" + strings.TrimSuffix(m.Name, ".gguf")
+		dir = "hetc-" + strings.TrimSuffix(model.Name, ".gguf")
 	}
 	if q.o.Target != "" {
 		if _, err := socs.OpenTarget(q.o.Target); err != nil {
@@ -108,7 +108,7 @@ func (q *quick) run(ctx context.Context) error {
 	}
 	if q.o.Target != "" {
 		schemes = schemes[1:] // no NPU computes the stored precision
-		if err := q.plannable(m, schemes); err != nil {
+		if err := q.plannable(model, schemes); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (q *quick) run(ctx context.Context) error {
 	if q.o.Target != "" {
 		return q.forTarget(ctx, schemes, file)
 	}
-	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, m, calDigest) {
+	if !q.o.Again && !changed && q.current(file("plan.yaml"), app, model, calDigest) {
 		q.s.Printf("%s: unchanged (it belongs to this model and machine; --again makes it anew)\n", app)
 	} else {
 		with := []string{"--soc", file("soc.yaml"), "--model", q.o.Model, "--workload", file("workload.yaml")}
@@ -185,8 +185,8 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	if err != nil {
 		return err
 	}
-	w := quickWorkload(schemes)
-	in := solver.Input{Model: m, SoC: soc, Workload: &w}
+	workload := quickWorkload(schemes)
+	in := solver.Input{Model: m, SoC: soc, Workload: &workload}
 	if q.o.Only != "" {
 		in.Only = []string{q.o.Only}
 	}
@@ -195,8 +195,8 @@ func (q *quick) plannable(m *models.Model, schemes []op.Scheme) error {
 	}
 	if err := in.CheckSchemes(); err != nil {
 		var names []string
-		for _, x := range schemes {
-			names = append(names, string(x))
+		for _, scheme := range schemes {
+			names = append(names, string(scheme))
 		}
 		more := op.A8TQ8C // of products by experts, which the control processor executes
 		if npu := soc.TargetNPU(); len(npu.Target.Schemes) > 0 && !slices.ContainsFunc(schemes, func(x op.Scheme) bool { return slices.Contains(npu.Target.Schemes, x) }) {
@@ -225,8 +225,8 @@ func (q *quick) forTarget(ctx context.Context, schemes []op.Scheme, file func(st
 				WithHint("add --text FILE with text of the kind the model will see, or --calibration FILE")
 		default:
 			step := []string{"calibrate", "--model", q.o.Model, "--text", q.o.Text, "-o", cal}
-			for _, s := range schemes {
-				step = append(step, "--schemes", string(s))
+			for _, scheme := range schemes {
+				step = append(step, "--schemes", string(scheme))
 			}
 			steps = append(steps, step)
 		}
@@ -370,10 +370,10 @@ func (q *quick) usableRecord(ctx context.Context, step []string) error {
 	if err := bindings.LibraryVersions(ctx, soc, &header); err != nil {
 		return err
 	}
-	w, err := record.Resume(path, header)
+	writer, err := record.Resume(path, header)
 	switch {
 	case err == nil:
-		return w.Close()
+		return writer.Close()
 	case diag.ClassOf(err) != diag.ClassInput:
 		return err
 	case q.o.Again:
@@ -389,16 +389,16 @@ func permitted(offered []string) ([]op.Scheme, error) {
 	}
 	out := []op.Scheme{op.A32W32}
 	for _, text := range offered {
-		x, err := op.ParseScheme(text)
+		scheme, err := op.ParseScheme(text)
 		if err != nil {
 			var names []string
-			for _, s := range op.Schemes {
-				names = append(names, string(s))
+			for _, scheme := range op.Schemes {
+				names = append(names, string(scheme))
 			}
 			return nil, diag.New(diag.ClassUsage, "--schemes %q: no such scheme", text).WithHint("%s", diag.DidYouMean(text, names))
 		}
-		if !slices.Contains(out, x) {
-			out = append(out, x)
+		if !slices.Contains(out, scheme) {
+			out = append(out, scheme)
 		}
 	}
 	return out, nil
@@ -406,8 +406,8 @@ func permitted(offered []string) ([]op.Scheme, error) {
 
 // workload writes what the plan is for, unless it is there.
 func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err error) {
-	w := quickWorkload(schemes)
-	text, err := decode.YAML(w)
+	workload := quickWorkload(schemes)
+	text, err := decode.YAML(workload)
 	if err != nil {
 		return false, err
 	}
@@ -423,33 +423,33 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 
 // current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
 // to this machine.
-func (q *quick) current(plan, app string, m *models.Model, calibration string) bool {
+func (q *quick) current(plan, app string, model *models.Model, calibration string) bool {
 	p, err := plantext.Read(plan)
 	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
 		return false
 	}
-	if digest, err := m.Digest(); err != nil || digest != p.Model.Digest {
+	if digest, err := model.Digest(); err != nil || digest != p.Model.Digest {
 		return false
 	}
 	code, err := planir.Encode(p)
 	if err != nil {
 		return false
 	}
-	u, err := bundle.Inspect(app)
-	if err != nil || u.Manifest.Toolchain.Hetc != cli.Version {
+	unverified, err := bundle.Inspect(app)
+	if err != nil || unverified.Manifest.Toolchain.Hetc != cli.Version {
 		return false
 	}
 	want := map[string][]byte{"plan": code}
-	files, err := m.TokenizerFiles()
+	files, err := model.TokenizerFiles()
 	if err != nil {
 		return false
 	}
 	for name, data := range files {
 		want[name] = data
 	}
-	for _, b := range u.Manifest.Blobs {
-		if data, ok := want[b.Name]; ok && sha256.Sum256(data) == b.SHA256 {
-			delete(want, b.Name)
+	for _, blob := range unverified.Manifest.Blobs {
+		if data, ok := want[blob.Name]; ok && sha256.Sum256(data) == blob.SHA256 {
+			delete(want, blob.Name)
 		}
 	}
 	return len(want) == 0

@@ -60,31 +60,31 @@ type kindTime struct {
 	Share   float64 `json:"share"`
 }
 
-func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Machine) error {
-	r, err := Measure(ctx, m, o.promptLen, o.gen, o.rounds)
+func (o *options) runBench(ctx context.Context, ui *cli.Streams, machine *executor.Machine) error {
+	times, err := Measure(ctx, machine, o.promptLen, o.gen, o.rounds)
 	if err != nil {
 		return err
 	}
-	p := m.Plan()
+	plan := machine.Plan()
 	var batches []batchTime
-	if len(p.Batches) > 0 && o.gen > 0 {
-		if batches, err = measureBatches(ctx, m, o.promptLen, o.gen, o.rounds); err != nil {
+	if len(plan.Batches) > 0 && o.gen > 0 {
+		if batches, err = measureBatches(ctx, machine, o.promptLen, o.gen, o.rounds); err != nil {
 			return err
 		}
 	}
-	out := timing{Batches: batches, SoC: p.SoC.Name, Simulated: r.Virtual, Emulated: m.Emulated(), Evidence: p.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
-		PrefillUS: median(r.PrefillNS) / 1e3, DecodeUS: median(r.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: m.Stats()}
+	out := timing{Batches: batches, SoC: plan.SoC.Name, Simulated: times.Virtual, Emulated: machine.Emulated(), Evidence: plan.Evidence(), PromptLen: o.promptLen, Gen: o.gen, Rounds: o.rounds,
+		PrefillUS: median(times.PrefillNS) / 1e3, DecodeUS: median(times.DecodeNS) / 1e3, PredictUS: map[string]float64{}, Steps: machine.Stats()}
 	out.PrefillTPS = float64(o.promptLen) / out.PrefillUS * 1e6
 	if out.DecodeUS > 0 {
 		out.DecodeTPS = 1e6 / out.DecodeUS
 	}
-	for _, pr := range p.Predictions {
+	for _, pr := range plan.Predictions {
 		out.PredictUS[pr.Program] = float64(pr.PlanNS) / 1e3
 	}
-	for _, ns := range r.PrefillNS {
+	for _, ns := range times.PrefillNS {
 		out.Prefills = append(out.Prefills, float64(ns)/1e3)
 	}
-	for round := range slices.Chunk(r.DecodeNS, max(1, o.gen)) {
+	for round := range slices.Chunk(times.DecodeNS, max(1, o.gen)) {
 		sum := int64(0)
 		for _, ns := range round {
 			sum += ns
@@ -94,41 +94,41 @@ func (o *options) runBench(ctx context.Context, s *cli.Streams, m *executor.Mach
 	out.Lanes = lanes(out.Steps)
 	out.Account = account(out.Steps)
 	note := ""
-	if r.Virtual {
+	if times.Virtual {
 		note = " (simulated)"
 	}
 	if len(out.Emulated) > 0 {
 		note = " (emulated, not device time)"
 	}
-	s.Printf("prefill of %d tokens: %.1f ms, %.1f tokens/s%s\n", o.promptLen, out.PrefillUS/1e3, out.PrefillTPS, note)
+	ui.Printf("prefill of %d tokens: %.1f ms, %.1f tokens/s%s\n", o.promptLen, out.PrefillUS/1e3, out.PrefillTPS, note)
 	if o.gen > 0 {
-		s.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
+		ui.Printf("decode: %.3f ms a token, %.1f tokens/s%s\n", out.DecodeUS/1e3, out.DecodeTPS, note)
 	}
 	if len(batches) > 0 {
 		var rows [][]string
-		for _, b := range batches {
+		for _, timing := range batches {
 			predicted := "-"
-			if b.PredictUS > 0 {
-				predicted = fmt.Sprintf("%.3f", b.PredictUS/1e3)
+			if timing.PredictUS > 0 {
+				predicted = fmt.Sprintf("%.3f", timing.PredictUS/1e3)
 			}
-			rows = append(rows, []string{fmt.Sprint(b.Sequences), fmt.Sprintf("%.3f", b.StepUS/1e3), predicted, fmt.Sprintf("%.1f", b.TPS), fmt.Sprintf("%.2f", b.TPS/batches[0].TPS)})
+			rows = append(rows, []string{fmt.Sprint(timing.Sequences), fmt.Sprintf("%.3f", timing.StepUS/1e3), predicted, fmt.Sprintf("%.1f", timing.TPS), fmt.Sprintf("%.2f", timing.TPS/batches[0].TPS)})
 		}
-		s.Table([]string{">decoded together", ">ms a step", ">predicted ms", ">tokens/s", ">times one"}, rows)
+		ui.Table([]string{">decoded together", ">ms a step", ">predicted ms", ">tokens/s", ">times one"}, rows)
 	}
 	rows := make([][]string, len(out.Lanes))
-	for i, l := range out.Lanes {
-		rows[i] = []string{l.Program, l.Proc, fmt.Sprintf("%.1f", l.RunUS), fmt.Sprintf("%.1f", l.WaitUS)}
+	for i, time := range out.Lanes {
+		rows[i] = []string{time.Program, time.Proc, fmt.Sprintf("%.1f", time.RunUS), fmt.Sprintf("%.1f", time.WaitUS)}
 	}
-	s.Table([]string{"program", "lane", ">in steps us", ">waiting us"}, rows)
+	ui.Table([]string{"program", "lane", ">in steps us", ">waiting us"}, rows)
 	rows = nil
-	for _, k := range out.Account {
-		rows = append(rows, []string{k.Program, k.Kind, fmt.Sprintf("%.1f", k.US), fmt.Sprintf("%.1f %%", 100*k.Share)})
+	for _, time := range out.Account {
+		rows = append(rows, []string{time.Program, time.Kind, fmt.Sprintf("%.1f", time.US), fmt.Sprintf("%.1f %%", 100*time.Share)})
 	}
-	s.Table([]string{"program", "operators", ">us", ">share"}, rows)
+	ui.Table([]string{"program", "operators", ">us", ">share"}, rows)
 	if o.steps {
-		printSteps(s, out.Steps)
+		printSteps(ui, out.Steps)
 	}
-	return s.Result(out)
+	return ui.Result(out)
 }
 
 // lanes adds up steps per program and processor, per execution of the program.
@@ -198,84 +198,84 @@ type Times struct {
 // Measure runs rounds of a prefill of promptLen tokens and gen decoded tokens after one round that is
 // not counted.
 func Measure(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) (Times, error) {
-	var t Times
+	var times Times
 	for r := -1; r < rounds; r++ {
 		if r == 0 {
 			m.ResetStats()
 		}
 		one, err := Round(ctx, m, promptLen, gen)
 		if err != nil {
-			return t, err
+			return times, err
 		}
 		if r >= 0 {
-			t.PrefillNS = append(t.PrefillNS, one.PrefillNS...)
-			t.DecodeNS = append(t.DecodeNS, one.DecodeNS...)
+			times.PrefillNS = append(times.PrefillNS, one.PrefillNS...)
+			times.DecodeNS = append(times.DecodeNS, one.DecodeNS...)
 		}
-		t.Virtual = one.Virtual
+		times.Virtual = one.Virtual
 	}
-	return t, nil
+	return times, nil
 }
 
 // shortNS is below which a prefill runs once more before it is counted: 100 ms.
 const shortNS = 100_000_000
 
 // Round measures one prefill and gen decoded tokens on an empty cache.
-func Round(ctx context.Context, m *executor.Machine, promptLen, gen int) (Times, error) {
-	var t Times
-	if limit := m.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
-		return t, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
+func Round(ctx context.Context, machine *executor.Machine, promptLen, gen int) (Times, error) {
+	var times Times
+	if limit := machine.Plan().MaxContext; promptLen > limit || gen > limit-promptLen {
+		return times, diag.New(diag.ClassUsage, "--prompt-len %d and --gen %d exceed the plan's context of %d", promptLen, gen, limit).
 			WithHint("measure fewer tokens, or, where the model has more positions, solve with a larger context in the workload")
 	}
-	prompt := benchPrompt(promptLen, m.Vocabulary(), 0)
-	m.Reset()
-	err := m.Do(ctx, func(c *executor.Control) error {
+	prompt := benchPrompt(promptLen, machine.Vocabulary(), 0)
+	machine.Reset()
+	err := machine.Do(ctx, func(control *executor.Control) error {
 		one := []int32{0}
 		next := func(_ int, logits []float32) error {
 			one[0] = int32(argmax(logits))
 			return nil
 		}
-		x, err := c.Forward(prompt, executor.WantLast, next)
+		timing, err := control.Forward(prompt, executor.WantLast, next)
 		if err != nil {
 			return err
 		}
-		if x.NS < shortNS && !x.Virtual {
+		if timing.NS < shortNS && !timing.Virtual {
 			// What ran before has left its data in the caches and its lanes are still going to sleep: a short
 			// program would mostly measure that.
-			m.Reset()
-			if x, err = c.Forward(prompt, executor.WantLast, next); err != nil {
+			machine.Reset()
+			if timing, err = control.Forward(prompt, executor.WantLast, next); err != nil {
 				return err
 			}
 		}
-		t.PrefillNS, t.Virtual = append(t.PrefillNS, x.NS), x.Virtual
+		times.PrefillNS, times.Virtual = append(times.PrefillNS, timing.NS), timing.Virtual
 		for i := 0; i < gen; i++ {
-			if x, err = c.Forward(one, executor.WantLast, next); err != nil {
+			if timing, err = control.Forward(one, executor.WantLast, next); err != nil {
 				return err
 			}
-			t.DecodeNS = append(t.DecodeNS, x.NS)
+			times.DecodeNS = append(times.DecodeNS, timing.NS)
 		}
 		return nil
 	})
-	return t, err
+	return times, err
 }
 
 // measureBatches measures steps of one sequence and of every batch of the plan in turn, round by round, each after a
 // prompt of that length, after one round that is not counted.
-func measureBatches(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) ([]batchTime, error) {
-	p := m.Plan()
+func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, gen, rounds int) ([]batchTime, error) {
+	plan := machine.Plan()
 	var out []batchTime
-	for _, n := range append([]int{1}, p.Batches...) {
-		b := batchTime{Sequences: n}
-		for _, pr := range p.Predictions {
-			if i := slices.IndexFunc(p.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program && ph.Phase == "decode" && ph.Rows == n }); i >= 0 {
-				b.PredictUS = float64(pr.PlanNS) / 1e3
+	for _, n := range append([]int{1}, plan.Batches...) {
+		timing := batchTime{Sequences: n}
+		for _, pr := range plan.Predictions {
+			if i := slices.IndexFunc(plan.Program.Programs, func(ph planir.Phase) bool { return ph.Name == pr.Program && ph.Phase == "decode" && ph.Rows == n }); i >= 0 {
+				timing.PredictUS = float64(pr.PlanNS) / 1e3
 			}
 		}
-		out = append(out, b)
+		out = append(out, timing)
 	}
 	steps := make([][]int64, len(out))
-	tokens := make([]executor.Token, m.Sequences())
-	m.Reset()
-	err := m.Do(ctx, func(c *executor.Control) error {
+	tokens := make([]executor.Token, machine.Sequences())
+	machine.Reset()
+	err := machine.Do(ctx, func(control *executor.Control) error {
 		next := func(i int, logits []float32) error {
 			tokens[i].ID = int32(argmax(logits))
 			return nil
@@ -283,7 +283,7 @@ func measureBatches(ctx context.Context, m *executor.Machine, promptLen, gen, ro
 		begin := make([]int32, len(tokens))
 		for i := range tokens {
 			tokens[i].Sequence = i
-			if _, err := c.Extend(i, benchPrompt(promptLen, m.Vocabulary(), i), executor.WantLast, func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
+			if _, err := control.Extend(i, benchPrompt(promptLen, machine.Vocabulary(), i), executor.WantLast, func(_ int, logits []float32) error { return next(i, logits) }); err != nil {
 				return err
 			}
 			begin[i] = tokens[i].ID
@@ -291,18 +291,18 @@ func measureBatches(ctx context.Context, m *executor.Machine, promptLen, gen, ro
 		for round := -1; round < rounds; round++ {
 			for k := range out {
 				for i := range tokens {
-					c.Truncate(i, promptLen)
+					control.Truncate(i, promptLen)
 					tokens[i].ID = begin[i]
 				}
 				sum := int64(0)
 				for range gen {
-					t, err := c.Step(tokens[:out[k].Sequences], next)
+					timing, err := control.Step(tokens[:out[k].Sequences], next)
 					if err != nil {
 						return err
 					}
-					sum += t.NS
+					sum += timing.NS
 					if round >= 0 {
-						steps[k] = append(steps[k], t.NS)
+						steps[k] = append(steps[k], timing.NS)
 					}
 				}
 				if round >= 0 {

@@ -10,8 +10,8 @@ import (
 
 // CheckEvidence refuses a bundle whose manifest and plan disagree about being a simulation. Bundles written before
 // simulations had targets of their own named a device, and nobody must take one of them for a device's.
-func CheckEvidence(m *bundle.Manifest, p *planir.Plan) error {
-	simulated := p.Evidence() == planir.Simulated
+func CheckEvidence(m *bundle.Manifest, plan *planir.Plan) error {
+	simulated := plan.Evidence() == planir.Simulated
 	if simulated == m.Target.Simulated() {
 		return nil
 	}
@@ -21,6 +21,6 @@ func CheckEvidence(m *bundle.Manifest, p *planir.Plan) error {
 		return diag.New(diag.ClassVerify, "the bundle's target is %q, and its plan is a simulation, which runs on no device", target).
 			WithCode("bundle.policy").WithHint("emit it again: for the simulator hetc emit --plan FILE, for the device hetc solve --target and hetc emit --target")
 	}
-	return diag.New(diag.ClassVerify, "the bundle's target is %q, a simulation, and its plan is %s", target, p.Evidence()).
+	return diag.New(diag.ClassVerify, "the bundle's target is %q, a simulation, and its plan is %s", target, plan.Evidence()).
 		WithCode("bundle.policy").WithHint("emit it again: hetc emit --plan FILE")
 }

@@ -13,11 +13,11 @@ import (
 // process holds itself, rather than as a mapped file, are given as held.
 func EnoughMemory(plans []*planir.Plan, held, free int64) error {
 	need := float64(held) // sums of hostile plans stay ordered
-	for _, p := range plans {
-		need += float64(p.Program.Cache.Bytes())
-		for i := range p.Program.Buffers {
-			b := &p.Program.Buffers[i]
-			need += float64(b.Rows) * float64(b.Cols) * float64(b.Type.Bytes())
+	for _, plan := range plans {
+		need += float64(plan.Program.Cache.Bytes())
+		for i := range plan.Program.Buffers {
+			buffer := &plan.Program.Buffers[i]
+			need += float64(buffer.Rows) * float64(buffer.Cols) * float64(buffer.Type.Bytes())
 		}
 	}
 	if free > 0 && need > float64(free) {
@@ -30,8 +30,8 @@ func EnoughMemory(plans []*planir.Plan, held, free int64) error {
 // WeightBytes is the size of a plan's packed weights.
 func WeightBytes(p *planir.Plan) int64 {
 	var n int64
-	for _, b := range p.Program.WeightBlobs() {
-		n += b.Size
+	for _, blob := range p.Program.WeightBlobs() {
+		n += blob.Size
 	}
 	return n
 }

@@ -38,12 +38,12 @@ type opened struct {
 var code = []bundle.Role{bundle.RolePlan, bundle.RoleNPUGraph, bundle.RoleGPUKernel}
 
 func openBundle(s *cli.Streams, path string, o *options) (*opened, error) {
-	a, err := o.terms.Open(s, path, thisHost(o.anyMachine || o.simulates))
+	accepted, err := o.terms.Open(s, path, thisHost(o.anyMachine || o.simulates))
 	if err != nil {
 		return nil, err
 	}
-	entry := a.Manifest().Entrypoint
-	return &opened{Accepted: a, prefix: entry[:strings.LastIndexByte(entry, '/')+1], weights: bundle.RoleWeights}, nil
+	entry := accepted.Manifest().Entrypoint
+	return &opened{Accepted: accepted, prefix: entry[:strings.LastIndexByte(entry, '/')+1], weights: bundle.RoleWeights}, nil
 }
 
 // Source is where the blobs of an open bundle come from.
@@ -56,18 +56,18 @@ type Source interface {
 // another machine is refused, unless its times are simulated or anyMachine is set.
 func OpenPlan(s *cli.Streams, path string, terms accept.Terms, anyMachine bool) (*planir.Plan, Source, error) {
 	o := &options{terms: terms, anyMachine: anyMachine, simulates: true}
-	b, err := openBundle(s, path, o)
+	opened, err := openBundle(s, path, o)
 	if err != nil {
 		return nil, nil, err
 	}
-	p, err := b.entry()
+	plan, err := opened.entry()
 	if err == nil {
-		err = b.checkTarget(p, o)
+		err = opened.checkTarget(plan, o)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, b.Close())
+		return nil, nil, errors.Join(err, opened.Close())
 	}
-	return p, b, nil
+	return plan, opened, nil
 }
 
 // reference is the program of the bundle's reference, and its values.
@@ -97,8 +97,8 @@ func (b *opened) Range(name string, offset, bytes int64) ([]byte, error) {
 // Ahead verifies parts of blobs that Range is going to be asked for; it implements executor.Ahead.
 func (b *opened) Ahead(ctx context.Context, parts []executor.Part) {
 	of := make([]bundle.Part, len(parts))
-	for i, p := range parts {
-		of[i] = bundle.Part{Blob: b.prefix + p.Blob, Offset: p.Offset, Bytes: p.Bytes, Few: p.Few}
+	for i, part := range parts {
+		of[i] = bundle.Part{Blob: b.prefix + part.Blob, Offset: part.Offset, Bytes: part.Bytes, Few: part.Few}
 	}
 	b.Bundle.Ahead(ctx, of)
 }
@@ -137,15 +137,15 @@ func (u *untilDone) Range(name string, offset, bytes int64) ([]byte, error) {
 }
 
 func (u *untilDone) Ahead(ctx context.Context, parts []executor.Part) {
-	if a, ok := u.src.(executor.Ahead); ok {
-		a.Ahead(ctx, parts)
+	if ahead, ok := u.src.(executor.Ahead); ok {
+		ahead.Ahead(ctx, parts)
 	}
 }
 
 // Unchanged says why what src gave out cannot be believed any more; it implements executor.Steady.
 func (u *untilDone) Unchanged() error {
-	if s, ok := u.src.(executor.Steady); ok {
-		return s.Unchanged()
+	if steady, ok := u.src.(executor.Steady); ok {
+		return steady.Unchanged()
 	}
 	return nil
 }
@@ -158,11 +158,11 @@ func (b *opened) plan(name string) (*planir.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := planir.Decode(data)
+	plan, err := planir.Decode(data)
 	if err != nil {
 		return nil, err
 	}
-	return p, planir.Check(p).Err()
+	return plan, planir.Check(plan).Err()
 }
 
 // Names of blobs.
@@ -209,11 +209,11 @@ func beside[T any](f func() (T, error)) func() (T, error) {
 	}()
 	wait := sync.OnceValue(func() outcome { return <-done })
 	return func() (T, error) {
-		o := wait()
-		if o.panic != nil {
-			panic(o.panic)
+		outcome := wait()
+		if outcome.panic != nil {
+			panic(outcome.panic)
 		}
-		return o.v, o.err
+		return outcome.v, outcome.err
 	}
 }
 
@@ -232,9 +232,9 @@ func thisHost(any bool) *bundle.Host {
 		return nil
 	}
 	h := &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH, Components: map[string]bundle.HostComponent{}}
-	for _, d := range all.Drivers() {
-		if m, ok := d.(driver.Matcher); ok {
-			h.Components["driver/"+d.Name()] = bundle.HostComponent{Accepts: m.Accepts}
+	for _, drv := range all.Drivers() {
+		if matcher, ok := drv.(driver.Matcher); ok {
+			h.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
 		}
 	}
 	return h
@@ -242,20 +242,20 @@ func thisHost(any bool) *bundle.Host {
 
 // checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other
 // only on its own kind of machine.
-func (b *opened) checkTarget(p *planir.Plan, o *options) error {
-	if err := CheckEvidence(b.Manifest(), p); err != nil {
+func (b *opened) checkTarget(plan *planir.Plan, o *options) error {
+	if err := CheckEvidence(b.Manifest(), plan); err != nil {
 		return err
 	}
-	if !o.simulates || o.anyMachine || p.SoC.Simulated {
+	if !o.simulates || o.anyMachine || plan.SoC.Simulated {
 		return nil
 	}
-	if t := b.Manifest().Target; !slices.Contains(t.SoC, host.Fingerprint()) {
-		d := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), t.SoC).
+	if target := b.Manifest().Target; !slices.Contains(target.SoC, host.Fingerprint()) {
+		finding := diag.New(diag.ClassVerify, "the bundle was made for another machine: soc is %q, want one of %q", host.Fingerprint(), target.SoC).
 			WithCode("bundle.policy").WithHint("emit the bundle for this machine (hetc probe describes it)")
-		if p.Target != nil && !p.Target.Emulator {
-			_ = d.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the vendor's emulator executes here", p.Target.SoC)
+		if plan.Target != nil && !plan.Target.Emulator {
+			_ = finding.WithHint("it is for the device %q: hetc emit --for-emulator writes its twin, which the vendor's emulator executes here", plan.Target.SoC)
 		}
-		return d
+		return finding
 	}
 	return nil
 }

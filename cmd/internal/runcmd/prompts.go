@@ -71,20 +71,20 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 }
 
 func classOf(err error) diag.Class {
-	if c := diag.ClassOf(err); c != diag.ClassInternal {
-		return c
+	if class := diag.ClassOf(err); class != diag.ClassInternal {
+		return class
 	}
 	return diag.ClassInput
 }
 
 func parseLine(text string) (line, error) {
 	var l line
-	d := json.NewDecoder(bytes.NewReader([]byte(text)))
-	d.DisallowUnknownFields()
-	d.UseNumber()
-	err := d.Decode(&l)
+	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
+	decoder.DisallowUnknownFields()
+	decoder.UseNumber()
+	err := decoder.Decode(&l)
 	if err == nil {
-		if _, more := d.Token(); !errors.Is(more, io.EOF) {
+		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("more than one value")
 		}
 	}
@@ -158,55 +158,55 @@ type batch struct {
 
 // generateAll answers all prompts, as many at a time as the plan decodes together, and prints the answers in the order
 // of the prompts, each once those before it are there.
-func (o *options) generateAll(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, jobs []job) error {
-	if m.Sequences() == 1 {
-		s.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload with batches decodes several together)")
+func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, jobs []job) error {
+	if machine.Sequences() == 1 {
+		ui.Notef("the plan decodes one sequence at a time: prompts are answered one after the other (a workload with batches decodes several together)")
 	}
 	requests := make([]executor.Request, len(jobs))
 	for i, j := range jobs {
 		requests[i] = executor.Request{Prompt: j.ids, MaxTokens: o.maxTokens, Sampler: o.sampler}
 	}
-	out := bufio.NewWriter(s.Out)
-	r := batch{Sequences: m.Sequences(), Answers: make([]generated, len(jobs))}
+	out := bufio.NewWriter(ui.Out)
+	r := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
 	ended, next := make([]bool, len(jobs)), 0
 	var failed []error
 	show := func(i int) {
-		a := &r.Answers[i]
+		generated := &r.Answers[i]
 		switch {
-		case a.Error != "":
-			s.Warnf("prompt %s: %s", a.ID, a.Error)
+		case generated.Error != "":
+			ui.Warnf("prompt %s: %s", generated.ID, generated.Error)
 			return
-		case a.Full:
-			s.Notef("prompt %s: the context of %d positions is full", a.ID, m.Plan().MaxContext)
+		case generated.Full:
+			ui.Notef("prompt %s: the context of %d positions is full", generated.ID, machine.Plan().MaxContext)
 		}
-		if s.JSON {
+		if ui.JSON {
 			return
 		}
-		text := jobs[i].text + a.Text
+		text := jobs[i].text + generated.Text
 		if tok == nil {
-			text = strings.Trim(strings.ReplaceAll(fmt.Sprint(a.Tokens), " ", ","), "[]")
+			text = strings.Trim(strings.ReplaceAll(fmt.Sprint(generated.Tokens), " ", ","), "[]")
 		}
-		fmt.Fprintf(out, "[%s] %s\n", a.ID, text)
+		fmt.Fprintf(out, "[%s] %s\n", generated.ID, text)
 		_ = out.Flush()
 	}
 	began := time.Now()
-	_, err := m.GenerateBatch(ctx, requests, func(i int, g *executor.Outcome) {
-		a := generated{ID: jobs[i].id, Tokens: g.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3,
-			Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Evidence: m.Plan().Evidence(), Stopped: g.Stopped, Full: g.Full}
-		if g.Err != nil {
-			a.Error = g.Err.Error()
-			failed = append(failed, fmt.Errorf("prompt %s: %w", a.ID, g.Err))
+	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
+		a := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
+			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: outcome.Stopped, Full: outcome.Full}
+		if outcome.Err != nil {
+			a.Error = outcome.Err.Error()
+			failed = append(failed, fmt.Errorf("prompt %s: %w", a.ID, outcome.Err))
 		}
 		if tok != nil {
 			var text strings.Builder
 			stream := tok.Stream()
-			for _, id := range g.Tokens {
+			for _, id := range outcome.Tokens {
 				text.WriteString(stream.Push(id))
 			}
 			text.WriteString(stream.Flush())
 			a.Text = text.String()
 		}
-		r.Tokens += len(g.Tokens)
+		r.Tokens += len(outcome.Tokens)
 		r.Answers[i], ended[i] = a, true
 		for ; next < len(jobs) && ended[next]; next++ {
 			show(next)
@@ -217,9 +217,9 @@ func (o *options) generateAll(ctx context.Context, s *cli.Streams, m *executor.M
 	}
 	r.Seconds = time.Since(began).Seconds()
 	if o.steps {
-		printSteps(s, m.Stats())
+		printSteps(ui, machine.Stats())
 	}
-	if err := s.Result(r); err != nil || len(failed) == 0 {
+	if err := ui.Result(r); err != nil || len(failed) == 0 {
 		return err
 	}
 	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs), failed[0])

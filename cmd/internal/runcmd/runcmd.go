@@ -55,9 +55,9 @@ type options struct {
 
 // New returns the command. drivers yields what it may open a plan's processors with; with simulates it
 // also runs bundles that were made for a simulated SoC, on whatever machine this is.
-func New(s *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
+func New(ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
 	o := options{simulates: simulates}
-	c := &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --prompts FILE | --tokens 1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
 		Long: `Verifies a bundle against a trusted key, checks that it was made for this machine, loads its plan
@@ -87,40 +87,40 @@ waits of every lane, the first ` + fmt.Sprint(traceEvents) + ` of each. Times of
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := cli.Required(c, "trust"); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := cli.Required(cmd, "trust"); err != nil {
 				return err
 			}
-			return run(c.Context(), s, args[0], &o, c.Flags().Changed, drivers)
+			return run(cmd.Context(), ui, args[0], &o, cmd.Flags().Changed, drivers)
 		},
 	}
-	f := c.Flags()
-	o.terms.Register(f)
-	o.terms.RegisterCopy(f)
-	f.StringVar(&o.prompt, "prompt", "", "text to continue")
-	f.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
-	f.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
-	f.StringVar(&o.system, "system", "", "system message in front, under --chat")
-	f.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
-	f.StringVar(&o.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
-	f.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
-	f.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
-	f.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
-	f.IntVar(&o.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
-	f.Float64Var(&o.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
-	f.Uint64Var(&o.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
-	f.BoolVar(&o.check, "check", false, "also execute the reference program and fail unless both agree")
-	f.StringVar(&o.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
-	f.BoolVar(&o.bench, "bench", false, "measure prefill and decode")
-	f.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
-	f.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
-	f.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
-	f.BoolVar(&o.steps, "steps", false, "list every step with its time")
-	f.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
-	f.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
-	f.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
-	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
-	return c
+	flags := cmd.Flags()
+	o.terms.Register(flags)
+	o.terms.RegisterCopy(flags)
+	flags.StringVar(&o.prompt, "prompt", "", "text to continue")
+	flags.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
+	flags.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	flags.StringVar(&o.system, "system", "", "system message in front, under --chat")
+	flags.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
+	flags.StringVar(&o.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
+	flags.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
+	flags.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
+	flags.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
+	flags.IntVar(&o.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
+	flags.Float64Var(&o.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
+	flags.Uint64Var(&o.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
+	flags.BoolVar(&o.check, "check", false, "also execute the reference program and fail unless both agree")
+	flags.StringVar(&o.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
+	flags.BoolVar(&o.bench, "bench", false, "measure prefill and decode")
+	flags.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
+	flags.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
+	flags.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
+	flags.BoolVar(&o.steps, "steps", false, "list every step with its time")
+	flags.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
+	flags.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
+	flags.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	flags.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
+	return cmd
 }
 
 func (o *options) validate(changed func(string) bool) error {
@@ -182,7 +182,7 @@ func (o *options) validate(changed func(string) bool) error {
 	return o.sampler.Validate()
 }
 
-func run(ctx context.Context, s *cli.Streams, path string, o *options, changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error)) error {
+func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error)) error {
 	if err := o.validate(changed); err != nil {
 		return err
 	}
@@ -194,23 +194,23 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 			return err
 		}
 	}
-	t := newStopwatch()
-	b, err := openBundle(s, path, o)
+	stopwatch := newStopwatch()
+	opened, err := openBundle(ui, path, o)
 	if err != nil {
 		return err
 	}
-	defer b.Close()
-	vocabulary := beside(b.tokenizer)
+	defer opened.Close()
+	vocabulary := beside(opened.tokenizer)
 	defer vocabulary() // it reads the bundle
-	t.mark("open and verify the bundle")
-	plan, err := b.entry()
+	stopwatch.mark("open and verify the bundle")
+	plan, err := opened.entry()
 	if err != nil {
 		return err
 	}
-	if err := b.checkTarget(plan, o); err != nil {
+	if err := opened.checkTarget(plan, o); err != nil {
 		return err
 	}
-	t.mark("read the plan")
+	stopwatch.mark("read the plan")
 	drivers, err := list(plan)
 	if err != nil {
 		return err
@@ -219,14 +219,14 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	if o.trace != "" {
 		options.Trace = traceEvents
 	}
-	m, refusal := Execute(ctx, plan, b, 0, options)
+	machine, refusal := Execute(ctx, plan, opened, 0, options)
 	if refusal == nil {
-		defer m.Close()
+		defer machine.Close()
 		if !o.bench && o.tokens == "" {
-			m.Foresee(ctx) // while the tokenizer is read
+			machine.Foresee(ctx) // while the tokenizer is read
 		}
 	}
-	t.mark("open processors")
+	stopwatch.mark("open processors")
 	var tok tokenizer.Tokenizer
 	if unbound, err := vocabulary(); err != nil {
 		return err
@@ -238,55 +238,55 @@ func run(ctx context.Context, s *cli.Streams, path string, o *options, changed f
 	var jobs []job
 	var prompt []int32
 	if o.prompts != "" {
-		jobs, err = o.jobs(ctx, s, tok)
+		jobs, err = o.jobs(ctx, ui, tok)
 	} else {
-		prompt, err = o.input(ctx, s, tok)
+		prompt, err = o.input(ctx, ui, tok)
 	}
 	if err != nil {
 		return err
 	}
-	t.mark("tokenizer and prompt")
+	stopwatch.mark("tokenizer and prompt")
 	if refusal != nil {
 		return refusal
 	}
-	switch emulated := m.Emulated(); {
+	switch emulated := machine.Emulated(); {
 	case len(emulated) > 0:
-		s.Notef("%s", emulatedNote(emulated))
+		ui.Notef("%s", emulatedNote(emulated))
 	case plan.SoC.Simulated:
-		s.Notef("times are simulated (soc %q)", plan.SoC.Name)
+		ui.Notef("times are simulated (soc %q)", plan.SoC.Name)
 	case plan.Evidence() == planir.Unproved:
-		s.Notef("%s", plan.EvidenceText())
+		ui.Notef("%s", plan.EvidenceText())
 	}
 	if plan.SoC.Imported {
-		s.Notef("the plan was made from times measured elsewhere (imported)")
+		ui.Notef("the plan was made from times measured elsewhere (imported)")
 	}
 	err = func() error {
 		switch {
 		case o.bench:
-			return o.runBench(ctx, s, m)
+			return o.runBench(ctx, ui, machine)
 		case o.dumpLogits != "":
-			return o.runDump(ctx, s, m, prompt)
+			return o.runDump(ctx, ui, machine, prompt)
 		case o.prompts != "":
-			return o.generateAll(ctx, s, m, tok, jobs)
+			return o.generateAll(ctx, ui, machine, tok, jobs)
 		}
 		if o.check {
-			if err := o.runCheck(ctx, s, b, m, prompt, drivers); err != nil {
+			if err := o.runCheck(ctx, ui, opened, machine, prompt, drivers); err != nil {
 				return err
 			}
-			m.Reset()
+			machine.Reset()
 		}
-		return o.generate(ctx, s, m, tok, prompt, t, b.CopiedBytes())
+		return o.generate(ctx, ui, machine, tok, prompt, stopwatch, opened.CopiedBytes())
 	}()
 	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
 		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err == nil && o.trace != "" {
-		err = o.writeTrace(s, m)
+		err = o.writeTrace(ui, machine)
 	}
 	if err != nil {
 		return err
 	}
-	return b.Remember(s)
+	return opened.Remember(ui)
 }
 
 // emulatedNote says whose times these are.
@@ -297,7 +297,7 @@ func emulatedNote(names []string) string {
 // traceEvents is how many events of each lane a trace holds: some hundred tokens of a model of twenty layers.
 const traceEvents = 1 << 17
 
-func (o *options) writeTrace(s *cli.Streams, m *executor.Machine) error {
+func (o *options) writeTrace(ui *cli.Streams, m *executor.Machine) error {
 	lost := int64(0)
 	err := wholefile.Stream(o.trace, func(w io.Writer) (err error) {
 		lost, err = m.WriteTrace(w)
@@ -306,15 +306,15 @@ func (o *options) writeTrace(s *cli.Streams, m *executor.Machine) error {
 	if err != nil {
 		return err
 	}
-	s.Notef("wrote trace %s; open it at ui.perfetto.dev", o.trace)
+	ui.Notef("wrote trace %s; open it at ui.perfetto.dev", o.trace)
 	if lost > 0 {
-		s.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
+		ui.Warnf("%s holds the beginning: %d later events are left out (the first %d of each lane are kept)", o.trace, lost, traceEvents)
 	}
 	return nil
 }
 
 // input turns the flags into token ids.
-func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error) {
+func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Tokenizer) ([]int32, error) {
 	switch {
 	case o.bench:
 		return nil, nil
@@ -331,7 +331,7 @@ func (o *options) input(ctx context.Context, s *cli.Streams, tok tokenizer.Token
 	}
 	text := o.prompt
 	if file := o.promptFile + o.messages; file != "" {
-		data, err := readAll(ctx, s, file)
+		data, err := readAll(ctx, ui, file)
 		if err != nil {
 			return nil, err
 		}
@@ -398,12 +398,12 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
-func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch, copied int64) error {
-	out := bufio.NewWriter(s.Out)
+func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch, copied int64) error {
+	out := bufio.NewWriter(ui.Out)
 	var text strings.Builder
 	emit := func(piece string) {
 		text.WriteString(piece)
-		if !s.JSON {
+		if !ui.JSON {
 			_, _ = out.WriteString(piece)
 			_ = out.Flush()
 		}
@@ -414,19 +414,19 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	}
 	// The prompt is repeated when there is an answer: weights are verified on first use, and what is refused prints nothing.
 	repeat := func() {
-		if tok != nil && o.tokens == "" && !o.answers() && !s.JSON {
+		if tok != nil && o.tokens == "" && !o.answers() && !ui.JSON {
 			fmt.Fprint(out, o.prompt)
 		}
 	}
 	first := true
-	g, err := m.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
+	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
 		if first {
-			t.split("load and verify weights", m.LoadTime(), "prefill and first token")
+			t.split("load and verify weights", machine.LoadTime(), "prefill and first token")
 			repeat()
 		}
 		if stream != nil {
 			emit(stream.Push(id))
-		} else if !s.JSON {
+		} else if !ui.JSON {
 			if !first {
 				fmt.Fprint(out, ",")
 			}
@@ -445,23 +445,23 @@ func (o *options) generate(ctx context.Context, s *cli.Streams, m *executor.Mach
 	if stream != nil {
 		emit(stream.Flush())
 	}
-	if !s.JSON {
+	if !ui.JSON {
 		fmt.Fprintln(out)
 		_ = out.Flush()
 	}
 	if err != nil {
 		return err
 	}
-	r := generated{Text: text.String(), Tokens: g.Tokens, Prompt: prompt, PrefillUS: float64(g.PrefillNS) / 1e3, DecodeUS: median(g.DecodeNS) / 1e3, Simulated: g.Virtual, Emulated: len(m.Emulated()) > 0, Evidence: m.Plan().Evidence(), Stopped: g.Stopped, Full: g.Full}
+	r := generated{Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped, Full: generation.Full}
 	if o.steps {
-		r.Steps = m.Stats()
-		printSteps(s, r.Steps)
+		r.Steps = machine.Stats()
+		printSteps(ui, r.Steps)
 	}
 	if o.stats {
-		r.Stats = t.stats(m, len(prompt), tok != nil, copied)
-		r.Stats.print(s)
+		r.Stats = t.stats(machine, len(prompt), tok != nil, copied)
+		r.Stats.print(ui)
 	}
-	return s.Result(r)
+	return ui.Result(r)
 }
 
 func median(ns []int64) float64 {
@@ -476,7 +476,7 @@ func median(ns []int64) float64 {
 	return float64(v[len(v)/2])
 }
 
-func (o *options) runDump(ctx context.Context, s *cli.Streams, m *executor.Machine, prompt []int32) error {
+func (o *options) runDump(ctx context.Context, ui *cli.Streams, m *executor.Machine, prompt []int32) error {
 	all, vocab, err := logits(ctx, m, prompt)
 	if err != nil {
 		return err
@@ -484,8 +484,8 @@ func (o *options) runDump(ctx context.Context, s *cli.Streams, m *executor.Machi
 	if err := writeLogits(o.dumpLogits, all, len(prompt), vocab); err != nil {
 		return err
 	}
-	s.Printf("%s: logits [%d,%d]\n", o.dumpLogits, len(prompt), vocab)
-	return s.Result(map[string]any{"file": o.dumpLogits, "rows": len(prompt), "vocabulary": vocab})
+	ui.Printf("%s: logits [%d,%d]\n", o.dumpLogits, len(prompt), vocab)
+	return ui.Result(map[string]any{"file": o.dumpLogits, "rows": len(prompt), "vocabulary": vocab})
 }
 
 // logits executes the prompt and returns the logits of every position, row-major.
@@ -524,7 +524,7 @@ const (
 	checkKL  = 0.01
 )
 
-func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *executor.Machine, prompt []int32, drivers []driver.Driver) error {
+func (o *options) runCheck(ctx context.Context, ui *cli.Streams, b *opened, machine *executor.Machine, prompt []int32, drivers []driver.Driver) error {
 	if !b.Has(referencePlan) {
 		return diag.New(diag.ClassInput, "--check needs a reference program, and this bundle has none").WithHint("emit it with --with-reference")
 	}
@@ -537,7 +537,7 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 		return err
 	}
 	defer ref.Close()
-	got, vocab, err := logits(ctx, m, prompt)
+	got, vocab, err := logits(ctx, machine, prompt)
 	if err != nil {
 		return err
 	}
@@ -545,16 +545,16 @@ func (o *options) runCheck(ctx context.Context, s *cli.Streams, b *opened, m *ex
 	if err != nil {
 		return err
 	}
-	r := compare(got, want, vocab)
-	quantised := slices.ContainsFunc(m.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.Rounds() })
+	checked := compare(got, want, vocab)
+	quantised := slices.ContainsFunc(machine.Plan().Decisions, func(d planir.Decision) bool { return d.Scheme.Rounds() })
 	if quantised {
-		r.LimitKL = checkKL
+		checked.LimitKL = checkKL
 	} else {
-		r.LimitAbs = checkAbs
+		checked.LimitAbs = checkAbs
 	}
-	s.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f %%", r.Positions, r.MaxAbsDiff, r.MeanKL, 100*r.SameTop)
-	if quantised && !(r.MeanKL <= checkKL) || !quantised && !(r.MaxAbsDiff <= checkAbs) {
-		return diag.New(diag.ClassRun, "check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= %.3g or KL <= %.3g", r.MaxAbsDiff, r.MeanKL, checkAbs, checkKL).
+	ui.Notef("check: %d positions against the reference: largest difference %.2g, mean KL %.2g, same top token %.1f %%", checked.Positions, checked.MaxAbsDiff, checked.MeanKL, 100*checked.SameTop)
+	if quantised && !(checked.MeanKL <= checkKL) || !quantised && !(checked.MaxAbsDiff <= checkAbs) {
+		return diag.New(diag.ClassRun, "check: execution differs from the reference: largest difference %.3g, mean KL %.3g, want difference <= %.3g or KL <= %.3g", checked.MaxAbsDiff, checked.MeanKL, checkAbs, checkKL).
 			WithHint("this is a defect of a driver or of the plan's execution, not of quantisation; hetrun --steps shows what ran where")
 	}
 	return nil
@@ -607,13 +607,13 @@ func argmax(v []float32) int {
 	return best
 }
 
-func printSteps(s *cli.Streams, steps []executor.StepStat) {
+func printSteps(ui *cli.Streams, steps []executor.StepStat) {
 	rows := make([][]string, len(steps))
 	for i, st := range steps {
 		us := func(ns int64) string { return fmt.Sprintf("%.1f", float64(ns)/1e3/float64(st.Runs)) }
 		rows[i] = []string{st.Program, st.Section, st.Proc, st.Node, strconv.FormatInt(st.Runs, 10), us(st.RunNS), us(st.WaitNS), fmt.Sprintf("%.1f", float64(st.ExpectNS)/1e3)}
 	}
-	s.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
+	ui.Table([]string{"program", "section", "lane", "step", ">runs", ">us", ">wait us", ">expected us"}, rows)
 }
 
 // readAll reads a prompt from a file, or from standard input for "-". It returns when ctx ends even while
@@ -622,12 +622,12 @@ func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 	const limit = 16 << 20
 	in := s.In
 	if path != "-" {
-		f, err := wholefile.Open(path)
+		file, err := wholefile.Open(path)
 		if err != nil {
 			return "", fmt.Errorf("prompt: %w", err)
 		}
-		defer f.Close()
-		in = f
+		defer file.Close()
+		in = file
 	}
 	type result struct {
 		data []byte
@@ -641,13 +641,13 @@ func readAll(ctx context.Context, s *cli.Streams, path string) (string, error) {
 	select {
 	case <-ctx.Done():
 		return "", ctx.Err()
-	case r := <-done:
+	case result := <-done:
 		switch {
-		case r.err != nil:
-			return "", diag.New(diag.ClassInput, "read prompt: %w", r.err)
-		case len(r.data) > limit:
+		case result.err != nil:
+			return "", diag.New(diag.ClassInput, "read prompt: %w", result.err)
+		case len(result.data) > limit:
 			return "", diag.New(diag.ClassInput, "read prompt %q: more than %d bytes", path, limit)
 		}
-		return string(r.data), nil
+		return string(result.data), nil
 	}
 }

@@ -66,42 +66,42 @@ type stats struct {
 
 func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
 	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(m.Emulated()) > 0}
-	p, loaded := m.Plan(), m.Loaded()
-	predicted := planir.MemoryAt(p, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer})
+	plan, loaded := m.Plan(), m.Loaded()
+	predicted := planir.MemoryAt(plan, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer})
 	most := predicted
-	if p.Memory != nil {
-		most = *p.Memory
+	if plan.Memory != nil {
+		most = *plan.Memory
 	}
 	s.PredictBytes, s.MostBytes, s.CopiedBytes = predicted.Total, most.Total, copied
 	if copied > 0 { // all of them instead of what is read
 		s.PredictBytes += copied - predicted.Weights - predicted.Tables
 		s.MostBytes += copied - most.Weights - most.Tables
 	}
-	s.Loaded, s.Programs = len(loaded), len(p.Program.Programs)
-	s.Positions, s.Context = m.Pos(), p.MaxContext
-	for _, p := range t.parts {
-		s.FirstTokenMS += p.MS
+	s.Loaded, s.Programs = len(loaded), len(plan.Program.Programs)
+	s.Positions, s.Context = m.Pos(), plan.MaxContext
+	for _, part := range t.parts {
+		s.FirstTokenMS += part.MS
 	}
 	return s
 }
 
-func (x *stats) print(s *cli.Streams) {
+func (x *stats) print(ui *cli.Streams) {
 	rows := make([][]string, 0, len(x.Start)+1)
-	for _, p := range x.Start {
-		rows = append(rows, []string{p.Name, fmt.Sprintf("%.1f", p.MS)})
+	for _, part := range x.Start {
+		rows = append(rows, []string{part.Name, fmt.Sprintf("%.1f", part.MS)})
 	}
 	rows = append(rows, []string{"first token", fmt.Sprintf("%.1f", x.FirstTokenMS)})
 	head := ">ms"
 	if x.Emulated {
 		head = ">ms (emulated, not device time)"
 	}
-	s.Table([]string{"start", head}, rows)
+	ui.Table([]string{"start", head}, rows)
 	if x.PeakBytes > 0 {
 		off := 100 * (float64(x.PeakBytes)/float64(x.PredictBytes) - 1)
-		s.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs loaded and %d of %d positions used (at most %v with all)\n",
+		ui.Printf("peak memory: %v, %+.1f %% from the %v that the plan predicts of this run, with %d of %d programs loaded and %d of %d positions used (at most %v with all)\n",
 			unit.Bytes(x.PeakBytes), off, unit.Bytes(x.PredictBytes), x.Loaded, x.Programs, x.Positions, x.Context, unit.Bytes(x.MostBytes))
 		if x.CopiedBytes > 0 {
-			s.Printf("of it %v: all weights of the bundle, in private memory (--copy)\n", unit.Bytes(x.CopiedBytes))
+			ui.Printf("of it %v: all weights of the bundle, in private memory (--copy)\n", unit.Bytes(x.CopiedBytes))
 		}
 	}
 }

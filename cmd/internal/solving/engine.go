@@ -30,39 +30,39 @@ import (
 // EngineFlags say what solves the problems that solve poses, and where these are written.
 type EngineFlags struct{ engine, models, of string }
 
-func (f *EngineFlags) Flags(c *cobra.Command) {
-	c.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
-	c.Flags().StringVar(&f.models, "write-models", "", "directory for problems as linear programs that other solvers read (.lp)")
-	c.Flags().StringVar(&f.of, "write-models-of", ofPlan, "which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of names such as 'prefill@*'")
+func (f *EngineFlags) Flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.engine, "engine", "auto", "what solves: auto (exact, and highs for what that leaves open), exact, highs, highs-native")
+	cmd.Flags().StringVar(&f.models, "write-models", "", "directory for problems as linear programs that other solvers read (.lp)")
+	cmd.Flags().StringVar(&f.of, "write-models-of", ofPlan, "which problems --write-models writes: plan (those whose solutions are in the plan), all, or a pattern of names such as 'prefill@*'")
 }
 
 // Open returns the engine, which takes at most that many bytes in this process, with a log of its solves. Errors are of class ClassUsage for an unknown name and
 // ClassUnavailable for an engine that is not there.
-func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *Log, error) {
-	log := NewLog(s)
-	w := &problem.Watch{Started: log.Started, Done: log.Done}
-	if s.Terminal() {
-		w.Progress = log.progress
+func (f *EngineFlags) Open(ui *cli.Streams, bytes int64) (problem.Engine, *Log, error) {
+	log := NewLog(ui)
+	watch := &problem.Watch{Started: log.Started, Done: log.Done}
+	if ui.Terminal() {
+		watch.Progress = log.progress
 	}
-	var e problem.Engine
+	var engine problem.Engine
 	switch f.engine {
 	case "auto":
-		e = bindings.AutoEngine(w, bytes)
+		engine = bindings.AutoEngine(watch, bytes)
 	case "exact":
-		e = w.Engine(exact.Engine{})
+		engine = watch.Engine(exact.Engine{})
 	case "highs":
-		h, err := highs.Open()
+		wasm, err := highs.Open()
 		if err != nil {
 			return nil, nil, err
 		}
-		h.Limit(bytes)
-		e = bindings.GeneralEngine(h, w)
+		wasm.Limit(bytes)
+		engine = bindings.GeneralEngine(wasm, watch)
 	case "highs-native":
-		h, err := highs.OpenNative()
+		native, err := highs.OpenNative()
 		if err != nil {
 			return nil, nil, err
 		}
-		e = bindings.GeneralEngine(h, w)
+		engine = bindings.GeneralEngine(native, watch)
 	default:
 		return nil, nil, diag.New(diag.ClassUsage, "--engine %q: want auto, exact, highs or highs-native", f.engine)
 	}
@@ -74,9 +74,9 @@ func (f *EngineFlags) Open(s *cli.Streams, bytes int64) (problem.Engine, *Log, e
 			return nil, nil, diag.New(diag.ClassUsage, "--write-models-of %q is no pattern", f.of).WithHint("want plan, all, or names with * and ?, such as 'prefill@*'")
 		}
 		log.models, log.of = f.models, f.of
-		e = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(e)
+		engine = (&problem.Watch{Posed: log.write, Done: log.answered}).Engine(engine)
 	}
-	return e, log, nil
+	return engine, log, nil
 }
 
 // Log is what engines did.
@@ -141,21 +141,21 @@ func (l *Log) Started(what, engine string) {
 	l.shown = time.Now()
 }
 
-func (l *Log) Done(r problem.Report) {
+func (l *Log) Done(report problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	x := Solved{Problem: r.Problem, Engine: r.Engine, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Choices: r.Choices,
-		Vars: r.Vars, Rows: r.Rows, Nodes: r.Nodes, MS: float64(time.Since(l.begun[r.Problem+"\x00"+r.Engine]).Microseconds()) / 1e3}
-	if gap := r.Gap(); !math.IsInf(gap, 1) {
-		x.Gap = &gap
+	solved := Solved{Problem: report.Problem, Engine: report.Engine, Status: string(report.Status), Objective: report.Objective, Bound: report.Bound, Choices: report.Choices,
+		Vars: report.Vars, Rows: report.Rows, Nodes: report.Nodes, MS: float64(time.Since(l.begun[report.Problem+"\x00"+report.Engine]).Microseconds()) / 1e3}
+	if gap := report.Gap(); !math.IsInf(gap, 1) {
+		solved.Gap = &gap
 	}
 	switch {
-	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
-		x.Status, x.Bound = "infeasible", 0
-	case r.Err != nil:
-		x.Status, x.Failed = "failed", r.Err.Error()
+	case diag.ClassOf(report.Err) == diag.ClassInfeasible:
+		solved.Status, solved.Bound = "infeasible", 0
+	case report.Err != nil:
+		solved.Status, solved.Failed = "failed", report.Err.Error()
 	}
-	l.Solves = append(l.Solves, x)
+	l.Solves = append(l.Solves, solved)
 }
 
 // progress tells every other second how far a linear program is.
@@ -174,35 +174,35 @@ func (l *Log) progress(what, engine string, objective, bound float64, nodes int6
 }
 
 // answered notes the answer that the linear programs of a problem have.
-func (l *Log) answered(r problem.Report) {
+func (l *Log) answered(report problem.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	x := Indexed{Problem: r.Problem, Status: string(r.Status), Objective: r.Objective, Bound: r.Bound, Of: len(r.Models)}
+	line := Indexed{Problem: report.Problem, Status: string(report.Status), Objective: report.Objective, Bound: report.Bound, Of: len(report.Models)}
 	switch {
-	case diag.ClassOf(r.Err) == diag.ClassInfeasible:
-		x.Status, x.Objective, x.Bound = "infeasible", 0, 0
-	case r.Err != nil:
-		x.Status = "failed"
+	case diag.ClassOf(report.Err) == diag.ClassInfeasible:
+		line.Status, line.Objective, line.Bound = "infeasible", 0, 0
+	case report.Err != nil:
+		line.Status = "failed"
 	}
-	for _, x.File = range r.Models {
-		if x.File != "" {
-			l.index = append(l.index, x)
+	for _, line.File = range report.Models {
+		if line.File != "" {
+			l.index = append(l.index, line)
 		}
 	}
 }
 
 // write writes one model and returns the file's name. The first error is kept: engines do not wait for files.
-func (l *Log) write(m *milp.Model) (file string) {
+func (l *Log) write(problem *milp.Model) (file string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return ""
 	}
-	if chosen, _ := path.Match(l.of, m.Name); !chosen && l.of != ofPlan && l.of != ofAll {
+	if chosen, _ := path.Match(l.of, problem.Name); !chosen && l.of != ofPlan && l.of != ofAll {
 		return ""
 	}
-	var b bytes.Buffer
-	if l.err = m.WriteLP(&b); l.err != nil {
+	var text bytes.Buffer
+	if l.err = problem.WriteLP(&text); l.err != nil {
 		return ""
 	}
 	name := strings.Map(func(r rune) rune {
@@ -210,43 +210,43 @@ func (l *Log) write(m *milp.Model) (file string) {
 			return r
 		}
 		return '-'
-	}, m.Name)
-	if l.bytes+int64(b.Len()) > mostModelBytes {
+	}, problem.Name)
+	if l.bytes+int64(text.Len()) > mostModelBytes {
 		l.skipped++
 		return ""
 	}
-	l.bytes += int64(b.Len())
+	l.bytes += int64(text.Len())
 	l.files++
 	file = fmt.Sprintf("%03d-%s.lp", l.files, name[:min(len(name), 100)])
-	l.err = wholefile.Write(filepath.Join(l.models, file), b.Bytes())
+	l.err = wholefile.Write(filepath.Join(l.models, file), text.Bytes())
 	return file
 }
 
 // Choose leaves the linear programs whose solutions a plan is made of, where no others are asked for. Programs are solved in any number of
 // combinations of schemes: theirs is the one with the plan's objective, or, where a single processor is taken instead, its bound.
-func (l *Log) Choose(r *solver.Result) {
+func (l *Log) Choose(result *solver.Result) {
 	if l.models == "" || l.of != ofPlan || l.err != nil {
 		return
 	}
-	inPlan := func(x *Indexed) bool {
-		for _, p := range r.Plan.Solver {
-			kind, name, _ := strings.Cut(p.Problem, " ")
+	inPlan := func(line *Indexed) bool {
+		for _, solve := range result.Plan.Solver {
+			kind, name, _ := strings.Cut(solve.Problem, " ")
 			switch kind {
 			case "partition", "energy":
-				if x.Problem == "partition "+name && (x.Objective == p.ObjectiveNS || x.Objective == p.BoundNS) {
+				if line.Problem == "partition "+name && (line.Objective == solve.ObjectiveNS || line.Objective == solve.BoundNS) {
 					return true
 				}
 			case "joint":
-				if x.Problem == "joint plan" && x.Objective == r.JointObjective {
+				if line.Problem == "joint plan" && line.Objective == result.JointObjective {
 					return true
 				}
 			default: // there are few
-				if strings.HasPrefix(x.Problem, "buckets ") && x.Problem == "buckets "+kind {
+				if strings.HasPrefix(line.Problem, "buckets ") && line.Problem == "buckets "+kind {
 					return true
 				}
 			}
 		}
-		return strings.HasPrefix(x.Problem, "tiers ")
+		return strings.HasPrefix(line.Problem, "tiers ")
 	}
 	kept := map[string]string{} // file by problem and answer: some are posed again, and one file will do
 	l.index = slices.DeleteFunc(l.index, func(x Indexed) bool {
@@ -295,14 +295,14 @@ func (l *Log) Written() error {
 // writeIndex writes a line of JSON per linear program, in the order of the files.
 func (l *Log) writeIndex() error {
 	slices.SortFunc(l.index, func(a, b Indexed) int { return strings.Compare(a.File, b.File) })
-	var b bytes.Buffer
-	lines := json.NewEncoder(&b)
-	for _, x := range l.index {
-		if err := lines.Encode(x); err != nil {
+	var text bytes.Buffer
+	lines := json.NewEncoder(&text)
+	for _, line := range l.index {
+		if err := lines.Encode(line); err != nil {
 			return err
 		}
 	}
-	return wholefile.Write(filepath.Join(l.models, IndexName), b.Bytes())
+	return wholefile.Write(filepath.Join(l.models, IndexName), text.Bytes())
 }
 
 // Show summarises by engine and status, and names what no engine answered for.
@@ -317,42 +317,42 @@ func (l *Log) Show() {
 	}
 	var order []key
 	sums := map[key]*sum{}
-	for _, x := range l.Solves {
-		k := key{x.Engine, x.Status}
+	for _, solved := range l.Solves {
+		k := key{solved.Engine, solved.Status}
 		t := sums[k]
 		if t == nil {
 			t = &sum{}
 			sums[k] = t
 			order = append(order, k)
 		}
-		t.problems, t.nodes = t.problems+1, t.nodes+x.Nodes
-		t.vars, t.most = max(t.vars, x.Vars), max(t.most, x.Choices)
-		if x.Gap != nil {
-			t.gap = max(t.gap, *x.Gap)
+		t.problems, t.nodes = t.problems+1, t.nodes+solved.Nodes
+		t.vars, t.most = max(t.vars, solved.Vars), max(t.most, solved.Choices)
+		if solved.Gap != nil {
+			t.gap = max(t.gap, *solved.Gap)
 		}
-		if x.Failed != "" {
-			t.failed = x.Failed
+		if solved.Failed != "" {
+			t.failed = solved.Failed
 		}
 	}
-	for _, k := range order {
-		t := sums[k]
+	for _, key := range order {
+		sum := sums[key]
 		problems := "1 problem"
-		if t.problems > 1 {
-			problems = fmt.Sprintf("%d problems", t.problems)
+		if sum.problems > 1 {
+			problems = fmt.Sprintf("%d problems", sum.problems)
 		}
-		size := fmt.Sprintf("%d choices", t.most)
-		if t.vars > 0 {
-			size = fmt.Sprintf("%d variables", t.vars)
+		size := fmt.Sprintf("%d choices", sum.most)
+		if sum.vars > 0 {
+			size = fmt.Sprintf("%d variables", sum.vars)
 		}
 		gap := ""
-		if k.status == string(problem.Feasible) {
-			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*t.gap)
+		if key.status == string(problem.Feasible) {
+			gap = fmt.Sprintf(" within %.2g %% of the bound", 100*sum.gap)
 		}
-		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, k.engine, k.status, gap, size, t.nodes)
+		l.s.Printf("solved: %s by %s, %s%s: at most %s and %d nodes in all\n", problems, key.engine, key.status, gap, size, sum.nodes)
 	}
-	for _, k := range order {
-		if f := sums[k].failed; f != "" {
-			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", k.engine, f)
+	for _, key := range order {
+		if f := sums[key].failed; f != "" {
+			l.s.Warnf("engine %s failed, and the answer is that of another one: %s", key.engine, f)
 		}
 	}
 }

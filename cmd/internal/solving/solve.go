@@ -35,26 +35,26 @@ type Options struct {
 }
 
 // Solve decides, writes the plan unless the same bytes are there, and tells what was decided and how well it is proved.
-func Solve(c *cobra.Command, s *cli.Streams, o *Options) error {
-	o.Working.Began = time.Now()
-	if err := o.checkOutput(c); err != nil {
+func Solve(cmd *cobra.Command, ui *cli.Streams, options *Options) error {
+	options.Working.Began = time.Now()
+	if err := options.checkOutput(cmd); err != nil {
 		return err
 	}
-	o.Warn = s
-	input, err := o.open(c)
+	options.Warn = ui
+	input, err := options.open(cmd)
 	if err != nil {
 		return err
 	}
 	defer input.Model.Close()
-	end, err := o.Working.Begin(s, input)
+	end, err := options.Working.Begin(ui, input)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if o.Pareto != "" {
-		return showPareto(c.Context(), s, *input)
+	if options.Pareto != "" {
+		return showPareto(cmd.Context(), ui, *input)
 	}
-	result, log, err := o.decide(c.Context(), s, input)
+	result, log, err := options.decide(cmd.Context(), ui, input)
 	if err != nil {
 		return err
 	}
@@ -64,15 +64,15 @@ func Solve(c *cobra.Command, s *cli.Streams, o *Options) error {
 		return err
 	}
 	for _, warning := range result.Warnings {
-		s.Warnf("%s", warning)
+		ui.Warnf("%s", warning)
 	}
-	digest, unchanged, err := writePlan(s, o.Output, result.Plan)
+	digest, unchanged, err := writePlan(ui, options.Output, result.Plan)
 	if err != nil {
 		return err
 	}
-	doc := o.tell(s, input, result, log)
-	doc["file"], doc["digest"], doc["unchanged"] = o.Output, digest, unchanged
-	return s.Result(doc)
+	doc := options.tell(ui, input, result, log)
+	doc["file"], doc["digest"], doc["unchanged"] = options.Output, digest, unchanged
+	return ui.Result(doc)
 }
 
 // checkOutput refuses flags that name no plan to write, or one beside --pareto, which writes none.
@@ -130,47 +130,47 @@ func (o *Options) decide(ctx context.Context, s *cli.Streams, input *solver.Inpu
 }
 
 // writePlan writes a plan unless the file holds the same bytes.
-func writePlan(s *cli.Streams, path string, p *planir.Plan) (digest string, unchanged bool, err error) {
-	text, err := plantext.Encode(p)
+func writePlan(ui *cli.Streams, path string, plan *planir.Plan) (digest string, unchanged bool, err error) {
+	text, err := plantext.Encode(plan)
 	if err != nil {
 		return "", false, err
 	}
-	if digest, err = planir.Digest(p); err != nil {
+	if digest, err = planir.Digest(plan); err != nil {
 		return "", false, err
 	}
 	if old, err := wholefile.Read(path, int64(len(text))); err == nil && bytes.Equal(old, text) {
-		s.Printf("%s: unchanged (same inputs)\n", path)
+		ui.Printf("%s: unchanged (same inputs)\n", path)
 		return digest, true, nil
 	}
 	if err := wholefile.Write(path, text); err != nil {
 		return "", false, err
 	}
-	cli.Wrote(s, path, "plan %.12s for %s on %s", digest, p.Model.Name, p.SoC.Name)
+	cli.Wrote(ui, path, "plan %.12s for %s on %s", digest, plan.Model.Name, plan.SoC.Name)
 	return digest, false, nil
 }
 
 // tell shows the plan and what solving took, and returns the same for --json.
-func (o *Options) tell(s *cli.Streams, input *solver.Input, result *solver.Result, log *Log) map[string]any {
-	p := result.Plan
-	planview.ShowTarget(s, p)
-	planview.ShowPredictions(s, p)
-	planview.ShowSizes(s, p)
-	dropped := planview.LeftOut(input.Workload.Buckets, p)
+func (o *Options) tell(ui *cli.Streams, input *solver.Input, result *solver.Result, log *Log) map[string]any {
+	plan := result.Plan
+	planview.ShowTarget(ui, plan)
+	planview.ShowPredictions(ui, plan)
+	planview.ShowSizes(ui, plan)
+	dropped := planview.LeftOut(input.Workload.Buckets, plan)
 	if len(dropped) > 0 {
-		s.Printf("buckets left out of the workload's list: %v; the plan serves its prompts faster without them, "+
+		ui.Printf("buckets left out of the workload's list: %v; the plan serves its prompts faster without them, "+
 			"or within its bound of memory\n", dropped)
 	}
-	planview.ShowLimits(s, p)
-	planview.ShowTiers(s, p)
-	planview.ShowCompiled(s, p)
+	planview.ShowLimits(ui, plan)
+	planview.ShowTiers(ui, plan)
+	planview.ShowCompiled(ui, plan)
 	log.Show()
 	log.ShowModels()
-	proof := solver.ProofOf(p.Solver)
-	s.Printf("%s\n", proof)
+	proof := solver.ProofOf(plan.Solver)
+	ui.Printf("%s\n", proof)
 	return map[string]any{
-		"proof": proof, "took": o.Working.Show(s, result), "simulated": p.SoC.Simulated, "imported": p.SoC.Imported,
-		"quality": p.Quality, "memory": p.Memory, "buckets_left_out": dropped,
-		"predictions": p.Predictions, "compiled": p.Compiled, "solver": p.Solver, "solves": log.Solves,
+		"proof": proof, "took": o.Working.Show(ui, result), "simulated": plan.SoC.Simulated, "imported": plan.SoC.Imported,
+		"quality": plan.Quality, "memory": plan.Memory, "buckets_left_out": dropped,
+		"predictions": plan.Predictions, "compiled": plan.Compiled, "solver": plan.Solver, "solves": log.Solves,
 		"expected_ns": result.ExpectedNS, "expected_nj_modelled": result.ExpectedNJ,
 	}
 }
@@ -179,7 +179,7 @@ func (o *Options) tell(s *cli.Streams, input *solver.Input, result *solver.Resul
 const paretoSteps = 8
 
 // showPareto lists plans that none beats in both time and energy.
-func showPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
+func showPareto(ctx context.Context, ui *cli.Streams, in solver.Input) error {
 	list, err := solver.Pareto(ctx, in, paretoSteps)
 	if err != nil {
 		return err
@@ -188,18 +188,18 @@ func showPareto(ctx context.Context, s *cli.Streams, in solver.Input) error {
 	if in.SoC.Simulated() {
 		simulated = "; times are simulated"
 	}
-	s.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
+	ui.Printf("a prompt and its answer: expected time, and energy modelled from power_w of %s%s\n", in.SoC.Name, simulated)
 	var rows [][]string
-	for _, p := range list {
+	for _, point := range list {
 		limit, proof := "none", "proved"
-		if p.LimitMJ > 0 {
-			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", p.LimitMJ)
+		if point.LimitMJ > 0 {
+			limit = fmt.Sprintf("limits: {energy_mj: %.4f}", point.LimitMJ)
 		}
-		if !p.Proved {
-			proof = fmt.Sprintf("gap %.2f %%", 100*p.Gap)
+		if !point.Proved {
+			proof = fmt.Sprintf("gap %.2f %%", 100*point.Gap)
 		}
-		rows = append(rows, []string{fmt.Sprintf("%.3f", p.ExpectedMS), fmt.Sprintf("%.3f", p.EnergyMJ), limit, proof})
+		rows = append(rows, []string{fmt.Sprintf("%.3f", point.ExpectedMS), fmt.Sprintf("%.3f", point.EnergyMJ), limit, proof})
 	}
-	s.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
-	return s.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
+	ui.Table([]string{">expected ms", ">energy mJ, modelled", "workload that gives it", ""}, rows)
+	return ui.Result(map[string]any{"points": list, "energy": "modelled", "simulated": in.SoC.Simulated()})
 }

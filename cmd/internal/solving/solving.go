@@ -29,27 +29,27 @@ type Inputs struct {
 }
 
 func (in *Inputs) Flags(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVar(&in.SoC, "soc", "", "SoC file or catalog name")
-	f.StringVar(&in.Target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
-	f.StringVar(&in.Record, "record", "", "record of hetc profile")
-	f.StringVar(&in.Costs, "costs", "", "costs of hetc fit")
-	f.StringVar(&in.facts, "facts", "", "record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
-	f.StringVar(&in.Model, "model", "", "model directory or catalog name")
-	f.StringVar(&in.Workload, "workload", "", "workload file; default: prompts of any length, stored precision")
+	flags := c.Flags()
+	flags.StringVar(&in.SoC, "soc", "", "SoC file or catalog name")
+	flags.StringVar(&in.Target, "target", "", "instead of --soc: plan for the device of this SoC, for emit --target (see hetc socs list)")
+	flags.StringVar(&in.Record, "record", "", "record of hetc profile")
+	flags.StringVar(&in.Costs, "costs", "", "costs of hetc fit")
+	flags.StringVar(&in.facts, "facts", "", "record with compiler facts of the target (hetc profile --compiler-only); default: those in --record")
+	flags.StringVar(&in.Model, "model", "", "model directory or catalog name")
+	flags.StringVar(&in.Workload, "workload", "", "workload file; default: prompts of any length, stored precision")
 }
 
 // Open reads everything; the caller closes the model.
-func (in *Inputs) Open(c *cobra.Command) (*solver.Input, error) {
-	name, err := SoCOrTarget(c, in.SoC, in.Target)
+func (in *Inputs) Open(cmd *cobra.Command) (*solver.Input, error) {
+	name, err := SoCOrTarget(cmd, in.SoC, in.Target)
 	if err != nil {
 		return nil, err
 	}
-	if err := cli.Required(c, "model"); err != nil {
+	if err := cli.Required(cmd, "model"); err != nil {
 		return nil, err
 	}
 	if (in.Record == "") == (in.Costs == "") {
-		return nil, diag.New(diag.ClassUsage, "%s: want one of --record and --costs", c.CommandPath()).
+		return nil, diag.New(diag.ClassUsage, "%s: want one of --record and --costs", cmd.CommandPath()).
 			WithHint("hetc profile makes a record, hetc fit makes costs from it")
 	}
 	var soc *socs.SoC
@@ -67,7 +67,7 @@ func (in *Inputs) Open(c *cobra.Command) (*solver.Input, error) {
 	}
 	if in.facts != "" {
 		if in.Target == "" {
-			return nil, diag.New(diag.ClassUsage, "%s: --facts is what the compiler of a target said, and --target is missing", c.CommandPath())
+			return nil, diag.New(diag.ClassUsage, "%s: --facts is what the compiler of a target said, and --target is missing", cmd.CommandPath())
 		}
 		if facts, err = record.Open(in.facts); err != nil {
 			return nil, err
@@ -76,18 +76,18 @@ func (in *Inputs) Open(c *cobra.Command) (*solver.Input, error) {
 			return nil, diag.New(diag.ClassInput, "record %q has no compiler facts", in.facts).WithHint("hetc profile --compiler-only --target %s makes them", in.Target)
 		}
 	}
-	w, err := measure.ReadWorkload(in.Workload)
+	workload, err := measure.ReadWorkload(in.Workload)
 	if err != nil {
 		return nil, err
 	}
-	m, err := models.Open(in.Model)
+	model, err := models.Open(in.Model)
 	if err != nil {
 		return nil, err
 	}
-	out := &solver.Input{Model: m, SoC: soc, Costs: costs, Workload: w, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Facts: facts}
+	out := &solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload, Engine: bindings.AutoEngine(nil, solver.DefaultWorkingMemory), Facts: facts}
 	if in.Target != "" {
 		if err := out.ForTarget(); err != nil {
-			m.Close()
+			model.Close()
 			return nil, err
 		}
 	}
@@ -95,15 +95,15 @@ func (in *Inputs) Open(c *cobra.Command) (*solver.Input, error) {
 }
 
 // SoCOrTarget is the SoC that one of --soc and --target names.
-func SoCOrTarget(c *cobra.Command, soc, target string) (string, error) {
+func SoCOrTarget(cmd *cobra.Command, soc, target string) (string, error) {
 	switch {
-	case c.Flags().Changed("soc") && c.Flags().Changed("target"):
-		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", c.CommandPath(), soc, target).
+	case cmd.Flags().Changed("soc") && cmd.Flags().Changed("target"):
+		return "", diag.New(diag.ClassUsage, "%s: --soc %q and --target %q, want one of them", cmd.CommandPath(), soc, target).
 			WithHint("--target is the SoC with only what its device executes")
-	case c.Flags().Changed("target"):
-		return target, cli.Required(c, "target")
+	case cmd.Flags().Changed("target"):
+		return target, cli.Required(cmd, "target")
 	}
-	return soc, cli.Required(c, "soc")
+	return soc, cli.Required(cmd, "soc")
 }
 
 // MaxMemory reads --max-memory, 0 where it is not given.
@@ -111,11 +111,11 @@ func MaxMemory(text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	b, err := unit.ParseBytes(text)
-	if err != nil || b <= 0 {
+	bytes, err := unit.ParseBytes(text)
+	if err != nil || bytes <= 0 {
 		return 0, diag.New(diag.ClassUsage, "--max-memory %q is no number of bytes above 0", text).WithHint("write it with a unit: 1.5GiB, 900MiB")
 	}
-	return int64(b), nil
+	return int64(bytes), nil
 }
 
 // parts reads numbers by processor.

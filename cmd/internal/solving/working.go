@@ -31,18 +31,18 @@ func (w *Working) Flags(c *cobra.Command) {
 }
 
 // Begin sets what an input may keep and has it tell where it stands. end is called when nothing is solved any more.
-func (w *Working) Begin(s *cli.Streams, in *solver.Input) (end func(), err error) {
-	b, err := unit.ParseBytes(w.most)
-	if err != nil || b <= 0 {
+func (w *Working) Begin(ui *cli.Streams, in *solver.Input) (end func(), err error) {
+	bytes, err := unit.ParseBytes(w.most)
+	if err != nil || bytes <= 0 {
 		return nil, diag.New(diag.ClassUsage, "--working-memory %q is no number of bytes above 0", w.most).WithHint("write it with a unit: 1GiB, 500MiB")
 	}
-	in.WorkingMemory = int64(b)
+	in.WorkingMemory = int64(bytes)
 	// The collector comes more often near that; what is decided depends on what is counted alone.
-	before := debug.SetMemoryLimit(int64(b) + baseBytes)
+	before := debug.SetMemoryLimit(int64(bytes) + baseBytes)
 	if w.Began.IsZero() {
 		w.Began = time.Now()
 	}
-	w.line = s.Line(w.tell)
+	w.line = ui.Line(w.tell)
 	if w.line != nil {
 		in.Progress = func(p solver.Progress) { w.line.Show("%s", progressText(p, time.Since(w.Began))) }
 	}
@@ -53,23 +53,23 @@ func (w *Working) Begin(s *cli.Streams, in *solver.Input) (end func(), err error
 }
 
 // progressText is where a solve stands, what matters most first: the line is cut at the width of the terminal.
-func progressText(p solver.Progress, passed time.Duration) string {
-	text := p.Phase
+func progressText(progress solver.Progress, passed time.Duration) string {
+	text := progress.Phase
 	switch {
-	case p.All > 0:
-		text += fmt.Sprintf(" %d/%d", p.Done, p.All)
-	case p.Done > 0:
-		text += fmt.Sprintf(" %d", p.Done)
+	case progress.All > 0:
+		text += fmt.Sprintf(" %d/%d", progress.Done, progress.All)
+	case progress.Done > 0:
+		text += fmt.Sprintf(" %d", progress.Done)
 	}
 	text += fmt.Sprintf(", %v", passed.Round(time.Second))
-	if p.Best > 0 {
-		text += fmt.Sprintf(", best %.4g", p.Best)
+	if progress.Best > 0 {
+		text += fmt.Sprintf(", best %.4g", progress.Best)
 	}
-	if p.Bound > 0 {
-		text += fmt.Sprintf(", bound %.4g", p.Bound)
+	if progress.Bound > 0 {
+		text += fmt.Sprintf(", bound %.4g", progress.Bound)
 	}
-	if p.What != "" {
-		text += ", " + p.What
+	if progress.What != "" {
+		text += ", " + progress.What
 	}
 	return text
 }

@@ -55,22 +55,22 @@ type calibrating struct {
 // Calibrate measures what enters the matrix products of the model in float32, on every other window, and on the
 // others what each scheme costs in each class of weights, and which folds make that less. The same model and text give the same result on the same kind of
 // machine.
-func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibration.Calibration, err error) {
-	windows := o.Text.Windows
-	g := m.Graph()
-	if len(several(o.Schemes)) > 0 && !slices.Contains(o.Schemes, op.A8SQ8C) {
-		o.Schemes = append(slices.Clone(o.Schemes), op.A8SQ8C) // folds and clips are found with it
+func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *calibration.Calibration, err error) {
+	windows := options.Text.Windows
+	graph := model.Graph()
+	if len(several(options.Schemes)) > 0 && !slices.Contains(options.Schemes, op.A8SQ8C) {
+		options.Schemes = append(slices.Clone(options.Schemes), op.A8SQ8C) // folds and clips are found with it
 	}
-	c := &calibrating{Model: m, o: &o, size: len(windows[0].Tokens), groups: g.Folds(), out: calibration.Calibration{
+	c := &calibrating{Model: model, o: &options, size: len(windows[0].Tokens), groups: graph.Folds(), out: calibration.Calibration{
 		Schema: calibration.Schema,
-		Model:  calibration.Model{Name: m.Name, Digest: m.Digest},
-		Text:   calibration.Text{SHA256: o.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
+		Model:  calibration.Model{Name: model.Name, Digest: model.Digest},
+		Text:   calibration.Text{SHA256: options.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
 	}}
-	for i, w := range windows {
+	for i, window := range windows {
 		if i%2 == 0 {
-			c.compared = append(c.compared, w)
+			c.compared = append(c.compared, window)
 		} else {
-			c.observed = append(c.observed, w)
+			c.observed = append(c.observed, window)
 		}
 	}
 	if len(c.observed) < 2 {
@@ -83,21 +83,21 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 
 	var candidates []candidate
 	var rounded []op.Scheme // that round activations, which folds are for
-	for _, scheme := range o.Schemes {
-		for _, class := range append(m.Classes(), calibration.All) {
-			if m.takes(class, scheme) {
+	for _, scheme := range options.Schemes {
+		for _, class := range append(model.Classes(), calibration.All) {
+			if model.takes(class, scheme) {
 				candidates = append(candidates, candidate{class, scheme})
 			}
 		}
 		if scheme.QuantisedRows() && scheme.Scales() <= 1 {
 			rounded = append(rounded, scheme)
 		}
-		if table := (candidate{m.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() && !slices.Contains(candidates, table) {
+		if table := (candidate{model.PackedTable(), op.I32Q8C}); table.class != "" && scheme.Weight() == table.scheme.Weight() && !slices.Contains(candidates, table) {
 			candidates = append(candidates, table)
 		}
 	}
 	c.groups = slices.DeleteFunc(c.groups, func(g models.FoldGroup) bool {
-		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(m.Classes(), class) })
+		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(model.Classes(), class) })
 	})
 	// As many as there can be: what turns out not to be needed is taken off.
 	runs := 1 + 2*len(candidates)
@@ -106,7 +106,7 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 	}
 	runs += c.clipRuns()
 	c.all = 2*len(c.observed) + len(c.compared)*runs
-	choosing := len(several(o.Schemes)) > 0
+	choosing := len(several(options.Schemes)) > 0
 	if choosing {
 		c.all += 2 * len(c.observed)
 	}
@@ -122,11 +122,11 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		}
 	}
 	unfolded := map[candidate]*quality.Tally{}
-	for _, x := range candidates {
-		if unfolded[x], err = c.measure(ctx, nil, x.scheme, x.classes(), x.class); err != nil {
+	for _, candidate := range candidates {
+		if unfolded[candidate], err = c.measure(ctx, nil, candidate.scheme, candidate.classes(), candidate.class); err != nil {
 			return nil, err
 		}
-		if err := c.lose(x, unfolded[x], false); err != nil {
+		if err := c.lose(candidate, unfolded[candidate], false); err != nil {
 			return nil, err
 		}
 	}
@@ -152,19 +152,19 @@ func Calibrate(ctx context.Context, m *Model, o CalibrateOptions) (_ *calibratio
 		}
 	}
 	folded, final := c.out.Groups(), map[candidate]*quality.Tally{}
-	for _, x := range candidates {
-		t := unfolded[x] // nothing changes for classes that no fold reaches
-		if x.class == calibration.All || slices.ContainsFunc(c.groups, func(g models.FoldGroup) bool {
-			return slices.Contains(folded, g.Name) && slices.Contains(g.Readers, x.class)
+	for _, candidate := range candidates {
+		tally := unfolded[candidate] // nothing changes for classes that no fold reaches
+		if candidate.class == calibration.All || slices.ContainsFunc(c.groups, func(g models.FoldGroup) bool {
+			return slices.Contains(folded, g.Name) && slices.Contains(g.Readers, candidate.class)
 		}) {
-			if t, err = c.measure(ctx, c.out.Folds, x.scheme, x.classes(), x.class+" folded"); err != nil {
+			if tally, err = c.measure(ctx, c.out.Folds, candidate.scheme, candidate.classes(), candidate.class+" folded"); err != nil {
 				return nil, err
 			}
 		} else {
 			c.all -= len(c.compared)
 		}
-		final[x] = t
-		if err := c.lose(x, t, true); err != nil {
+		final[candidate] = tally
+		if err := c.lose(candidate, tally, true); err != nil {
 			return nil, err
 		}
 	}
@@ -194,19 +194,19 @@ func (c *calibrating) step(what string) {
 // observe executes the reference and fills in the activations. The machine holds the float32 weights that all
 // others share.
 func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
-	p, err := c.Plan(c.size, Float32, nil)
+	plan, err := c.Plan(c.size, Float32, nil)
 	if err != nil {
 		return nil, err
 	}
 	var ranges quality.Ranges
-	m, err := c.Open(ctx, p, nil, ranges.Observe)
+	machine, err := c.Open(ctx, plan, nil, ranges.Observe)
 	if err != nil {
 		return nil, err
 	}
-	fail := func(err error) (*Machine, error) { return nil, errors.Join(err, m.Close()) }
+	fail := func(err error) (*Machine, error) { return nil, errors.Join(err, machine.Close()) }
 	for pass := range 2 {
-		for i, w := range c.observed {
-			if err := quality.Execute(ctx, m.Machine, w); err != nil {
+		for i, window := range c.observed {
+			if err := quality.Execute(ctx, machine.Machine, window); err != nil {
 				return fail(fmt.Errorf("window %d: %w", 2*i+1, err))
 			}
 			c.step("activations")
@@ -219,13 +219,13 @@ func (c *calibrating) observe(ctx context.Context) (*Machine, error) {
 		return fail(err)
 	}
 	ranges.Stop()
-	for i, w := range c.compared {
-		if err := c.ref.Add(ctx, m.Machine, w); err != nil {
+	for i, window := range c.compared {
+		if err := c.ref.Add(ctx, machine.Machine, window); err != nil {
 			return fail(fmt.Errorf("window %d: %w", 2*i, err))
 		}
 		c.step("reference")
 	}
-	return m, nil
+	return machine, nil
 }
 
 // measure executes all windows with classes (none: all) in a scheme, everything else in float32, with the folds given.
@@ -242,7 +242,7 @@ func (c *calibrating) clipped(ctx context.Context, folds []calibration.Fold, cli
 	if len(folds) == 0 {
 		cal.Scales = c.unfolded
 	}
-	p, err := c.Plan(c.size, func(node string) op.Scheme {
+	plan, err := c.Plan(c.size, func(node string) op.Scheme {
 		if len(classes) == 0 || slices.Contains(classes, node) {
 			return scheme
 		}
@@ -251,34 +251,34 @@ func (c *calibrating) clipped(ctx context.Context, folds []calibration.Fold, cli
 	if err != nil {
 		return fail(err)
 	}
-	m, err := c.Open(ctx, p, &cal, nil)
+	machine, err := c.Open(ctx, plan, &cal, nil)
 	if err != nil {
 		return fail(err)
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	t := new(quality.Tally)
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	tally := new(quality.Tally)
 	for i := range c.ref.Windows() {
-		if err := c.ref.Compare(ctx, m.Machine, i, c.size, t); err != nil {
+		if err := c.ref.Compare(ctx, machine.Machine, i, c.size, tally); err != nil {
 			return fail(fmt.Errorf("window %d: %w", 2*i, err))
 		}
 		c.step(what)
 	}
-	return t, nil
+	return tally, nil
 }
 
 // lose notes what a candidate costs, instead of what was noted before.
 func (c *calibrating) lose(x candidate, t *quality.Tally, folded bool) error {
-	r, err := t.Result()
+	result, err := t.Result()
 	if err != nil {
 		return err
 	}
-	l := calibration.Loss{
-		Class: x.class, Scheme: x.scheme, Folded: folded, KL: r.KL.Mean, Low: r.KL.Low, High: r.KL.High, TopAgreement: r.TopAgreement.Mean,
+	loss := calibration.Loss{
+		Class: x.class, Scheme: x.scheme, Folded: folded, KL: result.KL.Mean, Low: result.KL.Low, High: result.KL.High, TopAgreement: result.TopAgreement.Mean,
 	}
 	if old := c.out.Loss(x.class, x.scheme, folded); old != nil {
-		*old = l
+		*old = loss
 	} else {
-		c.out.Losses = append(c.out.Losses, l)
+		c.out.Losses = append(c.out.Losses, loss)
 	}
 	return nil
 }
@@ -292,14 +292,14 @@ func (m *Model) CalibrationBytes() int64 {
 
 // channels are those of all activations together, and how many activations there are; columns are those of the results.
 func (m *Model) channels() (entries, channels, columns int64) {
-	g := m.Graph()
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			for _, o := range n.Ops {
-				if o.HasScheme() {
-					entries += int64(max(1, s.Layers))
-					channels += int64(max(1, s.Layers)) * int64(o.K)
-					columns += int64(max(1, s.Layers)) * int64(o.N)
+	graph := m.Graph()
+	for _, section := range graph.Sections {
+		for _, node := range section.Nodes {
+			for _, operator := range node.Ops {
+				if operator.HasScheme() {
+					entries += int64(max(1, section.Layers))
+					channels += int64(max(1, section.Layers)) * int64(operator.K)
+					columns += int64(max(1, section.Layers)) * int64(operator.N)
 				}
 			}
 		}

@@ -32,15 +32,15 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		x := candidate{class, scheme}
 		best, found := before[x], float32(1)
 		for k, share := range shares {
-			t, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, x.classes(), fmt.Sprintf("%s clipped", class))
+			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, x.classes(), fmt.Sprintf("%s clipped", class))
 			if err != nil {
 				return err
 			}
-			if !(t.KL() <= best.KL()*(1-leastGain)) || quality.Ratio(t, best).High >= 1 {
+			if !(tally.KL() <= best.KL()*(1-leastGain)) || quality.Ratio(tally, best).High >= 1 {
 				unneeded(len(shares) - 1 - k)
 				break
 			}
-			best, found = t, share
+			best, found = tally, share
 		}
 		if found == 1 {
 			continue
@@ -55,11 +55,11 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		return nil
 	}
 	x := candidate{calibration.All, scheme}
-	t, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, x.class+" clipped")
+	tally, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, x.class+" clipped")
 	if err != nil {
 		return err
 	}
-	return c.lose(x, t, folded)
+	return c.lose(x, tally, folded)
 }
 
 // clipRuns is how often all windows are executed to find clips at most.
@@ -72,21 +72,21 @@ func (c *calibrating) clipRuns() int {
 
 // exclusive are the classes with rows of their own: those that share quantised rows with another share their scale.
 func (c *calibrating) exclusive() ([]string, error) {
-	g := c.Graph()
-	sections, err := lower.Expand(&g, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C })
+	graph := c.Graph()
+	sections, err := lower.Expand(&graph, c.size, c.size, op.F32, func(string) op.Scheme { return op.A8SQ8C })
 	if err != nil {
 		return nil, err
 	}
 	readers := map[string][]string{} // by weight that is the scale
 	for i := range sections {
 		scale := map[string]string{} // by value
-		for _, n := range sections[i].Nodes {
-			switch o := n.Op(); {
-			case o.Kind == op.QuantRows:
-				scale[n.Out[0]] = n.W[0]
-			case o.HasScheme() && o.Scheme.Static():
-				w := scale[n.In[0]]
-				readers[w] = append(readers[w], n.Name)
+		for _, node := range sections[i].Nodes {
+			switch operator := node.Op(); {
+			case operator.Kind == op.QuantRows:
+				scale[node.Out[0]] = node.W[0]
+			case operator.HasScheme() && operator.Scheme.Static():
+				w := scale[node.In[0]]
+				readers[w] = append(readers[w], node.Name)
 			}
 		}
 	}

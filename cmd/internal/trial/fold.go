@@ -24,19 +24,19 @@ const leastGain = 0.05
 // fold tries to fold a group and keeps what helps: the strength that saves most of the first scheme's loss, a
 // share of it at least and beyond noise, among those with which no other scheme loses more, beyond noise. unfolded
 // are the losses of single classes.
-func (c *calibrating) fold(ctx context.Context, g *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
+func (c *calibrating) fold(ctx context.Context, group *models.FoldGroup, schemes []op.Scheme, unfolded map[candidate]*quality.Tally) error {
 	var before []*quality.Tally // by scheme
-	for _, s := range schemes {
-		t := unfolded[candidate{g.Readers[0], s}]
-		if len(g.Readers) > 1 {
+	for _, scheme := range schemes {
+		tally := unfolded[candidate{group.Readers[0], scheme}]
+		if len(group.Readers) > 1 {
 			var err error
-			if t, err = c.measure(ctx, nil, s, g.Readers, g.Name); err != nil {
+			if tally, err = c.measure(ctx, nil, scheme, group.Readers, group.Name); err != nil {
 				return err
 			}
 		}
-		before = append(before, t)
+		before = append(before, tally)
 	}
-	top, err := c.rowMax(g)
+	top, err := c.rowMax(group)
 	if err != nil {
 		return err
 	}
@@ -46,30 +46,30 @@ func (c *calibrating) fold(ctx context.Context, g *models.FoldGroup, schemes []o
 	}
 	var tries []try
 	for _, strength := range strengths {
-		folds, err := c.factors(g, top, strength)
+		folds, err := c.factors(group, top, strength)
 		if err != nil {
 			return err
 		}
-		t, err := c.measure(ctx, folds, schemes[0], g.Readers, g.Name+" folded")
+		tally, err := c.measure(ctx, folds, schemes[0], group.Readers, group.Name+" folded")
 		if err != nil {
 			return err
 		}
-		if t.KL() <= before[0].KL()*(1-leastGain) && quality.Ratio(t, before[0]).High < 1 {
-			tries = append(tries, try{folds, t.KL()})
+		if tally.KL() <= before[0].KL()*(1-leastGain) && quality.Ratio(tally, before[0]).High < 1 {
+			tries = append(tries, try{folds, tally.KL()})
 		}
 	}
 	slices.SortStableFunc(tries, func(a, b try) int { return cmp.Compare(a.kl, b.kl) })
-	for _, x := range tries {
+	for _, try := range tries {
 		ok := true
 		for i := 1; ok && i < len(schemes); i++ {
-			t, err := c.measure(ctx, x.folds, schemes[i], g.Readers, g.Name+" folded")
+			tally, err := c.measure(ctx, try.folds, schemes[i], group.Readers, group.Name+" folded")
 			if err != nil {
 				return err
 			}
-			ok = quality.Ratio(t, before[i]).Low <= 1
+			ok = quality.Ratio(tally, before[i]).Low <= 1
 		}
 		if ok {
-			c.out.Folds = append(c.out.Folds, x.folds...)
+			c.out.Folds = append(c.out.Folds, try.folds...)
 			break
 		}
 	}
@@ -79,10 +79,10 @@ func (c *calibrating) fold(ctx context.Context, g *models.FoldGroup, schemes []o
 // layers are those in which a group has readers.
 func (c *calibrating) layers(group *models.FoldGroup) []int {
 	var out []int
-	g := c.Graph()
+	graph := c.Graph()
 	for _, class := range group.Readers {
 		section, _, _ := strings.Cut(class, ".")
-		for _, s := range g.Sections {
+		for _, s := range graph.Sections {
 			if s.Name != section {
 				continue
 			}
@@ -99,19 +99,19 @@ func (c *calibrating) layers(group *models.FoldGroup) []int {
 
 // rowMax is the largest magnitude in every row of the weights that a group multiplies, by layer.
 func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error) {
-	g := c.Graph()
+	graph := c.Graph()
 	out := map[int][]float32{}
 	for _, layer := range c.layers(group) {
 		top := make([]float32, group.K)
 		for _, name := range group.Multiply {
-			w := g.Weight(name)
-			for e := range max(1, w.Experts) {
-				for _, source := range w.Sources(layer, e) {
-					t, err := c.Tensor(source)
+			weight := graph.Weight(name)
+			for e := range max(1, weight.Experts) {
+				for _, source := range weight.Sources(layer, e) {
+					tensor, err := c.Tensor(source)
 					if err != nil { // weights of other layers
 						continue
 					}
-					if err := addRowMax(top, t, w.Transposed); err != nil {
+					if err := addRowMax(top, tensor, weight.Transposed); err != nil {
 						return nil, err
 					}
 				}
@@ -123,18 +123,18 @@ func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error)
 }
 
 // addRowMax raises top [K] to the largest magnitudes of a stored matrix [K,N], or [N,K] if transposed.
-func addRowMax(top []float32, t models.Tensor, transposed bool) error {
-	rows, cols := t.Shape()[0], t.Shape()[len(t.Shape())-1]
+func addRowMax(top []float32, tensor models.Tensor, transposed bool) error {
+	rows, cols := tensor.Shape()[0], tensor.Shape()[len(tensor.Shape())-1]
 	k := rows
 	if transposed {
 		k = cols
 	}
-	if k != len(top) || len(t.Shape()) != 2 {
-		return fmt.Errorf("weight of shape %v is read by a group of %d channels", t.Shape(), len(top))
+	if k != len(top) || len(tensor.Shape()) != 2 {
+		return fmt.Errorf("weight of shape %v is read by a group of %d channels", tensor.Shape(), len(top))
 	}
 	buf := make([]float32, cols)
 	for r := range rows {
-		if err := t.Read(buf, r, r+1, 0, cols); err != nil {
+		if err := tensor.Read(buf, r, r+1, 0, cols); err != nil {
 			return err
 		}
 		for i, v := range buf {
@@ -154,31 +154,31 @@ func addRowMax(top []float32, t models.Tensor, transposed bool) error {
 func (c *calibrating) factors(group *models.FoldGroup, top map[int][]float32, strength float64) ([]calibration.Fold, error) {
 	var out []calibration.Fold
 	for _, layer := range c.layers(group) {
-		var a *calibration.Activation
+		var activation *calibration.Activation
 		for _, class := range group.Readers {
-			if a == nil {
-				a = c.out.Activation(class, layer)
+			if activation == nil {
+				activation = c.out.Activation(class, layer)
 			}
 		}
-		if a == nil || a.K != group.K {
+		if activation == nil || activation.K != group.K {
 			return nil, fmt.Errorf("group %q in layer %d was not observed", group.Name, layer)
 		}
-		logs, mean, live := make([]float64, a.K), 0.0, 0
-		for i, x := range a.AbsMax {
+		logs, mean, live := make([]float64, activation.K), 0.0, 0
+		for i, x := range activation.AbsMax {
 			if x > 0 && top[layer][i] > 0 {
 				logs[i] = strength*math.Log(float64(x)) - (1-strength)*math.Log(float64(top[layer][i]))
 				mean += logs[i]
 				live++
 			}
 		}
-		f := calibration.Fold{Group: group.Name, Layer: layer, Factors: make([]float32, a.K)}
-		for i, x := range a.AbsMax {
-			f.Factors[i] = 1
+		fold := calibration.Fold{Group: group.Name, Layer: layer, Factors: make([]float32, activation.K)}
+		for i, x := range activation.AbsMax {
+			fold.Factors[i] = 1
 			if x > 0 && top[layer][i] > 0 {
-				f.Factors[i] = float32(min(calibration.MaxFactor, max(calibration.MinFactor, math.Exp(logs[i]-mean/float64(live)))))
+				fold.Factors[i] = float32(min(calibration.MaxFactor, max(calibration.MinFactor, math.Exp(logs[i]-mean/float64(live)))))
 			}
 		}
-		out = append(out, f)
+		out = append(out, fold)
 	}
 	return out, nil
 }

@@ -17,8 +17,8 @@ import (
 // several are the numbers of static scales, beyond one, that the schemes have.
 func several(schemes []op.Scheme) []int {
 	var out []int
-	for _, s := range schemes {
-		if n := s.Scales(); n > 1 && !slices.Contains(out, n) {
+	for _, scheme := range schemes {
+		if n := scheme.Scales(); n > 1 && !slices.Contains(out, n) {
 			out = append(out, n)
 		}
 	}
@@ -28,7 +28,7 @@ func several(schemes []op.Scheme) []int {
 // choose observes the rows of the observed windows once more, divided by folds, and finds for every class and layer the
 // static scales that schemes with several of them have.
 func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ []calibration.Scales, err error) {
-	p, err := c.Plan(c.size, Float32, nil)
+	plan, err := c.Plan(c.size, Float32, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -40,35 +40,35 @@ func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ [
 	}
 	cal := calibration.Calibration{Folds: folds}
 	rows := quality.RowScales{Factors: func(class string, layer int) []float32 {
-		if f := cal.Fold(group[class], layer); f != nil {
-			return f.Factors
+		if fold := cal.Fold(group[class], layer); fold != nil {
+			return fold.Factors
 		}
 		return nil
 	}}
-	m, err := c.Open(ctx, p, nil, rows.Observe)
+	machine, err := c.Open(ctx, plan, nil, rows.Observe)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	for i, w := range c.observed {
-		if err := quality.Execute(ctx, m.Machine, w); err != nil {
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	for i, window := range c.observed {
+		if err := quality.Execute(ctx, machine.Machine, window); err != nil {
 			return nil, fmt.Errorf("window %d: %w", 2*i+1, err)
 		}
 		c.step("scales of rows")
 	}
 	var out []calibration.Scales
 	for i := range c.out.Activations {
-		a := &c.out.Activations[i]
-		samples, err := rows.Samples(a.Class, a.Layer)
+		activation := &c.out.Activations[i]
+		samples, err := rows.Samples(activation.Class, activation.Layer)
 		if err != nil {
 			return nil, err
 		}
 		for _, n := range several(c.o.Schemes) {
 			values, err := staticScales(samples, n)
 			if err != nil {
-				return nil, fmt.Errorf("static scales of %q in layer %d: %w", a.Class, a.Layer, err)
+				return nil, fmt.Errorf("static scales of %q in layer %d: %w", activation.Class, activation.Layer, err)
 			}
-			out = append(out, calibration.Scales{Class: a.Class, Layer: a.Layer, Values: values})
+			out = append(out, calibration.Scales{Class: activation.Class, Layer: activation.Layer, Values: values})
 		}
 	}
 	return out, nil

@@ -40,39 +40,41 @@ type Model struct {
 const oneCore = 50e6
 
 // Open finds the processor for a model with weights, which stays the caller's to close after this one.
-func Open(ctx context.Context, m *models.Model) (*Model, error) {
-	if !m.HasWeights() {
-		return nil, diag.New(diag.ClassInput, "model %q has shapes only, no weights", m.Name).
+func Open(ctx context.Context, model *models.Model) (*Model, error) {
+	if !model.HasWeights() {
+		return nil, diag.New(diag.ClassInput, "model %q has shapes only, no weights", model.Name).
 			WithHint("give the directory of a model with weights and a tokenizer")
 	}
-	digest, err := m.Digest()
+	digest, err := model.Digest()
 	if err != nil {
 		return nil, err
 	}
-	d := host.New()
-	devices, err := d.Devices(ctx)
+	drv := host.New()
+	devices, err := drv.Devices(ctx)
 	if err != nil {
 		return nil, err
 	}
 	device := devices[len(devices)-1] // the widest range
-	if m.Parameters() < oneCore {
+	if model.Parameters() < oneCore {
 		device = devices[0]
 	}
-	p, err := d.Open(ctx, driver.Config{Select: device.Select})
+	p, err := drv.Open(ctx, driver.Config{Select: device.Select})
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	c := p.Capabilities()
-	proc := planir.Proc{Name: "host", Kind: "cpu", Driver: d.Name(), Select: device.Select, Cores: c.Cores, Set: c.Offered()}
-	proc.Schemes = c.Schemes // imitations too: what they cost in accuracy is the question
-	return &Model{Model: m, Digest: digest, proc: proc}, nil
+	capabilities := p.Capabilities()
+	proc := planir.Proc{
+		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: device.Select, Cores: capabilities.Cores, Set: capabilities.Offered(),
+	}
+	proc.Schemes = capabilities.Schemes // imitations too: what they cost in accuracy is the question
+	return &Model{Model: model, Digest: digest, proc: proc}, nil
 }
 
 // Plan is the trivial plan for windows of tokens at once and one by one, with the folds of a calibration (nil: none).
 func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme, cal *calibration.Calibration) (*planir.Plan, error) {
-	g := m.Graph()
-	p := &planir.Plan{
+	graph := m.Graph()
+	plan := &planir.Plan{
 		Schema: planir.Schema, Model: planir.ModelRef{Name: m.Name, Digest: m.Digest, EOS: m.EOS, BOS: m.BOS},
 		SoC: planir.SoCRef{Name: "trial", Control: m.proc.Name}, MaxContext: window, KV: op.F32, Procs: []planir.Proc{m.proc},
 	}
@@ -82,17 +84,17 @@ func (m *Model) Plan(window int, schemeOf func(node string) op.Scheme, cal *cali
 		if err != nil {
 			return nil, err
 		}
-		p.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
-		p.Folds = cal.Groups()
+		plan.Inputs = []planir.Input{{Kind: planir.CalibrationInput, Digest: digest}}
+		plan.Folds = cal.Groups()
 	}
-	p.Decisions, err = lower.Trivial(&g, m.proc.Name, []int{1, window}, window, p.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
+	plan.Decisions, err = lower.Trivial(&graph, m.proc.Name, []int{1, window}, window, plan.KV, func(node string, _ int) op.Scheme { return schemeOf(node) })
 	if err != nil {
 		return nil, err
 	}
-	if err := lower.Lower(p, &g); err != nil {
+	if err := lower.Lower(plan, &graph); err != nil {
 		return nil, err
 	}
-	return p, planir.Check(p).Err()
+	return plan, planir.Check(plan).Err()
 }
 
 // Float32 is the scheme of every node in a reference.
@@ -107,23 +109,23 @@ type Machine struct {
 
 // Open loads a plan of the model, made with the calibration. Weights that the first plan opened packs equally are
 // taken from it: it is closed last.
-func (m *Model) Open(ctx context.Context, p *planir.Plan, cal *calibration.Calibration, observe func(executor.Observed)) (*Machine, error) {
-	c, err := emit.NewCalibrated(ctx, p, m.Model, cal, []driver.Compiler{hostcompiler.New()})
+func (m *Model) Open(ctx context.Context, plan *planir.Plan, cal *calibration.Calibration, observe func(executor.Observed)) (*Machine, error) {
+	content, err := emit.NewCalibrated(ctx, plan, m.Model, cal, []driver.Compiler{hostcompiler.New()})
 	if err != nil {
 		return nil, err
 	}
-	need := runcmd.WeightBytes(p)
+	need := runcmd.WeightBytes(plan)
 	if m.first == nil {
-		m.first = c
+		m.first = content
 	} else {
-		c.ShareWith(m.first)
+		content.ShareWith(m.first)
 		need = 0 // at most what the first one needs for a class
 	}
-	x, err := runcmd.Execute(ctx, p, c, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
+	machine, err := runcmd.Execute(ctx, plan, content, need, executor.Options{Drivers: []driver.Driver{host.New()}, Observe: observe})
 	if err != nil {
-		return nil, errors.Join(err, (&Machine{nil, m, c}).Close())
+		return nil, errors.Join(err, (&Machine{nil, m, content}).Close())
 	}
-	return &Machine{x, m, c}, nil
+	return &Machine{machine, m, content}, nil
 }
 
 // Close releases lanes and weights.
@@ -141,11 +143,11 @@ func (m *Machine) Close() error {
 // Classes are the nodes whose precision is a choice, in the order of execution.
 func (m *Model) Classes() []string {
 	var out []string
-	g := m.Graph()
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			name := s.Name + "." + n.Name
-			if !n.Exact && slices.ContainsFunc(n.Ops, op.Op.HasScheme) && !slices.Contains(out, name) {
+	graph := m.Graph()
+	for _, section := range graph.Sections {
+		for _, node := range section.Nodes {
+			name := section.Name + "." + node.Name
+			if !node.Exact && slices.ContainsFunc(node.Ops, op.Op.HasScheme) && !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
@@ -158,10 +160,10 @@ func (m *Model) takes(class string, scheme op.Scheme) bool {
 	if scheme.Experts() {
 		return true
 	}
-	g := m.Graph()
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			if (class == calibration.All || class == s.Name+"."+n.Name) && slices.ContainsFunc(n.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul }) {
+	graph := m.Graph()
+	for _, section := range graph.Sections {
+		for _, node := range section.Nodes {
+			if (class == calibration.All || class == section.Name+"."+node.Name) && slices.ContainsFunc(node.Ops, func(o op.Op) bool { return o.Kind == op.ExpertMatMul }) {
 				return false
 			}
 		}
@@ -171,11 +173,11 @@ func (m *Model) takes(class string, scheme op.Scheme) bool {
 
 // PackedTable is the embedding that can look rows up in the packed matrix of a tied head, "" where there is none.
 func (m *Model) PackedTable() string {
-	g := m.Graph()
-	for _, s := range g.Sections {
-		for _, n := range s.Nodes {
-			if n.Packed != "" {
-				return s.Name + "." + n.Name
+	graph := m.Graph()
+	for _, section := range graph.Sections {
+		for _, node := range section.Nodes {
+			if node.Packed != "" {
+				return section.Name + "." + node.Name
 			}
 		}
 	}
@@ -223,9 +225,9 @@ func (m *Model) ReadText(path string, windows, size int) (*Text, error) {
 				WithHint("the tokenizer belongs to another model, or the model was converted without its added tokens"))
 		}
 	}
-	t := &Text{SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}
-	if t.Windows, err = quality.Windows(ids, size, windows); err != nil {
+	text := &Text{SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}
+	if text.Windows, err = quality.Windows(ids, size, windows); err != nil {
 		return fail(err)
 	}
-	return t, nil
+	return text, nil
 }
