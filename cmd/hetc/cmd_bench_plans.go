@@ -31,8 +31,8 @@ simulated and say so, and the same version of hetc writes the same table.
 ` + strings.TrimSuffix(list, "\n"),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			k := slices.Index(names, what)
-			if k < 0 {
+			at := slices.Index(names, what)
+			if at < 0 {
 				return diag.New(diag.ClassUsage, "--what %q: no such comparison", what).WithHint("%s", diag.DidYouMean(what, names))
 			}
 			if out != "" {
@@ -40,7 +40,7 @@ simulated and say so, and the same version of hetc writes the same table.
 					return err
 				}
 			}
-			text, rows, err := compare.Tables[k].Run(cmd.Context())
+			text, rows, err := compare.Tables[at].Run(cmd.Context())
 			if err != nil {
 				return err
 			}

@@ -15,8 +15,8 @@ import (
 func newRun(s *cli.Streams) *cobra.Command {
 	var soc string
 	cmd := runcmd.New(s, "run", true, func(p *planir.Plan) ([]driver.Driver, error) {
-		x, err := bindings.SoCOf(p, soc)
-		return bindings.Drivers(x), err
+		machine, err := bindings.SoCOf(p, soc)
+		return bindings.Drivers(machine), err
 	})
 	cmd.Flags().StringVar(&soc, "soc", "", "SoC file of a simulated plan whose SoC is not in the catalog")
 	return cmd

@@ -25,14 +25,14 @@ type state struct {
 }
 
 func openState(path string) (*state, error) {
-	x := &state{path: path}
+	stored := &state{path: path}
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() { // known now rather than after the run
 		return nil, diag.New(diag.ClassIO, "--%s %q: %q is no directory", flagState, path, dir).WithHint("make it: mkdir -p %q", dir)
 	}
 	var err error
-	x.stored, err = x.read()
-	return x, err
+	stored.stored, err = stored.read()
+	return stored, err
 }
 
 // read returns what is stored; a file that is not there yet stores nothing.

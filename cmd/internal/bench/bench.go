@@ -95,7 +95,7 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 		}
 	}
 	rng := rand.New(rand.NewPCG(1, 2)) // the order of measurements, not their values
-	for r := -1; r < options.Rounds; r++ {
+	for round := -1; round < options.Rounds; round++ {
 		for _, i := range rng.Perm(len(list)) {
 			candidate := list[i]
 			times, err := runcmd.Round(ctx, candidate.machine, options.PromptLen, options.Gen)
@@ -103,7 +103,7 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 				return false, fmt.Errorf("measure %q: %w", candidate.Name, err)
 			}
 			virtual = times.Virtual
-			if r < 0 {
+			if round < 0 {
 				continue
 			}
 			for _, ns := range times.PrefillNS {
@@ -129,8 +129,8 @@ func measureRounds(ctx context.Context, list []*candidate, options *Options) (vi
 
 // candidates opens the plan and every single-processor plan with the same schemes and lengths.
 func candidates(ctx context.Context, plan *planir.Plan, model *models.Model, cal *calibration.Calibration, soc *socs.SoC) (list []*candidate, release func(), err error) {
-	f := &fleet{model: model, cal: cal, soc: soc}
-	release = f.close
+	opened := &fleet{model: model, cal: cal, soc: soc}
+	release = opened.close
 	names, plans := []string{"plan"}, []*planir.Plan{plan}
 	procs := plan.Procs
 	if soc != nil { // with the SoC also those that the plan leaves idle
@@ -151,11 +151,11 @@ func candidates(ctx context.Context, plan *planir.Plan, model *models.Model, cal
 		return nil, release, fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
 	for i := range plans {
-		if err := f.open(ctx, names[i], plans[i]); err != nil {
+		if err := opened.open(ctx, names[i], plans[i]); err != nil {
 			return nil, release, err
 		}
 	}
-	return f.list, release, nil
+	return opened.list, release, nil
 }
 
 // fleet is plans of one model, each open on a machine of its own. Packed weights that are equal are held once.
@@ -199,22 +199,22 @@ func (f *fleet) open(ctx context.Context, name string, plan *planir.Plan) error 
 }
 
 // singlePlan is p with everything on one processor.
-func singlePlan(p *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
-	q := *p
-	q.Procs = []planir.Proc{*proc}
-	q.SoC.Control = proc.Name
+func singlePlan(base *planir.Plan, model *models.Model, proc *planir.Proc) (*planir.Plan, error) {
+	single := *base
+	single.Procs = []planir.Proc{*proc}
+	single.SoC.Control = proc.Name
 	var rows []int
-	q.Batches = nil // one sequence is measured
-	for _, ph := range p.Program.Programs {
+	single.Batches = nil // one sequence is measured
+	for _, ph := range base.Program.Programs {
 		if !ph.Batch() {
 			rows = append(rows, ph.Rows)
 		}
 	}
 	graph := model.Graph()
 	var err error
-	q.Decisions, err = lower.Trivial(&graph, proc.Name, rows, p.MaxContext, p.KV, func(node string, r int) op.Scheme {
+	single.Decisions, err = lower.Trivial(&graph, proc.Name, rows, base.MaxContext, base.KV, func(node string, r int) op.Scheme {
 		for _, at := range []int{r, 1} {
-			if decision := p.DecisionFor(node, at); decision != nil {
+			if decision := base.DecisionFor(node, at); decision != nil {
 				return decision.Scheme
 			}
 		}
@@ -223,10 +223,10 @@ func singlePlan(p *planir.Plan, model *models.Model, proc *planir.Proc) (*planir
 	if err != nil {
 		return nil, err
 	}
-	if err := lower.Lower(&q, &graph); err != nil {
+	if err := lower.Lower(&single, &graph); err != nil {
 		return nil, err
 	}
-	return &q, planir.Check(&q).Err()
+	return &single, planir.Check(&single).Err()
 }
 
 // predict fills in what the plan predicts for a prompt and a token.
@@ -252,13 +252,13 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 		if candidate.machine.Plan() == plan {
 			proc = ""
 		}
-		for n := options.PromptLen; n > 0; {
+		for left := options.PromptLen; left > 0; {
 			for _, decide := range plan.Program.Decider {
-				if n >= decide.Min && n <= decide.Max {
+				if left >= decide.Min && left <= decide.Max {
 					candidate.PrefillNS += time(decide.Program, proc)
 					for _, ph := range plan.Program.Programs {
 						if ph.Name == decide.Program {
-							n -= min(n, ph.Rows)
+							left -= min(left, ph.Rows)
 						}
 					}
 					break
@@ -269,8 +269,8 @@ func predict(list []*candidate, plan *planir.Plan, options *Options) {
 	}
 }
 
-func report(ui *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options, virtual bool) error {
-	planview.ShowDecisions(ui, p, soc)
+func report(ui *cli.Streams, base *planir.Plan, m *models.Model, soc *socs.SoC, list []*candidate, options *Options, virtual bool) error {
+	planview.ShowDecisions(ui, base, soc)
 	ui.Printf("\n")
 
 	measured := "measured"
@@ -289,13 +289,13 @@ func report(ui *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, lis
 		return out
 	}
 	best := func(get func(*candidate) float64) float64 {
-		b := 0.0
+		least := 0.0
 		for _, candidate := range list[1:] {
-			if v := get(candidate); b == 0 || v < b {
-				b = v
+			if v := get(candidate); least == 0 || v < least {
+				least = v
 			}
 		}
-		return b
+		return least
 	}
 	bp := best(func(c *candidate) float64 { return c.Prefill.Median })
 	bd := best(func(c *candidate) float64 { return c.Decode.Median })
@@ -311,14 +311,14 @@ func report(ui *cli.Streams, p *planir.Plan, m *models.Model, soc *socs.SoC, lis
 	}
 	ui.Table([]string{"candidate", "phase", ">median ms", ">95 % interval", ">predicted ms", ">error", ">best single / this"}, rows)
 
-	bytes := decodeBytes(p)
-	doc := map[string]any{"soc": p.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes}
+	bytes := decodeBytes(base)
+	doc := map[string]any{"soc": base.SoC.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": list, "weight_bytes_per_token": bytes}
 	plan := list[0]
 	rate := float64(bytes) / plan.Decode.Median
 	ui.Printf("\ndecode reads %.1f MB of weights a token: %.1f GB/s", float64(bytes)/1e6, rate)
 	if soc != nil && !virtual {
 		var single []string // those that the plan runs side by side when decoding
-		for _, ph := range p.Program.Programs {
+		for _, ph := range base.Program.Programs {
 			if ph.Rows == 1 {
 				for _, sec := range ph.Sections {
 					for _, lane := range sec.Lanes {

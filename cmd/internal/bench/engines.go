@@ -69,12 +69,12 @@ func Engines(ctx context.Context, ui *cli.Streams, o *EnginesOptions) error {
 func (o *EnginesOptions) validate() (*enginesBench, error) {
 	usage := func(format string, args ...any) *diag.Diagnostic { return diag.New(diag.ClassUsage, format, args...) }
 	bench := &enginesBench{EnginesOptions: o}
-	for _, x := range []struct {
+	for _, bound := range []struct {
 		name      string
 		got, most int
 	}{{"gen", o.Gen, 1 << 20}, {"depth", o.Depth, 1 << 20}, {"rounds", o.Rounds, 1000}, {"reps", o.Reps, 1000}} {
-		if x.got < 1 || x.got > x.most {
-			return nil, usage("--%s %d: want 1 to %d", x.name, x.got, x.most)
+		if bound.got < 1 || bound.got > bound.most {
+			return nil, usage("--%s %d: want 1 to %d", bound.name, bound.got, bound.most)
 		}
 	}
 	if !(o.MaxOthers >= 0) {
@@ -136,11 +136,11 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 			return nil, usage("--max-memory %q: want a size such as 700MiB, or one of the formats %s", o.Memory, strings.Join(o.Formats, ", "))
 		}
 	}
-	for _, x := range []struct {
+	for _, limit := range []struct {
 		name, text string
 		to         *time.Duration
 	}{{"budget", o.Budget, &bench.match}, {"profile-budget", o.ProfileBudget, &bench.profile}, {"timeout", o.Limit, &bench.timeout}} {
-		if *x.to, err = cli.ParseTime(x.name, x.text); err != nil {
+		if *limit.to, err = cli.ParseTime(limit.name, limit.text); err != nil {
 			return nil, err
 		}
 	}
@@ -172,11 +172,11 @@ func (o *EnginesOptions) validate() (*enginesBench, error) {
 
 func noRepeats[T comparable](flag string, list []T) ([]T, error) {
 	seen := map[T]bool{}
-	for _, x := range list {
-		if seen[x] {
-			return nil, diag.New(diag.ClassUsage, "--%s names %v twice", flag, x)
+	for _, item := range list {
+		if seen[item] {
+			return nil, diag.New(diag.ClassUsage, "--%s names %v twice", flag, item)
 		}
-		seen[x] = true
+		seen[item] = true
 	}
 	return list, nil
 }
@@ -262,61 +262,61 @@ func (b *enginesBench) run(ctx context.Context) error {
 }
 
 // model measures one model.
-func (b *enginesBench) model(ctx context.Context, path string, taken map[string]bool) (r EnginesModel, err error) {
-	m, err := models.Open(path)
+func (b *enginesBench) model(ctx context.Context, path string, taken map[string]bool) (measured EnginesModel, err error) {
+	model, err := models.Open(path)
 	if err != nil {
-		return r, err
+		return measured, err
 	}
-	defer m.Close()
-	if !m.HasWeights() {
-		return r, diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
+	defer model.Close()
+	if !model.HasWeights() {
+		return measured, diag.New(diag.ClassInput, "it is a catalog entry: it has shapes and no weights").
 			WithHint("make random ones: hetc models synth %s -o DIR", path)
 	}
-	r.Name, r.Parameters = strings.TrimSuffix(m.Name, ".gguf"), m.Parameters()
-	for n := 2; taken[r.Name]; n++ {
-		r.Name = fmt.Sprintf("%s-%d", strings.TrimSuffix(m.Name, ".gguf"), n)
+	measured.Name, measured.Parameters = strings.TrimSuffix(model.Name, ".gguf"), model.Parameters()
+	for n := 2; taken[measured.Name]; n++ {
+		measured.Name = fmt.Sprintf("%s-%d", strings.TrimSuffix(model.Name, ".gguf"), n)
 	}
-	taken[r.Name] = true
-	dir := filepath.Join(b.dir, r.Name)
+	taken[measured.Name] = true
+	dir := filepath.Join(b.dir, measured.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return r, diag.New(diag.ClassIO, "bench engines: %w", err)
+		return measured, diag.New(diag.ClassIO, "bench engines: %w", err)
 	}
 	plan, err := b.firstPlan(ctx, dir, path)
 	if err != nil {
-		return r, err
+		return measured, err
 	}
 	first, err := b.bundle(ctx, dir, path, "plan", plan)
 	if err != nil {
-		return r, err
+		return measured, err
 	}
-	r.Plans, r.Digest = []enginesPlan{first}, plan.Model.Digest
-	if r.Stored = string(floatType(m)); r.Stored == "" {
-		return r, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", m.StoredTypes())
+	measured.Plans, measured.Digest = []enginesPlan{first}, plan.Model.Digest
+	if measured.Stored = string(floatType(model)); measured.Stored == "" {
+		return measured, diag.New(diag.ClassInput, "its weights are stored as %v: llama.cpp starts from float weights", model.StoredTypes())
 	}
-	peers, err := b.peers(ctx, dir, path, r)
+	peers, err := b.peers(ctx, dir, path, measured)
 	if err != nil {
-		return r, err
+		return measured, err
 	}
 	if b.Memory != "" {
 		limited, err := b.limitedPlan(ctx, dir, path, peers)
 		switch {
 		case diag.ClassOf(err) == diag.ClassInfeasible: // the rest is worth measuring all the same
-			r.NoBounded = err.Error()
+			measured.NoBounded = err.Error()
 			b.s.Warnf("%v", err)
 		case err != nil:
-			return r, err
+			return measured, err
 		default:
-			r.Plans = append(r.Plans, limited)
+			measured.Plans = append(measured.Plans, limited)
 		}
 	}
 	var all []engines.Engine
-	for i := range r.Plans {
-		all = append(all, &engines.Hetc{Program: b.self, Bundle: r.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: r.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
+	for i := range measured.Plans {
+		all = append(all, &engines.Hetc{Program: b.self, Bundle: measured.Plans[i].bundle, Trust: filepath.Join(dir, "local.pub"), Of: measured.Plans[i].Form, Kernels: host.Kernels(), Release: cli.Version})
 	}
 	const patience = time.Minute
 	match := engines.Match{Engines: append(all, peers...), Tasks: b.tasks(), Cores: b.Cores, Rounds: b.Rounds, Seed: b.Seed, Timeout: b.timeout, Budget: b.match, Quiet: b.MaxOthers, Patience: patience, Note: b.s.Notef}
-	r.Match, err = match.Play(ctx)
-	return r, err
+	measured.Match, err = match.Play(ctx)
+	return measured, err
 }
 
 // floatType is the float type a model's matrices are stored in, "" if they are quantised.
@@ -372,15 +372,15 @@ func (b *enginesBench) firstPlan(ctx context.Context, dir, model string) (*plani
 		}
 		return plantext.Read(b.Plan)
 	}
-	w := filepath.Join(dir, "workload.yaml")
-	if err := b.writeWorkload(w, false); err != nil {
+	workloadFile := filepath.Join(dir, "workload.yaml")
+	if err := b.writeWorkload(workloadFile, false); err != nil {
 		return nil, err
 	}
 	if err := b.measure(ctx, dir, model); err != nil {
 		return nil, err
 	}
 	out := filepath.Join(dir, "plan.yaml")
-	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "-o", out)...); err != nil {
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", workloadFile, "-o", out)...); err != nil {
 		return nil, err
 	}
 	return plantext.Read(out)
@@ -393,31 +393,31 @@ func (b *enginesBench) solve(dir, model string) []string {
 // writeWorkload writes what the plan is made for. A plan with a bound on its memory may use the schemes of both
 // phases in each, so that one copy of the weights can serve both.
 func (b *enginesBench) writeWorkload(path string, bounded bool) error {
-	w := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen, Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
+	permits := &workload.Workload{Schema: workload.Schema, OutputTokens: b.Gen, Context: max(slices.Max(b.Prompts), b.Depth+b.Gen),
 		Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C, op.A8TQ4B32}, Head: []op.Scheme{op.A8TQ8C}}}
 	const largest = 512 // rows of a program: longer prompts come in pieces
 	for n := 64; n <= largest && n <= slices.Max(b.Prompts); n *= 2 {
-		w.Buckets = append(w.Buckets, n)
+		permits.Buckets = append(permits.Buckets, n)
 	}
-	if len(w.Buckets) == 0 {
-		w.Buckets = []int{max(2, slices.Max(b.Prompts))}
+	if len(permits.Buckets) == 0 {
+		permits.Buckets = []int{max(2, slices.Max(b.Prompts))}
 	}
 	for _, n := range b.Prompts {
-		w.Prompts = append(w.Prompts, workload.Prompt{Tokens: n, Share: 1})
+		permits.Prompts = append(permits.Prompts, workload.Prompt{Tokens: n, Share: 1})
 	}
 	if b.Workload != "" {
 		var err error
-		if w, err = workload.Read(b.Workload); err != nil {
+		if permits, err = workload.Read(b.Workload); err != nil {
 			return err
 		}
 	}
 	if bounded {
-		both := slices.Concat(w.Schemes.Prefill, w.Schemes.Decode)
+		both := slices.Concat(permits.Schemes.Prefill, permits.Schemes.Decode)
 		slices.Sort(both)
 		both = slices.Compact(both)
-		w.Schemes.Prefill, w.Schemes.Decode = both, both
+		permits.Schemes.Prefill, permits.Schemes.Decode = both, both
 	}
-	text, err := decode.YAML(*w)
+	text, err := decode.YAML(*permits)
 	if err != nil {
 		return err
 	}
@@ -488,11 +488,11 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 		bytes = result.Peak(peers[i].Name(), b.maxFormat)
 		b.s.Notef("%s %s needs %v", peers[i].Name(), b.maxFormat, unit.Bytes(bytes))
 	}
-	w, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
-	if err := b.writeWorkload(w, true); err != nil {
+	workloadFile, out := filepath.Join(dir, "bounded-workload.yaml"), filepath.Join(dir, "bounded.yaml")
+	if err := b.writeWorkload(workloadFile, true); err != nil {
 		return enginesPlan{}, err
 	}
-	if err := b.step(ctx, append(b.solve(dir, model), "--workload", w, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
+	if err := b.step(ctx, append(b.solve(dir, model), "--workload", workloadFile, "--max-memory", fmt.Sprintf("%dB", bytes), "-o", out)...); err != nil {
 		return enginesPlan{}, err
 	}
 	plan, err := plantext.Read(out)
@@ -505,29 +505,29 @@ func (b *enginesBench) limitedPlan(ctx context.Context, dir, model string, peers
 }
 
 // bundle emits a plan, unless the bundle with it is there.
-func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, p *planir.Plan) (enginesPlan, error) {
-	made := enginesPlan{Form: name, name: name, plan: p, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
-	code, err := planir.Encode(p)
+func (b *enginesBench) bundle(ctx context.Context, dir, model, name string, solved *planir.Plan) (enginesPlan, error) {
+	made := enginesPlan{Form: name, name: name, plan: solved, Schemes: map[string][]op.Scheme{}, bundle: filepath.Join(dir, name+".hetb")}
+	code, err := planir.Encode(solved)
 	if err != nil {
 		return made, err
 	}
-	if made.Digest, err = planir.Digest(p); err != nil {
+	if made.Digest, err = planir.Digest(solved); err != nil {
 		return made, err
 	}
-	for _, decision := range p.Decisions {
+	for _, decision := range solved.Decisions {
 		phase := "prefill"
-		if p.Decodes(decision.Rows) {
+		if solved.Decodes(decision.Rows) {
 			phase = "decode"
 		}
 		if decision.Scheme != "" && !slices.Contains(made.Schemes[phase], decision.Scheme) {
 			made.Schemes[phase] = append(made.Schemes[phase], decision.Scheme)
 		}
 	}
-	for _, blob := range p.Program.WeightBlobs() {
+	for _, blob := range solved.Program.WeightBlobs() {
 		made.Bytes += blob.Size
 	}
-	if p.Memory != nil {
-		made.Predicted = p.Memory.Total
+	if solved.Memory != nil {
+		made.Predicted = solved.Memory.Total
 	}
 	key := filepath.Join(dir, "local")
 	if _, err := os.Stat(key + ".key"); err != nil {
@@ -576,12 +576,12 @@ func (b *enginesBench) peers(ctx context.Context, dir, model string, r EnginesMo
 func (b *enginesBench) report(list []EnginesModel) error {
 	env := measuredOn(b.Cores)
 	doc := map[string]any{"cpu": env.CPU, "features": env.Features, "kernels": env.Kernels, "cores": b.Cores, "hetc": cli.Version, "models": list}
-	p := &page{s: b.s}
+	out := &page{s: b.s}
 	for i := range list {
-		b.show(p, env, &list[i])
+		b.show(out, env, &list[i])
 	}
 	if b.Markdown != "" {
-		if err := wholefile.Write(b.Markdown, []byte(p.md.String())); err != nil {
+		if err := wholefile.Write(b.Markdown, []byte(out.md.String())); err != nil {
 			return err
 		}
 	}

@@ -27,34 +27,34 @@ const mostQuality = time.Hour
 
 // quality measures what the forms of a model cost, on the model itself or, where it has no tokenizer, the same
 // schemes and formats on another model. Llama.cpp's figures are kept by model: several may share one.
-func (b *enginesBench) quality(ctx context.Context, path string, r *EnginesModel, peers map[string][]engines.Quality) error {
-	m, err := b.openQuality(path)
+func (b *enginesBench) quality(ctx context.Context, path string, measured *EnginesModel, peers map[string][]engines.Quality) error {
+	model, err := b.openQuality(path)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	of := m.Dir
-	r.QualityOf = strings.TrimSuffix(m.Name, ".gguf")
-	dir := filepath.Join(b.dir, r.Name)
-	for i := range r.Plans {
-		made := &r.Plans[i]
+	defer model.Close()
+	of := model.Dir
+	measured.QualityOf = strings.TrimSuffix(model.Name, ".gguf")
+	dir := filepath.Join(b.dir, measured.Name)
+	for i := range measured.Plans {
+		made := &measured.Plans[i]
 		var got []engines.Quality
 		if b.QualityModel == "" {
 			got, err = b.ownQuality(ctx, made.Form, "--bundle", made.bundle, "--trust", filepath.Join(dir, "local.pub"), "--model", of, "--decode")
 		} else {
-			got, err = b.schemesQuality(ctx, dir, m, of, made)
+			got, err = b.schemesQuality(ctx, dir, model, of, made)
 		}
 		if err != nil {
 			return fmt.Errorf("quality of hetc %s: %w", made.Form, err)
 		}
-		r.Quality = append(r.Quality, got...)
+		measured.Quality = append(measured.Quality, got...)
 	}
 	if _, ok := peers[of]; !ok {
 		if peers[of], err = b.peerQuality(ctx, of); err != nil {
 			return fmt.Errorf("quality of llama.cpp: %w", err)
 		}
 	}
-	r.Quality = append(r.Quality, peers[of]...)
+	measured.Quality = append(measured.Quality, peers[of]...)
 	return nil
 }
 
@@ -97,8 +97,8 @@ func (b *enginesBench) ownQuality(ctx context.Context, form string, args ...stri
 		return nil, diag.New(diag.ClassInternal, "hetc quality --json: %w", err)
 	}
 	var list []engines.Quality
-	for _, p := range doc.Phases {
-		list = append(list, engines.Quality{Engine: "hetc", Form: form, Phase: p.Phase, MeanKL: p.KL.Mean, KLError: (p.KL.High - p.KL.Low) / 2, SameTop: p.TopAgreement.Mean, Perplexity: p.Perplexity.Mean})
+	for _, phase := range doc.Phases {
+		list = append(list, engines.Quality{Engine: "hetc", Form: form, Phase: phase.Phase, MeanKL: phase.KL.Mean, KLError: (phase.KL.High - phase.KL.Low) / 2, SameTop: phase.TopAgreement.Mean, Perplexity: phase.Perplexity.Mean})
 	}
 	return list, nil
 }

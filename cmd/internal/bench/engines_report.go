@@ -68,34 +68,34 @@ func (p *page) table(header []string, rows [][]string) {
 }
 
 // show writes what was found out about a model.
-func (b *enginesBench) show(p *page, env record.Environment, model *EnginesModel) {
+func (b *enginesBench) show(out *page, env record.Environment, model *EnginesModel) {
 	result := model.Match
-	p.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
+	out.title(fmt.Sprintf("%s: hetc against other engines", model.Name))
 	cores := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.Cores), " ", ", "), "[]")
-	p.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the same weights for all.",
+	out.text("%s, cores %s with one thread each; hetc %s, kernels %s; %s. %.2f billion parameters, stored %s; the same weights for all.",
 		env.CPU, cores, cli.Version, env.Kernels, strings.Join(peersOf(result), "; "), float64(model.Parameters)/1e9, model.Stored)
 	processes := 0
 	for _, series := range result.Series {
 		processes += len(series.Samples)
 	}
-	p.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds, result.Seed, processes, result.Seconds)
+	out.text("%d rounds in random order (seed %d), a fresh process each: %d processes in %.0f s.", result.Rounds, result.Seed, processes, result.Seconds)
 	if result.Stopped {
-		p.text("The time did not suffice for %d rounds.", b.Rounds)
+		out.text("The time did not suffice for %d rounds.", b.Rounds)
 	}
 	if b.MaxOthers > 0 {
-		p.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, result.Disturbed, result.Repeated)
+		out.text("Others used more than %.2f cores during %d of them, after %d repetitions for that reason.", b.MaxOthers, result.Disturbed, result.Repeated)
 	} else {
-		p.text("Nobody looked whether others were at work meanwhile.")
+		out.text("Nobody looked whether others were at work meanwhile.")
 	}
 	for _, made := range model.Plans {
 		note := ""
 		if made.MaxMemory > 0 {
 			note = fmt.Sprintf(", solved with --max-memory %s MiB", mib(made.MaxMemory))
 		}
-		p.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note, joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
+		out.text("%s: hetc's plan %.12s%s, schemes of prefill %s, of decode %s.", made.Form, made.Digest, note, joined(made.Schemes["prefill"]), joined(made.Schemes["decode"]))
 	}
 	if model.NoBounded != "" {
-		p.text("No plan within --max-memory: %s.", model.NoBounded)
+		out.text("No plan within --max-memory: %s.", model.NoBounded)
 	}
 
 	var rows [][]string
@@ -120,9 +120,9 @@ func (b *enginesBench) show(p *page, env record.Environment, model *EnginesModel
 			rows = append(rows, row)
 		}
 	}
-	p.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval", "ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
+	out.table([]string{"task", "engine", "form", ">processes", ">tokens/s", ">95 % interval", "ratio to the fastest form", ">95 % interval", ">peak MiB"}, rows)
 	if result.Rounds < 6 {
-		p.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
+		out.text("With fewer than 6 rounds the intervals do not reach 95 %%.")
 	}
 
 	rows = nil
@@ -142,17 +142,17 @@ func (b *enginesBench) show(p *page, env record.Environment, model *EnginesModel
 		header = append(header, ">/ llama.cpp "+f)
 		rows = append(rows, append([]string{"llama.cpp " + f, mib(result.Peak("llama.cpp", f)), "-"}, make([]string, len(b.Formats))...))
 	}
-	p.table(header, rows)
+	out.table(header, rows)
 
 	if len(model.Quality) == 0 {
 		return
 	}
-	p.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
+	out.text("Quality on %s with %s, against the same weights in float32:", filepath.Base(b.Text), model.QualityOf)
 	rows = nil
 	for _, quality := range model.Quality {
 		rows = append(rows, []string{quality.Engine, quality.Form, quality.Phase, fmt.Sprintf("%.5f ± %.5f", quality.MeanKL, quality.KLError), fmt.Sprintf("%.2f %%", 100*quality.SameTop), fmt.Sprintf("%.3f", quality.Perplexity)})
 	}
-	p.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
+	out.table([]string{"engine", "form", "phase", ">mean KL", ">same top token", ">perplexity"}, rows)
 }
 
 func tasksOf(r *engines.Result) (out []engines.Task) {

@@ -119,13 +119,13 @@ func benchCores(ctx context.Context, d driver.Driver, text string) ([]int, error
 	}
 	var cores []int
 	for _, part := range strings.Split(text, ",") {
-		n, err := strconv.Atoi(part)
-		at := slices.Index(usable, n)
+		core, err := strconv.Atoi(part)
+		at := slices.Index(usable, core)
 		if err != nil || at < 0 || len(cores) > 0 && (at == 0 || usable[at-1] != cores[len(cores)-1]) {
 			return nil, diag.New(diag.ClassUsage, "--cores %q: want cores that follow each other, of %s", text, coreList(usable)).
 				WithHint("for example --cores %s", coreList(usable[:min(2, len(usable))]))
 		}
-		cores = append(cores, n)
+		cores = append(cores, core)
 	}
 	return cores, nil
 }

@@ -72,19 +72,19 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	if err := runcmd.EnoughMemory(plans, heldBytes(plans), machine.FreeMemory()); err != nil {
 		return fmt.Errorf("measure %d plans side by side: %w", len(plans), err)
 	}
-	f := &fleet{model: model, cal: cal, soc: soc}
-	defer f.close()
+	opened := &fleet{model: model, cal: cal, soc: soc}
+	defer opened.close()
 	for i, plan := range plans {
-		if err := f.open(ctx, labels[i], plan); err != nil {
+		if err := opened.open(ctx, labels[i], plan); err != nil {
 			return err
 		}
-		predict(f.list[i:], plan, options)
+		predict(opened.list[i:], plan, options)
 	}
-	virtual, err := measureRounds(ctx, f.list, options)
+	virtual, err := measureRounds(ctx, opened.list, options)
 	if err != nil {
 		return err
 	}
-	doc := map[string]any{"soc": soc.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": f.list}
+	doc := map[string]any{"soc": soc.Name, "simulated": virtual, "prompt_len": options.PromptLen, "gen": options.Gen, "rounds": options.Rounds, "candidates": opened.list}
 	doc["rates"] = showRates(ui, soc, set, plans[0], model)
 	measured := "measured"
 	if virtual {
@@ -92,10 +92,10 @@ func Sets(c *cobra.Command, ui *cli.Streams, options *Options) error {
 	}
 	for _, ph := range []string{"prefill", "decode"} {
 		ui.Printf("\n%s, %s: %s\n", ph, measured, what(ph, options))
-		showCandidates(ui, f.list, ph)
+		showCandidates(ui, opened.list, ph)
 	}
-	doc["pairs"] = showPairs(ui, soc, set, f.list, like, plans[0], model)
-	doc["solved"] = showSolved(ui, f.list)
+	doc["pairs"] = showPairs(ui, soc, set, opened.list, like, plans[0], model)
+	doc["solved"] = showSolved(ui, opened.list)
 	return ui.Result(doc)
 }
 
@@ -122,12 +122,12 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 		return out
 	}
 	out = append(out, planSet{label: "each operator whole", strategies: []planir.Strategy{planir.Single, planir.Padding}})
-	for _, p := range pairs {
+	for _, names := range pairs {
 		for _, part := range []struct {
 			text string
 			of   float64
 		}{{"1:1", 0.5}, {"3:1", 0.75}} {
-			out = append(out, planSet{label: fmt.Sprintf("%s of %s and %s", part.text, p[0], p[1]), ratio: map[string]float64{p[0]: part.of, p[1]: 1 - part.of}})
+			out = append(out, planSet{label: fmt.Sprintf("%s of %s and %s", part.text, names[0], names[1]), ratio: map[string]float64{names[0]: part.of, names[1]: 1 - part.of}})
 		}
 	}
 	return out
@@ -136,21 +136,21 @@ func planSets(soc *socs.SoC, all bool, like map[string]string) []planSet {
 // heldBytes is at most what plans that are open side by side hold of weights: those that the first packs are shared, and
 // libraries have copies of their own.
 func heldBytes(plans []*planir.Plan) int64 {
-	n, shared := int64(0), map[planir.Pack]bool{}
+	bytes, shared := int64(0), map[planir.Pack]bool{}
 	for i, plan := range plans {
-		n += plan.Memory.Prepacked
+		bytes += plan.Memory.Prepacked
 		for _, blob := range plan.Program.WeightBlobs() {
 			for _, at := range blob.Packs {
 				if i == 0 {
 					shared[*at.Pack] = true
 				}
 				if i == 0 || !shared[*at.Pack] {
-					n += at.Pack.Bytes
+					bytes += at.Pack.Bytes
 				}
 			}
 		}
 	}
-	return n
+	return bytes
 }
 
 func what(phase string, o *Options) string {
@@ -243,12 +243,12 @@ func products(p *planir.Plan, m *models.Model, rows int) (out []op.Op, times []i
 				continue
 			}
 			operator.M, operator.Scheme, operator.Bias = rows, decision.Scheme, false
-			k := slices.Index(out, operator)
-			if k < 0 {
-				k = len(out)
+			at := slices.Index(out, operator)
+			if at < 0 {
+				at = len(out)
 				out, times = append(out, operator), append(times, 0)
 			}
-			times[k] += max(1, sec.Layers)
+			times[at] += max(1, sec.Layers)
 		}
 	}
 	return out, times
@@ -300,12 +300,12 @@ func showRates(ui *cli.Streams, soc *socs.SoC, set *record.Set, p *planir.Plan, 
 					row = append(row, "-")
 					continue
 				}
-				r := rate{name, operator.Key(), ns, float64(operator.Flops()) / ns, float64(operator.Bytes()) / ns}
-				doc = append(doc, r)
+				read := rate{name, operator.Key(), ns, float64(operator.Flops()) / ns, float64(operator.Bytes()) / ns}
+				doc = append(doc, read)
 				if ph == "prefill" {
-					row = append(row, fmt.Sprintf("%.0f", r.Gops))
+					row = append(row, fmt.Sprintf("%.0f", read.Gops))
 				} else {
-					row = append(row, fmt.Sprintf("%.1f", r.GBps))
+					row = append(row, fmt.Sprintf("%.1f", read.GBps))
 				}
 			}
 			rows = append(rows, row)
@@ -349,18 +349,18 @@ func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidat
 	}
 	var rows [][]string
 	for _, ph := range []string{"prefill", "decode"} {
-		for _, c := range list {
-			names := strings.Split(c.Name, " + ")
+		for _, joint := range list {
+			names := strings.Split(joint.Name, " + ")
 			if len(names) != 2 {
 				continue
 			}
-			a, b := find(names[0]), find(names[1])
-			if a == nil || b == nil {
+			left, right := find(names[0]), find(names[1])
+			if left == nil || right == nil {
 				continue
 			}
-			_, both, _ := c.of(ph)
-			_, first, _ := a.of(ph)
-			_, second, _ := b.of(ph)
+			_, both, _ := joint.of(ph)
+			_, first, _ := left.of(ph)
+			_, second, _ := right.of(ph)
 			var speedups, ideals []float64
 			for i := range both {
 				best := min(first[i], second[i])
@@ -370,13 +370,13 @@ func showPairs(ui *cli.Streams, soc *socs.SoC, set *record.Set, list []*candidat
 			if err != nil {
 				continue
 			}
-			x := pair{c.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals), contention(soc, set, names, plan, model, ph), 0}
-			row := []string{x.Processors, ph, fmt.Sprintf("%.2f", x.Speedup), fmt.Sprintf("%.2f..%.2f", x.Low, x.High), fmt.Sprintf("%.2f", x.Ideal), "-", "-"}
-			if x.Contention > 0 {
-				x.Share = x.Speedup / (x.Ideal * x.Contention)
-				row[5], row[6] = fmt.Sprintf("%.2f", x.Contention), fmt.Sprintf("%.2f", x.Share)
+			found := pair{joint.Name, ph, sum.Median, sum.Low, sum.High, stat.Median(ideals), contention(soc, set, names, plan, model, ph), 0}
+			row := []string{found.Processors, ph, fmt.Sprintf("%.2f", found.Speedup), fmt.Sprintf("%.2f..%.2f", found.Low, found.High), fmt.Sprintf("%.2f", found.Ideal), "-", "-"}
+			if found.Contention > 0 {
+				found.Share = found.Speedup / (found.Ideal * found.Contention)
+				row[5], row[6] = fmt.Sprintf("%.2f", found.Contention), fmt.Sprintf("%.2f", found.Share)
 			}
-			doc, rows = append(doc, x), append(rows, row)
+			doc, rows = append(doc, found), append(rows, row)
 		}
 	}
 	if len(rows) > 0 {
@@ -428,10 +428,10 @@ func showSolved(ui *cli.Streams, list []*candidate) (doc []comparison) {
 	for _, ph := range []string{"prefill", "decode"} {
 		var best *candidate
 		for _, candidate := range list[1:] {
-			x, _, _ := candidate.of(ph)
+			here, _, _ := candidate.of(ph)
 			if best == nil {
 				best = candidate
-			} else if y, _, _ := best.of(ph); x.Median < y.Median {
+			} else if least, _, _ := best.of(ph); here.Median < least.Median {
 				best = candidate
 			}
 		}

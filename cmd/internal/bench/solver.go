@@ -97,9 +97,9 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 			solved.Status = "given up"
 		}
 	}
-	p := &page{s: ui}
-	p.title("The engines of solve")
-	p.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general engine's include its linear program's being written.")
+	out := &page{s: ui}
+	out.title("The engines of solve")
+	out.text("One core. Times are of single solves, of the problem as it is posed to the proved answer; a general engine's include its linear program's being written.")
 	var rows [][]string
 	for _, solved := range log.Solves {
 		gap := "-"
@@ -112,13 +112,13 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 		}
 		rows = append(rows, []string{solved.Problem, fmt.Sprint(solved.Choices), solved.Engine, solved.Status, gap, size, fmt.Sprint(solved.Nodes), fmt.Sprintf("%.1f", solved.MS)})
 	}
-	p.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"}, rows)
-	pairs, err := o.compare(ctx, p, wasm, wasmErr)
+	out.table([]string{"problem", ">choices", "engine", "status", ">gap", ">variables x constraints", ">nodes", ">ms"}, rows)
+	pairs, err := o.compare(ctx, out, wasm, wasmErr)
 	if err != nil {
 		return err
 	}
 	if o.Markdown != "" {
-		if err := wholefile.Write(o.Markdown, []byte(p.md.String())); err != nil {
+		if err := wholefile.Write(o.Markdown, []byte(out.md.String())); err != nil {
 			return err
 		}
 	}
@@ -126,19 +126,19 @@ func (o *SolverOptions) Run(cmd *cobra.Command, ui *cli.Streams) error {
 }
 
 // compare has both builds solve the same models in turns.
-func (o *SolverOptions) compare(ctx context.Context, p *page, wasm *highs.Wasm, wasmErr error) ([]pairOfBuilds, error) {
+func (o *SolverOptions) compare(ctx context.Context, out *page, wasm *highs.Wasm, wasmErr error) ([]pairOfBuilds, error) {
 	native, err := highs.OpenNative()
 	if err = errors.Join(wasmErr, err); err != nil {
-		p.text("WebAssembly and library are not compared: %v", err)
+		out.text("WebAssembly and library are not compared: %v", err)
 		return nil, nil
 	}
 	var models []*milp.Model
 	for _, n := range []int{24, 32} {
-		m, _, err := problem.BucketExample(n, 6).MILP()
+		program, _, err := problem.BucketExample(n, 6).MILP()
 		if err != nil {
 			return nil, err
 		}
-		models = append(models, m)
+		models = append(models, program)
 	}
 	for _, experts := range []int{16, 32} {
 		tiers := problem.GenerateTiers(1, 1, experts, 8)
@@ -155,8 +155,8 @@ models:
 		var answers [2]milp.Result
 		for round := -1; round < o.Rounds; round++ { // the first is not counted
 			for i := range 2 {
-				k := (i + round + 2) % 2 // who begins changes
-				engine := [2]milp.Engine{wasm, native}[k]
+				build := (i + round + 2) % 2 // who begins changes
+				engine := [2]milp.Engine{wasm, native}[build]
 				begun := time.Now()
 				result, err := engine.Solve(ctx, problem, milp.Options{Time: o.Limit})
 				if err != nil {
@@ -167,9 +167,9 @@ models:
 					continue models
 				}
 				if round >= 0 {
-					ms[k] = append(ms[k], float64(time.Since(begun).Microseconds())/1e3)
+					ms[build] = append(ms[build], float64(time.Since(begun).Microseconds())/1e3)
 				}
-				answers[k] = result
+				answers[build] = result
 			}
 		}
 		if a, b := answers[0].Objective, answers[1].Objective; math.Abs(a-b) > milp.Tolerance*max(1, math.Abs(a)) {
@@ -192,9 +192,9 @@ models:
 		rows = append(rows, []string{builds.Model, fmt.Sprintf("%d x %d", builds.Vars, builds.Rows), fmt.Sprintf("%.1f", builds.WasmMS), fmt.Sprintf("%.1f", builds.NativeMS),
 			fmt.Sprintf("%.2f", builds.Ratio), fmt.Sprintf("%.2f..%.2f", builds.Low, builds.High), fmt.Sprintf("%.6g", builds.Objective), fmt.Sprintf("%.1g", builds.Apart), same})
 	}
-	p.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
+	out.text("HiGHS %s as WebAssembly and as a library in a process of its own, whose start counts, in turns: medians of %d rounds. Objectives are those of the linear programs; how far both are apart is relative. "+
 		"Answers that are no further apart than the engines' tolerance may have other values of variables.", highs.Version, o.Rounds)
-	p.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %", ">objective", ">apart", "same values"}, rows)
+	out.table([]string{"model", ">variables x constraints", ">WebAssembly ms", ">library ms", ">ratio", ">95 %", ">objective", ">apart", "same values"}, rows)
 	return list, nil
 }
 

@@ -135,8 +135,8 @@ func (f *failedCells) err(of int) error {
 	for _, failure := range f.order {
 		names := f.cells[failure.Message]
 		where := names[0]
-		if n := len(names) - 1; n > 0 {
-			where += fmt.Sprintf(" and %d more", n)
+		if others := len(names) - 1; others > 0 {
+			where += fmt.Sprintf(" and %d more", others)
 		}
 		list = append(list, diag.New(diag.ClassOf(failure.Err), "%s: %w", where, failure.Err))
 	}

@@ -49,11 +49,11 @@ func tryTokenizer(ctx context.Context, options *emit.Options) error {
 	if !ok {
 		return nil
 	}
-	t, err := tokenizer.New(text, options.Files["config"], options.Plan.Model.BOS)
+	tok, err := tokenizer.New(text, options.Files["config"], options.Plan.Model.BOS)
 	if err != nil {
 		return fmt.Errorf("model %q: tokenizer.json: %w", options.Model.Dir, err)
 	}
-	if _, err := t.TryChat(ctx); err != nil {
+	if _, err := tok.TryChat(ctx); err != nil {
 		return fmt.Errorf("model %q: %w", options.Model.Dir, err)
 	}
 	return nil

@@ -34,16 +34,16 @@ func openMemo(o *emit.Options) (*memo, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memo{cache: cache}
-	if m.maker, err = programDigest(cache); err == nil {
-		m.dir, err = cache.Scratch()
+	opened := &memo{cache: cache}
+	if opened.maker, err = programDigest(cache); err == nil {
+		opened.dir, err = cache.Scratch()
 	}
 	if err != nil {
 		_ = cache.Close() // the error before it says more
 		return nil, err
 	}
-	m.maker += " " + host.Fingerprint() + " " + host.Kernels()
-	return m, nil
+	opened.maker += " " + host.Fingerprint() + " " + host.Kernels()
+	return opened, nil
 }
 
 func (m *memo) Recall(key string) ([]byte, bool) {

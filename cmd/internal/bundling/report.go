@@ -77,16 +77,16 @@ func showReport(ui *cli.Streams, report *emit.Report) {
 	}
 	for i := range report.Graphs {
 		graph := &report.Graphs[i]
-		x := byName[graph.Name]
-		if x == nil {
-			x = &line{first: graph, errors: tried[graph.Tried]}
-			byName[graph.Name], order = x, append(order, x)
+		merged := byName[graph.Name]
+		if merged == nil {
+			merged = &line{first: graph, errors: tried[graph.Tried]}
+			byName[graph.Name], order = merged, append(order, merged)
 		}
-		x.layers++
-		x.bytes += graph.Bytes
-		x.spill = max(x.spill, graph.Facts["spill_bytes"])
+		merged.layers++
+		merged.bytes += graph.Bytes
+		merged.spill = max(merged.spill, graph.Facts["spill_bytes"])
 		if graph.Twin != "" {
-			x.twins++
+			merged.twins++
 		}
 	}
 	for _, line := range order {

@@ -108,7 +108,7 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	if err != nil {
 		return fail(err, "")
 	}
-	b, err := bundle.Open(path, bundle.Options{Trust: trust, Policy: bundle.Policy{AllowDev: true}})
+	twin, err := bundle.Open(path, bundle.Options{Trust: trust, Policy: bundle.Policy{AllowDev: true}})
 	if err != nil {
 		hint := ""
 		if bundle.StepOf(err) == bundle.StepSignature {
@@ -116,14 +116,14 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 		}
 		return fail(err, hint)
 	}
-	defer b.Close()
-	if !slices.ContainsFunc(b.Manifest().Blobs, func(x bundle.Blob) bool { return x.Name == emit.ReportBlob }) {
+	defer twin.Close()
+	if !slices.ContainsFunc(twin.Manifest().Blobs, func(x bundle.Blob) bool { return x.Name == emit.ReportBlob }) {
 		return fail(errors.New("the bundle holds no graphs that were compiled with their weights"), again)
 	}
-	if err := b.VerifyAll(ctx, nil); err != nil {
+	if err := twin.VerifyAll(ctx, nil); err != nil {
 		return fail(err, "")
 	}
-	of, err := planOf(b)
+	of, err := planOf(twin)
 	if err != nil {
 		return fail(err, again)
 	}
@@ -133,10 +133,10 @@ func twinReport(ctx context.Context, path string, key *bundle.Key, plan *planir.
 	if !slices.Equal(of.Inputs, plan.Inputs) {
 		return fail(errors.New("it is of a plan that was solved from other inputs"), again)
 	}
-	if err := b.Expect(emit.ReportBlob, bundle.RoleReport); err != nil {
+	if err := twin.Expect(emit.ReportBlob, bundle.RoleReport); err != nil {
 		return fail(err, again)
 	}
-	text, err := b.Bytes(emit.ReportBlob)
+	text, err := twin.Bytes(emit.ReportBlob)
 	if err != nil {
 		return fail(err, "")
 	}
@@ -161,42 +161,42 @@ func planOf(b *bundle.Bundle) (*planir.Plan, error) {
 }
 
 // targetProc is a processor of a SoC as its device executes it, or with here as it is emulated on this machine.
-func targetProc(p *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
-	target := p.Target
-	out := check.Proc(p)
-	q := &out
-	q.Driver, q.Select, q.Options, q.Cores = target.Driver, target.Select, nil, nil
-	k := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == target.Compiler })
+func targetProc(described *socs.Processor, known []driver.Compiler, here *driver.Device) (planir.Proc, error) {
+	target := described.Target
+	out := check.Proc(described)
+	proc := &out
+	proc.Driver, proc.Select, proc.Options, proc.Cores = target.Driver, target.Select, nil, nil
+	at := slices.IndexFunc(known, func(c driver.Compiler) bool { return c.Name() == target.Compiler })
 	switch {
 	case target.Compiler == "" && here != nil:
-		q.Select, q.Cores = here.Select, slices.Clone(here.Cores)
+		proc.Select, proc.Cores = here.Select, slices.Clone(here.Cores)
 	case target.Compiler == "":
-		if q.Select == "" {
-			q.Select = coreRange(p.Cores)
+		if proc.Select == "" {
+			proc.Select = coreRange(described.Cores)
 		}
-		cores, err := coresOf(q.Select)
+		cores, err := coresOf(proc.Select)
 		if err != nil {
-			return out, diag.New(diag.ClassInput, "soc: target of processor %q: %w", p.Name, err)
+			return out, diag.New(diag.ClassInput, "soc: target of processor %q: %w", described.Name, err)
 		}
-		q.Cores = cores
-	case k < 0:
-		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", p.Name, target.Compiler)
+		proc.Cores = cores
+	case at < 0:
+		return out, diag.New(diag.ClassUnavailable, "soc: target of processor %q: compiler %q is not part of this program", described.Name, target.Compiler)
 	default:
 		if here != nil {
-			q.Select = "emulator"
+			proc.Select = "emulator"
 		}
-		q.Options = target.Options() // of the compiler, and what the driver compares artifacts with
-		if _, bakes := known[k].(driver.Baker); !bakes {
+		proc.Options = target.Options() // of the compiler, and what the driver compares artifacts with
+		if _, bakes := known[at].(driver.Baker); !bakes {
 			return out, nil
 		}
-		q.Bakes, q.Shares = true, here == nil && p.WeightBytes != socs.WeightsPerGraph
-		q.WeightRanges, q.DynamicRows, q.StridedInput, q.StridedOutput, q.Prepacks = false, false, false, false, false
-		q.Fuses, q.Memory = true, socs.DefaultMemory(true)
-		for scheme := range q.Layouts {
-			q.Layouts[scheme] = op.OnnxLayout
+		proc.Bakes, proc.Shares = true, here == nil && described.WeightBytes != socs.WeightsPerGraph
+		proc.WeightRanges, proc.DynamicRows, proc.StridedInput, proc.StridedOutput, proc.Prepacks = false, false, false, false, false
+		proc.Fuses, proc.Memory = true, socs.DefaultMemory(true)
+		for scheme := range proc.Layouts {
+			proc.Layouts[scheme] = op.OnnxLayout
 		}
-		for _, scheme := range q.Schemes {
-			q.Layouts[scheme.Weight()] = op.OnnxLayout
+		for _, scheme := range proc.Schemes {
+			proc.Layouts[scheme.Weight()] = op.OnnxLayout
 		}
 	}
 	return out, nil
@@ -216,11 +216,11 @@ func coreRange(cores []int) string {
 
 // coresOf reads one: "2-7".
 func coresOf(sel string) ([]int, error) {
-	a, b, two := strings.Cut(sel, "-")
-	lo, err := strconv.Atoi(a)
+	first, last, two := strings.Cut(sel, "-")
+	lo, err := strconv.Atoi(first)
 	hi := lo
 	if err == nil && two {
-		hi, err = strconv.Atoi(b)
+		hi, err = strconv.Atoi(last)
 	}
 	const most = 1 << 10
 	if err != nil || lo < 0 || hi < lo || hi >= most {

@@ -150,8 +150,8 @@ func wrapLast(header []string, rows [][]string) (out [][]string) {
 	for _, row := range rows {
 		row, line := slices.Clone(row), ""
 		words := strings.Fields(row[last])
-		for i, w := range words {
-			if i > 0 && utf8.RuneCountInString(visible(line))+1+utf8.RuneCountInString(visible(w)) > width {
+		for i, word := range words {
+			if i > 0 && utf8.RuneCountInString(visible(line))+1+utf8.RuneCountInString(visible(word)) > width {
 				row[last] = line
 				out = append(out, row)
 				row, line = make([]string, len(header)), ""
@@ -159,7 +159,7 @@ func wrapLast(header []string, rows [][]string) (out [][]string) {
 			if line != "" {
 				line += " "
 			}
-			line += w
+			line += word
 		}
 		row[last] = line
 		out = append(out, row)
@@ -208,13 +208,13 @@ func (s *Streams) report(err error) int {
 	}
 	if s.JSON && !s.answered {
 		var doc errorDocument
-		e := &doc.Error
-		e.Class, e.ExitCode, e.Message, e.Hints = class.String(), int(class), err.Error(), hints
-		for i, d := range diag.All(err) {
+		body := &doc.Error
+		body.Class, body.ExitCode, body.Message, body.Hints = class.String(), int(class), err.Error(), hints
+		for i, diagnostic := range diag.All(err) {
 			if i == 0 {
-				e.Code, e.Path = d.Code, d.Path
+				body.Code, body.Path = diagnostic.Code, diagnostic.Path
 			}
-			e.Diagnostics = append(e.Diagnostics, finding{d.Severity.String(), d.Class.String(), d.Code, d.Path, d.Summary, d.Hint})
+			body.Diagnostics = append(body.Diagnostics, finding{diagnostic.Severity.String(), diagnostic.Class.String(), diagnostic.Code, diagnostic.Path, diagnostic.Summary, diagnostic.Hint})
 		}
 		_ = s.Result(doc)
 	}
@@ -231,15 +231,15 @@ func visible(text string) string {
 	if strings.IndexFunc(text, unicode.IsControl) < 0 {
 		return text
 	}
-	var b strings.Builder
+	var spelled strings.Builder
 	for _, char := range text {
 		if unicode.IsControl(char) {
-			fmt.Fprintf(&b, "\\x%02x", char)
+			fmt.Fprintf(&spelled, "\\x%02x", char)
 			continue
 		}
-		b.WriteRune(char)
+		spelled.WriteRune(char)
 	}
-	return b.String()
+	return spelled.String()
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
@@ -247,9 +247,9 @@ var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:=,@%+-]+$`)
 // Quote writes the words of a command line so that a shell reads them back.
 func Quote(words ...string) string {
 	out := make([]string, len(words))
-	for i, w := range words {
-		if out[i] = w; !plainWord.MatchString(w) {
-			out[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+	for i, word := range words {
+		if out[i] = word; !plainWord.MatchString(word) {
+			out[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 		}
 	}
 	return strings.Join(out, " ")

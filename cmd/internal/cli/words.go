@@ -11,30 +11,30 @@ import (
 func Wrap(words []string, sep string) (lines []string) {
 	const width = 72
 	line := ""
-	for i, w := range words {
+	for i, word := range words {
 		if i < len(words)-1 {
-			w += sep
+			word += sep
 		}
-		if line != "" && len(line)+1+len(w) > width {
+		if line != "" && len(line)+1+len(word) > width {
 			lines = append(lines, line)
 			line = ""
 		}
 		if line != "" {
 			line += " "
 		}
-		line += w
+		line += word
 	}
 	return append(lines, line)
 }
 
 func Enumerate(list []string) string {
-	switch n := len(list); {
-	case n == 0:
+	switch count := len(list); {
+	case count == 0:
 		return "nothing"
-	case n == 1:
+	case count == 1:
 		return list[0]
 	default:
-		return strings.Join(list[:n-1], ", ") + " and " + list[n-1]
+		return strings.Join(list[:count-1], ", ") + " and " + list[count-1]
 	}
 }
 

@@ -143,9 +143,9 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 				Schemes: workload.Schemes{Prefill: []op.Scheme{op.A8TQ8C}, Decode: []op.Scheme{op.A8TQ8C}}}
 		}
 		want := profiler.Want{Schemes: []op.Scheme{op.A8TQ8C}}
-		for _, l := range lengths {
-			for _, r := range rules {
-				needs, err := workload(l.prompts, r.buckets).Needs(model.MaxContext)
+		for _, length := range lengths {
+			for _, rule := range rules {
+				needs, err := workload(length.prompts, rule.buckets).Needs(model.MaxContext)
 				if err != nil {
 					return "", nil, err
 				}
@@ -159,14 +159,14 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 			return "", nil, err
 		}
 		fmt.Fprintf(&text, "\n%s on %s, a8t/q8c:\n\n| prompts | buckets by | buckets | prefill ms | / solve's | graphs | MiB | status |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |\n", model.Name, soc.Name)
-		for _, l := range lengths {
+		for _, length := range lengths {
 			base := 0.0
-			for _, r := range rules {
-				result, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload(l.prompts, r.buckets), Engine: exact.Engine{}, AllBuckets: r.buckets.Max() == 0})
+			for _, rule := range rules {
+				result, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: workload(length.prompts, rule.buckets), Engine: exact.Engine{}, AllBuckets: rule.buckets.Max() == 0})
 				if err != nil {
 					return "", nil, err
 				}
-				bucket := comparedBucket{SoC: soc.Name, Model: model.Name, Lengths: l.name, Rule: r.name, PrefillNS: result.ExpectedNS}
+				bucket := comparedBucket{SoC: soc.Name, Model: model.Name, Lengths: length.name, Rule: rule.name, PrefillNS: result.ExpectedNS}
 				for i := range result.Plan.Program.Programs {
 					if n := result.Plan.Program.Programs[i].Rows; !result.Plan.Decodes(n) {
 						bucket.Buckets = append(bucket.Buckets, n)
@@ -190,7 +190,7 @@ func comparedBuckets(ctx context.Context) (string, any, error) {
 				bucket.Ratio = bucket.PrefillNS / base
 				rows = append(rows, bucket)
 				list := strings.ReplaceAll(strings.Trim(fmt.Sprint(bucket.Buckets), "[]"), " ", ", ")
-				fmt.Fprintf(&text, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", l.name, r.name, list, bucket.PrefillNS/1e6, bucket.Ratio, bucket.Graphs, float64(bucket.Bytes)/(1<<20), bucket.Status)
+				fmt.Fprintf(&text, "| %s | %s | %s | %.1f | %.3f | %d | %.0f | %s |\n", length.name, rule.name, list, bucket.PrefillNS/1e6, bucket.Ratio, bucket.Graphs, float64(bucket.Bytes)/(1<<20), bucket.Status)
 			}
 		}
 	}

@@ -40,19 +40,19 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 		}
 		defer model.Close()
 		scheme := op.A32W32
-		for _, x := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
+		for _, wanted := range []op.Scheme{op.A8TQ8C, op.A8TQ4B32} {
 			ok := true
 			for i := range soc.Processors {
-				ok = ok && (len(soc.Processors[i].Schemes) == 0 || slices.Contains(soc.Processors[i].Schemes, x))
+				ok = ok && (len(soc.Processors[i].Schemes) == 0 || slices.Contains(soc.Processors[i].Schemes, wanted))
 			}
 			if ok {
-				scheme = x
+				scheme = wanted
 				break
 			}
 		}
-		w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{bucket}, Prompts: workload.Prompts{{Tokens: bucket, Share: 1}},
+		permits := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{bucket}, Prompts: workload.Prompts{{Tokens: bucket, Share: 1}},
 			Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
-		needs, err := w.Needs(model.MaxContext)
+		needs, err := permits.Needs(model.MaxContext)
 		if err != nil {
 			return "", nil, err
 		}
@@ -61,7 +61,7 @@ func comparedPartitions(ctx context.Context) (string, any, error) {
 			return "", nil, err
 		}
 		fmt.Fprintf(&text, "\n%s on %s, %s:\n\n| partition by | prefill ms | / solve's | decode ms | / solve's |\n| --- | ---: | ---: | ---: | ---: |\n", model.Name, soc.Name, scheme)
-		in := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}}
+		in := solver.Input{Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}}
 		var base *comparedPartition
 		add := func(rule string, prefill, decode int64) {
 			partition := comparedPartition{SoC: soc.Name, Model: model.Name, Rule: rule, PrefillNS: prefill, DecodeNS: decode}

@@ -76,11 +76,11 @@ func alternatives() []alternative {
 	for _, name := range []string{"cpu", "gpu", "npu"} {
 		list = append(list, alternative{name: "only " + name, only: []string{name}})
 	}
-	for _, r := range []struct {
+	for _, split := range []struct {
 		a, b string
 		part float64
 	}{{"gpu", "cpu", 0.5}, {"gpu", "cpu", 0.75}, {"gpu", "npu", 0.5}, {"gpu", "npu", 0.75}} {
-		list = append(list, alternative{name: fmt.Sprintf("ratio %s=%g,%s=%g", r.a, r.part, r.b, 1-r.part), ratio: map[string]float64{r.a: r.part, r.b: 1 - r.part}})
+		list = append(list, alternative{name: fmt.Sprintf("ratio %s=%g,%s=%g", split.a, split.part, split.b, 1-split.part), ratio: map[string]float64{split.a: split.part, split.b: 1 - split.part}})
 	}
 	return list
 }
@@ -120,9 +120,9 @@ func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int,
 	scheme := schemeFor(soc, op.A8TQ4B32, op.A8TQ8C)
 	found := &regretCase{SoC: soc.Name, Model: model.Name, Scheme: scheme, Rows: rows}
 	const answer = 64
-	w := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
+	permits := &workload.Workload{Schema: workload.Schema, Buckets: workload.Rows{rows}, Prompts: workload.Prompts{{Tokens: rows, Share: 1}}, OutputTokens: answer,
 		Schemes: workload.Schemes{Prefill: []op.Scheme{scheme}, Decode: []op.Scheme{scheme}}}
-	needs, err := w.Needs(model.MaxContext)
+	needs, err := permits.Needs(model.MaxContext)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int,
 		return nil, err
 	}
 	for _, alternative := range ways {
-		one, err := executed(ctx, soc, model, costs, w, alternative)
+		one, err := executed(ctx, soc, model, costs, permits, alternative)
 		if diag.ClassOf(err) == diag.ClassInfeasible || diag.ClassOf(err) == diag.ClassInput && alternative.name != "solve" {
 			continue
 		}
@@ -144,19 +144,19 @@ func regretOf(ctx context.Context, soc *socs.SoC, model *models.Model, rows int,
 }
 
 // executed solves in one way and executes a prompt and the token in the middle of the answer, for which decode is predicted.
-func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, w *workload.Workload, a alternative) (*forced, error) {
-	solved, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: w, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
+func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *roofline.Costs, permits *workload.Workload, a alternative) (*forced, error) {
+	solved, err := solver.Solve(ctx, solver.Input{Model: model, SoC: soc, Costs: costs, Workload: permits, Engine: exact.Engine{}, Strategies: a.strategies, Only: a.only, Ratio: a.ratio})
 	if err != nil {
 		return nil, err
 	}
 	plan := solved.Plan
-	x := &forced{Name: a.name}
+	made := &forced{Name: a.name}
 	for _, pred := range plan.Predictions {
 		plan := timedPlan{PredictedNS: pred.PlanNS, LowNS: pred.LowNS, HighNS: pred.HighNS}
 		if strings.HasPrefix(pred.Program, "prefill") {
-			x.Prefill = plan
+			made.Prefill = plan
 		} else {
-			x.Decode = plan
+			made.Decode = plan
 		}
 	}
 	src, err := newEmpty(ctx, plan, model, soc)
@@ -169,12 +169,12 @@ func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *ro
 		return nil, err
 	}
 	defer machine.Close()
-	rows := w.Buckets[0]
+	rows := permits.Buckets[0]
 	err = machine.Do(ctx, func(c *executor.Control) error {
 		for _, call := range []struct {
 			tokens int
 			to     *int64
-		}{{rows, &x.Prefill.ExecutedNS}, {w.OutputTokens/2 - 1, nil}, {1, &x.Decode.ExecutedNS}} {
+		}{{rows, &made.Prefill.ExecutedNS}, {permits.OutputTokens/2 - 1, nil}, {1, &made.Decode.ExecutedNS}} {
 			got, err := c.Forward(make([]int32, call.tokens), executor.WantLast, nil)
 			if err != nil {
 				return err
@@ -185,7 +185,7 @@ func executed(ctx context.Context, soc *socs.SoC, model *models.Model, costs *ro
 		}
 		return nil
 	})
-	return x, err
+	return made, err
 }
 
 // empty is a plan's artifacts without its weights, which nobody reads who computes nothing.
@@ -283,7 +283,7 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 	var out []regretRow
 	var all []*regretCase
 	for _, soc := range socs.Catalog() {
-		s, err := timesOnly(soc, false)
+		described, err := timesOnly(soc, false)
 		if err != nil {
 			return "", nil, err
 		}
@@ -293,7 +293,7 @@ func comparedRegret(ctx context.Context) (string, any, error) {
 			if err != nil {
 				return "", nil, err
 			}
-			found, err := regretOf(ctx, s, model, rows, alternatives())
+			found, err := regretOf(ctx, described, model, rows, alternatives())
 			model.Close()
 			if err != nil {
 				return "", nil, err

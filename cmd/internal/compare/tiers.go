@@ -44,21 +44,21 @@ const tierChunk = 512
 
 func comparedTiers(ctx context.Context) (string, any, error) {
 	var rows []comparedTier
-	for _, x := range []struct{ soc, model string }{
+	for _, pair := range []struct{ soc, model string }{
 		{"apple-m2-max", "phi-3.5-moe"}, {"apple-m2-max", "qwen3-30b-a3b"}, {"snapdragon-8gen3", "phi-3.5-moe"}, {"snapdragon-8gen3", "qwen1.5-moe-a2.7b"},
 	} {
-		soc, err := socs.Open(x.soc)
+		soc, err := socs.Open(pair.soc)
 		if err != nil {
 			return "", nil, err
 		}
-		model, err := models.Open(x.model)
+		model, err := models.Open(pair.model)
 		if err != nil {
 			return "", nil, err
 		}
 		defer model.Close()
 		// The SoC's own arithmetic: FP16 on the ANE, 4-bit weights on the phone.
 		scheme := op.A32W32
-		if x.soc == "snapdragon-8gen3" {
+		if pair.soc == "snapdragon-8gen3" {
 			scheme = op.A8TQ4B32
 		}
 		costs, err := simulatedCosts(ctx, soc, model, profiler.Want{Schemes: []op.Scheme{scheme}})

@@ -15,34 +15,34 @@ import (
 )
 
 // fetch downloads a package into an empty folder and checks it.
-func fetch(ctx context.Context, dir string, p pkg) (archive string, err error) {
+func fetch(ctx context.Context, dir string, wanted pkg) (archive string, err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
-	client, args := "npm", []string{"pack", "--silent", "--ignore-scripts", p.Name + "@" + p.Version}
-	if p.Wheel != "" {
+	client, args := "npm", []string{"pack", "--silent", "--ignore-scripts", wanted.Name + "@" + wanted.Version}
+	if wanted.Wheel != "" {
 		client = "pip"
 		if _, err := exec.LookPath(client); err != nil {
 			client = "pip3"
 		}
 		// The library in a wheel does not depend on the version of Python: one is named so that the archive is.
 		args = []string{"download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:",
-			"--implementation", "cp", "--python-version", "311", "--platform", p.Wheel, "--dest", ".", p.Name + "==" + p.Version}
+			"--implementation", "cp", "--python-version", "311", "--platform", wanted.Wheel, "--dest", ".", wanted.Name + "==" + wanted.Version}
 	}
 	if err := command(ctx, dir, client, args...); err != nil {
 		return "", err
 	}
 	found, err := os.ReadDir(dir)
 	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], p.Name, p.Version, len(found))
+		return "", fmt.Errorf("%s %s %s %s left %d files, want one archive", client, args[0], wanted.Name, wanted.Version, len(found))
 	}
 	archive = filepath.Join(dir, found[0].Name())
 	got, err := digest(archive)
 	if err != nil {
 		return "", err
 	}
-	if got != p.SHA256 {
-		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", p.Name, p.Version, got, p.SHA256)
+	if got != wanted.SHA256 {
+		return "", fmt.Errorf("package %s %s has sha256 %s, want %s: it is not the one that was pinned, nothing of it is used", wanted.Name, wanted.Version, got, wanted.SHA256)
 	}
 	return archive, nil
 }
@@ -61,13 +61,13 @@ func unpack(archive, dir string, wanted ...string) error {
 		return err
 	}
 	defer file.Close()
-	z, err := gzip.NewReader(file)
+	unzipped, err := gzip.NewReader(file)
 	if err != nil {
 		return err
 	}
 	left := int64(mostUnpacked)
-	for t := tar.NewReader(z); ; {
-		header, err := t.Next()
+	for archived := tar.NewReader(unzipped); ; {
+		header, err := archived.Next()
 		if err == io.EOF {
 			return nil
 		}
@@ -78,7 +78,7 @@ func unpack(archive, dir string, wanted ...string) error {
 		if !ok || header.Typeflag != tar.TypeReg || !filepath.IsLocal(name) || !below(name, wanted) {
 			continue
 		}
-		if err := write(dir, name, t, &left); err != nil {
+		if err := write(dir, name, archived, &left); err != nil {
 			return err
 		}
 	}
@@ -119,11 +119,11 @@ func write(dir, name string, r io.Reader, left *int64) error {
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(file, io.LimitReader(r, *left+1))
+	copied, err := io.Copy(file, io.LimitReader(r, *left+1))
 	if e := file.Close(); err == nil {
 		err = e
 	}
-	if *left -= n; err == nil && *left < 0 {
+	if *left -= copied; err == nil && *left < 0 {
 		err = fmt.Errorf("more than %d bytes", mostUnpacked)
 	}
 	return err

@@ -34,12 +34,12 @@ var onnxRuntime = []recipe{
 const onnxRuntimeVersion = "1.31.1"
 
 func wheel(goos, arch, tag, digest string, libraries ...string) recipe {
-	r := recipe{Name: "onnxruntime", OS: goos, Arch: arch, Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
+	made := recipe{Name: "onnxruntime", OS: goos, Arch: arch, Packages: []pkg{{"onnxruntime", onnxRuntimeVersion, digest, tag}}}
 	for _, l := range libraries {
-		r.Files = append(r.Files, file{path.Join("onnxruntime/capi", l), l})
+		made.Files = append(made.Files, file{path.Join("onnxruntime/capi", l), l})
 	}
-	r.Files = append(r.Files, file{"onnxruntime/LICENSE", "LICENSE"}, file{"onnxruntime/ThirdPartyNotices.txt", "ThirdPartyNotices.txt"})
-	return r
+	made.Files = append(made.Files, file{"onnxruntime/LICENSE", "LICENSE"}, file{"onnxruntime/ThirdPartyNotices.txt", "ThirdPartyNotices.txt"})
+	return made
 }
 
 // qnn is Qualcomm's compiler for its NPU and the emulator of that NPU, behind a plugin of ONNX Runtime. The folders stay

@@ -149,14 +149,14 @@ func isBundle(path string) bool {
 // bundles compares what two manifests claim.
 func bundles(a, b *side) []difference {
 	var found findings
-	x, y := a.manifest, b.manifest
+	manifestA, manifestB := a.manifest, b.manifest
 	found.add("bundle", "identity", a.digest[:16], b.digest[:16])
 	found.add("bundle", "claims signed by", strings.Join(a.signers, " "), strings.Join(b.signers, " "))
-	found.add("bundle", "product", x.Product, y.Product)
-	found.add("bundle", "version", x.Version, y.Version)
-	found.add("bundle", "security version", fmt.Sprint(x.SecurityVersion), fmt.Sprint(y.SecurityVersion))
-	found.add("bundle", "target", bundling.TargetText(&x.Target), bundling.TargetText(&y.Target))
-	found.byName("blobs", blobs(x), blobs(y))
+	found.add("bundle", "product", manifestA.Product, manifestB.Product)
+	found.add("bundle", "version", manifestA.Version, manifestB.Version)
+	found.add("bundle", "security version", fmt.Sprint(manifestA.SecurityVersion), fmt.Sprint(manifestB.SecurityVersion))
+	found.add("bundle", "target", bundling.TargetText(&manifestA.Target), bundling.TargetText(&manifestB.Target))
+	found.byName("blobs", blobs(manifestA), blobs(manifestB))
 	return found
 }
 

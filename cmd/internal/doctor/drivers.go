@@ -105,14 +105,14 @@ func Describe(ctx context.Context, drv driver.Driver) DriverEntry {
 // Rows are the lines of the table: the driver's name stands in the first of them.
 func (e *DriverEntry) Rows() (rows [][]string) {
 	add := func(what string, values ...string) {
-		for i, v := range values {
-			if v == "" {
+		for i, value := range values {
+			if value == "" {
 				continue
 			}
 			if i > 0 {
 				what = ""
 			}
-			rows = append(rows, []string{"", what, v})
+			rows = append(rows, []string{"", what, value})
 		}
 	}
 	if entry := e.Missing; entry != nil {

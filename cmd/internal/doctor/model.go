@@ -134,28 +134,28 @@ func notFinite(ctx context.Context, m *models.Model, name string) (string, error
 		return "", err
 	}
 	rows, cols := 1, 1
-	for i, d := range tensor.Shape() {
+	for i, size := range tensor.Shape() {
 		if i < len(tensor.Shape())-1 {
-			rows *= d
+			rows *= size
 		} else {
-			cols = d
+			cols = size
 		}
 	}
 	const chunk = 1 << 18 // values
 	step := max(1, chunk/max(1, cols))
 	buf := make([]float32, min(step, rows)*cols)
-	for r := 0; r < rows; r += step {
+	for first := 0; first < rows; first += step {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		n := min(step, rows-r)
+		n := min(step, rows-first)
 		part := buf[:n*cols]
-		if err := tensor.Read(part, r, r+n, 0, cols); err != nil {
+		if err := tensor.Read(part, first, first+n, 0, cols); err != nil {
 			return "", fmt.Errorf("tensor %q: %w", name, err)
 		}
 		for i, v := range part {
 			if x := float64(v); math.IsNaN(x) || math.IsInf(x, 0) {
-				return fmt.Sprintf("%q (row %d, column %d: %v)", name, r+i/cols, i%cols, v), nil
+				return fmt.Sprintf("%q (row %d, column %d: %v)", name, first+i/cols, i%cols, v), nil
 			}
 		}
 	}
@@ -174,15 +174,15 @@ func readTokenizer(ctx context.Context, model *models.Model) ([]Finding, error) 
 		finding := ok(name, "none").but(Note, "the model runs on token ids only (--tokens); its tokenizer.json belongs into the directory")
 		return []Finding{finding}, nil
 	}
-	t, err := tokenizer.New(text, files["config"], model.BOS)
+	tok, err := tokenizer.New(text, files["config"], model.BOS)
 	if err != nil {
 		return []Finding{failed(name, err)}, nil
 	}
-	finding := ok(name, "%d tokens", t.VocabSize())
-	if t.VocabSize() > model.Vocab {
+	finding := ok(name, "%d tokens", tok.VocabSize())
+	if tok.VocabSize() > model.Vocab {
 		finding = finding.but(Note, "the model has rows for %d tokens only", model.Vocab)
 	}
-	unusable, err := t.TryChat(ctx)
+	unusable, err := tok.TryChat(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return nil, err

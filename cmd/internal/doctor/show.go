@@ -16,19 +16,19 @@ import (
 // solverFindings says which engines of solve are there. Without HiGHS the exact engine does all it can alone.
 func solverFindings() []Finding {
 	var out []Finding
-	for _, e := range []struct {
+	for _, engine := range []struct {
 		name, without string
 		locate        func() (string, error)
 	}{{"engine highs", "solve has the exact engine alone", highs.Locate}, {"engine highs-native", "not needed: engine highs does the same in twice the time", highs.LocateNative}} {
-		finding := Finding{Check: e.name, Status: OK}
-		where, err := e.locate()
+		finding := Finding{Check: engine.name, Status: OK}
+		where, err := engine.locate()
 		switch {
 		case err == nil:
 			finding.Found = fmt.Sprintf("HiGHS %s, %s", highs.Version, where)
-		case e.name == "engine highs":
-			finding.Status, finding.Found, finding.Hint = Note, "not there: "+e.without, "make deps fetches it; hetc drivers says where it was looked for"
+		case engine.name == "engine highs":
+			finding.Status, finding.Found, finding.Hint = Note, "not there: "+engine.without, "make deps fetches it; hetc drivers says where it was looked for"
 		default:
-			finding.Found = "not there; " + e.without
+			finding.Found = "not there; " + engine.without
 		}
 		out = append(out, finding)
 	}

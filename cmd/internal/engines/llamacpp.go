@@ -233,16 +233,16 @@ var perplexityLines = map[string]*regexp.Regexp{
 func parsePerplexity(format string, out []byte) (Quality, error) {
 	quality := Quality{Engine: "llama.cpp", Form: format}
 	read := func(what string, to ...*float64) error {
-		m := perplexityLines[what].FindSubmatch(out)
-		if m == nil {
+		fields := perplexityLines[what].FindSubmatch(out)
+		if fields == nil {
 			return diag.New(diag.ClassRun, "llama-perplexity: no %s in its output%s", what, excerpt(out))
 		}
-		for i, p := range to {
-			v, err := strconv.ParseFloat(string(m[i+1]), 64)
+		for i, number := range to {
+			parsed, err := strconv.ParseFloat(string(fields[i+1]), 64)
 			if err != nil {
-				return diag.New(diag.ClassRun, "llama-perplexity: %s is %q, want a number", what, m[i+1])
+				return diag.New(diag.ClassRun, "llama-perplexity: %s is %q, want a number", what, fields[i+1])
 			}
-			*p = v
+			*number = parsed
 		}
 		return nil
 	}

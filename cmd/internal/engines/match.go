@@ -118,11 +118,11 @@ const trialRounds = 2
 // form of the same engine: a ratio is to the fastest form alone. hetc's forms all stay.
 func drop(all []Series) {
 	for i := range all {
-		s := &all[i]
+		own := &all[i]
 		for j := range all {
-			o := &all[j]
-			if s.Engine != "hetc" && o.Engine == s.Engine && o.Task == s.Task && fastest(s) < slowest(o) {
-				s.Dropped = true
+			other := &all[j]
+			if own.Engine != "hetc" && other.Engine == own.Engine && other.Task == own.Task && fastest(own) < slowest(other) {
+				own.Dropped = true
 			}
 		}
 	}
@@ -226,20 +226,20 @@ func (r *Result) summarise() error {
 		}
 	}
 	for i := range r.Series {
-		s := &r.Series[i]
-		if s.Engine != "hetc" {
+		own := &r.Series[i]
+		if own.Engine != "hetc" {
 			continue
 		}
-		for _, p := range r.best(s.Task) {
+		for _, peer := range r.best(own.Task) {
 			var ratios []float64
-			for k := range min(len(s.Samples), len(p.Samples)) {
-				ratios = append(ratios, s.Samples[k].Median/p.Samples[k].Median)
+			for k := range min(len(own.Samples), len(peer.Samples)) {
+				ratios = append(ratios, own.Samples[k].Median/peer.Samples[k].Median)
 			}
 			sum, err := stat.Summarise(ratios)
 			if err != nil {
 				return err
 			}
-			r.Ratios = append(r.Ratios, Ratio{Form: s.Form, Task: s.Task, Peer: p.Engine, Best: p.Form, Summary: sum})
+			r.Ratios = append(r.Ratios, Ratio{Form: own.Form, Task: own.Task, Peer: peer.Engine, Best: peer.Form, Summary: sum})
 		}
 	}
 	return nil
@@ -253,12 +253,12 @@ func (r *Result) best(t Task) []*Series {
 		if series.Engine == "hetc" || series.Task != t || series.Dropped {
 			continue
 		}
-		k := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == series.Engine })
+		at := slices.IndexFunc(out, func(o *Series) bool { return o.Engine == series.Engine })
 		switch {
-		case k < 0:
+		case at < 0:
 			out = append(out, series)
-		case series.Summary.Median > out[k].Summary.Median:
-			out[k] = series
+		case series.Summary.Median > out[at].Summary.Median:
+			out[at] = series
 		}
 	}
 	return out

@@ -75,29 +75,29 @@ func Run(ctx context.Context, limits Limits, program string, args ...string) (Do
 		done <- err
 	}()
 	err := <-done
-	d := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), Wall: time.Since(began), OthersCores: -1}
+	ended := Done{Out: out.buf.Bytes(), Complaints: complaints.bytes(), Wall: time.Since(began), OthersCores: -1}
 	if small != nil {
-		d.PeakBytes = peakBytes(process.ProcessState, small())
+		ended.PeakBytes = peakBytes(process.ProcessState, small())
 	}
 	if after, ok := usage(); ok && known {
-		d.OthersCores = max(0, float64(after-before-cpuTime(process.ProcessState))/float64(max(d.Wall, 1)))
+		ended.OthersCores = max(0, float64(after-before-cpuTime(process.ProcessState))/float64(max(ended.Wall, 1)))
 	}
 	name := filepath.Base(program)
 	switch {
 	case ctx.Err() != nil:
-		return d, fmt.Errorf("%s: %w", name, ctx.Err())
+		return ended, fmt.Errorf("%s: %w", name, ctx.Err())
 	case out.overflown():
-		return d, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).WithHint("is this the right program? it is %q", program)
+		return ended, diag.New(diag.ClassRun, "%s printed more than %d bytes and was ended", name, mostOutput).WithHint("is this the right program? it is %q", program)
 	case limited.Err() != nil:
-		return d, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time, tail(d.Complaints)).WithHint("give it more time with --timeout")
+		return ended, diag.New(diag.ClassRun, "%s did not end within %v and was ended%s", name, limits.Time, tail(ended.Complaints)).WithHint("give it more time with --timeout")
 	case err != nil:
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
-			return d, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
+			return ended, diag.New(diag.ClassUnavailable, "start %q: %w", program, err)
 		}
-		return d, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(d.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
+		return ended, diag.New(diag.ClassRun, "%s failed: %w%s", name, exit, tail(ended.Complaints)).WithHint("run it by hand: %s", cli.Quote(append([]string{program}, args...)...))
 	}
-	return d, nil
+	return ended, nil
 }
 
 // usage is the processor time since the machine started that was not used by this process.
@@ -116,13 +116,13 @@ func watchSmall(pid int) func() int64 {
 	go func() {
 		var peak int64
 		looks := 0
-		t := time.NewTicker(every)
-		defer t.Stop()
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
 		for limit := floor(); peak <= limit; {
 			peak = max(peak, residentPeak(pid))
 			looks++
 			select {
-			case <-t.C:
+			case <-ticker.C:
 			case <-stop:
 				limit = -1
 			}
@@ -189,7 +189,7 @@ type ends struct {
 }
 
 func (e *ends) Write(p []byte) (int, error) {
-	n := len(p)
+	length := len(p)
 	if room := e.keep - len(e.first); room > 0 {
 		k := min(room, len(p))
 		e.first = append(e.first, p[:k]...)
@@ -199,7 +199,7 @@ func (e *ends) Write(p []byte) (int, error) {
 	if over := len(e.last) - e.keep; over > 0 {
 		e.last, e.cut = append(e.last[:0], e.last[over:]...), true
 	}
-	return n, nil
+	return length, nil
 }
 
 func (e *ends) bytes() []byte {

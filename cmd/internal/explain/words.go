@@ -29,13 +29,13 @@ func shareText(part, all int64) string {
 
 // against compares a program with its best single processor.
 func against(st *solver.ProgramStory) string {
-	switch g := st.Gain(); {
+	switch gain := st.Gain(); {
 	case st.Best == nil:
 		return "; no single processor could execute all of it"
-	case g < 1.005:
+	case gain < 1.005:
 		return fmt.Sprintf(", as fast as the best single processor, %s: dividing the work would not pay", st.Best.Proc)
 	default:
-		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", g, st.Best.Proc, ms(st.Best.NS))
+		return fmt.Sprintf(", %.2f times as fast as the best single processor (%s: %s)", gain, st.Best.Proc, ms(st.Best.NS))
 	}
 }
 

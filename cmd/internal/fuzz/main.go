@@ -26,15 +26,15 @@ import (
 )
 
 func main() {
-	o := options{grace: time.Minute, stall: 15 * time.Second}
-	flag.DurationVar(&o.time, "time", time.Minute, "how long each target runs")
-	flag.StringVar(&o.only, "run", "", "only targets of which PACKAGE.TARGET contains this")
-	flag.Int64Var(&o.memoryMiB, "memory", 512, "MiB that no process of a target may exceed")
+	run := options{grace: time.Minute, stall: 15 * time.Second}
+	flag.DurationVar(&run.time, "time", time.Minute, "how long each target runs")
+	flag.StringVar(&run.only, "run", "", "only targets of which PACKAGE.TARGET contains this")
+	flag.Int64Var(&run.memoryMiB, "memory", 512, "MiB that no process of a target may exceed")
 	flag.Parse()
 	child.TakeSigningKey() // go and the tests need all else
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := o.run(ctx, flag.Args()); err != nil {
+	if err := run.run(ctx, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)
 		stop()
 		os.Exit(1)
@@ -99,21 +99,21 @@ func (o *options) find(ctx context.Context, temp string, patterns []string) ([]t
 	}
 	var out []target
 	for line := range strings.SplitSeq(strings.TrimSpace(list), "\n") {
-		f := strings.Split(line, "\t")
-		if len(f) != 3 || !o.hasFuzz(f[0], f[1], strings.FieldsFunc(f[2], func(r rune) bool { return strings.ContainsRune("[] ", r) })) {
+		fields := strings.Split(line, "\t")
+		if len(fields) != 3 || !o.hasFuzz(fields[0], fields[1], strings.FieldsFunc(fields[2], func(r rune) bool { return strings.ContainsRune("[] ", r) })) {
 			continue
 		}
-		binary := filepath.Join(temp, strings.ReplaceAll(f[0], "/", "_")+".test")
-		if _, err := output(ctx, f[1], "go", "test", "-c", "-trimpath", "-fuzz", ".", "-o", binary, "."); err != nil {
+		binary := filepath.Join(temp, strings.ReplaceAll(fields[0], "/", "_")+".test")
+		if _, err := output(ctx, fields[1], "go", "test", "-c", "-trimpath", "-fuzz", ".", "-o", binary, "."); err != nil {
 			return nil, err
 		}
-		names, err := output(ctx, f[1], binary, "-test.list", "^Fuzz")
+		names, err := output(ctx, fields[1], binary, "-test.list", "^Fuzz")
 		if err != nil {
 			return nil, err
 		}
 		for _, name := range strings.Fields(names) {
-			if strings.Contains(f[0]+"."+name, o.only) {
-				out = append(out, target{pkg: f[0], dir: f[1], binary: binary, name: name})
+			if strings.Contains(fields[0]+"."+name, o.only) {
+				out = append(out, target{pkg: fields[0], dir: fields[1], binary: binary, name: name})
 			}
 		}
 	}
@@ -152,11 +152,11 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 }
 
 // fuzz runs one target, once per core: with a single worker each, so that one that hangs shows.
-func (o *options) fuzz(ctx context.Context, t target, cache string) error {
+func (o *options) fuzz(ctx context.Context, fuzzed target, cache string) error {
 	runs := make([]result, runtime.GOMAXPROCS(0))
 	var wg sync.WaitGroup
 	for i := range runs {
-		wg.Go(func() { runs[i] = o.worker(ctx, t, cache) })
+		wg.Go(func() { runs[i] = o.worker(ctx, fuzzed, cache) })
 	}
 	wg.Wait()
 	var inputs, peak int64
@@ -171,7 +171,7 @@ func (o *options) fuzz(ctx context.Context, t target, cache string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	fmt.Printf("ok    %s.%s: %d inputs, largest process %d MiB\n", t.pkg, t.name, inputs, peak)
+	fmt.Printf("ok    %s.%s: %d inputs, largest process %d MiB\n", fuzzed.pkg, fuzzed.name, inputs, peak)
 	return nil
 }
 
@@ -198,20 +198,20 @@ func (o *options) worker(ctx context.Context, t target, cache string) result {
 	if err == nil {
 		err = process.Wait()
 	}
-	r := result{peakMiB: peakMiB(process.ProcessState)}
+	found := result{peakMiB: peakMiB(process.ProcessState)}
 	stalled := false
-	r.inputs, stalled = progress(out.String(), o.stall)
+	found.inputs, stalled = progress(out.String(), o.stall)
 	switch {
 	case ctx.Err() != nil:
-		r.err = ctx.Err()
+		found.err = ctx.Err()
 	case errors.Is(limited.Err(), context.DeadlineExceeded):
-		r.err = fmt.Errorf("hangs: not done after %v\n%s", o.time+o.grace, tail(out.String()))
+		found.err = fmt.Errorf("hangs: not done after %v\n%s", o.time+o.grace, tail(out.String()))
 	case err != nil && !endOfTime.MatchString(out.String()):
-		r.err = fmt.Errorf("%w\n%s", err, tail(out.String()))
+		found.err = fmt.Errorf("%w\n%s", err, tail(out.String()))
 	case stalled:
-		r.err = fmt.Errorf("hangs: an input took longer than %v\n%s", o.stall, tail(out.String()))
+		found.err = fmt.Errorf("hangs: an input took longer than %v\n%s", o.stall, tail(out.String()))
 	}
-	return r
+	return found
 }
 
 // endOfTime is how package testing sometimes reports that the time is over and nothing was found: the
@@ -223,16 +223,16 @@ var report = regexp.MustCompile(`fuzz: elapsed: (\S+), (?:execs: (\d+))?`)
 // progress reads how many inputs were run, and whether none was for as long as stall.
 func progress(out string, stall time.Duration) (inputs int64, stalled bool) {
 	moved := time.Duration(0) // when the last input ended
-	for _, m := range report.FindAllStringSubmatch(out, -1) {
-		at, err := time.ParseDuration(m[1])
+	for _, match := range report.FindAllStringSubmatch(out, -1) {
+		at, err := time.ParseDuration(match[1])
 		if err != nil {
 			continue
 		}
-		n, err := strconv.ParseInt(m[2], 10, 64)
-		if err != nil || n > inputs { // seeds are being run, or inputs
+		count, err := strconv.ParseInt(match[2], 10, 64)
+		if err != nil || count > inputs { // seeds are being run, or inputs
 			moved = at
 		}
-		inputs = max(inputs, n)
+		inputs = max(inputs, count)
 		stalled = stalled || at-moved >= stall
 	}
 	return inputs, stalled || inputs == 0

@@ -59,12 +59,12 @@ func PeakMemory() int64 { return MemoryField("/proc/self/status", "VmHWM:") }
 
 // containerMemory is what is left of the control group's limit, 0 where there is none.
 func containerMemory() int64 {
-	for _, x := range []struct{ limit, used string }{
+	for _, files := range []struct{ limit, used string }{
 		{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
 		{"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
 	} {
-		if limit := number(x.limit); limit > 0 && limit < 1<<50 {
-			return max(1, limit-number(x.used))
+		if limit := number(files.limit); limit > 0 && limit < 1<<50 {
+			return max(1, limit-number(files.used))
 		}
 	}
 	return 0
@@ -76,11 +76,11 @@ func number(path string) int64 {
 	if err != nil {
 		return 0
 	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	bytes, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil {
 		return 0
 	}
-	return n
+	return bytes
 }
 
 // Load is the mean number of processes that wanted a core in the last minute; ok is false where the
@@ -128,24 +128,24 @@ func cpuTimes() (ticks, bool) {
 		return ticks{}, false
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
-	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal guest guest_nice
+	fields := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal guest guest_nice
 	const steal = 8
-	if len(f) <= steal || f[0] != "cpu" {
+	if len(fields) <= steal || fields[0] != "cpu" {
 		return ticks{}, false
 	}
-	var t ticks
+	var sum ticks
 	for i := 1; i <= steal; i++ { // guest times are part of user and nice
-		n, err := strconv.ParseInt(f[i], 10, 64)
+		count, err := strconv.ParseInt(fields[i], 10, 64)
 		if err != nil {
 			return ticks{}, false
 		}
-		t.total += n
+		sum.total += count
 		switch i {
 		case 4, 5:
-			t.idle += n
+			sum.idle += count
 		case steal:
-			t.stolen = n
+			sum.stolen = count
 		}
 	}
-	return t, true
+	return sum, true
 }

@@ -162,28 +162,28 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	if options.Note == nil {
 		options.Note = func(string, ...any) {}
 	}
-	b := &build{o: options, memory: newBudget(options.MaxMemory), making: map[cas.Key]chan struct{}{}}
-	b.out = options.Output
-	if b.out == "" {
-		b.out = options.Config.inside(options.Config.Output)
+	run := &build{o: options, memory: newBudget(options.MaxMemory), making: map[cas.Key]chan struct{}{}}
+	run.out = options.Output
+	if run.out == "" {
+		run.out = options.Config.inside(options.Config.Output)
 	}
-	report := &Report{Output: b.out, DryRun: options.DryRun, Counts: map[State]int{}}
+	report := &Report{Output: run.out, DryRun: options.DryRun, Counts: map[State]int{}}
 	if options.Key != nil {
 		report.KeyID = options.Key.Public.ID()
 	}
 	var err error
-	if report.Cells, err = b.cells(); err != nil {
+	if report.Cells, err = run.cells(); err != nil {
 		return nil, err
 	}
 	if !options.DryRun {
-		unlock, err := b.lock(ctx)
+		unlock, err := run.lock(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer unlock()
 	}
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(max(options.MaxMemory, 2*baseBytes)))
-	closeAll, err := b.openInputs(ctx, report.Cells)
+	closeAll, err := run.openInputs(ctx, report.Cells)
 	defer closeAll()
 	if err != nil {
 		return nil, err
@@ -194,8 +194,8 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	for range jobs {
 		wg.Go(func() {
 			for cell := range next {
-				b.cell(ctx, cell)
-				b.note(cell, len(report.Cells))
+				run.cell(ctx, cell)
+				run.note(cell, len(report.Cells))
 			}
 		})
 	}
@@ -207,8 +207,8 @@ func Run(ctx context.Context, options Options) (*Report, error) {
 	}
 	close(next)
 	wg.Wait()
-	if ctx.Err() != nil && b.done < len(report.Cells) {
-		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", b.done, len(report.Cells), ctx.Err()).
+	if ctx.Err() != nil && run.done < len(report.Cells) {
+		return nil, diag.New(diag.ClassInterrupted, "build: interrupted after %d of %d: %w", run.done, len(report.Cells), ctx.Err()).
 			WithHint("the same command goes on where it stopped: what is finished is kept")
 	}
 	for _, cell := range report.Cells {
@@ -243,18 +243,18 @@ func (b *build) cells() ([]*Cell, error) {
 		workloads[i] = &workloadInput{entry: config.Workloads[i]}
 	}
 	for i := range config.SoCs {
-		s := &socInput{entry: config.SoCs[i]}
-		for _, m := range models {
-			for _, w := range workloads {
-				if config.excluded(m.entry.Name, s.entry.Name, w.entry.Name) {
+		soc := &socInput{entry: config.SoCs[i]}
+		for _, model := range models {
+			for _, work := range workloads {
+				if config.excluded(model.entry.Name, soc.entry.Name, work.entry.Name) {
 					continue
 				}
-				all = append(all, cellName(s.entry.Name, m.entry.Name, w.entry.Name))
-				if !selected(b.o.Only, s.entry.Name, m.entry.Name, w.entry.Name) {
+				all = append(all, cellName(soc.entry.Name, model.entry.Name, work.entry.Name))
+				if !selected(b.o.Only, soc.entry.Name, model.entry.Name, work.entry.Name) {
 					continue
 				}
-				made := &Cell{Target: s.entry.Target != "", SoC: s.entry.Name, Model: m.entry.Name, Workload: w.entry.Name,
-					model: m, soc: s, workload: w}
+				made := &Cell{Target: soc.entry.Target != "", SoC: soc.entry.Name, Model: model.entry.Name, Workload: work.entry.Name,
+					model: model, soc: soc, workload: work}
 				base := filepath.Join(b.out, made.SoC, made.Model, made.Workload)
 				made.Plan, made.Bundle = Artifact{File: base + ".plan.yaml"}, Artifact{File: base + ".hetb"}
 				if config.Outlines != "" {

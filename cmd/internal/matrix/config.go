@@ -267,8 +267,8 @@ func (e *socEntry) validate(fail func(string, ...any) *diag.Diagnostic) {
 }
 
 // checkExclusion refuses what excludes nothing: it is a mistake in a name.
-func (c *Config) checkExclusion(x exclusion, fail func(string, ...any) *diag.Diagnostic) {
-	if x == (exclusion{}) {
+func (c *Config) checkExclusion(excluded exclusion, fail func(string, ...any) *diag.Diagnostic) {
+	if excluded == (exclusion{}) {
 		fail("an empty exclusion would exclude everything").WithHint("say which: {model: NAME, soc: NAME, workload: NAME}, each of them may be left out")
 		return
 	}
@@ -285,7 +285,7 @@ func (c *Config) checkExclusion(x exclusion, fail func(string, ...any) *diag.Dia
 	for _, part := range []struct {
 		key, pattern string
 		names        []string
-	}{{"model", x.Model, models}, {"soc", x.SoC, socs}, {"workload", x.Workload, workloads}} {
+	}{{"model", excluded.Model, models}, {"soc", excluded.SoC, socs}, {"workload", excluded.Workload, workloads}} {
 		if _, err := path.Match(part.pattern, ""); err != nil {
 			fail("%s: pattern %q: %w", part.key, part.pattern, err)
 		} else if !slices.ContainsFunc(part.names, func(n string) bool { return match(part.pattern, n) }) {
@@ -380,23 +380,23 @@ func (c *Config) SigningKey() (*emit.PrivateKey, error) {
 }
 
 func (c *Config) openModel(e modelEntry) (*models.Model, error) {
-	p, err := c.find("model", e.Model, models.CatalogNames())
+	path, err := c.find("model", e.Model, models.CatalogNames())
 	if err != nil {
 		return nil, err
 	}
-	return models.Open(p)
+	return models.Open(path)
 }
 
 func (c *Config) openSoC(e socEntry) (*socs.SoC, error) {
 	value, key := e.source()
-	p, err := c.find(key, value, socs.Catalog())
+	path, err := c.find(key, value, socs.Catalog())
 	if err != nil {
 		return nil, err
 	}
 	if e.Target != "" {
-		return socs.OpenTarget(p)
+		return socs.OpenTarget(path)
 	}
-	return socs.Open(p)
+	return socs.Open(path)
 }
 
 // selected reports whether a pattern SOC/MODEL/WORKLOAD, whose later parts may be left out, matches.

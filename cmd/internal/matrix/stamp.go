@@ -36,18 +36,18 @@ type stamp struct {
 
 // stampOf returns the stamp of a file, or of a directory and the files in it; ok is false where the system
 // does not tell enough.
-func stampOf(path string) (s stamp, ok bool) {
+func stampOf(path string) (found stamp, ok bool) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return s, false
+		return found, false
 	}
 	names := []string{abs}
 	if st, err := os.Stat(abs); err != nil {
-		return s, false
+		return found, false
 	} else if st.IsDir() {
 		entries, err := os.ReadDir(abs)
 		if err != nil {
-			return s, false
+			return found, false
 		}
 		for _, entry := range entries {
 			names = append(names, filepath.Join(abs, entry.Name()))
@@ -56,14 +56,14 @@ func stampOf(path string) (s stamp, ok bool) {
 	for _, name := range names {
 		id, changed, ok := inode(name)
 		if !ok {
-			return s, false
+			return found, false
 		}
-		s.id += fmt.Sprintf("%q %s\n", name, id)
-		if changed.After(s.changed) {
-			s.changed = changed
+		found.id += fmt.Sprintf("%q %s\n", name, id)
+		if changed.After(found.changed) {
+			found.changed = changed
 		}
 	}
-	return s, true
+	return found, true
 }
 
 // remembered returns what compute says about path, from the cache where nothing changed since.

@@ -117,19 +117,19 @@ func showFacts(ui *cli.Streams, facts []*record.Facts) {
 		return cmp.Or(cmp.Compare(shape(a), shape(b)), cmp.Compare(len(a.Rows), len(b.Rows)), a.Op.M-b.Op.M)
 	})
 	var rows [][]string
-	for _, f := range facts {
-		n, compile := fmt.Sprint(f.Op.M), "-"
-		if f.Rows != nil {
-			n = strings.Trim(strings.ReplaceAll(fmt.Sprint(f.Rows), " ", "+"), "[]") + " shared"
+	for _, said := range facts {
+		rowsText, compile := fmt.Sprint(said.Op.M), "-"
+		if said.Rows != nil {
+			rowsText = strings.Trim(strings.ReplaceAll(fmt.Sprint(said.Rows), " ", "+"), "[]") + " shared"
 		}
-		if f.CompileMS > 0 {
-			compile = fmt.Sprintf("%.0f", f.CompileMS)
+		if said.CompileMS > 0 {
+			compile = fmt.Sprintf("%.0f", said.CompileMS)
 		}
-		if f.Refused != "" {
-			rows = append(rows, []string{shape(f), n, "refused", "", "", compile})
+		if said.Refused != "" {
+			rows = append(rows, []string{shape(said), rowsText, "refused", "", "", compile})
 			continue
 		}
-		rows = append(rows, []string{shape(f), n, unit.Bytes(f.Bytes).String(), unit.Bytes(f.SpillBytes).String(), unit.Bytes(f.VTCMBytes).String(), compile})
+		rows = append(rows, []string{shape(said), rowsText, unit.Bytes(said.Bytes).String(), unit.Bytes(said.SpillBytes).String(), unit.Bytes(said.VTCMBytes).String(), compile})
 	}
 	if len(rows) > 0 {
 		ui.Printf("sizes that the compiler reports; spill is a buffer in main memory, not a time:\n")

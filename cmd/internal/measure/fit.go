@@ -95,8 +95,8 @@ func judge(
 // importedNote says that times of a record are not hetc's, and whose they are.
 func importedNote(set *record.Set) string {
 	var from []string
-	for _, x := range set.Header.Imported {
-		from = append(from, fmt.Sprintf("%s (%s)", x.File, x.Source))
+	for _, source := range set.Header.Imported {
+		from = append(from, fmt.Sprintf("%s (%s)", source.File, source.Source))
 	}
 	if from == nil {
 		return ""
@@ -118,9 +118,9 @@ func showWanted(ui *cli.Streams, costs *roofline.Costs, held []roofline.Miss) []
 	}
 	var rows [][]string
 	for i := range wanted {
-		w := &wanted[i]
-		predicted := w.Predicted
-		rows = append(rows, []string{w.Proc, w.Op.Key(), fmt.Sprintf("%.1f us", float64(predicted.NS)/1e3), fmt.Sprintf("%.1f..%.1f us", float64(predicted.LowNS)/1e3, float64(predicted.HighNS)/1e3)})
+		asked := &wanted[i]
+		predicted := asked.Predicted
+		rows = append(rows, []string{asked.Proc, asked.Op.Key(), fmt.Sprintf("%.1f us", float64(predicted.NS)/1e3), fmt.Sprintf("%.1f..%.1f us", float64(predicted.LowNS)/1e3, float64(predicted.HighNS)/1e3)})
 	}
 	ui.Table([]string{"to predict better, measure on", "operator", ">predicted", ">interval"}, rows)
 	return wanted
@@ -158,13 +158,13 @@ func showProducts(ui *cli.Streams, costs *roofline.Costs) (doc []product) {
 		if family.Kind != op.MatMul || family.Bias {
 			continue
 		}
-		x := product{family.Proc, family.Scheme, family.OpsPerNS, family.BytesPerNS, max(1, family.Step[0])}
+		fitted := product{family.Proc, family.Scheme, family.OpsPerNS, family.BytesPerNS, max(1, family.Step[0])}
 		shape := "linear"
-		if x.RowStep > 1 {
-			shape = fmt.Sprintf("steps of %d rows", x.RowStep)
+		if fitted.RowStep > 1 {
+			shape = fmt.Sprintf("steps of %d rows", fitted.RowStep)
 		}
-		doc = append(doc, x)
-		rows = append(rows, []string{x.Proc, string(x.Scheme), fmt.Sprintf("%.0f", x.Gops), fmt.Sprintf("%.1f", x.GBps), shape})
+		doc = append(doc, fitted)
+		rows = append(rows, []string{fitted.Proc, string(fitted.Scheme), fmt.Sprintf("%.0f", fitted.Gops), fmt.Sprintf("%.1f", fitted.GBps), shape})
 	}
 	if len(rows) > 0 {
 		ui.Table([]string{"products on", "scheme", ">Gop/s", ">GB/s", "in rows"}, rows)
@@ -188,15 +188,15 @@ func OpenCosts(soc, rec string) (*socs.SoC, *record.Set, *roofline.Costs, error)
 // writeCosts writes a costs file unless it holds the same already.
 func writeCosts(path string, costs *roofline.Costs) (same bool, err error) {
 	if old, err := roofline.Open(path); err == nil {
-		a, err := old.Digest()
+		before, err := old.Digest()
 		if err != nil {
 			return false, err
 		}
-		b, err := costs.Digest()
+		after, err := costs.Digest()
 		if err != nil {
 			return false, err
 		}
-		if a == b {
+		if before == after {
 			return true, nil
 		}
 	}

@@ -131,16 +131,16 @@ func tileOf(text string) (socs.Tile, error) {
 	if text == "" {
 		return socs.Tile{}, nil
 	}
-	var n [3]int
+	var sizes [3]int
 	parts := strings.Split(text, ",")
 	for i, x := range parts {
-		v, err := strconv.Atoi(strings.TrimSpace(x))
-		if err != nil || len(parts) != len(n) || v < 1 {
+		size, err := strconv.Atoi(strings.TrimSpace(x))
+		if err != nil || len(parts) != len(sizes) || size < 1 {
 			return socs.Tile{}, diag.New(diag.ClassUsage, "--tile %q: want three numbers from 1, such as 1,32,16", text)
 		}
-		n[i] = v
+		sizes[i] = size
 	}
-	return socs.Tile{M: n[0], K: n[1], N: n[2]}, nil
+	return socs.Tile{M: sizes[0], K: sizes[1], N: sizes[2]}, nil
 }
 
 func Import(cmd *cobra.Command, ui *cli.Streams, options *ImportOptions, path string) error {

@@ -39,19 +39,19 @@ func ReadWorkload(path string) (*workload.Workload, error) {
 
 // openPlanned opens a model, and tells what a plan of it for that workload needs to know; "" is the default workload.
 func openPlanned(model, workloadFile string) (*models.Model, workload.Needs, error) {
-	m, err := models.Open(model)
+	opened, err := models.Open(model)
 	if err != nil {
 		return nil, workload.Needs{}, err
 	}
-	w, err := ReadWorkload(workloadFile)
+	permits, err := ReadWorkload(workloadFile)
 	if err != nil {
-		return nil, workload.Needs{}, errors.Join(err, m.Close())
+		return nil, workload.Needs{}, errors.Join(err, opened.Close())
 	}
-	needs, err := w.Needs(m.MaxContext)
+	needs, err := permits.Needs(opened.MaxContext)
 	if err != nil {
-		return nil, workload.Needs{}, errors.Join(err, m.Close())
+		return nil, workload.Needs{}, errors.Join(err, opened.Close())
 	}
-	return m, needs, nil
+	return opened, needs, nil
 }
 
 func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) error {
@@ -151,17 +151,17 @@ func Profile(ctx context.Context, ui *cli.Streams, options *ProfileOptions) erro
 		note = ", simulated"
 	}
 	ui.Printf("%s: %d measured, %d reused, %d unsupported, %d skipped (out of time)%s\n", options.Out, rep.Measured, rep.Present, len(rep.Refused), len(rep.Left), note)
-	for _, w := range []struct{ flag, one, many string }{
+	for _, warning := range []struct{ flag, one, many string }{
 		{record.Noisy, "measurement is noisy", "measurements are noisy"},
 		{record.FewSamples, "measurement has few samples", "measurements have few samples"},
 		{record.Drifted, "measurement drifted during the run", "measurements drifted during the run"},
 	} {
-		switch n := rep.Warnings[w.flag]; n {
+		switch count := rep.Warnings[warning.flag]; count {
 		case 0:
 		case 1:
-			ui.Warnf("1 %s (flag: %s)", w.one, w.flag)
+			ui.Warnf("1 %s (flag: %s)", warning.one, warning.flag)
 		default:
-			ui.Warnf("%d %s (flag: %s)", n, w.many, w.flag)
+			ui.Warnf("%d %s (flag: %s)", count, warning.many, warning.flag)
 		}
 	}
 	if len(rep.Left) > 0 {

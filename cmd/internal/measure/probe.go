@@ -24,31 +24,31 @@ type ProbeOptions struct {
 }
 
 // Probe measures this machine and writes it as a SoC file. A file that describes this kind of machine is kept unless forced.
-func Probe(ctx context.Context, ui *cli.Streams, o *ProbeOptions) error {
-	if err := wholefile.Writable(o.Output); err != nil {
+func Probe(ctx context.Context, ui *cli.Streams, flags *ProbeOptions) error {
+	if err := wholefile.Writable(flags.Output); err != nil {
 		return err
 	}
 	described := func() bool { // by the file that is there
-		old, err := socs.Open(o.Output)
+		old, err := socs.Open(flags.Output)
 		return err == nil && old.Fingerprint == host.Fingerprint()
 	}
-	if !o.Force {
+	if !flags.Force {
 		if described() {
-			return cli.Kept(ui, o.Output, "it describes this machine; --force probes again")
+			return cli.Kept(ui, flags.Output, "it describes this machine; --force probes again")
 		}
-		if _, err := socs.Open(o.Output); err == nil {
-			return diag.New(diag.ClassInput, "probe: %q describes another machine", o.Output).
+		if _, err := socs.Open(flags.Output); err == nil {
+			return diag.New(diag.ClassInput, "probe: %q describes another machine", flags.Output).
 				WithHint("write elsewhere, or replace it with --force")
 		}
 	}
-	usable, err := otherDrivers(ctx, o.Drivers)
+	usable, err := otherDrivers(ctx, flags.Drivers)
 	if err != nil {
 		return err
 	}
-	options := profiler.ProbeOptions{Name: o.Name, Fingerprint: host.Fingerprint()}
+	options := profiler.ProbeOptions{Name: flags.Name, Fingerprint: host.Fingerprint()}
 	var unused []string
 	for _, drv := range usable {
-		if slices.Contains(o.Drivers, drv.Name()) {
+		if slices.Contains(flags.Drivers, drv.Name()) {
 			options.Others = append(options.Others, drv)
 		} else {
 			unused = append(unused, drv.Name())
@@ -61,13 +61,13 @@ func Probe(ctx context.Context, ui *cli.Streams, o *ProbeOptions) error {
 	if err != nil {
 		return err
 	}
-	if !o.Force && described() {
-		return cli.Kept(ui, o.Output, "another probe wrote it meanwhile; --force probes again")
+	if !flags.Force && described() {
+		return cli.Kept(ui, flags.Output, "another probe wrote it meanwhile; --force probes again")
 	}
-	if err := socs.Write(o.Output, soc); err != nil {
+	if err := socs.Write(flags.Output, soc); err != nil {
 		return err
 	}
-	ui.Printf("%s: %s\n", o.Output, soc.Description)
+	ui.Printf("%s: %s\n", flags.Output, soc.Description)
 	showProcessors(ui, soc)
 	for _, name := range unused {
 		ui.Printf("driver %s is usable here too: --driver %s describes its processors\n", name, name)

@@ -29,7 +29,7 @@ var agentxpu = []Item{
 // agent is an entry of the paper's data.
 func agent(id string) Value { return fact("agentxpu", id) }
 
-func agentRoofline(s *sheet) error {
+func agentRoofline(rows *sheet) error {
 	const draws = 1000
 	random := rand.New(rand.NewPCG(11, 1))
 	between := func(low, high float64) float64 { return low * math.Pow(high/low, random.Float64()) }
@@ -37,30 +37,30 @@ func agentRoofline(s *sheet) error {
 	var clipped, three, third, times, pieces, bounded, eleven, elevenClipped int
 	for range draws {
 		anchors := roofline.Anchors{PeakOpsPerNS: between(100, 1e5), PeakBytesPerNS: between(5, 1000), MemoryShare: between(0.1, 1), ComputeShare: between(0.001, 1), ComputeIntensity: between(1, 1e4)}
-		q := between(1, 1e9)
-		w := q * between(0.01, 1e5)
-		i := w / q
+		flops := between(1, 1e9)
+		bytes := flops * between(0.01, 1e5)
+		i := bytes / flops
 		pEff, bEff := anchors.OpsPerNS(), anchors.BytesPerNS()
 		knee := anchors.Knee()
-		p, b := min(pEff, bEff*i), min(bEff, pEff/i) // Eq. 9, 10
-		piece := q / (anchors.MemoryShare * anchors.PeakBytesPerNS)
+		rate, bandwidth := min(pEff, bEff*i), min(bEff, pEff/i) // Eq. 9, 10
+		piece := flops / (anchors.MemoryShare * anchors.PeakBytesPerNS)
 		if i >= knee {
-			piece = w / pEff // Eq. 7
+			piece = bytes / pEff // Eq. 7
 		}
-		u := b / anchors.PeakBytesPerNS
-		t := anchors.NS(w, q) // Eq. 5
-		if same(t, w/p) && same(t, q/b) && same(t, q/(anchors.PeakBytesPerNS*u)) && same(t, w/(anchors.PeakBytesPerNS*u*i)) {
+		used := bandwidth / anchors.PeakBytesPerNS
+		took := anchors.NS(bytes, flops) // Eq. 5
+		if same(took, bytes/rate) && same(took, flops/bandwidth) && same(took, flops/(anchors.PeakBytesPerNS*used)) && same(took, bytes/(anchors.PeakBytesPerNS*used*i)) {
 			times++
 		}
-		if same(t, piece) && same(q/bEff, knee*q/pEff) {
+		if same(took, piece) && same(flops/bEff, knee*flops/pEff) {
 			pieces++
 		}
-		if p <= min(anchors.PeakOpsPerNS, anchors.PeakBytesPerNS*i)*(1+1e-12) {
+		if rate <= min(anchors.PeakOpsPerNS, anchors.PeakBytesPerNS*i)*(1+1e-12) {
 			bounded++
 		}
 		short := same(pEff/(anchors.MemoryShare*anchors.PeakBytesPerNS), knee)
 		last := same(anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, knee)
-		closed := same(min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/i), u) // Eq. 11
+		closed := same(min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/i), used) // Eq. 11
 		if anchors.Clipped() {
 			clipped++
 			if short && !last {
@@ -80,25 +80,25 @@ func agentRoofline(s *sheet) error {
 	}
 	of := func(n, all int) float64 { return 100 * float64(n) / float64(all) }
 	const drawn = "synthetic anchors and kernels, since no anchor is printed; P_eff and B_eff are those of package roofline"
-	s.add(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
-	s.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped), "of the draws in which P_eff is not clipped")
-	s.add(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
-	s.add(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
-	s.add(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
-	s.add(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
-	s.add(Exact, "eq11/clipped_percent", "equal", of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
+	rows.add(Exact, "eq1_percent", "an upper bound", of(bounded, draws), "of 1000 draws: P(I) of Eq. 9 is at most min(P_pk, B_pk I); %s", drawn)
+	rows.add(Exact, "eq4/three_forms_equal_percent", "equal", of(three, draws-clipped), "of the draws in which P_eff is not clipped")
+	rows.add(Exact, "eq4/third_form_when_clipped_percent", nil, 100-of(third, clipped), "equal the knee, of the draws in which P_eff is clipped at P_pk (Eq. 3): (u_c/u_m) I_c lies above the knee")
+	rows.add(Exact, "eq5_eq6_equal_percent", "equal", of(times, draws), "of the draws: max(W/P_eff, Q/B_eff) = W/P(I) = Q/b(I) = Q/(B_pk u(I)) = W/(B_pk u(I) I)")
+	rows.add(Exact, "eq7_pieces_meet_percent", "one latency", of(pieces, draws), "of the draws: Eq. 7's pieces equal Eq. 5 on their sides and meet at the knee")
+	rows.add(Exact, "eq11/unclipped_percent", "equal", of(eleven, draws-clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is not clipped")
+	rows.add(Exact, "eq11/clipped_percent", "equal", of(elevenClipped, clipped), "equal Eq. 10 over B_pk, of the draws in which P_eff is clipped: those whose u_m bounds both. Eq. 8 and 11 use u_c I_c where P_eff/B_pk is meant: with clipping they promise more than the peak above the knee")
 	// Two examples by hand: 600 operations a byte reach 3000 a nanosecond, 1500 would reach 7500 of 5500.
-	for _, c := range []struct {
+	for _, kernel := range []struct {
 		name      string
 		intensity float64
 	}{{"unclipped", 600}, {"clipped", 1500}} {
-		anchors := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: c.intensity}
-		s.add(Modelled, "example/"+c.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", c.intensity)
-		s.add(Modelled, "example/"+c.name+"/knee", nil, anchors.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", anchors.BytesPerNS())
-		s.add(Modelled, "example/"+c.name+"/knee_third_form", nil, anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
-		s.add(Modelled, "example/"+c.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
-		s.add(Modelled, "example/"+c.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
-		s.add(Modelled, "example/"+c.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/anchors.PeakOpsPerNS/1000)
+		anchors := roofline.Anchors{PeakOpsPerNS: 5500, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 0.1, ComputeIntensity: kernel.intensity}
+		rows.add(Modelled, "example/"+kernel.name+"/P_eff_gops", nil, anchors.OpsPerNS(), "Eq. 3 of synthetic anchors: P_pk 5500 Gop/s, B_pk 50 GB/s, u_m 0.8, u_c 0.1, I_c %v op/byte", kernel.intensity)
+		rows.add(Modelled, "example/"+kernel.name+"/knee", nil, anchors.Knee(), "I* = P_eff/B_eff, op/byte; B_eff is %v GB/s (Eq. 2)", anchors.BytesPerNS())
+		rows.add(Modelled, "example/"+kernel.name+"/knee_third_form", nil, anchors.ComputeShare/anchors.MemoryShare*anchors.ComputeIntensity, "(u_c/u_m) I_c")
+		rows.add(Modelled, "example/"+kernel.name+"/memory_bound_us", nil, anchors.NS(50e6, 1e6)/1000, "50e6 operations on 1e6 bytes, below the knee (Eq. 7)")
+		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_us", nil, anchors.NS(1e9, 1e6)/1000, "1e9 operations on 1e6 bytes, above it")
+		rows.add(Modelled, "example/"+kernel.name+"/compute_bound_eq11_us", nil, 1e9/(1000*anchors.PeakBytesPerNS*min(anchors.MemoryShare, anchors.ComputeShare*anchors.ComputeIntensity/1000))/1000, "the same by Eq. 6 with u(I) of Eq. 11; at the peak it takes %.3g us", 1e9/anchors.PeakOpsPerNS/1000)
 	}
 	// Remark (ii): an anchor that is not compute-bound. Half the knee's intensity reaches half the rate.
 	truth := roofline.Anchors{PeakOpsPerNS: 5000, PeakBytesPerNS: 50, MemoryShare: 0.8, ComputeShare: 1, ComputeIntensity: 60}
@@ -106,7 +106,7 @@ func agentRoofline(s *sheet) error {
 	low.ComputeIntensity = truth.Knee() / 2
 	low.ComputeShare = truth.MemoryShare
 	w := truth.Knee() * 4
-	s.add(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1), "synthetic: the compute anchor taken at half the knee's intensity, a kernel at four times it")
+	rows.add(Modelled, "remark2/time_over_true", "conservative", low.NS(w, 1)/truth.NS(w, 1), "synthetic: the compute anchor taken at half the knee's intensity, a kernel at four times it")
 	// The catalog's SoC: what the anchors predict of the kernels whose bound is printed.
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
@@ -119,13 +119,13 @@ func agentRoofline(s *sheet) error {
 	bound := agent("hw_kernel_latency_bounds").at("values")
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	for _, name := range []string{"npu", "gpu"} {
-		t := 0.0
+		total := 0.0
 		for _, operator := range feedForward(model, chunk) {
-			t += catalogNS(soc.Processor(name), operator)
+			total += catalogNS(soc.Processor(name), operator)
 		}
-		s.add(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), t/1e6, "the 8B model's fused FFN of a chunk; the catalog's rate was set 20 %% above what this bound needs, so it is no test")
+		rows.add(Modelled, "ffn_256_"+name+"_ms", fmt.Sprintf("at most %v", bound.at("chunk_256_kernel_max").any()), total/1e6, "the 8B model's fused FFN of a chunk; the catalog's rate was set 20 %% above what this bound needs, so it is no test")
 	}
-	s.add(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "held out: at the catalog's rate for everything but matrix products, which is an assumption; positions above the diagonal are not computed")
+	rows.add(Modelled, "attention_2048_gpu_ms", fmt.Sprintf("at most %v", bound.at("mha_seq_2048_max").any()), catalogNS(soc.Processor("gpu"), attention(model, 2048))/1e6, "held out: at the catalog's rate for everything but matrix products, which is an assumption; positions above the diagonal are not computed")
 	return nil
 }
 
@@ -155,12 +155,12 @@ func catalogNS(p *socs.Processor, o op.Op) float64 {
 	return 1000*p.LaunchUS + anchors.NS(float64(o.Flops()), float64(o.Bytes()))
 }
 
-func agentChunks(s *sheet) error {
+func agentChunks(rows *sheet) error {
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	context := int(agent("m_max_context").at("values").num())
 	for _, n := range []int{1, 255, chunk, 300, 512, 1000, 2048, 4095, context} {
-		s.add(Exact, fmt.Sprintf("%d_tokens/N_chk", n), nil, n/chunk, "floor(S_len/%d)", chunk)
-		s.add(Exact, fmt.Sprintf("%d_tokens/S_rem", n), nil, n%chunk, "S_len mod %d", chunk)
+		rows.add(Exact, fmt.Sprintf("%d_tokens/N_chk", n), nil, n/chunk, "floor(S_len/%d)", chunk)
+		rows.add(Exact, fmt.Sprintf("%d_tokens/S_rem", n), nil, n%chunk, "S_len mod %d", chunk)
 	}
 	whole := 0
 	for n := 1; n <= context; n++ {
@@ -168,44 +168,44 @@ func agentChunks(s *sheet) error {
 			whole++
 		}
 	}
-	s.add(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context), "of the lengths up to %d: all of such a prompt is remainder, so the GPU computes it even while it decodes", context)
+	rows.add(Exact, "shorter_than_a_chunk_percent", nil, 100*float64(whole)/float64(context), "of the lengths up to %d: all of such a prompt is remainder, so the GPU computes it even while it decodes", context)
 	return nil
 }
 
-func agentDispatch(s *sheet) error {
-	t := int64(1000 * agent("hw_kernel_latency_bounds").at("values", "chunk_256_kernel_max").num())
+func agentDispatch(rows *sheet) error {
+	each := int64(1000 * agent("hw_kernel_latency_bounds").at("values", "chunk_256_kernel_max").num())
 	chunk, context := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()), int(agent("m_max_context").at("values").num())
 	ms := func(us int64) float64 { return float64(us) / 1000 }
-	for _, n := range []int{1, 4, 7, 8, context / chunk} {
-		e := elastic{chunks: n, npu: t, gpu: t}
-		s.add(Exact, fmt.Sprintf("like/%d_chunks/n_npu", n), nil, e.printed(), "both processors at the printed bound of %v ms, no remainder; of equal differences the fewest on the NPU", ms(t))
-		s.add(Exact, fmt.Sprintf("like/%d_chunks/makespan_ms", n), nil, ms(e.end(e.printed())), "when both have ended")
+	for _, chunks := range []int{1, 4, 7, 8, context / chunk} {
+		like := elastic{chunks: chunks, npu: each, gpu: each}
+		rows.add(Exact, fmt.Sprintf("like/%d_chunks/n_npu", chunks), nil, like.printed(), "both processors at the printed bound of %v ms, no remainder; of equal differences the fewest on the NPU", ms(each))
+		rows.add(Exact, fmt.Sprintf("like/%d_chunks/makespan_ms", chunks), nil, ms(like.end(like.printed())), "when both have ended")
 	}
 	// Ties: an odd number of chunks splits two ways.
-	e := elastic{chunks: 7, npu: t, gpu: t}
-	s.add(Exact, "ties", nil, fmt.Sprintf("%d or %d of 7 chunks", e.printed(), e.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
+	like := elastic{chunks: 7, npu: each, gpu: each}
+	rows.add(Exact, "ties", nil, fmt.Sprintf("%d or %d of 7 chunks", like.printed(), like.printed()+1), "equal differences, equal makespans; the listing has no rule, hetc takes fewer chunks on the NPU")
 	// A remainder of 44 of 256 tokens on the GPU, in proportion.
-	rest := t * 44 / int64(chunk)
-	e = elastic{chunks: 8, npu: t, gpu: t, rest: rest}
-	s.add(Modelled, "remainder/n_npu", nil, e.printed(), "8 chunks and 44 tokens that take %v ms, in proportion", ms(rest))
-	s.add(Modelled, "remainder/makespan_ms", nil, ms(e.end(e.printed())), "when both have ended")
+	rest := each * 44 / int64(chunk)
+	like = elastic{chunks: 8, npu: each, gpu: each, rest: rest}
+	rows.add(Modelled, "remainder/n_npu", nil, like.printed(), "8 chunks and 44 tokens that take %v ms, in proportion", ms(rest))
+	rows.add(Modelled, "remainder/makespan_ms", nil, ms(like.end(like.printed())), "when both have ended")
 	// Decode is busy: everything on the NPU, the remainder deferred.
-	s.add(Exact, "busy/n_npu", "N_chk", e.chunks, "second scenario, 8 chunks and 44 tokens")
-	s.add(Modelled, "busy/t_defer_ms", nil, ms(e.deferral()), "as printed; the remainder then ends with the last chunk, at %v ms", ms(e.deferral()+e.rest))
-	short := elastic{chunks: 0, npu: t, gpu: t, rest: rest}
-	s.add(Modelled, "busy/short_prompt_t_defer_ms", nil, ms(short.deferral()), "a prompt of 44 tokens has no chunk: the printed difference is negative and has to be read as 0")
-	s.add(Exact, "idle/t_defer_ms", "not set", 0, "Algorithm 1 sleeps for t_defer in both scenarios and sets it in the second only")
+	rows.add(Exact, "busy/n_npu", "N_chk", like.chunks, "second scenario, 8 chunks and 44 tokens")
+	rows.add(Modelled, "busy/t_defer_ms", nil, ms(like.deferral()), "as printed; the remainder then ends with the last chunk, at %v ms", ms(like.deferral()+like.rest))
+	short := elastic{chunks: 0, npu: each, gpu: each, rest: rest}
+	rows.add(Modelled, "busy/short_prompt_t_defer_ms", nil, ms(short.deferral()), "a prompt of 44 tokens has no chunk: the printed difference is negative and has to be read as 0")
+	rows.add(Exact, "idle/t_defer_ms", "not set", 0, "Algorithm 1 sleeps for t_defer in both scenarios and sets it in the second only")
 	// The listing's argmin of the difference against the prose's least makespan, over a grid.
 	const most = 40
 	var cases, other int
 	worst, at := 1.0, elastic{}
 	unlike := 0
-	for n := 1; n <= context/chunk; n++ {
+	for chunks := 1; chunks <= context/chunk; chunks++ {
 		for npu := int64(1); npu <= most; npu++ {
 			for gpu := int64(1); gpu <= most; gpu++ {
 				for _, rest := range []int64{0, gpu / 4, gpu / 2, 3 * gpu / 4} {
-					e := elastic{chunks: n, npu: npu, gpu: gpu, rest: rest}
-					printed, fastest := e.end(e.printed()), e.end(e.fastest())
+					split := elastic{chunks: chunks, npu: npu, gpu: gpu, rest: rest}
+					printed, fastest := split.end(split.printed()), split.end(split.fastest())
 					cases++
 					if printed != fastest {
 						other++
@@ -213,16 +213,16 @@ func agentDispatch(s *sheet) error {
 							unlike++
 						}
 						if r := float64(printed) / float64(fastest); r > worst {
-							worst, at = r, e
+							worst, at = r, split
 						}
 					}
 				}
 			}
 		}
 	}
-	s.add(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "of %d cases (1 to %d chunks, 1 to %d time units a chunk on either, remainders of 0 to 3/4 chunk): the listing equalises both processors, the prose wants the least makespan", cases, context/chunk, most)
-	s.add(Exact, "makespan/worst_ratio", "least makespan", worst, "%d chunks, %d on the NPU and %d on the GPU each, remainder %d: %d against %d. Below 2 in general: the two splits beside the crossing differ by a chunk of either", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
-	s.add(Exact, "makespan/other_split_when_like", nil, unlike, "cases with equal times of both: both rules are the same then. With D the GPU's lead at the last split where it ends later, the listing takes one more chunk if D > (npu+gpu)/2, the makespan if D > npu")
+	rows.add(Exact, "makespan/other_split_percent", "least makespan", 100*float64(other)/float64(cases), "of %d cases (1 to %d chunks, 1 to %d time units a chunk on either, remainders of 0 to 3/4 chunk): the listing equalises both processors, the prose wants the least makespan", cases, context/chunk, most)
+	rows.add(Exact, "makespan/worst_ratio", "least makespan", worst, "%d chunks, %d on the NPU and %d on the GPU each, remainder %d: %d against %d. Below 2 in general: the two splits beside the crossing differ by a chunk of either", at.chunks, at.npu, at.gpu, at.rest, at.end(at.printed()), at.end(at.fastest()))
+	rows.add(Exact, "makespan/other_split_when_like", nil, unlike, "cases with equal times of both: both rules are the same then. With D the GPU's lead at the last split where it ends later, the listing takes one more chunk if D > (npu+gpu)/2, the makespan if D > npu")
 	return nil
 }
 
@@ -235,7 +235,7 @@ func names(requests []served) string {
 	return strings.Join(out, " ")
 }
 
-func agentBatch(s *sheet) error {
+func agentBatch(rows *sheet) error {
 	most := int(agent("m_b_cap").at("values").num())
 	buffer := int(agent("m_max_decode_batch").at("values").num())
 	batch := []served{{"R1", true, 500}, {"P1", false, 900}, {"P2", false, 300}}
@@ -243,22 +243,22 @@ func agentBatch(s *sheet) error {
 	const given = "synthetic: batch R1(500) P1(900) P2(300), queue P3(100) P4(2000), B_cap 3; R reactive, P proactive"
 	listing, _ := nextBatch(batch, nil, queued, most, true)
 	prose, _ := nextBatch(batch, nil, queued, most, false)
-	s.add(Exact, "conflict/listing", nil, names(listing), "descending sort, as Algorithm 2 prints it: the longest are admitted; %s", given)
-	s.add(Exact, "conflict/prose", nil, names(prose), "sec. 4.5: the longest are evicted, which an ascending sort does")
+	rows.add(Exact, "conflict/listing", nil, names(listing), "descending sort, as Algorithm 2 prints it: the longest are admitted; %s", given)
+	rows.add(Exact, "conflict/prose", nil, names(prose), "sec. 4.5: the longest are evicted, which an ascending sort does")
 	sum, longest := lengths(listing)
-	s.add(Exact, "conflict/listing_tokens", nil, sum, "cached tokens that a decode step reads, longest %d", longest)
+	rows.add(Exact, "conflict/listing_tokens", nil, sum, "cached tokens that a decode step reads, longest %d", longest)
 	sum, longest = lengths(prose)
-	s.add(Exact, "conflict/prose_tokens", nil, sum, "longest %d; of all choices of as many requests the least, in sum and maximum", longest)
+	rows.add(Exact, "conflict/prose_tokens", nil, sum, "longest %d; of all choices of as many requests the least, in sum and maximum", longest)
 	crowd := []served{{"R1", true, 500}, {"R2", true, 100}, {"R3", true, 900}, {"R4", true, 200}, {"R5", true, 300}}
 	next, waiting := nextBatch(crowd[:2], crowd[2:], queued, most, true)
-	s.add(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "of %d are admitted, beyond B_cap; %d proactive wait: the cap bounds these only", len(crowd), len(waiting))
+	rows.add(Exact, "more_reactive_than_cap", "unconditionally admitted", len(next), "of %d are admitted, beyond B_cap; %d proactive wait: the cap bounds these only", len(crowd), len(waiting))
 	var many []served
 	for i := range buffer + 8 {
 		many = append(many, served{fmt.Sprintf("P%d", i), false, 100 + i})
 	}
 	next, _ = nextBatch(nil, nil, many, most, true)
-	s.add(Exact, "no_reactive", buffer, len(next), "%d proactive requests and none reactive: the listing admits all, the decode buffer holds max_decode_batch (sec. 4.1); the bound is missing from the listing", len(many))
-	s.add(NotReproducible, "aged", "joins past the cap", nil, "sec. 4.5's threshold age is not printed; the listing has no aging")
+	rows.add(Exact, "no_reactive", buffer, len(next), "%d proactive requests and none reactive: the listing admits all, the decode buffer holds max_decode_batch (sec. 4.1); the bound is missing from the listing", len(many))
+	rows.add(NotReproducible, "aged", "joins past the cap", nil, "sec. 4.5's threshold age is not printed; the listing has no aging")
 	// How much more a listing's batch reads, over random queues.
 	random := rand.New(rand.NewPCG(45, 2))
 	var ratios []float64
@@ -269,33 +269,33 @@ func agentBatch(s *sheet) error {
 			queue = append(queue, served{fmt.Sprint(i), false, 64 + random.IntN(4000)})
 		}
 		reactive := []served{{"R", true, 64 + random.IntN(4000)}}
-		a, _ := nextBatch(nil, reactive, queue, most, true)
-		b, _ := nextBatch(nil, reactive, queue, most, false)
-		if !slices.Contains(a, reactive[0]) || !slices.Contains(b, reactive[0]) {
+		reserved, _ := nextBatch(nil, reactive, queue, most, true)
+		open, _ := nextBatch(nil, reactive, queue, most, false)
+		if !slices.Contains(reserved, reactive[0]) || !slices.Contains(open, reactive[0]) {
 			dropped++
 		}
-		la, _ := lengths(a)
-		lb, _ := lengths(b)
+		la, _ := lengths(reserved)
+		lb, _ := lengths(open)
 		ratios = append(ratios, float64(la)/float64(lb))
 	}
-	s.add(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "mean over 1000 synthetic queues of 3 to 8 proactive requests of 64 to 4063 tokens beside one reactive one: cached tokens read a step")
-	s.add(Exact, "reactive_dropped", "none", dropped, "of the same queues, both orders")
+	rows.add(Modelled, "listing_over_prose_tokens", nil, mean(ratios), "mean over 1000 synthetic queues of 3 to 8 proactive requests of 64 to 4063 tokens beside one reactive one: cached tokens read a step")
+	rows.add(Exact, "reactive_dropped", "none", dropped, "of the same queues, both orders")
 	return nil
 }
 
 // layerNS is the time of a layer's products and its attention for so many sequences of so many rows on a catalog processor.
 func layerNS(p *socs.Processor, m *models.Model, sequences, rows, context int) float64 {
 	all := sequences * rows
-	t := 0.0
+	total := 0.0
 	for _, operator := range append(feedForward(m, all), qkv(m, all), op.Op{Kind: op.MatMul, M: all, K: m.Heads * m.HeadDim, N: m.Hidden, Scheme: op.A8TQ8C}) {
-		t += catalogNS(p, operator)
+		total += catalogNS(p, operator)
 	}
 	operator := attention(m, rows)
 	operator.Context = context
-	return t + float64(float64(sequences)*catalogNS(p, operator))
+	return total + float64(float64(sequences)*catalogNS(p, operator))
 }
 
-func agentBatching(s *sheet) error {
+func agentBatching(rows *sheet) error {
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		return err
@@ -309,46 +309,46 @@ func agentBatching(s *sheet) error {
 	most, limit := int(agent("m_max_decode_batch").at("values").num()), int(agent("m_b_cap").at("values").num())
 	one := layerNS(gpu, model, 1, 512, 512)
 	for _, n := range []int{2, 4, 8} {
-		s.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
+		rows.add(Modelled, fmt.Sprintf("prefill_%d/latency_x", n), shape.at("prefill_latency_vs_batch").any(), layerNS(gpu, model, n, 512, 512)/one, "of a batch of %d prompts of 512 tokens over that of one: nothing is gained by batching; the 3B model's layer by Eq. 5 on the GPU of catalog SoC core-ultra-5-125h (Fig. 5 is a plot)", n)
 	}
 	one = layerNS(gpu, model, 1, 1, 1024)
-	for _, n := range []int{2, limit, 8, 16, most} {
-		x := layerNS(gpu, model, n, 1, 1024) / one
-		s.add(Modelled, fmt.Sprintf("decode_%d/latency_x", n), shape.at("decode_latency_vs_batch").any(), x, "of a step of %d sequences of 1024 cached tokens over that of one: weights are read once for all", n)
-		s.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", n), nil, float64(n)/x, "tokens a second over those of one sequence")
+	for _, batch := range []int{2, limit, 8, 16, most} {
+		x := layerNS(gpu, model, batch, 1, 1024) / one
+		rows.add(Modelled, fmt.Sprintf("decode_%d/latency_x", batch), shape.at("decode_latency_vs_batch").any(), x, "of a step of %d sequences of 1024 cached tokens over that of one: weights are read once for all", batch)
+		rows.add(Modelled, fmt.Sprintf("decode_%d/throughput_x", batch), nil, float64(batch)/x, "tokens a second over those of one sequence")
 	}
 	return nil
 }
 
-func agentPreemption(s *sheet) error {
+func agentPreemption(rows *sheet) error {
 	v := agent("hw_kernel_latency_bounds").at("values")
 	chunk, mha := v.at("chunk_256_kernel_max").num(), v.at("mha_seq_2048_max").num()
 	limit := agent("hw_preemption_bound").at("values", "prefill_preemption_below").num()
-	s.add(Exact, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, mha), "of %v ms for a chunk's kernel and %v ms for attention over 2048 positions", chunk, mha)
+	rows.add(Exact, "longest_ms", fmt.Sprintf("below %v", limit), max(chunk, mha), "of %v ms for a chunk's kernel and %v ms for attention over 2048 positions", chunk, mha)
 	size := agent("m_chunk_size").at("values", "chunk_in_latency_bound").num()
 	largest := 0.0
 	for n := size; n*chunk/size < limit; n += size {
 		largest = n
 	}
-	s.add(Modelled, "largest_chunk", size, largest, "tokens, a multiple of %v, if a chunk's time grows in proportion: %v ms", size, largest*chunk/size)
-	s.add(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "tokens of one sequence, if attention grows with their square")
+	rows.add(Modelled, "largest_chunk", size, largest, "tokens, a multiple of %v, if a chunk's time grows in proportion: %v ms", size, largest*chunk/size)
+	rows.add(Modelled, "largest_attention", nil, math.Floor(2048*math.Sqrt(limit/mha)), "tokens of one sequence, if attention grows with their square")
 	context := agent("m_max_context").at("values").num()
-	s.add(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "one kernel over %v positions (Algorithm 1 launches attention whole): the bound of sec. 4.4 does not hold at the maximum context of sec. 4.1, not even if time grew in proportion (%v ms)", context, mha*context/2048)
+	rows.add(Modelled, "attention_at_max_context_ms", fmt.Sprintf("below %v", limit), mha*(context/2048)*(context/2048), "one kernel over %v positions (Algorithm 1 launches attention whole): the bound of sec. 4.4 does not hold at the maximum context of sec. 4.1, not even if time grew in proportion (%v ms)", context, mha*context/2048)
 	wait := agent("r_prefill_pending").at("values", "reactive_average").num()
-	s.add(Modelled, "wait_s", wait, mha/2/1000, "half the longest kernel: the mean wait only if every kernel that a request meets is the longest")
+	rows.add(Modelled, "wait_s", wait, mha/2/1000, "half the longest kernel: the mean wait only if every kernel that a request meets is the longest")
 	// A request that comes at any time meets kernels in proportion to their time and waits for half of one: the mean of squares over twice the mean.
 	for _, each := range []float64{1, 8} {
 		n := each + 1
 		squares, sum := (float64(each*chunk*chunk)+float64(mha*mha))/n, (float64(each*chunk)+mha)/n
-		s.add(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "kernels of %[2]v and %[3]v ms in a ratio of %[1]v to 1: shorter than printed, so the printed mean holds more than the running kernel", each, chunk, mha)
+		rows.add(Modelled, fmt.Sprintf("wait_%v_chunks_s", each), wait, squares/(2*sum)/1000, "kernels of %[2]v and %[3]v ms in a ratio of %[1]v to 1: shorter than printed, so the printed mean holds more than the running kernel", each, chunk, mha)
 	}
 	return nil
 }
 
-func agentMapping(s *sheet) error {
+func agentMapping(rows *sheet) error {
 	power := agent("hw_power").at("values")
 	npuW, prefillW, decodeW := power.at("npu_chunked_prefill").num(), power.at("igpu_prefill").num(), power.at("igpu_decode").num()
-	s.add(Exact, "power_ratio", nil, prefillW/npuW, "%v W of the GPU over %v W of the NPU: the NPU needs less energy for a prefill until the GPU is faster by this", prefillW, npuW)
+	rows.add(Exact, "power_ratio", nil, prefillW/npuW, "%v W of the GPU over %v W of the NPU: the NPU needs less energy for a prefill until the GPU is faster by this", prefillW, npuW)
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		return err
@@ -361,7 +361,7 @@ func agentMapping(s *sheet) error {
 	chunk := int(agent("m_chunk_size").at("values", "chunk_in_latency_bound").num())
 	const static = "; the NPU's is its prefill's, and its graphs have one batch size, so that the paper decodes on the GPU"
 	const given = "modelled by Eq. 5 on catalog SoC core-ultra-5-125h, most rates of which are assumptions"
-	for _, c := range []struct {
+	for _, mapping := range []struct {
 		name, paper string
 		ops         []op.Op
 		watts       float64 // of the GPU
@@ -376,7 +376,7 @@ func agentMapping(s *sheet) error {
 	} {
 		tn, tg := 0.0, 0.0
 		legal := true
-		for _, operator := range c.ops {
+		for _, operator := range mapping.ops {
 			legal = legal && npu.Executes(operator.Kind)
 			tn, tg = tn+catalogNS(npu, operator), tg+catalogNS(gpu, operator)
 		}
@@ -390,39 +390,39 @@ func agentMapping(s *sheet) error {
 		if !legal {
 			why = "the NPU does not execute it"
 		}
-		s.add(Modelled, c.name+"/fastest", c.paper, choose(tn, tg), "%s; %s", why, given)
+		rows.add(Modelled, mapping.name+"/fastest", mapping.paper, choose(tn, tg), "%s; %s", why, given)
 		if legal {
-			s.add(Modelled, c.name+"/least_energy", c.paper, choose(tn*npuW, tg*c.watts), "%.3g against %.3g mJ with the printed powers%s", tn*npuW/1e6, tg*c.watts/1e6, c.note)
+			rows.add(Modelled, mapping.name+"/least_energy", mapping.paper, choose(tn*npuW, tg*mapping.watts), "%.3g against %.3g mJ with the printed powers%s", tn*npuW/1e6, tg*mapping.watts/1e6, mapping.note)
 		}
 	}
-	s.add(NotReproducible, "prefill_on_npu", "by default", nil, "sec. 4.2 decides by affinity: keeping the GPU free for decode and energy, not the latency of one operator. On the catalog SoC both processors compute products at one rate, so time alone does not decide")
+	rows.add(NotReproducible, "prefill_on_npu", "by default", nil, "sec. 4.2 decides by affinity: keeping the GPU free for decode and energy, not the latency of one operator. On the catalog SoC both processors compute products at one rate, so time alone does not decide")
 	return nil
 }
 
-func agentReductions(s *sheet) error {
-	v := agent("r_mixed_reactive_mean").at("values")
+func agentReductions(rows *sheet) error {
+	means := agent("r_mixed_reactive_mean").at("values")
 	var all []float64
-	for _, model := range v.keys() {
-		all = append(all, v.at(model).nums()...)
+	for _, model := range means.keys() {
+		all = append(all, means.at(model).nums()...)
 	}
 	headline := agent("r_mixed_headline").at("values")
 	claimed := headline.at("reactive_latency_reduction").nums()
-	s.add(Exact, "reactive/least", claimed[0], slices.Min(all), "percent, of six printed in sec. 6.2")
-	s.add(Exact, "reactive/most", claimed[1], slices.Max(all), "percent, of six; 96.70 rounds to 97")
-	s.add(Exact, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(), slices.Min(all), "percent, at least")
+	rows.add(Exact, "reactive/least", claimed[0], slices.Min(all), "percent, of six printed in sec. 6.2")
+	rows.add(Exact, "reactive/most", claimed[1], slices.Max(all), "percent, of six; 96.70 rounds to 97")
+	rows.add(Exact, "reactive/abstract", agent("r_abstract").at("values", "reactive_latency_reduction_at_least").num(), slices.Min(all), "percent, at least")
 	proactive := agent("r_mixed_proactive_mean").at("values")
 	all = nil
 	for _, model := range proactive.keys() {
 		all = append(all, proactive.at(model).nums()...)
 	}
 	gain := headline.at("proactive_throughput_gain").nums()
-	s.add(Exact, "proactive/least", gain[0], slices.Min(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency")
-	s.add(Exact, "proactive/most", gain[1], slices.Max(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency: 58 is 58.7 cut, and a latency lower by 58.7 %% would be a throughput 2.4 times as high")
+	rows.add(Exact, "proactive/least", gain[0], slices.Min(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency")
+	rows.add(Exact, "proactive/most", gain[1], slices.Max(all), "percent; sec. 1 calls it throughput, sec. 6.2 mean latency: 58 is 58.7 cut, and a latency lower by 58.7 %% would be a throughput 2.4 times as high")
 	abstract, one := agent("r_abstract").at("values", "proactive_throughput").nums(), agent("r_proactive_only").at("values")
 	both := append(one.at("vs_openvino_igpu").nums(), one.at("vs_serial_npu_igpu").nums()...)
-	s.add(Exact, "throughput/least", abstract[0], slices.Min(both), "x, of both baselines' ranges in sec. 1")
-	s.add(Exact, "throughput/most", abstract[1], slices.Max(both), "x, of both baselines' ranges in sec. 1")
-	s.add(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil, "needs the lengths of the traces (Fig. 9, a plot) and the time in each state; only powers are printed")
-	s.add(NotReproducible, "igpu_utilization_percent", agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "needs the traces' lengths and the kernels' times")
+	rows.add(Exact, "throughput/least", abstract[0], slices.Min(both), "x, of both baselines' ranges in sec. 1")
+	rows.add(Exact, "throughput/most", abstract[1], slices.Max(both), "x, of both baselines' ranges in sec. 1")
+	rows.add(NotReproducible, "energy_percent", agent("r_energy").at("values", "vs_openvino_igpu").num(), nil, "needs the lengths of the traces (Fig. 9, a plot) and the time in each state; only powers are printed")
+	rows.add(NotReproducible, "igpu_utilization_percent", agent("r_igpu_utilization").at("values", "vs_openvino_igpu").num(), nil, "needs the traces' lengths and the kernels' times")
 	return nil
 }

@@ -165,17 +165,17 @@ func replayGPU(jobs []*agentJob, times agentTimes, buffer int) {
 
 // normalized is the mean latency over prompt and answer tokens of one kind of request, in milliseconds a token.
 func normalized(jobs []*agentJob, reactive bool) float64 {
-	sum, n := 0.0, 0.0
+	sum, count := 0.0, 0.0
 	for _, j := range jobs {
 		if j.reactive == reactive {
 			sum += float64(j.finished-j.arrives) / 1000 / float64(j.prompt+j.answer)
-			n++
+			count++
 		}
 	}
-	return sum / n
+	return sum / count
 }
 
-func agentReplay(s *sheet) error {
+func agentReplay(rows *sheet) error {
 	soc, err := socs.Open("core-ultra-5-125h")
 	if err != nil {
 		return err
@@ -199,12 +199,12 @@ func agentReplay(s *sheet) error {
 		const seeds = 5
 		for seed := range seeds {
 			random := func() *rand.Rand { return rand.New(rand.NewPCG(61, uint64(seed))) }
-			a, b := agentTrace(random(), minutes, reactive, proactive, times), agentTrace(random(), minutes, reactive, proactive, times)
-			replayAgent(a, times, most, buffer)
-			replayGPU(b, times, buffer)
+			scheduled, served := agentTrace(random(), minutes, reactive, proactive, times), agentTrace(random(), minutes, reactive, proactive, times)
+			replayAgent(scheduled, times, most, buffer)
+			replayGPU(served, times, buffer)
 			for i, kind := range []bool{true, false} {
-				ours[i] += normalized(a, kind) / seeds
-				theirs[i] += normalized(b, kind) / seeds
+				ours[i] += normalized(scheduled, kind) / seeds
+				theirs[i] += normalized(served, kind) / seeds
 			}
 		}
 		return ours, theirs
@@ -218,12 +218,12 @@ func agentReplay(s *sheet) error {
 		if i > 0 {
 			note = fmt.Sprintf("the same: %.3g against %.3g ms a token", ours[0], theirs[0])
 		}
-		s.add(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i], 100*(1-ours[0]/theirs[0]), "%s", note)
-		s.add(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil, 100*(1-ours[1]/theirs[1]), "proactive requests: %.3g against %.3g ms a token", ours[1], theirs[1])
+		rows.add(Modelled, fmt.Sprintf("reactive_%v/reduction_percent", rate), printed[i], 100*(1-ours[0]/theirs[0]), "%s", note)
+		rows.add(Modelled, fmt.Sprintf("reactive_%v/proactive_reduction_percent", rate), nil, 100*(1-ours[1]/theirs[1]), "proactive requests: %.3g against %.3g ms a token", ours[1], theirs[1])
 	}
 	sweep := points.at("proactive_sweep").nums()
 	low, _ := run(points.at("breakdown", "reactive").num(), sweep[0])
 	high, _ := run(points.at("breakdown", "reactive").num(), sweep[1])
-	s.add(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(), 100*(high[0]/low[0]-1), "of the mean reactive latency from %v to %v proactive a minute, %v reactive", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
+	rows.add(Modelled, "reactive_growth_percent", agent("r_reactive_growth").at("values", "Llama-8B").num(), 100*(high[0]/low[0]-1), "of the mean reactive latency from %v to %v proactive a minute, %v reactive", sweep[0], sweep[1], points.at("breakdown", "reactive").num())
 	return nil
 }

@@ -55,21 +55,21 @@ var sections = []string{"hardware", "models", "workloads", "method", "tables", "
 
 // fact returns an entry of a paper's data by its id; what the paper prints is mostly at its key "values".
 func fact(paper, id string) Value {
-	v, ok := documents()[paper].entries[id]
+	entry, ok := documents()[paper].entries[id]
 	if !ok {
 		panic(fmt.Sprintf("BUG: the data of %s have no entry %q", paper, id))
 	}
-	return v
+	return entry
 }
 
 // at descends by keys of mappings (string) and indices of lists (int).
 func (x Value) at(keys ...any) Value {
-	for _, k := range keys {
-		y, ok := x.find(k)
+	for _, key := range keys {
+		found, ok := x.find(key)
 		if !ok {
-			panic(fmt.Sprintf("BUG: %s has no %v", x.path, k))
+			panic(fmt.Sprintf("BUG: %s has no %v", x.path, key))
 		}
-		x = y
+		x = found
 	}
 	return x
 }
@@ -109,21 +109,21 @@ func (x Value) num() float64 {
 
 // text is a string.
 func (x Value) text() string {
-	s, ok := x.v.(string)
+	text, ok := x.v.(string)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want text", x.path, x.v))
 	}
-	return s
+	return text
 }
 
 // list is a list's values.
 func (x Value) list() []Value {
-	l, ok := x.v.([]any)
+	list, ok := x.v.([]any)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want a list", x.path, x.v))
 	}
-	out := make([]Value, len(l))
-	for i := range l {
+	out := make([]Value, len(list))
+	for i := range list {
 		out[i] = x.at(i)
 	}
 	return out
@@ -143,12 +143,12 @@ func (x Value) nums() []float64 {
 
 // keys are a mapping's keys, ascending.
 func (x Value) keys() []string {
-	m, ok := x.v.(map[string]any)
+	mapping, ok := x.v.(map[string]any)
 	if !ok {
 		panic(fmt.Sprintf("BUG: %s is %v, want a mapping", x.path, x.v))
 	}
-	out := make([]string, 0, len(m))
-	for k := range m {
+	out := make([]string, 0, len(mapping))
+	for k := range mapping {
 		out = append(out, k)
 	}
 	slices.Sort(out)
@@ -183,18 +183,18 @@ func missing(paper string) Item {
 	it.Run = func(context.Context) ([]Row, error) {
 		var rows []Row
 		for _, id := range documents()[paper].ids {
-			f := fact(paper, id)
-			if !notPrinted(f) {
+			entry := fact(paper, id)
+			if !notPrinted(entry) {
 				continue
 			}
-			row := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + f.source(), Class: NotReproducible, Note: "its numbers are not printed"}
+			row := Row{ID: paper + "/missing/" + id, Paper: "a plot, " + entry.source(), Class: NotReproducible, Note: "its numbers are not printed"}
 			if strings.HasPrefix(id, "table") {
-				row.Paper = "a picture, " + f.source()
+				row.Paper = "a picture, " + entry.source()
 			}
 			if strings.HasPrefix(id, "dc_") {
-				row.Paper, row.Note = f.at("check").text(), f.at("why").text()
-			} else if f.has("note") {
-				note, _, _ := strings.Cut(f.at("note").text(), "; facts in ") // a reference within the data
+				row.Paper, row.Note = entry.at("check").text(), entry.at("why").text()
+			} else if entry.has("note") {
+				note, _, _ := strings.Cut(entry.at("note").text(), "; facts in ") // a reference within the data
 				row.Note += ": " + note
 			}
 			rows = append(rows, row)

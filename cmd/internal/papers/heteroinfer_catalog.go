@@ -30,7 +30,7 @@ func (s *simulated) ns(proc string, o op.Op, beside ...string) int64 {
 
 // heteroOrder is the order of operands on the catalog's SoC (sec. 3.2, 5.6): its one number is fitted to the ablation, and the
 // largest effect follows.
-func heteroOrder(_ context.Context, s *sheet) error {
+func heteroOrder(_ context.Context, rows *sheet) error {
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func heteroOrder(_ context.Context, s *sheet) error {
 		first += npu(256, w[0], w[1], op.A8TQ4B32, "")
 		swapped += npu(256, w[0], w[1], op.A8TQ4B32, op.Swapped)
 	}
-	s.add(Modelled, "prefill/gain", hetero("r_ablation").at("values", "order_exchange").num(), first/swapped,
+	rows.add(Modelled, "prefill/gain", hetero("r_ablation").at("values", "order_exchange").num(), first/swapped,
 		"a layer's products of %s at 256 rows on catalog SoC %s, activations first over weight first; its one parameter (fill_rows) is fitted to this row (sec. 5.6, 320 tokens: 256 on the NPU)", model.Name, soc.Name)
 	const k, n = 4096, 14336 // sec. 3.2; the range of tokens is an axis of Fig. 4 and not in the text
 	best, at := 0.0, 0
@@ -58,14 +58,14 @@ func heteroOrder(_ context.Context, s *sheet) error {
 			best, at = g, m
 		}
 	}
-	s.add(Modelled, "example/gain", hetero("m_order_sensitivity_example").at("values", "speedup").num(), best,
+	rows.add(Modelled, "example/gain", hetero("m_order_sensitivity_example").at("values", "speedup").num(), best,
 		"[%d,%d]x[%d,tokens] over [tokens,%d]x[%d,%d] in FP16 on catalog SoC %s, most over 32 to 1024 tokens (at %d): what the ablation gained leaves no room for 6 times", n, k, k, k, k, n, soc.Name, at)
 	return times.err
 }
 
 // heteroCatalog decides Table 3 with the latencies of the catalog's SoC, which has the fixed costs and the shared memory
 // that the printed latencies alone do not tell.
-func heteroCatalog(ctx context.Context, s *sheet) error {
+func heteroCatalog(ctx context.Context, rows *sheet) error {
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		return err
@@ -79,14 +79,14 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 			return fmt.Errorf("processor %q of the catalog SoC %q is not described in %q", name, soc.Name, op.A8TQ4B32)
 		}
 	}
-	rows := table3()
-	base, onGrid, err := table3OnGrids(ctx, rows)
+	printed := table3()
+	base, onGrid, err := table3OnGrids(ctx, printed)
 	if err != nil {
 		return err
 	}
 	times := &simulated{soc: soc}
-	for i := range rows {
-		sh := rows[i].shape
+	for i := range printed {
+		sh := printed[i].shape
 		other := map[string]string{"gpu": "npu", "npu": "gpu"}
 		sh.catalog = func(proc string, tokens, n int, beside bool) int64 {
 			operator := op.Op{Kind: op.MatMul, M: tokens, K: sh.k, N: n, Scheme: op.A8TQ4B32}
@@ -100,29 +100,29 @@ func heteroCatalog(ctx context.Context, s *sheet) error {
 		}
 		clear(sh.lookup)
 	}
-	var logs, n float64
-	for i := range rows {
-		row := &rows[i]
+	var logs, count float64
+	for i := range printed {
+		row := &printed[i]
 		if !row.dynamic() {
 			for _, proc := range []string{"gpu", "npu"} {
 				printed, ours := row.cell.at(proc+"_us").num(), float64(row.shape.catalog(proc, row.from, row.shape.rows, false))/1000
-				logs, n = logs+math.Abs(math.Log(ours/printed)), n+1
-				s.add(Modelled, row.name+"/"+proc+"-us", printed, ours, "catalog SoC %s, fitted to these rows by few parameters (peak, fixed cost, bandwidth, factor for long K)", soc.Name)
+				logs, count = logs+math.Abs(math.Log(ours/printed)), count+1
+				rows.add(Modelled, row.name+"/"+proc+"-us", printed, ours, "catalog SoC %s, fitted to these rows by few parameters (peak, fixed cost, bandwidth, factor for long K)", soc.Name)
 			}
 		}
-		for _, v := range []struct {
+		for _, variant := range []struct {
 			suffix, grid string
 			a            *assumptions
 		}{{"", "every stage", base}, {"-smallest-grid", "the smallest grid of table3", &onGrid}} {
-			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), v.a, decision.same)
+			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), variant.a, decision.same)
 			if err != nil {
 				return err
 			}
-			note := fmt.Sprintf("latencies of catalog SoC %s, each part with its fixed cost and both sharing the memory; ratios from %s, other assumptions as for table3", soc.Name, v.grid)
-			s.add(Modelled, row.name+"/strategy"+v.suffix, row.printed.strategy, textOf(list, func(d decision) string { return d.strategy }), "%s", note)
-			s.add(Modelled, row.name+"/ratio"+v.suffix, row.printed.ratio, textOf(list, func(d decision) string { return d.ratio }), "%s", note)
+			note := fmt.Sprintf("latencies of catalog SoC %s, each part with its fixed cost and both sharing the memory; ratios from %s, other assumptions as for table3", soc.Name, variant.grid)
+			rows.add(Modelled, row.name+"/strategy"+variant.suffix, row.printed.strategy, textOf(list, func(d decision) string { return d.strategy }), "%s", note)
+			rows.add(Modelled, row.name+"/ratio"+variant.suffix, row.printed.ratio, textOf(list, func(d decision) string { return d.ratio }), "%s", note)
 		}
 	}
-	s.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/n)-1), "of the printed latencies, geometric mean")
+	rows.add(Modelled, "all/mean-error-percent", 0, 100*(math.Exp(logs/count)-1), "of the printed latencies, geometric mean")
 	return times.err
 }

@@ -33,12 +33,12 @@ func (c curve) at(tokens int) int64 {
 	if len(c) == 1 {
 		return c[0].ns * int64(tokens) / int64(c[0].tokens)
 	}
-	k := 1
-	for k < len(c)-1 && tokens > c[k].tokens {
-		k++
+	after := 1
+	for after < len(c)-1 && tokens > c[after].tokens {
+		after++
 	}
-	a, b := c[k-1], c[k]
-	return a.ns + int64(math.Round(float64(b.ns-a.ns)*float64(tokens-a.tokens)/float64(b.tokens-a.tokens)))
+	left, right := c[after-1], c[after]
+	return left.ns + int64(math.Round(float64(right.ns-left.ns)*float64(tokens-left.tokens)/float64(right.tokens-left.tokens)))
 }
 
 // shape is a weight of Table 3 with what it takes on both processors.
@@ -92,24 +92,24 @@ var roles = map[[2]int]string{{4096, 4096}: "attn_proj", {28672, 4096}: "gate_up
 func table3() []table3Row {
 	var out []table3Row
 	shapes := map[string]*shape{}
-	for _, v := range fact("heteroinfer", "table3").at("values").list() {
-		rows, k := int(v.at("weight", 0).num()), int(v.at("weight", 1).num())
-		role := roles[[2]int{rows, k}]
-		s := shapes[role]
-		if s == nil {
-			s = &shape{name: role, rows: rows, k: k, stage: stageRows(), lookup: map[string][]int64{}}
-			shapes[role] = s
+	for _, cell := range fact("heteroinfer", "table3").at("values").list() {
+		rows, reduction := int(cell.at("weight", 0).num()), int(cell.at("weight", 1).num())
+		role := roles[[2]int{rows, reduction}]
+		weight := shapes[role]
+		if weight == nil {
+			weight = &shape{name: role, rows: rows, k: reduction, stage: stageRows(), lookup: map[string][]int64{}}
+			shapes[role] = weight
 		}
-		row := table3Row{shape: s, cell: v, printed: decision{strategy: v.at("strategy").text(), ratio: v.at("ratio").text()}}
-		tokens := fmt.Sprint(v.at("activation", 1).v)
+		row := table3Row{shape: weight, cell: cell, printed: decision{strategy: cell.at("strategy").text(), ratio: cell.at("ratio").text()}}
+		tokens := fmt.Sprint(cell.at("activation", 1).v)
 		from, to, dynamic := strings.Cut(tokens, "-")
 		row.from, _ = strconv.Atoi(from)
 		row.to = row.from
 		if dynamic {
 			row.to, _ = strconv.Atoi(to)
 		} else {
-			s.gpu = append(s.gpu, point{row.from, us(v.at("gpu_us").num())})
-			s.npu = append(s.npu, point{row.from, us(v.at("npu_us").num())})
+			weight.gpu = append(weight.gpu, point{row.from, us(cell.at("gpu_us").num())})
+			weight.npu = append(weight.npu, point{row.from, us(cell.at("npu_us").num())})
 		}
 		row.name = role + "-" + tokens
 		out = append(out, row)
@@ -125,11 +125,11 @@ type share struct{ gpu, npu int }
 func (s share) String() string { return fmt.Sprintf("%d:%d", s.gpu, s.npu) }
 
 func (s share) reduced() share {
-	a, b := s.gpu, s.npu
-	for b != 0 {
-		a, b = b, a%b
+	gpu, npu := s.gpu, s.npu
+	for npu != 0 {
+		gpu, npu = npu, gpu%npu
 	}
-	return share{s.gpu / a, s.npu / a}
+	return share{s.gpu / gpu, s.npu / gpu}
 }
 
 // uniform are the shares with a denominator.
@@ -169,11 +169,11 @@ func (s *shape) pieces(standard []int) []int64 {
 		return c
 	}
 	cost := make([]int64, 2*standard[len(standard)-1]+1)
-	for m := 1; m < len(cost); m++ {
-		cost[m] = -1
+	for length := 1; length < len(cost); length++ {
+		cost[length] = -1
 		for _, l := range standard {
-			if l <= m && cost[m-l] >= 0 && (cost[m] < 0 || cost[m-l]+s.npuNS(l) < cost[m]) {
-				cost[m] = cost[m-l] + s.npuNS(l)
+			if l <= length && cost[length-l] >= 0 && (cost[length] < 0 || cost[length-l]+s.npuNS(l) < cost[length]) {
+				cost[length] = cost[length-l] + s.npuNS(l)
 			}
 		}
 	}
@@ -226,12 +226,12 @@ func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.It
 			if split == "hybrid" {
 				ratio += " (weight)"
 			}
-			g, n := part(s.gpuNS(pad), assumed.gpuFixed, share.gpu), part(s.npuNS(pad), assumed.npuFixed, share.npu)
+			gpuNS, npuNS := part(s.gpuNS(pad), assumed.gpuFixed, share.gpu), part(s.npuNS(pad), assumed.npuFixed, share.npu)
 			if s.catalog != nil {
 				rows := s.rows * share.gpu / (share.gpu + share.npu)
-				g, n = s.catalog("gpu", pad, rows, true), s.catalog("npu", pad, s.rows-rows, true)
+				gpuNS, npuNS = s.catalog("gpu", pad, rows, true), s.catalog("npu", pad, s.rows-rows, true)
 			}
-			add(split, ratio, max(g, n)+assumed.syncNS+assumed.splitNS, gpu, npu)
+			add(split, ratio, max(gpuNS, npuNS)+assumed.syncNS+assumed.splitNS, gpu, npu)
 		}
 	}
 	if tokens > 1 {
@@ -246,11 +246,11 @@ func (s *shape) item(tokens int, dynamic bool, assumed *assumptions) (problem.It
 			add("NPU-pipe", strconv.Itoa(at), best+assumed.syncNS, npu)
 		}
 		// Standard lengths on the NPU beside the rest on the GPU.
-		for m := min(tokens-1, len(cost)-1); m > 0; m-- {
-			if cost[m] < 0 {
+		for length := min(tokens-1, len(cost)-1); length > 0; length-- {
+			if cost[length] < 0 {
 				continue
 			}
-			add("activation-centric", fmt.Sprintf("dynamic:%d", m), max(cost[m], s.gpuNS(tokens-m))+assumed.syncNS+assumed.splitNS, gpu, npu)
+			add("activation-centric", fmt.Sprintf("dynamic:%d", length), max(cost[length], s.gpuNS(tokens-length))+assumed.syncNS+assumed.splitNS, gpu, npu)
 			if !assumed.anyCut {
 				break
 			}
@@ -294,16 +294,16 @@ type span struct {
 // spans decides every length of a range.
 func (s *shape) spans(ctx context.Context, from, to int, dynamic bool, a *assumptions, same func(a, b decision) bool) ([]span, error) {
 	var out []span
-	for m := from; m <= to; m++ {
-		decision, err := s.decide(ctx, m, dynamic, a)
+	for length := from; length <= to; length++ {
+		decision, err := s.decide(ctx, length, dynamic, a)
 		if err != nil {
 			return nil, err
 		}
 		if k := len(out) - 1; k >= 0 && same(out[k].decision, decision) {
-			out[k].to = m
+			out[k].to = length
 			continue
 		}
-		out = append(out, span{m, m, decision})
+		out = append(out, span{length, length, decision})
 	}
 	return out, nil
 }
@@ -354,13 +354,13 @@ func (r *table3Row) holds(ctx context.Context, a *assumptions, ratio bool) (bool
 // are where it is looked for first; found is false when it holds at none of them.
 func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, high int64, found bool, err error) {
 	at := int64(-1)
-	for _, x := range probes {
-		good, err := ok(x)
+	for _, probe := range probes {
+		good, err := ok(probe)
 		if err != nil {
 			return 0, 0, false, err
 		}
 		if good {
-			at = x
+			at = probe
 			break
 		}
 	}
@@ -375,11 +375,11 @@ func interval(most int64, probes []int64, ok func(int64) (bool, error)) (low, hi
 		}
 		for bad-good > 1 || good-bad > 1 {
 			mid := good + (bad-good)/2
-			h, err := ok(mid)
+			holds, err := ok(mid)
 			if err != nil {
 				return 0, err
 			}
-			if h {
+			if holds {
 				good = mid
 			} else {
 				bad = mid
@@ -541,24 +541,24 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		add := func(name string, paper, ours any, note string) {
 			out.add(Modelled, row.name+"/"+name, paper, ours, "%s", note)
 		}
-		for _, v := range []struct {
+		for _, variant := range []struct {
 			suffix string
 			a      *assumptions
 			note   string
 		}{{"", base, stageNote}, {"-smallest-grid", &onGrid, gridNote}} {
-			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), v.a, decision.same)
+			list, err := row.shape.spans(ctx, row.from, row.to, row.dynamic(), variant.a, decision.same)
 			if err != nil {
 				return err
 			}
 			strategy := textOf(list, func(d decision) string { return d.strategy })
 			ratio := textOf(list, func(d decision) string { return d.ratio })
-			add("strategy"+v.suffix, row.printed.strategy, strategy, v.note+reason(row, strategy != row.printed.strategy, v.a))
-			add("ratio"+v.suffix, row.printed.ratio, ratio, v.note+reason(row, ratio != row.printed.ratio, v.a))
+			add("strategy"+variant.suffix, row.printed.strategy, strategy, variant.note+reason(row, strategy != row.printed.strategy, variant.a))
+			add("ratio"+variant.suffix, row.printed.ratio, ratio, variant.note+reason(row, ratio != row.printed.ratio, variant.a))
 			worst := int64(0)
 			for _, span := range list {
 				worst = max(worst, span.ns)
 			}
-			add("us"+v.suffix, nil, float64(worst)/1000, v.note+"; microseconds, the longest of the row's lengths")
+			add("us"+variant.suffix, nil, float64(worst)/1000, variant.note+"; microseconds, the longest of the row's lengths")
 		}
 		// Where the printed decision holds, one assumption moved at a time.
 		for _, move := range table3Moves(base, &onGrid) {
@@ -575,18 +575,18 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 		}
 		var denominators []int
 		finest := row.shape.rows / row.shape.stage
-		for n := 2; n <= finest; n++ {
-			if n > mostDenominator && n != finest {
+		for denominator := 2; denominator <= finest; denominator++ {
+			if denominator > mostDenominator && denominator != finest {
 				continue
 			}
 			assumed := *base
-			assumed.shares = uniform(n)
+			assumed.shares = uniform(denominator)
 			ok, err := row.holds(ctx, &assumed, true)
 			if err != nil {
 				return err
 			}
 			if ok {
-				denominators = append(denominators, n)
+				denominators = append(denominators, denominator)
 			}
 		}
 		add("holds-grid", nil, ranges(denominators), fmt.Sprintf("n for which strategy and ratio come out as printed when ratios are multiples of 1/n; 2..%d and every stage (rows / %d) are tried", mostDenominator, stageRows()))
@@ -606,7 +606,7 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			sets = []string{"all"}
 		}
 		add("holds-lengths", nil, orNowhere(strings.Join(sets, "; ")), "sets of standard lengths up to 512 (named: "+joinInts(standardSets()[0].lengths)+") for which strategy and ratio come out as printed, on the smallest grid")
-		for _, v := range []struct {
+		for _, variant := range []struct {
 			name string
 			set  func(a *assumptions)
 			note string
@@ -615,12 +615,12 @@ func heteroTable3(ctx context.Context, out *sheet) error {
 			{"holds-pipe", func(a *assumptions) { a.pipe = true }, "whether it comes out as printed on the smallest grid when NPU-pipe is a choice as well (a baseline in sec. 5.3.2, not a term of the objective): two printed runs of 128 tokens take less than one of 256"},
 		} {
 			assumed := onGrid
-			v.set(&assumed)
+			variant.set(&assumed)
 			ok, err := row.holds(ctx, &assumed, true)
 			if err != nil {
 				return err
 			}
-			add(v.name, nil, map[bool]string{true: "holds", false: "does not hold"}[ok], v.note)
+			add(variant.name, nil, map[bool]string{true: "holds", false: "does not hold"}[ok], variant.note)
 		}
 	}
 	return table3Together(ctx, out, rows, base, &onGrid, limits)
@@ -658,37 +658,37 @@ func table3Moves(base, onGrid *assumptions) []move {
 
 // table3Together is about all rows at once.
 func table3Together(ctx context.Context, out *sheet, rows []table3Row, base, onGrid *assumptions, limits map[string][]held) error {
-	count := func(a *assumptions, ratio bool) (n int, err error) {
+	count := func(a *assumptions, ratio bool) (count int, err error) {
 		for i := range rows {
 			ok, err := rows[i].holds(ctx, a, ratio)
 			if err != nil {
 				return 0, err
 			}
 			if ok {
-				n++
+				count++
 			}
 		}
-		return n, nil
+		return count, nil
 	}
-	n, err := count(onGrid, true)
+	onGridRows, err := count(onGrid, true)
 	if err != nil {
 		return err
 	}
-	out.add(Modelled, "all/rows-smallest-grid", len(rows), n, "rows whose strategy and ratio come out as printed on the smallest grid")
-	if n, err = count(base, false); err != nil {
+	out.add(Modelled, "all/rows-smallest-grid", len(rows), onGridRows, "rows whose strategy and ratio come out as printed on the smallest grid")
+	if onGridRows, err = count(base, false); err != nil {
 		return err
 	}
-	out.add(Modelled, "all/rows-stage-grid", len(rows), n, "rows whose strategy comes out as printed with ratios from every stage")
+	out.add(Modelled, "all/rows-stage-grid", len(rows), onGridRows, "rows whose strategy comes out as printed with ratios from every stage")
 	best, first := 0, 0
-	for n := 2; n <= mostDenominator; n++ {
+	for denominator := 2; denominator <= mostDenominator; denominator++ {
 		assumed := *base
-		assumed.shares = uniform(n)
+		assumed.shares = uniform(denominator)
 		held, err := count(&assumed, true)
 		if err != nil {
 			return err
 		}
 		if held > best {
-			best, first = held, n
+			best, first = held, denominator
 		}
 	}
 	out.add(Modelled, "all/rows-uniform-grid", len(rows), best, "most rows that come out as printed with ratios from one uniform grid 1/2 to 1/%d; 1/%d is the first such: the printed ratios have no common grid that is coarse enough for NPU-only", mostDenominator, first)

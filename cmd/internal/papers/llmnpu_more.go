@@ -28,16 +28,16 @@ func pick(ctx context.Context, name string, labels []string, ns []int64, procs [
 	return labels[sol.Choices[0][0]], sol.ObjectiveNS, nil
 }
 
-func npuTable3(ctx context.Context, s *sheet) error {
+func npuTable3(ctx context.Context, rows *sheet) error {
 	columns := []string{"npu_int8", "cpu_int8", "gpu_fp16", "npu_fp16"}
 	var slower float64
 	peak := npuFact("hw_npu_peak_int8").at("values", "Hexagon").num()
-	for _, r := range npuFact("table3").at("values").list() {
-		a, b := r.at("a").nums(), r.at("b").nums()
-		name := fmt.Sprintf("%vx%vx%v", a[0], a[1], b[1])
+	for _, row := range npuFact("table3").at("values").list() {
+		left, right := row.at("a").nums(), row.at("b").nums()
+		name := fmt.Sprintf("%vx%vx%v", left[0], left[1], right[1])
 		ns := map[string]int64{}
 		for _, c := range columns {
-			ns[c] = us(1000 * r.at(c).num())
+			ns[c] = us(1000 * row.at(c).num())
 		}
 		choose := func(among []string) (string, error) {
 			var costs []int64
@@ -52,54 +52,54 @@ func npuTable3(ctx context.Context, s *sheet) error {
 		if err != nil {
 			return err
 		}
-		s.add(Exact, name+"/choice", "npu_int8", got, "the fastest of the four printed latencies; the paper executes linear layers on the NPU in INT8 (sec. 3.4)")
+		rows.add(Exact, name+"/choice", "npu_int8", got, "the fastest of the four printed latencies; the paper executes linear layers on the NPU in INT8 (sec. 3.4)")
 		if got, err = choose([]string{"gpu_fp16", "npu_fp16"}); err != nil {
 			return err
 		}
-		s.add(Exact, name+"/choice-without-int8", nil, got, "the faster of the FP16 columns: never the NPU")
+		rows.add(Exact, name+"/choice-without-int8", nil, got, "the faster of the FP16 columns: never the NPU")
 		note := "latency over that of NPU INT8"
-		for _, x := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"}, {"npu_fp16", "npu_fp16_ratio"}} {
-			n := note
-			ours := r.at(x.column).num() / r.at("npu_int8").num()
-			if printed := r.at(x.ratio).num(); math.Abs(ours-printed) > 0.11*printed {
-				n += "; the two printed cells and the printed ratio exclude each other, one of them is wrong"
+		for _, columns := range []struct{ column, ratio string }{{"cpu_int8", "cpu_ratio"}, {"gpu_fp16", "gpu_ratio"}, {"npu_fp16", "npu_fp16_ratio"}} {
+			said := note
+			ours := row.at(columns.column).num() / row.at("npu_int8").num()
+			if printed := row.at(columns.ratio).num(); math.Abs(ours-printed) > 0.11*printed {
+				said += "; the two printed cells and the printed ratio exclude each other, one of them is wrong"
 			}
-			s.add(Exact, name+"/"+x.column+"-over-npu-int8", r.at(x.ratio).num(), ours, "%s", n)
+			rows.add(Exact, name+"/"+columns.column+"-over-npu-int8", row.at(columns.ratio).num(), ours, "%s", said)
 		}
-		slower = max(slower, r.at("npu_fp16").num()/r.at("cpu_int8").num())
-		s.add(Exact, name+"/npu-tops", peak, 2*a[0]*a[1]*b[1]/r.at("npu_int8").num()/1e9, "2MNK over the printed NPU INT8 latency beside the peak of Table 2: the product of so few rows reads weights")
+		slower = max(slower, row.at("npu_fp16").num()/row.at("cpu_int8").num())
+		rows.add(Exact, name+"/npu-tops", peak, 2*left[0]*left[1]*right[1]/row.at("npu_int8").num()/1e9, "2MNK over the printed NPU INT8 latency beside the peak of Table 2: the product of so few rows reads weights")
 		// HeteroInfer's objective on this table: NPU in INT8 beside GPU in FP16, columns of the weight divided in 32s.
 		labels, costs, procs := []string{"npu"}, []int64{ns["npu_int8"]}, [][]int{{0}}
 		labels, costs, procs = append(labels, "gpu"), append(costs, ns["gpu_fp16"]), append(procs, []int{1})
-		n := int64(b[1]) / 32
-		for g := int64(1); g < n; g++ {
+		tiles := int64(right[1]) / 32
+		for g := int64(1); g < tiles; g++ {
 			labels, procs = append(labels, fmt.Sprint(g)), append(procs, []int{0, 1})
-			costs = append(costs, max((ns["gpu_fp16"]*g+n/2)/n, (ns["npu_int8"]*(n-g)+n/2)/n))
+			costs = append(costs, max((ns["gpu_fp16"]*g+tiles/2)/tiles, (ns["npu_int8"]*(tiles-g)+tiles/2)/tiles))
 		}
 		got, best, err := pick(ctx, name, labels, costs, procs, []string{"npu", "gpu"})
 		if err != nil {
 			return err
 		}
-		var g float64
-		if _, err := fmt.Sscan(got, &g); err != nil {
+		var gops float64
+		if _, err := fmt.Sscan(got, &gops); err != nil {
 			return fmt.Errorf("%s is not divided but on %q", name, got)
 		}
-		s.add(Modelled, name+"/divided-gpu-share", nil, g/float64(n), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
-		s.add(Modelled, name+"/divided-ms", nil, float64(best)/1e6, "time of that division")
+		rows.add(Modelled, name+"/divided-gpu-share", nil, gops/float64(tiles), "HeteroInfer's objective without synchronisation, NPU INT8 beside GPU FP16 (two precisions in one product), columns in 32s, latency linear in columns")
+		rows.add(Modelled, name+"/divided-ms", nil, float64(best)/1e6, "time of that division")
 	}
-	s.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
+	rows.add(Exact, "npu-fp16-over-cpu-int8-most", npuFact("r_matmul_ranges").at("values", "npu_fp16_slower_than_cpu_int8_up_to").num(), slower, "sec. 2.2")
 	var cpu, gpu []float64
 	for _, r := range npuFact("table3").at("values").list() {
 		cpu, gpu = append(cpu, r.at("cpu_int8").num()/r.at("npu_int8").num()), append(gpu, r.at("gpu_fp16").num()/r.at("npu_int8").num())
 	}
-	for _, x := range []struct {
+	for _, claim := range []struct {
 		name string
 		list []float64
 		key  string
 	}{{"npu-over-cpu", cpu, "npu_over_cpu_int8"}, {"npu-over-gpu", gpu, "npu_over_gpu_fp16"}} {
-		printed := npuFact("r_matmul_ranges").at("values", x.key).nums()
-		s.add(Exact, x.name+"-least", printed[0], slices.Min(x.list), "range in sec. 2.2 against the cells of Table 3")
-		s.add(Exact, x.name+"-most", printed[1], slices.Max(x.list), "range in sec. 2.2 against the cells of Table 3")
+		printed := npuFact("r_matmul_ranges").at("values", claim.key).nums()
+		rows.add(Exact, claim.name+"-least", printed[0], slices.Min(claim.list), "range in sec. 2.2 against the cells of Table 3")
+		rows.add(Exact, claim.name+"-most", printed[1], slices.Max(claim.list), "range in sec. 2.2 against the cells of Table 3")
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func qwen(model *models.Model, chunks int, npuNS, cpuNS int64, attentionShare, g
 // leastNodes bounds the search for the best order of a whole prompt.
 const leastNodes = 1000
 
-func npuOrder(ctx context.Context, s *sheet) error {
+func npuOrder(ctx context.Context, rows *sheet) error {
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
 		return err
@@ -136,12 +136,12 @@ func npuOrder(ctx context.Context, s *sheet) error {
 	t := npuFact("m_npu_time_256").at("values")
 	npuNS := us(1000 * t.at("npu").num())
 	cpuNS := int64(float64(npuNS) / t.at("relative_to_cpu").num())
-	s.add(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
+	rows.add(Exact, "serial-ms", nil, float64(npuNS+cpuNS)/1e6, "NPU and CPU time of 256 tokens one after the other, sec. 3.4: %v ms and 1/%v of it", t.at("npu").num(), t.at("relative_to_cpu").num())
 	printed := npuFact("r_ablation").at("values", "out_of_order_reduction_percent").nums()
 	bubble := npuFact("m_schedule_bubble").at("values", "critical_path_bubble_naive").num()
-	s.add(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "of the serial time, if the NPU never waited (sec. 3.4): the printed range of sec. 4.7 is %v to %v percent, its upper end needs a model whose CPU part is larger", printed[0], printed[1])
-	s.add(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "a bubble of %v percent of the critical path (sec. 3.4) that goes altogether saves as much", bubble)
-	for _, v := range []struct {
+	rows.add(Exact, "saving-at-most-percent", printed[1], 100*float64(cpuNS)/float64(npuNS+cpuNS), "of the serial time, if the NPU never waited (sec. 3.4): the printed range of sec. 4.7 is %v to %v percent, its upper end needs a model whose CPU part is larger", printed[0], printed[1])
+	rows.add(Exact, "saving-if-bubble-goes-percent", printed[1], bubble, "a bubble of %v percent of the critical path (sec. 3.4) that goes altogether saves as much", bubble)
+	for _, variant := range []struct {
 		name              string
 		chunks            int
 		attention, growth float64
@@ -152,7 +152,7 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		{"1024-tokens-growing", 4, 0.8, 1, "attention 80 percent of the CPU's time, longer by the first chunk's with every chunk before"},
 		{"1024-tokens-norms", 4, 0.2, 0, "attention 20 percent of the CPU's time, norms the rest"},
 	} {
-		graph := qwen(model, v.chunks, npuNS, cpuNS, v.attention, v.growth)
+		graph := qwen(model, variant.chunks, npuNS, cpuNS, variant.attention, variant.growth)
 		in, out := graph.inOrder(), graph.eq5()
 		if err := graph.check(out); err != nil {
 			return err
@@ -161,8 +161,8 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		if err != nil {
 			return err
 		}
-		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", v.chunks, model.Name, v.note)
-		add := func(name string, paper, ours any) { s.add(Modelled, v.name+"/"+name, paper, ours, "%s", note) }
+		note := fmt.Sprintf("six subgraphs per layer (norm, QKV, attention, O, norm, FFN), %d chunks of 256, NPU time by parameters of catalog model %s, %s; subgraph times are not printed; Fig. 19 has 512 tokens and other models as well", variant.chunks, model.Name, variant.note)
+		add := func(name string, paper, ours any) { rows.add(Modelled, variant.name+"/"+name, paper, ours, "%s", note) }
 		add("in-order-bubble-percent", bubble, 100*graph.bubble(in))
 		add("eq5-bubble-percent", nil, 100*graph.bubble(out))
 		add("eq5-saving-percent", fmt.Sprintf("%v to %v", printed[0], printed[1]), 100*(1-float64(out.end)/float64(in.end)))
@@ -176,20 +176,20 @@ func npuOrder(ctx context.Context, s *sheet) error {
 	worse, worst, optimal, worstGap := 0, 0.0, 0, 0.0
 	random := rand.New(rand.NewPCG(5, 0))
 	for range instances {
-		g := make(chunkGraph, 2+random.IntN(2))
+		made := make(chunkGraph, 2+random.IntN(2))
 		shape := make([]subgraph, 3+random.IntN(2))
 		for j := range shape {
 			shape[j] = subgraph{proc: j % 2, attention: random.IntN(3) == 0}
 		}
-		for i := range g {
+		for i := range made {
 			for j := range shape {
-				x := shape[j]
-				x.ns = 1 + random.Int64N(9)
-				g[i] = append(g[i], x)
+				part := shape[j]
+				part.ns = 1 + random.Int64N(9)
+				made[i] = append(made[i], part)
 			}
 		}
-		in, out := g.inOrder(), g.eq5()
-		best, bound, err := g.least(ctx, 1<<20)
+		in, out := made.inOrder(), made.eq5()
+		best, bound, err := made.least(ctx, 1<<20)
 		if err != nil {
 			return err
 		}
@@ -206,9 +206,9 @@ func npuOrder(ctx context.Context, s *sheet) error {
 		worstGap = max(worstGap, float64(out.end)/float64(best.end)-1)
 	}
 	note := fmt.Sprintf("of %d seeded random graphs of 2 or 3 chunks and 3 or 4 subgraphs that alternate between the processors", instances)
-	s.add(Modelled, "random/worse-than-in-order", nil, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
-	s.add(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
-	s.add(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
+	rows.add(Modelled, "random/worse-than-in-order", nil, worse, "cases in which Eq. 5 takes longer than chunk after chunk, %s; as for all list schedules nothing rules it out; the worst is %.3g percent longer", note, 100*worst)
+	rows.add(Modelled, "random/optimal-percent", nil, 100*float64(optimal)/instances, "cases in which Eq. 5 is as short as the proved best, %s", note)
+	rows.add(Modelled, "random/worst-over-best-percent", nil, 100*worstGap, "how much longer than the proved best Eq. 5 takes at worst, %s", note)
 	return nil
 }
 
@@ -223,7 +223,7 @@ func linearShapes(m *models.Model) [][2]int {
 	return [][2]int{{m.Hidden, (m.Heads + 2*m.KVHeads) * m.HeadDim}, {m.Heads * m.HeadDim, m.Hidden}, {m.Hidden, 2 * m.FFN}, {m.FFN, m.Hidden}}
 }
 
-func npuSharing(s *sheet) error {
+func npuSharing(rows *sheet) error {
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
 		return err
@@ -231,58 +231,58 @@ func npuSharing(s *sheet) error {
 	defer model.Close()
 	const perLayer = 6 // norm, QKV, attention, O, norm, FFN: the only division of 144 by 24 layers in which one per layer is attention
 	c := npuFact("models_qwen_subgraphs").at("values")
-	s.add(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "layers of catalog model %s times %d (norm, QKV, attention, O, norm, FFN); that it is six per layer is inferred from the printed total", model.Name, perLayer)
-	s.add(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "all but attention, whose shape depends on the chunk's place (sec. 3.2)")
-	m := npuFact("m_chunk_sharing_memory").at("values")
-	chunks := m.at("prompt").num() / m.at("chunk").num()
-	s.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", m.at("prompt").num(), m.at("chunk").num())
+	rows.add(Modelled, "subgraphs", c.at("total").num(), model.Layers*perLayer, "layers of catalog model %s times %d (norm, QKV, attention, O, norm, FFN); that it is six per layer is inferred from the printed total", model.Name, perLayer)
+	rows.add(Modelled, "shareable", c.at("shareable").num(), model.Layers*(perLayer-1), "all but attention, whose shape depends on the chunk's place (sec. 3.2)")
+	shared := npuFact("m_chunk_sharing_memory").at("values")
+	chunks := shared.at("prompt").num() / shared.at("chunk").num()
+	rows.add(Exact, "chunks", nil, chunks, "a prompt of %v tokens in chunks of %v", shared.at("prompt").num(), shared.at("chunk").num())
 	reduction := 1 - 1/chunks
-	s.add(Exact, "reduction-percent", m.at("reduction_up_to_percent").num(), 100*reduction, "graphs of every chunk against one shared by all: 1 - 1/chunks, sec. 3.2")
-	s.add(Exact, "factor", m.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
-	saved := m.at("saved_gb").num()
+	rows.add(Exact, "reduction-percent", shared.at("reduction_up_to_percent").num(), 100*reduction, "graphs of every chunk against one shared by all: 1 - 1/chunks, sec. 3.2")
+	rows.add(Exact, "factor", shared.at("reduction_factor_up_to").num(), 1/(1-reduction), "the same as a factor, sec. 1")
+	saved := shared.at("saved_gb").num()
 	before := saved / reduction
-	s.add(Exact, "before-gb", nil, before, "what saving %v GB by that part implies without sharing", saved)
-	s.add(Exact, "after-gb", nil, before-saved, "and with sharing")
+	rows.add(Exact, "before-gb", nil, before, "what saving %v GB by that part implies without sharing", saved)
+	rows.add(Exact, "after-gb", nil, before-saved, "and with sharing")
 	attention, ffn := linearWeights(model)
 	linear := (attention + ffn) * float64(model.Layers)
-	for _, x := range []struct {
+	for _, reading := range []struct {
 		name  string
 		bytes float64
 	}{{"int8", 1}, {"fp16", 2}} {
-		s.add(Modelled, "saved-gb-"+x.name, saved, (chunks-1)*linear*x.bytes/1e9, "linear weights of catalog model %s (%.4g elements in its layers) at %v bytes each, held once instead of once per chunk", model.Name, linear, x.bytes)
+		rows.add(Modelled, "saved-gb-"+reading.name, saved, (chunks-1)*linear*reading.bytes/1e9, "linear weights of catalog model %s (%.4g elements in its layers) at %v bytes each, held once instead of once per chunk", model.Name, linear, reading.bytes)
 	}
-	s.add(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes per linear weight that the printed saving implies, where INT8 is 1 (sec. 3.1): activation buffers, or a 16-bit copy, must be in it; Fig. 17 has no printed numbers")
-	over := m.at("unshared_overhead_x_weights").nums()
-	s.add(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "graphs of every chunk over the weights, sec. 1: the number of chunks at most")
+	rows.add(Modelled, "bytes-per-weight", 1, (before-saved)*1e9/linear, "bytes per linear weight that the printed saving implies, where INT8 is 1 (sec. 3.1): activation buffers, or a 16-bit copy, must be in it; Fig. 17 has no printed numbers")
+	over := shared.at("unshared_overhead_x_weights").nums()
+	rows.add(Modelled, "unshared-over-weights", fmt.Sprintf("%v to %v", over[0], over[1]), chunks, "graphs of every chunk over the weights, sec. 1: the number of chunks at most")
 	return nil
 }
 
-func npuChunks(s *sheet) error {
+func npuChunks(rows *sheet) error {
 	chunk := npuFact("m_chunk_length").at("values", "default").num()
 	list := npuFact("table5").at("values").list()
-	for _, d := range list {
-		name := datasetName(d)
-		p := d.at("prompt_tokens").nums()
+	for _, dataset := range list {
+		name := datasetName(dataset)
+		prompts := dataset.at("prompt_tokens").nums()
 		for k, end := range []string{"shortest", "longest"} {
-			n := math.Ceil(p[k] / chunk)
-			s.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, p[k])
-			s.add(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/p[k]-1), "tokens computed beyond the prompt's %v, in percent of them", p[k])
+			n := math.Ceil(prompts[k] / chunk)
+			rows.add(Exact, name+"/chunks-"+end, nil, n, "chunks of %v tokens for a prompt of %v", chunk, prompts[k])
+			rows.add(Exact, name+"/padding-percent-"+end, nil, 100*(n*chunk/prompts[k]-1), "tokens computed beyond the prompt's %v, in percent of them", prompts[k])
 		}
-		for _, r := range d.at("rows").list() {
-			if r.at("llm").text() != "Qwen1.5-1.8B" {
+		for _, row := range dataset.at("rows").list() {
+			if row.at("llm").text() != "Qwen1.5-1.8B" {
 				continue
 			}
-			prefill := r.at("ours", 1).num()
+			prefill := row.at("ours", 1).num()
 			note := "prefill of Qwen1.5-1.8B over chunks; sec. 3.4 prints the NPU's time of one"
-			if prefill/math.Ceil(p[0]/chunk) > 2*npuFact("m_npu_time_256").at("values", "npu").num()/1000 {
+			if prefill/math.Ceil(prompts[0]/chunk) > 2*npuFact("m_npu_time_256").at("values", "npu").num()/1000 {
 				note += "; this cell stands out: its prefill is far above that of other prompts of this length"
 			}
 			printed := npuFact("m_npu_time_256").at("values", "npu").num() / 1000
-			s.add(Modelled, name+"/s-per-chunk-longest", printed, prefill/math.Ceil(p[1]/chunk), "%s; all prompts as long as the longest", note)
-			s.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(p[0]/chunk), "%s; all prompts as long as the shortest", note)
+			rows.add(Modelled, name+"/s-per-chunk-longest", printed, prefill/math.Ceil(prompts[1]/chunk), "%s; all prompts as long as the longest", note)
+			rows.add(Modelled, name+"/s-per-chunk-shortest", printed, prefill/math.Ceil(prompts[0]/chunk), "%s; all prompts as long as the shortest", note)
 			above := npuFact("r_prefill_gt_1000").at("values", "above").num()
 			for k, end := range []string{"shortest", "longest"} {
-				s.add(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), p[k]/prefill, "the claim of the abstract; all prompts as long as the %s, as the mean is not printed", end)
+				rows.add(Modelled, name+"/tokens-per-s-"+end, fmt.Sprintf("above %v", above), prompts[k]/prefill, "the claim of the abstract; all prompts as long as the %s, as the mean is not printed", end)
 			}
 		}
 	}
@@ -313,7 +313,7 @@ func npuChunks(s *sheet) error {
 		}
 		return ns * float64(model.Layers)
 	}
-	s.add(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "linear layers of %s at 256 tokens on the catalog's NPU, fitted to Table 3 alone (sec. 3.4)", model.Name)
+	rows.add(Modelled, "npu-ms-256", npuFact("m_npu_time_256").at("values", "npu").num(), oneNS(256)/1e6, "linear layers of %s at 256 tokens on the catalog's NPU, fitted to Table 3 alone (sec. 3.4)", model.Name)
 	candidates := []int{32, 64, 128, 256, 512, 1024}
 	bestOf := func(cost func(c int) float64) (best int) {
 		least := math.Inf(1)
@@ -325,10 +325,10 @@ func npuChunks(s *sheet) error {
 		return best
 	}
 	note := fmt.Sprintf("of %s, linear layers of %s on the catalog's NPU; the paper measures QKV and FFN per token (Fig. 8, not printed)", joinInts(candidates), model.Name)
-	s.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }), "least time per token without padding, %s", note)
+	rows.add(Modelled, "chunk-length/per-token", chunk, bestOf(func(c int) float64 { return oneNS(c) / float64(c) }), "least time per token without padding, %s", note)
 	for _, d := range list {
 		ends := d.at("prompt_tokens").nums()
-		s.add(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
+		rows.add(Modelled, "chunk-length/"+datasetName(d), chunk, bestOf(func(c int) float64 {
 			sum := 0.0
 			for n := ends[0]; n <= ends[1]; n++ {
 				sum += math.Ceil(n/float64(c)) * oneNS(c)
@@ -336,7 +336,7 @@ func npuChunks(s *sheet) error {
 			return sum
 		}), "least expected prefill with padding, prompts evenly over the printed range, %s", note)
 	}
-	s.add(Modelled, "chunk-length/all", chunk, bestOf(func(c int) float64 {
+	rows.add(Modelled, "chunk-length/all", chunk, bestOf(func(c int) float64 {
 		sum := 0.0
 		for _, d := range list {
 			ends := d.at("prompt_tokens").nums()
@@ -354,41 +354,41 @@ func datasetName(d Value) string {
 	return strings.NewReplacer(" ", "-", "(", "", ")", "").Replace(d.at("dataset").text())
 }
 
-func npuShapes(s *sheet) error {
-	v := npuFact("hw_square_shape_effect").at("values")
-	rows := int(v.at("input_a", 0).num())
+func npuShapes(rows *sheet) error {
+	effect := npuFact("hw_square_shape_effect").at("values")
+	byRows := int(effect.at("input_a", 0).num())
 	type shape struct{ h, w int }
 	var shapes []shape
-	for h := 1; h <= rows; h++ {
-		if rows%h == 0 {
-			shapes = append(shapes, shape{h, rows / h})
+	for h := 1; h <= byRows; h++ {
+		if byRows%h == 0 {
+			shapes = append(shapes, shape{h, byRows / h})
 		}
 	}
-	s.add(Exact, "equivalent-shapes", nil, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", rows)
+	rows.add(Exact, "equivalent-shapes", nil, len(shapes), "heights times widths that make up %d rows: each is profiled and the fastest kept (sec. 4)", byRows)
 	text := func(x shape) string { return fmt.Sprintf("%dx%d", x.h, x.w) }
-	printed := fmt.Sprintf("%vx%v", v.at("input_b", 0).num(), v.at("input_b", 1).num())
+	printed := fmt.Sprintf("%vx%v", effect.at("input_b", 0).num(), effect.at("input_b", 1).num())
 	square := slices.MinFunc(shapes, func(a, b shape) int { return max(a.h, a.w) - max(b.h, b.w) })
-	s.add(Modelled, "squarest", printed, text(square), "the factorisation with the least larger side; equal height and width are what the paper says NPUs favour")
-	gain := v.at("gain_of_b").num()
+	rows.add(Modelled, "squarest", printed, text(square), "the factorisation with the least larger side; equal height and width are what the paper says NPUs favour")
+	gain := effect.at("gain_of_b").num()
 	// The search keeps the fastest: with the printed ratio, 1024x1 takes gain and 32x32 takes 1.
-	times := map[string]float64{fmt.Sprintf("%vx%v", v.at("input_a", 0).num(), v.at("input_a", 1).num()): gain, printed: 1}
+	times := map[string]float64{fmt.Sprintf("%vx%v", effect.at("input_a", 0).num(), effect.at("input_a", 1).num()): gain, printed: 1}
 	fastest := ""
 	for _, shape := range shapes {
 		if t, ok := times[text(shape)]; ok && (fastest == "" || t < times[fastest]) {
 			fastest = text(shape)
 		}
 	}
-	s.add(Modelled, "search-over-printed", printed, fastest, "the search over the two shapes of which a relative latency is printed (%v to 1); of the other %d nothing is printed", gain, len(shapes)-len(times))
+	rows.add(Modelled, "search-over-printed", printed, fastest, "the search over the two shapes of which a relative latency is printed (%v to 1); of the other %d nothing is printed", gain, len(shapes)-len(times))
 	soc, err := socs.Open("snapdragon-8gen3")
 	if err != nil {
 		return err
 	}
-	side := int(v.at("input_b", 2).num())
+	side := int(effect.at("input_b", 2).num())
 	product := &simulated{soc: soc}
 	took := func(f op.Form) float64 {
-		return float64(product.ns("npu", op.Op{Kind: op.MatMul, M: rows, K: side, N: side, Scheme: op.A8TQ8C, Form: f})) - 1e3*soc.Processor("npu").LaunchUS
+		return float64(product.ns("npu", op.Op{Kind: op.MatMul, M: byRows, K: side, N: side, Scheme: op.A8TQ8C, Form: f})) - 1e3*soc.Processor("npu").LaunchUS
 	}
-	all := op.FormsOf(rows, []op.Form{op.Conv})
+	all := op.FormsOf(byRows, []op.Form{op.Conv})
 	best := all[0]
 	for _, form := range all {
 		if took(form) < took(best) {
@@ -396,13 +396,13 @@ func npuShapes(s *sheet) error {
 		}
 	}
 	note := fmt.Sprintf("times [%d,%d] in INT8 on catalog SoC %s, whose price of images is these two points, interpolated by the shorter side", side, side, soc.Name)
-	s.add(Modelled, "search-over-all", printed, strings.TrimPrefix(string(best), string(op.Conv)+" "), "the fastest of all %d, %s", len(all), note)
-	s.add(Modelled, "gain", gain, took(op.ConvForm(rows, 1))/took(best), "%s, without the launch; %s", printed, note)
+	rows.add(Modelled, "search-over-all", printed, strings.TrimPrefix(string(best), string(op.Conv)+" "), "the fastest of all %d, %s", len(all), note)
+	rows.add(Modelled, "gain", gain, took(op.ConvForm(byRows, 1))/took(best), "%s, without the launch; %s", printed, note)
 	return product.err
 }
 
 // npuMemory places the linear weights of a 7B model in INT8 under the limit of the NPU's address space.
-func npuMemory(s *sheet) error {
+func npuMemory(rows *sheet) error {
 	limit := npuFact("hw_npu_memory_region").at("values", "Hexagon_addressable").num()
 	model, err := models.Open("llama-2-7b")
 	if err != nil {
@@ -412,8 +412,8 @@ func npuMemory(s *sheet) error {
 	attention, ffn := linearWeights(model)
 	layers := model.Layers
 	note := fmt.Sprintf("INT8 weights of the layers of catalog model %s; dimensions are not in the paper", model.Name)
-	s.add(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "GiB, all linear weights, beside the limit of sec. 4; %s", note)
-	s.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s", note)
+	rows.add(Modelled, "all-gib", limit, (attention+ffn)*float64(layers)/(1<<30), "GiB, all linear weights, beside the limit of sec. 4; %s", note)
+	rows.add(Modelled, "ffn-gib", limit, ffn*float64(layers)/(1<<30), "GiB, those of the feed-forward networks; %s", note)
 	// Latencies of Table 3 for these very shapes, 32 tokens: [4096,4096] (q, k, v, o) and [4096,11008] (gate, up, and down as its transpose).
 	table := map[[2]float64]Value{}
 	for _, r := range npuFact("table3").at("values").list() {
@@ -442,10 +442,10 @@ func npuMemory(s *sheet) error {
 				best, bestNets, bestAtts = g, n, a
 			}
 		}
-		s.add(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "sec. 4: weights of the feed-forward network first, then the others; %s", note)
-		s.add(Modelled, unit.name+"/rule-saves-ms", nil, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
-		s.add(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "the placement that saves most, every pair of counts tried; per byte Table 3's [4096,4096] saves slightly more than its [4096,11008], so the rule is not the best by Table 3; %s", note)
-		s.add(Modelled, unit.name+"/best-saves-ms", nil, best, "ms per 32 tokens; %s", note)
+		rows.add(Modelled, unit.name+"/rule", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", nets, net.count, atts, att.count), "sec. 4: weights of the feed-forward network first, then the others; %s", note)
+		rows.add(Modelled, unit.name+"/rule-saves-ms", nil, rule, "ms per 32 tokens that the NPU saves over the CPU with Table 3's latencies of these shapes; %s", note)
+		rows.add(Modelled, unit.name+"/best", "FFN first", fmt.Sprintf("%d of %d FFN and %d of %d attention matrices", bestNets, net.count, bestAtts, att.count), "the placement that saves most, every pair of counts tried; per byte Table 3's [4096,4096] saves slightly more than its [4096,11008], so the rule is not the best by Table 3; %s", note)
+		rows.add(Modelled, unit.name+"/best-saves-ms", nil, best, "ms per 32 tokens; %s", note)
 	}
 	return nil
 }
@@ -455,67 +455,67 @@ func eq1(x, low, high float64) (npu, printed float64) {
 	return math.Min(math.Max(x, low), high), math.Floor(x/high) * high
 }
 
-func npuOutliers(s *sheet) error {
+func npuOutliers(rows *sheet) error {
 	var low, high float64
 	if _, err := fmt.Sscanf(npuFact("m_outlier_split_eq1").at("values", "npu_part").text(), "clip(x/s, %g, %g)", &low, &high); err != nil {
 		return fmt.Errorf("read the range of Eq. 1: %w", err)
 	}
-	n, same, small, off, mended := 0, 0, 0, 0.0, 0.0
-	for x := -1024.0; x <= 1024; x += 0.25 {
-		npu, cpu := eq1(x, low, high)
-		n++
-		if npu+cpu == x {
+	values, same, small, off, mended := 0, 0, 0, 0.0, 0.0
+	for value := -1024.0; value <= 1024; value += 0.25 {
+		npu, cpu := eq1(value, low, high)
+		values++
+		if npu+cpu == value {
 			same++
 		}
-		if npu == x && cpu != 0 {
+		if npu == value && cpu != 0 {
 			small++
 		}
-		off = max(off, math.Abs(npu+cpu-x))
-		mended = max(mended, math.Abs(npu+(x-npu)-x))
+		off = max(off, math.Abs(npu+cpu-value))
+		mended = max(mended, math.Abs(npu+(value-npu)-value))
 	}
-	s.add(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(n), "x/s from -1024 to 1024 in quarters for which the two parts as printed add up to x/s; the floor gives every negative value a part on the CPU, and beyond the range a step of %v instead of what was cut off", high)
-	s.add(Exact, "eq1/largest-error", 0, off, "in units of s, as printed")
-	s.add(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(n), "values within the range to which Eq. 1 as printed gives a part on the CPU")
-	s.add(Exact, "eq1/largest-error-mended", 0, mended, "with x/s less its clipped value as the CPU's part, as hetc reads it")
+	rows.add(Exact, "eq1/identity-holds-percent", 100, 100*float64(same)/float64(values), "x/s from -1024 to 1024 in quarters for which the two parts as printed add up to x/s; the floor gives every negative value a part on the CPU, and beyond the range a step of %v instead of what was cut off", high)
+	rows.add(Exact, "eq1/largest-error", 0, off, "in units of s, as printed")
+	rows.add(Exact, "eq1/inside-yet-on-cpu-percent", 0, 100*float64(small)/float64(values), "values within the range to which Eq. 1 as printed gives a part on the CPU")
+	rows.add(Exact, "eq1/largest-error-mended", 0, mended, "with x/s less its clipped value as the CPU's part, as hetc reads it")
 	// The same through a product: INT8 part on one processor, the rest in float on the other.
 	random := rand.New(rand.NewPCG(1, 1))
-	const rows, cols = 64, 32
+	const tokens, cols = 64, 32
 	var whole, parts, asPrinted float64
 	for range cols {
-		var y, z, p float64
-		for range rows {
-			x, w := 0.3*random.NormFloat64()*high, math.Round(random.NormFloat64()*40)
-			if random.IntN(rows) == 0 {
-				x *= 8
+		var exact, shadowed, plain float64
+		for range tokens {
+			value, weight := 0.3*random.NormFloat64()*high, math.Round(random.NormFloat64()*40)
+			if random.IntN(tokens) == 0 {
+				value *= 8
 			}
-			npu, cpu := eq1(x, low, high)
-			y, z, p = y+float64(x*w), z+float64(npu*w)+float64((x-npu)*w), p+float64(npu*w)+float64(cpu*w)
+			npu, cpu := eq1(value, low, high)
+			exact, shadowed, plain = exact+float64(value*weight), shadowed+float64(npu*weight)+float64((value-npu)*weight), plain+float64(npu*weight)+float64(cpu*weight)
 		}
-		whole, parts, asPrinted = whole+float64(y*y), parts+float64((z-y)*(z-y)), asPrinted+float64((p-y)*(p-y))
+		whole, parts, asPrinted = whole+float64(exact*exact), parts+float64((shadowed-exact)*(shadowed-exact)), asPrinted+float64((plain-exact)*(plain-exact))
 	}
-	s.add(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "relative error of 64x32 products with outliers, seeded, the parts added")
-	s.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole), "the same with the CPU's part as printed")
-	s.add(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "what 8 bits hold: the largest printed value does not fit")
+	rows.add(Exact, "eq1/product-error-mended", 0, math.Round(1e9*math.Sqrt(parts/whole))/1e9, "relative error of 64x32 products with outliers, seeded, the parts added")
+	rows.add(Exact, "eq1/product-error-printed", 0, math.Sqrt(asPrinted/whole), "the same with the CPU's part as printed")
+	rows.add(Exact, "eq1/int8-range", fmt.Sprintf("%v..%v", low, high), fmt.Sprintf("%d..%d", math.MinInt8, math.MaxInt8), "what 8 bits hold: the largest printed value does not fit")
 	d := npuFact("m_outlier_density").at("values")
 	count, percent := d.at("count").nums(), d.at("percent_of_channels").nums()
 	for k, end := range []string{"least", "most"} {
-		s.add(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
+		rows.add(Exact, "density/channels-"+end, nil, count[k]/(percent[k]/100), "channels that %v outlier channels at %v percent imply", count[k], percent[k])
 	}
 	model, err := models.Open("qwen1.5-1.8b")
 	if err != nil {
 		return err
 	}
 	defer model.Close()
-	for _, x := range []struct {
+	for _, claim := range []struct {
 		name string
 		n    int
 	}{{"hidden", model.Hidden}, {"ffn", model.FFN}} {
 		for k, end := range []string{"least", "most"} {
-			s.add(Modelled, "density/"+x.name+"-percent-"+end, percent[k], 100*count[k]/float64(x.n), "%v of the %d channels of catalog model %s: the printed part fits inputs of the FFN's last product, not the hidden size", count[k], x.n, model.Name)
+			rows.add(Modelled, "density/"+claim.name+"-percent-"+end, percent[k], 100*count[k]/float64(claim.n), "%v of the %d channels of catalog model %s: the printed part fits inputs of the FFN's last product, not the hidden size", count[k], claim.n, model.Name)
 		}
 	}
 	hot := npuFact("m_hot_channels").at("values")
-	s.add(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
+	rows.add(Modelled, "hot-channels/weights-percent", nil, hot.at("channels_below").num(), "of the shadow weights are held for %v percent or more of the outliers when only hot channels are: rows of the weight, so at most as many percent as channels (sec. 3.3)", hot.at("outliers_covered_above").num())
 	for _, name := range npuFact("r_prune_tradeoff").at("values").keys() {
 		points := npuFact("r_prune_tradeoff").at("values", name).list()
 		faster, worse := true, true
@@ -527,11 +527,11 @@ func npuOutliers(s *sheet) error {
 		if faster && worse {
 			ours = "faster and less accurate"
 		}
-		s.add(Exact, "pruning/"+name, "faster and less accurate", ours, "with every printed step of the prune rate (sec. 4.4)")
+		rows.add(Exact, "pruning/"+name, "faster and less accurate", ours, "with every printed step of the prune rate (sec. 4.4)")
 		// The time per token between keeping all and none is linear in the rate where each layer costs alike.
 		speed := func(i int) float64 { return points[i].at("speed").num() }
 		rate := points[1].at("prune").num() / 100
-		s.add(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "tokens/s at %v percent if every pruned layer saved the same: faster than that means the layers pruned first cost more", points[1].at("prune").num())
+		rows.add(Modelled, "pruning/"+name+"/speed", speed(1), 1/(float64((1-rate)/speed(0))+float64(rate/speed(2))), "tokens/s at %v percent if every pruned layer saved the same: faster than that means the layers pruned first cost more", points[1].at("prune").num())
 	}
 	var lambada Value
 	for _, r := range npuFact("table6").at("values", "LAMBADA").list() {
@@ -540,103 +540,103 @@ func npuOutliers(s *sheet) error {
 		}
 	}
 	q := npuFact("r_prune_tradeoff").at("values", "Qwen1.5-1.8B", 1)
-	s.add(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "LAMBADA accuracy of Qwen1.5-1.8B at %v percent (sec. 4.4) and in Table 6 at the default of %v percent, where more is pruned: the two exclude each other unless the rate is counted differently", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
+	rows.add(Exact, "pruning/against-table6", q.at("acc").num(), lambada.at(5).num(), "LAMBADA accuracy of Qwen1.5-1.8B at %v percent (sec. 4.4) and in Table 6 at the default of %v percent, where more is pruned: the two exclude each other unless the rate is counted differently", q.at("prune").num(), npuFact("m_prune_rate").at("values").num())
 	return nil
 }
 
 var npuEngines = []string{"MLC", "LCPP", "MNN", "PI", "TFLite"}
 
-func npuTable5(s *sheet) error {
+func npuTable5(rows *sheet) error {
 	cells, wrong := 0, 0
-	for _, d := range npuFact("table5").at("values").list() {
-		name := datasetName(d)
+	for _, dataset := range npuFact("table5").at("values").list() {
+		name := datasetName(dataset)
 		doubtful := map[string]string{}
-		for _, c := range d.at("uncertain_cells").list() {
+		for _, c := range dataset.at("uncertain_cells").list() {
 			doubtful[c.at("llm").text()+"/"+c.at("engine").text()] = c.at("reason").text()
 		}
 		speedups := map[string][]float64{}
-		for _, r := range d.at("rows").list() {
-			llm := r.at("llm").text()
-			ours := r.at("ours", 0).num()
+		for _, row := range dataset.at("rows").list() {
+			llm := row.at("llm").text()
+			ours := row.at("ours", 0).num()
 			var all []float64
-			for _, e := range append(slices.Clone(npuEngines), "ours") {
-				c := r.at(e)
-				if c.v == "none" {
+			for _, engine := range append(slices.Clone(npuEngines), "ours") {
+				cell := row.at(engine)
+				if cell.v == "none" {
 					continue
 				}
-				if e != "ours" {
-					speedups[e] = append(speedups[e], c.at(0).num()/ours)
-					all = append(all, c.at(0).num()/ours)
+				if engine != "ours" {
+					speedups[engine] = append(speedups[engine], cell.at(0).num()/ours)
+					all = append(all, cell.at(0).num()/ours)
 				}
-				if c.at(2).v == nil {
-					s.add(NotReproducible, name+"/"+llm+"/"+e+"/sum", c.at(0).num(), nil, "%s", doubtful[llm+"/"+e])
+				if cell.at(2).v == nil {
+					rows.add(NotReproducible, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), nil, "%s", doubtful[llm+"/"+engine])
 					continue
 				}
 				cells++
-				sum := c.at(1).num() + c.at(2).num()
+				sum := cell.at(1).num() + cell.at(2).num()
 				// Totals have one or two digits after the point.
-				if math.Abs(sum-c.at(0).num()) > 0.06 {
+				if math.Abs(sum-cell.at(0).num()) > 0.06 {
 					wrong++
 					note := "prefill and decode do not add up to the total"
-					if why := doubtful[llm+"/"+e]; why != "" {
+					if why := doubtful[llm+"/"+engine]; why != "" {
 						note += ": " + why
 					}
-					s.add(Exact, name+"/"+llm+"/"+e+"/sum", c.at(0).num(), sum, "s; %s", note)
+					rows.add(Exact, name+"/"+llm+"/"+engine+"/sum", cell.at(0).num(), sum, "s; %s", note)
 				}
 			}
-			printed := r.at("speedup").nums()
-			s.add(Exact, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all), "least total of the others over llm.npu's")
-			s.add(Exact, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all), "largest total of the others over llm.npu's")
+			printed := row.at("speedup").nums()
+			rows.add(Exact, name+"/"+llm+"/speedup-least", printed[0], slices.Min(all), "least total of the others over llm.npu's")
+			rows.add(Exact, name+"/"+llm+"/speedup-most", printed[1], slices.Max(all), "largest total of the others over llm.npu's")
 		}
-		for _, e := range npuEngines {
+		for _, engine := range npuEngines {
 			sum := 0.0
-			for _, x := range speedups[e] {
+			for _, x := range speedups[engine] {
 				sum += math.Log(x)
 			}
-			printed := d.at("geo_mean_speedup", e).num()
-			ours := math.Exp(sum / float64(len(speedups[e])))
+			printed := dataset.at("geo_mean_speedup", engine).num()
+			ours := math.Exp(sum / float64(len(speedups[engine])))
 			note := ""
 			if math.Abs(ours-printed) > 0.1*printed {
 				note = "; differs from its own cells, sec. 4.3 repeats the printed one"
 			}
-			s.add(Exact, name+"/geomean-"+e, printed, ours, "geometric mean of the totals over llm.npu's%s", note)
+			rows.add(Exact, name+"/geomean-"+engine, printed, ours, "geometric mean of the totals over llm.npu's%s", note)
 		}
 	}
-	s.add(Exact, "cells-that-add-up", cells, cells-wrong, "cells whose prefill and decode add up to the total within rounding (0.06 s); the others have rows of their own")
+	rows.add(Exact, "cells-that-add-up", cells, cells-wrong, "cells whose prefill and decode add up to the total within rounding (0.06 s); the others have rows of their own")
 	return nil
 }
 
-func npuTable6(s *sheet) error {
-	t := npuFact("table6")
-	columns := t.at("columns").list()
-	for _, set := range t.at("values").keys() {
-		rows := t.at("values", set).list()
-		sums, n := make([]float64, 6), 0.0
+func npuTable6(rows *sheet) error {
+	table := npuFact("table6")
+	columns := table.at("columns").list()
+	for _, set := range table.at("values").keys() {
+		devices := table.at("values", set).list()
+		sums, count := make([]float64, 6), 0.0
 		var printed Value
-		for _, r := range rows {
-			if r.at(0).text() == "avg_degrad" {
-				printed = r
+		for _, row := range devices {
+			if row.at(0).text() == "avg_degrad" {
+				printed = row
 				continue
 			}
-			n++
+			count++
 			for c := 2; c <= 5; c++ {
-				sums[c] += r.at(c).num() - r.at(1).num()
+				sums[c] += row.at(c).num() - row.at(1).num()
 			}
-			s.add(Exact, set+"/"+r.at(0).text()+"/degradation", r.at(6).num(), tenths(r.at(5).num()-r.at(1).num()), "llm.npu less FP16, percentage points")
+			rows.add(Exact, set+"/"+row.at(0).text()+"/degradation", row.at(6).num(), tenths(row.at(5).num()-row.at(1).num()), "llm.npu less FP16, percentage points")
 		}
 		for c := 2; c <= 5; c++ {
-			s.add(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/n), "mean over the models of the column less FP16, percentage points")
+			rows.add(Exact, set+"/average/"+strings.TrimSuffix(columns[c].text(), "()"), printed.at(c).num(), tenths(sums[c]/count), "mean over the models of the column less FP16, percentage points")
 		}
 	}
 	drop := npuFact("r_smoothquant_drop").at("values")
-	for _, r := range t.at("values", "HellaSwag").list() {
+	for _, r := range table.at("values", "HellaSwag").list() {
 		if name := r.at(0).text(); drop.has(name) {
-			s.add(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "percentage points on HellaSwag: sec. 2.3 against Table 6, which disagree; the two models look swapped, and one value differs beyond that")
+			rows.add(Exact, "smoothquant-drop/"+name, drop.at(name).num(), r.at(1).num()-r.at(2).num(), "percentage points on HellaSwag: sec. 2.3 against Table 6, which disagree; the two models look swapped, and one value differs beyond that")
 		}
 	}
 	best := func(column int) (most float64) {
-		for _, set := range t.at("values").keys() {
-			for _, r := range t.at("values", set).list() {
+		for _, set := range table.at("values").keys() {
+			for _, r := range table.at("values", set).list() {
 				if r.at(0).text() != "avg_degrad" {
 					most = max(most, r.at(5).num()-r.at(column).num())
 				}
@@ -645,8 +645,8 @@ func npuTable6(s *sheet) error {
 		return most
 	}
 	g := npuFact("r_accuracy_gains").at("values")
-	s.add(Exact, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2), "percentage points, sec. 4.4 against Table 6")
-	s.add(Exact, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4), "percentage points, sec. 4.4 against Table 6")
+	rows.add(Exact, "largest-gain/SmoothQuant", g.at("best_over_SmoothQuant").num(), best(2), "percentage points, sec. 4.4 against Table 6")
+	rows.add(Exact, "largest-gain/K-Quant", g.at("best_over_K-Quant").num(), best(4), "percentage points, sec. 4.4 against Table 6")
 	return nil
 }
 

@@ -39,11 +39,11 @@ func (g chunkGraph) ready(order *chunkOrder, i, j int) (at int64, ok bool) {
 	if g[i][j].attention {
 		first = 0
 	}
-	for k := first; k <= i; k++ {
-		if order.start[k][j-1] < 0 {
+	for chunk := first; chunk <= i; chunk++ {
+		if order.start[chunk][j-1] < 0 {
 			return 0, false
 		}
-		at = max(at, order.start[k][j-1]+g[k][j-1].ns)
+		at = max(at, order.start[chunk][j-1]+g[chunk][j-1].ns)
 	}
 	return at, true
 }
@@ -77,17 +77,17 @@ func (g chunkGraph) inOrder() chunkOrder {
 func (g chunkGraph) contribution(done [][]bool, i, j int) int64 {
 	var sum int64
 	if j+1 < len(g[i]) {
-		for k := i; k < len(g); k++ {
-			graph := g[k][j+1]
-			if k > i && !graph.attention || done[k][j+1] {
+		for at := i; at < len(g); at++ {
+			graph := g[at][j+1]
+			if at > i && !graph.attention || done[at][j+1] {
 				continue
 			}
-			first := k
+			first := at
 			if graph.attention {
 				first = 0
 			}
 			opens := true
-			for m := first; m <= k; m++ {
+			for m := first; m <= at; m++ {
 				opens = opens && (m == i || done[m][j])
 			}
 			if opens {
@@ -185,26 +185,26 @@ type partial struct {
 }
 
 func (g chunkGraph) begin() *partial {
-	p := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
+	start := &partial{chunkOrder: g.empty(), next: make([]int, len(g))}
 	for i := range g {
 		for _, graph := range g[i] {
-			p.load[graph.proc] += graph.ns
+			start.load[graph.proc] += graph.ns
 		}
 	}
-	p.below = g.bound(p)
-	return p
+	start.below = g.bound(start)
+	return start
 }
 
 // bound is an end that no order which begins like p comes before.
-func (g chunkGraph) bound(p *partial) int64 {
-	low := p.end
+func (g chunkGraph) bound(state *partial) int64 {
+	low := state.end
 	first := [2]int64{math.MaxInt64, math.MaxInt64} // no subgraph that is left for the processor starts before
 	for i := range g {
 		at := int64(0)
-		if p.next[i] > 0 {
-			at = p.start[i][p.next[i]-1] + g[i][p.next[i]-1].ns
+		if state.next[i] > 0 {
+			at = state.start[i][state.next[i]-1] + g[i][state.next[i]-1].ns
 		}
-		for _, graph := range g[i][p.next[i]:] {
+		for _, graph := range g[i][state.next[i]:] {
 			first[graph.proc] = min(first[graph.proc], at)
 			at += graph.ns
 		}
@@ -212,32 +212,32 @@ func (g chunkGraph) bound(p *partial) int64 {
 	}
 	for proc := range first {
 		if first[proc] < math.MaxInt64 {
-			low = max(low, max(p.free[proc], first[proc])+p.load[proc])
+			low = max(low, max(state.free[proc], first[proc])+state.load[proc])
 		}
 	}
 	return low
 }
 
 // begun starts the next subgraph of chunk i after p, false when its inputs are not among what p has started.
-func (g chunkGraph) begun(p *partial, i int) (*partial, bool) {
-	j := p.next[i]
+func (g chunkGraph) begun(state *partial, i int) (*partial, bool) {
+	j := state.next[i]
 	if j == len(g[i]) {
 		return nil, false
 	}
-	at, ok := g.ready(&p.chunkOrder, i, j)
+	at, ok := g.ready(&state.chunkOrder, i, j)
 	if !ok {
 		return nil, false
 	}
 	graph := g[i][j]
-	q := *p
-	q.next, q.start = slices.Clone(p.next), slices.Clone(p.start)
-	q.start[i] = slices.Clone(p.start[i])
-	q.start[i][j] = max(at, p.free[graph.proc])
-	q.next[i]++
-	q.free[graph.proc], q.load[graph.proc] = q.start[i][j]+graph.ns, p.load[graph.proc]-graph.ns
-	q.end = max(p.end, q.free[graph.proc])
-	q.below = g.bound(&q)
-	return &q, true
+	next := *state
+	next.next, next.start = slices.Clone(state.next), slices.Clone(state.start)
+	next.start[i] = slices.Clone(state.start[i])
+	next.start[i][j] = max(at, state.free[graph.proc])
+	next.next[i]++
+	next.free[graph.proc], next.load[graph.proc] = next.start[i][j]+graph.ns, state.load[graph.proc]-graph.ns
+	next.end = max(state.end, next.free[graph.proc])
+	next.below = g.bound(&next)
+	return &next, true
 }
 
 // beam keeps the most promising beginnings of each length, so many of them, and returns the best order they lead to.
@@ -245,10 +245,10 @@ func (g chunkGraph) beam(width int) chunkOrder {
 	list := []*partial{g.begin()}
 	for {
 		var longer []*partial
-		for _, p := range list {
+		for _, state := range list {
 			for i := range g {
-				if q, ok := g.begun(p, i); ok {
-					longer = append(longer, q)
+				if next, ok := g.begun(state, i); ok {
+					longer = append(longer, next)
 				}
 			}
 		}
@@ -283,9 +283,9 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 	}
 	root := g.begin()
 	spent := 0
-	var walk func(p *partial) error
-	walk = func(p *partial) error {
-		if spent++; spent > nodes || p.below >= best.end {
+	var walk func(state *partial) error
+	walk = func(state *partial) error {
+		if spent++; spent > nodes || state.below >= best.end {
 			return nil
 		}
 		if spent%1024 == 0 && ctx.Err() != nil {
@@ -293,12 +293,12 @@ func (g chunkGraph) least(ctx context.Context, nodes int) (best chunkOrder, boun
 		}
 		var longer []*partial
 		for i := range g {
-			if q, ok := g.begun(p, i); ok {
-				longer = append(longer, q)
+			if next, ok := g.begun(state, i); ok {
+				longer = append(longer, next)
 			}
 		}
 		if len(longer) == 0 {
-			best = p.chunkOrder
+			best = state.chunkOrder
 			return nil
 		}
 		slices.SortStableFunc(longer, func(a, b *partial) int { return cmp.Compare(a.below, b.below) })
@@ -333,11 +333,11 @@ func (g chunkGraph) check(order chunkOrder) error {
 			lanes[graph.proc] = append(lanes[graph.proc], slot{order.start[i][j], order.start[i][j] + graph.ns})
 		}
 	}
-	for p, l := range lanes {
-		slices.SortFunc(l, func(a, b slot) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
-		for k := 1; k < len(l); k++ {
-			if l[k].from < l[k-1].to {
-				return fmt.Errorf("processor %d executes two subgraphs at %d ns", p, l[k].from)
+	for proc, lane := range lanes {
+		slices.SortFunc(lane, func(a, b slot) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
+		for k := 1; k < len(lane); k++ {
+			if lane[k].from < lane[k-1].to {
+				return fmt.Errorf("processor %d executes two subgraphs at %d ns", proc, lane[k].from)
 			}
 		}
 	}

@@ -59,7 +59,7 @@ func ladder(base float64) []int {
 	return slices.Compact(out)
 }
 
-func moeCapacity(s *sheet) error {
+func moeCapacity(rows *sheet) error {
 	list, err := moeModels()
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func moeCapacity(s *sheet) error {
 			if model.Name == "phi-3.5-moe" {
 				class = Exact // which are printed
 			}
-			s.add(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, model.ExpertsPerToken, model.Experts)
+			rows.add(class, fmt.Sprintf("%s/chunk_%v/base", model.Name, chunk), nil, base, "tokens: %v x %d / %d experts; the formula is stripped from the text and reconstructed from the prose", chunk, model.ExpertsPerToken, model.Experts)
 			for _, c := range ladder(base) {
 				all++
 				if c%16 == 0 {
@@ -85,7 +85,7 @@ func moeCapacity(s *sheet) error {
 	for _, c := range moe("m_group_capacities").at("values").list() {
 		printed = append(printed, fmt.Sprint(c.any()))
 	}
-	s.add(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "1/2, 1, 2 and 4 of PhiMoE's base for a chunk of 256: hetc's reading of the tiers, of which the paper names only 4 x; it explains every printed capacity but 96")
+	rows.add(Modelled, "tier_set", strings.Join(printed, " ")+", also 96 and 128", strings.Trim(fmt.Sprint(ladder(32)), "[]"), "1/2, 1, 2 and 4 of PhiMoE's base for a chunk of 256: hetc's reading of the tiers, of which the paper names only 4 x; it explains every printed capacity but 96")
 	equal := 0
 	const layers = 200
 	for i := range layers {
@@ -95,10 +95,10 @@ func moeCapacity(s *sheet) error {
 			equal++
 		}
 	}
-	s.add(Exact, "c_max_percent", "the busiest expert", 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
-	s.add(Exact, "balanced", nil, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
-	s.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
-	s.add(Exact, "aligned_percent", "multiples of 16", 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
+	rows.add(Exact, "c_max_percent", "the busiest expert", 100*float64(equal)/layers, "of 200 layers in which C_max is the busiest expert's load: I_l x C_base, on synthetic layers: by the reconstructed definitions it is the largest load itself")
+	rows.add(Exact, "balanced", nil, problem.ImbalanceRatio([]float64{32, 32, 32, 32}), "I_l of balanced routing, so that C_max is C_base")
+	rows.add(NotReproducible, "example", "if T, I and E, then C tokens", nil, "the numbers of sec. 4.1's example are stripped from the text")
+	rows.add(Exact, "aligned_percent", "multiples of 16", 100*float64(aligned)/float64(all), "are multiples of 16, of the capacities that hetc makes of the tier set for all models and chunks above: half of Qwen3's base for 256 tokens would be 8 and is 16")
 	return nil
 }
 
@@ -107,11 +107,11 @@ func covering(capacities []int, load float64) int {
 	return capacities[problem.SmallestTier(load, capacities)]
 }
 
-func moeTiers(s *sheet) error {
+func moeTiers(rows *sheet) error {
 	base := problem.BaseCapacity(256, 2, 16)
 	capacities := ladder(base)
-	s.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
-	s.add(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
+	rows.add(Exact, "rule", nil, fmt.Sprintf("0.5 to %d, %v to %d, %v to %d, %v to %d", covering(capacities, 0.5), base, covering(capacities, base), base+1, covering(capacities, base+1), 3*base, covering(capacities, 3*base)), "expected load to tier, of %v; beyond the largest, the largest", capacities)
+	rows.add(Exact, "top_quartile_4x_needs_percent", nil, 100*0.25*2, "of the routed rows at least for a quarter of the experts to need 4 x base each, where 2 x is a tier too: sec. 1's example supposes that much skew")
 	padding, drop := moe("r_accuracy_details").at("values", "padding_of_tokens").nums(), moe("r_accuracy_details").at("values", "token_drop").nums()
 	// Capacities from the first half of the chunks, padding and drops from the other.
 	const tokens = 256
@@ -130,9 +130,9 @@ func moeTiers(s *sheet) error {
 				uniform.add(flat, loads)
 			}
 		}
-		s.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; %s, chunks of %d tokens, mean imbalance %.2f; tiers %v by the loads of one half of the chunks, used on the other", given, tokens, ratio, capacities)
-		s.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
-		s.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
+		rows.add(Modelled, name+"/padding_percent", fmt.Sprintf("%v to %v", padding[0], padding[1]), 100*tiered.padding(), "of computed rows; %s, chunks of %d tokens, mean imbalance %.2f; tiers %v by the loads of one half of the chunks, used on the other", given, tokens, ratio, capacities)
+		rows.add(Modelled, name+"/drop_percent", fmt.Sprintf("%v to %v", drop[0], drop[1]), 100*tiered.overflow(), "of routed rows, the same routing")
+		rows.add(Modelled, name+"/uniform_drop_percent", nil, 100*uniform.overflow(), "with the base capacity for every expert, which pads %.1f %%", 100*uniform.padding())
 	}
 	traced := tracedLoads(tokens)
 	show("traced", "traced routing of a small trained model of PhiMoE's 16 experts and 2 a token", traced)
@@ -143,13 +143,13 @@ func moeTiers(s *sheet) error {
 	share := p.at("zero_padded_tokens_average").num() / 100
 	for i, name := range []string{"least", "most"} {
 		runtime := p.at("runtime_increase_percent").nums()[i]
-		s.add(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "more time if all of it were in proportion to computed rows; the printed increase says that %.0f %% of the time is", 100*(1-1/(1+runtime/100))/share)
+		rows.add(Modelled, "padding_cost/"+name+"_percent", runtime, 100*(1/(1-share)-1), "more time if all of it were in proportion to computed rows; the printed increase says that %.0f %% of the time is", 100*(1-1/(1+runtime/100))/share)
 	}
-	s.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of another model's and of synthetic routing")
+	rows.add(NotReproducible, "traces", "real routing", nil, "sec. 5.1's routing traces are not published; the shares above are of another model's and of synthetic routing")
 	return nil
 }
 
-func moeGroups(s *sheet) error {
+func moeGroups(rows *sheet) error {
 	limit := moe("hw_graph_size_limit").at("values", "fallback_above").num()
 	var each float64
 	for _, m := range moe("models_table1").at("values").list() {
@@ -163,7 +163,7 @@ func moeGroups(s *sheet) error {
 	}
 	const mib, gib = 1 << 20, 1 << 30
 	phi := expertBytes(list[0])
-	s.add(Modelled, "expert_mb", each, phi/mib, "MiB: by the published configuration 3 x %d x %d values of 16 bit are %.0f bytes, so the printed MB are 2^20", list[0].Hidden, list[0].ExpertFFN, phi)
+	rows.add(Modelled, "expert_mb", each, phi/mib, "MiB: by the published configuration 3 x %d x %d values of 16 bit are %.0f bytes, so the printed MB are 2^20", list[0].Hidden, list[0].ExpertFFN, phi)
 	fits := func(n, expert, limit float64) string {
 		switch {
 		case n*expert < limit:
@@ -173,17 +173,17 @@ func moeGroups(s *sheet) error {
 		}
 		return "too large"
 	}
-	for _, n := range moe("m_group_sizes").at("values").nums() {
+	for _, size := range moe("m_group_sizes").at("values").nums() {
 		paper := "fits"
-		if n == 16 {
+		if size == 16 {
 			paper = "too large"
 		}
-		s.add(Exact, fmt.Sprintf("%v_experts/mb_gb", n), paper, fits(n, each*1e6, limit*1e9), "%.3f GB of %v: experts of 150e6 bytes, limit of 1.2e9; the graph falls back above the limit, so one on it stays", n*each/1000, limit)
-		s.add(Modelled, fmt.Sprintf("%v_experts/mib_gb", n), paper, fits(n, phi, limit*1e9), "%.3f GB of %v: the experts' real size, limit of 1.2e9 bytes", n*phi/1e9, limit)
-		s.add(Modelled, fmt.Sprintf("%v_experts/mib_gib", n), paper, fits(n, phi, limit*gib), "%.3f GiB of %v: the experts' real size, limit of 1.2 x 2^30 bytes; with this reading 8 fit, as sec. 5.7 measures them", n*phi/gib, limit)
+		rows.add(Exact, fmt.Sprintf("%v_experts/mb_gb", size), paper, fits(size, each*1e6, limit*1e9), "%.3f GB of %v: experts of 150e6 bytes, limit of 1.2e9; the graph falls back above the limit, so one on it stays", size*each/1000, limit)
+		rows.add(Modelled, fmt.Sprintf("%v_experts/mib_gb", size), paper, fits(size, phi, limit*1e9), "%.3f GB of %v: the experts' real size, limit of 1.2e9 bytes", size*phi/1e9, limit)
+		rows.add(Modelled, fmt.Sprintf("%v_experts/mib_gib", size), paper, fits(size, phi, limit*gib), "%.3f GiB of %v: the experts' real size, limit of 1.2 x 2^30 bytes; with this reading 8 fit, as sec. 5.7 measures them", size*phi/gib, limit)
 	}
 	for _, model := range list {
-		s.add(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(model)/1e6, model.Experts)
+		rows.add(Modelled, model.Name+"/most_experts", nil, math.Floor(limit*1e9/expertBytes(model)), "experts of %.1f MB in one graph of 1.2e9 bytes, of %d in a layer", expertBytes(model)/1e6, model.Experts)
 	}
 	// Homogeneous groups on synthetic layers.
 	groups, mixed, over := 0, 0, 0
@@ -208,8 +208,8 @@ func moeGroups(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "mixed", "none", mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
-	s.add(Exact, "over_limit", nil, over, "of the same groups")
+	rows.add(Exact, "mixed", "none", mixed, "experts in a group of another tier, or hot ones among cold ones, of %d groups of %d synthetic layers", groups, layers)
+	rows.add(Exact, "over_limit", nil, over, "of the same groups")
 	return nil
 }
 
@@ -218,20 +218,20 @@ func moePoints() (points [][3]float64) {
 	factor := moe("r_capacity_group8").at("values", "8x96").num()
 	var reference float64
 	for _, p := range moe("table5").at("values").list() {
-		g, c := p.at(0).num(), p.at(1).num()
+		group, capacity := p.at(0).num(), p.at(1).num()
 		ms, ok := p.at(2).any().(float64)
-		if g == 8 && c == 32 {
+		if group == 8 && capacity == 32 {
 			reference = ms
 		}
 		if !ok {
 			ms = reference / factor
 		}
-		points = append(points, [3]float64{g, c, ms})
+		points = append(points, [3]float64{group, capacity, ms})
 	}
 	return points
 }
 
-func moeTable5(s *sheet) error {
+func moeTable5(rows *sheet) error {
 	points := moePoints()
 	at := func(g, c float64) float64 {
 		for _, p := range points {
@@ -242,7 +242,7 @@ func moeTable5(s *sheet) error {
 		return math.NaN()
 	}
 	ratio := func(name string, printed float64, g1, c1, g2, c2 float64) {
-		s.add(Exact, "ratio/"+name, printed, at(g1, c1)/at(g2, c2), "x, %v over %v ms a token", at(g1, c1), at(g2, c2))
+		rows.add(Exact, "ratio/"+name, printed, at(g1, c1)/at(g2, c2), "x, %v over %v ms a token", at(g1, c1), at(g2, c2))
 	}
 	ratio("1x32_1x128", moe("r_capacity_no_group").at("values", "factor").num(), 1, 32, 1, 128)
 	r32, r64 := moe("r_group_cap32").at("values"), moe("r_group_cap64").at("values")
@@ -251,7 +251,7 @@ func moeTable5(s *sheet) error {
 	ratio("1x64_4x64", r64.at("4x64", "factor").num(), 1, 64, 4, 64)
 	ratio("1x64_8x64", r64.at("8x64", "factor").num(), 1, 64, 8, 64)
 	ratio("8x32_8x64", moe("r_capacity_group8").at("values", "8x64").num(), 8, 32, 8, 64)
-	s.add(Exact, "implied_8x96_ms", nil, at(8, 96), "8x32 over the printed factor; its time is not printed")
+	rows.add(Exact, "implied_8x96_ms", nil, at(8, 96), "8x32 over the printed factor; its time is not printed")
 	wrong := 0
 	for _, a := range points {
 		for _, b := range points {
@@ -260,7 +260,7 @@ func moeTable5(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "order_exceptions", "larger takes less", wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
+	rows.add(Exact, "order_exceptions", "larger takes less", wrong, "to larger groups and larger capacities taking less a token, over all pairs of equal capacity or equal group size")
 	best := slices.MinFunc(points, func(a, b [3]float64) int {
 		switch {
 		case a[2] < b[2]:
@@ -270,7 +270,7 @@ func moeTable5(s *sheet) error {
 		}
 		return 0
 	})
-	s.add(Exact, "least", nil, fmt.Sprintf("%vx%v", best[0], best[1]), "%.3g ms a token; the table says nothing of padding, which it rewards", best[2])
+	rows.add(Exact, "least", nil, fmt.Sprintf("%vx%v", best[0], best[1]), "%.3g ms a token; the table says nothing of padding, which it rewards", best[2])
 	// Two readings of what a token in the denominator is, each fitted to all but one point and asked for that one.
 	for _, model := range []struct {
 		name, note string
@@ -281,45 +281,45 @@ func moeTable5(s *sheet) error {
 		{"launches_only", "ms a token = L/(g C) + b: launches explain all", func(g, c float64) []float64 { return []float64{1 / (g * c), 1} }},
 	} {
 		fit := func(skip int) []float64 {
-			var a [][]float64
-			var y []float64
+			var terms [][]float64
+			var times []float64
 			for i, p := range points {
 				if i != skip {
-					a, y = append(a, model.terms(p[0], p[1])), append(y, p[2])
+					terms, times = append(terms, model.terms(p[0], p[1])), append(times, p[2])
 				}
 			}
-			w, ok := leastSquares(a, y)
+			weights, ok := leastSquares(terms, times)
 			if !ok {
 				return nil
 			}
-			return w
+			return weights
 		}
 		predict := func(w []float64, p [3]float64) float64 {
-			t := 0.0
+			total := 0.0
 			for i, x := range model.terms(p[0], p[1]) {
-				t += float64(w[i] * x)
+				total += float64(w[i] * x)
 			}
-			return t
+			return total
 		}
 		var errors []float64
 		worst, where := 0.0, ""
-		for i, p := range points {
-			w := fit(i)
-			if w == nil {
-				return fmt.Errorf("launch model %s: no fit without %vx%v", model.name, p[0], p[1])
+		for i, point := range points {
+			weights := fit(i)
+			if weights == nil {
+				return fmt.Errorf("launch model %s: no fit without %vx%v", model.name, point[0], point[1])
 			}
-			e := 100 * math.Abs(predict(w, p)/p[2]-1)
+			e := 100 * math.Abs(predict(weights, point)/point[2]-1)
 			errors = append(errors, e)
 			if e > worst {
-				worst, where = e, fmt.Sprintf("%vx%v", p[0], p[1])
+				worst, where = e, fmt.Sprintf("%vx%v", point[0], point[1])
 			}
 		}
-		s.add(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "%s; mean error at each of the %d points fitted without it", model.note, len(points))
-		s.add(Modelled, "launch/"+model.name+"/held_out_worst_percent", nil, worst, "at %s", where)
-		s.add(Modelled, "launch/"+model.name+"/L", nil, fit(-1)[0], "ms, fitted to all points")
+		rows.add(Modelled, "launch/"+model.name+"/held_out_mean_percent", nil, mean(errors), "%s; mean error at each of the %d points fitted without it", model.note, len(points))
+		rows.add(Modelled, "launch/"+model.name+"/held_out_worst_percent", nil, worst, "at %s", where)
+		rows.add(Modelled, "launch/"+model.name+"/L", nil, fit(-1)[0], "ms, fitted to all points")
 	}
 	for _, c := range []float64{32, 64} {
-		s.add(Exact, fmt.Sprintf("launch/saved_%v_ms", c), nil, at(1, c)-at(8, c), "a token, from 1 to 8 experts a launch at capacity %v: it does not fall with the capacity, so the denominator is the chunk's tokens and not computed rows", c)
+		rows.add(Exact, fmt.Sprintf("launch/saved_%v_ms", c), nil, at(1, c)-at(8, c), "a token, from 1 to 8 experts a launch at capacity %v: it does not fall with the capacity, so the denominator is the chunk's tokens and not computed rows", c)
 	}
 	return nil
 }
@@ -352,14 +352,14 @@ func moeResidency(s *sheet) error {
 	const given = "modelled on catalog SoC apple-m2-ultra, whose rates, launch and hand-over times are assumptions"
 	s.add(NotReproducible, "threshold", "hot or cold", nil, "neither the launch cost nor the threshold of sec. 4.3 is printed")
 	s.add(Modelled, "launch_us", nil, launch/1000, "a launch and both hand-overs; %s", given)
-	for _, g := range moe("m_group_sizes").at("values").nums() {
-		rows := 1
-		for ; rows < 1024; rows++ {
-			if launch+float64(g*expertNS(npu, model, rows)) < float64(g*expertNS(cpu, model, rows)) {
+	for _, group := range moe("m_group_sizes").at("values").nums() {
+		load := 1
+		for ; load < 1024; load++ {
+			if launch+float64(group*expertNS(npu, model, load)) < float64(group*expertNS(cpu, model, load)) {
 				break
 			}
 		}
-		s.add(Modelled, fmt.Sprintf("group_%v/rows", g), nil, rows, "rows of each expert from which a group of %v PhiMoE experts is faster on the NPU; %s", g, given)
+		s.add(Modelled, fmt.Sprintf("group_%v/rows", group), nil, load, "rows of each expert from which a group of %v PhiMoE experts is faster on the NPU; %s", group, given)
 	}
 	rows := 1
 	for ; rows < 1024 && launch+expertNS(npu, model, rows) >= expertNS(cpu, model, rows); rows++ {
@@ -376,16 +376,16 @@ func moeResidency(s *sheet) error {
 			tiers[e] = problem.SmallestTier(n, ladder(64))
 		}
 		for _, group := range problem.GroupExperts(loads, tiers, 4) {
-			n, c := launch, 0.0
+			npuTime, cpuTime := launch, 0.0
 			for _, e := range group.Experts {
-				n += expertNS(npu, model, ladder(64)[group.Tier])
+				npuTime += expertNS(npu, model, ladder(64)[group.Tier])
 				if loads[e] > 0 {
-					c += expertNS(cpu, model, int(loads[e]))
+					cpuTime += expertNS(cpu, model, int(loads[e]))
 				}
 			}
-			all, none, rule = all+n, none+c, rule+min(n, c)
+			all, none, rule = all+npuTime, none+cpuTime, rule+min(npuTime, cpuTime)
 			groups++
-			if n < c {
+			if npuTime < cpuTime {
 				hot++
 			}
 		}
@@ -395,32 +395,32 @@ func moeResidency(s *sheet) error {
 	s.add(Modelled, "rule/over_all_on_cpu", "faster", none/rule, "x: time with every group on the CPU over the rule's")
 	// Sec. 2's window: a matrix of the attention's size, and the vocabulary's.
 	window := moe("hw_npu_vs_cpu_matmul").at("values")
-	for _, rows := range []int{16, 64, 256, 1024, 4096, 32048} {
-		var t [2]float64
+	for _, load := range []int{16, 64, 256, 1024, 4096, 32048} {
+		var times [2]float64
 		for i, proc := range []*socs.Processor{cpu, npu} {
 			rate := proc.Sim.Schemes[op.A32W32].PeakGops
 			anchors := roofline.Anchors{PeakOpsPerNS: rate, PeakBytesPerNS: proc.BandwidthGBps, MemoryShare: 1, ComputeShare: 1, ComputeIntensity: rate / proc.BandwidthGBps}
 			size := 4096.0 * 4096
-			t[i] = 1000*proc.LaunchUS + anchors.NS(2*float64(rows)*size, 2*(size+2*float64(rows)*4096))
+			times[i] = 1000*proc.LaunchUS + anchors.NS(2*float64(load)*size, 2*(size+2*float64(load)*4096))
 		}
-		t[1] += handover
+		times[1] += handover
 		paper, factor := any("npu"), any(fmt.Sprintf("%v to %v", window.at("min").any(), window.at("max").any()))
-		if rows == 64 || rows == 32048 {
+		if load == 64 || load == 32048 {
 			paper, factor = "cpu", nil
 		}
-		if rows == 16 {
+		if load == 16 {
 			paper, factor = nil, nil
 		}
 		chosen := "cpu"
-		if t[1] < t[0] {
+		if times[1] < times[0] {
 			chosen = "npu"
 		}
 		note := "M read as the rows of a product with 4096 x 4096; " + given
-		if rows == 32048 {
+		if load == 32048 {
 			note = "a roofline knows no such limit: what makes the NPU slow there (graph size, tiling) is not printed"
 		}
-		s.add(Modelled, fmt.Sprintf("matmul_%d/chosen", rows), paper, chosen, "%s", note)
-		s.add(Modelled, fmt.Sprintf("matmul_%d/cpu_over_npu", rows), factor, t[0]/t[1], "%s", note)
+		s.add(Modelled, fmt.Sprintf("matmul_%d/chosen", load), paper, chosen, "%s", note)
+		s.add(Modelled, fmt.Sprintf("matmul_%d/cpu_over_npu", load), factor, times[0]/times[1], "%s", note)
 	}
 	return nil
 }
@@ -470,7 +470,7 @@ func moeInstance(tokens int, loads [][][]float64) (*problem.Tiers, error) {
 	return tiers, tiers.Validate()
 }
 
-func moeOptimum(ctx context.Context, s *sheet) error {
+func moeOptimum(ctx context.Context, rows *sheet) error {
 	const tokens = 512
 	traced := tracedLoads(tokens)
 	type source struct {
@@ -505,15 +505,15 @@ func moeOptimum(ctx context.Context, s *sheet) error {
 		cpu := table.Total(none)
 		name := from.name + "/"
 		over := func(c problem.TierCost) float64 { return float64(c.NS) / float64(least.NS) }
-		s.add(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
-		s.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
-		s.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
-		s.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
+		rows.add(Modelled, name+"best_ms", nil, float64(least.NS)/1e6/float64(layers), "a layer's experts for a chunk of %d tokens, %s (package solver/exact): %d of %d experts on the NPU, %.1f %% of rows overflow to the CPU; PhiMoE's shapes on catalog SoC apple-m2-ultra, most of whose rates are assumptions; %s, %d layers; the base is 64 rows", tokens, best.Status, least.Experts, layers*16, 100*float64(least.Overflow)/float64(least.Rows), from.given, layers)
+		rows.add(Modelled, name+"tiers_over_best", nil, over(rule), "x: every expert on the NPU in the smallest tier that covers its expected load, overflow on the CPU")
+		rows.add(Modelled, name+"uniform_over_best", nil, over(uniform), "x: every expert on the NPU with the base capacity")
+		rows.add(Modelled, name+"cpu_over_best", nil, over(cpu), "x: no expert on the NPU")
 	}
 	return nil
 }
 
-func moeOverflow(s *sheet) error {
+func moeOverflow(rows *sheet) error {
 	random := rand.New(rand.NewPCG(32, 2))
 	// Dropped rows against every choice of as many.
 	least, all := 0, 0
@@ -530,14 +530,14 @@ func moeOverflow(s *sheet) error {
 		}
 		best := 0.0
 		for set := range 1 << len(norms) {
-			n, x := 0, 0.0
+			count, loss := 0, 0.0
 			for i, v := range norms {
 				if set>>i&1 == 1 {
-					n, x = n+1, x+v
+					count, loss = count+1, loss+v
 				}
 			}
-			if n == capacity {
-				best = max(best, x)
+			if count == capacity {
+				best = max(best, loss)
 			}
 		}
 		all++
@@ -545,7 +545,7 @@ func moeOverflow(s *sheet) error {
 			least++
 		}
 	}
-	s.add(Exact, "saliency_percent", "lowest L2 norms", 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
+	rows.add(Exact, "saliency_percent", "lowest L2 norms", 100*float64(least)/float64(all), "of 200 cases in which the lowest L2 norms are dropped: synthetic norms with ties against every choice of as many rows; of equal norms the earlier row stays")
 	// Packed against plain, where nothing overflows and where something does.
 	block := expertBlock{hidden: 16, inner: 24}
 	const experts, topK, tokens = 8, 2, 96
@@ -561,7 +561,7 @@ func moeOverflow(s *sheet) error {
 	}
 	routing := newRouting(random, experts, topK, 1, 1)
 	routed := routing.chunk(tokens)
-	var x, weights [][]float32
+	var inputs, weights [][]float32
 	var saliency []float64
 	for range tokens {
 		row := values(16)
@@ -569,33 +569,33 @@ func moeOverflow(s *sheet) error {
 		for _, v := range row {
 			norm += float64(v * v)
 		}
-		x, weights, saliency = append(x, row), append(weights, []float32{0.6, 0.4}), append(saliency, math.Sqrt(norm))
+		inputs, weights, saliency = append(inputs, row), append(weights, []float32{0.6, 0.4}), append(saliency, math.Sqrt(norm))
 	}
 	loads := loadsOf(experts, routed)
-	plain := block.plain(x, routed, weights)
-	for _, c := range []struct {
+	plain := block.plain(inputs, routed, weights)
+	for _, variant := range []struct {
 		name       string
 		capacities []int
 	}{{"enough", []int{16, 32, 64, 96}}, {"overflow", []int{16}}} {
 		tiers := make([]int, experts)
 		drops := map[int]bool{}
-		for e, n := range loads {
-			tiers[e] = problem.SmallestTier(n, c.capacities)
+		for expert, n := range loads {
+			tiers[expert] = problem.SmallestTier(n, variant.capacities)
 			var list []int
 			var norms []float64
 			for t, chosen := range routed {
-				if slices.Contains(chosen, e) {
+				if slices.Contains(chosen, expert) {
 					list, norms = append(list, t), append(norms, saliency[t])
 				}
 			}
-			kept, _ := problem.PruneOverflow(norms, c.capacities[tiers[e]])
+			kept, _ := problem.PruneOverflow(norms, variant.capacities[tiers[expert]])
 			for i, t := range list {
 				if !slices.Contains(kept, i) {
 					drops[t] = true
 				}
 			}
 		}
-		got := block.packed(problem.GroupExperts(loads, tiers, 4), c.capacities, x, routed, weights, saliency)
+		got := block.packed(problem.GroupExperts(loads, tiers, 4), variant.capacities, inputs, routed, weights, saliency)
 		differ, unexpected := 0, 0
 		for t := range got {
 			if !slices.Equal(got[t], plain[t]) {
@@ -605,12 +605,12 @@ func moeOverflow(s *sheet) error {
 				}
 			}
 		}
-		s.add(Exact, c.name+"/tokens_that_differ", nil, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
+		rows.add(Exact, variant.name+"/tokens_that_differ", nil, differ, "of %d: packed, padded, run, sliced and scattered against each expert alone, bit for bit; %d of them lost an expert, %d differ without", tokens, len(drops), unexpected)
 	}
 	return nil
 }
 
-func moeMemory(s *sheet) error {
+func moeMemory(rows *sheet) error {
 	list, err := moeModels()
 	if err != nil {
 		return err
@@ -618,33 +618,33 @@ func moeMemory(s *sheet) error {
 	printed := moe("models_table1").at("values").list()
 	phi := printed[0]
 	experts := phi.at("layers").num() * phi.at("experts").num() * phi.at("expert_mb").num() / 1000
-	s.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
-	s.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
+	rows.add(Exact, "phimoe/experts_gb", nil, experts, "%v layers x %v experts x %v MB as printed", phi.at("layers").num(), phi.at("experts").num(), phi.at("expert_mb").num())
+	rows.add(Exact, "phimoe/rest_gb", nil, phi.at("size_gb").num()-experts, "of the printed %v GB", phi.at("size_gb").num())
 	real := float64(list[0].Layers) * float64(list[0].Experts) * expertBytes(list[0]) / 1e9
-	s.add(Modelled, "phimoe/experts_gb_by_shape", nil, real, "by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
-	s.add(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "of the printed size: attention, norms, embedding and head")
-	for i, p := range printed {
-		name, model := p.at("alias").text(), list[i]
+	rows.add(Modelled, "phimoe/experts_gb_by_shape", nil, real, "by the published configuration: an expert is 150 MiB, the sizes of models are in units of 1e9 bytes, so the printed numbers do not add up as they stand")
+	rows.add(Modelled, "phimoe/rest_gb_by_shape", nil, phi.at("size_gb").num()-real, "of the printed size: attention, norms, embedding and head")
+	for i, size := range printed {
+		name, model := size.at("alias").text(), list[i]
 		params := float64(model.Parameters())
-		if v, ok := p.at("params_b").any().(float64); ok {
-			s.add(Exact, name+"/bytes_per_parameter", "FP16", p.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", p.at("size_gb").num(), v)
-			s.add(Modelled, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")
+		if v, ok := size.at("params_b").any().(float64); ok {
+			rows.add(Exact, name+"/bytes_per_parameter", "FP16", size.at("size_gb").num()/v, "%v GB over %v billion as printed; FP16", size.at("size_gb").num(), v)
+			rows.add(Modelled, name+"/parameters_b", v, params/1e9, "billions, by the published configuration")
 		}
 		note := "printed GB over the published configuration's parameters"
 		if name == "Qwen3-MoE" {
 			note += ": one byte a parameter if GB are 2^30, although FP16 is the stated default"
 		}
-		s.add(Modelled, name+"/bytes_per_parameter_by_shape", "FP16", p.at("size_gb").num()*1e9/params, "%s", note)
+		rows.add(Modelled, name+"/bytes_per_parameter_by_shape", "FP16", size.at("size_gb").num()*1e9/params, "%s", note)
 		if name == "Qwen3-MoE" {
-			s.add(Modelled, name+"/bytes_per_parameter_gib", "FP16", p.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
+			rows.add(Modelled, name+"/bytes_per_parameter_gib", "FP16", size.at("size_gb").num()*(1<<30)/params, "with GB of 2^30 bytes")
 		}
 	}
 	return nil
 }
 
-func moeCalibration(s *sheet) error {
+func moeCalibration(rows *sheet) error {
 	const experts, layers, chunks, run = 16, 32, 16, 4
-	top := func(loads []float64, k int) []int {
+	top := func(loads []float64, count int) []int {
 		order := make([]int, len(loads))
 		for e := range order {
 			order[e] = e
@@ -658,7 +658,7 @@ func moeCalibration(s *sheet) error {
 			}
 			return 0
 		})
-		return order[:k]
+		return order[:count]
 	}
 	printed := moe("r_calibration").at("values")
 	traced := tracedLoads(256)
@@ -670,69 +670,69 @@ func moeCalibration(s *sheet) error {
 		{"traced", fmt.Sprintf("%d layers of a small trained model of PhiMoE's 16 experts and 2 a token, profiled on one half of its text, run on the other", len(traced)), len(traced[0]) / 2, traced},
 		{"synthetic", fmt.Sprintf("%d synthetic layers with popularity by rank^-0.5, profiled on %d chunks of 256 tokens, run on %d", layers, chunks, run), chunks, drawnLoads(58, layers, chunks+run, 256, experts, 2, 0.5)},
 	} {
-		for _, k := range []int{2, 4, 8, experts} {
+		for _, count := range []int{2, 4, 8, experts} {
 			var overlap []float64
 			for _, list := range from.loads {
-				seen, n := top(meanLoads(list[from.split:]), k), 0.0
-				for _, e := range top(meanLoads(list[:from.split]), k) {
+				seen, found := top(meanLoads(list[from.split:]), count), 0.0
+				for _, e := range top(meanLoads(list[:from.split]), count) {
 					if slices.Contains(seen, e) {
-						n++
+						found++
 					}
 				}
-				overlap = append(overlap, 100*n/float64(k))
+				overlap = append(overlap, 100*found/float64(count))
 			}
 			var paper any
-			switch k {
+			switch count {
 			case 4:
 				paper = printed.at("unseen_top4_prefill").num()
 			case 8:
 				paper = printed.at("unseen_top8_prefill").num()
 			}
 			note := "percent, mean of " + from.given + "; only the trend can be compared"
-			if k == experts {
+			if count == experts {
 				note = "all experts: 100 by definition, and chance alone gives K of 16, so that growth with K says little by itself"
 			}
-			s.add(Modelled, fmt.Sprintf("%s/top_%d_percent", from.name, k), paper, mean(overlap), "%s", note)
+			rows.add(Modelled, fmt.Sprintf("%s/top_%d_percent", from.name, count), paper, mean(overlap), "%s", note)
 		}
 	}
-	s.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
+	rows.add(NotReproducible, "cross_dataset_percent", printed.at("cross_dataset_prefill").num(), nil, "needs the routing of PhiMoE on the named datasets")
 	return nil
 }
 
-func moeAppendix(s *sheet) error {
+func moeAppendix(rows *sheet) error {
 	latency := moe("table_a2_latency").at("values").list()
 	for _, row := range latency[1:] {
-		s.add(Exact, "a2/"+row.at(0).text()+"/speedup", row.at(4).num(), row.at(1).num()/latency[0].at(1).num(), "%v over %v s", row.at(1).num(), latency[0].at(1).num())
+		rows.add(Exact, "a2/"+row.at(0).text()+"/speedup", row.at(4).num(), row.at(1).num()/latency[0].at(1).num(), "%v over %v s", row.at(1).num(), latency[0].at(1).num())
 	}
 	for _, row := range latency {
-		s.add(Exact, "a2/"+row.at(0).text()+"/experts_and_attention_percent", nil, 100*(row.at(2).num()+row.at(3).num())/row.at(1).num(), "of the wall time")
+		rows.add(Exact, "a2/"+row.at(0).text()+"/experts_and_attention_percent", nil, 100*(row.at(2).num()+row.at(3).num())/row.at(1).num(), "of the wall time")
 	}
 	energy := moe("table_a2_energy").at("values").list()
 	for _, row := range energy {
 		sum := row.at(2).num() + row.at(3).num() + row.at(4).num()
-		s.add(Exact, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum, "CPU, ANE and communication")
+		rows.add(Exact, "a2/"+row.at(0).text()+"/energy_parts_j", row.at(1).num(), sum, "CPU, ANE and communication")
 		if row.at(0).text() != "Ours" {
-			s.add(Exact, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(), row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
+			rows.add(Exact, "a2/"+row.at(0).text()+"/efficiency", row.at(5).num(), row.at(1).num()/energy[0].at(1).num(), "%v over %v J", row.at(1).num(), energy[0].at(1).num())
 		}
 	}
-	for _, t := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"}, {"a3_e2e", "table_a3_gpu_e2e"}} {
-		rows := moe(t.id).at("values").list()
+	for _, table := range []struct{ name, id string }{{"a3_micro", "table_a3_gpu_micro"}, {"a3_e2e", "table_a3_gpu_e2e"}} {
+		devices := moe(table.id).at("values").list()
 		for i, what := range []string{"runtime", "energy", "power"} {
-			gpu, npu := rows[i].at(1).num(), rows[i].at(2).num()
+			gpu, npu := devices[i].at(1).num(), devices[i].at(2).num()
 			var printed float64
-			if _, err := fmt.Sscanf(rows[i].at(3).text(), "GPU %fx", &printed); err != nil {
-				return fmt.Errorf("relation %q: %w", rows[i].at(3).text(), err)
+			if _, err := fmt.Sscanf(devices[i].at(3).text(), "GPU %fx", &printed); err != nil {
+				return fmt.Errorf("relation %q: %w", devices[i].at(3).text(), err)
 			}
-			s.add(Exact, t.name+"/"+what, printed, max(gpu, npu)/min(gpu, npu), "x, %v and %v", gpu, npu)
+			rows.add(Exact, table.name+"/"+what, printed, max(gpu, npu)/min(gpu, npu), "x, %v and %v", gpu, npu)
 		}
 		for i, who := range []string{"gpu", "npu"} {
-			s.add(Exact, t.name+"/"+who+"_w", rows[2].at(1+i).num(), rows[1].at(1+i).num()/rows[0].at(1+i).num(), "energy over runtime, which the printed mean power is not")
+			rows.add(Exact, table.name+"/"+who+"_w", devices[2].at(1+i).num(), devices[1].at(1+i).num()/devices[0].at(1+i).num(), "energy over runtime, which the printed mean power is not")
 		}
 	}
 	return nil
 }
 
-func moeRanges(s *sheet) error {
+func moeRanges(rows *sheet) error {
 	headline := moe("r_headline").at("values")
 	var collect func(v Value, out *[]float64)
 	collect = func(v Value, out *[]float64) {
@@ -747,7 +747,7 @@ func moeRanges(s *sheet) error {
 			*out = append(*out, v.num())
 		}
 	}
-	for _, r := range []struct {
+	for _, claim := range []struct {
 		name, note string
 		ids        []string
 	}{
@@ -756,29 +756,29 @@ func moeRanges(s *sheet) error {
 		{"cpu_cycles", "of sec. 5.5", []string{"r_cpu_cycles_1024", "r_cpu_cycles_4096"}},
 	} {
 		var all []float64
-		for _, id := range r.ids {
+		for _, id := range claim.ids {
 			collect(moe(id).at("values"), &all)
 		}
-		s.add(Exact, r.name+"/least", headline.at(r.name).nums()[0], slices.Min(all), "x, least %s", r.note)
-		s.add(Exact, r.name+"/most", headline.at(r.name).nums()[1], slices.Max(all), "x, most %s", r.note)
+		rows.add(Exact, claim.name+"/least", headline.at(claim.name).nums()[0], slices.Min(all), "x, least %s", claim.note)
+		rows.add(Exact, claim.name+"/most", headline.at(claim.name).nums()[1], slices.Max(all), "x, most %s", claim.note)
 	}
 	choice := moe("r_chunk_choice").at("values")
 	var ttft []float64
 	collect(moe("r_prefill_4096").at("values", "chunk_1024"), &ttft)
-	s.add(Exact, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft), "x, sec. 5.8 against sec. 5.3")
-	s.add(Exact, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft), "x, sec. 5.8 against sec. 5.3")
+	rows.add(Exact, "ttft_4096_chunk_1024/least", choice.at("ttft_4096_chunk_1024").nums()[0], slices.Min(ttft), "x, sec. 5.8 against sec. 5.3")
+	rows.add(Exact, "ttft_4096_chunk_1024/most", choice.at("ttft_4096_chunk_1024").nums()[1], slices.Max(ttft), "x, sec. 5.8 against sec. 5.3")
 	var one []float64
 	collect(moe("r_energy_1024_chunk512").at("values"), &one)
-	s.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one), "x, sec. 5.8 against sec. 5.4")
-	s.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one), "x, sec. 5.8 against sec. 5.4")
-	s.add(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "sec. 5.5 gives 2.21 to 5.54 for chunks of 512, sec. 5.8 for 1024")
+	rows.add(Exact, "energy_1024_chunk_512/least", choice.at("energy_1024_chunk_512").nums()[0], slices.Min(one), "x, sec. 5.8 against sec. 5.4")
+	rows.add(Exact, "energy_1024_chunk_512/most", choice.at("energy_1024_chunk_512").nums()[1], slices.Max(one), "x, sec. 5.8 against sec. 5.4")
+	rows.add(NotReproducible, "cpu_cycles_4096/chunk", "512 or 1024", nil, "sec. 5.5 gives 2.21 to 5.54 for chunks of 512, sec. 5.8 for 1024")
 	a := moe("r_ablation").at("values")
-	s.add(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "x: tiers and groups without residency, from sec. 5.8's %v and %v", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
-	s.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(), "x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
-	s.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil, "its unit is not in the text")
+	rows.add(Exact, "ablation/tg_over_base_latency", nil, a.at("all_vs_base_latency").num()/a.at("all_vs_TG_latency").num(), "x: tiers and groups without residency, from sec. 5.8's %v and %v", a.at("all_vs_base_latency").num(), a.at("all_vs_TG_latency").num())
+	rows.add(Exact, "ablation/t_over_base_energy", nil, a.at("TG_vs_base_energy").num()/a.at("TG_vs_T_energy").num(), "x: tiers alone, from sec. 5.8's %v and %v", a.at("TG_vs_base_energy").num(), a.at("TG_vs_T_energy").num())
+	rows.add(NotReproducible, "ablation/energy", moe("r_ablation_energy_absolute").at("values", "Ours-TG").num(), nil, "its unit is not in the text")
 	gpu := moe("r_gpu").at("values")
 	micro, e2e := moe("table_a3_gpu_micro").at("values").list(), moe("table_a3_gpu_e2e").at("values").list()
-	s.add(Exact, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(), "x, A.3's times are rounded to 0.01 s")
-	s.add(Exact, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(), "x, from A.3")
+	rows.add(Exact, "gpu/faster_least", gpu.at("gpu_faster").nums()[0], e2e[0].at(2).num()/e2e[0].at(1).num(), "x, A.3's times are rounded to 0.01 s")
+	rows.add(Exact, "gpu/faster_most", gpu.at("gpu_faster").nums()[1], micro[0].at(2).num()/micro[0].at(1).num(), "x, from A.3")
 	return nil
 }

@@ -37,29 +37,29 @@ type routing struct {
 }
 
 func newRouting(random *rand.Rand, experts, topK int, skew float64, burst uint64) *routing {
-	r := &routing{random: random, experts: experts, topK: topK, burst: burst}
+	made := &routing{random: random, experts: experts, topK: topK, burst: burst}
 	for e := range experts {
-		r.popularity = append(r.popularity, uint64(math.Round(1e6*math.Pow(float64(e+1), -skew))))
+		made.popularity = append(made.popularity, uint64(math.Round(1e6*math.Pow(float64(e+1), -skew))))
 	}
 	random.Shuffle(experts, func(i, j int) {
-		r.popularity[i], r.popularity[j] = r.popularity[j], r.popularity[i]
+		made.popularity[i], made.popularity[j] = made.popularity[j], made.popularity[i]
 	})
-	return r
+	return made
 }
 
 // chunk is the experts of each of so many tokens.
 func (r *routing) chunk(tokens int) [][]int {
 	weights := make([]uint64, r.experts)
-	for e, p := range r.popularity {
-		f := 1 + r.random.Uint64N(r.burst)
+	for expert, popularity := range r.popularity {
+		factor := 1 + r.random.Uint64N(r.burst)
 		if r.random.Uint64N(2) == 0 {
-			weights[e] = max(p*f, 1)
+			weights[expert] = max(popularity*factor, 1)
 		} else {
-			weights[e] = max(p/f, 1)
+			weights[expert] = max(popularity/factor, 1)
 		}
 	}
 	out := make([][]int, tokens)
-	for t := range out {
+	for token := range out {
 		left := slices.Clone(weights)
 		for range r.topK {
 			sum := uint64(0)
@@ -67,12 +67,12 @@ func (r *routing) chunk(tokens int) [][]int {
 				sum += w
 			}
 			at := r.random.Uint64N(sum)
-			e := 0
-			for ; at >= left[e]; e++ {
-				at -= left[e]
+			expert := 0
+			for ; at >= left[expert]; expert++ {
+				at -= left[expert]
 			}
-			out[t] = append(out[t], e)
-			left[e] = 0
+			out[token] = append(out[token], expert)
+			left[expert] = 0
 		}
 	}
 	return out
@@ -80,28 +80,28 @@ func (r *routing) chunk(tokens int) [][]int {
 
 // loadsOf counts the rows of every expert.
 func loadsOf(experts int, routed [][]int) []float64 {
-	n := make([]float64, experts)
+	counts := make([]float64, experts)
 	for _, list := range routed {
 		for _, e := range list {
-			n[e]++
+			counts[e]++
 		}
 	}
-	return n
+	return counts
 }
 
 // tracedLoads are the loads that the router of a small trained model produced on text it was not trained on, by layer, chunk
 // of so many tokens, and expert. The model has 16 experts, 2 a token, as PhiMoE has.
 func tracedLoads(tokens int) [][][]float64 {
 	loads := workload.TracedExample()
-	n := tokens / loads.ChunkTokens
+	joined := tokens / loads.ChunkTokens
 	var out [][][]float64
 	for _, layer := range loads.Layers {
-		chunks := make([][]float64, loads.Chunks/n)
-		for c := range chunks {
-			chunks[c] = make([]float64, loads.Experts)
+		chunks := make([][]float64, loads.Chunks/joined)
+		for chunk := range chunks {
+			chunks[chunk] = make([]float64, loads.Experts)
 			for e, rows := range layer.Rows {
-				for _, v := range rows[c*n : (c+1)*n] {
-					chunks[c][e] += float64(v)
+				for _, v := range rows[chunk*joined : (chunk+1)*joined] {
+					chunks[chunk][e] += float64(v)
 				}
 			}
 		}
@@ -113,10 +113,10 @@ func tracedLoads(tokens int) [][][]float64 {
 // drawnLoads are those of synthetic routing.
 func drawnLoads(seed uint64, layers, chunks, tokens, experts, topK int, skew float64) [][][]float64 {
 	out := make([][][]float64, layers)
-	for l := range out {
-		routing := newRouting(rand.New(rand.NewPCG(seed, uint64(l))), experts, topK, skew, 2)
+	for layer := range out {
+		routing := newRouting(rand.New(rand.NewPCG(seed, uint64(layer))), experts, topK, skew, 2)
 		for range chunks {
-			out[l] = append(out[l], loadsOf(experts, routing.chunk(tokens)))
+			out[layer] = append(out[layer], loadsOf(experts, routing.chunk(tokens)))
 		}
 	}
 	return out
@@ -155,12 +155,12 @@ type expertBlock struct {
 	up, down      [][]float32 // by expert
 }
 
-func (b *expertBlock) expert(e int, row []float32) []float32 {
+func (b *expertBlock) expert(index int, row []float32) []float32 {
 	middle := make([]float32, b.inner)
 	for j := range middle {
 		sum := float32(0)
 		for i, x := range row {
-			sum += float32(x * b.up[e][i*b.inner+j])
+			sum += float32(x * b.up[index][i*b.inner+j])
 		}
 		middle[j] = max(sum, 0)
 	}
@@ -168,7 +168,7 @@ func (b *expertBlock) expert(e int, row []float32) []float32 {
 	for i := range out {
 		sum := float32(0)
 		for j, x := range middle {
-			sum += float32(x * b.down[e][j*b.hidden+i])
+			sum += float32(x * b.down[index][j*b.hidden+i])
 		}
 		out[i] = sum
 	}
@@ -177,16 +177,16 @@ func (b *expertBlock) expert(e int, row []float32) []float32 {
 
 // packed gathers the rows of each group's experts into slices of its capacity, zero-padded, runs them all, and scatters
 // the valid rows back by weight (sec. 4.2). Rows beyond a capacity are pruned.
-func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, x [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
-	out := make([][]float32, len(x))
+func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, inputs [][]float32, routed [][]int, weights [][]float32, saliency []float64) [][]float32 {
+	out := make([][]float32, len(inputs))
 	for t := range out {
 		out[t] = make([]float32, b.hidden)
 	}
-	for e := range b.up {
+	for expert := range b.up {
 		var group *problem.TierGroup
 		slice := 0
 		for i := range groups {
-			if at := slices.Index(groups[i].Experts, e); at >= 0 {
+			if at := slices.Index(groups[i].Experts, expert); at >= 0 {
 				group, slice = &groups[i], at
 			}
 		}
@@ -194,7 +194,7 @@ func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, x [][
 		var norms []float64
 		var gains []float32
 		for t, list := range routed {
-			if k := slices.Index(list, e); k >= 0 {
+			if k := slices.Index(list, expert); k >= 0 {
 				tokens, norms, gains = append(tokens, t), append(norms, saliency[t]), append(gains, weights[t][k])
 			}
 		}
@@ -207,11 +207,11 @@ func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, x [][
 		}
 		first := slice * capacity
 		for i, k := range kept {
-			copy(buffer[first+i], x[tokens[k]])
+			copy(buffer[first+i], inputs[tokens[k]])
 		}
 		results := make([][]float32, capacity)
 		for i := range results {
-			results[i] = b.expert(e, buffer[first+i])
+			results[i] = b.expert(expert, buffer[first+i])
 		}
 		for i, k := range kept {
 			for c, v := range results[i] {
@@ -225,12 +225,12 @@ func (b *expertBlock) packed(groups []problem.TierGroup, capacities []int, x [][
 // plain is every expert on its own rows.
 func (b *expertBlock) plain(x [][]float32, routed [][]int, weights [][]float32) [][]float32 {
 	out := make([][]float32, len(x))
-	for t := range out {
-		out[t] = make([]float32, b.hidden)
+	for token := range out {
+		out[token] = make([]float32, b.hidden)
 		for e := range b.up { // in the order of experts, as packed adds them
-			if k := slices.Index(routed[t], e); k >= 0 {
-				for c, v := range b.expert(e, x[t]) {
-					out[t][c] += float32(weights[t][k] * v)
+			if k := slices.Index(routed[token], e); k >= 0 {
+				for c, v := range b.expert(e, x[token]) {
+					out[token][c] += float32(weights[token][k] * v)
 				}
 			}
 		}
@@ -239,41 +239,41 @@ func (b *expertBlock) plain(x [][]float32, routed [][]int, weights [][]float32) 
 }
 
 // leastSquares solves min |A w - y| for few unknowns by the normal equations; ok is false where they have no single solution.
-func leastSquares(a [][]float64, y []float64) (w []float64, ok bool) {
-	n := len(a[0])
-	m := make([][]float64, n)
-	for i := range m {
-		m[i] = make([]float64, n+1)
-		for r := range a {
-			for j := range n {
-				m[i][j] += float64(a[r][i] * a[r][j])
+func leastSquares(a [][]float64, y []float64) (solution []float64, ok bool) {
+	unknowns := len(a[0])
+	normal := make([][]float64, unknowns)
+	for i := range normal {
+		normal[i] = make([]float64, unknowns+1)
+		for row := range a {
+			for j := range unknowns {
+				normal[i][j] += float64(a[row][i] * a[row][j])
 			}
-			m[i][n] += float64(a[r][i] * y[r])
+			normal[i][unknowns] += float64(a[row][i] * y[row])
 		}
 	}
-	for i := range n {
-		p := i
-		for r := i + 1; r < n; r++ {
-			if math.Abs(m[r][i]) > math.Abs(m[p][i]) {
-				p = r
+	for i := range unknowns {
+		pivot := i
+		for r := i + 1; r < unknowns; r++ {
+			if math.Abs(normal[r][i]) > math.Abs(normal[pivot][i]) {
+				pivot = r
 			}
 		}
-		m[i], m[p] = m[p], m[i]
-		if math.Abs(m[i][i]) < 1e-12 {
+		normal[i], normal[pivot] = normal[pivot], normal[i]
+		if math.Abs(normal[i][i]) < 1e-12 {
 			return nil, false
 		}
-		for r := range n {
-			if r == i {
+		for row := range unknowns {
+			if row == i {
 				continue
 			}
-			f := m[r][i] / m[i][i]
-			for j := i; j <= n; j++ {
-				m[r][j] -= float64(f * m[i][j])
+			f := normal[row][i] / normal[i][i]
+			for j := i; j <= unknowns; j++ {
+				normal[row][j] -= float64(f * normal[i][j])
 			}
 		}
 	}
-	for i := range n {
-		w = append(w, m[i][n]/m[i][i])
+	for i := range unknowns {
+		solution = append(solution, normal[i][unknowns]/normal[i][i])
 	}
-	return w, true
+	return solution, true
 }

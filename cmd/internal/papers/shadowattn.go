@@ -51,14 +51,14 @@ func cutRatios(ratios []float64) []float64 {
 	full := make([]bool, len(cut))
 	for {
 		over, rest := 0.0, 0.0
-		for i, v := range cut {
+		for i, value := range cut {
 			switch {
 			case full[i]:
-			case v > 1:
-				over += v - 1
+			case value > 1:
+				over += value - 1
 				cut[i], full[i] = 1, true
 			default:
-				rest += v
+				rest += value
 			}
 		}
 		if over == 0 || rest == 0 {
@@ -72,38 +72,38 @@ func cutRatios(ratios []float64) []float64 {
 	}
 }
 
-func shadowHeadRatios(s *sheet) error {
-	r, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values", "loss_clamp").num()
+func shadowHeadRatios(rows *sheet) error {
+	global, most := shadow("m_global_ratio").at("values", "default").num()/100, shadow("m_fig6_clamp").at("values", "loss_clamp").num()
 	for _, m := range shadow("table5_models").at("values").list() {
 		name, heads, layers := m.at(0).text(), int(m.at(1).num()), int(m.at(4).num())
-		n := heads * layers
-		s.add(Exact, name+"/heads", fmt.Sprintf("%d x %d", heads, layers), n, "N of Eq. 3: query heads times layers, Table 5")
+		all := heads * layers
+		rows.add(Exact, name+"/heads", fmt.Sprintf("%d x %d", heads, layers), all, "N of Eq. 3: query heads times layers, Table 5")
 		// Importances are not printed: heads' and layers' losses of 1e-4 to 1e-1 each, evenly on a logarithmic axis, as Fig. 6 draws it.
-		random := rand.New(rand.NewPCG(3, uint64(n)))
+		random := rand.New(rand.NewPCG(3, uint64(all)))
 		loss := func() float64 { return math.Pow(10, -4+3*random.Float64()) }
-		importance := make([]float64, n)
-		for l := range layers {
+		importance := make([]float64, all)
+		for index := range layers {
 			layer := loss()
 			for h := range heads {
-				importance[l*heads+h] = layer * loss()
+				importance[index*heads+h] = layer * loss()
 			}
 		}
-		ratios := headRatios(r, importance, most)
+		ratios := headRatios(global, importance, most)
 		above := 0
 		for _, v := range ratios {
 			if v > 1 {
 				above++
 			}
 		}
-		plain := make([]float64, n)
+		plain := make([]float64, all)
 		for i, v := range ratios {
 			plain[i] = min(v, 1)
 		}
-		s.add(Exact, name+"/mean_ratio", r, mean(ratios), "Eq. 3 averages r over the heads, whatever the importances")
-		s.add(Modelled, name+"/heads_above_1", nil, above, "synthetic importances, clamped at %v: heads that Eq. 3 gives more tokens than there are; the paper does not say what it does with them", most)
-		s.add(Modelled, name+"/mean_ratio_cut", r, mean(plain), "synthetic importances: the mean once those heads are cut at 1")
-		s.add(Modelled, name+"/mean_ratio_shared", r, mean(cutRatios(ratios)), "synthetic importances: hetc gives what is cut to the other heads in proportion")
-		s.add(Exact, name+"/heads_of_another_layer", nil, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
+		rows.add(Exact, name+"/mean_ratio", global, mean(ratios), "Eq. 3 averages r over the heads, whatever the importances")
+		rows.add(Modelled, name+"/heads_above_1", nil, above, "synthetic importances, clamped at %v: heads that Eq. 3 gives more tokens than there are; the paper does not say what it does with them", most)
+		rows.add(Modelled, name+"/mean_ratio_cut", global, mean(plain), "synthetic importances: the mean once those heads are cut at 1")
+		rows.add(Modelled, name+"/mean_ratio_shared", global, mean(cutRatios(ratios)), "synthetic importances: hetc gives what is cut to the other heads in proportion")
+		rows.add(Exact, name+"/heads_of_another_layer", nil, layers, "with 1 <= i <= N and j = floor(i/heads) as printed, the last head of each layer gets the next layer's importance and head N that of none; j = floor((i-1)/heads) is meant")
 	}
 	return nil
 }
@@ -119,11 +119,11 @@ func shadowPipeline(random *rand.Rand, heads int, r shadowRegime) headPipeline {
 	between := func(x [2]int64) int64 { return x[0] + random.Int64N(x[1]-x[0]+1) }
 	var pipeline headPipeline
 	grid := make([][]int, 9)
-	for h := range heads {
+	for head := range heads {
 		pipeline.heads = append(pipeline.heads, headWork{between(r.topk), between(r.qkv)})
 		axis := func() int { return []int{0, 1, 1, 2}[random.IntN(4)] }
 		b := 3*axis() + axis()
-		grid[b] = append(grid[b], h)
+		grid[b] = append(grid[b], head)
 	}
 	grid = slices.DeleteFunc(grid, func(hs []int) bool { return len(hs) == 0 })
 	for _, hs := range grid {
@@ -141,12 +141,12 @@ func shadowNPU(heads int) int64 {
 	return int64(math.Round(1000 * launchTime(points, heads)))
 }
 
-func shadowOrder(s *sheet) error {
+func shadowOrder(rows *sheet) error {
 	// Fig. 9's four pipelines of two heads of one bucket, with times for which its steps help as drawn.
 	two := []headWork{{400, 200}, {100, 600}}
 	apart := headPipeline{launches: []headLaunch{{shadowNPU(1), []int{0}}, {shadowNPU(1), []int{1}}}, heads: two}
 	together := headPipeline{launches: []headLaunch{{shadowNPU(2), []int{0, 1}}}, heads: two}
-	for _, c := range []struct {
+	for _, example := range []struct {
 		name, paper, note string
 		p                 headPipeline
 		launches, heads   []int
@@ -155,16 +155,16 @@ func shadowOrder(s *sheet) error {
 		{"fused_ms", "less than overlapped", "(3) both heads in one launch", together, []int{0}, []int{0, 1}},
 		{"reordered_ms", "less than fused", "(4) the other head first, which is the best order too", together, []int{0}, []int{1, 0}},
 	} {
-		end, err := c.p.run(c.launches, c.heads)
+		end, err := example.p.run(example.launches, example.heads)
 		if err != nil {
 			return err
 		}
-		if len(s.rows) == 0 {
-			s.add(Modelled, "fig9/sequential_ms", nil, float64(c.p.sequential())/1000, "the figure prints no times: synthetic top-k of 0.4 and 0.1 ms, multiplications of 0.2 and 0.6 ms, NPU as sec. 3.4 prints it; (1) one thing at a time")
+		if len(rows.rows) == 0 {
+			rows.add(Modelled, "fig9/sequential_ms", nil, float64(example.p.sequential())/1000, "the figure prints no times: synthetic top-k of 0.4 and 0.1 ms, multiplications of 0.2 and 0.6 ms, NPU as sec. 3.4 prints it; (1) one thing at a time")
 		}
-		s.add(Modelled, "fig9/"+c.name, c.paper, float64(end)/1000, "the same times; %s", c.note)
+		rows.add(Modelled, "fig9/"+example.name, example.paper, float64(end)/1000, "the same times; %s", example.note)
 	}
-	s.add(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000, "the same times; Algorithm 1 takes the head that ends first, here the one whose top-k keeps the other waiting, and ends with (3)")
+	rows.add(Modelled, "fig9/algorithm1_ms", "as reordered", float64(together.greedy(false).end)/1000, "the same times; Algorithm 1 takes the head that ends first, here the one whose top-k keeps the other waiting, and ends with (3)")
 
 	// Small layers against every order.
 	random := rand.New(rand.NewPCG(34, 9))
@@ -173,11 +173,11 @@ func shadowOrder(s *sheet) error {
 	first, interleaved, equal := 0, 0, 0
 	for range small {
 		var pipeline headPipeline
-		for l := range 2 + random.IntN(2) {
+		for launch := range 2 + random.IntN(2) {
 			pipeline.launches = append(pipeline.launches, headLaunch{npu: 1 + random.Int64N(12)})
 			for range 1 + random.IntN(2) {
 				if len(pipeline.heads) < 5 {
-					pipeline.launches[l].heads = append(pipeline.launches[l].heads, len(pipeline.heads))
+					pipeline.launches[launch].heads = append(pipeline.launches[launch].heads, len(pipeline.heads))
 					pipeline.heads = append(pipeline.heads, headWork{1 + random.Int64N(12), 1 + random.Int64N(12)})
 				}
 			}
@@ -195,11 +195,11 @@ func shadowOrder(s *sheet) error {
 			equal++
 		}
 	}
-	s.add(Modelled, "small/optimal_percent", nil, 100*float64(first)/small, "how often Algorithm 1 ends first of all orders, every one tried: %d synthetic layers of 2 or 3 launches, up to 5 heads, times of 1 to 12 units", small)
-	s.add(Modelled, "small/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best of all orders, the same layers")
-	s.add(Modelled, "small/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
-	s.add(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "layers in which heads of a launch are better not done one after another, as every planner that goes by launches does them")
-	s.add(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "layers in which hetc's two exact planners end with the best of all orders that each may choose from")
+	rows.add(Modelled, "small/optimal_percent", nil, 100*float64(first)/small, "how often Algorithm 1 ends first of all orders, every one tried: %d synthetic layers of 2 or 3 launches, up to 5 heads, times of 1 to 12 units", small)
+	rows.add(Modelled, "small/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best of all orders, the same layers")
+	rows.add(Modelled, "small/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
+	rows.add(Modelled, "small/interleaved_better_percent", nil, 100*float64(interleaved)/small, "layers in which heads of a launch are better not done one after another, as every planner that goes by launches does them")
+	rows.add(Exact, "small/planners_percent", nil, 100*float64(equal)/small, "layers in which hetc's two exact planners end with the best of all orders that each may choose from")
 
 	// Layers of 12 heads (Qwen2-1.5B); of some of them every order is covered.
 	const heads, layers, covered = 12, 200, 20
@@ -211,14 +211,14 @@ func shadowOrder(s *sheet) error {
 	} {
 		random, gaps := rand.New(rand.NewPCG(34, uint64(i))), []float64(nil)
 		optimal := 0
-		for n := range layers {
+		for layer := range layers {
 			pipeline := shadowPipeline(random, heads, regime)
 			greedy, best := pipeline.greedy(false), pipeline.byLaunch()
-			t, err := pipeline.run(greedy.launches, greedy.heads)
+			took, err := pipeline.run(greedy.launches, greedy.heads)
 			if err != nil {
 				return fmt.Errorf("algorithm 1: %w", err)
 			}
-			if t == greedy.end {
+			if took == greedy.end {
 				runs++
 			}
 			literal := pipeline.greedy(true)
@@ -230,41 +230,41 @@ func shadowOrder(s *sheet) error {
 			if greedy.end == best.end {
 				optimal++
 			}
-			if n < covered && pipeline.byHead().end < best.end {
+			if layer < covered && pipeline.byHead().end < best.end {
 				widest++
 			}
 		}
-		s.add(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "how often Algorithm 1 finds the best order of launches and of heads within them; %d synthetic layers of %d heads, 3 x 3 buckets drawn 1:2:1 each way, top-k %d to %d us, multiplication %d to %d us, NPU times as printed", layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
-		s.add(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best, the same layers; it carries no printed guarantee")
-		s.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
+		rows.add(Modelled, regime.name+"/optimal_percent", nil, 100*float64(optimal)/layers, "how often Algorithm 1 finds the best order of launches and of heads within them; %d synthetic layers of %d heads, 3 x 3 buckets drawn 1:2:1 each way, top-k %d to %d us, multiplication %d to %d us, NPU times as printed", layers, heads, regime.topk[0], regime.topk[1], regime.qkv[0], regime.qkv[1])
+		rows.add(Modelled, regime.name+"/mean_gap_percent", nil, mean(gaps), "Algorithm 1 above the best, the same layers; it carries no printed guarantee")
+		rows.add(Modelled, regime.name+"/worst_gap_percent", nil, slices.Max(gaps), "of these layers")
 	}
-	s.add(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "of 60 layers: the best order of all heads, which need not keep a launch's heads together, against the best that does")
-	s.add(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
-	s.add(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
-	s.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
-	s.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
+	rows.add(Modelled, "interleaved_better_percent", nil, 100*float64(widest)/(3*covered), "of 60 layers: the best order of all heads, which need not keep a launch's heads together, against the best that does")
+	rows.add(Exact, "recurrence_percent", "t_qkv is the total time", 100*float64(runs)/float64(all), "orders whose t_qkv is the total time: Algorithm 1 header and lines 7 to 12 against a replay from Eq. 4 alone, on the synthetic layers")
+	rows.add(Exact, "line25_percent", "an order of the heads", 100-100*float64(literals)/float64(all), "results that are an order of the heads, read literally: line 25 appends the order that line 22 assigned last, that of the launch tried last, so heads repeat and others are missing; t_qkv is unaffected (line 27). hetc appends the selected launch's; the line also names res_fsu, which is res_c/gpu")
+	rows.add(Exact, "search", "O(n!)", "2^launches", "the best group-wise order: Johnson's rule within a launch and a dynamic program over sets of launches, 512 of them for 9 buckets; of all orders 2^heads states with undominated times, 4096 for 12 heads")
+	rows.add(NotReproducible, "planning_time_ms", "below "+fmt.Sprint(shadow("m_planning_overhead").at("values", "below").any()), nil, "a phone's time for its own heads, whose times are not printed")
 	return nil
 }
 
-func shadowLaunch(s *sheet) error {
-	v := shadow("hw_npu_kernel_fused_launch").at("values")
-	q, k := v.at("q_shape_bhsd").nums(), v.at("k_shape_bhsd").nums()
-	ops := 2 * q[2] * k[2] * q[3]
-	var sx, sy, sxx, sxy, n float64
-	points := v.at("latency_by_heads_fused").list()
+func shadowLaunch(rows *sheet) error {
+	launch := shadow("hw_npu_kernel_fused_launch").at("values")
+	query, keys := launch.at("q_shape_bhsd").nums(), launch.at("k_shape_bhsd").nums()
+	ops := 2 * query[2] * keys[2] * query[3]
+	var sx, sy, sxx, sxy, count float64
+	points := launch.at("latency_by_heads_fused").list()
 	for _, p := range points {
 		h, ms := p.at("heads").num(), p.at("ms").num()
-		s.add(Exact, fmt.Sprintf("%v/per_head_ms", h), nil, ms/h, "%v ms for %v heads", ms, h)
-		s.add(Exact, fmt.Sprintf("%v/gops", h), nil, float64(h*ops)/ms/1e6, "2 x %v x %v x %v operations a head", q[2], k[2], q[3])
-		sx, sy, sxx, sxy, n = sx+h, sy+ms, sxx+float64(h*h), sxy+float64(h*ms), n+1
+		rows.add(Exact, fmt.Sprintf("%v/per_head_ms", h), nil, ms/h, "%v ms for %v heads", ms, h)
+		rows.add(Exact, fmt.Sprintf("%v/gops", h), nil, float64(h*ops)/ms/1e6, "2 x %v x %v x %v operations a head", query[2], keys[2], query[3])
+		sx, sy, sxx, sxy, count = sx+h, sy+ms, sxx+float64(h*h), sxy+float64(h*ms), count+1
 	}
-	slope := (n*sxy - sx*sy) / (n*sxx - sx*sx)
-	s.add(Modelled, "line/launch_ms", nil, (sy-slope*sx)/n, "least squares through the three points")
-	s.add(Modelled, "line/head_ms", nil, slope, "least squares: %.2f ms a head; the points are no line, 1 to 2 adds 1 ms and so does 2 to 4", slope)
+	slope := (count*sxy - sx*sy) / (count*sxx - sx*sx)
+	rows.add(Modelled, "line/launch_ms", nil, (sy-slope*sx)/count, "least squares through the three points")
+	rows.add(Modelled, "line/head_ms", nil, slope, "least squares: %.2f ms a head; the points are no line, 1 to 2 adds 1 ms and so does 2 to 4", slope)
 	one, four := points[0].at("ms").num(), points[2].at("ms").num()
-	s.add(Exact, "four/apart_ms", nil, 4*one, "four launches of a head")
-	s.add(Exact, "four/fused_ms", four, float64(shadowNPU(4))/1000, "one launch of four")
-	for _, c := range []struct {
+	rows.add(Exact, "four/apart_ms", nil, 4*one, "four launches of a head")
+	rows.add(Exact, "four/fused_ms", four, float64(shadowNPU(4))/1000, "one launch of four")
+	for _, reading := range []struct {
 		name string
 		head headWork
 		note string
@@ -272,38 +272,38 @@ func shadowLaunch(s *sheet) error {
 		{"npu_bound", headWork{50, 100}, "fusing all is best where the NPU bounds the time"},
 		{"multiplication_bound", headWork{200, 4000}, "where multiplication bounds the time a small launch goes first; line 15 of Algorithm 1 always fuses"},
 	} {
-		heads := []headWork{c.head, c.head, c.head, c.head}
+		heads := []headWork{reading.head, reading.head, reading.head, reading.head}
 		all := headPipeline{launches: []headLaunch{{shadowNPU(4), []int{0, 1, 2, 3}}}, heads: heads}
 		best, schedule := bestLaunches([][]int{{0, 1, 2, 3}}, heads, shadowNPU)
 		var sizes []string
 		for _, i := range schedule.launches {
 			sizes = append(sizes, fmt.Sprint(len(best.launches[i].heads)))
 		}
-		what := fmt.Sprintf("synthetic: four heads of one bucket, top-k %d us, multiplication %d us each; %s", c.head.topk, c.head.qkv, c.note)
-		s.add(Modelled, c.name+"/fused_ms", nil, float64(all.byHead().end)/1000, "%s", what)
-		s.add(Modelled, c.name+"/best_ms", nil, float64(schedule.end)/1000, "%s", what)
-		s.add(Modelled, c.name+"/best_launches", "4", strings.Join(sizes, "+"), "%s", what)
+		what := fmt.Sprintf("synthetic: four heads of one bucket, top-k %d us, multiplication %d us each; %s", reading.head.topk, reading.head.qkv, reading.note)
+		rows.add(Modelled, reading.name+"/fused_ms", nil, float64(all.byHead().end)/1000, "%s", what)
+		rows.add(Modelled, reading.name+"/best_ms", nil, float64(schedule.end)/1000, "%s", what)
+		rows.add(Modelled, reading.name+"/best_launches", "4", strings.Join(sizes, "+"), "%s", what)
 	}
 	return nil
 }
 
-func shadowSparse(s *sheet) error {
+func shadowSparse(rows *sheet) error {
 	gains, share := shadow("r_sparse_kernel_gain").at("values"), shadow("r_estimation_share").at("values")
 	fit := func(time func(gain float64) float64) (e, a float64) {
-		var sx, sy, sxx, sxy, n float64
+		var sx, sy, sxx, sxy, count float64
 		for _, key := range gains.keys() {
 			r, t := ratioOf(key), time(gains.at(key).num()/100)
-			sx, sy, sxx, sxy, n = sx+r, sy+t, sxx+float64(r*r), sxy+float64(r*t), n+1
+			sx, sy, sxx, sxy, count = sx+r, sy+t, sxx+float64(r*r), sxy+float64(r*t), count+1
 		}
-		a = (n*sxy - sx*sy) / (n*sxx - sx*sx)
-		return (sy - a*sx) / n, a
+		a = (count*sxy - sx*sy) / (count*sxx - sx*sx)
+		return (sy - a*sx) / count, a
 	}
-	e, a := fit(func(g float64) float64 { return 1 - g })
-	s.add(Modelled, "estimation", nil, e, "T(r) = E + r A of the dense kernel's time, least squares through the three gains read as less time")
-	s.add(Modelled, "multiplication", nil, a, "A; E + A is %.2f and not 1, since a kernel that keeps all tokens estimates nothing", e+a)
+	estimate, attend := fit(func(g float64) float64 { return 1 - g })
+	rows.add(Modelled, "estimation", nil, estimate, "T(r) = E + r A of the dense kernel's time, least squares through the three gains read as less time")
+	rows.add(Modelled, "multiplication", nil, attend, "A; E + A is %.2f and not 1, since a kernel that keeps all tokens estimates nothing", estimate+attend)
 	for _, key := range gains.keys() {
 		r, gain := ratioOf(key), gains.at(key).num()
-		s.add(Modelled, key+"/gain_percent", gain, 100*(1-e-float64(r*a)), "the line at %v; 3 points, 2 parameters", r)
+		rows.add(Modelled, key+"/gain_percent", gain, 100*(1-estimate-float64(r*attend)), "the line at %v; 3 points, 2 parameters", r)
 	}
 	for _, held := range gains.keys() {
 		var xs, ts []float64
@@ -313,14 +313,14 @@ func shadowSparse(s *sheet) error {
 			}
 		}
 		slope := (ts[1] - ts[0]) / (xs[1] - xs[0])
-		s.add(Modelled, held+"/held_out_gain_percent", gains.at(held).num(), 100*(1-ts[0]-float64(slope*(ratioOf(held)-xs[0]))), "the line through the other two points")
+		rows.add(Modelled, held+"/held_out_gain_percent", gains.at(held).num(), 100*(1-ts[0]-float64(slope*(ratioOf(held)-xs[0]))), "the line through the other two points")
 	}
-	r := 0.2
+	ratio := 0.2
 	printed := share.at("at_ratio_20").num()
-	s.add(Modelled, "share_percent", printed, 100*e/(e+float64(r*a)), "estimation's share at ratio 20, which was not used for the fit")
-	e, a = fit(func(g float64) float64 { return 1 / (1 + g) })
-	s.add(Modelled, "share_speedup_reading_percent", printed, 100*e/(e+float64(r*a)), "the gains read as speed instead of time: the printed share decides against it")
-	s.add(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "sec. 1 speaks of about 20 %% less, sec. 2.2 prints this for ratio 20: the two do not describe the same")
+	rows.add(Modelled, "share_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "estimation's share at ratio 20, which was not used for the fit")
+	estimate, attend = fit(func(g float64) float64 { return 1 / (1 + g) })
+	rows.add(Modelled, "share_speedup_reading_percent", printed, 100*estimate/(estimate+float64(ratio*attend)), "the gains read as speed instead of time: the printed share decides against it")
+	rows.add(Exact, "intro_percent", share.at("intro_resource_reduction_about").any(), gains.at("ratio_20").any(), "sec. 1 speaks of about 20 %% less, sec. 2.2 prints this for ratio 20: the two do not describe the same")
 	return nil
 }
 
@@ -349,32 +349,32 @@ func scaleGrid(q, k, step float64) [][2]float64 {
 func quantised(used float64) float64 {
 	const deviation = 127.0 / 4
 	edge := 127 * used
-	z := edge / deviation
-	tail := math.Erfc(z/math.Sqrt2) / 2
-	density := math.Exp(-z*z/2) / math.Sqrt(2*math.Pi)
-	cut := 2 * deviation * deviation * (float64((1+z*z)*tail) - float64(z*density))
+	normal := edge / deviation
+	tail := math.Erfc(normal/math.Sqrt2) / 2
+	density := math.Exp(-normal*normal/2) / math.Sqrt(2*math.Pi)
+	cut := 2 * deviation * deviation * (float64((1+normal*normal)*tail) - float64(normal*density))
 	return float64(used*used)/12 + max(cut, 0)
 }
 
-func shadowBuckets(s *sheet) error {
+func shadowBuckets(rows *sheet) error {
 	step, tiny := shadow("m_bucket_step").at("values", "sigma").num(), shadow("m_bucket_step").at("values", "tested_small").num()
 	grid := scaleGrid(1, 1, step)
-	s.add(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "the printed members read as {1/s, 1, s} x {1/s, 1, s} of the mean pair; the list is elided in the text")
-	s.add(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "which five pairs, and the accuracy with them, is not printed")
+	rows.add(Exact, "count", shadow("m_bucket_step").at("values", "buckets_default").num(), len(grid), "the printed members read as {1/s, 1, s} x {1/s, 1, s} of the mean pair; the list is elided in the text")
+	rows.add(NotReproducible, "count_5", shadow("m_bucket_step").at("values", "buckets_tested_lower").num(), nil, "which five pairs, and the accuracy with them, is not printed")
 	// Where one scale's bucket ends, the other's at the mean: half way between neighbours.
-	for _, c := range []struct {
+	for _, grid := range []struct {
 		name  string
 		sigma float64
 	}{{"step_0.5", step}, {"step_0.005", tiny}} {
-		g := scaleGrid(1, 1, c.sigma)
-		least, most := (1+c.sigma)/2, (1+1/c.sigma)/2
+		scales := scaleGrid(1, 1, grid.sigma)
+		least, most := (1+grid.sigma)/2, (1+1/grid.sigma)/2
 		for _, x := range []float64{least, most} {
-			if problem.NearestPair(g, x*(1-1e-9), 1) == problem.NearestPair(g, x*(1+1e-9), 1) {
+			if problem.NearestPair(scales, x*(1-1e-9), 1) == problem.NearestPair(scales, x*(1+1e-9), 1) {
 				return fmt.Errorf("scale buckets: no boundary at %v of the mean", x)
 			}
 		}
-		s.add(Exact, c.name+"/centre_from", nil, least, "the original bucket takes scales from here, of the mean")
-		s.add(Exact, c.name+"/centre_to", nil, most, "to here: nearest by squared error is half way on a linear axis, so the bucket is lopsided")
+		rows.add(Exact, grid.name+"/centre_from", nil, least, "the original bucket takes scales from here, of the mean")
+		rows.add(Exact, grid.name+"/centre_to", nil, most, "to here: nearest by squared error is half way on a linear axis, so the bucket is lopsided")
 	}
 	// Fig. 7 (Qwen2-0.5B): more than 30 % of Q's scales above 0.2, 20 % below 0.1. A logarithmic normal distribution
 	// through both.
@@ -383,8 +383,8 @@ func shadowBuckets(s *sheet) error {
 	low, high := quantile(fig7.at("q_below_0.1").num()), quantile(1-fig7.at("q_above_0.2").num())
 	spread := math.Log(2) / (high - low)
 	middle := math.Log(0.1) - float64(spread*low)
-	s.add(Modelled, "fig7/median_scale", nil, math.Exp(middle), "a logarithmic normal distribution through the two printed shares; which tensor the second share is of is not said")
-	s.add(Modelled, "fig7/log_deviation", nil, spread, "of the natural logarithm")
+	rows.add(Modelled, "fig7/median_scale", nil, math.Exp(middle), "a logarithmic normal distribution through the two printed shares; which tensor the second share is of is not said")
+	rows.add(Modelled, "fig7/log_deviation", nil, spread, "of the natural logarithm")
 	const samples = 2000
 	centre := math.Exp(middle + spread*spread/2) // the mean, which the buckets stand around
 	var scales []float64
@@ -415,9 +415,9 @@ func shadowBuckets(s *sheet) error {
 		return err
 	}
 	printed := []float64{step, 1, 1 / step}
-	s.add(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "of the mean: the three scales with the least squared distance to the same samples, to proved optimality (package solver/exact); the grid's are 0.5 1 2, and of pairs the best nine are the product of both operands' best three")
-	s.add(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "x: the grid's mean squared distance over the best three's")
-	for _, c := range []struct {
+	rows.add(Modelled, "best_scales", nil, fmt.Sprintf("%.3g %.3g %.3g", optimal.Scales[0], optimal.Scales[1], optimal.Scales[2]), "of the mean: the three scales with the least squared distance to the same samples, to proved optimality (package solver/exact); the grid's are 0.5 1 2, and of pairs the best nine are the product of both operands' best three")
+	rows.add(Modelled, "grid_over_best_distance", nil, chosen.MSEOf(printed)/optimal.MSE, "x: the grid's mean squared distance over the best three's")
+	for _, grid := range []struct {
 		name, paper string
 		g           []float64
 	}{
@@ -427,38 +427,38 @@ func shadowBuckets(s *sheet) error {
 		{"one", "", []float64{1}},
 	} {
 		in, nearest, ideal := 0, 0.0, 0.0
-		for _, x := range scales {
-			b := c.g[problem.NearestScale(c.g, x)]
-			if b == 1 {
+		for _, scale := range scales {
+			closest := grid.g[problem.NearestScale(grid.g, scale)]
+			if closest == 1 {
 				in++
 			}
-			nearest += float64(x*x) * quantised(b/x)
-			ideal += float64(x*x) * quantised(best(c.g, x)/x)
+			nearest += float64(scale*scale) * quantised(closest/scale)
+			ideal += float64(scale*scale) * quantised(best(grid.g, scale)/scale)
 		}
 		var paper any
-		if c.paper != "" {
-			paper = c.paper
+		if grid.paper != "" {
+			paper = grid.paper
 		}
 		const given = "one axis, scales as fitted to Fig. 7, around their mean"
-		if slices.Contains(c.g, 1) && len(c.g) > 1 {
-			s.add(Modelled, c.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
+		if slices.Contains(grid.g, 1) && len(grid.g) > 1 {
+			rows.add(Modelled, grid.name+"/original_bucket_percent", paper, 100*float64(in)/samples, "%s: what falls into the original bucket", given)
 		}
-		s.add(Modelled, c.name+"/error_nearest", nil, nearest/own, "%s: squared error of 8-bit values over that with a scale of each tensor's own; nearest bucket", given)
-		if len(c.g) > 1 {
-			s.add(Modelled, c.name+"/error_best", nil, ideal/own, "%s: the bucket of least squared error of the values instead, which cutting off weighs more than rounding coarsely", given)
+		rows.add(Modelled, grid.name+"/error_nearest", nil, nearest/own, "%s: squared error of 8-bit values over that with a scale of each tensor's own; nearest bucket", given)
+		if len(grid.g) > 1 {
+			rows.add(Modelled, grid.name+"/error_best", nil, ideal/own, "%s: the bucket of least squared error of the values instead, which cutting off weighs more than rounding coarsely", given)
 		}
 	}
 	return nil
 }
 
-func shadowMemory(s *sheet) error {
+func shadowMemory(rows *sheet) error {
 	sizes := shadow("hw_graph_memory").at("values").nums()
-	n := shadow("m_bucket_step").at("values", "buckets_default").num()
-	s.add(Exact, "one_shape/least_kb", nil, n*sizes[0], "9 buckets x 1 head count x %v KB", sizes[0])
-	s.add(Exact, "one_shape/most_kb", nil, n*sizes[1], "9 buckets x 1 head count x %v KB", sizes[1])
+	buckets := shadow("m_bucket_step").at("values", "buckets_default").num()
+	rows.add(Exact, "one_shape/least_kb", nil, buckets*sizes[0], "9 buckets x 1 head count x %v KB", sizes[0])
+	rows.add(Exact, "one_shape/most_kb", nil, buckets*sizes[1], "9 buckets x 1 head count x %v KB", sizes[1])
 	for _, m := range shadow("table5_models").at("values").list() {
 		name, heads := m.at(0).text(), m.at(1).num()
-		most := n * heads * sizes[1] / 1000
+		most := buckets * heads * sizes[1] / 1000
 		note := fmt.Sprintf("a graph for each head count 1 to %v in each of 9 buckets, at %v KB; the graphs have no weights, so layers share them", heads, sizes[1])
 		if name == "Qwen2-0.5B" {
 			model, err := models.Open("qwen2-0.5b")
@@ -467,14 +467,14 @@ func shadowMemory(s *sheet) error {
 			}
 			note += fmt.Sprintf("; %.1f %% of the model's weights in 8 bit", 100*most*1e6/float64(model.Parameters()))
 		}
-		s.add(Exact, name+"/all_shapes_mb", "negligible", most, "%s", note)
+		rows.add(Exact, name+"/all_shapes_mb", "negligible", most, "%s", note)
 	}
 	return nil
 }
 
-func shadowTopK(s *sheet) error {
+func shadowTopK(rows *sheet) error {
 	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
-	const rows, width = 100, 1024
+	const queries, width = 100, 1024
 	keep := int(ratio * width)
 	largest := func(x []float64) []int {
 		order := make([]int, len(x))
@@ -494,7 +494,7 @@ func shadowTopK(s *sheet) error {
 		slices.Sort(order)
 		return order
 	}
-	for _, c := range []struct {
+	for _, variant := range []struct {
 		name   string
 		spread float64
 		single bool
@@ -506,10 +506,10 @@ func shadowTopK(s *sheet) error {
 	} {
 		random := rand.New(rand.NewPCG(32, 0))
 		same := 0
-		for range rows {
+		for range queries {
 			scores, soft := make([]float64, width), make([]float64, width)
 			for i := range scores {
-				scores[i] = c.spread * random.NormFloat64()
+				scores[i] = variant.spread * random.NormFloat64()
 			}
 			most, sum := slices.Max(scores), 0.0
 			for i, x := range scores {
@@ -518,7 +518,7 @@ func shadowTopK(s *sheet) error {
 			}
 			for i := range soft {
 				soft[i] /= sum
-				if c.single {
+				if variant.single {
 					soft[i] = float64(float32(soft[i]))
 				}
 			}
@@ -527,41 +527,41 @@ func shadowTopK(s *sheet) error {
 			}
 		}
 		var paper any
-		if !c.single {
+		if !variant.single {
 			paper = "the same"
 		}
-		s.add(Exact, c.name+"/same_sets_percent", paper, 100*float64(same)/rows, "%d synthetic rows of %d normal scores with deviation %v, the first %d: %s", rows, width, c.spread, keep, c.note)
+		rows.add(Exact, variant.name+"/same_sets_percent", paper, 100*float64(same)/queries, "%d synthetic rows of %d normal scores with deviation %v, the first %d: %s", queries, width, variant.spread, keep, variant.note)
 	}
 	return nil
 }
 
-func shadowOps(s *sheet) error {
+func shadowOps(rows *sheet) error {
 	length := slices.Max(shadow("wl_kernel_lengths").at("values").nums())
-	r := shadow("m_global_ratio").at("values", "default").num() / 100
+	ratio := shadow("m_global_ratio").at("values", "default").num() / 100
 	for _, m := range shadow("table5_models").at("values").list() {
-		s.add(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "Q x K of a layer at %v tokens, all positions: 2 x %v heads x %v^2 x %v", length, m.at(1).num(), length, m.at(3).num())
+		rows.add(Exact, m.at(0).text()+"/qk_gops", nil, 2*m.at(1).num()*length*length*m.at(3).num()/1e9, "Q x K of a layer at %v tokens, all positions: 2 x %v heads x %v^2 x %v", length, m.at(1).num(), length, m.at(3).num())
 	}
-	s.add(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "Q x K is half of a dense kernel's operations, whatever the shape")
-	s.add(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*r), "of a sparse kernel's operations at ratio %v: 1 for the estimate and %v for each sparse product. Above the printed share of time: gathered products run slower than dense ones", r, r)
+	rows.add(Exact, "dense_estimation_percent", nil, 100/(1+1.0), "Q x K is half of a dense kernel's operations, whatever the shape")
+	rows.add(Modelled, "estimation_percent", shadow("r_estimation_share").at("values", "at_ratio_20").num(), 100/(1+2*ratio), "of a sparse kernel's operations at ratio %v: 1 for the estimate and %v for each sparse product. Above the printed share of time: gathered products run slower than dense ones", ratio, ratio)
 	return nil
 }
 
-func shadowAccuracy(s *sheet) error {
+func shadowAccuracy(rows *sheet) error {
 	t6 := shadow("table6").at("values").list()
 	columns := shadow("table6").at("columns").list()[2:]
 	average := t6[len(t6)-1]
 	var means []float64
-	for c := range columns {
-		var x []float64
+	for column := range columns {
+		var values []float64
 		for _, row := range t6[:len(t6)-1] {
-			x = append(x, row.at(2+c).num())
+			values = append(values, row.at(2+column).num())
 		}
-		means = append(means, mean(x))
-		s.add(Exact, "table6/"+columns[c].text()+"/mean", average.at(2+c).num(), means[c], "percent, mean of %d cells", len(x))
+		means = append(means, mean(values))
+		rows.add(Exact, "table6/"+columns[column].text()+"/mean", average.at(2+column).num(), means[column], "percent, mean of %d cells", len(values))
 	}
 	losses := shadow("r_accuracy_loss").at("values")
 	for c, col := range columns[1:] {
-		s.add(Exact, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "percentage points below C/G-Full; the text subtracts the rounded means")
+		rows.add(Exact, "table6/"+col.text()+"/loss", losses.at(col.text()).num(), means[0]-means[c+1], "percentage points below C/G-Full; the text subtracts the rounded means")
 	}
 	equal, t3 := 0, shadow("table3").at("values").list()
 	for _, a := range t3 {
@@ -571,83 +571,83 @@ func shadowAccuracy(s *sheet) error {
 			}
 		}
 	}
-	s.add(Exact, "table3/cells_as_in_table6", nil, equal, "of 12 pairs of both columns that Table 6 repeats")
+	rows.add(Exact, "table3/cells_as_in_table6", nil, equal, "of 12 pairs of both columns that Table 6 repeats")
 	drops := shadow("r_npu_attention_drop").at("values")
 	var all []float64
-	for _, a := range t3 {
-		drop := a.at(2).num() - a.at(3).num()
+	for _, cell := range t3 {
+		drop := cell.at(2).num() - cell.at(3).num()
 		all = append(all, drop)
-		if key := a.at(1).text() + "_" + a.at(0).text(); drops.has(key) {
-			s.add(Exact, "table3/"+key+"/drop", drops.at(key).num(), drop, "percentage points")
+		if key := cell.at(1).text() + "_" + cell.at(0).text(); drops.has(key) {
+			rows.add(Exact, "table3/"+key+"/drop", drops.at(key).num(), drop, "percentage points")
 		}
 	}
-	s.add(Exact, "table3/mean_drop", drops.at("average").num(), mean(all), "percentage points")
+	rows.add(Exact, "table3/mean_drop", drops.at("average").num(), mean(all), "percentage points")
 	block := shadow("r_block_sparse_drop").at("values")
-	s.add(Exact, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2], "percentage points below token-level sparsity")
+	rows.add(Exact, "table6/block_sparse_drop", block.at("average").num(), means[1]-means[2], "percentage points below token-level sparsity")
 	for _, row := range t6 {
 		if key := row.at(0).text() + "_" + row.at(1).text(); block.has(key) {
-			s.add(Exact, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(), "percentage points")
+			rows.add(Exact, "table6/"+key+"/block_sparse_drop", block.at(key).num(), row.at(3).num()-row.at(4).num(), "percentage points")
 		}
 	}
 	least, falls := 100.0, 0
 	for _, row := range shadow("table4").at("values").list() {
 		cells := row.at(1).num()
-		for c, v := range row.list()[1:] {
-			least = min(least, v.num())
-			if c > 0 && v.num() < cells {
+		for c, cell := range row.list()[1:] {
+			least = min(least, cell.num())
+			if c > 0 && cell.num() < cells {
 				falls++
 			}
-			cells = v.num()
+			cells = cell.num()
 		}
 	}
-	s.add(Exact, "table4/least_recall", "above 99", least, "percent, of all cells")
-	s.add(Exact, "table4/falls", nil, falls, "cells in which recall falls as more tokens are kept")
-	s.add(NotReproducible, "table4/level", "99.0 to 100", nil, "needs the four models' activations on WikiText-2")
+	rows.add(Exact, "table4/least_recall", "above 99", least, "percent, of all cells")
+	rows.add(Exact, "table4/falls", nil, falls, "cells in which recall falls as more tokens are kept")
+	rows.add(NotReproducible, "table4/level", "99.0 to 100", nil, "needs the four models' activations on WikiText-2")
 	ablation := shadow("r_ablation").at("values")
 	for _, row := range t6 {
 		if row.at(0).any() == "Qwen2-0.5B" && row.at(1).any() == "Octopus" {
-			s.add(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "Table 6's %v less the printed drop of %v points; sec. 5.2 prints 60.1 in the next step", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
-			s.add(Exact, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
+			rows.add(Exact, "ablation/without_buckets", ablation.at("before_uniform_ratio").num(), row.at(6).num()-ablation.at("no_buckets_accuracy_drop").num(), "Table 6's %v less the printed drop of %v points; sec. 5.2 prints 60.1 in the next step", row.at(6).num(), ablation.at("no_buckets_accuracy_drop").num())
+			rows.add(Exact, "ablation/npu_full", ablation.at("npu_full_accuracy").num(), row.at(5).num(), "Table 6")
 		}
 	}
 	return nil
 }
 
-func shadowTime(s *sheet) error {
+func shadowTime(rows *sheet) error {
 	k60 := shadow("r_k60").at("values")
 	for _, row := range shadow("table7").at("values").list() {
-		s.add(Exact, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(), "%v over %v minutes", row.at(1).num(), row.at(2).num())
+		rows.add(Exact, "table7/"+row.at(0).text(), k60.at(row.at(0).text()).num(), row.at(1).num()/row.at(2).num(), "%v over %v minutes", row.at(1).num(), row.at(2).num())
 	}
 	columns := shadow("table8").at("columns").list()
 	most, where := 0.0, ""
 	for _, row := range shadow("table8").at("values").list() {
-		for c := 1; c <= 4; c++ {
-			ratio := row.at(c).num() / row.at(5).num()
-			s.add(Exact, "table8/"+row.at(0).text()+"/"+columns[c].text(), nil, ratio, "%v over %v J", row.at(c).num(), row.at(5).num())
+		for column := 1; column <= 4; column++ {
+			ratio := row.at(column).num() / row.at(5).num()
+			rows.add(Exact, "table8/"+row.at(0).text()+"/"+columns[column].text(), nil, ratio, "%v over %v J", row.at(column).num(), row.at(5).num())
 			if ratio > most {
-				most, where = ratio, fmt.Sprintf("%s, %v over %v J", row.at(0).text(), row.at(c).num(), row.at(5).num())
+				most, where = ratio, fmt.Sprintf("%s, %v over %v J", row.at(0).text(), row.at(column).num(), row.at(5).num())
 			}
 		}
 	}
-	s.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most, "%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
+	rows.add(Exact, "table8/most", shadow("r_energy").at("values").num(), most, "%s; cells rounded to 0.01 J allow 7.63 to 7.71", where)
 	apps := shadow("table9").at("values").nums()
-	s.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications", slices.Max(apps), apps[0])
-	s.add(Exact, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "one mix of applications is faster than none: the spread of the measurement is about as large as the effect")
+	rows.add(Exact, "table9/worst_slowdown", nil, slices.Max(apps)/apps[0], "%v over %v s without other applications", slices.Max(apps), apps[0])
+	rows.add(Exact, "table9/least_slowdown", nil, slices.Min(apps)/apps[0], "one mix of applications is faster than none: the spread of the measurement is about as large as the effect")
 	return nil
 }
 
-func shadowClaims(s *sheet) error {
+func shadowClaims(rows *sheet) error {
 	headline := shadow("r_headline").at("values")
 	energy := 0.0
 	for _, row := range shadow("table8").at("values").list() {
 		energy = max(energy, row.at(1).num()/row.at(5).num())
 	}
-	s.add(Exact, "energy_up_to", headline.at("energy_up_to").num(), energy, "x, from Table 8")
-	s.add(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
-	s.add(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
+	rows.add(Exact, "energy_up_to", headline.at("energy_up_to").num(), energy, "x, from Table 8")
+	rows.add(Exact, "kernel_up_to", headline.at("kernel_speedup_up_to").num(), shadow("r_kernel").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
+	rows.add(Exact, "e2e_up_to", headline.at("e2e_speedup_up_to").num(), shadow("r_e2e").at("values", "vs_cg_full", "max").num(), "x, sec. 1 against sec. 5.1; the times are a plot")
 	t := shadow("r_ablation").at("values")
-	s.add(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "percentage points that per-head ratios are worth on Qwen2-0.5B, Octopus (sec. 5.2)")
-	s.add(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "Fig. 12's times are a plot; the comparison needs the phones")
-	s.add(NotReproducible, "fig7_by_tensor", "20 % below 0.1", nil, "which tensor it is of is not said")
+	rows.add(Exact, "uniform_ratio_drop", nil, t.at("before_uniform_ratio").num()-t.at("after_uniform_ratio").num(), "percentage points that per-head ratios are worth on Qwen2-0.5B, Octopus (sec. 5.2)")
+	rows.add(NotReproducible, "native_speedup", shadow("r_vs_llmnpu_native").at("values").num(), nil, "Fig. 12's times are a plot; the comparison needs the phones")
+	rows.add(NotReproducible, "fig7_by_tensor", "20 % below 0.1", nil, "which tensor it is of is not said")
 	return nil
 }

@@ -35,13 +35,13 @@ func (p headPipeline) greedyHeads(npu, topk, qkv int64, heads []int) ([]int, int
 	var order []int
 	for range heads {
 		least, selected := int64(math.MaxInt64), -1
-		for _, h := range heads {
-			if slices.Contains(order, h) {
+		for _, head := range heads {
+			if slices.Contains(order, head) {
 				continue
 			}
-			t := max(qkv, max(npu, topk)+p.heads[h].topk) + p.heads[h].qkv
-			if t < least {
-				least, selected = t, h
+			end := max(qkv, max(npu, topk)+p.heads[head].topk) + p.heads[head].qkv
+			if end < least {
+				least, selected = end, head
 			}
 		}
 		order = append(order, selected)
@@ -63,10 +63,10 @@ func (p headPipeline) greedy(literal bool) headSchedule {
 			if slices.Contains(schedule.launches, i) {
 				continue
 			}
-			order, _, t := p.greedyHeads(npu+launch.npu, topk, schedule.end, launch.heads)
+			order, _, end := p.greedyHeads(npu+launch.npu, topk, schedule.end, launch.heads)
 			last = order
-			if t < least {
-				least, selected, best = t, i, order
+			if end < least {
+				least, selected, best = end, i, order
 			}
 		}
 		if literal {
@@ -95,10 +95,10 @@ func (p headPipeline) run(launches, heads []int) (int64, error) {
 		}
 	}
 	var selecting, multiplying int64
-	for _, h := range heads {
-		seen[h]++
-		selecting = max(selecting, released[h]) + p.heads[h].topk
-		multiplying = max(multiplying, selecting) + p.heads[h].qkv
+	for _, head := range heads {
+		seen[head]++
+		selecting = max(selecting, released[head]) + p.heads[head].topk
+		multiplying = max(multiplying, selecting) + p.heads[head].qkv
 	}
 	for i, n := range done {
 		if n != 1 {
@@ -115,14 +115,14 @@ func (p headPipeline) run(launches, heads []int) (int64, error) {
 
 // sequential is the time with nothing beside anything else.
 func (p headPipeline) sequential() int64 {
-	t := int64(0)
+	end := int64(0)
 	for _, launch := range p.launches {
-		t += launch.npu
+		end += launch.npu
 	}
 	for _, work := range p.heads {
-		t += work.topk + work.qkv
+		end += work.topk + work.qkv
 	}
-	return t
+	return end
 }
 
 // johnson is the order of heads, all of which may start at once, in which two stages end first, whatever the stages are
@@ -131,8 +131,8 @@ func (p headPipeline) sequential() int64 {
 func (p headPipeline) johnson(heads []int) []int {
 	order := slices.Clone(heads)
 	slices.SortStableFunc(order, func(a, b int) int {
-		x, y := p.heads[a], p.heads[b]
-		first, second := x.topk < x.qkv, y.topk < y.qkv
+		workA, workB := p.heads[a], p.heads[b]
+		first, second := workA.topk < workA.qkv, workB.topk < workB.qkv
 		switch {
 		case first != second:
 			if first {
@@ -140,9 +140,9 @@ func (p headPipeline) johnson(heads []int) []int {
 			}
 			return 1
 		case first:
-			return cmp.Compare(x.topk, y.topk)
+			return cmp.Compare(workA.topk, workB.topk)
 		}
-		return cmp.Compare(y.qkv, x.qkv)
+		return cmp.Compare(workB.qkv, workA.qkv)
 	})
 	return order
 }
@@ -182,12 +182,12 @@ func (l *label) path() []int {
 // Johnson's rule is optimal and the time top-k is done does not depend on the order; over sets of launches, of which the NPU's
 // clock is a function, a dynamic program keeps the undominated pairs of times. It takes 2^launches steps, however many heads.
 func (p headPipeline) byLaunch() headSchedule {
-	n := len(p.launches)
-	orders := make([][]int, n)
+	count := len(p.launches)
+	orders := make([][]int, count)
 	for i, launch := range p.launches {
 		orders[i] = p.johnson(launch.heads)
 	}
-	states := make([][]*label, 1<<n)
+	states := make([][]*label, 1<<count)
 	states[0] = []*label{{}}
 	for set := range states {
 		states[set] = pareto(states[set])
@@ -236,23 +236,23 @@ func (p headPipeline) byHead() headSchedule {
 		states[set] = pareto(states[set])
 		clear(started)
 		npu := int64(0)
-		for h := range p.heads {
-			if set>>h&1 == 1 && !started[of[h]] {
-				started[of[h]] = true
-				npu += p.launches[of[h]].npu
+		for head := range p.heads {
+			if set>>head&1 == 1 && !started[of[head]] {
+				started[of[head]] = true
+				npu += p.launches[of[head]].npu
 			}
 		}
-		for h, work := range p.heads {
-			if set>>h&1 == 1 {
+		for head, work := range p.heads {
+			if set>>head&1 == 1 {
 				continue
 			}
 			ready := int64(0)
-			if !started[of[h]] {
-				ready = npu + p.launches[of[h]].npu
+			if !started[of[head]] {
+				ready = npu + p.launches[of[head]].npu
 			}
 			for _, from := range states[set] {
 				topk := max(from.topk, ready) + work.topk
-				states[set|1<<h] = append(states[set|1<<h], &label{topk: topk, qkv: max(from.qkv, topk) + work.qkv, last: h, from: from})
+				states[set|1<<head] = append(states[set|1<<head], &label{topk: topk, qkv: max(from.qkv, topk) + work.qkv, last: head, from: from})
 			}
 		}
 	}
@@ -302,11 +302,11 @@ func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (hea
 		for with := range 1 << len(rest) {
 			launch := headLaunch{heads: []int{first}}
 			var left []int
-			for i, h := range rest {
+			for i, head := range rest {
 				if with>>i&1 == 1 {
-					launch.heads = append(launch.heads, h)
+					launch.heads = append(launch.heads, head)
 				} else {
-					left = append(left, h)
+					left = append(left, head)
 				}
 			}
 			launch.npu = npu(len(launch.heads))
@@ -322,18 +322,18 @@ func bestLaunches(buckets [][]int, heads []headWork, npu func(n int) int64) (hea
 }
 
 // permutations calls f with every order of 0..n-1; f must not keep it.
-func permutations(n int, f func([]int)) {
-	order := make([]int, n)
+func permutations(count int, f func([]int)) {
+	order := make([]int, count)
 	for i := range order {
 		order[i] = i
 	}
 	var walk func(k int)
 	walk = func(k int) {
-		if k == n {
+		if k == count {
 			f(order)
 			return
 		}
-		for i := k; i < n; i++ {
+		for i := k; i < count; i++ {
 			order[k], order[i] = order[i], order[k]
 			walk(k + 1)
 			order[k], order[i] = order[i], order[k]
@@ -345,13 +345,13 @@ func permutations(n int, f func([]int)) {
 // contiguous reports whether the heads of each launch follow each other in the order of the launches.
 func (p headPipeline) contiguous(launches, heads []int) bool {
 	for _, i := range launches {
-		n := len(p.launches[i].heads)
-		for _, h := range heads[:n] {
+		count := len(p.launches[i].heads)
+		for _, h := range heads[:count] {
 			if !slices.Contains(p.launches[i].heads, h) {
 				return false
 			}
 		}
-		heads = heads[n:]
+		heads = heads[count:]
 	}
 	return true
 }

@@ -15,11 +15,11 @@ type sheet struct {
 // sheetItem is an item whose rows fill writes, in their order. checks are the derived checks that they answer.
 func sheetItem(paper, name, title, source string, fill func(*sheet) error, checks ...string) Item {
 	return Item{Paper: paper, Name: name, Title: title, Source: source, Checks: checks, Run: func(context.Context) ([]Row, error) {
-		s := sheet{id: paper + "/" + name + "/"}
-		if err := fill(&s); err != nil {
+		rows := sheet{id: paper + "/" + name + "/"}
+		if err := fill(&rows); err != nil {
 			return nil, fmt.Errorf("recompute %q: %w", paper+"/"+name, err)
 		}
-		return s.rows, nil
+		return rows.rows, nil
 	}}
 }
 

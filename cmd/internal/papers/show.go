@@ -56,12 +56,12 @@ func ShowRows(ui *cli.Streams, it *Item, rows []Row) {
 	for _, row := range rows {
 		mark := ""
 		if row.Note != "" {
-			k := slices.Index(notes, row.Note)
-			if k < 0 {
-				k = len(notes)
+			at := slices.Index(notes, row.Note)
+			if at < 0 {
+				at = len(notes)
 				notes = append(notes, row.Note)
 			}
-			mark = fmt.Sprintf("[%d]", k+1)
+			mark = fmt.Sprintf("[%d]", at+1)
 		}
 		table = append(table, []string{strings.TrimPrefix(row.ID, it.Paper+"/"+it.Name+"/"), cellText(row.Paper), cellText(row.Ours), difference(row), string(row.Class), mark})
 	}
@@ -73,8 +73,8 @@ func ShowRows(ui *cli.Streams, it *Item, rows []Row) {
 }
 
 // cellText is a row's value, numbers with four digits or all before the point.
-func cellText(v any) string {
-	switch v := v.(type) {
+func cellText(value any) string {
+	switch v := value.(type) {
 	case nil:
 		return "-"
 	case float64:
@@ -86,22 +86,22 @@ func cellText(v any) string {
 		}
 		return strconv.FormatFloat(v, 'g', 4, 64)
 	}
-	return fmt.Sprint(v)
+	return fmt.Sprint(value)
 }
 
 // difference compares the two values of a row.
 func difference(row Row) string {
-	a, isA := row.Paper.(float64)
-	b, isB := row.Ours.(float64)
+	paper, isA := row.Paper.(float64)
+	ours, isB := row.Ours.(float64)
 	switch {
 	case row.Ours == nil:
 		return ""
-	case isA && isB && a == b:
+	case isA && isB && paper == ours:
 		return "none"
-	case isA && isB && a == 0:
-		return cellText(b - a)
+	case isA && isB && paper == 0:
+		return cellText(ours - paper)
 	case isA && isB:
-		return fmt.Sprintf("%+.1f %%", 100*(b-a)/math.Abs(a))
+		return fmt.Sprintf("%+.1f %%", 100*(ours-paper)/math.Abs(paper))
 	case isA != isB, row.Paper == nil:
 		return ""
 	case row.Paper == row.Ours:

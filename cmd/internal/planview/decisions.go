@@ -89,14 +89,14 @@ func ShowDecisions(ui *cli.Streams, p *planir.Plan, soc *socs.SoC) map[string]*R
 		decision := &p.Decisions[i]
 		var shares, procs []string
 		for _, sh := range decision.Shares {
-			x := sh.Proc
+			text := sh.Proc
 			if decision.Axis != planir.AxisNone {
-				x += fmt.Sprintf(" %d:%d", sh.From, sh.To)
+				text += fmt.Sprintf(" %d:%d", sh.From, sh.To)
 			}
 			if sh.Form != "" {
-				x += " as " + string(sh.Form)
+				text += " as " + string(sh.Form)
 			}
-			shares = append(shares, x)
+			shares = append(shares, text)
 			if !slices.Contains(procs, sh.Proc) {
 				procs = append(procs, sh.Proc)
 			}

@@ -139,12 +139,12 @@ func ShowPredictions(ui *cli.Streams, plan *planir.Plan) {
 		row := []string{pr.Program, ms(pr.PlanNS), ms(pr.LowNS) + ".." + ms(pr.HighNS)}
 		best := int64(0)
 		for _, name := range procs {
-			k := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })
-			if k < 0 {
+			at := slices.IndexFunc(pr.Singles, func(x planir.SingleTime) bool { return x.Proc == name })
+			if at < 0 {
 				row = append(row, "-")
 				continue
 			}
-			ns := pr.Singles[k].NS
+			ns := pr.Singles[at].NS
 			row = append(row, ms(ns))
 			if best == 0 || ns < best {
 				best = ns

@@ -36,23 +36,23 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err != nil {
 		return err
 	}
-	m, err := models.Open(o.Model)
+	weights, err := models.Open(o.Model)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
+	defer weights.Close()
 	if o.Windows == 0 {
-		o.Windows = defaultWindows(m.Parameters())
+		o.Windows = defaultWindows(weights.Parameters())
 	}
-	x, err := trial.Open(ctx, m)
+	model, err := trial.Open(ctx, weights)
 	if err != nil {
 		return err
 	}
-	text, err := x.ReadText(o.Text, o.Windows, min(quality.WindowTokens, m.MaxContext))
+	text, err := model.ReadText(o.Text, o.Windows, min(quality.WindowTokens, weights.MaxContext))
 	if err != nil {
 		return err
 	}
-	if n := x.CalibrationBytes(); n > calibration.MaxBytes {
+	if n := model.CalibrationBytes(); n > calibration.MaxBytes {
 		return diag.New(diag.ClassInput, "calibrate model %q: its activations fill a file of about %d bytes, and readers accept %d", o.Model, n, calibration.MaxBytes).
 			WithHint("models of this size cannot be calibrated yet")
 	}
@@ -60,7 +60,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 		ui.Notef("every class of weights is executed in %d schemes, on %d windows: --schemes with those that plans will use takes less time", len(schemes), o.Windows/2)
 	}
 	step := cli.Progress(ui, "calibrate")
-	cal, err := trial.Calibrate(ctx, x, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
+	cal, err := trial.Calibrate(ctx, model, trial.CalibrateOptions{Text: text, Schemes: schemes, Progress: step})
 	if err != nil {
 		return fmt.Errorf("calibrate: %w", err)
 	}
@@ -76,7 +76,7 @@ func (o *CalibrateOptions) Run(ctx context.Context, ui *cli.Streams) error {
 	if err := calibration.Write(o.Out, cal); err != nil {
 		return err
 	}
-	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, m.Name, cal.Text.Windows, cal.Text.WindowTokens)
+	cli.Wrote(ui, o.Out, "calibration %.12s of %s, %d windows of %d tokens", digest, weights.Name, cal.Text.Windows, cal.Text.WindowTokens)
 	showCalibration(ui, cal)
 	return ui.Result(map[string]any{"file": o.Out, "digest": digest, "windows": cal.Text.Windows, "losses": cal.Losses, "folds": len(cal.Folds)})
 }

@@ -77,28 +77,28 @@ func (o *LoadsOptions) Run(ctx context.Context, ui *cli.Streams) error {
 }
 
 // trace executes the model and observes its router.
-func (o *LoadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.Loads, err error) {
-	if m.Experts == 0 {
+func (o *LoadsOptions) trace(ctx context.Context, weights *models.Model) (_ *workload.Loads, err error) {
+	if weights.Experts == 0 {
 		return nil, diag.New(diag.ClassInput, "model %q has no experts", o.Model).WithHint("hetc models list shows which have")
 	}
-	x, err := trial.Open(ctx, m)
+	model, err := trial.Open(ctx, weights)
 	if err != nil {
 		return nil, err
 	}
-	size := min(quality.WindowTokens, m.MaxContext/LoadTokens*LoadTokens)
+	size := min(quality.WindowTokens, weights.MaxContext/LoadTokens*LoadTokens)
 	if size == 0 {
-		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model, m.MaxContext, LoadTokens)
+		return nil, diag.New(diag.ClassInput, "model %q has %d positions, and chunks %d tokens", o.Model, weights.MaxContext, LoadTokens)
 	}
-	text, err := x.ReadText(o.Text, o.Windows, size)
+	text, err := model.ReadText(o.Text, o.Windows, size)
 	if err != nil {
 		return nil, err
 	}
-	plan, err := x.Plan(size, trial.Float32, nil)
+	plan, err := model.Plan(size, trial.Float32, nil)
 	if err != nil {
 		return nil, err
 	}
 	routes := quality.Routes{Tokens: LoadTokens}
-	machine, err := x.Open(ctx, plan, nil, routes.Observe)
+	machine, err := model.Open(ctx, plan, nil, routes.Observe)
 	if err != nil {
 		return nil, err
 	}
@@ -109,26 +109,26 @@ func (o *LoadsOptions) trace(ctx context.Context, m *models.Model) (_ *workload.
 		}
 	}
 	loads := &workload.Loads{
-		Schema: workload.LoadsSchema, Source: "traced", Model: m.Name, ModelDigest: x.Digest, Text: text.SHA256,
-		Experts: m.Experts, ExpertsPerToken: m.ExpertsPerToken, ChunkTokens: LoadTokens, Chunks: len(text.Windows) * size / LoadTokens,
+		Schema: workload.LoadsSchema, Source: "traced", Model: weights.Name, ModelDigest: model.Digest, Text: text.SHA256,
+		Experts: weights.Experts, ExpertsPerToken: weights.ExpertsPerToken, ChunkTokens: LoadTokens, Chunks: len(text.Windows) * size / LoadTokens,
 	}
 	for _, layer := range routes.Layers() {
 		rows, err := routes.Rows(layer)
 		if err != nil {
 			return nil, err
 		}
-		y := workload.LoadLayer{Layer: layer}
+		counted := workload.LoadLayer{Layer: layer}
 		for _, r := range rows {
-			y.Rows = append(y.Rows, r)
+			counted.Rows = append(counted.Rows, r)
 		}
 		norms, err := routes.Norms(layer)
 		if err != nil {
 			return nil, err
 		}
 		for _, curve := range problem.Curves(norms) {
-			y.Saliency = append(y.Saliency, workload.Saliency(curve))
+			counted.Saliency = append(counted.Saliency, workload.Saliency(curve))
 		}
-		loads.Layers = append(loads.Layers, y)
+		loads.Layers = append(loads.Layers, counted)
 	}
 	return loads, loads.Validate()
 }

@@ -51,16 +51,16 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	if err != nil {
 		return err
 	}
-	what, p, src, held, err := o.candidate(ctx, ui, model)
+	what, measured, src, held, err := o.candidate(ctx, ui, model)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	if p.Model.Digest != ref.Digest {
-		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what, p.Model.Name, p.Model.Digest, o.Model, ref.Digest).
+	if measured.Model.Digest != ref.Digest {
+		return diag.New(diag.ClassInput, "%s was made from model %q with digest %.12s, and %q has %.12s", what, measured.Model.Name, measured.Model.Digest, o.Model, ref.Digest).
 			WithHint("give the directory of the model it was made from")
 	}
-	text, err := ref.ReadText(o.Text, o.Windows, min(quality.WindowTokens, p.MaxContext))
+	text, err := ref.ReadText(o.Text, o.Windows, min(quality.WindowTokens, measured.MaxContext))
 	if err != nil {
 		return err
 	}
@@ -69,30 +69,30 @@ func (o *QualityOptions) Run(ctx context.Context, ui *cli.Streams, limited bool)
 	if err != nil {
 		return err
 	}
-	soc, err := bindings.SoCOf(p, o.SoC)
+	soc, err := bindings.SoCOf(measured, o.SoC)
 	if err != nil {
 		return err
 	}
-	x, err := ref.Open(ctx, plan, nil, nil)
+	reference, err := ref.Open(ctx, plan, nil, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, x.Close()) }()
-	y, err := runcmd.Execute(ctx, p, src, held, executor.Options{Drivers: bindings.Drivers(soc)})
+	defer func() { err = errors.Join(err, reference.Close()) }()
+	machine, err := runcmd.Execute(ctx, measured, src, held, executor.Options{Drivers: bindings.Drivers(soc)})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, y.Close()) }()
+	defer func() { err = errors.Join(err, machine.Close()) }()
 
 	phases := []*phase{{Phase: "prefill", step: size}}
-	if o.Decode || decodesOtherwise(p) {
+	if o.Decode || decodesOtherwise(measured) {
 		phases = append(phases, &phase{Phase: "decode", step: 1})
 	}
-	if err := o.compare(ctx, ui, text, x.Machine, y, phases); err != nil {
+	if err := o.compare(ctx, ui, text, reference.Machine, machine, phases); err != nil {
 		return err
 	}
 	ui.Printf("%s against float32: %d windows of %d tokens\n", what, len(text.Windows), size)
-	planview.ShowStatic(ui, p)
+	planview.ShowStatic(ui, measured)
 	var rows [][]string
 	for _, ph := range phases {
 		if ph.Result, err = ph.tally.Result(); err != nil {

@@ -120,11 +120,11 @@ func (q *quick) run(ctx context.Context) error {
 	var cal []string
 	calDigest := ""
 	if q.o.Calibration != "" {
-		c, err := calibration.Read(q.o.Calibration)
+		read, err := calibration.Read(q.o.Calibration)
 		if err != nil {
 			return err
 		}
-		if calDigest, err = c.Digest(); err != nil {
+		if calDigest, err = read.Digest(); err != nil {
 			return err
 		}
 		cal = []string{"--calibration", q.o.Calibration}
@@ -299,7 +299,7 @@ func (q *quick) repair(file func(string) string) error {
 	if socErr == nil && machine.Fingerprint != host.Fingerprint() {
 		socErr = errors.New("it describes another machine")
 	}
-	for _, x := range []struct {
+	for _, broken := range []struct {
 		err   error
 		files []string
 	}{
@@ -307,11 +307,11 @@ func (q *quick) repair(file func(string) string) error {
 		{workloadErr, []string{file("workload.yaml")}},
 		{usableKey(key), []string{key + ".key", key + ".pub"}},
 	} {
-		if x.err == nil || errors.Is(x.err, fs.ErrNotExist) && len(x.files) == 1 {
+		if broken.err == nil || errors.Is(broken.err, fs.ErrNotExist) && len(broken.files) == 1 {
 			continue
 		}
-		for _, f := range x.files {
-			if err := q.discard(f, x.err); err != nil {
+		for _, f := range broken.files {
+			if err := q.discard(f, broken.err); err != nil {
 				return err
 			}
 		}
@@ -424,14 +424,14 @@ func (q *quick) workload(path string, schemes []op.Scheme) (changed bool, err er
 // current reports whether the bundle holds the plan, and both belong to the model, to the calibration ("" for none) and
 // to this machine.
 func (q *quick) current(plan, app string, model *models.Model, calibration string) bool {
-	p, err := plantext.Read(plan)
-	if err != nil || p.SoC.Fingerprint != host.Fingerprint() || p.Calibration() != calibration {
+	read, err := plantext.Read(plan)
+	if err != nil || read.SoC.Fingerprint != host.Fingerprint() || read.Calibration() != calibration {
 		return false
 	}
-	if digest, err := model.Digest(); err != nil || digest != p.Model.Digest {
+	if digest, err := model.Digest(); err != nil || digest != read.Model.Digest {
 		return false
 	}
-	code, err := planir.Encode(p)
+	code, err := planir.Encode(read)
 	if err != nil {
 		return false
 	}

@@ -138,11 +138,11 @@ func lanes(steps []executor.StepStat) []laneTime {
 	index := map[key]int{}
 	runs := executions(steps)
 	for _, st := range steps {
-		k := key{st.Program, st.Proc}
-		i, ok := index[k]
+		of := key{st.Program, st.Proc}
+		i, ok := index[of]
 		if !ok {
 			i = len(out)
-			index[k] = i
+			index[of] = i
 			out = append(out, laneTime{Program: st.Program, Proc: st.Proc})
 		}
 		out[i].RunUS += float64(st.RunNS) / 1e3 / float64(runs[st.Program])
@@ -199,15 +199,15 @@ type Times struct {
 // not counted.
 func Measure(ctx context.Context, m *executor.Machine, promptLen, gen, rounds int) (Times, error) {
 	var times Times
-	for r := -1; r < rounds; r++ {
-		if r == 0 {
+	for round := -1; round < rounds; round++ {
+		if round == 0 {
 			m.ResetStats()
 		}
 		one, err := Round(ctx, m, promptLen, gen)
 		if err != nil {
 			return times, err
 		}
-		if r >= 0 {
+		if round >= 0 {
 			times.PrefillNS = append(times.PrefillNS, one.PrefillNS...)
 			times.DecodeNS = append(times.DecodeNS, one.DecodeNS...)
 		}
@@ -289,24 +289,24 @@ func measureBatches(ctx context.Context, machine *executor.Machine, promptLen, g
 			begin[i] = tokens[i].ID
 		}
 		for round := -1; round < rounds; round++ {
-			for k := range out {
+			for at := range out {
 				for i := range tokens {
 					control.Truncate(i, promptLen)
 					tokens[i].ID = begin[i]
 				}
 				sum := int64(0)
 				for range gen {
-					timing, err := control.Step(tokens[:out[k].Sequences], next)
+					timing, err := control.Step(tokens[:out[at].Sequences], next)
 					if err != nil {
 						return err
 					}
 					sum += timing.NS
 					if round >= 0 {
-						steps[k] = append(steps[k], timing.NS)
+						steps[at] = append(steps[at], timing.NS)
 					}
 				}
 				if round >= 0 {
-					out[k].Samples = append(out[k].Samples, float64(sum)/1e3/float64(gen))
+					out[at].Samples = append(out[at].Samples, float64(sum)/1e3/float64(gen))
 				}
 			}
 		}

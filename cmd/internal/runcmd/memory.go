@@ -29,9 +29,9 @@ func EnoughMemory(plans []*planir.Plan, held, free int64) error {
 
 // WeightBytes is the size of a plan's packed weights.
 func WeightBytes(p *planir.Plan) int64 {
-	var n int64
+	var bytes int64
 	for _, blob := range p.Program.WeightBlobs() {
-		n += blob.Size
+		bytes += blob.Size
 	}
-	return n
+	return bytes
 }

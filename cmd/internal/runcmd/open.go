@@ -55,14 +55,14 @@ type Source interface {
 // OpenPlan verifies a bundle on these terms and returns its plan and the source of what the plan needs. A bundle for
 // another machine is refused, unless its times are simulated or anyMachine is set.
 func OpenPlan(s *cli.Streams, path string, terms accept.Terms, anyMachine bool) (*planir.Plan, Source, error) {
-	o := &options{terms: terms, anyMachine: anyMachine, simulates: true}
-	opened, err := openBundle(s, path, o)
+	flags := &options{terms: terms, anyMachine: anyMachine, simulates: true}
+	opened, err := openBundle(s, path, flags)
 	if err != nil {
 		return nil, nil, err
 	}
 	plan, err := opened.entry()
 	if err == nil {
-		err = opened.checkTarget(plan, o)
+		err = opened.checkTarget(plan, flags)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, opened.Close())
@@ -200,12 +200,12 @@ func beside[T any](f func() (T, error)) func() (T, error) {
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		var o outcome
+		var result outcome
 		defer func() {
-			o.panic = recover()
-			done <- o
+			result.panic = recover()
+			done <- result
 		}()
-		o.v, o.err = f()
+		result.v, result.err = f()
 	}()
 	wait := sync.OnceValue(func() outcome { return <-done })
 	return func() (T, error) {
@@ -231,13 +231,13 @@ func thisHost(any bool) *bundle.Host {
 	if any {
 		return nil
 	}
-	h := &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH, Components: map[string]bundle.HostComponent{}}
+	here := &bundle.Host{SoC: []string{host.Fingerprint()}, OS: runtime.GOOS, Arch: runtime.GOARCH, Components: map[string]bundle.HostComponent{}}
 	for _, drv := range all.Drivers() {
 		if matcher, ok := drv.(driver.Matcher); ok {
-			h.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
+			here.Components["driver/"+drv.Name()] = bundle.HostComponent{Accepts: matcher.Accepts}
 		}
 	}
-	return h
+	return here
 }
 
 // checkTarget makes up for the check that opening left out: a simulated plan runs anywhere, any other

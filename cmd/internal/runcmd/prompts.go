@@ -47,13 +47,13 @@ func (o *options) jobs(ctx context.Context, s *cli.Streams, tok tokenizer.Tokeni
 		if strings.TrimSpace(text) == "" {
 			continue
 		}
-		l := line{Prompt: text}
+		asked := line{Prompt: text}
 		if strings.HasSuffix(o.prompts, ".jsonl") {
-			l, err = parseLine(text)
+			asked, err = parseLine(text)
 		}
 		j := job{}
 		if err == nil {
-			j, err = o.job(ctx, tok, &l, i+1)
+			j, err = o.job(ctx, tok, &asked, i+1)
 		}
 		if err != nil {
 			return nil, diag.New(classOf(err), "%s:%d: %w", o.prompts, i+1, err)
@@ -78,35 +78,35 @@ func classOf(err error) diag.Class {
 }
 
 func parseLine(text string) (line, error) {
-	var l line
+	var asked line
 	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
 	decoder.DisallowUnknownFields()
 	decoder.UseNumber()
-	err := decoder.Decode(&l)
+	err := decoder.Decode(&asked)
 	if err == nil {
 		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("more than one value")
 		}
 	}
 	if err != nil {
-		return l, diag.New(diag.ClassInput, "%w", err).WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
+		return asked, diag.New(diag.ClassInput, "%w", err).WithHint(`write {"id": "a", "prompt": "Hello"}, or instead of prompt messages or tokens`)
 	}
 	ways := 0
-	for _, has := range []bool{l.Prompt != "", l.Messages != nil, l.Tokens != nil} {
+	for _, has := range []bool{asked.Prompt != "", asked.Messages != nil, asked.Tokens != nil} {
 		if has {
 			ways++
 		}
 	}
 	if ways != 1 {
-		return l, diag.New(diag.ClassInput, "got %d of prompt, messages and tokens, want one", ways)
+		return asked, diag.New(diag.ClassInput, "got %d of prompt, messages and tokens, want one", ways)
 	}
-	return l, nil
+	return asked, nil
 }
 
 // job encodes a prompt that stands in line number n.
-func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, l *line, n int) (job, error) {
+func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, asked *line, n int) (job, error) {
 	j := job{id: strconv.Itoa(n)}
-	switch id := l.ID.(type) {
+	switch id := asked.ID.(type) {
 	case nil:
 	case string:
 		j.id = id
@@ -115,8 +115,8 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, l *line, n i
 	default:
 		return j, diag.New(diag.ClassInput, "id is %v, want a string or a number", id)
 	}
-	if l.Tokens != nil {
-		j.ids = l.Tokens
+	if asked.Tokens != nil {
+		j.ids = asked.Tokens
 		return j, nil
 	}
 	if tok == nil {
@@ -124,16 +124,16 @@ func (o *options) job(ctx context.Context, tok tokenizer.Tokenizer, l *line, n i
 	}
 	var err error
 	switch {
-	case l.Messages != nil:
+	case asked.Messages != nil:
 		var messages []tokenizer.Message
-		if messages, err = tokenizer.ParseMessages(l.Messages); err == nil {
+		if messages, err = tokenizer.ParseMessages(asked.Messages); err == nil {
 			j.ids, err = answer(ctx, tok, messages)
 		}
 	case o.chat:
-		j.ids, err = answer(ctx, tok, o.message(l.Prompt))
+		j.ids, err = answer(ctx, tok, o.message(asked.Prompt))
 	default:
-		j.text = l.Prompt
-		j.ids, err = tok.Prompt(l.Prompt)
+		j.text = asked.Prompt
+		j.ids, err = tok.Prompt(asked.Prompt)
 	}
 	return j, err
 }
@@ -167,11 +167,11 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 		requests[i] = executor.Request{Prompt: j.ids, MaxTokens: o.maxTokens, Sampler: o.sampler}
 	}
 	out := bufio.NewWriter(ui.Out)
-	r := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
+	result := batch{Sequences: machine.Sequences(), Answers: make([]generated, len(jobs))}
 	ended, next := make([]bool, len(jobs)), 0
 	var failed []error
 	show := func(i int) {
-		generated := &r.Answers[i]
+		generated := &result.Answers[i]
 		switch {
 		case generated.Error != "":
 			ui.Warnf("prompt %s: %s", generated.ID, generated.Error)
@@ -191,11 +191,11 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 	}
 	began := time.Now()
 	_, err := machine.GenerateBatch(ctx, requests, func(i int, outcome *executor.Outcome) {
-		a := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
+		answer := generated{ID: jobs[i].id, Tokens: outcome.Tokens, Prompt: jobs[i].ids, PrefillUS: float64(outcome.PrefillNS) / 1e3, DecodeUS: median(outcome.DecodeNS) / 1e3,
 			Simulated: outcome.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: outcome.Stopped, Full: outcome.Full}
 		if outcome.Err != nil {
-			a.Error = outcome.Err.Error()
-			failed = append(failed, fmt.Errorf("prompt %s: %w", a.ID, outcome.Err))
+			answer.Error = outcome.Err.Error()
+			failed = append(failed, fmt.Errorf("prompt %s: %w", answer.ID, outcome.Err))
 		}
 		if tok != nil {
 			var text strings.Builder
@@ -204,10 +204,10 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 				text.WriteString(stream.Push(id))
 			}
 			text.WriteString(stream.Flush())
-			a.Text = text.String()
+			answer.Text = text.String()
 		}
-		r.Tokens += len(outcome.Tokens)
-		r.Answers[i], ended[i] = a, true
+		result.Tokens += len(outcome.Tokens)
+		result.Answers[i], ended[i] = answer, true
 		for ; next < len(jobs) && ended[next]; next++ {
 			show(next)
 		}
@@ -215,11 +215,11 @@ func (o *options) generateAll(ctx context.Context, ui *cli.Streams, machine *exe
 	if err != nil {
 		return err
 	}
-	r.Seconds = time.Since(began).Seconds()
+	result.Seconds = time.Since(began).Seconds()
 	if o.steps {
 		printSteps(ui, machine.Stats())
 	}
-	if err := ui.Result(r); err != nil || len(failed) == 0 {
+	if err := ui.Result(result); err != nil || len(failed) == 0 {
 		return err
 	}
 	return diag.New(diag.ClassOf(failed[0]), "%d of %d prompts could not be answered: %w", len(failed), len(jobs), failed[0])

@@ -56,7 +56,7 @@ type options struct {
 // New returns the command. drivers yields what it may open a plan's processors with; with simulates it
 // also runs bundles that were made for a simulated SoC, on whatever machine this is.
 func New(ui *cli.Streams, use string, simulates bool, drivers func(*planir.Plan) ([]driver.Driver, error)) *cobra.Command {
-	o := options{simulates: simulates}
+	given := options{simulates: simulates}
 	cmd := &cobra.Command{
 		Use:   use + " BUNDLE --trust KEY.pub (--prompt TEXT [--chat] | --messages FILE | --prompts FILE | --tokens 1,5,7 | --bench)",
 		Short: "verify a bundle and execute it on this machine",
@@ -91,35 +91,35 @@ waits of every lane, the first ` + fmt.Sprint(traceEvents) + ` of each. Times of
 			if err := cli.Required(cmd, "trust"); err != nil {
 				return err
 			}
-			return run(cmd.Context(), ui, args[0], &o, cmd.Flags().Changed, drivers)
+			return run(cmd.Context(), ui, args[0], &given, cmd.Flags().Changed, drivers)
 		},
 	}
 	flags := cmd.Flags()
-	o.terms.Register(flags)
-	o.terms.RegisterCopy(flags)
-	flags.StringVar(&o.prompt, "prompt", "", "text to continue")
-	flags.StringVar(&o.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
-	flags.BoolVar(&o.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
-	flags.StringVar(&o.system, "system", "", "system message in front, under --chat")
-	flags.StringVar(&o.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
-	flags.StringVar(&o.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
-	flags.StringVar(&o.tokens, "tokens", "", "token ids to continue, separated by commas")
-	flags.IntVar(&o.maxTokens, "max-tokens", 64, "most tokens to generate")
-	flags.Float64Var(&o.sampler.Temperature, "temperature", 0, "0 is greedy")
-	flags.IntVar(&o.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
-	flags.Float64Var(&o.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
-	flags.Uint64Var(&o.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
-	flags.BoolVar(&o.check, "check", false, "also execute the reference program and fail unless both agree")
-	flags.StringVar(&o.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
-	flags.BoolVar(&o.bench, "bench", false, "measure prefill and decode")
-	flags.IntVar(&o.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
-	flags.IntVar(&o.gen, "gen", 32, "tokens to generate under --bench")
-	flags.IntVar(&o.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
-	flags.BoolVar(&o.steps, "steps", false, "list every step with its time")
-	flags.BoolVar(&o.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
-	flags.StringVar(&o.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
-	flags.BoolVar(&o.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
-	flags.DurationVar(&o.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
+	given.terms.Register(flags)
+	given.terms.RegisterCopy(flags)
+	flags.StringVar(&given.prompt, "prompt", "", "text to continue")
+	flags.StringVar(&given.promptFile, "prompt-file", "", "file with the text to continue, - for standard input")
+	flags.BoolVar(&given.chat, "chat", false, "the prompt is a message: write it by the model's chat template, and answer")
+	flags.StringVar(&given.system, "system", "", "system message in front, under --chat")
+	flags.StringVar(&given.messages, "messages", "", "JSON file with a conversation to answer, - for standard input")
+	flags.StringVar(&given.prompts, "prompts", "", "file with prompts to continue, one per line, or JSON lines (.jsonl), - for standard input")
+	flags.StringVar(&given.tokens, "tokens", "", "token ids to continue, separated by commas")
+	flags.IntVar(&given.maxTokens, "max-tokens", 64, "most tokens to generate")
+	flags.Float64Var(&given.sampler.Temperature, "temperature", 0, "0 is greedy")
+	flags.IntVar(&given.sampler.TopK, "top-k", 0, "draw from the k likeliest tokens, 0: all")
+	flags.Float64Var(&given.sampler.TopP, "top-p", 0, "draw from the smallest set of this probability, 0: all")
+	flags.Uint64Var(&given.sampler.Seed, "seed", 0, "seed of sampling; same seed, same text")
+	flags.BoolVar(&given.check, "check", false, "also execute the reference program and fail unless both agree")
+	flags.StringVar(&given.dumpLogits, "dump-logits", "", "write the logits of every prompt position to this safetensors file")
+	flags.BoolVar(&given.bench, "bench", false, "measure prefill and decode")
+	flags.IntVar(&given.promptLen, "prompt-len", 256, "tokens of the prompt under --bench")
+	flags.IntVar(&given.gen, "gen", 32, "tokens to generate under --bench")
+	flags.IntVar(&given.rounds, "rounds", 5, "measured rounds under --bench, after one that is not counted")
+	flags.BoolVar(&given.steps, "steps", false, "list every step with its time")
+	flags.BoolVar(&given.stats, "stats", false, "show where the time up to the first token went, and how much memory was used")
+	flags.StringVar(&given.trace, "trace", "", "write what ran when to this file, for ui.perfetto.dev")
+	flags.BoolVar(&given.anyMachine, "any-machine", false, "do not refuse a bundle that was made for another machine")
+	flags.DurationVar(&given.deadline, "deadline", 2*time.Minute, "give up when no step finishes for this long")
 	return cmd
 }
 
@@ -154,12 +154,12 @@ func (o *options) validate(changed func(string) bool) error {
 	case o.deadline <= 0:
 		return diag.New(diag.ClassUsage, "--deadline %v: want more than nothing", o.deadline).WithHint("give a time such as 30s or 2m")
 	}
-	for _, f := range []struct {
+	for _, bound := range []struct {
 		name      string
 		got, want int
 	}{{"max-tokens", o.maxTokens, 0}, {"prompt-len", o.promptLen, 1}, {"gen", o.gen, 0}, {"rounds", o.rounds, 1}} {
-		if f.got < f.want {
-			return diag.New(diag.ClassUsage, "--%s %d: want at least %d", f.name, f.got, f.want)
+		if bound.got < bound.want {
+			return diag.New(diag.ClassUsage, "--%s %d: want at least %d", bound.name, bound.got, bound.want)
 		}
 	}
 	// A flag that would change nothing is a misunderstanding.
@@ -182,11 +182,11 @@ func (o *options) validate(changed func(string) bool) error {
 	return o.sampler.Validate()
 }
 
-func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error)) error {
-	if err := o.validate(changed); err != nil {
+func run(ctx context.Context, ui *cli.Streams, path string, flags *options, changed func(string) bool, list func(*planir.Plan) ([]driver.Driver, error)) error {
+	if err := flags.validate(changed); err != nil {
 		return err
 	}
-	for _, out := range []string{o.dumpLogits, o.trace} {
+	for _, out := range []string{flags.dumpLogits, flags.trace} {
 		if out == "" {
 			continue
 		}
@@ -195,7 +195,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed 
 		}
 	}
 	stopwatch := newStopwatch()
-	opened, err := openBundle(ui, path, o)
+	opened, err := openBundle(ui, path, flags)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed 
 	if err != nil {
 		return err
 	}
-	if err := opened.checkTarget(plan, o); err != nil {
+	if err := opened.checkTarget(plan, flags); err != nil {
 		return err
 	}
 	stopwatch.mark("read the plan")
@@ -215,14 +215,14 @@ func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed 
 	if err != nil {
 		return err
 	}
-	options := executor.Options{Drivers: drivers, Deadline: o.deadline, OnDemand: !o.bench, Checked: true}
-	if o.trace != "" {
+	options := executor.Options{Drivers: drivers, Deadline: flags.deadline, OnDemand: !flags.bench, Checked: true}
+	if flags.trace != "" {
 		options.Trace = traceEvents
 	}
 	machine, refusal := Execute(ctx, plan, opened, 0, options)
 	if refusal == nil {
 		defer machine.Close()
-		if !o.bench && o.tokens == "" {
+		if !flags.bench && flags.tokens == "" {
 			machine.Foresee(ctx) // while the tokenizer is read
 		}
 	}
@@ -237,10 +237,10 @@ func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed 
 	}
 	var jobs []job
 	var prompt []int32
-	if o.prompts != "" {
-		jobs, err = o.jobs(ctx, ui, tok)
+	if flags.prompts != "" {
+		jobs, err = flags.jobs(ctx, ui, tok)
 	} else {
-		prompt, err = o.input(ctx, ui, tok)
+		prompt, err = flags.input(ctx, ui, tok)
 	}
 	if err != nil {
 		return err
@@ -262,26 +262,26 @@ func run(ctx context.Context, ui *cli.Streams, path string, o *options, changed 
 	}
 	err = func() error {
 		switch {
-		case o.bench:
-			return o.runBench(ctx, ui, machine)
-		case o.dumpLogits != "":
-			return o.runDump(ctx, ui, machine, prompt)
-		case o.prompts != "":
-			return o.generateAll(ctx, ui, machine, tok, jobs)
+		case flags.bench:
+			return flags.runBench(ctx, ui, machine)
+		case flags.dumpLogits != "":
+			return flags.runDump(ctx, ui, machine, prompt)
+		case flags.prompts != "":
+			return flags.generateAll(ctx, ui, machine, tok, jobs)
 		}
-		if o.check {
-			if err := o.runCheck(ctx, ui, opened, machine, prompt, drivers); err != nil {
+		if flags.check {
+			if err := flags.runCheck(ctx, ui, opened, machine, prompt, drivers); err != nil {
 				return err
 			}
 			machine.Reset()
 		}
-		return o.generate(ctx, ui, machine, tok, prompt, stopwatch, opened.CopiedBytes())
+		return flags.generate(ctx, ui, machine, tok, prompt, stopwatch, opened.CopiedBytes())
 	}()
 	if mem.IsFault(err) { // of a page that cannot be read although nobody has changed the file
 		err = fmt.Errorf("%s: %w", path, err)
 	}
-	if err == nil && o.trace != "" {
-		err = o.writeTrace(ui, machine)
+	if err == nil && flags.trace != "" {
+		err = flags.writeTrace(ui, machine)
 	}
 	if err != nil {
 		return err
@@ -321,11 +321,11 @@ func (o *options) input(ctx context.Context, ui *cli.Streams, tok tokenizer.Toke
 	case o.tokens != "":
 		var ids []int32
 		for _, f := range strings.Split(o.tokens, ",") {
-			n, err := strconv.ParseInt(strings.TrimSpace(f), 10, 32)
+			token, err := strconv.ParseInt(strings.TrimSpace(f), 10, 32)
 			if err != nil {
 				return nil, diag.New(diag.ClassUsage, "--tokens: %q is not a token id", f).WithHint("write ids separated by commas: --tokens 1,5,7")
 			}
-			ids = append(ids, int32(n))
+			ids = append(ids, int32(token))
 		}
 		return ids, nil
 	}
@@ -398,7 +398,7 @@ type generated struct {
 	Stats *stats              `json:"stats,omitempty"`
 }
 
-func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, t *stopwatch, copied int64) error {
+func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *executor.Machine, tok tokenizer.Tokenizer, prompt []int32, watch *stopwatch, copied int64) error {
 	out := bufio.NewWriter(ui.Out)
 	var text strings.Builder
 	emit := func(piece string) {
@@ -421,7 +421,7 @@ func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *execut
 	first := true
 	generation, err := machine.Generate(ctx, prompt, o.maxTokens, &o.sampler, func(id int32) bool {
 		if first {
-			t.split("load and verify weights", machine.LoadTime(), "prefill and first token")
+			watch.split("load and verify weights", machine.LoadTime(), "prefill and first token")
 			repeat()
 		}
 		if stream != nil {
@@ -452,28 +452,28 @@ func (o *options) generate(ctx context.Context, ui *cli.Streams, machine *execut
 	if err != nil {
 		return err
 	}
-	r := generated{Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped, Full: generation.Full}
+	result := generated{Text: text.String(), Tokens: generation.Tokens, Prompt: prompt, PrefillUS: float64(generation.PrefillNS) / 1e3, DecodeUS: median(generation.DecodeNS) / 1e3, Simulated: generation.Virtual, Emulated: len(machine.Emulated()) > 0, Evidence: machine.Plan().Evidence(), Stopped: generation.Stopped, Full: generation.Full}
 	if o.steps {
-		r.Steps = machine.Stats()
-		printSteps(ui, r.Steps)
+		result.Steps = machine.Stats()
+		printSteps(ui, result.Steps)
 	}
 	if o.stats {
-		r.Stats = t.stats(machine, len(prompt), tok != nil, copied)
-		r.Stats.print(ui)
+		result.Stats = watch.stats(machine, len(prompt), tok != nil, copied)
+		result.Stats.print(ui)
 	}
-	return ui.Result(r)
+	return ui.Result(result)
 }
 
 func median(ns []int64) float64 {
 	if len(ns) == 0 {
 		return 0
 	}
-	v := slices.Clone(ns)
-	slices.Sort(v)
-	if n := len(v); n%2 == 0 {
-		return float64(v[n/2-1]+v[n/2]) / 2
+	sorted := slices.Clone(ns)
+	slices.Sort(sorted)
+	if n := len(sorted); n%2 == 0 {
+		return float64(sorted[n/2-1]+sorted[n/2]) / 2
 	}
-	return float64(v[len(v)/2])
+	return float64(sorted[len(sorted)/2])
 }
 
 func (o *options) runDump(ctx context.Context, ui *cli.Streams, m *executor.Machine, prompt []int32) error {
@@ -563,29 +563,29 @@ func (o *options) runCheck(ctx context.Context, ui *cli.Streams, b *opened, mach
 // compare measures how far two sets of logits [T,vocab] are apart.
 func compare(got, want []float32, vocab int) checked {
 	rows := len(want) / vocab
-	r := checked{Positions: rows}
+	result := checked{Positions: rows}
 	if len(got) != len(want) {
-		r.MaxAbsDiff, r.MeanKL = math.Inf(1), math.Inf(1)
-		return r
+		result.MaxAbsDiff, result.MeanKL = math.Inf(1), math.Inf(1)
+		return result
 	}
 	same := 0
 	for t := 0; t < rows; t++ {
-		g, w := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
-		lg, lw := logSumExp(g), logSumExp(w)
+		found, wanted := got[t*vocab:(t+1)*vocab], want[t*vocab:(t+1)*vocab]
+		lg, lw := logSumExp(found), logSumExp(wanted)
 		kl := 0.0
-		for i := range w {
-			d := math.Abs(float64(g[i]) - float64(w[i]))
-			r.MaxAbsDiff = max(r.MaxAbsDiff, d) // the builtin: NaN sticks
-			lp := float64(w[i]) - lw
-			kl += math.Exp(lp) * (lp - (float64(g[i]) - lg))
+		for i := range wanted {
+			d := math.Abs(float64(found[i]) - float64(wanted[i]))
+			result.MaxAbsDiff = max(result.MaxAbsDiff, d) // the builtin: NaN sticks
+			lp := float64(wanted[i]) - lw
+			kl += math.Exp(lp) * (lp - (float64(found[i]) - lg))
 		}
-		r.MeanKL += kl / float64(rows)
-		if argmax(g) == argmax(w) {
+		result.MeanKL += kl / float64(rows)
+		if argmax(found) == argmax(wanted) {
 			same++
 		}
 	}
-	r.SameTop = float64(same) / float64(rows)
-	return r
+	result.SameTop = float64(same) / float64(rows)
+	return result
 }
 
 func logSumExp(v []float32) float64 {

@@ -27,9 +27,9 @@ type part struct {
 }
 
 func newStopwatch() *stopwatch {
-	t := &stopwatch{last: began}
-	t.mark("command line")
-	return t
+	watch := &stopwatch{last: began}
+	watch.mark("command line")
+	return watch
 }
 
 // mark ends a part.
@@ -64,25 +64,25 @@ type stats struct {
 	Emulated     bool    `json:"emulated,omitempty"` // times are those of an emulator, not of a device
 }
 
-func (t *stopwatch) stats(m *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
-	s := &stats{Start: t.parts, LoadMS: ms(m.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(m.Emulated()) > 0}
-	plan, loaded := m.Plan(), m.Loaded()
-	predicted := planir.MemoryAt(plan, planir.Extent{Programs: loaded, Positions: m.Pos(), Rows: prompt, Tokenizer: tokenizer})
+func (t *stopwatch) stats(running *executor.Machine, prompt int, tokenizer bool, copied int64) *stats {
+	out := &stats{Start: t.parts, LoadMS: ms(running.LoadTime()), PeakBytes: machine.PeakMemory(), Emulated: len(running.Emulated()) > 0}
+	plan, loaded := running.Plan(), running.Loaded()
+	predicted := planir.MemoryAt(plan, planir.Extent{Programs: loaded, Positions: running.Pos(), Rows: prompt, Tokenizer: tokenizer})
 	most := predicted
 	if plan.Memory != nil {
 		most = *plan.Memory
 	}
-	s.PredictBytes, s.MostBytes, s.CopiedBytes = predicted.Total, most.Total, copied
+	out.PredictBytes, out.MostBytes, out.CopiedBytes = predicted.Total, most.Total, copied
 	if copied > 0 { // all of them instead of what is read
-		s.PredictBytes += copied - predicted.Weights - predicted.Tables
-		s.MostBytes += copied - most.Weights - most.Tables
+		out.PredictBytes += copied - predicted.Weights - predicted.Tables
+		out.MostBytes += copied - most.Weights - most.Tables
 	}
-	s.Loaded, s.Programs = len(loaded), len(plan.Program.Programs)
-	s.Positions, s.Context = m.Pos(), plan.MaxContext
+	out.Loaded, out.Programs = len(loaded), len(plan.Program.Programs)
+	out.Positions, out.Context = running.Pos(), plan.MaxContext
 	for _, part := range t.parts {
-		s.FirstTokenMS += part.MS
+		out.FirstTokenMS += part.MS
 	}
-	return s
+	return out
 }
 
 func (x *stats) print(ui *cli.Streams) {

@@ -318,20 +318,20 @@ func (l *Log) Show() {
 	var order []key
 	sums := map[key]*sum{}
 	for _, solved := range l.Solves {
-		k := key{solved.Engine, solved.Status}
-		t := sums[k]
-		if t == nil {
-			t = &sum{}
-			sums[k] = t
-			order = append(order, k)
+		of := key{solved.Engine, solved.Status}
+		total := sums[of]
+		if total == nil {
+			total = &sum{}
+			sums[of] = total
+			order = append(order, of)
 		}
-		t.problems, t.nodes = t.problems+1, t.nodes+solved.Nodes
-		t.vars, t.most = max(t.vars, solved.Vars), max(t.most, solved.Choices)
+		total.problems, total.nodes = total.problems+1, total.nodes+solved.Nodes
+		total.vars, total.most = max(total.vars, solved.Vars), max(total.most, solved.Choices)
 		if solved.Gap != nil {
-			t.gap = max(t.gap, *solved.Gap)
+			total.gap = max(total.gap, *solved.Gap)
 		}
 		if solved.Failed != "" {
-			t.failed = solved.Failed
+			total.failed = solved.Failed
 		}
 	}
 	for _, key := range order {

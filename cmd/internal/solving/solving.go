@@ -122,11 +122,11 @@ func MaxMemory(text string) (int64, error) {
 func parts(given map[string]string) (map[string]float64, error) {
 	out := map[string]float64{}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		x, err := strconv.ParseFloat(given[name], 64)
+		part, err := strconv.ParseFloat(given[name], 64)
 		if err != nil {
 			return nil, diag.New(diag.ClassUsage, "--ratio %s=%s: %q is no number", name, given[name], given[name]).WithHint("write parts of 1: npu=0.75,gpu=0.25")
 		}
-		out[name] = x
+		out[name] = part
 	}
 	return out, nil
 }

@@ -61,25 +61,25 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 	if len(several(options.Schemes)) > 0 && !slices.Contains(options.Schemes, op.A8SQ8C) {
 		options.Schemes = append(slices.Clone(options.Schemes), op.A8SQ8C) // folds and clips are found with it
 	}
-	c := &calibrating{Model: model, o: &options, size: len(windows[0].Tokens), groups: graph.Folds(), out: calibration.Calibration{
+	run := &calibrating{Model: model, o: &options, size: len(windows[0].Tokens), groups: graph.Folds(), out: calibration.Calibration{
 		Schema: calibration.Schema,
 		Model:  calibration.Model{Name: model.Name, Digest: model.Digest},
 		Text:   calibration.Text{SHA256: options.Text.SHA256, Tokens: len(windows) * len(windows[0].Tokens), Windows: len(windows), WindowTokens: len(windows[0].Tokens)},
 	}}
 	for i, window := range windows {
 		if i%2 == 0 {
-			c.compared = append(c.compared, window)
+			run.compared = append(run.compared, window)
 		} else {
-			c.observed = append(c.observed, window)
+			run.observed = append(run.observed, window)
 		}
 	}
-	if len(c.observed) < 2 {
+	if len(run.observed) < 2 {
 		return nil, diag.New(diag.ClassInput, "calibrate: %d windows, want at least %d", len(windows), LeastWindows)
 	}
-	if c.ref, err = quality.NewReference(); err != nil {
+	if run.ref, err = quality.NewReference(); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, c.ref.Close()) }()
+	defer func() { err = errors.Join(err, run.ref.Close()) }()
 
 	var candidates []candidate
 	var rounded []op.Scheme // that round activations, which folds are for
@@ -96,91 +96,91 @@ func Calibrate(ctx context.Context, model *Model, options CalibrateOptions) (_ *
 			candidates = append(candidates, table)
 		}
 	}
-	c.groups = slices.DeleteFunc(c.groups, func(g models.FoldGroup) bool {
+	run.groups = slices.DeleteFunc(run.groups, func(g models.FoldGroup) bool {
 		return len(rounded) == 0 || !slices.ContainsFunc(g.Readers, func(class string) bool { return slices.Contains(model.Classes(), class) })
 	})
 	// As many as there can be: what turns out not to be needed is taken off.
 	runs := 1 + 2*len(candidates)
-	for i := range c.groups {
-		runs += c.groupRuns(i, len(rounded))
+	for i := range run.groups {
+		runs += run.groupRuns(i, len(rounded))
 	}
-	runs += c.clipRuns()
-	c.all = 2*len(c.observed) + len(c.compared)*runs
+	runs += run.clipRuns()
+	run.all = 2*len(run.observed) + len(run.compared)*runs
 	choosing := len(several(options.Schemes)) > 0
 	if choosing {
-		c.all += 2 * len(c.observed)
+		run.all += 2 * len(run.observed)
 	}
 
-	first, err := c.observe(ctx)
+	first, err := run.observe(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, first.Close()) }()
 	if choosing {
-		if c.unfolded, err = c.choose(ctx, nil); err != nil {
+		if run.unfolded, err = run.choose(ctx, nil); err != nil {
 			return nil, err
 		}
 	}
 	unfolded := map[candidate]*quality.Tally{}
 	for _, candidate := range candidates {
-		if unfolded[candidate], err = c.measure(ctx, nil, candidate.scheme, candidate.classes(), candidate.class); err != nil {
+		if unfolded[candidate], err = run.measure(ctx, nil, candidate.scheme, candidate.classes(), candidate.class); err != nil {
 			return nil, err
 		}
-		if err := c.lose(candidate, unfolded[candidate], false); err != nil {
+		if err := run.lose(candidate, unfolded[candidate], false); err != nil {
 			return nil, err
 		}
 	}
-	for i := range c.groups {
-		before := c.done
-		if err := c.fold(ctx, &c.groups[i], rounded, unfolded); err != nil {
+	for i := range run.groups {
+		before := run.done
+		if err := run.fold(ctx, &run.groups[i], rounded, unfolded); err != nil {
 			return nil, err
 		}
-		c.all -= len(c.compared)*c.groupRuns(i, len(rounded)) - (c.done - before)
+		run.all -= len(run.compared)*run.groupRuns(i, len(rounded)) - (run.done - before)
 	}
-	if len(c.out.Folds) == 0 {
-		if c.out.Scales = c.unfolded; choosing {
-			c.all -= len(c.observed)
+	if len(run.out.Folds) == 0 {
+		if run.out.Scales = run.unfolded; choosing {
+			run.all -= len(run.observed)
 		}
-		if err := c.clip(ctx, unfolded); err != nil {
+		if err := run.clip(ctx, unfolded); err != nil {
 			return nil, err
 		}
-		return &c.out, c.out.Validate()
+		return &run.out, run.out.Validate()
 	}
 	if choosing {
-		if c.out.Scales, err = c.choose(ctx, c.out.Folds); err != nil {
+		if run.out.Scales, err = run.choose(ctx, run.out.Folds); err != nil {
 			return nil, err
 		}
 	}
-	folded, final := c.out.Groups(), map[candidate]*quality.Tally{}
+	folded, final := run.out.Groups(), map[candidate]*quality.Tally{}
 	for _, candidate := range candidates {
 		tally := unfolded[candidate] // nothing changes for classes that no fold reaches
-		if candidate.class == calibration.All || slices.ContainsFunc(c.groups, func(g models.FoldGroup) bool {
+		if candidate.class == calibration.All || slices.ContainsFunc(run.groups, func(g models.FoldGroup) bool {
 			return slices.Contains(folded, g.Name) && slices.Contains(g.Readers, candidate.class)
 		}) {
-			if tally, err = c.measure(ctx, c.out.Folds, candidate.scheme, candidate.classes(), candidate.class+" folded"); err != nil {
+			if tally, err = run.measure(ctx, run.out.Folds, candidate.scheme, candidate.classes(), candidate.class+" folded"); err != nil {
 				return nil, err
 			}
 		} else {
-			c.all -= len(c.compared)
+			run.all -= len(run.compared)
 		}
 		final[candidate] = tally
-		if err := c.lose(candidate, tally, true); err != nil {
+		if err := run.lose(candidate, tally, true); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.clip(ctx, final); err != nil {
+	if err := run.clip(ctx, final); err != nil {
 		return nil, err
 	}
-	return &c.out, c.out.Validate()
+	return &run.out, run.out.Validate()
 }
 
 // groupRuns is how often all windows are executed for a group at most.
 func (c *calibrating) groupRuns(group, schemes int) int {
-	n := len(strengths) * schemes
+	count := len(strengths) * schemes
 	if len(c.groups[group].Readers) > 1 {
-		n += schemes
+		count += schemes
 	}
-	return n
+	return count
 }
 
 // step tells that a window was executed.

@@ -29,15 +29,15 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 	unneeded := func(runs int) { c.all -= runs * len(c.compared) }
 	unneeded(len(shares) * (len(c.Classes()) - len(classes)))
 	for _, class := range classes {
-		x := candidate{class, scheme}
-		best, found := before[x], float32(1)
-		for k, share := range shares {
-			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, x.classes(), fmt.Sprintf("%s clipped", class))
+		tried := candidate{class, scheme}
+		best, found := before[tried], float32(1)
+		for at, share := range shares {
+			tally, err := c.clipped(ctx, c.out.Folds, []calibration.Clip{{Class: class, Share: share}}, scheme, tried.classes(), fmt.Sprintf("%s clipped", class))
 			if err != nil {
 				return err
 			}
 			if !(tally.KL() <= best.KL()*(1-leastGain)) || quality.Ratio(tally, best).High >= 1 {
-				unneeded(len(shares) - 1 - k)
+				unneeded(len(shares) - 1 - at)
 				break
 			}
 			best, found = tally, share
@@ -46,7 +46,7 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 			continue
 		}
 		c.out.Clips = append(c.out.Clips, calibration.Clip{Class: class, Share: found})
-		if err := c.lose(x, best, folded); err != nil {
+		if err := c.lose(tried, best, folded); err != nil {
 			return err
 		}
 	}
@@ -54,12 +54,12 @@ func (c *calibrating) clip(ctx context.Context, before map[candidate]*quality.Ta
 		unneeded(1)
 		return nil
 	}
-	x := candidate{calibration.All, scheme}
-	tally, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, x.class+" clipped")
+	tried := candidate{calibration.All, scheme}
+	tally, err := c.clipped(ctx, c.out.Folds, c.out.Clips, scheme, nil, tried.class+" clipped")
 	if err != nil {
 		return err
 	}
-	return c.lose(x, tally, folded)
+	return c.lose(tried, tally, folded)
 }
 
 // clipRuns is how often all windows are executed to find clips at most.

@@ -82,13 +82,13 @@ func (c *calibrating) layers(group *models.FoldGroup) []int {
 	graph := c.Graph()
 	for _, class := range group.Readers {
 		section, _, _ := strings.Cut(class, ".")
-		for _, s := range graph.Sections {
-			if s.Name != section {
+		for _, part := range graph.Sections {
+			if part.Name != section {
 				continue
 			}
-			for l := range max(1, s.Layers) {
-				if !slices.Contains(out, s.First+l) {
-					out = append(out, s.First+l)
+			for l := range max(1, part.Layers) {
+				if !slices.Contains(out, part.First+l) {
+					out = append(out, part.First+l)
 				}
 			}
 		}
@@ -125,24 +125,24 @@ func (c *calibrating) rowMax(group *models.FoldGroup) (map[int][]float32, error)
 // addRowMax raises top [K] to the largest magnitudes of a stored matrix [K,N], or [N,K] if transposed.
 func addRowMax(top []float32, tensor models.Tensor, transposed bool) error {
 	rows, cols := tensor.Shape()[0], tensor.Shape()[len(tensor.Shape())-1]
-	k := rows
+	at := rows
 	if transposed {
-		k = cols
+		at = cols
 	}
-	if k != len(top) || len(tensor.Shape()) != 2 {
+	if at != len(top) || len(tensor.Shape()) != 2 {
 		return fmt.Errorf("weight of shape %v is read by a group of %d channels", tensor.Shape(), len(top))
 	}
 	buf := make([]float32, cols)
-	for r := range rows {
-		if err := tensor.Read(buf, r, r+1, 0, cols); err != nil {
+	for row := range rows {
+		if err := tensor.Read(buf, row, row+1, 0, cols); err != nil {
 			return err
 		}
-		for i, v := range buf {
-			at := r
+		for i, value := range buf {
+			at := row
 			if transposed {
 				at = i
 			}
-			top[at] = max(top[at], float32(math.Abs(float64(v))))
+			top[at] = max(top[at], float32(math.Abs(float64(value))))
 		}
 	}
 	return nil

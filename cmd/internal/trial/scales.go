@@ -33,9 +33,9 @@ func (c *calibrating) choose(ctx context.Context, folds []calibration.Fold) (_ [
 		return nil, err
 	}
 	group := map[string]string{}
-	for _, g := range c.groups {
-		for _, class := range g.Readers {
-			group[class] = g.Name
+	for _, folded := range c.groups {
+		for _, class := range folded.Readers {
+			group[class] = folded.Name
 		}
 	}
 	cal := calibration.Calibration{Folds: folds}

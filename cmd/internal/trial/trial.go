@@ -58,12 +58,12 @@ func Open(ctx context.Context, model *models.Model) (*Model, error) {
 	if model.Parameters() < oneCore {
 		device = devices[0]
 	}
-	p, err := drv.Open(ctx, driver.Config{Select: device.Select})
+	opened, err := drv.Open(ctx, driver.Config{Select: device.Select})
 	if err != nil {
 		return nil, err
 	}
-	defer p.Close()
-	capabilities := p.Capabilities()
+	defer opened.Close()
+	capabilities := opened.Capabilities()
 	proc := planir.Proc{
 		Name: "host", Kind: "cpu", Driver: drv.Name(), Select: device.Select, Cores: capabilities.Cores, Set: capabilities.Offered(),
 	}
