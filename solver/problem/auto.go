@@ -20,50 +20,51 @@ func (a Auto) Name() string { return "auto" }
 
 // Partition implements Engine.
 func (a Auto) Partition(ctx context.Context, p *Partition) (Solution, error) {
-	return closeGap(ctx, Solution.answer, func(Solution) (Solution, error) { return a.Exact.Partition(ctx, p) }, func(Solution) (Solution, error) { return a.General.Partition(ctx, p) },
-		func(s *Solution, bound int64, status Status) { s.BoundNS, s.Status = bound, status })
+	first, err := a.Exact.Partition(ctx, p)
+	return closeGap(ctx, first, err, func() (Solution, error) { return a.General.Partition(ctx, p) })
 }
 
 // Joint implements Engine. General starts from what Exact found, and looks only among the choices that Exact left open.
 func (a Auto) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
-	return closeGap(ctx, JointSolution.answer, func(JointSolution) (JointSolution, error) { return a.Exact.Joint(ctx, j, limits) }, func(found JointSolution) (JointSolution, error) {
-		l := general(limits)
-		l.Start = found.Choices
+	found, err := a.Exact.Joint(ctx, j, limits)
+	return closeGap(ctx, found, err, func() (JointSolution, error) {
+		limits := general(limits)
+		limits.Start = found.Choices
 		if found.Choices == nil || found.Open == nil {
-			return a.General.Joint(ctx, j, l)
+			return a.General.Joint(ctx, j, limits)
 		}
 		rest := j.among(found.Open, found.Choices)
-		l.Start = rest.number(found.Choices)
-		s, err := a.General.Joint(ctx, rest.Joint, l)
-		if err != nil || s.Choices == nil {
-			return s, err
+		limits.Start = rest.number(found.Choices)
+		solution, err := a.General.Joint(ctx, rest.Joint, limits)
+		if err != nil || solution.Choices == nil {
+			return solution, err
 		}
-		s.Choices = rest.original(s.Choices)
-		if s.Objective == found.Objective && s.Status == Optimal {
-			s.Status = Feasible // equally good ones were not left open: this need not be the first
+		solution.Choices = rest.original(solution.Choices)
+		if solution.Objective == found.Objective && solution.Status == Optimal {
+			solution.Status = Feasible // equally good ones were not left open: this need not be the first
 		}
-		return s, nil
-	}, func(s *JointSolution, bound int64, status Status) { s.Bound, s.Status = bound, status })
+		return solution, nil
+	})
 }
 
 // Buckets implements Engine.
 func (a Auto) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
-	return closeGap(ctx, BucketSolution.answer, func(BucketSolution) (BucketSolution, error) { return a.Exact.Buckets(ctx, b, limits) }, func(BucketSolution) (BucketSolution, error) {
+	first, err := a.Exact.Buckets(ctx, b, limits)
+	return closeGap(ctx, first, err, func() (BucketSolution, error) {
 		return a.General.Buckets(ctx, b, general(limits))
-	}, func(s *BucketSolution, bound int64, status Status) { s.Bound, s.Status = bound, status })
+	})
 }
 
 // Tiers implements Engine.
 func (a Auto) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
-	return closeGap(ctx, TierSolution.answer, func(TierSolution) (TierSolution, error) { return a.Exact.Tiers(ctx, p, limits) }, func(TierSolution) (TierSolution, error) {
-		return a.General.Tiers(ctx, p, general(limits))
-	}, func(s *TierSolution, bound int64, status Status) { s.Bound, s.Status = bound, status })
+	first, err := a.Exact.Tiers(ctx, p, limits)
+	return closeGap(ctx, first, err, func() (TierSolution, error) { return a.General.Tiers(ctx, p, general(limits)) })
 }
 
 // general are the limits for General: nodes of one engine are not those of the other.
-func general(l Limits) Limits {
-	l.Nodes = GeneralNodes
-	return l
+func general(limits Limits) Limits {
+	limits.Nodes = GeneralNodes
+	return limits
 }
 
 // answer is what every solution says of itself.
@@ -72,40 +73,63 @@ type answer struct {
 	status                  Status
 }
 
-func (s Solution) answer() answer      { return answer{s.ObjectiveNS, s.BoundNS, 0, s.Status} }
-func (s JointSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
-func (s BucketSolution) answer() answer {
-	return answer{s.Objective, s.Bound, s.Nodes, s.Status}
+// answering are the solutions: within is the same one, which is Feasible, with another bound.
+type answering[S any] interface {
+	answer() answer
+	within(bound int64) S
 }
-func (s TierSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
+
+func (s Solution) answer() answer       { return answer{s.ObjectiveNS, s.BoundNS, 0, s.Status} }
+func (s JointSolution) answer() answer  { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
+func (s BucketSolution) answer() answer { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
+func (s TierSolution) answer() answer   { return answer{s.Objective, s.Bound, s.Nodes, s.Status} }
+
+func (s Solution) within(bound int64) Solution {
+	s.BoundNS, s.Status = bound, Feasible
+	return s
+}
+
+func (s JointSolution) within(bound int64) JointSolution {
+	s.Bound, s.Status = bound, Feasible
+	return s
+}
+
+func (s BucketSolution) within(bound int64) BucketSolution {
+	s.Bound, s.Status = bound, Feasible
+	return s
+}
+
+func (s TierSolution) within(bound int64) TierSolution {
+	s.Bound, s.Status = bound, Feasible
+	return s
+}
 
 // has reports whether there is a solution.
 func (a answer) has() bool { return a.status == Optimal || a.status == Feasible }
 
-// closeGap asks exact, and general where a gap is left. The better solution is returned, with the better bound. A failure
-// of general loses nothing that exact found.
-func closeGap[S any](ctx context.Context, of func(S) answer, exact, general func(found S) (S, error), prove func(s *S, bound int64, status Status)) (S, error) {
-	var none S
-	first, err := exact(none)
-	if err != nil || of(first).status == Optimal {
-		return first, err
+// closeGap asks general where exact's answer leaves a gap. The better solution is returned, with the better bound. A
+// failure of general loses nothing that exact found.
+func closeGap[S answering[S]](ctx context.Context, exact S, err error, general func() (S, error)) (S, error) {
+	one := exact.answer()
+	if err != nil || one.status == Optimal {
+		return exact, err
 	}
-	second, err := general(first)
-	a, b := of(first), of(second)
+	second, err := general()
+	other := second.answer()
+	bound := max(one.bound, other.bound)
 	switch {
 	case ctx.Err() != nil:
+		var none S
 		return none, diag.New(diag.ClassInterrupted, "solve: interrupted: %w", context.Cause(ctx))
-	case err != nil && a.has():
-		return first, nil
-	case err != nil || b.status == Optimal:
+	case err != nil && one.has():
+		return exact, nil
+	case err != nil || other.status == Optimal:
 		return second, err
-	case !a.has() && !b.has():
-		return first, nil
-	case !b.has() || a.has() && a.objective <= b.objective:
+	case !one.has() && !other.has():
+		return exact, nil
+	case !other.has() || one.has() && one.objective <= other.objective:
 		// Equally good ones are exact's, whose search has an order.
-		prove(&first, min(max(a.bound, b.bound), a.objective), Feasible)
-		return first, nil
+		return exact.within(min(bound, one.objective)), nil
 	}
-	prove(&second, min(max(a.bound, b.bound), b.objective), Feasible)
-	return second, nil
+	return second.within(min(bound, other.objective)), nil
 }

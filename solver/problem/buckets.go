@@ -11,10 +11,10 @@ import (
 
 // Limits of an instance of bucket selection.
 const (
-	MaxLengths      = 1 << 16
-	MaxSizes        = 1 << 13
-	MaxTokens       = 1 << 22
-	MaxLengthWeight = 1 << 40 // of all lengths together
+	maxLengths      = 1 << 16
+	maxSizes        = 1 << 13
+	maxTokens       = 1 << 22
+	maxLengthWeight = 1 << 40 // of all lengths together
 	maxTotal        = 1 << 60 // no objective exceeds it
 )
 
@@ -71,61 +71,78 @@ type BucketSolution struct {
 	Nodes     int64 // of the search, 0 where none was needed
 }
 
-// Validate reports the first thing that makes the instance meaningless. The error is of class ClassInternal: users do not
-// write instances.
-func (b *Buckets) Validate() error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "buckets %q: %s", b.Name, fmt.Sprintf(format, args...))
+// Validate reports the first thing that makes the instance meaningless. The error is of class ClassInternal: users do
+// not write instances.
+func (b *Buckets) Validate() error { return internal("buckets", b.Name, b.validate()) }
+
+func (b *Buckets) validate() error {
+	if !within(len(b.Lengths), 1, maxLengths) {
+		return fmt.Errorf("%d lengths, want 1..%d", len(b.Lengths), maxLengths)
 	}
-	if len(b.Lengths) == 0 || len(b.Lengths) > MaxLengths {
-		return fail("%d lengths, want 1..%d", len(b.Lengths), MaxLengths)
+	if len(b.Sizes) > maxSizes {
+		return fmt.Errorf("%d sizes, want at most %d", len(b.Sizes), maxSizes)
 	}
-	if len(b.Sizes) > MaxSizes {
-		return fail("%d sizes, want at most %d", len(b.Sizes), MaxSizes)
+	if min(int64(b.Max), b.MaxBytes, int64(b.MaxGraphs), b.MaxOpenNS) < 0 {
+		return fmt.Errorf("at most %d buckets, %d bytes, %d graphs, %d ns: want 0 or more",
+			b.Max, b.MaxBytes, b.MaxGraphs, b.MaxOpenNS)
 	}
-	if b.Max < 0 || b.MaxBytes < 0 || b.MaxGraphs < 0 || b.MaxOpenNS < 0 {
-		return fail("at most %d buckets, %d bytes, %d graphs, %d ns: want 0 or more", b.Max, b.MaxBytes, b.MaxGraphs, b.MaxOpenNS)
+	if !within(b.OneNS, 0, MaxNS) {
+		return fmt.Errorf("a row takes %d ns, want 0..%d", b.OneNS, int64(MaxNS))
 	}
-	if b.OneNS < 0 || b.OneNS > MaxNS {
-		return fail("a row takes %d ns, want 0..%d", b.OneNS, int64(MaxNS))
+	tokens, err := b.validateLengths()
+	if err != nil {
+		return err
 	}
+	return b.validateSizes(tokens)
+}
+
+// validateLengths returns the weighted number of tokens.
+func (b *Buckets) validateLengths() (tokens float64, err error) {
 	var weight int64
-	tokens := 0.0
-	for i, l := range b.Lengths {
+	for i, length := range b.Lengths {
 		switch {
-		case l.Tokens < 1 || l.Tokens > MaxTokens:
-			return fail("length %d has %d tokens, want 1..%d", i, l.Tokens, MaxTokens)
-		case i > 0 && b.Lengths[i-1].Tokens >= l.Tokens:
-			return fail("length %d follows %d, want ascending order", l.Tokens, b.Lengths[i-1].Tokens)
-		case l.Weight < 0 || l.Weight > MaxLengthWeight-weight:
-			return fail("length %d has weight %d, want 0 or more and at most %d in all", l.Tokens, l.Weight, int64(MaxLengthWeight))
+		case !within(length.Tokens, 1, maxTokens):
+			return 0, fmt.Errorf("length %d has %d tokens, want 1..%d", i, length.Tokens, maxTokens)
+		case i > 0 && b.Lengths[i-1].Tokens >= length.Tokens:
+			return 0, fmt.Errorf("length %d follows %d, want ascending order", length.Tokens, b.Lengths[i-1].Tokens)
+		case !within(length.Weight, 0, maxLengthWeight-weight):
+			return 0, fmt.Errorf("length %d has weight %d, want 0 or more and at most %d in all",
+				length.Tokens, length.Weight, int64(maxLengthWeight))
 		}
-		weight += l.Weight
-		tokens += float64(l.Weight) * float64(l.Tokens)
+		weight += length.Weight
+		tokens += float64(length.Weight) * float64(length.Tokens)
 	}
 	if weight == 0 {
-		return fail("no length has a weight")
+		return 0, fmt.Errorf("no length has a weight")
 	}
+	return tokens, nil
+}
+
+// validateSizes also bounds the objective, for prompts of so many weighted tokens: no sum can overflow.
+func (b *Buckets) validateSizes(tokens float64) error {
+	weight := float64(b.Weight())
 	worst := float64(b.OneNS) * tokens
 	var bytes, open int64
-	for i, s := range b.Sizes {
+	for i, size := range b.Sizes {
 		switch {
-		case s.Rows < 1 || s.Rows > MaxTokens:
-			return fail("size %d has %d rows, want 1..%d", i, s.Rows, MaxTokens)
-		case s.Rows == 1 && b.OneNS > 0:
-			return fail("size %d has 1 row, which needs no bucket", i)
-		case i > 0 && b.Sizes[i-1].Rows >= s.Rows:
-			return fail("size %d follows %d, want ascending order", s.Rows, b.Sizes[i-1].Rows)
-		case s.CostNS < 0 || s.CostNS > MaxNS:
-			return fail("size %d costs %d ns, want 0..%d", s.Rows, s.CostNS, int64(MaxNS))
-		case s.Bytes < 0 || s.Bytes > maxTotal-bytes || s.Graphs < 0 || s.Graphs > math.MaxInt32 || s.OpenNS < 0 || s.OpenNS > maxTotal-open:
-			return fail("size %d takes %d bytes, %d graphs and %d ns to open, want 0 or more, and sums of at most %d", s.Rows, s.Bytes, s.Graphs, s.OpenNS, int64(maxTotal))
+		case !within(size.Rows, 1, maxTokens):
+			return fmt.Errorf("size %d has %d rows, want 1..%d", i, size.Rows, maxTokens)
+		case size.Rows == 1 && b.OneNS > 0:
+			return fmt.Errorf("size %d has 1 row, which needs no bucket", i)
+		case i > 0 && b.Sizes[i-1].Rows >= size.Rows:
+			return fmt.Errorf("size %d follows %d, want ascending order", size.Rows, b.Sizes[i-1].Rows)
+		case !within(size.CostNS, 0, MaxNS):
+			return fmt.Errorf("size %d costs %d ns, want 0..%d", size.Rows, size.CostNS, int64(MaxNS))
+		case !within(size.Bytes, 0, maxTotal-bytes) || !within(size.Graphs, 0, math.MaxInt32) ||
+			!within(size.OpenNS, 0, maxTotal-open):
+			return fmt.Errorf("size %d takes %d bytes, %d graphs and %d ns to open, "+
+				"want 0 or more, and sums of at most %d", size.Rows, size.Bytes, size.Graphs, size.OpenNS, int64(maxTotal))
 		}
-		bytes, open = bytes+s.Bytes, open+s.OpenNS
-		worst = max(worst, float64(s.CostNS)*(tokens/float64(s.Rows)+2*float64(weight)))
+		bytes, open = bytes+size.Bytes, open+size.OpenNS
+		worst = max(worst, float64(size.CostNS)*(tokens/float64(size.Rows)+2*weight))
 	}
-	if worst+float64(b.OneNS)*float64(weight) > maxTotal {
-		return fail("a sum of up to %.3g ns is out of range", worst)
+	if worst+float64(b.OneNS)*weight > maxTotal {
+		return fmt.Errorf("a sum of up to %.3g ns is out of range", worst)
 	}
 	return nil
 }
@@ -133,13 +150,14 @@ func (b *Buckets) Validate() error {
 // Weight is that of all lengths.
 func (b *Buckets) Weight() int64 {
 	var total int64
-	for _, l := range b.Lengths {
-		total += l.Weight
+	for _, length := range b.Lengths {
+		total += length.Weight
 	}
 	return total
 }
 
-// Cut is how a prompt is executed when the largest bucket has chunk rows: full pieces of it, and what is left, 1..chunk tokens.
+// Cut is how a prompt is executed when the largest bucket has chunk rows: full pieces of it, and what is left, 1..chunk
+// tokens.
 func Cut(tokens, chunk int) (full, left int) {
 	full = (tokens - 1) / chunk
 	return full, tokens - full*chunk
@@ -152,101 +170,106 @@ func (b *Buckets) Within(sizes []int) bool {
 	for _, i := range sizes {
 		bytes, graphs, open = bytes+b.Sizes[i].Bytes, graphs+b.Sizes[i].Graphs, open+b.Sizes[i].OpenNS
 	}
-	return len(sizes) <= b.Max && (b.MaxBytes == 0 || bytes <= b.MaxBytes) && (b.MaxGraphs == 0 || graphs <= b.MaxGraphs) && (b.MaxOpenNS == 0 || open <= b.MaxOpenNS)
+	return len(sizes) <= b.Max && (b.MaxBytes == 0 || bytes <= b.MaxBytes) &&
+		(b.MaxGraphs == 0 || graphs <= b.MaxGraphs) && (b.MaxOpenNS == 0 || open <= b.MaxOpenNS)
 }
 
-// Objective is what the prompts cost with these sizes, ascending indices: the sum of weight * ns. Without any, tokens are
-// executed one by one; false where that cannot be.
+// Objective is what the prompts cost with these sizes, ascending indices: the sum of weight * ns. Without any, tokens
+// are executed one by one; false where that cannot be.
 func (b *Buckets) Objective(sizes []int) (total int64, ok bool) {
 	if len(sizes) == 0 {
-		for _, l := range b.Lengths {
-			total += l.Weight * int64(l.Tokens) * b.OneNS
+		for _, length := range b.Lengths {
+			total += length.Weight * int64(length.Tokens) * b.OneNS
 		}
 		return total, b.OneNS > 0
 	}
 	largest := b.Sizes[sizes[len(sizes)-1]]
-	for _, l := range b.Lengths {
-		full, left := Cut(l.Tokens, largest.Rows)
-		ns := int64(full) * largest.CostNS
-		if left == 1 && b.OneNS > 0 {
-			ns += b.OneNS
-		} else {
-			at, _ := slices.BinarySearchFunc(sizes, left, func(i, rows int) int { return cmp.Compare(b.Sizes[i].Rows, rows) })
-			cost := b.Sizes[sizes[at]].CostNS
-			for _, i := range sizes[at:] {
-				if b.Fastest {
-					cost = min(cost, b.Sizes[i].CostNS)
-				}
-			}
-			ns += cost
+	for _, length := range b.Lengths {
+		full, left := Cut(length.Tokens, largest.Rows)
+		ns := b.OneNS
+		if left > 1 || ns == 0 {
+			ns = b.restNS(sizes, left)
 		}
-		total += l.Weight * ns
+		total += length.Weight * (int64(full)*largest.CostNS + ns)
 	}
 	return total, true
 }
 
-// Precedes is the order of equally good choices: fewer buckets (each is a program to hold), then the lexicographically smaller
-// ascending list.
-func (b *Buckets) Precedes(x, y []int) bool {
-	if len(x) != len(y) {
-		return len(x) < len(y)
+// restNS is what a rest of a prompt costs: at the smallest size that holds it, or the fastest.
+func (b *Buckets) restNS(sizes []int, tokens int) int64 {
+	at, _ := slices.BinarySearchFunc(sizes, tokens, func(i, rows int) int { return cmp.Compare(b.Sizes[i].Rows, rows) })
+	cost := b.Sizes[sizes[at]].CostNS
+	for _, i := range sizes[at:] {
+		if b.Fastest {
+			cost = min(cost, b.Sizes[i].CostNS)
+		}
 	}
-	return slices.Compare(x, y) < 0
+	return cost
+}
+
+// Precedes is the order of equally good choices: fewer buckets (each is a program to hold), then the lexicographically
+// smaller ascending list.
+func (b *Buckets) Precedes(first, second []int) bool {
+	if len(first) != len(second) {
+		return len(first) < len(second)
+	}
+	return slices.Compare(first, second) < 0
 }
 
 // Verify recomputes a solution from the instance, whatever engine it came from.
-func (b *Buckets) Verify(s BucketSolution) error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "verify solution of buckets %q: %s", b.Name, fmt.Sprintf(format, args...))
-	}
-	for k, i := range s.Sizes {
+func (b *Buckets) Verify(solution BucketSolution) error {
+	return internal("verify solution of buckets", b.Name, b.verify(&solution))
+}
+
+func (b *Buckets) verify(solution *BucketSolution) error {
+	for at, i := range solution.Sizes {
 		switch {
-		case i < 0 || i >= len(b.Sizes):
-			return fail("there is no size %d", i)
-		case k > 0 && s.Sizes[k-1] >= i:
-			return fail("size %d follows %d, want ascending order", i, s.Sizes[k-1])
+		case !within(i, 0, len(b.Sizes)-1):
+			return fmt.Errorf("there is no size %d", i)
+		case at > 0 && solution.Sizes[at-1] >= i:
+			return fmt.Errorf("size %d follows %d, want ascending order", i, solution.Sizes[at-1])
 		case b.Sizes[i].Infeasible:
-			return fail("%d rows cannot be executed", b.Sizes[i].Rows)
+			return fmt.Errorf("%d rows cannot be executed", b.Sizes[i].Rows)
 		}
 	}
-	if !b.Within(s.Sizes) {
-		return fail("%d sizes exceed the limits", len(s.Sizes))
+	if !b.Within(solution.Sizes) {
+		return fmt.Errorf("%d sizes exceed the limits", len(solution.Sizes))
 	}
-	got, ok := b.Objective(s.Sizes)
+	got, ok := b.Objective(solution.Sizes)
 	if !ok {
-		return fail("no bucket executes the prompts")
+		return fmt.Errorf("no bucket executes the prompts")
 	}
-	if got != s.Objective {
-		return fail("objective is %d, and its sizes cost %d", s.Objective, got)
+	if got != solution.Objective {
+		return fmt.Errorf("objective is %d, and its sizes cost %d", solution.Objective, got)
 	}
-	if s.Bound > s.Objective || s.Status == Optimal && s.Bound != s.Objective {
-		return fail("status %q with objective %d and bound %d", s.Status, s.Objective, s.Bound)
-	}
-	return nil
+	return checkBound(solution.Status, solution.Objective, solution.Bound)
 }
 
 // Infeasible is the error of engines that found that no choice is within the limits.
 func (b *Buckets) Infeasible() error {
-	return diag.New(diag.ClassInfeasible, "buckets %q: none of %d sizes is within the limits, and tokens are not executed one by one", b.Name, len(b.Sizes))
+	return diag.New(diag.ClassInfeasible, "buckets %q: none of %d sizes is within the limits, "+
+		"and tokens are not executed one by one", b.Name, len(b.Sizes))
 }
 
-// BucketExample is an instance of n lengths (1..n tokens, fewer of the longer) and as many sizes, of which at most k
-// are chosen. A size costs what a processor with steps of 64 rows would take, and every third one a spill: costs are
-// not monotone. It depends on n and k only.
-func BucketExample(n, k int) *Buckets {
-	b := &Buckets{Name: fmt.Sprintf("example of %d", n), Max: k, OneNS: 9_000_000}
-	state := uint64(n)
-	for t := 1; t <= n; t++ {
+// BucketExample is an instance of lengths 1, 2, 3, ... (fewer of the longer) and as many sizes, of which at most so
+// many are chosen. A size costs what a processor with steps of 64 rows would take, and every third one a spill: costs
+// are not monotone. It depends on its arguments only.
+func BucketExample(lengths, most int) *Buckets {
+	out := &Buckets{Name: fmt.Sprintf("example of %d", lengths), Max: most, OneNS: 9_000_000}
+	state := uint64(lengths)
+	for tokens := 1; tokens <= lengths; tokens++ {
 		state = state*6364136223846793005 + 1442695040888963407
-		b.Lengths = append(b.Lengths, Length{Tokens: t, Weight: 1000 + 1_000_000/int64(t) + int64(state>>54)})
-		if t == 1 {
+		weight := 1000 + 1_000_000/int64(tokens) + int64(state>>54)
+		out.Lengths = append(out.Lengths, Length{Tokens: tokens, Weight: weight})
+		if tokens == 1 {
 			continue
 		}
-		ns := 5_000_000 + 2_200_000*int64((t+63)/64) + 9_000*int64(t)
+		ns := 5_000_000 + 2_200_000*int64((tokens+63)/64) + 9_000*int64(tokens)
 		if state>>33%3 == 0 {
 			ns += 700_000
 		}
-		b.Sizes = append(b.Sizes, Size{Rows: t, CostNS: ns, Bytes: 40_000 * int64(t), Graphs: 1, OpenNS: 1_000_000})
+		size := Size{Rows: tokens, CostNS: ns, Bytes: 40_000 * int64(tokens), Graphs: 1, OpenNS: 1_000_000}
+		out.Sizes = append(out.Sizes, size)
 	}
-	return b
+	return out
 }

@@ -2,18 +2,18 @@ package problem
 
 import (
 	"fmt"
-
-	"github.com/hetc/hetc/internal/diag"
+	"slices"
+	"strings"
 )
 
 // Limits of a joint instance, beside those of its parts.
 const (
-	MaxParts   = 256
-	MaxAssets  = 1 << 16
-	MaxRegions = 64
-	MaxWeight  = 1 << 40
-	MaxEnergy  = 1 << 50 // nJ of one choice: 13 days at 1 W
-	MaxSize    = 1 << 50 // bytes of one asset
+	maxParts   = 256
+	maxAssets  = 1 << 16
+	maxRegions = 64
+	maxWeight  = 1 << 40
+	maxEnergy  = 1 << 50 // nJ of one choice: 13 days at 1 W
+	maxSize    = 1 << 50 // bytes of one asset
 )
 
 // Joint is the partition problems of all programs of a plan with what they share: graphs and packed weights
@@ -76,8 +76,8 @@ type JointSolution struct {
 	Bound     int64     // no solution is below it
 	Status    Status
 	Nodes     int64 // of the search tree
-	// Open are, per part, chain and item, the choices, ascending, that the first of the best solutions is made of if it is
-	// better than this one, with others; nil: nobody knows.
+	// Open are, per part, chain and item, the choices, ascending, that the first of the best solutions is made of if it
+	// is better than this one, with others; nil: nobody knows.
 	Open [][][][]int
 }
 
@@ -127,16 +127,24 @@ type Limit struct {
 
 // String says what is too much: `region "npu": 3000 bytes, at most 2000`.
 func (l Limit) String() string {
-	unit := map[LimitKind]string{LimitPartNS: "ns", LimitTimeNS: "ns weighted", LimitEnergyNJ: "nJ weighted", LimitBytes: "bytes in all",
-		LimitOpenNS: "ns to open", LimitRegionBytes: "bytes", LimitRegionGraphs: "graphs", LimitProcs: "operators without a choice"}[l.Kind]
+	kind := limitText[l.Kind]
 	where := ""
-	switch l.Kind {
-	case LimitPartNS, LimitProcs:
-		where = fmt.Sprintf("part %q: ", l.Name)
-	case LimitRegionBytes, LimitRegionGraphs:
-		where = fmt.Sprintf("region %q: ", l.Name)
+	if kind.of != "" {
+		where = fmt.Sprintf("%s %q: ", kind.of, l.Name)
 	}
-	return fmt.Sprintf("%s%d %s, at most %d", where, l.Need, unit, l.Max)
+	return fmt.Sprintf("%s%d %s, at most %d", where, l.Need, kind.unit, l.Max)
+}
+
+// limitText is what a limit is of, and its unit.
+var limitText = map[LimitKind]struct{ of, unit string }{
+	LimitPartNS:       {"part", "ns"},
+	LimitTimeNS:       {"", "ns weighted"},
+	LimitEnergyNJ:     {"", "nJ weighted"},
+	LimitBytes:        {"", "bytes in all"},
+	LimitOpenNS:       {"", "ns to open"},
+	LimitRegionBytes:  {"region", "bytes"},
+	LimitRegionGraphs: {"region", "graphs"},
+	LimitProcs:        {"part", "operators without a choice"},
 }
 
 // InfeasibleError is in the chain of the ClassInfeasible errors that engines return for joint problems
@@ -146,222 +154,233 @@ type InfeasibleError struct{ Limits []Limit }
 
 // Error lists the limits.
 func (e *InfeasibleError) Error() string {
-	switch len(e.Limits) {
+	var texts []string
+	for _, limit := range e.Limits {
+		texts = append(texts, limit.String())
+	}
+	switch len(texts) {
 	case 0:
 		return "no combination of choices keeps all limits"
 	case 1:
-		return e.Limits[0].String()
+		return texts[0]
 	}
-	s := "no combination of choices keeps all of these (beside them what each needs alone): "
-	for i, l := range e.Limits {
-		if i > 0 {
-			s += "; "
-		}
-		s += l.String()
-	}
-	return s
+	all := strings.Join(texts, "; ")
+	return "no combination of choices keeps all of these (beside them what each needs alone): " + all
 }
 
 // Validate reports the first thing that makes the instance meaningless, as Partition.Validate does, and that no
 // sum over it can overflow.
-func (j *Joint) Validate() error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "joint %q: %s", j.Name, fmt.Sprintf(format, args...))
-	}
+func (j *Joint) Validate() error { return internal("joint", j.Name, j.validate()) }
+
+func (j *Joint) validate() error {
 	switch j.Minimise {
 	case "", Time, Energy, Memory:
 	default:
-		return fail("measure %q, want %q, %q or %q", j.Minimise, Time, Energy, Memory)
+		return fmt.Errorf("measure %q, want %q, %q or %q", j.Minimise, Time, Energy, Memory)
 	}
-	if len(j.Parts) == 0 || len(j.Parts) > MaxParts {
-		return fail("%d parts, want 1..%d", len(j.Parts), MaxParts)
+	if !within(len(j.Parts), 1, maxParts) {
+		return fmt.Errorf("%d parts, want 1..%d", len(j.Parts), maxParts)
 	}
-	if len(j.Assets) > MaxAssets || len(j.Regions) > MaxRegions {
-		return fail("%d assets and %d regions, want at most %d and %d", len(j.Assets), len(j.Regions), MaxAssets, MaxRegions)
+	if len(j.Assets) > maxAssets || len(j.Regions) > maxRegions {
+		return fmt.Errorf("%d assets and %d regions, want at most %d and %d",
+			len(j.Assets), len(j.Regions), maxAssets, maxRegions)
 	}
-	for _, n := range []int64{j.MaxBytes, j.Resident, j.MaxOpenNS, j.MaxEnergyNJ, j.MaxTimeNS} {
-		if n < 0 || n > 1<<62 {
-			return fail("limit %d, want 0..%d", n, int64(1)<<62)
+	for _, limit := range []int64{j.MaxBytes, j.Resident, j.MaxOpenNS, j.MaxEnergyNJ, j.MaxTimeNS} {
+		if !within(limit, 0, 1<<62) {
+			return fmt.Errorf("limit %d, want 0..%d", limit, int64(1)<<62)
 		}
 	}
-	regions := map[string]bool{}
-	for _, r := range j.Regions {
-		switch {
-		case r.Name == "" || regions[r.Name]:
-			return fail("region name %q is empty or appears twice", r.Name)
-		case r.MaxBytes < 0 || r.MaxBytes > 1<<62 || r.MaxGraphs < 0:
-			return fail("region %q: limits of %d bytes and %d graphs", r.Name, r.MaxBytes, r.MaxGraphs)
-		}
-		regions[r.Name] = true
-	}
-	assets := map[string]bool{}
-	var bytes, open int64
-	for i := range j.Assets {
-		a := &j.Assets[i]
-		switch {
-		case a.Name == "" || assets[a.Name]:
-			return fail("asset name %q is empty or appears twice", a.Name)
-		case a.Region < 0 || a.Region >= len(j.Regions):
-			return fail("asset %q: region %d of %d", a.Name, a.Region, len(j.Regions))
-		case a.Bytes < 0 || a.Bytes > MaxSize || a.Graphs < 0 || a.Graphs > 1<<30 || a.OpenNS < 0 || a.OpenNS > MaxSize:
-			return fail("asset %q: %d bytes, %d graphs, %d ns to open are out of range", a.Name, a.Bytes, a.Graphs, a.OpenNS)
-		}
-		assets[a.Name] = true
-		bytes, open = bytes+a.Bytes, open+a.OpenNS
-		if bytes > 1<<61 || open > 1<<61 {
-			return fail("asset %q: the sums up to it are out of range", a.Name)
-		}
+	if err := j.validateAssets(); err != nil {
+		return err
 	}
 	if j.Resident > 1<<61 {
-		return fail("%d resident bytes are out of range", j.Resident)
+		return fmt.Errorf("%d resident bytes are out of range", j.Resident)
 	}
 	var time, energy int64
 	for i := range j.Parts {
 		if err := j.validatePart(&j.Parts[i], &time, &energy); err != nil {
-			return fail("part %d: %v", i, err)
+			return fmt.Errorf("part %d: %v", i, err)
 		}
 	}
-	names := map[string]bool{}
+	seen := map[string]bool{}
 	for i := range j.Parts {
 		name := j.Parts[i].Partition.Name
-		if names[name] {
-			return fail("part name %q appears twice", name)
+		if seen[name] {
+			return fmt.Errorf("part name %q appears twice", name)
 		}
-		names[name] = true
+		seen[name] = true
+	}
+	return nil
+}
+
+// validateAssets looks at regions and assets.
+func (j *Joint) validateAssets() error {
+	regions, assets := names{}, names{}
+	for _, region := range j.Regions {
+		if !regions.add(region.Name) {
+			return fmt.Errorf("region name %q is empty or appears twice", region.Name)
+		}
+		if !within(region.MaxBytes, 0, 1<<62) || region.MaxGraphs < 0 {
+			return fmt.Errorf("region %q: limits of %d bytes and %d graphs",
+				region.Name, region.MaxBytes, region.MaxGraphs)
+		}
+	}
+	var bytes, open int64
+	for _, asset := range j.Assets {
+		if !assets.add(asset.Name) {
+			return fmt.Errorf("asset name %q is empty or appears twice", asset.Name)
+		}
+		if !within(asset.Region, 0, len(j.Regions)-1) {
+			return fmt.Errorf("asset %q: region %d of %d", asset.Name, asset.Region, len(j.Regions))
+		}
+		if !within(asset.Bytes, 0, maxSize) || !within(asset.Graphs, 0, 1<<30) || !within(asset.OpenNS, 0, maxSize) {
+			return fmt.Errorf("asset %q: %d bytes, %d graphs, %d ns to open are out of range",
+				asset.Name, asset.Bytes, asset.Graphs, asset.OpenNS)
+		}
+		bytes, open = bytes+asset.Bytes, open+asset.OpenNS
+		if bytes > 1<<61 || open > 1<<61 {
+			return fmt.Errorf("asset %q: the sums up to it are out of range", asset.Name)
+		}
 	}
 	return nil
 }
 
 // validatePart adds the most that the part can take to time and energy.
-func (j *Joint) validatePart(p *Part, time, energy *int64) error {
-	if p.Partition == nil {
+func (j *Joint) validatePart(part *Part, time, energy *int64) error {
+	if part.Partition == nil {
 		return fmt.Errorf("no partition")
 	}
-	if p.Weight < 0 || p.Weight > MaxWeight || p.MaxNS < 0 || p.MaxNS > 1<<62 {
-		return fmt.Errorf("weight %d and at most %d ns are out of range", p.Weight, p.MaxNS)
+	if !within(part.Weight, 0, maxWeight) || !within(part.MaxNS, 0, 1<<62) {
+		return fmt.Errorf("weight %d and at most %d ns are out of range", part.Weight, part.MaxNS)
 	}
-	if err := p.Partition.Validate(); err != nil {
+	if err := part.Partition.Validate(); err != nil {
 		return err
 	}
-	for k := range p.Partition.Chains {
-		c := &p.Partition.Chains[k]
-		var ns, nj int64
-		for i := range c.Items {
-			it := &c.Items[i]
-			var cost, edge, e int64
-			for n := range it.Choices {
-				ch := &it.Choices[n]
-				if ch.EnergyNJ < 0 || ch.EnergyNJ > MaxEnergy {
-					return fmt.Errorf("choice %q of item %q takes %d nJ, want 0..%d", ch.Label, it.Name, ch.EnergyNJ, int64(MaxEnergy))
-				}
-				for i, a := range ch.Assets {
-					if a < 0 || a >= len(j.Assets) || i > 0 && ch.Assets[i-1] >= a {
-						return fmt.Errorf("choice %q of item %q: assets %v, want ascending numbers below %d", ch.Label, it.Name, ch.Assets, len(j.Assets))
-					}
-				}
-				cost, e = max(cost, ch.CostNS), max(e, ch.EnergyNJ)
-			}
-			for _, row := range it.EdgeNS {
-				for _, ns := range row {
-					edge = max(edge, ns)
-				}
-			}
-			ns, nj = ns+cost+edge, nj+e // below 2^53 and 2^62
+	for k := range part.Partition.Chains {
+		chain := &part.Partition.Chains[k]
+		ns, nj, err := j.validateTaken(chain)
+		if err != nil {
+			return err
 		}
-		for _, x := range []struct{ sum, one *int64 }{{time, &ns}, {energy, &nj}} {
-			times := max(int64(c.Repeat)*p.Weight, 1)
-			if *x.one > (1<<62-*x.sum)/times {
-				return fmt.Errorf("chain %q: up to %d, %d times, is out of range", c.Name, *x.one, times)
+		times := max(int64(chain.Repeat)*part.Weight, 1)
+		for _, total := range []struct{ sum, one *int64 }{{time, &ns}, {energy, &nj}} {
+			if *total.one > (1<<62-*total.sum)/times {
+				return fmt.Errorf("chain %q: up to %d, %d times, is out of range", chain.Name, *total.one, times)
 			}
-			*x.sum += *x.one * times
+			*total.sum += *total.one * times
 		}
 	}
 	return nil
 }
 
+// validateTaken returns the most time, below 2^53, and energy, below 2^62, that one execution of a chain can take.
+func (j *Joint) validateTaken(chain *Chain) (ns, nj int64, err error) {
+	for i := range chain.Items {
+		it := &chain.Items[i]
+		var cost, edge, energy int64
+		for n := range it.Choices {
+			choice := &it.Choices[n]
+			if !within(choice.EnergyNJ, 0, maxEnergy) {
+				return 0, 0, fmt.Errorf("choice %q of item %q takes %d nJ, want 0..%d",
+					choice.Label, it.Name, choice.EnergyNJ, int64(maxEnergy))
+			}
+			if !ascending(choice.Assets, len(j.Assets)) {
+				return 0, 0, fmt.Errorf("choice %q of item %q: assets %v, want ascending numbers below %d",
+					choice.Label, it.Name, choice.Assets, len(j.Assets))
+			}
+			cost, energy = max(cost, choice.CostNS), max(energy, choice.EnergyNJ)
+		}
+		for _, row := range it.EdgeNS {
+			edge = max(edge, slices.Max(row))
+		}
+		ns, nj = ns+cost+edge, nj+energy
+	}
+	return ns, nj, nil
+}
+
 // Size is the number of choices of all parts.
 func (j *Joint) Size() int {
-	n := 0
+	size := 0
 	for i := range j.Parts {
-		n += j.Parts[i].Partition.Size()
+		size += j.Parts[i].Partition.Size()
 	}
-	return n
+	return size
 }
 
 // Use recomputes what one choice per item takes.
 func (j *Joint) Use(choices [][][]int) Use {
-	u := Use{RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
+	use := Use{RegionBytes: make([]int64, len(j.Regions)), RegionGraphs: make([]int64, len(j.Regions))}
 	open := make([]bool, len(j.Assets))
 	for i := range j.Parts {
-		p := &j.Parts[i]
-		ns := p.Partition.ObjectiveNS(choices[i])
-		u.PartNS = append(u.PartNS, ns)
-		u.TimeNS += p.Weight * ns
-		for k := range p.Partition.Chains {
-			c := &p.Partition.Chains[k]
+		part := &j.Parts[i]
+		ns := part.Partition.ObjectiveNS(choices[i])
+		use.PartNS = append(use.PartNS, ns)
+		use.TimeNS += part.Weight * ns
+		for k := range part.Partition.Chains {
+			chain := &part.Partition.Chains[k]
 			var nj int64
-			for n := range c.Items {
-				ch := &c.Items[n].Choices[choices[i][k][n]]
-				nj += ch.EnergyNJ
-				for _, a := range ch.Assets {
-					open[a] = true
+			for n := range chain.Items {
+				choice := &chain.Items[n].Choices[choices[i][k][n]]
+				nj += choice.EnergyNJ
+				for _, asset := range choice.Assets {
+					open[asset] = true
 				}
 			}
-			u.EnergyNJ += p.Weight * int64(c.Repeat) * nj
+			use.EnergyNJ += part.Weight * int64(chain.Repeat) * nj
 		}
 	}
-	for a, is := range open {
-		if !is {
+	for a := range j.Assets {
+		if !open[a] {
 			continue
 		}
-		as := &j.Assets[a]
-		u.Opened = append(u.Opened, a)
-		u.Bytes, u.OpenNS = u.Bytes+as.Bytes, u.OpenNS+as.OpenNS
-		u.RegionBytes[as.Region] += as.Bytes
-		u.RegionGraphs[as.Region] += int64(as.Graphs)
+		asset := &j.Assets[a]
+		use.Opened = append(use.Opened, a)
+		use.Bytes, use.OpenNS = use.Bytes+asset.Bytes, use.OpenNS+asset.OpenNS
+		use.RegionBytes[asset.Region] += asset.Bytes
+		use.RegionGraphs[asset.Region] += int64(asset.Graphs)
 	}
-	return u
+	return use
 }
 
 // Objective is the measure that the problem minimises.
-func (j *Joint) Objective(u *Use) int64 {
+func (j *Joint) Objective(use *Use) int64 {
 	switch j.Minimise {
 	case Energy:
-		return u.EnergyNJ
+		return use.EnergyNJ
 	case Memory:
-		return u.Bytes
+		return use.Bytes
 	}
-	return u.TimeNS
+	return use.TimeNS
 }
 
-// Limits lists the limits that the problem has, each with what u takes of it.
-func (j *Joint) Limits(u *Use) []Limit {
+// Limits lists the limits that the problem has, each with what use takes of it.
+func (j *Joint) Limits(use *Use) []Limit {
 	var out []Limit
-	add := func(l Limit) {
-		if l.Max > 0 {
-			out = append(out, l)
+	add := func(limit Limit) {
+		if limit.Max > 0 {
+			out = append(out, limit)
 		}
 	}
 	for i := range j.Parts {
-		add(Limit{LimitPartNS, i, j.Parts[i].Partition.Name, j.Parts[i].MaxNS, u.PartNS[i]})
+		add(Limit{LimitPartNS, i, j.Parts[i].Partition.Name, j.Parts[i].MaxNS, use.PartNS[i]})
 	}
-	add(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS, Need: u.TimeNS})
-	add(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ, Need: u.EnergyNJ})
-	add(Limit{Kind: LimitBytes, Max: j.MaxBytes, Need: u.Bytes + j.Resident})
-	add(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS, Need: u.OpenNS})
+	add(Limit{Kind: LimitTimeNS, Max: j.MaxTimeNS, Need: use.TimeNS})
+	add(Limit{Kind: LimitEnergyNJ, Max: j.MaxEnergyNJ, Need: use.EnergyNJ})
+	add(Limit{Kind: LimitBytes, Max: j.MaxBytes, Need: use.Bytes + j.Resident})
+	add(Limit{Kind: LimitOpenNS, Max: j.MaxOpenNS, Need: use.OpenNS})
 	for r := range j.Regions {
-		add(Limit{LimitRegionBytes, r, j.Regions[r].Name, j.Regions[r].MaxBytes, u.RegionBytes[r]})
-		add(Limit{LimitRegionGraphs, r, j.Regions[r].Name, int64(j.Regions[r].MaxGraphs), u.RegionGraphs[r]})
+		add(Limit{LimitRegionBytes, r, j.Regions[r].Name, j.Regions[r].MaxBytes, use.RegionBytes[r]})
+		add(Limit{LimitRegionGraphs, r, j.Regions[r].Name, int64(j.Regions[r].MaxGraphs), use.RegionGraphs[r]})
 	}
 	return out
 }
 
-// Broken lists the limits that u does not keep.
-func (j *Joint) Broken(u *Use) []Limit {
+// Broken lists the limits that use does not keep.
+func (j *Joint) Broken(use *Use) []Limit {
 	var out []Limit
-	for _, l := range j.Limits(u) {
-		if l.Need > l.Max {
-			out = append(out, l)
+	for _, limit := range j.Limits(use) {
+		if limit.Need > limit.Max {
+			out = append(out, limit)
 		}
 	}
 	return out
@@ -377,44 +396,42 @@ func (j *Joint) Keeps(choices [][][]int) bool {
 			return false
 		}
 	}
-	u := j.Use(choices)
-	return j.Broken(&u) == nil
+	use := j.Use(choices)
+	return j.Broken(&use) == nil
 }
 
 // Verify recomputes a solution from the instance, whatever engine it came from: every choice exists, no
 // conflict within a part, every limit is kept, the objective is what the choices take, and the bound does
 // not exceed it. A solution whose status is Limit has no choices.
-func (j *Joint) Verify(s JointSolution) error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "verify solution of joint %q: %s", j.Name, fmt.Sprintf(format, args...))
-	}
-	switch s.Status {
+func (j *Joint) Verify(solution JointSolution) error {
+	return internal("verify solution of joint", j.Name, j.verify(&solution))
+}
+
+func (j *Joint) verify(solution *JointSolution) error {
+	switch solution.Status {
 	case LimitReached:
-		if s.Choices != nil {
-			return fail("status %q with choices", s.Status)
+		if solution.Choices != nil {
+			return fmt.Errorf("status %q with choices", solution.Status)
 		}
 		return nil
 	case Optimal, Feasible:
 	default:
-		return fail("status %q", s.Status)
+		return fmt.Errorf("status %q", solution.Status)
 	}
-	if len(s.Choices) != len(j.Parts) {
-		return fail("choices for %d parts, want %d", len(s.Choices), len(j.Parts))
+	if len(solution.Choices) != len(j.Parts) {
+		return fmt.Errorf("choices for %d parts, want %d", len(solution.Choices), len(j.Parts))
 	}
 	for i := range j.Parts {
-		if err := j.Parts[i].Partition.verifyChoices(s.Choices[i]); err != nil {
-			return fail("part %q: %v", j.Parts[i].Partition.Name, err)
+		if err := j.Parts[i].Partition.verifyChoices(solution.Choices[i]); err != nil {
+			return fmt.Errorf("part %q: %v", j.Parts[i].Partition.Name, err)
 		}
 	}
-	u := j.Use(s.Choices)
-	if broken := j.Broken(&u); broken != nil {
-		return fail("%v", &InfeasibleError{broken})
+	use := j.Use(solution.Choices)
+	if broken := j.Broken(&use); broken != nil {
+		return &InfeasibleError{broken}
 	}
-	if got := j.Objective(&u); got != s.Objective {
-		return fail("objective is %d, and its choices take %d", s.Objective, got)
+	if got := j.Objective(&use); got != solution.Objective {
+		return fmt.Errorf("objective is %d, and its choices take %d", solution.Objective, got)
 	}
-	if s.Bound > s.Objective || s.Status == Optimal && s.Bound != s.Objective {
-		return fail("status %q with objective %d and bound %d", s.Status, s.Objective, s.Bound)
-	}
-	return nil
+	return checkBound(solution.Status, solution.Objective, solution.Bound)
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // network gives what edges take between classes as lengths of shortest paths: nodes are the classes that edges come
-// from, the classes they lead to, and hubs between them. Edges between location classes take few different times, so that
-// it needs far fewer ways than there are pairs.
+// from, the classes they lead to, and hubs between them. Edges between location classes take few different times, so
+// that it needs far fewer ways than there are pairs.
 type network struct {
 	nodes int // the first of them classes to come from, then those to lead to, then hubs
 	ways  []way
@@ -24,27 +24,27 @@ type way struct {
 //
 // For every row and every time that occurs in it there is a hub, which leads to all columns that take at most that long
 // from it; rows with the same columns share hubs, and a hub leads to others whose columns are among its own instead of
-// to each column. A path through a hub is never shorter than the edge, and one is as long. Where pairs are fewer than the ways,
-// or columns need fewer, those are taken.
+// to each column. A path through a hub is never shorter than the edge, and one is as long. Where pairs are fewer than
+// the ways, or columns need fewer, those are taken.
 func route(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
 	best := hubs(ns)
 	turned := make([][]int64, cols)
-	for x := range cols {
-		for a := range rows {
-			turned[x] = append(turned[x], ns[a][x])
+	for col := range cols {
+		for row := range rows {
+			turned[col] = append(turned[col], ns[row][col])
 		}
 	}
 	if other := hubs(turned); len(other.ways) < len(best.ways) {
 		for k, w := range other.ways {
-			swap := func(n int) int { // classes of both sides change places
+			swap := func(node int) int { // classes of both sides change places
 				switch {
-				case n < cols:
-					return rows + n
-				case n < cols+rows:
-					return n - cols
+				case node < cols:
+					return rows + node
+				case node < cols+rows:
+					return node - cols
 				}
-				return n
+				return node
 			}
 			other.ways[k] = way{swap(w.to), swap(w.from), w.ns}
 		}
@@ -55,9 +55,9 @@ func route(ns [][]int64) network {
 		return best
 	}
 	pairs := network{nodes: rows + cols, froms: rows}
-	for a := range ns {
-		for x, v := range ns[a] {
-			pairs.ways = append(pairs.ways, way{a, rows + x, v})
+	for row := range ns {
+		for col, time := range ns[row] {
+			pairs.ways = append(pairs.ways, way{row, rows + col, time})
 		}
 	}
 	return pairs
@@ -68,56 +68,58 @@ func hubs(ns [][]int64) network {
 	rows, cols := len(ns), len(ns[0])
 	out := network{nodes: rows + cols, froms: rows}
 	var sets []set
-	var hub [][]way // per set: from a row at a time; to is not yet known
-	for a := range ns {
-		times := slices.Clone(ns[a])
+	var into [][]way // per set: from a row at a time; to is not yet known
+	for row := range ns {
+		times := slices.Clone(ns[row])
 		slices.Sort(times)
-		for _, t := range slices.Compact(times) {
-			s := newSet(cols)
-			for x, v := range ns[a] {
-				if v <= t {
-					s.add(x)
+		for _, time := range slices.Compact(times) {
+			reached := newSet(cols)
+			for col, edge := range ns[row] {
+				if edge <= time {
+					reached.add(col)
 				}
 			}
-			k := slices.IndexFunc(sets, func(o set) bool { return slices.Equal(o, s) })
-			if k < 0 {
-				k = len(sets)
-				sets, hub = append(sets, s), append(hub, nil)
+			number := slices.IndexFunc(sets, func(other set) bool { return slices.Equal(other, reached) })
+			if number < 0 {
+				number = len(sets)
+				sets, into = append(sets, reached), append(into, nil)
 			}
-			hub[k] = append(hub[k], way{from: a, ns: t})
+			into[number] = append(into[number], way{from: row, ns: time})
 		}
 	}
-	for k, s := range sets {
-		self := rows + cols + k
+	for number, reached := range sets {
+		self := rows + cols + number
 		out.nodes++
-		for _, w := range hub[k] {
+		for _, w := range into[number] {
 			out.ways = append(out.ways, way{w.from, self, w.ns})
 		}
-		// To hubs with some of the columns, those first with most that are missing.
-		missing := slices.Clone(s)
-		for {
-			most, at := 1, -1
-			for o := range sets {
-				if n := sets[o].both(missing); o != k && n > most && sets[o].both(s) == sets[o].size() && sets[o].size() < s.size() {
-					most, at = n, o
-				}
-			}
-			if at < 0 {
-				break
-			}
+		missing := slices.Clone(reached)
+		for at := largestSubset(sets, number, missing); at >= 0; at = largestSubset(sets, number, missing) {
 			out.ways = append(out.ways, way{self, rows + cols + at, 0})
 			missing.remove(sets[at])
 		}
-		for x := range cols {
-			if missing.has(x) {
-				out.ways = append(out.ways, way{self, rows + x, 0})
+		for col := range cols {
+			if missing.has(col) {
+				out.ways = append(out.ways, way{self, rows + col, 0})
 			}
 		}
 	}
 	return out
 }
 
-// shortest are the ways of a shortest path between two classes.
+// largestSubset is the proper subset of a set that has most, at least two, of what is missing; -1: none.
+func largestSubset(sets []set, number int, missing set) int {
+	whole := sets[number]
+	most, at := 1, -1
+	for other, part := range sets {
+		if both := part.both(missing); both > most && part.both(whole) == part.size() && part.size() < whole.size() {
+			most, at = both, other
+		}
+	}
+	return at
+}
+
+// shortest are the ways of a shortest path between two classes (Bellman and Ford's relaxation).
 func (n *network) shortest(from, to int) []int {
 	const never = int64(1) << 62
 	length, by := make([]int64, n.nodes), make([]int, n.nodes)
@@ -144,19 +146,19 @@ func (n *network) shortest(from, to int) []int {
 // set is a set of small numbers.
 type set []uint64
 
-func newSet(n int) set       { return make(set, (n+63)/64) }
-func (s set) add(x int)      { s[x/64] |= 1 << (x % 64) }
-func (s set) has(x int) bool { return s[x/64]&(1<<(x%64)) != 0 }
-func (s set) size() int      { return s.both(s) }
-func (s set) both(o set) (n int) {
+func newSet(size int) set         { return make(set, (size+63)/64) }
+func (s set) add(number int)      { s[number/64] |= 1 << (number % 64) }
+func (s set) has(number int) bool { return s[number/64]&(1<<(number%64)) != 0 }
+func (s set) size() int           { return s.both(s) }
+func (s set) both(other set) (count int) {
 	for k := range s {
-		n += bits.OnesCount64(s[k] & o[k])
+		count += bits.OnesCount64(s[k] & other[k])
 	}
-	return n
+	return count
 }
 
-func (s set) remove(o set) {
+func (s set) remove(other set) {
 	for k := range s {
-		s[k] &^= o[k]
+		s[k] &^= other[k]
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever edges take, the shortest path between two classes is as long as the edge, and is the one that is returned; where
-// times are few and nested there are fewer ways than pairs.
+// Whatever edges take, the shortest path between two classes is as long as the edge, and is the one that is returned;
+// where times are few and nested there are fewer ways than pairs.
 func TestRoute(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rows, cols := rapid.IntRange(1, 9).Draw(t, "rows"), rapid.IntRange(1, 70).Draw(t, "cols")

@@ -11,10 +11,10 @@ import (
 
 // Limits of an instance: far above any real one, low enough that validation and sums stay safe.
 const (
-	MaxChains  = 256
-	MaxItems   = 4096    // of one chain
-	MaxChoices = 1 << 18 // of all items together
-	MaxClasses = 1 << 12 // of one item and side
+	maxChains  = 256
+	maxItems   = 4096    // of one chain
+	maxChoices = 1 << 18 // of all items together
+	maxClasses = 1 << 12 // of one item and side
 	MaxProcs   = 64
 	MaxRepeat  = 1 << 16
 	MaxNS      = 1 << 40 // 18 minutes: of one choice or hand-over
@@ -101,109 +101,154 @@ type Engine interface {
 
 // Size is the number of choices of all items.
 func (p *Partition) Size() int {
-	n := 0
+	size := 0
 	for k := range p.Chains {
 		for i := range p.Chains[k].Items {
-			n += len(p.Chains[k].Items[i].Choices)
+			size += len(p.Chains[k].Items[i].Choices)
 		}
 	}
-	return n
+	return size
 }
 
 // Validate reports the first thing that makes the instance meaningless: numbers out of range,
 // indices that point nowhere, duplicates, empty items. The error is of class ClassInternal: users
 // do not write instances.
-func (p *Partition) Validate() error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "partition %q: %s", p.Name, fmt.Sprintf(format, args...))
+func (p *Partition) Validate() error { return internal("partition", p.Name, p.validate()) }
+
+// internal makes what is wrong with an instance or a solution an error of class ClassInternal.
+func internal(what, name string, err error) error {
+	if err == nil {
+		return nil
 	}
-	if len(p.Procs) == 0 || len(p.Procs) > MaxProcs {
-		return fail("%d processors, want 1..%d", len(p.Procs), MaxProcs)
-	}
-	names := map[string]bool{}
-	for _, name := range p.Procs {
-		if name == "" || names[name] {
-			return fail("processor name %q is empty or appears twice", name)
-		}
-		names[name] = true
-	}
-	for _, c := range p.Conflicts {
-		if c[0] < 0 || c[0] >= len(p.Procs) || c[1] < 0 || c[1] >= len(p.Procs) || c[0] == c[1] {
-			return fail("conflict between processors %d and %d of %d", c[0], c[1], len(p.Procs))
-		}
-	}
-	if n := p.Size(); n > MaxChoices {
-		return fail("%d choices, want at most %d", n, MaxChoices)
-	}
-	if len(p.Chains) == 0 || len(p.Chains) > MaxChains {
-		return fail("%d chains, want 1..%d", len(p.Chains), MaxChains)
-	}
-	// No sum can overflow: the worst case is added up.
-	var worst int64
-	chains := map[string]bool{}
-	for k := range p.Chains {
-		c := &p.Chains[k]
-		if c.Name == "" || chains[c.Name] {
-			return fail("chain name %q is empty or appears twice", c.Name)
-		}
-		chains[c.Name] = true
-		w, err := c.validate(len(p.Procs))
-		if err != nil {
-			return fail("chain %q: %v", c.Name, err)
-		}
-		if w > (1<<62-worst)/int64(c.Repeat) {
-			return fail("chain %q: costs of up to %d ns, %d times, are out of range", c.Name, w, c.Repeat)
-		}
-		worst += w * int64(c.Repeat)
+	return diag.New(diag.ClassInternal, "%s %q: %v", what, name, err)
+}
+
+// checkBound reports a bound that contradicts the objective or the status.
+func checkBound(status Status, objective, bound int64) error {
+	if bound > objective || status == Optimal && bound != objective {
+		return fmt.Errorf("status %q with objective %d and bound %d", status, objective, bound)
 	}
 	return nil
 }
 
+func (p *Partition) validate() error {
+	if !within(len(p.Procs), 1, MaxProcs) {
+		return fmt.Errorf("%d processors, want 1..%d", len(p.Procs), MaxProcs)
+	}
+	names := names{}
+	for _, name := range p.Procs {
+		if !names.add(name) {
+			return fmt.Errorf("processor name %q is empty or appears twice", name)
+		}
+	}
+	last := len(p.Procs) - 1
+	for _, pair := range p.Conflicts {
+		if !within(pair[0], 0, last) || !within(pair[1], 0, last) || pair[0] == pair[1] {
+			return fmt.Errorf("conflict between processors %d and %d of %d", pair[0], pair[1], len(p.Procs))
+		}
+	}
+	if size := p.Size(); size > maxChoices {
+		return fmt.Errorf("%d choices, want at most %d", size, maxChoices)
+	}
+	if !within(len(p.Chains), 1, maxChains) {
+		return fmt.Errorf("%d chains, want 1..%d", len(p.Chains), maxChains)
+	}
+	return p.validateChains()
+}
+
+// validateChains also adds up the worst case: no sum can overflow.
+func (p *Partition) validateChains() error {
+	var worst int64
+	names := names{}
+	for k := range p.Chains {
+		chain := &p.Chains[k]
+		if !names.add(chain.Name) {
+			return fmt.Errorf("chain name %q is empty or appears twice", chain.Name)
+		}
+		once, err := chain.validate(len(p.Procs))
+		if err != nil {
+			return fmt.Errorf("chain %q: %v", chain.Name, err)
+		}
+		if once > (1<<62-worst)/int64(chain.Repeat) {
+			return fmt.Errorf("chain %q: costs of up to %d ns, %d times, are out of range",
+				chain.Name, once, chain.Repeat)
+		}
+		worst += once * int64(chain.Repeat)
+	}
+	return nil
+}
+
+// names are those seen so far.
+type names map[string]bool
+
+// add reports whether a name is neither empty nor among those seen.
+func (n names) add(name string) bool {
+	if name == "" || n[name] {
+		return false
+	}
+	n[name] = true
+	return true
+}
+
+// within reports whether a number is one of low..high.
+func within[T int | int64](number, low, high T) bool { return low <= number && number <= high }
+
 // validate returns the most that one execution of the chain can cost.
 func (c *Chain) validate(procs int) (worst int64, err error) {
-	if c.Repeat < 1 || c.Repeat > MaxRepeat {
+	if !within(c.Repeat, 1, MaxRepeat) {
 		return 0, fmt.Errorf("repeat is %d, want 1..%d", c.Repeat, MaxRepeat)
 	}
-	if c.Breaks < 0 || c.Breaks >= c.Repeat {
+	if !within(c.Breaks, 0, c.Repeat-1) {
 		return 0, fmt.Errorf("%d breaks between %d executions", c.Breaks, c.Repeat)
 	}
-	if len(c.Items) == 0 || len(c.Items) > MaxItems {
-		return 0, fmt.Errorf("%d items, want 1..%d", len(c.Items), MaxItems)
+	if !within(len(c.Items), 1, maxItems) {
+		return 0, fmt.Errorf("%d items, want 1..%d", len(c.Items), maxItems)
 	}
-	names := map[string]bool{}
+	names := names{}
 	for i := range c.Items {
 		it := &c.Items[i]
-		if it.Name == "" || names[it.Name] {
+		if !names.add(it.Name) {
 			return 0, fmt.Errorf("item name %q is empty or appears twice", it.Name)
 		}
-		names[it.Name] = true
 		if err := it.validate(procs); err != nil {
 			return 0, fmt.Errorf("item %q: %v", it.Name, err)
 		}
-		prev := len(c.Items[(i+len(c.Items)-1)%len(c.Items)].After)
-		if i == 0 && c.Wraps() == 0 {
-			if len(it.EdgeNS) != 0 {
-				return 0, fmt.Errorf("item %q: edges into the first item of a chain that never follows itself", it.Name)
-			}
-		} else if len(it.EdgeNS) != prev {
-			return 0, fmt.Errorf("item %q: edges from %d classes, want %d", it.Name, len(it.EdgeNS), prev)
+		edge, err := c.validateEdges(i)
+		if err != nil {
+			return 0, fmt.Errorf("item %q: %v", it.Name, err)
 		}
-		var cost, edge int64
-		for a, row := range it.EdgeNS {
-			if len(row) != len(it.Before) {
-				return 0, fmt.Errorf("item %q: edges from class %d to %d classes, want %d", it.Name, a, len(row), len(it.Before))
-			}
-			for b, ns := range row {
-				if ns < 0 || ns > MaxNS {
-					return 0, fmt.Errorf("item %q: edge %d to %d costs %d ns, want 0..%d", it.Name, a, b, ns, int64(MaxNS))
-				}
-				edge = max(edge, ns)
-			}
-		}
-		for _, ch := range it.Choices {
-			cost = max(cost, ch.CostNS)
+		var cost int64
+		for _, choice := range it.Choices {
+			cost = max(cost, choice.CostNS)
 		}
 		worst += cost + edge
+	}
+	return worst, nil
+}
+
+// validateEdges returns the most that the edge into item i can cost.
+func (c *Chain) validateEdges(i int) (worst int64, err error) {
+	it := &c.Items[i]
+	prev := &c.Items[(i+len(c.Items)-1)%len(c.Items)]
+	if i == 0 && c.Wraps() == 0 {
+		if len(it.EdgeNS) != 0 {
+			return 0, fmt.Errorf("edges into the first item of a chain that never follows itself")
+		}
+		return 0, nil
+	}
+	if len(it.EdgeNS) != len(prev.After) {
+		return 0, fmt.Errorf("edges from %d classes, want %d", len(it.EdgeNS), len(prev.After))
+	}
+	for from, row := range it.EdgeNS {
+		if len(row) != len(it.Before) {
+			return 0, fmt.Errorf("edges from class %d to %d classes, want %d", from, len(row), len(it.Before))
+		}
+		for to, ns := range row {
+			if !within(ns, 0, MaxNS) {
+				return 0, fmt.Errorf("edge %d to %d costs %d ns, want 0..%d", from, to, ns, int64(MaxNS))
+			}
+			worst = max(worst, ns)
+		}
 	}
 	return worst, nil
 }
@@ -213,52 +258,60 @@ func (it *Item) validate(procs int) error {
 		return fmt.Errorf("no choices")
 	}
 	for _, classes := range [][]string{it.Before, it.After} {
-		if len(classes) == 0 || len(classes) > MaxClasses {
-			return fmt.Errorf("%d location classes, want 1..%d", len(classes), MaxClasses)
+		if !within(len(classes), 1, maxClasses) {
+			return fmt.Errorf("%d location classes, want 1..%d", len(classes), maxClasses)
 		}
 		seen := map[string]bool{}
-		for _, c := range classes {
-			if seen[c] {
-				return fmt.Errorf("location class %q appears twice", c)
+		for _, class := range classes {
+			if seen[class] {
+				return fmt.Errorf("location class %q appears twice", class)
 			}
-			seen[c] = true
+			seen[class] = true
 		}
 	}
-	labels := map[string]bool{}
-	for j, c := range it.Choices {
+	labels := names{}
+	for j, choice := range it.Choices {
 		switch {
-		case c.Label == "" || labels[c.Label]:
-			return fmt.Errorf("choice %d: label %q is empty or appears twice", j, c.Label)
-		case c.CostNS < 0 || c.CostNS > MaxNS:
-			return fmt.Errorf("choice %q costs %d ns, want 0..%d", c.Label, c.CostNS, int64(MaxNS))
-		case c.Before < 0 || c.Before >= len(it.Before) || c.After < 0 || c.After >= len(it.After):
-			return fmt.Errorf("choice %q: location classes %d and %d do not exist", c.Label, c.Before, c.After)
-		case len(c.Procs) == 0:
-			return fmt.Errorf("choice %q uses no processor", c.Label)
-		}
-		labels[c.Label] = true
-		for k, q := range c.Procs {
-			if q < 0 || q >= procs || k > 0 && c.Procs[k-1] >= q {
-				return fmt.Errorf("choice %q: processors %v, want ascending numbers below %d", c.Label, c.Procs, procs)
-			}
+		case !labels.add(choice.Label):
+			return fmt.Errorf("choice %d: label %q is empty or appears twice", j, choice.Label)
+		case !within(choice.CostNS, 0, MaxNS):
+			return fmt.Errorf("choice %q costs %d ns, want 0..%d", choice.Label, choice.CostNS, int64(MaxNS))
+		case !within(choice.Before, 0, len(it.Before)-1) || !within(choice.After, 0, len(it.After)-1):
+			return fmt.Errorf("choice %q: location classes %d and %d do not exist",
+				choice.Label, choice.Before, choice.After)
+		case len(choice.Procs) == 0:
+			return fmt.Errorf("choice %q uses no processor", choice.Label)
+		case !ascending(choice.Procs, procs):
+			return fmt.Errorf("choice %q: processors %v, want ascending numbers below %d",
+				choice.Label, choice.Procs, procs)
 		}
 	}
 	return nil
 }
 
-// Conflict returns two processors that choices uses together although they must not be, or ok = false.
+// ascending reports whether numbers are indices of a list of so many, each larger than the one before.
+func ascending(numbers []int, count int) bool {
+	for i, number := range numbers {
+		if !within(number, 0, count-1) || i > 0 && numbers[i-1] >= number {
+			return false
+		}
+	}
+	return true
+}
+
+// Conflict returns two processors that choices use together although they must not be, or ok = false.
 func (p *Partition) Conflict(choices [][]int) (a, b string, ok bool) {
 	used := make([]bool, len(p.Procs))
 	for k := range choices {
-		for i, c := range choices[k] {
-			for _, q := range p.Chains[k].Items[i].Choices[c].Procs {
-				used[q] = true
+		for i, choice := range choices[k] {
+			for _, proc := range p.Chains[k].Items[i].Choices[choice].Procs {
+				used[proc] = true
 			}
 		}
 	}
-	for _, c := range p.Conflicts {
-		if used[c[0]] && used[c[1]] {
-			return p.Procs[c[0]], p.Procs[c[1]], true
+	for _, pair := range p.Conflicts {
+		if used[pair[0]] && used[pair[1]] {
+			return p.Procs[pair[0]], p.Procs[pair[1]], true
 		}
 	}
 	return "", "", false
@@ -278,13 +331,13 @@ func (c *Chain) ObjectiveNS(choices []int) int64 {
 	var once, wrap int64
 	for i := range c.Items {
 		it := &c.Items[i]
-		ch := it.Choices[choices[i]]
-		once += ch.CostNS
+		choice := &it.Choices[choices[i]]
+		once += choice.CostNS
 		if len(it.EdgeNS) == 0 {
 			continue
 		}
 		prev := (i + len(c.Items) - 1) % len(c.Items)
-		edge := it.EdgeNS[c.Items[prev].Choices[choices[prev]].After][ch.Before]
+		edge := it.EdgeNS[c.Items[prev].Choices[choices[prev]].After][choice.Before]
 		if i == 0 {
 			wrap = edge
 		} else {
@@ -296,18 +349,20 @@ func (c *Chain) ObjectiveNS(choices []int) int64 {
 
 // Verify recomputes a solution from the instance, whatever engine it came from: every choice exists,
 // no conflict, the objective is what the choices cost, and the bound does not exceed it.
-func (p *Partition) Verify(s Solution) error {
-	fail := func(format string, args ...any) error {
-		return diag.New(diag.ClassInternal, "verify solution of partition %q: %s", p.Name, fmt.Sprintf(format, args...))
+func (p *Partition) Verify(solution Solution) error {
+	return internal("verify solution of partition", p.Name, p.verify(&solution))
+}
+
+func (p *Partition) verify(solution *Solution) error {
+	if err := p.verifyChoices(solution.Choices); err != nil {
+		return err
 	}
-	if err := p.verifyChoices(s.Choices); err != nil {
-		return fail("%v", err)
+	objective, bound := solution.ObjectiveNS, solution.BoundNS
+	if got := p.ObjectiveNS(solution.Choices); got != objective {
+		return fmt.Errorf("objective is %d ns, and its choices cost %d ns", objective, got)
 	}
-	if got := p.ObjectiveNS(s.Choices); got != s.ObjectiveNS {
-		return fail("objective is %d ns, and its choices cost %d ns", s.ObjectiveNS, got)
-	}
-	if s.BoundNS > s.ObjectiveNS || s.Status == Optimal && s.BoundNS != s.ObjectiveNS {
-		return fail("status %q with objective %d ns and bound %d ns", s.Status, s.ObjectiveNS, s.BoundNS)
+	if checkBound(solution.Status, objective, bound) != nil {
+		return fmt.Errorf("status %q with objective %d ns and bound %d ns", solution.Status, objective, bound)
 	}
 	return nil
 }
@@ -322,42 +377,42 @@ func (p *Partition) verifyChoices(choices [][]int) error {
 		if len(list) != len(items) {
 			return fmt.Errorf("%d choices for %d items of chain %q", len(list), len(items), p.Chains[k].Name)
 		}
-		for i, c := range list {
-			if c < 0 || c >= len(items[i].Choices) {
-				return fmt.Errorf("item %q has no choice %d", items[i].Name, c)
+		for i, choice := range list {
+			if !within(choice, 0, len(items[i].Choices)-1) {
+				return fmt.Errorf("item %q has no choice %d", items[i].Name, choice)
 			}
 		}
 	}
-	if a, b, ok := p.Conflict(choices); ok {
-		return fmt.Errorf("uses %q and %q together", a, b)
+	if one, other, ok := p.Conflict(choices); ok {
+		return fmt.Errorf("uses %q and %q together", one, other)
 	}
 	return nil
 }
 
-// IndependentSets lists the maximal sets of n processors without a conflict, as bit masks, in a fixed
-// order; false when there are more than limit.
-func IndependentSets(n int, pairs [][2]int, limit int) (out []uint64, ok bool) {
-	conflicts := make([]uint64, n)
-	for _, c := range pairs {
-		conflicts[c[0]] |= 1 << c[1]
-		conflicts[c[1]] |= 1 << c[0]
+// IndependentSets lists the maximal sets of processors without a conflict, as bit masks, in a fixed order; false when
+// there are more than limit. It decides processor after processor, in before out.
+func IndependentSets(procs int, pairs [][2]int, limit int) (out []uint64, ok bool) {
+	conflicts := make([]uint64, procs)
+	for _, pair := range pairs {
+		conflicts[pair[0]] |= 1 << pair[1]
+		conflicts[pair[1]] |= 1 << pair[0]
 	}
-	var grow func(q int, set uint64) bool
-	grow = func(q int, set uint64) bool {
-		if q == n {
-			for r := range n {
-				if set&(1<<r) == 0 && conflicts[r]&set == 0 {
+	var grow func(proc int, set uint64) bool
+	grow = func(proc int, set uint64) bool {
+		if proc == procs {
+			for other := range procs {
+				if set&(1<<other) == 0 && conflicts[other]&set == 0 {
 					return true // not maximal
 				}
 			}
 			out = append(out, set)
 			return len(out) <= limit
 		}
-		if conflicts[q]&set == 0 && !grow(q+1, set|1<<q) {
+		if conflicts[proc]&set == 0 && !grow(proc+1, set|1<<proc) {
 			return false
 		}
-		// Leaving q out is of use only if a processor that excludes it comes in.
-		return conflicts[q] == 0 || grow(q+1, set)
+		// Leaving it out is of use only if a processor that excludes it comes in.
+		return conflicts[proc] == 0 || grow(proc+1, set)
 	}
 	if !grow(0, 0) {
 		return nil, false

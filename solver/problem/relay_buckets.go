@@ -14,151 +14,175 @@ import (
 // sizes^3 / 6 of them where prompts are longer than most sizes.
 const maxBucketVars = 1 << 18
 
-// BucketVars says what the variables of Buckets.MILP mean.
-type BucketVars struct {
+// bucketVars says what the variables of Buckets.MILP mean.
+type bucketVars struct {
 	Open []int   // by size: the variable that says it is opened, -1 for infeasible ones
 	Unit float64 // objective of the program times Unit is that of the instance
 }
 
-// MILP poses the instance as a p-median problem: y[j] opens size j, z[g] decides how prompts are cut (not at all; at size g;
-// or into single tokens), and x[g,i,j] <= y[j] is the part of the rests between size i-1 and i that goes to size j when
-// they are cut so. Rests go to the fastest size that is open, which in an optimum is the smallest. The objective is scaled so
-// that it stays near 1e6.
-func (b *Buckets) MILP() (*milp.Model, BucketVars, error) {
-	m := &milp.Model{Name: "buckets " + b.Name}
-	vars := BucketVars{Open: make([]int, len(b.Sizes)), Unit: 1}
-	variable := func(v milp.Var) int {
-		m.Vars = append(m.Vars, v)
-		return len(m.Vars) - 1
+// bucketBuilder poses a bucket selection.
+type bucketBuilder struct {
+	builder
+	*Buckets
+	vars     bucketVars
+	feasible []int // sizes
+	cut      []milp.Term
+	smaller  []milp.Term // those of cut for sizes below the one that is looked at
+}
+
+// MILP poses the instance as a p-median problem: y[j] opens size j, z[g] decides how prompts are cut (not at all; at
+// size g; or into single tokens), and x[g,i,j] <= y[j] is the part of the rests between size i-1 and i that goes to
+// size j when they are cut so. Rests go to the fastest size that is open, which in an optimum is the smallest. The
+// objective is scaled so that it stays near 1e6.
+func (b *Buckets) MILP() (*milp.Model, bucketVars, error) {
+	m := bucketBuilder{
+		builder: builder{&milp.Model{Name: "buckets " + b.Name}}, Buckets: b,
+		vars: bucketVars{Open: make([]int, len(b.Sizes)), Unit: 1},
 	}
-	row := func(name string, low, high float64, terms []milp.Term) {
-		m.Rows = append(m.Rows, milp.Row{Name: name, Low: low, High: high, Terms: terms})
+	m.openings()
+	m.Note = note(m.vars.Unit, "ns, of all prompts weighted")
+	if err := m.cuts(); err != nil {
+		return nil, m.vars, err
 	}
-	binary := func(name string, cost float64) int {
-		return variable(milp.Var{Name: name, Cost: cost, High: 1, Integer: true})
+	if len(m.cut) == 0 {
+		return nil, m.vars, b.Infeasible()
 	}
-	least := math.Inf(1) // objective with the cheapest single bucket, roughly: for the unit
-	var feasible []int
-	for j, s := range b.Sizes {
-		if vars.Open[j] = -1; s.Infeasible {
+	m.row("cut once", 1, 1, m.cut)
+	m.limits()
+	return m.Model, m.vars, nil
+}
+
+// openings adds a variable for every size, and finds the unit: about the objective with the cheapest single bucket.
+func (m *bucketBuilder) openings() {
+	least := math.Inf(1)
+	for j, size := range m.Sizes {
+		if m.vars.Open[j] = -1; size.Infeasible {
 			continue
 		}
-		feasible = append(feasible, j)
-		vars.Open[j] = binary(fmt.Sprintf("open %d", s.Rows), 0)
-		if ns, _ := b.Objective([]int{j}); ns > 0 {
+		m.feasible = append(m.feasible, j)
+		m.vars.Open[j] = m.binary(fmt.Sprintf("open %d", size.Rows), 0)
+		if ns, _ := m.Objective([]int{j}); ns > 0 {
 			least = min(least, float64(ns))
 		}
 	}
-	none, alone := b.Objective(nil)
-	if alone && none > 0 {
-		least = min(least, float64(none))
+	if alone, ok := m.Objective(nil); ok && alone > 0 {
+		least = min(least, float64(alone))
 	}
 	if !math.IsInf(least, 1) {
-		vars.Unit = max(1, least/1e6)
+		m.vars.Unit = max(1, least/1e6)
 	}
-	m.Note = note(vars.Unit, "ns, of all prompts weighted")
-	longest := b.Lengths[len(b.Lengths)-1].Tokens
-	var cut []milp.Term     // all z
-	var smaller []milp.Term // z of sizes below j at which prompts are cut
-	// group adds the ways to execute the prompts when they are cut at size c, the last of `sizes`.
-	group := func(name string, sizes []int, chunk int, cost int64) error {
-		mass := make([]int64, len(sizes))
-		var fixed int64
-		for _, l := range b.Lengths {
-			full, left := Cut(l.Tokens, chunk)
-			fixed += l.Weight * int64(full) * cost
-			if left == 1 && b.OneNS > 0 {
-				fixed += l.Weight * b.OneNS
-				continue
-			}
-			i, _ := slices.BinarySearchFunc(sizes, left, func(j, rows int) int { return b.Sizes[j].Rows - rows })
-			mass[i] += l.Weight
-		}
-		z := binary("cut "+name, float64(fixed)/vars.Unit)
-		cut = append(cut, milp.Term{Var: z, Coef: 1})
-		for i := range mass {
-			if mass[i] == 0 {
-				continue
-			}
-			all := []milp.Term{{Var: z, Coef: -1}}
-			for _, j := range sizes[i:] {
-				x := variable(milp.Var{Name: fmt.Sprintf("cut %s, %d to %d", name, b.Sizes[sizes[i]].Rows, b.Sizes[j].Rows), Cost: float64(mass[i]) * float64(b.Sizes[j].CostNS) / vars.Unit, High: 1})
-				all = append(all, milp.Term{Var: x, Coef: 1})
-				row(fmt.Sprintf("needs %s, %d to %d", name, b.Sizes[sizes[i]].Rows, b.Sizes[j].Rows), math.Inf(-1), 0, []milp.Term{{Var: x, Coef: 1}, {Var: vars.Open[j], Coef: -1}})
-			}
-			row(fmt.Sprintf("held %s, %d", name, b.Sizes[sizes[i]].Rows), 0, 0, all)
-		}
-		if len(m.Vars) > maxBucketVars {
-			return diag.New(diag.ClassUnavailable, "buckets %q: its linear program has more than %d variables", b.Name, maxBucketVars).WithHint("use the exact engine")
-		}
-		return nil
-	}
-	for k, j := range feasible {
-		s := &b.Sizes[j]
-		if s.Rows >= longest {
-			if err := group("nowhere", feasible, longest, 0); err != nil {
-				return nil, vars, err
+}
+
+// cuts adds the ways to cut the prompts.
+func (m *bucketBuilder) cuts() error {
+	longest := m.Lengths[len(m.Lengths)-1].Tokens
+	for k, j := range m.feasible {
+		size := &m.Sizes[j]
+		if size.Rows >= longest {
+			if err := m.cutAt("nowhere", m.feasible, longest, 0); err != nil {
+				return err
 			}
 			break
 		}
-		if len(smaller) > 0 {
-			row(fmt.Sprintf("largest below %d", s.Rows), math.Inf(-1), 1, append(slices.Clone(smaller), milp.Term{Var: vars.Open[j], Coef: 1}))
+		m.largestBelow(j)
+		if err := m.cutAt(fmt.Sprintf("at %d", size.Rows), m.feasible[:k+1], size.Rows, size.CostNS); err != nil {
+			return err
 		}
-		if err := group(fmt.Sprintf("at %d", s.Rows), feasible[:k+1], s.Rows, s.CostNS); err != nil {
-			return nil, vars, err
-		}
-		z := cut[len(cut)-1]
-		smaller = append(smaller, z)
-		row(fmt.Sprintf("opens %d", s.Rows), math.Inf(-1), 0, []milp.Term{z, {Var: vars.Open[j], Coef: -1}})
+		last := m.cut[len(m.cut)-1]
+		m.smaller = append(m.smaller, last)
+		m.implies(fmt.Sprintf("opens %d", size.Rows), []milp.Term{last}, m.vars.Open[j])
 	}
-	for _, j := range feasible { // those that hold every prompt exclude the smaller ones as chunks too
-		if b.Sizes[j].Rows >= longest && len(smaller) > 0 {
-			row(fmt.Sprintf("largest below %d", b.Sizes[j].Rows), math.Inf(-1), 1, append(slices.Clone(smaller), milp.Term{Var: vars.Open[j], Coef: 1}))
+	for _, j := range m.feasible { // those that hold every prompt exclude the smaller ones as chunks too
+		if m.Sizes[j].Rows >= longest {
+			m.largestBelow(j)
 		}
 	}
-	if alone {
-		z := binary("cut one by one", float64(none)/vars.Unit)
-		cut = append(cut, milp.Term{Var: z, Coef: 1})
+	if alone, ok := m.Objective(nil); ok {
+		m.cut = append(m.cut, one(m.binary("cut one by one", float64(alone)/m.vars.Unit)))
 	}
-	if len(cut) == 0 {
-		return nil, vars, b.Infeasible()
+	return nil
+}
+
+// largestBelow has prompts cut at no smaller size where size j is open.
+func (m *bucketBuilder) largestBelow(j int) {
+	if len(m.smaller) > 0 {
+		terms := append(slices.Clone(m.smaller), one(m.vars.Open[j]))
+		m.atMost(fmt.Sprintf("largest below %d", m.Sizes[j].Rows), 1, terms)
 	}
-	row("cut once", 1, 1, cut)
-	var count, bytes, graphs, open []milp.Term
-	add := func(list *[]milp.Term, j int, x float64) {
-		if x > 0 {
-			*list = append(*list, milp.Term{Var: vars.Open[j], Coef: x})
+}
+
+// cutAt adds the ways to execute the prompts when they are cut at chunk, the last of sizes.
+func (m *bucketBuilder) cutAt(name string, sizes []int, chunk int, cost int64) error {
+	mass := make([]int64, len(sizes)) // of the rests that a size is the smallest for
+	var fixed int64
+	for _, length := range m.Lengths {
+		full, left := Cut(length.Tokens, chunk)
+		fixed += length.Weight * int64(full) * cost
+		if left == 1 && m.OneNS > 0 {
+			fixed += length.Weight * m.OneNS
+			continue
 		}
+		i, _ := slices.BinarySearchFunc(sizes, left, func(j, rows int) int { return m.Sizes[j].Rows - rows })
+		mass[i] += length.Weight
 	}
-	for _, j := range feasible {
-		s := &b.Sizes[j]
-		add(&count, j, 1)
-		add(&bytes, j, float64(s.Bytes))
-		add(&graphs, j, float64(s.Graphs))
-		add(&open, j, float64(s.OpenNS))
+	cut := m.binary("cut "+name, float64(fixed)/m.vars.Unit)
+	m.cut = append(m.cut, one(cut))
+	for i := range mass {
+		if mass[i] == 0 {
+			continue
+		}
+		rows := m.Sizes[sizes[i]].Rows
+		all := []milp.Term{{Var: cut, Coef: -1}}
+		for _, j := range sizes[i:] {
+			way := fmt.Sprintf("%s, %d to %d", name, rows, m.Sizes[j].Rows)
+			part := m.variable("cut "+way, float64(mass[i])*float64(m.Sizes[j].CostNS)/m.vars.Unit, 1, false)
+			all = append(all, one(part))
+			m.implies("needs "+way, []milp.Term{one(part)}, m.vars.Open[j])
+		}
+		m.row(fmt.Sprintf("held %s, %d", name, rows), 0, 0, all)
 	}
-	row("buckets", math.Inf(-1), float64(b.Max), count)
-	for _, x := range []struct {
+	if len(m.Vars) > maxBucketVars {
+		return diag.New(diag.ClassUnavailable, "buckets %q: its linear program has more than %d variables",
+			m.Buckets.Name, maxBucketVars).WithHint("use the exact engine")
+	}
+	return nil
+}
+
+// limits adds rows for the number of buckets and what they take.
+func (m *bucketBuilder) limits() {
+	sum := func(of func(size *Size) int64) (terms []milp.Term) {
+		for _, j := range m.feasible {
+			if amount := of(&m.Sizes[j]); amount > 0 {
+				terms = append(terms, milp.Term{Var: m.vars.Open[j], Coef: float64(amount)})
+			}
+		}
+		return terms
+	}
+	m.atMost("buckets", float64(m.Max), sum(func(*Size) int64 { return 1 }))
+	for _, limit := range []struct {
 		name  string
 		most  float64
 		terms []milp.Term
-	}{{"bytes", float64(b.MaxBytes), bytes}, {"graphs", float64(b.MaxGraphs), graphs}, {"opening", float64(b.MaxOpenNS), open}} {
-		if x.most > 0 && len(x.terms) > 0 {
-			for k := range x.terms { // in thousandths of the limit: tolerances are relative to that
-				x.terms[k].Coef *= 1e3 / x.most
+	}{
+		{"bytes", float64(m.MaxBytes), sum(func(size *Size) int64 { return size.Bytes })},
+		{"graphs", float64(m.MaxGraphs), sum(func(size *Size) int64 { return int64(size.Graphs) })},
+		{"opening", float64(m.MaxOpenNS), sum(func(size *Size) int64 { return size.OpenNS })},
+	} {
+		if limit.most > 0 && len(limit.terms) > 0 {
+			for i := range limit.terms { // in thousandths of the limit: tolerances are relative to that
+				limit.terms[i].Coef *= 1e3 / limit.most
 			}
-			row(x.name, math.Inf(-1), 1e3, x.terms)
+			m.atMost(limit.name, 1e3, limit.terms)
 		}
 	}
-	return m, vars, nil
 }
 
 // Sizes reads the choice from values of the variables: those opened that some prompt gains from.
-func (v *BucketVars) Sizes(b *Buckets, x []float64) []int {
+func (v *bucketVars) Sizes(b *Buckets, values []float64) []int {
 	var out []int
 	least := int64(math.MaxInt64)
 	for j := len(v.Open) - 1; j >= 0; j-- {
-		if v.Open[j] >= 0 && x[v.Open[j]] > 0.5 && b.Sizes[j].CostNS < least {
+		if v.Open[j] >= 0 && values[v.Open[j]] > 0.5 && b.Sizes[j].CostNS < least {
 			out, least = append(out, j), b.Sizes[j].CostNS
 		}
 	}
@@ -182,15 +206,15 @@ func (v *BucketVars) Sizes(b *Buckets, x []float64) []int {
 }
 
 // Buckets implements Engine.
-func (r Relay) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolution, error) {
+func (r Relay) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
 	if err := b.Validate(); err != nil {
 		return BucketSolution{}, err
 	}
-	m, vars, err := b.MILP()
+	model, vars, err := b.MILP()
 	if err != nil {
 		return BucketSolution{}, err
 	}
-	got, err := r.General.Solve(ctx, m, milp.Options{Nodes: r.limit(l)})
+	got, err := r.General.Solve(ctx, model, milp.Options{Nodes: r.limit(limits)})
 	if err != nil {
 		return BucketSolution{}, fmt.Errorf("solve buckets %q: %w", b.Name, err)
 	}
@@ -210,9 +234,10 @@ func (r Relay) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolutio
 		return out, nil // optimal, but perhaps not the first of its kind
 	}
 	// Of equally good choices the first is named by the engine that orders them.
-	if first, err := r.Exact.Buckets(ctx, b, l); err == nil && first.Status == Optimal && float64(first.Objective) >= float64(out.Objective)*(1-milp.Tolerance) {
-		first.Nodes = got.Nodes
-		return first, nil
+	first, err := r.Exact.Buckets(ctx, b, limits)
+	if err != nil || first.Status != Optimal || float64(first.Objective) < float64(out.Objective)*(1-milp.Tolerance) {
+		return out, nil
 	}
-	return out, nil
+	first.Nodes = got.Nodes
+	return first, nil
 }

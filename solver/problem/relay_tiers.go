@@ -17,37 +17,37 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 	best := TierSolution{Objective: math.MaxInt64, Bound: math.MaxInt64}
 	var nodes int64
 	stopped := false
-	for c := range p.Chunks {
-		m, vars := p.MILP(c)
+	for chunk := range p.Chunks {
+		model, vars := p.MILP(chunk)
 		unit := 1e3
-		if k := p.Measure(); k == TierOff || k == TierLaunches {
+		if measure := p.Measure(); measure == TierOff || measure == TierLaunches {
 			unit = 1
 		}
-		x, err := r.General.Solve(ctx, m, milp.Options{Nodes: r.limit(limits)})
+		result, err := r.General.Solve(ctx, model, milp.Options{Nodes: r.limit(limits)})
 		if err != nil {
 			return TierSolution{}, fmt.Errorf("solve tiers %q: %w", p.Name, err)
 		}
-		nodes += x.Nodes
-		switch x.Status {
+		nodes += result.Nodes
+		switch result.Status {
 		case milp.Infeasible:
 			continue
 		case milp.Limit:
 			stopped, best.Bound = true, 0
 			continue
 		}
-		s := TierSolution{Chunk: c, Choices: vars.Choices(x.X)}
-		t := p.Table(c)
-		s.Objective = t.Of(p.Measure(), t.Total(s.Choices))
-		bound := s.Objective
-		if x.Status != milp.Optimal {
-			bound = min(bound, max(0, int64(math.Floor(x.Bound*unit))))
+		solution := TierSolution{Chunk: chunk, Choices: vars.Choices(result.X)}
+		table := p.Table(chunk)
+		solution.Objective = table.Of(p.Measure(), table.Total(solution.Choices))
+		bound := solution.Objective
+		if result.Status != milp.Optimal {
+			bound = min(bound, max(0, int64(math.Floor(result.Bound*unit))))
 		}
 		bound = min(bound, best.Bound)
-		if s.Objective >= best.Objective {
+		if solution.Objective >= best.Objective {
 			best.Bound = bound
 			continue
 		}
-		best, best.Bound = s, bound
+		best, best.Bound = solution, bound
 	}
 	if best.Choices == nil {
 		if stopped {
@@ -60,7 +60,8 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 		return best, p.Verify(best)
 	}
 	// Of equally good choices the first is named by the engine that orders them.
-	if first, err := r.Exact.Tiers(ctx, p, limits); err == nil && first.Status == Optimal && agree(first.Objective, best.Objective) {
+	first, err := r.Exact.Tiers(ctx, p, limits)
+	if err == nil && first.Status == Optimal && agree(first.Objective, best.Objective) {
 		first.Nodes = nodes
 		return first, p.Verify(first)
 	}
@@ -71,4 +72,223 @@ func (r Relay) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution
 func (p *Tiers) Infeasible() error {
 	return diag.New(diag.ClassInfeasible, "tiers %q: no choice of tiers keeps the bounds %v", p.Name, p.Bounds).
 		WithHint("raise the latency target, or leave it out")
+}
+
+// tierScale is ns to us, nJ to uJ.
+const tierScale = 1e-3
+
+// tierBuilder poses one chunk length of a tiers problem.
+type tierBuilder struct {
+	builder
+	*Tiers
+	table   *TierTable
+	vars    *tierVars
+	inUse   []int // variable by tier
+	overlap bool  // the longer time of two processors counts
+
+	bounds                       map[TierMeasure][]milp.Term
+	experts, drops, lost, graphs []milp.Term
+	layerNPU, layerCPU           []milp.Term // of the layer that is posed: of its longer time
+	layerDrops, layerLost        []milp.Term
+	layerCounts                  [][]milp.Term // by tier: experts less what the division of its groups says
+}
+
+// MILP poses one chunk length. Variables: x, whether an expert takes a choice; z, whether a tier is in use; n, how many
+// experts of a layer are in a tier, one-hot, since groups cost what the best division costs; a, whether a layer uses
+// the NPU; where time counts and the processors overlap, t, the longer one's time in a layer.
+func (p *Tiers) MILP(chunk int) (*milp.Model, *tierVars) {
+	table := p.Table(chunk)
+	_, timed := p.Bounds[TierTime]
+	b := tierBuilder{
+		builder: builder{&milp.Model{Name: p.Name}}, Tiers: p, table: table,
+		vars: &tierVars{x: make([][][]int, len(table.Cells))}, bounds: map[TierMeasure][]milp.Term{},
+		overlap: !p.Serial && (timed || p.Measure() == TierTime),
+	}
+	what := map[TierMeasure]string{
+		TierTime: "ns, of all chunks", TierEnergy: "nJ, of all chunks", TierOff: "rows that the NPU does not compute",
+		TierLaunches: "groups", TierLost: "lost saliency",
+	}
+	b.Note = note(1/tierUnit(p.Measure()), what[p.Measure()])
+	for tier := range table.Groups {
+		b.inUse = append(b.inUse, b.binary(fmt.Sprintf("z_%d", tier+1), 0))
+	}
+	for layer := range table.Cells {
+		b.layer(layer)
+	}
+	b.limits()
+	return b.Model, b.vars
+}
+
+// tierUnit is what a measure is multiplied by.
+func tierUnit(measure TierMeasure) float64 {
+	switch measure {
+	case TierTime, TierEnergy:
+		return tierScale
+	case TierLost:
+		return 1 / lostUnit
+	}
+	return 1
+}
+
+// counted adds a variable whose measures are those of cost.
+func (b *tierBuilder) counted(name string, cost TierCost) int {
+	cost.NS = cost.SyncNS
+	if b.Serial {
+		cost.NS += cost.NPUNS + cost.CPUNS
+	}
+	variable := b.binary(name, float64(b.table.Of(b.Measure(), cost))*tierUnit(b.Measure()))
+	if b.overlap && cost.NPUNS > 0 {
+		b.layerNPU = append(b.layerNPU, milp.Term{Var: variable, Coef: float64(cost.NPUNS) * tierScale})
+	}
+	if b.overlap && cost.CPUNS > 0 {
+		b.layerCPU = append(b.layerCPU, milp.Term{Var: variable, Coef: float64(cost.CPUNS) * tierScale})
+	}
+	if b.MaxGraphs != 0 && cost.Launches > 0 {
+		b.graphs = append(b.graphs, milp.Term{Var: variable, Coef: float64(cost.Launches)})
+	}
+	for measure := range b.Bounds {
+		if taken := b.table.Of(measure, cost); taken != 0 {
+			coef := float64(taken) / float64(b.table.Times(measure)) * tierUnit(measure)
+			b.bounds[measure] = append(b.bounds[measure], milp.Term{Var: variable, Coef: coef})
+		}
+	}
+	return variable
+}
+
+func (b *tierBuilder) layer(layer int) {
+	b.layerNPU, b.layerCPU, b.layerDrops, b.layerLost = nil, nil, nil, nil
+	b.layerCounts = make([][]milp.Term, len(b.table.Groups))
+	uses := b.counted(fmt.Sprintf("a_%d", layer), TierCost{SyncNS: b.table.SyncNS})
+	cells := b.table.Cells[layer]
+	for expert := range cells {
+		b.expert(layer, expert, uses)
+	}
+	for tier := range b.table.Groups {
+		b.groups(layer, tier, len(cells))
+	}
+	if b.overlap {
+		b.longer(layer)
+	}
+	if most, ok := b.table.LayerLost(); ok && len(b.layerLost) > 0 {
+		b.atMost(fmt.Sprintf("lost_%d", layer), float64(most)/lostUnit, b.layerLost)
+	}
+	if len(b.layerDrops) > 0 {
+		b.atMost(fmt.Sprintf("drop_%d", layer), float64(b.table.LayerDrop(layer)), b.layerDrops)
+	}
+}
+
+// expert adds the choices of an expert, of which one is taken; uses is the variable of a layer that uses the NPU.
+func (b *tierBuilder) expert(layer, expert, uses int) {
+	var choices []int
+	var all []milp.Term
+	for choice, cell := range b.table.Cells[layer][expert] {
+		name := fmt.Sprintf("%d_%d_%d", layer, expert, choice)
+		cost := TierCost{CPUNS: cell.CPUNS, EnergyNJ: cell.EnergyNJ, Off: cell.Off, Lost: cell.Lost}
+		variable := b.counted("x_"+name, cost)
+		choices = append(choices, variable)
+		all = append(all, one(variable))
+		if choice == 0 {
+			continue
+		}
+		tier := choice - 1
+		b.layerCounts[tier] = append(b.layerCounts[tier], milp.Term{Var: variable, Coef: -1})
+		b.experts = append(b.experts, one(variable))
+		if cell.Drop > 0 {
+			term := milp.Term{Var: variable, Coef: float64(cell.Drop)}
+			b.drops, b.layerDrops = append(b.drops, term), append(b.layerDrops, term)
+		}
+		if cell.Lost > 0 {
+			term := milp.Term{Var: variable, Coef: float64(cell.Lost) / lostUnit}
+			b.lost, b.layerLost = append(b.lost, term), append(b.layerLost, term)
+		}
+		b.implies("tier_"+name, []milp.Term{one(variable)}, b.inUse[tier])
+	}
+	b.vars.x[layer] = append(b.vars.x[layer], choices)
+	b.row(fmt.Sprintf("one_%d_%d", layer, expert), 1, 1, all)
+	b.row(fmt.Sprintf("any_%d_%d", layer, expert), 1, math.Inf(1), []milp.Term{one(choices[0]), one(uses)})
+}
+
+// groups adds how many experts of a layer are in a tier.
+func (b *tierBuilder) groups(layer, tier, experts int) {
+	groups := &b.table.Groups[tier]
+	var all []milp.Term
+	for count := range min(len(groups.NS), experts+1) {
+		variable := b.counted(fmt.Sprintf("n_%d_%d_%d", layer, tier+1, count), TierCost{
+			NPUNS: groups.NS[count], EnergyNJ: groups.EnergyNJ[count], Launches: groups.Launches[count],
+		})
+		all = append(all, one(variable))
+		if count > 0 {
+			b.layerCounts[tier] = append(b.layerCounts[tier], milp.Term{Var: variable, Coef: float64(count)})
+		}
+	}
+	b.row(fmt.Sprintf("division_%d_%d", layer, tier+1), 1, 1, all)
+	b.row(fmt.Sprintf("count_%d_%d", layer, tier+1), 0, 0, b.layerCounts[tier])
+}
+
+// longer adds the longer time of both processors: no more than would be, were everything as slow as it can be.
+func (b *tierBuilder) longer(layer int) {
+	longest := 0.0
+	for _, list := range [][]milp.Term{b.layerNPU, b.layerCPU} {
+		sum := 0.0
+		for _, term := range list {
+			sum += term.Coef
+		}
+		longest = max(longest, sum)
+	}
+	cost := 0.0
+	if b.Measure() == TierTime {
+		cost = float64(b.table.Weight)
+	}
+	variable := b.variable(fmt.Sprintf("t_%d", layer), cost, math.Ceil(longest), false)
+	if _, ok := b.Bounds[TierTime]; ok {
+		b.bounds[TierTime] = append(b.bounds[TierTime], one(variable))
+	}
+	b.implies(fmt.Sprintf("npu_%d", layer), b.layerNPU, variable)
+	b.implies(fmt.Sprintf("cpu_%d", layer), b.layerCPU, variable)
+}
+
+// limits adds what all layers together keep.
+func (b *tierBuilder) limits() {
+	var tiers []milp.Term
+	for _, variable := range b.inUse {
+		tiers = append(tiers, one(variable))
+	}
+	b.atMost("tiers", float64(b.MaxTiers), tiers)
+	if b.RegionBytes > 0 {
+		b.atMost("region", float64(b.NPUExperts()), b.experts)
+	}
+	if len(b.drops) > 0 {
+		b.atMost("drop", float64(b.table.TotalDrop()), b.drops)
+	}
+	if most, ok := b.table.TotalLost(); ok && len(b.lost) > 0 {
+		b.atMost("lost", float64(most)/lostUnit, b.lost)
+	}
+	if len(b.graphs) > 0 {
+		b.atMost("graphs", float64(max(0, b.MaxGraphs)), b.graphs)
+	}
+	for _, measure := range TierMeasures {
+		if limit, ok := b.Bounds[measure]; ok && len(b.bounds[measure]) > 0 {
+			high := float64(limit) / float64(b.table.Times(measure)) * tierUnit(measure)
+			b.atMost("bound_"+string(measure), high, b.bounds[measure])
+		}
+	}
+}
+
+// tierVars decodes an answer of the model.
+type tierVars struct{ x [][][]int }
+
+// Choices reads them off.
+func (v *tierVars) Choices(values []float64) [][]int {
+	out := make([][]int, len(v.x))
+	for layer, experts := range v.x {
+		out[layer] = make([]int, len(experts))
+		for expert, vars := range experts {
+			for choice, j := range vars {
+				if values[j] > values[vars[out[layer][expert]]] {
+					out[layer][expert] = choice
+				}
+			}
+		}
+	}
+	return out
 }

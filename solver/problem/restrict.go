@@ -10,8 +10,8 @@ type restricted struct {
 
 // among is the problem with the choices of open and those of also.
 func (j *Joint) among(open [][][][]int, also [][][]int) *restricted {
-	r := &restricted{Joint: new(*j)}
-	r.Parts = slices.Clone(j.Parts)
+	out := &restricted{Joint: new(*j)}
+	out.Parts = slices.Clone(j.Parts)
 	for p := range j.Parts {
 		part := *j.Parts[p].Partition
 		part.Chains = slices.Clone(part.Chains)
@@ -24,8 +24,8 @@ func (j *Joint) among(open [][][][]int, also [][][]int) *restricted {
 				slices.Sort(list)
 				list = slices.Compact(list)
 				choices := make([]Choice, len(list))
-				for k, n := range list {
-					choices[k] = items[i].Choices[n]
+				for at, choice := range list {
+					choices[at] = items[i].Choices[choice]
 				}
 				items[i].Choices = choices
 				lists = append(lists, list)
@@ -33,29 +33,29 @@ func (j *Joint) among(open [][][][]int, also [][][]int) *restricted {
 			part.Chains[c].Items = items
 			chains = append(chains, lists)
 		}
-		r.Parts[p].Partition = &part
-		r.kept = append(r.kept, chains)
+		out.Parts[p].Partition = &part
+		out.kept = append(out.kept, chains)
 	}
-	return r
+	return out
 }
 
 // number writes choices of the other problem, which all are of this one, in this one's numbers.
-func (r *restricted) number(x [][][]int) [][][]int {
-	return r.each(x, func(kept []int, n int) int { k, _ := slices.BinarySearch(kept, n); return k })
+func (r *restricted) number(choices [][][]int) [][][]int {
+	return r.each(choices, func(kept []int, choice int) int { at, _ := slices.BinarySearch(kept, choice); return at })
 }
 
 // original writes choices of this problem in the other's numbers.
-func (r *restricted) original(x [][][]int) [][][]int {
-	return r.each(x, func(kept []int, n int) int { return kept[n] })
+func (r *restricted) original(choices [][][]int) [][][]int {
+	return r.each(choices, func(kept []int, choice int) int { return kept[choice] })
 }
 
-func (r *restricted) each(x [][][]int, to func(kept []int, n int) int) [][][]int {
-	out := make([][][]int, len(x))
-	for p := range x {
-		for c := range x[p] {
-			list := make([]int, len(x[p][c]))
-			for i, n := range x[p][c] {
-				list[i] = to(r.kept[p][c][i], n)
+func (r *restricted) each(choices [][][]int, to func(kept []int, choice int) int) [][][]int {
+	out := make([][][]int, len(choices))
+	for p := range choices {
+		for c := range choices[p] {
+			list := make([]int, len(choices[p][c]))
+			for i, choice := range choices[p][c] {
+				list[i] = to(r.kept[p][c][i], choice)
 			}
 			out[p] = append(out[p], list)
 		}

@@ -7,12 +7,12 @@ import (
 
 // This file is NPUMoE's own rules, for its reproduction and as the baseline of Tiers.
 
-// ImbalanceRatio is the load of a layer's busiest expert over the mean of all (NPUMoE sec. 4.1): 1 is balanced, 0 means that
-// there are no loads.
+// ImbalanceRatio is the load of a layer's busiest expert over the mean of all (NPUMoE sec. 4.1): 1 is balanced, 0 means
+// that there are no loads.
 func ImbalanceRatio(loads []float64) float64 {
 	most, sum := 0.0, 0.0
-	for _, n := range loads {
-		most, sum = max(most, n), sum+n
+	for _, load := range loads {
+		most, sum = max(most, load), sum+load
 	}
 	if sum == 0 {
 		return 0
@@ -28,8 +28,8 @@ func BaseCapacity(chunkTokens, expertsPerToken, experts int) float64 {
 // MaxCapacity is the estimated load of a layer's busiest expert in rows (NPUMoE sec. 4.1).
 func MaxCapacity(imbalance, base float64) float64 { return imbalance * base }
 
-// SmallestTier is the index of the smallest capacity at or above the expected load in rows, the last one where none is (NPUMoE
-// sec. 4.1). Capacities ascend.
+// SmallestTier is the index of the smallest capacity at or above the expected load in rows, the last one where none is
+// (NPUMoE sec. 4.1). Capacities ascend.
 func SmallestTier(load float64, capacities []int) int {
 	for i, c := range capacities {
 		if float64(c) >= load {
@@ -48,12 +48,12 @@ type TierGroup struct {
 	Experts []int
 }
 
-// GroupExperts makes groups of at most size experts of one tier, the busiest together (NPUMoE sec. 4.2, 4.3): large tiers first,
-// and of equally busy experts the first first. Experts whose tier is negative are left out.
+// GroupExperts makes groups of at most size experts of one tier, the busiest together (NPUMoE sec. 4.2, 4.3): large
+// tiers first, and of equally busy experts the first first. Experts whose tier is negative are left out.
 func GroupExperts(loads []float64, tiers []int, size int) (out []TierGroup) {
-	for _, g := range byLoad(loads, tiers) {
-		for list := g.Experts; len(list) > 0; list = list[min(size, len(list)):] {
-			out = append(out, TierGroup{g.Tier, list[:min(size, len(list)):min(size, len(list))]})
+	for _, group := range byLoad(loads, tiers) {
+		for list := group.Experts; len(list) > 0; list = list[min(size, len(list)):] {
+			out = append(out, TierGroup{group.Tier, list[:min(size, len(list)):min(size, len(list))]})
 		}
 	}
 	return out
@@ -62,17 +62,17 @@ func GroupExperts(loads []float64, tiers []int, size int) (out []TierGroup) {
 // byLoad is one group for every tier, largest first, its experts by descending load.
 func byLoad(loads []float64, tiers []int) (out []TierGroup) {
 	most := -1
-	for _, t := range tiers {
-		most = max(most, t)
+	for _, tier := range tiers {
+		most = max(most, tier)
 	}
-	for t := most; t >= 0; t-- {
-		g := TierGroup{Tier: t}
-		for e := range tiers {
-			if tiers[e] == t {
-				g.Experts = append(g.Experts, e)
+	for tier := most; tier >= 0; tier-- {
+		group := TierGroup{Tier: tier}
+		for expert := range tiers {
+			if tiers[expert] == tier {
+				group.Experts = append(group.Experts, expert)
 			}
 		}
-		slices.SortStableFunc(g.Experts, func(a, b int) int {
+		slices.SortStableFunc(group.Experts, func(a, b int) int {
 			switch {
 			case loads[a] > loads[b]:
 				return -1
@@ -81,8 +81,8 @@ func byLoad(loads []float64, tiers []int) (out []TierGroup) {
 			}
 			return 0
 		})
-		if len(g.Experts) > 0 {
-			out = append(out, g)
+		if len(group.Experts) > 0 {
+			out = append(out, group)
 		}
 	}
 	return out
@@ -104,8 +104,8 @@ func PruneOverflow(saliency []float64, capacity int) (kept, dropped []int) {
 		}
 		return 0
 	})
-	n := min(max(0, capacity), len(order))
-	kept, dropped = slices.Clone(order[:n]), slices.Clone(order[n:])
+	fits := min(max(0, capacity), len(order))
+	kept, dropped = slices.Clone(order[:fits]), slices.Clone(order[fits:])
 	slices.Sort(kept)
 	slices.Sort(dropped)
 	return kept, dropped
@@ -114,18 +114,18 @@ func PruneOverflow(saliency []float64, capacity int) (kept, dropped []int) {
 // MeanLoads are an instance's expected rows of one layer, by expert.
 func (y *TierLayer) MeanLoads() []float64 {
 	out := make([]float64, len(y.Rows))
-	for e, rows := range y.Rows {
+	for expert, rows := range y.Rows {
 		sum := int64(0)
-		for _, n := range rows {
-			sum += int64(n)
+		for _, routed := range rows {
+			sum += int64(routed)
 		}
-		out[e] = float64(sum) / float64(len(rows))
+		out[expert] = float64(sum) / float64(len(rows))
 	}
 	return out
 }
 
-// LadderChoices are the paper's choices: every expert on the NPU, in the smallest tier of the ladder at or above its expected load.
-// The ladder ascends and is part of the instance's capacities.
+// LadderChoices are the paper's choices: every expert on the NPU, in the smallest tier of the ladder at or above its
+// expected load. The ladder ascends and is part of the instance's capacities.
 func (p *Tiers) LadderChoices(chunk int, ladder []int) [][]int {
 	return p.choices(chunk, func(load float64) int { return ladder[SmallestTier(load, ladder)] })
 }
@@ -150,28 +150,29 @@ func (p *Tiers) choices(chunk int, rows func(load float64) int) (out [][]int) {
 // GroupsOf are the groups of one layer's choices: those of TierGroups, the busiest experts first.
 func (t *TierTable) GroupsOf(loads []float64, choices []int) (out []TierGroup) {
 	tiers := make([]int, len(choices))
-	for e, k := range choices {
-		tiers[e] = k - 1
+	for expert, choice := range choices {
+		tiers[expert] = choice - 1
 	}
-	for _, g := range byLoad(loads, tiers) {
+	for _, group := range byLoad(loads, tiers) {
 		at := 0
-		for _, n := range t.Groups[g.Tier].Sizes(len(g.Experts)) {
-			out = append(out, TierGroup{g.Tier, g.Experts[at : at+n : at+n]})
-			at += n
+		for _, size := range t.Groups[group.Tier].Sizes(len(group.Experts)) {
+			out = append(out, TierGroup{group.Tier, group.Experts[at : at+size : at+size]})
+			at += size
 		}
 	}
 	return out
 }
 
-// Padding counts the rows that one layer reserves on the NPU over all observed chunks, and those of them that nobody uses.
+// Padding counts the rows that one layer reserves on the NPU over all observed chunks, and those of them that nobody
+// uses.
 func (p *Tiers) Padding(chunk, layer int, choices []int) (unused, reserved float64) {
-	for e, k := range choices {
-		if k == 0 {
+	for expert, choice := range choices {
+		if choice == 0 {
 			continue
 		}
-		for _, n := range p.Chunks[chunk].Layers[layer].Rows[e] {
-			unused += math.Max(0, float64(p.Capacities[k-1])-float64(n))
-			reserved += float64(p.Capacities[k-1])
+		for _, routed := range p.Chunks[chunk].Layers[layer].Rows[expert] {
+			unused += math.Max(0, float64(p.Capacities[choice-1])-float64(routed))
+			reserved += float64(p.Capacities[choice-1])
 		}
 	}
 	return unused, reserved

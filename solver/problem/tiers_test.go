@@ -99,7 +99,8 @@ func TestTiersVerify(t *testing.T) {
 	}
 }
 
-// Rows that stay off the NPU are those of all observed chunks, however long these are: the CPU takes as many of one chunk length as of another.
+// Rows that stay off the NPU are those of all observed chunks, however long these are: the CPU takes as many of one
+// chunk length as of another.
 func TestTierRowsOfChunkLengthsCompare(t *testing.T) {
 	short := GenerateTiers(3, 2, 6, 3)
 	long := *short

@@ -35,10 +35,11 @@ type Watch struct {
 	Started  func(problem, engine string)
 	Done     func(Report)
 	Progress func(problem, engine string, objective, bound float64, nodes int64) // of a linear program, in its units
-	Posed    func(m *milp.Model) (name string)                                   // the linear program of every problem, also where an engine needs none; the report has what it returns
+	// Posed gets the linear program of every problem, also where an engine needs none; the report has what it returns.
+	Posed func(m *milp.Model) (name string)
 }
 
-// Engine is e, watched. Of a Relay it also tells the size of the linear programs, and their progress.
+// Engine is the engine, watched. Of a Relay it also tells the size of the linear programs, and their progress.
 func (w *Watch) Engine(e Engine) Engine { return watched{w, e} }
 
 type watched struct {
@@ -46,10 +47,10 @@ type watched struct {
 	e Engine
 }
 
-// Direct is the engine behind e that solves partition problems without a general one, unwatched: for problems that are solved to
-// compare with, which nobody asked for. They have one answer whatever engine solves them.
-func Direct(e Engine) Engine {
-	switch x := e.(type) {
+// Direct is the engine behind another one that solves partition problems without a general one, unwatched: for problems
+// that are solved to compare with, which nobody asked for. They have one answer whatever engine solves them.
+func Direct(engine Engine) Engine {
+	switch x := engine.(type) {
 	case watched:
 		return Direct(x.e)
 	case Auto:
@@ -59,32 +60,40 @@ func Direct(e Engine) Engine {
 			return Direct(x.Exact)
 		}
 	}
-	return e
+	return engine
 }
 
 // Name implements Engine.
 func (x watched) Name() string { return x.e.Name() }
 
-// follow runs one solve of e or, where that is a Relay, of one whose general engine is looked at.
-func follow[S any](x watched, name string, choices int, models []string, of func(S) answer, solve func(e Engine) (S, error)) (S, error) {
+// follow runs one solve of the engine or, where that is a Relay, of one whose general engine is looked at.
+func follow[S answering[S]](
+	x watched, name string, choices int, models []string, solve func(engine Engine) (S, error),
+) (S, error) {
 	if x.w.Started != nil {
 		x.w.Started(name, x.e.Name())
 	}
-	e, sizes := x.e, &sized{}
-	if r, ok := e.(Relay); ok {
-		sizes.Engine = r.General
+	engine, sizes := x.e, &sized{}
+	if relay, ok := engine.(Relay); ok {
+		sizes.Engine = relay.General
 		if x.w.Progress != nil {
-			sizes.progress = func(objective, bound float64, nodes int64) { x.w.Progress(name, r.Name(), objective, bound, nodes) }
+			sizes.progress = func(objective, bound float64, nodes int64) {
+				x.w.Progress(name, relay.Name(), objective, bound, nodes)
+			}
 		}
-		r.General = sizes
-		e = r
+		relay.General = sizes
+		engine = relay
 	}
-	s, err := solve(e)
+	solution, err := solve(engine)
 	if x.w.Done != nil {
-		a := of(s)
-		x.w.Done(Report{Problem: name, Engine: x.e.Name(), Status: a.status, Objective: a.objective, Bound: a.bound, Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(a.nodes, sizes.nodes), Models: models, Err: err})
+		answer := solution.answer()
+		x.w.Done(Report{
+			Problem: name, Engine: x.e.Name(), Status: answer.status, Objective: answer.objective, Bound: answer.bound,
+			Choices: choices, Vars: sizes.vars, Rows: sizes.rows, Nodes: max(answer.nodes, sizes.nodes),
+			Models: models, Err: err,
+		})
 	}
-	return s, err
+	return solution, err
 }
 
 // sized notes the size of the last model, and the nodes of all.
@@ -96,11 +105,11 @@ type sized struct {
 }
 
 // Solve implements milp.Engine.
-func (x *sized) Solve(ctx context.Context, m *milp.Model, o milp.Options) (milp.Result, error) {
-	x.vars, x.rows, o.Progress = len(m.Vars), len(m.Rows), x.progress
-	r, err := x.Engine.Solve(ctx, m, o)
-	x.nodes += r.Nodes
-	return r, err
+func (x *sized) Solve(ctx context.Context, model *milp.Model, options milp.Options) (milp.Result, error) {
+	x.vars, x.rows, options.Progress = len(model.Vars), len(model.Rows), x.progress
+	result, err := x.Engine.Solve(ctx, model, options)
+	x.nodes += result.Nodes
+	return result, err
 }
 
 // Partition implements Engine.
@@ -110,11 +119,13 @@ func (x watched) Partition(ctx context.Context, p *Partition) (Solution, error) 
 		m, _ := (&Joint{Name: p.Name, Parts: []Part{{Partition: p, Weight: 1}}}).MILP()
 		models = append(models, x.w.Posed(m))
 	}
-	return follow(x, "partition "+p.Name, p.Size(), models, Solution.answer, func(e Engine) (Solution, error) { return e.Partition(ctx, p) })
+	return follow(x, "partition "+p.Name, p.Size(), models, func(e Engine) (Solution, error) {
+		return e.Partition(ctx, p)
+	})
 }
 
 // Joint implements Engine.
-func (x watched) Joint(ctx context.Context, j *Joint, l Limits) (JointSolution, error) {
+func (x watched) Joint(ctx context.Context, j *Joint, limits Limits) (JointSolution, error) {
 	var models []string
 	if x.w.Posed != nil && j.Validate() == nil {
 		m, _ := j.MILP()
@@ -126,22 +137,26 @@ func (x watched) Joint(ctx context.Context, j *Joint, l Limits) (JointSolution, 
 			choices += p.Size()
 		}
 	}
-	return follow(x, "joint "+j.Name, choices, models, JointSolution.answer, func(e Engine) (JointSolution, error) { return e.Joint(ctx, j, l) })
+	return follow(x, "joint "+j.Name, choices, models, func(e Engine) (JointSolution, error) {
+		return e.Joint(ctx, j, limits)
+	})
 }
 
 // Buckets implements Engine.
-func (x watched) Buckets(ctx context.Context, b *Buckets, l Limits) (BucketSolution, error) {
+func (x watched) Buckets(ctx context.Context, b *Buckets, limits Limits) (BucketSolution, error) {
 	var models []string
 	if x.w.Posed != nil && b.Validate() == nil {
 		if m, _, err := b.MILP(); err == nil { // some are too large for a linear program
 			models = append(models, x.w.Posed(m))
 		}
 	}
-	return follow(x, "buckets "+b.Name, len(b.Sizes), models, BucketSolution.answer, func(e Engine) (BucketSolution, error) { return e.Buckets(ctx, b, l) })
+	return follow(x, "buckets "+b.Name, len(b.Sizes), models, func(e Engine) (BucketSolution, error) {
+		return e.Buckets(ctx, b, limits)
+	})
 }
 
 // Tiers implements Engine.
-func (x watched) Tiers(ctx context.Context, p *Tiers, l Limits) (TierSolution, error) {
+func (x watched) Tiers(ctx context.Context, p *Tiers, limits Limits) (TierSolution, error) {
 	var models []string
 	if x.w.Posed != nil && p.Validate() == nil {
 		for c := range p.Chunks {
@@ -149,5 +164,7 @@ func (x watched) Tiers(ctx context.Context, p *Tiers, l Limits) (TierSolution, e
 			models = append(models, x.w.Posed(m))
 		}
 	}
-	return follow(x, "tiers "+p.Name, len(p.Capacities), models, TierSolution.answer, func(e Engine) (TierSolution, error) { return e.Tiers(ctx, p, l) })
+	return follow(x, "tiers "+p.Name, len(p.Capacities), models, func(e Engine) (TierSolution, error) {
+		return e.Tiers(ctx, p, limits)
+	})
 }
