@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"context"
+	"reflect"
 	"testing"
 
 	"github.com/hetc/hetc/planir/op"
@@ -32,4 +33,28 @@ type compilerFor struct {
 func (c compilerFor) Compile(ctx context.Context, g op.Graph, w driver.Weights, t driver.Target) (driver.Artifact, error) {
 	t.Proc = c.proc
 	return c.Compiler.Compile(ctx, g, w, t)
+}
+
+// A simulated processor can do what its SoC says, whatever that is: nothing is copied one by one, and forgotten.
+func TestCapabilitiesAreTheSoCs(t *testing.T) {
+	s := phone(t)
+	p := s.Processor("npu")
+	p.Prepacks, p.Fuses, p.WeightRanges, p.Bakes = true, true, true, true
+	opened, err := sim.New(s).Open(t.Context(), driver.Config{Select: "npu", Options: map[string]string{"compute": "false"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	got := opened.Capabilities().Set.Clone()
+	for scheme, layout := range p.Layouts {
+		if got.Layouts[scheme] != layout {
+			t.Errorf("layout of %s is %q, want %q", scheme, got.Layouts[scheme], layout)
+		}
+	}
+	want := p.Set.Clone()
+	want.Bakes, want.Memory = false, p.KernelMemory() // it holds weights, and a default
+	want.Layouts, got.Layouts = nil, nil              // tables of rows besides
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
 }

@@ -114,10 +114,11 @@ func (p *processor) openHost(ctx context.Context, index int) error {
 	return err
 }
 
-// capabilities is what the SoC says, as far as packed layouts allow.
+// capabilities is what the SoC says, as far as packed layouts allow. Results come through the host, so that no artifact
+// holds weights.
 func capabilities(p *socs.Processor) *driver.Capabilities {
 	c := &driver.Capabilities{Set: p.Set.Clone(), Virtual: true, Cores: slices.Clone(p.Cores)}
-	c.Prepacks, c.Bakes, c.Memory = false, false, p.KernelMemory()
+	c.Bakes, c.Memory = false, p.KernelMemory()
 	c.Tile.N, c.Tile.K = socs.Round(max(p.Tile.N, 1), pack.TileN), socs.Round(max(p.Tile.K, 1), pack.BlockK)
 	if len(c.Kinds) == 0 {
 		c.Kinds = slices.Clone(op.Kinds)
